@@ -1,0 +1,232 @@
+"""The nouns every part speaks: frozen values, no behaviour beyond their own arithmetic.
+
+Seconds, tokens, bytes; the unit is the last word of a name. Times are readings of the owner's
+monotonic clock and are never compared across processes.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from math import inf
+
+from services.forecast import Forecast
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"
+    LENGTH = "length"
+    DEADLINE = "deadline"
+    CANCELLED = "cancelled"
+    ERROR = "error"
+
+
+class RejectReason(StrEnum):
+    QUEUE_FULL = "queue_full"
+    TOO_LONG = "too_long"
+    DRAINING = "draining"
+    DUPLICATE = "duplicate"
+
+
+class Residency(StrEnum):
+    """Where a paused request's KV cache stays."""
+
+    KEEP = "keep"
+    OFFLOAD = "offload"
+    DROP = "drop"
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Not now: nothing is wrong, the next event may change it."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """No, with the sentence its user reads; `retry_after_s` 0 means do not retry."""
+
+    reason: RejectReason
+    message: str
+    retry_after_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sla:
+    """Latency budgets; infinite where none was given."""
+
+    name: str = "default"
+    ttft_s: float = inf
+    tpot_s: float = inf
+    mtpot_s: float = inf
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A prompt to serve, as the control plane sees it: lengths and budgets, no text.
+
+    `delivered_tokens` are output tokens its client already has; they count towards
+    `max_tokens` and must be held in KV like the prompt.
+    """
+
+    request_id: str
+    model: str
+    prompt_tokens: int
+    max_tokens: int
+    arrival_s: float
+    application: str = ""
+    delivered_tokens: int = 0
+    deadline_s: float = inf
+    sla: Sla = Sla()
+
+
+@dataclass(frozen=True, slots=True)
+class StepTiming:
+    """One engine iteration as measured: what ran and how long it took."""
+
+    prefill_tokens: int
+    decode_seqs: int
+    context_tokens: int
+    elapsed_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CostModel:
+    """Seconds of one packed engine step, linear in what runs in it.
+
+    The continuous-batching form of SCLS' estimator (papers/003 §4.1): with no padding the
+    batch×length terms collapse into token counts. Errors are relative, over the fitted window.
+    """
+
+    base_s: float
+    prefill_token_s: float
+    decode_seq_s: float
+    context_token_s: float
+    version: int = 0
+    source: str = "linear"
+    error_p50: float = 0.0
+    error_p90: float = 0.0
+    samples: int = 0
+
+    def step_s(self, prefill_tokens: float, decode_seqs: float, context_tokens: float) -> float:
+        return (
+            self.base_s
+            + self.prefill_token_s * prefill_tokens
+            + self.decode_seq_s * decode_seqs
+            + self.context_token_s * context_tokens
+        )
+
+    def prefill_s(self, prompt_tokens: int) -> float:
+        """A prompt alone in one step."""
+        return self.step_s(prompt_tokens, 0, prompt_tokens)
+
+    def decode_tokens_per_s(self, seqs: int, mean_context_tokens: float) -> float:
+        """Tokens a second while `seqs` sequences decode together."""
+        return seqs / max(1e-9, self.step_s(0, seqs, seqs * mean_context_tokens))
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerView:
+    """What a worker said of itself when it attached."""
+
+    worker_id: str
+    address: str
+    model: str
+    kv_tokens: int
+    block_tokens: int
+    max_running: int
+    max_context_tokens: int
+    kv_bytes_per_token: int = 0
+
+    @property
+    def reach_tokens(self) -> int:
+        """The longest prompt + output one request can have here."""
+        return min(self.kv_tokens, self.max_context_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """A budget: the request may hold `limit_tokens` output tokens in all, and stops there."""
+
+    request_id: str
+    limit_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    request_id: str
+    residency: Residency
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Absolute directives to one worker; requests not named go on as they were.
+
+    Applying a plan twice changes nothing: a worker skips any `seq` it has seen.
+    `victims` are evicted in this order, first to last, when memory runs out; running requests
+    that it does not name are evicted after it, the newest admitted first.
+    """
+
+    seq: int
+    admit: tuple[Grant, ...] = ()
+    extend: tuple[Grant, ...] = ()
+    pause: tuple[Pause, ...] = ()
+    prefetch: tuple[str, ...] = ()
+    cancel: tuple[str, ...] = ()
+    victims: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    request_id: str
+    output_tokens: int
+    held_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    request_id: str
+    output_tokens: int
+    reason: FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What happened at a worker since its last report. Applying one twice changes nothing."""
+
+    seq: int
+    applied_plan_seq: int
+    progress: tuple[Progress, ...] = ()
+    finished: tuple[Completion, ...] = ()
+    evicted: tuple[Progress, ...] = ()
+    free_tokens: int = 0
+    timings: tuple[StepTiming, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A finished request, as something to learn from."""
+
+    request_id: str
+    model: str
+    application: str
+    prompt_tokens: int
+    output_tokens: int
+    max_tokens: int
+    reason: FinishReason
+    e2e_s: float
+    preemptions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One request in front of a batching policy. `forecast` is already cut at `max_tokens`
+    by the arithmetic that reads it, not in itself."""
+
+    prompt_tokens: int
+    output_tokens: int
+    max_tokens: int
+    forecast: Forecast
+
+    @property
+    def held_tokens(self) -> int:
+        return self.prompt_tokens + self.output_tokens

@@ -1,0 +1,192 @@
+"""Forecast: one request's output length as a distribution, and its arithmetic.
+
+Everything conditions on progress: given `g` tokens generated so far, the total length L is
+distributed as L | L > g. Where the forecast has nothing beyond `g`, the answer is the request's
+`max_tokens` (Past-Future, papers/000 §3.2). No answer ever passes `max_tokens`.
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate
+
+import numpy as np
+from numpy.typing import NDArray
+
+MAX_POINTS = 64
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Weighted support points (ascending, at most 64) over total output tokens.
+
+    `shared_key` names the population whose forecast this is: all requests of that key have the
+    same one, and a refresh replaces it for all. Empty for a forecast made from the prompt.
+
+    Raises ValueError when points are unordered, not positive, too many, or weights don't fit.
+    """
+
+    points: tuple[float, ...]
+    weights: tuple[float, ...]
+    max_tokens: int
+    source: str = "max"
+    version: int = 0
+    shared_key: str = ""
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.points) <= MAX_POINTS or len(self.points) != len(self.weights):
+            raise ValueError(f"a forecast has 1 to {MAX_POINTS} points and a weight for each")
+        if any(b <= a for a, b in zip(self.points, self.points[1:], strict=False)):
+            raise ValueError("forecast points must ascend")
+        if not self.points[0] > 0 or not self.points[-1] <= self.max_tokens:
+            raise ValueError("forecast points must lie in (0, max_tokens]")
+        if not min(self.weights) > 0 or not abs(sum(self.weights) - 1) < 1e-6:
+            raise ValueError("forecast weights must be positive and sum to 1")
+
+    @cached_property
+    def _cdf(self) -> tuple[float, ...]:
+        return tuple(accumulate(self.weights))
+
+    @cached_property
+    def _tail_means(self) -> tuple[float, ...]:
+        """E[L | L ≥ point] a point."""
+        backwards = list(zip(self.points[::-1], self.weights[::-1], strict=True))
+        moments = accumulate(point * weight for point, weight in backwards)
+        masses = accumulate(weight for _, weight in backwards)
+        return tuple(m / w for m, w in zip(moments, masses, strict=True))[::-1]
+
+    def _mass_to(self, tokens: float) -> float:
+        """P(L ≤ tokens)."""
+        i = bisect_right(self.points, tokens)
+        return self._cdf[i - 1] if 0 < i < len(self.points) else float(i > 0)
+
+    def survival(self, tokens: float, generated: int = 0) -> float:
+        """P(L > tokens | L > generated): 1 up to `generated`, falling, 0 from max_tokens on."""
+        if tokens >= self.max_tokens:
+            return 0.0
+        beyond = 1 - self._mass_to(generated)
+        if tokens <= generated or beyond <= 0:
+            return 1.0
+        return (1 - self._mass_to(tokens)) / beyond
+
+    def quantile(self, q: float, generated: int = 0) -> float:
+        """Smallest length l with P(L ≤ l | L > generated) ≥ q; q in [0, 1]."""
+        first = bisect_right(self.points, generated)
+        if first == len(self.points):
+            return float(self.max_tokens)
+        below = self._mass_to(generated)
+        target = below + q * (1 - below)
+        for point, mass in zip(self.points[first:], self._cdf[first:], strict=True):
+            if mass >= target - 1e-12:
+                return point
+        return self.points[-1]
+
+    def mean(self, generated: int = 0) -> float:
+        """E[L | L > generated]."""
+        first = bisect_right(self.points, generated)
+        return self._tail_means[first] if first < len(self.points) else float(self.max_tokens)
+
+    def mean_remaining(self, generated: int = 0) -> float:
+        """E[L − generated | L > generated]; positive for any generated < max_tokens."""
+        return self.mean(generated) - generated
+
+    def sample(self, rng: np.random.Generator, generated: int = 0) -> float:
+        """One draw of L | L > generated, reproducible by the generator."""
+        return self.quantile(1 - rng.random(), generated)
+
+    def truncated(self, max_tokens: int) -> "Forecast":
+        """The forecast of min(L, max_tokens)."""
+        if max_tokens == self.max_tokens:
+            return self
+        if self.points[-1] <= max_tokens:
+            return replace(self, max_tokens=max_tokens)
+        kept = bisect_right(self.points, max_tokens - 1e-9)
+        points = (*self.points[:kept], float(max_tokens))
+        weights = (*self.weights[:kept], sum(self.weights[kept:]))
+        return replace(self, points=points, weights=weights, max_tokens=max_tokens)
+
+
+def certain(tokens: int, source: str = "max") -> Forecast:
+    """All mass on one length."""
+    return Forecast((float(tokens),), (1.0,), tokens, source)
+
+
+def from_lengths(
+    lengths: Sequence[float], max_tokens: int, source: str, version: int = 0, shared_key: str = ""
+) -> Forecast:
+    """The empirical distribution of `lengths`, exact up to 64 distinct values.
+
+    Beyond that, neighbours are merged into 64 groups of near-equal mass, each kept at its mean,
+    but with the top eighth of the mass spread over a quarter of the points: conditioning on
+    progress lives in the tail.
+    """
+    values, counts = np.unique(
+        np.clip(np.asarray(lengths, float), 1, max_tokens), return_counts=True
+    )
+    weights = counts / counts.sum()
+    if len(values) > MAX_POINTS:
+        values, weights = _merge(values, weights)
+    points = tuple(float(v) for v in values)
+    return Forecast(
+        points, tuple(float(w) for w in weights), max_tokens, source, version, shared_key
+    )
+
+
+def _merge(values: Floats, weights: Floats) -> tuple[Floats, Floats]:
+    tail = MAX_POINTS // 4
+    body_edges = np.linspace(0, 0.875, MAX_POINTS - tail + 1)[1:]
+    edges = np.concatenate([body_edges, np.linspace(0.875, 1, tail + 1)[1:-1]])
+    middle = np.cumsum(weights) - weights / 2
+    group = np.searchsorted(edges, middle)
+    mass = np.bincount(group, weights, MAX_POINTS)
+    mean = np.bincount(group, weights * values, MAX_POINTS)
+    used = mass > 0
+    return np.round(mean[used] / mass[used], 3), mass[used] / mass[used].sum()
+
+
+class ForecastTable:
+    """Several forecasts laid end to end, to condition and sample whole batches at once.
+
+    `which` indexes the forecasts given; `generated` and `caps` (each request's max_tokens) are
+    parallel to it. Each forecast's values are shifted into a band of their own, so one binary
+    search answers for all rows: O(rows · log(forecasts · 64)) a call, no Python loop.
+    """
+
+    _BAND = float(2**24)  # tokens; keeps 2**-18 of a token apart over a thousand forecasts
+
+    def __init__(self, forecasts: Sequence[Forecast]):
+        sizes = np.array([len(f.points) for f in forecasts], np.int64)
+        self.ends = np.cumsum(sizes)
+        row = np.repeat(np.arange(len(forecasts)), sizes)
+        self.points = np.concatenate([np.asarray(f.points, float) for f in forecasts])
+        weights = np.concatenate([np.asarray(f.weights, float) for f in forecasts])
+        # Cumulative mass and mean up to and with each point; the band before makes them global.
+        self.mass = np.concatenate([[0.0], np.cumsum(weights)])
+        self.moment = np.concatenate([[0.0], np.cumsum(weights * self.points)])
+        self._banded = self.points + row * self._BAND
+
+    def _upto(self, which: Ints, tokens: Ints | Floats) -> Ints:
+        """How many points of the whole layout come before the first one > tokens of its row."""
+        return np.searchsorted(self._banded, which * self._BAND + tokens, side="right")
+
+    def sample(self, rng: np.random.Generator, which: Ints, generated: Ints, caps: Ints) -> Floats:
+        """One draw of min(L, cap) | L > generated a row; the cap where nothing is longer."""
+        first, end = self._upto(which, generated), self.ends[which]
+        below = self.mass[first]
+        target = below + (1 - rng.random(len(which))) * (self.mass[end] - below)
+        column = np.searchsorted(self.mass, target - 1e-12, side="left") - 1
+        drawn = self.points[np.clip(column, first, end - 1)]
+        return np.minimum(np.where(first < end, drawn, caps), caps)
+
+    def mean(self, which: Ints, generated: Ints, caps: Ints) -> Floats:
+        """E[min(L, cap) | L > generated] a row; the cap where nothing is longer."""
+        first, end = self._upto(which, generated), self.ends[which]
+        capped = np.maximum(self._upto(which, caps), first)
+        beyond = self.mass[end] - self.mass[capped]
+        total = self.moment[capped] - self.moment[first] + caps * beyond
+        left = self.mass[end] - self.mass[first]
+        return np.where(first < end, total / np.maximum(left, 1e-300), caps)

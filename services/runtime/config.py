@@ -1,0 +1,94 @@
+"""Configuration: frozen, validated once, an unknown key is an error.
+
+A service's settings come, strongest first, from `--set section.key=value`, from the environment
+(`FORETOKEN_<SECTION>_<KEY>`), and from the defaults beside their reasons in its config.py.
+"""
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from typing import Any, ClassVar, TypeVar
+
+from pydantic import ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+ENV_PREFIX = "FORETOKEN_"
+SECTIONS = ("gateway", "scheduler", "predictor", "batcher", "estimator", "worker")
+
+
+class ConfigError(ValueError):
+    """One line that says which key is wrong and what would be right."""
+
+
+class Settings(BaseSettings):
+    """Base of every service's config; `section` is its name in `--set` and the environment."""
+
+    model_config = SettingsConfigDict(frozen=True, extra="forbid")
+    section: ClassVar[str]
+
+
+SettingsT = TypeVar("SettingsT", bound=Settings)
+
+
+def load(kind: type[SettingsT], overrides: Mapping[str, str] | None = None) -> SettingsT:
+    """Build a section from overrides and the environment; raises ConfigError on any mistake."""
+    given = {**_from_environment(kind), **(overrides or {})}
+    for key in given:
+        _require_known(kind.section, key, kind.model_fields)
+    try:
+        return kind(**{key: _decode(value) for key, value in given.items()})
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        raise ConfigError(
+            f"{kind.section}.{key}: {first['msg']} (got {first['input']!r})"
+        ) from None
+
+
+def parse_sets(items: Iterable[str], sections: Iterable[str]) -> dict[str, dict[str, str]]:
+    """`section.key=value` strings by section; every section named is present, maybe empty."""
+    parsed: dict[str, dict[str, str]] = {section: {} for section in sections}
+    for item in items:
+        name, equals, value = item.partition("=")
+        section, dot, key = name.partition(".")
+        if not (equals and dot and key):
+            raise ConfigError(f"--set takes section.key=value, got {item!r}")
+        _require_known("", section, parsed)
+        parsed[section][key] = value
+    return parsed
+
+
+def check_environment() -> None:
+    """Refuse FORETOKEN_ variables that belong to no section: a typo must not pass in silence."""
+    for name in os.environ:
+        section = name.removeprefix(ENV_PREFIX).partition("_")[0].lower()
+        if name.startswith(ENV_PREFIX) and section not in SECTIONS:
+            hint = _hint(section, SECTIONS)
+            raise ConfigError(f"environment variable {name} names no section{hint}")
+
+
+def _from_environment(kind: type[Settings]) -> dict[str, str]:
+    prefix = f"{ENV_PREFIX}{kind.section}_".upper()
+    return {
+        name[len(prefix) :].lower(): value
+        for name, value in os.environ.items()
+        if name.startswith(prefix)
+    }
+
+
+def _require_known(section: str, key: str, known: Iterable[str]) -> None:
+    names = sorted(known)
+    if key not in names:
+        what = f"config key {section}.{key}" if section else f"config section {key!r}"
+        raise ConfigError(f"unknown {what}{_hint(key, names)}; known: {', '.join(names)}")
+
+
+def _hint(name: str, known: Iterable[str]) -> str:
+    close = get_close_matches(name, list(known), n=1)
+    return f", did you mean {close[0]}?" if close else ""
+
+
+def _decode(value: str) -> Any:
+    """Lists and tables are written as JSON; everything else pydantic reads from the string."""
+    return json.loads(value) if value[:1] in ("{", "[") else value

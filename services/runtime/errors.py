@@ -1,0 +1,88 @@
+"""Broken things, said once: what a servicer raises becomes a status with a usable sentence."""
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+from grpc import aio
+
+log = logging.getLogger(__name__)
+
+RETRY_AFTER = "retry-after-s"
+Code = grpc.StatusCode
+
+
+class ServiceError(Exception):
+    """An answer other than the one asked for. `message` is shown to the caller as it stands."""
+
+    def __init__(self, code: grpc.StatusCode, message: str, retry_after_s: float = 0.0):
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.retry_after_s = retry_after_s
+
+
+class InvalidArgument(ServiceError):
+    """The caller's mistake; names the field."""
+
+    def __init__(self, field: str, message: str):
+        super().__init__(Code.INVALID_ARGUMENT, f"{field}: {message}" if field else message)
+        self.field = field
+
+
+class ErrorInterceptor(aio.ServerInterceptor):
+    """The one place where exceptions leave a server: known ones as they say, others INTERNAL."""
+
+    async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
+        return guard(await continuation(handler_call_details))
+
+
+def guard(handler: Any) -> Any:
+    """The same method handler, with what it raises turned into a status."""
+    if handler is None:
+        return None
+    kind = (handler.request_streaming, handler.response_streaming)
+    inner, make = {
+        (False, False): (handler.unary_unary, grpc.unary_unary_rpc_method_handler),
+        (False, True): (handler.unary_stream, grpc.unary_stream_rpc_method_handler),
+        (True, False): (handler.stream_unary, grpc.stream_unary_rpc_method_handler),
+        (True, True): (handler.stream_stream, grpc.stream_stream_rpc_method_handler),
+    }[kind]
+    guarded = _guard_stream(inner) if handler.response_streaming else _guard_unary(inner)
+    return make(guarded, handler.request_deserializer, handler.response_serializer)
+
+
+def _guard_unary(inner: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    async def call(request: Any, context: Any) -> Any:
+        try:
+            return await inner(request, context)
+        except (aio.AbortError, aio.AioRpcError):
+            raise
+        except Exception as error:
+            return await _abort(context, error)
+
+    return call
+
+
+def _guard_stream(inner: Callable[..., AsyncIterator[Any]]) -> Callable[..., AsyncIterator[Any]]:
+    async def call(request: Any, context: Any) -> AsyncIterator[Any]:
+        try:
+            async for response in inner(request, context):
+                yield response
+        except (aio.AbortError, aio.AioRpcError):
+            raise
+        except Exception as error:
+            await _abort(context, error)
+
+    return call
+
+
+async def _abort(context: Any, error: Exception) -> None:
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    if isinstance(error, ServiceError):
+        trailer = ((RETRY_AFTER, f"{error.retry_after_s:g}"),) if error.retry_after_s else ()
+        await context.abort(error.code, error.message, trailer)
+    log.exception("request failed", exc_info=error)
+    await context.abort(Code.INTERNAL, "internal error; the server's log says more")

@@ -1,0 +1,123 @@
+"""A gRPC server as all services run it: health, reflection, bounds, and a stop in two stages."""
+
+import asyncio
+import logging
+import signal
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from grpc import aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from services.runtime.channel import OPTIONS
+from services.runtime.config import ConfigError
+from services.runtime.errors import ErrorInterceptor
+
+log = logging.getLogger(__name__)
+
+DRAIN_S = 30.0  # what a first SIGTERM gives running requests; a second takes it back
+MAX_CONCURRENT_RPCS = 8_192  # streams a server holds at once; more get RESOURCE_EXHAUSTED
+
+
+@dataclass(frozen=True)
+class Mount:
+    """A servicer and the generated function that registers it under its full name."""
+
+    name: str
+    add: Callable[[Any, Any], None]
+    servicer: Any
+
+
+@dataclass
+class Lifecycle:
+    """First SIGTERM or SIGINT: drain. Second: stop now. Tests set the events themselves."""
+
+    draining: asyncio.Event = field(default_factory=asyncio.Event)
+    aborting: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def signal(self) -> None:
+        (self.aborting if self.draining.is_set() else self.draining).set()
+        self.draining.set()
+
+    def install(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.signal)
+
+    async def drain(self, work: Awaitable[None], limit_s: float) -> bool:
+        """Wait for `work`, up to the limit or a second signal; whether it was finished."""
+        task = asyncio.ensure_future(work)
+        abort = asyncio.ensure_future(self.aborting.wait())
+        try:
+            await asyncio.wait({task, abort}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+            return task.done()
+        finally:
+            for pending in (task, abort):
+                pending.cancel()
+            await asyncio.gather(task, abort, return_exceptions=True)
+
+
+class Server:
+    """Serves mounts on one address; `set_serving` is what health checks see."""
+
+    def __init__(self, mounts: Sequence[Mount]):
+        self._server = aio.server(
+            interceptors=[ErrorInterceptor()],
+            options=[*OPTIONS, ("grpc.so_reuseport", 0)],
+            maximum_concurrent_rpcs=MAX_CONCURRENT_RPCS,
+        )
+        self._names = [mount.name for mount in mounts]
+        self._health = health.aio.HealthServicer()
+        for mount in mounts:
+            mount.add(mount.servicer, self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        names = [*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME]
+        reflection.enable_server_reflection(names, self._server)
+        self.port = 0
+
+    async def start(self, address: str) -> None:
+        """Listen and report healthy. Raises ConfigError when the address can't be had."""
+        _clear_stale_socket(address)
+        try:
+            self.port = self._server.add_insecure_port(address)
+        except RuntimeError:
+            raise ConfigError(f"cannot listen on {address}: it is in use or not ours") from None
+        await self._server.start()
+        await self.set_serving(True)
+
+    async def set_serving(self, serving: bool) -> None:
+        status = health_pb2.HealthCheckResponse
+        now = status.SERVING if serving else status.NOT_SERVING
+        for name in ["", *self._names]:
+            await self._health.set(name, now)
+
+    async def stop(self, grace_s: float) -> None:
+        await self._server.stop(grace_s)
+
+
+@asynccontextmanager
+async def listening(mounts: Sequence[Mount], address: str) -> AsyncIterator[Server]:
+    """A running server; on leaving it stops at once, after whatever drain its owner did."""
+    server = Server(mounts)
+    await server.start(address)
+    try:
+        yield server
+    finally:
+        await server.set_serving(False)
+        await server.stop(grace_s=0.5)
+
+
+def _clear_stale_socket(address: str) -> None:
+    """A socket file whose owner was killed would refuse the bind; one that answers is in use."""
+    path = Path(address.removeprefix("unix:"))
+    if not address.startswith("unix:") or not path.exists():
+        return
+    with socket.socket(socket.AF_UNIX) as probe:
+        if probe.connect_ex(str(path)) == 0:
+            raise ConfigError(f"cannot listen on {address}: another process does")
+    path.unlink(missing_ok=True)

@@ -1,0 +1,45 @@
+"""Bidirectional streams in our servicers: read in one task, answer from a bounded outbox."""
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Outbox(Generic[T]):
+    """Messages waiting to be written to one peer. A peer that reads too slowly is cut off."""
+
+    def __init__(self, limit: int):
+        self._queue: asyncio.Queue[T | None] = asyncio.Queue()
+        self._limit = limit
+        self.overflowed = False
+
+    def put(self, message: T) -> None:
+        if self._queue.qsize() >= self._limit:
+            self.overflowed = True
+            self.close()
+        if not self.overflowed:
+            self._queue.put_nowait(message)
+
+    def close(self) -> None:
+        """End the stream once what is queued has been written."""
+        self._queue.put_nowait(None)
+
+    async def __aiter__(self) -> AsyncIterator[T]:
+        while (message := await self._queue.get()) is not None:
+            yield message
+
+
+async def duplex(read: Coroutine[Any, Any, None], outbox: Outbox[T]) -> AsyncIterator[T]:
+    """Yield the outbox while `read` runs; both end together. What `read` raises is raised."""
+    reader = asyncio.create_task(read)
+    reader.add_done_callback(lambda _: outbox.close())
+    try:
+        async for message in outbox:
+            yield message
+        if reader.done():
+            await reader
+    finally:
+        reader.cancel()
+        await asyncio.gather(reader, return_exceptions=True)

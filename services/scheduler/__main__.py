@@ -1,0 +1,28 @@
+"""`python -m services.scheduler`: config → objects → serve."""
+
+from prometheus_client import CollectorRegistry
+
+from protos import scheduler_pb2_grpc
+from services.runtime.channel import connect
+from services.runtime.main import Unit, run_service
+from services.runtime.server import Mount
+from services.scheduler.advice import Advisers
+from services.scheduler.config import SchedulerConfig
+from services.scheduler.service import SchedulerService
+
+
+def build(config: SchedulerConfig, registry: CollectorRegistry) -> Unit:
+    advisers = Advisers(
+        connect(config.predictor_address),
+        connect(config.batcher_address),
+        connect(config.estimator_address),
+    )
+    service = SchedulerService(config, advisers, registry)
+    mount = Mount(
+        "foretoken.v1.Scheduler", scheduler_pb2_grpc.add_SchedulerServicer_to_server, service
+    )
+    return Unit([mount], service.run, service.drain)
+
+
+if __name__ == "__main__":
+    run_service(SchedulerConfig, build)

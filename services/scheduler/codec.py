@@ -1,0 +1,144 @@
+"""Between the scheduler's events and actions and their messages."""
+
+from math import inf
+
+from protos import batcher_pb2, common_pb2, predictor_pb2, scheduler_pb2
+from services.core import RejectReason, Request
+from services.runtime.codec import decode_sla, encode_forecast, encode_reason
+from services.scheduler import events as ev
+
+_REJECT_TO_PROTO: dict[RejectReason, scheduler_pb2.RejectReason.ValueType] = {
+    RejectReason.QUEUE_FULL: scheduler_pb2.REJECT_REASON_QUEUE_FULL,
+    RejectReason.TOO_LONG: scheduler_pb2.REJECT_REASON_TOO_LONG,
+    RejectReason.DRAINING: scheduler_pb2.REJECT_REASON_DRAINING,
+    RejectReason.DUPLICATE: scheduler_pb2.REJECT_REASON_DUPLICATE,
+}
+
+
+def decode_request(message: scheduler_pb2.NewRequest, now: float) -> Request:
+    """Ages and remaining times become readings of our clock."""
+    arrival = now - max(0.0, message.age_s)
+    deadline = now + message.deadline_in_s if message.HasField("deadline_in_s") else inf
+    return Request(
+        request_id=message.request_id,
+        model=message.model,
+        prompt_tokens=message.prompt_tokens,
+        max_tokens=message.max_tokens,
+        arrival_s=arrival,
+        application=message.application,
+        delivered_tokens=message.delivered_tokens,
+        deadline_s=deadline,
+        sla=decode_sla(message.sla),
+    )
+
+
+def encode_forecast_input(
+    request: Request, text: common_pb2.PromptText | None
+) -> predictor_pb2.ForecastInput:
+    return predictor_pb2.ForecastInput(
+        request_id=request.request_id,
+        model=request.model,
+        application=request.application,
+        prompt_tokens=request.prompt_tokens,
+        max_tokens=request.max_tokens,
+        text=text,
+    )
+
+
+def encode_problem(problem: ev.AskBatch) -> batcher_pb2.FormRequest:
+    return batcher_pb2.FormRequest(
+        round=problem.round,
+        policy=problem.policy,
+        params=problem.params,
+        forecasts=[encode_forecast(f) for f in problem.forecasts],
+        groups=[
+            batcher_pb2.Group(
+                worker_id=group.worker_id,
+                kv_tokens=group.kv_tokens,
+                max_running=group.max_running,
+                running=_encode_columns(group.running),
+                queued=_encode_columns(group.queued),
+            )
+            for group in problem.groups
+        ],
+    )
+
+
+def _encode_columns(columns: ev.Columns) -> batcher_pb2.Candidates:
+    return batcher_pb2.Candidates(
+        prompt_tokens=columns.prompt_tokens,
+        output_tokens=columns.output_tokens,
+        max_tokens=columns.max_tokens,
+        forecast=columns.forecast,
+    )
+
+
+def decode_batch(message: batcher_pb2.Batch) -> ev.Batch:
+    return ev.Batch(message.worker_id, message.admit, message.peak_tokens, message.wait_reason)
+
+
+def _place(action: ev.Place) -> scheduler_pb2.RequestEvent:
+    placed = scheduler_pb2.Placed(
+        worker_id=action.worker_id, worker_address=action.address, queued_s=action.queued_s
+    )
+    return scheduler_pb2.RequestEvent(request_id=action.request_id, placed=placed)
+
+
+def _preempt(action: ev.Preempt) -> scheduler_pb2.RequestEvent:
+    preempted = scheduler_pb2.Preempted(output_tokens=action.output_tokens)
+    return scheduler_pb2.RequestEvent(request_id=action.request_id, preempted=preempted)
+
+
+def _finish(action: ev.Finish) -> scheduler_pb2.RequestEvent:
+    finished = scheduler_pb2.Finished(
+        reason=encode_reason(action.reason),
+        output_tokens=action.output_tokens,
+        preemptions=action.preemptions,
+        queued_s=action.queued_s,
+        message=action.message,
+    )
+    return scheduler_pb2.RequestEvent(request_id=action.request_id, finished=finished)
+
+
+def _refuse(action: ev.Refuse) -> scheduler_pb2.RequestEvent:
+    rejected = scheduler_pb2.Rejected(
+        reason=_REJECT_TO_PROTO[action.reject.reason],
+        message=action.reject.message,
+        retry_after_s=action.reject.retry_after_s,
+    )
+    return scheduler_pb2.RequestEvent(request_id=action.request_id, rejected=rejected)
+
+
+def encode_request_event(
+    action: ev.Place | ev.Preempt | ev.Finish | ev.Refuse,
+) -> scheduler_pb2.SchedulerEvent:
+    match action:
+        case ev.Place():
+            event = _place(action)
+        case ev.Preempt():
+            event = _preempt(action)
+        case ev.Finish():
+            event = _finish(action)
+        case ev.Refuse():
+            event = _refuse(action)
+    return scheduler_pb2.SchedulerEvent(request=event)
+
+
+def encode_fleet(fleet: ev.Fleet) -> scheduler_pb2.FleetView:
+    return scheduler_pb2.FleetView(
+        workers=[
+            scheduler_pb2.WorkerInfo(
+                worker_id=status.view.worker_id,
+                address=status.view.address,
+                model=status.view.model,
+                kv_tokens=status.view.kv_tokens,
+                max_context_tokens=status.view.max_context_tokens,
+                running=status.running,
+                held_tokens=status.held_tokens,
+            )
+            for status in fleet.workers
+        ],
+        queued=fleet.queued,
+        policy=fleet.policy,
+        drain_s=fleet.drain_s,
+    )

@@ -1,0 +1,29 @@
+"""Settings of the scheduler, with their defaults and reasons."""
+
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from services.runtime.main import ServedSettings
+
+
+class SchedulerConfig(ServedSettings):
+    """Section `scheduler`."""
+
+    section: ClassVar[str] = "scheduler"
+
+    address: str = "127.0.0.1:50052"
+    predictor_address: str = "127.0.0.1:50053"
+    batcher_address: str = "127.0.0.1:50054"
+    estimator_address: str = "127.0.0.1:50055"
+
+    policy: str = "past-future"
+    preset: dict[str, Any] = Field(default_factory=dict)  # choices of the preset replaced
+    max_queue: int = Field(4_096, gt=0)  # waiting requests; beyond it 429 with a time to retry
+    offer_window: int = Field(1_024, gt=0)  # head of the queue one round looks at
+    outbox_limit: int = Field(65_536, gt=0)  # messages a slow gateway may be behind, then cut off
+    forecast_timeout_s: float = Field(0.05, gt=0)  # then history stands in; unfelt in a TTFT
+    batch_timeout_s: float = Field(1.0, gt=0)  # a round that took longer is asked again
+    refresh_interval_s: float = Field(0.25, gt=0)  # how often shared forecasts are renewed
+    event_log: str = ""  # file for (event, now, actions) lines, to replay a run; off by default
+    event_log_max_bytes: int = Field(256 * 2**20, gt=0)
