@@ -162,8 +162,8 @@ class ForecastTable:
         sizes = np.array([len(f.points) for f in forecasts], np.int64)
         self.ends = np.cumsum(sizes)
         row = np.repeat(np.arange(len(forecasts)), sizes)
-        self.points = np.concatenate([np.asarray(f.points, float) for f in forecasts])
-        weights = np.concatenate([np.asarray(f.weights, float) for f in forecasts])
+        self.points = np.array([p for f in forecasts for p in f.points], float)
+        weights = np.array([w for f in forecasts for w in f.weights], float)
         # Cumulative mass and mean up to and with each point; the band before makes them global.
         self.mass = np.concatenate([[0.0], np.cumsum(weights)])
         self.moment = np.concatenate([[0.0], np.cumsum(weights * self.points)])
@@ -171,7 +171,8 @@ class ForecastTable:
 
     def _upto(self, which: Ints, tokens: Ints | Floats) -> Ints:
         """How many points of the whole layout come before the first one > tokens of its row."""
-        return np.searchsorted(self._banded, which * self._BAND + tokens, side="right")
+        inside = np.minimum(tokens, self._BAND - 1)
+        return np.searchsorted(self._banded, which * self._BAND + inside, side="right")
 
     def sample(self, rng: np.random.Generator, which: Ints, generated: Ints, caps: Ints) -> Floats:
         """One draw of min(L, cap) | L > generated a row; the cap where nothing is longer."""

@@ -19,8 +19,9 @@ from services.core import (
 )
 from services.forecast import Forecast, certain, from_lengths
 from services.scheduler import events as ev
+from services.scheduler.ledger import Limits
 from services.scheduler.presets import choose
-from services.scheduler.state import Limits, SchedulerState
+from services.scheduler.state import SchedulerState
 
 G = "gateway#1"
 
@@ -130,7 +131,7 @@ def test_an_evicted_request_goes_in_front_and_returns_without_a_new_place():
     s.step(ev.Formed(3, (ev.Batch("w0", 0),)), 2.0)
     actions = report(s, 1, 3.0, evicted=(Progress("b", 20, 0),))
     assert actions[0] == ev.Preempt(G, "b", 20)
-    assert [job.request_id for job in s.queue] == ["b", "c"]
+    assert [job.request_id for job in s.ledger.queue] == ["b", "c"]
     problem = actions[1]
     assert isinstance(problem, ev.AskBatch)
     assert problem.groups[0].queued.output_tokens == (20, 0)
@@ -143,13 +144,13 @@ def test_an_evicted_request_may_move_and_its_old_worker_forgets_it():
     s = state()
     s.step(worker(), 0.0)
     admitted(s, request("a"))
+    admitted(s, request("b"))
     s.step(worker("w1"), 1.0)
-    [_, problem] = report(s, 1, 2.0, evicted=(Progress("a", 20, 0),))
-    assert {g.worker_id for g in problem.groups} == {"w0"}
-    s._offered = {"w1": s.queue.head(1)}
+    _, problem = report(s, 1, 2.0, evicted=(Progress("a", 20, 0),))
+    assert [group.worker_id for group in problem.groups] == ["w1"]
     assert s.step(ev.Formed(problem.round, (ev.Batch("w1", 1),)), 3.0) == [
         ev.Place(G, "a", "w1", "unix:/w1", queued_s=1.0),
-        ev.SendPlan("w0", "w0#1", Plan(2, cancel=("a",))),
+        ev.SendPlan("w0", "w0#1", Plan(3, cancel=("a",), victims=("b",))),
         ev.SendPlan("w1", "w1#1", Plan(1, admit=(Grant("a", 50),), victims=("a",))),
     ]
 
@@ -192,7 +193,7 @@ def test_cancelling_at_every_stage_leaves_nothing():
     report(s, 1, 1.0, evicted=(Progress("a", 4, 0),))
     [plan] = s.step(cancel, 1.0)  # evicted, its tokens still at the worker
     assert plan.plan.cancel == ("a",)
-    assert not s.jobs and not s.queue and not s.workers["w0"].running
+    assert not s.jobs and not s.ledger.queue and not s.workers["w0"].running
 
 
 def test_another_gateway_cannot_cancel_it():
@@ -219,7 +220,7 @@ def test_a_lost_gateway_takes_its_requests_with_it():
     submitted(s, request("b"))
     [plan] = s.step(ev.GatewayLost(G), 1.0)
     assert plan.plan == Plan(2, cancel=("a",))
-    assert not s.jobs and not s.queue
+    assert not s.jobs and not s.ledger.queue
 
 
 def test_a_resubmission_on_a_new_stream_replaces_the_old_one():
@@ -319,7 +320,7 @@ def test_two_workers_share_a_burst():
 
 def test_drain_time_counts_what_is_ahead_over_the_rate():
     s = state()
-    assert s.fleet().drain_s == 1.0
+    assert s.ledger.fleet().drain_s == 1.0
     s.step(worker(), 0.0)
     for name in "abcdefgh":
         admitted(s, request(name, most=400))
@@ -327,4 +328,4 @@ def test_drain_time_counts_what_is_ahead_over_the_rate():
         submitted(s, request(f"q{i}", most=400))
     cost = s.workers["w0"].cost
     rate = 8 / cost.step_s(0, 8, 80)
-    assert s.fleet().drain_s == pytest.approx(108 * 400 / rate)
+    assert s.ledger.fleet().drain_s == pytest.approx(108 * 400 / rate)

@@ -5,7 +5,9 @@ messages are handed over as they are: neither side may change one after passing 
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
+from functools import partial
 from typing import Any, cast
 
 import grpc
@@ -26,6 +28,9 @@ OPTIONS: Sequence[tuple[str, Any]] = (
     # Two servers of one host must not share subchannels of an old address.
     ("grpc.use_local_subchannel_pool", 1),
 )
+
+Handler = Callable[[Any, Any], AsyncIterator[Any]]
+_END = object()  # behind the last response
 
 
 def connect(address: str) -> aio.Channel:
@@ -50,54 +55,108 @@ class InProcessServer:
 
 
 class _InProcessChannel:
+    """Looks a method up when it is called: stubs may be made before what they call."""
+
     def __init__(self, handlers: dict[str, Any]):
         self._handlers = handlers
 
     def unary_unary(self, method: str, *_: Any, **__: Any) -> Callable[..., Awaitable[Any]]:
-        handler = self._handlers[method].unary_unary
-
         async def call(request: Any, timeout: float | None = None, **_: Any) -> Any:
-            try:
+            with _statuses(method, timeout):
                 async with asyncio.timeout(timeout):
-                    return await handler(request, _Context())
-            except TimeoutError:
-                code = grpc.StatusCode.DEADLINE_EXCEEDED
-                raise _rpc_error(code, f"{method} took over {timeout} s") from None
+                    return await self._handlers[method].unary_unary(request, _Context())
 
         return call
 
     def unary_stream(self, method: str, *_: Any, **__: Any) -> Callable[..., "_Call"]:
-        return lambda request, **_: _Call(self._handlers[method].unary_stream, request)
+        return lambda *a, **k: _Call(method, self._handlers[method].unary_stream, *a, **k)
 
     def stream_stream(self, method: str, *_: Any, **__: Any) -> Callable[..., "_Call"]:
-        return lambda requests, **_: _Call(self._handlers[method].stream_stream, requests)
+        return lambda *a, **k: _Call(method, self._handlers[method].stream_stream, *a, **k)
 
     async def close(self, grace: float | None = None) -> None:
         """Nothing is open."""
 
 
 class _Call:
-    """A response stream: iterate it, or cancel it from another task."""
+    """A response stream: iterate it, or cancel it from anywhere; dropped, it cancels itself.
 
-    def __init__(self, handler: Callable[[Any, Any], AsyncIterator[Any]], request: Any):
-        self._responses = handler(request, _Context())
-        self._reader: asyncio.Task[Any] | None = None
-        self._cancelled = False
+    As behind a socket, the handler runs in a task of its own, here one response ahead of the
+    reader, and reading from a cancelled call raises CancelledError without cancelling the reader.
+    """
 
-    async def __aiter__(self) -> AsyncIterator[Any]:
-        self._reader = asyncio.current_task()
+    def __init__(
+        self, method: str, handler: Handler, request: Any, timeout: float | None = None, **_: Any
+    ):
+        self._responses: asyncio.Queue[Any] = asyncio.Queue()  # bounded by `_room`, but for the end
+        self._room = asyncio.Semaphore(1)
+        self._handler = asyncio.ensure_future(
+            _run(method, handler(request, _Context()), timeout, self._responses, self._room)
+        )
+        self._handler.add_done_callback(partial(_end, self._responses))
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        return self
+
+    async def __anext__(self) -> Any:
         try:
-            async for response in self._responses:
-                yield response
-                if self._cancelled:
-                    return
-        finally:
-            self._reader = None
-            await cast(Any, self._responses).aclose()
+            response = await self._responses.get()
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+        if response is not _END:
+            self._room.release()
+            return response
+        self._responses.put_nowait(_END)
+        self._handler.result()
+        raise StopAsyncIteration
 
     def cancel(self) -> bool:
-        self._cancelled = True
-        return self._reader is not None and self._reader.cancel()
+        return self._handler.cancel()
+
+    def __del__(self) -> None:
+        if not self._handler.done() and not self._handler.get_loop().is_closed():
+            self._handler.cancel()
+
+
+async def _run(
+    method: str,
+    responses: AsyncIterator[Any],
+    timeout: float | None,
+    outbox: asyncio.Queue[Any],
+    room: asyncio.Semaphore,
+) -> None:
+    with _statuses(method, timeout):
+        async with asyncio.timeout(timeout), aclosing(cast(Any, responses)):
+            async for response in responses:
+                await room.acquire()
+                outbox.put_nowait(response)
+
+
+def _end(outbox: asyncio.Queue[Any], handler: asyncio.Future[None]) -> None:
+    outbox.put_nowait(_END)
+    if not handler.cancelled():
+        handler.exception()  # seen, even when nobody reads to the end
+
+
+@contextmanager
+def _statuses(method: str, timeout: float | None) -> Iterator[None]:
+    """What a caller behind a socket would see of an abort or of time that ran out."""
+    try:
+        yield
+    except _Aborted as aborted:
+        raise _rpc_error(aborted.code, aborted.details, aborted.trailers) from None
+    except TimeoutError:
+        code = grpc.StatusCode.DEADLINE_EXCEEDED
+        raise _rpc_error(code, f"{method} took over {timeout} s") from None
+
+
+class _Aborted(aio.AbortError):
+    """How a servicer's `abort` leaves it in process."""
+
+    def __init__(self, code: grpc.StatusCode, details: str, trailers: Any):
+        super().__init__(details)
+        self.code, self.details, self.trailers = code, details, trailers
 
 
 class _Context:
@@ -106,7 +165,7 @@ class _Context:
     async def abort(
         self, code: grpc.StatusCode, details: str = "", trailing_metadata: Any = ()
     ) -> None:
-        raise _rpc_error(code, details, trailing_metadata)
+        raise _Aborted(code, details, trailing_metadata)
 
     def time_remaining(self) -> float | None:
         return None

@@ -10,8 +10,7 @@ from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any, ClassVar, TypeVar
 
-from pydantic import ValidationError
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 ENV_PREFIX = "FORETOKEN_"
 SECTIONS = ("gateway", "scheduler", "predictor", "batcher", "estimator", "worker")
@@ -21,10 +20,14 @@ class ConfigError(ValueError):
     """One line that says which key is wrong and what would be right."""
 
 
-class Settings(BaseSettings):
-    """Base of every service's config; `section` is its name in `--set` and the environment."""
+class Settings(BaseModel):
+    """Base of every service's config; `section` is its name in `--set` and the environment.
 
-    model_config = SettingsConfigDict(frozen=True, extra="forbid")
+    Not pydantic-settings: that ignores a variable with our prefix that no field has, and a typo
+    must not pass in silence.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
     section: ClassVar[str]
 
 
@@ -36,8 +39,9 @@ def load(kind: type[SettingsT], overrides: Mapping[str, str] | None = None) -> S
     given = {**_from_environment(kind), **(overrides or {})}
     for key in given:
         _require_known(kind.section, key, kind.model_fields)
+    values = {key: _decode(f"{kind.section}.{key}", value) for key, value in given.items()}
     try:
-        return kind(**{key: _decode(value) for key, value in given.items()})
+        return kind(**values)
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
@@ -89,6 +93,9 @@ def _hint(name: str, known: Iterable[str]) -> str:
     return f", did you mean {close[0]}?" if close else ""
 
 
-def _decode(value: str) -> Any:
+def _decode(key: str, value: str) -> Any:
     """Lists and tables are written as JSON; everything else pydantic reads from the string."""
-    return json.loads(value) if value[:1] in ("{", "[") else value
+    try:
+        return json.loads(value) if value[:1] in ("{", "[") else value
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{key}: {error} (got {value!r})") from None

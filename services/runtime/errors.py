@@ -57,7 +57,7 @@ def _guard_unary(inner: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitabl
     async def call(request: Any, context: Any) -> Any:
         try:
             return await inner(request, context)
-        except (aio.AbortError, aio.AioRpcError):
+        except aio.AbortError:
             raise
         except Exception as error:
             return await _abort(context, error)
@@ -70,7 +70,7 @@ def _guard_stream(inner: Callable[..., AsyncIterator[Any]]) -> Callable[..., Asy
         try:
             async for response in inner(request, context):
                 yield response
-        except (aio.AbortError, aio.AioRpcError):
+        except aio.AbortError:
             raise
         except Exception as error:
             await _abort(context, error)

@@ -158,7 +158,7 @@ class Advice:
             )
             try:
                 answer = await self._predictor.Observe(message, timeout=PAUSE_S * 10)
-                if answer.version > self._version:
+                if answer.version != self._version:
                     self._version = answer.version
                     await self._refresh()
             except aio.AioRpcError as error:

@@ -37,6 +37,11 @@ class Job:
         return self.request.request_id
 
     @property
+    def load_tokens(self) -> float:
+        """What it holds and is still to make."""
+        return self.request.prompt_tokens + self.output_tokens + self.mean_remaining
+
+    @property
     def mean_remaining(self) -> float:
         left = self.request.max_tokens - self.output_tokens
         return min(left, self.forecast.mean_remaining(self.output_tokens)) if left > 0 else 0.0
@@ -72,8 +77,3 @@ class WorkerJobs:
     @property
     def held_tokens(self) -> int:
         return sum(job.request.prompt_tokens + job.output_tokens for job in self.running.values())
-
-    @property
-    def load_tokens(self) -> float:
-        """What it holds and is still to make."""
-        return self.held_tokens + sum(job.mean_remaining for job in self.running.values())

@@ -14,15 +14,23 @@ class SchedulerMetrics:
 
     def __init__(self, registry: CollectorRegistry):
         self.waiting = Gauge(
-            "foretoken_num_requests_waiting", "Requests in the queue", registry=registry
+            "foretoken_scheduler_requests_waiting", "Requests in the queue", registry=registry
         )
         self.running = Gauge(
-            "foretoken_num_requests_running", "Requests admitted to a worker", registry=registry
+            "foretoken_scheduler_requests_running",
+            "Requests admitted to a worker",
+            registry=registry,
         )
         self.held = Gauge(
             "foretoken_kv_cache_usage_perc", "Share of all KV tokens held, 0 to 1",
             registry=registry,
         )  # fmt: skip
+        self.free = Gauge(
+            "foretoken_kv_free_tokens",
+            "KV tokens in free blocks, by the worker's last report",
+            ["worker"],
+            registry=registry,
+        )
         self.preemptions = Counter(
             "foretoken_num_preemptions", "Requests evicted or lost and requeued", registry=registry
         )
@@ -46,9 +54,12 @@ class SchedulerMetrics:
                 self.preemptions.inc()
             elif isinstance(action, ev.Refuse):
                 self.refused.labels(action.reject.reason.value).inc()
-        self.waiting.set(len(state.queue))
+        self.waiting.set(len(state.ledger.queue))
         self.running.set(sum(len(w.running) for w in state.workers.values()))
+        if isinstance(event, ev.WorkerAttached):
+            self.free.labels(event.view.worker_id).set(event.view.kv_tokens)
         if isinstance(event, ev.Reported):
+            self.free.labels(event.worker_id).set(event.report.free_tokens)
             total = sum(w.view.kv_tokens for w in state.workers.values())
             held = sum(w.held_tokens for w in state.workers.values())
             self.held.set(held / total if total else 0.0)

@@ -1,41 +1,62 @@
 """Which worker a queued request is offered to: filter, score, pick."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from services.scheduler.jobs import Job, WorkerJobs
 
 Offers = dict[str, list[Job]]
 
 
-def _fits(job: Job, worker: WorkerJobs) -> bool:
-    """Could it ever run there: the right model, and within reach."""
-    request, view = job.request, worker.view
-    return (
-        view.model == request.model
-        and request.prompt_tokens + request.max_tokens <= view.reach_tokens
-    )
+@dataclass(slots=True)
+class Place:
+    """A worker as the dealing goes on."""
+
+    name: str
+    model: str
+    reach_tokens: int
+    free: int
+    load_tokens: float = 0.0
+    jobs: list[Job] = field(default_factory=list)
+
+    def takes(self, job: Job) -> bool:
+        """It has a place left, the right model, and the request is within reach."""
+        request = job.request
+        return (
+            self.free > 0
+            and self.reach_tokens >= request.prompt_tokens + request.max_tokens
+            and self.model == request.model
+        )
 
 
 def least_load(queue: Sequence[Job], workers: Mapping[str, WorkerJobs]) -> Offers:
     """Deal the queue, in order, each to the worker with the least held and expected tokens.
 
-    A worker takes no more than it may run at once; a dealt request counts towards its load.
-    O(queue · workers), over at most the workers' free places.
+    A worker takes no more than it may run at once; a dealt request counts towards its load. With
+    one worker there is nothing to choose, so nothing is weighed. O(queue · workers), over at most
+    the workers' free places.
     """
-    offers: Offers = {name: [] for name in workers}
-    load = {name: worker.load_tokens for name, worker in workers.items()}
-    free = {name: w.view.max_running - len(w.running) for name, w in workers.items()}
+    places = [_place(name, worker, len(workers) > 1) for name, worker in workers.items()]
+    free = sum(place.free for place in places)
     for job in queue:
-        if not any(free.values()):
+        if free == 0:
             break
-        able = [n for n, w in workers.items() if free[n] > 0 and _fits(job, w)]
-        if not able:
-            continue
-        pick = min(able, key=load.__getitem__)
-        offers[pick].append(job)
-        free[pick] -= 1
-        load[pick] += job.request.prompt_tokens + job.output_tokens + job.mean_remaining
-    return offers
+        able = [place for place in places if place.takes(job)]
+        if able:
+            pick = able[0] if len(able) == 1 else min(able, key=lambda place: place.load_tokens)
+            pick.jobs.append(job)
+            pick.free -= 1
+            free -= 1
+            if len(places) > 1:
+                pick.load_tokens += job.load_tokens
+    return {place.name: place.jobs for place in places if place.jobs}
+
+
+def _place(name: str, worker: WorkerJobs, weighed: bool) -> Place:
+    view = worker.view
+    free = max(0, view.max_running - len(worker.running))
+    load = sum(job.load_tokens for job in worker.running.values()) if weighed else 0.0
+    return Place(name, view.model, view.reach_tokens, free, load)
 
 
 PLACEMENTS: dict[str, Callable[[Sequence[Job], Mapping[str, WorkerJobs]], Offers]] = {

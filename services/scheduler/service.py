@@ -21,9 +21,10 @@ from services.scheduler.advice import Advice, Advisers
 from services.scheduler.codec import decode_request, encode_fleet, encode_request_event
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.eventlog import EventLog
+from services.scheduler.ledger import Limits
 from services.scheduler.metrics import SchedulerMetrics
 from services.scheduler.presets import choose
-from services.scheduler.state import Limits, SchedulerState
+from services.scheduler.state import SchedulerState
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +108,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             outbox.put(encode_request_event(action))
 
     def _tell_fleet(self) -> None:
-        fleet = scheduler_pb2.SchedulerEvent(fleet=encode_fleet(self.state.fleet()))
+        fleet = scheduler_pb2.SchedulerEvent(fleet=encode_fleet(self.state.ledger.fleet()))
         for outbox in self._gateways.values():
             outbox.put(fleet)
 
@@ -116,7 +117,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
     async def GetFleet(
         self, request: scheduler_pb2.GetFleetRequest, context: Any
     ) -> scheduler_pb2.FleetView:
-        return encode_fleet(self.state.fleet())
+        return encode_fleet(self.state.ledger.fleet())
 
     async def Submit(
         self, requests: AsyncIterator[scheduler_pb2.SubmitMessage], context: Any
@@ -127,7 +128,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         link = f"{first.hello.gateway_id}#{next(self._links)}"
         outbox: Outbox[scheduler_pb2.SchedulerEvent] = Outbox(self.config.outbox_limit)
         self._gateways[link] = outbox
-        outbox.put(scheduler_pb2.SchedulerEvent(fleet=encode_fleet(self.state.fleet())))
+        outbox.put(scheduler_pb2.SchedulerEvent(fleet=encode_fleet(self.state.ledger.fleet())))
         try:
             async for message in duplex(self._read_gateway(link, requests), outbox):
                 yield message

@@ -1,0 +1,50 @@
+"""The bare engine: no services, no sockets, the loop alone."""
+
+import time
+from collections.abc import Sequence
+
+from services.core import Grant, Plan
+from services.worker.engine import Engine, EngineConfig
+from services.worker.prompt import Prompt, Sampling
+
+Prompts = Sequence[Sequence[int]]
+
+
+class BareEngine:
+    """One engine, used again and again; every call leaves it empty."""
+
+    def __init__(self, folder: str, kv_tokens: int):
+        self._engine = Engine.load(EngineConfig(folder, kv_tokens))
+        self._plans = 0
+        self._names = 0
+
+    def _start(self, prompts: Prompts, output_tokens: int) -> None:
+        names = [f"r{self._names + i}" for i in range(len(prompts))]
+        self._names += len(names)
+        self._plans += 1
+        admit = tuple(Grant(name, output_tokens) for name in names)
+        self._engine.apply(Plan(self._plans, admit=admit), 0.0)
+        for name, prompt in zip(names, prompts, strict=True):
+            sampling = Sampling(temperature=0.0, ignore_eos=True)
+            self._engine.add(Prompt(name, tuple(prompt), len(prompt), output_tokens, sampling), 0.0)
+
+    def tokens_per_s(self, prompts: Prompts, output_tokens: int) -> float:
+        """All prompts at once, each answered greedily with so many tokens."""
+        began = time.perf_counter()
+        self._start(prompts, output_tokens)
+        made = 0
+        while (result := self._engine.step()) is not None:
+            made += len(result.tokens)
+        elapsed = time.perf_counter() - began
+        self._engine.report()
+        if made != output_tokens * len(prompts):
+            raise RuntimeError(f"the engine made {made} tokens, not all that were asked for")
+        return made / elapsed
+
+    def ttft_s(self, prompt: Sequence[int]) -> float:
+        """From a prompt to its first token, alone."""
+        began = time.perf_counter()
+        self._start([prompt], 1)
+        while self._engine.step() is not None:
+            pass
+        return time.perf_counter() - began

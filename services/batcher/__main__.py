@@ -1,0 +1,19 @@
+"""`python -m services.batcher`: config → objects → serve."""
+
+from prometheus_client import CollectorRegistry
+
+from protos import batcher_pb2_grpc
+from services.batcher.config import BatcherConfig
+from services.batcher.service import BatcherService
+from services.runtime.main import Unit, nothing, run_service
+from services.runtime.server import Mount
+
+
+def build(config: BatcherConfig, registry: CollectorRegistry) -> Unit:
+    service = BatcherService(config, registry)
+    mount = Mount("foretoken.v1.Batcher", batcher_pb2_grpc.add_BatcherServicer_to_server, service)
+    return Unit([mount], nothing, nothing)
+
+
+if __name__ == "__main__":
+    run_service(BatcherConfig, build)

@@ -1,0 +1,18 @@
+"""Settings of the batcher, with their defaults and reasons."""
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from services.runtime.main import ServedSettings
+
+
+class BatcherConfig(ServedSettings):
+    """Section `batcher`. Policy and parameters come with each call."""
+
+    section: ClassVar[str] = "batcher"
+
+    address: str = "127.0.0.1:50054"  # host:port, or unix:/path
+    # A call is worked off in one go, so its size is bounded: 65,536 rows take some 10 ms.
+    rows_max: int = Field(default=65_536, ge=1)
+    groups_max: int = Field(default=1_024, ge=1)

@@ -1,0 +1,47 @@
+"""The memory a batch will need at most, given how long each answer still gets."""
+
+import numpy as np
+
+from services.forecast import Floats, Ints
+
+
+def peak_tokens(held: Ints | Floats, remaining: Ints | Floats) -> float:
+    """M* of papers/000 Eq. 2–4: the most tokens held while all requests run to their end.
+
+    Sorted by remaining tokens, descending, the batch holds Σ_{j≤i} held_j + i·remaining_i when
+    the i-th ends, those after it having ended before; the peak is the largest of these. 0 for no
+    request. O(n log n).
+    """
+    if len(held) == 0:
+        return 0.0
+    order = np.argsort(-remaining)
+    count = np.arange(1, len(held) + 1)
+    return float(np.max(np.cumsum(held[order]) + count * remaining[order]))
+
+
+class PrefixPeaks:
+    """Mean M* over scenarios, of some requests that run and the first k of others that queue.
+
+    `held` is (n,) and `remaining` (scenarios, n), the running first. Sorted once; each prefix is
+    then one masked pass, O(scenarios · n), remembered.
+    """
+
+    def __init__(self, running: int, held: Ints, remaining: Floats):
+        self._running = running
+        self._order = np.argsort(-remaining, axis=1)
+        self._held = held[self._order]
+        self._remaining = np.take_along_axis(remaining, self._order, axis=1)
+        self._known: dict[int, float] = {}
+
+    def __call__(self, queued: int) -> float:
+        """The mean peak with the first `queued` admitted; rises with it."""
+        if queued not in self._known:
+            self._known[queued] = self._peak(queued)
+        return self._known[queued]
+
+    def _peak(self, queued: int) -> float:
+        among = self._order < self._running + queued
+        total = np.cumsum(self._held * among, axis=1) + np.cumsum(among, axis=1) * self._remaining
+        # A row outside the prefix may keep its total: it is at most that of the prefix's member
+        # before it, which holds as many and runs no shorter, or 0 when there is none before.
+        return float(total.max(axis=1, initial=0.0).mean())

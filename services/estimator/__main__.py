@@ -1,0 +1,21 @@
+"""`python -m services.estimator`: config → objects → serve."""
+
+from prometheus_client import CollectorRegistry
+
+from protos import estimator_pb2_grpc
+from services.estimator.config import EstimatorConfig
+from services.estimator.service import EstimatorService
+from services.runtime.main import Unit, nothing, run_service
+from services.runtime.server import Mount
+
+
+def build(config: EstimatorConfig, registry: CollectorRegistry) -> Unit:
+    service = EstimatorService(config, registry)
+    mount = Mount(
+        "foretoken.v1.Estimator", estimator_pb2_grpc.add_EstimatorServicer_to_server, service
+    )
+    return Unit([mount], nothing, nothing)
+
+
+if __name__ == "__main__":
+    run_service(EstimatorConfig, build)

@@ -1,0 +1,100 @@
+"""The estimator's servicer: timings in, cost models out, newer ones pushed to who watches."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import grpc
+from prometheus_client import CollectorRegistry
+
+from protos import estimator_pb2, estimator_pb2_grpc
+from services.estimator.config import EstimatorConfig
+from services.estimator.metrics import EstimatorMetrics
+from services.estimator.state import EstimatorState
+from services.runtime.codec import decode_timing, encode_cost_model
+from services.runtime.errors import InvalidArgument, ServiceError
+
+MOST_PER_CALL = 1_024  # timings one Observe may carry
+MOST_NAME_CHARS = 256
+
+
+class EstimatorService(estimator_pb2_grpc.EstimatorServicer):
+    """Fits and serves cost models by worker."""
+
+    def __init__(self, config: EstimatorConfig, registry: CollectorRegistry):
+        self._state = EstimatorState(config.window, config.refit_samples, config.workers_max)
+        self._metrics = EstimatorMetrics(registry)
+        self._watchers_max = config.watchers_max
+        self._watchers = 0
+        self._changed = asyncio.Event()  # set and replaced at each newer model of any worker
+
+    async def GetCostModel(
+        self, request: estimator_pb2.GetCostModelRequest, context: object
+    ) -> estimator_pb2.CostModel:
+        model = self._state.model(_worker_id(request.worker_id))
+        if model is None:
+            raise ServiceError(
+                grpc.StatusCode.NOT_FOUND,
+                f"no cost model of worker {request.worker_id!r}: too few of its steps were seen",
+            )
+        return encode_cost_model(request.worker_id, model)
+
+    async def WatchCostModel(
+        self, request: estimator_pb2.GetCostModelRequest, context: object
+    ) -> AsyncIterator[estimator_pb2.CostModel]:
+        """A slow reader misses versions in between, never the newest."""
+        worker_id = _worker_id(request.worker_id)
+        self._enter_watch()
+        try:
+            sent = 0
+            while True:
+                changed = self._changed
+                model = self._state.model(worker_id)
+                if model is not None and model.version != sent:
+                    sent = model.version
+                    yield encode_cost_model(worker_id, model)
+                await changed.wait()
+        finally:
+            self._leave_watch()
+
+    async def Observe(
+        self, request: estimator_pb2.ObserveTimingsRequest, context: object
+    ) -> estimator_pb2.ObserveTimingsResponse:
+        worker_id = _worker_id(request.worker_id)
+        if len(request.timings) > MOST_PER_CALL:
+            raise InvalidArgument(
+                "timings", f"at most {MOST_PER_CALL} a call, got {len(request.timings)}"
+            )
+        with self._metrics.observe_seconds.time():
+            seen = self._state.observe(worker_id, [decode_timing(t) for t in request.timings])
+        self._metrics.samples.labels("yes").inc(len(request.timings) - seen.dropped)
+        self._metrics.samples.labels("no").inc(seen.dropped)
+        if seen.refitted:
+            self._announce(worker_id)
+        return estimator_pb2.ObserveTimingsResponse(version=seen.version)
+
+    def _announce(self, worker_id: str) -> None:
+        model = self._state.model(worker_id)
+        if model is not None:
+            self._metrics.refitted(model)
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def _enter_watch(self) -> None:
+        if self._watchers >= self._watchers_max:
+            raise ServiceError(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"{self._watchers_max} streams watch cost models already; close one or raise "
+                "estimator.watchers_max",
+            )
+        self._watchers += 1
+        self._metrics.watchers.set(self._watchers)
+
+    def _leave_watch(self) -> None:
+        self._watchers -= 1
+        self._metrics.watchers.set(self._watchers)
+
+
+def _worker_id(worker_id: str) -> str:
+    if not 1 <= len(worker_id) <= MOST_NAME_CHARS:
+        raise InvalidArgument("worker_id", f"must have 1 to {MOST_NAME_CHARS} characters")
+    return worker_id

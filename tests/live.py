@@ -1,0 +1,84 @@
+"""A real `foretoken serve`, started as a user starts it, for tests that talk to the whole."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryFile
+
+ROOT = Path(__file__).parent.parent
+READY = re.compile(r"foretoken is ready: .* HTTP (http://\S+), gRPC (\S+)")
+STARTED_S = 120.0
+
+
+@dataclass(frozen=True)
+class Live:
+    """A running system and where it is reached."""
+
+    process: subprocess.Popen[str]
+    http: str
+    grpc: str
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(60)
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "foretoken", *arguments]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+
+
+@contextmanager
+def serving(*arguments: str) -> Iterator[Live]:
+    """`foretoken serve` on free ports with further arguments, ready, and stopped afterwards."""
+    ports = ["--http-port", "0", "--grpc-port", "0"]
+    with TemporaryFile("w+") as errors:
+        process = subprocess.Popen(
+            command("serve", *ports, *arguments),
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env=environment(),
+            cwd=ROOT,
+        )
+        try:
+            yield _ready(process, errors)
+        finally:
+            process.terminate()
+            try:
+                process.wait(60)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                raise
+
+
+def _ready(process: subprocess.Popen[str], errors: object) -> Live:
+    assert process.stdout is not None
+    until = time.monotonic() + STARTED_S
+    while time.monotonic() < until:
+        found = READY.search(line := process.stdout.readline())
+        if found:
+            return Live(process, *found.groups())
+        if not line:
+            break
+    errors.seek(0)  # type: ignore[attr-defined]
+    raise AssertionError(f"foretoken serve did not start: {errors.read()}")  # type: ignore[attr-defined]
+
+
+def wait_for(condition: object, limit_s: float = 10.0) -> None:
+    """Poll until `condition()` holds; fails after the limit."""
+    assert callable(condition)
+    until = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < until, f"{condition} did not come true in {limit_s} s"
+        time.sleep(0.02)

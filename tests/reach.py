@@ -1,0 +1,38 @@
+"""Both ways to a servicer: over a real socket, and in this very process."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from grpc import aio
+
+from services.runtime.channel import InProcessServer, connect
+from services.runtime.server import Mount, listening
+
+WAYS = ("socket", "in-process")
+
+
+@asynccontextmanager
+async def reaching(
+    way: str, name: str, add: Callable[[Any, Any], None], servicer: object
+) -> AsyncIterator[aio.Channel]:
+    """A channel to the servicer, served under its full name `name`."""
+    if way == "in-process":
+        server = InProcessServer()
+        add(servicer, server)
+        yield server.channel()
+        return
+    async with listening([Mount(name, add, servicer)], "127.0.0.1:0") as live:
+        channel = connect(f"127.0.0.1:{live.port}")
+        try:
+            yield channel
+        finally:
+            await channel.close()
+
+
+async def until(condition: Callable[[], bool], limit_s: float = 10) -> None:
+    """Return once the condition holds; TimeoutError when it does not within the limit."""
+    async with asyncio.timeout(limit_s):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)

@@ -1,0 +1,162 @@
+"""The linear cost model: what it recovers, what it ignores, what it does not forget."""
+
+from collections.abc import Iterable
+from math import inf, nan
+
+import numpy as np
+import pytest
+
+from services.core import CostModel, StepTiming
+from services.estimator.coverage import Coverage
+from services.estimator.linear import fit
+from services.estimator.state import EstimatorState
+
+TRUE = CostModel(0.004, 0.00012, 0.0006, 0.0000002)
+
+
+def timed(
+    steps: Iterable[tuple[int, int, int]], rng: np.random.Generator, noise: float = 0.0
+) -> list[StepTiming]:
+    return [
+        StepTiming(p, d, c, TRUE.step_s(p, d, c) * float(rng.lognormal(0, noise)))
+        for p, d, c in steps
+    ]
+
+
+def mixed(rng: np.random.Generator, count: int) -> list[tuple[int, int, int]]:
+    steps = []
+    for _ in range(count):
+        prefill, decode = int(rng.integers(0, 512)), int(rng.integers(0, 65))
+        steps.append((prefill, decode, prefill + decode * int(rng.integers(16, 2_000))))
+    return steps
+
+
+def coefficients(model: CostModel | None) -> tuple[float, float, float, float]:
+    assert model is not None
+    return model.base_s, model.prefill_token_s, model.decode_seq_s, model.context_token_s
+
+
+def test_exact_timings_give_the_exact_model() -> None:
+    rng = np.random.default_rng(0)
+    model = fit(timed(mixed(rng, 64), rng), version=3)
+    assert coefficients(model) == pytest.approx(coefficients(TRUE), rel=1e-4)
+    assert model is not None
+    assert (model.version, model.source, model.samples) == (3, "linear", 64)
+    assert model.error_p90 < 1e-5
+
+
+@pytest.mark.parametrize("noise", [0.05, 0.2])
+def test_noisy_timings_give_the_model_without_bias(noise: float) -> None:
+    rng = np.random.default_rng(1)
+    model = fit(timed(mixed(rng, 2_000), rng, noise), version=1)
+    assert coefficients(model)[1:] == pytest.approx(coefficients(TRUE)[1:], rel=0.5 * noise)
+    assert model is not None
+    assert model.step_s(256, 32, 20_000) == pytest.approx(TRUE.step_s(256, 32, 20_000), rel=0.02)
+    assert model.error_p50 == pytest.approx(0.674 * noise, rel=0.15)
+    assert model.error_p50 < model.error_p90
+
+
+def test_pauses_and_broken_clocks_do_not_move_it() -> None:
+    rng = np.random.default_rng(2)
+    samples = timed(mixed(rng, 1_000), rng, 0.05)
+    for i in range(0, 1_000, 50):
+        s = samples[i]
+        junk = 5.0 if i % 100 else 1e-9
+        samples[i] = StepTiming(s.prefill_tokens, s.decode_seqs, s.context_tokens, junk)
+    model = fit(samples, version=1)
+    assert model is not None
+    for step in ((512, 0, 512), (0, 64, 60_000), (100, 10, 5_000)):
+        assert model.step_s(*step) == pytest.approx(TRUE.step_s(*step), rel=0.05)
+
+
+def test_colinear_timings_still_predict_what_was_seen() -> None:
+    """Only full decode batches of one length: base, sequences and context cannot be told apart."""
+    model = fit(timed([(0, 32, 32 * 500)] * 40, np.random.default_rng(3)), version=1)
+    assert min(coefficients(model)) >= 0
+    assert model is not None
+    assert model.step_s(0, 32, 32 * 500) == pytest.approx(TRUE.step_s(0, 32, 32 * 500), rel=1e-4)
+    assert model.prefill_token_s == 0
+
+
+def test_coefficients_are_never_negative() -> None:
+    """Steps that get faster with more work: a plain least-squares line would slope down."""
+    rows = [StepTiming(0, n, 0, 0.1 / n) for n in range(1, 40)]
+    assert min(coefficients(fit(rows, version=1))) >= 0
+
+
+def test_too_few_samples_are_no_model() -> None:
+    rng = np.random.default_rng(4)
+    assert fit(timed(mixed(rng, 7), rng), version=1) is None
+    assert fit([], version=1) is None
+
+
+def test_junk_is_dropped_and_counted() -> None:
+    state = EstimatorState()
+    junk = [
+        StepTiming(10, 0, 10, 0.0),
+        StepTiming(10, 0, 10, -1.0),
+        StepTiming(10, 0, 10, nan),
+        StepTiming(10, 0, 10, inf),
+        StepTiming(0, 0, 0, 1.0),
+    ]
+    seen = state.observe("w", junk)
+    assert (seen.version, seen.dropped, seen.refitted) == (0, 5, False)
+    assert state.model("w") is None
+
+
+def test_an_all_decode_hour_does_not_forget_prefill() -> None:
+    rng = np.random.default_rng(5)
+    state = EstimatorState(refit_samples=1_000)
+    profile = [(2**k, 0, 2**k) for k in range(4, 10)] + [(0, 2**k, 2**k * 64) for k in range(7)]
+    state.observe("w", timed(profile * 3, rng, 0.02))
+    for _ in range(30):
+        hour = [(0, 60, int(rng.integers(20_000, 60_000))) for _ in range(1_000)]
+        state.observe("w", timed(hour, rng, 0.02))
+    model = state.model("w")
+    assert model is not None
+    assert model.prefill_s(512) == pytest.approx(TRUE.prefill_s(512), rel=0.1)
+    assert model.step_s(0, 60, 40_000) == pytest.approx(TRUE.step_s(0, 60, 40_000), rel=0.1)
+    assert model.step_s(0, 1, 64) == pytest.approx(TRUE.step_s(0, 1, 64), rel=0.1)
+
+
+def test_coverage_keeps_the_latest_of_each_kind_within_its_window() -> None:
+    coverage = Coverage(window=240)
+    for i in range(500):
+        assert coverage.add(StepTiming(0, 4, 100, 1.0 + i))
+    assert [t.elapsed_s for t in coverage] == [1.0 + i for i in range(492, 500)]
+    for i in range(1, 5_000):
+        coverage.add(StepTiming(i, i % 7, i * i, 1.0))
+    assert len(coverage) <= 240
+    shapes = {(t.prefill_tokens > 0, t.decode_seqs > 0) for t in coverage}
+    assert shapes == {(True, False), (False, True), (True, True)}
+
+
+def test_versions_rise_by_one_a_refit_and_refits_are_spaced() -> None:
+    rng = np.random.default_rng(6)
+    state = EstimatorState(refit_samples=64)
+    versions = [
+        state.observe("w", timed(mixed(rng, count), rng)).version
+        for count in (4, 4, 63, 1, 1, 200, 63)
+    ]
+    assert versions == [0, 1, 1, 2, 2, 3, 3]
+
+
+def test_it_follows_a_worker_that_got_slower() -> None:
+    rng = np.random.default_rng(7)
+    state = EstimatorState()
+    steps = [(0, 8, 8 * 64), (64, 0, 64), (32, 8, 600)] * 8
+    state.observe("w", timed(steps, rng))
+    slower = [StepTiming(p, d, c, 2 * TRUE.step_s(p, d, c)) for p, d, c in steps]
+    for _ in range(4):
+        state.observe("w", slower)
+    model = state.model("w")
+    assert model is not None
+    assert model.step_s(32, 8, 600) == pytest.approx(2 * TRUE.step_s(32, 8, 600), rel=0.01)
+
+
+def test_workers_are_apart_and_bounded() -> None:
+    rng = np.random.default_rng(8)
+    state = EstimatorState(workers_max=2)
+    for worker in ("a", "b", "a", "c"):
+        state.observe(worker, timed(mixed(rng, 10), rng))
+    assert [state.model(w) is None for w in ("a", "b", "c")] == [False, True, False]

@@ -1,0 +1,147 @@
+"""The estimator through its contract, over a socket and in process."""
+
+import asyncio
+
+import grpc
+import pytest
+from grpc import aio
+from prometheus_client import CollectorRegistry
+
+from protos import common_pb2, estimator_pb2, estimator_pb2_grpc
+from services.estimator.config import EstimatorConfig
+from services.estimator.service import EstimatorService
+from tests.reach import WAYS, reaching, until
+
+NAME = "foretoken.v1.Estimator"
+ADD = estimator_pb2_grpc.add_EstimatorServicer_to_server
+ASK = estimator_pb2.GetCostModelRequest(worker_id="w0")
+
+
+def service(registry: CollectorRegistry | None = None, watchers_max: int = 8) -> EstimatorService:
+    config = EstimatorConfig(refit_samples=8, watchers_max=watchers_max)
+    return EstimatorService(config, registry or CollectorRegistry())
+
+
+def timings(
+    count: int, worker_id: str = "w0", base_s: float = 0.002
+) -> estimator_pb2.ObserveTimingsRequest:
+    """Steps of base + 1 ms a sequence + 0.1 ms a prefill token."""
+    steps = [(16 * (i % 3), i % 5) for i in range(1, count + 1)]
+    return estimator_pb2.ObserveTimingsRequest(
+        worker_id=worker_id,
+        timings=[
+            common_pb2.StepTiming(
+                prefill_tokens=p, decode_seqs=d, elapsed_s=base_s + 0.001 * d + 0.0001 * p
+            )
+            for p, d in steps
+        ],
+    )
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_timings_in_model_out(way: str) -> None:
+    async with reaching(way, NAME, ADD, service()) as channel:
+        stub = estimator_pb2_grpc.EstimatorStub(channel)
+        with pytest.raises(aio.AioRpcError) as caught:
+            await stub.GetCostModel(ASK)
+        assert caught.value.code() == grpc.StatusCode.NOT_FOUND
+        assert caught.value.details() == (
+            "no cost model of worker 'w0': too few of its steps were seen"
+        )
+
+        assert (await stub.Observe(timings(4))).version == 0
+        assert (await stub.Observe(timings(20))).version == 1
+        model = await stub.GetCostModel(ASK)
+        assert (model.worker_id, model.version, model.source) == ("w0", 1, "linear")
+        assert model.base_s == pytest.approx(0.002, rel=1e-3)
+        assert model.decode_seq_s == pytest.approx(0.001, rel=1e-3)
+        assert model.prefill_token_s == pytest.approx(0.0001, rel=1e-3)
+        assert model.context_token_s == 0
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_watcher_waits_for_the_first_model_then_gets_each_newer_one(way: str) -> None:
+    async with reaching(way, NAME, ADD, service()) as channel, asyncio.timeout(20):
+        stub = estimator_pb2_grpc.EstimatorStub(channel)
+        call = stub.WatchCostModel(ASK)
+        models = aiter(call)
+        first = asyncio.ensure_future(anext(models))
+        await stub.Observe(timings(20, "other"))
+        await stub.Observe(timings(20))
+        assert ((await first).worker_id, (await first).version) == ("w0", 1)
+        await stub.Observe(timings(20, base_s=0.004))
+        assert (await anext(models)).version == 2
+
+        late = aiter(stub.WatchCostModel(ASK))
+        assert (await anext(late)).version == 2
+
+
+async def test_a_slow_watcher_skips_to_the_newest() -> None:
+    watched = service()
+    stream = watched.WatchCostModel(ASK, None)
+    for _ in range(5):
+        await watched.Observe(timings(20), None)
+    assert (await anext(stream)).version == 5
+    for _ in range(5):
+        await watched.Observe(timings(20), None)
+    assert (await anext(stream)).version == 10
+    await stream.aclose()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_watchers_are_bounded_and_make_room_when_they_leave(way: str) -> None:
+    registry = CollectorRegistry()
+    async with (
+        reaching(way, NAME, ADD, service(registry, watchers_max=1)) as channel,
+        asyncio.timeout(20),
+    ):
+        stub = estimator_pb2_grpc.EstimatorStub(channel)
+        await stub.Observe(timings(20))
+        watching = asyncio.ensure_future(_watch(stub))
+        await until(lambda: registry.get_sample_value("foretoken_estimator_watchers") == 1)
+        with pytest.raises(aio.AioRpcError) as caught:
+            await anext(aiter(stub.WatchCostModel(ASK)))
+        assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "estimator.watchers_max" in (caught.value.details() or "")
+
+        watching.cancel()
+        await until(lambda: registry.get_sample_value("foretoken_estimator_watchers") == 0)
+        assert (await anext(aiter(stub.WatchCostModel(ASK)))).version == 1
+
+
+async def _watch(stub: "estimator_pb2_grpc.EstimatorAsyncStub") -> None:
+    async for _ in stub.WatchCostModel(ASK):
+        pass
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_bad_input_is_refused_by_field(way: str) -> None:
+    async with reaching(way, NAME, ADD, service()) as channel:
+        stub = estimator_pb2_grpc.EstimatorStub(channel)
+        for call, sentence in (
+            (stub.GetCostModel(estimator_pb2.GetCostModelRequest()), "worker_id: must have 1 to"),
+            (stub.Observe(timings(5, "w" * 257)), "worker_id: must have 1 to 256 characters"),
+            (stub.Observe(timings(1_025)), "timings: at most 1024 a call, got 1025"),
+        ):
+            with pytest.raises(aio.AioRpcError) as caught:
+                await call
+            assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+            assert sentence in (caught.value.details() or "")
+
+
+async def test_samples_and_refits_are_counted() -> None:
+    registry = CollectorRegistry()
+    async with reaching("in-process", NAME, ADD, service(registry)) as channel:
+        stub = estimator_pb2_grpc.EstimatorStub(channel)
+        broken = common_pb2.StepTiming(decode_seqs=1, elapsed_s=float("nan"))
+        request = timings(20)
+        unusable = sum(1 for t in request.timings if not t.prefill_tokens and not t.decode_seqs)
+        request.timings.append(broken)
+        await stub.Observe(request)
+    value = registry.get_sample_value
+    assert value("foretoken_estimator_samples_total", {"used": "yes"}) == 20 - unusable
+    assert value("foretoken_estimator_samples_total", {"used": "no"}) == 1 + unusable
+    assert value("foretoken_estimator_refits_total") == 1
+    error = value("foretoken_estimator_relative_error", {"quantile": "0.9"})
+    assert error is not None
+    assert error < 0.01

@@ -1,0 +1,197 @@
+"""Forecast arithmetic: hand-worked values, laws, and draws against the empirical distribution."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import chisquare, ks_2samp
+
+from services.forecast import MAX_POINTS, Forecast, ForecastTable, certain, from_lengths
+
+HAND = Forecast((10.0, 20.0, 40.0), (0.5, 0.25, 0.25), 64)
+
+
+@st.composite
+def forecasts(draw: st.DrawFn) -> Forecast:
+    lengths = draw(st.lists(st.integers(1, 400), min_size=1, max_size=80))
+    return from_lengths(lengths, draw(st.integers(max(lengths), 500)), "history")
+
+
+def test_hand_worked_distribution() -> None:
+    assert HAND.survival(9) == 1
+    assert HAND.survival(10) == 0.5
+    assert HAND.survival(20, generated=10) == 0.5
+    assert HAND.survival(5, generated=10) == 1
+    assert HAND.survival(64) == 0
+    assert [HAND.quantile(q) for q in (0, 0.5, 0.51, 0.75, 0.76, 1)] == [10, 10, 20, 20, 40, 40]
+    assert HAND.quantile(0.5, generated=10) == 20
+    assert HAND.mean() == 20
+    assert HAND.mean(generated=10) == 30
+    assert HAND.mean_remaining(generated=12) == 18
+
+
+def test_nothing_longer_in_the_forecast_means_max_tokens() -> None:
+    assert HAND.quantile(0.1, generated=40) == 64
+    assert HAND.mean(generated=50) == 64
+    assert HAND.sample(np.random.default_rng(0), generated=40) == 64
+    assert HAND.survival(50, generated=45) == 1
+    assert HAND.survival(64, generated=45) == 0
+
+
+def test_truncation_moves_mass_to_the_cap() -> None:
+    assert HAND.truncated(30) == Forecast((10.0, 20.0, 30.0), (0.5, 0.25, 0.25), 30)
+    assert HAND.truncated(20) == Forecast((10.0, 20.0), (0.5, 0.5), 20)
+    assert HAND.truncated(5) == Forecast((5.0,), (1.0,), 5)
+    assert HAND.truncated(100) == Forecast(HAND.points, HAND.weights, 100)
+    assert HAND.truncated(64) is HAND
+
+
+@pytest.mark.parametrize(
+    ("points", "weights", "max_tokens", "sentence"),
+    [
+        ((), (), 9, "1 to 64 points"),
+        ((1.0, 2.0), (1.0,), 9, "a weight for each"),
+        (tuple(float(i + 1) for i in range(65)), (1 / 65,) * 65, 99, "1 to 64 points"),
+        ((2.0, 1.0), (0.5, 0.5), 9, "ascend"),
+        ((1.0, 1.0), (0.5, 0.5), 9, "ascend"),
+        ((0.0, 1.0), (0.5, 0.5), 9, "lie in"),
+        ((1.0, 10.0), (0.5, 0.5), 9, "lie in"),
+        ((float("nan"),), (1.0,), 9, "lie in"),
+        ((1.0, 2.0), (1.0, 0.0), 9, "positive"),
+        ((1.0, 2.0), (0.5, 0.4), 9, "sum to 1"),
+    ],
+)
+def test_what_is_no_distribution_is_refused(
+    points: tuple[float, ...], weights: tuple[float, ...], max_tokens: int, sentence: str
+) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        Forecast(points, weights, max_tokens)
+
+
+def test_lengths_up_to_64_values_are_kept_exactly() -> None:
+    assert from_lengths([3, 1, 3, 2], 9, "history") == Forecast(
+        (1.0, 2.0, 3.0), (0.25, 0.25, 0.5), 9, "history"
+    )
+
+
+def test_merged_lengths_keep_mean_mass_and_a_fine_tail() -> None:
+    lengths = np.random.default_rng(1).integers(1, 4_000, 1_000)
+    forecast = from_lengths(list(lengths), 4_096, "history", 7, "history/demo")
+    assert len(forecast.points) == MAX_POINTS
+    assert forecast.mean() == pytest.approx(lengths.mean(), abs=0.01)
+    assert (forecast.version, forecast.shared_key) == (7, "history/demo")
+    beyond = [p for p in forecast.points if p > np.quantile(lengths, 0.875)]
+    assert len(beyond) == MAX_POINTS // 4
+    for q in (0.1, 0.5, 0.9, 0.99):
+        assert forecast.quantile(q) == pytest.approx(np.quantile(lengths, q), rel=0.06)
+
+
+@given(forecasts(), st.integers(0, 499), st.integers(0, 600), st.integers(0, 600))
+def test_survival_falls_with_tokens(f: Forecast, g: int, a: int, b: int) -> None:
+    low, high = sorted((a, b))
+    assert 0 <= f.survival(high, g) <= f.survival(low, g) <= 1
+    assert f.survival(f.max_tokens, g) == 0
+
+
+@given(forecasts(), st.data())
+def test_something_always_remains_and_nothing_passes_max_tokens(
+    f: Forecast, data: st.DataObject
+) -> None:
+    g = data.draw(st.integers(0, f.max_tokens - 1))
+    q = data.draw(st.floats(0, 1))
+    assert 0 < f.mean_remaining(g) <= f.max_tokens - g
+    assert g < f.quantile(q, g) <= f.max_tokens
+
+
+@given(forecasts(), st.data())
+def test_quantile_rises_with_q_and_with_progress(f: Forecast, data: st.DataObject) -> None:
+    a, b = sorted(data.draw(st.tuples(st.floats(0, 1), st.floats(0, 1))))
+    g, h = sorted(data.draw(st.tuples(*2 * [st.integers(0, f.max_tokens - 1)])))
+    assert f.quantile(a, g) <= f.quantile(b, g)
+    assert f.quantile(a, g) <= f.quantile(a, h)
+
+
+@given(forecasts(), st.data())
+def test_conditioning_commutes_with_truncation(f: Forecast, data: st.DataObject) -> None:
+    cap = data.draw(st.integers(1, f.max_tokens))
+    g = data.draw(st.integers(0, cap - 1))
+    cut = f.truncated(cap)
+    for q in (0.0, 0.3, 0.7, 1.0):
+        assert cut.quantile(q, g) == min(f.quantile(q, g), cap)
+    for tokens in (g, g + 1, (g + cap) // 2):
+        if tokens < cap:
+            assert cut.survival(tokens, g) == pytest.approx(f.survival(tokens, g))
+
+
+@given(forecasts(), st.data(), st.integers(0, 2**32))
+def test_sampling_is_reproducible_and_table_equals_scalar(
+    f: Forecast, data: st.DataObject, seed: int
+) -> None:
+    others = data.draw(st.lists(forecasts(), max_size=3))
+    at = data.draw(st.integers(0, len(others)))
+    table = ForecastTable([*others[:at], f, *others[at:]])
+    cap = data.draw(st.integers(1, f.max_tokens))
+    g = data.draw(st.integers(0, cap - 1))
+    which, generated, caps = (np.array([v]) for v in (at, g, cap))
+
+    drawn = table.sample(np.random.default_rng(seed), which, generated, caps)
+    assert drawn == table.sample(np.random.default_rng(seed), which, generated, caps)
+    assert drawn[0] == f.truncated(cap).sample(np.random.default_rng(seed), g)
+    assert table.mean(which, generated, caps)[0] == pytest.approx(f.truncated(cap).mean(g))
+
+
+@pytest.mark.parametrize("generated", [0, 40, 150, 290])
+def test_draws_follow_the_empirical_distribution_given_progress(generated: int) -> None:
+    rng = np.random.default_rng(generated)
+    lengths = rng.choice([5, 20, 41, 80, 151, 160, 291, 300], 3_000, p=_P)
+    forecast = from_lengths(list(lengths), 512, "history")
+    longer, counts = np.unique(lengths[lengths > generated], return_counts=True)
+    expected = counts / counts.sum() * 4_000
+
+    scalar = [forecast.sample(rng, generated) for _ in range(4_000)]
+    table = ForecastTable([certain(9), forecast])
+    rows = np.ones(4_000, np.int64)
+    whole = table.sample(rng, rows, rows * generated, rows * 512)
+    for drawn in (scalar, whole):
+        seen = np.array([np.count_nonzero(np.asarray(drawn) == value) for value in longer])
+        assert seen.sum() == 4_000
+        assert len(longer) == 1 or chisquare(seen, expected).pvalue > 0.001
+
+
+_P = (0.05, 0.2, 0.2, 0.2, 0.15, 0.1, 0.06, 0.04)
+
+
+def test_draws_of_merged_lengths_stay_close_to_the_lengths() -> None:
+    """Merging moves a draw by less than half a group: KS below the coarsest group's mass."""
+    rng = np.random.default_rng(3)
+    lengths = rng.lognormal(5, 1, 1_000).round().clip(1, 4_096)
+    forecast = from_lengths(list(lengths), 4_096, "history")
+    table, rows = ForecastTable([forecast]), np.zeros(20_000, np.int64)
+    for generated in (0, 100, 300):
+        drawn = table.sample(rng, rows, rows + generated, rows + 4_096)
+        longer = lengths[lengths > generated]
+        kept = [w for p, w in zip(forecast.points, forecast.weights, strict=True) if p > generated]
+        assert ks_2samp(drawn, longer).statistic < 1.5 * max(kept) / sum(kept) + 0.02
+
+
+def test_a_table_takes_lengths_past_its_bands_and_no_forecasts_at_all() -> None:
+    rng = np.random.default_rng(0)
+    table = ForecastTable([certain(5), certain(7)])
+    rows, huge = np.array([0, 1]), np.array([2**31, 2**31])
+    assert list(table.sample(rng, rows, huge, huge + 1)) == [2**31 + 1, 2**31 + 1]
+    assert list(table.mean(rows, np.zeros(2, np.int64), huge)) == [5, 7]
+    empty = np.array([], np.int64)
+    assert len(ForecastTable([]).sample(rng, empty, empty, empty)) == 0
+
+
+@settings(max_examples=25)
+@given(st.lists(forecasts(), min_size=1, max_size=5), st.integers(0, 2**32))
+def test_a_batch_draws_each_row_from_its_own_forecast(fs: list[Forecast], seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    which = rng.integers(0, len(fs), 200)
+    caps = np.array([fs[i].max_tokens for i in which])
+    generated = rng.integers(0, caps)
+    drawn = ForecastTable(fs).sample(rng, which, generated, caps)
+    for i, g, length in zip(which, generated, drawn, strict=True):
+        allowed = [p for p in fs[i].points if p > g] or [float(fs[i].max_tokens)]
+        assert length in allowed

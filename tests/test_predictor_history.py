@@ -1,0 +1,137 @@
+"""What the predictors foretell, and what they learn from."""
+
+from collections import deque
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.core import FinishReason, Outcome
+from services.forecast import Forecast, from_lengths
+from services.predictor.history import HistoryPredictor
+from services.predictor.interface import Options, Query
+from services.predictor.maximum import MaxPredictor
+from services.predictor.predictors import PREDICTORS, build
+
+
+def outcome(
+    length: int, application: str = "", model: str = "demo", reason: str = "stop"
+) -> Outcome:
+    return Outcome("r", model, application, 10, length, 4_096, FinishReason(reason), 1.0, 0)
+
+
+def ask(predictor: HistoryPredictor, application: str = "", max_tokens: int = 100) -> Forecast:
+    return predictor.forecast([Query("demo", application, 10, max_tokens)])[0]
+
+
+def test_before_any_history_every_answer_is_max_tokens() -> None:
+    for application in ("", "copy"):
+        assert ask(HistoryPredictor(), application, 77) == Forecast(
+            (77.0,), (1.0,), 77, "history", 0, "history/demo"
+        )
+
+
+def test_history_is_the_distribution_of_what_finished() -> None:
+    predictor = HistoryPredictor()
+    assert predictor.learn([outcome(n) for n in (5, 9, 5, 7)]) == 4
+    assert ask(predictor) == Forecast(
+        (5.0, 7.0, 9.0), (0.5, 0.25, 0.25), 100, "history", 4, "history/demo"
+    )
+
+
+def test_points_are_as_learnt_not_cut_at_the_asker_s_max_tokens() -> None:
+    predictor = HistoryPredictor()
+    predictor.learn([outcome(50), outcome(200)])
+    assert ask(predictor, max_tokens=60).points == (50, 200)
+    assert ask(predictor, max_tokens=60).max_tokens == 200
+    assert ask(predictor, max_tokens=900).max_tokens == 900
+
+
+def test_only_answers_that_came_to_their_end_are_learnt_from() -> None:
+    predictor = HistoryPredictor()
+    cut_short = [outcome(3, reason=r) for r in ("deadline", "cancelled", "error")]
+    assert predictor.learn([*cut_short, outcome(0), outcome(8), outcome(9, reason="length")]) == 2
+    assert (ask(predictor).points, predictor.version) == ((8, 9), 2)
+
+
+def test_the_window_forgets_the_oldest() -> None:
+    predictor = HistoryPredictor(Options(window=3))
+    predictor.learn([outcome(n) for n in (1, 2, 3, 4)])
+    assert ask(predictor).points == (2, 3, 4)
+
+
+def test_an_application_speaks_for_itself_once_it_has_said_enough() -> None:
+    predictor = HistoryPredictor(Options(application_min=3))
+    predictor.learn([outcome(100, "list"), outcome(4, "copy"), outcome(5, "copy")])
+    before = ask(predictor, "copy")
+    assert (before.points, before.shared_key) == ((4, 5, 100), "history/demo")
+
+    predictor.learn([outcome(6, "copy")])
+    after = ask(predictor, "copy")
+    assert (after.points, after.shared_key, after.version) == ((4, 5, 6), "history/demo/copy", 3)
+    assert ask(predictor, "list").shared_key == "history/demo"
+    assert ask(predictor).points == (4, 5, 6, 100)
+
+
+def test_models_do_not_mix_and_slashes_do_not_collide() -> None:
+    predictor = HistoryPredictor(Options(application_min=1))
+    predictor.learn([outcome(1, model="a/b"), outcome(2, "b", model="a")])
+    one, two = predictor.forecast([Query("a/b", "", 1, 9), Query("a", "b", 1, 9)])
+    assert (one.points, one.shared_key) == ((1,), "history/a%2Fb")
+    assert (two.points, two.shared_key) == ((2,), "history/a/b")
+
+
+def test_versions_rise_with_what_is_learnt_and_forecasts_are_built_once() -> None:
+    predictor = HistoryPredictor()
+    predictor.learn([outcome(5)])
+    first, second = ask(predictor, max_tokens=5), ask(predictor, max_tokens=5)
+    assert first is second
+    predictor.learn([outcome(3, reason="cancelled")])
+    assert ask(predictor, max_tokens=5) is first
+    predictor.learn([outcome(6)])
+    assert ask(predictor).version > first.version
+
+
+def test_the_number_of_populations_is_bounded() -> None:
+    predictor = HistoryPredictor(Options(application_min=1, populations_max=3))
+    for i in range(10):
+        predictor.learn([outcome(i + 1, f"app{i}")])
+    assert ask(predictor, "app9").shared_key == "history/demo/app9"
+    assert ask(predictor, "app0").shared_key == "history/demo"
+    assert ask(predictor).version == 10
+
+
+@given(st.lists(st.tuples(st.sampled_from(["", "a", "b"]), st.integers(1, 50)), max_size=60))
+def test_history_against_a_dumb_oracle(events: list[tuple[str, int]]) -> None:
+    window, least = 10, 4
+    predictor = HistoryPredictor(Options(window, least))
+    everything: deque[int] = deque(maxlen=window)
+    by_application: dict[str, deque[int]] = {a: deque(maxlen=window) for a in ("a", "b")}
+    for application, length in events:
+        predictor.learn([outcome(length, application)])
+        everything.append(length)
+        if application:
+            by_application[application].append(length)
+        for asked in ("", "a", "b"):
+            own = by_application.get(asked, everything)
+            lengths = own if len(own) >= least else everything
+            expected = from_lengths(lengths, 100, "history")
+            seen = ask(predictor, asked)
+            assert (seen.points, seen.weights) == (expected.points, expected.weights)
+
+
+def test_max_foretells_max_tokens_and_learns_nothing() -> None:
+    predictor = MaxPredictor()
+    assert predictor.learn([outcome(5)]) == 0
+    assert predictor.forecast([Query("demo", "", 1, 30), Query("demo", "", 1, 40)]) == [
+        Forecast((30.0,), (1.0,), 30, "max"),
+        Forecast((40.0,), (1.0,), 40, "max"),
+    ]
+
+
+def test_predictors_are_chosen_by_name() -> None:
+    assert set(PREDICTORS) == {"history", "max"}
+    assert isinstance(build("history", Options()), HistoryPredictor)
+    assert isinstance(build("max", Options()), MaxPredictor)
+    with pytest.raises(ValueError, match=r"no predictor is called 'oracle'; known: history, max"):
+        build("oracle", Options())

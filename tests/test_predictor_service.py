@@ -1,0 +1,126 @@
+"""The predictor through its contract, over a socket and in process."""
+
+import grpc
+import pytest
+from grpc import aio
+from prometheus_client import CollectorRegistry
+
+from protos import common_pb2, predictor_pb2, predictor_pb2_grpc
+from services.predictor.config import PredictorConfig
+from services.predictor.service import PredictorService
+from tests.reach import WAYS, reaching
+
+NAME = "foretoken.v1.Predictor"
+ADD = predictor_pb2_grpc.add_PredictorServicer_to_server
+
+
+def service(registry: CollectorRegistry | None = None, model: str = "history") -> PredictorService:
+    return PredictorService(PredictorConfig(model=model), registry or CollectorRegistry())
+
+
+def asked(*max_tokens: int, application: str = "") -> predictor_pb2.ForecastRequest:
+    return predictor_pb2.ForecastRequest(
+        inputs=[
+            predictor_pb2.ForecastInput(model="demo", application=application, max_tokens=most)
+            for most in max_tokens
+        ]
+    )
+
+
+def finished(
+    *lengths: int, reason: common_pb2.FinishReason.ValueType = common_pb2.FINISH_REASON_STOP
+) -> predictor_pb2.ObserveOutcomesRequest:
+    return predictor_pb2.ObserveOutcomesRequest(
+        outcomes=[
+            predictor_pb2.Outcome(model="demo", output_tokens=n, max_tokens=99, reason=reason)
+            for n in lengths
+        ]
+    )
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_forecasts_follow_what_was_observed(way: str) -> None:
+    async with reaching(way, NAME, ADD, service()) as channel:
+        stub = predictor_pb2_grpc.PredictorStub(channel)
+        cold = await stub.Forecast(asked(30, 40))
+        assert [list(f.points) for f in cold.forecasts] == [[30], [40]]
+        assert {(f.source, f.shared_key, f.version) for f in cold.forecasts} == {
+            ("history", "history/demo", 0)
+        }
+
+        cut_short = finished(9, reason=common_pb2.FINISH_REASON_CANCELLED)
+        assert (await stub.Observe(cut_short)).version == 0
+        assert (await stub.Observe(finished(5, 5, 7, 80))).version == 4
+        warm = await stub.Forecast(asked(30, application="copy"))
+        assert list(warm.forecasts) == [
+            common_pb2.Forecast(
+                points=[5, 7, 80],
+                weights=[0.5, 0.25, 0.25],
+                source="history",
+                version=4,
+                shared_key="history/demo",
+            )
+        ]
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_max_answers_the_same_whatever_was_observed(way: str) -> None:
+    async with reaching(way, NAME, ADD, service(model="max")) as channel:
+        stub = predictor_pb2_grpc.PredictorStub(channel)
+        assert (await stub.Observe(finished(5))).version == 0
+        answer = await stub.Forecast(asked(30))
+        assert list(answer.forecasts) == [
+            common_pb2.Forecast(points=[30], weights=[1], source="max")
+        ]
+
+
+@pytest.mark.parametrize(
+    ("request_", "sentence"),
+    [
+        (asked(5, 0), "inputs[1].max_tokens: must be 1 to 16777215, got 0"),
+        (asked(2**31), "inputs[0].max_tokens: must be 1 to 16777215"),
+        (asked(*[5] * 1_025), "inputs: at most 1024 a call, got 1025"),
+        (asked(5, application="a" * 257), "inputs[0]: a name has at most 256 characters"),
+        (finished(*[5] * 1_025), "outcomes: at most 1024 a call, got 1025"),
+        (finished(2**31), "outcomes[0].output_tokens: at most 16777215"),
+    ],
+)
+@pytest.mark.parametrize("way", WAYS)
+async def test_bad_input_is_refused_by_field(
+    way: str,
+    request_: predictor_pb2.ForecastRequest | predictor_pb2.ObserveOutcomesRequest,
+    sentence: str,
+) -> None:
+    async with reaching(way, NAME, ADD, service()) as channel:
+        stub = predictor_pb2_grpc.PredictorStub(channel)
+        with pytest.raises(aio.AioRpcError) as caught:
+            if isinstance(request_, predictor_pb2.ForecastRequest):
+                await stub.Forecast(request_)
+            else:
+                await stub.Observe(request_)
+    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert sentence in (caught.value.details() or "")
+
+
+async def test_a_full_batch_is_answered_in_order() -> None:
+    async with reaching("socket", NAME, ADD, service()) as channel:
+        stub = predictor_pb2_grpc.PredictorStub(channel)
+        answer = await stub.Forecast(asked(*range(1, 1_025)))
+    assert [f.points[0] for f in answer.forecasts] == list(range(1, 1_025))
+
+
+async def test_forecasts_and_outcomes_are_counted() -> None:
+    registry = CollectorRegistry()
+    async with reaching("in-process", NAME, ADD, service(registry)) as channel:
+        stub = predictor_pb2_grpc.PredictorStub(channel)
+        await stub.Forecast(asked(3, 4))
+        await stub.Observe(finished(5, 0))
+    value = registry.get_sample_value
+    assert value("foretoken_predictor_forecasts_total", {"source": "history"}) == 2
+    assert value("foretoken_predictor_outcomes_total", {"learnt": "yes"}) == 1
+    assert value("foretoken_predictor_outcomes_total", {"learnt": "no"}) == 1
+
+
+def test_an_unknown_predictor_is_no_service() -> None:
+    with pytest.raises(ValueError, match="known: history, max"):
+        service(model="psychic")

@@ -1,0 +1,107 @@
+"""Config: where values come from, and that every mistake is one usable line."""
+
+import subprocess
+import sys
+from typing import ClassVar
+
+import pytest
+from pydantic import Field, ValidationError
+
+from services.runtime.config import ConfigError, Settings, check_environment, load, parse_sets
+
+
+class Sample(Settings):
+    section: ClassVar[str] = "batcher"
+
+    address: str = "127.0.0.1:1"
+    window: int = Field(default=10, gt=0)
+    params: dict[str, float] = Field(default_factory=dict)
+
+
+def test_overrides_beat_the_environment_beats_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load(Sample).window == 10
+    monkeypatch.setenv("FORETOKEN_BATCHER_WINDOW", "20")
+    assert load(Sample).window == 20
+    assert load(Sample, {"window": "30"}).window == 30
+    assert load(Sample, {"params": '{"reserved": 0.1}'}).params == {"reserved": 0.1}
+
+
+def test_variables_without_our_prefix_are_not_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ADDRESS", "elsewhere:1")
+    monkeypatch.setenv("WINDOW", "nonsense")
+    assert load(Sample) == Sample()
+
+
+def test_config_is_frozen() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        Sample().window = 5
+
+
+@pytest.mark.parametrize(
+    ("overrides", "line"),
+    [
+        (
+            {"windw": "5"},
+            "unknown config key batcher.windw, did you mean window?; known: address, params, win",
+        ),
+        ({"window": "0"}, "batcher.window: Input should be greater than 0 (got '0')"),
+        ({"window": "many"}, "batcher.window: Input should be a valid integer"),
+        ({"params": "[1]"}, "batcher.params: Input should be a valid dictionary"),
+        ({"params": "{reserved"}, "batcher.params"),
+    ],
+)
+def test_a_wrong_value_is_one_line_naming_the_key(overrides: dict[str, str], line: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(Sample, overrides)
+    assert line in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_variable_of_a_section_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORETOKEN_BATCHER_WINDWO", "5")
+    with pytest.raises(ConfigError, match=r"unknown config key batcher\.windwo, did you mean wind"):
+        load(Sample)
+
+
+def test_a_variable_of_no_section_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORETOKEN_BATCHERS_WINDOW", "5")
+    with pytest.raises(ConfigError, match=r"FORETOKEN_BATCHERS_WINDOW .*did you mean batcher\?"):
+        check_environment()
+
+
+def test_sets_are_parsed_by_section() -> None:
+    sets = ["batcher.window=5", "batcher.address=unix:/tmp/a=b.sock"]
+    assert parse_sets(sets, ["batcher", "worker"]) == {
+        "batcher": {"window": "5", "address": "unix:/tmp/a=b.sock"},
+        "worker": {},
+    }
+
+
+@pytest.mark.parametrize("item", ["batcher.window", "window=5", "=5", "batcher.=5", ""])
+def test_a_set_of_another_form_is_refused(item: str) -> None:
+    with pytest.raises(ConfigError, match=r"--set takes section\.key=value"):
+        parse_sets([item], ["batcher"])
+
+
+def test_a_set_of_an_unknown_section_is_refused() -> None:
+    with pytest.raises(ConfigError, match="'batchr', did you mean batcher"):
+        parse_sets(["batchr.window=5"], ["batcher", "worker"])
+
+
+@pytest.mark.parametrize(
+    ("service", "arguments", "line"),
+    [
+        ("predictor", ["--set", "predictor.model=oracle"], "known: history, max"),
+        ("estimator", ["--set", "estimator.windw=3"], "did you mean window?"),
+        ("batcher", ["--sets"], "usage: [--set section.key=value]..."),
+    ],
+)
+def test_a_service_ends_with_one_line_on_a_mistake(
+    service: str, arguments: list[str], line: str
+) -> None:
+    command = [sys.executable, "-m", f"services.{service}", *arguments]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith(f"foretoken {service}: ")
+    assert line in ended.stderr
+    assert ended.stderr.count("\n") == 1

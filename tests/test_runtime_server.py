@@ -1,0 +1,141 @@
+"""A server as all services run it: health, reflection, errors as statuses, bounds, its end."""
+
+import asyncio
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from grpc import aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from prometheus_client import CollectorRegistry
+
+from protos import batcher_pb2_grpc, estimator_pb2_grpc, predictor_pb2_grpc
+from services.batcher.config import BatcherConfig
+from services.batcher.service import BatcherService
+from services.estimator.config import EstimatorConfig
+from services.estimator.service import EstimatorService
+from services.predictor.config import PredictorConfig
+from services.predictor.service import PredictorService
+from services.runtime.channel import connect
+from services.runtime.config import ConfigError
+from services.runtime.server import Lifecycle, Mount, listening
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+def mounts() -> list[Mount]:
+    registry = CollectorRegistry()
+    return [
+        Mount(
+            "foretoken.v1.Predictor",
+            predictor_pb2_grpc.add_PredictorServicer_to_server,
+            PredictorService(PredictorConfig(), registry),
+        ),
+        Mount(
+            "foretoken.v1.Estimator",
+            estimator_pb2_grpc.add_EstimatorServicer_to_server,
+            EstimatorService(EstimatorConfig(), registry),
+        ),
+        Mount(
+            "foretoken.v1.Batcher",
+            batcher_pb2_grpc.add_BatcherServicer_to_server,
+            BatcherService(BatcherConfig(), registry),
+        ),
+    ]
+
+
+async def health(channel: aio.Channel, service: str = "") -> int:
+    request = health_pb2.HealthCheckRequest(service=service)
+    stub: Any = health_pb2_grpc.HealthStub(channel)
+    answer = await stub.Check(request)
+    return int(answer.status)
+
+
+async def test_health_answers_for_the_server_and_each_service() -> None:
+    async with listening(mounts(), "127.0.0.1:0") as server:
+        channel = connect(f"127.0.0.1:{server.port}")
+        for service in ("", "foretoken.v1.Predictor", "foretoken.v1.Batcher"):
+            assert await health(channel, service) == SERVING
+        await server.set_serving(False)
+        for service in ("", "foretoken.v1.Estimator"):
+            assert await health(channel, service) == NOT_SERVING
+        await channel.close()
+
+
+async def test_reflection_lists_the_services() -> None:
+    async with listening(mounts(), "127.0.0.1:0") as server:
+        channel = connect(f"127.0.0.1:{server.port}")
+        stub: Any = cast(Any, reflection_pb2_grpc).ServerReflectionStub(channel)
+        request = cast(Any, reflection_pb2).ServerReflectionRequest(list_services="")
+        async for answer in stub.ServerReflectionInfo(iter([request])):
+            names = {service.name for service in answer.list_services_response.service}
+        await channel.close()
+    assert names >= {f"foretoken.v1.{n}" for n in ("Predictor", "Estimator", "Batcher")}
+    assert "grpc.health.v1.Health" in names
+
+
+async def test_a_port_in_use_is_one_line() -> None:
+    async with listening(mounts(), "127.0.0.1:0") as server:
+        with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{server.port}"):
+            async with listening(mounts(), f"127.0.0.1:{server.port}"):
+                pass
+
+
+async def test_a_unix_socket_in_use_is_refused_and_a_stale_one_replaced(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path / 's.sock'}"
+    async with listening(mounts(), address):
+        channel = connect(address)
+        assert await health(channel) == SERVING
+        await channel.close()
+        with pytest.raises(ConfigError, match="another process does"):
+            async with listening(mounts(), address):
+                pass
+    with socket.socket(socket.AF_UNIX) as killed:
+        killed.bind(str(tmp_path / "s.sock"))
+    async with listening(mounts(), address):
+        channel = connect(address)
+        assert await health(channel) == SERVING
+        await channel.close()
+
+
+async def test_the_first_signal_drains_and_the_second_aborts() -> None:
+    lifecycle = Lifecycle()
+    lifecycle.signal()
+    assert (lifecycle.draining.is_set(), lifecycle.aborting.is_set()) == (True, False)
+    assert await lifecycle.drain(asyncio.sleep(0), limit_s=5)
+
+    endless = asyncio.ensure_future(lifecycle.drain(asyncio.sleep(60), limit_s=60))
+    await asyncio.sleep(0)
+    lifecycle.signal()
+    assert not await asyncio.wait_for(endless, 5)
+    assert not await Lifecycle().drain(asyncio.sleep(60), limit_s=0.01)
+
+
+@pytest.mark.parametrize("service", ["predictor", "estimator", "batcher"])
+async def test_a_service_process_serves_and_leaves_on_sigterm(service: str, tmp_path: Path) -> None:
+    address = f"unix:{tmp_path / 's.sock'}"
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", f"services.{service}", "--set", f"{service}.address={address}"
+    )
+    channel = connect(address)
+    try:
+        async with asyncio.timeout(60):
+            await _served(channel)
+            process.send_signal(signal.SIGTERM)
+            assert await process.wait() == 0
+    finally:
+        await channel.close()
+        if process.returncode is None:
+            process.kill()
+
+
+async def _served(channel: aio.Channel) -> None:
+    """Return once the server there is healthy."""
+    stub: Any = health_pb2_grpc.HealthStub(channel)
+    answer = await stub.Check(health_pb2.HealthCheckRequest(), wait_for_ready=True)
+    assert answer.status == SERVING

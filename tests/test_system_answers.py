@@ -1,0 +1,121 @@
+"""The whole system answers exactly as `transformers` does, whatever happens on the way."""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from foretoken import AsyncClient
+from models.tasks import examples
+from tests.live import ROOT, Live, serving
+
+DEMO = str(ROOT / "models/demo")
+PROMPTS = 200
+LONGEST = 160
+
+
+@dataclass(frozen=True)
+class Case:
+    """A prompt in tokens, and what greedy `generate()` makes of it."""
+
+    prompt: tuple[int, ...]
+    answer: tuple[int, ...]
+
+
+@pytest.fixture(scope="module")
+def cases() -> list[Case]:
+    """One prompt at a time, unpadded, by transformers' own attention."""
+    tokenizer = AutoTokenizer.from_pretrained(DEMO)
+    model = AutoModelForCausalLM.from_pretrained(DEMO, dtype=torch.float32)
+    made = []
+    for example in examples(seed=7, n=PROMPTS, held_out=True):
+        prompt = tokenizer.apply_chat_template(
+            example.messages, add_generation_prompt=True, return_dict=False
+        )
+        with torch.inference_mode():
+            whole = model.generate(torch.tensor([prompt]), max_new_tokens=LONGEST, do_sample=False)
+        made.append(Case(tuple(prompt), tuple(whole[0, len(prompt) :].tolist())))
+    return made
+
+
+async def ask_all(
+    live: Live, prompts: Sequence[tuple[int, ...]], concurrency: int, **sampling: object
+) -> list[tuple[int, ...]]:
+    """Every prompt's output tokens, so many requests at a time."""
+    gate = asyncio.Semaphore(concurrency)
+    async with AsyncClient(live.grpc) as client:
+
+        async def ask(number: int, prompt: tuple[int, ...]) -> tuple[int, ...]:
+            seeded = {"seed": number} if "temperature" in sampling else {"temperature": 0.0}
+            async with gate:
+                answer = await client.complete(
+                    tokens=prompt, max_tokens=LONGEST, **seeded, **sampling
+                )
+            return tuple(answer.token_ids)
+
+        return await asyncio.gather(*(ask(i, p) for i, p in enumerate(prompts)))
+
+
+async def check(live: Live, cases: list[Case], concurrency: int) -> None:
+    answers = await ask_all(live, [case.prompt for case in cases], concurrency)
+    wrong = [i for i, case in enumerate(cases) if answers[i] != case.answer]
+    assert not wrong, f"{len(wrong)} of {len(cases)} differ, first {wrong[0]}"
+
+
+@pytest.fixture(scope="module")
+def chunked() -> Iterator[Live]:
+    """One worker whose prompts enter in chunks of at most 24 tokens."""
+    with serving("--set", "worker.max_batch_tokens=24") as live:
+        yield live
+
+
+@pytest.mark.slow
+async def test_one_at_a_time(chunked: Live, cases: list[Case]):
+    await check(chunked, cases, 1)
+
+
+@pytest.mark.slow
+async def test_thirty_two_at_a_time(chunked: Live, cases: list[Case]):
+    await check(chunked, cases, 32)
+
+
+@pytest.mark.slow
+async def test_with_memory_so_small_that_requests_are_evicted(cases: list[Case]):
+    with serving("--policy", "fcfs", "--kv-tokens", "512") as live:
+        await check(live, cases, 32)
+        assert preemptions(live) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["conservative", "past-future"])
+async def test_two_workers(cases: list[Case], policy: str):
+    with serving("--workers", "2", "--kv-tokens", "2048", "--policy", policy) as live:
+        await check(live, cases, 32)
+
+
+@pytest.mark.slow
+async def test_slices_of_one_and_of_many_tokens_change_no_answer(cases: list[Case]):
+    for slice_tokens in (1, 48):
+        with serving("--set", f"preset.slice_tokens={slice_tokens}") as live:
+            await check(live, cases[:40], 8)
+
+
+@pytest.mark.slow
+async def test_seeded_sampling_does_not_depend_on_company(chunked: Live, cases: list[Case]):
+    prompts = [case.prompt for case in cases[:60]]
+    sampling = {"temperature": 1.0, "top_p": 0.95}
+    alone = await ask_all(chunked, prompts, 1, **sampling)
+    together = await ask_all(chunked, prompts, 32, **sampling)
+    assert alone == together
+    assert len(set(alone)) > 1
+
+
+def preemptions(live: Live) -> float:
+    import urllib.request
+
+    text = urllib.request.urlopen(f"{live.http}/metrics", timeout=10).read().decode()
+    [line] = [x for x in text.splitlines() if x.startswith("foretoken_num_preemptions_total")]
+    return float(line.split()[-1])
