@@ -11,10 +11,11 @@ from collections.abc import Iterator
 import pytest
 
 from foretoken import AsyncClient
+from foretoken.answers import SamplingOptions
 from tests.live import Live, serving, wait_for
 
 KV_TOKENS = 2_048
-LONG = {"max_tokens": 1_500, "ignore_eos": True, "temperature": 0.0}
+LONG: SamplingOptions = {"max_tokens": 1_500, "ignore_eos": True, "temperature": 0.0}
 
 
 @pytest.fixture(scope="module")

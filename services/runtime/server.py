@@ -82,7 +82,7 @@ class Server:
 
     async def start(self, address: str) -> None:
         """Listen and report healthy. Raises ConfigError when the address can't be had."""
-        _clear_stale_socket(address)
+        _require_free(address)
         try:
             self.port = self._server.add_insecure_port(address)
         except RuntimeError:
@@ -112,12 +112,25 @@ async def listening(mounts: Sequence[Mount], address: str) -> AsyncIterator[Serv
         await server.stop(grace_s=0.5)
 
 
-def _clear_stale_socket(address: str) -> None:
+def _require_free(address: str) -> None:
+    """Raise ConfigError for an address in use: gRPC itself would say so on stderr, at length."""
+    if address.startswith("unix:"):
+        return _clear_stale_socket(Path(address.removeprefix("unix:")))
+    host, _, port = address.rpartition(":")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host.strip("[]"), int(port)))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"cannot listen on {address}: {error}") from None
+
+
+def _clear_stale_socket(path: Path) -> None:
     """A socket file whose owner was killed would refuse the bind; one that answers is in use."""
-    path = Path(address.removeprefix("unix:"))
-    if not address.startswith("unix:") or not path.exists():
+    if not path.exists():
         return
     with socket.socket(socket.AF_UNIX) as probe:
         if probe.connect_ex(str(path)) == 0:
-            raise ConfigError(f"cannot listen on {address}: another process does")
+            raise ConfigError(f"cannot listen on unix:{path}: another process does")
     path.unlink(missing_ok=True)

@@ -25,6 +25,7 @@ from protos import (
 from services.core import Outcome, Request
 from services.forecast import Forecast
 from services.runtime.codec import decode_cost_model, decode_forecast, encode_outcome
+from services.runtime.config import ConfigError
 from services.scheduler import events as ev
 from services.scheduler.codec import decode_batch, encode_forecast_input, encode_problem
 from services.scheduler.config import SchedulerConfig
@@ -145,6 +146,8 @@ class Advice:
             )
             return tuple(decode_batch(b) for b in answer.batches)
         except aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.INVALID_ARGUMENT:  # it will be no better next time
+                raise ConfigError(f"the batcher refuses the preset: {error.details()}") from None
             log.warning("batcher: %s; the round is asked again", _sentence(error))
             await asyncio.sleep(PAUSE_S)
             return ()

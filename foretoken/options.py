@@ -1,0 +1,78 @@
+"""`foretoken serve`'s options, spread over the sections they belong to."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+
+from services.batcher.policies import resolve
+from services.runtime.config import SECTIONS, ConfigError, load, parse_sets
+from services.scheduler.config import SchedulerConfig
+from services.scheduler.presets import Preset, choose
+
+Sections = dict[str, dict[str, str]]
+
+
+def demo_model() -> str:
+    """The model that ships with foretoken."""
+    return str(files("models").joinpath("demo"))
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """What was asked on the command line; empty or 0 where it was left out."""
+
+    model: str = ""
+    policy: str = ""
+    kv_tokens: int = 0
+    workers: int = 1
+    host: str = "127.0.0.1"
+    http_port: int = 8000
+    grpc_port: int = 50051
+    separate: bool = False
+    sets: Sequence[str] = field(default_factory=list)
+
+
+def sections(options: ServeOptions) -> Sections:
+    """Overrides for each section; `--set` wins over the short options.
+
+    `--set preset.key=value` replaces a choice of the preset. Raises ConfigError.
+    """
+    model = options.model or demo_model()
+    given = parse_sets(options.sets, [*SECTIONS, "preset"])
+    short: dict[str, Mapping[str, str]] = {
+        "gateway": {
+            "model": model,
+            "host": options.host,
+            "http_port": str(options.http_port),
+            "grpc_port": str(options.grpc_port),
+        },
+        "worker": {"model": model} | _if_set("kv_tokens", options.kv_tokens),
+        "scheduler": dict(_if_set("policy", options.policy)),
+    }
+    preset = given.pop("preset")
+    if preset:
+        if "preset" in given["scheduler"]:
+            raise ConfigError("give --set preset.key=value or scheduler.preset, not both")
+        given["scheduler"]["preset"] = json.dumps(preset)
+    return {name: {**short.get(name, {}), **given[name]} for name in SECTIONS}
+
+
+def chosen_preset(overrides: Sections) -> Preset:
+    """The scheduler's preset, its batcher's policy and parameters checked too: a mistake should
+    end the start, not the first request. Raises ValueError."""
+    config = load(SchedulerConfig, overrides["scheduler"])
+    preset = choose(config.policy, config.preset)
+    resolve(preset.batcher, preset.params)
+    return preset
+
+
+def _if_set(key: str, value: object) -> dict[str, str]:
+    return {key: str(value)} if value else {}
+
+
+def as_arguments(section: str, overrides: Mapping[str, str]) -> list[str]:
+    """The same overrides as a service process takes them."""
+    return [
+        part for key, value in overrides.items() for part in ("--set", f"{section}.{key}={value}")
+    ]

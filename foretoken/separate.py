@@ -1,0 +1,68 @@
+"""Every service a process of its own, over TCP, as deploy/compose.yaml runs them."""
+
+import socket
+from contextlib import AsyncExitStack
+
+from foretoken import status
+from foretoken.options import Sections, ServeOptions, chosen_preset, sections
+from foretoken.processes import running
+from services.runtime.channel import connect
+from services.runtime.server import Lifecycle
+from services.runtime.tasks import background
+
+ADVISERS = ("predictor", "batcher", "estimator")
+
+
+def wire(overrides: Sections, workers: int) -> list[tuple[str, str, dict[str, str]]]:
+    """(section, module, settings) of every process, in starting order, with addresses filled in.
+
+    Internal services listen on free ports of the loopback unless `--set` says where.
+    """
+    addresses = {
+        name: overrides[name].get("address", f"127.0.0.1:{_free_port()}")
+        for name in (*ADVISERS, "scheduler")
+    }
+    predictor = chosen_preset(overrides).predictor
+    own: dict[str, dict[str, str]] = {
+        "predictor": {"model": predictor},
+        "batcher": {},
+        "estimator": {},
+        "scheduler": {f"{name}_address": addresses[name] for name in ADVISERS},
+    }
+    units = [
+        (name, f"services.{name}", {"address": addresses[name]} | settings | overrides[name])
+        for name, settings in own.items()
+    ]
+    to_scheduler = {"scheduler_address": addresses["scheduler"]}
+    served = overrides["gateway"].get("served_model_name", "")
+    for number in range(workers):
+        address = f"127.0.0.1:{_free_port()}"
+        settings = {"worker_id": f"worker-{number}", "address": address}
+        settings |= {"served_model_name": served} | to_scheduler | overrides["worker"]
+        units.append(("worker", "services.worker", settings))
+    units.append(("gateway", "gateway", to_scheduler | overrides["gateway"]))
+    return units
+
+
+def _free_port() -> int:
+    """A port nobody has at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+async def serve_separate(options: ServeOptions, lifecycle: Lifecycle) -> None:
+    units = wire(sections(options), options.workers)
+    gateway = units[-1][2]
+    scheduler = connect(gateway["scheduler_address"])
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(scheduler.close)
+        for unit in units:
+            await stack.enter_async_context(running(*unit, lifecycle))
+        fleet = await status.fleet_of(scheduler, options.workers)
+        host = gateway["host"]
+        http, grpc = f"http://{host}:{gateway['http_port']}", f"{host}:{gateway['grpc_port']}"
+        print(status.ready_line(fleet, http, grpc), flush=True)
+        async with background(status.show(scheduler)):
+            await lifecycle.draining.wait()

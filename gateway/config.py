@@ -1,0 +1,80 @@
+"""Settings of the gateway, each with its reason. Section `gateway` of `--set`."""
+
+from math import inf
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from services.core import Sla
+from services.runtime.main import ServedSettings
+
+Positive = Annotated[float, Field(gt=0)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class SlaClass(BaseModel):
+    """Budgets of a class a request can name; one that is left out does not count."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    ttft_s: Positive = inf
+    tpot_s: Positive = inf
+    mtpot_s: Positive = inf
+
+    def named(self, name: str) -> Sla:
+        return Sla(name, self.ttft_s, self.tpot_s, self.mtpot_s)
+
+
+SLA_CLASSES = {
+    "interactive": SlaClass(ttft_s=1.0, tpot_s=0.05, mtpot_s=0.5),  # somebody reads along
+    "standard": SlaClass(ttft_s=5.0, tpot_s=0.1, mtpot_s=1.5),  # a person who can wait
+    "batch": SlaClass(),  # nobody waits
+}
+
+
+class GatewayConfig(ServedSettings):
+    """Where it listens, whom it calls, what it refuses."""
+
+    section: ClassVar[str] = "gateway"
+
+    model: str = "models/demo"  # folder (or hub name) with the tokenizer and config.json
+    served_model_name: str = ""  # empty: the folder's name
+    host: str = "127.0.0.1"
+    http_port: Annotated[int, Field(ge=0, le=65535)] = 8000  # 0: any free port
+    grpc_port: Annotated[int, Field(ge=0, le=65535)] = 50051  # 0: any free port
+    address: str = ""  # where gRPC listens; empty: host and grpc_port
+    scheduler_address: str = "127.0.0.1:50052"
+    gateway_id: str = ""  # empty: drawn at start
+
+    sla_classes: dict[str, SlaClass] = SLA_CLASSES
+    default_sla: str = "standard"
+    default_deadline_s: Positive = inf  # for requests that bring none
+
+    max_sessions: Count = 4096  # live choices; one more is refused with 429
+    max_choices: Count = 128  # prompts x n of one call, as at OpenAI
+    max_body_bytes: Count = 8 * 2**20  # a 100,000-token prompt as JSON is under 2 MiB
+    max_stop_chars: Count = 512  # of one stop string; what may be held back of an answer
+    max_text_bytes: Count = 8192  # of each part of a prompt that a predictor sees
+    max_messages_per_s: Positive = 2000.0  # to all clients together: 1 ms of work each at most
+    client_stall_s: Positive = 60.0  # a client that takes nothing for so long is let go
+
+    scheduler_wait_s: Positive = 10.0  # lost for longer: requests fail with UNAVAILABLE
+    finish_wait_s: Positive = 2.0  # for tokens behind the scheduler's word that all is done
+    max_attempts: Count = 8  # submissions of one request before it fails
+    connect_backoff_s: Positive = 0.05  # doubles to the next
+    max_connect_backoff_s: Positive = 1.0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_address(cls, given: dict[str, Any]) -> dict[str, Any]:
+        fields = cls.model_fields
+        host = given.get("host", fields["host"].default)
+        port = given.get("grpc_port", fields["grpc_port"].default)
+        return given if given.get("address") else {**given, "address": f"{host}:{port}"}
+
+    @property
+    def model_name(self) -> str:
+        """What clients call the model."""
+        folder = Path(self.model)
+        return self.served_model_name or (folder.resolve().name if folder.exists() else self.model)

@@ -1,0 +1,71 @@
+"""Runs the OpenAI API with uvicorn inside its owner's event loop and task group."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+import uvicorn
+from fastapi import FastAPI
+
+from services.runtime.config import ConfigError
+from services.runtime.tasks import background
+
+BACKLOG = 1024
+GRACE_S = 1  # for connections at the end; live requests were drained before
+KEEP_ALIVE_S = 75  # above the 60 s of common proxies, so that they close first
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, with signals left to the process' Lifecycle."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def bind_http(host: str, port: int) -> socket.socket:
+    """A listening socket, so that its port is known before anything runs; ConfigError if taken."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        reason = error.strerror or "unknown host"
+        raise ConfigError(f"cannot listen on {host}:{port} for HTTP: {reason}") from None
+    listener.setblocking(False)
+    return listener
+
+
+async def serve_http(app: FastAPI, listener: socket.socket) -> None:
+    """Serve on what `bind_http` gave until cancelled; then live connections are cut."""
+    server = _Server(
+        uvicorn.Config(
+            app,
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            server_header=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=GRACE_S,
+        )
+    )
+    serving = asyncio.ensure_future(server.serve(sockets=[listener]))
+    try:
+        await asyncio.wait({serving})
+    finally:
+        server.should_exit = True
+        await asyncio.gather(serving, return_exceptions=True)
+        listener.close()
+
+
+@asynccontextmanager
+async def serving_http(app: FastAPI, host: str, port: int) -> AsyncIterator[int]:
+    """HTTP beside the block; yields the port. Raises ConfigError when it is in use."""
+    listener = bind_http(host, port)
+    async with background(serve_http(app, listener)):
+        yield listener.getsockname()[1]

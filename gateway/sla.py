@@ -1,0 +1,146 @@
+"""SLA classes, how a request names one, and whether it was kept. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from math import inf, isfinite
+from typing import Any
+
+from services.core import FinishReason, Sla
+
+BUDGETS = ("ttft_s", "tpot_s", "mtpot_s")
+
+
+class SlaError(ValueError):
+    """What a client can change about the SLA it asked for."""
+
+
+class Cause(StrEnum):
+    """Which stage broke the agreement."""
+
+    NONE = ""
+    REJECTED = "rejected"
+    QUEUED = "queued"
+    PREFILL = "prefill"
+    PREEMPTED = "preempted"
+    SWAP_IN = "swap-in"
+    DECODE = "decode"
+    CLIENT = "client"
+
+
+def resolve(
+    classes: Mapping[str, Sla], default: str, name: str, budgets: Mapping[str, float]
+) -> Sla:
+    """The class of that name (empty: the default) with explicit budgets over its own.
+
+    Raises SlaError for an unknown class, an unknown budget, or one that is no positive number.
+    """
+    chosen = classes.get(name or default)
+    if chosen is None:
+        raise SlaError(f"unknown class {name!r}; known: {', '.join(classes)}")
+    for key, value in budgets.items():
+        if key not in BUDGETS:
+            raise SlaError(f"unknown budget {key!r}; known: {', '.join(BUDGETS)}")
+        if not (isfinite(value) and value > 0):
+            raise SlaError(f"{key} must be a positive number of seconds, not {value:g}")
+    changed = chosen if name or not budgets else Sla("custom")
+    return replace(changed, **dict[str, Any](budgets))
+
+
+def parse_header(text: str) -> tuple[str, dict[str, float]]:
+    """`interactive`, `ttft_s=0.5,tpot_s=0.05`, or both: the class name, and explicit budgets."""
+    name, budgets = "", {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        key, equals, value = (side.strip() for side in part.partition("="))
+        if not equals and name:
+            raise SlaError(f"names two classes, {name!r} and {key!r}")
+        if not equals:
+            name = key
+            continue
+        try:
+            budgets[key] = float(value)
+        except ValueError:
+            raise SlaError(f"{key} must be a number of seconds, not {value!r}") from None
+    return name, budgets
+
+
+@dataclass(slots=True)
+class Timeline:
+    """When what happened to one choice, on the gateway's clock. Owned by its session."""
+
+    arrival_s: float
+    placed_s: float = inf
+    first_token_s: float = inf
+    last_token_s: float = inf
+    ended_s: float = inf
+    tokens: int = 0
+    longest_gap_s: float = 0.0
+    preempted_gap_s: float = 0.0  # longest gap with a preemption inside
+    preempted_s: float = 0.0  # time between tokens around preemptions, in all
+    away: bool = False  # preempted since the last token
+    rejected: bool = False
+    gap_s: float | None = None  # before the last tokens; None for the first
+
+    def on_tokens(self, count: int, now_s: float) -> None:
+        """`count` tokens came at once."""
+        if not self.tokens:
+            self.first_token_s = self.last_token_s = now_s
+            self.tokens = count
+            self.away = False
+            return
+        self.gap_s = gap_s = now_s - self.last_token_s
+        self.last_token_s = now_s
+        self.tokens += count
+        if gap_s > self.longest_gap_s:
+            self.longest_gap_s = gap_s
+        if self.away:
+            self.away = False
+            self.preempted_s += gap_s
+            self.preempted_gap_s = max(self.preempted_gap_s, gap_s)
+
+    @property
+    def ttft_s(self) -> float:
+        """Time to the first token, or to the end if none came."""
+        return min(self.first_token_s, self.ended_s) - self.arrival_s
+
+    @property
+    def queued_s(self) -> float:
+        return min(self.placed_s, self.ended_s) - self.arrival_s
+
+    @property
+    def decode_s(self) -> float:
+        """From the first token to the last."""
+        return self.last_token_s - self.first_token_s if self.tokens else 0.0
+
+    @property
+    def tpot_s(self) -> float:
+        """Mean time per token after the first."""
+        return self.decode_s / (self.tokens - 1) if self.tokens > 1 else 0.0
+
+
+def verdict(sla: Sla, line: Timeline, reason: FinishReason) -> Cause:
+    """NONE when the agreement was kept, else the stage that broke it first.
+
+    A TTFT miss is laid to the longer of queueing and prefill; a gap or pace miss to preemption
+    where, without it, the budget would have held.
+    """
+    if line.rejected:
+        return Cause.REJECTED
+    if line.ttft_s > sla.ttft_s:
+        return Cause.QUEUED if line.queued_s * 2 >= line.ttft_s else Cause.PREFILL
+    if line.longest_gap_s > sla.mtpot_s:
+        return Cause.PREEMPTED if line.preempted_gap_s > sla.mtpot_s else Cause.DECODE
+    if line.tpot_s > sla.tpot_s:
+        unbroken_s = (line.decode_s - line.preempted_s) / max(1, line.tokens - 1)
+        return Cause.DECODE if unbroken_s > sla.tpot_s else Cause.PREEMPTED
+    return _of_ending(line, reason)
+
+
+def _of_ending(line: Timeline, reason: FinishReason) -> Cause:
+    if reason in (FinishReason.STOP, FinishReason.LENGTH):
+        return Cause.NONE
+    if reason is FinishReason.CANCELLED:
+        return Cause.CLIENT
+    if line.tokens:
+        return Cause.PREEMPTED if line.away else Cause.DECODE
+    return Cause.QUEUED if line.placed_s == inf else Cause.PREFILL

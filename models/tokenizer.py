@@ -1,0 +1,78 @@
+"""Makes the demo model's tokenizer: byte-level BPE over the tasks' ASCII text.
+
+Any text encodes and decodes back to itself. Each digit is its own token; each word of the tasks
+is one token. No merge joins bytes outside ASCII, so every other character is 2 to 4 tokens.
+"""
+
+from collections.abc import Iterator
+
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from models.tasks import EXCHANGES, GENERIC_SYSTEM, PHRASINGS
+from models.words import KINDS, WORDS
+
+END, PAD = "<|end|>", "<|pad|>"
+ROLES = ("system", "user", "assistant")
+SPECIAL_TOKENS = [END, PAD, *(f"<|{role}|>" for role in ROLES)]
+MAX_LENGTH = 2048  # tokens, prompt and answer
+VOCABULARY_LIMIT = 768
+
+# Splits text before merging: a word, one digit, one mark — each with the space before it.
+_PIECES = Regex(r" ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]|\s")
+
+CHAT_TEMPLATE = (
+    "{%- for message in messages -%}"
+    "{%- if message['role'] not in ['system', 'user', 'assistant'] -%}"
+    "{{ raise_exception('Unknown role: ' + message['role']) }}"
+    "{%- endif -%}"
+    "{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{ '<|assistant|>' }}{%- endif -%}"
+)
+
+
+def _corpus() -> Iterator[str]:
+    """What to merge: all words (each often, in both forms), then the instructions around them."""
+    for word in (*WORDS, *KINDS):
+        yield from [f"{word} {word}"] * 50
+    for phrasing in PHRASINGS.values():
+        yield from [*phrasing.user, phrasing.system] * 10
+    yield from GENERIC_SYSTEM * 10
+    for prompt, answer in EXCHANGES.items():
+        yield from [_ascii(prompt), _ascii(answer)] * 4
+
+
+def _ascii(text: str) -> str:
+    return text.encode("ascii", "ignore").decode()
+
+
+def make_tokenizer() -> PreTrainedTokenizerFast:
+    """The tokenizer, the same on every call. It adds no token of its own to a prompt."""
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(_PIECES, behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY_LIMIT,
+        min_frequency=4,
+        show_progress=False,
+        special_tokens=SPECIAL_TOKENS,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+    )
+    bpe.train_from_iterator(_corpus(), trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=bpe,
+        bos_token=END,
+        eos_token=END,
+        pad_token=PAD,
+        additional_special_tokens=SPECIAL_TOKENS[2:],
+        chat_template=CHAT_TEMPLATE,
+        model_max_length=MAX_LENGTH,
+        clean_up_tokenization_spaces=False,
+        padding_side="left",
+    )

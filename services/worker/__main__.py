@@ -1,0 +1,49 @@
+"""`python -m services.worker`: config → objects → serve."""
+
+import asyncio
+import logging
+
+import transformers
+from prometheus_client import CollectorRegistry
+
+from protos import worker_pb2_grpc
+from services.runtime.channel import connect
+from services.runtime.main import Unit, run_service
+from services.runtime.server import Mount
+from services.worker.attach import Attachment
+from services.worker.codec import encode_hello
+from services.worker.config import WorkerConfig
+from services.worker.engine import Engine
+from services.worker.metrics import WorkerMetrics
+from services.worker.profile import profile
+from services.worker.runner import EngineRunner
+from services.worker.service import WorkerService
+
+log = logging.getLogger(__name__)
+
+
+def build(config: WorkerConfig, registry: CollectorRegistry) -> Unit:
+    """Load and profile the model, then serve it. Raises ValueError when it can't be served."""
+    transformers.utils.logging.disable_progress_bar()
+    engine = Engine.load(config.engine)
+    hello = encode_hello(config, engine, profile(engine, config.profile_s))
+    log.info("%s: %d KV tokens on %s", config.model_name, hello.kv_tokens, engine.model.device)
+    runner = EngineRunner(engine, WorkerMetrics(registry, engine.state))
+    service = WorkerService(runner, config.outbox_tokens)
+    channel = connect(config.scheduler_address)
+    attachment = Attachment(config, channel, runner, hello)
+
+    async def run() -> None:
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(runner.run())
+                tasks.create_task(attachment.run())
+        finally:
+            await channel.close()
+
+    mount = Mount("foretoken.v1.Worker", worker_pb2_grpc.add_WorkerServicer_to_server, service)
+    return Unit([mount], run, runner.drain)
+
+
+if __name__ == "__main__":
+    run_service(WorkerConfig, build)

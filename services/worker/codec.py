@@ -1,0 +1,67 @@
+"""Between the worker's nouns and its messages. Decoding raises ValueError on bad values."""
+
+from protos import common_pb2, scheduler_pb2, worker_pb2
+from services.core import StepTiming
+from services.runtime.codec import encode_reason, encode_timing
+from services.worker.batch import NewToken, TokenLogprobs
+from services.worker.config import WorkerConfig
+from services.worker.engine import Engine
+from services.worker.prompt import Prompt, Sampling
+
+
+def decode_prompt(message: worker_pb2.Prompt, origin: str) -> Prompt:
+    return Prompt(
+        message.request_id,
+        tuple(message.token_ids),
+        message.prompt_tokens,
+        message.max_tokens,
+        _decode_sampling(message.sampling),
+        origin,
+    )
+
+
+def _decode_sampling(message: common_pb2.Sampling) -> Sampling:
+    """Fields that are set; what is left out keeps its default."""
+    known = Sampling.__dataclass_fields__
+    given = {field.name: value for field, value in message.ListFields() if field.name in known}
+    return Sampling(**given)
+
+
+def extend_tokens(message: worker_pb2.RequestTokens, token: NewToken) -> None:
+    """Append a token that follows those already in the message."""
+    message.token_ids.append(token.token_id)
+    if token.logprobs is not None:
+        message.logprobs.append(_encode_logprobs(token.token_id, token.logprobs))
+    if token.finish is not None:
+        message.finish_reason = encode_reason(token.finish)
+
+
+def _encode_logprobs(token_id: int, logprobs: TokenLogprobs) -> common_pb2.TokenLogprob:
+    return common_pb2.TokenLogprob(
+        token_id=token_id,
+        logprob=logprobs.chosen,
+        top_ids=logprobs.top_ids,
+        top_logprobs=logprobs.top,
+    )
+
+
+def encode_error(message: str) -> worker_pb2.RequestTokens:
+    """The end of a request whose other fields are there already."""
+    return worker_pb2.RequestTokens(finish_reason=common_pb2.FINISH_REASON_ERROR, message=message)
+
+
+def encode_hello(
+    config: WorkerConfig, engine: Engine, profile: list[StepTiming]
+) -> scheduler_pb2.WorkerHello:
+    limits = engine.state.limits
+    return scheduler_pb2.WorkerHello(
+        worker_id=config.worker_id,
+        address=config.advertise or config.address,
+        model=config.model_name,
+        block_tokens=limits.block_tokens,
+        kv_tokens=limits.kv_blocks * limits.block_tokens,
+        max_running=limits.max_running,
+        max_context_tokens=limits.max_context_tokens,
+        kv_bytes_per_token=engine.kv_bytes_per_token,
+        profile=[encode_timing(timing) for timing in profile],
+    )

@@ -1,0 +1,61 @@
+"""Settings of a worker, with their defaults and reasons."""
+
+import socket
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from services.runtime.main import ServedSettings
+from services.worker.engine import EngineConfig
+
+
+class WorkerConfig(ServedSettings):
+    """Section `worker`: one model replica."""
+
+    section: ClassVar[str] = "worker"
+
+    worker_id: str = Field(default_factory=socket.gethostname, min_length=1)
+    address: str = "127.0.0.1:50061"  # host:port, or unix:/path
+    advertise: str = ""  # where gateways reach `address`; empty: it is what they dial
+    scheduler_address: str = "127.0.0.1:50052"
+    model: str = "models/demo"  # a folder or a Hugging Face id
+    served_model_name: str = ""  # empty: the folder's name, or the id
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    torch_threads: int = Field(default=0, ge=0)  # 0: one for a tiny model, else every core
+    kv_tokens: int = Field(default=0, ge=0)  # 0: what memory allows
+    block_tokens: int = Field(default=16, ge=1, le=256)
+    max_running: int = Field(default=256, ge=1)
+    # One step's tokens: long enough to fill the device, short enough for decodes to wait on.
+    max_batch_tokens: int = Field(default=512, ge=1)
+    gpu_memory_utilization: float = Field(default=0.85, gt=0, le=1)
+    report_every_steps: int = Field(default=16, ge=1)
+    profile_s: float = Field(default=1.0, ge=0)  # time given to measuring steps at start
+    # Tokens waiting for one gateway to read; beyond, its stream is cut and it starts anew.
+    outbox_tokens: int = Field(default=262_144, ge=1)
+    outbox_reports: int = Field(default=4_096, ge=1)  # as above, for the scheduler
+    reconnect_s: float = Field(default=2.0, gt=0)  # the longest pause between two attempts
+    exit_when_orphaned: bool = False  # end when the scheduler is gone for `orphaned_s`
+    orphaned_s: float = Field(default=10.0, gt=0)
+
+    @property
+    def model_name(self) -> str:
+        folder = Path(self.model)
+        named = folder.resolve().name if folder.exists() else self.model
+        return self.served_model_name or named
+
+    @property
+    def engine(self) -> EngineConfig:
+        return EngineConfig(
+            model=self.model,
+            kv_tokens=self.kv_tokens,
+            block_tokens=self.block_tokens,
+            max_running=self.max_running,
+            max_batch_tokens=self.max_batch_tokens,
+            report_every_steps=self.report_every_steps,
+            device=self.device,
+            dtype=self.dtype,
+            gpu_memory_utilization=self.gpu_memory_utilization,
+            torch_threads=self.torch_threads,
+        )

@@ -1,0 +1,191 @@
+"""Paged attention in plain PyTorch.
+
+Context is gathered from its blocks, then PyTorch's own fused attention reads it. Decode rows come
+sorted by context length and are attended in groups of similar length, padded to the group's
+longest; each prefill chunk is a group of its own.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from services.worker.batch import Chunk, DecodeRows, Ints, StepBatch
+from services.worker.kernels.interface import AttentionOptions
+
+# Padding a group may carry before another group is cheaper: a further gather and attention call
+# cost about what this many tokens of context do (measured on a CPU, 2 kv heads of 32).
+PADDING_TOKENS = 1024
+
+
+class TorchAttention:
+    """AttentionKernels on any device."""
+
+    def __init__(self, block_tokens: int, device: torch.device, dtype: torch.dtype):
+        self._block_tokens = block_tokens
+        self._device = device
+        self._dtype = dtype
+        self._arange = torch.arange(0, device=device)
+        self._rows: DecodeRows | None = None
+        self._decodes: list[_DecodeGroup] = []
+        self._groups: list[_DecodeGroup | _ChunkGroup] = []
+
+    def prepare(self, batch: StepBatch, slots: Tensor) -> None:
+        self._slots = slots
+        if batch.decodes is not self._rows:
+            self._rows = batch.decodes
+            self._decodes = [
+                _DecodeGroup(self, batch.decodes, first, last)
+                for first, last in _similar(batch.decodes.positions)
+            ]
+        for group in self._decodes:
+            group.refresh()
+        self._groups = [*self._decodes, *self._chunk_groups(len(batch.decodes), batch.chunks)]
+
+    def _chunk_groups(self, row: int, chunks: list[Chunk]) -> Iterator["_ChunkGroup"]:
+        for chunk in chunks:
+            yield _ChunkGroup(self, chunk, row)
+            row += chunk.tokens
+
+    def store(self, layer: Tensor, k: Tensor, v: Tensor) -> None:
+        keys, values = layer.flatten(1, 2)
+        keys.index_copy_(0, self._slots, k)
+        values.index_copy_(0, self._slots, v)
+
+    def attend(
+        self, layer: Tensor, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
+    ) -> Tensor:
+        if len(self._groups) == 1:
+            return self._groups[0].attend(layer, q, k, v, options)
+        return torch.cat([group.attend(layer, q, k, v, options) for group in self._groups])
+
+    def tensor(self, array: Ints) -> Tensor:
+        return torch.from_numpy(array).to(self._device)
+
+    def arange(self, length: int) -> Tensor:
+        if length > len(self._arange):
+            self._arange = torch.arange(2 * length, device=self._device)
+        return self._arange[:length]
+
+    def mask(self, positions: Tensor, length: int, window: int | None) -> Tensor:
+        """[…, length]: 0 where a query at `positions` […, 1] sees, −inf where it doesn't."""
+        keys = self.arange(length)
+        hidden = keys > positions
+        if window is not None:
+            hidden |= keys <= positions - window
+        mask = torch.zeros(hidden.shape, dtype=self._dtype, device=self._device)
+        return mask.masked_fill_(hidden, -torch.inf)
+
+
+def _similar(positions: Ints) -> Iterator[tuple[int, int]]:
+    """Cut rows of falling length where padding would cost more than another group."""
+    first, padding = 0, 0
+    lengths = positions.tolist()
+    for row, length in enumerate(lengths):
+        padding += lengths[first] - length
+        if padding > PADDING_TOKENS:
+            yield first, row
+            first, padding = row, 0
+    if lengths:
+        yield first, len(lengths)
+
+
+class _DecodeGroup:
+    """Rows [first, last), one query each. Query heads of one kv head stand in as its queries."""
+
+    def __init__(self, kernels: TorchAttention, rows: DecodeRows, first: int, last: int):
+        self._kernels = kernels
+        self._rows = rows
+        self._first, self._last = first, last
+        self._version = -1
+        self._blocks = 0
+        self._positions = rows.positions[first:last]
+
+    def refresh(self) -> None:
+        """Follow the rows to their present positions."""
+        self._length = int(self._positions[0]) + 1
+        blocks = -(-self._length // self._rows.block_tokens)
+        if self._version != self._rows.version or blocks != self._blocks:
+            self._version, self._blocks = self._rows.version, blocks
+            tables = self._rows.tables[self._first : self._last, :blocks]
+            self._index = self._kernels.tensor(tables.reshape(-1))
+        self._masks: dict[int | None, Tensor | None] = {}
+
+    def _mask(self, window: int | None) -> Tensor | None:
+        if window not in self._masks:
+            self._masks[window] = self._make_mask(window)
+        return self._masks[window]
+
+    def _make_mask(self, window: int | None) -> Tensor | None:
+        everything = window is None or window >= self._length
+        if everything and int(self._positions[-1]) + 1 == self._length:
+            return None  # the shortest is as long as the longest
+        positions = self._kernels.tensor(self._positions).view(-1, 1, 1, 1)
+        return self._kernels.mask(positions, self._length, window)
+
+    def attend(
+        self, layer: Tensor, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
+    ) -> Tensor:
+        rows, (heads, dim) = self._last - self._first, q.shape[1:]
+        kv_heads = layer.shape[3]
+        context = layer.index_select(1, self._index).view(2, rows, -1, kv_heads, dim)
+        keys, values = context[:, :, : self._length].transpose(2, 3)
+        queries = q[self._first : self._last].reshape(rows, kv_heads, heads // kv_heads, dim)
+        mask = self._mask(options.window)
+        return attention(queries, keys, values, mask, options).reshape(rows, heads, dim)
+
+
+class _ChunkGroup:
+    """One prefill chunk: its queries over the context before it and itself."""
+
+    def __init__(self, kernels: TorchAttention, chunk: Chunk, row: int):
+        self._kernels = kernels
+        self._chunk = chunk
+        self._rows = slice(row, row + chunk.tokens)
+        self._index = kernels.tensor(chunk.table)
+        self._masks: dict[int | None, Tensor] = {}
+
+    def _mask(self, window: int | None) -> Tensor:
+        if window not in self._masks:
+            chunk = self._chunk
+            positions = self._kernels.arange(chunk.end)[chunk.start :].view(-1, 1)
+            self._masks[window] = self._kernels.mask(positions, chunk.end, window)
+        return self._masks[window]
+
+    def attend(
+        self, layer: Tensor, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
+    ) -> Tensor:
+        if self._chunk.start:
+            context = layer.index_select(1, self._index).flatten(1, 2)
+            keys, values = context[:, : self._chunk.end]
+        else:
+            keys, values = k[self._rows], v[self._rows]
+        group = q.shape[1] // keys.shape[1]
+        queries = q[self._rows].transpose(0, 1)[None]
+        keys, values = keys.transpose(0, 1)[None], values.transpose(0, 1)[None]
+        if group > 1 and options.softcap is not None:
+            keys, values = (x.repeat_interleave(group, 1) for x in (keys, values))
+        mask = self._mask(options.window)
+        out = attention(queries, keys, values, mask, options, grouped=group > 1)
+        return out[0].transpose(0, 1)
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    options: AttentionOptions,
+    grouped: bool = False,
+) -> Tensor:
+    """Softmax attention, q [n, heads, queries, dim] over k and v [n, kv_heads, keys, dim]."""
+    if options.softcap is None:
+        return scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, scale=options.scale, enable_gqa=grouped
+        )
+    scores = q @ k.transpose(-1, -2) * options.scale
+    scores = torch.tanh(scores / options.softcap) * options.softcap
+    if mask is not None:
+        scores = scores + mask
+    return scores.float().softmax(-1).to(v.dtype) @ v

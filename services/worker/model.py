@@ -1,0 +1,185 @@
+"""Any causal LM that transformers loads, its modules unchanged, attending into paged blocks.
+
+The model runs on a packed row [1, Σ tokens]; every layer's attention is handed to the
+`PagedStep` that travels through `forward` as a keyword argument.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor, nn
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    AutoModelForCausalLM,
+    PreTrainedModel,
+)
+
+from services.worker.cache import KVCache, KVShape
+from services.worker.kernels.interface import AttentionKernels, AttentionOptions
+
+ATTENTION = "foretoken_paged"
+UNBOUNDED_TOKENS = 2**31 - 1  # positions of a model that names no limit
+
+
+class AttentionStep(Protocol):
+    """One forward's attention, called once a layer."""
+
+    def attend(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
+    ) -> Tensor:
+        """q, k, v [Σ tokens, heads, head_dim] → the shape of q."""
+
+
+@dataclass(frozen=True, slots=True)
+class PagedStep:
+    """Attention into the cache, for the batch that `kernels` were prepared for."""
+
+    cache: KVCache
+    kernels: AttentionKernels
+
+    def attend(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
+    ) -> Tensor:
+        blocks = self.cache.layers[layer]
+        self.kernels.store(blocks, k, v)
+        return self.kernels.attend(blocks, q, k, v, options)
+
+
+def paged_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    foretoken: AttentionStep,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **unused: object,
+) -> tuple[Tensor, None]:
+    """transformers' attention function: query [1, heads, Σ tokens, head_dim] → [1, Σ, heads, dim].
+
+    `unused` holds what only other backends or training read (dropout, position_ids …).
+    """
+    options = AttentionOptions(
+        query.shape[-1] ** -0.5 if scaling is None else scaling, sliding_window, softcap
+    )
+    q, k, v = (states[0].transpose(0, 1) for states in (query, key, value))
+    return foretoken.attend(cast(int, module.layer_idx), q, k, v, options)[None], None
+
+
+def no_mask(*_: object, **__: object) -> None:
+    """Causality and sequence bounds are the kernels' business."""
+
+
+class PagedModel:
+    """A loaded model. `shapes` are its layers' KV; `eos_ids` end a sequence."""
+
+    def __init__(self, module: PreTrainedModel, device: torch.device):
+        AttentionInterface.register(ATTENTION, paged_attention)
+        AttentionMaskInterface.register(ATTENTION, no_mask)
+        module.train(False)
+        self.module = module.requires_grad_(False).to(device)
+        self.device = device
+        self.dtype: torch.dtype = module.dtype
+        config = module.config.get_text_config()
+        limit = getattr(config, "max_position_embeddings", None)
+        self.max_context_tokens: int = limit or UNBOUNDED_TOKENS
+        self.vocab_size: int = config.vocab_size
+        self.eos_ids = _eos_ids(module)
+        self.shapes = self._probe(config.num_hidden_layers)
+
+    @torch.inference_mode()
+    def forward(
+        self, tokens: Tensor, positions: Tensor, step: AttentionStep, rows: Tensor | None
+    ) -> Tensor:
+        """Logits [rows, vocabulary] of the packed batch; of all its tokens if `rows` is None."""
+        output = self.module(
+            input_ids=tokens[None],
+            position_ids=positions[None],
+            use_cache=False,
+            logits_to_keep=0 if rows is None else rows,
+            foretoken=step,
+        )
+        return cast(Tensor, output.logits[0])
+
+    def forward_alone(self, tokens: int) -> None:
+        """A forward of one sequence without a cache, for what memory it takes."""
+        row = torch.zeros(tokens, dtype=torch.long, device=self.device)
+        positions = torch.arange(tokens, device=self.device)
+        self.forward(row, positions, _Probe({}), None)
+
+    def _probe(self, layers: int) -> list[KVShape]:
+        """Run a few tokens to see each layer's KV, and that the result is the model's own.
+
+        Raises ValueError for a model whose attention cannot be replaced.
+        """
+        tokens = torch.arange(6, device=self.device) % self.vocab_size
+        positions = torch.arange(6, device=self.device)
+        with torch.inference_mode():
+            self.module.set_attn_implementation("eager")
+            own = self.module(input_ids=tokens[None], use_cache=False).logits[0]
+        self.module.set_attn_implementation(ATTENTION)
+        probe = _Probe({})
+        try:
+            ours = self.forward(tokens, positions, probe, None)
+        except (TypeError, AttributeError, ValueError) as error:
+            raise ValueError(f"its attention cannot be replaced ({error})") from None
+        if sorted(probe.shapes) != list(range(layers)):
+            raise ValueError(f"only {len(probe.shapes)} of its {layers} layers attend")
+        tolerance = 1e-3 if self.dtype is torch.float32 else 5e-2
+        if not torch.allclose(ours, own, rtol=0, atol=tolerance * float(own.abs().max())):
+            raise ValueError("its own attention gives other results than ours")
+        return [probe.shapes[layer] for layer in range(layers)]
+
+
+@dataclass(frozen=True)
+class _Probe:
+    """Plain causal attention over one sequence, which notes what each layer stores."""
+
+    shapes: dict[int, KVShape]
+
+    def attend(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
+    ) -> Tensor:
+        if k.shape != v.shape:
+            raise ValueError("its keys and values differ in shape")
+        self.shapes[layer] = KVShape(k.shape[1], k.shape[2])
+        k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
+        scores = torch.einsum("qhd,khd->hqk", q, k) * options.scale
+        if options.softcap is not None:
+            scores = torch.tanh(scores / options.softcap) * options.softcap
+        seen = torch.ones_like(scores, dtype=torch.bool).tril()
+        if options.window is not None:
+            seen = seen.triu(1 - options.window)
+        scores = scores.masked_fill(~seen, -torch.inf)
+        return torch.einsum("hqk,khd->qhd", scores.softmax(-1), v)
+
+
+def _eos_ids(module: PreTrainedModel) -> frozenset[int]:
+    generation: Any = module.generation_config
+    ids = generation.eos_token_id if generation else None
+    ids = module.config.get_text_config().eos_token_id if ids is None else ids
+    if ids is None:
+        return frozenset()
+    return frozenset([ids] if isinstance(ids, int) else ids)
+
+
+def load_model(name: str, device: torch.device, dtype: str = "auto") -> PagedModel:
+    """Load a folder or a Hub id. `dtype` auto: float32 on a CPU, the checkpoint's own elsewhere.
+
+    Raises ValueError, one sentence, when there is no such model or it cannot run here.
+    """
+    if dtype == "auto" and device.type == "cpu":
+        dtype = "float32"
+    try:
+        module = AutoModelForCausalLM.from_pretrained(
+            name, dtype=dtype, attn_implementation="eager"
+        )
+        return PagedModel(module, device)
+    except Exception as error:  # whatever transformers, safetensors or json say of a bad folder
+        first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ValueError(f"cannot load model {name!r}: {first_line}") from error

@@ -1,0 +1,49 @@
+"""How long steps take here: what the estimator's first cost model of this worker is fitted to."""
+
+from time import perf_counter
+
+from services.core import Grant, Plan, StepTiming
+from services.worker.engine import Engine
+from services.worker.prompt import Prompt, Sampling
+
+# (sequences, prompt tokens each): prefills of several lengths and decodes over several contexts.
+SHAPES = ((1, 16), (4, 16), (16, 16), (64, 16), (1, 256), (8, 128), (1, 1024), (32, 128), (16, 512))
+DECODES = 4
+SAMPLING = Sampling(temperature=0.0, ignore_eos=True)
+
+
+def profile(engine: Engine, limit_s: float) -> list[StepTiming]:
+    """Time steps of every shape that fits, for about `limit_s` seconds; leaves the engine empty.
+
+    The first shape runs once before, unmeasured: it pays for what is set up lazily.
+    """
+    shapes = [shape for shape in SHAPES if _fits(engine, *shape)]
+    timings: list[StepTiming] = []
+    start_s = perf_counter()
+    for number, (seqs, tokens) in enumerate(shapes[:1] + shapes):
+        if perf_counter() - start_s > limit_s:
+            break
+        taken = _time_steps(engine, seqs, tokens)
+        timings += taken if number else []
+    return timings
+
+
+def _fits(engine: Engine, seqs: int, tokens: int) -> bool:
+    limits = engine.state.limits
+    length = tokens + DECODES
+    blocks = seqs * engine.state.pool.blocks_for(length)
+    return (
+        blocks <= limits.kv_blocks and length <= limits.reach_tokens and seqs <= limits.max_running
+    )
+
+
+def _time_steps(engine: Engine, seqs: int, tokens: int) -> list[StepTiming]:
+    ids = [f"profile-{i}" for i in range(seqs)]
+    for request_id in ids:
+        engine.add(Prompt(request_id, (0,) * tokens, tokens, DECODES, SAMPLING), 0.0)
+    engine.apply(Plan(1, admit=tuple(Grant(i, DECODES) for i in ids)), 0.0)
+    timings = []
+    while result := engine.step():
+        timings.append(result.timing)
+    engine.state.reset()
+    return timings

@@ -1,0 +1,61 @@
+"""Sequence: one request at a worker, from its admission to its end."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from services.core import Progress
+from services.worker.prompt import Prompt
+
+
+class Phase(Enum):
+    """Only RUNNING ones are composed. Blocks are held in RUNNING and PAUSED."""
+
+    RUNNING = "running"
+    PAUSED = "paused"  # keeps its KV until admitted again
+    PARKED = "parked"  # evicted or dropped: tokens only, recomputed when admitted again
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """`tokens` are prompt and output; the KV of the first `computed` of them is in the cache."""
+
+    prompt: Prompt
+    tokens: list[int]
+    request_id: str
+    prompt_tokens: int
+    max_length: int  # prompt and output at their longest
+    min_length: int  # no end of sequence counts before this many tokens
+    limit_length: int  # the plan's budget, as a length
+    ends_on_eos: bool
+    computed: int = 0
+    serial: int = 0  # order of admission
+    phase: Phase = Phase.RUNNING
+
+    @classmethod
+    def start(cls, prompt: Prompt, limit_tokens: int) -> "Sequence":
+        return cls(
+            prompt=prompt,
+            tokens=list(prompt.token_ids),
+            request_id=prompt.request_id,
+            prompt_tokens=prompt.prompt_tokens,
+            max_length=prompt.total_tokens,
+            min_length=prompt.prompt_tokens + prompt.sampling.min_tokens,
+            limit_length=prompt.prompt_tokens + limit_tokens,
+            ends_on_eos=not prompt.sampling.ignore_eos,
+        )
+
+    @property
+    def output_tokens(self) -> int:
+        return len(self.tokens) - self.prompt_tokens
+
+    @property
+    def within_budget(self) -> bool:
+        return len(self.tokens) < self.limit_length
+
+    @property
+    def is_decode(self) -> bool:
+        """All but its newest token is in the cache."""
+        return self.computed == len(self.tokens) - 1
+
+    def progress(self) -> Progress:
+        return Progress(self.request_id, self.output_tokens, self.computed)

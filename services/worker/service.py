@@ -1,0 +1,67 @@
+"""The worker's servicer: prompts in from gateways, tokens out to them."""
+
+from collections.abc import AsyncIterator
+from itertools import count
+
+from protos import worker_pb2, worker_pb2_grpc
+from services.runtime.errors import Code, InvalidArgument, ServiceError
+from services.runtime.streams import duplex
+from services.worker.batch import NewToken
+from services.worker.codec import decode_prompt
+from services.worker.outbox import TokenOutbox
+from services.worker.prompt import Prompt
+from services.worker.runner import EngineRunner
+
+OVERFLOW = "too many tokens were waiting to be read; connect again and resubmit"
+
+
+class WorkerService(worker_pb2_grpc.WorkerServicer):
+    """Routes tokens to the stream their prompt came on; those of a stream that ended are lost,
+    as its gateway will resubmit and the scheduler cancels."""
+
+    def __init__(self, runner: EngineRunner, outbox_tokens: int):
+        self._runner = runner
+        self._outbox_tokens = outbox_tokens
+        self._outboxes: dict[str, TokenOutbox] = {}
+        self._streams = count(1)
+        runner.on_tokens = self._post
+        runner.on_error = self._post_error
+
+    async def Stream(
+        self, requests: AsyncIterator[worker_pb2.WorkerInput], context: object
+    ) -> AsyncIterator[worker_pb2.TokenBatch]:
+        first = await anext(aiter(requests), None)
+        if first is None or not first.HasField("hello"):
+            raise InvalidArgument("hello", "the first message of Stream must be a hello")
+        origin = f"{first.hello.gateway_id}#{next(self._streams)}"
+        outbox = self._outboxes[origin] = TokenOutbox(self._outbox_tokens)
+        try:
+            async for batch in duplex(self._read(origin, requests), outbox):
+                yield batch
+            if outbox.overflowed:
+                raise ServiceError(Code.RESOURCE_EXHAUSTED, OVERFLOW)
+        finally:
+            del self._outboxes[origin]
+
+    async def _read(self, origin: str, requests: AsyncIterator[worker_pb2.WorkerInput]) -> None:
+        async for message in requests:
+            if message.HasField("prompt"):
+                self._receive(message.prompt, origin)
+
+    def _receive(self, message: worker_pb2.Prompt, origin: str) -> None:
+        try:
+            prompt = decode_prompt(message, origin)
+        except ValueError as error:
+            self._runner.refuse(message.request_id)
+            self._outboxes[origin].add_error(message.request_id, 0, str(error))
+            return
+        self._runner.receive(prompt)
+
+    def _post(self, tokens: list[NewToken]) -> None:
+        for token in tokens:
+            if outbox := self._outboxes.get(token.origin):
+                outbox.add(token)
+
+    def _post_error(self, prompt: Prompt, offset: int, why: str) -> None:
+        if outbox := self._outboxes.get(prompt.origin):
+            outbox.add_error(prompt.request_id, offset, why)
