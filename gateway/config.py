@@ -2,7 +2,7 @@
 
 from math import inf
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -56,7 +56,8 @@ class GatewayConfig(ServedSettings):
     max_body_bytes: Count = 8 * 2**20  # a 100,000-token prompt as JSON is under 2 MiB
     max_stop_chars: Count = 512  # of one stop string; what may be held back of an answer
     max_text_bytes: Count = 8192  # of each part of a prompt that a predictor sees
-    max_messages_per_s: Positive = 2000.0  # to all clients together: 1 ms of work each at most
+    max_messages_per_s: Positive = 1000.0  # to all clients together, each some 0.1 ms of work
+    max_pause_s: Positive = 0.1  # but text that is there waits no longer for its client
     client_stall_s: Positive = 60.0  # a client that takes nothing for so long is let go
 
     scheduler_wait_s: Positive = 10.0  # lost for longer: requests fail with UNAVAILABLE
@@ -71,7 +72,15 @@ class GatewayConfig(ServedSettings):
         fields = cls.model_fields
         host = given.get("host", fields["host"].default)
         port = given.get("grpc_port", fields["grpc_port"].default)
-        return given if given.get("address") else {**given, "address": f"{host}:{port}"}
+        shown = f"[{host}]" if ":" in str(host) else host
+        return given if given.get("address") else {**given, "address": f"{shown}:{port}"}
+
+    @model_validator(mode="after")
+    def _check_default_sla(self) -> Self:
+        if self.default_sla not in self.sla_classes:
+            known = ", ".join(self.sla_classes)
+            raise ValueError(f"default_sla names no class of sla_classes: {known}")
+        return self
 
     @property
     def model_name(self) -> str:

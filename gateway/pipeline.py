@@ -112,7 +112,7 @@ class Pipeline:
         return Live(session, generation, choice, call)
 
     def _pace_s(self) -> float:
-        return self.live / self._config.max_messages_per_s
+        return min(self._config.max_pause_s, self.live / self._config.max_messages_per_s)
 
     def _release(self, call: Call) -> None:
         """Its client is gone or has everything: cancel what is still running."""

@@ -10,12 +10,12 @@ from typing import Any, cast
 
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
-from transformers import AutoTokenizer
 
 from services.runtime.config import ConfigError
 
 log = logging.getLogger(__name__)
 
+PLAIN_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
 CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")
 
 
@@ -173,15 +173,28 @@ def _load_tokenizer(model: str) -> Any:
         folders = model.count(os.sep) > 1 or model.startswith((".", os.sep, "models"))
         if folders:
             raise ConfigError(f"gateway.model: there is no folder {model}")
-    load = cast(Callable[[str], Any], AutoTokenizer.from_pretrained)
     try:
-        tokenizer = load(model)
+        tokenizer = _loader(Path(model))(model)
     except Exception as error:  # any of a dozen types; the first line says what is missing
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ConfigError(f"gateway.model: no usable tokenizer in {model}: {reason}") from None
     if getattr(tokenizer, "backend_tokenizer", None) is None:
         raise ConfigError(f"gateway.model: {model} has no tokenizer.json that tokenizers can run")
     return tokenizer
+
+
+def _loader(folder: Path) -> Callable[[str], Any]:
+    """A plain tokenizer is loaded as what it is. Only one with a class of its own needs the
+    machinery that finds it, which imports torch, seconds and hundreds of megabytes of it."""
+    stated = folder / "tokenizer_config.json"
+    kind = json.loads(stated.read_text()).get("tokenizer_class") if stated.exists() else None
+    if kind in PLAIN_CLASSES:
+        from transformers import PreTrainedTokenizerFast
+
+        return cast(Callable[[str], Any], PreTrainedTokenizerFast.from_pretrained)
+    from transformers import AutoTokenizer
+
+    return cast(Callable[[str], Any], AutoTokenizer.from_pretrained)
 
 
 def _read_config(folder: Path) -> dict[str, Any]:

@@ -110,16 +110,16 @@ async def max_tokens_cuts_and_says_so(url: str) -> None:
 @check
 async def stop_strings_end_the_answer_before_them(url: str) -> None:
     async with connected(url) as client:
-        text = (await complete(client)).choices[0].text
-        stop = text[len(text) // 2 : len(text) // 2 + 3]
-        assert len(stop) == 3
-        one = await complete(client, stop=stop)
-        many = await complete(client, stop=["\x00never", stop])
-        streamed = [part async for part in await complete(client, stop=stop, stream=True)]
+        text = (await ask(client)).choices[0].message.content
+        stop = text[len(text) // 2 :][:3]
+        assert stop, text
+        one = await ask(client, stop=stop)
+        many = await ask(client, stop=["\x00never", stop])
+        streamed = [part async for part in await ask(client, stop=stop, stream=True)]
     expected = text[: text.index(stop)]
-    assert (one.choices[0].text, one.choices[0].finish_reason) == (expected, "stop")
-    assert many.choices[0].text == expected
-    assert "".join(part.choices[0].text for part in streamed) == expected
+    assert (one.choices[0].message.content, one.choices[0].finish_reason) == (expected, "stop")
+    assert many.choices[0].message.content == expected
+    assert "".join(part.choices[0].delta.content or "" for part in streamed) == expected
     assert streamed[-1].choices[0].finish_reason == "stop"
 
 

@@ -30,6 +30,7 @@ def cases() -> list[Case]:
     """One prompt at a time, unpadded, by transformers' own attention."""
     tokenizer = AutoTokenizer.from_pretrained(DEMO)
     model = AutoModelForCausalLM.from_pretrained(DEMO, dtype=torch.float32)
+    model.generation_config.max_length = None  # max_new_tokens says it all
     made = []
     for example in examples(seed=7, n=PROMPTS, held_out=True):
         prompt = tokenizer.apply_chat_template(
@@ -54,7 +55,7 @@ async def ask_all(
                 answer = await client.complete(
                     tokens=prompt, max_tokens=LONGEST, **seeded, **sampling
                 )
-            return tuple(answer.token_ids)
+            return tuple(answer.choices[0].token_ids)
 
         return await asyncio.gather(*(ask(i, p) for i, p in enumerate(prompts)))
 

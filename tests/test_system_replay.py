@@ -24,7 +24,8 @@ async def test_replay_gives_identical_actions(tmp_path: Path):
             ]
             answers = await asyncio.gather(*asks)
             stream = client.generate("Count from 1 to 90.\n", max_tokens=300)
-            await anext(aiter(stream))
+            chunks = aiter(stream)
+            await anext(chunks)
             stream.cancel()
             await asyncio.sleep(0.3)
         assert len(answers) == 24

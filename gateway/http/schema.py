@@ -46,6 +46,9 @@ ROLE_ALIASES = {"developer": "system"}
 MESSAGE_IGNORED = frozenset(("name", "annotations"))
 
 
+DEFAULT_MAX_TOKENS = 16  # of /v1/completions, as at OpenAI; a chat goes on as far as it can
+
+
 class StreamOptions(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
@@ -106,7 +109,8 @@ class CompletionBody(Body):
 
     def requests(self) -> list[gateway_pb2.GenerateRequest]:
         """One a prompt, all with the same sampling."""
-        sampling = self.sampling(self.logprobs, self.max_tokens)
+        limit = DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
+        sampling = self.sampling(self.logprobs, limit)
         requests = [_prompt_request(prompt) for prompt in _split_prompts(self.prompt)]
         for request in requests:
             request.model = self.model

@@ -5,6 +5,7 @@ The model runs on a packed row [1, Σ tokens]; every layer's attention is handed
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol, cast
 
 import torch
@@ -20,6 +21,7 @@ from services.worker.cache import KVCache, KVShape
 from services.worker.kernels.interface import AttentionKernels, AttentionOptions
 
 ATTENTION = "foretoken_paged"
+SENTENCE_MAX = 300  # characters of what another library says went wrong
 UNBOUNDED_TOKENS = 2**31 - 1  # positions of a model that names no limit
 
 
@@ -176,10 +178,22 @@ def load_model(name: str, device: torch.device, dtype: str = "auto") -> PagedMod
     if dtype == "auto" and device.type == "cpu":
         dtype = "float32"
     try:
-        module = AutoModelForCausalLM.from_pretrained(
-            name, dtype=dtype, attn_implementation="eager"
+        _require_folder(name)
+        module, loaded = AutoModelForCausalLM.from_pretrained(
+            name, dtype=dtype, attn_implementation="eager", output_loading_info=True
         )
+        if missing := sorted(loaded["missing_keys"]):
+            raise ValueError(f"{len(missing)} weights are not in its files, as {missing[0]}")
         return PagedModel(module, device)
     except Exception as error:  # whatever transformers, safetensors or json say of a bad folder
-        first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ValueError(f"cannot load model {name!r}: {first_line}") from error
+        why = " ".join(str(error).split())[:SENTENCE_MAX] or type(error).__name__
+        raise ValueError(f"cannot load model {name!r}: {why}") from error
+
+
+def _require_folder(name: str) -> None:
+    """Refuse what can only be meant as a folder and is none, or is one without a model."""
+    folder = Path(name)
+    if folder.is_dir() and not (folder / "config.json").exists():
+        raise ValueError("the folder has no config.json")
+    if not folder.is_dir() and (name.count("/") > 1 or name.startswith(("/", ".", "~"))):
+        raise ValueError("there is no such folder")

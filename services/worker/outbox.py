@@ -22,6 +22,8 @@ class TokenOutbox(Outbox[worker_pb2.TokenBatch]):
         self._waiting: dict[str, worker_pb2.RequestTokens] = {}  # the batch's, by request
 
     def add(self, token: NewToken) -> None:
+        if self.overflowed:
+            return
         extend_tokens(self._message(token.request_id, token.offset), token)
         self._waiting_tokens += 1
         if self._waiting_tokens > self._limit_tokens:

@@ -1,0 +1,106 @@
+"""Composer: which tokens run in the next iteration, and the memory they need."""
+
+from itertools import islice
+
+import numpy as np
+
+from services.worker.batch import Chunk, DecodeRows, StepBatch
+from services.worker.holdings import Holdings
+from services.worker.sequence import Phase, Sequence
+
+
+class Composer:
+    """Decodes first, then prefill chunks up to `max_batch_tokens`, in order of admission.
+
+    When memory is out, a decode evicts anybody; a prefill evicts only those behind it, so that
+    the eldest always gets on. While the same sequences decode, the last batch is moved on by one
+    token instead of composing another: a step then costs only its new blocks.
+    """
+
+    def __init__(self, holdings: Holdings, max_running: int, max_batch_tokens: int):
+        self._holdings = holdings
+        self._pool = holdings.pool
+        self._max_running = max_running
+        self._max_batch_tokens = max_batch_tokens
+        self._steady: StepBatch | None = None  # the last batch, moved on
+        self._needy = np.zeros(0, np.int64)  # its rows that need one more block
+        self._version = 0  # of the holdings, when it was composed
+
+    def compose(self) -> StepBatch | None:
+        """The next step with its memory, or None when nothing can run."""
+        if (
+            self._steady
+            and self._version == self._holdings.version
+            and self._grow_rows(self._steady.decodes)
+        ):
+            return self._steady
+        self._steady = None
+        batch = self._compose()
+        self._version = self._holdings.version
+        return batch
+
+    def committed(self, batch: StepBatch, sampled: list[int]) -> None:
+        """Move the batch on, if the next one can be the same."""
+        if not batch.chunks and self._version == self._holdings.version:
+            self._steady = batch
+            self._needy = batch.decodes.advance(sampled)
+
+    def _compose(self) -> StepBatch | None:
+        first = islice(self._holdings.running.values(), self._max_running)
+        runnable = [s for s in first if s.within_budget]
+        decodes = self._compose_decodes([s for s in runnable if s.is_decode])
+        room = self._max_batch_tokens - len(decodes)
+        chunks = self._compose_chunks([s for s in runnable if not s.is_decode], room)
+        decodes = [s for s in decodes if s.phase is Phase.RUNNING]  # not evicted since
+        if not decodes and not chunks:
+            return None
+        tables = [self._pool.table(s.request_id) for s in decodes]
+        return StepBatch(DecodeRows(decodes, tables, self._pool.block_tokens), chunks)
+
+    def _grow_rows(self, rows: DecodeRows) -> bool:
+        """Give each row that begins a block that block; False when memory is out."""
+        for row in self._needy.tolist():
+            sequence = rows.sequences[row]
+            if not self._pool.grow(sequence.request_id, len(sequence.tokens)):
+                return False
+            rows.set_block(row, self._pool.table(sequence.request_id)[-1])
+        return True
+
+    def _compose_decodes(self, sequences: list[Sequence]) -> list[Sequence]:
+        """Those that get room; one may evict another that was given room before it."""
+        first = sequences[: self._max_batch_tokens]
+        placed = [s for s in first if s.phase is Phase.RUNNING and self._make_room(s)]
+        return [s for s in placed if s.phase is Phase.RUNNING]
+
+    def _make_room(self, sequence: Sequence) -> bool:
+        """Room for a decode, evicting as needed; False when the victim was itself."""
+        while not self._pool.grow(sequence.request_id, len(sequence.tokens)):
+            victim = next(self._holdings.victims_for(sequence, decoding=True))
+            self._holdings.evict(victim)
+            if victim is sequence:
+                return False
+        return True
+
+    def _compose_chunks(self, sequences: list[Sequence], room: int) -> list[Chunk]:
+        chunks: list[Chunk] = []
+        for sequence in sequences:
+            if room <= 0 or sequence.phase is not Phase.RUNNING:
+                continue
+            end = self._reachable(sequence, sequence.computed + room)
+            if end <= sequence.computed:
+                break  # those behind it must not take what it waits for
+            self._pool.grow(sequence.request_id, end)
+            table = np.array(self._pool.table(sequence.request_id), np.int64)
+            chunks.append(Chunk(sequence, sequence.computed, end, table))
+            room -= chunks[-1].tokens
+        return chunks
+
+    def _reachable(self, sequence: Sequence, end: int) -> int:
+        """How far a prefill gets, evicting those behind it as needed."""
+        end = min(end, len(sequence.tokens))
+        while end > self._pool.reach(sequence.request_id):
+            victim = next(self._holdings.victims_for(sequence, decoding=False), None)
+            if victim is None:
+                return self._pool.reach(sequence.request_id)
+            self._holdings.evict(victim)
+        return end

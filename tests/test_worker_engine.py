@@ -1,0 +1,72 @@
+"""The engine as a whole: memory, profile, long answers, and what a steady step reuses."""
+
+import pytest
+import torch
+
+from services.core import Grant, Plan
+from services.worker.engine import Engine, EngineConfig
+from services.worker.profile import profile
+from services.worker.prompt import Prompt, Sampling
+from tests.worker_fixtures import Feeder, engine_of, generate, prompt_tokens, reference
+
+ENDLESS = Sampling(temperature=0, ignore_eos=True)
+
+
+def test_a_long_answer_grows_its_table_block_by_block():
+    """230 tokens in blocks of 2, among neighbours that come and go."""
+    feeder = Feeder(engine_of("gpt2", block_tokens=2))
+    feeder.add("long", prompt_tokens(5, 3), 230, ENDLESS)
+    for number in range(6):
+        for _ in range(9):
+            feeder.step()
+        feeder.add(f"short{number}", prompt_tokens(number, 20), 4, ENDLESS)
+    answer, lead = generate("gpt2", prompt_tokens(5, 3), 230)
+    assert lead > 1e-4
+    assert feeder.run()["long"][: len(answer)] == answer
+
+
+def test_while_the_same_sequences_decode_the_batch_is_moved_on_in_place():
+    engine = engine_of("llama", block_tokens=4)
+    for request_id in ("a", "b"):
+        engine.add(Prompt(request_id, prompt_tokens(1, 6), 6, 50, ENDLESS), 0.0)
+    engine.apply(Plan(1, admit=(Grant("a", 50), Grant("b", 20))), 0.0)
+    engine.step()
+    batches = []
+    for _ in range(30):
+        batches.append(engine.state.compose())
+        engine.step()
+    assert len({id(batch) for batch in batches[:19]}) == 1
+    assert len({id(batch) for batch in batches[20:]}) == 1  # `b` reached its budget
+    assert batches[20] is not batches[0]
+
+
+def test_the_profile_covers_prefill_and_decode_and_leaves_nothing_behind():
+    engine = engine_of("llama", max_batch_tokens=64)
+    timings = profile(engine, limit_s=20.0)
+    assert all(timing.elapsed_s > 0 for timing in timings)
+    assert {timing.decode_seqs for timing in timings if not timing.prefill_tokens} >= {1, 4, 16, 64}
+    assert max(timing.prefill_tokens for timing in timings) == 64
+    assert engine.state.idle and engine.report() is None
+    feeder = Feeder(engine)
+    feeder.add("r", prompt_tokens(1, 5), 4, ENDLESS)
+    assert len(feeder.run()["r"]) == 4
+
+
+def test_a_cache_that_does_not_fit_says_what_would(tmp_path):
+    reference("llama").save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"kv_tokens 10000000000000 need .* tokens fit"):
+        Engine.load(EngineConfig(str(tmp_path), kv_tokens=10**13))
+    with pytest.raises(ValueError, match="not even one block"):
+        Engine.load(EngineConfig(str(tmp_path), kv_tokens=15))
+
+
+def test_the_default_cache_is_bounded(tmp_path):
+    reference("llama").save_pretrained(tmp_path)
+    engine = Engine.load(EngineConfig(str(tmp_path), device="cpu"))
+    assert 0 < engine.state.pool.blocks * 16 <= 65_536
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="asks for what is there")
+def test_a_gpu_that_is_not_there_is_one_sentence(tmp_path):
+    with pytest.raises(ValueError, match="finds no CUDA GPU"):
+        Engine.load(EngineConfig(str(tmp_path), device="cuda"))

@@ -1,0 +1,210 @@
+"""Sampling against its definition: plain formulas, support sets, and counted draws."""
+
+from collections.abc import Sequence
+from math import exp, log
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.worker.prompt import Sampling
+from services.worker.sampling import Draw, sample, uniform
+from tests.worker_fixtures import EOS, Feeder, engine_of, prompt_tokens
+
+SIZE = 12
+LOGITS = st.lists(st.integers(-40, 40).map(lambda n: n / 8), min_size=SIZE, max_size=SIZE)
+
+
+def draw(
+    logits: list[float], sampling: Sampling, tokens: Sequence[int] = (1,), prompt_tokens: int = 1
+) -> int:
+    drawn, _ = sample(torch.tensor([logits]), [Draw(sampling, tokens, prompt_tokens)], [EOS])
+    return drawn[0]
+
+
+def many(logits: list[float], count: int, **parameters: Any) -> list[int]:
+    """`count` draws with seeds 0, 1, 2 …"""
+    draws = [Draw(Sampling(seed=seed, **parameters), (1,), 1) for seed in range(count)]
+    return sample(torch.tensor([logits] * count), draws, [EOS])[0]
+
+
+@given(LOGITS)
+def test_temperature_0_is_argmax(logits):
+    assert logits[draw(logits, Sampling(temperature=0))] == max(logits)
+
+
+def allowed(
+    logits: list[float], temperature: float, top_k: int, top_p: float, min_p: float
+) -> set[int]:
+    """Which tokens may be drawn, by the book; ties are kept or cut together in no rule, so the
+    set holds every token whose weight equals that of one that must stay."""
+    weights = [exp(x / temperature) for x in logits]
+    order = sorted(range(SIZE), key=lambda i: -weights[i])
+    kept = order[:top_k] if top_k else order
+    total = sum(weights[i] for i in kept)
+    nucleus: list[int] = []
+    mass = 0.0
+    for i in kept:
+        if mass >= top_p * total and nucleus:
+            break
+        nucleus.append(i)
+        mass += weights[i]
+    strong = [i for i in nucleus if weights[i] >= min_p * weights[order[0]]]
+    return {i for i in range(SIZE) if any(weights[i] == weights[j] for j in strong)}
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(st.integers(-40, 40), min_size=SIZE, max_size=SIZE, unique=True),
+    st.sampled_from([0.5, 1.0, 3.0]),
+    st.integers(0, SIZE),
+    st.sampled_from([0.11, 0.37, 0.73, 0.93, 1.0]),
+    st.sampled_from([0.0, 0.013, 0.21]),
+)
+def test_nothing_outside_the_filters_is_drawn(integers, temperature, top_k, top_p, min_p):
+    logits = [n / 8 for n in integers]
+    drawn = many(logits, 300, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    support = allowed(logits, temperature, top_k, top_p, min_p)
+    assert set(drawn) <= support
+    weights = {i: exp(logits[i] / temperature) for i in support}
+    likely = {i for i, w in weights.items() if w / sum(weights.values()) > 0.1}
+    assert likely <= set(drawn)  # a chance of 0.9^300 to miss one
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [{}, {"temperature": 0.7}, {"top_k": 5}, {"top_p": 0.8}, {"min_p": 0.1, "temperature": 2.0}],
+    ids=str,
+)
+def test_draws_follow_the_distribution(parameters):
+    """Chi-square over 20,000 draws; 0.1 % critical value of the degrees of freedom there are."""
+    logits, count = [0.3 * i for i in range(SIZE)], 20_000
+    settings: dict[str, Any] = {
+        "temperature": 1.0,
+        "top_k": 0,
+        "top_p": 1.0,
+        "min_p": 0.0,
+    } | parameters
+    support = sorted(allowed(logits, **settings))
+    weights = np.array([exp(logits[i] / settings["temperature"]) for i in support])
+    expected = count * weights / weights.sum()
+    counts = np.bincount(many(logits, count, **parameters), minlength=SIZE)
+    assert counts.sum() == counts[support].sum() == count
+    critical = {11: 31.26, 7: 24.32, 6: 22.46, 5: 20.52, 4: 18.47}[len(support) - 1]
+    assert ((counts[support] - expected) ** 2 / expected).sum() < critical
+
+
+def test_uniforms_are_uniform_and_differ_by_seed_and_position():
+    u = uniform(np.repeat(np.arange(200), 200).tolist(), np.tile(np.arange(200), 200).tolist())
+    assert len(np.unique(u)) == len(u) and u.min() >= 0 and u.max() < 1
+    assert np.abs(np.histogram(u, 20)[0] - 2000).max() < 5 * 2000**0.5
+    table = u.reshape(200, 200)
+    for pairs in (table[1:] * table[:-1], table[:, 1:] * table[:, :-1]):
+        assert abs(pairs.mean() - 0.25) < 0.005  # neighbours are not correlated
+    assert (
+        uniform([-1, 2**63 - 1], [0, 0]).tolist()
+        == uniform([2**64 - 1, 2**63 - 1], [0, 0]).tolist()
+    )
+
+
+ROWS = st.lists(
+    st.tuples(
+        LOGITS,
+        st.builds(
+            Sampling,
+            temperature=st.sampled_from([0.0, 0.6, 1.0]),
+            top_p=st.sampled_from([0.5, 1.0]),
+            top_k=st.sampled_from([0, 3]),
+            min_p=st.sampled_from([0.0, 0.1]),
+            seed=st.integers(-(2**63), 2**63 - 1),
+            min_tokens=st.sampled_from([0, 3]),
+            repetition_penalty=st.sampled_from([1.0, 1.3]),
+            frequency_penalty=st.sampled_from([0.0, 0.5]),
+            logprobs=st.sampled_from([None, 2]),
+        ),
+        st.lists(st.integers(0, SIZE - 1), min_size=1, max_size=6),
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+@settings(deadline=None)
+@given(ROWS)
+def test_a_row_does_not_see_its_neighbours(rows):
+    logits = torch.tensor([row[0] for row in rows])
+    draws = [Draw(sampling, tokens, 1) for _, sampling, tokens in rows]
+    before = logits.clone()
+    together, logprobs = sample(logits, draws, [EOS])
+    assert torch.equal(logits, before)
+    for row, one in enumerate(draws):
+        token, own = sample(logits[row : row + 1], [one], [EOS])
+        assert token == [together[row]]
+        assert own.get(0) == logprobs.get(row)
+
+
+def test_penalties_are_the_plain_formulas():
+    """Prompt (1, 2), output (2, 3, 3): repetition sees {1, 2, 3}, the others 2 once and 3 twice."""
+    tokens, logits = (1, 2, 2, 3, 3), [0.0, 2.0, 2.0, 2.0, -1.0, 1.4]
+    cases: list[tuple[dict[str, Any], list[float]]] = [
+        ({"repetition_penalty": 2.0}, [0.0, 1.0, 1.0, 1.0, -1.0, 1.4]),
+        ({"presence_penalty": 1.5}, [0.0, 2.0, 0.5, 0.5, -1.0, 1.4]),
+        ({"frequency_penalty": 0.5}, [0.0, 2.0, 1.5, 1.0, -1.0, 1.4]),
+        ({"presence_penalty": -2.0, "frequency_penalty": -1.0}, [0.0, 2.0, 5.0, 6.0, -1.0, 1.4]),
+    ]
+    for parameters, expected in cases:
+        sampling = Sampling(temperature=0, **parameters)
+        assert draw(logits, sampling, tokens, 2) == int(np.argmax(expected))
+    negative = draw([-1.0, -1.2, -1.5, -9.0], Sampling(temperature=0, repetition_penalty=2), (0,))
+    assert negative == 1  # −1 becomes −2
+
+
+def test_min_tokens_keeps_the_end_away():
+    logits = [9.0] + [0.0] * (SIZE - 1)
+    for temperature in (0.0, 1.0):
+        sampling = Sampling(temperature=temperature, min_tokens=2)
+        assert draw(logits, sampling, (1, 5), 1) != EOS
+        assert draw(logits, sampling, (1, 5, 6), 1) == EOS
+
+
+@given(LOGITS, st.integers(0, 5))
+def test_logprobs_are_of_the_raw_distribution(logits, top):
+    sampling = Sampling(temperature=0.3, seed=4, repetition_penalty=1.5, top_k=3, logprobs=top)
+    tokens, logprobs = sample(torch.tensor([logits]), [Draw(sampling, (1, 2), 1)], [EOS])
+    total = log(sum(exp(x) for x in logits))
+    assert logprobs[0].chosen == pytest.approx(logits[tokens[0]] - total, abs=1e-5)
+    best = sorted(logits, reverse=True)[:top]
+    assert logprobs[0].top == pytest.approx([x - total for x in best], abs=1e-5)
+    assert [logits[i] for i in logprobs[0].top_ids] == best
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("temperature", -1.0), ("temperature", float("nan")), ("top_p", 0.0), ("min_p", 2.0),
+     ("logprobs", 21), ("repetition_penalty", 0.0), ("presence_penalty", float("inf"))],
+)  # fmt: skip
+def test_bad_values_name_their_field(field, value):
+    with pytest.raises(ValueError, match=field):
+        Sampling(**{field: value})
+
+
+def test_seeded_answers_are_the_same_at_any_concurrency():
+    requests = {
+        f"r{i}": (prompt_tokens(i, 4 + 3 * i), Sampling(seed=i, top_p=(1.0, 0.8)[i % 2]))
+        for i in range(10)
+    }
+    together = Feeder(engine_of("llama"))
+    crowded = Feeder(engine_of("llama", kv_tokens=96, block_tokens=4, max_batch_tokens=9))
+    for feeder in (together, crowded):
+        for request_id, (tokens, sampling) in requests.items():
+            feeder.add(request_id, tokens, 20, sampling)
+    expected: dict[str, list[int]] = {}
+    for request_id, (tokens, sampling) in requests.items():
+        alone = Feeder(engine_of("llama"))
+        alone.add(request_id, tokens, 20, sampling)
+        expected |= alone.run()
+    assert together.run() == crowded.run() == expected
+    assert crowded.evictions > 0

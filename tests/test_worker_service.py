@@ -1,0 +1,367 @@
+"""A real worker on a Unix socket between a recording scheduler and recording gateways."""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, cast
+
+import pytest
+from grpc import StatusCode, aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from prometheus_client import CollectorRegistry
+
+from protos import common_pb2, scheduler_pb2, scheduler_pb2_grpc, worker_pb2, worker_pb2_grpc
+from services.core import FinishReason, Grant, Plan
+from services.runtime.channel import connect
+from services.runtime.codec import encode_plan
+from services.runtime.server import Mount, listening
+from services.runtime.streams import Outbox, duplex
+from services.runtime.tasks import background
+from services.worker.__main__ import build
+from services.worker.batch import NewToken
+from services.worker.config import WorkerConfig
+from services.worker.engine import Engine
+from services.worker.outbox import TokenOutbox
+from tests.worker_fixtures import generate, prompt_tokens, reference
+
+KV_TOKENS = 512
+Prompt = worker_pb2.Prompt
+
+
+class RecordingScheduler(scheduler_pb2_grpc.SchedulerServicer):
+    """Writes down hellos and reports; sends the plans it is told to."""
+
+    def __init__(self) -> None:
+        self.hellos: list[scheduler_pb2.WorkerHello] = []
+        self.reports: list[scheduler_pb2.Report] = []
+        self.seq = 0
+        self._plans: Outbox[scheduler_pb2.Plan] = Outbox(1000)
+
+    async def Attach(
+        self, requests: AsyncIterator[scheduler_pb2.WorkerMessage], context: object
+    ) -> AsyncIterator[scheduler_pb2.Plan]:
+        self._plans, self.seq = Outbox(1000), 0
+        async for plan in duplex(self._read(requests), self._plans):
+            yield plan
+
+    async def _read(self, requests: AsyncIterator[scheduler_pb2.WorkerMessage]) -> None:
+        async for message in requests:
+            if message.HasField("hello"):
+                self.hellos.append(message.hello)
+            else:
+                self.reports.append(message.report)
+
+    async def Submit(self, requests: Any, context: object) -> AsyncIterator[Any]:
+        raise NotImplementedError
+        yield
+
+    async def GetFleet(self, request: Any, context: object) -> Any:
+        raise NotImplementedError
+
+    def plan(self, **directives: Any) -> None:
+        self.seq += 1
+        self._plans.put(encode_plan(Plan(self.seq, **directives)))
+
+    def admit(self, *request_ids: str, limit: int = 400) -> None:
+        self.plan(admit=tuple(Grant(request_id, limit) for request_id in request_ids))
+
+    def hang_up(self) -> None:
+        self._plans.close()
+
+    @property
+    def finished(self) -> dict[str, int]:
+        return {f.request_id: f.reason for report in self.reports for f in report.finished}
+
+
+class RecordingGateway:
+    """Sends prompts; writes down the tokens that come, checking their offsets."""
+
+    def __init__(self, channel: aio.Channel, name: str):
+        self._up: Outbox[worker_pb2.WorkerInput] = Outbox(1000)
+        hello = worker_pb2.StreamHello(gateway_id=name)
+        self._up.put(worker_pb2.WorkerInput(hello=hello))
+        self._call = worker_pb2_grpc.WorkerStub(channel).Stream(aiter(self._up))
+        self.tokens: dict[str, list[int]] = defaultdict(list)
+        self.ended: dict[str, worker_pb2.RequestTokens] = {}
+
+    def send(self, request_id: str, tokens: tuple[int, ...], most: int, **sampling: Any) -> None:
+        how = common_pb2.Sampling(**{"temperature": 0, **sampling})
+        prompt = Prompt(request_id=request_id, token_ids=tokens, prompt_tokens=len(tokens),
+                        max_tokens=most, sampling=how)  # fmt: skip
+        self.send_raw(prompt)
+
+    def send_raw(self, prompt: worker_pb2.Prompt) -> None:
+        self._up.put(worker_pb2.WorkerInput(prompt=prompt))
+
+    async def read(self) -> None:
+        async for batch in self._call:
+            for message in batch.requests:
+                assert message.offset == len(self.tokens[message.request_id])
+                self.tokens[message.request_id] += message.token_ids
+                if message.finish_reason:
+                    self.ended[message.request_id] = message
+
+    def leave(self) -> None:
+        self._call.cancel()
+
+
+@dataclass
+class World:
+    scheduler: RecordingScheduler
+    channel: aio.Channel
+    address: str
+    gateways: list[RecordingGateway] = field(default_factory=list)
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def gateway(self, name: str = "g") -> RecordingGateway:
+        gateway = RecordingGateway(self.channel, name)
+        task = asyncio.create_task(gateway.read())
+        self.tasks.add(task)
+        return gateway
+
+    async def free_again(self) -> None:
+        await until(lambda: self.scheduler.reports[-1].free_tokens == KV_TOKENS)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110 - what is waited for has no event
+            await asyncio.sleep(0.005)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    reference("llama").save_pretrained(path)
+    return path
+
+
+@asynccontextmanager
+async def running(folder: Path, **settings: Any) -> AsyncIterator[World]:
+    """A worker of the small Llama, attached."""
+    with TemporaryDirectory() as sockets:
+        scheduler = RecordingScheduler()
+        add = scheduler_pb2_grpc.add_SchedulerServicer_to_server
+        mount = Mount("foretoken.v1.Scheduler", add, scheduler)
+        config = WorkerConfig(
+            worker_id="w",
+            address=f"unix:{sockets}/worker",
+            scheduler_address=f"unix:{sockets}/scheduler",
+            model=str(folder),
+            served_model_name="small",
+            profile_s=0.05,
+            **{"kv_tokens": KV_TOKENS, **settings},
+        )
+        unit = build(config, CollectorRegistry())
+        async with (
+            listening([mount], config.scheduler_address),
+            background(unit.run()),
+            listening(unit.mounts, config.address),
+        ):
+            channel = connect(config.address)
+            world = World(scheduler, channel, config.address)
+            await until(lambda: scheduler.hellos)
+            try:
+                yield world
+            finally:
+                for task in world.tasks:
+                    task.cancel()
+                await asyncio.gather(*world.tasks, return_exceptions=True)
+                await channel.close()
+
+
+async def test_the_worker_introduces_itself(folder):
+    async with running(folder) as world:
+        hello = world.scheduler.hellos[0]
+        stub = cast(Any, health_pb2_grpc.HealthStub(world.channel))
+        request = health_pb2.HealthCheckRequest(service="foretoken.v1.Worker")
+        health = await stub.Check(request)
+    assert (hello.worker_id, hello.address, hello.model) == ("w", world.address, "small")
+    assert (hello.kv_tokens, hello.block_tokens, hello.max_context_tokens) == (512, 16, 256)
+    assert hello.kv_bytes_per_token == 2 * 2 * 2 * 8 * 4  # layers, k and v, heads, dim, float32
+    assert hello.profile and all(timing.elapsed_s > 0 for timing in hello.profile)
+    assert health.status == health_pb2.HealthCheckResponse.SERVING
+
+
+async def test_tokens_stream_and_the_end_is_reported_to_both_sides(folder):
+    prompts = {f"r{i}": prompt_tokens(i, 3 + 9 * i) for i in range(5)}
+    async with running(folder, max_batch_tokens=16) as world:
+        gateway = world.gateway()
+        world.scheduler.admit("r0", "r1")  # before their prompts
+        for request_id, tokens in prompts.items():
+            gateway.send(request_id, tokens, 12, ignore_eos=True)
+        await asyncio.sleep(0.05)
+        world.scheduler.admit("r2", "r3", "r4")
+        await until(lambda: len(gateway.ended) == 5)
+        await until(lambda: len(world.scheduler.finished) == 5)
+        await world.free_again()
+    assert set(world.scheduler.finished.values()) == {common_pb2.FINISH_REASON_LENGTH}
+    for request_id, tokens in prompts.items():
+        answer, _ = generate("llama", tokens, 12)
+        if 0 not in answer:
+            assert gateway.tokens[request_id] == answer
+        assert len(gateway.tokens[request_id]) == 12
+    seqs = [report.seq for report in world.scheduler.reports]
+    assert seqs == list(range(1, len(seqs) + 1))
+    assert sum(len(report.timings) for report in world.scheduler.reports) >= 12
+
+
+async def test_a_cancel_ends_a_running_request_at_once_and_frees_its_blocks(folder):
+    async with running(folder) as world:
+        gateway = world.gateway()
+        gateway.send("r", prompt_tokens(1, 5), 240, ignore_eos=True)
+        world.scheduler.admit("r")
+        await until(lambda: len(gateway.tokens["r"]) > 5)
+        world.scheduler.plan(cancel=("r",))
+        await world.free_again()
+        drawn = len(gateway.tokens["r"])
+        assert drawn < 240 and "r" not in world.scheduler.finished
+        gateway.send("next", prompt_tokens(2, 5), 3, ignore_eos=True)
+        world.scheduler.admit("next")
+        await until(lambda: "next" in gateway.ended)
+    assert not gateway.ended.keys() - {"next"}
+
+
+async def test_a_health_check_is_answered_while_the_engine_is_busy(folder):
+    async with running(folder) as world:
+        gateway = world.gateway()
+        gateway.send("r", prompt_tokens(1, 5), 240, ignore_eos=True)
+        world.scheduler.admit("r")
+        await until(lambda: gateway.tokens["r"])
+        stub = cast(Any, health_pb2_grpc.HealthStub(world.channel))
+        await stub.Check(health_pb2.HealthCheckRequest())
+        assert "r" not in gateway.ended
+        await until(lambda: "r" in gateway.ended)
+
+
+async def test_one_gateway_leaving_does_not_touch_the_other(folder):
+    async with running(folder) as world:
+        leaver, stayer = world.gateway("leaver"), world.gateway("stayer")
+        leaver.send("a", prompt_tokens(1, 5), 200, ignore_eos=True)
+        stayer.send("b", prompt_tokens(2, 5), 200, ignore_eos=True)
+        world.scheduler.admit("a", "b")
+        await until(lambda: leaver.tokens["a"] and stayer.tokens["b"])
+        leaver.leave()
+        world.scheduler.plan(cancel=("a",))
+        await until(lambda: "b" in stayer.ended)
+        await world.free_again()
+    assert len(stayer.tokens["b"]) == 200 and not stayer.tokens.keys() - {"b"}
+
+
+async def test_after_losing_the_scheduler_it_says_hello_again_and_holds_nothing(folder):
+    async with running(folder) as world:
+        gateway = world.gateway()
+        gateway.send("r", prompt_tokens(1, 5), 200, ignore_eos=True)
+        world.scheduler.admit("r", limit=10)
+        await until(lambda: len(gateway.tokens["r"]) == 10)
+        world.scheduler.hang_up()
+        await until(lambda: len(world.scheduler.hellos) == 2)
+        again = prompt_tokens(1, 5) + tuple(gateway.tokens["r"])
+        resumed = Prompt(request_id="r", token_ids=again, prompt_tokens=5, max_tokens=12,
+                         sampling=common_pb2.Sampling(temperature=0, ignore_eos=True))  # fmt: skip
+        gateway.send_raw(resumed)
+        world.scheduler.admit("r")
+        await until(lambda: "r" in gateway.ended)
+        await world.free_again()
+    assert len(gateway.tokens["r"]) == 12
+
+
+@pytest.mark.parametrize(
+    ("prompt", "sentence"),
+    [
+        (Prompt(token_ids=[5, 96], prompt_tokens=2, max_tokens=4), "token_ids must lie in"),
+        (Prompt(token_ids=[5], prompt_tokens=2, max_tokens=4), "prompt_tokens must lie in"),
+        (Prompt(token_ids=[5], prompt_tokens=1, max_tokens=256), "prompt (1) + max_tokens (256)"),
+        (Prompt(token_ids=[5], prompt_tokens=1, max_tokens=4,
+                sampling=common_pb2.Sampling(top_p=float("nan"))), "top_p must lie in"),
+    ],
+    ids=("token", "length", "reach", "nan"),
+)  # fmt: skip
+async def test_a_prompt_that_cannot_run_ends_alone_with_a_sentence(folder, prompt, sentence):
+    async with running(folder) as world:
+        gateway = world.gateway()
+        prompt.request_id = "bad"
+        gateway.send_raw(prompt)
+        gateway.send("good", prompt_tokens(2, 5), 3, ignore_eos=True)
+        world.scheduler.admit("good")
+        await until(lambda: len(gateway.ended) == 2 and len(world.scheduler.finished) == 2)
+    assert gateway.ended["bad"].finish_reason == common_pb2.FINISH_REASON_ERROR
+    assert sentence in gateway.ended["bad"].message
+    assert world.scheduler.finished["bad"] == common_pb2.FINISH_REASON_ERROR
+
+
+async def test_a_broken_step_ends_its_requests_and_the_next_ones_run(folder, monkeypatch):
+    run = Engine.run
+
+    def break_on_seven(engine: Engine, batch: Any) -> Any:
+        if any(7 in chunk.sequence.tokens for chunk in batch.chunks):
+            raise RuntimeError("seven")
+        return run(engine, batch)
+
+    monkeypatch.setattr(Engine, "run", break_on_seven)
+    async with running(folder) as world:
+        gateway = world.gateway()
+        for request_id, tokens in (("broken", (5, 7, 5)), ("whole", (5, 6, 5))):
+            gateway.send(request_id, tokens, 3, ignore_eos=True)
+            world.scheduler.admit(request_id)
+            await until(lambda: request_id in gateway.ended)  # noqa: B023
+        await world.free_again()
+    assert "the model failed" in gateway.ended["broken"].message
+    assert len(gateway.tokens["whole"]) == 3
+    assert world.scheduler.finished["broken"] == common_pb2.FINISH_REASON_ERROR
+
+
+async def test_a_model_that_keeps_failing_ends_the_process(folder, monkeypatch):
+    def fail(engine: Engine, batch: Any) -> Any:
+        raise RuntimeError("always")
+
+    with pytest.raises(ExceptionGroup) as failed:
+        async with running(folder) as world:
+            monkeypatch.setattr(Engine, "run", fail)
+            gateway = world.gateway()
+            for number in range(3):
+                gateway.send(f"r{number}", (5, 6), 3)
+                world.scheduler.admit(f"r{number}")
+                await until(lambda: f"r{number}" in gateway.ended)  # noqa: B023
+    assert "3 steps in a row failed" in repr(failed.value)
+
+
+async def test_a_stream_must_begin_with_a_hello(folder):
+    async with running(folder) as world:
+        call = worker_pb2_grpc.WorkerStub(world.channel).Stream(
+            iter([worker_pb2.WorkerInput(prompt=Prompt(request_id="r"))])
+        )
+        with pytest.raises(aio.AioRpcError) as refused:
+            await call.read()
+    assert refused.value.code() is StatusCode.INVALID_ARGUMENT
+
+
+async def test_what_a_slow_gateway_has_not_read_is_one_message():
+    outbox = TokenOutbox(limit_tokens=100)
+    for offset in range(3):
+        for request_id in ("a", "b"):
+            finish = FinishReason.STOP if (request_id, offset) == ("b", 2) else None
+            outbox.add(NewToken("g", request_id, offset, 10 + offset, finish, None))
+    outbox.add_error("a", 3, "why")
+    messages = aiter(outbox)
+    batch = await anext(messages)
+    assert [(m.request_id, m.offset, list(m.token_ids), m.finish_reason, m.message)
+            for m in batch.requests] == [
+        ("a", 0, [10, 11, 12], common_pb2.FINISH_REASON_ERROR, "why"),
+        ("b", 0, [10, 11, 12], common_pb2.FINISH_REASON_STOP, ""),
+    ]  # fmt: skip
+    outbox.add(NewToken("g", "c", 7, 1, None, None))
+    assert [m.request_id for m in (await anext(messages)).requests] == ["c"]
+
+
+async def test_a_gateway_that_does_not_read_is_cut_off():
+    outbox = TokenOutbox(limit_tokens=5)
+    for offset in range(50):
+        outbox.add(NewToken("g", "a", offset, 1, None, None))
+    batches = [batch async for batch in outbox]
+    assert outbox.overflowed
+    assert len(batches) == 1 and len(batches[0].requests[0].token_ids) == 6

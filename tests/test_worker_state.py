@@ -1,0 +1,376 @@
+"""The worker's state as transcripts: what was planned, what ran, what was reported."""
+
+from textwrap import dedent
+from typing import Any
+
+from services.core import Grant, Pause, Plan, Report, Residency
+from services.worker.batch import NewToken, StepBatch
+from services.worker.prompt import Prompt, Sampling
+from services.worker.state import Limits, WorkerState
+from tests.worker_oracle import EOS, DumbDevice
+
+
+class Transcript:
+    """Drives a state and writes down what it does. Blocks of 4 tokens."""
+
+    def __init__(self, kv_tokens: int = 64, **limits: int):
+        shape = {"max_batch_tokens": 8, "report_every_steps": 100} | limits
+        self.state = WorkerState(
+            Limits(kv_tokens // 4, block_tokens=4, eos_ids=frozenset([EOS]), **shape)
+        )
+        self.device = DumbDevice(block_tokens=4)
+        self.lines: list[str] = []
+        self._seq = 0
+
+    def prompt(self, request_id: str, length: int, max_tokens: int = 9, **sampling: Any):
+        how = Sampling(**{"temperature": 0, "ignore_eos": True, **sampling})
+        prompt = Prompt(request_id, tuple(range(1, length + 1)), length, max_tokens, how)
+        if refusal := self.state.receive(prompt, now=0.0):
+            self.lines.append(f"refused {request_id}: {refusal}")
+
+    def plan(self, seq: int = 0, **directives: Any) -> None:
+        self._seq = seq or self._seq + 1
+        plan = Plan(self._seq, **{k: tuple(v) for k, v in directives.items()})
+        self.state.apply(plan, now=0.0)
+        self.state.check_integrity()
+
+    def admit(self, **limits: int) -> None:
+        self.plan(admit=[Grant(request_id, limit) for request_id, limit in limits.items()])
+
+    def step(self, drawn: dict[str, int] | None = None, times: int = 1) -> None:
+        for _ in range(times):
+            batch = self.state.compose()
+            if batch is None:
+                self.lines.append("nothing runs")
+            else:
+                ran, tokens = _ran(batch), self.device.run(batch)
+                for row, sequence in enumerate(batch.sampling):
+                    tokens[row] = (drawn or {}).get(sequence.request_id, 7)
+                result = self.state.commit(batch, tokens, elapsed_s=0.1)
+                self.lines.append(f"{ran} -> {' '.join(map(_drew, result.tokens)) or '-'}")
+            self.state.check_integrity()
+            self._report()
+
+    def _report(self) -> None:
+        if report := self.state.report():
+            self.lines.append("  " + _said(report))
+
+    def reads(self, text: str) -> None:
+        """The lines since the last time."""
+        self._report()
+        lines, self.lines = self.lines, []
+        assert lines == dedent(text).strip("\n").splitlines()
+
+
+def _ran(batch: StepBatch) -> str:
+    positions = batch.decodes.positions.tolist()
+    rows = zip(batch.decodes.sequences, positions, strict=True)
+    decodes = [f"{sequence.request_id}@{position}" for sequence, position in rows]
+    chunks = [f"{c.sequence.request_id}[{c.start}:{c.end}]" for c in batch.chunks]
+    return " ".join([*decodes, *chunks])
+
+
+def _drew(token: NewToken) -> str:
+    return f"{token.request_id}+{token.offset}" + (f"={token.finish}" if token.finish else "")
+
+
+def _said(report: Report) -> str:
+    parts = [f"{p.request_id}:{p.output_tokens}/{p.held_tokens}" for p in report.progress]
+    parts += [f"finished {f.request_id}:{f.output_tokens} {f.reason}" for f in report.finished]
+    parts += [f"evicted {p.request_id}:{p.output_tokens}" for p in report.evicted]
+    said = ", ".join(parts) or "-"
+    return f"report plan {report.applied_plan_seq}, free {report.free_tokens}: {said}"
+
+
+def test_a_prompt_is_admitted_prefilled_in_chunks_decoded_and_finished():
+    t = Transcript()
+    t.prompt("a", 13, max_tokens=3)
+    t.step()
+    t.admit(a=3)
+    t.step(times=5)
+    t.reads("""
+        nothing runs
+        a[0:8] -> -
+          report plan 1, free 56: a:0/8
+        a[8:13] -> a+0
+        a@13 -> a+1
+        a@14 -> a+2=length
+          report plan 1, free 64: finished a:3 length
+        nothing runs
+    """)
+
+
+def test_the_plan_may_come_before_the_prompt():
+    t = Transcript()
+    t.admit(a=9)
+    t.step()
+    t.prompt("a", 3)
+    t.step()
+    t.reads("""
+        nothing runs
+          report plan 1, free 64: -
+        a[0:3] -> a+0
+    """)
+
+
+def test_decodes_come_first_and_prefill_fills_what_is_left_of_the_step():
+    t = Transcript()
+    for name, length in (("a", 2), ("b", 10), ("c", 4)):
+        t.prompt(name, length)
+    t.admit(a=9, b=9, c=9)
+    t.step(times=4)
+    t.reads("""
+        a[0:2] b[0:6] -> a+0
+          report plan 1, free 52: a:1/2, b:0/6, c:0/0
+        a@2 b[6:10] c[0:3] -> a+1 b+0
+        b@10 a@3 c@3 -> b+1 a+2 c+0
+        b@11 a@4 c@4 -> b+2 a+3 c+1
+    """)
+
+
+def test_end_of_sequence_stops_unless_ignored_or_too_early():
+    t = Transcript()
+    t.prompt("a", 1, ignore_eos=False)
+    t.prompt("b", 1, ignore_eos=True)
+    t.prompt("c", 1, ignore_eos=False, min_tokens=1)
+    t.admit(a=9, b=9, c=9)
+    t.step({"a": EOS, "b": EOS, "c": EOS})
+    t.step({"b": EOS, "c": EOS})
+    t.reads("""
+        a@0 b@0 c@0 -> a+0=stop b+0 c+0
+          report plan 1, free 56: b:1/1, c:1/1, finished a:1 stop
+        b@1 c@1 -> b+1 c+1=stop
+          report plan 1, free 60: finished c:2 stop
+    """)
+
+
+def test_a_budget_reached_waits_with_its_memory_until_extended():
+    t = Transcript()
+    t.prompt("a", 4)
+    t.admit(a=2)
+    t.step(times=3)
+    t.plan(extend=[Grant("a", 3), Grant("unknown", 5)])
+    t.step(times=2)
+    t.reads("""
+        a[0:4] -> a+0
+          report plan 1, free 60: a:1/4
+        a@4 -> a+1
+          report plan 1, free 56: a:2/5
+        nothing runs
+        a@5 -> a+2
+          report plan 2, free 56: a:3/6
+        nothing runs
+    """)
+
+
+def test_the_newest_is_evicted_when_memory_runs_out_and_recomputed_when_admitted_again():
+    t = Transcript(kv_tokens=16)
+    t.prompt("old", 6, max_tokens=7)
+    t.prompt("new", 5, max_tokens=7)
+    t.admit(old=9, new=9)
+    t.step(times=5)
+    t.admit(new=9)
+    t.step(times=2)
+    t.reads("""
+        old[0:6] new[0:2] -> old+0
+          report plan 1, free 4: old:1/6, new:0/2
+        old@6 new[2:5] -> old+1 new+0
+        old@7 new@5 -> old+2 new+1
+        old@8 -> old+3
+          report plan 1, free 4: evicted new:2
+        old@9 -> old+4
+        old@10 new[0:4] -> old+5
+          report plan 2, free 0: old:6/11, new:2/4
+        old@11 -> old+6=length
+          report plan 2, free 12: finished old:7 length
+    """)
+    t.step(times=2)
+    t.reads("""
+        new[4:7] -> new+2
+        new@7 -> new+3
+    """)
+
+
+def test_the_plan_says_who_goes_first():
+    t = Transcript(kv_tokens=12)
+    for name in "abc":
+        t.prompt(name, 3, max_tokens=6)
+    t.admit(a=6, b=6, c=6)
+    t.plan(victims=["b", "unknown", "a"])
+    t.step(times=3)
+    t.reads("""
+        a[0:3] b[0:3] c[0:2] -> a+0 b+0
+          report plan 2, free 0: a:1/3, b:1/3, c:0/2
+        a@3 b@3 c@2 -> a+1 b+1 c+0
+        a@4 c@3 -> a+2 c+1
+          report plan 2, free 0: evicted b:2
+    """)
+
+
+def test_a_prefill_evicts_only_those_behind_it():
+    """`b` needs a second block: it takes those of `c`, admitted after it, never that of `a`."""
+    t = Transcript(kv_tokens=16, max_batch_tokens=6)
+    t.prompt("c", 4)
+    t.admit(c=9)
+    t.step()
+    t.plan(pause=[Pause("c", Residency.KEEP)])
+    t.prompt("a", 3)
+    t.prompt("b", 7, max_tokens=9)
+    t.admit(a=9, b=9, c=9)
+    t.lines.clear()
+    t.step(times=3)
+    t.reads("""
+        c@4 a[0:3] b[0:2] -> c+1 a+0
+          report plan 3, free 0: a:1/3, b:0/2, c:2/5
+        a@3 b[2:6] -> a+1
+          report plan 3, free 4: evicted c:2
+        b@6 a@4 -> b+0 a+2
+    """)
+
+
+def test_a_prefill_waits_for_the_memory_of_its_elders():
+    t = Transcript(kv_tokens=12)
+    t.prompt("a", 6, max_tokens=3)
+    t.prompt("b", 7, max_tokens=2)
+    t.admit(a=9, b=9)
+    t.step(times=4)
+    t.reads("""
+        a[0:6] b[0:2] -> a+0
+          report plan 1, free 0: a:1/6, b:0/2
+        a@6 b[2:4] -> a+1
+        a@7 -> a+2=length
+          report plan 1, free 8: finished a:3 length
+        b[4:7] -> b+0
+    """)
+
+
+def test_pausing_keeps_or_drops_the_memory():
+    t = Transcript()
+    for name in ("kept", "gone", "off"):
+        t.prompt(name, 2)
+    t.admit(kept=9, gone=9, off=9)
+    t.step()
+    t.plan(pause=[Pause("kept", Residency.KEEP), Pause("gone", Residency.DROP),
+                  Pause("off", Residency.OFFLOAD)])  # fmt: skip
+    t.step()
+    t.admit(kept=9, gone=9)
+    t.step()
+    t.reads("""
+        kept[0:2] gone[0:2] off[0:2] -> kept+0 gone+0 off+0
+          report plan 1, free 52: kept:1/2, gone:1/2, off:1/2
+        nothing runs
+          report plan 2, free 60: -
+        kept@2 gone[0:3] -> kept+1 gone+1
+          report plan 3, free 56: kept:2/3, gone:2/3
+    """)
+
+
+def test_a_cancel_frees_everything_at_every_stage():
+    t = Transcript()
+    for name in ("unplanned", "prefilling", "decoding", "paused", "waiting"):
+        t.prompt(name, 2 if name != "prefilling" else 30)
+    t.admit(unprompted=9, decoding=9, paused=9, waiting=1, prefilling=9)
+    t.step()
+    t.plan(pause=[Pause("paused", Residency.KEEP)])
+    assert t.state.pool.free_blocks < 16 and not t.state.idle
+    t.plan(cancel=["unplanned", "unprompted", "prefilling", "decoding", "paused", "waiting", "x"])
+    assert t.state.pool.free_blocks == 16 and t.state.idle
+    t.lines.clear()
+    t.step()
+    t.reads("""
+        nothing runs
+          report plan 3, free 64: -
+    """)
+
+
+def test_a_plan_applied_twice_changes_nothing():
+    t = Transcript()
+    t.prompt("a", 4)
+    t.admit(a=1)
+    t.step()
+    t.plan(seq=2, extend=[Grant("a", 2)])
+    t.plan(seq=2, cancel=["a"])
+    t.plan(seq=1, cancel=["a"])
+    t.step(times=2)
+    t.reads("""
+        a[0:4] -> a+0
+          report plan 1, free 60: a:1/4
+        a@4 -> a+1
+          report plan 2, free 56: a:2/5
+        nothing runs
+    """)
+
+
+def test_a_request_that_can_never_fit_is_refused_with_both_numbers():
+    t = Transcript(kv_tokens=16)
+    t.prompt("a", 10, max_tokens=7)
+    t.reads("""
+        refused a: prompt (10) + max_tokens (7) is over 16 tokens, the longest request that fits
+          report plan 0, free 16: finished a:0 error
+    """)
+
+
+def test_a_prompt_that_overtakes_the_cancel_of_its_first_stay_is_kept():
+    """Moved away and back: the gateway's new prompt may be faster than the scheduler's cancel."""
+    t = Transcript()
+    t.prompt("a", 4)
+    t.admit(a=9)
+    t.step()
+    t.prompt("a", 6)
+    t.plan(cancel=["a"])
+    t.admit(a=9)
+    t.step()
+    t.reads("""
+        a[0:4] -> a+0
+          report plan 1, free 60: a:1/4
+        a[0:6] -> a+0
+          report plan 3, free 56: a:1/6
+    """)
+
+
+def test_delivered_output_is_prefilled_and_generation_goes_on_behind_it():
+    t = Transcript()
+    resumed = Prompt("a", (1, 2, 3, 4, 5), 3, 4, Sampling(temperature=0, ignore_eos=True))
+    t.state.receive(resumed, now=0.0)
+    t.admit(a=4)
+    t.step(times=2)
+    t.reads("""
+        a[0:5] -> a+2
+          report plan 1, free 56: a:3/5
+        a@5 -> a+3=length
+          report plan 1, free 64: finished a:4 length
+    """)
+
+
+def test_a_half_that_waits_too_long_is_let_go():
+    t = Transcript()
+    t.prompt("prompt only", 4)
+    t.admit(plan_only=9)
+    t.state.expire(now=59.0)
+    assert not t.state.idle
+    t.state.expire(now=61.0)
+    assert t.state.idle
+    t.step()
+    t.reads("""
+        nothing runs
+          report plan 1, free 64: finished plan_only:0 error
+    """)
+
+
+def test_progress_is_reported_every_so_many_steps():
+    t = Transcript(report_every_steps=3)
+    t.prompt("a", 1, max_tokens=20)
+    t.admit(a=20)
+    t.step(times=7)
+    t.reads("""
+        a@0 -> a+0
+          report plan 1, free 60: a:1/1
+        a@1 -> a+1
+        a@2 -> a+2
+        a@3 -> a+3
+          report plan 1, free 60: a:4/4
+        a@4 -> a+4
+        a@5 -> a+5
+        a@6 -> a+6
+          report plan 1, free 56: a:7/7
+    """)
