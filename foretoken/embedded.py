@@ -115,9 +115,9 @@ async def embedded(options: ServeOptions, lifecycle: Lifecycle) -> AsyncIterator
                 )
             )
         fleet = await status.fleet_of(control.channel, options.workers)
-        yield Endpoints(
-            control, f"{config.host}:{grpc.port}", f"http://{config.host}:{http_port}", fleet
-        )
+        http = f"http://{config.host}:{http_port}"
+        await status.healthy(f"{http}/health")
+        yield Endpoints(control, f"{config.host}:{grpc.port}", http, fleet)
         await grpc.set_serving(False)
         await lifecycle.drain(gateway.drain(), config.drain_s)
 

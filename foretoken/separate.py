@@ -40,8 +40,14 @@ def wire(overrides: Sections, workers: int) -> list[tuple[str, str, dict[str, st
         settings = {"worker_id": f"worker-{number}", "address": address}
         settings |= {"served_model_name": served} | to_scheduler | overrides["worker"]
         units.append(("worker", "services.worker", settings))
-    units.append(("gateway", "gateway", to_scheduler | overrides["gateway"]))
+    units.append(("gateway", "gateway", to_scheduler | _with_ports(overrides["gateway"])))
     return units
+
+
+def _with_ports(gateway: dict[str, str]) -> dict[str, str]:
+    """Port 0 made a real one, since the ready line names it."""
+    ports = {key: gateway[key] for key in ("http_port", "grpc_port")}
+    return gateway | {key: port if int(port) else str(_free_port()) for key, port in ports.items()}
 
 
 def _free_port() -> int:
@@ -63,6 +69,7 @@ async def serve_separate(options: ServeOptions, lifecycle: Lifecycle) -> None:
         fleet = await status.fleet_of(scheduler, options.workers)
         host = gateway["host"]
         http, grpc = f"http://{host}:{gateway['http_port']}", f"{host}:{gateway['grpc_port']}"
+        await status.healthy(f"{http}/health")
         print(status.ready_line(fleet, http, grpc), flush=True)
         async with background(status.show(scheduler)):
             await lifecycle.draining.wait()

@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from urllib.request import urlopen
 
 from grpc import aio
 from rich.console import Console
@@ -24,6 +25,16 @@ async def fleet_of(scheduler: aio.Channel, workers: int) -> scheduler_pb2.FleetV
         except aio.AioRpcError:
             pass  # it is still starting; its process ending is what ends this wait
         await asyncio.sleep(0.05)
+
+
+async def healthy(url: str) -> None:
+    """Return once the gateway says it is: it has a scheduler and a worker. Ends with its server."""
+    while True:
+        try:
+            await asyncio.to_thread(urlopen, url, timeout=2)
+            return
+        except OSError:
+            await asyncio.sleep(0.02)
 
 
 def ready_line(fleet: scheduler_pb2.FleetView, http: str, grpc: str) -> str:

@@ -49,7 +49,7 @@ COMPLETIONS: list[tuple[object, str | None, str]] = [
     ({"prompt": [-1]}, "prompt", "not negative"),
     ({"prompt": [10**30]}, "prompt", "must be a string"),
     ({"prompt": [999999]}, "prompt", "token id 999999 is outside the vocabulary of"),
-    ({"prompt": "1" * 600}, "prompt", "600 prompt tokens + 1 max_tokens = 601, over the 512"),
+    ({"prompt": "1" * 600}, "prompt", "600 prompt tokens + 16 max_tokens = 616, over the 512"),
     ({"prompt": "12", "max_tokens": 511}, "max_tokens", "2 prompt tokens + 511 max_tokens = 513"),
     ({"prompt": "12", "max_tokens": 0}, "max_tokens", "at least 1"),
     ({"prompt": "12", "max_tokens": -5}, "max_tokens", "at least 1"),

@@ -102,7 +102,7 @@ async def test_a_deadline_amid_an_answer_is_its_finish_reason() -> None:
     async with housing(lambda _: tokens_of("1" * 400)) as house:
         house.worker.step_s = 0.01
         headers = {"x-request-timeout-s": "0.3"}
-        body = {"prompt": "12", "stream": True}
+        body = {"prompt": "12", "stream": True, "max_tokens": 400}
         events = (await house.http("POST", "/v1/completions", body, headers)).events
         assert events[-1]["choices"][0]["finish_reason"] == "deadline"
         text = "".join(event["choices"][0]["text"] for event in events)

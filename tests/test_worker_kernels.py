@@ -23,8 +23,7 @@ class Case:
     """Sequences as (context before the step, tokens in the step); decodes have one."""
 
     shapes: list[tuple[int, int]]
-    heads: int
-    kv_heads: int
+    heads: tuple[int, int]  # of queries, of keys and values
     options: AttentionOptions
 
 
@@ -55,11 +54,12 @@ def sequence_of(length: int) -> Sequence:
 
 def attend(case: Case, seed: int) -> tuple[Tensor, Tensor]:
     """What the kernels give, and what they should, for random states in scattered blocks."""
+    heads, kv_heads = case.heads
     generator = torch.Generator().manual_seed(seed)
     counts = [-(-(start + n) // BLOCK) for start, n in case.shapes]
     scattered = torch.randperm(sum(counts) + 3, generator=generator).tolist()
     tables = [[scattered.pop() for _ in range(count)] for count in counts]
-    layer = torch.randn(2, sum(counts) + 3, BLOCK, case.kv_heads, DIM, generator=generator)
+    layer = torch.randn(2, sum(counts) + 3, BLOCK, kv_heads, DIM, generator=generator)
     decodes = [i for i, (_, n) in enumerate(case.shapes) if n == 1]
     rows = DecodeRows([sequence_of(case.shapes[i][0] + 1) for i in decodes],
                       [tables[i] for i in decodes], BLOCK)  # fmt: skip
@@ -71,8 +71,8 @@ def attend(case: Case, seed: int) -> tuple[Tensor, Tensor]:
         for i in chunked
     ]  # fmt: skip
     total = sum(n for _, n in case.shapes)
-    q = torch.randn(total, case.heads, DIM, generator=generator)
-    k, v = torch.randn(2, total, case.kv_heads, DIM, generator=generator)
+    q = torch.randn(total, heads, DIM, generator=generator)
+    k, v = torch.randn(2, total, kv_heads, DIM, generator=generator)
 
     def slots(i: int) -> list[int]:
         return [block * BLOCK + offset for block in tables[i] for offset in range(BLOCK)]
@@ -97,14 +97,15 @@ def attend(case: Case, seed: int) -> tuple[Tensor, Tensor]:
 
 
 CASES = st.builds(
-    lambda shapes, heads, scale, window, softcap: Case(
-        shapes, *heads, AttentionOptions(scale, window, softcap)
-    ),
+    Case,
     st.lists(st.tuples(st.integers(0, 30), st.integers(1, 9)), min_size=1, max_size=8),
     st.sampled_from([(4, 4), (4, 2), (6, 1)]),
-    st.sampled_from([0.2, 1.0]),
-    st.sampled_from([None, 1, 3, 16, 100]),
-    st.sampled_from([None, 2.0]),
+    st.builds(
+        AttentionOptions,
+        st.sampled_from([0.2, 1.0]),
+        st.sampled_from([None, 1, 3, 16, 100]),
+        st.sampled_from([None, 2.0]),
+    ),
 )
 
 

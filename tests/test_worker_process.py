@@ -43,6 +43,7 @@ async def attached(
         mount = Mount("foretoken.v1.Scheduler", add, scheduler)
         addresses = {"address": f"unix:{sockets}/w", "scheduler_address": f"unix:{sockets}/s"}
         async with listening([mount], addresses["scheduler_address"]) as server:
+            scheduler.stop = lambda: server.stop(0)
             process = await start(model=folder, kv_tokens=512, profile_s=0, **addresses, **settings)
             channel = connect(addresses["address"])
             try:
@@ -53,7 +54,6 @@ async def attached(
                 if process.returncode is None:
                     process.kill()
                 await process.wait()
-                await server.stop(0)
 
 
 @pytest.mark.parametrize(
@@ -102,8 +102,7 @@ async def test_the_second_sigterm_stops_at_once(folder):
 async def test_an_orphan_that_was_told_to_ends(folder):
     orphan = {"exit_when_orphaned": True, "orphaned_s": 0.2}
     async with attached(folder, **orphan) as (process, scheduler, _):
-        scheduler.refuse = True
-        scheduler.hang_up()
+        await scheduler.stop()
         _, errors = await asyncio.wait_for(process.communicate(), 20)
         assert process.returncode == 2
         assert "has been gone for" in errors.decode()

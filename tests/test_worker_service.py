@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,6 +39,7 @@ class RecordingScheduler(scheduler_pb2_grpc.SchedulerServicer):
         self.hellos: list[scheduler_pb2.WorkerHello] = []
         self.reports: list[scheduler_pb2.Report] = []
         self.seq = 0
+        self.stop: Callable[[], Awaitable[None]]  # ends its server, where a test needs that
         self._plans: Outbox[scheduler_pb2.Plan] = Outbox(1000)
 
     async def Attach(
