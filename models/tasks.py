@@ -120,7 +120,9 @@ def _pose(rng: Random, application: str, given: str, answer: str) -> Example:
     if form < PLAIN_SHARE + SYSTEM_SHARE:
         return Example(application, given, phrasing.system, given, answer)
     generic = form < PLAIN_SHARE + SYSTEM_SHARE + GENERIC_SYSTEM_SHARE
-    return Example(application, given, rng.choice(GENERIC_SYSTEM) if generic else None, user, answer)
+    return Example(
+        application, given, rng.choice(GENERIC_SYSTEM) if generic else None, user, answer
+    )
 
 
 def _some(rng: Random, most: int, pool: tuple[str, ...] = WORDS) -> list[str]:

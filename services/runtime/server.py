@@ -21,6 +21,11 @@ from services.runtime.errors import ErrorInterceptor
 log = logging.getLogger(__name__)
 
 DRAIN_S = 30.0  # what a first SIGTERM gives running requests; a second takes it back
+SERVER_OPTIONS: Sequence[tuple[str, Any]] = (
+    ("grpc.so_reuseport", 0),  # a port in use must be an error
+    # Our clients' keep-alive pings come every 20 s, calls or none; by default that is abuse.
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+)
 MAX_CONCURRENT_RPCS = 8_192  # streams a server holds at once; more get RESOURCE_EXHAUSTED
 
 
@@ -68,7 +73,7 @@ class Server:
     def __init__(self, mounts: Sequence[Mount]):
         self._server = aio.server(
             interceptors=[ErrorInterceptor()],
-            options=[*OPTIONS, ("grpc.so_reuseport", 0)],
+            options=[*OPTIONS, *SERVER_OPTIONS],
             maximum_concurrent_rpcs=MAX_CONCURRENT_RPCS,
         )
         self._names = [mount.name for mount in mounts]

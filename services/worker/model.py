@@ -5,6 +5,7 @@ The model runs on a packed row [1, Σ tokens]; every layer's attention is handed
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -66,11 +67,15 @@ def paged_attention(
 
     `unused` holds what only other backends or training read (dropout, position_ids …).
     """
-    options = AttentionOptions(
-        query.shape[-1] ** -0.5 if scaling is None else scaling, sliding_window, softcap
-    )
-    q, k, v = (states[0].transpose(0, 1) for states in (query, key, value))
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    options = _options(scale, sliding_window, softcap)
+    q, k, v = query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1)
     return foretoken.attend(cast(int, module.layer_idx), q, k, v, options)[None], None
+
+
+@lru_cache(maxsize=64)  # called once a layer and step, with as many values as kinds of layer
+def _options(scale: float, window: int | None, softcap: float | None) -> AttentionOptions:
+    return AttentionOptions(scale, window, softcap)
 
 
 def no_mask(*_: object, **__: object) -> None:

@@ -30,18 +30,24 @@ def profile(engine: Engine, limit_s: float) -> list[StepTiming]:
 
 def _fits(engine: Engine, seqs: int, tokens: int) -> bool:
     limits = engine.state.limits
-    length = tokens + DECODES
+    length = tokens + _output_tokens(engine, seqs, tokens)
     blocks = seqs * engine.state.pool.blocks_for(length)
     return (
         blocks <= limits.kv_blocks and length <= limits.reach_tokens and seqs <= limits.max_running
     )
 
 
+def _output_tokens(engine: Engine, seqs: int, tokens: int) -> int:
+    """Enough that the first still decodes, for a few steps, when the last is prefilled."""
+    return DECODES + 2 * -(-seqs * tokens // engine.state.limits.max_batch_tokens)
+
+
 def _time_steps(engine: Engine, seqs: int, tokens: int) -> list[StepTiming]:
     ids = [f"profile-{i}" for i in range(seqs)]
+    output = _output_tokens(engine, seqs, tokens)
     for request_id in ids:
-        engine.add(Prompt(request_id, (0,) * tokens, tokens, DECODES, SAMPLING), 0.0)
-    engine.apply(Plan(1, admit=tuple(Grant(i, DECODES) for i in ids)), 0.0)
+        engine.add(Prompt(request_id, (0,) * tokens, tokens, output, SAMPLING), 0.0)
+    engine.apply(Plan(1, admit=tuple(Grant(i, output) for i in ids)), 0.0)
     timings = []
     while result := engine.step():
         timings.append(result.timing)

@@ -49,7 +49,7 @@ class TorchAttention:
             row += chunk.tokens
 
     def store(self, layer: Tensor, k: Tensor, v: Tensor) -> None:
-        keys, values = layer.flatten(1, 2)
+        keys, values = layer.flatten(1, 2).unbind()
         keys.index_copy_(0, self._slots, k)
         values.index_copy_(0, self._slots, v)
 
@@ -130,8 +130,9 @@ class _DecodeGroup:
         rows, (heads, dim) = self._last - self._first, q.shape[1:]
         kv_heads = layer.shape[3]
         context = layer.index_select(1, self._index).view(2, rows, -1, kv_heads, dim)
-        keys, values = context[:, :, : self._length].transpose(2, 3)
-        queries = q[self._first : self._last].reshape(rows, kv_heads, heads // kv_heads, dim)
+        keys, values = context[:, :, : self._length].transpose(2, 3).unbind()
+        queries = q if rows == len(q) else q[self._first : self._last]
+        queries = queries.reshape(rows, kv_heads, heads // kv_heads, dim)
         mask = self._mask(options.window)
         return attention(queries, keys, values, mask, options).reshape(rows, heads, dim)
 
@@ -158,7 +159,7 @@ class _ChunkGroup:
     ) -> Tensor:
         if self._chunk.start:
             context = layer.index_select(1, self._index).flatten(1, 2)
-            keys, values = context[:, : self._chunk.end]
+            keys, values = context[:, : self._chunk.end].unbind()
         else:
             keys, values = k[self._rows], v[self._rows]
         group = q.shape[1] // keys.shape[1]
