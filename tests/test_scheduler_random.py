@@ -2,6 +2,7 @@
 
 from collections import Counter
 from math import inf
+from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -109,14 +110,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         worker = data.draw(st.sampled_from([w for w, r in self.workers.running.items() if r]))
         name = data.draw(st.sampled_from(sorted(self.workers.running[worker])))
         self.reports[worker] += 1
-        told = {
+        told: dict[str, Any] = {
             "progress": Progress(name, 1, 10),
             "finished": Completion(name, 1, FinishReason.STOP),
             "evicted": Progress(name, 1, 0),
-        }[what]
+        }
         if what != "progress":
             self.workers.running[worker].discard(name)
-        report = Report(self.reports[worker], 0, **{what: (told,)})
+        news: Any = {what: (told[what],)}
+        report = Report(self.reports[worker], 0, **news)
         self.step(ev.Reported(self.links[worker], worker, report))
 
     @precondition(lambda self: self.live)

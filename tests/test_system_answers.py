@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -43,14 +44,14 @@ def cases() -> list[Case]:
 
 
 async def ask_all(
-    live: Live, prompts: Sequence[tuple[int, ...]], concurrency: int, **sampling: object
+    live: Live, prompts: Sequence[tuple[int, ...]], concurrency: int, **sampling: Any
 ) -> list[tuple[int, ...]]:
     """Every prompt's output tokens, so many requests at a time."""
     gate = asyncio.Semaphore(concurrency)
     async with AsyncClient(live.grpc) as client:
 
         async def ask(number: int, prompt: tuple[int, ...]) -> tuple[int, ...]:
-            seeded = {"seed": number} if "temperature" in sampling else {"temperature": 0.0}
+            seeded: Any = {"seed": number} if "temperature" in sampling else {"temperature": 0.0}
             async with gate:
                 answer = await client.complete(
                     tokens=prompt, max_tokens=LONGEST, **seeded, **sampling
