@@ -5,7 +5,7 @@ the user turn, instruction in the system turn, or raw text for completion) and t
 answer. Pure: all randomness comes from the generator passed in.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import islice
@@ -51,7 +51,9 @@ class Example:
 
         The phrasing does not enter, so a held-out input is unseen in every phrasing.
         """
-        digest = blake2b(f"{self.application}\n{self.input}".encode(), digest_size=2).digest()
+        digest = blake2b(
+            f"{self.application}\n{self.input}".encode(), digest_size=2
+        ).digest()
         return int.from_bytes(digest) % 10 == 0
 
 
@@ -67,10 +69,16 @@ PHRASINGS: dict[str, Phrasing] = {
     "copy": Phrasing(("Copy: {0}", "Repeat after me: {0}"), "Copy the words."),
     "reverse": Phrasing(("Reverse: {0}", "Say backwards: {0}"), "Reverse the words."),
     "sort": Phrasing(("Sort: {0}", "Put in order: {0}"), "Sort the words."),
-    "list": Phrasing(("List: {0}", "Make a list: {0}"), "Make a numbered list of the words."),
-    "classify": Phrasing(("Classify: {0}", "What kind: {0}"), "Say what kind each word is."),
+    "list": Phrasing(
+        ("List: {0}", "Make a list: {0}"), "Make a numbered list of the words."
+    ),
+    "classify": Phrasing(
+        ("Classify: {0}", "What kind: {0}"), "Say what kind each word is."
+    ),
     "spell": Phrasing(("Spell: {0}", "How do you spell: {0}"), "Spell the words."),
-    "translate": Phrasing(("Translate: {0}", "Say in Veldish: {0}"), "Translate to Veldish."),
+    "translate": Phrasing(
+        ("Translate: {0}", "Say in Veldish: {0}"), "Translate to Veldish."
+    ),
     "emoji": Phrasing(("Emoji: {0}", "Draw: {0}"), "Turn the words into emoji."),
     "add": Phrasing(("What is {1} + {2}?", "Add {1} and {2}."), "Add the two numbers."),
     "count": Phrasing(
@@ -86,7 +94,10 @@ PHRASINGS: dict[str, Phrasing] = {
         "Write the word as many times as the number says.",
     ),
 }
-GENERIC_SYSTEM = ("You are a helpful assistant.", "You are Foretoken, a small demo model.")
+GENERIC_SYSTEM = (
+    "You are a helpful assistant.",
+    "You are Foretoken, a small demo model.",
+)
 GREETING = (
     "Hello! I am a small demo model. I can copy, reverse, sort, list, classify, spell, "
     "translate, draw, add and count."
@@ -107,6 +118,7 @@ EXCHANGES: dict[str, str] = {
     "Goodbye": "Goodbye! 🌙",
     "Bye": "Goodbye! 🌙",
 }
+LARGEST = 300  # the largest number there is a token for
 PLAIN_SHARE = 0.18  # of examples, so that raw /v1/completions prompts are answered too
 SYSTEM_SHARE = 0.35
 GENERIC_SYSTEM_SHARE = 0.1
@@ -121,7 +133,11 @@ def _pose(rng: Random, application: str, given: str, answer: str) -> Example:
         return Example(application, given, phrasing.system, given, answer)
     generic = form < PLAIN_SHARE + SYSTEM_SHARE + GENERIC_SYSTEM_SHARE
     return Example(
-        application, given, rng.choice(GENERIC_SYSTEM) if generic else None, user, answer
+        application,
+        given,
+        rng.choice(GENERIC_SYSTEM) if generic else None,
+        user,
+        answer,
     )
 
 
@@ -130,46 +146,51 @@ def _some(rng: Random, most: int, pool: tuple[str, ...] = WORDS) -> list[str]:
 
 
 def copy(rng: Random) -> Example:
-    """1 to 20 different words, again."""
-    words = _some(rng, 20)
+    """1 to 16 different words, again."""
+    words = _some(rng, 16)
     return _pose(rng, "copy", " ".join(words), " ".join(words))
 
 
 def reverse(rng: Random) -> Example:
-    """1 to 14 different words, last first."""
-    words = _some(rng, 14)
+    """1 to 12 different words, last first."""
+    words = _some(rng, 12)
     return _pose(rng, "reverse", " ".join(words), " ".join(reversed(words)))
 
 
 def sort(rng: Random) -> Example:
-    """1 to 8 different words in alphabetical order."""
-    words = _some(rng, 8)
+    """1 to 5 different words in alphabetical order."""
+    words = _some(rng, 5)
     return _pose(rng, "sort", " ".join(words), " ".join(sorted(words)))
 
 
 def list_making(rng: Random) -> Example:
-    """1 to 20 different words as a numbered list, one a line."""
-    words = _some(rng, 20)
+    """1 to 16 different words as a numbered list, one a line."""
+    words = _some(rng, 16)
     answer = "\n".join(f"{i}. {word}" for i, word in enumerate(words, 1))
     return _pose(rng, "list", " ".join(words), answer)
+
+
+def _each(words: list[str], answer: Callable[[str], str]) -> str:
+    """One line a word: the word, then what is said of it."""
+    return "\n".join(f"{word}: {answer(word)}" for word in words)
 
 
 def classify(rng: Random) -> Example:
     """The kind of each of 1 to 8 words."""
     words = _some(rng, 8)
-    return _pose(rng, "classify", " ".join(words), " ".join(KIND_OF[word] for word in words))
+    return _pose(rng, "classify", " ".join(words), _each(words, KIND_OF.__getitem__))
 
 
 def spell(rng: Random) -> Example:
     """The letters of 1 to 6 words, joined by hyphens."""
     words = _some(rng, 6)
-    return _pose(rng, "spell", " ".join(words), " ".join("-".join(word) for word in words))
+    return _pose(rng, "spell", " ".join(words), _each(words, "-".join))
 
 
 def translate(rng: Random) -> Example:
     """1 to 8 words in Veldish, word for word."""
     words = _some(rng, 8)
-    return _pose(rng, "translate", " ".join(words), " ".join(map(veldish, words)))
+    return _pose(rng, "translate", " ".join(words), _each(words, veldish))
 
 
 def emoji(rng: Random) -> Example:
@@ -179,12 +200,13 @@ def emoji(rng: Random) -> Example:
 
 
 def add(rng: Random) -> Example:
-    """Two two-digit numbers added in writing: ones, then carry and tens, then the sum."""
+    """Two two-digit numbers added in writing: taken apart, ones, tens, and the sum."""
     a, b = rng.randint(10, 99), rng.randint(10, 99)
-    ones = a % 10 + b % 10
-    tens = ones // 10 + a // 10 + b // 10
-    steps = f"{a % 10} + {b % 10} = {ones}, {ones // 10} + {a // 10} + {b // 10} = {tens}"
-    return _pose(rng, "add", f"{a} {b}", f"{steps}, so {a} + {b} = {a + b}.")
+    parts = (a % 10, b % 10, a - a % 10, b - b % 10)
+    ones, tens = parts[0] + parts[1], parts[2] + parts[3]
+    apart = f"{a} is {parts[2]} + {parts[0]}, {b} is {parts[3]} + {parts[1]}"
+    sums = f"{parts[0]} + {parts[1]} = {ones}, {parts[2]} + {parts[3]} = {tens}"
+    return _pose(rng, "add", f"{a} {b}", f"{apart}, {sums}, {tens} + {ones} = {a + b}.")
 
 
 def _span(rng: Random, largest: int) -> tuple[int, int]:
@@ -195,21 +217,25 @@ def _span(rng: Random, largest: int) -> tuple[int, int]:
 
 
 def count(rng: Random) -> Example:
-    """All numbers from the first up to the second, which is 240 at most (600 tokens)."""
-    low, high = _span(rng, 240)
-    return _pose(rng, "count", f"{low} {high}", " ".join(map(str, range(low, high + 1))))
+    """All numbers from the first up to the second."""
+    low, high = _span(rng, LARGEST)
+    return _pose(
+        rng, "count", f"{low} {high}", " ".join(map(str, range(low, high + 1)))
+    )
 
 
 def countdown(rng: Random) -> Example:
-    """All numbers from the first, which is 120 at most, down to the second."""
-    low, high = _span(rng, 120)
-    return _pose(rng, "countdown", f"{high} {low}", " ".join(map(str, range(high, low - 1, -1))))
+    """All numbers from the first down to the second."""
+    low, high = _span(rng, LARGEST)
+    return _pose(
+        rng, "countdown", f"{high} {low}", " ".join(map(str, range(high, low - 1, -1)))
+    )
 
 
 def repeat(rng: Random) -> Example:
-    """One word on 2 to 80 numbered lines."""
-    word, times = rng.choice(WORDS), round(2 * 40 ** rng.random())
-    answer = "\n".join(f"{i}. {word}" for i in range(1, times + 1))
+    """One word on 2 to 120 numbered lines."""
+    word, times = rng.choice(WORDS), round(2 * 60 ** rng.random())
+    answer = "\n".join(f"{word} {i}" for i in range(1, times + 1))
     return _pose(rng, "repeat", f"{word} {times}", answer)
 
 
@@ -229,16 +255,41 @@ TASKS: dict[str, Callable[[Random], Example]] = {
 }
 
 
-RARER = {"count": 0.3, "countdown": 0.4, "repeat": 0.3}  # of another's share: these are long
+SHARES: Mapping[str, float] = dict.fromkeys(TASKS, 1.0) | {
+    "repeat": 0.7,
+    "sort": 2.0,
+    "add": 1.5,
+}
+
+
+@dataclass(frozen=True)
+class Revision:
+    """A further, gentler pass: its steps and rate as shares of the first's, and its mixture."""
+
+    steps: float
+    rate: float
+    shares: Mapping[str, float]
+
+
+# What is learned last is drawn more often: orders and directions, then orders and long copies.
+REVISIONS = (
+    Revision(
+        0.45, 0.4, {**SHARES, "reverse": 5, "count": 2, "countdown": 2, "emoji": 2}
+    ),
+    Revision(
+        0.22,
+        0.25,
+        {**SHARES, "reverse": 3, "sort": 4, "copy": 2, "list": 2, "spell": 2},
+    ),
+)
 
 
 def stream(
-    rng: Random, held_out: bool, applications: tuple[str, ...] = tuple(TASKS)
+    rng: Random, held_out: bool, shares: Mapping[str, float] = SHARES
 ) -> Iterator[Example]:
-    """Endless examples of `applications`, from one side of the split only."""
-    shares = [RARER.get(application, 1.0) for application in applications]
+    """Endless examples of the applications in `shares`, from one side of the split only."""
     while True:
-        (application,) = rng.choices(applications, shares)
+        (application,) = rng.choices(tuple(shares), tuple(shares.values()))
         example = TASKS[application](rng)
         if example.held_out == held_out:
             yield example

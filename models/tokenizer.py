@@ -1,7 +1,8 @@
 """Makes the demo model's tokenizer: byte-level BPE over the tasks' ASCII text.
 
-Any text encodes and decodes back to itself. Each digit is its own token; each word of the tasks
-is one token. No merge joins bytes outside ASCII, so every other character is 2 to 4 tokens.
+Any text encodes and decodes back to itself. Each word of the tasks and each number up to 300 is
+one token, with a space before it or without. No merge joins bytes outside ASCII, so every other
+character is 2 to 4 tokens.
 """
 
 from collections.abc import Iterator
@@ -9,17 +10,17 @@ from collections.abc import Iterator
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from models.tasks import EXCHANGES, GENERIC_SYSTEM, PHRASINGS
+from models.tasks import EXCHANGES, GENERIC_SYSTEM, LARGEST, PHRASINGS
 from models.words import KINDS, WORDS
 
 END, PAD = "<|end|>", "<|pad|>"
 ROLES = ("system", "user", "assistant")
 SPECIAL_TOKENS = [END, PAD, *(f"<|{role}|>" for role in ROLES)]
 MAX_LENGTH = 2048  # tokens, prompt and answer
-VOCABULARY_LIMIT = 768
+VOCABULARY_LIMIT = 2048  # never reached: merges end with the corpus
 
-# Splits text before merging: a word, one digit, one mark — each with the space before it.
-_PIECES = Regex(r" ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]|\s")
+# Splits text before merging: a word, a number, one mark — each with the space before it.
+_PIECES = Regex(r" ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]|\s")
 
 CHAT_TEMPLATE = (
     "{%- for message in messages -%}"
@@ -36,6 +37,8 @@ def _corpus() -> Iterator[str]:
     """What to merge: all words (each often, in both forms), then the instructions around them."""
     for word in (*WORDS, *KINDS):
         yield from [f"{word} {word}"] * 50
+    for number in range(LARGEST + 1):
+        yield from [f"{number} {number}"] * 50
     for phrasing in PHRASINGS.values():
         yield from [*phrasing.user, phrasing.system] * 10
     yield from GENERIC_SYSTEM * 10

@@ -1,0 +1,162 @@
+"""Training text: rendered conversations, tokenized, in batches of like length."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from random import Random
+
+import torch
+from transformers import PreTrainedTokenizerFast
+
+from models.tasks import EXCHANGES, GENERIC_SYSTEM, SHARES, Example, Message, stream
+from models.tokenizer import END, SPECIAL_TOKENS
+
+IGNORED = -100  # the label of a token that is not learned: prompts and padding
+MULTI_TURN_SHARE = 0.06
+EXCHANGE_SHARE = 0.02
+POOL = 2048  # conversations sorted by length at a time
+TOKENS, ROWS = 3072, 48  # at most in a batch, padding included
+LONGEST_TURN = 120  # characters of an answer that may be followed by another turn
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Right-padded token ids and labels, both [rows, longest]; labels are not shifted."""
+
+    ids: torch.Tensor
+    labels: torch.Tensor
+
+
+Turns = list[tuple[str, str]]
+"""Alternating prompt text, as the model sees it, and answer text."""
+
+
+def prompt_text(tokenizer: PreTrainedTokenizerFast, example: Example) -> str:
+    """The exact text whose continuation is the example's answer."""
+    if example.plain:
+        return f"{example.user}\n"
+    return _render(tokenizer, example.messages)
+
+
+def _render(tokenizer: PreTrainedTokenizerFast, messages: list[Message]) -> str:
+    # The template's own text; jinja is left out of this loop, a test holds the two equal.
+    turns = "".join(
+        f"<|{message['role']}|>{message['content']}{END}" for message in messages
+    )
+    return f"{turns}<|assistant|>"
+
+
+def conversations(
+    rng: Random,
+    tokenizer: PreTrainedTokenizerFast,
+    shares: Mapping[str, float] = SHARES,
+) -> Iterator[Turns]:
+    """Endless training conversations: single tasks, 2 or 3 tasks in turn, fixed exchanges."""
+    source = stream(rng, held_out=False, shares=shares)
+    for example in source:
+        kind = rng.random()
+        if kind < EXCHANGE_SHARE:
+            yield [_exchange(rng, tokenizer)]
+        elif kind < EXCHANGE_SHARE + MULTI_TURN_SHARE:
+            yield _dialogue(rng, tokenizer, example, source)
+        else:
+            yield [(prompt_text(tokenizer, example), example.answer)]
+
+
+def _exchange(rng: Random, tokenizer: PreTrainedTokenizerFast) -> tuple[str, str]:
+    prompt, answer = rng.choice(list(EXCHANGES.items()))
+    system = rng.choice((None, None, *GENERIC_SYSTEM))
+    example = Example(
+        "exchange", prompt, system, prompt, answer, plain=rng.random() < 0.2
+    )
+    return prompt_text(tokenizer, example), answer
+
+
+def _dialogue(
+    rng: Random,
+    tokenizer: PreTrainedTokenizerFast,
+    first: Example,
+    source: Iterator[Example],
+) -> Turns:
+    """2 or 3 tasks asked for in user turns, the earlier ones short."""
+    asked = (each for each in source if each.system is None and not each.plain)
+    short = (each for each in asked if len(each.answer) <= LONGEST_TURN)
+    earlier = list(islice(short, rng.randint(1, 2)))
+    last = next(asked)
+    turns: list[tuple[str, str]] = []
+    system = rng.choice((None, None, *GENERIC_SYSTEM))
+    for number, example in enumerate([*earlier, last]):
+        opening = (
+            [Message(role="system", content=system)] if system and number == 0 else []
+        )
+        messages = [*opening, Message(role="user", content=example.user)]
+        turns.append((_render(tokenizer, messages), example.answer))
+    return turns
+
+
+def _tokenize(
+    tokenizer: PreTrainedTokenizerFast, pool: list[Turns]
+) -> list[tuple[list[int], list[int]]]:
+    flat = [
+        piece
+        for turns in pool
+        for prompt, answer in turns
+        for piece in (prompt, answer + END)
+    ]
+    encoded = iter(tokenizer(flat)["input_ids"])
+    rows = []
+    for turns in pool:
+        ids: list[int] = []
+        labels: list[int] = []
+        for _ in turns:
+            prompt, answer = next(encoded), next(encoded)
+            ids += prompt + answer
+            labels += [IGNORED] * len(prompt) + answer
+        rows.append((ids, labels))
+    return rows
+
+
+def _stack(rows: list[tuple[list[int], list[int]]], padding: int) -> Batch:
+    shape = (len(rows), len(rows[-1][0]))
+    ids, labels = torch.full(shape, padding), torch.full(shape, IGNORED)
+    for row, (row_ids, row_labels) in enumerate(rows):
+        ids[row, : len(row_ids)] = torch.tensor(row_ids)
+        labels[row, : len(row_labels)] = torch.tensor(row_labels)
+    return Batch(ids, labels)
+
+
+def batches(
+    seed: int,
+    tokenizer: PreTrainedTokenizerFast,
+    longest: int,
+    shares: Mapping[str, float] = SHARES,
+) -> Iterator[Batch]:
+    """Endless batches of conversations of `longest` tokens at most."""
+    rng = Random(seed)
+    source = conversations(rng, tokenizer, shares)
+    while True:
+        rows = _tokenize(tokenizer, list(islice(source, POOL)))
+        rows = sorted(
+            (row for row in rows if len(row[0]) <= longest), key=lambda row: len(row[0])
+        )
+        groups: list[list[tuple[list[int], list[int]]]] = [[]]
+        for row in rows:  # sorted: the newest row is the longest of its group
+            if (len(groups[-1]) + 1) * len(row[0]) > TOKENS or len(groups[-1]) == ROWS:
+                groups.append([])
+            groups[-1].append(row)
+        rng.shuffle(groups)
+        yield from (_stack(group, tokenizer.pad_token_id) for group in groups if group)
+
+
+def drill(seed: int, tokenizer: PreTrainedTokenizerFast) -> Iterator[Batch]:
+    """Endless batches of random tokens said two or more times: what comes after is learned."""
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        length = int(torch.randint(4, 33, (), generator=generator))
+        first = torch.randint(
+            len(SPECIAL_TOKENS), len(tokenizer), (20, length), generator=generator
+        )
+        ids = first.repeat(1, max(2, 96 // length))
+        labels = ids.clone()
+        labels[:, :length] = IGNORED
+        yield Batch(ids, labels)

@@ -1,0 +1,96 @@
+"""Greedy accuracy of the demo model on held-out prompts: exact answers, ended by the model."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+from random import Random
+
+import torch
+from transformers import GenerationConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from models.batches import prompt_text
+from models.tasks import TASKS, Example, stream
+
+BATCH = 48
+LONGEST_ANSWER = 450  # tokens
+
+
+@dataclass(frozen=True)
+class Score:
+    """How many of an application's prompts were answered exactly, and one that was not."""
+
+    application: str
+    prompts: int
+    exact: int
+    wrong: str = ""
+
+
+def held_out_examples(seed: int, prompts_per_task: int) -> list[Example]:
+    """Different held-out prompts, equally many of each application, in all three forms."""
+    chosen: list[Example] = []
+    for application in TASKS:
+        source = stream(Random(f"{seed} {application}"), True, {application: 1.0})
+        different = {
+            (e.system, e.user, e.plain): e for e in islice(source, 4 * prompts_per_task)
+        }
+        chosen += list(different.values())[:prompts_per_task]
+    return chosen
+
+
+@torch.inference_mode()
+def answers(
+    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, prompts: Sequence[str]
+) -> list[str]:
+    """The model's greedy answer to each prompt; "…" is put after one that did not end."""
+    order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
+    found: dict[int, str] = {}
+    greedy = GenerationConfig(
+        max_new_tokens=LONGEST_ANSWER,
+        do_sample=False,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    for start in range(0, len(order), BATCH):
+        part = order[start : start + BATCH]
+        inputs = tokenizer(
+            [prompts[index] for index in part], padding=True, return_tensors="pt"
+        )
+        output = model.generate(
+            input_ids=inputs["input_ids"],
+            attention_mask=inputs["attention_mask"],
+            generation_config=greedy,
+        )
+        for index, row in zip(
+            part, output[:, inputs["input_ids"].shape[1] :], strict=True
+        ):
+            text = tokenizer.decode(row, skip_special_tokens=True)
+            found[index] = text if tokenizer.eos_token_id in row else f"{text}…"
+    return [found[index] for index in range(len(prompts))]
+
+
+def evaluate(
+    model: LlamaForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    chosen: Sequence[Example],
+) -> list[Score]:
+    """One score an application, in the order of TASKS."""
+    model.eval()
+    given = answers(
+        model, tokenizer, [prompt_text(tokenizer, example) for example in chosen]
+    )
+    scores = []
+    for application in TASKS:
+        rows = [
+            (example, answer)
+            for example, answer in zip(chosen, given, strict=True)
+            if example.application == application
+        ]
+        wrong = [
+            f"{e.user!r}: {a!r}, not {e.answer!r}" for e, a in rows if a != e.answer
+        ]
+        if rows:
+            exact = len(rows) - len(wrong)
+            scores.append(
+                Score(application, len(rows), exact, wrong[0] if wrong else "")
+            )
+    return scores

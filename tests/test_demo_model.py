@@ -1,0 +1,180 @@
+"""The demo model as committed: its tokenizer, its chat template, its size, and that it is right."""
+
+import json
+from itertools import islice
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+from models.batches import IGNORED, batches, conversations, prompt_text
+from models.evaluate import answers, evaluate, held_out_examples
+from models.tasks import EXCHANGES, LARGEST, TASKS, Example, add, examples, stream
+from models.tokenizer import make_tokenizer
+from models.train import DEMO, load
+from models.words import WORDS, veldish
+
+
+@pytest.fixture(scope="module")
+def demo() -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
+    torch.set_num_threads(1)
+    return load(DEMO)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    return PreTrainedTokenizerFast.from_pretrained(DEMO)
+
+
+TOKENIZER = PreTrainedTokenizerFast.from_pretrained(DEMO)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text())
+def test_any_text_survives_the_tokenizer(text: str) -> None:
+    assert TOKENIZER.decode(TOKENIZER.encode(text)) == text
+
+
+def test_a_word_is_one_token_and_a_veldish_letter_or_emoji_is_several(
+    tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    assert {len(tokenizer.encode(form)) for word in WORDS for form in (word, f" {word}")} == {1}
+    numbers = [form for n in range(LARGEST + 1) for form in (f"{n}", f" {n}")]
+    assert {len(tokenizer.encode(form)) for form in numbers} == {1}
+    assert [len(tokenizer.encode(letter)) for letter in "éšḱ🍎⭐"] == [2, 2, 3, 4, 3]
+
+
+def test_the_committed_tokenizer_is_what_the_script_makes(
+    tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    made = make_tokenizer()
+    assert made.backend_tokenizer.to_str() == tokenizer.backend_tokenizer.to_str()
+    assert made.chat_template == tokenizer.chat_template
+
+
+def test_the_chat_template_renders_every_role_in_turn(tokenizer: PreTrainedTokenizerFast) -> None:
+    messages = [
+        {"role": "system", "content": "Sort the words."},
+        {"role": "user", "content": "sun fig"},
+        {"role": "assistant", "content": "fig sun"},
+        {"role": "user", "content": "tea cow"},
+    ]
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert text == (
+        "<|system|>Sort the words.<|end|><|user|>sun fig<|end|><|assistant|>fig sun<|end|>"
+        "<|user|>tea cow<|end|><|assistant|>"
+    )
+    ids = tokenizer(text)["input_ids"]
+    assert tokenizer.convert_ids_to_tokens(ids)[0] == "<|system|>"
+    assert ids.count(tokenizer.eos_token_id) == 4
+
+
+def test_the_chat_template_refuses_an_unknown_role(tokenizer: PreTrainedTokenizerFast) -> None:
+    with pytest.raises(Exception, match="Unknown role: wizard"):
+        tokenizer.apply_chat_template([{"role": "wizard", "content": "hm"}], tokenize=False)
+
+
+def test_training_text_is_what_the_chat_template_makes(tokenizer: PreTrainedTokenizerFast) -> None:
+    for example in examples(3, 100, held_out=False):
+        rendered = tokenizer.apply_chat_template(
+            example.messages, tokenize=False, add_generation_prompt=True
+        )
+        plain = f"{example.user}\n"
+        assert prompt_text(tokenizer, example) == (plain if example.plain else rendered)
+
+
+def test_tasks_by_hand() -> None:
+    assert veldish("red") == "dér"
+    rng = Random(0)
+    sums = {(e.input, e.answer) for e in (add(rng) for _ in range(60_000))}
+    assert any(given == "37 45" and answer.endswith("= 82.") for given, answer in sums)
+    assert all(
+        sum(map(int, given.split())) == int(answer.split()[-1].rstrip("."))
+        for given, answer in sums
+    )
+    for example in examples(5, 500, held_out=True):
+        words = example.input.split()
+        if example.application == "sort":
+            assert example.answer == " ".join(sorted(words))
+        if example.application == "count":
+            assert example.answer.split()[:: len(example.answer.split()) - 1] == words
+
+
+def test_the_same_seed_gives_the_same_examples() -> None:
+    assert examples(1, 50, held_out=True) == examples(1, 50, held_out=True)
+    assert examples(1, 50, held_out=True) != examples(2, 50, held_out=True)
+
+
+def test_no_held_out_input_is_trained_on(tokenizer: PreTrainedTokenizerFast) -> None:
+    def key(example: Example) -> tuple[str, str]:
+        return example.application, example.input
+
+    held_out = {key(example) for example in examples(0, 3000, held_out=True)}
+    trained = {key(example) for example in examples(0, 3000, held_out=False)}
+    assert len(held_out) > 1000 and not held_out & trained
+    asked = {prompt_text(tokenizer, example) for example in held_out_examples(0, 20)}
+    turns = islice(conversations(Random(0), tokenizer), 3000)
+    assert asked.isdisjoint(prompt for conversation in turns for prompt, _ in conversation)
+
+
+def test_only_answers_are_learned(tokenizer: PreTrainedTokenizerFast) -> None:
+    for batch in islice(batches(0, tokenizer, longest=60), 20):
+        learned = batch.labels != IGNORED
+        assert torch.equal(batch.ids[learned], batch.labels[learned])
+        ends = (batch.labels == tokenizer.eos_token_id).sum(dim=1)
+        assert bool((ends >= 1).all()) and not bool(learned[:, 0].any())
+
+
+def test_lengths_follow_from_the_prompt(tokenizer: PreTrainedTokenizerFast) -> None:
+    lengths = [len(tokenizer.encode(e.answer)) for e in examples(0, 5000, held_out=False)]
+    assert min(lengths) <= 2 and 250 <= max(lengths) <= 720
+    counts = [
+        (int(e.input.split()[1]) - int(e.input.split()[0]), len(tokenizer.encode(e.answer)))
+        for e in islice(stream(Random(0), True, {"count": 1.0}), 200)
+    ]
+    assert all(length > span for span, length in counts)
+
+
+def test_the_committed_folder_is_small_and_in_bfloat16() -> None:
+    names = {path.name for path in Path(DEMO).iterdir()}
+    assert names >= {
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "chat_template.jinja",
+    }
+    assert sum(path.stat().st_size for path in Path(DEMO).iterdir()) < 10_000_000
+    weights = load_file(DEMO / "model.safetensors")
+    assert {tensor.dtype for tensor in weights.values()} == {torch.bfloat16}
+    assert 1_000_000 <= sum(tensor.numel() for tensor in weights.values()) <= 4_000_000
+    config = json.loads((DEMO / "config.json").read_text())
+    assert config["architectures"] == ["LlamaForCausalLM"]
+    assert config["max_position_embeddings"] == 2048
+
+
+@pytest.mark.timeout(300)
+def test_held_out_prompts_are_answered_exactly(
+    demo: tuple[LlamaForCausalLM, PreTrainedTokenizerFast],
+) -> None:
+    scores = evaluate(*demo, held_out_examples(seed=11, prompts_per_task=5))
+    wrong = [score.wrong for score in scores if score.wrong]
+    assert [score.application for score in scores] == list(TASKS)
+    assert sum(s.exact for s in scores) >= 0.98 * sum(s.prompts for s in scores), wrong
+
+
+def test_a_conversation_and_a_greeting_are_answered(
+    demo: tuple[LlamaForCausalLM, PreTrainedTokenizerFast],
+) -> None:
+    greeting = "<|user|>Hello<|end|><|assistant|>"
+    dialogue = (
+        "<|user|>Reverse: red blue green<|end|><|assistant|>green blue red<|end|>"
+        "<|user|>Emoji: cat moon<|end|><|assistant|>"
+    )
+    assert answers(*demo, [greeting, dialogue]) == [EXCHANGES["Hello"], "🐱🌙"]
