@@ -40,9 +40,7 @@ def prompt_text(tokenizer: PreTrainedTokenizerFast, example: Example) -> str:
 
 def _render(tokenizer: PreTrainedTokenizerFast, messages: list[Message]) -> str:
     # The template's own text; jinja is left out of this loop, a test holds the two equal.
-    turns = "".join(
-        f"<|{message['role']}|>{message['content']}{END}" for message in messages
-    )
+    turns = "".join(f"<|{message['role']}|>{message['content']}{END}" for message in messages)
     return f"{turns}<|assistant|>"
 
 
@@ -66,9 +64,7 @@ def conversations(
 def _exchange(rng: Random, tokenizer: PreTrainedTokenizerFast) -> tuple[str, str]:
     prompt, answer = rng.choice(list(EXCHANGES.items()))
     system = rng.choice((None, None, *GENERIC_SYSTEM))
-    example = Example(
-        "exchange", prompt, system, prompt, answer, plain=rng.random() < 0.2
-    )
+    example = Example("exchange", prompt, system, prompt, answer, plain=rng.random() < 0.2)
     return prompt_text(tokenizer, example), answer
 
 
@@ -86,9 +82,7 @@ def _dialogue(
     turns: list[tuple[str, str]] = []
     system = rng.choice((None, None, *GENERIC_SYSTEM))
     for number, example in enumerate([*earlier, last]):
-        opening = (
-            [Message(role="system", content=system)] if system and number == 0 else []
-        )
+        opening = [Message(role="system", content=system)] if system and number == 0 else []
         messages = [*opening, Message(role="user", content=example.user)]
         turns.append((_render(tokenizer, messages), example.answer))
     return turns
@@ -97,12 +91,7 @@ def _dialogue(
 def _tokenize(
     tokenizer: PreTrainedTokenizerFast, pool: list[Turns]
 ) -> list[tuple[list[int], list[int]]]:
-    flat = [
-        piece
-        for turns in pool
-        for prompt, answer in turns
-        for piece in (prompt, answer + END)
-    ]
+    flat = [piece for turns in pool for prompt, answer in turns for piece in (prompt, answer + END)]
     encoded = iter(tokenizer(flat)["input_ids"])
     rows = []
     for turns in pool:
@@ -136,9 +125,7 @@ def batches(
     source = conversations(rng, tokenizer, shares)
     while True:
         rows = _tokenize(tokenizer, list(islice(source, POOL)))
-        rows = sorted(
-            (row for row in rows if len(row[0]) <= longest), key=lambda row: len(row[0])
-        )
+        rows = sorted((row for row in rows if len(row[0]) <= longest), key=lambda row: len(row[0]))
         groups: list[list[tuple[list[int], list[int]]]] = [[]]
         for row in rows:  # sorted: the newest row is the longest of its group
             if (len(groups[-1]) + 1) * len(row[0]) > TOKENS or len(groups[-1]) == ROWS:

@@ -30,9 +30,7 @@ def held_out_examples(seed: int, prompts_per_task: int) -> list[Example]:
     chosen: list[Example] = []
     for application in TASKS:
         source = stream(Random(f"{seed} {application}"), True, {application: 1.0})
-        different = {
-            (e.system, e.user, e.plain): e for e in islice(source, 4 * prompts_per_task)
-        }
+        different = {(e.system, e.user, e.plain): e for e in islice(source, 4 * prompts_per_task)}
         chosen += list(different.values())[:prompts_per_task]
     return chosen
 
@@ -52,17 +50,13 @@ def answers(
     )
     for start in range(0, len(order), BATCH):
         part = order[start : start + BATCH]
-        inputs = tokenizer(
-            [prompts[index] for index in part], padding=True, return_tensors="pt"
-        )
+        inputs = tokenizer([prompts[index] for index in part], padding=True, return_tensors="pt")
         output = model.generate(
             input_ids=inputs["input_ids"],
             attention_mask=inputs["attention_mask"],
             generation_config=greedy,
         )
-        for index, row in zip(
-            part, output[:, inputs["input_ids"].shape[1] :], strict=True
-        ):
+        for index, row in zip(part, output[:, inputs["input_ids"].shape[1] :], strict=True):
             text = tokenizer.decode(row, skip_special_tokens=True)
             found[index] = text if tokenizer.eos_token_id in row else f"{text}…"
     return [found[index] for index in range(len(prompts))]
@@ -75,9 +69,7 @@ def evaluate(
 ) -> list[Score]:
     """One score an application, in the order of TASKS."""
     model.eval()
-    given = answers(
-        model, tokenizer, [prompt_text(tokenizer, example) for example in chosen]
-    )
+    given = answers(model, tokenizer, [prompt_text(tokenizer, example) for example in chosen])
     scores = []
     for application in TASKS:
         rows = [
@@ -85,12 +77,8 @@ def evaluate(
             for example, answer in zip(chosen, given, strict=True)
             if example.application == application
         ]
-        wrong = [
-            f"{e.user!r}: {a!r}, not {e.answer!r}" for e, a in rows if a != e.answer
-        ]
+        wrong = [f"{e.user!r}: {a!r}, not {e.answer!r}" for e, a in rows if a != e.answer]
         if rows:
             exact = len(rows) - len(wrong)
-            scores.append(
-                Score(application, len(rows), exact, wrong[0] if wrong else "")
-            )
+            scores.append(Score(application, len(rows), exact, wrong[0] if wrong else ""))
     return scores

@@ -18,9 +18,7 @@ def orthogonalized(matrices: torch.Tensor) -> torch.Tensor:
     x: torch.Tensor = matrices / (matrices.norm(dim=(1, 2), keepdim=True) + 1e-7)
     for _ in range(_ITERATIONS):
         gram = x @ x.mT
-        x = torch.baddbmm(
-            x, torch.baddbmm(gram, gram, gram, beta=_B, alpha=_C), x, beta=_A
-        )
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=_B, alpha=_C), x, beta=_A)
     return x
 
 
@@ -33,9 +31,7 @@ class Muon(torch.optim.Optimizer):
         momentum: float = 0.95,
         weight_decay: float = 0.02,
     ) -> None:
-        super().__init__(
-            matrices, {"lr": 0.0, "momentum": momentum, "weight_decay": weight_decay}
-        )
+        super().__init__(matrices, {"lr": 0.0, "momentum": momentum, "weight_decay": weight_decay})
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -47,19 +43,13 @@ class Muon(torch.optim.Optimizer):
             for matrices in alike.values():
                 self._step_together(matrices, group)
 
-    def _step_together(
-        self, matrices: list[torch.nn.Parameter], group: dict[str, float]
-    ) -> None:
-        wide = torch.stack(
-            [_wide(self._nesterov(m, group["momentum"])) for m in matrices]
-        )
+    def _step_together(self, matrices: list[torch.nn.Parameter], group: dict[str, float]) -> None:
+        wide = torch.stack([_wide(self._nesterov(m, group["momentum"])) for m in matrices])
         for matrix, update in zip(matrices, orthogonalized(wide), strict=True):
             rows, columns = matrix.shape
             scale = max(1.0, rows / columns) ** 0.5
             matrix.mul_(1 - group["lr"] * group["weight_decay"])
-            matrix.add_(
-                update.mT if rows > columns else update, alpha=-group["lr"] * scale
-            )
+            matrix.add_(update.mT if rows > columns else update, alpha=-group["lr"] * scale)
 
     def _nesterov(self, matrix: torch.nn.Parameter, momentum: float) -> torch.Tensor:
         assert matrix.grad is not None

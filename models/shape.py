@@ -6,9 +6,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from models.tokenizer import MAX_LENGTH
 
 HEAD = 32  # width of an attention head
-BEACON = (
-    0.2  # the first value of every embedding: what the heads below find positions by
-)
+BEACON = 0.2  # the first value of every embedding: what the heads below find positions by
 SHARPNESS = 1.2
 FREQUENCIES = 5  # the fastest rotations, which tell neighbours apart
 

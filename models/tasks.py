@@ -51,9 +51,7 @@ class Example:
 
         The phrasing does not enter, so a held-out input is unseen in every phrasing.
         """
-        digest = blake2b(
-            f"{self.application}\n{self.input}".encode(), digest_size=2
-        ).digest()
+        digest = blake2b(f"{self.application}\n{self.input}".encode(), digest_size=2).digest()
         return int.from_bytes(digest) % 10 == 0
 
 
@@ -69,16 +67,10 @@ PHRASINGS: dict[str, Phrasing] = {
     "copy": Phrasing(("Copy: {0}", "Repeat after me: {0}"), "Copy the words."),
     "reverse": Phrasing(("Reverse: {0}", "Say backwards: {0}"), "Reverse the words."),
     "sort": Phrasing(("Sort: {0}", "Put in order: {0}"), "Sort the words."),
-    "list": Phrasing(
-        ("List: {0}", "Make a list: {0}"), "Make a numbered list of the words."
-    ),
-    "classify": Phrasing(
-        ("Classify: {0}", "What kind: {0}"), "Say what kind each word is."
-    ),
+    "list": Phrasing(("List: {0}", "Make a list: {0}"), "Make a numbered list of the words."),
+    "classify": Phrasing(("Classify: {0}", "What kind: {0}"), "Say what kind each word is."),
     "spell": Phrasing(("Spell: {0}", "How do you spell: {0}"), "Spell the words."),
-    "translate": Phrasing(
-        ("Translate: {0}", "Say in Veldish: {0}"), "Translate to Veldish."
-    ),
+    "translate": Phrasing(("Translate: {0}", "Say in Veldish: {0}"), "Translate to Veldish."),
     "emoji": Phrasing(("Emoji: {0}", "Draw: {0}"), "Turn the words into emoji."),
     "add": Phrasing(("What is {1} + {2}?", "Add {1} and {2}."), "Add the two numbers."),
     "count": Phrasing(
@@ -219,17 +211,13 @@ def _span(rng: Random, largest: int) -> tuple[int, int]:
 def count(rng: Random) -> Example:
     """All numbers from the first up to the second."""
     low, high = _span(rng, LARGEST)
-    return _pose(
-        rng, "count", f"{low} {high}", " ".join(map(str, range(low, high + 1)))
-    )
+    return _pose(rng, "count", f"{low} {high}", " ".join(map(str, range(low, high + 1))))
 
 
 def countdown(rng: Random) -> Example:
     """All numbers from the first down to the second."""
     low, high = _span(rng, LARGEST)
-    return _pose(
-        rng, "countdown", f"{high} {low}", " ".join(map(str, range(high, low - 1, -1)))
-    )
+    return _pose(rng, "countdown", f"{high} {low}", " ".join(map(str, range(high, low - 1, -1))))
 
 
 def repeat(rng: Random) -> Example:
@@ -273,9 +261,7 @@ class Revision:
 
 # What is learned last is drawn more often: orders and directions, then orders and long copies.
 REVISIONS = (
-    Revision(
-        0.45, 0.4, {**SHARES, "reverse": 5, "count": 2, "countdown": 2, "emoji": 2}
-    ),
+    Revision(0.45, 0.4, {**SHARES, "reverse": 5, "count": 2, "countdown": 2, "emoji": 2}),
     Revision(
         0.22,
         0.25,
@@ -284,9 +270,7 @@ REVISIONS = (
 )
 
 
-def stream(
-    rng: Random, held_out: bool, shares: Mapping[str, float] = SHARES
-) -> Iterator[Example]:
+def stream(rng: Random, held_out: bool, shares: Mapping[str, float] = SHARES) -> Iterator[Example]:
     """Endless examples of the applications in `shares`, from one side of the split only."""
     while True:
         (application,) = rng.choices(tuple(shares), tuple(shares.values()))

@@ -129,9 +129,7 @@ def fit(
     save(model, folder)
 
 
-def staged(
-    seed: int, tokenizer: PreTrainedTokenizerFast, steps: int
-) -> Iterator[Batch]:
+def staged(seed: int, tokenizer: PreTrainedTokenizerFast, steps: int) -> Iterator[Batch]:
     """The batches of a whole training: the drill, then rows short at first and longer later."""
     done = round(DRILL * steps)
     yield from islice(drill(seed, tokenizer), done)
@@ -145,18 +143,14 @@ def report(scores: list[Score]) -> float:
     """Prints a table of the scores and returns the exact share over all prompts."""
     for score in scores:
         wrong = f"   e.g. {score.wrong}" if score.wrong else ""
-        typer.echo(
-            f"{score.application:10} {score.exact:4} of {score.prompts:4} exact{wrong}"
-        )
+        typer.echo(f"{score.application:10} {score.exact:4} of {score.prompts:4} exact{wrong}")
     exact, prompts = sum(s.exact for s in scores), sum(s.prompts for s in scores)
     typer.echo(f"{'overall':10} {exact:4} of {prompts:4} exact: {exact / prompts:.2%}")
     return exact / prompts
 
 
 def main(
-    evaluate_only: Annotated[
-        bool, typer.Option("--evaluate", help="Do not train.")
-    ] = False,
+    evaluate_only: Annotated[bool, typer.Option("--evaluate", help="Do not train.")] = False,
     out: Annotated[Path, typer.Option(help="The model's folder.")] = DEMO,
     prompts: Annotated[int, typer.Option(min=1, help="Held-out prompts a task.")] = 50,
     steps: Annotated[int, typer.Option(min=0, help="Batches to train on.")] = 3600,
@@ -166,9 +160,7 @@ def main(
     ] = False,
     threads: Annotated[int, typer.Option(min=1, help="Cores to use.")] = 2,
     seed: Annotated[int, typer.Option(help="Of weights and data.")] = 0,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write the result here.")
-    ] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the result here.")] = None,
 ) -> None:
     """Trains the demo model, then prints its greedy accuracy on held-out prompts."""
     torch.set_num_threads(threads)
@@ -203,9 +195,7 @@ def main(
     parameters = sum(p.numel() for p in model.parameters())
     typer.echo(f"{parameters:,} parameters")
     if not evaluate_only:
-        typer.echo(
-            f"training took {elapsed_s:.0f} s, {cpu_s:.0f} s of CPU, {threads} threads"
-        )
+        typer.echo(f"training took {elapsed_s:.0f} s, {cpu_s:.0f} s of CPU, {threads} threads")
     if json_file:
         result = {
             "exact": exact,

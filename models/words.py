@@ -13,9 +13,7 @@ food milk bread egg rice soup salt tea cake corn bean
 thing pen cup key box lamp book chair spoon rope clock
 nature sun moon star rain snow wind tree leaf sea fire
 """
-KINDS = {
-    line.split()[0]: tuple(line.split()[1:]) for line in _KINDS.strip().splitlines()
-}
+KINDS = {line.split()[0]: tuple(line.split()[1:]) for line in _KINDS.strip().splitlines()}
 KIND_OF = {word: kind for kind, words in KINDS.items() for word in words}
 WORDS = tuple(KIND_OF)
 
