@@ -10,6 +10,7 @@ from services.runtime.channel import connect
 from services.runtime.server import Lifecycle
 from services.runtime.tasks import background
 
+QUIET = {"log_level": "WARNING"}  # what matters is told by the one who started them
 ADVISERS = ("predictor", "batcher", "estimator")
 
 
@@ -41,7 +42,7 @@ def wire(overrides: Sections, workers: int) -> list[tuple[str, str, dict[str, st
         settings |= {"served_model_name": served} | to_scheduler | overrides["worker"]
         units.append(("worker", "services.worker", settings))
     units.append(("gateway", "gateway", to_scheduler | _with_ports(overrides["gateway"])))
-    return units
+    return [(name, module, QUIET | settings) for name, module, settings in units]
 
 
 def _with_ports(gateway: dict[str, str]) -> dict[str, str]:

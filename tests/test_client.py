@@ -41,7 +41,7 @@ async def house() -> AsyncIterator[House]:
 async def test_a_blocking_client_streams_and_completes(house: House) -> None:
     def work() -> None:
         with Client(house.grpc_address) as client:
-            stream = client.generate("12", max_tokens=50)
+            stream = client.generate("1,", max_tokens=50)
             chunks = list(stream)
             text = "".join(chunk.text for chunk in chunks)
             assert text == "answer to 2 tokens 😀"
@@ -57,7 +57,7 @@ async def test_a_blocking_client_streams_and_completes(house: House) -> None:
 
 async def test_an_async_client_takes_all_inputs_and_options(house: House) -> None:
     async with AsyncClient(house.grpc_address) as client:
-        turns = [{"role": "user", "content": "12"}]
+        turns = [{"role": "user", "content": "1,"}]
         whole = await client.complete(
             messages=turns, n=2, logprobs=1, stop="never", sla="interactive", timeout_s=30,
             temperature=0.5, top_p=0.9, top_k=3, min_p=0.1, seed=-1, min_tokens=1,
@@ -68,15 +68,15 @@ async def test_an_async_client_takes_all_inputs_and_options(house: House) -> Non
         assert whole.usage.prompt_tokens == 5
         assert await client.models() == ["demo"]
         with pytest.raises(TypeError, match="exactly one of prompt, messages and tokens"):
-            client.generate("12", tokens=[1])
+            client.generate("1,", tokens=[1])
         with pytest.raises(TypeError, match="unknown SLA budget ttft"):
-            client.generate("12", sla={"ttft": 1.0})
+            client.generate("1,", sla={"ttft": 1.0})
 
 
 async def test_leaving_a_stream_early_cancels_its_request(house: House) -> None:
     house.worker.script = lambda _: tokens_of("1" * 400)
     async with AsyncClient(house.grpc_address) as client:
-        stream = client.generate("12")
+        stream = client.generate("1,")
         async for _ in stream:
             stream.cancel()
         await house.until(lambda: bool(house.scheduler.cancels))
@@ -84,7 +84,7 @@ async def test_leaving_a_stream_early_cancels_its_request(house: House) -> None:
 
     def work() -> None:
         with Client(house.grpc_address) as client:
-            for _ in client.generate("12"):
+            for _ in client.generate("1,"):
                 break
 
     await asyncio.to_thread(work)
@@ -99,19 +99,19 @@ async def test_errors_say_what_to_do(house: House) -> None:
     def work() -> None:
         with Client(house.grpc_address) as client:
             with pytest.raises(InvalidRequest, match="temperature: must be between 0 and 2"):
-                client.complete("12", temperature=3)
+                client.complete("1,", temperature=3)
             with pytest.raises(InvalidRequest, match="known: demo"):
-                client.complete("12", model="gpt-9")
+                client.complete("1,", model="gpt-9")
             house.scheduler.answers = lambda _: sched.RequestEvent(rejected=full)
             with pytest.raises(Overloaded, match="queue is full") as caught:
-                client.complete("12")
+                client.complete("1,")
             assert caught.value.retry_after_s == 4
             house.scheduler.answers, house.scheduler.place = lambda _: None, False
             with pytest.raises(DeadlineExceeded):
-                client.complete("12", timeout_s=0.2)
+                client.complete("1,", timeout_s=0.2)
         with Client("127.0.0.1:1") as client:
             with pytest.raises(Unavailable, match=r"no server answers at 127.0.0.1:1"):
-                client.complete("12")
+                client.complete("1,")
             with pytest.raises(Unavailable, match=r"is `foretoken serve` running\?"):
                 client.models()
 
@@ -200,7 +200,7 @@ async def test_one_blocking_client_serves_many_threads(house: House) -> None:
     def work() -> None:
         with Client(house.grpc_address) as client:
             threads = [
-                threading.Thread(target=lambda: got.append(client.complete("12").text))
+                threading.Thread(target=lambda: got.append(client.complete("1,").text))
                 for _ in range(8)
             ]
             for thread in threads:

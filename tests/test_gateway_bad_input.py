@@ -15,7 +15,7 @@ from services.runtime.channel import connect
 from tests.gateway_fakes import House, housing, tokens_of
 
 NAN, INF = float("nan"), float("inf")
-CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "12"}]}
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "1,"}]}
 ANSWER = tokens_of("fine")
 
 
@@ -49,51 +49,51 @@ COMPLETIONS: list[tuple[object, str | None, str]] = [
     ({"prompt": [-1]}, "prompt", "not negative"),
     ({"prompt": [10**30]}, "prompt", "must be a string"),
     ({"prompt": [999999]}, "prompt", "token id 999999 is outside the vocabulary of"),
-    ({"prompt": "1" * 600}, "prompt", "600 prompt tokens + 16 max_tokens = 616, over the 512"),
-    ({"prompt": "12", "max_tokens": 511}, "max_tokens", "2 prompt tokens + 511 max_tokens = 513"),
-    ({"prompt": "12", "max_tokens": 0}, "max_tokens", "at least 1"),
-    ({"prompt": "12", "max_tokens": -5}, "max_tokens", "at least 1"),
-    ({"prompt": "12", "max_tokens": 1.5}, "max_tokens", "integer"),
-    ({"prompt": "12", "max_tokens": "7"}, "max_tokens", "integer"),
-    ({"prompt": "12", "max_tokens": True}, "max_tokens", "integer"),
-    ({"prompt": "12", "max_tokens": 2**40}, "max_tokens", "less than or equal"),
-    ({"prompt": "12", "temperature": "hot"}, "temperature", "number"),
-    ({"prompt": "12", "temperature": -0.1}, "temperature", "between 0 and 2"),
-    ({"prompt": "12", "temperature": 2.1}, "temperature", "between 0 and 2"),
-    (b'{"prompt": "12", "temperature": 1e999}', "temperature", "finite"),
-    (b'{"prompt": "12", "temperature": NaN}', None, "NaN is not a number in JSON"),
-    (b'{"prompt": "12", "temperature": -Infinity}', None, "-Infinity is not a number"),
-    ({"prompt": "12", "top_p": 0}, "top_p", "above 0"),
-    ({"prompt": "12", "top_p": 1.01}, "top_p", "at most 1"),
-    ({"prompt": "12", "top_k": -2}, "top_k", "-1 for all"),
-    ({"prompt": "12", "top_k": 2**31}, "top_k", "less than"),
-    ({"prompt": "12", "min_p": 1.5}, "min_p", "between 0 and 1"),
-    ({"prompt": "12", "min_tokens": -1}, "min_tokens", "negative"),
-    ({"prompt": "12", "min_tokens": 9, "max_tokens": 5}, "min_tokens", "9 is over max_tokens, 5"),
-    ({"prompt": "12", "repetition_penalty": 0}, "repetition_penalty", "between 0.0001"),
-    ({"prompt": "12", "presence_penalty": 2.5}, "presence_penalty", "between -2 and 2"),
-    ({"prompt": "12", "frequency_penalty": -3}, "frequency_penalty", "between -2 and 2"),
-    ({"prompt": "12", "seed": 2**63}, "seed", "less than"),
-    ({"prompt": "12", "seed": 1.5}, "seed", "integer"),
-    ({"prompt": "12", "n": 0}, "n", "at least 1"),
-    ({"prompt": "12", "n": 129}, "n", "128"),
-    ({"prompt": ["12"] * 50, "n": 3}, "prompt", "at most 128 prompts x n"),
-    ({"prompt": "12", "logprobs": 21}, "logprobs", "between 0 and 20"),
-    ({"prompt": "12", "logprobs": True}, "logprobs", "integer"),
-    ({"prompt": "12", "stop": [""]}, "stop", "empty"),
-    ({"prompt": "12", "stop": ["x"] * 17}, "stop", "at most 16"),
-    ({"prompt": "12", "stop": "x" * 600}, "stop", "at most 512 characters"),
-    ({"prompt": "12", "stop": 3}, "stop", ""),
-    ({"prompt": "12", "ignore_eos": "yes"}, "ignore_eos", "boolean"),
-    ({"prompt": "12", "stream": 1}, "stream", "boolean"),
-    ({"prompt": "12", "stream_options": {"include_usage": True}}, "stream_options", "stream"),
-    ({"prompt": "12", "stream": True, "stream_options": {"x": 1}}, "stream_options.x", "unknown"),
-    ({"prompt": "12", "echo": True}, "echo", "not supported"),
-    ({"prompt": "12", "suffix": "end"}, "suffix", "not supported"),
-    ({"prompt": "12", "best_of": 2}, "best_of", "not supported"),
-    ({"prompt": "12", "logit_bias": {"5": 1}}, "logit_bias", "not supported"),
-    ({"prompt": "12", "temprature": 1}, "temprature", "unknown field"),
-    ({"prompt": "12", "model": 5}, "model", "string"),
+    ({"prompt": "," * 600}, "prompt", "600 prompt tokens + 16 max_tokens = 616, over the 512"),
+    ({"prompt": "1,", "max_tokens": 511}, "max_tokens", "2 prompt tokens + 511 max_tokens = 513"),
+    ({"prompt": "1,", "max_tokens": 0}, "max_tokens", "at least 1"),
+    ({"prompt": "1,", "max_tokens": -5}, "max_tokens", "at least 1"),
+    ({"prompt": "1,", "max_tokens": 1.5}, "max_tokens", "integer"),
+    ({"prompt": "1,", "max_tokens": "7"}, "max_tokens", "integer"),
+    ({"prompt": "1,", "max_tokens": True}, "max_tokens", "integer"),
+    ({"prompt": "1,", "max_tokens": 2**40}, "max_tokens", "less than or equal"),
+    ({"prompt": "1,", "temperature": "hot"}, "temperature", "number"),
+    ({"prompt": "1,", "temperature": -0.1}, "temperature", "between 0 and 2"),
+    ({"prompt": "1,", "temperature": 2.1}, "temperature", "between 0 and 2"),
+    (b'{"prompt": "1,", "temperature": 1e999}', "temperature", "finite"),
+    (b'{"prompt": "1,", "temperature": NaN}', None, "NaN is not a number in JSON"),
+    (b'{"prompt": "1,", "temperature": -Infinity}', None, "-Infinity is not a number"),
+    ({"prompt": "1,", "top_p": 0}, "top_p", "above 0"),
+    ({"prompt": "1,", "top_p": 1.01}, "top_p", "at most 1"),
+    ({"prompt": "1,", "top_k": -2}, "top_k", "-1 for all"),
+    ({"prompt": "1,", "top_k": 2**31}, "top_k", "less than"),
+    ({"prompt": "1,", "min_p": 1.5}, "min_p", "between 0 and 1"),
+    ({"prompt": "1,", "min_tokens": -1}, "min_tokens", "negative"),
+    ({"prompt": "1,", "min_tokens": 9, "max_tokens": 5}, "min_tokens", "9 is over max_tokens, 5"),
+    ({"prompt": "1,", "repetition_penalty": 0}, "repetition_penalty", "between 0.0001"),
+    ({"prompt": "1,", "presence_penalty": 2.5}, "presence_penalty", "between -2 and 2"),
+    ({"prompt": "1,", "frequency_penalty": -3}, "frequency_penalty", "between -2 and 2"),
+    ({"prompt": "1,", "seed": 2**63}, "seed", "less than"),
+    ({"prompt": "1,", "seed": 1.5}, "seed", "integer"),
+    ({"prompt": "1,", "n": 0}, "n", "at least 1"),
+    ({"prompt": "1,", "n": 129}, "n", "128"),
+    ({"prompt": ["1,"] * 50, "n": 3}, "prompt", "at most 128 prompts x n"),
+    ({"prompt": "1,", "logprobs": 21}, "logprobs", "between 0 and 20"),
+    ({"prompt": "1,", "logprobs": True}, "logprobs", "integer"),
+    ({"prompt": "1,", "stop": [""]}, "stop", "empty"),
+    ({"prompt": "1,", "stop": ["x"] * 17}, "stop", "at most 16"),
+    ({"prompt": "1,", "stop": "x" * 600}, "stop", "at most 512 characters"),
+    ({"prompt": "1,", "stop": 3}, "stop", ""),
+    ({"prompt": "1,", "ignore_eos": "yes"}, "ignore_eos", "boolean"),
+    ({"prompt": "1,", "stream": 1}, "stream", "boolean"),
+    ({"prompt": "1,", "stream_options": {"include_usage": True}}, "stream_options", "stream"),
+    ({"prompt": "1,", "stream": True, "stream_options": {"x": 1}}, "stream_options.x", "unknown"),
+    ({"prompt": "1,", "echo": True}, "echo", "not supported"),
+    ({"prompt": "1,", "suffix": "end"}, "suffix", "not supported"),
+    ({"prompt": "1,", "best_of": 2}, "best_of", "not supported"),
+    ({"prompt": "1,", "logit_bias": {"5": 1}}, "logit_bias", "not supported"),
+    ({"prompt": "1,", "temprature": 1}, "temprature", "unknown field"),
+    ({"prompt": "1,", "model": 5}, "model", "string"),
     (b"", None, "not valid JSON"),
     (b"{", None, "not valid JSON"),
     (b"[1]", None, "must be a JSON object"),
@@ -133,7 +133,7 @@ CHATS: list[tuple[object, str | None, str]] = [
     (chat(logprobs=3), "logprobs", "boolean"),
     (chat(max_tokens=5, max_completion_tokens=6), "max_tokens", "max_completion_tokens"),
     (chat(max_completion_tokens=600), "max_tokens", "600 max_tokens"),
-    (chat(prompt="12"), "prompt", "unknown field"),
+    (chat(prompt="1,"), "prompt", "unknown field"),
 ]
 
 
@@ -180,14 +180,14 @@ async def test_streams_are_refused_with_a_status_as_well(house: House) -> None:
     ],
 )
 async def test_headers(house: House, header: str, value: str, part: str) -> None:
-    reply = await house.http("POST", "/v1/completions", {"prompt": "12"}, {header: value})
+    reply = await house.http("POST", "/v1/completions", {"prompt": "1,"}, {header: value})
     assert reply.status == 400
     assert part in reply.json["error"]["message"]
 
 
 async def test_unknown_models_are_not_found(house: House) -> None:
     for reply in (
-        await house.http("POST", "/v1/completions", {"prompt": "12", "model": "gpt-9"}),
+        await house.http("POST", "/v1/completions", {"prompt": "1,", "model": "gpt-9"}),
         await house.http("POST", "/v1/chat/completions", chat(model="gpt-9")),
         await house.http("GET", "/v1/models/gpt-9"),
     ):
@@ -229,12 +229,12 @@ async def test_fields_that_change_nothing_are_ignored(house: House) -> None:
     assert reply.status == 200, reply.text
     told = house.scheduler.requests[0].text
     assert (told.instruction, told.user_input) == ("be kind", "2")
-    body = {"prompt": "12", "echo": False, "suffix": "", "best_of": 2, "n": 2, "logit_bias": {}}
+    body = {"prompt": "1,", "echo": False, "suffix": "", "best_of": 2, "n": 2, "logit_bias": {}}
     assert (await house.http("POST", "/v1/completions", body)).status == 200
 
 
 def sampled(**fields: Any) -> pb.GenerateRequest:
-    return pb.GenerateRequest(prompt="12", sampling=common.Sampling(**fields))
+    return pb.GenerateRequest(prompt="1,", sampling=common.Sampling(**fields))
 
 
 def talk(*turns: tuple[str, str]) -> pb.GenerateRequest:
@@ -267,10 +267,10 @@ GRPC: list[tuple[pb.GenerateRequest, str]] = [
     (sampled(n=0), "n: must be at least 1, not 0"),
     (sampled(n=1000), "n: at most 128 choices, not 1000"),
     (sampled(stop=[""]), "stop: a stop string must not be empty"),
-    (pb.GenerateRequest(prompt="12", sla=common.Sla(name="gold")), "sla: unknown class 'gold'"),
-    (pb.GenerateRequest(prompt="12", sla=common.Sla(ttft_s=NAN)), "sla: ttft_s must be a positive"),
-    (pb.GenerateRequest(prompt="12", sla=common.Sla(mtpot_s=-1)), "sla: mtpot_s must be"),
-    (pb.GenerateRequest(prompt="12", application="a" * 300), "application: at most 256"),
+    (pb.GenerateRequest(prompt="1,", sla=common.Sla(name="gold")), "sla: unknown class 'gold'"),
+    (pb.GenerateRequest(prompt="1,", sla=common.Sla(ttft_s=NAN)), "sla: ttft_s must be a positive"),
+    (pb.GenerateRequest(prompt="1,", sla=common.Sla(mtpot_s=-1)), "sla: mtpot_s must be"),
+    (pb.GenerateRequest(prompt="1,", application="a" * 300), "application: at most 256"),
 ]
 
 
@@ -284,12 +284,12 @@ async def test_grpc(house: House) -> None:
             assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
             assert part in (caught.value.details() or "")
         with pytest.raises(aio.AioRpcError) as caught:
-            async for _ in stub.Generate(pb.GenerateRequest(prompt="12", model="x")):
+            async for _ in stub.Generate(pb.GenerateRequest(prompt="1,", model="x")):
                 pass
         assert caught.value.code() is grpc.StatusCode.NOT_FOUND
         with pytest.raises(aio.AioRpcError) as caught:
             metadata = (("x-request-timeout-s", "-4"),)
-            async for _ in stub.Generate(pb.GenerateRequest(prompt="12"), metadata=metadata):
+            async for _ in stub.Generate(pb.GenerateRequest(prompt="1,"), metadata=metadata):
                 pass
         assert "x-request-timeout-s: must be a positive" in (caught.value.details() or "")
     assert not house.scheduler.requests
@@ -300,7 +300,7 @@ async def test_a_bug_tells_nothing(house: House, monkeypatch: pytest.MonkeyPatch
         raise RuntimeError("secret detail")
 
     monkeypatch.setattr(house.gateway, "parse", broken)
-    reply = await house.http("POST", "/v1/completions", {"prompt": "12"})
+    reply = await house.http("POST", "/v1/completions", {"prompt": "1,"})
     assert reply.status == 500
     assert json.loads(reply.text)["error"]["type"] == "server_error"
     assert "secret" not in reply.text

@@ -22,12 +22,12 @@ from protos import scheduler_pb2 as sched
 from services.core import FinishReason
 from services.runtime.channel import connect
 from services.runtime.server import listening
-from tests.gateway_fakes import House, housing, serves, tokens_of, works
+from tests.gateway_fakes import House, demo_text, housing, serves, tokens_of, works
 
 STOP, LENGTH = common.FINISH_REASON_STOP, common.FINISH_REASON_LENGTH
 WORDS = "one two three four five"
-IDS = tokens_of(WORDS)
-REQUEST = gateway_pb2.GenerateRequest(prompt="12")
+IDS = demo_text().encode(WORDS)
+REQUEST = gateway_pb2.GenerateRequest(prompt="1,")
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ async def first_prompt(house: House) -> str:
 async def test_what_scheduler_and_worker_are_told(house: House, client: AsyncClient) -> None:
     asking = asyncio.ensure_future(
         client.complete(
-            messages=[{"role": "system", "content": "be kind"}, {"role": "user", "content": "12"}],
+            messages=[{"role": "system", "content": "be kind"}, {"role": "user", "content": "1,"}],
             max_tokens=20, seed=5, temperature=0.5, stop="END", application="count",
             sla={"ttft_s": 0.5}, timeout_s=60,
         )
@@ -67,7 +67,7 @@ async def test_what_scheduler_and_worker_are_told(house: House, client: AsyncCli
     assert request.sla == common.Sla(name="custom", ttft_s=0.5)
     assert 0 <= request.age_s < 5
     assert 50 < request.deadline_in_s <= 60
-    assert request.text == common.PromptText(instruction="be kind", user_input="12")
+    assert request.text == common.PromptText(instruction="be kind", user_input="1,")
     (prompt,) = house.worker.prompts
     assert len(prompt.token_ids) == prompt.prompt_tokens == 10
     assert prompt.sampling.seed == 5
@@ -78,7 +78,7 @@ async def test_what_scheduler_and_worker_are_told(house: House, client: AsyncCli
 
 
 async def test_a_seed_is_drawn_where_none_was_given(house: House, client: AsyncClient) -> None:
-    asking = [asyncio.ensure_future(client.complete("12", n=2)) for _ in range(2)]
+    asking = [asyncio.ensure_future(client.complete("1,", n=2)) for _ in range(2)]
     await house.until(lambda: len(house.worker.prompts) == 4)
     for prompt in house.worker.prompts:
         house.worker.send(prompt.request_id, 0, IDS, STOP)
@@ -92,7 +92,7 @@ async def test_a_seed_is_drawn_where_none_was_given(house: House, client: AsyncC
 
 
 async def test_repeated_tokens_are_delivered_once(house: House, client: AsyncClient) -> None:
-    asking = asyncio.ensure_future(client.complete("12"))
+    asking = asyncio.ensure_future(client.complete("1,"))
     name = await first_prompt(house)
     house.worker.send(name, 0, IDS[:3])
     house.worker.send(name, 0, IDS[:5])
@@ -102,7 +102,7 @@ async def test_repeated_tokens_are_delivered_once(house: House, client: AsyncCli
 
 
 async def test_an_evicted_request_goes_on_where_it_was(house: House, client: AsyncClient) -> None:
-    asking = asyncio.ensure_future(client.complete("12"))
+    asking = asyncio.ensure_future(client.complete("1,"))
     name = await first_prompt(house)
     house.worker.send(name, 0, IDS[:3])
     await house.until(lambda: house.gateway.metrics.generation_tokens._value.get() == 3)
@@ -116,7 +116,7 @@ async def test_an_evicted_request_goes_on_where_it_was(house: House, client: Asy
 
 
 async def test_lost_tokens_make_a_new_attempt(house: House, client: AsyncClient) -> None:
-    asking = asyncio.ensure_future(client.complete("12"))
+    asking = asyncio.ensure_future(client.complete("1,"))
     name = await first_prompt(house)
     house.worker.send(name, 0, IDS[:2])
     house.worker.send(name, 3, IDS[3:])
@@ -133,7 +133,7 @@ async def test_lost_tokens_make_a_new_attempt(house: House, client: AsyncClient)
 async def test_a_broken_worker_stream_makes_a_new_attempt_on_the_next(
     house: House, client: AsyncClient
 ) -> None:
-    asking = asyncio.ensure_future(client.complete("12"))
+    asking = asyncio.ensure_future(client.complete("1,"))
     name = await first_prompt(house)
     house.worker.send(name, 0, IDS[:2])
     house.worker.break_stream()
@@ -150,7 +150,7 @@ async def test_a_broken_worker_stream_makes_a_new_attempt_on_the_next(
 
 async def test_a_lost_workers_requests_go_on_elsewhere() -> None:
     async with housing() as house, AsyncClient(house.grpc_address) as client:
-        asking = asyncio.ensure_future(client.complete("12"))
+        asking = asyncio.ensure_future(client.complete("1,"))
         name = await first_prompt(house)
         house.worker.send(name, 0, IDS[:2])
         await house.until(lambda: house.gateway.metrics.generation_tokens._value.get() == 2)
@@ -167,7 +167,7 @@ async def test_a_lost_workers_requests_go_on_elsewhere() -> None:
 
 async def test_the_scheduler_may_place_a_lost_workers_request_first() -> None:
     async with housing(connect_backoff_s=5) as house, AsyncClient(house.grpc_address) as client:
-        asking = asyncio.ensure_future(client.complete("12"))
+        asking = asyncio.ensure_future(client.complete("1,"))
         name = await first_prompt(house)
         spare = type(house.worker)()
         async with listening([works(spare)], "127.0.0.1:0") as server:
@@ -182,7 +182,7 @@ async def test_the_scheduler_may_place_a_lost_workers_request_first() -> None:
 async def test_an_answer_that_lacks_only_its_end_is_not_asked_for_again(
     house: House, client: AsyncClient
 ) -> None:
-    asking = asyncio.ensure_future(client.complete("12", max_tokens=3))
+    asking = asyncio.ensure_future(client.complete("1,", max_tokens=3))
     name = await first_prompt(house)
     house.worker.send(name, 0, IDS[:3])
     house.worker.break_stream()
@@ -192,7 +192,7 @@ async def test_an_answer_that_lacks_only_its_end_is_not_asked_for_again(
 
 
 async def test_a_lost_scheduler_gets_every_request_again(house: House, client: AsyncClient) -> None:
-    asking = [asyncio.ensure_future(client.complete("12")) for _ in range(2)]
+    asking = [asyncio.ensure_future(client.complete("1,")) for _ in range(2)]
     await house.until(lambda: len(house.worker.prompts) == 2)
     first, second = (prompt.request_id for prompt in house.worker.prompts)
     house.worker.send(first, 0, IDS[:2])
@@ -213,7 +213,7 @@ async def test_a_lost_scheduler_gets_every_request_again(house: House, client: A
 async def test_a_request_may_finish_while_the_scheduler_is_away(
     house: House, client: AsyncClient
 ) -> None:
-    asking = asyncio.ensure_future(client.complete("12"))
+    asking = asyncio.ensure_future(client.complete("1,"))
     name = await first_prompt(house)
     await house.scheduler_server.stop(0)
     house.worker.send(name, 0, IDS, STOP)
@@ -222,7 +222,7 @@ async def test_a_request_may_finish_while_the_scheduler_is_away(
 
 async def test_a_scheduler_gone_for_long_fails_the_request() -> None:
     async with housing(scheduler_wait_s=0.2) as house, AsyncClient(house.grpc_address) as client:
-        asking = asyncio.ensure_future(client.complete("12"))
+        asking = asyncio.ensure_future(client.complete("1,"))
         await first_prompt(house)
         await house.scheduler_server.stop(0)
         with pytest.raises(Unavailable, match="the scheduler cannot be reached"):
@@ -234,7 +234,7 @@ async def test_a_restarted_scheduler_serves_who_waited() -> None:
         port = house.scheduler_server.port
         await house.scheduler_server.stop(0)
         await house.until(lambda: not house.gateway.ready)
-        asking = asyncio.ensure_future(client.complete("12"))
+        asking = asyncio.ensure_future(client.complete("1,"))
         await house.until(lambda: house.gateway.live == 1)
         async with listening([serves(house.scheduler)], f"127.0.0.1:{port}"):
             name = await first_prompt(house)
@@ -245,7 +245,7 @@ async def test_a_restarted_scheduler_serves_who_waited() -> None:
 async def test_a_client_that_cancels_cancels_down_to_the_scheduler(
     house: House, client: AsyncClient
 ) -> None:
-    stream = client.generate("12")
+    stream = client.generate("1,")
     reading = asyncio.ensure_future(stream.complete())
     name = await first_prompt(house)
     house.worker.send(name, 0, IDS[:2])
@@ -263,7 +263,7 @@ async def test_a_client_that_cancels_cancels_down_to_the_scheduler(
 async def test_a_client_that_vanishes_while_queued_cancels_too(house: House) -> None:
     house.scheduler.place = False
     async with AsyncClient(house.grpc_address) as client:
-        reading = asyncio.ensure_future(client.complete("12", n=3))
+        reading = asyncio.ensure_future(client.complete("1,", n=3))
         await house.until(lambda: len(house.scheduler.requests) == 3)
         reading.cancel()
         await house.until(lambda: len(house.scheduler.cancels) == 3)
@@ -274,7 +274,7 @@ async def test_a_client_that_vanishes_while_queued_cancels_too(house: House) -> 
 async def test_an_http_client_that_hangs_up_cancels(house: House, stream: bool) -> None:
     host, port = house.http_url.removeprefix("http://").split(":")
     _, writer = await asyncio.open_connection(host, int(port))
-    body = b'{"prompt": "12", "stream": %s}' % (b"true" if stream else b"false")
+    body = b'{"prompt": "1,", "stream": %s}' % (b"true" if stream else b"false")
     head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
     writer.write(head + body)
     name = await first_prompt(house)
@@ -289,7 +289,7 @@ async def test_an_http_client_that_hangs_up_cancels(house: House, stream: bool) 
 async def test_a_stop_string_across_tokens_ends_the_request(
     house: House, client: AsyncClient
 ) -> None:
-    stream = client.generate("12", stop=["two th", "never"])
+    stream = client.generate("1,", stop=["two th", "never"])
     asking = asyncio.ensure_future(stream.complete())
     name = await first_prompt(house)
     for at, token in enumerate(IDS):
@@ -317,7 +317,7 @@ async def test_refusals(
     rejected = sched.Rejected(reason=refusal, message="1000 wait", retry_after_s=7.5)
     house.scheduler.answers = lambda _: sched.RequestEvent(rejected=rejected)
     with pytest.raises(kind, match=complaint) as caught:
-        await client.complete("12")
+        await client.complete("1,")
     assert getattr(caught.value, "retry_after_s", 0) in (7.5, 0)
     assert isinstance(caught.value, InvalidRequest) or caught.value.retry_after_s == 7.5  # type: ignore[attr-defined]
 
@@ -328,13 +328,13 @@ async def test_a_deadline_before_the_first_token_is_an_error(
     finished = sched.Finished(reason=common.FINISH_REASON_DEADLINE)
     house.scheduler.answers = lambda _: sched.RequestEvent(finished=finished)
     with pytest.raises(DeadlineExceeded, match="before the first token"):
-        await client.complete("12", timeout_s=30)
+        await client.complete("1,", timeout_s=30)
 
 
 async def test_a_deadline_amid_an_answer_keeps_what_there_is(
     house: House, client: AsyncClient
 ) -> None:
-    asking = asyncio.ensure_future(client.complete("12", timeout_s=30))
+    asking = asyncio.ensure_future(client.complete("1,", timeout_s=30))
     name = await first_prompt(house)
     house.worker.send(name, 0, IDS[:1])
     await house.until(lambda: house.gateway.metrics.generation_tokens._value.get() == 1)
@@ -346,7 +346,7 @@ async def test_a_deadline_amid_an_answer_keeps_what_there_is(
 async def test_a_deadline_is_kept_though_nobody_says_so(house: House, client: AsyncClient) -> None:
     house.scheduler.place = False
     with pytest.raises(DeadlineExceeded):
-        await client.complete("12", timeout_s=0.2)
+        await client.complete("1,", timeout_s=0.2)
     await house.until(lambda: bool(house.scheduler.cancels))
 
 
@@ -354,14 +354,14 @@ async def test_a_plain_grpc_deadline_reaches_the_scheduler(house: House) -> None
     house.scheduler.place = False
     async with connect(house.grpc_address) as channel:
         stub = gateway_pb2_grpc.GatewayStub(channel)
-        call = stub.Generate(gateway_pb2.GenerateRequest(prompt="12"), timeout=20)
+        call = stub.Generate(gateway_pb2.GenerateRequest(prompt="1,"), timeout=20)
         await house.until(lambda: bool(house.scheduler.requests))
         call.cancel()
     assert 10 < house.scheduler.requests[0].deadline_in_s < 20
 
 
 async def test_a_workers_failure_is_told(house: House, client: AsyncClient) -> None:
-    asking = asyncio.ensure_future(client.complete("12"))
+    asking = asyncio.ensure_future(client.complete("1,"))
     name = await first_prompt(house)
     house.worker.send(name, 0, (), common.FINISH_REASON_ERROR, "out of luck")
     with pytest.raises(ServerError, match="out of luck"):
@@ -369,7 +369,7 @@ async def test_a_workers_failure_is_told(house: House, client: AsyncClient) -> N
 
 
 async def test_the_schedulers_end_waits_for_the_tokens(house: House, client: AsyncClient) -> None:
-    asking = asyncio.ensure_future(client.complete("12"))
+    asking = asyncio.ensure_future(client.complete("1,"))
     name = await first_prompt(house)
     ended = sched.Finished(reason=LENGTH, output_tokens=len(IDS))
     house.scheduler.tell(name, finished=ended)
@@ -380,7 +380,7 @@ async def test_the_schedulers_end_waits_for_the_tokens(house: House, client: Asy
 
 async def test_an_end_whose_tokens_never_come_is_asked_for_again() -> None:
     async with housing(finish_wait_s=0.1) as house, AsyncClient(house.grpc_address) as client:
-        asking = asyncio.ensure_future(client.complete("12"))
+        asking = asyncio.ensure_future(client.complete("1,"))
         name = await first_prompt(house)
         house.worker.send(name, 0, IDS[:2])
         house.scheduler.tell(name, finished=sched.Finished(reason=STOP, output_tokens=len(IDS)))
@@ -391,7 +391,7 @@ async def test_an_end_whose_tokens_never_come_is_asked_for_again() -> None:
 
 async def test_attempts_are_bounded() -> None:
     async with housing(max_attempts=3) as house, AsyncClient(house.grpc_address) as client:
-        asking = asyncio.ensure_future(client.complete("12"))
+        asking = asyncio.ensure_future(client.complete("1,"))
         for attempt in range(1, 4):
             await house.until(lambda attempt=attempt: len(house.worker.prompts) == attempt)  # type: ignore[misc]
             house.worker.send(house.worker.prompts[-1].request_id, 5, IDS)
@@ -401,12 +401,12 @@ async def test_attempts_are_bounded() -> None:
 
 async def test_live_choices_are_bounded() -> None:
     async with housing(max_sessions=3) as house, AsyncClient(house.grpc_address) as client:
-        asking = asyncio.ensure_future(client.complete("12", n=2))
+        asking = asyncio.ensure_future(client.complete("1,", n=2))
         await house.until(lambda: len(house.worker.prompts) == 2)
         with pytest.raises(Overloaded, match="all 3 places are taken") as caught:
-            await client.complete("12", n=2)
+            await client.complete("1,", n=2)
         assert caught.value.retry_after_s == 3.0
-        reply = await house.http("POST", "/v1/completions", {"prompt": "12", "n": 2})
+        reply = await house.http("POST", "/v1/completions", {"prompt": "1,", "n": 2})
         assert (reply.status, reply.headers["retry-after"]) == (429, "3")
         for prompt in list(house.worker.prompts):
             house.worker.send(prompt.request_id, 0, IDS, STOP)
@@ -435,11 +435,11 @@ async def test_a_writer_that_does_not_come_back_is_let_go() -> None:
 
 async def test_a_scheduler_in_the_same_process_is_as_good() -> None:
     async with housing(in_process=True) as house, AsyncClient(house.grpc_address) as client:
-        asking = asyncio.ensure_future(client.complete("12"))
+        asking = asyncio.ensure_future(client.complete("1,"))
         name = await first_prompt(house)
         house.worker.send(name, 0, IDS, STOP)
         assert (await asking).text == WORDS
-        stream = client.generate("12")
+        stream = client.generate("1,")
         reading = asyncio.ensure_future(stream.complete())
         await house.until(lambda: len(house.worker.prompts) == 2)
         house.scheduler.break_stream()
@@ -452,13 +452,13 @@ async def test_a_scheduler_in_the_same_process_is_as_good() -> None:
 async def test_draining_refuses_new_requests_and_waits_for_old_ones(
     house: House, client: AsyncClient
 ) -> None:
-    asking = asyncio.ensure_future(client.complete("12"))
+    asking = asyncio.ensure_future(client.complete("1,"))
     name = await first_prompt(house)
     draining = asyncio.ensure_future(house.gateway.drain())
     await house.until(lambda: house.gateway.draining)
     with pytest.raises(Unavailable, match="shutting down"):
-        await client.complete("12")
-    reply = await house.http("POST", "/v1/completions", {"prompt": "12"})
+        await client.complete("1,")
+    reply = await house.http("POST", "/v1/completions", {"prompt": "1,"})
     assert reply.status == 503
     assert (await house.http("GET", "/health")).status == 503
     assert not draining.done()
@@ -470,7 +470,7 @@ async def test_draining_refuses_new_requests_and_waits_for_old_ones(
 async def test_an_unplaced_requests_default_length_is_what_fits(
     house: House, client: AsyncClient
 ) -> None:
-    asking = asyncio.ensure_future(client.complete("12"))
+    asking = asyncio.ensure_future(client.complete("1,"))
     name = await first_prompt(house)
     assert house.scheduler.requests[0].max_tokens == 512 - 2
     house.worker.send(name, 0, IDS, STOP)

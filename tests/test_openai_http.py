@@ -50,7 +50,7 @@ async def test_health_follows_the_fleet() -> None:
 
 async def test_metrics_count_what_was_served(house: House) -> None:
     headers = {"x-foretoken-sla": "batch"}
-    body = {"prompt": "12", "max_tokens": 5}
+    body = {"prompt": "1,", "max_tokens": 5}
     reply = await house.http("POST", "/v1/completions", body, headers)
     assert reply.json["usage"] == {
         "prompt_tokens": 2, "completion_tokens": 5, "total_tokens": 7,
@@ -78,7 +78,7 @@ async def test_a_full_queue_is_429_with_retry_after(house: House) -> None:
     )
     house.scheduler.answers = lambda _: sched.RequestEvent(rejected=rejected)
     for stream in (False, True):
-        reply = await house.http("POST", "/v1/completions", {"prompt": "12", "stream": stream})
+        reply = await house.http("POST", "/v1/completions", {"prompt": "1,", "stream": stream})
         assert (reply.status, reply.headers["retry-after"]) == (429, "3")
         assert reply.json["error"] == {
             "message": "1000 requests wait", "type": "rate_limit_error",
@@ -92,7 +92,7 @@ async def test_a_deadline_while_queued_is_504() -> None:
     async with housing(answer, place=False) as house:
         headers = {"x-request-timeout-s": "0.2"}
         for stream in (False, True):
-            body = {"prompt": "12", "stream": stream}
+            body = {"prompt": "1,", "stream": stream}
             reply = await house.http("POST", "/v1/completions", body, headers)
             assert (reply.status, reply.json["error"]["type"]) == (504, "timeout_error")
         assert 0 < house.scheduler.requests[0].deadline_in_s <= 0.2
@@ -102,7 +102,7 @@ async def test_a_deadline_amid_an_answer_is_its_finish_reason() -> None:
     async with housing(lambda _: tokens_of("1" * 400)) as house:
         house.worker.step_s = 0.01
         headers = {"x-request-timeout-s": "0.3"}
-        body = {"prompt": "12", "stream": True, "max_tokens": 400}
+        body = {"prompt": "1,", "stream": True, "max_tokens": 400}
         events = (await house.http("POST", "/v1/completions", body, headers)).events
         assert events[-1]["choices"][0]["finish_reason"] == "deadline"
         text = "".join(event["choices"][0]["text"] for event in events)
@@ -113,7 +113,7 @@ async def test_a_deadline_amid_an_answer_is_its_finish_reason() -> None:
 async def test_a_failure_amid_a_stream_is_an_error_event() -> None:
     async with housing() as house:
         asking = asyncio.ensure_future(
-            house.http("POST", "/v1/completions", {"prompt": "12", "stream": True})
+            house.http("POST", "/v1/completions", {"prompt": "1,", "stream": True})
         )
         await house.until(lambda: bool(house.worker.prompts))
         name = house.worker.prompts[0].request_id
