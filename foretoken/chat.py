@@ -1,7 +1,7 @@
 """`foretoken chat`: a conversation in the terminal, streamed over gRPC."""
 
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 from rich.console import Console
@@ -29,7 +29,7 @@ def chat(
 ) -> None:
     """Talk to the model. Ctrl-C cancels an answer; Ctrl-D or /exit leaves."""
     given = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
-    options = SamplingOptions(**{k: v for k, v in given.items() if v is not None})  # type: ignore[typeddict-item]
+    options = cast(SamplingOptions, {k: v for k, v in given.items() if v is not None})
     console = Console(highlight=False, soft_wrap=True)
     with Client(address) as client:
         try:

@@ -34,7 +34,7 @@ class GapHistogram(Collector):
         buckets, total = [], 0
         for bound, count in zip((*LATENCY_BUCKETS_S, inf), self._counts, strict=True):
             total += count
-            name = floatToGoString(bound)  # type: ignore[no-untyped-call]
+            name = floatToGoString(bound)  # type: ignore[no-untyped-call]  # the library has no types
             buckets.append((str(name), float(total)))
         family.add_metric([], buckets, self._sum_s)
         yield family

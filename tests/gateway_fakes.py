@@ -26,6 +26,7 @@ from protos import scheduler_pb2_grpc, worker_pb2, worker_pb2_grpc
 from services.runtime.channel import InProcessServer, connect
 from services.runtime.server import Mount, Server, listening
 from services.runtime.tasks import background
+from tests.reach import until
 
 REACH_TOKENS = 512
 STEP_S = 0.001
@@ -238,9 +239,7 @@ class House:
 
     async def until(self, condition: Callable[[], bool], limit_s: float = 10.0) -> None:
         """Wait for something that must come true; the limit is only there to fail by."""
-        async with asyncio.timeout(limit_s):
-            while not condition():  # noqa: ASYNC110
-                await asyncio.sleep(0.005)
+        await until(condition, limit_s)
 
     async def http(
         self,

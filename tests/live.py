@@ -6,11 +6,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import IO
 
 ROOT = Path(__file__).parent.parent
 READY = re.compile(r"foretoken is ready: .* HTTP (http://\S+), gRPC (\S+)")
@@ -62,7 +63,7 @@ def serving(*arguments: str) -> Iterator[Live]:
                 raise
 
 
-def _ready(process: subprocess.Popen[str], errors: object) -> Live:
+def _ready(process: subprocess.Popen[str], errors: IO[str]) -> Live:
     assert process.stdout is not None
     until = time.monotonic() + STARTED_S
     while time.monotonic() < until:
@@ -71,13 +72,12 @@ def _ready(process: subprocess.Popen[str], errors: object) -> Live:
             return Live(process, *found.groups())
         if not line:
             break
-    errors.seek(0)  # type: ignore[attr-defined]
-    raise AssertionError(f"foretoken serve did not start: {errors.read()}")  # type: ignore[attr-defined]
+    errors.seek(0)
+    raise AssertionError(f"foretoken serve did not start: {errors.read()}")
 
 
-def wait_for(condition: object, limit_s: float = 10.0) -> None:
+def wait_for(condition: Callable[[], bool], limit_s: float = 10.0) -> None:
     """Poll until `condition()` holds; fails after the limit."""
-    assert callable(condition)
     until = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < until, f"{condition} did not come true in {limit_s} s"

@@ -34,5 +34,5 @@ async def reaching(
 async def until(condition: Callable[[], bool], limit_s: float = 10) -> None:
     """Return once the condition holds; TimeoutError when it does not within the limit."""
     async with asyncio.timeout(limit_s):
-        while not condition():  # noqa: ASYNC110
+        while not condition():  # noqa: ASYNC110 - a test polls what has no event
             await asyncio.sleep(0.005)

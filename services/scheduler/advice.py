@@ -9,7 +9,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import grpc
 from grpc import aio
@@ -34,6 +34,7 @@ from services.scheduler.metrics import SchedulerMetrics
 from services.scheduler.state import SchedulerState
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 MOST_PER_CALL = 1_024  # what one Forecast or Observe message carries
 MOST_PENDING = 65_536  # outcomes and timings kept for a service that is away; then the oldest go
@@ -69,6 +70,7 @@ class Advice:
         self._estimator = estimator_pb2_grpc.EstimatorStub(advisers.estimator)
         self._history = History()
         self._texts: OrderedDict[str, common_pb2.PromptText] = OrderedDict()
+        # Bounded by the state: one question a waiting request, one round under way.
         self._requests: asyncio.Queue[Request] = asyncio.Queue()
         self._problems: asyncio.Queue[ev.AskBatch] = asyncio.Queue()
         self._outcomes: asyncio.Queue[Outcome] = asyncio.Queue(MOST_PENDING)
@@ -202,7 +204,7 @@ class Advice:
             await asyncio.sleep(PAUSE_S * 10)
 
 
-async def _take(queue: asyncio.Queue, most: int) -> list:  # type: ignore[type-arg]
+async def _take(queue: asyncio.Queue[T], most: int) -> list[T]:
     """Wait for one item, then take all that came with it."""
     items = [await queue.get()]
     while len(items) < most and not queue.empty():
@@ -210,7 +212,8 @@ async def _take(queue: asyncio.Queue, most: int) -> list:  # type: ignore[type-a
     return items
 
 
-def _put_bounded(queue: asyncio.Queue, item: object) -> None:  # type: ignore[type-arg]
+def _put_bounded(queue: asyncio.Queue[T], item: T) -> None:
+    """The oldest makes room."""
     if queue.full():
         queue.get_nowait()
     queue.put_nowait(item)
