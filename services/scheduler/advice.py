@@ -77,6 +77,7 @@ class Advice:
         self._timings: asyncio.Queue[tuple[str, Sequence[common_pb2.StepTiming]]] = asyncio.Queue(
             MOST_PENDING
         )
+        self._watches: dict[str, asyncio.Task[None]] = {}
         self._version = 0
 
     # What the state's actions call; none of these waits
@@ -101,6 +102,11 @@ class Advice:
     def observe(self, worker_id: str, timings: Sequence[common_pb2.StepTiming]) -> None:
         if timings:
             _put_bounded(self._timings, (worker_id, timings))
+
+    def unwatch(self, worker_id: str) -> None:
+        """A worker has left. Should it return, it is watched anew, and its model comes at once."""
+        if watch := self._watches.pop(worker_id, None):
+            watch.cancel()
 
     # The loops
 
@@ -177,7 +183,6 @@ class Advice:
             self._owner.dispatch(ev.Refreshed(tuple(f for f in forecasts if f.shared_key)))
 
     async def _timing_loop(self, tasks: asyncio.TaskGroup) -> None:
-        watched: set[str] = set()
         while True:
             worker_id, timings = await self._timings.get()
             message = estimator_pb2.ObserveTimingsRequest(
@@ -188,12 +193,11 @@ class Advice:
             except aio.AioRpcError as error:
                 log.warning("estimator does not learn: %s", _sentence(error))
                 await asyncio.sleep(PAUSE_S)
-            if worker_id not in watched:
-                watched.add(worker_id)
-                tasks.create_task(self._watch(worker_id))
+            if worker_id not in self._watches and worker_id in self._owner.state.workers:
+                self._watches[worker_id] = tasks.create_task(self._watch(worker_id))
 
     async def _watch(self, worker_id: str) -> None:
-        """Follow a worker's cost model for good; while the estimator is away the last one stays."""
+        """Follow a worker's cost model; while the estimator is away the last one stays."""
         request = estimator_pb2.GetCostModelRequest(worker_id=worker_id)
         while True:
             try:

@@ -164,8 +164,9 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         link = f"{view.worker_id}#{next(self._links)}"
         outbox: Outbox[scheduler_pb2.Plan] = Outbox(self.config.outbox_limit)
         self._workers[link] = outbox
-        self._advice.observe(view.worker_id, first.hello.profile)
+        self._advice.unwatch(view.worker_id)
         self.dispatch(ev.WorkerAttached(link, view))
+        self._advice.observe(view.worker_id, first.hello.profile)
         self._tell_fleet()
         log.info("worker %s attached: %s, %d KV tokens", view.worker_id, view.model, view.kv_tokens)
         try:
@@ -175,6 +176,8 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         finally:
             del self._workers[link]
             self.dispatch(ev.WorkerLost(link, view.worker_id))
+            if view.worker_id not in self.state.workers:
+                self._advice.unwatch(view.worker_id)
             self._tell_fleet()
             log.info("worker %s left", view.worker_id)
 
