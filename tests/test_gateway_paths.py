@@ -358,7 +358,8 @@ async def test_a_plain_grpc_deadline_reaches_the_scheduler(house: House) -> None
         call = stub.Generate(gateway_pb2.GenerateRequest(prompt="1,"), timeout=20)
         await house.until(lambda: bool(house.scheduler.requests))
         call.cancel()
-    assert 10 < house.scheduler.requests[0].deadline_in_s < 20
+    # gRPC rounds a timeout up on the wire, by about a hundredth at most.
+    assert 10 < house.scheduler.requests[0].deadline_in_s < 20 * 1.02
 
 
 async def test_a_workers_failure_is_told(house: House, client: AsyncClient) -> None:
