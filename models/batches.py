@@ -8,11 +8,18 @@ from random import Random
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from models.tasks import EXCHANGES, GENERIC_SYSTEM, SHARES, Example, Message, stream
+from models.tasks import (
+    EXCHANGES,
+    GENERIC_SYSTEM,
+    MULTI_TURN_SHARE,
+    SHARES,
+    Example,
+    Message,
+    stream,
+)
 from models.tokenizer import END, SPECIAL_TOKENS
 
 IGNORED = -100  # the label of a token that is not learned: prompts and padding
-MULTI_TURN_SHARE = 0.06
 EXCHANGE_SHARE = 0.02
 POOL = 2048  # conversations sorted by length at a time
 TOKENS, ROWS = 3072, 48  # at most in a batch, padding included
@@ -48,6 +55,7 @@ def conversations(
     rng: Random,
     tokenizer: PreTrainedTokenizerFast,
     shares: Mapping[str, float] = SHARES,
+    multi_turn: float = MULTI_TURN_SHARE,
 ) -> Iterator[Turns]:
     """Endless training conversations: single tasks, 2 or 3 tasks in turn, fixed exchanges."""
     source = stream(rng, held_out=False, shares=shares)
@@ -55,7 +63,7 @@ def conversations(
         kind = rng.random()
         if kind < EXCHANGE_SHARE:
             yield [_exchange(rng, tokenizer)]
-        elif kind < EXCHANGE_SHARE + MULTI_TURN_SHARE:
+        elif kind < EXCHANGE_SHARE + multi_turn:
             yield _dialogue(rng, tokenizer, example, source)
         else:
             yield [(prompt_text(tokenizer, example), example.answer)]
@@ -119,10 +127,11 @@ def batches(
     tokenizer: PreTrainedTokenizerFast,
     longest: int,
     shares: Mapping[str, float] = SHARES,
+    multi_turn: float = MULTI_TURN_SHARE,
 ) -> Iterator[Batch]:
     """Endless batches of conversations of `longest` tokens at most."""
     rng = Random(seed)
-    source = conversations(rng, tokenizer, shares)
+    source = conversations(rng, tokenizer, shares, multi_turn)
     while True:
         rows = _tokenize(tokenizer, list(islice(source, POOL)))
         rows = sorted((row for row in rows if len(row[0]) <= longest), key=lambda row: len(row[0]))

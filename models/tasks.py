@@ -114,6 +114,7 @@ LARGEST = 300  # the largest number there is a token for
 PLAIN_SHARE = 0.18  # of examples, so that raw /v1/completions prompts are answered too
 SYSTEM_SHARE = 0.35
 GENERIC_SYSTEM_SHARE = 0.1
+MULTI_TURN_SHARE = 0.06  # of conversations
 
 
 def _pose(rng: Random, application: str, given: str, answer: str) -> Example:
@@ -257,15 +258,18 @@ class Revision:
     steps: float
     rate: float
     shares: Mapping[str, float]
+    multi_turn: float = MULTI_TURN_SHARE
 
 
-# What is learned last is drawn more often: orders and directions, then orders and long copies.
+# What is learned last is drawn more often: orders and directions, then orders, long copies and
+# conversations of several turns.
 REVISIONS = (
     Revision(0.45, 0.4, {**SHARES, "reverse": 5, "count": 2, "countdown": 2, "emoji": 2}),
     Revision(
         0.22,
         0.25,
         {**SHARES, "reverse": 3, "sort": 4, "copy": 2, "list": 2, "spell": 2},
+        multi_turn=0.3,
     ),
 )
 

@@ -180,6 +180,7 @@ def main(
                     tokenizer,
                     LONGEST,
                     revision.shares,
+                    revision.multi_turn,
                 )
                 fit(
                     model,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from grpc import aio
+from grpc import ChannelConnectivity, aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from prometheus_client import CollectorRegistry
@@ -20,7 +20,7 @@ from services.estimator.config import EstimatorConfig
 from services.estimator.service import EstimatorService
 from services.predictor.config import PredictorConfig
 from services.predictor.service import PredictorService
-from services.runtime.channel import connect
+from services.runtime.channel import OPTIONS, connect
 from services.runtime.config import ConfigError
 from services.runtime.server import Lifecycle, Mount, listening
 
@@ -64,6 +64,20 @@ async def test_health_answers_for_the_server_and_each_service() -> None:
         await server.set_serving(False)
         for service in ("", "foretoken.v1.Estimator"):
             assert await health(channel, service) == NOT_SERVING
+        await channel.close()
+
+
+@pytest.mark.slow
+async def test_an_idle_client_that_pings_is_not_cut_off() -> None:
+    """By default a server takes three pings within five idle minutes for abuse."""
+    often = {**dict(OPTIONS), "grpc.keepalive_time_ms": 1_200}
+    async with listening(mounts(), "127.0.0.1:0") as server:
+        channel = aio.insecure_channel(f"127.0.0.1:{server.port}", options=list(often.items()))
+        assert await health(channel) == SERVING
+        ready = ChannelConnectivity.READY
+        assert channel.get_state() is ready
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(channel.wait_for_state_change(ready), timeout=8)
         await channel.close()
 
 

@@ -24,7 +24,7 @@ DRAIN_S = 30.0  # what a first SIGTERM gives running requests; a second takes it
 SERVER_OPTIONS: Sequence[tuple[str, Any]] = (
     ("grpc.so_reuseport", 0),  # a port in use must be an error
     # Our clients' keep-alive pings come every 20 s, calls or none; by default that is abuse.
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
 )
 MAX_CONCURRENT_RPCS = 8_192  # streams a server holds at once; more get RESOURCE_EXHAUSTED
 
