@@ -55,9 +55,13 @@ def main() -> None:
     # gRPC's core would otherwise remark on every process we start. Read when it is first imported.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     from foretoken.chat import chat
+    from foretoken.evaluate import EvaluateCommand, evaluate
+    from foretoken.train import app as train
     from services.runtime.main import leave
 
     app.command()(chat)
+    app.command(cls=EvaluateCommand)(evaluate)
+    app.add_typer(train, name="train")
     try:
         app()
     except (ValueError, ExceptionGroup) as error:

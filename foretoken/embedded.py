@@ -13,7 +13,7 @@ from grpc import aio
 from prometheus_client import CollectorRegistry
 
 from foretoken import status
-from foretoken.options import Sections, ServeOptions, chosen_preset, sections
+from foretoken.options import Sections, ServeOptions, chosen_preset, outcome_log, sections
 from foretoken.processes import running
 from gateway.config import GatewayConfig
 from gateway.http.app import build_app
@@ -34,6 +34,7 @@ from services.predictor.config import PredictorConfig
 from services.predictor.service import PredictorService
 from services.runtime.channel import InProcessServer, connect
 from services.runtime.config import load
+from services.runtime.outcomelog.config import LogConfig
 from services.runtime.server import Lifecycle, Mount, listening
 from services.runtime.tasks import background
 from services.scheduler.advice import Advisers
@@ -47,6 +48,7 @@ class Control:
 
     scheduler: SchedulerService
     gateway: GatewayService
+    predictor: PredictorService
     channel: aio.Channel
     scheduler_mount: Mount
 
@@ -55,9 +57,11 @@ def build_control(overrides: Sections, registry: CollectorRegistry) -> Control:
     """Config → objects. The preset chooses the predictor unless the predictor's section does."""
     config = load(SchedulerConfig, overrides["scheduler"])
     preset = chosen_preset(overrides)
-    predictor = load(PredictorConfig, {"model": preset.predictor} | overrides["predictor"])
+    advice = load(PredictorConfig, {"model": preset.predictor} | overrides["predictor"])
+    outcomes = load(LogConfig, outcome_log(overrides, advice.model))
     batcher = load(BatcherConfig, overrides["batcher"])
     estimator = load(EstimatorConfig, overrides["estimator"])
+    predictor = PredictorService(advice, registry, outcomes)
     server = InProcessServer()
     channel = server.channel()
     scheduler = SchedulerService(config, Advisers(channel, channel, channel), registry)
@@ -70,7 +74,7 @@ def build_control(overrides: Sections, registry: CollectorRegistry) -> Control:
         Mount(
             "foretoken.v1.Predictor",
             predictor_pb2_grpc.add_PredictorServicer_to_server,
-            PredictorService(predictor, registry),
+            predictor,
         ),
         Mount(
             "foretoken.v1.Batcher",
@@ -84,7 +88,7 @@ def build_control(overrides: Sections, registry: CollectorRegistry) -> Control:
         ),
     ):
         mount.add(mount.servicer, server)
-    return Control(scheduler, gateway, channel, scheduler_mount)
+    return Control(scheduler, gateway, predictor, channel, scheduler_mount)
 
 
 @asynccontextmanager
@@ -97,7 +101,9 @@ async def embedded(options: ServeOptions, lifecycle: Lifecycle) -> AsyncIterator
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="foretoken-")))
         socket = f"unix:{folder}/scheduler.sock"
-        await stack.enter_async_context(background(scheduler.run(), gateway.run()))
+        await stack.enter_async_context(
+            background(scheduler.run(), gateway.run(), control.predictor.run())
+        )
         await stack.enter_async_context(listening([control.scheduler_mount], socket))
         grpc = await stack.enter_async_context(
             listening([gateway.mount()], f"{config.host}:{config.grpc_port}")
@@ -110,7 +116,7 @@ async def embedded(options: ServeOptions, lifecycle: Lifecycle) -> AsyncIterator
                 running(
                     "worker",
                     "services.worker",
-                    _worker(overrides, folder, socket, number),
+                    {"worker": _worker(overrides, folder, socket, number)},
                     lifecycle,
                 )
             )

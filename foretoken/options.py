@@ -1,12 +1,16 @@
 """`foretoken serve`'s options, spread over the sections they belong to."""
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
+from pathlib import Path
 
 from services.batcher.policies import resolve
+from services.predictor.predictors import READS
 from services.runtime.config import SECTIONS, ConfigError, load, parse_sets
+from services.runtime.outcomelog.config import LogConfig
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.presets import Preset, choose
 
@@ -71,8 +75,21 @@ def _if_set(key: str, value: object) -> dict[str, str]:
     return {key: str(value)} if value else {}
 
 
-def as_arguments(section: str, overrides: Mapping[str, str]) -> list[str]:
+def outcome_log(overrides: Sections, predictor: str) -> dict[str, str]:
+    """Overrides of `log`. What a predictor that reads prompts has learnt outlives the process,
+    in the user's state folder, unless the log was given a place or, empty, none."""
+    given = overrides["log"]
+    if predictor not in READS or "path" in load(LogConfig, given).model_fields_set:
+        return given
+    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    return {"path": str(state / "foretoken" / "outcomes.sqlite"), **given}
+
+
+def as_arguments(overrides: Sections) -> list[str]:
     """The same overrides as a service process takes them."""
     return [
-        part for key, value in overrides.items() for part in ("--set", f"{section}.{key}={value}")
+        part
+        for section, settings in overrides.items()
+        for key, value in settings.items()
+        for part in ("--set", f"{section}.{key}={value}")
     ]

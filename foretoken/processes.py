@@ -3,10 +3,10 @@
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from foretoken.options import as_arguments
+from foretoken.options import Sections, as_arguments
 from services.runtime.config import ConfigError
 from services.runtime.server import Lifecycle
 from services.runtime.tasks import background
@@ -20,7 +20,7 @@ class ProcessFailed(ConfigError):
 
 @asynccontextmanager
 async def running(
-    section: str, module: str, overrides: Mapping[str, str], lifecycle: Lifecycle
+    section: str, module: str, overrides: Sections, lifecycle: Lifecycle
 ) -> AsyncIterator[None]:
     """`python -m module` beside the block; should it end first, the block fails with its reason.
 
@@ -30,7 +30,7 @@ async def running(
         sys.executable,
         "-m",
         module,
-        *as_arguments(section, overrides),
+        *as_arguments(overrides),
         stdin=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.PIPE,
         start_new_session=True,

@@ -4,7 +4,7 @@ import socket
 from contextlib import AsyncExitStack
 
 from foretoken import status
-from foretoken.options import Sections, ServeOptions, chosen_preset, sections
+from foretoken.options import Sections, ServeOptions, chosen_preset, outcome_log, sections
 from foretoken.processes import running
 from services.runtime.channel import connect
 from services.runtime.server import Lifecycle
@@ -14,8 +14,8 @@ QUIET = {"log_level": "WARNING"}  # what matters is told by the one who started 
 ADVISERS = ("predictor", "batcher", "estimator")
 
 
-def wire(overrides: Sections, workers: int) -> list[tuple[str, str, dict[str, str]]]:
-    """(section, module, settings) of every process, in starting order, with addresses filled in.
+def wire(overrides: Sections, workers: int) -> list[tuple[str, str, Sections]]:
+    """(section, module, overrides) of every process, in starting order, with addresses filled in.
 
     Internal services listen on free ports of the loopback unless `--set` says where.
     """
@@ -23,7 +23,7 @@ def wire(overrides: Sections, workers: int) -> list[tuple[str, str, dict[str, st
         name: overrides[name].get("address", f"127.0.0.1:{_free_port()}")
         for name in (*ADVISERS, "scheduler")
     }
-    predictor = chosen_preset(overrides).predictor
+    predictor = overrides["predictor"].get("model", chosen_preset(overrides).predictor)
     own: dict[str, dict[str, str]] = {
         "predictor": {"model": predictor},
         "batcher": {},
@@ -42,7 +42,11 @@ def wire(overrides: Sections, workers: int) -> list[tuple[str, str, dict[str, st
         settings |= {"served_model_name": served} | to_scheduler | overrides["worker"]
         units.append(("worker", "services.worker", settings))
     units.append(("gateway", "gateway", to_scheduler | _with_ports(overrides["gateway"])))
-    return [(name, module, QUIET | settings) for name, module, settings in units]
+    shared: dict[str, Sections] = {"predictor": {"log": outcome_log(overrides, predictor)}}
+    return [
+        (name, module, {name: QUIET | settings, **shared.get(name, {})})
+        for name, module, settings in units
+    ]
 
 
 def _with_ports(gateway: dict[str, str]) -> dict[str, str]:
@@ -61,7 +65,7 @@ def _free_port() -> int:
 
 async def serve_separate(options: ServeOptions, lifecycle: Lifecycle) -> None:
     units = wire(sections(options), options.workers)
-    gateway = units[-1][2]
+    gateway = units[-1][2]["gateway"]
     scheduler = connect(gateway["scheduler_address"])
     async with AsyncExitStack() as stack:
         stack.push_async_callback(scheduler.close)

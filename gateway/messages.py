@@ -32,7 +32,9 @@ def new_request(
         sla=encode_sla(generation.sla),
         age_s=now_s - generation.arrival_s,
         text=common_pb2.PromptText(
-            instruction=generation.instruction, user_input=generation.user_input
+            instruction=generation.instruction,
+            user_input=generation.user_input,
+            answer_tokens=generation.answer_tokens,
         ),
     )
     if generation.deadline_s < float("inf"):

@@ -17,6 +17,7 @@ from services.runtime.errors import Code, InvalidArgument, ServiceError
 
 ROLES = ("system", "user", "assistant")
 MAX_NAME_CHARS = 256  # of an application's name
+MAX_ANSWERS = 32  # earlier answers told to the predictor; the last ones say most
 
 
 class UnknownModel(ServiceError):
@@ -47,6 +48,7 @@ class Generation:
     application: str = ""
     instruction: str = field(default="", repr=False)
     user_input: str = field(default="", repr=False)
+    answer_tokens: tuple[int, ...] = ()  # of the conversation's earlier answers, about
 
     @property
     def prompt_tokens(self) -> int:
@@ -90,6 +92,7 @@ class Parser:
             request.application,
             instruction,
             user_input,
+            _answer_tokens(request.chat, len(prompt_ids)),
         )
 
     def check_model(self, name: str) -> None:
@@ -193,6 +196,14 @@ def _prompt_text(request: gateway_pb2.GenerateRequest, max_bytes: int) -> tuple[
     system = next((m.content for m in messages if m.role == "system"), "")
     user = next((m.content for m in reversed(messages) if m.role == "user"), request.prompt)
     return _cut(system, max_bytes), _cut(user, max_bytes)
+
+
+def _answer_tokens(chat: gateway_pb2.Chat, prompt_tokens: int) -> tuple[int, ...]:
+    """Tokens of the assistant's earlier answers, by their share of the prompt's characters: exact
+    counts would cost a second tokenization, and a forecast needs none."""
+    chars = sum(len(message.content) for message in chat.messages)
+    answers = [len(m.content) for m in chat.messages if m.role == "assistant"]
+    return tuple(round(answer * prompt_tokens / chars) for answer in answers[-MAX_ANSWERS:])
 
 
 def _cut(text: str, max_bytes: int) -> str:

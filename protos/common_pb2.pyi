@@ -330,25 +330,35 @@ Global___StepTiming: _TypeAlias = StepTiming  # noqa: Y015
 
 @_typing.final
 class PromptText(_message.Message):
-    """What a content predictor reads. Passed through to the predictor, never kept."""
+    """What a content predictor reads. Passed through to the predictor, which keeps it only where
+    `log.keep_text` says so.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     INSTRUCTION_FIELD_NUMBER: _builtins.int
     USER_INPUT_FIELD_NUMBER: _builtins.int
+    ANSWER_TOKENS_FIELD_NUMBER: _builtins.int
     instruction: _builtins.str
     """the chat's system prompt"""
     user_input: _builtins.str
     """the last user turn, or the whole prompt"""
+    @_builtins.property
+    def answer_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Tokens of the assistant's earlier answers in this conversation, in order, at most the last
+        32. Estimates: an answer's share of the prompt's characters, of the prompt's tokens.
+        """
+
     def __init__(
         self,
         *,
         instruction: _builtins.str = ...,
         user_input: _builtins.str = ...,
+        answer_tokens: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["instruction", b"instruction", "user_input", b"user_input"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer_tokens", b"answer_tokens", "instruction", b"instruction", "user_input", b"user_input"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -181,3 +181,68 @@ class ObserveOutcomesResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ObserveOutcomesResponse: _TypeAlias = ObserveOutcomesResponse  # noqa: Y015
+
+@_typing.final
+class OutcomeRecord(_message.Message):
+    """What the outcome log keeps of a finished request: rows of kind "outcome", version 1."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    APPLICATION_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    MAX_TOKENS_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    FINISHED_AT_S_FIELD_NUMBER: _builtins.int
+    ENCODER_FIELD_NUMBER: _builtins.int
+    FEATURES_FIELD_NUMBER: _builtins.int
+    FORETOLD_MEAN_FIELD_NUMBER: _builtins.int
+    WRITER_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    model: _builtins.str
+    application: _builtins.str
+    prompt_tokens: _builtins.int
+    output_tokens: _builtins.int
+    max_tokens: _builtins.int
+    reason: _common_pb2.FinishReason.ValueType
+    finished_at_s: _builtins.float
+    """Unix time"""
+    encoder: _builtins.str
+    """whose embeddings `features` hold; empty where there are none"""
+    features: _builtins.bytes
+    """as services/predictor/packing.py packs them"""
+    foretold_mean: _builtins.float
+    """tokens, by a model that read the prompt; 0 where none did"""
+    writer: _builtins.str
+    """the process that wrote the row"""
+    @_builtins.property
+    def text(self) -> _common_pb2.PromptText:
+        """only with log.keep_text"""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        model: _builtins.str = ...,
+        application: _builtins.str = ...,
+        prompt_tokens: _builtins.int = ...,
+        output_tokens: _builtins.int = ...,
+        max_tokens: _builtins.int = ...,
+        reason: _common_pb2.FinishReason.ValueType = ...,
+        finished_at_s: _builtins.float = ...,
+        encoder: _builtins.str = ...,
+        features: _builtins.bytes = ...,
+        foretold_mean: _builtins.float = ...,
+        writer: _builtins.str = ...,
+        text: _common_pb2.PromptText | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["text", b"text"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["application", b"application", "encoder", b"encoder", "features", b"features", "finished_at_s", b"finished_at_s", "foretold_mean", b"foretold_mean", "max_tokens", b"max_tokens", "model", b"model", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens", "reason", b"reason", "request_id", b"request_id", "text", b"text", "writer", b"writer"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OutcomeRecord: _TypeAlias = OutcomeRecord  # noqa: Y015

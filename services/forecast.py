@@ -145,7 +145,8 @@ def _merge(values: Floats, weights: Floats) -> tuple[Floats, Floats]:
     mass = np.bincount(group, weights, MAX_POINTS)
     mean = np.bincount(group, weights * values, MAX_POINTS)
     used = mass > 0
-    return np.round(mean[used] / mass[used], 3), mass[used] / mass[used].sum()
+    points, place = np.unique(np.round(mean[used] / mass[used], 3), return_inverse=True)
+    return points, np.bincount(place, mass[used]) / mass.sum()
 
 
 class ForecastTable:

@@ -195,3 +195,9 @@ def test_a_batch_draws_each_row_from_its_own_forecast(fs: list[Forecast], seed: 
     for i, g, length in zip(which, generated, drawn, strict=True):
         allowed = [p for p in fs[i].points if p > g] or [float(fs[i].max_tokens)]
         assert length in allowed
+
+
+def test_fractional_lengths_a_thousandth_apart_are_one_point() -> None:
+    near = [100 + i / 10_000 for i in range(200)]
+    f = from_lengths([*near, 5.0], 200, "x")
+    assert f.mean() == pytest.approx(np.mean([*near, 5.0]), rel=1e-4)

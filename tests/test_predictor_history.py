@@ -6,18 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.core import FinishReason, Outcome
+from services.core import FinishReason
 from services.forecast import Forecast, from_lengths
 from services.predictor.history import HistoryPredictor
-from services.predictor.interface import Options, Query
+from services.predictor.interface import Example, Options, Query
 from services.predictor.maximum import MaxPredictor
-from services.predictor.predictors import PREDICTORS, build
+from services.predictor.predictors import PLAIN, PREDICTORS, READS, build
 
 
 def outcome(
     length: int, application: str = "", model: str = "demo", reason: str = "stop"
-) -> Outcome:
-    return Outcome("r", model, application, 10, length, 4_096, FinishReason(reason), 1.0, 0)
+) -> Example:
+    return Example(Query(model, application, 10, 4_096), length, FinishReason(reason))
 
 
 def ask(predictor: HistoryPredictor, application: str = "", max_tokens: int = 100) -> Forecast:
@@ -130,8 +130,9 @@ def test_max_foretells_max_tokens_and_learns_nothing() -> None:
 
 
 def test_predictors_are_chosen_by_name() -> None:
-    assert set(PREDICTORS) == {"history", "max"}
+    assert set(PREDICTORS) == set(PLAIN) | set(READS)
+    assert set(PLAIN) == {"history", "max"}
     assert isinstance(build("history", Options()), HistoryPredictor)
     assert isinstance(build("max", Options()), MaxPredictor)
-    with pytest.raises(ValueError, match=r"no predictor is called 'oracle'; known: history, max"):
+    with pytest.raises(ValueError, match="no predictor is called 'oracle'; known: blend, classify"):
         build("oracle", Options())

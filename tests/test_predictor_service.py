@@ -1,21 +1,18 @@
 """The predictor through its contract, over a socket and in process."""
 
+import subprocess
+import sys
+
 import grpc
 import pytest
 from grpc import aio
 from prometheus_client import CollectorRegistry
 
-from protos import common_pb2, predictor_pb2, predictor_pb2_grpc
+from protos import common_pb2, predictor_pb2
 from services.predictor.config import PredictorConfig
 from services.predictor.service import PredictorService
-from tests.reach import WAYS, reaching
-
-NAME = "foretoken.v1.Predictor"
-ADD = predictor_pb2_grpc.add_PredictorServicer_to_server
-
-
-def service(registry: CollectorRegistry | None = None, model: str = "history") -> PredictorService:
-    return PredictorService(PredictorConfig(model=model), registry or CollectorRegistry())
+from tests.predictor_serving import predicting
+from tests.reach import WAYS
 
 
 def asked(*max_tokens: int, application: str = "") -> predictor_pb2.ForecastRequest:
@@ -40,8 +37,8 @@ def finished(
 
 @pytest.mark.parametrize("way", WAYS)
 async def test_forecasts_follow_what_was_observed(way: str) -> None:
-    async with reaching(way, NAME, ADD, service()) as channel:
-        stub = predictor_pb2_grpc.PredictorStub(channel)
+    async with predicting(way=way) as running:
+        stub = running.stub
         cold = await stub.Forecast(asked(30, 40))
         assert [list(f.points) for f in cold.forecasts] == [[30], [40]]
         assert {(f.source, f.shared_key, f.version) for f in cold.forecasts} == {
@@ -65,8 +62,8 @@ async def test_forecasts_follow_what_was_observed(way: str) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 async def test_max_answers_the_same_whatever_was_observed(way: str) -> None:
-    async with reaching(way, NAME, ADD, service(model="max")) as channel:
-        stub = predictor_pb2_grpc.PredictorStub(channel)
+    async with predicting("max", way=way) as running:
+        stub = running.stub
         assert (await stub.Observe(finished(5))).version == 0
         answer = await stub.Forecast(asked(30))
         assert list(answer.forecasts) == [
@@ -91,8 +88,8 @@ async def test_bad_input_is_refused_by_field(
     request_: predictor_pb2.ForecastRequest | predictor_pb2.ObserveOutcomesRequest,
     sentence: str,
 ) -> None:
-    async with reaching(way, NAME, ADD, service()) as channel:
-        stub = predictor_pb2_grpc.PredictorStub(channel)
+    async with predicting(way=way) as running:
+        stub = running.stub
         with pytest.raises(aio.AioRpcError) as caught:
             if isinstance(request_, predictor_pb2.ForecastRequest):
                 await stub.Forecast(request_)
@@ -103,24 +100,32 @@ async def test_bad_input_is_refused_by_field(
 
 
 async def test_a_full_batch_is_answered_in_order() -> None:
-    async with reaching("socket", NAME, ADD, service()) as channel:
-        stub = predictor_pb2_grpc.PredictorStub(channel)
-        answer = await stub.Forecast(asked(*range(1, 1_025)))
+    async with predicting(way="socket") as running:
+        answer = await running.stub.Forecast(asked(*range(1, 1_025)))
     assert [f.points[0] for f in answer.forecasts] == list(range(1, 1_025))
 
 
 async def test_forecasts_and_outcomes_are_counted() -> None:
-    registry = CollectorRegistry()
-    async with reaching("in-process", NAME, ADD, service(registry)) as channel:
-        stub = predictor_pb2_grpc.PredictorStub(channel)
-        await stub.Forecast(asked(3, 4))
-        await stub.Observe(finished(5, 0))
-    value = registry.get_sample_value
-    assert value("foretoken_predictor_forecasts_total", {"source": "history"}) == 2
-    assert value("foretoken_predictor_outcomes_total", {"learnt": "yes"}) == 1
-    assert value("foretoken_predictor_outcomes_total", {"learnt": "no"}) == 1
+    async with predicting() as running:
+        await running.stub.Forecast(asked(3, 4))
+        await running.stub.Observe(finished(5, 0))
+        assert running.value("forecasts_total", source="history") == 2
+        assert running.value("outcomes_total", learnt="yes") == 1
+        assert running.value("outcomes_total", learnt="no") == 1
 
 
 def test_an_unknown_predictor_is_no_service() -> None:
-    with pytest.raises(ValueError, match="known: history, max"):
-        service(model="psychic")
+    with pytest.raises(ValueError, match="known: blend, classify, forest, history, max"):
+        PredictorService(PredictorConfig(model="psychic"), CollectorRegistry())
+
+
+def test_history_starts_without_what_only_models_need() -> None:
+    program = (
+        "import sys, services.predictor.__main__; from prometheus_client import CollectorRegistry;"
+        "from services.predictor.service import PredictorService as S;"
+        "from services.predictor.config import PredictorConfig as C;"
+        "[S(C(model=m), CollectorRegistry()) for m in ('history', 'max')];"
+        "print({'torch', 'transformers', 'sklearn', 'scipy', 'usearch'} & set(sys.modules))"
+    )
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    assert said.stdout.strip() == b"set()"

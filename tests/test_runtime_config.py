@@ -91,7 +91,11 @@ def test_a_set_of_an_unknown_section_is_refused() -> None:
 @pytest.mark.parametrize(
     ("service", "arguments", "line"),
     [
-        ("predictor", ["--set", "predictor.model=oracle"], "known: history, max"),
+        (
+            "predictor",
+            ["--set", "predictor.model=oracle"],
+            "known: blend, classify, forest, history, max",
+        ),
         ("estimator", ["--set", "estimator.windw=3"], "did you mean window?"),
         ("batcher", ["--sets"], "usage: [--set section.key=value]..."),
     ],

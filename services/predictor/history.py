@@ -5,12 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from urllib.parse import quote
 
-from services.core import FinishReason, Outcome
 from services.forecast import Forecast, certain, from_lengths
-from services.predictor.interface import Options, Query
+from services.predictor.interface import LEARNT_FROM, Example, Options, Query
 
 SOURCE = "history"
-LEARNT_FROM = frozenset({FinishReason.STOP, FinishReason.LENGTH})  # the others were cut short
 DEFAULTS = Options()
 
 Key = tuple[str, str]  # model, application; the application is empty for all of a model
@@ -64,11 +62,12 @@ class HistoryPredictor:
             forecasts.append(made[key, query.max_tokens])
         return forecasts
 
-    def learn(self, outcomes: Sequence[Outcome]) -> int:
-        fit = [o for o in outcomes if o.reason in LEARNT_FROM and o.output_tokens > 0]
-        for outcome in fit:
-            for key in {(outcome.model, ""), (outcome.model, outcome.application)}:
-                self._population(key).add(outcome.output_tokens)
+    def learn(self, examples: Sequence[Example]) -> int:
+        fit = [e for e in examples if e.reason in LEARNT_FROM and e.output_tokens > 0]
+        for example in fit:
+            query = example.query
+            for key in {(query.model, ""), (query.model, query.application)}:
+                self._population(key).add(example.output_tokens)
         self.version += len(fit)
         return len(fit)
 

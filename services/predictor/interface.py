@@ -4,20 +4,34 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from services.core import Outcome
+from services.core import FinishReason
 from services.forecast import Forecast
+from services.predictor.features import Features
+
+LEARNT_FROM = frozenset({FinishReason.STOP, FinishReason.LENGTH})  # the others were cut short
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A request whose output length is asked for. The texts are read, never kept."""
+    """A request whose output length is asked for.
+
+    `features` stands for the prompt's text; None where no encoder runs or it failed.
+    """
 
     model: str
     application: str
     prompt_tokens: int
     max_tokens: int
-    instruction: str = ""
-    user_input: str = ""
+    features: Features | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A finished request: what was asked, and how long its answer was."""
+
+    query: Query
+    output_tokens: int
+    reason: FinishReason = FinishReason.STOP
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +41,9 @@ class Options:
     window: int = 1_000
     application_min: int = 30
     populations_max: int = 1_024
+    examples: int = 50_000
+    neighbours_window: int = 50_000
+    similarity_min: float = 0.6
 
 
 class Predictor(Protocol):
@@ -39,6 +56,6 @@ class Predictor(Protocol):
         """One forecast a query, in order, not cut at the query's own `max_tokens`."""
         ...
 
-    def learn(self, outcomes: Sequence[Outcome]) -> int:
-        """Learn from what is fit to learn from; how many that were."""
+    def learn(self, examples: Sequence[Example]) -> int:
+        """Learn from what is fit to learn from; how many that were. Quick: no fitting here."""
         ...

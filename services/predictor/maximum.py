@@ -2,9 +2,8 @@
 
 from collections.abc import Sequence
 
-from services.core import Outcome
 from services.forecast import Forecast, certain
-from services.predictor.interface import Query
+from services.predictor.interface import Example, Query
 
 
 class MaxPredictor:
@@ -15,6 +14,6 @@ class MaxPredictor:
     def forecast(self, batch: Sequence[Query]) -> list[Forecast]:
         return [certain(query.max_tokens, "max") for query in batch]
 
-    def learn(self, outcomes: Sequence[Outcome]) -> int:
+    def learn(self, examples: Sequence[Example]) -> int:
         """Nothing: what a request is allowed is all it knows."""
         return 0

@@ -1,15 +1,79 @@
 """The predictors there are, by name."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
+from services.predictor.content import ContentPredictor
+from services.predictor.fitting import Fit
 from services.predictor.history import HistoryPredictor
 from services.predictor.interface import Options, Predictor
 from services.predictor.maximum import MaxPredictor
+from services.predictor.members import FittedMember, HistoryMember, Member
 
-PREDICTORS: dict[str, Callable[[Options], Predictor]] = {
+FITTED = ("ranker", "forest", "trees", "ridge", "classify", "proxy")
+BLEND = ("history", "retrieval", "ranker", "forest", "trees", "ridge")
+
+
+def _fits() -> dict[str, Fit]:
+    """Imported when one is built: PyTorch and scikit-learn take seconds that history needs not."""
+    from services.predictor.forest import fit_forest, fit_trees
+    from services.predictor.nets import fit_classify, fit_proxy, fit_ranker
+    from services.predictor.ridge import fit_ridge
+
+    return {
+        "ranker": fit_ranker,
+        "forest": fit_forest,
+        "trees": fit_trees,
+        "ridge": fit_ridge,
+        "classify": fit_classify,
+        "proxy": fit_proxy,
+    }
+
+
+def _fitted(name: str) -> Callable[[Options], Member]:
+    return lambda _: FittedMember(_fits()[name])
+
+
+def _retrieval(options: Options) -> Member:
+    from services.predictor.retrieval import RetrievalMember
+
+    return RetrievalMember(options.neighbours_window, options.similarity_min)
+
+
+MEMBERS: dict[str, Callable[[Options], Member]] = {
+    "history": HistoryMember,
+    "retrieval": _retrieval,
+    **{name: _fitted(name) for name in FITTED},
+}
+
+
+READS: dict[str, tuple[str, ...]] = {  # which members each predictor that reads prompts has
+    **{name: (name,) for name in MEMBERS if name != "history"},
+    "blend": BLEND,
+}
+
+
+def build_reading(
+    name: str, options: Options, given: Mapping[str, Member] = MappingProxyType({})
+) -> ContentPredictor:
+    """One of READS, with those members that are given in place of fresh ones. Raises ValueError
+    when it has no such member."""
+    names = READS.get(name, ())
+    if unknown := set(given) - set(names):
+        raise ValueError(f"the predictor {name!r} has no {' or '.join(sorted(unknown))}")
+    members = {m: given[m] if m in given else MEMBERS[m](options) for m in names}
+    return ContentPredictor(name, members, options)
+
+
+def _reading(name: str) -> Callable[[Options], Predictor]:
+    return lambda options: build_reading(name, options)
+
+
+PLAIN: dict[str, Callable[[Options], Predictor]] = {
     "history": HistoryPredictor,
     "max": lambda _: MaxPredictor(),
 }
+PREDICTORS = PLAIN | {name: _reading(name) for name in READS}
 
 
 def build(name: str, options: Options) -> Predictor:

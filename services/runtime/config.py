@@ -13,7 +13,7 @@ from typing import Any, ClassVar, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 ENV_PREFIX = "FORETOKEN_"
-SECTIONS = ("gateway", "scheduler", "predictor", "batcher", "estimator", "worker")
+SECTIONS = ("gateway", "scheduler", "predictor", "batcher", "estimator", "worker", "log")
 
 
 class ConfigError(ValueError):

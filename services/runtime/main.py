@@ -2,8 +2,9 @@
 
 import logging
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn, TypeVar
 
 import uvloop
@@ -40,15 +41,26 @@ class ServedSettings(Settings):
 
 
 ConfigT = TypeVar("ConfigT", bound=ServedSettings)
+Build = Callable[[CollectorRegistry], Unit]
+Sets = Mapping[str, Mapping[str, str]]  # section → key → value
 
 
 def run_service(kind: type[ConfigT], build: Callable[[ConfigT, CollectorRegistry], Unit]) -> None:
     """The whole life of a service process. A mistake in config ends it with one line, status 2."""
+    run_process(kind, [], lambda config, _: partial(build, config))
+
+
+def run_process(
+    kind: type[ConfigT], shared: Sequence[str], prepare: Callable[[ConfigT, Sets], Build]
+) -> None:
+    """As `run_service`, for a service that reads sections it shares with others: `prepare` gets
+    what was set of each."""
     try:
         check_environment()
-        config = load(kind, parse_sets(_sets(sys.argv[1:]), [kind.section])[kind.section])
+        sets = parse_sets(_sets(sys.argv[1:]), [kind.section, *shared])
+        config = load(kind, sets[kind.section])
         setup_logging(kind.section, config.log_level)
-        uvloop.run(serve(config, build))
+        uvloop.run(serve(config, prepare(config, sets)))
     except (ValueError, ExceptionGroup) as error:
         leave(f"foretoken {kind.section}", error)
 
@@ -69,10 +81,10 @@ def _sets(argv: Sequence[str]) -> list[str]:
     return list(argv[1::2])
 
 
-async def serve(config: ConfigT, build: Callable[[ConfigT, CollectorRegistry], Unit]) -> None:
+async def serve(config: ServedSettings, build: Build) -> None:
     """Serve until the first signal, then drain until done, the limit, or the second."""
     registry = CollectorRegistry()
-    unit = build(config, registry)
+    unit = build(registry)
     serve_metrics(registry, config.metrics_port)
     lifecycle = Lifecycle()
     lifecycle.install()

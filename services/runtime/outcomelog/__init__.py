@@ -1,0 +1,10 @@
+"""The outcome log: what finished, kept in order, bounded, and followed by whoever learns from it.
+
+A service builds a `Journal` over `open_log(...)`, puts rows, and is handed every row kept.
+"""
+
+from services.runtime.outcomelog.interface import Entry, LogUnavailable, OutcomeLog, Row
+from services.runtime.outcomelog.journal import Journal
+from services.runtime.outcomelog.opening import open_log
+
+__all__ = ["Entry", "Journal", "LogUnavailable", "OutcomeLog", "Row", "open_log"]

@@ -1,0 +1,31 @@
+"""Settings of the outcome log, shared by the services that learn from it."""
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from services.runtime.config import Settings
+from services.runtime.outcomelog.interface import OutcomeLog
+from services.runtime.outcomelog.opening import open_log
+
+# In memory a row is read once, right after it was written: a few pages are enough.
+MEMORY_ROWS = 1_024
+
+
+class LogConfig(Settings):
+    """Section `log`."""
+
+    section: ClassVar[str] = "log"
+
+    # Empty: in memory, nothing survives a restart. A file: SQLite, shared by this host's processes.
+    # redis://[user:password@]host[:port][/database]: shared by the replicas of a cluster.
+    path: str = ""
+    # More than any learner keeps, so a restart forgets nothing. A row with a prompt's features is
+    # about 5 kB: some 250 MB.
+    rows_max: int = Field(default=50_000, ge=1)
+    # Embeddings and lengths are enough to learn from; prompts are nobody else's business.
+    keep_text: bool = False
+
+    def open(self) -> OutcomeLog:
+        """Raises ValueError, in a sentence for the user, where no log can be."""
+        return open_log(self.path, self.rows_max if self.path else MEMORY_ROWS)

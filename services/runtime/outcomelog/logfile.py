@@ -1,0 +1,199 @@
+"""The SQLite file under an outcome log: opened, checked, and moved aside when it is no good.
+
+Several processes share the file. Whoever opens or replaces it holds `<name>.lock` meanwhile, so
+that two which find it corrupt do not both move it: the second would move the first one's new file.
+"""
+
+import fcntl
+import logging
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TypeVar
+
+from services.runtime.outcomelog.interface import LogUnavailable
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+SCHEMA = 1  # `PRAGMA user_version` of the files this code writes
+BUSY_S = 2.0  # another process's write takes milliseconds; past this something holds the lock
+ASIDE_MAX = 8  # files kept aside, of either sort; then the one moved first makes room
+_CORRUPT = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
+_SIDECARS = ("-wal", "-shm")
+# The checks keep what another program may insert from reaching a reader as the wrong type.
+_TABLE = """
+    CREATE TABLE outcomes (
+        position INTEGER PRIMARY KEY AUTOINCREMENT,
+        kind TEXT NOT NULL CHECK (typeof(kind) = 'text'),
+        version INTEGER NOT NULL CHECK (typeof(version) = 'integer'),
+        payload BLOB NOT NULL CHECK (typeof(payload) = 'blob')
+    )
+"""
+
+
+class NotALog(ValueError):
+    """The file belongs to another program, and is left as it is."""
+
+
+class _Unfit(Exception):
+    """The file must make way: how it is named aside, and why."""
+
+    def __init__(self, label: str, reason: str):
+        super().__init__(reason)
+        self.label = label
+
+
+class LogFile:
+    """A connection to a sound log at `path`, whatever lies there. Used by one thread at a time."""
+
+    def __init__(self, path: Path):
+        self.path = path.expanduser().absolute()
+        self._connection: sqlite3.Connection | None = None
+        self._identity: tuple[int, int] | None = None  # of the file that is open
+
+    def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """What `work` returns. It is called again, on a fresh file, when it meets corruption, so
+        it must leave nothing done when it raises. Raises LogUnavailable."""
+        try:
+            try:
+                return work(self._connected())
+            except sqlite3.DatabaseError as error:
+                if not _is_corrupt(error):
+                    raise
+                self._replace(error)
+            return work(self._connected())
+        except (sqlite3.Error, OSError, _Unfit, NotALog) as error:
+            self.close()
+            raise LogUnavailable(f"the outcome log {self.path} cannot be used: {error}") from error
+
+    def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with suppress(sqlite3.Error):
+                connection.close()
+
+    def _connected(self) -> sqlite3.Connection:
+        """The connection, a new one if another process has replaced the file."""
+        if self._connection is not None and _identity(self.path) != self._identity:
+            log.info("the outcome log %s was replaced, opening the new one", self.path)
+            self.close()
+        return self._connection or self._connect()
+
+    def _connect(self) -> sqlite3.Connection:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(self.path):
+            try:
+                self._connection = _open(self.path)
+            except _Unfit as unfit:
+                _move_aside(self.path, unfit)
+                self._connection = _open(self.path)
+            self._identity = _identity(self.path)
+        return self._connection
+
+    def _replace(self, error: sqlite3.DatabaseError) -> None:
+        """Move the file that is open aside, unless another process was quicker."""
+        corrupt = self._identity
+        self.close()
+        with _locked(self.path):
+            if corrupt is not None and _identity(self.path) == corrupt:
+                _move_aside(self.path, _Unfit("corrupt", str(error)))
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    """A connection to a checked file with the table in it. Raises _Unfit, NotALog, sqlite3.Error.
+
+    The check reads the whole file: about 0.1 s for 50,000 rows of 1.5 kB.
+    """
+    connection = sqlite3.connect(
+        path, timeout=BUSY_S, isolation_level=None, check_same_thread=False
+    )
+    try:
+        _prepare(connection, path)
+    except sqlite3.DatabaseError as error:
+        connection.close()
+        if _is_corrupt(error) or _code(error) == sqlite3.SQLITE_ERROR:  # no such table, or column
+            raise _Unfit("corrupt", str(error)) from error
+        raise
+    except Exception:
+        connection.close()
+        raise
+    return connection
+
+
+def _prepare(connection: sqlite3.Connection, path: Path) -> None:
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version > SCHEMA:
+        raise _Unfit("future", f"its schema is version {version}, this foretoken knows {SCHEMA}")
+    if not version and connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+        raise NotALog(f"{path} is a database of another program; name another file")
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = NORMAL")  # a power cut may cost the last rows, no more
+    if not version:
+        _create(connection)
+    connection.execute("SELECT position, kind, version, payload FROM outcomes LIMIT 0")
+    (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+    if verdict != "ok":
+        raise _Unfit("corrupt", verdict)
+
+
+def _create(connection: sqlite3.Connection) -> None:
+    """Positions start at the time in microseconds: behind those of any file that was here before,
+    so that whoever follows the log goes on without missing a row."""
+    with connection:
+        connection.execute("BEGIN IMMEDIATE")
+        connection.execute(_TABLE)
+        start = time.time_ns() // 1000
+        connection.execute("INSERT INTO sqlite_sequence VALUES ('outcomes', ?)", (start,))
+        connection.execute(f"PRAGMA user_version = {SCHEMA}")
+
+
+def _move_aside(path: Path, unfit: _Unfit) -> None:
+    """Rename the file with its -wal and -shm. They go first: one left behind would be replayed
+    into the fresh file."""
+    names = [path.with_name(f"{path.name}.{unfit.label}-{n}") for n in range(1, ASIDE_MAX + 1)]
+    aside = min(names, key=lambda name: name.stat().st_ctime_ns if name.exists() else 0)
+    for sidecar in (*_SIDECARS, ""):
+        Path(f"{aside}{sidecar}").unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            Path(f"{path}{sidecar}").rename(f"{aside}{sidecar}")
+    log.warning(
+        "the outcome log %s is unusable (%s): moved to %s, a fresh one is begun", path, unfit, aside
+    )
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Alone among the processes that open or replace the file. Raises OSError."""
+    with Path(f"{path}.lock").open("a") as file:
+        until = time.monotonic() + BUSY_S
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    raise TimeoutError(f"another process has held {file.name} too long") from None
+                time.sleep(0.01)
+        yield
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Which file lies there. By stat alone: opening and closing it would drop SQLite's locks."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _is_corrupt(error: sqlite3.Error) -> bool:
+    return _code(error) in _CORRUPT
+
+
+def _code(error: sqlite3.Error) -> int:
+    """The primary result code; -1 for what SQLite did not raise itself."""
+    return getattr(error, "sqlite_errorcode", -1) & 0xFF

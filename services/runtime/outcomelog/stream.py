@@ -1,0 +1,149 @@
+"""The outcome log as a Redis stream, where the services are replicated over several hosts."""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Awaitable, Sequence
+from contextlib import suppress
+from typing import Any, TypeVar, cast
+from urllib.parse import urlsplit
+
+from redis.asyncio import Connection, Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+
+from services.runtime.outcomelog.interface import Entry, LogUnavailable, Row
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Fields = dict[bytes, bytes] | None
+
+CONNECT_S = 1.0  # Redis lies in the same network; longer means it is gone
+ANSWER_S = 4.0  # bounds a call whole: name look-up, connecting, some MiB, and one repeat
+WRITER_S = 7 * 86_400  # how long a batch may be repeated without being kept twice
+# Atomic: the rows and the number of their batch are kept together, so a repeat can tell.
+_APPEND = """
+if redis.call('GET', KEYS[2]) == ARGV[1] then return 0 end
+for i = 4, #ARGV, 3 do
+    redis.call('XADD', KEYS[1], 'MAXLEN', '~', ARGV[2], '*',
+               'kind', ARGV[i], 'version', ARGV[i + 1], 'payload', ARGV[i + 2])
+end
+redis.call('SET', KEYS[2], ARGV[1], 'EX', ARGV[3])
+return 1
+"""
+
+
+class RedisLog:
+    """One stream, trimmed by Redis to about `rows_max` entries, a little over.
+
+    A user needs EVAL, XADD, XRANGE, GET and SET on `<stream>` and `{<stream>}:writer:*`. The
+    connection is made, and made again, when it is needed: a Redis that is gone is LogUnavailable
+    within ANSWER_S, one that is back simply works. The password is in no message.
+    """
+
+    def __init__(self, url: str, stream: str, rows_max: int):
+        """Connects to nothing yet. Raises ValueError for a URL that is none."""
+        self._redis, address = _client(url)
+        self._name = f"the outcome log {stream} on {address}"
+        self._stream = stream
+        self._rows_max = rows_max
+        # In a cluster both keys must lie on one node: braces say which part is hashed.
+        self._writer = f"{{{stream}}}:writer:{secrets.token_hex(8)}"
+        self._batch = 0  # counts appends; a repeated one keeps its number
+        self._foreign_said = False
+
+    async def append(self, rows: Sequence[Row], again: bool = False) -> None:
+        self._batch += not again
+        flat = [value for row in rows for value in (row.kind, row.version, row.payload)]
+        keys = (self._stream, self._writer)
+        arguments = (self._batch, self._rows_max, WRITER_S, *flat)
+        await self._ask(self._redis.eval(_APPEND, len(keys), *keys, *cast(Any, arguments)))
+
+    async def read(self, after: str, limit: int) -> list[Entry]:
+        """Foreign entries are skipped, so it asks on until the page is full or the stream ends."""
+        entries: list[Entry] = []
+        while (wanted := limit - len(entries)) > 0:
+            found = await self._range(after, wanted)
+            entries += [entry for item in found if (entry := self._entry(*item))]
+            if len(found) < wanted:
+                break
+            after = _position(found[-1][0])
+        return entries
+
+    async def close(self) -> None:
+        with suppress(RedisError, OSError):
+            await self._redis.aclose()
+
+    async def _range(self, after: str, count: int) -> list[tuple[bytes, Fields]]:
+        start = f"({_id(after)}" if after else "-"
+        found = await self._ask(self._redis.xrange(self._stream, start, "+", count))
+        return cast(list[tuple[bytes, Fields]], found)
+
+    async def _ask(self, command: Awaitable[T]) -> T:
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                return await command
+        except TimeoutError as error:
+            raise LogUnavailable(f"{self._name} gave no answer within {ANSWER_S:g} s") from error
+        except (RedisError, OSError) as error:
+            raise LogUnavailable(f"{self._name} cannot be used: {error}") from error
+
+    def _entry(self, stream_id: bytes, fields: Fields) -> Entry | None:
+        try:
+            assert fields is not None
+            row = Row(fields[b"kind"].decode(), int(fields[b"version"]), fields[b"payload"])
+        except (AssertionError, KeyError, ValueError):
+            self._say_foreign(stream_id)
+            return None
+        return Entry(_position(stream_id), row)
+
+    def _say_foreign(self, stream_id: bytes) -> None:
+        if not self._foreign_said:
+            self._foreign_said = True
+            log.warning(
+                "%s holds entries that are no outcomes, the first at %s: they are ignored; "
+                "does another program write to this stream?",
+                self._name,
+                stream_id.decode(),
+            )
+
+
+def _client(url: str) -> tuple[Redis, str]:
+    """A client that connects later, and its address as it may be shown."""
+    try:
+        client = Redis.from_url(
+            url,
+            socket_connect_timeout=CONNECT_S,
+            retry=Retry(NoBackoff(), 1),  # a connection that died while idle is not an outage
+        )
+        pool = client.connection_pool
+        # ANSWER_S bounds the calls. With a timeout of its own the client writes under
+        # asyncio.wait_for, which before Python 3.12 may lose a cancellation.
+        pool.connection_kwargs["socket_timeout"] = None
+        # Never connected; made because it refuses options it doesn't know.
+        connection = cast(Connection, pool.connection_class(**pool.connection_kwargs))
+        connection.host.encode("idna")
+        return (
+            client,
+            f"{urlsplit(url).scheme}://{connection.host}:{connection.port}/{connection.db}",
+        )
+    except (ValueError, TypeError, AttributeError):
+        # What went wrong may quote the URL, and with it the password.
+        raise ValueError(
+            "the outcome log's Redis URL is not of the form "
+            "redis[s]://[user:password@]host[:port][/database]; "
+            "characters like / # ? @ in a password are written %2F %23 %3F %40"
+        ) from None
+
+
+def _position(stream_id: bytes) -> str:
+    """`milliseconds-sequence` with zeros in front, which orders as a string."""
+    milliseconds, _, sequence = stream_id.decode().partition("-")
+    return f"{int(milliseconds):020d}-{int(sequence):020d}"
+
+
+def _id(position: str) -> str:
+    milliseconds, _, sequence = position.partition("-")
+    return f"{int(milliseconds)}-{int(sequence)}"

@@ -1,0 +1,129 @@
+"""A predictor service that runs, and requests whose length follows their prompt."""
+
+import random
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+from prometheus_client import CollectorRegistry
+
+from protos import common_pb2, predictor_pb2, predictor_pb2_grpc
+from services.predictor.config import PredictorConfig
+from services.predictor.extract import TextEncoder
+from services.predictor.features import LAYERS
+from services.predictor.service import PredictorService
+from services.runtime.outcomelog.config import LogConfig
+from services.runtime.tasks import background
+from tests.reach import reaching
+
+NAME = "foretoken.v1.Predictor"
+ADD = predictor_pb2_grpc.add_PredictorServicer_to_server
+PATIENT_S = 5.0  # to read a prompt: a test machine may be busy
+
+ASKED = {  # what is asked for, and about how many tokens that takes
+    "Say yes or no: is {} an even number?": 4,
+    "Write a long essay about the history of the number {}.": 400,
+}
+
+
+@cache
+def real_encoder() -> TextEncoder:
+    from services.predictor.encoder import Encoder
+
+    return Encoder.load()
+
+
+class HashEncoder:
+    """Vectors that tell texts apart and mean nothing; quick to make."""
+
+    head_chars = 512
+    dim = 8
+
+    def encode(self, texts: Sequence[str]) -> np.ndarray:
+        size = (LAYERS, self.dim)
+        rows = np.stack([np.random.default_rng(len(text)).normal(size=size) for text in texts])
+        return np.asarray(rows / np.linalg.norm(rows, axis=2, keepdims=True), np.float32)
+
+
+@dataclass(frozen=True)
+class Running:
+    """A running service, by its stub and its series."""
+
+    stub: "predictor_pb2_grpc.PredictorAsyncStub"
+    registry: CollectorRegistry
+    service: PredictorService
+
+    def value(self, name: str, **labels: str) -> float:
+        return self.registry.get_sample_value(f"foretoken_predictor_{name}", labels) or 0.0
+
+    async def foretell(self, *inputs: predictor_pb2.ForecastInput) -> list[common_pb2.Forecast]:
+        return list((await self.stub.Forecast(forecast_of(*inputs))).forecasts)
+
+    async def observe(self, *outcomes: predictor_pb2.Outcome) -> int:
+        message = predictor_pb2.ObserveOutcomesRequest(outcomes=outcomes)
+        return (await self.stub.Observe(message)).version
+
+
+@asynccontextmanager
+async def predicting(
+    model: str = "history",
+    log: LogConfig | None = None,
+    encoder: TextEncoder | None = None,
+    way: str = "in-process",
+    **settings: Any,
+) -> AsyncIterator[Running]:
+    """The service with its background work; models are not fitted unless settings say when."""
+    given = {"extract_timeout_s": PATIENT_S, "refit_interval_s": 3_600, **settings}
+    registry = CollectorRegistry()
+    config = PredictorConfig(model=model, **given)
+    service = PredictorService(config, registry, log or LogConfig(), encoder or HashEncoder())
+    async with background(service.run()), reaching(way, NAME, ADD, service) as channel:
+        yield Running(predictor_pb2_grpc.PredictorStub(channel), registry, service)
+
+
+def forecast_of(*inputs: predictor_pb2.ForecastInput) -> predictor_pb2.ForecastRequest:
+    return predictor_pb2.ForecastRequest(inputs=inputs)
+
+
+def asked(
+    request_id: str, user_input: str, instruction: str = "", answers: Sequence[int] = ()
+) -> predictor_pb2.ForecastInput:
+    text = common_pb2.PromptText(
+        instruction=instruction, user_input=user_input, answer_tokens=answers
+    )
+    return predictor_pb2.ForecastInput(
+        request_id=request_id, model="demo", prompt_tokens=12, max_tokens=1_000, text=text
+    )
+
+
+def ended(request_id: str, tokens: int, **fields: Any) -> predictor_pb2.Outcome:
+    known: dict[str, Any] = {
+        "model": "demo",
+        "prompt_tokens": 12,
+        "max_tokens": 1_000,
+        "reason": common_pb2.FINISH_REASON_STOP,
+    }
+    return predictor_pb2.Outcome(request_id=request_id, output_tokens=tokens, **(known | fields))
+
+
+def requests(
+    count: int, seed: int = 0
+) -> list[tuple[predictor_pb2.ForecastInput, predictor_pb2.Outcome]]:
+    """Requests and their outcomes: the prompt says how long the answer will be."""
+    rng = random.Random(seed)
+    pairs = []
+    for number in range(count):
+        prompt, about = rng.choice(list(ASKED.items()))
+        request_id = f"{seed}-{number}"
+        tokens = max(1, round(about * rng.uniform(0.7, 1.3)))
+        pairs.append(
+            (asked(request_id, prompt.format(rng.randrange(10**6))), ended(request_id, tokens))
+        )
+    return pairs
+
+
+def mean(forecast: common_pb2.Forecast) -> float:
+    return sum(p * w for p, w in zip(forecast.points, forecast.weights, strict=True))

@@ -1,0 +1,293 @@
+"""Prompts to features: splitting, words, caches, and features as bytes."""
+
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.predictor.extract import LRU, Extractor, Prompt, split
+from services.predictor.features import LAYERS, NUMBERS, WORD_COLUMNS, Features
+from services.predictor.packing import VERSION, pack, unpack
+from services.predictor.words import HEAD_CHARS, INSTRUCTION_SHARE, MOST_WORDS, bag, columns
+
+ALPACA = Prompt("", "Translate into German.\nThe sea is calm.", 14)
+
+
+class Recorder:
+    """An encoder that remembers what it was asked; vectors tell texts apart."""
+
+    head_chars = 1_024
+    dim = 8
+
+    def __init__(self) -> None:
+        self.calls: list[list[str]] = []
+
+    def encode(self, texts: Sequence[str]) -> np.ndarray:
+        self.calls.append(list(texts))
+        size = (LAYERS, self.dim)
+        rows = np.stack([np.random.default_rng(len(text) + 1).normal(size=size) for text in texts])
+        return np.asarray(rows / np.linalg.norm(rows, axis=2, keepdims=True), np.float32)
+
+
+def same(a: Features, b: Features) -> bool:
+    return all(
+        np.array_equal(getattr(a, name), getattr(b, name))
+        for name in ("instruction", "user_input", "words", "numbers")
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (("", "Sum it.\n1, 2, 3"), ("Sum it.", "1, 2, 3")),
+        (("", "\n Sum it. \n\n1\n2\n"), ("Sum it.", "1\n2")),
+        (("", "Sum it."), ("", "Sum it.")),
+        (("", "Sum it.\n \n"), ("", "Sum it.\n \n")),
+        (("Be brief.", "Sum it.\n1, 2"), ("Be brief.", "Sum it.\n1, 2")),
+        (("", ""), ("", "")),
+        (("", "\n\n"), ("", "\n\n")),
+    ],
+)
+def test_a_first_line_before_more_text_is_the_instruction(
+    given: tuple[str, str], expected: tuple[str, str]
+) -> None:
+    assert split(*given) == expected
+
+
+def test_features_of_a_prompt_by_hand() -> None:
+    encoder = Recorder()
+    prompt = Prompt("", ALPACA.user_input, 14, (100, 40))
+    (features,) = Extractor(encoder).extract([prompt])
+    assert encoder.calls == [["Translate into German.", "The sea is calm."]]
+    np.testing.assert_array_equal(
+        np.stack([features.instruction, features.user_input]),
+        encoder.encode(["Translate into German.", "The sea is calm."]),
+    )
+    assert len(NUMBERS) == 6
+    expected = [math.log1p(n) for n in (16, 22, 14, 2, 40, 70)]
+    np.testing.assert_allclose(features.numbers, expected, rtol=1e-6)
+    assert len(features.words) == 17  # "." is in both parts; 8 other words and signs, 9 pairs
+
+
+def test_a_known_prompt_needs_no_encoder_and_has_equal_features() -> None:
+    encoder = Recorder()
+    extractor = Extractor(encoder)
+    assert extractor.cached(ALPACA) is None
+    (first,) = extractor.extract([ALPACA])
+    (again,) = extractor.extract([ALPACA])
+    hit = extractor.cached(ALPACA)
+    assert hit is not None
+    assert same(first, again)
+    assert same(first, hit)
+    assert len(encoder.calls) == 1
+
+
+def test_numbers_are_of_the_request_not_of_the_cache() -> None:
+    extractor = Extractor(Recorder())
+    extractor.extract([ALPACA])
+    later = extractor.cached(Prompt("", ALPACA.user_input, 500, (7,)))
+    assert later is not None
+    np.testing.assert_allclose(np.expm1(later.numbers), [16, 22, 500, 1, 7, 7], rtol=1e-5)
+
+
+def test_a_repeated_system_prompt_is_encoded_once() -> None:
+    encoder = Recorder()
+    extractor = Extractor(encoder)
+    extractor.extract([Prompt("Be brief.", "Why?", 5), Prompt("Be brief.", "How?", 5)])
+    extractor.extract([Prompt("Be brief.", "Since when?", 5), Prompt("", "Why?", 5)])
+    assert encoder.calls == [["Be brief.", "Why?", "How?"], ["Since when?", ""]]
+
+
+def test_the_caches_are_bounded_and_forget_the_least_used() -> None:
+    encoder = Recorder()
+    extractor = Extractor(encoder, cache_entries=3)
+    for i in range(20):
+        extractor.extract([Prompt("kept", f"question {i}", 3)])
+    assert sum(call.count("kept") for call in encoder.calls) == 1
+    assert extractor.cached(Prompt("kept", "question 0", 3)) is None
+    assert extractor.cached(Prompt("kept", "question 19", 3)) is not None
+
+    lru: LRU[int, int] = LRU(2)
+    for key in (1, 2, 1, 3):
+        lru.put(key, key)
+    assert [lru.get(key) for key in (1, 2, 3)] == [1, None, 3]
+    assert len(lru) == 2
+
+
+def test_a_cache_of_nothing_still_answers() -> None:
+    encoder = Recorder()
+    extractor = Extractor(encoder, cache_entries=0)
+    first, second = extractor.extract([ALPACA, ALPACA])
+    assert same(first, second)
+    assert extractor.cached(ALPACA) is None
+    assert len(encoder.calls) == 1
+
+
+def test_many_threads_share_the_caches() -> None:
+    extractor = Extractor(Recorder(), cache_entries=5)
+    prompts = [Prompt("Be brief.", "x" * (i % 9), i) for i in range(200)]
+    expected = [Extractor(Recorder()).extract([prompt])[0] for prompt in prompts]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda prompt: extractor.extract([prompt])[0], prompts))
+    assert all(map(same, found, expected))
+
+
+def test_cached_arrays_cannot_be_changed_by_who_gets_them() -> None:
+    (features,) = Extractor(Recorder()).extract([ALPACA])
+    for array in (features.instruction, features.user_input, features.words):
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 0
+
+
+@given(st.text(), st.text())
+def test_any_text_gives_words_as_promised(instruction: str, user_input: str) -> None:
+    words = bag(columns(instruction), columns(user_input))
+    assert words.dtype == np.int32
+    assert len(words) <= MOST_WORDS
+    assert (np.diff(words) > 0).all()
+    assert ((words >= 0) & (words < WORD_COLUMNS)).all()
+
+
+@pytest.mark.parametrize("text", ["", "\ud800 \udfff", "\0", "😀 🎉", "x" * 10**6, "a b " * 10**6])
+def test_odd_and_long_texts_have_features(text: str) -> None:
+    (features,) = Extractor(Recorder()).extract([Prompt(text, text, 10)])
+    assert np.isfinite(features.numbers).all()
+    np.testing.assert_array_equal(columns(text), columns(text[:HEAD_CHARS]))
+
+
+def test_words_are_lower_case_and_pairs_know_their_order() -> None:
+    def overlap(a: str, b: str) -> int:
+        return len(set(columns(a).tolist()) & set(columns(b).tolist()))
+
+    assert columns("Sum It").tolist() == columns("sum it").tolist()
+    assert len(columns("sum it")) == 4  # two words, the first as a first, and their pair
+    assert overlap("sum it", "it sum") == 2
+    assert overlap("please sum it", "do sum it") == 3
+
+
+def test_neither_part_crowds_out_the_other() -> None:
+    long = columns(" ".join(f"w{i}" for i in range(600)))
+    other = columns(" ".join(f"v{i}" for i in range(600)))
+    few = columns("only these words")
+    assert len(long) == MOST_WORDS
+    assert set(few.tolist()) <= set(bag(long, few).tolist())
+    assert set(few.tolist()) <= set(bag(few, long).tolist())
+    both = set(bag(long, other).tolist())
+    assert set(long[:INSTRUCTION_SHARE].tolist()) <= both
+    assert set(other[: MOST_WORDS - INSTRUCTION_SHARE].tolist()) <= both
+
+
+def test_words_are_the_same_in_every_process() -> None:
+    text = "Translate “the sea” into 日本語, in 3 ways."
+    code = (
+        "import sys; from services.predictor.words import columns;"
+        "print(columns(sys.argv[1]).tolist())"
+    )
+    printed = {
+        subprocess.run(
+            [sys.executable, "-X", "utf8", "-c", code, text],
+            env=os.environ | {"PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+        for seed in ("1", "2")
+    }
+    assert printed == {str(columns(text).tolist())}
+
+
+def test_words_stay_in_the_columns_that_trained_models_know() -> None:
+    assert columns("Sum it.").tolist() == [217787, 89855, 217390, 105220, 186714, 62386]
+
+
+@st.composite
+def features(draw: st.DrawFn) -> Features:
+    dim = draw(st.integers(0, 32))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    rows = rng.normal(size=(2, LAYERS, dim))
+    rows /= np.linalg.norm(rows, axis=2, keepdims=True)
+    rows[:, : draw(st.integers(0, LAYERS - 1))] = 0  # layers that an encoder lacks
+    rows[draw(st.lists(st.integers(0, 1)))] = 0
+    words = draw(st.sets(st.integers(0, WORD_COLUMNS - 1), max_size=MOST_WORDS))
+    numbers = draw(st.lists(st.floats(0, 30, width=32), min_size=6, max_size=6))
+    return Features(
+        rows[0].astype(np.float32),
+        rows[1].astype(np.float32),
+        np.array(sorted(words), np.int32),
+        np.array(numbers, np.float32),
+    )
+
+
+@given(features())
+def test_packed_features_come_back(given: Features) -> None:
+    back = unpack(pack(given))
+    for name in ("instruction", "user_input"):
+        ours, theirs = getattr(back, name), getattr(given, name)
+        assert ours.dtype == np.float32
+        assert ours.shape == theirs.shape
+        np.testing.assert_allclose(ours, theirs, atol=5e-4)
+    np.testing.assert_array_equal(back.words, given.words)
+    np.testing.assert_array_equal(back.numbers, given.numbers)
+    assert pack(back) == pack(given)
+
+
+@settings(max_examples=200)
+@given(features(), st.data())
+def test_torn_packed_features_are_refused(given: Features, data: st.DataObject) -> None:
+    packed = pack(given)
+    cut = data.draw(st.integers(0, len(packed) - 1))
+    for torn in (packed[:cut], packed + b"\0" * (cut + 1)):
+        with pytest.raises(ValueError, match="features"):
+            unpack(torn)
+
+
+@given(features(), st.data())
+def test_a_flipped_byte_gives_features_or_an_error_never_nonsense(
+    given: Features, data: st.DataObject
+) -> None:
+    packed = bytearray(pack(given))
+    packed[data.draw(st.integers(0, len(packed) - 1))] ^= data.draw(st.integers(1, 255))
+    try:
+        found = unpack(bytes(packed))
+    except ValueError:
+        return
+    assert np.isfinite(np.concatenate([found.instruction, found.user_input])).all()
+    assert np.isfinite(found.numbers).all()
+    assert (np.diff(found.words) > 0).all()
+
+
+@given(st.binary(max_size=200))
+def test_junk_is_refused(junk: bytes) -> None:
+    with pytest.raises(ValueError, match=r"features|embedding|words"):
+        unpack(junk)
+
+
+def test_another_version_is_refused() -> None:
+    (known,) = Extractor(Recorder()).extract([ALPACA])
+    packed = pack(known)
+    with pytest.raises(ValueError, match=f"not features of version {VERSION}"):
+        unpack(bytes([VERSION + 1]) + packed[1:])
+
+
+def test_what_is_no_features_is_not_packed() -> None:
+    (known,) = Extractor(Recorder()).extract([ALPACA])
+    nan = np.full((LAYERS, 8), np.nan, np.float32)
+    narrow, one, two = np.zeros((LAYERS, 4), np.float32), known.user_input[-1], known.user_input[1:]
+    for bad in (
+        Features(nan, known.user_input, known.words, known.numbers),
+        Features(narrow, known.user_input, known.words, known.numbers),
+        Features(one, one, known.words, known.numbers),
+        Features(two, two, known.words, known.numbers),
+        Features(known.user_input, known.user_input, known.words[::-1], known.numbers),
+        Features(known.user_input, known.user_input, known.words, known.numbers[:2]),
+        Features(known.user_input * 9, known.user_input, known.words, known.numbers),
+    ):
+        with pytest.raises(ValueError, match=r"features|embedding|words"):
+            pack(bad)

@@ -1,0 +1,73 @@
+"""Spreads: batches of distributions as matrices of 64 quantiles."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from services.predictor import spread as sp
+
+rising = hnp.arrays(float, (3, 64), elements=st.floats(0, 3)).map(
+    lambda steps: np.exp(np.cumsum(steps / 16, axis=1))
+)
+
+
+def test_equally_weighted_samples_keep_their_median_and_ends() -> None:
+    spread = sp.of_lengths([10, 20, 30, 40, 50])
+    assert spread.shape == (1, 64)
+    assert spread[0, 0] == 10 and spread[0, -1] == 50
+    assert 29 <= (spread[0, 31] + spread[0, 32]) / 2 <= 31
+
+
+def test_weights_are_shares_of_the_points() -> None:
+    samples, weights = np.array([[100.0, 5.0, 30.0]]), np.array([[1.0, 2.0, 1.0]])
+    row = sp.of_samples(samples, weights)[0]
+    assert [(row == x).sum() for x in (5.0, 30.0, 100.0)] == [32, 16, 16]
+    assert (np.diff(row) >= 0).all()
+
+
+@given(rising, st.integers(0, 2**32 - 1))
+def test_weighted_quantiles_equal_a_loop_over_rows(rows: np.ndarray, seed: int) -> None:
+    weights = np.random.default_rng(seed).random(rows.shape) + 0.01
+    for row, weight, got in zip(rows, weights, sp.of_samples(rows, weights), strict=True):
+        mass = np.cumsum(weight) / weight.sum()
+        want = [row[np.argmax(mass >= level - 1e-9)] for level in sp.LEVELS]
+        assert got == pytest.approx(want)
+
+
+def test_averaging_lies_between_its_members_and_at_one_of_them_for_weight_one() -> None:
+    low, high = sp.of_lengths([10, 20, 40]), sp.of_lengths([100, 200, 400])
+    assert sp.average([low, high], np.array([[1.0, 0.0]])) == pytest.approx(low)
+    assert sp.average([low, high], np.array([[0.5, 0.5]])) == pytest.approx(np.sqrt(low * high))
+
+
+@given(rising, hnp.arrays(float, 3, elements=st.floats(-0.2, 1.2)))
+def test_levels_are_the_inverse_of_reading_them(rows: np.ndarray, levels: np.ndarray) -> None:
+    rows = rows * np.exp(0.01 * np.arange(64))  # no ties, which have one level in common
+    read = sp.recalibrated(rows, np.repeat(levels[:, None], 64, axis=1))[:, 0]
+    inside = np.log(np.maximum(read, 1)) == pytest.approx(np.log(read))
+    if inside:
+        assert sp.levels_of(rows, read) == pytest.approx(levels, abs=1e-6)
+
+
+def test_reading_a_spread_at_its_own_levels_changes_nothing() -> None:
+    spread = sp.of_lengths(np.geomspace(3, 900, 200))
+    assert sp.recalibrated(spread, sp.LEVELS) == pytest.approx(spread)
+
+
+def test_a_true_length_in_a_narrow_spread_costs_least() -> None:
+    narrow, wide = sp.of_lengths([95, 100, 105]), sp.of_lengths([10, 100, 1_000])
+    hit, miss = np.array([100.0]), np.array([900.0])
+    assert sp.log_loss(narrow, hit) < sp.log_loss(wide, hit)
+    assert sp.log_loss(narrow, miss) > sp.log_loss(wide, miss)
+    further = sp.log_loss(narrow, np.array([9_000.0]))
+    assert np.isfinite(further) and further > sp.log_loss(narrow, miss)
+
+
+@given(rising, st.integers(0, 100))
+def test_forecasts_keep_a_spreads_quantiles(rows: np.ndarray, version: int) -> None:
+    for row, forecast in zip(rows, sp.forecasts(rows, "x", version), strict=True):
+        assert (forecast.source, forecast.version) == ("x", version)
+        got = [forecast.quantile(float(level)) for level in sp.LEVELS]
+        assert got == pytest.approx(row, abs=0.051)
