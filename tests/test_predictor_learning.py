@@ -23,6 +23,7 @@ from services.predictor.handover import read_result, read_task, write_result, wr
 from services.predictor.interface import Example, Options, Query
 from services.predictor.learning import BACKLOG_MAX
 from services.predictor.members import HistoryMember
+from services.predictor.mixture import Mixture
 from services.predictor.packing import pack
 from services.predictor.pending import Pending, Waiting
 from services.predictor.records import EncodedBy, decode, encode
@@ -160,7 +161,7 @@ class Asked:
 
 
 def refitted(examples: int) -> Refitted:
-    return Refitted({}, (), np.zeros(0), examples)
+    return Refitted({}, Mixture(0), examples)
 
 
 PACE = Pace(interval_s=0.01, examples_min=64, new_min=50, new_share=0.05, seed=0)
@@ -230,8 +231,8 @@ def test_a_refit_and_its_result_pass_through_files(tmp_path: Path) -> None:
     result = refit.run()
     write_result(tmp_path, result)
     read = read_result(tmp_path)
-    assert (read.applications, read.examples) == (result.applications, 150)
-    np.testing.assert_array_equal(read.fitted["history"].unseen, result.fitted["history"].unseen)
+    assert (set(read.models), read.examples) == ({"history"}, 150)
+    np.testing.assert_array_equal(read.mixture.weights("demo"), result.mixture.weights("demo"))
 
 
 def dies(frame: Frame, lengths: Floats, seed: int, tick: Tick) -> Fitted:

@@ -2,12 +2,15 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import grpc
 import pytest
 from grpc import aio
 from prometheus_client import CollectorRegistry
 
+from foretoken.options import ServeOptions, outcome_log, sections
+from foretoken.separate import wire
 from protos import common_pb2, predictor_pb2
 from services.predictor.config import PredictorConfig
 from services.predictor.service import PredictorService
@@ -129,3 +132,31 @@ def test_history_starts_without_what_only_models_need() -> None:
     )
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
     assert said.stdout.strip() == b"set()"
+
+
+def test_what_reads_prompts_remembers_in_the_user_s_state_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def place(predictor: str, *sets: str) -> str | None:
+        return outcome_log(sections(ServeOptions(sets=sets)), predictor).get("path")
+
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert place("blend") == f"{tmp_path}/foretoken/outcomes.sqlite"
+    assert place("history") is place("max") is None
+    assert place("blend", "log.path=/else/where") == "/else/where"
+    assert place("blend", "log.path=") == ""
+    monkeypatch.setenv("FORETOKEN_LOG_PATH", "redis://here")
+    assert place("blend") is None, "the environment's stays"
+    monkeypatch.delenv("FORETOKEN_LOG_PATH")
+    monkeypatch.delenv("XDG_STATE_HOME")
+    monkeypatch.setenv("HOME", "/somebody")
+    assert place("ranker") == "/somebody/.local/state/foretoken/outcomes.sqlite"
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_log_s_settings_reach_the_predictor_s_own_process() -> None:
+    sets = ("log.path=/tmp/x.sqlite", "log.keep_text=true", "predictor.model=blend")
+    units = wire(sections(ServeOptions(sets=sets, http_port=1, grpc_port=1)), 1)
+    told = {name: overrides for name, _, overrides in units}
+    assert told["predictor"]["log"] == {"path": "/tmp/x.sqlite", "keep_text": "true"}
+    assert all(set(overrides) == {name} for name, overrides in told.items() if name != "predictor")

@@ -57,7 +57,7 @@ class Artefact:
         fitted: the model, and what it said of training requests unseen."""
         own = self.calibration
         fitted = {member: Fitted(self.model, own.spread)}
-        return Refitted(fitted, own.applications, own.lengths, own.examples)
+        return Refitted.weigh(fitted, own.applications, own.lengths)
 
 
 def load(path: Path) -> Artefact:

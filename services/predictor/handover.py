@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from services.predictor.content import Refit, Refitted
-from services.predictor.mixture import WINDOW
 
 TASK, RESULT = "task", "result"  # files in the folder
 _PORTION = 64  # examples, about 1 MB, under 1 ms
@@ -32,18 +31,17 @@ def read_task(folder: Path) -> Refit:
 
 
 def write_result(folder: Path, refitted: Refitted) -> None:
-    """Each model by itself; of what they say unseen only the rows that are read again."""
+    """Each model by itself."""
     with (folder / RESULT).open("wb") as file:
-        pickle.dump(replace(refitted, fitted={}), file, pickle.HIGHEST_PROTOCOL)
-        for name, fitted in refitted.fitted.items():
-            trimmed = replace(fitted, unseen=fitted.unseen[-WINDOW:].copy())
-            pickle.dump((name, trimmed), file, pickle.HIGHEST_PROTOCOL)
+        pickle.dump(replace(refitted, models={}), file, pickle.HIGHEST_PROTOCOL)
+        for name, model in refitted.models.items():
+            pickle.dump((name, model), file, pickle.HIGHEST_PROTOCOL)
 
 
 def read_result(folder: Path) -> Refitted:
     refitted: Refitted
-    refitted, *fitted = _all(folder / RESULT)
-    return replace(refitted, fitted=dict(fitted))
+    refitted, *models = _all(folder / RESULT)
+    return replace(refitted, models=dict(models))
 
 
 def _all(path: Path) -> Iterator[Any]:
