@@ -17,7 +17,7 @@ from services.predictor.recall import Recall
 from services.predictor.spread import Floats, forecasts
 
 LEAST_TO_FIT = 64  # examples
-_JUDGED = 4_000  # the last examples, on which members are weighed
+_JUDGED = 8_000  # the last examples, on which members are weighed
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Refitted:
     def weigh(
         fitted: Mapping[str, Fitted], applications: Sequence[str], lengths: Floats
     ) -> "Refitted":
-        """By the last examples; about a second for 4,000 of them."""
+        """By the last examples; a second or two for 8,000 of them."""
         mixture = Mixture(len(fitted))
         unseen = [each.unseen[-_JUDGED:] for each in fitted.values()]
         mixture.start(unseen, applications[-_JUDGED:], lengths[-_JUDGED:])

@@ -102,17 +102,17 @@ class Axes:
 
     middle: NDArray[np.float32]
     deviation: NDArray[np.float32]
-    axes: NDArray[np.float32]  # [states, _AXES]
+    axes: NDArray[np.float32]  # [states, axes]
     names: tuple[tuple[str, ...], tuple[str, ...]]  # models, applications
 
     @staticmethod
-    def fit(frame: Frame) -> "Axes":
+    def fit(frame: Frame, count: int) -> "Axes":
         states = _states(frame)
         middle, deviation = states.mean(axis=0), states.std(axis=0) + 1e-4
         scaled = (states - middle) / deviation
         _, vectors = np.linalg.eigh(scaled.T @ scaled)
         known = (tuple(sorted(set(frame.models))), tuple(sorted(set(frame.applications))))
-        return Axes(middle, deviation, np.ascontiguousarray(vectors[:, -_AXES:]), known)
+        return Axes(middle, deviation, np.ascontiguousarray(vectors[:, -count:]), known)
 
     def columns(self, frame: Frame) -> NDArray[np.float32]:
         scaled = (_states(frame) - self.middle) / self.deviation
@@ -135,7 +135,7 @@ class Trees:
 
 def fit_trees(frame: Frame, lengths: Floats, seed: int, tick: Tick) -> Fitted:
     """Extremely randomised trees (Geurts 2006) of the length's rank: good from few examples."""
-    axes = Axes.fit(frame)
+    axes = Axes.fit(frame, _AXES)
     columns = axes.columns(frame)
 
     def fit(rows: Rows) -> Grown:

@@ -14,6 +14,7 @@ from services.predictor.scale import Scale
 from services.predictor.spread import Floats
 
 _PENALTY = 3.0
+_AXES = 128
 _MEANING, _REST = 3.0, 0.2  # the meaning's size as a whole, and a number's, where a bag's is 1
 
 
@@ -28,7 +29,7 @@ class Columns:
 
     @staticmethod
     def fit(frame: Frame) -> "Columns":
-        axes = Axes.fit(frame)
+        axes = Axes.fit(frame, _AXES)
         dense = axes.columns(frame)
         meaning = axes.axes.shape[1]
         deviation = dense.std(axis=0) + 1e-4
