@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 MAX_POINTS = 64
+MOST_TOKENS = 2**24 - 1  # longer than any context there is; keeps a table's arithmetic exact
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -44,6 +45,8 @@ class Forecast:
             raise ValueError("forecast points must ascend")
         if not self.points[0] > 0 or not self.points[-1] <= self.max_tokens:
             raise ValueError("forecast points must lie in (0, max_tokens]")
+        if self.max_tokens > MOST_TOKENS:
+            raise ValueError(f"a forecast is of at most {MOST_TOKENS} tokens")
         if not min(self.weights) > 0 or not abs(sum(self.weights) - 1) < 1e-6:
             raise ValueError("forecast weights must be positive and sum to 1")
 
@@ -157,7 +160,9 @@ class ForecastTable:
     search answers for all rows: O(rows · log(forecasts · 64)) a call, no Python loop.
     """
 
-    _BAND = float(2**24)  # tokens; keeps 2**-18 of a token apart over a thousand forecasts
+    _BAND = float(
+        MOST_TOKENS + 1
+    )  # keeps 2**-18 of a token apart over a thousand forecasts
 
     def __init__(self, forecasts: Sequence[Forecast]):
         sizes = np.array([len(f.points) for f in forecasts], np.int64)

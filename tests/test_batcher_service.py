@@ -107,7 +107,7 @@ def spoilt(**change: object) -> batcher_pb2.FormRequest:
             batcher_pb2.FormRequest(
                 policy="aggressive", forecasts=[common_pb2.Forecast(points=[2.0**30])]
             ),
-            "forecasts[0]: points must be at most",
+            "forecasts[0]: a forecast is of at most",
         ),
         (
             batcher_pb2.FormRequest(policy="aggressive", forecasts=[common_pb2.Forecast()]),

@@ -201,3 +201,8 @@ def test_fractional_lengths_a_thousandth_apart_are_one_point() -> None:
     near = [100 + i / 10_000 for i in range(200)]
     f = from_lengths([*near, 5.0], 200, "x")
     assert f.mean() == pytest.approx(np.mean([*near, 5.0]), rel=1e-4)
+
+
+def test_a_forecast_longer_than_any_context_is_refused() -> None:
+    with pytest.raises(ValueError, match="at most 16777215 tokens"):
+        Forecast((2.0**24,), (1.0,), 2**24)

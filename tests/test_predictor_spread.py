@@ -42,7 +42,7 @@ def test_averaging_lies_between_its_members_and_at_one_of_them_for_weight_one() 
     assert sp.average([low, high], np.array([[0.5, 0.5]])) == pytest.approx(np.sqrt(low * high))
 
 
-@given(rising, hnp.arrays(float, 3, elements=st.floats(-0.2, 1.2)))
+@given(rising, hnp.arrays(float, 3, elements=st.floats(0, 1)))
 def test_levels_are_the_inverse_of_reading_them(rows: np.ndarray, levels: np.ndarray) -> None:
     rows = rows * np.exp(0.01 * np.arange(64))  # no ties, which have one level in common
     read = sp.recalibrated(rows, np.repeat(levels[:, None], 64, axis=1))[:, 0]
@@ -71,3 +71,12 @@ def test_forecasts_keep_a_spreads_quantiles(rows: np.ndarray, version: int) -> N
         assert (forecast.source, forecast.version) == ("x", version)
         got = [forecast.quantile(float(level)) for level in sp.LEVELS]
         assert got == pytest.approx(row, abs=0.051)
+
+
+def test_no_outcome_however_odd_makes_a_forecast_without_end() -> None:
+    """Outcomes a thousandth as long and a thousand times as long as all that was foretold."""
+    spread = sp.of_lengths([99.0, 100.0, 101.0])
+    levels = sp.levels_of(np.repeat(spread, 2, axis=0), np.array([0.1, 100_000.0]))
+    read = sp.recalibrated(spread, np.linspace(levels[0], levels[1], 64))
+    assert read.min() >= 99 / 4.01 and read.max() <= 101 * 4.01
+    assert sp.forecasts(np.full((1, 64), 1e12), "x", 1)[0].max_tokens == 2**20

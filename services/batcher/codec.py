@@ -6,11 +6,9 @@ import numpy as np
 
 from protos import batcher_pb2, common_pb2
 from services.batcher.group import Columns, Decision, GroupView
-from services.forecast import Forecast, ForecastTable, Ints
+from services.forecast import MOST_TOKENS, Forecast, ForecastTable, Ints
 from services.runtime.codec import decode_forecast
 from services.runtime.errors import InvalidArgument
-
-MOST_TOKENS = 2**24 - 1  # in any field; a forecast table can tell lengths up to this apart
 
 
 def decode_forecasts(messages: Sequence[common_pb2.Forecast]) -> list[Forecast]:
@@ -19,12 +17,9 @@ def decode_forecasts(messages: Sequence[common_pb2.Forecast]) -> list[Forecast]:
 
 def _decode_forecast(field: str, message: common_pb2.Forecast) -> Forecast:
     try:
-        forecast = decode_forecast(message)
+        return decode_forecast(message)
     except ValueError as error:
         raise InvalidArgument(field, str(error)) from None
-    if forecast.points[-1] > MOST_TOKENS:
-        raise InvalidArgument(field, f"points must be at most {MOST_TOKENS}")
-    return forecast
 
 
 def decode_group(

@@ -25,7 +25,8 @@ class Features:
     """Meaning, words and sizes of one prompt.
 
     instruction, user_input: [LAYERS, dim]: the mean states of the encoder's last layers, each of
-        unit length; the last row is the sentence embedding. Zeros where a part is empty.
+        unit length; the last row is the sentence embedding, repeated where its pooling changes
+        the dimension. Zeros where a part is empty, and for layers the encoder lacks.
     words: hashed word uni- and bigrams of both parts, columns in [0, WORD_COLUMNS), ascending,
         once each, at most 512.
     numbers: [len(NUMBERS)], in the order of NUMBERS.

@@ -7,6 +7,7 @@ from google.protobuf.message import DecodeError
 
 from protos import common_pb2, predictor_pb2
 from services.core import FinishReason, Outcome
+from services.forecast import MOST_TOKENS
 from services.predictor.extract import Prompt
 from services.predictor.features import Features
 from services.predictor.interface import Example, Query
@@ -17,7 +18,6 @@ from services.runtime.outcomelog import Row
 
 KIND = "outcome"
 VERSION = 1
-MOST_TOKENS = 2**24 - 1  # longer than any context there is; keeps a forecast table's arithmetic
 MOST_NAME_CHARS = 256
 
 

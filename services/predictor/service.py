@@ -10,6 +10,7 @@ from dataclasses import replace
 from prometheus_client import CollectorRegistry
 
 from protos import common_pb2, predictor_pb2, predictor_pb2_grpc
+from services.forecast import MOST_TOKENS
 from services.predictor.config import PredictorConfig
 from services.predictor.extract import Prompt, TextEncoder
 from services.predictor.guard import Made
@@ -18,7 +19,7 @@ from services.predictor.metrics import PredictorMetrics
 from services.predictor.parts import assemble
 from services.predictor.pending import Waiting
 from services.predictor.reading import Found
-from services.predictor.records import MOST_NAME_CHARS, MOST_TOKENS
+from services.predictor.records import MOST_NAME_CHARS
 from services.predictor.refitting import Refitter
 from services.runtime.codec import decode_outcome, encode_forecast
 from services.runtime.errors import InvalidArgument

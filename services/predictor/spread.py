@@ -14,9 +14,11 @@ from services.forecast import MAX_POINTS, Forecast
 
 Floats = NDArray[np.float64]
 
+_LONGEST = 2.0**20  # tokens a forecast can speak of
 LEVELS: Floats = (np.arange(MAX_POINTS) + 0.5) / MAX_POINTS
 _NEAR = 4  # points to either side whose distance gives the density between them
 _LEAST_GAP = 0.02  # of log length; keeps the density at a point mass finite
+_FARTHEST = float(np.log(4))  # a spread read beyond its ends goes to four times as long, no more
 _LEAST_SLOPE = 1e-3  # of log length a point, beyond the ends
 _TAIL = 0.5 / MAX_POINTS  # mass beyond either end of a spread
 _TAIL_SCALE = 0.7  # of log length, over which that mass falls off
@@ -96,7 +98,7 @@ def recalibrated(spread: Floats, levels: Floats) -> Floats:
     inside = here + np.clip(position - low, 0, 1) * step
     down, up = _end_slopes(logs)
     outside = np.minimum(position, 0) * down + np.maximum(position - MAX_POINTS + 1, 0) * up
-    return np.asarray(np.exp(inside + outside))
+    return np.asarray(np.exp(inside + np.clip(outside, -_FARTHEST, _FARTHEST)))
 
 
 def _end_slopes(logs: Floats) -> tuple[Floats, Floats]:
@@ -108,8 +110,10 @@ def _end_slopes(logs: Floats) -> tuple[Floats, Floats]:
 
 
 def forecasts(spread: Floats, source: str, version: int) -> list[Forecast]:
-    """The rows as forecasts, rounded to a tenth of a token; equal points are joined."""
-    return [_forecast(row, source, version) for row in np.round(np.maximum(spread, 1), 1)]
+    """The rows as forecasts, rounded to a tenth of a token; equal points are joined. No forecast
+    is longer than a million tokens."""
+    sound = np.round(np.clip(spread, 1, _LONGEST), 1)
+    return [_forecast(row, source, version) for row in sound]
 
 
 def _forecast(row: Floats, source: str, version: int) -> Forecast:
