@@ -160,9 +160,7 @@ class ForecastTable:
     search answers for all rows: O(rows · log(forecasts · 64)) a call, no Python loop.
     """
 
-    _BAND = float(
-        MOST_TOKENS + 1
-    )  # keeps 2**-18 of a token apart over a thousand forecasts
+    _BAND = float(MOST_TOKENS + 1)  # keeps 2**-18 of a token apart over a thousand forecasts
 
     def __init__(self, forecasts: Sequence[Forecast]):
         sizes = np.array([len(f.points) for f in forecasts], np.int64)
