@@ -44,7 +44,7 @@ def crossfit(
 ) -> tuple[Ensemble, Floats]:
     """The ensemble, and for each row the score [outputs] of the net that has not seen its prompt.
 
-    Deterministic by the seed on one machine. O(parts · epochs · rows).
+    The same by the seed, but for rounding. O(parts · epochs · rows).
     """
     preparation = Preparation.fit(frame, recipe.view)
     labels = torch.from_numpy(np.asarray(targets, np.float32))

@@ -41,7 +41,7 @@ class Fitted:
 
 
 Fit = Callable[[Frame, Floats, int, Tick], Fitted]
-"""(frame, lengths [n], seed, tick) → Fitted; deterministic by the seed."""
+"""(frame, lengths [n], seed, tick) → Fitted; the same by the seed, but for rounding."""
 
 
 def by_parts(

@@ -75,7 +75,7 @@ def fine_tune(
     """Minimises ListMLE; leaves the ranker with the weights of its best trial on `held`, in
     evaluation mode, and returns the tau they had there.
 
-    Deterministic by the seed on one machine. Raises ValueError when the loss is not finite.
+    The same by the seed, but for rounding. Raises ValueError when the loss is not finite.
     """
     torch.manual_seed(course.seed)  # of dropout
     generator = np.random.default_rng(course.seed)
