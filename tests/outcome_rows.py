@@ -4,11 +4,12 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from services.runtime.outcomelog import Entry, Journal, OutcomeLog, Row
+from services.runtime.outcomelog import Entry, Journal, OutcomeLog, Row, open_log
 
 
 def row(number: int, kind: str = "done", version: int = 1) -> Row:
@@ -41,3 +42,17 @@ async def journaling(
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+
+
+@asynccontextmanager
+async def opened(path: Path | str, rows_max: int = 1_000) -> AsyncIterator[OutcomeLog]:
+    log = open_log(str(path), rows_max)
+    try:
+        yield log
+    finally:
+        await log.close()
+
+
+async def kept(path: Path) -> list[int]:
+    async with opened(path) as log:
+        return numbers(await log.read("", 10_000))

@@ -1,6 +1,7 @@
 """Forests whose leaves are samples: Magnus' on folded meaning, and ours on more of it."""
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,16 @@ _AXES = 64  # principal ones of the encoder's states
 _LEAF_LEVELS = (np.arange(_SAMPLES) + 0.5) / _SAMPLES
 
 
+class Tree(Protocol):
+    """What of scikit-learn's own tree is used."""
+
+    node_count: int
+
+    def apply(self, columns: NDArray[np.float32]) -> NDArray[np.int64]:
+        """The leaf of each row."""
+        ...
+
+
 @dataclass(frozen=True)
 class Grown:
     """Trees, and a few quantiles of the training lengths in each of their nodes.
@@ -25,12 +36,12 @@ class Grown:
     A quantile forest (Meinshausen 2006): the spread is that of all leaves' lengths together.
     """
 
-    trees: tuple[object, ...]  # sklearn.tree._tree.Tree
+    trees: tuple[Tree, ...]
     samples: tuple[Floats, ...]  # a tree: [nodes, _SAMPLES]
 
     def spread(self, columns: NDArray[np.float32]) -> Floats:
         """[n, columns] → [n, 64]. O(n · trees · depth)."""
-        leaves = [tree.apply(columns) for tree in self.trees]  # type: ignore[attr-defined]
+        leaves = [tree.apply(columns) for tree in self.trees]
         drawn = [samples[leaf] for samples, leaf in zip(self.samples, leaves, strict=True)]
         return of_samples(np.concatenate(drawn, axis=1))
 
@@ -47,12 +58,12 @@ def grow(
     return Grown(trees, tuple(_leaf_samples(tree, columns, lengths) for tree in trees))
 
 
-def _leaf_samples(tree: object, columns: NDArray[np.float32], lengths: Floats) -> Floats:
-    leaves = tree.apply(columns)  # type: ignore[attr-defined]
+def _leaf_samples(tree: Tree, columns: NDArray[np.float32], lengths: Floats) -> Floats:
+    leaves = tree.apply(columns)
     order = np.lexsort((lengths, leaves))
     nodes, starts, counts = np.unique(leaves[order], return_index=True, return_counts=True)
     at = starts[:, None] + np.minimum(_LEAF_LEVELS * counts[:, None], counts[:, None] - 1)
-    samples = np.ones((tree.node_count, _SAMPLES))  # type: ignore[attr-defined]
+    samples = np.ones((tree.node_count, _SAMPLES))
     samples[nodes] = lengths[order][at.astype(int)]
     return samples
 
