@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -17,6 +18,8 @@ def plot(path: Path, rows: Sequence[JsonRow]) -> None:
     """Write the picture; its ending is its format. Raises ValueError if not writable."""
     figure = Figure(figsize=(9, 11), layout="constrained")
     ranks, losses, calibration = figure.subplots(3, 1)
+    for axes in (ranks, losses, calibration):  # more predictors than the usual ten colours
+        axes.set_prop_cycle(color=colormaps["tab20"](np.arange(20)))
     _bars(ranks, rows, "tau", "Kendall's tau-b (higher is better)")
     _bars(losses, rows, "pinball", "pinball loss, tokens (lower is better)")
     losses.set_yscale("log")
