@@ -13,7 +13,7 @@ from services.forecast import Forecast, certain
 from services.predictor.extract import Prompt
 from services.predictor.features import LAYERS, NUMBERS, Features
 from services.predictor.interface import Example, Query
-from services.predictor.judging.inputs import examples_of, extract_all, prompt_of
+from services.predictor.judging.inputs import examples_of, extract_all, prompt_of, query_of
 from services.predictor.judging.ladder import (
     Floats,
     Requests,
@@ -28,6 +28,7 @@ from services.predictor.judging.run import Bench, JudgedSet, Judgement
 from services.predictor.judging.split import is_validation
 from services.predictor.judging.stopwatch import time_forecasts
 from services.predictor.judging.store import FeatureStore
+from services.predictor.maximum import MaxPredictor
 
 DIM = 16
 STORED = [Prompt("", text, 1, ()) for text in ("a", "bc", "def")]
@@ -284,3 +285,29 @@ def test_the_user_inputs_own_tokens():
     requests = requests_of([asked], [features_of(prompt_of(asked))])
     assert requests.instruction.shape == (1, DIM)
     assert list(requests.user_input_tokens) == [6]
+
+
+def test_a_forecast_is_timed_without_what_was_said_of_the_prompt_before() -> None:
+    """Judging has asked about every prompt already; a predictor that remembers must forget."""
+
+    class Remembering(MaxPredictor):
+        def __init__(self) -> None:
+            self.asked: set[int] = set()
+            self.new: list[int] = []
+
+        def forget(self) -> None:
+            self.asked.clear()
+
+        def forecast(self, batch: Sequence[Query]) -> list[Forecast]:
+            tokens = [query.prompt_tokens for query in batch]
+            self.new.append(len(set(tokens) - self.asked))
+            self.asked |= set(tokens)
+            return super().forecast(batch)
+
+    predictor = Remembering()
+    rows = [replace(row(i), prompt=f"prompt {i}", input_tokens=i) for i in range(250)]
+    predictor.forecast([query_of(each, None, 100) for each in rows])
+    time_forecasts(predictor, rows, 100, None)
+    singles, again = predictor.new[2:202], predictor.new[202:402]
+    assert singles == [1] * 200 and again == [0] * 200
+    assert predictor.new[403:] == [64] * 3

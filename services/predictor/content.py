@@ -121,6 +121,10 @@ class ContentPredictor:
         self._recall.forget()
         self.version += 1
 
+    def forget(self) -> None:
+        """What was said of prompts before; the next forecast of each asks the members again."""
+        self._recall.forget()
+
     def fit(self, tick: Tick = untold) -> None:
         """Refits here and now; for benchmarks and tests."""
         if refit := self.refit():

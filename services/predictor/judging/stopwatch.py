@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
+from typing import Protocol, runtime_checkable
 
 from services.predictor.features import Features
 from services.predictor.interface import Predictor
@@ -12,6 +13,14 @@ from services.predictor.judging.rows import Row
 
 SINGLES = 200
 MOST = 512
+
+
+@runtime_checkable
+class Remembers(Protocol):
+    """A predictor that answers faster for a prompt it was asked about before."""
+
+    def forget(self) -> None: ...
+
 
 Fresh = Callable[[], Extracts]  # an extractor that has seen no prompt
 
@@ -54,18 +63,21 @@ def time_forecasts(
 
 
 def _warm(clock: "_Clock", rows: Sequence[Row], fresh: Fresh | None) -> Extracts | None:
-    """A fresh extractor, and whatever a predictor builds on its first forecast already built."""
-    if fresh is not None:
-        clock.time(rows, fresh())
-        return fresh()
-    clock.time(rows, None)
-    return None
+    """A fresh extractor, and a predictor that has built what it builds on its first forecast and
+    remembers no prompt."""
+    clock.time(rows, fresh() if fresh else None)
+    clock.forget()
+    return fresh() if fresh else None
 
 
 class _Clock:
     def __init__(self, predictor: Predictor, max_tokens: int):
         self._predictor = predictor
         self._max_tokens = max_tokens
+
+    def forget(self) -> None:
+        if isinstance(self._predictor, Remembers):
+            self._predictor.forget()
 
     def time(self, rows: Sequence[Row], extractor: Extracts | None) -> float:
         """Milliseconds from the rows' text to their forecasts."""
