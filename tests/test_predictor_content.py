@@ -163,3 +163,12 @@ def test_a_straight_score_is_the_matrix_product() -> None:
     columns = ridge.Columns.fit(frame)
     slopes = np.random.default_rng(0).normal(size=columns.of(frame).shape[1])
     assert columns.product(frame, slopes) == pytest.approx(columns.of(frame) @ slopes, abs=1e-4)
+
+
+@pytest.mark.parametrize("prompts", [1, 3])
+def test_few_prompts_asked_again_and_again_can_be_learnt_from(prompts: int) -> None:
+    few = examples(prompts, 1)
+    train = [Example(few[i % prompts].query, 20 + i % 7) for i in range(80)]
+    predictor = taught("blend", train)
+    (forecast,) = predictor.forecast([few[0].query])
+    assert forecast.source == "blend" and 18 <= forecast.mean() <= 28

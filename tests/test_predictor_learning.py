@@ -318,7 +318,7 @@ async def test_what_the_rule_leaves_out_teaches_its_length_alone(tmp_path: Path)
         predicting("forest", log) as forest,
     ):
         for running in (all_, some, forest):
-            await until(lambda: running.value("examples") > 0)  # noqa: B023
+            await until(lambda: running.value("examples") > 0)  # noqa: B023 - awaited in its turn
             assert running.value("outcomes_total", learnt="yes") == 3
         assert [r.value("examples") for r in (all_, some, forest)] == [3, 1, 1]
 

@@ -67,6 +67,8 @@ def parts(frame: Frame, count: int, seed: int) -> NDArray[np.int64]:
         for a, b in zip(frame.user_input[:, -1], frame.instruction[:, -1], strict=True)
     ]
     _, prompt = np.unique(keys, return_inverse=True)
+    if len(set(keys)) < count:  # a part would be empty: the rows are all there is to part
+        prompt = np.arange(len(keys))
     shuffled = np.random.default_rng(seed).permutation(int(prompt.max()) + 1)
     return np.asarray(shuffled[prompt] % count, np.int64)
 

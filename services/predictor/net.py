@@ -192,9 +192,9 @@ def train(
             cost = loss(net(_dropped(_select(inputs, rows), generator)), targets[rows])
             sparse.zero_grad()
             dense.zero_grad()
-            cost.backward()  # type: ignore[no-untyped-call]
+            cost.backward()  # type: ignore[no-untyped-call]  # nor has torch here
             for optimizer in (sparse, dense):
-                optimizer.step()  # type: ignore[no-untyped-call]
+                optimizer.step()  # type: ignore[no-untyped-call]  # nor here
             for schedule in schedules:
                 schedule.step()
         if watch(epoch):

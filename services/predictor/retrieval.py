@@ -8,16 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 from usearch.index import Index
 
-from services.predictor.fitting import Fitted, Model, Tick
-from services.predictor.frame import Frame, parts, sentences
+from services.predictor.fitting import Fitted, Model, Rows, Tick, by_parts, untold
+from services.predictor.frame import Frame, sentences
 from services.predictor.interface import Example
 from services.predictor.nets import fit_proxy
-from services.predictor.spread import LEVELS, Floats, average, of_samples
+from services.predictor.spread import Floats, average, of_samples
 
 NEIGHBOURS = 32
 _SHARPNESS = 12.0  # of weights over similarity: 0.1 nearer counts exp(1.2) times as much
 _WIDTHS = (0.8, 1.0, 1.25)  # a neighbour's length stands for lengths near it
-_PARTS = 4
 _EXPANSION = 64  # candidates looked at for a new entry: half usearch's, for half the time
 
 
@@ -97,16 +96,6 @@ def vectors(frame: Frame) -> NDArray[np.float32]:
     return np.asarray(joined / np.maximum(norms, 1e-9), np.float32)
 
 
-@dataclass(frozen=True)
-class Fallback:
-    """The regressor for prompts like none before."""
-
-    model: Model
-
-    def spread(self, frame: Frame) -> Floats:
-        return self.model.spread(frame)
-
-
 class RetrievalMember:
     """Neighbours above the threshold of similarity; below it the regressor, where it is fitted."""
 
@@ -143,15 +132,16 @@ class Retrieve:
     def __call__(self, frame: Frame, lengths: Floats, seed: int, tick: Tick) -> Fitted:
         fallback = fit_proxy(frame, lengths, seed, tick)
         columns = vectors(frame)
-        part = parts(frame, _PARTS, seed)
-        unseen = np.empty((len(frame), len(LEVELS)))
-        for number in range(_PARTS):
-            rows = np.flatnonzero(part == number)
+
+        def fit(rows: Rows) -> Memory:
             memory = Memory(self.window)
-            memory.add(columns[part != number], lengths[part != number].tolist())
-            if len(rows):
-                found = memory.find(columns[rows])
-                unseen[rows] = _either(found, fallback.unseen[rows], self.threshold)
+            memory.add(columns[rows], lengths[rows].tolist())
+            return memory
+
+        def say(memory: Memory, rows: Rows) -> Floats:
+            return _either(memory.find(columns[rows]), fallback.unseen[rows], self.threshold)
+
+        _, unseen = by_parts(frame, seed, untold, fit, say)
         return Fitted(fallback.model, unseen)
 
 

@@ -9,6 +9,7 @@ from services.predictor.spread import LEVELS, Floats
 KNOTS = 48
 _LEAST_KNOT = 12  # known requests a knot
 _NEIGHBOURS = (30, 600)
+_STEEPEST = 0.1  # of log length, however far beyond
 _SLOPE = 0.01  # of log length a standard deviation of the score: keeps the order where lengths tie
 
 
@@ -41,7 +42,7 @@ class Scale:
         rising = np.maximum.accumulate(rows, axis=0)
         falling = np.minimum.accumulate(rows[::-1], axis=0)[::-1]
         deviation = max(float(ranked.std()), 1e-9)
-        tilt = _SLOPE * (knots - knots.mean()) / deviation
+        tilt = _sloped((knots - knots.mean()) / deviation)
         knots = knots + 1e-9 * deviation * np.arange(k)
         return Scale(knots, (rising + falling) / 2 + tilt[:, None])
 
@@ -53,4 +54,9 @@ class Scale:
         logs = self.logs[right - 1] * (1 - share) + self.logs[right] * share
         beyond = scores - np.clip(scores, self.knots[0], self.knots[-1])
         deviation = max(float(self.knots.std()), 1e-9)
-        return np.exp(logs + _SLOPE * (beyond / deviation)[:, None])
+        return np.exp(logs + _sloped(beyond / deviation)[:, None])
+
+
+def _sloped(deviations: Floats) -> Floats:
+    """Bounded: scores that hardly differ have a deviation near nothing to be measured in."""
+    return np.clip(_SLOPE * deviations, -_STEEPEST, _STEEPEST)

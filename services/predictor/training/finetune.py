@@ -117,7 +117,7 @@ def _step(
     if not torch.isfinite(cost):
         raise ValueError("the fine-tuning diverged; try another --seed, or another --encoder")
     optimizer.zero_grad()
-    cost.backward()  # type: ignore[no-untyped-call]
+    cost.backward()  # type: ignore[no-untyped-call]  # nor has torch here
     nn.utils.clip_grad_norm_(ranker.parameters(), CLIP)
     optimizer.step()
     schedule.step()
