@@ -56,11 +56,14 @@ class Forecast:
 
     @cached_property
     def _tail_means(self) -> tuple[float, ...]:
-        """E[L | L ≥ point] a point."""
+        """E[L | L ≥ point] a point, never outside the points it is a mean of by rounding."""
         backwards = list(zip(self.points[::-1], self.weights[::-1], strict=True))
         moments = accumulate(point * weight for point, weight in backwards)
         masses = accumulate(weight for _, weight in backwards)
-        return tuple(m / w for m, w in zip(moments, masses, strict=True))[::-1]
+        means = [m / w for m, w in zip(moments, masses, strict=True)][::-1]
+        return tuple(
+            min(max(m, p), self.points[-1]) for m, p in zip(means, self.points, strict=True)
+        )
 
     def _mass_to(self, tokens: float) -> float:
         """P(L ≤ tokens)."""

@@ -93,6 +93,12 @@ def test_survival_falls_with_tokens(f: Forecast, g: int, a: int, b: int) -> None
     assert f.survival(f.max_tokens, g) == 0
 
 
+def test_a_mean_that_rounds_up_is_still_no_longer_than_the_longest() -> None:
+    f = Forecast((1.0, 399.0), (0.8, 0.2), 399)
+    assert 399 * 0.2 / 0.2 > 399
+    assert f.mean_remaining(1) == 398
+
+
 @given(forecasts(), st.data())
 def test_something_always_remains_and_nothing_passes_max_tokens(
     f: Forecast, data: st.DataObject
