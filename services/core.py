@@ -34,6 +34,13 @@ class Residency(StrEnum):
     DROP = "drop"
 
 
+class Direction(StrEnum):
+    """Which way KV is copied between device and host memory."""
+
+    OFFLOAD = "offload"
+    UPLOAD = "upload"
+
+
 @dataclass(frozen=True, slots=True)
 class Wait:
     """Not now: nothing is wrong, the next event may change it."""
@@ -90,11 +97,38 @@ class StepTiming:
 
 
 @dataclass(frozen=True, slots=True)
+class SwapTiming:
+    """One request's KV copied between device and host memory, as measured, quantizing included."""
+
+    direction: Direction
+    tokens: int
+    elapsed_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class KVCosts:
+    """Seconds a token of KV costs to make again, or to move; 0 where nothing was measured yet."""
+
+    recompute_token_s: float = 0.0
+    offload_token_s: float = 0.0
+    upload_token_s: float = 0.0
+
+    def recompute_s(self, tokens: int) -> float:
+        return tokens * self.recompute_token_s
+
+    def swap_s(self, tokens: int) -> float:
+        """There and back."""
+        return tokens * (self.offload_token_s + self.upload_token_s)
+
+
+@dataclass(frozen=True, slots=True)
 class CostModel:
     """Seconds of one packed engine step, linear in what runs in it.
 
     The continuous-batching form of SCLS' estimator (papers/003 §4.1): with no padding the
     batch×length terms collapse into token counts. Errors are relative, over the fitted window.
+    `offload_token_s` and `upload_token_s` are seconds a token of KV takes to host memory and
+    back, 0 until a swap was measured.
     """
 
     base_s: float
@@ -106,6 +140,8 @@ class CostModel:
     error_p50: float = 0.0
     error_p90: float = 0.0
     samples: int = 0
+    offload_token_s: float = 0.0
+    upload_token_s: float = 0.0
 
     def step_s(self, prefill_tokens: float, decode_seqs: float, context_tokens: float) -> float:
         return (
@@ -118,6 +154,10 @@ class CostModel:
     def prefill_s(self, prompt_tokens: int) -> float:
         """A prompt alone in one step."""
         return self.step_s(prompt_tokens, 0, prompt_tokens)
+
+    @property
+    def kv_costs(self) -> KVCosts:
+        return KVCosts(self.prefill_token_s, self.offload_token_s, self.upload_token_s)
 
     def decode_tokens_per_s(self, seqs: int, mean_context_tokens: float) -> float:
         """Tokens a second while `seqs` sequences decode together."""
@@ -136,6 +176,7 @@ class WorkerView:
     max_running: int
     max_context_tokens: int
     kv_bytes_per_token: int = 0
+    host_tokens: int = 0  # KV tokens that host memory takes beside them
 
     @property
     def reach_tokens(self) -> int:
@@ -158,12 +199,22 @@ class Pause:
 
 
 @dataclass(frozen=True, slots=True)
+class Standing:
+    """A request as a plan ranks it; `wait_s` until it is expected to run, 0 while it does."""
+
+    request_id: str
+    wait_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """Absolute directives to one worker; requests not named go on as they were.
 
     Applying a plan twice changes nothing: a worker skips any `seq` it has seen.
     `victims` are evicted in this order, first to last, when memory runs out; running requests
     that it does not name are evicted after it, the newest admitted first.
+    `order` ranks the requests that run or have KV there, most urgent first, for the worker's
+    residency policy (`residency` names it; empty: recompute) to place their KV by, at `costs`.
     """
 
     seq: int
@@ -173,6 +224,9 @@ class Plan:
     prefetch: tuple[str, ...] = ()
     cancel: tuple[str, ...] = ()
     victims: tuple[str, ...] = ()
+    order: tuple[Standing, ...] = ()
+    residency: str = ""
+    costs: KVCosts = KVCosts()
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +245,10 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What happened at a worker since its last report. Applying one twice changes nothing."""
+    """What happened at a worker since its last report. Applying one twice changes nothing.
+
+    `evicted` hold the KV that rests in host memory, 0 tokens where it was dropped.
+    """
 
     seq: int
     applied_plan_seq: int
@@ -200,6 +257,7 @@ class Report:
     evicted: tuple[Progress, ...] = ()
     free_tokens: int = 0
     timings: tuple[StepTiming, ...] = ()
+    swaps: tuple[SwapTiming, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,18 @@ class KVShape:
     head_dim: int
 
 
+@dataclass(frozen=True, slots=True)
+class KVLayer:
+    """One layer's blocks, keys then values.
+
+    `data` is [2, blocks, kv_heads, block_tokens, head_dim], in the model's dtype or int8; with
+    int8, `scales` [2, blocks, kv_heads, block_tokens] float32 times data is the value.
+    """
+
+    data: Tensor
+    scales: Tensor | None = None
+
+
 @dataclass(frozen=True)
 class KVCache:
     """`layers[i]` is [2, blocks, block_tokens, kv_heads, head_dim]: keys, then values.

@@ -68,6 +68,7 @@ class Prompt:
     max_tokens: int
     sampling: Sampling = GREEDY
     origin: str = ""  # the gateway stream it came on, which its tokens go to
+    cache_salt: str = ""  # only prompts of the same salt share cached prefixes
 
     def __post_init__(self) -> None:
         if not 1 <= self.prompt_tokens <= len(self.token_ids):
