@@ -4,12 +4,13 @@ from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from services.core import FinishReason, Grant, Pause, Plan, Residency
+from services.core import FinishReason, Grant, KVCosts, Pause, Plan, Residency, Standing
 from services.worker.batch import NewToken
 from services.worker.blocks import BlockPool
 from services.worker.prompt import Prompt, Sampling
+from services.worker.residency import RESIDENCIES
 from services.worker.state import Limits, WorkerState
 from tests.worker_oracle import EOS, DumbDevice, answer
 
@@ -18,47 +19,100 @@ IDS = st.sampled_from([f"r{i}" for i in range(8)])
 
 
 class BlockMachine(RuleBasedStateMachine):
-    """BlockPool against a dict of counts."""
+    """BlockPool against tables kept as plain lists, and contents by block.
+
+    Every owner's text is its letter, then digits: those that begin alike may share blocks.
+    """
 
     def __init__(self):
         super().__init__()
         self.pool = BlockPool(BLOCKS, BLOCK)
-        self.held: dict[str, int] = {}
+        self.held: dict[str, list[int]] = {}
+        self.published: dict[str, int] = {}  # by owner: so many of its first blocks are
+        self.content: dict[int, bytes] = {}  # of published blocks, until somebody overwrites them
+
+    @staticmethod
+    def keys(owner: str, blocks: int) -> list[bytes]:
+        """Two owners have the same text if their numbers are alike modulo 3."""
+        return [bytes([int(owner[1:]) % 3, i]) for i in range(blocks)]
+
+    def free(self) -> int:
+        return BLOCKS - len({block for table in self.held.values() for block in table})
 
     @rule(owner=IDS, tokens=st.integers(1, 20))
     def grow(self, owner, tokens):
-        table = list(self.pool.table(owner))
-        wanted = max(self.held.get(owner, 0), -(-tokens // BLOCK))
-        fits = sum(self.held.values()) - self.held.get(owner, 0) + wanted <= BLOCKS
-        assert self.pool.grow(owner, tokens) == fits
-        if fits:
-            self.held[owner] = wanted
-        assert self.pool.table(owner)[: len(table)] == table
+        table = list(self.held.get(owner, []))
+        missing = max(0, -(-tokens // BLOCK) - len(table))
+        others = {block for table in self.held.values() for block in table}
+        assert self.pool.grow(owner, tokens) == (missing <= self.free())
+        got = self.pool.table(owner)
+        if missing > BLOCKS - len(others):
+            assert got == table
+            return
+        assert got[: len(table)] == table and len(got) == len(table) + missing
+        assert not set(got[len(table) :]) & others, "a block somebody holds was given away"
+        for block in got[len(table) :]:
+            self.content.pop(block, None)
+        if got:
+            self.held[owner] = list(got)
 
     @rule(owner=IDS)
     def release(self, owner):
         self.pool.release(owner)
         self.held.pop(owner, None)
+        self.published.pop(owner, None)
+
+    @rule(owner=IDS)
+    def publish(self, owner):
+        index = self.published.get(owner, 0)
+        if index >= len(self.held.get(owner, [])):
+            return
+        key = self.keys(owner, index + 1)[index]
+        self.pool.publish(owner, index, key)
+        self.published[owner] = index + 1
+        if key not in self.content.values():
+            self.content[self.held[owner][index]] = key
+
+    @rule(owner=IDS, blocks=st.integers(0, 5))
+    def share(self, owner, blocks):
+        if owner in self.held:
+            return
+        where = {key: block for block, key in self.content.items()}
+        expected = []
+        for key in self.keys(owner, blocks):
+            if key not in where:
+                break
+            expected.append(where[key])
+        assert self.pool.share(owner, self.keys(owner, blocks)) == len(expected)
+        assert self.pool.table(owner) == expected
+        if expected:
+            self.held[owner], self.published[owner] = expected, len(expected)
 
     @invariant()
     def agrees(self):
         self.pool.check_integrity()
-        assert {o: len(self.pool.table(o)) for o in self.pool.owners()} == self.held
-        assert self.pool.free_tokens == (BLOCKS - sum(self.held.values())) * BLOCK
+        assert {o: self.pool.table(o) for o in self.pool.owners()} == self.held
+        assert self.pool.free_blocks == self.free()
 
 
 class WorkerMachine(RuleBasedStateMachine):
-    """WorkerState against what a client has seen: every token once, in order, by the rule."""
+    """WorkerState against what a client has seen: every token once, in order, by the rule.
 
-    def __init__(self):
-        super().__init__()
-        limits = Limits(BLOCKS, BLOCK, RUNNING, BATCH, 10**6, 3, frozenset([EOS]))
+    Some prompts begin alike; KV moves to a small host and back, arriving when it pleases.
+    """
+
+    @initialize(host=st.sampled_from([0, 3, 30]), sharing=st.booleans(), exact=st.booleans())
+    def begin(self, host, sharing, exact):
+        limits = Limits(
+            BLOCKS, BLOCK, RUNNING, BATCH, 10**6, 3, frozenset([EOS]), host, exact, sharing
+        )
         self.state = WorkerState(limits)
         self.device = DumbDevice(BLOCK)
         self.seq = 0
         self.prompts: dict[str, Prompt] = {}  # received, not ended
         self.output: dict[str, int] = {}
         self.victims: tuple[str, ...] = ()
+        self.residency = ""
         self.reported = 0
         self.over: set[str] = set()
 
@@ -70,7 +124,10 @@ class WorkerMachine(RuleBasedStateMachine):
         if request_id in self.prompts:
             return
         sampling = Sampling(temperature=0, ignore_eos=ignore, min_tokens=least)
-        prompt = Prompt(request_id, tuple(range(1, length + 1)), length, most, sampling)
+        alike = int(request_id[1:]) % 3
+        tokens = (*(1 + (alike * i) % 5 for i in range(length)),)
+        salt = "tenant" if request_id == "r7" else ""
+        prompt = Prompt(request_id, tokens, length, most, sampling, cache_salt=salt)
         assert self.state.receive(prompt, 0.0) is None
         self.prompts[request_id], self.output[request_id] = prompt, 0
         self.over.discard(request_id)
@@ -81,8 +138,12 @@ class WorkerMachine(RuleBasedStateMachine):
         pause=st.dictionaries(IDS, st.sampled_from(Residency), max_size=2),
         cancel=st.sets(IDS, max_size=1),
         victims=st.lists(IDS, max_size=3, unique=True),
+        order=st.lists(IDS, max_size=8, unique=True),
+        prefetch=st.lists(IDS, max_size=2, unique=True),
+        residency=st.sampled_from(["", *RESIDENCIES]),
+        token_s=st.sampled_from([0.0, 0.5]),
     )
-    def plan(self, admit, extend, pause, cancel, victims):
+    def plan(self, admit, extend, pause, cancel, victims, order, prefetch, residency, token_s):
         self.seq += 1
         plan = Plan(
             self.seq,
@@ -91,6 +152,10 @@ class WorkerMachine(RuleBasedStateMachine):
             pause=tuple(Pause(*item) for item in pause.items()),
             cancel=tuple(cancel),
             victims=tuple(victims),
+            prefetch=tuple(prefetch),
+            order=tuple(Standing(name, float(i)) for i, name in enumerate(order)),
+            residency=residency,
+            costs=KVCosts(0.6, token_s, token_s),
         )
         self.state.apply(plan, 0.0)
         before = self._snapshot()
@@ -98,7 +163,7 @@ class WorkerMachine(RuleBasedStateMachine):
         assert self._snapshot() == before
         for request_id in cancel:
             self.prompts.pop(request_id, None)
-        self.victims = plan.victims
+        self.victims, self.residency = plan.victims, residency
 
     def _snapshot(self) -> Any:
         return {
@@ -113,17 +178,22 @@ class WorkerMachine(RuleBasedStateMachine):
             self.state.check_integrity()
 
     def _step(self) -> None:
-        runnable = [s for s in list(self.state.running.values())[:RUNNING] if s.within_budget]
+        first = list(self.state.running.values())[:RUNNING]
+        runnable = [s for s in first if s.within_budget and not s.arriving]
         batch = self.state.compose()
+        self.state.check_integrity()
+        self.device.carry_out(self.state.take_moves())
         if batch is None:
+            assert all(s.arriving for s in runnable), "somebody could run"
             return
         planned = {
             s.request_id for s in [*batch.decodes.sequences, *(c.sequence for c in batch.chunks)]
         }
         assert len(batch.decodes) + batch.prefill_tokens <= BATCH
         assert len(planned) == len(batch.decodes) + len(batch.chunks) <= RUNNING
-        if runnable and runnable[0].request_id not in self.victims:
-            assert runnable[0].request_id in planned, "the eldest must get on"
+        if runnable and runnable[0].request_id not in self.victims and self.residency != "defer":
+            eldest = runnable[0]
+            assert eldest.request_id in planned or eldest.arriving, "the eldest must get on"
         result = self.state.commit(batch, self.device.run(batch), 0.01)
         for token in result.tokens:
             self._check(token)
@@ -146,6 +216,23 @@ class WorkerMachine(RuleBasedStateMachine):
             return FinishReason.STOP
         return FinishReason.LENGTH if count == prompt.max_tokens else None
 
+    @rule(data=st.data())
+    def arrive(self, data):
+        """Uploads end in order, some now and some later."""
+        self.device.carry_out(self.state.take_moves())
+        pending = list(self.device.pending)
+        self._arrive(pending[: data.draw(st.integers(0, len(pending)))])
+
+    def _arrive(self, serials):
+        for serial in serials:
+            self.device.finish(serial)
+        self.state.arrived(serials)
+        self.state.check_integrity()
+
+    @rule(request_id=IDS)
+    def host_memory_fails(self, request_id):
+        self.state.lost([request_id])
+
     @rule()
     def report(self):
         report = self.state.report()
@@ -154,12 +241,12 @@ class WorkerMachine(RuleBasedStateMachine):
         self.reported += 1
         assert report.seq == self.reported and report.applied_plan_seq == self.seq
         assert report.free_tokens == self.state.pool.free_tokens
-        for progress in report.evicted:
-            assert progress.held_tokens == 0
+        if self.state.limits.host_blocks == 0:
+            assert all(progress.held_tokens == 0 for progress in report.evicted)
         for progress in report.progress:
             sequence = self.state.sequences[progress.request_id]
             assert (progress.output_tokens, progress.held_tokens) == (
-                sequence.output_tokens, sequence.computed
+                sequence.output_tokens, sequence.computed or sequence.resting
             )  # fmt: skip
 
     @precondition(lambda self: self.prompts)
@@ -174,11 +261,12 @@ class WorkerMachine(RuleBasedStateMachine):
             admit = tuple(Grant(k, 14) for k in idle)
             extend = tuple(Grant(k, 14) for k in self.prompts)
             self.state.apply(Plan(self.seq, admit=admit, extend=extend), 0.0)
-            self.victims = ()
+            self.victims, self.residency = (), ""
             self._step()
-            self.state.check_integrity()
+            self._arrive(list(self.device.pending))
         assert not self.prompts
         assert self.state.pool.free_blocks == BLOCKS
+        assert self.state.host.free_blocks == self.state.limits.host_blocks
 
     @invariant()
     def blocks_and_phases_agree(self):

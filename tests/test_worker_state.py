@@ -14,7 +14,8 @@ class Transcript:
     """Drives a state and writes down what it does. Blocks of 4 tokens."""
 
     def __init__(self, kv_tokens: int = 64, **limits: int):
-        shape = {"max_batch_tokens": 8, "report_every_steps": 100} | limits
+        shape = {"max_batch_tokens": 8, "report_every_steps": 100, "prefix_sharing": False}
+        shape |= limits
         self.state = WorkerState(
             Limits(kv_tokens // 4, block_tokens=4, eos_ids=frozenset([EOS]), **shape)
         )

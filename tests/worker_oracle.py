@@ -1,11 +1,15 @@
-"""A device too dumb to be wrong: it remembers who wrote which slot, and answers by rule."""
+"""A device too dumb to be wrong: it remembers what was written where, and answers by rule."""
 
 from zlib import crc32
 
+from services.core import Direction
 from services.worker.batch import StepBatch
+from services.worker.moves import Move, Moves
 from services.worker.sequence import Sequence
 
 EOS = 0
+
+Written = tuple[str, tuple[int, ...]]  # the salt, and all tokens up to the one whose KV it is
 
 
 def answer(request_id: str, length: int) -> int:
@@ -14,11 +18,42 @@ def answer(request_id: str, length: int) -> int:
 
 
 class DumbDevice:
-    """Stores (request, position, token) by slot, and checks every context before answering."""
+    """Stores by slot what KV stands for, in two memories, and checks every context it reads.
+
+    Uploads write only when a test says that they arrive.
+    """
 
     def __init__(self, block_tokens: int):
         self._block_tokens = block_tokens
-        self._memory: dict[int, tuple[str, int, int]] = {}
+        self._memory: dict[int, Written] = {}
+        self._host: dict[int, Written] = {}
+        self.pending: dict[int, Move] = {}
+
+    def carry_out(self, moves: Moves) -> None:
+        for serial in moves.recalled:
+            self.pending.pop(serial, None)
+        for move in moves.started:
+            if move.direction is Direction.OFFLOAD:
+                self._copy(self._memory, move.device_blocks, self._host, move.host_blocks, move)
+            else:
+                self.pending[move.serial] = move
+
+    def finish(self, serial: int) -> None:
+        """An upload arrives."""
+        move = self.pending.pop(serial)
+        self._copy(self._host, move.host_blocks, self._memory, move.device_blocks, move)
+
+    def _copy(
+        self,
+        source: dict[int, Written],
+        from_blocks: tuple[int, ...],
+        target: dict[int, Written],
+        to_blocks: tuple[int, ...],
+        move: Move,
+    ) -> None:
+        for position in range(move.tokens):
+            written = source[self._slot(from_blocks, position)]
+            target[self._slot(to_blocks, position)] = written
 
     def run(self, batch: StepBatch) -> list[int]:
         rows = batch.decodes
@@ -32,15 +67,14 @@ class DumbDevice:
             self._compute(chunk.sequence, chunk.table.tolist(), chunk.start, chunk.end)
         return [answer(s.request_id, len(s.tokens)) for s in batch.sampling]
 
-    def _slot(self, table: list[int], position: int) -> int:
+    def _slot(self, table: list[int] | tuple[int, ...], position: int) -> int:
         block, offset = divmod(position, self._block_tokens)
         return table[block] * self._block_tokens + offset
 
     def _compute(self, sequence: Sequence, table: list[int], start: int, end: int) -> None:
         """Write tokens [start, end), then read all before `end` as attention does."""
+        text, salt = tuple(sequence.tokens), sequence.prompt.cache_salt
         for position in range(start, end):
-            written = (sequence.request_id, position, sequence.tokens[position])
-            self._memory[self._slot(table, position)] = written
+            self._memory[self._slot(table, position)] = (salt, text[: position + 1])
         for position in range(end):
-            expected = (sequence.request_id, position, sequence.tokens[position])
-            assert self._memory[self._slot(table, position)] == expected
+            assert self._memory[self._slot(table, position)] == (salt, text[: position + 1])

@@ -1,10 +1,15 @@
-"""BlockPool: who owns which block of the KV cache.
+"""BlockPool: who holds which block of the KV cache, on the device or in host memory.
 
-A block is `block_tokens` consecutive positions of one sequence, in every layer. Each block has
-one owner or is free; nothing here touches the cache's memory.
+A block is `block_tokens` consecutive positions of one sequence, in every layer. It is in one of
+three states: *free*; *held* by one owner or, once it is full and published, by several who share
+it; or *cached*: held by nobody, its content still findable by its key, taken as if it were free
+when no block is, the longest unused first. Only the end of a table that is not full is ever
+written, and only full blocks are shared, so nothing is copied on write. Nothing here touches the
+cache's memory.
 """
 
-from collections import Counter
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
 
 
 class BlockPool:
@@ -14,15 +19,20 @@ class BlockPool:
         self.blocks = blocks
         self.block_tokens = block_tokens
         self._free = list(range(blocks - 1, -1, -1))  # the last freed is the warmest in caches
-        self._owned: dict[str, list[int]] = {}
+        self._cached: OrderedDict[int, None] = OrderedDict()  # the longest unused first
+        self._tables: dict[str, list[int]] = {}
+        self._holders = [0] * blocks
+        self._by_key: dict[bytes, int] = {}
+        self._keys: dict[int, bytes] = {}
 
     @property
     def free_blocks(self) -> int:
-        return len(self._free)
+        """Blocks nobody holds."""
+        return len(self._free) + len(self._cached)
 
     @property
     def free_tokens(self) -> int:
-        return len(self._free) * self.block_tokens
+        return self.free_blocks * self.block_tokens
 
     def blocks_for(self, tokens: int) -> int:
         """How many blocks hold that many tokens."""
@@ -30,37 +40,92 @@ class BlockPool:
 
     def table(self, owner: str) -> list[int]:
         """The owner's blocks in order of position; the caller does not change it."""
-        return self._owned.get(owner, [])
+        return self._tables.get(owner, [])
 
     def reach(self, owner: str) -> int:
         """Tokens that fit into what the owner has and what is free."""
-        return (len(self.table(owner)) + len(self._free)) * self.block_tokens
+        return (len(self.table(owner)) + self.free_blocks) * self.block_tokens
+
+    def owners(self) -> list[str]:
+        return list(self._tables)
 
     def grow(self, owner: str, tokens: int) -> bool:
         """Give `owner` room for `tokens` in all; False, with nothing changed, if memory is out."""
-        table = self._owned.get(owner)
+        table = self._tables.get(owner)
         missing = self.blocks_for(tokens) - (len(table) if table else 0)
-        if missing > len(self._free):
+        if missing > self.free_blocks:
             return False
         if missing > 0:
             if table is None:
-                table = self._owned[owner] = []
-            table.extend(self._free.pop() for _ in range(missing))
+                table = self._tables[owner] = []
+            table.extend(self._take() for _ in range(missing))
         return True
 
     def release(self, owner: str) -> None:
-        """Take back all blocks of `owner`; nothing happens when it has none."""
-        self._free.extend(reversed(self._owned.pop(owner, [])))
+        """Let go of all blocks of `owner`; nothing happens when it has none.
 
-    def owners(self) -> list[str]:
-        return list(self._owned)
+        The last block is let go first, so that the beginning of a text is found for longest.
+        """
+        for block in reversed(self._tables.pop(owner, [])):
+            self._holders[block] -= 1
+            if self._holders[block] == 0:
+                self._let_go(block)
+
+    def share(self, owner: str, keys: Sequence[bytes]) -> int:
+        """Hold the published blocks of the longest prefix of `keys`; returns how many.
+
+        Only for an owner that holds nothing yet.
+        """
+        assert owner not in self._tables, f"{owner} holds blocks already"
+        shared = []
+        for key in keys:
+            if (block := self._by_key.get(key)) is None:
+                break
+            shared.append(block)
+        for block in shared:
+            self._cached.pop(block, None)
+            self._holders[block] += 1
+        if shared:
+            self._tables[owner] = shared
+        return len(shared)
+
+    def publish(self, owner: str, index: int, key: bytes) -> None:
+        """Make the owner's block `index`, full and never written again, findable by `key`.
+
+        Where another block has that key already, this one stays its owner's alone.
+        """
+        block = self._tables[owner][index]
+        if key not in self._by_key and block not in self._keys:
+            self._by_key[key] = block
+            self._keys[block] = key
+
+    def _take(self) -> int:
+        block = self._free.pop() if self._free else self._reuse()
+        self._holders[block] = 1
+        return block
+
+    def _reuse(self) -> int:
+        block, _ = self._cached.popitem(last=False)
+        del self._by_key[self._keys.pop(block)]
+        return block
+
+    def _let_go(self, block: int) -> None:
+        if block in self._keys:
+            self._cached[block] = None
+        else:
+            self._free.append(block)
 
     def check_integrity(self) -> None:
-        """Every block is free or has exactly one owner. Raises AssertionError otherwise."""
-        counts = Counter(self._free)
-        for owner, table in self._owned.items():
-            assert table, f"{owner} is listed with no blocks"
-            counts.update(table)
-        assert len(counts) == self.blocks, f"{self.blocks - len(counts)} blocks are lost"
-        assert counts.total() == self.blocks, "a block has two owners"
-        assert all(0 <= block < self.blocks for block in counts), "a block out of range"
+        """Every block is in one state and held as often as tables say. Raises AssertionError."""
+        held = Counter(block for table in self._tables.values() for block in table)
+        states = Counter([*self._free, *self._cached, *held])
+        assert all(self._tables.values()), "an owner is listed with no blocks"
+        assert sorted(states) == list(range(self.blocks)), "a block is lost or out of range"
+        assert states.total() == self.blocks, "a block is in two states"
+        assert all(self._holders[b] == held[b] for b in range(self.blocks)), "a wrong count"
+        assert all(len(set(table)) == len(table) for table in self._tables.values())
+        assert {b: k for k, b in self._by_key.items()} == self._keys, "keys disagree"
+        assert set(self._cached) <= set(self._keys), "cached, but not to be found"
+        assert not set(self._free) & set(self._keys), "free, yet to be found"
+        shared = {block for block, count in held.items() if count > 1}
+        assert shared <= set(self._keys), "shared, but never published"

@@ -5,6 +5,7 @@ from itertools import islice
 import numpy as np
 
 from services.worker.batch import Chunk, DecodeRows, StepBatch
+from services.worker.evictor import Evictor
 from services.worker.holdings import Holdings
 from services.worker.sequence import Phase, Sequence
 
@@ -12,13 +13,18 @@ from services.worker.sequence import Phase, Sequence
 class Composer:
     """Decodes first, then prefill chunks up to `max_batch_tokens`, in order of admission.
 
-    When memory is out, a decode evicts anybody; a prefill evicts only those behind it, so that
-    the eldest always gets on. While the same sequences decode, the last batch is moved on by one
-    token instead of composing another: a step then costs only its new blocks.
+    When memory is out, a decode evicts anybody; a prefill or the return of KV from host memory
+    evicts only those behind it, so that the eldest always gets on. Where nobody may be evicted
+    (residency defer) a decode waits; if all wait, one gives way. While the same sequences
+    decode, the last batch is moved on by one token instead of composing another: a step then
+    costs only its new blocks.
     """
 
-    def __init__(self, holdings: Holdings, max_running: int, max_batch_tokens: int):
+    def __init__(
+        self, holdings: Holdings, evictor: Evictor, max_running: int, max_batch_tokens: int
+    ):
         self._holdings = holdings
+        self._evictor = evictor
         self._pool = holdings.pool
         self._max_running = max_running
         self._max_batch_tokens = max_batch_tokens
@@ -36,6 +42,8 @@ class Composer:
             return self._steady
         self._steady = None
         batch = self._compose()
+        while batch is None and self._runnable() and self._evictor.give_way():
+            batch = self._compose()
         self._version = self._holdings.version
         return batch
 
@@ -46,8 +54,7 @@ class Composer:
             self._needy = batch.decodes.advance(sampled)
 
     def _compose(self) -> StepBatch | None:
-        first = islice(self._holdings.running.values(), self._max_running)
-        runnable = [s for s in first if s.within_budget]
+        runnable = self._runnable()
         decodes = self._compose_decodes([s for s in runnable if s.is_decode])
         room = self._max_batch_tokens - len(decodes)
         chunks = self._compose_chunks([s for s in runnable if not s.is_decode], room)
@@ -56,6 +63,11 @@ class Composer:
             return None
         tables = [self._pool.table(s.request_id) for s in decodes]
         return StepBatch(DecodeRows(decodes, tables, self._pool.block_tokens), chunks)
+
+    def _runnable(self) -> list[Sequence]:
+        """Those that the next step may run, memory permitting."""
+        first = islice(self._holdings.running.values(), self._max_running)
+        return [s for s in first if s.within_budget and not s.arriving]
 
     def _grow_rows(self, rows: DecodeRows) -> bool:
         """Give each row that begins a block that block; False when memory is out."""
@@ -75,17 +87,23 @@ class Composer:
     def _make_room(self, sequence: Sequence) -> bool:
         """Room for a decode, evicting as needed; False when the victim was itself."""
         while not self._pool.grow(sequence.request_id, len(sequence.tokens)):
-            victim = next(self._holdings.victims_for(sequence, decoding=True))
-            self._holdings.evict(victim)
-            if victim is sequence:
+            victim = next(self._evictor.victims_for(sequence, decoding=True))
+            if not self._evictor.evict(victim) or victim is sequence:
                 return False
         return True
 
     def _compose_chunks(self, sequences: list[Sequence], room: int) -> list[Chunk]:
         chunks: list[Chunk] = []
         for sequence in sequences:
-            if room <= 0 or sequence.phase is not Phase.RUNNING:
+            if sequence.phase is not Phase.RUNNING:
                 continue
+            if sequence.resting:
+                if not self._bring_back(sequence):
+                    break
+                continue
+            if room <= 0:
+                continue
+            self._holdings.adopt_prefix(sequence)
             end = self._reachable(sequence, sequence.computed + room)
             if end <= sequence.computed:
                 break  # those behind it must not take what it waits for
@@ -95,12 +113,16 @@ class Composer:
             room -= chunks[-1].tokens
         return chunks
 
+    def _bring_back(self, sequence: Sequence) -> bool:
+        """Begin the return of its KV, evicting those behind it as needed."""
+        length = len(sequence.tokens)
+        return self._reachable(sequence, length) == length and self._holdings.bring_back(sequence)
+
     def _reachable(self, sequence: Sequence, end: int) -> int:
         """How far a prefill gets, evicting those behind it as needed."""
         end = min(end, len(sequence.tokens))
         while end > self._pool.reach(sequence.request_id):
-            victim = next(self._holdings.victims_for(sequence, decoding=False), None)
-            if victim is None:
+            victim = next(self._evictor.victims_for(sequence, decoding=False), None)
+            if victim is None or not self._evictor.evict(victim):
                 return self._pool.reach(sequence.request_id)
-            self._holdings.evict(victim)
         return end

@@ -1,23 +1,44 @@
-"""Holdings: who is at this worker, in which phase, and with which blocks."""
+"""Holdings: who is at this worker, in which phase, and where its KV is.
 
-from collections.abc import Iterator
+Owns both pools' blocks. An offload frees its device blocks, an upload takes them, at once; the
+copying itself follows in the order of `take_moves`, before the step is computed.
+"""
 
+from services.core import Direction, Residency
 from services.worker.blocks import BlockPool
+from services.worker.moves import Move, Moves
+from services.worker.prefix import extend_keys
 from services.worker.prompt import Prompt
 from services.worker.sequence import Phase, Sequence
+from services.worker.tally import Tally
 
 
 class Holdings:
     """All sequences and blocks of one replica. `version` grows whenever who may run changes."""
 
-    def __init__(self, pool: BlockPool):
+    def __init__(
+        self,
+        pool: BlockPool,
+        host: BlockPool,
+        tally: Tally,
+        sharing: bool = True,
+        exact_swaps: bool = True,
+    ):
         self.pool = pool
+        self.host = host
+        self.tally = tally
         self.sequences: dict[str, Sequence] = {}
         self.running: dict[str, Sequence] = {}  # phase RUNNING, in order of admission
-        self.victims: tuple[str, ...] = ()  # as the plan orders
-        self.evicted: list[Sequence] = []  # not reported yet
         self.version = 0
-        self._serial = 0
+        self._sharing = sharing
+        self._exact_swaps = exact_swaps
+        self._admissions = 0
+        self._moves = 0  # the serial of the last
+        self._started: list[Move] = []
+        self._recalled: list[int] = []
+        self._arriving: dict[int, Sequence] = {}
+
+    # Phases
 
     def start(self, prompt: Prompt, limit_tokens: int) -> None:
         sequence = Sequence.start(prompt, limit_tokens)
@@ -26,35 +47,26 @@ class Holdings:
 
     def run(self, sequence: Sequence) -> None:
         """Admit, or admit again: it is now the newest."""
-        self._serial += 1
-        sequence.serial = self._serial
+        self._admissions += 1
+        sequence.serial = self._admissions
         sequence.phase = Phase.RUNNING
         self.running[sequence.request_id] = sequence
         self.version += 1
 
     def pause(self, sequence: Sequence) -> None:
-        """Out of the running, its blocks kept."""
+        """Out of the running, its KV where it is."""
         del self.running[sequence.request_id]
-        sequence.phase = Phase.PAUSED
+        rests = sequence.resting and not sequence.arriving
+        sequence.phase = Phase.PARKED if rests else Phase.PAUSED
         self.version += 1
-
-    def park(self, sequence: Sequence) -> None:
-        """Take its blocks; its tokens stay."""
-        self.running.pop(sequence.request_id, None)
-        self.pool.release(sequence.request_id)
-        sequence.computed = 0
-        sequence.phase = Phase.PARKED
-        self.version += 1
-
-    def evict(self, sequence: Sequence) -> None:
-        self.park(sequence)
-        self.evicted.append(sequence)
 
     def forget(self, request_id: str) -> None:
         """Free everything of a request; an unknown one is fine."""
-        if self.sequences.pop(request_id, None):
+        if sequence := self.sequences.pop(request_id, None):
             self.running.pop(request_id, None)
+            self._recall(sequence)
             self.pool.release(request_id)
+            self.host.release(request_id)
             self.version += 1
 
     def set_limit(self, sequence: Sequence, limit_tokens: int) -> None:
@@ -68,34 +80,161 @@ class Holdings:
         """Who may run has changed."""
         self.version += 1
 
-    def victims_for(self, sequence: Sequence, decoding: bool) -> Iterator[Sequence]:
-        """Who may be evicted for it, first to last: as the plan orders, then paused, then newest.
+    # Leaving the device and coming back
 
-        A decode may evict anybody, itself included; a prefill those admitted after it, and
-        paused ones.
-        """
-        for holder in self._eviction_order():
-            behind = holder.phase is Phase.PAUSED or holder.serial > sequence.serial
-            if self.pool.table(holder.request_id) and (decoding or behind):
-                yield holder
+    def leave(self, sequence: Sequence, how: Residency) -> None:
+        """Take its device blocks, its KV resting in host memory where there is room for it."""
+        self.running.pop(sequence.request_id, None)
+        self.version += 1
+        if sequence.arriving:
+            self._recall(sequence)  # it rests already
+        elif how is Residency.OFFLOAD and sequence.computed and self._offload(sequence):
+            pass
+        else:
+            self._drop(sequence, host_full=how is Residency.OFFLOAD)
+        self.pool.release(sequence.request_id)
+        sequence.computed = sequence.published = 0
+        sequence.phase = Phase.PARKED
 
-    def _eviction_order(self) -> Iterator[Sequence]:
-        for request_id in self.victims:
-            if request_id in self.sequences:
-                yield self.sequences[request_id]
-        newest_first = sorted(self.sequences.values(), key=lambda s: -s.serial)
-        yield from (s for s in newest_first if s.phase is Phase.PAUSED)
-        yield from (s for s in newest_first if s.phase is Phase.RUNNING)
+    def _drop(self, sequence: Sequence, host_full: bool) -> None:
+        if sequence.held_tokens:
+            self.tally.dropped += 1
+            self.tally.host_full += host_full
+        self.host.release(sequence.request_id)
+        sequence.resting = 0
+        sequence.exact = True
+
+    def _offload(self, sequence: Sequence) -> bool:
+        if not self.host.grow(sequence.request_id, sequence.computed):
+            return False
+        self._move(sequence, Direction.OFFLOAD, 0, sequence.computed)
+        self.tally.offloads += 1
+        self.tally.offloaded_tokens += sequence.computed
+        sequence.resting = sequence.computed
+        sequence.exact &= self._exact_swaps
+        return True
+
+    def bring_back(self, sequence: Sequence) -> bool:
+        """Begin the upload of KV that rests, with room for its next token; False, with nothing
+        changed, if memory is out."""
+        if self.pool.blocks_for(len(sequence.tokens)) > self.pool.free_blocks:
+            return False
+        shared = self._share(sequence, sequence.resting // self.pool.block_tokens)
+        self.pool.grow(sequence.request_id, len(sequence.tokens))
+        sequence.published = shared
+        sequence.arriving = self._move(sequence, Direction.UPLOAD, shared, sequence.resting)
+        self._arriving[sequence.arriving] = sequence
+        if sequence.phase is Phase.PARKED:
+            sequence.phase = Phase.PAUSED
+        self.version += 1
+        return True
+
+    def arrived(self, serial: int) -> None:
+        """An upload is over; one recalled meanwhile is no news."""
+        sequence = self._arriving.pop(serial, None)
+        if sequence is None:
+            return
+        self.tally.uploads += 1
+        self.tally.uploaded_tokens += sequence.resting
+        self.host.release(sequence.request_id)
+        sequence.computed, sequence.resting, sequence.arriving = sequence.resting, 0, 0
+        self.version += 1
+
+    def lost(self, request_id: str) -> None:
+        """What should rest in host memory does not: it is computed again."""
+        sequence = self.sequences.get(request_id)
+        if sequence and sequence.resting:
+            self._recall(sequence)
+            self.pool.release(request_id)
+            self._drop(sequence, host_full=True)
+            if sequence.phase is Phase.PAUSED:
+                sequence.phase = Phase.PARKED
+            self.version += 1
+
+    def _recall(self, sequence: Sequence) -> None:
+        if sequence.arriving:
+            del self._arriving[sequence.arriving]
+            self._recalled.append(sequence.arriving)
+            sequence.arriving = 0
+
+    def _move(self, sequence: Sequence, direction: Direction, first: int, tokens: int) -> int:
+        """Order a copy of the blocks from `first` on that hold `tokens`; returns its serial."""
+        self._moves += 1
+        request_id, last = sequence.request_id, self.pool.blocks_for(tokens)
+        move = Move(
+            self._moves,
+            request_id,
+            direction,
+            tuple(self.pool.table(request_id)[first:last]),
+            tuple(self.host.table(request_id)[first:last]),
+            tokens - first * self.pool.block_tokens,
+        )
+        self._started.append(move)
+        return self._moves
+
+    def take_moves(self) -> Moves:
+        """What is to be copied since the last call, in order."""
+        moves = Moves(tuple(self._started), tuple(self._recalled))
+        self._started.clear()
+        self._recalled.clear()
+        return moves
+
+    # Shared prefixes
+
+    def adopt_prefix(self, sequence: Sequence) -> None:
+        """Take what others have computed of its beginning; at least one token is left to do."""
+        if not self._sharing or sequence.computed or self.pool.table(sequence.request_id):
+            return
+        blocks = self._share(sequence, (len(sequence.tokens) - 1) // self.pool.block_tokens)
+        sequence.published = blocks
+        sequence.computed = blocks * self.pool.block_tokens
+        self.tally.prefix_asked_tokens += len(sequence.tokens)
+        self.tally.prefix_hit_tokens += sequence.computed
+
+    def publish(self, sequence: Sequence) -> None:
+        """Let others find the blocks that it has filled."""
+        full = sequence.computed // self.pool.block_tokens
+        if full == sequence.published or not (self._sharing and sequence.exact):
+            return
+        self._extend_keys(sequence, full)
+        for index in range(sequence.published, full):
+            self.pool.publish(sequence.request_id, index, sequence.keys[index])
+        sequence.published = full
+
+    def _share(self, sequence: Sequence, blocks: int) -> int:
+        if not self._sharing:
+            return 0
+        self._extend_keys(sequence, blocks)
+        return self.pool.share(sequence.request_id, sequence.keys[:blocks])
+
+    def _extend_keys(self, sequence: Sequence, blocks: int) -> None:
+        salt = sequence.prompt.cache_salt
+        extend_keys(sequence.keys, sequence.tokens, blocks, self.pool.block_tokens, salt)
+
+    # Whole
 
     def check_integrity(self) -> None:
-        """Blocks and phases agree with each other. Raises AssertionError."""
+        """Blocks, phases and moves agree with each other. Raises AssertionError."""
         self.pool.check_integrity()
-        holders = {k for k, s in self.sequences.items() if s.phase is not Phase.PARKED}
-        assert set(self.pool.owners()) <= holders, "blocks of a request that holds none"
+        self.host.check_integrity()
         serials = [s.serial for s in self.running.values()]
         assert serials == sorted(serials), "running is not in order of admission"
+        assert self._arriving == {s.arriving: s for s in self.sequences.values() if s.arriving}
         for request_id, sequence in self.sequences.items():
+            self._check(sequence)
             assert (sequence.phase is Phase.RUNNING) == (request_id in self.running)
-            assert 0 <= sequence.computed < len(sequence.tokens) < sequence.max_length
-            room = len(self.pool.table(request_id)) * self.pool.block_tokens
-            assert sequence.computed <= room, "KV without a block"
+        for owner in (*self.pool.owners(), *self.host.owners()):
+            assert owner in self.sequences, "blocks of a request that is not here"
+
+    def _check(self, sequence: Sequence) -> None:
+        request_id = sequence.request_id
+        device, host = self.pool.table(request_id), self.host.table(request_id)
+        kept = max(sequence.computed, sequence.resting)
+        assert 0 <= kept < len(sequence.tokens) < sequence.max_length
+        assert not (sequence.computed and sequence.resting), "KV in two places"
+        assert bool(sequence.resting) == bool(host), "host blocks without KV, or KV without"
+        assert not (sequence.phase is Phase.PARKED and device), "parked with device blocks"
+        assert not (sequence.resting and device) or sequence.arriving
+        assert sequence.published <= len(device)
+        assert sequence.computed <= len(device) * self.pool.block_tokens, "KV without a block"
+        assert sequence.resting <= len(host) * self.host.block_tokens, "KV without a block"

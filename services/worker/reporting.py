@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Iterable
 
-from services.core import Completion, FinishReason, Progress, Report, StepTiming
+from services.core import Completion, FinishReason, Progress, Report, StepTiming, SwapTiming
 from services.worker.sequence import Sequence
 
 TIMINGS_MAX = 64  # a report carries the latest; the estimator needs samples, not a ledger
@@ -21,11 +21,15 @@ class Reporter:
         self._evicted: list[Progress] = []
         self._slice_ended: dict[str, Sequence] = {}
         self._timings: deque[StepTiming] = deque(maxlen=TIMINGS_MAX)
+        self._swaps: deque[SwapTiming] = deque(maxlen=TIMINGS_MAX)
         self._everybody = False
 
     def stepped(self, timing: StepTiming) -> None:
         self._steps += 1
         self._timings.append(timing)
+
+    def swapped(self, timings: Iterable[SwapTiming]) -> None:
+        self._swaps.extend(timings)
 
     def planned(self, plan_seq: int) -> None:
         self.applied_plan_seq = plan_seq
@@ -35,9 +39,9 @@ class Reporter:
         self._slice_ended.pop(request_id, None)
         self._finished.append(Completion(request_id, output_tokens, reason))
 
-    def evicted(self, sequence: Sequence) -> None:
-        self._slice_ended.pop(sequence.request_id, None)
-        self._evicted.append(Progress(sequence.request_id, sequence.output_tokens, 0))
+    def evicted(self, progress: Progress) -> None:
+        self._slice_ended.pop(progress.request_id, None)
+        self._evicted.append(progress)
 
     def slice_ended(self, sequence: Sequence) -> None:
         self._slice_ended[sequence.request_id] = sequence
@@ -61,6 +65,7 @@ class Reporter:
             evicted=tuple(self._evicted),
             free_tokens=free_tokens,
             timings=tuple(self._timings),
+            swaps=tuple(self._swaps),
         )
         self._clear(everybody)
         return report
@@ -70,6 +75,7 @@ class Reporter:
         self._evicted.clear()
         self._slice_ended.clear()
         self._timings.clear()
+        self._swaps.clear()
         if everybody:
             self._everybody = False
             self._steps = 0

@@ -1,6 +1,6 @@
 """Sequence: one request at a worker, from its admission to its end."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from services.core import Progress
@@ -8,16 +8,20 @@ from services.worker.prompt import Prompt
 
 
 class Phase(Enum):
-    """Only RUNNING ones are composed. Blocks are held in RUNNING and PAUSED."""
+    """Only RUNNING ones are composed. Blocks of the device are held in RUNNING and PAUSED."""
 
     RUNNING = "running"
-    PAUSED = "paused"  # keeps its KV until admitted again
-    PARKED = "parked"  # evicted or dropped: tokens only, recomputed when admitted again
+    PAUSED = "paused"  # keeps its KV, or gets it back, until admitted again
+    PARKED = "parked"  # its KV rests in host memory, or is to be computed again
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """`tokens` are prompt and output; the KV of the first `computed` of them is in the cache."""
+    """`tokens` are prompt and output; the KV of the first `computed` of them is in the cache.
+
+    Or it rests in host memory, of the first `resting` of them: never both. While it is on its
+    way back, `arriving` is that move's serial, and it rests still.
+    """
 
     prompt: Prompt
     tokens: list[int]
@@ -28,7 +32,12 @@ class Sequence:
     limit_length: int  # the plan's budget, as a length
     ends_on_eos: bool
     computed: int = 0
+    resting: int = 0
+    arriving: int = 0
     serial: int = 0  # order of admission
+    keys: list[bytes] = field(default_factory=list)  # of its first full blocks
+    published: int = 0  # how many of its blocks are, or need not be
+    exact: bool = True  # its KV is as the model computed it, not quantized on the way
     phase: Phase = Phase.RUNNING
 
     @classmethod
@@ -53,9 +62,14 @@ class Sequence:
         return len(self.tokens) < self.limit_length
 
     @property
+    def held_tokens(self) -> int:
+        """Tokens whose KV is kept, wherever."""
+        return self.computed or self.resting
+
+    @property
     def is_decode(self) -> bool:
         """All but its newest token is in the cache."""
         return self.computed == len(self.tokens) - 1
 
     def progress(self) -> Progress:
-        return Progress(self.request_id, self.output_tokens, self.computed)
+        return Progress(self.request_id, self.output_tokens, self.held_tokens)

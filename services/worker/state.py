@@ -5,23 +5,36 @@ computes it → `commit` what it drew → `report`. Between a `compose` and its 
 is called.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from services.core import FinishReason, Grant, Pause, Plan, Report, Residency, StepTiming
+from services.core import (
+    FinishReason,
+    Grant,
+    Pause,
+    Plan,
+    Report,
+    Residency,
+    StepTiming,
+    SwapTiming,
+)
 from services.worker.batch import NewToken, StepBatch, StepResult, TokenLogprobs
 from services.worker.blocks import BlockPool
 from services.worker.composer import Composer
+from services.worker.evictor import Evictor
 from services.worker.holdings import Holdings
 from services.worker.matching import HELD_MAX, Matching
+from services.worker.moves import Moves
 from services.worker.prompt import Prompt
 from services.worker.reporting import Reporter
 from services.worker.sequence import Phase, Sequence
+from services.worker.tally import Tally
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The worker's shape. `kv_blocks * block_tokens` is all the KV there is."""
+    """The worker's shape. `kv_blocks * block_tokens` is all the KV there is on the device,
+    `host_blocks` what rests beside it; `exact_swaps` says that it comes back bit for bit."""
 
     kv_blocks: int
     block_tokens: int = 16
@@ -30,6 +43,9 @@ class Limits:
     max_context_tokens: int = 2**31 - 1
     report_every_steps: int = 16
     eos_ids: frozenset[int] = field(default_factory=frozenset)
+    host_blocks: int = 0  # of the same size, in host memory; 0: none
+    exact_swaps: bool = True
+    prefix_sharing: bool = True
 
     @property
     def reach_tokens(self) -> int:
@@ -42,15 +58,22 @@ class WorkerState:
 
     def __init__(self, limits: Limits):
         self.limits = limits
+        self.tally = Tally()
         self.reset()
 
     def reset(self) -> None:
         """Forget everything: a scheduler that we attach to (again) requeues what was here."""
         limits = self.limits
         self.pool = BlockPool(limits.kv_blocks, limits.block_tokens)
+        self.host = BlockPool(limits.host_blocks, limits.block_tokens)
         self.matching = Matching()
-        self._holdings = Holdings(self.pool)
-        self._composer = Composer(self._holdings, limits.max_running, limits.max_batch_tokens)
+        self._holdings = Holdings(
+            self.pool, self.host, self.tally, limits.prefix_sharing, limits.exact_swaps
+        )
+        self._evictor = Evictor(self._holdings)
+        self._composer = Composer(
+            self._holdings, self._evictor, limits.max_running, limits.max_batch_tokens
+        )
         self._reporter = Reporter(limits.report_every_steps)
         self._owed_cancels: set[str] = set()
 
@@ -104,7 +127,9 @@ class WorkerState:
             self._admit(grant, now)
         for grant in plan.extend:
             self._extend(grant)
-        self._holdings.victims = plan.victims
+        for request_id in plan.prefetch:
+            self._evictor.prefetch(request_id)
+        self._evictor.planned(plan)
         self._reporter.planned(plan.seq)
 
     def cancel(self, request_id: str) -> None:
@@ -133,8 +158,9 @@ class WorkerState:
 
     def report(self) -> Report | None:
         """What happened since the last report, if anything that the scheduler must know."""
-        while self._holdings.evicted:
-            self._reporter.evicted(self._holdings.evicted.pop(0))
+        for progress in self._evictor.evicted:
+            self._reporter.evicted(progress)
+        self._evictor.evicted.clear()
         return self._reporter.take(self.running.values(), self.pool.free_tokens)
 
     def _admit(self, grant: Grant, now: float) -> None:
@@ -159,8 +185,7 @@ class WorkerState:
         if sequence is None or sequence.phase is Phase.PARKED:
             return
         if pause.residency is not Residency.KEEP:
-            # There is no host memory yet to offload to: it is recomputed when admitted again.
-            self._holdings.park(sequence)
+            self._holdings.leave(sequence, pause.residency)
         elif sequence.phase is Phase.RUNNING:
             self._holdings.pause(sequence)
 
@@ -172,6 +197,25 @@ class WorkerState:
         self._forget(sequence.request_id)
         self._owed_cancels.discard(sequence.request_id)
         self._reporter.finished(sequence.request_id, sequence.output_tokens, reason)
+
+    # Copies between the pools
+
+    def take_moves(self) -> Moves:
+        """What must be copied before the composed step is computed, in order."""
+        return self._holdings.take_moves()
+
+    def arrived(self, serials: Iterable[int]) -> None:
+        """These uploads are over."""
+        for serial in serials:
+            self._holdings.arrived(serial)
+
+    def lost(self, request_ids: Iterable[str]) -> None:
+        """Host memory could not take these after all; they are computed again."""
+        for request_id in request_ids:
+            self._holdings.lost(request_id)
+
+    def swapped(self, timings: Iterable[SwapTiming]) -> None:
+        self._reporter.swapped(timings)
 
     # One iteration
 
@@ -193,6 +237,7 @@ class WorkerState:
         self._reporter.stepped(timing)
         for chunk in batch.chunks:
             chunk.sequence.computed = chunk.end
+            self._holdings.publish(chunk.sequence)
         tokens = [
             self._take(sequence, token, logprobs.get(row) if logprobs else None)
             for row, (sequence, token) in enumerate(zip(batch.sampling, sampled, strict=True))
@@ -202,6 +247,8 @@ class WorkerState:
 
     def _take(self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None) -> NewToken:
         sequence.computed = length = len(sequence.tokens)
+        if length % self.limits.block_tokens == 0:
+            self._holdings.publish(sequence)
         sequence.tokens.append(token)
         finish = self._finish_of(sequence, token)
         if finish:

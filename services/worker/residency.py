@@ -1,0 +1,108 @@
+"""Where KV stays when a device can't hold all of it: ALISE's Algorithm 2 (papers/001 §3.3).
+
+Pure: residents and pools in, moves out. A policy says how one request leaves the device; the walk
+over all of them, most urgent first, is the same for every policy.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from math import inf
+
+from services.core import KVCosts, Residency
+
+
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """A request here, as residency sees it. Blocks are of the device unless said otherwise."""
+
+    request_id: str
+    wait_s: float  # until it is expected to run
+    runs: bool  # admitted: it may be in the next step
+    on_device: bool  # its KV is there
+    tokens: int  # of KV, wherever it is
+    need_blocks: int  # to hold that and what it makes until its next slice
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What the pools can hold: the device's in all, of the host's what is free."""
+
+    device_blocks: int
+    host_free_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Placing:
+    """What is to be moved: `offload`, then `prefetch`, each in this order."""
+
+    offload: tuple[str, ...] = ()
+    prefetch: tuple[str, ...] = ()
+
+
+Leave = Callable[[int, float, Room, KVCosts], Residency]
+
+
+def recompute(tokens: int, wait_s: float, room: Room, costs: KVCosts) -> Residency:
+    """Drop it; it is prefilled again when its turn comes."""
+    return Residency.DROP
+
+
+def defer(tokens: int, wait_s: float, room: Room, costs: KVCosts) -> Residency:
+    """Nobody leaves for memory: who comes later waits until there is room."""
+    return Residency.KEEP
+
+
+def swap(tokens: int, wait_s: float, room: Room, costs: KVCosts) -> Residency:
+    """To host memory, unless it would be wanted back before it is there and back."""
+    if costs.swap_s(tokens) > wait_s:
+        return Residency.KEEP
+    return Residency.OFFLOAD if tokens <= room.host_free_tokens else Residency.DROP
+
+
+def cost(tokens: int, wait_s: float, room: Room, costs: KVCosts) -> Residency:
+    """Whichever is cheaper for this request now: to swap it, or to compute it again."""
+    if costs.recompute_s(tokens) < costs.swap_s(tokens):
+        return Residency.DROP
+    return swap(tokens, wait_s, room, costs)
+
+
+RESIDENCIES: dict[str, Leave] = {
+    "recompute": recompute,
+    "swap": swap,
+    "defer": defer,
+    "cost": cost,
+}
+DEFAULT = "recompute"
+
+
+def place(residents: Iterable[Resident], room: Room, costs: KVCosts, leave: Leave) -> Placing:
+    """ALISE's walk: the first that fit stay on the device or return to it, ahead of need; the
+    rest are offloaded, the longest waits first, as far as the host has room. What a policy would
+    drop is not: it may be wanted before its memory is. Those that run are not touched: when they
+    outgrow memory, the step they are in decides. O(residents)."""
+    left = room.device_blocks
+    prefetch: list[str] = []
+    beyond: list[Resident] = []
+    for resident in residents:
+        fits = resident.need_blocks <= left
+        left = left - resident.need_blocks if fits else 0
+        if not fits and resident.on_device and not resident.runs:
+            beyond.append(resident)
+        elif fits and not resident.on_device and resident.tokens:
+            prefetch.append(resident.request_id)
+    return Placing(tuple(_offloads(beyond, room, costs, leave)), tuple(prefetch))
+
+
+def _offloads(beyond: list[Resident], room: Room, costs: KVCosts, leave: Leave) -> Iterable[str]:
+    host_free_tokens = room.host_free_tokens
+    for resident in sorted(beyond, key=lambda s: -s.wait_s):
+        now = Room(room.device_blocks, host_free_tokens)
+        how = leave(resident.tokens, resident.wait_s, now, costs)
+        if how is Residency.OFFLOAD:
+            host_free_tokens -= resident.tokens
+            yield resident.request_id
+
+
+def evict(tokens: int, room: Room, costs: KVCosts, leave: Leave) -> Residency:
+    """How a request leaves that must go at once, its wait unknown."""
+    return leave(tokens, inf, room, costs)

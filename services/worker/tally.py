@@ -1,0 +1,17 @@
+"""What a worker's memory has done, counted since it started."""
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts only grow; tokens are of KV."""
+
+    offloads: int = 0
+    offloaded_tokens: int = 0
+    uploads: int = 0
+    uploaded_tokens: int = 0
+    dropped: int = 0  # KV let go, to be computed again
+    host_full: int = 0  # of those, because host memory had no room
+    prefix_asked_tokens: int = 0  # of prompts, or of what is computed again
+    prefix_hit_tokens: int = 0  # of those, found in blocks computed before
