@@ -1,86 +1,9 @@
 """The worker's state as transcripts: what was planned, what ran, what was reported."""
 
-from textwrap import dedent
-from typing import Any
-
-from services.core import Grant, Pause, Plan, Report, Residency
-from services.worker.batch import NewToken, StepBatch
+from services.core import Grant, Pause, Residency
 from services.worker.prompt import Prompt, Sampling
-from services.worker.state import Limits, WorkerState
-from tests.worker_oracle import EOS, DumbDevice
-
-
-class Transcript:
-    """Drives a state and writes down what it does. Blocks of 4 tokens."""
-
-    def __init__(self, kv_tokens: int = 64, **limits: int):
-        shape = {"max_batch_tokens": 8, "report_every_steps": 100, "prefix_sharing": False}
-        shape |= limits
-        self.state = WorkerState(
-            Limits(kv_tokens // 4, block_tokens=4, eos_ids=frozenset([EOS]), **shape)
-        )
-        self.device = DumbDevice(block_tokens=4)
-        self.lines: list[str] = []
-        self._seq = 0
-
-    def prompt(self, request_id: str, length: int, max_tokens: int = 9, **sampling: Any):
-        how = Sampling(**{"temperature": 0, "ignore_eos": True, **sampling})
-        prompt = Prompt(request_id, tuple(range(1, length + 1)), length, max_tokens, how)
-        if refusal := self.state.receive(prompt, now=0.0):
-            self.lines.append(f"refused {request_id}: {refusal}")
-
-    def plan(self, seq: int = 0, **directives: Any) -> None:
-        self._seq = seq or self._seq + 1
-        plan = Plan(self._seq, **{k: tuple(v) for k, v in directives.items()})
-        self.state.apply(plan, now=0.0)
-        self.state.check_integrity()
-
-    def admit(self, **limits: int) -> None:
-        self.plan(admit=[Grant(request_id, limit) for request_id, limit in limits.items()])
-
-    def step(self, drawn: dict[str, int] | None = None, times: int = 1) -> None:
-        for _ in range(times):
-            batch = self.state.compose()
-            if batch is None:
-                self.lines.append("nothing runs")
-            else:
-                ran, tokens = _ran(batch), self.device.run(batch)
-                for row, sequence in enumerate(batch.sampling):
-                    tokens[row] = (drawn or {}).get(sequence.request_id, 7)
-                result = self.state.commit(batch, tokens, elapsed_s=0.1)
-                self.lines.append(f"{ran} -> {' '.join(map(_drew, result.tokens)) or '-'}")
-            self.state.check_integrity()
-            self._report()
-
-    def _report(self) -> None:
-        if report := self.state.report():
-            self.lines.append("  " + _said(report))
-
-    def reads(self, text: str) -> None:
-        """The lines since the last time."""
-        self._report()
-        lines, self.lines = self.lines, []
-        assert lines == dedent(text).strip("\n").splitlines()
-
-
-def _ran(batch: StepBatch) -> str:
-    positions = batch.decodes.positions.tolist()
-    rows = zip(batch.decodes.sequences, positions, strict=True)
-    decodes = [f"{sequence.request_id}@{position}" for sequence, position in rows]
-    chunks = [f"{c.sequence.request_id}[{c.start}:{c.end}]" for c in batch.chunks]
-    return " ".join([*decodes, *chunks])
-
-
-def _drew(token: NewToken) -> str:
-    return f"{token.request_id}+{token.offset}" + (f"={token.finish}" if token.finish else "")
-
-
-def _said(report: Report) -> str:
-    parts = [f"{p.request_id}:{p.output_tokens}/{p.held_tokens}" for p in report.progress]
-    parts += [f"finished {f.request_id}:{f.output_tokens} {f.reason}" for f in report.finished]
-    parts += [f"evicted {p.request_id}:{p.output_tokens}" for p in report.evicted]
-    said = ", ".join(parts) or "-"
-    return f"report plan {report.applied_plan_seq}, free {report.free_tokens}: {said}"
+from tests.worker_oracle import EOS
+from tests.worker_transcript import Transcript
 
 
 def test_a_prompt_is_admitted_prefilled_in_chunks_decoded_and_finished():

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
-from services.core import KVCosts, Plan, Progress, Residency
+from services.core import Plan, Progress, Residency
 from services.worker.holdings import Holdings
 from services.worker.residency import DEFAULT, RESIDENCIES, Placing, Resident, Room, evict, place
 from services.worker.sequence import Phase, Sequence
@@ -19,21 +19,14 @@ class Evictor:
         self._leave = RESIDENCIES[DEFAULT]
         self.evicted: list[Progress] = []  # not reported yet
 
-    @property
-    def _costs(self) -> KVCosts:
-        return self._plan.costs
-
-    @property
-    def _room(self) -> Room:
-        pools = self._holdings
-        return Room(pools.pool.blocks, pools.host.free_tokens)
-
     def planned(self, plan: Plan) -> None:
         """Follow this plan from now on. An unknown policy is a KeyError: presets are checked."""
         self._leave = RESIDENCIES[plan.residency or DEFAULT]
         self._plan = plan
         if plan.order:
-            self._carry_out(place(self._residents(), self._room, self._costs, self._leave))
+            pools = self._holdings
+            room = Room(pools.pool.blocks, pools.host.free_tokens)
+            self._carry_out(place(self._residents(), room, plan.costs, self._leave))
 
     def _residents(self) -> Iterator[Resident]:
         for standing in self._plan.order:
@@ -69,7 +62,7 @@ class Evictor:
 
     def evict(self, sequence: Sequence) -> bool:
         """Make it leave at once; False where the policy lets nobody leave."""
-        how = evict(sequence.held_tokens, self._room, self._costs, self._leave)
+        how = evict(sequence.held_tokens, self._plan.costs, self._leave)
         if how is Residency.KEEP:
             return False
         self._evict(sequence, how)

@@ -39,31 +39,29 @@ class Placing:
     prefetch: tuple[str, ...] = ()
 
 
-Leave = Callable[[int, float, Room, KVCosts], Residency]
+Leave = Callable[[int, float, KVCosts], Residency]  # tokens of KV, expected wait, costs
 
 
-def recompute(tokens: int, wait_s: float, room: Room, costs: KVCosts) -> Residency:
+def recompute(tokens: int, wait_s: float, costs: KVCosts) -> Residency:
     """Drop it; it is prefilled again when its turn comes."""
     return Residency.DROP
 
 
-def defer(tokens: int, wait_s: float, room: Room, costs: KVCosts) -> Residency:
+def defer(tokens: int, wait_s: float, costs: KVCosts) -> Residency:
     """Nobody leaves for memory: who comes later waits until there is room."""
     return Residency.KEEP
 
 
-def swap(tokens: int, wait_s: float, room: Room, costs: KVCosts) -> Residency:
+def swap(tokens: int, wait_s: float, costs: KVCosts) -> Residency:
     """To host memory, unless it would be wanted back before it is there and back."""
-    if costs.swap_s(tokens) > wait_s:
-        return Residency.KEEP
-    return Residency.OFFLOAD if tokens <= room.host_free_tokens else Residency.DROP
+    return Residency.OFFLOAD if costs.swap_s(tokens) <= wait_s else Residency.KEEP
 
 
-def cost(tokens: int, wait_s: float, room: Room, costs: KVCosts) -> Residency:
+def cost(tokens: int, wait_s: float, costs: KVCosts) -> Residency:
     """Whichever is cheaper for this request now: to swap it, or to compute it again."""
     if costs.recompute_s(tokens) < costs.swap_s(tokens):
         return Residency.DROP
-    return swap(tokens, wait_s, room, costs)
+    return swap(tokens, wait_s, costs)
 
 
 RESIDENCIES: dict[str, Leave] = {
@@ -95,14 +93,13 @@ def place(residents: Iterable[Resident], room: Room, costs: KVCosts, leave: Leav
 
 def _offloads(beyond: list[Resident], room: Room, costs: KVCosts, leave: Leave) -> Iterable[str]:
     host_free_tokens = room.host_free_tokens
-    for resident in sorted(beyond, key=lambda s: -s.wait_s):
-        now = Room(room.device_blocks, host_free_tokens)
-        how = leave(resident.tokens, resident.wait_s, now, costs)
-        if how is Residency.OFFLOAD:
+    for resident in sorted(beyond, key=lambda r: -r.wait_s):
+        how = leave(resident.tokens, resident.wait_s, costs)
+        if how is Residency.OFFLOAD and resident.tokens <= host_free_tokens:
             host_free_tokens -= resident.tokens
             yield resident.request_id
 
 
-def evict(tokens: int, room: Room, costs: KVCosts, leave: Leave) -> Residency:
+def evict(tokens: int, costs: KVCosts, leave: Leave) -> Residency:
     """How a request leaves that must go at once, its wait unknown."""
-    return leave(tokens, inf, room, costs)
+    return leave(tokens, inf, costs)

@@ -1,0 +1,78 @@
+"""ALISE's walk as hand-worked tables: who stays, who leaves, who comes back."""
+
+import pytest
+
+from services.core import KVCosts, Residency
+from services.worker.residency import RESIDENCIES, Placing, Resident, Room, evict, place
+
+FREE = KVCosts()
+
+
+def at(
+    name: str, wait_s: float, blocks: int, *, runs: bool = False, host: bool = False
+) -> Resident:
+    """Eight tokens a block."""
+    return Resident(name, wait_s, runs, not host, 8 * blocks, blocks)
+
+
+QUEUE = [
+    at("runs", 0, 4, runs=True),
+    at("next", 1, 3, host=True),
+    at("soon", 2, 3),
+    at("late", 9, 2),
+    at("last", 7, 2),
+]
+
+
+@pytest.mark.parametrize(
+    ("device", "host", "offload", "prefetch"),
+    [
+        (14, 99, "", "next"),
+        (12, 99, "last", "next"),
+        (11, 99, "late last", "next"),
+        (9, 99, "late last soon", "next"),
+        (6, 99, "late last soon", ""),
+        (3, 99, "late last soon", ""),
+        (6, 4, "late last", ""),
+        (6, 3, "late", ""),
+        (6, 0, "", ""),
+    ],
+)
+def test_the_first_that_fit_stay_or_return_and_the_longest_waits_leave_first(
+    device, host, offload, prefetch
+):
+    placing = place(QUEUE, Room(device, 8 * host), FREE, RESIDENCIES["swap"])
+    assert placing == Placing(tuple(offload.split()), tuple(prefetch.split()))
+
+
+def test_who_runs_is_left_alone_even_where_nothing_fits():
+    running = [at("a", 0, 5, runs=True), at("b", 0, 5, runs=True)]
+    assert place(running, Room(3, 99), FREE, RESIDENCIES["swap"]) == Placing()
+
+
+@pytest.mark.parametrize("residency", ["recompute", "defer"])
+def test_what_would_be_dropped_or_deferred_stays_until_its_memory_is_wanted(residency):
+    assert place(QUEUE, Room(6, 99), FREE, RESIDENCIES[residency]).offload == ()
+
+
+def test_a_swap_longer_than_the_wait_is_not_started():
+    """One second a token there and back: `soon` (24 tokens) waits 2 s, the others less than 16."""
+    costs = KVCosts(9.0, 0.5, 0.5)
+    assert place(QUEUE, Room(6, 99), costs, RESIDENCIES["swap"]).offload == ()
+    costs = KVCosts(9.0, 0.2, 0.2)  # 6.4 s for `late` and `last`, 9.6 s for `soon`
+    assert place(QUEUE, Room(6, 99), costs, RESIDENCIES["swap"]).offload == ("late", "last")
+
+
+@pytest.mark.parametrize(
+    ("residency", "costs", "how"),
+    [
+        ("recompute", KVCosts(1.0, 0.1, 0.1), Residency.DROP),
+        ("defer", KVCosts(1.0, 0.1, 0.1), Residency.KEEP),
+        ("swap", KVCosts(0.1, 1.0, 1.0), Residency.OFFLOAD),
+        ("cost", KVCosts(0.1, 1.0, 1.0), Residency.DROP),
+        ("cost", KVCosts(1.0, 0.1, 0.1), Residency.OFFLOAD),
+        ("cost", FREE, Residency.OFFLOAD),
+    ],
+)
+def test_how_a_victim_leaves(residency, costs, how):
+    assert evict(100, costs, RESIDENCIES[residency]) is how
