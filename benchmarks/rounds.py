@@ -31,11 +31,16 @@ class Busy:
         self._reports = 0
         view = WorkerView("w", "w", "demo", KV_TOKENS, 16, 256, 4_096)
         self._state.step(ev.WorkerAttached(LINK, view), 0.0)
+        prompts = rng.integers(16, 512, running + queued).tolist()
         for i in range(running):
-            self._submit(i, int(rng.integers(16, 512)), admit=1)
-        self.report(tuple(Progress(f"r{i}", int(rng.integers(1, 400)), 0) for i in range(running)))
+            self._submit(i, prompts[i], admit=1)
+        outputs = rng.integers(1, 400, running).tolist()
+        self._progress = tuple(
+            Progress(f"r{i}", output, prompts[i] + output) for i, output in enumerate(outputs)
+        )
+        self.report()
         for i in range(running, running + queued):
-            self._submit(i, int(rng.integers(16, 512)), admit=0)
+            self._submit(i, prompts[i], admit=0)
 
     def _submit(self, i: int, prompt_tokens: int, admit: int) -> None:
         request = Request(f"r{i}", "demo", prompt_tokens, 1_024, float(i))
@@ -43,10 +48,10 @@ class Busy:
         forecasts = ((request.request_id, self._history),)
         self._answer(self._state.step(ev.Forecasted(forecasts), 0.0), admit)
 
-    def report(self, progress: tuple[Progress, ...] = ()) -> None:
-        """A worker's report, and the round that it makes due, to its end."""
+    def report(self) -> None:
+        """A worker's report of all that run, and the round that it makes due, to its end."""
         self._reports += 1
-        event = ev.Reported(LINK, "w", Report(self._reports, 0, progress))
+        event = ev.Reported(LINK, "w", Report(self._reports, 0, self._progress))
         self._answer(self._state.step(event, 0.0), admit=0)
 
     def _answer(self, actions: list[ev.Action], admit: int) -> None:
@@ -58,7 +63,8 @@ class Busy:
 def round_ms(
     policy: str, running: int = 64, queued: int = 1_000, repeats: int = 200
 ) -> list[float]:
-    """Milliseconds of whole rounds: the queue is dealt, the policy decides, the answer is taken."""
+    """Milliseconds of whole rounds: the report is noted, the queue dealt, who runs ranked against
+    it, the policy decides, the answer is taken."""
     busy = Busy(policy, running, queued)
     took = []
     for _ in range(repeats):

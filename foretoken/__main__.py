@@ -24,10 +24,18 @@ def serve(
     model: Annotated[
         str, typer.Option(help="Folder or hub name of a causal LM; the demo model if left out.")
     ] = "",
-    policy: Annotated[str, typer.Option(help="Preset: fcfs, conservative, past-future.")] = "",
+    policy: Annotated[
+        str, typer.Option(help="Preset: fcfs, conservative, past-future, alise, alise-recompute…")
+    ] = "",
     kv_tokens: Annotated[
         int, typer.Option(help="KV cache size a worker, in tokens; 0: by free memory.")
     ] = 0,
+    kv_dtype: Annotated[
+        str, typer.Option(help="KV on the device: auto, as the model's; int8, half the bytes.")
+    ] = "",
+    host_gib: Annotated[
+        float | None, typer.Option(help="Host memory for KV that waits, a worker, in GiB; 0: none.")
+    ] = None,
     workers: Annotated[int, typer.Option(min=1, max=64, help="Model replicas.")] = 1,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     http_port: Annotated[int, typer.Option(help="OpenAI HTTP; 0: any free port.")] = 8000,
@@ -45,7 +53,17 @@ def serve(
 
     run(
         ServeOptions(
-            model, policy, kv_tokens, workers, host, http_port, grpc_port, separate, sets or []
+            model=model,
+            policy=policy,
+            kv_tokens=kv_tokens,
+            kv_dtype=kv_dtype,
+            host_gib=host_gib,
+            workers=workers,
+            host=host,
+            http_port=http_port,
+            grpc_port=grpc_port,
+            separate=separate,
+            sets=sets or [],
         )
     )
 

@@ -96,6 +96,7 @@ def make_request(
     model: str,
     sla: str | Mapping[str, float] | None,
     application: str,
+    cache_salt: str,
     sampling: SamplingOptions,
 ) -> gateway_pb2.GenerateRequest:
     """Raises TypeError or ValueError for what no message can carry; ranges the server checks."""
@@ -105,7 +106,10 @@ def make_request(
     if isinstance(options.get("stop"), str):
         options["stop"] = [options["stop"]]
     request = gateway_pb2.GenerateRequest(
-        model=model, application=application, sampling=common_pb2.Sampling(**options)
+        model=model,
+        application=application,
+        cache_salt=cache_salt,
+        sampling=common_pb2.Sampling(**options),
     )
     if prompt is not None:
         request.prompt = prompt

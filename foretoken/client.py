@@ -131,14 +131,18 @@ class Client:
         sla: Sla | None = None,
         timeout_s: float | None = None,
         application: str = "",
+        cache_salt: str = "",
         **sampling: Unpack[SamplingOptions],
     ) -> Stream:
         """Start an answer to exactly one of a prompt, a conversation, or token ids.
 
         `sla` is a class name or a mapping of budgets; after `timeout_s` the answer ends with
-        finish reason `deadline`, or raises DeadlineExceeded if nothing had come.
+        finish reason `deadline`, or raises DeadlineExceeded if nothing had come. Only requests of
+        the same `cache_salt` share the KV of a common beginning.
         """
-        request = make_request(prompt, messages, tokens, model, sla, application, sampling)
+        request = make_request(
+            prompt, messages, tokens, model, sla, application, cache_salt, sampling
+        )
         return Stream(self._stub.Generate(request, **_timing(timeout_s)), self.address)
 
     def complete(self, prompt: str | None = None, **options: Any) -> Answer:
@@ -187,10 +191,13 @@ class AsyncClient:
         sla: Sla | None = None,
         timeout_s: float | None = None,
         application: str = "",
+        cache_salt: str = "",
         **sampling: Unpack[SamplingOptions],
     ) -> AsyncStream:
         """As `Client.generate`."""
-        request = make_request(prompt, messages, tokens, model, sla, application, sampling)
+        request = make_request(
+            prompt, messages, tokens, model, sla, application, cache_salt, sampling
+        )
         return AsyncStream(self._stub.Generate(request, **_timing(timeout_s)), self.address)
 
     async def complete(self, prompt: str | None = None, **options: Any) -> Answer:

@@ -24,11 +24,13 @@ def demo_model() -> str:
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """What was asked on the command line; empty or 0 where it was left out."""
+    """What was asked on the command line; empty, None, or 0 KV tokens where it was left out."""
 
     model: str = ""
     policy: str = ""
     kv_tokens: int = 0
+    kv_dtype: str = ""
+    host_gib: float | None = None
     workers: int = 1
     host: str = "127.0.0.1"
     http_port: int = 8000
@@ -51,8 +53,11 @@ def sections(options: ServeOptions) -> Sections:
             "http_port": str(options.http_port),
             "grpc_port": str(options.grpc_port),
         },
-        "worker": {"model": model} | _if_set("kv_tokens", options.kv_tokens),
-        "scheduler": dict(_if_set("policy", options.policy)),
+        "worker": {"model": model}
+        | _if_set("kv_tokens", options.kv_tokens or None)
+        | _if_set("kv_dtype", options.kv_dtype or None)
+        | _if_set("host_gib", options.host_gib),
+        "scheduler": dict(_if_set("policy", options.policy or None)),
     }
     preset = given.pop("preset")
     if preset:
@@ -72,7 +77,7 @@ def chosen_preset(overrides: Sections) -> Preset:
 
 
 def _if_set(key: str, value: object) -> dict[str, str]:
-    return {key: str(value)} if value else {}
+    return {} if value is None else {key: str(value)}
 
 
 def outcome_log(overrides: Sections, predictor: str) -> dict[str, str]:

@@ -61,6 +61,7 @@ def prompt(
             prompt_tokens=generation.prompt_tokens,
             max_tokens=generation.sampling.max_tokens,
             sampling=_resolved(generation.sampling, choice),
+            cache_salt=generation.cache_salt,
         )
     )
 

@@ -154,8 +154,11 @@ class Pipeline:
             case "placed":
                 self._on_placed(live, event.placed, now_s)
             case "preempted":
-                live.session.line.away = True
+                live.session.line.on_preempted()
                 live.place.running = False
+            case "resumed":
+                live.session.line.on_resumed(event.resumed.held_tokens > 0, now_s)
+                live.place.running = True
             case "rejected":
                 live.session.line.rejected = True
                 refusal = messages.rejection(event.rejected, self.fleet.drain_s)
@@ -254,7 +257,7 @@ class Pipeline:
         """Forget its present submission; it waits for the next."""
         self._lives.pop(live.place.wire_id, None)
         live.place = Placement("", live.place.attempts)
-        live.session.line.away = True
+        live.session.line.on_preempted()
         self._unsubmitted[id(live)] = live
 
     def _resubmit(self, live: Live, now_s: float) -> None:

@@ -16,7 +16,7 @@ from services.core import Sla
 from services.runtime.errors import Code, InvalidArgument, ServiceError
 
 ROLES = ("system", "user", "assistant")
-MAX_NAME_CHARS = 256  # of an application's name
+MAX_NAME_CHARS = 256  # of an application's name, and of a cache salt
 MAX_ANSWERS = 32  # earlier answers told to the predictor; the last ones say most
 
 
@@ -49,6 +49,7 @@ class Generation:
     instruction: str = field(default="", repr=False)
     user_input: str = field(default="", repr=False)
     answer_tokens: tuple[int, ...] = ()  # of the conversation's earlier answers, about
+    cache_salt: str = field(default="", repr=False)  # whose cached prefixes it may share
 
     @property
     def prompt_tokens(self) -> int:
@@ -75,8 +76,7 @@ class Parser:
     def parse(self, request: gateway_pb2.GenerateRequest, reach: Reach, clock: Clock) -> Generation:
         """Raises InvalidArgument naming the field, or UnknownModel."""
         self.check_model(request.model)
-        if len(request.application) > MAX_NAME_CHARS:
-            raise InvalidArgument("application", f"at most {MAX_NAME_CHARS} characters")
+        _check_names(request)
         sla = self._parse_sla(request.sla)
         _check_sampling(request.sampling, self._config)
         prompt_ids = self._prompt_ids(request)
@@ -93,6 +93,7 @@ class Parser:
             instruction,
             user_input,
             _answer_tokens(request.chat, len(prompt_ids)),
+            request.cache_salt,
         )
 
     def check_model(self, name: str) -> None:
@@ -173,6 +174,12 @@ def check_timeout(field_name: str, timeout_s: float) -> float:
         fault = f"must be a positive number of seconds, not {timeout_s:g}"
         raise InvalidArgument(field_name, fault)
     return timeout_s
+
+
+def _check_names(request: gateway_pb2.GenerateRequest) -> None:
+    for name in ("application", "cache_salt"):
+        if len(getattr(request, name)) > MAX_NAME_CHARS:
+            raise InvalidArgument(name, f"at most {MAX_NAME_CHARS} characters")
 
 
 def _check_sampling(given: common_pb2.Sampling, config: GatewayConfig) -> None:

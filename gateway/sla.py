@@ -77,7 +77,10 @@ class Timeline:
     longest_gap_s: float = 0.0
     preempted_gap_s: float = 0.0  # longest gap with a preemption inside
     preempted_s: float = 0.0  # time between tokens around preemptions, in all
+    swap_in_gap_s: float = 0.0  # of the longest such gap, what followed its admission again
+    swap_in_s: float = 0.0  # the same of all such gaps; only where its KV had been kept
     away: bool = False  # preempted since the last token
+    swap_in_since_s: float = inf  # since when it waits for its KV to come back
     rejected: bool = False
     gap_s: float | None = None  # before the last tokens; None for the first
 
@@ -86,7 +89,7 @@ class Timeline:
         if not self.tokens:
             self.first_token_s = self.last_token_s = now_s
             self.tokens = count
-            self.away = False
+            self.away, self.swap_in_since_s = False, inf
             return
         self.gap_s = gap_s = now_s - self.last_token_s
         self.last_token_s = now_s
@@ -94,9 +97,23 @@ class Timeline:
         if gap_s > self.longest_gap_s:
             self.longest_gap_s = gap_s
         if self.away:
-            self.away = False
-            self.preempted_s += gap_s
-            self.preempted_gap_s = max(self.preempted_gap_s, gap_s)
+            self._on_back(gap_s, now_s)
+
+    def on_preempted(self) -> None:
+        """No token comes until it is placed or resumed."""
+        self.away, self.swap_in_since_s = True, inf
+
+    def on_resumed(self, kv_kept: bool, now_s: float) -> None:
+        """Admitted again where it was: its KV comes back, or is computed again."""
+        self.away, self.swap_in_since_s = True, now_s if kv_kept else inf
+
+    def _on_back(self, gap_s: float, now_s: float) -> None:
+        swap_in_s = max(0.0, now_s - self.swap_in_since_s)
+        self.away, self.swap_in_since_s = False, inf
+        self.preempted_s += gap_s
+        self.swap_in_s += swap_in_s
+        if gap_s > self.preempted_gap_s:
+            self.preempted_gap_s, self.swap_in_gap_s = gap_s, swap_in_s
 
     @property
     def ttft_s(self) -> float:
@@ -122,18 +139,25 @@ def verdict(sla: Sla, line: Timeline, reason: FinishReason) -> Cause:
     """NONE when the agreement was kept, else the stage that broke it first.
 
     A TTFT miss is laid to the longer of queueing and prefill; a gap or pace miss to preemption
-    where, without it, the budget would have held.
+    where, without it, the budget would have held, and then to the longer of its two waits: to be
+    admitted again, and for its KV to come back from host memory.
     """
     if line.rejected:
         return Cause.REJECTED
     if line.ttft_s > sla.ttft_s:
         return Cause.QUEUED if line.queued_s * 2 >= line.ttft_s else Cause.PREFILL
     if line.longest_gap_s > sla.mtpot_s:
-        return Cause.PREEMPTED if line.preempted_gap_s > sla.mtpot_s else Cause.DECODE
+        preempted = line.preempted_gap_s > sla.mtpot_s
+        return _of_absence(line.swap_in_gap_s, line.preempted_gap_s) if preempted else Cause.DECODE
     if line.tpot_s > sla.tpot_s:
         unbroken_s = (line.decode_s - line.preempted_s) / max(1, line.tokens - 1)
-        return Cause.DECODE if unbroken_s > sla.tpot_s else Cause.PREEMPTED
+        unbroken = unbroken_s <= sla.tpot_s
+        return _of_absence(line.swap_in_s, line.preempted_s) if unbroken else Cause.DECODE
     return _of_ending(line, reason)
+
+
+def _of_absence(swap_in_s: float, away_s: float) -> Cause:
+    return Cause.SWAP_IN if swap_in_s * 2 > away_s else Cause.PREEMPTED
 
 
 def _of_ending(line: Timeline, reason: FinishReason) -> Cause:
@@ -141,6 +165,9 @@ def _of_ending(line: Timeline, reason: FinishReason) -> Cause:
         return Cause.NONE
     if reason is FinishReason.CANCELLED:
         return Cause.CLIENT
+    if line.tokens and line.away:
+        swap_in_s = max(0.0, line.ended_s - line.swap_in_since_s)
+        return _of_absence(swap_in_s, line.ended_s - line.last_token_s)
     if line.tokens:
-        return Cause.PREEMPTED if line.away else Cause.DECODE
+        return Cause.DECODE
     return Cause.QUEUED if line.placed_s == inf else Cause.PREFILL

@@ -54,6 +54,27 @@ FINISH_REASON_ERROR: FinishReason.ValueType  # 5
 """the serving side failed; retry is safe"""
 Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
 
+class _Direction:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _DirectionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Direction.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    DIRECTION_UNSPECIFIED: _Direction.ValueType  # 0
+    DIRECTION_OFFLOAD: _Direction.ValueType  # 1
+    """device to host memory"""
+    DIRECTION_UPLOAD: _Direction.ValueType  # 2
+    """and back"""
+
+class Direction(_Direction, metaclass=_DirectionEnumTypeWrapper): ...
+
+DIRECTION_UNSPECIFIED: Direction.ValueType  # 0
+DIRECTION_OFFLOAD: Direction.ValueType  # 1
+"""device to host memory"""
+DIRECTION_UPLOAD: Direction.ValueType  # 2
+"""and back"""
+Global___Direction: _TypeAlias = Direction  # noqa: Y015
+
 @_typing.final
 class Sla(_message.Message):
     """Budgets of a service-level agreement. Either the name of a class the gateway knows, or explicit
@@ -327,6 +348,33 @@ class StepTiming(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StepTiming: _TypeAlias = StepTiming  # noqa: Y015
+
+@_typing.final
+class SwapTiming(_message.Message):
+    """One request's KV copied between device and host memory, as measured, quantizing included."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DIRECTION_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    ELAPSED_S_FIELD_NUMBER: _builtins.int
+    direction: Global___Direction.ValueType
+    tokens: _builtins.int
+    elapsed_s: _builtins.float
+    def __init__(
+        self,
+        *,
+        direction: Global___Direction.ValueType = ...,
+        tokens: _builtins.int = ...,
+        elapsed_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["direction", b"direction", "elapsed_s", b"elapsed_s", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SwapTiming: _TypeAlias = SwapTiming  # noqa: Y015
 
 @_typing.final
 class PromptText(_message.Message):

@@ -56,6 +56,8 @@ class CostModel(_message.Message):
     ERROR_P50_FIELD_NUMBER: _builtins.int
     ERROR_P90_FIELD_NUMBER: _builtins.int
     SAMPLES_FIELD_NUMBER: _builtins.int
+    OFFLOAD_TOKEN_S_FIELD_NUMBER: _builtins.int
+    UPLOAD_TOKEN_S_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     version: _builtins.int
     source: _builtins.str
@@ -67,6 +69,10 @@ class CostModel(_message.Message):
     """relative error of a step, median and 90th percentile over the window"""
     error_p90: _builtins.float
     samples: _builtins.int
+    offload_token_s: _builtins.float
+    """a token of KV to host memory; 0: none was measured yet"""
+    upload_token_s: _builtins.float
+    """and back"""
     def __init__(
         self,
         *,
@@ -80,10 +86,12 @@ class CostModel(_message.Message):
         error_p50: _builtins.float = ...,
         error_p90: _builtins.float = ...,
         samples: _builtins.int = ...,
+        offload_token_s: _builtins.float = ...,
+        upload_token_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_s", b"base_s", "context_token_s", b"context_token_s", "decode_seq_s", b"decode_seq_s", "error_p50", b"error_p50", "error_p90", b"error_p90", "prefill_token_s", b"prefill_token_s", "samples", b"samples", "source", b"source", "version", b"version", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_s", b"base_s", "context_token_s", b"context_token_s", "decode_seq_s", b"decode_seq_s", "error_p50", b"error_p50", "error_p90", b"error_p90", "offload_token_s", b"offload_token_s", "prefill_token_s", b"prefill_token_s", "samples", b"samples", "source", b"source", "upload_token_s", b"upload_token_s", "version", b"version", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -95,9 +103,14 @@ class ObserveTimingsRequest(_message.Message):
 
     WORKER_ID_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
+    SWAPS_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     @_builtins.property
     def timings(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.StepTiming]:
+        """at most 1024"""
+
+    @_builtins.property
+    def swaps(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.SwapTiming]:
         """at most 1024"""
 
     def __init__(
@@ -105,10 +118,11 @@ class ObserveTimingsRequest(_message.Message):
         *,
         worker_id: _builtins.str = ...,
         timings: _abc.Iterable[_common_pb2.StepTiming] | None = ...,
+        swaps: _abc.Iterable[_common_pb2.SwapTiming] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["timings", b"timings", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["swaps", b"swaps", "timings", b"timings", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -95,11 +95,14 @@ class GenerateRequest(_message.Message):
     SAMPLING_FIELD_NUMBER: _builtins.int
     SLA_FIELD_NUMBER: _builtins.int
     APPLICATION_FIELD_NUMBER: _builtins.int
+    CACHE_SALT_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """empty: the served model"""
     prompt: _builtins.str
     application: _builtins.str
     """groups requests whose lengths are alike"""
+    cache_salt: _builtins.str
+    """Only requests of the same salt share the KV of a common beginning. At most 256 characters."""
     @_builtins.property
     def prompt_tokens(self) -> Global___TokenIds: ...
     @_builtins.property
@@ -120,10 +123,11 @@ class GenerateRequest(_message.Message):
         sampling: _common_pb2.Sampling | None = ...,
         sla: _common_pb2.Sla | None = ...,
         application: _builtins.str = ...,
+        cache_salt: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "input", b"input", "prompt", b"prompt", "prompt_tokens", b"prompt_tokens", "sampling", b"sampling", "sla", b"sla"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["application", b"application", "chat", b"chat", "input", b"input", "model", b"model", "prompt", b"prompt", "prompt_tokens", b"prompt_tokens", "sampling", b"sampling", "sla", b"sla"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["application", b"application", "cache_salt", b"cache_salt", "chat", b"chat", "input", b"input", "model", b"model", "prompt", b"prompt", "prompt_tokens", b"prompt_tokens", "sampling", b"sampling", "sla", b"sla"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_input: _TypeAlias = _typing.Literal["prompt", "prompt_tokens", "chat"]  # noqa: Y015
     _WhichOneofArgType_input: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015

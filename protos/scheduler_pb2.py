@@ -25,17 +25,17 @@ _sym_db = _symbol_database.Default()
 from protos import common_pb2 as protos_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16protos/scheduler.proto\x12\x0c\x66oretoken.v1\x1a\x13protos/common.proto\"\x9f\x01\n\rSubmitMessage\x12*\n\x05hello\x18\x01 \x01(\x0b\x32\x19.foretoken.v1.SubmitHelloH\x00\x12+\n\x07request\x18\x02 \x01(\x0b\x32\x18.foretoken.v1.NewRequestH\x00\x12-\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x1b.foretoken.v1.CancelRequestH\x00\x42\x06\n\x04kind\"!\n\x0bSubmitHello\x12\x12\n\ngateway_id\x18\x01 \x01(\t\"\x8e\x02\n\nNewRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x13\n\x0b\x61pplication\x18\x03 \x01(\t\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12\x18\n\x10\x64\x65livered_tokens\x18\x05 \x01(\r\x12\x12\n\nmax_tokens\x18\x06 \x01(\r\x12\x1e\n\x03sla\x18\x07 \x01(\x0b\x32\x11.foretoken.v1.Sla\x12\r\n\x05\x61ge_s\x18\x08 \x01(\x01\x12\x1a\n\rdeadline_in_s\x18\t \x01(\x01H\x00\x88\x01\x01\x12&\n\x04text\x18\n \x01(\x0b\x32\x18.foretoken.v1.PromptTextB\x10\n\x0e_deadline_in_s\"f\n\rCancelRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12*\n\x06reason\x18\x02 \x01(\x0e\x32\x1a.foretoken.v1.FinishReason\x12\x15\n\routput_tokens\x18\x03 \x01(\r\"q\n\x0eSchedulerEvent\x12-\n\x07request\x18\x01 \x01(\x0b\x32\x1a.foretoken.v1.RequestEventH\x00\x12(\n\x05\x66leet\x18\x02 \x01(\x0b\x32\x17.foretoken.v1.FleetViewH\x00\x42\x06\n\x04kind\"\xd8\x01\n\x0cRequestEvent\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12&\n\x06placed\x18\x02 \x01(\x0b\x32\x14.foretoken.v1.PlacedH\x00\x12*\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x16.foretoken.v1.FinishedH\x00\x12*\n\x08rejected\x18\x04 \x01(\x0b\x32\x16.foretoken.v1.RejectedH\x00\x12,\n\tpreempted\x18\x05 \x01(\x0b\x32\x17.foretoken.v1.PreemptedH\x00\x42\x06\n\x04kind\"E\n\x06Placed\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x16\n\x0eworker_address\x18\x02 \x01(\t\x12\x10\n\x08queued_s\x18\x03 \x01(\x01\"\"\n\tPreempted\x12\x15\n\routput_tokens\x18\x01 \x01(\r\"\x85\x01\n\x08\x46inished\x12*\n\x06reason\x18\x01 \x01(\x0e\x32\x1a.foretoken.v1.FinishReason\x12\x15\n\routput_tokens\x18\x02 \x01(\r\x12\x13\n\x0bpreemptions\x18\x03 \x01(\r\x12\x10\n\x08queued_s\x18\x04 \x01(\x01\x12\x0f\n\x07message\x18\x05 \x01(\t\"^\n\x08Rejected\x12*\n\x06reason\x18\x01 \x01(\x0e\x32\x1a.foretoken.v1.RejectReason\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x15\n\rretry_after_s\x18\x03 \x01(\x01\"\x11\n\x0fGetFleetRequest\"g\n\tFleetView\x12)\n\x07workers\x18\x01 \x03(\x0b\x32\x18.foretoken.v1.WorkerInfo\x12\x0e\n\x06queued\x18\x02 \x01(\r\x12\x0e\n\x06policy\x18\x03 \x01(\t\x12\x0f\n\x07\x64rain_s\x18\x04 \x01(\x01\"\x94\x01\n\nWorkerInfo\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x11\n\tkv_tokens\x18\x04 \x01(\x04\x12\x1a\n\x12max_context_tokens\x18\x05 \x01(\r\x12\x0f\n\x07running\x18\x06 \x01(\r\x12\x13\n\x0bheld_tokens\x18\x07 \x01(\x04\"k\n\rWorkerMessage\x12*\n\x05hello\x18\x01 \x01(\x0b\x32\x19.foretoken.v1.WorkerHelloH\x00\x12&\n\x06report\x18\x02 \x01(\x0b\x32\x14.foretoken.v1.ReportH\x00\x42\x06\n\x04kind\"\xe1\x01\n\x0bWorkerHello\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x14\n\x0c\x62lock_tokens\x18\x04 \x01(\r\x12\x11\n\tkv_tokens\x18\x05 \x01(\x04\x12\x13\n\x0bmax_running\x18\x06 \x01(\r\x12\x1a\n\x12max_context_tokens\x18\x07 \x01(\r\x12\x1a\n\x12kv_bytes_per_token\x18\x08 \x01(\x04\x12)\n\x07profile\x18\t \x03(\x0b\x32\x18.foretoken.v1.StepTiming\"1\n\x05Grant\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x14\n\x0climit_tokens\x18\x02 \x01(\r\"G\n\x05Pause\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12*\n\tresidency\x18\x02 \x01(\x0e\x32\x17.foretoken.v1.Residency\"\xb3\x01\n\x04Plan\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\"\n\x05\x61\x64mit\x18\x02 \x03(\x0b\x32\x13.foretoken.v1.Grant\x12#\n\x06\x65xtend\x18\x03 \x03(\x0b\x32\x13.foretoken.v1.Grant\x12\"\n\x05pause\x18\x04 \x03(\x0b\x32\x13.foretoken.v1.Pause\x12\x10\n\x08prefetch\x18\x05 \x03(\t\x12\x0e\n\x06\x63\x61ncel\x18\x06 \x03(\t\x12\x0f\n\x07victims\x18\x07 \x03(\t\"J\n\x08Progress\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x15\n\routput_tokens\x18\x02 \x01(\r\x12\x13\n\x0bheld_tokens\x18\x03 \x01(\r\"h\n\x0f\x46inishedRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x15\n\routput_tokens\x18\x02 \x01(\r\x12*\n\x06reason\x18\x03 \x01(\x0e\x32\x1a.foretoken.v1.FinishReason\"\xf3\x01\n\x06Report\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\x18\n\x10\x61pplied_plan_seq\x18\x02 \x01(\x04\x12(\n\x08progress\x18\x03 \x03(\x0b\x32\x16.foretoken.v1.Progress\x12/\n\x08\x66inished\x18\x04 \x03(\x0b\x32\x1d.foretoken.v1.FinishedRequest\x12\'\n\x07\x65victed\x18\x05 \x03(\x0b\x32\x16.foretoken.v1.Progress\x12\x13\n\x0b\x66ree_tokens\x18\x06 \x01(\x04\x12)\n\x07timings\x18\x07 \x03(\x0b\x32\x18.foretoken.v1.StepTiming*\xa0\x01\n\x0cRejectReason\x12\x1d\n\x19REJECT_REASON_UNSPECIFIED\x10\x00\x12\x1c\n\x18REJECT_REASON_QUEUE_FULL\x10\x01\x12\x1a\n\x16REJECT_REASON_TOO_LONG\x10\x02\x12\x1a\n\x16REJECT_REASON_DRAINING\x10\x03\x12\x1b\n\x17REJECT_REASON_DUPLICATE\x10\x04*e\n\tResidency\x12\x19\n\x15RESIDENCY_UNSPECIFIED\x10\x00\x12\x12\n\x0eRESIDENCY_KEEP\x10\x01\x12\x15\n\x11RESIDENCY_OFFLOAD\x10\x02\x12\x12\n\x0eRESIDENCY_DROP\x10\x03\x32\xd7\x01\n\tScheduler\x12G\n\x06Submit\x12\x1b.foretoken.v1.SubmitMessage\x1a\x1c.foretoken.v1.SchedulerEvent(\x01\x30\x01\x12=\n\x06\x41ttach\x12\x1b.foretoken.v1.WorkerMessage\x1a\x12.foretoken.v1.Plan(\x01\x30\x01\x12\x42\n\x08GetFleet\x12\x1d.foretoken.v1.GetFleetRequest\x1a\x17.foretoken.v1.FleetViewb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16protos/scheduler.proto\x12\x0c\x66oretoken.v1\x1a\x13protos/common.proto\"\x9f\x01\n\rSubmitMessage\x12*\n\x05hello\x18\x01 \x01(\x0b\x32\x19.foretoken.v1.SubmitHelloH\x00\x12+\n\x07request\x18\x02 \x01(\x0b\x32\x18.foretoken.v1.NewRequestH\x00\x12-\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x1b.foretoken.v1.CancelRequestH\x00\x42\x06\n\x04kind\"!\n\x0bSubmitHello\x12\x12\n\ngateway_id\x18\x01 \x01(\t\"\x8e\x02\n\nNewRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x13\n\x0b\x61pplication\x18\x03 \x01(\t\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12\x18\n\x10\x64\x65livered_tokens\x18\x05 \x01(\r\x12\x12\n\nmax_tokens\x18\x06 \x01(\r\x12\x1e\n\x03sla\x18\x07 \x01(\x0b\x32\x11.foretoken.v1.Sla\x12\r\n\x05\x61ge_s\x18\x08 \x01(\x01\x12\x1a\n\rdeadline_in_s\x18\t \x01(\x01H\x00\x88\x01\x01\x12&\n\x04text\x18\n \x01(\x0b\x32\x18.foretoken.v1.PromptTextB\x10\n\x0e_deadline_in_s\"f\n\rCancelRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12*\n\x06reason\x18\x02 \x01(\x0e\x32\x1a.foretoken.v1.FinishReason\x12\x15\n\routput_tokens\x18\x03 \x01(\r\"q\n\x0eSchedulerEvent\x12-\n\x07request\x18\x01 \x01(\x0b\x32\x1a.foretoken.v1.RequestEventH\x00\x12(\n\x05\x66leet\x18\x02 \x01(\x0b\x32\x17.foretoken.v1.FleetViewH\x00\x42\x06\n\x04kind\"\x82\x02\n\x0cRequestEvent\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12&\n\x06placed\x18\x02 \x01(\x0b\x32\x14.foretoken.v1.PlacedH\x00\x12*\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x16.foretoken.v1.FinishedH\x00\x12*\n\x08rejected\x18\x04 \x01(\x0b\x32\x16.foretoken.v1.RejectedH\x00\x12,\n\tpreempted\x18\x05 \x01(\x0b\x32\x17.foretoken.v1.PreemptedH\x00\x12(\n\x07resumed\x18\x06 \x01(\x0b\x32\x15.foretoken.v1.ResumedH\x00\x42\x06\n\x04kind\"E\n\x06Placed\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x16\n\x0eworker_address\x18\x02 \x01(\t\x12\x10\n\x08queued_s\x18\x03 \x01(\x01\"\"\n\tPreempted\x12\x15\n\routput_tokens\x18\x01 \x01(\r\"\x1e\n\x07Resumed\x12\x13\n\x0bheld_tokens\x18\x01 \x01(\r\"\x85\x01\n\x08\x46inished\x12*\n\x06reason\x18\x01 \x01(\x0e\x32\x1a.foretoken.v1.FinishReason\x12\x15\n\routput_tokens\x18\x02 \x01(\r\x12\x13\n\x0bpreemptions\x18\x03 \x01(\r\x12\x10\n\x08queued_s\x18\x04 \x01(\x01\x12\x0f\n\x07message\x18\x05 \x01(\t\"^\n\x08Rejected\x12*\n\x06reason\x18\x01 \x01(\x0e\x32\x1a.foretoken.v1.RejectReason\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x15\n\rretry_after_s\x18\x03 \x01(\x01\"\x11\n\x0fGetFleetRequest\"g\n\tFleetView\x12)\n\x07workers\x18\x01 \x03(\x0b\x32\x18.foretoken.v1.WorkerInfo\x12\x0e\n\x06queued\x18\x02 \x01(\r\x12\x0e\n\x06policy\x18\x03 \x01(\t\x12\x0f\n\x07\x64rain_s\x18\x04 \x01(\x01\"\x94\x01\n\nWorkerInfo\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x11\n\tkv_tokens\x18\x04 \x01(\x04\x12\x1a\n\x12max_context_tokens\x18\x05 \x01(\r\x12\x0f\n\x07running\x18\x06 \x01(\r\x12\x13\n\x0bheld_tokens\x18\x07 \x01(\x04\"k\n\rWorkerMessage\x12*\n\x05hello\x18\x01 \x01(\x0b\x32\x19.foretoken.v1.WorkerHelloH\x00\x12&\n\x06report\x18\x02 \x01(\x0b\x32\x14.foretoken.v1.ReportH\x00\x42\x06\n\x04kind\"\x9f\x02\n\x0bWorkerHello\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x14\n\x0c\x62lock_tokens\x18\x04 \x01(\r\x12\x11\n\tkv_tokens\x18\x05 \x01(\x04\x12\x13\n\x0bmax_running\x18\x06 \x01(\r\x12\x1a\n\x12max_context_tokens\x18\x07 \x01(\r\x12\x1a\n\x12kv_bytes_per_token\x18\x08 \x01(\x04\x12)\n\x07profile\x18\t \x03(\x0b\x32\x18.foretoken.v1.StepTiming\x12\x13\n\x0bhost_tokens\x18\n \x01(\x04\x12\'\n\x05swaps\x18\x0b \x03(\x0b\x32\x18.foretoken.v1.SwapTiming\"1\n\x05Grant\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x14\n\x0climit_tokens\x18\x02 \x01(\r\"G\n\x05Pause\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12*\n\tresidency\x18\x02 \x01(\x0e\x32\x17.foretoken.v1.Residency\".\n\x08Standing\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06wait_s\x18\x02 \x01(\x01\"U\n\x07KVCosts\x12\x19\n\x11recompute_token_s\x18\x01 \x01(\x01\x12\x17\n\x0foffload_token_s\x18\x02 \x01(\x01\x12\x16\n\x0eupload_token_s\x18\x03 \x01(\x01\"\x93\x02\n\x04Plan\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\"\n\x05\x61\x64mit\x18\x02 \x03(\x0b\x32\x13.foretoken.v1.Grant\x12#\n\x06\x65xtend\x18\x03 \x03(\x0b\x32\x13.foretoken.v1.Grant\x12\"\n\x05pause\x18\x04 \x03(\x0b\x32\x13.foretoken.v1.Pause\x12\x10\n\x08prefetch\x18\x05 \x03(\t\x12\x0e\n\x06\x63\x61ncel\x18\x06 \x03(\t\x12\x0f\n\x07victims\x18\x07 \x03(\t\x12%\n\x05order\x18\x08 \x03(\x0b\x32\x16.foretoken.v1.Standing\x12\x11\n\tresidency\x18\t \x01(\t\x12$\n\x05\x63osts\x18\n \x01(\x0b\x32\x15.foretoken.v1.KVCosts\"J\n\x08Progress\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x15\n\routput_tokens\x18\x02 \x01(\r\x12\x13\n\x0bheld_tokens\x18\x03 \x01(\r\"h\n\x0f\x46inishedRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x15\n\routput_tokens\x18\x02 \x01(\r\x12*\n\x06reason\x18\x03 \x01(\x0e\x32\x1a.foretoken.v1.FinishReason\"\x9c\x02\n\x06Report\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\x18\n\x10\x61pplied_plan_seq\x18\x02 \x01(\x04\x12(\n\x08progress\x18\x03 \x03(\x0b\x32\x16.foretoken.v1.Progress\x12/\n\x08\x66inished\x18\x04 \x03(\x0b\x32\x1d.foretoken.v1.FinishedRequest\x12\'\n\x07\x65victed\x18\x05 \x03(\x0b\x32\x16.foretoken.v1.Progress\x12\x13\n\x0b\x66ree_tokens\x18\x06 \x01(\x04\x12)\n\x07timings\x18\x07 \x03(\x0b\x32\x18.foretoken.v1.StepTiming\x12\'\n\x05swaps\x18\x08 \x03(\x0b\x32\x18.foretoken.v1.SwapTiming*\xa0\x01\n\x0cRejectReason\x12\x1d\n\x19REJECT_REASON_UNSPECIFIED\x10\x00\x12\x1c\n\x18REJECT_REASON_QUEUE_FULL\x10\x01\x12\x1a\n\x16REJECT_REASON_TOO_LONG\x10\x02\x12\x1a\n\x16REJECT_REASON_DRAINING\x10\x03\x12\x1b\n\x17REJECT_REASON_DUPLICATE\x10\x04*e\n\tResidency\x12\x19\n\x15RESIDENCY_UNSPECIFIED\x10\x00\x12\x12\n\x0eRESIDENCY_KEEP\x10\x01\x12\x15\n\x11RESIDENCY_OFFLOAD\x10\x02\x12\x12\n\x0eRESIDENCY_DROP\x10\x03\x32\xd7\x01\n\tScheduler\x12G\n\x06Submit\x12\x1b.foretoken.v1.SubmitMessage\x1a\x1c.foretoken.v1.SchedulerEvent(\x01\x30\x01\x12=\n\x06\x41ttach\x12\x1b.foretoken.v1.WorkerMessage\x1a\x12.foretoken.v1.Plan(\x01\x30\x01\x12\x42\n\x08GetFleet\x12\x1d.foretoken.v1.GetFleetRequest\x1a\x17.foretoken.v1.FleetViewb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.scheduler_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_REJECTREASON']._serialized_start=2655
-  _globals['_REJECTREASON']._serialized_end=2815
-  _globals['_RESIDENCY']._serialized_start=2817
-  _globals['_RESIDENCY']._serialized_end=2918
+  _globals['_REJECTREASON']._serialized_start=3063
+  _globals['_REJECTREASON']._serialized_end=3223
+  _globals['_RESIDENCY']._serialized_start=3225
+  _globals['_RESIDENCY']._serialized_end=3326
   _globals['_SUBMITMESSAGE']._serialized_start=62
   _globals['_SUBMITMESSAGE']._serialized_end=221
   _globals['_SUBMITHELLO']._serialized_start=223
@@ -47,37 +47,43 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SCHEDULEREVENT']._serialized_start=635
   _globals['_SCHEDULEREVENT']._serialized_end=748
   _globals['_REQUESTEVENT']._serialized_start=751
-  _globals['_REQUESTEVENT']._serialized_end=967
-  _globals['_PLACED']._serialized_start=969
-  _globals['_PLACED']._serialized_end=1038
-  _globals['_PREEMPTED']._serialized_start=1040
-  _globals['_PREEMPTED']._serialized_end=1074
-  _globals['_FINISHED']._serialized_start=1077
-  _globals['_FINISHED']._serialized_end=1210
-  _globals['_REJECTED']._serialized_start=1212
-  _globals['_REJECTED']._serialized_end=1306
-  _globals['_GETFLEETREQUEST']._serialized_start=1308
-  _globals['_GETFLEETREQUEST']._serialized_end=1325
-  _globals['_FLEETVIEW']._serialized_start=1327
-  _globals['_FLEETVIEW']._serialized_end=1430
-  _globals['_WORKERINFO']._serialized_start=1433
-  _globals['_WORKERINFO']._serialized_end=1581
-  _globals['_WORKERMESSAGE']._serialized_start=1583
-  _globals['_WORKERMESSAGE']._serialized_end=1690
-  _globals['_WORKERHELLO']._serialized_start=1693
-  _globals['_WORKERHELLO']._serialized_end=1918
-  _globals['_GRANT']._serialized_start=1920
-  _globals['_GRANT']._serialized_end=1969
-  _globals['_PAUSE']._serialized_start=1971
-  _globals['_PAUSE']._serialized_end=2042
-  _globals['_PLAN']._serialized_start=2045
-  _globals['_PLAN']._serialized_end=2224
-  _globals['_PROGRESS']._serialized_start=2226
-  _globals['_PROGRESS']._serialized_end=2300
-  _globals['_FINISHEDREQUEST']._serialized_start=2302
-  _globals['_FINISHEDREQUEST']._serialized_end=2406
-  _globals['_REPORT']._serialized_start=2409
-  _globals['_REPORT']._serialized_end=2652
-  _globals['_SCHEDULER']._serialized_start=2921
-  _globals['_SCHEDULER']._serialized_end=3136
+  _globals['_REQUESTEVENT']._serialized_end=1009
+  _globals['_PLACED']._serialized_start=1011
+  _globals['_PLACED']._serialized_end=1080
+  _globals['_PREEMPTED']._serialized_start=1082
+  _globals['_PREEMPTED']._serialized_end=1116
+  _globals['_RESUMED']._serialized_start=1118
+  _globals['_RESUMED']._serialized_end=1148
+  _globals['_FINISHED']._serialized_start=1151
+  _globals['_FINISHED']._serialized_end=1284
+  _globals['_REJECTED']._serialized_start=1286
+  _globals['_REJECTED']._serialized_end=1380
+  _globals['_GETFLEETREQUEST']._serialized_start=1382
+  _globals['_GETFLEETREQUEST']._serialized_end=1399
+  _globals['_FLEETVIEW']._serialized_start=1401
+  _globals['_FLEETVIEW']._serialized_end=1504
+  _globals['_WORKERINFO']._serialized_start=1507
+  _globals['_WORKERINFO']._serialized_end=1655
+  _globals['_WORKERMESSAGE']._serialized_start=1657
+  _globals['_WORKERMESSAGE']._serialized_end=1764
+  _globals['_WORKERHELLO']._serialized_start=1767
+  _globals['_WORKERHELLO']._serialized_end=2054
+  _globals['_GRANT']._serialized_start=2056
+  _globals['_GRANT']._serialized_end=2105
+  _globals['_PAUSE']._serialized_start=2107
+  _globals['_PAUSE']._serialized_end=2178
+  _globals['_STANDING']._serialized_start=2180
+  _globals['_STANDING']._serialized_end=2226
+  _globals['_KVCOSTS']._serialized_start=2228
+  _globals['_KVCOSTS']._serialized_end=2313
+  _globals['_PLAN']._serialized_start=2316
+  _globals['_PLAN']._serialized_end=2591
+  _globals['_PROGRESS']._serialized_start=2593
+  _globals['_PROGRESS']._serialized_end=2667
+  _globals['_FINISHEDREQUEST']._serialized_start=2669
+  _globals['_FINISHEDREQUEST']._serialized_end=2773
+  _globals['_REPORT']._serialized_start=2776
+  _globals['_REPORT']._serialized_end=3060
+  _globals['_SCHEDULER']._serialized_start=3329
+  _globals['_SCHEDULER']._serialized_end=3544
 # @@protoc_insertion_point(module_scope)

@@ -235,6 +235,7 @@ class RequestEvent(_message.Message):
     FINISHED_FIELD_NUMBER: _builtins.int
     REJECTED_FIELD_NUMBER: _builtins.int
     PREEMPTED_FIELD_NUMBER: _builtins.int
+    RESUMED_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     @_builtins.property
     def placed(self) -> Global___Placed: ...
@@ -244,6 +245,8 @@ class RequestEvent(_message.Message):
     def rejected(self) -> Global___Rejected: ...
     @_builtins.property
     def preempted(self) -> Global___Preempted: ...
+    @_builtins.property
+    def resumed(self) -> Global___Resumed: ...
     def __init__(
         self,
         *,
@@ -252,12 +255,13 @@ class RequestEvent(_message.Message):
         finished: Global___Finished | None = ...,
         rejected: Global___Rejected | None = ...,
         preempted: Global___Preempted | None = ...,
+        resumed: Global___Resumed | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["finished", b"finished", "kind", b"kind", "placed", b"placed", "preempted", b"preempted", "rejected", b"rejected"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["finished", b"finished", "kind", b"kind", "placed", b"placed", "preempted", b"preempted", "rejected", b"rejected", "resumed", b"resumed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finished", b"finished", "kind", b"kind", "placed", b"placed", "preempted", b"preempted", "rejected", b"rejected", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finished", b"finished", "kind", b"kind", "placed", b"placed", "preempted", b"preempted", "rejected", b"rejected", "request_id", b"request_id", "resumed", b"resumed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["placed", "finished", "rejected", "preempted"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["placed", "finished", "rejected", "preempted", "resumed"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -308,6 +312,28 @@ class Preempted(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Preempted: _TypeAlias = Preempted  # noqa: Y015
+
+@_typing.final
+class Resumed(_message.Message):
+    """Admitted again by the worker that has its tokens: nothing is sent there anew."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HELD_TOKENS_FIELD_NUMBER: _builtins.int
+    held_tokens: _builtins.int
+    """KV kept of it, which may have to come back from host memory; 0: none"""
+    def __init__(
+        self,
+        *,
+        held_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["held_tokens", b"held_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Resumed: _TypeAlias = Resumed  # noqa: Y015
 
 @_typing.final
 class Finished(_message.Message):
@@ -486,6 +512,8 @@ class WorkerHello(_message.Message):
     MAX_CONTEXT_TOKENS_FIELD_NUMBER: _builtins.int
     KV_BYTES_PER_TOKEN_FIELD_NUMBER: _builtins.int
     PROFILE_FIELD_NUMBER: _builtins.int
+    HOST_TOKENS_FIELD_NUMBER: _builtins.int
+    SWAPS_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     address: _builtins.str
     """where gateways reach Worker.Stream"""
@@ -495,8 +523,14 @@ class WorkerHello(_message.Message):
     max_running: _builtins.int
     max_context_tokens: _builtins.int
     kv_bytes_per_token: _builtins.int
+    host_tokens: _builtins.int
+    """KV tokens that host memory takes beside kv_tokens"""
     @_builtins.property
     def profile(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.StepTiming]:
+        """measured at start"""
+
+    @_builtins.property
+    def swaps(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.SwapTiming]:
         """measured at start"""
 
     def __init__(
@@ -511,10 +545,12 @@ class WorkerHello(_message.Message):
         max_context_tokens: _builtins.int = ...,
         kv_bytes_per_token: _builtins.int = ...,
         profile: _abc.Iterable[_common_pb2.StepTiming] | None = ...,
+        host_tokens: _builtins.int = ...,
+        swaps: _abc.Iterable[_common_pb2.SwapTiming] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "block_tokens", b"block_tokens", "kv_bytes_per_token", b"kv_bytes_per_token", "kv_tokens", b"kv_tokens", "max_context_tokens", b"max_context_tokens", "max_running", b"max_running", "model", b"model", "profile", b"profile", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "block_tokens", b"block_tokens", "host_tokens", b"host_tokens", "kv_bytes_per_token", b"kv_bytes_per_token", "kv_tokens", b"kv_tokens", "max_context_tokens", b"max_context_tokens", "max_running", b"max_running", "model", b"model", "profile", b"profile", "swaps", b"swaps", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -567,6 +603,58 @@ class Pause(_message.Message):
 Global___Pause: _TypeAlias = Pause  # noqa: Y015
 
 @_typing.final
+class Standing(_message.Message):
+    """A request as a plan ranks it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    WAIT_S_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    wait_s: _builtins.float
+    """until it is expected to run; 0 while it does"""
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        wait_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id", "wait_s", b"wait_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Standing: _TypeAlias = Standing  # noqa: Y015
+
+@_typing.final
+class KVCosts(_message.Message):
+    """Seconds a token of KV costs to make again or to move; 0 where nothing was measured yet."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RECOMPUTE_TOKEN_S_FIELD_NUMBER: _builtins.int
+    OFFLOAD_TOKEN_S_FIELD_NUMBER: _builtins.int
+    UPLOAD_TOKEN_S_FIELD_NUMBER: _builtins.int
+    recompute_token_s: _builtins.float
+    offload_token_s: _builtins.float
+    upload_token_s: _builtins.float
+    def __init__(
+        self,
+        *,
+        recompute_token_s: _builtins.float = ...,
+        offload_token_s: _builtins.float = ...,
+        upload_token_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["offload_token_s", b"offload_token_s", "recompute_token_s", b"recompute_token_s", "upload_token_s", b"upload_token_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KVCosts: _TypeAlias = KVCosts  # noqa: Y015
+
+@_typing.final
 class Plan(_message.Message):
     """Absolute directives; a worker skips a plan whose seq it has applied. Requests not named go on."""
 
@@ -579,7 +667,12 @@ class Plan(_message.Message):
     PREFETCH_FIELD_NUMBER: _builtins.int
     CANCEL_FIELD_NUMBER: _builtins.int
     VICTIMS_FIELD_NUMBER: _builtins.int
+    ORDER_FIELD_NUMBER: _builtins.int
+    RESIDENCY_FIELD_NUMBER: _builtins.int
+    COSTS_FIELD_NUMBER: _builtins.int
     seq: _builtins.int
+    residency: _builtins.str
+    """the policy that places their KV; empty: recompute"""
     @_builtins.property
     def admit(self) -> _containers.RepeatedCompositeFieldContainer[Global___Grant]:
         """start or resume; unknown requests begin"""
@@ -600,6 +693,12 @@ class Plan(_message.Message):
     def victims(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """who is evicted first when memory runs out"""
 
+    @_builtins.property
+    def order(self) -> _containers.RepeatedCompositeFieldContainer[Global___Standing]:
+        """who runs or has KV there, most urgent first"""
+
+    @_builtins.property
+    def costs(self) -> Global___KVCosts: ...
     def __init__(
         self,
         *,
@@ -610,10 +709,13 @@ class Plan(_message.Message):
         prefetch: _abc.Iterable[_builtins.str] | None = ...,
         cancel: _abc.Iterable[_builtins.str] | None = ...,
         victims: _abc.Iterable[_builtins.str] | None = ...,
+        order: _abc.Iterable[Global___Standing] | None = ...,
+        residency: _builtins.str = ...,
+        costs: Global___KVCosts | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["costs", b"costs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admit", b"admit", "cancel", b"cancel", "extend", b"extend", "pause", b"pause", "prefetch", b"prefetch", "seq", b"seq", "victims", b"victims"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admit", b"admit", "cancel", b"cancel", "costs", b"costs", "extend", b"extend", "order", b"order", "pause", b"pause", "prefetch", b"prefetch", "residency", b"residency", "seq", b"seq", "victims", b"victims"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -681,6 +783,7 @@ class Report(_message.Message):
     EVICTED_FIELD_NUMBER: _builtins.int
     FREE_TOKENS_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
+    SWAPS_FIELD_NUMBER: _builtins.int
     seq: _builtins.int
     applied_plan_seq: _builtins.int
     free_tokens: _builtins.int
@@ -690,10 +793,14 @@ class Report(_message.Message):
     def finished(self) -> _containers.RepeatedCompositeFieldContainer[Global___FinishedRequest]: ...
     @_builtins.property
     def evicted(self) -> _containers.RepeatedCompositeFieldContainer[Global___Progress]:
-        """dropped for memory; the scheduler requeues them"""
+        """Gave up their device memory; the scheduler requeues them. Held tokens rest in host memory,
+        0 where the KV was dropped.
+        """
 
     @_builtins.property
     def timings(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.StepTiming]: ...
+    @_builtins.property
+    def swaps(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.SwapTiming]: ...
     def __init__(
         self,
         *,
@@ -704,10 +811,11 @@ class Report(_message.Message):
         evicted: _abc.Iterable[Global___Progress] | None = ...,
         free_tokens: _builtins.int = ...,
         timings: _abc.Iterable[_common_pb2.StepTiming] | None = ...,
+        swaps: _abc.Iterable[_common_pb2.SwapTiming] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_plan_seq", b"applied_plan_seq", "evicted", b"evicted", "finished", b"finished", "free_tokens", b"free_tokens", "progress", b"progress", "seq", b"seq", "timings", b"timings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_plan_seq", b"applied_plan_seq", "evicted", b"evicted", "finished", b"finished", "free_tokens", b"free_tokens", "progress", b"progress", "seq", b"seq", "swaps", b"swaps", "timings", b"timings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -206,6 +206,7 @@ async def mistakes_name_the_field(url: str) -> None:
             ({"max_tokens": 10**6}, "max_tokens"),
             ({"extra_body": {"min_p": 7}}, "min_p"),
             ({"extra_body": {"no_such": 7}}, "no_such"),
+            ({"extra_body": {"cache_salt": "s" * 257}}, "cache_salt"),
             ({"extra_headers": {"x-foretoken-sla": "gold"}}, "sla"),
         ):
             for stream in (False, True):
@@ -221,6 +222,7 @@ async def mistakes_name_the_field(url: str) -> None:
 async def vllms_fields_and_our_headers_are_taken(url: str) -> None:
     extra = {
         "top_k": 5, "min_p": 0.01, "repetition_penalty": 1.1, "min_tokens": 3, "ignore_eos": True,
+        "cache_salt": "mine",
     }  # fmt: skip
     headers = {"x-foretoken-sla": "interactive,ttft_s=9", "x-request-timeout-s": "60"}
     async with connected(url) as client:

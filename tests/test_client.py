@@ -62,7 +62,9 @@ async def test_an_async_client_takes_all_inputs_and_options(house: House) -> Non
             messages=turns, n=2, logprobs=1, stop="never", sla="interactive", timeout_s=30,
             temperature=0.5, top_p=0.9, top_k=3, min_p=0.1, seed=-1, min_tokens=1,
             ignore_eos=True, repetition_penalty=1.5, presence_penalty=1, frequency_penalty=1,
+            cache_salt="mine",
         )  # fmt: skip
+        assert {prompt.cache_salt for prompt in house.worker.prompts} == {"mine"}
         assert [choice.text for choice in whole.choices] == ["answer to 5 tokens 😀"] * 2
         assert [len(c.logprobs) for c in whole.choices] == [len(c.token_ids) for c in whole.choices]
         assert whole.usage.prompt_tokens == 5

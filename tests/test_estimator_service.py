@@ -1,6 +1,7 @@
 """The estimator through its contract, over a socket and in process."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any, cast
 
 import grpc
@@ -8,9 +9,13 @@ import pytest
 from grpc import aio
 from prometheus_client import CollectorRegistry
 
-from protos import common_pb2, estimator_pb2, estimator_pb2_grpc
+from foretoken.embedded import build_control
+from foretoken.options import ServeOptions, sections
+from protos import common_pb2, estimator_pb2, estimator_pb2_grpc, scheduler_pb2
 from services.estimator.config import EstimatorConfig
 from services.estimator.service import EstimatorService
+from services.runtime.tasks import background
+from services.scheduler.jobs import WorkerJobs
 from tests.reach import WAYS, reaching, until
 
 NAME = "foretoken.v1.Estimator"
@@ -35,6 +40,18 @@ def timings(
                 prefill_tokens=p, decode_seqs=d, elapsed_s=base_s + 0.001 * d + 0.0001 * p
             )
             for p, d in steps
+        ],
+    )
+
+
+def swaps(
+    direction: common_pb2.Direction.ValueType, *tokens: int
+) -> estimator_pb2.ObserveTimingsRequest:
+    """Swaps at 10 µs a token."""
+    return estimator_pb2.ObserveTimingsRequest(
+        worker_id="w0",
+        swaps=[
+            common_pb2.SwapTiming(direction=direction, tokens=n, elapsed_s=1e-5 * n) for n in tokens
         ],
     )
 
@@ -75,6 +92,28 @@ async def test_a_watcher_waits_for_the_first_model_then_gets_each_newer_one(way:
 
         late = aiter(stub.WatchCostModel(ASK))
         assert (await anext(late)).version == 2
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_swaps_in_prices_out_and_watchers_are_told(way: str) -> None:
+    registry = CollectorRegistry()
+    async with reaching(way, NAME, ADD, service(registry)) as channel, asyncio.timeout(20):
+        stub = estimator_pb2_grpc.EstimatorStub(channel)
+        await stub.Observe(timings(20))
+        models = aiter(stub.WatchCostModel(ASK))
+        assert (await anext(models)).upload_token_s == 0
+
+        assert (await stub.Observe(swaps(common_pb2.DIRECTION_UPLOAD, 64, 64, 32, 0))).version == 2
+        priced = await anext(models)
+        assert (priced.version, priced.offload_token_s) == (2, 0)
+        assert priced.upload_token_s == pytest.approx(1e-5)
+        assert (await stub.Observe(swaps(common_pb2.DIRECTION_UNSPECIFIED, 64))).version == 2
+    value = registry.get_sample_value
+    assert value("foretoken_estimator_swaps_total", {"used": "yes"}) == 3
+    assert value("foretoken_estimator_swaps_total", {"used": "no"}) == 2
+    assert value("foretoken_estimator_refits_total") == 1
+    price = value("foretoken_estimator_swap_token_seconds", {"direction": "upload"})
+    assert price == pytest.approx(1e-5)
 
 
 async def test_a_slow_watcher_skips_to_the_newest() -> None:
@@ -123,6 +162,10 @@ async def test_bad_input_is_refused_by_field(way: str) -> None:
             (stub.GetCostModel(estimator_pb2.GetCostModelRequest()), "worker_id: must have 1 to"),
             (stub.Observe(timings(5, "w" * 257)), "worker_id: must have 1 to 256 characters"),
             (stub.Observe(timings(1_025)), "timings: at most 1024 a call, got 1025"),
+            (
+                stub.Observe(swaps(common_pb2.DIRECTION_UPLOAD, *[1] * 1_025)),
+                "swaps: at most 1024 a call, got 1025",
+            ),
         ):
             with pytest.raises(aio.AioRpcError) as caught:
                 await call
@@ -146,3 +189,29 @@ async def test_samples_and_refits_are_counted() -> None:
     error = value("foretoken_estimator_relative_error", {"quantile": "0.9"})
     assert error is not None
     assert error < 0.01
+
+
+async def test_what_a_worker_reports_of_its_swaps_comes_back_to_the_scheduler_as_prices() -> None:
+    scheduler = build_control(sections(ServeOptions()), CollectorRegistry()).scheduler
+    workers = scheduler.state.workers
+    hello = scheduler_pb2.WorkerHello(
+        worker_id="w0", address="unix:/w0", model="demo", block_tokens=16, kv_tokens=1_600,
+        max_running=8, max_context_tokens=500, host_tokens=3_200, profile=timings(20).timings,
+    )  # fmt: skip
+    swapped = scheduler_pb2.Report(
+        seq=1, swaps=swaps(common_pb2.DIRECTION_OFFLOAD, *[64] * 3).swaps
+    )
+
+    async def messages() -> AsyncIterator[scheduler_pb2.WorkerMessage]:
+        yield scheduler_pb2.WorkerMessage(hello=hello)
+        yield scheduler_pb2.WorkerMessage(report=swapped)
+        await until(lambda: workers["w0"].cost.offload_token_s > 0)
+        known.append(workers["w0"])
+
+    known: list[WorkerJobs] = []
+    async with background(scheduler.run()), asyncio.timeout(20):
+        async for _ in scheduler.Attach(messages(), None):
+            pass
+    assert known[0].view.host_tokens == 3_200
+    assert known[0].cost.offload_token_s == pytest.approx(1e-5)
+    assert known[0].cost.upload_token_s == 0

@@ -93,6 +93,8 @@ COMPLETIONS: list[tuple[object, str | None, str]] = [
     ({"prompt": "1,", "best_of": 2}, "best_of", "not supported"),
     ({"prompt": "1,", "logit_bias": {"5": 1}}, "logit_bias", "not supported"),
     ({"prompt": "1,", "temprature": 1}, "temprature", "unknown field"),
+    ({"prompt": "1,", "cache_salt": 5}, "cache_salt", "string"),
+    ({"prompt": "1,", "cache_salt": "s" * 257}, "cache_salt", "at most 256 characters"),
     ({"prompt": "1,", "model": 5}, "model", "string"),
     (b"", None, "not valid JSON"),
     (b"{", None, "not valid JSON"),
@@ -134,6 +136,8 @@ CHATS: list[tuple[object, str | None, str]] = [
     (chat(max_tokens=5, max_completion_tokens=6), "max_tokens", "max_completion_tokens"),
     (chat(max_completion_tokens=600), "max_tokens", "600 max_tokens"),
     (chat(prompt="1,"), "prompt", "unknown field"),
+    (chat(cache_salt=["a"]), "cache_salt", "string"),
+    (chat(cache_salt="s" * 257), "cache_salt", "at most 256 characters"),
 ]
 
 
@@ -271,6 +275,7 @@ GRPC: list[tuple[pb.GenerateRequest, str]] = [
     (pb.GenerateRequest(prompt="1,", sla=common.Sla(ttft_s=NAN)), "sla: ttft_s must be a positive"),
     (pb.GenerateRequest(prompt="1,", sla=common.Sla(mtpot_s=-1)), "sla: mtpot_s must be"),
     (pb.GenerateRequest(prompt="1,", application="a" * 300), "application: at most 256"),
+    (pb.GenerateRequest(prompt="1,", cache_salt="é" * 257), "cache_salt: at most 256 characters"),
 ]
 
 

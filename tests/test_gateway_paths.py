@@ -116,6 +116,45 @@ async def test_an_evicted_request_goes_on_where_it_was(house: House, client: Asy
     assert (await asking).text == WORDS
 
 
+async def test_a_request_swapped_in_goes_on_by_itself_and_its_gap_is_laid_to_the_swap(
+    house: House, client: AsyncClient
+) -> None:
+    asking = asyncio.ensure_future(client.complete("1,", sla={"mtpot_s": 0.1}))
+    name = await first_prompt(house)
+    house.worker.send(name, 0, IDS[:3])
+    await house.until(lambda: house.gateway.metrics.generation_tokens._value.get() == 3)
+    house.scheduler.tell(name, preempted=sched.Preempted(output_tokens=3))
+    await house.until(lambda: gauge(house, "running") == 0)
+    house.scheduler.tell(name, resumed=sched.Resumed(held_tokens=16))
+    await house.until(lambda: gauge(house, "running") == 1)
+    await asyncio.sleep(0.3)  # the swap
+    house.worker.send(name, 3, IDS[3:], STOP)
+    assert (await asking).text == WORDS
+    assert len(house.worker.prompts) == 1
+    missed = {"class": "custom", "verdict": "missed", "cause": "swap-in"}
+    registry = house.gateway.metrics.registry
+    assert registry.get_sample_value("foretoken_sla_total", missed) == 1
+
+
+def gauge(house: House, of: str) -> float | None:
+    return house.gateway.metrics.registry.get_sample_value(f"foretoken_num_requests_{of}")
+
+
+async def test_every_submission_of_a_request_has_its_cache_salt(
+    house: House, client: AsyncClient
+) -> None:
+    asking = asyncio.ensure_future(client.complete("1,", n=2, cache_salt="tenant a"))
+    other = asyncio.ensure_future(client.complete("1,"))
+    await house.until(lambda: len(house.worker.prompts) == 3)
+    house.worker.break_stream()
+    await house.until(lambda: len(house.worker.prompts) == 6)
+    for prompt in house.worker.prompts[3:]:
+        house.worker.send(prompt.request_id, 0, IDS, STOP)
+    await asyncio.gather(asking, other)
+    for prompts in (house.worker.prompts[:3], house.worker.prompts[3:]):
+        assert sorted(p.cache_salt for p in prompts) == ["", "tenant a", "tenant a"]
+
+
 async def test_lost_tokens_make_a_new_attempt(house: House, client: AsyncClient) -> None:
     asking = asyncio.ensure_future(client.complete("1,"))
     name = await first_prompt(house)

@@ -89,5 +89,63 @@ def test_verdicts(timeline: Timeline, reason: FinishReason, expected: Cause) -> 
     assert verdict(TIGHT, timeline, reason) is expected
 
 
+def swapped(away_s: float, resumed_s: float, back_s: float, ended_s: float = 10.0) -> Timeline:
+    """A token at 0.5; preempted, resumed out of host memory, and the next token at `back_s`."""
+    made = line(tokens=(0.5,), ended_s=ended_s)
+    if away_s < inf:
+        made.on_preempted()
+    if resumed_s < inf:
+        made.on_resumed(True, resumed_s)
+    if back_s < inf:
+        made.on_tokens(1, back_s)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("timeline", "reason", "expected"),
+    [
+        # MTPOT 0.5: the gap is 0.5 → back; the longer half of it is the cause.
+        (swapped(0.6, 0.7, 1.2), FinishReason.STOP, Cause.SWAP_IN),
+        (swapped(0.6, 1.1, 1.2), FinishReason.STOP, Cause.PREEMPTED),
+        (swapped(0.6, 0.62, 0.8), FinishReason.STOP, Cause.SWAP_IN),  # TPOT 0.1
+        (swapped(0.6, 0.75, 0.8), FinishReason.STOP, Cause.PREEMPTED),
+        (swapped(0.6, 0.7, inf, ended_s=2.0), FinishReason.DEADLINE, Cause.SWAP_IN),
+        (swapped(0.6, 1.9, inf, ended_s=2.0), FinishReason.DEADLINE, Cause.PREEMPTED),
+        (swapped(0.6, inf, inf, ended_s=2.0), FinishReason.DEADLINE, Cause.PREEMPTED),
+        (swapped(0.6, 0.7, inf, ended_s=0.5), FinishReason.DEADLINE, Cause.PREEMPTED),
+        # A token that was under way when it was preempted does not hide that it was away.
+        (swapped(inf, 0.7, 1.2), FinishReason.STOP, Cause.SWAP_IN),
+    ],
+)
+def test_verdicts_of_who_was_swapped_out(
+    timeline: Timeline, reason: FinishReason, expected: Cause
+) -> None:
+    assert verdict(TIGHT, timeline, reason) is expected
+
+
+def test_who_is_preempted_again_while_it_comes_back_waits_anew() -> None:
+    made = swapped(0.6, 0.7, inf)
+    made.on_preempted()
+    made.on_tokens(1, 1.2)
+    assert verdict(TIGHT, made, FinishReason.STOP) is Cause.PREEMPTED
+
+
+def test_who_resumes_without_a_swap_was_preempted() -> None:
+    made = line(tokens=(0.5,))
+    made.on_preempted()
+    made.on_resumed(False, 0.6)
+    made.on_tokens(1, 1.2)
+    assert verdict(TIGHT, made, FinishReason.STOP) is Cause.PREEMPTED
+
+
+def test_the_longest_gap_is_judged_by_its_own_swap() -> None:
+    made = swapped(0.6, 0.7, 1.2)  # a gap of 0.7, of which 0.5 by the swap
+    made.on_preempted()
+    made.on_resumed(True, 2.1)
+    made.on_tokens(1, 2.2)  # a gap of 1.0, of which 0.1
+    assert verdict(TIGHT, made, FinishReason.STOP) is Cause.PREEMPTED
+    assert (made.swap_in_s, made.preempted_s) == pytest.approx((0.6, 1.7))
+
+
 def test_a_batch_class_is_kept_however_long_it_takes() -> None:
     assert verdict(CLASSES["batch"], line(50, (90.0, 99.0)), FinishReason.STOP) is Cause.NONE

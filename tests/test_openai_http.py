@@ -3,13 +3,14 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 
+import openai
 import pytest
 
 from protos import common_pb2 as common
 from protos import scheduler_pb2 as sched
 from protos.worker_pb2 import Prompt
 from tests.gateway_fakes import House, housing, tokens_of
-from tests.openai_checks import CHECKS, Check
+from tests.openai_checks import CHECKS, Check, ask, complete, connected
 
 
 def answer(prompt: Prompt) -> Sequence[int]:
@@ -33,6 +34,19 @@ def openai_base_url(house: House) -> str:
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 async def test_openai_client(check: Check, openai_base_url: str) -> None:
     await check(openai_base_url)
+
+
+async def test_a_cache_salt_goes_with_every_prompt_to_the_worker(house: House) -> None:
+    longest = "s" * 256
+    async with connected(house.http_url) as client:
+        await ask(client, extra_body={"cache_salt": longest})
+        await ask(client, extra_body={"cache_salt": None})
+        await complete(client, prompt=["1,", "2,"], extra_body={"cache_salt": "sel 盐"})
+        for endpoint in (ask, complete):
+            with pytest.raises(openai.BadRequestError) as caught:
+                await endpoint(client, extra_body={"cache_salt": longest + "s"})
+            assert caught.value.param == "cache_salt"
+    assert [p.cache_salt for p in house.worker.prompts] == [longest, "", "sel 盐", "sel 盐"]
 
 
 async def test_health_follows_the_fleet() -> None:

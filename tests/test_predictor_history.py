@@ -131,8 +131,8 @@ def test_max_foretells_max_tokens_and_learns_nothing() -> None:
 
 def test_predictors_are_chosen_by_name() -> None:
     assert set(PREDICTORS) == set(PLAIN) | set(READS)
-    assert set(PLAIN) == {"history", "max"}
+    assert set(PLAIN) == {"history", "max", "oracle"}
     assert isinstance(build("history", Options()), HistoryPredictor)
     assert isinstance(build("max", Options()), MaxPredictor)
-    with pytest.raises(ValueError, match="no predictor is called 'oracle'; known: blend, classify"):
-        build("oracle", Options())
+    with pytest.raises(ValueError, match="no predictor is called 'psychic'; known: blend, class"):
+        build("psychic", Options())

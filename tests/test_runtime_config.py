@@ -93,9 +93,10 @@ def test_a_set_of_an_unknown_section_is_refused() -> None:
     [
         (
             "predictor",
-            ["--set", "predictor.model=oracle"],
+            ["--set", "predictor.model=psychic"],
             "known: blend, classify, forest, history, max",
         ),
+        ("predictor", ["--set", "predictor.model=oracle"], "predictor.oracle_file: the predictor"),
         ("estimator", ["--set", "estimator.windw=3"], "did you mean window?"),
         ("batcher", ["--sets"], "usage: [--set section.key=value]..."),
     ],

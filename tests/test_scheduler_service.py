@@ -10,7 +10,7 @@ from foretoken.embedded import build_control
 from foretoken.options import ServeOptions, sections
 from protos import common_pb2, scheduler_pb2
 from services.runtime.tasks import background
-from services.scheduler.ledger import UNMEASURED
+from services.scheduler.ranking import UNMEASURED
 from tests.reach import until
 
 PROFILE = [

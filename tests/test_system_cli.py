@@ -55,6 +55,9 @@ def only_line(done: subprocess.CompletedProcess[str]) -> str:
             "gateway.http_port: Input should be less than or equal to 65535",
         ),
         (["--kv-tokens", "-5"], "worker.kv_tokens"),
+        (["--kv-dtype", "int4"], "worker.kv_dtype: Input should be 'auto' or 'int8'"),
+        (["--host-gib", "-1"], "worker.host_gib: Input should be greater than or equal to 0"),
+        (["--set", "predictor.model=oracle"], "predictor.oracle_file: the predictor 'oracle' need"),
     ],
 )
 def test_a_mistake_is_one_line(arguments: list[str], said: str):

@@ -1,5 +1,7 @@
 """Attention kernels against dense attention in float64, written out."""
 
+import subprocess
+import sys
 from dataclasses import dataclass
 
 import pytest
@@ -9,9 +11,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from services.worker.batch import Chunk, DecodeRows, StepBatch
+from services.worker.cache import KVLayer, KVShape
 from services.worker.kernels import torch_attention
+from services.worker.kernels.choose import kernels_for
 from services.worker.kernels.interface import AttentionOptions
 from services.worker.kernels.torch_attention import TorchAttention
+from services.worker.kernels.torch_blocks import TorchBlocks
+from services.worker.kernels.torch_paging import quantize
 from services.worker.prompt import Prompt
 from services.worker.sequence import Sequence
 
@@ -52,14 +58,36 @@ def sequence_of(length: int) -> Sequence:
     return sequence
 
 
-def attend(case: Case, seed: int) -> tuple[Tensor, Tensor]:
-    """What the kernels give, and what they should, for random states in scattered blocks."""
+def layer_of(values: Tensor, int8: bool) -> KVLayer:
+    """A layer that holds values [2, blocks, kv_heads, BLOCK, DIM]."""
+    return KVLayer(*quantize(values)) if int8 else KVLayer(values.clone())
+
+
+def read(layer: KVLayer) -> Tensor:
+    """What a layer holds, as [2, slots, kv_heads, DIM]."""
+    values = layer.data if layer.scales is None else layer.data * layer.scales[..., None]
+    return values.transpose(2, 3).flatten(1, 2)
+
+
+@dataclass
+class Answer:
+    """What the kernels give, what dense attention over the stored values would, and over what
+    was given to store."""
+
+    got: Tensor
+    stored: Tensor
+    given: Tensor
+
+
+def attend(case: Case, seed: int, int8: bool = False) -> Answer:
+    """For random states in scattered blocks."""
     heads, kv_heads = case.heads
     generator = torch.Generator().manual_seed(seed)
     counts = [-(-(start + n) // BLOCK) for start, n in case.shapes]
     scattered = torch.randperm(sum(counts) + 3, generator=generator).tolist()
     tables = [[scattered.pop() for _ in range(count)] for count in counts]
-    layer = torch.randn(2, sum(counts) + 3, BLOCK, kv_heads, DIM, generator=generator)
+    values = torch.randn(2, sum(counts) + 3, kv_heads, BLOCK, DIM, generator=generator)
+    layer = layer_of(values, int8)
     decodes = [i for i, (_, n) in enumerate(case.shapes) if n == 1]
     rows = DecodeRows([sequence_of(case.shapes[i][0] + 1) for i in decodes],
                       [tables[i] for i in decodes], BLOCK)  # fmt: skip
@@ -77,23 +105,28 @@ def attend(case: Case, seed: int) -> tuple[Tensor, Tensor]:
     def slots(i: int) -> list[int]:
         return [block * BLOCK + offset for block in tables[i] for offset in range(BLOCK)]
 
-    order = [*decodes, *chunked]
-    spans = [(i, *case.shapes[i]) for i in order]
+    spans = [(i, *case.shapes[i]) for i in [*decodes, *chunked]]
     written = torch.tensor([s for i, start, n in spans for s in slots(i)[start : start + n]])
+    expected = read(KVLayer(values))
+    expected[:, written] = torch.stack([k, v])
     kernels = TorchAttention(BLOCK, torch.device("cpu"), torch.float32)
     kernels.prepare(StepBatch(rows, chunks), written)
     kernels.store(layer, k, v)
     got = kernels.attend(layer, q, k, v, case.options)
 
-    keys, values = layer.flatten(1, 2)
-    assert torch.equal(keys[written], k) and torch.equal(values[written], v)
-    expected, row = [], 0
-    for i, start, n in spans:
-        context = slots(i)[: start + n]
-        part = dense(q[row : row + n], keys[context], values[context], start, case.options)
-        expected.append(part)
-        row += n
-    return got, torch.cat(expected)
+    in_blocks = expected.view(2, -1, BLOCK, kv_heads, DIM).transpose(2, 3)
+    assert torch.equal(read(layer), read(layer_of(in_blocks, int8))), "stored where it belongs"
+
+    def dense_over(keys: Tensor, values: Tensor) -> Tensor:
+        parts, row = [], 0
+        for i, start, n in spans:
+            context = slots(i)[: start + n]
+            own = q[row : row + n]
+            parts.append(dense(own, keys[context], values[context], start, case.options))
+            row += n
+        return torch.cat(parts)
+
+    return Answer(got, dense_over(*read(layer)), dense_over(*expected))
 
 
 CASES = st.builds(
@@ -109,12 +142,65 @@ CASES = st.builds(
 )
 
 
+@pytest.mark.parametrize("int8", [False, True])
 @pytest.mark.parametrize("padding", [0, 8, 1024])
 @settings(deadline=None, max_examples=40)
 @given(case=CASES, seed=st.integers(0, 99))
-def test_attention_is_dense_attention(padding, case, seed):
+def test_attention_is_dense_attention(padding, int8, case, seed):
     """Whatever padding cuts decodes into groups: none, some, all."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch_attention, "PADDING_TOKENS", padding)
-        got, expected = attend(case, seed)
-    torch.testing.assert_close(got, expected, rtol=0, atol=2e-5)
+        answer = attend(case, seed, int8)
+    torch.testing.assert_close(answer.got, answer.stored, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("softcap", [None, 2.0])
+@pytest.mark.parametrize("window", [None, 16])
+def test_int8_is_near_what_was_given(window, softcap):
+    options = AttentionOptions(DIM**-0.5, window, softcap)
+    answer = attend(Case([(30, 1), (0, 9), (25, 1), (12, 7)], (4, 2), options), 0, int8=True)
+    moved = (answer.got - answer.given).norm() / answer.given.norm()
+    assert 1e-4 < moved < 0.01
+
+
+def choose(
+    dtype: torch.dtype = torch.float32, head_dim: int = 32, int8: bool = False
+) -> tuple[object, object]:
+    cpu = torch.device("cpu")
+    return kernels_for(cpu, BLOCK, dtype, [KVShape(2, head_dim)], [4], int8)
+
+
+def test_a_cpu_gets_pytorch_and_never_imports_triton():
+    code = (
+        "import sys, torch; from services.worker.cache import KVShape;"
+        "from services.worker.kernels.choose import kernels_for;"
+        "kernels_for(torch.device('cpu'), 4, torch.float32, [KVShape(2, 8)], [2]);"
+        "sys.exit('services.worker.kernels.triton_attention' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    attention, blocks = choose()
+    assert isinstance(attention, TorchAttention) and isinstance(blocks, TorchBlocks)
+
+
+def test_what_no_kernel_takes_is_refused_with_what_to_change():
+    with pytest.raises(
+        ValueError, match=r"not in torch\.float64: set the worker's dtype to one of"
+    ):
+        choose(torch.float64)
+    with pytest.raises(ValueError, match="heads of 4 are too small: set kv_dtype to auto"):
+        choose(torch.bfloat16, head_dim=4, int8=True)
+    for head_dim in (8, 40, 256):
+        choose(torch.bfloat16, head_dim, int8=True)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "head_dim", "heads", "what"),
+    [
+        (torch.float32, 16, 4, "heads of 16: serve it on the CPU"),
+        (torch.float32, 320, 4, "heads of 320: serve it on the CPU"),
+        (torch.bfloat16, 64, 3, "3 query heads for 2 key heads: serve it on the CPU"),
+    ],
+)
+def test_what_triton_does_not_take_is_refused(dtype, head_dim, heads, what):
+    with pytest.raises(ValueError, match=what):
+        kernels_for(torch.device("cuda"), 16, dtype, [KVShape(2, head_dim)], [heads])

@@ -92,7 +92,7 @@ def engine_of(name: str, **settings: Any) -> Engine:
 
 def make_engine(module: PreTrainedModel, **settings: Any) -> Engine:
     model = PagedModel(deepcopy(module), torch.device("cpu"))
-    return Engine(model, EngineConfig("", **{"kv_tokens": 2048, **settings}))
+    return Engine(model, EngineConfig("", **{"kv_tokens": 2048, "host_gib": 0, **settings}))
 
 
 def prompt_tokens(seed: int, length: int) -> tuple[int, ...]:

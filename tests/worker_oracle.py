@@ -33,6 +33,8 @@ class DumbDevice:
         for serial in moves.recalled:
             self.pending.pop(serial, None)
         for move in moves.started:
+            if move.serial in moves.recalled:
+                continue
             if move.direction is Direction.OFFLOAD:
                 self._copy(self._memory, move.device_blocks, self._host, move.host_blocks, move)
             else:

@@ -77,6 +77,7 @@ class Body(BaseModel):
     n: Int32 = 1
     stream: bool = False
     stream_options: StreamOptions | None = None
+    cache_salt: str = ""  # as vLLM calls it: whose cached prefixes the prompt may share
 
     @property
     def include_usage(self) -> bool:
@@ -115,6 +116,7 @@ class CompletionBody(Body):
         for request in requests:
             request.model = self.model
             request.sampling.CopyFrom(sampling)
+            request.cache_salt = self.cache_salt
         return requests
 
 
@@ -134,7 +136,11 @@ class ChatBody(Body):
         limit = self.max_completion_tokens if self.max_tokens is None else self.max_tokens
         chat = gateway_pb2.Chat(messages=[_message(i, m) for i, m in enumerate(self.messages)])
         sampling = self.sampling((self.top_logprobs or 0) if self.logprobs else None, limit)
-        return [gateway_pb2.GenerateRequest(model=self.model, chat=chat, sampling=sampling)]
+        return [
+            gateway_pb2.GenerateRequest(
+                model=self.model, chat=chat, sampling=sampling, cache_salt=self.cache_salt
+            )
+        ]
 
 
 BodyT = TypeVar("BodyT", bound=Body)

@@ -10,10 +10,10 @@ from protos import estimator_pb2, estimator_pb2_grpc
 from services.estimator.config import EstimatorConfig
 from services.estimator.metrics import EstimatorMetrics
 from services.estimator.state import EstimatorState
-from services.runtime.codec import decode_timing, encode_cost_model
+from services.runtime.codec import decode_swaps, decode_timing, encode_cost_model
 from services.runtime.errors import InvalidArgument, ServiceError
 
-MOST_PER_CALL = 1_024  # timings one Observe may carry
+MOST_PER_CALL = 1_024  # timings one Observe may carry, and swaps
 MOST_NAME_CHARS = 256
 
 
@@ -60,22 +60,20 @@ class EstimatorService(estimator_pb2_grpc.EstimatorServicer):
         self, request: estimator_pb2.ObserveTimingsRequest, context: object
     ) -> estimator_pb2.ObserveTimingsResponse:
         worker_id = _worker_id(request.worker_id)
-        if len(request.timings) > MOST_PER_CALL:
-            raise InvalidArgument(
-                "timings", f"at most {MOST_PER_CALL} a call, got {len(request.timings)}"
-            )
+        _require_few("timings", len(request.timings))
+        _require_few("swaps", len(request.swaps))
+        timings, swaps = [decode_timing(t) for t in request.timings], decode_swaps(request.swaps)
         with self._metrics.observe_seconds.time():
-            seen = self._state.observe(worker_id, [decode_timing(t) for t in request.timings])
-        self._metrics.samples.labels("yes").inc(len(request.timings) - seen.dropped)
-        self._metrics.samples.labels("no").inc(seen.dropped)
-        if seen.refitted:
-            self._announce(worker_id)
+            seen = self._state.observe(worker_id, timings, swaps)
+        self._metrics.observed(len(request.timings), len(request.swaps), seen)
+        if seen.renewed:
+            self._announce(worker_id, seen.refitted)
         return estimator_pb2.ObserveTimingsResponse(version=seen.version)
 
-    def _announce(self, worker_id: str) -> None:
+    def _announce(self, worker_id: str, refitted: bool) -> None:
         model = self._state.model(worker_id)
         if model is not None:
-            self._metrics.refitted(model)
+            self._metrics.renewed(model, refitted)
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -92,6 +90,11 @@ class EstimatorService(estimator_pb2_grpc.EstimatorServicer):
     def _leave_watch(self) -> None:
         self._watchers -= 1
         self._metrics.watchers.set(self._watchers)
+
+
+def _require_few(field: str, count: int) -> None:
+    if count > MOST_PER_CALL:
+        raise InvalidArgument(field, f"at most {MOST_PER_CALL} a call, got {count}")
 
 
 def _worker_id(worker_id: str) -> str:

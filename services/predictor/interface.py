@@ -1,12 +1,16 @@
 """What every predictor is: forecasts for a batch of requests, learnt from finished ones."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from services.core import FinishReason
 from services.forecast import Forecast
+from services.predictor.extract import Prompt
 from services.predictor.features import Features
+
+Asked = tuple[str | None, str]  # instruction (None: whatever it is), user input
+Lengths = Mapping[Asked, int]  # output tokens of what is asked
 
 LEARNT_FROM = frozenset({FinishReason.STOP, FinishReason.LENGTH})  # the others were cut short
 
@@ -15,7 +19,8 @@ LEARNT_FROM = frozenset({FinishReason.STOP, FinishReason.LENGTH})  # the others 
 class Query:
     """A request whose output length is asked for.
 
-    `features` stands for the prompt's text; None where no encoder runs or it failed.
+    `features` stands for the prompt's text; None where no encoder runs or it failed. `prompt` is
+    the text itself, for who looks it up; nobody keeps it.
     """
 
     model: str
@@ -23,6 +28,7 @@ class Query:
     prompt_tokens: int
     max_tokens: int
     features: Features | None = None
+    prompt: Prompt | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +50,7 @@ class Options:
     examples: int = 50_000
     neighbours_window: int = 50_000
     similarity_min: float = 0.6
+    lengths: Callable[[], Lengths] = dict  # read when an oracle is built
 
 
 class Predictor(Protocol):

@@ -22,6 +22,7 @@ from services.predictor.reading import Reader
 from services.predictor.records import KIND, VERSION, EncodedBy
 from services.predictor.refitting import Pace, Refitter
 from services.predictor.rules import OWN_RULES, RULES
+from services.predictor.told import read_lengths
 from services.runtime.outcomelog import Journal
 from services.runtime.outcomelog.config import LogConfig
 
@@ -87,6 +88,7 @@ def _options(config: PredictorConfig) -> Options:
         examples=config.examples,
         neighbours_window=config.neighbours_window,
         similarity_min=config.similarity_min,
+        lengths=partial(read_lengths, config.oracle_file, config.max_text_bytes),
     )
 
 

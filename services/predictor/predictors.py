@@ -9,6 +9,7 @@ from services.predictor.history import HistoryPredictor
 from services.predictor.interface import Options, Predictor
 from services.predictor.maximum import MaxPredictor
 from services.predictor.members import FittedMember, HistoryMember, Member
+from services.predictor.oracle import OraclePredictor
 
 FITTED = ("ranker", "forest", "trees", "ridge", "classify", "proxy")
 BLEND = ("history", "retrieval", "ranker", "forest", "trees", "ridge")
@@ -72,6 +73,7 @@ def _reading(name: str) -> Callable[[Options], Predictor]:
 PLAIN: dict[str, Callable[[Options], Predictor]] = {
     "history": HistoryPredictor,
     "max": lambda _: MaxPredictor(),
+    "oracle": lambda options: OraclePredictor(options.lengths()),
 }
 PREDICTORS = PLAIN | {name: _reading(name) for name in READS}
 

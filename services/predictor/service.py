@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from protos import common_pb2, predictor_pb2, predictor_pb2_grpc
 from services.forecast import MOST_TOKENS
 from services.predictor.config import PredictorConfig
-from services.predictor.extract import Prompt, TextEncoder
+from services.predictor.extract import Prompt, TextEncoder, cut
 from services.predictor.guard import Made
 from services.predictor.interface import Query
 from services.predictor.metrics import PredictorMetrics
@@ -103,7 +103,7 @@ class PredictorService(predictor_pb2_grpc.PredictorServicer):
         found: Sequence[Found | None] = [None] * len(prompts)
         if content := self._parts.content:
             found = await content.reader.read(prompts)
-        batch = [_query(message, each) for message, each in zip(inputs, found, strict=True)]
+        batch = [_query(*each) for each in zip(inputs, found, prompts, strict=True)]
         made = self._foretell(batch)
         for message, prompt, each, forecast in zip(inputs, prompts, found, made, strict=True):
             packed = each[1] if each else b""
@@ -128,8 +128,8 @@ class PredictorService(predictor_pb2_grpc.PredictorServicer):
             return None
         text: common_pb2.PromptText = message.text
         return Prompt(
-            _cut(text.instruction, self._max_text_bytes),
-            _cut(text.user_input, self._max_text_bytes),
+            cut(text.instruction, self._max_text_bytes),
+            cut(text.user_input, self._max_text_bytes),
             message.prompt_tokens,
             tuple(min(tokens, MOST_TOKENS) for tokens in text.answer_tokens[-MOST_ANSWERS:]),
         )
@@ -172,10 +172,16 @@ class PredictorService(predictor_pb2_grpc.PredictorServicer):
             self._metrics.tell(model_version=refitter.version, model_age_seconds=age_s)
 
 
-def _query(message: predictor_pb2.ForecastInput, found: Found | None) -> Query:
-    features = found[0] if found else None
+def _query(
+    message: predictor_pb2.ForecastInput, found: Found | None, prompt: Prompt | None
+) -> Query:
     return Query(
-        message.model, message.application, message.prompt_tokens, message.max_tokens, features
+        message.model,
+        message.application,
+        message.prompt_tokens,
+        message.max_tokens,
+        found[0] if found else None,
+        prompt,
     )
 
 
@@ -195,9 +201,3 @@ def _require_few(field: str, count: int) -> None:
 def _require_named(where: str, model: str, application: str) -> None:
     if max(len(model), len(application)) > MOST_NAME_CHARS:
         raise InvalidArgument(where, f"a name has at most {MOST_NAME_CHARS} characters")
-
-
-def _cut(text: str, max_bytes: int) -> str:
-    if len(text) * 4 <= max_bytes:
-        return text
-    return text[:max_bytes].encode()[:max_bytes].decode(errors="ignore")

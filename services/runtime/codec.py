@@ -1,13 +1,16 @@
 """Between the nouns and their messages. Decoding trusts nothing: bad values raise ValueError."""
 
+from collections.abc import Iterable
 from math import ceil, inf, isfinite
 
 from protos import common_pb2, estimator_pb2, predictor_pb2, scheduler_pb2
 from services.core import (
     Completion,
     CostModel,
+    Direction,
     FinishReason,
     Grant,
+    KVCosts,
     Outcome,
     Pause,
     Plan,
@@ -15,7 +18,9 @@ from services.core import (
     Report,
     Residency,
     Sla,
+    Standing,
     StepTiming,
+    SwapTiming,
     WorkerView,
 )
 from services.forecast import Forecast
@@ -35,6 +40,12 @@ _RESIDENCY_TO_PROTO: dict[Residency, scheduler_pb2.Residency.ValueType] = {
     Residency.DROP: scheduler_pb2.RESIDENCY_DROP,
 }
 _RESIDENCY_FROM_PROTO = {value: key for key, value in _RESIDENCY_TO_PROTO.items()}
+
+_DIRECTION_TO_PROTO: dict[Direction, common_pb2.Direction.ValueType] = {
+    Direction.OFFLOAD: common_pb2.DIRECTION_OFFLOAD,
+    Direction.UPLOAD: common_pb2.DIRECTION_UPLOAD,
+}
+_DIRECTION_FROM_PROTO = {value: key for key, value in _DIRECTION_TO_PROTO.items()}
 
 
 def encode_reason(reason: FinishReason | None) -> common_pb2.FinishReason.ValueType:
@@ -95,6 +106,18 @@ def decode_timing(message: common_pb2.StepTiming) -> StepTiming:
     )
 
 
+def encode_swap(swap: SwapTiming) -> common_pb2.SwapTiming:
+    return common_pb2.SwapTiming(
+        direction=_DIRECTION_TO_PROTO[swap.direction], tokens=swap.tokens, elapsed_s=swap.elapsed_s
+    )
+
+
+def decode_swaps(messages: Iterable[common_pb2.SwapTiming]) -> tuple[SwapTiming, ...]:
+    """In order, without those of a direction that is not known here."""
+    known = ((_DIRECTION_FROM_PROTO.get(m.direction), m) for m in messages)
+    return tuple(SwapTiming(way, m.tokens, m.elapsed_s) for way, m in known if way)
+
+
 def encode_cost_model(worker_id: str, model: CostModel) -> estimator_pb2.CostModel:
     return estimator_pb2.CostModel(
         worker_id=worker_id,
@@ -107,6 +130,8 @@ def encode_cost_model(worker_id: str, model: CostModel) -> estimator_pb2.CostMod
         error_p50=model.error_p50,
         error_p90=model.error_p90,
         samples=model.samples,
+        offload_token_s=model.offload_token_s,
+        upload_token_s=model.upload_token_s,
     )
 
 
@@ -121,6 +146,8 @@ def decode_cost_model(message: estimator_pb2.CostModel) -> CostModel:
         error_p50=message.error_p50,
         error_p90=message.error_p90,
         samples=message.samples,
+        offload_token_s=message.offload_token_s,
+        upload_token_s=message.upload_token_s,
     )
 
 
@@ -136,6 +163,11 @@ def encode_plan(plan: Plan) -> scheduler_pb2.Plan:
         prefetch=plan.prefetch,
         cancel=plan.cancel,
         victims=plan.victims,
+        order=[
+            scheduler_pb2.Standing(request_id=s.request_id, wait_s=s.wait_s) for s in plan.order
+        ],
+        residency=plan.residency,
+        costs=_encode_costs(plan.costs),
     )
 
 
@@ -151,11 +183,35 @@ def decode_plan(message: scheduler_pb2.Plan) -> Plan:
         prefetch=tuple(message.prefetch),
         cancel=tuple(message.cancel),
         victims=tuple(message.victims),
+        order=tuple(Standing(s.request_id, _not_negative(s.wait_s)) for s in message.order),
+        residency=message.residency,
+        costs=_decode_costs(message.costs),
     )
 
 
 def _encode_grant(grant: Grant) -> scheduler_pb2.Grant:
     return scheduler_pb2.Grant(request_id=grant.request_id, limit_tokens=grant.limit_tokens)
+
+
+def _encode_costs(costs: KVCosts) -> scheduler_pb2.KVCosts:
+    return scheduler_pb2.KVCosts(
+        recompute_token_s=costs.recompute_token_s,
+        offload_token_s=costs.offload_token_s,
+        upload_token_s=costs.upload_token_s,
+    )
+
+
+def _decode_costs(message: scheduler_pb2.KVCosts) -> KVCosts:
+    return KVCosts(
+        _not_negative(message.recompute_token_s),
+        _not_negative(message.offload_token_s),
+        _not_negative(message.upload_token_s),
+    )
+
+
+def _not_negative(seconds: float) -> float:
+    """0 for a NaN too: a worker sorts by these."""
+    return max(0.0, seconds)
 
 
 def encode_report(report: Report) -> scheduler_pb2.Report:
@@ -174,6 +230,7 @@ def encode_report(report: Report) -> scheduler_pb2.Report:
         evicted=[_encode_progress(p) for p in report.evicted],
         free_tokens=report.free_tokens,
         timings=[encode_timing(t) for t in report.timings],
+        swaps=[encode_swap(s) for s in report.swaps],
     )
 
 
@@ -189,6 +246,7 @@ def decode_report(message: scheduler_pb2.Report) -> Report:
         evicted=tuple(_decode_progress(p) for p in message.evicted),
         free_tokens=message.free_tokens,
         timings=tuple(decode_timing(t) for t in message.timings),
+        swaps=decode_swaps(message.swaps),
     )
 
 
@@ -214,6 +272,7 @@ def decode_worker_hello(message: scheduler_pb2.WorkerHello) -> WorkerView:
         max_running=message.max_running,
         max_context_tokens=message.max_context_tokens,
         kv_bytes_per_token=message.kv_bytes_per_token,
+        host_tokens=message.host_tokens,
     )
 
 

@@ -74,7 +74,7 @@ class Advice:
         self._requests: asyncio.Queue[Request] = asyncio.Queue()
         self._problems: asyncio.Queue[ev.AskBatch] = asyncio.Queue()
         self._outcomes: asyncio.Queue[Outcome] = asyncio.Queue(MOST_PENDING)
-        self._timings: asyncio.Queue[tuple[str, Sequence[common_pb2.StepTiming]]] = asyncio.Queue(
+        self._timings: asyncio.Queue[estimator_pb2.ObserveTimingsRequest] = asyncio.Queue(
             MOST_PENDING
         )
         self._watches: dict[str, asyncio.Task[None]] = {}
@@ -99,9 +99,17 @@ class Advice:
         self._history.learn(action.outcome)
         _put_bounded(self._outcomes, action.outcome)
 
-    def observe(self, worker_id: str, timings: Sequence[common_pb2.StepTiming]) -> None:
-        if timings:
-            _put_bounded(self._timings, (worker_id, timings))
+    def observe(
+        self,
+        worker_id: str,
+        timings: Sequence[common_pb2.StepTiming],
+        swaps: Sequence[common_pb2.SwapTiming] = (),
+    ) -> None:
+        if timings or swaps:
+            message = estimator_pb2.ObserveTimingsRequest(
+                worker_id=worker_id, timings=timings[-MOST_PER_CALL:], swaps=swaps[-MOST_PER_CALL:]
+            )
+            _put_bounded(self._timings, message)
 
     def unwatch(self, worker_id: str) -> None:
         """A worker has left. Should it return, it is watched anew, and its model comes at once."""
@@ -184,15 +192,13 @@ class Advice:
 
     async def _timing_loop(self, tasks: asyncio.TaskGroup) -> None:
         while True:
-            worker_id, timings = await self._timings.get()
-            message = estimator_pb2.ObserveTimingsRequest(
-                worker_id=worker_id, timings=timings[-MOST_PER_CALL:]
-            )
+            message = await self._timings.get()
             try:
                 await self._estimator.Observe(message, timeout=PAUSE_S * 10)
             except aio.AioRpcError as error:
                 log.warning("estimator does not learn: %s", _sentence(error))
                 await asyncio.sleep(PAUSE_S)
+            worker_id = message.worker_id
             if worker_id not in self._watches and worker_id in self._owner.state.workers:
                 self._watches[worker_id] = tasks.create_task(self._watch(worker_id))
 

@@ -89,6 +89,11 @@ def _preempt(action: ev.Preempt) -> scheduler_pb2.RequestEvent:
     return scheduler_pb2.RequestEvent(request_id=action.request_id, preempted=preempted)
 
 
+def _resume(action: ev.Resume) -> scheduler_pb2.RequestEvent:
+    resumed = scheduler_pb2.Resumed(held_tokens=action.held_tokens)
+    return scheduler_pb2.RequestEvent(request_id=action.request_id, resumed=resumed)
+
+
 def _finish(action: ev.Finish) -> scheduler_pb2.RequestEvent:
     finished = scheduler_pb2.Finished(
         reason=encode_reason(action.reason),
@@ -110,13 +115,15 @@ def _refuse(action: ev.Refuse) -> scheduler_pb2.RequestEvent:
 
 
 def encode_request_event(
-    action: ev.Place | ev.Preempt | ev.Finish | ev.Refuse,
+    action: ev.Place | ev.Preempt | ev.Resume | ev.Finish | ev.Refuse,
 ) -> scheduler_pb2.SchedulerEvent:
     match action:
         case ev.Place():
             event = _place(action)
         case ev.Preempt():
             event = _preempt(action)
+        case ev.Resume():
+            event = _resume(action)
         case ev.Finish():
             event = _finish(action)
         case ev.Refuse():

@@ -199,6 +199,17 @@ class Preempt:
 
 
 @dataclass(frozen=True, slots=True)
+class Resume:
+    """Admitted again at the worker that has its tokens, and `held_tokens` of its KV: on the
+    device, or in host memory, from where they come back first."""
+
+    link: str
+    request_id: str
+    held_tokens: int
+    kind: Literal["resume"] = "resume"
+
+
+@dataclass(frozen=True, slots=True)
 class Finish:
     link: str
     request_id: str
@@ -224,7 +235,7 @@ class Learn:
     kind: Literal["learn"] = "learn"
 
 
-Action = AskForecast | AskBatch | SendPlan | Place | Preempt | Finish | Refuse | Learn
+Action = AskForecast | AskBatch | SendPlan | Place | Preempt | Resume | Finish | Refuse | Learn
 
 
 @dataclass(frozen=True, slots=True)

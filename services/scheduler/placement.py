@@ -20,23 +20,30 @@ class Place:
     jobs: list[Job] = field(default_factory=list)
 
     def takes(self, job: Job) -> bool:
-        """It has a place left, the right model, and the request is within reach."""
+        """It has a place left, the right model, and the request is within reach; and if the job
+        has KV somewhere, it is here."""
         request = job.request
         return (
             self.free > 0
+            and not (job.resting and job.home != self.name)
             and self.reach_tokens >= request.prompt_tokens + request.max_tokens
             and self.model == request.model
         )
 
 
-def least_load(queue: Sequence[Job], workers: Mapping[str, WorkerJobs]) -> Offers:
+def least_load(
+    queue: Sequence[Job], workers: Mapping[str, WorkerJobs], yielding: Mapping[str, int]
+) -> Offers:
     """Deal the queue, in order, each to the worker with the least held and expected tokens.
 
-    A worker takes no more than it may run at once; a dealt request counts towards its load. With
-    one worker there is nothing to choose, so nothing is weighed. O(queue · workers), over at most
-    the workers' free places.
+    A worker takes no more than it may run at once, less those who would stay if all of its
+    `yielding` ones made way; a dealt request counts towards its load. With one worker there is
+    nothing to choose, so nothing is weighed. O(queue · workers), over at most those places.
     """
-    places = [_place(name, worker, len(workers) > 1) for name, worker in workers.items()]
+    places = [
+        _place(name, worker, yielding.get(name, 0), len(workers) > 1)
+        for name, worker in workers.items()
+    ]
     free = sum(place.free for place in places)
     for job in queue:
         if free == 0:
@@ -52,13 +59,12 @@ def least_load(queue: Sequence[Job], workers: Mapping[str, WorkerJobs]) -> Offer
     return {place.name: place.jobs for place in places if place.jobs}
 
 
-def _place(name: str, worker: WorkerJobs, weighed: bool) -> Place:
+def _place(name: str, worker: WorkerJobs, yielding: int, weighed: bool) -> Place:
     view = worker.view
-    free = max(0, view.max_running - len(worker.running))
+    free = max(0, view.max_running - len(worker.running) + yielding)
     load = sum(job.load_tokens for job in worker.running.values()) if weighed else 0.0
     return Place(name, view.model, view.reach_tokens, free, load)
 
 
-PLACEMENTS: dict[str, Callable[[Sequence[Job], Mapping[str, WorkerJobs]], Offers]] = {
-    "least_load": least_load
-}
+Placement = Callable[[Sequence[Job], Mapping[str, WorkerJobs], Mapping[str, int]], Offers]
+PLACEMENTS: dict[str, Placement] = {"least_load": least_load}

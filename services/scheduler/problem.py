@@ -1,8 +1,9 @@
 """A planning round put as values: the queue's head and the running, in columns."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 
 from services.forecast import Forecast
+from services.scheduler.contest import Contest
 from services.scheduler.events import AskBatch, Columns, Group
 from services.scheduler.jobs import Job, WorkerJobs
 from services.scheduler.presets import Preset
@@ -12,9 +13,9 @@ def pose(
     round_number: int,
     preset: Preset,
     workers: Mapping[str, WorkerJobs],
-    offers: Mapping[str, Sequence[Job]],
+    contests: Mapping[str, Contest],
 ) -> AskBatch:
-    """The batcher's question for these offers. Forecasts that many requests share go once."""
+    """The batcher's question for these contests. Forecasts that many requests share go once."""
     table: dict[object, int] = {}
     forecasts: list[Forecast] = []
 
@@ -31,11 +32,11 @@ def pose(
         Group(
             name,
             workers[name].view.kv_tokens,
-            workers[name].view.max_running,
-            _columns(workers[name].running.values(), row),
-            _columns(queued, row),
+            contest.most_running,
+            _columns(contest.holders, row),
+            _columns(contest.asking, row),
         )
-        for name, queued in offers.items()
+        for name, contest in contests.items()
     )
     return AskBatch(round_number, preset.batcher, dict(preset.params), tuple(forecasts), groups)
 

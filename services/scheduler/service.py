@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack
 from itertools import count
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         self._gateways: dict[str, Outbox[scheduler_pb2.SchedulerEvent]] = {}
         self._workers: dict[str, Outbox[scheduler_pb2.Plan]] = {}
         self._retimed = asyncio.Event()
+        self._due_s = inf  # when the next Tick is due, as the timekeeper has it
         self._emptied = asyncio.Event()
         self._log: EventLog | None = None
         self._perform: dict[str, Callable[[Any], None]] = {
@@ -88,11 +90,14 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             self._perform[action.kind](action)
         if not self.state.jobs:
             self._emptied.set()
+        if self.state.next_deadline() < self._due_s:
+            self._retimed.set()
 
     async def _keep_time(self) -> None:
         while True:
             self._retimed.clear()
-            wait_s = self.state.next_deadline() - time.monotonic()
+            self._due_s = self.state.next_deadline()
+            wait_s = self._due_s - time.monotonic()
             try:
                 async with asyncio.timeout(wait_s if wait_s < 3600 else None):
                     await self._retimed.wait()
@@ -151,8 +156,6 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         request = decode_request(message, time.monotonic())
         self._advice.keep_text(request.request_id, message.text)
         self.dispatch(ev.Submitted(link, request))
-        if message.HasField("deadline_in_s"):
-            self._retimed.set()
 
     async def Attach(
         self, requests: AsyncIterator[scheduler_pb2.WorkerMessage], context: Any
@@ -166,7 +169,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         self._workers[link] = outbox
         self._advice.unwatch(view.worker_id)
         self.dispatch(ev.WorkerAttached(link, view))
-        self._advice.observe(view.worker_id, first.hello.profile)
+        self._advice.observe(view.worker_id, first.hello.profile, first.hello.swaps)
         self._tell_fleet()
         log.info("worker %s attached: %s, %d KV tokens", view.worker_id, view.model, view.kv_tokens)
         try:
@@ -186,5 +189,6 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
     ) -> None:
         async for message in requests:
             if message.HasField("report"):
-                self.dispatch(ev.Reported(link, worker_id, decode_report(message.report)))
-                self._advice.observe(worker_id, message.report.timings)
+                report = message.report
+                self.dispatch(ev.Reported(link, worker_id, decode_report(report)))
+                self._advice.observe(worker_id, report.timings, report.swaps)

@@ -1,33 +1,35 @@
 """The scheduler's core: `step(event, now) → actions`, no clock and no I/O.
 
 The loop a round follows: an event changes jobs → when something may now run, the queue's head is
-dealt to workers and the batcher asked (AskBatch) → its answer (Formed) admits → every worker whose
-directives changed gets one plan. One round is under way at a time; what happens meanwhile marks
-the state dirty and starts the next.
+dealt to workers, the running that would make way for it stand in line with it, and the batcher is
+asked (AskBatch) → its answer (Formed) admits and pauses → every worker whose directives changed
+gets one plan. One round is under way at a time; what happens meanwhile marks the state dirty and
+starts the next.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
-from services.core import Completion, FinishReason, Outcome, Reject, RejectReason, Request
+from services.core import (
+    Completion,
+    FinishReason,
+    Outcome,
+    Progress,
+    Reject,
+    RejectReason,
+    Report,
+    Request,
+)
 from services.scheduler import events as ev
+from services.scheduler.contest import Contest, renewed, settle
+from services.scheduler.dealing import deal
 from services.scheduler.jobs import Job, Phase, WorkerJobs
 from services.scheduler.ledger import Ledger, Limits
-from services.scheduler.placement import PLACEMENTS
 from services.scheduler.presets import Preset
 from services.scheduler.problem import pose
 
 DEFAULT_LIMITS = Limits()
 LEARNT_FROM = (FinishReason.STOP, FinishReason.LENGTH)
 DRAINING = Reject(RejectReason.DRAINING, "the scheduler is shutting down", 1.0)
-
-
-@dataclass(frozen=True)
-class Offer:
-    """Queued jobs put before the batcher for one worker, as attached by that link."""
-
-    link: str
-    jobs: list[Job]
 
 
 class SchedulerState:
@@ -40,7 +42,7 @@ class SchedulerState:
         self._draining = False
         self._dirty = False
         self._round = 0
-        self._offered: dict[str, Offer] | None = None  # of the round under way, by worker
+        self._contests: dict[str, Contest] | None = None  # of the round under way, by worker
         self._actions: list[ev.Action] = []
         self._handlers: dict[str, Callable[..., None]] = {
             "submitted": self._submitted,
@@ -61,8 +63,10 @@ class SchedulerState:
         """Take one event at time `now` (never falling); returns what is to be done, in order."""
         self._handlers[event.kind](event, now)
         self._expire(now)
+        self.ledger.keep_pace()
+        self._dirty |= self.ledger.ranking.promote(now)
         self._start_round()
-        self._actions += self.ledger.take_plans()
+        self._actions += self.ledger.take_plans(now)
         actions, self._actions = self._actions, []
         return actions
 
@@ -102,8 +106,7 @@ class SchedulerState:
         for request_id, forecast in event.forecasts:
             job = self.jobs.get(request_id)
             if job and job.phase is Phase.FORECASTING:
-                job.forecast = forecast
-                self.ledger.enqueue(job)
+                self.ledger.enqueue(job, forecast, now)
                 self._dirty = True
 
     def _refreshed(self, event: ev.Refreshed, now: float) -> None:
@@ -188,12 +191,15 @@ class SchedulerState:
 
     def _lose(self, worker_id: str, now: float) -> None:
         for job in self.ledger.detach(worker_id, now):
-            self._actions.append(ev.Preempt(job.link, job.request_id, job.output_tokens))
+            self._tell_preempted(job)
         self._dirty = True
+
+    def _tell_preempted(self, job: Job) -> None:
+        self._actions.append(ev.Preempt(job.link, job.request_id, job.output_tokens))
 
     def _costed(self, event: ev.Costed, now: float) -> None:
         if event.worker_id in self.workers:
-            self.workers[event.worker_id].cost = event.cost
+            self.ledger.cost(event.worker_id, event.cost)
 
     def _reported(self, event: ev.Reported, now: float) -> None:
         worker = self.workers.get(event.worker_id)
@@ -202,58 +208,86 @@ class SchedulerState:
             return
         worker.report_seq = report.seq
         for told in report.progress:
-            if job := worker.running.get(told.request_id):
+            if job := self._here(told.request_id, event.worker_id):
                 self.ledger.progress(worker, job, told.output_tokens, told.held_tokens)
         for completion in report.finished:
-            self._completed(worker, completion, now)
+            if job := self._here(completion.request_id, event.worker_id):
+                self._completed(job, completion, now)
         for told in report.evicted:
-            if job := worker.running.pop(told.request_id, None):
-                self.ledger.requeue(job, told.output_tokens, now)
-                self._actions.append(ev.Preempt(job.link, job.request_id, told.output_tokens))
+            if job := self._here(told.request_id, event.worker_id):
+                self._evicted(job, told, report, now)
+        for job in self.ledger.take_paused(worker, report.applied_plan_seq):
+            self._tell_preempted(job)
         self._dirty = True
 
-    def _completed(self, worker: WorkerJobs, completion: Completion, now: float) -> None:
-        job = worker.running.pop(completion.request_id, None)
-        if job:
-            del self.jobs[job.request_id]
-            job.output_tokens = completion.output_tokens
-            self._learn(job, completion.reason, now)
-            self._finish(job, completion.reason, now)
+    def _here(self, request_id: str, worker_id: str) -> Job | None:
+        """A job that runs there, or was paused or evicted there."""
+        job = self.jobs.get(request_id)
+        return job if job and job.home == worker_id else None
+
+    def _evicted(self, job: Job, told: Progress, report: Report, now: float) -> None:
+        """Unless it was paused before, and runs again by a plan that came after."""
+        if job.phase is Phase.RUNNING and report.applied_plan_seq >= job.resumed_seq:
+            self.ledger.evict(job, told.output_tokens, told.held_tokens, now)
+            self._tell_preempted(job)
+            return
+        self.ledger.note(job, told.output_tokens, told.held_tokens)
+        if self.workers[job.home].pausing.pop(job.request_id, None):
+            self._tell_preempted(job)  # it stopped before it read that it should
+
+    def _completed(self, job: Job, completion: Completion, now: float) -> None:
+        job.output_tokens = completion.output_tokens
+        self._learn(job, completion.reason, now)
+        self._finish(job, completion.reason, now)
+        self.ledger.end(job)
 
     # A planning round
 
     def _start_round(self) -> None:
-        if not (self._dirty and self._offered is None and self.ledger.queue and self.workers):
+        if not (self._dirty and self._contests is None and self.ledger.queue and self.workers):
             return
         self._dirty = False
         head = self.ledger.queue.head(self.limits.offer_window)
-        offers = PLACEMENTS[self.preset.placement](head, self.workers)
-        if offers:
-            self._round += 1
-            self._offered = {
-                name: Offer(self.workers[name].link, jobs) for name, jobs in offers.items()
-            }
-            self._actions.append(pose(self._round, self.preset, self.workers, offers))
+        contests = deal(self.preset, head, self.ledger.queue, self.workers)
+        if contests:
+            self._ask(contests)
+
+    def _ask(self, contests: dict[str, Contest]) -> None:
+        self._round += 1
+        self._contests = contests
+        self._actions.append(pose(self._round, self.preset, self.workers, contests))
 
     def _formed(self, event: ev.Formed, now: float) -> None:
-        if event.round != self._round or self._offered is None:
+        if event.round != self._round or self._contests is None:
             return
-        offered, self._offered = self._offered, None
+        contests, self._contests = self._contests, None
+        again = {}
         for batch in event.batches:
-            for job in self._accepted(batch, offered.get(batch.worker_id)):
-                self._admit(job, batch.worker_id, now)
+            contest = self._still_held(batch.worker_id, contests.get(batch.worker_id))
+            if contest:
+                verdict = settle(contest, batch.admit, self._is_current(contest))
+                for job in verdict.pause:
+                    self.ledger.pause(job, now)
+                for job in verdict.enter:
+                    self._admit(job, batch.worker_id, now)
+                if verdict.again:
+                    again[batch.worker_id] = renewed(contest, verdict.again)
         self._dirty |= not event.batches
+        if again:
+            self._ask(again)
 
-    def _accepted(self, batch: ev.Batch, offer: Offer | None) -> list[Job]:
-        """Those admitted that still wait, if their worker is still the one that was asked for."""
-        worker = self.workers.get(batch.worker_id)
-        if offer is None or worker is None or worker.link != offer.link:
-            return []
-        return [
-            job
-            for job in offer.jobs[: batch.admit]
-            if job.phase is Phase.QUEUED and self.jobs.get(job.request_id) is job
-        ]
+    def _still_held(self, worker_id: str, contest: Contest | None) -> Contest | None:
+        """The contest, if its worker is still the one that was asked for."""
+        worker = self.workers.get(worker_id)
+        return contest if contest and worker and worker.link == contest.link else None
+
+    def _is_current(self, contest: Contest) -> Callable[[Job], bool]:
+        def current(job: Job) -> bool:
+            """It still waits, or runs, as it did."""
+            then = Phase.RUNNING if job.request_id in contest.challenged else Phase.QUEUED
+            return job.phase is then
+
+        return current
 
     def _admit(self, job: Job, worker_id: str, now: float) -> None:
         if self.ledger.admit(job, worker_id, now):

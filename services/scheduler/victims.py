@@ -10,4 +10,13 @@ def newest(running: Iterable[Job]) -> list[str]:
     return [job.request_id for job in running][::-1]
 
 
-VICTIMS: dict[str, Callable[[Iterable[Job]], list[str]]] = {"newest": newest}
+def least_urgent(running: Iterable[Job]) -> list[str]:
+    """The last of the order first."""
+    ranked = sorted(running, key=lambda job: job.rank.key, reverse=True)
+    return [job.request_id for job in ranked]
+
+
+VICTIMS: dict[str, Callable[[Iterable[Job]], list[str]]] = {
+    "newest": newest,
+    "least_urgent": least_urgent,
+}

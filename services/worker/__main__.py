@@ -15,7 +15,7 @@ from services.worker.codec import encode_hello
 from services.worker.config import WorkerConfig
 from services.worker.engine import Engine
 from services.worker.metrics import WorkerMetrics
-from services.worker.profile import profile
+from services.worker.profile import profile, profile_swaps
 from services.worker.runner import EngineRunner
 from services.worker.service import WorkerService
 
@@ -26,7 +26,8 @@ def build(config: WorkerConfig, registry: CollectorRegistry) -> Unit:
     """Load and profile the model, then serve it. Raises ValueError when it can't be served."""
     transformers.utils.logging.disable_progress_bar()
     engine = Engine.load(config.engine)
-    hello = encode_hello(config, engine, profile(engine, config.profile_s))
+    swaps = profile_swaps(engine) if config.profile_s else []
+    hello = encode_hello(config, engine, profile(engine, config.profile_s), swaps)
     log.info("%s: %d KV tokens on %s", config.model_name, hello.kv_tokens, engine.model.device)
     runner = EngineRunner(engine, WorkerMetrics(registry, engine.state))
     service = WorkerService(runner, config.outbox_tokens)

@@ -99,6 +99,13 @@ class BlockPool:
             self._by_key[key] = block
             self._keys[block] = key
 
+    def forget_published(self) -> None:
+        """Let nobody find anything any more; those who hold it keep it."""
+        self._by_key.clear()
+        self._keys.clear()
+        self._free.extend(self._cached)
+        self._cached.clear()
+
     def _take(self) -> int:
         block = self._free.pop() if self._free else self._reuse()
         self._holders[block] = 1

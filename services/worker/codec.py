@@ -1,8 +1,10 @@
 """Between the worker's nouns and its messages. Decoding raises ValueError on bad values."""
 
+from collections.abc import Sequence
+
 from protos import common_pb2, scheduler_pb2, worker_pb2
-from services.core import StepTiming
-from services.runtime.codec import encode_reason, encode_timing
+from services.core import StepTiming, SwapTiming
+from services.runtime.codec import encode_reason, encode_swap, encode_timing
 from services.worker.batch import NewToken, TokenLogprobs
 from services.worker.config import WorkerConfig
 from services.worker.engine import Engine
@@ -17,6 +19,7 @@ def decode_prompt(message: worker_pb2.Prompt, origin: str) -> Prompt:
         message.max_tokens,
         _decode_sampling(message.sampling),
         origin,
+        message.cache_salt,
     )
 
 
@@ -51,7 +54,10 @@ def encode_error(message: str) -> worker_pb2.RequestTokens:
 
 
 def encode_hello(
-    config: WorkerConfig, engine: Engine, profile: list[StepTiming]
+    config: WorkerConfig,
+    engine: Engine,
+    profile: list[StepTiming],
+    swaps: Sequence[SwapTiming] = (),
 ) -> scheduler_pb2.WorkerHello:
     limits = engine.state.limits
     return scheduler_pb2.WorkerHello(
@@ -63,5 +69,7 @@ def encode_hello(
         max_running=limits.max_running,
         max_context_tokens=limits.max_context_tokens,
         kv_bytes_per_token=engine.kv_bytes_per_token,
+        host_tokens=limits.host_blocks * limits.block_tokens,
         profile=[encode_timing(timing) for timing in profile],
+        swaps=[encode_swap(swap) for swap in swaps],
     )

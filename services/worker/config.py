@@ -29,6 +29,13 @@ class WorkerConfig(ServedSettings):
     max_running: int = Field(default=256, ge=1)
     # One step's tokens: long enough to fill the device, short enough for decodes to wait on.
     max_batch_tokens: int = Field(default=512, ge=1)
+    # INT8 KV on the device doubles the tokens it holds, at a small loss of quality.
+    kv_dtype: Literal["auto", "int8"] = "auto"
+    # KV that rests in host memory: bit for bit, or INT8 at half the traffic.
+    swap_dtype: Literal["native", "int8"] = "native"
+    # Host memory for KV that waits; unset: up to 4 GiB of what is free, taken as needed; 0: none.
+    host_gib: float | None = Field(default=None, ge=0)
+    prefix_sharing: bool = True  # requests that begin alike compute that once
     gpu_memory_utilization: float = Field(default=0.85, gt=0, le=1)
     report_every_steps: int = Field(default=16, ge=1)
     profile_s: float = Field(default=1.0, ge=0)  # time given to measuring steps at start
@@ -57,5 +64,9 @@ class WorkerConfig(ServedSettings):
             device=self.device,
             dtype=self.dtype,
             gpu_memory_utilization=self.gpu_memory_utilization,
+            kv_dtype=self.kv_dtype,
+            swap_dtype=self.swap_dtype,
+            host_gib=self.host_gib,
+            prefix_sharing=self.prefix_sharing,
             torch_threads=self.torch_threads,
         )

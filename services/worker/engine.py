@@ -1,7 +1,8 @@
-"""Engine: state, model and cache. The loop is `step`: compose → run → draw → commit."""
+"""Engine: state, model and cache. The loop is `step`: settle → compose → run → draw → commit."""
 
 from dataclasses import dataclass
 from time import perf_counter
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -9,16 +10,22 @@ from torch import Tensor
 from services.core import Plan, Report
 from services.worker.batch import StepBatch, StepResult, TokenLogprobs
 from services.worker.cache import KVCache, bytes_per_token
+from services.worker.host import HostCache
 from services.worker.inputs import StepInputs
-from services.worker.kernels.torch_attention import TorchAttention
-from services.worker.memory import kv_blocks
+from services.worker.kernels.choose import kernels_for
+from services.worker.kernels.interface import BlockCopies
+from services.worker.memory import free_host_bytes, host_blocks, kv_blocks, staging_bytes
 from services.worker.model import PagedModel, PagedStep, load_model
 from services.worker.prompt import Prompt
 from services.worker.sampling import Draw, is_plain, sample
 from services.worker.sequence import Sequence
+from services.worker.staging import RecordLayout, RingSize
 from services.worker.state import Limits, WorkerState
+from services.worker.streams import streams_for
+from services.worker.swapper import Swapper
 
 TINY_PARAMETERS = 20_000_000
+HOST_BLOCKS = 8  # resting for each on the device, where no size is set: more would wait for ever
 
 
 class StepFailed(Exception):
@@ -31,7 +38,8 @@ class StepFailed(Exception):
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """`kv_tokens` 0: what memory allows. `device` auto: CUDA where there is one."""
+    """`kv_tokens` 0: what memory allows. `device` auto: CUDA where there is one. `host_gib` None:
+    some of the host memory that is free, 0: none."""
 
     model: str
     kv_tokens: int = 0
@@ -42,6 +50,10 @@ class EngineConfig:
     device: str = "auto"
     dtype: str = "auto"
     gpu_memory_utilization: float = 0.85
+    kv_dtype: Literal["auto", "int8"] = "auto"
+    swap_dtype: Literal["native", "int8"] = "native"
+    host_gib: float | None = None
+    prefix_sharing: bool = True
     torch_threads: int = 0  # 0: one for a tiny model on a CPU, else PyTorch's default
 
 
@@ -49,9 +61,19 @@ class Engine:
     """One model replica. Not thread-safe: plans and prompts go in between two steps."""
 
     def __init__(self, model: PagedModel, config: EngineConfig):
+        int8 = config.kv_dtype == "int8"
+        swap_int8 = config.swap_dtype == "int8" and not int8
+        layout = RecordLayout(
+            tuple(model.shapes), config.block_tokens, model.dtype, int8, swap_int8
+        )
+        kernels, copies = kernels_for(
+            model.device, config.block_tokens, model.dtype, model.shapes, model.heads, int8
+        )
+        if int8:
+            model.require_int8()
         blocks = kv_blocks(model, config)
         self.model = model
-        self.kv_bytes_per_token = bytes_per_token(model.shapes, model.dtype)
+        self.kv_bytes_per_token = bytes_per_token(model.shapes, model.dtype, int8)
         self.state = WorkerState(
             Limits(
                 kv_blocks=blocks,
@@ -61,14 +83,30 @@ class Engine:
                 max_context_tokens=model.max_context_tokens,
                 report_every_steps=config.report_every_steps,
                 eos_ids=model.eos_ids,
+                host_blocks=self._host_blocks(blocks, config, layout),
+                exact_swaps=not swap_int8,
+                prefix_sharing=config.prefix_sharing,
             )
         )
         cache = KVCache.allocate(
-            model.shapes, blocks, config.block_tokens, model.dtype, model.device
+            model.shapes, blocks, config.block_tokens, model.dtype, model.device, int8
         )
-        self._kernels = TorchAttention(config.block_tokens, model.device, model.dtype)
+        self._kernels = kernels
+        self._swapper = self._make_swapper(cache, copies, layout)
         self._step = PagedStep(cache, self._kernels)
         self._inputs = StepInputs(model.device)
+
+    def _host_blocks(self, blocks: int, config: EngineConfig, layout: RecordLayout) -> int:
+        shared = self.model.device.type == "cpu"  # the cache itself is in host memory
+        kv_bytes = blocks * config.block_tokens * self.kv_bytes_per_token if shared else 0
+        return host_blocks(config, layout.record_bytes, kv_bytes, HOST_BLOCKS * blocks)
+
+    def _make_swapper(self, cache: KVCache, copies: BlockCopies, layout: RecordLayout) -> Swapper:
+        device, record_bytes = self.model.device, layout.record_bytes
+        blocks = self.state.limits.host_blocks
+        host = HostCache(blocks, record_bytes, free_host_bytes, pinned=device.type == "cuda")
+        ring = RingSize.within(staging_bytes(device), record_bytes)
+        return Swapper(cache.layers, copies, layout, host, streams_for(device), ring)
 
     @classmethod
     def load(cls, config: EngineConfig) -> "Engine":
@@ -89,6 +127,11 @@ class Engine:
     def apply(self, plan: Plan, now: float) -> None:
         self.state.apply(plan, now)
 
+    def reset(self) -> None:
+        """Forget all requests, and what is on its way for them."""
+        self.state.reset()
+        self._swapper.reset()
+
     def report(self) -> Report | None:
         return self.state.report()
 
@@ -97,7 +140,10 @@ class Engine:
 
         Raises StepFailed, its sequences ended as ERROR, when the computation breaks.
         """
-        batch = self.state.compose()
+        batch = self._compose()
+        while batch is None and self._swapper.busy:
+            self._swapper.wait()
+            batch = self._compose()
         if batch is None:
             return None
         start = perf_counter()
@@ -108,6 +154,15 @@ class Engine:
             self.state.fail(failed)
             raise StepFailed(failed) from error
         return self.state.commit(batch, tokens, perf_counter() - start, logprobs)
+
+    def _compose(self) -> StepBatch | None:
+        """The next batch. What it needs moved is issued before whatever is computed from here."""
+        self.state.arrived(self._swapper.settle())
+        self.state.swapped(self._swapper.take_timings())
+        batch = self.state.compose()
+        if moves := self.state.take_moves():
+            self.state.lost(self._swapper.start(moves))
+        return batch
 
     def run(self, batch: StepBatch) -> Tensor:
         """Logits [sampling rows, vocabulary] of the batch, its KV stored."""

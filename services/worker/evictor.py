@@ -21,7 +21,10 @@ class Evictor:
 
     def planned(self, plan: Plan) -> None:
         """Follow this plan from now on. An unknown policy is a KeyError: presets are checked."""
-        self._leave = RESIDENCIES[plan.residency or DEFAULT]
+        leave = RESIDENCIES[plan.residency or DEFAULT]
+        if leave is not self._leave:
+            self._leave = leave
+            self._holdings.touch()  # who waits for memory may get it now
         self._plan = plan
         if plan.order:
             pools = self._holdings

@@ -147,6 +147,7 @@ class Holdings:
             self._recall(sequence)
             self.pool.release(request_id)
             self._drop(sequence, host_full=True)
+            sequence.published = 0
             if sequence.phase is Phase.PAUSED:
                 sequence.phase = Phase.PARKED
             self.version += 1

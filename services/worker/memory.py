@@ -1,21 +1,32 @@
-"""How much KV a machine holds."""
+"""How much KV a machine holds: on the device, and resting in host memory."""
 
 import os
+from math import inf
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 
+from services.worker import host
 from services.worker.cache import bytes_per_token
 from services.worker.model import PagedModel
 
 CPU_KV_TOKENS = 65_536  # more than the requests one CPU decodes at a useful pace
-CPU_SHARE = 0.25  # of the memory that is free: the host has other work
+FREE_SHARE = 0.25  # of the host memory that is free, where no size is set: the host has other work
+HOST_BYTES = 4 * 2**30  # as much rests where no size is set, and memory allows
+STAGING_BYTES = {"cuda": 128 * 2**20, "cpu": 16 * 2**20}  # 5 ms of a PCIe 4.0 link; a CPU's caches
+DIRECTIONS = 2  # staging goes both ways
+
+CGROUP = Path("/sys/fs/cgroup")
 
 
 class KVSettings(Protocol):
+    """What is set of the device's KV. `kv_tokens` 0: what memory allows."""
+
     @property
     def kv_tokens(self) -> int: ...
+    @property
+    def kv_dtype(self) -> Literal["auto", "int8"]: ...
     @property
     def block_tokens(self) -> int: ...
     @property
@@ -24,9 +35,16 @@ class KVSettings(Protocol):
     def gpu_memory_utilization(self) -> float: ...
 
 
+class HostSettings(Protocol):
+    """`host_gib` of KV resting in host memory; None: some of what is free, 0: none."""
+
+    @property
+    def host_gib(self) -> float | None: ...
+
+
 def kv_blocks(model: PagedModel, settings: KVSettings) -> int:
     """Blocks to allocate: as configured, or what is free. Raises ValueError if that is too few."""
-    token_bytes = bytes_per_token(model.shapes, model.dtype)
+    token_bytes = bytes_per_token(model.shapes, model.dtype, settings.kv_dtype == "int8")
     free_bytes = _free_bytes(model, settings)
     tokens = settings.kv_tokens or _default_tokens(model, free_bytes // token_bytes)
     if tokens * token_bytes > free_bytes:
@@ -42,26 +60,68 @@ def kv_blocks(model: PagedModel, settings: KVSettings) -> int:
     return tokens // settings.block_tokens
 
 
+def host_blocks(
+    settings: HostSettings, record_bytes: int, kv_bytes: int = 0, most_blocks: int | None = None
+) -> int:
+    """Blocks of `record_bytes` that may rest in host memory; `most_blocks` where no size is set.
+
+    `kv_bytes` of it are promised already: a CPU's own KV cache, which takes what it is given
+    only once it is written. Raises ValueError where the pool set is larger than what is free.
+    """
+    free_bytes = free_host_bytes() - kv_bytes
+    if settings.host_gib is None:
+        fitting = min(int(free_bytes * FREE_SHARE), HOST_BYTES) // record_bytes
+        return max(0, fitting if most_blocks is None else min(fitting, most_blocks))
+    try:
+        return host.host_blocks(int(settings.host_gib * 2**30), record_bytes, free_bytes)
+    except host.HostMemoryError as error:
+        raise ValueError(f"host_gib {settings.host_gib:g}: {error}") from error
+
+
+def staging_bytes(device: torch.device) -> int:
+    """Of one direction's staging ring."""
+    return STAGING_BYTES[device.type]
+
+
 def _default_tokens(model: PagedModel, fitting: int) -> int:
     if model.device.type == "cpu":
-        return min(CPU_KV_TOKENS, int(fitting * CPU_SHARE))
+        return min(CPU_KV_TOKENS, int(fitting * FREE_SHARE))
     return fitting
 
 
 def _free_bytes(model: PagedModel, settings: KVSettings) -> int:
     if model.device.type == "cpu":
-        return _free_host_bytes()
+        return free_host_bytes()
     free, total = torch.cuda.mem_get_info(model.device)
-    return int(free - total * (1 - settings.gpu_memory_utilization)) - _peak_bytes(model, settings)
+    others = total * (1 - settings.gpu_memory_utilization) + DIRECTIONS * staging_bytes(
+        model.device
+    )
+    return int(free - others) - _peak_bytes(model, settings)
 
 
-def _free_host_bytes() -> int:
-    """What processes may still take, file caches given up."""
+def free_host_bytes() -> int:
+    """What this process may still take, file caches given up: of the machine, or of its container
+    where that is less."""
+    return int(min(_free_machine_bytes(), _free_container_bytes(CGROUP)))
+
+
+def _free_machine_bytes() -> int:
     meminfo = Path("/proc/meminfo")
     if meminfo.exists():
         lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
         return int(lines["MemAvailable"].split()[0]) * 1024
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _free_container_bytes(cgroup: Path) -> float:
+    """By the control group's (v2) own account; infinite where none is kept or no limit set."""
+    try:
+        limit = (cgroup / "memory.max").read_text().strip()
+        used = int((cgroup / "memory.current").read_text())
+        stat = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
+    except OSError:
+        return inf
+    return inf if limit == "max" else int(limit) - used + int(stat.get("inactive_file", 0))
 
 
 def _peak_bytes(model: PagedModel, settings: KVSettings) -> int:

@@ -4,7 +4,7 @@ The model runs on a packed row [1, Σ tokens]; every layer's attention is handed
 `PagedStep` that travels through `forward` as a keyword argument.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -20,10 +20,13 @@ from transformers import (
 
 from services.worker.cache import KVCache, KVShape
 from services.worker.kernels.interface import AttentionKernels, AttentionOptions
+from services.worker.kernels.torch_paging import quantize
 
 ATTENTION = "foretoken_paged"
 SENTENCE_MAX = 300  # characters of what another library says went wrong
 UNBOUNDED_TOKENS = 2**31 - 1  # positions of a model that names no limit
+INT8_PROBE_TOKENS = 32
+INT8_SHIFT_MAX = 0.1  # of the logits' own size; models that take INT8 well stay near 0.01
 
 
 class AttentionStep(Protocol):
@@ -83,7 +86,8 @@ def no_mask(*_: object, **__: object) -> None:
 
 
 class PagedModel:
-    """A loaded model. `shapes` are its layers' KV; `eos_ids` end a sequence."""
+    """A loaded model. `shapes` are its layers' KV, `heads` their query heads; `eos_ids` end a
+    sequence."""
 
     def __init__(self, module: PreTrainedModel, device: torch.device):
         AttentionInterface.register(ATTENTION, paged_attention)
@@ -97,7 +101,9 @@ class PagedModel:
         self.max_context_tokens: int = limit or UNBOUNDED_TOKENS
         self.vocab_size: int = config.vocab_size
         self.eos_ids = _eos_ids(module)
-        self.shapes = self._probe(config.num_hidden_layers)
+        probe = self._probe(config.num_hidden_layers)
+        self.shapes = [probe.shapes[layer] for layer in sorted(probe.shapes)]
+        self.heads = [probe.heads[layer] for layer in sorted(probe.heads)]
 
     @torch.inference_mode()
     def forward(
@@ -117,9 +123,26 @@ class PagedModel:
         """A forward of one sequence without a cache, for what memory it takes."""
         row = torch.zeros(tokens, dtype=torch.long, device=self.device)
         positions = torch.arange(tokens, device=self.device)
-        self.forward(row, positions, _Probe({}), None)
+        self.forward(row, positions, _Probe(), None)
 
-    def _probe(self, layers: int) -> list[KVShape]:
+    def require_int8(self) -> None:
+        """Raises ValueError where the model's attention does not survive INT8 keys and values.
+
+        Scales cover a head's channels together, so a model with a few channels far larger than
+        the rest (as large biases of keys make them) loses the rest. That shows on any tokens.
+        """
+        tokens = torch.arange(INT8_PROBE_TOKENS, device=self.device)
+        spread = tokens * max(1, self.vocab_size // INT8_PROBE_TOKENS) % self.vocab_size
+        own = self.forward(spread, tokens, _Probe(), None).float()
+        moved = self.forward(spread, tokens, _Probe(int8=True), None).float() - own
+        shift = float(moved.norm() / (own - own.mean(-1, keepdim=True)).norm())
+        if not shift <= INT8_SHIFT_MAX:
+            raise ValueError(
+                f"kv_dtype int8 moves this model's logits by {shift:.0%} of their size, so its "
+                "answers would suffer: set kv_dtype to auto"
+            )
+
+    def _probe(self, layers: int) -> "_Probe":
         """Run a few tokens to see each layer's KV, and that the result is the model's own.
 
         Raises ValueError for a model whose attention cannot be replaced.
@@ -130,7 +153,7 @@ class PagedModel:
             self.module.set_attn_implementation("eager")
             own = self.module(input_ids=tokens[None], use_cache=False).logits[0]
         self.module.set_attn_implementation(ATTENTION)
-        probe = _Probe({})
+        probe = _Probe()
         try:
             ours = self.forward(tokens, positions, probe, None)
         except (TypeError, AttributeError, ValueError) as error:
@@ -140,14 +163,19 @@ class PagedModel:
         tolerance = 1e-3 if self.dtype is torch.float32 else 5e-2
         if not torch.allclose(ours, own, rtol=0, atol=tolerance * float(own.abs().max())):
             raise ValueError("its own attention gives other results than ours")
-        return [probe.shapes[layer] for layer in range(layers)]
+        return probe
 
 
 @dataclass(frozen=True)
 class _Probe:
-    """Plain causal attention over one sequence, which notes what each layer stores."""
+    """Plain causal attention over one sequence, which notes what each layer stores.
 
-    shapes: dict[int, KVShape]
+    With `int8`, over keys and values as an INT8 cache gives them back.
+    """
+
+    int8: bool = False
+    shapes: dict[int, KVShape] = field(default_factory=dict)
+    heads: dict[int, int] = field(default_factory=dict)
 
     def attend(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
@@ -155,6 +183,9 @@ class _Probe:
         if k.shape != v.shape:
             raise ValueError("its keys and values differ in shape")
         self.shapes[layer] = KVShape(k.shape[1], k.shape[2])
+        self.heads[layer] = q.shape[1]
+        if self.int8:
+            k, v = _through_int8(k), _through_int8(v)
         k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
         scores = torch.einsum("qhd,khd->hqk", q, k) * options.scale
         if options.softcap is not None:
@@ -164,6 +195,11 @@ class _Probe:
             seen = seen.triu(1 - options.window)
         scores = scores.masked_fill(~seen, -torch.inf)
         return torch.einsum("hqk,khd->qhd", scores.softmax(-1), v)
+
+
+def _through_int8(x: Tensor) -> Tensor:
+    codes, scales = quantize(x)
+    return (codes * scales.unsqueeze(-1)).to(x.dtype)
 
 
 def _eos_ids(module: PreTrainedModel) -> frozenset[int]:

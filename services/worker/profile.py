@@ -1,14 +1,16 @@
-"""How long steps take here: what the estimator's first cost model of this worker is fitted to."""
+"""How long steps and swaps take here: what the estimator's first cost model of this worker is
+fitted to."""
 
 from time import perf_counter
 
-from services.core import Grant, Plan, StepTiming
+from services.core import Grant, Pause, Plan, Residency, StepTiming, SwapTiming
 from services.worker.engine import Engine
 from services.worker.prompt import Prompt, Sampling
 
 # (sequences, prompt tokens each): prefills of several lengths and decodes over several contexts.
 SHAPES = ((1, 16), (4, 16), (16, 16), (64, 16), (1, 256), (8, 128), (1, 1024), (32, 128), (16, 512))
 DECODES = 4
+SWAPS = (64, 64, 256, 256, 256, 1024)  # tokens; the first pays for what is set up lazily
 SAMPLING = Sampling(temperature=0.0, ignore_eos=True)
 
 
@@ -26,6 +28,33 @@ def profile(engine: Engine, limit_s: float) -> list[StepTiming]:
         taken = _time_steps(engine, seqs, tokens)
         timings += taken if number else []
     return timings
+
+
+def profile_swaps(engine: Engine) -> list[SwapTiming]:
+    """Time a few requests' way to host memory and back; leaves the engine empty."""
+    timings: list[SwapTiming] = []
+    for tokens in SWAPS:
+        blocks = engine.state.pool.blocks_for(tokens)
+        if _fits(engine, 1, tokens) and blocks <= engine.state.limits.host_blocks:
+            timings += _time_swap(engine, tokens)
+    return timings
+
+
+def _time_swap(engine: Engine, tokens: int) -> tuple[SwapTiming, ...]:
+    name = "profile"
+    output = _output_tokens(engine, 1, tokens)
+    engine.add(Prompt(name, (0,) * tokens, tokens, output, SAMPLING), 0.0)
+    engine.apply(Plan(1, admit=(Grant(name, 1),)), 0.0)
+    while engine.step():
+        pass
+    engine.apply(Plan(2, pause=(Pause(name, Residency.OFFLOAD),)), 0.0)
+    engine.step()
+    engine.state.pool.forget_published()  # or it would find itself there
+    engine.apply(Plan(3, prefetch=(name,)), 0.0)
+    engine.step()
+    report = engine.report()
+    engine.reset()
+    return report.swaps if report else ()
 
 
 def _fits(engine: Engine, seqs: int, tokens: int) -> bool:
@@ -46,10 +75,12 @@ def _time_steps(engine: Engine, seqs: int, tokens: int) -> list[StepTiming]:
     ids = [f"profile-{i}" for i in range(seqs)]
     output = _output_tokens(engine, seqs, tokens)
     for request_id in ids:
-        engine.add(Prompt(request_id, (0,) * tokens, tokens, output, SAMPLING), 0.0)
+        same = (0,) * tokens
+        prompt = Prompt(request_id, same, tokens, output, SAMPLING, cache_salt=request_id)
+        engine.add(prompt, 0.0)
     engine.apply(Plan(1, admit=tuple(Grant(i, output) for i in ids)), 0.0)
     timings = []
     while result := engine.step():
         timings.append(result.timing)
-    engine.state.reset()
+    engine.reset()
     return timings

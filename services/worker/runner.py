@@ -53,7 +53,7 @@ class EngineRunner:
 
     def reset(self) -> None:
         """Drop all requests: the scheduler they came from is gone and will have them again."""
-        self.engine.state.reset()
+        self.engine.reset()
 
     async def run(self) -> None:
         """Until cancelled. Raises the cause when steps keep breaking."""

@@ -55,7 +55,7 @@ class Evaluation:
 
 def evaluate(what: Evaluation, open_encoder: Open, tell: Tell) -> Findings:
     """Raises ValueError for a mistake of the user's. The encoder is opened only if one reads."""
-    names = _known([*dict.fromkeys(what.predictors)] or [*PREDICTORS, oracle.NAME])
+    names = _known([*dict.fromkeys(what.predictors)] or [*PREDICTORS])
     earlier = read_json(what.earlier) if what.earlier else []
     rows = read_split(what.train, what.data, what.rows, what.seed)
     fresh = open_encoder(what.encoder) if set(names) - BLIND else None
@@ -71,8 +71,8 @@ def evaluate(what: Evaluation, open_encoder: Open, tell: Tell) -> Findings:
 
 def _known(names: Sequence[str]) -> Sequence[str]:
     for name in names:
-        if name not in PREDICTORS and name != oracle.NAME:
-            known = ", ".join(sorted([*PREDICTORS, oracle.NAME]))
+        if name not in PREDICTORS:
+            known = ", ".join(sorted(PREDICTORS))
             raise ValueError(f"no predictor is called {name!r}; known: {known}")
     return names
 

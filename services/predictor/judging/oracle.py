@@ -1,14 +1,15 @@
-"""The forecaster that cannot be beaten, because it is told: a bound, never a predictor.
+"""The forecaster that cannot be beaten, because it is told: the bound of a judgement.
 
-It lives with the judging, not among the predictors, so that nothing can serve with it.
+What it is told are the judged rows themselves; the predictor of this name reads a file.
 """
 
 from collections.abc import Sequence
 
 from services.forecast import Forecast, certain
 from services.predictor.interface import Example
+from services.predictor.oracle import SOURCE
 
-NAME = "oracle"
+NAME = SOURCE
 
 
 def forecast(examples: Sequence[Example]) -> list[Forecast]:

@@ -1,6 +1,7 @@
 """Paged attention in plain PyTorch.
 
-Context is gathered from its blocks, then PyTorch's own fused attention reads it. Decode rows come
+Context is gathered from its blocks (and dequantized if they are INT8), then PyTorch's own fused
+attention reads it. Decode rows come
 sorted by context length and are attended in groups of similar length, padded to the group's
 longest; each prefill chunk is a group of its own.
 """
@@ -12,7 +13,9 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from services.worker.batch import Chunk, DecodeRows, Ints, StepBatch
+from services.worker.cache import KVLayer
 from services.worker.kernels.interface import AttentionOptions
+from services.worker.kernels.torch_paging import BlockIndex, ContextReader, TokenIndex, store
 
 # Padding a group may carry before another group is cheaper: a further gather and attention call
 # cost about what this many tokens of context do (measured on a CPU, 2 kv heads of 32).
@@ -26,13 +29,14 @@ class TorchAttention:
         self._block_tokens = block_tokens
         self._device = device
         self._dtype = dtype
+        self.reader = ContextReader(device, dtype)
         self._arange = torch.arange(0, device=device)
         self._rows: DecodeRows | None = None
         self._decodes: list[_DecodeGroup] = []
         self._groups: list[_DecodeGroup | _ChunkGroup] = []
 
     def prepare(self, batch: StepBatch, slots: Tensor) -> None:
-        self._slots = slots
+        self._tokens = TokenIndex(slots, self._block_tokens)
         if batch.decodes is not self._rows:
             self._rows = batch.decodes
             self._decodes = [
@@ -48,13 +52,11 @@ class TorchAttention:
             yield _ChunkGroup(self, chunk, row)
             row += chunk.tokens
 
-    def store(self, layer: Tensor, k: Tensor, v: Tensor) -> None:
-        keys, values = layer.flatten(1, 2).unbind()
-        keys.index_copy_(0, self._slots, k)
-        values.index_copy_(0, self._slots, v)
+    def store(self, layer: KVLayer, k: Tensor, v: Tensor) -> None:
+        store(layer, self._tokens, k, v)
 
     def attend(
-        self, layer: Tensor, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
+        self, layer: KVLayer, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
     ) -> Tensor:
         if len(self._groups) == 1:
             return self._groups[0].attend(layer, q, k, v, options)
@@ -109,7 +111,7 @@ class _DecodeGroup:
         if self._version != self._rows.version or blocks != self._blocks:
             self._version, self._blocks = self._rows.version, blocks
             tables = self._rows.tables[self._first : self._last, :blocks]
-            self._index = self._kernels.tensor(tables.reshape(-1))
+            self._index = BlockIndex(self._kernels.tensor(tables))
         self._masks: dict[int | None, Tensor | None] = {}
 
     def _mask(self, window: int | None) -> Tensor | None:
@@ -125,12 +127,12 @@ class _DecodeGroup:
         return self._kernels.mask(positions, self._length, window)
 
     def attend(
-        self, layer: Tensor, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
+        self, layer: KVLayer, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
     ) -> Tensor:
         rows, (heads, dim) = self._last - self._first, q.shape[1:]
-        kv_heads = layer.shape[3]
-        context = layer.index_select(1, self._index).view(2, rows, -1, kv_heads, dim)
-        keys, values = context[:, :, : self._length].transpose(2, 3).unbind()
+        kv_heads = k.shape[1]
+        context = self._kernels.reader.read(layer, self._index)
+        keys, values = context[:, :, :, : self._length].unbind()
         queries = q if rows == len(q) else q[self._first : self._last]
         queries = queries.reshape(rows, kv_heads, heads // kv_heads, dim)
         mask = self._mask(options.window)
@@ -144,8 +146,19 @@ class _ChunkGroup:
         self._kernels = kernels
         self._chunk = chunk
         self._rows = slice(row, row + chunk.tokens)
-        self._index = kernels.tensor(chunk.table)
+        self._index = BlockIndex(kernels.tensor(chunk.table)[None])
         self._masks: dict[int | None, Tensor] = {}
+
+    def _context(self, layer: KVLayer, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values [1, kv_heads, end, head_dim].
+
+        From INT8 blocks even what this step stored, so that no result hangs on how a prompt was
+        cut into chunks.
+        """
+        if self._chunk.start or layer.scales is not None:
+            context = self._kernels.reader.read(layer, self._index)[:, :, :, : self._chunk.end]
+            return context[0], context[1]
+        return k[self._rows].transpose(0, 1)[None], v[self._rows].transpose(0, 1)[None]
 
     def _mask(self, window: int | None) -> Tensor:
         if window not in self._masks:
@@ -155,16 +168,11 @@ class _ChunkGroup:
         return self._masks[window]
 
     def attend(
-        self, layer: Tensor, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
+        self, layer: KVLayer, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
     ) -> Tensor:
-        if self._chunk.start:
-            context = layer.index_select(1, self._index).flatten(1, 2)
-            keys, values = context[:, : self._chunk.end].unbind()
-        else:
-            keys, values = k[self._rows], v[self._rows]
-        group = q.shape[1] // keys.shape[1]
+        keys, values = self._context(layer, k, v)
+        group = q.shape[1] // k.shape[1]
         queries = q[self._rows].transpose(0, 1)[None]
-        keys, values = keys.transpose(0, 1)[None], values.transpose(0, 1)[None]
         if group > 1 and options.softcap is not None:
             keys, values = (x.repeat_interleave(group, 1) for x in (keys, values))
         mask = self._mask(options.window)

@@ -1,0 +1,215 @@
+"""A dumb worker in virtual time, for the scheduler's whole effect under load."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from services.batcher.group import Columns, GroupView
+from services.batcher.policies import POLICIES, resolve
+from services.core import (
+    Completion,
+    CostModel,
+    FinishReason,
+    Progress,
+    Report,
+    Request,
+    WorkerView,
+)
+from services.forecast import Forecast, ForecastTable
+from services.scheduler import events as ev
+from services.scheduler.presets import choose
+from services.scheduler.state import SchedulerState
+
+COST = CostModel(0.02, 0.0001, 0.0005, 0.0)
+REPORT_STEPS = 16
+
+
+@dataclass
+class Ask:
+    """A request of the load: what it is, and how long its answer will be."""
+
+    name: str
+    arrival_s: float
+    prompt: int
+    length: int
+    foreseen: float
+
+
+@dataclass
+class Here:
+    """A request at the worker: what it has made, has in KV and may make."""
+
+    ask: Ask
+    limit: int
+    made: int = 0
+    held: int = 0
+    runs: bool = True
+
+
+@dataclass
+class Told:
+    """What became of the load."""
+
+    ended_s: dict[str, float] = field(default_factory=dict)
+    first_s: dict[str, float] = field(default_factory=dict)
+    preemptions: Counter[str] = field(default_factory=Counter)
+    longest_away_s: dict[str, float] = field(default_factory=dict)
+    evictions: int = 0
+
+
+class Load:
+    """One worker with so much memory, and a batcher that is asked in no time. Under `swap` KV
+    rests elsewhere and comes back for nothing; else who is evicted loses it, and under
+    `recompute` who is paused too."""
+
+    def __init__(
+        self, policy: str, asks: list[Ask], kv_tokens: int, places: int = 64, **choices: object
+    ):
+        self.state = SchedulerState(choose(policy, choices))
+        self.asks = sorted(asks, key=lambda ask: ask.arrival_s)
+        self.by_name = {ask.name: ask for ask in asks}
+        self.kv_tokens = kv_tokens
+        self.now = 0.0
+        self.here: dict[str, Here] = {}
+        self.victims: tuple[str, ...] = ()
+        self.told = Told()
+        self.last_s: dict[str, float] = {}
+        self._report_seq = self._plan_seq = 0
+        self._planned = False
+        self._dropped: list[Progress] = []  # not reported yet
+        view = WorkerView("w", "w", "demo", kv_tokens, 16, places, kv_tokens)
+        self._step(ev.WorkerAttached("w#1", view))
+        self._step(ev.Costed("w", COST))
+
+    def run(self) -> Told:
+        """Until all have ended."""
+        due, steps = list(self.asks), 0
+        while due or self.state.jobs:
+            while due and due[0].arrival_s <= self.now:
+                self._submit(due.pop(0))
+            if self.state.next_deadline() <= self.now:
+                self._step(ev.Tick())
+            running = [h for h in self.here.values() if h.runs and h.made < h.limit]
+            if not running:
+                waits = [ask.arrival_s for ask in due[:1]] + [self.state.next_deadline()]
+                self.now = max(self.now, min(waits)) + 1e-6
+                continue
+            steps += 1
+            self._work(running, steps % REPORT_STEPS == 0)
+        return self.told
+
+    def _submit(self, ask: Ask) -> None:
+        most = min(1_024, self.kv_tokens - ask.prompt)
+        request = Request(ask.name, "demo", ask.prompt, most, ask.arrival_s)
+        self._step(ev.Submitted("g#1", request))
+        foreseen = Forecast((ask.foreseen,), (1.0,), 1_024, "oracle")
+        self._step(ev.Forecasted(((ask.name, foreseen),)))
+
+    def _step(self, event: ev.Event) -> None:
+        for action in self.state.step(event, self.now):
+            match action:
+                case ev.AskBatch():
+                    self._step(ev.Formed(action.round, form(action)))
+                case ev.SendPlan():
+                    self._apply(action)
+                case ev.Preempt():
+                    self.told.preemptions[action.request_id] += 1
+                case _:
+                    pass
+
+    def _apply(self, action: ev.SendPlan) -> None:
+        plan = action.plan
+        for name in plan.cancel:
+            self.here.pop(name, None)
+        for pause in plan.pause:
+            self.here[pause.request_id].runs = False
+            if plan.residency == "recompute":
+                self._dropped.append(self._drop(pause.request_id))
+        for grant in plan.admit:
+            ask = self.by_name[grant.request_id]
+            here = self.here.setdefault(grant.request_id, Here(ask, grant.limit_tokens))
+            here.runs, here.limit = True, grant.limit_tokens
+        for grant in plan.extend:
+            self.here[grant.request_id].limit = grant.limit_tokens
+        self.victims = plan.victims
+        self._plan_seq = max(self._plan_seq, plan.seq)
+        self._planned = True
+
+    def _work(self, running: list[Here], report: bool) -> None:
+        """One step: what has no KV is computed, and everybody makes a token."""
+        missing = sum(h.ask.prompt + h.made - h.held for h in running)
+        self.now += COST.step_s(missing, len(running), 0)
+        ended = []
+        sliced = False
+        for here in running:
+            here.made += 1
+            here.held = here.ask.prompt + here.made
+            name = here.ask.name
+            away_s = self.now - self.last_s.get(name, here.ask.arrival_s)
+            self.told.longest_away_s[name] = max(self.told.longest_away_s.get(name, 0.0), away_s)
+            self.last_s[name] = self.now
+            self.told.first_s.setdefault(name, self.now)
+            if here.made == here.ask.length:
+                ended.append(Completion(name, here.made, FinishReason.STOP))
+                self.told.ended_s[name] = self.now
+                del self.here[name]
+            sliced |= here.made == here.limit
+        evicted = [*self._dropped, *self._evict()]
+        self._dropped.clear()
+        if ended or evicted or sliced or report or self._planned:
+            self._report(ended, evicted)
+
+    def _evict(self) -> list[Progress]:
+        fast = self.state.preset.residency == "defer"
+        evicted = []
+        for name in self.victims:
+            if sum(h.held for h in self.here.values() if h.runs or fast) <= self.kv_tokens:
+                break
+            here = self.here.get(name)
+            if here and here.runs:
+                here.runs = False
+                rests = self.state.preset.residency == "swap"
+                evicted.append(Progress(name, here.made, here.held) if rests else self._drop(name))
+        self.told.evictions += len(evicted)
+        return evicted
+
+    def _drop(self, name: str) -> Progress:
+        self.here[name].held = 0
+        return Progress(name, self.here[name].made, 0)
+
+    def _report(self, ended: list[Completion], evicted: list[Progress]) -> None:
+        self._report_seq += 1
+        self._planned = False
+        progress = tuple(Progress(name, h.made, h.held) for name, h in self.here.items() if h.runs)
+        report = Report(self._report_seq, self._plan_seq, progress, tuple(ended), tuple(evicted))
+        self._step(ev.Reported("w#1", "w", report))
+
+
+def form(problem: ev.AskBatch) -> tuple[ev.Batch, ...]:
+    """What the real batching policy says."""
+    table = ForecastTable(problem.forecasts)
+    params = resolve(problem.policy, problem.params)
+    rng = np.random.default_rng(problem.round)
+    batches = []
+    for group in problem.groups:
+        view = GroupView(
+            group.kv_tokens, group.max_running, columns(group.running), columns(group.queued), table
+        )
+        decision = POLICIES[problem.policy](view, params, rng)
+        batches.append(ev.Batch(group.worker_id, decision.admit, decision.peak_tokens))
+    return tuple(batches)
+
+
+def columns(given: ev.Columns) -> Columns:
+    return Columns(
+        *(
+            np.array(column, np.int64)
+            for column in (
+                given.prompt_tokens,
+                given.output_tokens,
+                given.max_tokens,
+                given.forecast,
+            )
+        )
+    )

@@ -1,0 +1,228 @@
+"""Nouns there and back: whatever a message carries arrives as it was sent, every field of it."""
+
+from math import inf, nan
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protos import common_pb2, scheduler_pb2, worker_pb2
+from services.core import (
+    Completion,
+    CostModel,
+    Direction,
+    FinishReason,
+    Grant,
+    KVCosts,
+    Outcome,
+    Pause,
+    Plan,
+    Progress,
+    Reject,
+    RejectReason,
+    Report,
+    Residency,
+    Sla,
+    Standing,
+    StepTiming,
+    SwapTiming,
+    WorkerView,
+)
+from services.runtime import codec
+from services.scheduler import events as ev
+from services.scheduler.codec import encode_request_event
+from services.worker.codec import decode_prompt
+from services.worker.prompt import Prompt, Sampling
+
+NAMES = st.text(max_size=12)
+UINT32 = st.integers(0, 2**32 - 1)
+UINT64 = st.integers(0, 2**64 - 1)
+INT64 = st.integers(0, 2**63 - 1)
+SECONDS = st.floats(0, allow_nan=False)
+REASONS = st.sampled_from(FinishReason)
+
+
+def many(strategy: st.SearchStrategy) -> st.SearchStrategy:
+    return st.lists(strategy, max_size=4).map(tuple)
+
+
+GRANTS = many(st.builds(Grant, NAMES, UINT32))
+TIMINGS = st.builds(StepTiming, UINT32, UINT32, UINT64, SECONDS)
+SWAPS = st.builds(SwapTiming, st.sampled_from(Direction), UINT32, SECONDS)
+PROGRESS = many(st.builds(Progress, NAMES, UINT32, UINT32))
+PLANS = st.builds(
+    Plan,
+    seq=UINT64,
+    admit=GRANTS,
+    extend=GRANTS,
+    pause=many(st.builds(Pause, NAMES, st.sampled_from(Residency))),
+    prefetch=many(NAMES),
+    cancel=many(NAMES),
+    victims=many(NAMES),
+    order=many(st.builds(Standing, NAMES, SECONDS)),
+    residency=NAMES,
+    costs=st.builds(KVCosts, SECONDS, SECONDS, SECONDS),
+)
+REPORTS = st.builds(
+    Report,
+    seq=UINT64,
+    applied_plan_seq=UINT64,
+    progress=PROGRESS,
+    finished=many(st.builds(Completion, NAMES, UINT32, REASONS)),
+    evicted=PROGRESS,
+    free_tokens=UINT64,
+    timings=many(TIMINGS),
+    swaps=many(SWAPS),
+)
+COSTS = st.builds(
+    CostModel,
+    *(SECONDS,) * 4,
+    version=INT64,
+    source=NAMES,
+    error_p50=SECONDS,
+    error_p90=SECONDS,
+    samples=UINT32,
+    offload_token_s=SECONDS,
+    upload_token_s=SECONDS,
+)
+OUTCOMES = st.builds(Outcome, NAMES, NAMES, NAMES, UINT32, UINT32, UINT32, REASONS, SECONDS, UINT32)
+
+
+@given(PLANS)
+def test_plans(plan: Plan) -> None:
+    sent = scheduler_pb2.Plan.FromString(codec.encode_plan(plan).SerializeToString())
+    assert codec.decode_plan(sent) == plan
+
+
+@given(REPORTS)
+def test_reports(report: Report) -> None:
+    sent = scheduler_pb2.Report.FromString(codec.encode_report(report).SerializeToString())
+    assert codec.decode_report(sent) == report
+
+
+@given(NAMES, COSTS)
+def test_cost_models(worker_id: str, model: CostModel) -> None:
+    message = codec.encode_cost_model(worker_id, model)
+    assert (message.worker_id, codec.decode_cost_model(message)) == (worker_id, model)
+
+
+@given(OUTCOMES)
+def test_outcomes(outcome: Outcome) -> None:
+    assert codec.decode_outcome(codec.encode_outcome(outcome)) == outcome
+
+
+@given(st.builds(Sla, NAMES.filter(bool), SECONDS, SECONDS, SECONDS))
+def test_slas(sla: Sla) -> None:
+    assert codec.decode_sla(codec.encode_sla(sla)) == sla
+
+
+VIEW = WorkerView("w", "unix:/w", "demo", 6_400, 16, 32, 2_048, 512, 25_600)
+ALL_SET: dict[str, Plan | Report | CostModel | Outcome] = {
+    "plan": Plan(
+        3, (Grant("a", 9),), (Grant("b", 8),), (Pause("c", Residency.OFFLOAD),), ("d",), ("e",),
+        ("f",), (Standing("a", 0.0), Standing("g", inf)), "swap", KVCosts(1e-4, 1e-6, 2e-6),
+    ),
+    "report": Report(
+        4, 3, (Progress("a", 1, 9),), (Completion("b", 2, FinishReason.STOP),),
+        (Progress("c", 3, 11),), 640, (StepTiming(1, 2, 3, 0.5),),
+        (SwapTiming(Direction.UPLOAD, 7, 0.25),),
+    ),
+    "cost": CostModel(0.1, 0.2, 0.3, 0.4, 5, "linear", 0.6, 0.7, 8, 0.9, 1.0),
+    "outcome": Outcome("r", "m", "a", 1, 2, 3, FinishReason.LENGTH, 4.0, 5),
+}  # fmt: skip
+
+
+def test_no_field_of_a_noun_is_left_at_home() -> None:
+    """Each example sets every field; so a field added to a noun and not here fails."""
+    for made in ALL_SET.values():
+        assert all(getattr(made, name) for name in made.__dataclass_fields__), made
+    plan, report, cost, outcome = ALL_SET.values()
+    assert isinstance(plan, Plan) and codec.decode_plan(codec.encode_plan(plan)) == plan
+    assert isinstance(report, Report)
+    assert codec.decode_report(codec.encode_report(report)) == report
+    assert isinstance(cost, CostModel)
+    assert codec.decode_cost_model(codec.encode_cost_model("w", cost)) == cost
+    assert isinstance(outcome, Outcome)
+    assert codec.decode_outcome(codec.encode_outcome(outcome)) == outcome
+
+
+def test_a_worker_s_hello() -> None:
+    hello = scheduler_pb2.WorkerHello(
+        worker_id="w", address="unix:/w", model="demo", kv_tokens=6_400, block_tokens=16,
+        max_running=32, max_context_tokens=2_048, kv_bytes_per_token=512, host_tokens=25_600,
+    )  # fmt: skip
+    assert all(getattr(VIEW, name) for name in VIEW.__dataclass_fields__)
+    assert codec.decode_worker_hello(hello) == VIEW
+
+
+def test_a_prompt_with_all_its_fields() -> None:
+    sampling = common_pb2.Sampling(temperature=0.5, seed=7, logprobs=0, max_tokens=9, n=1)
+    message = worker_pb2.Prompt(
+        request_id="r", token_ids=[1, 2, 3], prompt_tokens=2, max_tokens=9, sampling=sampling,
+        cache_salt="tenant",
+    )  # fmt: skip
+    drawn = Sampling(temperature=0.5, seed=7, logprobs=0)
+    assert decode_prompt(message, "g#1") == Prompt("r", (1, 2, 3), 2, 9, drawn, "g#1", "tenant")
+
+
+def test_swaps_of_no_known_direction_are_left_out() -> None:
+    message = scheduler_pb2.Report(
+        swaps=[
+            common_pb2.SwapTiming(tokens=5, elapsed_s=1.0),
+            common_pb2.SwapTiming(direction=common_pb2.DIRECTION_OFFLOAD, tokens=6, elapsed_s=1.0),
+        ]
+    )
+    assert codec.decode_report(message).swaps == (SwapTiming(Direction.OFFLOAD, 6, 1.0),)
+
+
+@pytest.mark.parametrize("bad", [nan, -1.0, -inf])
+def test_waits_and_costs_can_be_sorted_by_whatever_comes(bad: float) -> None:
+    message = scheduler_pb2.Plan(
+        order=[scheduler_pb2.Standing(request_id="a", wait_s=bad)],
+        costs=scheduler_pb2.KVCosts(recompute_token_s=bad, offload_token_s=bad, upload_token_s=bad),
+    )
+    plan = codec.decode_plan(message)
+    assert (plan.order, plan.costs) == ((Standing("a", 0.0),), KVCosts())
+
+
+def test_a_plan_of_an_older_scheduler_orders_nothing() -> None:
+    plan = codec.decode_plan(scheduler_pb2.Plan(seq=1))
+    assert (plan.order, plan.residency, plan.costs) == ((), "", KVCosts())
+
+
+@pytest.mark.parametrize(
+    ("action", "event"),
+    [
+        (
+            ev.Place("g", "r", "w", "unix:/w", 0.5),
+            {"placed": {"worker_id": "w", "worker_address": "unix:/w", "queued_s": 0.5}},
+        ),
+        (ev.Preempt("g", "r", 7), {"preempted": {"output_tokens": 7}}),
+        (ev.Resume("g", "r", 48), {"resumed": {"held_tokens": 48}}),
+        (ev.Resume("g", "r", 0), {"resumed": {}}),
+        (
+            ev.Finish("g", "r", FinishReason.STOP, 7, 2, 0.5),
+            {
+                "finished": {
+                    "reason": common_pb2.FINISH_REASON_STOP, "output_tokens": 7,
+                    "preemptions": 2, "queued_s": 0.5,
+                }
+            },
+        ),
+        (
+            ev.Refuse("g", "r", Reject(RejectReason.QUEUE_FULL, "full", 2.0)),
+            {
+                "rejected": {
+                    "reason": scheduler_pb2.REJECT_REASON_QUEUE_FULL, "message": "full",
+                    "retry_after_s": 2.0,
+                }
+            },
+        ),
+    ],
+)  # fmt: skip
+def test_what_gateways_are_told_of_their_requests(
+    action: ev.Place | ev.Preempt | ev.Resume | ev.Finish | ev.Refuse, event: dict[str, Any]
+) -> None:
+    expected = scheduler_pb2.RequestEvent(request_id="r", **event)
+    assert encode_request_event(action) == scheduler_pb2.SchedulerEvent(request=expected)
