@@ -42,6 +42,13 @@ class GrpcClient:
             pass
         return elapsed
 
+    async def token_times_s(self, prompt: Sequence[int], output_tokens: int) -> list[float]:
+        """When each token of the answer was here, by the monotonic clock."""
+        times: list[float] = []
+        async for response in self._stub.Generate(_request(prompt, output_tokens)):
+            times += [time.perf_counter()] * len(response.token_ids)
+        return times
+
     async def close(self) -> None:
         await self._channel.close()
 

@@ -9,11 +9,7 @@ a machine that slows down slows all of them.
 """
 
 import asyncio
-import subprocess
-import sys
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 
@@ -22,11 +18,11 @@ from benchmarks.engine_loop import BareEngine
 from benchmarks.peers import Transformers
 from benchmarks.report import Figure, Options, figure, options, show, write
 from benchmarks.rounds import round_ms
+from benchmarks.system import system
 from foretoken.options import demo_model
 
 KV_TOKENS = 65_536
 PROMPT_TOKENS = 32
-READY_MARK = "foretoken is ready"
 POLICIES = ("fcfs", "conservative", "past-future")
 KINDS = ("engine_tok_s", "grpc_tok_s", "http_tok_s", "transformers_tok_s")
 
@@ -34,23 +30,6 @@ KINDS = ("engine_tok_s", "grpc_tok_s", "http_tok_s", "transformers_tok_s")
 def prompts(count: int) -> list[list[int]]:
     """Distinct prompts of ordinary tokens."""
     return [[40 + (7 * i + 3 * j) % 200 for j in range(PROMPT_TOKENS)] for i in range(count)]
-
-
-@contextmanager
-def system() -> Iterator[tuple[str, str]]:
-    """`foretoken serve` as users run it; yields its HTTP and gRPC addresses."""
-    command = [sys.executable, "-m", "foretoken", "serve", "--kv-tokens", str(KV_TOKENS)]
-    ports = ["--http-port", "0", "--grpc-port", "0"]
-    with subprocess.Popen([*command, *ports], stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            line = next((x for x in process.stdout if READY_MARK in x), "")
-            if not line:
-                raise RuntimeError("foretoken serve did not start")
-            http, grpc = line.split(" HTTP ")[1].split(", gRPC ")
-            yield http.strip(), grpc.strip()
-        finally:
-            process.terminate()
 
 
 async def measure(settings: Options) -> dict[str, dict[int, Figure]]:
@@ -61,7 +40,7 @@ async def measure(settings: Options) -> dict[str, dict[int, Figure]]:
     engine = BareEngine(demo_model(), KV_TOKENS)
     peer = Transformers(demo_model(), KV_TOKENS, max(streams))
     taken: dict[tuple[str, int], list[float]] = defaultdict(list)
-    with system() as (http_url, grpc_address):
+    with system("--kv-tokens", str(KV_TOKENS)) as (http_url, grpc_address):
         grpc, http = GrpcClient(grpc_address), HttpClient(http_url)
         await tokens_per_s(grpc.ask, prompts(max(streams)), 16)  # warm: lazy imports, first pages
         engine.tokens_per_s(prompts(max(streams)), 16)

@@ -158,6 +158,14 @@ def test_past_future_is_reproducible_and_follows_its_seed() -> None:
     assert len({decision.peak_tokens for decision in again}) > 1
 
 
+def test_past_future_admits_nobody_while_the_running_alone_are_too_many() -> None:
+    """The queued add nothing to the peak: they end before the running one reaches it."""
+    table = ForecastTable([Forecast((8.0,), (1.0,), 8), certain(3)])
+    running, queued = columns([(10, 8, 1_024, 0)]), columns([(5, 0, 3, 1)] * 2)
+    view = GroupView(1_000, 64, running, queued, table)
+    assert decide("past_future", view).admit == 0
+
+
 def test_small_batches_are_drawn_several_times() -> None:
     """One running request, half of the time 10 and half 500 long: a mean of draws, not one."""
     table = ForecastTable([Forecast((10.0, 500.0), (0.5, 0.5), 500)])

@@ -137,9 +137,11 @@ def test_an_evicted_request_goes_in_front_and_returns_without_a_new_place():
     problem = actions[1]
     assert isinstance(problem, ev.AskBatch)
     assert problem.groups[0].queued.output_tokens == (20, 0)
-    assert s.step(ev.Formed(problem.round, (ev.Batch("w0", 1),)), 4.0)[0] == ev.SendPlan(
-        "w0", "w0#1", Plan(3, admit=(Grant("b", 50),), victims=("b", "a"))
-    )
+    plan = Plan(3, admit=(Grant("b", 50),), victims=("b", "a"))
+    assert s.step(ev.Formed(problem.round, (ev.Batch("w0", 1),)), 4.0)[:2] == [
+        ev.Resume(G, "b", held_tokens=0),
+        ev.SendPlan("w0", "w0#1", plan),
+    ]
 
 
 def test_an_evicted_request_may_move_and_its_old_worker_forgets_it():

@@ -183,7 +183,7 @@ def test_pausing_keeps_or_drops_the_memory():
         kept[0:2] gone[0:2] off[0:2] -> kept+0 gone+0 off+0
           report plan 1, free 52: kept:1/2, gone:1/2, off:1/2
         nothing runs
-          report plan 2, free 60: -
+          report plan 2, free 60: kept:1/2, gone:1/0, off:1/0
         kept@2 gone[0:3] -> kept+1 gone+1
           report plan 3, free 56: kept:2/3, gone:2/3
     """)

@@ -124,7 +124,7 @@ def test_the_walk_offloads_who_does_not_fit_and_brings_back_who_is_next():
     t.reads("""
           c: 10 in 3 blocks to host
         a@12 -> a+6
-          report plan 2, free 12: a:7/13
+          report plan 2, free 12: a:7/13, b:5/11, c:4/10
           c: 10 in 3 blocks back as 2
         a@13 -> a+7
           report plan 3, free 12: a:8/14
@@ -161,7 +161,7 @@ def test_a_pause_may_say_where_the_kv_goes():
     t.reads("""
           a: 6 in 2 blocks to host
         nothing runs
-          report plan 2, free 64: -
+          report plan 2, free 64: a:1/6
           a: 6 in 2 blocks back as 2
         nothing runs
           report plan 3, free 56: -
@@ -197,11 +197,14 @@ def test_a_lost_host_block_is_computed_again():
     t.step()
     t.plan(pause=[Pause("a", OFFLOAD)])
     t.step()
-    t.state.lost(["a"])
     t.lines.clear()
+    t.state.lost(["a"])
+    t.step()
     t.admit(a=8)
     t.step()
     t.reads("""
+        nothing runs
+          report plan 2, free 64: evicted a:1
         a[0:7] -> a+1
           report plan 3, free 56: a:2/7
     """)

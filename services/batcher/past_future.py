@@ -60,7 +60,9 @@ def _longest_prefix(peaks: PrefixPeaks, most: int, limit: float) -> int:
     """
     if most == 0 or peaks(most) <= limit:
         return most
-    low, high = 0, most  # peaks(high) > limit; peaks(low) ≤ limit, or low is 0
+    if peaks(0) > limit:
+        return 0
+    low, high = 0, most  # peaks(low) ≤ limit < peaks(high)
     halve = False
     while high - low > 1:
         share = 0.5 if halve else (limit - peaks(low)) / (peaks(high) - peaks(low))

@@ -114,7 +114,7 @@ class Draining:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time passed: deadlines are looked at."""
+    """Time passed: deadlines are looked at, and who has waited long enough moves up."""
 
     kind: Literal["tick"] = "tick"
 

@@ -44,8 +44,8 @@ class Job:
     `held_tokens` of its KV, on the device or at rest; `forecast` is as the predictor gave it, not
     yet cut at this request's max_tokens.
 
-    `pausing_seq` is the plan that paused it, until its worker has said that it is carried out;
-    `resumed_seq` the plan that let it run again: evictions told before it are history.
+    `resumed_seq` is the plan that last let it run again where it was: evictions told before that
+    was applied are history.
     """
 
     request: Request
@@ -59,7 +59,6 @@ class Job:
     held_tokens: int = 0
     limit_tokens: int = 0
     preemptions: int = 0
-    pausing_seq: int = 0
     resumed_seq: int = 0
     queued_since_s: float = inf
     queued_s: float = 0.0

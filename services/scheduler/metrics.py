@@ -32,7 +32,9 @@ class SchedulerMetrics:
             registry=registry,
         )
         self.preemptions = Counter(
-            "foretoken_num_preemptions", "Requests evicted or lost and requeued", registry=registry
+            "foretoken_num_preemptions",
+            "Requests paused, evicted or lost, and requeued",
+            registry=registry,
         )
         self.refused = Counter(
             "foretoken_requests_refused", "Requests refused", ["reason"], registry=registry

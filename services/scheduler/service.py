@@ -29,7 +29,7 @@ from services.scheduler.state import SchedulerState
 
 log = logging.getLogger(__name__)
 
-GatewayEvents = ev.Place | ev.Preempt | ev.Finish | ev.Refuse
+GatewayEvents = ev.Place | ev.Preempt | ev.Resume | ev.Finish | ev.Refuse
 
 
 class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
@@ -58,6 +58,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             "send_plan": self._send_plan,
             "place": self._tell_gateway,
             "preempt": self._tell_gateway,
+            "resume": self._tell_gateway,
             "finish": self._tell_gateway,
             "refuse": self._tell_gateway,
         }

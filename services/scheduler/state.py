@@ -169,7 +169,7 @@ class SchedulerState:
         self._draining = True
 
     def _tick(self, event: ev.Tick, now: float) -> None:
-        """Nothing but time passed; every step looks at deadlines."""
+        """Nothing but time passed; every step looks at deadlines and ageing."""
 
     # Workers come, report and go
 
@@ -295,3 +295,5 @@ class SchedulerState:
             self._actions.append(
                 ev.Place(job.link, job.request_id, worker_id, address, job.queued_s)
             )
+        else:
+            self._actions.append(ev.Resume(job.link, job.request_id, job.held_tokens))

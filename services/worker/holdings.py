@@ -140,17 +140,21 @@ class Holdings:
         sequence.computed, sequence.resting, sequence.arriving = sequence.resting, 0, 0
         self.version += 1
 
-    def lost(self, request_id: str) -> None:
-        """What should rest in host memory does not: it is computed again."""
+    def lost(self, request_id: str) -> Sequence | None:
+        """What should rest in host memory does not: it is computed again. Returns the request if
+        it waits; one that runs begins again by itself."""
         sequence = self.sequences.get(request_id)
-        if sequence and sequence.resting:
-            self._recall(sequence)
-            self.pool.release(request_id)
-            self._drop(sequence, host_full=True)
-            sequence.published = 0
-            if sequence.phase is Phase.PAUSED:
-                sequence.phase = Phase.PARKED
-            self.version += 1
+        if sequence is None or not sequence.resting:
+            return None
+        self._recall(sequence)
+        self.pool.release(request_id)
+        self._drop(sequence, host_full=True)
+        sequence.published = 0
+        self.version += 1
+        if sequence.phase is Phase.RUNNING:
+            return None
+        sequence.phase = Phase.PARKED
+        return sequence
 
     def _recall(self, sequence: Sequence) -> None:
         if sequence.arriving:

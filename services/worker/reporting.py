@@ -19,7 +19,7 @@ class Reporter:
         self.applied_plan_seq = 0
         self._finished: list[Completion] = []
         self._evicted: list[Progress] = []
-        self._slice_ended: dict[str, Sequence] = {}
+        self._told: dict[str, Sequence] = {}
         self._timings: deque[StepTiming] = deque(maxlen=TIMINGS_MAX)
         self._swaps: deque[SwapTiming] = deque(maxlen=TIMINGS_MAX)
         self._everybody = False
@@ -36,31 +36,32 @@ class Reporter:
         self._everybody = True
 
     def finished(self, request_id: str, output_tokens: int, reason: FinishReason) -> None:
-        self._slice_ended.pop(request_id, None)
+        self._told.pop(request_id, None)
         self._finished.append(Completion(request_id, output_tokens, reason))
 
     def evicted(self, progress: Progress) -> None:
-        self._slice_ended.pop(progress.request_id, None)
+        self._told.pop(progress.request_id, None)
         self._evicted.append(progress)
 
-    def slice_ended(self, sequence: Sequence) -> None:
-        self._slice_ended[sequence.request_id] = sequence
+    def tell(self, sequence: Sequence) -> None:
+        """Its progress in the next report: its slice ended, or it was paused."""
+        self._told[sequence.request_id] = sequence
 
     def forget(self, request_id: str) -> None:
         """Say nothing more of a cancelled request."""
-        self._slice_ended.pop(request_id, None)
+        self._told.pop(request_id, None)
 
     def take(self, running: Iterable[Sequence], free_tokens: int) -> Report | None:
         """The next report, if there is anything to say."""
         everybody = self._everybody or self._steps >= self._every_steps
-        if not (everybody or self._finished or self._evicted or self._slice_ended):
+        if not (everybody or self._finished or self._evicted or self._told):
             return None
         self._seq += 1
-        about = running if everybody else self._slice_ended.values()
+        about = ({s.request_id: s for s in running} if everybody else {}) | self._told
         report = Report(
             seq=self._seq,
             applied_plan_seq=self.applied_plan_seq,
-            progress=tuple(sequence.progress() for sequence in about),
+            progress=tuple(sequence.progress() for sequence in about.values()),
             finished=tuple(self._finished),
             evicted=tuple(self._evicted),
             free_tokens=free_tokens,
@@ -73,7 +74,7 @@ class Reporter:
     def _clear(self, everybody: bool) -> None:
         self._finished.clear()
         self._evicted.clear()
-        self._slice_ended.clear()
+        self._told.clear()
         self._timings.clear()
         self._swaps.clear()
         if everybody:

@@ -184,6 +184,7 @@ class WorkerState:
         sequence = self.sequences.get(pause.request_id)
         if sequence is None or sequence.phase is Phase.PARKED:
             return
+        self._reporter.tell(sequence)
         if pause.residency is not Residency.KEEP:
             self._holdings.leave(sequence, pause.residency)
         elif sequence.phase is Phase.RUNNING:
@@ -212,7 +213,8 @@ class WorkerState:
     def lost(self, request_ids: Iterable[str]) -> None:
         """Host memory could not take these after all; they are computed again."""
         for request_id in request_ids:
-            self._holdings.lost(request_id)
+            if sequence := self._holdings.lost(request_id):
+                self._reporter.evicted(sequence.progress())
 
     def swapped(self, timings: Iterable[SwapTiming]) -> None:
         self._reporter.swapped(timings)
@@ -254,7 +256,7 @@ class WorkerState:
         if finish:
             self._finish(sequence, finish)
         elif not sequence.within_budget:
-            self._reporter.slice_ended(sequence)
+            self._reporter.tell(sequence)
             self._holdings.touch()
         prompt = sequence.prompt
         offset = length - prompt.prompt_tokens

@@ -35,7 +35,8 @@ def kernels_for(
         _require_gain(shapes, dtype)
     if device.type == "cuda":
         return _triton(device, block_tokens, dtype, shapes, heads or [s.kv_heads for s in shapes])
-    return TorchAttention(block_tokens, device, dtype), TorchBlocks()
+    token_bytes = max(bytes_per_token([shape], dtype) for shape in shapes)
+    return TorchAttention(block_tokens, device, dtype, token_bytes), TorchBlocks()
 
 
 def _require_gain(shapes: list[KVShape], dtype: torch.dtype) -> None:

@@ -8,44 +8,61 @@ longest; each prefill chunk is a group of its own.
 
 from collections.abc import Iterator
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from services.worker.batch import Chunk, DecodeRows, Ints, StepBatch
+from services.worker.batch import NO_INTS, Chunk, DecodeRows, Ints, StepBatch
 from services.worker.cache import KVLayer
 from services.worker.kernels.interface import AttentionOptions
-from services.worker.kernels.torch_paging import BlockIndex, ContextReader, TokenIndex, store
+from services.worker.kernels.torch_paging import Buffers, Context, TokenIndex, store
 
 # Padding a group may carry before another group is cheaper: a further gather and attention call
 # cost about what this many tokens of context do (measured on a CPU, 2 kv heads of 32).
 PADDING_TOKENS = 1024
+# Context a group gathers before attention reads it: what a core's caches hold, beyond which it is
+# read from memory again (measured: up to twice as slow).
+GROUP_BYTES = 2 * 2**20
 
 
 class TorchAttention:
-    """AttentionKernels on any device."""
+    """AttentionKernels on any device. `token_bytes` is one token's KV in one layer, about."""
 
-    def __init__(self, block_tokens: int, device: torch.device, dtype: torch.dtype):
-        self._block_tokens = block_tokens
+    def __init__(
+        self,
+        block_tokens: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        token_bytes: int = 512,
+    ):
+        self._tokens = TokenIndex(block_tokens)
         self._device = device
         self._dtype = dtype
-        self.reader = ContextReader(device, dtype)
+        self._group_tokens = GROUP_BYTES // token_bytes
+        self.buffers = Buffers(device, dtype)
         self._arange = torch.arange(0, device=device)
         self._rows: DecodeRows | None = None
         self._decodes: list[_DecodeGroup] = []
         self._groups: list[_DecodeGroup | _ChunkGroup] = []
 
     def prepare(self, batch: StepBatch, slots: Tensor) -> None:
-        self._tokens = TokenIndex(slots, self._block_tokens)
-        if batch.decodes is not self._rows:
+        self._tokens.follow(slots)
+        if batch.decodes is not self._rows or self._outgrown():
             self._rows = batch.decodes
             self._decodes = [
                 _DecodeGroup(self, batch.decodes, first, last)
-                for first, last in _similar(batch.decodes.positions)
+                for first, last in _similar(batch.decodes.positions, self._group_tokens)
             ]
         for group in self._decodes:
             group.refresh()
         self._groups = [*self._decodes, *self._chunk_groups(len(batch.decodes), batch.chunks)]
+
+    def _outgrown(self) -> bool:
+        """Whether rows that grew make a group far larger than it should be."""
+        return any(
+            group.rows > 1 and group.tokens > 2 * self._group_tokens for group in self._decodes
+        )
 
     def _chunk_groups(self, row: int, chunks: list[Chunk]) -> Iterator["_ChunkGroup"]:
         for chunk in chunks:
@@ -80,13 +97,15 @@ class TorchAttention:
         return mask.masked_fill_(hidden, -torch.inf)
 
 
-def _similar(positions: Ints) -> Iterator[tuple[int, int]]:
-    """Cut rows of falling length where padding would cost more than another group."""
+def _similar(positions: Ints, group_tokens: int) -> Iterator[tuple[int, int]]:
+    """Cut rows of falling length where padding would cost more than another group, and where a
+    group's context is `group_tokens`."""
     first, padding = 0, 0
     lengths = positions.tolist()
     for row, length in enumerate(lengths):
         padding += lengths[first] - length
-        if padding > PADDING_TOKENS:
+        tokens = (row + 1 - first) * lengths[first]
+        if padding > PADDING_TOKENS or (tokens > group_tokens and row > first):
             yield first, row
             first, padding = row, 0
     if lengths:
@@ -98,21 +117,41 @@ class _DecodeGroup:
 
     def __init__(self, kernels: TorchAttention, rows: DecodeRows, first: int, last: int):
         self._kernels = kernels
-        self._rows = rows
-        self._first, self._last = first, last
-        self._version = -1
-        self._blocks = 0
+        self._batch = rows
+        self._span = slice(first, last)
+        self.rows = last - first
         self._positions = rows.positions[first:last]
+        self._tables = NO_INTS
+        self._contexts: dict[torch.Size, Context] = {}
+
+    @property
+    def tokens(self) -> int:
+        """Of context, padding included."""
+        return self.rows * (int(self._positions[0]) + 1)
 
     def refresh(self) -> None:
         """Follow the rows to their present positions."""
         self._length = int(self._positions[0]) + 1
-        blocks = -(-self._length // self._rows.block_tokens)
-        if self._version != self._rows.version or blocks != self._blocks:
-            self._version, self._blocks = self._rows.version, blocks
-            tables = self._rows.tables[self._first : self._last, :blocks]
-            self._index = BlockIndex(self._kernels.tensor(tables))
+        blocks = -(-self._length // self._batch.block_tokens)
+        tables = self._batch.tables[self._span, :blocks]
+        if not np.array_equal(tables, self._tables):
+            self._tables = tables.copy()
+            self._contexts = {}
+        self._seen: dict[torch.Size, tuple[Tensor, Tensor]] = {}
         self._masks: dict[int | None, Tensor | None] = {}
+
+    def _read(self, layer: KVLayer) -> tuple[Tensor, Tensor]:
+        """Keys and values [rows, kv_heads, length, head_dim]."""
+        shape = layer.data.shape
+        if shape not in self._contexts:
+            tables = self._kernels.tensor(self._tables)
+            self._contexts[shape] = Context(self._kernels.buffers, tables, layer)
+        context = self._contexts[shape]
+        context.read(layer)
+        if shape not in self._seen:
+            values = context.values[:, :, :, : self._length]
+            self._seen[shape] = (values[0], values[1])
+        return self._seen[shape]
 
     def _mask(self, window: int | None) -> Tensor | None:
         if window not in self._masks:
@@ -129,14 +168,12 @@ class _DecodeGroup:
     def attend(
         self, layer: KVLayer, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
     ) -> Tensor:
-        rows, (heads, dim) = self._last - self._first, q.shape[1:]
-        kv_heads = k.shape[1]
-        context = self._kernels.reader.read(layer, self._index)
-        keys, values = context[:, :, :, : self._length].unbind()
-        queries = q if rows == len(q) else q[self._first : self._last]
-        queries = queries.reshape(rows, kv_heads, heads // kv_heads, dim)
+        heads, kv_heads, dim = q.shape[1], k.shape[1], q.shape[2]
+        keys, values = self._read(layer)
+        queries = q if self.rows == len(q) else q[self._span]
+        queries = queries.reshape(self.rows, kv_heads, heads // kv_heads, dim)
         mask = self._mask(options.window)
-        return attention(queries, keys, values, mask, options).reshape(rows, heads, dim)
+        return attention(queries, keys, values, mask, options).reshape(self.rows, heads, dim)
 
 
 class _ChunkGroup:
@@ -146,7 +183,7 @@ class _ChunkGroup:
         self._kernels = kernels
         self._chunk = chunk
         self._rows = slice(row, row + chunk.tokens)
-        self._index = BlockIndex(kernels.tensor(chunk.table)[None])
+        self._contexts: dict[torch.Size, Context] = {}
         self._masks: dict[int | None, Tensor] = {}
 
     def _context(self, layer: KVLayer, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -156,9 +193,18 @@ class _ChunkGroup:
         cut into chunks.
         """
         if self._chunk.start or layer.scales is not None:
-            context = self._kernels.reader.read(layer, self._index)[:, :, :, : self._chunk.end]
-            return context[0], context[1]
+            context = self._prepared(layer)
+            context.read(layer)
+            keys, values = context.values[:, :, :, : self._chunk.end].unbind()
+            return keys, values
         return k[self._rows].transpose(0, 1)[None], v[self._rows].transpose(0, 1)[None]
+
+    def _prepared(self, layer: KVLayer) -> Context:
+        shape = layer.data.shape
+        if shape not in self._contexts:
+            table = self._kernels.tensor(self._chunk.table)[None]
+            self._contexts[shape] = Context(self._kernels.buffers, table, layer)
+        return self._contexts[shape]
 
     def _mask(self, window: int | None) -> Tensor:
         if window not in self._masks:

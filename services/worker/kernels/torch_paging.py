@@ -4,6 +4,8 @@ A heads-first layer is read through its (block, head) rows, so that a context co
 contiguous [rows, kv_heads, tokens, head_dim]: what PyTorch's fused attention reads fastest.
 """
 
+from math import prod
+
 import torch
 from torch import Tensor
 
@@ -28,42 +30,31 @@ def quantize(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class TokenIndex:
-    """Where tokens lie in a layer seen as rows of head_dim: [Σ tokens, kv_heads]."""
+    """Where a step's tokens lie in a layer seen as rows of head_dim."""
 
-    def __init__(self, slots: Tensor, block_tokens: int):
-        self._slots = slots
+    def __init__(self, block_tokens: int):
         self._block_tokens = block_tokens
+        self._heads: dict[int, Tensor] = {}
         self._kept: dict[int, Tensor] = {}
 
+    def follow(self, slots: Tensor) -> None:
+        """Go on to another step's `slots` [Σ tokens]."""
+        self._slots = slots
+        self._kept.clear()
+
     def rows(self, kv_heads: int) -> Tensor:
+        """[Σ tokens, kv_heads]."""
         if kv_heads not in self._kept:
             self._kept[kv_heads] = self._rows(kv_heads)
         return self._kept[kv_heads]
 
     def _rows(self, kv_heads: int) -> Tensor:
+        if kv_heads not in self._heads:
+            heads = torch.arange(kv_heads, device=self._slots.device)
+            self._heads[kv_heads] = heads * self._block_tokens
         blocks = self._slots // self._block_tokens
-        first = self._slots + blocks * ((kv_heads - 1) * self._block_tokens)
-        heads = torch.arange(kv_heads, device=first.device) * self._block_tokens
-        return first.unsqueeze(-1) + heads
-
-
-class BlockIndex:
-    """Where the blocks of `tables` [rows, n] lie in a layer seen as (K or V, block, head) rows."""
-
-    def __init__(self, tables: Tensor):
-        self._tables = tables
-        self._kept: dict[tuple[int, int], Tensor] = {}
-
-    def rows(self, blocks: int, kv_heads: int) -> Tensor:
-        """[2, rows, kv_heads, n] of a layer with that many blocks."""
-        if (blocks, kv_heads) not in self._kept:
-            self._kept[blocks, kv_heads] = self._rows(blocks, kv_heads)
-        return self._kept[blocks, kv_heads]
-
-    def _rows(self, blocks: int, kv_heads: int) -> Tensor:
-        heads = torch.arange(kv_heads, device=self._tables.device).unsqueeze(-1)
-        keys = self._tables.unsqueeze(1) * kv_heads + heads
-        return torch.stack([keys, keys + blocks * kv_heads])
+        first = torch.add(self._slots, blocks, alpha=(kv_heads - 1) * self._block_tokens)
+        return first.unsqueeze(-1) + self._heads[kv_heads]
 
 
 def store(layer: KVLayer, index: TokenIndex, k: Tensor, v: Tensor) -> None:
@@ -79,46 +70,58 @@ def store(layer: KVLayer, index: TokenIndex, k: Tensor, v: Tensor) -> None:
             layer.scales[side].view(-1).index_put_(rows, scales)
 
 
-class ContextReader:
-    """Gathers contexts into buffers of its own; what one call gives, the next overwrites.
+class Buffers:
+    """Memory that every gather uses again: allocating it anew for each layer costs more than the
+    copy, and what is small enough stays in the CPU's caches until attention reads it.
 
-    The buffers grow to the largest context read at once (of one layer) and stay.
+    Each grows to the largest context read at once (of one layer) and stays.
     """
 
     def __init__(self, device: torch.device, dtype: torch.dtype):
-        self._values = _Buffer(device, dtype)
-        self._codes = _Buffer(device, torch.int8)
-        self._scales = _Buffer(device, torch.float32)
-
-    def read(self, layer: KVLayer, index: BlockIndex) -> Tensor:
-        """[2, rows, kv_heads, n · block_tokens, head_dim] of the model's dtype."""
-        if layer.scales is None:
-            return _gather(layer.data, index, self._values)
-        codes = _gather(layer.data, index, self._codes)
-        scales = _gather(layer.scales.unsqueeze(-1), index, self._scales)
-        return self._values.take(codes.shape).copy_(codes).mul_(scales)
+        self.values = Buffer(device, dtype)
+        self.codes = Buffer(device, torch.int8)
+        self.scales = Buffer(device, torch.float32)
 
 
-def _gather(data: Tensor, index: BlockIndex, buffer: "_Buffer") -> Tensor:
-    """data [2, blocks, kv_heads, block_tokens, dim] → [2, rows, kv_heads, n · block_tokens, dim].
-
-    O(bytes read): every (block, head) row is copied once, whole.
-    """
-    _, blocks, kv_heads, _, dim = data.shape
-    rows = index.rows(blocks, kv_heads)
-    flat = data.view(2 * blocks * kv_heads, -1)
-    out = buffer.take(torch.Size((rows.numel(), flat.shape[1])))
-    torch.index_select(flat, 0, rows.view(-1), out=out)
-    return out.view(*rows.shape[:3], -1, dim)
-
-
-class _Buffer:
-    """Memory that is used again; allocating it anew for every layer costs more than the copy."""
-
+class Buffer:
     def __init__(self, device: torch.device, dtype: torch.dtype):
         self._memory = torch.empty(0, device=device, dtype=dtype)
 
-    def take(self, shape: torch.Size) -> Tensor:
-        if shape.numel() > len(self._memory):
-            self._memory = self._memory.new_empty(int(shape.numel() * GROWTH))
-        return self._memory[: shape.numel()].view(shape)
+    def take(self, *shape: int) -> Tensor:
+        size = prod(shape)
+        if size > len(self._memory):
+            self._memory = self._memory.new_empty(int(size * GROWTH))
+        return self._memory[:size].view(shape)
+
+
+class Context:
+    """The blocks of `tables` [rows, n], to be read from any layer of this one's shape.
+
+    `values` [2, rows, kv_heads, n · block_tokens, head_dim], in the model's dtype, are the last
+    layer's that was read; whatever else is read into the same buffers overwrites them.
+    """
+
+    def __init__(self, buffers: Buffers, tables: Tensor, layer: KVLayer):
+        _, blocks, kv_heads, block_tokens, dim = layer.data.shape
+        heads = torch.arange(kv_heads, device=tables.device).unsqueeze(-1)
+        keys = tables.unsqueeze(1) * kv_heads + heads
+        self._index = torch.cat([keys.view(-1), keys.view(-1) + blocks * kv_heads])
+        shape = (2, len(tables), kv_heads, tables.shape[1] * block_tokens)
+        self.values = buffers.values.take(*shape, dim)
+        self._codes = self._scales = None
+        if layer.scales is not None:
+            self._codes = buffers.codes.take(*shape, dim)
+            self._scales = buffers.scales.take(*shape, 1)
+
+    def read(self, layer: KVLayer) -> None:
+        """O(bytes read): every (block, head) row is copied once, whole."""
+        if self._codes is None or self._scales is None or layer.scales is None:
+            self._gather(layer.data, self.values)
+            return
+        self._gather(layer.data, self._codes)
+        self._gather(layer.scales, self._scales)
+        self.values.copy_(self._codes).mul_(self._scales)
+
+    def _gather(self, blocks: Tensor, out: Tensor) -> None:
+        rows = blocks.flatten(0, 2).flatten(1)
+        torch.index_select(rows, 0, self._index, out=out.view(len(self._index), rows.shape[1]))

@@ -1,0 +1,136 @@
+"""`python -m benchmarks.kv`: what becomes of KV when memory holds a quarter of the load.
+
+The whole system on the demo model, policy `alise`, answer lengths known (`predictor.model=max`,
+and every answer is `max_tokens` long), one Poisson load of short and long answers, a KV cache of
+a quarter of its tokens. Side by side, each with a fresh server and the same requests: swap to
+host memory, the same in INT8, recompute, defer (nobody leaves for memory), and cost (swap or
+recompute, whichever is cheaper). The rounds interleave, so that a machine that slows down slows
+all of them. Then the time to first token of a long prompt whose beginning is known, over that of
+one that isn't.
+"""
+
+import asyncio
+import re
+import socket
+import urllib.request
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from benchmarks.clients import GrpcClient
+from benchmarks.load import Asked, Seen, bimodal, offer
+from benchmarks.report import Figure, Options, figure, options, show, write
+from benchmarks.system import system
+
+MODES: dict[str, tuple[str, ...]] = {
+    "swap": ("preset.residency=swap",),
+    "swap_int8": ("preset.residency=swap", "worker.swap_dtype=int8"),
+    "recompute": ("preset.residency=recompute",),
+    "defer": ("preset.residency=defer",),
+    "cost": ("preset.residency=cost",),
+}
+SHARE = 4  # of the load's KV, one in so many tokens fits
+RATE = 6.0  # requests a second, more than two cores serve at once
+PREFIX_TOKENS, TAIL_TOKENS = 1_024, 32
+COUNTED = ("num_preemptions", "offloads", "uploads", "dropped", "host_full")
+Figures = dict[str, float]
+
+
+def figures_of(seen: Sequence[Seen], elapsed_s: float) -> Figures:
+    gaps = np.concatenate([s.gaps_s for s in seen])
+    return {
+        "normalised_latency_s": float(np.mean([s.normalised_latency_s for s in seen])),
+        "p99_tbt_s": float(np.quantile(gaps, 0.99)),
+        "tok_s": sum(len(s.token_s) for s in seen) / elapsed_s,
+    }
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def counters(port: int) -> Figures:
+    """What the worker has counted."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+        text = answer.read().decode()
+    pattern = re.compile(r"^foretoken_(\w+)_total ([\d.e+]+)", re.MULTILINE)
+    found = {name: float(value) for name, value in pattern.findall(text)}
+    return {name: found[name] for name in COUNTED}
+
+
+async def measure_mode(mode: str, load: Sequence[Asked]) -> Figures:
+    """One fresh server under the whole load."""
+    kv_tokens = sum(asked.footprint_tokens for asked in load) // SHARE
+    port = free_port()
+    choices = (*MODES[mode], "predictor.model=max", f"worker.metrics_port={port}")
+    settings = [word for choice in choices for word in ("--set", choice)]
+    arguments = ["--policy", "alise", "--kv-tokens", str(kv_tokens), *settings]
+    with system(*arguments) as (_, grpc_address):
+        client = GrpcClient(grpc_address)
+        await client.token_times_s(load[0].prompt, 8)  # warm: lazy imports, first pages
+        seen, elapsed_s = await offer(load, client.token_times_s)
+        await client.close()
+        return figures_of(seen, elapsed_s) | counters(port)
+
+
+async def prefix_ratio(repeats: int) -> Figure:
+    """TTFT with a known prefix over TTFT with none, pair by pair."""
+    rng = np.random.default_rng(1)
+    ratios = []
+    with system("--kv-tokens", "32768") as (_, grpc_address):
+        client = GrpcClient(grpc_address)
+        for _ in range(repeats + 1):
+            prefix = rng.integers(40, 240, PREFIX_TOKENS).tolist()
+            first, second = (prefix + rng.integers(40, 240, TAIL_TOKENS).tolist() for _ in "ab")
+            unknown_s = await client.ttft_s(first)
+            ratios.append(await client.ttft_s(second) / unknown_s)
+        await client.close()
+    return figure(ratios[1:])  # the first pair pays for lazy imports
+
+
+async def measure(settings: Options) -> tuple[dict[str, dict[str, Figure]], Figure]:
+    requests, repeats = (12, 1) if settings.quick else (96, 3)
+    taken: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for repeat in range(repeats):
+        load = bimodal(requests, RATE, seed=repeat)
+        for mode in MODES:
+            for name, value in (await measure_mode(mode, load)).items():
+                taken[mode][name].append(value)
+    modes = {mode: {k: figure(v) for k, v in found.items()} for mode, found in taken.items()}
+    return modes, await prefix_ratio(3 if settings.quick else 15)
+
+
+def main() -> None:
+    settings = options(__doc__ or "")
+    modes, ratio = asyncio.run(measure(settings))
+    names = list(next(iter(modes.values())))
+    show(
+        f"memory for 1/{SHARE} of the load, {RATE:g} requests/s: median (lowest–highest)",
+        ["", *names[:3]],
+        [[mode, *(found[name] for name in names[:3])] for mode, found in modes.items()],
+    )
+    show(
+        "counted by the worker: median",
+        ["", *COUNTED],
+        [[mode, *(f"{found[n].median:g}" for n in COUNTED)] for mode, found in modes.items()],
+    )
+    show("", ["", "median"], [["TTFT with a known prefix / without", ratio]])
+    medians: dict[str, Any] = {
+        mode: {name: f.median for name, f in found.items()} for mode, found in modes.items()
+    }
+    repeats = {m: {n: f.values for n, f in found.items()} for m, found in modes.items()}
+    write(
+        settings.json,
+        {
+            **medians,
+            "prefix_hit_ttft_ratio": ratio.median,
+            "repeats": {**repeats, "prefix_hit_ttft_ratio": ratio.values},
+        },
+    )
+
+
+if __name__ == "__main__":
+    main()
