@@ -143,13 +143,16 @@ CASES = st.builds(
 
 
 @pytest.mark.parametrize("int8", [False, True])
-@pytest.mark.parametrize("padding", [0, 8, 1024])
+@pytest.mark.parametrize(
+    ("padding", "group_tokens"), [(0, 4096), (8, 4096), (1024, 4096), (1024, 20)]
+)
 @settings(deadline=None, max_examples=40)
 @given(case=CASES, seed=st.integers(0, 99))
-def test_attention_is_dense_attention(padding, int8, case, seed):
-    """Whatever padding cuts decodes into groups: none, some, all."""
+def test_attention_is_dense_attention(padding, group_tokens, int8, case, seed):
+    """However padding and size cut decodes into groups: none, some, all."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch_attention, "PADDING_TOKENS", padding)
+        patch.setattr(torch_attention, "GROUP_BYTES", group_tokens * 512)
         answer = attend(case, seed, int8)
     torch.testing.assert_close(answer.got, answer.stored, rtol=0, atol=2e-5)
 

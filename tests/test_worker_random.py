@@ -225,7 +225,7 @@ class WorkerMachine(RuleBasedStateMachine):
         pending = list(self.device.pending)
         self._arrive(pending[: data.draw(st.integers(0, len(pending)))])
 
-    def _arrive(self, serials):
+    def _arrive(self, serials: list[int]) -> None:
         for serial in serials:
             self.device.finish(serial)
         self.state.arrived(serials)

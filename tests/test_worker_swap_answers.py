@@ -126,7 +126,7 @@ def test_answers_are_the_same_with_shared_prefixes_and_without(sharing):
         feeder.add(f"q{number}", (*prefix, *tail), NEW_TOKENS)
         feeder.step()
     output = feeder.run()
-    alone = {}
+    alone: dict[str, list[int]] = {}
     for name, tokens in expected.items():
         single = Feeder(engine_of("llama", block_tokens=BLOCK, prefix_sharing=False))
         single.add(name, tokens, NEW_TOKENS)

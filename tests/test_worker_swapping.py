@@ -3,6 +3,8 @@
 Blocks of 4 tokens; all prompts are 1, 2, 3 … so that they begin alike.
 """
 
+from typing import Any
+
 import pytest
 
 from services.core import KVCosts, Pause, Residency
@@ -11,7 +13,7 @@ from tests.worker_transcript import Transcript
 KEEP, OFFLOAD = Residency.KEEP, Residency.OFFLOAD
 
 
-def crowded(residency: str, host_blocks: int = 8, **directives: object) -> Transcript:
+def crowded(residency: str, host_blocks: int = 8, **directives: Any) -> Transcript:
     """`old` and `new` run in four blocks, one fewer than they need next."""
     t = Transcript(kv_tokens=16, host_blocks=host_blocks)
     t.prompt("old", 6, max_tokens=8)

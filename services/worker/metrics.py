@@ -8,7 +8,6 @@ from services.core import Report
 from services.runtime.telemetry import LATENCY_BUCKETS_S
 from services.worker.batch import StepResult
 from services.worker.state import WorkerState
-from services.worker.tally import Tally
 
 # Fields of Tally, as they are counted.
 MOVED = {

@@ -26,7 +26,9 @@ class TorchBlocks:
 
     def gather(self, layer: KVLayer, blocks: Tensor, filled: Tensor, out: StagedLayer) -> None:
         if out.ranges is not None:
-            _rest(layer.data[:, blocks].transpose(0, 1), filled, out.data, out.ranges)
+            x = layer.data[:, blocks].transpose(0, 1)
+            _repeat_first(x, filled)
+            _rest(x, out.data, out.ranges)
             return
         _copy_out(layer.data, blocks, out.data)
         if layer.scales is not None and out.scales is not None:
@@ -47,18 +49,23 @@ def _copy_out(source: Tensor, blocks: Tensor, out: Tensor) -> None:
         out[:, side].copy_(source[side].index_select(0, blocks))
 
 
-def _rest(x: Tensor, filled: Tensor, codes: Tensor, ranges: Tensor) -> None:
-    """x [n, 2, kv_heads, block_tokens, head_dim] → codes of its shape, ranges of λ and minimum.
+def _repeat_first(x: Tensor, filled: Tensor) -> None:
+    """Put the first token in place of all behind `filled` in x [n, 2, kv_heads, block_tokens,
+    head_dim]: it widens no range and comes back finite."""
+    partial = (filled < x.shape[3]).nonzero().view(-1)
+    if len(partial):
+        tokens = torch.arange(x.shape[3], device=x.device).view(-1, 1)
+        blocks = x[partial]
+        real = tokens < filled[partial].view(-1, 1, 1, 1, 1)
+        x[partial] = torch.where(real, blocks, blocks[..., :1, :])
 
-    What lies behind `filled` counts as the minimum: it widens nothing and comes back finite.
-    """
-    behind = torch.arange(x.shape[3], device=x.device).view(-1, 1) >= filled.view(-1, 1, 1, 1, 1)
-    x = torch.where(behind, x[..., :1, :], x)
+
+def _rest(x: Tensor, codes: Tensor, ranges: Tensor) -> None:
+    """x [n, 2, kv_heads, block_tokens, head_dim] → codes of its shape, ranges of λ and minimum."""
     low, high = x.amin(3), x.amax(3)
     step = _step(low.float(), high.float(), x.dtype)
     ranges[:, :, :, 0], ranges[:, :, :, 1] = step, low
-    quantized = _codes(x, step.float().unsqueeze(3), low.float().unsqueeze(3))
-    codes.copy_(quantized.masked_fill_(behind, -OFFSET))
+    codes.copy_(_codes(x, step.float().unsqueeze(3), low.float().unsqueeze(3)))
 
 
 def _step(low: Tensor, high: Tensor, dtype: torch.dtype) -> Tensor:

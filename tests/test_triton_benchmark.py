@@ -1,0 +1,41 @@
+"""`python -m benchmarks.gpu` where there is no GPU, and its kernels compiled for one."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+
+def run(*command: str) -> subprocess.CompletedProcess[str]:
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    environment |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, "-m", *command],
+        capture_output=True, text=True, timeout=280, env=environment, check=False,
+    )  # fmt: skip
+
+
+def test_without_a_device_it_says_so():
+    done = run("benchmarks.gpu")
+    assert done.returncode == 1
+    assert "no CUDA device is at hand" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_the_checks_run_in_the_interpreter():
+    done = run("benchmarks.gpu", "--interpret", "--quick")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "0 faults" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", ["80", "90"])
+def test_every_kernel_compiles_for_a_gpu(capability):
+    """Real code for Ampere and Hopper, within their shared memory; no device runs it here."""
+    done = run("benchmarks.gpu_compile", capability)
+    assert done.returncode == 0, done.stdout + done.stderr
+    kernels = {line.split()[1] for line in done.stdout.splitlines()}
+    assert kernels == {
+        "store", "append_blocks", "decode", "join", "prefill", "quantize", "dequantize", "copy"
+    }  # fmt: skip
