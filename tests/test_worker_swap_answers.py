@@ -3,8 +3,10 @@
 from random import Random
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from services.core import KVCosts, Pause, Residency, Standing
+from services.worker.metrics import WorkerMetrics
 from services.worker.residency import RESIDENCIES
 from tests.worker_fixtures import Feeder, clear_cases, engine_of
 
@@ -111,6 +113,31 @@ def test_a_host_of_a_few_blocks_sends_the_rest_to_be_computed_again(cases):
     assert dict(feeder.output) == {name: answer for name, (_, answer) in cases.items()}
     tally = feeder.engine.state.tally
     assert tally.host_full > 0 and tally.offloads > 0
+
+
+def test_host_memory_refused_at_run_time_means_recompute(cases, monkeypatch):
+    """Enough was free at start; when the first slab is wanted, others have taken it."""
+    monkeypatch.setattr("services.worker.engine.free_host_bytes", lambda: 0)
+    feeder = serve(cases, 0, "swap", host_gib=0.01)
+    assert dict(feeder.output) == {name: answer for name, (_, answer) in cases.items()}
+    tally = feeder.engine.state.tally
+    assert tally.host_full > 0 and tally.uploads == 0
+
+
+def test_what_moved_is_counted_in_metrics(cases):
+    feeder = Restless(0, "swap", host_gib=0.01)
+    registry = CollectorRegistry()
+    metrics = WorkerMetrics(registry, feeder.engine.state)
+    feeder.on_report = metrics.reported
+    for name, (tokens, _) in cases.items():
+        feeder.add(name, tokens, NEW_TOKENS)
+    feeder.finish()
+    tally = feeder.engine.state.tally
+    for name in ("offloads", "uploads", "dropped", "offloaded_tokens", "prefix_hit_tokens"):
+        assert registry.get_sample_value(f"foretoken_{name}_total") == getattr(tally, name) > 0
+    seconds = "foretoken_swap_seconds_count"
+    told = registry.get_sample_value(seconds, {"direction": "offload"})
+    assert told == tally.offloads
 
 
 @pytest.mark.parametrize("sharing", [True, False])

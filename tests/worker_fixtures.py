@@ -137,6 +137,7 @@ class Feeder:
         self.drawn: dict[str, list[NewToken]] = defaultdict(list)
         self.finished: dict[str, FinishReason] = {}
         self.evictions = 0
+        self.on_report: Callable[[Report], None] = lambda _: None
         self._seq = 0
         self._max_tokens: dict[str, int] = {}
 
@@ -166,6 +167,7 @@ class Feeder:
             self.drawn[token.request_id].append(token)
         self.engine.state.check_integrity()
         if report := self.engine.report():
+            self.on_report(report)
             self._read(report)
         return result is not None
 

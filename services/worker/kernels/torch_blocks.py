@@ -26,9 +26,7 @@ class TorchBlocks:
 
     def gather(self, layer: KVLayer, blocks: Tensor, filled: Tensor, out: StagedLayer) -> None:
         if out.ranges is not None:
-            x = layer.data[:, blocks].transpose(0, 1)
-            _repeat_first(x, filled)
-            _rest(x, out.data, out.ranges)
+            _rest(layer.data[:, blocks].transpose(0, 1), filled, out.data, out.ranges)
             return
         _copy_out(layer.data, blocks, out.data)
         if layer.scales is not None and out.scales is not None:
@@ -49,23 +47,20 @@ def _copy_out(source: Tensor, blocks: Tensor, out: Tensor) -> None:
         out[:, side].copy_(source[side].index_select(0, blocks))
 
 
-def _repeat_first(x: Tensor, filled: Tensor) -> None:
-    """Put the first token in place of all behind `filled` in x [n, 2, kv_heads, block_tokens,
-    head_dim]: it widens no range and comes back finite."""
+def _rest(x: Tensor, filled: Tensor, codes: Tensor, ranges: Tensor) -> None:
+    """x [n, 2, kv_heads, block_tokens, head_dim] → codes of its shape, ranges of λ and minimum.
+
+    What lies behind `filled` counts as the minimum: it widens nothing and comes back finite.
+    """
     partial = (filled < x.shape[3]).nonzero().view(-1)
-    if len(partial):
-        tokens = torch.arange(x.shape[3], device=x.device).view(-1, 1)
-        blocks = x[partial]
-        real = tokens < filled[partial].view(-1, 1, 1, 1, 1)
-        x[partial] = torch.where(real, blocks, blocks[..., :1, :])
-
-
-def _rest(x: Tensor, codes: Tensor, ranges: Tensor) -> None:
-    """x [n, 2, kv_heads, block_tokens, head_dim] → codes of its shape, ranges of λ and minimum."""
+    tokens = torch.arange(x.shape[3], device=x.device).view(-1, 1)
+    real = tokens < filled[partial].view(-1, 1, 1, 1, 1)
+    x[partial] = torch.where(real, x[partial], x[partial][..., :1, :])
     low, high = x.amin(3), x.amax(3)
     step = _step(low.float(), high.float(), x.dtype)
     ranges[:, :, :, 0], ranges[:, :, :, 1] = step, low
     codes.copy_(_codes(x, step.float().unsqueeze(3), low.float().unsqueeze(3)))
+    codes[partial] = codes[partial].where(real, -OFFSET)
 
 
 def _step(low: Tensor, high: Tensor, dtype: torch.dtype) -> Tensor:
