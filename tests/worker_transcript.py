@@ -15,7 +15,11 @@ class Transcript:
     """Drives a state and writes down what it does. Blocks of 4 tokens."""
 
     def __init__(self, kv_tokens: int = 64, **limits: int):
-        shape: dict[str, Any] = {"max_batch_tokens": 8, "report_every_steps": 100, "prefix_sharing": False}
+        shape: dict[str, Any] = {
+            "max_batch_tokens": 8,
+            "report_every_steps": 100,
+            "prefix_sharing": False,
+        }
         shape |= limits
         self.state = WorkerState(
             Limits(kv_tokens // 4, block_tokens=4, eos_ids=frozenset([EOS]), **shape)
@@ -35,7 +39,10 @@ class Transcript:
 
     def plan(self, seq: int = 0, **directives: Any) -> None:
         self._seq = seq or self._seq + 1
-        told: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in directives.items()}
+        told: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in directives.items()
+        }
         plan = Plan(self._seq, **told)
         self.state.apply(plan, now=0.0)
         self.state.check_integrity()
