@@ -34,7 +34,7 @@ MODES: dict[str, tuple[str, ...]] = {
 SHARE = 4  # of the load's KV, one in so many tokens fits
 RATE = 6.0  # requests a second, more than two cores serve at once
 PREFIX_TOKENS, TAIL_TOKENS = 1_024, 32
-COUNTED = ("num_preemptions", "offloads", "uploads", "dropped", "host_full")
+COUNTED = ("num_preemptions", "kv_offloads", "kv_uploads", "kv_dropped", "kv_host_full")
 Figures = dict[str, float]
 
 

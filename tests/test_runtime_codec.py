@@ -29,7 +29,7 @@ from services.core import (
     SwapTiming,
     WorkerView,
 )
-from services.runtime import codec
+from services.runtime import attach_codec, codec
 from services.scheduler import events as ev
 from services.scheduler.codec import encode_request_event
 from services.worker.codec import decode_prompt
@@ -91,14 +91,14 @@ OUTCOMES = st.builds(Outcome, NAMES, NAMES, NAMES, UINT32, UINT32, UINT32, REASO
 
 @given(PLANS)
 def test_plans(plan: Plan) -> None:
-    sent = scheduler_pb2.Plan.FromString(codec.encode_plan(plan).SerializeToString())
-    assert codec.decode_plan(sent) == plan
+    sent = scheduler_pb2.Plan.FromString(attach_codec.encode_plan(plan).SerializeToString())
+    assert attach_codec.decode_plan(sent) == plan
 
 
 @given(REPORTS)
 def test_reports(report: Report) -> None:
-    sent = scheduler_pb2.Report.FromString(codec.encode_report(report).SerializeToString())
-    assert codec.decode_report(sent) == report
+    sent = scheduler_pb2.Report.FromString(attach_codec.encode_report(report).SerializeToString())
+    assert attach_codec.decode_report(sent) == report
 
 
 @given(NAMES, COSTS)
@@ -138,9 +138,10 @@ def test_no_field_of_a_noun_is_left_at_home() -> None:
     for made in ALL_SET.values():
         assert all(getattr(made, name) for name in made.__dataclass_fields__), made
     plan, report, cost, outcome = ALL_SET.values()
-    assert isinstance(plan, Plan) and codec.decode_plan(codec.encode_plan(plan)) == plan
+    assert isinstance(plan, Plan)
+    assert attach_codec.decode_plan(attach_codec.encode_plan(plan)) == plan
     assert isinstance(report, Report)
-    assert codec.decode_report(codec.encode_report(report)) == report
+    assert attach_codec.decode_report(attach_codec.encode_report(report)) == report
     assert isinstance(cost, CostModel)
     assert codec.decode_cost_model(codec.encode_cost_model("w", cost)) == cost
     assert isinstance(outcome, Outcome)
@@ -153,7 +154,7 @@ def test_a_worker_s_hello() -> None:
         max_running=32, max_context_tokens=2_048, kv_bytes_per_token=512, host_tokens=25_600,
     )  # fmt: skip
     assert all(getattr(VIEW, name) for name in VIEW.__dataclass_fields__)
-    assert codec.decode_worker_hello(hello) == VIEW
+    assert attach_codec.decode_worker_hello(hello) == VIEW
 
 
 def test_a_prompt_with_all_its_fields() -> None:
@@ -173,7 +174,7 @@ def test_swaps_of_no_known_direction_are_left_out() -> None:
             common_pb2.SwapTiming(direction=common_pb2.DIRECTION_OFFLOAD, tokens=6, elapsed_s=1.0),
         ]
     )
-    assert codec.decode_report(message).swaps == (SwapTiming(Direction.OFFLOAD, 6, 1.0),)
+    assert attach_codec.decode_report(message).swaps == (SwapTiming(Direction.OFFLOAD, 6, 1.0),)
 
 
 @pytest.mark.parametrize("bad", [nan, -1.0, -inf])
@@ -182,12 +183,12 @@ def test_waits_and_costs_can_be_sorted_by_whatever_comes(bad: float) -> None:
         order=[scheduler_pb2.Standing(request_id="a", wait_s=bad)],
         costs=scheduler_pb2.KVCosts(recompute_token_s=bad, offload_token_s=bad, upload_token_s=bad),
     )
-    plan = codec.decode_plan(message)
+    plan = attach_codec.decode_plan(message)
     assert (plan.order, plan.costs) == ((Standing("a", 0.0),), KVCosts())
 
 
 def test_a_plan_of_an_older_scheduler_orders_nothing() -> None:
-    plan = codec.decode_plan(scheduler_pb2.Plan(seq=1))
+    plan = attach_codec.decode_plan(scheduler_pb2.Plan(seq=1))
     assert (plan.order, plan.residency, plan.costs) == ((), "", KVCosts())
 
 

@@ -1,6 +1,8 @@
 """The whole system answers exactly as `transformers` does, whatever happens on the way."""
 
 import asyncio
+import socket
+import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -88,7 +90,25 @@ async def test_thirty_two_at_a_time(chunked: Live, cases: list[Case]):
 async def test_with_memory_so_small_that_requests_are_evicted(cases: list[Case]):
     with serving("--policy", "fcfs", "--kv-tokens", "512") as live:
         await check(live, cases, 32)
-        assert preemptions(live) > 0
+        assert counted(live.http, "num_preemptions") > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("residency", ["swap", "cost"])
+async def test_paused_requests_go_on_from_host_memory(cases: list[Case], residency: str):
+    """Lengths foretold by history, memory for a few requests, slices of a few tokens."""
+    port = free_port()
+    settings = (
+        "predictor.model=history",
+        f"preset.residency={residency}",
+        "preset.slice_tokens=4",
+        "preset.hysteresis=0",
+        f"worker.metrics_port={port}",
+    )
+    chosen = [word for setting in settings for word in ("--set", setting)]
+    with serving("--policy", "alise", "--kv-tokens", "512", *chosen) as live:
+        await check(live, cases, 48)
+        assert counted(f"http://127.0.0.1:{port}", "kv_uploads") > 0
 
 
 @pytest.mark.slow
@@ -115,9 +135,13 @@ async def test_seeded_sampling_does_not_depend_on_company(chunked: Live, cases: 
     assert len(set(alone)) > 1
 
 
-def preemptions(live: Live) -> float:
-    import urllib.request
-
-    text = urllib.request.urlopen(f"{live.http}/metrics", timeout=10).read().decode()
-    [line] = [x for x in text.splitlines() if x.startswith("foretoken_num_preemptions_total")]
+def counted(url: str, name: str) -> float:
+    """A counter of the process behind `url`."""
+    text = urllib.request.urlopen(f"{url}/metrics", timeout=10).read().decode()
+    [line] = [x for x in text.splitlines() if x.startswith(f"foretoken_{name}_total")]
     return float(line.split()[-1])
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])

@@ -16,8 +16,8 @@ from prometheus_client import CollectorRegistry
 
 from protos import common_pb2, scheduler_pb2, scheduler_pb2_grpc, worker_pb2, worker_pb2_grpc
 from services.core import FinishReason, Grant, Plan
+from services.runtime.attach_codec import encode_plan
 from services.runtime.channel import connect
-from services.runtime.codec import encode_plan
 from services.runtime.server import Mount, listening
 from services.runtime.streams import Outbox, duplex
 from services.runtime.tasks import background

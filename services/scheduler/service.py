@@ -14,7 +14,8 @@ from prometheus_client import CollectorRegistry
 
 from protos import scheduler_pb2, scheduler_pb2_grpc
 from services.core import FinishReason
-from services.runtime.codec import decode_reason, decode_report, decode_worker_hello, encode_plan
+from services.runtime.attach_codec import decode_report, decode_worker_hello, encode_plan
+from services.runtime.codec import decode_reason
 from services.runtime.errors import InvalidArgument
 from services.runtime.streams import Outbox, duplex
 from services.scheduler import events as ev

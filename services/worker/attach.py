@@ -8,7 +8,7 @@ from grpc import aio
 
 from protos import scheduler_pb2, scheduler_pb2_grpc
 from services.core import Report
-from services.runtime.codec import decode_plan, encode_report
+from services.runtime.attach_codec import decode_plan, encode_report
 from services.runtime.streams import Outbox
 from services.worker.config import WorkerConfig
 from services.worker.runner import EngineRunner

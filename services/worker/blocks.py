@@ -34,6 +34,11 @@ class BlockPool:
     def free_tokens(self) -> int:
         return self.free_blocks * self.block_tokens
 
+    @property
+    def usage(self) -> float:
+        """Share of the blocks that somebody holds, 0 where there are none."""
+        return 1 - self.free_blocks / self.blocks if self.blocks else 0.0
+
     def blocks_for(self, tokens: int) -> int:
         """How many blocks hold that many tokens."""
         return -(-tokens // self.block_tokens)

@@ -1,5 +1,6 @@
 """What a worker counts; names follow vLLM's after the prefix."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -9,16 +10,16 @@ from services.runtime.telemetry import LATENCY_BUCKETS_S
 from services.worker.batch import StepResult
 from services.worker.state import WorkerState
 
-# Fields of Tally, as they are counted.
+# Each field of Tally: the series that counts it, and what it says.
 MOVED = {
-    "offloads": "Requests whose KV went to host memory",
-    "offloaded_tokens": "Their tokens of KV",
-    "uploads": "Requests whose KV came back from host memory",
-    "uploaded_tokens": "Their tokens of KV",
-    "dropped": "Requests whose KV was let go, to be computed again",
-    "host_full": "Of those, the ones that host memory had no room for",
-    "prefix_asked_tokens": "Tokens of prompts, and of what is computed again, looked up",
-    "prefix_hit_tokens": "Of those, the ones whose KV was there already",
+    "offloads": ("kv_offloads", "Requests whose KV went to host memory"),
+    "offloaded_tokens": ("kv_offloaded_tokens", "Tokens of KV that went to host memory"),
+    "uploads": ("kv_uploads", "Requests whose KV came back from host memory"),
+    "uploaded_tokens": ("kv_uploaded_tokens", "Tokens of KV that came back from host memory"),
+    "dropped": ("kv_dropped", "Requests whose KV was let go, to be computed again"),
+    "host_full": ("kv_host_full", "Of those, the ones that host memory had no room for"),
+    "prefix_asked_tokens": ("prefix_cache_queries", "Tokens of prefills looked up"),
+    "prefix_hit_tokens": ("prefix_cache_hits", "Of those, the ones whose KV was there already"),
 }
 
 
@@ -37,25 +38,12 @@ class WorkerMetrics:
             "foretoken_step_seconds", "Time of an engine step",
             buckets=LATENCY_BUCKETS_S, registry=registry,
         )  # fmt: skip
-        running = Gauge(
-            "foretoken_num_requests_running", "Admitted, not finished", registry=registry
-        )
-        running.set_function(lambda: len(state.running))
-        usage = Gauge(
-            "foretoken_kv_cache_usage_perc", "Share of KV blocks in use", registry=registry
-        )
-        usage.set_function(lambda: 1 - state.pool.free_blocks / state.pool.blocks)
-
-        host = Gauge(
-            "foretoken_host_kv_cache_usage_perc", "Share of the host pool's blocks in use",
-            registry=registry,
-        )  # fmt: skip
-        host.set_function(lambda: 1 - state.host.free_blocks / max(1, state.host.blocks))
+        _gauges(registry, state)
         self._tally = state.tally
         self._counted = replace(state.tally)  # not what the profile moved
         self._moved = {
-            name: Counter(f"foretoken_{name}", text, registry=registry)
-            for name, text in MOVED.items()
+            field: Counter(f"foretoken_{name}", text, registry=registry)
+            for field, (name, text) in MOVED.items()
         }
         self._swap_s = Histogram(
             "foretoken_swap_seconds", "Time to copy one request's KV between device and host",
@@ -71,6 +59,22 @@ class WorkerMetrics:
         self._preempted.inc(len(report.evicted))
         for swap in report.swaps:
             self._swap_s.labels(swap.direction.value).observe(swap.elapsed_s)
-        for name, counter in self._moved.items():
-            counter.inc(getattr(self._tally, name) - getattr(self._counted, name))
+        for field, counter in self._moved.items():
+            counter.inc(getattr(self._tally, field) - getattr(self._counted, field))
         self._counted = replace(self._tally)
+
+
+def _gauges(registry: CollectorRegistry, state: WorkerState) -> None:
+    """Read by another thread than the engine's, so from counts alone: nothing is walked over."""
+
+    def gauge(name: str, text: str, value: Callable[[], float]) -> None:
+        Gauge(f"foretoken_{name}", text, registry=registry).set_function(value)
+
+    gauge("num_requests_running", "Admitted, not finished", lambda: len(state.running))
+    gauge(
+        "num_requests_swapped",
+        "Requests whose KV rests in host memory",
+        lambda: len(state.host.owners()),
+    )
+    gauge("kv_cache_usage_perc", "Share of KV blocks in use", lambda: state.pool.usage)
+    gauge("host_kv_cache_usage_perc", "The same of the host pool", lambda: state.host.usage)

@@ -1,0 +1,215 @@
+"""Requests evicted or swapped, or whose tokens, worker or scheduler are lost, go on or say why."""
+
+import asyncio
+
+import pytest
+
+from foretoken import AsyncClient, Unavailable
+from protos import scheduler_pb2 as sched
+from services.core import FinishReason
+from services.runtime.server import listening
+from tests.gateway_fakes import House, housing, serves, tokens_of, works
+from tests.gateway_fixtures import IDS, STOP, WORDS, first_prompt
+from tests.gateway_fixtures import client as client
+from tests.gateway_fixtures import house as house
+
+
+async def test_an_evicted_request_goes_on_where_it_was(house: House, client: AsyncClient) -> None:
+    asking = asyncio.ensure_future(client.complete("1,"))
+    name = await first_prompt(house)
+    house.worker.send(name, 0, IDS[:3])
+    await house.until(lambda: house.gateway.metrics.generation_tokens._value.get() == 3)
+    house.scheduler.tell(name, preempted=sched.Preempted(output_tokens=3))
+    house.scheduler.tell_placed(name)
+    await house.until(lambda: len(house.worker.prompts) == 2)
+    again = house.worker.prompts[1]
+    assert list(again.token_ids[again.prompt_tokens :]) == IDS[:3]
+    house.worker.send(name, 3, IDS[3:], STOP)
+    assert (await asking).text == WORDS
+
+
+async def test_a_request_swapped_in_goes_on_by_itself_and_its_gap_is_laid_to_the_swap(
+    house: House, client: AsyncClient
+) -> None:
+    asking = asyncio.ensure_future(client.complete("1,", sla={"mtpot_s": 0.1}))
+    name = await first_prompt(house)
+    house.worker.send(name, 0, IDS[:3])
+    await house.until(lambda: house.gateway.metrics.generation_tokens._value.get() == 3)
+    house.scheduler.tell(name, preempted=sched.Preempted(output_tokens=3))
+    await house.until(lambda: gauge(house, "running") == 0)
+    house.scheduler.tell(name, resumed=sched.Resumed(held_tokens=16))
+    await house.until(lambda: gauge(house, "running") == 1)
+    await asyncio.sleep(0.3)  # the swap
+    house.worker.send(name, 3, IDS[3:], STOP)
+    assert (await asking).text == WORDS
+    assert len(house.worker.prompts) == 1
+    missed = {"class": "custom", "verdict": "missed", "cause": "swap-in"}
+    registry = house.gateway.metrics.registry
+    assert registry.get_sample_value("foretoken_sla_total", missed) == 1
+
+
+def gauge(house: House, of: str) -> float | None:
+    return house.gateway.metrics.registry.get_sample_value(f"foretoken_num_requests_{of}")
+
+
+async def test_every_submission_of_a_request_has_its_cache_salt(
+    house: House, client: AsyncClient
+) -> None:
+    asking = asyncio.ensure_future(client.complete("1,", n=2, cache_salt="tenant a"))
+    other = asyncio.ensure_future(client.complete("1,"))
+    await house.until(lambda: len(house.worker.prompts) == 3)
+    house.worker.break_stream()
+    await house.until(lambda: len(house.worker.prompts) == 6)
+    for prompt in house.worker.prompts[3:]:
+        house.worker.send(prompt.request_id, 0, IDS, STOP)
+    await asyncio.gather(asking, other)
+    for prompts in (house.worker.prompts[:3], house.worker.prompts[3:]):
+        assert sorted(p.cache_salt for p in prompts) == ["", "tenant a", "tenant a"]
+
+
+async def test_lost_tokens_make_a_new_attempt(house: House, client: AsyncClient) -> None:
+    asking = asyncio.ensure_future(client.complete("1,"))
+    name = await first_prompt(house)
+    house.worker.send(name, 0, IDS[:2])
+    house.worker.send(name, 3, IDS[3:])
+    await house.until(lambda: len(house.worker.prompts) == 2)
+    again = house.worker.prompts[1]
+    assert again.request_id != name
+    assert [c.request_id for c in house.scheduler.cancels] == [name]
+    assert house.scheduler.requests[1].delivered_tokens == 2
+    house.worker.send(name, 2, tokens_of("nonsense"))
+    house.worker.send(again.request_id, 2, IDS[2:], STOP)
+    assert (await asking).text == WORDS
+
+
+async def test_a_broken_worker_stream_makes_a_new_attempt_on_the_next(
+    house: House, client: AsyncClient
+) -> None:
+    asking = asyncio.ensure_future(client.complete("1,"))
+    name = await first_prompt(house)
+    house.worker.send(name, 0, IDS[:2])
+    house.worker.break_stream()
+    await house.until(lambda: len(house.worker.prompts) == 2)
+    again = house.worker.prompts[1]
+    assert again.request_id != name
+    assert [c.request_id for c in house.scheduler.cancels] == [name]
+    assert list(again.token_ids[again.prompt_tokens :]) == IDS[:2]
+    assert again.sampling == house.worker.prompts[0].sampling
+    house.worker.send(again.request_id, 2, IDS[2:], STOP)
+    assert (await asking).text == WORDS
+    assert house.worker.opened == 2
+
+
+async def test_a_lost_workers_requests_go_on_elsewhere() -> None:
+    async with housing() as house, AsyncClient(house.grpc_address) as client:
+        asking = asyncio.ensure_future(client.complete("1,"))
+        name = await first_prompt(house)
+        house.worker.send(name, 0, IDS[:2])
+        await house.until(lambda: house.gateway.metrics.generation_tokens._value.get() == 2)
+        spare = type(house.worker)()
+        async with listening([works(spare)], "127.0.0.1:0") as server:
+            house.scheduler.worker_address = f"127.0.0.1:{server.port}"
+            await house.worker_server.stop(0)
+            await house.until(lambda: bool(spare.prompts))
+            prompt = spare.prompts[0]
+            assert house.scheduler.requests[-1].delivered_tokens == 2
+            spare.send(prompt.request_id, 2, IDS[2:], STOP)
+            assert (await asking).text == WORDS
+
+
+async def test_the_scheduler_may_place_a_lost_workers_request_first() -> None:
+    async with housing(connect_backoff_s=5) as house, AsyncClient(house.grpc_address) as client:
+        asking = asyncio.ensure_future(client.complete("1,"))
+        name = await first_prompt(house)
+        spare = type(house.worker)()
+        async with listening([works(spare)], "127.0.0.1:0") as server:
+            await house.worker_server.stop(0)
+            house.scheduler.tell_placed(name, f"127.0.0.1:{server.port}")
+            await house.until(lambda: bool(spare.prompts))
+            spare.send(name, 0, IDS, STOP)
+            assert (await asking).text == WORDS
+        assert len(house.scheduler.requests) == 1
+
+
+async def test_an_answer_that_lacks_only_its_end_is_not_asked_for_again(
+    house: House, client: AsyncClient
+) -> None:
+    asking = asyncio.ensure_future(client.complete("1,", max_tokens=3))
+    name = await first_prompt(house)
+    house.worker.send(name, 0, IDS[:3])
+    house.worker.break_stream()
+    answer = await asking
+    assert (answer.choices[0].token_ids, answer.finish_reason) == (IDS[:3], FinishReason.LENGTH)
+    assert len(house.scheduler.requests) == 1
+
+
+async def test_an_end_whose_tokens_never_come_is_asked_for_again() -> None:
+    async with housing(finish_wait_s=0.1) as house, AsyncClient(house.grpc_address) as client:
+        asking = asyncio.ensure_future(client.complete("1,"))
+        name = await first_prompt(house)
+        house.worker.send(name, 0, IDS[:2])
+        house.scheduler.tell(name, finished=sched.Finished(reason=STOP, output_tokens=len(IDS)))
+        await house.until(lambda: len(house.worker.prompts) == 2)
+        house.worker.send(house.worker.prompts[1].request_id, 2, IDS[2:], STOP)
+        assert (await asking).text == WORDS
+
+
+async def test_attempts_are_bounded() -> None:
+    async with housing(max_attempts=3) as house, AsyncClient(house.grpc_address) as client:
+        asking = asyncio.ensure_future(client.complete("1,"))
+        for attempt in range(1, 4):
+            await house.until(lambda attempt=attempt: len(house.worker.prompts) == attempt)  # type: ignore[misc]
+            house.worker.send(house.worker.prompts[-1].request_id, 5, IDS)
+        with pytest.raises(Unavailable, match="gave up after 3 attempts"):
+            await asking
+
+
+async def test_a_lost_scheduler_gets_every_request_again(house: House, client: AsyncClient) -> None:
+    asking = [asyncio.ensure_future(client.complete("1,")) for _ in range(2)]
+    await house.until(lambda: len(house.worker.prompts) == 2)
+    first, second = (prompt.request_id for prompt in house.worker.prompts)
+    house.worker.send(first, 0, IDS[:2])
+    await house.until(lambda: house.gateway.metrics.generation_tokens._value.get() == 2)
+    house.scheduler.break_stream()
+    await house.until(lambda: len(house.worker.prompts) == 4)
+    resubmitted = {r.request_id: r for r in house.scheduler.requests[2:]}
+    assert len(house.scheduler.hellos) == 2
+    assert sorted(r.delivered_tokens for r in resubmitted.values()) == [0, 2]
+    assert not resubmitted.keys() & {first, second}
+    for prompt in house.worker.prompts[2:]:
+        done = len(prompt.token_ids) - prompt.prompt_tokens
+        assert resubmitted[prompt.request_id].delivered_tokens == done
+        house.worker.send(prompt.request_id, done, IDS[done:], STOP)
+    assert [answer.text for answer in await asyncio.gather(*asking)] == [WORDS, WORDS]
+
+
+async def test_a_request_may_finish_while_the_scheduler_is_away(
+    house: House, client: AsyncClient
+) -> None:
+    asking = asyncio.ensure_future(client.complete("1,"))
+    name = await first_prompt(house)
+    await house.scheduler_server.stop(0)
+    house.worker.send(name, 0, IDS, STOP)
+    assert (await asking).text == WORDS
+
+
+async def test_a_scheduler_gone_for_long_fails_the_request() -> None:
+    async with housing(scheduler_wait_s=0.2) as house, AsyncClient(house.grpc_address) as client:
+        asking = asyncio.ensure_future(client.complete("1,"))
+        await first_prompt(house)
+        await house.scheduler_server.stop(0)
+        with pytest.raises(Unavailable, match="the scheduler cannot be reached"):
+            await asking
+
+
+async def test_a_restarted_scheduler_serves_who_waited() -> None:
+    async with housing() as house, AsyncClient(house.grpc_address) as client:
+        port = house.scheduler_server.port
+        await house.scheduler_server.stop(0)
+        await house.until(lambda: not house.gateway.ready)
+        asking = asyncio.ensure_future(client.complete("1,"))
+        await house.until(lambda: house.gateway.live == 1)
+        async with listening([serves(house.scheduler)], f"127.0.0.1:{port}"):
+            name = await first_prompt(house)
+            house.worker.send(name, 0, IDS, STOP)
+            assert (await asking).text == WORDS
