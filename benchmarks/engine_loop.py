@@ -4,7 +4,8 @@ import time
 from collections.abc import Sequence
 
 from services.core import Grant, Plan
-from services.worker.engine import Engine, EngineConfig
+from services.worker.engine import Engine
+from services.worker.engine_config import EngineConfig
 from services.worker.prompt import Prompt, Sampling
 
 Prompts = Sequence[Sequence[int]]

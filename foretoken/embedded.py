@@ -40,6 +40,7 @@ from services.runtime.tasks import background
 from services.scheduler.advice import Advisers
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.service import SchedulerService
+from services.worker.config import WorkerConfig
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,7 @@ def build_control(overrides: Sections, registry: CollectorRegistry) -> Control:
 async def embedded(options: ServeOptions, lifecycle: Lifecycle) -> AsyncIterator["Endpoints"]:
     """The whole system, ready, for as long as the block runs."""
     overrides = sections(options)
+    load(WorkerConfig, overrides["worker"])  # a mistake in it is told before anything starts
     control = build_control(overrides, CollectorRegistry())
     gateway, scheduler = control.gateway, control.scheduler
     config = gateway.config

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from services.core import Grant, Plan
-from services.worker.engine import Engine, EngineConfig
+from services.worker.engine import Engine
+from services.worker.engine_config import EngineConfig
 from services.worker.profile import profile
 from services.worker.prompt import Prompt, Sampling
 from tests.worker_fixtures import Feeder, engine_of, generate, prompt_tokens, reference

@@ -31,7 +31,8 @@ from transformers import (
 
 from services.core import FinishReason, Grant, Plan, Report
 from services.worker.batch import NewToken
-from services.worker.engine import Engine, EngineConfig
+from services.worker.engine import Engine
+from services.worker.engine_config import EngineConfig
 from services.worker.model import PagedModel
 from services.worker.prompt import GREEDY, Prompt, Sampling
 

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from services.runtime.main import ServedSettings
-from services.worker.engine import EngineConfig
+from services.worker.engine_config import EngineConfig
 
 
 class WorkerConfig(ServedSettings):

@@ -1,8 +1,6 @@
 """Engine: state, model and cache. The loop is `step`: settle → compose → run → draw → commit."""
 
-from dataclasses import dataclass
 from time import perf_counter
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -10,6 +8,7 @@ from torch import Tensor
 from services.core import Plan, Report
 from services.worker.batch import StepBatch, StepResult, TokenLogprobs
 from services.worker.cache import KVCache, bytes_per_token
+from services.worker.engine_config import EngineConfig
 from services.worker.host import HostCache
 from services.worker.inputs import StepInputs
 from services.worker.kernels.choose import kernels_for
@@ -34,27 +33,6 @@ class StepFailed(Exception):
     def __init__(self, sequences: list[Sequence]):
         super().__init__(f"a step of {len(sequences)} sequences failed")
         self.sequences = sequences
-
-
-@dataclass(frozen=True)
-class EngineConfig:
-    """`kv_tokens` 0: what memory allows. `device` auto: CUDA where there is one. `host_gib` None:
-    some of the host memory that is free, 0: none."""
-
-    model: str
-    kv_tokens: int = 0
-    block_tokens: int = 16
-    max_running: int = 256
-    max_batch_tokens: int = 512
-    report_every_steps: int = 16
-    device: str = "auto"
-    dtype: str = "auto"
-    gpu_memory_utilization: float = 0.85
-    kv_dtype: Literal["auto", "int8"] = "auto"
-    swap_dtype: Literal["native", "int8"] = "native"
-    host_gib: float | None = None
-    prefix_sharing: bool = True
-    torch_threads: int = 0  # 0: one for a tiny model on a CPU, else PyTorch's default
 
 
 class Engine:
