@@ -42,12 +42,12 @@ class Seen:
 
 
 def bimodal(requests: int, rate: float, seed: int) -> list[Asked]:
-    """Poisson arrivals of `rate` a second; three of four answers short, the fourth long."""
+    """Poisson arrivals of `rate` a second; two of three answers short, the third long."""
     rng = np.random.default_rng(seed)
     arrivals = np.cumsum(rng.exponential(1 / rate, requests))
-    long = rng.random(requests) < 0.25
-    outputs = np.where(long, rng.integers(192, 320, requests), rng.integers(16, 64, requests))
-    prompts = rng.integers(64, 192, requests)
+    long = rng.random(requests) < 1 / 3
+    outputs = np.where(long, rng.integers(512, 1_024, requests), rng.integers(16, 64, requests))
+    prompts = rng.integers(64, 256, requests)
     return [
         Asked(float(at), rng.integers(40, 240, int(prompt)).tolist(), int(output))
         for at, prompt, output in zip(arrivals, prompts, outputs, strict=True)

@@ -1,9 +1,8 @@
 """Paged attention in plain PyTorch.
 
 Context is gathered from its blocks (and dequantized if they are INT8), then PyTorch's own fused
-attention reads it. Decode rows come
-sorted by context length and are attended in groups of similar length, padded to the group's
-longest; each prefill chunk is a group of its own.
+attention reads it. Decode rows come sorted by context length and are attended in groups of
+similar length, padded to the group's longest; each prefill chunk is a group of its own.
 """
 
 from collections.abc import Iterator
