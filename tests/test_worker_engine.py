@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from services.core import Grant, Plan
+from services.core import Direction, Grant, Plan
 from services.worker.engine import Engine
 from services.worker.engine_config import EngineConfig
-from services.worker.profile import profile
+from services.worker.profile import profile, profile_swaps
 from services.worker.prompt import Prompt, Sampling
 from tests.worker_fixtures import Feeder, engine_of, generate, prompt_tokens, reference
 
@@ -52,6 +52,16 @@ def test_the_profile_covers_prefill_and_decode_and_leaves_nothing_behind():
     feeder = Feeder(engine)
     feeder.add("r", prompt_tokens(1, 5), 4, ENDLESS)
     assert len(feeder.run()["r"]) == 4
+
+
+def test_the_profile_swaps_whole_requests_there_and_back_and_leaves_nothing_behind():
+    engine = engine_of("llama", host_gib=0.01)
+    swaps = profile_swaps(engine)
+    there_and_back = [(Direction.OFFLOAD, 64), (Direction.UPLOAD, 64)]
+    assert [(swap.direction, swap.tokens) for swap in swaps] == 2 * there_and_back
+    assert all(swap.elapsed_s > 0 for swap in swaps)
+    assert engine.state.idle and engine.report() is None
+    assert profile_swaps(engine_of("llama")) == [], "there is no host memory to swap to"
 
 
 def test_a_cache_that_does_not_fit_says_what_would(tmp_path):

@@ -117,7 +117,7 @@ def test_a_host_of_a_few_blocks_sends_the_rest_to_be_computed_again(cases):
 
 def test_host_memory_refused_at_run_time_means_recompute(cases, monkeypatch):
     """Enough was free at start; when the first slab is wanted, others have taken it."""
-    monkeypatch.setattr("services.worker.engine.free_host_bytes", lambda: 0)
+    monkeypatch.setattr("services.worker.assembly.free_host_bytes", lambda: 0)
     feeder = serve(cases, 0, "swap", host_gib=0.01)
     assert dict(feeder.output) == {name: answer for name, (_, answer) in cases.items()}
     tally = feeder.engine.state.tally

@@ -172,6 +172,26 @@ def test_a_pause_may_say_where_the_kv_goes():
     """)
 
 
+def test_who_is_paused_before_its_kv_is_back_keeps_it_at_rest():
+    """Admitted, but for lack of memory its upload never began, or has not ended."""
+    for kv_tokens, recalled in ((8, ()), (64, (2,))):
+        t = Transcript(kv_tokens=kv_tokens, host_blocks=8)
+        t.prompt("a", 6, max_tokens=2)
+        t.admit(a=2)
+        t.step()
+        t.prompt("b", 5, max_tokens=3)
+        t.plan(pause=[Pause("a", OFFLOAD)])
+        t.admit(b=3)
+        t.step()
+        t.admit(a=2)
+        t.step()
+        t.plan(pause=[Pause("a", OFFLOAD)])
+        assert t.state.take_moves().recalled == recalled
+        assert t.state.sequences["a"].resting == 6 and t.state.tally.dropped == 0
+    t.plan(pause=[Pause("b", Residency.DROP)])
+    assert t.state.tally.dropped == 1
+
+
 @pytest.mark.parametrize("stage", ["offloaded", "uploading", "arrived"])
 def test_a_cancel_at_any_point_of_a_swap_frees_both_pools(stage):
     t = Transcript(host_blocks=8)

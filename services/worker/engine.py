@@ -6,25 +6,17 @@ import torch
 from torch import Tensor
 
 from services.core import Plan, Report
+from services.worker.assembly import assemble
 from services.worker.batch import StepBatch, StepResult, TokenLogprobs
-from services.worker.cache import KVCache, bytes_per_token
 from services.worker.engine_config import EngineConfig
-from services.worker.host import HostCache
 from services.worker.inputs import StepInputs
-from services.worker.kernels.choose import kernels_for
-from services.worker.kernels.interface import BlockCopies
-from services.worker.memory import free_host_bytes, host_blocks, kv_blocks, staging_bytes
 from services.worker.model import PagedModel, PagedStep, load_model
 from services.worker.prompt import Prompt
 from services.worker.sampling import Draw, is_plain, sample
 from services.worker.sequence import Sequence
-from services.worker.staging import RecordLayout, RingSize
-from services.worker.state import Limits, WorkerState
-from services.worker.streams import streams_for
-from services.worker.swapper import Swapper
+from services.worker.state import WorkerState
 
 TINY_PARAMETERS = 20_000_000
-HOST_BLOCKS = 8  # resting for each on the device, where no size is set: more would wait for ever
 
 
 class StepFailed(Exception):
@@ -39,52 +31,14 @@ class Engine:
     """One model replica. Not thread-safe: plans and prompts go in between two steps."""
 
     def __init__(self, model: PagedModel, config: EngineConfig):
-        int8 = config.kv_dtype == "int8"
-        swap_int8 = config.swap_dtype == "int8" and not int8
-        layout = RecordLayout(
-            tuple(model.shapes), config.block_tokens, model.dtype, int8, swap_int8
-        )
-        kernels, copies = kernels_for(
-            model.device, config.block_tokens, model.dtype, model.shapes, model.heads, int8
-        )
-        if int8:
-            model.require_int8()
-        blocks = kv_blocks(model, config)
+        parts = assemble(model, config)
         self.model = model
-        self.kv_bytes_per_token = bytes_per_token(model.shapes, model.dtype, int8)
-        self.state = WorkerState(
-            Limits(
-                kv_blocks=blocks,
-                block_tokens=config.block_tokens,
-                max_running=config.max_running,
-                max_batch_tokens=config.max_batch_tokens,
-                max_context_tokens=model.max_context_tokens,
-                report_every_steps=config.report_every_steps,
-                eos_ids=model.eos_ids,
-                host_blocks=self._host_blocks(blocks, config, layout),
-                exact_swaps=not swap_int8,
-                prefix_sharing=config.prefix_sharing,
-            )
-        )
-        cache = KVCache.allocate(
-            model.shapes, blocks, config.block_tokens, model.dtype, model.device, int8
-        )
-        self._kernels = kernels
-        self._swapper = self._make_swapper(cache, copies, layout)
-        self._step = PagedStep(cache, self._kernels)
+        self.kv_bytes_per_token = parts.kv_bytes_per_token
+        self.state = WorkerState(parts.limits)
+        self._kernels = parts.kernels
+        self._swapper = parts.swapper
+        self._step = PagedStep(parts.cache, parts.kernels)
         self._inputs = StepInputs(model.device)
-
-    def _host_blocks(self, blocks: int, config: EngineConfig, layout: RecordLayout) -> int:
-        shared = self.model.device.type == "cpu"  # the cache itself is in host memory
-        kv_bytes = blocks * config.block_tokens * self.kv_bytes_per_token if shared else 0
-        return host_blocks(config, layout.record_bytes, kv_bytes, HOST_BLOCKS * blocks)
-
-    def _make_swapper(self, cache: KVCache, copies: BlockCopies, layout: RecordLayout) -> Swapper:
-        device, record_bytes = self.model.device, layout.record_bytes
-        blocks = self.state.limits.host_blocks
-        host = HostCache(blocks, record_bytes, free_host_bytes, pinned=device.type == "cuda")
-        ring = RingSize.within(staging_bytes(device), record_bytes)
-        return Swapper(cache.layers, copies, layout, host, streams_for(device), ring)
 
     @classmethod
     def load(cls, config: EngineConfig) -> "Engine":

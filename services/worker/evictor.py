@@ -66,6 +66,8 @@ class Evictor:
     def evict(self, sequence: Sequence) -> bool:
         """Make it leave at once; False where the policy lets nobody leave."""
         how = evict(sequence.held_tokens, self._plan.costs, self._leave)
+        if sequence.resting:
+            how = Residency.OFFLOAD  # it was on its way back, and rests still
         if how is Residency.KEEP:
             return False
         self._evict(sequence, how)

@@ -83,14 +83,11 @@ class Holdings:
     # Leaving the device and coming back
 
     def leave(self, sequence: Sequence, how: Residency) -> None:
-        """Take its device blocks, its KV resting in host memory where there is room for it."""
+        """Take its device blocks; by OFFLOAD its KV rests in host memory, where there is room."""
         self.running.pop(sequence.request_id, None)
         self.version += 1
-        if sequence.arriving:
-            self._recall(sequence)  # it rests already
-        elif how is Residency.OFFLOAD and sequence.computed and self._offload(sequence):
-            pass
-        else:
+        self._recall(sequence)
+        if how is not Residency.OFFLOAD or not (sequence.resting or self._offload(sequence)):
             self._drop(sequence, host_full=how is Residency.OFFLOAD)
         self.pool.release(sequence.request_id)
         sequence.computed = sequence.published = 0
@@ -105,7 +102,7 @@ class Holdings:
         sequence.exact = True
 
     def _offload(self, sequence: Sequence) -> bool:
-        if not self.host.grow(sequence.request_id, sequence.computed):
+        if not sequence.computed or not self.host.grow(sequence.request_id, sequence.computed):
             return False
         self._move(sequence, Direction.OFFLOAD, 0, sequence.computed)
         self.tally.offloads += 1

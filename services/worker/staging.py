@@ -49,6 +49,11 @@ class RecordLayout:
     swap_int8: bool = False
 
     @property
+    def exact(self) -> bool:
+        """Whether what rests comes back bit for bit."""
+        return self.kv_int8 or not self.swap_int8
+
+    @property
     def record_bytes(self) -> int:
         last = self._segments()[-1][-1]
         return _aligned(last.offset_bytes + last.data_bytes)

@@ -1,0 +1,77 @@
+"""What an engine is put together of, sized to the machine: memory in two pools, and kernels."""
+
+from dataclasses import dataclass
+
+from services.worker.cache import KVCache, bytes_per_token
+from services.worker.engine_config import EngineConfig
+from services.worker.host import HostCache
+from services.worker.kernels.choose import kernels_for
+from services.worker.kernels.interface import AttentionKernels, BlockCopies
+from services.worker.memory import free_host_bytes, host_blocks, kv_blocks, staging_bytes
+from services.worker.model import PagedModel
+from services.worker.staging import RecordLayout, RingSize
+from services.worker.state import Limits
+from services.worker.streams import streams_for
+from services.worker.swapper import Swapper
+
+HOST_BLOCKS = 8  # resting for each on the device, where no size is set: more would wait for ever
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Limits of the state, and all that is allocated within them."""
+
+    limits: Limits
+    cache: KVCache
+    kernels: AttentionKernels
+    swapper: Swapper
+    kv_bytes_per_token: int
+
+
+def assemble(model: PagedModel, config: EngineConfig) -> Parts:
+    """Raises ValueError, one sentence that says what to change, for what this model's attention
+    or this machine's memory has no room for."""
+    int8 = config.kv_dtype == "int8"
+    kernels, copies = kernels_for(
+        model.device, config.block_tokens, model.dtype, model.shapes, model.heads, int8
+    )
+    if int8:
+        model.require_int8()
+    layout = RecordLayout(
+        tuple(model.shapes), config.block_tokens, model.dtype, int8, config.swap_dtype == "int8"
+    )
+    token_bytes = bytes_per_token(model.shapes, model.dtype, int8)
+    limits = _limits(model, config, layout, token_bytes)
+    cache = KVCache.allocate(
+        model.shapes, limits.kv_blocks, config.block_tokens, model.dtype, model.device, int8
+    )
+    swapper = _swapper(cache, copies, layout, limits.host_blocks)
+    return Parts(limits, cache, kernels, swapper, token_bytes)
+
+
+def _limits(
+    model: PagedModel, config: EngineConfig, layout: RecordLayout, token_bytes: int
+) -> Limits:
+    blocks = kv_blocks(model, config)
+    in_host = model.device.type == "cpu"  # the cache itself is in host memory
+    kv_bytes = blocks * config.block_tokens * token_bytes if in_host else 0
+    return Limits(
+        kv_blocks=blocks,
+        block_tokens=config.block_tokens,
+        max_running=config.max_running,
+        max_batch_tokens=config.max_batch_tokens,
+        max_context_tokens=model.max_context_tokens,
+        report_every_steps=config.report_every_steps,
+        eos_ids=model.eos_ids,
+        host_blocks=host_blocks(config, layout.record_bytes, kv_bytes, HOST_BLOCKS * blocks),
+        exact_swaps=layout.exact,
+        prefix_sharing=config.prefix_sharing,
+    )
+
+
+def _swapper(cache: KVCache, copies: BlockCopies, layout: RecordLayout, blocks: int) -> Swapper:
+    device = cache.layers[0].data.device
+    pinned = device.type == "cuda"
+    host = HostCache(blocks, layout.record_bytes, free_host_bytes, pinned)
+    ring = RingSize.within(staging_bytes(device), layout.record_bytes)
+    return Swapper(cache.layers, copies, layout, host, streams_for(device), ring)
