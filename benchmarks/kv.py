@@ -11,7 +11,6 @@ one that isn't.
 
 import asyncio
 import re
-import socket
 import urllib.request
 from collections import defaultdict
 from collections.abc import Sequence
@@ -23,6 +22,7 @@ from benchmarks.clients import GrpcClient
 from benchmarks.load import Asked, Seen, bimodal, offer
 from benchmarks.report import Figure, Options, figure, options, show, write
 from benchmarks.system import system
+from foretoken.ports import free_port
 
 MODES: dict[str, tuple[str, ...]] = {
     "swap": ("preset.residency=swap",),
@@ -45,11 +45,6 @@ def figures_of(seen: Sequence[Seen], elapsed_s: float) -> Figures:
         "p99_tbt_s": float(np.quantile(gaps, 0.99)),
         "tok_s": sum(len(s.token_s) for s in seen) / elapsed_s,
     }
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 def counters(port: int) -> Figures:

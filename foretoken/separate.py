@@ -1,10 +1,10 @@
 """Every service a process of its own, over TCP, as deploy/compose.yaml runs them."""
 
-import socket
 from contextlib import AsyncExitStack
 
 from foretoken import status
 from foretoken.options import Sections, ServeOptions, chosen_preset, outcome_log, sections
+from foretoken.ports import free_port
 from foretoken.processes import running
 from services.runtime.channel import connect
 from services.runtime.server import Lifecycle
@@ -20,7 +20,7 @@ def wire(overrides: Sections, workers: int) -> list[tuple[str, str, Sections]]:
     Internal services listen on free ports of the loopback unless `--set` says where.
     """
     addresses = {
-        name: overrides[name].get("address", f"127.0.0.1:{_free_port()}")
+        name: overrides[name].get("address", f"127.0.0.1:{free_port()}")
         for name in (*ADVISERS, "scheduler")
     }
     predictor = overrides["predictor"].get("model", chosen_preset(overrides).predictor)
@@ -37,7 +37,7 @@ def wire(overrides: Sections, workers: int) -> list[tuple[str, str, Sections]]:
     to_scheduler = {"scheduler_address": addresses["scheduler"]}
     served = overrides["gateway"].get("served_model_name", "")
     for number in range(workers):
-        address = f"127.0.0.1:{_free_port()}"
+        address = f"127.0.0.1:{free_port()}"
         settings = {"worker_id": f"worker-{number}", "address": address}
         settings |= {"served_model_name": served} | to_scheduler | overrides["worker"]
         units.append(("worker", "services.worker", settings))
@@ -52,15 +52,7 @@ def wire(overrides: Sections, workers: int) -> list[tuple[str, str, Sections]]:
 def _with_ports(gateway: dict[str, str]) -> dict[str, str]:
     """Port 0 made a real one, since the ready line names it."""
     ports = {key: gateway[key] for key in ("http_port", "grpc_port")}
-    return gateway | {key: port if int(port) else str(_free_port()) for key, port in ports.items()}
-
-
-def _free_port() -> int:
-    """A port nobody has at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    return gateway | {key: port if int(port) else str(free_port()) for key, port in ports.items()}
 
 
 async def serve_separate(options: ServeOptions, lifecycle: Lifecycle) -> None:

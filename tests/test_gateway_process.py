@@ -12,19 +12,13 @@ from typing import Any
 import pytest
 
 from foretoken import AsyncClient, ForetokenError, Unavailable
+from foretoken.ports import free_port
 from gateway.config import GatewayConfig
 from gateway.text import Text
 from protos import common_pb2 as common
 from services.runtime.config import ConfigError, load
 from services.runtime.server import listening
 from tests.gateway_fakes import FakeScheduler, FakeWorker, demo_folder, serves, tokens_of, works
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 async def start(**settings: object) -> Process:

@@ -4,7 +4,6 @@ its password."""
 import asyncio
 import logging
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -16,6 +15,7 @@ import pytest
 from redis import Redis
 from redis.exceptions import RedisError
 
+from foretoken.ports import free_port
 from services.runtime.outcomelog import LogUnavailable, OutcomeLog, Row, open_log
 from tests.outcome_rows import journaling, numbers, row, rows, warnings
 from tests.reach import until
@@ -31,7 +31,7 @@ class Server:
     def __init__(self, directory: Path):
         program = shutil.which("redis-server")
         assert program, MISSING
-        self.port = _free_port()
+        self.port = free_port()
         options = f"--port {self.port} --bind 127.0.0.1 --requirepass {PASSWORD} --appendonly yes"
         self._command = [program, *options.split(), "--dir", str(directory)]
         self.client = Redis.from_url(url(self.port))
@@ -56,12 +56,6 @@ class Server:
         with suppress(RedisError):
             return bool(self.client.ping())
         return False
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def url(port: int) -> str:

@@ -1,7 +1,6 @@
 """The whole system answers exactly as `transformers` does, whatever happens on the way."""
 
 import asyncio
-import socket
 import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from foretoken import AsyncClient
+from foretoken.ports import free_port
 from models.tasks import examples
 from tests.live import ROOT, Live, serving
 
@@ -140,8 +140,3 @@ def counted(url: str, name: str) -> float:
     text = urllib.request.urlopen(f"{url}/metrics", timeout=10).read().decode()
     [line] = [x for x in text.splitlines() if x.startswith(f"foretoken_{name}_total")]
     return float(line.split()[-1])
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
