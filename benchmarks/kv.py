@@ -1,12 +1,12 @@
 """`python -m benchmarks.kv`: what becomes of KV when memory holds a quarter of the load.
 
-The whole system on the demo model, policy `alise`, answer lengths known (`predictor.model=max`,
-and every answer is `max_tokens` long), one Poisson load of short and long answers, a KV cache of
-a quarter of its tokens. Side by side, each with a fresh server and the same requests: swap to
-host memory, the same in INT8, recompute, defer (nobody leaves for memory), and cost (swap or
-recompute, whichever is cheaper). The rounds interleave, so that a machine that slows down slows
-all of them. Then the time to first token of a long prompt whose beginning is known, over that of
-one that isn't.
+The whole system on the demo model, answer lengths known (`predictor.model=max`, and every answer
+is `max_tokens` long), one Poisson load of short and long answers, a KV cache of a quarter of its
+tokens. Side by side, each with a fresh server and the same requests, policy `alise`: swap to host
+memory, the same in INT8, recompute, defer (nobody leaves for memory), and cost (swap or recompute,
+whichever is cheaper); and policy `fcfs`, which neither foresees nor keeps. The rounds interleave,
+so that a machine that slows down slows all of them. Then the time to first token of a long prompt
+whose beginning is known, over that of one that isn't.
 """
 
 import asyncio
@@ -25,11 +25,12 @@ from benchmarks.system import system
 from foretoken.ports import free_port
 
 MODES: dict[str, tuple[str, ...]] = {
-    "swap": ("preset.residency=swap",),
-    "swap_int8": ("preset.residency=swap", "worker.swap_dtype=int8"),
-    "recompute": ("preset.residency=recompute",),
-    "defer": ("preset.residency=defer",),
-    "cost": ("preset.residency=cost",),
+    "swap": ("scheduler.policy=alise", "preset.residency=swap"),
+    "swap_int8": ("scheduler.policy=alise", "preset.residency=swap", "worker.swap_dtype=int8"),
+    "recompute": ("scheduler.policy=alise", "preset.residency=recompute"),
+    "defer": ("scheduler.policy=alise", "preset.residency=defer"),
+    "cost": ("scheduler.policy=alise", "preset.residency=cost"),
+    "fcfs": ("scheduler.policy=fcfs",),
 }
 SHARE = 4  # of the load's KV, one in so many tokens fits
 RATE = 12.0  # requests a second: more than two cores serve, so that memory fills
@@ -62,7 +63,7 @@ async def measure_mode(mode: str, load: Sequence[Asked]) -> Figures:
     port = free_port()
     choices = (*MODES[mode], "predictor.model=max", f"worker.metrics_port={port}")
     settings = [word for choice in choices for word in ("--set", choice)]
-    arguments = ["--policy", "alise", "--kv-tokens", str(kv_tokens), *settings]
+    arguments = ["--kv-tokens", str(kv_tokens), *settings]
     with system(*arguments) as (_, grpc_address):
         client = GrpcClient(grpc_address)
         await client.token_times_s(load[0].prompt, 8)  # warm: lazy imports, first pages

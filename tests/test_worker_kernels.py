@@ -199,9 +199,9 @@ def test_what_no_kernel_takes_is_refused_with_what_to_change():
 @pytest.mark.parametrize(
     ("dtype", "head_dim", "heads", "what"),
     [
-        (torch.float32, 16, 4, "heads of 16: serve it on the CPU"),
-        (torch.float32, 320, 4, "heads of 320: serve it on the CPU"),
-        (torch.bfloat16, 64, 3, "3 query heads for 2 key heads: serve it on the CPU"),
+        (torch.float32, 16, 4, "heads of 16: set worker.kernels to torch"),
+        (torch.float32, 320, 4, "heads of 320: set worker.kernels to torch"),
+        (torch.bfloat16, 64, 3, "3 query heads for 2 key heads: set worker.kernels to torch"),
     ],
 )
 def test_what_triton_does_not_take_is_refused(dtype, head_dim, heads, what):

@@ -33,7 +33,13 @@ def assemble(model: PagedModel, config: EngineConfig) -> Parts:
     or this machine's memory has no room for."""
     int8 = config.kv_dtype == "int8"
     kernels, copies = kernels_for(
-        model.device, config.block_tokens, model.dtype, model.shapes, model.heads, int8
+        model.device,
+        config.block_tokens,
+        model.dtype,
+        model.shapes,
+        model.heads,
+        int8,
+        config.kernels,
     )
     if int8:
         model.require_int8()

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from services.runtime.main import ServedSettings
-from services.worker.engine_config import EngineConfig
+from services.worker.engine_config import EngineConfig, KernelSet
 
 
 class WorkerConfig(ServedSettings):
@@ -37,6 +37,7 @@ class WorkerConfig(ServedSettings):
     # Host memory for KV that waits; unset: up to 4 GiB of what is free, taken as needed; 0: none.
     host_gib: float | None = Field(default=None, ge=0)
     prefix_sharing: bool = True  # requests that begin alike compute that once
+    kernels: KernelSet = "auto"  # Triton's on CUDA, else PyTorch's, which run on CUDA too
     gpu_memory_utilization: float = Field(default=0.85, gt=0, le=1)
     report_every_steps: int = Field(default=16, ge=1)
     profile_s: float = Field(default=1.0, ge=0)  # time given to measuring steps at start
@@ -69,5 +70,6 @@ class WorkerConfig(ServedSettings):
             swap_dtype=self.swap_dtype,
             host_gib=self.host_gib,
             prefix_sharing=self.prefix_sharing,
+            kernels=self.kernels,
             torch_threads=self.torch_threads,
         )

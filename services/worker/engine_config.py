@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+KernelSet = Literal["auto", "torch", "triton"]
+
 
 @dataclass(frozen=True)
 class EngineConfig:
@@ -22,4 +24,5 @@ class EngineConfig:
     swap_dtype: Literal["native", "int8"] = "native"
     host_gib: float | None = None
     prefix_sharing: bool = True
+    kernels: KernelSet = "auto"
     torch_threads: int = 0  # 0: one for a tiny model on a CPU, else PyTorch's default

@@ -1,12 +1,14 @@
-"""Which kernels serve a model here: Triton's on CUDA, PyTorch's anywhere else."""
+"""Which kernels serve a model here: by default Triton's on CUDA, PyTorch's anywhere else."""
 
 import torch
 
 from services.worker.cache import KVShape, bytes_per_token
+from services.worker.engine_config import KernelSet
 from services.worker.kernels.interface import AttentionKernels, BlockCopies
 from services.worker.kernels.torch_attention import TorchAttention
 from services.worker.kernels.torch_blocks import TorchBlocks
 
+Kernels = tuple[AttentionKernels, BlockCopies]
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -17,7 +19,8 @@ def kernels_for(
     shapes: list[KVShape],
     heads: list[int] | None = None,
     int8: bool = False,
-) -> tuple[AttentionKernels, BlockCopies]:
+    chosen: KernelSet = "auto",
+) -> Kernels:
     """Attention and block copies for a model's layers: `shapes` of KV, `heads` of queries (by
     default as many as of keys). `int8`: the cache itself is INT8.
 
@@ -33,10 +36,11 @@ def kernels_for(
         )
     if int8:
         _require_gain(shapes, dtype)
-    if device.type == "cuda":
-        return _triton(device, block_tokens, dtype, shapes, heads or [s.kv_heads for s in shapes])
-    token_bytes = max(bytes_per_token([shape], dtype) for shape in shapes)
-    return TorchAttention(block_tokens, device, dtype, token_bytes), TorchBlocks()
+    triton = chosen == "triton" or (chosen == "auto" and device.type == "cuda")
+    if not triton:
+        token_bytes = max(bytes_per_token([shape], dtype) for shape in shapes)
+        return TorchAttention(block_tokens, device, dtype, token_bytes), TorchBlocks()
+    return _triton(device, block_tokens, dtype, shapes, heads or [s.kv_heads for s in shapes])
 
 
 def _require_gain(shapes: list[KVShape], dtype: torch.dtype) -> None:
@@ -54,7 +58,7 @@ def _triton(
     dtype: torch.dtype,
     shapes: list[KVShape],
     heads: list[int],
-) -> tuple[AttentionKernels, BlockCopies]:
+) -> Kernels:
     """Imported here, so that a machine without a GPU needs no Triton."""
     from services.worker.kernels.triton_sizes import require_supported
 

@@ -23,7 +23,7 @@ def require_runnable(device: torch.device) -> None:
     """ValueError where the device runs no Triton."""
     if device.type != "cuda" and not INTERPRETED:
         raise ValueError(
-            f"the Triton kernels run on a CUDA device, not on {device}: use the PyTorch ones"
+            f"the Triton kernels run on a CUDA device, not on {device}: set worker.kernels to auto"
         )
 
 

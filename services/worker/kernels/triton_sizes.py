@@ -23,13 +23,13 @@ def require_supported(heads: int, kv_heads: int, head_dim: int, dtype: torch.dty
     if not SMALLEST_HEAD <= head_dim <= LARGEST_HEAD:
         raise ValueError(
             f"the Triton kernels take heads of {SMALLEST_HEAD} to {LARGEST_HEAD}, and this model "
-            f"has heads of {head_dim}: serve it on the CPU, or serve another model"
+            f"has heads of {head_dim}: set worker.kernels to torch"
         )
     if heads % kv_heads or heads // kv_heads > LARGEST_GROUP:
         raise ValueError(
             f"the Triton kernels share each key head among an equal number of query heads, "
             f"{LARGEST_GROUP} at most, and this model has {heads} query heads for {kv_heads} key "
-            "heads: serve it on the CPU, or serve another model"
+            "heads: set worker.kernels to torch"
         )
 
 
