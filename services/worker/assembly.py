@@ -51,7 +51,8 @@ def assemble(model: PagedModel, config: EngineConfig) -> Parts:
     cache = KVCache.allocate(
         model.shapes, limits.kv_blocks, config.block_tokens, model.dtype, model.device, int8
     )
-    swapper = _swapper(cache, copies, layout, limits.host_blocks)
+    host = _host(model, config, layout, limits.host_blocks)
+    swapper = _swapper(cache, copies, layout, host)
     return Parts(limits, cache, kernels, swapper, token_bytes)
 
 
@@ -75,9 +76,19 @@ def _limits(
     )
 
 
-def _swapper(cache: KVCache, copies: BlockCopies, layout: RecordLayout, blocks: int) -> Swapper:
-    device = cache.layers[0].data.device
-    pinned = device.type == "cuda"
+def _host(model: PagedModel, config: EngineConfig, layout: RecordLayout, blocks: int) -> HostCache:
+    """Made at start where it is pinned, which takes too long to do between two steps. A size that
+    was set must be had; of the default, what there is."""
+    pinned = model.device.type == "cuda"
     host = HostCache(blocks, layout.record_bytes, free_host_bytes, pinned)
+    if pinned and config.host_gib is not None:
+        host.require()
+    elif pinned:
+        host.ensure(blocks)
+    return host
+
+
+def _swapper(cache: KVCache, copies: BlockCopies, layout: RecordLayout, host: HostCache) -> Swapper:
+    device = cache.layers[0].data.device
     ring = RingSize.within(staging_bytes(device), layout.record_bytes)
     return Swapper(cache.layers, copies, layout, host, streams_for(device), ring)

@@ -34,7 +34,7 @@ class WorkerConfig(ServedSettings):
     # KV that rests in host memory: bit for bit, or INT8, of a bfloat16 cache 0.63 of its bytes in
     # blocks of 16 tokens and 0.56 in blocks of 32. On a CPU quantizing costs more than it saves.
     swap_dtype: Literal["native", "int8"] = "native"
-    # Host memory for KV that waits; unset: up to 4 GiB of what is free, taken as needed; 0: none.
+    # Host memory for KV that waits; unset: up to 4 GiB of what is free; 0: none.
     host_gib: float | None = Field(default=None, ge=0)
     prefix_sharing: bool = True  # requests that begin alike compute that once
     kernels: KernelSet = "auto"  # Triton's on CUDA, else PyTorch's, which run on CUDA too
