@@ -63,6 +63,8 @@ class Verdict:
 def line_up(queued: Sequence[Job], running: Sequence[Job], makes_way: Ints) -> list[Job]:
     """The queued in their order and, each behind as many as it makes way for, the running; those
     who make way for nobody are not in it."""
+    if not makes_way.any():
+        return list(queued)
     behind: dict[int, list[Job]] = {}
     for job, place in zip(running, makes_way.tolist(), strict=True):
         if place:
@@ -83,13 +85,13 @@ def contest(
 ) -> Contest:
     """What the worker's running, with how many of the queued each makes way for, come to."""
     running = list(worker.running.values())
-    line = line_up(queued, running, makes_way)
+    yielding = {r.request_id: r for r, n in zip(running, makes_way.tolist(), strict=True) if n}
     return Contest(
         worker.link,
         worker.view.max_running,
-        [job for job, place in zip(running, makes_way.tolist(), strict=True) if not place],
-        line,
-        {job.request_id: job for job in line if job.phase is Phase.RUNNING},
+        [job for job in running if job.request_id not in yielding],
+        line_up(queued, running, makes_way),
+        yielding,
         {job.request_id: job for job in resting},
         held_fast,
     )
@@ -108,6 +110,8 @@ def settle(contest: Contest, admit: int, current: Callable[[Job], bool]) -> Verd
     admit = min(admit, contest.places - len(contest.stay))
     seated = [job for job in contest.line[:admit] if current(job)]
     enter = [job for job in seated if job.phase is Phase.QUEUED]
+    if not contest.challenged:
+        return Verdict(enter, [], [])
     beyond = [job for job in contest.line[admit:] if current(job)]
     behind = [job for job in beyond if job.phase is Phase.RUNNING]
     if not enter or not behind:
