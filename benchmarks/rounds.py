@@ -74,22 +74,18 @@ def round_ms(
     return took
 
 
-def decide(problem: ev.AskBatch) -> int:
-    """What the batcher computes of it."""
+def decide(problem: ev.AskBatch) -> tuple[ev.Batch, ...]:
+    """What the batcher computes of it, by the real policy."""
     table = ForecastTable(problem.forecasts)
     params = resolve(problem.policy, problem.params)
     rng = np.random.default_rng(problem.round)
-    admitted = 0
+    batches = []
     for group in problem.groups:
-        view = GroupView(
-            group.kv_tokens,
-            group.max_running,
-            _columns(group.running),
-            _columns(group.queued),
-            table,
-        )
-        admitted += POLICIES[problem.policy](view, params, rng).admit
-    return admitted
+        running, queued = _columns(group.running), _columns(group.queued)
+        view = GroupView(group.kv_tokens, group.max_running, running, queued, table)
+        decision = POLICIES[problem.policy](view, params, rng)
+        batches.append(ev.Batch(group.worker_id, decision.admit, decision.peak_tokens))
+    return tuple(batches)
 
 
 def _columns(columns: ev.Columns) -> Columns:

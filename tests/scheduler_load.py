@@ -3,10 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
-import numpy as np
-
-from services.batcher.group import Columns, GroupView
-from services.batcher.policies import POLICIES, resolve
+from benchmarks.rounds import decide
 from services.core import (
     Completion,
     CostModel,
@@ -16,7 +13,7 @@ from services.core import (
     Request,
     WorkerView,
 )
-from services.forecast import Forecast, ForecastTable
+from services.forecast import Forecast
 from services.scheduler import events as ev
 from services.scheduler.presets import choose
 from services.scheduler.state import SchedulerState
@@ -110,7 +107,7 @@ class Load:
         for action in self.state.step(event, self.now):
             match action:
                 case ev.AskBatch():
-                    self._step(ev.Formed(action.round, form(action)))
+                    self._step(ev.Formed(action.round, decide(action)))
                 case ev.SendPlan():
                     self._apply(action)
                 case ev.Preempt():
@@ -184,32 +181,3 @@ class Load:
         progress = tuple(Progress(name, h.made, h.held) for name, h in self.here.items() if h.runs)
         report = Report(self._report_seq, self._plan_seq, progress, tuple(ended), tuple(evicted))
         self._step(ev.Reported("w#1", "w", report))
-
-
-def form(problem: ev.AskBatch) -> tuple[ev.Batch, ...]:
-    """What the real batching policy says."""
-    table = ForecastTable(problem.forecasts)
-    params = resolve(problem.policy, problem.params)
-    rng = np.random.default_rng(problem.round)
-    batches = []
-    for group in problem.groups:
-        view = GroupView(
-            group.kv_tokens, group.max_running, columns(group.running), columns(group.queued), table
-        )
-        decision = POLICIES[problem.policy](view, params, rng)
-        batches.append(ev.Batch(group.worker_id, decision.admit, decision.peak_tokens))
-    return tuple(batches)
-
-
-def columns(given: ev.Columns) -> Columns:
-    return Columns(
-        *(
-            np.array(column, np.int64)
-            for column in (
-                given.prompt_tokens,
-                given.output_tokens,
-                given.max_tokens,
-                given.forecast,
-            )
-        )
-    )

@@ -9,6 +9,7 @@ from services.scheduler.preemption import PREEMPTIONS
 from services.scheduler.presets import RESIDENCIES, Preset, choose, presets
 from services.scheduler.state import SchedulerState
 from services.scheduler.victims import VICTIMS
+from services.worker.residency import RESIDENCIES as WORKER_RESIDENCIES
 
 ALISE = {"levels": 8, "base_s": 0.02, "ageing_s": 10, "hysteresis": 0.25}
 
@@ -91,3 +92,8 @@ def test_a_row_with_a_number_that_nothing_takes_is_refused() -> None:
     row = ("x", "max", "aggressive", "arrival", "least_load", "never", "newest", "recompute", 0)
     with pytest.raises(ValueError, match=r"preset.ordering has no parameter 'levels'; known: none"):
         Preset(*row, ordering={"levels": 8})
+
+
+def test_workers_know_every_residency_that_a_preset_may_name():
+    """The two services don't import each other, and a plan names it."""
+    assert set(RESIDENCIES) == set(WORKER_RESIDENCIES)

@@ -60,7 +60,7 @@ class CudaStreams:
 
     def __init__(self, device: torch.device):
         self._device = device
-        self._copy = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # untyped
+        self._copy = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # no types
 
     def copy(self, into: Tensor, source: Tensor) -> None:
         with torch.cuda.stream(self._copy):
@@ -73,7 +73,7 @@ class CudaStreams:
         return pinned.to(device, non_blocking=True)
 
     def record(self, lane: Lane) -> Event:
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # untyped
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # no types
         event.record(self._stream(lane))
         return event
 
