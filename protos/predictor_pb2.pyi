@@ -99,6 +99,47 @@ class ForecastResponse(_message.Message):
 Global___ForecastResponse: _TypeAlias = ForecastResponse  # noqa: Y015
 
 @_typing.final
+class ImproveRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ImproveRequest: _TypeAlias = ImproveRequest  # noqa: Y015
+
+@_typing.final
+class ImprovedForecasts(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_IDS_FIELD_NUMBER: _builtins.int
+    FORECASTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def request_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def forecasts(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Forecast]:
+        """one a request, in order"""
+
+    def __init__(
+        self,
+        *,
+        request_ids: _abc.Iterable[_builtins.str] | None = ...,
+        forecasts: _abc.Iterable[_common_pb2.Forecast] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["forecasts", b"forecasts", "request_ids", b"request_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ImprovedForecasts: _TypeAlias = ImprovedForecasts  # noqa: Y015
+
+@_typing.final
 class Outcome(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -39,6 +39,11 @@ class PredictorStub:
                 request_serializer=protos_dot_predictor__pb2.ForecastRequest.SerializeToString,
                 response_deserializer=protos_dot_predictor__pb2.ForecastResponse.FromString,
                 _registered_method=True)
+        self.Improve = channel.unary_stream(
+                '/foretoken.v1.Predictor/Improve',
+                request_serializer=protos_dot_predictor__pb2.ImproveRequest.SerializeToString,
+                response_deserializer=protos_dot_predictor__pb2.ImprovedForecasts.FromString,
+                _registered_method=True)
         self.Observe = channel.unary_unary(
                 '/foretoken.v1.Predictor/Observe',
                 request_serializer=protos_dot_predictor__pb2.ObserveOutcomesRequest.SerializeToString,
@@ -50,7 +55,15 @@ class PredictorServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Forecast(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """What is known at once: remembered, or told by words alone.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Improve(self, request, context):
+        """Better forecasts of requests asked for before, in batches, as they are read.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -69,6 +82,11 @@ def add_PredictorServicer_to_server(servicer, server):
                     servicer.Forecast,
                     request_deserializer=protos_dot_predictor__pb2.ForecastRequest.FromString,
                     response_serializer=protos_dot_predictor__pb2.ForecastResponse.SerializeToString,
+            ),
+            'Improve': grpc.unary_stream_rpc_method_handler(
+                    servicer.Improve,
+                    request_deserializer=protos_dot_predictor__pb2.ImproveRequest.FromString,
+                    response_serializer=protos_dot_predictor__pb2.ImprovedForecasts.SerializeToString,
             ),
             'Observe': grpc.unary_unary_rpc_method_handler(
                     servicer.Observe,
@@ -103,6 +121,33 @@ class Predictor:
             '/foretoken.v1.Predictor/Forecast',
             protos_dot_predictor__pb2.ForecastRequest.SerializeToString,
             protos_dot_predictor__pb2.ForecastResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Improve(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/foretoken.v1.Predictor/Improve',
+            protos_dot_predictor__pb2.ImproveRequest.SerializeToString,
+            protos_dot_predictor__pb2.ImprovedForecasts.FromString,
             options,
             channel_credentials,
             insecure,

@@ -32,6 +32,9 @@ class PredictorStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> PredictorAsyncStub: ...
     Forecast: _grpc.UnaryUnaryMultiCallable[_predictor_pb2.ForecastRequest, _predictor_pb2.ForecastResponse]
+    """What is known at once: remembered, or told by words alone."""
+    Improve: _grpc.UnaryStreamMultiCallable[_predictor_pb2.ImproveRequest, _predictor_pb2.ImprovedForecasts]
+    """Better forecasts of requests asked for before, in batches, as they are read."""
     Observe: _grpc.UnaryUnaryMultiCallable[_predictor_pb2.ObserveOutcomesRequest, _predictor_pb2.ObserveOutcomesResponse]
     """Finished requests to learn from. `version` tells whether shared forecasts changed."""
 
@@ -39,6 +42,9 @@ class PredictorStub:
 class PredictorAsyncStub(PredictorStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Forecast: _aio.UnaryUnaryMultiCallable[_predictor_pb2.ForecastRequest, _predictor_pb2.ForecastResponse]  # type: ignore[assignment]
+    """What is known at once: remembered, or told by words alone."""
+    Improve: _aio.UnaryStreamMultiCallable[_predictor_pb2.ImproveRequest, _predictor_pb2.ImprovedForecasts]  # type: ignore[assignment]
+    """Better forecasts of requests asked for before, in batches, as they are read."""
     Observe: _aio.UnaryUnaryMultiCallable[_predictor_pb2.ObserveOutcomesRequest, _predictor_pb2.ObserveOutcomesResponse]  # type: ignore[assignment]
     """Finished requests to learn from. `version` tells whether shared forecasts changed."""
 
@@ -48,7 +54,16 @@ class PredictorServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _predictor_pb2.ForecastRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_predictor_pb2.ForecastResponse, _abc.Awaitable[_predictor_pb2.ForecastResponse]]: ...
+    ) -> _typing.Union[_predictor_pb2.ForecastResponse, _abc.Awaitable[_predictor_pb2.ForecastResponse]]:
+        """What is known at once: remembered, or told by words alone."""
+
+    @_abc_1.abstractmethod
+    def Improve(
+        self,
+        request: _predictor_pb2.ImproveRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_predictor_pb2.ImprovedForecasts], _abc.AsyncIterator[_predictor_pb2.ImprovedForecasts]]:
+        """Better forecasts of requests asked for before, in batches, as they are read."""
 
     @_abc_1.abstractmethod
     def Observe(

@@ -35,6 +35,10 @@ class _RejectReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RejectRe
     """shutting down; retry elsewhere or later"""
     REJECT_REASON_DUPLICATE: _RejectReason.ValueType  # 4
     """the request id is in use"""
+    REJECT_REASON_NO_MODEL: _RejectReason.ValueType  # 5
+    """no worker serves this model; do not retry"""
+    REJECT_REASON_TOO_LATE: _RejectReason.ValueType  # 6
+    """its deadline would pass in the queue; retry after retry_after_s"""
 
 class RejectReason(_RejectReason, metaclass=_RejectReasonEnumTypeWrapper): ...
 
@@ -47,6 +51,10 @@ REJECT_REASON_DRAINING: RejectReason.ValueType  # 3
 """shutting down; retry elsewhere or later"""
 REJECT_REASON_DUPLICATE: RejectReason.ValueType  # 4
 """the request id is in use"""
+REJECT_REASON_NO_MODEL: RejectReason.ValueType  # 5
+"""no worker serves this model; do not retry"""
+REJECT_REASON_TOO_LATE: RejectReason.ValueType  # 6
+"""its deadline would pass in the queue; retry after retry_after_s"""
 Global___RejectReason: _TypeAlias = RejectReason  # noqa: Y015
 
 class _Residency:
@@ -133,6 +141,7 @@ class NewRequest(_message.Message):
     AGE_S_FIELD_NUMBER: _builtins.int
     DEADLINE_IN_S_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
+    WORKER_ID_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     model: _builtins.str
     application: _builtins.str
@@ -143,6 +152,10 @@ class NewRequest(_message.Message):
     age_s: _builtins.float
     """time since the request reached the gateway"""
     deadline_in_s: _builtins.float
+    worker_id: _builtins.str
+    """Where an earlier stream of this gateway placed it and its tokens still come from: a scheduler
+    that has lost sight of it adopts it there, once that worker says so too.
+    """
     @_builtins.property
     def sla(self) -> _common_pb2.Sla: ...
     @_builtins.property
@@ -160,10 +173,11 @@ class NewRequest(_message.Message):
         age_s: _builtins.float = ...,
         deadline_in_s: _builtins.float | None = ...,
         text: _common_pb2.PromptText | None = ...,
+        worker_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_deadline_in_s", b"_deadline_in_s", "deadline_in_s", b"deadline_in_s", "sla", b"sla", "text", b"text"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deadline_in_s", b"_deadline_in_s", "age_s", b"age_s", "application", b"application", "deadline_in_s", b"deadline_in_s", "delivered_tokens", b"delivered_tokens", "max_tokens", b"max_tokens", "model", b"model", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "sla", b"sla", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deadline_in_s", b"_deadline_in_s", "age_s", b"age_s", "application", b"application", "deadline_in_s", b"deadline_in_s", "delivered_tokens", b"delivered_tokens", "max_tokens", b"max_tokens", "model", b"model", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "sla", b"sla", "text", b"text", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__deadline_in_s: _TypeAlias = _typing.Literal["deadline_in_s"]  # noqa: Y015
     _WhichOneofArgType__deadline_in_s: _TypeAlias = _typing.Literal["_deadline_in_s", b"_deadline_in_s"]  # noqa: Y015
@@ -514,6 +528,7 @@ class WorkerHello(_message.Message):
     PROFILE_FIELD_NUMBER: _builtins.int
     HOST_TOKENS_FIELD_NUMBER: _builtins.int
     SWAPS_FIELD_NUMBER: _builtins.int
+    HELD_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     address: _builtins.str
     """where gateways reach Worker.Stream"""
@@ -533,6 +548,10 @@ class WorkerHello(_message.Message):
     def swaps(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.SwapTiming]:
         """measured at start"""
 
+    @_builtins.property
+    def held(self) -> _containers.RepeatedCompositeFieldContainer[Global___HeldRequest]:
+        """what is here from before the stream: to be adopted"""
+
     def __init__(
         self,
         *,
@@ -547,14 +566,61 @@ class WorkerHello(_message.Message):
         profile: _abc.Iterable[_common_pb2.StepTiming] | None = ...,
         host_tokens: _builtins.int = ...,
         swaps: _abc.Iterable[_common_pb2.SwapTiming] | None = ...,
+        held: _abc.Iterable[Global___HeldRequest] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "block_tokens", b"block_tokens", "host_tokens", b"host_tokens", "kv_bytes_per_token", b"kv_bytes_per_token", "kv_tokens", b"kv_tokens", "max_context_tokens", b"max_context_tokens", "max_running", b"max_running", "model", b"model", "profile", b"profile", "swaps", b"swaps", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "block_tokens", b"block_tokens", "held", b"held", "host_tokens", b"host_tokens", "kv_bytes_per_token", b"kv_bytes_per_token", "kv_tokens", b"kv_tokens", "max_context_tokens", b"max_context_tokens", "max_running", b"max_running", "model", b"model", "profile", b"profile", "swaps", b"swaps", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WorkerHello: _TypeAlias = WorkerHello  # noqa: Y015
+
+@_typing.final
+class HeldRequest(_message.Message):
+    """A request that a worker has, whoever planned it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    MAX_TOKENS_FIELD_NUMBER: _builtins.int
+    OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    HELD_TOKENS_FIELD_NUMBER: _builtins.int
+    LIMIT_TOKENS_FIELD_NUMBER: _builtins.int
+    RUNNING_FIELD_NUMBER: _builtins.int
+    BLOCKS_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    prompt_tokens: _builtins.int
+    max_tokens: _builtins.int
+    output_tokens: _builtins.int
+    held_tokens: _builtins.int
+    """tokens in KV, on the device or in host memory"""
+    limit_tokens: _builtins.int
+    """its budget: output tokens it may hold in all"""
+    running: _builtins.bool
+    """whether it goes on by itself until that"""
+    blocks: _builtins.int
+    """of the device, as in Progress"""
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        prompt_tokens: _builtins.int = ...,
+        max_tokens: _builtins.int = ...,
+        output_tokens: _builtins.int = ...,
+        held_tokens: _builtins.int = ...,
+        limit_tokens: _builtins.int = ...,
+        running: _builtins.bool = ...,
+        blocks: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "held_tokens", b"held_tokens", "limit_tokens", b"limit_tokens", "max_tokens", b"max_tokens", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "running", b"running"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HeldRequest: _TypeAlias = HeldRequest  # noqa: Y015
 
 @_typing.final
 class Grant(_message.Message):
@@ -728,20 +794,24 @@ class Progress(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
     HELD_TOKENS_FIELD_NUMBER: _builtins.int
+    BLOCKS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     output_tokens: _builtins.int
     held_tokens: _builtins.int
     """tokens in KV"""
+    blocks: _builtins.int
+    """of the device that it holds, shared ones included"""
     def __init__(
         self,
         *,
         request_id: _builtins.str = ...,
         output_tokens: _builtins.int = ...,
         held_tokens: _builtins.int = ...,
+        blocks: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["held_tokens", b"held_tokens", "output_tokens", b"output_tokens", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "held_tokens", b"held_tokens", "output_tokens", b"output_tokens", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -784,9 +854,15 @@ class Report(_message.Message):
     FREE_TOKENS_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
     SWAPS_FIELD_NUMBER: _builtins.int
+    FREE_BLOCKS_FIELD_NUMBER: _builtins.int
+    SHARED_BLOCKS_FIELD_NUMBER: _builtins.int
     seq: _builtins.int
     applied_plan_seq: _builtins.int
     free_tokens: _builtins.int
+    free_blocks: _builtins.int
+    """of the device: held by nobody"""
+    shared_blocks: _builtins.int
+    """how often a block is held beyond its first holder, in all"""
     @_builtins.property
     def progress(self) -> _containers.RepeatedCompositeFieldContainer[Global___Progress]: ...
     @_builtins.property
@@ -812,10 +888,12 @@ class Report(_message.Message):
         free_tokens: _builtins.int = ...,
         timings: _abc.Iterable[_common_pb2.StepTiming] | None = ...,
         swaps: _abc.Iterable[_common_pb2.SwapTiming] | None = ...,
+        free_blocks: _builtins.int = ...,
+        shared_blocks: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_plan_seq", b"applied_plan_seq", "evicted", b"evicted", "finished", b"finished", "free_tokens", b"free_tokens", "progress", b"progress", "seq", b"seq", "swaps", b"swaps", "timings", b"timings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_plan_seq", b"applied_plan_seq", "evicted", b"evicted", "finished", b"finished", "free_blocks", b"free_blocks", "free_tokens", b"free_tokens", "progress", b"progress", "seq", b"seq", "shared_blocks", b"shared_blocks", "swaps", b"swaps", "timings", b"timings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -24,6 +24,8 @@ class RejectReason(StrEnum):
     TOO_LONG = "too_long"
     DRAINING = "draining"
     DUPLICATE = "duplicate"
+    NO_MODEL = "no_model"
+    TOO_LATE = "too_late"
 
 
 class Residency(StrEnum):
@@ -72,7 +74,8 @@ class Request:
     """A prompt to serve, as the control plane sees it: lengths and budgets, no text.
 
     `delivered_tokens` are output tokens its client already has; they count towards
-    `max_tokens` and must be held in KV like the prompt.
+    `max_tokens` and must be held in KV like the prompt. `worker_id` is where it is already, as
+    its gateway knows it; empty for one that has been placed nowhere.
     """
 
     request_id: str
@@ -84,6 +87,7 @@ class Request:
     delivered_tokens: int = 0
     deadline_s: float = inf
     sla: Sla = Sla()
+    worker_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +158,16 @@ class CostModel:
     def prefill_s(self, prompt_tokens: int) -> float:
         """A prompt alone in one step."""
         return self.step_s(prompt_tokens, 0, prompt_tokens)
+
+    def serve_s(self, seqs: int, length_tokens: float, steps: int) -> float:
+        """`seqs` prompts of that length prefilled together, then so many tokens of each.
+
+        SCLS Eq. 2 (papers/003) in closed form: the context of a step grows by one token a
+        sequence, so that its sum over the steps is arithmetic.
+        """
+        context = seqs * (steps * length_tokens + steps * (steps + 1) / 2)
+        decode_s = steps * (self.base_s + self.decode_seq_s * seqs) + self.context_token_s * context
+        return self.step_s(seqs * length_tokens, 0, seqs * length_tokens) + decode_s
 
     @property
     def kv_costs(self) -> KVCosts:
@@ -234,6 +248,21 @@ class Progress:
     request_id: str
     output_tokens: int
     held_tokens: int
+    blocks: int = 0  # of the device, shared ones included
+
+
+@dataclass(frozen=True, slots=True)
+class HeldRequest:
+    """A request that a worker has from before its scheduler, to be adopted."""
+
+    request_id: str
+    prompt_tokens: int
+    max_tokens: int
+    output_tokens: int
+    held_tokens: int
+    limit_tokens: int
+    running: bool
+    blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +276,9 @@ class Completion:
 class Report:
     """What happened at a worker since its last report. Applying one twice changes nothing.
 
-    `evicted` hold the KV that rests in host memory, 0 tokens where it was dropped.
+    `evicted` hold the KV that rests in host memory, 0 tokens where it was dropped. `free_blocks`
+    of the device are held by nobody; `shared_blocks` counts how often one is held beyond its
+    first holder: blocks of all progress - `shared_blocks` are in use.
     """
 
     seq: int
@@ -258,6 +289,8 @@ class Report:
     free_tokens: int = 0
     timings: tuple[StepTiming, ...] = ()
     swaps: tuple[SwapTiming, ...] = ()
+    free_blocks: int = 0
+    shared_blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
