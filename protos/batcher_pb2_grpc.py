@@ -34,18 +34,19 @@ class BatcherStub:
         Args:
             channel: A grpc.Channel.
         """
-        self.Form = channel.unary_unary(
-                '/foretoken.v1.Batcher/Form',
-                request_serializer=protos_dot_batcher__pb2.FormRequest.SerializeToString,
-                response_deserializer=protos_dot_batcher__pb2.FormResponse.FromString,
+        self.Arrange = channel.stream_stream(
+                '/foretoken.v1.Batcher/Arrange',
+                request_serializer=protos_dot_batcher__pb2.ArrangeMessage.SerializeToString,
+                response_deserializer=protos_dot_batcher__pb2.Arrangement.FromString,
                 _registered_method=True)
 
 
 class BatcherServicer:
     """Missing associated documentation comment in .proto file."""
 
-    def Form(self, request, context):
-        """INVALID_ARGUMENT lists the known policies when the name is unknown.
+    def Arrange(self, request_iterator, context):
+        """One stream a scheduler: hello first, then a contest a round; an arrangement for each, in
+        order. INVALID_ARGUMENT when the preset or a contest can't be understood, with a sentence.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -54,10 +55,10 @@ class BatcherServicer:
 
 def add_BatcherServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'Form': grpc.unary_unary_rpc_method_handler(
-                    servicer.Form,
-                    request_deserializer=protos_dot_batcher__pb2.FormRequest.FromString,
-                    response_serializer=protos_dot_batcher__pb2.FormResponse.SerializeToString,
+            'Arrange': grpc.stream_stream_rpc_method_handler(
+                    servicer.Arrange,
+                    request_deserializer=protos_dot_batcher__pb2.ArrangeMessage.FromString,
+                    response_serializer=protos_dot_batcher__pb2.Arrangement.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -71,7 +72,7 @@ class Batcher:
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod
-    def Form(request,
+    def Arrange(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -81,12 +82,12 @@ class Batcher:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
+        return grpc.experimental.stream_stream(
+            request_iterator,
             target,
-            '/foretoken.v1.Batcher/Form',
-            protos_dot_batcher__pb2.FormRequest.SerializeToString,
-            protos_dot_batcher__pb2.FormResponse.FromString,
+            '/foretoken.v1.Batcher/Arrange',
+            protos_dot_batcher__pb2.ArrangeMessage.SerializeToString,
+            protos_dot_batcher__pb2.Arrangement.FromString,
             options,
             channel_credentials,
             insecure,

@@ -156,45 +156,141 @@ def _merge(values: Floats, weights: Floats) -> tuple[Floats, Floats]:
 
 
 class ForecastTable:
-    """Several forecasts laid end to end, to condition and sample whole batches at once.
+    """Forecasts interned as rows of arrays, to condition and sample whole batches at once.
 
-    `which` indexes the forecasts given; `generated` and `caps` (each request's max_tokens) are
-    parallel to it. Each forecast's values are shifted into a band of their own, so one binary
-    search answers for all rows: O(rows · log(forecasts · 64)) a call, no Python loop.
+    A row holds one forecast for as long as anybody uses it (`intern` and `release` count);
+    `which` names rows, `generated` and `caps` (each request's max_tokens) are parallel to it.
+    Every look-up is one branchless binary search over 64 points for all rows together, six
+    steps of a few numpy calls: no Python loop, and a forecast is tabulated once in its life.
     """
 
-    _BAND = float(MOST_TOKENS + 1)  # keeps 2**-18 of a token apart over a thousand forecasts
+    def __init__(self, rows: int = 64):
+        self._points = np.full((rows, MAX_POINTS), np.inf)
+        self._cdf = np.full((rows, MAX_POINTS), _NEVER)
+        # Mass and moment of the points from each one on; nothing is beyond the last.
+        self._mass = np.zeros((rows, MAX_POINTS + 1))
+        self._moment = np.zeros((rows, MAX_POINTS + 1))
+        self._uses = [0] * rows
+        self._editions = [0] * rows
+        self._free = list(range(rows))[::-1]
+        self._shared: dict[str, int] = {}  # rows by shared_key
+        self._names: dict[int, str] = {}
 
-    def __init__(self, forecasts: Sequence[Forecast]):
-        sizes = np.array([len(f.points) for f in forecasts], np.int64)
-        self.ends = np.cumsum(sizes)
-        row = np.repeat(np.arange(len(forecasts)), sizes)
-        self.points = np.array([p for f in forecasts for p in f.points], float)
-        weights = np.array([w for f in forecasts for w in f.weights], float)
-        # Cumulative mass and mean up to and with each point; the band before makes them global.
-        self.mass = np.concatenate([[0.0], np.cumsum(weights)])
-        self.moment = np.concatenate([[0.0], np.cumsum(weights * self.points)])
-        self._banded = self.points + row * self._BAND
+    def __len__(self) -> int:
+        """Rows in use."""
+        return len(self._uses) - len(self._free)
 
-    def _upto(self, which: Ints, tokens: Ints | Floats) -> Ints:
-        """How many points of the whole layout come before the first one > tokens of its row."""
-        inside = np.minimum(tokens, self._BAND - 1)
-        return np.searchsorted(self._banded, which * self._BAND + inside, side="right")
+    @property
+    def rows(self) -> int:
+        """Rows there are, used or not."""
+        return len(self._uses)
 
-    def sample(self, rng: np.random.Generator, which: Ints, generated: Ints, caps: Ints) -> Floats:
-        """One draw of min(L, cap) | L > generated a row; the cap where nothing is longer."""
-        first, end = self._upto(which, generated), self.ends[which]
-        below = self.mass[first]
-        target = below + (1 - rng.random(len(which))) * (self.mass[end] - below)
-        column = np.searchsorted(self.mass, target - 1e-12, side="left") - 1
-        drawn = self.points[np.clip(column, first, end - 1)]
-        return np.minimum(np.where(first < end, drawn, caps), caps)
+    def edition(self, row: int) -> int:
+        """How often a row was written: who mirrors the table compares."""
+        return self._editions[row]
+
+    def intern(self, forecast: Forecast) -> int:
+        """The row of this forecast. A population that many requests share has one row, which
+        `renew` rewrites for all of them."""
+        key = forecast.shared_key
+        row = self._shared.get(key) if key else None
+        if row is None:
+            row = self._take()
+            self.put(row, forecast.points, forecast.weights)
+            if key:
+                self._shared[key], self._names[row] = row, key
+        self._uses[row] += 1
+        return row
+
+    def renew(self, forecast: Forecast) -> int | None:
+        """Write a population's newer forecast over the one there is; the row, None without one."""
+        row = self._shared.get(forecast.shared_key)
+        if row is not None:
+            self.put(row, forecast.points, forecast.weights)
+        return row
+
+    def release(self, row: int) -> None:
+        """One user less; the last one frees the row."""
+        self._uses[row] -= 1
+        if not self._uses[row]:
+            self._shared.pop(self._names.pop(row, ""), None)
+            self._free.append(row)
+
+    def put(self, row: int, points: Sequence[float] | Floats, weights: Sequence[float]) -> None:
+        """Write a row, as a mirror of another table does; `intern` does so by itself."""
+        while row >= len(self._uses):
+            self._grow()
+        self._editions[row] += 1
+        n = len(points)
+        at = self._points[row]
+        at[:n], at[n:] = points, np.inf
+        mass, moment = self._mass[row], self._moment[row]
+        mass[n:] = moment[n:] = 0.0
+        mass[:n] = weights
+        moment[:n] = mass[:n] * at[:n]
+        cdf = self._cdf[row]
+        np.cumsum(mass[:n], out=cdf[:n])
+        cdf[n - 1 : n], cdf[n:] = 1.0, _NEVER
+        mass[:n] = np.cumsum(mass[:n][::-1])[::-1]
+        moment[:n] = np.cumsum(moment[:n][::-1])[::-1]
+
+    def points_of(self, row: int) -> tuple[Floats, Floats]:
+        """A row's points and their weights, to be `put` elsewhere."""
+        n = int(np.count_nonzero(self._points[row] < np.inf))
+        return self._points[row, :n].copy(), -np.diff(self._mass[row, : n + 1])
 
     def mean(self, which: Ints, generated: Ints, caps: Ints) -> Floats:
         """E[min(L, cap) | L > generated] a row; the cap where nothing is longer."""
-        first, end = self._upto(which, generated), self.ends[which]
-        capped = np.maximum(self._upto(which, caps), first)
-        beyond = self.mass[end] - self.mass[capped]
-        total = self.moment[capped] - self.moment[first] + caps * beyond
-        left = self.mass[end] - self.mass[first]
-        return np.where(first < end, total / np.maximum(left, 1e-300), caps)
+        first = self._count_upto(which, generated)
+        last = np.maximum(self._count_upto(which, caps), first)
+        left, over = self._mass[which, first], self._mass[which, last]
+        moment = self._moment[which, first] - self._moment[which, last]
+        known = left > _NOTHING
+        mean = (moment + caps * over) / np.where(known, left, 1.0)
+        return np.where(known, np.minimum(np.maximum(mean, generated), caps), caps)
+
+    def sample(
+        self, rng: np.random.Generator, which: Ints, generated: Ints, caps: Ints, times: int = 1
+    ) -> Floats:
+        """Draws of min(L, cap) | L > generated, (times, rows); the cap where nothing is longer."""
+        first = self._count_upto(which, generated)
+        left = self._mass[which, first]
+        target = 1.0 - left * rng.random((times, len(which)))
+        column = np.maximum(self._search(self._cdf, which, target - 1e-12), first)
+        drawn = self._points[which, np.minimum(column, MAX_POINTS - 1)]
+        return np.minimum(np.where(left > _NOTHING, drawn, caps), caps)
+
+    def _count_upto(self, which: Ints, tokens: Ints) -> Ints:
+        """How many points of its row are <= tokens."""
+        return self._search(self._points, which, tokens + _HALF_ULP * np.maximum(tokens, 1))
+
+    @staticmethod
+    def _search(table: Floats, which: Ints, target: Floats) -> Ints:
+        """How many values of its ascending row lie below the target, for each of `which`."""
+        flat = table.reshape(-1)
+        start = which * MAX_POINTS - 1
+        found = np.zeros(target.shape, np.int64)
+        for step in _STEPS:
+            found += step * (flat[start + found + step] < target)
+        return found + (flat[start + np.minimum(found, MAX_POINTS - 1) + 1] < target)
+
+    def _take(self) -> int:
+        if not self._free:
+            self._grow()
+        return self._free.pop()
+
+    def _grow(self) -> None:
+        """Twice as many rows; what is there is copied once."""
+        rows = len(self._uses)
+        fresh = ForecastTable(rows)
+        for name in ("_points", "_cdf", "_mass", "_moment"):
+            setattr(self, name, np.concatenate([getattr(self, name), getattr(fresh, name)]))
+        self._uses += [0] * rows
+        self._editions += [0] * rows
+        self._free = list(range(rows, 2 * rows))[::-1] + self._free
+
+
+_NEVER = 2.0  # more than any share of mass
+_NOTHING = 1e-12  # mass that is rounding
+_HALF_ULP = 2.0**-40  # tokens are far coarser than this
+_STEPS = (32, 16, 8, 4, 2, 1)

@@ -8,11 +8,11 @@ from services.runtime.main import ServedSettings
 
 
 class BatcherConfig(ServedSettings):
-    """Section `batcher`. Policy and parameters come with each call."""
+    """Section `batcher`. The preset comes with each stream."""
 
     section: ClassVar[str] = "batcher"
 
     address: str = "127.0.0.1:50054"  # host:port, or unix:/path
-    # A call is worked off in one go, so its size is bounded: 65,536 rows take some 10 ms.
+    # A round is worked off in one go, so its size is bounded: 65,536 rows take some 50 ms.
     rows_max: int = Field(default=65_536, ge=1)
-    groups_max: int = Field(default=1_024, ge=1)
+    workers_max: int = Field(default=1_024, ge=1)

@@ -1,69 +1,57 @@
-"""The batcher's servicer: parse a round, ask the policy, encode its decisions."""
+"""The batcher's servicer: parse a contest, arrange it, encode what came of it."""
 
 import time
+from collections.abc import AsyncIterator
 
 import numpy as np
 from prometheus_client import CollectorRegistry
 
 from protos import batcher_pb2, batcher_pb2_grpc
-from services.batcher.codec import decode_forecasts, decode_group, encode_decision
 from services.batcher.config import BatcherConfig
-from services.batcher.group import Decision, GroupView, Params
 from services.batcher.metrics import BatcherMetrics
-from services.batcher.policies import POLICIES, resolve
 from services.forecast import ForecastTable
+from services.policies.decide import arrange
+from services.policies.preset import Preset
+from services.runtime.arrange_codec import decode_contest, decode_hello, encode_decision
 from services.runtime.errors import InvalidArgument
 
 
 class BatcherService(batcher_pb2_grpc.BatcherServicer):
-    """Answers planning rounds; keeps nothing between them, so any replica gives the same answer."""
+    """Arranges rounds. What a scheduler told lives as long as its stream and no longer, so that
+    any replica gives the same answer to whoever connects anew."""
 
     def __init__(self, config: BatcherConfig, registry: CollectorRegistry):
         self._config = config
         self._metrics = BatcherMetrics(registry)
 
-    async def Form(
-        self, request: batcher_pb2.FormRequest, context: object
-    ) -> batcher_pb2.FormResponse:
-        params = _resolve(request)
-        self._require_bounded(request)
-        forecasts = decode_forecasts(request.forecasts)
-        table = ForecastTable(forecasts)
-        views = [
-            decode_group(i, group, table, len(forecasts)) for i, group in enumerate(request.groups)
-        ]
-        decisions = self._decide(request.policy, request.round, views, params)
-        names = (group.worker_id for group in request.groups)
-        return batcher_pb2.FormResponse(batches=map(encode_decision, names, decisions))
+    async def Arrange(
+        self, requests: AsyncIterator[batcher_pb2.ArrangeMessage], context: object
+    ) -> AsyncIterator[batcher_pb2.Arrangement]:
+        stream = aiter(requests)
+        first = await anext(stream, None)
+        if first is None or not first.HasField("hello"):
+            raise InvalidArgument("hello", "the first message of Arrange must be a hello")
+        preset, table = decode_hello(first.hello), ForecastTable()
+        async for message in stream:
+            if message.HasField("contest"):
+                yield self._arrange(message.contest, preset, table)
 
-    def _decide(
-        self, policy: str, round_number: int, views: list[GroupView], params: Params
-    ) -> list[Decision]:
+    def _arrange(
+        self, message: batcher_pb2.Contest, preset: Preset, table: ForecastTable
+    ) -> batcher_pb2.Arrangement:
         started_s = time.perf_counter()
-        decisions = [
-            POLICIES[policy](view, params, np.random.default_rng((round_number, i)))
-            for i, view in enumerate(views)
-        ]
-        self._metrics.policy_seconds.labels(policy).observe(time.perf_counter() - started_s)
-        self._metrics.rounds.labels(policy).inc()
-        self._metrics.admitted.labels(policy).inc(sum(d.admit for d in decisions))
-        return decisions
+        self._require_bounded(message)
+        contest = decode_contest(message, table)
+        decision = arrange(contest, table, preset, np.random.default_rng(contest.round))
+        answer = encode_decision(decision)
+        self._metrics.round_seconds.labels(preset.name).observe(time.perf_counter() - started_s)
+        return answer
 
-    def _require_bounded(self, request: batcher_pb2.FormRequest) -> None:
-        rows = sum(
-            len(g.running.prompt_tokens) + len(g.queued.prompt_tokens) for g in request.groups
-        )
+    def _require_bounded(self, message: batcher_pb2.Contest) -> None:
         for field, count, most in (
-            ("groups", len(request.groups), self._config.groups_max),
-            ("groups", rows, self._config.rows_max),
-            ("forecasts", len(request.forecasts), self._config.rows_max),
+            ("seats", len(message.seats), self._config.workers_max),
+            ("rows", len(message.rows) // 8, self._config.rows_max),
+            ("forecasts", len(message.forecasts), self._config.rows_max),
         ):
             if count > most:
-                raise InvalidArgument(field, f"at most {most} a call, got {count}")
-
-
-def _resolve(request: batcher_pb2.FormRequest) -> dict[str, float]:
-    try:
-        return resolve(request.policy, request.params)
-    except ValueError as error:
-        raise InvalidArgument("policy", str(error)) from None
+                raise InvalidArgument(field, f"at most {most} a round, got {count}")

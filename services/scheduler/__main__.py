@@ -14,10 +14,10 @@ from services.scheduler.service import SchedulerService
 def build(config: SchedulerConfig, registry: CollectorRegistry) -> Unit:
     advisers = Advisers(
         connect(config.predictor_address),
-        connect(config.batcher_address),
         connect(config.estimator_address),
     )
-    service = SchedulerService(config, advisers, registry)
+    batcher = connect(config.batcher_address) if config.batcher_address else None
+    service = SchedulerService(config, advisers, registry, batcher)
     mount = Mount(
         "foretoken.v1.Scheduler", scheduler_pb2_grpc.add_SchedulerServicer_to_server, service
     )

@@ -4,7 +4,7 @@ from math import inf
 
 from protos import batcher_pb2, common_pb2, predictor_pb2, scheduler_pb2
 from services.core import RejectReason, Request
-from services.runtime.codec import decode_sla, encode_forecast, encode_reason
+from services.runtime.codec import decode_sla, encode_reason
 from services.scheduler import events as ev
 
 _REJECT_TO_PROTO: dict[RejectReason, scheduler_pb2.RejectReason.ValueType] = {
@@ -12,6 +12,8 @@ _REJECT_TO_PROTO: dict[RejectReason, scheduler_pb2.RejectReason.ValueType] = {
     RejectReason.TOO_LONG: scheduler_pb2.REJECT_REASON_TOO_LONG,
     RejectReason.DRAINING: scheduler_pb2.REJECT_REASON_DRAINING,
     RejectReason.DUPLICATE: scheduler_pb2.REJECT_REASON_DUPLICATE,
+    RejectReason.NO_MODEL: scheduler_pb2.REJECT_REASON_NO_MODEL,
+    RejectReason.TOO_LATE: scheduler_pb2.REJECT_REASON_TOO_LATE,
 }
 
 
@@ -29,6 +31,7 @@ def decode_request(message: scheduler_pb2.NewRequest, now: float) -> Request:
         delivered_tokens=message.delivered_tokens,
         deadline_s=deadline,
         sla=decode_sla(message.sla),
+        worker_id=message.worker_id,
     )
 
 
@@ -45,36 +48,19 @@ def encode_forecast_input(
     )
 
 
-def encode_problem(problem: ev.AskBatch) -> batcher_pb2.FormRequest:
-    return batcher_pb2.FormRequest(
-        round=problem.round,
-        policy=problem.policy,
-        params=problem.params,
-        forecasts=[encode_forecast(f) for f in problem.forecasts],
-        groups=[
-            batcher_pb2.Group(
-                worker_id=group.worker_id,
-                kv_tokens=group.kv_tokens,
-                max_running=group.max_running,
-                running=_encode_columns(group.running),
-                queued=_encode_columns(group.queued),
-            )
-            for group in problem.groups
-        ],
+def decode_arrangement(message: batcher_pb2.Arrangement) -> ev.Arranged:
+    portions = tuple(
+        ev.Portion(
+            portion.worker,
+            tuple(portion.run),
+            tuple(portion.limits),
+            tuple(portion.pause),
+            tuple(portion.victims),
+            portion.peak_tokens,
+        )
+        for portion in message.portions
     )
-
-
-def _encode_columns(columns: ev.Columns) -> batcher_pb2.Candidates:
-    return batcher_pb2.Candidates(
-        prompt_tokens=columns.prompt_tokens,
-        output_tokens=columns.output_tokens,
-        max_tokens=columns.max_tokens,
-        forecast=columns.forecast,
-    )
-
-
-def decode_batch(message: batcher_pb2.Batch) -> ev.Batch:
-    return ev.Batch(message.worker_id, message.admit, message.peak_tokens, message.wait_reason)
+    return ev.Arranged(message.round, portions, message.next_s, message.not_before_s)
 
 
 def _place(action: ev.Place) -> scheduler_pb2.RequestEvent:

@@ -14,16 +14,18 @@ class SchedulerConfig(ServedSettings):
 
     address: str = "127.0.0.1:50052"
     predictor_address: str = "127.0.0.1:50053"
-    batcher_address: str = "127.0.0.1:50054"
+    batcher_address: str = ""  # of a batcher of its own; empty: rounds are arranged here
     estimator_address: str = "127.0.0.1:50055"
 
     policy: str = "past-future"
     preset: dict[str, Any] = Field(default_factory=dict)  # choices of the preset replaced
     max_queue: int = Field(4_096, gt=0)  # waiting requests; beyond it 429 with a time to retry
-    offer_window: int = Field(1_024, gt=0)  # head of the queue one round looks at
+    adopt_s: float = Field(10.0, gt=0)  # for who is said to be at a worker that may come back
+    round_share: float = Field(0.5, gt=0, le=1)  # of this process's time; events gather meanwhile
+    fleet_interval_s: float = Field(0.25, gt=0)  # how often gateways hear of queue and drain time
     outbox_limit: int = Field(65_536, gt=0)  # messages a slow gateway may be behind, then cut off
     forecast_timeout_s: float = Field(0.05, gt=0)  # then history stands in; unfelt in a TTFT
-    batch_timeout_s: float = Field(1.0, gt=0)  # a round that took longer is asked again
+    batcher_timeout_s: float = Field(0.05, gt=0)  # a round that took longer is arranged here
     refresh_interval_s: float = Field(0.25, gt=0)  # how often shared forecasts are renewed
     event_log: str = ""  # file for (event, now, actions) lines, to replay a run; off by default
     event_log_max_bytes: int = Field(256 * 2**20, gt=0)

@@ -2,11 +2,13 @@
 and replayed. Every request's events carry its gateway's `link`, one a Submit stream."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from math import inf
+from typing import Literal, NamedTuple
 
 from services.core import (
     CostModel,
     FinishReason,
+    HeldRequest,
     Outcome,
     Plan,
     Reject,
@@ -26,7 +28,7 @@ class Submitted:
 
 @dataclass(frozen=True, slots=True)
 class Forecasted:
-    """Answers to AskForecast, one a request."""
+    """Answers to AskForecast, and better ones that come later: for what still lives."""
 
     forecasts: tuple[tuple[str, Forecast], ...]
     kind: Literal["forecasted"] = "forecasted"
@@ -59,8 +61,11 @@ class GatewayLost:
 
 @dataclass(frozen=True, slots=True)
 class WorkerAttached:
+    """A worker's hello; `held` are the requests it has from before."""
+
     link: str
     view: WorkerView
+    held: tuple[HeldRequest, ...] = ()
     kind: Literal["worker_attached"] = "worker_attached"
 
 
@@ -87,22 +92,33 @@ class Costed:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
-    """The batcher's word for one worker: the first `admit` of what it was offered."""
+class Round:
+    """Something has changed: decide anew."""
 
-    worker_id: str
-    admit: int
-    peak_tokens: float = 0.0
-    wait_reason: str = ""
+    kind: Literal["round"] = "round"
+
+
+class Portion(NamedTuple):
+    """A share of a decision as plain numbers: all but the worker and the peak are board rows."""
+
+    worker: int
+    run: tuple[int, ...]
+    limits: tuple[int, ...]
+    pause: tuple[int, ...]
+    victims: tuple[int, ...]
+    peak_tokens: float
 
 
 @dataclass(frozen=True, slots=True)
-class Formed:
-    """The answer to AskBatch of that round; empty when the batcher could not be asked."""
+class Arranged:
+    """What a batcher of its own made of the contest of that round; no portions when it could not
+    be asked, or answered too late: the round is then arranged at home."""
 
     round: int
-    batches: tuple[Batch, ...]
-    kind: Literal["formed"] = "formed"
+    portions: tuple[Portion, ...] | None
+    next_s: float = inf
+    not_before_s: float = 0.0
+    kind: Literal["arranged"] = "arranged"
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +145,8 @@ Event = (
     | WorkerLost
     | Reported
     | Costed
-    | Formed
+    | Round
+    | Arranged
     | Draining
     | Tick
 )
@@ -142,32 +159,20 @@ class AskForecast:
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
-    """Requests as the batcher sees them, a row each; `forecast` indexes the round's table."""
+class AskArrange:
+    """The state's contest is to be arranged by a batcher of its own."""
 
-    prompt_tokens: tuple[int, ...] = ()
-    output_tokens: tuple[int, ...] = ()
-    max_tokens: tuple[int, ...] = ()
-    forecast: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    worker_id: str
-    kv_tokens: int
-    max_running: int
-    running: Columns
-    queued: Columns
-
-
-@dataclass(frozen=True, slots=True)
-class AskBatch:
     round: int
-    policy: str
-    params: dict[str, float]
-    forecasts: tuple[Forecast, ...]
-    groups: tuple[Group, ...]
-    kind: Literal["ask_batch"] = "ask_batch"
+    kind: Literal["ask_arrange"] = "ask_arrange"
+
+
+@dataclass(frozen=True, slots=True)
+class Displace:
+    """Another worker has this one's name: end its stream."""
+
+    link: str
+    worker_id: str
+    kind: Literal["displace"] = "displace"
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +240,18 @@ class Learn:
     kind: Literal["learn"] = "learn"
 
 
-Action = AskForecast | AskBatch | SendPlan | Place | Preempt | Resume | Finish | Refuse | Learn
+Action = (
+    AskForecast
+    | AskArrange
+    | SendPlan
+    | Displace
+    | Place
+    | Preempt
+    | Resume
+    | Finish
+    | Refuse
+    | Learn
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,4 +268,4 @@ class Fleet:
 class WorkerStatus:
     view: WorkerView
     running: int
-    held_tokens: int
+    held_tokens: int  # of the blocks that are in use, by its last report

@@ -1,48 +1,16 @@
-"""What the scheduler remembers of a request and of a worker."""
+"""What the scheduler remembers of a request and of a worker beside the board's columns."""
 
 from dataclasses import dataclass, field
-from enum import Enum
-from math import inf
 
-from services.core import CostModel, Grant, Pause, Request, WorkerView
-from services.forecast import Forecast
+import numpy as np
 
-Key = tuple[float, ...]
-
-
-class Phase(Enum):
-    FORECASTING = "forecasting"
-    QUEUED = "queued"
-    RUNNING = "running"
-    ENDED = "ended"
-
-
-@dataclass(frozen=True, slots=True)
-class Rank:
-    """Where a job stands among all others: keys ascend, the most urgent first.
-
-    `level` is its priority queue, 0 the most urgent that a remaining time earns; `shift` is how
-    far ageing (up, negative) and mispredictions (down) have moved it from the level of its
-    `remaining_s`, the fleet's time it still takes. `promised_tokens` is the length it is taken
-    to have, `since_s` when it came to wait where it does.
-    """
-
-    key: Key
-    level: int = 0
-    remaining_s: float = 0.0
-    shift: int = 0
-    promised_tokens: float = 0.0
-    since_s: float = inf
-
-
-UNRANKED = Rank(())
+from services.core import CostModel, Grant, HeldRequest, Pause, Request, WorkerView
+from services.forecast import Ints
 
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A live request. `home` is the worker that has its tokens, running or not, and holds
-    `held_tokens` of its KV, on the device or at rest; `forecast` is as the predictor gave it, not
-    yet cut at this request's max_tokens.
+    """A live request: its numbers stand in the board's `row`.
 
     `resumed_seq` is the plan that last let it run again where it was: evictions told before that
     was applied are history.
@@ -50,42 +18,14 @@ class Job:
 
     request: Request
     link: str
-    serial: int
-    forecast: Forecast
-    rank: Rank = UNRANKED
-    phase: Phase = Phase.FORECASTING
-    home: str = ""
-    output_tokens: int = 0
-    held_tokens: int = 0
-    limit_tokens: int = 0
-    preemptions: int = 0
+    row: int
     resumed_seq: int = 0
-    queued_since_s: float = inf
     queued_s: float = 0.0
+    shared_key: str = ""  # of its forecast's population
 
     @property
     def request_id(self) -> str:
         return self.request.request_id
-
-    @property
-    def resting(self) -> bool:
-        """Whether it waits with KV at its home."""
-        return self.held_tokens > 0 and self.phase is Phase.QUEUED
-
-    @property
-    def context_tokens(self) -> int:
-        """What must be held in KV for it to go on."""
-        return self.request.prompt_tokens + self.output_tokens
-
-    @property
-    def load_tokens(self) -> float:
-        """What it holds and is still to make."""
-        return self.context_tokens + self.mean_remaining
-
-    @property
-    def mean_remaining(self) -> float:
-        left = self.request.max_tokens - self.output_tokens
-        return min(left, self.forecast.mean_remaining(self.output_tokens)) if left > 0 else 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -110,21 +50,34 @@ class Draft:
 
 @dataclass(slots=True, eq=False)
 class WorkerJobs:
-    """An attached worker and what runs there, in order of admission.
+    """An attached worker, its `number` on the board, and what runs there.
 
     The scheduler owns `running`; the worker owns memory and says by reports what it holds.
     `pausing` are requests paused by the plan of that seq, until a report says it was applied.
+    `orphans` came with it from before and nobody has asked for them yet.
     """
 
     view: WorkerView
     link: str
+    number: int
     cost: CostModel
+    free_blocks: int = 0
+    shared_blocks: int = 0
     running: dict[str, Job] = field(default_factory=dict)
     draft: Draft = field(default_factory=Draft)
     pausing: dict[str, int] = field(default_factory=dict)
+    orphans: dict[str, HeldRequest] = field(default_factory=dict)
+    victims: Ints = field(
+        default_factory=lambda: np.zeros(0, np.int64)
+    )  # board rows, by the last round
     plan_seq: int = 0
     report_seq: int = 0
 
     @property
-    def held_tokens(self) -> int:
-        return sum(job.context_tokens for job in self.running.values())
+    def kv_blocks(self) -> int:
+        return self.view.kv_tokens // self.view.block_tokens
+
+    @property
+    def used_tokens(self) -> int:
+        """KV tokens of the blocks that somebody holds, by its last report."""
+        return (self.kv_blocks - self.free_blocks) * self.view.block_tokens

@@ -1,12 +1,16 @@
 """What the scheduler counts."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from services.runtime.telemetry import LATENCY_BUCKETS_S
 from services.scheduler import events as ev
 from services.scheduler.state import SchedulerState
+
+
+ROUND_BUCKETS_S = (0.0001, 0.0002, 0.0005, *LATENCY_BUCKETS_S)
 
 
 class SchedulerMetrics:
@@ -21,10 +25,12 @@ class SchedulerMetrics:
             "Requests admitted to a worker",
             registry=registry,
         )
-        self.held = Gauge(
-            "foretoken_kv_cache_usage_perc", "Share of all KV tokens held, 0 to 1",
+        self.usage = Gauge(
+            "foretoken_kv_cache_usage_perc",
+            "Share of a worker's KV blocks that somebody holds, 0 to 1, by its last report",
+            ["worker"],
             registry=registry,
-        )  # fmt: skip
+        )
         self.free = Gauge(
             "foretoken_kv_free_tokens",
             "KV tokens in free blocks, by the worker's last report",
@@ -45,9 +51,16 @@ class SchedulerMetrics:
             registry=registry,
         )
         self.round_seconds = Histogram(
-            "foretoken_batcher_round_seconds", "Time the batcher took to answer a round",
-            buckets=LATENCY_BUCKETS_S, registry=registry,
+            "foretoken_scheduler_round_seconds", "Time a planning round took in this process",
+            buckets=ROUND_BUCKETS_S, registry=registry,
         )  # fmt: skip
+        self.arranged = Counter(
+            "foretoken_scheduler_rounds_arranged",
+            "Rounds by who arranged them: a batcher of its own, or this process because that was "
+            "late or gone",
+            ["by"],
+            registry=registry,
+        )
 
     def stepped(self, event: ev.Event, actions: Sequence[ev.Action], state: SchedulerState) -> None:
         """Count one step of the state."""
@@ -56,12 +69,21 @@ class SchedulerMetrics:
                 self.preemptions.inc()
             elif isinstance(action, ev.Refuse):
                 self.refused.labels(action.reject.reason.value).inc()
-        self.waiting.set(len(state.ledger.queue))
-        self.running.set(sum(len(w.running) for w in state.workers.values()))
-        if isinstance(event, ev.WorkerAttached):
-            self.free.labels(event.view.worker_id).set(event.view.kv_tokens)
-        if isinstance(event, ev.Reported):
-            self.free.labels(event.worker_id).set(event.report.free_tokens)
-            total = sum(w.view.kv_tokens for w in state.workers.values())
-            held = sum(w.held_tokens for w in state.workers.values())
-            self.held.set(held / total if total else 0.0)
+        self.waiting.set(state.ledger.waiting)
+        self.running.set(state.ledger.running)
+        match event:
+            case ev.WorkerAttached():
+                self._tell_blocks(event.view.worker_id, state)
+            case ev.Reported() | ev.WorkerLost():
+                self._tell_blocks(event.worker_id, state)
+
+    def _tell_blocks(self, worker_id: str, state: SchedulerState) -> None:
+        """A worker's blocks as it last reported them; nothing of one that is gone."""
+        worker = state.workers.get(worker_id)
+        if worker:
+            self.usage.labels(worker_id).set(worker.used_tokens / worker.view.kv_tokens)
+            self.free.labels(worker_id).set(worker.free_blocks * worker.view.block_tokens)
+            return
+        for gauge in (self.usage, self.free):
+            with suppress(KeyError):
+                gauge.remove(worker_id)

@@ -10,22 +10,29 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+from grpc import aio
 from prometheus_client import CollectorRegistry
 
 from protos import scheduler_pb2, scheduler_pb2_grpc
 from services.core import FinishReason
-from services.runtime.attach_codec import decode_report, decode_worker_hello, encode_plan
+from services.runtime.attach_codec import (
+    decode_held,
+    decode_report,
+    decode_worker_hello,
+    encode_plan,
+)
 from services.runtime.codec import decode_reason
-from services.runtime.errors import InvalidArgument
+from services.runtime.errors import Code, InvalidArgument, ServiceError
 from services.runtime.streams import Outbox, duplex
+from services.policies.preset import choose
 from services.scheduler import events as ev
 from services.scheduler.advice import Advice, Advisers
+from services.scheduler.arranger import Arranger
 from services.scheduler.codec import decode_request, encode_fleet, encode_request_event
 from services.scheduler.config import SchedulerConfig
+from services.scheduler.door import Limits
 from services.scheduler.eventlog import EventLog
-from services.scheduler.ledger import Limits
 from services.scheduler.metrics import SchedulerMetrics
-from services.scheduler.presets import choose
 from services.scheduler.state import SchedulerState
 
 log = logging.getLogger(__name__)
@@ -39,22 +46,43 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
     Raises ValueError at construction for an unknown policy or choice.
     """
 
-    def __init__(self, config: SchedulerConfig, advisers: Advisers, registry: CollectorRegistry):
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        advisers: Advisers,
+        registry: CollectorRegistry,
+        batcher: aio.Channel | None = None,
+    ):
+        """`batcher`: the way to a batcher of its own, where there is one."""
         preset = choose(config.policy, config.preset)
         self.config = config
-        self.state = SchedulerState(preset, Limits(config.max_queue, config.offer_window))
+        limits = Limits(config.max_queue, config.adopt_s)
+        self.state = SchedulerState(preset, limits, apart=batcher is not None)
         self.metrics = SchedulerMetrics(registry)
         self._advice = Advice(config, advisers, self)
+        self._arranger = batcher and Arranger(
+            batcher,
+            preset,
+            self.state.ledger.board.forecasts,
+            config.batcher_timeout_s,
+            self.metrics,
+            self.dispatch,
+        )
         self._links = count(1)
         self._gateways: dict[str, Outbox[scheduler_pb2.SchedulerEvent]] = {}
         self._workers: dict[str, Outbox[scheduler_pb2.Plan]] = {}
+        self._displaced: set[str] = set()
         self._retimed = asyncio.Event()
         self._due_s = inf  # when the next Tick is due, as the timekeeper has it
+        self._round: asyncio.TimerHandle | None = None  # the next one, while one is wanted
+        self._rest_until_s = 0.0  # so that rounds leave the loop its share
+        self._told_fleet = ev.Fleet()
         self._emptied = asyncio.Event()
         self._log: EventLog | None = None
         self._perform: dict[str, Callable[[Any], None]] = {
             "ask_forecast": self._advice.ask_forecast,
-            "ask_batch": self._advice.ask_batch,
+            "ask_arrange": self._ask_arrange,
+            "displace": self._displace,
             "learn": self._advice.learn,
             "send_plan": self._send_plan,
             "place": self._tell_gateway,
@@ -72,7 +100,10 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
                 self._log = stack.enter_context(file)
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._keep_time())
+                tasks.create_task(self._keep_fleet_told())
                 tasks.create_task(self._advice.run())
+                if self._arranger:
+                    tasks.create_task(self._arranger.run())
 
     async def drain(self) -> None:
         """Refuse new requests; return when the last one has ended."""
@@ -90,10 +121,46 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         self.metrics.stepped(event, actions, self.state)
         for action in actions:
             self._perform[action.kind](action)
+        self._await_round(now)
         if not self.state.jobs:
             self._emptied.set()
         if self.state.next_deadline() < self._due_s:
             self._retimed.set()
+
+    def _await_round(self, now: float) -> None:
+        """Start a round once the loop has taken in what lies there already."""
+        due_s = self.state.round_due_s
+        if self._round is None and due_s < inf:
+            delay_s = max(0.0, due_s - now, self._rest_until_s - now)
+            self._round = asyncio.get_running_loop().call_later(delay_s, self._start_round)
+
+    def _start_round(self) -> None:
+        self._round = None
+        started_s = time.perf_counter()
+        self.dispatch(ev.Round())
+        took_s = time.perf_counter() - started_s
+        self.metrics.round_seconds.observe(took_s)
+        share = self.config.round_share
+        self._rest_until_s = time.monotonic() + took_s * (1 / share - 1)
+
+    def _ask_arrange(self, action: ev.AskArrange) -> None:
+        if self._arranger and self.state.rounds.contest:
+            self._arranger.ask(self.state.rounds.contest)
+
+    def _displace(self, action: ev.Displace) -> None:
+        """Its stream ends with the reason; the worker that comes after it stays."""
+        if outbox := self._workers.get(action.link):
+            self._displaced.add(action.link)
+            outbox.close()
+
+    async def _keep_fleet_told(self) -> None:
+        """Gateways refuse at the door by the queue's length and drain time: what they know of
+        these is never much older than an interval."""
+        while True:
+            await asyncio.sleep(self.config.fleet_interval_s)
+            fleet, told = self.state.fleet(), self._told_fleet
+            if _noticeable(fleet.queued, told.queued) or _noticeable(fleet.drain_s, told.drain_s):
+                self._tell_fleet()
 
     async def _keep_time(self) -> None:
         while True:
@@ -115,7 +182,8 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             outbox.put(encode_request_event(action))
 
     def _tell_fleet(self) -> None:
-        fleet = scheduler_pb2.SchedulerEvent(fleet=encode_fleet(self.state.ledger.fleet()))
+        self._told_fleet = self.state.fleet()
+        fleet = scheduler_pb2.SchedulerEvent(fleet=encode_fleet(self._told_fleet))
         for outbox in self._gateways.values():
             outbox.put(fleet)
 
@@ -124,7 +192,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
     async def GetFleet(
         self, request: scheduler_pb2.GetFleetRequest, context: Any
     ) -> scheduler_pb2.FleetView:
-        return encode_fleet(self.state.ledger.fleet())
+        return encode_fleet(self.state.fleet())
 
     async def Submit(
         self, requests: AsyncIterator[scheduler_pb2.SubmitMessage], context: Any
@@ -135,7 +203,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         link = f"{first.hello.gateway_id}#{next(self._links)}"
         outbox: Outbox[scheduler_pb2.SchedulerEvent] = Outbox(self.config.outbox_limit)
         self._gateways[link] = outbox
-        outbox.put(scheduler_pb2.SchedulerEvent(fleet=encode_fleet(self.state.ledger.fleet())))
+        outbox.put(scheduler_pb2.SchedulerEvent(fleet=encode_fleet(self.state.fleet())))
         try:
             async for message in duplex(self._read_gateway(link, requests), outbox):
                 yield message
@@ -170,7 +238,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         outbox: Outbox[scheduler_pb2.Plan] = Outbox(self.config.outbox_limit)
         self._workers[link] = outbox
         self._advice.unwatch(view.worker_id)
-        self.dispatch(ev.WorkerAttached(link, view))
+        self.dispatch(ev.WorkerAttached(link, view, decode_held(first.hello)))
         self._advice.observe(view.worker_id, first.hello.profile, first.hello.swaps)
         self._tell_fleet()
         log.info("worker %s attached: %s, %d KV tokens", view.worker_id, view.model, view.kv_tokens)
@@ -178,8 +246,13 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             reader = self._read_worker(link, view.worker_id, requests)
             async for plan in duplex(reader, outbox):
                 yield plan
+            if link in self._displaced:
+                raise ServiceError(
+                    Code.ALREADY_EXISTS, f"another worker attached as {view.worker_id}"
+                )
         finally:
             del self._workers[link]
+            self._displaced.discard(link)
             self.dispatch(ev.WorkerLost(link, view.worker_id))
             if view.worker_id not in self.state.workers:
                 self._advice.unwatch(view.worker_id)
@@ -194,3 +267,8 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
                 report = message.report
                 self.dispatch(ev.Reported(link, worker_id, decode_report(report)))
                 self._advice.observe(worker_id, report.timings, report.swaps)
+
+
+def _noticeable(value: float, told: float) -> bool:
+    """A tenth more or less, or any, or none any more."""
+    return abs(value - told) > 0.1 * max(value, told)

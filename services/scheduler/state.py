@@ -1,17 +1,18 @@
 """The scheduler's core: `step(event, now) → actions`, no clock and no I/O.
 
-The loop a round follows: an event changes jobs → when something may now run, the queue's head is
-dealt to workers, the running that would make way for it stand in line with it, and the batcher is
-asked (AskBatch) → its answer (Formed) admits and pauses → every worker whose directives changed
-gets one plan. One round is under way at a time; what happens meanwhile marks the state dirty and
-starts the next.
+An event changes the board and marks it dirty; a Round decides (`rounds.py`) and sends every worker
+whose directives changed one plan. Whoever owns the clock starts a Round when `round_due_s` has
+come: what happens at once makes one round, however much it is. Nothing here knows a policy.
 """
 
 from collections.abc import Callable
+from heapq import heappop, heappush
+from math import inf
 
 from services.core import (
     Completion,
     FinishReason,
+    HeldRequest,
     Outcome,
     Progress,
     Reject,
@@ -19,13 +20,13 @@ from services.core import (
     Report,
     Request,
 )
+from services.policies.preset import Preset
 from services.scheduler import events as ev
-from services.scheduler.contest import Contest, renewed, settle
-from services.scheduler.dealing import deal
-from services.scheduler.jobs import Job, Phase, WorkerJobs
-from services.scheduler.ledger import Ledger, Limits
-from services.scheduler.presets import Preset
-from services.scheduler.problem import pose
+from services.scheduler.board import Phase
+from services.scheduler.door import Limits, drain_s, hopeless, refusal, unservable
+from services.scheduler.jobs import Job, WorkerJobs
+from services.scheduler.ledger import Ledger
+from services.scheduler.rounds import Rounds, decision_of
 
 DEFAULT_LIMITS = Limits()
 LEARNT_FROM = (FinishReason.STOP, FinishReason.LENGTH)
@@ -33,16 +34,21 @@ DRAINING = Reject(RejectReason.DRAINING, "the scheduler is shutting down", 1.0)
 
 
 class SchedulerState:
-    """All the scheduler knows. Mutated by `step` alone; the same events give the same actions."""
+    """All the scheduler knows. Mutated by `step` alone; the same events give the same actions.
 
-    def __init__(self, preset: Preset, limits: Limits = DEFAULT_LIMITS):
+    `apart`: rounds are arranged by a batcher of its own (AskArrange, answered by Arranged).
+    """
+
+    def __init__(self, preset: Preset, limits: Limits = DEFAULT_LIMITS, apart: bool = False):
         self.preset = preset
         self.limits = limits
-        self.ledger = Ledger(preset, limits)
+        self.ledger = Ledger()
+        self.rounds = Rounds(preset, self.ledger)
+        self.drain_s = 0.0  # by the last round's reckoning
+        self._apart = apart
         self._draining = False
         self._dirty = False
-        self._round = 0
-        self._contests: dict[str, Contest] | None = None  # of the round under way, by worker
+        self._timers: list[tuple[float, int, str, str]] = []  # when, job's row, its id, or worker
         self._actions: list[ev.Action] = []
         self._handlers: dict[str, Callable[..., None]] = {
             "submitted": self._submitted,
@@ -54,7 +60,8 @@ class SchedulerState:
             "worker_lost": self._worker_lost,
             "reported": self._reported,
             "costed": self._costed,
-            "formed": self._formed,
+            "round": self._round,
+            "arranged": self._arranged,
             "draining": self._drain,
             "tick": self._tick,
         }
@@ -62,11 +69,7 @@ class SchedulerState:
     def step(self, event: ev.Event, now: float) -> list[ev.Action]:
         """Take one event at time `now` (never falling); returns what is to be done, in order."""
         self._handlers[event.kind](event, now)
-        self._expire(now)
-        self.ledger.keep_pace()
-        self._dirty |= self.ledger.ranking.promote(now)
-        self._start_round()
-        self._actions += self.ledger.take_plans(now)
+        self._ring(now)
         actions, self._actions = self._actions, []
         return actions
 
@@ -78,13 +81,26 @@ class SchedulerState:
     def workers(self) -> dict[str, WorkerJobs]:
         return self.ledger.workers
 
+    @property
+    def round_due_s(self) -> float:
+        """From when on a Round is wanted; infinite while there is nothing new to decide."""
+        if not self._dirty or self.rounds.contest is not None:
+            return inf
+        return self.rounds.not_before_s
+
     def next_deadline(self) -> float:
         """When a Tick is due; infinite when nothing waits for time."""
-        return self.ledger.next_deadline()
+        return min(self._timers[0][0] if self._timers else inf, self.rounds.next_s)
+
+    def fleet(self) -> ev.Fleet:
+        workers = tuple(
+            ev.WorkerStatus(w.view, len(w.running), w.used_tokens) for w in self.workers.values()
+        )
+        return ev.Fleet(workers, self.ledger.waiting, self.drain_s, self.preset.name)
 
     def shared_representatives(self) -> list[Request]:
         """One live request for each population forecast in use."""
-        shared = {job.forecast.shared_key: job.request for job in self.jobs.values()}
+        shared = {job.shared_key: job.request for job in self.jobs.values()}
         shared.pop("", None)
         return list(shared.values())
 
@@ -93,33 +109,45 @@ class SchedulerState:
     def _submitted(self, event: ev.Submitted, now: float) -> None:
         request = event.request
         known = self.jobs.get(request.request_id)
-        if known and known.link != event.link:  # resubmitted on a new stream before the old fell
-            self._drop(known)
-        reject = DRAINING if self._draining else self.ledger.refusal(request)
+        if known and known.link != event.link:
+            if request.worker_id and request.worker_id == self.ledger.home(known):
+                known.link = event.link  # its gateway is back and has gone on with it
+                self._tell_standing(known)
+                return
+            self._drop(known)  # resubmitted on a new stream before the old one fell
+        reject = DRAINING if self._draining else self._refusal(request, now)
         if reject:
             self._actions.append(ev.Refuse(event.link, request.request_id, reject))
-        else:
-            self.ledger.add(request, event.link, now)
-            self._actions.append(ev.AskForecast((request,)))
+            return
+        job = self.ledger.add(request, event.link)
+        if request.deadline_s < inf:
+            self._set_timer(request.deadline_s, job)
+        self._actions.append(ev.AskForecast((request,)))
+        if request.worker_id:
+            self._find_home(job, now)
+
+    def _refusal(self, request: Request, now: float) -> Reject | None:
+        return refusal(self.ledger, self.limits, request, self.drain_s, now)
 
     def _forecasted(self, event: ev.Forecasted, now: float) -> None:
         for request_id, forecast in event.forecasts:
             job = self.jobs.get(request_id)
-            if job and job.phase is Phase.FORECASTING:
-                self.ledger.enqueue(job, forecast, now)
+            if job:
+                job.shared_key = forecast.shared_key
+                self.ledger.foresee(job, forecast)
+                if self.ledger.phase(job) is Phase.FORECASTING:
+                    self.ledger.enqueue(job)
                 self._dirty = True
 
     def _refreshed(self, event: ev.Refreshed, now: float) -> None:
-        fresh = {f.shared_key: f for f in event.forecasts if f.shared_key}
-        for job in self.jobs.values():
-            job.forecast = fresh.get(job.forecast.shared_key, job.forecast)
+        for forecast in event.forecasts:
+            self.ledger.board.renew(forecast)
         self._dirty = True
 
     def _cancelled(self, event: ev.Cancelled, now: float) -> None:
         job = self.jobs.get(event.request_id)
         if job and job.link == event.link:
-            job.output_tokens = event.output_tokens
-            self._learn(job, event.reason, now)
+            self._learn(job, event.reason, event.output_tokens, now)
             self._drop(job)
 
     def _gateway_lost(self, event: ev.GatewayLost, now: float) -> None:
@@ -130,25 +158,24 @@ class SchedulerState:
         self.ledger.drop(job)
         self._dirty = True
 
-    def _expire(self, now: float) -> None:
-        for job in self.ledger.overdue(now):
-            self._finish(job, FinishReason.DEADLINE, now, "the deadline passed")
-            self._drop(job)
-
-    def _finish(self, job: Job, reason: FinishReason, now: float, message: str = "") -> None:
-        waiting_s = now - job.queued_since_s if job.phase is not Phase.RUNNING else 0.0
+    def _finish(
+        self, job: Job, reason: FinishReason, output_tokens: int, now: float, message: str = ""
+    ) -> None:
+        runs = self.ledger.phase(job) is Phase.RUNNING
+        since_s = float(self.ledger.board.jobs.since_s[job.row])
+        waiting_s = 0.0 if runs else now - min(since_s, max(now, job.request.arrival_s))
         finish = ev.Finish(
             job.link,
             job.request_id,
             reason,
-            job.output_tokens,
-            job.preemptions,
+            output_tokens,
+            self.ledger.preemptions(job),
             job.queued_s + waiting_s,
             message,
         )
         self._actions.append(finish)
 
-    def _learn(self, job: Job, reason: FinishReason, now: float) -> None:
+    def _learn(self, job: Job, reason: FinishReason, output_tokens: int, now: float) -> None:
         if reason not in LEARNT_FROM:
             return
         request = job.request
@@ -157,32 +184,117 @@ class SchedulerState:
             request.model,
             request.application,
             request.prompt_tokens,
-            job.output_tokens,
+            output_tokens,
             request.max_tokens,
             reason,
             now - request.arrival_s,
-            job.preemptions,
+            self.ledger.preemptions(job),
         )
         self._actions.append(ev.Learn(outcome))
 
     def _drain(self, event: ev.Draining, now: float) -> None:
         self._draining = True
 
+    # Time
+
+    def _set_timer(self, due_s: float, job: Job) -> None:
+        heappush(self._timers, (due_s, job.row, job.request_id, ""))
+
     def _tick(self, event: ev.Tick, now: float) -> None:
-        """Nothing but time passed; every step looks at deadlines and ageing."""
+        """Time has passed; every step looks at what was due."""
+
+    def _ring(self, now: float) -> None:
+        """What is due by now: deadlines, waits for who did not come back, and the next round."""
+        while self._timers and self._timers[0][0] <= now:
+            _, row, request_id, worker_id = heappop(self._timers)
+            if worker_id:
+                self._abandon_orphans(worker_id, now)
+            elif (job := self.jobs.get(request_id)) and job.row == row:
+                self._job_due(job, now)
+        if self.rounds.next_s <= now:
+            self.rounds.next_s = inf
+            self._dirty = True
+
+    def _job_due(self, job: Job, now: float) -> None:
+        if job.request.deadline_s <= now:
+            output_tokens = self.ledger.output(job)
+            self._finish(job, FinishReason.DEADLINE, output_tokens, now, "the deadline passed")
+            self._drop(job)
+        elif self.ledger.phase(job) is Phase.AWAITED:
+            self.ledger.enqueue(job)
+            self._dirty = True
+
+    def _end_hopeless(self, rows: list[int], now: float) -> None:
+        for row in rows:
+            job = self.ledger.job_of(row)
+            if job:
+                why = "the deadline could not be met any more"
+                self._finish(job, FinishReason.DEADLINE, self.ledger.output(job), now, why)
+                self._drop(job)
 
     # Workers come, report and go
 
     def _worker_attached(self, event: ev.WorkerAttached, now: float) -> None:
-        if event.view.worker_id in self.workers:
-            self._lose(event.view.worker_id, now)
-        self.ledger.attach(event.view, event.link)
-        for job in [job for job in self.jobs.values() if job.phase is not Phase.RUNNING]:
-            reject = self.ledger.too_long(job.request)
+        worker_id = event.view.worker_id
+        known = self.workers.get(worker_id)
+        if known:
+            self._actions.append(ev.Displace(known.link, worker_id))
+            self._lose(worker_id, now)
+        worker = self.ledger.attach(event.view, event.link)
+        for held in event.held:
+            self._meet(worker, held, now)
+        if worker.orphans:
+            heappush(self._timers, (now + self.limits.adopt_s, -1, "", worker_id))
+        for job in [job for job in self.jobs.values() if self._waits(job)]:
+            reject = unservable(self.ledger, job.request)
             if reject:
                 self._actions.append(ev.Refuse(job.link, job.request_id, reject))
                 self._drop(job)
         self._dirty = True
+
+    def _waits(self, job: Job) -> bool:
+        return self.ledger.phase(job) is not Phase.RUNNING
+
+    def _meet(self, worker: WorkerJobs, held: HeldRequest, now: float) -> None:
+        """A worker has this one from before: adopted if it is nowhere else by now."""
+        job = self.jobs.get(held.request_id)
+        if job is None:
+            worker.orphans[held.request_id] = held
+        elif self.ledger.home(job):
+            worker.draft.forget(held.request_id)
+        else:
+            self._adopt(job, worker, held, now)
+
+    def _find_home(self, job: Job, now: float) -> None:
+        """A request whose gateway says that a worker has it already."""
+        worker = self.workers.get(job.request.worker_id)
+        if worker is None:
+            self.ledger.await_home(job)
+            self._set_timer(now + self.limits.adopt_s, job)
+        elif job.request_id in worker.orphans:
+            self._adopt(job, worker, worker.orphans.pop(job.request_id), now)
+
+    def _adopt(self, job: Job, worker: WorkerJobs, held: HeldRequest, now: float) -> None:
+        self.ledger.adopt(job, worker, held, now)
+        self._tell_standing(job)
+        self._dirty = True
+
+    def _tell_standing(self, job: Job) -> None:
+        """Where it stands, to a gateway that may have missed it."""
+        if self.ledger.phase(job) is Phase.RUNNING:
+            held = self.ledger.held(job)
+            self._actions.append(ev.Resume(job.link, job.request_id, held))
+        else:
+            self._tell_preempted(job)
+
+    def _abandon_orphans(self, worker_id: str, now: float) -> None:
+        """Nobody has asked for them: the worker may forget them."""
+        worker = self.workers.get(worker_id)
+        if worker and worker.orphans:
+            for request_id in worker.orphans:
+                worker.draft.forget(request_id)
+            worker.orphans.clear()
+            self._dirty = True
 
     def _worker_lost(self, event: ev.WorkerLost, now: float) -> None:
         worker = self.workers.get(event.worker_id)
@@ -195,11 +307,12 @@ class SchedulerState:
         self._dirty = True
 
     def _tell_preempted(self, job: Job) -> None:
-        self._actions.append(ev.Preempt(job.link, job.request_id, job.output_tokens))
+        preempt = ev.Preempt(job.link, job.request_id, self.ledger.output(job))
+        self._actions.append(preempt)
 
     def _costed(self, event: ev.Costed, now: float) -> None:
         if event.worker_id in self.workers:
-            self.ledger.cost(event.worker_id, event.cost)
+            self.workers[event.worker_id].cost = event.cost
 
     def _reported(self, event: ev.Reported, now: float) -> None:
         worker = self.workers.get(event.worker_id)
@@ -207,93 +320,74 @@ class SchedulerState:
         if not worker or worker.link != event.link or report.seq <= worker.report_seq:
             return
         worker.report_seq = report.seq
-        for told in report.progress:
-            if job := self._here(told.request_id, event.worker_id):
-                self.ledger.progress(worker, job, told.output_tokens, told.held_tokens)
+        worker.free_blocks, worker.shared_blocks = report.free_blocks, report.shared_blocks
+        here = worker.number
+        home, jobs = self.ledger.board.jobs.home, self.jobs
+        self.ledger.progress(
+            [
+                (job, told)
+                for told in report.progress
+                if (job := jobs.get(told.request_id)) and home[job.row] == here
+            ]
+        )
         for completion in report.finished:
-            if job := self._here(completion.request_id, event.worker_id):
+            if job := self._here(completion.request_id, worker):
                 self._completed(job, completion, now)
         for told in report.evicted:
-            if job := self._here(told.request_id, event.worker_id):
-                self._evicted(job, told, report, now)
+            if job := self._here(told.request_id, worker):
+                self._evicted(job, worker, told, report, now)
         for job in self.ledger.take_paused(worker, report.applied_plan_seq):
             self._tell_preempted(job)
         self._dirty = True
 
-    def _here(self, request_id: str, worker_id: str) -> Job | None:
+    def _here(self, request_id: str, worker: WorkerJobs) -> Job | None:
         """A job that runs there, or was paused or evicted there."""
         job = self.jobs.get(request_id)
-        return job if job and job.home == worker_id else None
+        return job if job and self.ledger.home(job) == worker.view.worker_id else None
 
-    def _evicted(self, job: Job, told: Progress, report: Report, now: float) -> None:
+    def _evicted(
+        self, job: Job, worker: WorkerJobs, told: Progress, report: Report, now: float
+    ) -> None:
         """Unless it was paused before, and runs again by a plan that came after."""
-        if job.phase is Phase.RUNNING and report.applied_plan_seq >= job.resumed_seq:
-            self.ledger.evict(job, told.output_tokens, told.held_tokens, now)
+        runs = job.request_id in worker.running
+        self.ledger.progress([(job, told)])
+        if runs and report.applied_plan_seq >= job.resumed_seq:
+            self.ledger.evict(job, worker, now)
             self._tell_preempted(job)
-            return
-        self.ledger.note(job, told.output_tokens, told.held_tokens)
-        if self.workers[job.home].pausing.pop(job.request_id, None):
+        elif worker.pausing.pop(job.request_id, None):
             self._tell_preempted(job)  # it stopped before it read that it should
 
     def _completed(self, job: Job, completion: Completion, now: float) -> None:
-        job.output_tokens = completion.output_tokens
-        self._learn(job, completion.reason, now)
-        self._finish(job, completion.reason, now)
+        self._learn(job, completion.reason, completion.output_tokens, now)
+        self._finish(job, completion.reason, completion.output_tokens, now)
         self.ledger.end(job)
 
     # A planning round
 
-    def _start_round(self) -> None:
-        if not (self._dirty and self._contests is None and self.ledger.queue and self.workers):
+    def _round(self, event: ev.Round, now: float) -> None:
+        """Early or twice, it only looks again; while one is out, there is nothing to ask."""
+        if self.rounds.contest is not None:
             return
         self._dirty = False
-        head = self.ledger.queue.head(self.limits.offer_window)
-        contests = deal(self.preset, head, self.ledger.queue, self.workers)
-        if contests:
-            self._ask(contests)
-
-    def _ask(self, contests: dict[str, Contest]) -> None:
-        self._round += 1
-        self._contests = contests
-        self._actions.append(pose(self._round, self.preset, self.workers, contests))
-
-    def _formed(self, event: ev.Formed, now: float) -> None:
-        if event.round != self._round or self._contests is None:
-            return
-        contests, self._contests = self._contests, None
-        again = {}
-        for batch in event.batches:
-            contest = self._still_held(batch.worker_id, contests.get(batch.worker_id))
-            if contest:
-                verdict = settle(contest, batch.admit, self._is_current(contest))
-                for job in verdict.pause:
-                    self.ledger.pause(job, now)
-                for job in verdict.enter:
-                    self._admit(job, batch.worker_id, now)
-                if verdict.again:
-                    again[batch.worker_id] = renewed(contest, verdict.again)
-        self._dirty |= not event.batches
-        if again:
-            self._ask(again)
-
-    def _still_held(self, worker_id: str, contest: Contest | None) -> Contest | None:
-        """The contest, if its worker is still the one that was asked for."""
-        worker = self.workers.get(worker_id)
-        return contest if contest and worker and worker.link == contest.link else None
-
-    def _is_current(self, contest: Contest) -> Callable[[Job], bool]:
-        def current(job: Job) -> bool:
-            """It still waits, or runs, as it did."""
-            then = Phase.RUNNING if job.request_id in contest.challenged else Phase.QUEUED
-            return job.phase is then
-
-        return current
-
-    def _admit(self, job: Job, worker_id: str, now: float) -> None:
-        if self.ledger.admit(job, worker_id, now):
-            address = self.workers[worker_id].view.address
-            self._actions.append(
-                ev.Place(job.link, job.request_id, worker_id, address, job.queued_s)
-            )
+        snapshot = self.ledger.board.snapshot(now, self.ledger.seats())
+        self.drain_s = drain_s(snapshot)
+        if late := hopeless(snapshot):
+            self._end_hopeless(late, now)
+            snapshot = self.ledger.board.snapshot(now, snapshot.workers)
+        contest = self.rounds.pose(snapshot)
+        if self._apart and not contest.runs.all():
+            self.rounds.contest = contest
+            self._actions.append(ev.AskArrange(contest.round))
         else:
-            self._actions.append(ev.Resume(job.link, job.request_id, job.held_tokens))
+            self._actions += self.rounds.take(self.rounds.arrange(contest), now)
+        self._actions += self.rounds.take_plans(now)
+
+    def _arranged(self, event: ev.Arranged, now: float) -> None:
+        contest = self.rounds.contest
+        if contest is None or contest.round != event.round:
+            return
+        self.rounds.contest = None
+        told = event.portions is not None
+        decision = decision_of(contest, event) if told else self.rounds.arrange(contest)
+        self._actions += self.rounds.take(decision, now)
+        self._actions += self.rounds.take_plans(now)

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+Params = Mapping[str, float]
+
 
 @dataclass(frozen=True, slots=True)
 class Param:
@@ -11,7 +13,7 @@ class Param:
     most: float
 
 
-def resolve(what: str, known: Mapping[str, Param], given: Mapping[str, float]) -> dict[str, float]:
+def resolve(what: str, known: Mapping[str, Param], given: Params) -> dict[str, float]:
     """All of `known`, defaults filled in.
 
     Raises ValueError, with the known names or the bounds, for an unknown name or a value out of

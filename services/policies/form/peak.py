@@ -26,7 +26,7 @@ class PrefixPeaks:
     then one masked pass, O(scenarios · n), remembered.
     """
 
-    def __init__(self, running: int, held: Ints, remaining: Floats):
+    def __init__(self, running: int, held: Floats, remaining: Floats):
         self._running = running
         self._order = np.argsort(-remaining, axis=1)
         self._held = held[self._order]
@@ -38,6 +38,25 @@ class PrefixPeaks:
         if queued not in self._known:
             self._known[queued] = self._peak(queued)
         return self._known[queued]
+
+    def longest(self, most: int, limit: float) -> int:
+        """The largest k ≤ `most` whose peak is within the limit; 0 if there is none.
+
+        Peaks are close to linear in k, so interpolation finds the neighbourhood and halving,
+        every other step, keeps the worst case logarithmic: about five passes over the rows.
+        """
+        if most == 0 or self(most) <= limit:
+            return most
+        if self(0) > limit:
+            return 0
+        low, high = 0, most  # peak(low) ≤ limit < peak(high)
+        halve = False
+        while high - low > 1:
+            share = 0.5 if halve else (limit - self(low)) / (self(high) - self(low))
+            middle = low + min(max(1, round(share * (high - low))), high - low - 1)
+            low, high = (middle, high) if self(middle) <= limit else (low, middle)
+            halve = not halve
+        return low
 
     def _peak(self, queued: int) -> float:
         among = self._order < self._running + queued

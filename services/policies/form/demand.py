@@ -1,0 +1,95 @@
+"""What running together asks of memory, by each forming policy: needs of a line, and a limit."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import ceil
+
+import numpy as np
+
+from services.forecast import Floats, ForecastTable, Ints
+from services.policies.form.peak import PrefixPeaks
+from services.policies.parameters import Param, Params
+from services.policies.snapshot import Jobs, Worker
+
+ENOUGH_DRAWS = 200  # lengths of running requests drawn in all before one more scenario adds little
+MOST_SCENARIOS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """Of the jobs of a line, parallel to it: the tokens each holds, where `remaining` (scenarios,
+    jobs) is given those it will still make, and how many tokens may be planned in all."""
+
+    held: Floats
+    limit: float
+    remaining: Floats | None = None
+
+    def longest(self, order: Ints, base: int, most: int) -> tuple[int, Callable[[int], float]]:
+        """How many of `order` beyond its first `base` fit, `most` at most; and the tokens that
+        the first so many beyond them need."""
+        held = self.held[order]
+        if self.remaining is None:
+            totals = np.cumsum(held)
+            needs = np.concatenate([[totals[base - 1] if base else 0.0], totals[base:]])
+            fit = int(np.searchsorted(needs, self.limit, side="right")) - 1
+            return min(most, max(0, fit)), lambda count: float(needs[count])
+        # No more are looked at than could fit if they never grew, and one that says why it waits.
+        reach = int(np.searchsorted(np.cumsum(held), self.limit, side="right")) - base
+        most = min(most, max(0, reach))
+        order = order[: base + most + 1]
+        peaks = PrefixPeaks(base, self.held[order], self.remaining[:, order])
+        return peaks.longest(most, self.limit), peaks
+
+
+Form = Callable[[Jobs, Worker, ForecastTable, Params, np.random.Generator], Demand]
+
+
+def _needed(jobs: Jobs, worker: Worker) -> Floats:
+    """What each holds, or must hold to go on, in whole blocks."""
+    held = np.maximum(worker.whole_blocks(jobs.context), jobs.blocks * worker.block_tokens)
+    return held.astype(float)
+
+
+def aggressive(
+    jobs: Jobs, worker: Worker, forecasts: ForecastTable, params: Params, rng: np.random.Generator
+) -> Demand:
+    """What is held now fits under `watermark` · capacity; outputs are not foreseen at all
+    (vLLM's way; papers/000 §2, which tries 0.90 to 0.99)."""
+    return Demand(_needed(jobs, worker), params["watermark"] * worker.room_tokens)
+
+
+def conservative(
+    jobs: Jobs, worker: Worker, forecasts: ForecastTable, params: Params, rng: np.random.Generator
+) -> Demand:
+    """The worst case fits in `overcommit` · capacity: Σ (prompt + max_tokens) (TGI's and
+    FastGen's way; papers/000 §2). At 1 nobody is ever evicted; the paper also tries 1.25, 1.5."""
+    worst = worker.whole_blocks(jobs.prompt + jobs.cap).astype(float)
+    return Demand(worst, params["overcommit"] * worker.room_tokens)
+
+
+def past_future(
+    jobs: Jobs, worker: Worker, forecasts: ForecastTable, params: Params, rng: np.random.Generator
+) -> Demand:
+    """The future peak M* fits in (1 − `reserved`) · capacity: Past-Future's Algorithm 1
+    (papers/000 §3; `reserved` 0.03 to 0.10).
+
+    Everyone gets a length drawn anew from L | L > generated. One draw of a small batch says
+    little, so it is drawn several times (until jobs × scenarios reach 200, at most 5 scenarios)
+    and the mean of the peaks decides.
+    """
+    scenarios = min(MOST_SCENARIOS, ceil(ENOUGH_DRAWS / max(1, len(jobs))))
+    lengths = forecasts.sample(rng, jobs.forecast, jobs.output, jobs.cap, scenarios)
+    remaining = np.maximum(lengths - jobs.output, 0.0)
+    return Demand(_needed(jobs, worker), (1 - params["reserved"]) * worker.room_tokens, remaining)
+
+
+FORMS: dict[str, Form] = {
+    "aggressive": aggressive,
+    "conservative": conservative,
+    "past_future": past_future,
+}
+PARAMS: dict[str, dict[str, Param]] = {
+    "aggressive": {"watermark": Param(0.95, 0.0, 1.0)},
+    "conservative": {"overcommit": Param(1.0, 0.0, 10.0)},
+    "past_future": {"reserved": Param(0.05, 0.0, 1.0)},
+}

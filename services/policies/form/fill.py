@@ -1,0 +1,104 @@
+"""One worker's line, filled while memory and places last: who of it runs next.
+
+The running stand in the line with those who wait. Those ahead of everybody who waits stay,
+whatever memory says. Behind them the line is taken in order until one does not fit; nobody who
+waits passes that one, but who runs behind it goes on if there is still room beside those who came
+in. So somebody is paused only where one who stood ahead of it came in and took its room: that is
+all there is to preemption.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from services.forecast import Floats, Ints
+from services.policies.decision import Reason
+from services.policies.form.demand import Demand
+from services.policies.snapshot import Bools
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """Parallel to the line: who runs next; and of each who waits, why, and its numbers. `peak`
+    is the memory foreseen, in tokens."""
+
+    run: Bools
+    reasons: Ints
+    a: Floats
+    b: Floats
+    peak: float
+
+
+def fill(runs: Bools, demand: Demand, places: int, alone: bool) -> Filled:
+    """`runs` says who of the line does now. `alone`: on an idle worker the first comes in though
+    it passes the policy's limit, for no later round would find more room for it."""
+    count = len(runs)
+    base = int(np.argmin(runs)) if not runs.all() else count
+    order = np.arange(count)
+    reach = max(0, min(count, places) - base)
+    fits, need = demand.longest(order, base, reach)
+    if fits == 0 and alone and not runs.any() and places > 0:
+        fits = 1
+    front = base + fits
+    entering = np.flatnonzero(~runs[:front])
+    run = runs.copy()
+    if len(entering):
+        run = _behind(runs, demand, front, places)
+    waits = np.flatnonzero(~runs[front:]) + front
+    more = need(fits + 1) if len(waits) and fits < reach else 0.0
+    stopped = (
+        (Reason.MEMORY, more, demand.limit)
+        if fits < reach
+        else (Reason.PLACES, float(np.count_nonzero(run)), float(places))
+    )
+    return _told(run, entering, waits, need(fits), demand.limit, stopped)
+
+
+def fill_places(runs: Bools, holds: Bools, demand: Demand, places: int, alone: bool) -> Filled:
+    """The same where a paused job's KV keeps its device memory (ALISE's strawman Defer): pausing
+    makes room among the places only. All who hold KV keep it; memory must be found for those who
+    have none yet, in their order, and the places go down the line."""
+    fresh = np.flatnonzero(~holds)
+    order = np.concatenate([np.flatnonzero(holds), fresh])
+    base = len(order) - len(fresh)
+    fits, need = demand.longest(order, base, min(len(fresh), places))
+    if fits == 0 and alone and not holds.any() and places > 0:
+        fits = min(1, len(fresh))
+    able = holds.copy()
+    able[fresh[:fits]] = True
+    run = able & (np.cumsum(able) <= places)
+    entering = np.flatnonzero(run & ~runs)
+    waits = np.flatnonzero(~run & ~runs)
+    stopped = (
+        (Reason.MEMORY, need(fits + 1), demand.limit)
+        if fits < min(len(fresh), places)
+        else (Reason.PLACES, float(np.count_nonzero(run)), float(places))
+    )
+    return _told(run, entering, waits, need(fits), demand.limit, stopped)
+
+
+def _behind(runs: Bools, demand: Demand, front: int, places: int) -> Bools:
+    """The first `front` of the line, and those who run behind them as far as there is room."""
+    later = np.flatnonzero(runs[front:]) + front
+    order = np.concatenate([np.arange(front), later])
+    kept, _ = demand.longest(order, front, min(len(later), max(0, places - front)))
+    run = np.zeros(len(runs), bool)
+    run[:front] = True
+    run[later[:kept]] = True
+    return run
+
+
+def _told(
+    run: Bools,
+    entering: Ints,
+    waits: Ints,
+    peak: float,
+    limit: float,
+    stopped: tuple[Reason, float, float],
+) -> Filled:
+    reasons = np.full(len(run), Reason.BEHIND, np.int64)
+    a, b = np.arange(len(run), dtype=float), np.zeros(len(run))
+    reasons[entering], a[entering], b[entering] = Reason.ADMITTED, peak, limit
+    if len(waits):
+        reasons[waits[0]], a[waits[0]], b[waits[0]] = stopped
+    return Filled(run, reasons, a, b, peak)

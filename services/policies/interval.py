@@ -1,0 +1,33 @@
+"""When the next round may start."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from services.policies.parameters import Param, Params
+from services.policies.snapshot import Contest
+
+Interval = Callable[[Contest, Params], float]
+
+
+def events(contest: Contest, params: Params) -> float:
+    """As soon as anything happens; what happens at once makes one round."""
+    return contest.now
+
+
+def load(contest: Contest, params: Params) -> float:
+    """SCLS: max(λ · the seconds of the least loaded worker, Γ) from now (papers/003 §4.5)."""
+    jobs, runs = contest.jobs, contest.runs
+    loads_s = [
+        float(np.sum(jobs.left[runs & (jobs.home == worker.number)])) / worker.full_speed
+        for worker in contest.workers
+    ]
+    wait_s = max(params["interval_share"] * min(loads_s, default=0.0), params["interval_s"])
+    return contest.now + wait_s
+
+
+INTERVALS: dict[str, Interval] = {"events": events, "load": load}
+PARAMS: dict[str, dict[str, Param]] = {
+    "events": {},
+    "load": {"interval_share": Param(0.5, 0.0, 1.0), "interval_s": Param(3.0, 0.0, 600.0)},
+}

@@ -1,0 +1,57 @@
+"""How long tokens take: a request's share of the fleet's time, by its workers' cost models."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from services.core import CostModel
+from services.forecast import Floats
+from services.policies.memory import Memory
+from services.policies.snapshot import Jobs, Snapshot
+
+SEQS = "pace_seqs"
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Seconds of one worker that a request takes while `seqs` share each step.
+
+    ALISE's `T = s·T0 + n·(α·s + β)` (papers/001 Eq. 3–5), where β is a share of the step: what
+    all of a batch still take then adds up to the time in which the batch can make it.
+    """
+
+    seqs: float
+    prefill_token_s: float
+    token_s: float
+    context_token_s: float
+
+    def remaining_s(self, jobs: Jobs, tokens: Floats) -> Floats:
+        """To make so many tokens more (one at least), and what KV is missing first."""
+        context = jobs.context
+        tokens = np.maximum(tokens, 1.0)
+        missing = np.maximum(context - jobs.held, 0)
+        decode_s = tokens * (self.token_s + self.context_token_s * (context + tokens / 2))
+        remaining_s: Floats = decode_s + missing * self.prefill_token_s
+        return remaining_s
+
+
+def pace_of(costs: Sequence[CostModel], seqs: float) -> Pace:
+    """The mean over the workers' models, each running `seqs` at once."""
+    count, seqs = max(1, len(costs)), max(1.0, seqs)
+    return Pace(
+        seqs,
+        sum(cost.prefill_token_s for cost in costs) / count,
+        sum(cost.base_s / seqs + cost.decode_seq_s for cost in costs) / count,
+        sum(cost.context_token_s for cost in costs) / count,
+    )
+
+
+def keep_pace(snapshot: Snapshot, memory: Memory) -> tuple[Pace, Memory]:
+    """The fleet's pace by now. How many run at once is followed by doublings only, so that ranks
+    hold still while a batch breathes."""
+    seqs = max(1.0, len(snapshot.running) / max(1, len(snapshot.workers)))
+    known = memory.number(SEQS)
+    if not seqs / 2 <= known <= 2 * seqs:
+        known = seqs
+    return pace_of([w.cost for w in snapshot.workers], known), memory.with_numbers(**{SEQS: known})
