@@ -61,7 +61,9 @@ class SchedulerMetrics:
         if isinstance(event, ev.WorkerAttached):
             self.free.labels(event.view.worker_id).set(event.view.kv_tokens)
         if isinstance(event, ev.Reported):
-            self.free.labels(event.worker_id).set(event.report.free_tokens)
+            if worker := state.workers.get(event.worker_id):
+                free_tokens = event.report.free_blocks * worker.view.block_tokens
+                self.free.labels(event.worker_id).set(free_tokens)
             total = sum(w.view.kv_tokens for w in state.workers.values())
             held = sum(w.held_tokens for w in state.workers.values())
             self.held.set(held / total if total else 0.0)
