@@ -101,7 +101,7 @@ def test_the_newest_is_evicted_when_memory_runs_out_and_recomputed_when_admitted
         old@6 new[2:5] -> old+1 new+0
         old@7 new@5 -> old+2 new+1
         old@8 -> old+3
-          report plan 1, free 1: evicted new:2
+          report plan 1, free 1: old:4/9, evicted new:2
         old@9 -> old+4
         old@10 new[0:4] -> old+5
           report plan 2, free 0: old:6/11, new:2/4
@@ -127,7 +127,7 @@ def test_the_plan_says_who_goes_first():
           report plan 2, free 0: a:1/3, b:1/3, c:0/2
         a@3 b@3 c@2 -> a+1 b+1 c+0
         a@4 c@3 -> a+2 c+1
-          report plan 2, free 0: evicted b:2
+          report plan 2, free 0: a:3/5, evicted b:2
     """)
 
 
@@ -147,7 +147,7 @@ def test_a_prefill_evicts_only_those_behind_it():
         c@4 a[0:3] b[0:2] -> c+1 a+0
           report plan 3, free 0: a:1/3, b:0/2, c:2/5
         a@3 b[2:6] -> a+1
-          report plan 3, free 1: evicted c:2
+          report plan 3, free 1: b:0/6, evicted c:2
         b@6 a@4 -> b+0 a+2
     """)
 

@@ -31,7 +31,7 @@ def test_a_victim_rests_in_host_memory_and_goes_on_where_it_was():
     t.reads("""
           new: 6 in 2 blocks to host
         old@8 -> old+3
-          report plan 2, free 1: evicted new:2 (6 rest)
+          report plan 2, free 1: old:4/9, evicted new:2 (6 rest)
     """)
     t.step(times=4)
     t.admit(new=8)
@@ -54,7 +54,7 @@ def test_without_room_in_host_memory_it_is_computed_again_and_counted():
     t.step()
     t.reads("""
         old@8 -> old+3
-          report plan 2, free 1: evicted new:2
+          report plan 2, free 1: old:4/9, evicted new:2
     """)
     assert (t.state.tally.dropped, t.state.tally.host_full) == (1, 1)
 
@@ -64,7 +64,7 @@ def test_recompute_never_swaps():
     t.step()
     t.reads("""
         old@8 -> old+3
-          report plan 2, free 1: evicted new:2
+          report plan 2, free 1: old:4/9, evicted new:2
     """)
     assert (t.state.tally.dropped, t.state.tally.host_full) == (1, 0)
 
@@ -129,7 +129,7 @@ def test_the_walk_offloads_who_does_not_fit_and_brings_back_who_is_next():
           report plan 2, free 3: a:7/13, b:5/11, c:4/10
           c: 10 in 3 blocks back as 2
         a@13 -> a+7
-          report plan 3, free 3: a:8/14
+          report plan 3, free 3: a:8/14, c:4/10
         a@14 c@10 -> a+8 c+4
           report plan 4, free 3: a:9/15, c:5/11
     """)
@@ -166,7 +166,7 @@ def test_a_pause_may_say_where_the_kv_goes():
           report plan 2, free 16: a:1/6
           a: 6 in 2 blocks back as 2
         nothing runs
-          report plan 3, free 14: -
+          report plan 3, free 14: a:1/6
         a@6 -> a+1
           report plan 4, free 14: a:2/7
     """)
@@ -245,7 +245,7 @@ def test_a_common_prefix_is_computed_once_and_its_blocks_are_shared():
         a[0:10] -> a+0
           report plan 1, free 13: a:1/10
         a@10 b[8:11] -> a+1 b+0
-          report plan 2, free 12: a:2/11, b:1/11
+          report plan 2, free 12, shared 2: a:2/11, b:1/11
     """)
     assert t.state.pool.table("a")[:2] == t.state.pool.table("b")[:2]
     assert (t.state.tally.prefix_asked_tokens, t.state.tally.prefix_hit_tokens) == (21, 8)
