@@ -851,20 +851,23 @@ class Report(_message.Message):
     PROGRESS_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
     EVICTED_FIELD_NUMBER: _builtins.int
-    FREE_TOKENS_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
     SWAPS_FIELD_NUMBER: _builtins.int
     FREE_BLOCKS_FIELD_NUMBER: _builtins.int
     SHARED_BLOCKS_FIELD_NUMBER: _builtins.int
     seq: _builtins.int
     applied_plan_seq: _builtins.int
-    free_tokens: _builtins.int
     free_blocks: _builtins.int
     """of the device: held by nobody"""
     shared_blocks: _builtins.int
     """how often a block is held beyond its first holder, in all"""
     @_builtins.property
-    def progress(self) -> _containers.RepeatedCompositeFieldContainer[Global___Progress]: ...
+    def progress(self) -> _containers.RepeatedCompositeFieldContainer[Global___Progress]:
+        """All that run, after a plan and now and then; and whoever else has other blocks than it was last
+        said to have, paused or running. So what was last said of all that are here, in the hello or
+        since, adds up: their blocks - shared_blocks + free_blocks are the device's.
+        """
+
     @_builtins.property
     def finished(self) -> _containers.RepeatedCompositeFieldContainer[Global___FinishedRequest]: ...
     @_builtins.property
@@ -885,7 +888,6 @@ class Report(_message.Message):
         progress: _abc.Iterable[Global___Progress] | None = ...,
         finished: _abc.Iterable[Global___FinishedRequest] | None = ...,
         evicted: _abc.Iterable[Global___Progress] | None = ...,
-        free_tokens: _builtins.int = ...,
         timings: _abc.Iterable[_common_pb2.StepTiming] | None = ...,
         swaps: _abc.Iterable[_common_pb2.SwapTiming] | None = ...,
         free_blocks: _builtins.int = ...,
@@ -893,7 +895,7 @@ class Report(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_plan_seq", b"applied_plan_seq", "evicted", b"evicted", "finished", b"finished", "free_blocks", b"free_blocks", "free_tokens", b"free_tokens", "progress", b"progress", "seq", b"seq", "shared_blocks", b"shared_blocks", "swaps", b"swaps", "timings", b"timings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_plan_seq", b"applied_plan_seq", "evicted", b"evicted", "finished", b"finished", "free_blocks", b"free_blocks", "progress", b"progress", "seq", b"seq", "shared_blocks", b"shared_blocks", "swaps", b"swaps", "timings", b"timings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

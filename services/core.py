@@ -278,7 +278,9 @@ class Report:
 
     `evicted` hold the KV that rests in host memory, 0 tokens where it was dropped. `free_blocks`
     of the device are held by nobody; `shared_blocks` counts how often one is held beyond its
-    first holder: blocks of all progress - `shared_blocks` are in use.
+    first holder. `progress` names whoever holds other blocks than was last said of it, so that at
+    each report the blocks last said of all who are here - `shared_blocks` + `free_blocks` are the
+    device's; who finished or was cancelled by `applied_plan_seq` holds none.
     """
 
     seq: int
@@ -286,7 +288,6 @@ class Report:
     progress: tuple[Progress, ...] = ()
     finished: tuple[Completion, ...] = ()
     evicted: tuple[Progress, ...] = ()
-    free_tokens: int = 0
     timings: tuple[StepTiming, ...] = ()
     swaps: tuple[SwapTiming, ...] = ()
     free_blocks: int = 0

@@ -14,6 +14,7 @@ from services.core import (
     Direction,
     FinishReason,
     Grant,
+    HeldRequest,
     KVCosts,
     Outcome,
     Pause,
@@ -50,7 +51,7 @@ def many(strategy: st.SearchStrategy) -> st.SearchStrategy:
 GRANTS = many(st.builds(Grant, NAMES, UINT32))
 TIMINGS = st.builds(StepTiming, UINT32, UINT32, UINT64, SECONDS)
 SWAPS = st.builds(SwapTiming, st.sampled_from(Direction), UINT32, SECONDS)
-PROGRESS = many(st.builds(Progress, NAMES, UINT32, UINT32))
+PROGRESS = many(st.builds(Progress, NAMES, UINT32, UINT32, UINT32))
 PLANS = st.builds(
     Plan,
     seq=UINT64,
@@ -71,10 +72,12 @@ REPORTS = st.builds(
     progress=PROGRESS,
     finished=many(st.builds(Completion, NAMES, UINT32, REASONS)),
     evicted=PROGRESS,
-    free_tokens=UINT64,
     timings=many(TIMINGS),
     swaps=many(SWAPS),
+    free_blocks=UINT32,
+    shared_blocks=UINT32,
 )
+HELD = many(st.builds(HeldRequest, NAMES, *(UINT32,) * 5, st.booleans(), UINT32))
 COSTS = st.builds(
     CostModel,
     *(SECONDS,) * 4,
@@ -101,6 +104,13 @@ def test_reports(report: Report) -> None:
     assert attach_codec.decode_report(sent) == report
 
 
+@given(HELD)
+def test_what_a_worker_holds(held: tuple[HeldRequest, ...]) -> None:
+    hello = scheduler_pb2.WorkerHello(held=[attach_codec.encode_held(request) for request in held])
+    sent = scheduler_pb2.WorkerHello.FromString(hello.SerializeToString())
+    assert attach_codec.decode_held(sent) == held
+
+
 @given(NAMES, COSTS)
 def test_cost_models(worker_id: str, model: CostModel) -> None:
     message = codec.encode_cost_model(worker_id, model)
@@ -124,9 +134,9 @@ ALL_SET: dict[str, Plan | Report | CostModel | Outcome] = {
         ("f",), (Standing("a", 0.0), Standing("g", inf)), "swap", KVCosts(1e-4, 1e-6, 2e-6),
     ),
     "report": Report(
-        4, 3, (Progress("a", 1, 9),), (Completion("b", 2, FinishReason.STOP),),
-        (Progress("c", 3, 11),), 640, (StepTiming(1, 2, 3, 0.5),),
-        (SwapTiming(Direction.UPLOAD, 7, 0.25),),
+        4, 3, (Progress("a", 1, 9, 2),), (Completion("b", 2, FinishReason.STOP),),
+        (Progress("c", 3, 11, 4),), (StepTiming(1, 2, 3, 0.5),),
+        (SwapTiming(Direction.UPLOAD, 7, 0.25),), 640, 5,
     ),
     "cost": CostModel(0.1, 0.2, 0.3, 0.4, 5, "linear", 0.6, 0.7, 8, 0.9, 1.0),
     "outcome": Outcome("r", "m", "a", 1, 2, 3, FinishReason.LENGTH, 4.0, 5),

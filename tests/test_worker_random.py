@@ -14,6 +14,7 @@ from services.worker.residency import RESIDENCIES
 from services.worker.sequence import Phase
 from services.worker.state import Limits, WorkerState
 from tests.worker_oracle import EOS, DumbDevice, answer
+from tests.worker_transcript import Account
 
 BLOCK, BLOCKS, BATCH, RUNNING = 4, 9, 11, 5
 IDS = st.sampled_from([f"r{i}" for i in range(8)])
@@ -100,6 +101,7 @@ class WorkerMachine(RuleBasedStateMachine):
     """WorkerState against what a client has seen: every token once, in order, by the rule.
 
     Some prompts begin alike; KV moves to a small host and back, arriving when it pleases.
+    Schedulers come and go, and so do the streams of two gateways; plans may be nonsense.
     """
 
     @initialize(host=st.sampled_from([0, 3, 30]), sharing=st.booleans(), exact=st.booleans())
@@ -115,7 +117,12 @@ class WorkerMachine(RuleBasedStateMachine):
         self.victims: tuple[str, ...] = ()
         self.residency = ""
         self.reported = 0
-        self.over: set[str] = set()
+        self.ended: list[str] = []  # finished, and no scheduler was told
+        self.runs: set[str] = set()  # as the scheduler has to believe by now
+        self.streams = {"g0": 1, "g1": 1}  # which stream of a gateway is open
+        self.account = Account(BLOCKS)
+        self.attached = False
+        self.attach()
 
     @rule(
         request_id=IDS, length=st.integers(1, 12), most=st.integers(1, 14),
@@ -128,20 +135,21 @@ class WorkerMachine(RuleBasedStateMachine):
         alike = int(request_id[1:]) % 3
         tokens = (*(1 + (alike * i) % 5 for i in range(length)),)
         salt = "tenant" if request_id == "r7" else ""
-        prompt = Prompt(request_id, tokens, length, most, sampling, cache_salt=salt)
+        origin = sorted(self._origins())[int(request_id[1:]) % 2]
+        prompt = Prompt(request_id, tokens, length, most, sampling, origin, salt)
         assert self.state.receive(prompt, 0.0) is None
         self.prompts[request_id], self.output[request_id] = prompt, 0
-        self.over.discard(request_id)
 
+    @precondition(lambda self: self.attached)
     @rule(
-        admit=st.dictionaries(IDS, st.integers(1, 14), max_size=4),
-        extend=st.dictionaries(IDS, st.integers(1, 14), max_size=3),
+        admit=st.dictionaries(IDS, st.integers(0, 14), max_size=4),
+        extend=st.dictionaries(IDS, st.integers(0, 14), max_size=3),
         pause=st.dictionaries(IDS, st.sampled_from(Residency), max_size=2),
         cancel=st.sets(IDS, max_size=1),
-        victims=st.lists(IDS, max_size=3, unique=True),
-        order=st.lists(IDS, max_size=8, unique=True),
-        prefetch=st.lists(IDS, max_size=2, unique=True),
-        residency=st.sampled_from(["", *RESIDENCIES]),
+        victims=st.lists(IDS, max_size=3),
+        order=st.lists(IDS, max_size=8),
+        prefetch=st.lists(IDS, max_size=2),
+        residency=st.sampled_from(["", "nonsense", *RESIDENCIES]),
         token_s=st.sampled_from([0.0, 0.5]),
     )
     def plan(self, admit, extend, pause, cancel, victims, order, prefetch, residency, token_s):
@@ -165,6 +173,9 @@ class WorkerMachine(RuleBasedStateMachine):
         for request_id in cancel:
             self.prompts.pop(request_id, None)
         self.victims, self.residency = plan.victims, residency
+        self.account.cancelled(*cancel)
+        self.runs |= admit.keys() & self.state.running.keys()
+        self.runs -= pause.keys() - self.state.running.keys()
 
     def _snapshot(self) -> Any:
         return {
@@ -209,7 +220,7 @@ class WorkerMachine(RuleBasedStateMachine):
         assert token.finish is self._expected_finish(prompt, token)
         if token.finish:
             del self.prompts[token.request_id]
-            self.over.add(token.request_id)
+            self.ended.append(token.request_id)
 
     def _expected_finish(self, prompt: Prompt, token: NewToken) -> FinishReason | None:
         count = self.output[token.request_id]
@@ -235,14 +246,63 @@ class WorkerMachine(RuleBasedStateMachine):
     def host_memory_fails(self, request_id):
         self.state.lost([request_id])
 
+    def _origins(self) -> set[str]:
+        return {f"{gateway}#{stream}" for gateway, stream in self.streams.items()}
+
+    @rule(gateway=st.sampled_from(["g0", "g1"]))
+    def gateway_connects_anew(self, gateway):
+        """Without a scheduler to cancel it, what came on its last stream goes at once."""
+        self.streams[gateway] += 1
+        if not self.attached:
+            self._forget_unread()
+
+    def _forget_unread(self):
+        self.state.keep_only(self._origins())
+        for request_id, prompt in list(self.prompts.items()):
+            if prompt.origin not in self._origins():
+                del self.prompts[request_id]
+        assert self.state.sequences.keys() <= self.prompts.keys()
+
+    @precondition(lambda self: self.attached)
+    @rule(unsent=st.booleans())
+    def detach(self, unsent):
+        """Its last report may not have reached the scheduler."""
+        report = self.state.report() if unsent else None
+        self.attached = False
+        self.state.untold([report] if report else [])
+        self._forget_unread()
+
+    @precondition(lambda self: not self.attached)
+    @rule()
+    def attach(self):
+        """Another scheduler: it knows what the hello and the first report tell."""
+        held = self.state.attach()
+        self.attached = True
+        self.seq = self.reported = 0
+        self.account.begin(held)
+        self.runs = {request.request_id for request in held if request.running}
+        assert [r.request_id for r in held] == list(self.state.sequences)
+        assert self.runs == self.state.running.keys()
+        waiting = {r.request_id: (r.prompt_tokens, r.max_tokens, r.output_tokens) for r in held}
+        assert waiting == {
+            k: (p.prompt_tokens, p.max_tokens, self.output[k]) for k, p in self.prompts.items()
+        }
+        self.report()
+
+    @precondition(lambda self: self.attached)
     @rule()
     def report(self):
         report = self.state.report()
         if report is None:
             return
+        self.account.check(report)
+        assert [f.request_id for f in report.finished] == self.ended
+        self.ended.clear()
+        self.runs -= {progress.request_id for progress in report.evicted}
+        assert self.runs & self.state.sequences.keys() <= self.state.running.keys()
         self.reported += 1
         assert report.seq == self.reported and report.applied_plan_seq == self.seq
-        assert report.free_tokens == self.state.pool.free_tokens
+        assert report.free_blocks == self.state.pool.free_blocks
         if self.state.limits.host_blocks == 0:
             assert all(progress.held_tokens == 0 for progress in report.evicted)
         for progress in report.progress:
@@ -255,6 +315,8 @@ class WorkerMachine(RuleBasedStateMachine):
     @rule()
     def finish_everything(self):
         """However it got here, admitting what is left often enough ends it."""
+        if not self.attached:
+            self.attach()
         for _ in range(400):
             if not self.prompts:
                 break
@@ -273,6 +335,7 @@ class WorkerMachine(RuleBasedStateMachine):
     @invariant()
     def blocks_and_phases_agree(self):
         self.state.check_integrity()
+        self.runs &= self.state.sequences.keys()
 
 
 TestBlocks = BlockMachine.TestCase

@@ -125,7 +125,7 @@ class World:
         return gateway
 
     async def free_again(self) -> None:
-        await until(lambda: self.scheduler.reports[-1].free_tokens == KV_TOKENS)
+        await until(lambda: self.scheduler.reports[-1].free_blocks == KV_TOKENS // 16)
 
 
 async def until(condition: Callable[[], object]) -> None:

@@ -15,11 +15,11 @@ def test_a_prompt_is_admitted_prefilled_in_chunks_decoded_and_finished():
     t.reads("""
         nothing runs
         a[0:8] -> -
-          report plan 1, free 56: a:0/8
+          report plan 1, free 14: a:0/8
         a[8:13] -> a+0
         a@13 -> a+1
         a@14 -> a+2=length
-          report plan 1, free 64: finished a:3 length
+          report plan 1, free 16: finished a:3 length
         nothing runs
     """)
 
@@ -32,7 +32,7 @@ def test_the_plan_may_come_before_the_prompt():
     t.step()
     t.reads("""
         nothing runs
-          report plan 1, free 64: -
+          report plan 1, free 16: -
         a[0:3] -> a+0
     """)
 
@@ -45,7 +45,7 @@ def test_decodes_come_first_and_prefill_fills_what_is_left_of_the_step():
     t.step(times=4)
     t.reads("""
         a[0:2] b[0:6] -> a+0
-          report plan 1, free 52: a:1/2, b:0/6, c:0/0
+          report plan 1, free 13: a:1/2, b:0/6, c:0/0
         a@2 b[6:10] c[0:3] -> a+1 b+0
         b@10 a@3 c@3 -> b+1 a+2 c+0
         b@11 a@4 c@4 -> b+2 a+3 c+1
@@ -62,9 +62,9 @@ def test_end_of_sequence_stops_unless_ignored_or_too_early():
     t.step({"b": EOS, "c": EOS})
     t.reads("""
         a@0 b@0 c@0 -> a+0=stop b+0 c+0
-          report plan 1, free 56: b:1/1, c:1/1, finished a:1 stop
+          report plan 1, free 14: b:1/1, c:1/1, finished a:1 stop
         b@1 c@1 -> b+1 c+1=stop
-          report plan 1, free 60: finished c:2 stop
+          report plan 1, free 15: finished c:2 stop
     """)
 
 
@@ -77,12 +77,12 @@ def test_a_budget_reached_waits_with_its_memory_until_extended():
     t.step(times=2)
     t.reads("""
         a[0:4] -> a+0
-          report plan 1, free 60: a:1/4
+          report plan 1, free 15: a:1/4
         a@4 -> a+1
-          report plan 1, free 56: a:2/5
+          report plan 1, free 14: a:2/5
         nothing runs
         a@5 -> a+2
-          report plan 2, free 56: a:3/6
+          report plan 2, free 14: a:3/6
         nothing runs
     """)
 
@@ -97,16 +97,16 @@ def test_the_newest_is_evicted_when_memory_runs_out_and_recomputed_when_admitted
     t.step(times=2)
     t.reads("""
         old[0:6] new[0:2] -> old+0
-          report plan 1, free 4: old:1/6, new:0/2
+          report plan 1, free 1: old:1/6, new:0/2
         old@6 new[2:5] -> old+1 new+0
         old@7 new@5 -> old+2 new+1
         old@8 -> old+3
-          report plan 1, free 4: evicted new:2
+          report plan 1, free 1: old:4/9, evicted new:2
         old@9 -> old+4
         old@10 new[0:4] -> old+5
           report plan 2, free 0: old:6/11, new:2/4
         old@11 -> old+6=length
-          report plan 2, free 12: finished old:7 length
+          report plan 2, free 3: finished old:7 length
     """)
     t.step(times=2)
     t.reads("""
@@ -127,7 +127,7 @@ def test_the_plan_says_who_goes_first():
           report plan 2, free 0: a:1/3, b:1/3, c:0/2
         a@3 b@3 c@2 -> a+1 b+1 c+0
         a@4 c@3 -> a+2 c+1
-          report plan 2, free 0: evicted b:2
+          report plan 2, free 0: a:3/5, evicted b:2
     """)
 
 
@@ -147,7 +147,7 @@ def test_a_prefill_evicts_only_those_behind_it():
         c@4 a[0:3] b[0:2] -> c+1 a+0
           report plan 3, free 0: a:1/3, b:0/2, c:2/5
         a@3 b[2:6] -> a+1
-          report plan 3, free 4: evicted c:2
+          report plan 3, free 1: b:0/6, evicted c:2
         b@6 a@4 -> b+0 a+2
     """)
 
@@ -163,7 +163,7 @@ def test_a_prefill_waits_for_the_memory_of_its_elders():
           report plan 1, free 0: a:1/6, b:0/2
         a@6 b[2:4] -> a+1
         a@7 -> a+2=length
-          report plan 1, free 8: finished a:3 length
+          report plan 1, free 2: finished a:3 length
         b[4:7] -> b+0
     """)
 
@@ -181,11 +181,11 @@ def test_pausing_keeps_or_drops_the_memory():
     t.step()
     t.reads("""
         kept[0:2] gone[0:2] off[0:2] -> kept+0 gone+0 off+0
-          report plan 1, free 52: kept:1/2, gone:1/2, off:1/2
+          report plan 1, free 13: kept:1/2, gone:1/2, off:1/2
         nothing runs
-          report plan 2, free 60: kept:1/2, gone:1/0, off:1/0
+          report plan 2, free 15: kept:1/2, gone:1/0, off:1/0
         kept@2 gone[0:3] -> kept+1 gone+1
-          report plan 3, free 56: kept:2/3, gone:2/3
+          report plan 3, free 14: kept:2/3, gone:2/3
     """)
 
 
@@ -203,7 +203,7 @@ def test_a_cancel_frees_everything_at_every_stage():
     t.step()
     t.reads("""
         nothing runs
-          report plan 3, free 64: -
+          report plan 3, free 16: -
     """)
 
 
@@ -218,9 +218,9 @@ def test_a_plan_applied_twice_changes_nothing():
     t.step(times=2)
     t.reads("""
         a[0:4] -> a+0
-          report plan 1, free 60: a:1/4
+          report plan 1, free 15: a:1/4
         a@4 -> a+1
-          report plan 2, free 56: a:2/5
+          report plan 2, free 14: a:2/5
         nothing runs
     """)
 
@@ -230,7 +230,7 @@ def test_a_request_that_can_never_fit_is_refused_with_both_numbers():
     t.prompt("a", 10, max_tokens=7)
     t.reads("""
         refused a: prompt (10) + max_tokens (7) is over 16 tokens, the longest request that fits
-          report plan 0, free 16: finished a:0 error
+          report plan 0, free 4: finished a:0 error
     """)
 
 
@@ -246,9 +246,9 @@ def test_a_prompt_that_overtakes_the_cancel_of_its_first_stay_is_kept():
     t.step()
     t.reads("""
         a[0:4] -> a+0
-          report plan 1, free 60: a:1/4
+          report plan 1, free 15: a:1/4
         a[0:6] -> a+0
-          report plan 3, free 56: a:1/6
+          report plan 3, free 14: a:1/6
     """)
 
 
@@ -260,9 +260,9 @@ def test_delivered_output_is_prefilled_and_generation_goes_on_behind_it():
     t.step(times=2)
     t.reads("""
         a[0:5] -> a+2
-          report plan 1, free 56: a:3/5
+          report plan 1, free 14: a:3/5
         a@5 -> a+3=length
-          report plan 1, free 64: finished a:4 length
+          report plan 1, free 16: finished a:4 length
     """)
 
 
@@ -277,7 +277,7 @@ def test_a_half_that_waits_too_long_is_let_go():
     t.step()
     t.reads("""
         nothing runs
-          report plan 1, free 64: finished plan_only:0 error
+          report plan 1, free 16: finished plan_only:0 error
     """)
 
 
@@ -288,13 +288,13 @@ def test_progress_is_reported_every_so_many_steps():
     t.step(times=7)
     t.reads("""
         a@0 -> a+0
-          report plan 1, free 60: a:1/1
+          report plan 1, free 15: a:1/1
         a@1 -> a+1
         a@2 -> a+2
         a@3 -> a+3
-          report plan 1, free 60: a:4/4
+          report plan 1, free 15: a:4/4
         a@4 -> a+4
         a@5 -> a+5
         a@6 -> a+6
-          report plan 1, free 56: a:7/7
+          report plan 1, free 14: a:7/7
     """)

@@ -31,7 +31,7 @@ def test_a_victim_rests_in_host_memory_and_goes_on_where_it_was():
     t.reads("""
           new: 6 in 2 blocks to host
         old@8 -> old+3
-          report plan 2, free 4: evicted new:2 (6 rest)
+          report plan 2, free 1: old:4/9, evicted new:2 (6 rest)
     """)
     t.step(times=4)
     t.admit(new=8)
@@ -40,7 +40,7 @@ def test_a_victim_rests_in_host_memory_and_goes_on_where_it_was():
     t.reads("""
           new: 6 in 2 blocks back as 2
         nothing runs
-          report plan 3, free 8: new:2/6
+          report plan 3, free 2: new:2/6
     """)
     t.arrive()
     t.step()
@@ -54,7 +54,7 @@ def test_without_room_in_host_memory_it_is_computed_again_and_counted():
     t.step()
     t.reads("""
         old@8 -> old+3
-          report plan 2, free 4: evicted new:2
+          report plan 2, free 1: old:4/9, evicted new:2
     """)
     assert (t.state.tally.dropped, t.state.tally.host_full) == (1, 1)
 
@@ -64,7 +64,7 @@ def test_recompute_never_swaps():
     t.step()
     t.reads("""
         old@8 -> old+3
-          report plan 2, free 4: evicted new:2
+          report plan 2, free 1: old:4/9, evicted new:2
     """)
     assert (t.state.tally.dropped, t.state.tally.host_full) == (1, 0)
 
@@ -89,7 +89,7 @@ def test_defer_lets_nobody_leave_and_who_lacks_memory_waits():
     t.reads("""
         new@6 -> new+2
         new@7 -> new+3=length
-          report plan 2, free 8: finished new:4 length
+          report plan 2, free 2: finished new:4 length
         old@8 -> old+3
     """)
 
@@ -126,12 +126,12 @@ def test_the_walk_offloads_who_does_not_fit_and_brings_back_who_is_next():
     t.reads("""
           c: 10 in 3 blocks to host
         a@12 -> a+6
-          report plan 2, free 12: a:7/13, b:5/11, c:4/10
+          report plan 2, free 3: a:7/13, b:5/11, c:4/10
           c: 10 in 3 blocks back as 2
         a@13 -> a+7
-          report plan 3, free 12: a:8/14
+          report plan 3, free 3: a:8/14, c:4/10
         a@14 c@10 -> a+8 c+4
-          report plan 4, free 12: a:9/15, c:5/11
+          report plan 4, free 3: a:9/15, c:5/11
     """)
 
 
@@ -163,12 +163,12 @@ def test_a_pause_may_say_where_the_kv_goes():
     t.reads("""
           a: 6 in 2 blocks to host
         nothing runs
-          report plan 2, free 64: a:1/6
+          report plan 2, free 16: a:1/6
           a: 6 in 2 blocks back as 2
         nothing runs
-          report plan 3, free 56: -
+          report plan 3, free 14: a:1/6
         a@6 -> a+1
-          report plan 4, free 56: a:2/7
+          report plan 4, free 14: a:2/7
     """)
 
 
@@ -226,9 +226,9 @@ def test_a_lost_host_block_is_computed_again():
     t.step()
     t.reads("""
         nothing runs
-          report plan 2, free 64: evicted a:1
+          report plan 2, free 16: evicted a:1
         a[0:7] -> a+1
-          report plan 3, free 56: a:2/7
+          report plan 3, free 14: a:2/7
     """)
     assert t.state.tally.host_full == 1
 
@@ -243,9 +243,9 @@ def test_a_common_prefix_is_computed_once_and_its_blocks_are_shared():
     t.step()
     t.reads("""
         a[0:10] -> a+0
-          report plan 1, free 52: a:1/10
+          report plan 1, free 13: a:1/10
         a@10 b[8:11] -> a+1 b+0
-          report plan 2, free 48: a:2/11, b:1/11
+          report plan 2, free 12, shared 2: a:2/11, b:1/11
     """)
     assert t.state.pool.table("a")[:2] == t.state.pool.table("b")[:2]
     assert (t.state.tally.prefix_asked_tokens, t.state.tally.prefix_hit_tokens) == (21, 8)

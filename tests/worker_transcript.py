@@ -1,14 +1,37 @@
 """A worker's state driven by hand, and what it did written down a line a step."""
 
+from collections.abc import Sequence
 from textwrap import dedent
 from typing import Any
 
-from services.core import Direction, Grant, Plan, Progress, Report, Standing
+from services.core import Direction, Grant, HeldRequest, Plan, Progress, Report, Standing
 from services.worker.batch import NewToken, StepBatch
 from services.worker.moves import Moves
 from services.worker.prompt import Prompt, Sampling
 from services.worker.state import Limits, WorkerState
 from tests.worker_oracle import EOS, DumbDevice
+
+
+class Account:
+    """A scheduler's account of one device's blocks, kept by what it is told and by nothing else."""
+
+    def __init__(self, blocks: int):
+        self._all = blocks
+        self.blocks: dict[str, int] = {}
+
+    def begin(self, held: Sequence[HeldRequest]) -> None:
+        self.blocks = {request.request_id: request.blocks for request in held}
+
+    def cancelled(self, *request_ids: str) -> None:
+        for request_id in request_ids:
+            self.blocks.pop(request_id, None)
+
+    def check(self, report: Report) -> None:
+        """Take the report in; it must add up."""
+        self.blocks |= {p.request_id: p.blocks for p in (*report.progress, *report.evicted)}
+        self.cancelled(*(f.request_id for f in report.finished))
+        in_use = sum(self.blocks.values()) - report.shared_blocks
+        assert in_use + report.free_blocks == self._all, (self.blocks, report)
 
 
 class Transcript:
@@ -25,6 +48,7 @@ class Transcript:
             Limits(kv_tokens // 4, block_tokens=4, eos_ids=frozenset([EOS]), **shape)
         )
         self.device = DumbDevice(block_tokens=4)
+        self.account = Account(self.state.limits.kv_blocks)
         self.lines: list[str] = []
         self._seq = 0
 
@@ -45,6 +69,7 @@ class Transcript:
         }
         plan = Plan(self._seq, **told)
         self.state.apply(plan, now=0.0)
+        self.account.cancelled(*(r for r in plan.cancel if r not in self.state.sequences))
         self.state.check_integrity()
 
     def admit(self, **limits: int) -> None:
@@ -89,6 +114,7 @@ class Transcript:
 
     def _report(self) -> None:
         if report := self.state.report():
+            self.account.check(report)
             self.lines.append("  " + _said(report))
 
     def reads(self, text: str) -> None:
@@ -115,7 +141,8 @@ def _said(report: Report) -> str:
     parts += [f"finished {f.request_id}:{f.output_tokens} {f.reason}" for f in report.finished]
     parts += [f"evicted {p.request_id}:{p.output_tokens}{_rests(p)}" for p in report.evicted]
     said = ", ".join(parts) or "-"
-    return f"report plan {report.applied_plan_seq}, free {report.free_tokens}: {said}"
+    shared = f", shared {report.shared_blocks}" if report.shared_blocks else ""
+    return f"report plan {report.applied_plan_seq}, free {report.free_blocks}{shared}: {said}"
 
 
 def _rests(progress: Progress) -> str:

@@ -6,6 +6,7 @@ from services.core import (
     Completion,
     FinishReason,
     Grant,
+    HeldRequest,
     KVCosts,
     Pause,
     Plan,
@@ -43,6 +44,36 @@ def decode_worker_hello(message: scheduler_pb2.WorkerHello) -> WorkerView:
         max_context_tokens=message.max_context_tokens,
         kv_bytes_per_token=message.kv_bytes_per_token,
         host_tokens=message.host_tokens,
+    )
+
+
+def decode_held(message: scheduler_pb2.WorkerHello) -> tuple[HeldRequest, ...]:
+    """What the worker has from before its stream."""
+    return tuple(
+        HeldRequest(
+            held.request_id,
+            held.prompt_tokens,
+            held.max_tokens,
+            held.output_tokens,
+            held.held_tokens,
+            held.limit_tokens,
+            held.running,
+            held.blocks,
+        )
+        for held in message.held
+    )
+
+
+def encode_held(held: HeldRequest) -> scheduler_pb2.HeldRequest:
+    return scheduler_pb2.HeldRequest(
+        request_id=held.request_id,
+        prompt_tokens=held.prompt_tokens,
+        max_tokens=held.max_tokens,
+        output_tokens=held.output_tokens,
+        held_tokens=held.held_tokens,
+        limit_tokens=held.limit_tokens,
+        running=held.running,
+        blocks=held.blocks,
     )
 
 
@@ -123,9 +154,10 @@ def encode_report(report: Report) -> scheduler_pb2.Report:
             for f in report.finished
         ],
         evicted=[_encode_progress(p) for p in report.evicted],
-        free_tokens=report.free_tokens,
         timings=[encode_timing(t) for t in report.timings],
         swaps=[encode_swap(s) for s in report.swaps],
+        free_blocks=report.free_blocks,
+        shared_blocks=report.shared_blocks,
     )
 
 
@@ -139,9 +171,10 @@ def decode_report(message: scheduler_pb2.Report) -> Report:
             for f in message.finished
         ),
         evicted=tuple(_decode_progress(p) for p in message.evicted),
-        free_tokens=message.free_tokens,
         timings=tuple(decode_timing(t) for t in message.timings),
         swaps=decode_swaps(message.swaps),
+        free_blocks=message.free_blocks,
+        shared_blocks=message.shared_blocks,
     )
 
 
@@ -150,8 +183,9 @@ def _encode_progress(progress: Progress) -> scheduler_pb2.Progress:
         request_id=progress.request_id,
         output_tokens=progress.output_tokens,
         held_tokens=progress.held_tokens,
+        blocks=progress.blocks,
     )
 
 
 def _decode_progress(message: scheduler_pb2.Progress) -> Progress:
-    return Progress(message.request_id, message.output_tokens, message.held_tokens)
+    return Progress(message.request_id, message.output_tokens, message.held_tokens, message.blocks)

@@ -22,6 +22,7 @@ class BlockPool:
         self._cached: OrderedDict[int, None] = OrderedDict()  # the longest unused first
         self._tables: dict[str, list[int]] = {}
         self._holders = [0] * blocks
+        self.shared_blocks = 0  # how often a block is held beyond its first holder, in all
         self._by_key: dict[bytes, int] = {}
         self._keys: dict[int, bytes] = {}
 
@@ -54,6 +55,10 @@ class BlockPool:
     def owners(self) -> list[str]:
         return list(self._tables)
 
+    def held(self) -> dict[str, int]:
+        """How many blocks each owner has, shared ones included. O(owners)."""
+        return {owner: len(table) for owner, table in self._tables.items()}
+
     def grow(self, owner: str, tokens: int) -> bool:
         """Give `owner` room for `tokens` in all; False, with nothing changed, if memory is out."""
         table = self._tables.get(owner)
@@ -75,6 +80,8 @@ class BlockPool:
             self._holders[block] -= 1
             if self._holders[block] == 0:
                 self._let_go(block)
+            else:
+                self.shared_blocks -= 1
 
     def share(self, owner: str, keys: Sequence[bytes]) -> int:
         """Hold the published blocks of the longest prefix of `keys`; returns how many.
@@ -89,6 +96,7 @@ class BlockPool:
             shared.append(block)
         for block in shared:
             self._cached.pop(block, None)
+            self.shared_blocks += self._holders[block] > 0
             self._holders[block] += 1
         if shared:
             self._tables[owner] = shared
@@ -141,3 +149,5 @@ class BlockPool:
         assert not set(self._free) & set(self._keys), "free, yet to be found"
         shared = {block for block, count in held.items() if count > 1}
         assert shared <= set(self._keys), "shared, but never published"
+        in_use = sum(self.held().values()) - self.shared_blocks
+        assert in_use + self.free_blocks == self.blocks, "the account of blocks is wrong"

@@ -45,6 +45,9 @@ class WorkerConfig(ServedSettings):
     outbox_tokens: int = Field(default=262_144, ge=1)
     outbox_reports: int = Field(default=4_096, ge=1)  # as above, for the scheduler
     reconnect_s: float = Field(default=2.0, gt=0)  # the longest pause between two attempts
+    # Without a scheduler, requests here wait so long to be adopted: one that restarts is back in
+    # seconds, and whoever waited longer has long been begun elsewhere.
+    orphan_hold_s: float = Field(default=30.0, gt=0)
     exit_when_orphaned: bool = False  # end when the scheduler is gone for `orphaned_s`
     orphaned_s: float = Field(default=10.0, gt=0)
 

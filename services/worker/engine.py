@@ -5,7 +5,7 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from services.core import Plan, Report
+from services.core import HeldRequest, Plan, Report
 from services.worker.assembly import assemble
 from services.worker.batch import StepBatch, StepResult, TokenLogprobs
 from services.worker.engine_config import EngineConfig
@@ -63,6 +63,10 @@ class Engine:
         """Forget all requests, and what is on its way for them."""
         self.state.reset()
         self._swapper.reset()
+
+    def attach(self) -> tuple[HeldRequest, ...]:
+        """A scheduler comes; returns who is here, to be adopted."""
+        return self.state.attach()
 
     def report(self) -> Report | None:
         return self.state.report()

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterable, Iterator
 
-from services.core import Plan, Progress, Residency
+from services.core import Plan, Residency
 from services.worker.holdings import Holdings
+from services.worker.reporting import Reporter
 from services.worker.residency import DEFAULT, RESIDENCIES, Placing, Resident, Room, evict, place
 from services.worker.sequence import Phase, Sequence
 
@@ -11,17 +12,17 @@ AHEAD_TOKENS = 32  # of a request's growth, kept free for it: a plan comes well 
 
 
 class Evictor:
-    """Carries the plan's residency policy out on the holdings."""
+    """Carries the plan's residency policy out on the holdings, and reports who left."""
 
-    def __init__(self, holdings: Holdings):
+    def __init__(self, holdings: Holdings, reporter: Reporter):
         self._holdings = holdings
+        self._reporter = reporter
         self._plan = Plan(0)
         self._leave = RESIDENCIES[DEFAULT]
-        self.evicted: list[Progress] = []  # not reported yet
 
     def planned(self, plan: Plan) -> None:
-        """Follow this plan from now on. An unknown policy is a KeyError: presets are checked."""
-        leave = RESIDENCIES[plan.residency or DEFAULT]
+        """Follow this plan from now on; by the default, where its policy is unknown here."""
+        leave = RESIDENCIES.get(plan.residency, RESIDENCIES[DEFAULT])
         if leave is not self._leave:
             self._leave = leave
             self._holdings.touch()  # who waits for memory may get it now
@@ -84,7 +85,7 @@ class Evictor:
 
     def _evict(self, sequence: Sequence, how: Residency) -> None:
         self._holdings.leave(sequence, how)
-        self.evicted.append(sequence.progress())
+        self._reporter.evicted(sequence)
 
     def victims_for(self, sequence: Sequence, decoding: bool) -> Iterator[Sequence]:
         """Who may be evicted for it, first to last: the paused, the last in the plan's order

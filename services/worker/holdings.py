@@ -45,6 +45,12 @@ class Holdings:
         self.sequences[prompt.request_id] = sequence
         self.run(sequence)
 
+    def park(self, prompt: Prompt) -> None:
+        """Keep it until it is admitted, without a budget."""
+        delivered_tokens = len(prompt.token_ids) - prompt.prompt_tokens
+        sequence = self.sequences[prompt.request_id] = Sequence.start(prompt, delivered_tokens)
+        sequence.phase = Phase.PARKED
+
     def run(self, sequence: Sequence) -> None:
         """Admit, or admit again: it is now the newest."""
         self._admissions += 1

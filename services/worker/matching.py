@@ -42,6 +42,13 @@ class Matching:
             _, since = self.admissions[request_id]
             self.admissions[request_id] = (limit_tokens, since)
 
+    def take_prompts(self) -> list[Prompt]:
+        """The prompts that are held, handed out; admissions that found none are forgotten."""
+        prompts = [prompt for prompt, _ in self.prompts.values()]
+        self.prompts.clear()
+        self.admissions.clear()
+        return prompts
+
     def forget(self, request_id: str) -> None:
         self.prompts.pop(request_id, None)
         self.admissions.pop(request_id, None)

@@ -75,6 +75,8 @@ class Prompt:
             raise ValueError(
                 f"prompt_tokens must lie in [1, {len(self.token_ids)}], got {self.prompt_tokens}"
             )
+        if self.max_tokens < 1:
+            raise ValueError(f"max_tokens must be at least 1, got {self.max_tokens}")
         if self.max_tokens <= len(self.token_ids) - self.prompt_tokens:
             raise ValueError(
                 f"max_tokens ({self.max_tokens}) must exceed the output already delivered "

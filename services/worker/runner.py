@@ -7,13 +7,14 @@ run between two steps only, so what has arrived counts in the very next step.
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
-from services.core import Plan, Report
+from services.core import HeldRequest, Plan, Report
 from services.worker.batch import NewToken
 from services.worker.engine import Engine, StepFailed
 from services.worker.metrics import WorkerMetrics
 from services.worker.prompt import Prompt
+from services.worker.residency import DEFAULT, RESIDENCIES
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +37,35 @@ class EngineRunner:
         self.on_error: ErrorSink = lambda *_: None
         self.on_report: Callable[[Report], None] = lambda _: None
         self._failures = 0
+        self._attached = False
+        self._streams: set[str] = set()  # of gateways, open now
+        self._unknown = ""  # the last plan's residency, where nobody here knows it
+
+    def opened(self, origin: str) -> None:
+        """A gateway's stream is there: prompts come on it, and their tokens are read."""
+        self._streams.add(origin)
+
+    def closed(self, origin: str) -> None:
+        """Its tokens are lost; without a scheduler to cancel its requests, they go at once."""
+        self._streams.discard(origin)
+        if not self._attached:
+            self._forget_unread()
+
+    def attach(self) -> tuple[HeldRequest, ...]:
+        """A scheduler listens from now on. Returns who is here, for it to adopt."""
+        self._attached = True
+        return self.engine.attach()
+
+    def detach(self, untold: Iterable[Report]) -> None:
+        """No scheduler listens any more, and these reports went unsent. Whoever is here goes on
+        inside its budget, and what happens is kept for the next."""
+        self._attached = False
+        self.engine.state.untold(untold)
+        self._forget_unread()
+
+    def _forget_unread(self) -> None:
+        self.engine.state.keep_only(self._streams)
+        self._wake.set()
 
     def receive(self, prompt: Prompt) -> None:
         why = self.engine.add(prompt, time.monotonic())
@@ -48,19 +78,28 @@ class EngineRunner:
         self._wake.set()
 
     def apply(self, plan: Plan) -> None:
+        self._look_at(plan.residency)
         self.engine.apply(plan, time.monotonic())
         self._wake.set()
 
+    def _look_at(self, residency: str) -> None:
+        """Say it once where plans ask for a policy that this worker does not have."""
+        known = not residency or residency in RESIDENCIES
+        if not known and residency != self._unknown:
+            self._unknown = residency
+            log.warning("plans ask for residency %r, unknown here: %s it is", residency, DEFAULT)
+
     def reset(self) -> None:
-        """Drop all requests: the scheduler they came from is gone and will have them again."""
+        """Drop all requests: no scheduler has come for them."""
         self.engine.reset()
+        self._wake.set()
 
     async def run(self) -> None:
         """Until cancelled. Raises the cause when steps keep breaking."""
         while True:
             self._wake.clear()
             worked = self._step()
-            self._report()
+            self.report()
             if worked:
                 for _ in range(YIELDS):
                     await asyncio.sleep(0)
@@ -106,8 +145,8 @@ class EngineRunner:
         if self._failures >= FAILURES_MAX:
             raise RuntimeError(f"{self._failures} steps in a row failed") from failure.__cause__
 
-    def _report(self) -> None:
-        report = self.engine.report()
-        if report:
+    def report(self) -> None:
+        """Tell what there is to tell, if a scheduler listens."""
+        if self._attached and (report := self.engine.report()):
             self._metrics.reported(report)
             self.on_report(report)

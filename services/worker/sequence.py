@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
-from services.core import Progress
+from services.core import HeldRequest, Progress
 from services.worker.prompt import Prompt
 
 
@@ -71,5 +71,19 @@ class Sequence:
         """All but its newest token is in the cache."""
         return self.computed == len(self.tokens) - 1
 
-    def progress(self) -> Progress:
-        return Progress(self.request_id, self.output_tokens, self.held_tokens)
+    def progress(self, blocks: int) -> Progress:
+        """How far it is; it has so many blocks of the device."""
+        return Progress(self.request_id, self.output_tokens, self.held_tokens, blocks)
+
+    def held(self, blocks: int) -> HeldRequest:
+        """All that a scheduler which never heard of it has to know."""
+        return HeldRequest(
+            self.request_id,
+            self.prompt_tokens,
+            self.max_length - self.prompt_tokens,
+            self.output_tokens,
+            self.held_tokens,
+            self.limit_length - self.prompt_tokens,
+            self.phase is Phase.RUNNING,
+            blocks,
+        )

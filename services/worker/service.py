@@ -17,7 +17,7 @@ OVERFLOW = "too many tokens were waiting to be read; connect again and resubmit"
 
 class WorkerService(worker_pb2_grpc.WorkerServicer):
     """Routes tokens to the stream their prompt came on; those of a stream that ended are lost,
-    as its gateway will resubmit and the scheduler cancels."""
+    as its gateway will resubmit and the scheduler, or without one the runner, ends them."""
 
     def __init__(self, runner: EngineRunner, outbox_tokens: int):
         self._runner = runner
@@ -35,6 +35,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             raise InvalidArgument("hello", "the first message of Stream must be a hello")
         origin = f"{first.hello.gateway_id}#{next(self._streams)}"
         outbox = self._outboxes[origin] = TokenOutbox(self._outbox_tokens)
+        self._runner.opened(origin)
         try:
             async for batch in duplex(self._read(origin, requests), outbox):
                 yield batch
@@ -42,6 +43,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
                 raise ServiceError(Code.RESOURCE_EXHAUSTED, OVERFLOW)
         finally:
             del self._outboxes[origin]
+            self._runner.closed(origin)
 
     async def _read(self, origin: str, requests: AsyncIterator[worker_pb2.WorkerInput]) -> None:
         async for message in requests:

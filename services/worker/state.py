@@ -2,15 +2,17 @@
 
 The loop: plans and prompts change who runs (`apply`, `receive`) → `compose` one step → the engine
 computes it → `commit` what it drew → `report`. Between a `compose` and its `commit` nothing else
-is called.
+is called. Schedulers come and go (`attach`): without one there are no plans and no reports, and
+whoever is here goes on inside the budget it has.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from services.core import (
     FinishReason,
     Grant,
+    HeldRequest,
     Pause,
     Plan,
     Report,
@@ -62,7 +64,7 @@ class WorkerState:
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything: a scheduler that we attach to (again) requeues what was here."""
+        """Forget everything, as if nobody had ever been here."""
         limits = self.limits
         self.pool = BlockPool(limits.kv_blocks, limits.block_tokens)
         self.host = BlockPool(limits.host_blocks, limits.block_tokens)
@@ -70,11 +72,11 @@ class WorkerState:
         self._holdings = Holdings(
             self.pool, self.host, self.tally, limits.prefix_sharing, limits.exact_swaps
         )
-        self._evictor = Evictor(self._holdings)
+        self._reporter = Reporter(limits.report_every_steps)
+        self._evictor = Evictor(self._holdings, self._reporter)
         self._composer = Composer(
             self._holdings, self._evictor, limits.max_running, limits.max_batch_tokens
         )
-        self._reporter = Reporter(limits.report_every_steps)
         self._owed_cancels: set[str] = set()
 
     @property
@@ -90,6 +92,41 @@ class WorkerState:
     def idle(self) -> bool:
         """Nobody is here, and nobody is expected."""
         return not (self.sequences or self.matching.prompts or self.matching.admissions)
+
+    # Schedulers
+
+    def attach(self) -> tuple[HeldRequest, ...]:
+        """A scheduler comes that may know nobody here. Returns all there are: it adopts them by
+        its plans, or cancels them.
+
+        Its plans and our reports are numbered from 1 on. Prompts not admitted yet are kept among
+        the others, without a budget; what else the last scheduler left half done is forgotten:
+        admissions that found no prompt, and the cancels that it owed.
+        """
+        self._owed_cancels.clear()
+        for prompt in self.matching.take_prompts():
+            self._holdings.park(prompt)
+        blocks = self.pool.held()
+        self._reporter.begin(blocks)
+        return tuple(s.held(blocks.get(s.request_id, 0)) for s in self.sequences.values())
+
+    def untold(self, reports: Iterable[Report]) -> None:
+        """These were not sent: what they say of endings and evictions goes into the next."""
+        unsent = list(reports)
+        self._reporter.untold(ended for report in unsent for ended in report.finished)
+        for progress in (left for report in unsent for left in report.evicted):
+            sequence = self.sequences.get(progress.request_id)
+            if sequence and sequence.phase is Phase.PARKED:
+                self._reporter.evicted(sequence)
+
+    def keep_only(self, origins: Container[str]) -> None:
+        """Forget whoever came on another gateway stream than these: nobody reads its tokens."""
+        here = [s.prompt for s in self.sequences.values()]
+        expected = [prompt for prompt, _ in self.matching.prompts.values()]
+        for prompt in (*here, *expected):
+            if prompt.origin not in origins:
+                self._forget(prompt.request_id)
+                self.matching.forget(prompt.request_id)
 
     # Prompts and plans
 
@@ -158,10 +195,7 @@ class WorkerState:
 
     def report(self) -> Report | None:
         """What happened since the last report, if anything that the scheduler must know."""
-        for progress in self._evictor.evicted:
-            self._reporter.evicted(progress)
-        self._evictor.evicted.clear()
-        return self._reporter.take(self.running.values(), self.pool.free_tokens)
+        return self._reporter.take(self.sequences, self.running.values(), self.pool)
 
     def _admit(self, grant: Grant, now: float) -> None:
         sequence = self.sequences.get(grant.request_id)
@@ -214,7 +248,7 @@ class WorkerState:
         """Host memory could not take these after all; they are computed again."""
         for request_id in request_ids:
             if sequence := self._holdings.lost(request_id):
-                self._reporter.evicted(sequence.progress())
+                self._reporter.evicted(sequence)
 
     def swapped(self, timings: Iterable[SwapTiming]) -> None:
         self._reporter.swapped(timings)
