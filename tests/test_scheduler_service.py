@@ -15,7 +15,10 @@ from tests.reach import until
 
 PROFILE = [
     common_pb2.StepTiming(
-        prefill_tokens=p, decode_seqs=d, context_tokens=16 * d + p, elapsed_s=0.01 + p * 1e-4
+        prefill_tokens=p,
+        decode_seqs=d,
+        context_tokens=d * (16 + d % 5) + p,
+        elapsed_s=0.01 + p * 1e-4,
     )
     for p in (0, 16, 64, 256)
     for d in range(1, 33)
