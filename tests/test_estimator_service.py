@@ -14,6 +14,7 @@ from foretoken.options import ServeOptions, sections
 from protos import common_pb2, estimator_pb2, estimator_pb2_grpc, scheduler_pb2
 from services.estimator.config import EstimatorConfig
 from services.estimator.service import EstimatorService
+from services.runtime.channel import connect
 from services.runtime.tasks import background
 from services.scheduler.jobs import WorkerJobs
 from tests.reach import WAYS, reaching, until
@@ -195,7 +196,9 @@ async def test_samples_and_refits_are_counted() -> None:
 
 
 async def test_what_a_worker_reports_of_its_swaps_comes_back_to_the_scheduler_as_prices() -> None:
-    scheduler = build_control(sections(ServeOptions()), CollectorRegistry()).scheduler
+    scheduler = build_control(
+        sections(ServeOptions()), connect("unix:/none"), CollectorRegistry()
+    ).scheduler
     workers = scheduler.state.workers
     hello = scheduler_pb2.WorkerHello(
         worker_id="w0", address="unix:/w0", model="demo", block_tokens=16, kv_tokens=1_600,
