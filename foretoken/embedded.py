@@ -1,8 +1,10 @@
-"""Everything on one machine: the control plane in this process, each worker in its own.
+"""Everything on one machine: the control plane in this process, the predictor and each worker in
+processes of their own.
 
-The control plane's services speak through in-process channels, workers through Unix sockets.
+The control plane's services speak through in-process channels, the others through Unix sockets.
 """
 
+import os
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -14,7 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from foretoken import status
 from foretoken.options import Sections, ServeOptions, chosen_preset, outcome_log, sections
-from foretoken.processes import running
+from foretoken.processes import kept_running, running
 from gateway.config import GatewayConfig
 from gateway.http.app import build_app
 from gateway.http.serve import serving_http
@@ -22,7 +24,6 @@ from gateway.service import GatewayService
 from protos import (
     batcher_pb2_grpc,
     estimator_pb2_grpc,
-    predictor_pb2_grpc,
     scheduler_pb2,
     scheduler_pb2_grpc,
 )
@@ -31,7 +32,6 @@ from services.batcher.service import BatcherService
 from services.estimator.config import EstimatorConfig
 from services.estimator.service import EstimatorService
 from services.predictor.config import PredictorConfig
-from services.predictor.service import PredictorService
 from services.runtime.channel import InProcessServer, connect
 from services.runtime.config import load
 from services.runtime.outcomelog.config import LogConfig
@@ -49,34 +49,26 @@ class Control:
 
     scheduler: SchedulerService
     gateway: GatewayService
-    predictor: PredictorService
     channel: aio.Channel
     scheduler_mount: Mount
 
 
-def build_control(overrides: Sections, registry: CollectorRegistry) -> Control:
-    """Config → objects. The preset chooses the predictor unless the predictor's section does."""
+def build_control(
+    overrides: Sections, predictor: aio.Channel, registry: CollectorRegistry
+) -> Control:
+    """Config → objects; `predictor` leads to its own process."""
     config = load(SchedulerConfig, overrides["scheduler"])
-    preset = chosen_preset(overrides)
-    advice = load(PredictorConfig, {"model": preset.predictor} | overrides["predictor"])
-    outcomes = load(LogConfig, outcome_log(overrides, advice.model))
     batcher = load(BatcherConfig, overrides["batcher"])
     estimator = load(EstimatorConfig, overrides["estimator"])
-    predictor = PredictorService(advice, registry, outcomes)
     server = InProcessServer()
     channel = server.channel()
-    scheduler = SchedulerService(config, Advisers(channel, channel, channel), registry)
+    scheduler = SchedulerService(config, Advisers(predictor, channel, channel), registry)
     gateway = GatewayService(load(GatewayConfig, overrides["gateway"]), channel, connect, registry)
     scheduler_mount = Mount(
         "foretoken.v1.Scheduler", scheduler_pb2_grpc.add_SchedulerServicer_to_server, scheduler
     )
     for mount in (
         scheduler_mount,
-        Mount(
-            "foretoken.v1.Predictor",
-            predictor_pb2_grpc.add_PredictorServicer_to_server,
-            predictor,
-        ),
         Mount(
             "foretoken.v1.Batcher",
             batcher_pb2_grpc.add_BatcherServicer_to_server,
@@ -89,7 +81,7 @@ def build_control(overrides: Sections, registry: CollectorRegistry) -> Control:
         ),
     ):
         mount.add(mount.servicer, server)
-    return Control(scheduler, gateway, predictor, channel, scheduler_mount)
+    return Control(scheduler, gateway, channel, scheduler_mount)
 
 
 @asynccontextmanager
@@ -97,15 +89,19 @@ async def embedded(options: ServeOptions, lifecycle: Lifecycle) -> AsyncIterator
     """The whole system, ready, for as long as the block runs."""
     overrides = sections(options)
     load(WorkerConfig, overrides["worker"])  # a mistake in it is told before anything starts
-    control = build_control(overrides, CollectorRegistry())
-    gateway, scheduler = control.gateway, control.scheduler
-    config = gateway.config
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="foretoken-")))
         socket = f"unix:{folder}/scheduler.sock"
+        advice = _predictor(overrides, folder)
+        predictor = connect(advice["predictor"]["address"])
+        stack.push_async_callback(predictor.close)
+        control = build_control(overrides, predictor, CollectorRegistry())
+        gateway, scheduler = control.gateway, control.scheduler
+        config = gateway.config
         await stack.enter_async_context(
-            background(scheduler.run(), gateway.run(), control.predictor.run())
+            kept_running("predictor", "services.predictor", advice, lifecycle, predictor)
         )
+        await stack.enter_async_context(background(scheduler.run(), gateway.run()))
         await stack.enter_async_context(listening([control.scheduler_mount], socket))
         grpc = await stack.enter_async_context(
             listening([gateway.mount()], f"{config.host}:{config.grpc_port}")
@@ -128,6 +124,20 @@ async def embedded(options: ServeOptions, lifecycle: Lifecycle) -> AsyncIterator
         yield Endpoints(control, f"{config.host}:{grpc.port}", http, fleet)
         await grpc.set_serving(False)
         await lifecycle.drain(gateway.drain(), config.drain_s)
+
+
+def _predictor(overrides: Sections, folder: Path) -> Sections:
+    """The preset chooses its model unless its own section does. Raises ConfigError for values
+    that can't be; what only it can tell, it tells when it starts."""
+    own = {
+        "model": chosen_preset(overrides).predictor,
+        "address": f"unix:{folder}/predictor.sock",
+        "started_by": str(os.getpid()),
+        "log_level": "WARNING",
+    } | overrides["predictor"]
+    log = outcome_log(overrides, load(PredictorConfig, own).model)
+    load(LogConfig, log)
+    return {"predictor": own, "log": log}
 
 
 def _worker(overrides: Sections, folder: Path, scheduler: str, number: int) -> dict[str, str]:

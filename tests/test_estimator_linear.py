@@ -69,19 +69,57 @@ def test_pauses_and_broken_clocks_do_not_move_it() -> None:
         assert model.step_s(*step) == pytest.approx(TRUE.step_s(*step), rel=0.05)
 
 
-def test_colinear_timings_still_predict_what_was_seen() -> None:
-    """Only full decode batches of one length: base, sequences and context cannot be told apart."""
-    model = fit(timed([(0, 32, 32 * 500)] * 40, np.random.default_rng(3)), version=1)
-    assert min(coefficients(model)) >= 0
-    assert model is not None
-    assert model.step_s(0, 32, 32 * 500) == pytest.approx(TRUE.step_s(0, 32, 32 * 500), rel=1e-4)
-    assert model.prefill_token_s == 0
+READ = [(16, 0, 16), (64, 0, 64), (256, 0, 256)]
+DECODED = [(0, n, n * length) for n in (1, 4, 16) for length in (20, 300)]
+
+
+@pytest.mark.parametrize(
+    ("why", "steps"),
+    [
+        ("decode steps alone, as a restarted estimator sees them", DECODED),
+        ("full batches of one length: base, sequences and context are one", [(0, 32, 16_000)]),
+        ("prompts of one size: their slope and the base are one", [(64, 0, 64), *DECODED]),
+        ("no decode step", READ),
+        ("every context 16 tokens a sequence", [*READ, (0, 1, 16), (0, 4, 64), (0, 16, 256)]),
+        ("no context was ever told", [(p, d, 0) for p, d, _ in READ + DECODED]),
+    ],
+)
+def test_what_the_samples_do_not_determine_is_not_said(
+    why: str, steps: list[tuple[int, int, int]]
+) -> None:
+    rng = np.random.default_rng(3)
+    assert fit(timed(steps * 10, rng), version=1) is None
+    assert fit(timed(steps * 10, rng, 0.05), version=1) is None
+
+
+def test_a_few_steps_of_every_kind_determine_a_model() -> None:
+    """One sequence at a time will do, if prompts and contexts differ."""
+    steps = [*READ, (0, 1, 20), (0, 1, 150), (0, 1, 300)] * 2
+    model = fit(timed(steps, np.random.default_rng(3)), version=1)
+    assert coefficients(model) == pytest.approx(coefficients(TRUE), rel=0.02)
+
+
+def test_a_prompt_that_seems_to_cost_nothing_is_noise() -> None:
+    steps = [StepTiming(p, d, c, 0.01 / (1 + p)) for p, d, c in (READ + DECODED) * 3]
+    assert fit(steps, version=1) is None
 
 
 def test_coefficients_are_never_negative() -> None:
-    """Steps that get faster with more work: a plain least-squares line would slope down."""
-    rows = [StepTiming(0, n, 0, 0.1 / n) for n in range(1, 40)]
+    """Steps that get faster with more to decode: a plain least-squares line would slope down."""
+    rows = [StepTiming(0, n, 50 * n + n * n, 0.1 / n) for n in range(1, 40)]
+    rows += [StepTiming(16 * n, 0, 16 * n, 0.1 + 0.001 * n) for n in range(1, 20)]
     assert min(coefficients(fit(rows, version=1))) >= 0
+
+
+def test_a_model_stays_until_samples_determine_a_newer_one() -> None:
+    rng = np.random.default_rng(9)
+    state = EstimatorState(refit_samples=8)
+    known = state.observe("w", timed([*READ, *DECODED] * 2, rng))
+    assert (known.version, known.refitted) == (1, True)
+    slower = [StepTiming(p, d, c, 0.01 / (1 + p)) for p, d, c in READ * 8]
+    after = state.observe("w", slower)
+    assert (after.version, after.refitted) == (1, False)
+    assert coefficients(state.model("w")) == pytest.approx(coefficients(TRUE), rel=0.02)
 
 
 def test_too_few_samples_are_no_model() -> None:
@@ -144,7 +182,7 @@ def test_versions_rise_by_one_a_refit_and_refits_are_spaced() -> None:
 def test_it_follows_a_worker_that_got_slower() -> None:
     rng = np.random.default_rng(7)
     state = EstimatorState()
-    steps = [(0, 8, 8 * 64), (64, 0, 64), (32, 8, 600)] * 8
+    steps = [(0, 8, 8 * 64), (0, 1, 64), (16, 0, 16), (64, 0, 64), (32, 8, 600)] * 8
     state.observe("w", timed(steps, rng))
     slower = [StepTiming(p, d, c, 2 * TRUE.step_s(p, d, c)) for p, d, c in steps]
     for _ in range(4):

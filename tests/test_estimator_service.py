@@ -14,6 +14,7 @@ from foretoken.options import ServeOptions, sections
 from protos import common_pb2, estimator_pb2, estimator_pb2_grpc, scheduler_pb2
 from services.estimator.config import EstimatorConfig
 from services.estimator.service import EstimatorService
+from services.runtime.channel import connect
 from services.runtime.tasks import background
 from services.scheduler.jobs import WorkerJobs
 from tests.reach import WAYS, reaching, until
@@ -31,15 +32,18 @@ def service(registry: CollectorRegistry | None = None, watchers_max: int = 8) ->
 def timings(
     count: int, worker_id: str = "w0", base_s: float = 0.002
 ) -> estimator_pb2.ObserveTimingsRequest:
-    """Steps of base + 1 ms a sequence + 0.1 ms a prefill token."""
-    steps = [(16 * (i % 3), i % 5) for i in range(1, count + 1)]
+    """Steps of base + 1 ms a sequence + 0.1 ms a prefill token, whatever their context."""
+    steps = [(16 * (i % 3), i % 5, i % 7) for i in range(1, count + 1)]
     return estimator_pb2.ObserveTimingsRequest(
         worker_id=worker_id,
         timings=[
             common_pb2.StepTiming(
-                prefill_tokens=p, decode_seqs=d, elapsed_s=base_s + 0.001 * d + 0.0001 * p
+                prefill_tokens=p,
+                decode_seqs=d,
+                context_tokens=16 * d + c,
+                elapsed_s=base_s + 0.001 * d + 0.0001 * p,
             )
-            for p, d in steps
+            for p, d, c in steps
         ],
     )
 
@@ -64,7 +68,7 @@ async def test_timings_in_model_out(way: str) -> None:
             await stub.GetCostModel(ASK)
         assert caught.value.code() == grpc.StatusCode.NOT_FOUND
         assert caught.value.details() == (
-            "no cost model of worker 'w0': too few of its steps were seen"
+            "no cost model of worker 'w0': its steps do not tell one yet"
         )
 
         assert (await stub.Observe(timings(4))).version == 0
@@ -74,7 +78,7 @@ async def test_timings_in_model_out(way: str) -> None:
         assert model.base_s == pytest.approx(0.002, rel=1e-3)
         assert model.decode_seq_s == pytest.approx(0.001, rel=1e-3)
         assert model.prefill_token_s == pytest.approx(0.0001, rel=1e-3)
-        assert model.context_token_s == 0
+        assert model.context_token_s == pytest.approx(0, abs=1e-7)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -192,7 +196,9 @@ async def test_samples_and_refits_are_counted() -> None:
 
 
 async def test_what_a_worker_reports_of_its_swaps_comes_back_to_the_scheduler_as_prices() -> None:
-    scheduler = build_control(sections(ServeOptions()), CollectorRegistry()).scheduler
+    scheduler = build_control(
+        sections(ServeOptions()), connect("unix:/none"), CollectorRegistry()
+    ).scheduler
     workers = scheduler.state.workers
     hello = scheduler_pb2.WorkerHello(
         worker_id="w0", address="unix:/w0", model="demo", block_tokens=16, kv_tokens=1_600,

@@ -12,7 +12,10 @@ from services.estimator.state import EstimatorState
 from services.estimator.swaps import SwapRates
 
 OFFLOAD, UPLOAD = Direction.OFFLOAD, Direction.UPLOAD
-STEPS = [StepTiming(16 * (i % 3), 1 + i % 5, 64, 0.002 + 0.001 * (i % 5)) for i in range(20)]
+STEPS = [
+    StepTiming(16 * (i % 3), i % 5, 64 + i % 7, 0.002 + 0.001 * (i % 5) + 0.0016 * (i % 3))
+    for i in range(1, 15)
+]
 
 
 def swaps(direction: Direction, token_s: float, *tokens: int) -> list[SwapTiming]:

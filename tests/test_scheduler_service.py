@@ -9,13 +9,17 @@ from prometheus_client import CollectorRegistry
 from foretoken.embedded import build_control
 from foretoken.options import ServeOptions, sections
 from protos import common_pb2, scheduler_pb2
+from services.runtime.channel import connect
 from services.runtime.tasks import background
 from services.scheduler.ranking import UNMEASURED
 from tests.reach import until
 
 PROFILE = [
     common_pb2.StepTiming(
-        prefill_tokens=p, decode_seqs=d, context_tokens=16 * d + p, elapsed_s=0.01 + p * 1e-4
+        prefill_tokens=p,
+        decode_seqs=d,
+        context_tokens=d * (16 + d % 5) + p,
+        elapsed_s=0.01 + p * 1e-4,
     )
     for p in (0, 16, 64, 256)
     for d in range(1, 33)
@@ -29,7 +33,9 @@ HELLO = scheduler_pb2.WorkerMessage(
 
 
 async def test_a_worker_that_comes_back_has_its_cost_model_again():
-    scheduler = build_control(sections(ServeOptions()), CollectorRegistry()).scheduler
+    scheduler = build_control(
+        sections(ServeOptions()), connect("unix:/none"), CollectorRegistry()
+    ).scheduler
     workers = scheduler.state.workers
 
     async def attached(leave: asyncio.Event) -> None:

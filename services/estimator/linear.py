@@ -10,13 +10,22 @@ from services.forecast import Floats
 
 SOURCE = "linear"
 FEWEST_SAMPLES = 8  # two a coefficient; fewer would be fitted to noise
+SPREAD = 2.0  # largest over smallest step that reads prompts: a slope needs two sizes
+OWN_SHARE = 0.01  # of a column's length that the other columns do not explain; 0 if colinear
 TRIMMED = 0.05  # share of worst samples left out of a re-fit: pauses of the host, not of the model
 REFITS = 2
+PREFILL = 1  # its column of the work
 RIDGE = 1e-4  # pulls colinear columns together, moves a determined fit by about 1e-8
 
 
 def fit(samples: Iterable[StepTiming], version: int) -> CostModel | None:
-    """Non-negative coefficients of least relative error over positive timings; None if too few.
+    """Non-negative coefficients of least relative error over positive timings; None while the
+    samples do not determine each of them.
+
+    They do when there are enough, when prompts were read in steps of more than one size, when no
+    column of the work is all but a sum of the others (a hundredth of its length, each step
+    weighed by its time, is its own), and when noise leaves a prompt's token some time. A handful
+    of decode steps would fit well, and say that prompts are free.
 
     The first fit weighs each step by its own measured time, bounded below so that a broken
     clock's near-zeros cannot outweigh all others. Each re-fit leaves out the worst 5 % by
@@ -30,7 +39,10 @@ def fit(samples: Iterable[StepTiming], version: int) -> CostModel | None:
     if len(rows) < FEWEST_SAMPLES:
         return None
     work, elapsed = rows[:, :4], rows[:, 4]
-    found = _solve(work, elapsed, np.maximum(elapsed, 0.5 * np.quantile(elapsed, 0.1)))
+    scale = np.maximum(elapsed, 0.5 * np.quantile(elapsed, 0.1))
+    if not _determine(work, scale):
+        return None
+    found = _solve(work, elapsed, scale)
     for _ in range(REFITS):
         fitted = _positive(work @ found)
         miss = np.abs(np.log(fitted / elapsed))
@@ -38,6 +50,8 @@ def fit(samples: Iterable[StepTiming], version: int) -> CostModel | None:
         found = _solve(work[kept], elapsed[kept], fitted[kept])
     error = np.abs(work @ found - elapsed) / elapsed
     base_s, prefill_token_s, decode_seq_s, context_token_s = (float(c) for c in found)
+    if prefill_token_s <= 0:
+        return None
     return CostModel(
         base_s,
         prefill_token_s,
@@ -49,6 +63,30 @@ def fit(samples: Iterable[StepTiming], version: int) -> CostModel | None:
         error_p90=float(np.quantile(error, 0.9)),
         samples=len(rows),
     )
+
+
+def _determine(work: Floats, scale: Floats) -> bool:
+    """Whether such steps tell the four coefficients apart."""
+    return _varies(work[:, PREFILL]) and float(_own_shares(work / scale[:, None]).min()) > OWN_SHARE
+
+
+def _varies(column: Floats) -> bool:
+    some = column[column > 0]
+    return bool(len(some) and some.max() >= SPREAD * some.min())
+
+
+def _own_shares(columns: Floats) -> Floats:
+    """For each column the share of its length that is orthogonal to all others.
+
+    The inverse of the Gram matrix of unit columns has 1 / share² on its diagonal.
+    """
+    length = np.linalg.norm(columns, axis=0)
+    if not length.all():
+        return np.zeros(columns.shape[1])
+    unit = columns / length
+    values, vectors = np.linalg.eigh(unit.T @ unit)
+    inverse = (vectors**2 / np.maximum(values, np.finfo(float).eps)).sum(axis=1)
+    return np.asarray(inverse**-0.5, float)
 
 
 def _solve(work: Floats, elapsed: Floats, scale: Floats) -> Floats:

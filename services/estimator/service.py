@@ -34,7 +34,7 @@ class EstimatorService(estimator_pb2_grpc.EstimatorServicer):
         if model is None:
             raise ServiceError(
                 grpc.StatusCode.NOT_FOUND,
-                f"no cost model of worker {request.worker_id!r}: too few of its steps were seen",
+                f"no cost model of worker {request.worker_id!r}: its steps do not tell one yet",
             )
         return encode_cost_model(request.worker_id, model)
 

@@ -41,9 +41,9 @@ class Observed:
 class EstimatorState:
     """Cost models by worker; the worker not heard of for longest goes when there are too many.
 
-    The first model is fitted as soon as there are samples enough, each later one after
+    The first model is fitted as soon as the samples determine one, each later one after
     `refit_samples` new ones, or with the same steps when a swap's price has changed noticeably.
-    Each has a version one higher.
+    Each has a version one higher; where a fit fails, the last model stays.
     """
 
     def __init__(self, window: int = 2_000, refit_samples: int = 64, workers_max: int = 1_024):
@@ -85,10 +85,10 @@ class EstimatorState:
 def _refit(worker: _Worker) -> bool:
     version = worker.model.version + 1 if worker.model else 1
     model = fit(worker.coverage, version)
-    if model is None:
-        return False
-    worker.model, worker.unfitted = _priced(model, worker.swaps), 0
-    return True
+    worker.unfitted = 0
+    if model is not None:
+        worker.model = _priced(model, worker.swaps)
+    return model is not None
 
 
 def _reprice(worker: _Worker) -> bool:

@@ -1,6 +1,8 @@
 """A service as a process: read config, build, serve, drain, leave. Every `__main__` ends here."""
 
+import asyncio
 import logging
+import os
 import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +18,8 @@ from services.runtime.tasks import background, cause
 from services.runtime.telemetry import serve_metrics, setup_logging
 
 log = logging.getLogger(__name__)
+
+PARENT_LOOK_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,7 @@ class ServedSettings(Settings):
     address: str
     metrics_port: int = 0  # 0: no /metrics of its own
     log_level: str = "INFO"
+    started_by: int = 0  # id of the process whose end is ours too; 0: none's
     drain_s: float = 30.0  # what a first SIGTERM leaves what is running; a second takes it back
 
 
@@ -88,9 +93,18 @@ async def serve(config: ServedSettings, build: Build) -> None:
     serve_metrics(registry, config.metrics_port)
     lifecycle = Lifecycle()
     lifecycle.install()
-    async with background(unit.run()), listening(unit.mounts, config.address) as server:
+    work = [unit.run()] + ([_outlive_not(config.started_by)] if config.started_by else [])
+    async with background(*work), listening(unit.mounts, config.address) as server:
         log.info("listening on %s", config.address)
         await lifecycle.draining.wait()
         await server.set_serving(False)
         if not await lifecycle.drain(unit.drain(), config.drain_s):
             log.warning("stopping with requests unfinished")
+
+
+async def _outlive_not(parent: int) -> None:
+    """Raises ValueError once the parent is gone, however it went."""
+    while True:
+        await asyncio.sleep(PARENT_LOOK_S)
+        if os.getppid() != parent:
+            raise ValueError("whoever started it is gone")

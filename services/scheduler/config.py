@@ -25,6 +25,13 @@ class SchedulerConfig(ServedSettings):
     fleet_interval_s: float = Field(0.25, gt=0)  # how often gateways hear of queue and drain time
     outbox_limit: int = Field(65_536, gt=0)  # messages a slow gateway may be behind, then cut off
     forecast_timeout_s: float = Field(0.05, gt=0)  # then history stands in; unfelt in a TTFT
+    # The better forecast is taken while the request may still wait; a queue moves in seconds.
+    forecast_late_s: float = Field(2.0, gt=0)
+    forecast_failures_max: int = Field(5, gt=0)  # in a row; then history answers at once
+    # Between two tries of a predictor that does not answer; doubles, so one that is gone costs
+    # nothing and one that is back is found in seconds.
+    forecast_pause_s: float = Field(0.25, gt=0)
+    forecast_pause_max_s: float = Field(5.0, gt=0)
     batcher_timeout_s: float = Field(0.05, gt=0)  # a round that took longer is arranged here
     refresh_interval_s: float = Field(0.25, gt=0)  # how often shared forecasts are renewed
     event_log: str = ""  # file for (event, now, actions) lines, to replay a run; off by default

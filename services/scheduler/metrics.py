@@ -47,7 +47,27 @@ class SchedulerMetrics:
         )
         self.fallbacks = Counter(
             "foretoken_forecast_fallbacks",
-            "Forecasts made from the scheduler's own history because the predictor did not answer",
+            "Forecasts made from the scheduler's own history: the predictor's came late, its call "
+            "failed, or it is not asked for a while (open)",
+            ["reason"],
+            registry=registry,
+        )
+        self.forecasts_replaced = Counter(
+            "foretoken_forecasts_replaced",
+            "Forecasts replaced by better ones: a late answer, or one the predictor improved",
+            ["by"],
+            registry=registry,
+        )
+        self.breaker = Gauge(
+            "foretoken_forecast_breaker",
+            "Whether the predictor is asked (closed), not asked (open), or tried (half_open)",
+            ["phase"],
+            registry=registry,
+        )
+        self.advice_dropped = Counter(
+            "foretoken_advice_dropped",
+            "Outcomes and timings never told because too many waited for a service that is away",
+            ["kind"],
             registry=registry,
         )
         self.round_seconds = Histogram(

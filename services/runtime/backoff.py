@@ -1,0 +1,14 @@
+"""How long to wait before the next try."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """Waits between attempts: doubling from the first to the longest."""
+
+    first_s: float
+    longest_s: float
+
+    def after_s(self, failures: int) -> float:
+        return min(self.longest_s, self.first_s * 2.0 ** min(failures, 30))
