@@ -142,7 +142,8 @@ class Advice:
             )
             if len(answer.forecasts) != len(requests):
                 raise ValueError(f"{len(answer.forecasts)} forecasts for {len(requests)} requests")
-            return [decode_forecast(f) for f in answer.forecasts]
+            pairs = zip(answer.forecasts, requests, strict=True)
+            return [decode_forecast(forecast, r.max_tokens) for forecast, r in pairs]
         except (aio.AioRpcError, ValueError) as error:
             self._owner.metrics.fallbacks.inc(len(requests))
             log.warning("no forecast (%s); history stands in", _sentence(error))

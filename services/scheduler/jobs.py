@@ -84,8 +84,7 @@ class Job:
 
     @property
     def mean_remaining(self) -> float:
-        left = self.request.max_tokens - self.output_tokens
-        return min(left, self.forecast.mean_remaining(self.output_tokens)) if left > 0 else 0.0
+        return self.forecast.mean_remaining(self.output_tokens, self.request.max_tokens)
 
 
 @dataclass(slots=True, eq=False)
