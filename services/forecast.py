@@ -2,7 +2,8 @@
 
 Everything conditions on progress: given `g` tokens generated so far, the total length L is
 distributed as L | L > g. Where the forecast has nothing beyond `g`, the answer is the request's
-`max_tokens` (Past-Future, papers/000 §3.2). No answer ever passes `max_tokens`.
+`max_tokens` (Past-Future, papers/000 §3.2). No answer ever passes `max_tokens`, but that none is
+below `g`: a request that is past its cap has nothing left, and never less.
 """
 
 from bisect import bisect_right
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 MAX_POINTS = 64
 MOST_TOKENS = 2**24 - 1  # longer than any context there is; keeps a table's arithmetic exact
+UNCAPPED = MOST_TOKENS  # max_tokens of a forecast of no particular request
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -26,7 +28,9 @@ class Forecast:
     """Weighted support points (ascending, at most 64) over total output tokens.
 
     `shared_key` names the population whose forecast this is: all requests of that key have the
-    same one, and a refresh replaces it for all. Empty for a forecast made from the prompt.
+    same one, and a refresh replaces it for all. Empty for a forecast made from the prompt. A
+    shared one is UNCAPPED, as each of them has a cap of its own: mass on UNCAPPED lies on the
+    `max_tokens` of whoever reads it, who gives it (`most`, `truncated`, a table's caps).
 
     Raises ValueError when points are unordered, not positive, too many, or weights don't fit.
     """
@@ -43,10 +47,10 @@ class Forecast:
             raise ValueError(f"a forecast has 1 to {MAX_POINTS} points and a weight for each")
         if any(b <= a for a, b in zip(self.points, self.points[1:], strict=False)):
             raise ValueError("forecast points must ascend")
+        if max(self.max_tokens, self.points[-1]) > MOST_TOKENS:
+            raise ValueError(f"a forecast is of at most {MOST_TOKENS} tokens")
         if not self.points[0] > 0 or not self.points[-1] <= self.max_tokens:
             raise ValueError("forecast points must lie in (0, max_tokens]")
-        if self.max_tokens > MOST_TOKENS:
-            raise ValueError(f"a forecast is of at most {MOST_TOKENS} tokens")
         if not min(self.weights) > 0 or not abs(sum(self.weights) - 1) < 1e-6:
             raise ValueError("forecast weights must be positive and sum to 1")
 
@@ -83,7 +87,7 @@ class Forecast:
         """Smallest length l with P(L ≤ l | L > generated) ≥ q; q in [0, 1]."""
         first = bisect_right(self.points, generated)
         if first == len(self.points):
-            return float(self.max_tokens)
+            return float(max(self.max_tokens, generated))
         below = self._mass_to(generated)
         target = below + q * (1 - below)
         for point, mass in zip(self.points[first:], self._cdf[first:], strict=True):
@@ -91,14 +95,23 @@ class Forecast:
                 return point
         return self.points[-1]
 
-    def mean(self, generated: int = 0) -> float:
-        """E[L | L > generated]."""
-        first = bisect_right(self.points, generated)
-        return self._tail_means[first] if first < len(self.points) else float(self.max_tokens)
+    def mean(self, generated: int = 0, most: int = UNCAPPED) -> float:
+        """E[min(L, most) | L > generated]; `generated` where that is past both caps."""
+        most = min(most, self.max_tokens)
+        first, end = (bisect_right(self.points, tokens) for tokens in (generated, most))
+        if first >= end:
+            return float(max(most, generated))
+        if end == len(self.points):
+            return self._tail_means[first]
+        inside = zip(self.points[first:end], self.weights[first:end], strict=True)
+        beyond = 1 - self._cdf[end - 1]
+        left = beyond + sum(self.weights[first:end])
+        total = sum(point * weight for point, weight in inside) + most * beyond
+        return min(max(total / left, self.points[first]), most)
 
-    def mean_remaining(self, generated: int = 0) -> float:
-        """E[L − generated | L > generated]; positive for any generated < max_tokens."""
-        return self.mean(generated) - generated
+    def mean_remaining(self, generated: int = 0, most: int = UNCAPPED) -> float:
+        """E[min(L, most) − generated | L > generated]; positive below both caps, 0 from there."""
+        return self.mean(generated, most) - generated
 
     def sample(self, rng: np.random.Generator, generated: int = 0) -> float:
         """One draw of L | L > generated, reproducible by the generator."""
@@ -124,35 +137,44 @@ def certain(tokens: int, source: str = "max") -> Forecast:
 def from_lengths(
     lengths: Sequence[float], max_tokens: int, source: str, version: int = 0, shared_key: str = ""
 ) -> Forecast:
-    """The empirical distribution of `lengths`, exact up to 64 distinct values.
-
-    Beyond that, neighbours are merged into 64 groups of near-equal mass, each kept at its mean,
-    but with the top eighth of the mass spread over a quarter of the points: conditioning on
-    progress lives in the tail.
-    """
+    """The empirical distribution of `lengths`, as `from_masses` keeps it."""
     values, counts = np.unique(
         np.clip(np.asarray(lengths, float), 1, max_tokens), return_counts=True
     )
-    weights = counts / counts.sum()
-    if len(values) > MAX_POINTS:
-        values, weights = _merge(values, weights)
+    plain = Forecast((float(max_tokens),), (1.0,), max_tokens, source, version, shared_key)
+    return from_masses(values, counts / counts.sum(), 0.0, plain)
+
+
+def from_masses(values: Floats, masses: Floats, longest: float, like: Forecast) -> Forecast:
+    """Ascending lengths and their masses, all positive, with the mass `longest` on `max_tokens`
+    beside them; all else as in `like`. Exact up to 64 points.
+
+    Beyond that, neighbours are merged into groups of near-equal mass, each kept at its mean, but
+    with the top eighth of the mass spread over a quarter of the points: conditioning on progress
+    lives in the tail. What lies on `max_tokens` is merged with nothing.
+    """
+    room = MAX_POINTS - (longest > 0)
+    if len(values) > room:
+        values, masses = _merge(values, masses, room)
+    if longest > 0:
+        values, masses = np.append(values, like.max_tokens), np.append(masses, longest)
     points = tuple(float(v) for v in values)
-    return Forecast(
-        points, tuple(float(w) for w in weights), max_tokens, source, version, shared_key
-    )
+    return replace(like, points=points, weights=tuple(float(m) for m in masses))
 
 
-def _merge(values: Floats, weights: Floats) -> tuple[Floats, Floats]:
-    tail = MAX_POINTS // 4
-    body_edges = np.linspace(0, 0.875, MAX_POINTS - tail + 1)[1:]
+def _merge(values: Floats, weights: Floats, most: int) -> tuple[Floats, Floats]:
+    """As many groups at most, of the same mass in all."""
+    tail, total = MAX_POINTS // 4, weights.sum()
+    body_edges = np.linspace(0, 0.875, most - tail + 1)[1:]
     edges = np.concatenate([body_edges, np.linspace(0.875, 1, tail + 1)[1:-1]])
-    middle = np.cumsum(weights) - weights / 2
+    middle = (np.cumsum(weights) - weights / 2) / total
     group = np.searchsorted(edges, middle)
-    mass = np.bincount(group, weights, MAX_POINTS)
-    mean = np.bincount(group, weights * values, MAX_POINTS)
+    mass = np.bincount(group, weights, most)
+    mean = np.bincount(group, weights * values, most)
     used = mass > 0
     points, place = np.unique(np.round(mean[used] / mass[used], 3), return_inverse=True)
-    return points, np.bincount(place, mass[used]) / mass.sum()
+    joined = np.bincount(place, mass[used])
+    return points, joined * (total / joined.sum())
 
 
 class ForecastTable:

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare, ks_2samp
 
-from services.forecast import MAX_POINTS, Forecast, ForecastTable, certain, from_lengths
+from services.forecast import MAX_POINTS, UNCAPPED, Forecast, ForecastTable, certain, from_lengths
 
 HAND = Forecast((10.0, 20.0, 40.0), (0.5, 0.25, 0.25), 64)
 
@@ -36,6 +36,33 @@ def test_nothing_longer_in_the_forecast_means_max_tokens() -> None:
     assert HAND.sample(np.random.default_rng(0), generated=40) == 64
     assert HAND.survival(50, generated=45) == 1
     assert HAND.survival(64, generated=45) == 0
+
+
+def test_past_its_cap_nothing_remains_and_never_less() -> None:
+    rng = np.random.default_rng(0)
+    for g in (64, 65, 1_064):
+        assert (HAND.mean(g), HAND.quantile(0.5, g), HAND.sample(rng, g)) == (g, g, g)
+        assert HAND.mean_remaining(g) == 0
+
+
+def test_a_mean_below_a_cap_by_hand() -> None:
+    assert HAND.mean(most=30) == 0.5 * 10 + 0.25 * 20 + 0.25 * 30
+    assert HAND.mean(generated=10, most=30) == 25
+    assert HAND.mean(generated=20, most=30) == 30
+    assert HAND.mean(generated=35, most=30) == 35
+    assert HAND.mean_remaining(generated=12, most=30) == 13
+    shared = Forecast((5.0, UNCAPPED), (0.5, 0.5), UNCAPPED, "history", 1, "history/demo")
+    assert shared.mean(most=101) == 53
+    assert shared.mean_remaining(generated=7, most=101) == 94
+
+
+@given(forecasts(), st.data())
+def test_a_mean_below_a_cap_is_that_of_the_cut_forecast(f: Forecast, data: st.DataObject) -> None:
+    cap = data.draw(st.integers(1, f.max_tokens + 5))
+    g = data.draw(st.integers(0, f.max_tokens + 5))
+    expected = f.truncated(min(cap, f.max_tokens)).mean(g)
+    assert f.mean(g, cap) == pytest.approx(expected)
+    assert f.mean_remaining(g, cap) >= 0
 
 
 def test_truncation_moves_mass_to_the_cap() -> None:

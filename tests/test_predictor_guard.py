@@ -149,7 +149,7 @@ def test_who_is_given_and_who_is_judged() -> None:
     read = Query("demo", "", 1, 50, FEATURES)
     made = guarded.forecast([read])[0]
     assert made.given == made.by_model == certain(5, "model")
-    assert made.by_history.points == history.points
+    assert made.by_history.truncated(50).points == history.points
     assert guarded.compare([1.0] * LEAST) and guarded.set_aside
     made = guarded.forecast([read])[0]
     assert (made.given.source, made.by_model) == ("history", certain(5, "model"))

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.core import FinishReason
-from services.forecast import Forecast, from_lengths
+from services.forecast import UNCAPPED, Forecast, from_lengths
 from services.predictor.history import HistoryPredictor
 from services.predictor.interface import Example, Options, Query
 from services.predictor.maximum import MaxPredictor
@@ -24,34 +24,43 @@ def ask(predictor: HistoryPredictor, application: str = "", max_tokens: int = 10
     return predictor.forecast([Query("demo", application, 10, max_tokens)])[0]
 
 
-def test_before_any_history_every_answer_is_max_tokens() -> None:
+def test_before_any_history_every_answer_is_its_own_max_tokens() -> None:
     for application in ("", "copy"):
-        assert ask(HistoryPredictor(), application, 77) == Forecast(
-            (77.0,), (1.0,), 77, "history", 0, "history/demo"
-        )
+        cold = ask(HistoryPredictor(), application)
+        assert cold == Forecast((UNCAPPED,), (1.0,), UNCAPPED, "history", 0, "history/demo")
+        assert cold.truncated(77).points == (77,)
 
 
-def test_history_is_the_distribution_of_what_finished() -> None:
+def test_history_is_the_distribution_of_what_finished_and_a_share_on_each_cap() -> None:
     predictor = HistoryPredictor()
     assert predictor.learn([outcome(n) for n in (5, 9, 5, 7)]) == 4
-    assert ask(predictor) == Forecast(
-        (5.0, 7.0, 9.0), (0.5, 0.25, 0.25), 100, "history", 4, "history/demo"
+    made = ask(predictor)
+    assert (made.points, made.max_tokens) == ((5, 7, 9, UNCAPPED), UNCAPPED)
+    assert made.weights == pytest.approx((0.4, 0.2, 0.2, 0.2))
+    assert (made.source, made.version, made.shared_key) == ("history", 4, "history/demo")
+
+
+def test_one_short_answer_does_not_make_the_next_one_short() -> None:
+    predictor = HistoryPredictor()
+    predictor.learn([outcome(5)])
+    assert ask(predictor).truncated(1_024) == Forecast(
+        (5.0, 1_024.0), (0.5, 0.5), 1_024, "history", 1, "history/demo"
     )
 
 
-def test_points_are_as_learnt_not_cut_at_the_asker_s_max_tokens() -> None:
-    predictor = HistoryPredictor()
+def test_a_shared_forecast_is_the_same_whoever_asks_and_cut_by_each() -> None:
+    predictor = HistoryPredictor(Options(window=2))
     predictor.learn([outcome(50), outcome(200)])
-    assert ask(predictor, max_tokens=60).points == (50, 200)
-    assert ask(predictor, max_tokens=60).max_tokens == 200
-    assert ask(predictor, max_tokens=900).max_tokens == 900
+    one, other = ask(predictor, max_tokens=60), ask(predictor, max_tokens=900)
+    assert one is other and one.points == (50, 200)
+    assert (one.truncated(60).points, one.truncated(900).max_tokens) == ((50, 60), 900)
 
 
 def test_only_answers_that_came_to_their_end_are_learnt_from() -> None:
     predictor = HistoryPredictor()
     cut_short = [outcome(3, reason=r) for r in ("deadline", "cancelled", "error")]
     assert predictor.learn([*cut_short, outcome(0), outcome(8), outcome(9, reason="length")]) == 2
-    assert (ask(predictor).points, predictor.version) == ((8, 9), 2)
+    assert (ask(predictor).points, predictor.version) == ((8, 9, UNCAPPED), 2)
 
 
 def test_the_window_forgets_the_oldest() -> None:
@@ -64,21 +73,25 @@ def test_an_application_speaks_for_itself_once_it_has_said_enough() -> None:
     predictor = HistoryPredictor(Options(application_min=3))
     predictor.learn([outcome(100, "list"), outcome(4, "copy"), outcome(5, "copy")])
     before = ask(predictor, "copy")
-    assert (before.points, before.shared_key) == ((4, 5, 100), "history/demo")
+    assert (before.points, before.shared_key) == ((4, 5, 100, UNCAPPED), "history/demo")
 
     predictor.learn([outcome(6, "copy")])
     after = ask(predictor, "copy")
-    assert (after.points, after.shared_key, after.version) == ((4, 5, 6), "history/demo/copy", 3)
+    assert (after.points, after.shared_key, after.version) == (
+        (4, 5, 6, UNCAPPED),
+        "history/demo/copy",
+        3,
+    )
     assert ask(predictor, "list").shared_key == "history/demo"
-    assert ask(predictor).points == (4, 5, 6, 100)
+    assert ask(predictor).points == (4, 5, 6, 100, UNCAPPED)
 
 
 def test_models_do_not_mix_and_slashes_do_not_collide() -> None:
     predictor = HistoryPredictor(Options(application_min=1))
     predictor.learn([outcome(1, model="a/b"), outcome(2, "b", model="a")])
     one, two = predictor.forecast([Query("a/b", "", 1, 9), Query("a", "b", 1, 9)])
-    assert (one.points, one.shared_key) == ((1,), "history/a%2Fb")
-    assert (two.points, two.shared_key) == ((2,), "history/a/b")
+    assert (one.points, one.shared_key) == ((1, UNCAPPED), "history/a%2Fb")
+    assert (two.points, two.shared_key) == ((2, UNCAPPED), "history/a/b")
 
 
 def test_versions_rise_with_what_is_learnt_and_forecasts_are_built_once() -> None:
@@ -115,9 +128,11 @@ def test_history_against_a_dumb_oracle(events: list[tuple[str, int]]) -> None:
         for asked in ("", "a", "b"):
             own = by_application.get(asked, everything)
             lengths = own if len(own) >= least else everything
-            expected = from_lengths(lengths, 100, "history")
+            room = [UNCAPPED] if len(lengths) < window else []
+            expected = from_lengths([*lengths, *room], UNCAPPED, "history")
             seen = ask(predictor, asked)
-            assert (seen.points, seen.weights) == (expected.points, expected.weights)
+            assert seen.points == expected.points
+            assert seen.weights == pytest.approx(expected.weights)
 
 
 def test_max_foretells_max_tokens_and_learns_nothing() -> None:

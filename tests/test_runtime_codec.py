@@ -30,6 +30,7 @@ from services.core import (
     SwapTiming,
     WorkerView,
 )
+from services.forecast import UNCAPPED, Forecast
 from services.runtime import attach_codec, codec
 from services.scheduler import events as ev
 from services.scheduler.codec import encode_request_event
@@ -237,3 +238,15 @@ def test_what_gateways_are_told_of_their_requests(
 ) -> None:
     expected = scheduler_pb2.RequestEvent(request_id="r", **event)
     assert encode_request_event(action) == scheduler_pb2.SchedulerEvent(request=expected)
+
+
+def test_a_forecast_takes_its_request_s_cap_and_a_shared_one_none() -> None:
+    """A request of 1,024 tokens is past the last point of what was foretold of it."""
+    own = Forecast((10.0, 24.0), (0.5, 0.5), 1_024, "ridge", 3)
+    back = codec.decode_forecast(codec.encode_forecast(own), 1_024)
+    assert back == own
+    assert back.mean_remaining(124) == 900
+    assert codec.decode_forecast(codec.encode_forecast(own), 16).points == (10, 16)
+    assert codec.decode_forecast(codec.encode_forecast(own)).mean_remaining(1_024) > 0
+    shared = Forecast((5.0, UNCAPPED), (0.5, 0.5), UNCAPPED, "history", 1, "history/demo")
+    assert codec.decode_forecast(codec.encode_forecast(shared), 60) == shared

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from services.forecast import Forecast
+from services.lengths import LEARNT_FROM
 from services.predictor.fitting import Fit, Fitted, Model, Tick, untold
 from services.predictor.frame import Frame
 from services.predictor.history import HistoryPredictor
-from services.predictor.interface import LEARNT_FROM, Example, Options, Query
+from services.predictor.interface import Example, Options, Query
 from services.predictor.members import Member
 from services.predictor.mixture import Mixture
 from services.predictor.recall import Recall

@@ -6,13 +6,12 @@ from typing import Protocol
 
 from services.core import FinishReason
 from services.forecast import Forecast
+from services.lengths import PRIOR, WINDOW
 from services.predictor.extract import Prompt
 from services.predictor.features import Features
 
 Asked = tuple[str | None, str]  # instruction (None: whatever it is), user input
 Lengths = Mapping[Asked, int]  # output tokens of what is asked
-
-LEARNT_FROM = frozenset({FinishReason.STOP, FinishReason.LENGTH})  # the others were cut short
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +43,13 @@ class Example:
 class Options:
     """What a predictor may be told; the reasons of the defaults stand in config.py."""
 
-    window: int = 1_000
+    window: int = WINDOW
     application_min: int = 30
     populations_max: int = 1_024
     examples: int = 50_000
     neighbours_window: int = 50_000
     similarity_min: float = 0.6
+    prior: float = PRIOR  # entries that stand for the empty part of a window
     lengths: Callable[[], Lengths] = dict  # read when an oracle is built
 
 
@@ -60,7 +60,8 @@ class Predictor(Protocol):
     def version(self) -> int: ...
 
     def forecast(self, batch: Sequence[Query]) -> list[Forecast]:
-        """One forecast a query, in order, not cut at the query's own `max_tokens`."""
+        """One forecast a query, in order, not cut at the query's own `max_tokens`; a shared one is
+        UNCAPPED."""
         ...
 
     def learn(self, examples: Sequence[Example]) -> int:

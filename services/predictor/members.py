@@ -1,6 +1,7 @@
 """Members: what a content predictor is made of, each with what it has learnt so far."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -57,12 +58,17 @@ class FittedMember:
 
 
 class HistoryMember:
-    """The last lengths of the same model and application; of everything, for an unknown model."""
+    """The last lengths of the same model and application; of everything, for an unknown model.
+
+    It speaks once it has learnt, so it takes no safe start; a spread needs a number for answers
+    that were cut, and takes the longest met.
+    """
 
     def __init__(self, options: Options):
         self.fit = fit_history
-        self._history = HistoryPredictor(options)
+        self._history = HistoryPredictor(replace(options, prior=0.0))
         self._known: set[str] = set()
+        self._longest = 1
 
     @property
     def ready(self) -> bool:
@@ -74,6 +80,7 @@ class HistoryMember:
     def learn(self, frame: Frame, examples: Sequence[Example]) -> None:
         for example in examples:
             self._known.add(example.query.model)
+            self._longest = max(self._longest, example.output_tokens)
         pooled = [
             Example(Query(ANYONE, "", 0, e.query.max_tokens), e.output_tokens, e.reason)
             for e in examples
@@ -89,7 +96,8 @@ class HistoryMember:
         rows = []
         for forecast in self._history.forecast(queries):
             if id(forecast) not in made:
-                points, weights = np.array([forecast.points]), np.array([forecast.weights])
+                cut = forecast.truncated(self._longest)
+                points, weights = np.array([cut.points]), np.array([cut.weights])
                 made[id(forecast)] = of_samples(points, weights)[0]
             rows.append(made[id(forecast)])
         return np.stack(rows)

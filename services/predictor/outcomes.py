@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 
 from services.core import Outcome
+from services.lengths import LEARNT_FROM
 from services.predictor.guard import Foreteller
-from services.predictor.interface import LEARNT_FROM
 from services.predictor.pending import Pending, Waiting
 from services.predictor.records import encode
 from services.predictor.scorecard import Scorecard, judge

@@ -1,11 +1,11 @@
 """Between the nouns and their messages. Decoding trusts nothing: bad values raise ValueError."""
 
 from collections.abc import Iterable
-from math import ceil, inf, isfinite
+from math import inf, isfinite
 
 from protos import common_pb2, estimator_pb2, predictor_pb2
 from services.core import CostModel, Direction, FinishReason, Outcome, Sla, StepTiming, SwapTiming
-from services.forecast import Forecast
+from services.forecast import UNCAPPED, Forecast
 
 _REASON_TO_PROTO: dict[FinishReason, common_pb2.FinishReason.ValueType] = {
     FinishReason.STOP: common_pb2.FINISH_REASON_STOP,
@@ -55,15 +55,17 @@ def encode_forecast(forecast: Forecast) -> common_pb2.Forecast:
     )
 
 
-def decode_forecast(message: common_pb2.Forecast, max_tokens: int | None = None) -> Forecast:
-    """The forecast, cut at `max_tokens` if given; raises ValueError where it is no distribution."""
+def decode_forecast(message: common_pb2.Forecast, max_tokens: int = UNCAPPED) -> Forecast:
+    """The forecast, cut at its request's `max_tokens` if given; raises ValueError where it is no
+    distribution. A shared one is of many requests, and is cut by whoever reads it."""
     points = tuple(message.points)
     weights = tuple(message.weights) or (1 / max(1, len(points)),) * len(points)
     if not all(isfinite(p) for p in (*points, *weights)):
         raise ValueError("forecast points and weights must be finite")
-    reach = ceil(points[-1]) if points else 1
-    forecast = Forecast(points, weights, reach, message.source, message.version, message.shared_key)
-    return forecast if max_tokens is None else forecast.truncated(max_tokens)
+    forecast = Forecast(
+        points, weights, UNCAPPED, message.source, message.version, message.shared_key
+    )
+    return forecast if message.shared_key else forecast.truncated(max_tokens)
 
 
 def encode_timing(timing: StepTiming) -> common_pb2.StepTiming:

@@ -1,24 +1,20 @@
 """The forecast that stands in when the predictor does not answer: what finished here lately."""
 
-from collections import deque
-
 from services.core import Outcome, Request
-from services.forecast import Forecast, certain, from_lengths
-
-WINDOW = 1_000  # Past-Future's w
+from services.forecast import Forecast
+from services.lengths import LEARNT_FROM, Lengths
 
 
 class History:
     """Output lengths of the last finished requests, whatever they were about."""
 
     def __init__(self) -> None:
-        self._lengths: deque[int] = deque(maxlen=WINDOW)
+        self._lengths = Lengths()
 
     def learn(self, outcome: Outcome) -> None:
-        self._lengths.append(max(1, outcome.output_tokens))
+        if outcome.reason in LEARNT_FROM and outcome.output_tokens > 0:
+            self._lengths.add(outcome.output_tokens, outcome.reason, outcome.max_tokens)
 
     def forecast(self, request: Request) -> Forecast:
         """Their distribution; `max_tokens` before there is any."""
-        if not self._lengths:
-            return certain(request.max_tokens, "fallback")
-        return from_lengths(self._lengths, max(self._lengths), "fallback")
+        return self._lengths.forecast("fallback").truncated(request.max_tokens)
