@@ -38,7 +38,7 @@ class Door:
     ) -> Refused | None:
         """Why `wanted` more choices beside `live` ones, to be answered within `timeout_s`, are
         not taken; None when they are."""
-        drain_s = fleet.drain_left_s(now_s)
+        drain_s, timeout_s = fleet.drain_left_s(now_s), max(0.0, timeout_s)
         if live + wanted > self.max_sessions:
             return Refused(Bar.SESSIONS, f"all {self.max_sessions} places are taken", drain_s)
         if drain_s > 0 and fleet.queued >= self.max_queued:

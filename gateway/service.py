@@ -113,10 +113,17 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
         now_s = time.monotonic()
         self._check_draining()
         timeout_s = min(timeout_s, self.config.default_deadline_s)
+        clock = Clock(now_s, timeout_s)
         with self._counting_refusals():
             self._turnstile.check()
-            self._pipeline.check_room(choices, timeout_s, now_s)
-        return Clock(now_s, timeout_s)
+        self.check_room(choices, clock)
+        return clock
+
+    def check_room(self, choices: int, clock: Clock) -> None:
+        """Raises ServiceError when so many choices would be refused now. O(1)."""
+        now_s = time.monotonic()
+        with self._counting_refusals():
+            self._pipeline.check_room(choices, clock.arrival_s + clock.timeout_s - now_s, now_s)
 
     async def take_turn(self) -> None:
         """Until tokens that wait to be read leave time for a new request. Raises ServiceError."""
@@ -156,7 +163,8 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
     ) -> AsyncIterator[gateway_pb2.GenerateResponse]:
         if request is None:
             raise InvalidArgument("", "the request is no valid GenerateRequest: bad UTF-8 or wire")
-        clock = self.admit(_timeout_s(context), max(1, request.sampling.n))
+        choices = max(1, min(request.sampling.n, self.config.max_choices))
+        clock = self.admit(_timeout_s(context), choices)
         await self.take_turn()
         call = self.open([self.parse(request, clock)])
         context.add_done_callback(lambda _: call.close())

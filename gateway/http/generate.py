@@ -82,9 +82,11 @@ def _parse_all(
 ) -> list[Generation]:
     sla, application = read_sla(request), read_application(request)
     most = gateway.config.max_choices
-    if sum(max(1, prompt.sampling.n) for prompt in prompts) > most:
+    choices = sum(max(1, prompt.sampling.n) for prompt in prompts)
+    if choices > most:
         field = "n" if len(prompts) == 1 else "prompt"
         raise InvalidArgument(field, f"at most {most} prompts x n choices in one request")
+    gateway.check_room(choices, clock)
     for prompt in prompts:
         prompt.sla.CopyFrom(sla)
         prompt.application = application
