@@ -5,8 +5,9 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 
+from gateway.placement import Placement
 from gateway.request import Generation
-from gateway.session import Chunk, Placement, Session
+from gateway.session import Chunk, Session
 from services.core import FinishReason
 from services.runtime.errors import Code, ServiceError
 
@@ -132,5 +133,5 @@ class Call:
             raise session.failure
         if session.reason is FinishReason.DEADLINE and not self.completion_tokens:
             raise ServiceError(
-                Code.DEADLINE_EXCEEDED, "the deadline passed before the first token came"
+                Code.DEADLINE_EXCEEDED, "its deadline comes before the first token can"
             )

@@ -52,6 +52,9 @@ class GatewayConfig(ServedSettings):
     default_deadline_s: Positive = inf  # for requests that bring none
 
     max_sessions: Count = 4096  # live choices; one more is refused with 429
+    max_queued: Count = 4096  # waiting at the scheduler, as its own max_queue; one more: 429
+    max_arriving: Count = 512  # waiting to be read; at 2 ms a prompt the last waits a second
+    arriving_hold_s: Positive = 0.02  # but tokens that keep coming hold one up no longer
     max_choices: Count = 128  # prompts x n of one call, as at OpenAI
     max_body_bytes: Count = 8 * 2**20  # a 100,000-token prompt as JSON is under 2 MiB
     max_stop_chars: Count = 512  # of one stop string; what may be held back of an answer
@@ -61,8 +64,10 @@ class GatewayConfig(ServedSettings):
     client_stall_s: Positive = 60.0  # a client that takes nothing for so long is let go
 
     scheduler_wait_s: Positive = 10.0  # lost for longer: requests fail with UNAVAILABLE
-    finish_wait_s: Positive = 2.0  # for tokens behind the scheduler's word that all is done
-    max_attempts: Count = 8  # submissions of one request before it fails
+    finish_wait_s: Positive = 2.0  # tokens are due and their worker's stream brings none at all
+    late_wait_s: Positive = 60.0  # tokens are due, others' come: a worker holds back no more
+    retry_share: Annotated[float, Field(ge=0)] = 0.2  # repeated work a request of the last 10 s
+    retry_floor_per_s: Annotated[float, Field(ge=0)] = 10.0  # beside it: one worker's requests
     connect_backoff_s: Positive = 0.05  # doubles to the next
     max_connect_backoff_s: Positive = 1.0
 

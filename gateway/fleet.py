@@ -9,18 +9,25 @@ from protos import scheduler_pb2
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """Workers in service, and how long their queue is."""
+    """Workers in service, and how long their queue was when the scheduler last told."""
 
     addresses: Collection[str] = ()
     reach: Reach | None = None  # None while there is no worker
+    queued: int = 0
     drain_s: float = 0.0
+    told_s: float = 0.0  # on the gateway's clock
 
     def reach_or(self, context_tokens: int) -> Reach:
         """The fleet's reach; without one, the model's own, else nothing bounds a request yet."""
         return self.reach or Reach(context_tokens or 2**31 - 1, "the model")
 
+    def drain_left_s(self, now_s: float) -> float:
+        """Until the queue is empty. It wears off: a queue of which nothing more is told must not
+        refuse requests for ever."""
+        return max(0.0, self.drain_s - max(0.0, now_s - self.told_s))
 
-def read_fleet(view: scheduler_pb2.FleetView) -> Fleet:
+
+def read_fleet(view: scheduler_pb2.FleetView, now_s: float) -> Fleet:
     """The longest request that some worker can hold, and whether its cache or model bounds it."""
     reaches = [
         Reach(worker.kv_tokens, "the cache")
@@ -29,4 +36,5 @@ def read_fleet(view: scheduler_pb2.FleetView) -> Fleet:
         for worker in view.workers
     ]
     longest = max(reaches, key=lambda reach: reach.tokens, default=None)
-    return Fleet(frozenset(w.address for w in view.workers), longest, view.drain_s)
+    addresses = frozenset(worker.address for worker in view.workers)
+    return Fleet(addresses, longest, view.queued, view.drain_s, now_s)

@@ -43,7 +43,8 @@ class Link(Generic[Up, Down]):
     """One stream, kept open for as long as `run` is: whenever it breaks, it is opened anew.
 
     `on_open` gives the first messages of each opening; what was queued before is dropped, since
-    its owner says again there what still counts. `on_message` must not raise for bad content.
+    its owner says again there what still counts. `on_lost` is told of the end of each.
+    `on_message` must not raise for bad content.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Link(Generic[Up, Down]):
         dial: Dial[Up, Down],
         on_open: Callable[[], Iterable[Up]],
         on_message: Callable[[Down], None],
+        on_lost: Callable[[], None],
         backoff: Backoff,
         limit: int,
         close: Callable[[], Awaitable[None]] | None = None,
@@ -60,7 +62,8 @@ class Link(Generic[Up, Down]):
         self.name = name
         self._lost_since_s: float | None = time.monotonic()  # None once heard of
         self._close = close
-        self._dial, self._on_open, self._on_message = dial, on_open, on_message
+        self._dial, self._on_open = dial, on_open
+        self._on_message, self._on_lost = on_message, on_lost
         self._backoff, self._limit = backoff, limit
         self._outbox: Outbox[Up] | None = None
         self._overflow = asyncio.Event()
@@ -114,6 +117,7 @@ class Link(Generic[Up, Down]):
         finally:
             self._outbox = None
             outbox.close()
+            self._on_lost()
             for task in (reader, overflow):
                 task.cancel()
             await asyncio.gather(reader, overflow, return_exceptions=True)

@@ -7,6 +7,7 @@ from services.core import FinishReason
 from services.runtime.codec import encode_reason, encode_sla
 from services.runtime.errors import Code, InvalidArgument, ServiceError
 
+OVERLOADED = (scheduler_pb2.REJECT_REASON_QUEUE_FULL, scheduler_pb2.REJECT_REASON_TOO_LATE)
 MIN_RETRY_S = 1.0  # what a refused client is told at least, where no estimate came
 
 
@@ -19,9 +20,10 @@ def worker_hello(gateway_id: str) -> worker_pb2.WorkerInput:
 
 
 def new_request(
-    wire_id: str, generation: Generation, delivered_tokens: int, now_s: float
+    wire_id: str, generation: Generation, delivered_tokens: int, now_s: float, worker_id: str = ""
 ) -> scheduler_pb2.SubmitMessage:
-    """A request with its true age, whether it is new or resubmitted."""
+    """A request with its true age, whether it is new, resubmitted or, with the worker that has
+    it, only told of again."""
     request = scheduler_pb2.NewRequest(
         request_id=wire_id,
         model=generation.model,
@@ -36,6 +38,7 @@ def new_request(
             user_input=generation.user_input,
             answer_tokens=generation.answer_tokens,
         ),
+        worker_id=worker_id,
     )
     if generation.deadline_s < float("inf"):
         request.deadline_in_s = max(0.0, generation.deadline_s - now_s)
@@ -89,7 +92,8 @@ def rejection(rejected: scheduler_pb2.Rejected, drain_s: float) -> ServiceError:
     message = rejected.message or "the scheduler refused the request"
     if rejected.reason == scheduler_pb2.REJECT_REASON_TOO_LONG:
         return InvalidArgument("max_tokens", message)
+    if rejected.reason == scheduler_pb2.REJECT_REASON_NO_MODEL:
+        return ServiceError(Code.NOT_FOUND, message)
     retry_after_s = rejected.retry_after_s or max(MIN_RETRY_S, drain_s)
-    if rejected.reason == scheduler_pb2.REJECT_REASON_QUEUE_FULL:
-        return ServiceError(Code.RESOURCE_EXHAUSTED, message, retry_after_s)
-    return ServiceError(Code.UNAVAILABLE, message, retry_after_s)
+    code = Code.RESOURCE_EXHAUSTED if rejected.reason in OVERLOADED else Code.UNAVAILABLE
+    return ServiceError(code, message, retry_after_s)

@@ -61,7 +61,17 @@ class Metrics:
         )  # fmt: skip
         self.prompt_tokens = _count("prompt_tokens", "Prompt tokens accepted.", registry)
         self.generation_tokens = _count("generation_tokens", "Tokens from workers.", registry)
-        self.resubmissions = _count("resubmissions", "Requests submitted again.", registry)
+        self.resubmissions = Counter(
+            "foretoken_resubmissions_total", "Requests submitted again, by what was lost.",
+            ["cause"], registry=registry,
+        )  # fmt: skip
+        self.announcements = _count(
+            "announcements", "Requests a new scheduler was told of, going on meanwhile.", registry
+        )
+        self.refusals = Counter(
+            "foretoken_refusals_total", "Requests refused unread, by what stood in the way.",
+            ["bar"], registry=registry,
+        )  # fmt: skip
         self._registry = registry
 
     def watch(self, running: Callable[[], int], waiting: Callable[[], int]) -> None:

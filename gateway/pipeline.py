@@ -1,23 +1,28 @@
 """The one path of every request: open, submit, place, feed, end — and again when a part is lost.
 
-The pipeline owns the live sessions. It does no I/O of its own: messages leave through the two
-`send` functions it is given and come in through `on_event` and `on_tokens`; `sweep` bounds every
-wait. All of it runs on one event loop.
+The pipeline decides over the live sessions. It does no I/O of its own: messages leave through the
+two `send` functions it is given and come in through `on_event` and `on_tokens`; `sweep` bounds
+every wait. All of it runs on one event loop.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from math import inf
 from uuid import uuid4
 
 from gateway import messages
 from gateway.call import Call, Live
 from gateway.config import GatewayConfig
+from gateway.door import Door
 from gateway.fleet import Fleet, read_fleet
 from gateway.metrics import Metrics
+from gateway.placement import Cause, Due
 from gateway.request import Generation
-from gateway.session import News, Placement, Session
+from gateway.retries import RetryBudget
+from gateway.roster import Roster, ToScheduler
+from gateway.session import News, Session
 from gateway.text import Text
 from protos import scheduler_pb2, worker_pb2
 from services.core import FinishReason
@@ -28,16 +33,11 @@ log = logging.getLogger(__name__)
 
 DEADLINE_SLACK_S = 0.1  # what the scheduler gets to say so itself
 
-ToScheduler = Callable[[scheduler_pb2.SubmitMessage], object]
 ToWorker = Callable[[str, worker_pb2.WorkerInput], bool]  # whether it went out
 
 
 class Pipeline:
-    """Live sessions by the id that scheduler and workers know them by.
-
-    Each submission of a session has an id of its own, so that what still comes for an earlier
-    one changes nothing.
-    """
+    """What each message and each moment means for the live sessions."""
 
     def __init__(
         self,
@@ -50,23 +50,27 @@ class Pipeline:
         self.fleet = Fleet()
         self.connected = False  # whether the scheduler takes requests now
         self._config, self._text, self._metrics = config, text, metrics
-        self._to_scheduler, self._to_worker = to_scheduler, to_worker
-        self._lives: dict[str, Live] = {}
-        self._unsubmitted: dict[int, Live] = {}
+        self._to_worker = to_worker
+        self._door = Door(config.max_sessions, config.max_queued)
+        self._retries = RetryBudget(config.retry_share, config.retry_floor_per_s)
+        self._roster = Roster(to_scheduler)
+        self._streams: set[str] = set()  # addresses of workers to which one is open
+        self._heard: set[str] = set()  # those of which something came since the last sweep
+        self._swept_s = inf
         self._idle = asyncio.Event()
         self._idle.set()
-        metrics.watch(self._count_running, lambda: self.live - self._count_running())
+        running = self._roster.count_running
+        metrics.watch(running, lambda: self.live - running())
 
     @property
     def live(self) -> int:
         """Choices that are not over."""
-        return len(self._lives) + len(self._unsubmitted)
+        return len(self._roster)
 
     @property
     def addresses(self) -> set[str]:
         """Workers that are in the fleet or still hold a session."""
-        placed = {live.place.address for live in self._lives.values()}
-        return placed.union(self.fleet.addresses)
+        return self._roster.addresses().union(self.fleet.addresses)
 
     async def wait_idle(self) -> None:
         """Until no choice is live."""
@@ -74,29 +78,32 @@ class Pipeline:
 
     # The client's side
 
+    def check_room(self, wanted: int, timeout_s: float, now_s: float) -> None:
+        """Raises Refused when `wanted` more choices are too many, or can't be in time. O(1)."""
+        refusal = self._door.refusal(self.live, wanted, timeout_s, self.fleet, now_s)
+        if refusal is not None:
+            raise refusal
+
     def open(self, generations: Sequence[Generation]) -> Call:
-        """Submit every choice of every prompt; raises RESOURCE_EXHAUSTED when that is too many.
+        """Submit every choice of every prompt; raises Refused where `check_room` does.
 
         The caller must iterate the call's chunks or close it.
         """
+        now_s = time.monotonic()
         wanted = sum(generation.sampling.n for generation in generations)
-        if self.live + wanted > self._config.max_sessions:
-            retry_s = max(messages.MIN_RETRY_S, self.fleet.drain_s)
-            limit = self._config.max_sessions
-            raise ServiceError(
-                Code.RESOURCE_EXHAUSTED, f"all {limit} places are taken; retry later", retry_s
-            )
+        deadline_s = min((generation.deadline_s for generation in generations), default=inf)
+        self.check_room(wanted, deadline_s - now_s, now_s)
         call = Call(uuid4().hex, int(time.time()), self._pace_s, self._release)
         for generation in generations:
             self._metrics.prompt_tokens.inc(generation.prompt_tokens)
             for choice in range(generation.sampling.n):
                 call.lives.append(self._make_live(call, generation, choice))
-        now_s = time.monotonic()
         self._idle.clear()
         for live in call.lives:
-            self._unsubmitted[id(live)] = live
+            self._retries.on_submitted(now_s)
+            self._roster.add(live)
             if self.connected:
-                self._submit(live, now_s)
+                self._roster.submit(live, now_s)
         return call
 
     def _make_live(self, call: Call, generation: Generation, choice: int) -> Live:
@@ -119,63 +126,81 @@ class Pipeline:
         now_s = time.monotonic()
         for live in call.lives:
             if not live.session.over:
-                self._cancel(live, FinishReason.CANCELLED)
+                self._roster.cancel(live, FinishReason.CANCELLED)
                 self._end(live, FinishReason.CANCELLED, now_s)
 
     # The scheduler's side
 
-    def on_scheduler_stream(self) -> None:
-        """A new stream begins; nothing said on an earlier one counts. Until the scheduler
-        answers on it, workers may still bring tokens for what was submitted before."""
+    def on_scheduler_lost(self) -> None:
+        """Its stream has ended, and nothing said on it counts any more. Until it answers on the
+        next, workers may still bring tokens for what was submitted before."""
         self.connected = False
 
     def on_event(self, event: scheduler_pb2.SchedulerEvent) -> None:
         now_s = time.monotonic()
         if event.WhichOneof("kind") == "fleet":
-            self.fleet = read_fleet(event.fleet)
+            self.fleet = read_fleet(event.fleet, now_s)
             if not self.connected:
                 self._on_connected(now_s)
             return
-        live = self._lives.get(event.request.request_id)
+        live = self._roster.get(event.request.request_id)
         if live is not None:
-            self._on_request_event(live, event.request, now_s)
+            adopted, live.place.announced = live.place.announced, False
+            self._on_request_event(live, event.request, adopted, now_s)
 
     def _on_connected(self, now_s: float) -> None:
+        """A new stream to the scheduler, which may know nothing: it is told of everything, and
+        what goes on at a worker goes on."""
         self.connected = True
-        for live in list(self._lives.values()):
-            self._withdraw(live)
-        for live in list(self._unsubmitted.values()):
-            self._submit(live, now_s)
+        waiting = self._roster.waiting()
+        for live in self._roster.submitted():
+            if not self._goes_on(live):
+                self._resubmit(live, Cause.SCHEDULER, now_s)
+            elif live.place.due is None:
+                self._metrics.announcements.inc()
+                self._roster.announce(live, now_s)
+        for live in waiting:
+            self._roster.submit(live, now_s)
+
+    def _goes_on(self, live: Live) -> bool:
+        """Whether its tokens come, or will, on the stream on which its prompt went out."""
+        return live.place.prompted and live.place.address in self._streams
 
     def _on_request_event(
-        self, live: Live, event: scheduler_pb2.RequestEvent, now_s: float
+        self, live: Live, event: scheduler_pb2.RequestEvent, adopted: bool, now_s: float
     ) -> None:
         match event.WhichOneof("kind"):
             case "placed":
-                self._on_placed(live, event.placed, now_s)
+                self._on_placed(live, event.placed, adopted, now_s)
             case "preempted":
                 live.session.line.on_preempted()
                 live.place.running = False
             case "resumed":
-                live.session.line.on_resumed(event.resumed.held_tokens > 0, now_s)
+                if not live.place.running:
+                    live.session.line.on_resumed(event.resumed.held_tokens > 0, now_s)
                 live.place.running = True
             case "rejected":
                 live.session.line.rejected = True
-                refusal = messages.rejection(event.rejected, self.fleet.drain_s)
+                drain_s = self.fleet.drain_left_s(now_s)
+                refusal = messages.rejection(event.rejected, drain_s)
                 self._end(live, FinishReason.ERROR, now_s, refusal)
             case "finished":
                 self._on_finished(live, event.finished, now_s)
 
-    def _on_placed(self, live: Live, placed: scheduler_pb2.Placed, now_s: float) -> None:
-        live.place.address, live.place.running = placed.worker_address, True
+    def _on_placed(
+        self, live: Live, placed: scheduler_pb2.Placed, adopted: bool, now_s: float
+    ) -> None:
+        place, address = live.place, placed.worker_address
+        stays = adopted and place.running and place.address == address and self._goes_on(live)
+        place.worker_id, place.address, place.running = placed.worker_id, address, True
         live.session.line.placed_s = min(live.session.line.placed_s, now_s)
-        live.place.prompted = self._to_worker(placed.worker_address, self._prompt(live))
+        if not stays:
+            place.prompted = self._to_worker(address, self._prompt(live))
 
     def _on_finished(self, live: Live, finished: scheduler_pb2.Finished, now_s: float) -> None:
         reason = decode_reason(finished.reason) or FinishReason.ERROR
         if reason in (FinishReason.STOP, FinishReason.LENGTH):  # its tokens may be on their way
-            live.place.due_tokens, live.place.due_reason = finished.output_tokens, reason
-            live.place.due_s = now_s + self._config.finish_wait_s
+            live.place.due = Due(finished.output_tokens, reason)
         elif reason is FinishReason.DEADLINE:
             self._end(live, reason, now_s)
         else:
@@ -189,21 +214,27 @@ class Pipeline:
         """A new stream begins; returns the prompts it must open with. Of a session prompted on
         an earlier one, tokens may be lost: it is resubmitted."""
         now_s = time.monotonic()
-        placed = [live for live in self._lives.values() if live.place.address == address]
-        for live in placed:
+        self._streams.add(address)
+        for live in self._roster.at(address):
             if live.place.prompted:
-                self._resubmit(live, now_s)
-        waiting = [live for live in placed if live.place.address == address]
+                self._resubmit(live, Cause.WORKER, now_s)
+        waiting = self._roster.at(address)
         for live in waiting:
             live.place.prompted = True
         return [self._prompt(live) for live in waiting]
 
-    def on_tokens(self, batch: worker_pb2.TokenBatch) -> None:
+    def on_worker_lost(self, address: str) -> None:
+        """The stream has ended. Its sessions wait a moment: for the next, or for the scheduler,
+        which may place them elsewhere first."""
+        self._streams.discard(address)
+
+    def on_tokens(self, address: str, batch: worker_pb2.TokenBatch) -> None:
         """One engine step's tokens. O(tokens): a dict lookup, a slice and a decode each."""
+        self._heard.add(address)
         now_s = time.monotonic()
         total = 0
         for tokens in batch.requests:
-            live = self._lives.get(tokens.request_id)
+            live = self._roster.get(tokens.request_id)
             if live is not None:
                 total += self._feed(live, tokens, now_s)
         self._metrics.generation_tokens.inc(total)
@@ -213,15 +244,18 @@ class Pipeline:
         had = len(session.output)
         reason = decode_reason(tokens.finish_reason) if tokens.finish_reason else None
         if reason is FinishReason.ERROR:
+            if live.place.announced:
+                self._roster.cancel(live, FinishReason.CANCELLED)
             message = tokens.message or "the worker failed; retry is safe"
             self._end(live, reason, now_s, ServiceError(Code.INTERNAL, message))
             return 0
         news = session.feed(tokens.offset, tokens.token_ids, tokens.logprobs, reason, now_s)
         if news is News.GAP:
-            self._resubmit(live, now_s)
+            self._resubmit(live, Cause.GAP, now_s)
         elif news is News.END:
-            if session.stopped_by_text and reason is None:
-                self._cancel(live, FinishReason.STOP)
+            if live.place.announced or (session.stopped_by_text and reason is None):
+                stopped = session.reason is FinishReason.STOP
+                self._roster.cancel(live, FinishReason.STOP if stopped else FinishReason.CANCELLED)
             self._forget(live, session.reason or FinishReason.ERROR)
         if news is not News.NONE:
             live.call.notify(session, now_s)
@@ -234,43 +268,34 @@ class Pipeline:
         output = live.session.output
         return messages.prompt(live.place.wire_id, live.generation, live.choice, output)
 
-    # Submission, and what ends it
+    # Loss, and what ends it
 
-    def _submit(self, live: Live, now_s: float) -> None:
-        self._unsubmitted.pop(id(live), None)
+    def _resubmit(self, live: Live, cause: Cause, now_s: float) -> None:
+        """A part of it was lost: the one recovery path."""
+        if cause is not Cause.SCHEDULER:
+            self._roster.cancel(live, FinishReason.CANCELLED)
         if live.session.full:
             self._end(live, FinishReason.LENGTH, now_s)
             return
-        attempts = live.place.attempts
-        if attempts >= self._config.max_attempts:
-            failure = ServiceError(Code.UNAVAILABLE, f"gave up after {attempts} attempts")
+        if not self._may_repeat(live, cause, now_s):
+            message = "too much is being done again already to start this once more; retry later"
+            retry_s = max(messages.MIN_RETRY_S, self.fleet.drain_left_s(now_s))
+            failure = ServiceError(Code.UNAVAILABLE, message, retry_s)
             self._end(live, FinishReason.ERROR, now_s, failure)
             return
-        self._metrics.resubmissions.inc(attempts > 0)
-        wire_id = f"{live.call.request_id}-{live.session.index}" + f"~{attempts}" * (attempts > 0)
-        live.place = Placement(wire_id, attempts + 1)
-        self._lives[wire_id] = live
-        delivered = len(live.session.output)
-        self._to_scheduler(messages.new_request(wire_id, live.generation, delivered, now_s))
-
-    def _withdraw(self, live: Live) -> None:
-        """Forget its present submission; it waits for the next."""
-        self._lives.pop(live.place.wire_id, None)
-        live.place = Placement("", live.place.attempts)
+        self._metrics.resubmissions.labels(cause.value).inc()
         live.session.line.on_preempted()
-        self._unsubmitted[id(live)] = live
-
-    def _resubmit(self, live: Live, now_s: float) -> None:
-        """Its tokens were lost between worker and gateway: the one recovery path."""
-        self._cancel(live, FinishReason.CANCELLED)
-        self._withdraw(live)
+        self._roster.withdraw(live)
         if self.connected:
-            self._submit(live, now_s)
+            self._roster.submit(live, now_s)
 
-    def _cancel(self, live: Live, reason: FinishReason) -> None:
-        if live.place.wire_id:
-            output_tokens = len(live.session.output)
-            self._to_scheduler(messages.cancel(live.place.wire_id, reason, output_tokens))
+    def _may_repeat(self, live: Live, cause: Cause, now_s: float) -> bool:
+        """What was seen to be lost is made good once, and once more after each new token; more
+        than that has the budget to thank for it."""
+        place = live.place
+        unplaced = not place.address
+        fresh = unplaced or place.attempts == 1 or len(live.session.output) > place.had_tokens
+        return (cause.confirmed and fresh) or self._retries.take(now_s)
 
     def _end(
         self, live: Live, reason: FinishReason, now_s: float, failure: Exception | None = None
@@ -280,8 +305,7 @@ class Pipeline:
         live.call.notify(live.session, now_s)
 
     def _forget(self, live: Live, reason: FinishReason) -> None:
-        self._unsubmitted.pop(id(live), None)
-        self._lives.pop(live.place.wire_id, None)
+        self._roster.drop(live)
         self._metrics.on_end(live.generation, live.session, reason)
         if not self.live:
             self._idle.set()
@@ -290,25 +314,31 @@ class Pipeline:
 
     def sweep(self, now_s: float, scheduler_lost_s: float) -> None:
         """What has waited too long: called a few times a second, O(live)."""
-        for live in self._all():
+        turn_s = max(0.0, now_s - self._swept_s)
+        heard, self._heard, self._swept_s = self._heard, set(), now_s
+        for live in self._roster:
+            if live.session.over:  # since this began, with another of its call
+                continue
             if now_s > live.generation.deadline_s + DEADLINE_SLACK_S:
-                self._cancel(live, FinishReason.CANCELLED)
+                self._roster.cancel(live, FinishReason.CANCELLED)
                 self._end(live, FinishReason.DEADLINE, now_s)
             elif scheduler_lost_s > self._config.scheduler_wait_s:
                 failure = ServiceError(Code.UNAVAILABLE, "the scheduler cannot be reached")
                 self._end(live, FinishReason.ERROR, now_s, failure)
-            elif now_s > live.place.due_s:
-                self._settle(live, now_s)
+            elif live.place.due is not None:
+                live.place.due.listen(turn_s, live.place.address in heard)
+                self._settle(live, live.place.due, now_s)
             elif live.call.waits_for_client:
                 self._mind_client(live.call, now_s)
 
-    def _settle(self, live: Live, now_s: float) -> None:
-        """The scheduler says it is finished, and its worker has not said so in time."""
-        reason = live.place.due_reason
-        if reason is not None and len(live.session.output) >= live.place.due_tokens:
-            self._end(live, reason, now_s)
-        else:
-            self._resubmit(live, now_s)
+    def _settle(self, live: Live, due: Due, now_s: float) -> None:
+        """The scheduler says that it is finished, and its worker has not said so yet. While the
+        stream lives its tokens are late, not lost: one that brings nothing at all does not live,
+        and what is behind others' tokens for very long is not there."""
+        if len(live.session.output) >= due.tokens:
+            self._end(live, due.reason, now_s)
+        elif due.quiet_s >= self._config.finish_wait_s or due.waited_s >= self._config.late_wait_s:
+            self._resubmit(live, Cause.LATE, now_s)
 
     def _mind_client(self, call: Call, now_s: float) -> None:
         if now_s - call.taken_s > self._config.client_stall_s:
@@ -316,9 +346,3 @@ class Pipeline:
             call.close()
             if call.owner is not None:
                 call.owner.cancel()
-
-    def _all(self) -> Iterable[Live]:
-        return [*self._lives.values(), *self._unsubmitted.values()]
-
-    def _count_running(self) -> int:
-        return sum(live.place.running for live in self._lives.values())

@@ -58,7 +58,7 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """When a request came, and how long its client gives it."""
+    """When a request came, and how long it may take."""
 
     arrival_s: float
     timeout_s: float = inf
@@ -81,14 +81,13 @@ class Parser:
         _check_sampling(request.sampling, self._config)
         prompt_ids = self._prompt_ids(request)
         instruction, user_input = _prompt_text(request, self._config.max_text_bytes)
-        timeout_s = min(clock.timeout_s, self._config.default_deadline_s)
         return Generation(
             self._config.model_name,
             prompt_ids,
             self._resolve(request.sampling, len(prompt_ids), reach),
             sla,
             clock.arrival_s,
-            clock.arrival_s + timeout_s,
+            clock.arrival_s + clock.timeout_s,
             request.application,
             instruction,
             user_input,

@@ -3,7 +3,8 @@
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from math import inf
 from typing import Any, cast
 from uuid import uuid4
@@ -16,12 +17,14 @@ from prometheus_client import CollectorRegistry
 from gateway import messages
 from gateway.call import Call
 from gateway.config import GatewayConfig
+from gateway.door import Refused
 from gateway.links import Backoff, Dial, Link, WorkerLinks
 from gateway.metrics import Metrics
 from gateway.pipeline import Pipeline
 from gateway.request import Clock, Generation, Parser, check_timeout
 from gateway.session import Chunk
 from gateway.text import Text
+from gateway.turnstile import Turnstile
 from protos import gateway_pb2, gateway_pb2_grpc, scheduler_pb2, worker_pb2
 from protos.scheduler_pb2_grpc import SchedulerStub
 from protos.worker_pb2_grpc import WorkerStub
@@ -65,6 +68,7 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
         self._backoff = Backoff(config.connect_backoff_s, config.max_connect_backoff_s)
         self._scheduler = self._scheduler_link(SchedulerStub(scheduler))
         self._workers = WorkerLinks(self._worker_link)
+        self._turnstile = Turnstile(config.max_arriving, config.arriving_hold_s)
         self._pipeline = Pipeline(
             config, self.text, self.metrics, self._scheduler.send, self._workers.send
         )
@@ -103,19 +107,54 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
 
     # The request path, shared by gRPC and HTTP
 
-    def parse(self, request: gateway_pb2.GenerateRequest, timeout_s: float = inf) -> Generation:
+    def admit(self, timeout_s: float = inf, choices: int = 1) -> Clock:
+        """A request is at the door, of which nothing else was read yet; its time runs from here.
+        Raises ServiceError where it can be told by now that it would be refused. O(1)."""
+        now_s = time.monotonic()
+        self._check_draining()
+        timeout_s = min(timeout_s, self.config.default_deadline_s)
+        clock = Clock(now_s, timeout_s)
+        with self._counting_refusals():
+            self._turnstile.check()
+        self.check_room(choices, clock)
+        return clock
+
+    def check_room(self, choices: int, clock: Clock) -> None:
+        """Raises ServiceError when so many choices would be refused now. O(1)."""
+        now_s = time.monotonic()
+        with self._counting_refusals():
+            self._pipeline.check_room(choices, clock.arrival_s + clock.timeout_s - now_s, now_s)
+
+    async def take_turn(self) -> None:
+        """Until tokens that wait to be read leave time for a new request. Raises ServiceError."""
+        with self._counting_refusals():
+            await self._turnstile.enter()
+
+    def parse(self, request: gateway_pb2.GenerateRequest, clock: Clock) -> Generation:
         """Raises ServiceError; for a client's mistake InvalidArgument, naming the field."""
         reach = self._pipeline.fleet.reach_or(self.text.context_tokens)
-        return self._parser.parse(request, reach, Clock(time.monotonic(), timeout_s))
+        return self._parser.parse(request, reach, clock)
 
     def check_model(self, name: str) -> None:
         self._parser.check_model(name)
 
     def open(self, generations: Sequence[Generation]) -> Call:
         """Start answering; iterate the call's chunks, or close it. Raises ServiceError."""
+        self._check_draining()
+        with self._counting_refusals():
+            return self._pipeline.open(generations)
+
+    def _check_draining(self) -> None:
         if self.draining:
             raise ServiceError(Code.UNAVAILABLE, "shutting down; retry elsewhere", 1.0)
-        return self._pipeline.open(generations)
+
+    @contextmanager
+    def _counting_refusals(self) -> Iterator[None]:
+        try:
+            yield
+        except Refused as refusal:
+            self.metrics.refusals.labels(refusal.bar.value).inc()
+            raise
 
     # gRPC
 
@@ -124,7 +163,10 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
     ) -> AsyncIterator[gateway_pb2.GenerateResponse]:
         if request is None:
             raise InvalidArgument("", "the request is no valid GenerateRequest: bad UTF-8 or wire")
-        call = self.open([self.parse(request, _timeout_s(context))])
+        choices = max(1, min(request.sampling.n, self.config.max_choices))
+        clock = self.admit(_timeout_s(context), choices)
+        await self.take_turn()
+        call = self.open([self.parse(request, clock)])
         context.add_done_callback(lambda _: call.close())
         async for chunk in call.chunks():
             yield _encode(call, chunk)
@@ -157,7 +199,6 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
 
     def _scheduler_link(self, stub: SchedulerStub) -> SchedulerLink:
         def on_open() -> list[scheduler_pb2.SubmitMessage]:
-            self._pipeline.on_scheduler_stream()
             return [messages.submit_hello(self._gateway_id)]
 
         def on_event(event: scheduler_pb2.SchedulerEvent) -> None:
@@ -166,20 +207,32 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
                 self._workers.keep_only(self._pipeline.addresses)
 
         limit = 4 * self.config.max_sessions + 1  # a request and a cancel, twice over
-        dial = cast(SchedulerDial, stub.Submit)
-        return Link("the scheduler", dial, on_open, on_event, self._backoff, limit)
+        return Link(
+            "the scheduler",
+            cast(SchedulerDial, stub.Submit),
+            on_open,
+            on_event,
+            lambda: self._pipeline.on_scheduler_lost(),
+            self._backoff,
+            limit,
+        )
 
     def _worker_link(self, address: str) -> WorkerLink:
         def on_open() -> list[worker_pb2.WorkerInput]:
             hello = messages.worker_hello(self._gateway_id)
             return [hello, *self._pipeline.on_worker_stream(address)]
 
+        def on_tokens(batch: worker_pb2.TokenBatch) -> None:
+            self._turnstile.on_tokens()
+            self._pipeline.on_tokens(address, batch)
+
         channel = self._connect(address)
         return Link(
             f"worker {address}",
             cast(WorkerDial, WorkerStub(channel).Stream),
             on_open,
-            self._pipeline.on_tokens,
+            on_tokens,
+            lambda: self._pipeline.on_worker_lost(address),
             self._backoff,
             4 * self.config.max_sessions + 1,
             cast(Callable[[], Awaitable[None]], channel.close),

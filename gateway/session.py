@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from math import inf
 from typing import Protocol
 
 from gateway.sla import Timeline
@@ -184,17 +183,3 @@ class Session:
     def _add_text(self, text: str) -> None:
         if text:
             self._text.append(text)
-
-
-@dataclass(slots=True)
-class Placement:
-    """Where a session stands with scheduler and workers. Owned by the pipeline."""
-
-    wire_id: str = ""  # empty: not submitted
-    attempts: int = 0
-    address: str = ""  # of the worker it was last placed on
-    prompted: bool = False  # whether its prompt went out to it
-    running: bool = False
-    due_tokens: int = 0  # output tokens of which the scheduler says that they are all
-    due_reason: FinishReason | None = None
-    due_s: float = inf  # by when they must be here

@@ -57,6 +57,8 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
     worker_address: str = ""
     place: bool = True
     kv_tokens: int = REACH_TOKENS
+    queued: int = 0
+    drain_s: float = 0.0
     hellos: list[str] = field(default_factory=list)
     requests: list[sched.NewRequest] = field(default_factory=list)
     cancels: list[sched.CancelRequest] = field(default_factory=list)
@@ -79,7 +81,8 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
             )
             for at, address in enumerate(addresses)
         ]  # fmt: skip
-        return sched.SchedulerEvent(fleet=sched.FleetView(workers=workers, drain_s=3.0))
+        view = sched.FleetView(workers=workers, queued=self.queued, drain_s=self.drain_s)
+        return sched.SchedulerEvent(fleet=view)
 
     def break_stream(self) -> None:
         self.streams[-1].put_nowait(None)
@@ -292,10 +295,14 @@ async def housing(
     place: bool = True,
     with_worker: bool = True,
     in_process: bool = False,
+    queue: tuple[int, float] = (0, 0.0),
     **config: Any,
 ) -> AsyncIterator[House]:
-    """Everything up and connected; everything down at the end."""
-    scheduler, worker = FakeScheduler(place=place), FakeWorker(script)
+    """Everything up and connected; everything down at the end. `queue`: how many wait, and how
+    long, as the scheduler tells."""
+    queued, drain_s = queue
+    scheduler = FakeScheduler(place=place, queued=queued, drain_s=drain_s)
+    worker = FakeWorker(script)
     async with AsyncExitStack() as stack:
         worker_server = await stack.enter_async_context(listening([works(worker)], "127.0.0.1:0"))
         scheduler_server = await stack.enter_async_context(

@@ -100,7 +100,7 @@ async def test_a_scheduler_in_the_same_process_is_as_good() -> None:
         reading = asyncio.ensure_future(stream.complete())
         await house.until(lambda: len(house.worker.prompts) == 2)
         house.scheduler.break_stream()
-        await house.until(lambda: len(house.worker.prompts) == 3)
+        await house.until(lambda: len(house.scheduler.requests) == 3)
         stream.cancel()
         await house.until(lambda: bool(house.scheduler.cancels))
         await reading

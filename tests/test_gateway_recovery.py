@@ -154,33 +154,110 @@ async def test_an_end_whose_tokens_never_come_is_asked_for_again() -> None:
         assert (await asking).text == WORDS
 
 
-async def test_attempts_are_bounded() -> None:
-    async with housing(max_attempts=3) as house, AsyncClient(house.grpc_address) as client:
-        asking = asyncio.ensure_future(client.complete("1,"))
-        for attempt in range(1, 4):
-            await house.until(lambda attempt=attempt: len(house.worker.prompts) == attempt)  # type: ignore[misc]
-            house.worker.send(house.worker.prompts[-1].request_id, 5, IDS)
-        with pytest.raises(Unavailable, match="gave up after 3 attempts"):
-            await asking
-
-
-async def test_a_lost_scheduler_gets_every_request_again(house: House, client: AsyncClient) -> None:
+async def test_what_a_scheduler_that_returns_is_told(house: House, client: AsyncClient) -> None:
+    """Who is placed on a live worker goes on there under its id; who is not is submitted anew."""
     asking = [asyncio.ensure_future(client.complete("1,")) for _ in range(2)]
     await house.until(lambda: len(house.worker.prompts) == 2)
     first, second = (prompt.request_id for prompt in house.worker.prompts)
+    house.scheduler.place = False
+    asking.append(asyncio.ensure_future(client.complete("1,")))
+    await house.until(lambda: len(house.scheduler.requests) == 3)
+    queued = house.scheduler.requests[2].request_id
     house.worker.send(first, 0, IDS[:2])
     await house.until(lambda: house.gateway.metrics.generation_tokens._value.get() == 2)
+
     house.scheduler.break_stream()
-    await house.until(lambda: len(house.worker.prompts) == 4)
-    resubmitted = {r.request_id: r for r in house.scheduler.requests[2:]}
-    assert len(house.scheduler.hellos) == 2
-    assert sorted(r.delivered_tokens for r in resubmitted.values()) == [0, 2]
-    assert not resubmitted.keys() & {first, second}
-    for prompt in house.worker.prompts[2:]:
-        done = len(prompt.token_ids) - prompt.prompt_tokens
-        assert resubmitted[prompt.request_id].delivered_tokens == done
-        house.worker.send(prompt.request_id, done, IDS[done:], STOP)
-    assert [answer.text for answer in await asyncio.gather(*asking)] == [WORDS, WORDS]
+    await house.until(lambda: len(house.scheduler.requests) == 6)
+    told = {r.request_id: r for r in house.scheduler.requests[3:]}
+    assert (told[first].worker_id, told[first].delivered_tokens) == ("w", 2)
+    assert (told[second].worker_id, told[second].delivered_tokens) == ("w", 0)
+    assert told[first].text.user_input == "1,"
+    (anew,) = told.keys() - {first, second}
+    assert (told[anew].worker_id, anew != queued) == ("", True)
+
+    house.worker.send(first, 2, IDS[2:3])  # comes before the scheduler has said anything
+    house.scheduler.tell_placed(first)
+    house.scheduler.tell(second, resumed=sched.Resumed(held_tokens=2))
+    house.scheduler.tell_placed(anew)
+    await house.until(lambda: len(house.worker.prompts) == 3)
+    assert house.worker.prompts[2].request_id == anew
+    for name, done in ((first, 3), (second, 0), (anew, 0)):
+        house.worker.send(name, done, IDS[done:], STOP)
+    assert [answer.text for answer in await asyncio.gather(*asking)] == [WORDS] * 3
+    assert not house.scheduler.cancels
+    assert resubmissions(house, "scheduler") == 1
+
+
+async def test_a_scheduler_that_returns_may_place_a_request_elsewhere() -> None:
+    async with housing() as house, AsyncClient(house.grpc_address) as client:
+        asking = asyncio.ensure_future(client.complete("1,"))
+        name = await first_prompt(house)
+        house.worker.send(name, 0, IDS[:2])
+        await house.until(lambda: house.gateway.metrics.generation_tokens._value.get() == 2)
+        house.scheduler.place = False
+        house.scheduler.break_stream()
+        await house.until(lambda: len(house.scheduler.requests) == 2)
+        spare = type(house.worker)()
+        async with listening([works(spare)], "127.0.0.1:0") as server:
+            house.scheduler.tell_placed(name, f"127.0.0.1:{server.port}")
+            await house.until(lambda: bool(spare.prompts))
+            (prompt,) = spare.prompts
+            assert prompt.request_id == name
+            assert list(prompt.token_ids[prompt.prompt_tokens :]) == IDS[:2]
+            spare.send(name, 2, IDS[2:], STOP)
+            assert (await asking).text == WORDS
+
+
+async def test_a_lost_worker_is_made_good_though_the_scheduler_was_lost_too(
+    house: House, client: AsyncClient
+) -> None:
+    asking = asyncio.ensure_future(client.complete("1,"))
+    name = await first_prompt(house)
+    house.worker.send(name, 0, IDS[:2])
+    await house.until(lambda: house.gateway.metrics.generation_tokens._value.get() == 2)
+    house.scheduler.break_stream()
+    house.worker.break_stream()
+    await house.until(lambda: len(house.worker.prompts) == 2)
+    again = house.worker.prompts[1]
+    assert again.request_id != name
+    house.worker.send(again.request_id, 2, IDS[2:], STOP)
+    assert (await asking).text == WORDS
+
+
+async def prompts(house: House, count: int) -> None:
+    """Until the worker has been sent that many."""
+    await house.until(lambda: len(house.worker.prompts) == count)
+
+
+def resubmissions(house: House, cause: str) -> float | None:
+    registry = house.gateway.metrics.registry
+    return registry.get_sample_value("foretoken_resubmissions_total", {"cause": cause})
+
+
+async def test_repeated_loss_without_a_token_has_a_budget() -> None:
+    made = housing(retry_share=0.0, retry_floor_per_s=0.2)  # two in ten seconds
+    async with made as house, AsyncClient(house.grpc_address) as client:
+        asking = asyncio.ensure_future(client.complete("1,"))
+        for attempt in range(4):
+            await prompts(house, attempt + 1)
+            house.worker.break_stream()
+        with pytest.raises(Unavailable, match="too much is being done again") as caught:
+            await asking
+        assert caught.value.retry_after_s == 1.0
+        assert resubmissions(house, "worker") == 3  # the first is free
+
+
+async def test_a_loss_behind_new_tokens_is_made_good_without_a_budget() -> None:
+    made = housing(retry_share=0.0, retry_floor_per_s=0.0)
+    async with made as house, AsyncClient(house.grpc_address) as client:
+        asking = asyncio.ensure_future(client.complete("1,"))
+        for done in range(4):
+            await prompts(house, done + 1)
+            house.worker.send(house.worker.prompts[-1].request_id, done, IDS[done : done + 1])
+            house.worker.break_stream()
+        await house.until(lambda: len(house.worker.prompts) == 5)
+        house.worker.send(house.worker.prompts[-1].request_id, 4, IDS[4:], STOP)
+        assert (await asking).text == WORDS
 
 
 async def test_a_request_may_finish_while_the_scheduler_is_away(

@@ -102,6 +102,35 @@ async def test_a_full_queue_is_429_with_retry_after(house: House) -> None:
     assert 'foretoken_sla_total{cause="rejected",class="standard",verdict="missed"} 2.0' in text
 
 
+@pytest.mark.parametrize(
+    ("reason", "status", "code", "param", "retry_after"),
+    [
+        (sched.REJECT_REASON_TOO_LATE, 429, "queue_full", None, "3"),
+        (sched.REJECT_REASON_NO_MODEL, 404, "model_not_found", "model", None),
+    ],
+)
+async def test_what_the_scheduler_refuses(
+    house: House, reason: sched.RejectReason.ValueType, status: int, code: str,
+    param: str | None, retry_after: str | None,
+) -> None:  # fmt: skip
+    rejected = sched.Rejected(reason=reason, message="it says why", retry_after_s=2.2)
+    house.scheduler.answers = lambda _: sched.RequestEvent(rejected=rejected)
+    reply = await house.http("POST", "/v1/completions", {"prompt": "1,"})
+    error = reply.json["error"]
+    assert (reply.status, error["code"], error["param"]) == (status, code, param)
+    assert (error["message"], reply.headers.get("retry-after")) == ("it says why", retry_after)
+
+
+async def test_a_deadline_that_cannot_be_met_is_504_before_it_passes(house: House) -> None:
+    finished = sched.Finished(reason=common.FINISH_REASON_DEADLINE)
+    house.scheduler.answers = lambda _: sched.RequestEvent(finished=finished)
+    headers = {"x-request-timeout-s": "3000"}
+    for stream in (False, True):
+        body = {"prompt": "1,", "stream": stream}
+        reply = await house.http("POST", "/v1/completions", body, headers)
+        assert (reply.status, reply.json["error"]["code"]) == (504, "deadline_exceeded")
+
+
 async def test_a_deadline_while_queued_is_504() -> None:
     async with housing(answer, place=False) as house:
         headers = {"x-request-timeout-s": "0.2"}

@@ -16,9 +16,19 @@ SLA_HEADER = "x-foretoken-sla"
 APPLICATION_HEADER = "x-foretoken-application"
 
 
-async def read_json(request: Request, limit_bytes: int) -> Json:
-    """The body as an object. Raises BodyTooLarge, or InvalidArgument for what is no JSON."""
-    raw = await _read_bounded(request, limit_bytes)
+async def read_bounded(request: Request, limit_bytes: int) -> bytes:
+    """The body's bytes; raises BodyTooLarge."""
+    chunks, size = [], 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size > limit_bytes:
+            raise BodyTooLarge(limit_bytes)
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+def parse_json(raw: bytes) -> Json:
+    """The body as an object. Raises InvalidArgument for what is none."""
     try:
         content = json.loads(raw.decode(), parse_constant=_refuse_constant)
         if b"\\u" in raw:  # an escape can spell half a character, which is no text
@@ -54,16 +64,6 @@ def read_sla(request: Request) -> common_pb2.Sla:
 
 def read_application(request: Request) -> str:
     return request.headers.get(APPLICATION_HEADER, "")
-
-
-async def _read_bounded(request: Request, limit_bytes: int) -> bytes:
-    chunks, size = [], 0
-    async for chunk in request.stream():
-        size += len(chunk)
-        if size > limit_bytes:
-            raise BodyTooLarge(limit_bytes)
-        chunks.append(chunk)
-    return b"".join(chunks)
 
 
 def _refuse_constant(name: str) -> NoReturn:

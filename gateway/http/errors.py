@@ -5,7 +5,6 @@ from math import ceil
 
 from fastapi.responses import JSONResponse
 
-from gateway.request import UnknownModel
 from services.runtime.errors import Code, InvalidArgument, ServiceError
 
 
@@ -67,6 +66,6 @@ def unexpected() -> ServiceError:
 
 
 def _param(error: ServiceError) -> str | None:
-    if isinstance(error, UnknownModel):
+    if error.code is Code.NOT_FOUND:
         return "model"
     return (error.field or None) if isinstance(error, InvalidArgument) else None

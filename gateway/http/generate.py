@@ -7,11 +7,17 @@ from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 
 from gateway.call import Call
-from gateway.http.body import read_application, read_json, read_sla, read_timeout
-from gateway.http.schema import Body, ChatBody, CompletionBody, read_body
+from gateway.http.body import (
+    parse_json,
+    read_application,
+    read_bounded,
+    read_sla,
+    read_timeout,
+)
+from gateway.http.schema import Body, ChatBody, CompletionBody, Json, read_body
 from gateway.http.shapes import ChatShape, ChunkWriter, CompletionShape, Shape, usage
 from gateway.http.sse import EventStream, until_disconnect
-from gateway.request import Generation
+from gateway.request import Clock, Generation
 from gateway.service import GatewayService
 from gateway.session import Chunk
 from protos import gateway_pb2
@@ -20,29 +26,38 @@ from services.runtime.errors import InvalidArgument
 
 async def complete(gateway: GatewayService, request: Request) -> Response:
     """`POST /v1/completions`."""
-    fields = await read_json(request, gateway.config.max_body_bytes)
+    clock, fields = await _take_in(gateway, request)
     body = read_body(CompletionBody, fields)
     shape = CompletionShape(gateway.text, body.logprobs is not None)
-    return await _answer(gateway, request, body, body.requests, shape)
+    return await _answer(gateway, request, clock, body, body.requests, shape)
 
 
 async def chat(gateway: GatewayService, request: Request) -> Response:
     """`POST /v1/chat/completions`."""
-    fields = await read_json(request, gateway.config.max_body_bytes)
+    clock, fields = await _take_in(gateway, request)
     body = read_body(ChatBody, fields)
     shape = ChatShape(gateway.text, body.logprobs)
-    return await _answer(gateway, request, body, body.requests, shape)
+    return await _answer(gateway, request, clock, body, body.requests, shape)
+
+
+async def _take_in(gateway: GatewayService, request: Request) -> tuple[Clock, Json]:
+    """When it came, and what it says: read once it is its turn."""
+    clock = gateway.admit(read_timeout(request))
+    raw = await read_bounded(request, gateway.config.max_body_bytes)
+    await gateway.take_turn()
+    return clock, parse_json(raw)
 
 
 async def _answer(
     gateway: GatewayService,
     request: Request,
+    clock: Clock,
     body: Body,
     prompts: Callable[[], list[gateway_pb2.GenerateRequest]],
     shape: Shape,
 ) -> Response:
     gateway.check_model(body.model)
-    call = gateway.open(_parse_all(gateway, request, prompts()))
+    call = gateway.open(_parse_all(gateway, request, clock, prompts()))
     if body.stream:
         writer = ChunkWriter(shape, call, gateway.config.model_name, body.include_usage)
         return EventStream(_events(call, writer, body.include_usage), call.close)
@@ -60,17 +75,22 @@ async def _answer(
 
 
 def _parse_all(
-    gateway: GatewayService, request: Request, prompts: list[gateway_pb2.GenerateRequest]
+    gateway: GatewayService,
+    request: Request,
+    clock: Clock,
+    prompts: list[gateway_pb2.GenerateRequest],
 ) -> list[Generation]:
     sla, application = read_sla(request), read_application(request)
-    timeout_s, most = read_timeout(request), gateway.config.max_choices
-    if sum(max(1, prompt.sampling.n) for prompt in prompts) > most:
+    most = gateway.config.max_choices
+    choices = sum(max(1, prompt.sampling.n) for prompt in prompts)
+    if choices > most:
         field = "n" if len(prompts) == 1 else "prompt"
         raise InvalidArgument(field, f"at most {most} prompts x n choices in one request")
+    gateway.check_room(choices, clock)
     for prompt in prompts:
         prompt.sla.CopyFrom(sla)
         prompt.application = application
-    return [gateway.parse(prompt, timeout_s) for prompt in prompts]
+    return [gateway.parse(prompt, clock) for prompt in prompts]
 
 
 async def _collect(call: Call) -> list[list[Chunk]]:
