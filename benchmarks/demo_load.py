@@ -17,7 +17,7 @@ from foretoken.options import demo_model
 from models.tasks import Example, examples
 
 MEDIAN_TOKENS, SIGMA = 24, 1.3  # of the lognormal: a mean of twice the median, and a long tail
-POOL = 40_000  # prompts to draw from, so that the rare long ones last for a whole run
+POOL = 80_000  # prompts to draw from, so that the rare long ones last for a whole run
 BINS = 24  # of lengths, by their logarithm, within which all prompts are as likely
 MAX_TOKENS = 1_024
 

@@ -9,7 +9,7 @@ from math import isnan
 
 import pytest
 
-from benchmarks.demo_load import Due, arriving, at_once, bodies
+from benchmarks.demo_load import POOL, Due, arriving, at_once, bodies
 from benchmarks.open_loop import CUT, LATE, REFUSED, UNREACHABLE, Answer, drive
 from benchmarks.overload import figures_of, kinds, tokens_per_s
 from foretoken.ports import free_port
@@ -35,7 +35,7 @@ def test_the_same_seed_is_the_same_load_and_no_two_prompts_are_alike():
 
 
 def test_most_answers_are_short_and_a_few_are_long():
-    answers = {(e.system, e.user): e.answer for e in examples(0, 40_000, held_out=False)}
+    answers = {(e.system, e.user): e.answer for e in examples(0, POOL, held_out=False)}
     words = []
     for body in bodies(2_000, seed=1):
         turns = {turn["role"]: turn["content"] for turn in json.loads(body)["messages"]}
