@@ -1,4 +1,4 @@
-# make serve: from a fresh machine to a running server. make test: all tests.
+# make serve: from a fresh machine to a running server. make test: all tests, one process a core.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -17,7 +17,7 @@ serve: setup
 	$(BIN)/foretoken serve $(ARGS)
 
 test: setup
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --numprocesses logical --dist worksteal $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check .

@@ -10,8 +10,6 @@ whose beginning is known, over that of one that isn't.
 """
 
 import asyncio
-import re
-import urllib.request
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
@@ -21,7 +19,7 @@ import numpy as np
 from benchmarks.clients import GrpcClient
 from benchmarks.load import Asked, Seen, bimodal, offer
 from benchmarks.report import Figure, Options, figure, options, show, write
-from benchmarks.system import system
+from benchmarks.system import counted, system
 from foretoken.ports import free_port
 
 MODES: dict[str, tuple[str, ...]] = {
@@ -50,11 +48,8 @@ def figures_of(seen: Sequence[Seen], elapsed_s: float) -> Figures:
 
 def counters(port: int) -> Figures:
     """What the worker has counted."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
-        text = answer.read().decode()
-    pattern = re.compile(r"^foretoken_(\w+)_total ([\d.e+]+)", re.MULTILINE)
-    found = {name: float(value) for name, value in pattern.findall(text)}
-    return {name: found[name] for name in COUNTED}
+    found = counted(f"http://127.0.0.1:{port}")
+    return {name: found[f"{name}_total"] for name in COUNTED}
 
 
 async def measure_mode(mode: str, load: Sequence[Asked]) -> Figures:

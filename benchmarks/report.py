@@ -23,11 +23,16 @@ class Options:
     quick: bool
 
 
-def options(description: str) -> Options:
+def parser(description: str) -> argparse.ArgumentParser:
+    """With what every benchmark takes; one may add to it."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--json", type=Path, help="write the figures there")
     parser.add_argument("--quick", action="store_true", help="small sizes: does it run at all?")
-    given = parser.parse_args()
+    return parser
+
+
+def options(description: str) -> Options:
+    given = parser(description).parse_args()
     return Options(given.json, given.quick)
 
 

@@ -3,7 +3,6 @@ its password."""
 
 import asyncio
 import logging
-import shutil
 import subprocess
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -22,15 +21,12 @@ from tests.reach import until
 
 PASSWORD = "do-not-show-this"
 STREAM = "foretoken:outcomes"
-MISSING = "redis-server is not installed; install it (on Debian: apt-get install redis-server)"
 
 
 class Server:
     """A redis-server of our own that writes every command to its file before it answers."""
 
-    def __init__(self, directory: Path):
-        program = shutil.which("redis-server")
-        assert program, MISSING
+    def __init__(self, program: str, directory: Path):
         self.port = free_port()
         options = f"--port {self.port} --bind 127.0.0.1 --requirepass {PASSWORD} --appendonly yes"
         self._command = [program, *options.split(), "--dir", str(directory)]
@@ -63,8 +59,8 @@ def url(port: int) -> str:
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    server = Server(tmp_path)
+def server(redis_program: str, tmp_path: Path) -> Iterator[Server]:
+    server = Server(redis_program, tmp_path)
     try:
         yield server
     finally:
