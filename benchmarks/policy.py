@@ -12,9 +12,9 @@ import time
 from pathlib import Path
 
 import numpy as np
-
 from services.batcher.group import Columns, GroupView, Policy
 from services.batcher.policies import POLICIES, resolve
+
 from services.forecast import Forecast, ForecastTable, from_lengths
 
 RUNNING, QUEUED = 64, 1_000

@@ -3,13 +3,13 @@
 import time
 
 import numpy as np
-
 from services.batcher.group import Columns, GroupView
 from services.batcher.policies import POLICIES, resolve
+from services.scheduler.presets import choose
+
 from services.core import Progress, Report, Request, WorkerView
 from services.forecast import ForecastTable, from_lengths
 from services.scheduler import events as ev
-from services.scheduler.presets import choose
 from services.scheduler.state import SchedulerState
 
 LINK = "bench#1"

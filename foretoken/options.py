@@ -7,12 +7,11 @@ from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 
-from services.batcher.policies import resolve
+from services.policies.preset import Preset, choose
 from services.predictor.predictors import READS
 from services.runtime.config import SECTIONS, ConfigError, load, parse_sets
 from services.runtime.outcomelog.config import LogConfig
 from services.scheduler.config import SchedulerConfig
-from services.scheduler.presets import Preset, choose
 
 Sections = dict[str, dict[str, str]]
 
@@ -68,12 +67,10 @@ def sections(options: ServeOptions) -> Sections:
 
 
 def chosen_preset(overrides: Sections) -> Preset:
-    """The scheduler's preset, its batcher's policy and parameters checked too: a mistake should
-    end the start, not the first request. Raises ValueError."""
+    """The scheduler's preset: a mistake in it should end the start, not the first request. Raises
+    ValueError."""
     config = load(SchedulerConfig, overrides["scheduler"])
-    preset = choose(config.policy, config.preset)
-    resolve(preset.batcher, preset.params)
-    return preset
+    return choose(config.policy, config.preset)
 
 
 def _if_set(key: str, value: object) -> dict[str, str]:

@@ -3,11 +3,11 @@
 from typing import Any
 
 import pytest
+from services.scheduler.presets import choose
 
 from services.core import CostModel, Plan, Progress, Report, Request, WorkerView
 from services.forecast import Forecast
 from services.scheduler import events as ev
-from services.scheduler.presets import choose
 from services.scheduler.state import SchedulerState
 
 G = "gateway#1"

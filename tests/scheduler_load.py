@@ -3,6 +3,8 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
+from services.scheduler.presets import choose
+
 from benchmarks.rounds import decide
 from services.core import (
     Completion,
@@ -15,7 +17,6 @@ from services.core import (
 )
 from services.forecast import Forecast
 from services.scheduler import events as ev
-from services.scheduler.presets import choose
 from services.scheduler.state import SchedulerState
 
 COST = CostModel(0.02, 0.0001, 0.0005, 0.0)

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from services.batcher.group import Columns, Decision, GroupView, Params
 from services.batcher.peak import PrefixPeaks, peak_tokens
 from services.batcher.policies import PARAMS, POLICIES, resolve
+
 from services.core import Wait
 from services.forecast import Forecast, ForecastTable, certain
 

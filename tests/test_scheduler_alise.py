@@ -3,12 +3,12 @@
 from math import inf
 
 import pytest
+from services.scheduler.alise import FRONT
+from services.scheduler.presets import choose
 
 from services.core import Completion, CostModel, FinishReason, Progress, Request
 from services.forecast import Forecast, certain
 from services.scheduler import events as ev
-from services.scheduler.alise import FRONT
-from services.scheduler.presets import choose
 from tests.alise_driver import Driver, G, about
 
 

@@ -1,6 +1,7 @@
 """Who is paused for whom under ALISE, as transcripts and hand-worked tables."""
 
 import pytest
+from services.scheduler.presets import choose
 
 from services.core import (
     Completion,
@@ -14,7 +15,6 @@ from services.core import (
     Standing,
 )
 from services.scheduler import events as ev
-from services.scheduler.presets import choose
 from tests.alise_driver import Driver, G, about
 
 

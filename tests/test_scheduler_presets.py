@@ -1,14 +1,14 @@
 """presets.toml: every row stands whole, and a choice replaced is a choice checked."""
 
 import pytest
-
 from services.batcher.policies import resolve
 from services.scheduler.order import ORDERS
 from services.scheduler.placement import PLACEMENTS
 from services.scheduler.preemption import PREEMPTIONS
 from services.scheduler.presets import RESIDENCIES, Preset, choose, presets
-from services.scheduler.state import SchedulerState
 from services.scheduler.victims import VICTIMS
+
+from services.scheduler.state import SchedulerState
 from services.worker.residency import RESIDENCIES as WORKER_RESIDENCIES
 
 ALISE = {"levels": 8, "base_s": 0.02, "ageing_s": 10, "hysteresis": 0.25}

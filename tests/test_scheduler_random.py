@@ -13,6 +13,7 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
+from services.scheduler.presets import choose
 
 from services.core import (
     Completion,
@@ -28,7 +29,6 @@ from services.forecast import certain, from_lengths
 from services.scheduler import events as ev
 from services.scheduler.jobs import Phase
 from services.scheduler.ledger import Limits
-from services.scheduler.presets import choose
 from services.scheduler.state import SchedulerState
 
 LINKS = ("g#1", "h#1")

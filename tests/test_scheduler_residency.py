@@ -1,8 +1,9 @@
 """Where paused KV rests, and for how long: expected waits by hand, homes, and news that crosses."""
 
+from services.scheduler.alise import FRONT
+
 from services.core import Completion, FinishReason, Grant, Progress, Standing, WorkerView
 from services.scheduler import events as ev
-from services.scheduler.alise import FRONT
 from tests.alise_driver import Driver, G, about
 
 

@@ -5,13 +5,13 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from prometheus_client import CollectorRegistry
+from services.scheduler.ranking import UNMEASURED
 
 from foretoken.embedded import build_control
 from foretoken.options import ServeOptions, sections
 from protos import common_pb2, scheduler_pb2
 from services.runtime.channel import connect
 from services.runtime.tasks import background
-from services.scheduler.ranking import UNMEASURED
 from tests.reach import until
 
 PROFILE = [

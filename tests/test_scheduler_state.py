@@ -4,6 +4,7 @@ from math import inf
 from typing import Any
 
 import pytest
+from services.scheduler.presets import choose
 
 from services.core import (
     Completion,
@@ -21,7 +22,6 @@ from services.core import (
 from services.forecast import Forecast, certain, from_lengths
 from services.scheduler import events as ev
 from services.scheduler.ledger import Limits
-from services.scheduler.presets import choose
 from services.scheduler.state import SchedulerState
 
 G = "gateway#1"

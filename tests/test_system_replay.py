@@ -4,11 +4,11 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from services.scheduler.presets import choose
 
 from foretoken import AsyncClient
 from services.scheduler.eventlog import read
 from services.scheduler.events import Formed, Preempt, SendPlan
-from services.scheduler.presets import choose
 from services.scheduler.state import SchedulerState
 from tests.live import serving
 

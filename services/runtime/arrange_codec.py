@@ -92,7 +92,7 @@ def decode_contest(message: batcher_pb2.Contest, table: ForecastTable) -> Contes
         name = f"columns[{each.name!r}]"
         columns[each.name] = _parallel(_read(message.columns[each.name], kind, name), count, name)
     known = columns["forecast"]
-    if count and not (0 <= known.min() and known.max() < table.rows):
+    if count and not (known.min() >= 0 and known.max() < table.rows):
         raise InvalidArgument("columns['forecast']", "names a row that was never told")
     return Contest(
         message.round,

@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.core import Request
-from services.forecast import MOST_TOKENS, Forecast, ForecastTable, Ints
+from services.forecast import UNCAPPED, Forecast, ForecastTable, Ints
 from services.policies.snapshot import NOWHERE, Jobs, Snapshot, Worker
 
 FIRST_ROWS = 256
-UNFORESEEN = Forecast((float(MOST_TOKENS),), (1.0,), MOST_TOKENS, "unforeseen", 0, "unforeseen")
+UNFORESEEN = Forecast((float(UNCAPPED),), (1.0,), UNCAPPED, "unforeseen", 0, "unforeseen")
 
 
 class Phase(IntEnum):

@@ -9,7 +9,6 @@ from services.runtime.telemetry import LATENCY_BUCKETS_S
 from services.scheduler import events as ev
 from services.scheduler.state import SchedulerState
 
-
 ROUND_BUCKETS_S = (0.0001, 0.0002, 0.0005, *LATENCY_BUCKETS_S)
 
 

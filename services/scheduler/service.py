@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from protos import scheduler_pb2, scheduler_pb2_grpc
 from services.core import FinishReason
+from services.policies.preset import choose
 from services.runtime.attach_codec import (
     decode_held,
     decode_report,
@@ -24,7 +25,6 @@ from services.runtime.attach_codec import (
 from services.runtime.codec import decode_reason
 from services.runtime.errors import Code, InvalidArgument, ServiceError
 from services.runtime.streams import Outbox, duplex
-from services.policies.preset import choose
 from services.scheduler import events as ev
 from services.scheduler.advice import Advice, Advisers
 from services.scheduler.arranger import Arranger
