@@ -2,11 +2,15 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
-from services.scheduler.presets import choose
 
 from services.core import CostModel, Plan, Progress, Report, Request, WorkerView
 from services.forecast import Forecast
+from services.policies.decide import rank
+from services.policies.order.alise import LEVEL
+from services.policies.order.ranking import Ranking
+from services.policies.preset import choose
 from services.scheduler import events as ev
 from services.scheduler.state import SchedulerState
 
@@ -22,33 +26,34 @@ def about(expected: Any) -> Any:
 
 
 class Driver:
-    """A state and what is said to it; answers `AskBatch` with as many as fit in memory by what
-    they hold, and keeps the plans."""
+    """A state and what is said to it; a round after everything that calls for one. Keeps the
+    plans."""
 
     def __init__(self, policy: str = "alise", memory: int = 300, places: int = 8, **choices: Any):
-        self.state: Any = SchedulerState(choose(policy, {"base_s": 0.5} | choices))
+        self.watermark = memory / 10_000
+        preset = choose(policy, {"base_s": 0.5, "watermark": self.watermark} | choices)
+        self.state: Any = SchedulerState(preset)
         self.plans: list[Plan] = []
-        self.asked: list[ev.AskBatch] = []
         self.told: list[ev.Action] = []
         self.reports = 0
-        self.memory: dict[str, int] = {}  # in tokens; less than what the longest might need
+        self.now = 0.0
         self.attach("w0", memory, places)
 
     def attach(self, name: str, memory: int = 300, places: int = 8) -> None:
-        self.memory[name] = memory
-        view = WorkerView(name, f"unix:/{name}", "demo", 10_000, 16, places, 5_000)
+        """Of which so much may be planned, in blocks of one token: less than what the longest
+        might need, which is why the watermark is low."""
+        kv_tokens = round(memory / self.watermark)
+        view = WorkerView(name, f"unix:/{name}", "demo", kv_tokens, 1, places, 5_000)
         self.step(ev.WorkerAttached(f"{name}#1", view), 0.0)
         self.step(ev.Costed(name, COST), 0.0)
 
     def step(self, event: ev.Event, now: float) -> None:
+        self.now = now = max(now, self.now)  # a test may tell of one after the other
         actions = self.state.step(event, now)
+        if self.state.round_due_s <= now:
+            actions += self.state.step(ev.Round(), now)
         self.plans += [action.plan for action in actions if isinstance(action, ev.SendPlan)]
-        asked = [action for action in actions if isinstance(action, ev.AskBatch)]
-        self.told += [a for a in actions if not isinstance(a, ev.SendPlan | ev.AskBatch)]
-        self.asked += asked
-        for problem in asked:
-            batches = tuple(ev.Batch(g.worker_id, self.fitting(g)) for g in problem.groups)
-            self.step(ev.Formed(problem.round, batches), now)
+        self.told += [action for action in actions if not isinstance(action, ev.SendPlan)]
 
     def submit(self, name: str, tokens: int, now: float = 0.0, prompt: int = 10) -> None:
         """A request that is foreseen to make so many tokens, and may make 1,000."""
@@ -65,19 +70,29 @@ class Driver:
     def progress(self, name: str, output: int, now: float, prompt: int = 10) -> None:
         self.report(now, progress=(Progress(name, output, prompt + output),))
 
-    def fitting(self, group: ev.Group) -> int:
-        """The batcher's aggressive rule, without a watermark."""
-        held = sum(group.running.prompt_tokens) + sum(group.running.output_tokens)
-        places = group.max_running - len(group.running.prompt_tokens)
-        rows = zip(group.queued.prompt_tokens, group.queued.output_tokens, strict=True)
-        for at, row in enumerate(rows):
-            held += sum(row)
-            if held > self.memory[group.worker_id] or at == places:
-                return at
-        return len(group.queued.prompt_tokens)
+    def row(self, name: str) -> int:
+        return int(self.state.jobs[name].row)
+
+    def remembered(self, column: str) -> dict[str, float]:
+        """What the order remembers of each job."""
+        memory = self.state.rounds.memory
+        return {name: float(memory.columns[column][self.row(name)]) for name in self.state.jobs}
+
+    def ranked(self) -> Ranking:
+        """Everybody's rank as it is now."""
+        state = self.state
+        snapshot = state.ledger.board.snapshot(self.now, state.ledger.seats())
+        return rank(snapshot, state.preset, state.rounds.memory)
+
+    def remaining_s(self, name: str) -> float:
+        ranking = self.ranked()
+        return float(ranking.remaining_s[ranking.rows == self.row(name)][0])
 
     def levels(self) -> dict[str, int]:
-        return {name: job.rank.level for name, job in self.state.jobs.items()}
+        ranking = self.ranked()
+        levels = np.floor(ranking.key / LEVEL).astype(int).tolist()
+        by_row = dict(zip(ranking.rows.tolist(), levels, strict=True))
+        return {name: by_row[self.row(name)] for name in self.state.jobs}
 
     @property
     def running(self) -> list[str]:
@@ -85,4 +100,7 @@ class Driver:
 
     @property
     def queued(self) -> list[str]:
-        return [job.request_id for job in self.state.ledger.queue]
+        """Those who wait, in the order of the line."""
+        ranking = self.ranked()
+        rows = ranking.queued[np.argsort(ranking.key[: ranking.split], kind="stable")]
+        return list(self.state.ledger.names(rows.tolist()))

@@ -3,8 +3,7 @@
 from math import inf
 
 import pytest
-from services.scheduler.alise import FRONT
-from services.scheduler.presets import choose
+from services.policies.preset import choose
 
 from services.core import Completion, CostModel, FinishReason, Progress, Request
 from services.forecast import Forecast, certain
@@ -48,7 +47,7 @@ def test_a_step_is_shared_by_those_who_run() -> None:
 
 
 def test_the_shortest_goes_first_and_what_is_served_comes_to_need_less() -> None:
-    d = Driver(places=1, preemption="never")
+    d = Driver(places=1, hysteresis=inf)
     for name, tokens in {"a": 400, "b": 120, "c": 30, "d": 110, "e": 90}.items():
         d.submit(name, tokens)
     assert (d.running, d.queued) == (["a"], ["c", "e", "d", "b"])
@@ -59,7 +58,7 @@ def test_the_shortest_goes_first_and_what_is_served_comes_to_need_less() -> None
 
 def test_ageing() -> None:
     """Up one every 10 s from where the remaining time puts it, then to the front."""
-    d = Driver(places=1, preemption="never", ageing_s=10)
+    d = Driver(places=1, hysteresis=inf, ageing_s=10)
     d.submit("a", 40, 0.0)
     d.submit("b", 150, 0.0)
     d.submit("c", 120, 4.0)
@@ -73,14 +72,14 @@ def test_ageing() -> None:
     assert d.queued == ["c", "b"]  # both at level 1, where the shorter goes first
     for now in (20.0, 24.0, 30.0):
         d.step(ev.Tick(), now)
-    assert (d.queued, d.levels()) == (["b", "c"], {"a": 0, "b": FRONT, "c": 0})
+    assert (d.queued, d.levels()) == (["b", "c"], {"a": 0, "b": -1, "c": 0})
     d.step(ev.Tick(), 34.0)
-    assert (d.queued, d.levels()["c"]) == (["b", "c"], FRONT)  # there, who came first
+    assert (d.queued, d.levels()["c"]) == (["b", "c"], -1)  # there, who came first
     assert d.state.next_deadline() == inf
 
 
 def test_a_wait_that_ended_does_not_age() -> None:
-    d = Driver(places=1, preemption="never")
+    d = Driver(places=1, hysteresis=inf)
     d.submit("a", 40)
     d.submit("b", 150)
     d.report(5.0, finished=(Completion("a", 40, FinishReason.STOP),))

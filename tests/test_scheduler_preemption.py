@@ -1,7 +1,7 @@
 """Who is paused for whom under ALISE, as transcripts and hand-worked tables."""
 
 import pytest
-from services.scheduler.presets import choose
+from services.policies.preset import choose
 
 from services.core import (
     Completion,
@@ -85,7 +85,7 @@ def test_only_as_many_are_paused_as_must_be_the_least_urgent_first() -> None:
 def test_who_does_not_fit_pauses_nobody_but_one_before_it_may() -> None:
     """`y` does not fit even in the place of both: it waits; `x` takes the place of one of them.
     The batcher is asked twice: the second time about `x` alone."""
-    d = Driver(memory=640, preemption="never")
+    d = Driver(memory=640, hysteresis=inf)
     for at, name in enumerate("ab"):
         d.submit(name, 400 + 100 * at, prompt=300)
         d.progress(name, 1, 1.0, prompt=300)

@@ -1,6 +1,5 @@
 """Where paused KV rests, and for how long: expected waits by hand, homes, and news that crosses."""
 
-from services.scheduler.alise import FRONT
 
 from services.core import Completion, FinishReason, Grant, Progress, Standing, WorkerView
 from services.scheduler import events as ev
@@ -11,7 +10,7 @@ def test_expected_waits_by_hand() -> None:
     """Three run; two are paused, and one that waits has no KV yet. In the order of what they
     still take: x 0.1, y 0.3 | fresh 0.5 | p 0.6 | q 3 s; all before each add up, and ageing
     takes (level + 2) · 1 s at most."""
-    d = Driver("alise", memory=10_000, places=5, ageing_s=1.0, preemption="never")
+    d = Driver("alise", memory=10_000, places=5, ageing_s=1.0, hysteresis=inf)
     for name, tokens in {"x": 10, "y": 30, "z": 500, "p": 60, "q": 300}.items():
         d.submit(name, tokens, 0.0)
         d.progress(name, 0, 0.0)
@@ -43,7 +42,7 @@ def test_expected_waits_by_hand() -> None:
         d.progress(name, 300, 1.0)
     d.plans.clear()
     d.report(2.9, progress=(Progress("z", 60, 70),))
-    assert d.levels()["p"] == d.levels()["fresh"] == FRONT
+    assert d.levels()["p"] == d.levels()["fresh"] == -1
     assert d.plans[-1].order[-1] == Standing("q", about(0.9 + 0.6 - 0.4))
 
 

@@ -67,6 +67,8 @@ class Rounds:
             worker = self._ledger.worker_of(share.worker)
             if worker:
                 told += self._carry_out(share, worker, stale, now)
+        if not self._ledger.waiting:
+            self.next_s = inf  # there is nobody whom waiting could move
         return told
 
     def why(self, job: Job) -> Why | None:
