@@ -1,82 +1,124 @@
-"""Pure policy time of one planning round: 64 running and 1,000 queued requests, one worker.
+"""What a round costs: the snapshot, the decision and the plans, with a forecast of its own for
+every request.
 
-    python -m benchmarks.policy [--json FILE] [--quick]
+    python -m benchmarks.policy [--presets a,b,c] [--json FILE] [--quick]
 
-Three pressures: `full` (memory holds what runs and a few more), `steady` (about a hundred of the
-queue fit) and `empty` (all of the queue fits, the policy's worst case).
+`apart` is the same round arranged by a batcher in a process of its own, over a socket of this
+machine: asked, encoded, answered and carried out. `report` is what a worker's progress costs a
+request. Times are medians over the rounds, with the 95th percentile.
 """
 
-import argparse
-import json
+import asyncio
+import sys
 import time
-from pathlib import Path
+from statistics import median
+from typing import Any
 
 import numpy as np
-from services.batcher.group import Columns, GroupView, Policy
-from services.batcher.policies import POLICIES, resolve
+from prometheus_client import CollectorRegistry
 
-from services.forecast import Forecast, ForecastTable, from_lengths
+from benchmarks.report import parser, show, write
+from benchmarks.rounds import Busy, Took, measure
+from foretoken.ports import free_port
+from services.policies.preset import presets
+from services.runtime.channel import connect
+from services.scheduler import events as ev
+from services.scheduler.arranger import Arranger
+from services.scheduler.metrics import SchedulerMetrics
+from services.scheduler.state import SchedulerState
 
-RUNNING, QUEUED = 64, 1_000
-KV_TOKENS = {"full": 40_000, "steady": 100_000, "empty": 10_000_000}
-APPLICATIONS = 8  # populations, each with its own forecast of 64 points
+SIZES = [(r, q) for r in (64, 256, 1_024) for q in (100, 1_000, 10_000)]
+QUICK_SIZES = [(64, 100), (64, 1_000)]
+APART = ("fcfs", "past-future", "alise")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
-    parser.add_argument("--quick", action="store_true", help="20 rounds instead of 200")
-    args = parser.parse_args()
-    rounds = 20 if args.quick else 200
-    figures = {
-        f"{name}/{pressure}": _measure(name, policy, kv_tokens, rounds)
-        for name, policy in POLICIES.items()
-        for pressure, kv_tokens in KV_TOKENS.items()
-    }
-    print(f"{'policy/pressure':<24}{'admitted':>9}{'median ms':>11}{'p99 ms':>9}")
-    for key, figure in figures.items():
-        print(
-            f"{key:<24}{figure['admitted']:>9.0f}{figure['median_ms']:>11.3f}"
-            f"{figure['p99_ms']:>9.3f}"
-        )
-    if args.json:
-        args.json.write_text(json.dumps(figures, indent=2) + "\n")
+    options = parser((__doc__ or "").splitlines()[0])
+    options.add_argument("--presets", default=",".join(presets()), help="names, by commas")
+    args = options.parse_args()
+    sizes, turns = (QUICK_SIZES, 10) if args.quick else (SIZES, 60)
+    figures: dict[str, Any] = {}
+    for policy in args.presets.split(","):
+        for running, queued in sizes:
+            busy, took = measure(policy, running, queued, turns)
+            figures[f"{policy}/{running}+{queued}"] = _figures(busy, took)
+    for policy in APART if not args.quick else APART[:1]:
+        if policy in args.presets.split(","):
+            for running, queued in sizes:
+                key = f"{policy}/{running}+{queued}"
+                figures[key] |= asyncio.run(_apart(policy, running, queued, turns))
+    head = ("preset/running+queued", "ran", "round ms", "p95 ms", "report µs", "apart ms")
+    show("A planning round", head, [(key, *_row(each)) for key, each in figures.items()])
+    write(args.json, {"rounds": figures})
 
 
-def _measure(name: str, policy: Policy, kv_tokens: int, rounds: int) -> dict[str, float]:
-    rng = np.random.default_rng(0)
-    params = resolve(name, {})
-    table = ForecastTable(_forecasts(rng))
-    times_s, admitted = [], []
-    for number in range(rounds):
-        view = GroupView(
-            kv_tokens, RUNNING + QUEUED, _rows(rng, RUNNING, 400), _rows(rng, QUEUED, 0), table
-        )
-        started_s = time.perf_counter()
-        decision = policy(view, params, np.random.default_rng((number, 0)))
-        times_s.append(time.perf_counter() - started_s)
-        admitted.append(decision.admit)
+def _figures(busy: Busy, took: Took) -> dict[str, float]:
     return {
-        "admitted": float(np.median(admitted)),
-        "median_ms": float(np.median(times_s) * 1e3),
-        "p99_ms": float(np.quantile(times_s, 0.99) * 1e3),
+        "running": busy.running,
+        "round_ms": median(took.rounds_ms),
+        "round_p95_ms": float(np.quantile(took.rounds_ms, 0.95)),
+        "report_us": median(took.report_us),
     }
 
 
-def _forecasts(rng: np.random.Generator) -> list[Forecast]:
-    return [
-        from_lengths(rng.lognormal(4 + i / 4, 0.8, 1_000).tolist(), 2_048, "history")
-        for i in range(APPLICATIONS)
-    ]
-
-
-def _rows(rng: np.random.Generator, count: int, generated: int) -> Columns:
-    return Columns(
-        rng.integers(16, 512, count),
-        rng.integers(0, generated + 1, count),
-        rng.integers(512, 2_049, count),
-        rng.integers(0, APPLICATIONS, count),
+def _row(figure: dict[str, float]) -> tuple[str, ...]:
+    apart = f"{figure['apart_ms']:.2f}" if "apart_ms" in figure else ""
+    return (
+        f"{figure['running']:.0f}",
+        f"{figure['round_ms']:.2f}",
+        f"{figure['round_p95_ms']:.2f}",
+        f"{figure['report_us']:.2f}",
+        apart,
     )
+
+
+async def _apart(policy: str, running: int, queued: int, turns: int) -> dict[str, float]:
+    """The same turns, arranged by a real batcher process."""
+    address = f"127.0.0.1:{free_port()}"
+    settings = ("--set", f"batcher.address={address}", "--set", "batcher.log_level=WARNING")
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "services.batcher", *settings
+    )
+    channel = connect(address)
+    try:
+        await asyncio.wait_for(channel.channel_ready(), 30)
+        busy = Busy(policy, running, queued, apart=True)
+        arranged: asyncio.Queue[ev.Arranged] = asyncio.Queue()
+        registry = CollectorRegistry()
+        metrics = SchedulerMetrics(registry)
+        table = busy.state.ledger.board.forecasts
+        preset = busy.state.preset
+        arranger = Arranger(channel, preset, table, 10.0, metrics, arranged.put_nowait)
+        follow = asyncio.create_task(arranger.run())
+        await asyncio.sleep(0.2)
+        times_ms = [await _round_apart(busy, arranger, arranged) for _ in range(turns + 5)]
+        follow.cancel()
+        counted = "foretoken_scheduler_rounds_arranged_total"
+        by_batcher = registry.get_sample_value(counted, {"by": "batcher"}) or 0.0
+        return {"apart_ms": median(times_ms[5:]), "apart_rounds": by_batcher}
+    finally:
+        await channel.close()
+        process.terminate()
+        await process.wait()
+
+
+def _later(state: SchedulerState, now: float) -> list[ev.Action]:
+    """The round is made by who asks for this."""
+    return []
+
+
+async def _round_apart(
+    busy: Busy, arranger: Arranger, arranged: "asyncio.Queue[ev.Arranged]"
+) -> float:
+    """Milliseconds from the snapshot to the plans, the way there and back included."""
+    busy.turn(_later, Took())
+    state, now = busy.state, busy.now
+    began = time.perf_counter()
+    state.step(ev.Round(), now)
+    if state.rounds.contest:
+        arranger.ask(state.rounds.contest)
+        state.step(await arranged.get(), now)
+    return (time.perf_counter() - began) * 1e3
 
 
 if __name__ == "__main__":

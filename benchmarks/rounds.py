@@ -1,102 +1,127 @@
-"""Pure policy time of one planning round: deal the queue, foresee, admit. No encoding, no RPC."""
+"""A scheduler's state kept busy: rounds with so many running and so many waiting, at will."""
 
 import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import numpy as np
-from services.batcher.group import Columns, GroupView
-from services.batcher.policies import POLICIES, resolve
-from services.scheduler.presets import choose
 
-from services.core import Progress, Report, Request, WorkerView
-from services.forecast import ForecastTable, from_lengths
+from services.core import (
+    Completion,
+    CostModel,
+    FinishReason,
+    Progress,
+    Report,
+    Request,
+    WorkerView,
+)
+from services.forecast import Forecast
+from services.policies.preset import choose
 from services.scheduler import events as ev
+from services.scheduler.door import Limits
 from services.scheduler.state import SchedulerState
 
-LINK = "bench#1"
-KV_TOKENS = 64_000  # the 64 running fill about half of it, so some of the queue gets in
+GATEWAY, WORKER = "gateway#1", "worker#1"
+COST = CostModel(0.01, 1e-4, 2e-4, 1e-7, offload_token_s=1e-6, upload_token_s=1e-6)
+MOST_TOKENS = 1_024
+FINISHED = 4  # requests that end, and come, between two rounds
+REPORT_STEPS = 16  # tokens that each makes between two reports
+
+Answer = Callable[[SchedulerState, float], list[ev.Action]]
+
+
+@dataclass
+class Took:
+    """Milliseconds of each round, and microseconds of each report a request in it."""
+
+    rounds_ms: list[float] = field(default_factory=list)
+    report_us: list[float] = field(default_factory=list)
+
+
+def at_home(state: SchedulerState, now: float) -> list[ev.Action]:
+    """A round from the snapshot to the plans, arranged in this process."""
+    return state.step(ev.Round(), now)
 
 
 class Busy:
-    """A scheduler with so many requests running and queued, lengths drawn from one history.
+    """Every request has a forecast of its own with 64 points. Memory is for those that run, so
+    that those that wait do. Between two rounds some end, as many come, and all others make a
+    report's tokens."""
 
-    Every round is decided by the real policy, but nobody enters once it is set up, so that every
-    repeat sees the same.
-    """
+    def __init__(self, policy: str, running: int, queued: int, apart: bool = False):
+        self._rng = np.random.default_rng(0)
+        self.state = SchedulerState(choose(policy), Limits(max_queue=2 * queued + running), apart)
+        self.now = 1_000.0
+        self._made: dict[str, int] = {}
+        self._prompts: dict[str, int] = {}
+        self._reports = self._count = 0
+        view = WorkerView("w", "w", "demo", running * 640, 16, running, 8_192)
+        self.state.step(ev.WorkerAttached(WORKER, view), self.now)
+        self.state.step(ev.Costed("w", COST), self.now)
+        self._submit(running + queued)
 
-    def __init__(self, policy: str, running: int, queued: int):
-        rng = np.random.default_rng(0)
-        lengths = rng.integers(16, 1_000, 1_000).tolist()
-        self._history = from_lengths(lengths, 1_000, "history", 1, "history")
-        self._state = SchedulerState(choose(policy))
-        self._reports = 0
-        view = WorkerView("w", "w", "demo", KV_TOKENS, 16, 256, 4_096)
-        self._state.step(ev.WorkerAttached(LINK, view), 0.0)
-        prompts = rng.integers(16, 512, running + queued).tolist()
-        for i in range(running):
-            self._submit(i, prompts[i], admit=1)
-        outputs = rng.integers(1, 400, running).tolist()
-        self._progress = tuple(
-            Progress(f"r{i}", output, prompts[i] + output) for i, output in enumerate(outputs)
-        )
-        self.report()
-        for i in range(running, running + queued):
-            self._submit(i, prompts[i], admit=0)
+    @property
+    def running(self) -> int:
+        return len(self.state.workers["w"].running)
 
-    def _submit(self, i: int, prompt_tokens: int, admit: int) -> None:
-        request = Request(f"r{i}", "demo", prompt_tokens, 1_024, float(i))
-        self._state.step(ev.Submitted(LINK, request), 0.0)
-        forecasts = ((request.request_id, self._history),)
-        self._answer(self._state.step(ev.Forecasted(forecasts), 0.0), admit)
+    @property
+    def waiting(self) -> int:
+        return self.state.ledger.waiting
 
-    def report(self) -> None:
-        """A worker's report of all that run, and the round that it makes due, to its end."""
+    def turn(self, answer: Answer, took: Took) -> None:
+        """Requests come and end, a report is noted, and a round is made of it."""
+        self.now += 0.1
+        names = list(self.state.workers["w"].running)
+        ended, rest = names[:FINISHED], names[FINISHED:]
+        for name in rest:
+            self._made[name] = min(self._made[name] + REPORT_STEPS, MOST_TOKENS - 1)
         self._reports += 1
-        event = ev.Reported(LINK, "w", Report(self._reports, 0, self._progress))
-        self._answer(self._state.step(event, 0.0), admit=0)
-
-    def _answer(self, actions: list[ev.Action], admit: int) -> None:
-        for problem in (a for a in actions if isinstance(a, ev.AskBatch)):
-            decide(problem)
-            self._state.step(ev.Formed(problem.round, (ev.Batch("w", admit),)), 0.0)
-
-
-def round_ms(
-    policy: str, running: int = 64, queued: int = 1_000, repeats: int = 200
-) -> list[float]:
-    """Milliseconds of whole rounds: the report is noted, the queue dealt, who runs ranked against
-    it, the policy decides, the answer is taken."""
-    busy = Busy(policy, running, queued)
-    took = []
-    for _ in range(repeats):
-        began = time.perf_counter()
-        busy.report()
-        took.append((time.perf_counter() - began) * 1e3)
-    return took
-
-
-def decide(problem: ev.AskBatch) -> tuple[ev.Batch, ...]:
-    """What the batcher computes of it, by the real policy."""
-    table = ForecastTable(problem.forecasts)
-    params = resolve(problem.policy, problem.params)
-    rng = np.random.default_rng(problem.round)
-    batches = []
-    for group in problem.groups:
-        running, queued = _columns(group.running), _columns(group.queued)
-        view = GroupView(group.kv_tokens, group.max_running, running, queued, table)
-        decision = POLICIES[problem.policy](view, params, rng)
-        batches.append(ev.Batch(group.worker_id, decision.admit, decision.peak_tokens))
-    return tuple(batches)
-
-
-def _columns(columns: ev.Columns) -> Columns:
-    return Columns(
-        *(
-            np.array(column, np.int64)
-            for column in (
-                columns.prompt_tokens,
-                columns.output_tokens,
-                columns.max_tokens,
-                columns.forecast,
-            )
+        report = Report(
+            self._reports,
+            self.state.workers["w"].plan_seq,
+            tuple(
+                Progress(n, self._made[n], self._prompts[n] + self._made[n], self._blocks(n))
+                for n in rest
+            ),
+            tuple(Completion(n, self._made[n], FinishReason.STOP) for n in ended),
         )
-    )
+        began = time.perf_counter()
+        self.state.step(ev.Reported(WORKER, "w", report), self.now)
+        noted = time.perf_counter()
+        took.report_us.append((noted - began) * 1e6 / max(1, len(names)))
+        self._submit(FINISHED)
+        began = time.perf_counter()
+        answer(self.state, self.now)
+        took.rounds_ms.append((time.perf_counter() - began) * 1e3)
+
+    def _blocks(self, name: str) -> int:
+        return -(-(self._prompts[name] + self._made[name]) // 16)
+
+    def _submit(self, count: int) -> None:
+        for _ in range(count):
+            self._count += 1
+            name = f"r{self._count}"
+            prompt = int(self._rng.integers(16, 512))
+            request = Request(name, "demo", prompt, MOST_TOKENS, self.now)
+            self._made[name], self._prompts[name] = 0, prompt
+            self.state.step(ev.Submitted(GATEWAY, request), self.now)
+            self.state.step(ev.Forecasted(((name, self._forecast()),)), self.now)
+
+    def _forecast(self) -> Forecast:
+        """64 points of its own."""
+        lengths = np.unique(np.clip(self._rng.lognormal(5, 0.9, 64), 1, MOST_TOKENS - 1))
+        weight = 1 / len(lengths)
+        return Forecast(tuple(lengths.tolist()), (weight,) * len(lengths), MOST_TOKENS, "bench")
+
+
+def measure(
+    policy: str, running: int, queued: int, turns: int, answer: Answer = at_home
+) -> tuple[Busy, Took]:
+    """So many turns, the first few, in which memory fills, not counted."""
+    busy = Busy(policy, running, queued)
+    for _ in range(5):
+        busy.turn(answer, Took())
+    took = Took()
+    for _ in range(turns):
+        busy.turn(answer, took)
+    return busy, took

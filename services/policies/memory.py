@@ -1,6 +1,6 @@
 """What policies remember from one round to the next: frozen, so that a replay is exact."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,17 +23,19 @@ class Memory:
     def number(self, name: str, default: float = 0.0) -> float:
         return self.numbers.get(name, default)
 
-    def column(self, name: str, rows: Ints, serials: Ints) -> Floats:
-        """What it remembers of these jobs; 0 of those it has not seen. A copy."""
-        values = self.columns.get(name)
-        found = np.zeros(len(rows))
-        if values is None or not len(rows):
-            return found
-        inside = rows < len(values)
-        known = inside.copy()
-        known[inside] = self.serials[rows[inside]] == serials[inside]
-        found[known] = values[rows[known]]
-        return found
+    def recall(self, names: Sequence[str], rows: Ints, serials: Ints) -> list[Floats]:
+        """What it remembers of these jobs, a column a name; 0 of those it has not seen. Copies."""
+        size = len(self.serials)
+        if not size or not len(rows):
+            return [np.zeros(len(rows)) for _ in names]
+        near = np.minimum(rows, size - 1)
+        known = (self.serials[near] == serials) & (rows < size)
+        return [
+            np.where(known, self.columns[name][near], 0.0)
+            if name in self.columns
+            else np.zeros(len(rows))
+            for name in names
+        ]
 
     def with_numbers(self, **numbers: float) -> "Memory":
         return Memory({**self.numbers, **numbers}, self.columns, self.serials)

@@ -20,7 +20,7 @@ from services.policies.decision import Decision, Share, Why
 from services.policies.memory import Memory
 from services.policies.order.ranking import Ranking
 from services.policies.preset import Preset
-from services.policies.snapshot import Bools, Contest, Snapshot
+from services.policies.snapshot import Contest, Snapshot
 from services.scheduler import events as ev
 from services.scheduler.board import Phase
 from services.scheduler.jobs import Draft, Job, WorkerJobs
@@ -150,7 +150,7 @@ class Rounds:
         """Who runs at a worker, most urgent first, then who waits with KV there and how long:
         ALISE's EWT (papers/001 Eq. 7), the time that all who come before it still take, or until
         ageing has brought it to the front, whichever is less. Of those that wait without KV the
-        worker gets its share. O(jobs log jobs) where anybody rests there."""
+        worker gets its share. O(jobs) where anybody rests there."""
         if self._ranking is None:
             return ()
         board, ranking = self._ledger.board, self._ranking
@@ -166,23 +166,24 @@ class Rounds:
         standings = [Standing(name, 0.0) for name in names]
         if not rests.any():
             return tuple(standings)
-        wait_s = _waits_s(ranking, runs | rests, waits & ~(held[rows] > 0), self._share())
         resting = np.flatnonzero(rests)
         resting = resting[np.lexsort((board.jobs.serial[rows[resting]], ranking.key[resting]))]
         names = self._ledger.names(rows[resting].tolist())
-        waits_s = np.minimum(wait_s[resting], ranking.lift_s[resting]).tolist()
+        share = np.where(runs | rests, 1.0, np.where(waits & (held[rows] == 0), self._share(), 0.0))
+        wait_s = _waits_s(ranking, resting, share)
+        waits_s = np.minimum(wait_s, ranking.lift_s[resting]).tolist()
         return (*standings, *(Standing(n, w) for n, w in zip(names, waits_s, strict=True)))
 
     def _share(self) -> float:
         return 1 / max(1, len(self._ledger.workers))
 
 
-def _waits_s(ranking: Ranking, mine: Bools, others: Bools, share: float) -> Floats:
-    """The time that all before each still take of this worker."""
-    takes_s = np.where(mine, ranking.remaining_s, np.where(others, ranking.remaining_s * share, 0))
-    order = np.argsort(ranking.key, kind="stable")
-    before_s = np.empty(len(order))
-    before_s[order] = np.cumsum(takes_s[order]) - takes_s[order]
+def _waits_s(ranking: Ranking, resting: Ints, share: Floats) -> Floats:
+    """The time that all before each of these, which come in order, still take of this worker:
+    of everybody their share. O(jobs log resting)."""
+    ahead = np.searchsorted(ranking.key[resting], ranking.key, side="right")
+    takes_s = np.bincount(ahead, ranking.remaining_s * share, len(resting) + 1)
+    before_s: Floats = np.cumsum(takes_s)[:-1]
     return before_s
 
 

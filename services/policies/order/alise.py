@@ -16,12 +16,12 @@ from math import inf
 
 import numpy as np
 
-from services.forecast import Floats
+from services.forecast import Floats, Ints
 from services.policies.memory import Memory
 from services.policies.order.pace import keep_pace
-from services.policies.order.ranking import Ranking
+from services.policies.order.ranking import Ranking, sticky
 from services.policies.parameters import Param, Params
-from services.policies.snapshot import Bools, Jobs, Snapshot
+from services.policies.snapshot import Bools, Snapshot
 
 LEVEL = 1e7  # seconds; keys of one level lie within it
 PROMISED, DEMOTED, LIFTED, FRONT = "promised", "demoted", "lifted", "front"
@@ -42,29 +42,33 @@ def alise(snapshot: Snapshot, params: Params, memory: Memory) -> Ranking:
     by nobody. One that has nothing in KV yet has only just come, and is not passed either.
     """
     rows = np.concatenate([snapshot.queued, snapshot.running])
-    jobs = snapshot.jobs.take(rows)
-    split = len(snapshot.queued)
+    jobs, split = snapshot.jobs, len(snapshot.queued)
+    serials, output, cap = jobs.serial[rows], jobs.output[rows], jobs.cap[rows]
     pace, memory = keep_pace(snapshot, memory)
-    recalled = [memory.column(n, rows, jobs.serial) for n in (PROMISED, DEMOTED, LIFTED, FRONT)]
-    promised, demoted, lifted, was_front = recalled
+    remembered = (PROMISED, DEMOTED, LIFTED, FRONT)
+    promised, demoted, lifted, was_front = memory.recall(remembered, rows, serials)
 
-    promised = np.where(promised > 0, promised, np.minimum(jobs.cap, jobs.total))
-    promised, demoted, lifted = _outlived(jobs, promised, demoted, lifted)
-    waited_s = snapshot.now - jobs.since_s
+    promised = np.where(promised > 0, promised, np.minimum(cap, jobs.total[rows]))
+    promised, demoted, lifted = _outlived(output, cap, promised, demoted, lifted)
+    waited_s = snapshot.now - jobs.since_s[rows]
     waited_s[split:] = -inf
     lifted = np.maximum(lifted, waited_s >= params["ageing_s"])
     starved_s = params["levels"] * params["ageing_s"]
-    front = _to_front(was_front > 0, waited_s >= starved_s, jobs.arrival_s, len(snapshot.workers))
+    front = _to_front(
+        was_front > 0, waited_s >= starved_s, jobs.arrival_s[rows], len(snapshot.workers)
+    )
 
-    remaining_s = pace.remaining_s(jobs, promised - jobs.output)
+    remaining_s = pace.remaining_s(jobs, rows, promised - output)
     moved = demoted - lifted
     levels = _levels(remaining_s, moved, params)
-    key = _key(levels, remaining_s, front, waited_s, jobs)
-    line = _line(key, levels, remaining_s, moved, front, jobs, split, params)
+    key = _key(levels, remaining_s, front, serials)
+    line = _line(key, levels, remaining_s, moved, split, params)
+    stays = front[split:] | (jobs.held[snapshot.running] == 0)
+    line[split:][stays] = -inf
     lift_s = np.where(front, 0.0, np.maximum(0.0, starved_s - waited_s))
     memory = memory.with_columns(
         rows,
-        jobs.serial,
+        serials,
         **{PROMISED: promised, DEMOTED: demoted, LIFTED: lifted, FRONT: front.astype(float)},
     )
     next_s = _next_s(snapshot.now, waited_s[:split], lifted[:split], front, starved_s, params)
@@ -72,14 +76,14 @@ def alise(snapshot: Snapshot, params: Params, memory: Memory) -> Ranking:
 
 
 def _outlived(
-    jobs: Jobs, promised: Floats, demoted: Floats, lifted: Floats
+    output: Ints, cap: Ints, promised: Floats, demoted: Floats, lifted: Floats
 ) -> tuple[Floats, Floats, Floats]:
     """L̂ doubled as often as it was outlived, one queue down each time, from where it belongs."""
     while True:
-        late = (promised <= jobs.output) & (promised < jobs.cap)
+        late = (promised <= output) & (promised < cap)
         if not late.any():
             return promised, demoted, lifted
-        promised = np.where(late, np.minimum(2 * promised, jobs.cap), promised)
+        promised = np.where(late, np.minimum(2 * promised, cap), promised)
         demoted = demoted + late
         lifted = np.where(late, 0.0, lifted)
 
@@ -101,28 +105,23 @@ def _levels(remaining_s: Floats, moved: Floats, params: Params) -> Floats:
     return np.clip(np.clip(own, 0, last) + moved, 0, last)
 
 
-def _key(levels: Floats, remaining_s: Floats, front: Bools, waited_s: Floats, jobs: Jobs) -> Floats:
+def _key(levels: Floats, remaining_s: Floats, front: Bools, serials: Ints) -> Floats:
     key = levels * LEVEL + np.minimum(remaining_s, LEVEL / 2)
-    key[front] = -LEVEL + jobs.serial[front]
+    key[front] = -LEVEL + serials[front]
     return key
 
 
 def _line(
-    key: Floats,
-    levels: Floats,
-    remaining_s: Floats,
-    moved: Floats,
-    front: Bools,
-    jobs: Jobs,
-    split: int,
-    params: Params,
+    key: Floats, levels: Floats, remaining_s: Floats, moved: Floats, split: int, params: Params
 ) -> Floats:
+    """Whoever is ahead of where a running job would stand if it needed less by the hysteresis,
+    and of a better level than it has, stands ahead of it."""
+    if np.isinf(params["hysteresis"]):
+        return sticky(key, split)
     line = key.copy()
     shorter_s = remaining_s[split:] / (1 + params["hysteresis"])
     passed = _levels(shorter_s, moved[split:], params) * LEVEL + shorter_s
     line[split:] = np.minimum(passed, levels[split:] * LEVEL)
-    fixed = front[split:] | (jobs.held[split:] == 0) | np.isinf(params["hysteresis"])
-    line[split:][fixed] = -inf
     return line
 
 

@@ -17,11 +17,11 @@ AGES = 1e9  # longer than any request is old
 def arrival(snapshot: Snapshot, params: Params, memory: Memory) -> Ranking:
     """By arrival; who runs stays. O(jobs)."""
     rows = np.concatenate([snapshot.queued, snapshot.running])
-    jobs = snapshot.jobs.take(rows)
+    jobs = snapshot.jobs
     split = len(snapshot.queued)
-    key = jobs.arrival_s - snapshot.now
-    key[jobs.preemptions > 0] -= AGES
+    key = jobs.arrival_s[rows] - snapshot.now
+    key[jobs.preemptions[rows] > 0] -= AGES
     pace, memory = keep_pace(snapshot, memory)
-    remaining_s = pace.remaining_s(jobs, jobs.left)
+    remaining_s = pace.remaining_s(jobs, rows, jobs.total[rows] - jobs.output[rows])
     lift_s = np.full(len(rows), inf)
     return Ranking(rows, split, key, sticky(key, split), remaining_s, lift_s, inf, memory)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from services.core import CostModel
-from services.forecast import Floats
+from services.forecast import Floats, Ints
 from services.policies.memory import Memory
 from services.policies.snapshot import Jobs, Snapshot
 
@@ -26,11 +26,11 @@ class Pace:
     token_s: float
     context_token_s: float
 
-    def remaining_s(self, jobs: Jobs, tokens: Floats) -> Floats:
-        """To make so many tokens more (one at least), and what KV is missing first."""
-        context = jobs.context
+    def remaining_s(self, jobs: Jobs, rows: Ints, tokens: Floats) -> Floats:
+        """To make so many tokens more (one at least), and what KV of theirs is missing first."""
+        context = jobs.prompt[rows] + jobs.output[rows]
         tokens = np.maximum(tokens, 1.0)
-        missing = np.maximum(context - jobs.held, 0)
+        missing = np.maximum(context - jobs.held[rows], 0)
         decode_s = tokens * (self.token_s + self.context_token_s * (context + tokens / 2))
         remaining_s: Floats = decode_s + missing * self.prefill_token_s
         return remaining_s
