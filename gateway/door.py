@@ -43,7 +43,7 @@ class Door:
             return Refused(Bar.SESSIONS, f"all {self.max_sessions} places are taken", drain_s)
         if drain_s > 0 and fleet.queued >= self.max_queued:
             return Refused(Bar.QUEUE, f"{fleet.queued} requests wait already", drain_s)
-        if drain_s > timeout_s:
+        if fleet.backed_up and drain_s > timeout_s:
             return Refused(
                 Bar.DEADLINE,
                 f"{fleet.queued} requests wait, about {drain_s:.1f} s of work, and this one may "

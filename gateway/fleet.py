@@ -9,10 +9,11 @@ from protos import scheduler_pb2
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """Workers in service, and how long their queue was when the scheduler last told."""
+    """Workers in service, and how full they and their queue were when the scheduler last told."""
 
     addresses: Collection[str] = ()
     reach: Reach | None = None  # None while there is no worker
+    running: int = 0
     queued: int = 0
     drain_s: float = 0.0
     told_s: float = 0.0  # on the gateway's clock
@@ -26,6 +27,12 @@ class Fleet:
         refuse requests for ever."""
         return max(0.0, self.drain_s - max(0.0, now_s - self.told_s))
 
+    @property
+    def backed_up(self) -> bool:
+        """Whether more wait than run. Fewer may only be waiting for the next round, and then the
+        time until all is done says little about when they start."""
+        return self.queued > self.running
+
 
 def read_fleet(view: scheduler_pb2.FleetView, now_s: float) -> Fleet:
     """The longest request that some worker can hold, and whether its cache or model bounds it."""
@@ -37,4 +44,5 @@ def read_fleet(view: scheduler_pb2.FleetView, now_s: float) -> Fleet:
     ]
     longest = max(reaches, key=lambda reach: reach.tokens, default=None)
     addresses = frozenset(worker.address for worker in view.workers)
-    return Fleet(addresses, longest, view.queued, view.drain_s, now_s)
+    running = sum(worker.running for worker in view.workers)
+    return Fleet(addresses, longest, running, view.queued, view.drain_s, now_s)

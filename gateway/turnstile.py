@@ -47,14 +47,15 @@ class Turnstile:
         await turn
 
     def _pass(self) -> None:
-        self._free, self._turns = False, 0
+        self._free, self._turns, self._calm_turns = False, 0, 0
         asyncio.get_running_loop().call_soon(self._turn)
 
     def _turn(self) -> None:
         loop = asyncio.get_running_loop()
         if self._turns == 0:
             self._since_s = loop.time()
-        self._turns, self._calm_turns = self._turns + 1, min(self._calm_turns, self._turns) + 1
+        self._turns += 1
+        self._calm_turns += 1
         held = self._turns >= CALM_TURNS and loop.time() - self._since_s >= self._hold_s
         if self._calm_turns >= CALM_TURNS or held:
             self._let_in()

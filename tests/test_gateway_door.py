@@ -20,29 +20,32 @@ DOOR = Door(max_sessions=10, max_queued=100)
 
 
 @pytest.mark.parametrize(
-    ("live", "wanted", "timeout_s", "queued", "drain_s", "age_s", "bar", "retry_after_s"),
+    ("wanted", "timeout_s", "running", "queued", "drain_s", "age_s", "bar", "retry_after_s"),
     [
-        (9, 1, inf, 0, 0.0, 0.0, None, 0.0),
-        (9, 2, inf, 0, 0.0, 0.0, Bar.SESSIONS, 1.0),
-        (10, 1, inf, 5, 7.0, 2.0, Bar.SESSIONS, 5.0),
-        (0, 1, inf, 99, 50.0, 0.0, None, 0.0),
-        (0, 1, inf, 100, 50.0, 0.0, Bar.QUEUE, 50.0),
-        (0, 1, inf, 100, 50.0, 20.0, Bar.QUEUE, 30.0),
-        (0, 1, inf, 100, 50.0, 50.0, None, 0.0),  # what was told has worn off
-        (0, 1, 8.0, 9, 7.9, 0.0, None, 0.0),
-        (0, 1, 8.0, 9, 20.0, 0.0, Bar.DEADLINE, 12.0),
-        (0, 1, 8.0, 9, 20.0, 11.5, Bar.DEADLINE, 1.0),
-        (0, 1, 8.0, 9, 20.0, 12.0, None, 0.0),
-        (0, 1, -0.1, 9, 20.0, 0.0, Bar.DEADLINE, 20.0),
-        (0, 1, -0.1, 9, 0.0, 0.0, None, 0.0),  # too late by itself, not by the queue: a 504
+        (5, inf, 0, 0, 0.0, 0.0, None, 0.0),
+        (6, inf, 0, 0, 0.0, 0.0, Bar.SESSIONS, 1.0),
+        (6, inf, 3, 5, 7.0, 2.0, Bar.SESSIONS, 5.0),
+        (1, inf, 3, 99, 50.0, 0.0, None, 0.0),
+        (1, inf, 3, 100, 50.0, 0.0, Bar.QUEUE, 50.0),
+        (1, inf, 3, 100, 50.0, 20.0, Bar.QUEUE, 30.0),
+        (1, inf, 3, 100, 50.0, 50.0, None, 0.0),  # what was told has worn off
+        (1, 8.0, 3, 9, 7.9, 0.0, None, 0.0),
+        (1, 8.0, 3, 9, 20.0, 0.0, Bar.DEADLINE, 12.0),
+        (1, 8.0, 3, 9, 20.0, 11.5, Bar.DEADLINE, 1.0),
+        (1, 8.0, 3, 9, 20.0, 12.0, None, 0.0),
+        (1, 8.0, 3, 3, 20.0, 0.0, None, 0.0),  # the places that fall free next may be enough
+        (1, 8.0, 3, 4, 20.0, 0.0, Bar.DEADLINE, 12.0),
+        (1, 8.0, 0, 0, 20.0, 0.0, None, 0.0),
+        (1, -0.1, 3, 9, 20.0, 0.0, Bar.DEADLINE, 20.0),
+        (1, -0.1, 3, 9, 0.0, 0.0, None, 0.0),  # too late by itself, not by the queue: a 504
     ],
 )
 def test_the_door(
-    live: int, wanted: int, timeout_s: float, queued: int, drain_s: float, age_s: float,
+    wanted: int, timeout_s: float, running: int, queued: int, drain_s: float, age_s: float,
     bar: Bar | None, retry_after_s: float,
 ) -> None:  # fmt: skip
-    fleet = Fleet(queued=queued, drain_s=drain_s, told_s=1000.0)
-    refused = DOOR.refusal(live, wanted, timeout_s, fleet, 1000.0 + age_s)
+    fleet = Fleet(running=running, queued=queued, drain_s=drain_s, told_s=1000.0)
+    refused = DOOR.refusal(5, wanted, timeout_s, fleet, 1000.0 + age_s)
     assert (refused.bar if refused else None) == bar
     assert (refused.retry_after_s if refused else 0.0) == pytest.approx(retry_after_s)
 
