@@ -61,7 +61,7 @@ def test_end_of_sequence_stops_unless_ignored_or_too_early():
     t.step({"a": EOS, "b": EOS, "c": EOS})
     t.step({"b": EOS, "c": EOS})
     t.reads("""
-        a@0 b@0 c@0 -> a+0=stop b+0 c+0
+        a[0:1] b[0:1] c[0:1] -> a+0=stop b+0 c+0
           report plan 1, free 14: b:1/1, c:1/1, finished a:1 stop
         b@1 c@1 -> b+1 c+1=stop
           report plan 1, free 15: finished c:2 stop
@@ -287,7 +287,7 @@ def test_progress_is_reported_every_so_many_steps():
     t.admit(a=20)
     t.step(times=7)
     t.reads("""
-        a@0 -> a+0
+        a[0:1] -> a+0
           report plan 1, free 15: a:1/1
         a@1 -> a+1
         a@2 -> a+2

@@ -28,8 +28,8 @@ class Account:
 
     def check(self, report: Report) -> None:
         """Take the report in; it must add up."""
-        self.blocks |= {p.request_id: p.blocks for p in (*report.progress, *report.evicted)}
         self.cancelled(*(f.request_id for f in report.finished))
+        self.blocks |= {p.request_id: p.blocks for p in (*report.progress, *report.evicted)}
         in_use = sum(self.blocks.values()) - report.shared_blocks
         assert in_use + report.free_blocks == self._all, (self.blocks, report)
 

@@ -107,7 +107,7 @@ class WorkerState:
         for prompt in self.matching.take_prompts():
             self._holdings.park(prompt)
         blocks = self.pool.held()
-        self._reporter.begin(blocks)
+        self._reporter.begin(self.sequences, blocks)
         return tuple(s.held(blocks.get(s.request_id, 0)) for s in self.sequences.values())
 
     def untold(self, reports: Iterable[Report]) -> None:
