@@ -190,8 +190,8 @@ class WorkerMachine(RuleBasedStateMachine):
             self.prompts.pop(request_id, None)
         self.victims, self.residency = plan.victims, residency
         self.account.cancelled(*cancel)
+        self.runs -= pause.keys()
         self.runs |= admit.keys() & self.state.running.keys()
-        self.runs -= pause.keys() - admit.keys()
 
     def _snapshot(self) -> Any:
         return {
@@ -220,8 +220,9 @@ class WorkerMachine(RuleBasedStateMachine):
         }
         assert len(batch.decodes) + batch.prefill_tokens <= BATCH
         assert len(planned) == len(batch.decodes) + len(batch.chunks) <= RUNNING
-        if runnable and runnable[0].request_id not in self.victims and self.residency != "defer":
-            eldest = runnable[0]
+        eldest = first[0]
+        may_leave = eldest.request_id in self.victims or self.residency == "defer"
+        if eldest in runnable and not may_leave:
             assert eldest.request_id in planned or eldest.arriving, "the eldest must get on"
         result = self.state.commit(batch, self.device.run(batch), 0.01)
         for token in result.tokens:

@@ -207,6 +207,7 @@ class WorkerState:
         self._holdings.set_limit(sequence, grant.limit_tokens)
         if sequence.phase is not Phase.RUNNING:
             self._holdings.run(sequence)
+            self._reporter.forget(grant.request_id)  # that it had left is no news any more
 
     def _extend(self, grant: Grant) -> None:
         self.matching.extend(grant.request_id, grant.limit_tokens)
