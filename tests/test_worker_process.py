@@ -12,10 +12,13 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from protos import scheduler_pb2_grpc
+from services.core import Grant, HeldRequest
+from services.runtime.attach_codec import decode_held
 from services.runtime.channel import connect
+from services.runtime.errors import Code, ServiceError
 from services.runtime.server import Mount, listening
 from tests.test_worker_service import RecordingGateway, RecordingScheduler, until
-from tests.worker_fixtures import prompt_tokens, reference
+from tests.worker_fixtures import generate, prompt_tokens, reference
 
 
 async def start(**settings: object) -> Process:
@@ -32,6 +35,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def mounted(scheduler: RecordingScheduler) -> Mount:
+    add = scheduler_pb2_grpc.add_SchedulerServicer_to_server
+    return Mount("foretoken.v1.Scheduler", add, scheduler)
+
+
 @asynccontextmanager
 async def attached(
     folder: Path, **settings: object
@@ -39,10 +47,9 @@ async def attached(
     """A worker process, the scheduler it attached to, and a gateway on its stream."""
     with TemporaryDirectory() as sockets:
         scheduler = RecordingScheduler()
-        add = scheduler_pb2_grpc.add_SchedulerServicer_to_server
-        mount = Mount("foretoken.v1.Scheduler", add, scheduler)
         addresses = {"address": f"unix:{sockets}/w", "scheduler_address": f"unix:{sockets}/s"}
-        async with listening([mount], addresses["scheduler_address"]) as server:
+        async with listening([mounted(scheduler)], addresses["scheduler_address"]) as server:
+            scheduler.address = addresses["scheduler_address"]
             scheduler.stop = lambda: server.stop(0)
             process = await start(model=folder, kv_tokens=512, profile_s=0, **addresses, **settings)
             channel = connect(addresses["address"])
@@ -97,6 +104,94 @@ async def test_the_second_sigterm_stops_at_once(folder):
         process.send_signal(signal.SIGTERM)
         assert await asyncio.wait_for(process.wait(), 20) == 0
         await asyncio.gather(reading, return_exceptions=True)
+
+
+async def test_a_scheduler_that_restarts_finds_its_requests_and_their_kv_where_they_were(folder):
+    async with attached(folder) as (process, first, gateway):
+        reading = asyncio.create_task(gateway.read())
+        gateway.send("r", prompt_tokens(1, 5), 60, ignore_eos=True)
+        first.admit("r", limit=20)
+        await until(lambda: len(gateway.tokens["r"]) == 20)
+        await first.stop()
+        second = RecordingScheduler()
+        async with listening([mounted(second)], first.address):
+            await until(lambda: second.reports)
+            held = decode_held(second.hellos[0])
+            second.plan(extend=(Grant("r", 60),))
+            await until(lambda: "r" in second.finished)
+            await until(lambda: "r" in gateway.ended)
+        process.kill()
+        await asyncio.gather(reading, return_exceptions=True)
+    assert held == (HeldRequest("r", 5, 60, 20, 24, limit_tokens=20, running=True, blocks=2),)
+    assert (second.reports[0].seq, second.reports[0].applied_plan_seq) == (1, 0)
+    assert (second.reports[-1].applied_plan_seq, second.reports[-1].free_blocks) == (1, 32)
+    steps = [timing for report in second.reports for timing in report.timings]
+    new = [step for step in steps if step.context_tokens >= 24]
+    assert len(new) == 40 and not any(step.prefill_tokens for step in new)
+    assert gateway.tokens["r"] == generate("llama", prompt_tokens(1, 5), 60)[0]
+
+
+async def test_without_a_scheduler_requests_go_on_and_their_end_is_told_to_the_next(folder):
+    async with attached(folder) as (process, first, gateway):
+        reading = asyncio.create_task(gateway.read())
+        gateway.send("r", prompt_tokens(1, 5), 200, ignore_eos=True)
+        first.admit("r")
+        await until(lambda: gateway.tokens["r"])
+        await first.stop()
+        before = len(gateway.tokens["r"])
+        await until(lambda: "r" in gateway.ended)
+        second = RecordingScheduler()
+        async with listening([mounted(second)], first.address):
+            await until(lambda: second.reports)
+        process.kill()
+        await asyncio.gather(reading, return_exceptions=True)
+    assert before < 200 and "r" not in first.finished
+    assert not second.hellos[0].held
+    assert [f.request_id for f in second.reports[0].finished] == ["r"]
+
+
+async def test_what_no_scheduler_comes_for_is_dropped(folder):
+    async with attached(folder, orphan_hold_s=0.2) as (process, first, gateway):
+        reading = asyncio.create_task(gateway.read())
+        gateway.send("r", prompt_tokens(1, 5), 60, ignore_eos=True)
+        first.admit("r", limit=20)
+        await until(lambda: len(gateway.tokens["r"]) == 20)
+        await first.stop()
+        await asyncio.sleep(1)
+        second = RecordingScheduler()
+        async with listening([mounted(second)], first.address):
+            await until(lambda: second.reports)
+        process.kill()
+        await asyncio.gather(reading, return_exceptions=True)
+    assert not second.hellos[0].held
+    assert second.reports[0].free_blocks == 32
+
+
+@pytest.mark.parametrize(
+    ("code", "planned"),
+    [
+        (Code.ALREADY_EXISTS, True),
+        (Code.INVALID_ARGUMENT, False),
+        (Code.FAILED_PRECONDITION, False),
+    ],
+)
+async def test_a_worker_that_is_displaced_or_refused_ends_with_the_sentence(folder, code, planned):
+    async with attached(folder) as (process, scheduler, _):
+        if planned:
+            scheduler.plan()
+            await until(lambda: scheduler.reports and scheduler.reports[-1].applied_plan_seq)
+        scheduler.hang_up(ServiceError(code, "another worker is called that"))
+        _, errors = await asyncio.wait_for(process.communicate(), 20)
+    assert process.returncode == 2 and len(scheduler.hellos) == 1
+    assert errors.decode().strip().endswith("for good: another worker is called that")
+
+
+async def test_a_stream_that_breaks_later_is_dialled_again(folder):
+    async with attached(folder) as (_, scheduler, _):
+        scheduler.plan()
+        await until(lambda: scheduler.reports and scheduler.reports[-1].applied_plan_seq)
+        scheduler.hang_up(ServiceError(Code.INVALID_ARGUMENT, "a report that nobody can read"))
+        await until(lambda: len(scheduler.hellos) == 2)
 
 
 async def test_an_orphan_that_was_told_to_ends(folder):

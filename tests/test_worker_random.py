@@ -17,7 +17,11 @@ from tests.worker_oracle import EOS, DumbDevice, answer
 from tests.worker_transcript import Account
 
 BLOCK, BLOCKS, BATCH, RUNNING = 4, 9, 11, 5
+FEW: dict[str, Any] = {}
 IDS = st.sampled_from([f"r{i}" for i in range(8)])
+
+
+GATEWAYS = st.sampled_from(["g0", "g1"])
 
 
 class BlockMachine(RuleBasedStateMachine):
@@ -121,8 +125,7 @@ class WorkerMachine(RuleBasedStateMachine):
         self.runs: set[str] = set()  # as the scheduler has to believe by now
         self.streams = {"g0": 1, "g1": 1}  # which stream of a gateway is open
         self.account = Account(BLOCKS)
-        self.attached = False
-        self.attach()
+        self._attach()
 
     @rule(
         request_id=IDS, length=st.integers(1, 12), most=st.integers(1, 14),
@@ -140,19 +143,32 @@ class WorkerMachine(RuleBasedStateMachine):
         assert self.state.receive(prompt, 0.0) is None
         self.prompts[request_id], self.output[request_id] = prompt, 0
 
-    @precondition(lambda self: self.attached)
+    @rule(lengths=st.lists(st.integers(1, 12), min_size=2, max_size=5), limit=st.integers(4, 14))
+    def crowd(self, lengths, limit):
+        """As many as want more than there is, at once."""
+        names = [f"r{i}" for i in range(8) if f"r{i}" not in self.prompts][: len(lengths)]
+        for name, length in zip(names, lengths, strict=False):
+            self.prompt(name, length, 14, True, 0)
+        self._plan(admit=dict.fromkeys(names, limit))
+
     @rule(
         admit=st.dictionaries(IDS, st.integers(0, 14), max_size=4),
         extend=st.dictionaries(IDS, st.integers(0, 14), max_size=3),
         pause=st.dictionaries(IDS, st.sampled_from(Residency), max_size=2),
         cancel=st.sets(IDS, max_size=1),
         victims=st.lists(IDS, max_size=3),
-        order=st.lists(IDS, max_size=8),
+        order=st.one_of(st.lists(IDS, max_size=8), st.permutations([f"r{i}" for i in range(8)])),
         prefetch=st.lists(IDS, max_size=2),
         residency=st.sampled_from(["", "nonsense", *RESIDENCIES]),
         token_s=st.sampled_from([0.0, 0.5]),
     )
-    def plan(self, admit, extend, pause, cancel, victims, order, prefetch, residency, token_s):
+    def plan(self, **directives):
+        self._plan(**directives)
+
+    def _plan(
+        self, admit, extend=FEW, pause=FEW, cancel=(), victims=(), order=(), prefetch=(),
+        residency="", token_s=0.0,
+    ):  # fmt: skip
         self.seq += 1
         plan = Plan(
             self.seq,
@@ -174,8 +190,8 @@ class WorkerMachine(RuleBasedStateMachine):
             self.prompts.pop(request_id, None)
         self.victims, self.residency = plan.victims, residency
         self.account.cancelled(*cancel)
+        self.runs -= pause.keys()
         self.runs |= admit.keys() & self.state.running.keys()
-        self.runs -= pause.keys() - self.state.running.keys()
 
     def _snapshot(self) -> Any:
         return {
@@ -204,8 +220,9 @@ class WorkerMachine(RuleBasedStateMachine):
         }
         assert len(batch.decodes) + batch.prefill_tokens <= BATCH
         assert len(planned) == len(batch.decodes) + len(batch.chunks) <= RUNNING
-        if runnable and runnable[0].request_id not in self.victims and self.residency != "defer":
-            eldest = runnable[0]
+        eldest = first[0]
+        may_leave = eldest.request_id in self.victims or self.residency == "defer"
+        if eldest in runnable and not may_leave:
             assert eldest.request_id in planned or eldest.arriving, "the eldest must get on"
         result = self.state.commit(batch, self.device.run(batch), 0.01)
         for token in result.tokens:
@@ -249,12 +266,10 @@ class WorkerMachine(RuleBasedStateMachine):
     def _origins(self) -> set[str]:
         return {f"{gateway}#{stream}" for gateway, stream in self.streams.items()}
 
-    @rule(gateway=st.sampled_from(["g0", "g1"]))
+    @rule(gateway=GATEWAYS)
     def gateway_connects_anew(self, gateway):
-        """Without a scheduler to cancel it, what came on its last stream goes at once."""
+        """What came on its last stream is the scheduler's to cancel, while there is one."""
         self.streams[gateway] += 1
-        if not self.attached:
-            self._forget_unread()
 
     def _forget_unread(self):
         self.state.keep_only(self._origins())
@@ -263,22 +278,23 @@ class WorkerMachine(RuleBasedStateMachine):
                 del self.prompts[request_id]
         assert self.state.sequences.keys() <= self.prompts.keys()
 
-    @precondition(lambda self: self.attached)
-    @rule(unsent=st.booleans())
-    def detach(self, unsent):
-        """Its last report may not have reached the scheduler."""
+    @rule(unsent=st.booleans(), times=st.integers(0, 6), left=st.sets(GATEWAYS))
+    def a_scheduler_goes_and_another_comes(self, unsent, times, left):
+        """The last report may not have reached it; without it, gateways may leave too."""
         report = self.state.report() if unsent else None
-        self.attached = False
         self.state.untold([report] if report else [])
         self._forget_unread()
+        self.steps(times)
+        for gateway in left:
+            self.streams[gateway] += 1
+        self._forget_unread()
+        self._attach()
 
-    @precondition(lambda self: not self.attached)
-    @rule()
-    def attach(self):
-        """Another scheduler: it knows what the hello and the first report tell."""
+    def _attach(self):
+        """The scheduler knows what the hello and the first report tell, and nothing else."""
         held = self.state.attach()
-        self.attached = True
         self.seq = self.reported = 0
+        self.ended = [r for r in self.ended if r not in self.state.sequences]
         self.account.begin(held)
         self.runs = {request.request_id for request in held if request.running}
         assert [r.request_id for r in held] == list(self.state.sequences)
@@ -289,7 +305,6 @@ class WorkerMachine(RuleBasedStateMachine):
         }
         self.report()
 
-    @precondition(lambda self: self.attached)
     @rule()
     def report(self):
         report = self.state.report()
@@ -315,8 +330,6 @@ class WorkerMachine(RuleBasedStateMachine):
     @rule()
     def finish_everything(self):
         """However it got here, admitting what is left often enough ends it."""
-        if not self.attached:
-            self.attach()
         for _ in range(400):
             if not self.prompts:
                 break

@@ -15,9 +15,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import CollectorRegistry
 
 from protos import common_pb2, scheduler_pb2, scheduler_pb2_grpc, worker_pb2, worker_pb2_grpc
-from services.core import FinishReason, Grant, Plan
-from services.runtime.attach_codec import encode_plan
+from services.core import FinishReason, Grant, HeldRequest, Plan
+from services.runtime.attach_codec import decode_held, encode_plan
 from services.runtime.channel import connect
+from services.runtime.errors import ServiceError
 from services.runtime.server import Mount, listening
 from services.runtime.streams import Outbox, duplex
 from services.runtime.tasks import background
@@ -39,7 +40,9 @@ class RecordingScheduler(scheduler_pb2_grpc.SchedulerServicer):
         self.hellos: list[scheduler_pb2.WorkerHello] = []
         self.reports: list[scheduler_pb2.Report] = []
         self.seq = 0
-        self.stop: Callable[[], Awaitable[None]]  # ends its server, where a test needs that
+        self.address = ""  # and what ends its server, where a test needs these
+        self.stop: Callable[[], Awaitable[None]]
+        self._farewell: ServiceError | None = None
         self._plans: Outbox[scheduler_pb2.Plan] = Outbox(1000)
 
     async def Attach(
@@ -48,6 +51,8 @@ class RecordingScheduler(scheduler_pb2_grpc.SchedulerServicer):
         self._plans, self.seq = Outbox(1000), 0
         async for plan in duplex(self._read(requests), self._plans):
             yield plan
+        if self._farewell:
+            raise self._farewell
 
     async def _read(self, requests: AsyncIterator[scheduler_pb2.WorkerMessage]) -> None:
         async for message in requests:
@@ -70,7 +75,8 @@ class RecordingScheduler(scheduler_pb2_grpc.SchedulerServicer):
     def admit(self, *request_ids: str, limit: int = 400) -> None:
         self.plan(admit=tuple(Grant(request_id, limit) for request_id in request_ids))
 
-    def hang_up(self) -> None:
+    def hang_up(self, farewell: ServiceError | None = None) -> None:
+        self._farewell = farewell
         self._plans.close()
 
     @property
@@ -253,7 +259,29 @@ async def test_one_gateway_leaving_does_not_touch_the_other(folder):
     assert len(stayer.tokens["b"]) == 200 and not stayer.tokens.keys() - {"b"}
 
 
-async def test_after_losing_the_scheduler_it_says_hello_again_and_holds_nothing(folder):
+async def test_after_losing_the_scheduler_it_says_hello_again_and_names_what_it_holds(folder):
+    async with running(folder) as world:
+        gateway = world.gateway()
+        gateway.send("r", prompt_tokens(1, 5), 200, ignore_eos=True)
+        gateway.send("early", prompt_tokens(2, 7), 9, ignore_eos=True)
+        world.scheduler.admit("r", limit=10)
+        await until(lambda: len(gateway.tokens["r"]) == 10)
+        world.scheduler.hang_up()
+        await until(lambda: len(world.scheduler.hellos) == 2)
+        assert not world.scheduler.hellos[0].held
+        assert decode_held(world.scheduler.hellos[1]) == (
+            HeldRequest("r", 5, 200, 10, 14, limit_tokens=10, running=True, blocks=1),
+            HeldRequest("early", 7, 9, 0, 0, limit_tokens=0, running=False, blocks=0),
+        )
+        world.scheduler.plan(cancel=("early",), admit=(Grant("r", 20),))
+        await until(lambda: len(gateway.tokens["r"]) == 20)
+        world.scheduler.plan(cancel=("r",))
+        await world.free_again()
+        assert len(gateway.tokens["r"]) == 20 and not gateway.tokens["early"]
+
+
+async def test_a_prompt_that_comes_again_begins_anew_once_its_first_stay_is_cancelled(folder):
+    """The next scheduler places anew what its worker holds: prompt and cancel race."""
     async with running(folder) as world:
         gateway = world.gateway()
         gateway.send("r", prompt_tokens(1, 5), 200, ignore_eos=True)
@@ -261,6 +289,7 @@ async def test_after_losing_the_scheduler_it_says_hello_again_and_holds_nothing(
         await until(lambda: len(gateway.tokens["r"]) == 10)
         world.scheduler.hang_up()
         await until(lambda: len(world.scheduler.hellos) == 2)
+        world.scheduler.plan(cancel=("r",))
         again = prompt_tokens(1, 5) + tuple(gateway.tokens["r"])
         resumed = Prompt(request_id="r", token_ids=again, prompt_tokens=5, max_tokens=12,
                          sampling=common_pb2.Sampling(temperature=0, ignore_eos=True))  # fmt: skip
@@ -271,16 +300,44 @@ async def test_after_losing_the_scheduler_it_says_hello_again_and_holds_nothing(
     assert len(gateway.tokens["r"]) == 12
 
 
+async def test_without_a_scheduler_a_gateway_that_leaves_takes_its_requests_along(folder):
+    async with running(folder) as world:
+        leaver, stayer = world.gateway("leaver"), world.gateway("stayer")
+        leaver.send("a", prompt_tokens(1, 5), 200, ignore_eos=True)
+        stayer.send("b", prompt_tokens(2, 5), 200, ignore_eos=True)
+        world.scheduler.admit("a", "b", limit=10)
+        await until(lambda: len(leaver.tokens["a"]) == len(stayer.tokens["b"]) == 10)
+        leaver.leave()
+        await asyncio.sleep(0.1)  # the worker has seen it go
+        world.scheduler.hang_up()
+        await until(lambda: len(world.scheduler.hellos) == 2)
+        held = decode_held(world.scheduler.hellos[1])
+    assert [request.request_id for request in held] == ["b"]
+
+
+async def test_plans_with_an_unknown_residency_are_carried_out_and_logged_once(folder, caplog):
+    async with running(folder) as world:
+        gateway = world.gateway()
+        gateway.send("r", prompt_tokens(1, 5), 10, ignore_eos=True)
+        world.scheduler.plan(admit=(Grant("r", 5),), residency="levitate")
+        world.scheduler.plan(extend=(Grant("r", 10),), residency="levitate")
+        await until(lambda: "r" in gateway.ended)
+    said = [r.getMessage() for r in caplog.records if "levitate" in r.getMessage()]
+    assert said == ["plans ask for residency 'levitate', unknown here: recompute it is"]
+
+
 @pytest.mark.parametrize(
     ("prompt", "sentence"),
     [
         (Prompt(token_ids=[5, 96], prompt_tokens=2, max_tokens=4), "token_ids must lie in"),
         (Prompt(token_ids=[5], prompt_tokens=2, max_tokens=4), "prompt_tokens must lie in"),
         (Prompt(token_ids=[5], prompt_tokens=1, max_tokens=256), "prompt (1) + max_tokens (256)"),
+        (Prompt(token_ids=[5], prompt_tokens=1, max_tokens=0), "max_tokens must be at least 1"),
+        (Prompt(prompt_tokens=0, max_tokens=4), "prompt_tokens must lie in [1, 0]"),
         (Prompt(token_ids=[5], prompt_tokens=1, max_tokens=4,
                 sampling=common_pb2.Sampling(top_p=float("nan"))), "top_p must lie in"),
     ],
-    ids=("token", "length", "reach", "nan"),
+    ids=("token", "length", "reach", "nothing", "empty", "nan"),
 )  # fmt: skip
 async def test_a_prompt_that_cannot_run_ends_alone_with_a_sentence(folder, prompt, sentence):
     async with running(folder) as world:

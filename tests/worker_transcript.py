@@ -28,8 +28,8 @@ class Account:
 
     def check(self, report: Report) -> None:
         """Take the report in; it must add up."""
-        self.blocks |= {p.request_id: p.blocks for p in (*report.progress, *report.evicted)}
         self.cancelled(*(f.request_id for f in report.finished))
+        self.blocks |= {p.request_id: p.blocks for p in (*report.progress, *report.evicted)}
         in_use = sum(self.blocks.values()) - report.shared_blocks
         assert in_use + report.free_blocks == self._all, (self.blocks, report)
 
@@ -50,6 +50,7 @@ class Transcript:
         self.device = DumbDevice(block_tokens=4)
         self.account = Account(self.state.limits.kv_blocks)
         self.lines: list[str] = []
+        self.listened = True  # by a scheduler
         self._seq = 0
 
     def prompt(
@@ -74,6 +75,20 @@ class Transcript:
 
     def admit(self, **limits: int) -> None:
         self.plan(admit=[Grant(request_id, limit) for request_id, limit in limits.items()])
+
+    def goes(self, *unsent: Report) -> None:
+        """The scheduler is gone, and these reports never reached it."""
+        self.listened = False
+        self.state.untold(unsent)
+
+    def attach(self) -> None:
+        """Another scheduler comes, whose plans are numbered from 1 on."""
+        held = self.state.attach()
+        self.listened, self._seq = True, 0
+        self.account.begin(held)
+        self.state.check_integrity()
+        self.lines += ["hello", *(f"  has {_holds(request)}" for request in held)]
+        self._report()
 
     def step(self, drawn: dict[str, int] | None = None, times: int = 1) -> None:
         for _ in range(times):
@@ -113,7 +128,7 @@ class Transcript:
         self.plan(order=order, residency=residency, **directives)
 
     def _report(self) -> None:
-        if report := self.state.report():
+        if self.listened and (report := self.state.report()):
             self.account.check(report)
             self.lines.append("  " + _said(report))
 
@@ -134,6 +149,14 @@ def _ran(batch: StepBatch) -> str:
 
 def _drew(token: NewToken) -> str:
     return f"{token.request_id}+{token.offset}" + (f"={token.finish}" if token.finish else "")
+
+
+def _holds(held: HeldRequest) -> str:
+    way = "runs" if held.running else "waits"
+    return (
+        f"{held.request_id}:{held.output_tokens}/{held.held_tokens} in {held.blocks} "
+        f"{way} to {held.limit_tokens} of {held.max_tokens}"
+    )
 
 
 def _said(report: Report) -> str:

@@ -1,7 +1,7 @@
 """What a worker has to tell the scheduler, collected between reports."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 
 from services.core import Completion, FinishReason, Progress, Report, StepTiming, SwapTiming
 from services.worker.blocks import BlockPool
@@ -30,10 +30,13 @@ class Reporter:
         self._swaps: deque[SwapTiming] = deque(maxlen=TIMINGS_MAX)
         self._everybody = False
 
-    def begin(self, blocks: dict[str, int]) -> None:
-        """A new listener, who knows who is here and has so many blocks: it is told of everybody
-        at once, of what nobody was told, and by numbers that begin anew."""
+    def begin(self, here: Container[str], blocks: dict[str, int]) -> None:
+        """A new listener, who knows who is here and has so many blocks. It is told of everybody at
+        once, and of endings that nobody was told, but for an earlier stay of who is here again.
+        Plans and reports are numbered anew."""
         self._seq = self.applied_plan_seq = 0
+        untold = [ended for ended in self._finished if ended.request_id not in here]
+        self._finished = deque(untold, FINISHED_MAX)
         self._blocks = blocks
         self._everybody = True
 

@@ -68,8 +68,9 @@ class Sequence:
 
     @property
     def is_decode(self) -> bool:
-        """All but its newest token is in the cache."""
-        return self.computed == len(self.tokens) - 1
+        """All but its newest token is in the cache. One that has nothing there is a prefill, be
+        it of a single token: it must not evict its elders for its first block."""
+        return 0 < self.computed == len(self.tokens) - 1
 
     def progress(self, blocks: int) -> Progress:
         """How far it is; it has so many blocks of the device."""

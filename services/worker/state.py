@@ -107,7 +107,7 @@ class WorkerState:
         for prompt in self.matching.take_prompts():
             self._holdings.park(prompt)
         blocks = self.pool.held()
-        self._reporter.begin(blocks)
+        self._reporter.begin(self.sequences, blocks)
         return tuple(s.held(blocks.get(s.request_id, 0)) for s in self.sequences.values())
 
     def untold(self, reports: Iterable[Report]) -> None:
@@ -207,6 +207,7 @@ class WorkerState:
         self._holdings.set_limit(sequence, grant.limit_tokens)
         if sequence.phase is not Phase.RUNNING:
             self._holdings.run(sequence)
+            self._reporter.forget(grant.request_id)  # that it had left is no news any more
 
     def _extend(self, grant: Grant) -> None:
         self.matching.extend(grant.request_id, grant.limit_tokens)
