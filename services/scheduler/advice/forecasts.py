@@ -5,8 +5,10 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice, takewhile
+from math import inf
 from typing import TypeVar
 
 import grpc
@@ -191,12 +193,13 @@ class Forecasts:
 
     async def _deadline_loop(self) -> None:
         while True:
-            while not self._unanswered:
-                self._awaited.clear()
-                await self._awaited.wait()
-            first = next(iter(self._unanswered.values()))
-            if (left_s := first.due_s - _now()) > 0:
-                await asyncio.sleep(left_s)
+            self._awaited.clear()
+            first = next(iter(self._unanswered.values()), None)
+            left_s = first.due_s - _now() if first else inf
+            if left_s > 0:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(left_s if first else None):
+                        await self._awaited.wait()
             else:
                 self._stand_in_for_due()
 

@@ -1,0 +1,32 @@
+"""Processes that another process started, found by the module they run."""
+
+from contextlib import suppress
+from pathlib import Path
+
+
+def children(parent: int, module: str) -> list[int]:
+    """Ids of the processes `python -m module` whose parent it is."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        with suppress(OSError, IndexError, ValueError):
+            arguments = (folder / "cmdline").read_bytes().split(b"\0")
+            if module.encode() in arguments and _parent(folder) == parent:
+                found.append(int(folder.name))
+    return found
+
+
+def is_alive(pid: int) -> bool:
+    """Neither gone nor ended and not yet waited for."""
+    try:
+        return _fields(Path(f"/proc/{pid}"))[0] != "Z"
+    except OSError:
+        return False
+
+
+def _parent(folder: Path) -> int:
+    return int(_fields(folder)[1])
+
+
+def _fields(folder: Path) -> list[str]:
+    """State, parent, … : what follows the name, which may hold anything."""
+    return (folder / "stat").read_text().rpartition(")")[2].split()
