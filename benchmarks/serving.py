@@ -17,7 +17,7 @@ from benchmarks.clients import GrpcClient, HttpClient, tokens_per_s
 from benchmarks.engine_loop import BareEngine
 from benchmarks.peers import Transformers
 from benchmarks.report import Figure, Options, figure, options, show, write
-from benchmarks.rounds import round_ms
+from benchmarks.rounds import measure as measure_rounds
 from benchmarks.system import system
 from foretoken.options import demo_model
 
@@ -65,7 +65,7 @@ async def measure(settings: Options) -> dict[str, dict[int, Figure]]:
 def main() -> None:
     settings = options(__doc__ or "")
     torch.set_num_threads(1)  # as the worker chooses for so small a model
-    rounds = {policy: figure(round_ms(policy)) for policy in POLICIES}
+    rounds = {p: figure(measure_rounds(p, 64, 1_000, 100)[1].rounds_ms) for p in POLICIES}
     figures = asyncio.run(measure(settings))
     engine, grpc = figures["engine"][0], figures["grpc"][0]
     added_ms = (grpc.median - engine.median) * 1e3

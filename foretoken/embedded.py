@@ -22,13 +22,10 @@ from gateway.http.app import build_app
 from gateway.http.serve import serving_http
 from gateway.service import GatewayService
 from protos import (
-    batcher_pb2_grpc,
     estimator_pb2_grpc,
     scheduler_pb2,
     scheduler_pb2_grpc,
 )
-from services.batcher.config import BatcherConfig
-from services.batcher.service import BatcherService
 from services.estimator.config import EstimatorConfig
 from services.estimator.service import EstimatorService
 from services.predictor.config import PredictorConfig
@@ -58,22 +55,16 @@ def build_control(
 ) -> Control:
     """Config → objects; `predictor` leads to its own process."""
     config = load(SchedulerConfig, overrides["scheduler"])
-    batcher = load(BatcherConfig, overrides["batcher"])
     estimator = load(EstimatorConfig, overrides["estimator"])
     server = InProcessServer()
     channel = server.channel()
-    scheduler = SchedulerService(config, Advisers(predictor, channel, channel), registry)
+    scheduler = SchedulerService(config, Advisers(predictor, channel), registry)
     gateway = GatewayService(load(GatewayConfig, overrides["gateway"]), channel, connect, registry)
     scheduler_mount = Mount(
         "foretoken.v1.Scheduler", scheduler_pb2_grpc.add_SchedulerServicer_to_server, scheduler
     )
     for mount in (
         scheduler_mount,
-        Mount(
-            "foretoken.v1.Batcher",
-            batcher_pb2_grpc.add_BatcherServicer_to_server,
-            BatcherService(batcher, registry),
-        ),
         Mount(
             "foretoken.v1.Estimator",
             estimator_pb2_grpc.add_EstimatorServicer_to_server,

@@ -238,7 +238,9 @@ class ForecastTable:
             self._shared.pop(self._names.pop(row, ""), None)
             self._free.append(row)
 
-    def put(self, row: int, points: Sequence[float] | Floats, weights: Sequence[float]) -> None:
+    def put(
+        self, row: int, points: Sequence[float] | Floats, weights: Sequence[float] | Floats
+    ) -> None:
         """Write a row, as a mirror of another table does; `intern` does so by itself."""
         while row >= len(self._uses):
             self._grow()

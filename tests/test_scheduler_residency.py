@@ -1,6 +1,5 @@
 """Where paused KV rests, and for how long: expected waits by hand, homes, and news that crosses."""
 
-
 from services.core import Completion, FinishReason, Grant, Progress, Standing, WorkerView
 from services.scheduler import events as ev
 from tests.alise_driver import Driver, G, about

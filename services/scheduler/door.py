@@ -66,13 +66,12 @@ def unservable(ledger: Ledger, request: Request) -> Reject | None:
 
 
 def drain_s(snapshot: Snapshot) -> float:
-    """Seconds until everything that waits has been served: the tokens still expected of all, over
-    the fleet's rate at its present concurrency and context. 0 while nobody waits; a lower bound
-    when memory keeps requests out. O(jobs), vectorised, once a round."""
+    """Seconds until those who wait have been served: the tokens still expected of them, over the
+    fleet's rate at its present concurrency and context. 0 while nobody waits; a lower bound when
+    memory keeps requests out. O(waiting), vectorised, once a round."""
     if not len(snapshot.queued):
         return 0.0
-    jobs = snapshot.jobs
-    rows = np.concatenate([snapshot.queued, snapshot.running])
+    jobs, rows = snapshot.jobs, snapshot.queued
     ahead = float(np.sum(np.maximum(jobs.total[rows] - jobs.output[rows], 0.0)))
     rate = sum(_rate(snapshot, worker) for worker in snapshot.workers)
     return min(LONGEST_S, ahead / rate) if rate > 0 else UNKNOWN_S

@@ -183,8 +183,7 @@ def _waits_s(ranking: Ranking, resting: Ints, share: Floats) -> Floats:
     of everybody their share. O(jobs log resting)."""
     ahead = np.searchsorted(ranking.key[resting], ranking.key, side="right")
     takes_s = np.bincount(ahead, ranking.remaining_s * share, len(resting) + 1)
-    before_s: Floats = np.cumsum(takes_s)[:-1]
-    return before_s
+    return np.cumsum(takes_s.astype(float))[:-1]
 
 
 def decision_of(contest: Contest, arranged: ev.Arranged) -> Decision:

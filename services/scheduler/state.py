@@ -221,6 +221,7 @@ class SchedulerState:
             self._finish(job, FinishReason.DEADLINE, output_tokens, now, "the deadline passed")
             self._drop(job)
         elif self.ledger.phase(job) is Phase.AWAITED:
+            self._tell_preempted(job)
             self.ledger.enqueue(job)
             self._dirty = True
 
@@ -273,6 +274,8 @@ class SchedulerState:
             self._set_timer(now + self.limits.adopt_s, job)
         elif job.request_id in worker.orphans:
             self._adopt(job, worker, worker.orphans.pop(job.request_id), now)
+        else:
+            self._tell_preempted(job)  # it is not there any more: its prompt is sent anew
 
     def _adopt(self, job: Job, worker: WorkerJobs, held: HeldRequest, now: float) -> None:
         self.ledger.adopt(job, worker, held, now)
