@@ -1,5 +1,7 @@
 """The predictor through its contract, over a socket and in process."""
 
+import asyncio
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,9 +13,12 @@ from prometheus_client import CollectorRegistry
 
 from foretoken.options import ServeOptions, outcome_log, sections
 from foretoken.separate import wire
-from protos import common_pb2, predictor_pb2
+from protos import common_pb2, predictor_pb2, predictor_pb2_grpc
+from services.forecast import UNCAPPED
 from services.predictor.config import PredictorConfig
 from services.predictor.service import PredictorService
+from services.runtime.channel import connect
+from services.runtime.codec import decode_forecast
 from tests.predictor_serving import predicting
 from tests.reach import WAYS
 
@@ -43,7 +48,7 @@ async def test_forecasts_follow_what_was_observed(way: str) -> None:
     async with predicting(way=way) as running:
         stub = running.stub
         cold = await stub.Forecast(asked(30, 40))
-        assert [list(f.points) for f in cold.forecasts] == [[30], [40]]
+        assert [decode_forecast(f).truncated(30).points for f in cold.forecasts] == [(30,)] * 2
         assert {(f.source, f.shared_key, f.version) for f in cold.forecasts} == {
             ("history", "history/demo", 0)
         }
@@ -52,15 +57,11 @@ async def test_forecasts_follow_what_was_observed(way: str) -> None:
         assert (await stub.Observe(cut_short)).version == 0
         assert (await stub.Observe(finished(5, 5, 7, 80))).version == 4
         warm = await stub.Forecast(asked(30, application="copy"))
-        assert list(warm.forecasts) == [
-            common_pb2.Forecast(
-                points=[5, 7, 80],
-                weights=[0.5, 0.25, 0.25],
-                source="history",
-                version=4,
-                shared_key="history/demo",
-            )
-        ]
+        (forecast,) = warm.forecasts
+        assert list(forecast.points) == [5, 7, 80, UNCAPPED]
+        assert list(forecast.weights) == pytest.approx([0.4, 0.2, 0.2, 0.2])
+        assert (forecast.source, forecast.version) == ("history", 4)
+        assert forecast.shared_key == "history/demo"
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -103,7 +104,7 @@ async def test_bad_input_is_refused_by_field(
 
 
 async def test_a_full_batch_is_answered_in_order() -> None:
-    async with predicting(way="socket") as running:
+    async with predicting("max", way="socket") as running:
         answer = await running.stub.Forecast(asked(*range(1, 1_025)))
     assert [f.points[0] for f in answer.forecasts] == list(range(1, 1_025))
 
@@ -132,6 +133,50 @@ def test_history_starts_without_what_only_models_need() -> None:
     )
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
     assert said.stdout.strip() == b"set()"
+
+
+def test_its_own_process_leaves_the_cores_to_others() -> None:
+    program = (
+        "import os, sys; from services.predictor.__main__ import prepare;"
+        "from services.predictor.config import PredictorConfig as C;"
+        "before = os.nice(0); prepare(C(nice=3), {'log': {}});"
+        "import torch; print(os.nice(0) - before, torch.get_num_threads())"
+    )
+    clean = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    said = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, check=True, env=clean
+    )
+    assert said.stdout.split() == [b"3", b"1"]
+
+
+async def test_as_a_process_of_its_own_it_serves_all_there_is(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path}/predictor.sock"
+    sets = [f"predictor.address={address}", "predictor.nice=1", "predictor.log_level=ERROR"]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "services.predictor", *(w for s in sets for w in ("--set", s))
+    )
+    channel = connect(address)
+    try:
+        async with asyncio.timeout(60):
+            stub = predictor_pb2_grpc.PredictorStub(channel)
+            await channel.channel_ready()
+            better = stub.Improve(predictor_pb2.ImproveRequest())
+            reading = asyncio.ensure_future(anext(aiter(better)))
+            answer = await stub.Forecast(asked(30))
+            assert [f.source for f in answer.forecasts] == ["history"]
+            assert (await stub.Observe(finished(5, 7))).version == 2
+            assert not reading.done()
+            own = os.getpriority(os.PRIO_PROCESS, os.getpid())
+            assert os.getpriority(os.PRIO_PROCESS, process.pid) == min(own + 1, 19)
+            process.terminate()
+            assert await process.wait() == 0
+            with pytest.raises(aio.AioRpcError):
+                await reading
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+        await channel.close()
 
 
 def test_what_reads_prompts_remembers_in_the_user_s_state_folder(
