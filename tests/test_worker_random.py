@@ -1,5 +1,6 @@
 """Random plans, prompts and steps against a dumb oracle; integrity after each."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from hypothesis import settings
@@ -17,7 +18,8 @@ from tests.worker_oracle import EOS, DumbDevice, answer
 from tests.worker_transcript import Account
 
 BLOCK, BLOCKS, BATCH, RUNNING = 4, 9, 11, 5
-FEW: dict[str, Any] = {}
+NO_GRANTS: dict[str, int] = {}
+NO_PAUSES: dict[str, Residency] = {}
 IDS = st.sampled_from([f"r{i}" for i in range(8)])
 
 
@@ -166,9 +168,17 @@ class WorkerMachine(RuleBasedStateMachine):
         self._plan(**directives)
 
     def _plan(
-        self, admit, extend=FEW, pause=FEW, cancel=(), victims=(), order=(), prefetch=(),
-        residency="", token_s=0.0,
-    ):  # fmt: skip
+        self,
+        admit: dict[str, int],
+        extend: dict[str, int] = NO_GRANTS,
+        pause: dict[str, Residency] = NO_PAUSES,
+        cancel: Iterable[str] = (),
+        victims: Iterable[str] = (),
+        order: Iterable[str] = (),
+        prefetch: Iterable[str] = (),
+        residency: str = "",
+        token_s: float = 0.0,
+    ) -> None:
         self.seq += 1
         plan = Plan(
             self.seq,
@@ -271,7 +281,7 @@ class WorkerMachine(RuleBasedStateMachine):
         """What came on its last stream is the scheduler's to cancel, while there is one."""
         self.streams[gateway] += 1
 
-    def _forget_unread(self):
+    def _forget_unread(self) -> None:
         self.state.keep_only(self._origins())
         for request_id, prompt in list(self.prompts.items()):
             if prompt.origin not in self._origins():
@@ -290,7 +300,7 @@ class WorkerMachine(RuleBasedStateMachine):
         self._forget_unread()
         self._attach()
 
-    def _attach(self):
+    def _attach(self) -> None:
         """The scheduler knows what the hello and the first report tell, and nothing else."""
         held = self.state.attach()
         self.seq = self.reported = 0
@@ -303,10 +313,13 @@ class WorkerMachine(RuleBasedStateMachine):
         assert waiting == {
             k: (p.prompt_tokens, p.max_tokens, self.output[k]) for k, p in self.prompts.items()
         }
-        self.report()
+        self._report()
 
     @rule()
     def report(self):
+        self._report()
+
+    def _report(self) -> None:
         report = self.state.report()
         if report is None:
             return
