@@ -2,8 +2,8 @@
 
 As in the real loads that have been published, most answers are short and a few are long: lengths
 follow a lognormal as far as the demo model's answers reach (360 tokens), and the prompt alone tells
-which it will be ("Write star 90 times."). No two prompts are alike, so that to foresee one is to
-generalise from others. The same arguments make the same load.
+which it will be ("Write star 90 times."). No two prompts of a load are alike, so that to foresee
+one is to generalise from others. The same arguments make the same load.
 """
 
 import json

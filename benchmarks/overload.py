@@ -60,7 +60,7 @@ Figures = dict[str, float]
 
 
 @dataclass(frozen=True)
-class Plan:
+class Sizes:
     """How much is asked: arrivals last `lasts_s[factor]`, answers at most `bound_s` longer."""
 
     lasts_s: dict[float, float]
@@ -71,8 +71,8 @@ class Plan:
 
 
 # At 3 times capacity 12 s bring what takes 36 s to serve.
-FULL = Plan({0.5: 8, 0.9: 12, 1.5: 24, 3.0: 12}, 45, saturating=1_000, warming=300, rounds=2)
-QUICK = Plan(dict.fromkeys(FULL.lasts_s, 5.0), 20, saturating=300, warming=100, rounds=1)
+FULL = Sizes({0.5: 8, 0.9: 12, 1.5: 24, 3.0: 12}, 45, saturating=1_000, warming=300, rounds=2)
+QUICK = Sizes(dict.fromkeys(FULL.lasts_s, 5.0), 20, saturating=300, warming=100, rounds=1)
 
 
 def tokens_per_s(answers: Sequence[Answer], from_s: float, to_s: float) -> float:
@@ -134,11 +134,11 @@ async def idle(url: str) -> None:
         await asyncio.sleep(0.25)
 
 
-async def capacity(plan: Plan) -> Figures:
+async def capacity(sizes: Sizes) -> Figures:
     """Requests a second that `fcfs` serves while its queue never empties."""
     with serving("fcfs", "") as url:
-        await drive(url, at_once(bodies(plan.saturating // 4, seed=1)), plan.bound_s)
-        answers = await drive(url, at_once(bodies(plan.saturating, seed=2)), 4 * plan.bound_s)
+        await drive(url, at_once(bodies(sizes.saturating // 4, seed=1)), sizes.bound_s)
+        answers = await drive(url, at_once(bodies(sizes.saturating, seed=2)), 4 * sizes.bound_s)
     whole = [a for a in answers if not a.problem]
     if len(whole) < len(answers):
         raise RuntimeError(f"capacity was not measured: {dict(kinds(answers))}")
@@ -170,22 +170,22 @@ class Taken:
     errors: dict[str, dict[float, Counter[str]]]
 
 
-async def measure(plan: Plan, names: Sequence[str], peer_python: str, rate: float) -> Taken:
+async def measure(sizes: Sizes, names: Sequence[str], peer_python: str, rate: float) -> Taken:
     taken = Taken(
         defaultdict(lambda: defaultdict(lambda: defaultdict(list))),
         defaultdict(lambda: defaultdict(Counter)),
     )
-    for number in range(plan.rounds):
+    for number in range(sizes.rounds):
         for name in names:
             with serving(name, peer_python) as url:
-                warm = arriving(bodies(plan.warming, seed=3), 0.8 * rate, seed=3)
-                await drive(url, warm, plan.bound_s)
+                warm = arriving(bodies(sizes.warming, seed=3), 0.8 * rate, seed=3)
+                await drive(url, warm, sizes.bound_s)
                 await asyncio.sleep(SETTLE_S)
-                for place, (factor, lasts_s) in enumerate(plan.lasts_s.items()):
+                for place, (factor, lasts_s) in enumerate(sizes.lasts_s.items()):
                     await idle(url)
                     seed = 100 * (number + 1) + place
                     found, errors = await measure_one(
-                        url, factor * rate, lasts_s, plan.bound_s, seed
+                        url, factor * rate, lasts_s, sizes.bound_s, seed
                     )
                     for key, value in found.items():
                         taken.figures[name][factor][key].append(value)
@@ -195,17 +195,17 @@ async def measure(plan: Plan, names: Sequence[str], peer_python: str, rate: floa
 
 def main() -> None:
     given = _given()
-    plan = QUICK if given.quick else FULL
+    sizes = QUICK if given.quick else FULL
     peer = [PEER] if given.peer_python else []
     names = [*(given.presets.split(",") if given.presets else SYSTEMS), *peer]
     allow_open_files()
-    able = uvloop.run(capacity(plan))
-    taken = uvloop.run(measure(plan, names, given.peer_python, able["requests_s"]))
+    able = uvloop.run(capacity(sizes))
+    taken = uvloop.run(measure(sizes, names, given.peer_python, able["requests_s"]))
     print(
         f"capacity: {able['requests_s']:.1f} requests/s of {able['mean_tokens']:.0f} tokens, "
         f"{able['tok_s']:,.0f} tokens/s; {KV_TOKENS:,} KV tokens"
     )
-    for factor in plan.lasts_s:
+    for factor in sizes.lasts_s:
         _show(factor, {name: by[factor] for name, by in taken.figures.items()})
     for name, counts in taken.errors.items():
         for factor, errors in counts.items():
