@@ -23,7 +23,8 @@ from services.scheduler.config import SchedulerConfig
 from services.scheduler.metrics import SchedulerMetrics
 
 NOBODY = "unix:/no/such/socket"
-PATIENT = {"forecast_timeout_s": 5.0, "forecast_late_s": 10.0}  # a test machine may be busy
+# What a test passes on as settings; a test machine may be busy.
+PATIENT: dict[str, Any] = {"forecast_timeout_s": 5.0, "forecast_late_s": 10.0}
 
 
 @dataclass
@@ -58,6 +59,9 @@ class Owner:
 
     def sources(self, request_id: str) -> list[str]:
         return [f.source for f in self.forecasts(request_id)]
+
+    def has(self, request_id: str, sources: list[str]) -> bool:
+        return self.sources(request_id) == sources
 
 
 class Told(predictor_pb2_grpc.PredictorServicer):

@@ -1,5 +1,7 @@
 """The circuit breaker as a transcript: what happens when, and what may then be asked."""
 
+from collections.abc import Callable
+
 import pytest
 
 from services.runtime.backoff import Backoff
@@ -7,6 +9,12 @@ from services.scheduler.advice.breaker import Breaker, Phase
 
 NEW = Breaker(failures_max=3, pauses=Backoff(0.5, 2.0))
 
+TURNS: dict[str, Callable[[Breaker, float], Breaker]] = {
+    "asked": lambda breaker, _: breaker.asked(),
+    "answered": lambda breaker, _: breaker.answered(),
+    "failed": Breaker.failed,
+    "late": Breaker.late,
+}
 TRANSCRIPTS = {
     "some failures in a row open it, an answer between them does not count": """
         0.0 failed   closed    0
@@ -55,14 +63,9 @@ def test_the_breaker_turns_as_written(name: str) -> None:
     for line in TRANSCRIPTS[name].split("\n")[1:-1]:
         at, what, phase, wait_s = line.split()
         now = float(at)
-        turns = {
-            "asked": breaker.asked,
-            "answered": breaker.answered,
-            "failed": lambda b=breaker, t=now: b.failed(t),
-            "late": lambda b=breaker, t=now: b.late(t),
-        }
-        breaker = turns[what]()
-        assert (breaker.phase, breaker.wait_s(now)) == (Phase(phase), pytest.approx(float(wait_s)))
+        breaker = TURNS[what](breaker, now)
+        assert breaker.phase is Phase(phase)
+        assert breaker.wait_s(now) == pytest.approx(float(wait_s))
 
 
 def test_a_closed_breaker_is_asked_without_a_probe() -> None:

@@ -1,8 +1,10 @@
 """What becomes of a forecast when the predictor is there, slow, gone and back."""
 
 import asyncio
+from functools import partial
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -23,7 +25,11 @@ from tests.advice_fixtures import (
 )
 from tests.reach import until
 
-HASTY = {"forecast_pause_s": 0.05, "forecast_pause_max_s": 0.1, "forecast_failures_max": 2}
+HASTY: dict[str, Any] = {
+    "forecast_pause_s": 0.05,
+    "forecast_pause_max_s": 0.1,
+    "forecast_failures_max": 2,
+}
 
 
 async def test_a_predictor_that_is_there_answers_in_one_call_for_all_asked_meanwhile(
@@ -97,7 +103,7 @@ async def test_while_the_predictor_is_gone_history_answers_at_once_and_then_it_i
     async with advising(owner, socket_in(tmp_path), **settings) as advice:
         for name in ("a", "b"):
             advice.ask_forecast(asking(name))
-            await until(lambda name=name: owner.sources(name) == ["fallback"])
+            await until(partial(owner.has, name, ["fallback"]))
         assert owner.value("forecast_fallbacks_total", reason="failed") == 2
         assert owner.value("forecast_breaker", phase="open") == 1
         advice.ask_forecast(asking("c", "d"))
@@ -120,9 +126,9 @@ async def test_a_predictor_too_slow_to_wait_for_still_improves_what_runs(tmp_pat
             for name in ("a", "b", "c"):
                 told.free.clear()
                 advice.ask_forecast(asking(name))
-                await until(lambda name=name: owner.sources(name) == ["fallback"])
+                await until(partial(owner.has, name, ["fallback"]))
                 told.free.set()
-                await until(lambda name=name: owner.sources(name) == ["fallback", "told"])
+                await until(partial(owner.has, name, ["fallback", "told"]))
     assert told.names() == [["a"], ["b"], ["c"]]
 
 
@@ -133,7 +139,7 @@ async def test_questions_too_old_are_not_put(tmp_path: Path) -> None:
     async with advising(owner, socket_in(tmp_path), **settings) as advice:
         for name in ("fails", "is too old"):
             advice.ask_forecast(asking(name))
-            await until(lambda name=name: owner.sources(name) == ["fallback"])
+            await until(partial(owner.has, name, ["fallback"]))
         async with predictor_at(socket_in(tmp_path), told):
             for number in count():
                 advice.ask_forecast(asking(f"new {number}"))

@@ -5,6 +5,7 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,10 @@ def mine() -> list[int]:
     return children(os.getpid(), MODULE)
 
 
+def _has_followed(pid: int) -> bool:
+    return mine() not in ([], [pid])
+
+
 @pytest.mark.slow
 async def test_it_is_started_again_and_ends_with_the_block(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -52,7 +57,7 @@ async def test_it_is_started_again_and_ends_with_the_block(
             assert len(answer.forecasts) == 1
             [pid] = mine()
             os.kill(pid, signal.SIGKILL)
-            await until(lambda pid=pid: mine() not in ([], [pid]), 60)
+            await until(partial(_has_followed, pid), 60)
         [last] = mine()
     assert not is_alive(last)
     said = [r.getMessage() for r in caplog.records if r.name == "foretoken.processes"]
@@ -74,7 +79,7 @@ async def test_one_that_dies_before_it_listens_is_started_again(tmp_path: Path) 
         await until(lambda: len(mine()) == 1)
         [pid] = mine()
         os.kill(pid, signal.SIGKILL)
-        await until(lambda: mine() not in ([], [pid]), 30)
+        await until(partial(_has_followed, pid), 30)
 
 
 @pytest.mark.slow
