@@ -416,6 +416,15 @@ async def test_what_a_slow_gateway_has_not_read_is_one_message():
     assert [m.request_id for m in (await anext(messages)).requests] == ["c"]
 
 
+async def test_a_request_that_comes_again_while_its_old_tokens_wait_keeps_its_offsets():
+    outbox = TokenOutbox(limit_tokens=100)
+    for offset, token in ((0, 10), (1, 11), (5, 15), (6, 16)):  # cancelled at 2, prompted with 5
+        outbox.add(NewToken("g", "a", offset, token, None, None))
+    batch = await anext(aiter(outbox))
+    told = [(m.request_id, m.offset, list(m.token_ids)) for m in batch.requests]
+    assert told == [("a", 0, [10, 11]), ("a", 5, [15, 16])]
+
+
 async def test_a_gateway_that_does_not_read_is_cut_off():
     outbox = TokenOutbox(limit_tokens=5)
     for offset in range(50):

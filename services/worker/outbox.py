@@ -39,7 +39,8 @@ class TokenOutbox(Outbox[worker_pb2.TokenBatch]):
             self._batch = worker_pb2.TokenBatch()
             self.put(self._batch)
         message = self._waiting.get(request_id)
-        if message is None:
+        # What follows on nothing that waits belongs to a later stay of the request here.
+        if message is None or message.offset + len(message.token_ids) != offset:
             message = self._batch.requests.add(request_id=request_id, offset=offset)
             self._waiting[request_id] = message
         return message
