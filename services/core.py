@@ -2,6 +2,26 @@
 
 Seconds, tokens, bytes; the unit is the last word of a name. Times are readings of the owner's
 monotonic clock and are never compared across processes.
+
+GLOSSARY, one name for one thing everywhere:
+
+  request    what a client asked for; a *job* is the scheduler's record of it, a *sequence* the
+             worker's, a *session* the gateway's
+  prompt, output, context   tokens given, tokens made, both together
+  held       tokens in KV, on the device or at rest in host memory; `blocks` of the device alone
+  cap        the most output a request may ever have (its max_tokens); `limit` what it may have made
+             before it stops by itself (a *slice* beyond what is there)
+  board      the scheduler's columns, a row a job; a *snapshot* is the board frozen for a round
+  round      one decision: who runs next, where, for how many tokens, and why not the others
+  order      ranks everybody; a *key* ascends by urgency, the *line* of a worker is that order with
+             those who run moved ahead of whoever may not take their place
+  contest    those who run or could; a *share* is one worker's part of the decision about them
+  preempt    to stop one who runs: *paused* by a plan, *evicted* by its worker; it then *rests*
+             where its KV does, and is *resumed*
+  adopt      to take over a request that a worker has from before
+  home       the worker that has a request's tokens
+  forecast   a distribution over a request's output tokens, conditioned on what is there
+  TTFT, TPOT, MTPOT   time to the first token, mean time per token after it, longest gap
 """
 
 from dataclasses import dataclass
