@@ -98,9 +98,11 @@ async def test_a_deadline_in_the_queue_is_a_504_and_while_running_a_finish_reaso
 
 async def test_a_full_queue_is_a_429_that_says_when_to_come_back(live: Live):
     async with AsyncClient(live.grpc) as client:
-        streams = [client.generate("Count from 1 to 500.\n", **LONG) for _ in range(4)]
-        await anext(aiter(streams[0]))  # it runs; the others find its memory taken
-        reads = [asyncio.ensure_future(stream.complete()) for stream in streams[1:]]
+        running = client.generate("Count from 1 to 500.\n", **LONG)
+        chunks = aiter(running)
+        await anext(chunks)  # it runs; the others find its memory taken
+        streams = [client.generate("Count from 1 to 500.\n", **LONG) for _ in range(3)]
+        reads = [asyncio.ensure_future(stream.complete()) for stream in streams]
         await asyncio.to_thread(
             wait_for, lambda: metric(live, "foretoken_scheduler_requests_waiting") == 3
         )
@@ -109,7 +111,7 @@ async def test_a_full_queue_is_a_429_that_says_when_to_come_back(live: Live):
             await asyncio.to_thread(urllib.request.urlopen, post(live, body))
         assert refused.value.code == 429
         assert float(refused.value.headers["Retry-After"]) >= 1
-        for stream in streams:
+        for stream in (running, *streams):
             stream.cancel()
         await asyncio.gather(*reads, return_exceptions=True)
         await asyncio.to_thread(wait_for, lambda: is_empty(live))
