@@ -3,7 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
-from services.scheduler.presets import choose
+from services.policies.preset import choose
 
 from benchmarks.rounds import decide
 from services.core import (

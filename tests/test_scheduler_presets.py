@@ -5,7 +5,7 @@ from services.batcher.policies import resolve
 from services.scheduler.order import ORDERS
 from services.scheduler.placement import PLACEMENTS
 from services.scheduler.preemption import PREEMPTIONS
-from services.scheduler.presets import RESIDENCIES, Preset, choose, presets
+from services.policies.preset import RESIDENCIES, Preset, choose, presets
 from services.scheduler.victims import VICTIMS
 
 from services.scheduler.state import SchedulerState

@@ -13,7 +13,7 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
-from services.scheduler.presets import choose
+from services.policies.preset import choose
 
 from services.core import (
     Completion,

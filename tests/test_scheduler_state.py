@@ -4,7 +4,7 @@ from math import inf
 from typing import Any
 
 import pytest
-from services.scheduler.presets import choose
+from services.policies.preset import choose
 
 from services.core import (
     Completion,

@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from services.scheduler.presets import choose
+from services.policies.preset import choose
 
 from foretoken import AsyncClient
 from services.scheduler.eventlog import read
