@@ -15,6 +15,7 @@ from services.scheduler import events as ev
 from services.scheduler.state import SchedulerState
 
 G = "gateway#1"
+FRONT = -1  # the level of who is at the front
 # A token takes 10 ms of a worker's time, whoever runs beside it; nothing else takes any. So with
 # base_s 0.5 the levels end at 50, 100, 200, 400 … tokens.
 COST = CostModel(0.0, 0.0, 0.01, 0.0, offload_token_s=0.001, upload_token_s=0.002)
@@ -72,6 +73,17 @@ class Driver:
 
     def row(self, name: str) -> int:
         return int(self.state.jobs[name].row)
+
+    def home(self, name: str) -> str:
+        return str(self.state.ledger.home(self.state.jobs[name]))
+
+    def at_front(self) -> set[str]:
+        return {name for name, level in self.levels().items() if level == FRONT}
+
+    def homes(self) -> dict[str, tuple[str, int]]:
+        """Where each is, and what it has in KV there."""
+        ledger = self.state.ledger
+        return {n: (ledger.home(job), ledger.held(job)) for n, job in self.state.jobs.items()}
 
     def remembered(self, column: str) -> dict[str, float]:
         """What the order remembers of each job."""

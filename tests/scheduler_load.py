@@ -3,9 +3,6 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
-from services.scheduler.presets import choose
-
-from benchmarks.rounds import decide
 from services.core import (
     Completion,
     CostModel,
@@ -16,6 +13,7 @@ from services.core import (
     WorkerView,
 )
 from services.forecast import Forecast
+from services.policies.preset import choose
 from services.scheduler import events as ev
 from services.scheduler.state import SchedulerState
 
@@ -54,11 +52,15 @@ class Told:
     preemptions: Counter[str] = field(default_factory=Counter)
     longest_away_s: dict[str, float] = field(default_factory=dict)
     evictions: int = 0
+    steps: list[tuple[float, int]] = field(default_factory=list)  # its end, the tokens it made
+
+    def tokens_by(self, now: float) -> int:
+        return sum(tokens for ended_s, tokens in self.steps if ended_s <= now)
 
 
 class Load:
-    """One worker with so much memory, and a batcher that is asked in no time. Under `swap` KV
-    rests elsewhere and comes back for nothing; else who is evicted loses it, and under
+    """One worker with so much memory; rounds take no time and come after all that happens. Under
+    `swap` KV rests elsewhere and comes back for nothing; else who is evicted loses it, and under
     `recompute` who is paused too."""
 
     def __init__(
@@ -105,10 +107,11 @@ class Load:
         self._step(ev.Forecasted(((ask.name, foreseen),)))
 
     def _step(self, event: ev.Event) -> None:
-        for action in self.state.step(event, self.now):
+        actions = self.state.step(event, self.now)
+        if self.state.round_due_s <= self.now:
+            actions += self.state.step(ev.Round(), self.now)
+        for action in actions:
             match action:
-                case ev.AskBatch():
-                    self._step(ev.Formed(action.round, decide(action)))
                 case ev.SendPlan():
                     self._apply(action)
                 case ev.Preempt():
@@ -138,6 +141,7 @@ class Load:
         """One step: what has no KV is computed, and everybody makes a token."""
         missing = sum(h.ask.prompt + h.made - h.held for h in running)
         self.now += COST.step_s(missing, len(running), 0)
+        self.told.steps.append((self.now, len(running)))
         ended = []
         sliced = False
         for here in running:

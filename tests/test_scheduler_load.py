@@ -5,6 +5,7 @@ from functools import cache
 import numpy as np
 import pytest
 
+from services.policies.preset import presets
 from tests.scheduler_load import Ask, Load, Told
 
 MEMORY = 3_000  # a quarter of what the load would hold if all of it ran
@@ -37,7 +38,7 @@ def normalised_s(policy: str, error: float = 0.0) -> float:
     return float(np.mean([(ended_s[a.name] - a.arrival_s) / a.length for a in bimodal(error)]))
 
 
-@pytest.mark.parametrize("policy", ["fcfs", "alise", "alise-recompute", "alise-defer"])
+@pytest.mark.parametrize("policy", list(presets()))
 def test_all_end(policy: str) -> None:
     assert set(served(policy).ended_s) == {ask.name for ask in bimodal()}
 
@@ -46,6 +47,44 @@ def test_the_shortest_first_beats_the_first_come() -> None:
     assert normalised_s("alise") < 0.2 * normalised_s("fcfs")
     assert normalised_s("alise") < 0.7 * normalised_s("alise-defer")
     assert normalised_s("alise-defer") < 0.4 * normalised_s("fcfs")
+
+
+OVERLOAD_S = 200.0
+
+
+@cache
+def overloaded(policy: str) -> Told:
+    return Load(policy, list(overload()), MEMORY).run()
+
+
+@cache
+def overload() -> tuple[Ask, ...]:
+    """What comes in 200 s, at half as much again as can be served."""
+    return tuple(ask for ask in bimodal(0.5, 1_500, 4.9) if ask.arrival_s < OVERLOAD_S)
+
+
+def test_overload_costs_no_throughput_and_the_order_still_matters() -> None:
+    told = {policy: overloaded(policy) for policy in ("fcfs", "alise")}
+    made = {policy: run.tokens_by(OVERLOAD_S) for policy, run in told.items()}
+    assert sum(ask.length for ask in overload()) > 1.4 * made["fcfs"]
+    assert made["alise"] >= 0.95 * made["fcfs"]
+    took_s = {policy: max(run.ended_s.values()) for policy, run in told.items()}
+    assert took_s["alise"] <= took_s["fcfs"] / 0.95
+    norm_s = {
+        policy: np.mean([(run.ended_s[a.name] - a.arrival_s) / a.length for a in overload()])
+        for policy, run in told.items()
+    }
+    assert norm_s["alise"] <= norm_s["fcfs"] / 2
+
+
+def test_under_overload_the_short_go_first_to_the_end() -> None:
+    """Also of what came in its last third, when many have waited for longer than ageing takes."""
+    told = overloaded("alise")
+    late = [ask for ask in overload() if ask.arrival_s > OVERLOAD_S * 2 / 3]
+    waited_s = {ask.name: told.ended_s[ask.name] - ask.arrival_s for ask in late}
+    short = [waited_s[ask.name] for ask in late if ask.length < 100]
+    long = [waited_s[ask.name] for ask in late if ask.length >= 100]
+    assert np.mean(short) < 0.1 * np.mean(long)
 
 
 def test_it_bears_forecasts_that_err() -> None:

@@ -1,29 +1,23 @@
 """presets.toml: every row stands whole, and a choice replaced is a choice checked."""
 
-import pytest
-from services.batcher.policies import resolve
-from services.scheduler.order import ORDERS
-from services.scheduler.placement import PLACEMENTS
-from services.scheduler.preemption import PREEMPTIONS
-from services.scheduler.presets import RESIDENCIES, Preset, choose, presets
-from services.scheduler.victims import VICTIMS
+from dataclasses import replace
 
+import pytest
+
+from services.policies.preset import RESIDENCIES, Preset, choose, presets
 from services.scheduler.state import SchedulerState
 from services.worker.residency import RESIDENCIES as WORKER_RESIDENCIES
 
 ALISE = {"levels": 8, "base_s": 0.02, "ageing_s": 10, "hysteresis": 0.25}
+FILLING = {"watermark": 0.95, "slice_tokens": 32}
 
 
 @pytest.mark.parametrize("name", presets())
 def test_every_row_builds_and_its_names_exist(name: str) -> None:
     preset = choose(name)
-    assert preset.order in ORDERS
-    assert preset.placement in PLACEMENTS
-    assert preset.preemption in PREEMPTIONS
-    assert preset.victim in VICTIMS
-    assert preset.residency in RESIDENCIES
-    assert resolve(preset.batcher, preset.params) == preset.params
-    assert not set(preset.params) & set(preset.ordering)  # both may be overridden by name
+    for stage, known in preset.stages().items():
+        assert getattr(preset, stage) in known
+    assert set(preset.params) == set(preset.takes())
     assert SchedulerState(preset).next_deadline() == float("inf")
 
 
@@ -31,6 +25,7 @@ def test_the_rows_there_are() -> None:
     assert list(presets()) == [
         "fcfs",
         "conservative",
+        "fixed-batch",
         "past-future",
         "alise",
         "alise-recompute",
@@ -48,39 +43,51 @@ def test_alise_and_its_rivals_differ_in_one_choice() -> None:
         "alise-oracle": "swap",
     }
     assert {name for name, row in rows.items() if row.predictor != "retrieval"} == {"alise-oracle"}
-    assert all(row.ordering == ALISE for row in rows.values())
+    assert all(row.params == ALISE | FILLING for row in rows.values())
 
 
 def test_choices_and_numbers_are_overridden_by_name() -> None:
     preset = choose("alise", {"ageing_s": "3", "watermark": "0.9", "residency": "cost"})
-    assert preset.ordering == ALISE | {"ageing_s": 3.0}
-    assert preset.params == {"watermark": 0.9}
+    assert preset.params == ALISE | FILLING | {"ageing_s": 3.0, "watermark": 0.9}
     assert preset.residency == "cost"
     assert choose("fcfs", {"residency": "swap"}).keeps_kv
+    assert choose("alise", {"hysteresis": "inf"}).params["hysteresis"] == float("inf")
 
 
-def test_numbers_go_with_the_order_and_preemption_that_take_them() -> None:
-    assert choose("alise", {"order": "arrival"}).ordering == {"hysteresis": 0.25}
-    assert choose("alise", {"preemption": "never"}).ordering == {
-        key: ALISE[key] for key in ("levels", "base_s", "ageing_s")
+def test_numbers_go_with_the_stage_that_takes_them() -> None:
+    assert choose("alise", {"order": "arrival"}).params == FILLING
+    assert choose("alise", {"slice": "whole"}).params == ALISE | {"watermark": 0.95}
+    assert choose("alise", {"form": "conservative"}).params == ALISE | {
+        "overcommit": 1.0,
+        "slice_tokens": 32,
     }
-    made = choose("fcfs", {"order": "alise", "preemption": "priority", "base_s": 2})
-    assert made.ordering == ALISE | {"base_s": 2.0}
+    made = choose("fcfs", {"order": "alise", "slice": "tokens", "base_s": 2})
+    assert made.params == ALISE | FILLING | {"base_s": 2.0}
+
+
+def test_an_arrangement_has_forms_of_its_own() -> None:
+    assert choose("fcfs", {"arrangement": "batch", "form": "fixed"}).params == {"batch_size": 7}
+    with pytest.raises(ValueError, match=r"unknown preset.form 'aggressive'.*; known: fixed"):
+        choose("fcfs", {"arrangement": "batch"})
+    with pytest.raises(ValueError, match=r"unknown preset.form 'fixed'; known: aggressive, "):
+        choose("fcfs", {"form": "fixed"})
 
 
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
         ({"order": "alice"}, "unknown preset.order 'alice', did you mean alise?"),
-        ({"preemption": "always"}, "unknown preset.preemption 'always'; known: never, priority"),
+        ({"place": "random"}, "unknown preset.place 'random'.*; known: least_load, round_robin"),
         ({"residency": "swop"}, "unknown preset.residency 'swop', did you mean swap?"),
+        ({"arrangement": "bach"}, "unknown preset.arrangement 'bach', did you mean batch?"),
+        ({"preemption": "never"}, "unknown preset key 'preemption'"),
         ({"agein_s": 1}, "unknown preset key 'agein_s', did you mean ageing_s?"),
-        ({"ageing_s": 0}, r"preset.ordering.ageing_s must lie in \[0.001, 1e\+06\], got 0"),
-        ({"hysteresis": "nan"}, r"preset.ordering.hysteresis must lie in \[0, 100\], got nan"),
-        ({"levels": 0.5}, r"preset.ordering.levels must lie in \[1, 32\], got 0.5"),
-        ({"base_s": "soon"}, "preset.base_s takes a float, got 'soon'"),
+        ({"ageing_s": 0}, r"preset.ageing_s must lie in \[0.001, 1e\+06\], got 0"),
+        ({"hysteresis": "nan"}, r"preset.hysteresis must lie in \[0, inf\], got nan"),
+        ({"levels": 0.5}, r"preset.levels must lie in \[1, 32\], got 0.5"),
+        ({"base_s": "soon"}, "preset.base_s takes a number, got 'soon'"),
         ({"order": "arrival", "levels": 3}, "unknown preset key 'levels'"),
-        ({"slice_tokens": -1}, "preset.slice_tokens must not be negative, got -1"),
+        ({"slice_tokens": -1}, r"preset.slice_tokens must lie in \[1, 1.67772e\+07\], got -1"),
     ],
 )
 def test_mistakes_are_said(overrides: dict[str, object], sentence: str) -> None:
@@ -89,9 +96,13 @@ def test_mistakes_are_said(overrides: dict[str, object], sentence: str) -> None:
 
 
 def test_a_row_with_a_number_that_nothing_takes_is_refused() -> None:
-    row = ("x", "max", "aggressive", "arrival", "least_load", "never", "newest", "recompute", 0)
-    with pytest.raises(ValueError, match=r"preset.ordering has no parameter 'levels'; known: none"):
-        Preset(*row, ordering={"levels": 8})
+    row = Preset(
+        "x", "max", "continuous", "arrival", "aggressive", "least_load", "whole", "events",
+        "newest", "recompute",
+    )  # fmt: skip
+    assert row.params == {"watermark": 0.95}
+    with pytest.raises(ValueError, match=r"preset has no parameter 'levels'; known: watermark"):
+        replace(row, params={"levels": 8})
 
 
 def test_workers_know_every_residency_that_a_preset_may_name():

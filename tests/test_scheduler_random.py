@@ -13,7 +13,6 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
-from services.scheduler.presets import choose
 
 from services.core import (
     Completion,
@@ -26,6 +25,7 @@ from services.core import (
     WorkerView,
 )
 from services.forecast import certain, from_lengths
+from services.policies.preset import choose
 from services.scheduler import events as ev
 from services.scheduler.jobs import Phase
 from services.scheduler.ledger import Limits

@@ -1,15 +1,17 @@
 """Where paused KV rests, and for how long: expected waits by hand, homes, and news that crosses."""
 
+from math import inf
+
 from services.core import Completion, FinishReason, Grant, Progress, Standing, WorkerView
 from services.scheduler import events as ev
-from tests.alise_driver import Driver, G, about
+from tests.alise_driver import FRONT, Driver, G, about
 
 
 def test_expected_waits_by_hand() -> None:
     """Three run; two are paused, and one that waits has no KV yet. In the order of what they
     still take: x 0.1, y 0.3 | fresh 0.5 | p 0.6 | q 3 s; all before each add up, and ageing
-    takes (level + 2) · 1 s at most."""
-    d = Driver("alise", memory=10_000, places=5, ageing_s=1.0, hysteresis=inf)
+    brings them to the front after 3 · 1 s."""
+    d = Driver("alise", memory=10_000, places=5, ageing_s=1.0, levels=3, hysteresis=inf)
     for name, tokens in {"x": 10, "y": 30, "z": 500, "p": 60, "q": 300}.items():
         d.submit(name, tokens, 0.0)
         d.progress(name, 0, 0.0)
@@ -41,8 +43,11 @@ def test_expected_waits_by_hand() -> None:
         d.progress(name, 300, 1.0)
     d.plans.clear()
     d.report(2.9, progress=(Progress("z", 60, 70),))
-    assert d.levels()["p"] == d.levels()["fresh"] == -1
-    assert d.plans[-1].order[-1] == Standing("q", about(0.9 + 0.6 - 0.4))
+    assert d.plans[-1].order[-2:] == (Standing("p", about(0.1)), Standing("q", about(0.1)))
+    d.plans.clear()
+    d.report(3.1, progress=(Progress("z", 80, 90),))  # `p` is there, and q's turn is after it
+    assert d.levels() | {"p": FRONT} == d.levels()
+    assert d.plans[-1].order[-2:] == (Standing("p", 0.0), Standing("q", about(0.6 + 0.5)))
 
 
 def test_who_rests_at_a_worker_goes_home_to_it_only() -> None:
@@ -84,7 +89,7 @@ def test_news_of_one_that_was_paused_meanwhile() -> None:
     d.progress("a", 150, 1.0, prompt=100)
     d.submit("b", 20, 2.0, prompt=100)
     d.report(2.1, applied=2, progress=(Progress("a", 153, 253),))
-    assert d.state.jobs["a"].output_tokens == 153
+    assert d.state.ledger.output(d.state.jobs["a"]) == 153
     d.report(2.2, applied=2, finished=(Completion("a", 154, FinishReason.STOP),))
     assert d.queued == [] and "a" not in d.state.jobs
     [finish] = [told for told in d.told if isinstance(told, ev.Finish)]
@@ -102,7 +107,7 @@ def test_an_eviction_before_a_pause_that_is_over_is_history() -> None:
     d.report(2.1, applied=2, evicted=(Progress("a", 151, 0),))
     assert d.running == ["a"] and d.told == []
     d.report(2.2, applied=d.plans[-1].seq, evicted=(Progress("a", 151, 0),))
-    assert d.state.jobs["a"].preemptions == 2 and ev.Preempt(G, "a", 151) in d.told
+    assert d.state.ledger.preemptions(d.state.jobs["a"]) == 2 and ev.Preempt(G, "a", 151) in d.told
 
 
 def test_a_lost_worker_takes_the_kv_that_rested_there() -> None:
@@ -113,6 +118,6 @@ def test_a_lost_worker_takes_the_kv_that_rested_there() -> None:
     d.told.clear()
     d.step(ev.WorkerLost("w0#1", "w0"), 3.0)
     assert d.told == [ev.Preempt(G, "b", 0), ev.Preempt(G, "a", 150)]
-    assert all(job.home == "" and not job.resting for job in d.state.jobs.values())
+    assert d.homes() == {"a": ("", 0), "b": ("", 0)}
     d.attach("w1", memory=1_000)
     assert sorted(d.running) == ["a", "b"]

@@ -4,7 +4,6 @@ from math import inf
 from typing import Any
 
 import pytest
-from services.scheduler.presets import choose
 
 from services.core import (
     Completion,
@@ -20,6 +19,7 @@ from services.core import (
     WorkerView,
 )
 from services.forecast import Forecast, certain, from_lengths
+from services.policies.preset import choose
 from services.scheduler import events as ev
 from services.scheduler.ledger import Limits
 from services.scheduler.state import SchedulerState

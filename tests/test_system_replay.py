@@ -4,11 +4,11 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from services.scheduler.presets import choose
 
 from foretoken import AsyncClient
+from services.policies.preset import choose
 from services.scheduler.eventlog import read
-from services.scheduler.events import Formed, Preempt, SendPlan
+from services.scheduler.events import Preempt, Round, SendPlan
 from services.scheduler.state import SchedulerState
 from tests.live import serving
 
@@ -37,7 +37,7 @@ async def test_replay_gives_identical_actions(tmp_path: Path):
         assert actions == entry.actions, f"step {number}: {entry.event}"
         seen += [entry.event, *actions]
     kinds = {type(each) for each in seen}
-    assert {Formed, SendPlan} <= kinds
+    assert {Round, SendPlan} <= kinds
     assert len(seen) > 100
 
 

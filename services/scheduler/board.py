@@ -37,11 +37,11 @@ class Board:
         self._frozen = _read_only(self.jobs)
         self._free = list(range(FIRST_ROWS))[::-1]
         self._serial = self._admitted = 0
-        self._models: dict[str, int] = {}
+        self.models: dict[str, int] = {}
         self._unforeseen = self.forecasts.intern(UNFORESEEN)
 
     def model(self, name: str) -> int:
-        return self._models.setdefault(name, len(self._models))
+        return self.models.setdefault(name, len(self.models))
 
     def add(self, request: Request) -> int:
         """A row for a request, with nothing foreseen of it."""

@@ -6,6 +6,7 @@ from math import inf
 import numpy as np
 
 from services.core import Reject, RejectReason, Request
+from services.forecast import MOST_TOKENS
 from services.policies.snapshot import Snapshot, Worker
 from services.scheduler.ledger import Ledger
 
@@ -24,26 +25,58 @@ class Limits:
 def refusal(
     ledger: Ledger, limits: Limits, request: Request, drain_s: float, now: float
 ) -> Reject | None:
-    """Why this request can't be taken, if so. `drain_s` is how long the queue takes by the last
-    round's reckoning."""
+    """Why this request can't be taken, if so. `drain_s` is how long its model's queue takes by the
+    last round's reckoning. What will never be served is told before what can't be now; and who is
+    said to be at a worker already is let in: that worker may only come after it."""
     if request.request_id in ledger.jobs:
         return Reject(RejectReason.DUPLICATE, f"request id {request.request_id} is in use")
+    if reject := senseless(request):
+        return reject
+    if not request.worker_id and (reject := unservable(ledger, request)):
+        return reject
     wait_s = max(UNKNOWN_S, drain_s)
-    if ledger.waiting >= limits.max_queue:
+    if _is_full(ledger, limits, request.model):
         return Reject(
             RejectReason.QUEUE_FULL,
             f"{limits.max_queue} requests are waiting; try again in {wait_s:.0f} s",
             wait_s,
         )
     left_s = request.deadline_s - now
-    if ledger.waiting and drain_s > left_s and not request.delivered_tokens:
+    begun = request.delivered_tokens or request.worker_id
+    if ledger.waiting_for(request.model) and drain_s > left_s and not begun:
         return Reject(
             RejectReason.TOO_LATE,
             f"the queue takes some {drain_s:.0f} s, longer than the {max(0.0, left_s):.1f} s that "
             f"this request has; try again in {wait_s:.0f} s, or with a later deadline",
             wait_s,
         )
-    return unservable(ledger, request)
+    return None
+
+
+def _is_full(ledger: Ledger, limits: Limits, model: str) -> bool:
+    """A full queue is still open to a model that has not had its share of it: a long queue for
+    one never shuts out another's. So twice the limit wait at most."""
+    if ledger.waiting < limits.max_queue:
+        return False
+    served = {worker.view.model for worker in ledger.workers.values()}
+    return model not in served or ledger.waiting_for(model) >= limits.max_queue / len(served)
+
+
+def senseless(request: Request) -> Reject | None:
+    """Lengths that no request can have."""
+    prompt, most = request.prompt_tokens, request.max_tokens
+    if min(prompt, most) < 1 or request.delivered_tokens < 0:
+        return Reject(
+            RejectReason.TOO_LONG,
+            f"prompt ({prompt}) and max_tokens ({most}) must each be at least 1 token",
+        )
+    if prompt + most > MOST_TOKENS:
+        return Reject(
+            RejectReason.TOO_LONG,
+            f"prompt ({prompt}) + max_tokens ({most}) = {prompt + most} tokens, "
+            f"but no request may be longer than {MOST_TOKENS} tokens",
+        )
+    return None
 
 
 def unservable(ledger: Ledger, request: Request) -> Reject | None:
@@ -65,16 +98,19 @@ def unservable(ledger: Ledger, request: Request) -> Reject | None:
     )
 
 
-def drain_s(snapshot: Snapshot) -> float:
-    """Seconds until those who wait have been served: the tokens still expected of them, over the
-    fleet's rate at its present concurrency and context. 0 while nobody waits; a lower bound when
-    memory keeps requests out. O(waiting), vectorised, once a round."""
-    if not len(snapshot.queued):
-        return 0.0
-    jobs, rows = snapshot.jobs, snapshot.queued
-    ahead = float(np.sum(np.maximum(jobs.total[rows] - jobs.output[rows], 0.0)))
-    rate = sum(_rate(snapshot, worker) for worker in snapshot.workers)
-    return min(LONGEST_S, ahead / rate) if rate > 0 else UNKNOWN_S
+def drains_s(snapshot: Snapshot) -> dict[int, float]:
+    """Of each model for which somebody waits, the seconds until all of them have been served: the
+    tokens still expected of all, over its workers' rate at their present concurrency and context.
+    A lower bound when memory keeps requests out. O(jobs), vectorised, once a round."""
+    jobs = snapshot.jobs
+    rows = np.concatenate([snapshot.queued, snapshot.running])
+    left = np.maximum(jobs.total[rows] - jobs.output[rows], 0.0)
+    drains: dict[int, float] = {}
+    for model in np.unique(jobs.model[snapshot.queued]).tolist():
+        ahead = float(np.sum(left[jobs.model[rows] == model]))
+        rate = sum(_rate(snapshot, worker) for worker in snapshot.workers if worker.model == model)
+        drains[model] = min(LONGEST_S, ahead / rate) if rate > 0 else UNKNOWN_S
+    return drains
 
 
 def _rate(snapshot: Snapshot, worker: Worker) -> float:

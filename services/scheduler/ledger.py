@@ -5,6 +5,7 @@ The ledger moves requests and notes what their workers must be told (each worker
 and when they move is the affair of the state and of its rounds.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from math import inf
 
@@ -36,6 +37,7 @@ class Ledger:
         self.jobs: dict[str, Job] = {}
         self.workers: dict[str, WorkerJobs] = {}
         self.running = 0
+        self._waiting: Counter[str] = Counter()  # by model
         self._by_row: dict[int, Job] = {}
         self._numbers: dict[int, str] = {}  # workers' names
         self._next_number = 0
@@ -45,6 +47,9 @@ class Ledger:
     @property
     def waiting(self) -> int:
         return len(self.jobs) - self.running
+
+    def waiting_for(self, model: str) -> int:
+        return self._waiting[model]
 
     def phase(self, job: Job) -> Phase:
         return Phase(int(self.board.phase[job.row]))
@@ -92,6 +97,7 @@ class Ledger:
     def add(self, request: Request, link: str) -> Job:
         job = Job(request, link, self.board.add(request))
         self.jobs[request.request_id] = self._by_row[job.row] = job
+        self._count_waiting(job, 1)
         return job
 
     def await_home(self, job: Job) -> None:
@@ -132,6 +138,13 @@ class Ledger:
         self.board.admit(job.row, worker.number, limit)
         worker.running[job.request_id] = job
         self.running += 1
+        self._count_waiting(job, -1)
+
+    def _count_waiting(self, job: Job, more: int) -> None:
+        model = job.request.model
+        self._waiting[model] += more
+        if not self._waiting[model]:
+            del self._waiting[model]
 
     def extend(self, job: Job, worker: WorkerJobs, limit: int) -> None:
         self.board.jobs.limit[job.row] = limit
@@ -157,6 +170,7 @@ class Ledger:
     def _requeue(self, job: Job, worker: WorkerJobs, now: float) -> None:
         del worker.running[job.request_id]
         self.running -= 1
+        self._count_waiting(job, 1)
         self.board.jobs.preemptions[job.row] += 1
         self.board.queue(job.row, now)
 
@@ -178,8 +192,11 @@ class Ledger:
         """Forget a request wherever it is; its worker has done so."""
         home = self.workers.get(self.home(job))
         if home:
-            self.running -= home.running.pop(job.request_id, None) is not None
             home.pausing.pop(job.request_id, None)
+        if home and home.running.pop(job.request_id, None):
+            self.running -= 1
+        else:
+            self._count_waiting(job, -1)
         del self.jobs[job.request_id], self._by_row[job.row]
         self.board.remove(job.row)
 

@@ -23,7 +23,7 @@ from services.core import (
 from services.policies.preset import Preset
 from services.scheduler import events as ev
 from services.scheduler.board import Phase
-from services.scheduler.door import Limits, drain_s, hopeless, refusal, unservable
+from services.scheduler.door import Limits, drains_s, hopeless, refusal, unservable
 from services.scheduler.jobs import Job, WorkerJobs
 from services.scheduler.ledger import Ledger
 from services.scheduler.rounds import Rounds, decision_of
@@ -44,11 +44,11 @@ class SchedulerState:
         self.limits = limits
         self.ledger = Ledger()
         self.rounds = Rounds(preset, self.ledger)
-        self.drain_s = 0.0  # by the last round's reckoning
+        self._drains_s: dict[int, float] = {}  # each model's queue, by the last round's reckoning
         self._apart = apart
         self._draining = False
         self._dirty = False
-        self._timers: list[tuple[float, int, str, str]] = []  # when, job's row, its id, or worker
+        self._timers: list[tuple[float, int, str, str]] = []  # when, job's serial and id, or worker
         self._actions: list[ev.Action] = []
         self._handlers: dict[str, Callable[..., None]] = {
             "submitted": self._submitted,
@@ -87,6 +87,11 @@ class SchedulerState:
         if not self._dirty or self.rounds.contest is not None:
             return inf
         return self.rounds.not_before_s
+
+    @property
+    def drain_s(self) -> float:
+        """How long the queue takes, of several models the longest; 0 while nobody waits."""
+        return max(self._drains_s.values(), default=0.0)
 
     def next_deadline(self) -> float:
         """When a Tick is due; infinite when nothing waits for time."""
@@ -127,7 +132,9 @@ class SchedulerState:
             self._find_home(job, now)
 
     def _refusal(self, request: Request, now: float) -> Reject | None:
-        return refusal(self.ledger, self.limits, request, self.drain_s, now)
+        model = self.ledger.board.models.get(request.model)
+        drain_s = 0.0 if model is None else self._drains_s.get(model, 0.0)
+        return refusal(self.ledger, self.limits, request, drain_s, now)
 
     def _forecasted(self, event: ev.Forecasted, now: float) -> None:
         for request_id, forecast in event.forecasts:
@@ -198,7 +205,10 @@ class SchedulerState:
     # Time
 
     def _set_timer(self, due_s: float, job: Job) -> None:
-        heappush(self._timers, (due_s, job.row, job.request_id, ""))
+        heappush(self._timers, (due_s, self._serial(job), job.request_id, ""))
+
+    def _serial(self, job: Job) -> int:
+        return int(self.ledger.board.jobs.serial[job.row])
 
     def _tick(self, event: ev.Tick, now: float) -> None:
         """Time has passed; every step looks at what was due."""
@@ -206,10 +216,10 @@ class SchedulerState:
     def _ring(self, now: float) -> None:
         """What is due by now: deadlines, waits for who did not come back, and the next round."""
         while self._timers and self._timers[0][0] <= now:
-            _, row, request_id, worker_id = heappop(self._timers)
+            _, serial, request_id, worker_id = heappop(self._timers)
             if worker_id:
                 self._abandon_orphans(worker_id, now)
-            elif (job := self.jobs.get(request_id)) and job.row == row:
+            elif (job := self.jobs.get(request_id)) and self._serial(job) == serial:
                 self._job_due(job, now)
         if self.rounds.next_s <= now:
             self.rounds.next_s = inf
@@ -223,6 +233,7 @@ class SchedulerState:
         elif self.ledger.phase(job) is Phase.AWAITED:
             self._tell_preempted(job)
             self.ledger.enqueue(job)
+            self._refuse_unservable(job)
             self._dirty = True
 
     def _end_hopeless(self, rows: list[int], now: float) -> None:
@@ -246,15 +257,20 @@ class SchedulerState:
             self._meet(worker, held, now)
         if worker.orphans:
             heappush(self._timers, (now + self.limits.adopt_s, -1, "", worker_id))
-        for job in [job for job in self.jobs.values() if self._waits(job)]:
-            reject = unservable(self.ledger, job.request)
-            if reject:
-                self._actions.append(ev.Refuse(job.link, job.request_id, reject))
-                self._drop(job)
+        for job in list(self.jobs.values()):
+            awaited = self.ledger.phase(job) is Phase.AWAITED
+            if awaited and job.request.worker_id == worker_id:
+                self.ledger.enqueue(job)  # its worker is back without it
+                awaited = False
+            if not awaited and self.ledger.phase(job) is not Phase.RUNNING:
+                self._refuse_unservable(job)
         self._dirty = True
 
-    def _waits(self, job: Job) -> bool:
-        return self.ledger.phase(job) is not Phase.RUNNING
+    def _refuse_unservable(self, job: Job) -> None:
+        reject = unservable(self.ledger, job.request)
+        if reject:
+            self._actions.append(ev.Refuse(job.link, job.request_id, reject))
+            self._drop(job)
 
     def _meet(self, worker: WorkerJobs, held: HeldRequest, now: float) -> None:
         """A worker has this one from before: adopted if it is nowhere else by now."""
@@ -373,7 +389,7 @@ class SchedulerState:
             return
         self._dirty = False
         snapshot = self.ledger.board.snapshot(now, self.ledger.seats())
-        self.drain_s = drain_s(snapshot)
+        self._drains_s = drains_s(snapshot)
         if late := hopeless(snapshot):
             self._end_hopeless(late, now)
             snapshot = self.ledger.board.snapshot(now, snapshot.workers)
