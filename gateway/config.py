@@ -55,6 +55,7 @@ class GatewayConfig(ServedSettings):
     max_queued: Count = 4096  # waiting at the scheduler, as its own max_queue; one more: 429
     max_arriving: Count = 512  # waiting to be read; at 2 ms a prompt the last waits a second
     arriving_hold_s: Positive = 0.02  # but tokens that keep coming hold one up no longer
+    arriving_burst_s: Positive = 0.005  # of reading between two looks: one long prompt, many short
     max_choices: Count = 128  # prompts x n of one call, as at OpenAI
     max_body_bytes: Count = 8 * 2**20  # a 100,000-token prompt as JSON is under 2 MiB
     max_stop_chars: Count = 512  # of one stop string; what may be held back of an answer

@@ -68,7 +68,9 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
         self._backoff = Backoff(config.connect_backoff_s, config.max_connect_backoff_s)
         self._scheduler = self._scheduler_link(SchedulerStub(scheduler))
         self._workers = WorkerLinks(self._worker_link)
-        self._turnstile = Turnstile(config.max_arriving, config.arriving_hold_s)
+        self._turnstile = Turnstile(
+            config.max_arriving, config.arriving_hold_s, config.arriving_burst_s
+        )
         self._pipeline = Pipeline(
             config, self.text, self.metrics, self._scheduler.send, self._workers.send
         )

@@ -143,14 +143,14 @@ async def turns(count: int) -> None:
 
 
 async def test_one_at_a_time_comes_in_at_once() -> None:
-    turnstile = Turnstile(max_waiting=8, hold_s=1000.0)
+    turnstile = Turnstile(max_waiting=8, hold_s=1000.0, burst_s=0.0)
     for _ in range(5):
         assert passes(turnstile.enter())
         await turns(CALM_TURNS + 1)
 
 
 async def test_many_come_in_one_by_one_in_their_order() -> None:
-    turnstile = Turnstile(max_waiting=8, hold_s=1000.0)
+    turnstile = Turnstile(max_waiting=8, hold_s=1000.0, burst_s=0.0)
     came: list[tuple[int, int]] = []  # who, in which turn
     now = 0
 
@@ -171,7 +171,7 @@ async def test_many_come_in_one_by_one_in_their_order() -> None:
 
 @pytest.mark.parametrize(("hold_s", "comes"), [(1000.0, False), (1e-9, True)])
 async def test_tokens_go_first_but_not_for_ever(hold_s: float, comes: bool) -> None:
-    turnstile = Turnstile(max_waiting=8, hold_s=hold_s)
+    turnstile = Turnstile(max_waiting=8, hold_s=hold_s, burst_s=0.0)
     await turnstile.enter()
     waiting = asyncio.ensure_future(turnstile.enter())
     for _ in range(10 * CALM_TURNS):
@@ -182,8 +182,18 @@ async def test_tokens_go_first_but_not_for_ever(hold_s: float, comes: bool) -> N
     assert waiting.done()
 
 
+async def test_short_prompts_come_in_together_and_tokens_follow_them() -> None:
+    turnstile = Turnstile(max_waiting=8, hold_s=1000.0, burst_s=1000.0)
+    await turnstile.enter()
+    waiting = [asyncio.ensure_future(turnstile.enter()) for _ in range(5)]
+    for _ in range(8):  # one a turn, though tokens come all the time
+        turnstile.on_tokens()
+        await asyncio.sleep(0)
+    assert all(each.done() for each in waiting)
+
+
 async def test_who_leaves_is_passed_over() -> None:
-    turnstile = Turnstile(max_waiting=8, hold_s=1000.0)
+    turnstile = Turnstile(max_waiting=8, hold_s=1000.0, burst_s=0.0)
     await turnstile.enter()
     first, second = (asyncio.ensure_future(turnstile.enter()) for _ in range(2))
     await asyncio.sleep(0)
