@@ -1,7 +1,8 @@
 """A predictor service that runs, and requests whose length follows their prompt."""
 
+import asyncio
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -17,11 +18,11 @@ from services.predictor.features import LAYERS
 from services.predictor.service import PredictorService
 from services.runtime.outcomelog.config import LogConfig
 from services.runtime.tasks import background
-from tests.reach import reaching
+from tests.reach import reaching, until
 
 NAME = "foretoken.v1.Predictor"
 ADD = predictor_pb2_grpc.add_PredictorServicer_to_server
-PATIENT_S = 5.0  # to read a prompt: a test machine may be busy
+PATIENT_S = 20.0  # to read prompts: a test machine may be busy
 
 ASKED = {  # what is asked for, and about how many tokens that takes
     "Say yes or no: is {} an even number?": 4,
@@ -62,9 +63,36 @@ class Running:
     async def foretell(self, *inputs: predictor_pb2.ForecastInput) -> list[common_pb2.Forecast]:
         return list((await self.stub.Forecast(forecast_of(*inputs))).forecasts)
 
+    async def improved(self, *inputs: predictor_pb2.ForecastInput) -> list[common_pb2.Forecast]:
+        """What is told of each after it was asked for and read."""
+        stream = self.stub.Improve(predictor_pb2.ImproveRequest())
+        told: dict[str, common_pb2.Forecast] = {}
+        reader = asyncio.create_task(_gather(stream, told, {i.request_id for i in inputs}))
+        await until(lambda: self.service.listeners > 0)
+        await self.foretell(*inputs)
+        await asyncio.wait_for(reader, PATIENT_S)
+        stream.cancel()
+        await until(lambda: self.service.listeners == 0)
+        return [told[each.request_id] for each in inputs]
+
+    async def read(self, count: int) -> None:
+        """Return when so many prompts were read in all, of requests that waited."""
+        await until(lambda: self.value("read_total", of="waiting") >= count)
+
     async def observe(self, *outcomes: predictor_pb2.Outcome) -> int:
         message = predictor_pb2.ObserveOutcomesRequest(outcomes=outcomes)
         return (await self.stub.Observe(message)).version
+
+
+async def _gather(
+    stream: AsyncIterable[predictor_pb2.ImprovedForecasts],
+    told: dict[str, common_pb2.Forecast],
+    wanted: set[str],
+) -> None:
+    async for message in stream:
+        told.update(zip(message.request_ids, message.forecasts, strict=True))
+        if wanted <= set(told):
+            return
 
 
 @asynccontextmanager
@@ -76,7 +104,7 @@ async def predicting(
     **settings: Any,
 ) -> AsyncIterator[Running]:
     """The service with its background work; models are not fitted unless settings say when."""
-    given = {"extract_timeout_s": PATIENT_S, "refit_interval_s": 3_600, **settings}
+    given = {"cpu_share": 1, "refit_interval_s": 3_600, **settings}
     registry = CollectorRegistry()
     config = PredictorConfig(model=model, **given)
     service = PredictorService(config, registry, log or LogConfig(), encoder or HashEncoder())

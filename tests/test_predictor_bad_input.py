@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from services.forecast import UNCAPPED
 from services.predictor.content import ContentPredictor
 from services.predictor.features import LAYERS
 from services.predictor.interface import Options, Query
@@ -83,13 +84,13 @@ async def test_an_encoder_that_breaks_leaves_history(
         for number in range(3):
             await foretold_and_learnt(running, f"r{number}", f"prompt {number}")
         (forecast,) = await running.foretell(asked("a", "one more"))
-        assert (forecast.source, list(forecast.points)) == ("history", [7])
-        assert running.value("fallbacks_total", reason=reason) == 4
+        assert (forecast.source, list(forecast.points)) == ("history", [7, UNCAPPED])
+        await until(lambda: running.value("fallbacks_total", reason=reason) == 4)
     said = [r.getMessage() for r in caplog.records if r.name == "services.predictor.reading"]
     assert len(said) == 1 and "forecast by history; this is said once" in said[0]
 
 
-async def test_a_slow_encoder_leaves_history_in_time() -> None:
+async def test_a_slow_encoder_keeps_nobody_waiting() -> None:
     class Slow(HashEncoder):
         def encode(self, texts: Sequence[str]) -> np.ndarray:
             released.wait(10)
@@ -97,13 +98,17 @@ async def test_a_slow_encoder_leaves_history_in_time() -> None:
 
     released = threading.Event()
     released.set()
-    async with predicting("retrieval", encoder=Slow(), extract_timeout_s=0.05) as running:
+    async with predicting(
+        "retrieval",
+        encoder=Slow(),
+    ) as running:
         released.clear()
         try:
             await foretold_and_learnt(running, "a", "hello")
-            assert running.value("fallbacks_total", reason="timeout") == 1
+            assert running.value("examples") == 0
         finally:
             released.set()
+        await until(lambda: running.value("examples") == 1)
 
 
 async def test_a_model_that_fails_leaves_history(
@@ -114,6 +119,26 @@ async def test_a_model_that_fails_leaves_history(
             if any(query.features for query in batch):
                 raise ZeroDivisionError("a bug")
             return super().forecast(batch)
+
+    monkeypatch.setitem(PREDICTORS, "fails", lambda _: Fails("fails", {}, Options()))
+    async with predicting("fails") as running:
+        for number in range(2):
+            await running.foretell(asked(f"r{number}", "hello"))
+            await running.read(number + 1)
+            await running.observe(ended(f"r{number}", 7))
+        assert running.value("fallbacks_total", reason="model") == 2
+        await until(lambda: running.value("examples") == 2)
+    assert sum("(model: a bug)" in r.getMessage() for r in caplog.records) == 1
+
+
+async def test_words_that_fail_leave_history(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Fails(ContentPredictor):
+        def by_words(self, batch: Sequence[Query]) -> list:
+            if any(query.prompt for query in batch):
+                raise ZeroDivisionError("a bug")
+            return super().by_words(batch)
 
     monkeypatch.setitem(PREDICTORS, "fails", lambda _: Fails("fails", {}, Options()))
     async with predicting("fails") as running:
@@ -191,9 +216,9 @@ async def test_a_log_that_is_gone_and_back_costs_nothing(monkeypatch: pytest.Mon
         async with asyncio.timeout(2):
             (forecast,) = await running.foretell(asked("b", "hello"))
             await running.observe(ended("b", 9))
-        assert list(forecast.points) == [7]
+        assert list(forecast.points) == [7, UNCAPPED]
         flaky.gone = False
         await until(lambda: running.value("outcomes_total", learnt="yes") == 2)
         (forecast,) = await running.foretell(asked("c", "hello"))
-        assert list(forecast.points) == [7, 9]
+        assert list(forecast.points) == [7, 9, UNCAPPED]
         await until(lambda: running.value("log_unavailable") == 0)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.predictor.extract import LRU, Extractor, Prompt, split
+from services.predictor.extract import LRU, Extractor, Prompt, split, without_meaning
 from services.predictor.features import LAYERS, NUMBERS, WORD_COLUMNS, Features
 from services.predictor.packing import VERSION, pack, unpack
 from services.predictor.words import HEAD_CHARS, INSTRUCTION_SHARE, MOST_WORDS, bag, columns
@@ -79,21 +79,18 @@ def test_features_of_a_prompt_by_hand() -> None:
 def test_a_known_prompt_needs_no_encoder_and_has_equal_features() -> None:
     encoder = Recorder()
     extractor = Extractor(encoder)
-    assert extractor.cached(ALPACA) is None
     (first,) = extractor.extract([ALPACA])
     (again,) = extractor.extract([ALPACA])
-    hit = extractor.cached(ALPACA)
-    assert hit is not None
     assert same(first, again)
-    assert same(first, hit)
     assert len(encoder.calls) == 1
 
 
 def test_numbers_are_of_the_request_not_of_the_cache() -> None:
-    extractor = Extractor(Recorder())
+    encoder = Recorder()
+    extractor = Extractor(encoder)
     extractor.extract([ALPACA])
-    later = extractor.cached(Prompt("", ALPACA.user_input, 500, (7,)))
-    assert later is not None
+    (later,) = extractor.extract([Prompt("", ALPACA.user_input, 500, (7,))])
+    assert len(encoder.calls) == 1
     np.testing.assert_allclose(np.expm1(later.numbers), [16, 22, 500, 1, 7, 7], rtol=1e-5)
 
 
@@ -111,8 +108,10 @@ def test_the_caches_are_bounded_and_forget_the_least_used() -> None:
     for i in range(20):
         extractor.extract([Prompt("kept", f"question {i}", 3)])
     assert sum(call.count("kept") for call in encoder.calls) == 1
-    assert extractor.cached(Prompt("kept", "question 0", 3)) is None
-    assert extractor.cached(Prompt("kept", "question 19", 3)) is not None
+    extractor.extract([Prompt("kept", "question 19", 3)])
+    assert len(encoder.calls) == 20
+    extractor.extract([Prompt("kept", "question 0", 3)])
+    assert encoder.calls[20:] == [["question 0"]]
 
     lru: LRU[int, int] = LRU(2)
     for key in (1, 2, 1, 3):
@@ -126,8 +125,17 @@ def test_a_cache_of_nothing_still_answers() -> None:
     extractor = Extractor(encoder, cache_entries=0)
     first, second = extractor.extract([ALPACA, ALPACA])
     assert same(first, second)
-    assert extractor.cached(ALPACA) is None
     assert len(encoder.calls) == 1
+    extractor.extract([ALPACA])
+    assert len(encoder.calls) == 2
+
+
+def test_words_and_sizes_need_no_encoder() -> None:
+    (read,) = Extractor(Recorder()).extract([ALPACA])
+    at_once = without_meaning(ALPACA)
+    np.testing.assert_array_equal(at_once.words, read.words)
+    np.testing.assert_array_equal(at_once.numbers, read.numbers)
+    assert not at_once.user_input.any() and not at_once.instruction.any()
 
 
 def test_many_threads_share_the_caches() -> None:

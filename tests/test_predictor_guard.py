@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from math import isnan
 
@@ -13,6 +14,7 @@ from scipy.stats import kendalltau, ks_2samp
 
 from services.forecast import Forecast, certain, from_lengths
 from services.predictor.content import ContentPredictor
+from services.predictor.extract import Prompt
 from services.predictor.features import LAYERS, NUMBERS, Features
 from services.predictor.guard import LEAST, WINDOW, Guard, Guarded
 from services.predictor.history import HistoryPredictor
@@ -130,6 +132,7 @@ class Scripted:
     """Says one length of every request it can read."""
 
     version = 0
+    edition = 0
 
     def __init__(self, tokens: int):
         self.tokens = tokens
@@ -137,22 +140,32 @@ class Scripted:
     def forecast(self, batch: Sequence[Query]) -> list[Forecast]:
         return [certain(self.tokens, "model" if q.features else "history") for q in batch]
 
+    def by_words(self, batch: Sequence[Query]) -> list[Forecast | None]:
+        return [certain(2 * self.tokens, "words") if q.prompt else None for q in batch]
+
     def learn(self, examples: Sequence[Example]) -> int:
         return len(examples)
 
 
 def test_who_is_given_and_who_is_judged() -> None:
     guarded = Guarded(Scripted(5), HistoryPredictor())
-    unread, history = Query("demo", "", 1, 50), certain(50, "history")
-    made = guarded.forecast([unread])[0]
-    assert (made.given.source, made.by_model) == ("history", None)
-    read = Query("demo", "", 1, 50, FEATURES)
-    made = guarded.forecast([read])[0]
-    assert made.given == made.by_model == certain(5, "model")
-    assert made.by_history.truncated(50).points == history.points
+    silent, history = (
+        Query("demo", "", 1, 50),
+        HistoryPredictor().forecast([Query("demo", "", 1, 5)]),
+    )
+    made = guarded.forecast([silent])[0]
+    assert (made.given, made.by_model) == (history[0], None)
+    made = guarded.forecast([replace(silent, prompt=Prompt("", "hello", 1))])[0]
+    assert made.given == made.by_model == certain(10, "words")
+
+    read, unread = guarded.read([replace(silent, features=FEATURES), silent])
+    assert (read, unread) == (certain(5, "model"), None)
+    assert read is not None
+    made = guarded.choose(read, history[0])
+    assert (made.given, made.by_model, made.by_history) == (read, read, history[0])
     assert guarded.compare([1.0] * LEAST) and guarded.set_aside
-    made = guarded.forecast([read])[0]
-    assert (made.given.source, made.by_model) == ("history", certain(5, "model"))
+    made = guarded.choose(read, history[0])
+    assert (made.given.source, made.by_model) == ("history", read)
 
 
 class Moody(ContentPredictor):
@@ -175,13 +188,18 @@ async def test_a_model_worse_than_history_is_set_aside_and_comes_back(
     monkeypatch.setitem(PREDICTORS, "moody", lambda _: moody)
     with caplog.at_level(logging.WARNING):
         async with predicting("moody") as running:
+            heard: list[float] = []
 
             async def hundred(turn: int, foretold: int, tokens: int) -> str:
                 moody.tokens = foretold
                 ids = [f"{turn}-{i}" for i in range(100)]
-                made = await running.foretell(*(asked(i, f"question {i}") for i in ids))
+                already = running.value("read_total", of="waiting")
+                await running.foretell(*(asked(i, f"question {i}") for i in ids))
+                await running.read(int(already) + 100)
+                told = running.value("improved_total")
                 await running.observe(*(ended(i, tokens) for i in ids))
-                return made[-1].source
+                heard.append(told - sum(heard))
+                return "moody" if heard[-1] else "history"
 
             assert [await hundred(turn, 900, 20) for turn in (0, 1)] == ["moody", "moody"]
             assert running.value("set_aside") == 1

@@ -12,16 +12,16 @@ import pytest
 
 from protos import predictor_pb2
 from services.core import FinishReason, Outcome
-from services.forecast import certain
+from services.forecast import UNCAPPED, certain
 from services.predictor.apart import FitFailed, run_apart
 from services.predictor.content import ContentPredictor, Refit, Refitted
+from services.predictor.desk import Desk
 from services.predictor.extract import Extractor, Prompt
 from services.predictor.fitting import Fitted, Tick
 from services.predictor.frame import Frame
 from services.predictor.guard import Made
 from services.predictor.handover import read_result, read_task, write_result, write_task
 from services.predictor.interface import Example, Options, Query
-from services.predictor.learning import BACKLOG_MAX
 from services.predictor.members import HistoryMember
 from services.predictor.mixture import Mixture
 from services.predictor.packing import pack
@@ -177,11 +177,13 @@ async def refitting(asked: Asked, results: Sequence[Refitted | str], examples: i
             raise FitFailed(result)
         return result
 
-    refitter = Refitter(asked, PACE, run, lambda result, _: ends.append(result))
+    desk = Desk(share=1, saved_s=1)
+    refitter = Refitter(asked, PACE, run, lambda result, _: ends.append(result), desk)
     task = asyncio.create_task(refitter.run(lambda: examples))
     await until(lambda: not left)
     await asyncio.sleep(0.05)
     task.cancel()
+    desk.close()
     assert refitter.version == len(asked.adopted)
     return ends
 
@@ -273,6 +275,14 @@ async def test_a_restart_replays_the_log_fits_and_foretells_by_the_prompt(tmp_pa
         assert (after.points, after.weights) == (before.points, before.weights)
         await until(lambda: running.value("refits_total", result="adopted") == 1, 60)
         short, long = await running.foretell(YES, ESSAY)
+        assert (short.source, long.source) == ("words", "words")
+        assert mean(short) * 2 < mean(long)
+        await running.observe(ended("a", 4), ended("b", 400))
+        again = [
+            asked("c", "Say yes or no: is 78 an even number?"),
+            asked("d", "Write a long essay about the history of the number 78."),
+        ]
+        short, long = await running.improved(*again)
         assert (short.source, long.source) == ("ridge", "ridge")
         assert mean(short) * 3 < mean(long)
         await until(lambda: running.value("model_version") == 1)
@@ -282,7 +292,7 @@ async def test_a_long_log_is_replayed_whole(tmp_path: Path) -> None:
     log = LogConfig(path=str(tmp_path / "outcomes.sqlite"))
     kept = SqliteLog.open(log.path, 10_000)
     waiting = Waiting(MADE, pack(FEATURES))
-    count = BACKLOG_MAX + 1_000
+    count = 2_000
     await kept.append([encode(OUTCOME, waiting, DEFAULT_NAME, "other", 0)] * count)
     await kept.close()
     async with predicting("ridge", log) as running:
@@ -298,7 +308,7 @@ async def test_two_services_on_one_log_learn_the_same(tmp_path: Path) -> None:
         await until(lambda: one.value("outcomes_total", learnt="yes") == 5)
         await until(lambda: other.value("outcomes_total", learnt="yes") == 5)
         first, second = [await r.foretell(asked("", "hello")) for r in (one, other)]
-        assert first == second and list(first[0].points) == [5, 6, 7, 8]
+        assert first == second and list(first[0].points) == [5, 6, 7, 8, UNCAPPED]
 
 
 async def test_what_the_rule_leaves_out_teaches_its_length_alone(tmp_path: Path) -> None:
@@ -343,5 +353,5 @@ async def test_outcomes_are_scored_by_the_forecasts_they_had() -> None:
             ended("a", 20), ended("b", 500), ended("c", 25, reason=0), ended("never asked", 7)
         )
         await until(lambda: running.value("scored") == 2)
-        assert running.value("coverage", interval="90") == 0.5
+        assert running.value("coverage", interval="90") == 1  # 500 is within what a cap of 1,000 is
         assert running.value("pending") == 0

@@ -12,8 +12,10 @@ from prometheus_client import CollectorRegistry
 from foretoken.options import ServeOptions, outcome_log, sections
 from foretoken.separate import wire
 from protos import common_pb2, predictor_pb2
+from services.forecast import UNCAPPED
 from services.predictor.config import PredictorConfig
 from services.predictor.service import PredictorService
+from services.runtime.codec import decode_forecast
 from tests.predictor_serving import predicting
 from tests.reach import WAYS
 
@@ -43,7 +45,7 @@ async def test_forecasts_follow_what_was_observed(way: str) -> None:
     async with predicting(way=way) as running:
         stub = running.stub
         cold = await stub.Forecast(asked(30, 40))
-        assert [list(f.points) for f in cold.forecasts] == [[30], [40]]
+        assert [decode_forecast(f).truncated(30).points for f in cold.forecasts] == [(30,)] * 2
         assert {(f.source, f.shared_key, f.version) for f in cold.forecasts} == {
             ("history", "history/demo", 0)
         }
@@ -52,15 +54,11 @@ async def test_forecasts_follow_what_was_observed(way: str) -> None:
         assert (await stub.Observe(cut_short)).version == 0
         assert (await stub.Observe(finished(5, 5, 7, 80))).version == 4
         warm = await stub.Forecast(asked(30, application="copy"))
-        assert list(warm.forecasts) == [
-            common_pb2.Forecast(
-                points=[5, 7, 80],
-                weights=[0.5, 0.25, 0.25],
-                source="history",
-                version=4,
-                shared_key="history/demo",
-            )
-        ]
+        (forecast,) = warm.forecasts
+        assert list(forecast.points) == [5, 7, 80, UNCAPPED]
+        assert list(forecast.weights) == pytest.approx([0.4, 0.2, 0.2, 0.2])
+        assert (forecast.source, forecast.version) == ("history", 4)
+        assert forecast.shared_key == "history/demo"
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -103,7 +101,7 @@ async def test_bad_input_is_refused_by_field(
 
 
 async def test_a_full_batch_is_answered_in_order() -> None:
-    async with predicting(way="socket") as running:
+    async with predicting("max", way="socket") as running:
         answer = await running.stub.Forecast(asked(*range(1, 1_025)))
     assert [f.points[0] for f in answer.forecasts] == list(range(1, 1_025))
 

@@ -1,5 +1,7 @@
 """`python -m services.predictor`: config → objects → serve."""
 
+import os
+import sys
 from functools import partial
 
 from prometheus_client import CollectorRegistry
@@ -12,8 +14,15 @@ from services.runtime.main import Build, Sets, Unit, nothing, run_process
 from services.runtime.outcomelog.config import LogConfig
 from services.runtime.server import Mount
 
+# Of this process: a call is answered though the thread that reads holds the interpreter.
+SWITCH_S = 0.0005
+
 
 def prepare(config: PredictorConfig, sets: Sets) -> Build:
+    """Makes this process one that leaves the cores to those who serve: tokens are due first."""
+    os.nice(config.nice)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported, with the encoder
+    sys.setswitchinterval(SWITCH_S)
     return partial(build, config, load(LogConfig, sets[LogConfig.section]))
 
 

@@ -30,11 +30,21 @@ class PredictorConfig(ServedSettings):
     # Folder of a ranker from `foretoken train ranker`, which serves before there is any outcome,
     # with the encoder it was trained on; for `ranker` and `blend`.
     artefact: str = ""
-    # A request says first what it wants, and twice as many take 30 to 48 ms: past every deadline.
+    # A request says first what it wants, and twice as many take 30 to 48 ms.
     encoder_cap_tokens: int = Field(default=64, ge=8)
-    cache_entries: int = Field(default=4_096, ge=1)  # prompts remembered, about 10 kB each
-    # Below the scheduler's forecast_timeout_s, so that history answers here and not there.
-    extract_timeout_s: float = Field(default=0.03, gt=0)
+    # Prompts remembered, with what was foretold of them: about 16 kB each.
+    cache_entries: int = Field(default=4_096, ge=1)
+    # Of one core, for reading prompts and learning from them: 6 to 15 ms a prompt on a slow one. A
+    # forecast is answered without it, and a better one is pushed. 1: all is read at once.
+    cpu_share: float = Field(default=0.1, gt=0, le=1)
+    # CPU seconds that an idle predictor saves up, so that a burst of some 100 prompts is read.
+    cpu_saved_s: float = Field(default=1.0, gt=0)
+    # Prompts that wait to be read, the newest first, 16 kB at most each; as many of requests that
+    # ended before. A core reads about 100 in a second, and later hardly helps.
+    unread_max: int = Field(default=1_024, ge=1)
+    # Batches of better forecasts kept for a listener that is slow; then the oldest go.
+    improved_max: int = Field(default=256, ge=1)
+    nice: int = Field(default=5, ge=0, le=19)  # of its own process: tokens that are due come first
     max_text_bytes: int = Field(default=8_192, ge=0)  # of each part; as the gateway cuts them
     # Requests whose outcome is awaited, queued ones too; 6 kB each with features.
     pending_max: int = Field(default=8_192, ge=1)

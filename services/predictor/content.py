@@ -2,12 +2,13 @@
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from services.forecast import Forecast
 from services.lengths import LEARNT_FROM
+from services.predictor.bywords import ByWords
 from services.predictor.fitting import Fit, Fitted, Model, Tick, untold
 from services.predictor.frame import Frame
 from services.predictor.history import HistoryPredictor
@@ -18,6 +19,8 @@ from services.predictor.recall import Recall
 from services.predictor.spread import Floats, forecasts
 
 LEAST_TO_FIT = 64  # examples
+WORDS_MOST = 64  # prompts of one call told by their words
+WORDS = "words"  # the source of such forecasts
 _JUDGED = 8_000  # the last examples, on which members are weighed
 
 
@@ -28,6 +31,7 @@ class Refit:
     fits: Mapping[str, Fit]
     examples: tuple[Example, ...]
     seed: int
+    by_words: Fit | None = None
 
     def run(self, tick: Tick = untold) -> "Refitted":
         frame = Frame.of([example.query for example in self.examples])
@@ -39,7 +43,10 @@ class Refit:
                 tick((before + share) / len(self.fits))
 
             done[name] = fit(frame, lengths, self.seed, portion)
-        return Refitted.weigh(done, frame.applications, lengths)
+        refitted = Refitted.weigh(done, frame.applications, lengths)
+        if self.by_words is None:
+            return refitted
+        return replace(refitted, by_words=self.by_words(frame, lengths, self.seed, untold).model)
 
 
 @dataclass(frozen=True)
@@ -49,6 +56,7 @@ class Refitted:
     models: Mapping[str, Model]
     mixture: Mixture
     examples: int
+    by_words: Model | None = None
 
     @staticmethod
     def weigh(
@@ -70,8 +78,16 @@ class ContentPredictor:
     as a value; `adopt` swaps its result in at once.
     """
 
-    def __init__(self, name: str, members: Mapping[str, Member], options: Options):
+    def __init__(
+        self,
+        name: str,
+        members: Mapping[str, Member],
+        options: Options,
+        fit_words: Fit | None = None,
+    ):
         self.version = 0
+        self._fit_words = fit_words
+        self._by_words: ByWords | None = None
         self._name = name
         self._members = dict(members)
         self._history = HistoryPredictor(options)
@@ -92,6 +108,23 @@ class ContentPredictor:
                 forecast[i] = made
         return forecast
 
+    def by_words(self, batch: Sequence[Query]) -> list[Forecast | None]:
+        """What words alone tell of prompts not read; None where there is no prompt, and before the
+        first fit. Of the first WORDS_MOST prompts: each takes some 0.1 ms. It reads what no other
+        call changes, so it may be called while one runs in another thread."""
+        model, told = self._by_words, [None] * len(batch)
+        rows = [i for i, query in enumerate(batch) if query.prompt][:WORDS_MOST]
+        if model is None or not rows:
+            return [*told]
+        spread = model.spread([batch[i] for i in rows])
+        made = dict(zip(rows, forecasts(spread, WORDS, self.version), strict=True))
+        return [made.get(i) for i in range(len(batch))]
+
+    @property
+    def edition(self) -> int:
+        """Rises when the same prompt may be foretold otherwise: with a fit, and with outcomes."""
+        return self._recall.edition
+
     def learn(self, examples: Sequence[Example]) -> int:
         fit = [e for e in examples if e.reason in LEARNT_FROM and e.output_tokens > 0]
         self.version += len(fit)
@@ -111,7 +144,7 @@ class ContentPredictor:
             return None
         self._new = 0
         fits = {name: member.fit for name, member in self._members.items()}
-        return Refit(fits, tuple(self._examples), seed)
+        return Refit(fits, tuple(self._examples), seed, self._fit_words)
 
     def adopt(self, refitted: Refitted) -> None:
         """Swaps the new models and their mixture in."""
@@ -119,6 +152,8 @@ class ContentPredictor:
             self._members[name].adopt(model)
         self._ready = tuple(refitted.models)
         self._mixture = refitted.mixture
+        if refitted.by_words:
+            self._by_words = ByWords(refitted.by_words)
         self._recall.forget()
         self.version += 1
 

@@ -95,12 +95,6 @@ class Extractor:
         known = self._know(asked)
         return [self._features(parts, known) for parts in asked]
 
-    def cached(self, prompt: Prompt) -> Features | None:
-        """Its features where nothing needs encoding, else None. At most some 50 µs."""
-        parts = self._read(prompt)
-        found = {key: part for key in parts.keys if (part := self._parts.get(key)) is not None}
-        return self._features(parts, found) if len(found) == len(set(parts.keys)) else None
-
     def _read(self, prompt: Prompt) -> _Parts:
         instruction, user_input = split(prompt.instruction, prompt.user_input)
         keys = (self._key(instruction), self._key(user_input))
@@ -143,16 +137,25 @@ class Extractor:
         if columns is None:
             columns = _shared(words.bag(instruction.columns, user_input.columns))
             self._bags.put(parts.keys, columns)
-        return Features(instruction.vector, user_input.vector, columns, _numbers(parts))
+        numbers = _numbers(parts.prompt, parts.instruction, parts.user_input)
+        return Features(instruction.vector, user_input.vector, columns, numbers)
 
 
-def _numbers(parts: _Parts) -> Vector:
+def without_meaning(prompt: Prompt) -> Features:
+    """Its words and sizes, and embeddings of one zero: what needs no encoder."""
+    instruction, user_input = split(prompt.instruction, prompt.user_input)
+    bag = words.bag(words.columns(instruction), words.columns(user_input))
+    blank = np.zeros((1, 1), np.float32)
+    return Features(blank, blank, bag, _numbers(prompt, instruction, user_input))
+
+
+def _numbers(prompt: Prompt, instruction: str, user_input: str) -> Vector:
     """In the order of features.NUMBERS."""
-    answers = parts.prompt.answers
+    answers = prompt.answers
     counts = (
-        len(parts.user_input),
-        len(parts.instruction),
-        parts.prompt.prompt_tokens,
+        len(user_input),
+        len(instruction),
+        prompt.prompt_tokens,
         len(answers),
         answers[-1] if answers else 0,
         sum(answers) / len(answers) if answers else 0,

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -56,10 +57,20 @@ class Guard:
         return True
 
 
+class Model(Predictor, Protocol):
+    """Of `ContentPredictor`, what is guarded."""
+
+    @property
+    def edition(self) -> int: ...
+
+    def by_words(self, batch: Sequence[Query]) -> list[Forecast | None]: ...
+
+
 class Unguarded:
-    """A predictor that stands for itself: what it says is given."""
+    """A predictor that stands for itself: what it says is given. It reads no prompts."""
 
     set_aside = False
+    edition = 0
 
     def __init__(self, predictor: Predictor):
         self._predictor = predictor
@@ -70,6 +81,12 @@ class Unguarded:
 
     def forecast(self, batch: Sequence[Query]) -> list[Made]:
         return [Made(forecast, forecast) for forecast in self._predictor.forecast(batch)]
+
+    def by_history(self, batch: Sequence[Query]) -> list[Forecast]:
+        return self._predictor.forecast(batch)
+
+    def choose(self, by_model: Forecast, by_history: Forecast) -> Made:
+        return Made(by_history, by_history)
 
     def learn(self, examples: Sequence[Example]) -> int:
         return self._predictor.learn(examples)
@@ -86,10 +103,11 @@ class Guarded:
     """A model beside history. Both foretell and learn everything; the guard says who is heard.
 
     Where the model has nothing to read or knows nothing yet, history is this one's, which learns
-    at once; the model learns when it is told to `study`.
+    at once; the model learns when it is told to `study`. `read` and `study` take milliseconds and
+    touch the model alone, so they may run in another thread, one at a time; all else is quick.
     """
 
-    def __init__(self, model: Predictor, history: Predictor):
+    def __init__(self, model: Model, history: Predictor):
         self._model = model
         self._history = history
         self._guard = Guard()
@@ -103,9 +121,30 @@ class Guarded:
     def set_aside(self) -> bool:
         return self._guard.set_aside
 
+    @property
+    def edition(self) -> int:
+        """Of the model: rises when it may say otherwise of the same prompt."""
+        return self._model.edition
+
     def forecast(self, batch: Sequence[Query]) -> list[Made]:
-        pairs = zip(self._model.forecast(batch), self._history.forecast(batch), strict=True)
-        return [self._made(by_model, by_history) for by_model, by_history in pairs]
+        """At once: by words where the model can, else by history."""
+        pairs = zip(self._model.by_words(batch), self._history.forecast(batch), strict=True)
+        return [
+            self.choose(by_words, by_history) if by_words else Made(by_history, by_history)
+            for by_words, by_history in pairs
+        ]
+
+    def by_history(self, batch: Sequence[Query]) -> list[Forecast]:
+        return self._history.forecast(batch)
+
+    def read(self, batch: Sequence[Query]) -> list[Forecast | None]:
+        """The model's word of queries with features; None where it knows nothing yet."""
+        said = self._model.forecast(batch)
+        return [None if forecast.source == HISTORY else forecast for forecast in said]
+
+    def choose(self, by_model: Forecast, by_history: Forecast) -> Made:
+        """What is given of the two."""
+        return Made(by_history if self.set_aside else by_model, by_history, by_model)
 
     def learn(self, examples: Sequence[Example]) -> int:
         return self._history.learn(examples)
@@ -116,11 +155,6 @@ class Guarded:
     def compare(self, excess: Sequence[float]) -> bool:
         """As `Guard.observe`."""
         return self._guard.observe(excess)
-
-    def _made(self, by_model: Forecast, by_history: Forecast) -> Made:
-        if by_model.source == HISTORY:  # the model had nothing to read, or knows nothing yet
-            return Made(by_history, by_history)
-        return Made(by_history if self.set_aside else by_model, by_history, by_model)
 
 
 Foreteller = Unguarded | Guarded

@@ -2,14 +2,15 @@
 
 import asyncio
 import logging
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Protocol
 
+from services.predictor.desk import Desk, Do
 from services.predictor.interface import Example
-from services.predictor.records import EncodedBy, Record, decode, without_features
+from services.predictor.records import KIND, EncodedBy, Record, decode, without_features
 from services.predictor.rules import Rule
 from services.runtime.outcomelog import Row
 
@@ -18,9 +19,6 @@ log = logging.getLogger(__name__)
 
 STUDY_S = 1.0  # between two looks at what is to be studied; a model is fitted to thousands anyway
 SLICE = 16  # examples studied in one go, a few tens of milliseconds with six members
-# Examples that wait to be studied, 10 kB each. What comes on top, as when a long log is replayed,
-# is studied at once, so that reading waits for it.
-BACKLOG_MAX = 1_024
 
 
 class Learns(Protocol):
@@ -38,12 +36,14 @@ class Learns(Protocol):
 class Learning:
     """Takes rows as the journal delivers them, its own among them.
 
-    Lengths are learnt at once. Prompts are studied by and by in `run`, half of the time at most, so
-    that forecasts come between.
+    Lengths are learnt at once. Prompts are studied by and by in `run`, at the desk and out of its
+    budget. Of those that wait, the oldest go for new ones.
 
     rule: which prompts are trained on; of the others the length alone is learnt. by: whose
     features are read, None where no prompts are. writer: marks the rows of this process.
-    learnt: told how many outcomes were learnt and how many passed over.
+    backlog_max: examples that wait, 10 kB each; no fewer than models are fitted to, so that none
+    is lost of a long log that is replayed. learnt: told how many outcomes were learnt and how many
+    passed over.
     """
 
     def __init__(
@@ -52,6 +52,8 @@ class Learning:
         rule: Rule,
         by: EncodedBy | None,
         writer: str,
+        backlog_max: int,
+        desk: Desk,
         learnt: Callable[[int, int], None],
     ):
         self.examples = 0  # studied with features
@@ -63,29 +65,29 @@ class Learning:
         self._by = by
         self._writer = writer
         self._learnt = learnt
-        self._backlog: deque[Example] = deque()
+        self._desk = desk
+        self._backlog: deque[Example] = deque(maxlen=backlog_max)
         self._came = asyncio.Event()
         self._studied = asyncio.Event()
 
     def deliver(self, rows: Sequence[Row]) -> None:
-        records = [record for row in rows if (record := self._read(row))]
-        self.own += sum(record.writer == self._writer for record in records)
-        examples = [self._ruled(record) for record in records]
-        learnt = self._foreteller.learn(examples)
-        self._learnt(learnt, len(rows) - learnt)
+        records = [(row.kind, record) for row in rows if (record := self._read(row))]
+        self.own += sum(record.writer == self._writer for _, record in records)
+        first = [record.example for kind, record in records if kind == KIND]
+        learnt = self._foreteller.learn(first)
+        self._learnt(learnt, sum(row.kind == KIND for row in rows) - learnt)
         self._came.set()
-        self._backlog.extend(examples)
-        self._studied.clear()
-        while len(self._backlog) > BACKLOG_MAX:
-            self._study()
+        ruled = [self._ruled(record) for _, record in records]
+        self._backlog.extend(example for example in ruled if example.query.features)
+        if self._backlog:
+            self._studied.clear()
 
     async def run(self) -> None:
         """Study what waits, until cancelled."""
         while True:
             while self._backlog:
-                began_s = time.monotonic()
-                self._study()
-                await asyncio.sleep(time.monotonic() - began_s)
+                async with self._desk.turn() as do:
+                    await self._study(do)
             self._studied.set()
             await asyncio.sleep(STUDY_S)
 
@@ -101,16 +103,16 @@ class Learning:
         """Return when nothing waits to be studied."""
         await self._studied.wait()
 
-    def _study(self) -> None:
+    async def _study(self, do: Do) -> None:
         some = [self._backlog.popleft() for _ in range(min(SLICE, len(self._backlog)))]
         try:
-            self._foreteller.study(some)
+            await do(partial(self._foreteller.study, some))
         except Exception:
             if not self.unstudied:
                 log.exception("the model could not learn from outcomes; this is said once")
             self.unstudied += len(some)
         else:
-            self.examples += sum(e.query.features is not None for e in some)
+            self.examples += len(some)
 
     def _read(self, row: Row) -> Record | None:
         try:

@@ -28,8 +28,27 @@ class PredictorMetrics:
         )  # fmt: skip
         self.fallbacks = Counter(
             "foretoken_predictor_fallbacks",
-            "Prompts forecast by history though a model was to read them, by the reason",
+            "Prompts that a model was to read or foretell and did not, by the reason",
             ["reason"], registry=registry,
+        )  # fmt: skip
+        self.answered = Counter(
+            "foretoken_predictor_answered",
+            "Requests answered at once, by what was known: the prompt as read before (remembered), "
+            "its words, or nothing of it (plain)",
+            ["stage"], registry=registry,
+        )  # fmt: skip
+        self.read = Counter(
+            "foretoken_predictor_read",
+            "Prompts read, of requests that wait for their outcome and of those that have ended",
+            ["of"], registry=registry,
+        )  # fmt: skip
+        self.improved = Counter(
+            "foretoken_predictor_improved", "Better forecasts told after the prompt was read",
+            registry=registry,
+        )  # fmt: skip
+        self.reading_lag = Histogram(
+            "foretoken_predictor_reading_lag_seconds", "From a request to its better forecast",
+            buckets=LATENCY_BUCKETS_S, registry=registry,
         )  # fmt: skip
         self.refits = Counter(
             "foretoken_predictor_refits", "Fits that ended, by their result", ["result"],
@@ -86,6 +105,12 @@ _GAUGES = {
     "from where those before lay",
     "model_version": "Fits adopted since the start",
     "model_age_seconds": "Since the last fit was adopted; 0 before the first",
+    "listeners": "Streams that better forecasts are told to",
+    "unread": "Requests that wait with a prompt to be read",
+    "unread_ended": "Requests that have ended, whose prompts wait to be learnt from",
+    "unread_dropped": "Prompts never read: newer ones came",
+    "improved_dropped": "Batches of better forecasts that a listener was too slow for",
+    "cpu_share": "Of one core, spent on reading and learning since the last look",
     "examples": "Outcomes learnt with their prompt's features",
     "pending": "Requests whose outcome is awaited",
     "pending_dropped": "Requests whose features went before their outcome came",

@@ -1,14 +1,16 @@
 """Config → the parts of a predictor service, wired to one another."""
 
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
 from services.predictor.apart import run_apart
+from services.predictor.cascade import Cascade, Read
 from services.predictor.config import PredictorConfig
 from services.predictor.content import ContentPredictor
+from services.predictor.desk import Desk
 from services.predictor.extract import Extractor, Prompt, TextEncoder
-from services.predictor.gathering import Gatherer
 from services.predictor.guard import Foreteller, Guarded, Unguarded
 from services.predictor.history import HistoryPredictor
 from services.predictor.interface import Options, Predictor
@@ -18,9 +20,10 @@ from services.predictor.outcomes import Outcomes
 from services.predictor.pending import Pending
 from services.predictor.predictors import build
 from services.predictor.pretrained import build_pretrained
-from services.predictor.reading import Reader
-from services.predictor.records import KIND, VERSION, EncodedBy
+from services.predictor.reading import Eyes, Reader
+from services.predictor.records import KIND, READ_LATE, VERSION, EncodedBy
 from services.predictor.refitting import Pace, Refitter
+from services.predictor.remembered import Remembered
 from services.predictor.rules import OWN_RULES, RULES
 from services.predictor.told import read_lengths
 from services.runtime.outcomelog import Journal
@@ -37,6 +40,7 @@ class Content:
 
     reader: Reader
     refitter: Refitter
+    desk: Desk
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,7 @@ class Parts:
     """One predictor with all that teaches and judges it."""
 
     foreteller: Foreteller
+    cascade: Cascade
     outcomes: Outcomes
     learning: Learning
     journal: Journal
@@ -54,29 +59,48 @@ def assemble(
     config: PredictorConfig,
     log: LogConfig,
     metrics: PredictorMetrics,
+    changed: Callable[[Read], None],
     encoder: TextEncoder | None = None,
 ) -> Parts:
-    """Loads an encoder where prompts are read and none is given, which takes seconds.
+    """Loads an encoder where prompts are read and none is given, which takes seconds. `changed` is
+    told what reading has changed.
 
     Raises ValueError for a predictor, an encoder or a log that cannot be.
     """
     predictor, reads = _build(config)
     extractor = Extractor(encoder or _load(reads, config), config.cache_entries) if reads else None
     foreteller = _foreteller(predictor, config)
-    writer = secrets.token_hex(4)
+    pending, writer = Pending(config.pending_max), secrets.token_hex(4)
+    desk = Desk(config.cpu_share, config.cpu_saved_s)
+    cascade = Cascade(
+        foreteller,
+        pending,
+        Remembered(config.cache_entries),
+        config.unread_max,
+        extractor is not None,
+        log.keep_text,
+        changed,
+    )
+    content = None
+    if extractor and isinstance(predictor, ContentPredictor) and isinstance(foreteller, Guarded):
+        reader = Reader(Eyes(extractor, foreteller.read), cascade, desk)
+        content = Content(reader, _refitter(predictor, config, metrics, desk), desk)
     learning = Learning(
         foreteller,
         RULES[config.learn_rule or OWN_RULES.get(config.model, "all")],
         EncodedBy(reads, _shape(extractor)) if extractor else None,
         writer,
+        config.examples,
+        desk,
         partial(_count_learnt, metrics),
     )
     return Parts(
         foreteller,
-        Outcomes(foreteller, Pending(config.pending_max), reads, writer),
+        cascade,
+        Outcomes(foreteller, pending, cascade.end, reads, writer),
         learning,
-        Journal(log.open(), learning.deliver, {KIND: VERSION}, poll_s=POLL_S),
-        _content(predictor, extractor, config, metrics),
+        Journal(log.open(), learning.deliver, {KIND: VERSION, READ_LATE: VERSION}, poll_s=POLL_S),
+        content,
     )
 
 
@@ -118,15 +142,9 @@ def _foreteller(predictor: Predictor, config: PredictorConfig) -> Foreteller:
     return Guarded(predictor, HistoryPredictor(_options(config)))
 
 
-def _content(
-    predictor: Predictor,
-    extractor: Extractor | None,
-    config: PredictorConfig,
-    metrics: PredictorMetrics,
-) -> Content | None:
-    if extractor is None or not isinstance(predictor, ContentPredictor):
-        return None
-    reader = Reader(Gatherer(extractor), config.extract_timeout_s, partial(_count_missed, metrics))
+def _refitter(
+    predictor: ContentPredictor, config: PredictorConfig, metrics: PredictorMetrics, desk: Desk
+) -> Refitter:
     pace = Pace(
         config.refit_interval_s,
         config.refit_examples_min,
@@ -135,16 +153,12 @@ def _content(
         config.seed,
     )
     run = partial(run_apart, timeout_s=config.refit_timeout_s)
-    return Content(reader, Refitter(predictor, pace, run, partial(_count_refit, metrics)))
+    return Refitter(predictor, pace, run, partial(_count_refit, metrics), desk)
 
 
 def _count_learnt(metrics: PredictorMetrics, learnt: int, passed_over: int) -> None:
     metrics.outcomes.labels("yes").inc(learnt)
     metrics.outcomes.labels("no").inc(passed_over)
-
-
-def _count_missed(metrics: PredictorMetrics, reason: str) -> None:
-    metrics.fallbacks.labels(reason).inc()
 
 
 def _count_refit(metrics: PredictorMetrics, result: str, seconds: float) -> None:

@@ -42,6 +42,14 @@ class Pending:
             self._waiting.popitem(last=False)
             self.dropped += 1
 
+    def get(self, request_id: str) -> Waiting | None:
+        return self._waiting.get(request_id)
+
+    def improve(self, request_id: str, waiting: Waiting) -> None:
+        """In place of what waits, if anything does: the request is as old as it was."""
+        if request_id in self._waiting:
+            self._waiting[request_id] = waiting
+
     def take(self, request_id: str) -> Waiting | None:
         """Gives it up, if it is there."""
         return self._waiting.pop(request_id, None)

@@ -19,7 +19,7 @@ def _fits() -> dict[str, Fit]:
     """Imported when one is built: PyTorch and scikit-learn take seconds that history needs not."""
     from services.predictor.forest import fit_forest, fit_trees
     from services.predictor.nets import fit_classify, fit_proxy, fit_ranker
-    from services.predictor.ridge import fit_ridge
+    from services.predictor.ridge import fit_ridge, fit_words
 
     return {
         "ranker": fit_ranker,
@@ -28,6 +28,7 @@ def _fits() -> dict[str, Fit]:
         "ridge": fit_ridge,
         "classify": fit_classify,
         "proxy": fit_proxy,
+        "words": fit_words,
     }
 
 
@@ -63,7 +64,7 @@ def build_reading(
     if unknown := set(given) - set(names):
         raise ValueError(f"the predictor {name!r} has no {' or '.join(sorted(unknown))}")
     members = {m: given[m] if m in given else MEMBERS[m](options) for m in names}
-    return ContentPredictor(name, members, options)
+    return ContentPredictor(name, members, options, _fits()["words"])
 
 
 def _reading(name: str) -> Callable[[Options], Predictor]:

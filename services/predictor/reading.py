@@ -1,76 +1,119 @@
-"""Prompts → features in time for a forecast, or none and why."""
+"""Prompts → features and forecasts, in the background."""
 
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Protocol
 
+from services.forecast import Forecast
+from services.predictor.cascade import Asked, Reading
+from services.predictor.desk import Desk
 from services.predictor.extract import Prompt
 from services.predictor.features import Features
-from services.predictor.gathering import Busy, Gatherer
+from services.predictor.interface import Query
 from services.predictor.packing import pack
 
 log = logging.getLogger(__name__)
 
-Found = tuple[Features, bytes]
-"""Features, and how the log keeps them."""
+BATCH = 8  # prompts; the encoder gains little beyond a few, and newer ones may come meanwhile
 
 
-class Reader:
-    """Reads a batch of prompts through the gatherer within `timeout_s`.
+class Extracts(Protocol):
+    """What `Extractor` does."""
 
-    `missed` is told the reason for each prompt that has to be forecast without features: busy,
-    timeout, failed (the extraction raised) or broken (features that hold no numbers). A prompt cut
-    off by the deadline is not read later: the queue would only grow.
+    def extract(self, texts: Sequence[Prompt]) -> list[Features]: ...
+
+
+class Queue(Protocol):
+    """Of a cascade, what reading needs."""
+
+    def take(self, most: int) -> list[Asked]: ...
+
+    def read(self, batch: Sequence[Asked], readings: Sequence[Reading]) -> None: ...
+
+
+class Eyes:
+    """Reads a batch, in the thread of the desk. Nothing that fails keeps another from being read.
+
+    foretell: the model's forecasts of queries with features.
     """
 
-    def __init__(self, gatherer: Gatherer, timeout_s: float, missed: Callable[[str], None]):
-        self._gatherer = gatherer
-        self._timeout_s = timeout_s
-        self._missed = missed
-        self._failure_said = False
+    def __init__(
+        self, extractor: Extracts, foretell: Callable[[Sequence[Query]], list[Forecast | None]]
+    ):
+        self._extractor = extractor
+        self._foretell = foretell
+        self._failures_said: set[str] = set()
 
-    async def run(self) -> None:
-        await self._gatherer.run()
+    def read(self, batch: Sequence[Asked]) -> list[Reading]:
+        """One each, in order."""
+        found = self._extract([asked.query.prompt or NO_PROMPT for asked in batch])
+        readings = [each if isinstance(each, Reading) else self._packed(each) for each in found]
+        return self._foretold(batch, readings)
 
-    async def read(self, prompts: Sequence[Prompt | None]) -> list[Found | None]:
-        """One a prompt, in order; None for those without text, and for those missed."""
-        tasks = [
-            None if prompt is None else asyncio.ensure_future(self._gatherer.extract(prompt))
-            for prompt in prompts
-        ]
-        given = [task for task in tasks if task]
+    def _extract(self, prompts: Sequence[Prompt]) -> list[Features | Reading]:
         try:
-            if given:
-                await asyncio.wait(given, timeout=self._timeout_s)
-            return [self._found(task) if task else None for task in tasks]
-        finally:
-            for task in given:
-                task.cancel()
+            return [*self._extractor.extract(prompts)]
+        except Exception as error:
+            if len(prompts) == 1:
+                return [self._missed("failed", error)]
+            return [self._extract([prompt])[0] for prompt in prompts]
 
-    def _found(self, task: "asyncio.Task[Features]") -> Found | None:
-        if not task.done():
-            self._missed("timeout")
-        elif (error := task.exception()) is None:
-            return self._packed(task.result())
-        elif isinstance(error, Busy):
-            self._missed("busy")
-        else:
-            self._miss("failed", error)
-        return None
-
-    def _packed(self, features: Features) -> Found | None:
+    def _packed(self, features: Features) -> Reading:
         try:
-            return features, pack(features)
+            return Reading(features, pack(features))
         except ValueError as error:
-            self._miss("broken", error)
-            return None
+            return self._missed("broken", error)
 
-    def _miss(self, reason: str, error: BaseException) -> None:
-        self._missed(reason)
-        if not self._failure_said:
-            self._failure_said = True
+    def _foretold(self, batch: Sequence[Asked], readings: Sequence[Reading]) -> list[Reading]:
+        """Those that ended are read to be learnt from: nobody asks any more."""
+        rows = [i for i, r in enumerate(readings) if r.features and not batch[i].late]
+        queries = [replace(batch[i].query, features=readings[i].features) for i in rows]
+        said = list(readings)
+        try:
+            forecasts = self._foretell(queries) if queries else []
+        except Exception as error:
+            missed = self._missed("model", error).missed
+            for i in rows:
+                said[i] = Reading(said[i].features, said[i].packed, missed=missed)
+        else:
+            for i, forecast in zip(rows, forecasts, strict=True):
+                said[i] = Reading(said[i].features, said[i].packed, forecast)
+        return said
+
+    def _missed(self, reason: str, error: Exception) -> Reading:
+        if reason not in self._failures_said:
+            self._failures_said.add(reason)
             log.warning(
-                "a prompt could not be read (%s): it is forecast by history; this is said once",
+                "a prompt could not be read (%s: %s): it is forecast by history; this is said once",
+                reason,
                 error,
                 exc_info=error,
             )
+        return Reading(missed=reason)
+
+
+NO_PROMPT = Prompt("", "", 0)
+
+
+class Reader:
+    """Takes turns at the desk for as long as anything is unread; `wake` when something is."""
+
+    def __init__(self, eyes: Eyes, queue: Queue, desk: Desk):
+        self._eyes, self._queue, self._desk = eyes, queue, desk
+        self._unread = asyncio.Event()
+
+    def wake(self) -> None:
+        self._unread.set()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await self._unread.wait()
+            async with self._desk.turn() as do:
+                if batch := self._queue.take(BATCH):
+                    self._queue.read(batch, await do(partial(self._eyes.read, batch)))
+                else:
+                    self._unread.clear()

@@ -19,6 +19,7 @@ class Recall:
     """Members' spreads [members, 64] by model, application and features; the oldest goes first."""
 
     def __init__(self) -> None:
+        self.edition = 0  # counts what was forgotten
         self._said: OrderedDict[Key, Floats] = OrderedDict()
         self._learnt = 0
 
@@ -41,6 +42,7 @@ class Recall:
             self.forget()
 
     def forget(self) -> None:
+        self.edition += 1
         self._said.clear()
         self._learnt = 0
 

@@ -17,6 +17,9 @@ from services.runtime.codec import decode_reason, encode_reason
 from services.runtime.outcomelog import Row
 
 KIND = "outcome"
+# The same record again, with features: its prompt was read after it had ended. Lengths are learnt
+# from the first, prompts from this.
+READ_LATE = "outcome-read-late"
 VERSION = 1
 MOST_NAME_CHARS = 256
 
@@ -39,7 +42,12 @@ class Record:
 
 
 def encode(
-    outcome: Outcome, waiting: Waiting | None, encoder: str, writer: str, finished_at_s: float
+    outcome: Outcome,
+    waiting: Waiting | None,
+    encoder: str,
+    writer: str,
+    finished_at_s: float,
+    kind: str = KIND,
 ) -> Row:
     """The row to be kept; `waiting` is what was foretold of it here."""
     record = predictor_pb2.OutcomeRecord(
@@ -59,7 +67,7 @@ def encode(
         record.foretold_mean = waiting.made.by_model.mean()
     if waiting and waiting.prompt:
         record.text.CopyFrom(_text(waiting.prompt))
-    return Row(KIND, VERSION, record.SerializeToString())
+    return Row(kind, VERSION, record.SerializeToString())
 
 
 def decode(row: Row, by: EncodedBy | None) -> Record:

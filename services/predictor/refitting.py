@@ -5,10 +5,12 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from services.predictor.apart import FitFailed
 from services.predictor.content import Refit, Refitted
+from services.predictor.desk import Desk
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +42,8 @@ class Pace:
 class Refitter:
     """Looks every `interval_s` whether a fit is due, runs it apart, and adopts its result.
 
-    A fit that fails is tried again at the next look; what serves meanwhile is what served before.
+    The predictor is asked and told at the desk, where all that changes it happens. A fit that
+    fails is tried again at the next look; what serves meanwhile is what served before.
     `ended` is told "adopted" or "failed", and the seconds it took.
     """
 
@@ -50,6 +53,7 @@ class Refitter:
         pace: Pace,
         run: Callable[[Refit], Awaitable[Refitted]],
         ended: Callable[[str, float], None],
+        desk: Desk,
     ):
         self.version = 0  # results adopted
         self.adopted_at_s = 0.0  # by time.monotonic()
@@ -57,6 +61,7 @@ class Refitter:
         self._pace = pace
         self._run = run
         self._ended = ended
+        self._desk = desk
         self._fitted_on = 0
         self._owed = False  # the last fit failed
         self._tried = False
@@ -77,7 +82,7 @@ class Refitter:
         return most if self._tried else min(most, FIRST_LOOK_S)
 
     async def _refit(self) -> None:
-        refit = self._predictor.refit(self._pace.seed)
+        refit = await self._desk.run(partial(self._predictor.refit, self._pace.seed))
         if refit is None:
             return
         self._tried = True
@@ -93,11 +98,11 @@ class Refitter:
                 self._pace.interval_s,
             )
         else:
-            self._adopt(refitted)
+            await self._adopt(refitted)
             self._ended("adopted", time.monotonic() - began_s)
 
-    def _adopt(self, refitted: Refitted) -> None:
-        self._predictor.adopt(refitted)
+    async def _adopt(self, refitted: Refitted) -> None:
+        await self._desk.run(partial(self._predictor.adopt, refitted))
         self._owed = False
         self._fitted_on = refitted.examples
         self.version += 1

@@ -1,6 +1,6 @@
 """Words and meaning, straight: a ridge regression of the length's rank."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import scipy.sparse as sparse
@@ -70,8 +70,20 @@ class Straight:
 
 def fit_ridge(frame: Frame, lengths: Floats, seed: int, tick: Tick) -> Fitted:
     """TF-IDF and meaning → the length's rank → the lengths of that rank."""
-    columns = Columns.fit(frame)
-    matrix = columns.of(frame)
+    return _fit(frame, frame, lengths, seed, tick)
+
+
+def fit_words(frame: Frame, lengths: Floats, seed: int, tick: Tick) -> Fitted:
+    """The same, blind to meaning: for prompts as `without_meaning` gives them."""
+    blank = np.zeros((len(frame), 1, 1), np.float32)
+    seen = replace(frame, instruction=blank, user_input=blank)
+    return _fit(frame, seen, lengths, seed, tick)
+
+
+def _fit(frame: Frame, seen: Frame, lengths: Floats, seed: int, tick: Tick) -> Fitted:
+    """To what is `seen` of the frame, whose prompts part the rows."""
+    columns = Columns.fit(seen)
+    matrix = columns.of(seen)
 
     def fit(rows: Rows) -> Floats:
         ridge = Ridge(alpha=_PENALTY, solver="lsqr", tol=1e-3)

@@ -1,28 +1,28 @@
-"""The predictor's servicer: parse, forecast or put into the log, encode. It reads the clock."""
+"""The predictor's servicer: parse, answer or put into the log, encode. It reads the clock."""
 
 import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
 from prometheus_client import CollectorRegistry
 
 from protos import common_pb2, predictor_pb2, predictor_pb2_grpc
 from services.forecast import MOST_TOKENS
+from services.predictor.cascade import Answer, Asked, Read
 from services.predictor.config import PredictorConfig
 from services.predictor.extract import Prompt, TextEncoder, cut
-from services.predictor.guard import Made
+from services.predictor.feed import Feed
 from services.predictor.interface import Query
 from services.predictor.metrics import PredictorMetrics
 from services.predictor.parts import assemble
-from services.predictor.pending import Waiting
-from services.predictor.reading import Found
 from services.predictor.records import MOST_NAME_CHARS
 from services.predictor.refitting import Refitter
 from services.runtime.codec import decode_outcome, encode_forecast
 from services.runtime.errors import InvalidArgument
+from services.runtime.outcomelog import Row
 from services.runtime.outcomelog.config import LogConfig
 
 log = logging.getLogger(__name__)
@@ -49,22 +49,31 @@ class PredictorService(predictor_pb2_grpc.PredictorServicer):
         encoder: TextEncoder | None = None,
     ):
         self._metrics = PredictorMetrics(registry)
-        self._parts = assemble(config, log, self._metrics, encoder)
+        self._parts = assemble(config, log, self._metrics, self._have_read, encoder)
         self._max_text_bytes = config.max_text_bytes
-        self._keep_text = log.keep_text
+        self._improved: Feed[predictor_pb2.ImprovedForecasts] = Feed(config.improved_max)
         self._put = 0  # rows given to the journal
         self._failure_said = False
 
     async def run(self) -> None:
         """Read, learn, fit and tell, until cancelled."""
         parts = self._parts
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(parts.journal.run())
-            tasks.create_task(parts.learning.run())
-            tasks.create_task(self._tell_loop())
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(parts.journal.run())
+                tasks.create_task(self._tell_loop())
+                if content := parts.content:
+                    tasks.create_task(parts.learning.run())
+                    tasks.create_task(content.reader.run())
+                    tasks.create_task(self._fit_loop(content.refitter))
+        finally:
             if content := parts.content:
-                tasks.create_task(content.reader.run())
-                tasks.create_task(self._fit_loop(content.refitter))
+                content.desk.close()
+
+    @property
+    def listeners(self) -> int:
+        """Streams that better forecasts are told to."""
+        return len(self._improved)
 
     # RPCs
 
@@ -75,10 +84,19 @@ class PredictorService(predictor_pb2_grpc.PredictorServicer):
         for i, message in enumerate(request.inputs):
             _require_sound(i, message)
         with self._metrics.forecast_seconds.time():
-            made = await self._forecast(request.inputs)
-        for source, count in Counter(m.given.source for m in made).items():
+            answers = self._answer([self._asked(message) for message in request.inputs])
+        given = [answer.made.given for answer in answers]
+        for source, count in Counter(forecast.source for forecast in given).items():
             self._metrics.forecasts.labels(source).inc(count)
-        return predictor_pb2.ForecastResponse(forecasts=[encode_forecast(m.given) for m in made])
+        for stage, count in Counter(answer.stage for answer in answers).items():
+            self._metrics.answered.labels(stage).inc(count)
+        return predictor_pb2.ForecastResponse(forecasts=[encode_forecast(f) for f in given])
+
+    async def Improve(
+        self, request: predictor_pb2.ImproveRequest, context: object
+    ) -> AsyncIterator[predictor_pb2.ImprovedForecasts]:
+        async for message in self._improved.listen():
+            yield message
 
     async def Observe(
         self, request: predictor_pb2.ObserveOutcomesRequest, context: object
@@ -89,38 +107,57 @@ class PredictorService(predictor_pb2_grpc.PredictorServicer):
             if message.output_tokens > MOST_TOKENS:
                 raise InvalidArgument(f"outcomes[{i}].output_tokens", f"at most {MOST_TOKENS}")
         journal, outcomes = self._parts.journal, [decode_outcome(m) for m in request.outcomes]
-        if self._parts.outcomes.settle(outcomes, time.time(), journal.put):
+        if self._parts.outcomes.settle(outcomes, time.time(), self._put_row):
             self._say_set_aside()
-        self._put += len(outcomes)
         if not journal.unavailable:
             await self._parts.learning.has_come(self._put - journal.dropped, LEARN_S)
         return predictor_pb2.ObserveOutcomesResponse(version=self._parts.foreteller.version)
 
     # Forecasts
 
-    async def _forecast(self, inputs: Sequence[predictor_pb2.ForecastInput]) -> list[Made]:
-        prompts = [self._prompt(message) for message in inputs]
-        found: Sequence[Found | None] = [None] * len(prompts)
-        if content := self._parts.content:
-            found = await content.reader.read(prompts)
-        batch = [_query(*each) for each in zip(inputs, found, prompts, strict=True)]
-        made = self._foretell(batch)
-        for message, prompt, each, forecast in zip(inputs, prompts, found, made, strict=True):
-            packed = each[1] if each else b""
-            kept = prompt if self._keep_text else None
-            self._parts.outcomes.pending.put(message.request_id, Waiting(forecast, packed, kept))
-        return made
-
-    def _foretell(self, batch: Sequence[Query]) -> list[Made]:
+    def _answer(self, batch: Sequence[Asked]) -> list[Answer]:
         """By history where the model fails, whatever of: serving goes on."""
+        cascade, content = self._parts.cascade, self._parts.content
         try:
-            return self._parts.foreteller.forecast(batch)
+            answers = cascade.answer(batch)
         except Exception:
             if not self._failure_said:
                 self._failure_said = True
                 log.exception("the model failed, history stands in; this is said once")
             self._metrics.fallbacks.labels("model").inc(len(batch))
-            return self._parts.foreteller.forecast([replace(q, features=None) for q in batch])
+            unread = [replace(a, query=replace(a.query, prompt=None)) for a in batch]
+            answers = cascade.answer(unread)
+        if content and cascade.unread:
+            content.reader.wake()
+        return answers
+
+    def _have_read(self, read: Read) -> None:
+        self._metrics.read.labels("waiting").inc(read.waiting)
+        self._metrics.read.labels("ended").inc(read.ended)
+        for reason, count in Counter(read.missed).items():
+            self._metrics.fallbacks.labels(reason).inc(count)
+        for late, packed in read.late:
+            self._put_row(self._parts.outcomes.late(late, packed))
+        if read.better:
+            self._improved.push(_improved(read))
+            self._metrics.improved.inc(len(read.better))
+            now_s = time.monotonic()
+            for since_s in read.since_s:
+                self._metrics.reading_lag.observe(now_s - since_s)
+
+    def _put_row(self, row: Row) -> None:
+        self._parts.journal.put(row)
+        self._put += 1
+
+    def _asked(self, message: predictor_pb2.ForecastInput) -> Asked:
+        query = Query(
+            message.model,
+            message.application,
+            message.prompt_tokens,
+            message.max_tokens,
+            prompt=self._prompt(message),
+        )
+        return Asked(message.request_id, query, time.monotonic())
 
     def _prompt(self, message: predictor_pb2.ForecastInput) -> Prompt | None:
         """What there is to read, cut like the gateway cuts; None where no text was sent."""
@@ -153,8 +190,12 @@ class PredictorService(predictor_pb2_grpc.PredictorServicer):
         )
 
     async def _tell_loop(self) -> None:
-        judged = -1
+        judged, spent_s, at_s = -1, 0.0, time.monotonic()
         while True:
+            if content := self._parts.content:
+                now_s, all_s = time.monotonic(), content.desk.budget.spent_s
+                self._metrics.tell(cpu_share=(all_s - spent_s) / max(now_s - at_s, 1e-9))
+                spent_s, at_s = all_s, now_s
             outcomes = self._parts.outcomes
             if outcomes.judged != judged:
                 judged = outcomes.judged
@@ -166,22 +207,20 @@ class PredictorService(predictor_pb2_grpc.PredictorServicer):
         parts, pending = self._parts, self._parts.outcomes.pending
         self._metrics.tell(pending=len(pending), pending_dropped=pending.dropped)
         self._metrics.tell(examples=parts.learning.examples)
+        unread, ended = parts.cascade.unread, parts.cascade.ended
+        self._metrics.tell(unread=len(unread), unread_ended=len(ended))
+        self._metrics.tell(unread_dropped=unread.dropped + ended.dropped)
+        self._metrics.tell(improved_dropped=self._improved.dropped, listeners=self.listeners)
         self._metrics.logged(parts.journal, parts.learning)
         if parts.content and (refitter := parts.content.refitter).version:
             age_s = time.monotonic() - refitter.adopted_at_s
             self._metrics.tell(model_version=refitter.version, model_age_seconds=age_s)
 
 
-def _query(
-    message: predictor_pb2.ForecastInput, found: Found | None, prompt: Prompt | None
-) -> Query:
-    return Query(
-        message.model,
-        message.application,
-        message.prompt_tokens,
-        message.max_tokens,
-        found[0] if found else None,
-        prompt,
+def _improved(read: Read) -> predictor_pb2.ImprovedForecasts:
+    return predictor_pb2.ImprovedForecasts(
+        request_ids=[name for name, _ in read.better],
+        forecasts=[encode_forecast(forecast) for _, forecast in read.better],
     )
 
 
