@@ -203,7 +203,7 @@ async def test_a_model_worse_than_history_is_set_aside_and_comes_back(
 
             assert [await hundred(turn, 900, 20) for turn in (0, 1)] == ["moody", "moody"]
             assert running.value("set_aside") == 1
-            good = [await hundred(n, n, n) for n in (20, 200, 20, 200, 20)]
+            good = [await hundred(n, n, n) for n in (20, 200, 21, 201, 22)]
             assert (good[0], good[-1]) == ("history", "moody")
             assert running.value("set_aside") == 0
             said = [r.getMessage() for r in caplog.records]

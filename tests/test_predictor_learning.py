@@ -267,7 +267,8 @@ async def test_a_restart_replays_the_log_fits_and_foretells_by_the_prompt(tmp_pa
     async with predicting("ridge", log, real_encoder()) as running:
         await running.foretell(*(input_ for input_, _ in pairs))
         await running.observe(*(outcome for _, outcome in pairs))
-        await until(lambda: running.value("outcomes_total", learnt="yes") == 80)
+        await until(lambda: running.value("examples") == 80, 60)
+        assert running.value("outcomes_total", learnt="yes") == 80
         (before,) = await running.foretell(asked("", "hello"))
     async with predicting("ridge", log, real_encoder(), refit_interval_s=0.1) as running:
         await until(lambda: running.value("outcomes_total", learnt="yes") == 80)

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,20 +16,25 @@ from services.core import FinishReason, Outcome
 from services.forecast import Forecast, certain
 from services.predictor.budget import Budget
 from services.predictor.cascade import Asked, Cascade, Read, Reading
+from services.predictor.content import ContentPredictor
 from services.predictor.desk import Desk
 from services.predictor.encoder import Encoder
 from services.predictor.extract import Extractor, Prompt
 from services.predictor.features import Features
 from services.predictor.feed import Feed
+from services.predictor.fitting import Fit
 from services.predictor.guard import LEAST, Guarded
 from services.predictor.history import HistoryPredictor
-from services.predictor.interface import Example, Query
+from services.predictor.interface import Example, Options, Query
+from services.predictor.members import FittedMember
 from services.predictor.packing import pack
 from services.predictor.pending import Pending
+from services.predictor.predictors import PREDICTORS
 from services.predictor.reading import BATCH, Eyes
 from services.predictor.remembered import Remembered
+from services.predictor.ridge import fit_ridge, fit_words
 from services.predictor.unread import Newest
-from tests.predictor_serving import HashEncoder, asked, ended, predicting
+from tests.predictor_serving import HashEncoder, asked, ended, mean, predicting
 from tests.reach import until
 from tests.small_encoders import bert, saved
 
@@ -282,7 +288,7 @@ async def test_turns_come_one_by_one_off_the_loop_and_are_paid() -> None:
         seen.append(name)
         return threading.current_thread().name
 
-    threads = await asyncio.gather(*(desk.run(lambda n=n: work(n)) for n in "abc"))
+    threads = await asyncio.gather(*(desk.run(partial(work, n)) for n in "abc"))
     with pytest.raises(ZeroDivisionError):
         await desk.run(lambda: 1 // 0)
     assert await desk.run(lambda: 5) == 5
@@ -316,22 +322,39 @@ async def test_every_listener_is_told_and_a_slow_one_loses_the_oldest() -> None:
 # Whole
 
 
-async def test_a_better_forecast_comes_over_the_socket(tmp_path: Path) -> None:
-    encoder = Encoder.load(str(saved(tmp_path, bert())))
-    async with predicting("retrieval", encoder=encoder, way="socket") as running:
-        await running.foretell(asked("a", "write a poem"), asked("b", "sum the list"))
-        await running.observe(ended("a", 400), ended("b", 4))
-        await until(lambda: running.value("examples") == 2)
-        running.service.fit()
+def fitted(encoder: Encoder, words: Fit | None) -> ContentPredictor:
+    """Has learnt that poems are long and sums short."""
+    predictor = ContentPredictor("ridge", {"ridge": FittedMember(fit_ridge)}, Options(), words)
+    prompts = [Prompt("", f"{what} the sea {n}", 5) for n in range(40) for what in ABOUT]
+    predictor.learn(
+        [
+            Example(Query("demo", "", 5, 1_000, features), ABOUT[prompt.user_input.split()[0]])
+            for prompt, features in zip(prompts, Extractor(encoder).extract(prompts), strict=True)
+        ]
+    )
+    predictor.fit()
+    return predictor
 
-        at_once = await running.foretell(asked("c", "write the poem"))
-        assert [f.source for f in at_once] == ["history"]
-        (better,) = await running.improved(asked("d", "write a poem sea"))
-        assert better.source == "retrieval" and not better.shared_key
-        (known,) = await running.foretell(asked("e", "write a poem sea"))
-        assert known.points == better.points
+
+ABOUT = {"write": 400, "sum": 4}
+
+
+@pytest.mark.parametrize(("words", "source"), [(None, "history"), (fit_words, "words")])
+async def test_a_better_forecast_comes_over_the_socket(
+    words: Fit | None, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder = Encoder.load(str(saved(tmp_path, bert())))
+    monkeypatch.setitem(PREDICTORS, "ridge", lambda _: fitted(encoder, words))
+    async with predicting("ridge", encoder=encoder, way="socket") as running:
+        (at_once,) = await running.foretell(asked("", "write the list"))
+        assert at_once.source == source
+        long, short = await running.improved(asked("a", "write a poem"), asked("b", "sum the sea"))
+        assert (long.source, short.source, long.shared_key) == ("ridge", "ridge", "")
+        assert mean(short) < mean(long)
+        (known,) = await running.foretell(asked("c", "write a poem"))
+        assert known == long
         assert running.value("answered_total", stage="remembered") == 1
-        await until(lambda: running.value("reading_lag_seconds_count") >= 1)
+        assert running.value("reading_lag_seconds_count") == running.value("improved_total") == 2
 
 
 class Stuck(HashEncoder):

@@ -1,5 +1,7 @@
 """The predictor through its contract, over a socket and in process."""
 
+import asyncio
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,10 +13,11 @@ from prometheus_client import CollectorRegistry
 
 from foretoken.options import ServeOptions, outcome_log, sections
 from foretoken.separate import wire
-from protos import common_pb2, predictor_pb2
+from protos import common_pb2, predictor_pb2, predictor_pb2_grpc
 from services.forecast import UNCAPPED
 from services.predictor.config import PredictorConfig
 from services.predictor.service import PredictorService
+from services.runtime.channel import connect
 from services.runtime.codec import decode_forecast
 from tests.predictor_serving import predicting
 from tests.reach import WAYS
@@ -130,6 +133,50 @@ def test_history_starts_without_what_only_models_need() -> None:
     )
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
     assert said.stdout.strip() == b"set()"
+
+
+def test_its_own_process_leaves_the_cores_to_others() -> None:
+    program = (
+        "import os, sys; from services.predictor.__main__ import prepare;"
+        "from services.predictor.config import PredictorConfig as C;"
+        "before = os.nice(0); prepare(C(nice=3), {'log': {}});"
+        "import torch; print(os.nice(0) - before, torch.get_num_threads())"
+    )
+    clean = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    said = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, check=True, env=clean
+    )
+    assert said.stdout.split() == [b"3", b"1"]
+
+
+async def test_as_a_process_of_its_own_it_serves_all_there_is(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path}/predictor.sock"
+    sets = [f"predictor.address={address}", "predictor.nice=1", "predictor.log_level=ERROR"]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "services.predictor", *(w for s in sets for w in ("--set", s))
+    )
+    channel = connect(address)
+    try:
+        async with asyncio.timeout(60):
+            stub = predictor_pb2_grpc.PredictorStub(channel)
+            await channel.channel_ready()
+            better = stub.Improve(predictor_pb2.ImproveRequest())
+            reading = asyncio.ensure_future(anext(aiter(better)))
+            answer = await stub.Forecast(asked(30))
+            assert [f.source for f in answer.forecasts] == ["history"]
+            assert (await stub.Observe(finished(5, 7))).version == 2
+            assert not reading.done()
+            own = os.getpriority(os.PRIO_PROCESS, os.getpid())
+            assert os.getpriority(os.PRIO_PROCESS, process.pid) == min(own + 1, 19)
+            process.terminate()
+            assert await process.wait() == 0
+            with pytest.raises(aio.AioRpcError):
+                await reading
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+        await channel.close()
 
 
 def test_what_reads_prompts_remembers_in_the_user_s_state_folder(

@@ -1,7 +1,7 @@
 """One message to everybody who listens."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -26,7 +26,7 @@ class Feed(Generic[T]):
                 self.dropped += 1
             queue.put_nowait(message)
 
-    async def listen(self) -> AsyncIterator[T]:
+    async def listen(self) -> AsyncGenerator[T, None]:
         """Until the listener leaves."""
         queue: asyncio.Queue[T] = asyncio.Queue(self._most)
         self._listeners.add(queue)

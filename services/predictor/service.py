@@ -5,6 +5,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 
 from prometheus_client import CollectorRegistry
@@ -95,8 +96,9 @@ class PredictorService(predictor_pb2_grpc.PredictorServicer):
     async def Improve(
         self, request: predictor_pb2.ImproveRequest, context: object
     ) -> AsyncIterator[predictor_pb2.ImprovedForecasts]:
-        async for message in self._improved.listen():
-            yield message
+        async with aclosing(self._improved.listen()) as messages:
+            async for message in messages:
+                yield message
 
     async def Observe(
         self, request: predictor_pb2.ObserveOutcomesRequest, context: object
