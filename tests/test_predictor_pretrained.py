@@ -54,7 +54,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("model", ["ranker", "blend"])
 async def test_a_trained_ranker_serves_before_any_outcome(trained: Path, model: str) -> None:
     async with predicting(model, encoder=real_encoder(), artefact=str(trained)) as running:
-        short, long = await running.foretell(YES, ESSAY)
+        short, long = await running.improved(YES, ESSAY)
     assert (short.source, long.source) == (model, model)
     assert mean(short) * 3 < mean(long)
 
