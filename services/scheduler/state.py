@@ -170,7 +170,7 @@ class SchedulerState:
     ) -> None:
         runs = self.ledger.phase(job) is Phase.RUNNING
         since_s = float(self.ledger.board.jobs.since_s[job.row])
-        waiting_s = 0.0 if runs else now - min(since_s, max(now, job.request.arrival_s))
+        waiting_s = 0.0 if runs else now - (since_s if since_s < inf else job.request.arrival_s)
         finish = ev.Finish(
             job.link,
             job.request_id,
