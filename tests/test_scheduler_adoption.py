@@ -20,7 +20,18 @@ from services.core import (
 from services.forecast import certain
 from services.scheduler import events as ev
 from services.scheduler.board import Phase
-from tests.state_driver import G, admitted, queued, report, request, state, submitted, told, worker
+from tests.state_driver import (
+    G,
+    admitted,
+    queued,
+    report,
+    request,
+    state,
+    submitted,
+    told,
+    waits,
+    worker,
+)
 
 ADOPT_S = 10.0
 
@@ -193,6 +204,40 @@ def test_a_model_whose_worker_is_not_back_yet_is_not_refused(first: str) -> None
         "b",
         Reject(RejectReason.NO_MODEL, "no worker serves the model 'gone'; known: demo, other"),
     )
+
+
+def test_what_an_orphan_did_meanwhile_is_not_forgotten() -> None:
+    """It got on, was evicted, or ended before anybody asked for it."""
+    s = state()
+    told(s, back(held("a"), held("b"), held("c")), 0.0)
+    report(
+        s,
+        1,
+        0.5,
+        progress=(Progress("a", 30, 40, 3),),
+        evicted=(Progress("b", 22, 0),),
+        finished=(Completion("c", 50, FinishReason.LENGTH),),
+    )
+    s.step(ev.Submitted(G, again("a")), 1.0)
+    assert numbers(s, "a") == RUNS | {"output": 30, "held": 40, "blocks": 3}
+    s.step(ev.Submitted(G, again("b")), 1.0)
+    assert (numbers(s, "b")["phase"], numbers(s, "b")["held"]) == (Phase.QUEUED, 0)
+    s.step(ev.Submitted(G, again("c")), 1.0)
+    assert (numbers(s, "c")["phase"], numbers(s, "c")["home"]) == (Phase.FORECASTING, "")
+
+
+def test_orphans_keep_their_places_and_their_blocks() -> None:
+    s = state()
+    view = WorkerView("w0", "unix:/w0", "demo", 160, 16, 3, 160)
+    many = HeldRequest("a", 100, 50, 20, 120, 50, True, 8)
+    told(s, ev.WorkerAttached("w0#1", view, (many, held("b"))), 0.0)
+    waits(s, request("x", prompt=20))  # ten blocks there are, all with the orphans
+    report(s, 1, 1.0, finished=(Completion("a", 30, FinishReason.STOP),))
+    assert list(s.workers["w0"].running) == ["x"]
+    admitted(s, request("y"), 1.0)
+    waits(s, request("z"), 1.0)  # three places, one of them the orphan's
+    told(s, ev.Tick(), ADOPT_S)
+    assert list(s.workers["w0"].running) == ["x", "y", "z"]
 
 
 # Another worker with its name

@@ -74,6 +74,17 @@ class WorkerJobs:
     report_seq: int = 0
 
     @property
+    def places(self) -> int:
+        """How many of ours may run there: orphans that run have theirs."""
+        return self.view.max_running - sum(held.running for held in self.orphans.values())
+
+    @property
+    def room_tokens(self) -> int:
+        """KV tokens for ours: what orphans hold of the device is not free."""
+        blocks = sum(held.blocks for held in self.orphans.values())
+        return max(0, self.view.kv_tokens - blocks * self.view.block_tokens)
+
+    @property
     def kv_blocks(self) -> int:
         return self.view.kv_tokens // self.view.block_tokens
 
