@@ -1,10 +1,10 @@
 """What the scheduler remembers of a request and of a worker beside the board's columns."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from services.core import CostModel, Grant, HeldRequest, Pause, Request, WorkerView
+from services.core import CostModel, Grant, HeldRequest, Pause, Report, Request, WorkerView
 from services.forecast import Ints
 
 
@@ -92,3 +92,17 @@ class WorkerJobs:
     def used_tokens(self) -> int:
         """KV tokens of the blocks that somebody holds, by its last report."""
         return (self.kv_blocks - self.free_blocks) * self.view.block_tokens
+
+    def hear_of_orphans(self, report: Report) -> None:
+        """Whoever asks for one later must find it as it is by then, and not what has ended."""
+        for told in (*report.progress, *report.evicted):
+            if held := self.orphans.get(told.request_id):
+                self.orphans[told.request_id] = replace(
+                    held,
+                    output_tokens=told.output_tokens,
+                    held_tokens=told.held_tokens,
+                    blocks=told.blocks,
+                    running=held.running and told not in report.evicted,
+                )
+        for completion in report.finished:
+            self.orphans.pop(completion.request_id, None)

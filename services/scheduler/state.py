@@ -6,7 +6,6 @@ come: what happens at once makes one round, however much it is. Nothing here kno
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from heapq import heappop, heappush
 from math import inf
 
@@ -338,7 +337,7 @@ class SchedulerState:
             return
         worker.report_seq = report.seq
         worker.free_blocks, worker.shared_blocks = report.free_blocks, report.shared_blocks
-        _hear_of_orphans(worker, report)
+        worker.hear_of_orphans(report)
         here = worker.number
         home, jobs = self.ledger.board.jobs.home, self.jobs
         self.ledger.progress(
@@ -409,21 +408,3 @@ class SchedulerState:
         decision = decision_of(contest, event) if told else self.rounds.arrange(contest)
         self._actions += self.rounds.take(decision, now)
         self._actions += self.rounds.take_plans(now)
-
-
-def _hear_of_orphans(worker: WorkerJobs, report: Report) -> None:
-    """Whoever asks for one later must find it as it is by then, and not what has ended."""
-    orphans = worker.orphans
-    for told in (*report.progress, *report.evicted):
-        if held := orphans.get(told.request_id):
-            orphans[told.request_id] = replace(
-                held,
-                output_tokens=told.output_tokens,
-                held_tokens=told.held_tokens,
-                blocks=told.blocks,
-            )
-    for told in report.evicted:
-        if held := orphans.get(told.request_id):
-            orphans[told.request_id] = replace(held, running=False)
-    for completion in report.finished:
-        orphans.pop(completion.request_id, None)
