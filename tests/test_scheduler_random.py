@@ -1,9 +1,11 @@
 """The scheduler under random events, against what must hold whatever happens."""
 
 from collections import Counter
+from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
+import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -18,68 +20,89 @@ from services.core import (
     Completion,
     CostModel,
     FinishReason,
+    HeldRequest,
     Progress,
     Report,
     Request,
     Residency,
     WorkerView,
 )
-from services.forecast import certain, from_lengths
+from services.forecast import UNCAPPED, Forecast, certain, from_lengths
 from services.policies.preset import choose
 from services.scheduler import events as ev
-from services.scheduler.jobs import Phase
-from services.scheduler.ledger import Limits
+from services.scheduler.board import Phase
+from services.scheduler.door import Limits
 from services.scheduler.state import SchedulerState
 
 LINKS = ("g#1", "h#1")
+SHARED = "history/demo"
+LIMITS = Limits(max_queue=20, adopt_s=10.0)
 
 
-class Workers:
-    """What dumb workers would hold if they did just what plans say: who runs, and who was paused
-    or evicted and is still there."""
+@dataclass
+class DumbWorker:
+    """What a worker holds if it does just what plans say: who runs, and who was paused or evicted
+    and is still there."""
 
-    def __init__(self) -> None:
-        self.running: dict[str, set[str]] = {}
-        self.paused: dict[str, set[str]] = {}
-        self.applied: dict[str, int] = {}
+    link: str = ""  # empty while it is away
+    size: int = 96
+    running: set[str] = field(default_factory=set)
+    paused: set[str] = field(default_factory=set)
+    applied: int = 0
+    reports: int = 0
 
-    def attach(self, worker: str) -> None:
-        self.running[worker], self.paused[worker], self.applied[worker] = set(), set(), 0
-
-    def apply(self, action: ev.SendPlan) -> None:
-        mine, paused = self.running[action.worker_id], self.paused[action.worker_id]
+    def apply(self, action: ev.SendPlan, most: dict[str, int]) -> None:
         plan = action.plan
-        assert plan.seq == self.applied[action.worker_id] + 1
-        self.applied[action.worker_id] = plan.seq
-        mine -= set(plan.cancel)
-        paused -= set(plan.cancel)
+        assert action.link == self.link
+        assert plan.seq == self.applied + 1
+        self.applied = plan.seq
+        self.running -= set(plan.cancel)
+        self.paused -= set(plan.cancel)
         for pause in plan.pause:
             assert pause.residency is Residency.KEEP
-            mine.remove(pause.request_id)
-            paused.add(pause.request_id)
+            self.running.remove(pause.request_id)
+            self.paused.add(pause.request_id)
         for grant in plan.admit:
-            assert grant.request_id not in mine
-            mine.add(grant.request_id)
-            paused.discard(grant.request_id)
-        assert set(plan.victims) == mine
+            assert grant.request_id not in self.running
+            self.running.add(grant.request_id)
+            self.paused.discard(grant.request_id)
+        for grant in (*plan.admit, *plan.extend):
+            assert grant.request_id in self.running
+            assert 0 < grant.limit_tokens <= most[grant.request_id]
+        assert len(set(plan.victims)) == len(plan.victims)
+        assert set(plan.victims) <= self.running
+        assert len(self.running) <= 4
+
+    def held(self, most: dict[str, int]) -> tuple[HeldRequest, ...]:
+        """What it says of itself when it comes."""
+        has = [(name, True) for name in sorted(self.running)]
+        has += [(name, False) for name in sorted(self.paused)]
+        return tuple(HeldRequest(n, 10, most[n], 2, 10, most[n], runs, 1) for n, runs in has)
 
 
 class SchedulerMachine(RuleBasedStateMachine):
     policy = "past-future"
+    apart = False
 
     def __init__(self) -> None:
         super().__init__()
-        self.state = SchedulerState(choose(self.policy), Limits(max_queue=20, offer_window=6))
         self.now = 0.0
         self.names = 0
+        self.most: dict[str, int] = {}
+        self.asked: dict[str, Request] = {}
         self.live: set[str] = set()
         self.ended: Counter[str] = Counter()
-        self.workers = Workers()
-        self.links: dict[str, str] = {}
-        self.reports: Counter[str] = Counter()
-        self.unformed: list[ev.AskBatch] = []
-        self.unforecast: list[str] = []
+        self.workers = {"w0": DumbWorker(), "w1": DumbWorker()}
+        self.to_announce: dict[str, str] = {}  # by a gateway whose scheduler is new: where it was
         self.calm = 0  # steps since a loss: losses are rare, or nothing would ever come of a run
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        self.state = SchedulerState(choose(self.policy), LIMITS, self.apart)
+        self.unforecast: list[str] = []
+        self.forecasts: dict[str, str] = {}  # of each, its population; or none
+        self.answer: ev.Arranged | None = None  # what the batcher will say of the round that is out
+        self.stale: ev.Arranged | None = None
 
     def step(self, event: ev.Event, takes_s: float = 0.1) -> None:
         self.now += takes_s
@@ -88,141 +111,121 @@ class SchedulerMachine(RuleBasedStateMachine):
             match action:
                 case ev.AskForecast():
                     self.unforecast += [r.request_id for r in action.requests]
-                case ev.AskBatch():
-                    self.unformed.append(action)
+                case ev.AskArrange():
+                    self.ask_batcher(action)
                 case ev.SendPlan():
-                    self.workers.apply(action)
-                    self.check_order(action)
+                    self.workers[action.worker_id].apply(action, self.most)
+                    self.check_plan(action)
                 case ev.Finish() | ev.Refuse():
                     self.ended[action.request_id] += 1
                     self.live.discard(action.request_id)
                 case _:
                     pass
 
-    def check_order(self, action: ev.SendPlan) -> None:
-        """Who runs, then who rests there, each once and with a wait that can be."""
+    def ask_batcher(self, action: ev.AskArrange) -> None:
+        """It sees the contest as it is now; when it answers is another matter."""
+        assert self.answer is None
+        contest = self.state.rounds.contest
+        assert contest is not None and contest.round == action.round
+        decision = self.state.rounds.arrange(contest)
+        portions = tuple(
+            ev.Portion(
+                s.worker,
+                tuple(s.run.tolist()),
+                tuple(s.limits.tolist()),
+                tuple(s.pause.tolist()),
+                tuple(s.victims.tolist()),
+                s.peak_tokens,
+            )
+            for s in decision.shares
+        )
+        self.answer = ev.Arranged(action.round, portions, decision.next_s, decision.not_before_s)
+
+    def check_plan(self, action: ev.SendPlan) -> None:
+        """Victims are all of ours that run; the order is of these and of who rests there, each
+        once and with a wait that can be. A round that was out meanwhile knows no newcomers."""
         order = [standing.request_id for standing in action.plan.order]
         worker = self.state.workers[action.worker_id]
-        rests = {j.request_id for j in self.state.jobs.values() if j.home == action.worker_id}
+        ours = set(worker.running)
+        resting = {n for n in self.at(action.worker_id) - ours if self.held(n)}
+        assert len(set(order)) == len(order)
+        assert set(action.plan.victims) <= ours
+        assert set(order) <= ours | resting
+        if not self.apart:
+            assert set(action.plan.victims) == ours
         if not self.state.preset.keeps_kv:
             assert order == []
             return
-        assert len(set(order)) == len(order)
-        assert set(order[: len(worker.running)]) == set(worker.running)
-        held = {name for name in rests if self.state.jobs[name].held_tokens}
-        assert set(order[len(worker.running) :]) == held - set(worker.running)
-        waits = [s.wait_s for s in action.plan.order]
-        assert waits[: len(worker.running)] == [0.0] * len(worker.running)
-        assert all(0 <= wait < inf for wait in waits)
+        if not self.apart:
+            assert set(order[: len(ours)]) == ours
+            assert set(order[len(ours) :]) == resting
+        waits = {s.request_id: s.wait_s for s in action.plan.order}
+        assert all(waits[name] == 0.0 for name in ours & set(waits))
+        assert all(0 <= wait < inf for wait in waits.values())
+
+    def at(self, worker: str) -> set[str]:
+        ledger = self.state.ledger
+        return {name for name, job in self.state.jobs.items() if ledger.home(job) == worker}
+
+    def held(self, name: str) -> int:
+        return self.state.ledger.held(self.state.jobs[name])
+
+    # Requests
 
     @rule(
         count=st.integers(1, 4),
         prompt=st.integers(1, 60),
-        most=st.integers(1, 60),
+        most=st.integers(1, 36),
         link=st.sampled_from(LINKS),
         wait_s=st.sampled_from([inf, inf, 0.5, 5.0]),
+        model=st.sampled_from(["demo"] * 9 + ["other"]),
     )
-    def submit(self, count: int, prompt: int, most: int, link: str, wait_s: float) -> None:
+    def submit(
+        self, count: int, prompt: int, most: int, link: str, wait_s: float, model: str
+    ) -> None:
         for _ in range(count):
             self.names += 1
-            name = f"r{self.names}"
-            self.live.add(name)
             deadline_s = self.now + wait_s
-            request = Request(name, "demo", prompt, most, self.now, deadline_s=deadline_s)
-            self.step(ev.Submitted(link, request))
+            name = f"r{self.names}"
+            self.send(link, Request(name, model, prompt, most, self.now, deadline_s=deadline_s))
+
+    @rule(link=st.sampled_from(LINKS), lengths=st.sampled_from([(0, 5), (5, 0), (5, 2**31)]))
+    def submit_nonsense(self, link: str, lengths: tuple[int, int]) -> None:
+        self.names += 1
+        self.send(link, Request(f"r{self.names}", "demo", *lengths, self.now))
+        assert f"r{self.names}" not in self.live
+
+    def send(self, link: str, request: Request) -> None:
+        name = request.request_id
+        self.live.add(name)
+        self.most[name], self.asked[name] = request.max_tokens, request
+        self.forecasts.pop(name, None)
+        self.step(ev.Submitted(link, request))
 
     @precondition(lambda self: self.unforecast)
     @rule(shared=st.booleans(), tokens=st.sampled_from([1, 30, 300]))
     def forecast(self, shared: bool, tokens: int) -> None:
-        made = (
-            from_lengths([3, 40], 40, "history", 1, "history/demo") if shared else certain(tokens)
-        )
-        self.step(ev.Forecasted(tuple((name, made) for name in self.unforecast)))
-        self.unforecast = []
+        names, self.unforecast = self.unforecast, []
+        self.foresee(names, shared, tokens)
 
-    @precondition(lambda self: self.unformed)
-    @rule(share=st.sampled_from([0.0, 0.3, 0.7, 1.0, 1.0]), fails=st.booleans())
-    def form(self, share: float, fails: bool) -> None:
-        problem = self.unformed.pop(0)
-        batches = tuple(
-            ev.Batch(g.worker_id, round(share * len(g.queued.prompt_tokens)))
-            for g in problem.groups
-        )
-        fails &= share == 0.0
-        self.step(ev.Formed(problem.round, () if fails else batches))
+    @precondition(lambda self: self.live)
+    @rule(data=st.data(), shared=st.booleans(), tokens=st.sampled_from([1, 30, 300]))
+    def improve(self, data: st.DataObject, shared: bool, tokens: int) -> None:
+        """A better forecast, at any time; also of who has ended."""
+        name = data.draw(st.sampled_from(sorted(self.live)))
+        self.foresee([name, "gone"], shared, tokens)
 
-    @initialize()
-    def begin(self) -> None:
-        self.attach("w0", 100)
+    def foresee(self, names: list[str], shared: bool, tokens: int) -> None:
+        made = self.history(40) if shared else certain(tokens)
+        self.forecasts |= dict.fromkeys(names, made.shared_key)
+        self.step(ev.Forecasted(tuple((name, made) for name in names)))
 
-    @precondition(lambda self: len(self.links) < 2 or self.calm > 20)
-    @rule(worker=st.sampled_from(["w0", "w1"]), size=st.sampled_from([100, 200]))
-    def attach(self, worker: str, size: int) -> None:
-        self.calm = 0 if worker in self.links else self.calm
-        self.links[worker] = f"{worker}#{self.now}"
-        self.workers.attach(worker)
-        self.reports[worker] = 0
-        view = WorkerView(worker, worker, "demo", size, 16, 4, 500)
-        self.step(ev.WorkerAttached(self.links[worker], view))
-        self.step(ev.Costed(worker, CostModel(0.05, 0.01, 0.05, 0.0)))
+    def history(self, longest: int) -> Forecast:
+        return from_lengths([3, longest], UNCAPPED, "history", 1, SHARED)
 
-    @precondition(lambda self: self.links and self.calm > 20)
-    @rule(data=st.data())
-    def lose(self, data: st.DataObject) -> None:
-        self.calm = 0
-        worker = data.draw(st.sampled_from(sorted(self.links)))
-        link = self.links.pop(worker)
-        del self.workers.running[worker], self.workers.paused[worker]
-        self.step(ev.WorkerLost(link, worker))
-
-    @precondition(lambda self: any(self.workers.running.values()))
-    @rule(
-        data=st.data(),
-        what=st.sampled_from(["progress", "finished", "evicted"]),
-        output=st.integers(1, 40),
-        held=st.sampled_from([0, 10]),
-    )
-    def report(self, data: st.DataObject, what: str, output: int, held: int) -> None:
-        worker = data.draw(st.sampled_from([w for w, r in self.workers.running.items() if r]))
-        name = data.draw(st.sampled_from(sorted(self.workers.running[worker])))
-        told: dict[str, Any] = {
-            "progress": Progress(name, output, 10),
-            "finished": Completion(name, output, FinishReason.STOP),
-            "evicted": Progress(name, output, held),
-        }
-        if what != "progress":
-            self.workers.running[worker].discard(name)
-        if what == "evicted":
-            self.workers.paused[worker].add(name)
-        news: Any = {what: (told[what],)}
-        self.tell(worker, **news)
-
-    @precondition(lambda self: any(self.workers.running.values()))
-    @rule(output=st.integers(0, 40), tokens=st.sampled_from([1, 60]))
-    def serve(self, output: int, tokens: int) -> None:
-        """All that run get on, and all that is asked is answered with as many as there are."""
-        if self.unforecast:
-            self.forecast(shared=False, tokens=tokens)
-        for worker, names in self.workers.running.items():
-            self.tell(worker, progress=tuple(Progress(n, output, 10) for n in sorted(names)))
-        while self.unformed:
-            self.form(share=0.7 if len(self.unformed) > 1 else 1.0, fails=False)
-
-    @precondition(lambda self: any(self.workers.paused.values()))
-    @rule(data=st.data(), late=st.booleans(), held=st.sampled_from([0, 10]))
-    def report_paused(self, data: st.DataObject, late: bool, held: int) -> None:
-        """Of one that does not run there any more: a last token of it, or that its KV was
-        dropped or taken to host memory; perhaps by a worker that has not read of its pause."""
-        worker = data.draw(st.sampled_from([w for w, r in self.workers.paused.items() if r]))
-        name = data.draw(st.sampled_from(sorted(self.workers.paused[worker])))
-        what = data.draw(st.sampled_from(["progress", "evicted"]))
-        news: Any = {what: (Progress(name, 2, held),)}
-        self.tell(worker, late, **news)
-
-    def tell(self, worker: str, late: bool = False, **what: Any) -> None:
-        self.reports[worker] += 1
-        report = Report(self.reports[worker], self.workers.applied[worker] - late, **what)
-        self.step(ev.Reported(self.links[worker], worker, report))
+    @rule(longest=st.sampled_from([4, 50]))
+    def refresh(self, longest: int) -> None:
+        self.step(ev.Refreshed((self.history(longest),)))
 
     @precondition(lambda self: self.live)
     @rule(data=st.data())
@@ -235,12 +238,163 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(link=st.sampled_from(LINKS))
     def lose_gateway(self, link: str) -> None:
         self.calm = 0
-        self.live -= {n for n, job in self.state.jobs.items() if job.link == link}
+        lost = {n for n, job in self.state.jobs.items() if job.link == link}
+        self.to_announce = {n: self.state.ledger.home(self.state.jobs[n]) for n in lost}
+        self.live -= lost
         self.step(ev.GatewayLost(link))
+
+    # Rounds
+
+    @rule()
+    def round(self) -> None:
+        """Wanted or not."""
+        self.step(ev.Round())
+
+    @precondition(lambda self: self.answer)
+    @rule(missing=st.booleans())
+    def arranged(self, missing: bool) -> None:
+        answer, self.answer = self.answer, None
+        assert answer is not None
+        self.stale = answer
+        self.step(ev.Arranged(answer.round, None) if missing else answer)
+
+    @precondition(lambda self: self.stale)
+    @rule()
+    def arranged_again(self) -> None:
+        """What was given up on comes after all."""
+        out = self.state.rounds.contest
+        assert self.stale is not None
+        self.step(self.stale)
+        assert self.state.rounds.contest is out
+
+    # Workers
+
+    @initialize()
+    def begin(self) -> None:
+        self.attach("w0", 96, True)
+
+    @precondition(lambda self: any(not w.link for w in self.workers.values()) or self.calm > 20)
+    @rule(
+        worker=st.sampled_from(["w0", "w1"]), size=st.sampled_from([96, 192]), keeps=st.booleans()
+    )
+    def attach(self, worker: str, size: int, keeps: bool) -> None:
+        """One that comes, comes back with what it had, or displaces the one of its name."""
+        known = self.workers[worker]
+        self.calm = 0 if known.link else self.calm
+        again = DumbWorker(f"{worker}#{self.now}", size)
+        if keeps:
+            again.running, again.paused = known.running, known.paused
+        self.workers[worker] = again
+        view = WorkerView(worker, worker, "demo", size, 16, 4, 500)
+        self.step(ev.WorkerAttached(again.link, view, again.held(self.most)))
+        self.step(ev.Costed(worker, CostModel(0.05, 0.01, 0.05, 0.0)))
+
+    @precondition(lambda self: any(w.link for w in self.workers.values()) and self.calm > 20)
+    @rule(data=st.data())
+    def lose(self, data: st.DataObject) -> None:
+        self.calm = 0
+        here = sorted(name for name, worker in self.workers.items() if worker.link)
+        name = data.draw(st.sampled_from(here))
+        link, self.workers[name].link = self.workers[name].link, ""
+        self.step(ev.WorkerLost(link, name))
+
+    @precondition(lambda self: self.calm > 20)
+    @rule()
+    def restart(self) -> None:
+        """The scheduler is new and knows nothing: its workers and gateways know."""
+        self.calm = 0
+        jobs, ledger = self.state.jobs, self.state.ledger
+        self.to_announce = {name: ledger.home(job) for name, job in jobs.items()}
+        self.live.clear()
+        self.begin_anew()
+        for worker in self.workers.values():
+            worker.link = ""
+
+    @precondition(lambda self: self.to_announce)
+    @rule(data=st.data(), link=st.sampled_from(LINKS), delivered=st.integers(0, 2))
+    def announce(self, data: st.DataObject, link: str, delivered: int) -> None:
+        """A gateway tells of one again, and where it has it from."""
+        name = data.draw(st.sampled_from(sorted(self.to_announce)))
+        home, old = self.to_announce.pop(name), self.asked[name]
+        request = Request(
+            name,
+            old.model,
+            old.prompt_tokens,
+            old.max_tokens,
+            old.arrival_s,
+            delivered_tokens=min(delivered, old.max_tokens - 1),
+            worker_id=home,
+        )
+        self.send(link, request)
+
+    def busy(self, paused: bool = False) -> dict[str, list[str]]:
+        """Of each worker that is there, who runs, or was paused."""
+        all_of = {
+            name: sorted(worker.paused if paused else worker.running)
+            for name, worker in self.workers.items()
+            if worker.link
+        }
+        return {name: names for name, names in all_of.items() if names}
+
+    @precondition(lambda self: self.busy())
+    @rule(
+        data=st.data(),
+        what=st.sampled_from(["progress", "finished", "evicted"]),
+        output=st.integers(1, 40),
+        held=st.sampled_from([0, 10]),
+    )
+    def report(self, data: st.DataObject, what: str, output: int, held: int) -> None:
+        busy = self.busy()
+        worker = data.draw(st.sampled_from(sorted(busy)))
+        name = data.draw(st.sampled_from(busy[worker]))
+        told: dict[str, Any] = {
+            "progress": Progress(name, output, 10, 1),
+            "finished": Completion(name, output, FinishReason.STOP),
+            "evicted": Progress(name, output, held),
+        }
+        if what != "progress":
+            self.workers[worker].running.discard(name)
+        if what == "evicted":
+            self.workers[worker].paused.add(name)
+        news: Any = {what: (told[what],)}
+        self.tell(worker, **news)
+
+    @precondition(lambda self: self.busy())
+    @rule(output=st.integers(0, 40), tokens=st.sampled_from([1, 60]))
+    def serve(self, output: int, tokens: int) -> None:
+        """All that run get on, and all that is asked is answered."""
+        if self.unforecast:
+            self.forecast(shared=False, tokens=tokens)
+        for worker, names in self.busy().items():
+            self.tell(worker, progress=tuple(Progress(n, output, 10, 1) for n in names))
+        for _ in range(2):
+            self.step(ev.Round())
+            if self.answer:
+                self.arranged(missing=False)
+
+    @precondition(lambda self: self.busy(paused=True))
+    @rule(data=st.data(), late=st.booleans(), held=st.sampled_from([0, 10]))
+    def report_paused(self, data: st.DataObject, late: bool, held: int) -> None:
+        """Of one that does not run there any more: a last token of it, or that its KV was
+        dropped or taken to host memory; perhaps by a worker that has not read of its pause."""
+        paused = self.busy(paused=True)
+        worker = data.draw(st.sampled_from(sorted(paused)))
+        name = data.draw(st.sampled_from(paused[worker]))
+        what = data.draw(st.sampled_from(["progress", "evicted"]))
+        news: Any = {what: (Progress(name, 2, held),)}
+        self.tell(worker, late, **news)
+
+    def tell(self, name: str, late: bool = False, **what: Any) -> None:
+        worker = self.workers[name]
+        worker.reports += 1
+        report = Report(worker.reports, worker.applied - late, **what)
+        self.step(ev.Reported(worker.link, name, report))
 
     @rule(takes_s=st.sampled_from([0.1, 5.0, 60.0]))
     def tick(self, takes_s: float) -> None:
         self.step(ev.Tick(), takes_s)
+
+    # What must hold
 
     @invariant()
     def every_request_is_live_or_has_ended_once(self) -> None:
@@ -248,42 +402,86 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert all(count == 1 for count in self.ended.values())
 
     @invariant()
-    def every_live_request_is_in_one_place(self) -> None:
-        queued = [job.request_id for job in self.state.ledger.queue]
+    def the_board_and_the_ledger_say_the_same(self) -> None:
+        ledger, phase = self.state.ledger, self.state.ledger.board.phase
         running = [name for w in self.state.workers.values() for name in w.running]
-        waiting = [n for n, j in self.state.jobs.items() if j.phase is Phase.FORECASTING]
-        assert sorted(queued + running + waiting) == sorted(self.live)
+        runs = sorted(n for n, j in self.state.jobs.items() if ledger.phase(j) is Phase.RUNNING)
+        assert sorted(running) == runs
+        assert ledger.running == len(runs) == np.count_nonzero(phase == Phase.RUNNING)
+        assert ledger.waiting == np.count_nonzero(phase) - len(runs)
+        assert ledger.waiting == sum(ledger.waiting_for(m) for m in ("demo", "other"))
+        rows = {job.row for job in self.state.jobs.values()}
+        assert rows == set(np.flatnonzero(phase).tolist()) and len(rows) == len(self.live)
+        assert all(ledger.job_of(job.row) is job for job in self.state.jobs.values())
+
+    @invariant()
+    def forecasts_in_use_are_those_of_the_living(self) -> None:
+        keys = [key for name, key in self.forecasts.items() if name in self.live]
+        distinct = sum(key == "" for key in keys) + (SHARED in keys)
+        assert len(self.state.ledger.board.forecasts) == distinct + 1  # and who has none
 
     @invariant()
     def workers_run_what_the_scheduler_believes(self) -> None:
-        believed = {name: set(w.running) for name, w in self.state.workers.items()}
-        assert believed == self.workers.running
+        """But for what it was told of and nobody has asked for yet, and what is cancelled with the
+        next round's plan."""
+        assert {n for n, w in self.workers.items() if w.link} == set(self.state.workers)
+        for name, worker in self.state.workers.items():
+            orphans = {n for n, held in worker.orphans.items() if held.running}
+            believed = set(worker.running) | orphans
+            there = self.workers[name].running
+            assert believed <= there
+            assert there - believed <= set(worker.draft.cancel)
 
     @invariant()
     def bounds_hold(self) -> None:
-        assert len(self.state.ledger.queue) <= 20 + 2 * 4  # what two lost workers may give back
+        assert self.state.ledger.waiting <= 2 * 20 + 4 * 4
         for worker in self.state.workers.values():
-            assert len(worker.running) <= worker.view.max_running
+            assert len(worker.running) <= worker.places
             for job in worker.running.values():
                 total = job.request.prompt_tokens + job.request.max_tokens
-                assert total <= worker.view.reach_tokens
+                assert job.request.worker_id or total <= worker.view.reach_tokens
 
     @invariant()
     def who_is_paused_waits_at_its_home(self) -> None:
         """What a worker keeps of a request is kept for it: its home is there."""
-        for worker, paused in self.workers.paused.items():
-            for name in paused & set(self.state.jobs):
-                job = self.state.jobs[name]
-                assert (job.home, job.phase) == (worker, Phase.QUEUED)
-
-    @invariant()
-    def the_queue_is_in_order(self) -> None:
-        keys = [job.rank.key for job in self.state.ledger.queue]
-        assert keys == sorted(keys)
+        ledger = self.state.ledger
+        for name, worker in self.state.workers.items():
+            ours = self.workers[name].paused & set(self.state.jobs)
+            for paused in ours - set(worker.orphans) - set(worker.draft.cancel):
+                job = self.state.jobs[paused]
+                assert (ledger.home(job), ledger.phase(job)) == (name, Phase.QUEUED)
 
     @invariant()
     def nobody_is_overdue(self) -> None:
         assert self.state.next_deadline() > self.now
+
+    @invariant()
+    def a_round_is_wanted_only_while_none_is_out(self) -> None:
+        assert (self.state.rounds.contest is not None) == (self.answer is not None)
+        assert self.answer is None or self.state.round_due_s == inf
+
+
+class ConservativeMachine(SchedulerMachine):
+    """Whatever happens, the worst case of all that it let in has room."""
+
+    policy = "conservative"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.adoptable: set[str] = set()
+
+    def attach(self, worker: str, size: int, keeps: bool) -> None:
+        if keeps:
+            self.adoptable |= self.workers[worker].running | self.workers[worker].paused
+        super().attach(worker, size, keeps)
+
+    @invariant()
+    def memory_is_never_overfilled(self) -> None:
+        for worker in self.state.workers.values():
+            if not set(worker.running) & self.adoptable:
+                jobs = [job.request for job in worker.running.values()]
+                worst = sum(-(-(r.prompt_tokens + r.max_tokens) // 16) * 16 for r in jobs)
+                assert worst <= worker.view.kv_tokens
 
 
 class AliseMachine(SchedulerMachine):
@@ -294,9 +492,27 @@ class DeferMachine(SchedulerMachine):
     policy = "alise-defer"
 
 
+class BatchMachine(SchedulerMachine):
+    policy = "fixed-batch"
+
+
+class ApartMachine(SchedulerMachine):
+    apart = True
+
+
+class AliseApartMachine(AliseMachine):
+    apart = True
+
+
 TestScheduler = SchedulerMachine.TestCase
+TestConservative = ConservativeMachine.TestCase
 TestAlise = AliseMachine.TestCase
 TestDefer = DeferMachine.TestCase
-TestScheduler.settings = TestAlise.settings = TestDefer.settings = settings(
-    max_examples=150, stateful_step_count=50, deadline=None
+TestBatch = BatchMachine.TestCase
+TestApart = ApartMachine.TestCase
+TestAliseApart = AliseApartMachine.TestCase
+TestScheduler.settings = TestConservative.settings = TestAlise.settings = settings(
+    max_examples=100, stateful_step_count=50, deadline=None
 )
+TestDefer.settings = TestBatch.settings = TestScheduler.settings
+TestApart.settings = TestAliseApart.settings = TestScheduler.settings

@@ -12,159 +12,137 @@ from services.core import (
     Outcome,
     Plan,
     Progress,
-    Reject,
-    RejectReason,
     Report,
     Request,
-    WorkerView,
 )
 from services.forecast import Forecast, certain, from_lengths
+from services.policies.decision import Reason
 from services.policies.preset import choose
 from services.scheduler import events as ev
-from services.scheduler.ledger import Limits
 from services.scheduler.state import SchedulerState
-
-G = "gateway#1"
-
-
-def worker(name: str = "w0", kv_tokens: int = 1_000) -> ev.WorkerAttached:
-    view = WorkerView(name, f"unix:/{name}", "demo", kv_tokens, 16, 8, 500)
-    return ev.WorkerAttached(f"{name}#1", view)
-
-
-def request(name: str, prompt: int = 10, most: int = 50, at: float = 0.0, deadline: float = inf):
-    return Request(name, "demo", prompt, most, at, deadline_s=deadline)
-
-
-def state(policy: str = "fcfs", **limits: int) -> Any:
-    """Untyped, so that a transcript may say what each action must be by comparing it."""
-    return SchedulerState(choose(policy), Limits(**limits))
-
-
-def submitted(s: Any, asked: Request, now: float = 0.0) -> Any:
-    """Submit and forecast at once; the actions of the second step."""
-    s.step(ev.Submitted(G, asked), now)
-    return s.step(ev.Forecasted(((asked.request_id, certain(asked.max_tokens)),)), now)
-
-
-def admitted(s: Any, asked: Request, now: float = 0.0, on: str = "w0") -> None:
-    actions = submitted(s, asked, now)
-    [problem] = [a for a in actions if isinstance(a, ev.AskBatch)]
-    s.step(ev.Formed(problem.round, (ev.Batch(on, 1),)), now)
-    assert asked.request_id in s.workers[on].running
-
-
-def report(s: Any, seq: int, now: float, on: str = "w0", **what: Any) -> Any:
-    return s.step(ev.Reported(f"{on}#1", on, Report(seq, 0, **what)), now)
+from tests.state_driver import (
+    G,
+    admitted,
+    queued,
+    report,
+    request,
+    state,
+    told,
+    waits,
+    why,
+    worker,
+)
 
 
 def test_a_request_from_arrival_to_its_outcome():
     s = state()
     a = request("a")
-    assert s.step(worker(), 0.0) == []
+    assert told(s, worker(), 0.0) == []
     assert s.step(ev.Submitted(G, a), 1.0) == [ev.AskForecast((a,))]
-    forecast = certain(50)
-    assert s.step(ev.Forecasted((("a", forecast),)), 1.5) == [
-        ev.AskBatch(
-            1,
-            "aggressive",
-            {"watermark": 0.95},
-            (forecast,),
-            (ev.Group("w0", 1_000, 8, ev.Columns(), ev.Columns((10,), (0,), (50,), (0,))),),
-        )
-    ]
-    assert s.step(ev.Formed(1, (ev.Batch("w0", 1),)), 2.0) == [
-        ev.Place(G, "a", "w0", "unix:/w0", queued_s=1.0),
+    assert s.round_due_s == inf
+    assert s.step(ev.Forecasted((("a", certain(50)),)), 1.5) == []
+    assert s.round_due_s <= 1.5
+    assert s.step(ev.Round(), 2.0) == [
+        ev.Place(G, "a", "w0", "unix:/w0", queued_s=2.0),
         ev.SendPlan("w0", "w0#1", Plan(1, admit=(Grant("a", 50),), victims=("a",))),
     ]
+    assert s.round_due_s == inf
     assert report(s, 1, 3.0, progress=(Progress("a", 16, 26),)) == []
     assert report(s, 2, 4.0, finished=(Completion("a", 30, FinishReason.STOP),)) == [
         ev.Learn(Outcome("a", "demo", "", 10, 30, 50, FinishReason.STOP, 4.0, 0)),
-        ev.Finish(G, "a", FinishReason.STOP, 30, 0, 1.0),
+        ev.Finish(G, "a", FinishReason.STOP, 30, 0, 2.0),
     ]
     assert not s.jobs and not s.workers["w0"].running
 
 
 def test_a_report_applied_twice_changes_nothing():
     s = state()
-    s.step(worker(), 0.0)
+    told(s, worker(), 0.0)
     admitted(s, request("a"))
     done: Any = {"finished": (Completion("a", 30, FinishReason.STOP),)}
     assert len(report(s, 1, 1.0, **done)) == 2
     assert report(s, 1, 1.0, **done) == []
 
 
-def test_requests_that_arrive_during_a_round_wait_for_the_next():
+def test_what_happens_at_once_makes_one_round():
     s = state()
-    s.step(worker(), 0.0)
-    [first] = submitted(s, request("a"))
-    assert submitted(s, request("b", at=1.0), 1.0) == []
-    actions = s.step(ev.Formed(first.round, (ev.Batch("w0", 1),)), 2.0)
-    [problem] = [a for a in actions if isinstance(a, ev.AskBatch)]
-    [group] = problem.groups
-    assert (group.running.prompt_tokens, group.queued.prompt_tokens) == ((10,), (10,))
-    assert problem.round == 2
+    told(s, worker(), 0.0)
+    for name in "abc":
+        s.step(ev.Submitted(G, request(name)), 1.0)
+        assert s.step(ev.Forecasted(((name, certain(50)),)), 1.0) == []
+    *places, plan = s.step(ev.Round(), 1.0)
+    assert [place.request_id for place in places] == ["a", "b", "c"]
+    assert plan.plan == Plan(
+        1, admit=tuple(Grant(name, 50) for name in "abc"), victims=("c", "b", "a")
+    )
+    assert s.rounds.number == 2  # one for the worker, one for all of them
 
 
-def test_what_waits_is_asked_again_only_after_an_event():
+def test_a_round_too_many_only_looks_again():
     s = state()
-    s.step(worker(), 0.0)
-    [problem] = submitted(s, request("a"))
-    assert s.step(ev.Formed(problem.round, (ev.Batch("w0", 0, 0, "memory"),)), 1.0) == []
-    assert s.step(ev.Tick(), 2.0) == []
-    [again] = report(s, 1, 3.0)
-    assert isinstance(again, ev.AskBatch) and again.round == 2
+    told(s, worker(), 0.0)
+    admitted(s, request("a"))
+    assert s.step(ev.Round(), 0.0) == [] and s.step(ev.Round(), 0.0) == []
 
 
-def test_a_failed_round_is_asked_again_at_once():
+def test_what_waits_is_looked_at_again_only_after_an_event():
     s = state()
-    s.step(worker(), 0.0)
-    [problem] = submitted(s, request("a"))
-    [again] = s.step(ev.Formed(problem.round, ()), 1.0)
-    assert isinstance(again, ev.AskBatch) and again.round == problem.round + 1
+    told(s, worker(kv_tokens=128), 0.0)
+    admitted(s, request("a", prompt=60))
+    waits(s, request("b", prompt=60))
+    assert (why(s, "b").reason, why(s, "b").a) == (Reason.MEMORY, 64 + 64)
+    assert s.step(ev.Tick(), 2.0) == [] and s.round_due_s == inf
+    done = (Completion("a", 30, FinishReason.STOP),)
+    assert "b" in [a.request_id for a in report(s, 1, 3.0, finished=done) if a.kind == "place"]
+
+
+def test_the_newest_is_evicted_first_whether_it_has_just_come_or_come_back():
+    s = state()
+    told(s, worker(), 0.0)
+    for name in "ab":
+        admitted(s, request(name))
+    s.step(ev.Submitted(G, request("c", at=1.0)), 1.0)
+    s.step(ev.Forecasted((("c", certain(50)),)), 1.0)
+    [*_, plan] = report(s, 1, 1.0, evicted=(Progress("a", 4, 0),))
+    assert [grant.request_id for grant in plan.plan.admit] == ["a", "c"]
+    assert plan.plan.victims == ("c", "a", "b")
 
 
 def test_an_evicted_request_goes_in_front_and_returns_without_a_new_place():
     s = state()
-    s.step(worker(), 0.0)
-    admitted(s, request("a"))
-    admitted(s, request("b", at=1.0), 1.0)
-    submitted(s, request("c", at=2.0), 2.0)
-    s.step(ev.Formed(3, (ev.Batch("w0", 0),)), 2.0)
-    actions = report(s, 1, 3.0, evicted=(Progress("b", 20, 0),))
-    assert actions[0] == ev.Preempt(G, "b", 20)
-    assert [job.request_id for job in s.ledger.queue] == ["b", "c"]
-    problem = actions[1]
-    assert isinstance(problem, ev.AskBatch)
-    assert problem.groups[0].queued.output_tokens == (20, 0)
-    plan = Plan(3, admit=(Grant("b", 50),), victims=("b", "a"))
-    assert s.step(ev.Formed(problem.round, (ev.Batch("w0", 1),)), 4.0)[:2] == [
+    told(s, worker(kv_tokens=96), 0.0)
+    admitted(s, request("a", prompt=30))
+    admitted(s, request("b", prompt=30, at=1.0), 1.0)
+    waits(s, request("c", prompt=46, at=2.0), 2.0)
+    assert report(s, 1, 3.0, evicted=(Progress("b", 20, 0),))[0] == ev.Preempt(G, "b", 20)
+    assert queued(s) == ["b", "c"]
+    assert why(s, "b").reason is Reason.MEMORY and why(s, "c").reason is Reason.BEHIND
+    assert report(s, 2, 4.0, finished=(Completion("a", 50, FinishReason.LENGTH),))[2:] == [
         ev.Resume(G, "b", held_tokens=0),
-        ev.SendPlan("w0", "w0#1", plan),
+        ev.SendPlan("w0", "w0#1", Plan(3, admit=(Grant("b", 50),), victims=("b",))),
     ]
 
 
 def test_an_evicted_request_may_move_and_its_old_worker_forgets_it():
     s = state()
-    s.step(worker(), 0.0)
-    admitted(s, request("a"))
-    admitted(s, request("b"))
-    s.step(worker("w1"), 1.0)
-    _, problem = report(s, 1, 2.0, evicted=(Progress("a", 20, 0),))
-    assert [group.worker_id for group in problem.groups] == ["w1"]
-    assert s.step(ev.Formed(problem.round, (ev.Batch("w1", 1),)), 3.0) == [
-        ev.Place(G, "a", "w1", "unix:/w1", queued_s=1.0),
+    told(s, worker(kv_tokens=96), 0.0)
+    admitted(s, request("a", prompt=30))
+    admitted(s, request("b", prompt=30))
+    told(s, worker("w1"), 1.0)
+    [preempt, place, *plans] = report(s, 1, 2.0, evicted=(Progress("a", 20, 0),))
+    assert preempt == ev.Preempt(G, "a", 20)
+    assert place == ev.Place(G, "a", "w1", "unix:/w1", queued_s=0.0)
+    assert plans == [
         ev.SendPlan("w0", "w0#1", Plan(3, cancel=("a",), victims=("b",))),
         ev.SendPlan("w1", "w1#1", Plan(1, admit=(Grant("a", 50),), victims=("a",))),
     ]
 
 
 def test_slices_are_extended_before_they_run_out():
-    preset = choose("fcfs", {"slice_tokens": "20"})
-    s: Any = SchedulerState(preset)
-    s.step(worker(), 0.0)
+    s: Any = SchedulerState(choose("fcfs", {"slice": "tokens", "slice_tokens": 20}))
+    told(s, worker(), 0.0)
     admitted(s, request("a"))
-    assert s.jobs["a"].limit_tokens == 20
+    assert s.ledger.board.jobs.limit[s.jobs["a"].row] == 20
     assert report(s, 1, 1.0, progress=(Progress("a", 9, 19),)) == []
     [plan] = report(s, 2, 2.0, progress=(Progress("a", 12, 22),))
     assert plan.plan == Plan(2, extend=(Grant("a", 32),), victims=("a",))
@@ -173,163 +151,152 @@ def test_slices_are_extended_before_they_run_out():
     assert report(s, 4, 4.0, progress=(Progress("a", 49, 59),)) == []
 
 
-@pytest.mark.parametrize("policy", ["fcfs", "conservative", "past-future"])
+@pytest.mark.parametrize("policy", ["fcfs", "conservative", "past-future", "fixed-batch"])
 def test_a_whole_grant_is_never_extended(policy: str):
     s = state(policy)
-    s.step(worker(), 0.0)
+    told(s, worker(), 0.0)
     admitted(s, request("a"))
     assert report(s, 1, 1.0, progress=(Progress("a", 49, 59),)) == []
 
 
 def test_cancelling_at_every_stage_leaves_nothing():
     s = state()
-    s.step(worker(), 0.0)
+    told(s, worker(), 0.0)
     cancel = ev.Cancelled(G, "a", FinishReason.CANCELLED, 0)
     s.step(ev.Submitted(G, request("a")), 0.0)
-    assert s.step(cancel, 0.0) == []  # while forecast
-    assert s.step(ev.Forecasted((("a", certain(50)),)), 0.0) == []
-    [problem] = submitted(s, request("a"))
-    assert s.step(cancel, 0.0) == []  # while offered
-    assert s.step(ev.Formed(problem.round, (ev.Batch("w0", 1),)), 0.0) == []
+    assert told(s, cancel, 0.0) == []  # while forecast
+    assert told(s, ev.Forecasted((("a", certain(50)),)), 0.0) == []
+    s.step(ev.Submitted(G, request("a")), 0.0)
+    s.step(ev.Forecasted((("a", certain(50)),)), 0.0)
+    assert told(s, cancel, 0.0) == []  # while queued
     admitted(s, request("a"))
-    assert s.step(cancel, 0.0) == [ev.SendPlan("w0", "w0#1", Plan(2, cancel=("a",)))]  # running
+    assert told(s, cancel, 0.0) == [ev.SendPlan("w0", "w0#1", Plan(2, cancel=("a",)))]  # running
     admitted(s, request("a"))
-    report(s, 1, 1.0, evicted=(Progress("a", 4, 0),))
-    [plan] = s.step(cancel, 1.0)  # evicted, its tokens still at the worker
+    s.step(ev.Reported("w0#1", "w0", Report(1, 0, evicted=(Progress("a", 4, 0),))), 1.0)
+    [plan] = told(s, cancel, 1.0)  # evicted, its tokens still at the worker
     assert plan.plan.cancel == ("a",)
-    assert not s.jobs and not s.ledger.queue and not s.workers["w0"].running
+    assert not s.jobs and not queued(s) and not s.workers["w0"].running
+    assert len(s.ledger.board.forecasts) == 1  # that of who has none
 
 
 def test_another_gateway_cannot_cancel_it():
     s = state()
-    s.step(worker(), 0.0)
+    told(s, worker(), 0.0)
     admitted(s, request("a"))
-    assert s.step(ev.Cancelled("other#1", "a", FinishReason.CANCELLED, 0), 0.0) == []
+    assert told(s, ev.Cancelled("other#1", "a", FinishReason.CANCELLED, 0), 0.0) == []
     assert "a" in s.jobs
 
 
 def test_a_stop_string_is_an_outcome_to_learn_from():
     s = state()
-    s.step(worker(), 0.0)
+    told(s, worker(), 0.0)
     admitted(s, request("a"))
-    learn, plan = s.step(ev.Cancelled(G, "a", FinishReason.STOP, 7), 2.0)
+    learn, plan = told(s, ev.Cancelled(G, "a", FinishReason.STOP, 7), 2.0)
     assert learn.outcome.output_tokens == 7 and learn.outcome.reason is FinishReason.STOP
     assert plan.plan.cancel == ("a",)
 
 
 def test_a_lost_gateway_takes_its_requests_with_it():
     s = state()
-    s.step(worker(), 0.0)
-    admitted(s, request("a"))
-    submitted(s, request("b"))
-    [plan] = s.step(ev.GatewayLost(G), 1.0)
+    told(s, worker(kv_tokens=96), 0.0)
+    admitted(s, request("a", prompt=40))
+    waits(s, request("b", prompt=40, most=20))
+    [plan] = told(s, ev.GatewayLost(G), 1.0)
     assert plan.plan == Plan(2, cancel=("a",))
-    assert not s.jobs and not s.ledger.queue
+    assert not s.jobs and not queued(s)
 
 
 def test_a_resubmission_on_a_new_stream_replaces_the_old_one():
     s = state()
-    s.step(worker(), 0.0)
+    told(s, worker(), 0.0)
     admitted(s, request("a"))
     again = Request("a", "demo", 10, 50, 0.0, delivered_tokens=5)
-    ask, plan = s.step(ev.Submitted("gateway#2", again), 1.0)
+    ask, plan = told(s, ev.Submitted("gateway#2", again), 1.0)
     assert ask == ev.AskForecast((again,)) and plan.plan.cancel == ("a",)
-    assert s.step(ev.GatewayLost(G), 1.0) == []
-    assert s.jobs["a"].output_tokens == 5
+    assert told(s, ev.GatewayLost(G), 1.0) == []
+    assert s.ledger.output(s.jobs["a"]) == 5
 
 
-def test_a_lost_worker_gives_its_requests_back_in_front():
+def test_a_lost_worker_gives_its_requests_back():
     s = state()
-    s.step(worker(), 0.0)
+    told(s, worker(), 0.0)
     admitted(s, request("a"))
     report(s, 1, 1.0, progress=(Progress("a", 9, 19),))
-    assert s.step(ev.WorkerLost("w0#1", "w0"), 2.0) == [ev.Preempt(G, "a", 9)]
-    [problem] = s.step(worker("w1"), 3.0)
-    place, _ = s.step(ev.Formed(problem.round, (ev.Batch("w1", 1),)), 4.0)
+    assert told(s, ev.WorkerLost("w0#1", "w0"), 2.0) == [ev.Preempt(G, "a", 9)]
+    place, _ = told(s, worker("w1"), 4.0)
     assert place == ev.Place(G, "a", "w1", "unix:/w1", queued_s=2.0)
-
-
-def test_the_end_of_an_old_stream_does_not_unseat_a_worker_that_came_back():
-    s = state()
-    s.step(worker(), 0.0)
-    admitted(s, request("a"))
-    view = worker().view
-    preempt, problem = s.step(ev.WorkerAttached("w0#2", view), 1.0)
-    assert preempt == ev.Preempt(G, "a", 0) and isinstance(problem, ev.AskBatch)
-    assert s.step(ev.WorkerLost("w0#1", "w0"), 2.0) == []
-    assert "w0" in s.workers
 
 
 def test_a_deadline_ends_the_waiting_and_the_running():
     s = state()
-    s.step(worker(), 0.0)
+    told(s, worker(), 0.0)
     admitted(s, request("a", deadline=5.0))
     s.step(ev.Submitted(G, request("b", at=1.0, deadline=4.0)), 1.0)
     assert s.next_deadline() == 4.0
-    assert s.step(ev.Tick(), 3.9) == []
-    assert s.step(ev.Tick(), 4.0) == [
+    assert told(s, ev.Tick(), 3.9) == []
+    assert told(s, ev.Tick(), 4.0) == [
         ev.Finish(G, "b", FinishReason.DEADLINE, 0, 0, 3.0, "the deadline passed")
     ]
-    finish, plan = s.step(ev.Tick(), 5.0)
+    finish, plan = told(s, ev.Tick(), 5.0)
     assert finish.reason is FinishReason.DEADLINE and plan.plan.cancel == ("a",)
     assert s.next_deadline() == inf
 
 
-def test_no_is_said_with_its_reason():
-    s = state(max_queue=1)
-    too_long = s.step(ev.Submitted(G, request("long", prompt=400, most=200)), 0.0)
-    assert isinstance(too_long[0], ev.AskForecast)  # no worker yet: it may fit one to come
-    [refused] = s.step(worker(), 0.0)
-    assert refused.reject == Reject(
-        RejectReason.TOO_LONG,
-        "prompt (400) + max_tokens (200) = 600 tokens, "
-        "but the longest request that fits here is 500 tokens",
-    )
-    submitted(s, request("a"))
-    [refused] = s.step(ev.Submitted(G, request("a")), 0.0)
-    assert refused.reject.reason is RejectReason.DUPLICATE
-    [refused] = s.step(ev.Submitted(G, request("b")), 0.0)
-    assert refused.reject.reason is RejectReason.QUEUE_FULL
-    assert refused.reject.retry_after_s >= 1.0
-    s.step(ev.Draining(), 0.0)
-    [refused] = s.step(ev.Submitted(G, request("c")), 0.0)
-    assert refused.reject.reason is RejectReason.DRAINING
-
-
-def test_a_refresh_reaches_every_request_of_the_population():
-    s = state("past-future")
-    old = Forecast((50.0,), (1.0,), 50, "history", 1, "history/demo")
-    s.step(ev.Submitted(G, request("a")), 0.0)
-    s.step(ev.Submitted(G, request("b")), 0.0)
-    s.step(ev.Forecasted((("a", old), ("b", certain(50)))), 0.0)
-    assert [r.request_id for r in s.shared_representatives()] == ["a"]
-    new = from_lengths([5, 9], 9, "history", 2, "history/demo")
-    s.step(ev.Refreshed((new,)), 1.0)
-    assert s.jobs["a"].forecast == new and s.jobs["b"].forecast == certain(50)
-
-
-def test_two_workers_share_a_burst():
+def test_a_deadline_that_can_not_be_met_any_more_is_told_early():
+    """80 tokens of prompt take 0.01 + 80 · 0.0001 s at best: with less left it ends now, not when
+    the time is up."""
     s = state()
-    s.step(worker("w0"), 0.0)
-    s.step(worker("w1"), 0.0)
-    names = [f"r{i}" for i in range(6)]
-    for name in names:
-        s.step(ev.Submitted(G, request(name)), 0.0)
-    [problem] = s.step(ev.Forecasted(tuple((name, certain(50)) for name in names)), 0.0)
-    assert [(g.worker_id, len(g.queued.prompt_tokens)) for g in problem.groups] == [
-        ("w0", 3),
-        ("w1", 3),
+    told(s, worker(kv_tokens=128), 0.0)
+    admitted(s, request("a", prompt=60))
+    waits(s, request("b", prompt=80, most=40, deadline=4.0))
+    assert report(s, 1, 3.9, progress=(Progress("a", 1, 61),)) == []
+    assert report(s, 2, 3.983, progress=(Progress("a", 2, 62),)) == [
+        ev.Finish(
+            G, "b", FinishReason.DEADLINE, 0, 0, 3.983, "the deadline could not be met any more"
+        )
     ]
+    assert list(s.jobs) == ["a"]
 
 
-def test_drain_time_counts_what_is_ahead_over_the_rate():
-    s = state()
-    assert s.ledger.fleet().drain_s == 1.0
-    s.step(worker(), 0.0)
-    for name in "abcdefgh":
-        admitted(s, request(name, most=400))
-    for i in range(100):
-        submitted(s, request(f"q{i}", most=400))
+def test_a_refresh_reaches_every_request_of_the_population_and_nobodys_cap():
+    s = state("past-future")
+    old = from_lengths([50], 2**24 - 1, "history", 1, "history/demo")
+    for name, most in {"a": 100, "b": 50, "c": 7}.items():
+        s.step(ev.Submitted(G, request(name, most=most)), 0.0)
+    s.step(ev.Forecasted((("a", old), ("b", certain(50)), ("c", old))), 0.0)
+    assert [r.request_id for r in s.shared_representatives()] in (["a"], ["c"])
+    jobs = s.ledger.board.jobs
+    rows = [s.jobs[name].row for name in "abc"]
+    assert jobs.total[rows].tolist() == [50, 50, 7]
+    assert s.ledger.board.forecasts.rows >= len(s.ledger.board.forecasts) == 1 + 2
+    s.step(ev.Refreshed((from_lengths([5, 29], 2**24 - 1, "history", 2, "history/demo"),)), 1.0)
+    assert jobs.total[rows].tolist() == [17, 50, 6]
+    assert jobs.cap[rows].tolist() == [100, 50, 7]
+    s.step(ev.Refreshed((from_lengths([9], 2**24 - 1, "history", 1, "history/other"),)), 1.0)
+    assert jobs.total[rows].tolist() == [17, 50, 6]  # nobody's population
+
+
+def test_a_better_forecast_takes_the_place_of_the_one_there_was():
+    s = state("past-future")
+    history = from_lengths([50], 2**24 - 1, "history", 1, "history/demo")
+    s.step(ev.Submitted(G, request("a", most=100)), 0.0)
+    s.step(ev.Forecasted((("a", history),)), 0.0)
+    s.step(ev.Forecasted((("a", Forecast((20.0,), (1.0,), 100, "retrieval")),)), 1.0)
+    assert s.ledger.board.jobs.total[s.jobs["a"].row] == 20
+    assert s.shared_representatives() == []
+    assert len(s.ledger.board.forecasts) == 1 + 1
+    s.step(ev.Forecasted((("gone", history),)), 1.0)  # it has ended meanwhile
+    assert len(s.ledger.board.forecasts) == 1 + 1
+
+
+def test_a_worker_that_is_measured_changes_no_promise():
+    s = state("alise")
+    told(s, worker(), 0.0)
+    admitted(s, request("a"))
+    before = s.rounds.memory.columns["promised"].tolist()
     cost = s.workers["w0"].cost
-    rate = 8 / cost.step_s(0, 8, 80)
-    assert s.ledger.fleet().drain_s == pytest.approx(108 * 400 / rate)
+    for version in range(3):
+        s.step(ev.Costed("w0", type(cost)(0.02, 1e-3, 1e-3, 0.0, version)), 1.0)
+    assert s.round_due_s == inf  # and calls for no round
+    s.step(ev.Round(), 1.0)
+    assert s.rounds.memory.columns["promised"].tolist() == before

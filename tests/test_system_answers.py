@@ -121,8 +121,9 @@ async def test_two_workers(cases: list[Case], policy: str):
 
 @pytest.mark.slow
 async def test_slices_of_one_and_of_many_tokens_change_no_answer(cases: list[Case]):
+    slices = ("--set", "preset.slice=tokens")
     for slice_tokens in (1, 48):
-        with serving("--set", f"preset.slice_tokens={slice_tokens}") as live:
+        with serving(*slices, "--set", f"preset.slice_tokens={slice_tokens}") as live:
             await check(live, cases[:40], 8)
 
 

@@ -188,8 +188,9 @@ def _share(
     """`line` may stand in any order; who runs is told the most urgent first."""
     next_ones = np.sort(line[run])  # contests are sorted by urgency
     jobs = contest.jobs.take(next_ones)
-    limits = SLICES[preset.slice](jobs, contest.runs[next_ones], preset.params)
-    evict = VICTIMS[preset.victim](jobs, contest.key[next_ones])
+    runs = contest.runs[next_ones]
+    limits = SLICES[preset.slice](jobs, runs, preset.params)
+    evict = VICTIMS[preset.victim](jobs, runs, contest.key[next_ones])
     paused = line[contest.runs[line] & ~run]
     rows = contest.rows
     return Share(worker.number, rows[next_ones], limits, rows[paused], rows[next_ones[evict]], peak)

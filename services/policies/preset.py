@@ -114,9 +114,27 @@ def choose(name: str, overrides: Mapping[str, Any] | None = None) -> Preset:
     takes = bare.takes()
     kept = {key: value for key, value in row.params.items() if key in takes}
     for key in given:
+        if key not in takes and key in (others := _numbers()):
+            raise ValueError(f"preset.{key} is a number of preset.{others[key]}; set that too")
         _require_known("preset key", key, [*CHOICES, *takes])
     numbers = {key: _number(key, value) for key, value in given.items()}
     return Preset(name, **{key: getattr(bare, key) for key in CHOICES}, params=kept | numbers)
+
+
+def _numbers() -> dict[str, str]:
+    """Every number there is, with the choice that takes it."""
+    stages = {
+        "order": {name: order.params for name, order in ORDERS.items()},
+        "form": {name: params for forms in FORMS.values() for name, params in forms.items()},
+        "slice": slice.PARAMS,
+        "interval": interval.PARAMS,
+    }
+    return {
+        number: f"{stage}={choice}"
+        for stage, choices in stages.items()
+        for choice, params in choices.items()
+        for number in params
+    }
 
 
 def _number(key: str, value: Any) -> float:

@@ -1,22 +1,24 @@
-"""Who is evicted first when a worker's memory runs out."""
+"""Who is evicted first when a worker's memory runs out, of those who run next."""
 
 from collections.abc import Callable
 
 import numpy as np
 
 from services.forecast import Floats, Ints
-from services.policies.snapshot import Jobs
+from services.policies.snapshot import Bools, Jobs
 
 
-def newest(jobs: Jobs, key: Floats) -> Ints:
-    """The latest admitted first (papers/000 §2.4)."""
-    return np.argsort(-jobs.admitted, kind="stable")
+def newest(jobs: Jobs, runs: Bools, key: Floats) -> Ints:
+    """The latest admitted first (papers/000 §2.4): who enters now, and of these the last."""
+    admitted = np.where(runs, jobs.admitted, 0)
+    entering = np.where(runs, 0, np.arange(1, len(runs) + 1))
+    return np.lexsort((-admitted, -entering))
 
 
-def least_urgent(jobs: Jobs, key: Floats) -> Ints:
+def least_urgent(jobs: Jobs, runs: Bools, key: Floats) -> Ints:
     """The last of the order first."""
     return np.lexsort((-jobs.serial, -key))
 
 
-Victim = Callable[[Jobs, Floats], Ints]
+Victim = Callable[[Jobs, Bools, Floats], Ints]
 VICTIMS: dict[str, Victim] = {"newest": newest, "least_urgent": least_urgent}

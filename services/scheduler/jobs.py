@@ -1,10 +1,10 @@
 """What the scheduler remembers of a request and of a worker beside the board's columns."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from services.core import CostModel, Grant, HeldRequest, Pause, Request, WorkerView
+from services.core import CostModel, Grant, HeldRequest, Pause, Report, Request, WorkerView
 from services.forecast import Ints
 
 
@@ -74,6 +74,17 @@ class WorkerJobs:
     report_seq: int = 0
 
     @property
+    def places(self) -> int:
+        """How many of ours may run there: orphans that run have theirs."""
+        return self.view.max_running - sum(held.running for held in self.orphans.values())
+
+    @property
+    def room_tokens(self) -> int:
+        """KV tokens for ours: what orphans hold of the device is not free."""
+        blocks = sum(held.blocks for held in self.orphans.values())
+        return max(0, self.view.kv_tokens - blocks * self.view.block_tokens)
+
+    @property
     def kv_blocks(self) -> int:
         return self.view.kv_tokens // self.view.block_tokens
 
@@ -81,3 +92,17 @@ class WorkerJobs:
     def used_tokens(self) -> int:
         """KV tokens of the blocks that somebody holds, by its last report."""
         return (self.kv_blocks - self.free_blocks) * self.view.block_tokens
+
+    def hear_of_orphans(self, report: Report) -> None:
+        """Whoever asks for one later must find it as it is by then, and not what has ended."""
+        for told in (*report.progress, *report.evicted):
+            if held := self.orphans.get(told.request_id):
+                self.orphans[told.request_id] = replace(
+                    held,
+                    output_tokens=told.output_tokens,
+                    held_tokens=told.held_tokens,
+                    blocks=told.blocks,
+                    running=held.running and told not in report.evicted,
+                )
+        for completion in report.finished:
+            self.orphans.pop(completion.request_id, None)

@@ -82,9 +82,9 @@ class Ledger:
             Worker(
                 worker.number,
                 self.board.model(worker.view.model),
-                worker.view.kv_tokens,
+                worker.room_tokens,
                 worker.view.block_tokens,
-                worker.view.max_running,
+                worker.places,
                 worker.view.reach_tokens,
                 worker.cost,
                 worker.shared_blocks,

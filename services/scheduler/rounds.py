@@ -91,7 +91,7 @@ class Rounds:
         for at, job in self._current(share.run[longer], stale):
             if job.request_id in worker.running:
                 ledger.extend(job, worker, limits[at])
-        places = max(0, worker.view.max_running - len(worker.running))
+        places = max(0, worker.places - len(worker.running))
         limits = share.limits[enters].tolist()
         for at, job in self._current(share.run[enters][:places], stale):
             yield self._admit(job, worker, limits[at], now)

@@ -170,7 +170,7 @@ class SchedulerState:
     ) -> None:
         runs = self.ledger.phase(job) is Phase.RUNNING
         since_s = float(self.ledger.board.jobs.since_s[job.row])
-        waiting_s = 0.0 if runs else now - min(since_s, max(now, job.request.arrival_s))
+        waiting_s = 0.0 if runs else now - (since_s if since_s < inf else job.request.arrival_s)
         finish = ev.Finish(
             job.link,
             job.request_id,
@@ -340,6 +340,7 @@ class SchedulerState:
             return
         worker.report_seq = report.seq
         worker.free_blocks, worker.shared_blocks = report.free_blocks, report.shared_blocks
+        worker.hear_of_orphans(report)
         here = worker.number
         home, jobs = self.ledger.board.jobs.home, self.jobs
         self.ledger.progress(
