@@ -36,7 +36,7 @@ def fill(runs: Bools, demand: Demand, places: int, alone: bool) -> Filled:
     base = int(np.argmin(runs)) if not runs.all() else count
     reach = max(0, min(count, places) - base)
     fits, need = demand.longest(np.arange(count), base, reach)
-    if fits == 0 and alone and not runs.any() and places > 0:
+    if fits < reach and base + fits == 0 and alone and not runs.any():
         fits = 1
     front = base + fits
     entering = np.flatnonzero(~runs[:front])
