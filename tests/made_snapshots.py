@@ -105,9 +105,7 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
         st.sampled_from([1, 16]), st.booleans(),
     )  # fmt: skip
     workers = tuple(
-        seat(
-            number, kv, places, model=model, block_tokens=block, reach_tokens=kv // (1 + narrow)
-        )
+        seat(number, kv, places, model=model, block_tokens=block, reach_tokens=kv // (1 + narrow))
         for number, (kv, places, model, block, narrow) in enumerate(
             draw(st.lists(kinds, min_size=1, max_size=3)), 1
         )
