@@ -58,6 +58,11 @@ class Arranger:
         self._asked: Contest | None = None  # the round that is out
         self._timer: asyncio.TimerHandle | None = None
 
+    @property
+    def connected(self) -> bool:
+        """Whether the next round will be asked of the batcher."""
+        return self._outbox is not None
+
     def ask(self, contest: Contest) -> None:
         """Never waits: the answer, or that there is none, is dispatched later."""
         loop = asyncio.get_running_loop()
