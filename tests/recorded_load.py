@@ -128,10 +128,10 @@ class Recorder:
         evicted = []
         for name in worker.victims:
             if self._held(worker) > KV_TOKENS[worker.name]:
-                here = worker.here.get(name)
-                if here and here.runs:
-                    here.runs = False
-                    evicted.append(Progress(name, here.made, 0))
+                victim = worker.here.get(name)
+                if victim and victim.runs:
+                    victim.runs = False
+                    evicted.append(Progress(name, victim.made, 0))
         if worker.here or finished:
             worker.reports += 1
             progress = tuple(

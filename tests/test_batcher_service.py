@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -37,7 +37,7 @@ PRESETS = ("fcfs", "past-future", "alise", "fixed-batch")
 Answers = AsyncIterator[batcher_pb2.Arrangement]
 
 
-def served(registry: CollectorRegistry | None = None, **config: int) -> BatcherService:
+def served(config: Mapping[str, Any], registry: CollectorRegistry | None = None) -> BatcherService:
     return BatcherService(BatcherConfig(**config), registry or CollectorRegistry())
 
 
@@ -200,7 +200,11 @@ class Refusing(batcher_pb2_grpc.BatcherServicer):
 
 
 def first_run(answer: batcher_pb2.Arrangement) -> batcher_pb2.Portion:
-    return next((each for each in answer.portions if each.run), answer.portions[0])
+    """A portion in which somebody runs; where there is none, nobody's row does."""
+    found = next((each for each in answer.portions if each.run), None)
+    if found is None:
+        no_such_row(answer)
+    return found or answer.portions[0]
 
 
 def no_such_row(answer: batcher_pb2.Arrangement) -> None:
@@ -220,19 +224,16 @@ def too_few_limits(answer: batcher_pb2.Arrangement) -> None:
 
 def limits_without_bound(answer: batcher_pb2.Arrangement) -> None:
     portion = first_run(answer)
-    portion.run or no_such_row(answer)
     portion.limits[0] = 2**64 - 1
 
 
 def limits_of_nothing(answer: batcher_pb2.Arrangement) -> None:
     portion = first_run(answer)
-    portion.run or no_such_row(answer)
     portion.limits[0] = 0
 
 
 def twice(answer: batcher_pb2.Arrangement) -> None:
     portion = first_run(answer)
-    portion.run or no_such_row(answer)
     portion.run.append(portion.run[0])
     portion.limits.append(portion.limits[0])
 
@@ -388,7 +389,7 @@ async def answer(
         for message in messages:
             yield message
 
-    async with reaching("socket", NAME, ADD, served(**config)) as channel:
+    async with reaching("socket", NAME, ADD, served(config)) as channel:
         call = batcher_pb2_grpc.BatcherStub(channel).Arrange(said())
         return [each async for each in call]
 
@@ -562,7 +563,7 @@ async def test_rounds_are_timed() -> None:
         yield encode_hello(choose("fcfs"))
         yield asked()
 
-    async with reaching("socket", NAME, ADD, served(registry)) as channel:
+    async with reaching("socket", NAME, ADD, served({}, registry)) as channel:
         stub = batcher_pb2_grpc.BatcherStub(channel)
         assert len([each async for each in stub.Arrange(said())]) == 1
     series = "foretoken_batcher_round_seconds_count"

@@ -307,7 +307,8 @@ def test_a_draw_of_a_shared_forecast_is_that_of_the_cut_one(
 
 def means(table: ForecastTable, *rows: int) -> list[float]:
     which: Ints = np.array(rows, np.int64)
-    return table.mean(which, 0 * which, 0 * which + 1_000).tolist()
+    found: list[float] = table.mean(which, 0 * which, 0 * which + 1_000).tolist()
+    return found
 
 
 def test_rows_are_reused_and_none_is_lost() -> None:

@@ -22,8 +22,11 @@ def filled(
     return fill(runs, Demand(np.array([held for _, held in line], float), limit), places, alone)
 
 
-def who(line: Sequence[tuple[bool, float]], limit: float, **rest: int) -> list[int]:
-    return np.flatnonzero(filled(line, limit, **rest).run).tolist()
+def who(
+    line: Sequence[tuple[bool, float]], limit: float, places: int = 99, alone: bool = False
+) -> list[int]:
+    found: list[int] = np.flatnonzero(filled(line, limit, places, alone).run).tolist()
+    return found
 
 
 def test_who_runs_ahead_of_all_stays_whatever_memory_says() -> None:

@@ -231,12 +231,14 @@ def test_prefix_peaks_equal_the_mean_of_simulated_futures(
     rows = [*running, *queued]
     rng = np.random.default_rng(seed)
     futures = rng.integers(0, 60, (3, len(rows)))
-    held = np.array([h for h, _ in rows], np.int64)
+    held = np.array([h for h, _ in rows], float)
     peaks = PrefixPeaks(len(running), held, futures.astype(float))
     seen = []
     for k in range(len(queued) + 1):
         n = len(running) + k
-        each = [simulate(list(zip(held[:n], future[:n], strict=True))) for future in futures]
+        each = [
+            simulate(list(zip(held[:n].astype(int), future[:n], strict=True))) for future in futures
+        ]
         assert peaks(k) == pytest.approx(np.mean(each))
         assert peaks(k) == pytest.approx(
             np.mean([peak_tokens(held[:n], future[:n]) for future in futures])

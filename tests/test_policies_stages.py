@@ -258,10 +258,11 @@ def test_the_next_memory_keeps_nothing_of_others_and_leaves_the_last_as_it_was()
 @given(st.lists(st.dictionaries(st.integers(0, 6), st.integers(1, 9)), min_size=1, max_size=6))
 def test_memory_says_what_a_dictionary_says(rounds: list[dict[int, int]]) -> None:
     """Rows to serials, a round each; what is remembered of a serial is ten times its number."""
-    memory, known = Memory(), {}
+    memory = Memory()
+    known: dict[tuple[int, int], int] = {}
     for owners in rounds:
         rows, serials = ints(*owners), ints(*owners.values())
         expected = [known.get((row, serial), 0) for row, serial in owners.items()]
         assert memory.column("a", rows, serials).tolist() == expected
-        memory = memory.with_columns(rows, serials, a=serials * 10.0)
+        memory = memory.with_columns(rows, serials, a=serials.astype(float) * 10)
         known = {(row, serial): serial * 10 for row, serial in owners.items()}

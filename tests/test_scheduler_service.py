@@ -62,6 +62,17 @@ class Texts(predictor_pb2_grpc.PredictorServicer):
         forecasts = [common_pb2.Forecast(points=[10.0]) for _ in request.inputs]
         return predictor_pb2.ForecastResponse(forecasts=forecasts)
 
+    async def Observe(
+        self, request: predictor_pb2.ObserveOutcomesRequest, context: object
+    ) -> predictor_pb2.ObserveOutcomesResponse:
+        return predictor_pb2.ObserveOutcomesResponse()
+
+    async def Improve(
+        self, request: predictor_pb2.ImproveRequest, context: object
+    ) -> AsyncIterator[predictor_pb2.ImprovedForecasts]:
+        await asyncio.Event().wait()
+        yield predictor_pb2.ImprovedForecasts()
+
 
 class Stream:
     """One side of a two-way stream: says what it is given, keeps what it hears and how it ends."""
@@ -124,7 +135,8 @@ class Live:
 
 @asynccontextmanager
 async def running(batcher: aio.Channel | None = None, **config: Any) -> AsyncIterator[Live]:
-    advisers, texts, registry = InProcessServer(), Texts(), CollectorRegistry()
+    advisers: Any = InProcessServer()
+    texts, registry = Texts(), CollectorRegistry()
     predictor_pb2_grpc.add_PredictorServicer_to_server(texts, advisers)
     estimator = EstimatorService(EstimatorConfig(), CollectorRegistry())
     estimator_pb2_grpc.add_EstimatorServicer_to_server(estimator, advisers)
@@ -179,23 +191,8 @@ async def test_a_worker_that_comes_back_has_its_cost_model_again() -> None:
             await until(lambda: "w" not in workers)
 
 
-async def test_what_comes_at_once_makes_few_rounds() -> None:
-    """A hundred requests are taken in one turn of the loop, and forecast in one call."""
-    async with running() as live:
-        live.texts.may.set()
-        worker = live.worker()
-        await until(lambda: bool(worker.heard) or "w" in live.service.state.workers)
-        gateway = live.gateway()
-        await until(lambda: bool(gateway.heard))
-        rounds = live.service.state.rounds.number
-        for number in range(100):
-            gateway.say(submitted(f"r{number}"))
-        await until(lambda: len(told(gateway, "placed")) == 100)
-        assert live.service.state.rounds.number - rounds <= 25
-        assert sum(len(plan.admit) for plan in worker.heard) == 100
-
-
-async def test_events_of_one_turn_make_one_round() -> None:
+async def test_a_hundred_requests_of_one_turn_of_the_loop_make_few_rounds() -> None:
+    """They are forecast in one call, and one round places them all."""
     async with running() as live:
         live.texts.may.set()
         live.worker()
