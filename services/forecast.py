@@ -188,6 +188,7 @@ class ForecastTable:
 
     def __init__(self, rows: int = 64):
         self._points = np.full((rows, MAX_POINTS), np.inf)
+        self._weights = np.zeros((rows, MAX_POINTS))
         self._cdf = np.full((rows, MAX_POINTS), _NEVER)
         # Mass and moment of the points from each one on; nothing is beyond the last.
         self._mass = np.zeros((rows, MAX_POINTS + 1))
@@ -248,6 +249,7 @@ class ForecastTable:
         n = len(points)
         at = self._points[row]
         at[:n], at[n:] = points, np.inf
+        self._weights[row, :n] = weights
         mass, moment = self._mass[row], self._moment[row]
         mass[n:] = moment[n:] = 0.0
         mass[:n] = weights
@@ -259,9 +261,9 @@ class ForecastTable:
         moment[:n] = np.cumsum(moment[:n][::-1])[::-1]
 
     def points_of(self, row: int) -> tuple[Floats, Floats]:
-        """A row's points and their weights, to be `put` elsewhere."""
+        """A row's points and their weights as they were put: a mirror's row is the same bits."""
         n = int(np.count_nonzero(self._points[row] < np.inf))
-        return self._points[row, :n].copy(), -np.diff(self._mass[row, : n + 1])
+        return self._points[row, :n].copy(), self._weights[row, :n].copy()
 
     def mean(self, which: Ints, generated: Ints, caps: Ints) -> Floats:
         """E[min(L, cap) | L > generated] a row; the cap where nothing is longer."""
@@ -307,7 +309,7 @@ class ForecastTable:
         """Twice as many rows; what is there is copied once."""
         rows = len(self._uses)
         fresh = ForecastTable(rows)
-        for name in ("_points", "_cdf", "_mass", "_moment"):
+        for name in ("_points", "_weights", "_cdf", "_mass", "_moment"):
             setattr(self, name, np.concatenate([getattr(self, name), getattr(fresh, name)]))
         self._uses += [0] * rows
         self._editions += [0] * rows

@@ -108,14 +108,25 @@ def _head(snapshot: Snapshot, ranking: Ranking, at: Ints, workers: tuple[Worker,
     """The most urgent of these, no more than have places, or would fit if they never grew; and
     one beyond, which says why it waits."""
     most = sum(worker.places for worker in workers) + 1
-    if len(at) > most:
-        at = at[np.argpartition(ranking.key[at], most - 1)[:most]]
+    at = _first(at, ranking.key[at], snapshot.jobs.serial[ranking.queued[at]], most)
     rows = ranking.queued[at]
     order = np.lexsort((snapshot.jobs.serial[rows], ranking.key[at]))
     room = sum(worker.room_tokens for worker in workers)
     jobs = snapshot.jobs
     totals = np.cumsum(jobs.prompt[rows[order]] + jobs.output[rows[order]])
     return at[order[: int(np.searchsorted(totals, room, side="right")) + 1]]
+
+
+def _first(at: Ints, key: Floats, serial: Ints, most: int) -> Ints:
+    """So many of these, by key and among equals by serial, in no order. O(rows)."""
+    if len(at) <= most:
+        return at
+    last = np.partition(key, most - 1)[most - 1]
+    before, tied = at[key < last], np.flatnonzero(key == last)
+    most -= len(before)
+    if len(tied) > most:
+        tied = tied[np.argpartition(serial[tied], most - 1)[:most]]
+    return np.concatenate([before, at[tied]])
 
 
 def arrange(
@@ -200,31 +211,30 @@ def _batch(
     contest: Contest, forecasts: ForecastTable, preset: Preset, rng: np.random.Generator
 ) -> Arranged:
     """The pool cut into batches, and these given to workers that have none, the fastest first;
-    nobody joins a batch that runs."""
+    nobody joins a batch that runs. Each worker's batch is cut from what it could hold: beside
+    small workers, who fits only the large one is not passed over."""
     jobs, runs = contest.jobs, contest.runs
     lines = {w.number: np.flatnonzero(runs & (jobs.home == w.number)) for w in contest.workers}
     idle = sorted(
         (worker for worker in contest.workers if not len(lines[worker.number])),
         key=lambda worker: -worker.full_speed,
     )
-    waiting = np.flatnonzero(~runs)
-    for model in {worker.model for worker in idle}:
-        taking = [worker for worker in idle if worker.model == model]
-        smallest = min(taking, key=lambda worker: worker.kv_tokens)
-        reach = jobs.prompt[waiting] + jobs.cap[waiting]
-        pool = waiting[(jobs.model[waiting] == model) & (reach <= smallest.reach_tokens)]
-        batches = CUTS[preset.form](contest, pool, smallest, preset.params)
-        for worker, batch in zip(taking, batches, strict=False):
+    free = ~runs
+    reach = jobs.prompt + jobs.cap
+    for worker in idle:
+        able = free & (jobs.model == worker.model) & (reach <= worker.reach_tokens)
+        batch = next(CUTS[preset.form](contest, np.flatnonzero(able), worker, preset.params), None)
+        if batch is not None:
             lines[worker.number] = batch
+            free[batch] = False
     shares = tuple(
         _share(contest, worker, preset, line, np.ones(len(line), bool), 0.0)
         for worker, line in ((worker, lines[worker.number]) for worker in contest.workers)
     )
-    entering = np.isin(waiting, np.concatenate([*lines.values(), waiting[:0]]))
     return shares, Whys.joined(
         [
-            _whys(contest, waiting[entering], Reason.ADMITTED),
-            _whys(contest, waiting[~entering], Reason.IN_BATCH),
+            _whys(contest, np.flatnonzero(~runs & ~free), Reason.ADMITTED),
+            _whys(contest, np.flatnonzero(free), Reason.IN_BATCH),
         ]
     )
 

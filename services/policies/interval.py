@@ -7,6 +7,8 @@ import numpy as np
 from services.policies.parameters import Param, Params
 from services.policies.snapshot import Contest
 
+LONGEST_S = 600.0  # nobody who comes waits longer than this for a round
+
 Interval = Callable[[Contest, Params], float]
 
 
@@ -16,18 +18,19 @@ def events(contest: Contest, params: Params) -> float:
 
 
 def load(contest: Contest, params: Params) -> float:
-    """SCLS: max(λ · the seconds of the least loaded worker, Γ) from now (papers/003 §4.5)."""
+    """SCLS: max(λ · the seconds of the least loaded worker, Γ) from now (papers/003 §4.5), and
+    `LONGEST_S` at most."""
     jobs, runs = contest.jobs, contest.runs
     loads_s = [
         float(np.sum(jobs.left[runs & (jobs.home == worker.number)])) / worker.full_speed
         for worker in contest.workers
     ]
     wait_s = max(params["interval_share"] * min(loads_s, default=0.0), params["interval_s"])
-    return contest.now + wait_s
+    return contest.now + min(wait_s, LONGEST_S)
 
 
 INTERVALS: dict[str, Interval] = {"events": events, "load": load}
 PARAMS: dict[str, dict[str, Param]] = {
     "events": {},
-    "load": {"interval_share": Param(0.5, 0.0, 1.0), "interval_s": Param(3.0, 0.0, 600.0)},
+    "load": {"interval_share": Param(0.5, 0.0, 1.0), "interval_s": Param(3.0, 0.0, LONGEST_S)},
 }

@@ -23,7 +23,8 @@ def least_load(contest: Contest) -> Ints:
 
 
 def round_robin(contest: Contest) -> Ints:
-    """In turns, whatever they have to do."""
+    """In turns, whatever they have to do. Each round begins one further on, so that who comes
+    alone does not always find the same one first."""
     return _deal(contest, _next_in_turn)
 
 
@@ -57,12 +58,12 @@ def _deal(contest: Contest, pick: Pick) -> Ints:
     speeds = [worker.full_speed for worker in workers]
     takes = [_takes(contest, worker, fresh).tolist() for worker in workers]
     total = sum(free)
-    for turn, row in enumerate(fresh.tolist()):
+    for nth, row in enumerate(fresh.tolist()):
         if total == 0:
             break
-        can = [i for i in range(len(workers)) if free[i] > 0 and takes[i][turn]]
+        can = [i for i in range(len(workers)) if free[i] > 0 and takes[i][nth]]
         if can:
-            chosen = pick(loads, turn, can)
+            chosen = pick(loads, contest.round + nth, can)
             at[row] = workers[chosen].number
             free[chosen] -= 1
             total -= 1

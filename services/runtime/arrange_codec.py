@@ -3,13 +3,15 @@
 Nothing a message says is trusted: columns are checked against one another before any is used.
 """
 
+from collections.abc import Sequence
 from dataclasses import fields
+from math import isfinite
 from typing import get_type_hints
 
 import numpy as np
 
 from protos import batcher_pb2
-from services.forecast import MAX_POINTS, Floats, ForecastTable, Ints
+from services.forecast import MAX_POINTS, MOST_TOKENS, Floats, ForecastTable, Ints
 from services.policies.decision import Decision
 from services.policies.preset import CHOICES, Preset
 from services.policies.snapshot import Contest, Jobs, Worker
@@ -17,7 +19,11 @@ from services.runtime.codec import decode_cost_model, encode_cost_model
 from services.runtime.errors import InvalidArgument
 
 _FLOATS = frozenset(name for name, kind in get_type_hints(Jobs).items() if kind == Floats)
-MOST_FORECASTS = 1_048_576  # rows of a mirrored table: more than a scheduler ever queues
+MOST_FORECASTS = 262_144  # rows of a mirrored table, 2.6 kB each: some 64 queues of the default
+MOST = 2**32 - 1  # what a row, or a number of tokens or blocks may be; sums of all stay exact
+MOST_KV_TOKENS = 2**40
+SUMS_TO = 2e-6  # so near to 1: what a Forecast asks of itself, summed in another order
+_LEAST = {"home": -1}  # of a column of integers; of the others 0
 
 
 def encode_hello(preset: Preset) -> batcher_pb2.ArrangeMessage:
@@ -82,28 +88,41 @@ def encode_contest(contest: Contest, telling: Telling) -> batcher_pb2.ArrangeMes
 
 def decode_contest(message: batcher_pb2.Contest, table: ForecastTable) -> Contest:
     """A contest, its new forecasts written to the table; raises InvalidArgument."""
+    if not isfinite(message.now):
+        raise InvalidArgument("now", "must be finite")
     for told in message.forecasts:
         _put(table, told)
-    rows = _read(message.rows, np.int64, "rows")
+    rows = _read_ints(message.rows, "rows")
     count = len(rows)
-    columns = {}
-    for each in fields(Jobs):
-        kind = np.float64 if each.name in _FLOATS else np.int64
-        name = f"columns[{each.name!r}]"
-        columns[each.name] = _parallel(_read(message.columns[each.name], kind, name), count, name)
-    known = columns["forecast"]
-    if count and not (known.min() >= 0 and known.max() < table.rows):
+    if len(np.unique(rows)) < count:
+        raise InvalidArgument("rows", "must differ")
+    unknown = message.columns.keys() - {each.name for each in fields(Jobs)}
+    if unknown:
+        raise InvalidArgument("columns", f"{', '.join(sorted(unknown))} not known here")
+    columns = {each.name: _read_column(message, each.name, count) for each in fields(Jobs)}
+    known = np.unique(columns["forecast"]).tolist()
+    if not all(row < table.rows and table.edition(row) for row in known):
         raise InvalidArgument("columns['forecast']", "names a row that was never told")
     return Contest(
         message.round,
         message.now,
         rows,
         _parallel(_read(message.runs, np.uint8, "runs"), count, "runs") > 0,
-        _parallel(_read(message.key, np.float64, "key"), count, "key"),
-        _parallel(_read(message.line, np.float64, "line"), count, "line"),
+        _parallel(_read_floats(message.key, "key"), count, "key"),
+        _parallel(_read_floats(message.line, "line"), count, "line"),
         Jobs(**columns),
-        tuple(_decode_seat(seat) for seat in message.seats),
+        _decode_seats(message.seats),
     )
+
+
+def _read_column(message: batcher_pb2.Contest, column: str, count: int) -> np.ndarray:
+    name = f"columns[{column!r}]"
+    if column not in message.columns:
+        raise InvalidArgument("columns", f"{column} missing")
+    data = message.columns[column]
+    if column in _FLOATS:
+        return _parallel(_read_floats(data, name), count, name)
+    return _parallel(_read_ints(data, name, _LEAST.get(column, 0)), count, name)
 
 
 def encode_decision(decision: Decision) -> batcher_pb2.Arrangement:
@@ -131,13 +150,14 @@ def _put(table: ForecastTable, told: batcher_pb2.ForecastRow) -> None:
         1 <= len(points) <= MAX_POINTS
         and len(points) == len(weights)
         and bool(np.all(np.diff(points) > 0))
+        and points[0] > 0
+        and points[-1] <= MOST_TOKENS
         and bool(np.all(weights > 0))
-        and bool(np.all(np.isfinite(points)))
-        and abs(float(weights.sum()) - 1) < 1e-6
+        and abs(float(weights.sum()) - 1) < SUMS_TO
         and told.row < MOST_FORECASTS
     )
     if not sound:
-        raise InvalidArgument("forecasts", f"row {told.row} is no distribution")
+        raise InvalidArgument("forecasts", f"row {told.row} can't be, or is no distribution")
     table.put(told.row, points, weights)
 
 
@@ -154,9 +174,23 @@ def _encode_seat(worker: Worker) -> batcher_pb2.Seat:
     )
 
 
+def _decode_seats(messages: Sequence[batcher_pb2.Seat]) -> tuple[Worker, ...]:
+    if len({message.number for message in messages}) < len(messages):
+        raise InvalidArgument("seats", "two have one number")
+    return tuple(_decode_seat(message) for message in messages)
+
+
 def _decode_seat(message: batcher_pb2.Seat) -> Worker:
     if not message.block_tokens:
         raise InvalidArgument("seats", "block_tokens must be positive")
+    if message.kv_tokens > MOST_KV_TOKENS:
+        raise InvalidArgument("seats", f"kv_tokens must be at most {MOST_KV_TOKENS}")
+    cost = message.cost
+    if not all(
+        isfinite(value)
+        for value in (cost.base_s, cost.prefill_token_s, cost.decode_seq_s, cost.context_token_s)
+    ):
+        raise InvalidArgument("seats", "cost must be finite")
     return Worker(
         message.number,
         message.model,
@@ -182,6 +216,20 @@ def _read(data: bytes, kind: type[np.generic], name: str) -> np.ndarray:
     if len(data) % size:
         raise InvalidArgument(name, f"is no array of {size}-byte elements")
     return np.frombuffer(data, np.dtype(kind).newbyteorder("<")).astype(kind, copy=False)
+
+
+def _read_ints(data: bytes, name: str, least: int = 0) -> Ints:
+    values: Ints = _read(data, np.int64, name)
+    if len(values) and not least <= values.min() <= values.max() <= MOST:
+        raise InvalidArgument(name, f"must lie in [{least}, {MOST}]")
+    return values
+
+
+def _read_floats(data: bytes, name: str) -> Floats:
+    values: Floats = _read(data, np.float64, name)
+    if np.isnan(values).any():
+        raise InvalidArgument(name, "must be numbers")
+    return values
 
 
 def _parallel(values: np.ndarray, count: int, name: str) -> np.ndarray:

@@ -76,7 +76,7 @@ class SchedulerMetrics:
         self.arranged = Counter(
             "foretoken_scheduler_rounds_arranged",
             "Rounds by who arranged them: a batcher of its own, or this process because that was "
-            "late or gone",
+            "late or gone, or its answer wrong",
             ["by"],
             registry=registry,
         )

@@ -88,8 +88,8 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             "place": self._tell_gateway,
             "preempt": self._tell_gateway,
             "resume": self._tell_gateway,
-            "finish": self._tell_gateway,
-            "refuse": self._tell_gateway,
+            "finish": self._tell_end,
+            "refuse": self._tell_end,
         }
 
     async def run(self) -> None:
@@ -181,6 +181,16 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         if outbox := self._gateways.get(action.link):
             outbox.put(encode_request_event(action))
 
+    def _tell_end(self, action: ev.Finish | ev.Refuse) -> None:
+        self._tell_gateway(action)
+        self._forget(action.request_id)
+
+    def _forget(self, request_id: str) -> None:
+        """Nothing of a request that is here no more is kept for its forecast; one refused for its
+        name leaves the text of the one that has it."""
+        if request_id not in self.state.jobs:
+            self._advice.drop_text(request_id)
+
     def _tell_fleet(self) -> None:
         self._told_fleet = self.state.fleet()
         fleet = scheduler_pb2.SchedulerEvent(fleet=encode_fleet(self._told_fleet))
@@ -221,6 +231,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
                 cancel = message.cancel
                 reason = decode_reason(cancel.reason) or FinishReason.CANCELLED
                 self.dispatch(ev.Cancelled(link, cancel.request_id, reason, cancel.output_tokens))
+                self._forget(cancel.request_id)
 
     def _submit(self, link: str, message: scheduler_pb2.NewRequest) -> None:
         request = decode_request(message, time.monotonic())

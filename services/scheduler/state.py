@@ -20,6 +20,7 @@ from services.core import (
     Report,
     Request,
 )
+from services.policies.decision import Decision
 from services.policies.preset import Preset
 from services.scheduler import events as ev
 from services.scheduler.board import Phase
@@ -399,8 +400,7 @@ class SchedulerState:
             self.rounds.contest = contest
             self._actions.append(ev.AskArrange(contest.round))
         else:
-            self._actions += self.rounds.take(self.rounds.arrange(contest), now)
-        self._actions += self.rounds.take_plans(now)
+            self._carry_out(self.rounds.arrange(contest), now)
 
     def _arranged(self, event: ev.Arranged, now: float) -> None:
         contest = self.rounds.contest
@@ -408,6 +408,9 @@ class SchedulerState:
             return
         self.rounds.contest = None
         told = event.portions is not None
-        decision = decision_of(contest, event) if told else self.rounds.arrange(contest)
+        self._carry_out(decision_of(contest, event) if told else self.rounds.arrange(contest), now)
+
+    def _carry_out(self, decision: Decision, now: float) -> None:
+        """What it says, and what has happened since the last, in one plan for each worker."""
         self._actions += self.rounds.take(decision, now)
         self._actions += self.rounds.take_plans(now)

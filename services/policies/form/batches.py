@@ -1,6 +1,6 @@
-"""Cutting the pool of those who wait into batches, before any worker is chosen."""
+"""Cutting the pool of those who wait into batches that a worker could take whole."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -8,24 +8,22 @@ from services.forecast import Ints
 from services.policies.parameters import Param, Params
 from services.policies.snapshot import Contest, Worker
 
-Cut = Callable[[Contest, Ints, Worker, Params], list[Ints]]
+Cut = Callable[[Contest, Ints, Worker, Params], Iterator[Ints]]
 
 
-def fixed(contest: Contest, rows: Ints, worker: Worker, params: Params) -> list[Ints]:
+def fixed(contest: Contest, rows: Ints, worker: Worker, params: Params) -> Iterator[Ints]:
     """So many each, in order (SLS and VS, papers/003 and 004): the number must be one whose worst
-    case fits, so where it does not, a batch ends earlier. `worker` is the smallest there is.
-    O(rows)."""
+    case fits, so where it does not, a batch ends earlier. `worker` is the one they
+    are for. O(rows)."""
     jobs = contest.jobs
     size = max(1, min(int(params["batch_size"]), worker.places))
     worst = worker.whole_blocks(jobs.prompt[rows] + jobs.cap[rows])
-    batches: list[Ints] = []
     start = 0
     while start < len(rows):
         totals = np.cumsum(worst[start : start + size])
         count = max(1, int(np.searchsorted(totals, worker.kv_tokens, side="right")))
-        batches.append(rows[start : start + count])
+        yield rows[start : start + count]
         start += count
-    return batches
 
 
 CUTS: dict[str, Cut] = {"fixed": fixed}

@@ -33,10 +33,11 @@ class Demand:
             needs = np.concatenate([[totals[base - 1] if base else 0.0], totals[base:]])
             fit = int(np.searchsorted(needs, self.limit, side="right")) - 1
             return min(most, max(0, fit)), lambda count: float(needs[count])
-        # No more are looked at than could fit if they never grew, and one that says why it waits.
+        # No more are looked at than could fit if they never grew, or than the one that comes in
+        # whatever it needs, and one that says why it waits.
         reach = int(np.searchsorted(np.cumsum(held), self.limit, side="right")) - base
         most = min(most, max(0, reach))
-        order = order[: base + most + 1]
+        order = order[: base + max(1, most) + 1]
         peaks = PrefixPeaks(base, self.held[order], self.remaining[:, order])
         return peaks.longest(most, self.limit), peaks
 

@@ -3,8 +3,8 @@
 The running stand in the line with those who wait. Those ahead of everybody who waits stay,
 whatever memory says. Behind them the line is taken in order until one does not fit; nobody who
 waits passes that one, but who runs behind it goes on if there is still room beside those who came
-in. So somebody is paused only where one who stood ahead of it came in and took its room: that is
-all there is to preemption.
+in and those who run before it. So somebody is paused only where one who stood ahead of it came in
+and took its room: that is all there is to preemption.
 """
 
 from dataclasses import dataclass
@@ -34,24 +34,25 @@ def fill(runs: Bools, demand: Demand, places: int, alone: bool) -> Filled:
     it passes the policy's limit, for no later round would find more room for it."""
     count = len(runs)
     base = int(np.argmin(runs)) if not runs.all() else count
-    order = np.arange(count)
     reach = max(0, min(count, places) - base)
-    fits, need = demand.longest(order, base, reach)
-    if fits == 0 and alone and not runs.any() and places > 0:
+    fits, need = demand.longest(np.arange(count), base, reach)
+    if fits < reach and base + fits == 0 and alone and not runs.any():
         fits = 1
     front = base + fits
     entering = np.flatnonzero(~runs[:front])
     run = runs.copy()
     if len(entering):
-        run = _behind(runs, demand, front, places)
+        run[:front] = True
+        run[front:] = _behind(runs, demand, front, places)
     waits = np.flatnonzero(~runs[front:]) + front
-    more = need(fits + 1) if len(waits) and fits < reach else 0.0
-    stopped = (
-        (Reason.MEMORY, more, demand.limit)
-        if fits < reach
-        else (Reason.PLACES, float(np.count_nonzero(run)), float(places))
-    )
-    return _told(run, entering, waits, need(fits), demand.limit, stopped)
+    if fits < reach:
+        # Where the one that does not fit runs so far, those who wait are only behind it.
+        waits = waits[waits == front]
+        stopped = (Reason.MEMORY, need(fits + 1) if len(waits) else 0.0, demand.limit)
+    else:
+        stopped = (Reason.PLACES, float(np.count_nonzero(run)), float(places))
+    peak = _peak(demand, run) if run[front:].any() else need(fits)
+    return _told(run, entering, waits, peak, demand.limit, stopped)
 
 
 def fill_places(runs: Bools, holds: Bools, demand: Demand, places: int, alone: bool) -> Filled:
@@ -69,23 +70,33 @@ def fill_places(runs: Bools, holds: Bools, demand: Demand, places: int, alone: b
     run = able & (np.cumsum(able) <= places)
     entering = np.flatnonzero(run & ~runs)
     waits = np.flatnonzero(~run & ~runs)
-    stopped = (
-        (Reason.MEMORY, need(fits + 1), demand.limit)
-        if fits < min(len(fresh), places)
-        else (Reason.PLACES, float(np.count_nonzero(run)), float(places))
-    )
+    if fits < min(len(fresh), places) and len(waits) and waits[0] == fresh[fits]:
+        stopped = (Reason.MEMORY, need(fits + 1), demand.limit)
+    else:
+        stopped = (Reason.PLACES, float(np.count_nonzero(run)), float(places))
     return _told(run, entering, waits, need(fits), demand.limit, stopped)
 
 
 def _behind(runs: Bools, demand: Demand, front: int, places: int) -> Bools:
-    """The first `front` of the line, and those who run behind them as far as there is room."""
-    later = np.flatnonzero(runs[front:]) + front
-    order = np.concatenate([np.arange(front), later])
-    kept, _ = demand.longest(order, front, min(len(later), max(0, places - front)))
-    run = np.zeros(len(runs), bool)
-    run[:front] = True
-    run[later[:kept]] = True
-    return run
+    """Who of those behind the first `front` goes on: in order, everyone that runs and for whom
+    there is still room beside those who came in."""
+    kept, later = np.arange(front), np.flatnonzero(runs[front:]) + front
+    while len(later) and len(kept) < places:
+        order = np.concatenate([kept, later])
+        more, _ = demand.longest(order, len(kept), min(len(later), places - len(kept)))
+        kept, later = order[: len(kept) + more], later[more + 1 :]
+        # Who could not stay even if nobody grew is not asked about one by one.
+        left = demand.limit - float(np.sum(demand.held[kept]))
+        later = later[demand.held[later] <= left]
+    goes_on = np.zeros(len(runs), bool)
+    goes_on[kept] = True
+    return goes_on[front:]
+
+
+def _peak(demand: Demand, run: Bools) -> float:
+    """What these need together."""
+    rows = np.flatnonzero(run)
+    return demand.longest(rows, len(rows), 0)[1](0)
 
 
 def _told(

@@ -1,0 +1,207 @@
+"""Filling a worker's line: by hand, and against what its promise says, taken literally."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.policies.decision import Reason
+from services.policies.form.demand import Demand
+from services.policies.form.fill import Filled, fill, fill_places
+from services.policies.form.peak import peak_tokens
+
+W, R = False, True  # who waits, who runs
+
+
+def filled(
+    line: Sequence[tuple[bool, float]], limit: float, places: int = 99, alone: bool = False
+) -> Filled:
+    runs = np.array([runs for runs, _ in line], bool)
+    return fill(runs, Demand(np.array([held for _, held in line], float), limit), places, alone)
+
+
+def who(
+    line: Sequence[tuple[bool, float]], limit: float, places: int = 99, alone: bool = False
+) -> list[int]:
+    found: list[int] = np.flatnonzero(filled(line, limit, places, alone).run).tolist()
+    return found
+
+
+def test_who_runs_ahead_of_all_stays_whatever_memory_says() -> None:
+    assert who([(R, 90), (R, 90), (W, 1)], 100) == [0, 1]
+
+
+def test_one_ahead_comes_in_and_takes_the_room_of_the_last() -> None:
+    assert who([(W, 40), (R, 40), (R, 40)], 100) == [0, 1]
+    assert who([(R, 40), (W, 40), (R, 40)], 100) == [0, 1]
+    assert who([(W, 40), (R, 70), (R, 20)], 100) == [0, 2]
+    assert who([(W, 101), (R, 70), (R, 20)], 100) == [1, 2]
+
+
+def test_who_runs_behind_one_that_does_not_fit_goes_on() -> None:
+    assert who([(W, 50), (W, 60), (R, 40)], 100) == [0, 2]
+    assert who([(W, 60), (R, 50), (R, 45), (R, 40)], 100) == [0, 3]
+    assert who([(W, 60), (R, 50), (R, 10), (R, 20), (R, 15)], 100) == [0, 2, 3]
+
+
+def test_nobody_who_waits_passes_one_that_does_not_fit() -> None:
+    assert who([(W, 50), (W, 60), (W, 1)], 100) == [0]
+    assert who([(W, 60), (R, 50), (W, 10)], 100) == [0]
+
+
+def test_places_go_down_the_line() -> None:
+    line = [(W, 1), (R, 1), (W, 1), (R, 1), (R, 1)]
+    assert who(line, 99, places=3) == [0, 1, 2]
+    assert who(line, 99, places=4) == [0, 1, 2, 3]
+    assert who([(R, 1), (R, 1), (W, 1)], 99, places=1) == [0, 1]
+
+
+def test_the_first_comes_to_an_idle_worker_whatever_the_policy_says() -> None:
+    assert who([(W, 101), (W, 1)], 100, alone=True) == [0]
+    assert who([(W, 101), (W, 1)], 100) == []
+    assert who([(W, 101), (R, 1)], 100, alone=True) == [1]
+    assert who([(W, 101)], 100, alone=True, places=0) == []
+
+
+def test_everybody_who_waits_is_told_why() -> None:
+    told = filled([(W, 50), (R, 60), (W, 10), (W, 20)], 100)
+    assert told.reasons[[0, 2, 3]].tolist() == [Reason.ADMITTED, Reason.BEHIND, Reason.BEHIND]
+    assert (told.a[0], told.b[0], told.a[2], told.a[3]) == (50, 100, 2, 3)
+    told = filled([(W, 50), (W, 60), (W, 10), (R, 20)], 100)
+    assert told.reasons[:3].tolist() == [Reason.ADMITTED, Reason.MEMORY, Reason.BEHIND]
+    assert (told.a[1], told.b[1]) == (110, 100)
+    assert (told.a[0], told.peak) == (70, 70)
+    told = filled([(R, 1), (W, 1), (W, 1), (W, 1)], 100, places=2)
+    assert told.reasons[1:].tolist() == [Reason.ADMITTED, Reason.PLACES, Reason.BEHIND]
+    assert (told.a[2], told.b[2]) == (2, 2)
+
+
+# Literally
+
+Need = Callable[[list[int]], float]
+
+
+class Literal(NamedTuple):
+    run: list[int]
+    stop: int | None  # who was the first that did not come in or go on
+    by_places: bool
+
+
+def literal(runs: list[bool], need: Need, limit: float, places: int, alone: bool) -> Literal:
+    """The docstring of fill.py, a sentence a line."""
+    count = len(runs)
+    ahead = runs.index(W) if W in runs else count
+    run = list(range(ahead))  # "those ahead of everybody who waits stay, whatever memory says"
+    stop, by_places = None, False
+    for i in range(ahead, count):  # "the line is taken in order until one does not fit"
+        exempt = i == 0 and alone and not any(runs) and places > 0
+        by_places = len(run) >= places
+        if by_places or (need([*run, i]) > limit and not exempt):
+            stop = i
+            break
+        run.append(i)
+    came = any(not runs[i] for i in run)
+    behind = [i for i in range(count) if runs[i] and i not in run]
+    for i in behind:  # "who runs behind it goes on if there is still room beside …"
+        fits = len(run) < places and need([*run, i]) <= limit
+        if not came or fits:  # "paused only where one who stood ahead of it came in"
+            run.append(i)
+    return Literal(sorted(run), stop, by_places)
+
+
+lines = st.lists(st.tuples(st.booleans(), st.integers(1, 40), st.integers(0, 30)), max_size=12)
+
+
+@settings(max_examples=500)
+@given(lines, st.integers(0, 250), st.integers(0, 13), st.booleans(), st.booleans())
+def test_fill_does_what_its_promise_says(
+    line: list[tuple[bool, int, int]], limit: int, places: int, alone: bool, foreseen: bool
+) -> None:
+    runs = [runs for runs, _, _ in line]
+    held = np.array([held for _, held, _ in line], float)
+    left = np.array([left if foreseen else 0 for _, _, left in line], float)
+
+    def need(rows: list[int]) -> float:
+        return peak_tokens(held[rows], left[rows])
+
+    given_runs = np.array(runs, bool)
+    demand = Demand(held, limit, left[None] if foreseen else None)
+    told = fill(given_runs, demand, places, alone)
+    expected = literal(runs, need, limit, places, alone)
+    assert np.flatnonzero(told.run).tolist() == expected.run
+    assert told.peak == need(expected.run)
+    assert given_runs.tolist() == runs
+
+    waiting = [i for i in range(len(line)) if not runs[i]]
+    left_out = [i for i in waiting if i not in expected.run]
+    for i in waiting:
+        why = (Reason(int(told.reasons[i])), told.a[i], told.b[i])
+        if i in expected.run:
+            assert why == (Reason.ADMITTED, need(expected.run), limit)
+        elif expected.by_places and i == left_out[0]:
+            assert why == (Reason.PLACES, len(expected.run), places)
+        elif i == expected.stop:
+            assert why == (Reason.MEMORY, need(list(range(i + 1))), limit)
+        else:
+            assert why == (Reason.BEHIND, i, 0)
+    if not any(i in expected.run for i in waiting):
+        assert expected.run == [i for i in range(len(line)) if runs[i]]
+
+
+def literal_places(
+    line: list[tuple[bool, bool, int]], limit: float, places: int, alone: bool
+) -> list[int]:
+    """The docstring of fill_places: all who hold KV keep it; memory for the others in their
+    order; the places down the line."""
+    total = sum(held for runs, rests, held in line if runs or rests)
+    able, fresh, full = [], 0, False
+    for i, (runs, rests, held) in enumerate(line):
+        if runs or rests:
+            able.append(i)
+            continue
+        first = alone and fresh == 0 and not any(runs or rests for runs, rests, _ in line)
+        full |= fresh >= places or (total + held > limit and not first)
+        if not full:
+            total, fresh = total + held, fresh + 1
+            able.append(i)
+    return able[:places]
+
+
+@settings(max_examples=300)
+@given(
+    st.lists(st.tuples(st.booleans(), st.booleans(), st.integers(1, 40)), max_size=12),
+    st.integers(0, 250),
+    st.integers(0, 13),
+    st.booleans(),
+)
+def test_fill_places_does_what_its_promise_says(
+    line: list[tuple[bool, bool, int]], limit: int, places: int, alone: bool
+) -> None:
+    runs = np.array([runs for runs, _, _ in line], bool)
+    holds = np.array([runs or rests for runs, rests, _ in line], bool)
+    held = np.array([held for _, _, held in line], float)
+    told = fill_places(runs, holds, Demand(held, limit), places, alone)
+    run = np.flatnonzero(told.run).tolist()
+    assert run == literal_places(line, limit, places, alone)
+    waits = np.flatnonzero(~told.run & ~runs).tolist()
+    assert all(told.reasons[i] == Reason.ADMITTED for i in run if not runs[i])
+    assert all(told.reasons[i] == Reason.BEHIND for i in waits[1:])
+    if waits and told.reasons[waits[0]] == Reason.MEMORY:
+        fresh = [i for i in range(waits[0] + 1) if not holds[i]]
+        need = float(held[holds].sum() + held[fresh].sum())
+        assert (told.a[waits[0]], told.b[waits[0]]) == (need, limit)
+        assert need > limit
+    elif waits:
+        assert told.reasons[waits[0]] == Reason.PLACES
+        assert len(run) == places
+
+
+def test_where_paused_kv_keeps_the_device_who_waits_for_a_place_is_told_so() -> None:
+    """The first rests and could run again; the second would not fit."""
+    runs, holds = np.array([R, W, W]), np.array([True, True, False])
+    told = fill_places(runs, holds, Demand(np.array([40.0, 40.0, 40.0]), 100), 1, alone=False)
+    assert told.run.tolist() == [True, False, False]
+    assert told.reasons[1:].tolist() == [Reason.PLACES, Reason.BEHIND]
+    assert (told.a[1], told.b[1]) == (1, 1)
