@@ -8,9 +8,14 @@ import os
 import shutil
 
 import pytest
+from hypothesis import settings
 
 os.environ.setdefault("TRITON_INTERPRET", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# How long an example takes says only how busy the machine is.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 REDIS = shutil.which("redis-server")
 NO_REDIS = "redis-server is not installed; install it (on Debian: apt-get install redis-server)"

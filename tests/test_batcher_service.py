@@ -4,29 +4,41 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import fields
 from typing import Any
 
 import grpc
 import numpy as np
 import pytest
 from grpc import aio
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from protos import batcher_pb2, batcher_pb2_grpc
 from services.batcher.config import BatcherConfig
 from services.batcher.service import BatcherService
 from services.forecast import Forecast, ForecastTable
-from services.policies.decide import arrange
-from services.policies.preset import Preset, choose
-from services.policies.snapshot import Contest
-from services.runtime.arrange_codec import Telling, encode_contest, encode_hello
+from services.policies.decide import arrange, narrow, rank
+from services.policies.memory import Memory
+from services.policies.preset import Preset, choose, presets
+from services.policies.snapshot import Contest, Jobs, Snapshot
+from services.runtime.arrange_codec import (
+    Telling,
+    decode_contest,
+    encode_contest,
+    encode_decision,
+    encode_hello,
+)
 from services.runtime.channel import connect
 from services.runtime.tasks import background
 from services.scheduler import events as ev
 from services.scheduler.arranger import Arranger
+from services.scheduler.codec import decode_arrangement
+from services.scheduler.flaws import flaw
 from services.scheduler.metrics import SchedulerMetrics
 from services.scheduler.state import SchedulerState
-from tests.made_snapshots import contest, jobs, seat, table
+from tests.made_snapshots import contest, jobs, seat, snapshots, table
 from tests.reach import reaching, until
 from tests.recorded_load import Recorder, Told
 
@@ -579,3 +591,32 @@ def test_a_mirrored_row_is_the_same_bits_however_small_a_weight() -> None:
     which, none, caps = np.zeros(99, np.int64), np.zeros(99, np.int64), np.full(99, 9)
     drawn = [t.sample(np.random.default_rng(1), which, none, caps) for t in (home, mirror)]
     assert drawn[0].tolist() == drawn[1].tolist()
+
+
+def plain(asked: Contest) -> list[Any]:
+    """All of it, to be compared; a column's kind belongs to it."""
+    columns = [asked.rows, asked.runs, asked.key, asked.line]
+    columns += [getattr(asked.jobs, each.name) for each in fields(Jobs)]
+    numbers = [(str(column.dtype), column.tolist()) for column in columns]
+    return [asked.round, asked.now, asked.workers, numbers]
+
+
+@pytest.mark.parametrize("preset", sorted(presets()))
+@settings(max_examples=60)
+@given(snapshots(), st.integers(0, 2**32))
+def test_whatever_the_board_it_crosses_as_it_is_and_the_answer_is_taken(
+    preset: str, snapshot: Snapshot, number: int
+) -> None:
+    chosen = choose(preset)
+    home = narrow(snapshot, rank(snapshot, chosen, Memory()), number)
+    mirror = ForecastTable(1)
+    message = encode_contest(home, Telling(snapshot.forecasts)).contest
+    there = decode_contest(batcher_pb2.Contest.FromString(message.SerializeToString()), mirror)
+    assert plain(there) == plain(home)
+    decisions = [
+        arrange(asked, forecasts, chosen, np.random.default_rng(number))
+        for asked, forecasts in ((home, snapshot.forecasts), (there, mirror))
+    ]
+    answers = [encode_decision(decision) for decision in decisions]
+    assert answers[0] == answers[1]
+    assert flaw(home, decode_arrangement(answers[1])) == ""
