@@ -258,6 +258,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.stale = answer
         self.step(ev.Arranged(answer.round, None) if missing else answer)
 
+    @precondition(lambda self: self.answer and self.live)
+    @rule(data=st.data(), link=st.sampled_from(LINKS))
+    def take_a_row(self, data: st.DataObject, link: str) -> None:
+        """One goes and another comes in its row while a round is out."""
+        self.cancel(data)
+        self.submit(1, 10, 20, link, inf, "demo")
+        self.forecast(shared=False, tokens=30)
+
     @precondition(lambda self: self.stale)
     @rule()
     def arranged_again(self) -> None:
@@ -298,10 +306,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         link, self.workers[name].link = self.workers[name].link, ""
         self.step(ev.WorkerLost(link, name))
 
-    @precondition(lambda self: self.calm > 20)
-    @rule()
-    def restart(self) -> None:
-        """The scheduler is new and knows nothing: its workers and gateways know."""
+    @precondition(lambda self: self.calm > 10)
+    @rule(back=st.sampled_from([(), ("w0",), ("w0", "w1")]))
+    def restart(self, back: tuple[str, ...]) -> None:
+        """The scheduler is new and knows nothing: its workers and gateways know. Some are back at
+        once, the others when they come."""
         self.calm = 0
         jobs, ledger = self.state.jobs, self.state.ledger
         self.to_announce = {name: ledger.home(job) for name, job in jobs.items()}
@@ -309,6 +318,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.begin_anew()
         for worker in self.workers.values():
             worker.link = ""
+        for name in back:
+            self.attach(name, self.workers[name].size, True)
 
     @precondition(lambda self: self.to_announce)
     @rule(data=st.data(), link=st.sampled_from(LINKS), delivered=st.integers(0, 2))

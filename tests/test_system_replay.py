@@ -6,9 +6,31 @@ from pathlib import Path
 import pytest
 
 from foretoken import AsyncClient
+from services.core import (
+    Completion,
+    FinishReason,
+    HeldRequest,
+    Report,
+    Request,
+    WorkerView,
+)
+from services.forecast import certain
 from services.policies.preset import choose
-from services.scheduler.eventlog import read
-from services.scheduler.events import Preempt, Round, SendPlan
+from services.scheduler.eventlog import EventLog, read
+from services.scheduler.events import (
+    Arranged,
+    Event,
+    Forecasted,
+    Portion,
+    Preempt,
+    Reported,
+    Round,
+    SendPlan,
+    Submitted,
+    Tick,
+    WorkerAttached,
+    WorkerLost,
+)
 from services.scheduler.state import SchedulerState
 from tests.live import serving
 
@@ -65,3 +87,52 @@ async def test_an_aggressive_run_with_evictions_replays_too(tmp_path: Path):
         assert actions == entry.actions
         preempted += sum(isinstance(action, Preempt) for action in actions)
     assert preempted > 0
+
+
+def test_a_log_of_everything_that_can_happen_replays(tmp_path: Path):
+    """Adoption, displacement, a batcher of its own that answers and one that doesn't, refusals:
+    written down and read again, the same steps."""
+    view = WorkerView("w0", "unix:/w0", "demo", 1_000, 16, 4, 500)
+    held = HeldRequest("a", 10, 50, 20, 30, 50, True, 2)
+    known = Request("a", "demo", 10, 50, 0.0, delivered_tokens=3, worker_id="w0")
+    state = SchedulerState(choose("alise"), apart=True)
+    path = tmp_path / "events.jsonl"
+    kinds = set()
+    with EventLog(path, 2**20) as log:
+        now = 0.0
+
+        def step(event: Event) -> None:
+            nonlocal now
+            now += 0.1
+            actions = state.step(event, now)
+            log.append(now, event, actions)
+            kinds.update(action.kind for action in actions)
+
+        step(WorkerAttached("w0#1", view, (held,)))
+        step(Submitted("g", known))
+        step(WorkerAttached("w0#2", view, (held,)))
+        for name, most in {"b": 40, "c": 30, "long": 600, "none": 0}.items():
+            step(Submitted("g", Request(name, "demo", 10, most, 0.0, deadline_s=9.0)))
+        step(Forecasted((("b", certain(40)), ("c", certain(30)))))
+        step(Round())
+        contest = state.rounds.contest
+        assert contest is not None
+        [share] = state.rounds.arrange(contest).shares
+        run, limits = tuple(share.run.tolist()), tuple(share.limits.tolist())
+        step(Arranged(contest.round, (Portion(share.worker, run, limits, (), run, 0.0),)))
+        step(Submitted("g", Request("d", "demo", 10, 50, 0.0)))
+        step(Forecasted((("d", certain(50)),)))
+        step(Round())
+        step(Arranged(contest.round + 1, None))
+        done = (Completion("a", 50, FinishReason.LENGTH),)
+        step(Reported("w0#2", "w0", Report(1, 2, finished=done)))
+        step(WorkerLost("w0#2", "w0"))
+        now = 9.0
+        step(Tick())
+    assert kinds >= {
+        "ask_forecast", "resume", "displace", "preempt", "refuse", "ask_arrange", "place",
+        "send_plan", "learn", "finish",
+    }  # fmt: skip
+    again = SchedulerState(choose("alise"), apart=True)
+    for entry in read(path):
+        assert again.step(entry.event, entry.now) == entry.actions
