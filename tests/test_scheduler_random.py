@@ -143,16 +143,19 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def check_plan(self, action: ev.SendPlan) -> None:
         """Victims are all of ours that run; the order is of these and of who rests there, each
-        once and with a wait that can be. A round that was out meanwhile knows no newcomers."""
-        order = [standing.request_id for standing in action.plan.order]
+        once and with a wait that can be. A round that was out meanwhile knows no newcomers; and
+        whose deadline came with the round is cancelled by the next plan."""
         worker = self.state.workers[action.worker_id]
+        gone = set(worker.draft.cancel)
+        order = [s.request_id for s in action.plan.order if s.request_id not in gone]
+        victims = set(action.plan.victims) - gone
         ours = set(worker.running)
         resting = {n for n in self.at(action.worker_id) - ours if self.held(n)}
         assert len(set(order)) == len(order)
-        assert set(action.plan.victims) <= ours
+        assert victims <= ours
         assert set(order) <= ours | resting
         if not self.apart:
-            assert set(action.plan.victims) == ours
+            assert victims == ours
         if not self.state.preset.keeps_kv:
             assert order == []
             return

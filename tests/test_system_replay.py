@@ -97,7 +97,7 @@ def test_a_log_of_everything_that_can_happen_replays(tmp_path: Path):
     known = Request("a", "demo", 10, 50, 0.0, delivered_tokens=3, worker_id="w0")
     state = SchedulerState(choose("alise"), apart=True)
     path = tmp_path / "events.jsonl"
-    kinds = set()
+    kinds: set[str] = set()
     with EventLog(path, 2**20) as log:
         now = 0.0
 

@@ -19,7 +19,7 @@ class SchedulerConfig(ServedSettings):
 
     policy: str = "past-future"
     preset: dict[str, Any] = Field(default_factory=dict)  # choices of the preset replaced
-    # Waiting requests; beyond it 429 with a time to retry, but for a model short of its share of it.
+    # Waiting requests; beyond it 429 with a time to retry, but for a model short of its share.
     max_queue: int = Field(4_096, gt=0)
     adopt_s: float = Field(10.0, gt=0)  # for who is said to be at a worker that may come back
     round_share: float = Field(0.5, gt=0, le=1)  # of this process's time; events gather meanwhile
