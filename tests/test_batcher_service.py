@@ -332,9 +332,8 @@ async def test_one_that_is_late_is_hung_up_on_and_asked_again_after_a_while() ->
     async with apart(servicer, "fcfs", timeout_s=0.02) as there:
         rounds = await there.same_as(told)
         assert there.by("late") + there.by("gone") == rounds
-        assert 1 <= there.by("late") <= servicer.streams
-        await until(lambda: there.arranger.connected)
-        assert servicer.streams > 1
+        assert there.by("late") >= 1
+        await until(lambda: servicer.streams > 1)
 
 
 async def test_one_that_refuses_the_preset_ends_nothing() -> None:
