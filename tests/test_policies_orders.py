@@ -58,6 +58,7 @@ class Known:
     promised: float = 0.0
     demoted: int = 0
     lifted: bool = False
+    starved: bool = False
     front: bool = False
 
 
@@ -92,14 +93,37 @@ class Literal:
                 job.promised = min(2 * job.promised, cap)
                 job.demoted, job.lifted = job.demoted + 1, False
             job.lifted |= bool(waited[row] >= PARAMS["ageing_s"])
-        starved = [
-            row for row in rows
-            if waited[row] >= PARAMS["levels"] * PARAMS["ageing_s"] and not known[row].front
-        ]  # fmt: skip
-        free = len(snapshot.workers) - sum(job.front for job in known.values())
-        for row in sorted(starved, key=lambda row: jobs.arrival_s[row])[: max(0, free)]:
-            known[row].front = True
+            job.starved |= bool(waited[row] >= PARAMS["levels"] * PARAMS["ageing_s"])
+        self._seat(snapshot, known, queued)
         return {row: self._rank(snapshot, row, known[row], row in queued) for row in rows}
+
+    def _seat(self, snapshot: Snapshot, known: dict[int, Known], queued: list[int]) -> None:
+        """One seat a worker: who is there, or rests there, keeps it; else the oldest that rests
+        there, unless an older one has no KV anywhere, which waits until its model has no other."""
+        jobs = snapshot.jobs
+        placed = {row: row not in queued or bool(jobs.held[row] > 0) for row in known}
+        for row, job in known.items():
+            job.front &= placed[row]
+        oldest_first = sorted(known, key=lambda row: (jobs.arrival_s[row], jobs.serial[row]))
+        for model in {worker.model for worker in snapshot.workers}:
+            waits = [
+                row for row in oldest_first
+                if row in queued and known[row].starved and not known[row].front
+                and jobs.model[row] == model
+            ]  # fmt: skip
+            roaming = next((row for row in waits if not placed[row]), None)
+            here = {worker.number for worker in snapshot.workers if worker.model == model}
+            taken = {int(jobs.home[row]) for row, job in known.items() if job.front}
+            for number in here - taken:
+                rests = (row for row in waits if placed[row] and jobs.home[row] == number)
+                first = next(rests, None)
+                if first is not None and (
+                    roaming is None or jobs.arrival_s[first] <= jobs.arrival_s[roaming]
+                ):
+                    known[first].front = True
+                    taken.add(number)
+            if roaming is not None and not here & taken:
+                known[roaming].front = True
 
     def _rank(
         self, snapshot: Snapshot, row: int, job: Known, waits: bool
@@ -109,7 +133,8 @@ class Literal:
         remaining_s = takes_s(snapshot, row, left, self.seqs)
         moved = job.demoted - job.lifted
         level = level_of(remaining_s, moved)
-        key = -LEVEL + jobs.serial[row] if job.front else level * LEVEL + remaining_s
+        age_s = snapshot.now - float(jobs.arrival_s[row])
+        key = -LEVEL / 2 - age_s if job.front else level * LEVEL + remaining_s
         if waits:
             return key, key, remaining_s
         if job.front or jobs.held[row] == 0:
@@ -178,7 +203,8 @@ def test_ageing_lifts_once_by_one_and_starvation_one_a_worker() -> None:
     assert (at, next_s) == ([-1, own - 1, own - 1], inf)
     at, memory, _ = levels(waiting(400.0, [0.0, 0.0, 0.0]), memory)
     assert at == [-1, own - 1, own - 1]
-    assert levels(waiting(400.0, [0.0, 0.0, 0.0], workers=2), memory)[0] == [-1, -1, own - 1]
+    # Without KV it is nowhere yet: the next one waits until its place is known.
+    assert levels(waiting(400.0, [0.0, 0.0, 0.0], workers=2), memory)[0] == [-1, own - 1, own - 1]
 
 
 def test_how_many_run_at_once_is_followed_by_doublings() -> None:

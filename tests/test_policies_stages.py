@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.core import CostModel
-from services.forecast import Ints
+from services.forecast import Floats, Ints
 from services.policies.decide import narrow
 from services.policies.interval import INTERVALS
 from services.policies.memory import Memory
@@ -204,8 +204,10 @@ def test_a_slice_grants_a_token_and_never_takes_back(data: st.DataObject) -> Non
 def test_victims_by_hand() -> None:
     made = jobs(4, admitted=[3, 1, 4, 2], serial=[1, 2, 3, 4])
     key = np.array([0.0, 5.0, 5.0, 1.0])
-    assert VICTIMS["newest"](made, key).tolist() == [2, 0, 3, 1]
-    assert VICTIMS["least_urgent"](made, key).tolist() == [2, 1, 3, 0]
+    all_run, two_enter = np.ones(4, bool), np.array([True, False, True, False])
+    assert VICTIMS["newest"](made, all_run, key).tolist() == [2, 0, 3, 1]
+    assert VICTIMS["newest"](made, two_enter, key).tolist() == [3, 1, 2, 0]
+    assert VICTIMS["least_urgent"](made, all_run, key).tolist() == [2, 1, 3, 0]
 
 
 def test_intervals_by_hand() -> None:
@@ -234,25 +236,30 @@ def ints(*values: int) -> Ints:
     return np.array(values, np.int64)
 
 
+def recalled(memory: Memory, name: str, rows: Ints, serials: Ints) -> Floats:
+    [values] = memory.recall((name,), rows, serials)
+    return values
+
+
 def test_memory_is_of_a_job_and_not_of_its_row() -> None:
     first = Memory().with_columns(ints(0, 3), ints(10, 11), a=np.array([1.5, 2.5]))
-    assert first.column("a", ints(0, 3), ints(10, 11)).tolist() == [1.5, 2.5]
-    assert first.column("a", ints(0, 3), ints(12, 11)).tolist() == [0, 2.5]
-    assert first.column("a", ints(1, 2, 9), ints(10, 11, 12)).tolist() == [0, 0, 0]
-    assert first.column("b", ints(0), ints(10)).tolist() == [0]
-    assert first.column("a", ints(), ints()).tolist() == []
+    assert recalled(first, "a", ints(0, 3), ints(10, 11)).tolist() == [1.5, 2.5]
+    assert recalled(first, "a", ints(0, 3), ints(12, 11)).tolist() == [0, 2.5]
+    assert recalled(first, "a", ints(1, 2, 9), ints(10, 11, 12)).tolist() == [0, 0, 0]
+    assert recalled(first, "b", ints(0), ints(10)).tolist() == [0]
+    assert recalled(first, "a", ints(), ints()).tolist() == []
 
 
 def test_the_next_memory_keeps_nothing_of_others_and_leaves_the_last_as_it_was() -> None:
     first = Memory().with_numbers(n=1.0).with_columns(ints(0, 3), ints(10, 11), a=np.ones(2))
     later = first.with_numbers(n=2.0).with_columns(ints(1), ints(12), b=np.array([7.0]))
     assert (first.number("n"), later.number("n"), later.number("m", 9.0)) == (1, 2, 9)
-    assert later.column("a", ints(0, 3), ints(10, 11)).tolist() == [0, 0]
-    assert later.column("b", ints(1), ints(12)).tolist() == [7]
-    assert first.column("a", ints(0, 3), ints(10, 11)).tolist() == [1, 1]
-    read = later.column("b", ints(1), ints(12))
+    assert recalled(later, "a", ints(0, 3), ints(10, 11)).tolist() == [0, 0]
+    assert recalled(later, "b", ints(1), ints(12)).tolist() == [7]
+    assert recalled(first, "a", ints(0, 3), ints(10, 11)).tolist() == [1, 1]
+    read = recalled(later, "b", ints(1), ints(12))
     read[:] = 0
-    assert later.column("b", ints(1), ints(12)).tolist() == [7]
+    assert recalled(later, "b", ints(1), ints(12)).tolist() == [7]
 
 
 @given(st.lists(st.dictionaries(st.integers(0, 6), st.integers(1, 9)), min_size=1, max_size=6))
@@ -263,6 +270,6 @@ def test_memory_says_what_a_dictionary_says(rounds: list[dict[int, int]]) -> Non
     for owners in rounds:
         rows, serials = ints(*owners), ints(*owners.values())
         expected = [known.get((row, serial), 0) for row, serial in owners.items()]
-        assert memory.column("a", rows, serials).tolist() == expected
+        assert recalled(memory, "a", rows, serials).tolist() == expected
         memory = memory.with_columns(rows, serials, a=serials.astype(float) * 10)
         known = {(row, serial): serial * 10 for row, serial in owners.items()}

@@ -119,7 +119,8 @@ def test_one_that_never_comes_back_is_queued() -> None:
     told(s, ev.Forecasted((("a", certain(50)),)), 1.1)
     assert s.next_deadline() == 1.0 + ADOPT_S
     assert told(s, ev.Tick(), ADOPT_S + 0.9) == []
-    place, plan = told(s, ev.Tick(), ADOPT_S + 1.0)
+    preempt, place, plan = told(s, ev.Tick(), ADOPT_S + 1.0)
+    assert preempt == ev.Preempt(G, "a", 18)  # so that the prompt is sent there
     assert place == ev.Place(G, "a", "w1", "unix:/w1", queued_s=ADOPT_S + 1.0)
     assert plan.plan.admit == (Grant("a", 50),)
 
@@ -128,7 +129,8 @@ def test_one_whose_worker_is_back_without_it_waits_no_longer() -> None:
     s = state()
     told(s, ev.Submitted(G, again("a")), 1.0)
     told(s, ev.Forecasted((("a", certain(50)),)), 1.1)
-    [place, _] = told(s, back(), 2.0)
+    [preempt, place, _] = told(s, back(), 2.0)
+    assert preempt == ev.Preempt(G, "a", 18)
     assert place == ev.Place(G, "a", "w0", "unix:/w0", queued_s=2.0)
 
 
@@ -198,7 +200,7 @@ def test_a_model_whose_worker_is_not_back_yet_is_not_refused(first: str) -> None
         assert not any(isinstance(a, ev.Refuse) for a in told(s, event, 0.0))
     assert told(s, back(held("a")), 5.0) == [ev.Resume(G, "a", held_tokens=30)]
     told(s, ev.Submitted(G, again("b", at="w9", model="gone")), 5.0)
-    [refused] = told(s, ev.Tick(), 5.0 + ADOPT_S)
+    [_, refused] = told(s, ev.Tick(), 5.0 + ADOPT_S)
     assert refused == ev.Refuse(
         G,
         "b",

@@ -86,7 +86,7 @@ def test_an_arrangement_has_forms_of_its_own() -> None:
         ({"hysteresis": "nan"}, r"preset.hysteresis must lie in \[0, inf\], got nan"),
         ({"levels": 0.5}, r"preset.levels must lie in \[1, 32\], got 0.5"),
         ({"base_s": "soon"}, "preset.base_s takes a number, got 'soon'"),
-        ({"order": "arrival", "levels": 3}, "unknown preset key 'levels'"),
+        ({"order": "arrival", "levels": 3}, "preset.levels is a number of preset.order=alise"),
         ({"slice_tokens": -1}, r"preset.slice_tokens must lie in \[1, 1.67772e\+07\], got -1"),
     ],
 )

@@ -232,8 +232,7 @@ class SchedulerState:
             self._finish(job, FinishReason.DEADLINE, output_tokens, now, "the deadline passed")
             self._drop(job)
         elif self.ledger.phase(job) is Phase.AWAITED:
-            self._tell_preempted(job)
-            self.ledger.enqueue(job)
+            self._begin_anew(job)
             self._refuse_unservable(job)
             self._dirty = True
 
@@ -261,7 +260,7 @@ class SchedulerState:
         for job in list(self.jobs.values()):
             awaited = self.ledger.phase(job) is Phase.AWAITED
             if awaited and job.request.worker_id == worker_id:
-                self.ledger.enqueue(job)  # its worker is back without it
+                self._begin_anew(job)
                 awaited = False
             if not awaited and self.ledger.phase(job) is not Phase.RUNNING:
                 self._refuse_unservable(job)
@@ -292,7 +291,13 @@ class SchedulerState:
         elif job.request_id in worker.orphans:
             self._adopt(job, worker, worker.orphans.pop(job.request_id), now)
         else:
-            self._tell_preempted(job)  # it is not there any more: its prompt is sent anew
+            self._tell_preempted(job)  # it is not there any more
+
+    def _begin_anew(self, job: Job) -> None:
+        """Its worker is back without it, or does not come: told first, so that its gateway sends
+        the prompt to wherever it is placed."""
+        self._tell_preempted(job)
+        self.ledger.enqueue(job)
 
     def _adopt(self, job: Job, worker: WorkerJobs, held: HeldRequest, now: float) -> None:
         self.ledger.adopt(job, worker, held, now)
