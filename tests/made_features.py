@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from services.predictor.features import LAYERS, NUMBERS, Features
+from services.predictor.encoder.features import LAYERS, NUMBERS, Features
 from services.predictor.interface import Example, Query
 
 DIM = 16

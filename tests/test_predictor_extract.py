@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.predictor.extract import LRU, Extractor, Prompt, split
-from services.predictor.features import LAYERS, NUMBERS, WORD_COLUMNS, Features
-from services.predictor.packing import VERSION, pack, unpack
-from services.predictor.words import HEAD_CHARS, INSTRUCTION_SHARE, MOST_WORDS, bag, columns
+from services.predictor.encoder.extract import LRU, Extractor, Prompt, split
+from services.predictor.encoder.features import LAYERS, NUMBERS, WORD_COLUMNS, Features
+from services.predictor.encoder.packing import VERSION, pack, unpack
+from services.predictor.encoder.words import HEAD_CHARS, INSTRUCTION_SHARE, MOST_WORDS, bag, columns
 
 ALPACA = Prompt("", "Translate into German.\nThe sea is calm.", 14)
 
@@ -187,7 +187,7 @@ def test_neither_part_crowds_out_the_other() -> None:
 def test_words_are_the_same_in_every_process() -> None:
     text = "Translate “the sea” into 日本語, in 3 ways."
     code = (
-        "import sys; from services.predictor.words import columns;"
+        "import sys; from services.predictor.encoder.words import columns;"
         "print(columns(sys.argv[1]).tolist())"
     )
     printed = {

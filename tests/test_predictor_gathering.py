@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 import numpy as np
 import pytest
 
-from services.predictor.encoder import Encoder
-from services.predictor.extract import Extractor, Prompt
-from services.predictor.features import LAYERS, Features
-from services.predictor.gathering import Busy, Extracts, Gatherer
+from services.predictor.encoder.encoder import Encoder
+from services.predictor.encoder.extract import Extractor, Prompt
+from services.predictor.encoder.features import LAYERS, Features
+from services.predictor.encoder.gathering import Busy, Extracts, Gatherer
 
 
 class Slow:

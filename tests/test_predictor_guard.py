@@ -12,14 +12,12 @@ from hypothesis import strategies as st
 from scipy.stats import kendalltau, ks_2samp
 
 from services.forecast import Forecast, certain, from_lengths
-from services.predictor.content import ContentPredictor
-from services.predictor.features import LAYERS, NUMBERS, Features
-from services.predictor.guard import LEAST, WINDOW, Guard, Guarded
-from services.predictor.history import HistoryPredictor
+from services.predictor.blend.content import ContentPredictor
+from services.predictor.blend.guard import LEAST, WINDOW, Guard, Guarded
+from services.predictor.encoder.features import LAYERS, NUMBERS, Features
 from services.predictor.interface import Example, Options, Query
 from services.predictor.judging.scores import score
-from services.predictor.predictors import PREDICTORS
-from services.predictor.scorecard import (
+from services.predictor.learning.scorecard import (
     RECENT,
     Judgement,
     Scorecard,
@@ -27,6 +25,8 @@ from services.predictor.scorecard import (
     judge,
     tau_b,
 )
+from services.predictor.models.history import HistoryPredictor
+from services.predictor.predictors import PREDICTORS
 from tests.predictor_serving import asked, ended, predicting
 
 FEATURES = Features(

@@ -6,8 +6,8 @@ from typing import Protocol
 
 from services.core import FinishReason
 from services.forecast import Forecast
-from services.predictor.extract import Prompt
-from services.predictor.features import Features
+from services.predictor.encoder.extract import Prompt
+from services.predictor.encoder.features import Features
 
 Asked = tuple[str | None, str]  # instruction (None: whatever it is), user input
 Lengths = Mapping[Asked, int]  # output tokens of what is asked

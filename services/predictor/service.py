@@ -11,16 +11,16 @@ from prometheus_client import CollectorRegistry
 
 from protos import common_pb2, predictor_pb2, predictor_pb2_grpc
 from services.forecast import MOST_TOKENS
+from services.predictor.assembly import assemble
+from services.predictor.blend.guard import Made
 from services.predictor.config import PredictorConfig
-from services.predictor.extract import Prompt, TextEncoder, cut
-from services.predictor.guard import Made
+from services.predictor.encoder.extract import Prompt, TextEncoder, cut
+from services.predictor.encoder.reading import Found
 from services.predictor.interface import Query
+from services.predictor.learning.pending import Waiting
+from services.predictor.learning.records import MOST_NAME_CHARS
+from services.predictor.learning.refitting import Refitter
 from services.predictor.metrics import PredictorMetrics
-from services.predictor.parts import assemble
-from services.predictor.pending import Waiting
-from services.predictor.reading import Found
-from services.predictor.records import MOST_NAME_CHARS
-from services.predictor.refitting import Refitter
 from services.runtime.codec import decode_outcome, encode_forecast
 from services.runtime.errors import InvalidArgument
 from services.runtime.outcomelog.config import LogConfig

@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from services.core import FinishReason
-from services.predictor.extract import Prompt
-from services.predictor.features import Features
+from services.predictor.encoder.extract import Prompt
+from services.predictor.encoder.features import Features
 from services.predictor.interface import Example, Query
 from services.predictor.judging.rows import Row
 

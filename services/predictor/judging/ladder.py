@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.ensemble import RandomForestRegressor
 
-from services.predictor.extract import split
-from services.predictor.features import Features
-from services.predictor.fold import INSTRUCTION_VALUES, USER_INPUT_VALUES, fold
+from services.predictor.encoder.extract import split
+from services.predictor.encoder.features import Features
 from services.predictor.judging.rows import Row
+from services.predictor.models.fold import INSTRUCTION_VALUES, USER_INPUT_VALUES, fold
 
 Floats = NDArray[np.float64]
 Forecasts = dict[str, Floats]  # a rung's forecasts, in tokens

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from services.forecast import Forecast, certain
 from services.predictor.interface import Example
-from services.predictor.oracle import SOURCE
+from services.predictor.models.oracle import SOURCE
 
 NAME = SOURCE
 

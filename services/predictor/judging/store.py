@@ -9,8 +9,8 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from services.predictor.extract import Prompt
-from services.predictor.features import LAYERS, NUMBERS, WORD_COLUMNS, Features
+from services.predictor.encoder.extract import Prompt
+from services.predictor.encoder.features import LAYERS, NUMBERS, WORD_COLUMNS, Features
 
 log = logging.getLogger(__name__)
 

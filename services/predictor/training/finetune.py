@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from services.predictor.judging.scores import Floats, tau_b
-from services.predictor.losses import list_mle
+from services.predictor.models.nets.losses import list_mle
 from services.predictor.training.depth import Depth
 from services.predictor.training.stopping import BestWeights, Course, Report
 from services.predictor.training.texts import BATCH, Choice, Ids, Texts, batches, padded

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from services.predictor.extract import Prompt
-from services.predictor.features import Features
-from services.predictor.frame import Frame
+from services.predictor.encoder.extract import Prompt
+from services.predictor.encoder.features import Features
 from services.predictor.judging.inputs import Extracts, Tell, examples_of, extract_all, prompt_of
 from services.predictor.judging.rows import DataError, Row, parse_source, read_rows
 from services.predictor.judging.split import is_validation, normalised
-from services.predictor.spread import Floats
+from services.predictor.models.frame import Frame
+from services.predictor.models.spread import Floats
 
 LEAST = 64  # rows to train on; below, ranks say little
 _MAX_TOKENS = 4096  # of requests whose row tells no cap; rankers don't read it

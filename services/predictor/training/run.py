@@ -11,12 +11,16 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from services.predictor.artefact import Artefact, check_out, load, staged, write
-from services.predictor.encoder import Encoder
-from services.predictor.extract import Extractor, Prompt
-from services.predictor.features import Features
+from services.predictor.encoder.encoder import Encoder
+from services.predictor.encoder.extract import Extractor, Prompt
+from services.predictor.encoder.features import Features
+from services.predictor.encoder.source import DEFAULT_NAME, find_folder
 from services.predictor.judging.scores import score, tau_b
-from services.predictor.manifest import (
+from services.predictor.models.nets.recipes import Scored
+from services.predictor.models.spread import Floats, forecasts, mean
+from services.predictor.training import ranker
+from services.predictor.training.artefact import Artefact, check_out, load, staged, write
+from services.predictor.training.manifest import (
     FEATURES,
     INSIDE,
     ArtefactError,
@@ -25,10 +29,6 @@ from services.predictor.manifest import (
     TrainedOn,
     weights_digest,
 )
-from services.predictor.nets import Scored
-from services.predictor.source import DEFAULT_NAME, find_folder
-from services.predictor.spread import Floats, forecasts, mean
-from services.predictor.training import ranker
 from services.predictor.training.material import (
     Lessons,
     Parts,

@@ -8,11 +8,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from services.predictor.encoder import Encoder
-from services.predictor.extract import split
+from services.predictor.encoder.encoder import Encoder
+from services.predictor.encoder.extract import split
 from services.predictor.judging.inputs import Tell, prompt_of
 from services.predictor.judging.rows import Row
-from services.predictor.losses import LIST
+from services.predictor.models.nets.losses import LIST
 
 BATCH = 2 * LIST
 _POOL = 32 * BATCH  # prompts among which those of like length are put together

@@ -10,8 +10,8 @@ import torch
 from transformers import AutoModel, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging
 
-from services.predictor.encoder import Encoder
-from services.predictor.source import find_folder
+from services.predictor.encoder.encoder import Encoder
+from services.predictor.encoder.source import find_folder
 from services.predictor.training.finetune import TunedRanker, fine_tune
 from services.predictor.training.material import Parts
 from services.predictor.training.stopping import Course, Report

@@ -1,0 +1,194 @@
+"""Prompt → Features, with what was computed before kept."""
+
+import math
+from collections import OrderedDict
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from threading import Lock
+from typing import Generic, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.predictor.encoder import words
+from services.predictor.encoder.features import Columns, Features, Vector
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class TextEncoder(Protocol):
+    """Texts → [n, LAYERS, dim] float32, unit length or zeros; reads a text's `head_chars`."""
+
+    @property
+    def head_chars(self) -> int: ...
+
+    def encode(self, texts: Sequence[str]) -> NDArray[np.float32]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What is known of a request before it runs.
+
+    answers: tokens of the assistant's earlier answers in this conversation, in order.
+    """
+
+    instruction: str
+    user_input: str
+    prompt_tokens: int
+    answers: tuple[int, ...] = ()
+
+
+def cut(text: str, max_bytes: int) -> str:
+    """The text's head of at most so many bytes of UTF-8."""
+    if len(text) * 4 <= max_bytes:
+        return text
+    head = text[:max_bytes].encode("utf-8", "surrogatepass")[:max_bytes]
+    return head.decode(errors="ignore")
+
+
+def split(instruction: str, user_input: str) -> tuple[str, str]:
+    """(instruction, user input); where only an input is given and its first line is followed by
+    more text, that line is the instruction, as in Alpaca's prompts and Magnus' tasks."""
+    if instruction:
+        return instruction, user_input
+    first, _, rest = user_input.lstrip().partition("\n")
+    return (first.rstrip(), rest.strip()) if rest and not rest.isspace() else ("", user_input)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What stands for one part's text, whatever prompt it is in."""
+
+    vector: Vector
+    columns: Columns
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """A prompt's two texts and the keys of what is read of them."""
+
+    prompt: Prompt
+    instruction: str
+    user_input: str
+    keys: tuple[bytes, bytes]
+
+
+class Extractor:
+    """Texts' embeddings and words, computed once while they are remembered.
+
+    cache_entries: parts remembered, and as many prompts; the least recently used goes first. An
+    entry is up to 6.7 kB with 384 dimensions. Safe to call from several threads, which may at
+    worst compute the same part twice.
+    """
+
+    def __init__(self, encoder: TextEncoder, cache_entries: int = 4_096):
+        self._encoder = encoder
+        self._head_chars = max(encoder.head_chars, words.HEAD_CHARS)
+        self._parts: LRU[bytes, _Part] = LRU(cache_entries)
+        self._bags: LRU[tuple[bytes, bytes], Columns] = LRU(cache_entries)
+
+    def extract(self, texts: Sequence[Prompt]) -> list[Features]:
+        """One a prompt, in order. Parts that occur twice are encoded once."""
+        asked = [self._read(prompt) for prompt in texts]
+        known = self._know(asked)
+        return [self._features(parts, known) for parts in asked]
+
+    def cached(self, prompt: Prompt) -> Features | None:
+        """Its features where nothing needs encoding, else None. At most some 50 µs."""
+        parts = self._read(prompt)
+        found = {key: part for key in parts.keys if (part := self._parts.get(key)) is not None}
+        return self._features(parts, found) if len(found) == len(set(parts.keys)) else None
+
+    def _read(self, prompt: Prompt) -> _Parts:
+        instruction, user_input = split(prompt.instruction, prompt.user_input)
+        keys = (self._key(instruction), self._key(user_input))
+        return _Parts(prompt, instruction, user_input, keys)
+
+    def _key(self, text: str) -> bytes:
+        """Of the part that is read: prompts that differ beyond it have the same features."""
+        head = text[: self._head_chars].encode("utf-8", "surrogatepass")
+        return blake2b(head, digest_size=16).digest()
+
+    def _know(self, asked: Iterable[_Parts]) -> dict[bytes, _Part]:
+        """Every part asked for, out of the cache or computed in one batch."""
+        known: dict[bytes, _Part] = {}
+        new: dict[bytes, str] = {}
+        for parts in asked:
+            for key, text in zip(parts.keys, (parts.instruction, parts.user_input), strict=True):
+                if key in known or key in new:
+                    continue
+                if (part := self._parts.get(key)) is None:
+                    new[key] = text
+                else:
+                    known[key] = part
+        return known | self._compute(new)
+
+    def _compute(self, new: dict[bytes, str]) -> dict[bytes, _Part]:
+        if not new:
+            return {}
+        vectors = self._encoder.encode(list(new.values()))
+        made = {
+            key: _Part(_shared(vector.copy()), _shared(words.columns(text)))
+            for (key, text), vector in zip(new.items(), vectors, strict=True)
+        }
+        for key, part in made.items():
+            self._parts.put(key, part)
+        return made
+
+    def _features(self, parts: _Parts, known: dict[bytes, _Part]) -> Features:
+        instruction, user_input = (known[key] for key in parts.keys)
+        columns = self._bags.get(parts.keys)
+        if columns is None:
+            columns = _shared(words.bag(instruction.columns, user_input.columns))
+            self._bags.put(parts.keys, columns)
+        return Features(instruction.vector, user_input.vector, columns, _numbers(parts))
+
+
+def _numbers(parts: _Parts) -> Vector:
+    """In the order of features.NUMBERS."""
+    answers = parts.prompt.answers
+    counts = (
+        len(parts.user_input),
+        len(parts.instruction),
+        parts.prompt.prompt_tokens,
+        len(answers),
+        answers[-1] if answers else 0,
+        sum(answers) / len(answers) if answers else 0,
+    )
+    return np.array([math.log1p(max(count, 0)) for count in counts], np.float32)
+
+
+Array = TypeVar("Array", Vector, Columns)
+
+
+def _shared(array: Array) -> Array:
+    """Read-only, since cached features hand out the same array again."""
+    array.flags.writeable = False
+    return array
+
+
+class LRU(Generic[K, V]):
+    """At most `most` entries; the least recently used goes. Safe between threads."""
+
+    def __init__(self, most: int):
+        self._most = most
+        self._entries: OrderedDict[K, V] = OrderedDict()
+        self._lock = Lock()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, key: K) -> V | None:
+        with self._lock:
+            if key in self._entries:
+                self._entries.move_to_end(key)
+            return self._entries.get(key)
+
+    def put(self, key: K, value: V) -> None:
+        with self._lock:
+            self._entries[key] = value
+            self._entries.move_to_end(key)
+            while len(self._entries) > self._most:
+                self._entries.popitem(last=False)
