@@ -17,8 +17,7 @@ from benchmarks.report import Figure, figure, options, show, write
 from services.forecast import ForecastTable, from_lengths
 from services.predictor.blend.content import ContentPredictor
 from services.predictor.blend.members import Member
-from services.predictor.encoder.features import LAYERS, NUMBERS, Features
-from services.predictor.interface import Example, Options, Query
+from services.predictor.interface import LAYERS, NUMBERS, Example, Features, Options, Query
 from services.predictor.models.frame import Frame
 from services.predictor.models.retrieval import Memory
 from services.predictor.predictors import build

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from protos import common_pb2, predictor_pb2, predictor_pb2_grpc
 from services.predictor.config import PredictorConfig
 from services.predictor.encoder.extract import TextEncoder
-from services.predictor.encoder.features import LAYERS
+from services.predictor.interface import LAYERS
 from services.predictor.service import PredictorService
 from services.runtime.outcomelog.config import LogConfig
 from services.runtime.tasks import background

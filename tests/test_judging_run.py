@@ -10,9 +10,7 @@ import pytest
 
 from services.core import FinishReason
 from services.forecast import Forecast, certain
-from services.predictor.encoder.extract import Prompt
-from services.predictor.encoder.features import LAYERS, NUMBERS, Features
-from services.predictor.interface import Example, Query
+from services.predictor.interface import LAYERS, NUMBERS, Example, Features, Prompt, Query
 from services.predictor.judging.inputs import examples_of, extract_all, prompt_of, query_of
 from services.predictor.judging.ladder import (
     Floats,

@@ -13,8 +13,7 @@ from safetensors.torch import load_file, save
 
 from services.predictor.blend.content import ContentPredictor
 from services.predictor.blend.members import HistoryMember, Member
-from services.predictor.encoder.features import LAYERS, NUMBERS, Features
-from services.predictor.interface import Example, Options, Query
+from services.predictor.interface import LAYERS, NUMBERS, Example, Features, Options, Query
 from services.predictor.judging.scores import tau_b
 from services.predictor.models.fitting import Fitted
 from services.predictor.models.frame import Frame

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from services.predictor.blend.content import ContentPredictor
-from services.predictor.encoder.features import LAYERS
-from services.predictor.interface import Options, Query
+from services.predictor.interface import LAYERS, Options, Query
 from services.predictor.predictors import PREDICTORS
 from services.runtime.outcomelog import Entry, LogUnavailable, Row
 from services.runtime.outcomelog.config import LogConfig

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.predictor.encoder.extract import LRU, Extractor, Prompt, split
-from services.predictor.encoder.features import LAYERS, NUMBERS, WORD_COLUMNS, Features
+from services.predictor.encoder.extract import LRU, Extractor, split
 from services.predictor.encoder.packing import VERSION, pack, unpack
 from services.predictor.encoder.words import HEAD_CHARS, INSTRUCTION_SHARE, MOST_WORDS, bag, columns
+from services.predictor.interface import LAYERS, NUMBERS, WORD_COLUMNS, Features, Prompt
 
 ALPACA = Prompt("", "Translate into German.\nThe sea is calm.", 14)
 

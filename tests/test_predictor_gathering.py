@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from services.predictor.encoder.encoder import Encoder
-from services.predictor.encoder.extract import Extractor, Prompt
-from services.predictor.encoder.features import LAYERS, Features
+from services.predictor.encoder.extract import Extractor
 from services.predictor.encoder.gathering import Busy, Extracts, Gatherer
+from services.predictor.interface import LAYERS, Features, Prompt
 
 
 class Slow:

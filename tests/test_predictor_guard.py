@@ -14,8 +14,7 @@ from scipy.stats import kendalltau, ks_2samp
 from services.forecast import Forecast, certain, from_lengths
 from services.predictor.blend.content import ContentPredictor
 from services.predictor.blend.guard import LEAST, WINDOW, Guard, Guarded
-from services.predictor.encoder.features import LAYERS, NUMBERS, Features
-from services.predictor.interface import Example, Options, Query
+from services.predictor.interface import LAYERS, NUMBERS, Example, Features, Options, Query
 from services.predictor.judging.scores import score
 from services.predictor.learning.scorecard import (
     RECENT,

@@ -17,10 +17,10 @@ from services.predictor.blend.content import ContentPredictor, Refit, Refitted
 from services.predictor.blend.guard import Made
 from services.predictor.blend.members import HistoryMember
 from services.predictor.blend.mixture import Mixture
-from services.predictor.encoder.extract import Extractor, Prompt
+from services.predictor.encoder.extract import Extractor
 from services.predictor.encoder.packing import pack
 from services.predictor.encoder.source import DEFAULT_NAME
-from services.predictor.interface import Example, Options, Query
+from services.predictor.interface import Example, Options, Prompt, Query
 from services.predictor.learning.apart import FitFailed, run_apart
 from services.predictor.learning.handover import read_result, read_task, write_result, write_task
 from services.predictor.learning.learner import BACKLOG_MAX

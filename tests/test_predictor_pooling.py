@@ -10,7 +10,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from services.predictor.encoder.encoder import Encoder
-from services.predictor.encoder.features import LAYERS
+from services.predictor.interface import LAYERS
 from tests.small_encoders import (
     bert,
     distilbert,

@@ -8,9 +8,9 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from services.predictor.config import PredictorConfig
-from services.predictor.encoder.extract import Extractor, Prompt
+from services.predictor.encoder.extract import Extractor
 from services.predictor.encoder.source import DEFAULT_NAME, find_folder
-from services.predictor.interface import Query
+from services.predictor.interface import Prompt, Query
 from services.predictor.models.frame import Frame
 from services.predictor.models.nets.recipes import Scored, fit_ranker
 from services.predictor.service import PredictorService

@@ -7,10 +7,10 @@ from functools import partial
 from services.predictor.blend.content import ContentPredictor
 from services.predictor.blend.guard import Foreteller, Guarded, Unguarded
 from services.predictor.config import PredictorConfig
-from services.predictor.encoder.extract import Extractor, Prompt, TextEncoder
+from services.predictor.encoder.extract import Extractor, TextEncoder
 from services.predictor.encoder.gathering import Gatherer
 from services.predictor.encoder.reading import Reader
-from services.predictor.interface import Options, Predictor
+from services.predictor.interface import Options, Predictor, Prompt
 from services.predictor.learning.apart import run_apart
 from services.predictor.learning.learner import Learning
 from services.predictor.learning.outcomes import Outcomes

@@ -14,9 +14,9 @@ from services.forecast import MOST_TOKENS
 from services.predictor.assembly import assemble
 from services.predictor.blend.guard import Made
 from services.predictor.config import PredictorConfig
-from services.predictor.encoder.extract import Prompt, TextEncoder, cut
+from services.predictor.encoder.extract import TextEncoder, cut
 from services.predictor.encoder.reading import Found
-from services.predictor.interface import Query
+from services.predictor.interface import Prompt, Query
 from services.predictor.learning.pending import Waiting
 from services.predictor.learning.records import MOST_NAME_CHARS
 from services.predictor.learning.refitting import Refitter

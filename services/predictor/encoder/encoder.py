@@ -13,8 +13,8 @@ from transformers import AutoModel, AutoTokenizer, BertModel, PreTrainedModel
 from transformers.utils import logging
 
 from services.predictor.encoder.bert import Int8Bert
-from services.predictor.encoder.features import LAYERS
 from services.predictor.encoder.source import DEFAULT_NAME, Pool, find_folder, find_pool
+from services.predictor.interface import LAYERS
 
 Matrix = NDArray[np.float32]
 Rows = Sequence[Sequence[int]]  # token ids a text

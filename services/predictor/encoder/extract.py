@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.predictor.encoder import words
-from services.predictor.encoder.features import Columns, Features, Vector
+from services.predictor.interface import Columns, Features, Prompt, Vector
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -25,19 +25,6 @@ class TextEncoder(Protocol):
     def head_chars(self) -> int: ...
 
     def encode(self, texts: Sequence[str]) -> NDArray[np.float32]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """What is known of a request before it runs.
-
-    answers: tokens of the assistant's earlier answers in this conversation, in order.
-    """
-
-    instruction: str
-    user_input: str
-    prompt_tokens: int
-    answers: tuple[int, ...] = ()
 
 
 def cut(text: str, max_bytes: int) -> str:
@@ -147,7 +134,7 @@ class Extractor:
 
 
 def _numbers(parts: _Parts) -> Vector:
-    """In the order of features.NUMBERS."""
+    """In the order of NUMBERS."""
     answers = parts.prompt.answers
     counts = (
         len(parts.user_input),

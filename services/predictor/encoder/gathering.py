@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
-from services.predictor.encoder.extract import Prompt
-from services.predictor.encoder.features import Features
+from services.predictor.interface import Features, Prompt
 
 Waiting = tuple[Prompt, "asyncio.Future[Features]"]
 

@@ -10,7 +10,8 @@ import struct
 import numpy as np
 from numpy.typing import NDArray
 
-from services.predictor.encoder.features import (
+from services.predictor.encoder.words import MOST_WORDS
+from services.predictor.interface import (
     LAYERS,
     NUMBERS,
     WORD_COLUMNS,
@@ -18,7 +19,6 @@ from services.predictor.encoder.features import (
     Features,
     Vector,
 )
-from services.predictor.encoder.words import MOST_WORDS
 
 VERSION = 1
 _HEADER = struct.Struct("<BBBHH")

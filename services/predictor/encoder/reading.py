@@ -4,10 +4,9 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-from services.predictor.encoder.extract import Prompt
-from services.predictor.encoder.features import Features
 from services.predictor.encoder.gathering import Busy, Gatherer
 from services.predictor.encoder.packing import pack
+from services.predictor.interface import Features, Prompt
 
 log = logging.getLogger(__name__)
 

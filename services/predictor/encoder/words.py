@@ -5,7 +5,7 @@ from zlib import crc32
 
 import numpy as np
 
-from services.predictor.encoder.features import WORD_COLUMNS, Columns
+from services.predictor.interface import WORD_COLUMNS, Columns
 
 MOST_WORDS = 512  # columns of one prompt
 INSTRUCTION_SHARE = 128  # of these, where the user input alone would fill them

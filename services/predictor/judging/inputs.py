@@ -4,9 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from services.core import FinishReason
-from services.predictor.encoder.extract import Prompt
-from services.predictor.encoder.features import Features
-from services.predictor.interface import Example, Query
+from services.predictor.interface import Example, Features, Prompt, Query
 from services.predictor.judging.rows import Row
 
 BATCH = 64

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from sklearn.ensemble import RandomForestRegressor
 
 from services.predictor.encoder.extract import split
-from services.predictor.encoder.features import Features
+from services.predictor.interface import Features
 from services.predictor.judging.rows import Row
 from services.predictor.models.fold import INSTRUCTION_VALUES, USER_INPUT_VALUES, fold
 

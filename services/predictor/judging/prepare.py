@@ -7,9 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from services.predictor.encoder.extract import Prompt
-from services.predictor.encoder.features import Features
-from services.predictor.interface import Example
+from services.predictor.interface import Example, Features, Prompt
 from services.predictor.judging.inputs import Extracts, Tell, examples_of, extract_all, prompt_of
 from services.predictor.judging.rows import DataError, parse_source, read_rows
 from services.predictor.judging.run import JudgedSet

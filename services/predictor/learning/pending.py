@@ -4,7 +4,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from services.predictor.blend.guard import Made
-from services.predictor.encoder.extract import Prompt
+from services.predictor.interface import Prompt
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,8 @@ from google.protobuf.message import DecodeError
 from protos import common_pb2, predictor_pb2
 from services.core import FinishReason, Outcome
 from services.forecast import MOST_TOKENS
-from services.predictor.encoder.extract import Prompt
-from services.predictor.encoder.features import Features
 from services.predictor.encoder.packing import unpack
-from services.predictor.interface import Example, Query
+from services.predictor.interface import Example, Features, Prompt, Query
 from services.predictor.learning.pending import Waiting
 from services.runtime.codec import decode_reason, encode_reason
 from services.runtime.outcomelog import Row

@@ -7,8 +7,7 @@ from hashlib import blake2b
 import numpy as np
 from numpy.typing import NDArray
 
-from services.predictor.encoder.features import Columns, Features
-from services.predictor.interface import Query
+from services.predictor.interface import Columns, Features, Query
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 
 from services.forecast import Forecast, certain
-from services.predictor.encoder.extract import Prompt
-from services.predictor.interface import Example, Lengths, Query
+from services.predictor.interface import Example, Lengths, Prompt, Query
 
 SOURCE = "oracle"
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from services.predictor.encoder.features import LAYERS, NUMBERS, WORD_COLUMNS
+from services.predictor.interface import LAYERS, NUMBERS, WORD_COLUMNS
 
 FILE = "manifest.json"
 FORMAT: Literal["foretoken-ranker"] = "foretoken-ranker"

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from services.predictor.encoder.extract import Prompt
-from services.predictor.encoder.features import Features
+from services.predictor.interface import Features, Prompt
 from services.predictor.judging.inputs import Extracts, Tell, examples_of, extract_all, prompt_of
 from services.predictor.judging.rows import DataError, Row, parse_source, read_rows
 from services.predictor.judging.split import is_validation, normalised

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 from services.predictor.encoder.encoder import Encoder
-from services.predictor.encoder.extract import Extractor, Prompt
-from services.predictor.encoder.features import Features
+from services.predictor.encoder.extract import Extractor
 from services.predictor.encoder.source import DEFAULT_NAME, find_folder
+from services.predictor.interface import Features, Prompt
 from services.predictor.judging.scores import score, tau_b
 from services.predictor.models.nets.recipes import Scored
 from services.predictor.models.spread import Floats, forecasts, mean

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from services.predictor.encoder.features import WORD_COLUMNS
+from services.predictor.interface import WORD_COLUMNS
 from services.predictor.models.frame import Frame, sentences
 from services.predictor.models.nets.losses import LIST, Loss
 
