@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from services.forecast import Forecast, certain
 from services.predictor.judging.scores import BUCKETS, LEVELS, score, tau_b
-from services.predictor.models.fold import fold
+from services.predictor.models.forest import fold
 
 COIN = Forecast((10.0, 20.0), (0.5, 0.5), 100)
 

@@ -35,9 +35,9 @@ from services.predictor.training.manifest import (
     weights_digest,
 )
 from services.predictor.training.material import Lessons
+from services.predictor.training.pretrained import Rescaling, trained_member
 from services.predictor.training.stopping import Course, Report
 from services.predictor.training.tensors import Calibration
-from services.predictor.training.trained import Rescaling, trained_member
 from tests.outcome_rows import warnings
 
 DIM = 8

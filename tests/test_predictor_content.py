@@ -160,7 +160,7 @@ def test_a_prompt_met_again_is_not_asked_again_until_enough_was_learnt() -> None
 
 def test_a_straight_score_is_the_matrix_product() -> None:
     frame = Frame.of([e.query for e in examples(80, 1)])
-    columns = ridge.Columns.fit(frame)
+    columns = ridge.Design.fit(frame)
     slopes = np.random.default_rng(0).normal(size=columns.of(frame).shape[1])
     assert columns.product(frame, slopes) == pytest.approx(columns.of(frame) @ slopes, abs=1e-4)
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.predictor.encoder.extract import LRU, Extractor, split
+from services.predictor.encoder.extract import LRU, Extractor, split_prompt
 from services.predictor.encoder.packing import VERSION, pack, unpack
 from services.predictor.encoder.words import HEAD_CHARS, INSTRUCTION_SHARE, MOST_WORDS, bag, columns
 from services.predictor.interface import LAYERS, NUMBERS, WORD_COLUMNS, Features, Prompt
@@ -58,7 +58,7 @@ def same(a: Features, b: Features) -> bool:
 def test_a_first_line_before_more_text_is_the_instruction(
     given: tuple[str, str], expected: tuple[str, str]
 ) -> None:
-    assert split(*given) == expected
+    assert split_prompt(*given) == expected
 
 
 def test_features_of_a_prompt_by_hand() -> None:

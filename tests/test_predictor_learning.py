@@ -21,8 +21,14 @@ from services.predictor.encoder.extract import Extractor
 from services.predictor.encoder.packing import pack
 from services.predictor.encoder.source import DEFAULT_NAME
 from services.predictor.interface import Example, Options, Prompt, Query
-from services.predictor.learning.apart import FitFailed, run_apart
-from services.predictor.learning.handover import read_result, read_task, write_result, write_task
+from services.predictor.learning.apart import (
+    FitFailed,
+    read_result,
+    read_task,
+    run_apart,
+    write_result,
+    write_task,
+)
 from services.predictor.learning.learner import BACKLOG_MAX
 from services.predictor.learning.pending import Pending, Waiting
 from services.predictor.learning.records import EncodedBy, decode, encode

@@ -22,7 +22,6 @@ from services.predictor.metrics import PredictorMetrics
 from services.predictor.models.history import HistoryPredictor
 from services.predictor.models.told import read_lengths
 from services.predictor.predictors import build
-from services.predictor.training.pretrained import build_pretrained
 from services.runtime.outcomelog import Journal
 from services.runtime.outcomelog.config import LogConfig
 
@@ -95,10 +94,16 @@ def _options(config: PredictorConfig) -> Options:
 def _build(config: PredictorConfig) -> tuple[Predictor, str]:
     """The predictor, and the name of the encoder it reads prompts with; empty where it does not."""
     options = _options(config)
-    if config.artefact and (found := build_pretrained(config.model, options, config.artefact)):
+    if config.artefact and (found := _pretrained(config, options)):
         return found
     predictor = build(config.model, options)
     return predictor, config.encoder if isinstance(predictor, ContentPredictor) else ""
+
+
+def _pretrained(config: PredictorConfig, options: Options) -> tuple[ContentPredictor, str] | None:
+    from services.predictor.training.pretrained import build_pretrained
+
+    return build_pretrained(config.model, options, config.artefact)
 
 
 def _load(encoder: str, config: PredictorConfig) -> TextEncoder:

@@ -10,10 +10,9 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import AutoModel, AutoTokenizer, BertModel, PreTrainedModel
-from transformers.utils import logging
 
 from services.predictor.encoder.bert import Int8Bert
-from services.predictor.encoder.source import DEFAULT_NAME, Pool, find_folder, find_pool
+from services.predictor.encoder.source import DEFAULT_NAME, Pool, find_folder, find_pool, no_bar
 from services.predictor.interface import LAYERS
 
 Matrix = NDArray[np.float32]
@@ -150,12 +149,18 @@ class _Padded:
         self._pad = model.config.pad_token_id or 0
 
     def __call__(self, rows: Rows) -> list[Tensor]:
-        longest = max(map(len, rows))
-        ids = torch.tensor([[*row, *[self._pad] * (longest - len(row))] for row in rows])
-        mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows])
+        ids, mask = padded(rows, self._pad)
         told = self._model(input_ids=ids, attention_mask=mask, output_hidden_states=True)
         states = torch.stack([*told.hidden_states[-LAYERS:-1], told.last_hidden_state])
         return [states[:, i, : len(row)] for i, row in enumerate(rows)]
+
+
+def padded(rows: Rows, pad: int) -> tuple[Tensor, Tensor]:
+    """Token ids and mask, [rows, longest]."""
+    longest = max(map(len, rows))
+    ids = [[*row, *[pad] * (longest - len(row))] for row in rows]
+    mask = [[1] * len(row) + [0] * (longest - len(row)) for row in rows]
+    return torch.tensor(ids), torch.tensor(mask)
 
 
 def _passes(wanted: list[int], lengths: list[int]) -> Iterator[list[int]]:
@@ -197,15 +202,10 @@ def _load_tokenizer(folder: Path) -> Tokenizer:
 
 
 def _load_model(folder: Path) -> PreTrainedModel:
-    bar = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
+    with no_bar():
         model, seen = AutoModel.from_pretrained(
             folder, dtype=torch.float32, output_loading_info=True
         )
-    finally:
-        if bar:
-            logging.enable_progress_bar()
     missing = [key for key in seen["missing_keys"] if not key.startswith("pooler.")]
     if missing:
         raise ValueError(f"{len(missing)} weights are not in its files, as {sorted(missing)[0]}")

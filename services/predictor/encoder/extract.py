@@ -35,7 +35,7 @@ def cut(text: str, max_bytes: int) -> str:
     return head.decode(errors="ignore")
 
 
-def split(instruction: str, user_input: str) -> tuple[str, str]:
+def split_prompt(instruction: str, user_input: str) -> tuple[str, str]:
     """(instruction, user input); where only an input is given and its first line is followed by
     more text, that line is the instruction, as in Alpaca's prompts and Magnus' tasks."""
     if instruction:
@@ -89,7 +89,7 @@ class Extractor:
         return self._features(parts, found) if len(found) == len(set(parts.keys)) else None
 
     def _read(self, prompt: Prompt) -> _Parts:
-        instruction, user_input = split(prompt.instruction, prompt.user_input)
+        instruction, user_input = split_prompt(prompt.instruction, prompt.user_input)
         keys = (self._key(instruction), self._key(user_input))
         return _Parts(prompt, instruction, user_input, keys)
 

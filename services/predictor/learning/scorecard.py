@@ -6,19 +6,17 @@ from dataclasses import dataclass
 from math import nan
 
 import numpy as np
-from numpy.typing import NDArray
 
 from services.forecast import Forecast
+from services.predictor.judging.scores import LEVELS, tau_b
+from services.predictor.models.spread import Floats
 
 WINDOW = 1_000  # outcomes: a few minutes of traffic, and 90 % coverage to within 2 points
 RECENT = 250  # of the window, compared with what came before for drift
-LEVELS = np.arange(1, 20) / 20  # quantiles that the pinball loss is taken at
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
+class Judged:
     """One forecast beside its outcome.
 
     level: P(L < tokens) + P(L = tokens) / 2, uniform in [0, 1] where forecasts are calibrated.
@@ -51,7 +49,7 @@ class Scores:
     drift: float
 
 
-def judge(forecast: Forecast, tokens: int, max_tokens: int) -> Judgement:
+def judge(forecast: Forecast, tokens: int, max_tokens: int) -> Judged:
     """The forecast as it was meant for the request: cut at its max_tokens."""
     cut = forecast.truncated(max(tokens, max_tokens, 1))
     points, mass = np.array(cut.points), np.cumsum(cut.weights)
@@ -61,7 +59,7 @@ def judge(forecast: Forecast, tokens: int, max_tokens: int) -> Judgement:
     below, upto = (
         mass[i - 1] if i else 0.0 for i in np.searchsorted(points, [tokens, tokens + 1e-9])
     )
-    return Judgement(
+    return Judged(
         mean=cut.mean(),
         tokens=tokens,
         level=float(below + upto) / 2,
@@ -75,13 +73,13 @@ class Scorecard:
     """The last WINDOW judgements."""
 
     def __init__(self) -> None:
-        self._judged: deque[Judgement] = deque(maxlen=WINDOW)
+        self._judged: deque[Judged] = deque(maxlen=WINDOW)
 
-    def add(self, judged: Iterable[Judgement]) -> None:
+    def add(self, judged: Iterable[Judged]) -> None:
         self._judged.extend(judged)
 
     def scores(self) -> Scores:
-        """O(WINDOW²) bit operations, under 2 ms."""
+        """As long as `tau_b` takes, a few milliseconds."""
         if not self._judged:
             return Scores(0, nan, nan, nan, nan, nan)
         means, tokens, levels, inside_50, inside_90, pinball = np.array(
@@ -99,17 +97,6 @@ class Scorecard:
             pinball_tokens=float(pinball.mean()),
             drift=distance(levels[:-RECENT], levels[-RECENT:]),
         )
-
-
-def tau_b(a: Floats, b: Floats) -> float:
-    """Kendall's tau-b; NaN where either is constant. Without SciPy, whose import takes longer than
-    history's whole start."""
-    above_a, above_b = a[:, None] > a, b[:, None] > b
-    ordered = float(np.count_nonzero(above_a)) * float(np.count_nonzero(above_b))
-    if not ordered:
-        return nan
-    alike, against = np.count_nonzero(above_a & above_b), np.count_nonzero(above_a & above_b.T)
-    return float((alike - against) / np.sqrt(ordered))
 
 
 def distance(a: Floats, b: Floats) -> float:

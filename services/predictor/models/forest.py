@@ -8,9 +8,11 @@ from numpy.typing import NDArray
 from sklearn.ensemble import ExtraTreesRegressor, RandomForestRegressor
 
 from services.predictor.models.fitting import PARTS, Fitted, Rows, Tick, by_parts
-from services.predictor.models.fold import INSTRUCTION_VALUES, USER_INPUT_VALUES, fold
 from services.predictor.models.frame import Frame, sentences
 from services.predictor.models.spread import Floats, of_samples
+
+INSTRUCTION_VALUES = 4  # d_app and d_user of papers/004 §III-B
+USER_INPUT_VALUES = 16
 
 _TREES = 64 // PARTS  # a part
 _LEAF = 5  # requests at least
@@ -66,6 +68,22 @@ def _leaf_samples(tree: Tree, columns: NDArray[np.float32], lengths: Floats) -> 
     samples = np.ones((tree.node_count, _SAMPLES))
     samples[nodes] = lengths[order][at.astype(int)]
     return samples
+
+
+def fold(vectors: NDArray[np.floating], values: int) -> NDArray[np.float32]:
+    """Magnus' compression module: vectors [n, dim] folded to [n, values]
+    (papers/004 §III-B, Fig. 8).
+
+    The columns are cut into `values` neighbouring groups of equal size (sizes differ by at most
+    one where `values` does not divide dim); each group becomes its sum over the square root of
+    its size. Raises ValueError unless 1 ≤ values ≤ dim. O(n · dim).
+    """
+    dim = vectors.shape[1]
+    if not 1 <= values <= dim:
+        raise ValueError(f"cannot fold {dim} values to {values}")
+    edges = np.linspace(0, dim, values + 1).astype(np.int64)
+    sums = np.add.reduceat(np.asarray(vectors, np.float64), edges[:-1], axis=1)
+    return (sums / np.sqrt(np.diff(edges))).astype(np.float32)
 
 
 def magnus_columns(frame: Frame) -> NDArray[np.float32]:

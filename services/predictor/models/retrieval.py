@@ -21,7 +21,7 @@ _EXPANSION = 64  # candidates looked at for a new entry: half usearch's, for hal
 
 
 @dataclass(frozen=True)
-class Found:
+class Neighbours:
     """A batch's neighbours: their lengths and similarities [n, k], the best similarity [n]."""
 
     lengths: Floats
@@ -69,7 +69,7 @@ class Memory:
             self._order.append(key)
         self._forget()
 
-    def find(self, vectors: NDArray[np.float32]) -> Found:
+    def find(self, vectors: NDArray[np.float32]) -> Neighbours:
         """The nearest remembered; k is NEIGHBOURS, or as many as there are."""
         assert self._index is not None, "asked before anything was remembered"
         k = min(NEIGHBOURS, len(self))
@@ -78,7 +78,7 @@ class Memory:
         distances = np.asarray(matches.distances, float).reshape(len(vectors), k)
         lengths = np.array([[self._lengths.get(int(key), 0.0) for key in row] for row in keys])
         # A search may come back with fewer than k: what it left empty counts for nothing.
-        return Found(np.maximum(lengths, 1), np.where(lengths > 0, 1 - distances, -1.0))
+        return Neighbours(np.maximum(lengths, 1), np.where(lengths > 0, 1 - distances, -1.0))
 
     def _forget(self) -> None:
         assert self._index is not None
@@ -145,7 +145,7 @@ class Retrieve:
         return Fitted(fallback.model, unseen)
 
 
-def _either(found: Found, fallback: Floats, threshold: float) -> Floats:
+def _either(found: Neighbours, fallback: Floats, threshold: float) -> Floats:
     """Neighbours where the best is near enough, the fallback elsewhere."""
     near = (found.best >= threshold).astype(float)[:, None]
     return average([found.spread(), fallback], np.concatenate([near, 1 - near], axis=1))

@@ -19,7 +19,7 @@ _MEANING, _REST = 3.0, 0.2  # the meaning's size as a whole, and a number's, whe
 
 
 @dataclass(frozen=True)
-class Columns:
+class Design:
     """A frame as one sparse matrix: the bag of words, and beside it meaning, sizes and names."""
 
     preparation: Preparation
@@ -28,14 +28,14 @@ class Columns:
     gain: Floats
 
     @staticmethod
-    def fit(frame: Frame) -> "Columns":
+    def fit(frame: Frame) -> "Design":
         axes = Axes.fit(frame, _AXES)
         dense = axes.columns(frame)
         meaning = axes.axes.shape[1]
         deviation = dense.std(axis=0) + 1e-4
         gain = _REST / deviation
         gain[:meaning] = _MEANING / np.sqrt((deviation[:meaning] ** 2).sum())
-        return Columns(Preparation.fit(frame, View()), axes, dense.mean(axis=0), gain)
+        return Design(Preparation.fit(frame, View()), axes, dense.mean(axis=0), gain)
 
     def of(self, frame: Frame) -> sparse.csr_matrix:
         inputs = self.preparation.inputs(frame)
@@ -60,7 +60,7 @@ class Columns:
 class Straight:
     """A linear score, and the lengths that such scores had."""
 
-    columns: Columns
+    columns: Design
     slopes: Floats
     scale: Scale
 
@@ -70,7 +70,7 @@ class Straight:
 
 def fit_ridge(frame: Frame, lengths: Floats, seed: int, tick: Tick) -> Fitted:
     """TF-IDF and meaning → the length's rank → the lengths of that rank."""
-    columns = Columns.fit(frame)
+    columns = Design.fit(frame)
     matrix = columns.of(frame)
 
     def fit(rows: Rows) -> Floats:

@@ -11,7 +11,8 @@ from services.predictor.models.fitting import Rows, Tick, by_parts
 from services.predictor.models.frame import Frame
 from services.predictor.models.nets.fused import Fused
 from services.predictor.models.nets.losses import Loss
-from services.predictor.models.nets.net import Floats, Net, Preparation, View, train
+from services.predictor.models.nets.net import Net, Preparation, View, train
+from services.predictor.models.spread import Floats
 
 
 @dataclass(frozen=True)

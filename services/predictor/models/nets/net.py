@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from services.predictor.interface import WORD_COLUMNS
 from services.predictor.models.frame import Frame, sentences
 from services.predictor.models.nets.losses import LIST, Loss
-
-Floats = NDArray[np.float64]
+from services.predictor.models.spread import Floats
 
 Watch = Callable[[int], bool]
 """Told the number of an epoch that is done; True stops the training."""
