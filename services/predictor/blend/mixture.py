@@ -5,11 +5,12 @@ pinball loss, multiplicatively (exponentiated gradient: Kivinen, Warmuth 1997). 
 by their log-losses, each for itself, was measured worse: it cannot see that two err together.
 """
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from cachetools import LRUCache
 
 from services.predictor.models.spread import LEVELS, Floats, average, levels_of, recalibrated
 
@@ -53,7 +54,7 @@ class Mixture:
 
     def __init__(self, members: int):
         self._all = _Belief(np.full(members, 1 / max(members, 1)))
-        self._own: OrderedDict[str, _Belief] = OrderedDict()
+        self._own: LRUCache[str, _Belief] = LRUCache(_APPLICATIONS)
 
     def start(
         self, spreads: Sequence[Floats], applications: Sequence[str], lengths: Floats
@@ -100,9 +101,6 @@ class Mixture:
     def _belief(self, name: str) -> _Belief:
         if name not in self._own:
             self._own[name] = _Belief(self._all.weights, map=self._all.map)
-        self._own.move_to_end(name)
-        while len(self._own) > _APPLICATIONS:
-            self._own.popitem(last=False)
         return self._own[name]
 
 

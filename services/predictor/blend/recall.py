@@ -1,10 +1,10 @@
 """What was said of a prompt before, for as long as it would be said again."""
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
 
 import numpy as np
+from cachetools import LRUCache
 
 from services.predictor.interface import Query
 from services.predictor.models.spread import Floats
@@ -16,10 +16,11 @@ Key = tuple[str, str, bytes]
 
 
 class Recall:
-    """Members' spreads [members, 64] by model, application and features; the oldest goes first."""
+    """Members' spreads [members, 64] by model, application and features; of MOST prompts, the
+    least recently asked about goes first."""
 
     def __init__(self) -> None:
-        self._said: OrderedDict[Key, Floats] = OrderedDict()
+        self._said: LRUCache[Key, Floats] = LRUCache(MOST)
         self._learnt = 0
 
     def spreads(
@@ -32,7 +33,7 @@ class Recall:
         if new:
             rows = np.stack(ask(list(new.values())), axis=1)
             said |= zip(new, rows, strict=True)
-        self._keep(said)
+        self._said.update(said)
         return list(np.stack([said[key] for key in keys], axis=1))
 
     def learnt(self, outcomes: int) -> None:
@@ -43,11 +44,6 @@ class Recall:
     def forget(self) -> None:
         self._said.clear()
         self._learnt = 0
-
-    def _keep(self, said: dict[Key, Floats]) -> None:
-        self._said.update(said)
-        while len(self._said) > MOST:
-            self._said.popitem(last=False)
 
 
 def _key(query: Query) -> Key:

@@ -1,21 +1,18 @@
 """Prompt → Features, with what was computed before kept."""
 
 import math
-from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from threading import Lock
-from typing import Generic, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
+from cachetools import LRUCache
 from numpy.typing import NDArray
 
 from services.predictor.encoder import words
 from services.predictor.interface import Columns, Features, Prompt, Vector
-
-K = TypeVar("K", bound=Hashable)
-V = TypeVar("V")
 
 
 class TextEncoder(Protocol):
@@ -65,16 +62,17 @@ class _Parts:
 class Extractor:
     """Texts' embeddings and words, computed once while they are remembered.
 
-    cache_entries: parts remembered, and as many prompts; the least recently used goes first. An
-    entry is up to 6.7 kB with 384 dimensions. Safe to call from several threads, which may at
-    worst compute the same part twice.
+    cache_entries: parts remembered, 1 or more, and as many prompts; the least recently used goes
+    first. An entry is up to 6.7 kB with 384 dimensions. Safe to call from several threads, which
+    may at worst compute the same part twice.
     """
 
     def __init__(self, encoder: TextEncoder, cache_entries: int = 4_096):
         self._encoder = encoder
         self._head_chars = max(encoder.head_chars, words.HEAD_CHARS)
-        self._parts: LRU[bytes, _Part] = LRU(cache_entries)
-        self._bags: LRU[tuple[bytes, bytes], Columns] = LRU(cache_entries)
+        self._parts: LRUCache[bytes, _Part] = LRUCache(cache_entries)
+        self._bags: LRUCache[tuple[bytes, bytes], Columns] = LRUCache(cache_entries)
+        self._lock = Lock()  # of both; even a look changes their order
 
     def extract(self, texts: Sequence[Prompt]) -> list[Features]:
         """One a prompt, in order. Parts that occur twice are encoded once."""
@@ -85,7 +83,7 @@ class Extractor:
     def cached(self, prompt: Prompt) -> Features | None:
         """Its features where nothing needs encoding, else None. At most some 50 µs."""
         parts = self._read(prompt)
-        found = {key: part for key in parts.keys if (part := self._parts.get(key)) is not None}
+        found = {key: part for key in parts.keys if (part := self._remembered(key))}
         return self._features(parts, found) if len(found) == len(set(parts.keys)) else None
 
     def _read(self, prompt: Prompt) -> _Parts:
@@ -106,7 +104,7 @@ class Extractor:
             for key, text in zip(parts.keys, (parts.instruction, parts.user_input), strict=True):
                 if key in known or key in new:
                     continue
-                if (part := self._parts.get(key)) is None:
+                if (part := self._remembered(key)) is None:
                     new[key] = text
                 else:
                     known[key] = part
@@ -120,16 +118,22 @@ class Extractor:
             key: _Part(_shared(vector.copy()), _shared(words.columns(text)))
             for (key, text), vector in zip(new.items(), vectors, strict=True)
         }
-        for key, part in made.items():
-            self._parts.put(key, part)
+        with self._lock:
+            self._parts.update(made)
         return made
+
+    def _remembered(self, key: bytes) -> _Part | None:
+        with self._lock:
+            return self._parts.get(key)
 
     def _features(self, parts: _Parts, known: dict[bytes, _Part]) -> Features:
         instruction, user_input = (known[key] for key in parts.keys)
-        columns = self._bags.get(parts.keys)
+        with self._lock:
+            columns = self._bags.get(parts.keys)
         if columns is None:
             columns = _shared(words.bag(instruction.columns, user_input.columns))
-            self._bags.put(parts.keys, columns)
+            with self._lock:
+                self._bags[parts.keys] = columns
         return Features(instruction.vector, user_input.vector, columns, _numbers(parts))
 
 
@@ -154,28 +158,3 @@ def _shared(array: Array) -> Array:
     """Read-only, since cached features hand out the same array again."""
     array.flags.writeable = False
     return array
-
-
-class LRU(Generic[K, V]):
-    """At most `most` entries; the least recently used goes. Safe between threads."""
-
-    def __init__(self, most: int):
-        self._most = most
-        self._entries: OrderedDict[K, V] = OrderedDict()
-        self._lock = Lock()
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def get(self, key: K) -> V | None:
-        with self._lock:
-            if key in self._entries:
-                self._entries.move_to_end(key)
-            return self._entries.get(key)
-
-    def put(self, key: K, value: V) -> None:
-        with self._lock:
-            self._entries[key] = value
-            self._entries.move_to_end(key)
-            while len(self._entries) > self._most:
-                self._entries.popitem(last=False)

@@ -1,13 +1,13 @@
 """What fitting a model is: from a frame and its true lengths to a model and unseen spreads."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from services.predictor.models.frame import Frame, parts
+from services.predictor.models.frame import Frame, prompts
 from services.predictor.models.spread import Floats
 
 Tick = Callable[[float], None]
@@ -53,17 +53,29 @@ def by_parts(
 ) -> tuple[list[T], Floats]:
     """One model a part, fitted on all other parts, and what each says of its own [n, k].
 
-    Together the models are the predictor; what they say here they say unseen.
+    Rows of one prompt are in one part. Together the models are the predictor; what they say here
+    they say unseen.
     """
-    part = parts(frame, PARTS, seed)
     models: list[T] = []
     said: list[tuple[Rows, Floats]] = []
-    for number in range(PARTS):
-        models.append(fit(np.flatnonzero(part != number)))
-        rows = np.flatnonzero(part == number)
+    for others, rows in _folds(frame, seed):
+        models.append(fit(others))
         said.append((rows, say(models[-1], rows)))
-        tick((number + 1) / PARTS)
+        tick(len(models) / PARTS)
     unseen = np.empty((len(frame), said[0][1].shape[1]))
     for rows, of_part in said:
         unseen[rows] = of_part
     return models, unseen
+
+
+def _folds(frame: Frame, seed: int) -> Iterator[tuple[Rows, Rows]]:
+    """PARTS times all other rows, and a part's own."""
+    from sklearn.model_selection import GroupKFold  # seconds that who only forecasts needs not
+
+    prompt = prompts(frame)
+    if len(np.unique(prompt)) < PARTS:  # a part would be empty: the rows are all there is to part
+        prompt = np.arange(len(frame))
+    folds: Iterator[tuple[Rows, Rows]] = GroupKFold(PARTS, shuffle=True, random_state=seed).split(
+        prompt, groups=prompt
+    )
+    return folds

@@ -58,18 +58,13 @@ class Frame:
         )
 
 
-def parts(frame: Frame, count: int, seed: int) -> NDArray[np.int64]:
-    """Cuts the rows into `count` parts [n] at random; rows of one prompt stay together, so that
-    what is learnt on the other parts has never seen a part's prompts."""
+def prompts(frame: Frame) -> NDArray[np.int64]:
+    """A number a row, the same for rows of one prompt."""
     keys = [
         blake2b(a.tobytes() + b.tobytes(), digest_size=8).digest()
         for a, b in zip(frame.user_input[:, -1], frame.instruction[:, -1], strict=True)
     ]
-    _, prompt = np.unique(keys, return_inverse=True)
-    if len(set(keys)) < count:  # a part would be empty: the rows are all there is to part
-        prompt = np.arange(len(keys))
-    shuffled = np.random.default_rng(seed).permutation(int(prompt.max()) + 1)
-    return np.asarray(shuffled[prompt] % count, np.int64)
+    return np.asarray(np.unique(keys, return_inverse=True)[1], np.int64)
 
 
 def sentences(layers: NDArray[np.float32]) -> NDArray[np.float32]:
