@@ -8,15 +8,15 @@ import pytest
 from scipy.stats import kendalltau
 
 from services.core import FinishReason
-from services.predictor import ridge
-from services.predictor.content import LEAST_TO_FIT, ContentPredictor
-from services.predictor.crossfit import crossfit
-from services.predictor.frame import Frame
+from services.predictor.blend.content import LEAST_TO_FIT, ContentPredictor
+from services.predictor.blend.recall import STALE, Recall
 from services.predictor.interface import Example, Options, Query
-from services.predictor.nets import CLASSIFY, RANKER
+from services.predictor.models import ridge
+from services.predictor.models.frame import Frame
+from services.predictor.models.nets.crossfit import crossfit
+from services.predictor.models.nets.recipes import CLASSIFY, RANKER
+from services.predictor.models.retrieval import Memory
 from services.predictor.predictors import BLEND, build
-from services.predictor.recall import STALE, Recall
-from services.predictor.retrieval import Memory
 from tests.made_features import DIM, examples, features, lengths, query
 
 
@@ -160,7 +160,7 @@ def test_a_prompt_met_again_is_not_asked_again_until_enough_was_learnt() -> None
 
 def test_a_straight_score_is_the_matrix_product() -> None:
     frame = Frame.of([e.query for e in examples(80, 1)])
-    columns = ridge.Columns.fit(frame)
+    columns = ridge.Design.fit(frame)
     slopes = np.random.default_rng(0).normal(size=columns.of(frame).shape[1])
     assert columns.product(frame, slopes) == pytest.approx(columns.of(frame) @ slopes, abs=1e-4)
 

@@ -14,26 +14,25 @@ from hypothesis import strategies as st
 from protos import predictor_pb2
 from services.core import FinishReason, Outcome
 from services.forecast import Forecast, certain
-from services.predictor.budget import Budget
-from services.predictor.cascade import Asked, Cascade, Read, Reading
-from services.predictor.content import ContentPredictor
-from services.predictor.desk import Desk
-from services.predictor.encoder import Encoder
-from services.predictor.extract import Extractor, Prompt
-from services.predictor.features import Features
-from services.predictor.feed import Feed
-from services.predictor.fitting import Fit
-from services.predictor.guard import LEAST, Guarded
-from services.predictor.history import HistoryPredictor
-from services.predictor.interface import Example, Options, Query
-from services.predictor.members import FittedMember
-from services.predictor.packing import pack
-from services.predictor.pending import Pending
+from services.predictor.blend.content import ContentPredictor
+from services.predictor.blend.guard import LEAST, Guarded
+from services.predictor.blend.members import FittedMember
+from services.predictor.cascade.budget import Budget
+from services.predictor.cascade.cascade import Asked, Cascade, Read, Reading
+from services.predictor.cascade.desk import Desk
+from services.predictor.cascade.feed import Feed
+from services.predictor.cascade.pending import Pending
+from services.predictor.cascade.reading import BATCH, Eyes
+from services.predictor.cascade.remembered import Remembered
+from services.predictor.cascade.unread import Newest
+from services.predictor.encoder.encoder import Encoder
+from services.predictor.encoder.extract import Extractor
+from services.predictor.encoder.packing import pack
+from services.predictor.interface import Example, Features, Options, Prompt, Query
+from services.predictor.models.fitting import Fit
+from services.predictor.models.history import HistoryPredictor
+from services.predictor.models.ridge import fit_ridge, fit_words
 from services.predictor.predictors import PREDICTORS
-from services.predictor.reading import BATCH, Eyes
-from services.predictor.remembered import Remembered
-from services.predictor.ridge import fit_ridge, fit_words
-from services.predictor.unread import Newest
 from tests.predictor_serving import HashEncoder, asked, ended, mean, predicting
 from tests.reach import until
 from tests.small_encoders import bert, saved

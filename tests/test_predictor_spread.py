@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from services.predictor import spread as sp
+from services.predictor.models import spread as sp
 
 rising = hnp.arrays(float, (3, 64), elements=st.floats(0, 3)).map(
     lambda steps: np.exp(np.cumsum(steps / 16, axis=1))

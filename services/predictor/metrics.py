@@ -2,8 +2,8 @@
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from services.predictor.learning import Learning
-from services.predictor.scorecard import Scores
+from services.predictor.learning.learner import Learning
+from services.predictor.learning.scorecard import Scores
 from services.runtime.outcomelog import Journal
 from services.runtime.telemetry import LATENCY_BUCKETS_S
 

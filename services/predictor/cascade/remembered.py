@@ -1,0 +1,51 @@
+"""What was foretold of a prompt when it was read, for whoever asks the same again."""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from services.forecast import Forecast
+from services.predictor.interface import Prompt, Query
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A prompt's forecast, its features as the log keeps them, and the edition of the models that
+    made it: another edition may say otherwise."""
+
+    by_model: Forecast
+    packed: bytes
+    edition: int
+
+
+class Remembered:
+    """By model, application and prompt, at most `most`; the least recently used goes first."""
+
+    def __init__(self, most: int):
+        self._most = most
+        self._known: OrderedDict[bytes, Known] = OrderedDict()
+
+    def get(self, query: Query) -> Known | None:
+        if query.prompt is None:
+            return None
+        known = self._known.get(key := _key(query, query.prompt))
+        if known:
+            self._known.move_to_end(key)
+        return known
+
+    def put(self, query: Query, known: Known) -> None:
+        if query.prompt is None:
+            return
+        key = _key(query, query.prompt)
+        self._known[key] = known
+        self._known.move_to_end(key)
+        if len(self._known) > self._most:
+            self._known.popitem(last=False)
+
+
+def _key(query: Query, prompt: Prompt) -> bytes:
+    digest = blake2b(digest_size=16)
+    for part in (query.model, query.application, prompt.instruction, prompt.user_input):
+        digest.update(len(part).to_bytes(4, "little") + part.encode("utf-8", "surrogatepass"))
+    digest.update(repr((prompt.prompt_tokens, prompt.answers)).encode())
+    return digest.digest()
