@@ -10,7 +10,7 @@ import pytest
 
 from services.predictor.encoder.encoder import Encoder
 from services.predictor.encoder.extract import Extractor
-from services.predictor.encoder.gathering import Busy, Extracts, Gatherer
+from services.predictor.encoder.gathering import Busy, Gatherer, Recalls
 from services.predictor.interface import LAYERS, Features, Prompt
 
 
@@ -164,7 +164,7 @@ async def test_at_the_end_everybody_is_told_and_the_thread_is_gone() -> None:
 
 
 async def test_with_the_real_encoder() -> None:
-    extractor: Extracts = Extractor(Encoder.load())
+    extractor: Recalls = Extractor(Encoder.load())
     gatherer = Gatherer(extractor)
     prompts = [Prompt("Answer in one word.", f"What is {i} and {i}?", 9) for i in range(12)]
     async with serving(gatherer):

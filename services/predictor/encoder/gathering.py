@@ -7,10 +7,10 @@ answered on the spot, past the queue.
 """
 
 import asyncio
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
+from services.predictor.encoder.extract import Extracts
 from services.predictor.interface import Features, Prompt
 
 Unread = tuple[Prompt, "asyncio.Future[Features]"]
@@ -20,10 +20,8 @@ class Busy(Exception):
     """No place in the queue, or nobody serves it (any more): forecast without features."""
 
 
-class Extracts(Protocol):
-    """What `Extractor` does, called in one worker thread; `cached` on the event loop."""
-
-    def extract(self, texts: Sequence[Prompt]) -> list[Features]: ...
+class Recalls(Extracts, Protocol):
+    """What `Extractor` does: `extract` in one worker thread, `cached` on the event loop."""
 
     def cached(self, prompt: Prompt) -> Features | None: ...
 
@@ -35,7 +33,7 @@ class Gatherer:
     batch. queue_max: prompts that may wait; beyond that `extract` raises Busy.
     """
 
-    def __init__(self, extractor: Extracts, most: int = 16, queue_max: int = 256):
+    def __init__(self, extractor: Recalls, most: int = 16, queue_max: int = 256):
         self._extractor = extractor
         self._most = most
         self._queue: asyncio.Queue[Unread] = asyncio.Queue(queue_max)
