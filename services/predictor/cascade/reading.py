@@ -10,18 +10,13 @@ from typing import Protocol
 from services.forecast import Forecast
 from services.predictor.cascade.cascade import Asked, Reading
 from services.predictor.cascade.desk import Desk
+from services.predictor.encoder.extract import Extracts
 from services.predictor.encoder.packing import pack
 from services.predictor.interface import Features, Prompt, Query
 
 log = logging.getLogger(__name__)
 
 BATCH = 8  # prompts; the encoder gains little beyond a few, and newer ones may come meanwhile
-
-
-class Extracts(Protocol):
-    """What `Extractor` does."""
-
-    def extract(self, texts: Sequence[Prompt]) -> list[Features]: ...
 
 
 class Queue(Protocol):

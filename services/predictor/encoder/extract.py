@@ -24,6 +24,12 @@ class TextEncoder(Protocol):
     def encode(self, texts: Sequence[str]) -> NDArray[np.float32]: ...
 
 
+class Extracts(Protocol):
+    """Makes features of prompts; one each, in order."""
+
+    def extract(self, prompts: Sequence[Prompt], /) -> list[Features]: ...
+
+
 def cut(text: str, max_bytes: int) -> str:
     """The text's head of at most so many bytes of UTF-8."""
     if len(text) * 4 <= max_bytes:

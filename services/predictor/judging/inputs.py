@@ -1,9 +1,9 @@
 """From rows to what predictors read: prompts, features, queries, examples."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
 
 from services.core import FinishReason
+from services.predictor.encoder.extract import Extracts
 from services.predictor.interface import Example, Features, Prompt, Query
 from services.predictor.judging.rows import Row
 
@@ -11,12 +11,6 @@ BATCH = 64
 
 Known = Mapping[Prompt, Features]
 Tell = Callable[[str, int, int], None]  # what goes on, how many are done, of how many
-
-
-class Extracts(Protocol):
-    """Makes features of prompts; one each, in order."""
-
-    def extract(self, prompts: Sequence[Prompt], /) -> list[Features]: ...
 
 
 def prompt_of(row: Row) -> Prompt:

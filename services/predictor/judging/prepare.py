@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
+from services.predictor.encoder.extract import Extracts
 from services.predictor.interface import Example, Features, Prompt
 from services.predictor.judging.inputs import (
-    Extracts,
     Known,
     Tell,
     examples_of,

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from services.predictor.encoder.extract import Extracts
 from services.predictor.judging.inputs import (
-    Extracts,
     Known,
     Tell,
     examples_of,
