@@ -8,7 +8,7 @@ shares of probability). Predictors work on spreads, vectorised over the batch; t
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from services.forecast import MAX_POINTS, Forecast
 
@@ -16,12 +16,8 @@ Floats = NDArray[np.float64]
 
 _LONGEST = 2.0**20  # tokens a forecast can speak of
 LEVELS: Floats = (np.arange(MAX_POINTS) + 0.5) / MAX_POINTS
-_NEAR = 4  # points to either side whose distance gives the density between them
-_LEAST_GAP = 0.02  # of log length; keeps the density at a point mass finite
 _FARTHEST = float(np.log(4))  # a spread read beyond its ends goes to four times as long, no more
 _LEAST_SLOPE = 1e-3  # of log length a point, beyond the ends
-_TAIL = 0.5 / MAX_POINTS  # mass beyond either end of a spread
-_TAIL_SCALE = 0.7  # of log length, over which that mass falls off
 
 
 def of_samples(samples: Floats, weights: Floats | None = None) -> Floats:
@@ -36,11 +32,6 @@ def of_samples(samples: Floats, weights: Floats | None = None) -> Floats:
     rows = np.arange(len(samples))[:, None]
     at = np.searchsorted((mass + rows).ravel(), (LEVELS + rows).ravel() - 1e-9)
     return ascending.ravel()[np.minimum(at, samples.size - 1)].reshape(len(samples), -1)
-
-
-def of_lengths(lengths: ArrayLike) -> Floats:
-    """One population's lengths as a spread of one row."""
-    return of_samples(np.maximum(np.asarray(lengths, float), 1)[None, :])
 
 
 def mean(spread: Floats) -> Floats:
@@ -71,19 +62,6 @@ def levels_of(spread: Floats, lengths: Floats) -> Floats:
     position = np.where(upto > below, (below + upto - 1) / 2, inside)
     outside = np.minimum(true - logs[:, [0]], 0) / down + np.maximum(true - logs[:, [-1]], 0) / up
     return np.asarray((position + outside[:, 0] + 0.5) / MAX_POINTS)
-
-
-def log_loss(spread: Floats, lengths: Floats) -> Floats:
-    """−log of the density of log length at the true lengths, a row; lower is better."""
-    logs, true = np.log(spread), np.log(lengths)
-    at = (logs < true[:, None]).sum(axis=1)
-    low, high = np.clip(at - _NEAR, 0, MAX_POINTS - 1), np.clip(at + _NEAR - 1, 0, MAX_POINTS - 1)
-    rows = np.arange(len(logs))
-    gap = np.maximum(logs[rows, high] - logs[rows, low], _LEAST_GAP)
-    density = np.maximum(high - low, 1) / MAX_POINTS / gap
-    beyond = np.maximum(logs[:, 0] - true, true - logs[:, -1])
-    tail = _TAIL / _TAIL_SCALE * np.exp(-np.maximum(beyond, 0) / _TAIL_SCALE)
-    return np.asarray(-np.log(np.where(beyond > 0, tail, np.maximum(density, tail))))
 
 
 def recalibrated(spread: Floats, levels: Floats) -> Floats:
