@@ -66,16 +66,16 @@ def test_the_oldest_waits_no_longer_and_is_counted() -> None:
     pending = Pending(2)
     for name in "abc":
         pending.put(name, Waiting(MADE))
-    assert (len(pending), pending.dropped, pending.take("a")) == (2, 1, None)
-    assert pending.take("b") == Waiting(MADE)
-    assert pending.take("b") is None
+    assert (len(pending), pending.dropped, pending.pop("a")) == (2, 1, None)
+    assert pending.pop("b") == Waiting(MADE)
+    assert pending.pop("b") is None
 
 
 def test_a_renewed_forecast_does_not_replace_the_first() -> None:
     pending = Pending(2)
     pending.put("a", Waiting(MADE, b"features"))
     pending.put("a", Waiting(MADE))
-    assert pending.take("a") == Waiting(MADE, b"features")
+    assert pending.pop("a") == Waiting(MADE, b"features")
     pending.put("", Waiting(MADE))
     assert len(pending) == 0
 

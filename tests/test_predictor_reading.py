@@ -21,10 +21,10 @@ from services.predictor.cascade.budget import Budget
 from services.predictor.cascade.cascade import Asked, Cascade, Read, Reading
 from services.predictor.cascade.desk import Desk
 from services.predictor.cascade.feed import Feed
+from services.predictor.cascade.newest import Newest
 from services.predictor.cascade.pending import Pending
 from services.predictor.cascade.reading import BATCH, Eyes
 from services.predictor.cascade.remembered import Remembered
-from services.predictor.cascade.unread import Newest
 from services.predictor.encoder.encoder import Encoder
 from services.predictor.encoder.extract import Extractor
 from services.predictor.encoder.packing import pack
@@ -134,7 +134,7 @@ class Machine:
 
     def end(self, name: str, reason: FinishReason = FinishReason.STOP) -> None:
         outcome = Outcome(name, "demo", "", 3, 7, 99, reason, 1.0, 0)
-        self.cascade.end(outcome, self.pending.take(name), 5.0)
+        self.cascade.end(outcome, self.pending.pop(name), 5.0)
 
     def take(self, most: int = 8) -> list[Asked]:
         return self.cascade.take(most)
@@ -154,7 +154,7 @@ def test_answered_at_once_by_history_then_improved_once() -> None:
     assert machine.ask("a") == ("plain", "history")
     read = machine.read(machine.take())
     assert read.better == (("a", certain(9, "model")),) and read.since_s == (1.0,)
-    waiting = machine.pending.take("a")
+    waiting = machine.pending.pop("a")
     assert waiting and waiting.packed == PACKED and waiting.made.by_model == certain(9, "model")
     assert machine.take() == []
 
@@ -171,7 +171,7 @@ def test_the_same_prompt_again_is_answered_at_once_and_not_read() -> None:
     machine.read(machine.take())
     assert machine.ask("b", "hello") == ("remembered", "model")
     assert machine.take() == []
-    waiting = machine.pending.take("b")
+    waiting = machine.pending.pop("b")
     assert waiting and waiting.packed == PACKED
 
 
@@ -240,7 +240,7 @@ def test_a_model_set_aside_is_read_and_judged_and_not_heard() -> None:
     machine.ask("a")
     assert machine.guarded.compare([1.0] * LEAST)
     assert machine.read(machine.take()).better == ()
-    waiting = machine.pending.take("a")
+    waiting = machine.pending.pop("a")
     assert waiting and waiting.made.by_model == certain(9, "model")
     assert waiting.made.given.source == "history"
 
@@ -250,7 +250,7 @@ def test_what_could_not_be_read_is_counted_and_keeps_its_answer() -> None:
     machine.ask("a")
     machine.cascade.read(machine.take(), [Reading(missed="failed")])
     assert (machine.told[-1].better, machine.told[-1].missed) == ((), ("failed",))
-    waiting = machine.pending.take("a")
+    waiting = machine.pending.pop("a")
     assert waiting and waiting.made.given.source == "history"
 
 

@@ -7,9 +7,9 @@ from services.core import Outcome
 from services.forecast import Forecast
 from services.lengths import LEARNT_FROM
 from services.predictor.blend.guard import Foreteller, Made
+from services.predictor.cascade.newest import Newest
 from services.predictor.cascade.pending import Pending, Waiting
 from services.predictor.cascade.remembered import Known, Remembered
-from services.predictor.cascade.unread import Newest
 from services.predictor.interface import Features, Prompt, Query
 
 REMEMBERED, WORDS, PLAIN = "remembered", "words", "plain"  # stages that answer at once
@@ -196,7 +196,7 @@ class Cascade:
         made = waiting.made
         if reading.by_model:
             made = self._foreteller.choose(reading.by_model, made.by_history)
-        self._pending.improve(asked.request_id, replace(waiting, made=made, packed=reading.packed))
+        self._pending.amend(asked.request_id, replace(waiting, made=made, packed=reading.packed))
         return made if reading.by_model else None
 
     def _kept(self, asked: Asked) -> Prompt | None:

@@ -1,8 +1,9 @@
 """What was foretold of a prompt when it was read, for whoever asks the same again."""
 
-from collections import OrderedDict
 from dataclasses import dataclass
 from hashlib import blake2b
+
+from cachetools import LRUCache
 
 from services.forecast import Forecast
 from services.predictor.interface import Prompt, Query
@@ -22,25 +23,14 @@ class Remembered:
     """By model, application and prompt, at most `most`; the least recently used goes first."""
 
     def __init__(self, most: int):
-        self._most = most
-        self._known: OrderedDict[bytes, Known] = OrderedDict()
+        self._known: LRUCache[bytes, Known] = LRUCache(most)
 
     def get(self, query: Query) -> Known | None:
-        if query.prompt is None:
-            return None
-        known = self._known.get(key := _key(query, query.prompt))
-        if known:
-            self._known.move_to_end(key)
-        return known
+        return self._known.get(_key(query, query.prompt)) if query.prompt else None
 
     def put(self, query: Query, known: Known) -> None:
-        if query.prompt is None:
-            return
-        key = _key(query, query.prompt)
-        self._known[key] = known
-        self._known.move_to_end(key)
-        if len(self._known) > self._most:
-            self._known.popitem(last=False)
+        if query.prompt:
+            self._known[_key(query, query.prompt)] = known
 
 
 def _key(query: Query, prompt: Prompt) -> bytes:

@@ -39,7 +39,7 @@ class Outcomes:
         """Puts a row for each; whether the model was set aside or taken back by this."""
         excess: list[float] = []
         for outcome in outcomes:
-            waiting = self.pending.take(outcome.request_id)
+            waiting = self.pending.pop(outcome.request_id)
             if waiting and outcome.reason in LEARNT_FROM and outcome.output_tokens:
                 excess += self._judge(outcome, waiting)
             put(encode(outcome, waiting, self._encoder, self._writer, finished_at_s))
