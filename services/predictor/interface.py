@@ -29,8 +29,8 @@ NUMBERS = (  # each as log(1 + x)
     "mean_answer_tokens",
 )
 
-Asked = tuple[str | None, str]  # instruction (None: whatever it is), user input
-Lengths = Mapping[Asked, int]  # output tokens of what is asked
+Wording = tuple[str | None, str]  # instruction (None: whatever it is), user input
+Told = Mapping[Wording, int]  # output tokens of what is so asked
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class Options:
     neighbours_window: int = 50_000
     similarity_min: float = 0.6
     prior: float = PRIOR  # entries that stand for the empty part of a window
-    lengths: Callable[[], Lengths] = dict  # read when an oracle is built
+    lengths: Callable[[], Told] = dict  # read when an oracle is built
 
 
 class Predictor(Protocol):

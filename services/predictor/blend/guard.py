@@ -57,7 +57,7 @@ class Guard:
         return True
 
 
-class Model(Predictor, Protocol):
+class Guardable(Predictor, Protocol):
     """Of `ContentPredictor`, what is guarded."""
 
     @property
@@ -107,7 +107,7 @@ class Guarded:
     touch the model alone, so they may run in another thread, one at a time; all else is quick.
     """
 
-    def __init__(self, model: Model, history: Predictor):
+    def __init__(self, model: Guardable, history: Predictor):
         self._model = model
         self._history = history
         self._guard = Guard()

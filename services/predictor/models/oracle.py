@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from services.forecast import Forecast, certain
-from services.predictor.interface import Example, Lengths, Prompt, Query
+from services.predictor.interface import Example, Prompt, Query, Told
 
 SOURCE = "oracle"
 
@@ -15,7 +15,7 @@ class OraclePredictor:
 
     version = 0
 
-    def __init__(self, lengths: Lengths):
+    def __init__(self, lengths: Told):
         self._lengths = lengths
 
     def forecast(self, batch: Sequence[Query]) -> list[Forecast]:

@@ -6,15 +6,15 @@ from pathlib import Path
 
 from services.forecast import MOST_TOKENS
 from services.predictor.encoder.extract import cut
-from services.predictor.interface import Asked
+from services.predictor.interface import Wording
 from services.runtime.config import ConfigError
 
 KEY = "predictor.oracle_file"
 
-Row = tuple[str, Asked, int]  # where it stands, what is asked, output tokens
+Row = tuple[str, Wording, int]  # where it stands, what is asked, output tokens
 
 
-def read_lengths(path: str, max_text_bytes: int) -> dict[Asked, int]:
+def read_lengths(path: str, max_text_bytes: int) -> dict[Wording, int]:
     """JSON lines: `prompt` (the user input), `output_tokens` and, where only requests with that
     system prompt are meant, `instruction`; other fields are passed over.
 
@@ -34,9 +34,9 @@ def read_lengths(path: str, max_text_bytes: int) -> dict[Asked, int]:
         raise ConfigError(f"{KEY}: {path} is not valid UTF-8") from None
 
 
-def _gathered(path: str, rows: Iterable[Row]) -> dict[Asked, int]:
-    known: dict[Asked, int] = {}
-    first: dict[Asked, str] = {}
+def _gathered(path: str, rows: Iterable[Row]) -> dict[Wording, int]:
+    known: dict[Wording, int] = {}
+    first: dict[Wording, str] = {}
     for where, asked, tokens in rows:
         if known.setdefault(asked, tokens) != tokens:
             raise ConfigError(
@@ -56,7 +56,7 @@ def _rows(path: str, lines: Iterable[str], max_text_bytes: int) -> Iterator[Row]
             yield where, *_row(where, line, max_text_bytes)
 
 
-def _row(where: str, line: str, max_text_bytes: int) -> tuple[Asked, int]:
+def _row(where: str, line: str, max_text_bytes: int) -> tuple[Wording, int]:
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
