@@ -11,8 +11,8 @@ from services.lengths import LEARNT_FROM
 from services.predictor.blend.members import Member
 from services.predictor.blend.mixture import Mixture
 from services.predictor.blend.recall import Recall
+from services.predictor.encoder.extract import without_meaning
 from services.predictor.interface import Example, Options, Query
-from services.predictor.models.bywords import ByWords
 from services.predictor.models.fitting import Fit, Fitted, Model, Tick, untold
 from services.predictor.models.frame import Frame
 from services.predictor.models.history import HistoryPredictor
@@ -87,7 +87,7 @@ class ContentPredictor:
     ):
         self.version = 0
         self._fit_words = fit_words
-        self._by_words: ByWords | None = None
+        self._by_words: Model | None = None
         self._name = name
         self._members = dict(members)
         self._history = HistoryPredictor(options)
@@ -116,7 +116,7 @@ class ContentPredictor:
         rows = [i for i, query in enumerate(batch) if query.prompt][:WORDS_MOST]
         if model is None or not rows:
             return [*told]
-        spread = model.spread([batch[i] for i in rows])
+        spread = model.spread(_unread([batch[i] for i in rows]))
         made = dict(zip(rows, forecasts(spread, WORDS, self.version), strict=True))
         return [made.get(i) for i in range(len(batch))]
 
@@ -153,7 +153,7 @@ class ContentPredictor:
         self._ready = tuple(refitted.models)
         self._mixture = refitted.mixture
         if refitted.by_words:
-            self._by_words = ByWords(refitted.by_words)
+            self._by_words = refitted.by_words
         self._recall.forget()
         self.version += 1
 
@@ -191,3 +191,8 @@ class ContentPredictor:
     def _ask(self, queries: Sequence[Query]) -> list[Floats]:
         frame = Frame.of(queries)
         return [self._members[name].spread(frame) for name in self._ready]
+
+
+def _unread(queries: Sequence[Query]) -> Frame:
+    """Of prompts that no encoder has read: their words and sizes."""
+    return Frame.of([replace(q, features=without_meaning(q.prompt)) for q in queries if q.prompt])
