@@ -114,7 +114,7 @@ async def advising(
     owner: Owner, predictor: str = NOBODY, estimator: str = NOBODY, **settings: Any
 ) -> AsyncIterator[Advice]:
     """Advice that runs, its advisers at these addresses, whether or not they are there."""
-    channels = [connect(address) for address in (predictor, NOBODY, estimator)]
+    channels = [connect(address) for address in (predictor, estimator)]
     config = SchedulerConfig(**settings)
     try:
         advice = Advice(config, Advisers(*channels), owner)
