@@ -9,7 +9,7 @@ from services.lengths import LEARNT_FROM
 from services.predictor.blend.guard import Foreteller, Made
 from services.predictor.cascade.newest import Newest
 from services.predictor.cascade.pending import Pending, Waiting
-from services.predictor.cascade.remembered import Known, Remembered
+from services.predictor.cascade.remembered import Remembered, Seen
 from services.predictor.interface import Features, Prompt, Query
 
 REMEMBERED, WORDS, PLAIN = "remembered", "words", "plain"  # stages that answer at once
@@ -98,15 +98,15 @@ class Cascade:
 
     def answer(self, batch: Sequence[Asked]) -> list[Answer]:
         """One each, in order, without reading. What could be better is left to be read."""
-        known = [self._known(asked.query) for asked in batch]
+        seen = [self._seen(asked.query) for asked in batch]
         others = iter(
             self._foreteller.forecast(
-                [asked.query for asked, k in zip(batch, known, strict=True) if not k]
+                [asked.query for asked, s in zip(batch, seen, strict=True) if not s]
             )
         )
         return [
-            self._recalled(asked, k) if k else self._told(asked, next(others))
-            for asked, k in zip(batch, known, strict=True)
+            self._recalled(asked, s) if s else self._told(asked, next(others))
+            for asked, s in zip(batch, seen, strict=True)
         ]
 
     def end(self, outcome: Outcome, waiting: Waiting | None, finished_at_s: float) -> None:
@@ -134,8 +134,8 @@ class Cascade:
         for asked, reading in zip(batch, readings, strict=True):
             ended = self._under_way.pop(asked.request_id)
             if reading.by_model:
-                known = Known(reading.by_model, reading.packed, self._foreteller.edition)
-                self._remembered.put(asked.query, known)
+                seen = Seen(reading.by_model, reading.packed, self._foreteller.edition)
+                self._remembered.put(asked.query, seen)
             if ended and reading.packed:
                 late.append((ended, reading.packed))
             elif (made := self._improved(asked, reading)) and made.given is made.by_model:
@@ -154,15 +154,15 @@ class Cascade:
             )
         )
 
-    def _known(self, query: Query) -> Known | None:
+    def _seen(self, query: Query) -> Seen | None:
         return self._remembered.get(query) if self._reads else None
 
-    def _recalled(self, asked: Asked, known: Known) -> Answer:
+    def _recalled(self, asked: Asked, seen: Seen) -> Answer:
         """As it was foretold before; read again where the models would say otherwise now."""
         [by_history] = self._foreteller.by_history([asked.query])
-        made = self._foreteller.choose(known.by_model, by_history)
-        if known.edition == self._foreteller.edition:
-            self._await(asked, Waiting(made, known.packed, self._kept(asked)))
+        made = self._foreteller.choose(seen.by_model, by_history)
+        if seen.edition == self._foreteller.edition:
+            self._await(asked, Waiting(made, seen.packed, self._kept(asked)))
         else:
             self._await(asked, Waiting(made, b"", self._kept(asked)))
             self._leave(asked)

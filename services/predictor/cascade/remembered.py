@@ -10,7 +10,7 @@ from services.predictor.interface import Prompt, Query
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class Seen:
     """A prompt's forecast, its features as the log keeps them, and the edition of the models that
     made it: another edition may say otherwise."""
 
@@ -23,14 +23,14 @@ class Remembered:
     """By model, application and prompt, at most `most`; the least recently used goes first."""
 
     def __init__(self, most: int):
-        self._known: LRUCache[bytes, Known] = LRUCache(most)
+        self._known: LRUCache[bytes, Seen] = LRUCache(most)
 
-    def get(self, query: Query) -> Known | None:
+    def get(self, query: Query) -> Seen | None:
         return self._known.get(_key(query, query.prompt)) if query.prompt else None
 
-    def put(self, query: Query, known: Known) -> None:
+    def put(self, query: Query, seen: Seen) -> None:
         if query.prompt:
-            self._known[_key(query, query.prompt)] = known
+            self._known[_key(query, query.prompt)] = seen
 
 
 def _key(query: Query, prompt: Prompt) -> bytes:

@@ -32,7 +32,7 @@ class Judged:
 
 
 @dataclass(frozen=True, slots=True)
-class Scores:
+class Standing:
     """Of `count` outcomes; NaN where there are too few to say.
 
     tau: Kendall's tau-b of means and lengths. coverage_*: share of lengths in the central
@@ -78,10 +78,10 @@ class Scorecard:
     def add(self, judged: Iterable[Judged]) -> None:
         self._judged.extend(judged)
 
-    def scores(self) -> Scores:
+    def scores(self) -> Standing:
         """As long as `tau_b` takes, a few milliseconds."""
         if not self._judged:
-            return Scores(0, nan, nan, nan, nan, nan)
+            return Standing(0, nan, nan, nan, nan, nan)
         means, tokens, levels, inside_50, inside_90, pinball = np.array(
             [
                 (j.mean, j.tokens, j.level, j.inside_50, j.inside_90, j.pinball_tokens)
@@ -89,7 +89,7 @@ class Scorecard:
             ],
             float,
         ).T
-        return Scores(
+        return Standing(
             count=len(self._judged),
             tau=tau_b(means, tokens),
             coverage_50=float(inside_50.mean()),
