@@ -1,6 +1,7 @@
 """Content predictors on requests whose lengths follow from meaning and words."""
 
 import pickle
+import warnings
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,6 +13,7 @@ from services.predictor.blend.content import LEAST_TO_FIT, ContentPredictor
 from services.predictor.blend.recall import STALE, Recall
 from services.predictor.interface import Example, Options, Query
 from services.predictor.models import ridge
+from services.predictor.models.fitting import untold
 from services.predictor.models.frame import Frame
 from services.predictor.models.nets.crossfit import crossfit
 from services.predictor.models.nets.recipes import CLASSIFY, RANKER
@@ -172,3 +174,13 @@ def test_few_prompts_asked_again_and_again_can_be_learnt_from(prompts: int) -> N
     predictor = taught("blend", train)
     (forecast,) = predictor.forecast([few[0].query])
     assert forecast.source == "blend" and 18 <= forecast.mean() <= 28
+
+
+def test_words_alone_are_fitted_to_without_a_warning() -> None:
+    """Meaning is all alike where none is seen."""
+    train = examples(300, 1)
+    frame = Frame.of([example.query for example in train])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fitted = ridge.fit_words(frame, lengths(train), 0, untold)
+    assert kendalltau(fitted.unseen.mean(axis=1), lengths(train)).statistic > 0.1

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from services.predictor.cascade.feed import Feed
 from services.predictor.cascade.newest import Newest
 from services.predictor.cascade.pending import Pending
 from services.predictor.cascade.reading import BATCH, Eyes
-from services.predictor.cascade.remembered import Remembered
+from services.predictor.cascade.remembered import Remembered, Seen
 from services.predictor.encoder.encoder import Encoder
 from services.predictor.encoder.extract import Extractor
 from services.predictor.encoder.packing import pack
@@ -94,6 +95,20 @@ def test_the_newest_goes_first_and_the_oldest_goes_unread() -> None:
     unread.put("b", "again")
     assert unread.take(1) == ["again"]
     assert unread.take(9) == ["D"] and unread.take(9) == []
+
+
+def test_what_was_asked_longest_ago_is_forgotten() -> None:
+    seen, remembered = Seen(certain(7, "model"), b"packed", 1), Remembered(2)
+    a, b, c = (Query("demo", "", 1, 9, prompt=Prompt("", text, 1)) for text in "abc")
+    remembered.put(a, seen)
+    remembered.put(b, seen)
+    assert remembered.get(replace(a, max_tokens=50)) is seen  # whatever its cap
+    remembered.put(c, seen)
+    assert [remembered.get(query) for query in (a, b, c)] == [seen, None, seen]
+    remembered.put(replace(b, prompt=None), seen)
+    assert remembered.get(replace(b, prompt=None)) is None
+    others = (replace(a, model="other"), replace(a, application="chat"))
+    assert [remembered.get(other) for other in others] == [None, None]
 
 
 class Model:
