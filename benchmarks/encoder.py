@@ -13,11 +13,12 @@ import torch
 from transformers import AutoModel
 
 from benchmarks.report import Figure, figure, options, show, write
-from services.predictor.encoder import Encoder
-from services.predictor.extract import Extractor, Prompt
-from services.predictor.packing import pack, unpack
-from services.predictor.source import DEFAULT_NAME, find_folder
-from services.predictor.words import columns
+from services.predictor.encoder.encoder import Encoder
+from services.predictor.encoder.extract import Extractor
+from services.predictor.encoder.packing import pack, unpack
+from services.predictor.encoder.source import DEFAULT_NAME, find_folder
+from services.predictor.encoder.words import columns
+from services.predictor.interface import Prompt
 
 SENTENCE = "Give me three tips for staying healthy and explain why each of them matters to you. "
 BATCH = 32

@@ -15,13 +15,12 @@ from numpy.typing import NDArray
 
 from benchmarks.report import Figure, figure, options, show, write
 from services.forecast import Forecast, ForecastTable, from_lengths
-from services.predictor.content import ContentPredictor
-from services.predictor.features import LAYERS, NUMBERS, Features
-from services.predictor.frame import Frame
-from services.predictor.interface import Example, Options, Query
-from services.predictor.members import Member
+from services.predictor.blend.content import ContentPredictor
+from services.predictor.blend.members import Member
+from services.predictor.interface import LAYERS, NUMBERS, Example, Features, Options, Query
+from services.predictor.models.frame import Frame
+from services.predictor.models.retrieval import Memory
 from services.predictor.predictors import build
-from services.predictor.retrieval import Memory
 
 DIM = 384
 REMEMBERED, TOPICS = 50_000, 2_000

@@ -85,8 +85,8 @@ def _require_folders(*paths: Path | None) -> None:
 
 
 def _open_encoder(name: str) -> "Fresh":
-    from services.predictor.encoder import Encoder
-    from services.predictor.extract import Extractor
+    from services.predictor.encoder.encoder import Encoder
+    from services.predictor.encoder.extract import Extractor
 
     encoder = Encoder.load(name)
     return lambda: Extractor(encoder)

@@ -11,7 +11,7 @@ import typer
 from foretoken.evaluate import EvaluateCommand
 
 if TYPE_CHECKING:
-    from services.predictor.artefact import Artefact
+    from services.predictor.training.artefact import Artefact
     from services.predictor.training.stopping import Report
 
 app = typer.Typer(help="Train models before anything is served.", no_args_is_help=True)

@@ -254,7 +254,7 @@ class OutcomeRecord(_message.Message):
     encoder: _builtins.str
     """whose embeddings `features` hold; empty where there are none"""
     features: _builtins.bytes
-    """as services/predictor/packing.py packs them"""
+    """as services/predictor/encoder/packing.py packs them"""
     foretold_mean: _builtins.float
     """tokens, by a model that read the prompt; 0 where none did"""
     writer: _builtins.str

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from services.predictor.features import LAYERS, NUMBERS, Features
-from services.predictor.interface import Example, Query
+from services.predictor.interface import LAYERS, NUMBERS, Example, Features, Query
 
 DIM = 16
 

@@ -13,8 +13,8 @@ from prometheus_client import CollectorRegistry
 
 from protos import common_pb2, predictor_pb2, predictor_pb2_grpc
 from services.predictor.config import PredictorConfig
-from services.predictor.extract import TextEncoder
-from services.predictor.features import LAYERS
+from services.predictor.encoder.extract import TextEncoder
+from services.predictor.interface import LAYERS
 from services.predictor.service import PredictorService
 from services.runtime.outcomelog.config import LogConfig
 from services.runtime.tasks import background
@@ -32,7 +32,7 @@ ASKED = {  # what is asked for, and about how many tokens that takes
 
 @cache
 def real_encoder() -> TextEncoder:
-    from services.predictor.encoder import Encoder
+    from services.predictor.encoder.encoder import Encoder
 
     return Encoder.load()
 

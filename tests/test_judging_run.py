@@ -10,12 +10,9 @@ import pytest
 
 from services.core import FinishReason
 from services.forecast import Forecast, certain
-from services.predictor.extract import Prompt
-from services.predictor.features import LAYERS, NUMBERS, Features
-from services.predictor.interface import Example, Query
+from services.predictor.interface import LAYERS, NUMBERS, Example, Features, Prompt, Query
 from services.predictor.judging.inputs import examples_of, extract_all, prompt_of, query_of
 from services.predictor.judging.ladder import (
-    Floats,
     Requests,
     climb,
     requests_of,
@@ -28,7 +25,8 @@ from services.predictor.judging.run import Bench, JudgedSet, Judgement
 from services.predictor.judging.split import is_validation
 from services.predictor.judging.stopwatch import time_forecasts
 from services.predictor.judging.store import FeatureStore
-from services.predictor.maximum import MaxPredictor
+from services.predictor.models.maximum import MaxPredictor
+from services.predictor.models.spread import Floats
 
 DIM = 16
 STORED = [Prompt("", text, 1, ()) for text in ("a", "bc", "def")]

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.forecast import Forecast, certain
-from services.predictor.fold import fold
 from services.predictor.judging.scores import BUCKETS, LEVELS, score, tau_b
+from services.predictor.models.forest import fold
 
 COIN = Forecast((10.0, 20.0), (0.5, 0.5), 100)
 

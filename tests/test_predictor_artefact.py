@@ -11,15 +11,18 @@ import pytest
 import torch
 from safetensors.torch import load_file, save
 
-from services.predictor import artefact
-from services.predictor.artefact import Artefact, load, load_or_set_aside
-from services.predictor.content import ContentPredictor
-from services.predictor.features import LAYERS, NUMBERS, Features
-from services.predictor.fitting import Fitted
-from services.predictor.frame import Frame
-from services.predictor.interface import Example, Options, Query
+from services.predictor.blend.content import ContentPredictor
+from services.predictor.blend.members import HistoryMember, Member
+from services.predictor.interface import LAYERS, NUMBERS, Example, Features, Options, Query
 from services.predictor.judging.scores import tau_b
-from services.predictor.manifest import (
+from services.predictor.models.fitting import Fitted
+from services.predictor.models.frame import Frame
+from services.predictor.models.nets.recipes import Scored, fit_ranker
+from services.predictor.models.spread import mean
+from services.predictor.predictors import build
+from services.predictor.training import artefact, ranker
+from services.predictor.training.artefact import Artefact, load, load_or_set_aside
+from services.predictor.training.manifest import (
     FEATURES,
     INSIDE,
     ArtefactError,
@@ -31,15 +34,10 @@ from services.predictor.manifest import (
     digest,
     weights_digest,
 )
-from services.predictor.members import HistoryMember, Member
-from services.predictor.nets import Scored, fit_ranker
-from services.predictor.predictors import build
-from services.predictor.spread import mean
-from services.predictor.tensors import Calibration
-from services.predictor.trained import Rescaling, trained_member
-from services.predictor.training import ranker
 from services.predictor.training.material import Lessons
+from services.predictor.training.pretrained import Rescaling, trained_member
 from services.predictor.training.stopping import Course, Report
+from services.predictor.training.tensors import Calibration
 from tests.outcome_rows import warnings
 
 DIM = 8

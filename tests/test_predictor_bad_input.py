@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from services.forecast import UNCAPPED
-from services.predictor.content import ContentPredictor
-from services.predictor.features import LAYERS
-from services.predictor.interface import Options, Query
+from services.predictor.blend.content import ContentPredictor
+from services.predictor.interface import LAYERS, Options, Query
 from services.predictor.predictors import PREDICTORS
 from services.runtime.outcomelog import Entry, LogUnavailable, Row
 from services.runtime.outcomelog.config import LogConfig
@@ -86,7 +85,9 @@ async def test_an_encoder_that_breaks_leaves_history(
         (forecast,) = await running.foretell(asked("a", "one more"))
         assert (forecast.source, list(forecast.points)) == ("history", [7, UNCAPPED])
         await until(lambda: running.value("fallbacks_total", reason=reason) == 4)
-    said = [r.getMessage() for r in caplog.records if r.name == "services.predictor.reading"]
+    said = [
+        r.getMessage() for r in caplog.records if r.name == "services.predictor.cascade.reading"
+    ]
     assert len(said) == 1 and "forecast by history; this is said once" in said[0]
 
 

@@ -1,6 +1,7 @@
 """Content predictors on requests whose lengths follow from meaning and words."""
 
 import pickle
+import warnings
 from collections.abc import Sequence
 
 import numpy as np
@@ -8,15 +9,16 @@ import pytest
 from scipy.stats import kendalltau
 
 from services.core import FinishReason
-from services.predictor import ridge
-from services.predictor.content import LEAST_TO_FIT, ContentPredictor
-from services.predictor.crossfit import crossfit
-from services.predictor.frame import Frame
+from services.predictor.blend.content import LEAST_TO_FIT, ContentPredictor
+from services.predictor.blend.recall import STALE, Recall
 from services.predictor.interface import Example, Options, Query
-from services.predictor.nets import CLASSIFY, RANKER
+from services.predictor.models import ridge
+from services.predictor.models.fitting import untold
+from services.predictor.models.frame import Frame
+from services.predictor.models.nets.crossfit import crossfit
+from services.predictor.models.nets.recipes import CLASSIFY, RANKER
+from services.predictor.models.retrieval import Memory
 from services.predictor.predictors import BLEND, build
-from services.predictor.recall import STALE, Recall
-from services.predictor.retrieval import Memory
 from tests.made_features import DIM, examples, features, lengths, query
 
 
@@ -160,7 +162,7 @@ def test_a_prompt_met_again_is_not_asked_again_until_enough_was_learnt() -> None
 
 def test_a_straight_score_is_the_matrix_product() -> None:
     frame = Frame.of([e.query for e in examples(80, 1)])
-    columns = ridge.Columns.fit(frame)
+    columns = ridge.Design.fit(frame)
     slopes = np.random.default_rng(0).normal(size=columns.of(frame).shape[1])
     assert columns.product(frame, slopes) == pytest.approx(columns.of(frame) @ slopes, abs=1e-4)
 
@@ -172,3 +174,13 @@ def test_few_prompts_asked_again_and_again_can_be_learnt_from(prompts: int) -> N
     predictor = taught("blend", train)
     (forecast,) = predictor.forecast([few[0].query])
     assert forecast.source == "blend" and 18 <= forecast.mean() <= 28
+
+
+def test_words_alone_are_fitted_to_without_a_warning() -> None:
+    """Meaning is all alike where none is seen."""
+    train = examples(300, 1)
+    frame = Frame.of([example.query for example in train])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fitted = ridge.fit_words(frame, lengths(train), 0, untold)
+    assert kendalltau(fitted.unseen.mean(axis=1), lengths(train)).statistic > 0.1

@@ -8,9 +8,9 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModel
 
-from services.predictor.encoder import CAP_TOKENS, PASS_TOKENS, Encoder, Rows
-from services.predictor.features import LAYERS
-from services.predictor.source import DEFAULT_NAME, find_folder
+from services.predictor.encoder.encoder import CAP_TOKENS, PASS_TOKENS, Encoder, Rows
+from services.predictor.encoder.source import DEFAULT_NAME, find_folder
+from services.predictor.interface import LAYERS
 from tests.small_encoders import unit
 
 TEXTS = [

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.predictor.extract import LRU, Extractor, Prompt, split, without_meaning
-from services.predictor.features import LAYERS, NUMBERS, WORD_COLUMNS, Features
-from services.predictor.packing import VERSION, pack, unpack
-from services.predictor.words import HEAD_CHARS, INSTRUCTION_SHARE, MOST_WORDS, bag, columns
+from services.predictor.encoder.extract import Extractor, split_prompt, without_meaning
+from services.predictor.encoder.packing import VERSION, pack, unpack
+from services.predictor.encoder.words import HEAD_CHARS, INSTRUCTION_SHARE, MOST_WORDS, bag, columns
+from services.predictor.interface import LAYERS, NUMBERS, WORD_COLUMNS, Features, Prompt
 
 ALPACA = Prompt("", "Translate into German.\nThe sea is calm.", 14)
 
@@ -58,7 +58,7 @@ def same(a: Features, b: Features) -> bool:
 def test_a_first_line_before_more_text_is_the_instruction(
     given: tuple[str, str], expected: tuple[str, str]
 ) -> None:
-    assert split(*given) == expected
+    assert split_prompt(*given) == expected
 
 
 def test_features_of_a_prompt_by_hand() -> None:
@@ -113,16 +113,10 @@ def test_the_caches_are_bounded_and_forget_the_least_used() -> None:
     extractor.extract([Prompt("kept", "question 0", 3)])
     assert encoder.calls[20:] == [["question 0"]]
 
-    lru: LRU[int, int] = LRU(2)
-    for key in (1, 2, 1, 3):
-        lru.put(key, key)
-    assert [lru.get(key) for key in (1, 2, 3)] == [1, None, 3]
-    assert len(lru) == 2
 
-
-def test_a_cache_of_nothing_still_answers() -> None:
+def test_a_cache_too_small_for_one_prompt_still_answers() -> None:
     encoder = Recorder()
-    extractor = Extractor(encoder, cache_entries=0)
+    extractor = Extractor(encoder, cache_entries=1)
     first, second = extractor.extract([ALPACA, ALPACA])
     assert same(first, second)
     assert len(encoder.calls) == 1
@@ -195,7 +189,7 @@ def test_neither_part_crowds_out_the_other() -> None:
 def test_words_are_the_same_in_every_process() -> None:
     text = "Translate “the sea” into 日本語, in 3 ways."
     code = (
-        "import sys; from services.predictor.words import columns;"
+        "import sys; from services.predictor.encoder.words import columns;"
         "print(columns(sys.argv[1]).tolist())"
     )
     printed = {

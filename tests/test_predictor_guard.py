@@ -13,22 +13,13 @@ from hypothesis import strategies as st
 from scipy.stats import kendalltau, ks_2samp
 
 from services.forecast import Forecast, certain, from_lengths
-from services.predictor.content import ContentPredictor
-from services.predictor.extract import Prompt
-from services.predictor.features import LAYERS, NUMBERS, Features
-from services.predictor.guard import LEAST, WINDOW, Guard, Guarded
-from services.predictor.history import HistoryPredictor
-from services.predictor.interface import Example, Options, Query
-from services.predictor.judging.scores import score
+from services.predictor.blend.content import ContentPredictor
+from services.predictor.blend.guard import LEAST, WINDOW, Guard, Guarded
+from services.predictor.interface import LAYERS, NUMBERS, Example, Features, Options, Prompt, Query
+from services.predictor.judging.scores import score, tau_b
+from services.predictor.learning.scorecard import RECENT, Judged, Scorecard, distance, judge
+from services.predictor.models.history import HistoryPredictor
 from services.predictor.predictors import PREDICTORS
-from services.predictor.scorecard import (
-    RECENT,
-    Judgement,
-    Scorecard,
-    distance,
-    judge,
-    tau_b,
-)
 from tests.predictor_serving import asked, ended, predicting
 
 FEATURES = Features(
@@ -80,8 +71,8 @@ def test_tau_and_distance_against_scipy(values: list[tuple[int, int]]) -> None:
     assert distance(a, recent) == pytest.approx(ks_2samp(a, recent).statistic)
 
 
-def judgement(level: float, tokens: int = 10) -> Judgement:
-    return Judgement(float(tokens), tokens, level, level < 0.5, level < 0.9, 2.0)
+def judgement(level: float, tokens: int = 10) -> Judged:
+    return Judged(float(tokens), tokens, level, level < 0.5, level < 0.9, 2.0)
 
 
 def test_a_scorecard_is_of_the_last_thousand() -> None:

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from services.core import FinishReason
 from services.forecast import UNCAPPED, Forecast, from_lengths
-from services.predictor.history import HistoryPredictor
 from services.predictor.interface import Example, Options, Query
-from services.predictor.maximum import MaxPredictor
+from services.predictor.models.history import HistoryPredictor
+from services.predictor.models.maximum import MaxPredictor
 from services.predictor.predictors import PLAIN, PREDICTORS, READS, build
 
 

@@ -13,24 +13,30 @@ import pytest
 from protos import predictor_pb2
 from services.core import FinishReason, Outcome
 from services.forecast import UNCAPPED, certain
-from services.predictor.apart import FitFailed, run_apart
-from services.predictor.content import ContentPredictor, Refit, Refitted
-from services.predictor.desk import Desk
-from services.predictor.extract import Extractor, Prompt
-from services.predictor.fitting import Fitted, Tick
-from services.predictor.frame import Frame
-from services.predictor.guard import Made
-from services.predictor.handover import read_result, read_task, write_result, write_task
-from services.predictor.interface import Example, Options, Query
-from services.predictor.members import HistoryMember
-from services.predictor.mixture import Mixture
-from services.predictor.packing import pack
-from services.predictor.pending import Pending, Waiting
-from services.predictor.records import EncodedBy, decode, encode
-from services.predictor.refitting import Pace, Refitter
-from services.predictor.rules import OWN_RULES, RULES
-from services.predictor.source import DEFAULT_NAME
-from services.predictor.spread import Floats
+from services.predictor.blend.content import ContentPredictor, Refit, Refitted
+from services.predictor.blend.guard import Made
+from services.predictor.blend.members import HistoryMember
+from services.predictor.blend.mixture import Mixture
+from services.predictor.cascade.desk import Desk
+from services.predictor.cascade.pending import Pending, Waiting
+from services.predictor.encoder.extract import Extractor
+from services.predictor.encoder.packing import pack
+from services.predictor.encoder.source import DEFAULT_NAME
+from services.predictor.interface import Example, Options, Prompt, Query
+from services.predictor.learning.apart import (
+    FitFailed,
+    read_result,
+    read_task,
+    run_apart,
+    write_result,
+    write_task,
+)
+from services.predictor.learning.records import EncodedBy, decode, encode
+from services.predictor.learning.refitting import Pace, Refitter
+from services.predictor.learning.rules import OWN_RULES, RULES
+from services.predictor.models.fitting import Fitted, Tick
+from services.predictor.models.frame import Frame
+from services.predictor.models.spread import Floats
 from services.runtime.outcomelog import Row
 from services.runtime.outcomelog.config import LogConfig
 from services.runtime.outcomelog.sqlite import SqliteLog
@@ -60,16 +66,16 @@ def test_the_oldest_waits_no_longer_and_is_counted() -> None:
     pending = Pending(2)
     for name in "abc":
         pending.put(name, Waiting(MADE))
-    assert (len(pending), pending.dropped, pending.take("a")) == (2, 1, None)
-    assert pending.take("b") == Waiting(MADE)
-    assert pending.take("b") is None
+    assert (len(pending), pending.dropped, pending.pop("a")) == (2, 1, None)
+    assert pending.pop("b") == Waiting(MADE)
+    assert pending.pop("b") is None
 
 
 def test_a_renewed_forecast_does_not_replace_the_first() -> None:
     pending = Pending(2)
     pending.put("a", Waiting(MADE, b"features"))
     pending.put("a", Waiting(MADE))
-    assert pending.take("a") == Waiting(MADE, b"features")
+    assert pending.pop("a") == Waiting(MADE, b"features")
     pending.put("", Waiting(MADE))
     assert len(pending) == 0
 

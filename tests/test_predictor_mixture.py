@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from services.predictor import spread as sp
-from services.predictor.mixture import Mixture
+from services.predictor.blend.mixture import Mixture
+from services.predictor.models import spread as sp
 
 
 def spreads_around(centres: np.ndarray, width: float) -> sp.Floats:

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from services.predictor.encoder import Encoder
-from services.predictor.features import LAYERS
+from services.predictor.encoder.encoder import Encoder
+from services.predictor.interface import LAYERS
 from tests.small_encoders import (
     bert,
     distilbert,
@@ -40,7 +40,7 @@ def test_any_encoder_in_a_folder_pools_by_the_mean(
 
 
 def in_fp32(folder: Path, patch: pytest.MonkeyPatch) -> Encoder:
-    patch.setattr("services.predictor.encoder.AGREEMENT", 2)  # beyond any cosine
+    patch.setattr("services.predictor.encoder.encoder.AGREEMENT", 2)  # beyond any cosine
     encoder = Encoder.load(str(folder))
     assert encoder.precision == "fp32"
     return encoder

@@ -7,16 +7,22 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
-from services.predictor import artefact
 from services.predictor.config import PredictorConfig
-from services.predictor.extract import Extractor, Prompt
-from services.predictor.frame import Frame
-from services.predictor.interface import Query
-from services.predictor.manifest import FEATURES, Manifest, Metrics, TrainedOn, weights_digest
-from services.predictor.nets import Scored, fit_ranker
+from services.predictor.encoder.extract import Extractor
+from services.predictor.encoder.source import DEFAULT_NAME, find_folder
+from services.predictor.interface import Prompt, Query
+from services.predictor.models.frame import Frame
+from services.predictor.models.nets.recipes import Scored, fit_ranker
 from services.predictor.service import PredictorService
-from services.predictor.source import DEFAULT_NAME, find_folder
-from services.predictor.tensors import Calibration
+from services.predictor.training import artefact
+from services.predictor.training.manifest import (
+    FEATURES,
+    Manifest,
+    Metrics,
+    TrainedOn,
+    weights_digest,
+)
+from services.predictor.training.tensors import Calibration
 from tests.predictor_serving import asked, mean, predicting, real_encoder, requests
 
 YES = asked("a", "Say yes or no: is 77 an even number?")

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -14,26 +15,25 @@ from hypothesis import strategies as st
 from protos import predictor_pb2
 from services.core import FinishReason, Outcome
 from services.forecast import Forecast, certain
-from services.predictor.budget import Budget
-from services.predictor.cascade import Asked, Cascade, Read, Reading
-from services.predictor.content import ContentPredictor
-from services.predictor.desk import Desk
-from services.predictor.encoder import Encoder
-from services.predictor.extract import Extractor, Prompt
-from services.predictor.features import Features
-from services.predictor.feed import Feed
-from services.predictor.fitting import Fit
-from services.predictor.guard import LEAST, Guarded
-from services.predictor.history import HistoryPredictor
-from services.predictor.interface import Example, Options, Query
-from services.predictor.members import FittedMember
-from services.predictor.packing import pack
-from services.predictor.pending import Pending
+from services.predictor.blend.content import ContentPredictor
+from services.predictor.blend.guard import LEAST, Guarded
+from services.predictor.blend.members import FittedMember
+from services.predictor.cascade.budget import Budget
+from services.predictor.cascade.cascade import Asked, Cascade, Read, Reading
+from services.predictor.cascade.desk import Desk
+from services.predictor.cascade.feed import Feed
+from services.predictor.cascade.newest import Newest
+from services.predictor.cascade.pending import Pending
+from services.predictor.cascade.reading import BATCH, Eyes
+from services.predictor.cascade.remembered import Remembered, Seen
+from services.predictor.encoder.encoder import Encoder
+from services.predictor.encoder.extract import Extractor
+from services.predictor.encoder.packing import pack
+from services.predictor.interface import Example, Features, Options, Prompt, Query
+from services.predictor.models.fitting import Fit
+from services.predictor.models.history import HistoryPredictor
+from services.predictor.models.ridge import fit_ridge, fit_words
 from services.predictor.predictors import PREDICTORS
-from services.predictor.reading import BATCH, Eyes
-from services.predictor.remembered import Remembered
-from services.predictor.ridge import fit_ridge, fit_words
-from services.predictor.unread import Newest
 from tests.predictor_serving import HashEncoder, asked, ended, mean, predicting
 from tests.reach import until
 from tests.small_encoders import bert, saved
@@ -97,6 +97,20 @@ def test_the_newest_goes_first_and_the_oldest_goes_unread() -> None:
     assert unread.take(9) == ["D"] and unread.take(9) == []
 
 
+def test_what_was_asked_longest_ago_is_forgotten() -> None:
+    seen, remembered = Seen(certain(7, "model"), b"packed", 1), Remembered(2)
+    a, b, c = (Query("demo", "", 1, 9, prompt=Prompt("", text, 1)) for text in "abc")
+    remembered.put(a, seen)
+    remembered.put(b, seen)
+    assert remembered.get(replace(a, max_tokens=50)) is seen  # whatever its cap
+    remembered.put(c, seen)
+    assert [remembered.get(query) for query in (a, b, c)] == [seen, None, seen]
+    remembered.put(replace(b, prompt=None), seen)
+    assert remembered.get(replace(b, prompt=None)) is None
+    others = (replace(a, model="other"), replace(a, application="chat"))
+    assert [remembered.get(other) for other in others] == [None, None]
+
+
 class Model:
     """Says 9 tokens of what is read, and 30 by words where it has learnt those."""
 
@@ -135,7 +149,7 @@ class Machine:
 
     def end(self, name: str, reason: FinishReason = FinishReason.STOP) -> None:
         outcome = Outcome(name, "demo", "", 3, 7, 99, reason, 1.0, 0)
-        self.cascade.end(outcome, self.pending.take(name), 5.0)
+        self.cascade.end(outcome, self.pending.pop(name), 5.0)
 
     def take(self, most: int = 8) -> list[Asked]:
         return self.cascade.take(most)
@@ -155,7 +169,7 @@ def test_answered_at_once_by_history_then_improved_once() -> None:
     assert machine.ask("a") == ("plain", "history")
     read = machine.read(machine.take())
     assert read.better == (("a", certain(9, "model")),) and read.since_s == (1.0,)
-    waiting = machine.pending.take("a")
+    waiting = machine.pending.pop("a")
     assert waiting and waiting.packed == PACKED and waiting.made.by_model == certain(9, "model")
     assert machine.take() == []
 
@@ -172,7 +186,7 @@ def test_the_same_prompt_again_is_answered_at_once_and_not_read() -> None:
     machine.read(machine.take())
     assert machine.ask("b", "hello") == ("remembered", "model")
     assert machine.take() == []
-    waiting = machine.pending.take("b")
+    waiting = machine.pending.pop("b")
     assert waiting and waiting.packed == PACKED
 
 
@@ -241,7 +255,7 @@ def test_a_model_set_aside_is_read_and_judged_and_not_heard() -> None:
     machine.ask("a")
     assert machine.guarded.compare([1.0] * LEAST)
     assert machine.read(machine.take()).better == ()
-    waiting = machine.pending.take("a")
+    waiting = machine.pending.pop("a")
     assert waiting and waiting.made.by_model == certain(9, "model")
     assert waiting.made.given.source == "history"
 
@@ -251,7 +265,7 @@ def test_what_could_not_be_read_is_counted_and_keeps_its_answer() -> None:
     machine.ask("a")
     machine.cascade.read(machine.take(), [Reading(missed="failed")])
     assert (machine.told[-1].better, machine.told[-1].missed) == ((), ("failed",))
-    waiting = machine.pending.take("a")
+    waiting = machine.pending.pop("a")
     assert waiting and waiting.made.given.source == "history"
 
 

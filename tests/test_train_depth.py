@@ -5,10 +5,11 @@ import pytest
 import torch
 from transformers import BertConfig, BertModel
 
+from services.predictor.encoder.encoder import padded
 from services.predictor.training.depth import Depth
 from services.predictor.training.finetune import TunedRanker, fine_tune
 from services.predictor.training.stopping import Course, Report
-from services.predictor.training.texts import Texts, padded
+from services.predictor.training.texts import Texts
 
 
 @pytest.fixture

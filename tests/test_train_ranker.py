@@ -18,16 +18,16 @@ from torch import nn
 from transformers import BertConfig, BertModel
 
 from foretoken.train import app
-from services.predictor import artefact
-from services.predictor.content import ContentPredictor
-from services.predictor.encoder import Encoder
-from services.predictor.extract import Extractor
+from services.predictor.blend.content import ContentPredictor
+from services.predictor.encoder.encoder import Encoder
+from services.predictor.encoder.extract import Extractor
 from services.predictor.interface import Options, Query
 from services.predictor.judging.inputs import prompt_of, query_of
 from services.predictor.judging.rows import DataError, Row, Source, read_rows
 from services.predictor.judging.scores import tau_b
 from services.predictor.judging.split import is_validation
 from services.predictor.predictors import build
+from services.predictor.training import artefact
 from services.predictor.training.finetune import TunedRanker, fine_tune
 from services.predictor.training.material import divide
 from services.predictor.training.stopping import BestWeights, Course, Report

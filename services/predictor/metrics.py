@@ -2,8 +2,8 @@
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from services.predictor.learning import Learning
-from services.predictor.scorecard import Scores
+from services.predictor.learning.learner import Learning
+from services.predictor.learning.scorecard import Standing
 from services.runtime.outcomelog import Journal
 from services.runtime.telemetry import LATENCY_BUCKETS_S
 
@@ -75,7 +75,7 @@ class PredictorMetrics:
         for name, value in values.items():
             self._gauges[name].set(value)
 
-    def scored(self, scores: Scores) -> None:
+    def scored(self, scores: Standing) -> None:
         self.tell(
             scored=scores.count,
             tau=scores.tau,

@@ -3,13 +3,13 @@
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from services.predictor.content import ContentPredictor
-from services.predictor.fitting import Fit
-from services.predictor.history import HistoryPredictor
+from services.predictor.blend.content import ContentPredictor
+from services.predictor.blend.members import FittedMember, HistoryMember, Member
 from services.predictor.interface import Options, Predictor
-from services.predictor.maximum import MaxPredictor
-from services.predictor.members import FittedMember, HistoryMember, Member
-from services.predictor.oracle import OraclePredictor
+from services.predictor.models.fitting import Fit
+from services.predictor.models.history import HistoryPredictor
+from services.predictor.models.maximum import MaxPredictor
+from services.predictor.models.oracle import OraclePredictor
 
 FITTED = ("ranker", "forest", "trees", "ridge", "classify", "proxy")
 BLEND = ("history", "retrieval", "ranker", "forest", "trees", "ridge")
@@ -17,9 +17,9 @@ BLEND = ("history", "retrieval", "ranker", "forest", "trees", "ridge")
 
 def _fits() -> dict[str, Fit]:
     """Imported when one is built: PyTorch and scikit-learn take seconds that history needs not."""
-    from services.predictor.forest import fit_forest, fit_trees
-    from services.predictor.nets import fit_classify, fit_proxy, fit_ranker
-    from services.predictor.ridge import fit_ridge, fit_words
+    from services.predictor.models.forest import fit_forest, fit_trees
+    from services.predictor.models.nets.recipes import fit_classify, fit_proxy, fit_ranker
+    from services.predictor.models.ridge import fit_ridge, fit_words
 
     return {
         "ranker": fit_ranker,
@@ -37,7 +37,7 @@ def _fitted(name: str) -> Callable[[Options], Member]:
 
 
 def _retrieval(options: Options) -> Member:
-    from services.predictor.retrieval import RetrievalMember
+    from services.predictor.models.retrieval import RetrievalMember
 
     return RetrievalMember(options.neighbours_window, options.similarity_min)
 

@@ -12,15 +12,15 @@ from prometheus_client import CollectorRegistry
 
 from protos import common_pb2, predictor_pb2, predictor_pb2_grpc
 from services.forecast import MOST_TOKENS
-from services.predictor.cascade import Answer, Asked, Read
+from services.predictor.assembly import assemble
+from services.predictor.cascade.cascade import Answer, Asked, Read
+from services.predictor.cascade.feed import Feed
 from services.predictor.config import PredictorConfig
-from services.predictor.extract import Prompt, TextEncoder, cut
-from services.predictor.feed import Feed
-from services.predictor.interface import Query
+from services.predictor.encoder.extract import TextEncoder, cut
+from services.predictor.interface import Prompt, Query
+from services.predictor.learning.records import MOST_NAME_CHARS
+from services.predictor.learning.refitting import Refitter
 from services.predictor.metrics import PredictorMetrics
-from services.predictor.parts import assemble
-from services.predictor.records import MOST_NAME_CHARS
-from services.predictor.refitting import Refitter
 from services.runtime.codec import decode_outcome, encode_forecast
 from services.runtime.errors import InvalidArgument
 from services.runtime.outcomelog import Row

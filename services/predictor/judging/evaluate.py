@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.predictor.interface import Options
-from services.predictor.judging import oracle
 from services.predictor.judging.inputs import Tell, prompt_of
 from services.predictor.judging.ladder import (
     TEST_A_TASK,
@@ -26,6 +25,7 @@ from services.predictor.judging.report import Findings, draws_agree, read_json
 from services.predictor.judging.rows import Row
 from services.predictor.judging.run import BLIND, Bench, Judgement
 from services.predictor.judging.stopwatch import Fresh
+from services.predictor.models.oracle import SOURCE as ORACLE
 from services.predictor.predictors import PREDICTORS, build
 
 Open = Callable[[str], Fresh]  # an encoder's name → what makes extractors that share it
@@ -86,7 +86,7 @@ def _judged(
     found: list[Judgement] = []
     for name in names:
         made = partial(build, name, Options())
-        found += bench.judge_oracle() if name == oracle.NAME else bench.judge(name, made)
+        found += bench.judge_oracle() if name == ORACLE else bench.judge(name, made)
     return found
 
 

@@ -1,23 +1,16 @@
 """From rows to what predictors read: prompts, features, queries, examples."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
 
 from services.core import FinishReason
-from services.predictor.extract import Prompt
-from services.predictor.features import Features
-from services.predictor.interface import Example, Query
+from services.predictor.encoder.extract import Extracts
+from services.predictor.interface import Example, Features, Prompt, Query
 from services.predictor.judging.rows import Row
 
 BATCH = 64
 
+Known = Mapping[Prompt, Features]
 Tell = Callable[[str, int, int], None]  # what goes on, how many are done, of how many
-
-
-class Extracts(Protocol):
-    """Makes features of prompts; one each, in order."""
-
-    def extract(self, prompts: Sequence[Prompt], /) -> list[Features]: ...
 
 
 def prompt_of(row: Row) -> Prompt:
@@ -41,9 +34,7 @@ def query_of(row: Row, features: Features | None, max_tokens: int) -> Query:
     return Query(row.model, application, _prompt_tokens(row), row.cap or max_tokens, features)
 
 
-def examples_of(
-    rows: Sequence[Row], features: Mapping[Prompt, Features], max_tokens: int
-) -> list[Example]:
+def examples_of(rows: Sequence[Row], features: Known, max_tokens: int) -> list[Example]:
     """Finished requests, in the rows' order; without features where the mapping has none."""
     return [_example(row, features.get(prompt_of(row)), max_tokens) for row in rows]
 

@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.ensemble import RandomForestRegressor
 
-from services.predictor.extract import split
-from services.predictor.features import Features
-from services.predictor.fold import INSTRUCTION_VALUES, USER_INPUT_VALUES, fold
+from services.predictor.encoder.extract import split_prompt
+from services.predictor.interface import Features
 from services.predictor.judging.rows import Row
+from services.predictor.models.forest import INSTRUCTION_VALUES, USER_INPUT_VALUES, fold
+from services.predictor.models.spread import Floats
 
-Floats = NDArray[np.float64]
 Forecasts = dict[str, Floats]  # a rung's forecasts, in tokens
 Ladder = dict[str, dict[str, float]]  # of a group of rows, each rung's error in tokens
 
@@ -70,7 +70,7 @@ def some_of_each_task(rows: Sequence[Row], most: int, seed: int) -> list[Row]:
 def user_input_tokens(row: Row) -> int:
     """The row's input tokens less its instruction's, which are its words and marks: so short and
     common a text has one token for each."""
-    instruction, _ = split("", row.prompt)
+    instruction, _ = split_prompt("", row.prompt)
     return max(row.input_tokens - len(_PIECES.findall(instruction)), 1)
 
 

@@ -7,16 +7,19 @@ from pathlib import Path
 
 import numpy as np
 
-from services.predictor.extract import Prompt
-from services.predictor.features import Features
-from services.predictor.interface import Example
-from services.predictor.judging.inputs import Extracts, Tell, examples_of, extract_all, prompt_of
+from services.predictor.encoder.extract import Extracts
+from services.predictor.interface import Example, Features, Prompt
+from services.predictor.judging.inputs import (
+    Known,
+    Tell,
+    examples_of,
+    extract_all,
+    prompt_of,
+)
 from services.predictor.judging.rows import DataError, parse_source, read_rows
 from services.predictor.judging.run import JudgedSet
 from services.predictor.judging.split import Split, split
 from services.predictor.judging.store import FeatureStore
-
-Known = dict[Prompt, Features]
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,7 @@ def _features(rows: Split, extractor: Extracts, store: FeatureStore | None, tell
     def make(prompts: Sequence[Prompt]) -> list[Features]:
         return extract_all(prompts, extractor, tell)
 
-    known: Known = {}
+    known: dict[Prompt, Features] = {}
     for prompts in _prompts_by_set(rows):
         known |= zip(prompts, store.get(prompts, make) if store else make(prompts), strict=True)
     return known

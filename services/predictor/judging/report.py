@@ -11,11 +11,11 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from services.predictor.judging import oracle
 from services.predictor.judging.ladder import Ladder
 from services.predictor.judging.run import Judgement
 from services.predictor.judging.scores import tau_b
 from services.predictor.judging.split import JudgedRows
+from services.predictor.models.oracle import SOURCE as ORACLE
 
 JsonRow = dict[str, object]
 
@@ -188,7 +188,7 @@ def _recovered(row: JsonRow) -> str:
 
 def _best(rows: Sequence[JsonRow], key: str) -> float:
     way = COLUMNS[key][2]
-    numbers = [way * number(row, key) for row in rows if row["predictor"] != oracle.NAME]
+    numbers = [way * number(row, key) for row in rows if row["predictor"] != ORACLE]
     return way * max(filter(isfinite, numbers), default=nan) if way else nan
 
 
@@ -202,7 +202,7 @@ def _cell(row: JsonRow, key: str, best: float) -> Text:
     value = number(row, key)
     if not isfinite(value):
         return Text("–")
-    winner = value == best and row["predictor"] != oracle.NAME
+    winner = value == best and row["predictor"] != ORACLE
     return Text(f"{value:.{COLUMNS[key][1]}f}", style="bold" if winner else "")
 
 

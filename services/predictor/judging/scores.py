@@ -2,18 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import nan
+from math import nan, sqrt
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import kendalltau
 
 from services.forecast import MAX_POINTS, Forecast
-
-Floats = NDArray[np.float64]
+from services.predictor.models.spread import Floats
 
 LEVELS = np.arange(1, 20) / 20  # quantiles that pinball loss and calibration are taken at
 BUCKETS = 10
+_PAIRS = 2**22  # compared at a time, a few megabytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +73,22 @@ def score(forecasts: Sequence[Forecast], lengths: Sequence[int]) -> Scores:
     )
 
 
-def tau_b(forecast: Floats, true: Floats) -> float:
-    """Kendall's tau-b; NaN where either side is constant."""
-    if len(true) < 2 or np.ptp(forecast) == 0 or np.ptp(true) == 0:
-        return nan
-    return float(kendalltau(forecast, true).statistic)
+def tau_b(a: Floats, b: Floats) -> float:
+    """Kendall's tau-b; NaN where either side is constant.
+
+    O(n²) bit operations: 5 ms for 1,000 pairs, 0.1 s for 10,000. Not SciPy's, whose import takes
+    longer than the whole start of a predictor that serves by history and is scored as it does.
+    """
+    alike = against = above_a = above_b = 0
+    for start in range(0, len(a), rows := max(1, _PAIRS // max(len(a), 1))):
+        own_a, own_b = a[start : start + rows, None], b[start : start + rows, None]
+        more_a, more_b = own_a > a, own_b > b
+        above_a += int(np.count_nonzero(more_a))
+        above_b += int(np.count_nonzero(more_b))
+        alike += int(np.count_nonzero(more_a & more_b))
+        against += int(np.count_nonzero(more_a & (own_b < b)))
+    ordered = float(above_a) * float(above_b)
+    return (alike - against) / sqrt(ordered) if ordered else nan
 
 
 def _padded(forecasts: Sequence[Forecast]) -> tuple[Floats, Floats]:

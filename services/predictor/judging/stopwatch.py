@@ -6,9 +6,9 @@ from statistics import median
 from time import perf_counter
 from typing import Protocol, runtime_checkable
 
-from services.predictor.features import Features
-from services.predictor.interface import Predictor
-from services.predictor.judging.inputs import BATCH, Extracts, prompt_of, query_of
+from services.predictor.encoder.extract import Extracts
+from services.predictor.interface import Features, Predictor
+from services.predictor.judging.inputs import BATCH, prompt_of, query_of
 from services.predictor.judging.rows import Row
 
 SINGLES = 200

@@ -9,8 +9,7 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from services.predictor.extract import Prompt
-from services.predictor.features import LAYERS, NUMBERS, WORD_COLUMNS, Features
+from services.predictor.interface import LAYERS, NUMBERS, WORD_COLUMNS, Features, Prompt
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from services.predictor.training.texts import Ids, padded
+from services.predictor.encoder.encoder import padded
+from services.predictor.training.texts import Ids
 
 _KEPT_TOKENS = 4_000_000  # of half-precision states: 3 GB at 384 dimensions; then they are computed
 

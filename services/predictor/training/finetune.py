@@ -8,11 +8,13 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from services.predictor.judging.scores import Floats, tau_b
-from services.predictor.losses import list_mle
+from services.predictor.encoder.encoder import padded
+from services.predictor.judging.scores import tau_b
+from services.predictor.models.nets.losses import list_mle
+from services.predictor.models.spread import Floats
 from services.predictor.training.depth import Depth
 from services.predictor.training.stopping import BestWeights, Course, Report
-from services.predictor.training.texts import BATCH, Choice, Ids, Texts, batches, padded
+from services.predictor.training.texts import BATCH, Choice, Ids, Texts, batches
 
 EPOCHS = 3
 ENCODER_RATE, HEAD_RATE, DECAY = 1e-4, 1e-3, 0.01

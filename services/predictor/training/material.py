@@ -1,25 +1,30 @@
 """Which rows train a ranker, which are held out to stop it, and which judge it."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from services.predictor.extract import Prompt
-from services.predictor.features import Features
-from services.predictor.frame import Frame
-from services.predictor.judging.inputs import Extracts, Tell, examples_of, extract_all, prompt_of
+from services.predictor.encoder.extract import Extracts
+from services.predictor.judging.inputs import (
+    Known,
+    Tell,
+    examples_of,
+    extract_all,
+    prompt_of,
+)
 from services.predictor.judging.rows import DataError, Row, parse_source, read_rows
 from services.predictor.judging.split import is_validation, normalised
-from services.predictor.spread import Floats
+from services.predictor.models.frame import Frame
+from services.predictor.models.spread import Floats
 
 LEAST = 64  # rows to train on; below, ranks say little
 _MAX_TOKENS = 4096  # of requests whose row tells no cap; rankers don't read it
 
 
 @dataclass(frozen=True)
-class Parts:
+class Divided:
     """Rows whose prompts are in no other part.
 
     held: chooses when training ends, and tells which lengths scores stand for where the training
@@ -45,7 +50,7 @@ def read_all(data: Sequence[str]) -> list[Row]:
     return [row for source in sources for row in read_rows(source)]
 
 
-def divide(rows: Sequence[Row], seed: int, tenths: int = 1) -> Parts:
+def divide(rows: Sequence[Row], seed: int, tenths: int = 1) -> Divided:
     """Judged are a quarter of all prompts, the project's; so many tenths of the rest are held out.
     Rows come in a seeded order, as outcomes reach a service mixed.
 
@@ -60,7 +65,7 @@ def divide(rows: Sequence[Row], seed: int, tenths: int = 1) -> Parts:
             f"{len(parts['train'])} of {len(rows)} rows are left to train on, after a quarter of "
             f"the prompts was set aside for judging; a ranker needs {LEAST} or more"
         )
-    return Parts(**parts)
+    return Divided(**parts)
 
 
 def _part(prompt: str, tenths: int) -> str:
@@ -71,14 +76,14 @@ def _part(prompt: str, tenths: int) -> str:
     return "held" if int(digest[8:16], 16) % 10 < tenths else "train"
 
 
-def read_features(parts: Parts, extractor: Extracts, tell: Tell) -> Mapping[Prompt, Features]:
+def read_features(parts: Divided, extractor: Extracts, tell: Tell) -> Known:
     """Features of every prompt, each read once."""
     rows = [*parts.train, *parts.held, *parts.judged]
     prompts = list({prompt_of(row) for row in rows})
     return dict(zip(prompts, extract_all(prompts, extractor, tell), strict=True))
 
 
-def lessons_of(rows: Sequence[Row], features: Mapping[Prompt, Features]) -> Lessons | None:
+def lessons_of(rows: Sequence[Row], features: Known) -> Lessons | None:
     """None where there are no rows."""
     if not rows:
         return None

@@ -5,22 +5,23 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from services.predictor.crossfit import Ensemble
-from services.predictor.fitting import PARTS, Rows, by_parts
+from services.predictor.blend.mixture import WINDOW
 from services.predictor.judging.scores import tau_b
-from services.predictor.mixture import WINDOW
-from services.predictor.net import Floats, Inputs, Net, Preparation, Watch, train
-from services.predictor.nets import RANKER, Scored
-from services.predictor.scale import Scale
-from services.predictor.tensors import Calibration
+from services.predictor.models.fitting import PARTS, Rows, by_parts
+from services.predictor.models.nets.crossfit import Ensemble
+from services.predictor.models.nets.net import Inputs, Net, Preparation, Watch, train
+from services.predictor.models.nets.recipes import RANKER, Scored
+from services.predictor.models.scale import Scale
+from services.predictor.models.spread import Floats
 from services.predictor.training.material import Lessons
 from services.predictor.training.stopping import BestWeights, Course, Report
+from services.predictor.training.tensors import Calibration
 
 Trained = tuple[Scored, Calibration]
 
 
 def fit(train_on: Lessons, held: Lessons | None, course: Course, report: Report) -> Trained:
-    """As `nets.fit_ranker`, but each net keeps its best epoch by tau on `held`, whose prompts none
+    """As `fit_ranker`, but each net keeps its best epoch by tau on `held`, whose prompts none
     is trained on. What is said unseen stays honest: a net's own left-out part chooses nothing.
     """
     frame, lengths = train_on.frame, train_on.lengths

@@ -1,7 +1,7 @@
 """A whole training: from names of files to an artefact."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -11,12 +11,16 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from services.predictor.artefact import Artefact, check_out, load, staged, write
-from services.predictor.encoder import Encoder
-from services.predictor.extract import Extractor, Prompt
-from services.predictor.features import Features
+from services.predictor.encoder.encoder import Encoder
+from services.predictor.encoder.extract import Extractor
+from services.predictor.encoder.source import DEFAULT_NAME, find_folder
+from services.predictor.judging.inputs import Known
 from services.predictor.judging.scores import score, tau_b
-from services.predictor.manifest import (
+from services.predictor.models.nets.recipes import Scored
+from services.predictor.models.spread import Floats, forecasts, mean
+from services.predictor.training import ranker
+from services.predictor.training.artefact import Artefact, check_out, load, staged, write
+from services.predictor.training.manifest import (
     FEATURES,
     INSIDE,
     ArtefactError,
@@ -25,13 +29,9 @@ from services.predictor.manifest import (
     TrainedOn,
     weights_digest,
 )
-from services.predictor.nets import Scored
-from services.predictor.source import DEFAULT_NAME, find_folder
-from services.predictor.spread import Floats, forecasts, mean
-from services.predictor.training import ranker
 from services.predictor.training.material import (
+    Divided,
     Lessons,
-    Parts,
     divide,
     lessons_of,
     read_all,
@@ -39,8 +39,6 @@ from services.predictor.training.material import (
 )
 from services.predictor.training.stopping import Course, Report
 from services.predictor.training.tuning import tune_encoder
-
-Known = Mapping[Prompt, Features]
 
 
 @dataclass(frozen=True)
@@ -85,7 +83,7 @@ def _check(what: Training) -> None:
         )
 
 
-def _trained(what: Training, parts: Parts, known: Known, report: Report) -> ranker.Trained:
+def _trained(what: Training, parts: Divided, known: Known, report: Report) -> ranker.Trained:
     train_on, held = lessons_of(parts.train, known), lessons_of(parts.held, known)
     assert train_on, "divide leaves rows to train on"
     if not what.fine_tune:
@@ -94,7 +92,7 @@ def _trained(what: Training, parts: Parts, known: Known, report: Report) -> rank
     return ranker.calibrate_anew(trained[0], held) if held else trained
 
 
-def _manifest(what: Training, folder: Path, parts: Parts, metrics: Metrics) -> Manifest:
+def _manifest(what: Training, folder: Path, parts: Divided, metrics: Metrics) -> Manifest:
     inside = folder / INSIDE
     source = inside if what.fine_tune else find_folder(what.encoder)
     return Manifest(
@@ -119,7 +117,7 @@ def _lasting(encoder: str) -> str:
     return str(Path(encoder).resolve()) if own else encoder
 
 
-def _metrics(model: Scored, parts: Parts, known: Known) -> Metrics:
+def _metrics(model: Scored, parts: Divided, known: Known) -> Metrics:
     held, judged = (lessons_of(rows, known) for rows in (parts.held, parts.judged))
     tau_held = _tau(mean(model.spread(held.frame)), held.lengths) if held else None
     if judged is None:

@@ -8,11 +8,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from services.predictor.encoder import Encoder
-from services.predictor.extract import split
+from services.predictor.encoder.encoder import Encoder
+from services.predictor.encoder.extract import split_prompt
 from services.predictor.judging.inputs import Tell, prompt_of
 from services.predictor.judging.rows import Row
-from services.predictor.losses import LIST
+from services.predictor.models.nets.losses import LIST
 
 BATCH = 2 * LIST
 _POOL = 32 * BATCH  # prompts among which those of like length are put together
@@ -76,7 +76,7 @@ def read_texts(
         if i % 256 == 0:
             tell("reading prompts", i, len(rows))
         prompt = prompt_of(row)
-        instruction, user_input = split(prompt.instruction, prompt.user_input)
+        instruction, user_input = split_prompt(prompt.instruction, prompt.user_input)
         instructions.append(ids(instruction))
         user_inputs.append(ids(user_input))
     return Texts(
@@ -98,14 +98,6 @@ def batches(texts: Texts, generator: np.random.Generator) -> Iterator[Choice]:
     made = alike.reshape(-1, BATCH)
     for batch in generator.permutation(made, axis=0):
         yield generator.permutation(batch)  # lists of ListMLE, ties in no order
-
-
-def padded(texts: Sequence[Ids], pad: int) -> tuple[Tensor, Tensor]:
-    """Token ids and mask, [texts, longest]."""
-    longest = max(map(len, texts))
-    ids = [[*text, *[pad] * (longest - len(text))] for text in texts]
-    mask = [[1] * len(text) + [0] * (longest - len(text)) for text in texts]
-    return torch.tensor(ids), torch.tensor(mask)
 
 
 def _population(row: Row) -> Population:

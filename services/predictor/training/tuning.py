@@ -2,18 +2,15 @@
 
 import json
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from transformers import AutoModel, AutoTokenizer, PreTrainedModel
-from transformers.utils import logging
 
-from services.predictor.encoder import Encoder
-from services.predictor.source import find_folder
+from services.predictor.encoder.encoder import Encoder
+from services.predictor.encoder.source import find_folder, no_bar
 from services.predictor.training.finetune import TunedRanker, fine_tune
-from services.predictor.training.material import Parts
+from services.predictor.training.material import Divided
 from services.predictor.training.stopping import Course, Report
 from services.predictor.training.texts import populations_of, read_texts
 
@@ -22,7 +19,7 @@ _POOLING = "1_Pooling"
 
 
 def tune_encoder(
-    name: str, encoder: Encoder, parts: Parts, to: Path, course: Course, report: Report
+    name: str, encoder: Encoder, parts: Divided, to: Path, course: Course, report: Report
 ) -> None:
     """Trains the named encoder's weights to rank and writes it to a folder. `encoder` is the same
     one as it serves: training reads the tokens that serving will."""
@@ -38,27 +35,15 @@ def tune_encoder(
 
 
 def _load(folder: Path) -> PreTrainedModel:
-    with _no_bar():
+    with no_bar():
         model: PreTrainedModel = AutoModel.from_pretrained(folder, dtype=torch.float32)
     return model
-
-
-@contextmanager
-def _no_bar() -> Iterator[None]:
-    """Without transformers' own progress bars."""
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
 
 
 def _save(model: PreTrainedModel, source: Path, to: Path) -> None:
     """With `modules.json` as sentence-transformers writes it, since it pools by the mean now,
     however its source did."""
-    with _no_bar():
+    with no_bar():
         model.save_pretrained(to)
     for file in to.glob("*.safetensors"):  # written for no other user to read, unlike the rest
         file.chmod((to / "config.json").stat().st_mode)

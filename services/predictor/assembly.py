@@ -1,0 +1,171 @@
+"""Config → the parts of a predictor service, wired to one another."""
+
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from services.predictor.blend.content import ContentPredictor
+from services.predictor.blend.guard import Foreteller, Guarded, Unguarded
+from services.predictor.cascade.cascade import Cascade, Read
+from services.predictor.cascade.desk import Desk
+from services.predictor.cascade.pending import Pending
+from services.predictor.cascade.reading import Eyes, Reader
+from services.predictor.cascade.remembered import Remembered
+from services.predictor.config import PredictorConfig
+from services.predictor.encoder.extract import Extractor, TextEncoder
+from services.predictor.interface import Options, Predictor, Prompt
+from services.predictor.learning.apart import run_apart
+from services.predictor.learning.learner import Learning
+from services.predictor.learning.outcomes import Outcomes
+from services.predictor.learning.records import KIND, READ_LATE, VERSION, EncodedBy
+from services.predictor.learning.refitting import Pace, Refitter
+from services.predictor.learning.rules import OWN_RULES, RULES
+from services.predictor.metrics import PredictorMetrics
+from services.predictor.models.history import HistoryPredictor
+from services.predictor.models.told import read_lengths
+from services.predictor.predictors import build
+from services.runtime.outcomelog import Journal
+from services.runtime.outcomelog.config import LogConfig
+
+# A look costs a tenth of a millisecond. An outcome is learnt about so long after it came, and
+# shared forecasts are renewed with it.
+POLL_S = 0.05
+
+
+@dataclass(frozen=True)
+class Content:
+    """What only a predictor that reads prompts has."""
+
+    reader: Reader
+    refitter: Refitter
+    desk: Desk
+
+
+@dataclass(frozen=True)
+class Parts:
+    """One predictor with all that teaches and judges it."""
+
+    foreteller: Foreteller
+    cascade: Cascade
+    outcomes: Outcomes
+    learning: Learning
+    journal: Journal
+    content: Content | None
+
+
+def assemble(
+    config: PredictorConfig,
+    log: LogConfig,
+    metrics: PredictorMetrics,
+    changed: Callable[[Read], None],
+    encoder: TextEncoder | None = None,
+) -> Parts:
+    """Loads an encoder where prompts are read and none is given, which takes seconds. `changed` is
+    told what reading has changed.
+
+    Raises ValueError for a predictor, an encoder or a log that cannot be.
+    """
+    predictor, reads = _build(config)
+    extractor = Extractor(encoder or _load(reads, config), config.cache_entries) if reads else None
+    foreteller = _foreteller(predictor, config)
+    pending, writer = Pending(config.pending_max), secrets.token_hex(4)
+    desk = Desk(config.cpu_share, config.cpu_saved_s)
+    cascade = Cascade(
+        foreteller,
+        pending,
+        Remembered(config.cache_entries),
+        config.unread_max,
+        extractor is not None,
+        log.keep_text,
+        changed,
+    )
+    content = None
+    if extractor and isinstance(predictor, ContentPredictor) and isinstance(foreteller, Guarded):
+        reader = Reader(Eyes(extractor, foreteller.read), cascade, desk)
+        content = Content(reader, _refitter(predictor, config, metrics, desk), desk)
+    learning = Learning(
+        foreteller,
+        RULES[config.learn_rule or OWN_RULES.get(config.model, "all")],
+        EncodedBy(reads, _shape(extractor)) if extractor else None,
+        writer,
+        config.examples,
+        desk,
+        partial(_count_learnt, metrics),
+    )
+    return Parts(
+        foreteller,
+        cascade,
+        Outcomes(foreteller, pending, cascade.end, reads, writer),
+        learning,
+        Journal(log.open(), learning.deliver, {KIND: VERSION, READ_LATE: VERSION}, poll_s=POLL_S),
+        content,
+    )
+
+
+def _options(config: PredictorConfig) -> Options:
+    return Options(
+        window=config.window,
+        application_min=config.application_min,
+        populations_max=config.populations_max,
+        examples=config.examples,
+        neighbours_window=config.neighbours_window,
+        similarity_min=config.similarity_min,
+        lengths=partial(read_lengths, config.oracle_file, config.max_text_bytes),
+    )
+
+
+def _build(config: PredictorConfig) -> tuple[Predictor, str]:
+    """The predictor, and the name of the encoder it reads prompts with; empty where it does not."""
+    options = _options(config)
+    if config.artefact and (found := _pretrained(config, options)):
+        return found
+    predictor = build(config.model, options)
+    return predictor, config.encoder if isinstance(predictor, ContentPredictor) else ""
+
+
+def _pretrained(config: PredictorConfig, options: Options) -> tuple[ContentPredictor, str] | None:
+    from services.predictor.training.pretrained import build_pretrained
+
+    return build_pretrained(config.model, options, config.artefact)
+
+
+def _load(encoder: str, config: PredictorConfig) -> TextEncoder:
+    from services.predictor.encoder.encoder import Encoder
+
+    return Encoder.load(encoder, config.encoder_cap_tokens)
+
+
+def _shape(extractor: Extractor) -> tuple[int, ...]:
+    """Of a part's embedding; a prompt without text needs no encoding."""
+    return extractor.extract([Prompt("", "", 0)])[0].instruction.shape
+
+
+def _foreteller(predictor: Predictor, config: PredictorConfig) -> Foreteller:
+    if not isinstance(predictor, ContentPredictor):
+        return Unguarded(predictor)
+    return Guarded(predictor, HistoryPredictor(_options(config)))
+
+
+def _refitter(
+    predictor: ContentPredictor, config: PredictorConfig, metrics: PredictorMetrics, desk: Desk
+) -> Refitter:
+    pace = Pace(
+        config.refit_interval_s,
+        config.refit_examples_min,
+        config.refit_new_min,
+        config.refit_new_share,
+        config.seed,
+    )
+    run = partial(run_apart, timeout_s=config.refit_timeout_s)
+    return Refitter(predictor, pace, run, partial(_count_refit, metrics), desk)
+
+
+def _count_learnt(metrics: PredictorMetrics, learnt: int, passed_over: int) -> None:
+    metrics.outcomes.labels("yes").inc(learnt)
+    metrics.outcomes.labels("no").inc(passed_over)
+
+
+def _count_refit(metrics: PredictorMetrics, result: str, seconds: float) -> None:
+    metrics.refits.labels(result).inc()
+    metrics.refit_seconds.observe(seconds)

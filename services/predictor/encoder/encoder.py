@@ -1,0 +1,212 @@
+"""Sentence encoder: any text to unit vectors, on the CPU, in a bounded time."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+from torch import Tensor
+from transformers import AutoModel, AutoTokenizer, BertModel, PreTrainedModel
+
+from services.predictor.encoder.bert import Int8Bert
+from services.predictor.encoder.source import DEFAULT_NAME, Pool, find_folder, find_pool, no_bar
+from services.predictor.interface import LAYERS
+
+Matrix = NDArray[np.float32]
+Rows = Sequence[Sequence[int]]  # token ids a text
+States = Callable[[Rows], list[Tensor]]  # → [layers, tokens, dim] a text
+
+# English words have four to five characters a token, code with its blanks up to eight. The head
+# is kept: a request says first what it wants, and a tail would tie the vector to where it ends.
+CHARS_PER_TOKEN = 8
+# A full cap delays a request by some 20 ms, twice the tokens by 30 to 48; the median prompt has 16
+# to 40 tokens and is read wholly.
+CAP_TOKENS = 64
+PASS_TOKENS = 1_024  # in one forward: activations stay in cache, memory bounded
+AGREEMENT = 0.98  # cosine to the model's own states below which INT8 is not used
+_PROBE = "Name three reasons why the sky is blue, then write them as a poem in C++ comments."
+_SENTENCE_MAX = 300
+
+
+class Encoder:
+    """Encodes texts of any content; safe to call from several threads.
+
+    `broken` counts rows that came out NaN or infinite (returned as zeros), `tokens` those that
+    went through the model. `precision` is "int8" for BERT models that keep their meaning in it
+    on this processor, else "fp32".
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, model: PreTrainedModel, pool: Pool, cap: int, threads: int
+    ):
+        """Wrap loaded parts; `load` finds them. Changes the tokenizer's truncation."""
+        places = getattr(model.config, "max_position_embeddings", cap + 2)
+        self.cap_tokens = min(cap, places - 2)  # RoBERTa's positions start at 2
+        self.head_chars = self.cap_tokens * CHARS_PER_TOKEN
+        self.broken = self.tokens = 0
+        self._tokenizer, self._pool, self._threads = tokenizer, pool, threads
+        self._tokenizer.no_padding()
+        self._tokenizer.enable_truncation(self.cap_tokens)
+        self._specials = tokenizer.num_special_tokens_to_add(False)
+        self._states, self.precision = self._choose(model)
+        self.dim = self._vectors([self.token_ids(_PROBE)]).shape[-1]
+
+    @classmethod
+    def load(
+        cls, name: str = DEFAULT_NAME, cap_tokens: int = CAP_TOKENS, threads: int = 1
+    ) -> "Encoder":
+        """The packaged default, a folder, or a Hub id of a transformers encoder.
+
+        threads: within one encode. One is the default since two that share their cores with
+        other services wait for each other. Raises ValueError with the reason and the choices.
+        """
+        if cap_tokens < 8 or threads < 1:
+            raise ValueError("an encoder needs cap_tokens of 8 or more, and a thread")
+        try:
+            folder = find_folder(name)
+            tokenizer, model = _load_tokenizer(folder), _load_model(folder)
+            if tokenizer.get_vocab_size() > model.config.vocab_size:
+                raise ValueError("its tokenizer knows more tokens than its model")
+            return cls(tokenizer, model, find_pool(folder, name, model), cap_tokens, threads)
+        except Exception as error:  # whatever transformers, tokenizers or the Hub say of it
+            why = " ".join(str(error).split())[:_SENTENCE_MAX] or type(error).__name__
+            raise ValueError(
+                f"cannot load encoder {name!r}: {why}. Give {DEFAULT_NAME!r}, a folder with a "
+                "transformers encoder and its tokenizer, or such a model's id on the Hub"
+            ) from error
+
+    def encode(self, texts: Sequence[str]) -> Matrix:
+        """[n, LAYERS, dim], each of unit length, the sentence embedding last.
+
+        Zeros for a text without tokens, a broken one, and layers that the model does not have.
+
+        Only the first `head_chars` characters of a text are read, and of these `cap_tokens`.
+        """
+        out = np.zeros((len(texts), LAYERS, self.dim), np.float32)
+        rows = [self.token_ids(text) for text in texts]
+        filled = [i for i, ids in enumerate(rows) if len(ids) > self._specials]
+        for some in _passes(filled, [len(ids) for ids in rows]):
+            out[some] = self._vectors([rows[i] for i in some]).numpy()
+            self.tokens += sum(len(rows[i]) for i in some)
+        return self._unit(out)
+
+    def token_ids(self, text: str) -> list[int]:
+        """What of the text goes through the model, with the special tokens around it."""
+        head = text[: self.head_chars]
+        clean = head if head.isascii() else head.encode("utf-8", "replace").decode()
+        ids: list[int] = self._tokenizer.encode(clean).ids
+        return ids
+
+    def _vectors(self, rows: Rows) -> Tensor:
+        with torch.inference_mode(), _torch_threads(self._threads):
+            return torch.stack([self._pooled(states) for states in self._states(rows)])
+
+    def _pooled(self, states: Tensor) -> Tensor:
+        """[layers, tokens, dim] → [LAYERS, dim], zeros for layers the model lacks; the sentence
+        embedding alone, repeated, where its pooling changes the dimension."""
+        sentence = self._pool(states[-1])
+        if len(sentence) != states.shape[-1]:
+            return sentence.expand(LAYERS, -1)
+        before = states[:-1].mean(dim=1)
+        missing = before.new_zeros(LAYERS - 1 - len(before), len(sentence))
+        return torch.cat([missing, before, sentence[None]])
+
+    def _unit(self, vectors: Matrix) -> Matrix:
+        finite = np.isfinite(vectors).all((1, 2))
+        self.broken += int((~finite).sum())
+        vectors[~finite] = 0
+        lengths = np.linalg.norm(vectors.astype(np.float64), axis=2, keepdims=True)
+        unit: Matrix = (vectors / np.maximum(lengths, 1e-30)).astype(np.float32)
+        return unit
+
+    def _choose(self, model: PreTrainedModel) -> tuple[States, str]:
+        """INT8 where it is built and agrees with the model itself on a probe."""
+        own = _Padded(model)
+        try:
+            fast = Int8Bert(model, LAYERS) if type(model) is BertModel else None
+        except (ValueError, RuntimeError, AttributeError):  # a decoder, or no INT8 here
+            fast = None
+        return (fast, "int8") if fast and self._agree(fast, own) else (own, "fp32")
+
+    def _agree(self, fast: States, own: States) -> bool:
+        probe = [self.token_ids(_PROBE)]
+        try:
+            with torch.inference_mode():
+                near = torch.cosine_similarity(fast(probe)[0], own(probe)[0], -1).min()
+        except RuntimeError:
+            return False
+        return bool(near >= AGREEMENT)
+
+
+class _Padded:
+    """Any encoder's own forward in fp32, rows padded to the longest."""
+
+    def __init__(self, model: PreTrainedModel):
+        self._model = model
+        self._pad = model.config.pad_token_id or 0
+
+    def __call__(self, rows: Rows) -> list[Tensor]:
+        ids, mask = padded(rows, self._pad)
+        told = self._model(input_ids=ids, attention_mask=mask, output_hidden_states=True)
+        states = torch.stack([*told.hidden_states[-LAYERS:-1], told.last_hidden_state])
+        return [states[:, i, : len(row)] for i, row in enumerate(rows)]
+
+
+def padded(rows: Rows, pad: int) -> tuple[Tensor, Tensor]:
+    """Token ids and mask, [rows, longest]."""
+    longest = max(map(len, rows))
+    ids = [[*row, *[pad] * (longest - len(row))] for row in rows]
+    mask = [[1] * len(row) + [0] * (longest - len(row)) for row in rows]
+    return torch.tensor(ids), torch.tensor(mask)
+
+
+def _passes(wanted: list[int], lengths: list[int]) -> Iterator[list[int]]:
+    """Rows of like length together, at most PASS_TOKENS (padded) at a time."""
+    some: list[int] = []
+    for i in sorted(wanted, key=lengths.__getitem__):
+        if some and (len(some) + 1) * lengths[i] > PASS_TOKENS:
+            yield some
+            some = []
+        some.append(i)
+    if some:
+        yield some
+
+
+@contextmanager
+def _torch_threads(count: int) -> Iterator[None]:
+    """PyTorch's threads for this thread's work, as they were afterwards.
+
+    The number is the calling thread's own but for threads that PyTorch meets for the first time
+    meanwhile; a thread at work elsewhere keeps its own.
+    """
+    before = torch.get_num_threads()
+    if before == count:
+        yield
+        return
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _load_tokenizer(folder: Path) -> Tokenizer:
+    file = folder / "tokenizer.json"
+    if file.is_file():
+        return Tokenizer.from_file(str(file))
+    loaded: Tokenizer = AutoTokenizer.from_pretrained(folder).backend_tokenizer
+    return loaded
+
+
+def _load_model(folder: Path) -> PreTrainedModel:
+    with no_bar():
+        model, seen = AutoModel.from_pretrained(
+            folder, dtype=torch.float32, output_loading_info=True
+        )
+    missing = [key for key in seen["missing_keys"] if not key.startswith("pooler.")]
+    if missing:
+        raise ValueError(f"{len(missing)} weights are not in its files, as {sorted(missing)[0]}")
+    return model.eval()

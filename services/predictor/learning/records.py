@@ -1,0 +1,112 @@
+"""Finished requests ↔ rows of the outcome log."""
+
+from dataclasses import dataclass, replace
+from math import isfinite
+
+from google.protobuf.message import DecodeError
+
+from protos import common_pb2, predictor_pb2
+from services.core import FinishReason, Outcome
+from services.forecast import MOST_TOKENS
+from services.predictor.cascade.pending import Waiting
+from services.predictor.encoder.packing import unpack
+from services.predictor.interface import Example, Features, Prompt, Query
+from services.runtime.codec import decode_reason, encode_reason
+from services.runtime.outcomelog import Row
+
+KIND = "outcome"
+# The same record again, with features: its prompt was read after it had ended. Lengths are learnt
+# from the first, prompts from this.
+READ_LATE = "outcome-read-late"
+VERSION = 1
+MOST_NAME_CHARS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedBy:
+    """The encoder whose features are learnt from: its name, and the shape of its embeddings."""
+
+    name: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A row as it is learnt from. `foretold_mean` is 0 where no model read the prompt."""
+
+    example: Example
+    writer: str
+    foretold_mean: float
+
+
+def encode(
+    outcome: Outcome,
+    waiting: Waiting | None,
+    encoder: str,
+    writer: str,
+    finished_at_s: float,
+    kind: str = KIND,
+) -> Row:
+    """The row to be kept; `waiting` is what was foretold of it here."""
+    record = predictor_pb2.OutcomeRecord(
+        request_id=outcome.request_id,
+        model=outcome.model,
+        application=outcome.application,
+        prompt_tokens=outcome.prompt_tokens,
+        output_tokens=outcome.output_tokens,
+        max_tokens=outcome.max_tokens,
+        reason=encode_reason(outcome.reason),
+        finished_at_s=finished_at_s,
+        writer=writer,
+    )
+    if waiting and waiting.packed:
+        record.encoder, record.features = encoder, waiting.packed
+    if waiting and waiting.made.by_model:
+        record.foretold_mean = waiting.made.by_model.mean()
+    if waiting and waiting.prompt:
+        record.text.CopyFrom(_text(waiting.prompt))
+    return Row(kind, VERSION, record.SerializeToString())
+
+
+def decode(row: Row, by: EncodedBy | None) -> Record:
+    """Features of another encoder are left out. Raises ValueError for what is no record."""
+    try:
+        record = predictor_pb2.OutcomeRecord.FromString(row.payload)
+    except DecodeError as error:
+        raise ValueError("not an outcome record") from error
+    if max(record.output_tokens, record.max_tokens) > MOST_TOKENS:
+        raise ValueError("an outcome record of more tokens than there can be")
+    if max(len(record.model), len(record.application)) > MOST_NAME_CHARS:
+        raise ValueError("an outcome record with too long a name")
+    mean = record.foretold_mean
+    if not (isfinite(mean) and mean >= 0):
+        raise ValueError("an outcome record whose forecast is no number")
+    query = Query(
+        record.model,
+        record.application,
+        record.prompt_tokens,
+        record.max_tokens,
+        _features(record, by),
+    )
+    reason = decode_reason(record.reason) or FinishReason.ERROR
+    return Record(Example(query, record.output_tokens, reason), record.writer, mean)
+
+
+def without_features(example: Example) -> Example:
+    """The same request, of which only its length is learnt."""
+    return replace(example, query=replace(example.query, features=None))
+
+
+def _features(record: predictor_pb2.OutcomeRecord, by: EncodedBy | None) -> Features | None:
+    if not record.features or by is None or record.encoder != by.name:
+        return None
+    features = unpack(record.features)
+    return features if features.instruction.shape == by.shape else None
+
+
+def _text(prompt: Prompt) -> common_pb2.PromptText:
+    return common_pb2.PromptText(
+        instruction=prompt.instruction,
+        user_input=prompt.user_input,
+        answer_tokens=prompt.answers,
+    )

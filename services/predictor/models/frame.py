@@ -1,0 +1,79 @@
+"""A batch of queries as columns, which is what models read."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.predictor.interface import Columns, Features, Query
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Columns of n queries, all with features of one encoder.
+
+    instruction, user_input: [n, layers, dim]; numbers: [n, numbers]; words: all rows' hashed
+    columns end to end, row i's at words[starts[i]:starts[i + 1]].
+    """
+
+    instruction: NDArray[np.float32]
+    user_input: NDArray[np.float32]
+    numbers: NDArray[np.float32]
+    words: Columns
+    starts: NDArray[np.int64]
+    models: tuple[str, ...]
+    applications: tuple[str, ...]
+
+    @staticmethod
+    def of(queries: Sequence[Query]) -> "Frame":
+        """Raises ValueError when a query has no features."""
+        features = [_featured(query) for query in queries]
+        return Frame(
+            np.stack([f.instruction for f in features]),
+            np.stack([f.user_input for f in features]),
+            np.stack([f.numbers for f in features]),
+            np.concatenate([f.words for f in features]),
+            np.cumsum([0, *(len(f.words) for f in features)]),
+            tuple(q.model for q in queries),
+            tuple(q.application for q in queries),
+        )
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def take(self, rows: NDArray[np.int64]) -> "Frame":
+        sizes = np.diff(self.starts)[rows]
+        starts = np.concatenate([[0], np.cumsum(sizes)])
+        within = np.arange(starts[-1]) - np.repeat(starts[:-1], sizes)
+        return Frame(
+            self.instruction[rows],
+            self.user_input[rows],
+            self.numbers[rows],
+            self.words[np.repeat(self.starts[:-1][rows], sizes) + within],
+            starts,
+            tuple(self.models[i] for i in rows),
+            tuple(self.applications[i] for i in rows),
+        )
+
+
+def prompts(frame: Frame) -> NDArray[np.int64]:
+    """A number a row, the same for rows of one prompt."""
+    keys = [
+        blake2b(a.tobytes() + b.tobytes(), digest_size=8).digest()
+        for a, b in zip(frame.user_input[:, -1], frame.instruction[:, -1], strict=True)
+    ]
+    return np.asarray(np.unique(keys, return_inverse=True)[1], np.int64)
+
+
+def sentences(layers: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The sentence embeddings [n, dim] of hidden states [n, layers, dim]: the last, unit length."""
+    last = layers[:, -1]
+    return np.asarray(last / np.maximum(np.linalg.norm(last, axis=1, keepdims=True), 1e-9))
+
+
+def _featured(query: Query) -> Features:
+    if query.features is None:
+        raise ValueError("a content model was asked about a query without features")
+    return query.features

@@ -1,0 +1,243 @@
+"""The nets of ranker, proxy and classify: small, over a frozen encoder's states and words."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from services.predictor.interface import WORD_COLUMNS
+from services.predictor.models.frame import Frame, sentences
+from services.predictor.models.nets.losses import LIST, Loss
+from services.predictor.models.spread import Floats
+
+Watch = Callable[[int], bool]
+"""Told the number of an epoch that is done; True stops the training."""
+
+_WORD_DIM, _NAME_DIM, _HIDDEN = 64, 16, 256
+WORD_GAIN = 4.0  # brings the bag's vectors near the size of the standardised states
+_BATCH = 8 * LIST
+_RATE, _EMBEDDING_RATE, _DECAY = 2e-3, 3e-3, 0.05
+_WORD_DROPOUT, _INPUT_DROPOUT, _DROPOUT = 0.3, 0.1, 0.35
+_EXAMPLES_SEEN = 180_000  # about: few examples are seen more often
+_EPOCHS = (6, 15)
+
+
+@dataclass(frozen=True)
+class View:
+    """What of a prompt a net reads."""
+
+    all_layers: bool = True
+    words: bool = True
+    numbers: bool = True
+    names: bool = True  # of model and application
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Tensors of a batch; the bag as EmbeddingBag takes it."""
+
+    dense: Tensor
+    names: Tensor  # [n, 2]: model, application; 0 is one not known
+    words: Tensor
+    starts: Tensor
+    weights: Tensor
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """Frame → Inputs, by what was seen in fitting: known words and names, means, deviations."""
+
+    view: View
+    known: NDArray[np.int32]  # [WORD_COLUMNS]: place of a word, 0 where seen less than twice
+    idf: NDArray[np.float32]  # by place
+    names: dict[str, int]
+    middle: NDArray[np.float32]
+    deviation: NDArray[np.float32]
+
+    @staticmethod
+    def fit(frame: Frame, view: View) -> "Preparation":
+        counts = np.bincount(frame.words, minlength=WORD_COLUMNS)
+        common = counts >= 2
+        known = np.where(common, np.cumsum(common), 0).astype(np.int32)
+        idf = np.log(max(len(frame), 2) / (1 + counts[common])).clip(1e-3)
+        names = sorted({f"model {n}" for n in frame.models} | _applications(frame))
+        dense = _dense(frame, view)
+        return Preparation(
+            view,
+            known,
+            np.concatenate([[0.0], idf]).astype(np.float32),
+            {name: place for place, name in enumerate(names, start=1)},
+            dense.mean(axis=0),
+            dense.std(axis=0) + 1e-4,
+        )
+
+    def inputs(self, frame: Frame) -> Inputs:
+        places = self.known[frame.words]
+        rows = np.repeat(np.arange(len(frame)), np.diff(frame.starts))[places > 0]
+        places = places[places > 0]
+        weights = self.idf[places]
+        norms = np.sqrt(np.bincount(rows, weights**2, len(frame))) + 1e-9
+        known = self.names.get
+        names = [
+            (known(f"model {m}", 0), known(f"application {a}", 0))
+            for m, a in zip(frame.models, frame.applications, strict=True)
+        ]
+        return Inputs(
+            torch.from_numpy((_dense(frame, self.view) - self.middle) / self.deviation),
+            torch.tensor(names),
+            torch.from_numpy(places.astype(np.int64)),
+            torch.from_numpy(np.searchsorted(rows, np.arange(len(frame)))),
+            torch.from_numpy((weights / norms[rows]).astype(np.float32)),
+        )
+
+
+class Net(nn.Module):
+    """Deep over states, numbers, words and names; a linear path over words and names beside it."""
+
+    middle: Tensor
+    deviation: Tensor
+
+    def __init__(self, preparation: Preparation, outputs: int):
+        super().__init__()
+        view = preparation.view
+        self.view = view
+        places, names = len(preparation.idf), len(preparation.names) + 1
+        dense = len(preparation.middle)
+        width = dense + _WORD_DIM * view.words + _NAME_DIM * view.names
+        self.words = nn.EmbeddingBag(places, _WORD_DIM, mode="sum", sparse=True)
+        self.wide = nn.EmbeddingBag(places, outputs, mode="sum", sparse=True)
+        self.names = nn.EmbeddingBag(names, _NAME_DIM, mode="sum", padding_idx=0)
+        self.levels = nn.EmbeddingBag(names, outputs, mode="sum", padding_idx=0)
+        self.register_buffer("middle", torch.zeros(outputs))
+        self.register_buffer("deviation", torch.ones(outputs))
+        for table in (self.words, self.names):
+            nn.init.normal_(table.weight, std=0.02)
+        for table in (self.wide, self.levels):
+            nn.init.zeros_(table.weight)
+        self.deep = nn.Sequential(
+            nn.Dropout(_INPUT_DROPOUT),
+            nn.Linear(width, _HIDDEN),
+            nn.GELU(),
+            nn.Dropout(_DROPOUT),
+            nn.Linear(_HIDDEN, _HIDDEN // 2),
+            nn.GELU(),
+            nn.Dropout(_DROPOUT),
+            nn.Linear(_HIDDEN // 2, outputs),
+        )
+
+    def forward(self, inputs: Inputs) -> Tensor:
+        """Scores [n, outputs]."""
+        dense, straight = [inputs.dense], []
+        if self.view.words:
+            bag = (inputs.words, inputs.starts, inputs.weights)
+            dense.append(WORD_GAIN * self.words(bag[0], bag[1], per_sample_weights=bag[2]))
+            straight.append(self.wide(bag[0], bag[1], per_sample_weights=bag[2]))
+        if self.view.names:
+            dense.append(self.names(inputs.names))
+            straight.append(self.levels(inputs.names))
+        scores: Tensor = self.deep(torch.cat(dense, dim=1))
+        for path in straight:
+            scores = scores + path
+        return scores
+
+    @torch.inference_mode()
+    def scores(self, inputs: Inputs) -> Floats:
+        """[n, outputs]; a single output has mean 0 and deviation 1 over what it was trained on,
+        as a ranking's scale is arbitrary."""
+        scaled: Tensor = (self(inputs) - self.middle) / self.deviation
+        return np.asarray(scaled.numpy(), float)
+
+    @torch.inference_mode()
+    def settle(self, inputs: Inputs) -> None:
+        """Ends the training."""
+        self.eval()
+        if self.middle.numel() == 1:
+            said = self(inputs)
+            self.middle.copy_(said.mean(dim=0))
+            self.deviation.copy_(said.std(dim=0) + 1e-6)
+
+
+def train(
+    net: Net,
+    inputs: Inputs,
+    targets: Tensor,
+    loss: Loss,
+    seed: int,
+    epochs: int = 0,
+    watch: Watch = lambda _: False,
+) -> None:
+    """Minimises `loss` over all rows given, in so many epochs (0: by the number of rows); settles
+    the net. O(epochs · rows)."""
+    generator = torch.Generator().manual_seed(seed)
+    n = len(targets)
+    epochs = epochs or int(np.clip(_EXAMPLES_SEEN // n, *_EPOCHS))
+    batches = -(-n // _BATCH)
+    tables = [net.words.weight, net.wide.weight]
+    others = [p for p in net.parameters() if all(p is not t for t in tables)]
+    sparse = torch.optim.SparseAdam(tables, lr=_EMBEDDING_RATE)
+    dense = torch.optim.AdamW(others, lr=_RATE, weight_decay=_DECAY)
+    schedules = [
+        torch.optim.lr_scheduler.OneCycleLR(
+            optimizer, rate, total_steps=epochs * batches, cycle_momentum=False
+        )
+        for optimizer, rate in ((sparse, _EMBEDDING_RATE), (dense, _RATE))
+    ]
+    net.train()
+    for epoch in range(epochs):
+        for rows in _shuffled(n, generator):
+            cost = loss(net(_dropped(_select(inputs, rows), generator)), targets[rows])
+            sparse.zero_grad()
+            dense.zero_grad()
+            cost.backward()  # type: ignore[no-untyped-call]  # nor has torch here
+            for optimizer in (sparse, dense):
+                optimizer.step()  # type: ignore[no-untyped-call]  # nor here
+            for schedule in schedules:
+                schedule.step()
+        if watch(epoch):
+            break
+    net.settle(inputs)
+
+
+def _shuffled(n: int, generator: torch.Generator) -> Iterator[Tensor]:
+    order = torch.randperm(n, generator=generator)
+    if n < _BATCH:  # whole lists, some requests twice
+        order = torch.cat([order, torch.randint(n, (-n % LIST,), generator=generator)])
+    tail = n % _BATCH
+    if n > _BATCH and tail:
+        order = torch.cat([order, torch.randint(n, (_BATCH - tail,), generator=generator)])
+    yield from torch.split(order, _BATCH)
+
+
+def _select(inputs: Inputs, rows: Tensor) -> Inputs:
+    ends = torch.cat([inputs.starts[1:], torch.tensor([len(inputs.words)])])
+    sizes = (ends - inputs.starts)[rows]
+    starts = sizes.cumsum(0) - sizes
+    within = torch.arange(int(sizes.sum())) - starts.repeat_interleave(sizes)
+    places = inputs.starts[rows].repeat_interleave(sizes) + within
+    return Inputs(
+        inputs.dense[rows], inputs.names[rows], inputs.words[places], starts, inputs.weights[places]
+    )
+
+
+def _dropped(inputs: Inputs, generator: torch.Generator) -> Inputs:
+    """Some words left out, so that no single one is leant upon."""
+    kept = torch.rand(len(inputs.weights), generator=generator) >= _WORD_DROPOUT
+    return Inputs(inputs.dense, inputs.names, inputs.words, inputs.starts, inputs.weights * kept)
+
+
+def _dense(frame: Frame, view: View) -> NDArray[np.float32]:
+    n = len(frame)
+    if view.all_layers:
+        parts = [frame.instruction.reshape(n, -1), frame.user_input.reshape(n, -1)]
+    else:
+        parts = [sentences(frame.instruction), sentences(frame.user_input)]
+    if view.numbers:
+        parts.append(frame.numbers)
+    return np.concatenate(parts, axis=1)
+
+
+def _applications(frame: Frame) -> set[str]:
+    return {f"application {n}" for n in frame.applications}
