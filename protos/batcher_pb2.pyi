@@ -272,6 +272,7 @@ class Arrangement(_message.Message):
     PORTIONS_FIELD_NUMBER: _builtins.int
     NEXT_S_FIELD_NUMBER: _builtins.int
     NOT_BEFORE_S_FIELD_NUMBER: _builtins.int
+    WHY_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     next_s: _builtins.float
     """when time alone calls for the next round; infinite: never"""
@@ -279,6 +280,8 @@ class Arrangement(_message.Message):
     """when events may"""
     @_builtins.property
     def portions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Portion]: ...
+    @_builtins.property
+    def why(self) -> Global___Whys: ...
     def __init__(
         self,
         *,
@@ -286,14 +289,53 @@ class Arrangement(_message.Message):
         portions: _abc.Iterable[Global___Portion] | None = ...,
         next_s: _builtins.float = ...,
         not_before_s: _builtins.float = ...,
+        why: Global___Whys | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["why", b"why"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_s", b"next_s", "not_before_s", b"not_before_s", "portions", b"portions", "round", b"round"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_s", b"next_s", "not_before_s", b"not_before_s", "portions", b"portions", "round", b"round", "why", b"why"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Arrangement: _TypeAlias = Arrangement  # noqa: Y015
+
+@_typing.final
+class Whys(_message.Message):
+    """What became of each waiting job that was looked at, in columns."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROWS_FIELD_NUMBER: _builtins.int
+    REASONS_FIELD_NUMBER: _builtins.int
+    A_FIELD_NUMBER: _builtins.int
+    B_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def rows(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def reasons(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """services/policies/decision.py's Reason"""
+
+    @_builtins.property
+    def a(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """the numbers behind it"""
+
+    @_builtins.property
+    def b(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
+    def __init__(
+        self,
+        *,
+        rows: _abc.Iterable[_builtins.int] | None = ...,
+        reasons: _abc.Iterable[_builtins.int] | None = ...,
+        a: _abc.Iterable[_builtins.float] | None = ...,
+        b: _abc.Iterable[_builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["a", b"a", "b", b"b", "reasons", b"reasons", "rows", b"rows"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Whys: _TypeAlias = Whys  # noqa: Y015
 
 @_typing.final
 class Portion(_message.Message):

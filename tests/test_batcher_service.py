@@ -37,6 +37,7 @@ from services.scheduler.arranger import Arranger
 from services.scheduler.codec import decode_arrangement
 from services.scheduler.flaws import flaw
 from services.scheduler.metrics import SchedulerMetrics
+from services.scheduler.rounds import decision_of
 from services.scheduler.state import SchedulerState
 from tests.made_snapshots import contest, jobs, seat, snapshots, table
 from tests.reach import reaching, until
@@ -618,4 +619,8 @@ def test_whatever_the_board_it_crosses_as_it_is_and_the_answer_is_taken(
     ]
     answers = [encode_decision(decision) for decision in decisions]
     assert answers[0] == answers[1]
-    assert flaw(home, decode_arrangement(answers[1])) == ""
+    arranged = decode_arrangement(answers[1])
+    assert flaw(home, arranged) == ""
+    taken, made = decision_of(home, arranged).why, decisions[0].why
+    for name in ("rows", "reasons", "a", "b"):
+        assert getattr(taken, name).tolist() == getattr(made, name).tolist()

@@ -141,6 +141,12 @@ def encode_decision(decision: Decision) -> batcher_pb2.Arrangement:
         ],
         next_s=decision.next_s,
         not_before_s=decision.not_before_s,
+        why=batcher_pb2.Whys(
+            rows=decision.why.rows.tolist(),
+            reasons=decision.why.reasons.tolist(),
+            a=decision.why.a.tolist(),
+            b=decision.why.b.tolist(),
+        ),
     )
 
 

@@ -60,7 +60,9 @@ def decode_arrangement(message: batcher_pb2.Arrangement) -> ev.Arranged:
         )
         for portion in message.portions
     )
-    return ev.Arranged(message.round, portions, message.next_s, message.not_before_s)
+    whys = zip(message.why.rows, message.why.reasons, message.why.a, message.why.b, strict=False)
+    why = tuple(ev.Said(*each) for each in whys)
+    return ev.Arranged(message.round, portions, message.next_s, message.not_before_s, why)
 
 
 def _place(action: ev.Place) -> scheduler_pb2.RequestEvent:

@@ -109,6 +109,15 @@ class Portion(NamedTuple):
     peak_tokens: float
 
 
+class Said(NamedTuple):
+    """What became of one that waits, by its board row: a Reason and the numbers behind it."""
+
+    row: int
+    reason: int
+    a: float
+    b: float
+
+
 @dataclass(frozen=True, slots=True)
 class Arranged:
     """What a batcher of its own made of the contest of that round; no portions when it could not
@@ -118,6 +127,7 @@ class Arranged:
     portions: tuple[Portion, ...] | None
     next_s: float = inf
     not_before_s: float = 0.0
+    why: tuple[Said, ...] = ()
     kind: Literal["arranged"] = "arranged"
 
 

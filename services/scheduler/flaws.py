@@ -4,11 +4,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.forecast import Ints
+from services.policies.decision import Reason
 from services.policies.interval import LONGEST_S
 from services.policies.snapshot import Bools, Contest, Worker
 from services.scheduler.events import Arranged, Portion
 
 Numbers = tuple[int, ...]
+REASONS = frozenset(int(reason) for reason in Reason)
 
 
 def flaw(contest: Contest, arranged: Arranged) -> str:
@@ -26,6 +28,8 @@ def flaw(contest: Contest, arranged: Arranged) -> str:
         what = _flaw_of(portion, seats[portion.worker], contest, board)
         if what:
             return f"worker {portion.worker}: {what}"
+    if any(each.reason not in REASONS for each in arranged.why):
+        return "gives a reason that is not known here"
     entering = [row for portion in portions for row in portion.run]
     if len(set(entering)) < len(entering):
         return "a row runs twice"

@@ -16,7 +16,7 @@ import numpy as np
 from services.core import Plan, Standing
 from services.forecast import Floats, Ints
 from services.policies.decide import arrange, complete, narrow, rank
-from services.policies.decision import Decision, Share, Why
+from services.policies.decision import Decision, Share, Why, Whys
 from services.policies.memory import Memory
 from services.policies.order.ranking import Ranking
 from services.policies.preset import Preset
@@ -192,11 +192,19 @@ def decision_of(contest: Contest, arranged: ev.Arranged) -> Decision:
     return Decision(
         contest.round,
         tuple(shares),
+        _whys_of(arranged.why),
         rows=contest.rows,
         serials=contest.jobs.serial,
         next_s=arranged.next_s,
         not_before_s=arranged.not_before_s,
     )
+
+
+def _whys_of(said: Sequence[ev.Said]) -> Whys:
+    if not said:
+        return Whys()
+    rows, reasons, a, b = zip(*said, strict=True)
+    return Whys(np.array(rows), np.array(reasons), np.array(a, float), np.array(b, float))
 
 
 def _share_of(portion: ev.Portion) -> Share:
