@@ -13,24 +13,24 @@ from services.core import (
     Completion,
     FinishReason,
     HeldRequest,
-    Outcome,
     Progress,
     Reject,
     RejectReason,
     Report,
     Request,
 )
+from services.lengths import LEARNT_FROM
 from services.policies.decision import Decision
 from services.policies.preset import Preset
 from services.scheduler import events as ev
 from services.scheduler.board import Phase
 from services.scheduler.door import Limits, drains_s, hopeless, refusal, unservable
+from services.scheduler.endings import finish, learn
 from services.scheduler.jobs import Job, WorkerJobs
 from services.scheduler.ledger import Ledger
 from services.scheduler.rounds import Rounds, decision_of
 
 DEFAULT_LIMITS = Limits()
-LEARNT_FROM = (FinishReason.STOP, FinishReason.LENGTH)
 DRAINING = Reject(RejectReason.DRAINING, "the scheduler is shutting down", 1.0)
 
 
@@ -169,36 +169,11 @@ class SchedulerState:
     def _finish(
         self, job: Job, reason: FinishReason, output_tokens: int, now: float, message: str = ""
     ) -> None:
-        runs = self.ledger.phase(job) is Phase.RUNNING
-        since_s = float(self.ledger.board.jobs.since_s[job.row])
-        waiting_s = 0.0 if runs else now - (since_s if since_s < inf else job.request.arrival_s)
-        finish = ev.Finish(
-            job.link,
-            job.request_id,
-            reason,
-            output_tokens,
-            self.ledger.preemptions(job),
-            job.queued_s + waiting_s,
-            message,
-        )
-        self._actions.append(finish)
+        self._actions.append(finish(self.ledger, job, reason, output_tokens, now, message))
 
     def _learn(self, job: Job, reason: FinishReason, output_tokens: int, now: float) -> None:
-        if reason not in LEARNT_FROM:
-            return
-        request = job.request
-        outcome = Outcome(
-            request.request_id,
-            request.model,
-            request.application,
-            request.prompt_tokens,
-            output_tokens,
-            request.max_tokens,
-            reason,
-            now - request.arrival_s,
-            self.ledger.preemptions(job),
-        )
-        self._actions.append(ev.Learn(outcome))
+        if reason in LEARNT_FROM:
+            self._actions.append(learn(self.ledger, job, reason, output_tokens, now))
 
     def _drain(self, event: ev.Draining, now: float) -> None:
         self._draining = True
