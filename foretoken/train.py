@@ -1,7 +1,8 @@
 """`foretoken train`: models trained before anything is served."""
 
 import os
-from collections.abc import Iterator
+import signal
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -52,7 +53,7 @@ def ranker(
 
         course = Course(epochs, patience, seed, layers)
         what = Training(data, out, course, encoder, fine_tune, threads or os.cpu_count() or 1)
-        with _reporting() as report:
+        with _heeding_ctrl_c() as look, _reporting(look) as report:
             artefact = train_ranker(what, report)
     except KeyboardInterrupt:
         raise ValueError(f"stopped; nothing was written to {out}") from None
@@ -60,8 +61,31 @@ def ranker(
 
 
 @contextmanager
-def _reporting() -> "Iterator[Report]":
-    """A bar with the time left on a terminal's stderr, above it a line a trial."""
+def _heeding_ctrl_c() -> Iterator[Callable[[], None]]:
+    """A look that raises KeyboardInterrupt once it was pressed: the one raised at once is lost
+    where it falls into a callback of a library that lets no exception out."""
+    pressed = False
+
+    def note(number: int, frame: object) -> None:
+        nonlocal pressed
+        pressed = True
+        raise KeyboardInterrupt
+
+    def look() -> None:
+        if pressed:
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield look
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def _reporting(look: Callable[[], None]) -> "Iterator[Report]":
+    """A bar with the time left on a terminal's stderr, above it a line a trial; `look` is called
+    at every step."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
     from rich.progress import TimeRemainingColumn as TimeLeft
@@ -78,6 +102,7 @@ def _reporting() -> "Iterator[Report]":
 
         def tell(what: str, done: int, of: int) -> None:
             nonlocal current
+            look()
             if what.partition(",")[0] != current:  # another piece of work: its own time
                 current = what.partition(",")[0]
                 bar.reset(task)

@@ -142,7 +142,10 @@ async def running(batcher: aio.Channel | None = None, **config: Any) -> AsyncIte
     estimator_pb2_grpc.add_EstimatorServicer_to_server(estimator, advisers)
     channel = advisers.channel()
     # Later than any test takes: what a forecast waits for is what the test says.
-    given = {"forecast_timeout_s": 60.0, "forecast_late_s": 60.0} | config
+    given = (
+        dict.fromkeys(("forecast_patience_s", "forecast_timeout_s", "forecast_late_s"), 60.0)
+        | config
+    )
     service = SchedulerService(
         SchedulerConfig(**given), Advisers(channel, channel), registry, batcher
     )

@@ -25,7 +25,10 @@ class SchedulerConfig(ServedSettings):
     round_share: float = Field(0.5, gt=0, le=1)  # of this process's time; events gather meanwhile
     fleet_interval_s: float = Field(0.25, gt=0)  # how often gateways hear of queue and drain time
     outbox_limit: int = Field(65_536, gt=0)  # messages a slow gateway may be behind, then cut off
-    forecast_timeout_s: float = Field(0.05, gt=0)  # then history stands in; unfelt in a TTFT
+    # A request without a forecast by then runs if there is room for all it may make; else it waits
+    # for one, behind those that have theirs.
+    forecast_patience_s: float = Field(0.003, gt=0)
+    forecast_timeout_s: float = Field(0.05, gt=0)  # then history stands in
     # The better forecast is taken while the request may still wait; a queue moves in seconds.
     forecast_late_s: float = Field(2.0, gt=0)
     forecast_failures_max: int = Field(5, gt=0)  # in a row; then history answers at once

@@ -16,10 +16,13 @@ LONGEST_S = 600.0
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of what the scheduler keeps, and for how long it waits for what may come back."""
+    """Bounds of what the scheduler keeps; for how long it waits for who may come back, and for a
+    forecast: who has none by then is taken to make all that it may, and runs where there is room
+    for that."""
 
     max_queue: int = 4_096
     adopt_s: float = 10.0
+    patience_s: float = 0.003
 
 
 def refusal(

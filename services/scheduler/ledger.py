@@ -124,8 +124,10 @@ class Ledger:
         return not stays
 
     def adopt(self, job: Job, worker: WorkerJobs, held: HeldRequest, now: float) -> None:
-        """It is at that worker already, running or not, and stays there."""
+        """It is at that worker already, running or not, and stays there. Plans of an earlier
+        stream are no measure of what it reports on this one."""
         jobs, row = self.board.jobs, job.row
+        job.resumed_seq = 0
         self.board.jobs.home[row] = worker.number
         self.progress([(job, _as_progress(held))])
         jobs.limit[row] = held.limit_tokens

@@ -56,7 +56,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         """`batcher`: the way to a batcher of its own, where there is one."""
         preset = choose(config.policy, config.preset)
         self.config = config
-        limits = Limits(config.max_queue, config.adopt_s)
+        limits = Limits(config.max_queue, config.adopt_s, config.forecast_patience_s)
         self.state = SchedulerState(preset, limits, apart=batcher is not None)
         self.metrics = SchedulerMetrics(registry)
         self._advice = Advice(config, advisers, self)

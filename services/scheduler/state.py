@@ -5,6 +5,7 @@ whose directives changed one plan. Whoever owns the clock starts a Round when `r
 come: what happens at once makes one round, however much it is. Nothing here knows a policy.
 """
 
+from collections import deque
 from collections.abc import Callable
 from heapq import heappop, heappush
 from math import inf
@@ -50,6 +51,7 @@ class SchedulerState:
         self._draining = False
         self._dirty = False
         self._timers: list[tuple[float, int, str, str]] = []  # when, job's serial and id, or worker
+        self._unforeseen: deque[tuple[float, Job]] = deque()  # by when they are to be
         self._actions: list[ev.Action] = []
         self._handlers: dict[str, Callable[..., None]] = {
             "submitted": self._submitted,
@@ -96,7 +98,8 @@ class SchedulerState:
 
     def next_deadline(self) -> float:
         """When a Tick is due; infinite when nothing waits for time."""
-        return min(self._timers[0][0] if self._timers else inf, self.rounds.next_s)
+        timer_s = self._timers[0][0] if self._timers else inf
+        return min(timer_s, self._patience_ends_s(), self.rounds.next_s)
 
     def fleet(self) -> ev.Fleet:
         workers = tuple(
@@ -131,6 +134,8 @@ class SchedulerState:
         self._actions.append(ev.AskForecast((request,)))
         if request.worker_id:
             self._find_home(job, now)
+        if self.ledger.phase(job) is Phase.FORECASTING:
+            self._unforeseen.append((now + self.limits.patience_s, job))
 
     def _refusal(self, request: Request, now: float) -> Reject | None:
         model = self.ledger.board.models.get(request.model)
@@ -197,6 +202,9 @@ class SchedulerState:
                 self._abandon_orphans(worker_id, now)
             elif (job := self.jobs.get(request_id)) and self._serial(job) == serial:
                 self._job_due(job, now)
+        while self._patience_ends_s() <= now:
+            self.ledger.enqueue(self._unforeseen.popleft()[1])
+            self._dirty = True
         if self.rounds.next_s <= now:
             self.rounds.next_s = inf
             self._dirty = True
@@ -210,6 +218,16 @@ class SchedulerState:
             self._begin_anew(job)
             self._refuse_unservable(job)
             self._dirty = True
+
+    def _patience_ends_s(self) -> float:
+        """When the first that still has no forecast goes on without."""
+        while self._unforeseen and not self._is_unforeseen(self._unforeseen[0][1]):
+            self._unforeseen.popleft()
+        return self._unforeseen[0][0] if self._unforeseen else inf
+
+    def _is_unforeseen(self, job: Job) -> bool:
+        live = self.jobs.get(job.request_id) is job
+        return live and self.ledger.phase(job) is Phase.FORECASTING
 
     def _end_hopeless(self, rows: list[int], now: float) -> None:
         for row in rows:
