@@ -16,6 +16,8 @@ from services.core import (
 )
 from services.forecast import certain
 from services.policies.preset import choose
+from services.runtime.config import load
+from services.scheduler.config import SchedulerConfig
 from services.scheduler.eventlog import EventLog, read
 from services.scheduler.events import (
     Arranged,
@@ -31,6 +33,7 @@ from services.scheduler.events import (
     WorkerAttached,
     WorkerLost,
 )
+from services.scheduler.service import limits_of
 from services.scheduler.state import SchedulerState
 from tests.live import serving
 
@@ -52,7 +55,7 @@ async def test_replay_gives_identical_actions(tmp_path: Path):
             await asyncio.sleep(0.3)
         assert len(answers) == 24
         assert live.stop() == 0
-    state = SchedulerState(choose("past-future"))
+    state = SchedulerState(choose("past-future"), limits_of(load(SchedulerConfig, {})))
     seen = []
     for number, entry in enumerate(read(log)):
         actions = state.step(entry.event, entry.now)
@@ -80,7 +83,7 @@ async def test_an_aggressive_run_with_evictions_replays_too(tmp_path: Path):
             ]
             await asyncio.gather(*asks)
         assert live.stop() == 0
-    state = SchedulerState(choose("fcfs"))
+    state = SchedulerState(choose("fcfs"), limits_of(load(SchedulerConfig, {})))
     preempted = 0
     for entry in read(log):
         actions = state.step(entry.event, entry.now)

@@ -66,17 +66,21 @@ class Board:
         return row
 
     def remove(self, row: int) -> None:
-        self.foresee(row, None)
+        self._release(int(self.jobs.forecast[row]))
+        self.jobs.forecast[row] = self._unforeseen
         self.phase[row] = Phase.FREE
         self._free.append(row)
 
-    def foresee(self, row: int, forecast: Forecast | None) -> None:
+    def foresee(self, row: int, forecast: Forecast) -> None:
         """Its forecast from now on; the one before is forgotten with its last user."""
-        known = int(self.jobs.forecast[row])
-        self.jobs.forecast[row] = self.forecasts.intern(forecast) if forecast else self._unforeseen
-        if known != self._unforeseen:
-            self.forecasts.release(known)
-        self.recount(np.array([row]))
+        jobs, known = self.jobs, int(self.jobs.forecast[row])
+        jobs.forecast[row] = self.forecasts.intern(forecast)
+        jobs.total[row] = forecast.mean(int(jobs.output[row]), int(jobs.cap[row]))
+        self._release(known)
+
+    def _release(self, forecast: int) -> None:
+        if forecast != self._unforeseen:
+            self.forecasts.release(forecast)
 
     def renew(self, forecast: Forecast) -> None:
         """A population's newer forecast, for all who have its older one."""

@@ -26,8 +26,8 @@ class SchedulerConfig(ServedSettings):
     fleet_interval_s: float = Field(0.25, gt=0)  # how often gateways hear of queue and drain time
     outbox_limit: int = Field(65_536, gt=0)  # messages a slow gateway may be behind, then cut off
     # A request without a forecast by then runs if there is room for all it may make; else it waits
-    # for one, behind those that have theirs.
-    forecast_patience_s: float = Field(0.003, gt=0)
+    # for one, behind those that have theirs. So it costs an idle system nothing.
+    forecast_patience_s: float = Field(0.0, ge=0)
     forecast_timeout_s: float = Field(0.05, gt=0)  # then history stands in
     # The better forecast is taken while the request may still wait; a queue moves in seconds.
     forecast_late_s: float = Field(2.0, gt=0)

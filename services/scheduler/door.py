@@ -22,7 +22,7 @@ class Limits:
 
     max_queue: int = 4_096
     adopt_s: float = 10.0
-    patience_s: float = 0.003
+    patience_s: float = 0.001
 
 
 def refusal(

@@ -56,8 +56,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         """`batcher`: the way to a batcher of its own, where there is one."""
         preset = choose(config.policy, config.preset)
         self.config = config
-        limits = Limits(config.max_queue, config.adopt_s, config.forecast_patience_s)
-        self.state = SchedulerState(preset, limits, apart=batcher is not None)
+        self.state = SchedulerState(preset, limits_of(config), apart=batcher is not None)
         self.metrics = SchedulerMetrics(registry)
         self._advice = Advice(config, advisers, self)
         self._arranger = batcher and Arranger(
@@ -278,6 +277,10 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
                 report = message.report
                 self.dispatch(ev.Reported(link, worker_id, decode_report(report)))
                 self._advice.observe(worker_id, report.timings, report.swaps)
+
+
+def limits_of(config: SchedulerConfig) -> Limits:
+    return Limits(config.max_queue, config.adopt_s, config.forecast_patience_s)
 
 
 def _noticeable(value: float, told: float) -> bool:
