@@ -53,7 +53,7 @@ class GatewayConfig(ServedSettings):
 
     max_sessions: Count = 4096  # live choices; one more is refused with 429
     max_queued: Count = 4096  # waiting at the scheduler, as its own max_queue; one more: 429
-    max_arriving: Count = 512  # waiting to be read; at 2 ms a prompt the last waits a second
+    max_arriving: Count = 2048  # waiting to be read: a burst of 2,000 is taken in within seconds
     arriving_hold_s: Positive = 0.02  # but tokens that keep coming hold one up no longer
     arriving_burst_s: Positive = 0.005  # of reading between two looks: one long prompt, many short
     max_choices: Count = 128  # prompts x n of one call, as at OpenAI
