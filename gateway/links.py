@@ -4,11 +4,11 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from grpc import aio
 
+from services.runtime.backoff import Backoff
 from services.runtime.streams import Outbox
 
 log = logging.getLogger(__name__)
@@ -26,17 +26,6 @@ class Call(Protocol[DownCo]):
 
 
 Dial = Callable[[Outbox[Up]], Call[Down]]
-
-
-@dataclass(frozen=True, slots=True)
-class Backoff:
-    """Waits between attempts to connect: doubling from the first to the longest."""
-
-    first_s: float
-    longest_s: float
-
-    def after_s(self, failures: int) -> float:
-        return min(self.longest_s, self.first_s * 2.0 ** min(failures, 30))
 
 
 class Link(Generic[Up, Down]):

@@ -18,7 +18,7 @@ from gateway import messages
 from gateway.call import Call
 from gateway.config import GatewayConfig
 from gateway.door import Refused
-from gateway.links import Backoff, Dial, Link, WorkerLinks
+from gateway.links import Dial, Link, WorkerLinks
 from gateway.metrics import Metrics
 from gateway.pipeline import Pipeline
 from gateway.request import Clock, Generation, Parser, check_timeout
@@ -28,6 +28,7 @@ from gateway.turnstile import Turnstile
 from protos import gateway_pb2, gateway_pb2_grpc, scheduler_pb2, worker_pb2
 from protos.scheduler_pb2_grpc import SchedulerStub
 from protos.worker_pb2_grpc import WorkerStub
+from services.runtime.backoff import Backoff
 from services.runtime.codec import encode_reason
 from services.runtime.errors import Code, InvalidArgument, ServiceError
 from services.runtime.server import Mount
