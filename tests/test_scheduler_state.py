@@ -228,15 +228,15 @@ def test_a_lost_worker_gives_its_requests_back():
 
 
 def test_one_without_a_forecast_runs_where_there_is_room_for_all_it_may_make():
-    """A millisecond is waited for it; then 50 of 50 tokens are taken to come. `b` would need 460
-    tokens beside the 60 of `a`, where 475 may be planned: with a forecast it comes in."""
+    """A millisecond is waited for it; then all 50 tokens are taken to come. `b` would come to 16 +
+    470 tokens, where 475 may be planned: it waits for its forecast, and comes in with that."""
     s = state("past-future")
     told(s, worker(kv_tokens=500), 0.0)
     assert told(s, ev.Submitted(G, request("a")), 1.0) == [ev.AskForecast((request("a"),))]
     assert s.next_deadline() == 1.001
     place, plan = told(s, ev.Tick(), 1.001)
     assert (place.request_id, plan.plan.admit) == ("a", (Grant("a", 50),))
-    told(s, ev.Submitted(G, request("b", most=450)), 2.0)
+    told(s, ev.Submitted(G, request("b", most=470)), 2.0)
     assert told(s, ev.Tick(), 2.001) == []
     place, _ = told(s, ev.Forecasted((("b", certain(40)),)), 2.02)
     assert place.request_id == "b"

@@ -5,6 +5,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 from grpc import StatusCode, aio
 
@@ -90,6 +91,10 @@ class Attachment:
         except aio.AioRpcError as error:
             self._give_up_if_refused(error, welcome)
             log.warning("scheduler at %s: %s", self._config.scheduler_address, error.details())
+        except asyncio.CancelledError:
+            if _ends_our_task(call):
+                raise
+            log.warning("scheduler at %s: the stream was cut", self._config.scheduler_address)
         finally:
             call.cancel()
             attached = self._line is line
@@ -131,6 +136,13 @@ class Attachment:
     def _report(self, report: Report) -> None:
         if self._line:
             self._line.report(report)
+
+
+def _ends_our_task(call: aio.StreamStreamCall[Any, Any]) -> bool:
+    """Whether reading was cancelled because our own task is to end, and not because grpc cancelled
+    the call: it does when the other side ends a stream in the middle of a write."""
+    task = asyncio.current_task()
+    return not call.cancelled() or bool(task and task.cancelling())
 
 
 def _holding(
