@@ -171,7 +171,7 @@ async def refuse_each(scheduler: RecordingScheduler, code: Code) -> None:
     """Every stream that is opened: a refusal in the middle of a write may not be heard."""
     refused: list[object] = []
     while True:
-        await until(lambda: len(scheduler.hellos) > len(refused), 60)
+        await until(lambda: len(scheduler.hellos) > len(refused))
         refused[:] = scheduler.hellos
         scheduler.hang_up(ServiceError(code, "another worker is called that"))
 
