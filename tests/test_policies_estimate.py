@@ -1,6 +1,6 @@
 """How long batches take: sums by hand, and neighbours against a plain search."""
 
-from math import log2
+from math import hypot, inf, log2, nan
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ def column(*values: float) -> Floats:
 
 
 def with_batches(*batches: BatchTiming, k: int = 5) -> CostModel:
-    return CostModel(0.01, 0.0002, 0.001, 0.00001, neighbours=Neighbours(batches, k))
+    return CostModel(0.01, 0.0002, 0.001, 0.00001, neighbours=Neighbours.of(batches, k))
 
 
 def test_a_slice_by_hand() -> None:
@@ -127,8 +127,8 @@ def test_knn_against_a_plain_search(
 
 def _distance(asked: tuple[int, int, int], served: BatchTiming) -> float:
     features = (served.seqs, served.length_tokens, served.generated_tokens)
-    pairs = zip(asked, features, strict=True)
-    return sum((log2(1 + a) - log2(1 + b)) ** 2 for a, b in pairs) ** 0.5
+    apart = [log2(1 + a) - log2(1 + b) for a, b in zip(asked, features, strict=True)]
+    return hypot(*apart)
 
 
 def test_more_batches_than_one_chunk_are_the_same_as_one_by_one() -> None:
@@ -139,9 +139,12 @@ def test_more_batches_than_one_chunk_are_the_same_as_one_by_one() -> None:
     assert told == pytest.approx(np.tile(alone, CHUNK // 8))
 
 
-def test_neighbours_are_bounded() -> None:
+def test_neighbours_that_cannot_be_are_none() -> None:
     batch = BatchTiming(1, 1, 1, 1.0)
-    with pytest.raises(ValueError, match="at most 256 batches"):
-        Neighbours((batch,) * 257)
-    with pytest.raises(ValueError, match="1 to 256 at once"):
-        Neighbours((), 0)
+    assert len(Neighbours.of([batch] * 256)) == 256
+    for rows, k in [((1.0,) * 4 * 257, 5), ((1.0,) * 5, 5), ((), 0), ((), 257)]:
+        with pytest.raises(ValueError, match="1 to 256 of at most 256"):
+            Neighbours(rows, k)
+    for seconds in (nan, inf, -1.0):
+        with pytest.raises(ValueError, match="below zero or without end"):
+            Neighbours((1.0, 1.0, 1.0, seconds))

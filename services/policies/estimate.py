@@ -15,7 +15,7 @@ Estimate = Callable[[CostModel, Floats, Floats, Floats], Floats]
 """(cost, seqs, length, steps) → seconds to prefill each batch of `seqs` prompts, padded to `length`
 tokens, and to make `steps` new tokens of each. The columns broadcast; none may be negative."""
 
-REACH = 1.0  # doublings, of all three together, within which a batch is like another
+REACH = 0.5  # of a doubling, all three together: within it a batch is like another
 CHUNK = 1_024  # batches whose distances are held at once: 2 MB with 256 neighbours
 
 
@@ -34,7 +34,7 @@ def knn(cost: CostModel, seqs: Floats, length: Floats, steps: Floats) -> Floats:
     """
     columns = np.broadcast_arrays(*(np.asarray(c, float) for c in (seqs, length, steps)))
     told = linear(cost, *columns)
-    if not cost.neighbours.batches:
+    if not cost.neighbours:
         return told
     asked = np.stack([c.ravel() for c in columns])
     flat = told.ravel()
