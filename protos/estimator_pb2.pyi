@@ -60,6 +60,7 @@ class CostModel(_message.Message):
     UPLOAD_TOKEN_S_FIELD_NUMBER: _builtins.int
     ERROR_STEPS_FIELD_NUMBER: _builtins.int
     NEIGHBOURS_FIELD_NUMBER: _builtins.int
+    QUANTIZE_TOKEN_S_FIELD_NUMBER: _builtins.int
     NEIGHBOURS_ASKED_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     version: _builtins.int
@@ -78,6 +79,8 @@ class CostModel(_message.Message):
     """and back"""
     error_steps: _builtins.int
     """told before they were learnt from; 0: the errors are the fit's own"""
+    quantize_token_s: _builtins.float
+    """of a token there and back, what the device computes"""
     neighbours_asked: _builtins.int
     """the k most like a batch tell its time; 0: 5"""
     @_builtins.property
@@ -101,11 +104,12 @@ class CostModel(_message.Message):
         upload_token_s: _builtins.float = ...,
         error_steps: _builtins.int = ...,
         neighbours: _abc.Iterable[_builtins.float] | None = ...,
+        quantize_token_s: _builtins.float = ...,
         neighbours_asked: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_s", b"base_s", "context_token_s", b"context_token_s", "decode_seq_s", b"decode_seq_s", "error_p50", b"error_p50", "error_p90", b"error_p90", "error_steps", b"error_steps", "neighbours", b"neighbours", "neighbours_asked", b"neighbours_asked", "offload_token_s", b"offload_token_s", "prefill_token_s", b"prefill_token_s", "samples", b"samples", "source", b"source", "upload_token_s", b"upload_token_s", "version", b"version", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_s", b"base_s", "context_token_s", b"context_token_s", "decode_seq_s", b"decode_seq_s", "error_p50", b"error_p50", "error_p90", b"error_p90", "error_steps", b"error_steps", "neighbours", b"neighbours", "neighbours_asked", b"neighbours_asked", "offload_token_s", b"offload_token_s", "prefill_token_s", b"prefill_token_s", "quantize_token_s", b"quantize_token_s", "samples", b"samples", "source", b"source", "upload_token_s", b"upload_token_s", "version", b"version", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -129,11 +129,16 @@ class StepTiming:
 
 @dataclass(frozen=True, slots=True)
 class SwapTiming:
-    """One request's KV copied between device and host memory, as measured, quantizing included."""
+    """One request's KV copied between device and host memory, as measured, quantizing included.
+
+    `quantize_s` is the part that the device computes: gathering blocks and, where they rest as
+    INT8, quantizing them, or back. The rest is the link's, beside which the model runs on.
+    """
 
     direction: Direction
     tokens: int
     elapsed_s: float
+    quantize_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +217,9 @@ class CostModel:
     `error_steps`, each told by the model as it was served before it was learnt from; where
     `error_steps` is 0, too few have come yet, and they are the fit's own over its `samples`.
     `offload_token_s` and `upload_token_s` are seconds a token of KV takes to host memory and
-    back, 0 until a swap was measured. `neighbours` are what Magnus' estimator asks (papers/004).
+    back, 0 until a swap was measured, and `quantize_token_s` what the device computes of both
+    together: gathering, quantizing where KV rests as INT8, and back. `neighbours` are what
+    Magnus' estimator asks (papers/004).
     """
 
     base_s: float
@@ -226,6 +233,7 @@ class CostModel:
     samples: int = 0
     offload_token_s: float = 0.0
     upload_token_s: float = 0.0
+    quantize_token_s: float = 0.0
     error_steps: int = 0
     neighbours: Neighbours = Neighbours()
 

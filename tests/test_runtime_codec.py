@@ -139,10 +139,11 @@ ALL_SET: dict[str, Plan | Report | CostModel | Outcome] = {
     "report": Report(
         4, 3, (Progress("a", 1, 9, 2),), (Completion("b", 2, FinishReason.STOP),),
         (Progress("c", 3, 11, 4),), (StepTiming(1, 2, 3, 0.5),),
-        (SwapTiming(Direction.UPLOAD, 7, 0.25),), 640, 5,
+        (SwapTiming(Direction.UPLOAD, 7, 0.25, 0.125),), 640, 5,
     ),
     "cost": CostModel(
-        0.1, 0.2, 0.3, 0.4, 5, "linear", 0.6, 0.7, 8, 0.9, 1.0, 11, Neighbours((1, 2, 3, 0.4), 7)
+        0.1, 0.2, 0.3, 0.4, 5, "linear", 0.6, 0.7, 8, 0.9, 1.0, 1.1, 12,
+        Neighbours((1, 2, 3, 0.4), 7),
     ),
     "outcome": Outcome("r", "m", "a", 1, 2, 3, FinishReason.LENGTH, 4.0, 5),
 }  # fmt: skip

@@ -37,6 +37,12 @@ class EstimatorMetrics:
             "while there were too few of those, of its fit",
             ["quantile"], registry=registry,
         )  # fmt: skip
+        self._quantize_token_s = Gauge(
+            "foretoken_estimator_quantize_token_seconds",
+            "Seconds of the device's own of a token of KV to host memory and back, by the newest "
+            "model: gathering, quantizing where it rests as INT8, and back",
+            registry=registry,
+        )
         self._error_steps = Gauge(
             "foretoken_estimator_error_steps",
             "Steps behind foretoken_estimator_relative_error; 0: it is of the fit",
@@ -68,6 +74,7 @@ class EstimatorMetrics:
         self.refits.inc(refitted)
         self._swap_token_s.labels(Direction.OFFLOAD.value).set(model.offload_token_s)
         self._swap_token_s.labels(Direction.UPLOAD.value).set(model.upload_token_s)
+        self._quantize_token_s.set(model.quantize_token_s)
         self._error.labels("0.5").set(model.error_p50)
         self._error.labels("0.9").set(model.error_p90)
         self._error_steps.set(model.error_steps)

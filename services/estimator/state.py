@@ -46,6 +46,7 @@ class _Worker:
             error_steps=len(self.errors) if told else 0,
             offload_token_s=self.swaps.token_s(Direction.OFFLOAD),
             upload_token_s=self.swaps.token_s(Direction.UPLOAD),
+            quantize_token_s=self.swaps.quantize_token_s,
             neighbours=self.batches.neighbours,
         )
 

@@ -134,6 +134,6 @@ def _is_sound(model: CostModel) -> bool:
     """No time below zero or beyond measure, and reading a prompt takes some."""
     times = (
         model.base_s, model.prefill_token_s, model.decode_seq_s, model.context_token_s,
-        model.offload_token_s, model.upload_token_s,
+        model.offload_token_s, model.upload_token_s, model.quantize_token_s,
     )  # fmt: skip
     return all(isfinite(t) and t >= 0 for t in times) and model.prefill_token_s > 0
