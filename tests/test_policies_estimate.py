@@ -84,6 +84,15 @@ def test_the_nearest_are_asked_by_hand() -> None:
     assert seconds == pytest.approx((4.0 + 5.0) / 2)
 
 
+def test_as_near_as_the_last_asked_is_asked_too() -> None:
+    """k = 2 of three that are the very same: all count, whichever order they are kept in."""
+    alike = [BatchTiming(7, 127, 31, seconds) for seconds in (1.0, 2.0, 6.0)]
+    further = BatchTiming(7, 127, 35, 100.0)
+    for served in ([*alike, further], [further, *alike[::-1]]):
+        [seconds] = knn(with_batches(*served, k=2), column(7), column(127), column(31))
+        assert seconds == pytest.approx(3.0)
+
+
 def test_a_place_that_nobody_near_takes_is_the_linear_models() -> None:
     """Two like it, one of which is 16 times as long: 3 of 4 places are the model's."""
     cost = with_batches(BatchTiming(4, 100, 50, 8.0), BatchTiming(4, 1_600, 50, 80.0), k=4)
@@ -111,17 +120,18 @@ BATCHES = st.builds(
 def test_knn_against_a_plain_search(
     served: list[BatchTiming], k: int, asked: list[tuple[int, int, int]]
 ) -> None:
-    """Sums are compared where ties of distance can't change who is asked."""
+    """Square roots in place of products of matrices."""
     cost = with_batches(*served, k=k)
     told = knn(cost, *np.array(asked, float).T)
     for batch, seconds in zip(asked, told, strict=True):
         ranked = sorted((_distance(batch, b), b.elapsed_s) for b in served)
-        if len(ranked) > k and abs(ranked[k - 1][0] - ranked[k][0]) < 1e-9:
-            continue
-        near = [s for d, s in ranked[:k] if d <= REACH]
-        if any(abs(d - REACH) < 1e-9 for d, _ in ranked):
-            continue
-        expected = (sum(near) + (k - len(near)) * cost.serve_s(*batch)) / k
+        last = ranked[k - 1][0] if len(ranked) >= k else REACH
+        near = [s for d, s in ranked if d <= min(REACH, last + 1e-6)]
+        edges = (abs(d - edge) for d, _ in ranked for edge in (REACH, last) if d != edge)
+        if any(apart < 1e-4 for apart in edges):
+            continue  # rounding decides
+        elsewhere = max(0, k - len(near))
+        expected = (sum(near) + elsewhere * cost.serve_s(*batch)) / (len(near) + elsewhere)
         assert seconds == pytest.approx(expected)
 
 
