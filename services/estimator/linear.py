@@ -17,6 +17,7 @@ PREFILL = 1  # its column of the work
 RIDGE = 1e-4  # pulls colinear columns together, moves a determined fit by about 1e-8
 USUAL_MISS = 0.1  # of log time, some 10 %: beyond it a step counts less the further off it is
 TOLERANCE = 1e-8
+NOTHING = 1e-3  # of its start; `curve_fit` stays off its bounds, where this means 0
 
 
 def fit(samples: Iterable[StepTiming], version: int) -> CostModel | None:
@@ -90,7 +91,7 @@ def _curve(work: Floats, elapsed: Floats, start: Floats) -> Floats:
     except RuntimeError:  # it found no end; the start is a fit of its own
         return start
     found = start.copy()
-    found[some] *= shares
+    found[some] *= np.where(shares > NOTHING, shares, 0.0)
     return found
 
 
