@@ -5,7 +5,8 @@ then serves slice after slice of batches whose size, prompts and slice length ar
 some of a batch stay for the next slice, with their KV. Each slice is foretold by the cost model
 as it stands, and only then are its steps learnt from. What counts is the median relative error
 after the first 200 slices; neighbours (Magnus) are asked of the same batches, told apart by how
-far off a batch must be to be learnt from.
+far off a batch must be to be learnt from. It wants a quiet machine: times are those of the wall, and
+other processes' share of the cores is not foretold.
 """
 
 import argparse
@@ -152,7 +153,7 @@ def _model(state: EstimatorState) -> CostModel:
 def _print(
     misses: dict[str, list[float]], measured: Sequence[float], states: dict[str, EstimatorState]
 ) -> None:
-    after = slice(min(LEARNT, len(measured) // 2), None)
+    after = slice(min(LEARNT, 2 * len(measured) // 3), None)
     low, middle, high = np.quantile(measured, (0.05, 0.5, 0.95))
     print(f"{len(measured)} slices of {low:.3f}–{high:.3f} s, median {middle:.3f}")
     print(f"relative errors of those after the first {after.start}:")
