@@ -100,9 +100,9 @@ def _sized(
 
 
 def seconds_an_end(seconds: Floats, masses: Floats) -> Floats:
-    """min over d of E[min(S, d)] / P(S ≤ d), d among the ascending seconds of each row; where the
-    Gittins index, sup_d of the reciprocal, is attained, as between two of them P stays as it is.
-    """
+    """min over d of E[min(S, d)] / P(S ≤ d), d among the positive, ascending seconds of each row,
+    where it is attained, for between two of them P stays as it is: the reciprocal of the Gittins
+    index."""
     chance = np.cumsum(masses, axis=1)
     spent = np.cumsum(masses * seconds, axis=1)
     spent += seconds * (1.0 - chance)
