@@ -37,8 +37,8 @@ def tau(predictor: ContentPredictor, asked: list[Example]) -> float:
 
 @pytest.mark.parametrize(
     ("name", "least"),
-    [("retrieval", 0.3), ("retrieval-plain", 0.1), ("ranker", 0.7), ("forest", 0.3), ("trees", 0.5), ("ridge", 0.7),
-     ("classify", 0.4), ("proxy", 0.4), ("blend", 0.7)],
+    [("retrieval", 0.3), ("retrieval-plain", 0.1), ("ranker", 0.7), ("forest", 0.3),
+     ("trees", 0.5), ("ridge", 0.7), ("classify", 0.4), ("proxy", 0.4), ("blend", 0.7)],
 )  # fmt: skip
 def test_what_the_length_follows_from_is_found(name: str, least: float) -> None:
     predictor, held = taught(name, examples(600, 1)), examples(300, 2)
