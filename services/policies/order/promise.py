@@ -108,6 +108,6 @@ def _pressed(
     if params["pressed_share"] and late.any():
         at = np.flatnonzero(late)
         at = at[np.argsort(remaining_s[at], kind="stable")]
-        spared_s = float(np.min((spare_s - ahead_s)[on_time], initial=params["pressed_s"]))
+        spared_s = float(np.min((spare_s - ahead_s)[on_time], initial=inf))
         pressed[at[np.cumsum(remaining_s[at]) <= params["pressed_share"] * spared_s]] = True
     return pressed
