@@ -23,7 +23,7 @@ NOW = 100.0
 
 
 def board(
-    lengths: Sequence[int], split: int, places: int = 99, **columns: Sequence[float] | Ints | Floats
+    lengths: Sequence[int], split: int, **columns: Sequence[float] | Ints | Floats
 ) -> Snapshot:
     """Jobs of known lengths; those before `split` wait, the others run at the only worker."""
     count = len(lengths)
@@ -39,7 +39,7 @@ def board(
     }
     made = jobs(count, **(plain | columns))
     forecasts = table(*(certain(length) for length in lengths))
-    worker = seat(1, 10_000, places, cost=COST)
+    worker = seat(1, 10_000, cost=COST)
     return Snapshot(NOW, made, np.arange(split), np.arange(split, count), (worker,), forecasts)
 
 
@@ -68,8 +68,7 @@ def test_who_would_be_late_behind_the_shorter_ones_goes_first() -> None:
     """One runs at a time, 10 ms a token. The shorter two take 0.4 and 0.6 s together before the
     long one, which has 0.5 s left and takes 0.9; they have 2 s each, so can spare 2 - 0 and
     2 - 0.4 of it."""
-    late = {"arrival_s": [NOW - 3, NOW - 3, NOW - 4.5], "ttft_s": [5.0, 5.0, 5.0]}
-    snapshot = board([40, 60, 90], 3, **late)
+    snapshot = board([40, 60, 90], 3, arrival_s=[NOW - 3, NOW - 3, NOW - 4.5], ttft_s=[5.0] * 3)
     assert line(ranked(snapshot)) == [2, 0, 1]
     assert line(ranked(snapshot, pressed_share=0.5)) == [0, 1, 2]  # 0.9 of 0.8 s
     assert line(ranked(snapshot, pressed_s=0.3)) == [0, 1, 2]  # it has more left than that
