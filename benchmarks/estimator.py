@@ -5,8 +5,8 @@ then serves slice after slice of batches whose size, prompts and slice length ar
 some of a batch stay for the next slice, with their KV. Each slice is foretold by the cost model
 as it stands, and only then are its steps learnt from. What counts is the median relative error
 after the first 200 slices; neighbours (Magnus) are asked of the same batches, told apart by how
-far off a batch must be to be learnt from. It wants a quiet machine: times are those of the wall, and
-other processes' share of the cores is not foretold.
+far off a batch must be to be learnt from. It wants a quiet machine: times are the
+wall's, and other processes' share of the cores is not foretold.
 """
 
 import argparse
