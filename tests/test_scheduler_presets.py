@@ -36,11 +36,13 @@ def test_alise_and_its_rivals_differ_in_one_choice() -> None:
     rows = {name: choose(name) for name in presets() if name.startswith("alise")}
     assert {name: row.residency for name, row in rows.items()} == {
         "alise": "swap",
-        "alise-recompute": "recompute",
+        "alise-recompute": "drop",
         "alise-defer": "defer",
         "alise-oracle": "swap",
     }
-    assert {name for name, row in rows.items() if row.predictor != "retrieval"} == {"alise-oracle"}
+    assert {name for name, row in rows.items() if row.predictor != "retrieval-plain"} == {
+        "alise-oracle"
+    }
     assert all(row.params == ALISE | FILLING for row in rows.values())
 
 

@@ -7,6 +7,7 @@ from difflib import get_close_matches
 from importlib.resources import files
 from typing import Any
 
+from services.core import Residency
 from services.policies.form.batches import CUTS
 from services.policies.form.demand import FORMS
 from services.policies.interval import INTERVALS
@@ -22,14 +23,17 @@ DEFAULT = "past-future"
 @dataclass(frozen=True)
 class Residence:
     """What a worker's residency policy means to who plans: whether KV of those that don't run
-    may be kept, and whether it then keeps its device memory (`held_fast`)."""
+    may be kept, whether it then keeps its device memory (`held_fast`), and what becomes of it at
+    once when one is `paused`."""
 
     keeps: bool
     held_fast: bool = False
+    paused: Residency = Residency.KEEP
 
 
 RESIDENCIES = {
     "recompute": Residence(keeps=False),
+    "drop": Residence(keeps=False, paused=Residency.DROP),
     "swap": Residence(keeps=True),
     "defer": Residence(keeps=True, held_fast=True),
     "cost": Residence(keeps=True),

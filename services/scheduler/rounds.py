@@ -19,7 +19,7 @@ from services.policies.decide import arrange, complete, narrow, rank
 from services.policies.decision import Decision, Share, Why, Whys
 from services.policies.memory import Memory
 from services.policies.order.ranking import Ranking
-from services.policies.preset import Preset
+from services.policies.preset import RESIDENCIES, Preset
 from services.policies.snapshot import Contest, Snapshot
 from services.scheduler import events as ev
 from services.scheduler.board import Phase
@@ -81,9 +81,10 @@ class Rounds:
     ) -> Iterator[ev.Action]:
         ledger = self._ledger
         board = ledger.board
+        paused = RESIDENCIES[self.preset.residency].paused
         for _, job in self._current(share.pause, stale):
             if job.request_id in worker.running:
-                ledger.pause(job, worker, now)
+                ledger.pause(job, worker, paused, now)
         enters = board.phase[share.run] == Phase.QUEUED
         longer = (board.phase[share.run] == Phase.RUNNING) & (
             share.limits > board.jobs.limit[share.run]
