@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.policies.decision import Reason
-from services.policies.form.demand import Demand
 from services.policies.form.fill import Filled, fill, fill_places
+from services.policies.form.past_future import Peaks
 from services.policies.form.peak import peak_tokens
+from services.policies.form.sums import Sums
 
 W, R = False, True  # who waits, who runs
 
@@ -19,7 +20,7 @@ def filled(
     line: Sequence[tuple[bool, float]], limit: float, places: int = 99, alone: bool = False
 ) -> Filled:
     runs = np.array([runs for runs, _ in line], bool)
-    return fill(runs, Demand(np.array([held for _, held in line], float), limit), places, alone)
+    return fill(runs, Sums(np.array([held for _, held in line], float), limit), places, alone)
 
 
 def who(
@@ -127,7 +128,7 @@ def test_fill_does_what_its_promise_says(
         return peak_tokens(held[rows], left[rows])
 
     given_runs = np.array(runs, bool)
-    demand = Demand(held, limit, left[None] if foreseen else None)
+    demand = Peaks(held, limit, left[None]) if foreseen else Sums(held, limit)
     told = fill(given_runs, demand, places, alone)
     expected = literal(runs, need, limit, places, alone)
     assert np.flatnonzero(told.run).tolist() == expected.run
@@ -182,7 +183,7 @@ def test_fill_places_does_what_its_promise_says(
     runs = np.array([runs for runs, _, _ in line], bool)
     holds = np.array([runs or rests for runs, rests, _ in line], bool)
     held = np.array([held for _, _, held in line], float)
-    told = fill_places(runs, holds, Demand(held, limit), places, alone)
+    told = fill_places(runs, holds, Sums(held, limit), places, alone)
     run = np.flatnonzero(told.run).tolist()
     assert run == literal_places(line, limit, places, alone)
     waits = np.flatnonzero(~told.run & ~runs).tolist()
@@ -201,7 +202,7 @@ def test_fill_places_does_what_its_promise_says(
 def test_where_paused_kv_keeps_the_device_who_waits_for_a_place_is_told_so() -> None:
     """The first rests and could run again; the second would not fit."""
     runs, holds = np.array([R, W, W]), np.array([True, True, False])
-    told = fill_places(runs, holds, Demand(np.array([40.0, 40.0, 40.0]), 100), 1, alone=False)
+    told = fill_places(runs, holds, Sums(np.array([40.0, 40.0, 40.0]), 100), 1, alone=False)
     assert told.run.tolist() == [True, False, False]
     assert told.reasons[1:].tolist() == [Reason.PLACES, Reason.BEHIND]
     assert (told.a[1], told.b[1]) == (1, 1)
