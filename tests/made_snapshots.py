@@ -98,10 +98,12 @@ def demanded(
     seed: int = 0,
     runs: Sequence[bool] | Bools | None = None,
     numbers: Mapping[str, float] | None = None,
+    limits: Sequence[int] | Ints | None = None,
 ) -> Demand:
-    """What a line asks of memory; nobody runs unless it is said. Slices are whole."""
+    """What a line asks of memory; nobody runs, and slices are whole, unless it is said."""
     running = np.zeros(len(made), bool) if runs is None else np.array(runs, bool)
-    line = Line(made, running, made.cap, worker, forecasts, numbers or {})
+    granted = made.cap if limits is None else np.array(limits, np.int64)
+    line = Line(made, running, granted, worker, forecasts, numbers or {})
     given = resolve(form, FORMS[form].params, params)
     return FORMS[form].demand(line, given, np.random.default_rng(seed))
 

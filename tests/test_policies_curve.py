@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.forecast import Forecast, certain, from_lengths
+from services.forecast import Forecast, Ints, certain, from_lengths
 from services.policies.form.curve import LARGEST_Z, TIMES, Curve, Z, feedback
 from services.policies.form.demand import Line
 from services.policies.form.fill import fill
@@ -152,7 +152,7 @@ def test_the_longest_prefix_is_what_a_scan_finds_and_needs_rise(
 ) -> None:
     """Of any order of some of a line; and of who could be added alone."""
     rng = np.random.default_rng(seed)
-    forecasts = [from_lengths(rng.integers(1, 800, 80), 900, "h"), certain(60)]
+    forecasts = [from_lengths(rng.integers(1, 800, 80).tolist(), 900, "h"), certain(60)]
     made = jobs(
         count,
         prompt=rng.integers(1, 300, count),
@@ -166,12 +166,12 @@ def test_the_longest_prefix_is_what_a_scan_finds_and_needs_rise(
     base = data.draw(st.integers(0, len(order)))
     most = data.draw(st.integers(0, len(order) - base))
 
-    def need(rows: Sequence[int]) -> float:
+    def need(rows: Ints) -> float:
         mean = sum((demand.mean[:, row] for row in rows), np.zeros(len(demand.mean)))
         variance = sum((demand.variance[:, row] for row in rows), np.zeros(len(demand.mean)))
         return float(np.max(mean + z * np.sqrt(variance)))
 
-    def fits(rows: Sequence[int]) -> bool:
+    def fits(rows: Ints) -> bool:
         return need(rows) <= demand.limit
 
     more, told = demand.longest(order, base, most)
@@ -180,7 +180,7 @@ def test_the_longest_prefix_is_what_a_scan_finds_and_needs_rise(
     assert [told(k) for k in asked] == pytest.approx([need(order[: base + k]) for k in asked])
     assert [told(k) for k in asked] == sorted(told(k) for k in asked)
     kept, later = order[:base], order[base:]
-    expected = [fits([*kept, row]) for row in later]
+    expected = [fits(np.append(kept, row)) for row in later]
     assert demand.able(kept, later).tolist() == expected
 
 
@@ -189,9 +189,7 @@ def test_the_longest_prefix_is_what_a_scan_finds_and_needs_rise(
 
 def seen(evictions: int, endings: int) -> Snapshot:
     nobody = np.arange(0)
-    return Snapshot(
-        0.0, jobs(0), nobody, nobody, (), table(), evictions=evictions, endings=endings
-    )
+    return Snapshot(0.0, jobs(0), nobody, nobody, (), table(), evictions=evictions, endings=endings)
 
 
 def test_feedback_as_a_transcript() -> None:

@@ -106,7 +106,7 @@ def test_every_form_keeps_to_the_places(form: str) -> None:
     assert formed(form, 1_000, [(1, 0, 1)] * 3, [(1, 0, 1)], most=2)[0] == 0
 
 
-TIGHT = {
+TIGHT: dict[str, dict[str, float]] = {
     "aggressive": {"watermark": 0.5},
     "conservative": {"overcommit": 0.5},
     "past_future": {"reserved": 0.5},
@@ -267,8 +267,8 @@ def test_no_more_run_than_a_batch_has() -> None:
 
 def test_a_step_has_so_many_tokens() -> None:
     """Two decode, at 1 token each, and one is 30 short of its prompt: 32 of 50 tokens. A prompt of
-    60 gets the 18 that are left for its first chunk; for the next one no token is left: with it 97 are
-    to be computed."""
+    60 gets the 18 that are left for its first chunk; for the next one no token is left: with it 97
+    are to be computed."""
     made = jobs(
         5,
         prompt=[20, 20, 40, 60, 5],

@@ -26,7 +26,7 @@ def arrange_continuous(
         line = np.flatnonzero(at == worker.number)
         line = line[np.lexsort((~contest.runs[line], contest.line[line]))]
         runs, peak = contest.runs[line], 0.0
-        if not runs.all() or FORMS[preset.form].renews:
+        if not runs.all() or (len(line) and FORMS[preset.form].renews):
             filled = _filled(contest, worker, line, forecasts, preset, rng)
             waits = ~runs
             rows, a, b = contest.rows[line[waits]], filled.a[waits], filled.b[waits]

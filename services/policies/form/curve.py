@@ -54,7 +54,8 @@ class Curve(Demand):
 
 
 def _sum(table: Floats, rows: Ints) -> Floats:
-    return table.take(rows, axis=1).sum(axis=1, keepdims=True)
+    total: Floats = table.take(rows, axis=1).sum(axis=1, keepdims=True)
+    return total
 
 
 def _running_sums(table: Floats, stay: Ints, next_ones: Ints) -> Floats:

@@ -6,7 +6,6 @@ import numpy as np
 
 from services.forecast import Floats, Ints
 
-
 Statistic = Callable[[Floats], float]  # of the peaks of several scenarios
 
 
@@ -33,15 +32,14 @@ def peak_tokens(held: Ints | Floats, remaining: Ints | Floats) -> float:
 
 
 class PrefixPeaks:
-    """M* over scenarios, taken together by a statistic that rises with each, of some requests that run and the first k of others that queue.
+    """M* of some requests that run and the first k of others that queue, over scenarios whose peaks
+    a statistic takes together; it must rise with each of them.
 
     `held` is (n,) and `remaining` (scenarios, n), the running first. Sorted once; each prefix is
     then one masked pass, O(scenarios · n), remembered.
     """
 
-    def __init__(
-        self, running: int, held: Floats, remaining: Floats, statistic: Statistic = mean
-    ):
+    def __init__(self, running: int, held: Floats, remaining: Floats, statistic: Statistic = mean):
         self._running = running
         self._statistic = statistic
         self._order = np.argsort(-remaining, axis=1)

@@ -1,4 +1,4 @@
-"""Forming by the tokens of a step: decodes first, then as much of prompts as a step has room for."""
+"""Forming by the tokens of a step: decodes first, then as much of prompts as there is room for."""
 
 from dataclasses import dataclass
 
