@@ -90,14 +90,22 @@ class Literal(NamedTuple):
     by_places: bool
 
 
-def literal(runs: list[bool], need: Need, limit: float, places: int, alone: bool) -> Literal:
+def literal(
+    runs: list[bool],
+    need: Need,
+    limit: float,
+    places: int,
+    alone: bool,
+    due: list[bool] | None = None,
+) -> Literal:
     """The docstring of fill.py, a sentence a line."""
     count = len(runs)
-    ahead = runs.index(W) if W in runs else count
+    stays = [runs[i] and not (due and due[i]) for i in range(count)]
+    ahead = stays.index(False) if False in stays else count
     run = list(range(ahead))  # "those ahead of everybody who waits stay, whatever memory says"
     stop, by_places = None, False
     for i in range(ahead, count):  # "the line is taken in order until one does not fit"
-        exempt = i == 0 and alone and not any(runs) and places > 0
+        exempt = i == 0 and (alone or runs[0]) and not any(stays) and places > 0
         by_places = len(run) >= places
         if by_places or (need([*run, i]) > limit and not exempt):
             stop = i
@@ -107,7 +115,8 @@ def literal(runs: list[bool], need: Need, limit: float, places: int, alone: bool
     behind = [i for i in range(count) if runs[i] and i not in run]
     for i in behind:  # "who runs behind it goes on if there is still room beside …"
         fits = len(run) < places and need([*run, i]) <= limit
-        if not came or fits:  # "paused only where one who stood ahead of it came in"
+        # "paused only where one who stood ahead of it came in", or who is due finds no room
+        if not (came or due) or fits:
             run.append(i)
     return Literal(sorted(run), stop, by_places)
 
@@ -149,6 +158,27 @@ def test_fill_does_what_its_promise_says(
             assert why == (Reason.BEHIND, i, 0)
     if not any(i in expected.run for i in waiting):
         assert expected.run == [i for i in range(len(line)) if runs[i]]
+
+
+@settings(max_examples=300)
+@given(
+    st.lists(st.tuples(st.booleans(), st.booleans(), st.integers(1, 40)), min_size=1, max_size=12),
+    st.integers(0, 250),
+    st.integers(0, 13),
+    st.booleans(),
+)
+def test_fill_keeps_its_promise_to_those_who_are_due(
+    line: list[tuple[bool, bool, int]], limit: int, places: int, alone: bool
+) -> None:
+    runs = [runs for runs, _, _ in line]
+    due = [runs and asks for runs, asks, _ in line]
+    held = np.array([held for _, _, held in line], float)
+    told = fill(np.array(runs), Sums(held, limit, due=np.array(due)), places, alone)
+    expected = literal(runs, lambda rows: float(held[rows].sum()), limit, places, alone, due)
+    assert np.flatnonzero(told.run).tolist() == expected.run
+    assert told.peak == held[expected.run].sum()
+    waits = [i for i in range(len(line)) if not runs[i] and not told.run[i]]
+    assert all(told.reasons[i] == Reason.BEHIND for i in waits[1:])
 
 
 def literal_places(

@@ -15,7 +15,7 @@ from services.policies.form.demand import Demand
 from services.policies.form.fill import fill
 from services.policies.form.forms import FORMS
 from services.policies.form.past_future import Peaks
-from services.policies.form.peak import PrefixPeaks, peak_tokens
+from services.policies.form.peak import PrefixPeaks, Statistic, largest, mean, peak_tokens
 from services.policies.form.sums import Sums
 from services.policies.parameters import resolve
 from services.policies.preset import choose
@@ -372,10 +372,11 @@ def test_past_future_admits_what_a_linear_scan_admits(
     st.lists(st.integers(1, 50), min_size=1, max_size=12),
     st.integers(0, 300),
     st.one_of(st.none(), st.integers(0, 2**32)),
+    st.sampled_from([mean, largest]),
     st.data(),
 )
 def test_the_longest_that_fits_is_what_a_scan_finds(
-    holds: list[int], limit: int, seed: int | None, data: st.DataObject
+    holds: list[int], limit: int, seed: int | None, statistic: Statistic, data: st.DataObject
 ) -> None:
     """Of any order of some of a line, behind any that are in already; with and without draws."""
     order: Ints = np.array(data.draw(st.permutations(range(len(holds)))), np.int64)
@@ -389,9 +390,9 @@ def test_the_longest_that_fits_is_what_a_scan_finds(
 
     def need(count: int) -> float:
         among = order[: base + count]
-        return float(np.mean([peak_tokens(held[among], each[among]) for each in left]))
+        return statistic(np.array([peak_tokens(held[among], each[among]) for each in left]))
 
-    demand = Sums(held, limit) if seed is None else Peaks(held, limit, left)
+    demand = Sums(held, limit) if seed is None else Peaks(held, limit, left, statistic)
     fits, told = demand.longest(order, base, most)
     assert fits == len(list(takewhile(lambda k: need(k) <= limit, range(1, most + 1))))
     asked = [fits, *([fits + 1] if fits < most else [])]

@@ -15,7 +15,9 @@ from services.policies.memory import Memory
 from services.policies.preset import Preset, choose
 from services.policies.snapshot import NOWHERE, Snapshot, Worker
 from tests.made_snapshots import demanded, jobs, seat, table
+from tests.scheduler_load import Load
 from tests.test_policies_decide import check
+from tests.test_scheduler_load import bimodal
 
 FIRM: dict[str, dict[str, object]] = {
     "conservative": {"form": "conservative"},
@@ -136,6 +138,18 @@ def test_outputs_that_nobody_foresees_do_run_out_of_memory() -> None:
     for _ in range(40):
         dumb.step()
     assert dumb.most == 8 * 50
+
+
+@pytest.mark.parametrize("name", FIRM)
+def test_the_scheduler_keeps_the_promise_under_load(name: str) -> None:
+    """Four of five answers are short, the fifth twenty times as long; a quarter of what would run
+    without a limit fits."""
+    told = Load("fcfs", list(bimodal(requests=80)), 3_000, **FIRM[name]).run()
+    assert (len(told.ended_s), told.evictions) == (80, 0)
+
+
+def test_without_a_promise_the_same_load_evicts() -> None:
+    assert Load("fcfs", list(bimodal(requests=80)), 3_000).run().evictions > 0
 
 
 # Slices by hand

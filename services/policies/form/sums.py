@@ -44,7 +44,8 @@ def sliced(line: Line, params: Params, rng: np.random.Generator) -> Demand:
     papers/003 Eq. 7–9, without the padding of its static batches).
 
     Whoever is inside its slice counts for as far as that goes. Whoever comes to the next one must
-    find room for it again, so that nobody is evicted inside a slice.
+    find room for it again, so that nobody is evicted inside a slice. (Under `defer` the paused keep
+    their memory, so there that holds only of who comes in.)
     """
     jobs, worker = line.jobs, line.worker
     reach = worker.whole_blocks(jobs.prompt + np.maximum(line.limits, jobs.output)).astype(float)
