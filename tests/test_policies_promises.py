@@ -144,7 +144,7 @@ def test_outputs_that_nobody_foresees_do_run_out_of_memory() -> None:
 def test_the_scheduler_keeps_the_promise_under_load(name: str) -> None:
     """Four of five answers are short, the fifth twenty times as long; a quarter of what would run
     without a limit fits."""
-    told = Load("fcfs", list(bimodal(requests=80)), 3_000, **FIRM[name]).run()
+    told = Load("fcfs", list(bimodal(requests=80)), 3_000, 64, **FIRM[name]).run()
     assert (len(told.ended_s), told.evictions) == (80, 0)
 
 
