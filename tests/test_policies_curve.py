@@ -187,9 +187,11 @@ def test_the_longest_prefix_is_what_a_scan_finds_and_needs_rise(
 # Feedback
 
 
-def seen(evictions: int, endings: int) -> Snapshot:
-    nobody = np.arange(0)
-    return Snapshot(0.0, jobs(0), nobody, nobody, (), table(), evictions=evictions, endings=endings)
+def seen(evictions: int, endings: int, waiting: int = 1) -> Snapshot:
+    made, nobody = jobs(waiting), np.arange(0)
+    return Snapshot(
+        0.0, made, np.arange(waiting), nobody, (), table(), evictions=evictions, endings=endings
+    )
 
 
 def test_feedback_as_a_transcript() -> None:
@@ -200,6 +202,16 @@ def test_feedback_as_a_transcript() -> None:
         memory = feedback(seen(evictions, endings), given_params, memory)
         zs.append(memory.number(Z, -1.0))
     assert zs == pytest.approx([-1.0, 1.1, 1.0, 1.0, 1.2, LARGEST_Z, 0.0])
+
+
+def test_what_ends_while_nobody_waits_lowers_no_z() -> None:
+    """1,000 endings are seen, and left out; the next 20 are 0.1 down, and an eviction counts."""
+    given_params = {"z": 1.0, "reserved": 0.0, "eviction_share": 0.05}
+    memory, zs = Memory(), []
+    for evictions, endings, waiting in [(0, 1_000, 0), (0, 1_020, 1), (1, 1_020, 0)]:
+        memory = feedback(seen(evictions, endings, waiting), given_params, memory)
+        zs.append(memory.number(Z))
+    assert zs == pytest.approx([1.0, 0.9, 1.0])
 
 
 def test_asked_for_no_share_z_stays_what_it_is() -> None:

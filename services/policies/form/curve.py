@@ -112,14 +112,16 @@ def feedback(snapshot: Snapshot, params: Params, memory: Memory) -> Memory:
     """z moved by what has come of it: up by STEP for every eviction, down by STEP ·
     `eviction_share` for every request that has ended, so that it comes to rest where evictions are
     that share of endings (Robbins–Monro with a constant step, which follows a load that drifts).
-    Between 0, where needs still rise with everybody who comes in, and LARGEST_Z: a share that is
-    passed by neither is not reached."""
+    What ends while nobody waits says nothing of z, and moves it nowhere: a quiet hour must not end
+    in a burst of evictions. Between 0, where needs still rise with everybody who comes in, and
+    LARGEST_Z: a share that is passed by neither is not reached."""
     asked = params["eviction_share"]
     evictions = snapshot.evictions - memory.number(SEEN_EVICTIONS)
     endings = snapshot.endings - memory.number(SEEN_ENDINGS)
     if not asked or not (evictions or endings):
         return memory
-    z = memory.number(Z, params["z"]) + STEP * (evictions - asked * endings)
+    down = asked * endings if len(snapshot.queued) else 0.0
+    z = memory.number(Z, params["z"]) + STEP * (evictions - down)
     seen = {SEEN_EVICTIONS: float(snapshot.evictions), SEEN_ENDINGS: float(snapshot.endings)}
     return memory.with_numbers(**{Z: min(max(z, 0.0), LARGEST_Z)}, **seen)
 
