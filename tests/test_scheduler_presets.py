@@ -69,8 +69,8 @@ def test_an_arrangement_has_forms_of_its_own() -> None:
     assert choose("fcfs", {"arrangement": "batch", "form": "fixed"}).params == {"batch_size": 7}
     with pytest.raises(ValueError, match=r"unknown preset.form 'aggressive'.*; known: fixed"):
         choose("fcfs", {"arrangement": "batch"})
-    with pytest.raises(ValueError, match=r"unknown preset.form 'fixed'; known: aggressive, "):
-        choose("fcfs", {"form": "fixed"})
+    with pytest.raises(ValueError, match=r"unknown preset.form 'dp'; known: aggressive, "):
+        choose("fcfs", {"form": "dp"})
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 
 from services.core import Residency
 from services.policies.form.batches import CUTS
-from services.policies.form.demand import FORMS
+from services.policies.form.forms import FORMS
 from services.policies.interval import INTERVALS
 from services.policies.order.orders import ORDERS
 from services.policies.parameters import Param, resolve
