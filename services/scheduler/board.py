@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from services.core import Request
 from services.forecast import UNCAPPED, Forecast, ForecastTable, Ints
-from services.policies.snapshot import NOWHERE, Jobs, Snapshot, Worker
+from services.policies.snapshot import CHAIN, FLOATS, NOWHERE, Jobs, Snapshot, Worker
 
 FIRST_ROWS = 256
 UNFORESEEN = Forecast((float(UNCAPPED),), (1.0,), UNCAPPED, "unforeseen", 0, "unforeseen")
@@ -35,6 +35,8 @@ class Board:
         self.phase: NDArray[np.int8] = np.zeros(FIRST_ROWS, np.int8)
         self.jobs = _blank(FIRST_ROWS)
         self._frozen = _read_only(self.jobs)
+        self.chains: Ints = np.zeros((FIRST_ROWS, CHAIN), np.int64)
+        self.evictions = self.endings = 0  # so far
         self._free = list(range(FIRST_ROWS))[::-1]
         self._serial = self._admitted = 0
         self.models: dict[str, int] = {}
@@ -59,10 +61,14 @@ class Board:
         jobs.cap[row] = jobs.total[row] = request.max_tokens
         for column in (jobs.held, jobs.blocks, jobs.limit, jobs.admitted, jobs.preemptions):
             column[row] = 0
+        jobs.evictions[row] = jobs.tenant[row] = 0
+        jobs.weight[row] = 1.0
+        self.chains[row] = 0
         jobs.forecast[row] = self._unforeseen
         jobs.arrival_s[row], jobs.deadline_s[row] = request.arrival_s, request.deadline_s
         jobs.ttft_s[row], jobs.tpot_s[row] = request.sla.ttft_s, request.sla.tpot_s
-        jobs.since_s[row] = inf
+        jobs.mtpot_s[row] = request.sla.mtpot_s
+        jobs.since_s[row] = jobs.first_s[row] = inf
         return row
 
     def remove(self, row: int) -> None:
@@ -89,10 +95,12 @@ class Board:
             live = (self.jobs.forecast == row) & (self.phase != Phase.FREE)
             self.recount(np.flatnonzero(live))
 
-    def advance(self, rows: Ints, output: Ints, held: Ints, blocks: Ints) -> None:
+    def advance(self, rows: Ints, output: Ints, held: Ints, blocks: Ints, now: float) -> None:
         """What these have by their worker's last word, which never takes tokens back. One pass of
         numpy over all rows of a report: below a microsecond each."""
         jobs = self.jobs
+        first = rows[(output > 0) & (jobs.first_s[rows] == inf)]
+        jobs.first_s[first] = now
         jobs.output[rows] = np.maximum(jobs.output[rows], output)
         jobs.held[rows], jobs.blocks[rows] = held, blocks
         self.recount(rows)
@@ -130,6 +138,9 @@ class Board:
             np.flatnonzero(self.phase == Phase.RUNNING),
             workers,
             self.forecasts,
+            self.chains,
+            self.evictions,
+            self.endings,
         )
 
     def _grow(self) -> None:
@@ -142,14 +153,14 @@ class Board:
             )
         )
         self._frozen = _read_only(self.jobs)
+        self.chains = np.concatenate([self.chains, np.zeros((rows, CHAIN), np.int64)])
         self.phase = np.concatenate([self.phase, np.zeros(rows, np.int8)])
         self._free = list(range(rows, 2 * rows))[::-1]
 
 
 def _blank(rows: int) -> Jobs:
-    kinds = {"total", "arrival_s", "since_s", "deadline_s", "ttft_s", "tpot_s"}
     return Jobs(
-        *(np.zeros(rows, float if each.name in kinds else np.int64) for each in fields(Jobs))
+        *(np.zeros(rows, float if each.name in FLOATS else np.int64) for each in fields(Jobs))
     )
 
 

@@ -347,7 +347,8 @@ class SchedulerState:
                 (job, told)
                 for told in report.progress
                 if (job := jobs.get(told.request_id)) and home[job.row] == here
-            ]
+            ],
+            now,
         )
         for completion in report.finished:
             if job := self._here(completion.request_id, worker):
@@ -369,7 +370,7 @@ class SchedulerState:
     ) -> None:
         """Unless it was paused before, and runs again by a plan that came after."""
         runs = job.request_id in worker.running
-        self.ledger.progress([(job, told)])
+        self.ledger.progress([(job, told)], now)
         if runs and report.applied_plan_seq >= job.resumed_seq:
             self.ledger.evict(job, worker, now)
             self._tell_preempted(job)
