@@ -33,6 +33,7 @@ class Kind(StrEnum):
     STARTED = "started"
     PAUSED = "paused"
     EVICTED = "evicted"
+    RETURNED = "returned"
     LOST = "lost"
     SWAPPED_OUT = "swapped out"
     SWAPPED_IN = "swapped in"
@@ -216,6 +217,9 @@ SENTENCES: dict[Kind, Callable[..., str]] = {
     Kind.STARTED: lambda output, worker: f"{worker} reports its first tokens: {output}",
     Kind.PAUSED: _paused,
     Kind.EVICTED: _evicted,
+    Kind.RETURNED: lambda worker, output: (
+        f"its slice at {worker} is made, {output} output tokens so far: back in the line"
+    ),
     Kind.LOST: lambda worker: f"lost with {worker}: waits again, its KV is gone",
     Kind.SWAPPED_OUT: lambda held: f"{held} tokens of its KV went to host memory",
     Kind.SWAPPED_IN: lambda held: f"{held} tokens of its KV are back on the device",

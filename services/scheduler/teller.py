@@ -96,6 +96,8 @@ class Teller:
         for action in actions:
             if told := self._actions.get(action.kind):
                 told(action, now, event, state, whys)
+        if isinstance(event, ev.Reported | ev.Round | ev.Arranged):
+            self._returned(now, state)
         if isinstance(event, ev.Cancelled):
             self._cancelled(event, now, state)
         elif isinstance(event, ev.GatewayLost):
@@ -113,6 +115,9 @@ class Teller:
         """Of those that have ended."""
         return len(self._ended) + len(self._refused)
 
+    def knows(self, request_id: str) -> bool:
+        return any(request_id in each for each in (self._live, self._ended, self._refused))
+
     def ids(self, beginning: str) -> list[str]:
         """Requests whose ids begin so. O(stories)."""
         every = chain(self._live, self._ended, self._refused)
@@ -123,7 +128,7 @@ class Teller:
         if tale:
             return tale.story(True, chain(tale.told(), self._pending(tale), self._now(tale, state)))
         tale = self._ended.get(request_id) or self._refused.get(request_id)
-        return tale and tale.story(False, tale.told())
+        return tale.story(False, tale.told()) if tale else None
 
     def _now(self, tale: Tale, state: SchedulerState) -> Iterator[Chapter]:
         """Where one that waits stands by the last round."""
@@ -134,7 +139,8 @@ class Teller:
         at = np.flatnonzero(ranking.queued == number)
         if len(at):
             place = int(np.count_nonzero(key < key[at[0]])) + 1
-            yield Chapter(self._decided_s, Kind.LINE, (place, len(key)))
+            latest_s = max(self._decided_s, tale.chapters[-1].at_s)
+            yield Chapter(latest_s, Kind.LINE, (place, len(key)))
 
     # Writing
 
@@ -157,11 +163,12 @@ class Teller:
         if repeats == NOTHING:
             return
         times, until_s = int(c.times[row]), float(c.until_s[row])
+        since_s = float(c.since_s[row])
         if repeats == EXTENDED:
-            kind, values = Kind.EXTENDED, (int(c.limit[row]),)
+            yield Chapter(since_s, Kind.EXTENDED, (int(c.limit[row]),), times, until_s)
         else:
-            kind, values = Kind.WAITS, (repeats, float(c.a[row]), float(c.b[row]))
-        yield Chapter(float(c.since_s[row]), kind, values, times, until_s)
+            values = (repeats, float(c.a[row]), float(c.b[row]))
+            yield Chapter(since_s, Kind.WAITS, values, times, until_s)
 
     def _begin(self, tale: Tale, row: int) -> None:
         tale.row = row
@@ -183,6 +190,7 @@ class Teller:
         del self._live[tale.request_id]
         if self._rows.get(tale.row) is tale:
             del self._rows[tale.row]
+            self._columns.runs[tale.row] = False
         tale.row = -1
         self._keep(tale, self._ended, self.ended_most)
 
@@ -401,12 +409,16 @@ class Teller:
             self._add(tale, Chapter(now, Kind.RESUMED, values))
             tale.line.on_resumed(action.held_tokens > 0, now)
         elif not self._columns.runs[tale.row]:
+            self._adopt(tale, now, state, runs=True)
+
+    def _adopt(self, tale: Tale, now: float, state: SchedulerState, runs: bool) -> None:
+        job = state.jobs[tale.request_id]
+        tale.worker = state.ledger.home(job)
+        values = (tale.worker, state.ledger.output(job), runs)
+        self._add(tale, Chapter(now, Kind.ADOPTED, values))
+        tale.line.placed_s = min(tale.line.placed_s, now)
+        if runs:
             self._runs(tale, state)
-            job = state.jobs[action.request_id]
-            tale.worker = state.ledger.home(job)
-            values = (tale.worker, state.ledger.output(job), True)
-            self._add(tale, Chapter(now, Kind.ADOPTED, values))
-            tale.line.placed_s = min(tale.line.placed_s, now)
 
     def _runs(self, tale: Tale, state: SchedulerState) -> int:
         """It runs from now on, and to which limit."""
@@ -435,15 +447,26 @@ class Teller:
     ) -> None:  # fmt: skip
         """Of those that ran: evicted, or lost with their worker. A pause was told with its plan."""
         tale = self._live.get(action.request_id)
-        if tale is None or not self._columns.runs[tale.row]:
+        if tale is None:
             return
-        if isinstance(event, ev.Reported):
+        if not self._columns.runs[tale.row]:
+            if not tale.worker and state.ledger.home(state.jobs[tale.request_id]):
+                self._adopt(tale, now, state, runs=False)
+        elif isinstance(event, ev.Reported):
             held = int(state.ledger.board.jobs.held[tale.row])
             values = (tale.worker, action.output_tokens, held, held > 0)
             self._stops(tale, Chapter(now, Kind.EVICTED, values))
         else:
             self._stops(tale, Chapter(now, Kind.LOST, (tale.worker,)))
             self._columns.kv[tale.row] = NO_KV
+
+    def _returned(self, now: float, state: SchedulerState) -> None:
+        """Who waits again, and nobody was told: its slice is made."""
+        phase, c = state.ledger.board.phase, self._columns
+        for row in np.flatnonzero(c.runs[: len(phase)] & (phase == Phase.QUEUED)).tolist():
+            if tale := self._rows.get(row):
+                output = int(state.ledger.board.jobs.output[row])
+                self._stops(tale, Chapter(now, Kind.RETURNED, (tale.worker, output)))
 
     def _stops(self, tale: Tale, chapter: Chapter) -> None:
         c, row = self._columns, tale.row
