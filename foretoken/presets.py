@@ -54,7 +54,8 @@ def described(row: Row, file: str = "") -> Iterator[str]:
             yield _number(preset, number, param, number in row.given)
     yield ""
     more = f" --presets {file}" if file else ""
-    yield f"foretoken serve{more} --policy {preset.name} --set preset.KEY=VALUE replaces any of them."
+    command = f"foretoken serve{more} --policy {preset.name} --set preset.KEY=VALUE"
+    yield f"{command} replaces any of them."
 
 
 def _choice(stage: str, chosen: str, known: Iterable[str]) -> Iterator[str]:

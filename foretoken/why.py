@@ -45,7 +45,7 @@ def why(
         str, typer.Option(help="gRPC address of a server, or of its scheduler.")
     ] = DEFAULT_ADDRESS,
 ) -> None:
-    """Tell a request's story: its forecast, its place in line and why, where it ran, how it ended."""
+    """Tell a request's story: forecast, place in line and why, where it ran and how it ended."""
     from foretoken.errors import ForetokenError
     from services.runtime.errors import ServiceError
 
@@ -75,6 +75,8 @@ def _from_log(request_id: str, log: Path) -> Iterator[str]:
     yield f"preset {run.head.preset.name}, {run.steps} steps in {log}"
     for story in stories_of(request_id, run.teller, run.state):
         yield from _told(story.request_id, story.live, story.lines)
+        if verdict := run.judge.verdicts.get(story.request_id):
+            yield from _wrapped(f"{story.lines[-1].at_s:10.3f} s  ", verdict)
 
 
 def _from_server(request_id: str, server: str) -> Iterator[str]:

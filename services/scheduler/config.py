@@ -41,7 +41,7 @@ class SchedulerConfig(ServedSettings):
     forecast_pause_max_s: float = Field(5.0, gt=0)
     batcher_timeout_s: float = Field(0.05, gt=0)  # a round that took longer is arranged here
     refresh_interval_s: float = Field(0.25, gt=0)  # how often shared forecasts are renewed
-    # Of the last so many requests that ended `foretoken why` knows the story: some 10 MB.
+    # Of the last so many requests that ended `foretoken why` knows the story: 30 MB at most.
     story_requests: int = Field(4_096, ge=0)
     event_log: str = ""  # file for (event, now, actions) lines, to replay a run; off by default
     event_log_max_bytes: int = Field(256 * 2**20, gt=0)

@@ -6,20 +6,22 @@ with a count and until when. A story is bounded: of a very long one the middle i
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from enum import StrEnum
 from math import inf
 from typing import Any, NamedTuple
 
-from services.core import FinishReason, Sla
+from services.core import Request
+from services.forecast import Forecast
 from services.policies.decision import Reason, Why
-from services.verdict import Timeline
+from services.scheduler.events import Finish
 
 MOST_CHAPTERS = 64  # a request preempted ten times has some fifty
 FIRST_KEPT = 24  # of a longer one; and the last, as many as there is room for
 MOST_NAMES = 3  # of those for whom one was paused
 
 
-class Kind(StrEnum):
+class Kind:
+    """The word for what happened. No enum: reading a member of one costs as much as a chapter."""
+
     ARRIVED = "arrived"
     REFUSED = "refused"
     FORECAST = "forecast"
@@ -44,9 +46,9 @@ class Kind(StrEnum):
     STOPPED = "stopped"
     CANCELLED = "cancelled"
     LEFT = "left"
-    JUDGED = "judged"
 
 
+Numbers = tuple[float, float] | None
 Values = tuple[Any, ...]  # what a kind's sentence below takes
 
 
@@ -55,7 +57,7 @@ class Chapter:
     """What happened at `at_s`; `times` over, the last at `until_s`, where it went on."""
 
     at_s: float
-    kind: Kind
+    kind: str
     values: Values = ()
     times: int = 1
     until_s: float = 0.0
@@ -85,22 +87,29 @@ class Story(NamedTuple):
 class Tale:
     """A story as it is written. `row` is the board's while the request lives."""
 
-    request_id: str
+    request: Request
     link: str
-    arrival_s: float
-    sla: Sla
-    delivered: int = 0
     row: int = -1
+    runs: bool = False
+    watched: bool = False  # where its KV is
     worker: str = ""  # where it was placed last
     forecast: tuple[str, int] = ("", -1)  # source and version of the one told last
-    line: Timeline = field(default_factory=lambda: Timeline(0.0))
     chapters: list[Chapter] = field(default_factory=list)
     skipped: int = 0
 
+    @property
+    def request_id(self) -> str:
+        return self.request.request_id
+
+    @property
+    def last_s(self) -> float:
+        return self.chapters[-1].at_s
+
     def add(self, chapter: Chapter) -> None:
-        self.chapters.append(chapter)
-        if len(self.chapters) > MOST_CHAPTERS:
-            del self.chapters[FIRST_KEPT]
+        chapters = self.chapters
+        chapters.append(chapter)
+        if len(chapters) > MOST_CHAPTERS:
+            del chapters[FIRST_KEPT]
             self.skipped += 1
 
     def told(self) -> Iterator[Chapter]:
@@ -110,16 +119,17 @@ class Tale:
             yield chapter
 
     def story(self, live: bool, chapters: Iterator[Chapter]) -> Story:
+        arrival_s = self.request.arrival_s
         return Story(
             self.request_id,
             live,
             tuple(
                 Line(
-                    chapter.at_s - self.arrival_s,
-                    chapter.kind.value,
+                    chapter.at_s - arrival_s,
+                    chapter.kind,
                     chapter.text,
                     chapter.times,
-                    max(0.0, chapter.until_s - self.arrival_s),
+                    max(0.0, chapter.until_s - arrival_s),
                 )
                 for chapter in chapters
             ),
@@ -129,27 +139,34 @@ class Tale:
 # What each kind says
 
 
-def _arrived(prompt: int, delivered: int, most: int, sla: Sla, left_s: float) -> str:
+def _arrived(request: Request, now: float, waiting: int) -> str:
+    sla, left_s = request.sla, request.deadline_s - now
     budgets = [
         f"{name} {value_s:g} s"
         for name, value_s in (("TTFT", sla.ttft_s), ("TPOT", sla.tpot_s), ("MTPOT", sla.mtpot_s))
         if value_s < inf
     ]
-    said = f"arrived with {prompt} prompt tokens, to make {most} at most; SLA {sla.name}"
+    most = request.max_tokens
+    said = f"arrived with {request.prompt_tokens} prompt tokens, to make {most} at most"
+    said += f"; SLA {sla.name}"
     if budgets:
         said += f" ({', '.join(budgets)})"
+    if waiting:
+        said += f"; {waiting} requests wait"
     if left_s < inf:
         said += f"; its deadline is in {left_s:.3g} s"
-    if delivered:
-        said += f"; submitted again, its client has {delivered} output tokens"
+    if request.delivered_tokens:
+        said += f"; submitted again, its client has {request.delivered_tokens} output tokens"
     return said
 
 
-def _forecast(source: str, version: int, mean: float, median: float, most: float) -> str:
-    name = f"{source} v{version}" if version else source
+def _forecast(forecast: Forecast, mean: float, cap: int) -> str:
+    """Quantiles of the whole answer, `mean` given what was made of it by then."""
+    name = f"{forecast.source} v{forecast.version}" if forecast.version else forecast.source
+    half, most = (min(cap, forecast.quantile(q)) for q in (0.5, 0.9))
     return (
         f"forecast by {name}: {mean:.0f} output tokens expected, "
-        f"half of such answers end by {median:.0f}, nine in ten by {most:.0f}"
+        f"half of such answers end by {half:.0f}, nine in ten by {most:.0f}"
     )
 
 
@@ -157,25 +174,28 @@ def _waits(reason: int, a: float, b: float) -> str:
     return f"waits: {Why(Reason(reason), a, b)}"
 
 
-def _placed(worker: str, limit: int, why: Why | None) -> str:
-    return f"admitted at {worker}, {_limit(limit)}{_because(why)}"
+def _placed(worker: str, limit: int, numbers: Numbers) -> str:
+    return f"admitted at {worker}, {_limit(limit)}{_foreseen(numbers)}"
 
 
-def _resumed(worker: str, limit: int, held: int, why: Why | None) -> str:
+def _resumed(worker: str, limit: int, held: int, numbers: Numbers) -> str:
     kv = f"{held} tokens of its KV kept" if held else "its KV made anew"
-    return f"admitted again at {worker}, {kv}, {_limit(limit)}{_because(why)}"
+    return f"admitted again at {worker}, {kv}, {_limit(limit)}{_foreseen(numbers)}"
 
 
-def _moved(there: str, worker: str, limit: int, why: Why | None) -> str:
-    return f"moved from {there} to {worker}, its KV made anew, {_limit(limit)}{_because(why)}"
+def _moved(there: str, worker: str, limit: int, numbers: Numbers) -> str:
+    return f"moved from {there} to {worker}, its KV made anew, {_limit(limit)}{_foreseen(numbers)}"
 
 
 def _limit(limit: int) -> str:
     return f"to stop at {limit} output tokens"
 
 
-def _because(why: Why | None) -> str:
-    return f" ({why})" if why else ""
+def _foreseen(numbers: Numbers) -> str:
+    """Of an admission, where its form has any."""
+    if numbers is None or not numbers[1]:
+        return ""
+    return f": {numbers[0]:.0f} tokens of KV foreseen with it, {numbers[1]:.0f} may be planned"
 
 
 def _adopted(worker: str, output: int, runs: bool) -> str:
@@ -190,20 +210,22 @@ def _paused(worker: str, output: int, others: tuple[str, ...], more: int) -> str
     return said
 
 
-def _evicted(worker: str, output: int, held: int, rests: bool) -> str:
-    kv = f"{held} tokens of its KV are kept" if rests else "its KV was dropped"
+def _evicted(worker: str, output: int, held: int) -> str:
+    kv = f"{held} tokens of its KV are kept" if held else "its KV was dropped"
     return f"evicted by {worker} after {output} output tokens: memory ran out; {kv}"
 
 
-def _finished(
-    reason: FinishReason, output: int, preemptions: int, queued_s: float, message: str
-) -> str:
-    often = f"preempted {preemptions} times, " if preemptions else ""
-    said = f"ended ({reason.value}) with {output} output tokens, {often}queued {queued_s:.3f} s"
-    return f"{said}: {message}" if message else said
+def _finished(end: Finish) -> str:
+    said = f"ended ({end.reason.value}) with {end.output_tokens} output tokens, "
+    if end.preemptions:
+        said += (
+            "preempted once, " if end.preemptions == 1 else f"preempted {end.preemptions} times, "
+        )
+    said += f"queued {end.queued_s:.3f} s"
+    return f"{said}: {end.message}" if end.message else said
 
 
-SENTENCES: dict[Kind, Callable[..., str]] = {
+SENTENCES: dict[str, Callable[..., str]] = {
     Kind.ARRIVED: _arrived,
     Kind.REFUSED: lambda message: f"refused: {message}",
     Kind.FORECAST: _forecast,
@@ -230,5 +252,4 @@ SENTENCES: dict[Kind, Callable[..., str]] = {
     Kind.STOPPED: lambda output: f"ended by a stop string with {output} output tokens",
     Kind.CANCELLED: lambda output: f"cancelled with {output} output tokens",
     Kind.LEFT: lambda: "its gateway's stream ended, and it with it",
-    Kind.JUDGED: lambda text: text,
 }

@@ -2,54 +2,51 @@
 
     teller.tell(event, now, actions, state)   after every step
 
-Costs a few microseconds a change. What repeats itself, a reason to wait round after round, a slice
-extended, tokens reported, is compared and counted in columns by board row, all rows at once, and
-becomes a chapter when something else happens or somebody asks.
+It stands on the path of every round, so it does little: a change is a tuple noted, in a
+microsecond or two, and its sentence is made when somebody reads it. What repeats itself, a reason
+to wait round after round or a slice extended, is counted in columns by board row, all rows at
+once, and becomes a chapter when something else happens.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, islice
-from math import inf
 
 import numpy as np
 
-from services.core import FinishReason, Grant
+from services.core import FinishReason
 from services.forecast import Floats, Ints
-from services.policies.decision import Decision, Reason, Why
-from services.policies.order.ranking import Ranking
+from services.policies.decision import Decision, Reason, Whys
+from services.policies.slice import SLICES
+from services.policies.snapshot import Bools
 from services.scheduler import events as ev
 from services.scheduler.board import Phase
 from services.scheduler.state import SchedulerState
-from services.scheduler.story import MOST_NAMES, Chapter, Kind, Story, Tale
-from services.verdict import Timeline, sentence
+from services.scheduler.story import MOST_NAMES, Chapter, Kind, Story, Tale, Values
 
-NOTHING, EXTENDED = -2, -1  # of `repeats`; else a Reason
+NOTHING, EXTENDED = -2, -1  # what repeats itself; else a Reason
+IDLE = np.iinfo(np.int64).max  # the limit of one that does not run: none is beyond it
 REFUSED_SHARE = 4  # one in so many stories may be of one refused: a storm of them hides no other
-NO_KV, ON_DEVICE, IN_HOST = 0, 1, 2
+UNWATCHED, NO_KV, ON_DEVICE, IN_HOST = -1, 0, 1, 2
+ADMITTED, QUEUED = int(Reason.ADMITTED), int(Phase.QUEUED)  # numpy compares these much faster
+DECIDE = ("round", "arranged")  # events
+
+Admitted = dict[int, tuple[float, float]]  # by row, the numbers of its admission
 
 
 class Columns:
-    """What was last told of the job in a board row."""
+    """What was last told of the job in a board row, where all rows are compared at once."""
 
     def __init__(self, rows: int = 0):
         self.repeats: Ints = np.full(rows, NOTHING, np.int64)  # what has gone on since `since_s`
-        self.times: Ints = np.zeros(rows, np.int64)
         self.since_s: Floats = np.zeros(rows)
+        self.rounds: Ints = np.zeros(rows, np.int64)  # there had been before it
+        self.times: Ints = np.zeros(rows, np.int64)  # of a slice extended, and the last
         self.until_s: Floats = np.zeros(rows)
-        self.a: Floats = np.zeros(rows)  # the numbers of the last time
+        self.a: Floats = np.zeros(rows)  # the numbers behind it, the first time
         self.b: Floats = np.zeros(rows)
-        self.limit: Ints = np.zeros(rows, np.int64)
-        self.place: Ints = np.zeros(rows, np.int64)  # in the line; 0: not seen there yet
-        self.of: Ints = np.zeros(rows, np.int64)
-        self.placed_s: Floats = np.full(rows, inf)  # when it had that place; infinite once told
-        self.kv: Ints = np.zeros(rows, np.int64)
-        self.output: Ints = np.zeros(rows, np.int64)
-        self.last_s: Floats = np.zeros(rows)  # of its last tokens
-        self.longest_s: Floats = np.zeros(rows)  # gap
-        self.runs = np.zeros(rows, bool)
-        self.slow = np.zeros(rows, bool)  # its next tokens end a wait
-        self.serial: Ints = np.full(rows, -1, np.int64)  # scratch: who was in the contest
+        self.limit: Ints = np.full(rows, IDLE, np.int64)
+        self.kv: Ints = np.full(rows, UNWATCHED, np.int64)  # where it is, of those that waited
 
     def reach(self, rows: int) -> None:
         if rows > len(self.repeats):
@@ -68,9 +65,13 @@ class Teller:
         self._ended: OrderedDict[str, Tale] = OrderedDict()
         self._refused: OrderedDict[str, Tale] = OrderedDict()
         self._rows: dict[int, Tale] = {}
+        self._unstarted: dict[int, Tale] = {}  # admitted, and no token reported
+        self._watched = 0  # rows whose KV is
         self._columns = Columns()
         self._decision: Decision | None = None
-        self._decided_s = 0.0
+        self._decided_s = self._before_s = 0.0  # of the last round, and of the one before
+        self._rounds = 0
+        self._deciding = False  # whether the step that is told has a new decision
         self._events: dict[str, Callable[..., None]] = {
             "submitted": self._submitted,
             "forecasted": self._forecasted,
@@ -84,6 +85,10 @@ class Teller:
             "finish": self._finished,
             "refuse": self._refuse,
         }
+        self._after: dict[str, Callable[..., None]] = {
+            "cancelled": self._cancelled,
+            "gateway_lost": self._gateway_lost,
+        }
 
     def tell(
         self, event: ev.Event, now: float, actions: Sequence[ev.Action], state: SchedulerState
@@ -92,17 +97,14 @@ class Teller:
         self._columns.reach(len(state.ledger.board.phase))
         if handler := self._events.get(event.kind):
             handler(event, now, actions, state)
-        whys = self._decided(now, state)
+        self._deciding = state.rounds.decision is not self._decision
+        admitted = self._decided(event, now, state) if self._deciding else {}
         for action in actions:
             if told := self._actions.get(action.kind):
-                told(action, now, event, state, whys)
-        if isinstance(event, ev.Reported | ev.Round | ev.Arranged):
-            self._returned(now, state)
-        if isinstance(event, ev.Cancelled):
-            self._cancelled(event, now, state)
-        elif isinstance(event, ev.GatewayLost):
-            for tale in [tale for tale in self._live.values() if tale.link == event.link]:
-                self._end(tale, Chapter(now, Kind.LEFT), FinishReason.CANCELLED, now)
+                told(action, now, event, state, admitted)
+        if after := self._after.get(event.kind):
+            after(event, now, state)
+        self._deciding = False
 
     # What is asked
 
@@ -126,73 +128,66 @@ class Teller:
     def story(self, request_id: str, state: SchedulerState) -> Story | None:
         tale = self._live.get(request_id)
         if tale:
-            return tale.story(True, chain(tale.told(), self._pending(tale), self._now(tale, state)))
+            return tale.story(True, chain(tale.told(), self._so_far(tale, state)))
         tale = self._ended.get(request_id) or self._refused.get(request_id)
         return tale.story(False, tale.told()) if tale else None
 
-    def _now(self, tale: Tale, state: SchedulerState) -> Iterator[Chapter]:
-        """Where one that waits stands by the last round."""
-        ranking, number = state.rounds.ranking, tale.row
-        if ranking is None or state.ledger.board.phase[number] != Phase.QUEUED:
+    def _so_far(self, tale: Tale, state: SchedulerState) -> Iterator[Chapter]:
+        """What repeats itself, and where one that waits stands by the last round."""
+        if self._columns.repeats[tale.row] != NOTHING:
+            yield self._pending(tale)
+        ranking = state.rounds.ranking
+        if ranking is None or state.ledger.board.phase[tale.row] != QUEUED:
             return
-        key = ranking.key[: ranking.split]
-        at = np.flatnonzero(ranking.queued == number)
+        at = np.flatnonzero(ranking.queued == tale.row)
         if len(at):
+            key = ranking.key[: ranking.split]
             place = int(np.count_nonzero(key < key[at[0]])) + 1
-            latest_s = max(self._decided_s, tale.chapters[-1].at_s)
-            yield Chapter(latest_s, Kind.LINE, (place, len(key)))
+            yield Chapter(max(self._decided_s, tale.last_s), Kind.LINE, (place, len(key)))
 
     # Writing
 
-    def _add(self, tale: Tale, chapter: Chapter) -> None:
-        self._flush(tale)
-        tale.add(chapter)
+    def _add(self, tale: Tale, now: float, kind: str, values: Values = ()) -> None:
+        if self._columns.repeats[tale.row] != NOTHING:
+            self._flush(tale)
+        tale.add(Chapter(now, kind, values))
 
     def _flush(self, tale: Tale) -> None:
-        for chapter in self._pending(tale):
-            tale.add(chapter)
+        tale.add(self._pending(tale))
         self._columns.repeats[tale.row] = NOTHING
-        self._columns.placed_s[tale.row] = inf
 
-    def _pending(self, tale: Tale) -> Iterator[Chapter]:
-        """What its columns have that is no chapter yet."""
+    def _pending(self, tale: Tale) -> Chapter:
+        """What repeats itself and is no chapter yet. While a round is told, that has ended with
+        the round before."""
         c, row = self._columns, tale.row
-        if c.placed_s[row] < inf:
-            yield Chapter(float(c.placed_s[row]), Kind.LINE, (int(c.place[row]), int(c.of[row])))
-        repeats = int(c.repeats[row])
-        if repeats == NOTHING:
-            return
-        times, until_s = int(c.times[row]), float(c.until_s[row])
-        since_s = float(c.since_s[row])
+        repeats, since_s = int(c.repeats[row]), float(c.since_s[row])
         if repeats == EXTENDED:
-            yield Chapter(since_s, Kind.EXTENDED, (int(c.limit[row]),), times, until_s)
-        else:
-            values = (repeats, float(c.a[row]), float(c.b[row]))
-            yield Chapter(since_s, Kind.WAITS, values, times, until_s)
+            times, until_s = int(c.times[row]), float(c.until_s[row])
+            return Chapter(since_s, Kind.EXTENDED, (int(c.limit[row]),), times, until_s)
+        rounds = self._rounds - self._deciding - int(c.rounds[row])
+        until_s = self._before_s if self._deciding else self._decided_s
+        values = (repeats, float(c.a[row]), float(c.b[row]))
+        return Chapter(since_s, Kind.WAITS, values, max(1, rounds), until_s)
 
-    def _begin(self, tale: Tale, row: int) -> None:
-        tale.row = row
-        tale.line = Timeline(tale.arrival_s)
-        c = self._columns
-        self._live[tale.request_id] = self._rows[row] = tale
-        c.repeats[row], c.placed_s[row] = NOTHING, inf
-        c.place[row] = c.limit[row] = c.kv[row] = 0
-        c.output[row] = tale.delivered
-        c.longest_s[row], c.slow[row], c.runs[row] = 0.0, True, False
-
-    def _end(self, tale: Tale, chapter: Chapter, reason: FinishReason, now: float) -> None:
-        self._add(tale, chapter)
-        self._sync(tale)
-        tale.line.ended_s = now
-        if not tale.delivered:  # else only its gateway saw all of it
-            judged = sentence(tale.sla, tale.line, reason)
-            self._add(tale, Chapter(now, Kind.JUDGED, (f"by its worker's reports, {judged}",)))
-        del self._live[tale.request_id]
-        if self._rows.get(tale.row) is tale:
-            del self._rows[tale.row]
-            self._columns.runs[tale.row] = False
-        tale.row = -1
+    def _end(self, tale: Tale, now: float, kind: str, values: Values = ()) -> None:
+        self._add(tale, now, kind, values)
+        self._idle(tale)
+        self._watch(tale, UNWATCHED)
+        del self._live[tale.request_id], self._rows[tale.row]
         self._keep(tale, self._ended, self.ended_most)
+
+    def _idle(self, tale: Tale) -> None:
+        if tale.runs:
+            tale.runs = False
+            self._columns.limit[tale.row] = IDLE
+            self._unstarted.pop(tale.row, None)
+
+    def _watch(self, tale: Tale, kv: int) -> None:
+        before = tale.watched
+        if before or kv != UNWATCHED:
+            tale.watched = kv != UNWATCHED
+            self._watched += tale.watched - before
+            self._columns.kv[tale.row] = kv
 
     def _keep(self, tale: Tale, among: "OrderedDict[str, Tale]", most: int) -> None:
         self.ended_count += 1
@@ -212,17 +207,16 @@ class Teller:
             return  # refused for its name; the one that has it goes on
         if known and job and job.request is not asked:
             known.link = event.link
-            self._add(known, Chapter(now, Kind.REJOINED))
+            self._add(known, now, Kind.REJOINED)
             return
         if known:
-            self._end(known, Chapter(now, Kind.LEFT), FinishReason.CANCELLED, now)
-        tale = Tale(
-            asked.request_id, event.link, asked.arrival_s, asked.sla, asked.delivered_tokens
-        )
-        values = (asked.prompt_tokens, asked.delivered_tokens, asked.max_tokens, asked.sla)
-        tale.add(Chapter(now, Kind.ARRIVED, (*values, asked.deadline_s - now)))
+            self._end(known, now, Kind.LEFT)
+        tale = Tale(asked, event.link)
+        tale.add(Chapter(now, Kind.ARRIVED, (asked, now, state.ledger.waiting)))
         if job:
-            self._begin(tale, job.row)
+            tale.row = job.row
+            self._live[asked.request_id] = self._rows[job.row] = tale
+            self._columns.repeats[job.row] = NOTHING
             return
         [message] = {a.reject.message for a in actions if isinstance(a, ev.Refuse)}
         tale.add(Chapter(now, Kind.REFUSED, (message,)))
@@ -235,272 +229,235 @@ class Teller:
         for request_id, forecast in event.forecasts:
             tale = self._live.get(request_id)
             told = (forecast.source, forecast.version)
-            if tale is None or tale.forecast == told or request_id not in state.jobs:
-                continue
-            tale.forecast = told
-            cap = state.jobs[request_id].request.max_tokens
-            made = int(self._columns.output[tale.row])
-            median, most = (min(cap, forecast.quantile(q, made)) for q in (0.5, 0.9))
-            values = (*told, float(total[tale.row]), median, most)
-            self._add(tale, Chapter(now, Kind.FORECAST, values))
+            if tale and tale.forecast != told:
+                tale.forecast = told
+                self._add(
+                    tale,
+                    now,
+                    Kind.FORECAST,
+                    (forecast, float(total[tale.row]), tale.request.max_tokens),
+                )
 
     def _reported(
         self, event: ev.Reported, now: float, actions: Sequence[ev.Action], state: SchedulerState
     ) -> None:
-        """Tokens made, and KV gone or come: found by comparing the board with what was told."""
-        worker = state.workers.get(event.worker_id)
-        if worker is None or worker.link != event.link:
-            return
-        board, c = state.ledger.board, self._columns
-        jobs = board.jobs
-        here = (jobs.home == worker.number) & (board.phase != Phase.FREE)
-        rows = np.flatnonzero(here)
-        output = jobs.output[rows]
-        more = output - c.output[rows]
-        for row in rows[(more > 0) & c.slow[rows]].tolist():
-            self._made(self._rows[row], int(jobs.output[row]), now)
-        steady = c.output[rows] < output
-        at, count = rows[steady], more[steady]
-        c.longest_s[at] = np.maximum(c.longest_s[at], (now - c.last_s[at]) / count)
-        c.output[at], c.last_s[at] = output[steady], now
+        output = state.ledger.board.jobs.output
+        for row, tale in [*self._unstarted.items()]:
+            if output[row] > tale.request.delivered_tokens:
+                self._starts(tale, int(output[row]), now)
         for told in event.report.evicted:
-            if tale := self._live.get(told.request_id):
-                c.kv[tale.row] = _kv_of(told.held_tokens, told.blocks)
-        kv = np.where(jobs.held[rows] == 0, NO_KV, np.where(jobs.blocks[rows] > 0, 1, 2))
-        for at_ in np.flatnonzero((kv != c.kv[rows]) & (c.kv[rows] != NO_KV)).tolist():
-            self._shifted(self._rows[int(rows[at_])], int(kv[at_]), now, state)
-        c.kv[rows] = kv
+            evicted = self._live.get(told.request_id)
+            if evicted and evicted.runs:
+                kv = NO_KV if not told.held_tokens else ON_DEVICE if told.blocks else IN_HOST
+                self._watch(evicted, kv)
+        if self._watched:
+            self._follow_kv(now, state)
+        if SLICES[state.preset.slice].returns:
+            self._returned(now, state)
 
-    def _made(self, tale: Tale, output: int, now: float) -> None:
-        """Tokens after a wait: the first, or the first since it was preempted. What one that does
-        not run was still to tell of, it made before it stopped."""
-        c, row, line = self._columns, tale.row, tale.line
-        first, runs = not line.tokens, bool(c.runs[row])
-        self._sync(tale)
-        line.away &= runs
-        count = output - int(c.output[row])
-        line.on_tokens(count, now, gaps=count)
-        c.output[row], c.last_s[row], c.longest_s[row] = output, now, line.longest_gap_s
-        c.slow[row] = not runs
-        if not runs:
-            line.on_preempted()
-        if first:
-            self._add(tale, Chapter(now, Kind.STARTED, (output, tale.worker)))
+    def _starts(self, tale: Tale, output: int, now: float) -> None:
+        del self._unstarted[tale.row]
+        self._add(tale, now, Kind.STARTED, (output, tale.worker))
 
-    def _sync(self, tale: Tale) -> None:
-        """Its timeline as the columns have it by now."""
-        if tale.line.tokens:
-            c, row, line = self._columns, tale.row, tale.line
-            line.tokens = int(c.output[row]) - tale.delivered
-            line.last_token_s = float(c.last_s[row])
-            line.longest_gap_s = float(c.longest_s[row])
+    def _follow_kv(self, now: float, state: SchedulerState) -> None:
+        """KV of those that were preempted: gone to host memory, back, or dropped."""
+        jobs, c = state.ledger.board.jobs, self._columns
+        rows = np.flatnonzero(c.kv != UNWATCHED)
+        held = jobs.held[rows]
+        kv = np.where(held == 0, NO_KV, np.where(jobs.blocks[rows] > 0, ON_DEVICE, IN_HOST))
+        news = kv != c.kv[rows]
+        for row, has, tokens in zip(
+            rows[news].tolist(), kv[news].tolist(), held[news].tolist(), strict=True
+        ):
+            self._shifted(self._rows[row], has, tokens, now)
 
-    def _shifted(self, tale: Tale, kv: int, now: float, state: SchedulerState) -> None:
-        held = int(state.ledger.board.jobs.held[tale.row])
+    def _shifted(self, tale: Tale, kv: int, held: int, now: float) -> None:
+        before = int(self._columns.kv[tale.row])
+        self._watch(tale, UNWATCHED if tale.runs and kv == ON_DEVICE else kv)
+        if before == NO_KV:
+            return  # it is made anew
         if kv == NO_KV:
-            self._add(tale, Chapter(now, Kind.DROPPED))
+            self._add(tale, now, Kind.DROPPED)
         else:
             kind = Kind.SWAPPED_OUT if kv == IN_HOST else Kind.SWAPPED_IN
-            self._add(tale, Chapter(now, kind, (held,)))
+            self._add(tale, now, kind, (held,))
+
+    def _returned(self, now: float, state: SchedulerState) -> None:
+        """Who ran, waits again, and was not stopped: its slice is made."""
+        board = state.ledger.board
+        runs = self._columns.limit[: len(board.phase)] < IDLE
+        for row in np.flatnonzero(runs & (board.phase == QUEUED)).tolist():
+            tale = self._rows[row]
+            values = (tale.worker, int(board.jobs.output[row]))
+            self._stops(tale, now, Kind.RETURNED, values, ON_DEVICE)
 
     def _cancelled(self, event: ev.Cancelled, now: float, state: SchedulerState) -> None:
         tale = self._live.get(event.request_id)
-        if tale is None or tale.link != event.link or event.request_id in state.jobs:
-            return
-        if event.output_tokens > self._columns.output[tale.row]:
-            self._made(tale, event.output_tokens, now)
-        if event.reason is FinishReason.CANCELLED:
-            chapter = Chapter(now, Kind.CANCELLED, (event.output_tokens,))
-        else:
-            chapter = Chapter(now, Kind.STOPPED, (event.output_tokens,))
-        self._end(tale, chapter, event.reason, now)
+        if tale and tale.link == event.link and event.request_id not in state.jobs:
+            cancelled = event.reason is FinishReason.CANCELLED
+            kind = Kind.CANCELLED if cancelled else Kind.STOPPED
+            self._end(tale, now, kind, (event.output_tokens,))
+
+    def _gateway_lost(self, event: ev.GatewayLost, now: float, state: SchedulerState) -> None:
+        for tale in [tale for tale in self._live.values() if tale.link == event.link]:
+            self._end(tale, now, Kind.LEFT)
 
     # Decisions
 
-    def _decided(self, now: float, state: SchedulerState) -> Mapping[int, Why]:
-        """What a round found of those who wait; why it admitted the others, by row."""
-        decision = state.rounds.decision
-        if decision is self._decision:
-            return {}
-        self._decision, self._decided_s = decision, now
-        board, c = state.ledger.board, self._columns
-        c.serial[decision.rows] = decision.serials
+    def _decided(self, event: ev.Event, now: float, state: SchedulerState) -> Admitted:
+        """What a round found of those who wait; and the numbers of those it admitted."""
+        self._decision = decision = state.rounds.decision
+        self._before_s, self._decided_s = self._decided_s, now
+        self._rounds += 1
         why = decision.why
-        known = why.rows < len(board.phase)  # a batcher may say anything
-        rows, reasons, a, b = (column[known] for column in (why.rows, why.reasons, why.a, why.b))
-        fresh = c.serial[rows] == board.jobs.serial[rows]
-        admitted = fresh & (reasons == Reason.ADMITTED)
-        waits = fresh & ~admitted & (board.phase[rows] == Phase.QUEUED)
-        self._repeat(rows[waits], reasons[waits], now)
-        c.a[rows[waits]], c.b[rows[waits]] = a[waits], b[waits]
-        self._extended(now, state)
-        if state.rounds.ranking:
-            self._lined_up(state.rounds.ranking, now, state)
-        numbers = zip(*(each[admitted].tolist() for each in (rows, a, b)), strict=True)
-        return {row: Why(Reason.ADMITTED, of, most) for row, of, most in numbers}
+        if len(why.rows) and event.kind == "arranged":
+            why = why.at(self._current(decision, state))
+        waits = np.flatnonzero(why.reasons != ADMITTED)
+        if len(waits):
+            self._wait(why, waits, now)
+        if len(waits) == len(why.rows):
+            return {}
+        enters = np.flatnonzero(why.reasons == ADMITTED)
+        numbers = (why.rows[enters].tolist(), why.a[enters].tolist(), why.b[enters].tolist())
+        return {row: (a, b) for row, a, b in zip(*numbers, strict=True)}
 
-    def _extended(self, now: float, state: SchedulerState) -> None:
-        board, c = state.ledger.board, self._columns
-        running = np.flatnonzero((board.phase == Phase.RUNNING) & c.runs[: len(board.phase)])
-        limit = board.jobs.limit[running]
-        longer = limit > c.limit[running]
-        rows = running[longer]
-        self._repeat(rows, np.full(len(rows), EXTENDED), now)
-        c.limit[rows] = limit[longer]
+    def _current(self, decision: Decision, state: SchedulerState) -> Bools:
+        """Of the reasons of a batcher of its own: whether they are of who waits there now."""
+        board, rows = state.ledger.board, decision.why.rows
+        serials = dict(zip(decision.rows.tolist(), decision.serials.tolist(), strict=True))
+        now_there = board.jobs.serial
+        return np.array(
+            [row in serials and serials[row] == now_there[row] for row in rows.tolist()], bool
+        )
 
-    def _repeat(self, rows: Ints, what: Ints, now: float) -> None:
-        """The same once more, or something else from now on. O(rows), and a chapter for each of
-        those that end."""
-        c = self._columns
-        other = c.repeats[rows] != what
-        for row in rows[other & (c.repeats[rows] != NOTHING)].tolist():
-            self._flush(self._rows[row])
-        fresh = rows[other]
-        c.repeats[fresh], c.times[fresh], c.since_s[fresh] = what[other], 0, now
-        c.times[rows] += 1
-        c.until_s[rows] = now
-
-    def _lined_up(self, ranking: Ranking, now: float, state: SchedulerState) -> None:
-        """The place at which each who is new there came to stand in the line."""
-        c, queued = self._columns, ranking.queued
-        fresh = np.flatnonzero(c.place[queued] == 0)
-        fresh = fresh[state.ledger.board.phase[queued[fresh]] == Phase.QUEUED]
-        if not len(fresh):
-            return
-        key = ranking.key[: ranking.split]
-        rows = queued[fresh]
-        c.place[rows] = np.searchsorted(np.sort(key), key[fresh]) + 1
-        c.of[rows], c.placed_s[rows] = len(key), now
+    def _wait(self, why: Whys, at: Ints, now: float) -> None:
+        """For the same reason as before, or for another from now on. O(rows), and a chapter for
+        each of those that end. Who is not looked at for a while waits on as it did."""
+        c, rows, reasons = self._columns, why.rows[at], why.reasons[at]
+        before = c.repeats[rows]
+        other = before != reasons
+        if other.any():
+            for row in rows[other & (before != NOTHING)].tolist():
+                self._flush(self._rows[row])
+            fresh, at = rows[other], at[other]
+            c.repeats[fresh], c.a[fresh], c.b[fresh] = reasons[other], why.a[at], why.b[at]
+            c.since_s[fresh], c.rounds[fresh] = now, self._rounds - 1
 
     # Actions
 
     def _placed(
         self, action: ev.Place, now: float, event: ev.Event, state: SchedulerState,
-        whys: Mapping[int, Why],
+        admitted: Admitted,
     ) -> None:  # fmt: skip
         tale = self._live.get(action.request_id)
         if tale is None:
             return
-        why, limit = whys.get(tale.row), self._runs(tale, state)
         there, here = tale.worker, action.worker_id
+        limit, numbers = self._runs(tale, state), admitted.get(tale.row)
         if there and there != here:
-            self._add(tale, Chapter(now, Kind.MOVED, (there, here, limit, why)))
+            self._add(tale, now, Kind.MOVED, (there, here, limit, numbers))
         elif there:
-            self._add(tale, Chapter(now, Kind.RESUMED, (here, limit, 0, why)))
+            self._add(tale, now, Kind.RESUMED, (here, limit, 0, numbers))
         else:
-            self._add(tale, Chapter(now, Kind.PLACED, (here, limit, why)))
+            self._add(tale, now, Kind.PLACED, (here, limit, numbers))
+            self._unstarted[tale.row] = tale
         tale.worker = here
-        self._columns.kv[tale.row] = NO_KV
-        tale.line.placed_s = min(tale.line.placed_s, now)
-        if there:
-            tale.line.on_resumed(False, now)
+        self._watch(tale, UNWATCHED)
 
     def _resumed(
         self, action: ev.Resume, now: float, event: ev.Event, state: SchedulerState,
-        whys: Mapping[int, Why],
+        admitted: Admitted,
     ) -> None:  # fmt: skip
         """Again where its tokens are; where no round said so, it was taken over there."""
         tale = self._live.get(action.request_id)
         if tale is None:
             return
-        if isinstance(event, ev.Round | ev.Arranged):
-            limit = self._runs(tale, state)
-            values = (tale.worker, limit, action.held_tokens, whys.get(tale.row))
-            self._add(tale, Chapter(now, Kind.RESUMED, values))
-            tale.line.on_resumed(action.held_tokens > 0, now)
-        elif not self._columns.runs[tale.row]:
-            self._adopt(tale, now, state, runs=True)
+        if event.kind in DECIDE:
+            values = (tale.worker, self._runs(tale, state), action.held_tokens)
+            self._add(tale, now, Kind.RESUMED, (*values, admitted.get(tale.row)))
+            if self._columns.kv[tale.row] != IN_HOST:
+                self._watch(tale, UNWATCHED)
+        elif not tale.runs:
+            self._adopt(tale, now, state)
+            self._runs(tale, state)
 
-    def _adopt(self, tale: Tale, now: float, state: SchedulerState, runs: bool) -> None:
+    def _adopt(self, tale: Tale, now: float, state: SchedulerState) -> None:
         job = state.jobs[tale.request_id]
         tale.worker = state.ledger.home(job)
+        runs = state.ledger.phase(job) is Phase.RUNNING
         values = (tale.worker, state.ledger.output(job), runs)
-        self._add(tale, Chapter(now, Kind.ADOPTED, values))
-        tale.line.placed_s = min(tale.line.placed_s, now)
-        if runs:
-            self._runs(tale, state)
+        self._add(tale, now, Kind.ADOPTED, values)
 
     def _runs(self, tale: Tale, state: SchedulerState) -> int:
         """It runs from now on, and to which limit."""
         limit = int(state.ledger.board.jobs.limit[tale.row])
-        self._columns.runs[tale.row] = True
+        tale.runs = True
         self._columns.limit[tale.row] = limit
         return limit
 
     def _planned(
         self, action: ev.SendPlan, now: float, event: ev.Event, state: SchedulerState,
-        whys: Mapping[int, Why],
+        admitted: Admitted,
     ) -> None:  # fmt: skip
-        admitted: Sequence[Grant] = action.plan.admit
-        for pause in action.plan.pause:
+        plan = action.plan
+        if plan.extend:
+            self._extended(now, state)
+        for pause in plan.pause:
             tale = self._live.get(pause.request_id)
             if tale is None:
                 continue
-            others = tuple(grant.request_id for grant in islice(admitted, MOST_NAMES))
+            others = tuple(grant.request_id for grant in islice(plan.admit, MOST_NAMES))
             output = int(state.ledger.board.jobs.output[tale.row])
-            values = (action.worker_id, output, others, len(admitted) - len(others))
-            self._stops(tale, Chapter(now, Kind.PAUSED, values))
+            values = (action.worker_id, output, others, len(plan.admit) - len(others))
+            self._stops(tale, now, Kind.PAUSED, values, ON_DEVICE)
+
+    def _extended(self, now: float, state: SchedulerState) -> None:
+        limit, c = state.ledger.board.jobs.limit, self._columns
+        rows = np.flatnonzero(limit > c.limit[: len(limit)])
+        fresh = rows[c.repeats[rows] != EXTENDED]
+        c.repeats[fresh], c.since_s[fresh], c.times[fresh] = EXTENDED, now, 0
+        c.times[rows] += 1
+        c.limit[rows], c.until_s[rows] = limit[rows], now
 
     def _preempted(
         self, action: ev.Preempt, now: float, event: ev.Event, state: SchedulerState,
-        whys: Mapping[int, Why],
+        admitted: Admitted,
     ) -> None:  # fmt: skip
         """Of those that ran: evicted, or lost with their worker. A pause was told with its plan."""
         tale = self._live.get(action.request_id)
         if tale is None:
             return
-        if not self._columns.runs[tale.row]:
+        if not tale.runs:
             if not tale.worker and state.ledger.home(state.jobs[tale.request_id]):
-                self._adopt(tale, now, state, runs=False)
+                self._adopt(tale, now, state)
         elif isinstance(event, ev.Reported):
+            kv = int(self._columns.kv[tale.row])
             held = int(state.ledger.board.jobs.held[tale.row])
-            values = (tale.worker, action.output_tokens, held, held > 0)
-            self._stops(tale, Chapter(now, Kind.EVICTED, values))
+            values = (tale.worker, action.output_tokens, held)
+            self._stops(tale, now, Kind.EVICTED, values, kv)
         else:
-            self._stops(tale, Chapter(now, Kind.LOST, (tale.worker,)))
-            self._columns.kv[tale.row] = NO_KV
+            self._stops(tale, now, Kind.LOST, (tale.worker,), UNWATCHED)
 
-    def _returned(self, now: float, state: SchedulerState) -> None:
-        """Who waits again, and nobody was told: its slice is made."""
-        phase, c = state.ledger.board.phase, self._columns
-        for row in np.flatnonzero(c.runs[: len(phase)] & (phase == Phase.QUEUED)).tolist():
-            if tale := self._rows.get(row):
-                output = int(state.ledger.board.jobs.output[row])
-                self._stops(tale, Chapter(now, Kind.RETURNED, (tale.worker, output)))
-
-    def _stops(self, tale: Tale, chapter: Chapter) -> None:
-        c, row = self._columns, tale.row
-        self._add(tale, chapter)
-        self._sync(tale)
-        tale.line.on_preempted()
-        c.runs[row], c.slow[row], c.place[row] = False, True, 0
+    def _stops(self, tale: Tale, now: float, kind: str, values: Values, kv: int) -> None:
+        self._add(tale, now, kind, values)
+        self._idle(tale)
+        self._watch(tale, kv)
 
     def _finished(
         self, action: ev.Finish, now: float, event: ev.Event, state: SchedulerState,
-        whys: Mapping[int, Why],
+        admitted: Admitted,
     ) -> None:  # fmt: skip
         tale = self._live.get(action.request_id)
-        if tale is None:
-            return
-        if action.output_tokens > self._columns.output[tale.row]:
-            self._made(tale, action.output_tokens, now)
-        values = (
-            action.reason, action.output_tokens, action.preemptions, action.queued_s,
-            action.message,
-        )  # fmt: skip
-        self._end(tale, Chapter(now, Kind.FINISHED, values), action.reason, now)
+        if tale:
+            if action.output_tokens and tale.row in self._unstarted:
+                self._starts(tale, action.output_tokens, now)
+            self._end(tale, now, Kind.FINISHED, (action,))
 
     def _refuse(
         self, action: ev.Refuse, now: float, event: ev.Event, state: SchedulerState,
-        whys: Mapping[int, Why],
+        admitted: Admitted,
     ) -> None:  # fmt: skip
         """One that was let in, and that no worker there is now can serve."""
         tale = self._live.get(action.request_id)
         if tale and action.request_id not in state.jobs:
-            tale.line.rejected = True
-            chapter = Chapter(now, Kind.REFUSED, (action.reject.message,))
-            self._end(tale, chapter, FinishReason.ERROR, now)
-
-
-def _kv_of(held: int, blocks: int) -> int:
-    return NO_KV if not held else ON_DEVICE if blocks else IN_HOST
+            self._end(tale, now, Kind.REFUSED, (action.reject.message,))
