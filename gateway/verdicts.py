@@ -7,7 +7,7 @@ from protos import scheduler_pb2
 from services.core import FinishReason, Sla
 from services.verdict import Timeline, sentence
 
-JUDGED = "judged"  # the kind of chapter in which a scheduler gives its own reckoning
+JUDGED = "judged"  # a chapter's kind
 
 
 class Ended(NamedTuple):
@@ -29,14 +29,8 @@ class Verdicts:
             self._ended.popitem(last=False)
 
     def judge(self, story: scheduler_pb2.Story) -> None:
-        """What the client was sent settles it: put in place of the scheduler's reckoning, which
-        knows workers' reports alone."""
-        ended = self._ended.get(story.request_id)
-        if ended is None:
-            return
-        others = [chapter for chapter in story.chapters if chapter.kind != JUDGED]
-        text = f"as its client saw it, {sentence(*ended)}"
-        at_s = ended.line.ended_s - ended.line.arrival_s
-        del story.chapters[:]
-        story.chapters.extend(others)
-        story.chapters.append(scheduler_pb2.Chapter(at_s=at_s, kind=JUDGED, text=text, times=1))
+        """Add the verdict of one that ended here: a scheduler knows workers' reports alone."""
+        if ended := self._ended.get(story.request_id):
+            text = f"as its client saw it, {sentence(*ended)}"
+            at_s = ended.line.ended_s - ended.line.arrival_s
+            story.chapters.add(at_s=at_s, kind=JUDGED, text=text, times=1)

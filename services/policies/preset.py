@@ -179,7 +179,7 @@ def choose(
 
 
 def _numbers() -> dict[str, str]:
-    """Every number there is, with the choice that takes it."""
+    """Every number there is, with the choices that take it."""
     stages = {
         "order": {name: order.params for name, order in ORDERS.items()},
         "form": {name: params for forms in FORMED.values() for name, params in forms.items()},
@@ -187,12 +187,13 @@ def _numbers() -> dict[str, str]:
         "slice": {name: each.params for name, each in SLICES.items()},
         "interval": {name: each.params for name, each in INTERVALS.items()},
     }
-    return {
-        number: f"{stage}={choice}"
-        for stage, choices in stages.items()
-        for choice, params in choices.items()
-        for number in params
-    }
+    takers: dict[str, str] = {}
+    for stage, choices in stages.items():
+        for choice, params in choices.items():
+            for number in params:
+                others = f"{takers[number]} or " if number in takers else f"{stage}="
+                takers[number] = f"{others}{choice}"
+    return takers
 
 
 def _number(key: str, value: Any, param: Param | None = None) -> float:

@@ -139,7 +139,7 @@ class Tale:
 # What each kind says
 
 
-def _arrived(request: Request, now: float, waiting: int) -> str:
+def _arrived(request: Request, now: float, others: int) -> str:
     sla, left_s = request.sla, request.deadline_s - now
     budgets = [
         f"{name} {value_s:g} s"
@@ -151,8 +151,8 @@ def _arrived(request: Request, now: float, waiting: int) -> str:
     said += f"; SLA {sla.name}"
     if budgets:
         said += f" ({', '.join(budgets)})"
-    if waiting:
-        said += f"; {waiting} requests wait"
+    if others:
+        said += f"; {others} others wait" if others > 1 else "; 1 other waits"
     if left_s < inf:
         said += f"; its deadline is in {left_s:.3g} s"
     if request.delivered_tokens:

@@ -212,7 +212,8 @@ class Teller:
         if known:
             self._end(known, now, Kind.LEFT)
         tale = Tale(asked, event.link)
-        tale.add(Chapter(now, Kind.ARRIVED, (asked, now, state.ledger.waiting)))
+        others = state.ledger.waiting - (job is not None)
+        tale.add(Chapter(now, Kind.ARRIVED, (asked, now, others)))
         if job:
             tale.row = job.row
             self._live[asked.request_id] = self._rows[job.row] = tale
