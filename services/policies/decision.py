@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 import numpy as np
+from numpy.typing import NDArray
 
 from services.forecast import Floats, Ints
 from services.policies.memory import Memory
@@ -58,6 +59,10 @@ class Whys:
     reasons: Ints = field(default_factory=_NO_ROWS.copy)
     a: Floats = field(default_factory=_NO_NUMBERS.copy)
     b: Floats = field(default_factory=_NO_NUMBERS.copy)
+
+    def at(self, which: NDArray[np.bool_]) -> "Whys":
+        """Those for which it is true."""
+        return Whys(*(getattr(self, name)[which] for name in _WHY_COLUMNS))
 
     def of(self, row: int) -> Why | None:
         """None for one that was not looked at."""

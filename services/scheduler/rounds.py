@@ -76,6 +76,11 @@ class Rounds:
         """What the last round found of one that waits."""
         return self.decision.why.of(job.row)
 
+    @property
+    def ranking(self) -> Ranking | None:
+        """Of the last round that was posed; None before the first."""
+        return self._ranking
+
     def _carry_out(
         self, share: Share, worker: WorkerJobs, stale: frozenset[int], now: float
     ) -> Iterator[ev.Action]:
