@@ -130,6 +130,17 @@ class SwapTiming:
 
 
 @dataclass(frozen=True, slots=True)
+class BatchTiming:
+    """One static batch as served: its size, its padded prompt length, the most output that one of
+    it got, and the time from its first step to its last (papers/004 §III-D)."""
+
+    seqs: int
+    length_tokens: int
+    generated_tokens: int
+    elapsed_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class KVCosts:
     """Seconds a token of KV costs to make again, or to move; 0 where nothing was measured yet."""
 
@@ -241,6 +252,16 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True)
+class StaticBatch:
+    """Requests that begin together, the shorter padded to the longest, and none of which leaves
+    before all have ended or made what they may (papers/003 §2.2). Numbers, from 1 on, are never
+    given twice by one scheduler."""
+
+    number: int
+    members: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """Absolute directives to one worker; requests not named go on as they were.
 
@@ -249,6 +270,7 @@ class Plan:
     that it does not name are evicted after it, the newest admitted first.
     `order` ranks the requests that run or have KV there, most urgent first, for the worker's
     residency policy (`residency` names it; empty: recompute) to place their KV by, at `costs`.
+    `batches` are made of requests that the same plan admits or extends.
     """
 
     seq: int
@@ -261,6 +283,7 @@ class Plan:
     order: tuple[Standing, ...] = ()
     residency: str = ""
     costs: KVCosts = KVCosts()
+    batches: tuple[StaticBatch, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
