@@ -69,12 +69,11 @@ class LockstepMachine(RuleBasedStateMachine):
         beside=st.dictionaries(NAMES, st.integers(0, 14), max_size=2),
         cancel=st.sets(NAMES, max_size=1),
         pause=st.dictionaries(NAMES, st.sampled_from(Residency), max_size=1),
-        again=st.booleans(),
         residency=st.sampled_from(["", "swap", "defer"]),
     )
-    def plan(self, limits, beside, cancel, pause, again, residency):
-        """Members may be here, expected, or never come; the number may be an earlier one."""
-        self.number += not again or not self.number
+    def plan(self, limits, beside, cancel, pause, residency):
+        """Members may be here, expected, or never come, and stand in a batch that goes on."""
+        self.number += 1
         grants = tuple(Grant(*item) for item in limits.items())
         self._plan(
             cancel=tuple(cancel),
@@ -97,16 +96,16 @@ class LockstepMachine(RuleBasedStateMachine):
         self.account.cancelled(*plan.cancel)
         self.state.apply(plan, 0.0)
         for batch in plan.batches:
-            if batch.number not in self.batch_of.values():
-                here = {*self.state.running, *self.state.matching.admissions}
-                over = {r for r, s in self.state.running.items() if s.ended}
-                self.batch_of |= dict.fromkeys(here & {*batch.members} - over, batch.number)
+            here = {*self.state.running, *self.state.matching.admissions}
+            ended = {r for r, s in self.state.running.items() if s.ended}
+            self.batch_of |= dict.fromkeys(here & {*batch.members} - ended, batch.number)
         self._tell(self.state.take_late())
 
     def _is_here(self, pause: Pause) -> bool:
         return pause.request_id in self.state.running
 
     def _part(self, *request_ids: str) -> None:
+        """These are in no batch any more."""
         for request_id in request_ids:
             self.batch_of.pop(request_id, None)
 
@@ -123,6 +122,7 @@ class LockstepMachine(RuleBasedStateMachine):
         batch = self.state.compose()
         self.state.check_integrity()
         self._part(*(r for r, s in self.state.sequences.items() if s.phase is not Phase.RUNNING))
+        self._part_the_spent()
         self.device.carry_out(self.state.take_moves())
         if batch is None:
             self._tell(self.state.take_late())
@@ -135,8 +135,18 @@ class LockstepMachine(RuleBasedStateMachine):
         assert len(batch.decodes) + len(batch.chunks) - len(pads) <= 5
         result = self.state.commit(batch, self.device.run(batch), 0.01)
         self._tell(result.tokens)
+        self._part_the_spent()
         self.state.check_integrity()
         return True
+
+    def _part_the_spent(self) -> None:
+        """A batch is over, too, when all have made what they may and nobody has ended."""
+        going = {n for r, n in self.batch_of.items() if not self._is_spent(r)}
+        self._part(*(r for r, number in self.batch_of.items() if number not in going))
+
+    def _is_spent(self, request_id: str) -> bool:
+        sequence = self.state.running.get(request_id)
+        return bool(sequence and not sequence.ended and not sequence.within_budget)
 
     def _could_run(self) -> bool:
         waiting = {self.batch_of.get(r, 0) for r in self.state.matching.admissions} - {0}
@@ -237,7 +247,7 @@ class LockstepMachine(RuleBasedStateMachine):
 
 
 TestLockstep = LockstepMachine.TestCase
-TestLockstep.settings = settings(max_examples=120, stateful_step_count=30, deadline=None)
+TestLockstep.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
 
 
 @given(
@@ -306,6 +316,7 @@ def test_answers_are_those_of_requests_served_alone(name, kv_tokens):
     assert feeder.output == {request_id: output for request_id, (_, output) in cases.items()}
     tally = feeder.engine.state.tally
     assert tally.invalid_tokens > 0
-    assert bool(feeder.evictions) == bool(tally.padding_left_out_tokens) == (kv_tokens < 512)
-    assert tally.padding_tokens > 0 or kv_tokens < 512
+    assert bool(feeder.evictions) == (kv_tokens == 64), "what nobody reads gives way first"
+    assert bool(tally.padding_left_out_tokens) == (kv_tokens < 512)
+    assert bool(tally.padding_tokens) == (kv_tokens > 64)
     assert feeder.engine.state.pool.free_blocks == feeder.engine.state.pool.blocks
