@@ -130,17 +130,6 @@ class SwapTiming:
 
 
 @dataclass(frozen=True, slots=True)
-class BatchTiming:
-    """One static batch as served: its size, its padded prompt length, the most output that one of
-    it got, and the time from its first step to its last (papers/004 §III-D)."""
-
-    seqs: int
-    length_tokens: int
-    generated_tokens: int
-    elapsed_s: float
-
-
-@dataclass(frozen=True, slots=True)
 class KVCosts:
     """Seconds a token of KV costs to make again, or to move; 0 where nothing was measured yet."""
 
@@ -154,6 +143,17 @@ class KVCosts:
     def swap_s(self, tokens: int) -> float:
         """There and back."""
         return tokens * (self.offload_token_s + self.upload_token_s)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchTiming:
+    """One static batch as served: its size, its padded prompt length, the most output that one of
+    it got, and the time from its first step to its last (papers/004 §III-D)."""
+
+    seqs: int
+    length_tokens: int
+    generated_tokens: int
+    elapsed_s: float
 
 
 @dataclass(frozen=True, slots=True)

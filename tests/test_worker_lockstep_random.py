@@ -2,6 +2,7 @@
 they waste, counted; and real models, whose answers they must not change."""
 
 from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -87,7 +88,7 @@ class LockstepMachine(RuleBasedStateMachine):
     def extend(self, extend):
         self._plan(extend=tuple(Grant(*item) for item in extend.items()))
 
-    def _plan(self, **directives):
+    def _plan(self, **directives: Any) -> None:
         self.seq += 1
         plan = Plan(self.seq, **directives)
         for request_id in plan.cancel:
@@ -280,7 +281,8 @@ def test_waste_is_what_the_papers_count(shapes, limit):
     assert state.tally.padding_tokens == sum(longest - p.prompt_tokens for p in prompts)
     assert state.tally.padding_left_out_tokens == 0
     assert state.tally.invalid_tokens == sum(steps - length for length in ended)
-    assert {f.request_id for f in state.report().finished} == {
+    report = state.report()
+    assert report and {ended.request_id for ended in report.finished} == {
         name for name, length in zip(names, lengths, strict=True) if length <= limit
     }
 
