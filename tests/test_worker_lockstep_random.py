@@ -84,6 +84,22 @@ class LockstepMachine(RuleBasedStateMachine):
             residency=residency,
         )
 
+    @rule(
+        lengths=st.lists(st.integers(1, 12), min_size=2, max_size=4),
+        most=st.lists(st.integers(1, 12), min_size=4, max_size=4),
+        limit=st.integers(3, 14),
+        times=st.integers(0, 5),
+    )
+    def a_batch_begins(self, lengths, most, limit, times):
+        """Of newcomers, all of whose prompts are here; most of them end at different times."""
+        names = [name for name in IDS if name not in self.prompts][: len(lengths)]
+        for name, length, tokens in zip(names, lengths, most, strict=False):
+            self.prompts_come({name}, length + int(name[1:]), tokens, True)
+        self.number += 1
+        grants = tuple(Grant(name, limit) for name in names)
+        self._plan(admit=grants, batches=(StaticBatch(self.number, tuple(names)),))
+        self.steps(times)
+
     @rule(extend=st.dictionaries(NAMES, st.integers(1, 14), max_size=3))
     def extend(self, extend):
         self._plan(extend=tuple(Grant(*item) for item in extend.items()))
