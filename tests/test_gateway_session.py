@@ -1,5 +1,6 @@
 """A session's transcript: what is fed, what it means, what the client gets."""
 
+import asyncio
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import cast
@@ -63,7 +64,8 @@ async def test_a_choice_that_ends_while_another_is_written_ends_the_call_for_its
     feed(b, 1, "3", FinishReason.STOP)
     got.append(await anext(chunks))
     feed(a, 1, "4", FinishReason.STOP)
-    got += [chunk async for chunk in chunks]
+    async with asyncio.timeout(10):
+        got += [chunk async for chunk in chunks]
     assert [(chunk.index, chunk.text, chunk.reason) for chunk in got] == [
         (0, "1", None), (1, "23", FinishReason.STOP), (0, "4", FinishReason.STOP),
     ]  # fmt: skip
