@@ -1,8 +1,8 @@
 """Two real workers that outlast the schedulers they serve, and systems around them in this process.
 
 A worker takes seconds to start and a scheduler none: so the workers are started once, and every
-system is a fresh control plane (scheduler, estimator, predictor, gateway, as `foretoken serve` wires
-them) to which they attach anew.
+system is a fresh control plane (scheduler, estimator, predictor, gateway, as `foretoken serve`
+wires them) to which they attach anew.
 """
 
 import asyncio

@@ -29,8 +29,8 @@ BY_RULE = {
 # Forms whose decisions hold what they grant, whatever comes: nobody is ever evicted.
 HOLDS: dict[str, Callable[[Params], bool]] = {
     "conservative": lambda params: params["overcommit"] <= 1,
-    "fixed": lambda params: True,
-    "dp": lambda params: True,
+    "fixed": lambda _: True,
+    "dp": lambda _: True,
 }
 
 
@@ -150,7 +150,7 @@ Bound = Callable[[Params], float]
 # How long one who needs much may wait, by its order's own word: seconds beyond SERVED_S, or None
 # where it makes no promise. A new order must say.
 BOUNDS: dict[str, Bound | None] = {
-    "arrival": lambda params: 0.0,
+    "arrival": lambda _: 0.0,
     "fifo": None,  # behind whoever came meanwhile, after every slice
     "alise": lambda params: params["levels"] * params["ageing_s"],
     "srtf": lambda params: params["ageing_s"],
