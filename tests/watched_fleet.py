@@ -253,6 +253,7 @@ class Fleet:
         for grant in plan.admit:
             here = seat.here.setdefault(grant.request_id, Here(grant.limit_tokens))
             here.runs, here.limit = True, grant.limit_tokens
+            seat.dropped = [told for told in seat.dropped if told.request_id != grant.request_id]
         for grant in plan.extend:
             seat.here[grant.request_id].limit = grant.limit_tokens
 
