@@ -161,7 +161,7 @@ BOUNDS: dict[str, Bound | None] = {
     "hrrn": None,
     "edf": None,
     "slack": None,
-    "foretoken": lambda params: params["ageing_s"],
+    "promise": lambda params: params["ageing_s"],
 }
 
 
