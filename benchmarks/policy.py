@@ -36,8 +36,10 @@ from services.scheduler.state import SchedulerState
 SIZES = [(r, q) for r in (64, 256, 1_024) for q in (100, 1_000, 10_000)]
 QUICK_SIZES = [(64, 100), (64, 1_000)]
 APART = ("fcfs", "past-future", "alise")
+WIDTH = 160  # of the tables, in characters
 REACHES_MS = {(64, 1_000): 1.0, (256, 10_000): 3.0, (1_024, 10_000): 10.0}
-BATCH_REACHES_MS = {(64, 1_000): 20.0}  # of those that cut the whole pool into batches
+BATCH_WIDTH = 160  # of the tables, in characters
+REACHES_MS = {(64, 1_000): 20.0}  # of those that cut the whole pool into batches
 
 
 def main() -> None:
@@ -52,13 +54,14 @@ def main() -> None:
     for policy in APART if not args.quick else APART[:1]:
         if policy in chosen:
             for running, queued in sizes:
-                apart = asyncio.run(_apart(policy, running, queued, turns))
-                figures[policy][_size(running, queued)] |= apart
+                figure = figures[policy][_size(running, queued)]
+                figure |= asyncio.run(_apart(policy, running, queued, turns))
     head = ("preset", *(_size(*size) for size in sizes))
     show(
         "A planning round, by running+queued: ms, median/p99; ! is over its reach",
         head,
         [(policy, *map(_cell, by.values())) for policy, by in figures.items()],
+        WIDTH,
     )
     show(
         "A worker's report, µs a request in it",
@@ -67,6 +70,7 @@ def main() -> None:
             (policy, *(f"{f['report_us']:.2f}" for f in by.values()))
             for policy, by in figures.items()
         ],
+        WIDTH,
     )
     apart = {policy: by for policy, by in figures.items() if "apart_ms" in next(iter(by.values()))}
     if apart:
@@ -77,6 +81,7 @@ def main() -> None:
                 (policy, *(f"{f['apart_ms']:.2f}" for f in by.values()))
                 for policy, by in apart.items()
             ],
+            WIDTH,
         )
     print(f"{len(chosen)} presets in {time.perf_counter() - began_s:.0f} s")
     rounds = {f"{name}/{size}": f for name, by in figures.items() for size, f in by.items()}

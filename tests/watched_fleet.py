@@ -219,7 +219,7 @@ class Fleet:
     def _submit(self, count: int) -> None:
         for number in range(self.submitted, min(REQUESTS, self.submitted + count)):
             length = int(min(70, 1 + self.rng.exponential(20)))
-            most = int(min(80, length + self.rng.integers(0, 30)))
+            most = min(80, length + int(self.rng.integers(0, 30)))
             sla = [Sla(), Sla("standard", 5.0, 0.2), Sla("interactive", 0.5, 0.1)][number % 3]
             request = Request(
                 f"r{number}", "demo", int(self.rng.integers(4, 90)), most, self.now,
