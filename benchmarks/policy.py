@@ -36,10 +36,9 @@ from services.scheduler.state import SchedulerState
 SIZES = [(r, q) for r in (64, 256, 1_024) for q in (100, 1_000, 10_000)]
 QUICK_SIZES = [(64, 100), (64, 1_000)]
 APART = ("fcfs", "past-future", "alise")
-WIDTH = 160  # of the tables, in characters
 REACHES_MS = {(64, 1_000): 1.0, (256, 10_000): 3.0, (1_024, 10_000): 10.0}
-BATCH_WIDTH = 160  # of the tables, in characters
-REACHES_MS = {(64, 1_000): 20.0}  # of those that cut the whole pool into batches
+BATCH_REACHES_MS = {(64, 1_000): 20.0}  # of those that cut the whole pool into batches
+WIDTH = 160  # of the tables, in characters
 
 
 def main() -> None:
