@@ -95,7 +95,8 @@ class Request:
 
     `delivered_tokens` are output tokens its client already has; they count towards
     `max_tokens` and must be held in KV like the prompt. `worker_id` is where it is already, as
-    its gateway knows it; empty for one that has been placed nowhere.
+    its gateway knows it; empty for one that has been placed nowhere. `prefix_hashes` name the
+    first blocks of its prompt where placing reads them; `tenant` is whose it is.
     """
 
     request_id: str
@@ -108,6 +109,8 @@ class Request:
     deadline_s: float = inf
     sla: Sla = Sla()
     worker_id: str = ""
+    prefix_hashes: tuple[int, ...] = ()
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +252,8 @@ class Plan:
     that it does not name are evicted after it, the newest admitted first.
     `order` ranks the requests that run or have KV there, most urgent first, for the worker's
     residency policy (`residency` names it; empty: recompute) to place their KV by, at `costs`.
+    Where `prefix_blocks` is positive, reports say from now on which of the first so many blocks of
+    texts are cached.
     """
 
     seq: int
@@ -261,6 +266,7 @@ class Plan:
     order: tuple[Standing, ...] = ()
     residency: str = ""
     costs: KVCosts = KVCosts()
+    prefix_blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,7 +306,9 @@ class Report:
     of the device are held by nobody; `shared_blocks` counts how often one is held beyond its
     first holder. `progress` names whoever holds other blocks than was last said of it, so that at
     each report the blocks last said of all who are here - `shared_blocks` + `free_blocks` are the
-    device's; who finished or was cancelled by `applied_plan_seq` holds none.
+    device's; who finished or was cancelled by `applied_plan_seq` holds none. `prefixes_added` and
+    `prefixes_gone` are hashes of blocks that can be shared by now, and can't any more, of those
+    that a plan has asked for; bounded, the rest comes with the next report.
     """
 
     seq: int
@@ -312,6 +320,8 @@ class Report:
     swaps: tuple[SwapTiming, ...] = ()
     free_blocks: int = 0
     shared_blocks: int = 0
+    prefixes_added: tuple[int, ...] = ()
+    prefixes_gone: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from services.runtime.codec import (
     encode_swap,
     encode_timing,
 )
+from services.runtime.prefix import MOST_NEWS, decode_hashes, encode_hashes
 
 _RESIDENCY_TO_PROTO: dict[Residency, scheduler_pb2.Residency.ValueType] = {
     Residency.KEEP: scheduler_pb2.RESIDENCY_KEEP,
@@ -94,6 +95,7 @@ def encode_plan(plan: Plan) -> scheduler_pb2.Plan:
         ],
         residency=plan.residency,
         costs=_encode_costs(plan.costs),
+        prefix_blocks=plan.prefix_blocks,
     )
 
 
@@ -112,6 +114,7 @@ def decode_plan(message: scheduler_pb2.Plan) -> Plan:
         order=tuple(Standing(s.request_id, _not_negative(s.wait_s)) for s in message.order),
         residency=message.residency,
         costs=_decode_costs(message.costs),
+        prefix_blocks=message.prefix_blocks,
     )
 
 
@@ -158,6 +161,8 @@ def encode_report(report: Report) -> scheduler_pb2.Report:
         swaps=[encode_swap(s) for s in report.swaps],
         free_blocks=report.free_blocks,
         shared_blocks=report.shared_blocks,
+        prefixes_added=encode_hashes(report.prefixes_added),
+        prefixes_gone=encode_hashes(report.prefixes_gone),
     )
 
 
@@ -175,6 +180,8 @@ def decode_report(message: scheduler_pb2.Report) -> Report:
         swaps=decode_swaps(message.swaps),
         free_blocks=message.free_blocks,
         shared_blocks=message.shared_blocks,
+        prefixes_added=decode_hashes(message.prefixes_added, MOST_NEWS),
+        prefixes_gone=decode_hashes(message.prefixes_gone, MOST_NEWS),
     )
 
 

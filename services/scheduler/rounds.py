@@ -19,8 +19,9 @@ from services.policies.decide import arrange, complete, narrow, rank
 from services.policies.decision import Decision, Share, Why, Whys
 from services.policies.memory import Memory
 from services.policies.order.ranking import Ranking
+from services.policies.place import PLACES
 from services.policies.preset import Preset
-from services.policies.snapshot import Contest, Snapshot
+from services.policies.snapshot import CHAIN, Contest, Snapshot
 from services.scheduler import events as ev
 from services.scheduler.board import Phase
 from services.scheduler.jobs import Draft, Job, WorkerJobs
@@ -42,6 +43,11 @@ class Rounds:
         self.decision = Decision(0)
         self._ledger = ledger
         self._ranking: Ranking | None = None
+
+    @property
+    def prefix_blocks(self) -> int:
+        """Of a text, how many of whose first blocks' hashes help to place it; 0: none do."""
+        return CHAIN if PLACES[self.preset.place].cached else 0
 
     def pose(self, snapshot: Snapshot) -> Contest:
         """Everybody in order, and of these who run or could."""
@@ -131,6 +137,7 @@ class Rounds:
             pause=tuple(draft.pause),
             cancel=tuple(draft.cancel),
             victims=self._victims(worker),
+            prefix_blocks=self.prefix_blocks,
         )
         if not self.preset.keeps_kv:
             return plan

@@ -106,6 +106,7 @@ class WorkerState:
         self._owed_cancels.clear()
         for prompt in self.matching.take_prompts():
             self._holdings.park(prompt)
+        self.pool.cached.ask(0)
         blocks = self.pool.held()
         self._reporter.begin(self.sequences, blocks)
         return tuple(s.held(blocks.get(s.request_id, 0)) for s in self.sequences.values())
@@ -166,6 +167,8 @@ class WorkerState:
             self._extend(grant)
         for request_id in plan.prefetch:
             self._evictor.prefetch(request_id)
+        if plan.prefix_blocks:
+            self.pool.cached.ask(plan.prefix_blocks)
         self._evictor.planned(plan)
         self._reporter.planned(plan.seq)
 
