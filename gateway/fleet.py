@@ -28,9 +28,7 @@ class Fleet:
         if not (self.prefix_blocks and self.block_tokens):
             return b""
         salt, most = generation.cache_salt, min(self.prefix_blocks, MOST_BLOCKS)
-        return encode_hashes(
-            prompt_hashes(generation.prompt_ids, most, self.block_tokens, salt)
-        )
+        return encode_hashes(prompt_hashes(generation.prompt_ids, most, self.block_tokens, salt))
 
     def reach_or(self, context_tokens: int) -> Reach:
         """The fleet's reach; without one, the model's own, else nothing bounds a request yet."""

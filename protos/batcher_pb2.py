@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from protos import estimator_pb2 as protos_dot_estimator__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14protos/batcher.proto\x12\x0c\x66oretoken.v1\x1a\x16protos/estimator.proto\"o\n\x0e\x41rrangeMessage\x12+\n\x05hello\x18\x01 \x01(\x0b\x32\x1a.foretoken.v1.ArrangeHelloH\x00\x12(\n\x07\x63ontest\x18\x02 \x01(\x0b\x32\x15.foretoken.v1.ContestH\x00\x42\x06\n\x04kind\"\xef\x01\n\x0c\x41rrangeHello\x12\x0e\n\x06preset\x18\x01 \x01(\t\x12\x38\n\x07\x63hoices\x18\x02 \x03(\x0b\x32\'.foretoken.v1.ArrangeHello.ChoicesEntry\x12\x36\n\x06params\x18\x03 \x03(\x0b\x32&.foretoken.v1.ArrangeHello.ParamsEntry\x1a.\n\x0c\x43hoicesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a-\n\x0bParamsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x92\x02\n\x07\x43ontest\x12\r\n\x05round\x18\x01 \x01(\x04\x12\x0b\n\x03now\x18\x02 \x01(\x01\x12\x0c\n\x04rows\x18\x03 \x01(\x0c\x12\x0c\n\x04runs\x18\x04 \x01(\x0c\x12\x0b\n\x03key\x18\x05 \x01(\x0c\x12\x0c\n\x04line\x18\x06 \x01(\x0c\x12\x33\n\x07\x63olumns\x18\x07 \x03(\x0b\x32\".foretoken.v1.Contest.ColumnsEntry\x12!\n\x05seats\x18\x08 \x03(\x0b\x32\x12.foretoken.v1.Seat\x12,\n\tforecasts\x18\t \x03(\x0b\x32\x19.foretoken.v1.ForecastRow\x1a.\n\x0c\x43olumnsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\";\n\x0b\x46orecastRow\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\x0e\n\x06points\x18\x02 \x03(\x01\x12\x0f\n\x07weights\x18\x03 \x03(\x01\"\xb2\x01\n\x04Seat\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\r\n\x05model\x18\x02 \x01(\r\x12\x11\n\tkv_tokens\x18\x03 \x01(\x04\x12\x14\n\x0c\x62lock_tokens\x18\x04 \x01(\r\x12\x0e\n\x06places\x18\x05 \x01(\r\x12\x14\n\x0creach_tokens\x18\x06 \x01(\r\x12\x15\n\rshared_blocks\x18\x07 \x01(\r\x12%\n\x04\x63ost\x18\x08 \x01(\x0b\x32\x17.foretoken.v1.CostModel\"\x8c\x01\n\x0b\x41rrangement\x12\r\n\x05round\x18\x01 \x01(\x04\x12\'\n\x08portions\x18\x02 \x03(\x0b\x32\x15.foretoken.v1.Portion\x12\x0e\n\x06next_s\x18\x03 \x01(\x01\x12\x14\n\x0cnot_before_s\x18\x04 \x01(\x01\x12\x1f\n\x03why\x18\x05 \x01(\x0b\x32\x12.foretoken.v1.Whys\";\n\x04Whys\x12\x0c\n\x04rows\x18\x01 \x03(\r\x12\x0f\n\x07reasons\x18\x02 \x03(\r\x12\t\n\x01\x61\x18\x03 \x03(\x01\x12\t\n\x01\x62\x18\x04 \x03(\x01\"k\n\x07Portion\x12\x0e\n\x06worker\x18\x01 \x01(\r\x12\x0b\n\x03run\x18\x02 \x03(\r\x12\x0e\n\x06limits\x18\x03 \x03(\x04\x12\r\n\x05pause\x18\x04 \x03(\r\x12\x0f\n\x07victims\x18\x05 \x03(\r\x12\x13\n\x0bpeak_tokens\x18\x06 \x01(\x01\x32Q\n\x07\x42\x61tcher\x12\x46\n\x07\x41rrange\x12\x1c.foretoken.v1.ArrangeMessage\x1a\x19.foretoken.v1.Arrangement(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14protos/batcher.proto\x12\x0c\x66oretoken.v1\x1a\x16protos/estimator.proto\"o\n\x0e\x41rrangeMessage\x12+\n\x05hello\x18\x01 \x01(\x0b\x32\x1a.foretoken.v1.ArrangeHelloH\x00\x12(\n\x07\x63ontest\x18\x02 \x01(\x0b\x32\x15.foretoken.v1.ContestH\x00\x42\x06\n\x04kind\"\xef\x01\n\x0c\x41rrangeHello\x12\x0e\n\x06preset\x18\x01 \x01(\t\x12\x38\n\x07\x63hoices\x18\x02 \x03(\x0b\x32\'.foretoken.v1.ArrangeHello.ChoicesEntry\x12\x36\n\x06params\x18\x03 \x03(\x0b\x32&.foretoken.v1.ArrangeHello.ParamsEntry\x1a.\n\x0c\x43hoicesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a-\n\x0bParamsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xe6\x03\n\x07\x43ontest\x12\r\n\x05round\x18\x01 \x01(\x04\x12\x0b\n\x03now\x18\x02 \x01(\x01\x12\x0c\n\x04rows\x18\x03 \x01(\x0c\x12\x0c\n\x04runs\x18\x04 \x01(\x0c\x12\x0b\n\x03key\x18\x05 \x01(\x0c\x12\x0c\n\x04line\x18\x06 \x01(\x0c\x12\x33\n\x07\x63olumns\x18\x07 \x03(\x0b\x32\".foretoken.v1.Contest.ColumnsEntry\x12!\n\x05seats\x18\x08 \x03(\x0b\x32\x12.foretoken.v1.Seat\x12,\n\tforecasts\x18\t \x03(\x0b\x32\x19.foretoken.v1.ForecastRow\x12\x0e\n\x06\x63\x61\x63hed\x18\n \x01(\x0c\x12\x33\n\x07numbers\x18\x0b \x03(\x0b\x32\".foretoken.v1.Contest.NumbersEntry\x12/\n\x05notes\x18\x0c \x03(\x0b\x32 .foretoken.v1.Contest.NotesEntry\x1a.\n\x0c\x43olumnsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\x1a.\n\x0cNumbersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a,\n\nNotesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\";\n\x0b\x46orecastRow\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\x0e\n\x06points\x18\x02 \x03(\x01\x12\x0f\n\x07weights\x18\x03 \x03(\x01\"\xb2\x01\n\x04Seat\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\r\n\x05model\x18\x02 \x01(\r\x12\x11\n\tkv_tokens\x18\x03 \x01(\x04\x12\x14\n\x0c\x62lock_tokens\x18\x04 \x01(\r\x12\x0e\n\x06places\x18\x05 \x01(\r\x12\x14\n\x0creach_tokens\x18\x06 \x01(\r\x12\x15\n\rshared_blocks\x18\x07 \x01(\r\x12%\n\x04\x63ost\x18\x08 \x01(\x0b\x32\x17.foretoken.v1.CostModel\"\xd8\x02\n\x0b\x41rrangement\x12\r\n\x05round\x18\x01 \x01(\x04\x12\'\n\x08portions\x18\x02 \x03(\x0b\x32\x15.foretoken.v1.Portion\x12\x0e\n\x06next_s\x18\x03 \x01(\x01\x12\x14\n\x0cnot_before_s\x18\x04 \x01(\x01\x12\x1f\n\x03why\x18\x05 \x01(\x0b\x32\x12.foretoken.v1.Whys\x12\x37\n\x07numbers\x18\x06 \x03(\x0b\x32&.foretoken.v1.Arrangement.NumbersEntry\x12\x33\n\x05notes\x18\x07 \x03(\x0b\x32$.foretoken.v1.Arrangement.NotesEntry\x1a.\n\x0cNumbersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a,\n\nNotesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\";\n\x04Whys\x12\x0c\n\x04rows\x18\x01 \x03(\r\x12\x0f\n\x07reasons\x18\x02 \x03(\r\x12\t\n\x01\x61\x18\x03 \x03(\x01\x12\t\n\x01\x62\x18\x04 \x03(\x01\"}\n\x07Portion\x12\x0e\n\x06worker\x18\x01 \x01(\r\x12\x0b\n\x03run\x18\x02 \x03(\r\x12\x0e\n\x06limits\x18\x03 \x03(\x04\x12\r\n\x05pause\x18\x04 \x03(\r\x12\x0f\n\x07victims\x18\x05 \x03(\r\x12\x13\n\x0bpeak_tokens\x18\x06 \x01(\x01\x12\x10\n\x08lockstep\x18\x07 \x01(\x08\x32Q\n\x07\x42\x61tcher\x12\x46\n\x07\x41rrange\x12\x1c.foretoken.v1.ArrangeMessage\x1a\x19.foretoken.v1.Arrangement(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,6 +38,14 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ARRANGEHELLO_PARAMSENTRY']._serialized_options = b'8\001'
   _globals['_CONTEST_COLUMNSENTRY']._loaded_options = None
   _globals['_CONTEST_COLUMNSENTRY']._serialized_options = b'8\001'
+  _globals['_CONTEST_NUMBERSENTRY']._loaded_options = None
+  _globals['_CONTEST_NUMBERSENTRY']._serialized_options = b'8\001'
+  _globals['_CONTEST_NOTESENTRY']._loaded_options = None
+  _globals['_CONTEST_NOTESENTRY']._serialized_options = b'8\001'
+  _globals['_ARRANGEMENT_NUMBERSENTRY']._loaded_options = None
+  _globals['_ARRANGEMENT_NUMBERSENTRY']._serialized_options = b'8\001'
+  _globals['_ARRANGEMENT_NOTESENTRY']._loaded_options = None
+  _globals['_ARRANGEMENT_NOTESENTRY']._serialized_options = b'8\001'
   _globals['_ARRANGEMESSAGE']._serialized_start=62
   _globals['_ARRANGEMESSAGE']._serialized_end=173
   _globals['_ARRANGEHELLO']._serialized_start=176
@@ -47,19 +55,27 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ARRANGEHELLO_PARAMSENTRY']._serialized_start=370
   _globals['_ARRANGEHELLO_PARAMSENTRY']._serialized_end=415
   _globals['_CONTEST']._serialized_start=418
-  _globals['_CONTEST']._serialized_end=692
-  _globals['_CONTEST_COLUMNSENTRY']._serialized_start=646
-  _globals['_CONTEST_COLUMNSENTRY']._serialized_end=692
-  _globals['_FORECASTROW']._serialized_start=694
-  _globals['_FORECASTROW']._serialized_end=753
-  _globals['_SEAT']._serialized_start=756
-  _globals['_SEAT']._serialized_end=934
-  _globals['_ARRANGEMENT']._serialized_start=937
-  _globals['_ARRANGEMENT']._serialized_end=1077
-  _globals['_WHYS']._serialized_start=1079
-  _globals['_WHYS']._serialized_end=1138
-  _globals['_PORTION']._serialized_start=1140
-  _globals['_PORTION']._serialized_end=1247
-  _globals['_BATCHER']._serialized_start=1249
-  _globals['_BATCHER']._serialized_end=1330
+  _globals['_CONTEST']._serialized_end=904
+  _globals['_CONTEST_COLUMNSENTRY']._serialized_start=764
+  _globals['_CONTEST_COLUMNSENTRY']._serialized_end=810
+  _globals['_CONTEST_NUMBERSENTRY']._serialized_start=812
+  _globals['_CONTEST_NUMBERSENTRY']._serialized_end=858
+  _globals['_CONTEST_NOTESENTRY']._serialized_start=860
+  _globals['_CONTEST_NOTESENTRY']._serialized_end=904
+  _globals['_FORECASTROW']._serialized_start=906
+  _globals['_FORECASTROW']._serialized_end=965
+  _globals['_SEAT']._serialized_start=968
+  _globals['_SEAT']._serialized_end=1146
+  _globals['_ARRANGEMENT']._serialized_start=1149
+  _globals['_ARRANGEMENT']._serialized_end=1493
+  _globals['_ARRANGEMENT_NUMBERSENTRY']._serialized_start=812
+  _globals['_ARRANGEMENT_NUMBERSENTRY']._serialized_end=858
+  _globals['_ARRANGEMENT_NOTESENTRY']._serialized_start=860
+  _globals['_ARRANGEMENT_NOTESENTRY']._serialized_end=904
+  _globals['_WHYS']._serialized_start=1495
+  _globals['_WHYS']._serialized_end=1554
+  _globals['_PORTION']._serialized_start=1556
+  _globals['_PORTION']._serialized_end=1681
+  _globals['_BATCHER']._serialized_start=1683
+  _globals['_BATCHER']._serialized_end=1764
 # @@protoc_insertion_point(module_scope)

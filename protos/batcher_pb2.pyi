@@ -147,6 +147,46 @@ class Contest(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class NumbersEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class NotesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.bytes
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.bytes = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     ROUND_FIELD_NUMBER: _builtins.int
     NOW_FIELD_NUMBER: _builtins.int
     ROWS_FIELD_NUMBER: _builtins.int
@@ -156,6 +196,9 @@ class Contest(_message.Message):
     COLUMNS_FIELD_NUMBER: _builtins.int
     SEATS_FIELD_NUMBER: _builtins.int
     FORECASTS_FIELD_NUMBER: _builtins.int
+    CACHED_FIELD_NUMBER: _builtins.int
+    NUMBERS_FIELD_NUMBER: _builtins.int
+    NOTES_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     """seeds what the policies draw"""
     now: _builtins.float
@@ -164,6 +207,8 @@ class Contest(_message.Message):
     runs: _builtins.bytes
     key: _builtins.bytes
     line: _builtins.bytes
+    cached: _builtins.bytes
+    """prompt tokens cached, a row after another, a seat each; or empty"""
     @_builtins.property
     def columns(self) -> _containers.ScalarMap[_builtins.str, _builtins.bytes]:
         """of services/policies/snapshot.py's Jobs, by their names"""
@@ -173,6 +218,14 @@ class Contest(_message.Message):
     @_builtins.property
     def forecasts(self) -> _containers.RepeatedCompositeFieldContainer[Global___ForecastRow]:
         """rows of the table that are new, or that changed"""
+
+    @_builtins.property
+    def numbers(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """what policies remember of the whole"""
+
+    @_builtins.property
+    def notes(self) -> _containers.ScalarMap[_builtins.str, _builtins.bytes]:
+        """and what arrangements noted of these jobs, parallel to rows"""
 
     def __init__(
         self,
@@ -186,10 +239,13 @@ class Contest(_message.Message):
         columns: _abc.Mapping[_builtins.str, _builtins.bytes] | None = ...,
         seats: _abc.Iterable[Global___Seat] | None = ...,
         forecasts: _abc.Iterable[Global___ForecastRow] | None = ...,
+        cached: _builtins.bytes = ...,
+        numbers: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        notes: _abc.Mapping[_builtins.str, _builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "forecasts", b"forecasts", "key", b"key", "line", b"line", "now", b"now", "round", b"round", "rows", b"rows", "runs", b"runs", "seats", b"seats"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "columns", b"columns", "forecasts", b"forecasts", "key", b"key", "line", b"line", "notes", b"notes", "now", b"now", "numbers", b"numbers", "round", b"round", "rows", b"rows", "runs", b"runs", "seats", b"seats"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -268,11 +324,53 @@ Global___Seat: _TypeAlias = Seat  # noqa: Y015
 class Arrangement(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class NumbersEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class NotesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.bytes
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.bytes = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     ROUND_FIELD_NUMBER: _builtins.int
     PORTIONS_FIELD_NUMBER: _builtins.int
     NEXT_S_FIELD_NUMBER: _builtins.int
     NOT_BEFORE_S_FIELD_NUMBER: _builtins.int
     WHY_FIELD_NUMBER: _builtins.int
+    NUMBERS_FIELD_NUMBER: _builtins.int
+    NOTES_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     next_s: _builtins.float
     """when time alone calls for the next round; infinite: never"""
@@ -282,6 +380,14 @@ class Arrangement(_message.Message):
     def portions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Portion]: ...
     @_builtins.property
     def why(self) -> Global___Whys: ...
+    @_builtins.property
+    def numbers(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """to be remembered"""
+
+    @_builtins.property
+    def notes(self) -> _containers.ScalarMap[_builtins.str, _builtins.bytes]:
+        """parallel to the contest's rows"""
+
     def __init__(
         self,
         *,
@@ -290,10 +396,12 @@ class Arrangement(_message.Message):
         next_s: _builtins.float = ...,
         not_before_s: _builtins.float = ...,
         why: Global___Whys | None = ...,
+        numbers: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        notes: _abc.Mapping[_builtins.str, _builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["why", b"why"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_s", b"next_s", "not_before_s", b"not_before_s", "portions", b"portions", "round", b"round", "why", b"why"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_s", b"next_s", "not_before_s", b"not_before_s", "notes", b"notes", "numbers", b"numbers", "portions", b"portions", "round", b"round", "why", b"why"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -349,8 +457,11 @@ class Portion(_message.Message):
     PAUSE_FIELD_NUMBER: _builtins.int
     VICTIMS_FIELD_NUMBER: _builtins.int
     PEAK_TOKENS_FIELD_NUMBER: _builtins.int
+    LOCKSTEP_FIELD_NUMBER: _builtins.int
     worker: _builtins.int
     peak_tokens: _builtins.float
+    lockstep: _builtins.bool
+    """who comes in is a static batch"""
     @_builtins.property
     def run(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """who runs next, the most urgent first"""
@@ -374,10 +485,11 @@ class Portion(_message.Message):
         pause: _abc.Iterable[_builtins.int] | None = ...,
         victims: _abc.Iterable[_builtins.int] | None = ...,
         peak_tokens: _builtins.float = ...,
+        lockstep: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits", "pause", b"pause", "peak_tokens", b"peak_tokens", "run", b"run", "victims", b"victims", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits", "lockstep", b"lockstep", "pause", b"pause", "peak_tokens", b"peak_tokens", "run", b"run", "victims", b"victims", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -8,21 +8,34 @@ from hypothesis import strategies as st
 
 from services.core import CostModel
 from services.forecast import Floats, Forecast, ForecastTable, Ints, certain, from_lengths
-from services.policies.form.demand import FORMS, PARAMS
+from services.policies.form.demand import FORMS, Demand, Line
 from services.policies.form.fill import Filled, fill
 from services.policies.memory import Memory
 from services.policies.order.ranking import Ranking
 from services.policies.parameters import resolve
-from services.policies.snapshot import NOWHERE, Contest, Jobs, Snapshot, Worker
+from services.policies.snapshot import FLOATS, NOWHERE, Bools, Contest, Jobs, Snapshot, Worker
 
 COST = CostModel(0.01, 0.0001, 0.001, 0.0)
-FLOATS = {"total", "arrival_s", "since_s", "deadline_s", "ttft_s", "tpot_s"}
 Row = tuple[int, int, int]  # prompt, generated, true length (= max_tokens)
 
 
-def seat(number: int = 1, kv_tokens: int = 1_000, places: int = 99, **rest: int) -> Worker:
-    given = {"model": 0, "block_tokens": 1, "reach_tokens": kv_tokens} | rest
-    return Worker(number, kv_tokens=kv_tokens, places=places, cost=COST, **given)
+def seat(
+    number: int = 1,
+    kv_tokens: int = 1_000,
+    places: int = 99,
+    *,
+    model: int = 0,
+    block_tokens: int = 1,
+    reach_tokens: int | None = None,
+    shared_blocks: int = 0,
+    prefixes: Sequence[int] = (),
+    cost: CostModel = COST,
+) -> Worker:
+    reach = kv_tokens if reach_tokens is None else reach_tokens
+    cached = np.array(sorted(prefixes), np.int64)
+    return Worker(
+        number, model, kv_tokens, block_tokens, places, reach, cost, shared_blocks, cached
+    )
 
 
 def jobs(count: int, **columns: Sequence[float] | Ints | Floats) -> Jobs:
@@ -36,6 +49,9 @@ def jobs(count: int, **columns: Sequence[float] | Ints | Floats) -> Jobs:
         "deadline_s": np.full(count, np.inf),
         "ttft_s": np.full(count, np.inf),
         "tpot_s": np.full(count, np.inf),
+        "mtpot_s": np.full(count, np.inf),
+        "first_s": np.full(count, np.inf),
+        "weight": np.ones(count),
     }
     made = []
     for each in fields(Jobs):
@@ -72,6 +88,22 @@ def table(*forecasts: Forecast) -> ForecastTable:
     return made
 
 
+def demanded(
+    form: str,
+    made: Jobs,
+    worker: Worker,
+    forecasts: ForecastTable,
+    params: Mapping[str, float],
+    seed: int = 0,
+    runs: Sequence[bool] | Bools | None = None,
+) -> Demand:
+    """What a line asks of memory; nobody runs unless it is said."""
+    running = np.zeros(len(made), bool) if runs is None else np.array(runs, bool)
+    line = Line(made, running, worker, forecasts, {})
+    given = resolve(form, FORMS[form].params, params)
+    return FORMS[form].demand(line, given, np.random.default_rng(seed))
+
+
 def formed(
     form: str,
     kv_tokens: int,
@@ -87,9 +119,8 @@ def formed(
     prompt, output, cap = np.array(rows, np.int64).reshape(-1, 3).T
     made = jobs(len(rows), prompt=prompt, output=output, cap=cap, forecast=np.arange(len(rows)))
     worker = seat(kv_tokens=kv_tokens, places=most)
-    given = resolve(form, PARAMS[form], params or {})
-    demand = FORMS[form](made, worker, forecasts, given, np.random.default_rng(seed))
     runs = np.arange(len(rows)) < len(running)
+    demand = demanded(form, made, worker, forecasts, params or {}, seed, runs)
     alone = bool(queued) and queued[0][0] + queued[0][2] <= kv_tokens
     filled = fill(runs, demand, most, alone)
     assert filled.run[: len(running)].all()

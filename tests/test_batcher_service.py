@@ -608,7 +608,7 @@ def test_whatever_the_board_it_crosses_as_it_is_and_the_answer_is_taken(
     preset: str, snapshot: Snapshot, number: int
 ) -> None:
     chosen = choose(preset)
-    home = narrow(snapshot, rank(snapshot, chosen, Memory()), number)
+    home = narrow(snapshot, rank(snapshot, chosen, Memory()), chosen, number)
     mirror = ForecastTable(1)
     message = encode_contest(home, Telling(snapshot.forecasts)).contest
     there = decode_contest(batcher_pb2.Contest.FromString(message.SerializeToString()), mirror)

@@ -20,9 +20,9 @@ ALL = sorted(presets())
 
 def frozen(memory: Memory) -> Memory:
     """The same, and nobody may write to it."""
-    for column in memory.columns.values():
-        column.flags.writeable = False
-    memory.serials.flags.writeable = False
+    for columns in (memory.ranks, memory.notes):
+        for column in (columns.serials, *columns.values.values()):
+            column.flags.writeable = False
     return memory
 
 

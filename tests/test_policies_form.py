@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from services.forecast import Forecast, Ints, certain
 from services.policies.decision import Reason
 from services.policies.form.batches import CUTS
-from services.policies.form.demand import FORMS, PARAMS, Demand
+from services.policies.form.demand import FORMS, Demand
 from services.policies.form.fill import fill
 from services.policies.form.peak import PrefixPeaks, peak_tokens
 from services.policies.parameters import resolve
-from tests.made_snapshots import Row, contest, formed, jobs, seat, table
+from tests.made_snapshots import Row, contest, demanded, formed, jobs, seat, table
 
 # The paper's example (papers/000 Fig. 6): capacity 21, two run, one waits. Admitted at t, memory
 # would reach 22 at t+2; at t+1 it fits; at t+2 the first has ended and even the worst case fits.
@@ -135,9 +135,7 @@ def held(form: str, **columns: Sequence[int]) -> list[float]:
     """What each of a line holds, in blocks of 16."""
     count = len(next(iter(columns.values())))
     made, worker = jobs(count, **columns), seat(block_tokens=16)
-    rng = np.random.default_rng(0)
-    given = resolve(form, PARAMS[form], {})
-    return list(FORMS[form](made, worker, table(certain(99)), given, rng).held)
+    return list(demanded(form, made, worker, table(certain(99)), {}).held)
 
 
 def test_memory_is_counted_in_whole_blocks_and_by_the_workers_word() -> None:
@@ -153,8 +151,7 @@ def test_memory_is_counted_in_whole_blocks_and_by_the_workers_word() -> None:
 )
 def test_what_is_shared_is_there_for_each_that_holds_it(form: str, limit: float) -> None:
     worker = seat(kv_tokens=1_000, block_tokens=10, shared_blocks=20)
-    rng, given = np.random.default_rng(0), resolve(form, PARAMS[form], {})
-    demand = FORMS[form](jobs(1), worker, table(certain(9)), given, rng)
+    demand = demanded(form, jobs(1), worker, table(certain(9)), {})
     assert demand.limit == pytest.approx(limit * 1_200)
 
 
@@ -163,8 +160,8 @@ def planned(
 ) -> Demand:
     """Past-Future's demand of so many that are alike."""
     plain = {"prompt": [prompt] * count, "output": [output] * count, "cap": [cap] * count}
-    made, rng = jobs(count, **plain), np.random.default_rng(seed)
-    return FORMS["past_future"](made, seat(), table(forecast), {"reserved": 0.05}, rng)
+    made = jobs(count, **plain)
+    return demanded("past_future", made, seat(), table(forecast), {"reserved": 0.05}, seed)
 
 
 def peak(demand: Demand) -> float:
@@ -324,7 +321,7 @@ def test_search_agrees_with_a_scan_over_drawn_futures(
     )
     forecasts = table(Forecast((5.0, 800.0), (0.7, 0.3), 800), certain(60))
     worker = seat(kv_tokens=kv_tokens)
-    demand = FORMS["past_future"](made, worker, forecasts, {"reserved": 0.0}, rng)
+    demand = demanded("past_future", made, worker, forecasts, {"reserved": 0.0}, seed)
     filled = fill(np.arange(count) < running, demand, 300, alone=True)
     assert demand.remaining is not None
 
@@ -345,12 +342,18 @@ def test_search_agrees_with_a_scan_over_drawn_futures(
 # Batches of a fixed number
 
 
-def cut(rows: Sequence[tuple[int, int]], size: int, **worker: int) -> list[list[int]]:
+def cut(
+    rows: Sequence[tuple[int, int]],
+    size: int,
+    kv_tokens: int = 1_000,
+    places: int = 99,
+    block_tokens: int = 1,
+) -> list[list[int]]:
     prompt, cap = np.array(rows, np.int64).reshape(-1, 2).T
     made = jobs(len(rows), prompt=prompt, cap=cap)
-    seated = seat(**worker)
+    seated = seat(kv_tokens=kv_tokens, places=places, block_tokens=block_tokens)
     asked = contest(made, [False] * len(rows), seated)
-    batches = CUTS["fixed"](asked, np.arange(len(rows)), seated, {"batch_size": size})
+    batches = CUTS["fixed"].cut(asked, np.arange(len(rows)), seated, {"batch_size": size})
     return [batch.tolist() for batch in batches]
 
 
@@ -382,13 +385,12 @@ def test_fixed_batches_are_whole_in_order_and_fit(
 
 
 def test_parameters_have_defaults_bounds_and_names() -> None:
-    assert PARAMS.keys() == FORMS.keys()
-    assert resolve("f", PARAMS["past_future"], {}) == {"reserved": 0.05}
-    assert resolve("f", PARAMS["conservative"], {"overcommit": 1.25}) == {"overcommit": 1.25}
+    assert resolve("f", FORMS["past_future"].params, {}) == {"reserved": 0.05}
+    assert resolve("f", FORMS["conservative"].params, {"overcommit": 1.25}) == {"overcommit": 1.25}
     for form, given_params, sentence in (
         ("aggressive", {"reserved": 0.1}, "no parameter 'reserved'; known: watermark"),
         ("past_future", {"reserved": 1.5}, r"f.reserved must lie in \[0, 1\], got 1.5"),
         ("past_future", {"reserved": float("nan")}, "got nan"),
     ):
         with pytest.raises(ValueError, match=sentence):
-            resolve("f", PARAMS[form], given_params)
+            resolve("f", FORMS[form].params, given_params)

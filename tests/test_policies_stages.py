@@ -1,6 +1,7 @@
 """The stages beside forming: who is looked at, where, for how long, when again, and memory."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -14,10 +15,13 @@ from services.policies.decide import narrow
 from services.policies.interval import INTERVALS
 from services.policies.memory import Memory
 from services.policies.place import PLACES
+from services.policies.preset import choose
 from services.policies.slice import SLICES
-from services.policies.snapshot import NOWHERE, Contest, Snapshot, Worker
+from services.policies.snapshot import NOWHERE, Contest, Jobs, Snapshot, Worker
 from services.policies.victim import VICTIMS
 from tests.made_snapshots import COST, contest, jobs, ranking, seat, snapshots, table
+
+FCFS = choose("fcfs")
 
 # Narrowing: the head of each line, as if everybody had been sorted
 
@@ -69,7 +73,7 @@ def test_narrow_keeps_the_head_of_each_line(snapshot: Snapshot, seed: int) -> No
     keys = np.random.default_rng(seed).integers(0, 3, count).astype(float)
     ranked = ranking(snapshot, keys)
     key = dict(zip(ranked.rows.tolist(), keys.tolist(), strict=True))
-    found = narrow(snapshot, ranked, 7)
+    found = narrow(snapshot, ranked, FCFS, 7)
     serial = snapshot.jobs.serial
     expected = sorted(literal_narrow(snapshot, key), key=lambda row: (key[row], serial[row]))
     assert found.rows.tolist() == expected
@@ -84,13 +88,13 @@ def test_of_a_thousand_equals_the_oldest_are_looked_at() -> None:
     snapshot = Snapshot(
         0.0, jobs(1_000, serial=serial), np.arange(1_000), np.arange(0), (seat(places=9),), table()
     )
-    found = narrow(snapshot, ranking(snapshot, np.zeros(1_000)), 1)
+    found = narrow(snapshot, ranking(snapshot, np.zeros(1_000)), FCFS, 1)
     assert found.jobs.serial.tolist() == list(range(10))
 
 
 def test_without_workers_nobody_who_waits_is_looked_at() -> None:
     snapshot = Snapshot(0.0, jobs(3), np.arange(3), np.arange(0), (), table())
-    assert len(narrow(snapshot, ranking(snapshot, np.zeros(3)), 1).rows) == 0
+    assert len(narrow(snapshot, ranking(snapshot, np.zeros(3)), FCFS, 1).rows) == 0
 
 
 # Places
@@ -133,13 +137,13 @@ def literal_least_load(asked: Contest) -> list[int]:
 def test_least_load_deals_to_who_is_through_the_soonest(snapshot: Snapshot, seed: int) -> None:
     count = len(snapshot.queued) + len(snapshot.running)
     key = np.random.default_rng(seed).permutation(count).astype(float)
-    found = narrow(snapshot, ranking(snapshot, key), 1)
-    assert PLACES["least_load"](found).tolist() == literal_least_load(found)
+    found = narrow(snapshot, ranking(snapshot, key), FCFS, 1)
+    assert PLACES["least_load"].deal(found, {}).tolist() == literal_least_load(found)
 
 
 def dealt(place: str, count: int, *workers: Worker, number: int = 0) -> Counter[int]:
     asked = contest(jobs(count), [False] * count, *workers, number=number)
-    return Counter(PLACES[place](asked).tolist())
+    return Counter(PLACES[place].deal(asked, {}).tolist())
 
 
 def test_a_small_worker_gets_its_share_and_not_half() -> None:
@@ -174,6 +178,13 @@ def test_turns_go_round_whoever_comes_and_however_many() -> None:
 # Slices, victims, intervals
 
 
+def granted(name: str, made: Jobs, runs: Sequence[bool], size: int) -> list[int]:
+    asked = contest(made, runs, seat())
+    at = np.arange(len(made))
+    limits = SLICES[name].limits(asked, seat(), at, {"slice_tokens": size})
+    return [int(limit) for limit in limits]
+
+
 def test_slices_by_hand() -> None:
     """A slice of 32; of those who run, who has more than half of one left goes on with it."""
     made = jobs(
@@ -182,10 +193,15 @@ def test_slices_by_hand() -> None:
         limit=[0, 32, 32, 100, 95, 60],
         cap=[100, 100, 100, 100, 100, 55],
     )
-    runs = np.array([False, True, True, True, False, True])
-    limits = SLICES["tokens"](made, runs, {"slice_tokens": 32})
-    assert limits.tolist() == [32, 32, 52, 100, 100, 60]
-    assert SLICES["whole"](made, runs, {}).tolist() == [100] * 5 + [55]
+    runs = [False, True, True, True, False, True]
+    assert granted("tokens", made, runs, 32) == [32, 32, 52, 100, 100, 60]
+    assert granted("whole", made, runs, 32) == [100] * 5 + [55]
+    assert granted("turns", made, runs, 32) == [32, 32, 32, 100, 100, 60]
+
+
+def test_whoever_has_made_its_turn_gets_another() -> None:
+    made = jobs(3, output=[32, 31, 90], limit=[32, 32, 90], cap=[100, 100, 100])
+    assert granted("turns", made, [True] * 3, 32) == [64, 32, 100]
 
 
 @given(st.data())
@@ -195,10 +211,10 @@ def test_a_slice_grants_a_token_and_never_takes_back(data: st.DataObject) -> Non
     limit = data.draw(st.integers(output, cap))
     size, runs = data.draw(st.integers(1, 600)), data.draw(st.booleans())
     made = jobs(1, output=[output], limit=[limit], cap=[cap])
-    (granted,) = SLICES["tokens"](made, np.array([runs]), {"slice_tokens": float(size)})
-    assert output < granted <= cap
-    assert granted >= min(cap, output + (size // 2 if runs else size))
-    assert not runs or granted >= limit
+    (least,) = granted("tokens", made, [runs], size)
+    assert output < least <= cap
+    assert least >= min(cap, output + (size // 2 if runs else size))
+    assert not runs or least >= limit
 
 
 def test_victims_by_hand() -> None:
@@ -215,18 +231,18 @@ def test_intervals_by_hand() -> None:
     first = seat(1)
     made = jobs(3, home=[1, 2, NOWHERE], total=[40.0, 400.0, 50.0])
     asked = contest(made, [True, True, False], first, seat(2), now=7.0)
-    assert INTERVALS["events"](asked, {}) == 7
+    assert INTERVALS["events"].ends(asked, {}) == 7
     load_s = 40 / first.full_speed
     given_params = {"interval_share": 0.5, "interval_s": 0.01}
-    assert INTERVALS["load"](asked, given_params) == 7 + 0.5 * load_s
-    assert INTERVALS["load"](asked, given_params | {"interval_s": 3.0}) == 10
-    assert INTERVALS["load"](replace(asked, workers=()), given_params) == 7.01
+    assert INTERVALS["load"].ends(asked, given_params) == 7 + 0.5 * load_s
+    assert INTERVALS["load"].ends(asked, given_params | {"interval_s": 3.0}) == 10
+    assert INTERVALS["load"].ends(replace(asked, workers=()), given_params) == 7.01
 
 
 def test_nobody_who_comes_waits_for_a_round_for_longer_than_ten_minutes() -> None:
     made = jobs(1, home=[1], total=[1e7])
     asked = contest(made, [True], seat(1))
-    assert INTERVALS["load"](asked, {"interval_share": 1.0, "interval_s": 3.0}) == 600
+    assert INTERVALS["load"].ends(asked, {"interval_share": 1.0, "interval_s": 3.0}) == 600
 
 
 # Memory
@@ -273,3 +289,24 @@ def test_memory_says_what_a_dictionary_says(rounds: list[dict[int, int]]) -> Non
         assert recalled(memory, "a", rows, serials).tolist() == expected
         memory = memory.with_columns(rows, serials, a=serials.astype(float) * 10)
         known = {(row, serial): serial * 10 for row, serial in owners.items()}
+
+
+@given(st.lists(st.dictionaries(st.integers(0, 6), st.integers(1, 9)), min_size=1, max_size=6))
+def test_notes_are_kept_of_those_that_were_not_looked_at(rounds: list[dict[int, int]]) -> None:
+    """A column each round, named by whether it is odd; the other column of a job stays too."""
+    memory = Memory()
+    known: dict[tuple[str, int], tuple[int, int]] = {}  # by row: whose, and its number
+    for nth, owners in enumerate(rounds):
+        rows, serials = ints(*owners), ints(*owners.values())
+        name = "ab"[nth % 2]
+        memory = memory.with_notes(rows, serials, {name: serials.astype(float) * 10 + nth})
+        for row, serial in owners.items():
+            for each in "ab":
+                if known.get((each, row), (0, 0))[0] != serial:
+                    known.pop((each, row), None)
+            known[name, row] = (serial, serial * 10 + nth)
+        every = [(n, r, s) for n in "ab" for r in range(7) for s in range(1, 10)]
+        for column, row, serial in every:
+            (found,) = memory.notes.recall([column], ints(row), ints(serial))
+            whose, number = known.get((column, row), (0, 0))
+            assert found.tolist() == [number if whose == serial else 0]

@@ -97,8 +97,8 @@ def test_mistakes_are_said(overrides: dict[str, object], sentence: str) -> None:
 
 def test_a_row_with_a_number_that_nothing_takes_is_refused() -> None:
     row = Preset(
-        "x", "max", "continuous", "arrival", "aggressive", "least_load", "whole", "events",
-        "newest", "recompute",
+        "x", "max", "linear", "continuous", "continuous", "arrival", "aggressive", "least_load",
+        "whole", "events", "newest", "recompute",
     )  # fmt: skip
     assert row.params == {"watermark": 0.95}
     with pytest.raises(ValueError, match=r"preset has no parameter 'levels'; known: watermark"):

@@ -12,23 +12,25 @@ arrangement:
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from services.forecast import Floats, ForecastTable, Ints
-from services.policies.decision import Decision, Reason, Share, Whys
-from services.policies.form.batches import CUTS
+from services.policies.arrange.batch import NOTES as BATCH_NOTES
+from services.policies.arrange.batch import arrange_batches
+from services.policies.arrange.continuous import arrange_continuous
+from services.policies.decision import Decision
 from services.policies.form.demand import FORMS
-from services.policies.form.fill import Filled, fill, fill_places
-from services.policies.interval import INTERVALS
 from services.policies.memory import Memory
 from services.policies.order.orders import ORDERS
 from services.policies.order.ranking import Ranking
-from services.policies.place import PLACES
-from services.policies.preset import RESIDENCIES, Preset
+from services.policies.place import PLACES, cached_tokens
+from services.policies.preset import Preset
 from services.policies.slice import SLICES
-from services.policies.snapshot import NOWHERE, Bools, Contest, Jobs, Snapshot, Worker
-from services.policies.victim import VICTIMS
+from services.policies.snapshot import NOWHERE, Contest, Snapshot, Worker
+
+REFLECTIONS = {name: form.reflect for name, form in FORMS.items()}
 
 
 def decide(
@@ -36,51 +38,63 @@ def decide(
 ) -> Decision:
     """The round's decision, with the memory for the next one. Equal inputs, equal decisions."""
     ranking = rank(snapshot, preset, memory)
-    contest = narrow(snapshot, ranking, number)
+    contest = narrow(snapshot, ranking, preset, number)
     return complete(arrange(contest, snapshot.forecasts, preset, rng), ranking)
 
 
 def rank(snapshot: Snapshot, preset: Preset, memory: Memory) -> Ranking:
+    """Everybody in order, once the form has learnt from what came of its decisions."""
+    reflect = REFLECTIONS.get(preset.form)
+    if reflect:
+        memory = reflect(snapshot, preset.params, memory)
     return ORDERS[preset.order].rank(snapshot, preset.params, memory)
 
 
 def complete(decision: Decision, ranking: Ranking) -> Decision:
-    """What the order adds to an arrangement: its memory, and when it next moves somebody."""
-    return Decision(
-        decision.round,
-        decision.shares,
-        decision.why,
-        decision.rows,
-        decision.serials,
-        min(decision.next_s, ranking.next_s),
-        decision.not_before_s,
-        ranking.memory,
+    """What the order adds to an arrangement, when it next moves somebody; and the memory of
+    both."""
+    memory = ranking.memory.with_notes(decision.rows, decision.serials, decision.notes)
+    return replace(
+        decision,
+        next_s=min(decision.next_s, ranking.next_s),
+        memory=memory.with_numbers(**decision.numbers),
     )
 
 
-def narrow(snapshot: Snapshot, ranking: Ranking, number: int) -> Contest:
-    """The running, and of those who wait the most urgent, as far as places and memory could
-    reach: of each model, and of each length that only some of its workers can hold, so that a
-    long queue for one never starves another's workers. O(waiting), vectorised; only those that
-    are kept are sorted."""
+def narrow(snapshot: Snapshot, ranking: Ranking, preset: Preset, number: int) -> Contest:
+    """Those who run or could, in order. Who is cut into batches is everybody; else the running,
+    and of those who wait the most urgent, as far as places and memory could reach: of each model,
+    and of each length that only some of its workers can hold, so that a long queue for one never
+    starves another's workers. O(waiting), vectorised; only those that are kept are sorted."""
+    arrangement = ARRANGEMENTS[preset.arrangement]
     split = ranking.split
+    picked = np.arange(0 if arrangement.pools else split, len(ranking.rows))
+    if not arrangement.pools and split and snapshot.workers:
+        picked = np.concatenate([picked, *_heads(snapshot, ranking)])
     serial = snapshot.jobs.serial
-    chosen = [np.arange(split, len(ranking.rows))]
-    if split and snapshot.workers:
-        chosen += _heads(snapshot, ranking)
-    picked = np.concatenate(chosen)
     picked = picked[np.lexsort((serial[ranking.rows[picked]], ranking.key[picked]))]
-    rows = ranking.rows[picked]
+    rows, key, line, runs = ranking.rows[picked], ranking.key[picked], ranking.line, picked >= split
+    jobs, memory = snapshot.jobs.take(rows), ranking.memory
+    line = line[picked]
+    if SLICES[preset.slice].returns:
+        line = np.where(runs & jobs.spent, key, line)
+    notes = memory.notes.recall(arrangement.notes, rows, jobs.serial)
     return Contest(
         number,
         snapshot.now,
         rows,
-        picked >= split,
-        ranking.key[picked],
-        ranking.line[picked],
-        snapshot.jobs.take(rows),
+        runs,
+        key,
+        line,
+        jobs,
         snapshot.workers,
+        cached_tokens(snapshot, rows, jobs) if PLACES[preset.place].cached else _NO_CACHED,
+        memory.numbers,
+        dict(zip(arrangement.notes, notes, strict=True)),
     )
+
+
+_NO_CACHED: Ints = np.zeros((0, 0), np.int64)
 
 
 def _heads(snapshot: Snapshot, ranking: Ranking) -> list[Ints]:
@@ -133,116 +147,20 @@ def arrange(
     contest: Contest, forecasts: ForecastTable, preset: Preset, rng: np.random.Generator
 ) -> Decision:
     """What becomes of those who run or could."""
-    shares, why = ARRANGEMENTS[preset.arrangement](contest, forecasts, preset, rng)
-    not_before_s = INTERVALS[preset.interval](contest, preset.params)
-    next_s = not_before_s if not_before_s > contest.now else np.inf
-    return Decision(
-        contest.round, shares, why, contest.rows, contest.jobs.serial, next_s, not_before_s
-    )
+    return ARRANGEMENTS[preset.arrangement].arrange(contest, forecasts, preset, rng)
 
 
-Arranged = tuple[tuple[Share, ...], Whys]
+@dataclass(frozen=True, slots=True)
+class Arrangement:
+    """`notes` name what it remembers of jobs; `pools`: whether everybody who waits is looked at,
+    however many could run."""
+
+    arrange: Callable[[Contest, ForecastTable, Preset, np.random.Generator], Decision]
+    notes: tuple[str, ...] = ()
+    pools: bool = False
 
 
-def _continuous(
-    contest: Contest, forecasts: ForecastTable, preset: Preset, rng: np.random.Generator
-) -> Arranged:
-    at = PLACES[preset.place](contest)
-    shares, whys = [], [_whys(contest, np.flatnonzero(at == NOWHERE), Reason.NO_WORKER)]
-    for worker in contest.workers:
-        line = np.flatnonzero(at == worker.number)
-        line = line[np.lexsort((~contest.runs[line], contest.line[line]))]
-        jobs, runs = contest.jobs.take(line), contest.runs[line]
-        if not runs.all():
-            filled = _filled(contest, worker, line, jobs, forecasts, preset, rng)
-            waits = ~runs
-            whys.append(
-                Whys(
-                    contest.rows[line[waits]],
-                    filled.reasons[waits],
-                    filled.a[waits],
-                    filled.b[waits],
-                )
-            )
-            shares.append(_share(contest, worker, preset, line, filled.run, filled.peak))
-        else:
-            shares.append(_share(contest, worker, preset, line, runs, 0.0))
-    return tuple(shares), Whys.joined(whys)
-
-
-def _filled(
-    contest: Contest,
-    worker: Worker,
-    line: Ints,
-    jobs: Jobs,
-    forecasts: ForecastTable,
-    preset: Preset,
-    rng: np.random.Generator,
-) -> Filled:
-    runs = contest.runs[line]
-    demand = FORMS[preset.form](jobs, worker, forecasts, preset.params, rng)
-    first = int(np.argmin(runs))
-    alone = bool(jobs.prompt[first] + jobs.cap[first] <= worker.kv_tokens)
-    if RESIDENCIES[preset.residency].held_fast:
-        return fill_places(runs, runs | contest.resting()[line], demand, worker.places, alone)
-    return fill(runs, demand, worker.places, alone)
-
-
-def _share(
-    contest: Contest,
-    worker: Worker,
-    preset: Preset,
-    line: Ints,
-    run: Bools,
-    peak: float,
-) -> Share:
-    """`line` may stand in any order; who runs is told the most urgent first."""
-    next_ones = np.sort(line[run])  # contests are sorted by urgency
-    jobs = contest.jobs.take(next_ones)
-    runs = contest.runs[next_ones]
-    limits = SLICES[preset.slice](jobs, runs, preset.params)
-    evict = VICTIMS[preset.victim](jobs, runs, contest.key[next_ones])
-    paused = line[contest.runs[line] & ~run]
-    rows = contest.rows
-    return Share(worker.number, rows[next_ones], limits, rows[paused], rows[next_ones[evict]], peak)
-
-
-def _batch(
-    contest: Contest, forecasts: ForecastTable, preset: Preset, rng: np.random.Generator
-) -> Arranged:
-    """The pool cut into batches, and these given to workers that have none, the fastest first;
-    nobody joins a batch that runs. Each worker's batch is cut from what it could hold: beside
-    small workers, who fits only the large one is not passed over."""
-    jobs, runs = contest.jobs, contest.runs
-    lines = {w.number: np.flatnonzero(runs & (jobs.home == w.number)) for w in contest.workers}
-    idle = sorted(
-        (worker for worker in contest.workers if not len(lines[worker.number])),
-        key=lambda worker: -worker.full_speed,
-    )
-    free = ~runs
-    reach = jobs.prompt + jobs.cap
-    for worker in idle:
-        able = free & (jobs.model == worker.model) & (reach <= worker.reach_tokens)
-        batch = next(CUTS[preset.form](contest, np.flatnonzero(able), worker, preset.params), None)
-        if batch is not None:
-            lines[worker.number] = batch
-            free[batch] = False
-    shares = tuple(
-        _share(contest, worker, preset, line, np.ones(len(line), bool), 0.0)
-        for worker, line in ((worker, lines[worker.number]) for worker in contest.workers)
-    )
-    return shares, Whys.joined(
-        [
-            _whys(contest, np.flatnonzero(~runs & ~free), Reason.ADMITTED),
-            _whys(contest, np.flatnonzero(free), Reason.IN_BATCH),
-        ]
-    )
-
-
-def _whys(contest: Contest, at: Ints, reason: Reason) -> Whys:
-    nothing: Floats = np.zeros(len(at))
-    return Whys(contest.rows[at], np.full(len(at), reason, np.int64), nothing, nothing)
-
-
-Arrangement = Callable[[Contest, ForecastTable, Preset, np.random.Generator], Arranged]
-ARRANGEMENTS: dict[str, Arrangement] = {"continuous": _continuous, "batch": _batch}
+ARRANGEMENTS = {
+    "continuous": Arrangement(arrange_continuous),
+    "batch": Arrangement(arrange_batches, BATCH_NOTES, pools=True),
+}

@@ -1,6 +1,6 @@
 """What a round says: who runs next, where, for how many tokens, and why the others wait."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -81,7 +81,9 @@ class Share:
 
     `run` are those who run next, the most urgent first, and `limits` the output each may have
     made before it stops by itself. `pause` run now and don't next; their KV stays where the
-    preset's residency puts it. `victims` go first to last when memory runs out.
+    preset's residency puts it. `victims` go first to last when memory runs out. Those who come in
+    in `lockstep` are a static batch: they begin together, padded to the longest, and nobody leaves
+    before all have ended or made what they may.
     """
 
     worker: int
@@ -90,13 +92,15 @@ class Share:
     pause: Ints
     victims: Ints
     peak_tokens: float = 0.0
+    lockstep: bool = False
 
 
 @dataclass(frozen=True)
 class Decision:
     """Of one round. `rows` and their `serials` are those it is about: a row that has another
     serial by the time it is carried out is another job's, and is left alone. Time alone calls
-    for the next round at `next_s`; events may do so from `not_before_s` on."""
+    for the next round at `next_s`; events may do so from `not_before_s` on. `numbers` and `notes`
+    (parallel to `rows`) are what the arrangement adds to the `memory`."""
 
     round: int
     shares: tuple[Share, ...] = ()
@@ -105,4 +109,6 @@ class Decision:
     serials: Ints = field(default_factory=_NO_ROWS.copy)
     next_s: float = np.inf
     not_before_s: float = 0.0
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    notes: Mapping[str, Floats] = field(default_factory=dict)
     memory: Memory = field(default_factory=Memory)

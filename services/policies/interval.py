@@ -1,6 +1,7 @@
 """When the next round may start."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -9,7 +10,13 @@ from services.policies.snapshot import Contest
 
 LONGEST_S = 600.0  # nobody who comes waits longer than this for a round
 
-Interval = Callable[[Contest, Params], float]
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """`ends` says, by the clock of the contest, when the next round may start."""
+
+    ends: Callable[[Contest, Params], float]
+    params: dict[str, Param] = field(default_factory=dict)
 
 
 def events(contest: Contest, params: Params) -> float:
@@ -29,8 +36,10 @@ def load(contest: Contest, params: Params) -> float:
     return contest.now + min(wait_s, LONGEST_S)
 
 
-INTERVALS: dict[str, Interval] = {"events": events, "load": load}
-PARAMS: dict[str, dict[str, Param]] = {
-    "events": {},
-    "load": {"interval_share": Param(0.5, 0.0, 1.0), "interval_s": Param(3.0, 0.0, LONGEST_S)},
+INTERVALS: dict[str, Interval] = {
+    "events": Interval(events),
+    "load": Interval(
+        load,
+        {"interval_share": Param(0.5, 0.0, 1.0), "interval_s": Param(3.0, 0.0, LONGEST_S)},
+    ),
 }

@@ -1,7 +1,7 @@
 """What policies remember from one round to the next: frozen, so that a replay is exact."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -9,47 +9,89 @@ from services.forecast import Floats, Ints
 
 
 @dataclass(frozen=True)
-class Memory:
-    """Numbers of the whole, and columns of the jobs, one value a board row.
+class Columns:
+    """Columns of jobs, one value a board row.
 
     A row is reused by later jobs: `serials` says whose values stand in it, and whoever else asks
-    reads 0. Policies never change a memory, they return the next one.
+    reads 0. Never changed: `of` and `merged` return others.
     """
 
-    numbers: Mapping[str, float] = field(default_factory=dict)
-    columns: Mapping[str, Floats] = field(default_factory=dict)
+    values: Mapping[str, Floats] = field(default_factory=dict)
     serials: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
 
-    def number(self, name: str, default: float = 0.0) -> float:
-        return self.numbers.get(name, default)
-
     def recall(self, names: Sequence[str], rows: Ints, serials: Ints) -> list[Floats]:
-        """What it remembers of these jobs, a column a name; 0 of those it has not seen. Copies."""
+        """What is remembered of these jobs, a column a name; 0 of those not seen. Copies."""
         size = len(self.serials)
         if not size or not len(rows):
             return [np.zeros(len(rows)) for _ in names]
         near = np.minimum(rows, size - 1)
         known = (self.serials[near] == serials) & (rows < size)
         return [
-            np.where(known, self.columns[name][near], 0.0)
-            if name in self.columns
+            np.where(known, self.values[name][near], 0.0)
+            if name in self.values
             else np.zeros(len(rows))
             for name in names
         ]
 
-    def with_numbers(self, **numbers: float) -> "Memory":
-        return Memory({**self.numbers, **numbers}, self.columns, self.serials)
-
-    def with_columns(self, rows: Ints, serials: Ints, **columns: Floats) -> "Memory":
-        """With these values of exactly these jobs; of others nothing is kept. O(board rows)."""
+    @staticmethod
+    def of(rows: Ints, serials: Ints, values: Mapping[str, Floats]) -> "Columns":
+        """These values of exactly these jobs; of others nothing is kept. O(board rows)."""
         size = int(rows.max()) + 1 if len(rows) else 0
         owners = np.full(size, -1, np.int64)
         owners[rows] = serials
-        kept = {name: _spread(size, rows, values) for name, values in columns.items()}
-        return Memory(self.numbers, kept, owners)
+        kept = {name: _spread(size, rows, column) for name, column in values.items()}
+        return Columns(kept, owners)
+
+    def merged(self, rows: Ints, serials: Ints, values: Mapping[str, Floats]) -> "Columns":
+        """These values of these jobs beside what is known of others. O(board rows)."""
+        if not len(rows) or not values:
+            return self
+        size = max(len(self.serials), int(rows.max()) + 1)
+        owners = np.full(size, -1, np.int64)
+        owners[: len(self.serials)] = self.serials
+        owners[rows] = serials
+        kept = {name: _grown(column, size) for name, column in self.values.items()}
+        for name in values.keys() | kept.keys():
+            column = kept.setdefault(name, np.zeros(size))
+            (recalled,) = (values[name],) if name in values else self.recall([name], rows, serials)
+            column[rows] = recalled
+        return Columns(kept, owners)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Numbers of the whole; what the order remembers of each job that waits or runs (`ranks`),
+    and what the arrangement noted of those it saw (`notes`)."""
+
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    ranks: Columns = field(default_factory=Columns)
+    notes: Columns = field(default_factory=Columns)
+
+    def number(self, name: str, default: float = 0.0) -> float:
+        return self.numbers.get(name, default)
+
+    def recall(self, names: Sequence[str], rows: Ints, serials: Ints) -> list[Floats]:
+        """Of the order's columns."""
+        return self.ranks.recall(names, rows, serials)
+
+    def with_numbers(self, **numbers: float) -> "Memory":
+        return replace(self, numbers={**self.numbers, **numbers})
+
+    def with_columns(self, rows: Ints, serials: Ints, **columns: Floats) -> "Memory":
+        """With these as the order's columns."""
+        return replace(self, ranks=Columns.of(rows, serials, columns))
+
+    def with_notes(self, rows: Ints, serials: Ints, notes: Mapping[str, Floats]) -> "Memory":
+        return replace(self, notes=self.notes.merged(rows, serials, notes))
 
 
 def _spread(size: int, rows: Ints, values: Floats) -> Floats:
     spread = np.zeros(size)
     spread[rows] = values
     return spread
+
+
+def _grown(values: Floats, size: int) -> Floats:
+    grown = np.zeros(size)
+    grown[: len(values)] = values
+    return grown

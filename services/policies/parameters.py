@@ -8,9 +8,20 @@ Params = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Param:
+    """A number, or one of `names`, which is then a number too: its place among them."""
+
     default: float
     least: float
     most: float
+    names: tuple[str, ...] = ()
+
+    def shown(self, value: float) -> str:
+        return self.names[int(value)] if self.names else f"{value:g}"
+
+
+def named(*names: str) -> Param:
+    """One of these; the first unless another is given."""
+    return Param(0, 0, len(names) - 1, names)
 
 
 def resolve(what: str, known: Mapping[str, Param], given: Params) -> dict[str, float]:

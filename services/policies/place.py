@@ -1,16 +1,26 @@
 """Which worker a waiting job stands in line for: filter, score, pick."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from services.forecast import Ints
-from services.policies.snapshot import NOWHERE, Bools, Contest, Worker
+from services.policies.parameters import Param, Params
+from services.policies.snapshot import NOWHERE, Bools, Contest, Jobs, Snapshot, Worker
 
-Place = Callable[[Contest], Ints]
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """`deal` says the number of the worker for every row of a contest, or NOWHERE. `cached`:
+    whether it looks at what each would find cached."""
+
+    deal: Callable[[Contest, Params], Ints]
+    params: dict[str, Param] = field(default_factory=dict)
+    cached: bool = False
 
 
-def least_load(contest: Contest) -> Ints:
+def least_load(contest: Contest, params: Params) -> Ints:
     """Deal those who wait, in order, each to the worker that would be through the soonest.
 
     A worker's load is what its jobs hold and are still to make, over its speed with its memory
@@ -22,7 +32,7 @@ def least_load(contest: Contest) -> Ints:
     return _deal(contest, _least_loaded)
 
 
-def round_robin(contest: Contest) -> Ints:
+def round_robin(contest: Contest, params: Params) -> Ints:
     """In turns, whatever they have to do. Each round begins one further on, so that who comes
     alone does not always find the same one first."""
     return _deal(contest, _next_in_turn)
@@ -93,4 +103,18 @@ def _load(contest: Contest, worker: Worker) -> float:
     return float(tokens) / worker.full_speed
 
 
-PLACES: dict[str, Place] = {"least_load": least_load, "round_robin": round_robin}
+def cached_tokens(snapshot: Snapshot, rows: Ints, jobs: Jobs) -> Ints:
+    """Prompt tokens that each of these would find cached at each worker, (rows, workers): as many
+    of a prompt's first blocks as are there without a gap. O(rows · CHAIN · log blocks) a worker."""
+    found = np.zeros((len(rows), len(snapshot.workers)), np.int64)
+    chains = snapshot.chains[rows]
+    for column, worker in enumerate(snapshot.workers):
+        if len(worker.prefixes):
+            near = np.searchsorted(worker.prefixes, chains)
+            there = worker.prefixes[np.minimum(near, len(worker.prefixes) - 1)] == chains
+            blocks = np.cumprod(there & (chains != 0), axis=1).sum(axis=1)
+            found[:, column] = np.minimum(blocks * worker.block_tokens, jobs.prompt)
+    return found
+
+
+PLACES: dict[str, Place] = {"least_load": Place(least_load), "round_robin": Place(round_robin)}

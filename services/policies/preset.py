@@ -2,16 +2,18 @@
 
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from importlib.resources import files
 from typing import Any
 
-from services.policies import interval, slice
-from services.policies.form import batches, demand
+from services.policies.form.batches import CUTS
+from services.policies.form.demand import FORMS
+from services.policies.interval import INTERVALS
 from services.policies.order.orders import ORDERS
 from services.policies.parameters import Param, resolve
 from services.policies.place import PLACES
+from services.policies.slice import SLICES
 from services.policies.victim import VICTIMS
 
 DEFAULT = "past-future"
@@ -34,20 +36,27 @@ RESIDENCIES = {
 }
 
 # What each arrangement forms by, with the numbers of each.
-FORMS: dict[str, dict[str, dict[str, Param]]] = {
-    "continuous": demand.PARAMS,
-    "batch": batches.PARAMS,
+FORMED: dict[str, dict[str, dict[str, Param]]] = {
+    "continuous": {name: form.params for name, form in FORMS.items()},
+    "batch": {name: cut.params for name, cut in CUTS.items()},
 }
+ESTIMATORS = ("linear", "knn")
+# Continuous: whoever has ended leaves, and others may join. Static: a batch begins together, padded
+# to its longest, and nobody leaves before all have ended or made their slice.
+BATCH_MODES = ("continuous", "static")
 
 
 @dataclass(frozen=True)
 class Preset:
     """One row of presets.toml: a choice for every stage, and the numbers those choices take
-    (all of them, once made: what is left out has its default)."""
+    (all of them, once made: what is left out has its default). `about` says what it is in a line,
+    `source` where it is from."""
 
     name: str
     predictor: str
+    estimator: str
     arrangement: str
+    batch_mode: str
     order: str
     form: str
     place: str
@@ -56,9 +65,11 @@ class Preset:
     victim: str
     residency: str
     params: Mapping[str, float] = field(default_factory=dict)
+    about: str = ""
+    source: str = ""
 
     def __post_init__(self) -> None:
-        _require_known("preset.arrangement", self.arrangement, FORMS)
+        _require_known("preset.arrangement", self.arrangement, FORMED)
         for key, known in self.stages().items():
             _require_known(f"preset.{key}", getattr(self, key), known)
         object.__setattr__(self, "params", resolve("preset", self.takes(), self.params))
@@ -66,11 +77,13 @@ class Preset:
     def stages(self) -> dict[str, Iterable[str]]:
         """What each choice may be, given the arrangement."""
         return {
+            "estimator": ESTIMATORS,
+            "batch_mode": BATCH_MODES,
             "order": ORDERS,
-            "form": FORMS[self.arrangement],
+            "form": FORMED[self.arrangement],
             "place": PLACES,
-            "slice": slice.PARAMS,
-            "interval": interval.PARAMS,
+            "slice": SLICES,
+            "interval": INTERVALS,
             "victim": VICTIMS,
             "residency": RESIDENCIES,
         }
@@ -79,9 +92,10 @@ class Preset:
         """The numbers that these choices take."""
         return (
             ORDERS[self.order].params
-            | FORMS[self.arrangement][self.form]
-            | slice.PARAMS[self.slice]
-            | interval.PARAMS[self.interval]
+            | FORMED[self.arrangement][self.form]
+            | PLACES[self.place].params
+            | SLICES[self.slice].params
+            | INTERVALS[self.interval].params
         )
 
     @property
@@ -89,14 +103,28 @@ class Preset:
         """Whether a request that does not run may have KV, so that plans must rank them."""
         return RESIDENCIES[self.residency].keeps or ORDERS[self.order].preempts
 
+    @property
+    def static(self) -> bool:
+        return self.batch_mode == "static"
 
-CHOICES = tuple(f.name for f in fields(Preset) if f.name not in ("name", "params"))
+
+CHOICES = tuple(
+    f.name for f in fields(Preset) if f.name not in ("name", "params", "about", "source")
+)
 
 
 def presets() -> dict[str, Preset]:
     """All rows, by name."""
     text = files("services.policies").joinpath("presets.toml").read_text()
-    return {name: Preset(name, **row) for name, row in tomllib.loads(text).items()}
+    return {name: _read(name, row) for name, row in tomllib.loads(text).items()}
+
+
+def _read(name: str, row: Mapping[str, Any]) -> Preset:
+    bare = Preset(name, **{key: value for key, value in row.items() if key != "params"})
+    takes = bare.takes()
+    given = row.get("params", {})
+    numbers = {key: _number(key, value, takes.get(key)) for key, value in given.items()}
+    return replace(bare, params=numbers)
 
 
 def choose(name: str, overrides: Mapping[str, Any] | None = None) -> Preset:
@@ -117,17 +145,18 @@ def choose(name: str, overrides: Mapping[str, Any] | None = None) -> Preset:
         if key not in takes and key in (others := _numbers()):
             raise ValueError(f"preset.{key} is a number of preset.{others[key]}; set that too")
         _require_known("preset key", key, [*CHOICES, *takes])
-    numbers = {key: _number(key, value) for key, value in given.items()}
-    return Preset(name, **{key: getattr(bare, key) for key in CHOICES}, params=kept | numbers)
+    numbers = {key: _number(key, value, takes.get(key)) for key, value in given.items()}
+    return replace(bare, params=kept | numbers, about=row.about, source=row.source)
 
 
 def _numbers() -> dict[str, str]:
     """Every number there is, with the choice that takes it."""
     stages = {
         "order": {name: order.params for name, order in ORDERS.items()},
-        "form": {name: params for forms in FORMS.values() for name, params in forms.items()},
-        "slice": slice.PARAMS,
-        "interval": interval.PARAMS,
+        "form": {name: params for forms in FORMED.values() for name, params in forms.items()},
+        "place": {name: place.params for name, place in PLACES.items()},
+        "slice": {name: each.params for name, each in SLICES.items()},
+        "interval": {name: each.params for name, each in INTERVALS.items()},
     }
     return {
         number: f"{stage}={choice}"
@@ -137,7 +166,11 @@ def _numbers() -> dict[str, str]:
     }
 
 
-def _number(key: str, value: Any) -> float:
+def _number(key: str, value: Any, param: Param | None = None) -> float:
+    if param and param.names and value in param.names:
+        return float(param.names.index(value))
+    if param and param.names:
+        raise ValueError(f"preset.{key} is one of {', '.join(param.names)}, got {value!r}")
     try:
         return float(value)
     except (TypeError, ValueError):

@@ -1,33 +1,55 @@
 """How many tokens one who runs may make before it is looked at again."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from services.forecast import Ints
 from services.policies.parameters import Param, Params
-from services.policies.snapshot import Bools, Jobs
-
-Slice = Callable[[Jobs, Bools, Params], Ints]
+from services.policies.snapshot import Contest, Worker
 
 
-def whole(jobs: Jobs, runs: Bools, params: Params) -> Ints:
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """`limits` says, of those who run next at a worker (positions in the contest, the most urgent
+    first), the output each may have made before it stops by itself. `returns`: whoever has made
+    it goes back to the pool, and stands in the line as those who wait do."""
+
+    limits: Callable[[Contest, Worker, Ints, Params], Ints]
+    params: dict[str, Param] = field(default_factory=dict)
+    returns: bool = False
+
+
+def whole(contest: Contest, worker: Worker, at: Ints, params: Params) -> Ints:
     """All that was asked for: sequence-level scheduling."""
-    return jobs.cap.copy()
+    return contest.jobs.cap[at]
 
 
-def tokens(jobs: Jobs, runs: Bools, params: Params) -> Ints:
+def tokens(contest: Contest, worker: Worker, at: Ints, params: Params) -> Ints:
     """`slice_tokens` beyond what is there (ALGORITHMS 4). Who runs and has half a slice left
     goes on with what it has; the next half is granted in good time, so that planning never
     stalls the device."""
+    jobs, runs = contest.jobs, contest.runs[at]
+    output, limit, cap = jobs.output[at], jobs.limit[at], jobs.cap[at]
     slice_tokens = int(params["slice_tokens"])
-    fresh = np.minimum(jobs.cap, jobs.output + slice_tokens)
-    enough = runs & (jobs.limit - jobs.output > slice_tokens // 2)
-    return np.where(enough, jobs.limit, np.maximum(fresh, np.where(runs, jobs.limit, 0)))
+    fresh = np.minimum(cap, output + slice_tokens)
+    enough = runs & (limit - output > slice_tokens // 2)
+    return np.where(enough, limit, np.maximum(fresh, np.where(runs, limit, 0)))
 
 
-SLICES: dict[str, Slice] = {"whole": whole, "tokens": tokens}
-PARAMS: dict[str, dict[str, Param]] = {
-    "whole": {},
-    "tokens": {"slice_tokens": Param(32, 1, 2**24)},
+def turns(contest: Contest, worker: Worker, at: Ints, params: Params) -> Ints:
+    """`slice_tokens`, and nothing more before they are made: then back to the pool, with whatever
+    has arrived meanwhile (papers/003 §4.1)."""
+    jobs = contest.jobs
+    output, limit, cap = jobs.output[at], jobs.limit[at], jobs.cap[at]
+    fresh = np.minimum(cap, output + int(params["slice_tokens"]))
+    return np.where(contest.runs[at] & (output < limit), limit, fresh)
+
+
+SLICE_TOKENS = {"slice_tokens": Param(32, 1, 2**24)}
+SLICES: dict[str, Slice] = {
+    "whole": Slice(whole),
+    "tokens": Slice(tokens, SLICE_TOKENS),
+    "turns": Slice(turns, SLICE_TOKENS, returns=True),
 }

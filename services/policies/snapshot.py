@@ -1,6 +1,8 @@
 """What a round sees: every job and worker as columns, frozen for as long as it decides."""
 
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +12,10 @@ from services.forecast import Floats, ForecastTable, Ints
 
 Bools = NDArray[np.bool_]
 NOWHERE = -1  # the home of a job that no worker has
+CHAIN = 32  # hashes of a prompt's first blocks that a job is placed by
 USUAL_TOKENS = 512  # what a request is taken to hold where workers are compared
+
+_NO_INTS: Ints = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +25,10 @@ class Jobs:
     `home` is the worker that has its tokens, or NOWHERE; `held` what it has in KV there, on the
     device or at rest, and `blocks` what it holds of the device; `limit` the output it may make by
     itself; `cap` the most it may ever make. `total` is E[L | L > output], never over the cap.
-    `admitted` counts admissions: who runs for longer has the smaller number. `since_s` is when it
-    came to wait.
+    `admitted` counts admissions: who runs for longer has the smaller number. `preemptions` count
+    every time it was stopped, `evictions` those for want of memory. `since_s` is when it came to
+    wait, `first_s` when its first token was heard of, infinite before. `tenant` is whose it is,
+    `weight` that one's share beside others'.
     """
 
     serial: Ints
@@ -35,13 +42,18 @@ class Jobs:
     cap: Ints
     admitted: Ints
     preemptions: Ints
+    evictions: Ints
+    tenant: Ints
     forecast: Ints
     total: Floats
     arrival_s: Floats
     since_s: Floats
     deadline_s: Floats
+    first_s: Floats
     ttft_s: Floats
     tpot_s: Floats
+    mtpot_s: Floats
+    weight: Floats
 
     def take(self, rows: Ints) -> "Jobs":
         """These rows, copied."""
@@ -60,11 +72,21 @@ class Jobs:
         """Output tokens still expected."""
         return np.maximum(self.total - self.output, 0.0)
 
+    @property
+    def spent(self) -> Bools:
+        """Those whose slice has ended, but not their answer."""
+        spent: Bools = (self.output >= self.limit) & (self.limit < self.cap)
+        return spent
+
+
+FLOATS = frozenset(name for name, kind in get_type_hints(Jobs).items() if kind == Floats)
+
 
 @dataclass(frozen=True, slots=True)
 class Worker:
     """A worker as a round sees it. `number` is what a job's `home` names; `shared_blocks` counts
-    how often a block is held beyond its first holder."""
+    how often a block is held beyond its first holder; `prefixes` are the hashes, ascending, of the
+    prompts' blocks that it said it has cached."""
 
     number: int
     model: int
@@ -74,6 +96,7 @@ class Worker:
     reach_tokens: int
     cost: CostModel
     shared_blocks: int = 0
+    prefixes: Ints = field(default_factory=lambda: _NO_INTS, compare=False)
 
     @property
     def room_tokens(self) -> int:
@@ -95,7 +118,9 @@ class Worker:
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """The board at one moment. `queued` and `running` are rows of `jobs`; other rows are free,
-    or have no forecast yet. Nobody may write to the columns."""
+    or have no forecast yet. `chains`, (rows, CHAIN), are the hashes of a prompt's first blocks,
+    0 where there is none. `evictions` and `endings` count all so far. Nobody may write to the
+    columns."""
 
     now: float
     jobs: Jobs
@@ -103,6 +128,9 @@ class Snapshot:
     running: Ints
     workers: tuple[Worker, ...]
     forecasts: ForecastTable
+    chains: Ints = field(default_factory=lambda: np.zeros((0, CHAIN), np.int64))
+    evictions: int = 0
+    endings: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +139,10 @@ class Contest:
 
     Rows are compact here: `rows` says which of the board's they are. `runs` are those that run
     now; `key` ascends by urgency, and `line` is the same but for those that run, whom it moves
-    ahead of whoever may not take their place. Self-contained but for the forecasts, so that
-    another process can decide it.
+    ahead of whoever may not take their place. `cached`, (rows, workers), are the prompt tokens
+    that each would find at each worker, where the preset places by them. `numbers` and `notes`
+    are what the policies remember of the whole, and what the arrangement noted of these jobs.
+    Self-contained but for the forecasts, so that another process can decide it.
     """
 
     round: int
@@ -123,6 +153,13 @@ class Contest:
     line: Floats
     jobs: Jobs
     workers: tuple[Worker, ...]
+    cached: Ints = field(default_factory=lambda: np.zeros((0, 0), np.int64))
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    notes: Mapping[str, Floats] = field(default_factory=dict)
+
+    def note(self, name: str) -> Floats:
+        """A column of what was noted; 0 of those not seen."""
+        return self.notes.get(name, np.zeros(len(self.rows)))
 
     def resting(self) -> Bools:
         """Those that wait with KV at their home."""

@@ -6,7 +6,6 @@ Nothing a message says is trusted: columns are checked against one another befor
 from collections.abc import Sequence
 from dataclasses import fields
 from math import isfinite
-from typing import get_type_hints
 
 import numpy as np
 
@@ -14,11 +13,10 @@ from protos import batcher_pb2
 from services.forecast import MAX_POINTS, MOST_TOKENS, Floats, ForecastTable, Ints
 from services.policies.decision import Decision
 from services.policies.preset import CHOICES, Preset
-from services.policies.snapshot import Contest, Jobs, Worker
+from services.policies.snapshot import FLOATS, Contest, Jobs, Worker
 from services.runtime.codec import decode_cost_model, encode_cost_model
 from services.runtime.errors import InvalidArgument
 
-_FLOATS = frozenset(name for name, kind in get_type_hints(Jobs).items() if kind == Floats)
 MOST_FORECASTS = 262_144  # rows of a mirrored table, 2.6 kB each: some 64 queues of the default
 MOST = 2**32 - 1  # what a row, or a number of tokens or blocks may be; sums of all stay exact
 MOST_KV_TOKENS = 2**40
@@ -77,11 +75,14 @@ def encode_contest(contest: Contest, telling: Telling) -> batcher_pb2.ArrangeMes
         key=_floats(contest.key),
         line=_floats(contest.line),
         columns={
-            each.name: (_floats if each.name in _FLOATS else _ints)(getattr(jobs, each.name))
+            each.name: (_floats if each.name in FLOATS else _ints)(getattr(jobs, each.name))
             for each in fields(Jobs)
         },
         seats=[_encode_seat(worker) for worker in contest.workers],
         forecasts=telling.news(jobs.forecast),
+        cached=_ints(contest.cached.reshape(-1)),
+        numbers=contest.numbers,
+        notes={name: _floats(column) for name, column in contest.notes.items()},
     )
     return batcher_pb2.ArrangeMessage(contest=message)
 
@@ -103,6 +104,7 @@ def decode_contest(message: batcher_pb2.Contest, table: ForecastTable) -> Contes
     known = np.unique(columns["forecast"]).tolist()
     if not all(row < table.rows and table.edition(row) for row in known):
         raise InvalidArgument("columns['forecast']", "names a row that was never told")
+    seats = _decode_seats(message.seats)
     return Contest(
         message.round,
         message.now,
@@ -111,7 +113,13 @@ def decode_contest(message: batcher_pb2.Contest, table: ForecastTable) -> Contes
         _parallel(_read_floats(message.key, "key"), count, "key"),
         _parallel(_read_floats(message.line, "line"), count, "line"),
         Jobs(**columns),
-        _decode_seats(message.seats),
+        seats,
+        _read_cached(message.cached, count, len(seats)),
+        dict(message.numbers),
+        {
+            name: _parallel(_read_floats(data, name), count, f"notes[{name!r}]")
+            for name, data in message.notes.items()
+        },
     )
 
 
@@ -120,9 +128,16 @@ def _read_column(message: batcher_pb2.Contest, column: str, count: int) -> np.nd
     if column not in message.columns:
         raise InvalidArgument("columns", f"{column} missing")
     data = message.columns[column]
-    if column in _FLOATS:
+    if column in FLOATS:
         return _parallel(_read_floats(data, name), count, name)
     return _parallel(_read_ints(data, name, _LEAST.get(column, 0)), count, name)
+
+
+def _read_cached(data: bytes, rows: int, seats: int) -> Ints:
+    cached = _read_ints(data, "cached")
+    if len(cached) not in (0, rows * seats):
+        raise InvalidArgument("cached", "must have a number for each row and seat, or none")
+    return cached.reshape((rows, seats) if len(cached) else (0, 0))
 
 
 def encode_decision(decision: Decision) -> batcher_pb2.Arrangement:
@@ -136,6 +151,7 @@ def encode_decision(decision: Decision) -> batcher_pb2.Arrangement:
                 pause=share.pause.tolist(),
                 victims=share.victims.tolist(),
                 peak_tokens=share.peak_tokens,
+                lockstep=share.lockstep,
             )
             for share in decision.shares
         ],
@@ -147,6 +163,8 @@ def encode_decision(decision: Decision) -> batcher_pb2.Arrangement:
             a=decision.why.a.tolist(),
             b=decision.why.b.tolist(),
         ),
+        numbers=decision.numbers,
+        notes={name: _floats(column) for name, column in decision.notes.items()},
     )
 
 
@@ -242,3 +260,7 @@ def _parallel(values: np.ndarray, count: int, name: str) -> np.ndarray:
     if len(values) != count:
         raise InvalidArgument(name, f"must have {count} rows, got {len(values)}")
     return values
+
+
+def decode_floats(data: bytes, name: str) -> tuple[float, ...]:
+    return tuple(_read_floats(data, name).tolist())

@@ -4,6 +4,7 @@ Rows are reused; a serial, never twice given, tells one tenant of a row from the
 in place by doubling. What happens to many requests at once is written at once.
 """
 
+from collections.abc import Mapping
 from dataclasses import fields
 from enum import IntEnum
 from math import inf
@@ -13,7 +14,8 @@ from numpy.typing import NDArray
 
 from services.core import Request
 from services.forecast import UNCAPPED, Forecast, ForecastTable, Ints
-from services.policies.snapshot import NOWHERE, Jobs, Snapshot, Worker
+from services.policies.snapshot import CHAIN, FLOATS, NOWHERE, Jobs, Snapshot, Worker
+from services.scheduler.tenants import Tenants
 
 FIRST_ROWS = 256
 UNFORESEEN = Forecast((float(UNCAPPED),), (1.0,), UNCAPPED, "unforeseen", 0, "unforeseen")
@@ -30,11 +32,14 @@ class Phase(IntEnum):
 class Board:
     """Owned by the state, changed by nobody else. Policies see it through `snapshot`."""
 
-    def __init__(self) -> None:
+    def __init__(self, tenant_weights: Mapping[str, float] | None = None) -> None:
+        self.tenants = Tenants(tenant_weights or {})
         self.forecasts = ForecastTable(FIRST_ROWS)
         self.phase: NDArray[np.int8] = np.zeros(FIRST_ROWS, np.int8)
         self.jobs = _blank(FIRST_ROWS)
         self._frozen = _read_only(self.jobs)
+        self.chains: Ints = np.zeros((FIRST_ROWS, CHAIN), np.int64)
+        self.evictions = self.endings = 0  # so far
         self._free = list(range(FIRST_ROWS))[::-1]
         self._serial = self._admitted = 0
         self.models: dict[str, int] = {}
@@ -59,14 +64,20 @@ class Board:
         jobs.cap[row] = jobs.total[row] = request.max_tokens
         for column in (jobs.held, jobs.blocks, jobs.limit, jobs.admitted, jobs.preemptions):
             column[row] = 0
+        jobs.evictions[row] = 0
+        jobs.tenant[row], jobs.weight[row] = self.tenants.enter(request.tenant)
+        self.chains[row] = 0
+        self.chains[row, : len(request.prefix_hashes)] = request.prefix_hashes
         jobs.forecast[row] = self._unforeseen
         jobs.arrival_s[row], jobs.deadline_s[row] = request.arrival_s, request.deadline_s
         jobs.ttft_s[row], jobs.tpot_s[row] = request.sla.ttft_s, request.sla.tpot_s
-        jobs.since_s[row] = inf
+        jobs.mtpot_s[row] = request.sla.mtpot_s
+        jobs.since_s[row] = jobs.first_s[row] = inf
         return row
 
     def remove(self, row: int) -> None:
         self._release(int(self.jobs.forecast[row]))
+        self.tenants.leave(int(self.jobs.tenant[row]))
         self.jobs.forecast[row] = self._unforeseen
         self.phase[row] = Phase.FREE
         self._free.append(row)
@@ -89,10 +100,12 @@ class Board:
             live = (self.jobs.forecast == row) & (self.phase != Phase.FREE)
             self.recount(np.flatnonzero(live))
 
-    def advance(self, rows: Ints, output: Ints, held: Ints, blocks: Ints) -> None:
+    def advance(self, rows: Ints, output: Ints, held: Ints, blocks: Ints, now: float) -> None:
         """What these have by their worker's last word, which never takes tokens back. One pass of
         numpy over all rows of a report: below a microsecond each."""
         jobs = self.jobs
+        first = rows[(output > 0) & (jobs.first_s[rows] == inf)]
+        jobs.first_s[first] = now
         jobs.output[rows] = np.maximum(jobs.output[rows], output)
         jobs.held[rows], jobs.blocks[rows] = held, blocks
         self.recount(rows)
@@ -130,6 +143,9 @@ class Board:
             np.flatnonzero(self.phase == Phase.RUNNING),
             workers,
             self.forecasts,
+            self.chains,
+            self.evictions,
+            self.endings,
         )
 
     def _grow(self) -> None:
@@ -142,14 +158,14 @@ class Board:
             )
         )
         self._frozen = _read_only(self.jobs)
+        self.chains = np.concatenate([self.chains, np.zeros((rows, CHAIN), np.int64)])
         self.phase = np.concatenate([self.phase, np.zeros(rows, np.int8)])
         self._free = list(range(rows, 2 * rows))[::-1]
 
 
 def _blank(rows: int) -> Jobs:
-    kinds = {"total", "arrival_s", "since_s", "deadline_s", "ttft_s", "tpot_s"}
     return Jobs(
-        *(np.zeros(rows, float if each.name in kinds else np.int64) for each in fields(Jobs))
+        *(np.zeros(rows, float if each.name in FLOATS else np.int64) for each in fields(Jobs))
     )
 
 

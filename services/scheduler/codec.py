@@ -5,6 +5,7 @@ from math import inf
 from protos import batcher_pb2, common_pb2, predictor_pb2, scheduler_pb2
 from services.core import RejectReason, Request
 from services.policies.snapshot import CHAIN
+from services.runtime.arrange_codec import decode_floats
 from services.runtime.codec import decode_sla, encode_reason
 from services.runtime.prefix import decode_hashes
 from services.scheduler import events as ev
@@ -63,12 +64,21 @@ def decode_arrangement(message: batcher_pb2.Arrangement) -> ev.Arranged:
             tuple(portion.pause),
             tuple(portion.victims),
             portion.peak_tokens,
+            portion.lockstep,
         )
         for portion in message.portions
     )
     whys = zip(message.why.rows, message.why.reasons, message.why.a, message.why.b, strict=False)
     why = tuple(ev.Said(*each) for each in whys)
-    return ev.Arranged(message.round, portions, message.next_s, message.not_before_s, why)
+    return ev.Arranged(
+        message.round,
+        portions,
+        message.next_s,
+        message.not_before_s,
+        why,
+        dict(message.numbers),
+        {name: decode_floats(data, name) for name, data in message.notes.items()},
+    )
 
 
 def _place(action: ev.Place) -> scheduler_pb2.RequestEvent:

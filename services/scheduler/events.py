@@ -1,6 +1,7 @@
 """What can happen to the scheduler, and what it can do: frozen values, so a run can be logged
 and replayed. Every request's events carry its gateway's `link`, one a Submit stream."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf
 from typing import Literal, NamedTuple
@@ -107,6 +108,7 @@ class Portion(NamedTuple):
     pause: tuple[int, ...]
     victims: tuple[int, ...]
     peak_tokens: float
+    lockstep: bool = False
 
 
 class Said(NamedTuple):
@@ -128,6 +130,8 @@ class Arranged:
     next_s: float = inf
     not_before_s: float = 0.0
     why: tuple[Said, ...] = ()
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    notes: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     kind: Literal["arranged"] = "arranged"
 
 

@@ -28,12 +28,15 @@ def flaw(contest: Contest, arranged: Arranged) -> str:
         what = _flaw_of(portion, seats[portion.worker], contest, board)
         if what:
             return f"worker {portion.worker}: {what}"
+    if any(len(column) != len(contest.rows) for column in arranged.notes.values()):
+        return "notes what is not one number for each row"
     if any(each.reason not in REASONS for each in arranged.why):
         return "gives a reason that is not known here"
     entering = [row for portion in portions for row in portion.run]
     if len(set(entering)) < len(entering):
         return "a row runs twice"
-    if not entering and not contest.runs.any() and _could_run(contest).any():
+    waits = arranged.next_s <= contest.now + LONGEST_S
+    if not entering and not waits and not contest.runs.any() and _could_run(contest).any():
         return "nobody runs, though somebody could"
     return ""
 

@@ -47,9 +47,7 @@ class Draft:
         self.cancel.append(request_id)
 
     def __bool__(self) -> bool:
-        return bool(
-            self.admit or self.extend or self.pause or self.cancel or self.ask_prefixes
-        )
+        return bool(self.admit or self.extend or self.pause or self.cancel or self.ask_prefixes)
 
 
 class Prefixes:

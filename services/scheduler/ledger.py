@@ -130,7 +130,7 @@ class Ledger:
         jobs, row = self.board.jobs, job.row
         job.resumed_seq = 0
         self.board.jobs.home[row] = worker.number
-        self.progress([(job, _as_progress(held))])
+        self.progress([(job, _as_progress(held))], now)
         jobs.limit[row] = held.limit_tokens
         if held.running:
             self._run(job, worker, held.limit_tokens)
@@ -153,12 +153,12 @@ class Ledger:
         self.board.jobs.limit[job.row] = limit
         worker.draft.extend.append(Grant(job.request_id, limit))
 
-    def progress(self, told: Iterable[tuple[Job, Progress]]) -> None:
+    def progress(self, told: Iterable[tuple[Job, Progress]], now: float) -> None:
         """What workers have of these by their last word."""
         numbers = [(j.row, p.output_tokens, p.held_tokens, p.blocks) for j, p in told]
         if numbers:
             rows, output, held, blocks = np.array(numbers, np.int64).T
-            self.board.advance(rows, output, held, blocks)
+            self.board.advance(rows, output, held, blocks, now)
 
     def pause(self, job: Job, worker: WorkerJobs, now: float) -> None:
         """Running → queued, its KV kept where its worker's residency policy puts it."""
@@ -167,7 +167,9 @@ class Ledger:
         self._requeue(job, worker, now)
 
     def evict(self, job: Job, worker: WorkerJobs, now: float) -> None:
-        """Running → queued: its worker let it go."""
+        """Running → queued: its worker let it go for want of memory."""
+        self.board.jobs.evictions[job.row] += 1
+        self.board.evictions += 1
         self._requeue(job, worker, now)
 
     def _requeue(self, job: Job, worker: WorkerJobs, now: float) -> None:
@@ -201,6 +203,7 @@ class Ledger:
         else:
             self._count_waiting(job, -1)
         del self.jobs[job.request_id], self._by_row[job.row]
+        self.board.endings += 1
         self.board.remove(job.row)
 
     def _forget_at_home(self, job: Job) -> None:
@@ -225,7 +228,7 @@ class Ledger:
         worker = self.workers[worker_id]
         ran = list(worker.running.values())
         for job in ran:
-            self.evict(job, worker, now)
+            self._requeue(job, worker, now)
         self.board.lose_home(self._rows_at(worker.number))
         del self.workers[worker_id], self._numbers[worker.number]
         return ran + [self.jobs[name] for name in worker.pausing]

@@ -54,7 +54,7 @@ class Rounds:
         self.number += 1
         self._ranking = rank(snapshot, self.preset, self.memory)
         self.memory = self._ranking.memory
-        return narrow(snapshot, self._ranking, self.number)
+        return narrow(snapshot, self._ranking, self.preset, self.number)
 
     def arrange(self, contest: Contest) -> Decision:
         """By our own copy of the functions; the round's number seeds what is drawn."""
@@ -65,6 +65,7 @@ class Rounds:
         """Carry a decision out; what gateways must be told of it."""
         assert self._ranking is not None
         self.decision = decision = complete(arranged, self._ranking)
+        self.memory = decision.memory
         self.next_s, self.not_before_s = decision.next_s, decision.not_before_s
         serials = self._ledger.board.jobs.serial[decision.rows]
         stale = frozenset(decision.rows[serials != decision.serials].tolist())
@@ -204,6 +205,8 @@ def decision_of(contest: Contest, arranged: ev.Arranged) -> Decision:
         serials=contest.jobs.serial,
         next_s=arranged.next_s,
         not_before_s=arranged.not_before_s,
+        numbers=dict(arranged.numbers),
+        notes={name: np.array(column) for name, column in arranged.notes.items()},
     )
 
 
@@ -225,4 +228,5 @@ def _share_of(portion: ev.Portion) -> Share:
         rows(portion.pause),
         rows(portion.victims),
         portion.peak_tokens,
+        portion.lockstep,
     )

@@ -106,9 +106,7 @@ class SchedulerState:
             ev.WorkerStatus(w.view, len(w.running), w.used_tokens) for w in self.workers.values()
         )
         prefix_blocks = self.rounds.prefix_blocks
-        return ev.Fleet(
-            workers, self.ledger.waiting, self.drain_s, self.preset.name, prefix_blocks
-        )
+        return ev.Fleet(workers, self.ledger.waiting, self.drain_s, self.preset.name, prefix_blocks)
 
     def shared_representatives(self) -> list[Request]:
         """One live request for each population forecast in use."""
@@ -352,7 +350,8 @@ class SchedulerState:
                 (job, told)
                 for told in report.progress
                 if (job := jobs.get(told.request_id)) and home[job.row] == here
-            ]
+            ],
+            now,
         )
         for completion in report.finished:
             if job := self._here(completion.request_id, worker):
@@ -374,7 +373,7 @@ class SchedulerState:
     ) -> None:
         """Unless it was paused before, and runs again by a plan that came after."""
         runs = job.request_id in worker.running
-        self.ledger.progress([(job, told)])
+        self.ledger.progress([(job, told)], now)
         if runs and report.applied_plan_seq >= job.resumed_seq:
             self.ledger.evict(job, worker, now)
             self._tell_preempted(job)

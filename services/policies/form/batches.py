@@ -1,6 +1,7 @@
 """Cutting the pool of those who wait into batches that a worker could take whole."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -8,7 +9,11 @@ from services.forecast import Ints
 from services.policies.parameters import Param, Params
 from services.policies.snapshot import Contest, Worker
 
-Cut = Callable[[Contest, Ints, Worker, Params], Iterator[Ints]]
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    cut: Callable[[Contest, Ints, Worker, Params], Iterator[Ints]]
+    params: dict[str, Param] = field(default_factory=dict)
 
 
 def fixed(contest: Contest, rows: Ints, worker: Worker, params: Params) -> Iterator[Ints]:
@@ -26,5 +31,4 @@ def fixed(contest: Contest, rows: Ints, worker: Worker, params: Params) -> Itera
         start += count
 
 
-CUTS: dict[str, Cut] = {"fixed": fixed}
-PARAMS: dict[str, dict[str, Param]] = {"fixed": {"batch_size": Param(7, 1, 4_096)}}
+CUTS: dict[str, Cut] = {"fixed": Cut(fixed, {"batch_size": Param(7, 1, 4_096)})}

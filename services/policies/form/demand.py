@@ -1,15 +1,16 @@
 """What running together asks of memory, by each forming policy: needs of a line, and a limit."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from math import ceil
 
 import numpy as np
 
 from services.forecast import Floats, ForecastTable, Ints
 from services.policies.form.peak import PrefixPeaks
+from services.policies.memory import Memory
 from services.policies.parameters import Param, Params
-from services.policies.snapshot import Jobs, Worker
+from services.policies.snapshot import Bools, Jobs, Snapshot, Worker
 
 ENOUGH_DRAWS = 200  # lengths of running requests drawn in all before one more scenario adds little
 MOST_SCENARIOS = 5
@@ -42,35 +43,49 @@ class Demand:
         return peaks.longest(most, self.limit), peaks
 
 
-Form = Callable[[Jobs, Worker, ForecastTable, Params, np.random.Generator], Demand]
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One worker's line, as a form sees it: its jobs in order, those that run marked. `numbers`
+    are what the policies remember of the whole."""
+
+    jobs: Jobs
+    runs: Bools
+    worker: Worker
+    forecasts: ForecastTable
+    numbers: Mapping[str, float]
 
 
-def _needed(jobs: Jobs, worker: Worker) -> Floats:
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What a line asks of memory. `reflect`, where a form learns from what came of its decisions,
+    brings the memory's numbers up to date before each round."""
+
+    demand: Callable[[Line, Params, np.random.Generator], Demand]
+    params: dict[str, Param] = field(default_factory=dict)
+    reflect: Callable[[Snapshot, Params, Memory], Memory] | None = None
+
+
+def needed(line: Line) -> Floats:
     """What each holds, or must hold to go on, in whole blocks."""
+    jobs, worker = line.jobs, line.worker
     held = np.maximum(worker.whole_blocks(jobs.context), jobs.blocks * worker.block_tokens)
     return held.astype(float)
 
 
-def aggressive(
-    jobs: Jobs, worker: Worker, forecasts: ForecastTable, params: Params, rng: np.random.Generator
-) -> Demand:
+def aggressive(line: Line, params: Params, rng: np.random.Generator) -> Demand:
     """What is held now fits under `watermark` · capacity; outputs are not foreseen at all
     (vLLM's way; papers/000 §2, which tries 0.90 to 0.99)."""
-    return Demand(_needed(jobs, worker), params["watermark"] * worker.room_tokens)
+    return Demand(needed(line), params["watermark"] * line.worker.room_tokens)
 
 
-def conservative(
-    jobs: Jobs, worker: Worker, forecasts: ForecastTable, params: Params, rng: np.random.Generator
-) -> Demand:
+def conservative(line: Line, params: Params, rng: np.random.Generator) -> Demand:
     """The worst case fits in `overcommit` · capacity: Σ (prompt + max_tokens) (TGI's and
     FastGen's way; papers/000 §2). At 1 nobody is ever evicted; the paper also tries 1.25, 1.5."""
-    worst = worker.whole_blocks(jobs.prompt + jobs.cap).astype(float)
-    return Demand(worst, params["overcommit"] * worker.room_tokens)
+    worst = line.worker.whole_blocks(line.jobs.prompt + line.jobs.cap).astype(float)
+    return Demand(worst, params["overcommit"] * line.worker.room_tokens)
 
 
-def past_future(
-    jobs: Jobs, worker: Worker, forecasts: ForecastTable, params: Params, rng: np.random.Generator
-) -> Demand:
+def past_future(line: Line, params: Params, rng: np.random.Generator) -> Demand:
     """The future peak M* fits in (1 − `reserved`) · capacity: Past-Future's Algorithm 1
     (papers/000 §3; `reserved` 0.03 to 0.10).
 
@@ -78,19 +93,16 @@ def past_future(
     little, so it is drawn several times (until jobs × scenarios reach 200, at most 5 scenarios)
     and the mean of the peaks decides.
     """
+    jobs = line.jobs
     scenarios = min(MOST_SCENARIOS, ceil(ENOUGH_DRAWS / max(1, len(jobs))))
-    lengths = forecasts.sample(rng, jobs.forecast, jobs.output, jobs.cap, scenarios)
+    lengths = line.forecasts.sample(rng, jobs.forecast, jobs.output, jobs.cap, scenarios)
     remaining = np.maximum(lengths - jobs.output, 0.0)
-    return Demand(_needed(jobs, worker), (1 - params["reserved"]) * worker.room_tokens, remaining)
+    limit = (1 - params["reserved"]) * line.worker.room_tokens
+    return Demand(needed(line), limit, remaining)
 
 
 FORMS: dict[str, Form] = {
-    "aggressive": aggressive,
-    "conservative": conservative,
-    "past_future": past_future,
-}
-PARAMS: dict[str, dict[str, Param]] = {
-    "aggressive": {"watermark": Param(0.95, 0.0, 1.0)},
-    "conservative": {"overcommit": Param(1.0, 0.0, 10.0)},
-    "past_future": {"reserved": Param(0.05, 0.0, 1.0)},
+    "aggressive": Form(aggressive, {"watermark": Param(0.95, 0.0, 1.0)}),
+    "conservative": Form(conservative, {"overcommit": Param(1.0, 0.0, 10.0)}),
+    "past_future": Form(past_future, {"reserved": Param(0.05, 0.0, 1.0)}),
 }

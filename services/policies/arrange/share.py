@@ -1,0 +1,38 @@
+"""What both arrangements say: a worker's share, and why the others wait."""
+
+import numpy as np
+
+from services.forecast import Floats, Ints
+from services.policies.decision import Reason, Share, Whys
+from services.policies.preset import Preset
+from services.policies.slice import SLICES
+from services.policies.snapshot import Bools, Contest, Worker
+from services.policies.victim import VICTIMS
+
+
+def share_of(
+    contest: Contest,
+    worker: Worker,
+    preset: Preset,
+    line: Ints,
+    run: Bools,
+    peak: float,
+    lockstep: bool = False,
+) -> Share:
+    """`line` may stand in any order, `run` says who of it runs next; who runs is told the most
+    urgent first."""
+    next_ones = np.sort(line[run])  # contests are sorted by urgency
+    jobs = contest.jobs.take(next_ones)
+    runs = contest.runs[next_ones]
+    limits = SLICES[preset.slice].limits(contest, worker, next_ones, preset.params)
+    evict = VICTIMS[preset.victim](jobs, runs, contest.key[next_ones])
+    paused = line[contest.runs[line] & ~run]
+    rows = contest.rows
+    victims = rows[next_ones[evict]]
+    return Share(worker.number, rows[next_ones], limits, rows[paused], victims, peak, lockstep)
+
+
+def whys(contest: Contest, at: Ints, reason: Reason) -> Whys:
+    """The same of all of these positions, with no numbers to it."""
+    nothing: Floats = np.zeros(len(at))
+    return Whys(contest.rows[at], np.full(len(at), reason, np.int64), nothing, nothing)
