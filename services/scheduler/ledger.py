@@ -110,6 +110,12 @@ class Ledger:
         since_s = float(self.board.jobs.since_s[job.row])
         self.board.queue(job.row, job.request.arrival_s if since_s == inf else since_s)
 
+    def is_leaving(self, job: Job, worker: WorkerJobs) -> bool:
+        """It is to go there from a home that has not said yet that it stopped: it might end there
+        meanwhile, and nobody would know. The report that says so calls for another round."""
+        home = self.workers.get(self.home(job))
+        return home is not None and home is not worker and job.request_id in home.pausing
+
     def admit(self, job: Job, worker: WorkerJobs, limit: int, now: float) -> bool:
         """Queued → running; whether its tokens must be sent there first."""
         jobs = self.board.jobs

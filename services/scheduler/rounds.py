@@ -19,7 +19,7 @@ from services.policies.decide import arrange, complete, narrow, rank
 from services.policies.decision import Decision, Share, Why, Whys
 from services.policies.memory import Memory
 from services.policies.order.ranking import Ranking
-from services.policies.place import PLACES
+from services.policies.place.places import PLACES
 from services.policies.preset import Preset
 from services.policies.snapshot import CHAIN, Contest, Snapshot
 from services.scheduler import events as ev
@@ -101,7 +101,8 @@ class Rounds:
         places = max(0, worker.places - len(worker.running))
         limits = share.limits[enters].tolist()
         for at, job in self._current(share.run[enters][:places], stale):
-            yield self._admit(job, worker, limits[at], now)
+            if not ledger.is_leaving(job, worker):
+                yield self._admit(job, worker, limits[at], now)
         worker.victims = share.victims
 
     def _current(self, rows: Ints, stale: frozenset[int]) -> Iterator[tuple[int, Job]]:
