@@ -32,24 +32,35 @@ def by_tokens(contest: Contest) -> Loads:
 
 def by_seconds(contest: Contest, at: Ints) -> Loads:
     """In seconds of the worker's device, by its cost model; `at` says who is there."""
-    adds = np.empty((len(contest.rows), len(contest.workers)))
+    adds = works_s(contest)
+    return Loads(_sums(contest, at, adds), adds, np.zeros_like(adds))
+
+
+def by_seconds_saved(contest: Contest, at: Ints, weight: float) -> Loads:
+    """The same, where what is cached needs no prefill; beside the load counts what a job adds, less
+    the prefill that it saves times `weight`: at 1 it goes where it would be through the soonest,
+    above that rather where its prefix is."""
+    whole, adds = works_s(contest), works_s(contest, contest.cached)
+    return Loads(_sums(contest, at, adds), adds, whole - weight * (whole - adds))
+
+
+def works_s(contest: Contest, cached: Ints | None = None) -> Floats:
+    """What each job still takes of each worker, (rows, workers), with so much of it cached."""
+    works = np.empty((len(contest.rows), len(contest.workers)))
     for i, worker in enumerate(contest.workers):
-        adds[:, i] = work_s(contest, worker)
-    there = [np.sum(adds[at == worker.number, i]) for i, worker in enumerate(contest.workers)]
-    return Loads(np.array(there), adds, np.zeros_like(adds))
+        there = cached[:, i] if cached is not None and cached.size else 0
+        works[:, i] = work_s(contest, worker, there)
+    return works
 
 
-def with_credit(contest: Contest, loads: Loads, weight: float) -> Loads:
-    """Beside the load that a job adds counts the prefill that it saves where its beginning is
-    cached, times `weight`: at 1 it goes where it would be through the soonest, above that rather
-    where its prefix is."""
-    saved = saved_s(contest)
-    return Loads(loads.there, loads.adds - saved, loads.adds - weight * saved)
+def _sums(contest: Contest, at: Ints, adds: Floats) -> Floats:
+    sums = [np.sum(adds[at == worker.number, i]) for i, worker in enumerate(contest.workers)]
+    return np.array(sums)
 
 
-def work_s(contest: Contest, worker: Worker) -> Floats:
-    """What each job still takes of this worker's device: its KV computed, as far as it is not here,
-    and its tokens made, while as many run beside it as memory takes.
+def work_s(contest: Contest, worker: Worker, cached: Ints | int = 0) -> Floats:
+    """What each job still takes of this worker's device: its KV computed, as far as it is neither
+    held nor `cached` here, and its tokens made, while as many run beside it as memory takes.
 
     A sequence's share of SCLS' T_serve (papers/003 Eq. 2) with n running: r tokens beyond a context
     of c take r·(base/n + seq) + context·Σ_{k ≤ r} (c + k), the sum being r·(c + r/2) but for a half
@@ -59,16 +70,8 @@ def work_s(contest: Contest, worker: Worker) -> Floats:
     held = np.where(jobs.home == worker.number, jobs.held, 0)
     left = jobs.left
     reads = left * (jobs.context + left / 2)
-    prefill_s = np.maximum(jobs.context - held, 0) * cost.prefill_token_s
+    missing = np.maximum(jobs.context - np.maximum(held, cached), 0)
     token_s = cost.base_s / worker.full_seqs + cost.decode_seq_s
+    prefill_s = missing * cost.prefill_token_s
     work: Floats = prefill_s + left * token_s + cost.context_token_s * reads
     return work
-
-
-def saved_s(contest: Contest) -> Floats:
-    """Seconds of prefill that each would save at each worker, (rows, workers)."""
-    prefill_token_s = np.array([worker.cost.prefill_token_s for worker in contest.workers])
-    if contest.cached.size == 0:
-        return np.zeros((len(contest.rows), len(contest.workers)))
-    saved: Floats = contest.cached * prefill_token_s
-    return saved

@@ -5,7 +5,7 @@ import numpy as np
 
 from services.forecast import Floats, Ints
 from services.policies.parameters import Param
-from services.policies.place.loads import by_seconds, saved_s
+from services.policies.place.loads import works_s
 from services.policies.place.seats import settled, takes
 from services.policies.snapshot import Contest
 
@@ -32,7 +32,7 @@ def moved(contest: Contest, gain: float) -> Ints:
     index = {worker.number: i for i, worker in enumerate(workers)}
     places = np.array([worker.places for worker in workers])
     rooms = np.array([worker.room_tokens for worker in workers], float)
-    work = by_seconds(contest, at).adds
+    work = works_s(contest)
     finals = np.repeat((jobs.context + jobs.left)[:, None], len(workers), axis=1)
     ones = np.ones_like(work)
     work_s, tokens, count = (_ahead(contest, turn, rests, v) for v in (work, finals, ones))
@@ -56,8 +56,10 @@ def moved(contest: Contest, gain: float) -> Ints:
 
 def _again_s(contest: Contest) -> Floats:
     """Seconds in which each one's KV is made anew at each worker, (rows, workers)."""
-    token_s = np.array([worker.cost.prefill_token_s for worker in contest.workers])
-    again: Floats = np.maximum(contest.jobs.context[:, None] * token_s - saved_s(contest), 0.0)
+    missing = np.repeat(contest.jobs.context[:, None], len(contest.workers), axis=1)
+    if contest.cached.size:
+        missing = np.maximum(missing - contest.cached, 0)
+    again: Floats = missing * np.array([w.cost.prefill_token_s for w in contest.workers])
     return again
 
 

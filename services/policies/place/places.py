@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from services.forecast import Ints
 from services.policies.parameters import Param, Params
 from services.policies.place.dealing import deal, next_in_turn
-from services.policies.place.loads import by_seconds, by_tokens, with_credit
+from services.policies.place.loads import by_seconds, by_seconds_saved, by_tokens
 from services.policies.place.moving import MOVE_GAIN, moved
 from services.policies.place.seats import settled
 from services.policies.snapshot import Contest
@@ -47,14 +47,14 @@ def prefix_aware(contest: Contest, params: Params) -> Ints:
     """Those who wait, in order, each to where the load with it, less `prefix_weight` times the
     prefill that its cached beginning saves, is least."""
     at = moved(contest, params["move_gain"])
-    loads = with_credit(contest, by_seconds(contest, at), params["prefix_weight"])
+    loads = by_seconds_saved(contest, at, params["prefix_weight"])
     return deal(contest, at, loads)
 
 
 def max_min_prefix(contest: Contest, params: Params) -> Ints:
     """The longest first, each to where `prefix_aware` would have it."""
     at = moved(contest, params["move_gain"])
-    loads = with_credit(contest, by_seconds(contest, at), params["prefix_weight"])
+    loads = by_seconds_saved(contest, at, params["prefix_weight"])
     return deal(contest, at, loads, longest_first=True)
 
 
