@@ -308,10 +308,10 @@ def test_a_worker_that_is_measured_changes_no_promise():
     s = state("alise")
     told(s, worker(), 0.0)
     admitted(s, request("a"))
-    before = s.rounds.memory.columns["promised"].tolist()
+    before = s.rounds.memory.ranks.values["promised"].tolist()
     cost = s.workers["w0"].cost
     for version in range(3):
         s.step(ev.Costed("w0", type(cost)(0.02, 1e-3, 1e-3, 0.0, version)), 1.0)
     assert s.round_due_s == inf  # and calls for no round
     s.step(ev.Round(), 1.0)
-    assert s.rounds.memory.columns["promised"].tolist() == before
+    assert s.rounds.memory.ranks.values["promised"].tolist() == before
