@@ -12,19 +12,22 @@ from hypothesis import strategies as st
 
 from services.core import CostModel
 from services.policies.parameters import resolve
+from services.policies.place.cached import cached_tokens
 from services.policies.place.loads import by_seconds, work_s
 from services.policies.place.moving import moved
 from services.policies.place.places import PLACES
 from services.policies.place.seats import free_places, seated, settled, takes
-from services.policies.snapshot import NOWHERE, Contest, Snapshot
+from services.policies.snapshot import CHAIN, NOWHERE, Contest, Snapshot
 from tests.made_snapshots import contest, jobs, ranking, seat, snapshots
+from tests.made_snapshots import table as forecasts
 
 COST = CostModel(base_s=0.01, prefill_token_s=0.001, decode_seq_s=0.002, context_token_s=1e-5)
 
 
 def placed(place: str, asked: Contest, **params: float) -> list[int]:
     chosen = PLACES[place]
-    return chosen.deal(asked, resolve(place, chosen.params, params)).tolist()
+    at: list[int] = chosen.deal(asked, resolve(place, chosen.params, params)).tolist()
+    return at
 
 
 def narrowed(snapshot: Snapshot, seed: int) -> Contest:
@@ -215,6 +218,33 @@ def test_what_is_saved_is_no_load() -> None:
     unlike = with_cached(asked, [[80, 0], [0, 0]])
     assert placed("prefix_aware", unlike, prefix_weight=0.0) == [1, 2]
     assert placed("max_min_prefix", unlike, prefix_weight=0.0) == [2, 1]  # 90 ms before 10 ms
+
+
+@given(st.lists(st.lists(st.integers(1, 6), max_size=4), min_size=1, max_size=5), st.data())
+def test_cached_is_what_is_there_without_a_gap(
+    chains: list[list[int]], data: st.DataObject
+) -> None:
+    """Blocks of 16; the prompts are 60 tokens. A 0 in a chain is nobody's block."""
+    count = len(chains)
+    workers = [
+        seat(i + 1, block_tokens=16, prefixes=[*data.draw(st.sets(st.integers(0, 6)))])
+        for i in range(2)
+    ]
+    table = np.zeros((count + 1, CHAIN), np.int64)
+    for row, chain in enumerate(chains):
+        table[row + 1, : len(chain)] = chain
+    made = jobs(count + 1, prompt=[60] * (count + 1))
+    snapshot = Snapshot(
+        0.0, made, np.arange(count + 1), np.arange(0), tuple(workers), forecasts(), table
+    )
+    rows = np.arange(1, count + 1)
+    found = cached_tokens(snapshot, rows, made.take(rows))
+    for row, chain in enumerate(chains):
+        for column, worker in enumerate(workers):
+            blocks = 0
+            while blocks < len(chain) and chain[blocks] in worker.prefixes.tolist():
+                blocks += 1
+            assert found[row, column] == min(60, 16 * blocks)
 
 
 # Moving

@@ -12,7 +12,7 @@ from gateway.fleet import MOST_BLOCKS, read_fleet
 from gateway.request import Generation
 from gateway.sampling import Sampling
 from protos import scheduler_pb2 as sched
-from services.core import Grant, Plan, Report, Request, Sla, WorkerView
+from services.core import FinishReason, Grant, Plan, Report, Request, Sla, WorkerView
 from services.forecast import certain
 from services.policies.preset import choose
 from services.policies.snapshot import CHAIN
@@ -257,8 +257,8 @@ def test_a_request_goes_where_its_beginning_is() -> None:
         s.step(ev.Submitted(G, asked), 1.0)
         actions = told(s, ev.Forecasted(((name, certain(10)),)), 1.0)
         [place] = [a.worker_id for a in actions if a.kind == "place"]
-        s.step(ev.Cancelled(G, name, "cancelled", 0), 1.0)
-        return place
+        s.step(ev.Cancelled(G, name, FinishReason.CANCELLED, 0), 1.0)
+        return str(place)
 
     assert goes("a") == "w1"
     s.step(ev.Reported("w1#1", "w1", Report(2, 1, prefixes_gone=(1,), free_blocks=625)), 1.0)
@@ -272,5 +272,5 @@ def test_chains_stand_on_the_board_and_leave_with_their_request() -> None:
         row = s.jobs[name].row
         seen = s.ledger.board.snapshot(1.0, ()).chains[row]
         assert seen.tolist() == [*chain, *[0] * (CHAIN - len(chain))]
-        s.step(ev.Cancelled(G, name, "cancelled", 0), 1.0)
+        s.step(ev.Cancelled(G, name, FinishReason.CANCELLED, 0), 1.0)
     assert np.array_equal(seen, np.zeros(CHAIN))

@@ -3,17 +3,21 @@ who is moved is answered as if it had stayed."""
 
 import asyncio
 from collections import defaultdict
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from foretoken import AsyncClient
+from foretoken.answers import Chunk
+from foretoken.client import AsyncStream
 from services.policies.snapshot import CHAIN
 from services.scheduler.eventlog import read
 from services.scheduler.events import Place, Reported, SendPlan, WorkerAttached
 from tests.live import serving
 
-GREEDY = {"temperature": 0.0, "ignore_eos": True}
+GREEDY: Any = {"temperature": 0.0, "ignore_eos": True}
 
 
 def logged(path: Path, *settings: str) -> list[str]:
@@ -68,31 +72,34 @@ async def test_a_prompt_goes_where_its_beginning_is(tmp_path: Path, place: str) 
 
 @pytest.mark.slow
 async def test_who_is_moved_is_answered_as_if_it_had_stayed(tmp_path: Path) -> None:
-    """Little memory, short slices and the shortest first: many rest, and go where there is room."""
+    """Each worker has a place for one. `long` runs on one and `moved` on the other, where it makes
+    way for `short`; then the client of `long` leaves, and it goes on there with what it has."""
     log = tmp_path / "events.jsonl"
     settings = (
-        "preset.place=max_min", "preset.move_gain=0.05", "preset.slice_tokens=4",
-        "preset.hysteresis=0", "predictor.model=history",
+        "preset.place=max_min", "preset.move_gain=1", "preset.predictor=max",
+        "predictor.model=max", "worker.max_running=1",
     )  # fmt: skip
-    prompts = [f"Count from {i} to {i + 40 + i % 7}.\n" for i in range(1, 61)]
+    with serving("--policy", "alise", *logged(log, *settings)) as live:
+        async with AsyncClient(live.grpc) as client:
 
-    async def answers(address: str, at_once: int) -> list[tuple[int, ...]]:
-        gate = asyncio.Semaphore(at_once)
-        async with AsyncClient(address) as client:
+            def begin(text: str, most: int) -> tuple[AsyncStream, AsyncIterator[Chunk]]:
+                stream = client.generate(text, max_tokens=most, **GREEDY)
+                return stream, aiter(stream)
 
-            async def ask(nth: int, prompt: str) -> tuple[int, ...]:
-                async with gate:
-                    answer = await client.complete(
-                        prompt, max_tokens=40 + 100 * (nth % 3), seed=nth, ignore_eos=True
-                    )
-                return tuple(answer.choices[0].token_ids)
+            async def rest(chunks: AsyncIterator[Chunk]) -> tuple[int, ...]:
+                return tuple([token async for chunk in chunks for token in chunk.token_ids])
 
-            return await asyncio.gather(*(ask(n, prompt) for n, prompt in enumerate(prompts)))
-
-    with serving("--policy", "fcfs") as calm:
-        expected = await answers(calm.grpc, 1)
-    with serving("--policy", "alise", "--kv-tokens", "768", *logged(log, *settings)) as live:
-        assert await answers(live.grpc, 60) == expected
+            alone = await rest(begin("Count from 1 to 150.\n", 400)[1])
+            long, began = begin("Count from 3 to 900.\n", 1_500)
+            await anext(began)
+            _, moved = begin("Count from 1 to 150.\n", 400)
+            head = tuple((await anext(moved)).token_ids)
+            _, short = begin("Count from 2 to 60.\n", 200)
+            await anext(short)
+            long.cancel()
+            tail, _ = await asyncio.gather(rest(moved), rest(short))
         assert live.stop() == 0
-    moves = [homes for homes in places(log).values() if len(set(homes)) > 1]
-    assert moves, "nobody was moved"
+    assert head + tail == alone and len(alone) == 400
+    homes = list(places(log).values())
+    one, other = homes[1][0], homes[2][0]
+    assert homes[1:] == [[one], [other, one], [other]]
