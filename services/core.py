@@ -19,7 +19,9 @@ GLOSSARY, one name for one thing everywhere:
   preempt    to stop one who runs: *paused* by a plan, *evicted* by its worker; it then *rests*
              where its KV does, and is *resumed*
   adopt      to take over a request that a worker has from before
-  home       the worker that has a request's tokens
+  home       the worker that has a request's tokens; who rests is *moved* when another is to have it
+  tenant     whose a request is: its cache salt, or else its user
+  prefix     a text's first full blocks, each named by a *hash* of all up to its end
   forecast   a distribution over a request's output tokens, conditioned on what is there
   TTFT, TPOT, MTPOT   time to the first token, mean time per token after it, longest gap
 """

@@ -11,7 +11,8 @@ from services.predictor.models.history import HistoryPredictor
 from services.predictor.models.maximum import MaxPredictor
 from services.predictor.models.oracle import OraclePredictor
 
-FITTED = ("ranker", "forest", "trees", "ridge", "classify", "proxy")
+FITTED = ("ranker", "forest", "trees", "ridge", "classify", "proxy", "words")
+ENCODERLESS = frozenset({"words"})  # these read words and sizes: prompts need no encoder
 BLEND = ("history", "retrieval", "ranker", "forest", "trees", "ridge")
 
 
@@ -64,7 +65,8 @@ def build_reading(
     if unknown := set(given) - set(names):
         raise ValueError(f"the predictor {name!r} has no {' or '.join(sorted(unknown))}")
     members = {m: given[m] if m in given else MEMBERS[m](options) for m in names}
-    return ContentPredictor(name, members, options, _fits()["words"])
+    by_words = None if name in ENCODERLESS else _fits()["words"]
+    return ContentPredictor(name, members, options, by_words)
 
 
 def _reading(name: str) -> Callable[[Options], Predictor]:

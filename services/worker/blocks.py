@@ -154,6 +154,7 @@ class BlockPool:
         assert all(len(set(table)) == len(table) for table in self._tables.values())
         assert {b: k for k, b in self._by_key.items()} == self._keys, "keys disagree"
         assert set(self._cached) <= set(self._keys), "cached, but not to be found"
+        self.cached.check_integrity(self._by_key)
         assert not set(self._free) & set(self._keys), "free, yet to be found"
         shared = {block for block, count in held.items() if count > 1}
         assert shared <= set(self._keys), "shared, but never published"

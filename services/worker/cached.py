@@ -1,5 +1,7 @@
 """Which blocks of this worker's cache can be shared, as its scheduler is told: hashes, and news."""
 
+from collections.abc import Iterable
+
 from services.runtime.prefix import MOST_NEWS, MOST_TOLD, hash_of
 
 
@@ -53,6 +55,14 @@ class CachedPrefixes:
         added = _take(self._added, min(MOST_NEWS, MOST_TOLD - self._told))
         self._told += len(added)
         return added, gone
+
+    def check_integrity(self, published: Iterable[bytes]) -> None:
+        """It is about what is published, and nothing is told twice. Raises AssertionError."""
+        assert set(self._depths) == {hash_of(key) for key in published}, "not what is published"
+        assert set(self._added) <= set(self._depths), "to be told, but not there"
+        assert not set(self._gone) & set(self._depths), "to be told that it is gone, but there"
+        asked = sum(depth < self._asked_blocks for depth in self._depths.values())
+        assert self._told == asked - len(self._added) + len(self._gone), "a wrong count"
 
 
 def _take(news: dict[int, None], most: int) -> tuple[int, ...]:
