@@ -11,13 +11,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.core import CostModel
+from services.forecast import ForecastTable
+from services.policies.decide import arrange
 from services.policies.parameters import resolve
 from services.policies.place.cached import cached_tokens
 from services.policies.place.loads import by_seconds, work_s
 from services.policies.place.moving import moved
 from services.policies.place.places import PLACES
 from services.policies.place.seats import free_places, seated, settled, takes
+from services.policies.preset import choose
 from services.policies.snapshot import CHAIN, NOWHERE, Contest, Snapshot
+from services.runtime.arrange_codec import (
+    Telling,
+    decode_contest,
+    encode_contest,
+    encode_decision,
+)
+from services.scheduler.codec import decode_arrangement
+from services.scheduler.flaws import flaw
 from tests.made_snapshots import contest, jobs, ranking, seat, snapshots
 from tests.made_snapshots import table as forecasts
 
@@ -373,3 +384,34 @@ def test_nobody_waits_for_a_place_while_one_that_takes_it_is_free(
             if dealt < free_places(asked, worker):
                 left = np.flatnonzero(at == NOWHERE)
                 assert not takes(asked, worker, left).any()
+
+
+@settings(max_examples=60)
+@given(snapshots(), st.integers(0, 2**32), st.sampled_from(["max_min", "max_min_prefix"]))
+def test_a_batcher_of_its_own_places_and_moves_the_same(
+    snapshot: Snapshot, seed: int, place: str
+) -> None:
+    """And what it says is no flaw: who runs is moved by nobody, who rests may be."""
+    asked = narrowed(snapshot, seed)
+    preset = choose("alise", {"place": place, "move_gain": 0.01})
+    mirror = ForecastTable(1)
+    message = encode_contest(asked, Telling(snapshot.forecasts)).contest
+    there = decode_contest(type(message).FromString(message.SerializeToString()), mirror)
+    at_home = arrange(asked, snapshot.forecasts, preset, np.random.default_rng(0))
+    apart = arrange(there, mirror, preset, np.random.default_rng(0))
+    assert encode_decision(apart) == encode_decision(at_home)
+    assert flaw(asked, decode_arrangement(encode_decision(apart))) == ""
+
+
+def test_what_one_who_moves_holds_elsewhere_is_no_block_here() -> None:
+    """It has 60 blocks of 16 at home, for 101 tokens; where it goes there are 7, which will do."""
+    cost = CostModel(0.0, 0.001, 0.01, 0.0)
+    made = jobs(
+        2, home=[1, 1], held=[99, 99], prompt=[90, 90], output=[10, 11], blocks=[7, 60],
+        total=[500, 12], cap=[700, 20],
+    )  # fmt: skip
+    preset = choose("alise", {"place": "max_min", "move_gain": 1.0, "watermark": 1.0})
+    home = seat(1, 1_000, places=1, block_tokens=16, cost=cost)
+    asked = contest(made, [True, False], home, seat(2, 112, block_tokens=16, cost=cost))
+    decision = arrange(asked, forecasts(), preset, np.random.default_rng(0))
+    assert [share.run.tolist() for share in decision.shares] == [[0], [1]]
