@@ -43,9 +43,18 @@ def _retrieval(options: Options) -> Member:
     return RetrievalMember(options.neighbours_window, options.similarity_min)
 
 
+def _plain_retrieval(options: Options) -> Member:
+    """Weighted as the paper has it."""
+    from services.predictor.models.retrieval import Neighbours, RetrievalMember
+
+    told = Neighbours.spread_plainly
+    return RetrievalMember(options.neighbours_window, options.similarity_min, told)
+
+
 MEMBERS: dict[str, Callable[[Options], Member]] = {
     "history": HistoryMember,
     "retrieval": _retrieval,
+    "retrieval-plain": _plain_retrieval,
     **{name: _fitted(name) for name in FITTED},
 }
 
