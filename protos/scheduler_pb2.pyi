@@ -465,6 +465,116 @@ class FleetView(_message.Message):
 Global___FleetView: _TypeAlias = FleetView  # noqa: Y015
 
 @_typing.final
+class WhyRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """As a client was told it (with or without chatcmpl- or cmpl-), as the scheduler knows a single
+    choice of it, or the beginning of either.
+    """
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WhyRequest: _TypeAlias = WhyRequest  # noqa: Y015
+
+@_typing.final
+class WhyResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STORIES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def stories(self) -> _containers.RepeatedCompositeFieldContainer[Global___Story]:
+        """Each choice of the request, and each submission of a choice that was resubmitted."""
+
+    def __init__(
+        self,
+        *,
+        stories: _abc.Iterable[Global___Story] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["stories", b"stories"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WhyResponse: _TypeAlias = WhyResponse  # noqa: Y015
+
+@_typing.final
+class Story(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    LIVE_FIELD_NUMBER: _builtins.int
+    CHAPTERS_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    live: _builtins.bool
+    @_builtins.property
+    def chapters(self) -> _containers.RepeatedCompositeFieldContainer[Global___Chapter]:
+        """in order of time"""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        live: _builtins.bool = ...,
+        chapters: _abc.Iterable[Global___Chapter] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chapters", b"chapters", "live", b"live", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Story: _TypeAlias = Story  # noqa: Y015
+
+@_typing.final
+class Chapter(_message.Message):
+    """One thing that happened; what went on is one chapter, from at_s until until_s, `times` over.
+    Seconds count from the request's arrival at its gateway.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AT_S_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    TIMES_FIELD_NUMBER: _builtins.int
+    UNTIL_S_FIELD_NUMBER: _builtins.int
+    at_s: _builtins.float
+    kind: _builtins.str
+    """one word, as `placed` or `paused`"""
+    text: _builtins.str
+    """a sentence"""
+    times: _builtins.int
+    until_s: _builtins.float
+    """where times > 1"""
+    def __init__(
+        self,
+        *,
+        at_s: _builtins.float = ...,
+        kind: _builtins.str = ...,
+        text: _builtins.str = ...,
+        times: _builtins.int = ...,
+        until_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_s", b"at_s", "kind", b"kind", "text", b"text", "times", b"times", "until_s", b"until_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Chapter: _TypeAlias = Chapter  # noqa: Y015
+
+@_typing.final
 class WorkerInfo(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

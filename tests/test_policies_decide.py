@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from services.policies.decide import decide
 from services.policies.decision import SENTENCES, Decision, Reason, Whys
+from services.policies.form.forms import FORMS
 from services.policies.memory import Memory
 from services.policies.preset import choose, presets
 from services.policies.snapshot import NOWHERE, Snapshot
@@ -40,7 +41,9 @@ def could_run(snapshot: Snapshot, row: int, number: int, stays: bool) -> bool:
     return int(jobs.home[row]) == number if rests and stays else fits
 
 
-def check(snapshot: Snapshot, decision: Decision, stays: bool) -> None:
+def check(snapshot: Snapshot, decision: Decision, stays: bool, renews: bool = False) -> None:
+    """`renews`: who runs may be paused for want of room at a slice's end, with nobody in its
+    place."""
     jobs, running = snapshot.jobs, set(snapshot.running.tolist())
     queued = set(snapshot.queued.tolist())
     assert [share.worker for share in decision.shares] == [w.number for w in snapshot.workers]
@@ -55,7 +58,7 @@ def check(snapshot: Snapshot, decision: Decision, stays: bool) -> None:
         assert paused <= here
         assert run - here <= queued
         assert all(could_run(snapshot, row, worker.number, stays) for row in run - here)
-        assert not paused or run - here  # nobody is paused for nothing
+        assert renews or not paused or run - here  # nobody is paused for nothing
         assert sorted(share.victims.tolist()) == sorted(run)
         cap, output = jobs.cap[share.run], jobs.output[share.run]
         assert (share.limits <= np.maximum(cap, jobs.limit[share.run])).all()
@@ -85,12 +88,27 @@ def test_whatever_the_board_every_decision_can_be_carried_out(
     before = pickle.dumps(snapshot)
     first = decided(snapshot, preset, Memory(), seed)
     stays = choose(preset).arrangement == "continuous"
-    check(snapshot, first, stays)
+    renews = stays and FORMS[choose(preset).form].renews
+    check(snapshot, first, stays, renews)
     second = decided(snapshot, preset, first.memory, seed)
-    check(snapshot, second, stays)
+    check(snapshot, second, stays, renews)
     assert pickle.dumps(snapshot) == before
     assert pickle.dumps(decided(snapshot, preset, Memory(), seed)) == pickle.dumps(first)
     assert pickle.dumps(decided(snapshot, preset, first.memory, seed)) == pickle.dumps(second)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@settings(max_examples=60)
+@given(snapshots(), st.integers(0, 2**32), st.sampled_from(["swap", "defer"]))
+def test_every_form_goes_with_slices_and_an_order_that_preempts(
+    form: str, snapshot: Snapshot, seed: int, residency: str
+) -> None:
+    """And so does `relief`."""
+    cells = {"form": form, "victim": "relief", "residency": residency}
+    for base in ("alise", "fcfs"):
+        chosen = choose(base, cells | ({"slice": "turns"} if base == "fcfs" else {}))
+        decision = decide(snapshot, chosen, Memory(), np.random.default_rng(seed), 7)
+        check(snapshot, decision, stays=True, renews=FORMS[form].renews)
 
 
 @pytest.mark.parametrize("preset", ALL)

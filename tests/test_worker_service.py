@@ -65,6 +65,9 @@ class RecordingScheduler(scheduler_pb2_grpc.SchedulerServicer):
         raise NotImplementedError
         yield
 
+    async def Why(self, request: Any, context: object) -> Any:
+        raise NotImplementedError
+
     async def GetFleet(self, request: Any, context: object) -> Any:
         raise NotImplementedError
 

@@ -20,7 +20,7 @@ from services.policies.decision import Decision, Share, Why, Whys
 from services.policies.memory import Memory
 from services.policies.order.ranking import Ranking
 from services.policies.place.places import PLACES
-from services.policies.preset import Preset
+from services.policies.preset import RESIDENCIES, Preset
 from services.policies.snapshot import CHAIN, Contest, Snapshot
 from services.scheduler import events as ev
 from services.scheduler.board import Phase
@@ -82,14 +82,20 @@ class Rounds:
         """What the last round found of one that waits."""
         return self.decision.why.of(job.row)
 
+    @property
+    def ranking(self) -> Ranking | None:
+        """Of the last round that was posed; None before the first."""
+        return self._ranking
+
     def _carry_out(
         self, share: Share, worker: WorkerJobs, stale: frozenset[int], now: float
     ) -> Iterator[ev.Action]:
         ledger = self._ledger
         board = ledger.board
+        paused = RESIDENCIES[self.preset.residency].paused
         for _, job in self._current(share.pause, stale):
             if job.request_id in worker.running:
-                ledger.pause(job, worker, now)
+                ledger.pause(job, worker, paused, now)
         enters = board.phase[share.run] == Phase.QUEUED
         longer = (board.phase[share.run] == Phase.RUNNING) & (
             share.limits > board.jobs.limit[share.run]

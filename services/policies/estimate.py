@@ -1,0 +1,66 @@
+"""How long whole batches take, by a worker's cost model: what forms and orders batches asks.
+
+Each answers for many batches at once: columns in, a column out. A batch is static, so all of it
+is padded to its longest prompt and stays until its last token (papers/003 §4.2, papers/004 §III).
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from services.core import CostModel, Neighbours
+from services.forecast import Floats
+
+Estimate = Callable[[CostModel, Floats, Floats, Floats], Floats]
+"""(cost, seqs, length, steps) → seconds to prefill each batch of `seqs` prompts, padded to `length`
+tokens, and to make `steps` new tokens of each. The columns broadcast; none may be negative."""
+
+REACH = 0.5  # of a doubling, all three together: within it a batch is like another
+TIED = 1e-9  # of a distance squared: as near as the k-th, but for rounding
+CHUNK = 1_024  # batches whose distances are held at once: 2 MB with 256 neighbours
+
+
+def linear(cost: CostModel, seqs: Floats, length: Floats, steps: Floats) -> Floats:
+    """SCLS' T_serve (papers/003 Eq. 1-4), in closed form. O(batches)."""
+    return cost.serve_s(seqs, length, steps)
+
+
+def knn(cost: CostModel, seqs: Floats, length: Floats, steps: Floats) -> Floats:
+    """Magnus' KNN regression (papers/004 §III-D): the mean time of the k served batches most like
+    it by size, length and generated tokens.
+
+    Likeness is distance in doublings, so that no unit outweighs another (the paper does not say).
+    A place among the k that no batch within REACH takes is the linear model's: with nothing
+    served yet all are, and the answer is `linear`'s. O(batches · neighbours).
+    """
+    columns = np.broadcast_arrays(*(np.asarray(c, float) for c in (seqs, length, steps)))
+    told = linear(cost, *columns)
+    if not cost.neighbours:
+        return told
+    asked = np.stack([c.ravel() for c in columns])
+    flat = told.ravel()
+    parts = [
+        _asked(cost.neighbours, asked[:, at : at + CHUNK], flat[at : at + CHUNK])
+        for at in range(0, flat.size, CHUNK)
+    ]
+    return np.concatenate(parts).reshape(told.shape) if parts else told
+
+
+def _asked(neighbours: Neighbours, asked: Floats, told: Floats) -> Floats:
+    """The mean over each one's k places, or more where several are as near as the k-th."""
+    served, seconds = np.log2(1 + neighbours.columns[:3]), neighbours.columns[3]
+    mine = np.log2(1 + asked)
+    # |a − b|² = |a|² + |b|² − 2·a·b, the last by one product of matrices.
+    distance = (mine**2).sum(axis=0)[:, None] + (served**2).sum(axis=0) - 2 * mine.T @ served
+    near = distance <= REACH**2
+    crowded = np.flatnonzero(near.sum(axis=1) > neighbours.k)
+    kth = min(neighbours.k, len(seconds)) - 1
+    last = np.partition(distance[crowded], kth, axis=1)[:, kth, None]
+    near[crowded] &= distance[crowded] <= last + TIED
+    count = near.sum(axis=1)
+    elsewhere = np.maximum(neighbours.k - count, 0)
+    answer: Floats = (near @ seconds + elsewhere * told) / (count + elsewhere)
+    return answer
+
+
+ESTIMATES: dict[str, Estimate] = {"linear": linear, "knn": knn}

@@ -1,0 +1,160 @@
+"""How long batches take: sums by hand, and neighbours against a plain search."""
+
+from math import hypot, inf, log2, nan
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.core import BatchTiming, CostModel, Neighbours
+from services.forecast import Floats
+from services.policies.estimate import CHUNK, ESTIMATES, REACH, knn, linear
+
+COST = CostModel(0.01, 0.0002, 0.001, 0.00001)
+
+
+def column(*values: float) -> Floats:
+    return np.array(values, float)
+
+
+def with_batches(*batches: BatchTiming, k: int = 5) -> CostModel:
+    return CostModel(0.01, 0.0002, 0.001, 0.00001, neighbours=Neighbours.of(batches, k))
+
+
+def test_a_slice_by_hand() -> None:
+    """2 prompts of 10, 3 steps. Prefill: 0.01 + 20·0.0002 + 20·0.00001 = 0.0142. A step costs
+    0.01 + 2·0.001 = 0.012, and reads 2·11, 2·12, 2·13 = 72 tokens in all: 0.036 + 0.00072."""
+    [seconds] = linear(COST, column(2), column(10), column(3))
+    assert seconds == pytest.approx(0.0142 + 0.036 + 0.00072)
+
+
+@given(st.integers(1, 64), st.integers(0, 4_096), st.integers(0, 300))
+def test_the_closed_form_is_the_sum_of_its_steps(seqs: int, length: int, steps: int) -> None:
+    """papers/003 Eq. 2, step by step."""
+    summed = COST.step_s(seqs * length, 0, seqs * length) + sum(
+        COST.step_s(0, seqs, seqs * (length + k)) for k in range(1, steps + 1)
+    )
+    assert COST.serve_s(seqs, length, steps) == pytest.approx(summed)
+    assert linear(COST, column(seqs), column(length), column(steps)) == pytest.approx([summed])
+
+
+def test_scls_eight_coefficients_are_these_four() -> None:
+    """Eq. 3: p1·N·L + p2·N + p3·L + p4, and Eq. 4: d1·N·l + d2·N + d3·l + d4, by hand for
+    N = 4, L = 100: p1 = 0.0002 + 0.00001, p4 = 0.01; d1 = 0.00001, d2 = 0.001, d4 = 0.01."""
+    prefill_s = 0.00021 * 4 * 100 + 0.01
+    tau_s = [0.00001 * 4 * length + 0.001 * 4 + 0.01 for length in (101, 102)]
+    assert COST.serve_s(4, 100, 0) == pytest.approx(prefill_s)
+    assert COST.serve_s(4, 100, 2) == pytest.approx(prefill_s + sum(tau_s))
+
+
+@given(st.integers(1, 2_000), st.integers(0, 2_000))
+def test_alise_is_its_special_case(prompt: int, made: int) -> None:
+    """papers/001: T = s·T0 + n·(α·s + β), one request of s prompt tokens for n more. With T0 a
+    token's prefill, α a context token and β a step and its sequence, what is left of ours is
+    the prefill's own step, and that the context grows by n·(n+1)/2 while ALISE's stands."""
+    t0 = COST.prefill_token_s + COST.context_token_s
+    alpha, beta = COST.context_token_s, COST.base_s + COST.decode_seq_s
+    alise_s = prompt * t0 + made * (alpha * prompt + beta)
+    grown = made * (made + 1) / 2 * alpha
+    assert COST.serve_s(1, prompt, made) == pytest.approx(alise_s + COST.base_s + grown)
+
+
+def test_columns_are_answered_at_once_and_broadcast() -> None:
+    seqs = np.arange(1.0, 4.0)
+    for estimate in ESTIMATES.values():
+        told = estimate(COST, seqs, column(50), column(16))
+        assert told == pytest.approx([COST.serve_s(n, 50, 16) for n in (1, 2, 3)])
+        assert estimate(COST, column(), column(), column()).shape == (0,)
+
+
+def test_without_batches_knn_is_linear() -> None:
+    asked = column(1, 8), column(10, 500), column(3, 128)
+    assert knn(COST, *asked) == pytest.approx(linear(COST, *asked))
+
+
+def test_the_nearest_are_asked_by_hand() -> None:
+    """k = 2 of three like batches of 7 × 127 tokens, log2(1 + x) = 3, 7 and 5, 5.04, 5.17."""
+    served = [
+        BatchTiming(7, 127, 31, 4.0),
+        BatchTiming(7, 127, 32, 5.0),
+        BatchTiming(7, 127, 35, 9),
+    ]
+    [seconds] = knn(with_batches(*served, k=2), column(7), column(127), column(31))
+    assert seconds == pytest.approx((4.0 + 5.0) / 2)
+
+
+def test_as_near_as_the_last_asked_is_asked_too() -> None:
+    """k = 2 of three that are the very same: all count, whichever order they are kept in."""
+    alike = [BatchTiming(7, 127, 31, seconds) for seconds in (1.0, 2.0, 6.0)]
+    further = BatchTiming(7, 127, 35, 100.0)
+    for served in ([*alike, further], [further, *alike[::-1]]):
+        [seconds] = knn(with_batches(*served, k=2), column(7), column(127), column(31))
+        assert seconds == pytest.approx(3.0)
+
+
+def test_a_place_that_nobody_near_takes_is_the_linear_models() -> None:
+    """Two like it, one of which is 16 times as long: 3 of 4 places are the model's."""
+    cost = with_batches(BatchTiming(4, 100, 50, 8.0), BatchTiming(4, 1_600, 50, 80.0), k=4)
+    own = cost.serve_s(4, 100, 50)
+    assert knn(cost, column(4), column(100), column(50)) == pytest.approx([(8.0 + 3 * own) / 4])
+    far = knn(cost, column(64), column(2), column(2))
+    assert far == pytest.approx([cost.serve_s(64, 2, 2)])
+
+
+BATCHES = st.builds(
+    BatchTiming,
+    st.integers(1, 64),
+    st.integers(1, 2_000),
+    st.integers(1, 2_000),
+    st.floats(0.01, 100),
+)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(BATCHES, max_size=30),
+    st.integers(1, 7),
+    st.lists(st.tuples(*[st.integers(1, 2_000)] * 3), min_size=1, max_size=4),
+)
+def test_knn_against_a_plain_search(
+    served: list[BatchTiming], k: int, asked: list[tuple[int, int, int]]
+) -> None:
+    """Square roots in place of products of matrices."""
+    cost = with_batches(*served, k=k)
+    told = knn(cost, *np.array(asked, float).T)
+    for batch, seconds in zip(asked, told, strict=True):
+        ranked = sorted((_distance(batch, b), b.elapsed_s) for b in served)
+        last = ranked[k - 1][0] if len(ranked) >= k else REACH
+        near = [s for d, s in ranked if d <= min(REACH, last + 1e-6)]
+        edges = (abs(d - edge) for d, _ in ranked for edge in (REACH, last) if d != edge)
+        if any(apart < 1e-4 for apart in edges):
+            continue  # rounding decides
+        elsewhere = max(0, k - len(near))
+        expected = (sum(near) + elsewhere * cost.serve_s(*batch)) / (len(near) + elsewhere)
+        assert seconds == pytest.approx(expected)
+
+
+def _distance(asked: tuple[int, int, int], served: BatchTiming) -> float:
+    features = (served.seqs, served.length_tokens, served.generated_tokens)
+    apart = [log2(1 + a) - log2(1 + b) for a, b in zip(asked, features, strict=True)]
+    return hypot(*apart)
+
+
+def test_more_batches_than_one_chunk_are_the_same_as_one_by_one() -> None:
+    cost = with_batches(*(BatchTiming(n, 100, 50, n / 3) for n in range(1, 20)))
+    seqs = np.tile(np.arange(1.0, 20.0), CHUNK // 8)
+    told = knn(cost, seqs, column(100), column(50))
+    alone = [float(knn(cost, column(n), column(100), column(50))[0]) for n in range(1, 20)]
+    assert told == pytest.approx(np.tile(alone, CHUNK // 8))
+
+
+def test_neighbours_that_cannot_be_are_none() -> None:
+    batch = BatchTiming(1, 1, 1, 1.0)
+    assert len(Neighbours.of([batch] * 256)) == 256
+    for rows, k in [((1.0,) * 4 * 257, 5), ((1.0,) * 5, 5), ((), 0), ((), 257)]:
+        with pytest.raises(ValueError, match="1 to 256 of at most 256"):
+            Neighbours(rows, k)
+    for seconds in (nan, inf, -1.0):
+        with pytest.raises(ValueError, match="below zero or without end"):
+            Neighbours((1.0, 1.0, 1.0, seconds))
