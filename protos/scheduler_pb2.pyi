@@ -848,6 +848,33 @@ class KVCosts(_message.Message):
 Global___KVCosts: _TypeAlias = KVCosts  # noqa: Y015
 
 @_typing.final
+class StaticBatch(_message.Message):
+    """Requests of this plan that begin together, the shorter padded to the longest, and none of which
+    leaves before all have ended or made what they may. Numbers begin at 1.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    MEMBERS_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    @_builtins.property
+    def members(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        members: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["members", b"members", "number", b"number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StaticBatch: _TypeAlias = StaticBatch  # noqa: Y015
+
+@_typing.final
 class Plan(_message.Message):
     """Absolute directives; a worker skips a plan whose seq it has applied. Requests not named go on."""
 
@@ -863,6 +890,7 @@ class Plan(_message.Message):
     ORDER_FIELD_NUMBER: _builtins.int
     RESIDENCY_FIELD_NUMBER: _builtins.int
     COSTS_FIELD_NUMBER: _builtins.int
+    BATCHES_FIELD_NUMBER: _builtins.int
     PREFIX_BLOCKS_FIELD_NUMBER: _builtins.int
     seq: _builtins.int
     residency: _builtins.str
@@ -895,6 +923,8 @@ class Plan(_message.Message):
 
     @_builtins.property
     def costs(self) -> Global___KVCosts: ...
+    @_builtins.property
+    def batches(self) -> _containers.RepeatedCompositeFieldContainer[Global___StaticBatch]: ...
     def __init__(
         self,
         *,
@@ -908,11 +938,12 @@ class Plan(_message.Message):
         order: _abc.Iterable[Global___Standing] | None = ...,
         residency: _builtins.str = ...,
         costs: Global___KVCosts | None = ...,
+        batches: _abc.Iterable[Global___StaticBatch] | None = ...,
         prefix_blocks: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["costs", b"costs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admit", b"admit", "cancel", b"cancel", "costs", b"costs", "extend", b"extend", "order", b"order", "pause", b"pause", "prefetch", b"prefetch", "prefix_blocks", b"prefix_blocks", "residency", b"residency", "seq", b"seq", "victims", b"victims"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admit", b"admit", "batches", b"batches", "cancel", b"cancel", "costs", b"costs", "extend", b"extend", "order", b"order", "pause", b"pause", "prefetch", b"prefetch", "prefix_blocks", b"prefix_blocks", "residency", b"residency", "seq", b"seq", "victims", b"victims"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -4,7 +4,16 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from services.core import CostModel, Grant, HeldRequest, Pause, Report, Request, WorkerView
+from services.core import (
+    CostModel,
+    Grant,
+    HeldRequest,
+    Pause,
+    Report,
+    Request,
+    StaticBatch,
+    WorkerView,
+)
 from services.forecast import Ints
 from services.runtime.prefix import MOST_TOLD
 
@@ -37,6 +46,7 @@ class Draft:
     extend: list[Grant] = field(default_factory=list)
     pause: list[Pause] = field(default_factory=list)
     cancel: list[str] = field(default_factory=list)
+    batches: list[StaticBatch] = field(default_factory=list)
     ask_prefixes: bool = False  # the worker does not know yet that it is to tell of them
 
     def forget(self, request_id: str) -> None:
@@ -44,6 +54,7 @@ class Draft:
         for grants in (self.admit, self.extend):
             grants[:] = [grant for grant in grants if grant.request_id != request_id]
         self.pause[:] = [pause for pause in self.pause if pause.request_id != request_id]
+        self.batches[:] = [_without(request_id, batch) for batch in self.batches]
         self.cancel.append(request_id)
 
     def __bool__(self) -> bool:
@@ -74,6 +85,23 @@ class Prefixes:
         return self._sorted
 
 
+def _without(request_id: str, batch: StaticBatch) -> StaticBatch:
+    return replace(batch, members=tuple(name for name in batch.members if name != request_id))
+
+
+@dataclass(slots=True, eq=False)
+class Served:
+    """A static batch that is being served: `had` is the output of each member when it began, of
+    those who have not left it. `whole` while nobody left it but by its end or by a cancel."""
+
+    began_s: float
+    seqs: int
+    length_tokens: int  # of the longest context
+    had: dict[str, tuple[Job, int]]
+    generated_tokens: int = 0
+    whole: bool = True
+
+
 @dataclass(slots=True, eq=False)
 class WorkerJobs:
     """An attached worker, its `number` on the board, and what runs there.
@@ -93,6 +121,7 @@ class WorkerJobs:
     draft: Draft = field(default_factory=Draft)
     pausing: dict[str, int] = field(default_factory=dict)
     orphans: dict[str, HeldRequest] = field(default_factory=dict)
+    served: list[Served] = field(default_factory=list)
     prefixes: Prefixes = field(default_factory=Prefixes)
     victims: Ints = field(
         default_factory=lambda: np.zeros(0, np.int64)

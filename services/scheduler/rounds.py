@@ -13,7 +13,7 @@ from math import inf
 
 import numpy as np
 
-from services.core import Plan, Standing
+from services.core import Plan, Standing, StaticBatch
 from services.forecast import Floats, Ints
 from services.policies.decide import arrange, complete, narrow, rank
 from services.policies.decision import Decision, Share, Why, Whys
@@ -22,6 +22,7 @@ from services.policies.order.ranking import Ranking
 from services.policies.place.places import PLACES
 from services.policies.preset import RESIDENCIES, Preset
 from services.policies.snapshot import CHAIN, Contest, Snapshot
+from services.scheduler import batches
 from services.scheduler import events as ev
 from services.scheduler.board import Phase
 from services.scheduler.jobs import Draft, Job, WorkerJobs
@@ -43,6 +44,7 @@ class Rounds:
         self.decision = Decision(0)
         self._ledger = ledger
         self._ranking: Ranking | None = None
+        self._batches = 0  # static ones so far
 
     @property
     def prefix_blocks(self) -> int:
@@ -100,16 +102,31 @@ class Rounds:
         longer = (board.phase[share.run] == Phase.RUNNING) & (
             share.limits > board.jobs.limit[share.run]
         )
-        limits = share.limits[longer].tolist()
+        jobs, limits = board.jobs, share.limits[longer].tolist()
+        together: list[Job] = []
         for at, job in self._current(share.run[longer], stale):
             if job.request_id in worker.running:
+                if share.lockstep and jobs.output[job.row] >= jobs.limit[job.row]:
+                    together.append(job)  # its last batch is over, for it
                 ledger.extend(job, worker, limits[at])
         places = max(0, worker.places - len(worker.running))
         limits = share.limits[enters].tolist()
         for at, job in self._current(share.run[enters][:places], stale):
-            if not ledger.is_leaving(job, worker):
-                yield self._admit(job, worker, limits[at], now)
+            if ledger.is_leaving(job, worker):
+                continue
+            yield self._admit(job, worker, limits[at], now)
+            if share.lockstep:
+                together.append(job)
+        if together:
+            self._batch(together, worker, now)
         worker.victims = share.victims
+
+    def _batch(self, members: list[Job], worker: WorkerJobs, now: float) -> None:
+        """A static one of these, who begin now."""
+        self._batches += 1
+        names = tuple(job.request_id for job in members)
+        worker.draft.batches.append(StaticBatch(self._batches, names))
+        worker.served.append(batches.begin(members, self._ledger.board, now))
 
     def _current(self, rows: Ints, stale: frozenset[int]) -> Iterator[tuple[int, Job]]:
         """The jobs of these rows, with their places among them, but for those that are gone."""
@@ -145,6 +162,7 @@ class Rounds:
             pause=tuple(draft.pause),
             cancel=tuple(draft.cancel),
             victims=self._victims(worker),
+            batches=tuple(batch for batch in draft.batches if batch.members),
             prefix_blocks=self.prefix_blocks,
         )
         if not self.preset.keeps_kv:

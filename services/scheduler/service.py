@@ -90,6 +90,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             "ask_arrange": self._ask_arrange,
             "displace": self._displace,
             "learn": self._advice.learn,
+            "timed": self._timed,
             "send_plan": self._send_plan,
             "place": self._tell_gateway,
             "preempt": self._tell_gateway,
@@ -197,6 +198,9 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
     def _send_plan(self, action: ev.SendPlan) -> None:
         if outbox := self._workers.get(action.link):
             outbox.put(encode_plan(action.plan))
+
+    def _timed(self, action: ev.Timed) -> None:
+        self._advice.observe_batch(action.worker_id, action.timing)
 
     def _tell_gateway(self, action: GatewayEvents) -> None:
         if outbox := self._gateways.get(action.link):
