@@ -17,7 +17,7 @@ from services.policies.place.places import PLACES
 from services.policies.slice import SLICES
 from services.policies.victim import VICTIMS
 
-DEFAULT = "past-future"
+DEFAULT = "foretoken"
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from services.policies.preset import Preset, choose
+from services.policies.preset import DEFAULT, Preset, choose
 from services.policies.rows import presets_of
 from services.runtime.main import ServedSettings
 
@@ -19,7 +19,7 @@ class SchedulerConfig(ServedSettings):
     batcher_address: str = ""  # of a batcher of its own; empty: rounds are arranged here
     estimator_address: str = "127.0.0.1:50055"
 
-    policy: str = "past-future"
+    policy: str = DEFAULT  # a row of services/policies/presets.toml, or of presets_file
     preset: dict[str, Any] = Field(default_factory=dict)  # choices of the preset replaced
     presets_file: str = ""  # TOML of more presets, as services/policies/presets.toml has them
     # Waiting requests; beyond it 429 with a time to retry, but for a model short of its share.
