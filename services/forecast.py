@@ -194,7 +194,7 @@ class ForecastTable:
         self._mass = np.zeros((rows, MAX_POINTS + 1))
         self._moment = np.zeros((rows, MAX_POINTS + 1))
         self._uses = [0] * rows
-        self._editions = [0] * rows
+        self._editions = np.zeros(rows, np.int64)
         self._free = list(range(rows))[::-1]
         self._shared: dict[str, int] = {}  # rows by shared_key
         self._names: dict[int, str] = {}
@@ -210,7 +210,10 @@ class ForecastTable:
 
     def edition(self, row: int) -> int:
         """How often a row was written: who mirrors the table compares."""
-        return self._editions[row]
+        return int(self._editions[row])
+
+    def editions(self, which: Ints) -> Ints:
+        return self._editions[which]
 
     def intern(self, forecast: Forecast) -> int:
         """The row of this forecast. A population that many requests share has one row, which
@@ -249,7 +252,7 @@ class ForecastTable:
         n = len(points)
         at = self._points[row]
         at[:n], at[n:] = points, np.inf
-        self._weights[row, :n] = weights
+        self._weights[row, :n], self._weights[row, n:] = weights, 0.0
         mass, moment = self._mass[row], self._moment[row]
         mass[n:] = moment[n:] = 0.0
         mass[:n] = weights
@@ -286,6 +289,19 @@ class ForecastTable:
         drawn = self._points[which, np.minimum(column, MAX_POINTS - 1)]
         return np.minimum(np.where(left > _NOTHING, drawn, caps), caps)
 
+    def conditioned(self, which: Ints, generated: Ints, caps: Ints) -> tuple[Floats, Floats]:
+        """min(L, cap) | L > generated as points and their masses, both (rows, 64), the points
+        ascending and no mass on those up to `generated`; all of it on the cap, in the last column,
+        where nothing is longer. O(rows · 64)."""
+        first = self._count_upto(which, generated)
+        left = self._mass[which, first]
+        points = np.minimum(self._points[which], caps[:, None])
+        share = 1.0 / np.where(left > _NOTHING, left, np.inf)
+        masses = self._weights[which]
+        masses *= (first[:, None] <= _COLUMNS) * share[:, None]
+        masses[left <= _NOTHING, -1] = 1.0
+        return points, masses
+
     def _count_upto(self, which: Ints, tokens: Ints) -> Ints:
         """How many points of its row are <= tokens."""
         return self._search(self._points, which, tokens + _HALF_ULP * np.maximum(tokens, 1))
@@ -309,13 +325,13 @@ class ForecastTable:
         """Twice as many rows; what is there is copied once."""
         rows = len(self._uses)
         fresh = ForecastTable(rows)
-        for name in ("_points", "_weights", "_cdf", "_mass", "_moment"):
+        for name in ("_points", "_weights", "_cdf", "_mass", "_moment", "_editions"):
             setattr(self, name, np.concatenate([getattr(self, name), getattr(fresh, name)]))
         self._uses += [0] * rows
-        self._editions += [0] * rows
         self._free = list(range(rows, 2 * rows))[::-1] + self._free
 
 
+_COLUMNS = np.arange(MAX_POINTS)
 _NEVER = 2.0  # more than any share of mass
 _NOTHING = 1e-12  # mass that is rounding
 _HALF_ULP = 2.0**-40  # tokens are far coarser than this

@@ -31,6 +31,14 @@ def test_the_rows_there_are() -> None:
         "alise-recompute",
         "alise-defer",
         "alise-oracle",
+        "ltr",
+        "ltr-classify",
+        "ltr-oracle",
+        "mlfq",
+        "hrrn",
+        "srtf",
+        "gittins",
+        "tail",
     ]
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from services.core import CostModel
-from services.forecast import Floats, Ints
+from services.forecast import Floats, ForecastTable, Ints
 from services.policies.memory import Memory
 from services.policies.snapshot import Jobs, Snapshot
 
@@ -30,10 +30,44 @@ class Pace:
         """To make so many tokens more (one at least), and what KV of theirs is missing first."""
         context = jobs.prompt[rows] + jobs.output[rows]
         tokens = np.maximum(tokens, 1.0)
-        missing = np.maximum(context - jobs.held[rows], 0)
         decode_s = tokens * (self.token_s + self.context_token_s * (context + tokens / 2))
-        remaining_s: Floats = decode_s + missing * self.prefill_token_s
+        remaining_s: Floats = decode_s + self._missing_s(jobs, rows)
         return remaining_s
+
+    def spread_s(self, jobs: Jobs, rows: Ints, forecasts: ForecastTable) -> tuple[Floats, Floats]:
+        """The same to each length that is foreseen, given what is there, and the masses of those;
+        both (rows, 64). O(rows · 64)."""
+        points, masses = forecasts.conditioned(
+            jobs.forecast[rows], jobs.output[rows], jobs.cap[rows]
+        )
+        context = jobs.prompt[rows] + jobs.output[rows]
+        points -= jobs.output[rows][:, None]
+        tokens = np.maximum(points, 1.0, out=points)
+        seconds = tokens * (self.context_token_s / 2)
+        seconds += (self.token_s + self.context_token_s * context)[:, None]
+        seconds *= tokens
+        seconds += self._missing_s(jobs, rows)[:, None]
+        return seconds, masses
+
+    def _missing_s(self, jobs: Jobs, rows: Ints) -> Floats:
+        """To make what KV is missing."""
+        context = jobs.prompt[rows] + jobs.output[rows]
+        missing_s: Floats = np.maximum(context - jobs.held[rows], 0) * self.prefill_token_s
+        return missing_s
+
+    def step_s(self, snapshot: Snapshot) -> float:
+        """Seconds on the clock of one step in which `seqs` make a token each, of as much context as
+        those have who run, or all who wait where nobody does."""
+        rows = snapshot.running if len(snapshot.running) else snapshot.queued
+        jobs = snapshot.jobs
+        context = float(np.mean(jobs.prompt[rows] + jobs.output[rows])) if len(rows) else 0.0
+        return max(1e-6, self.seqs * (self.token_s + self.context_token_s * context))
+
+    def on_clock_s(self, jobs: Jobs, rows: Ints, tokens: Floats, step_s: float) -> Floats:
+        """Until so many tokens more (one at least) are made, from when it runs: a step each, and
+        what KV is missing first."""
+        on_clock_s: Floats = np.maximum(tokens, 1.0) * step_s + self._missing_s(jobs, rows)
+        return on_clock_s
 
 
 def pace_of(costs: Sequence[CostModel], seqs: float) -> Pace:

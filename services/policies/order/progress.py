@@ -1,0 +1,62 @@
+"""What jobs have done since the last round, in engine iterations.
+
+The papers count and decide once an iteration. Rounds come less often, as slices end and requests
+come and go, so what came between two rounds is counted at the second: who ran has made a token an
+iteration, and made what KV it lacked in one more; who waited has seen as many iterations go by as
+fit into the time at the fleet's pace.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from services.forecast import Floats, Ints
+from services.policies.memory import Memory
+from services.policies.order.pace import Pace
+from services.policies.snapshot import Bools, Snapshot
+
+MADE, HELD = "made", "held"
+ROUND_S = "ranked_s"
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Since the last round, parallel to the rows it was asked of: `tokens` made and KV `prefilled`,
+    whether a job `ran`, and the `waited_s` of those who wait now. `seen`: it was there before;
+    of who was not, only the waiting counts."""
+
+    seen: Bools
+    ran: Bools
+    tokens: Floats
+    prefilled: Floats
+    waited_s: Floats
+    columns: dict[str, Floats]
+
+    @property
+    def iterations(self) -> Floats:
+        return self.tokens + (self.prefilled > 0)
+
+
+def progress(snapshot: Snapshot, memory: Memory, rows: Ints, split: int) -> tuple[Progress, Memory]:
+    """Of these, of whom those before `split` wait; and the memory of when it was asked. Its
+    columns are for the caller to remember. O(jobs)."""
+    jobs = snapshot.jobs
+    output, held = jobs.output[rows], jobs.held[rows]
+    made, had = memory.recall((MADE, HELD), rows, jobs.serial[rows])
+    seen = made > 0
+    tokens = np.where(seen, np.maximum(output + 1 - made, 0.0), 0.0)
+    prefilled = np.where(seen, np.maximum(held - had - tokens, 0.0), 0.0)
+    ran = tokens > 0
+    ran[split:] = True
+    since_s = jobs.since_s[rows]
+    last_s = np.maximum(since_s, memory.number(ROUND_S, -np.inf))
+    waited_s = np.maximum(snapshot.now - np.where(seen, last_s, since_s), 0.0)
+    waited_s[split:] = 0.0
+    columns = {MADE: output + 1.0, HELD: held.astype(float)}
+    found = Progress(seen, ran, tokens, prefilled, waited_s, columns)
+    return found, memory.with_numbers(**{ROUND_S: snapshot.now})
+
+
+def served_s(done: Progress, pace: Pace, step_s: float) -> Floats:
+    """The time on the clock in which they ran since the last round."""
+    return done.tokens * step_s + done.prefilled * pace.prefill_token_s

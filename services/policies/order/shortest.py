@@ -1,0 +1,141 @@
+"""Shortest first, by what a forecast says of the time a request still takes: its mean (`srtf`),
+the whole of it (`gittins`), or its mean and its tail (`tail`). All preempt; keys are seconds.
+
+When lengths are uncertain, the shortest mean is not the best order (ALGORITHMS §6): a job that is
+probably short but may be very long should get its chance first, and lose its place once it has
+outlived it. That is what Gittins' index says. The other way round, an expectation inflated by its
+tail is careful of whoever may block the line for long (arXiv 2604.00499).
+
+None of the three alone keeps who needs long from starving, so all age alike: starving.py.
+"""
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from services.forecast import Floats, Ints
+from services.policies.memory import Memory
+from services.policies.order.pace import Pace, keep_pace
+from services.policies.order.ranking import HYSTERESIS, Ranking, fresh, steady
+from services.policies.order.starving import AGEING, at_front, starving
+from services.policies.parameters import Param, Params
+from services.policies.snapshot import Snapshot
+
+SIZE = "size_s"
+MADE_OF = ("edition", "forecast", "output", "held", "token_s", "context_token_s", "missing_token_s")
+BLOCK = 256  # rows at once, so that what they need stays in a core's cache
+_NO_CHANCE = 1e-300  # seconds over it are more than any
+
+PARAMS = {**AGEING, **HYSTERESIS}
+# How much of what the tail takes beyond the mean counts, and how large a share of the mass it is.
+TAIL_PARAMS = {
+    "tail_weight": Param(0.5, 0.0, 100.0),
+    "tail_share": Param(0.1, 1e-3, 1.0),
+    **PARAMS,
+}
+
+
+def srtf(snapshot: Snapshot, params: Params, memory: Memory) -> Ranking:
+    """By the mean remaining time, given what is there. O(jobs)."""
+    rows = np.concatenate([snapshot.queued, snapshot.running])
+    pace, memory = keep_pace(snapshot, memory)
+    jobs = snapshot.jobs
+    mean_s = pace.remaining_s(jobs, rows, jobs.total[rows] - jobs.output[rows])
+    return _ranking(snapshot, params, memory, pace, rows, mean_s, {})
+
+
+def gittins(snapshot: Snapshot, params: Params, memory: Memory) -> Ranking:
+    """By Gittins' index, the best chance to end a second there is, which is here its reciprocal:
+    the seconds an end costs at best. O(jobs), and O(64) for each that changed."""
+    rows = np.concatenate([snapshot.queued, snapshot.running])
+    pace, memory = keep_pace(snapshot, memory)
+    sized = _sized(snapshot, memory, pace, rows, seconds_an_end)
+    return _ranking(snapshot, params, memory, pace, rows, sized[SIZE], sized)
+
+
+def tail(snapshot: Snapshot, params: Params, memory: Memory) -> Ranking:
+    """By mean + `tail_weight` · (CVaR − mean), CVaR the mean of the longest `tail_share` of what
+    may come. O(jobs), and O(64) for each that changed."""
+    rows = np.concatenate([snapshot.queued, snapshot.running])
+    pace, memory = keep_pace(snapshot, memory)
+
+    def inflated_s(seconds: Floats, masses: Floats) -> Floats:
+        mean_s = np.einsum("ij,ij->i", masses, seconds)
+        worst_s = mean_of_longest(seconds, masses, params["tail_share"])
+        inflated_s: Floats = mean_s + params["tail_weight"] * (worst_s - mean_s)
+        return inflated_s
+
+    sized = _sized(snapshot, memory, pace, rows, inflated_s)
+    return _ranking(snapshot, params, memory, pace, rows, sized[SIZE], sized)
+
+
+def _sized(
+    snapshot: Snapshot,
+    memory: Memory,
+    pace: Pace,
+    rows: Ints,
+    size: Callable[[Floats, Floats], Floats],
+) -> dict[str, Floats]:
+    """`size` of each row's seconds and their masses, and what it was made of: it is made again
+    only where that has changed, for time changes nothing in it."""
+    jobs = snapshot.jobs
+    made_of = (
+        snapshot.forecasts.editions(jobs.forecast[rows]) + 1,  # 0 is who was not seen
+        jobs.forecast[rows],
+        jobs.output[rows],
+        jobs.held[rows],
+        np.full(len(rows), pace.token_s),
+        np.full(len(rows), pace.context_token_s),
+        np.full(len(rows), pace.prefill_token_s),
+    )
+    sized, *before = memory.recall((SIZE, *MADE_OF), rows, jobs.serial[rows])
+    same = np.all([was == now for was, now in zip(before, made_of, strict=True)], axis=0)
+    anew = np.flatnonzero(~same)
+    for at in np.split(anew, range(BLOCK, len(anew), BLOCK)):
+        seconds, masses = pace.spread_s(jobs, rows[at], snapshot.forecasts)
+        sized[at] = size(seconds, masses)
+    return {SIZE: sized} | {
+        name: values.astype(float) for name, values in zip(MADE_OF, made_of, strict=True)
+    }
+
+
+def seconds_an_end(seconds: Floats, masses: Floats) -> Floats:
+    """min over d of E[min(S, d)] / P(S ≤ d), d among the ascending seconds of each row; where the
+    Gittins index, sup_d of the reciprocal, is attained, as between two of them P stays as it is.
+    """
+    chance = np.cumsum(masses, axis=1)
+    spent = np.cumsum(masses * seconds, axis=1)
+    spent += seconds * (1.0 - chance)
+    spent /= np.maximum(chance, _NO_CHANCE)
+    best: Floats = spent.min(axis=1)
+    return best
+
+
+def mean_of_longest(seconds: Floats, masses: Floats, share: float) -> Floats:
+    """The mean of the longest `share` of each row's mass (CVaR), a point's mass cut where need be;
+    0 < share ≤ 1."""
+    chance = np.cumsum(masses, axis=1)
+    beyond = np.minimum(np.maximum(chance - (1.0 - share), 0.0), masses)
+    mean: Floats = np.einsum("ij,ij->i", beyond, seconds) / share
+    return mean
+
+
+def _ranking(
+    snapshot: Snapshot,
+    params: Params,
+    memory: Memory,
+    pace: Pace,
+    rows: Ints,
+    size_s: Floats,
+    kept: Mapping[str, Floats],
+) -> Ranking:
+    """By size, but for who has starved; a running job is passed by one that is smaller by a share
+    of `hysteresis`."""
+    jobs, split = snapshot.jobs, len(snapshot.queued)
+    remaining_s = pace.remaining_s(jobs, rows, jobs.total[rows] - jobs.output[rows])
+    starved = starving(snapshot, rows, split, memory, params["ageing_s"])
+    key = at_front(size_s, starved.front, snapshot.now - jobs.arrival_s[rows])
+    stays = starved.front[split:] | fresh(snapshot) | np.isinf(params["hysteresis"])
+    line = steady(key, size_s[split:] / (1.0 + params["hysteresis"]), stays)
+    memory = memory.with_columns(rows, jobs.serial[rows], **starved.columns, **kept)
+    return Ranking(rows, split, key, line, remaining_s, starved.lift_s, starved.next_s, memory)
