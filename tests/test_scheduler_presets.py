@@ -25,7 +25,7 @@ def test_the_rows_there_are() -> None:
     assert list(presets()) == [
         "fcfs",
         "conservative",
-        "fixed-batch",
+        "vs",
         "past-future",
         "alise",
         "alise-recompute",

@@ -20,9 +20,9 @@ class Reason(IntEnum):
     BEHIND = 3  # stands behind one that does not fit; a: its place in the line
     NO_WORKER = 4  # no worker with its model, its KV or its length has a place for it
     IN_BATCH = 5  # any worker takes its batch; a: batches before it, b: how many are in it
-    BOUND = 6  # its batch waits for one worker; a: batches before it there, b: the worker's number
-    POOLED = 7  # the pool is cut into batches at its time; a: seconds until then
-    UNCUT = 8  # the pool is cut when a worker has nothing to do; a: its place in the pool
+    BOUND = 7  # its batch waits for one worker; a: batches before it there, b: the worker's number
+    POOLED = 8  # the pool is cut into batches at its time; a: seconds until then
+    UNCUT = 9  # the pool is cut when a worker has nothing to do; a: its place in the pool
 
 
 SENTENCES = {

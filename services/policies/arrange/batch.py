@@ -24,6 +24,7 @@ from services.policies.estimate import ESTIMATES
 from services.policies.form.batches import CUTS
 from services.policies.form.pool import Batches, Sizes
 from services.policies.interval import INTERVALS
+from services.policies.order.orders import ORDERS
 from services.policies.preset import Preset
 from services.policies.slice import SLICES
 from services.policies.snapshot import Bools, Contest, Worker
@@ -53,6 +54,7 @@ class _Round:
         self.cut = CUTS[preset.form]
         self.bind = BATCH_PLACES[preset.place].bind
         self.interval = INTERVALS[preset.interval]
+        self.of_batch = ORDERS[preset.order].of_batch
         self.estimate = ESTIMATES[preset.estimator]
         self.standing = recalled(contest, SLICES[preset.slice].returns, self.cut.inserts)
         self.sizes = _sizes(contest, preset, self.cut.foresees)
@@ -257,8 +259,16 @@ class _Round:
                     break
 
     def _by_urgency(self, batches: Batches, worker: Worker) -> list[int]:
-        """By the most urgent member."""
-        return np.argsort(batches.members[batches.starts], kind="stable").tolist()
+        """By the most urgent member; or, where the order has a key of batches, by that, for this
+        worker, and among equals by the most urgent member."""
+        first = batches.members[batches.starts]
+        if self.of_batch is None:
+            order = np.argsort(first, kind="stable")
+        else:
+            now, arrival_s = self.contest.now, self.contest.jobs.arrival_s
+            wait_s = np.maximum(0.0, now - batches.least(arrival_s))
+            order = np.lexsort((first, self.of_batch(wait_s, self._serve_s(worker, batches))))
+        return [int(nth) for nth in order]
 
     def _part(self, i: int, members: Ints) -> Ints:
         """The most urgent of these that fit this worker together."""
