@@ -538,6 +538,6 @@ TestAliseApart = AliseApartMachine.TestCase
 TestScheduler.settings = TestConservative.settings = TestAlise.settings = settings(
     max_examples=100, stateful_step_count=50, deadline=None
 )
-TestDefer.settings = TestBatch.settings = TestScls.settings = TestMagnus.settings = \
-    TestScheduler.settings
+TestDefer.settings = TestBatch.settings = TestScheduler.settings
+TestScls.settings = TestMagnus.settings = TestScheduler.settings
 TestApart.settings = TestAliseApart.settings = TestScheduler.settings

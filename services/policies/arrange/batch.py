@@ -111,9 +111,7 @@ class _Round:
 
     def _pool(self) -> Ints:
         """In no batch, and could be."""
-        return np.flatnonzero(
-            self._waits() & (self.standing.batch == 0) & self.able.any(axis=0)
-        )
+        return np.flatnonzero(self._waits() & (self.standing.batch == 0) & self.able.any(axis=0))
 
     def _formed(self) -> Batches:
         """Those that wait whole; none of whom a part still runs."""
@@ -203,9 +201,9 @@ class _Round:
         the pool."""
         standing = self.standing
         assert self.bind
+        self._reckon()
         loose = self._pool() if alone else np.flatnonzero(self._waits() & (standing.batch > 0))
         loose = loose[standing.seat[loose] == 0]
-        self._reckon()
         if not len(loose):
             return
         ids = np.arange(1, len(loose) + 1) if alone else standing.batch[loose]
@@ -224,14 +222,19 @@ class _Round:
         standing.serve_s[rows] = serve_s[chosen[which], which]
 
     def _reckon(self) -> None:
-        """What the batches that are bound already would take as they are now."""
+        """What the batches that are bound already would take as they are now. One that has grown
+        beyond what its worker could take is bound no more."""
         standing = self.standing
-        for worker in self.workers:
-            bound = self._waits() & (standing.batch > 0) & (standing.seat == worker.number)
-            at = np.flatnonzero(bound)
+        waits = self._waits() & (standing.batch > 0)
+        for i, worker in enumerate(self.workers):
+            at = np.flatnonzero(waits & (standing.seat == worker.number))
+            if not len(at):
+                continue
             batches = Batches.of(at, standing.batch[at], self.sizes)
-            serve_s = self._serve_s(worker, batches)
+            could = self._could(batches)[i]
+            serve_s = np.where(could, self._serve_s(worker, batches), 0.0)
             standing.serve_s[batches.members] = np.repeat(serve_s, batches.size)
+            standing.seat[batches.members] = np.repeat(could * worker.number, batches.size)
 
     def _send_formed(self) -> None:
         """To every worker with nothing to do the most urgent batch that waits for it, or for
@@ -294,6 +297,8 @@ class _Round:
             pool = pool[self.able[same[0], pool] & ((seat == 0) | (seat == worker.number))]
             if not len(pool):
                 continue
+            if self.cut.in_order and self.of_batch is None:
+                pool = pool[: len(same) * self.rooms[same[0]].places]
             labels = self.cut.cut(self.sizes, pool, known, self.rooms[same[0]], self.params)
             batches = Batches.of(pool, labels, self.sizes)
             for i, nth in zip(same, self._by_urgency(batches, worker), strict=False):

@@ -19,13 +19,15 @@ class Cut:
 
     `foresees`: memory is planned for what is expected to be made, not for the most there may be.
     `inserts`: batches stay open until a worker takes them; whoever comes is put into one at once,
-    and one that was too large for its worker's memory is halved and closed.
+    and one that was too large for its worker's memory is halved and closed. `in_order`: who is in
+    the first batches does not depend on who comes after them.
     """
 
     cut: Callable[[Sizes, Ints, Batches, Room, Params], Ints]
     params: dict[str, Param] = field(default_factory=dict)
     foresees: bool = False
     inserts: bool = False
+    in_order: bool = False
 
     def room(self, worker: Worker, params: Params) -> Room:
         """What one batch may take of it."""
@@ -33,7 +35,7 @@ class Cut:
 
 
 CUTS: dict[str, Cut] = {
-    "fixed": Cut(fixed.fixed, {"batch_size": Param(7, 1, MOST)}),
+    "fixed": Cut(fixed.fixed, {"batch_size": Param(7, 1, MOST)}, in_order=True),
     "dp": Cut(dp.dp, {"batch_size": Param(MOST, 1, MOST), "zeta": Param(0.9, 0.01, 1.0)}),
     "wma": Cut(
         wma.insert,

@@ -36,12 +36,26 @@ class Room:
         places = min(worker.places, most)
         return Room(share * worker.kv_tokens, places, worker.block_tokens, worker.cost)
 
+    def most(self, length: Ints, makes: int) -> Ints:
+        """How many of such a length and such a make at once: N_max (papers/003 Eq. 8), one at
+        least."""
+        many: Ints = (self.tokens // self._blocks(length + makes)).astype(np.int64)
+        return np.clip(many, 1, max(1, self.places))
+
     def holds(self, size: Ints, length: Ints, makes: Ints) -> Bools:
         """(length + makes) · size ≤ tokens (papers/003 Eq. 5 and 9, papers/004 Eq. 5). One alone is
         taken whatever it needs: no other batch would hold it."""
-        each = -(-(length + makes) // self.block_tokens) * self.block_tokens
-        fits: Bools = ((size == 1) | (size * each <= self.tokens)) & (size <= self.places)
+        enough = size * self._blocks(length + makes) <= self.tokens
+        fits: Bools = ((size == 1) | enough) & (size <= self.places)
         return fits
+
+    def takes(self, size: int, length: int, makes: int) -> bool:
+        """The same of one batch."""
+        each = -(-(length + makes) // self.block_tokens) * self.block_tokens
+        return size <= self.places and (size == 1 or size * each <= self.tokens)
+
+    def _blocks(self, tokens: Ints) -> Ints:
+        return -(-tokens // self.block_tokens) * self.block_tokens
 
 
 @dataclass(frozen=True)

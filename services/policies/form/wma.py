@@ -21,9 +21,9 @@ def wma(length: Floats | Ints, makes: Floats | Ints, least_own: Floats) -> Float
         max_p  G(p)·(L(B) − L(p)) + Σ_{g=G(p)}^{G(B)} (g + L(B))
 
     Summed up, what is of p in it is −G(p)·L(p) − G(p)·(G(p) − 1)/2, so that the worst off is who
-    has the least `own`; the rest is L(B)·(G(B) + 1) + G(B)·(G(B) + 1)/2. O(batches).
+    has the least `own`; the rest is (L(B) + G(B)/2)·(G(B) + 1). O(batches).
     """
-    wasted: Floats = length * (makes + 1.0) + makes * (makes + 1.0) / 2 - least_own
+    wasted: Floats = (length + makes / 2) * (makes + 1.0) - least_own
     return wasted
 
 
@@ -31,24 +31,65 @@ def insert(sizes: Sizes, at: Ints, known: Batches, room: Room, params: Params) -
     """Each, in order, joins the batch whose WMA stays least, if that is below `wma_max` and the
     batch still fits; else it begins another. The answer is the place of its batch among the
     `known`, and beyond them among the new. O(rows · batches), vectorised over the batches."""
-    count, open_ = len(known), len(known) + len(at)
-    size, length, makes = (np.zeros(open_, np.int64) for _ in range(3))
-    least = np.full(open_, np.inf)
-    size[:count], length[:count], makes[:count] = known.size, known.length, known.makes
+    open_ = _Open(len(known) + len(at), room)
     owns = own(sizes.length, sizes.makes)
-    least[:count] = known.least(owns)
+    sized = known.size.tolist(), known.length.tolist(), known.makes.tolist()
+    for size, length, makes, mine in zip(*sized, known.least(owns).tolist(), strict=True):
+        open_.begin(size, length, makes, mine)
     labels = np.zeros(len(at), np.int64)
-    for nth, row in enumerate(at.tolist()):
-        longer = np.maximum(length[:count], sizes.length[row])
-        more = np.maximum(makes[:count], sizes.makes[row])
-        wasted = wma(longer, more, np.minimum(least[:count], owns[row]))
-        wasted[~room.holds(size[:count] + 1, longer, more)] = np.inf
-        into = int(wasted.argmin()) if count else 0
-        if not count or wasted[into] >= params["wma_max"]:
-            into, count = count, count + 1
+    columns = sizes.length[at].tolist(), sizes.makes[at].tolist(), owns[at].tolist()
+    for nth, (length, makes, mine) in enumerate(zip(*columns, strict=True)):
+        into = open_.best(length, makes, mine, params["wma_max"])
+        if into is None:
+            into = open_.begin(1, length, makes, mine)
+        else:
+            open_.join(into, length, makes, mine)
         labels[nth] = into
-        size[into] += 1
-        length[into] = max(length[into], sizes.length[row])
-        makes[into] = max(makes[into], sizes.makes[row])
-        least[into] = min(least[into], owns[row])
     return labels
+
+
+class _Open:
+    """Batches that may still be added to, as columns with room for `most`."""
+
+    def __init__(self, most: int, room: Room):
+        self._room = room
+        self._count = 0
+        self._size = [0] * most
+        self._length, self._makes, self._own = (np.zeros(most) for _ in range(3))
+        self._full = np.zeros(most)  # infinite for one that takes nobody, however short
+
+    def begin(self, size: int, length: int, makes: int, mine: float) -> int:
+        into = self._count
+        self._count += 1
+        self._own[into] = mine
+        self._size[into] = size - 1
+        self.join(into, length, makes, mine)
+        return into
+
+    def join(self, into: int, length: int, makes: int, mine: float) -> None:
+        self._size[into] += 1
+        self._length[into] = max(self._length[into], length)
+        self._makes[into] = max(self._makes[into], makes)
+        self._own[into] = min(self._own[into], mine)
+        if not self._fits(into, 0, 0):
+            self._full[into] = np.inf
+
+    def best(self, length: int, makes: int, mine: float, most: float) -> int | None:
+        """The one whose WMA with this stays least, if below `most`; the first of equals."""
+        known = slice(self._count)
+        longer = np.maximum(self._length[known], length)
+        more = np.maximum(self._makes[known], makes)
+        wasted = wma(longer, more, np.minimum(self._own[known], mine)) + self._full[known]
+        while len(wasted):
+            into = int(wasted.argmin())
+            if not wasted[into] < most:
+                return None
+            if self._fits(into, length, makes):
+                return into
+            wasted[into] = np.inf
+        return None
+
+    def _fits(self, into: int, length: int, makes: int) -> bool:
+        longest = max(int(self._length[into]), length)
+        most = max(int(self._makes[into]), makes)
+        return self._room.takes(self._size[into] + 1, longest, most)
