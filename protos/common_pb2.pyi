@@ -358,19 +358,23 @@ class SwapTiming(_message.Message):
     DIRECTION_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
     ELAPSED_S_FIELD_NUMBER: _builtins.int
+    QUANTIZE_S_FIELD_NUMBER: _builtins.int
     direction: Global___Direction.ValueType
     tokens: _builtins.int
     elapsed_s: _builtins.float
+    quantize_s: _builtins.float
+    """of which on the compute lane, between blocks and staging"""
     def __init__(
         self,
         *,
         direction: Global___Direction.ValueType = ...,
         tokens: _builtins.int = ...,
         elapsed_s: _builtins.float = ...,
+        quantize_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["direction", b"direction", "elapsed_s", b"elapsed_s", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["direction", b"direction", "elapsed_s", b"elapsed_s", "quantize_s", b"quantize_s", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -58,6 +58,10 @@ class CostModel(_message.Message):
     SAMPLES_FIELD_NUMBER: _builtins.int
     OFFLOAD_TOKEN_S_FIELD_NUMBER: _builtins.int
     UPLOAD_TOKEN_S_FIELD_NUMBER: _builtins.int
+    ERROR_STEPS_FIELD_NUMBER: _builtins.int
+    NEIGHBOURS_FIELD_NUMBER: _builtins.int
+    QUANTIZE_TOKEN_S_FIELD_NUMBER: _builtins.int
+    NEIGHBOURS_ASKED_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     version: _builtins.int
     source: _builtins.str
@@ -66,13 +70,23 @@ class CostModel(_message.Message):
     decode_seq_s: _builtins.float
     context_token_s: _builtins.float
     error_p50: _builtins.float
-    """relative error of a step, median and 90th percentile over the window"""
+    """relative error of a step, median and 90th percentile: see error_steps"""
     error_p90: _builtins.float
     samples: _builtins.int
     offload_token_s: _builtins.float
     """a token of KV to host memory; 0: none was measured yet"""
     upload_token_s: _builtins.float
     """and back"""
+    error_steps: _builtins.int
+    """told before they were learnt from; 0: the errors are the fit's own"""
+    quantize_token_s: _builtins.float
+    """of a token there and back, what the device computes"""
+    neighbours_asked: _builtins.int
+    """the k most like a batch tell its time; 0: 5"""
+    @_builtins.property
+    def neighbours(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Batches as served, 4 numbers each: sequences, length, generated tokens, seconds; at most 256."""
+
     def __init__(
         self,
         *,
@@ -88,14 +102,50 @@ class CostModel(_message.Message):
         samples: _builtins.int = ...,
         offload_token_s: _builtins.float = ...,
         upload_token_s: _builtins.float = ...,
+        error_steps: _builtins.int = ...,
+        neighbours: _abc.Iterable[_builtins.float] | None = ...,
+        quantize_token_s: _builtins.float = ...,
+        neighbours_asked: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_s", b"base_s", "context_token_s", b"context_token_s", "decode_seq_s", b"decode_seq_s", "error_p50", b"error_p50", "error_p90", b"error_p90", "offload_token_s", b"offload_token_s", "prefill_token_s", b"prefill_token_s", "samples", b"samples", "source", b"source", "upload_token_s", b"upload_token_s", "version", b"version", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_s", b"base_s", "context_token_s", b"context_token_s", "decode_seq_s", b"decode_seq_s", "error_p50", b"error_p50", "error_p90", b"error_p90", "error_steps", b"error_steps", "neighbours", b"neighbours", "neighbours_asked", b"neighbours_asked", "offload_token_s", b"offload_token_s", "prefill_token_s", b"prefill_token_s", "quantize_token_s", b"quantize_token_s", "samples", b"samples", "source", b"source", "upload_token_s", b"upload_token_s", "version", b"version", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CostModel: _TypeAlias = CostModel  # noqa: Y015
+
+@_typing.final
+class BatchTiming(_message.Message):
+    """A static batch, from its first step to its last."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQS_FIELD_NUMBER: _builtins.int
+    LENGTH_TOKENS_FIELD_NUMBER: _builtins.int
+    GENERATED_TOKENS_FIELD_NUMBER: _builtins.int
+    ELAPSED_S_FIELD_NUMBER: _builtins.int
+    seqs: _builtins.int
+    length_tokens: _builtins.int
+    """of its longest prompt, to which the others are padded"""
+    generated_tokens: _builtins.int
+    """the most that one of it got"""
+    elapsed_s: _builtins.float
+    def __init__(
+        self,
+        *,
+        seqs: _builtins.int = ...,
+        length_tokens: _builtins.int = ...,
+        generated_tokens: _builtins.int = ...,
+        elapsed_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["elapsed_s", b"elapsed_s", "generated_tokens", b"generated_tokens", "length_tokens", b"length_tokens", "seqs", b"seqs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BatchTiming: _TypeAlias = BatchTiming  # noqa: Y015
 
 @_typing.final
 class ObserveTimingsRequest(_message.Message):
@@ -104,6 +154,7 @@ class ObserveTimingsRequest(_message.Message):
     WORKER_ID_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
     SWAPS_FIELD_NUMBER: _builtins.int
+    BATCHES_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     @_builtins.property
     def timings(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.StepTiming]:
@@ -113,16 +164,21 @@ class ObserveTimingsRequest(_message.Message):
     def swaps(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.SwapTiming]:
         """at most 1024"""
 
+    @_builtins.property
+    def batches(self) -> _containers.RepeatedCompositeFieldContainer[Global___BatchTiming]:
+        """at most 1024"""
+
     def __init__(
         self,
         *,
         worker_id: _builtins.str = ...,
         timings: _abc.Iterable[_common_pb2.StepTiming] | None = ...,
         swaps: _abc.Iterable[_common_pb2.SwapTiming] | None = ...,
+        batches: _abc.Iterable[Global___BatchTiming] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["swaps", b"swaps", "timings", b"timings", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batches", b"batches", "swaps", b"swaps", "timings", b"timings", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -24,6 +24,7 @@ GLOSSARY, one name for one thing everywhere:
   TTFT, TPOT, MTPOT   time to the first token, mean time per token after it, longest gap
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -128,11 +129,16 @@ class StepTiming:
 
 @dataclass(frozen=True, slots=True)
 class SwapTiming:
-    """One request's KV copied between device and host memory, as measured, quantizing included."""
+    """One request's KV copied between device and host memory, as measured, quantizing included.
+
+    `quantize_s` is the part that the device computes: gathering blocks and, where they rest as
+    INT8, quantizing them, or back. The rest is the link's, beside which the model runs on.
+    """
 
     direction: Direction
     tokens: int
     elapsed_s: float
+    quantize_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,23 +172,36 @@ class BatchTiming:
 class Neighbours:
     """Batches as they were served, for who estimates another from those most like it.
 
-    Raises ValueError for more than MOST of them, or a `k` that is no count.
+    `rows` are sequences, length, generated tokens and seconds of each, one after the other, as
+    they are sent. Raises ValueError for more than MOST batches, for one that can't be, and for a
+    `k` that is no count.
     """
 
     MOST: ClassVar[int] = 256
 
-    batches: tuple[BatchTiming, ...] = ()
+    rows: tuple[float, ...] = ()
     k: int = 5  # how many are asked; papers/004 leaves it open, 5 is the usual
 
     def __post_init__(self) -> None:
-        if len(self.batches) > self.MOST or not 1 <= self.k <= self.MOST:
-            raise ValueError(f"at most {self.MOST} batches are asked, of 1 to {self.MOST} at once")
+        if len(self.rows) % 4 or len(self) > self.MOST or not 1 <= self.k <= self.MOST:
+            raise ValueError(
+                f"1 to {self.MOST} of at most {self.MOST} batches are asked, 4 numbers each"
+            )
+        if self.rows and not (np.isfinite(self.columns).all() and self.columns.min() >= 0):
+            raise ValueError("a batch served has no size, length or time below zero or without end")
+
+    @classmethod
+    def of(cls, batches: Iterable[BatchTiming], k: int = 5) -> "Neighbours":
+        served = ((b.seqs, b.length_tokens, b.generated_tokens, b.elapsed_s) for b in batches)
+        return cls(tuple(float(number) for batch in served for number in batch), k)
+
+    def __len__(self) -> int:
+        return len(self.rows) // 4
 
     @cached_property
     def columns(self) -> Floats:
-        """(4, batches): sequences, length, generated, seconds."""
-        rows = [(b.seqs, b.length_tokens, b.generated_tokens, b.elapsed_s) for b in self.batches]
-        return np.array(rows, float).reshape(-1, 4).T
+        """(4, batches): sequences, length, generated tokens, seconds."""
+        return np.array(self.rows, float).reshape(-1, 4).T
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,10 +213,13 @@ class CostModel:
     tokens, so that the same coefficients say both: p1 = prefill + context token, d1 = context
     token, d2 = sequence, p4 = d4 = base. p2, p3 and d3 are 0: no step here costs more for the
     number of prompts or for a length beyond the tokens they make.
-    `error_p50` and `error_p90` are relative and out of sample: of the latest steps, each told by
-    the model that was served before it was learnt from; the fit's own where none was since.
+    `error_p50` and `error_p90` are of a step, relative: out of sample over the latest
+    `error_steps`, each told by the model as it was served before it was learnt from; where
+    `error_steps` is 0, too few have come yet, and they are the fit's own over its `samples`.
     `offload_token_s` and `upload_token_s` are seconds a token of KV takes to host memory and
-    back, 0 until a swap was measured. `neighbours` are what Magnus' estimator asks (papers/004).
+    back, 0 until a swap was measured, and `quantize_token_s` what the device computes of both
+    together: gathering, quantizing where KV rests as INT8, and back. `neighbours` are what
+    Magnus' estimator asks (papers/004).
     """
 
     base_s: float
@@ -211,6 +233,8 @@ class CostModel:
     samples: int = 0
     offload_token_s: float = 0.0
     upload_token_s: float = 0.0
+    quantize_token_s: float = 0.0
+    error_steps: int = 0
     neighbours: Neighbours = Neighbours()
 
     def step_s(self, prefill_tokens: float, decode_seqs: float, context_tokens: float) -> float:

@@ -87,8 +87,8 @@ class Driver:
 
     def remembered(self, column: str) -> dict[str, float]:
         """What the order remembers of each job."""
-        memory = self.state.rounds.memory
-        return {name: float(memory.ranks.values[column][self.row(name)]) for name in self.state.jobs}
+        known = self.state.rounds.memory.ranks.values[column]
+        return {name: float(known[self.row(name)]) for name in self.state.jobs}
 
     def ranked(self) -> Ranking:
         """Everybody's rank as it is now."""

@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from protos import common_pb2, estimator_pb2, estimator_pb2_grpc
-from services.core import CostModel
+from services.core import BatchTiming, CostModel, Neighbours
 from services.estimator.config import EstimatorConfig
 from services.estimator.service import EstimatorService
 from services.scheduler import events as ev
@@ -100,6 +100,26 @@ async def test_a_worker_that_comes_back_is_watched_anew_by_its_new_profile(tmp_p
     assert [c.version for c in costs(owner)] == [1, 1]
 
 
+async def test_a_batch_that_has_ended_is_learnt_from(tmp_path: Path) -> None:
+    """Of a worker that is here; of others there is nobody to learn."""
+    config = EstimatorConfig(refit_samples=8, batch_refresh_s=1e-9)
+    owner = Owner()
+    async with (
+        estimator_at(socket_in(tmp_path), EstimatorService(config, CollectorRegistry())),
+        advising(owner, estimator=socket_in(tmp_path)) as advice,
+    ):
+        advice.observe("w", PROFILE)
+        await until(lambda: len(costs(owner)) == 1)
+        ended = BatchTiming(7, 100, 50, 30.0)
+        advice.observe_batch("w", ended)
+        advice.observe_batch("never seen", ended)
+        advice.observe("w", DECODES)  # by then the refresh is due
+        await until(lambda: costs(owner)[-1].neighbours == Neighbours.of([ended]))
+        advice.unwatch("w")
+        advice.observe_batch("w", ended)
+    assert costs(owner, "never seen") == []
+
+
 class _Wild(estimator_pb2_grpc.EstimatorServicer):
     """An estimator of another make, whose models are not all sound."""
 
@@ -125,7 +145,9 @@ async def test_a_model_that_cannot_be_is_not_believed(tmp_path: Path) -> None:
             version=version, base_s=base_s, prefill_token_s=prefill_token_s, decode_seq_s=0.001
         )
 
-    wild = _Wild(model(7, 1e-4), model(8, 0), model(9, -1e-4), model(10, 1e-4, float("nan")),
+    crowd = model(11, 1e-4)
+    crowd.neighbours.extend([1.0] * 4 * 257)
+    wild = _Wild(model(7, 1e-4), crowd, model(8, 0), model(9, -1e-4), model(10, 1e-4, float("nan")),
                  model(3, 2e-4))  # fmt: skip
     owner = Owner()
     async with (

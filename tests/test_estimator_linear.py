@@ -69,6 +69,20 @@ def test_pauses_and_broken_clocks_do_not_move_it() -> None:
         assert model.step_s(*step) == pytest.approx(TRUE.step_s(*step), rel=0.05)
 
 
+def test_warm_up_and_a_busy_host_do_not_move_it() -> None:
+    """A tenth of the steps takes 3 to 30 times as long, never less: noise with one side."""
+    rng = np.random.default_rng(10)
+    samples = timed(mixed(rng, 1_000), rng, 0.05)
+    for i in range(0, 1_000, 10):
+        s = samples[i]
+        paused_s = s.elapsed_s * float(rng.uniform(3, 30))
+        samples[i] = StepTiming(s.prefill_tokens, s.decode_seqs, s.context_tokens, paused_s)
+    model = fit(samples, version=1)
+    assert model is not None
+    for step in ((512, 0, 512), (0, 64, 60_000), (0, 1, 100), (100, 10, 5_000)):
+        assert model.step_s(*step) == pytest.approx(TRUE.step_s(*step), rel=0.03)
+
+
 READ = [(16, 0, 16), (64, 0, 64), (256, 0, 256)]
 DECODED = [(0, n, n * length) for n in (1, 4, 16) for length in (20, 300)]
 

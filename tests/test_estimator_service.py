@@ -25,7 +25,7 @@ ASK = estimator_pb2.GetCostModelRequest(worker_id="w0")
 
 
 def service(registry: CollectorRegistry | None = None, watchers_max: int = 8) -> EstimatorService:
-    config = EstimatorConfig(refit_samples=8, watchers_max=watchers_max)
+    config = EstimatorConfig(refit_samples=8, watchers_max=watchers_max, batch_refresh_s=1e-9)
     return EstimatorService(config, registry or CollectorRegistry())
 
 
@@ -120,6 +120,57 @@ async def test_swaps_in_prices_out_and_watchers_are_told(way: str) -> None:
     assert price == pytest.approx(1e-5)
 
 
+@pytest.mark.parametrize("way", WAYS)
+async def test_batches_in_neighbours_out(way: str) -> None:
+    """16 tokens of 2 prompts of 8 take 0.002 + 16·0.0001 + 16·0.004 = 0.0676 s, and not 10 s."""
+    registry = CollectorRegistry()
+    async with reaching(way, NAME, ADD, service(registry)) as channel, asyncio.timeout(20):
+        stub = estimator_pb2_grpc.EstimatorStub(channel)
+        await stub.Observe(timings(20))
+        models = aiter(stub.WatchCostModel(ASK))
+        assert not (await anext(models)).neighbours
+
+        def batch(elapsed_s: float) -> estimator_pb2.BatchTiming:
+            return estimator_pb2.BatchTiming(
+                seqs=2, length_tokens=8, generated_tokens=16, elapsed_s=elapsed_s
+            )
+
+        as_told = [batch(0.0676)] * 32
+        await stub.Observe(
+            estimator_pb2.ObserveTimingsRequest(
+                worker_id="w0", batches=[batch(10.0), batch(0.0), *as_told]
+            )
+        )
+        await stub.Observe(estimator_pb2.ObserveTimingsRequest(worker_id="w0"))
+        taught = await anext(models)
+        assert (taught.version, list(taught.neighbours)) == (2, [2, 8, 16, 10.0])
+        assert taught.neighbours_asked == 5
+    value = registry.get_sample_value
+    assert value("foretoken_estimator_batches_total", {"used": "yes"}) == 33
+    assert value("foretoken_estimator_batches_total", {"used": "no"}) == 1
+    error = value("foretoken_estimator_batch_relative_error", {"quantile": "0.5"})
+    assert error == pytest.approx(0, abs=0.01)
+
+
+async def test_errors_are_of_steps_told_before_they_were_learnt_from() -> None:
+    """At first they are the fit's own; then every step takes twice what was told."""
+    registry = CollectorRegistry()
+    value = registry.get_sample_value
+    median = {"quantile": "0.5"}
+    async with reaching("in-process", NAME, ADD, service(registry)) as channel:
+        stub = estimator_pb2_grpc.EstimatorStub(channel)
+        await stub.Observe(timings(20))
+        assert value("foretoken_estimator_error_steps") == 0
+        slower = timings(50)
+        for timing in slower.timings:
+            timing.elapsed_s *= 2
+        await stub.Observe(slower)
+    steps = sum(1 for t in slower.timings if t.prefill_tokens or t.decode_seqs)
+    assert value("foretoken_estimator_error_steps") == steps
+    told = value("foretoken_estimator_relative_error", median)
+    assert told == pytest.approx(0.5, rel=0.01)
+
+
 async def test_a_slow_watcher_skips_to_the_newest() -> None:
     watched = service()
     stream = watched.WatchCostModel(ASK, None)
@@ -169,6 +220,14 @@ async def test_bad_input_is_refused_by_field(way: str) -> None:
             (
                 stub.Observe(swaps(common_pb2.DIRECTION_UPLOAD, *[1] * 1_025)),
                 "swaps: at most 1024 a call, got 1025",
+            ),
+            (
+                stub.Observe(
+                    estimator_pb2.ObserveTimingsRequest(
+                        worker_id="w0", batches=[estimator_pb2.BatchTiming()] * 1_025
+                    )
+                ),
+                "batches: at most 1024 a call, got 1025",
             ),
         ):
             with pytest.raises(aio.AioRpcError) as caught:

@@ -34,6 +34,18 @@ def test_each_way_has_its_own_rate() -> None:
     assert rates.token_s(UPLOAD) == pytest.approx(5e-6)
 
 
+def test_what_the_device_computes_is_told_apart_by_hand() -> None:
+    """Of 4 µs a token out 1 is gathering, of 2 µs in 0.5 is scattering: 1.5 µs there and back. A
+    part larger than its whole is none, and says nothing of the whole."""
+    rates = learnt([SwapTiming(OFFLOAD, 100, 4e-4, 1e-4)] * 3)
+    assert rates.quantize_token_s == pytest.approx(1e-6)
+    for timing in [SwapTiming(UPLOAD, 100, 2e-4, 5e-5)] * 3 + [
+        SwapTiming(UPLOAD, 9, 1e-6, 1.0)
+    ] * 9:
+        assert rates.add(timing)
+    assert rates.quantize_token_s == pytest.approx(1.5e-6)
+
+
 def test_two_swaps_are_no_rate() -> None:
     rates = learnt(swaps(OFFLOAD, 1e-6, 100, 100))
     assert (rates.token_s(OFFLOAD), rates.token_s(UPLOAD)) == (0, 0)

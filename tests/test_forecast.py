@@ -218,6 +218,37 @@ def test_draws_of_merged_lengths_stay_close_to_the_lengths() -> None:
         assert ks_2samp(drawn, longer).statistic < 1.5 * max(kept) / sum(kept) + 0.02
 
 
+@given(st.lists(forecasts(), min_size=1, max_size=5), st.data())
+def test_conditioned_rows_are_what_each_forecast_says(
+    fs: list[Forecast], data: st.DataObject
+) -> None:
+    """Written twice, as rows are reused: nothing of a longer forecast shows through."""
+    table = interned(*fs)
+    for row, f in enumerate(fs):
+        table.put(row, f.points, f.weights)
+    table.put(0, [4.0, 9.0], [0.5, 0.5])
+    fs = [Forecast((4.0, 9.0), (0.5, 0.5), fs[0].max_tokens + 9), *fs[1:]]
+    rows = np.arange(len(fs))
+    generated = np.array([data.draw(st.integers(0, f.max_tokens)) for f in fs])
+    caps = np.array([data.draw(st.integers(1, f.max_tokens)) for f in fs])
+    points, masses = table.conditioned(rows, generated, caps)
+    assert points.shape == masses.shape == (len(fs), 64)
+    assert masses.sum(axis=1) == pytest.approx(np.ones(len(fs)))
+    for row, f in enumerate(fs):
+        found: dict[float, float] = {}
+        for point, mass in zip(points[row].tolist(), masses[row].tolist(), strict=True):
+            if mass:
+                found[point] = found.get(point, 0.0) + mass
+        g, cap = int(generated[row]), int(caps[row])
+        ahead = [(min(p, cap), w) for p, w in zip(f.points, f.weights, strict=True) if p > g]
+        total = sum(w for _, w in ahead)
+        expected: dict[float, float] = {} if ahead else {float(cap): 1.0}
+        for point, mass in ahead:
+            expected[point] = expected.get(point, 0.0) + mass / total
+        assert found == pytest.approx(expected)
+        assert (np.diff(points[row]) >= 0).all()
+
+
 def test_a_table_takes_lengths_past_its_points_and_no_forecasts_at_all() -> None:
     rng = np.random.default_rng(0)
     table = interned(certain(5), certain(7))

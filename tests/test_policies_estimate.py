@@ -1,6 +1,6 @@
 """How long batches take: sums by hand, and neighbours against a plain search."""
 
-from math import log2
+from math import hypot, inf, log2, nan
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ def column(*values: float) -> Floats:
 
 
 def with_batches(*batches: BatchTiming, k: int = 5) -> CostModel:
-    return CostModel(0.01, 0.0002, 0.001, 0.00001, neighbours=Neighbours(batches, k))
+    return CostModel(0.01, 0.0002, 0.001, 0.00001, neighbours=Neighbours.of(batches, k))
 
 
 def test_a_slice_by_hand() -> None:
@@ -84,6 +84,15 @@ def test_the_nearest_are_asked_by_hand() -> None:
     assert seconds == pytest.approx((4.0 + 5.0) / 2)
 
 
+def test_as_near_as_the_last_asked_is_asked_too() -> None:
+    """k = 2 of three that are the very same: all count, whichever order they are kept in."""
+    alike = [BatchTiming(7, 127, 31, seconds) for seconds in (1.0, 2.0, 6.0)]
+    further = BatchTiming(7, 127, 35, 100.0)
+    for served in ([*alike, further], [further, *alike[::-1]]):
+        [seconds] = knn(with_batches(*served, k=2), column(7), column(127), column(31))
+        assert seconds == pytest.approx(3.0)
+
+
 def test_a_place_that_nobody_near_takes_is_the_linear_models() -> None:
     """Two like it, one of which is 16 times as long: 3 of 4 places are the model's."""
     cost = with_batches(BatchTiming(4, 100, 50, 8.0), BatchTiming(4, 1_600, 50, 80.0), k=4)
@@ -111,24 +120,25 @@ BATCHES = st.builds(
 def test_knn_against_a_plain_search(
     served: list[BatchTiming], k: int, asked: list[tuple[int, int, int]]
 ) -> None:
-    """Sums are compared where ties of distance can't change who is asked."""
+    """Square roots in place of products of matrices."""
     cost = with_batches(*served, k=k)
     told = knn(cost, *np.array(asked, float).T)
     for batch, seconds in zip(asked, told, strict=True):
         ranked = sorted((_distance(batch, b), b.elapsed_s) for b in served)
-        if len(ranked) > k and abs(ranked[k - 1][0] - ranked[k][0]) < 1e-9:
-            continue
-        near = [s for d, s in ranked[:k] if d <= REACH]
-        if any(abs(d - REACH) < 1e-9 for d, _ in ranked):
-            continue
-        expected = (sum(near) + (k - len(near)) * cost.serve_s(*batch)) / k
+        last = ranked[k - 1][0] if len(ranked) >= k else REACH
+        near = [s for d, s in ranked if d <= min(REACH, last + 1e-6)]
+        edges = (abs(d - edge) for d, _ in ranked for edge in (REACH, last) if d != edge)
+        if any(apart < 1e-4 for apart in edges):
+            continue  # rounding decides
+        elsewhere = max(0, k - len(near))
+        expected = (sum(near) + elsewhere * cost.serve_s(*batch)) / (len(near) + elsewhere)
         assert seconds == pytest.approx(expected)
 
 
 def _distance(asked: tuple[int, int, int], served: BatchTiming) -> float:
     features = (served.seqs, served.length_tokens, served.generated_tokens)
-    pairs = zip(asked, features, strict=True)
-    return sum((log2(1 + a) - log2(1 + b)) ** 2 for a, b in pairs) ** 0.5
+    apart = [log2(1 + a) - log2(1 + b) for a, b in zip(asked, features, strict=True)]
+    return hypot(*apart)
 
 
 def test_more_batches_than_one_chunk_are_the_same_as_one_by_one() -> None:
@@ -139,9 +149,12 @@ def test_more_batches_than_one_chunk_are_the_same_as_one_by_one() -> None:
     assert told == pytest.approx(np.tile(alone, CHUNK // 8))
 
 
-def test_neighbours_are_bounded() -> None:
+def test_neighbours_that_cannot_be_are_none() -> None:
     batch = BatchTiming(1, 1, 1, 1.0)
-    with pytest.raises(ValueError, match="at most 256 batches"):
-        Neighbours((batch,) * 257)
-    with pytest.raises(ValueError, match="1 to 256 at once"):
-        Neighbours((), 0)
+    assert len(Neighbours.of([batch] * 256)) == 256
+    for rows, k in [((1.0,) * 4 * 257, 5), ((1.0,) * 5, 5), ((), 0), ((), 257)]:
+        with pytest.raises(ValueError, match="1 to 256 of at most 256"):
+            Neighbours(rows, k)
+    for seconds in (nan, inf, -1.0):
+        with pytest.raises(ValueError, match="below zero or without end"):
+            Neighbours((1.0, 1.0, 1.0, seconds))

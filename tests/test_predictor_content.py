@@ -17,7 +17,7 @@ from services.predictor.models.fitting import untold
 from services.predictor.models.frame import Frame
 from services.predictor.models.nets.crossfit import crossfit
 from services.predictor.models.nets.recipes import CLASSIFY, RANKER
-from services.predictor.models.retrieval import Memory
+from services.predictor.models.retrieval import Memory, Neighbours
 from services.predictor.predictors import BLEND, build
 from tests.made_features import DIM, examples, features, lengths, query
 
@@ -37,8 +37,8 @@ def tau(predictor: ContentPredictor, asked: list[Example]) -> float:
 
 @pytest.mark.parametrize(
     ("name", "least"),
-    [("retrieval", 0.3), ("ranker", 0.7), ("forest", 0.3), ("trees", 0.5), ("ridge", 0.7),
-     ("classify", 0.4), ("proxy", 0.4), ("blend", 0.7)],
+    [("retrieval", 0.3), ("retrieval-plain", 0.1), ("ranker", 0.7), ("forest", 0.3),
+     ("trees", 0.5), ("ridge", 0.7), ("classify", 0.4), ("proxy", 0.4), ("blend", 0.7)],
 )  # fmt: skip
 def test_what_the_length_follows_from_is_found(name: str, least: float) -> None:
     predictor, held = taught(name, examples(600, 1)), examples(300, 2)
@@ -130,6 +130,15 @@ def test_neighbours_count_by_their_likeness() -> None:
     spread = memory.find(asked[None].astype(np.float32)).spread()
     assert np.median(spread) == pytest.approx(10, abs=3)
     assert features(near).user_input.shape == (3, DIM)
+
+
+def test_neighbours_as_the_paper_weighs_them() -> None:
+    """ALISE: (0.8 · 100 + 0.6 · 300 + 0.2 · 500) / (0.8 + 0.6 + 0.2) = 360 / 1.6 = 225."""
+    found = Neighbours(np.array([[300.0, 100.0, 500.0]]), np.array([[0.6, 0.8, 0.2]]))
+    assert found.spread_plainly().mean() == pytest.approx(225, rel=0.03)
+    assert found.spread().mean() < 150  # ours believes the nearest
+    unlike = Neighbours(np.array([[100.0, 300.0]]), np.array([[-0.5, 0.0]]))
+    assert unlike.spread_plainly().mean() == pytest.approx(200, rel=0.03)
 
 
 def test_nets_fused_say_what_they_say_one_by_one() -> None:

@@ -70,8 +70,8 @@ def test_features_of_a_prompt_by_hand() -> None:
         np.stack([features.instruction, features.user_input]),
         encoder.encode(["Translate into German.", "The sea is calm."]),
     )
-    assert len(NUMBERS) == 6
-    expected = [math.log1p(n) for n in (16, 22, 14, 2, 40, 70)]
+    assert len(NUMBERS) == 8
+    expected = [math.log1p(n) for n in (16, 22, 14, 2, 40, 70, 0, 4)]
     np.testing.assert_allclose(features.numbers, expected, rtol=1e-6)
     assert len(features.words) == 17  # "." is in both parts; 8 other words and signs, 9 pairs
 
@@ -91,7 +91,7 @@ def test_numbers_are_of_the_request_not_of_the_cache() -> None:
     extractor.extract([ALPACA])
     (later,) = extractor.extract([Prompt("", ALPACA.user_input, 500, (7,))])
     assert len(encoder.calls) == 1
-    np.testing.assert_allclose(np.expm1(later.numbers), [16, 22, 500, 1, 7, 7], rtol=1e-5)
+    np.testing.assert_allclose(np.expm1(later.numbers), [16, 22, 500, 1, 7, 7, 0, 4], rtol=1e-5)
 
 
 def test_a_repeated_system_prompt_is_encoded_once() -> None:
@@ -218,7 +218,7 @@ def features(draw: st.DrawFn) -> Features:
     rows[:, : draw(st.integers(0, LAYERS - 1))] = 0  # layers that an encoder lacks
     rows[draw(st.lists(st.integers(0, 1)))] = 0
     words = draw(st.sets(st.integers(0, WORD_COLUMNS - 1), max_size=MOST_WORDS))
-    numbers = draw(st.lists(st.floats(0, 30, width=32), min_size=6, max_size=6))
+    numbers = draw(st.lists(st.floats(0, 30, width=32), min_size=8, max_size=8))
     return Features(
         rows[0].astype(np.float32),
         rows[1].astype(np.float32),

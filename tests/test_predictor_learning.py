@@ -118,7 +118,7 @@ def test_another_encoder_s_features_are_not_learnt(by: EncodedBy | None) -> None
         ({"output_tokens": 2**31}, "more tokens than there can be"),
         ({"model": "m" * 257}, "too long a name"),
         ({"foretold_mean": float("nan")}, "no number"),
-        ({"features": b"\x01junk", "encoder": "minilm"}, "features"),
+        ({"features": b"\x02junk", "encoder": "minilm"}, "features"),
     ],
 )
 def test_rows_that_make_no_sense_are_refused(fields: dict[str, Any], sentence: str) -> None:

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protos import common_pb2, scheduler_pb2, worker_pb2
+from protos import common_pb2, estimator_pb2, scheduler_pb2, worker_pb2
 from services.core import (
+    BatchTiming,
     Completion,
     CostModel,
     Direction,
@@ -16,6 +17,7 @@ from services.core import (
     Grant,
     HeldRequest,
     KVCosts,
+    Neighbours,
     Outcome,
     Pause,
     Plan,
@@ -137,9 +139,12 @@ ALL_SET: dict[str, Plan | Report | CostModel | Outcome] = {
     "report": Report(
         4, 3, (Progress("a", 1, 9, 2),), (Completion("b", 2, FinishReason.STOP),),
         (Progress("c", 3, 11, 4),), (StepTiming(1, 2, 3, 0.5),),
-        (SwapTiming(Direction.UPLOAD, 7, 0.25),), 640, 5,
+        (SwapTiming(Direction.UPLOAD, 7, 0.25, 0.125),), 640, 5,
     ),
-    "cost": CostModel(0.1, 0.2, 0.3, 0.4, 5, "linear", 0.6, 0.7, 8, 0.9, 1.0),
+    "cost": CostModel(
+        0.1, 0.2, 0.3, 0.4, 5, "linear", 0.6, 0.7, 8, 0.9, 1.0, 1.1, 12,
+        Neighbours((1, 2, 3, 0.4), 7),
+    ),
     "outcome": Outcome("r", "m", "a", 1, 2, 3, FinishReason.LENGTH, 4.0, 5),
 }  # fmt: skip
 
@@ -157,6 +162,15 @@ def test_no_field_of_a_noun_is_left_at_home() -> None:
     assert codec.decode_cost_model(codec.encode_cost_model("w", cost)) == cost
     assert isinstance(outcome, Outcome)
     assert codec.decode_outcome(codec.encode_outcome(outcome)) == outcome
+
+
+def test_a_batch_s_timing_and_neighbours_that_cannot_be() -> None:
+    batch = BatchTiming(7, 300, 128, 4.5)
+    assert codec.decode_batch(codec.encode_batch(batch)) == batch
+    assert codec.decode_cost_model(estimator_pb2.CostModel()).neighbours == Neighbours()
+    for rows in ([1.0] * 5, [1.0, 1.0, 1.0, nan], [1.0] * 4 * 257):
+        with pytest.raises(ValueError):
+            codec.decode_cost_model(estimator_pb2.CostModel(neighbours=rows))
 
 
 def test_a_worker_s_hello() -> None:

@@ -56,12 +56,20 @@ def test_the_profile_covers_prefill_and_decode_and_leaves_nothing_behind():
 
 def test_the_profile_swaps_whole_requests_there_and_back_and_leaves_nothing_behind():
     engine = engine_of("llama", host_gib=0.01)
-    swaps = profile_swaps(engine)
+    swaps = profile_swaps(engine, 20.0)
     there_and_back = [(Direction.OFFLOAD, 64), (Direction.UPLOAD, 64)]
     assert [(swap.direction, swap.tokens) for swap in swaps] == 2 * there_and_back
-    assert all(swap.elapsed_s > 0 for swap in swaps)
+    assert all(0 < swap.quantize_s < swap.elapsed_s for swap in swaps)
     assert engine.state.idle and engine.report() is None
-    assert profile_swaps(engine_of("llama")) == [], "there is no host memory to swap to"
+    assert profile_swaps(engine_of("llama"), 20.0) == [], "there is no host memory to swap to"
+
+
+def test_a_profile_ends_with_its_time_and_leaves_nothing_behind():
+    """None is left for the first measured step; warming up comes before the clock starts."""
+    engine = engine_of("llama", host_gib=0.01)
+    assert profile(engine, limit_s=0.0) == []
+    assert profile_swaps(engine, limit_s=0.0) == []
+    assert engine.state.idle and engine.report() is None
 
 
 def test_a_cache_that_does_not_fit_says_what_would(tmp_path):

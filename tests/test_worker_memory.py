@@ -9,6 +9,7 @@ from typing import Literal
 import pytest
 import torch
 
+from services.kv_memory import KVMemory
 from services.worker import memory
 from services.worker.memory import (
     CPU_KV_TOKENS,
@@ -16,6 +17,7 @@ from services.worker.memory import (
     free_host_bytes,
     host_blocks,
     kv_blocks,
+    kv_memory,
     staging_bytes,
 )
 from services.worker.model import PagedModel
@@ -118,3 +120,23 @@ def test_what_is_free_is_the_containers_where_that_is_less(tmp_path: Path, monke
 
 def test_staging_is_small_beside_what_passes_through_it():
     assert staging_bytes(torch.device("cpu")) < staging_bytes(torch.device("cuda", 0)) < GIB
+
+
+def test_the_memory_model_is_what_the_blocks_are_made_by(model, free):
+    """On a CPU what is free is without the model."""
+    free(1000 * NATIVE_BYTES + 7)
+    memory_of = kv_memory(model, Settings(), NATIVE_BYTES)
+    assert memory_of == KVMemory(1000 * NATIVE_BYTES + 7, 0, 0, NATIVE_BYTES)
+    assert memory_of.tokens == 1000
+    assert kv_blocks(model, Settings(kv_tokens=memory_of.tokens)) == 1000 // 16
+
+
+def test_a_gpu_s_memory_model_by_hand(model, monkeypatch):
+    """85 of 100 GiB are ours, 30 are taken, and 2 are the engine's beside its staging."""
+    monkeypatch.setattr(model, "device", torch.device("cuda", 0))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (70 * GIB, 100 * GIB))
+    monkeypatch.setattr(memory, "_peak_bytes", lambda *_: 2 * GIB)
+    on_gpu = kv_memory(model, Settings(), NATIVE_BYTES)
+    staging = 2 * staging_bytes(torch.device("cuda", 0))
+    assert on_gpu == KVMemory(85 * GIB, 30 * GIB, 2 * GIB + staging, NATIVE_BYTES)
+    assert on_gpu.available_bytes == 53 * GIB - staging

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from time import monotonic
 
 import grpc
 from prometheus_client import CollectorRegistry
@@ -10,10 +11,10 @@ from protos import estimator_pb2, estimator_pb2_grpc
 from services.estimator.config import EstimatorConfig
 from services.estimator.metrics import EstimatorMetrics
 from services.estimator.state import EstimatorState
-from services.runtime.codec import decode_swaps, decode_timing, encode_cost_model
+from services.runtime.codec import decode_batch, decode_swaps, decode_timing, encode_cost_model
 from services.runtime.errors import InvalidArgument, ServiceError
 
-MOST_PER_CALL = 1_024  # timings one Observe may carry, and swaps
+MOST_PER_CALL = 1_024  # timings one Observe may carry, and swaps, and batches
 MOST_NAME_CHARS = 256
 
 
@@ -21,7 +22,9 @@ class EstimatorService(estimator_pb2_grpc.EstimatorServicer):
     """Fits and serves cost models by worker."""
 
     def __init__(self, config: EstimatorConfig, registry: CollectorRegistry):
-        self._state = EstimatorState(config.window, config.refit_samples, config.workers_max)
+        self._state = EstimatorState(
+            config.window, config.refit_samples, config.workers_max, config.learning
+        )
         self._metrics = EstimatorMetrics(registry)
         self._watchers_max = config.watchers_max
         self._watchers = 0
@@ -62,10 +65,12 @@ class EstimatorService(estimator_pb2_grpc.EstimatorServicer):
         worker_id = _worker_id(request.worker_id)
         _require_few("timings", len(request.timings))
         _require_few("swaps", len(request.swaps))
+        _require_few("batches", len(request.batches))
         timings, swaps = [decode_timing(t) for t in request.timings], decode_swaps(request.swaps)
+        batches = [decode_batch(b) for b in request.batches]
         with self._metrics.observe_seconds.time():
-            seen = self._state.observe(worker_id, timings, swaps)
-        self._metrics.observed(len(request.timings), len(request.swaps), seen)
+            seen = self._state.observe(worker_id, timings, swaps, batches, monotonic())
+        self._metrics.observed(len(request.timings), len(request.swaps), len(batches), seen)
         if seen.renewed:
             self._announce(worker_id, seen.refitted)
         return estimator_pb2.ObserveTimingsResponse(version=seen.version)
@@ -74,6 +79,7 @@ class EstimatorService(estimator_pb2_grpc.EstimatorServicer):
         model = self._state.model(worker_id)
         if model is not None:
             self._metrics.renewed(model, refitted)
+            self._metrics.judged(self._state.batch_error(worker_id))
         self._changed.set()
         self._changed = asyncio.Event()
 

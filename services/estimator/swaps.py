@@ -25,17 +25,29 @@ class SwapRates:
         self._samples: dict[Direction, deque[Sample]] = {
             direction: deque(maxlen=self.WINDOW) for direction in Direction
         }
+        self._computed: dict[Direction, deque[Sample]] = {
+            direction: deque(maxlen=self.WINDOW) for direction in Direction
+        }
 
     def add(self, swap: SwapTiming) -> bool:
         """Keep a sample; False for one that says nothing: no tokens, no positive finite time."""
         if swap.tokens <= 0 or not isfinite(swap.elapsed_s) or swap.elapsed_s <= 0:
             return False
         self._samples[swap.direction].append((swap.elapsed_s / swap.tokens, swap.tokens))
+        if 0 <= swap.quantize_s <= swap.elapsed_s:
+            self._computed[swap.direction].append((swap.quantize_s / swap.tokens, swap.tokens))
         return True
 
     def token_s(self, direction: Direction) -> float:
         """0 while fewer than FEWEST were seen. O(WINDOW · log WINDOW), some 30 µs."""
-        samples = self._samples[direction]
+        return self._rate(self._samples[direction])
+
+    @property
+    def quantize_token_s(self) -> float:
+        """What the device computes of a token, there and back; a way not yet known counts 0."""
+        return sum(self._rate(samples) for samples in self._computed.values())
+
+    def _rate(self, samples: deque[Sample]) -> float:
         return _median_by_token(samples) if len(samples) >= self.FEWEST else 0.0
 
 

@@ -15,7 +15,8 @@ Estimate = Callable[[CostModel, Floats, Floats, Floats], Floats]
 """(cost, seqs, length, steps) → seconds to prefill each batch of `seqs` prompts, padded to `length`
 tokens, and to make `steps` new tokens of each. The columns broadcast; none may be negative."""
 
-REACH = 1.0  # doublings, of all three together, within which a batch is like another
+REACH = 0.5  # of a doubling, all three together: within it a batch is like another
+TIED = 1e-9  # of a distance squared: as near as the k-th, but for rounding
 CHUNK = 1_024  # batches whose distances are held at once: 2 MB with 256 neighbours
 
 
@@ -34,7 +35,7 @@ def knn(cost: CostModel, seqs: Floats, length: Floats, steps: Floats) -> Floats:
     """
     columns = np.broadcast_arrays(*(np.asarray(c, float) for c in (seqs, length, steps)))
     told = linear(cost, *columns)
-    if not cost.neighbours.batches:
+    if not cost.neighbours:
         return told
     asked = np.stack([c.ravel() for c in columns])
     flat = told.ravel()
@@ -46,17 +47,20 @@ def knn(cost: CostModel, seqs: Floats, length: Floats, steps: Floats) -> Floats:
 
 
 def _asked(neighbours: Neighbours, asked: Floats, told: Floats) -> Floats:
-    """The mean over each one's k places."""
-    served = neighbours.columns
-    distance = np.zeros((asked.shape[1], served.shape[1]))
-    for mine, theirs in zip(np.log2(1 + asked), np.log2(1 + served[:3]), strict=True):
-        distance += (mine[:, None] - theirs) ** 2
-    k = min(neighbours.k, served.shape[1])
-    nearest = np.argpartition(distance, k - 1, axis=1)[:, :k]
-    near = np.take_along_axis(distance, nearest, axis=1) <= REACH**2
-    elsewhere = neighbours.k - near.sum(axis=1)
-    seconds: Floats = np.where(near, served[3][nearest], 0.0).sum(axis=1) + elsewhere * told
-    return seconds / neighbours.k
+    """The mean over each one's k places, or more where several are as near as the k-th."""
+    served, seconds = np.log2(1 + neighbours.columns[:3]), neighbours.columns[3]
+    mine = np.log2(1 + asked)
+    # |a − b|² = |a|² + |b|² − 2·a·b, the last by one product of matrices.
+    distance = (mine**2).sum(axis=0)[:, None] + (served**2).sum(axis=0) - 2 * mine.T @ served
+    near = distance <= REACH**2
+    crowded = np.flatnonzero(near.sum(axis=1) > neighbours.k)
+    kth = min(neighbours.k, len(seconds)) - 1
+    last = np.partition(distance[crowded], kth, axis=1)[:, kth, None]
+    near[crowded] &= distance[crowded] <= last + TIED
+    count = near.sum(axis=1)
+    elsewhere = np.maximum(neighbours.k - count, 0)
+    answer: Floats = (near @ seconds + elsewhere * told) / (count + elsewhere)
+    return answer
 
 
 ESTIMATES: dict[str, Estimate] = {"linear": linear, "knn": knn}

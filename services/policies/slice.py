@@ -47,9 +47,28 @@ def turns(contest: Contest, worker: Worker, at: Ints, params: Params) -> Ints:
     return np.where(contest.runs[at] & (output < limit), limit, fresh)
 
 
+def promised(contest: Contest, worker: Worker, at: Ints, params: Params) -> Ints:
+    """As many as can be made before the first token of somebody who waits here or anywhere is due,
+    `slice_tokens` at least: so a worker comes back by itself before a promise is broken, though no
+    plan should reach it. All that was asked for while nobody waits for a first token that is due.
+    Who runs is not told a number that hardly differs from what it has."""
+    jobs, runs = contest.jobs, contest.runs[at]
+    output, limit, cap = jobs.output[at], jobs.limit[at], jobs.cap[at]
+    due_s = (jobs.arrival_s + jobs.ttft_s - contest.now)[~contest.runs & (jobs.output == 0)]
+    least_s = float(np.min(due_s[due_s > 0], initial=np.inf))
+    if np.isinf(least_s):
+        return cap
+    context = float(np.mean(jobs.context[at])) if len(at) else 0.0
+    step_s = worker.cost.step_s(0, len(at), len(at) * context)
+    size = max(int(params["slice_tokens"]), int(min(least_s / max(step_s, 1e-6), 2.0**24)))
+    enough = runs & (limit - output >= size // 2)
+    return np.where(enough, limit, np.maximum(np.minimum(cap, output + size), limit * runs))
+
+
 SLICE_TOKENS = {"slice_tokens": Param(32, 1, 2**24)}
 SLICES: dict[str, Slice] = {
     "whole": Slice(whole),
     "tokens": Slice(tokens, SLICE_TOKENS),
+    "promised": Slice(promised, SLICE_TOKENS),
     "turns": Slice(turns, SLICE_TOKENS, returns=True),
 }

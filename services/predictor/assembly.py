@@ -13,9 +13,9 @@ from services.predictor.cascade.pending import Pending
 from services.predictor.cascade.reading import Eyes, Reader
 from services.predictor.cascade.remembered import Remembered
 from services.predictor.config import PredictorConfig
-from services.predictor.encoder.extract import Extractor, TextEncoder
+from services.predictor.encoder.extract import Extractor, NoEncoder, TextEncoder
 from services.predictor.interface import Options, Predictor, Prompt
-from services.predictor.learning.apart import run_apart
+from services.predictor.learning.apart import run_apart, run_here
 from services.predictor.learning.learner import Learning
 from services.predictor.learning.outcomes import Outcomes
 from services.predictor.learning.records import KIND, READ_LATE, VERSION, EncodedBy
@@ -24,13 +24,16 @@ from services.predictor.learning.rules import OWN_RULES, RULES
 from services.predictor.metrics import PredictorMetrics
 from services.predictor.models.history import HistoryPredictor
 from services.predictor.models.told import read_lengths
-from services.predictor.predictors import build
+from services.predictor.predictors import ENCODERLESS, build
 from services.runtime.outcomelog import Journal
 from services.runtime.outcomelog.config import LogConfig
 
 # A look costs a tenth of a millisecond. An outcome is learnt about so long after it came, and
 # shared forecasts are renewed with it.
 POLL_S = 0.05
+NO_ENCODER = "none"
+# A fit of words takes 0.05 s of 2,000 examples, and a process of its own 2 s to start.
+WORDS_EXAMPLES, WORDS_INTERVAL_S = 4_000, 5.0
 
 
 @dataclass(frozen=True)
@@ -79,11 +82,13 @@ def assemble(
         extractor is not None,
         log.keep_text,
         changed,
+        extractor if _needs_no_encoder(config) else None,
     )
     content = None
     if extractor and isinstance(predictor, ContentPredictor) and isinstance(foreteller, Guarded):
         reader = Reader(Eyes(extractor, foreteller.read), cascade, desk)
-        content = Content(reader, _refitter(predictor, config, metrics, desk), desk)
+        refitter = _refitter(predictor, config, metrics, desk)
+        content = Content(reader, refitter, desk)
     learning = Learning(
         foreteller,
         RULES[config.learn_rule or OWN_RULES.get(config.model, "all")],
@@ -108,7 +113,7 @@ def _options(config: PredictorConfig) -> Options:
         window=config.window,
         application_min=config.application_min,
         populations_max=config.populations_max,
-        examples=config.examples,
+        examples=_examples(config),
         neighbours_window=config.neighbours_window,
         similarity_min=config.similarity_min,
         lengths=partial(read_lengths, config.oracle_file, config.max_text_bytes),
@@ -121,7 +126,13 @@ def _build(config: PredictorConfig) -> tuple[Predictor, str]:
     if config.artefact and (found := _pretrained(config, options)):
         return found
     predictor = build(config.model, options)
-    return predictor, config.encoder if isinstance(predictor, ContentPredictor) else ""
+    if not isinstance(predictor, ContentPredictor):
+        return predictor, ""
+    return predictor, NO_ENCODER if _needs_no_encoder(config) else config.encoder
+
+
+def _needs_no_encoder(config: PredictorConfig) -> bool:
+    return config.model in ENCODERLESS
 
 
 def _pretrained(config: PredictorConfig, options: Options) -> tuple[ContentPredictor, str] | None:
@@ -131,6 +142,8 @@ def _pretrained(config: PredictorConfig, options: Options) -> tuple[ContentPredi
 
 
 def _load(encoder: str, config: PredictorConfig) -> TextEncoder:
+    if encoder == NO_ENCODER:
+        return NoEncoder()
     from services.predictor.encoder.encoder import Encoder
 
     return Encoder.load(encoder, config.encoder_cap_tokens)
@@ -150,15 +163,20 @@ def _foreteller(predictor: Predictor, config: PredictorConfig) -> Foreteller:
 def _refitter(
     predictor: ContentPredictor, config: PredictorConfig, metrics: PredictorMetrics, desk: Desk
 ) -> Refitter:
+    quick = _needs_no_encoder(config)
     pace = Pace(
-        config.refit_interval_s,
+        min(WORDS_INTERVAL_S, config.refit_interval_s) if quick else config.refit_interval_s,
         config.refit_examples_min,
         config.refit_new_min,
         config.refit_new_share,
         config.seed,
     )
-    run = partial(run_apart, timeout_s=config.refit_timeout_s)
+    run = partial(run_here, desk) if quick else partial(run_apart, timeout_s=config.refit_timeout_s)
     return Refitter(predictor, pace, run, partial(_count_refit, metrics), desk)
+
+
+def _examples(config: PredictorConfig) -> int:
+    return min(WORDS_EXAMPLES, config.examples) if _needs_no_encoder(config) else config.examples
 
 
 def _count_learnt(metrics: PredictorMetrics, learnt: int, passed_over: int) -> None:

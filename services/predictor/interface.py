@@ -27,6 +27,8 @@ NUMBERS = (  # each as log(1 + x)
     "turns",  # answers already given in this conversation
     "last_answer_tokens",
     "mean_answer_tokens",
+    "largest_number",  # of six digits at most: “in 200 words”, “ten times” aside
+    "user_input_words",
 )
 
 Wording = tuple[str | None, str]  # instruction (None: whatever it is), user input

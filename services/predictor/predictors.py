@@ -11,7 +11,8 @@ from services.predictor.models.history import HistoryPredictor
 from services.predictor.models.maximum import MaxPredictor
 from services.predictor.models.oracle import OraclePredictor
 
-FITTED = ("ranker", "forest", "trees", "ridge", "classify", "proxy")
+FITTED = ("ranker", "forest", "trees", "ridge", "classify", "proxy", "words")
+ENCODERLESS = frozenset({"words"})  # these read words and sizes: prompts need no encoder
 BLEND = ("history", "retrieval", "ranker", "forest", "trees", "ridge")
 
 
@@ -42,9 +43,18 @@ def _retrieval(options: Options) -> Member:
     return RetrievalMember(options.neighbours_window, options.similarity_min)
 
 
+def _plain_retrieval(options: Options) -> Member:
+    """Weighted as the paper has it."""
+    from services.predictor.models.retrieval import Neighbours, RetrievalMember
+
+    told = Neighbours.spread_plainly
+    return RetrievalMember(options.neighbours_window, options.similarity_min, told)
+
+
 MEMBERS: dict[str, Callable[[Options], Member]] = {
     "history": HistoryMember,
     "retrieval": _retrieval,
+    "retrieval-plain": _plain_retrieval,
     **{name: _fitted(name) for name in FITTED},
 }
 
@@ -64,7 +74,8 @@ def build_reading(
     if unknown := set(given) - set(names):
         raise ValueError(f"the predictor {name!r} has no {' or '.join(sorted(unknown))}")
     members = {m: given[m] if m in given else MEMBERS[m](options) for m in names}
-    return ContentPredictor(name, members, options, _fits()["words"])
+    by_words = None if name in ENCODERLESS else _fits()["words"]
+    return ContentPredictor(name, members, options, by_words)
 
 
 def _reading(name: str) -> Callable[[Options], Predictor]:

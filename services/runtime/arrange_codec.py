@@ -215,6 +215,10 @@ def _decode_seat(message: batcher_pb2.Seat) -> Worker:
         for value in (cost.base_s, cost.prefill_token_s, cost.decode_seq_s, cost.context_token_s)
     ):
         raise InvalidArgument("seats", "cost must be finite")
+    try:
+        known = decode_cost_model(cost)
+    except ValueError as error:
+        raise InvalidArgument("seats", str(error)) from error
     return Worker(
         message.number,
         message.model,
@@ -222,7 +226,7 @@ def _decode_seat(message: batcher_pb2.Seat) -> Worker:
         message.block_tokens,
         message.places,
         message.reach_tokens,
-        decode_cost_model(message.cost),
+        known,
         message.shared_blocks,
     )
 

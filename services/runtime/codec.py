@@ -4,7 +4,17 @@ from collections.abc import Iterable
 from math import inf, isfinite
 
 from protos import common_pb2, estimator_pb2, predictor_pb2
-from services.core import CostModel, Direction, FinishReason, Outcome, Sla, StepTiming, SwapTiming
+from services.core import (
+    BatchTiming,
+    CostModel,
+    Direction,
+    FinishReason,
+    Neighbours,
+    Outcome,
+    Sla,
+    StepTiming,
+    SwapTiming,
+)
 from services.forecast import UNCAPPED, Forecast
 
 _REASON_TO_PROTO: dict[FinishReason, common_pb2.FinishReason.ValueType] = {
@@ -85,14 +95,32 @@ def decode_timing(message: common_pb2.StepTiming) -> StepTiming:
 
 def encode_swap(swap: SwapTiming) -> common_pb2.SwapTiming:
     return common_pb2.SwapTiming(
-        direction=_DIRECTION_TO_PROTO[swap.direction], tokens=swap.tokens, elapsed_s=swap.elapsed_s
+        direction=_DIRECTION_TO_PROTO[swap.direction],
+        tokens=swap.tokens,
+        elapsed_s=swap.elapsed_s,
+        quantize_s=swap.quantize_s,
     )
 
 
 def decode_swaps(messages: Iterable[common_pb2.SwapTiming]) -> tuple[SwapTiming, ...]:
     """In order, without those of a direction that is not known here."""
     known = ((_DIRECTION_FROM_PROTO.get(m.direction), m) for m in messages)
-    return tuple(SwapTiming(way, m.tokens, m.elapsed_s) for way, m in known if way)
+    return tuple(SwapTiming(way, m.tokens, m.elapsed_s, m.quantize_s) for way, m in known if way)
+
+
+def encode_batch(batch: BatchTiming) -> estimator_pb2.BatchTiming:
+    return estimator_pb2.BatchTiming(
+        seqs=batch.seqs,
+        length_tokens=batch.length_tokens,
+        generated_tokens=batch.generated_tokens,
+        elapsed_s=batch.elapsed_s,
+    )
+
+
+def decode_batch(message: estimator_pb2.BatchTiming) -> BatchTiming:
+    return BatchTiming(
+        message.seqs, message.length_tokens, message.generated_tokens, message.elapsed_s
+    )
 
 
 def encode_cost_model(worker_id: str, model: CostModel) -> estimator_pb2.CostModel:
@@ -109,10 +137,15 @@ def encode_cost_model(worker_id: str, model: CostModel) -> estimator_pb2.CostMod
         samples=model.samples,
         offload_token_s=model.offload_token_s,
         upload_token_s=model.upload_token_s,
+        quantize_token_s=model.quantize_token_s,
+        error_steps=model.error_steps,
+        neighbours=model.neighbours.rows,
+        neighbours_asked=model.neighbours.k,
     )
 
 
 def decode_cost_model(message: estimator_pb2.CostModel) -> CostModel:
+    """Raises ValueError where its neighbours can't be; its times are judged by who uses them."""
     return CostModel(
         base_s=message.base_s,
         prefill_token_s=message.prefill_token_s,
@@ -125,6 +158,11 @@ def decode_cost_model(message: estimator_pb2.CostModel) -> CostModel:
         samples=message.samples,
         offload_token_s=message.offload_token_s,
         upload_token_s=message.upload_token_s,
+        quantize_token_s=message.quantize_token_s,
+        error_steps=message.error_steps,
+        neighbours=Neighbours(
+            tuple(message.neighbours), message.neighbours_asked or Neighbours().k
+        ),
     )
 
 

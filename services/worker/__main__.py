@@ -26,8 +26,9 @@ def build(config: WorkerConfig, registry: CollectorRegistry) -> Unit:
     """Load and profile the model, then serve it. Raises ValueError when it can't be served."""
     transformers.utils.logging.disable_progress_bar()
     engine = Engine.load(config.engine)
-    swaps = profile_swaps(engine) if config.profile_s else []
-    hello = encode_hello(config, engine, profile(engine, config.profile_s), swaps)
+    limit_s = config.profile_s
+    swaps = profile_swaps(engine, limit_s) if limit_s else []
+    hello = encode_hello(config, engine, profile(engine, limit_s) if limit_s else [], swaps)
     log.info("%s: %d KV tokens on %s", config.model_name, hello.kv_tokens, engine.model.device)
     runner = EngineRunner(engine, WorkerMetrics(registry, engine.state))
     service = WorkerService(runner, config.outbox_tokens)

@@ -40,7 +40,8 @@ class WorkerConfig(ServedSettings):
     kernels: KernelSet = "auto"  # Triton's on CUDA, else PyTorch's, which run on CUDA too
     gpu_memory_utilization: float = Field(default=0.85, gt=0, le=1)
     report_every_steps: int = Field(default=16, ge=1)
-    profile_s: float = Field(default=1.0, ge=0)  # time given to measuring steps at start
+    # Time given to measuring steps at start, and as much again to swaps: under 10 s in all.
+    profile_s: float = Field(default=1.0, ge=0, le=4.5)
     # Tokens waiting for one gateway to read; beyond, its stream is cut and it starts anew.
     outbox_tokens: int = Field(default=262_144, ge=1)
     outbox_reports: int = Field(default=4_096, ge=1)  # as above, for the scheduler

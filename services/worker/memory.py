@@ -7,6 +7,7 @@ from typing import Literal, Protocol
 
 import torch
 
+from services.kv_memory import KVMemory
 from services.worker import host
 from services.worker.cache import bytes_per_token
 from services.worker.model import PagedModel
@@ -45,13 +46,13 @@ class HostSettings(Protocol):
 def kv_blocks(model: PagedModel, settings: KVSettings) -> int:
     """Blocks to allocate: as configured, or what is free. Raises ValueError if that is too few."""
     token_bytes = bytes_per_token(model.shapes, model.dtype, settings.kv_dtype == "int8")
-    free_bytes = _free_bytes(model, settings)
-    tokens = settings.kv_tokens or _default_tokens(model, free_bytes // token_bytes)
-    if tokens * token_bytes > free_bytes:
+    memory = kv_memory(model, settings, token_bytes)
+    tokens = settings.kv_tokens or _default_tokens(model, memory.tokens)
+    if tokens > memory.tokens:
         raise ValueError(
             f"kv_tokens {tokens} need {tokens * token_bytes / 2**20:.0f} MiB of KV cache "
-            f"({token_bytes} bytes a token), but only {free_bytes / 2**20:.0f} MiB are free; "
-            f"{free_bytes // token_bytes} tokens fit"
+            f"({token_bytes} bytes a token), but only {memory.available_bytes / 2**20:.0f} MiB are "
+            f"free; {memory.tokens} tokens fit"
         )
     if tokens < settings.block_tokens:
         raise ValueError(
@@ -89,14 +90,17 @@ def _default_tokens(model: PagedModel, fitting: int) -> int:
     return fitting
 
 
-def _free_bytes(model: PagedModel, settings: KVSettings) -> int:
-    if model.device.type == "cpu":
-        return free_host_bytes()
+def kv_memory(model: PagedModel, settings: KVSettings, token_bytes: int) -> KVMemory:
+    """Of the device as it is now, the model loaded. On a GPU the engine's part is measured."""
+    if model.device.type == "cpu":  # what is free is without the model, and steps need little
+        return KVMemory(free_host_bytes(), 0, 0, token_bytes)
     free, total = torch.cuda.mem_get_info(model.device)
-    others = total * (1 - settings.gpu_memory_utilization) + DIRECTIONS * staging_bytes(
-        model.device
+    return KVMemory(
+        capacity_bytes=int(total * settings.gpu_memory_utilization),
+        model_bytes=total - free,
+        engine_bytes=DIRECTIONS * staging_bytes(model.device) + _peak_bytes(model, settings),
+        token_bytes=token_bytes,
     )
-    return int(free - others) - _peak_bytes(model, settings)
 
 
 def free_host_bytes() -> int:

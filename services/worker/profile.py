@@ -1,6 +1,7 @@
 """How long steps and swaps take here: what the estimator's first cost model of this worker is
 fitted to."""
 
+from math import inf
 from time import perf_counter
 
 from services.core import Grant, Pause, Plan, Residency, StepTiming, SwapTiming
@@ -15,27 +16,31 @@ SAMPLING = Sampling(temperature=0.0, ignore_eos=True)
 
 
 def profile(engine: Engine, limit_s: float) -> list[StepTiming]:
-    """Time steps of every shape that fits, for about `limit_s` seconds; leaves the engine empty.
+    """Time steps of every shape that fits, for `limit_s` seconds and the step that goes beyond
+    them; leaves the engine empty.
 
-    The first shape runs once before, unmeasured: it pays for what is set up lazily.
+    The first shape runs once before, unmeasured and outside the limit: it pays for what is set
+    up lazily, and kernels may have to be compiled.
     """
     shapes = [shape for shape in SHAPES if _fits(engine, *shape)]
     timings: list[StepTiming] = []
-    start_s = perf_counter()
-    for number, (seqs, tokens) in enumerate(shapes[:1] + shapes):
-        if perf_counter() - start_s > limit_s:
-            break
-        taken = _time_steps(engine, seqs, tokens)
-        timings += taken if number else []
+    for shape in shapes[:1]:
+        _time_steps(engine, *shape, until_s=inf)
+    until_s = perf_counter() + limit_s
+    for shape in shapes:
+        timings += _time_steps(engine, *shape, until_s)
     return timings
 
 
-def profile_swaps(engine: Engine) -> list[SwapTiming]:
-    """Time a few requests' way to host memory and back; leaves the engine empty."""
+def profile_swaps(engine: Engine, limit_s: float) -> list[SwapTiming]:
+    """Time a few requests' way to host memory and back, none begun after `limit_s` seconds;
+    leaves the engine empty."""
     timings: list[SwapTiming] = []
+    until_s = perf_counter() + limit_s
     for tokens in SWAPS:
         blocks = engine.state.pool.blocks_for(tokens)
-        if _fits(engine, 1, tokens) and blocks <= engine.state.limits.host_blocks:
+        fits = _fits(engine, 1, tokens) and blocks <= engine.state.limits.host_blocks
+        if fits and perf_counter() < until_s:
             timings += _time_swap(engine, tokens)
     return timings
 
@@ -71,7 +76,8 @@ def _output_tokens(engine: Engine, seqs: int, tokens: int) -> int:
     return DECODES + 2 * -(-seqs * tokens // engine.state.limits.max_batch_tokens)
 
 
-def _time_steps(engine: Engine, seqs: int, tokens: int) -> list[StepTiming]:
+def _time_steps(engine: Engine, seqs: int, tokens: int, until_s: float) -> list[StepTiming]:
+    """Steps of so many alike, until they have ended or time has."""
     ids = [f"profile-{i}" for i in range(seqs)]
     output = _output_tokens(engine, seqs, tokens)
     for request_id in ids:
@@ -80,7 +86,7 @@ def _time_steps(engine: Engine, seqs: int, tokens: int) -> list[StepTiming]:
         engine.add(prompt, 0.0)
     engine.apply(Plan(1, admit=tuple(Grant(i, output) for i in ids)), 0.0)
     timings = []
-    while result := engine.step():
+    while perf_counter() < until_s and (result := engine.step()):
         timings.append(result.timing)
     engine.reset()
     return timings

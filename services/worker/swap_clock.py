@@ -4,7 +4,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from services.core import Direction, SwapTiming
-from services.worker.streams import Event, Streams
+from services.worker.streams import Event, Lane, Streams
 
 MAX_PENDING = 1024  # moves not read yet; nobody asks for them when more are, so the oldest goes
 
@@ -16,10 +16,10 @@ class Watch:
 
     direction: Direction
     tokens: int
-    spans: list[tuple[Event, Event]] = field(default_factory=list)
+    spans: list[tuple[Lane, Event, Event]] = field(default_factory=list)
 
-    def add(self, start: Event, end: Event) -> None:
-        self.spans.append((start, end))
+    def add(self, lane: Lane, start: Event, end: Event) -> None:
+        self.spans.append((lane, start, end))
 
 
 class SwapClock:
@@ -40,8 +40,11 @@ class SwapClock:
         pending = list(self._pending)
         self._pending.clear()
         for watch in pending:
-            (over if watch.spans[-1][1].query() else self._pending).append(watch)
-        return [SwapTiming(w.direction, w.tokens, self._elapsed_s(w)) for w in over]
+            (over if watch.spans[-1][2].query() else self._pending).append(watch)
+        return [self._timing(watch) for watch in over]
 
-    def _elapsed_s(self, watch: Watch) -> float:
-        return sum(self._streams.elapsed_s(start, end) for start, end in watch.spans)
+    def _timing(self, watch: Watch) -> SwapTiming:
+        parts = [(lane, self._streams.elapsed_s(start, end)) for lane, start, end in watch.spans]
+        compute_s = sum(seconds for lane, seconds in parts if lane is Lane.COMPUTE)
+        elapsed_s = sum(seconds for _, seconds in parts)
+        return SwapTiming(watch.direction, watch.tokens, elapsed_s, compute_s)

@@ -187,7 +187,7 @@ class Swapper:
         for layer, staged in zip(self._layers, slot.first(len(blocks)), strict=True):
             self._copies.gather(layer, blocks, filled, staged)
         gathered = self._streams.record(Lane.COMPUTE)
-        chunk.watch.add(started, gathered)
+        chunk.watch.add(Lane.COMPUTE, started, gathered)
         self._streams.wait(Lane.COPY, gathered)
 
     def _to_host(self, chunk: Chunk, slot: Slot) -> None:
@@ -195,7 +195,7 @@ class Swapper:
         for first, records in self._host.runs(chunk.host_blocks):
             self._streams.copy(records, slot.records[first : first + len(records)])
         slot.reusable = self._streams.record(Lane.COPY)
-        chunk.watch.add(started, slot.reusable)
+        chunk.watch.add(Lane.COPY, started, slot.reusable)
 
     def _fill(self) -> None:
         """Send waiting uploads on as far as there are slots."""
@@ -208,7 +208,7 @@ class Swapper:
         for first, records in self._host.runs(chunk.host_blocks):
             self._streams.copy(slot.records[first : first + len(records)], records)
         arrived = self._streams.record(Lane.COPY)
-        chunk.watch.add(started, arrived)
+        chunk.watch.add(Lane.COPY, started, arrived)
         return Landing(chunk, slot, arrived)
 
     def _scatter(self, chunk: Chunk, slot: Slot) -> None:
@@ -219,7 +219,7 @@ class Swapper:
         finally:  # the slot is in the ring again whatever happens
             slot.reusable = self._streams.record(Lane.COMPUTE)
             self._incoming.give(slot)
-        chunk.watch.add(started, slot.reusable)
+        chunk.watch.add(Lane.COMPUTE, started, slot.reusable)
         if chunk.is_last:
             self._clock.follow(chunk.watch)
 

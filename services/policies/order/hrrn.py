@@ -1,4 +1,4 @@
-"""Highest response ratio next: (T_queue + T_serve) / T_serve, Magnus' order (papers/004 §III-D).
+"""Highest response ratio next: (T_queue + T_serve) / T_serve, Magnus' order (papers/004 §III-E).
 
 Whoever needs little goes first, and whoever has waited for long compared with what it needs. It
 promises no bound: in a system that stays overloaded, newcomers that need little catch up with the

@@ -2,7 +2,8 @@
 
 FastServe's order, a baseline of papers/002 (§5.1, appendix A). Queue i serves a job for at most
 base·growth^i seconds, then moves it to the end of the next; the better queue goes first, within
-one whoever came to it first, and only a better queue's job takes the place of one that runs. As a
+one whoever came to it first, and only a better queue's job takes the place of one that runs, who
+so goes on when it is moved down beside others (the baseline's code puts it before those, too). As a
 prompt is prefilled in one piece, a job joins the first queue that could serve that within its
 quantum, and skips those before (skip-join).
 

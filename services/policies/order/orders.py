@@ -5,7 +5,17 @@ from dataclasses import dataclass
 
 from services.forecast import Floats
 from services.policies.memory import Memory
-from services.policies.order import alise, arrival, deadlines, fifo, hrrn, mlfq, rank, shortest
+from services.policies.order import (
+    alise,
+    arrival,
+    deadlines,
+    fifo,
+    hrrn,
+    mlfq,
+    promise,
+    rank,
+    shortest,
+)
 from services.policies.order.ranking import Ranking
 from services.policies.parameters import Param, Params
 from services.policies.snapshot import Snapshot
@@ -34,5 +44,6 @@ ORDERS = {
     "mlfq": Order(mlfq.mlfq, mlfq.PARAMS, preempts=True),
     "hrrn": Order(hrrn.hrrn, hrrn.PARAMS, preempts=False, of_batch=hrrn.by_ratio),
     "edf": Order(deadlines.edf, deadlines.PARAMS, preempts=True),
+    "promise": Order(promise.promise, promise.PARAMS, preempts=True),
     "slack": Order(deadlines.slack, deadlines.PARAMS, preempts=True),
 }

@@ -14,7 +14,8 @@ runs costs one; at 0 it is demoted to its rank.
 Among the promoted the code goes by rank again. Where more starve than run, those of the lowest rank
 then starve for good: each of the others is demoted after its quantum, and promoted again before
 them. `promoted = "oldest"`, our own, takes those first who were promoted first: with k ahead of it,
-a promoted request runs after at most k quanta, of as many as run at once at a time.
+a promoted request runs after at most k quanta, of as many as run at once at a time. (As a round
+may come later than a quantum ends, a quantum is no shorter than the time between two rounds.)
 """
 
 from math import inf

@@ -9,7 +9,7 @@ tail is careful of whoever may block the line for long (arXiv 2604.00499).
 None of the three alone keeps who needs long from starving, so all age alike: starving.py.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import numpy as np
 
@@ -35,29 +35,32 @@ TAIL_PARAMS = {
 }
 
 
-def srtf(snapshot: Snapshot, params: Params, memory: Memory) -> Ranking:
-    """By the mean remaining time, given what is there. O(jobs)."""
-    rows = np.concatenate([snapshot.queued, snapshot.running])
-    pace, memory = keep_pace(snapshot, memory)
+Size = Callable[[Snapshot, Params, Memory, Pace, Ints], tuple[Floats, dict[str, Floats]]]
+"""How large each row is, in seconds, and what is to be remembered of how that was found."""
+
+
+def mean_s(
+    snapshot: Snapshot, params: Params, memory: Memory, pace: Pace, rows: Ints
+) -> tuple[Floats, dict[str, Floats]]:
+    """The mean remaining time, given what is there. O(jobs)."""
     jobs = snapshot.jobs
-    mean_s = pace.remaining_s(jobs, rows, jobs.total[rows] - jobs.output[rows])
-    return _ranking(snapshot, params, memory, pace, rows, mean_s, {})
+    return pace.remaining_s(jobs, rows, jobs.total[rows] - jobs.output[rows]), {}
 
 
-def gittins(snapshot: Snapshot, params: Params, memory: Memory) -> Ranking:
-    """By Gittins' index, the best chance to end a second there is, which is here its reciprocal:
-    the seconds an end costs at best. O(jobs), and O(64) for each that changed."""
-    rows = np.concatenate([snapshot.queued, snapshot.running])
-    pace, memory = keep_pace(snapshot, memory)
+def gittins_s(
+    snapshot: Snapshot, params: Params, memory: Memory, pace: Pace, rows: Ints
+) -> tuple[Floats, dict[str, Floats]]:
+    """Gittins' index, the best chance to end a second there is, which is here its reciprocal: the
+    seconds an end costs at best. O(jobs), and O(64) for each that changed."""
     sized = _sized(snapshot, memory, pace, rows, seconds_an_end)
-    return _ranking(snapshot, params, memory, pace, rows, sized[SIZE], sized)
+    return sized[SIZE], sized
 
 
-def tail(snapshot: Snapshot, params: Params, memory: Memory) -> Ranking:
-    """By mean + `tail_weight` · (CVaR − mean), CVaR the mean of the longest `tail_share` of what
-    may come. O(jobs), and O(64) for each that changed."""
-    rows = np.concatenate([snapshot.queued, snapshot.running])
-    pace, memory = keep_pace(snapshot, memory)
+def tail_s(
+    snapshot: Snapshot, params: Params, memory: Memory, pace: Pace, rows: Ints
+) -> tuple[Floats, dict[str, Floats]]:
+    """Mean + `tail_weight` · (CVaR − mean), CVaR the mean of the longest `tail_share` of what may
+    come. O(jobs), and O(64) for each that changed."""
 
     def inflated_s(seconds: Floats, masses: Floats) -> Floats:
         mean_s = np.einsum("ij,ij->i", masses, seconds)
@@ -66,7 +69,25 @@ def tail(snapshot: Snapshot, params: Params, memory: Memory) -> Ranking:
         return inflated_s
 
     sized = _sized(snapshot, memory, pace, rows, inflated_s)
-    return _ranking(snapshot, params, memory, pace, rows, sized[SIZE], sized)
+    return sized[SIZE], sized
+
+
+SIZES: dict[str, Size] = {"gittins": gittins_s, "srtf": mean_s, "tail": tail_s}
+
+
+def srtf(snapshot: Snapshot, params: Params, memory: Memory) -> Ranking:
+    """By the mean remaining time."""
+    return _ranking(snapshot, params, memory, mean_s)
+
+
+def gittins(snapshot: Snapshot, params: Params, memory: Memory) -> Ranking:
+    """By Gittins' index."""
+    return _ranking(snapshot, params, memory, gittins_s)
+
+
+def tail(snapshot: Snapshot, params: Params, memory: Memory) -> Ranking:
+    """By the mean, inflated by the tail."""
+    return _ranking(snapshot, params, memory, tail_s)
 
 
 def _sized(
@@ -100,9 +121,9 @@ def _sized(
 
 
 def seconds_an_end(seconds: Floats, masses: Floats) -> Floats:
-    """min over d of E[min(S, d)] / P(S ≤ d), d among the ascending seconds of each row; where the
-    Gittins index, sup_d of the reciprocal, is attained, as between two of them P stays as it is.
-    """
+    """min over d of E[min(S, d)] / P(S ≤ d), d among the positive, ascending seconds of each row,
+    where it is attained, for between two of them P stays as it is: the reciprocal of the Gittins
+    index."""
     chance = np.cumsum(masses, axis=1)
     spent = np.cumsum(masses * seconds, axis=1)
     spent += seconds * (1.0 - chance)
@@ -120,17 +141,12 @@ def mean_of_longest(seconds: Floats, masses: Floats, share: float) -> Floats:
     return mean
 
 
-def _ranking(
-    snapshot: Snapshot,
-    params: Params,
-    memory: Memory,
-    pace: Pace,
-    rows: Ints,
-    size_s: Floats,
-    kept: Mapping[str, Floats],
-) -> Ranking:
+def _ranking(snapshot: Snapshot, params: Params, memory: Memory, size: Size) -> Ranking:
     """By size, but for who has starved; a running job is passed by one that is smaller by a share
     of `hysteresis`."""
+    rows = np.concatenate([snapshot.queued, snapshot.running])
+    pace, memory = keep_pace(snapshot, memory)
+    size_s, kept = size(snapshot, params, memory, pace, rows)
     jobs, split = snapshot.jobs, len(snapshot.queued)
     remaining_s = pace.remaining_s(jobs, rows, jobs.total[rows] - jobs.output[rows])
     starved = starving(snapshot, rows, split, memory, params["ageing_s"])

@@ -11,8 +11,8 @@ from services.lengths import LEARNT_FROM
 from services.predictor.blend.members import Member
 from services.predictor.blend.mixture import Mixture
 from services.predictor.blend.recall import Recall
-from services.predictor.encoder.extract import without_meaning
-from services.predictor.interface import Example, Options, Query
+from services.predictor.encoder.extract import without_meaning, wording
+from services.predictor.interface import Example, Features, Options, Query
 from services.predictor.models.fitting import Fit, Fitted, Model, Tick, untold
 from services.predictor.models.frame import Frame
 from services.predictor.models.history import HistoryPredictor
@@ -45,7 +45,7 @@ class Refit:
             done[name] = fit(frame, lengths, self.seed, portion)
         refitted = Refitted.weigh(done, frame.applications, lengths)
         if self.by_words is None:
-            return refitted
+            return replace(refitted, by_words=done[WORDS].model if WORDS in done else None)
         return replace(refitted, by_words=self.by_words(frame, lengths, self.seed, untold).model)
 
 
@@ -109,8 +109,8 @@ class ContentPredictor:
         return forecast
 
     def by_words(self, batch: Sequence[Query]) -> list[Forecast | None]:
-        """What words alone tell of prompts not read; None where there is no prompt, and before the
-        first fit. Of the first WORDS_MOST prompts: each takes some 0.1 ms. It reads what no other
+        """What words alone tell of prompts; None where there is no prompt, and before the first
+        fit. Of the first WORDS_MOST prompts: each takes some 0.1 ms. It reads what no other
         call changes, so it may be called while one runs in another thread."""
         model, told = self._by_words, [None] * len(batch)
         rows = [i for i, query in enumerate(batch) if query.prompt][:WORDS_MOST]
@@ -194,5 +194,11 @@ class ContentPredictor:
 
 
 def _unread(queries: Sequence[Query]) -> Frame:
-    """Of prompts that no encoder has read: their words and sizes."""
-    return Frame.of([replace(q, features=without_meaning(q.prompt)) for q in queries if q.prompt])
+    """Of prompts their words and sizes, whether or not an encoder has read them."""
+    return Frame.of([replace(q, features=_wording(q)) for q in queries])
+
+
+def _wording(query: Query) -> Features | None:
+    if query.features:
+        return wording(query.features)
+    return without_meaning(query.prompt) if query.prompt else None

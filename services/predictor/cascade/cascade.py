@@ -10,6 +10,8 @@ from services.predictor.blend.guard import Foreteller, Made
 from services.predictor.cascade.newest import Newest
 from services.predictor.cascade.pending import Pending, Waiting
 from services.predictor.cascade.remembered import Remembered, Seen
+from services.predictor.encoder.extract import Extracts
+from services.predictor.encoder.packing import pack
 from services.predictor.interface import Features, Prompt, Query
 
 REMEMBERED, WORDS, PLAIN = "remembered", "words", "plain"  # stages that answer at once
@@ -74,7 +76,8 @@ class Cascade:
     """Requests that wait for their outcome, those whose prompts wait to be read, what was read.
 
     keeps_text: whether prompts go into the log. Prompts to be read are kept until they are, or
-    fall out. reads: whether there is anybody to read them.
+    fall out. reads: whether there is anybody to read them. at_once: reads them before they are
+    answered, where that costs next to nothing; nothing is left to be read then.
     """
 
     def __init__(
@@ -86,6 +89,7 @@ class Cascade:
         reads: bool,
         keeps_text: bool,
         changed: Callable[[Read], None],
+        at_once: Extracts | None = None,
     ):
         self.unread: Newest[Asked] = Newest(unread_max)
         self.ended: Newest[Asked] = Newest(unread_max)
@@ -94,10 +98,13 @@ class Cascade:
         self._remembered = remembered
         self._reads, self._keeps_text = reads, keeps_text
         self._changed = changed
+        self._at_once = at_once
         self._under_way: dict[str, Late | None] = {}
 
     def answer(self, batch: Sequence[Asked]) -> list[Answer]:
         """One each, in order, without reading. What could be better is left to be read."""
+        if self._at_once:
+            return self._read_and_tell(batch, self._at_once)
         seen = [self._seen(asked.query) for asked in batch]
         others = iter(
             self._foreteller.forecast(
@@ -153,6 +160,18 @@ class Cascade:
                 missed,
             )
         )
+
+    def _read_and_tell(self, batch: Sequence[Asked], reader: Extracts) -> list[Answer]:
+        rows = [i for i, asked in enumerate(batch) if asked.query.prompt]
+        features = reader.extract([p for asked in batch if (p := asked.query.prompt)])
+        queries = [asked.query for asked in batch]
+        packed = [b""] * len(batch)
+        for i, read in zip(rows, features, strict=True):
+            queries[i], packed[i] = replace(queries[i], features=read), pack(read)
+        made = self._foreteller.forecast(queries)
+        for asked, each, bytes_ in zip(batch, made, packed, strict=True):
+            self._await(asked, Waiting(each, bytes_, self._kept(asked)))
+        return [Answer(each, WORDS if each.by_model else PLAIN) for each in made]
 
     def _seen(self, query: Query) -> Seen | None:
         return self._remembered.get(query) if self._reads else None

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from threading import Lock
 from typing import Protocol, TypeVar
@@ -12,7 +12,10 @@ from cachetools import LRUCache
 from numpy.typing import NDArray
 
 from services.predictor.encoder import words
-from services.predictor.interface import Columns, Features, Prompt, Vector
+from services.predictor.interface import LAYERS, Columns, Features, Prompt, Vector
+
+_BLANK: Vector = np.zeros((1, 1), np.float32)
+_BLANK.flags.writeable = False
 
 
 class TextEncoder(Protocol):
@@ -138,12 +141,25 @@ class Extractor:
         return Features(instruction.vector, user_input.vector, columns, numbers)
 
 
+class NoEncoder:
+    """Texts without meaning: for predictors that read words and sizes alone."""
+
+    head_chars = 0
+
+    def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        return np.zeros((len(texts), LAYERS, 1), np.float32)
+
+
 def without_meaning(prompt: Prompt) -> Features:
     """Its words and sizes, and embeddings of one zero: what needs no encoder."""
     instruction, user_input = split_prompt(prompt.instruction, prompt.user_input)
     bag = words.bag(words.columns(instruction), words.columns(user_input))
-    blank = np.zeros((1, 1), np.float32)
-    return Features(blank, blank, bag, _numbers(prompt, instruction, user_input))
+    return Features(_BLANK, _BLANK, bag, _numbers(prompt, instruction, user_input))
+
+
+def wording(features: Features) -> Features:
+    """The same of a prompt that was read."""
+    return replace(features, instruction=_BLANK, user_input=_BLANK)
 
 
 def _numbers(prompt: Prompt, instruction: str, user_input: str) -> Vector:
@@ -156,6 +172,8 @@ def _numbers(prompt: Prompt, instruction: str, user_input: str) -> Vector:
         len(answers),
         answers[-1] if answers else 0,
         sum(answers) / len(answers) if answers else 0,
+        words.largest_number(instruction, user_input),
+        words.count(user_input),
     )
     return np.array([math.log1p(max(count, 0)) for count in counts], np.float32)
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from services.predictor.encoder.words import MOST_WORDS
 from services.predictor.interface import LAYERS, NUMBERS, WORD_COLUMNS, Columns, Features, Vector
 
-VERSION = 1
+VERSION = 2
 _HEADER = struct.Struct("<BBBHH")
 _INSTRUCTION, _USER_INPUT = 1, 2
 
@@ -39,6 +39,11 @@ def pack(features: Features) -> bytes:
             features.words.astype("<i4").tobytes(),
         ]
     )
+
+
+def of_this_version(data: bytes) -> bool:
+    """Whether these were packed as features are now; others are no features any more."""
+    return data[:1] == bytes([VERSION])
 
 
 def unpack(data: bytes) -> Features:

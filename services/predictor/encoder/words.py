@@ -12,6 +12,8 @@ INSTRUCTION_SHARE = 128  # of these, where the user input alone would fill them
 HEAD_CHARS = 4_096  # of a part: more words than there are columns for, in any language
 
 _WORD = re.compile(r"\w+|[^\w\s]")
+_WHOLE_WORD = re.compile(r"\w+")
+_NUMBER = re.compile(r"(?<!\d)[0-9]{1,6}(?!\d)")
 _MIX = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio: Fibonacci hashing
 _START = np.array([2**32], np.uint64)  # stands before the first word; no word's hash
 _SHIFT = np.uint64(64 - (WORD_COLUMNS - 1).bit_length())
@@ -31,6 +33,17 @@ def columns(text: str) -> Columns:
     _, first = np.unique(hashed, return_index=True)
     kept: Columns = hashed[np.sort(first)[:MOST_WORDS]]
     return kept
+
+
+def largest_number(*texts: str) -> int:
+    """The largest of at most six digits that their heads name; 0 for none."""
+    found = (int(digits) for text in texts for digits in _NUMBER.findall(text[:HEAD_CHARS]))
+    return max(found, default=0)
+
+
+def count(text: str) -> int:
+    """Words of the text's head, signs aside."""
+    return sum(1 for _ in _WHOLE_WORD.finditer(text[:HEAD_CHARS]))
 
 
 def bag(instruction: Columns, user_input: Columns) -> Columns:

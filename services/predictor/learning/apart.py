@@ -16,6 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from services.predictor.blend.content import Refit, Refitted
+from services.predictor.cascade.desk import Desk
 
 NICE = 10  # a forecast or a token that is due comes first
 TASK, RESULT = "task", "result"  # files in the folder
@@ -40,6 +41,14 @@ async def run_apart(refit: Refit, timeout_s: float) -> Refitted:
             return await asyncio.to_thread(read_result, folder)
         except (OSError, pickle.PickleError) as error:
             raise FitFailed(f"{type(error).__name__}: {error}") from error
+
+
+async def run_here(desk: Desk, refit: Refit) -> Refitted:
+    """The same at the desk: for what takes no longer than to start a process. Raises FitFailed."""
+    try:
+        return await desk.run(refit.run)
+    except (ValueError, ArithmeticError) as error:
+        raise FitFailed(f"{type(error).__name__}: {error}") from error
 
 
 async def _run(folder: Path, timeout_s: float) -> None:

@@ -9,7 +9,7 @@ from protos import common_pb2, predictor_pb2
 from services.core import FinishReason, Outcome
 from services.forecast import MOST_TOKENS
 from services.predictor.cascade.pending import Waiting
-from services.predictor.encoder.packing import unpack
+from services.predictor.encoder.packing import of_this_version, unpack
 from services.predictor.interface import Example, Features, Prompt, Query
 from services.runtime.codec import decode_reason, encode_reason
 from services.runtime.outcomelog import Row
@@ -69,7 +69,8 @@ def encode(
 
 
 def decode(row: Row, by: EncodedBy | None) -> Record:
-    """Features of another encoder are left out. Raises ValueError for what is no record."""
+    """Features of another encoder, or of an earlier version, are left out. Raises ValueError for
+    what is no record."""
     try:
         record = predictor_pb2.OutcomeRecord.FromString(row.payload)
     except DecodeError as error:
@@ -98,7 +99,7 @@ def without_features(example: Example) -> Example:
 
 
 def _features(record: predictor_pb2.OutcomeRecord, by: EncodedBy | None) -> Features | None:
-    if not record.features or by is None or record.encoder != by.name:
+    if not of_this_version(record.features) or by is None or record.encoder != by.name:
         return None
     features = unpack(record.features)
     return features if features.instruction.shape == by.shape else None

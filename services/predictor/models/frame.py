@@ -59,11 +59,14 @@ class Frame:
 
 
 def prompts(frame: Frame) -> NDArray[np.int64]:
-    """A number a row, the same for rows of one prompt."""
-    keys = [
-        blake2b(a.tobytes() + b.tobytes(), digest_size=8).digest()
-        for a, b in zip(frame.user_input[:, -1], frame.instruction[:, -1], strict=True)
-    ]
+    """A number a row, the same for rows of one prompt: of one meaning, or, where no encoder has
+    read any, of the same words."""
+    if frame.user_input.any() or frame.instruction.any():
+        meant = zip(frame.user_input[:, -1], frame.instruction[:, -1], strict=True)
+        texts = [a.tobytes() + b.tobytes() for a, b in meant]
+    else:
+        texts = [words.tobytes() for words in np.split(frame.words, frame.starts[1:-1])]
+    keys = [blake2b(text, digest_size=8).digest() for text in texts]
     return np.asarray(np.unique(keys, return_inverse=True)[1], np.int64)
 
 

@@ -1,7 +1,7 @@
 """ALISE's forecast by retrieval (papers/001 §3.1): answers to like prompts are as long."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,6 +36,16 @@ class Neighbours:
         weights = np.exp(_SHARPNESS * (self.similarities - self.best[:, None]))
         samples = np.concatenate([self.lengths * width for width in _WIDTHS], axis=1)
         return np.maximum(of_samples(samples, np.tile(weights, len(_WIDTHS))), 1)
+
+    def spread_plainly(self) -> Floats:
+        """The paper's weights, the similarities themselves: the mean is its Σ sim·L / Σ sim, as
+        closely as the levels of a spread say it. All alike where none is similar."""
+        weights = np.maximum(self.similarities, 0.0)
+        weights[self.best <= 0] = 1.0
+        return np.maximum(of_samples(self.lengths, weights), 1)
+
+
+Told = Callable[[Neighbours], Floats]
 
 
 class Memory:
@@ -99,8 +109,9 @@ def vectors(frame: Frame) -> NDArray[np.float32]:
 class RetrievalMember:
     """Neighbours above the threshold of similarity; below it the regressor, where it is fitted."""
 
-    def __init__(self, window: int, threshold: float):
-        self.fit = Retrieve(window, threshold)
+    def __init__(self, window: int, threshold: float, told: Told = Neighbours.spread):
+        self.fit = Retrieve(window, threshold, told)
+        self._told = told
         self._memory = Memory(window)
         self._threshold = threshold
         self._fallback: Model | None = None
@@ -118,8 +129,8 @@ class RetrievalMember:
     def spread(self, frame: Frame) -> Floats:
         found = self._memory.find(vectors(frame))
         if self._fallback is None or (found.best >= self._threshold).all():
-            return found.spread()
-        return _either(found, self._fallback.spread(frame), self._threshold)
+            return self._told(found)
+        return _either(found, self._told, self._fallback.spread(frame), self._threshold)
 
 
 @dataclass(frozen=True)
@@ -128,6 +139,7 @@ class Retrieve:
 
     window: int
     threshold: float
+    told: Told = Neighbours.spread
 
     def __call__(self, frame: Frame, lengths: Floats, seed: int, tick: Tick) -> Fitted:
         fallback = fit_proxy(frame, lengths, seed, tick)
@@ -139,13 +151,14 @@ class Retrieve:
             return memory
 
         def say(memory: Memory, rows: Rows) -> Floats:
-            return _either(memory.find(columns[rows]), fallback.unseen[rows], self.threshold)
+            found = memory.find(columns[rows])
+            return _either(found, self.told, fallback.unseen[rows], self.threshold)
 
         _, unseen = by_parts(frame, seed, untold, fit, say)
         return Fitted(fallback.model, unseen)
 
 
-def _either(found: Neighbours, fallback: Floats, threshold: float) -> Floats:
+def _either(found: Neighbours, told: Told, fallback: Floats, threshold: float) -> Floats:
     """Neighbours where the best is near enough, the fallback elsewhere."""
     near = (found.best >= threshold).astype(float)[:, None]
-    return average([found.spread(), fallback], np.concatenate([near, 1 - near], axis=1))
+    return average([told(found), fallback], np.concatenate([near, 1 - near], axis=1))

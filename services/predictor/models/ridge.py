@@ -6,7 +6,7 @@ import numpy as np
 import scipy.sparse as sparse
 from sklearn.linear_model import Ridge
 
-from services.predictor.models.fitting import Fitted, Rows, Tick, by_parts
+from services.predictor.models.fitting import Fitted, Model, Rows, Tick, by_parts
 from services.predictor.models.forest import Axes, ranks
 from services.predictor.models.frame import Frame
 from services.predictor.models.nets.net import Preparation, View
@@ -73,11 +73,25 @@ def fit_ridge(frame: Frame, lengths: Floats, seed: int, tick: Tick) -> Fitted:
     return _fit(frame, frame, lengths, seed, tick)
 
 
+@dataclass(frozen=True)
+class Blind:
+    """The same, blind to meaning: for prompts that no encoder has read, and others."""
+
+    straight: Model
+
+    def spread(self, frame: Frame) -> Floats:
+        return self.straight.spread(_blank(frame))
+
+
 def fit_words(frame: Frame, lengths: Floats, seed: int, tick: Tick) -> Fitted:
-    """The same, blind to meaning: for prompts as `without_meaning` gives them."""
-    blank = np.zeros((len(frame), 1, 1), np.float32)
-    seen = replace(frame, instruction=blank, user_input=blank)
-    return _fit(frame, seen, lengths, seed, tick)
+    """TF-IDF and sizes → the length's rank → the lengths of that rank."""
+    fitted = _fit(frame, _blank(frame), lengths, seed, tick)
+    return replace(fitted, model=Blind(fitted.model))
+
+
+def _blank(frame: Frame) -> Frame:
+    nothing = np.zeros((len(frame), 1, 1), np.float32)
+    return replace(frame, instruction=nothing, user_input=nothing)
 
 
 def _fit(frame: Frame, seen: Frame, lengths: Floats, seed: int, tick: Tick) -> Fitted:

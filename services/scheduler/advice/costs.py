@@ -11,8 +11,8 @@ import grpc
 from grpc import aio
 
 from protos import common_pb2, estimator_pb2, estimator_pb2_grpc
-from services.core import CostModel
-from services.runtime.codec import decode_cost_model
+from services.core import BatchTiming, CostModel
+from services.runtime.codec import decode_cost_model, encode_batch
 from services.scheduler import events as ev
 from services.scheduler.advice.delivery import RETRIES, Backlog, deliver
 from services.scheduler.advice.interface import MOST_PER_CALL, Owner, sentence
@@ -57,6 +57,16 @@ class Costs:
         if first or timings or swaps:
             self._backlog.put(message)
 
+    def observe_batch(self, worker_id: str, batch: BatchTiming) -> None:
+        """A static batch that has ended there; of a worker that has not introduced itself, or has
+        left, it is not told."""
+        if worker_id in self._workers:
+            self._backlog.put(
+                estimator_pb2.ObserveTimingsRequest(
+                    worker_id=worker_id, batches=[encode_batch(batch)]
+                )
+            )
+
     def unwatch(self, worker_id: str) -> None:
         """It has left. Should it return, it is watched anew, and its model comes at once."""
         watched = self._workers.pop(worker_id, None)
@@ -88,7 +98,7 @@ class Costs:
                 await self._introduce(request, profile)
                 async for message in self._estimator.WatchCostModel(request):
                     failures = 0
-                    self._take(worker_id, decode_cost_model(message))
+                    self._take(worker_id, message)
             except aio.AioRpcError as error:
                 log.info("cost model of %s: %s; asking again", worker_id, sentence(error))
             await asyncio.sleep(RETRIES.after_s(failures))
@@ -107,8 +117,13 @@ class Costs:
                 raise
             await self._observe(profile)
 
-    def _take(self, worker_id: str, model: CostModel) -> None:
+    def _take(self, worker_id: str, message: estimator_pb2.CostModel) -> None:
         """Whatever its version: an estimator that was restarted counts from 1 again."""
+        try:
+            model = decode_cost_model(message)
+        except ValueError as error:
+            log.warning("no cost model of %s: %s", worker_id, error)
+            return
         if _is_sound(model):
             self._owner.dispatch(ev.Costed(worker_id, model))
         else:
@@ -119,6 +134,6 @@ def _is_sound(model: CostModel) -> bool:
     """No time below zero or beyond measure, and reading a prompt takes some."""
     times = (
         model.base_s, model.prefill_token_s, model.decode_seq_s, model.context_token_s,
-        model.offload_token_s, model.upload_token_s,
+        model.offload_token_s, model.upload_token_s, model.quantize_token_s,
     )  # fmt: skip
     return all(isfinite(t) and t >= 0 for t in times) and model.prefill_token_s > 0

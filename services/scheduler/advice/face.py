@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence
 
 from protos import common_pb2, predictor_pb2_grpc
+from services.core import BatchTiming
 from services.scheduler import events as ev
 from services.scheduler.advice.costs import Costs
 from services.scheduler.advice.forecasts import Forecasts
@@ -49,6 +50,10 @@ class Advice:
     ) -> None:
         """What a worker measured; first, once it has attached, its start-up profile."""
         self._costs.observe(worker_id, timings, swaps)
+
+    def observe_batch(self, worker_id: str, batch: BatchTiming) -> None:
+        """A static batch has ended at this worker, all of it."""
+        self._costs.observe_batch(worker_id, batch)
 
     def unwatch(self, worker_id: str) -> None:
         self._costs.unwatch(worker_id)

@@ -1,0 +1,113 @@
+"""foretoken's own order: what was promised first, and of that the shortest first.
+
+Four classes, each by size (`by`: Gittins' index, the mean, or the mean and its tail):
+
+  pressed   wait, and would miss their first token, or their next, behind all the shorter ones, yet
+            can still have it: so many as take no more than `pressed_share` of the time that those
+            who are pushed back can spare
+  kept      their SLA can be met, or nothing was promised
+  lost      their SLA can't be met any more: behind all whose can, never dropped
+  over      a tenant's that has its weight's share already, while another's wait (fair.py)
+
+Nobody who runs and whose SLA can be met makes way: to be paused is what would break it. Others
+make way for one that is smaller by a share of `hysteresis`. Whoever has waited for `ageing_s` comes
+to the front, one a worker at a time (starving.py): that bounds every wait, of the lost and of long
+ones too.
+"""
+
+from math import inf
+
+import numpy as np
+
+from services.forecast import Floats, Ints
+from services.policies.memory import Memory
+from services.policies.order.deadlines import slack_s
+from services.policies.order.fair import over_share
+from services.policies.order.pace import keep_pace
+from services.policies.order.ranking import CLASS, HYSTERESIS, Ranking, fresh, next_of, steady
+from services.policies.order.shortest import SIZES, TAIL_PARAMS
+from services.policies.order.starving import at_front, starving
+from services.policies.parameters import Param, Params, named
+from services.policies.snapshot import Bools, Snapshot
+
+PRESSED, KEPT, LOST, OVER = 0.0, 1.0, 2.0, 3.0
+
+PARAMS = {
+    **TAIL_PARAMS,
+    **HYSTERESIS,
+    "by": named(*SIZES),
+    # Of what those who are on time can spare, so much at once goes to who would be late.
+    "pressed_share": Param(0.25, 0.0, 1.0),
+    # Who would be late is pressed when it has so little time left: till then, others may end.
+    "pressed_s": Param(1.0, 0.0, 1e6),
+}
+
+
+def promise(snapshot: Snapshot, params: Params, memory: Memory) -> Ranking:
+    """O(jobs log jobs), vectorised, and O(64) for each whose size changed."""
+    rows = np.concatenate([snapshot.queued, snapshot.running])
+    split, jobs = len(snapshot.queued), snapshot.jobs
+    pace, memory = keep_pace(snapshot, memory)
+    size_s, kept = SIZES[list(SIZES)[int(params["by"])]](snapshot, params, memory, pace, rows)
+    remaining_s = pace.remaining_s(jobs, rows, jobs.total[rows] - jobs.output[rows])
+    spare_s = np.minimum(slack_s(snapshot, rows, pace), _gap_s(snapshot, rows, split))
+    waits = np.arange(len(rows)) < split
+    ahead_s = _ahead_s(size_s, remaining_s, waits & (spare_s > 0), len(snapshot.workers))
+    classes = np.where(spare_s > 0, KEPT, LOST)
+    classes[_pressed(ahead_s, remaining_s, spare_s, waits, params)] = PRESSED
+    near_s = np.minimum(size_s, CLASS / 2)
+    classes[over_share(snapshot, rows, split, classes * CLASS + near_s)] = OVER
+
+    starved = starving(snapshot, rows, split, memory, params["ageing_s"])
+    age_s = snapshot.now - jobs.arrival_s[rows]
+    key = at_front(classes * CLASS + near_s, starved.front, age_s)
+    passed = classes * CLASS + near_s / (1.0 + params["hysteresis"])
+    promised = spare_s[split:] > 0
+    promised &= np.isfinite(spare_s[split:])
+    stays = starved.front[split:] | fresh(snapshot) | promised | np.isinf(params["hysteresis"])
+    line = steady(key, passed[split:], stays)
+    memory = memory.with_columns(rows, jobs.serial[rows], **starved.columns, **kept)
+    turns_s = spare_s[waits & (spare_s > 0)]
+    next_s = min(
+        starved.next_s,
+        next_of(snapshot.now, turns_s),
+        next_of(snapshot.now, turns_s - params["pressed_s"]),
+    )
+    return Ranking(rows, split, key, line, remaining_s, starved.lift_s, next_s, memory)
+
+
+def _gap_s(snapshot: Snapshot, rows: Ints, split: int) -> Floats:
+    """Time left until the gap since the last token breaks its budget, of those who wait with some
+    made; a paused one made its last about when it came to wait."""
+    jobs = snapshot.jobs
+    left_s = jobs.since_s[rows] + jobs.mtpot_s[rows] - snapshot.now
+    begun = jobs.output[rows] > 0
+    begun[split:] = False
+    gap_s: Floats = np.where(begun, left_s, inf)
+    return gap_s
+
+
+def _ahead_s(size_s: Floats, remaining_s: Floats, among: Bools, workers: int) -> Floats:
+    """Of these, the time that all the smaller ones of them take the fleet; 0 of the others."""
+    at = np.flatnonzero(among)
+    at = at[np.argsort(size_s[at], kind="stable")]
+    takes_s = remaining_s[at] / max(1, workers)
+    ahead_s = np.zeros(len(size_s))
+    ahead_s[at] = np.cumsum(takes_s) - takes_s
+    return ahead_s
+
+
+def _pressed(
+    ahead_s: Floats, remaining_s: Floats, spare_s: Floats, waits: Bools, params: Params
+) -> Bools:
+    """Who would be late behind the smaller ones, and has `pressed_s` left: the quickest of them, as
+    many as take no more than the share of what the least patient of those on time can spare."""
+    on_time = waits & (spare_s > ahead_s)
+    late = waits & (spare_s > 0) & ~on_time & (spare_s <= params["pressed_s"])
+    pressed = np.zeros(len(waits), bool)
+    if params["pressed_share"] and late.any():
+        at = np.flatnonzero(late)
+        at = at[np.argsort(remaining_s[at], kind="stable")]
+        spared_s = float(np.min((spare_s - ahead_s)[on_time], initial=inf))
+        pressed[at[np.cumsum(remaining_s[at]) <= params["pressed_share"] * spared_s]] = True
+    return pressed

@@ -1,0 +1,33 @@
+"""The estimator's benchmark measures what it foretells: the same prompts, the same tokens."""
+
+import pytest
+
+from benchmarks.estimator import Slice, Sliced
+from services.core import CostModel
+
+COST = CostModel(0.01, 0.0002, 0.001, 0.00001)
+
+
+def test_a_slice_of_mixed_prompts_by_hand() -> None:
+    """Prompts of 10 and 30, and one of 50 in KV already, 4 steps. Prefill: 0.01 + 40·0.00021 =
+    0.0184. Each step costs 0.01 + 3·0.001 = 0.013, and they read 4·90 + 3·(1+2+3+4) = 390."""
+    mixed = Slice((10, 30), (50,), 4)
+    assert (mixed.seqs, mixed.length) == (3, 30)
+    expected = 0.0184 + 4 * 0.013 + 390 * 0.00001
+    assert mixed.foretold_s(COST, "linear") == pytest.approx(expected)
+    assert mixed.foretold_s(COST, "knn") == pytest.approx(expected)
+    assert mixed.timing(COST, 2.0).elapsed_s == pytest.approx(2.0 + 50 * 0.00021)
+
+
+def test_the_engine_serves_the_slices_that_were_drawn() -> None:
+    """The prefill makes a prompt's first token, those who stayed need a step for each."""
+    sliced = Sliced("models/demo", seed=3)
+    stayed = 0
+    for _ in range(4):
+        drawn = sliced.draw()
+        timings = sliced.serve()
+        assert sum(t.prefill_tokens for t in timings) == sum(drawn.prompts)
+        decoded = len(drawn.prompts) * (drawn.steps - 1) + len(drawn.stayed) * drawn.steps
+        assert sum(t.decode_seqs for t in timings) == decoded
+        stayed += len(drawn.stayed)
+    assert stayed > 0
