@@ -369,3 +369,14 @@ def test_who_fits_nowhere_is_told_so() -> None:
     fleet.ask((90, 20))
     told = fleet.round().why.of(0)
     assert told is not None and told.reason is Reason.NO_WORKER
+
+
+def test_what_one_small_worker_leaves_of_a_batch_another_takes_at_once() -> None:
+    """Cut for the large one, which is busy: of three that fit one by one, two go in one round."""
+    small = [seat(number, 20, 9, cost=COST) for number in (1, 2)]
+    fleet = Fleet("abp", (*small, seat(3, 10_000, 9, cost=COST)))
+    fleet.ask((900, 50))
+    fleet.run(1)
+    fleet.ask(*[(10, 4)] * 3, cap=4)
+    fleet.run(1)
+    assert begun(fleet) == [(0, 3, [0]), (1, 1, [1]), (1, 2, [2])]

@@ -243,22 +243,24 @@ class _Round:
         if not idle or not len(batches):
             return
         could, seats = self._could(batches), batches.first(self.standing.seat)
-        left: list[int] = []
+        left: list[Ints] = []
         for nth in self._by_urgency(batches, self.workers[idle[0]]):
-            seat = int(seats[nth])
+            seat, members = int(seats[nth]), batches.of_batch(nth)
             for i in idle:
                 if could[i, nth] and seat in (0, self.workers[i].number):
-                    self._send(i, batches.of_batch(nth))
+                    self._send(i, members)
                     idle.remove(i)
                     break
             else:
-                left.append(nth)
+                if not seat:
+                    left.append(members)
         for i in idle:
-            for nth in left:
-                if not seats[nth] and len(part := self._part(i, batches.of_batch(nth))):
+            for nth, members in enumerate(left):
+                part = self._part(i, members)
+                if len(part):
                     self.standing.batch[part] = self.standing.new_ids(1)
                     self._send(i, part)
-                    left.remove(nth)
+                    left[nth] = np.setdiff1d(members, part)
                     break
 
     def _by_urgency(self, batches: Batches, worker: Worker) -> list[int]:
