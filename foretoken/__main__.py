@@ -24,8 +24,9 @@ def serve(
     model: Annotated[
         str, typer.Option(help="Folder or hub name of a causal LM; the demo model if left out.")
     ] = "",
-    policy: Annotated[
-        str, typer.Option(help="Preset: fcfs, conservative, past-future, alise, alise-recompute…")
+    policy: Annotated[str, typer.Option(help="Preset, as `foretoken presets` lists them.")] = "",
+    presets: Annotated[
+        str, typer.Option(metavar="FILE", help="TOML of more presets, as presets.toml has them.")
     ] = "",
     kv_tokens: Annotated[
         int, typer.Option(help="KV cache size a worker, in tokens; 0: by free memory.")
@@ -55,6 +56,7 @@ def serve(
         ServeOptions(
             model=model,
             policy=policy,
+            presets=presets,
             kv_tokens=kv_tokens,
             kv_dtype=kv_dtype,
             host_gib=host_gib,
@@ -74,10 +76,14 @@ def main() -> None:
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     from foretoken.chat import chat
     from foretoken.evaluate import EvaluateCommand, evaluate
+    from foretoken.presets import presets
     from foretoken.train import app as train
+    from foretoken.why import why
     from services.runtime.main import leave
 
     app.command()(chat)
+    app.command()(presets)
+    app.command()(why)
     app.command(cls=EvaluateCommand)(evaluate)
     app.add_typer(train, name="train")
     try:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 
-from services.policies.preset import Preset, choose
+from services.policies.preset import Preset
 from services.predictor.predictors import READS
 from services.runtime.config import SECTIONS, ConfigError, load, parse_sets
 from services.runtime.outcomelog.config import LogConfig
@@ -27,6 +27,7 @@ class ServeOptions:
 
     model: str = ""
     policy: str = ""
+    presets: str = ""
     kv_tokens: int = 0
     kv_dtype: str = ""
     host_gib: float | None = None
@@ -45,6 +46,7 @@ def sections(options: ServeOptions) -> Sections:
     """
     model = options.model or demo_model()
     given = parse_sets(options.sets, [*SECTIONS, "preset"])
+    presets = str(Path(options.presets).absolute()) if options.presets else None
     short: dict[str, Mapping[str, str]] = {
         "gateway": {
             "model": model,
@@ -56,7 +58,7 @@ def sections(options: ServeOptions) -> Sections:
         | _if_set("kv_tokens", options.kv_tokens or None)
         | _if_set("kv_dtype", options.kv_dtype or None)
         | _if_set("host_gib", options.host_gib),
-        "scheduler": dict(_if_set("policy", options.policy or None)),
+        "scheduler": _if_set("policy", options.policy or None) | _if_set("presets_file", presets),
     }
     preset = given.pop("preset")
     if preset:
@@ -69,8 +71,7 @@ def sections(options: ServeOptions) -> Sections:
 def chosen_preset(overrides: Sections) -> Preset:
     """The scheduler's preset: a mistake in it should end the start, not the first request. Raises
     ValueError."""
-    config = load(SchedulerConfig, overrides["scheduler"])
-    return choose(config.policy, config.preset)
+    return load(SchedulerConfig, overrides["scheduler"]).chosen()
 
 
 def _if_set(key: str, value: object) -> dict[str, str]:

@@ -56,6 +56,7 @@ class GatewayConfig(ServedSettings):
     max_arriving: Count = 2048  # waiting to be read: a burst of 2,000 is taken in within seconds
     arriving_hold_s: Positive = 0.02  # but tokens that keep coming hold one up no longer
     arriving_burst_s: Positive = 0.005  # of reading between two looks: one long prompt, many short
+    verdicts_kept: Count = 4096  # of choices that ended, for `foretoken why`; some 2 MB
     max_choices: Count = 128  # prompts x n of one call, as at OpenAI
     max_body_bytes: Count = 8 * 2**20  # a 100,000-token prompt as JSON is under 2 MiB
     max_stop_chars: Count = 512  # of one stop string; what may be held back of an answer

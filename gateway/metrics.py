@@ -11,9 +11,9 @@ from prometheus_client.utils import floatToGoString
 
 from gateway.request import Generation
 from gateway.session import Session
-from gateway.sla import verdict
 from services.core import FinishReason
 from services.runtime.telemetry import LATENCY_BUCKETS_S
+from services.verdict import verdict
 
 
 class GapHistogram(Collector):

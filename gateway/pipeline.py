@@ -24,6 +24,7 @@ from gateway.retries import RetryBudget
 from gateway.roster import Roster, ToScheduler
 from gateway.session import News, Session
 from gateway.text import Text
+from gateway.verdicts import Ended, Verdicts
 from protos import scheduler_pb2, worker_pb2
 from services.core import FinishReason
 from services.runtime.codec import decode_reason
@@ -49,6 +50,7 @@ class Pipeline:
     ):
         self.fleet = Fleet()
         self.connected = False  # whether the scheduler takes requests now
+        self.verdicts = Verdicts(config.verdicts_kept)
         self._config, self._text, self._metrics = config, text, metrics
         self._to_worker = to_worker
         self._door = Door(config.max_sessions, config.max_queued)
@@ -306,6 +308,8 @@ class Pipeline:
 
     def _forget(self, live: Live, reason: FinishReason) -> None:
         self._roster.drop(live)
+        ended = Ended(live.generation.sla, live.session.line, reason)
+        self.verdicts.keep(live.place.wire_id, ended)
         self._metrics.on_end(live.generation, live.session, reason)
         if not self.live:
             self._idle.set()

@@ -34,6 +34,7 @@ from services.runtime.errors import Code, InvalidArgument, ServiceError
 from services.runtime.server import Mount
 
 SWEEP_S = 0.1
+WHY_S = 10.0  # what a scheduler gets to tell a story
 DEADLINE_MARGIN_S = 0.05  # of a gRPC deadline, so that the answer so far still arrives
 SERVICE_NAME = "foretoken.v1.Gateway"
 TIMEOUT_KEY = "x-request-timeout-s"
@@ -67,7 +68,8 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
         self._parser = Parser(config, self.text, lambda: secrets.randbits(63))
         self._gateway_id = config.gateway_id or uuid4().hex
         self._backoff = Backoff(config.connect_backoff_s, config.max_connect_backoff_s)
-        self._scheduler = self._scheduler_link(SchedulerStub(scheduler))
+        self._stub = SchedulerStub(scheduler)
+        self._scheduler = self._scheduler_link(self._stub)
         self._workers = WorkerLinks(self._worker_link)
         self._turnstile = Turnstile(
             config.max_arriving, config.arriving_hold_s, config.arriving_burst_s
@@ -187,6 +189,17 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
             name=self.config.model_name, max_context_tokens=self.max_context_tokens
         )
         return gateway_pb2.ListModelsResponse(models=[model])
+
+    async def Why(
+        self, request: scheduler_pb2.WhyRequest, context: Any
+    ) -> scheduler_pb2.WhyResponse:
+        try:
+            response = await self._stub.Why(request, timeout=WHY_S)
+        except aio.AioRpcError as error:
+            raise ServiceError(error.code(), error.details() or error.code().name) from None
+        for story in response.stories:
+            self._pipeline.verdicts.judge(story)
+        return response
 
     def mount(self) -> Mount:
         """What `services.runtime.server` serves."""

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Protocol
 
-from gateway.sla import Timeline
 from gateway.text import Detokenizer, StopMatcher
 from services.core import FinishReason
+from services.verdict import Timeline
 
 
 class Logprob(Protocol):

@@ -4,6 +4,7 @@ import grpc
 import warnings
 
 from protos import gateway_pb2 as protos_dot_gateway__pb2
+from protos import scheduler_pb2 as protos_dot_scheduler__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -44,6 +45,11 @@ class GatewayStub:
                 request_serializer=protos_dot_gateway__pb2.ListModelsRequest.SerializeToString,
                 response_deserializer=protos_dot_gateway__pb2.ListModelsResponse.FromString,
                 _registered_method=True)
+        self.Why = channel.unary_unary(
+                '/foretoken.v1.Gateway/Why',
+                request_serializer=protos_dot_scheduler__pb2.WhyRequest.SerializeToString,
+                response_deserializer=protos_dot_scheduler__pb2.WhyResponse.FromString,
+                _registered_method=True)
 
 
 class GatewayServicer:
@@ -62,6 +68,13 @@ class GatewayServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Why(self, request, context):
+        """As Scheduler.Why, with the SLA judged by what the client was sent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_GatewayServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -74,6 +87,11 @@ def add_GatewayServicer_to_server(servicer, server):
                     servicer.ListModels,
                     request_deserializer=protos_dot_gateway__pb2.ListModelsRequest.FromString,
                     response_serializer=protos_dot_gateway__pb2.ListModelsResponse.SerializeToString,
+            ),
+            'Why': grpc.unary_unary_rpc_method_handler(
+                    servicer.Why,
+                    request_deserializer=protos_dot_scheduler__pb2.WhyRequest.FromString,
+                    response_serializer=protos_dot_scheduler__pb2.WhyResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -130,6 +148,33 @@ class Gateway:
             '/foretoken.v1.Gateway/ListModels',
             protos_dot_gateway__pb2.ListModelsRequest.SerializeToString,
             protos_dot_gateway__pb2.ListModelsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Why(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/foretoken.v1.Gateway/Why',
+            protos_dot_scheduler__pb2.WhyRequest.SerializeToString,
+            protos_dot_scheduler__pb2.WhyResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -8,6 +8,7 @@ The public face. INVALID_ARGUMENT names the field; RESOURCE_EXHAUSTED carries th
 from collections import abc as _abc
 from grpc import aio as _aio
 from protos import gateway_pb2 as _gateway_pb2
+from protos import scheduler_pb2 as _scheduler_pb2
 import abc as _abc_1
 import grpc as _grpc
 import sys
@@ -36,6 +37,8 @@ class GatewayStub:
     Generate: _grpc.UnaryStreamMultiCallable[_gateway_pb2.GenerateRequest, _gateway_pb2.GenerateResponse]
     """Streams the answer to one prompt. Cancelling the call cancels the request down to the worker."""
     ListModels: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.ListModelsRequest, _gateway_pb2.ListModelsResponse]
+    Why: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.WhyRequest, _scheduler_pb2.WhyResponse]
+    """As Scheduler.Why, with the SLA judged by what the client was sent."""
 
 @_typing.type_check_only
 class GatewayAsyncStub(GatewayStub):
@@ -43,6 +46,8 @@ class GatewayAsyncStub(GatewayStub):
     Generate: _aio.UnaryStreamMultiCallable[_gateway_pb2.GenerateRequest, _gateway_pb2.GenerateResponse]  # type: ignore[assignment]
     """Streams the answer to one prompt. Cancelling the call cancels the request down to the worker."""
     ListModels: _aio.UnaryUnaryMultiCallable[_gateway_pb2.ListModelsRequest, _gateway_pb2.ListModelsResponse]  # type: ignore[assignment]
+    Why: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.WhyRequest, _scheduler_pb2.WhyResponse]  # type: ignore[assignment]
+    """As Scheduler.Why, with the SLA judged by what the client was sent."""
 
 class GatewayServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -59,5 +64,13 @@ class GatewayServicer(metaclass=_abc_1.ABCMeta):
         request: _gateway_pb2.ListModelsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_gateway_pb2.ListModelsResponse, _abc.Awaitable[_gateway_pb2.ListModelsResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def Why(
+        self,
+        request: _scheduler_pb2.WhyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_scheduler_pb2.WhyResponse, _abc.Awaitable[_scheduler_pb2.WhyResponse]]:
+        """As Scheduler.Why, with the SLA judged by what the client was sent."""
 
 def add_GatewayServicer_to_server(servicer: GatewayServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

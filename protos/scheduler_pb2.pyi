@@ -451,6 +451,116 @@ class FleetView(_message.Message):
 Global___FleetView: _TypeAlias = FleetView  # noqa: Y015
 
 @_typing.final
+class WhyRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """As a client was told it (with or without chatcmpl- or cmpl-), as the scheduler knows a single
+    choice of it, or the beginning of either.
+    """
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WhyRequest: _TypeAlias = WhyRequest  # noqa: Y015
+
+@_typing.final
+class WhyResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STORIES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def stories(self) -> _containers.RepeatedCompositeFieldContainer[Global___Story]:
+        """Each choice of the request, and each submission of a choice that was resubmitted."""
+
+    def __init__(
+        self,
+        *,
+        stories: _abc.Iterable[Global___Story] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["stories", b"stories"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WhyResponse: _TypeAlias = WhyResponse  # noqa: Y015
+
+@_typing.final
+class Story(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    LIVE_FIELD_NUMBER: _builtins.int
+    CHAPTERS_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    live: _builtins.bool
+    @_builtins.property
+    def chapters(self) -> _containers.RepeatedCompositeFieldContainer[Global___Chapter]:
+        """in order of time"""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        live: _builtins.bool = ...,
+        chapters: _abc.Iterable[Global___Chapter] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chapters", b"chapters", "live", b"live", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Story: _TypeAlias = Story  # noqa: Y015
+
+@_typing.final
+class Chapter(_message.Message):
+    """One thing that happened; what went on is one chapter, from at_s until until_s, `times` over.
+    Seconds count from the request's arrival at its gateway.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AT_S_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    TIMES_FIELD_NUMBER: _builtins.int
+    UNTIL_S_FIELD_NUMBER: _builtins.int
+    at_s: _builtins.float
+    kind: _builtins.str
+    """one word, as `placed` or `paused`"""
+    text: _builtins.str
+    """a sentence"""
+    times: _builtins.int
+    until_s: _builtins.float
+    """where times > 1"""
+    def __init__(
+        self,
+        *,
+        at_s: _builtins.float = ...,
+        kind: _builtins.str = ...,
+        text: _builtins.str = ...,
+        times: _builtins.int = ...,
+        until_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_s", b"at_s", "kind", b"kind", "text", b"text", "times", b"times", "until_s", b"until_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Chapter: _TypeAlias = Chapter  # noqa: Y015
+
+@_typing.final
 class WorkerInfo(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -721,6 +831,33 @@ class KVCosts(_message.Message):
 Global___KVCosts: _TypeAlias = KVCosts  # noqa: Y015
 
 @_typing.final
+class StaticBatch(_message.Message):
+    """Requests of this plan that begin together, the shorter padded to the longest, and none of which
+    leaves before all have ended or made what they may. Numbers begin at 1.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    MEMBERS_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    @_builtins.property
+    def members(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        members: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["members", b"members", "number", b"number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StaticBatch: _TypeAlias = StaticBatch  # noqa: Y015
+
+@_typing.final
 class Plan(_message.Message):
     """Absolute directives; a worker skips a plan whose seq it has applied. Requests not named go on."""
 
@@ -736,6 +873,7 @@ class Plan(_message.Message):
     ORDER_FIELD_NUMBER: _builtins.int
     RESIDENCY_FIELD_NUMBER: _builtins.int
     COSTS_FIELD_NUMBER: _builtins.int
+    BATCHES_FIELD_NUMBER: _builtins.int
     seq: _builtins.int
     residency: _builtins.str
     """the policy that places their KV; empty: recompute"""
@@ -765,6 +903,8 @@ class Plan(_message.Message):
 
     @_builtins.property
     def costs(self) -> Global___KVCosts: ...
+    @_builtins.property
+    def batches(self) -> _containers.RepeatedCompositeFieldContainer[Global___StaticBatch]: ...
     def __init__(
         self,
         *,
@@ -778,10 +918,11 @@ class Plan(_message.Message):
         order: _abc.Iterable[Global___Standing] | None = ...,
         residency: _builtins.str = ...,
         costs: Global___KVCosts | None = ...,
+        batches: _abc.Iterable[Global___StaticBatch] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["costs", b"costs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admit", b"admit", "cancel", b"cancel", "costs", b"costs", "extend", b"extend", "order", b"order", "pause", b"pause", "prefetch", b"prefetch", "residency", b"residency", "seq", b"seq", "victims", b"victims"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admit", b"admit", "batches", b"batches", "cancel", b"cancel", "costs", b"costs", "extend", b"extend", "order", b"order", "pause", b"pause", "prefetch", b"prefetch", "residency", b"residency", "seq", b"seq", "victims", b"victims"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

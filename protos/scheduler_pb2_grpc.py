@@ -49,6 +49,11 @@ class SchedulerStub:
                 request_serializer=protos_dot_scheduler__pb2.GetFleetRequest.SerializeToString,
                 response_deserializer=protos_dot_scheduler__pb2.FleetView.FromString,
                 _registered_method=True)
+        self.Why = channel.unary_unary(
+                '/foretoken.v1.Scheduler/Why',
+                request_serializer=protos_dot_scheduler__pb2.WhyRequest.SerializeToString,
+                response_deserializer=protos_dot_scheduler__pb2.WhyResponse.FromString,
+                _registered_method=True)
 
 
 class SchedulerServicer:
@@ -76,6 +81,14 @@ class SchedulerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Why(self, request, context):
+        """What was decided of a request and why. NOT_FOUND: it is not remembered, nor is any whose id
+        begins so; INVALID_ARGUMENT: several are. Both say so in a sentence; do not retry.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SchedulerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -93,6 +106,11 @@ def add_SchedulerServicer_to_server(servicer, server):
                     servicer.GetFleet,
                     request_deserializer=protos_dot_scheduler__pb2.GetFleetRequest.FromString,
                     response_serializer=protos_dot_scheduler__pb2.FleetView.SerializeToString,
+            ),
+            'Why': grpc.unary_unary_rpc_method_handler(
+                    servicer.Why,
+                    request_deserializer=protos_dot_scheduler__pb2.WhyRequest.FromString,
+                    response_serializer=protos_dot_scheduler__pb2.WhyResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -176,6 +194,33 @@ class Scheduler:
             '/foretoken.v1.Scheduler/GetFleet',
             protos_dot_scheduler__pb2.GetFleetRequest.SerializeToString,
             protos_dot_scheduler__pb2.FleetView.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Why(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/foretoken.v1.Scheduler/Why',
+            protos_dot_scheduler__pb2.WhyRequest.SerializeToString,
+            protos_dot_scheduler__pb2.WhyResponse.FromString,
             options,
             channel_credentials,
             insecure,

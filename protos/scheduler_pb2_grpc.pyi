@@ -40,6 +40,10 @@ class SchedulerStub:
     requests are requeued in front.
     """
     GetFleet: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.GetFleetRequest, _scheduler_pb2.FleetView]
+    Why: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.WhyRequest, _scheduler_pb2.WhyResponse]
+    """What was decided of a request and why. NOT_FOUND: it is not remembered, nor is any whose id
+    begins so; INVALID_ARGUMENT: several are. Both say so in a sentence; do not retry.
+    """
 
 @_typing.type_check_only
 class SchedulerAsyncStub(SchedulerStub):
@@ -53,6 +57,10 @@ class SchedulerAsyncStub(SchedulerStub):
     requests are requeued in front.
     """
     GetFleet: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.GetFleetRequest, _scheduler_pb2.FleetView]  # type: ignore[assignment]
+    Why: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.WhyRequest, _scheduler_pb2.WhyResponse]  # type: ignore[assignment]
+    """What was decided of a request and why. NOT_FOUND: it is not remembered, nor is any whose id
+    begins so; INVALID_ARGUMENT: several are. Both say so in a sentence; do not retry.
+    """
 
 class SchedulerServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -81,5 +89,15 @@ class SchedulerServicer(metaclass=_abc_1.ABCMeta):
         request: _scheduler_pb2.GetFleetRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_scheduler_pb2.FleetView, _abc.Awaitable[_scheduler_pb2.FleetView]]: ...
+
+    @_abc_1.abstractmethod
+    def Why(
+        self,
+        request: _scheduler_pb2.WhyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_scheduler_pb2.WhyResponse, _abc.Awaitable[_scheduler_pb2.WhyResponse]]:
+        """What was decided of a request and why. NOT_FOUND: it is not remembered, nor is any whose id
+        begins so; INVALID_ARGUMENT: several are. Both say so in a sentence; do not retry.
+        """
 
 def add_SchedulerServicer_to_server(servicer: SchedulerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -313,6 +313,16 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True)
+class StaticBatch:
+    """Requests that begin together, the shorter padded to the longest, and none of which leaves
+    before all have ended or made what they may (papers/003 §2.2). Numbers, from 1 on, are never
+    given twice by one scheduler."""
+
+    number: int
+    members: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """Absolute directives to one worker; requests not named go on as they were.
 
@@ -321,6 +331,7 @@ class Plan:
     that it does not name are evicted after it, the newest admitted first.
     `order` ranks the requests that run or have KV there, most urgent first, for the worker's
     residency policy (`residency` names it; empty: recompute) to place their KV by, at `costs`.
+    `batches` are made of requests that the same plan admits or extends.
     """
 
     seq: int
@@ -333,6 +344,7 @@ class Plan:
     order: tuple[Standing, ...] = ()
     residency: str = ""
     costs: KVCosts = KVCosts()
+    batches: tuple[StaticBatch, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

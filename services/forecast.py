@@ -282,9 +282,14 @@ class ForecastTable:
         self, rng: np.random.Generator, which: Ints, generated: Ints, caps: Ints, times: int = 1
     ) -> Floats:
         """Draws of min(L, cap) | L > generated, (times, rows); the cap where nothing is longer."""
+        return self.quantiles(1.0 - rng.random((times, len(which))), which, generated, caps)
+
+    def quantiles(self, shares: Floats, which: Ints, generated: Ints, caps: Ints) -> Floats:
+        """The smallest l with P(min(L, cap) ≤ l | L > generated) ≥ share, (shares, rows); the cap
+        where nothing is longer."""
         first = self._count_upto(which, generated)
         left = self._mass[which, first]
-        target = 1.0 - left * rng.random((times, len(which)))
+        target = 1.0 - left * (1.0 - shares)
         column = np.maximum(self._search(self._cdf, which, target - 1e-12), first)
         drawn = self._points[which, np.minimum(column, MAX_POINTS - 1)]
         return np.minimum(np.where(left > _NOTHING, drawn, caps), caps)
@@ -302,6 +307,18 @@ class ForecastTable:
         masses[left <= _NOTHING, -1] = 1.0
         return points, masses
 
+    def survival(self, which: Ints, generated: Ints, caps: Ints, tokens: Ints) -> Floats:
+        """P(min(L, cap) > generated + tokens | L > generated), (tokens, rows): that so many more
+        are made and that more are to come; never where the cap is reached. O(tokens · rows)."""
+        first = self._count_upto(which, generated)
+        left = self._mass[which, first]
+        reached = generated + tokens[:, None]
+        column = np.maximum(self._count_upto(which, reached), first)
+        beyond = self._mass.reshape(-1).take(column + which * (MAX_POINTS + 1), mode="clip")
+        known = left > _NOTHING
+        share = np.where(known, beyond / np.where(known, left, 1.0), 1.0)
+        return np.where(reached < caps, share, 0.0)
+
     def _count_upto(self, which: Ints, tokens: Ints) -> Ints:
         """How many points of its row are <= tokens."""
         return self._search(self._points, which, tokens + _HALF_ULP * np.maximum(tokens, 1))
@@ -309,12 +326,12 @@ class ForecastTable:
     @staticmethod
     def _search(table: Floats, which: Ints, target: Floats) -> Ints:
         """How many values of its ascending row lie below the target, for each of `which`."""
-        flat = table.reshape(-1)
-        start = which * MAX_POINTS - 1
-        found = np.zeros(target.shape, np.int64)
+        flat, start = table.reshape(-1), which * MAX_POINTS - 1
+        at = np.broadcast_to(start, target.shape).copy()
         for step in _STEPS:
-            found += step * (flat[start + found + step] < target)
-        return found + (flat[start + np.minimum(found, MAX_POINTS - 1) + 1] < target)
+            # Nothing is out of bounds; without the check numpy reads twice as fast.
+            at += step * (flat.take(at + step, mode="clip") < target)
+        return at - start
 
     def _take(self) -> int:
         if not self._free:
@@ -335,4 +352,4 @@ _COLUMNS = np.arange(MAX_POINTS)
 _NEVER = 2.0  # more than any share of mass
 _NOTHING = 1e-12  # mass that is rounding
 _HALF_ULP = 2.0**-40  # tokens are far coarser than this
-_STEPS = (32, 16, 8, 4, 2, 1)
+_STEPS = (32, 16, 8, 4, 2, 1, 1)  # all 64 points

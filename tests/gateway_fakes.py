@@ -105,6 +105,9 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
         async for _ in requests:
             yield sched.Plan()
 
+    async def Why(self, request: sched.WhyRequest, context: Any) -> sched.WhyResponse:
+        return sched.WhyResponse()
+
     async def GetFleet(self, request: sched.GetFleetRequest, context: Any) -> sched.FleetView:
         return self.fleet([self.worker_address]).fleet
 

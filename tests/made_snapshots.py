@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from services.core import CostModel
 from services.forecast import Floats, Forecast, ForecastTable, Ints, certain, from_lengths
-from services.policies.form.demand import FORMS, Demand, Line
+from services.policies.form.demand import Demand, Line
 from services.policies.form.fill import Filled, fill
+from services.policies.form.forms import FORMS
 from services.policies.memory import Memory
 from services.policies.order.ranking import Ranking
 from services.policies.parameters import resolve
@@ -96,10 +97,13 @@ def demanded(
     params: Mapping[str, float],
     seed: int = 0,
     runs: Sequence[bool] | Bools | None = None,
+    numbers: Mapping[str, float] | None = None,
+    limits: Sequence[int] | Ints | None = None,
 ) -> Demand:
-    """What a line asks of memory; nobody runs unless it is said."""
+    """What a line asks of memory; nobody runs, and slices are whole, unless it is said."""
     running = np.zeros(len(made), bool) if runs is None else np.array(runs, bool)
-    line = Line(made, running, worker, forecasts, {})
+    granted = made.cap if limits is None else np.array(limits, np.int64)
+    line = Line(made, running, granted, worker, forecasts, numbers or {})
     given = resolve(form, FORMS[form].params, params)
     return FORMS[form].demand(line, given, np.random.default_rng(seed))
 
@@ -117,9 +121,17 @@ def formed(
     rows = [*running, *queued]
     forecasts = table(*(certain(length) for _, _, length in rows))
     prompt, output, cap = np.array(rows, np.int64).reshape(-1, 3).T
-    made = jobs(len(rows), prompt=prompt, output=output, cap=cap, forecast=np.arange(len(rows)))
-    worker = seat(kv_tokens=kv_tokens, places=most)
     runs = np.arange(len(rows)) < len(running)
+    granted = np.where(runs, cap, 0)
+    made = jobs(
+        len(rows),
+        prompt=prompt,
+        output=output,
+        cap=cap,
+        limit=granted,
+        forecast=np.arange(len(rows)),
+    )
+    worker = seat(kv_tokens=kv_tokens, places=most)
     demand = demanded(form, made, worker, forecasts, params or {}, seed, runs)
     alone = bool(queued) and queued[0][0] + queued[0][2] <= kv_tokens
     filled = fill(runs, demand, most, alone)

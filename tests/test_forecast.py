@@ -314,14 +314,22 @@ def test_a_table_means_what_each_forecast_means(fs: list[Forecast], data: st.Dat
     which, generated, caps = (np.array(column, np.int64) for column in zip(*asked, strict=True))
     means = table.mean(np.array(rows)[which], generated, caps)
     drawn = table.sample(np.random.default_rng(1), np.array(rows)[which], generated, caps, 3)
+    shares, ahead = np.array([0.0, 0.3, 0.9, 1.0]), np.array([0, 1, 7, 60, 400])
+    ends = table.quantiles(
+        np.repeat(shares[:, None], len(asked), 1), np.array(rows)[which], generated, caps
+    )
+    alive = table.survival(np.array(rows)[which], generated, caps, ahead)
     assert drawn.shape == (3, len(asked))
     assert (drawn <= caps).all()
-    for (i, g, cap), mean, draws in zip(asked, means, drawn.T, strict=True):
+    for at, ((i, g, cap), mean, draws) in enumerate(zip(asked, means, drawn.T, strict=True)):
         # What its request may make is not in its row, but told with each question.
         f = replace(latest.get(fs[i].shared_key, fs[i]), max_tokens=UNCAPPED)
         assert mean == pytest.approx(min(f.mean(g, cap), cap))
         points = {min(p, float(cap)) for p in f.points if p > g} or {float(cap)}
         assert set(draws) <= points
+        assert ends[:, at].tolist() == [min(f.quantile(share, g), cap) for share in shares]
+        chances = [f.survival(g + n, g) if g + n < cap else 0.0 for n in ahead.tolist()]
+        assert alive[:, at].tolist() == pytest.approx(chances)
 
 
 @settings(max_examples=100)

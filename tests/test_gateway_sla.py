@@ -5,8 +5,9 @@ from math import inf, nan
 import pytest
 
 from gateway.config import SLA_CLASSES
-from gateway.sla import Cause, SlaError, Timeline, parse_header, resolve, verdict
+from gateway.sla import SlaError, parse_header, resolve
 from services.core import FinishReason, Sla
+from services.verdict import Cause, Timeline, verdict
 
 CLASSES = {name: kind.named(name) for name, kind in SLA_CLASSES.items()}
 TIGHT = Sla("tight", ttft_s=1.0, tpot_s=0.1, mtpot_s=0.5)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from services.policies.arrange.binding import BATCH_PLACES
 from services.policies.decide import decide
 from services.policies.decision import SENTENCES, Decision, Reason, Whys
+from services.policies.form.forms import FORMS
 from services.policies.interval import INTERVALS
 from services.policies.memory import Memory
 from services.policies.preset import Preset, choose, presets
@@ -69,7 +70,8 @@ def check(snapshot: Snapshot, decision: Decision, preset: Preset) -> None:
         assert run - here <= queued
         assert all(could_run(snapshot, row, worker.number, stays) for row in run - here)
         returns = {row for row in here if SLICES[preset.slice].returns and jobs.spent[row]}
-        assert not paused - returns or run - here  # nobody is paused for nothing
+        renews = stays and FORMS[preset.form].renews  # paused for want of room at a slice's end
+        assert renews or not paused - returns or run - here  # nobody is paused for nothing
         assert sorted(share.victims.tolist()) == sorted(run)
         cap, output = jobs.cap[share.run], jobs.output[share.run]
         assert (share.limits <= np.maximum(cap, jobs.limit[share.run])).all()
@@ -104,6 +106,20 @@ def test_whatever_the_board_every_decision_can_be_carried_out(
     assert pickle.dumps(snapshot) == before
     assert pickle.dumps(decided(snapshot, preset, Memory(), seed)) == pickle.dumps(first)
     assert pickle.dumps(decided(snapshot, preset, first.memory, seed)) == pickle.dumps(second)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@settings(max_examples=60)
+@given(snapshots(), st.integers(0, 2**32), st.sampled_from(["swap", "defer"]))
+def test_every_form_goes_with_slices_and_an_order_that_preempts(
+    form: str, snapshot: Snapshot, seed: int, residency: str
+) -> None:
+    """And so does `relief`."""
+    cells = {"form": form, "victim": "relief", "residency": residency}
+    for base in ("alise", "fcfs"):
+        chosen = choose(base, cells | ({"slice": "turns"} if base == "fcfs" else {}))
+        decision = decide(snapshot, chosen, Memory(), np.random.default_rng(seed), 7)
+        check(snapshot, decision, chosen)
 
 
 @pytest.mark.parametrize("preset", ALL)

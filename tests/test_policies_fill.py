@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.policies.decision import Reason
-from services.policies.form.demand import Demand
 from services.policies.form.fill import Filled, fill, fill_places
+from services.policies.form.past_future import Peaks
 from services.policies.form.peak import peak_tokens
+from services.policies.form.sums import Sums
 
 W, R = False, True  # who waits, who runs
 
@@ -19,7 +20,7 @@ def filled(
     line: Sequence[tuple[bool, float]], limit: float, places: int = 99, alone: bool = False
 ) -> Filled:
     runs = np.array([runs for runs, _ in line], bool)
-    return fill(runs, Demand(np.array([held for _, held in line], float), limit), places, alone)
+    return fill(runs, Sums(np.array([held for _, held in line], float), limit), places, alone)
 
 
 def who(
@@ -89,14 +90,22 @@ class Literal(NamedTuple):
     by_places: bool
 
 
-def literal(runs: list[bool], need: Need, limit: float, places: int, alone: bool) -> Literal:
+def literal(
+    runs: list[bool],
+    need: Need,
+    limit: float,
+    places: int,
+    alone: bool,
+    due: list[bool] | None = None,
+) -> Literal:
     """The docstring of fill.py, a sentence a line."""
     count = len(runs)
-    ahead = runs.index(W) if W in runs else count
+    stays = [runs[i] and not (due and due[i]) for i in range(count)]
+    ahead = stays.index(False) if False in stays else count
     run = list(range(ahead))  # "those ahead of everybody who waits stay, whatever memory says"
     stop, by_places = None, False
     for i in range(ahead, count):  # "the line is taken in order until one does not fit"
-        exempt = i == 0 and alone and not any(runs) and places > 0
+        exempt = i == 0 and (alone or runs[0]) and not any(stays) and places > 0
         by_places = len(run) >= places
         if by_places or (need([*run, i]) > limit and not exempt):
             stop = i
@@ -106,7 +115,8 @@ def literal(runs: list[bool], need: Need, limit: float, places: int, alone: bool
     behind = [i for i in range(count) if runs[i] and i not in run]
     for i in behind:  # "who runs behind it goes on if there is still room beside …"
         fits = len(run) < places and need([*run, i]) <= limit
-        if not came or fits:  # "paused only where one who stood ahead of it came in"
+        # "paused only where one who stood ahead of it came in", or who is due finds no room
+        if not (came or due) or fits:
             run.append(i)
     return Literal(sorted(run), stop, by_places)
 
@@ -127,7 +137,7 @@ def test_fill_does_what_its_promise_says(
         return peak_tokens(held[rows], left[rows])
 
     given_runs = np.array(runs, bool)
-    demand = Demand(held, limit, left[None] if foreseen else None)
+    demand = Peaks(held, limit, left[None]) if foreseen else Sums(held, limit)
     told = fill(given_runs, demand, places, alone)
     expected = literal(runs, need, limit, places, alone)
     assert np.flatnonzero(told.run).tolist() == expected.run
@@ -148,6 +158,27 @@ def test_fill_does_what_its_promise_says(
             assert why == (Reason.BEHIND, i, 0)
     if not any(i in expected.run for i in waiting):
         assert expected.run == [i for i in range(len(line)) if runs[i]]
+
+
+@settings(max_examples=300)
+@given(
+    st.lists(st.tuples(st.booleans(), st.booleans(), st.integers(1, 40)), min_size=1, max_size=12),
+    st.integers(0, 250),
+    st.integers(0, 13),
+    st.booleans(),
+)
+def test_fill_keeps_its_promise_to_those_who_are_due(
+    line: list[tuple[bool, bool, int]], limit: int, places: int, alone: bool
+) -> None:
+    runs = [runs for runs, _, _ in line]
+    due = [runs and asks for runs, asks, _ in line]
+    held = np.array([held for _, _, held in line], float)
+    told = fill(np.array(runs), Sums(held, limit, due=np.array(due)), places, alone)
+    expected = literal(runs, lambda rows: float(held[rows].sum()), limit, places, alone, due)
+    assert np.flatnonzero(told.run).tolist() == expected.run
+    assert told.peak == held[expected.run].sum()
+    waits = [i for i in range(len(line)) if not runs[i] and not told.run[i]]
+    assert all(told.reasons[i] == Reason.BEHIND for i in waits[1:])
 
 
 def literal_places(
@@ -182,7 +213,7 @@ def test_fill_places_does_what_its_promise_says(
     runs = np.array([runs for runs, _, _ in line], bool)
     holds = np.array([runs or rests for runs, rests, _ in line], bool)
     held = np.array([held for _, _, held in line], float)
-    told = fill_places(runs, holds, Demand(held, limit), places, alone)
+    told = fill_places(runs, holds, Sums(held, limit), places, alone)
     run = np.flatnonzero(told.run).tolist()
     assert run == literal_places(line, limit, places, alone)
     waits = np.flatnonzero(~told.run & ~runs).tolist()
@@ -201,7 +232,7 @@ def test_fill_places_does_what_its_promise_says(
 def test_where_paused_kv_keeps_the_device_who_waits_for_a_place_is_told_so() -> None:
     """The first rests and could run again; the second would not fit."""
     runs, holds = np.array([R, W, W]), np.array([True, True, False])
-    told = fill_places(runs, holds, Demand(np.array([40.0, 40.0, 40.0]), 100), 1, alone=False)
+    told = fill_places(runs, holds, Sums(np.array([40.0, 40.0, 40.0]), 100), 1, alone=False)
     assert told.run.tolist() == [True, False, False]
     assert told.reasons[1:].tolist() == [Reason.PLACES, Reason.BEHIND]
     assert (told.a[1], told.b[1]) == (1, 1)

@@ -10,10 +10,14 @@ from hypothesis import strategies as st
 
 from services.forecast import Forecast, Ints, certain
 from services.policies.decision import Reason
-from services.policies.form.demand import FORMS, Demand
+from services.policies.form.demand import Demand
 from services.policies.form.fill import fill
-from services.policies.form.peak import PrefixPeaks, peak_tokens
+from services.policies.form.forms import FORMS
+from services.policies.form.past_future import Peaks
+from services.policies.form.peak import PrefixPeaks, Statistic, largest, mean, peak_tokens
+from services.policies.form.sums import Sums
 from services.policies.parameters import resolve
+from services.policies.preset import choose
 from tests.made_snapshots import Row, demanded, formed, jobs, seat, table
 
 # The paper's example (papers/000 Fig. 6): capacity 21, two run, one waits. Admitted at t, memory
@@ -31,6 +35,8 @@ AT_T2: tuple[list[Row], list[Row]] = ([(4, 5, 6)], [(4, 0, 3)])
         ("aggressive", {"watermark": 1.0}, [1, 1, 1]),
         ("past_future", {"reserved": 0.0}, [0, 1, 1]),
         ("conservative", {"overcommit": 1.0}, [0, 0, 1]),
+        ("fixed", {"batch_size": 3}, [0, 0, 1]),
+        ("curve", {"reserved": 0.0, "z": 2.0}, [0, 1, 1]),
     ],
 )
 def test_figure_6(form: str, params: dict[str, float], admitted: list[int]) -> None:
@@ -65,6 +71,17 @@ def test_figure_6_peaks() -> None:
         ("past_future", {"reserved": 0.48}, 2, 52),
         ("past_future", {}, 3, 86),
         ("past_future", {"reserved": 0.0}, 3, 86),
+        ("past_future", {"reserved": 0.48, "draws": 7, "statistic": 1}, 2, 52),
+        # Nothing is uncertain here, so z has nothing to widen.
+        ("curve", {"reserved": 0.5, "z": 3.0}, 1, 30),
+        ("curve", {"reserved": 0.48}, 2, 52),
+        ("curve", {}, 3, 86),
+        # The worst case as above, and three or two at most with the one that runs.
+        ("fixed", {"batch_size": 4}, 2, 68),
+        # Slices are whole: the worst case again, of 0.9 or 0.43 of memory.
+        ("sliced", {}, 2, 68),
+        ("sliced", {"zeta": 0.43}, 0, 14),
+        ("token_budget", {}, 3, 70),
     ],
 )
 def test_hand_worked_table(form: str, params: dict[str, float], admit: int, peak: float) -> None:
@@ -88,10 +105,14 @@ def test_every_form_keeps_to_the_places(form: str) -> None:
     assert formed(form, 1_000, [(1, 0, 1)] * 3, [(1, 0, 1)], most=2)[0] == 0
 
 
-TIGHT = {
+TIGHT: dict[str, dict[str, float]] = {
     "aggressive": {"watermark": 0.5},
     "conservative": {"overcommit": 0.5},
     "past_future": {"reserved": 0.5},
+    "fixed": {"batch_size": 1},
+    "sliced": {"zeta": 0.5},
+    "token_budget": {"watermark": 0.5, "budget_tokens": 1},
+    "curve": {"reserved": 0.5},
 }
 
 
@@ -106,7 +127,14 @@ def test_an_idle_worker_takes_what_fits_alone(form: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("form", "needed"), [("aggressive", 120), ("conservative", 140), ("past_future", 140)]
+    ("form", "needed"),
+    [
+        ("aggressive", 120),
+        ("conservative", 140),
+        ("past_future", 140),
+        ("curve", 140),
+        ("sliced", 140),
+    ],
 )
 def test_behind_one_that_came_in_alone_the_next_is_told_what_both_need(
     form: str, needed: float
@@ -143,10 +171,23 @@ def test_memory_is_counted_in_whole_blocks_and_by_the_workers_word() -> None:
     assert held("aggressive", **line, blocks=[3, 1, 0]) == [48, 32, 16]
     assert held("past_future", **line, blocks=[3, 1, 0]) == [48, 32, 16]
     assert held("conservative", **line, blocks=[3, 1, 0]) == [32, 48, 16]
+    assert held("fixed", **line, blocks=[3, 1, 0]) == [32, 48, 16]
+    assert held("sliced", **line, blocks=[3, 1, 0]) == [48, 48, 16]
+    assert held("token_budget", **line, blocks=[3, 1, 0]) == [48, 32, 16]
+    assert held("curve", **line, blocks=[3, 1, 0]) == [48, 32, 16]
 
 
 @pytest.mark.parametrize(
-    ("form", "limit"), [("aggressive", 0.95), ("conservative", 1.0), ("past_future", 0.95)]
+    ("form", "limit"),
+    [
+        ("aggressive", 0.95),
+        ("conservative", 1.0),
+        ("past_future", 0.95),
+        ("fixed", 1.0),
+        ("sliced", 0.9),
+        ("token_budget", 0.95),
+        ("curve", 1.0),
+    ],
 )
 def test_what_is_shared_is_there_for_each_that_holds_it(form: str, limit: float) -> None:
     worker = seat(kv_tokens=1_000, block_tokens=10, shared_blocks=20)
@@ -196,6 +237,58 @@ def test_small_batches_are_drawn_several_times() -> None:
     peaks = [peak(planned(forecast, 10, 0, 500, 1, seed)) for seed in range(1_000)]
     assert set(peaks) <= {20 + 490 * k / 5 for k in range(6)}
     assert np.mean(peaks) == pytest.approx(265, abs=20)
+
+
+def test_how_often_lengths_are_drawn_and_which_peak_decides() -> None:
+    """One request, half of the time 10 and half 500 long: of 64 draws one is long, but for a chance
+    of 2⁻⁶⁴; by the largest it needs 510, and their mean is what it was."""
+    made, worker = jobs(1, prompt=[10], cap=[500]), seat()
+    forecasts = table(Forecast((10.0, 500.0), (0.5, 0.5), 500))
+    often = {"draws": 64}
+    drawn = demanded("past_future", made, worker, forecasts, often)
+    assert isinstance(drawn, Peaks)
+    assert drawn.remaining.shape == (64, 1)
+    assert peak(drawn) == pytest.approx(float(drawn.remaining.mean()) + 10)
+    assert 200 < peak(drawn) < 400
+    assert peak(demanded("past_future", made, worker, forecasts, often | {"statistic": 1})) == 510
+    row = choose("past-future", {"statistic": "largest", "draws": 3})
+    assert (row.params["statistic"], row.params["draws"]) == (1, 3)
+
+
+def test_no_more_run_than_a_batch_has() -> None:
+    """One runs; of four that wait two come in, and the next is told of a batch of three."""
+    came, told = formed("fixed", 1_000, [(5, 0, 5)], [(5, 0, 5)] * 4, {"batch_size": 3})
+    assert came == 2
+    assert (told.reasons[3], told.a[3], told.b[3]) == (Reason.PLACES, 3, 3)
+    assert formed("fixed", 1_000, [(5, 0, 5)] * 4, [(5, 0, 5)], {"batch_size": 3})[0] == 0
+    assert formed("fixed", 25, [(5, 0, 5)], [(5, 0, 5)] * 4, {"batch_size": 3})[0] == 1
+
+
+def test_a_step_has_so_many_tokens() -> None:
+    """Two decode, at 1 token each, and one is 30 short of its prompt: 32 of 50 tokens. A prompt of
+    60 gets the 18 that are left for its first chunk; for the next one no token is left: with it 97
+    are to be computed."""
+    made = jobs(
+        5,
+        prompt=[20, 20, 40, 60, 5],
+        output=[3, 1, 0, 0, 0],
+        held=[22, 20, 10, 0, 0],
+        cap=[50] * 5,
+    )
+    runs = np.arange(5) < 3
+    worker, forecasts = seat(), table(certain(50))
+    demand = demanded("token_budget", made, worker, forecasts, {"budget_tokens": 50}, 0, runs)
+    told = fill(runs, demand, 99, alone=True)
+    assert told.run.tolist() == [True, True, True, True, False]
+    assert (told.reasons[4], told.a[4], told.b[4]) == (Reason.BUDGET, 97, 50)
+    full = demanded("token_budget", made, worker, forecasts, {"budget_tokens": 32}, 0, runs)
+    told = fill(runs, full, 99, alone=True)
+    assert told.run.tolist() == [True, True, True, False, False]
+    assert (told.reasons[3], told.a[3], told.b[3]) == (Reason.BUDGET, 92, 32)
+    small = demanded("token_budget", made, seat(kv_tokens=150), forecasts, {}, 0, runs)
+    told = fill(runs, small, 99, alone=True)
+    held = 23 + 21 + 40 + 60
+    assert (told.reasons[3], told.a[3], told.b[3]) == (Reason.MEMORY, held, 0.95 * 150)
 
 
 # Dumb oracles
@@ -278,10 +371,11 @@ def test_past_future_admits_what_a_linear_scan_admits(
     st.lists(st.integers(1, 50), min_size=1, max_size=12),
     st.integers(0, 300),
     st.one_of(st.none(), st.integers(0, 2**32)),
+    st.sampled_from([mean, largest]),
     st.data(),
 )
 def test_the_longest_that_fits_is_what_a_scan_finds(
-    holds: list[int], limit: int, seed: int | None, data: st.DataObject
+    holds: list[int], limit: int, seed: int | None, statistic: Statistic, data: st.DataObject
 ) -> None:
     """Of any order of some of a line, behind any that are in already; with and without draws."""
     order: Ints = np.array(data.draw(st.permutations(range(len(holds)))), np.int64)
@@ -295,9 +389,9 @@ def test_the_longest_that_fits_is_what_a_scan_finds(
 
     def need(count: int) -> float:
         among = order[: base + count]
-        return float(np.mean([peak_tokens(held[among], each[among]) for each in left]))
+        return statistic(np.array([peak_tokens(held[among], each[among]) for each in left]))
 
-    demand = Demand(held, limit, None if seed is None else left)
+    demand = Sums(held, limit) if seed is None else Peaks(held, limit, left, statistic)
     fits, told = demand.longest(order, base, most)
     assert fits == len(list(takewhile(lambda k: need(k) <= limit, range(1, most + 1))))
     asked = [fits, *([fits + 1] if fits < most else [])]
@@ -322,11 +416,11 @@ def test_search_agrees_with_a_scan_over_drawn_futures(
     worker = seat(kv_tokens=kv_tokens)
     demand = demanded("past_future", made, worker, forecasts, {"reserved": 0.0}, seed)
     filled = fill(np.arange(count) < running, demand, 300, alone=True)
-    assert demand.remaining is not None
+    assert isinstance(demand, Peaks)
+    left = demand.remaining
 
     def need(k: int) -> float:
-        n, left = running + k, demand.remaining
-        assert left is not None
+        n = running + k
         return float(np.mean([peak_tokens(demand.held[:n], each[:n]) for each in left]))
 
     scanned = len(list(takewhile(lambda k: need(k) <= kv_tokens, range(1, queued + 1))))
@@ -339,7 +433,8 @@ def test_search_agrees_with_a_scan_over_drawn_futures(
 
 
 def test_parameters_have_defaults_bounds_and_names() -> None:
-    assert resolve("f", FORMS["past_future"].params, {}) == {"reserved": 0.05}
+    past_future = {"reserved": 0.05, "draws": 0, "statistic": 0}
+    assert resolve("f", FORMS["past_future"].params, {}) == past_future
     assert resolve("f", FORMS["conservative"].params, {"overcommit": 1.25}) == {"overcommit": 1.25}
     for form, given_params, sentence in (
         ("aggressive", {"reserved": 0.1}, "no parameter 'reserved'; known: watermark"),

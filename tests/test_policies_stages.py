@@ -226,6 +226,19 @@ def test_victims_by_hand() -> None:
     assert VICTIMS["least_urgent"](made, all_run, key).tolist() == [2, 1, 3, 0]
 
 
+def test_relief_by_hand() -> None:
+    """Final footprint times what is left: (10+50)·40 = 2,400; (100+50)·20 = 3,000;
+    (10+90)·30 = 3,000, and that one came later; (500+5)·0 = 0, though it holds the most."""
+    made = jobs(
+        4,
+        prompt=[10, 100, 10, 500],
+        output=[10, 30, 60, 5],
+        total=[50.0, 50.0, 90.0, 5.0],
+        serial=[1, 2, 3, 4],
+    )
+    assert VICTIMS["relief"](made, np.ones(4, bool), np.zeros(4)).tolist() == [2, 1, 0, 3]
+
+
 def test_intervals_by_hand() -> None:
     """Who runs still makes 40 tokens at one worker and 400 at the other."""
     first = seat(1)

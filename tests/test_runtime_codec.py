@@ -28,6 +28,7 @@ from services.core import (
     Residency,
     Sla,
     Standing,
+    StaticBatch,
     StepTiming,
     SwapTiming,
     WorkerView,
@@ -67,6 +68,7 @@ PLANS = st.builds(
     order=many(st.builds(Standing, NAMES, SECONDS)),
     residency=NAMES,
     costs=st.builds(KVCosts, SECONDS, SECONDS, SECONDS),
+    batches=many(st.builds(StaticBatch, UINT64, many(NAMES))),
 )
 REPORTS = st.builds(
     Report,
@@ -135,6 +137,7 @@ ALL_SET: dict[str, Plan | Report | CostModel | Outcome] = {
     "plan": Plan(
         3, (Grant("a", 9),), (Grant("b", 8),), (Pause("c", Residency.OFFLOAD),), ("d",), ("e",),
         ("f",), (Standing("a", 0.0), Standing("g", inf)), "swap", KVCosts(1e-4, 1e-6, 2e-6),
+        (StaticBatch(1, ("a", "g")),),
     ),
     "report": Report(
         4, 3, (Progress("a", 1, 9, 2),), (Completion("b", 2, FinishReason.STOP),),

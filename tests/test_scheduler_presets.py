@@ -37,11 +37,13 @@ def test_alise_and_its_rivals_differ_in_one_choice() -> None:
     rows = {name: choose(name) for name in presets() if name.startswith("alise")}
     assert {name: row.residency for name, row in rows.items()} == {
         "alise": "swap",
-        "alise-recompute": "recompute",
+        "alise-recompute": "drop",
         "alise-defer": "defer",
         "alise-oracle": "swap",
     }
-    assert {name for name, row in rows.items() if row.predictor != "retrieval"} == {"alise-oracle"}
+    assert {name for name, row in rows.items() if row.predictor != "retrieval-plain"} == {
+        "alise-oracle"
+    }
     assert all(row.params == ALISE | FILLING for row in rows.values())
 
 
@@ -102,8 +104,8 @@ def test_an_arrangement_has_forms_of_its_own() -> None:
     assert choose("fcfs", {"arrangement": "batch", "form": "fixed"}).params == {"batch_size": 7}
     with pytest.raises(ValueError, match=r"unknown preset.form 'aggressive'.*; known: fixed"):
         choose("fcfs", {"arrangement": "batch"})
-    with pytest.raises(ValueError, match=r"unknown preset.form 'fixed'; known: aggressive, "):
-        choose("fcfs", {"form": "fixed"})
+    with pytest.raises(ValueError, match=r"unknown preset.form 'dp'; known: aggressive, "):
+        choose("fcfs", {"form": "dp"})
 
 
 @pytest.mark.parametrize(

@@ -33,9 +33,13 @@ from services.scheduler import events as ev
 from services.scheduler.board import Phase
 from services.scheduler.door import Limits
 from services.scheduler.state import SchedulerState
+from services.scheduler.story import Kind
+from services.scheduler.teller import Teller
 
 LINKS = ("g#1", "h#1")
 SHARED = "history/demo"
+COMES = {Kind.PLACED, Kind.RESUMED, Kind.MOVED, Kind.ADOPTED}
+GOES = {Kind.PAUSED, Kind.EVICTED, Kind.LOST}
 LIMITS = Limits(max_queue=20, adopt_s=10.0)
 
 
@@ -99,6 +103,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def begin_anew(self) -> None:
         self.state = SchedulerState(choose(self.policy), LIMITS, self.apart)
+        self.teller = Teller(8)
         self.unforecast: list[str] = []
         self.forecasts: dict[str, str] = {}  # of each, its population; or none
         self.answer: ev.Arranged | None = None  # what the batcher will say of the round that is out
@@ -107,7 +112,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     def step(self, event: ev.Event, takes_s: float = 0.1) -> None:
         self.now += takes_s
         self.calm += 1
-        for action in self.state.step(event, self.now):
+        actions = self.state.step(event, self.now)
+        self.teller.tell(event, self.now, actions, self.state)
+        for action in actions:
             match action:
                 case ev.AskForecast():
                     self.unforecast += [r.request_id for r in action.requests]
@@ -445,6 +452,20 @@ class SchedulerMachine(RuleBasedStateMachine):
             there = self.workers[name].running
             assert believed <= there
             assert there - believed <= set(worker.draft.cancel)
+
+    @invariant()
+    def stories_are_told_of_all_who_live_and_end_with_where_they_are(self) -> None:
+        phase, teller = self.state.ledger.phase, self.teller
+        assert teller.kept_count <= 8 + 8 // 4
+        assert set(teller.ids("")) >= set(self.state.jobs)
+        assert teller.live_count == len(self.state.jobs)
+        for name, job in self.state.jobs.items():
+            story = teller.story(name, self.state)
+            assert story and story.live and story.lines[0].kind == Kind.ARRIVED
+            assert [line.at_s for line in story.lines] == sorted(line.at_s for line in story.lines)
+            moves = [line for line in story.lines if line.kind in COMES | GOES]
+            runs = moves and moves[-1].kind in COMES and "it rests" not in moves[-1].text
+            assert bool(runs) == (phase(job) is Phase.RUNNING), story
 
     @invariant()
     def bounds_hold(self) -> None:

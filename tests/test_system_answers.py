@@ -128,6 +128,19 @@ async def test_slices_of_one_and_of_many_tokens_change_no_answer(cases: list[Cas
 
 
 @pytest.mark.slow
+async def test_static_batches_change_no_answer(cases: list[Case]):
+    """In turns of 8 tokens, padded to the longest, going on past each other's ends."""
+    port = free_port()
+    static = ("preset.batch_mode=static", "preset.slice=turns", "preset.slice_tokens=8")
+    settings = (*static, f"worker.metrics_port={port}")
+    chosen = [word for setting in settings for word in ("--set", setting)]
+    with serving("--policy", "vs", *chosen) as live:
+        await check(live, cases[:40], 16)
+        for wasted in ("padding", "invalid"):
+            assert counted(f"http://127.0.0.1:{port}", f"worker_{wasted}_tokens") > 0
+
+
+@pytest.mark.slow
 async def test_seeded_sampling_does_not_depend_on_company(chunked: Live, cases: list[Case]):
     prompts = [case.prompt for case in cases[:60]]
     sampling = {"temperature": 1.0, "top_p": 0.95}

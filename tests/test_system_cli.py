@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from services.policies.preset import CHOICES, DEFAULT, presets
+from services.policies.rows import presets_of
 from tests.live import ROOT, command, environment
 
 DEMO = ROOT / "models/demo"
@@ -37,7 +39,7 @@ def only_line(done: subprocess.CompletedProcess[str]) -> str:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--policy", "fcsf"], "unknown policy 'fcsf', did you mean fcfs?; known: fcfs, cons"),
+        (["--policy", "fcsf"], "unknown policy 'fcsf', did you mean fcfs?; known: fcfs, "),
         (["--model", "/no/such"], "no folder /no/such"),
         (["--set", "scheduler.polcy=fcfs"], "unknown config key scheduler.polcy, did you mean po"),
         (["--set", "sheduler.policy=fcfs"], "unknown config section 'sheduler', did you mean sc"),
@@ -49,6 +51,18 @@ def only_line(done: subprocess.CompletedProcess[str]) -> str:
         (["--set", "preset.order=random"], "unknown preset.order 'random'"),
         (["--set", "preset.reserved=2"], "reserved must lie in [0, 1], got 2"),
         (["--set", "preset.form=magic"], "unknown preset.form 'magic'; known: aggressive,"),
+        (
+            ["--set", "preset.batch_mode=static"],
+            "preset.batch_mode=static can't be with preset.arrangement=continuous, where others "
+            "join who runs: set preset.arrangement=batch too, or batch_mode=continuous",
+        ),
+        (
+            ["--policy", "vs", "--set", "preset.order=alise"],
+            "preset.order=alise pauses who runs, and with preset.arrangement=batch a batch is left "
+            "alone until it has ended: set preset.arrangement=continuous, or one of the orders "
+            "that pause nobody: arrival",
+        ),
+        (["--presets", "/no/such.toml"], "cannot read presets from /no/such.toml: No such file"),
         (["--set", "predictor.model=magic"], "magic"),
         (["--set", "worker.block_tokens=-4"], "worker.block_tokens"),
         (
@@ -66,6 +80,75 @@ def test_a_mistake_is_one_line(arguments: list[str], said: str):
     line = only_line(run("serve", "--grpc-port", "0", *ports, *arguments))
     assert line.startswith("foretoken: ")
     assert said in line
+
+
+MINE = """
+[mine]
+like = "alise"
+order = "arrival"
+params = { watermark = 0.9 }
+"""
+
+
+def test_presets_are_listed_a_line_each(tmp_path: Path):
+    mine = tmp_path / "mine.toml"
+    mine.write_text(MINE)
+    done = run("presets", "--presets", str(mine))
+    lines = done.stdout.splitlines()
+    assert done.returncode == 0 and len(lines) == len(presets()) + 1
+    assert [line.split()[0] for line in lines] == [*presets(), "mine"]
+    assert [line for line in lines if line.endswith("(the default)")] == [
+        line for line in lines if line.startswith(f"{DEFAULT} ")
+    ]
+    assert lines[-1].split(maxsplit=1)[1] == "like alise"
+
+
+def test_a_preset_is_printed_whole(tmp_path: Path):
+    mine = tmp_path / "mine.toml"
+    mine.write_text(MINE)
+    shown = run("presets", "mine", "--presets", str(mine)).stdout.splitlines()
+    assert shown[:2] == ["mine: like alise", f"from {mine}"]
+    cells = {line.split()[0]: line.split()[1] for line in shown[3:-2]}
+    preset = presets_of(str(mine))["mine"]
+    assert cells == {key: getattr(preset, key) for key in CHOICES} | {
+        "watermark": "0.9",
+        "slice_tokens": "32",
+    }
+    assert "  watermark       0.9           0 to 1" in shown
+    assert any(
+        "batch_size      7             default; 1 to 4096" in line
+        for line in (
+            run("presets", "fixed", "--presets", str(_fixed(tmp_path))).stdout.splitlines()
+        )
+    )
+
+
+def _fixed(folder: Path) -> Path:
+    file = folder / "fixed.toml"
+    file.write_text('[fixed]\nlike = "alise"\norder="arrival"\narrangement="batch"\nform="fixed"\n')
+    return file
+
+
+def test_a_preset_mistyped_is_one_line():
+    line = only_line(run("presets", "alice"))
+    assert line.startswith("foretoken: unknown preset 'alice', did you mean alise?; known: fcfs, ")
+
+
+def test_a_users_row_with_a_mistake_is_one_line(tmp_path: Path):
+    mine = tmp_path / "mine.toml"
+    mine.write_text(MINE.replace("order", "ordr"))
+    ports = ["--http-port", "0", "--grpc-port", "0"]
+    line = only_line(run("serve", *ports, "--presets", str(mine), "--policy", "mine"))
+    assert line.startswith(f"foretoken: {mine}, [mine]: unknown cell 'ordr', did you mean order?")
+
+
+def test_why_without_a_server_or_a_log_is_one_line(tmp_path: Path):
+    line = only_line(run("why", "4fe1aa", "--server", "127.0.0.1:1"))
+    assert line.startswith("foretoken why: ") and "127.0.0.1:1" in line
+    text = tmp_path / "text"
+    text.write_text("nothing\n")
+    line = only_line(run("why", "4fe1aa", "--log", str(text)))
+    assert line.startswith(f"foretoken: {text} is no event log of foretoken")
 
 
 def test_a_mistyped_environment_variable_is_refused():

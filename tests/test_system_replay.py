@@ -16,9 +16,7 @@ from services.core import (
 )
 from services.forecast import certain
 from services.policies.preset import choose
-from services.runtime.config import load
-from services.scheduler.config import SchedulerConfig
-from services.scheduler.eventlog import EventLog, read
+from services.scheduler.eventlog import EventLog, Head, read, read_head
 from services.scheduler.events import (
     Arranged,
     Event,
@@ -33,9 +31,14 @@ from services.scheduler.events import (
     WorkerAttached,
     WorkerLost,
 )
-from services.scheduler.service import limits_of
 from services.scheduler.state import SchedulerState
 from tests.live import serving
+
+
+def again(log: Path) -> SchedulerState:
+    """A state as the log's head says."""
+    head = read_head(log)
+    return SchedulerState(head.preset, head.limits, head.apart)
 
 
 @pytest.mark.slow
@@ -55,7 +58,7 @@ async def test_replay_gives_identical_actions(tmp_path: Path):
             await asyncio.sleep(0.3)
         assert len(answers) == 24
         assert live.stop() == 0
-    state = SchedulerState(choose("past-future"), limits_of(load(SchedulerConfig, {})))
+    state = again(log)
     seen = []
     for number, entry in enumerate(read(log)):
         actions = state.step(entry.event, entry.now)
@@ -83,7 +86,7 @@ async def test_an_aggressive_run_with_evictions_replays_too(tmp_path: Path):
             ]
             await asyncio.gather(*asks)
         assert live.stop() == 0
-    state = SchedulerState(choose("fcfs"), limits_of(load(SchedulerConfig, {})))
+    state = again(log)
     preempted = 0
     for entry in read(log):
         actions = state.step(entry.event, entry.now)
@@ -99,9 +102,10 @@ def test_a_log_of_everything_that_can_happen_replays(tmp_path: Path):
     held = HeldRequest("a", 10, 50, 20, 30, 50, True, 2)
     known = Request("a", "demo", 10, 50, 0.0, delivered_tokens=3, worker_id="w0")
     state = SchedulerState(choose("alise"), apart=True)
+    head = Head(state.preset, state.limits, apart=True)
     path = tmp_path / "events.jsonl"
     kinds: set[str] = set()
-    with EventLog(path, 2**20) as log:
+    with EventLog(path, 2**20, head) as log:
         now = 0.0
 
         def step(event: Event) -> None:
@@ -136,6 +140,7 @@ def test_a_log_of_everything_that_can_happen_replays(tmp_path: Path):
         "ask_forecast", "resume", "displace", "preempt", "refuse", "ask_arrange", "place",
         "send_plan", "learn", "finish",
     }  # fmt: skip
-    again = SchedulerState(choose("alise"), apart=True)
+    assert read_head(path) == head
+    replayed = again(path)
     for entry in read(path):
-        assert again.step(entry.event, entry.now) == entry.actions
+        assert replayed.step(entry.event, entry.now) == entry.actions

@@ -15,7 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import CollectorRegistry
 
 from protos import common_pb2, scheduler_pb2, scheduler_pb2_grpc, worker_pb2, worker_pb2_grpc
-from services.core import FinishReason, Grant, HeldRequest, Plan
+from services.core import FinishReason, Grant, HeldRequest, Plan, StaticBatch
 from services.runtime.attach_codec import decode_held, encode_plan
 from services.runtime.channel import connect
 from services.runtime.errors import ServiceError
@@ -64,6 +64,9 @@ class RecordingScheduler(scheduler_pb2_grpc.SchedulerServicer):
     async def Submit(self, requests: Any, context: object) -> AsyncIterator[Any]:
         raise NotImplementedError
         yield
+
+    async def Why(self, request: Any, context: object) -> Any:
+        raise NotImplementedError
 
     async def GetFleet(self, request: Any, context: object) -> Any:
         raise NotImplementedError
@@ -278,6 +281,23 @@ async def test_after_losing_the_scheduler_it_says_hello_again_and_names_what_it_
         world.scheduler.plan(cancel=("r",))
         await world.free_again()
         assert len(gateway.tokens["r"]) == 20 and not gateway.tokens["early"]
+
+
+async def test_who_ended_is_told_when_the_last_of_its_static_batch_is_cancelled(folder):
+    """The end comes between two steps, and nothing is left to compute."""
+    async with running(folder) as world:
+        gateway = world.gateway()
+        gateway.send("short", prompt_tokens(1, 5), 3, ignore_eos=True)
+        gateway.send("long", prompt_tokens(2, 9), 240, ignore_eos=True)
+        grants = (Grant("short", 3), Grant("long", 240))
+        batch = StaticBatch(1, ("short", "long"))
+        world.scheduler.plan(admit=grants, batches=(batch,))
+        await until(lambda: len(gateway.tokens["long"]) > 8)
+        assert len(gateway.tokens["short"]) == 2 and not gateway.ended
+        world.scheduler.plan(cancel=("long",))
+        await until(lambda: "short" in gateway.ended and "short" in world.scheduler.finished)
+        assert len(gateway.tokens["short"]) == 3
+        assert world.scheduler.reports[-1].free_blocks == KV_TOKENS // 16
 
 
 async def test_a_prompt_that_comes_again_begins_anew_once_its_first_stay_is_cancelled(folder):

@@ -162,7 +162,7 @@ class Feeder:
 
     def step(self) -> bool:
         result = self.engine.step()
-        for token in result.tokens if result else ():
+        for token in (*(result.tokens if result else ()), *self.engine.state.take_late()):
             assert token.offset == len(self.output[token.request_id])
             self.output[token.request_id].append(token.token_id)
             self.drawn[token.request_id].append(token)

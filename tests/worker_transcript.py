@@ -143,7 +143,8 @@ def _ran(batch: StepBatch) -> str:
     positions = batch.decodes.positions.tolist()
     rows = zip(batch.decodes.sequences, positions, strict=True)
     decodes = [f"{sequence.request_id}@{position}" for sequence, position in rows]
-    chunks = [f"{c.sequence.request_id}[{c.start}:{c.end}]" for c in batch.chunks]
+    names = [c.sequence.request_id.replace("\0padding", "~pad") for c in batch.chunks]
+    chunks = [f"{name}[{c.start}:{c.end}]" for name, c in zip(names, batch.chunks, strict=True)]
     return " ".join([*decodes, *chunks])
 
 

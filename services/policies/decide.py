@@ -21,7 +21,7 @@ from services.policies.arrange.batch import NOTES as BATCH_NOTES
 from services.policies.arrange.batch import arrange_batches
 from services.policies.arrange.continuous import arrange_continuous
 from services.policies.decision import Decision
-from services.policies.form.demand import FORMS
+from services.policies.form.forms import FORMS
 from services.policies.memory import Memory
 from services.policies.order.orders import ORDERS
 from services.policies.order.ranking import Ranking

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 import numpy as np
+from numpy.typing import NDArray
 
 from services.forecast import Floats, Ints
 from services.policies.memory import Memory
@@ -20,6 +21,7 @@ class Reason(IntEnum):
     BEHIND = 3  # stands behind one that does not fit; a: its place in the line
     NO_WORKER = 4  # no worker with its model, its KV or its length has a place for it
     IN_BATCH = 5  # any worker takes its batch; a: batches before it, b: how many are in it
+    BUDGET = 6  # a: tokens to compute next with it, b: how many a step has
     BOUND = 7  # its batch waits for one worker; a: batches before it there, b: the worker's number
     POOLED = 8  # the pool is cut into batches at its time; a: seconds until then
     UNCUT = 9  # the pool is cut when a worker has nothing to do; a: its place in the pool
@@ -32,6 +34,7 @@ SENTENCES = {
     Reason.BEHIND: "stands at place {a:.0f}, behind one that does not fit",
     Reason.NO_WORKER: "no worker that could run it has a place",
     Reason.IN_BATCH: "in a batch of {b:.0f}, {a:.0f} batches come before it",
+    Reason.BUDGET: "with it {a:.0f} tokens are to be computed next, a step has {b:.0f}",
     Reason.BOUND: "in a batch for worker {b:.0f}, {a:.0f} batches come before it there",
     Reason.POOLED: "waits for the pool to be cut into batches, in {a:.1f} s",
     Reason.UNCUT: "stands at place {a:.0f} of the pool, until a worker has ended its batch",
@@ -62,6 +65,10 @@ class Whys:
     reasons: Ints = field(default_factory=_NO_ROWS.copy)
     a: Floats = field(default_factory=_NO_NUMBERS.copy)
     b: Floats = field(default_factory=_NO_NUMBERS.copy)
+
+    def at(self, which: NDArray[np.bool_]) -> "Whys":
+        """Those for which it is true."""
+        return Whys(*(getattr(self, name)[which] for name in _WHY_COLUMNS))
 
     def of(self, row: int) -> Why | None:
         """None for one that was not looked at."""

@@ -1,16 +1,17 @@
 """Presets: what each policy chooses, as data."""
 
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from importlib.resources import files
 from typing import Any
 
+from services.core import Residency
 from services.policies.arrange.binding import BATCH_PLACES, BatchPlace
 from services.policies.estimate import ESTIMATES
 from services.policies.form.batches import CUTS
-from services.policies.form.demand import FORMS
+from services.policies.form.forms import FORMS
 from services.policies.interval import INTERVALS
 from services.policies.order.orders import ORDERS
 from services.policies.parameters import Param, resolve
@@ -24,14 +25,17 @@ DEFAULT = "past-future"
 @dataclass(frozen=True)
 class Residence:
     """What a worker's residency policy means to who plans: whether KV of those that don't run
-    may be kept, and whether it then keeps its device memory (`held_fast`)."""
+    may be kept, whether it then keeps its device memory (`held_fast`), and what becomes of it at
+    once when one is `paused`."""
 
     keeps: bool
     held_fast: bool = False
+    paused: Residency = Residency.KEEP
 
 
 RESIDENCIES = {
     "recompute": Residence(keeps=False),
+    "drop": Residence(keeps=False, paused=Residency.DROP),
     "swap": Residence(keeps=True),
     "defer": Residence(keeps=True, held_fast=True),
     "cost": Residence(keeps=True),
@@ -74,10 +78,13 @@ class Preset:
     source: str = ""
 
     def __post_init__(self) -> None:
-        _require_known("preset.arrangement", self.arrangement, FORMED)
+        require_known("preset.arrangement", self.arrangement, FORMED)
         for key, known in self.stages().items():
-            _require_known(f"preset.{key}", getattr(self, key), known)
+            require_known(f"preset.{key}", getattr(self, key), known)
         object.__setattr__(self, "params", resolve("preset", self.takes(), self.params))
+        for breaks, sentence in RULES:
+            if breaks(self):
+                raise ValueError(sentence.format(preset=self, **_ALTERNATIVES))
 
     def stages(self) -> dict[str, Iterable[str]]:
         """What each choice may be, given the arrangement."""
@@ -93,15 +100,19 @@ class Preset:
             "residency": RESIDENCIES,
         }
 
+    def numbers(self) -> dict[str, dict[str, Param]]:
+        """What these choices take, by stage."""
+        return {
+            "order": ORDERS[self.order].params,
+            "form": FORMED[self.arrangement][self.form],
+            "place": PLACED[self.arrangement][self.place].params,
+            "slice": SLICES[self.slice].params,
+            "interval": INTERVALS[self.interval].params,
+        }
+
     def takes(self) -> dict[str, Param]:
         """The numbers that these choices take."""
-        return (
-            ORDERS[self.order].params
-            | FORMED[self.arrangement][self.form]
-            | PLACED[self.arrangement][self.place].params
-            | SLICES[self.slice].params
-            | INTERVALS[self.interval].params
-        )
+        return {name: param for stage in self.numbers().values() for name, param in stage.items()}
 
     @property
     def keeps_kv(self) -> bool:
@@ -113,6 +124,22 @@ class Preset:
         return self.batch_mode == "static"
 
 
+# What can't work together: whether a row breaks the rule, and the sentence that says what would.
+RULES: list[tuple[Callable[[Preset], bool], str]] = [
+    (
+        lambda preset: preset.static and preset.arrangement != "batch",
+        "preset.batch_mode=static can't be with preset.arrangement={preset.arrangement}, where "
+        "others join who runs: set preset.arrangement=batch too, or batch_mode=continuous",
+    ),
+    (
+        lambda preset: preset.arrangement == "batch" and ORDERS[preset.order].preempts,
+        "preset.order={preset.order} pauses who runs, and with preset.arrangement=batch a batch is "
+        "left alone until it has ended: set preset.arrangement=continuous, or one of the orders "
+        "that pause nobody: {patient}",
+    ),
+]
+_ALTERNATIVES = {"patient": ", ".join(name for name, order in ORDERS.items() if not order.preempts)}
+
 CHOICES = tuple(
     f.name for f in fields(Preset) if f.name not in ("name", "params", "about", "source")
 )
@@ -121,10 +148,11 @@ CHOICES = tuple(
 def presets() -> dict[str, Preset]:
     """All rows, by name."""
     text = files("services.policies").joinpath("presets.toml").read_text()
-    return {name: _read(name, row) for name, row in tomllib.loads(text).items()}
+    return {name: read_row(name, row) for name, row in tomllib.loads(text).items()}
 
 
-def _read(name: str, row: Mapping[str, Any]) -> Preset:
+def read_row(name: str, row: Mapping[str, Any]) -> Preset:
+    """A table of presets.toml. Raises ValueError for what is unknown in it."""
     bare = Preset(name, **{key: value for key, value in row.items() if key != "params"})
     takes = bare.takes()
     given = row.get("params", {})
@@ -132,14 +160,19 @@ def _read(name: str, row: Mapping[str, Any]) -> Preset:
     return replace(bare, params=numbers)
 
 
-def choose(name: str, overrides: Mapping[str, Any] | None = None) -> Preset:
+def choose(
+    name: str,
+    overrides: Mapping[str, Any] | None = None,
+    known: Mapping[str, Preset] | None = None,
+) -> Preset:
     """The named preset with some cells replaced, a choice or a number by its own name. Numbers
     that another choice does not take fall away with the old one.
 
-    Raises ValueError that lists what is known.
+    `known` are the rows to choose from, those that come with foretoken unless given. Raises
+    ValueError that lists what is known.
     """
-    known = presets()
-    _require_known("policy", name, known)
+    known = presets() if known is None else known
+    require_known("policy", name, known)
     row = known[name]
     given = dict(overrides or {})
     chosen = {key: str(given.pop(key)) for key in CHOICES if key in given}
@@ -149,13 +182,13 @@ def choose(name: str, overrides: Mapping[str, Any] | None = None) -> Preset:
     for key in given:
         if key not in takes and key in (others := _numbers()):
             raise ValueError(f"preset.{key} is a number of preset.{others[key]}; set that too")
-        _require_known("preset key", key, [*CHOICES, *takes])
+        require_known("preset key", key, [*CHOICES, *takes])
     numbers = {key: _number(key, value, takes.get(key)) for key, value in given.items()}
     return replace(bare, params=kept | numbers, about=row.about, source=row.source)
 
 
 def _numbers() -> dict[str, str]:
-    """Every number there is, with the choice that takes it."""
+    """Every number there is, with the choices that take it."""
     stages = {
         "order": {name: order.params for name, order in ORDERS.items()},
         "form": {name: params for forms in FORMED.values() for name, params in forms.items()},
@@ -163,12 +196,13 @@ def _numbers() -> dict[str, str]:
         "slice": {name: each.params for name, each in SLICES.items()},
         "interval": {name: each.params for name, each in INTERVALS.items()},
     }
-    return {
-        number: f"{stage}={choice}"
-        for stage, choices in stages.items()
-        for choice, params in choices.items()
-        for number in params
-    }
+    takers: dict[str, str] = {}
+    for stage, choices in stages.items():
+        for choice, params in choices.items():
+            for number in params:
+                others = f"{takers[number]} or " if number in takers else f"{stage}="
+                takers[number] = f"{others}{choice}"
+    return takers
 
 
 def _number(key: str, value: Any, param: Param | None = None) -> float:
@@ -182,7 +216,7 @@ def _number(key: str, value: Any, param: Param | None = None) -> float:
         raise ValueError(f"preset.{key} takes a number, got {value!r}") from None
 
 
-def _require_known(what: str, name: str, known: Iterable[str]) -> None:
+def require_known(what: str, name: str, known: Iterable[str]) -> None:
     if name not in known:
         close = get_close_matches(name, list(known), n=1)
         hint = f", did you mean {close[0]}?" if close else ""

@@ -20,5 +20,16 @@ def least_urgent(jobs: Jobs, runs: Bools, key: Floats) -> Ints:
     return np.lexsort((-jobs.serial, -key))
 
 
+def relief(jobs: Jobs, runs: Bools, key: Floats) -> Ints:
+    """Whose going relieves the most first: the expected final footprint times the tokens still
+    expected (ALGORITHMS §6); among equals the one that came last."""
+    relieved = (jobs.context + jobs.left) * jobs.left
+    return np.lexsort((-jobs.serial, -relieved))
+
+
 Victim = Callable[[Jobs, Bools, Floats], Ints]
-VICTIMS: dict[str, Victim] = {"newest": newest, "least_urgent": least_urgent}
+VICTIMS: dict[str, Victim] = {
+    "newest": newest,
+    "least_urgent": least_urgent,
+    "relief": relief,
+}

@@ -14,6 +14,7 @@ from services.core import (
     Report,
     Residency,
     Standing,
+    StaticBatch,
     WorkerView,
 )
 from services.runtime.codec import (
@@ -94,6 +95,9 @@ def encode_plan(plan: Plan) -> scheduler_pb2.Plan:
         ],
         residency=plan.residency,
         costs=_encode_costs(plan.costs),
+        batches=[
+            scheduler_pb2.StaticBatch(number=b.number, members=b.members) for b in plan.batches
+        ],
     )
 
 
@@ -112,6 +116,7 @@ def decode_plan(message: scheduler_pb2.Plan) -> Plan:
         order=tuple(Standing(s.request_id, _not_negative(s.wait_s)) for s in message.order),
         residency=message.residency,
         costs=_decode_costs(message.costs),
+        batches=tuple(StaticBatch(b.number, tuple(b.members)) for b in message.batches),
     )
 
 

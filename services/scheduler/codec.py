@@ -7,6 +7,7 @@ from services.core import RejectReason, Request
 from services.runtime.arrange_codec import decode_floats
 from services.runtime.codec import decode_sla, encode_reason
 from services.scheduler import events as ev
+from services.scheduler.story import Story
 
 _REJECT_TO_PROTO: dict[RejectReason, scheduler_pb2.RejectReason.ValueType] = {
     RejectReason.QUEUE_FULL: scheduler_pb2.REJECT_REASON_QUEUE_FULL,
@@ -127,6 +128,23 @@ def encode_request_event(
         case ev.Refuse():
             event = _refuse(action)
     return scheduler_pb2.SchedulerEvent(request=event)
+
+
+def encode_story(story: Story) -> scheduler_pb2.Story:
+    return scheduler_pb2.Story(
+        request_id=story.request_id,
+        live=story.live,
+        chapters=[
+            scheduler_pb2.Chapter(
+                at_s=line.at_s,
+                kind=line.kind,
+                text=line.text,
+                times=line.times,
+                until_s=line.until_s,
+            )
+            for line in story.lines
+        ],
+    )
 
 
 def encode_fleet(fleet: ev.Fleet) -> scheduler_pb2.FleetView:

@@ -4,6 +4,8 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
+from services.policies.preset import Preset, choose
+from services.policies.rows import presets_of
 from services.runtime.main import ServedSettings
 
 
@@ -19,6 +21,7 @@ class SchedulerConfig(ServedSettings):
 
     policy: str = "past-future"
     preset: dict[str, Any] = Field(default_factory=dict)  # choices of the preset replaced
+    presets_file: str = ""  # TOML of more presets, as services/policies/presets.toml has them
     # Waiting requests; beyond it 429 with a time to retry, but for a model short of its share.
     max_queue: int = Field(4_096, gt=0)
     adopt_s: float = Field(10.0, gt=0)  # for who is said to be at a worker that may come back
@@ -38,5 +41,11 @@ class SchedulerConfig(ServedSettings):
     forecast_pause_max_s: float = Field(5.0, gt=0)
     batcher_timeout_s: float = Field(0.05, gt=0)  # a round that took longer is arranged here
     refresh_interval_s: float = Field(0.25, gt=0)  # how often shared forecasts are renewed
+    # Of the last so many requests that ended `foretoken why` knows the story: 30 MB at most.
+    story_requests: int = Field(4_096, ge=0)
     event_log: str = ""  # file for (event, now, actions) lines, to replay a run; off by default
     event_log_max_bytes: int = Field(256 * 2**20, gt=0)
+
+    def chosen(self) -> Preset:
+        """The row to serve by. Raises ValueError for what is unknown or can't work."""
+        return choose(self.policy, self.preset, presets_of(self.presets_file))

@@ -7,6 +7,7 @@ from math import inf
 from typing import Literal, NamedTuple
 
 from services.core import (
+    BatchTiming,
     CostModel,
     FinishReason,
     HeldRequest,
@@ -254,6 +255,15 @@ class Learn:
     kind: Literal["learn"] = "learn"
 
 
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """A static batch is over at that worker: something for its cost model to learn from."""
+
+    worker_id: str
+    timing: BatchTiming
+    kind: Literal["timed"] = "timed"
+
+
 Action = (
     AskForecast
     | AskArrange
@@ -265,6 +275,7 @@ Action = (
     | Finish
     | Refuse
     | Learn
+    | Timed
 )
 
 

@@ -4,7 +4,16 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from services.core import CostModel, Grant, HeldRequest, Pause, Report, Request, WorkerView
+from services.core import (
+    CostModel,
+    Grant,
+    HeldRequest,
+    Pause,
+    Report,
+    Request,
+    StaticBatch,
+    WorkerView,
+)
 from services.forecast import Ints
 
 
@@ -36,16 +45,35 @@ class Draft:
     extend: list[Grant] = field(default_factory=list)
     pause: list[Pause] = field(default_factory=list)
     cancel: list[str] = field(default_factory=list)
+    batches: list[StaticBatch] = field(default_factory=list)
 
     def forget(self, request_id: str) -> None:
         """Cancel it instead of anything else: workers carry out cancels first."""
         for grants in (self.admit, self.extend):
             grants[:] = [grant for grant in grants if grant.request_id != request_id]
         self.pause[:] = [pause for pause in self.pause if pause.request_id != request_id]
+        self.batches[:] = [_without(request_id, batch) for batch in self.batches]
         self.cancel.append(request_id)
 
     def __bool__(self) -> bool:
         return bool(self.admit or self.extend or self.pause or self.cancel)
+
+
+def _without(request_id: str, batch: StaticBatch) -> StaticBatch:
+    return replace(batch, members=tuple(name for name in batch.members if name != request_id))
+
+
+@dataclass(slots=True, eq=False)
+class Served:
+    """A static batch that is being served: `had` is the output of each member when it began, of
+    those who have not left it. `whole` while nobody left it but by its end or by a cancel."""
+
+    began_s: float
+    seqs: int
+    length_tokens: int  # of the longest context
+    had: dict[str, tuple[Job, int]]
+    generated_tokens: int = 0
+    whole: bool = True
 
 
 @dataclass(slots=True, eq=False)
@@ -67,6 +95,7 @@ class WorkerJobs:
     draft: Draft = field(default_factory=Draft)
     pausing: dict[str, int] = field(default_factory=dict)
     orphans: dict[str, HeldRequest] = field(default_factory=dict)
+    served: list[Served] = field(default_factory=list)
     victims: Ints = field(
         default_factory=lambda: np.zeros(0, np.int64)
     )  # board rows, by the last round

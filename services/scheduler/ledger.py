@@ -159,9 +159,9 @@ class Ledger:
             rows, output, held, blocks = np.array(numbers, np.int64).T
             self.board.advance(rows, output, held, blocks, now)
 
-    def pause(self, job: Job, worker: WorkerJobs, now: float) -> None:
-        """Running → queued, its KV kept where its worker's residency policy puts it."""
-        worker.draft.pause.append(Pause(job.request_id, Residency.KEEP))
+    def pause(self, job: Job, worker: WorkerJobs, residency: Residency, now: float) -> None:
+        """Running → queued; KV that is to be kept goes where its worker's policy puts it."""
+        worker.draft.pause.append(Pause(job.request_id, residency))
         worker.pausing[job.request_id] = worker.plan_seq + 1
         self._requeue(job, worker, now)
 

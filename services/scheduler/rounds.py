@@ -13,14 +13,15 @@ from math import inf
 
 import numpy as np
 
-from services.core import Plan, Standing
+from services.core import Plan, Standing, StaticBatch
 from services.forecast import Floats, Ints
 from services.policies.decide import arrange, complete, narrow, rank
 from services.policies.decision import Decision, Share, Why, Whys
 from services.policies.memory import Memory
 from services.policies.order.ranking import Ranking
-from services.policies.preset import Preset
+from services.policies.preset import RESIDENCIES, Preset
 from services.policies.snapshot import Contest, Snapshot
+from services.scheduler import batches
 from services.scheduler import events as ev
 from services.scheduler.board import Phase
 from services.scheduler.jobs import Draft, Job, WorkerJobs
@@ -42,6 +43,7 @@ class Rounds:
         self.decision = Decision(0)
         self._ledger = ledger
         self._ranking: Ranking | None = None
+        self._batches = 0  # static ones so far
 
     def pose(self, snapshot: Snapshot) -> Contest:
         """Everybody in order, and of these who run or could."""
@@ -76,27 +78,47 @@ class Rounds:
         """What the last round found of one that waits."""
         return self.decision.why.of(job.row)
 
+    @property
+    def ranking(self) -> Ranking | None:
+        """Of the last round that was posed; None before the first."""
+        return self._ranking
+
     def _carry_out(
         self, share: Share, worker: WorkerJobs, stale: frozenset[int], now: float
     ) -> Iterator[ev.Action]:
         ledger = self._ledger
         board = ledger.board
+        paused = RESIDENCIES[self.preset.residency].paused
         for _, job in self._current(share.pause, stale):
             if job.request_id in worker.running:
-                ledger.pause(job, worker, now)
+                ledger.pause(job, worker, paused, now)
         enters = board.phase[share.run] == Phase.QUEUED
         longer = (board.phase[share.run] == Phase.RUNNING) & (
             share.limits > board.jobs.limit[share.run]
         )
-        limits = share.limits[longer].tolist()
+        jobs, limits = board.jobs, share.limits[longer].tolist()
+        together: list[Job] = []
         for at, job in self._current(share.run[longer], stale):
             if job.request_id in worker.running:
+                if share.lockstep and jobs.output[job.row] >= jobs.limit[job.row]:
+                    together.append(job)  # its last batch is over, for it
                 ledger.extend(job, worker, limits[at])
         places = max(0, worker.places - len(worker.running))
         limits = share.limits[enters].tolist()
         for at, job in self._current(share.run[enters][:places], stale):
             yield self._admit(job, worker, limits[at], now)
+            if share.lockstep:
+                together.append(job)
+        if together:
+            self._batch(together, worker, now)
         worker.victims = share.victims
+
+    def _batch(self, members: list[Job], worker: WorkerJobs, now: float) -> None:
+        """A static one of these, who begin now."""
+        self._batches += 1
+        names = tuple(job.request_id for job in members)
+        worker.draft.batches.append(StaticBatch(self._batches, names))
+        worker.served.append(batches.begin(members, self._ledger.board, now))
 
     def _current(self, rows: Ints, stale: frozenset[int]) -> Iterator[tuple[int, Job]]:
         """The jobs of these rows, with their places among them, but for those that are gone."""
@@ -132,6 +154,7 @@ class Rounds:
             pause=tuple(draft.pause),
             cancel=tuple(draft.cancel),
             victims=self._victims(worker),
+            batches=tuple(batch for batch in draft.batches if batch.members),
         )
         if not self.preset.keeps_kv:
             return plan

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack
 from itertools import count
 from math import inf
@@ -15,7 +15,6 @@ from prometheus_client import CollectorRegistry
 
 from protos import scheduler_pb2, scheduler_pb2_grpc
 from services.core import FinishReason
-from services.policies.preset import choose
 from services.runtime.attach_codec import (
     decode_held,
     decode_report,
@@ -28,12 +27,19 @@ from services.runtime.streams import Outbox, duplex
 from services.scheduler import events as ev
 from services.scheduler.advice import Advice, Advisers
 from services.scheduler.arranger import Arranger
-from services.scheduler.codec import decode_request, encode_fleet, encode_request_event
+from services.scheduler.asked import stories_of
+from services.scheduler.codec import (
+    decode_request,
+    encode_fleet,
+    encode_request_event,
+    encode_story,
+)
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.door import Limits
-from services.scheduler.eventlog import EventLog
+from services.scheduler.eventlog import EventLog, Head, our_version
 from services.scheduler.metrics import SchedulerMetrics
 from services.scheduler.state import SchedulerState
+from services.scheduler.teller import Teller
 
 log = logging.getLogger(__name__)
 
@@ -54,9 +60,10 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         batcher: aio.Channel | None = None,
     ):
         """`batcher`: the way to a batcher of its own, where there is one."""
-        preset = choose(config.policy, config.preset)
+        preset = config.chosen()
         self.config = config
         self.state = SchedulerState(preset, limits_of(config), apart=batcher is not None)
+        self.teller: Teller | None = Teller(config.story_requests)
         self.metrics = SchedulerMetrics(registry)
         self._advice = Advice(config, advisers, self)
         self._arranger = batcher and Arranger(
@@ -83,6 +90,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             "ask_arrange": self._ask_arrange,
             "displace": self._displace,
             "learn": self._advice.learn,
+            "timed": self._timed,
             "send_plan": self._send_plan,
             "place": self._tell_gateway,
             "preempt": self._tell_gateway,
@@ -95,14 +103,18 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         """Keep deadlines and talk to the advisers, until cancelled."""
         with ExitStack() as stack:
             if self.config.event_log:
-                file = EventLog(Path(self.config.event_log), self.config.event_log_max_bytes)
-                self._log = stack.enter_context(file)
+                self._log = stack.enter_context(self._open_log())
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._keep_time())
                 tasks.create_task(self._keep_fleet_told())
                 tasks.create_task(self._advice.run())
                 if self._arranger:
                     tasks.create_task(self._arranger.run())
+
+    def _open_log(self) -> EventLog:
+        state = self.state
+        head = Head(state.preset, state.limits, self._arranger is not None, our_version())
+        return EventLog(Path(self.config.event_log), self.config.event_log_max_bytes, head)
 
     async def drain(self) -> None:
         """Refuse new requests; return when the last one has ended."""
@@ -117,6 +129,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         actions = self.state.step(event, now)
         if self._log:
             self._log.append(now, event, actions)
+        self._tell(event, now, actions)
         self.metrics.stepped(event, actions, self.state)
         for action in actions:
             self._perform[action.kind](action)
@@ -125,6 +138,16 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             self._emptied.set()
         if self.state.next_deadline() < self._due_s:
             self._retimed.set()
+
+    def _tell(self, event: ev.Event, now: float, actions: Sequence[ev.Action]) -> None:
+        """For `foretoken why`. A mistake in the telling ends that, not the serving."""
+        if self.teller is None:
+            return
+        try:
+            self.teller.tell(event, now, actions, self.state)
+        except Exception:
+            log.exception("no stories of requests are told any more")
+            self.teller = None
 
     def _await_round(self, now: float) -> None:
         """Start a round once the loop has taken in what lies there already."""
@@ -176,6 +199,9 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         if outbox := self._workers.get(action.link):
             outbox.put(encode_plan(action.plan))
 
+    def _timed(self, action: ev.Timed) -> None:
+        self._advice.observe_batch(action.worker_id, action.timing)
+
     def _tell_gateway(self, action: GatewayEvents) -> None:
         if outbox := self._gateways.get(action.link):
             outbox.put(encode_request_event(action))
@@ -202,6 +228,14 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         self, request: scheduler_pb2.GetFleetRequest, context: Any
     ) -> scheduler_pb2.FleetView:
         return encode_fleet(self.state.fleet())
+
+    async def Why(
+        self, request: scheduler_pb2.WhyRequest, context: Any
+    ) -> scheduler_pb2.WhyResponse:
+        if self.teller is None:
+            raise ServiceError(Code.UNAVAILABLE, "no stories are told any more; the log says why")
+        stories = stories_of(request.request_id, self.teller, self.state)
+        return scheduler_pb2.WhyResponse(stories=[encode_story(story) for story in stories])
 
     async def Submit(
         self, requests: AsyncIterator[scheduler_pb2.SubmitMessage], context: Any

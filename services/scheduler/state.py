@@ -23,6 +23,7 @@ from services.core import (
 from services.lengths import LEARNT_FROM
 from services.policies.decision import Decision
 from services.policies.preset import Preset
+from services.scheduler import batches
 from services.scheduler import events as ev
 from services.scheduler.board import Phase
 from services.scheduler.door import Limits, drains_s, hopeless, refusal, unservable
@@ -358,6 +359,9 @@ class SchedulerState:
                 self._evicted(job, worker, told, report, now)
         for job in self.ledger.take_paused(worker, report.applied_plan_seq):
             self._tell_preempted(job)
+        if worker.served:
+            over = batches.take_over(worker, report, self.ledger, now)
+            self._actions += [ev.Timed(event.worker_id, timing) for timing in over]
         self._dirty = True
 
     def _here(self, request_id: str, worker: WorkerJobs) -> Job | None:

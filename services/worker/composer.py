@@ -7,6 +7,7 @@ import numpy as np
 from services.worker.batch import Chunk, DecodeRows, StepBatch
 from services.worker.evictor import Evictor
 from services.worker.holdings import Holdings
+from services.worker.lockstep import Lockstep
 from services.worker.sequence import Phase, Sequence
 
 
@@ -17,14 +18,21 @@ class Composer:
     evicts only those behind it, so that the eldest always gets on. Where nobody may be evicted
     (residency defer) a decode waits; if all wait, one gives way. While the same sequences
     decode, the last batch is moved on by one token instead of composing another: a step then
-    costs only its new blocks.
+    costs only its new blocks. Where there are static batches, `lockstep` says who may run, and
+    padding comes behind all other prefill.
     """
 
     def __init__(
-        self, holdings: Holdings, evictor: Evictor, max_running: int, max_batch_tokens: int
+        self,
+        holdings: Holdings,
+        evictor: Evictor,
+        lockstep: Lockstep,
+        max_running: int,
+        max_batch_tokens: int,
     ):
         self._holdings = holdings
         self._evictor = evictor
+        self._lockstep = lockstep
         self._pool = holdings.pool
         self._max_running = max_running
         self._max_batch_tokens = max_batch_tokens
@@ -42,6 +50,8 @@ class Composer:
             return self._steady
         self._steady = None
         batch = self._compose()
+        if batch is None and self._lockstep.active and self._lockstep.hurry():
+            batch = self._compose()
         while batch is None and self._runnable() and self._evictor.give_way():
             batch = self._compose()
         self._version = self._holdings.version
@@ -54,11 +64,13 @@ class Composer:
             self._needy = batch.decodes.advance(sampled)
 
     def _compose(self) -> StepBatch | None:
+        if self._lockstep.active:
+            self._lockstep.advance()
         runnable = self._runnable()
         decodes = self._compose_decodes([s for s in runnable if s.is_decode])
         room = self._max_batch_tokens - len(decodes)
         chunks = self._compose_chunks([s for s in runnable if not s.is_decode], room)
-        decodes = [s for s in decodes if s.phase is Phase.RUNNING]  # not evicted since
+        decodes = [s for s in decodes if _may_run(s)]  # not evicted since
         if not decodes and not chunks:
             return None
         tables = [self._pool.table(s.request_id) for s in decodes]
@@ -66,6 +78,8 @@ class Composer:
 
     def _runnable(self) -> list[Sequence]:
         """Those that the next step may run, memory permitting."""
+        if self._lockstep.active:
+            return self._lockstep.runnable(self._holdings.running.values(), self._max_running)
         first = islice(self._holdings.running.values(), self._max_running)
         return [s for s in first if s.within_budget and not s.arriving]
 
@@ -81,12 +95,17 @@ class Composer:
     def _compose_decodes(self, sequences: list[Sequence]) -> list[Sequence]:
         """Those that get room; one may evict another that was given room before it."""
         first = sequences[: self._max_batch_tokens]
-        placed = [s for s in first if s.phase is Phase.RUNNING and self._make_room(s)]
-        return [s for s in placed if s.phase is Phase.RUNNING]
+        placed = [s for s in first if _may_run(s) and self._make_room(s)]
+        return [s for s in placed if _may_run(s)]
 
     def _make_room(self, sequence: Sequence) -> bool:
-        """Room for a decode, evicting as needed; False when the victim was itself."""
+        """Room for a decode, evicting as needed; False when the victim was itself. For a token
+        that nobody reads, nobody leaves."""
         while not self._pool.grow(sequence.request_id, len(sequence.tokens)):
+            if sequence.ended:
+                return False
+            if self._lockstep.active and self._lockstep.give_way():
+                continue
             victim = next(self._evictor.victims_for(sequence, decoding=True))
             if not self._evictor.evict(victim) or victim is sequence:
                 return False
@@ -95,23 +114,23 @@ class Composer:
     def _compose_chunks(self, sequences: list[Sequence], room: int) -> list[Chunk]:
         chunks: list[Chunk] = []
         for sequence in sequences:
-            if sequence.phase is not Phase.RUNNING:
+            if not _may_run(sequence):
                 continue
             if sequence.resting:
                 if not self._bring_back(sequence):
-                    break
+                    return chunks
                 continue
             if room <= 0:
                 continue
             self._holdings.adopt_prefix(sequence)
             end = self._reachable(sequence, sequence.computed + room)
             if end <= sequence.computed:
-                break  # those behind it must not take what it waits for
+                return chunks  # those behind it must not take what it waits for
             self._pool.grow(sequence.request_id, end)
             table = np.array(self._pool.table(sequence.request_id), np.int64)
             chunks.append(Chunk(sequence, sequence.computed, end, table))
             room -= chunks[-1].tokens
-        return chunks
+        return chunks + self._lockstep.pad_chunks(room) if self._lockstep.active else chunks
 
     def _bring_back(self, sequence: Sequence) -> bool:
         """Begin the return of its KV, evicting those behind it as needed."""
@@ -122,7 +141,14 @@ class Composer:
         """How far a prefill gets, evicting those behind it as needed."""
         end = min(end, len(sequence.tokens))
         while end > self._pool.reach(sequence.request_id):
+            if self._lockstep.active and self._lockstep.give_way():
+                continue
             victim = next(self._evictor.victims_for(sequence, decoding=False), None)
             if victim is None or not self._evictor.evict(victim):
                 return self._pool.reach(sequence.request_id)
         return end
+
+
+def _may_run(sequence: Sequence) -> bool:
+    """It was not evicted since, nor stopped as one that has ended."""
+    return sequence.phase is Phase.RUNNING and sequence.within_budget

@@ -86,9 +86,7 @@ class Engine:
         try:
             tokens, logprobs = self._draw(batch, self.run(batch))
         except Exception as error:
-            failed = [*batch.decodes.sequences, *(chunk.sequence for chunk in batch.chunks)]
-            self.state.fail(failed)
-            raise StepFailed(failed) from error
+            raise StepFailed(self.state.fail(batch)) from error
         return self.state.commit(batch, tokens, perf_counter() - start, logprobs)
 
     def _compose(self) -> StepBatch | None:

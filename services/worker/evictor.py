@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 
 from services.core import Plan, Residency
 from services.worker.holdings import Holdings
+from services.worker.lockstep import Lockstep
 from services.worker.reporting import Reporter
 from services.worker.residency import DEFAULT, RESIDENCIES, Placing, Resident, Room, evict, place
 from services.worker.sequence import Phase, Sequence
@@ -14,9 +15,10 @@ AHEAD_TOKENS = 32  # of a request's growth, kept free for it: a plan comes well 
 class Evictor:
     """Carries the plan's residency policy out on the holdings, and reports who left."""
 
-    def __init__(self, holdings: Holdings, reporter: Reporter):
+    def __init__(self, holdings: Holdings, reporter: Reporter, lockstep: Lockstep):
         self._holdings = holdings
         self._reporter = reporter
+        self._lockstep = lockstep
         self._plan = Plan(0)
         self._leave = RESIDENCIES[DEFAULT]
 
@@ -75,8 +77,10 @@ class Evictor:
         return True
 
     def give_way(self) -> bool:
-        """When nothing can run for want of memory: the first victim leaves, whatever the policy;
-        False if nobody holds any."""
+        """When nothing can run for want of memory: what nobody reads goes, or the first victim
+        leaves, whatever the policy; False if nobody holds any."""
+        if self._lockstep.active and self._lockstep.give_way():
+            return True
         victim = next((s for s in self._eviction_order() if self._holds(s)), None)
         if victim is None:
             return False
@@ -84,6 +88,7 @@ class Evictor:
         return True
 
     def _evict(self, sequence: Sequence, how: Residency) -> None:
+        self._lockstep.leave(sequence.request_id)
         self._holdings.leave(sequence, how)
         self._reporter.evicted(sequence)
 

@@ -29,6 +29,7 @@ class Holdings:
         self.tally = tally
         self.sequences: dict[str, Sequence] = {}
         self.running: dict[str, Sequence] = {}  # phase RUNNING, in order of admission
+        self.pads: dict[str, Sequence] = {}  # of static batches, by the member that each pads
         self.version = 0
         self._sharing = sharing
         self._exact_swaps = exact_swaps
@@ -85,6 +86,21 @@ class Holdings:
     def touch(self) -> None:
         """Who may run has changed."""
         self.version += 1
+
+    def forgo(self, sequence: Sequence) -> None:
+        """Compute nothing more of one that runs: its KV is needed no more, nor a budget."""
+        self.pool.release(sequence.request_id)
+        sequence.computed = sequence.published = sequence.limit_length = 0
+        self.version += 1
+
+    def blocks(self) -> dict[str, int]:
+        """How many of the device's blocks each request has, its padding's and shared ones
+        included. O(holders)."""
+        blocks = self.pool.held()
+        for request_id, pad in self.pads.items():
+            if own := blocks.pop(pad.request_id, 0):
+                blocks[request_id] = blocks.get(request_id, 0) + own
+        return blocks
 
     # Leaving the device and coming back
 
@@ -231,8 +247,10 @@ class Holdings:
         for request_id, sequence in self.sequences.items():
             self._check(sequence)
             assert (sequence.phase is Phase.RUNNING) == (request_id in self.running)
+        pads = {pad.request_id for pad in self.pads.values()}
         for owner in (*self.pool.owners(), *self.host.owners()):
-            assert owner in self.sequences, "blocks of a request that is not here"
+            assert owner in self.sequences or owner in pads, "blocks of who is not here"
+        assert self.pads.keys() <= self.running.keys(), "padding of one that does not run"
 
     def _check(self, sequence: Sequence) -> None:
         request_id = sequence.request_id

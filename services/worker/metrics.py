@@ -20,6 +20,15 @@ MOVED = {
     "host_full": ("kv_host_full", "Of those, the ones that host memory had no room for"),
     "prefix_asked_tokens": ("prefix_cache_queries", "Tokens of prefills looked up"),
     "prefix_hit_tokens": ("prefix_cache_hits", "Of those, the ones whose KV was there already"),
+    "padding_tokens": ("worker_padding_tokens", "Tokens prefilled as padding of static batches"),
+    "padding_left_out_tokens": (
+        "worker_padding_left_out_tokens",
+        "Padding of static batches that memory had no room for",
+    ),
+    "invalid_tokens": (
+        "worker_invalid_tokens",
+        "Tokens drawn after a request's end, while its static batch went on",
+    ),
 }
 
 
@@ -49,6 +58,10 @@ class WorkerMetrics:
             "foretoken_swap_seconds", "Time to copy one request's KV between device and host",
             ["direction"], buckets=LATENCY_BUCKETS_S, registry=registry,
         )  # fmt: skip
+
+    def told(self, tokens: int) -> None:
+        """So many were told whose static batch was over between two steps."""
+        self._generated.inc(tokens)
 
     def stepped(self, result: StepResult) -> None:
         self._generated.inc(len(result.tokens))

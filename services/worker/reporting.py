@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Container, Iterable, Iterator, Mapping
 
 from services.core import Completion, FinishReason, Progress, Report, StepTiming, SwapTiming
-from services.worker.blocks import BlockPool
+from services.worker.holdings import Holdings
 from services.worker.sequence import Sequence
 
 TIMINGS_MAX = 64  # a report carries the latest; the estimator needs samples, not a ledger
@@ -74,16 +74,14 @@ class Reporter:
         self._told.pop(request_id, None)
         self._evicted.pop(request_id, None)
 
-    def take(
-        self, sequences: Mapping[str, Sequence], running: Iterable[Sequence], pool: BlockPool
-    ) -> Report | None:
+    def take(self, holdings: Holdings) -> Report | None:
         """The next report, if there is anything to say. O(holders of blocks)."""
         everybody = self._everybody or self._steps >= self._every_steps
         if not (everybody or self._finished or self._evicted or self._told):
             return None
         self._seq += 1
-        blocks = pool.held()
-        about = {s.request_id: s for s in running} if everybody else {}
+        sequences, pool, blocks = holdings.sequences, holdings.pool, holdings.blocks()
+        about = dict(holdings.running) if everybody else {}
         about |= self._told
         about |= {r: sequences[r] for r in self._changed(blocks) if r in sequences}
         report = Report(

@@ -66,6 +66,7 @@ def cost(tokens: int, wait_s: float, costs: KVCosts) -> Residency:
 
 RESIDENCIES: dict[str, Leave] = {
     "recompute": recompute,
+    "drop": recompute,  # for want of memory; who is paused loses it at once, by the plan
     "swap": swap,
     "defer": defer,
     "cost": cost,

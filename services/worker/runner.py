@@ -128,6 +128,9 @@ class EngineRunner:
         except StepFailed as failure:
             self._failed(failure)
             return True
+        if late := self.engine.state.take_late():
+            self._metrics.told(len(late))
+            self.on_tokens(late)
         if result is None:
             return False
         self._failures = 0

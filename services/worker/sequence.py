@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
-from services.core import HeldRequest, Progress
+from services.core import FinishReason, HeldRequest, Progress
 from services.worker.prompt import Prompt
 
 
@@ -39,6 +39,8 @@ class Sequence:
     published: int = 0  # how many of its blocks are, or need not be
     exact: bool = True  # its KV is as the model computed it, not quantized on the way
     phase: Phase = Phase.RUNNING
+    ended: FinishReason | None = None  # but its static batch goes on, and it with it
+    untold: int = 0  # tokens at its end: then the last, and the invalid ones behind it
 
     @classmethod
     def start(cls, prompt: Prompt, limit_tokens: int) -> "Sequence":
@@ -55,7 +57,7 @@ class Sequence:
 
     @property
     def output_tokens(self) -> int:
-        return len(self.tokens) - self.prompt_tokens
+        return len(self.tokens) - self.prompt_tokens - self.untold
 
     @property
     def within_budget(self) -> bool:

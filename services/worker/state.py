@@ -25,6 +25,7 @@ from services.worker.blocks import BlockPool
 from services.worker.composer import Composer
 from services.worker.evictor import Evictor
 from services.worker.holdings import Holdings
+from services.worker.lockstep import Batch, Lockstep
 from services.worker.matching import HELD_MAX, Matching
 from services.worker.moves import Moves
 from services.worker.prompt import Prompt
@@ -73,11 +74,17 @@ class WorkerState:
             self.pool, self.host, self.tally, limits.prefix_sharing, limits.exact_swaps
         )
         self._reporter = Reporter(limits.report_every_steps)
-        self._evictor = Evictor(self._holdings, self._reporter)
+        self._lockstep = Lockstep(self._holdings, self.tally, limits.reach_tokens)
+        self._evictor = Evictor(self._holdings, self._reporter, self._lockstep)
         self._composer = Composer(
-            self._holdings, self._evictor, limits.max_running, limits.max_batch_tokens
+            self._holdings,
+            self._evictor,
+            self._lockstep,
+            limits.max_running,
+            limits.max_batch_tokens,
         )
         self._owed_cancels: set[str] = set()
+        self._late: list[NewToken] = []  # to be told, of batches that are over
 
     @property
     def sequences(self) -> Mapping[str, Sequence]:
@@ -101,12 +108,13 @@ class WorkerState:
 
         Its plans and our reports are numbered from 1 on. Prompts not admitted yet are kept among
         the others, without a budget; what else the last scheduler left half done is forgotten:
-        admissions that found no prompt, and the cancels that it owed.
+        admissions that found no prompt, the cancels that it owed, and its static batches.
         """
         self._owed_cancels.clear()
+        self._let_go(self._lockstep.dissolve())
         for prompt in self.matching.take_prompts():
             self._holdings.park(prompt)
-        blocks = self.pool.held()
+        blocks = self._holdings.blocks()
         self._reporter.begin(self.sequences, blocks)
         return tuple(s.held(blocks.get(s.request_id, 0)) for s in self.sequences.values())
 
@@ -150,6 +158,7 @@ class WorkerState:
         limit_tokens = self.matching.prompt(prompt, now)
         if limit_tokens is not None:
             self._holdings.start(prompt, limit_tokens)
+            self._lockstep.came(self.sequences[request_id])
         return None
 
     def apply(self, plan: Plan, now: float) -> None:
@@ -166,6 +175,8 @@ class WorkerState:
             self._extend(grant)
         for request_id in plan.prefetch:
             self._evictor.prefetch(request_id)
+        for batch in plan.batches:
+            self._lockstep.gather(batch, self.matching.admissions)
         self._evictor.planned(plan)
         self._reporter.planned(plan.seq)
 
@@ -183,19 +194,28 @@ class WorkerState:
         self.matching.forget(request_id)
         self._reporter.finished(request_id, 0, FinishReason.ERROR)
 
-    def fail(self, sequences: list[Sequence]) -> None:
-        """End these as ERROR, after their step went wrong."""
-        for sequence in sequences:
+    def fail(self, batch: StepBatch) -> list[Sequence]:
+        """End as ERROR who was in a step that went wrong; returns them. Who had ended before
+        computes no more, and is told its own end when its batch is over."""
+        failed = [*batch.decodes.sequences, *(chunk.sequence for chunk in batch.chunks)]
+        failed = [s for s in failed if s.request_id in self.sequences]  # padding is not
+        for sequence in [s for s in failed if s.ended]:
+            self._lockstep.stop(sequence)
+        failed = [s for s in failed if not s.ended]
+        for sequence in failed:
             self._finish(sequence, FinishReason.ERROR)
+        self._settle()
+        return failed
 
     def expire(self, now: float) -> None:
         """Give up on halves that waited too long for their other half."""
         for request_id in self.matching.expire(now):
+            self._lockstep.leave(request_id)
             self._reporter.finished(request_id, 0, FinishReason.ERROR)
 
     def report(self) -> Report | None:
         """What happened since the last report, if anything that the scheduler must know."""
-        return self._reporter.take(self.sequences, self.running.values(), self.pool)
+        return self._reporter.take(self._holdings)
 
     def _admit(self, grant: Grant, now: float) -> None:
         sequence = self.sequences.get(grant.request_id)
@@ -204,7 +224,10 @@ class WorkerState:
             if prompt:
                 self._holdings.start(prompt, grant.limit_tokens)
             return
+        if sequence.ended:
+            return
         self._holdings.set_limit(sequence, grant.limit_tokens)
+        self._lockstep.rebudgeted(sequence)
         if sequence.phase is not Phase.RUNNING:
             self._holdings.run(sequence)
             self._reporter.forget(grant.request_id)  # that it had left is no news any more
@@ -212,12 +235,18 @@ class WorkerState:
     def _extend(self, grant: Grant) -> None:
         self.matching.extend(grant.request_id, grant.limit_tokens)
         sequence = self.sequences.get(grant.request_id)
-        if sequence and sequence.prompt_tokens + grant.limit_tokens > sequence.limit_length:
+        if sequence is None or sequence.ended:
+            return
+        if sequence.prompt_tokens + grant.limit_tokens > sequence.limit_length:
             self._holdings.set_limit(sequence, grant.limit_tokens)
 
     def _pause(self, pause: Pause) -> None:
         sequence = self.sequences.get(pause.request_id)
         if sequence is None or sequence.phase is Phase.PARKED:
+            return
+        last = self._lockstep.leave(pause.request_id)
+        if last:
+            self._end_late(sequence, last)
             return
         self._reporter.tell(sequence)
         if pause.residency is not Residency.KEEP:
@@ -226,6 +255,7 @@ class WorkerState:
             self._holdings.pause(sequence)
 
     def _forget(self, request_id: str) -> None:
+        self._lockstep.leave(request_id)
         self._holdings.forget(request_id)
         self._reporter.forget(request_id)
 
@@ -233,6 +263,33 @@ class WorkerState:
         self._forget(sequence.request_id)
         self._owed_cancels.discard(sequence.request_id)
         self._reporter.finished(sequence.request_id, sequence.output_tokens, reason)
+
+    # Static batches
+
+    def take_late(self) -> list[NewToken]:
+        """Last tokens of requests whose static batch was over between two steps."""
+        late, self._late = self._late, []
+        return late
+
+    def _settle(self) -> None:
+        """Static batches begin and end."""
+        if self._lockstep.active:
+            self._let_go(self._lockstep.settle())
+
+    def _let_go(self, batches: Iterable[Batch]) -> None:
+        """Tell how their members have ended, or that they have used up their budgets."""
+        for batch in batches:
+            for request_id, sequence in batch.members.items():
+                if last := batch.last.get(request_id):
+                    self._end_late(sequence, last)
+                else:
+                    self._reporter.tell(sequence)
+
+    def _end_late(self, sequence: Sequence, last: NewToken) -> None:
+        assert sequence.ended, "it goes on"
+        sequence.untold -= 1
+        self._late.append(last)
+        self._finish(sequence, sequence.ended)
 
     # Copies between the pools
 
@@ -258,7 +315,11 @@ class WorkerState:
 
     def compose(self) -> StepBatch | None:
         """The next step with its memory, or None when nothing can run."""
-        return self._composer.compose()
+        self._settle()
+        batch = self._composer.compose()
+        if batch is None:
+            self._settle()  # who was evicted may have been the last that its batch waited for
+        return batch
 
     def commit(
         self,
@@ -267,18 +328,27 @@ class WorkerState:
         elapsed_s: float,
         logprobs: Mapping[int, TokenLogprobs] | None = None,
     ) -> StepResult:
-        """Take the tokens drawn, one for each of `batch.sampling`; `logprobs` by its index."""
+        """Take the tokens drawn, one for each of `batch.sampling`; `logprobs` by its index. What
+        it returns is to be told: invalid tokens are not in it, and the last ones of static
+        batches only once these are over."""
         timing = StepTiming(
             batch.prefill_tokens, len(batch.decodes), batch.context_tokens, elapsed_s
         )
         self._reporter.stepped(timing)
+        in_batches = self._lockstep.active
         for chunk in batch.chunks:
             chunk.sequence.computed = chunk.end
             self._holdings.publish(chunk.sequence)
+        rows = zip(range(len(sampled)), batch.sampling, sampled, strict=True)
         tokens = [
             self._take(sequence, token, logprobs.get(row) if logprobs else None)
-            for row, (sequence, token) in enumerate(zip(batch.sampling, sampled, strict=True))
+            for row, sequence, token in (self._lockstep.discard(rows) if in_batches else rows)
         ]
+        if in_batches:
+            self._lockstep.paid(batch.chunks)
+            tokens = self._lockstep.withhold(tokens)
+            self._settle()
+            tokens += self.take_late()
         self._composer.committed(batch, sampled)
         return StepResult(tokens, timing)
 
@@ -289,9 +359,11 @@ class WorkerState:
         sequence.tokens.append(token)
         finish = self._finish_of(sequence, token)
         if finish:
-            self._finish(sequence, finish)
+            if not self._lockstep.end(sequence, finish):
+                self._finish(sequence, finish)
         elif not sequence.within_budget:
-            self._reporter.tell(sequence)
+            if not self._lockstep.rebudgeted(sequence):
+                self._reporter.tell(sequence)
             self._holdings.touch()
         prompt = sequence.prompt
         offset = length - prompt.prompt_tokens
@@ -306,5 +378,6 @@ class WorkerState:
     def check_integrity(self) -> None:
         """All that is kept twice agrees. Raises AssertionError."""
         self._holdings.check_integrity()
+        self._lockstep.check_integrity()
         assert not set(self.matching.prompts) & set(self.matching.admissions)
         assert not set(self.matching.prompts) & set(self.sequences)

@@ -1,11 +1,11 @@
-"""What a worker's memory has done, counted since it started."""
+"""What a worker's memory and its static batches have done, counted since it started."""
 
 from dataclasses import dataclass
 
 
 @dataclass(slots=True)
 class Tally:
-    """Counts only grow; tokens are of KV."""
+    """Counts only grow; tokens are of KV, or computed for nobody in static batches."""
 
     offloads: int = 0
     offloaded_tokens: int = 0
@@ -15,3 +15,6 @@ class Tally:
     host_full: int = 0  # of those, because host memory had no room
     prefix_asked_tokens: int = 0  # of prompts, or of what is computed again
     prefix_hit_tokens: int = 0  # of those, found in blocks computed before
+    padding_tokens: int = 0  # prefilled for nobody
+    padding_left_out_tokens: int = 0  # that memory had no room for
+    invalid_tokens: int = 0  # drawn after a member's end

@@ -6,11 +6,13 @@ import numpy as np
 from services.forecast import ForecastTable, Ints
 from services.policies.arrange.share import share_of, whys
 from services.policies.decision import Decision, Reason, Whys
-from services.policies.form.demand import FORMS, Line
+from services.policies.form.demand import Line
 from services.policies.form.fill import Filled, fill, fill_places
+from services.policies.form.forms import FORMS
 from services.policies.interval import INTERVALS
 from services.policies.place import PLACES
 from services.policies.preset import RESIDENCIES, Preset
+from services.policies.slice import SLICES
 from services.policies.snapshot import NOWHERE, Contest, Worker
 
 
@@ -24,7 +26,7 @@ def arrange_continuous(
         line = np.flatnonzero(at == worker.number)
         line = line[np.lexsort((~contest.runs[line], contest.line[line]))]
         runs, peak = contest.runs[line], 0.0
-        if not runs.all():
+        if not runs.all() or (len(line) and FORMS[preset.form].renews):
             filled = _filled(contest, worker, line, forecasts, preset, rng)
             waits = ~runs
             rows, a, b = contest.rows[line[waits]], filled.a[waits], filled.b[waits]
@@ -52,7 +54,8 @@ def _filled(
     rng: np.random.Generator,
 ) -> Filled:
     jobs, runs = contest.jobs.take(at), contest.runs[at]
-    line = Line(jobs, runs, worker, forecasts, contest.numbers)
+    limits = SLICES[preset.slice].limits(contest, worker, at, preset.params)
+    line = Line(jobs, runs, limits, worker, forecasts, contest.numbers)
     demand = FORMS[preset.form].demand(line, preset.params, rng)
     first = int(np.argmin(runs))
     alone = bool(jobs.prompt[first] + jobs.cap[first] <= worker.kv_tokens)

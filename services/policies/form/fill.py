@@ -5,6 +5,9 @@ whatever memory says. Behind them the line is taken in order until one does not 
 waits passes that one, but who runs behind it goes on if there is still room beside those who came
 in and those who run before it. So somebody is paused only where one who stood ahead of it came in
 and took its room: that is all there is to preemption.
+
+Where a form asks of the running too that what they are granted next fits (`Demand.due`), those that
+are due for it don't simply stay: they are taken in their turn, and paused where there is no room.
 """
 
 from dataclasses import dataclass
@@ -29,26 +32,30 @@ class Filled:
     peak: float
 
 
+_NOBODY = (Reason.BEHIND, 0.0, 0.0)  # there is nobody to tell
+
+
 def fill(runs: Bools, demand: Demand, places: int, alone: bool) -> Filled:
     """`runs` says who of the line does now. `alone`: on an idle worker the first comes in though
     it passes the policy's limit, for no later round would find more room for it."""
-    count = len(runs)
-    base = int(np.argmin(runs)) if not runs.all() else count
+    count, places = len(runs), min(places, demand.places)
+    stays = runs if demand.due is None else runs & ~demand.due
+    base = int(np.argmin(stays)) if not stays.all() else count
     reach = max(0, min(count, places) - base)
     fits, need = demand.longest(np.arange(count), base, reach)
-    if fits < reach and base + fits == 0 and alone and not runs.any():
+    if fits < reach and base + fits == 0 and not stays.any() and (alone or runs[0]):
         fits = 1
     front = base + fits
     entering = np.flatnonzero(~runs[:front])
     run = runs.copy()
-    if len(entering):
+    if len(entering) or stays is not runs:
         run[:front] = True
         run[front:] = _behind(runs, demand, front, places)
     waits = np.flatnonzero(~runs[front:]) + front
     if fits < reach:
         # Where the one that does not fit runs so far, those who wait are only behind it.
         waits = waits[waits == front]
-        stopped = (Reason.MEMORY, need(fits + 1) if len(waits) else 0.0, demand.limit)
+        stopped = demand.refusal(np.arange(front + 1), need(fits + 1)) if len(waits) else _NOBODY
     else:
         stopped = (Reason.PLACES, float(np.count_nonzero(run)), float(places))
     peak = _peak(demand, run) if run[front:].any() else need(fits)
@@ -59,7 +66,7 @@ def fill_places(runs: Bools, holds: Bools, demand: Demand, places: int, alone: b
     """The same where a paused job's KV keeps its device memory (ALISE's strawman Defer): pausing
     makes room among the places only. All who hold KV keep it; memory must be found for those who
     have none yet, in their order, and the places go down the line."""
-    fresh = np.flatnonzero(~holds)
+    fresh, places = np.flatnonzero(~holds), min(places, demand.places)
     order = np.concatenate([np.flatnonzero(holds), fresh])
     base = len(order) - len(fresh)
     fits, need = demand.longest(order, base, min(len(fresh), places))
@@ -71,7 +78,7 @@ def fill_places(runs: Bools, holds: Bools, demand: Demand, places: int, alone: b
     entering = np.flatnonzero(run & ~runs)
     waits = np.flatnonzero(~run & ~runs)
     if fits < min(len(fresh), places) and len(waits) and waits[0] == fresh[fits]:
-        stopped = (Reason.MEMORY, need(fits + 1), demand.limit)
+        stopped = demand.refusal(order[: base + fits + 1], need(fits + 1))
     else:
         stopped = (Reason.PLACES, float(np.count_nonzero(run)), float(places))
     return _told(run, entering, waits, need(fits), demand.limit, stopped)
@@ -85,9 +92,8 @@ def _behind(runs: Bools, demand: Demand, front: int, places: int) -> Bools:
         order = np.concatenate([kept, later])
         more, _ = demand.longest(order, len(kept), min(len(later), places - len(kept)))
         kept, later = order[: len(kept) + more], later[more + 1 :]
-        # Who could not stay even if nobody grew is not asked about one by one.
-        left = demand.limit - float(np.sum(demand.held[kept]))
-        later = later[demand.held[later] <= left]
+        # Who could not stay in any case is not asked about one by one.
+        later = later[demand.able(kept, later)]
     goes_on = np.zeros(len(runs), bool)
     goes_on[kept] = True
     return goes_on[front:]

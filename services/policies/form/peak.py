@@ -1,8 +1,20 @@
 """The memory a batch will need at most, given how long each answer still gets."""
 
+from collections.abc import Callable
+
 import numpy as np
 
 from services.forecast import Floats, Ints
+
+Statistic = Callable[[Floats], float]  # of the peaks of several scenarios
+
+
+def mean(peaks: Floats) -> float:
+    return float(peaks.mean())
+
+
+def largest(peaks: Floats) -> float:
+    return float(peaks.max())
 
 
 def peak_tokens(held: Ints | Floats, remaining: Ints | Floats) -> float:
@@ -20,21 +32,23 @@ def peak_tokens(held: Ints | Floats, remaining: Ints | Floats) -> float:
 
 
 class PrefixPeaks:
-    """Mean M* over scenarios, of some requests that run and the first k of others that queue.
+    """M* of some requests that run and the first k of others that queue, over scenarios whose peaks
+    a statistic takes together; it must rise with each of them.
 
     `held` is (n,) and `remaining` (scenarios, n), the running first. Sorted once; each prefix is
     then one masked pass, O(scenarios · n), remembered.
     """
 
-    def __init__(self, running: int, held: Floats, remaining: Floats):
+    def __init__(self, running: int, held: Floats, remaining: Floats, statistic: Statistic = mean):
         self._running = running
+        self._statistic = statistic
         self._order = np.argsort(-remaining, axis=1)
         self._held = held[self._order]
         self._remaining = np.take_along_axis(remaining, self._order, axis=1)
         self._known: dict[int, float] = {}
 
     def __call__(self, queued: int) -> float:
-        """The mean peak with the first `queued` admitted; rises with it."""
+        """The peak with the first `queued` admitted; rises with it."""
         if queued not in self._known:
             self._known[queued] = self._peak(queued)
         return self._known[queued]
@@ -63,4 +77,4 @@ class PrefixPeaks:
         total = np.cumsum(self._held * among, axis=1) + np.cumsum(among, axis=1) * self._remaining
         # A row outside the prefix may keep its total: it is at most that of the prefix's member
         # before it, which holds as many and runs no shorter, or 0 when there is none before.
-        return float(total.max(axis=1, initial=0.0).mean())
+        return self._statistic(total.max(axis=1, initial=0.0))

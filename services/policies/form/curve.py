@@ -1,0 +1,133 @@
+"""The curve rule: at no time to come may the memory foreseen pass what there is, but by chance.
+
+Lengths are independent given their forecasts, so what a batch holds t tokens from now has a mean
+and a variance that add up over its members. Both are tabulated at a few times; no length is drawn
+and nobody is sorted (ALGORITHMS §6).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from services.forecast import Floats, Ints
+from services.policies.form.demand import Demand, Line, Need, needed
+from services.policies.memory import Memory
+from services.policies.parameters import Param, Params
+from services.policies.snapshot import Bools, Snapshot
+
+TIMES = 24  # when the curve is looked at, beside now
+POOLED = 512  # possible ends that these are chosen from
+FEWEST, FINEST = 2, 64  # of each job
+GOLDEN = 0.6180339887  # multiples of it are spread evenly, however many
+LARGEST_Z = 8.0
+Z, SEEN_EVICTIONS, SEEN_ENDINGS = "curve_z", "curve_evictions", "curve_endings"
+STEP = 0.1  # standard deviations by which an eviction moves z
+
+
+@dataclass(frozen=True, slots=True)
+class Curve(Demand):
+    """`mean` and `variance`, (times, jobs), are of what each holds at each time, the first being
+    now; max over the times of Σ mean + z · √(Σ variance) must fit. O(times · jobs)."""
+
+    mean: Floats
+    variance: Floats
+    z: float
+
+    def longest(self, order: Ints, base: int, most: int) -> tuple[int, Need]:
+        stay, next_ones = order[:base], order[base : base + most + 1]
+        needs = self._highest(
+            _running_sums(self.mean, stay, next_ones), _running_sums(self.variance, stay, next_ones)
+        )
+        fit = int(np.searchsorted(needs, self.limit, side="right")) - 1
+        return min(most, max(0, fit)), lambda count: float(needs[count])
+
+    def able(self, kept: Ints, later: Ints) -> Bools:
+        """Exact."""
+        mean = _sum(self.mean, kept) + self.mean.take(later, axis=1)
+        variance = _sum(self.variance, kept) + self.variance.take(later, axis=1)
+        fits: Bools = self._highest(mean, variance) <= self.limit
+        return fits
+
+    def _highest(self, mean: Floats, variance: Floats) -> Floats:
+        highest: Floats = np.max(mean + self.z * np.sqrt(variance), axis=0)
+        return highest
+
+
+def _sum(table: Floats, rows: Ints) -> Floats:
+    total: Floats = table.take(rows, axis=1).sum(axis=1, keepdims=True)
+    return total
+
+
+def _running_sums(table: Floats, stay: Ints, next_ones: Ints) -> Floats:
+    """The sums of those who stay, alone and with the first of the next ones, the first two …"""
+    sums = np.empty((len(table), 1 + len(next_ones)))
+    sums[:, :1] = _sum(table, stay)
+    table.take(next_ones, axis=1, out=sums[:, 1:], mode="clip")
+    return np.cumsum(sums, axis=1, out=sums)
+
+
+def curve(line: Line, params: Params, rng: np.random.Generator) -> Demand:
+    """max_t E(t) + z · sd(t) fits in (1 − `reserved`) · capacity, with E = Σ m_i p_i and
+    sd² = Σ m_i² p_i (1 − p_i).
+
+    m_i(t) is what a job holds while it makes its t-th token from now, in whole blocks, and p_i(t)
+    the chance that it comes to make it: with certain lengths the curve's top is Past-Future's M*.
+    Everybody is taken to make a token a step. z is `z`, or where feedback has moved it to.
+    O(times · jobs).
+    """
+    jobs, worker = line.jobs, line.worker
+    held = needed(line)
+    times = _times(line)
+    share = np.ones((1 + len(times), len(jobs)))
+    share[1:] = line.forecasts.survival(jobs.forecast, jobs.output, jobs.cap, times - 1)
+    holds = np.empty_like(share)
+    holds[0] = held
+    np.maximum(worker.whole_blocks(jobs.context + times[:, None]), held, out=holds[1:])
+    mean = holds * share
+    variance = mean * (holds - mean)  # m² p (1 − p)
+    limit = (1 - params["reserved"]) * worker.room_tokens
+    z = line.numbers.get(Z, params["z"]) if params["eviction_share"] else params["z"]
+    return Curve(held, limit, mean, variance, z)
+
+
+def _times(line: Line) -> Ints:
+    """When to look, in tokens from now, ascending from 1: the curve falls only where answers may
+    end, so just at such ends, evenly among those that were asked for and at the last one. Each job
+    is asked for its own quantiles, so that many jobs say more together than one by one."""
+    jobs = line.jobs
+    count = len(jobs)
+    if not count:
+        return np.ones(1, np.int64)
+    each = min(FINEST, max(FEWEST, POOLED // count))
+    shares = (np.arange(1, each + 1)[:, None] - (GOLDEN * np.arange(count)) % 1) / each
+    shares[-1] = 1.0
+    ends = line.forecasts.quantiles(shares, jobs.forecast, jobs.output, jobs.cap) - jobs.output
+    found = np.unique(np.maximum(np.ceil(ends), 1.0).astype(np.int64))
+    if len(found) <= TIMES:
+        return found
+    return found[np.linspace(0, len(found) - 1, TIMES).round().astype(np.int64)]
+
+
+def feedback(snapshot: Snapshot, params: Params, memory: Memory) -> Memory:
+    """z moved by what has come of it: up by STEP for every eviction, down by STEP ·
+    `eviction_share` for every request that has ended, so that it comes to rest where evictions are
+    that share of endings (Robbins–Monro with a constant step, which follows a load that drifts).
+    What ends while nobody waits says nothing of z, and moves it nowhere: a quiet hour must not end
+    in a burst of evictions. Between 0, where needs still rise with everybody who comes in, and
+    LARGEST_Z: a share that is passed by neither is not reached."""
+    asked = params["eviction_share"]
+    evictions = snapshot.evictions - memory.number(SEEN_EVICTIONS)
+    endings = snapshot.endings - memory.number(SEEN_ENDINGS)
+    if not asked or not (evictions or endings):
+        return memory
+    down = asked * endings if len(snapshot.queued) else 0.0
+    z = memory.number(Z, params["z"]) + STEP * (evictions - down)
+    seen = {SEEN_EVICTIONS: float(snapshot.evictions), SEEN_ENDINGS: float(snapshot.endings)}
+    return memory.with_numbers(**{Z: min(max(z, 0.0), LARGEST_Z)}, **seen)
+
+
+PARAMS = {
+    "z": Param(1.5, 0.0, LARGEST_Z),
+    "reserved": Param(0.0, 0.0, 1.0),
+    "eviction_share": Param(0.02, 0.0, 1.0),
+}

@@ -1,0 +1,59 @@
+"""Past-Future (papers/000): the peak of memory still to come, over drawn lengths."""
+
+from dataclasses import dataclass
+from math import ceil
+
+import numpy as np
+
+from services.forecast import Floats, Ints
+from services.policies.form.demand import Demand, Line, Need, needed
+from services.policies.form.peak import PrefixPeaks, Statistic, largest, mean
+from services.policies.parameters import Param, Params, named
+
+ENOUGH_DRAWS = 200  # lengths of running requests drawn in all before one more scenario adds little
+MOST_SCENARIOS = 5
+STATISTICS: dict[str, Statistic] = {"mean": mean, "largest": largest}
+
+
+@dataclass(frozen=True, slots=True)
+class Peaks(Demand):
+    """`remaining` (scenarios, jobs) are the tokens that each will still make; their peaks, taken
+    together by the statistic, must fit."""
+
+    remaining: Floats
+    statistic: Statistic = mean
+
+    def longest(self, order: Ints, base: int, most: int) -> tuple[int, Need]:
+        # No more are looked at than could fit if they never grew, or than the one that comes in
+        # whatever it needs, and one that says why it waits.
+        held = np.cumsum(self.held[order])
+        most = min(most, max(0, int(np.searchsorted(held, self.limit, side="right")) - base))
+        order = order[: base + max(1, most) + 1]
+        peaks = PrefixPeaks(base, self.held[order], self.remaining[:, order], self.statistic)
+        return peaks.longest(most, self.limit), peaks
+
+
+def past_future(line: Line, params: Params, rng: np.random.Generator) -> Demand:
+    """The future peak M* fits in (1 − `reserved`) · capacity: Past-Future's Algorithm 1
+    (papers/000 §3; `reserved` 0.03 to 0.10).
+
+    Everyone gets a length drawn anew from L | L > generated, `draws` times. One draw of a small
+    batch says little, so that the paper repeats it there, without saying how often: 0 draws until
+    jobs × scenarios reach 200, at most 5 times. Nor does it say which of the peaks decides:
+    `statistic`, their mean or the largest.
+    """
+    jobs = line.jobs
+    enough = min(MOST_SCENARIOS, ceil(ENOUGH_DRAWS / max(1, len(jobs))))
+    scenarios = int(params["draws"]) or enough
+    lengths = line.forecasts.sample(rng, jobs.forecast, jobs.output, jobs.cap, scenarios)
+    remaining = np.maximum(lengths - jobs.output, 0.0)
+    limit = (1 - params["reserved"]) * line.worker.room_tokens
+    statistic = list(STATISTICS.values())[int(params["statistic"])]
+    return Peaks(needed(line), limit, remaining, statistic)
+
+
+PARAMS = {
+    "reserved": Param(0.05, 0.0, 1.0),
+    "draws": Param(0, 0, 64),
+    "statistic": named(*STATISTICS),
+}

@@ -1,0 +1,89 @@
+"""The rows there are: those that come with foretoken, and a user's own beside them.
+
+A user's TOML has rows as presets.toml does. One may say `like = "alise"` to begin from a row that
+ships or stands above it, and give only what differs. A name that is taken is refused: what a log
+or a metric calls `alise` is always the same.
+"""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from services.policies.preset import CHOICES, Preset, choose, read_row, require_known
+
+TEXTS = ("about", "source")
+CELLS = ("like", *CHOICES, "params", *TEXTS)
+
+
+@dataclass(frozen=True)
+class Row:
+    """`given` are the numbers that it says itself; the others of its params are defaults."""
+
+    preset: Preset
+    given: frozenset[str]
+
+
+def rows(file: str = "") -> dict[str, Row]:
+    """All of them by name, those of the user's file last. Raises ValueError, which names the row,
+    for a mistake in it, and for a file that can't be read."""
+    known = _shipped()
+    if not file:
+        return known
+    for name, cells in _tables(file).items():
+        try:
+            known[name] = _added(name, cells, known, file)
+        except ValueError as error:
+            raise ValueError(f"{file}, [{name}]: {error}") from None
+    return known
+
+
+def presets_of(file: str = "") -> dict[str, Preset]:
+    return {name: row.preset for name, row in rows(file).items()}
+
+
+def _shipped() -> dict[str, Row]:
+    text = files("services.policies").joinpath("presets.toml").read_text()
+    tables = tomllib.loads(text)
+    return {
+        name: Row(read_row(name, cells), frozenset(cells.get("params", ())))
+        for name, cells in tables.items()
+    }
+
+
+def _tables(file: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(Path(file).read_text())
+    except OSError as error:
+        raise ValueError(f"cannot read presets from {file}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{file} is no TOML: {error}") from None
+
+
+def _added(name: str, cells: Any, known: Mapping[str, Row], file: str) -> Row:
+    if not isinstance(cells, dict):
+        raise ValueError("is no row; a row is a table, [NAME] and its cells")
+    if name in known:
+        raise ValueError(f'is there already; name yours otherwise, with like = "{name}" in it')
+    for key, value in cells.items():
+        require_known("cell", key, CELLS)
+        kind: type = dict if key == "params" else str
+        if not isinstance(value, kind):
+            raise ValueError(
+                f"{key} takes {'a table' if kind is dict else 'a text'}, got {value!r}"
+            )
+    texts = {"source": file} | {key: cells[key] for key in TEXTS if key in cells}
+    if "like" not in cells:
+        if missing := [key for key in CHOICES if key not in cells]:
+            raise ValueError(f'has no {", ".join(missing)}; give all, or like = "ROW"')
+        return Row(read_row(name, cells | texts), frozenset(cells.get("params", ())))
+    base = cells["like"]
+    require_known("row", base, known)
+    params = cells.get("params", {})
+    given = {key: cells[key] for key in CHOICES if key in cells} | params
+    preset = choose(base, given, {base: known[base].preset})
+    about, source = texts.get("about", f"like {base}"), texts["source"]
+    kept = (known[base].given | set(params)) & set(preset.params)
+    return Row(replace(preset, name=name, about=about, source=source), frozenset(kept))

@@ -1,0 +1,51 @@
+"""Which requests somebody means who asks why, by the id that a client was told."""
+
+from collections.abc import Sequence
+from itertools import islice
+
+from services.runtime.errors import Code, InvalidArgument, ServiceError
+from services.scheduler.state import SchedulerState
+from services.scheduler.story import Story
+from services.scheduler.teller import Teller
+
+SPELLED = ("chatcmpl-", "cmpl-")  # what OpenAI's endpoints put before the id of a call
+LEAST_CHARS = 4  # of a beginning: fewer say nothing
+MOST_NAMED = 5
+MOST_STORIES = 256  # in one answer: of the choices of one call, and their submissions
+
+
+def call_of(request_id: str) -> str:
+    """A gateway names a choice `call-index`, and submits it again as `call-index~again`."""
+    return request_id.rpartition("-")[0] or request_id
+
+
+def stories_of(asked: str, teller: Teller, state: SchedulerState) -> Sequence[Story]:
+    """The stories of one call or one choice. Raises ServiceError, with a sentence, for none and
+    for an id that several calls begin with."""
+    name = asked.strip()
+    for prefix in SPELLED:
+        name = name.removeprefix(prefix)
+    if len(name) < LEAST_CHARS and not teller.knows(name):
+        raise InvalidArgument("request_id", f"give at least {LEAST_CHARS} characters of it")
+    found = [name] if teller.knows(name) else teller.ids(name)
+    calls = list(dict.fromkeys(call_of(each) for each in found))
+    if name in calls:
+        found = [each for each in found if call_of(each) == name]
+    elif len(calls) > 1:
+        listed = ", ".join(islice(calls, MOST_NAMED)) + (", …" if len(calls) > MOST_NAMED else "")
+        raise InvalidArgument("request_id", f"{len(calls)} requests begin with {name!r}: {listed}")
+    told = (teller.story(each, state) for each in sorted(found)[:MOST_STORIES])
+    stories = [story for story in told if story]
+    if not stories:
+        raise ServiceError(Code.NOT_FOUND, _nobody(asked, teller))
+    return stories
+
+
+def _nobody(asked: str, teller: Teller) -> str:
+    said = (
+        f"no request {asked[:80]!r} is remembered: {teller.live_count} are live, and "
+        f"{teller.kept_count} of the {teller.ended_count} that have ended are kept"
+    )
+    if teller.ended_count > teller.kept_count:
+        said += "; scheduler.story_requests sets how many"
+    return said

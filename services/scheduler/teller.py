@@ -1,0 +1,464 @@
+"""Tells requests' stories from the steps of a state: beside it while it serves, or from its log.
+
+    teller.tell(event, now, actions, state)   after every step
+
+It stands on the path of every round, so it does little: a change is a tuple noted, in a
+microsecond or two, and its sentence is made when somebody reads it. What repeats itself, a reason
+to wait round after round or a slice extended, is counted in columns by board row, all rows at
+once, and becomes a chapter when something else happens.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, islice
+
+import numpy as np
+
+from services.core import FinishReason
+from services.forecast import Floats, Ints
+from services.policies.decision import Decision, Reason, Whys
+from services.policies.slice import SLICES
+from services.policies.snapshot import Bools
+from services.scheduler import events as ev
+from services.scheduler.board import Phase
+from services.scheduler.state import SchedulerState
+from services.scheduler.story import MOST_NAMES, Chapter, Kind, Story, Tale, Values
+
+NOTHING, EXTENDED = -2, -1  # what repeats itself; else a Reason
+IDLE = np.iinfo(np.int64).max  # the limit of one that does not run: none is beyond it
+REFUSED_SHARE = 4  # one in so many stories may be of one refused: a storm of them hides no other
+UNWATCHED, NO_KV, ON_DEVICE, IN_HOST = -1, 0, 1, 2
+ADMITTED, QUEUED = int(Reason.ADMITTED), int(Phase.QUEUED)  # numpy compares these much faster
+DECIDE = ("round", "arranged")  # events
+
+Admitted = dict[int, tuple[float, float]]  # by row, the numbers of its admission
+
+
+class Columns:
+    """What was last told of the job in a board row, where all rows are compared at once."""
+
+    def __init__(self, rows: int = 0):
+        self.repeats: Ints = np.full(rows, NOTHING, np.int64)  # what has gone on since `since_s`
+        self.since_s: Floats = np.zeros(rows)
+        self.rounds: Ints = np.zeros(rows, np.int64)  # there had been before it
+        self.times: Ints = np.zeros(rows, np.int64)  # of a slice extended, and the last
+        self.until_s: Floats = np.zeros(rows)
+        self.a: Floats = np.zeros(rows)  # the numbers behind it, the first time
+        self.b: Floats = np.zeros(rows)
+        self.limit: Ints = np.full(rows, IDLE, np.int64)
+        self.kv: Ints = np.full(rows, UNWATCHED, np.int64)  # where it is, of those that waited
+
+    def reach(self, rows: int) -> None:
+        if rows > len(self.repeats):
+            more = Columns(rows - len(self.repeats))
+            for name, column in vars(self).items():
+                setattr(self, name, np.concatenate([column, getattr(more, name)]))
+
+
+class Teller:
+    """Stories of all live requests, and of the last `ended_most` that have ended."""
+
+    def __init__(self, ended_most: int):
+        self.ended_most = ended_most
+        self.ended_count = 0
+        self._live: dict[str, Tale] = {}
+        self._ended: OrderedDict[str, Tale] = OrderedDict()
+        self._refused: OrderedDict[str, Tale] = OrderedDict()
+        self._rows: dict[int, Tale] = {}
+        self._unstarted: dict[int, Tale] = {}  # admitted, and no token reported
+        self._watched = 0  # rows whose KV is
+        self._columns = Columns()
+        self._decision: Decision | None = None
+        self._decided_s = self._before_s = 0.0  # of the last round, and of the one before
+        self._rounds = 0
+        self._deciding = False  # whether the step that is told has a new decision
+        self._events: dict[str, Callable[..., None]] = {
+            "submitted": self._submitted,
+            "forecasted": self._forecasted,
+            "reported": self._reported,
+        }
+        self._actions: dict[str, Callable[..., None]] = {
+            "place": self._placed,
+            "resume": self._resumed,
+            "preempt": self._preempted,
+            "send_plan": self._planned,
+            "finish": self._finished,
+            "refuse": self._refuse,
+        }
+        self._after: dict[str, Callable[..., None]] = {
+            "cancelled": self._cancelled,
+            "gateway_lost": self._gateway_lost,
+        }
+
+    def tell(
+        self, event: ev.Event, now: float, actions: Sequence[ev.Action], state: SchedulerState
+    ) -> None:
+        """What this step meant, once it was taken."""
+        self._columns.reach(len(state.ledger.board.phase))
+        if handler := self._events.get(event.kind):
+            handler(event, now, actions, state)
+        self._deciding = state.rounds.decision is not self._decision
+        admitted = self._decided(event, now, state) if self._deciding else {}
+        for action in actions:
+            if told := self._actions.get(action.kind):
+                told(action, now, event, state, admitted)
+        if after := self._after.get(event.kind):
+            after(event, now, state)
+        self._deciding = False
+
+    # What is asked
+
+    @property
+    def live_count(self) -> int:
+        return len(self._live)
+
+    @property
+    def kept_count(self) -> int:
+        """Of those that have ended."""
+        return len(self._ended) + len(self._refused)
+
+    def knows(self, request_id: str) -> bool:
+        return any(request_id in each for each in (self._live, self._ended, self._refused))
+
+    def ids(self, beginning: str) -> list[str]:
+        """Requests whose ids begin so. O(stories)."""
+        every = chain(self._live, self._ended, self._refused)
+        return [request_id for request_id in every if request_id.startswith(beginning)]
+
+    def story(self, request_id: str, state: SchedulerState) -> Story | None:
+        tale = self._live.get(request_id)
+        if tale:
+            return tale.story(True, chain(tale.told(), self._so_far(tale, state)))
+        tale = self._ended.get(request_id) or self._refused.get(request_id)
+        return tale.story(False, tale.told()) if tale else None
+
+    def _so_far(self, tale: Tale, state: SchedulerState) -> Iterator[Chapter]:
+        """What repeats itself, and where one that waits stands by the last round."""
+        if self._columns.repeats[tale.row] != NOTHING:
+            yield self._pending(tale)
+        ranking = state.rounds.ranking
+        if ranking is None or state.ledger.board.phase[tale.row] != QUEUED:
+            return
+        at = np.flatnonzero(ranking.queued == tale.row)
+        if len(at):
+            key = ranking.key[: ranking.split]
+            place = int(np.count_nonzero(key < key[at[0]])) + 1
+            yield Chapter(max(self._decided_s, tale.last_s), Kind.LINE, (place, len(key)))
+
+    # Writing
+
+    def _add(self, tale: Tale, now: float, kind: str, values: Values = ()) -> None:
+        if self._columns.repeats[tale.row] != NOTHING:
+            self._flush(tale)
+        tale.add(Chapter(now, kind, values))
+
+    def _flush(self, tale: Tale) -> None:
+        tale.add(self._pending(tale))
+        self._columns.repeats[tale.row] = NOTHING
+
+    def _pending(self, tale: Tale) -> Chapter:
+        """What repeats itself and is no chapter yet. While a round is told, that has ended with
+        the round before."""
+        c, row = self._columns, tale.row
+        repeats, since_s = int(c.repeats[row]), float(c.since_s[row])
+        if repeats == EXTENDED:
+            times, until_s = int(c.times[row]), float(c.until_s[row])
+            return Chapter(since_s, Kind.EXTENDED, (int(c.limit[row]),), times, until_s)
+        rounds = self._rounds - self._deciding - int(c.rounds[row])
+        until_s = self._before_s if self._deciding else self._decided_s
+        values = (repeats, float(c.a[row]), float(c.b[row]))
+        return Chapter(since_s, Kind.WAITS, values, max(1, rounds), until_s)
+
+    def _end(self, tale: Tale, now: float, kind: str, values: Values = ()) -> None:
+        self._add(tale, now, kind, values)
+        self._idle(tale)
+        self._watch(tale, UNWATCHED)
+        del self._live[tale.request_id], self._rows[tale.row]
+        self._keep(tale, self._ended, self.ended_most)
+
+    def _idle(self, tale: Tale) -> None:
+        if tale.runs:
+            tale.runs = False
+            self._columns.limit[tale.row] = IDLE
+            self._unstarted.pop(tale.row, None)
+
+    def _watch(self, tale: Tale, kv: int) -> None:
+        before = tale.watched
+        if before or kv != UNWATCHED:
+            tale.watched = kv != UNWATCHED
+            self._watched += tale.watched - before
+            self._columns.kv[tale.row] = kv
+
+    def _keep(self, tale: Tale, among: "OrderedDict[str, Tale]", most: int) -> None:
+        self.ended_count += 1
+        among[tale.request_id] = tale
+        among.move_to_end(tale.request_id)
+        while len(among) > most:
+            among.popitem(last=False)
+
+    # Events
+
+    def _submitted(
+        self, event: ev.Submitted, now: float, actions: Sequence[ev.Action], state: SchedulerState
+    ) -> None:
+        asked = event.request
+        job, known = state.jobs.get(asked.request_id), self._live.get(asked.request_id)
+        if known and known.link == event.link:
+            return  # refused for its name; the one that has it goes on
+        if known and job and job.request is not asked:
+            known.link = event.link
+            self._add(known, now, Kind.REJOINED)
+            return
+        if known:
+            self._end(known, now, Kind.LEFT)
+        tale = Tale(asked, event.link)
+        others = state.ledger.waiting - (job is not None)
+        tale.add(Chapter(now, Kind.ARRIVED, (asked, now, others)))
+        if job:
+            tale.row = job.row
+            self._live[asked.request_id] = self._rows[job.row] = tale
+            self._columns.repeats[job.row] = NOTHING
+            return
+        [message] = {a.reject.message for a in actions if isinstance(a, ev.Refuse)}
+        tale.add(Chapter(now, Kind.REFUSED, (message,)))
+        self._keep(tale, self._refused, self.ended_most // REFUSED_SHARE)
+
+    def _forecasted(
+        self, event: ev.Forecasted, now: float, actions: Sequence[ev.Action], state: SchedulerState
+    ) -> None:
+        total = state.ledger.board.jobs.total
+        for request_id, forecast in event.forecasts:
+            tale = self._live.get(request_id)
+            told = (forecast.source, forecast.version)
+            if tale and tale.forecast != told:
+                tale.forecast = told
+                self._add(
+                    tale,
+                    now,
+                    Kind.FORECAST,
+                    (forecast, float(total[tale.row]), tale.request.max_tokens),
+                )
+
+    def _reported(
+        self, event: ev.Reported, now: float, actions: Sequence[ev.Action], state: SchedulerState
+    ) -> None:
+        output = state.ledger.board.jobs.output
+        for row, tale in [*self._unstarted.items()]:
+            if output[row] > tale.request.delivered_tokens:
+                self._starts(tale, int(output[row]), now)
+        for told in event.report.evicted:
+            evicted = self._live.get(told.request_id)
+            if evicted and evicted.runs:
+                kv = NO_KV if not told.held_tokens else ON_DEVICE if told.blocks else IN_HOST
+                self._watch(evicted, kv)
+        if self._watched:
+            self._follow_kv(now, state)
+        if SLICES[state.preset.slice].returns:
+            self._returned(now, state)
+
+    def _starts(self, tale: Tale, output: int, now: float) -> None:
+        del self._unstarted[tale.row]
+        self._add(tale, now, Kind.STARTED, (output, tale.worker))
+
+    def _follow_kv(self, now: float, state: SchedulerState) -> None:
+        """KV of those that were preempted: gone to host memory, back, or dropped."""
+        jobs, c = state.ledger.board.jobs, self._columns
+        rows = np.flatnonzero(c.kv != UNWATCHED)
+        held = jobs.held[rows]
+        kv = np.where(held == 0, NO_KV, np.where(jobs.blocks[rows] > 0, ON_DEVICE, IN_HOST))
+        news = kv != c.kv[rows]
+        for row, has, tokens in zip(
+            rows[news].tolist(), kv[news].tolist(), held[news].tolist(), strict=True
+        ):
+            self._shifted(self._rows[row], has, tokens, now)
+
+    def _shifted(self, tale: Tale, kv: int, held: int, now: float) -> None:
+        before = int(self._columns.kv[tale.row])
+        self._watch(tale, UNWATCHED if tale.runs and kv == ON_DEVICE else kv)
+        if before == NO_KV:
+            return  # it is made anew
+        if kv == NO_KV:
+            self._add(tale, now, Kind.DROPPED)
+        else:
+            kind = Kind.SWAPPED_OUT if kv == IN_HOST else Kind.SWAPPED_IN
+            self._add(tale, now, kind, (held,))
+
+    def _returned(self, now: float, state: SchedulerState) -> None:
+        """Who ran, waits again, and was not stopped: its slice is made."""
+        board = state.ledger.board
+        runs = self._columns.limit[: len(board.phase)] < IDLE
+        for row in np.flatnonzero(runs & (board.phase == QUEUED)).tolist():
+            tale = self._rows[row]
+            values = (tale.worker, int(board.jobs.output[row]))
+            self._stops(tale, now, Kind.RETURNED, values, ON_DEVICE)
+
+    def _cancelled(self, event: ev.Cancelled, now: float, state: SchedulerState) -> None:
+        tale = self._live.get(event.request_id)
+        if tale and tale.link == event.link and event.request_id not in state.jobs:
+            cancelled = event.reason is FinishReason.CANCELLED
+            kind = Kind.CANCELLED if cancelled else Kind.STOPPED
+            self._end(tale, now, kind, (event.output_tokens,))
+
+    def _gateway_lost(self, event: ev.GatewayLost, now: float, state: SchedulerState) -> None:
+        for tale in [tale for tale in self._live.values() if tale.link == event.link]:
+            self._end(tale, now, Kind.LEFT)
+
+    # Decisions
+
+    def _decided(self, event: ev.Event, now: float, state: SchedulerState) -> Admitted:
+        """What a round found of those who wait; and the numbers of those it admitted."""
+        self._decision = decision = state.rounds.decision
+        self._before_s, self._decided_s = self._decided_s, now
+        self._rounds += 1
+        why = decision.why
+        if len(why.rows) and event.kind == "arranged":
+            why = why.at(self._current(decision, state))
+        waits = np.flatnonzero(why.reasons != ADMITTED)
+        if len(waits):
+            self._wait(why, waits, now)
+        if len(waits) == len(why.rows):
+            return {}
+        enters = np.flatnonzero(why.reasons == ADMITTED)
+        numbers = (why.rows[enters].tolist(), why.a[enters].tolist(), why.b[enters].tolist())
+        return {row: (a, b) for row, a, b in zip(*numbers, strict=True)}
+
+    def _current(self, decision: Decision, state: SchedulerState) -> Bools:
+        """Of the reasons of a batcher of its own: whether they are of who waits there now."""
+        board, rows = state.ledger.board, decision.why.rows
+        serials = dict(zip(decision.rows.tolist(), decision.serials.tolist(), strict=True))
+        now_there = board.jobs.serial
+        return np.array(
+            [row in serials and serials[row] == now_there[row] for row in rows.tolist()], bool
+        )
+
+    def _wait(self, why: Whys, at: Ints, now: float) -> None:
+        """For the same reason as before, or for another from now on. O(rows), and a chapter for
+        each of those that end. Who is not looked at for a while waits on as it did."""
+        c, rows, reasons = self._columns, why.rows[at], why.reasons[at]
+        before = c.repeats[rows]
+        other = before != reasons
+        if other.any():
+            for row in rows[other & (before != NOTHING)].tolist():
+                self._flush(self._rows[row])
+            fresh, at = rows[other], at[other]
+            c.repeats[fresh], c.a[fresh], c.b[fresh] = reasons[other], why.a[at], why.b[at]
+            c.since_s[fresh], c.rounds[fresh] = now, self._rounds - 1
+
+    # Actions
+
+    def _placed(
+        self, action: ev.Place, now: float, event: ev.Event, state: SchedulerState,
+        admitted: Admitted,
+    ) -> None:  # fmt: skip
+        tale = self._live.get(action.request_id)
+        if tale is None:
+            return
+        there, here = tale.worker, action.worker_id
+        limit, numbers = self._runs(tale, state), admitted.get(tale.row)
+        if there and there != here:
+            self._add(tale, now, Kind.MOVED, (there, here, limit, numbers))
+        elif there:
+            self._add(tale, now, Kind.RESUMED, (here, limit, 0, numbers))
+        else:
+            self._add(tale, now, Kind.PLACED, (here, limit, numbers))
+            self._unstarted[tale.row] = tale
+        tale.worker = here
+        self._watch(tale, UNWATCHED)
+
+    def _resumed(
+        self, action: ev.Resume, now: float, event: ev.Event, state: SchedulerState,
+        admitted: Admitted,
+    ) -> None:  # fmt: skip
+        """Again where its tokens are; where no round said so, it was taken over there."""
+        tale = self._live.get(action.request_id)
+        if tale is None:
+            return
+        if event.kind in DECIDE:
+            values = (tale.worker, self._runs(tale, state), action.held_tokens)
+            self._add(tale, now, Kind.RESUMED, (*values, admitted.get(tale.row)))
+            if self._columns.kv[tale.row] != IN_HOST:
+                self._watch(tale, UNWATCHED)
+        elif not tale.runs:
+            self._adopt(tale, now, state)
+            self._runs(tale, state)
+
+    def _adopt(self, tale: Tale, now: float, state: SchedulerState) -> None:
+        job = state.jobs[tale.request_id]
+        tale.worker = state.ledger.home(job)
+        runs = state.ledger.phase(job) is Phase.RUNNING
+        values = (tale.worker, state.ledger.output(job), runs)
+        self._add(tale, now, Kind.ADOPTED, values)
+
+    def _runs(self, tale: Tale, state: SchedulerState) -> int:
+        """It runs from now on, and to which limit."""
+        limit = int(state.ledger.board.jobs.limit[tale.row])
+        tale.runs = True
+        self._columns.limit[tale.row] = limit
+        return limit
+
+    def _planned(
+        self, action: ev.SendPlan, now: float, event: ev.Event, state: SchedulerState,
+        admitted: Admitted,
+    ) -> None:  # fmt: skip
+        plan = action.plan
+        if plan.extend:
+            self._extended(now, state)
+        for pause in plan.pause:
+            tale = self._live.get(pause.request_id)
+            if tale is None:
+                continue
+            others = tuple(grant.request_id for grant in islice(plan.admit, MOST_NAMES))
+            output = int(state.ledger.board.jobs.output[tale.row])
+            values = (action.worker_id, output, others, len(plan.admit) - len(others))
+            self._stops(tale, now, Kind.PAUSED, values, ON_DEVICE)
+
+    def _extended(self, now: float, state: SchedulerState) -> None:
+        limit, c = state.ledger.board.jobs.limit, self._columns
+        rows = np.flatnonzero(limit > c.limit[: len(limit)])
+        fresh = rows[c.repeats[rows] != EXTENDED]
+        c.repeats[fresh], c.since_s[fresh], c.times[fresh] = EXTENDED, now, 0
+        c.times[rows] += 1
+        c.limit[rows], c.until_s[rows] = limit[rows], now
+
+    def _preempted(
+        self, action: ev.Preempt, now: float, event: ev.Event, state: SchedulerState,
+        admitted: Admitted,
+    ) -> None:  # fmt: skip
+        """Of those that ran: evicted, or lost with their worker. A pause was told with its plan."""
+        tale = self._live.get(action.request_id)
+        if tale is None:
+            return
+        if not tale.runs:
+            if not tale.worker and state.ledger.home(state.jobs[tale.request_id]):
+                self._adopt(tale, now, state)
+        elif isinstance(event, ev.Reported):
+            kv = int(self._columns.kv[tale.row])
+            held = int(state.ledger.board.jobs.held[tale.row])
+            values = (tale.worker, action.output_tokens, held)
+            self._stops(tale, now, Kind.EVICTED, values, kv)
+        else:
+            self._stops(tale, now, Kind.LOST, (tale.worker,), UNWATCHED)
+
+    def _stops(self, tale: Tale, now: float, kind: str, values: Values, kv: int) -> None:
+        self._add(tale, now, kind, values)
+        self._idle(tale)
+        self._watch(tale, kv)
+
+    def _finished(
+        self, action: ev.Finish, now: float, event: ev.Event, state: SchedulerState,
+        admitted: Admitted,
+    ) -> None:  # fmt: skip
+        tale = self._live.get(action.request_id)
+        if tale:
+            if action.output_tokens and tale.row in self._unstarted:
+                self._starts(tale, action.output_tokens, now)
+            self._end(tale, now, Kind.FINISHED, (action,))
+
+    def _refuse(
+        self, action: ev.Refuse, now: float, event: ev.Event, state: SchedulerState,
+        admitted: Admitted,
+    ) -> None:  # fmt: skip
+        """One that was let in, and that no worker there is now can serve."""
+        tale = self._live.get(action.request_id)
+        if tale and action.request_id not in state.jobs:
+            self._end(tale, now, Kind.REFUSED, (action.reject.message,))

@@ -1,0 +1,81 @@
+"""A user's own presets: rows beside those that come with foretoken, checked as these are."""
+
+from pathlib import Path
+
+import pytest
+
+from services.policies.preset import CHOICES, choose, presets
+from services.policies.rows import presets_of, rows
+
+WHOLE = "\n".join(
+    f'{key} = "{value}"' for key in CHOICES for value in [getattr(choose("fcfs"), key)]
+)
+
+
+def read(folder: Path, text: str) -> str:
+    file = folder / "mine.toml"
+    file.write_text(text)
+    return str(file)
+
+
+def test_every_row_says_what_it_is_in_a_line_and_where_it_is_from() -> None:
+    for name, row in rows().items():
+        preset = row.preset
+        assert preset == presets()[name]
+        assert preset.about and preset.source and "\n" not in preset.about
+        assert row.given <= set(preset.params)
+
+
+def test_a_row_like_another_keeps_what_it_does_not_say(tmp_path: Path) -> None:
+    """A number that only the old choice takes falls away with it, as with --set."""
+    file = read(
+        tmp_path,
+        '[mine]\nlike = "alise"\nresidency = "cost"\nparams = { ageing_s = 3 }\n'
+        '[plain]\nlike = "mine"\norder = "arrival"\nabout = "Without queues"\nsource = "me"\n',
+    )
+    known = rows(file)
+    assert [*known] == [*presets(), "mine", "plain"]
+    alise, mine, plain = (known[name].preset for name in ("alise", "mine", "plain"))
+    assert {key for key in CHOICES if getattr(mine, key) != getattr(alise, key)} == {"residency"}
+    assert mine.params == {**alise.params, "ageing_s": 3.0}
+    assert (mine.name, mine.about, mine.source) == ("mine", "like alise", file)
+    assert (plain.order, plain.residency, plain.about) == ("arrival", "cost", "Without queues")
+    assert plain.params == {"watermark": 0.95, "slice_tokens": 32}
+    assert plain.source == "me" and known["plain"].given == {"watermark", "slice_tokens"}
+    assert choose("plain", {"watermark": 0.5}, presets_of(file)).params["watermark"] == 0.5
+
+
+def test_a_row_may_stand_by_itself(tmp_path: Path) -> None:
+    preset = presets_of(read(tmp_path, f"[mine]\n{WHOLE}\n"))["mine"]
+    assert preset.params == {"watermark": 0.95} and preset.order == "arrival"
+    assert not rows(read(tmp_path, f"[mine]\n{WHOLE}\n"))["mine"].given
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ('[fcfs]\nlike = "alise"', r'\[fcfs\]: is there already; .* like = "fcfs" in it'),
+        ('[x]\nlike = "alice"', r"\[x\]: unknown row 'alice', did you mean alise\?"),
+        ('[x]\nlike = "y"\n[y]\nlike = "fcfs"', r"\[x\]: unknown row 'y'"),
+        ('[x]\nlike = "fcfs"\nplaice = "y"', "unknown cell 'plaice', did you mean place"),
+        ('[x]\nlike = "fcfs"\nname = "y"', "unknown cell 'name'"),
+        ('[x]\nlike = "fcfs"\nform = 3', "form takes a text, got 3"),
+        ('[x]\nlike = "fcfs"\nparams = 3', "params takes a table, got 3"),
+        ('[x]\nlike = "fcfs"\nparams = { watermark = 2 }', "watermark must lie in"),
+        ('[x]\nlike = "fcfs"\nparams = { levels = 2 }', "levels is a number of preset.order=alise"),
+        ('[x]\nlike = "fcfs"\nbatch_mode = "static"', "batch_mode=static can't be with"),
+        ('[x]\norder = "arrival"', 'has no predictor, .*; give all, or like = "ROW"'),
+        ("x = 3", r"\[x\]: is no row; a row is a table"),
+        ("[x", "is no TOML: "),
+    ],
+)
+def test_a_mistake_in_a_row_names_it(tmp_path: Path, text: str, sentence: str) -> None:
+    file = read(tmp_path, text)
+    with pytest.raises(ValueError, match=sentence) as raised:
+        rows(file)
+    assert str(raised.value).startswith(file)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"cannot read presets from .*none.toml: No such file"):
+        rows(str(tmp_path / "none.toml"))

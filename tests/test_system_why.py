@@ -1,0 +1,70 @@
+"""`foretoken why` on a real system: live over its gateway, and afterwards from its log."""
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
+
+import pytest
+
+from foretoken import Client
+from tests.live import ROOT, command, environment, serving
+
+
+def why(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command("why", *arguments),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=environment(),
+        cwd=ROOT,
+    )
+
+
+def sentences(text: str) -> list[str]:
+    """Without their times."""
+    return [line[14:] for line in text.splitlines() if line.startswith("  ")]
+
+
+def chat(http: str, **body: Any) -> str:
+    asked = {"messages": [{"role": "user", "content": "Count from 1 to 9."}], **body}
+    headers = {"content-type": "application/json"}
+    request = Request(f"{http}/v1/chat/completions", json.dumps(asked).encode(), headers)
+    answer: dict[str, str] = json.load(urlopen(request, timeout=60))
+    return answer["id"]
+
+
+@pytest.mark.parametrize("mode", [[], ["--separate"]])
+def test_a_story_from_the_server_and_the_same_from_its_log(tmp_path: Path, mode: list[str]) -> None:
+    log = tmp_path / "events.jsonl"
+    settings = ["--kv-tokens", "512", "--set", f"scheduler.event_log={log}", *mode]
+    with serving(*settings) as live:
+        with Client(live.grpc) as client:
+            prompt = "Count from 1 to 20.\n"
+            own = client.complete(prompt, max_tokens=40, sla={"ttft_s": 1e-6}).request_id
+        both = chat(live.http, n=2, max_tokens=20)
+        assert both.startswith("chatcmpl-")
+        told, two = why(own, "--server", live.grpc), why(both, "--server", live.grpc)
+        short = why(own[:12], "--server", live.grpc)
+        lost = why("nosuchid", "--server", live.grpc)
+        assert live.stop() == 0
+    assert told.returncode == 0 and told.stdout == short.stdout
+    assert told.stdout.splitlines()[0] == f"{own}-0, ended; seconds since it arrived"
+    said = sentences(told.stdout)
+    assert said[0].startswith("arrived with ") and "SLA custom (TTFT 1e-06 s)" in said[0]
+    assert any(each.startswith("forecast by ") for each in said)
+    assert any(each.startswith("admitted at worker-0, to stop at 40 output") for each in said)
+    assert said[-2].startswith("ended (")
+    assert said[-1].startswith("as its client saw it, SLA custom missed (")
+    call = both.removeprefix("chatcmpl-")
+    heads = [line for line in two.stdout.splitlines() if not line.startswith(" ")]
+    assert heads == [f"{call}-{n}, ended; seconds since it arrived" for n in (0, 1)]
+    assert lost.returncode == 1
+    assert lost.stderr.startswith("foretoken why: no request 'nosuchid' is remembered: 0 are live")
+    replayed = why(own, "--log", str(log))
+    assert replayed.returncode == 0, replayed.stderr
+    assert replayed.stdout.startswith("preset past-future, ")
+    assert sentences(replayed.stdout)[:-1] == said[:-1]
+    assert sentences(replayed.stdout)[-1].startswith("by its worker's reports, SLA custom missed (")

@@ -1,0 +1,347 @@
+"""Static batches at a worker, as transcripts: who waits for whom, and what that costs."""
+
+from services.core import Grant, Pause, Residency, StaticBatch
+from services.worker.matching import HELD_S
+from tests.worker_oracle import EOS
+from tests.worker_transcript import Transcript
+
+
+def together(t: Transcript, number: int = 1, **limits: int) -> None:
+    grants = [Grant(*item) for item in limits.items()]
+    t.plan(admit=grants, batches=[StaticBatch(number, tuple(limits))])
+
+
+def wasted(t: Transcript) -> tuple[int, int, int]:
+    """Padding, padding left out, invalid tokens."""
+    tally = t.state.tally
+    return tally.padding_tokens, tally.padding_left_out_tokens, tally.invalid_tokens
+
+
+def test_nobody_begins_before_all_prompts_are_here():
+    t = Transcript()
+    t.prompt("a", 2)
+    together(t, a=2, b=2)
+    t.step()
+    t.prompt("b", 2)
+    t.step(times=2)
+    t.reads("""
+        nothing runs
+          report plan 1, free 16: a:0/0
+        a[0:2] b[0:2] -> a+0 b+0
+        a@2 b@2 -> a+1 b+1
+          report plan 1, free 14: a:2/3, b:2/3
+    """)
+    assert wasted(t) == (0, 0, 0)
+
+
+def test_padding_is_computed_in_prefill_and_held_until_the_batch_is_over():
+    """Contexts of 2, 5 and 9: 7 + 4 tokens of padding, in 2 + 1 blocks beside the 1 + 2 + 3 of
+    their own. 8 tokens a step: 16 of prompts and 11 of padding are four steps, and nobody decodes
+    before. All have made their two tokens in the fifth; then all blocks of padding are free."""
+    t = Transcript()
+    for name, length in (("a", 2), ("b", 5), ("c", 9)):
+        t.prompt(name, length)
+    together(t, a=2, b=2, c=2)
+    t.step(times=6)
+    t.reads("""
+        a[0:2] b[0:5] c[0:1] -> a+0 b+0
+          report plan 1, free 12: a:1/2, b:1/5, c:0/1
+        c[1:9] -> c+0
+        a~pad[0:7] b~pad[0:1] -> -
+        b~pad[1:4] -> -
+        c@9 b@5 a@2 -> c+1 b+1 a+1
+          report plan 1, free 10: a:2/3, b:2/6, c:2/10
+        nothing runs
+    """)
+    assert wasted(t) == (11, 0, 0)
+    assert t.state.pool.held() == {"a": 1, "b": 2, "c": 3}
+
+
+def test_who_has_ended_goes_on_untold_until_the_last_one_has():
+    """`a` stops at its second token and `b` has all it asked for with its third; `c` makes five.
+    So `a` draws 3 invalid tokens and `b` 2, and of what they end with nobody hears before; nor
+    does a plan for an ended one change anything."""
+    t = Transcript()
+    t.prompt("a", 2, ignore_eos=False)
+    t.prompt("b", 2, max_tokens=3)
+    t.prompt("c", 2)
+    together(t, a=5, b=5, c=5)
+    t.step()
+    t.step({"a": EOS})
+    t.step()
+    t.plan(admit=[Grant("a", 1)], extend=[Grant("a", 9), Grant("b", 9)])
+    t.step(times=2)
+    t.reads("""
+        a[0:2] b[0:2] c[0:2] -> a+0 b+0 c+0
+          report plan 1, free 13: a:1/2, b:1/2, c:1/2
+        a@2 b@2 c@2 -> b+1 c+1
+        a@3 b@3 c@3 -> c+2
+        a@4 b@4 c@4 -> c+3
+          report plan 2, free 10: a:1/5, b:2/5, c:4/5
+        a@5 b@5 c@5 -> c+4 a+1=stop b+2=length
+          report plan 2, free 14: c:5/6, finished a:2 stop, finished b:3 length
+    """)
+    assert wasted(t) == (0, 0, 5)
+
+
+def test_a_batch_of_which_all_have_ended_is_over():
+    t = Transcript()
+    t.prompt("a", 2, max_tokens=1)
+    t.prompt("b", 4, max_tokens=2)
+    together(t, a=9, b=9)
+    t.step(times=4)
+    t.reads("""
+        a[0:2] b[0:4] a~pad[0:2] -> b+0
+          report plan 1, free 13: a:0/2, b:1/4
+        b@4 a@2 -> a+0=length b+1=length
+          report plan 1, free 16: finished a:1 length, finished b:2 length
+        nothing runs
+        nothing runs
+    """)
+    assert wasted(t) == (2, 0, 1)
+
+
+def test_who_has_made_what_it_may_rests_until_the_others_have():
+    """And may be told to go on meanwhile: the batch is over when that is used up, too."""
+    t = Transcript()
+    for name in "ab":
+        t.prompt(name, 2)
+    together(t, a=2, b=3)
+    t.step(times=2)
+    t.plan(extend=[Grant("a", 3)])
+    t.step(times=2)
+    t.reads("""
+        a[0:2] b[0:2] -> a+0 b+0
+          report plan 1, free 14: a:1/2, b:1/2
+        a@2 b@2 -> a+1 b+1
+        a@3 b@3 -> a+2 b+2
+          report plan 2, free 14: a:3/4, b:3/4
+        nothing runs
+    """)
+
+
+def test_after_its_end_members_are_ordinary_or_begin_another():
+    t = Transcript()
+    for name in "ab":
+        t.prompt(name, 3)
+    together(t, a=1, b=1)
+    t.step()
+    t.plan(extend=[Grant("a", 2)])
+    t.step()
+    t.plan(extend=[Grant("a", 3), Grant("b", 2)], batches=[StaticBatch(2, ("a", "b"))])
+    t.step(times=3)
+    t.reads("""
+        a[0:3] b[0:3] -> a+0 b+0
+          report plan 1, free 14: a:1/3, b:1/3
+        a@3 -> a+1
+          report plan 2, free 14: a:2/4, b:1/3
+        b~pad[0:1] -> -
+          report plan 3, free 13: a:2/4, b:1/3
+        a@4 b@3 -> a+2 b+1
+          report plan 3, free 13: a:3/5, b:2/4
+        nothing runs
+    """)
+
+
+def test_a_cancelled_member_goes_at_once_and_nobody_waits_for_it():
+    t = Transcript()
+    for name in "ab":
+        t.prompt(name, 1, ignore_eos=False)
+    together(t, a=9, b=9, c=9)
+    t.step()
+    t.plan(cancel=["c"])
+    t.step({"a": EOS})
+    t.plan(cancel=["b"])
+    t.step()
+    t.reads("""
+        nothing runs
+          report plan 1, free 16: a:0/0, b:0/0
+        a[0:1] b[0:1] -> b+0
+          report plan 2, free 14: a:0/1, b:1/1
+        nothing runs
+          report plan 3, free 16: finished a:1 stop
+    """)
+    assert [(token.request_id, token.finish) for token in t.state.take_late()] == [("a", "stop")]
+    assert t.state.take_late() == [] and t.state.idle
+
+
+def test_who_ended_and_is_cancelled_before_it_was_told_says_nothing_more():
+    t = Transcript()
+    for name in "ab":
+        t.prompt(name, 1, ignore_eos=False)
+    together(t, a=3, b=3)
+    t.step({"a": EOS})
+    t.plan(cancel=["a"])
+    t.step(times=2)
+    t.reads("""
+        a[0:1] b[0:1] -> b+0
+          report plan 1, free 14: a:0/1, b:1/1
+        b@1 -> b+1
+          report plan 2, free 15: b:2/2
+        b@2 -> b+2
+          report plan 2, free 15: b:3/3
+    """)
+    assert t.state.take_late() == []
+
+
+def test_a_member_that_is_refused_or_does_not_come_is_not_waited_for():
+    t = Transcript(kv_tokens=16)
+    t.prompt("a", 1)
+    together(t, a=1, b=1, c=1)
+    t.prompt("b", 12)
+    t.step()
+    t.state.expire(HELD_S + 1)
+    t.step()
+    t.reads("""
+        refused b: prompt (12) + max_tokens (9) is over 16 tokens, the longest request that fits
+        nothing runs
+          report plan 1, free 4: a:0/0, finished b:0 error
+        a[0:1] -> a+0
+          report plan 1, free 3: a:1/1, finished c:0 error
+    """)
+
+
+def test_a_paused_member_leaves_its_batch_and_one_that_ended_is_told_so():
+    t = Transcript()
+    for name in "abc":
+        t.prompt(name, 1, ignore_eos=False)
+    together(t, a=3, b=3, c=3)
+    t.step({"a": EOS})
+    t.plan(pause=[Pause("a", Residency.KEEP), Pause("b", Residency.DROP)])
+    t.step(times=2)
+    t.reads("""
+        a[0:1] b[0:1] c[0:1] -> b+0 c+0
+          report plan 1, free 13: a:0/1, b:1/1, c:1/1
+        c@1 -> c+1 a+0=stop
+          report plan 2, free 15: c:2/2, b:1/0, finished a:1 stop
+        c@2 -> c+2
+          report plan 2, free 15: c:3/3
+    """)
+
+
+def test_padding_goes_as_far_as_memory_does():
+    """16 tokens of KV: contexts of 1 and 9 take 4 blocks, so none is free for 8 of padding."""
+    t = Transcript(kv_tokens=16)
+    t.prompt("a", 1, max_tokens=2)
+    t.prompt("b", 9, max_tokens=3)
+    together(t, a=2, b=3)
+    t.step(times=5)
+    t.reads("""
+        a[0:1] b[0:7] -> a+0
+          report plan 1, free 1: a:1/1, b:0/7
+        b[7:9] -> b+0
+        b@9 a@1 -> b+1
+        b@10 a@2 -> a+1=length b+2=length
+          report plan 1, free 4: finished a:2 length, finished b:3 length
+        nothing runs
+    """)
+    assert wasted(t) == (0, 8, 1)
+
+
+def test_when_memory_is_out_padding_gives_way_and_then_what_the_ended_hold():
+    """24 tokens of KV in 6 blocks. `a` (1 token) is padded by 7 to `b`'s 8: of 1 + 2 + 2 blocks
+    one is left, which `b`'s 9th token takes. `a` has ended: for its 5th nobody leaves, it waits.
+    For `b`'s 13th the padding does, and there is one more block for `a`. For `b`'s 17th `a` lets
+    go of both its blocks and is done: 7 invalid tokens, and `b` was never evicted."""
+    t = Transcript(kv_tokens=24, max_batch_tokens=16)
+    t.prompt("a", 1, max_tokens=1)
+    t.prompt("b", 8, max_tokens=16)
+    together(t, a=16, b=16)
+    t.step(times=17)
+    t.reads("""
+        a[0:1] b[0:8] a~pad[0:7] -> b+0
+          report plan 1, free 1: a:0/1, b:1/8
+        b@8 a@1 -> b+1
+        b@9 a@2 -> b+2
+        b@10 a@3 -> b+3
+        b@11 -> b+4
+        b@12 a@4 -> b+5
+        b@13 a@5 -> b+6
+        b@14 a@6 -> b+7
+        b@15 a@7 -> b+8
+        b@16 -> b+9
+        b@17 -> b+10
+        b@18 -> b+11
+        b@19 -> b+12
+        b@20 -> b+13
+        b@21 -> b+14
+        b@22 -> a+0=length b+15=length
+          report plan 1, free 6: finished a:1 length, finished b:16 length
+        nothing runs
+    """)
+    assert wasted(t) == (7, 0, 7)
+
+
+def test_an_evicted_member_leaves_its_batch():
+    """16 tokens of KV, two that want 14 each: the newest leaves, and its mate ends without it."""
+    t = Transcript(kv_tokens=16)
+    for name in "ab":
+        t.prompt(name, 6, max_tokens=8)
+    together(t, a=8, b=8)
+    t.step(times=5)
+    t.reads("""
+        a[0:6] b[0:2] -> a+0
+          report plan 1, free 1: a:1/6, b:0/2
+        b[2:6] -> b+0
+        a@6 b@6 -> a+1 b+1
+        a@7 b@7 -> a+2 b+2
+        a@8 -> a+3
+          report plan 1, free 1: a:4/9, evicted b:3
+    """)
+    t.step(times=4)
+    assert t.lines[-2:] == ["a@12 -> a+7=length", "  report plan 1, free 4: finished a:8 length"]
+
+
+def test_a_step_that_fails_ends_who_was_in_it_and_tells_the_ended_their_own_end():
+    t = Transcript()
+    for name in "abc":
+        t.prompt(name, 1, ignore_eos=False)
+    together(t, a=9, b=9, c=9)
+    t.step({"a": EOS})
+    batch = t.state.compose()
+    assert batch and [s.request_id for s in t.state.fail(batch)] == ["b", "c"]
+    t.state.check_integrity()
+    t.reads("""
+        a[0:1] b[0:1] c[0:1] -> b+0 c+0
+          report plan 1, free 13: a:0/1, b:1/1, c:1/1
+          report plan 1, free 16: finished b:1 error, finished c:1 error, finished a:1 stop
+    """)
+    assert [token.request_id for token in t.state.take_late()] == ["a"]
+
+
+def test_batches_end_with_the_scheduler_that_made_them():
+    t = Transcript()
+    for name in "ab":
+        t.prompt(name, 1 if name == "a" else 5, ignore_eos=False)
+    together(t, a=9, b=9)
+    t.prompt("c", 1)
+    together(t, 2, c=2, d=2)
+    t.step({"a": EOS})
+    t.goes()
+    t.attach()
+    t.step()
+    t.reads("""
+        a[0:1] b[0:5] a~pad[0:2] -> b+0
+          report plan 2, free 12: a:0/1, b:1/5, c:0/0
+        hello
+          has b:1/5 in 2 runs to 9 of 9
+          has c:0/0 in 0 runs to 2 of 9
+          report plan 0, free 14: b:1/5, c:0/0, finished a:1 stop
+        b@5 c[0:1] -> b+1 c+0
+    """)
+    assert [(token.request_id, token.offset) for token in t.state.take_late()] == [("a", 0)]
+
+
+def test_what_is_no_member_changes_nothing():
+    """Of nobody, of one who is in an earlier one, and a number told twice."""
+    t = Transcript()
+    t.prompt("a", 1)
+    t.admit(a=9)
+    t.plan(batches=[StaticBatch(1, ()), StaticBatch(2, ("x", "y")), StaticBatch(3, ("a", "a"))])
+    t.plan(batches=[StaticBatch(3, ("a",))])
+    t.step(times=2)
+    t.reads("""
+        a[0:1] -> a+0
+          report plan 3, free 15: a:1/1
+        a@1 -> a+1
+    """)
