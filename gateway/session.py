@@ -74,6 +74,7 @@ class Session:
         self._logprobs: list[Logprob] = []
         self._taken_tokens = 0
         self._decoded_tokens = 0  # where no stop string is looked for
+        self._end_taken = False
 
     @property
     def over(self) -> bool:
@@ -126,11 +127,12 @@ class Session:
             self._flush_text()
 
     def take(self) -> Chunk | None:
-        """All that is sendable, once; None while nothing has become text."""
+        """All that is sendable, once; None while nothing has become text, and after the end."""
         if self._matcher is None and not self.over:
             self._add_text(self._detokenize())
-        if not self._text and not self.over:
+        if self._end_taken or (not self._text and not self.over):
             return None
+        self._end_taken = self.over
         chunk = Chunk(
             self.index,
             "".join(self._text),

@@ -1,11 +1,15 @@
 """A session's transcript: what is fed, what it means, what the client gets."""
 
+import asyncio
 from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.call import Call, Live
 from gateway.session import News, Session
 from protos.common_pb2 import TokenLogprob
 from services.core import FinishReason
@@ -33,6 +37,38 @@ def test_repeats_change_nothing_and_a_gap_is_told() -> None:
     chunk = live.take()
     assert chunk is not None
     assert (chunk.text, list(chunk.token_ids), chunk.reason) == ("1234", ids, FinishReason.STOP)
+
+
+def test_the_end_is_told_once() -> None:
+    """News of a choice that ended may come to its writer after it has taken the end."""
+    live = session()
+    live.feed(0, tokens_of("12"), (), FinishReason.STOP, 1.0)
+    assert live.take() is not None
+    assert live.take() is None
+
+
+async def test_a_choice_that_ends_while_another_is_written_ends_the_call_for_itself_alone() -> None:
+    """Both have news; the second ends before its turn, and so is in the news once more."""
+    call = Call("c", 0, lambda: 0.0, lambda _: None)
+    a, b = (Session(at, 100, 0.0, demo_text().detokenizer()) for at in (0, 1))
+    call.lives += [cast(Live, SimpleNamespace(session=each)) for each in (a, b)]
+
+    def feed(live: Session, offset: int, text: str, reason: FinishReason | None = None) -> None:
+        live.feed(offset, tokens_of(text), (), reason, 1.0)
+        call.notify(live, 1.0)
+
+    feed(a, 0, "1")
+    feed(b, 0, "2")
+    chunks = call.chunks()
+    got = [await anext(chunks)]
+    feed(b, 1, "3", FinishReason.STOP)
+    got.append(await anext(chunks))
+    feed(a, 1, "4", FinishReason.STOP)
+    async with asyncio.timeout(10):
+        got += [chunk async for chunk in chunks]
+    assert [(chunk.index, chunk.text, chunk.reason) for chunk in got] == [
+        (0, "1", None), (1, "23", FinishReason.STOP), (0, "4", FinishReason.STOP),
+    ]  # fmt: skip
 
 
 def test_logprobs_follow_their_tokens_through_repeats() -> None:

@@ -2,18 +2,38 @@
 
 import asyncio
 import json
+from argparse import Namespace
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from math import isnan
+from dataclasses import replace
+from math import isnan, nan
+from pathlib import Path
 
 import pytest
 
-from benchmarks.demo_load import POOL, Due, arriving, at_once, bodies
+from benchmarks.demo_load import POOL, Due, arriving, at_once, bodies, write_lengths
 from benchmarks.open_loop import CUT, LATE, REFUSED, UNREACHABLE, Answer, drive
-from benchmarks.overload import figures_of, kinds, tokens_per_s
+from benchmarks.overload import (
+    PEER,
+    QUICK,
+    SYSTEMS,
+    best_at,
+    figures_of,
+    is_told,
+    kinds,
+    names_of,
+    sizes_of,
+    takes_s,
+    tokens_per_s,
+)
 from foretoken.ports import free_port
 from models.tasks import examples
+from services.policies.preset import presets
+from services.predictor.interface import Prompt, Query
+from services.predictor.models.oracle import OraclePredictor
+from services.predictor.models.told import read_lengths
+from tests.gateway_fakes import demo_text
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
 ROLE = b'data: {"choices": [{"delta": {"role": "assistant", "content": ""}}], "usage": null}\n\n'
@@ -49,6 +69,56 @@ def test_arrivals_come_in_order_at_the_rate_asked_for():
     load = arriving(bodies(1_000, seed=1), rate=50, seed=2)
     due = [d.at_s for d in load]
     assert due == sorted(due) and 18 < due[-1] < 22
+
+
+def test_an_oracle_knows_every_prompt_of_the_load(tmp_path: Path):
+    """By the texts that a gateway passes on: the length of the right answer."""
+    path = tmp_path / "lengths.jsonl"
+    write_lengths(path)
+    oracle = OraclePredictor(read_lengths(str(path), 8_192))
+    answers = {(e.system, e.user): e.answer for e in examples(0, POOL, held_out=False)}
+    for body in bodies(100, seed=9):
+        turns = {turn["role"]: turn["content"] for turn in json.loads(body)["messages"]}
+        prompt = Prompt(turns.get("system", ""), turns["user"], 20)
+        [forecast] = oracle.forecast([Query("demo", "", 20, 1_024, prompt=prompt)])
+        right = demo_text().encode(answers[turns.get("system"), turns["user"]])
+        assert forecast.source == "oracle"
+        assert forecast.points == (len(right) + 1,)
+
+
+# --- what is asked for
+
+
+def asked(**given: object) -> Namespace:
+    plain = {"quick": False, "presets": "", "factors": "", "rounds": 0, "seconds": 0.0}
+    return Namespace(**plain | {"peer_python": ""} | given)
+
+
+def test_all_presets_or_some_and_the_peer_last():
+    assert names_of(asked()) == list(SYSTEMS)
+    assert names_of(asked(presets="all")) == list(presets())
+    assert names_of(asked(presets="all,alise-blend"))[-1] == "alise-blend"
+    assert names_of(asked(presets="alise,fcfs", peer_python="python")) == ["alise", "fcfs", PEER]
+    with pytest.raises(SystemExit, match="no preset is called fifo; known: "):
+        names_of(asked(presets="fcfs,fifo"))
+
+
+def test_factors_rounds_and_seconds():
+    sizes = sizes_of(asked(factors="0.9,2", rounds=3))
+    assert (sizes.lasts_s, sizes.rounds) == ({0.9: 12, 2.0: 12}, 3)
+    sizes = sizes_of(asked(factors="1.5,3", seconds=4.0))
+    assert sizes.lasts_s == {1.5: 4, 3.0: 4}
+    assert sizes_of(asked(quick=True)) == QUICK
+    for wrong in ("0.9;2", "0,1", "-1"):
+        with pytest.raises(SystemExit, match="--factors takes numbers above 0"):
+            sizes_of(asked(factors=wrong))
+
+
+def test_how_long_it_takes_is_said():
+    """20 s to begin and settle, 100 requests at 80/s; then 6 s, and 6 + 12 s, as 3 times the load
+    takes 3 times as long."""
+    sizes = replace(QUICK, lasts_s={0.9: 6, 3.0: 6})
+    assert takes_s(sizes, systems=2, rate=100) == pytest.approx(2 * (20 + 1.25 + 6 + 18))
 
 
 # --- the client
@@ -136,6 +206,23 @@ def test_figures():
     assert (found["errors"], found["refused"]) == (1, 1)
     # from 2 s to 10 s: half of the first answer, all of the others
     assert found["tok_s"] == pytest.approx((10.5 + 11 + 2) / 8)
+
+
+def test_who_is_best_and_nobody_who_is_told():
+    assert is_told("alise-oracle") and not is_told("alise")
+    figures = {
+        "fcfs": (0.9, 0.5), "alise": (0.3, 0.4), "past-future": (0.6, 0.7), "alise-blend": (nan, 0),
+        "alise-oracle": (0.1, 0.9), PEER: (0.05, 1.0),
+    }  # fmt: skip
+    medians = {
+        name: {"3": {"norm_latency_s": latency, "goodput_share": share}}
+        for name, (latency, share) in figures.items()
+    }
+    assert best_at(3.0, medians) == (
+        "3 ×: best of 4 in latency alise 0.3, past-future 0.6, fcfs 0.9; "
+        "in goodput past-future 0.7, fcfs 0.5, alise 0.4; "
+        "oracles: latency alise-oracle 0.1; goodput alise-oracle 0.9"
+    )
 
 
 def test_nobody_came_back():
