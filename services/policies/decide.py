@@ -25,7 +25,7 @@ from services.policies.form.forms import FORMS
 from services.policies.memory import Memory
 from services.policies.order.orders import ORDERS
 from services.policies.order.ranking import Ranking
-from services.policies.place import cached_tokens
+from services.policies.place.cached import cached_tokens
 from services.policies.preset import PLACED, Preset
 from services.policies.slice import SLICES
 from services.policies.snapshot import NOWHERE, Contest, Snapshot, Worker

@@ -15,7 +15,7 @@ from services.policies.form.forms import FORMS
 from services.policies.interval import INTERVALS
 from services.policies.order.orders import ORDERS
 from services.policies.parameters import Param, resolve
-from services.policies.place import PLACES, Place
+from services.policies.place.places import PLACES, Place
 from services.policies.slice import SLICES
 from services.policies.victim import VICTIMS
 

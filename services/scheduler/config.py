@@ -1,6 +1,6 @@
 """Settings of the scheduler, with their defaults and reasons."""
 
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
@@ -25,6 +25,10 @@ class SchedulerConfig(ServedSettings):
     # Waiting requests; beyond it 429 with a time to retry, but for a model short of its share.
     max_queue: int = Field(4_096, gt=0)
     adopt_s: float = Field(10.0, gt=0)  # for who is said to be at a worker that may come back
+    # What each tenant (cache_salt, else `user`) counts for beside others; 1 for who is not named.
+    tenant_weights: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = Field(
+        default_factory=dict
+    )
     round_share: float = Field(0.5, gt=0, le=1)  # of this process's time; events gather meanwhile
     fleet_interval_s: float = Field(0.25, gt=0)  # how often gateways hear of queue and drain time
     outbox_limit: int = Field(65_536, gt=0)  # messages a slow gateway may be behind, then cut off

@@ -45,7 +45,7 @@ class SchedulerState:
     def __init__(self, preset: Preset, limits: Limits = DEFAULT_LIMITS, apart: bool = False):
         self.preset = preset
         self.limits = limits
-        self.ledger = Ledger()
+        self.ledger = Ledger(limits.tenant_weights)
         self.rounds = Rounds(preset, self.ledger)
         self._drains_s: dict[int, float] = {}  # each model's queue, by the last round's reckoning
         self._apart = apart
@@ -106,7 +106,8 @@ class SchedulerState:
         workers = tuple(
             ev.WorkerStatus(w.view, len(w.running), w.used_tokens) for w in self.workers.values()
         )
-        return ev.Fleet(workers, self.ledger.waiting, self.drain_s, self.preset.name)
+        prefix_blocks = self.rounds.prefix_blocks
+        return ev.Fleet(workers, self.ledger.waiting, self.drain_s, self.preset.name, prefix_blocks)
 
     def shared_representatives(self) -> list[Request]:
         """One live request for each population forecast in use."""
@@ -247,6 +248,7 @@ class SchedulerState:
             self._actions.append(ev.Displace(known.link, worker_id))
             self._lose(worker_id, now)
         worker = self.ledger.attach(event.view, event.link)
+        worker.draft.ask_prefixes = self.rounds.prefix_blocks > 0
         for held in event.held:
             self._meet(worker, held, now)
         if worker.orphans:
@@ -341,6 +343,7 @@ class SchedulerState:
         worker.report_seq = report.seq
         worker.free_blocks, worker.shared_blocks = report.free_blocks, report.shared_blocks
         worker.hear_of_orphans(report)
+        worker.prefixes.hear(report)
         here = worker.number
         home, jobs = self.ledger.board.jobs.home, self.jobs
         self.ledger.progress(
