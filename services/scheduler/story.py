@@ -52,8 +52,7 @@ Numbers = tuple[float, float] | None
 Values = tuple[Any, ...]  # what a kind's sentence below takes
 
 
-@dataclass(slots=True)
-class Chapter:
+class Chapter(NamedTuple):
     """What happened at `at_s`; `times` over, the last at `until_s`, where it went on."""
 
     at_s: float
@@ -67,6 +66,10 @@ class Chapter:
         return SENTENCES[self.kind](*self.values)
 
 
+Noted = tuple[float, str, Values] | tuple[float, str, Values, int, float]
+"""A chapter as it is kept: what makes one, in a plain tuple, for a named one costs ten times that."""
+
+
 class Line(NamedTuple):
     """A chapter as it is told: seconds since the request reached its gateway."""
 
@@ -75,6 +78,14 @@ class Line(NamedTuple):
     text: str
     times: int = 1
     until_s: float = 0.0
+
+
+class Waits(NamedTuple):
+    """A reason to wait that a round gave, and those after it. `rounds` there had been before."""
+
+    since_s: float
+    rounds: int
+    values: tuple[int, float, float]  # the reason, and its numbers the first time
 
 
 class Story(NamedTuple):
@@ -94,7 +105,8 @@ class Tale:
     watched: bool = False  # where its KV is
     worker: str = ""  # where it was placed last
     forecast: tuple[str, int] = ("", -1)  # source and version of the one told last
-    chapters: list[Chapter] = field(default_factory=list)
+    waits: Waits | None = None  # what goes on, and is no chapter yet
+    chapters: list[Noted] = field(default_factory=list)
     skipped: int = 0
 
     @property
@@ -103,20 +115,20 @@ class Tale:
 
     @property
     def last_s(self) -> float:
-        return self.chapters[-1].at_s
+        return self.chapters[-1][0]
 
-    def add(self, chapter: Chapter) -> None:
+    def add(self, noted: Noted) -> None:
         chapters = self.chapters
-        chapters.append(chapter)
+        chapters.append(noted)
         if len(chapters) > MOST_CHAPTERS:
             del chapters[FIRST_KEPT]
             self.skipped += 1
 
     def told(self) -> Iterator[Chapter]:
-        for number, chapter in enumerate(self.chapters):
+        for number, noted in enumerate(self.chapters):
             if self.skipped and number == FIRST_KEPT:
-                yield Chapter(chapter.at_s, Kind.SKIPPED, (self.skipped,))
-            yield chapter
+                yield Chapter(noted[0], Kind.SKIPPED, (self.skipped,))
+            yield Chapter(*noted)
 
     def story(self, live: bool, chapters: Iterator[Chapter]) -> Story:
         arrival_s = self.request.arrival_s
