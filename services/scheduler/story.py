@@ -5,7 +5,7 @@ with a count and until when. A story is bounded: of a very long one the middle i
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf
 from typing import Any, NamedTuple
 
@@ -67,7 +67,9 @@ class Chapter(NamedTuple):
 
 
 Noted = tuple[float, str, Values] | tuple[float, str, Values, int, float]
-"""A chapter as it is kept: what makes one, in a plain tuple, for a named one costs ten times that."""
+"""A chapter as it is kept, in a plain tuple: a named one costs ten times that."""
+Waits = tuple[float, int, tuple[int, float, float]]
+"""Since when one waits, how many rounds there had been, the reason, and its numbers at first."""
 
 
 class Line(NamedTuple):
@@ -78,14 +80,6 @@ class Line(NamedTuple):
     text: str
     times: int = 1
     until_s: float = 0.0
-
-
-class Waits(NamedTuple):
-    """A reason to wait that a round gave, and those after it. `rounds` there had been before."""
-
-    since_s: float
-    rounds: int
-    values: tuple[int, float, float]  # the reason, and its numbers the first time
 
 
 class Story(NamedTuple):
@@ -100,13 +94,13 @@ class Tale:
 
     request: Request
     link: str
+    chapters: list[Noted]
     row: int = -1
     runs: bool = False
     watched: bool = False  # where its KV is
     worker: str = ""  # where it was placed last
     forecast: tuple[str, int] = ("", -1)  # source and version of the one told last
     waits: Waits | None = None  # what goes on, and is no chapter yet
-    chapters: list[Noted] = field(default_factory=list)
     skipped: int = 0
 
     @property

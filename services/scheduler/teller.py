@@ -22,7 +22,7 @@ from services.policies.snapshot import Bools
 from services.scheduler import events as ev
 from services.scheduler.board import Phase
 from services.scheduler.state import SchedulerState
-from services.scheduler.story import MOST_NAMES, Chapter, Kind, Noted, Story, Tale, Values, Waits
+from services.scheduler.story import MOST_NAMES, Chapter, Kind, Noted, Story, Tale, Values
 
 NOTHING, EXTENDED = -2, -1  # what repeats itself; else a Reason
 IDLE = np.iinfo(np.int64).max  # the limit of one that does not run: none is beyond it
@@ -32,6 +32,7 @@ ADMITTED, QUEUED = int(Reason.ADMITTED), int(Phase.QUEUED)  # numpy compares the
 DECIDE = ("round", "arranged")  # events
 
 Admitted = dict[int, tuple[float, float]]  # by row, the numbers of its admission
+_NOBODY: Admitted = {}
 
 
 class Columns:
@@ -91,11 +92,12 @@ class Teller:
         self, event: ev.Event, now: float, actions: Sequence[ev.Action], state: SchedulerState
     ) -> None:
         """What this step meant, once it was taken."""
-        self._columns.reach(len(state.ledger.board.phase))
         if handler := self._events.get(event.kind):
             handler(event, now, actions, state)
-        self._deciding = state.rounds.decision is not self._decision
-        admitted = self._decided(event, now, state) if self._deciding else {}
+        admitted = _NOBODY
+        if state.rounds.decision is not self._decision:
+            self._deciding = True
+            admitted = self._decided(event, now, state)
         for action in actions:
             if told := self._actions.get(action.kind):
                 told(action, now, event, state, admitted)
@@ -158,9 +160,10 @@ class Teller:
         """What repeats itself and is no chapter yet. While a round is told, that has ended with
         the round before."""
         if waits := tale.waits:
-            rounds = self._rounds - self._deciding - waits.rounds
+            since_s, before, values = waits
+            rounds = self._rounds - self._deciding - before
             until_s = self._before_s if self._deciding else self._decided_s
-            return waits.since_s, Kind.WAITS, waits.values, max(1, rounds), until_s
+            return since_s, Kind.WAITS, values, rounds if rounds > 1 else 1, until_s
         c, row = self._columns, tale.row
         times, until_s = c.times.item(row), c.until_s.item(row)
         return c.since_s.item(row), Kind.EXTENDED, (c.limit.item(row),), times, until_s
@@ -168,8 +171,9 @@ class Teller:
     def _end(self, tale: Tale, now: float, kind: str, values: Values = ()) -> None:
         self._add(tale, now, kind, values)
         self._idle(tale)
-        self._watch(tale, UNWATCHED)
-        del self._live[tale.request_id], self._rows[tale.row]
+        if tale.watched:
+            self._watch(tale, UNWATCHED)
+        del self._live[tale.request.request_id], self._rows[tale.row]
         self._keep(tale, self._ended, self.ended_most)
 
     def _idle(self, tale: Tale) -> None:
@@ -187,8 +191,10 @@ class Teller:
 
     def _keep(self, tale: Tale, among: "OrderedDict[str, Tale]", most: int) -> None:
         self.ended_count += 1
-        among[tale.request_id] = tale
-        among.move_to_end(tale.request_id)
+        name = tale.request.request_id
+        if name in among:
+            del among[name]
+        among[name] = tale
         while len(among) > most:
             among.popitem(last=False)
 
@@ -207,11 +213,11 @@ class Teller:
             return
         if known:
             self._end(known, now, Kind.LEFT)
-        tale = Tale(asked, event.link)
         others = state.ledger.waiting - (job is not None)
-        tale.add((now, Kind.ARRIVED, (asked, now, others)))
+        tale = Tale(asked, event.link, [(now, Kind.ARRIVED, (asked, now, others))])
         if job:
             tale.row = job.row
+            self._columns.reach(len(state.ledger.board.phase))
             self._live[asked.request_id] = self._rows[job.row] = tale
             self._columns.repeats[job.row] = NOTHING
             return
@@ -239,9 +245,10 @@ class Teller:
         self, event: ev.Reported, now: float, actions: Sequence[ev.Action], state: SchedulerState
     ) -> None:
         output = state.ledger.board.jobs.output
-        for row, tale in [*self._unstarted.items()]:
-            if (made := output.item(row)) > tale.request.delivered_tokens:
-                self._starts(tale, made, now)
+        if self._unstarted:
+            for row, tale in [*self._unstarted.items()]:
+                if (made := output.item(row)) > tale.request.delivered_tokens:
+                    self._starts(tale, made, now)
         for told in event.report.evicted:
             evicted = self._live.get(told.request_id)
             if evicted and evicted.runs:
@@ -315,19 +322,19 @@ class Teller:
         """Who waits for the same reason as before waits on, as does who is not looked at for a
         while. O(rows) in one pass of numpy, and a tuple or two for each of those with another."""
         repeats, tales = self._columns.repeats, self._rows
-        other = (repeats[why.rows] != why.reasons).nonzero()[0]
-        columns = (column[other].tolist() for column in (why.rows, why.reasons, why.a, why.b))
+        other = (repeats.take(why.rows) != why.reasons).nonzero()[0]
+        columns = (column.take(other).tolist() for column in (why.rows, why.reasons, why.a, why.b))
         admitted: Admitted = {}
         before = self._rounds - 1
         for row, reason, a, b in zip(*columns, strict=True):
             if reason == ADMITTED:
                 admitted[row] = a, b
                 continue
-            tale = tales[row]
-            if repeats.item(row) != NOTHING:
-                self._flush(tale)
-            tale.waits = Waits(now, before, (reason, a, b))
-            repeats[row] = reason
+            if tale := tales.get(row):
+                if repeats.item(row) != NOTHING:
+                    self._flush(tale)
+                tale.waits = now, before, (reason, a, b)
+                repeats[row] = reason
         return admitted
 
     def _current(self, decision: Decision, state: SchedulerState) -> Bools:
@@ -358,7 +365,8 @@ class Teller:
             self._add(tale, now, Kind.PLACED, (here, limit, numbers))
             self._unstarted[tale.row] = tale
         tale.worker = here
-        self._watch(tale, UNWATCHED)
+        if tale.watched:
+            self._watch(tale, UNWATCHED)
 
     def _resumed(
         self, action: ev.Resume, now: float, event: ev.Event, state: SchedulerState,
