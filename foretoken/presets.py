@@ -60,11 +60,11 @@ def described(row: Row, file: str = "") -> Iterator[str]:
 
 def _choice(stage: str, chosen: str, known: Iterable[str]) -> Iterator[str]:
     others = ", ".join(name for name in known if name != chosen)
-    yield f"{stage:<18}{chosen:<14}{f'or {others}' if others else ''}".rstrip()
+    yield f"{stage:<18}{chosen:<16}{f'or {others}' if others else ''}".rstrip()
 
 
 def _number(preset: Preset, name: str, param: Param, given: bool) -> str:
     value = param.shown(preset.params[name])
     bounds = " | ".join(param.names) if param.names else f"{param.least:.10g} to {param.most:.10g}"
     origin = "" if given else "default; "
-    return f"{INDENT}{name:<16}{value:<14}{origin}{bounds}"
+    return f"{INDENT}{name:<16}{value:<16}{origin}{bounds}"

@@ -20,6 +20,7 @@ class Live:
     generation: Generation
     choice: int  # among those of its generation; offsets the seed
     call: "Call"
+    prefix_hashes: bytes = b""  # how its prompt begins, as it is submitted
     place: Placement = field(default_factory=Placement)
 
 

@@ -3,8 +3,11 @@
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from gateway.request import Reach
+from gateway.request import Generation, Reach
 from protos import scheduler_pb2
+from services.runtime.prefix import encode_hashes, prompt_hashes
+
+MOST_BLOCKS = 256  # of a prompt that are hashed, whatever is asked for: a quarter of a millisecond
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +19,16 @@ class Fleet:
     running: int = 0
     queued: int = 0
     drain_s: float = 0.0
+    block_tokens: int = 0  # of every worker's cache; 0 where they differ, or none says so
+    prefix_blocks: int = 0  # of a prompt whose hashes help the scheduler to place it
     told_s: float = 0.0  # on the gateway's clock
+
+    def hashes_of(self, generation: Generation) -> bytes:
+        """How a prompt begins, as the scheduler asks to be told: empty where it does not."""
+        if not (self.prefix_blocks and self.block_tokens):
+            return b""
+        salt, most = generation.cache_salt, min(self.prefix_blocks, MOST_BLOCKS)
+        return encode_hashes(prompt_hashes(generation.prompt_ids, most, self.block_tokens, salt))
 
     def reach_or(self, context_tokens: int) -> Reach:
         """The fleet's reach; without one, the model's own, else nothing bounds a request yet."""
@@ -36,6 +48,7 @@ class Fleet:
 
 def read_fleet(view: scheduler_pb2.FleetView, now_s: float) -> Fleet:
     """The longest request that some worker can hold, and whether its cache or model bounds it."""
+    blocks = {worker.block_tokens for worker in view.workers}
     reaches = [
         Reach(worker.kv_tokens, "the cache")
         if worker.kv_tokens < worker.max_context_tokens
@@ -45,4 +58,13 @@ def read_fleet(view: scheduler_pb2.FleetView, now_s: float) -> Fleet:
     longest = max(reaches, key=lambda reach: reach.tokens, default=None)
     addresses = frozenset(worker.address for worker in view.workers)
     running = sum(worker.running for worker in view.workers)
-    return Fleet(addresses, longest, running, view.queued, view.drain_s, now_s)
+    return Fleet(
+        addresses,
+        longest,
+        running,
+        view.queued,
+        view.drain_s,
+        blocks.pop() if len(blocks) == 1 else 0,
+        view.prefix_blocks,
+        now_s,
+    )

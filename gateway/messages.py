@@ -20,7 +20,12 @@ def worker_hello(gateway_id: str) -> worker_pb2.WorkerInput:
 
 
 def new_request(
-    wire_id: str, generation: Generation, delivered_tokens: int, now_s: float, worker_id: str = ""
+    wire_id: str,
+    generation: Generation,
+    delivered_tokens: int,
+    now_s: float,
+    worker_id: str = "",
+    prefix_hashes: bytes = b"",
 ) -> scheduler_pb2.SubmitMessage:
     """A request with its true age, whether it is new, resubmitted or, with the worker that has
     it, only told of again."""
@@ -39,6 +44,8 @@ def new_request(
             answer_tokens=generation.answer_tokens,
         ),
         worker_id=worker_id,
+        prefix_hashes=prefix_hashes,
+        tenant=generation.tenant,
     )
     if generation.deadline_s < float("inf"):
         request.deadline_in_s = max(0.0, generation.deadline_s - now_s)

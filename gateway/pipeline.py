@@ -98,8 +98,9 @@ class Pipeline:
         call = Call(uuid4().hex, int(time.time()), self._pace_s, self._release)
         for generation in generations:
             self._metrics.prompt_tokens.inc(generation.prompt_tokens)
+            hashes = self.fleet.hashes_of(generation)
             for choice in range(generation.sampling.n):
-                call.lives.append(self._make_live(call, generation, choice))
+                call.lives.append(self._make_live(call, generation, choice, hashes))
         self._idle.clear()
         for live in call.lives:
             self._retries.on_submitted(now_s)
@@ -108,7 +109,7 @@ class Pipeline:
                 self._roster.submit(live, now_s)
         return call
 
-    def _make_live(self, call: Call, generation: Generation, choice: int) -> Live:
+    def _make_live(self, call: Call, generation: Generation, choice: int, hashes: bytes) -> Live:
         sampling = generation.sampling
         session = Session(
             len(call.lives),
@@ -118,7 +119,7 @@ class Pipeline:
             sampling.stop,
             sampling.min_tokens,
         )
-        return Live(session, generation, choice, call)
+        return Live(session, generation, choice, call, hashes)
 
     def _pace_s(self) -> float:
         return min(self._config.max_pause_s, self.live / self._config.max_messages_per_s)

@@ -16,7 +16,7 @@ from services.core import Sla
 from services.runtime.errors import Code, InvalidArgument, ServiceError
 
 ROLES = ("system", "user", "assistant")
-MAX_NAME_CHARS = 256  # of an application's name, and of a cache salt
+MAX_NAME_CHARS = 256  # of an application's name, a cache salt and a user
 MAX_ANSWERS = 32  # earlier answers told to the predictor; the last ones say most
 
 
@@ -50,6 +50,12 @@ class Generation:
     user_input: str = field(default="", repr=False)
     answer_tokens: tuple[int, ...] = ()  # of the conversation's earlier answers, about
     cache_salt: str = field(default="", repr=False)  # whose cached prefixes it may share
+    user: str = field(default="", repr=False)  # whose it is, as its client says
+
+    @property
+    def tenant(self) -> str:
+        """Whose share it counts to: a salt keeps tenants apart already, a user is but named."""
+        return self.cache_salt or self.user
 
     @property
     def prompt_tokens(self) -> int:
@@ -93,6 +99,7 @@ class Parser:
             user_input,
             _answer_tokens(request.chat, len(prompt_ids)),
             request.cache_salt,
+            request.user,
         )
 
     def check_model(self, name: str) -> None:
@@ -176,7 +183,7 @@ def check_timeout(field_name: str, timeout_s: float) -> float:
 
 
 def _check_names(request: gateway_pb2.GenerateRequest) -> None:
-    for name in ("application", "cache_salt"):
+    for name in ("application", "cache_salt", "user"):
         if len(getattr(request, name)) > MAX_NAME_CHARS:
             raise InvalidArgument(name, f"at most {MAX_NAME_CHARS} characters")
 

@@ -61,14 +61,24 @@ class Roster:
         wire_id = f"{live.call.request_id}-{live.session.index}" + f"~{again}" * (again > 0)
         live.place = Placement(wire_id, again + 1, delivered)
         self._submitted[wire_id] = live
-        self._to_scheduler(messages.new_request(wire_id, live.generation, delivered, now_s))
+        self._tell(live, delivered, now_s)
 
     def announce(self, live: Live, now_s: float) -> None:
         """Tell a scheduler that may not know it of a choice that goes on where it is."""
         place, delivered = live.place, len(live.session.output)
         place.announced = True
+        self._tell(live, delivered, now_s, place.worker_id)
+
+    def _tell(self, live: Live, delivered: int, now_s: float, worker_id: str = "") -> None:
         self._to_scheduler(
-            messages.new_request(place.wire_id, live.generation, delivered, now_s, place.worker_id)
+            messages.new_request(
+                live.place.wire_id,
+                live.generation,
+                delivered,
+                now_s,
+                worker_id,
+                live.prefix_hashes,
+            )
         )
 
     def withdraw(self, live: Live) -> None:

@@ -96,6 +96,7 @@ class GenerateRequest(_message.Message):
     SLA_FIELD_NUMBER: _builtins.int
     APPLICATION_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
+    USER_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """empty: the served model"""
     prompt: _builtins.str
@@ -103,6 +104,10 @@ class GenerateRequest(_message.Message):
     """groups requests whose lengths are alike"""
     cache_salt: _builtins.str
     """Only requests of the same salt share the KV of a common beginning. At most 256 characters."""
+    user: _builtins.str
+    """Whose it is, where cache_salt does not say so: tenants get their weights' shares while others
+    wait. At most 256 characters.
+    """
     @_builtins.property
     def prompt_tokens(self) -> Global___TokenIds: ...
     @_builtins.property
@@ -124,10 +129,11 @@ class GenerateRequest(_message.Message):
         sla: _common_pb2.Sla | None = ...,
         application: _builtins.str = ...,
         cache_salt: _builtins.str = ...,
+        user: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "input", b"input", "prompt", b"prompt", "prompt_tokens", b"prompt_tokens", "sampling", b"sampling", "sla", b"sla"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["application", b"application", "cache_salt", b"cache_salt", "chat", b"chat", "input", b"input", "model", b"model", "prompt", b"prompt", "prompt_tokens", b"prompt_tokens", "sampling", b"sampling", "sla", b"sla"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["application", b"application", "cache_salt", b"cache_salt", "chat", b"chat", "input", b"input", "model", b"model", "prompt", b"prompt", "prompt_tokens", b"prompt_tokens", "sampling", b"sampling", "sla", b"sla", "user", b"user"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_input: _TypeAlias = _typing.Literal["prompt", "prompt_tokens", "chat"]  # noqa: Y015
     _WhichOneofArgType_input: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015

@@ -142,6 +142,8 @@ class NewRequest(_message.Message):
     DEADLINE_IN_S_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
     WORKER_ID_FIELD_NUMBER: _builtins.int
+    PREFIX_HASHES_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     model: _builtins.str
     application: _builtins.str
@@ -156,6 +158,12 @@ class NewRequest(_message.Message):
     """Where an earlier stream of this gateway placed it and its tokens still come from: a scheduler
     that has lost sight of it adopts it there, once that worker says so too.
     """
+    prefix_hashes: _builtins.bytes
+    """Keys of the prompt's first full blocks, cut to 64 bits, as little-endian bytes: what FleetView
+    asks for. Empty: its beginning is not known to be anywhere.
+    """
+    tenant: _builtins.str
+    """whose it is; at most 256 characters"""
     @_builtins.property
     def sla(self) -> _common_pb2.Sla: ...
     @_builtins.property
@@ -174,10 +182,12 @@ class NewRequest(_message.Message):
         deadline_in_s: _builtins.float | None = ...,
         text: _common_pb2.PromptText | None = ...,
         worker_id: _builtins.str = ...,
+        prefix_hashes: _builtins.bytes = ...,
+        tenant: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_deadline_in_s", b"_deadline_in_s", "deadline_in_s", b"deadline_in_s", "sla", b"sla", "text", b"text"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deadline_in_s", b"_deadline_in_s", "age_s", b"age_s", "application", b"application", "deadline_in_s", b"deadline_in_s", "delivered_tokens", b"delivered_tokens", "max_tokens", b"max_tokens", "model", b"model", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "sla", b"sla", "text", b"text", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deadline_in_s", b"_deadline_in_s", "age_s", b"age_s", "application", b"application", "deadline_in_s", b"deadline_in_s", "delivered_tokens", b"delivered_tokens", "max_tokens", b"max_tokens", "model", b"model", "prefix_hashes", b"prefix_hashes", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "sla", b"sla", "tenant", b"tenant", "text", b"text", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__deadline_in_s: _TypeAlias = _typing.Literal["deadline_in_s"]  # noqa: Y015
     _WhichOneofArgType__deadline_in_s: _TypeAlias = _typing.Literal["_deadline_in_s", b"_deadline_in_s"]  # noqa: Y015
@@ -428,10 +438,13 @@ class FleetView(_message.Message):
     QUEUED_FIELD_NUMBER: _builtins.int
     POLICY_FIELD_NUMBER: _builtins.int
     DRAIN_S_FIELD_NUMBER: _builtins.int
+    PREFIX_BLOCKS_FIELD_NUMBER: _builtins.int
     queued: _builtins.int
     policy: _builtins.str
     drain_s: _builtins.float
     """estimated time until the queue is empty"""
+    prefix_blocks: _builtins.int
+    """of a prompt whose keys help to place it; 0: none do"""
     @_builtins.property
     def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerInfo]: ...
     def __init__(
@@ -441,10 +454,11 @@ class FleetView(_message.Message):
         queued: _builtins.int = ...,
         policy: _builtins.str = ...,
         drain_s: _builtins.float = ...,
+        prefix_blocks: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["drain_s", b"drain_s", "policy", b"policy", "queued", b"queued", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drain_s", b"drain_s", "policy", b"policy", "prefix_blocks", b"prefix_blocks", "queued", b"queued", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -571,6 +585,7 @@ class WorkerInfo(_message.Message):
     MAX_CONTEXT_TOKENS_FIELD_NUMBER: _builtins.int
     RUNNING_FIELD_NUMBER: _builtins.int
     HELD_TOKENS_FIELD_NUMBER: _builtins.int
+    BLOCK_TOKENS_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     address: _builtins.str
     model: _builtins.str
@@ -578,6 +593,7 @@ class WorkerInfo(_message.Message):
     max_context_tokens: _builtins.int
     running: _builtins.int
     held_tokens: _builtins.int
+    block_tokens: _builtins.int
     def __init__(
         self,
         *,
@@ -588,10 +604,11 @@ class WorkerInfo(_message.Message):
         max_context_tokens: _builtins.int = ...,
         running: _builtins.int = ...,
         held_tokens: _builtins.int = ...,
+        block_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "held_tokens", b"held_tokens", "kv_tokens", b"kv_tokens", "max_context_tokens", b"max_context_tokens", "model", b"model", "running", b"running", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "block_tokens", b"block_tokens", "held_tokens", b"held_tokens", "kv_tokens", b"kv_tokens", "max_context_tokens", b"max_context_tokens", "model", b"model", "running", b"running", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -874,9 +891,12 @@ class Plan(_message.Message):
     RESIDENCY_FIELD_NUMBER: _builtins.int
     COSTS_FIELD_NUMBER: _builtins.int
     BATCHES_FIELD_NUMBER: _builtins.int
+    PREFIX_BLOCKS_FIELD_NUMBER: _builtins.int
     seq: _builtins.int
     residency: _builtins.str
     """the policy that places their KV; empty: recompute"""
+    prefix_blocks: _builtins.int
+    """From now on reports say which of the first so many blocks of texts are cached; 0: they don't."""
     @_builtins.property
     def admit(self) -> _containers.RepeatedCompositeFieldContainer[Global___Grant]:
         """start or resume; unknown requests begin"""
@@ -919,10 +939,11 @@ class Plan(_message.Message):
         residency: _builtins.str = ...,
         costs: Global___KVCosts | None = ...,
         batches: _abc.Iterable[Global___StaticBatch] | None = ...,
+        prefix_blocks: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["costs", b"costs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admit", b"admit", "batches", b"batches", "cancel", b"cancel", "costs", b"costs", "extend", b"extend", "order", b"order", "pause", b"pause", "prefetch", b"prefetch", "residency", b"residency", "seq", b"seq", "victims", b"victims"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admit", b"admit", "batches", b"batches", "cancel", b"cancel", "costs", b"costs", "extend", b"extend", "order", b"order", "pause", b"pause", "prefetch", b"prefetch", "prefix_blocks", b"prefix_blocks", "residency", b"residency", "seq", b"seq", "victims", b"victims"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -996,12 +1017,20 @@ class Report(_message.Message):
     SWAPS_FIELD_NUMBER: _builtins.int
     FREE_BLOCKS_FIELD_NUMBER: _builtins.int
     SHARED_BLOCKS_FIELD_NUMBER: _builtins.int
+    PREFIXES_ADDED_FIELD_NUMBER: _builtins.int
+    PREFIXES_GONE_FIELD_NUMBER: _builtins.int
     seq: _builtins.int
     applied_plan_seq: _builtins.int
     free_blocks: _builtins.int
     """of the device: held by nobody"""
     shared_blocks: _builtins.int
     """how often a block is held beyond its first holder, in all"""
+    prefixes_added: _builtins.bytes
+    """Since the last report, where a plan of this stream has asked: the blocks that can be shared by
+    now, and that can't any more. Keys as in NewRequest, at most 4,096 each; what is more follows
+    in the next. At most 16,384 are told to be there at a time.
+    """
+    prefixes_gone: _builtins.bytes
     @_builtins.property
     def progress(self) -> _containers.RepeatedCompositeFieldContainer[Global___Progress]:
         """All that run, after a plan and now and then; and whoever else has other blocks than it was last
@@ -1033,10 +1062,12 @@ class Report(_message.Message):
         swaps: _abc.Iterable[_common_pb2.SwapTiming] | None = ...,
         free_blocks: _builtins.int = ...,
         shared_blocks: _builtins.int = ...,
+        prefixes_added: _builtins.bytes = ...,
+        prefixes_gone: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_plan_seq", b"applied_plan_seq", "evicted", b"evicted", "finished", b"finished", "free_blocks", b"free_blocks", "progress", b"progress", "seq", b"seq", "shared_blocks", b"shared_blocks", "swaps", b"swaps", "timings", b"timings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_plan_seq", b"applied_plan_seq", "evicted", b"evicted", "finished", b"finished", "free_blocks", b"free_blocks", "prefixes_added", b"prefixes_added", "prefixes_gone", b"prefixes_gone", "progress", b"progress", "seq", b"seq", "shared_blocks", b"shared_blocks", "swaps", b"swaps", "timings", b"timings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

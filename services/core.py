@@ -19,7 +19,9 @@ GLOSSARY, one name for one thing everywhere:
   preempt    to stop one who runs: *paused* by a plan, *evicted* by its worker; it then *rests*
              where its KV does, and is *resumed*
   adopt      to take over a request that a worker has from before
-  home       the worker that has a request's tokens
+  home       the worker that has a request's tokens; who rests is *moved* when another is to have it
+  tenant     whose a request is: its cache salt, or else its user
+  prefix     a text's first full blocks, each named by a *hash* of all up to its end
   forecast   a distribution over a request's output tokens, conditioned on what is there
   TTFT, TPOT, MTPOT   time to the first token, mean time per token after it, longest gap
 """
@@ -102,7 +104,8 @@ class Request:
 
     `delivered_tokens` are output tokens its client already has; they count towards
     `max_tokens` and must be held in KV like the prompt. `worker_id` is where it is already, as
-    its gateway knows it; empty for one that has been placed nowhere.
+    its gateway knows it; empty for one that has been placed nowhere. `prefix_hashes` name the
+    first blocks of its prompt where placing reads them; `tenant` is whose it is.
     """
 
     request_id: str
@@ -115,6 +118,8 @@ class Request:
     deadline_s: float = inf
     sla: Sla = Sla()
     worker_id: str = ""
+    prefix_hashes: tuple[int, ...] = ()
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,6 +337,8 @@ class Plan:
     `order` ranks the requests that run or have KV there, most urgent first, for the worker's
     residency policy (`residency` names it; empty: recompute) to place their KV by, at `costs`.
     `batches` are made of requests that the same plan admits or extends.
+    Where `prefix_blocks` is positive, reports say from now on which of the first so many blocks of
+    texts are cached.
     """
 
     seq: int
@@ -345,6 +352,7 @@ class Plan:
     residency: str = ""
     costs: KVCosts = KVCosts()
     batches: tuple[StaticBatch, ...] = ()
+    prefix_blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,7 +392,9 @@ class Report:
     of the device are held by nobody; `shared_blocks` counts how often one is held beyond its
     first holder. `progress` names whoever holds other blocks than was last said of it, so that at
     each report the blocks last said of all who are here - `shared_blocks` + `free_blocks` are the
-    device's; who finished or was cancelled by `applied_plan_seq` holds none.
+    device's; who finished or was cancelled by `applied_plan_seq` holds none. `prefixes_added` and
+    `prefixes_gone` are hashes of blocks that can be shared by now, and can't any more, of those
+    that a plan has asked for; bounded, the rest comes with the next report.
     """
 
     seq: int
@@ -396,6 +406,8 @@ class Report:
     swaps: tuple[SwapTiming, ...] = ()
     free_blocks: int = 0
     shared_blocks: int = 0
+    prefixes_added: tuple[int, ...] = ()
+    prefixes_gone: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

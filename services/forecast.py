@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,7 @@ UNCAPPED = MOST_TOKENS  # max_tokens of a forecast of no particular request
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
+_Float = TypeVar("_Float", np.float32, np.float64)
 
 
 @dataclass(frozen=True)
@@ -188,6 +190,9 @@ class ForecastTable:
 
     def __init__(self, rows: int = 64):
         self._points = np.full((rows, MAX_POINTS), np.inf)
+        # The first whole token from which on each is reached: exact, and half the size to search.
+        self._reached = np.full((rows, MAX_POINTS), np.inf, np.float32)
+        self._longest = np.full(rows, np.inf)
         self._weights = np.zeros((rows, MAX_POINTS))
         self._cdf = np.full((rows, MAX_POINTS), _NEVER)
         # Mass and moment of the points from each one on; nothing is beyond the last.
@@ -252,6 +257,8 @@ class ForecastTable:
         n = len(points)
         at = self._points[row]
         at[:n], at[n:] = points, np.inf
+        self._reached[row] = np.ceil(at * (1 - _ROUNDING))
+        self._longest[row] = at[n - 1]
         self._weights[row, :n], self._weights[row, n:] = weights, 0.0
         mass, moment = self._mass[row], self._moment[row]
         mass[n:] = moment[n:] = 0.0
@@ -287,12 +294,11 @@ class ForecastTable:
     def quantiles(self, shares: Floats, which: Ints, generated: Ints, caps: Ints) -> Floats:
         """The smallest l with P(min(L, cap) ≤ l | L > generated) ≥ share, (shares, rows); the cap
         where nothing is longer."""
-        first = self._count_upto(which, generated)
-        left = self._mass[which, first]
-        target = 1.0 - left * (1.0 - shares)
-        column = np.maximum(self._search(self._cdf, which, target - 1e-12), first)
-        drawn = self._points[which, np.minimum(column, MAX_POINTS - 1)]
-        return np.minimum(np.where(left > _NOTHING, drawn, caps), caps)
+        return self.after(which, generated, caps).quantiles(shares)
+
+    def after(self, which: Ints, generated: Ints, caps: Ints) -> "After":
+        """What is still to come of each, to be asked several things."""
+        return After(self, which, generated, caps)
 
     def conditioned(self, which: Ints, generated: Ints, caps: Ints) -> tuple[Floats, Floats]:
         """min(L, cap) | L > generated as points and their masses, both (rows, 64), the points
@@ -310,28 +316,11 @@ class ForecastTable:
     def survival(self, which: Ints, generated: Ints, caps: Ints, tokens: Ints) -> Floats:
         """P(min(L, cap) > generated + tokens | L > generated), (tokens, rows): that so many more
         are made and that more are to come; never where the cap is reached. O(tokens · rows)."""
-        first = self._count_upto(which, generated)
-        left = self._mass[which, first]
-        reached = generated + tokens[:, None]
-        column = np.maximum(self._count_upto(which, reached), first)
-        beyond = self._mass.reshape(-1).take(column + which * (MAX_POINTS + 1), mode="clip")
-        known = left > _NOTHING
-        share = np.where(known, beyond / np.where(known, left, 1.0), 1.0)
-        return np.where(reached < caps, share, 0.0)
+        return self.after(which, generated, caps).survival(tokens)
 
     def _count_upto(self, which: Ints, tokens: Ints) -> Ints:
         """How many points of its row are <= tokens."""
-        return self._search(self._points, which, tokens + _HALF_ULP * np.maximum(tokens, 1))
-
-    @staticmethod
-    def _search(table: Floats, which: Ints, target: Floats) -> Ints:
-        """How many values of its ascending row lie below the target, for each of `which`."""
-        flat, start = table.reshape(-1), which * MAX_POINTS - 1
-        at = np.broadcast_to(start, target.shape).copy()
-        for step in _STEPS:
-            # Nothing is out of bounds; without the check numpy reads twice as fast.
-            at += step * (flat.take(at + step, mode="clip") < target)
-        return at - start
+        return _search(self._reached, which, (tokens + 1).astype(np.float32))
 
     def _take(self) -> int:
         if not self._free:
@@ -342,14 +331,72 @@ class ForecastTable:
         """Twice as many rows; what is there is copied once."""
         rows = len(self._uses)
         fresh = ForecastTable(rows)
-        for name in ("_points", "_weights", "_cdf", "_mass", "_moment", "_editions"):
+        for name in _ARRAYS:
             setattr(self, name, np.concatenate([getattr(self, name), getattr(fresh, name)]))
         self._uses += [0] * rows
         self._free = list(range(rows, 2 * rows))[::-1] + self._free
 
 
+class After:
+    """Rows of a table given their progress, L | L > generated. Where each stands in its row is
+    looked up once, whatever is asked then."""
+
+    def __init__(self, table: ForecastTable, which: Ints, generated: Ints, caps: Ints):
+        self._table, self._which, self._generated, self._caps = table, which, generated, caps
+        self._first = table._count_upto(which, generated)
+        self._left = table._mass[which, self._first]
+        self._known = self._left > _NOTHING
+
+    def quantiles(self, shares: Floats) -> Floats:
+        """As of the table, (shares, rows)."""
+        table, which = self._table, self._which
+        target = 1.0 - self._left * (1.0 - shares)
+        column = np.maximum(_search(table._cdf, which, target - 1e-12), self._first)
+        drawn = table._points[which, np.minimum(column, MAX_POINTS - 1)]
+        return np.minimum(np.where(self._known, drawn, self._caps), self._caps)
+
+    def longest(self) -> Floats:
+        """The last quantile, without a search."""
+        last = self._table._longest[self._which]
+        return np.minimum(np.where(self._known, last, self._caps), self._caps)
+
+    def survival(self, tokens: Ints) -> Floats:
+        """As of the table, (tokens, rows). O(tokens · rows)."""
+        table, which = self._table, self._which
+        reached = self._generated + tokens[:, None]
+        column = table._count_upto(which, reached)
+        column += which * (MAX_POINTS + 1)
+        share = table._mass.reshape(-1).take(column, mode="clip")
+        share /= np.where(self._known, self._left, 1.0)
+        if not self._known.all():
+            share[:, ~self._known] = 1.0
+        share *= reached < self._caps
+        return share
+
+
+def _search(table: NDArray[_Float], which: Ints, target: NDArray[_Float]) -> Ints:
+    """How many values of its ascending row lie below the target, for each of `which`."""
+    flat, start = table.reshape(-1), which * MAX_POINTS - 1
+    at = np.empty(target.shape, np.int64)
+    at[...] = start
+    probe, found = np.empty_like(at), np.empty(target.shape, table.dtype)
+    below = np.empty(target.shape, bool)
+    for step in _STEPS:
+        np.add(at, step, out=probe)
+        # Nothing is out of bounds; without the check numpy reads twice as fast.
+        flat.take(probe, out=found, mode="clip")
+        np.less(found, target, out=below)
+        np.multiply(below, step, out=probe)
+        at += probe
+    at -= start
+    return at
+
+
+_ARRAYS = (
+    "_points", "_reached", "_longest", "_weights", "_cdf", "_mass", "_moment", "_editions"
+)  # fmt: skip
 _COLUMNS = np.arange(MAX_POINTS)
 _NEVER = 2.0  # more than any share of mass
 _NOTHING = 1e-12  # mass that is rounding
-_HALF_ULP = 2.0**-40  # tokens are far coarser than this
+_ROUNDING = 2.0**-40  # of a point; tokens are far coarser than this
 _STEPS = (32, 16, 8, 4, 2, 1, 1)  # all 64 points

@@ -46,7 +46,7 @@ from tests.recorded_load import Recorder, Told
 NAME = "foretoken.v1.Batcher"
 ADD = batcher_pb2_grpc.add_BatcherServicer_to_server
 PATIENT_S = 30.0  # a test machine may be busy
-PRESETS = ("fcfs", "past-future", "alise", "fixed-batch")
+PRESETS = ("fcfs", "past-future", "alise", "vs", "so", "scls", "magnus")
 Answers = AsyncIterator[batcher_pb2.Arrangement]
 
 
@@ -137,7 +137,7 @@ async def apart(
 async def test_a_recorded_load_is_decided_the_same_apart_and_at_home(preset: str) -> None:
     told = Recorder(choose(preset)).told
     preempted = any(isinstance(each, ev.Preempt) for _, _, actions in told for each in actions)
-    assert preempted == (preset != "fixed-batch")  # memory ran out
+    assert preempted == (preset not in ("vs", "magnus"))  # memory ran out, or a turn was over
     servicer = Recording()
     async with apart(servicer, preset) as there:
         rounds = await there.same_as(told)

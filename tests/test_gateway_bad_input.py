@@ -97,6 +97,8 @@ COMPLETIONS: list[tuple[object, str | None, str]] = [
     ({"prompt": "1,", "temprature": 1}, "temprature", "unknown field"),
     ({"prompt": "1,", "cache_salt": 5}, "cache_salt", "string"),
     ({"prompt": "1,", "cache_salt": "s" * 257}, "cache_salt", "at most 256 characters"),
+    ({"prompt": "1,", "user": 5}, "user", "string"),
+    ({"prompt": "1,", "user": "s" * 257}, "user", "at most 256 characters"),
     ({"prompt": "1,", "model": 5}, "model", "string"),
     (b"", None, "not valid JSON"),
     (b"{", None, "not valid JSON"),
@@ -220,7 +222,7 @@ async def test_bodies_are_bounded() -> None:
 
 async def test_fields_that_change_nothing_are_ignored(house: House) -> None:
     extra = {
-        "user": "me", "metadata": {"a": "b"}, "store": True, "service_tier": "auto",
+        "metadata": {"a": "b"}, "store": True, "service_tier": "auto",
         "parallel_tool_calls": False, "safety_identifier": "x", "prompt_cache_key": "y",
         "prediction": {"type": "content", "content": "x"}, "tools": [], "tool_choice": "none",
         "response_format": {"type": "text"}, "logit_bias": {}, "modalities": ["text"],
@@ -280,6 +282,7 @@ GRPC: list[tuple[pb.GenerateRequest, str]] = [
     (pb.GenerateRequest(prompt="1,", sla=common.Sla(mtpot_s=-1)), "sla: mtpot_s must be"),
     (pb.GenerateRequest(prompt="1,", application="a" * 300), "application: at most 256"),
     (pb.GenerateRequest(prompt="1,", cache_salt="é" * 257), "cache_salt: at most 256 characters"),
+    (pb.GenerateRequest(prompt="1,", user="é" * 257), "user: at most 256 characters"),
 ]
 
 

@@ -161,14 +161,15 @@ def test_the_longest_prefix_is_what_a_scan_finds_and_needs_rise(
         forecast=rng.integers(0, 2, count),
     )
     demand = curve(made, forecasts, z, kv, block)
-    assert len(demand.mean) <= TIMES + 1
+    means, variances = demand.moments
+    assert len(means) <= TIMES + 1
     order = rng.permutation(count)[: data.draw(st.integers(0, count))]
     base = data.draw(st.integers(0, len(order)))
     most = data.draw(st.integers(0, len(order) - base))
 
     def need(rows: Ints) -> float:
-        mean = sum((demand.mean[:, row] for row in rows), np.zeros(len(demand.mean)))
-        variance = sum((demand.variance[:, row] for row in rows), np.zeros(len(demand.mean)))
+        mean = sum((means[:, row] for row in rows), np.zeros(len(means)))
+        variance = sum((variances[:, row] for row in rows), np.zeros(len(means)))
         return float(np.max(mean + z * np.sqrt(variance)))
 
     def fits(rows: Ints) -> bool:

@@ -1,7 +1,7 @@
 """Forming policies: hand-worked tables, the paper's example, and dumb oracles."""
 
 from collections.abc import Sequence
-from itertools import pairwise, takewhile
+from itertools import takewhile
 
 import numpy as np
 import pytest
@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from services.forecast import Forecast, Ints, certain
 from services.policies.decision import Reason
-from services.policies.form.batches import CUTS
 from services.policies.form.demand import Demand
 from services.policies.form.fill import fill
 from services.policies.form.forms import FORMS
@@ -19,7 +18,7 @@ from services.policies.form.peak import PrefixPeaks, Statistic, largest, mean, p
 from services.policies.form.sums import Sums
 from services.policies.parameters import resolve
 from services.policies.preset import choose
-from tests.made_snapshots import Row, contest, demanded, formed, jobs, seat, table
+from tests.made_snapshots import Row, demanded, formed, jobs, seat, table
 
 # The paper's example (papers/000 Fig. 6): capacity 21, two run, one waits. Admitted at t, memory
 # would reach 22 at t+2; at t+1 it fits; at t+2 the first has ended and even the worst case fits.
@@ -431,51 +430,6 @@ def test_search_agrees_with_a_scan_over_drawn_futures(
     if scanned < queued:
         assert filled.reasons[running + scanned] == Reason.MEMORY
         assert filled.a[running + scanned] == pytest.approx(need(scanned + 1))
-
-
-# Batches of a fixed number
-
-
-def cut(
-    rows: Sequence[tuple[int, int]],
-    size: int,
-    kv_tokens: int = 1_000,
-    places: int = 99,
-    block_tokens: int = 1,
-) -> list[list[int]]:
-    prompt, cap = np.array(rows, np.int64).reshape(-1, 2).T
-    made = jobs(len(rows), prompt=prompt, cap=cap)
-    seated = seat(kv_tokens=kv_tokens, places=places, block_tokens=block_tokens)
-    asked = contest(made, [False] * len(rows), seated)
-    batches = CUTS["fixed"].cut(asked, np.arange(len(rows)), seated, {"batch_size": size})
-    return [batch.tolist() for batch in batches]
-
-
-def test_fixed_batches_by_hand() -> None:
-    six = [(10, 10)] * 6
-    assert cut(six, 4) == [[0, 1, 2, 3], [4, 5]]
-    assert cut(six, 4, places=3) == [[0, 1, 2], [3, 4, 5]]
-    assert cut(six, 4, kv_tokens=50) == [[0, 1], [2, 3], [4, 5]]
-    assert cut(six, 4, kv_tokens=64, block_tokens=16) == [[0, 1], [2, 3], [4, 5]]
-    assert cut([(10, 10), (90, 9), (10, 10)], 4, kv_tokens=100) == [[0], [1], [2]]
-    assert cut([], 4) == []
-
-
-@given(
-    st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), max_size=30),
-    st.integers(1, 9), st.integers(80, 300), st.integers(1, 6), st.sampled_from([1, 16]),
-)  # fmt: skip
-def test_fixed_batches_are_whole_in_order_and_fit(
-    rows: list[tuple[int, int]], size: int, kv_tokens: int, places: int, block: int
-) -> None:
-    batches = cut(rows, size, kv_tokens=kv_tokens, places=places, block_tokens=block)
-    assert [row for batch in batches for row in batch] == list(range(len(rows)))
-    worst = [-(-(p + c) // block) * block for p, c in rows]
-    for batch, after in pairwise([*batches, []]):
-        assert len(batch) <= min(size, places)
-        assert len(batch) == 1 or sum(worst[row] for row in batch) <= kv_tokens
-        if after and len(batch) < min(size, places):
-            assert sum(worst[row] for row in [*batch, after[0]]) > kv_tokens
 
 
 def test_parameters_have_defaults_bounds_and_names() -> None:

@@ -83,7 +83,7 @@ class Dumb:
         self.rounds += 1
         snapshot = self.snapshot()
         decision = decide(snapshot, preset, memory, np.random.default_rng(0), self.rounds)
-        check(snapshot, decision, stays=True, renews=preset.form == "sliced")
+        check(snapshot, decision, preset)
         (share,) = decision.shares
         for row in share.pause.tolist():
             self.asks[row].runs = False

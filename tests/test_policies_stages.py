@@ -14,7 +14,7 @@ from services.forecast import Floats, Ints
 from services.policies.decide import narrow
 from services.policies.interval import INTERVALS
 from services.policies.memory import Memory
-from services.policies.place import PLACES
+from services.policies.place.places import PLACES
 from services.policies.preset import choose
 from services.policies.slice import SLICES
 from services.policies.snapshot import NOWHERE, Contest, Jobs, Snapshot, Worker

@@ -26,6 +26,9 @@ BY_RULE = {
     Reason[name] for name in ("BOUND", "POOLED", "IN_BATCH", "UNCUT") if name in Reason.__members__
 }
 
+# Places that give a worker its turn, whether or not it has room and another is idle.
+BY_TURN = {"round_robin"}
+
 # Forms whose decisions hold what they grant, whatever comes: nobody is ever evicted.
 HOLDS: dict[str, Callable[[Params], bool]] = {
     "conservative": lambda params: params["overcommit"] <= 1,
@@ -108,7 +111,7 @@ def check_idle(preset: Preset, seen: Seen, worker: Worker, runs: set[int]) -> No
         for row in seen.snapshot.queued.tolist()
         if row not in runs and could_run(jobs, row, worker) and worker.places
     ]
-    if not able:
+    if not able or preset.place in BY_TURN:
         return
     told = {row: seen.decision.why.of(row) for row in able}
     assert preset.arrangement == "batch" and all(

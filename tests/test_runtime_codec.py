@@ -69,7 +69,9 @@ PLANS = st.builds(
     residency=NAMES,
     costs=st.builds(KVCosts, SECONDS, SECONDS, SECONDS),
     batches=many(st.builds(StaticBatch, UINT64, many(NAMES))),
+    prefix_blocks=UINT32,
 )
+HASHES = many(st.integers(-(2**63), 2**63 - 1).filter(bool))
 REPORTS = st.builds(
     Report,
     seq=UINT64,
@@ -81,6 +83,8 @@ REPORTS = st.builds(
     swaps=many(SWAPS),
     free_blocks=UINT32,
     shared_blocks=UINT32,
+    prefixes_added=HASHES,
+    prefixes_gone=HASHES,
 )
 HELD = many(st.builds(HeldRequest, NAMES, *(UINT32,) * 5, st.booleans(), UINT32))
 COSTS = st.builds(
@@ -138,11 +142,12 @@ ALL_SET: dict[str, Plan | Report | CostModel | Outcome] = {
         3, (Grant("a", 9),), (Grant("b", 8),), (Pause("c", Residency.OFFLOAD),), ("d",), ("e",),
         ("f",), (Standing("a", 0.0), Standing("g", inf)), "swap", KVCosts(1e-4, 1e-6, 2e-6),
         (StaticBatch(1, ("a", "g")),),
+        32,
     ),
     "report": Report(
         4, 3, (Progress("a", 1, 9, 2),), (Completion("b", 2, FinishReason.STOP),),
         (Progress("c", 3, 11, 4),), (StepTiming(1, 2, 3, 0.5),),
-        (SwapTiming(Direction.UPLOAD, 7, 0.25, 0.125),), 640, 5,
+        (SwapTiming(Direction.UPLOAD, 7, 0.25, 0.125),), 640, 5, (-8, 9), (2**62,),
     ),
     "cost": CostModel(
         0.1, 0.2, 0.3, 0.4, 5, "linear", 0.6, 0.7, 8, 0.9, 1.0, 1.1, 12,

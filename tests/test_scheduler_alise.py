@@ -232,7 +232,8 @@ def test_a_distribution_promises_its_mean_given_what_is_there() -> None:
 def test_the_oracle_preset_is_alise_with_lengths_that_are_true() -> None:
     oracle, alise = choose("alise-oracle"), choose("alise")
     assert oracle.predictor == "oracle"
-    assert replace(oracle, name="alise", predictor=alise.predictor) == alise
+    same = {name: getattr(alise, name) for name in ("name", "predictor", "about", "source")}
+    assert replace(oracle, **same) == alise
     d = Driver("alise-oracle", places=1)
     for name, tokens in {"a": 70, "b": 40, "c": 10}.items():
         d.step(ev.Submitted(G, Request(name, "demo", 10, 1_000, 0.0)), 0.0)

@@ -22,7 +22,7 @@ from tests.state_driver import G, report, request, told, worker
 def static(batch_size: int = 3, **cells: Any) -> Any:
     """A state whose batches are static, in turns of 10 tokens, with a worker."""
     given = {"batch_mode": "static", "slice": "turns", "slice_tokens": 10}
-    preset = choose("fixed-batch", given | {"batch_size": batch_size} | cells)
+    preset = choose("vs", given | {"batch_size": batch_size} | cells)
     s: Any = SchedulerState(preset)
     told(s, worker(), 0.0)
     return s
@@ -68,10 +68,13 @@ def test_the_next_turn_is_another_batch_with_longer_contexts():
     """At the end of the first, `a` stands at 10 + 10 tokens and `b` at 5 + 10: padded to 20."""
     s = static()
     submitted(s, request("a"), request("b", 5))
-    plan = plan_of(report(s, 1, 1.0, progress=made(a=10, b=10)))
-    assert plan.extend == (Grant("a", 20), Grant("b", 20))
+    stops = plan_of(report(s, 1, 1.0, progress=made(a=10, b=10)))
+    assert stops.admit == () and [pause.request_id for pause in stops.pause] == ["a", "b"]
+    assert 1.0 < s.next_deadline() < 1.001  # both are in the pool then
+    plan = plan_of(told(s, ev.Tick(), 1.5))
+    assert plan.admit == (Grant("a", 20), Grant("b", 20))
     assert plan.batches == (StaticBatch(2, ("a", "b")),)
-    over = report(s, 2, 4.0, progress=made(b=20), finished=(ended("a", 17),))
+    over = report(s, 2, 4.5, progress=made(b=20), finished=(ended("a", 17),))
     assert timed(over) == [BatchTiming(2, 20, 10, 3.0)]
 
 

@@ -86,7 +86,7 @@ def test_lengths_that_no_request_can_have_are_refused(
         Request("", "demo", 10, 5, 0.0, worker_id="nowhere"),
     ],
 )
-@pytest.mark.parametrize("policy", ["fcfs", "conservative", "past-future", "alise", "fixed-batch"])
+@pytest.mark.parametrize("policy", ["fcfs", "conservative", "past-future", "alise", "vs"])
 def test_an_odd_request_never_raises(policy: str, odd: Request):
     s = state(policy)
     told(s, worker(), 0.0)

@@ -1,10 +1,11 @@
 """presets.toml: every row stands whole, and a choice replaced is a choice checked."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
-from services.policies.preset import RESIDENCIES, Preset, choose, presets
+from services.policies.preset import CHOICES, RESIDENCIES, Preset, choose, presets
 from services.scheduler.state import SchedulerState
 from services.worker.residency import RESIDENCIES as WORKER_RESIDENCIES
 
@@ -29,7 +30,7 @@ PROMISED = """
 
 
 def test_the_rows_there_are() -> None:
-    assert set(presets()) <= set(PROMISED.split()) | {"fixed-batch"}
+    assert set(presets()) == set(PROMISED.split())
 
 
 def test_alise_and_its_rivals_differ_in_one_choice() -> None:
@@ -44,6 +45,40 @@ def test_alise_and_its_rivals_differ_in_one_choice() -> None:
         "alise-oracle"
     }
     assert all(row.params == ALISE | FILLING for row in rows.values())
+
+
+def differs(one: str, other: str) -> set[str]:
+    """The choices, and the numbers that both take, in which two rows differ."""
+    a, b = choose(one), choose(other)
+    numbers = {key for key in a.params.keys() & b.params if a.params[key] != b.params[key]}
+    return {key for key in CHOICES if getattr(a, key) != getattr(b, key)} | numbers
+
+
+def test_each_ablation_adds_one_feature() -> None:
+    """papers/003 §5.4 and papers/004 §IV-C."""
+    ladder = ["sls", "so", "pm", "ab", "lb", "scls"]
+    assert [differs(*pair) for pair in pairwise(ladder)] == [
+        {"slice", "order"},  # the unfinished stand behind who came meanwhile
+        {"form", "interval"},
+        {"batch_size"},
+        {"place"},
+        {"interval_share"},
+    ]
+    assert [differs(*pair) for pair in pairwise(["vsq", "vs", "glp", "abp", "magnus"])] == [
+        {"batch_size"},
+        {"predictor", "form"},
+        {"batch_size"},
+        {"order", "estimator"},
+    ]
+    for name in (*ladder, "vs", "vsq", "glp", "abp", "magnus"):
+        assert choose(name).static and choose(name).about and choose(name).source
+    assert (choose("vs").params["batch_size"], choose("vsq").params["batch_size"]) == (7, 10)
+
+
+def test_an_arrangement_has_places_of_its_own() -> None:
+    assert choose("vs", {"place": "max_min"}).place == "max_min"
+    with pytest.raises(ValueError, match=r"unknown preset.place 'prefix_aware'"):
+        choose("vs", {"place": "prefix_aware"})
 
 
 def test_choices_and_numbers_are_overridden_by_name() -> None:

@@ -528,7 +528,15 @@ class DeferMachine(SchedulerMachine):
 
 
 class BatchMachine(SchedulerMachine):
-    policy = "fixed-batch"
+    policy = "vs"
+
+
+class SclsMachine(SchedulerMachine):
+    policy = "scls"
+
+
+class MagnusMachine(SchedulerMachine):
+    policy = "magnus"
 
 
 class ApartMachine(SchedulerMachine):
@@ -544,10 +552,13 @@ TestConservative = ConservativeMachine.TestCase
 TestAlise = AliseMachine.TestCase
 TestDefer = DeferMachine.TestCase
 TestBatch = BatchMachine.TestCase
+TestScls = SclsMachine.TestCase
+TestMagnus = MagnusMachine.TestCase
 TestApart = ApartMachine.TestCase
 TestAliseApart = AliseApartMachine.TestCase
 TestScheduler.settings = TestConservative.settings = TestAlise.settings = settings(
     max_examples=100, stateful_step_count=50, deadline=None
 )
 TestDefer.settings = TestBatch.settings = TestScheduler.settings
+TestScls.settings = TestMagnus.settings = TestScheduler.settings
 TestApart.settings = TestAliseApart.settings = TestScheduler.settings

@@ -151,7 +151,7 @@ def test_slices_are_extended_before_they_run_out():
     assert report(s, 4, 4.0, progress=(Progress("a", 49, 59),)) == []
 
 
-@pytest.mark.parametrize("policy", ["fcfs", "conservative", "past-future", "fixed-batch"])
+@pytest.mark.parametrize("policy", ["fcfs", "conservative", "past-future", "vs"])
 def test_a_whole_grant_is_never_extended(policy: str):
     s = state(policy)
     told(s, worker(), 0.0)

@@ -244,7 +244,7 @@ def test_the_ring_keeps_the_last_and_a_storm_of_refusals_hides_nobody() -> None:
 
 
 def test_a_long_story_loses_its_middle() -> None:
-    tale = Tale(request("a"), G)
+    tale = Tale(request("a"), G, [])
     for n in range(MOST_CHAPTERS + 10):
         tale.add(Chapter(float(n), Kind.STOPPED, (n,)))
     told = list(tale.told())

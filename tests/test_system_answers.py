@@ -134,7 +134,7 @@ async def test_static_batches_change_no_answer(cases: list[Case]):
     static = ("preset.batch_mode=static", "preset.slice=turns", "preset.slice_tokens=8")
     settings = (*static, f"worker.metrics_port={port}")
     chosen = [word for setting in settings for word in ("--set", setting)]
-    with serving("--policy", "fixed-batch", *chosen) as live:
+    with serving("--policy", "vs", *chosen) as live:
         await check(live, cases[:40], 16)
         for wasted in ("padding", "invalid"):
             assert counted(f"http://127.0.0.1:{port}", f"worker_{wasted}_tokens") > 0

@@ -39,7 +39,7 @@ def only_line(done: subprocess.CompletedProcess[str]) -> str:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--policy", "fcsf"], "unknown policy 'fcsf', did you mean fcfs?; known: fcfs, cons"),
+        (["--policy", "fcsf"], "unknown policy 'fcsf', did you mean fcfs?; known: fcfs, "),
         (["--model", "/no/such"], "no folder /no/such"),
         (["--set", "scheduler.polcy=fcfs"], "unknown config key scheduler.polcy, did you mean po"),
         (["--set", "sheduler.policy=fcfs"], "unknown config section 'sheduler', did you mean sc"),
@@ -57,7 +57,7 @@ def only_line(done: subprocess.CompletedProcess[str]) -> str:
             "join who runs: set preset.arrangement=batch too, or batch_mode=continuous",
         ),
         (
-            ["--policy", "fixed-batch", "--set", "preset.order=alise"],
+            ["--policy", "vs", "--set", "preset.order=alise"],
             "preset.order=alise pauses who runs, and with preset.arrangement=batch a batch is left "
             "alone until it has ended: set preset.arrangement=continuous, or one of the orders "
             "that pause nobody: arrival",

@@ -65,6 +65,6 @@ def test_a_story_from_the_server_and_the_same_from_its_log(tmp_path: Path, mode:
     assert lost.stderr.startswith("foretoken why: no request 'nosuchid' is remembered: 0 are live")
     replayed = why(own, "--log", str(log))
     assert replayed.returncode == 0, replayed.stderr
-    assert replayed.stdout.startswith("preset past-future, ")
+    assert replayed.stdout.startswith("preset foretoken, ")
     assert sentences(replayed.stdout)[:-1] == said[:-1]
     assert sentences(replayed.stdout)[-1].startswith("by its worker's reports, SLA custom missed (")

@@ -18,7 +18,7 @@ Int64 = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
 
 # Fields that do not change the answer; real clients send them.
 IGNORED = frozenset(
-    ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
+    ("metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
      "prompt_cache_retention", "parallel_tool_calls", "prediction")
 )  # fmt: skip
 
@@ -78,6 +78,7 @@ class Body(BaseModel):
     stream: bool = False
     stream_options: StreamOptions | None = None
     cache_salt: str = ""  # as vLLM calls it: whose cached prefixes the prompt may share
+    user: str = ""  # whose it is
 
     @property
     def include_usage(self) -> bool:
@@ -117,6 +118,7 @@ class CompletionBody(Body):
             request.model = self.model
             request.sampling.CopyFrom(sampling)
             request.cache_salt = self.cache_salt
+            request.user = self.user
         return requests
 
 
@@ -138,7 +140,11 @@ class ChatBody(Body):
         sampling = self.sampling((self.top_logprobs or 0) if self.logprobs else None, limit)
         return [
             gateway_pb2.GenerateRequest(
-                model=self.model, chat=chat, sampling=sampling, cache_salt=self.cache_salt
+                model=self.model,
+                chat=chat,
+                sampling=sampling,
+                cache_salt=self.cache_salt,
+                user=self.user,
             )
         ]
 

@@ -25,8 +25,8 @@ from services.policies.form.forms import FORMS
 from services.policies.memory import Memory
 from services.policies.order.orders import ORDERS
 from services.policies.order.ranking import Ranking
-from services.policies.place import PLACES, cached_tokens
-from services.policies.preset import Preset
+from services.policies.place.cached import cached_tokens
+from services.policies.preset import PLACED, Preset
 from services.policies.slice import SLICES
 from services.policies.snapshot import NOWHERE, Contest, Snapshot, Worker
 
@@ -88,10 +88,14 @@ def narrow(snapshot: Snapshot, ranking: Ranking, preset: Preset, number: int) ->
         line,
         jobs,
         snapshot.workers,
-        cached_tokens(snapshot, rows, jobs) if PLACES[preset.place].cached else _NO_CACHED,
+        cached_tokens(snapshot, rows, jobs) if _looks_at_cached(preset) else _NO_CACHED,
         memory.numbers,
         dict(zip(arrangement.notes, notes, strict=True)),
     )
+
+
+def _looks_at_cached(preset: Preset) -> bool:
+    return PLACED[preset.arrangement][preset.place].cached
 
 
 _NO_CACHED: Ints = np.zeros((0, 0), np.int64)

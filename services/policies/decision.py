@@ -20,8 +20,11 @@ class Reason(IntEnum):
     PLACES = 2  # a: how many would run, b: how many may
     BEHIND = 3  # stands behind one that does not fit; a: its place in the line
     NO_WORKER = 4  # no worker with its model, its KV or its length has a place for it
-    IN_BATCH = 5  # the worker's batch takes nobody until it has ended
+    IN_BATCH = 5  # any worker takes its batch; a: batches before it, b: how many are in it
     BUDGET = 6  # a: tokens to compute next with it, b: how many a step has
+    BOUND = 7  # its batch waits for one worker; a: batches before it there, b: the worker's number
+    POOLED = 8  # the pool is cut into batches at its time; a: seconds until then
+    UNCUT = 9  # the pool is cut when a worker has nothing to do; a: its place in the pool
 
 
 SENTENCES = {
@@ -30,8 +33,11 @@ SENTENCES = {
     Reason.PLACES: "{a:.0f} requests run, {b:.0f} is the most this worker takes",
     Reason.BEHIND: "stands at place {a:.0f}, behind one that does not fit",
     Reason.NO_WORKER: "no worker that could run it has a place",
-    Reason.IN_BATCH: "its turn comes when the present batch has ended",
+    Reason.IN_BATCH: "in a batch of {b:.0f}, {a:.0f} batches come before it",
     Reason.BUDGET: "with it {a:.0f} tokens are to be computed next, a step has {b:.0f}",
+    Reason.BOUND: "in a batch for worker {b:.0f}, {a:.0f} batches come before it there",
+    Reason.POOLED: "waits for the pool to be cut into batches, in {a:.1f} s",
+    Reason.UNCUT: "stands at place {a:.0f} of the pool, until a worker has ended its batch",
 }
 
 

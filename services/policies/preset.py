@@ -8,16 +8,18 @@ from importlib.resources import files
 from typing import Any
 
 from services.core import Residency
+from services.policies.arrange.binding import BATCH_PLACES, BatchPlace
+from services.policies.estimate import ESTIMATES
 from services.policies.form.batches import CUTS
 from services.policies.form.forms import FORMS
 from services.policies.interval import INTERVALS
 from services.policies.order.orders import ORDERS
 from services.policies.parameters import Param, resolve
-from services.policies.place import PLACES
+from services.policies.place.places import PLACES, Place
 from services.policies.slice import SLICES
 from services.policies.victim import VICTIMS
 
-DEFAULT = "past-future"
+DEFAULT = "foretoken"
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,10 @@ FORMED: dict[str, dict[str, dict[str, Param]]] = {
     "continuous": {name: form.params for name, form in FORMS.items()},
     "batch": {name: cut.params for name, cut in CUTS.items()},
 }
-ESTIMATORS = ("linear", "knn")
+PLACED: dict[str, Mapping[str, Place | BatchPlace]] = {
+    "continuous": PLACES,
+    "batch": BATCH_PLACES,
+}
 # Continuous: whoever has ended leaves, and others may join. Static: a batch begins together, padded
 # to its longest, and nobody leaves before all have ended or made their slice.
 BATCH_MODES = ("continuous", "static")
@@ -84,11 +89,11 @@ class Preset:
     def stages(self) -> dict[str, Iterable[str]]:
         """What each choice may be, given the arrangement."""
         return {
-            "estimator": ESTIMATORS,
+            "estimator": ESTIMATES,
             "batch_mode": BATCH_MODES,
             "order": ORDERS,
             "form": FORMED[self.arrangement],
-            "place": PLACES,
+            "place": PLACED[self.arrangement],
             "slice": SLICES,
             "interval": INTERVALS,
             "victim": VICTIMS,
@@ -100,7 +105,7 @@ class Preset:
         return {
             "order": ORDERS[self.order].params,
             "form": FORMED[self.arrangement][self.form],
-            "place": PLACES[self.place].params,
+            "place": PLACED[self.arrangement][self.place].params,
             "slice": SLICES[self.slice].params,
             "interval": INTERVALS[self.interval].params,
         }
@@ -187,7 +192,7 @@ def _numbers() -> dict[str, str]:
     stages = {
         "order": {name: order.params for name, order in ORDERS.items()},
         "form": {name: params for forms in FORMED.values() for name, params in forms.items()},
-        "place": {name: place.params for name, place in PLACES.items()},
+        "place": {name: place.params for each in PLACED.values() for name, place in each.items()},
         "slice": {name: each.params for name, each in SLICES.items()},
         "interval": {name: each.params for name, each in INTERVALS.items()},
     }

@@ -104,11 +104,15 @@ class Worker:
         return self.kv_tokens + self.shared_blocks * self.block_tokens
 
     @property
+    def full_seqs(self) -> int:
+        """As many as run there when its memory is full."""
+        return max(1, min(self.places, self.kv_tokens // USUAL_TOKENS))
+
+    @property
     def full_speed(self) -> float:
         """Tokens a second with as many running as its memory takes: what a slow worker, or a
         small one, counts for beside others."""
-        seqs = max(1, min(self.places, self.kv_tokens // USUAL_TOKENS))
-        return self.cost.decode_tokens_per_s(seqs, USUAL_TOKENS)
+        return self.cost.decode_tokens_per_s(self.full_seqs, USUAL_TOKENS)
 
     def whole_blocks(self, tokens: Ints) -> Ints:
         """So many tokens take this much, for blocks are given whole."""

@@ -25,6 +25,7 @@ from services.runtime.codec import (
     encode_swap,
     encode_timing,
 )
+from services.runtime.prefix import MOST_NEWS, decode_hashes, encode_hashes
 
 _RESIDENCY_TO_PROTO: dict[Residency, scheduler_pb2.Residency.ValueType] = {
     Residency.KEEP: scheduler_pb2.RESIDENCY_KEEP,
@@ -98,6 +99,7 @@ def encode_plan(plan: Plan) -> scheduler_pb2.Plan:
         batches=[
             scheduler_pb2.StaticBatch(number=b.number, members=b.members) for b in plan.batches
         ],
+        prefix_blocks=plan.prefix_blocks,
     )
 
 
@@ -117,6 +119,7 @@ def decode_plan(message: scheduler_pb2.Plan) -> Plan:
         residency=message.residency,
         costs=_decode_costs(message.costs),
         batches=tuple(StaticBatch(b.number, tuple(b.members)) for b in message.batches),
+        prefix_blocks=message.prefix_blocks,
     )
 
 
@@ -163,6 +166,8 @@ def encode_report(report: Report) -> scheduler_pb2.Report:
         swaps=[encode_swap(s) for s in report.swaps],
         free_blocks=report.free_blocks,
         shared_blocks=report.shared_blocks,
+        prefixes_added=encode_hashes(report.prefixes_added),
+        prefixes_gone=encode_hashes(report.prefixes_gone),
     )
 
 
@@ -180,6 +185,8 @@ def decode_report(message: scheduler_pb2.Report) -> Report:
         swaps=decode_swaps(message.swaps),
         free_blocks=message.free_blocks,
         shared_blocks=message.shared_blocks,
+        prefixes_added=decode_hashes(message.prefixes_added, MOST_NEWS),
+        prefixes_gone=decode_hashes(message.prefixes_gone, MOST_NEWS),
     )
 
 

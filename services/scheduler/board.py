@@ -4,6 +4,7 @@ Rows are reused; a serial, never twice given, tells one tenant of a row from the
 in place by doubling. What happens to many requests at once is written at once.
 """
 
+from collections.abc import Mapping
 from dataclasses import fields
 from enum import IntEnum
 from math import inf
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from services.core import Request
 from services.forecast import UNCAPPED, Forecast, ForecastTable, Ints
 from services.policies.snapshot import CHAIN, FLOATS, NOWHERE, Jobs, Snapshot, Worker
+from services.scheduler.tenants import Tenants
 
 FIRST_ROWS = 256
 UNFORESEEN = Forecast((float(UNCAPPED),), (1.0,), UNCAPPED, "unforeseen", 0, "unforeseen")
@@ -30,7 +32,8 @@ class Phase(IntEnum):
 class Board:
     """Owned by the state, changed by nobody else. Policies see it through `snapshot`."""
 
-    def __init__(self) -> None:
+    def __init__(self, tenant_weights: Mapping[str, float] | None = None) -> None:
+        self.tenants = Tenants(tenant_weights or {})
         self.forecasts = ForecastTable(FIRST_ROWS)
         self.phase: NDArray[np.int8] = np.zeros(FIRST_ROWS, np.int8)
         self.jobs = _blank(FIRST_ROWS)
@@ -61,9 +64,10 @@ class Board:
         jobs.cap[row] = jobs.total[row] = request.max_tokens
         for column in (jobs.held, jobs.blocks, jobs.limit, jobs.admitted, jobs.preemptions):
             column[row] = 0
-        jobs.evictions[row] = jobs.tenant[row] = 0
-        jobs.weight[row] = 1.0
+        jobs.evictions[row] = 0
+        jobs.tenant[row], jobs.weight[row] = self.tenants.enter(request.tenant)
         self.chains[row] = 0
+        self.chains[row, : len(request.prefix_hashes)] = request.prefix_hashes
         jobs.forecast[row] = self._unforeseen
         jobs.arrival_s[row], jobs.deadline_s[row] = request.arrival_s, request.deadline_s
         jobs.ttft_s[row], jobs.tpot_s[row] = request.sla.ttft_s, request.sla.tpot_s
@@ -73,6 +77,7 @@ class Board:
 
     def remove(self, row: int) -> None:
         self._release(int(self.jobs.forecast[row]))
+        self.tenants.leave(int(self.jobs.tenant[row]))
         self.jobs.forecast[row] = self._unforeseen
         self.phase[row] = Phase.FREE
         self._free.append(row)

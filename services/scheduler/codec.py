@@ -4,10 +4,14 @@ from math import inf
 
 from protos import batcher_pb2, common_pb2, predictor_pb2, scheduler_pb2
 from services.core import RejectReason, Request
+from services.policies.snapshot import CHAIN
 from services.runtime.arrange_codec import decode_floats
 from services.runtime.codec import decode_sla, encode_reason
+from services.runtime.prefix import decode_hashes
 from services.scheduler import events as ev
 from services.scheduler.story import Story
+
+MOST_TENANT_CHARS = 256
 
 _REJECT_TO_PROTO: dict[RejectReason, scheduler_pb2.RejectReason.ValueType] = {
     RejectReason.QUEUE_FULL: scheduler_pb2.REJECT_REASON_QUEUE_FULL,
@@ -34,6 +38,8 @@ def decode_request(message: scheduler_pb2.NewRequest, now: float) -> Request:
         deadline_s=deadline,
         sla=decode_sla(message.sla),
         worker_id=message.worker_id,
+        prefix_hashes=decode_hashes(message.prefix_hashes, CHAIN),
+        tenant=message.tenant[:MOST_TENANT_CHARS],
     )
 
 
@@ -158,10 +164,12 @@ def encode_fleet(fleet: ev.Fleet) -> scheduler_pb2.FleetView:
                 max_context_tokens=status.view.max_context_tokens,
                 running=status.running,
                 held_tokens=status.held_tokens,
+                block_tokens=status.view.block_tokens,
             )
             for status in fleet.workers
         ],
         queued=fleet.queued,
         policy=fleet.policy,
         drain_s=fleet.drain_s,
+        prefix_blocks=fleet.prefix_blocks,
     )

@@ -1,10 +1,10 @@
 """Settings of the scheduler, with their defaults and reasons."""
 
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from services.policies.preset import Preset, choose
+from services.policies.preset import DEFAULT, Preset, choose
 from services.policies.rows import presets_of
 from services.runtime.main import ServedSettings
 
@@ -19,12 +19,16 @@ class SchedulerConfig(ServedSettings):
     batcher_address: str = ""  # of a batcher of its own; empty: rounds are arranged here
     estimator_address: str = "127.0.0.1:50055"
 
-    policy: str = "past-future"
+    policy: str = DEFAULT  # a row of services/policies/presets.toml, or of presets_file
     preset: dict[str, Any] = Field(default_factory=dict)  # choices of the preset replaced
     presets_file: str = ""  # TOML of more presets, as services/policies/presets.toml has them
     # Waiting requests; beyond it 429 with a time to retry, but for a model short of its share.
     max_queue: int = Field(4_096, gt=0)
     adopt_s: float = Field(10.0, gt=0)  # for who is said to be at a worker that may come back
+    # What each tenant (cache_salt, else `user`) counts for beside others; 1 for who is not named.
+    tenant_weights: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = Field(
+        default_factory=dict
+    )
     round_share: float = Field(0.5, gt=0, le=1)  # of this process's time; events gather meanwhile
     fleet_interval_s: float = Field(0.25, gt=0)  # how often gateways hear of queue and drain time
     outbox_limit: int = Field(65_536, gt=0)  # messages a slow gateway may be behind, then cut off

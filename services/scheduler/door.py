@@ -1,6 +1,7 @@
 """Who is let in, and who is told in time that it can't be served: all O(1) a request."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from math import inf
 
 import numpy as np
@@ -18,11 +19,12 @@ LONGEST_S = 600.0
 class Limits:
     """Bounds of what the scheduler keeps; for how long it waits for who may come back, and for a
     forecast: who has none by then is taken to make all that it may, and runs where there is room
-    for that."""
+    for that. `tenant_weights`: whoever is not named there has 1."""
 
     max_queue: int = 4_096
     adopt_s: float = 10.0
     patience_s: float = 0.001
+    tenant_weights: Mapping[str, float] = field(default_factory=dict)
 
 
 def refusal(

@@ -287,6 +287,7 @@ class Fleet:
     queued: int = 0
     drain_s: float = 0.0
     policy: str = field(default="")
+    prefix_blocks: int = 0  # of a prompt whose hashes help to place it
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from services.core import (
     WorkerView,
 )
 from services.forecast import Ints
+from services.runtime.prefix import MOST_TOLD
 
 
 @dataclass(slots=True, eq=False)
@@ -46,6 +47,7 @@ class Draft:
     pause: list[Pause] = field(default_factory=list)
     cancel: list[str] = field(default_factory=list)
     batches: list[StaticBatch] = field(default_factory=list)
+    ask_prefixes: bool = False  # the worker does not know yet that it is to tell of them
 
     def forget(self, request_id: str) -> None:
         """Cancel it instead of anything else: workers carry out cancels first."""
@@ -56,7 +58,31 @@ class Draft:
         self.cancel.append(request_id)
 
     def __bool__(self) -> bool:
-        return bool(self.admit or self.extend or self.pause or self.cancel)
+        return bool(self.admit or self.extend or self.pause or self.cancel or self.ask_prefixes)
+
+
+class Prefixes:
+    """Hashes of the blocks that a worker can share, by its reports."""
+
+    def __init__(self) -> None:
+        self._here: set[int] = set()
+        self._sorted: Ints | None = np.zeros(0, np.int64)
+
+    def hear(self, report: Report) -> None:
+        """O(news). Beyond MOST_TOLD, which no worker of ours tells, the rest is not listened to."""
+        if report.prefixes_added or report.prefixes_gone:
+            self._here.difference_update(report.prefixes_gone)
+            room = max(0, MOST_TOLD - len(self._here))
+            self._here.update(report.prefixes_added[:room])
+            self._sorted = None
+
+    @property
+    def sorted(self) -> Ints:
+        """Ascending; made anew once after a change, O(n log n): a millisecond for the most."""
+        if self._sorted is None:
+            self._sorted = np.fromiter(self._here, np.int64, len(self._here))
+            self._sorted.sort()
+        return self._sorted
 
 
 def _without(request_id: str, batch: StaticBatch) -> StaticBatch:
@@ -96,6 +122,7 @@ class WorkerJobs:
     pausing: dict[str, int] = field(default_factory=dict)
     orphans: dict[str, HeldRequest] = field(default_factory=dict)
     served: list[Served] = field(default_factory=list)
+    prefixes: Prefixes = field(default_factory=Prefixes)
     victims: Ints = field(
         default_factory=lambda: np.zeros(0, np.int64)
     )  # board rows, by the last round

@@ -6,7 +6,7 @@ and when they move is the affair of the state and of its rounds.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from math import inf
 
 import numpy as np
@@ -32,8 +32,8 @@ UNMEASURED = CostModel(base_s=0.01, prefill_token_s=1e-4, decode_seq_s=1e-4, con
 class Ledger:
     """Live jobs, the board and the workers. Owned by the state, changed by nobody else."""
 
-    def __init__(self) -> None:
-        self.board = Board()
+    def __init__(self, tenant_weights: Mapping[str, float] | None = None) -> None:
+        self.board = Board(tenant_weights)
         self.jobs: dict[str, Job] = {}
         self.workers: dict[str, WorkerJobs] = {}
         self.running = 0
@@ -88,6 +88,7 @@ class Ledger:
                 worker.view.reach_tokens,
                 worker.cost,
                 worker.shared_blocks,
+                worker.prefixes.sorted,
             )
             for worker in self.workers.values()
         )
@@ -108,6 +109,12 @@ class Ledger:
         """It waits, since it arrived or since it last ran."""
         since_s = float(self.board.jobs.since_s[job.row])
         self.board.queue(job.row, job.request.arrival_s if since_s == inf else since_s)
+
+    def is_leaving(self, job: Job, worker: WorkerJobs) -> bool:
+        """It is to go there from a home that has not said yet that it stopped: it might end there
+        meanwhile, and nobody would know. The report that says so calls for another round."""
+        home = self.workers.get(self.home(job))
+        return home is not None and home is not worker and job.request_id in home.pausing
 
     def admit(self, job: Job, worker: WorkerJobs, limit: int, now: float) -> bool:
         """Queued → running; whether its tokens must be sent there first."""

@@ -19,8 +19,9 @@ from services.policies.decide import arrange, complete, narrow, rank
 from services.policies.decision import Decision, Share, Why, Whys
 from services.policies.memory import Memory
 from services.policies.order.ranking import Ranking
+from services.policies.place.places import PLACES
 from services.policies.preset import RESIDENCIES, Preset
-from services.policies.snapshot import Contest, Snapshot
+from services.policies.snapshot import CHAIN, Contest, Snapshot
 from services.scheduler import batches
 from services.scheduler import events as ev
 from services.scheduler.board import Phase
@@ -44,6 +45,11 @@ class Rounds:
         self._ledger = ledger
         self._ranking: Ranking | None = None
         self._batches = 0  # static ones so far
+
+    @property
+    def prefix_blocks(self) -> int:
+        """Of a text, how many of whose first blocks' hashes help to place it; 0: none do."""
+        return CHAIN if PLACES[self.preset.place].cached else 0
 
     def pose(self, snapshot: Snapshot) -> Contest:
         """Everybody in order, and of these who run or could."""
@@ -106,6 +112,8 @@ class Rounds:
         places = max(0, worker.places - len(worker.running))
         limits = share.limits[enters].tolist()
         for at, job in self._current(share.run[enters][:places], stale):
+            if ledger.is_leaving(job, worker):
+                continue
             yield self._admit(job, worker, limits[at], now)
             if share.lockstep:
                 together.append(job)
@@ -155,6 +163,7 @@ class Rounds:
             cancel=tuple(draft.cancel),
             victims=self._victims(worker),
             batches=tuple(batch for batch in draft.batches if batch.members),
+            prefix_blocks=self.prefix_blocks,
         )
         if not self.preset.keeps_kv:
             return plan

@@ -314,7 +314,9 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
 
 
 def limits_of(config: SchedulerConfig) -> Limits:
-    return Limits(config.max_queue, config.adopt_s, config.forecast_patience_s)
+    return Limits(
+        config.max_queue, config.adopt_s, config.forecast_patience_s, config.tenant_weights
+    )
 
 
 def _noticeable(value: float, told: float) -> bool:

@@ -44,7 +44,7 @@ class SchedulerState:
     def __init__(self, preset: Preset, limits: Limits = DEFAULT_LIMITS, apart: bool = False):
         self.preset = preset
         self.limits = limits
-        self.ledger = Ledger()
+        self.ledger = Ledger(limits.tenant_weights)
         self.rounds = Rounds(preset, self.ledger)
         self._drains_s: dict[int, float] = {}  # each model's queue, by the last round's reckoning
         self._apart = apart
@@ -105,7 +105,8 @@ class SchedulerState:
         workers = tuple(
             ev.WorkerStatus(w.view, len(w.running), w.used_tokens) for w in self.workers.values()
         )
-        return ev.Fleet(workers, self.ledger.waiting, self.drain_s, self.preset.name)
+        prefix_blocks = self.rounds.prefix_blocks
+        return ev.Fleet(workers, self.ledger.waiting, self.drain_s, self.preset.name, prefix_blocks)
 
     def shared_representatives(self) -> list[Request]:
         """One live request for each population forecast in use."""
@@ -246,7 +247,9 @@ class SchedulerState:
     def _worker_attached(self, event: ev.WorkerAttached, now: float) -> None:
         worker_id = event.view.worker_id
         self._actions += adoption.attach(self.ledger, event, now)
-        if self.workers[worker_id].orphans:
+        worker = self.workers[worker_id]
+        worker.draft.ask_prefixes = self.rounds.prefix_blocks > 0
+        if worker.orphans:
             heappush(self._timers, (now + self.limits.adopt_s, -1, "", worker_id))
         self._dirty = True
 
@@ -268,6 +271,7 @@ class SchedulerState:
         worker.report_seq = report.seq
         worker.free_blocks, worker.shared_blocks = report.free_blocks, report.shared_blocks
         worker.hear_of_orphans(report)
+        worker.prefixes.hear(report)
         here = worker.number
         home, jobs = self.ledger.board.jobs.home, self.jobs
         self.ledger.progress(

@@ -5,7 +5,7 @@ with a count and until when. A story is bounded: of a very long one the middle i
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf
 from typing import Any, NamedTuple
 
@@ -52,8 +52,7 @@ Numbers = tuple[float, float] | None
 Values = tuple[Any, ...]  # what a kind's sentence below takes
 
 
-@dataclass(slots=True)
-class Chapter:
+class Chapter(NamedTuple):
     """What happened at `at_s`; `times` over, the last at `until_s`, where it went on."""
 
     at_s: float
@@ -65,6 +64,12 @@ class Chapter:
     @property
     def text(self) -> str:
         return SENTENCES[self.kind](*self.values)
+
+
+Noted = tuple[float, str, Values] | tuple[float, str, Values, int, float]
+"""A chapter as it is kept, in a plain tuple: a named one costs ten times that."""
+Waits = tuple[float, int, tuple[int, float, float]]
+"""Since when one waits, how many rounds there had been, the reason, and its numbers at first."""
 
 
 class Line(NamedTuple):
@@ -89,12 +94,13 @@ class Tale:
 
     request: Request
     link: str
+    chapters: list[Noted]
     row: int = -1
     runs: bool = False
     watched: bool = False  # where its KV is
     worker: str = ""  # where it was placed last
     forecast: tuple[str, int] = ("", -1)  # source and version of the one told last
-    chapters: list[Chapter] = field(default_factory=list)
+    waits: Waits | None = None  # what goes on, and is no chapter yet
     skipped: int = 0
 
     @property
@@ -103,20 +109,20 @@ class Tale:
 
     @property
     def last_s(self) -> float:
-        return self.chapters[-1].at_s
+        return self.chapters[-1][0]
 
-    def add(self, chapter: Chapter) -> None:
+    def add(self, noted: Noted) -> None:
         chapters = self.chapters
-        chapters.append(chapter)
+        chapters.append(noted)
         if len(chapters) > MOST_CHAPTERS:
             del chapters[FIRST_KEPT]
             self.skipped += 1
 
     def told(self) -> Iterator[Chapter]:
-        for number, chapter in enumerate(self.chapters):
+        for number, noted in enumerate(self.chapters):
             if self.skipped and number == FIRST_KEPT:
-                yield Chapter(chapter.at_s, Kind.SKIPPED, (self.skipped,))
-            yield chapter
+                yield Chapter(noted[0], Kind.SKIPPED, (self.skipped,))
+            yield Chapter(*noted)
 
     def story(self, live: bool, chapters: Iterator[Chapter]) -> Story:
         arrival_s = self.request.arrival_s

@@ -22,7 +22,7 @@ from services.policies.snapshot import Bools
 from services.scheduler import events as ev
 from services.scheduler.board import Phase
 from services.scheduler.state import SchedulerState
-from services.scheduler.story import MOST_NAMES, Chapter, Kind, Story, Tale, Values
+from services.scheduler.story import MOST_NAMES, Chapter, Kind, Noted, Story, Tale, Values
 
 NOTHING, EXTENDED = -2, -1  # what repeats itself; else a Reason
 IDLE = np.iinfo(np.int64).max  # the limit of one that does not run: none is beyond it
@@ -32,19 +32,17 @@ ADMITTED, QUEUED = int(Reason.ADMITTED), int(Phase.QUEUED)  # numpy compares the
 DECIDE = ("round", "arranged")  # events
 
 Admitted = dict[int, tuple[float, float]]  # by row, the numbers of its admission
+_NOBODY: Admitted = {}
 
 
 class Columns:
     """What was last told of the job in a board row, where all rows are compared at once."""
 
     def __init__(self, rows: int = 0):
-        self.repeats: Ints = np.full(rows, NOTHING, np.int64)  # what has gone on since `since_s`
-        self.since_s: Floats = np.zeros(rows)
-        self.rounds: Ints = np.zeros(rows, np.int64)  # there had been before it
-        self.times: Ints = np.zeros(rows, np.int64)  # of a slice extended, and the last
-        self.until_s: Floats = np.zeros(rows)
-        self.a: Floats = np.zeros(rows)  # the numbers behind it, the first time
-        self.b: Floats = np.zeros(rows)
+        self.repeats: Ints = np.full(rows, NOTHING, np.int64)  # what goes on
+        self.since_s: Floats = np.zeros(rows)  # of a slice extended: since when,
+        self.times: Ints = np.zeros(rows, np.int64)  # how often,
+        self.until_s: Floats = np.zeros(rows)  # and when for the last time
         self.limit: Ints = np.full(rows, IDLE, np.int64)
         self.kv: Ints = np.full(rows, UNWATCHED, np.int64)  # where it is, of those that waited
 
@@ -94,11 +92,12 @@ class Teller:
         self, event: ev.Event, now: float, actions: Sequence[ev.Action], state: SchedulerState
     ) -> None:
         """What this step meant, once it was taken."""
-        self._columns.reach(len(state.ledger.board.phase))
         if handler := self._events.get(event.kind):
             handler(event, now, actions, state)
-        self._deciding = state.rounds.decision is not self._decision
-        admitted = self._decided(event, now, state) if self._deciding else {}
+        admitted = _NOBODY
+        if state.rounds.decision is not self._decision:
+            self._deciding = True
+            admitted = self._decided(event, now, state)
         for action in actions:
             if told := self._actions.get(action.kind):
                 told(action, now, event, state, admitted)
@@ -135,7 +134,7 @@ class Teller:
     def _so_far(self, tale: Tale, state: SchedulerState) -> Iterator[Chapter]:
         """What repeats itself, and where one that waits stands by the last round."""
         if self._columns.repeats[tale.row] != NOTHING:
-            yield self._pending(tale)
+            yield Chapter(*self._pending(tale))
         ranking = state.rounds.ranking
         if ranking is None or state.ledger.board.phase[tale.row] != QUEUED:
             return
@@ -148,32 +147,33 @@ class Teller:
     # Writing
 
     def _add(self, tale: Tale, now: float, kind: str, values: Values = ()) -> None:
-        if self._columns.repeats[tale.row] != NOTHING:
+        if tale.waits or (tale.runs and self._columns.repeats.item(tale.row) != NOTHING):
             self._flush(tale)
-        tale.add(Chapter(now, kind, values))
+        tale.add((now, kind, values))
 
     def _flush(self, tale: Tale) -> None:
         tale.add(self._pending(tale))
+        tale.waits = None
         self._columns.repeats[tale.row] = NOTHING
 
-    def _pending(self, tale: Tale) -> Chapter:
+    def _pending(self, tale: Tale) -> Noted:
         """What repeats itself and is no chapter yet. While a round is told, that has ended with
         the round before."""
+        if waits := tale.waits:
+            since_s, before, values = waits
+            rounds = self._rounds - self._deciding - before
+            until_s = self._before_s if self._deciding else self._decided_s
+            return since_s, Kind.WAITS, values, rounds if rounds > 1 else 1, until_s
         c, row = self._columns, tale.row
-        repeats, since_s = int(c.repeats[row]), float(c.since_s[row])
-        if repeats == EXTENDED:
-            times, until_s = int(c.times[row]), float(c.until_s[row])
-            return Chapter(since_s, Kind.EXTENDED, (int(c.limit[row]),), times, until_s)
-        rounds = self._rounds - self._deciding - int(c.rounds[row])
-        until_s = self._before_s if self._deciding else self._decided_s
-        values = (repeats, float(c.a[row]), float(c.b[row]))
-        return Chapter(since_s, Kind.WAITS, values, max(1, rounds), until_s)
+        times, until_s = c.times.item(row), c.until_s.item(row)
+        return c.since_s.item(row), Kind.EXTENDED, (c.limit.item(row),), times, until_s
 
     def _end(self, tale: Tale, now: float, kind: str, values: Values = ()) -> None:
         self._add(tale, now, kind, values)
         self._idle(tale)
-        self._watch(tale, UNWATCHED)
-        del self._live[tale.request_id], self._rows[tale.row]
+        if tale.watched:
+            self._watch(tale, UNWATCHED)
+        del self._live[tale.request.request_id], self._rows[tale.row]
         self._keep(tale, self._ended, self.ended_most)
 
     def _idle(self, tale: Tale) -> None:
@@ -191,8 +191,10 @@ class Teller:
 
     def _keep(self, tale: Tale, among: "OrderedDict[str, Tale]", most: int) -> None:
         self.ended_count += 1
-        among[tale.request_id] = tale
-        among.move_to_end(tale.request_id)
+        name = tale.request.request_id
+        if name in among:
+            del among[name]
+        among[name] = tale
         while len(among) > most:
             among.popitem(last=False)
 
@@ -211,16 +213,16 @@ class Teller:
             return
         if known:
             self._end(known, now, Kind.LEFT)
-        tale = Tale(asked, event.link)
         others = state.ledger.waiting - (job is not None)
-        tale.add(Chapter(now, Kind.ARRIVED, (asked, now, others)))
+        tale = Tale(asked, event.link, [(now, Kind.ARRIVED, (asked, now, others))])
         if job:
             tale.row = job.row
+            self._columns.reach(len(state.ledger.board.phase))
             self._live[asked.request_id] = self._rows[job.row] = tale
             self._columns.repeats[job.row] = NOTHING
             return
         [message] = {a.reject.message for a in actions if isinstance(a, ev.Refuse)}
-        tale.add(Chapter(now, Kind.REFUSED, (message,)))
+        tale.add((now, Kind.REFUSED, (message,)))
         self._keep(tale, self._refused, self.ended_most // REFUSED_SHARE)
 
     def _forecasted(
@@ -236,16 +238,17 @@ class Teller:
                     tale,
                     now,
                     Kind.FORECAST,
-                    (forecast, float(total[tale.row]), tale.request.max_tokens),
+                    (forecast, total.item(tale.row), tale.request.max_tokens),
                 )
 
     def _reported(
         self, event: ev.Reported, now: float, actions: Sequence[ev.Action], state: SchedulerState
     ) -> None:
         output = state.ledger.board.jobs.output
-        for row, tale in [*self._unstarted.items()]:
-            if output[row] > tale.request.delivered_tokens:
-                self._starts(tale, int(output[row]), now)
+        if self._unstarted:
+            for row, tale in [*self._unstarted.items()]:
+                if (made := output.item(row)) > tale.request.delivered_tokens:
+                    self._starts(tale, made, now)
         for told in event.report.evicted:
             evicted = self._live.get(told.request_id)
             if evicted and evicted.runs:
@@ -313,14 +316,26 @@ class Teller:
         why = decision.why
         if len(why.rows) and event.kind == "arranged":
             why = why.at(self._current(decision, state))
-        waits = np.flatnonzero(why.reasons != ADMITTED)
-        if len(waits):
-            self._wait(why, waits, now)
-        if len(waits) == len(why.rows):
-            return {}
-        enters = np.flatnonzero(why.reasons == ADMITTED)
-        numbers = (why.rows[enters].tolist(), why.a[enters].tolist(), why.b[enters].tolist())
-        return {row: (a, b) for row, a, b in zip(*numbers, strict=True)}
+        return self._reasons(why, now) if len(why.rows) else {}
+
+    def _reasons(self, why: Whys, now: float) -> Admitted:
+        """Who waits for the same reason as before waits on, as does who is not looked at for a
+        while. O(rows) in one pass of numpy, and a tuple or two for each of those with another."""
+        repeats, tales = self._columns.repeats, self._rows
+        other = (repeats.take(why.rows) != why.reasons).nonzero()[0]
+        columns = (column.take(other).tolist() for column in (why.rows, why.reasons, why.a, why.b))
+        admitted: Admitted = {}
+        before = self._rounds - 1
+        for row, reason, a, b in zip(*columns, strict=True):
+            if reason == ADMITTED:
+                admitted[row] = a, b
+                continue
+            if tale := tales.get(row):
+                if repeats.item(row) != NOTHING:
+                    self._flush(tale)
+                tale.waits = now, before, (reason, a, b)
+                repeats[row] = reason
+        return admitted
 
     def _current(self, decision: Decision, state: SchedulerState) -> Bools:
         """Of the reasons of a batcher of its own: whether they are of who waits there now."""
@@ -330,19 +345,6 @@ class Teller:
         return np.array(
             [row in serials and serials[row] == now_there[row] for row in rows.tolist()], bool
         )
-
-    def _wait(self, why: Whys, at: Ints, now: float) -> None:
-        """For the same reason as before, or for another from now on. O(rows), and a chapter for
-        each of those that end. Who is not looked at for a while waits on as it did."""
-        c, rows, reasons = self._columns, why.rows[at], why.reasons[at]
-        before = c.repeats[rows]
-        other = before != reasons
-        if other.any():
-            for row in rows[other & (before != NOTHING)].tolist():
-                self._flush(self._rows[row])
-            fresh, at = rows[other], at[other]
-            c.repeats[fresh], c.a[fresh], c.b[fresh] = reasons[other], why.a[at], why.b[at]
-            c.since_s[fresh], c.rounds[fresh] = now, self._rounds - 1
 
     # Actions
 
@@ -363,7 +365,8 @@ class Teller:
             self._add(tale, now, Kind.PLACED, (here, limit, numbers))
             self._unstarted[tale.row] = tale
         tale.worker = here
-        self._watch(tale, UNWATCHED)
+        if tale.watched:
+            self._watch(tale, UNWATCHED)
 
     def _resumed(
         self, action: ev.Resume, now: float, event: ev.Event, state: SchedulerState,
@@ -391,7 +394,7 @@ class Teller:
 
     def _runs(self, tale: Tale, state: SchedulerState) -> int:
         """It runs from now on, and to which limit."""
-        limit = int(state.ledger.board.jobs.limit[tale.row])
+        limit: int = state.ledger.board.jobs.limit.item(tale.row)
         tale.runs = True
         self._columns.limit[tale.row] = limit
         return limit

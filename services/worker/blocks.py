@@ -11,6 +11,8 @@ cache's memory.
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 
+from services.worker.cached import CachedPrefixes
+
 
 class BlockPool:
     """Hands out block numbers 0 … blocks-1. All operations are O(blocks moved)."""
@@ -25,6 +27,7 @@ class BlockPool:
         self.shared_blocks = 0  # how often a block is held beyond its first holder, in all
         self._by_key: dict[bytes, int] = {}
         self._keys: dict[int, bytes] = {}
+        self.cached = CachedPrefixes()
 
     @property
     def free_blocks(self) -> int:
@@ -111,9 +114,12 @@ class BlockPool:
         if key not in self._by_key and block not in self._keys:
             self._by_key[key] = block
             self._keys[block] = key
+            self.cached.add(key, index)
 
     def forget_published(self) -> None:
         """Let nobody find anything any more; those who hold it keep it."""
+        for key in self._by_key:
+            self.cached.remove(key)
         self._by_key.clear()
         self._keys.clear()
         self._free.extend(self._cached)
@@ -126,7 +132,9 @@ class BlockPool:
 
     def _reuse(self) -> int:
         block, _ = self._cached.popitem(last=False)
-        del self._by_key[self._keys.pop(block)]
+        key = self._keys.pop(block)
+        del self._by_key[key]
+        self.cached.remove(key)
         return block
 
     def _let_go(self, block: int) -> None:
@@ -146,6 +154,7 @@ class BlockPool:
         assert all(len(set(table)) == len(table) for table in self._tables.values())
         assert {b: k for k, b in self._by_key.items()} == self._keys, "keys disagree"
         assert set(self._cached) <= set(self._keys), "cached, but not to be found"
+        self.cached.check_integrity(self._by_key)
         assert not set(self._free) & set(self._keys), "free, yet to be found"
         shared = {block for block, count in held.items() if count > 1}
         assert shared <= set(self._keys), "shared, but never published"

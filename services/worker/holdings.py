@@ -5,9 +5,9 @@ copying itself follows in the order of `take_moves`, before the step is computed
 """
 
 from services.core import Direction, Residency
+from services.runtime.prefix import extend_keys
 from services.worker.blocks import BlockPool
 from services.worker.moves import Move, Moves
-from services.worker.prefix import extend_keys
 from services.worker.prompt import Prompt
 from services.worker.sequence import Phase, Sequence
 from services.worker.tally import Tally

@@ -84,6 +84,7 @@ class Reporter:
         about = dict(holdings.running) if everybody else {}
         about |= self._told
         about |= {r: sequences[r] for r in self._changed(blocks) if r in sequences}
+        added, gone = pool.cached.take_news()
         report = Report(
             seq=self._seq,
             applied_plan_seq=self.applied_plan_seq,
@@ -94,6 +95,8 @@ class Reporter:
             swaps=tuple(self._swaps),
             free_blocks=pool.free_blocks,
             shared_blocks=pool.shared_blocks,
+            prefixes_added=added,
+            prefixes_gone=gone,
         )
         self._blocks = blocks
         self._clear(everybody)

@@ -114,6 +114,7 @@ class WorkerState:
         self._let_go(self._lockstep.dissolve())
         for prompt in self.matching.take_prompts():
             self._holdings.park(prompt)
+        self.pool.cached.ask(0)
         blocks = self._holdings.blocks()
         self._reporter.begin(self.sequences, blocks)
         return tuple(s.held(blocks.get(s.request_id, 0)) for s in self.sequences.values())
@@ -177,6 +178,8 @@ class WorkerState:
             self._evictor.prefetch(request_id)
         for batch in plan.batches:
             self._lockstep.gather(batch, self.matching.admissions)
+        if plan.prefix_blocks:
+            self.pool.cached.ask(plan.prefix_blocks)
         self._evictor.planned(plan)
         self._reporter.planned(plan.seq)
 

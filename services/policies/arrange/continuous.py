@@ -1,6 +1,8 @@
 """Order → place → form: each worker's line, its running in it with the rest, is filled while
 memory lasts."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from services.forecast import ForecastTable, Ints
@@ -10,7 +12,7 @@ from services.policies.form.demand import Line
 from services.policies.form.fill import Filled, fill, fill_places
 from services.policies.form.forms import FORMS
 from services.policies.interval import INTERVALS
-from services.policies.place import PLACES
+from services.policies.place.places import PLACES
 from services.policies.preset import RESIDENCIES, Preset
 from services.policies.slice import SLICES
 from services.policies.snapshot import NOWHERE, Contest, Worker
@@ -54,11 +56,14 @@ def _filled(
     rng: np.random.Generator,
 ) -> Filled:
     jobs, runs = contest.jobs.take(at), contest.runs[at]
+    here = jobs.home == worker.number  # what one who moves holds elsewhere counts for nothing
+    jobs = replace(jobs, held=np.where(here, jobs.held, 0), blocks=np.where(here, jobs.blocks, 0))
     limits = SLICES[preset.slice].limits(contest, worker, at, preset.params)
     line = Line(jobs, runs, limits, worker, forecasts, contest.numbers)
     demand = FORMS[preset.form].demand(line, preset.params, rng)
     first = int(np.argmin(runs))
     alone = bool(jobs.prompt[first] + jobs.cap[first] <= worker.kv_tokens)
     if RESIDENCIES[preset.residency].held_fast:
-        return fill_places(runs, runs | contest.resting()[at], demand, worker.places, alone)
+        holds = runs | (contest.resting()[at] & here)
+        return fill_places(runs, holds, demand, worker.places, alone)
     return fill(runs, demand, worker.places, alone)

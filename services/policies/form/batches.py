@@ -1,34 +1,50 @@
 """Cutting the pool of those who wait into batches that a worker could take whole."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from services.forecast import Ints
+from services.policies.form import dp, fixed, wma
+from services.policies.form.pool import Batches, Room, Sizes
 from services.policies.parameters import Param, Params
-from services.policies.snapshot import Contest, Worker
+from services.policies.snapshot import Worker
+
+MOST = 4_096
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    cut: Callable[[Contest, Ints, Worker, Params], Iterator[Ints]]
+    """`cut` says of positions in the contest, in order of urgency, which batch each is in: those
+    already `known` are numbered from 0, new ones from there on.
+
+    `foresees`: memory is planned for what is expected to be made, not for the most there may be.
+    `inserts`: batches stay open until a worker takes them; whoever comes is put into one at once,
+    and one that was too large for its worker's memory is halved and closed. `in_order`: who is in
+    the first batches does not depend on who comes after them.
+    """
+
+    cut: Callable[[Sizes, Ints, Batches, Room, Params], Ints]
     params: dict[str, Param] = field(default_factory=dict)
+    foresees: bool = False
+    inserts: bool = False
+    in_order: bool = False
+
+    def room(self, worker: Worker, params: Params) -> Room:
+        """What one batch may take of it."""
+        return Room.of(worker, params.get("zeta", 1.0), int(params["batch_size"]))
 
 
-def fixed(contest: Contest, rows: Ints, worker: Worker, params: Params) -> Iterator[Ints]:
-    """So many each, in order (SLS and VS, papers/003 and 004): the number must be one whose worst
-    case fits, so where it does not, a batch ends earlier. `worker` is the one they
-    are for. O(rows)."""
-    jobs = contest.jobs
-    size = max(1, min(int(params["batch_size"]), worker.places))
-    worst = worker.whole_blocks(jobs.prompt[rows] + jobs.cap[rows])
-    start = 0
-    while start < len(rows):
-        totals = np.cumsum(worst[start : start + size])
-        count = max(1, int(np.searchsorted(totals, worker.kv_tokens, side="right")))
-        yield rows[start : start + count]
-        start += count
-
-
-CUTS: dict[str, Cut] = {"fixed": Cut(fixed, {"batch_size": Param(7, 1, 4_096)})}
+CUTS: dict[str, Cut] = {
+    "fixed": Cut(fixed.fixed, {"batch_size": Param(7, 1, MOST)}, in_order=True),
+    "dp": Cut(dp.dp, {"batch_size": Param(MOST, 1, MOST), "zeta": Param(0.9, 0.01, 1.0)}),
+    "wma": Cut(
+        wma.insert,
+        {
+            "batch_size": Param(MOST, 1, MOST),
+            "zeta": Param(0.7, 0.01, 1.0),
+            "wma_max": Param(50_000, 0, 2**53),
+        },
+        foresees=True,
+        inserts=True,
+    ),
+}

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from services.forecast import Floats, Ints
+from services.forecast import After, Floats, Ints
 from services.policies.form.demand import Demand, Line, Need, needed
 from services.policies.memory import Memory
 from services.policies.parameters import Param, Params
 from services.policies.snapshot import Bools, Snapshot
 
-TIMES = 24  # when the curve is looked at, beside now
+TIMES = 16  # when the curve is looked at, beside now
 POOLED = 512  # possible ends that these are chosen from
 FEWEST, FINEST = 2, 64  # of each job
 GOLDEN = 0.6180339887  # multiples of it are spread evenly, however many
@@ -26,44 +26,42 @@ STEP = 0.1  # standard deviations by which an eviction moves z
 
 @dataclass(frozen=True, slots=True)
 class Curve(Demand):
-    """`mean` and `variance`, (times, jobs), are of what each holds at each time, the first being
-    now; max over the times of Σ mean + z · √(Σ variance) must fit. O(times · jobs)."""
+    """`moments`, (2, times, jobs), are the mean and the variance of what each holds at each time,
+    the first being now; max over the times of Σ mean + z · √(Σ variance) must fit.
+    O(times · jobs)."""
 
-    mean: Floats
-    variance: Floats
+    moments: Floats
     z: float
 
     def longest(self, order: Ints, base: int, most: int) -> tuple[int, Need]:
         stay, next_ones = order[:base], order[base : base + most + 1]
-        needs = self._highest(
-            _running_sums(self.mean, stay, next_ones), _running_sums(self.variance, stay, next_ones)
-        )
+        needs = self._highest(_running_sums(self.moments, stay, next_ones))
         fit = int(np.searchsorted(needs, self.limit, side="right")) - 1
         return min(most, max(0, fit)), lambda count: float(needs[count])
 
     def able(self, kept: Ints, later: Ints) -> Bools:
         """Exact."""
-        mean = _sum(self.mean, kept) + self.mean.take(later, axis=1)
-        variance = _sum(self.variance, kept) + self.variance.take(later, axis=1)
-        fits: Bools = self._highest(mean, variance) <= self.limit
+        moments = _sum(self.moments, kept) + self.moments.take(later, axis=2)
+        fits: Bools = self._highest(moments) <= self.limit
         return fits
 
-    def _highest(self, mean: Floats, variance: Floats) -> Floats:
+    def _highest(self, moments: Floats) -> Floats:
+        mean, variance = moments
         highest: Floats = np.max(mean + self.z * np.sqrt(variance), axis=0)
         return highest
 
 
-def _sum(table: Floats, rows: Ints) -> Floats:
-    total: Floats = table.take(rows, axis=1).sum(axis=1, keepdims=True)
+def _sum(moments: Floats, rows: Ints) -> Floats:
+    total: Floats = moments.take(rows, axis=2).sum(axis=2, keepdims=True)
     return total
 
 
-def _running_sums(table: Floats, stay: Ints, next_ones: Ints) -> Floats:
+def _running_sums(moments: Floats, stay: Ints, next_ones: Ints) -> Floats:
     """The sums of those who stay, alone and with the first of the next ones, the first two …"""
-    sums = np.empty((len(table), 1 + len(next_ones)))
-    sums[:, :1] = _sum(table, stay)
-    table.take(next_ones, axis=1, out=sums[:, 1:], mode="clip")
-    return np.cumsum(sums, axis=1, out=sums)
+    sums = np.empty((*moments.shape[:2], 1 + len(next_ones)))
+    sums[:, :, :1] = _sum(moments, stay)
+    sums[:, :, 1:] = moments.take(next_ones, axis=2)
+    return np.cumsum(sums, axis=2, out=sums)
 
 
 def curve(line: Line, params: Params, rng: np.random.Generator) -> Demand:
@@ -77,31 +75,34 @@ def curve(line: Line, params: Params, rng: np.random.Generator) -> Demand:
     """
     jobs, worker = line.jobs, line.worker
     held = needed(line)
-    times = _times(line)
-    share = np.ones((1 + len(times), len(jobs)))
-    share[1:] = line.forecasts.survival(jobs.forecast, jobs.output, jobs.cap, times - 1)
-    holds = np.empty_like(share)
+    after = line.forecasts.after(jobs.forecast, jobs.output, jobs.cap)
+    times = _times(jobs.output, after)
+    holds = np.empty((1 + len(times), len(jobs)))
     holds[0] = held
     np.maximum(worker.whole_blocks(jobs.context + times[:, None]), held, out=holds[1:])
-    mean = holds * share
-    variance = mean * (holds - mean)  # m² p (1 − p)
+    moments = np.empty((2, *holds.shape))
+    mean, variance = moments
+    mean[0] = held
+    np.multiply(holds[1:], after.survival(times - 1), out=mean[1:])
+    np.subtract(holds, mean, out=variance)
+    variance *= mean  # m² p (1 − p)
     limit = (1 - params["reserved"]) * worker.room_tokens
     z = line.numbers.get(Z, params["z"]) if params["eviction_share"] else params["z"]
-    return Curve(held, limit, mean, variance, z)
+    return Curve(held, limit, moments, z)
 
 
-def _times(line: Line) -> Ints:
+def _times(output: Ints, after: After) -> Ints:
     """When to look, in tokens from now, ascending from 1: the curve falls only where answers may
     end, so just at such ends, evenly among those that were asked for and at the last one. Each job
     is asked for its own quantiles, so that many jobs say more together than one by one."""
-    jobs = line.jobs
-    count = len(jobs)
+    count = len(output)
     if not count:
         return np.ones(1, np.int64)
     each = min(FINEST, max(FEWEST, POOLED // count))
-    shares = (np.arange(1, each + 1)[:, None] - (GOLDEN * np.arange(count)) % 1) / each
-    shares[-1] = 1.0
-    ends = line.forecasts.quantiles(shares, jobs.forecast, jobs.output, jobs.cap) - jobs.output
+    shares = (np.arange(1, each)[:, None] - (GOLDEN * np.arange(count)) % 1) / each
+    ends = np.empty((each, count))
+    ends[:-1], ends[-1] = after.quantiles(shares), after.longest()
+    ends -= output
     found = np.unique(np.maximum(np.ceil(ends), 1.0).astype(np.int64))
     if len(found) <= TIMES:
         return found

@@ -5,7 +5,17 @@ from dataclasses import dataclass
 
 from services.forecast import Floats
 from services.policies.memory import Memory
-from services.policies.order import alise, arrival, deadlines, hrrn, mlfq, promise, rank, shortest
+from services.policies.order import (
+    alise,
+    arrival,
+    deadlines,
+    fifo,
+    hrrn,
+    mlfq,
+    promise,
+    rank,
+    shortest,
+)
 from services.policies.order.ranking import Ranking
 from services.policies.parameters import Param, Params
 from services.policies.snapshot import Snapshot
@@ -25,6 +35,7 @@ class Order:
 
 ORDERS = {
     "arrival": Order(arrival.arrival, arrival.PARAMS, preempts=False),
+    "fifo": Order(fifo.fifo, fifo.PARAMS, preempts=False),
     "alise": Order(alise.alise, alise.PARAMS, preempts=True),
     "srtf": Order(shortest.srtf, shortest.PARAMS, preempts=True),
     "gittins": Order(shortest.gittins, shortest.PARAMS, preempts=True),

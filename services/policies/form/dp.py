@@ -1,0 +1,42 @@
+"""SCLS' serving-time-oriented batching (papers/003 §4.4, Algorithm 1)."""
+
+import numpy as np
+
+from services.forecast import Ints
+from services.policies.estimate import linear
+from services.policies.form.pool import Batches, Room, Sizes
+from services.policies.parameters import Params
+
+
+def dp(sizes: Sizes, at: Ints, known: Batches, room: Room, params: Params) -> Ints:
+    """The batches of least total serving time (Eq. 10): sorted by length, T[i] = min over j ≤ i, as
+    far as it fits, of T[j − 1] + T_serve(i − j + 1, L_i, S); of equals the smaller last batch. `S`
+    is the most that anybody here may make in its slice.
+
+    Times are by Eq. 1–4 whatever the preset's estimator, for they are asked of every window; they
+    are affine in the size, so that a row's windows are one product. O(n · N_max), vectorised over
+    the windows.
+    """
+    count = len(at)
+    order = np.lexsort((at, sizes.length[at]))
+    length = sizes.length[at[order]].astype(float)
+    steps = np.full(count, float(sizes.makes[at].max(initial=1)))
+    two_s = linear(room.cost, np.full(count, 2.0), length, steps)
+    one_s = linear(room.cost, np.ones(count), length, steps)
+    more_s, base_s = (two_s - one_s).tolist(), (2 * one_s - two_s).tolist()
+    most = room.most(sizes.length[at[order]], int(steps.max(initial=1))).tolist()
+    counts = np.arange(1.0, max(most, default=1) + 1)
+    total_s = np.zeros(count + 1)  # of the first so many
+    size = [0] * count
+    for i in range(count):
+        width = min(most[i], i + 1)
+        ends_s = total_s[i + 1 - width : i + 1][::-1] + more_s[i] * counts[:width]
+        best = int(ends_s.argmin())
+        total_s[i + 1], size[i] = ends_s[best] + base_s[i], best + 1
+    labels = np.zeros(count, np.int64)
+    end, label = count, 0
+    while end > 0:
+        start = end - size[end - 1]
+        labels[order[start:end]] = label
+        end, label = start, label + 1
+    return np.maximum(0, label - 1 - labels)  # the shorter first

@@ -1,0 +1,95 @@
+"""Magnus' WMA-directed adaptive batching (papers/004 §III-C, Algorithm 1)."""
+
+import numpy as np
+
+from services.forecast import Floats, Ints
+from services.policies.form.pool import Batches, Room, Sizes
+from services.policies.parameters import Params
+
+
+def own(length: Ints, makes: Ints) -> Floats:
+    """What of a batch's wasted memory access is a member's own, and is less the longer it is:
+    G·L + G·(G − 1)/2."""
+    made = makes.astype(float)
+    saved: Floats = made * length + made * (made - 1) / 2
+    return saved
+
+
+def wma(length: Floats | Ints, makes: Floats | Ints, least_own: Floats) -> Floats:
+    """Of batches, how often KV is read in vain for the worst off of their members (Eq. 2–4):
+
+        max_p  G(p)·(L(B) − L(p)) + Σ_{g=G(p)}^{G(B)} (g + L(B))
+
+    Summed up, what is of p in it is −G(p)·L(p) − G(p)·(G(p) − 1)/2, so that the worst off is who
+    has the least `own`; the rest is (L(B) + G(B)/2)·(G(B) + 1). O(batches).
+    """
+    wasted: Floats = (length + makes / 2) * (makes + 1.0) - least_own
+    return wasted
+
+
+def insert(sizes: Sizes, at: Ints, known: Batches, room: Room, params: Params) -> Ints:
+    """Each, in order, joins the batch whose WMA stays least, if that is below `wma_max` and the
+    batch still fits; else it begins another. The answer is the place of its batch among the
+    `known`, and beyond them among the new. O(rows · batches), vectorised over the batches."""
+    open_ = _Open(len(known) + len(at), room)
+    owns = own(sizes.length, sizes.makes)
+    sized = known.size.tolist(), known.length.tolist(), known.makes.tolist()
+    for size, length, makes, mine in zip(*sized, known.least(owns).tolist(), strict=True):
+        open_.begin(size, length, makes, mine)
+    labels = np.zeros(len(at), np.int64)
+    columns = sizes.length[at].tolist(), sizes.makes[at].tolist(), owns[at].tolist()
+    for nth, (length, makes, mine) in enumerate(zip(*columns, strict=True)):
+        into = open_.best(length, makes, mine, params["wma_max"])
+        if into is None:
+            into = open_.begin(1, length, makes, mine)
+        else:
+            open_.join(into, length, makes, mine)
+        labels[nth] = into
+    return labels
+
+
+class _Open:
+    """Batches that may still be added to, as columns with room for `most`."""
+
+    def __init__(self, most: int, room: Room):
+        self._room = room
+        self._count = 0
+        self._size = [0] * most
+        self._length, self._makes, self._own = (np.zeros(most) for _ in range(3))
+        self._full = np.zeros(most)  # infinite for one that takes nobody, however short
+
+    def begin(self, size: int, length: int, makes: int, mine: float) -> int:
+        into = self._count
+        self._count += 1
+        self._own[into] = mine
+        self._size[into] = size - 1
+        self.join(into, length, makes, mine)
+        return into
+
+    def join(self, into: int, length: int, makes: int, mine: float) -> None:
+        self._size[into] += 1
+        self._length[into] = max(self._length[into], length)
+        self._makes[into] = max(self._makes[into], makes)
+        self._own[into] = min(self._own[into], mine)
+        if not self._fits(into, 0, 0):
+            self._full[into] = np.inf
+
+    def best(self, length: int, makes: int, mine: float, most: float) -> int | None:
+        """The one whose WMA with this stays least, if below `most`; the first of equals."""
+        known = slice(self._count)
+        longer = np.maximum(self._length[known], length)
+        more = np.maximum(self._makes[known], makes)
+        wasted = wma(longer, more, np.minimum(self._own[known], mine)) + self._full[known]
+        while len(wasted):
+            into = int(wasted.argmin())
+            if not wasted[into] < most:
+                return None
+            if self._fits(into, length, makes):
+                return into
+            wasted[into] = np.inf
+        return None
+
+    def _fits(self, into: int, length: int, makes: int) -> bool:
+        longest = max(int(self._length[into]), length)
+        most = max(int(self._makes[into]), makes)
+        return self._room.takes(self._size[into] + 1, longest, most)

@@ -1,0 +1,279 @@
+"""Cutting the pool into batches: by number, by serving time, by wasted memory access."""
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.core import CostModel
+from services.forecast import Ints
+from services.policies.form.batches import CUTS
+from services.policies.form.pool import Batches, Room, Sizes
+from services.policies.form.wma import own, wma
+from services.policies.parameters import resolve
+
+Row = tuple[int, int]  # the tokens that are prefilled of it, and those that it may make
+NOBODY: Ints = np.zeros(0, np.int64)
+COST = CostModel(base_s=0.01, prefill_token_s=1e-4, decode_seq_s=1e-3, context_token_s=1e-5)
+rows_of = st.lists(st.tuples(st.integers(1, 60), st.integers(1, 60)), max_size=30)
+
+
+def sizes(rows: Sequence[Row]) -> Sizes:
+    length, makes = np.array(rows, np.int64).reshape(-1, 2).T
+    return Sizes(length, makes, makes)
+
+
+def cut(
+    form: str,
+    rows: Sequence[Row],
+    tokens: int = 1_000,
+    places: int = 99,
+    block_tokens: int = 1,
+    cost: CostModel = COST,
+    known: Sequence[Sequence[int]] = (),
+    **params: float,
+) -> list[list[int]]:
+    """The batches that there are then, by their places; `known` have those rows already."""
+    made, waits = sizes(rows), [n for n in range(len(rows)) if not any(n in b for b in known)]
+    at = np.array([row for batch in known for row in batch], np.int64)
+    ids = np.array([nth for nth, batch in enumerate(known) for _ in batch], np.int64)
+    room = Room(tokens, places, block_tokens, cost)
+    given_params = resolve(form, CUTS[form].params, params)
+    labels = CUTS[form].cut(
+        made, np.array(waits, np.int64), Batches.of(at, ids, made), room, given_params
+    )
+    batches = [list(batch) for batch in known]
+    batches += [[] for _ in range(int(labels.max(initial=-1)) + 1 - len(known))]
+    for row, label in zip(waits, labels.tolist(), strict=True):
+        batches[label].append(row)
+    return batches
+
+
+def padded(rows: Sequence[Row], batch: Sequence[int], block: int = 1) -> int:
+    """KV tokens of a batch, all of it padded to the longest, in whole blocks."""
+    each = max(rows[n][0] for n in batch) + max(rows[n][1] for n in batch)
+    return len(batch) * -(-each // block) * block
+
+
+# Of a fixed number
+
+
+def test_fixed_batches_by_hand() -> None:
+    six = [(10, 10)] * 6
+    assert cut("fixed", six, places=4) == [[0, 1, 2, 3], [4, 5]]
+    assert cut("fixed", six, 50, places=4) == [[0, 1], [2, 3], [4, 5]]
+    # 20 tokens are two blocks of 16: 64 hold two of 32
+    assert cut("fixed", six, 64, places=4, block_tokens=16) == [[0, 1], [2, 3], [4, 5]]
+    assert cut("fixed", [(10, 10), (90, 9), (10, 10)], 100) == [[0], [1], [2]]
+    # padded to 10 + 90 each, though they would need 20 + 91 one by one
+    assert cut("fixed", [(10, 10), (1, 90)], 199) == [[0], [1]]
+    assert cut("fixed", [(10, 10), (1, 90)], 200) == [[0, 1]]
+    assert cut("fixed", []) == []
+
+
+@given(rows_of, st.integers(80, 300), st.integers(1, 6), st.sampled_from([1, 16]))
+def test_fixed_batches_are_whole_in_order_and_fit(
+    rows: list[Row], tokens: int, places: int, block: int
+) -> None:
+    batches = cut("fixed", rows, tokens, places, block)
+    assert [row for batch in batches for row in batch] == list(range(len(rows)))
+    for batch, after in pairwise([*batches, []]):
+        assert len(batch) <= places
+        assert len(batch) == 1 or padded(rows, batch, block) <= tokens
+        if after and len(batch) < places:
+            assert padded(rows, [*batch, after[0]], block) > tokens
+
+
+# By serving time
+
+
+def test_the_papers_example_is_cut_in_two() -> None:
+    """Fig. 11: 15 of 10 tokens and one of 1,024, slices of 128. Together all are padded to 1,024;
+    apart it takes less. With these costs (seconds, N·L tokens read a step):
+
+    together 16·1024·1.1e-4 + 0.01 + 128·(0.01 + 0.016) + 1e-5·16·(128·1024 + 128·129/2)  = 27.4
+    apart    15·10·1.1e-4   + 0.01 + 128·(0.01 + 0.015) + 1e-5·15·(128·10 + 128·129/2)    = 4.7
+           + 1024·1.1e-4    + 0.01 + 128·(0.01 + 0.001) + 1e-5·(128·1024 + 128·129/2)     = 2.9
+    """
+    rows = [(10, 128)] * 15 + [(1_024, 128)]
+    batches = cut("dp", rows, 100_000)
+    assert sorted(map(sorted, batches)) == [list(range(15)), [15]]
+    assert COST.serve_s(16, 1_024, 128) == pytest.approx(
+        16 * 1_024 * 1.1e-4 + 0.01 + 128 * 0.026 + 1e-5 * 16 * (128 * 1_024 + 8_256)
+    )
+    together = COST.serve_s(16, 1_024, 128)
+    apart = COST.serve_s(15, 10, 128) + COST.serve_s(1, 1_024, 128)
+    assert (round(together, 1), round(apart, 1)) == (27.4, 7.6)
+
+
+def test_three_lengths_by_hand() -> None:
+    """With T(N, L) = 1 + 0.1·N·L for a single step that costs nothing more: {1, 2, 9} is
+    1 + 2.7 = 3.7 together; {1, 2} and {9} 1.4 + 1.9 = 3.3; {1}, {2, 9} 1.1 + 2.8 = 3.9; each alone
+    1.1 + 1.2 + 1.9 = 4.2. Where 20 tokens are all there is, (9 + 1)·3 do not fit."""
+    steps = CostModel(base_s=0.5, prefill_token_s=0.1, decode_seq_s=0.0, context_token_s=0.0)
+    rows = [(9, 1), (1, 1), (2, 1)]
+    assert cut("dp", rows, cost=steps) == [[1, 2], [0]]
+    dear = CostModel(base_s=5.0, prefill_token_s=0.1, decode_seq_s=0.0, context_token_s=0.0)
+    assert cut("dp", rows, cost=dear) == [[0, 1, 2]]  # 10 + 2.7 < 10 + 0.4 + 10 + 0.9
+    assert cut("dp", rows, 20, cost=dear) == [[1, 2], [0]]  # 10.9 + 10.4 < 11.8 + 10.1
+
+
+def contiguous(count: int) -> Iterator[list[range]]:
+    """All ways to cut so many in a row."""
+    if not count:
+        yield []
+    for last in range(1, count + 1):
+        for before in contiguous(count - last):
+            yield [*before, range(count - last, count)]
+
+
+def partitions(rows: list[int]) -> Iterator[list[list[int]]]:
+    if not rows:
+        yield []
+        return
+    for rest in partitions(rows[1:]):
+        yield [[rows[0]], *rest]
+        for nth in range(len(rest)):
+            yield [*rest[:nth], [rows[0], *rest[nth]], *rest[nth + 1 :]]
+
+
+def serves_s(lengths: Sequence[int], batches: Sequence[Sequence[int]], steps: int) -> float:
+    return sum(COST.serve_s(len(b), max(lengths[n] for n in b), steps) for b in batches if len(b))
+
+
+def fits(lengths: Sequence[int], batch: Sequence[int], steps: int, tokens: int) -> bool:
+    return len(batch) == 1 or len(batch) * (max(lengths[n] for n in batch) + steps) <= tokens
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(st.integers(1, 900), min_size=1, max_size=10), st.integers(1, 128),
+    st.integers(500, 8_000), st.integers(1, 10),
+)  # fmt: skip
+def test_no_way_of_cutting_the_sorted_takes_less(
+    lengths: list[int], steps: int, tokens: int, places: int
+) -> None:
+    """Every one of the 2^(n−1) ways, n ≤ 10."""
+    batches = cut("dp", [(length, steps) for length in lengths], tokens, places)
+    ascending = sorted(lengths)
+    assert sorted(n for batch in batches for n in batch) == list(range(len(lengths)))
+    assert all(len(b) <= places and fits(lengths, b, steps, tokens) for b in batches)
+    least = min(
+        serves_s(ascending, way, steps)
+        for way in contiguous(len(lengths))
+        if all(len(b) <= places and fits(ascending, b, steps, tokens) for b in way)
+    )
+    assert serves_s(lengths, batches, steps) == pytest.approx(least)
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(st.integers(1, 900), min_size=1, max_size=6), st.integers(1, 128),
+    st.integers(500, 8_000),
+)  # fmt: skip
+def test_nor_does_any_other_way_at_all(lengths: list[int], steps: int, tokens: int) -> None:
+    """All set partitions, n ≤ 6: batches of neighbours by length are among the best, as the paper
+    takes for granted, for a batch's time and memory rise with its longest."""
+    batches = cut("dp", [(length, steps) for length in lengths], tokens)
+    least = min(
+        serves_s(lengths, way, steps)
+        for way in partitions(list(range(len(lengths))))
+        if all(fits(lengths, b, steps, tokens) for b in way)
+    )
+    assert serves_s(lengths, batches, steps) == pytest.approx(least)
+
+
+# By wasted memory access
+
+
+def wasted(batch: Sequence[Row]) -> int:
+    """Step by step (papers/004 Fig. 9): until a request has ended, its pad tokens are read in
+    every iteration; from its last token on, the padded request and all that was made so far."""
+    longest, steps = max(length for length, _ in batch), max(made for _, made in batch)
+    worst = 0
+    for length, made in batch:
+        reads = 0
+        for step in range(1, steps + 1):
+            if step <= made:
+                reads += longest - length
+            if step >= made:
+                reads += step + longest
+        worst = max(worst, reads)
+    return worst
+
+
+def test_wasted_memory_access_by_hand() -> None:
+    """Requests of L = 10, G = 3 and L = 4, G = 2; L(B) = 10, G(B) = 3.
+
+    first   gen 3·(10 − 10) = 0;  wait g = 3: 3 + 10 = 13                     → 13
+    second  gen 2·(10 − 4) = 12;  wait g = 2, 3: (2 + 10) + (3 + 10) = 25     → 37
+    """
+    rows = [(10, 3), (4, 2)]
+    made = sizes(rows)
+    alone = wma(made.length, made.makes, own(made.length, made.makes))
+    assert alone.tolist() == [13, 6]  # g = 2: 2 + 4
+    least = own(made.length, made.makes).min(keepdims=True)
+    assert wma(np.array([10]), np.array([3]), least).tolist() == [37]
+    assert wasted(rows) == 37
+
+
+@given(st.lists(st.tuples(st.integers(1, 80), st.integers(1, 80)), min_size=1, max_size=8))
+def test_wasted_memory_access_is_what_is_read_in_vain(batch: list[Row]) -> None:
+    made = sizes(batch)
+    least = own(made.length, made.makes).min(keepdims=True)
+    found = wma(made.length.max(keepdims=True), made.makes.max(keepdims=True), least)
+    assert found.tolist() == [wasted(batch)]
+
+
+def literal_insert(
+    rows: Sequence[Row], known: list[list[int]], tokens: int, most: float, places: int
+) -> list[list[int]]:
+    """Algorithm 1, line by line."""
+    queue = [list(batch) for batch in known]
+    for row in range(len(rows)):
+        if any(row in batch for batch in known):
+            continue
+        least, into = float("inf"), None
+        for batch in queue:
+            joined = [*batch, row]
+            fit = padded(rows, joined) <= tokens and len(joined) <= places
+            reads = wasted([rows[n] for n in joined])
+            if fit and reads < least:
+                least, into = reads, batch
+        if into is not None and least < most:
+            into.append(row)
+        else:
+            queue.append([row])
+    return queue
+
+
+@settings(max_examples=150)
+@given(
+    rows_of, st.integers(100, 2_000), st.sampled_from([0, 300, 2_000, 50_000]), st.integers(1, 9),
+    st.integers(0, 4),
+)  # fmt: skip
+def test_each_joins_the_batch_in_which_least_is_wasted(
+    rows: list[Row], tokens: int, most: int, places: int, there: int
+) -> None:
+    """Beside batches that were there before: of one, however large it is, or two by two."""
+    known = [[n] for n in range(min(there, len(rows)))]
+    found = cut("wma", rows, tokens, places, known=known, wma_max=most)
+    assert found == literal_insert(rows, known, tokens, most, places)
+
+
+def test_an_insertion_transcript() -> None:
+    """Φ = 2,000. Short and long ones in turns; of (L, G):
+
+    (10, 10)  begins A;  (100, 40) with A: pads 10·90 and Σ_{g=10}^{40} (g + 100) = 900 + 3,875:
+    begins B;  (12, 9) with A: of itself Σ_{g=9}^{10} (g + 12) = 43, of (10, 10) 10·2 + 22 = 42:
+    joins A;  (90, 38) with B: of itself 38·10 + Σ_{g=38}^{40} (g + 100) = 380 + 417 = 797: joins B.
+    With Θ = 60 tokens A would take nobody else: 3·(12 + 10) = 66."""
+    rows = [(10, 10), (100, 40), (12, 9), (90, 38), (10, 10)]
+    assert cut("wma", rows[:4], wma_max=2_000) == [[0, 2], [1, 3]]
+    assert wasted([rows[0], rows[1]]) == 900 + 3_875
+    assert (wasted([rows[0], rows[2]]), wasted([rows[1], rows[3]])) == (43, 797)
+    assert cut("wma", rows, wma_max=2_000) == [[0, 2, 4], [1, 3]]
+    assert cut("wma", rows, 60, wma_max=2_000) == [[0, 2], [1], [3], [4]]
