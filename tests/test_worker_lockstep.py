@@ -219,6 +219,35 @@ def test_a_paused_member_leaves_its_batch_and_one_that_ended_is_told_so():
     """)
 
 
+def test_the_end_that_a_pause_tells_is_not_of_the_batch_that_names_it_again():
+    """`b` has ended, untold. A plan that does not know it yet pauses it, and has it begin another
+    batch with `a`: its end is told by that pause, and `a`, taken out of the first batch, waits in
+    the second for one who begins anew. It never does: given up, it is waited for no more."""
+    t = Transcript()
+    t.prompt("a", 1, max_tokens=2)
+    t.prompt("b", 1, max_tokens=1)
+    together(t, a=3, b=3)
+    t.step()
+    t.plan(
+        pause=[Pause("b", Residency.KEEP)],
+        admit=[Grant("a", 2), Grant("b", 1)],
+        batches=[StaticBatch(2, ("a", "b"))],
+    )
+    late = [(token.request_id, token.offset, token.finish) for token in t.state.take_late()]
+    assert late == [("b", 0, "length")]
+    t.step()
+    t.state.expire(HELD_S + 1)
+    t.step()
+    t.reads("""
+        a[0:1] b[0:1] -> a+0
+          report plan 1, free 14: a:1/1, b:0/1
+        nothing runs
+          report plan 2, free 15: a:1/1, finished b:1 length
+        a@1 -> a+1=length
+          report plan 2, free 16: finished b:0 error, finished a:2 length
+    """)
+
+
 def test_padding_goes_as_far_as_memory_does():
     """16 tokens of KV: contexts of 1 and 9 take 4 blocks, so none is free for 8 of padding."""
     t = Transcript(kv_tokens=16)

@@ -109,14 +109,18 @@ class LockstepMachine(RuleBasedStateMachine):
         plan = Plan(self.seq, **directives)
         for request_id in plan.cancel:
             self._gone(request_id)
-        self._part(*(pause.request_id for pause in plan.pause if self._is_here(pause)))
+        paused = {pause.request_id for pause in plan.pause if self._is_here(pause)}
+        to_tell = {r for r in paused - {*plan.cancel} if self.state.running[r].ended}
+        self._part(*paused)
         self.account.cancelled(*plan.cancel)
         self.state.apply(plan, 0.0)
+        late = self.state.take_late()
+        assert {token.request_id for token in late} == to_tell, "told who is paused, nobody else"
+        self._tell(late)  # whom the plan names again begins anew, and has not ended
         for batch in plan.batches:
             here = {*self.state.running, *self.state.matching.admissions}
             ended = {r for r, s in self.state.running.items() if s.ended}
             self.batch_of |= dict.fromkeys(here & {*batch.members} - ended, batch.number)
-        self._tell(self.state.take_late())
 
     def _is_here(self, pause: Pause) -> bool:
         return pause.request_id in self.state.running

@@ -13,7 +13,6 @@ from math import inf
 from services.core import (
     Completion,
     FinishReason,
-    HeldRequest,
     Progress,
     Reject,
     RejectReason,
@@ -23,10 +22,10 @@ from services.core import (
 from services.lengths import LEARNT_FROM
 from services.policies.decision import Decision
 from services.policies.preset import Preset
-from services.scheduler import batches
+from services.scheduler import adoption, batches
 from services.scheduler import events as ev
 from services.scheduler.board import Phase
-from services.scheduler.door import Limits, drains_s, hopeless, refusal, unservable
+from services.scheduler.door import Limits, drains_s, hopeless, refusal
 from services.scheduler.endings import finish, learn
 from services.scheduler.jobs import Job, WorkerJobs
 from services.scheduler.ledger import Ledger
@@ -123,7 +122,7 @@ class SchedulerState:
         if known and known.link != event.link:
             if request.worker_id and request.worker_id == self.ledger.home(known):
                 known.link = event.link  # its gateway is back and has gone on with it
-                self._tell_standing(known)
+                self._actions.append(adoption.standing(self.ledger, known))
                 return
             self._drop(known)  # resubmitted on a new stream before the old one fell
         reject = DRAINING if self._draining else self._refusal(request, now)
@@ -135,9 +134,14 @@ class SchedulerState:
             self._set_timer(request.deadline_s, job)
         self._actions.append(ev.AskForecast((request,)))
         if request.worker_id:
-            self._find_home(job, now)
-        if self.ledger.phase(job) is Phase.FORECASTING:
+            self._actions += adoption.find_home(self.ledger, job, now)
+        phase = self.ledger.phase(job)
+        if phase is Phase.FORECASTING:
             self._unforeseen.append((now + self.limits.patience_s, job))
+        elif phase is Phase.AWAITED:
+            self._set_timer(now + self.limits.adopt_s, job)
+        else:
+            self._dirty = True  # adopted
 
     def _refusal(self, request: Request, now: float) -> Reject | None:
         model = self.ledger.board.models.get(request.model)
@@ -201,7 +205,7 @@ class SchedulerState:
         while self._timers and self._timers[0][0] <= now:
             _, serial, request_id, worker_id = heappop(self._timers)
             if worker_id:
-                self._abandon_orphans(worker_id, now)
+                self._dirty |= adoption.abandon_orphans(self.ledger, worker_id)
             elif (job := self.jobs.get(request_id)) and self._serial(job) == serial:
                 self._job_due(job, now)
         while self._patience_ends_s() <= now:
@@ -217,8 +221,7 @@ class SchedulerState:
             self._finish(job, FinishReason.DEADLINE, output_tokens, now, "the deadline passed")
             self._drop(job)
         elif self.ledger.phase(job) is Phase.AWAITED:
-            self._begin_anew(job)
-            self._refuse_unservable(job)
+            self._actions += adoption.begin_anew(self.ledger, job)
             self._dirty = True
 
     def _patience_ends_s(self) -> float:
@@ -243,93 +246,17 @@ class SchedulerState:
 
     def _worker_attached(self, event: ev.WorkerAttached, now: float) -> None:
         worker_id = event.view.worker_id
-        known = self.workers.get(worker_id)
-        if known:
-            self._actions.append(ev.Displace(known.link, worker_id))
-            self._lose(worker_id, now)
-        worker = self.ledger.attach(event.view, event.link)
-        worker.draft.ask_prefixes = self.rounds.prefix_blocks > 0
-        for held in event.held:
-            self._meet(worker, held, now)
-        if worker.orphans:
+        self._actions += adoption.attach(self.ledger, event, now)
+        self.workers[worker_id].draft.ask_prefixes = self.rounds.prefix_blocks > 0
+        if self.workers[worker_id].orphans:
             heappush(self._timers, (now + self.limits.adopt_s, -1, "", worker_id))
-        for job in list(self.jobs.values()):
-            awaited = self.ledger.phase(job) is Phase.AWAITED
-            if awaited and job.request.worker_id == worker_id:
-                self._begin_anew(job)
-                awaited = False
-            if not awaited and self.ledger.phase(job) is not Phase.RUNNING:
-                self._refuse_unservable(job)
         self._dirty = True
-
-    def _refuse_unservable(self, job: Job) -> None:
-        reject = unservable(self.ledger, job.request)
-        if reject:
-            self._actions.append(ev.Refuse(job.link, job.request_id, reject))
-            self._drop(job)
-
-    def _meet(self, worker: WorkerJobs, held: HeldRequest, now: float) -> None:
-        """A worker has this one from before: adopted if it is nowhere else by now."""
-        job = self.jobs.get(held.request_id)
-        if job is None:
-            worker.orphans[held.request_id] = held
-        elif self.ledger.home(job):
-            worker.draft.forget(held.request_id)
-        else:
-            self._adopt(job, worker, held, now)
-
-    def _find_home(self, job: Job, now: float) -> None:
-        """A request whose gateway says that a worker has it already."""
-        worker = self.workers.get(job.request.worker_id)
-        if worker is None:
-            self.ledger.await_home(job)
-            self._set_timer(now + self.limits.adopt_s, job)
-        elif job.request_id in worker.orphans:
-            self._adopt(job, worker, worker.orphans.pop(job.request_id), now)
-        else:
-            self._tell_preempted(job)  # it is not there any more
-
-    def _begin_anew(self, job: Job) -> None:
-        """Its worker is back without it, or does not come: told first, so that its gateway sends
-        the prompt to wherever it is placed."""
-        self._tell_preempted(job)
-        self.ledger.enqueue(job)
-
-    def _adopt(self, job: Job, worker: WorkerJobs, held: HeldRequest, now: float) -> None:
-        self.ledger.adopt(job, worker, held, now)
-        self._tell_standing(job)
-        self._dirty = True
-
-    def _tell_standing(self, job: Job) -> None:
-        """Where it stands, to a gateway that may have missed it."""
-        if self.ledger.phase(job) is Phase.RUNNING:
-            held = self.ledger.held(job)
-            self._actions.append(ev.Resume(job.link, job.request_id, held))
-        else:
-            self._tell_preempted(job)
-
-    def _abandon_orphans(self, worker_id: str, now: float) -> None:
-        """Nobody has asked for them: the worker may forget them."""
-        worker = self.workers.get(worker_id)
-        if worker and worker.orphans:
-            for request_id in worker.orphans:
-                worker.draft.forget(request_id)
-            worker.orphans.clear()
-            self._dirty = True
 
     def _worker_lost(self, event: ev.WorkerLost, now: float) -> None:
         worker = self.workers.get(event.worker_id)
         if worker and worker.link == event.link:
-            self._lose(event.worker_id, now)
-
-    def _lose(self, worker_id: str, now: float) -> None:
-        for job in self.ledger.detach(worker_id, now):
-            self._tell_preempted(job)
-        self._dirty = True
-
-    def _tell_preempted(self, job: Job) -> None:
-        preempt = ev.Preempt(job.link, job.request_id, self.ledger.output(job))
-        self._actions.append(preempt)
+            self._actions += adoption.lose(self.ledger, event.worker_id, now)
+            self._dirty = True
 
     def _costed(self, event: ev.Costed, now: float) -> None:
         if event.worker_id in self.workers:
@@ -388,6 +315,9 @@ class SchedulerState:
         self._learn(job, completion.reason, completion.output_tokens, now)
         self._finish(job, completion.reason, completion.output_tokens, now)
         self.ledger.end(job)
+
+    def _tell_preempted(self, job: Job) -> None:
+        self._actions.append(adoption.preempt(self.ledger, job))
 
     # A planning round
 
