@@ -363,31 +363,30 @@ class After:
     def survival(self, tokens: Ints) -> Floats:
         """As of the table, (tokens, rows). O(tokens · rows)."""
         table, which = self._table, self._which
-        reached = self._generated + tokens[:, None]
-        column = table._count_upto(which, reached)
+        ahead = tokens[:, None].astype(np.float32)
+        column = _search(table._reached, which, (self._generated + 1).astype(np.float32) + ahead)
         column += which * (MAX_POINTS + 1)
         share = table._mass.reshape(-1).take(column, mode="clip")
         share /= np.where(self._known, self._left, 1.0)
         if not self._known.all():
             share[:, ~self._known] = 1.0
-        share *= reached < self._caps
+        share *= tokens[:, None] < self._caps - self._generated
         return share
 
 
 def _search(table: NDArray[_Float], which: Ints, target: NDArray[_Float]) -> Ints:
     """How many values of its ascending row lie below the target, for each of `which`."""
-    flat, start = table.reshape(-1), which * MAX_POINTS - 1
+    flat, start = table.reshape(-1), which * MAX_POINTS
     at = np.empty(target.shape, np.int64)
     at[...] = start
-    probe, found = np.empty_like(at), np.empty(target.shape, table.dtype)
-    below = np.empty(target.shape, bool)
+    found, below = np.empty(target.shape, table.dtype), np.empty(target.shape, bool)
+    steps = below.view(np.int8)
     for step in _STEPS:
-        np.add(at, step, out=probe)
         # Nothing is out of bounds; without the check numpy reads twice as fast.
-        flat.take(probe, out=found, mode="clip")
+        flat[step - 1 :].take(at, out=found, mode="clip")
         np.less(found, target, out=below)
-        np.multiply(below, step, out=probe)
-        at += probe
+        steps *= np.int8(step)
+        at += steps
     at -= start
     return at
 

@@ -247,9 +247,8 @@ class SchedulerState:
     def _worker_attached(self, event: ev.WorkerAttached, now: float) -> None:
         worker_id = event.view.worker_id
         self._actions += adoption.attach(self.ledger, event, now)
-        worker = self.workers[worker_id]
-        worker.draft.ask_prefixes = self.rounds.prefix_blocks > 0
-        if worker.orphans:
+        self.workers[worker_id].draft.ask_prefixes = self.rounds.prefix_blocks > 0
+        if self.workers[worker_id].orphans:
             heappush(self._timers, (now + self.limits.adopt_s, -1, "", worker_id))
         self._dirty = True
 

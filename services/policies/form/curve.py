@@ -17,7 +17,7 @@ from services.policies.snapshot import Bools, Snapshot
 
 TIMES = 16  # when the curve is looked at, beside now
 POOLED = 512  # possible ends that these are chosen from
-FEWEST, FINEST = 2, 64  # of each job
+FINEST = 64  # of each job
 GOLDEN = 0.6180339887  # multiples of it are spread evenly, however many
 LARGEST_Z = 8.0
 Z, SEEN_EVICTIONS, SEEN_ENDINGS = "curve_z", "curve_evictions", "curve_endings"
@@ -98,15 +98,16 @@ def _times(output: Ints, after: After) -> Ints:
     count = len(output)
     if not count:
         return np.ones(1, np.int64)
-    each = min(FINEST, max(FEWEST, POOLED // count))
-    shares = (np.arange(1, each)[:, None] - (GOLDEN * np.arange(count)) % 1) / each
-    ends = np.empty((each, count))
-    ends[:-1], ends[-1] = after.quantiles(shares), after.longest()
+    each = min(FINEST, max(1, POOLED // count))
+    shares = (np.arange(1, each + 1)[:, None] - (GOLDEN * np.arange(count)) % 1) / each
+    ends = np.empty((each + 1, count))
+    ends[:each], ends[each] = after.quantiles(shares), after.longest()
     ends -= output
-    found = np.unique(np.maximum(np.ceil(ends), 1.0).astype(np.int64))
-    if len(found) <= TIMES:
-        return found
-    return found[np.linspace(0, len(found) - 1, TIMES).round().astype(np.int64)]
+    ends[each] = ends[each].max()
+    found = np.unique(np.maximum(np.ceil(ends), 1.0))
+    if len(found) > TIMES:
+        found = found[np.arange(TIMES) * (len(found) - 1) // (TIMES - 1)]
+    return found.astype(np.int64)
 
 
 def feedback(snapshot: Snapshot, params: Params, memory: Memory) -> Memory:
