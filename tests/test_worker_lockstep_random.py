@@ -170,10 +170,12 @@ class LockstepMachine(RuleBasedStateMachine):
         return bool(sequence and not sequence.ended and not sequence.within_budget)
 
     def _could_run(self) -> bool:
+        """While there is a batch, whoever has nothing to make takes no place of the 5."""
+        first = list(self.state.running.items())[: None if self.batch_of else 5]
         waiting = {self.batch_of.get(r, 0) for r in self.state.matching.admissions} - {0}
         return any(
             s.within_budget and not s.ended and self.batch_of.get(r, 0) not in waiting
-            for r, s in self.state.running.items()
+            for r, s in first
         )
 
     def _check_gate(self, ran) -> None:
