@@ -123,8 +123,8 @@ class Worker:
 class Snapshot:
     """The board at one moment. `queued` and `running` are rows of `jobs`; other rows are free,
     or have no forecast yet. `chains`, (rows, CHAIN), are the hashes of a prompt's first blocks,
-    0 where there is none. `evictions` and `endings` count all so far. Nobody may write to the
-    columns."""
+    0 where there is none; empty where nobody has any. `evictions` and `endings` count all so far.
+    Nobody may write to the columns."""
 
     now: float
     jobs: Jobs

@@ -21,6 +21,7 @@ from services.policies.slice import SLICES
 from services.policies.snapshot import Bools
 from services.scheduler import events as ev
 from services.scheduler.board import Phase
+from services.scheduler.jobs import Job
 from services.scheduler.state import SchedulerState
 from services.scheduler.story import MOST_NAMES, Chapter, Kind, Noted, Story, Tale, Values
 
@@ -289,8 +290,8 @@ class Teller:
     def _returned(self, now: float, state: SchedulerState) -> None:
         """Who ran, waits again, and was not stopped: its slice is made."""
         board = state.ledger.board
-        runs = self._columns.limit[: len(board.phase)] < IDLE
-        for row in np.flatnonzero(runs & (board.phase == QUEUED)).tolist():
+        runs = self._columns.limit < IDLE
+        for row in np.flatnonzero(runs & (board.phase[: len(runs)] == QUEUED)).tolist():
             tale = self._rows[row]
             values = (tale.worker, int(board.jobs.output[row]))
             self._stops(tale, now, Kind.RETURNED, values, ON_DEVICE)
@@ -381,12 +382,11 @@ class Teller:
             self._add(tale, now, Kind.RESUMED, (*values, admitted.get(tale.row)))
             if self._columns.kv[tale.row] != IN_HOST:
                 self._watch(tale, UNWATCHED)
-        elif not tale.runs:
-            self._adopt(tale, now, state)
+        elif not tale.runs and (job := state.jobs.get(action.request_id)):
+            self._adopt(tale, job, now, state)
             self._runs(tale, state)
 
-    def _adopt(self, tale: Tale, now: float, state: SchedulerState) -> None:
-        job = state.jobs[tale.request_id]
+    def _adopt(self, tale: Tale, job: Job, now: float, state: SchedulerState) -> None:
         tale.worker = state.ledger.home(job)
         runs = state.ledger.phase(job) is Phase.RUNNING
         values = (tale.worker, state.ledger.output(job), runs)
@@ -432,8 +432,9 @@ class Teller:
         if tale is None:
             return
         if not tale.runs:
-            if not tale.worker and state.ledger.home(state.jobs[tale.request_id]):
-                self._adopt(tale, now, state)
+            job = state.jobs.get(action.request_id)  # what is told may have ended it
+            if job and not tale.worker and state.ledger.home(job):
+                self._adopt(tale, job, now, state)
         elif isinstance(event, ev.Reported):
             kv = int(self._columns.kv[tale.row])
             held = int(state.ledger.board.jobs.held[tale.row])

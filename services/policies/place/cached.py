@@ -14,6 +14,8 @@ def cached_tokens(snapshot: Snapshot, rows: Ints, jobs: Jobs) -> Ints:
     O(rows · CHAIN · (log (rows · CHAIN) + workers) + hashes · log blocks · workers).
     """
     found = np.zeros((len(rows), len(snapshot.workers)), np.int64)
+    if not len(snapshot.chains):
+        return found
     chains = snapshot.chains[rows]
     if not chains.any():
         return found
