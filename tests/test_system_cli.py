@@ -114,9 +114,9 @@ def test_a_preset_is_printed_whole(tmp_path: Path):
         "watermark": "0.9",
         "slice_tokens": "32",
     }
-    assert "  watermark       0.9           0 to 1" in shown
+    assert "  watermark       0.9             0 to 1" in shown
     assert any(
-        "batch_size      7             default; 1 to 4096" in line
+        "batch_size      7               default; 1 to 4096" in line
         for line in (
             run("presets", "fixed", "--presets", str(_fixed(tmp_path))).stdout.splitlines()
         )
