@@ -1,10 +1,11 @@
-# make serve: from a fresh machine to a running server. make test: all tests, one process a core.
+# make serve: from a fresh machine to a running server. make test: the tests, one process a core, but
+# for those marked slow; make test-slow: these.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup serve test lint types imports proto proto-check check
+.PHONY: setup serve test test-slow lint types imports proto proto-check check
 
 setup: $(STAMP)
 
@@ -17,7 +18,10 @@ serve: setup
 	$(BIN)/foretoken serve $(ARGS)
 
 test: setup
-	$(BIN)/python -m pytest --numprocesses logical --dist worksteal $(ARGS)
+	$(BIN)/python -m pytest --numprocesses logical --dist worksteal -m "not slow" $(ARGS)
+
+test-slow: setup
+	$(BIN)/python -m pytest --numprocesses logical --dist worksteal -m slow $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check .

@@ -41,6 +41,7 @@ def oracle_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", list(presets()))
 async def test_answers_are_the_engines_own(
     policy: str, workers: Workers, oracle_file: Path
