@@ -68,7 +68,8 @@ def check(snapshot: Snapshot, decision: Decision, preset: Preset) -> None:
         assert run & here == here - paused
         assert paused <= here
         assert run - here <= queued
-        assert all(could_run(snapshot, row, worker.number, stays) for row in run - here)
+        bound = stays and not preset.params.get("move_gain")
+        assert all(could_run(snapshot, row, worker.number, bound) for row in run - here)
         returns = {row for row in here if SLICES[preset.slice].returns and jobs.spent[row]}
         renews = stays and FORMS[preset.form].renews  # paused for want of room at a slice's end
         assert renews or not paused - returns or run - here  # nobody is paused for nothing

@@ -39,7 +39,7 @@ from services.scheduler.teller import Teller
 LINKS = ("g#1", "h#1")
 SHARED = "history/demo"
 COMES = {Kind.PLACED, Kind.RESUMED, Kind.MOVED, Kind.ADOPTED}
-GOES = {Kind.PAUSED, Kind.EVICTED, Kind.LOST}
+GOES = {Kind.PAUSED, Kind.RETURNED, Kind.EVICTED, Kind.LOST}
 LIMITS = Limits(max_queue=20, adopt_s=10.0)
 
 

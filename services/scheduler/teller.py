@@ -9,7 +9,7 @@ once, and becomes a chapter when something else happens.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from itertools import chain, islice
 
 import numpy as np
@@ -258,7 +258,7 @@ class Teller:
         if self._watched:
             self._follow_kv(now, state)
         if SLICES[state.preset.slice].returns:
-            self._returned(now, state)
+            self._returned({told.request_id for told in event.report.evicted}, now, state)
 
     def _starts(self, tale: Tale, output: int, now: float) -> None:
         del self._unstarted[tale.row]
@@ -287,14 +287,15 @@ class Teller:
             kind = Kind.SWAPPED_OUT if kv == IN_HOST else Kind.SWAPPED_IN
             self._add(tale, now, kind, (held,))
 
-    def _returned(self, now: float, state: SchedulerState) -> None:
+    def _returned(self, evicted: Set[str], now: float, state: SchedulerState) -> None:
         """Who ran, waits again, and was not stopped: its slice is made."""
         board = state.ledger.board
         runs = self._columns.limit < IDLE
         for row in np.flatnonzero(runs & (board.phase[: len(runs)] == QUEUED)).tolist():
             tale = self._rows[row]
-            values = (tale.worker, int(board.jobs.output[row]))
-            self._stops(tale, now, Kind.RETURNED, values, ON_DEVICE)
+            if tale.request.request_id not in evicted:
+                values = (tale.worker, int(board.jobs.output[row]))
+                self._stops(tale, now, Kind.RETURNED, values, ON_DEVICE)
 
     def _cancelled(self, event: ev.Cancelled, now: float, state: SchedulerState) -> None:
         tale = self._live.get(event.request_id)
