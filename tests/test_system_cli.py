@@ -46,7 +46,10 @@ def only_line(done: subprocess.CompletedProcess[str]) -> str:
         (["--set", "policy"], "--set takes section.key=value, got 'policy'"),
         (["--set", "preset.reserve=0.1"], "unknown preset key 'reserve', did you mean reserved?"),
         (["--set", "preset.reserved=much"], "preset.reserved takes a number, got 'much'"),
-        (["--set", "preset.slice_tokens=9"], "preset.slice_tokens is a number of preset.slice=tok"),
+        (
+            ["--policy", "fcfs", "--set", "preset.slice_tokens=9"],
+            "preset.slice_tokens is a number of preset.slice=tok",
+        ),
         (["--policy", "alise", "--set", "preset.slice_tokens=0"], "slice_tokens must lie in [1, "),
         (["--set", "preset.order=random"], "unknown preset.order 'random'"),
         (["--set", "preset.reserved=2"], "reserved must lie in [0, 1], got 2"),
