@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from services.predictor.blend.content import ContentPredictor
@@ -32,8 +32,30 @@ from services.runtime.outcomelog.config import LogConfig
 # shared forecasts are renewed with it.
 POLL_S = 0.05
 NO_ENCODER = "none"
+
+
+@dataclass(frozen=True)
+class Manner:
+    """How prompts are read and learnt from: by the encoder of that name, and whether `at_once`; on
+    how many examples, how often, and whether `here` or in a process of its own."""
+
+    encoder: str
+    at_once: bool
+    examples: int
+    interval_s: float
+    here: bool
+
+
 # A fit of words takes 0.05 s of 2,000 examples, and a process of its own 2 s to start.
-WORDS_EXAMPLES, WORDS_INTERVAL_S = 4_000, 5.0
+WORDS = Manner(NO_ENCODER, at_once=True, examples=4_000, interval_s=5.0, here=True)
+
+
+def _manner(config: PredictorConfig) -> Manner:
+    own = Manner(config.encoder, False, config.examples, config.refit_interval_s, False)
+    if config.model not in ENCODERLESS:
+        return own
+    examples = min(WORDS.examples, own.examples)
+    return replace(WORDS, examples=examples, interval_s=min(WORDS.interval_s, own.interval_s))
 
 
 @dataclass(frozen=True)
@@ -69,9 +91,11 @@ def assemble(
 
     Raises ValueError for a predictor, an encoder or a log that cannot be.
     """
-    predictor, reads = _build(config)
+    manner = _manner(config)
+    options = _options(config, manner)
+    predictor, reads = _build(config, options, manner)
     extractor = Extractor(encoder or _load(reads, config), config.cache_entries) if reads else None
-    foreteller = _foreteller(predictor, config)
+    foreteller = _foreteller(predictor, options)
     pending, writer = Pending(config.pending_max), secrets.token_hex(4)
     desk = Desk(config.cpu_share, config.cpu_saved_s)
     cascade = Cascade(
@@ -82,12 +106,12 @@ def assemble(
         extractor is not None,
         log.keep_text,
         changed,
-        extractor if _needs_no_encoder(config) else None,
+        extractor if manner.at_once else None,
     )
     content = None
     if extractor and isinstance(predictor, ContentPredictor) and isinstance(foreteller, Guarded):
         reader = Reader(Eyes(extractor, foreteller.read), cascade, desk)
-        refitter = _refitter(predictor, config, metrics, desk)
+        refitter = _refitter(predictor, config, manner, metrics, desk)
         content = Content(reader, refitter, desk)
     learning = Learning(
         foreteller,
@@ -108,31 +132,24 @@ def assemble(
     )
 
 
-def _options(config: PredictorConfig) -> Options:
+def _options(config: PredictorConfig, manner: Manner) -> Options:
     return Options(
         window=config.window,
         application_min=config.application_min,
         populations_max=config.populations_max,
-        examples=_examples(config),
+        examples=manner.examples,
         neighbours_window=config.neighbours_window,
         similarity_min=config.similarity_min,
         lengths=partial(read_lengths, config.oracle_file, config.max_text_bytes),
     )
 
 
-def _build(config: PredictorConfig) -> tuple[Predictor, str]:
+def _build(config: PredictorConfig, options: Options, manner: Manner) -> tuple[Predictor, str]:
     """The predictor, and the name of the encoder it reads prompts with; empty where it does not."""
-    options = _options(config)
     if config.artefact and (found := _pretrained(config, options)):
         return found
     predictor = build(config.model, options)
-    if not isinstance(predictor, ContentPredictor):
-        return predictor, ""
-    return predictor, NO_ENCODER if _needs_no_encoder(config) else config.encoder
-
-
-def _needs_no_encoder(config: PredictorConfig) -> bool:
-    return config.model in ENCODERLESS
+    return predictor, manner.encoder if isinstance(predictor, ContentPredictor) else ""
 
 
 def _pretrained(config: PredictorConfig, options: Options) -> tuple[ContentPredictor, str] | None:
@@ -154,29 +171,29 @@ def _shape(extractor: Extractor) -> tuple[int, ...]:
     return extractor.extract([Prompt("", "", 0)])[0].instruction.shape
 
 
-def _foreteller(predictor: Predictor, config: PredictorConfig) -> Foreteller:
+def _foreteller(predictor: Predictor, options: Options) -> Foreteller:
     if not isinstance(predictor, ContentPredictor):
         return Unguarded(predictor)
-    return Guarded(predictor, HistoryPredictor(_options(config)))
+    return Guarded(predictor, HistoryPredictor(options))
 
 
 def _refitter(
-    predictor: ContentPredictor, config: PredictorConfig, metrics: PredictorMetrics, desk: Desk
+    predictor: ContentPredictor,
+    config: PredictorConfig,
+    manner: Manner,
+    metrics: PredictorMetrics,
+    desk: Desk,
 ) -> Refitter:
-    quick = _needs_no_encoder(config)
+    apart = partial(run_apart, timeout_s=config.refit_timeout_s)
     pace = Pace(
-        min(WORDS_INTERVAL_S, config.refit_interval_s) if quick else config.refit_interval_s,
+        manner.interval_s,
         config.refit_examples_min,
         config.refit_new_min,
         config.refit_new_share,
         config.seed,
     )
-    run = partial(run_here, desk) if quick else partial(run_apart, timeout_s=config.refit_timeout_s)
+    run = partial(run_here, desk) if manner.here else apart
     return Refitter(predictor, pace, run, partial(_count_refit, metrics), desk)
-
-
-def _examples(config: PredictorConfig) -> int:
-    return min(WORDS_EXAMPLES, config.examples) if _needs_no_encoder(config) else config.examples
 
 
 def _count_learnt(metrics: PredictorMetrics, learnt: int, passed_over: int) -> None:

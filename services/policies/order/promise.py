@@ -51,10 +51,15 @@ def promise(snapshot: Snapshot, params: Params, memory: Memory) -> Ranking:
     size_s, kept = SIZES[list(SIZES)[int(params["by"])]](snapshot, params, memory, pace, rows)
     remaining_s = pace.remaining_s(jobs, rows, jobs.total[rows] - jobs.output[rows])
     spare_s = np.minimum(slack_s(snapshot, rows, pace), _gap_s(snapshot, rows, split))
-    waits = np.arange(len(rows)) < split
-    ahead_s = _ahead_s(size_s, remaining_s, waits & (spare_s > 0), len(snapshot.workers))
+    in_time = spare_s[:split] > 0
     classes = np.where(spare_s > 0, KEPT, LOST)
-    classes[_pressed(ahead_s, remaining_s, spare_s, waits, params)] = PRESSED
+    turns_s = spare_s[:split][in_time]  # then they are lost, which time alone brings about
+    next_s = next_of(snapshot.now, turns_s)
+    if params["pressed_share"]:
+        takes_s = remaining_s[:split] / max(1, len(snapshot.workers))
+        ahead_s = _ahead_s(size_s[:split], takes_s, in_time)
+        classes[:split][_pressed(ahead_s, takes_s, spare_s[:split], params)] = PRESSED
+        next_s = min(next_s, next_of(snapshot.now, turns_s - params["pressed_s"]))
     near_s = np.minimum(size_s, CLASS / 2)
     classes[over_share(snapshot, rows, split, classes * CLASS + near_s)] = OVER
 
@@ -67,12 +72,7 @@ def promise(snapshot: Snapshot, params: Params, memory: Memory) -> Ranking:
     stays = starved.front[split:] | fresh(snapshot) | promised | np.isinf(params["hysteresis"])
     line = steady(key, passed[split:], stays)
     memory = memory.with_columns(rows, jobs.serial[rows], **starved.columns, **kept)
-    turns_s = spare_s[waits & (spare_s > 0)]
-    next_s = min(
-        starved.next_s,
-        next_of(snapshot.now, turns_s),
-        next_of(snapshot.now, turns_s - params["pressed_s"]),
-    )
+    next_s = min(next_s, starved.next_s)
     return Ranking(rows, split, key, line, remaining_s, starved.lift_s, next_s, memory)
 
 
@@ -87,27 +87,21 @@ def _gap_s(snapshot: Snapshot, rows: Ints, split: int) -> Floats:
     return gap_s
 
 
-def _ahead_s(size_s: Floats, remaining_s: Floats, among: Bools, workers: int) -> Floats:
+def _ahead_s(size_s: Floats, takes_s: Floats, among: Bools) -> Floats:
     """Of these, the time that all the smaller ones of them take the fleet; 0 of the others."""
     at = np.flatnonzero(among)
     at = at[np.argsort(size_s[at], kind="stable")]
-    takes_s = remaining_s[at] / max(1, workers)
     ahead_s = np.zeros(len(size_s))
-    ahead_s[at] = np.cumsum(takes_s) - takes_s
+    ahead_s[at] = np.cumsum(takes_s[at]) - takes_s[at]
     return ahead_s
 
 
-def _pressed(
-    ahead_s: Floats, remaining_s: Floats, spare_s: Floats, waits: Bools, params: Params
-) -> Bools:
-    """Who would be late behind the smaller ones, and has `pressed_s` left: the quickest of them, as
-    many as take no more than the share of what the least patient of those on time can spare."""
-    on_time = waits & (spare_s > ahead_s)
-    late = waits & (spare_s > 0) & ~on_time & (spare_s <= params["pressed_s"])
-    pressed = np.zeros(len(waits), bool)
-    if params["pressed_share"] and late.any():
-        at = np.flatnonzero(late)
-        at = at[np.argsort(remaining_s[at], kind="stable")]
-        spared_s = float(np.min((spare_s - ahead_s)[on_time], initial=inf))
-        pressed[at[np.cumsum(remaining_s[at]) <= params["pressed_share"] * spared_s]] = True
-    return pressed
+def _pressed(ahead_s: Floats, takes_s: Floats, spare_s: Floats, params: Params) -> Ints:
+    """Of those who wait, who would be late behind the smaller ones, and has `pressed_s` left: the
+    quickest of them, as many as take no more than the share of what the least patient of those on
+    time can spare."""
+    on_time = spare_s > ahead_s
+    at = np.flatnonzero((spare_s > 0) & ~on_time & (spare_s <= params["pressed_s"]))
+    at = at[np.argsort(takes_s[at], kind="stable")]
+    spared_s = float(np.min((spare_s - ahead_s)[on_time], initial=inf))
+    return at[np.cumsum(takes_s[at]) <= params["pressed_share"] * spared_s]

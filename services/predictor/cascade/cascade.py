@@ -102,7 +102,7 @@ class Cascade:
         self._under_way: dict[str, Late | None] = {}
 
     def answer(self, batch: Sequence[Asked]) -> list[Answer]:
-        """One each, in order, without reading. What could be better is left to be read."""
+        """One each, in order. What could be better is left to be read."""
         if self._at_once:
             return self._read_and_tell(batch, self._at_once)
         seen = [self._seen(asked.query) for asked in batch]
