@@ -17,7 +17,8 @@ from time import perf_counter
 
 import numpy as np
 
-from services.core import BatchTiming, CostModel, Grant, Plan, StepTiming
+from services.core import Grant, Plan
+from services.costs import BatchTiming, CostModel, StepTiming
 from services.estimator.batches import Learning
 from services.estimator.state import EstimatorState
 from services.policies.estimate import ESTIMATES

@@ -14,7 +14,8 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.report import Figure, figure, options, show, write
-from services.forecast import Forecast, ForecastTable, from_lengths
+from services.forecast import Forecast, from_lengths
+from services.forecasttable import ForecastTable
 from services.predictor.blend.content import ContentPredictor
 from services.predictor.blend.members import Member
 from services.predictor.interface import LAYERS, NUMBERS, Example, Features, Options, Query

@@ -19,7 +19,7 @@ from benchmarks.gpu_attention import (
 )
 from benchmarks.gpu_timing import Line, event
 from benchmarks.report import Figure, figure
-from services.core import Direction
+from services.costs import Direction
 from services.worker.batch import StepBatch
 from services.worker.cache import KVLayer, KVShape
 from services.worker.host import HostCache

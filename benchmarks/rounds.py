@@ -6,15 +6,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from services.core import (
-    Completion,
-    CostModel,
-    FinishReason,
-    Progress,
-    Report,
-    Request,
-    WorkerView,
-)
+from services.core import Completion, FinishReason, Progress, Report, Request, WorkerView
+from services.costs import CostModel
 from services.forecast import Forecast
 from services.policies.memory import Memory
 from services.policies.preset import choose

@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.core import CostModel, Plan, Progress, Report, Request, WorkerView
+from services.core import Plan, Progress, Report, Request, WorkerView
+from services.costs import CostModel
 from services.forecast import Forecast
 from services.policies.decide import rank
 from services.policies.order.alise import LEVEL

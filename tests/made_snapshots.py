@@ -6,8 +6,9 @@ from dataclasses import fields
 import numpy as np
 from hypothesis import strategies as st
 
-from services.core import CostModel
-from services.forecast import Floats, Forecast, ForecastTable, Ints, certain, from_lengths
+from services.costs import CostModel
+from services.forecast import Floats, Forecast, Ints, certain, from_lengths
+from services.forecasttable import ForecastTable
 from services.policies.form.demand import Demand, Line
 from services.policies.form.fill import Filled, fill
 from services.policies.form.forms import FORMS

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from services.core import CostModel
-from services.forecast import Forecast, ForecastTable, certain
+from services.costs import CostModel
+from services.forecast import Forecast, certain
+from services.forecasttable import ForecastTable
 from services.policies.decide import decide
 from services.policies.memory import Memory
 from services.policies.preset import choose

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from services.core import Completion, CostModel, FinishReason, Progress, Report, Request, WorkerView
+from services.core import Completion, FinishReason, Progress, Report, Request, WorkerView
+from services.costs import CostModel
 from services.forecast import UNCAPPED, Forecast
 from services.policies.preset import Preset
 from services.scheduler import events as ev

@@ -3,15 +3,8 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
-from services.core import (
-    Completion,
-    CostModel,
-    FinishReason,
-    Progress,
-    Report,
-    Request,
-    WorkerView,
-)
+from services.core import Completion, FinishReason, Progress, Report, Request, WorkerView
+from services.costs import CostModel
 from services.forecast import Forecast
 from services.policies.preset import choose
 from services.scheduler import events as ev

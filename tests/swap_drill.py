@@ -9,7 +9,7 @@ from random import Random
 import torch
 from torch import Tensor
 
-from services.core import Direction
+from services.costs import Direction
 from services.worker.cache import KVCache, KVLayer, KVShape
 from services.worker.host import HostCache
 from services.worker.kernels.torch_blocks import TorchBlocks

@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from protos import common_pb2, estimator_pb2, estimator_pb2_grpc
-from services.core import BatchTiming, CostModel, Neighbours
+from services.costs import BatchTiming, CostModel, Neighbours
 from services.estimator.config import EstimatorConfig
 from services.estimator.service import EstimatorService
 from services.scheduler import events as ev

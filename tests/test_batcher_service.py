@@ -18,7 +18,8 @@ from prometheus_client import CollectorRegistry
 from protos import batcher_pb2, batcher_pb2_grpc
 from services.batcher.config import BatcherConfig
 from services.batcher.service import BatcherService
-from services.forecast import Forecast, ForecastTable
+from services.forecast import Forecast
+from services.forecasttable import ForecastTable
 from services.policies.decide import arrange, narrow, rank
 from services.policies.memory import Memory
 from services.policies.preset import Preset, choose, presets

@@ -5,7 +5,7 @@ from math import inf, nan
 import numpy as np
 import pytest
 
-from services.core import BatchTiming, CostModel, Direction, Neighbours, StepTiming, SwapTiming
+from services.costs import BatchTiming, CostModel, Direction, Neighbours, StepTiming, SwapTiming
 from services.estimator.batches import Batches, Learning
 from services.estimator.errors import Errors
 from services.estimator.state import EstimatorState

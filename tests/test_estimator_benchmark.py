@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.estimator import Slice, Sliced
-from services.core import CostModel
+from services.costs import CostModel
 
 COST = CostModel(0.01, 0.0002, 0.001, 0.00001)
 

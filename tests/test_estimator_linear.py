@@ -6,7 +6,7 @@ from math import inf, nan
 import numpy as np
 import pytest
 
-from services.core import CostModel, StepTiming
+from services.costs import CostModel, StepTiming
 from services.estimator.coverage import Coverage
 from services.estimator.linear import fit
 from services.estimator.state import EstimatorState

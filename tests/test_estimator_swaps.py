@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.core import Direction, KVCosts, StepTiming, SwapTiming
+from services.costs import Direction, KVCosts, StepTiming, SwapTiming
 from services.estimator.state import EstimatorState
 from services.estimator.swaps import SwapRates
 

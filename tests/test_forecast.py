@@ -8,15 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare, ks_2samp
 
-from services.forecast import (
-    MAX_POINTS,
-    UNCAPPED,
-    Forecast,
-    ForecastTable,
-    Ints,
-    certain,
-    from_lengths,
-)
+from services.forecast import MAX_POINTS, UNCAPPED, Forecast, Ints, certain, from_lengths
+from services.forecasttable import ForecastTable
 from tests.made_snapshots import table as interned
 
 HAND = Forecast((10.0, 20.0, 40.0), (0.5, 0.25, 0.25), 64)

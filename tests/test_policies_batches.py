@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.core import CostModel
+from services.costs import CostModel
 from services.forecast import Ints
 from services.policies.form.batches import CUTS
 from services.policies.form.pool import Batches, Room, Sizes

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.core import CostModel
+from services.costs import CostModel
 from services.policies.arrange.binding import NO_SEAT, max_min, round_robin
 from services.policies.decision import Reason
 from services.policies.order.hrrn import by_ratio

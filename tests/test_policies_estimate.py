@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.core import BatchTiming, CostModel, Neighbours
+from services.costs import BatchTiming, CostModel, Neighbours
 from services.forecast import Floats
 from services.policies.estimate import CHUNK, ESTIMATES, REACH, knn, linear
 

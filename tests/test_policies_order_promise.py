@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.core import CostModel
+from services.costs import CostModel
 from services.forecast import Floats, Ints, certain
 from services.policies.memory import Memory
 from services.policies.order.fair import over_share

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.core import CostModel
-from services.forecast import Forecast, ForecastTable, certain
+from services.costs import CostModel
+from services.forecast import Forecast, certain
+from services.forecasttable import ForecastTable
 from services.policies.memory import Memory
 from services.policies.order.orders import ORDERS
 from services.policies.order.pace import keep_pace

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.core import CostModel
-from services.forecast import ForecastTable
+from services.costs import CostModel
+from services.forecasttable import ForecastTable
 from services.policies.decide import arrange
 from services.policies.parameters import resolve
 from services.policies.place.cached import cached_tokens

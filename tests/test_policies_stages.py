@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.core import CostModel
+from services.costs import CostModel
 from services.forecast import Floats, Ints
 from services.policies.decide import narrow
 from services.policies.interval import INTERVALS

@@ -9,15 +9,10 @@ from hypothesis import strategies as st
 
 from protos import common_pb2, estimator_pb2, scheduler_pb2, worker_pb2
 from services.core import (
-    BatchTiming,
     Completion,
-    CostModel,
-    Direction,
     FinishReason,
     Grant,
     HeldRequest,
-    KVCosts,
-    Neighbours,
     Outcome,
     Pause,
     Plan,
@@ -29,9 +24,16 @@ from services.core import (
     Sla,
     Standing,
     StaticBatch,
+    WorkerView,
+)
+from services.costs import (
+    BatchTiming,
+    CostModel,
+    Direction,
+    KVCosts,
+    Neighbours,
     StepTiming,
     SwapTiming,
-    WorkerView,
 )
 from services.forecast import UNCAPPED, Forecast
 from services.runtime import attach_codec, codec

@@ -5,7 +5,8 @@ from math import inf
 
 import pytest
 
-from services.core import Completion, CostModel, FinishReason, Progress, Request
+from services.core import Completion, FinishReason, Progress, Request
+from services.costs import CostModel
 from services.forecast import Forecast, certain
 from services.policies.preset import choose
 from services.scheduler import events as ev

@@ -2,16 +2,8 @@
 
 from typing import Any
 
-from services.core import (
-    BatchTiming,
-    Completion,
-    FinishReason,
-    Grant,
-    Plan,
-    Progress,
-    StaticBatch,
-    WorkerView,
-)
+from services.core import Completion, FinishReason, Grant, Plan, Progress, StaticBatch, WorkerView
+from services.costs import BatchTiming
 from services.forecast import certain
 from services.policies.preset import choose
 from services.scheduler import events as ev

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from services.core import CostModel, Grant, Progress, Report, Request, WorkerView
+from services.core import Grant, Progress, Report, Request, WorkerView
+from services.costs import CostModel
 from services.policies.preset import choose
 from services.policies.snapshot import NOWHERE
 from services.scheduler import events as ev

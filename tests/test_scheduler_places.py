@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from services.core import CostModel, Progress, Report, Request, WorkerView
+from services.core import Progress, Report, Request, WorkerView
+from services.costs import CostModel
 from services.forecast import certain
 from services.policies.decision import Reason
 from services.scheduler import events as ev

@@ -8,13 +8,13 @@ from services.core import (
     Completion,
     FinishReason,
     Grant,
-    KVCosts,
     Pause,
     Plan,
     Progress,
     Residency,
     Standing,
 )
+from services.costs import KVCosts
 from services.policies.preset import choose
 from services.scheduler import events as ev
 from tests.alise_driver import Driver, G, about

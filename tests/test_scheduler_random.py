@@ -18,7 +18,6 @@ from hypothesis.stateful import (
 
 from services.core import (
     Completion,
-    CostModel,
     FinishReason,
     HeldRequest,
     Progress,
@@ -27,6 +26,7 @@ from services.core import (
     Residency,
     WorkerView,
 )
+from services.costs import CostModel
 from services.forecast import UNCAPPED, Forecast, certain, from_lengths
 from services.policies.preset import choose
 from services.scheduler import events as ev

@@ -16,7 +16,7 @@ from foretoken.answers import Chunk
 from foretoken.client import AsyncStream
 from foretoken.embedded import Endpoints, embedded
 from foretoken.options import ServeOptions
-from services.core import CostModel
+from services.costs import CostModel
 from services.policies.snapshot import CHAIN
 from services.runtime.server import Lifecycle
 from services.scheduler.board import Phase

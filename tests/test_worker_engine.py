@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from services.core import Direction, Grant, Plan
+from services.core import Grant, Plan
+from services.costs import Direction
 from services.worker.engine import Engine
 from services.worker.engine_config import EngineConfig
 from services.worker.profile import profile, profile_swaps

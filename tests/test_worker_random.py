@@ -7,7 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from services.core import FinishReason, Grant, KVCosts, Pause, Plan, Residency, Standing
+from services.core import FinishReason, Grant, Pause, Plan, Residency, Standing
+from services.costs import KVCosts
 from services.worker.batch import NewToken
 from services.worker.blocks import BlockPool
 from services.worker.prompt import Prompt, Sampling

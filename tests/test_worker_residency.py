@@ -2,7 +2,8 @@
 
 import pytest
 
-from services.core import KVCosts, Residency
+from services.core import Residency
+from services.costs import KVCosts
 from services.worker.residency import RESIDENCIES, Placing, Resident, Room, evict, place
 
 FREE = KVCosts()

@@ -5,7 +5,8 @@ from random import Random
 import pytest
 from prometheus_client import CollectorRegistry
 
-from services.core import KVCosts, Pause, Residency, Standing
+from services.core import Pause, Residency, Standing
+from services.costs import KVCosts
 from services.worker.metrics import MOVED, WorkerMetrics
 from services.worker.residency import RESIDENCIES
 from tests.worker_fixtures import Feeder, clear_cases, engine_of

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from services.core import Direction
+from services.costs import Direction
 from services.worker.cache import KVLayer
 from services.worker.host import HostCache
 from services.worker.kernels.interface import StagedLayer

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from services.core import KVCosts, Pause, Residency
+from services.core import Pause, Residency
+from services.costs import KVCosts
 from tests.worker_transcript import Transcript
 
 KEEP, OFFLOAD = Residency.KEEP, Residency.OFFLOAD

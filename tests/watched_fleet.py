@@ -15,17 +15,10 @@ from typing import Any
 import numpy as np
 
 from protos import batcher_pb2
-from services.core import (
-    Completion,
-    CostModel,
-    FinishReason,
-    Progress,
-    Report,
-    Request,
-    Sla,
-    WorkerView,
-)
-from services.forecast import UNCAPPED, Forecast, ForecastTable
+from services.core import Completion, FinishReason, Progress, Report, Request, Sla, WorkerView
+from services.costs import CostModel
+from services.forecast import UNCAPPED, Forecast
+from services.forecasttable import ForecastTable
 from services.policies.decide import arrange, decide
 from services.policies.decision import Decision
 from services.policies.preset import Preset

@@ -2,7 +2,7 @@
 
 from zlib import crc32
 
-from services.core import Direction
+from services.costs import Direction
 from services.worker.batch import StepBatch
 from services.worker.moves import Move, Moves
 from services.worker.sequence import Sequence

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from textwrap import dedent
 from typing import Any
 
-from services.core import Direction, Grant, HeldRequest, Plan, Progress, Report, Standing
+from services.core import Grant, HeldRequest, Plan, Progress, Report, Standing
+from services.costs import Direction
 from services.worker.batch import NewToken, StepBatch
 from services.worker.moves import Moves
 from services.worker.prompt import Prompt, Sampling

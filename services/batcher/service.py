@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 from protos import batcher_pb2, batcher_pb2_grpc
 from services.batcher.config import BatcherConfig
 from services.batcher.metrics import BatcherMetrics
-from services.forecast import ForecastTable
+from services.forecasttable import ForecastTable
 from services.policies.decide import arrange
 from services.policies.preset import Preset
 from services.runtime.arrange_codec import decode_contest, decode_hello, encode_decision

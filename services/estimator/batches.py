@@ -7,7 +7,7 @@ from math import inf
 
 import numpy as np
 
-from services.core import BatchTiming, CostModel, Neighbours
+from services.costs import BatchTiming, CostModel, Neighbours
 from services.estimator.errors import Errors
 from services.forecast import Floats
 from services.policies.estimate import knn

@@ -4,7 +4,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterator
 from math import isfinite
 
-from services.core import StepTiming
+from services.costs import StepTiming
 
 Cell = tuple[int, int, int]
 

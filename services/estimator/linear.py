@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import numpy as np
 from scipy.optimize import curve_fit, nnls
 
-from services.core import CostModel, StepTiming
+from services.costs import CostModel, StepTiming
 from services.forecast import Floats
 
 SOURCE = "linear"

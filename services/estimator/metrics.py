@@ -2,7 +2,7 @@
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from services.core import CostModel, Direction
+from services.costs import CostModel, Direction
 from services.estimator.state import Observed
 from services.runtime.telemetry import LATENCY_BUCKETS_S
 

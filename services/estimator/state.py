@@ -4,7 +4,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from services.core import BatchTiming, CostModel, Direction, StepTiming, SwapTiming
+from services.costs import BatchTiming, CostModel, Direction, StepTiming, SwapTiming
 from services.estimator.batches import Batches, Learning
 from services.estimator.coverage import Coverage
 from services.estimator.errors import Errors

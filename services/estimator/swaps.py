@@ -5,7 +5,7 @@ from collections import deque
 from itertools import accumulate
 from math import isfinite
 
-from services.core import Direction, SwapTiming
+from services.costs import Direction, SwapTiming
 
 Sample = tuple[float, int]  # seconds a token, tokens
 

@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from services.forecast import Floats, ForecastTable, Ints
+from services.forecast import Floats, Ints
+from services.forecasttable import ForecastTable
 from services.policies.arrange.batch import NOTES as BATCH_NOTES
 from services.policies.arrange.batch import arrange_batches
 from services.policies.arrange.continuous import arrange_continuous

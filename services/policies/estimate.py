@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from services.core import CostModel, Neighbours
+from services.costs import CostModel, Neighbours
 from services.forecast import Floats
 
 Estimate = Callable[[CostModel, Floats, Floats, Floats], Floats]

@@ -7,8 +7,9 @@ from typing import get_type_hints
 import numpy as np
 from numpy.typing import NDArray
 
-from services.core import CostModel
-from services.forecast import Floats, ForecastTable, Ints
+from services.costs import CostModel
+from services.forecast import Floats, Ints
+from services.forecasttable import ForecastTable
 
 Bools = NDArray[np.bool_]
 NOWHERE = -1  # the home of a job that no worker has

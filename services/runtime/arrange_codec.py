@@ -10,7 +10,8 @@ from math import isfinite
 import numpy as np
 
 from protos import batcher_pb2
-from services.forecast import MAX_POINTS, MOST_TOKENS, Floats, ForecastTable, Ints
+from services.forecast import MAX_POINTS, MOST_TOKENS, Floats, Ints
+from services.forecasttable import ForecastTable
 from services.policies.decision import Decision
 from services.policies.preset import CHOICES, Preset
 from services.policies.snapshot import FLOATS, Contest, Jobs, Worker

@@ -7,7 +7,6 @@ from services.core import (
     FinishReason,
     Grant,
     HeldRequest,
-    KVCosts,
     Pause,
     Plan,
     Progress,
@@ -17,6 +16,7 @@ from services.core import (
     StaticBatch,
     WorkerView,
 )
+from services.costs import KVCosts
 from services.runtime.codec import (
     decode_reason,
     decode_swaps,

@@ -4,17 +4,8 @@ from collections.abc import Iterable
 from math import inf, isfinite
 
 from protos import common_pb2, estimator_pb2, predictor_pb2
-from services.core import (
-    BatchTiming,
-    CostModel,
-    Direction,
-    FinishReason,
-    Neighbours,
-    Outcome,
-    Sla,
-    StepTiming,
-    SwapTiming,
-)
+from services.core import FinishReason, Outcome, Sla
+from services.costs import BatchTiming, CostModel, Direction, Neighbours, StepTiming, SwapTiming
 from services.forecast import UNCAPPED, Forecast
 
 _REASON_TO_PROTO: dict[FinishReason, common_pb2.FinishReason.ValueType] = {

@@ -13,7 +13,7 @@ from math import inf
 from grpc import aio
 
 from protos import batcher_pb2, batcher_pb2_grpc
-from services.forecast import ForecastTable
+from services.forecasttable import ForecastTable
 from services.policies.preset import Preset
 from services.policies.snapshot import Contest
 from services.runtime.arrange_codec import Telling, encode_contest, encode_hello

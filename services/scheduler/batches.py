@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from services.core import BatchTiming, FinishReason, Report
+from services.core import FinishReason, Report
+from services.costs import BatchTiming
 from services.scheduler.board import Board
 from services.scheduler.jobs import Job, Served, WorkerJobs
 from services.scheduler.ledger import Ledger

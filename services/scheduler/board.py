@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.core import Request
-from services.forecast import UNCAPPED, Forecast, ForecastTable, Ints
+from services.forecast import UNCAPPED, Forecast, Ints
+from services.forecasttable import ForecastTable
 from services.policies.snapshot import CHAIN, FLOATS, NOWHERE, Jobs, Snapshot, Worker
 from services.scheduler.tenants import Tenants
 

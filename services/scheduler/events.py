@@ -7,8 +7,6 @@ from math import inf
 from typing import Literal, NamedTuple
 
 from services.core import (
-    BatchTiming,
-    CostModel,
     FinishReason,
     HeldRequest,
     Outcome,
@@ -18,6 +16,7 @@ from services.core import (
     Request,
     WorkerView,
 )
+from services.costs import BatchTiming, CostModel
 from services.forecast import Forecast
 
 

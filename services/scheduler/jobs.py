@@ -4,16 +4,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from services.core import (
-    CostModel,
-    Grant,
-    HeldRequest,
-    Pause,
-    Report,
-    Request,
-    StaticBatch,
-    WorkerView,
-)
+from services.core import Grant, HeldRequest, Pause, Report, Request, StaticBatch, WorkerView
+from services.costs import CostModel
 from services.forecast import Ints
 from services.runtime.prefix import MOST_TOLD
 

@@ -11,16 +11,8 @@ from math import inf
 
 import numpy as np
 
-from services.core import (
-    CostModel,
-    Grant,
-    HeldRequest,
-    Pause,
-    Progress,
-    Request,
-    Residency,
-    WorkerView,
-)
+from services.core import Grant, HeldRequest, Pause, Progress, Request, Residency, WorkerView
+from services.costs import CostModel
 from services.forecast import Forecast, Ints
 from services.policies.snapshot import Worker
 from services.scheduler.board import Board, Phase

@@ -7,7 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from services.core import FinishReason, StepTiming
+from services.core import FinishReason
+from services.costs import StepTiming
 from services.worker.sequence import Sequence
 
 Ints = NDArray[np.int64]

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from protos import common_pb2, scheduler_pb2, worker_pb2
-from services.core import StepTiming, SwapTiming
+from services.costs import StepTiming, SwapTiming
 from services.runtime.codec import encode_reason, encode_swap, encode_timing
 from services.worker.batch import NewToken, TokenLogprobs
 from services.worker.config import WorkerConfig

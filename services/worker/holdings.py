@@ -4,7 +4,8 @@ Owns both pools' blocks. An offload frees its device blocks, an upload takes the
 copying itself follows in the order of `take_moves`, before the step is computed.
 """
 
-from services.core import Direction, Residency
+from services.core import Residency
+from services.costs import Direction
 from services.runtime.prefix import extend_keys
 from services.worker.blocks import BlockPool
 from services.worker.moves import Move, Moves

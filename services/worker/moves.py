@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from services.core import Direction
+from services.costs import Direction
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,8 @@ fitted to."""
 from math import inf
 from time import perf_counter
 
-from services.core import Grant, Pause, Plan, Residency, StepTiming, SwapTiming
+from services.core import Grant, Pause, Plan, Residency
+from services.costs import StepTiming, SwapTiming
 from services.worker.engine import Engine
 from services.worker.prompt import Prompt, Sampling
 

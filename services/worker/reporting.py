@@ -3,7 +3,8 @@
 from collections import deque
 from collections.abc import Container, Iterable, Iterator, Mapping
 
-from services.core import Completion, FinishReason, Progress, Report, StepTiming, SwapTiming
+from services.core import Completion, FinishReason, Progress, Report
+from services.costs import StepTiming, SwapTiming
 from services.worker.holdings import Holdings
 from services.worker.sequence import Sequence
 

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import inf
 
-from services.core import KVCosts, Residency
+from services.core import Residency
+from services.costs import KVCosts
 
 
 @dataclass(frozen=True, slots=True)

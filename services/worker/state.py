@@ -9,17 +9,8 @@ whoever is here goes on inside the budget it has.
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from services.core import (
-    FinishReason,
-    Grant,
-    HeldRequest,
-    Pause,
-    Plan,
-    Report,
-    Residency,
-    StepTiming,
-    SwapTiming,
-)
+from services.core import FinishReason, Grant, HeldRequest, Pause, Plan, Report, Residency
+from services.costs import StepTiming, SwapTiming
 from services.worker.batch import NewToken, StepBatch, StepResult, TokenLogprobs
 from services.worker.blocks import BlockPool
 from services.worker.composer import Composer

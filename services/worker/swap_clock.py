@@ -3,7 +3,7 @@
 from collections import deque
 from dataclasses import dataclass, field
 
-from services.core import Direction, SwapTiming
+from services.costs import Direction, SwapTiming
 from services.worker.streams import Event, Lane, Streams
 
 MAX_PENDING = 1024  # moves not read yet; nobody asks for them when more are, so the oldest goes

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from services.core import Direction, SwapTiming
+from services.costs import Direction, SwapTiming
 from services.worker.cache import KVLayer
 from services.worker.host import HostCache
 from services.worker.kernels.interface import BlockCopies

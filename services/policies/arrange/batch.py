@@ -15,7 +15,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from services.forecast import Floats, ForecastTable, Ints
+from services.forecast import Floats, Ints
+from services.forecasttable import ForecastTable
 from services.policies.arrange.binding import BATCH_PLACES, NO_SEAT
 from services.policies.arrange.share import share_of, whys
 from services.policies.arrange.standing import NEXT, NOTES, recalled

@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from services.forecast import ForecastTable, Ints
+from services.forecast import Ints
+from services.forecasttable import ForecastTable
 from services.policies.arrange.share import share_of, whys
 from services.policies.decision import Decision, Reason, Whys
 from services.policies.form.demand import Line

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from services.forecast import After, Floats, Ints
+from services.forecast import Floats, Ints
+from services.forecasttable import After
 from services.policies.form.demand import Demand, Line, Need, needed
 from services.policies.memory import Memory
 from services.policies.parameters import Param, Params

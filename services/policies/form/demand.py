@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from services.forecast import Floats, ForecastTable, Ints
+from services.forecast import Floats, Ints
+from services.forecasttable import ForecastTable
 from services.policies.decision import Reason
 from services.policies.memory import Memory
 from services.policies.parameters import Param, Params

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from services.core import CostModel
+from services.costs import CostModel
 from services.forecast import Floats, Ints
 from services.policies.snapshot import Bools, Worker
 

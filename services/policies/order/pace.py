@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from services.core import CostModel
-from services.forecast import Floats, ForecastTable, Ints
+from services.costs import CostModel
+from services.forecast import Floats, Ints
+from services.forecasttable import ForecastTable
 from services.policies.memory import Memory
 from services.policies.snapshot import Jobs, Snapshot
 

@@ -11,7 +11,7 @@ import grpc
 from grpc import aio
 
 from protos import common_pb2, estimator_pb2, estimator_pb2_grpc
-from services.core import BatchTiming, CostModel
+from services.costs import BatchTiming, CostModel
 from services.runtime.codec import decode_cost_model, encode_batch
 from services.scheduler import events as ev
 from services.scheduler.advice.delivery import RETRIES, Backlog, deliver

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 
 from protos import common_pb2, predictor_pb2_grpc
-from services.core import BatchTiming
+from services.costs import BatchTiming
 from services.scheduler import events as ev
 from services.scheduler.advice.costs import Costs
 from services.scheduler.advice.forecasts import Forecasts
