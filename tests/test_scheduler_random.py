@@ -456,9 +456,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     @invariant()
     def stories_are_told_of_all_who_live_and_end_with_where_they_are(self) -> None:
         phase, teller = self.state.ledger.phase, self.teller
-        assert teller.kept_count <= 8 + 8 // 4
-        assert set(teller.ids("")) >= set(self.state.jobs)
-        assert teller.live_count == len(self.state.jobs)
+        assert teller.shelf.kept_count <= 8 + 8 // 4
+        assert set(teller.shelf.ids("")) >= set(self.state.jobs)
+        assert len(teller.shelf.live) == len(self.state.jobs)
         for name, job in self.state.jobs.items():
             story = teller.story(name, self.state)
             assert story and story.live and story.lines[0].kind == Kind.ARRIVED

@@ -150,7 +150,10 @@ def test_evicted_lost_moved_and_left() -> None:
         "80 tokens of KV foreseen with it, 152 may be planned",
         "6.0 cancelled with 0 output tokens",
     ]
-    assert r.teller.live_count == 0 and r.teller.ended_count == r.teller.kept_count == 3
+    assert (
+        len(r.teller.shelf.live) == 0
+        and r.teller.shelf.ended_count == r.teller.shelf.kept_count == 3
+    )
 
 
 class Telling(Driver):
@@ -238,9 +241,9 @@ def test_the_ring_keeps_the_last_and_a_storm_of_refusals_hides_nobody() -> None:
         r.submit(request(name, prompt=400, most=90), 2.0)
     for n in range(50):
         r.step(ev.Submitted(G, request(f"z{n}")), 3.0)
-    kept = r.teller.ids("")
+    kept = r.teller.shelf.ids("")
     assert kept == ["x", "y", "w", *(f"r{n}" for n in range(12, 20)), "z48", "z49"]
-    assert (r.teller.kept_count, r.teller.ended_count) == (10, 70)
+    assert (r.teller.shelf.kept_count, r.teller.shelf.ended_count) == (10, 70)
 
 
 def test_a_long_story_loses_its_middle() -> None:
@@ -270,8 +273,8 @@ def test_a_log_tells_the_same_stories(tmp_path: Path) -> None:
     again = replay(path, 100)
     assert again.differing == 0 and again.steps == len(d.run.steps)
     live = d.run.teller
-    assert live.ids("") == again.teller.ids("") and len(live.ids("")) == 4
-    for name in live.ids(""):
+    assert live.shelf.ids("") == again.teller.shelf.ids("") and len(live.shelf.ids("")) == 4
+    for name in live.shelf.ids(""):
         assert live.story(name, d.state) == again.teller.story(name, again.state)
 
 

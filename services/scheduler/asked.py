@@ -25,9 +25,9 @@ def stories_of(asked: str, teller: Teller, state: SchedulerState) -> Sequence[St
     name = asked.strip()
     for prefix in SPELLED:
         name = name.removeprefix(prefix)
-    if len(name) < LEAST_CHARS and not teller.knows(name):
+    if len(name) < LEAST_CHARS and not teller.shelf.knows(name):
         raise InvalidArgument("request_id", f"give at least {LEAST_CHARS} characters of it")
-    found = [name] if teller.knows(name) else teller.ids(name)
+    found = [name] if teller.shelf.knows(name) else teller.shelf.ids(name)
     calls = list(dict.fromkeys(call_of(each) for each in found))
     if name in calls:
         found = [each for each in found if call_of(each) == name]
@@ -43,9 +43,9 @@ def stories_of(asked: str, teller: Teller, state: SchedulerState) -> Sequence[St
 
 def _nobody(asked: str, teller: Teller) -> str:
     said = (
-        f"no request {asked[:80]!r} is remembered: {teller.live_count} are live, and "
-        f"{teller.kept_count} of the {teller.ended_count} that have ended are kept"
+        f"no request {asked[:80]!r} is remembered: {len(teller.shelf.live)} are live, and "
+        f"{teller.shelf.kept_count} of the {teller.shelf.ended_count} that have ended are kept"
     )
-    if teller.ended_count > teller.kept_count:
+    if teller.shelf.ended_count > teller.shelf.kept_count:
         said += "; scheduler.story_requests sets how many"
     return said

@@ -8,27 +8,31 @@ to wait round after round or a slice extended, is counted in columns by board ro
 once, and becomes a chapter when something else happens.
 """
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence, Set
 from itertools import chain, islice
 
 import numpy as np
 
 from services.core import FinishReason
-from services.forecast import Floats, Ints
 from services.policies.decision import Decision, Reason, Whys
 from services.policies.slice import SLICES
 from services.policies.snapshot import Bools
 from services.scheduler import events as ev
 from services.scheduler.board import Phase
+from services.scheduler.columns import (
+    IDLE,
+    IN_HOST,
+    NO_KV,
+    NOTHING,
+    ON_DEVICE,
+    UNWATCHED,
+    Columns,
+)
 from services.scheduler.jobs import Job
+from services.scheduler.shelf import Shelf
 from services.scheduler.state import SchedulerState
 from services.scheduler.story import MOST_NAMES, Chapter, Kind, Noted, Story, Tale, Values
 
-NOTHING, EXTENDED = -2, -1  # what repeats itself; else a Reason
-IDLE = np.iinfo(np.int64).max  # the limit of one that does not run: none is beyond it
-REFUSED_SHARE = 4  # one in so many stories may be of one refused: a storm of them hides no other
-UNWATCHED, NO_KV, ON_DEVICE, IN_HOST = -1, 0, 1, 2
 ADMITTED, QUEUED = int(Reason.ADMITTED), int(Phase.QUEUED)  # numpy compares these much faster
 DECIDE = ("round", "arranged")  # events
 
@@ -36,33 +40,11 @@ Admitted = dict[int, tuple[float, float]]  # by row, the numbers of its admissio
 _NOBODY: Admitted = {}
 
 
-class Columns:
-    """What was last told of the job in a board row, where all rows are compared at once."""
-
-    def __init__(self, rows: int = 0):
-        self.repeats: Ints = np.full(rows, NOTHING, np.int64)  # what goes on
-        self.since_s: Floats = np.zeros(rows)  # of a slice extended: since when,
-        self.times: Ints = np.zeros(rows, np.int64)  # how often,
-        self.until_s: Floats = np.zeros(rows)  # and when for the last time
-        self.limit: Ints = np.full(rows, IDLE, np.int64)
-        self.kv: Ints = np.full(rows, UNWATCHED, np.int64)  # where it is, of those that waited
-
-    def reach(self, rows: int) -> None:
-        if rows > len(self.repeats):
-            more = Columns(rows - len(self.repeats))
-            for name, column in vars(self).items():
-                setattr(self, name, np.concatenate([column, getattr(more, name)]))
-
-
 class Teller:
     """Stories of all live requests, and of the last `ended_most` that have ended."""
 
     def __init__(self, ended_most: int):
-        self.ended_most = ended_most
-        self.ended_count = 0
-        self._live: dict[str, Tale] = {}
-        self._ended: OrderedDict[str, Tale] = OrderedDict()
-        self._refused: OrderedDict[str, Tale] = OrderedDict()
+        self.shelf = Shelf(ended_most)
         self._rows: dict[int, Tale] = {}
         self._unstarted: dict[int, Tale] = {}  # admitted, and no token reported
         self._watched = 0  # rows whose KV is
@@ -108,28 +90,11 @@ class Teller:
 
     # What is asked
 
-    @property
-    def live_count(self) -> int:
-        return len(self._live)
-
-    @property
-    def kept_count(self) -> int:
-        """Of those that have ended."""
-        return len(self._ended) + len(self._refused)
-
-    def knows(self, request_id: str) -> bool:
-        return any(request_id in each for each in (self._live, self._ended, self._refused))
-
-    def ids(self, beginning: str) -> list[str]:
-        """Requests whose ids begin so. O(stories)."""
-        every = chain(self._live, self._ended, self._refused)
-        return [request_id for request_id in every if request_id.startswith(beginning)]
-
     def story(self, request_id: str, state: SchedulerState) -> Story | None:
-        tale = self._live.get(request_id)
+        tale = self.shelf.live.get(request_id)
         if tale:
             return tale.story(True, chain(tale.told(), self._so_far(tale, state)))
-        tale = self._ended.get(request_id) or self._refused.get(request_id)
+        tale = self.shelf.over(request_id)
         return tale.story(False, tale.told()) if tale else None
 
     def _so_far(self, tale: Tale, state: SchedulerState) -> Iterator[Chapter]:
@@ -174,8 +139,8 @@ class Teller:
         self._idle(tale)
         if tale.watched:
             self._watch(tale, UNWATCHED)
-        del self._live[tale.request.request_id], self._rows[tale.row]
-        self._keep(tale, self._ended, self.ended_most)
+        del self._rows[tale.row]
+        self.shelf.end(tale)
 
     def _idle(self, tale: Tale) -> None:
         if tale.runs:
@@ -190,22 +155,13 @@ class Teller:
             self._watched += tale.watched - before
             self._columns.kv[tale.row] = kv
 
-    def _keep(self, tale: Tale, among: "OrderedDict[str, Tale]", most: int) -> None:
-        self.ended_count += 1
-        name = tale.request.request_id
-        if name in among:
-            del among[name]
-        among[name] = tale
-        while len(among) > most:
-            among.popitem(last=False)
-
     # Events
 
     def _submitted(
         self, event: ev.Submitted, now: float, actions: Sequence[ev.Action], state: SchedulerState
     ) -> None:
         asked = event.request
-        job, known = state.jobs.get(asked.request_id), self._live.get(asked.request_id)
+        job, known = state.jobs.get(asked.request_id), self.shelf.live.get(asked.request_id)
         if known and known.link == event.link:
             return  # refused for its name; the one that has it goes on
         if known and job and job.request is not asked:
@@ -219,19 +175,19 @@ class Teller:
         if job:
             tale.row = job.row
             self._columns.reach(len(state.ledger.board.phase))
-            self._live[asked.request_id] = self._rows[job.row] = tale
+            self.shelf.live[asked.request_id] = self._rows[job.row] = tale
             self._columns.repeats[job.row] = NOTHING
             return
         [message] = {a.reject.message for a in actions if isinstance(a, ev.Refuse)}
         tale.add((now, Kind.REFUSED, (message,)))
-        self._keep(tale, self._refused, self.ended_most // REFUSED_SHARE)
+        self.shelf.refuse(tale)
 
     def _forecasted(
         self, event: ev.Forecasted, now: float, actions: Sequence[ev.Action], state: SchedulerState
     ) -> None:
         total = state.ledger.board.jobs.total
         for request_id, forecast in event.forecasts:
-            tale = self._live.get(request_id)
+            tale = self.shelf.live.get(request_id)
             told = (forecast.source, forecast.version)
             if tale and tale.forecast != told:
                 tale.forecast = told
@@ -251,7 +207,7 @@ class Teller:
                 if (made := output.item(row)) > tale.request.delivered_tokens:
                     self._starts(tale, made, now)
         for told in event.report.evicted:
-            evicted = self._live.get(told.request_id)
+            evicted = self.shelf.live.get(told.request_id)
             if evicted and evicted.runs:
                 kv = NO_KV if not told.held_tokens else ON_DEVICE if told.blocks else IN_HOST
                 self._watch(evicted, kv)
@@ -266,15 +222,8 @@ class Teller:
 
     def _follow_kv(self, now: float, state: SchedulerState) -> None:
         """KV of those that were preempted: gone to host memory, back, or dropped."""
-        jobs, c = state.ledger.board.jobs, self._columns
-        rows = np.flatnonzero(c.kv != UNWATCHED)
-        held = jobs.held[rows]
-        kv = np.where(held == 0, NO_KV, np.where(jobs.blocks[rows] > 0, ON_DEVICE, IN_HOST))
-        news = kv != c.kv[rows]
-        for row, has, tokens in zip(
-            rows[news].tolist(), kv[news].tolist(), held[news].tolist(), strict=True
-        ):
-            self._shifted(self._rows[row], has, tokens, now)
+        for row, kv, held in self._columns.shifted(state.ledger.board.jobs):
+            self._shifted(self._rows[row], kv, held, now)
 
     def _shifted(self, tale: Tale, kv: int, held: int, now: float) -> None:
         before = int(self._columns.kv[tale.row])
@@ -298,14 +247,14 @@ class Teller:
                 self._stops(tale, now, Kind.RETURNED, values, ON_DEVICE)
 
     def _cancelled(self, event: ev.Cancelled, now: float, state: SchedulerState) -> None:
-        tale = self._live.get(event.request_id)
+        tale = self.shelf.live.get(event.request_id)
         if tale and tale.link == event.link and event.request_id not in state.jobs:
             cancelled = event.reason is FinishReason.CANCELLED
             kind = Kind.CANCELLED if cancelled else Kind.STOPPED
             self._end(tale, now, kind, (event.output_tokens,))
 
     def _gateway_lost(self, event: ev.GatewayLost, now: float, state: SchedulerState) -> None:
-        for tale in [tale for tale in self._live.values() if tale.link == event.link]:
+        for tale in [tale for tale in self.shelf.live.values() if tale.link == event.link]:
             self._end(tale, now, Kind.LEFT)
 
     # Decisions
@@ -354,7 +303,7 @@ class Teller:
         self, action: ev.Place, now: float, event: ev.Event, state: SchedulerState,
         admitted: Admitted,
     ) -> None:  # fmt: skip
-        tale = self._live.get(action.request_id)
+        tale = self.shelf.live.get(action.request_id)
         if tale is None:
             return
         there, here = tale.worker, action.worker_id
@@ -375,7 +324,7 @@ class Teller:
         admitted: Admitted,
     ) -> None:  # fmt: skip
         """Again where its tokens are; where no round said so, it was taken over there."""
-        tale = self._live.get(action.request_id)
+        tale = self.shelf.live.get(action.request_id)
         if tale is None:
             return
         if event.kind in DECIDE:
@@ -406,9 +355,9 @@ class Teller:
     ) -> None:  # fmt: skip
         plan = action.plan
         if plan.extend:
-            self._extended(now, state)
+            self._columns.extended(state.ledger.board.jobs.limit, now)
         for pause in plan.pause:
-            tale = self._live.get(pause.request_id)
+            tale = self.shelf.live.get(pause.request_id)
             if tale is None:
                 continue
             others = tuple(grant.request_id for grant in islice(plan.admit, MOST_NAMES))
@@ -416,20 +365,12 @@ class Teller:
             values = (action.worker_id, output, others, len(plan.admit) - len(others))
             self._stops(tale, now, Kind.PAUSED, values, ON_DEVICE)
 
-    def _extended(self, now: float, state: SchedulerState) -> None:
-        limit, c = state.ledger.board.jobs.limit, self._columns
-        rows = np.flatnonzero(limit > c.limit[: len(limit)])
-        fresh = rows[c.repeats[rows] != EXTENDED]
-        c.repeats[fresh], c.since_s[fresh], c.times[fresh] = EXTENDED, now, 0
-        c.times[rows] += 1
-        c.limit[rows], c.until_s[rows] = limit[rows], now
-
     def _preempted(
         self, action: ev.Preempt, now: float, event: ev.Event, state: SchedulerState,
         admitted: Admitted,
     ) -> None:  # fmt: skip
         """Of those that ran: evicted, or lost with their worker. A pause was told with its plan."""
-        tale = self._live.get(action.request_id)
+        tale = self.shelf.live.get(action.request_id)
         if tale is None:
             return
         if not tale.runs:
@@ -453,7 +394,7 @@ class Teller:
         self, action: ev.Finish, now: float, event: ev.Event, state: SchedulerState,
         admitted: Admitted,
     ) -> None:  # fmt: skip
-        tale = self._live.get(action.request_id)
+        tale = self.shelf.live.get(action.request_id)
         if tale:
             if action.output_tokens and tale.row in self._unstarted:
                 self._starts(tale, action.output_tokens, now)
@@ -464,6 +405,6 @@ class Teller:
         admitted: Admitted,
     ) -> None:  # fmt: skip
         """One that was let in, and that no worker there is now can serve."""
-        tale = self._live.get(action.request_id)
+        tale = self.shelf.live.get(action.request_id)
         if tale and action.request_id not in state.jobs:
             self._end(tale, now, Kind.REFUSED, (action.reject.message,))
