@@ -59,8 +59,8 @@ def why(
 
 
 def _from_log(request_id: str, log: Path) -> Iterator[str]:
-    from services.scheduler.asked import stories_of
-    from services.scheduler.replay import replay
+    from services.scheduler.stories.asked import stories_of
+    from services.scheduler.stories.replay import replay
 
     try:
         run = replay(log, ALL)

@@ -9,7 +9,7 @@ from services.policies.preset import choose
 from services.scheduler import events as ev
 from services.scheduler.door import Limits
 from services.scheduler.eventlog import FORMAT, EventLog, Head, read, read_head
-from services.scheduler.replay import replay
+from services.scheduler.stories.replay import replay
 from tests.state_driver import worker
 
 HEAD = Head(choose("alise", {"hysteresis": "inf"}), Limits(max_queue=7), True, "0.1.0")

@@ -33,8 +33,8 @@ from services.scheduler import events as ev
 from services.scheduler.board import Phase
 from services.scheduler.door import Limits
 from services.scheduler.state import SchedulerState
-from services.scheduler.story import Kind
-from services.scheduler.teller import Teller
+from services.scheduler.stories.story import Kind
+from services.scheduler.stories.teller import Teller
 
 LINKS = ("g#1", "h#1")
 SHARED = "history/demo"

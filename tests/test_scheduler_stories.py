@@ -16,11 +16,11 @@ from services.core import (
 from services.forecast import certain
 from services.runtime.errors import Code, ServiceError
 from services.scheduler import events as ev
-from services.scheduler.asked import stories_of
 from services.scheduler.eventlog import EventLog, Head
-from services.scheduler.replay import replay
-from services.scheduler.story import FIRST_KEPT, MOST_CHAPTERS, Chapter, Kind, Tale
-from services.scheduler.teller import Teller
+from services.scheduler.stories.asked import stories_of
+from services.scheduler.stories.replay import replay
+from services.scheduler.stories.story import FIRST_KEPT, MOST_CHAPTERS, Chapter, Kind, Tale
+from services.scheduler.stories.teller import Teller
 from tests.alise_driver import Driver
 from tests.state_driver import G, request, state, worker
 

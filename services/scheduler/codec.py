@@ -9,7 +9,7 @@ from services.runtime.arrange_codec import decode_floats
 from services.runtime.codec import decode_sla, encode_reason
 from services.runtime.prefix import decode_hashes
 from services.scheduler import events as ev
-from services.scheduler.story import Story
+from services.scheduler.stories.story import Story
 
 MOST_TENANT_CHARS = 256
 

@@ -27,7 +27,6 @@ from services.runtime.streams import Outbox, duplex
 from services.scheduler import events as ev
 from services.scheduler.advice import Advice, Advisers
 from services.scheduler.arranger import Arranger
-from services.scheduler.asked import stories_of
 from services.scheduler.codec import (
     decode_request,
     encode_fleet,
@@ -39,7 +38,8 @@ from services.scheduler.door import Limits
 from services.scheduler.eventlog import EventLog, Head, our_version
 from services.scheduler.metrics import SchedulerMetrics
 from services.scheduler.state import SchedulerState
-from services.scheduler.teller import Teller
+from services.scheduler.stories.asked import stories_of
+from services.scheduler.stories.teller import Teller
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,9 @@ from services.policies.slice import SLICES
 from services.policies.snapshot import Bools
 from services.scheduler import events as ev
 from services.scheduler.board import Phase
-from services.scheduler.columns import (
+from services.scheduler.jobs import Job
+from services.scheduler.state import SchedulerState
+from services.scheduler.stories.columns import (
     IDLE,
     IN_HOST,
     NO_KV,
@@ -28,10 +30,8 @@ from services.scheduler.columns import (
     UNWATCHED,
     Columns,
 )
-from services.scheduler.jobs import Job
-from services.scheduler.shelf import Shelf
-from services.scheduler.state import SchedulerState
-from services.scheduler.story import MOST_NAMES, Chapter, Kind, Noted, Story, Tale, Values
+from services.scheduler.stories.shelf import Shelf
+from services.scheduler.stories.story import MOST_NAMES, Chapter, Kind, Noted, Story, Tale, Values
 
 ADMITTED, QUEUED = int(Reason.ADMITTED), int(Phase.QUEUED)  # numpy compares these much faster
 DECIDE = ("round", "arranged")  # events

@@ -5,8 +5,8 @@ from itertools import islice
 
 from services.runtime.errors import Code, InvalidArgument, ServiceError
 from services.scheduler.state import SchedulerState
-from services.scheduler.story import Story
-from services.scheduler.teller import Teller
+from services.scheduler.stories.story import Story
+from services.scheduler.stories.teller import Teller
 
 SPELLED = ("chatcmpl-", "cmpl-")  # what OpenAI's endpoints put before the id of a call
 LEAST_CHARS = 4  # of a beginning: fewer say nothing

@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from itertools import chain
 
-from services.scheduler.story import Tale
+from services.scheduler.stories.story import Tale
 
 REFUSED_SHARE = 4  # one in so many stories may be of one refused: a storm of them hides no other
 

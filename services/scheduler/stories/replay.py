@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from services.scheduler.eventlog import Head, read, read_head
-from services.scheduler.judge import Judge
 from services.scheduler.state import SchedulerState
-from services.scheduler.teller import Teller
+from services.scheduler.stories.judge import Judge
+from services.scheduler.stories.teller import Teller
 
 
 @dataclass(frozen=True)
