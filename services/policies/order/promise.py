@@ -23,7 +23,7 @@ from services.forecast import Floats, Ints
 from services.policies.memory import Memory
 from services.policies.order.deadlines import slack_s
 from services.policies.order.fair import over_share
-from services.policies.order.pace import keep_pace
+from services.policies.order.pace import Pace, keep_pace
 from services.policies.order.ranking import CLASS, HYSTERESIS, Ranking, fresh, next_of, steady
 from services.policies.order.shortest import SIZES, TAIL_PARAMS
 from services.policies.order.starving import at_front, starving
@@ -48,9 +48,12 @@ def promise(snapshot: Snapshot, params: Params, memory: Memory) -> Ranking:
     rows = np.concatenate([snapshot.queued, snapshot.running])
     split, jobs = len(snapshot.queued), snapshot.jobs
     pace, memory = keep_pace(snapshot, memory)
-    size_s, kept = SIZES[list(SIZES)[int(params["by"])]](snapshot, params, memory, pace, rows)
     remaining_s = pace.remaining_s(jobs, rows, jobs.total[rows] - jobs.output[rows])
     spare_s = np.minimum(slack_s(snapshot, rows, pace), _gap_s(snapshot, rows, split))
+    starved = starving(snapshot, rows, split, memory, params["ageing_s"])
+    promised = (spare_s[split:] > 0) & np.isfinite(spare_s[split:])
+    stays = starved.front[split:] | fresh(snapshot) | promised | np.isinf(params["hysteresis"])
+    size_s, kept = _sizes(snapshot, params, memory, pace, rows, stays, remaining_s)
     in_time = spare_s[:split] > 0
     classes = np.where(spare_s > 0, KEPT, LOST)
     turns_s = spare_s[:split][in_time]  # then they are lost, which time alone brings about
@@ -63,17 +66,34 @@ def promise(snapshot: Snapshot, params: Params, memory: Memory) -> Ranking:
     near_s = np.minimum(size_s, CLASS / 2)
     classes[over_share(snapshot, rows, split, classes * CLASS + near_s)] = OVER
 
-    starved = starving(snapshot, rows, split, memory, params["ageing_s"])
     age_s = snapshot.now - jobs.arrival_s[rows]
     key = at_front(classes * CLASS + near_s, starved.front, age_s)
     passed = classes * CLASS + near_s / (1.0 + params["hysteresis"])
-    promised = spare_s[split:] > 0
-    promised &= np.isfinite(spare_s[split:])
-    stays = starved.front[split:] | fresh(snapshot) | promised | np.isinf(params["hysteresis"])
     line = steady(key, passed[split:], stays)
     memory = memory.with_columns(rows, jobs.serial[rows], **starved.columns, **kept)
     next_s = min(next_s, starved.next_s)
     return Ranking(rows, split, key, line, remaining_s, starved.lift_s, next_s, memory)
+
+
+def _sizes(
+    snapshot: Snapshot,
+    params: Params,
+    memory: Memory,
+    pace: Pace,
+    rows: Ints,
+    stays: Bools,
+    remaining_s: Floats,
+) -> tuple[Floats, dict[str, Floats]]:
+    """How large each is, and what is to be remembered of it. Who runs and `stays` makes tokens, so
+    its size is never the same twice, and nobody is compared with it: its mean will do."""
+    asked = np.concatenate([np.ones(len(rows) - len(stays), bool), ~stays])
+    size = SIZES[list(SIZES)[int(params["by"])]]
+    sized_s, known = size(snapshot, params, memory, pace, rows[asked])
+    size_s, kept = remaining_s.copy(), {name: np.zeros(len(rows)) for name in known}
+    size_s[asked] = sized_s
+    for name, column in known.items():
+        kept[name][asked] = column
+    return size_s, kept
 
 
 def _gap_s(snapshot: Snapshot, rows: Ints, split: int) -> Floats:
