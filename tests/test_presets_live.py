@@ -10,7 +10,7 @@ import pytest
 from foretoken.answers import Choice
 from services.core import FinishReason
 from services.policies.order.orders import ORDERS
-from services.policies.preset import Preset, presets
+from services.policies.preset import RESIDENCIES, Preset, presets
 from tests.mixed_load import Ask, Expected, asks, expected, lengths
 from tests.reach import until
 from tests.standing_workers import System, Workers, counted, standing, system
@@ -103,8 +103,8 @@ def check_memory_was_short(live: System, uploads: float) -> None:
     stopped = live.counted("num_preemptions")
     if never_evicts(preset):
         assert evictions == 0
-    if preset.form == "aggressive":
-        assert stopped > 0
+    if preset.form == "aggressive" and not RESIDENCIES[preset.residency].held_fast:
+        assert stopped > 0  # where memory is held fast, who finds none waits for it instead
     if ORDERS[preset.order].preempts and preset.residency == "swap":
         assert uploads > 0
 

@@ -33,7 +33,10 @@ COST = CostModel(base_s=5e-4, prefill_token_s=1e-5, decode_seq_s=5e-4, context_t
 @asynccontextmanager
 async def two_alike(policy: str, log: Path, *sets: str) -> AsyncIterator[Endpoints]:
     """The whole, its control plane in this process, no timing refitted once it is up."""
-    fixed = (f"scheduler.event_log={log}", "estimator.refit_samples=1000000", "worker.host_gib=0")
+    fixed = (
+        f"scheduler.event_log={log}", "estimator.refit_samples=1000000", "worker.host_gib=0",
+        "worker.profile_s=4.5",  # on a busy machine one second tells too little for a first fit
+    )  # fmt: skip
     options = ServeOptions(policy=policy, workers=2, http_port=0, grpc_port=0, sets=[*fixed, *sets])
     async with embedded(options, Lifecycle()) as system:
         scheduler = system.control.scheduler
