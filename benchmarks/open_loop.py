@@ -29,6 +29,7 @@ LATE, UNREACHABLE, CUT = "not back in time", "unreachable", "ended without its e
 class Answer:
     """What became of a request, in seconds from the beginning of the load.
 
+    gap_s: the longest between two arrivals of text.
     problem: empty where the whole answer came; else an HTTP status, the message of an error event,
     or one of the reasons above; times and tokens then tell nothing.
     """
@@ -38,6 +39,7 @@ class Answer:
     last_s: float
     tokens: int
     problem: str = ""
+    gap_s: float = 0.0
 
     @property
     def ttft_s(self) -> float:
@@ -60,11 +62,14 @@ class Watcher(asyncio.Protocol):
     def __init__(self) -> None:
         self.over = asyncio.get_running_loop().create_future()
         self.first = self.last = 0.0  # by the monotonic clock; 0: not yet
+        self.gap = 0.0
         self.begin = self.end = b""
 
     def data_received(self, data: bytes) -> None:
-        self.last = time.perf_counter()
-        if not self.first:
+        before, self.last = self.last, time.perf_counter()
+        if self.first:
+            self.gap = max(self.gap, self.last - before)
+        else:
             self.begin += data
             if TEXT.search(self.begin):
                 self.first = self.last
@@ -83,7 +88,8 @@ class Watcher(asyncio.Protocol):
         if problem := self._problem():
             return Answer(due_s, 0.0, 0.0, 0, problem)
         tokens = int(USAGE.findall(self.end)[-1])
-        return Answer(due_s, (self.first or self.last) - began, self.last - began, tokens)
+        first_s = (self.first or self.last) - began
+        return Answer(due_s, first_s, self.last - began, tokens, gap_s=self.gap)
 
     def _problem(self) -> str:
         status = STATUS.match(self.begin)

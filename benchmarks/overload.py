@@ -23,9 +23,10 @@ torchcodec`, which come along and don't load beside its PyTorch.
 
 Per preset and load factor: `tok_s` while arrivals last, but their first fifth, of whole answers;
 `norm_latency_s`, the mean of end-to-end time over tokens, and `ttft_p50_s` and `ttft_p99_s`, all
-from when a request was due, of whole answers; `goodput_share`, of all arrivals, of those within the
-budgets of SLA class standard; `errors`, `refused` (429) and `resubmitted`; `client_cpu`, what this
-client took of a core. Who is not back in a bounded time after the last arrival is an error.
+from when a request was due, of whole answers; `goodput_share`, of all arrivals, of those within
+the budgets of SLA class standard: TTFT, TPOT, and the longest gap between two arrivals of text;
+`errors`, `refused` (429) and `resubmitted`; `client_cpu`, what this client took of a core. Who is
+not back in a bounded time after the last arrival is an error.
 """
 
 import asyncio
@@ -108,7 +109,9 @@ def figures_of(answers: Sequence[Answer], lasts_s: float) -> Figures:
     whole = [a for a in answers if not a.problem]
     ttft_s = [a.ttft_s for a in whole] or [np.nan]
     refused = sum(a.problem == REFUSED for a in answers)
-    met = sum(a.ttft_s <= SLA.ttft_s and a.tpot_s <= SLA.tpot_s for a in whole)
+    met = sum(
+        a.ttft_s <= SLA.ttft_s and a.tpot_s <= SLA.tpot_s and a.gap_s <= SLA.mtpot_s for a in whole
+    )
     return {
         "tok_s": tokens_per_s(answers, RAMP * lasts_s, lasts_s),
         "norm_latency_s": float(np.mean([a.normalised_latency_s for a in whole] or [np.nan])),

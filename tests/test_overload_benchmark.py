@@ -196,16 +196,17 @@ def test_figures():
         Answer(0, 1, 3, 21),  # TPOT 0.1
         Answer(0, 6, 7, 11),  # its first token too late
         Answer(1, 2, 8, 2),  # its second too late
+        Answer(0, 1, 3, 21, gap_s=1.6),  # silent for too long
         Answer(0, 0, 0, 0, REFUSED),
         Answer(0, 0, 0, 0, "503"),
     ]
     found = figures_of(answers, lasts_s=10)
-    assert found["norm_latency_s"] == pytest.approx((3 / 21 + 7 / 11 + 7 / 2) / 3)
-    assert found["ttft_p50_s"] == 1 and found["ttft_p99_s"] == pytest.approx(5.9)
-    assert found["goodput_share"] == 1 / 5
+    assert found["norm_latency_s"] == pytest.approx((2 * 3 / 21 + 7 / 11 + 7 / 2) / 4)
+    assert found["ttft_p50_s"] == 1 and found["ttft_p99_s"] == pytest.approx(5.85)
+    assert found["goodput_share"] == 1 / 6
     assert (found["errors"], found["refused"]) == (1, 1)
-    # from 2 s to 10 s: half of the first answer, all of the others
-    assert found["tok_s"] == pytest.approx((10.5 + 11 + 2) / 8)
+    # from 2 s to 10 s: half of the first answer and of the silent one, all of the others
+    assert found["tok_s"] == pytest.approx((2 * 10.5 + 11 + 2) / 8)
 
 
 def test_who_is_best_and_nobody_who_is_told():

@@ -81,18 +81,46 @@ def test_of_those_who_are_pressed_the_quickest_go_as_far_as_time_can_be_spared()
     assert line(ranked(snapshot)) == [3, 1, 0, 2]
 
 
-def test_who_runs_and_can_keep_its_promise_makes_way_for_nobody() -> None:
-    """A token takes 10 ms and may take 20: it is on its way. Beside it one whose pace is lost."""
+@pytest.mark.parametrize(
+    ("mtpot_s", "tpot_s", "lends"),
+    [
+        (1.5, 0.02, True),  # 900 tokens at 10 ms of 20: silent for 1.5 s, it is in time still
+        (0.4, 0.02, False),  # its gap would be too long
+        (1.5, 0.0103, False),  # 0.3 ms a token to spare are 0.27 s in all
+    ],
+)
+def test_who_runs_lends_its_place_where_its_promise_lets_it(
+    mtpot_s: float, tpot_s: float, lends: bool
+) -> None:
+    """A short one waits; beside the one that can keep its promise runs one whose pace is lost."""
     snapshot = board(
-        [5, 900, 900], 1, output=[0, 10, 10], first_s=[np.inf, NOW - 0.1, NOW - 10.0],
-        tpot_s=[0.02] * 3, ttft_s=[5.0] * 3,
+        [5, 900, 900], 1, output=[0, 10, 10], first_s=[np.inf, NOW - 0.1, NOW - 100.0],
+        tpot_s=[tpot_s] * 3, ttft_s=[5.0] * 3, mtpot_s=[mtpot_s] * 3,
     )  # fmt: skip
-    found = ranked(snapshot)
+    found = ranked(snapshot, lend_s=0.5)
     by_row = dict(zip(found.rows.tolist(), found.line.tolist(), strict=True))
-    assert by_row[1] < by_row[0] < by_row[2]
+    assert (by_row[0] < by_row[1]) == lends
+    assert max(by_row[0], by_row[1]) < by_row[2]
 
 
-def test_who_was_paused_is_due_before_its_gap_is_too_long() -> None:
+def test_who_lent_its_place_is_back_before_its_gap_is_too_long() -> None:
+    """It stopped a second ago and may be silent for 1.5: with half a second left it waits behind
+    the shorter one, and time alone brings it back when 0.25 are left."""
+
+    def paused(now: float) -> Snapshot:
+        return board(
+            [10, 300], 2, output=[0, 100], held=[0, 110], home=[-1, 1],
+            since_s=[NOW, now - 1], first_s=[np.inf, NOW - 3], mtpot_s=[1.5] * 2,
+            arrival_s=[NOW, NOW - 4], ttft_s=[5.0] * 2, tpot_s=[0.1] * 2,
+        )  # fmt: skip
+
+    waits = ranked(paused(NOW), pressed_share=0.0, return_s=0.25)
+    assert line(waits) == [0, 1]
+    assert waits.next_s == pytest.approx(NOW + 0.25)
+    assert line(ranked(paused(NOW - 0.26), pressed_share=0.0, return_s=0.25)) == [1, 0]
+
+
+def test_who_would_be_silent_for_too_long_is_pressed_ahead_of_shorter_ones() -> None:
     """It stopped a second ago and may be silent for 1.2: pressed. With 0.9 it is lost already."""
 
     def paused(mtpot_s: float) -> Snapshot:

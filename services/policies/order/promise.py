@@ -2,17 +2,19 @@
 
 Four classes, each by size (`by`: Gittins' index, the mean, or the mean and its tail):
 
-  pressed   wait, and would miss their first token, or their next, behind all the shorter ones, yet
-            can still have it: so many as take no more than `pressed_share` of the time that those
-            who are pushed back can spare
+  pressed   wait with a gap, or an end, that can be kept but is due in less than `return_s`;
+            and those who would miss their first token behind all the shorter ones, yet can still
+            have it: so many as take no more than `pressed_share` of the time that those who are
+            pushed back can spare
   kept      their SLA can be met, or nothing was promised
   lost      their SLA can't be met any more: behind all whose can, never dropped
   over      a tenant's that has its weight's share already, while another's wait (fair.py)
 
-Nobody who runs and whose SLA can be met makes way: to be paused is what would break it. Others
-make way for one that is smaller by a share of `hysteresis`. Whoever has waited for `ageing_s` comes
-to the front, one a worker at a time (starving.py): that bounds every wait, of the lost and of long
-ones too.
+Who runs lends its place to one that is smaller by a share of `hysteresis`, if its SLA lets it pause
+for more than `lend_s`: it comes back, pressed, before a gap or its end is late. Nobody else whose
+SLA can be met makes way: to be paused is what would break it. Whoever has waited for `ageing_s`
+comes to the front, one a worker at a time (starving.py): that bounds every wait, of the lost and of
+long ones too.
 """
 
 from math import inf
@@ -36,6 +38,10 @@ PARAMS = {
     **TAIL_PARAMS,
     **HYSTERESIS,
     "by": named(*SIZES),
+    # Who runs makes way if its SLA lets it pause for longer; infinite: nobody who can keep it does.
+    "lend_s": Param(0.5, 0.0, inf),
+    # Who was paused comes back when so long is left; less than `lend_s`, or it goes at once again.
+    "return_s": Param(0.25, 0.0, 1e6),
     # Of what those who are on time can spare, so much at once goes to who would be late.
     "pressed_share": Param(0.25, 0.0, 1.0),
     # Who would be late is pressed when it has so little time left: till then, others may end.
@@ -51,13 +57,18 @@ def promise(snapshot: Snapshot, params: Params, memory: Memory) -> Ranking:
     remaining_s = pace.remaining_s(jobs, rows, jobs.total[rows] - jobs.output[rows])
     spare_s = np.minimum(slack_s(snapshot, rows, pace), _gap_s(snapshot, rows, split))
     starved = starving(snapshot, rows, split, memory, params["ageing_s"])
-    promised = (spare_s[split:] > 0) & np.isfinite(spare_s[split:])
+    patience_s = np.minimum(spare_s[split:], jobs.mtpot_s[rows[split:]])
+    promised = (spare_s[split:] > 0) & (patience_s <= params["lend_s"]) & np.isfinite(patience_s)
     stays = starved.front[split:] | fresh(snapshot) | promised | np.isinf(params["hysteresis"])
     size_s, kept = _sizes(snapshot, params, memory, pace, rows, stays, remaining_s)
     in_time = spare_s[:split] > 0
     classes = np.where(spare_s > 0, KEPT, LOST)
     turns_s = spare_s[:split][in_time]  # then they are lost, which time alone brings about
     next_s = next_of(snapshot.now, turns_s)
+    lent = (jobs.output[rows[:split]] > 0) & in_time
+    back_s = spare_s[:split] - params["return_s"]
+    classes[:split][lent & (back_s <= 0)] = PRESSED
+    next_s = min(next_s, next_of(snapshot.now, back_s[lent]))
     if params["pressed_share"]:
         takes_s = remaining_s[:split] / max(1, len(snapshot.workers))
         ahead_s = _ahead_s(size_s[:split], takes_s, in_time)
