@@ -14,30 +14,31 @@ Prompts = Sequence[Sequence[int]]
 class BareEngine:
     """One engine, used again and again; every call leaves it empty."""
 
-    def __init__(self, folder: str, kv_tokens: int):
-        self._engine = Engine.load(EngineConfig(folder, kv_tokens))
+    def __init__(self, folder: str, kv_tokens: int, dtype: str = "auto"):
+        self.engine = Engine.load(EngineConfig(folder, kv_tokens, dtype=dtype))
         self._plans = 0
         self._names = 0
 
-    def _start(self, prompts: Prompts, output_tokens: int) -> None:
+    def start(self, prompts: Prompts, output_tokens: int) -> None:
+        """From here on every step of the engine is theirs, until all have so many tokens."""
         names = [f"r{self._names + i}" for i in range(len(prompts))]
         self._names += len(names)
         self._plans += 1
         admit = tuple(Grant(name, output_tokens) for name in names)
-        self._engine.apply(Plan(self._plans, admit=admit), 0.0)
+        self.engine.apply(Plan(self._plans, admit=admit), 0.0)
         for name, prompt in zip(names, prompts, strict=True):
             sampling = Sampling(temperature=0.0, ignore_eos=True)
-            self._engine.add(Prompt(name, tuple(prompt), len(prompt), output_tokens, sampling), 0.0)
+            self.engine.add(Prompt(name, tuple(prompt), len(prompt), output_tokens, sampling), 0.0)
 
     def tokens_per_s(self, prompts: Prompts, output_tokens: int) -> float:
         """All prompts at once, each answered greedily with so many tokens."""
         began = time.perf_counter()
-        self._start(prompts, output_tokens)
+        self.start(prompts, output_tokens)
         made = 0
-        while (result := self._engine.step()) is not None:
+        while (result := self.engine.step()) is not None:
             made += len(result.tokens)
         elapsed = time.perf_counter() - began
-        self._engine.report()
+        self.engine.report()
         if made != output_tokens * len(prompts):
             raise RuntimeError(f"the engine made {made} tokens, not all that were asked for")
         return made / elapsed
@@ -45,7 +46,7 @@ class BareEngine:
     def ttft_s(self, prompt: Sequence[int]) -> float:
         """From a prompt to its first token, alone."""
         began = time.perf_counter()
-        self._start([prompt], 1)
-        while self._engine.step() is not None:
+        self.start([prompt], 1)
+        while self.engine.step() is not None:
             pass
         return time.perf_counter() - began

@@ -10,10 +10,10 @@ PAGE_TOKENS = 16  # as our own blocks
 
 
 class Transformers:
-    """A model under `generate_batch`, in fp32, no slower for want of memory or places."""
+    """A model under `generate_batch`, no slower for want of memory or places."""
 
-    def __init__(self, folder: str, kv_tokens: int, streams: int):
-        self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    def __init__(self, folder: str, kv_tokens: int, streams: int, dtype: str = "float32"):
+        self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
         self._model.eval()
         self._config = ContinuousBatchingConfig(
             page_size=PAGE_TOKENS,

@@ -9,6 +9,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
@@ -27,7 +28,7 @@ def system(*arguments: str) -> Iterator[tuple[str, str]]:
     """`foretoken serve` on free ports, with further arguments; yields its HTTP and gRPC."""
     command = [sys.executable, "-m", "foretoken", "serve", *arguments]
     ports = ["--http-port", "0", "--grpc-port", "0"]
-    with _running([*command, *ports], stdout=subprocess.PIPE) as process:
+    with running([*command, *ports], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         line = next((x for x in process.stdout if READY_MARK in x), "")
         if not line:
@@ -37,23 +38,33 @@ def system(*arguments: str) -> Iterator[tuple[str, str]]:
 
 
 @contextmanager
-def vllm(python: str, kv_tokens: int) -> Iterator[str]:
-    """vLLM's server under that Python, with the demo model and so much KV; yields its HTTP."""
+def vllm(
+    python: str,
+    kv_tokens: int,
+    model: str = "",
+    dtype: str = "float32",
+    length_tokens: int = 0,
+    kv_gib: int = 1,
+) -> Iterator[str]:
+    """vLLM's server under that Python, with the demo model (or another folder's) and so much KV,
+    of at most `kv_gib`; yields its HTTP. `length_tokens`: the longest sequence, 0: the model's."""
     port = free_port()
+    model = model or demo_model()
+    longest = ["--max-model-len", str(length_tokens)] if length_tokens else []
     # fmt: off
     command = [
         python, "-m", "vllm.entrypoints.openai.api_server",
-        "--model", demo_model(), "--served-model-name", "demo", "--dtype", "float32",
+        "--model", model, "--served-model-name", Path(model).name, "--dtype", dtype, *longest,
         "--block-size", str(VLLM_BLOCK_TOKENS),
         "--num-gpu-blocks-override", str(kv_tokens // VLLM_BLOCK_TOKENS),
         "--host", "127.0.0.1", "--port", str(port),
     ]
     # fmt: on
-    environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1"}  # GiB, more than the blocks need
+    environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": str(kv_gib)}
     environment.pop("PYTHONPATH", None)
     with TemporaryFile("w+") as said:
         to = {"stdout": said, "stderr": subprocess.STDOUT, "env": environment}
-        with _running(command, **to) as process:
+        with running(command, **to) as process:
             url = f"http://127.0.0.1:{port}"
             until_s = time.monotonic() + VLLM_START_S
             while not _healthy(url):
@@ -75,7 +86,7 @@ def counted(url: str) -> dict[str, float]:
 
 
 @contextmanager
-def _running(command: list[str], **options: Any) -> Iterator[subprocess.Popen[str]]:
+def running(command: list[str], **options: Any) -> Iterator[subprocess.Popen[str]]:
     """Its processes have ended, one way or another, when this is left."""
     with subprocess.Popen(command, text=True, start_new_session=True, **options) as process:
         try:

@@ -15,7 +15,14 @@ from grpc import aio
 from prometheus_client import CollectorRegistry
 
 from foretoken import status
-from foretoken.options import Sections, ServeOptions, chosen_preset, outcome_log, sections
+from foretoken.options import (
+    Sections,
+    ServeOptions,
+    chosen_preset,
+    local_worker,
+    outcome_log,
+    sections,
+)
 from foretoken.processes import kept_running, running
 from gateway.config import GatewayConfig
 from gateway.http.app import build_app
@@ -105,7 +112,7 @@ async def embedded(options: ServeOptions, lifecycle: Lifecycle) -> AsyncIterator
                 running(
                     "worker",
                     "services.worker",
-                    {"worker": _worker(overrides, folder, socket, number)},
+                    {"worker": _worker(overrides, folder, socket, number, options.workers)},
                     lifecycle,
                 )
             )
@@ -131,9 +138,11 @@ def _predictor(overrides: Sections, folder: Path) -> Sections:
     return {"predictor": own, "log": log}
 
 
-def _worker(overrides: Sections, folder: Path, scheduler: str, number: int) -> dict[str, str]:
+def _worker(
+    overrides: Sections, folder: Path, scheduler: str, number: int, workers: int
+) -> dict[str, str]:
     return {
-        "worker_id": f"worker-{number}",
+        **local_worker(number, workers),
         "address": f"unix:{folder}/worker-{number}.sock",
         "scheduler_address": scheduler,
         "served_model_name": overrides["gateway"].get("served_model_name", ""),

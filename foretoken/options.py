@@ -74,6 +74,15 @@ def chosen_preset(overrides: Sections) -> Preset:
     return load(SchedulerConfig, overrides["scheduler"]).chosen()
 
 
+def local_worker(number: int, workers: int) -> dict[str, str]:
+    """What the worker of this number, of so many on this machine, is told of itself."""
+    return {
+        "worker_id": f"worker-{number}",
+        "local_rank": str(number),
+        "local_workers": str(workers),
+    }
+
+
 def _if_set(key: str, value: object) -> dict[str, str]:
     return {} if value is None else {key: str(value)}
 

@@ -3,7 +3,14 @@
 from contextlib import AsyncExitStack
 
 from foretoken import status
-from foretoken.options import Sections, ServeOptions, chosen_preset, outcome_log, sections
+from foretoken.options import (
+    Sections,
+    ServeOptions,
+    chosen_preset,
+    local_worker,
+    outcome_log,
+    sections,
+)
 from foretoken.ports import free_port
 from foretoken.processes import running
 from services.runtime.channel import connect
@@ -38,7 +45,7 @@ def wire(overrides: Sections, workers: int) -> list[tuple[str, str, Sections]]:
     served = overrides["gateway"].get("served_model_name", "")
     for number in range(workers):
         address = f"127.0.0.1:{free_port()}"
-        settings = {"worker_id": f"worker-{number}", "address": address}
+        settings = {"address": address} | local_worker(number, workers)
         settings |= {"served_model_name": served} | to_scheduler | overrides["worker"]
         units.append(("worker", "services.worker", settings))
     units.append(("gateway", "gateway", to_scheduler | _with_ports(overrides["gateway"])))

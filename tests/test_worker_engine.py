@@ -89,5 +89,5 @@ def test_the_default_cache_is_bounded(tmp_path):
 
 def test_a_gpu_that_is_not_there_is_one_sentence(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ValueError, match="finds no CUDA GPU"):
+    with pytest.raises(ValueError, match="PyTorch finds 0 CUDA GPUs here"):
         Engine.load(EngineConfig(str(tmp_path), device="cuda"))

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
@@ -12,9 +13,10 @@ from torch import Tensor
 
 from services.worker.batch import Chunk, DecodeRows, StepBatch
 from services.worker.cache import KVLayer, KVShape
-from services.worker.kernels import torch_attention
+from services.worker.kernels import numba_attention, torch_attention
 from services.worker.kernels.choose import kernels_for
-from services.worker.kernels.interface import AttentionOptions
+from services.worker.kernels.interface import AttentionKernels, AttentionOptions
+from services.worker.kernels.numba_attention import NumbaAttention
 from services.worker.kernels.torch_attention import TorchAttention
 from services.worker.kernels.torch_blocks import TorchBlocks
 from services.worker.kernels.torch_paging import quantize
@@ -79,7 +81,19 @@ class Answer:
     given: Tensor
 
 
-def attend(case: Case, seed: int, int8: bool = False) -> Answer:
+CPU = torch.device("cpu")
+
+
+def torch_kernels() -> AttentionKernels:
+    return TorchAttention(BLOCK, CPU, torch.float32)
+
+
+def attend(
+    case: Case,
+    seed: int,
+    int8: bool = False,
+    make: Callable[[], AttentionKernels] = torch_kernels,
+) -> Answer:
     """For random states in scattered blocks."""
     heads, kv_heads = case.heads
     generator = torch.Generator().manual_seed(seed)
@@ -109,7 +123,7 @@ def attend(case: Case, seed: int, int8: bool = False) -> Answer:
     written = torch.tensor([s for i, start, n in spans for s in slots(i)[start : start + n]])
     expected = read(KVLayer(values))
     expected[:, written] = torch.stack([k, v])
-    kernels = TorchAttention(BLOCK, torch.device("cpu"), torch.float32)
+    kernels = make()
     kernels.prepare(StepBatch(rows, chunks), written)
     kernels.store(layer, k, v)
     got = kernels.attend(layer, q, k, v, case.options)
@@ -157,6 +171,75 @@ def test_attention_is_dense_attention(padding, group_tokens, int8, case, seed):
     torch.testing.assert_close(answer.got, answer.stored, rtol=0, atol=2e-5)
 
 
+@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize("short_tokens", [0, 5, 48])
+@pytest.mark.parametrize("thread_work", [0, 2**40])
+@settings(deadline=None, max_examples=40)
+@given(case=CASES, seed=st.integers(0, 99))
+def test_attention_in_place_is_dense_attention(thread_work, short_tokens, int8, case, seed):
+    """On one thread and on two, whichever chunks are attended in place."""
+
+    def make() -> AttentionKernels:
+        return NumbaAttention(BLOCK, torch.float32)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(numba_attention, "SHORT_TOKENS", short_tokens)
+        patch.setattr(numba_attention, "THREAD_WORK", thread_work)
+        patch.setattr(torch, "get_num_threads", lambda: 2)
+        answer = attend(case, seed, int8, make)
+    torch.testing.assert_close(answer.got, answer.stored, rtol=0, atol=2e-5)
+
+
+def test_attention_in_place_follows_rows_that_move_on():
+    """The same batch, a token later each, over the end of a block and of the tables' width."""
+    steps, kv_heads = 45, 2
+    layer = layer_of(torch.randn(2, 64, kv_heads, BLOCK, DIM), int8=False)
+    blocks = iter(torch.randperm(64).tolist())
+    lengths = [9, 3]
+    sequences = [sequence_of(length) for length in lengths]
+    tables = [[next(blocks) for _ in range(-(-length // BLOCK))] for length in lengths]
+    rows = DecodeRows(sequences, tables, BLOCK)
+    kernels = NumbaAttention(BLOCK, torch.float32)
+    options = AttentionOptions(0.3)
+    for step in range(steps):
+        q = torch.randn(2, 4, DIM)
+        k, v = torch.randn(2, 2, kv_heads, DIM)
+        kernels.prepare(StepBatch(rows, []), torch.from_numpy(rows.slots))
+        kernels.store(layer, k, v)
+        got = kernels.attend(layer, q, k, v, options)
+        for row, table in enumerate(tables):
+            length = lengths[row] + step
+            keys, values = layer.data[:, table].transpose(2, 3).reshape(2, -1, kv_heads, DIM)
+            expected = dense(q[row : row + 1], keys[:length], values[:length], length - 1, options)
+            torch.testing.assert_close(got[row : row + 1], expected, rtol=0, atol=2e-5)
+        for row in rows.advance([0, 0]).tolist():
+            tables[row].append(next(blocks))
+            rows.set_block(row, tables[row][-1])
+
+
+@pytest.mark.parametrize("int8", [False, True])
+def test_bfloat16_is_read_in_place(int8):
+    """Against the same numbers in float32: all that is lost is in the answer's own rounding."""
+    generator = torch.Generator().manual_seed(5)
+    values = torch.randn(2, 6, 2, BLOCK, DIM, generator=generator).bfloat16()
+    q = torch.randn(3, 4, DIM, generator=generator).bfloat16()
+    k, v = torch.randn(2, 3, 2, DIM, generator=generator).bfloat16()
+    rows = DecodeRows(
+        [sequence_of(length) for length in (9, 8, 2)], [[4, 1, 3], [5, 2], [0]], BLOCK
+    )
+    got = []
+    for dtype in (torch.bfloat16, torch.float32):
+        kernels = NumbaAttention(BLOCK, dtype)
+        layer = layer_of(values.to(dtype), int8)
+        kernels.prepare(StepBatch(rows, []), torch.from_numpy(rows.slots))
+        kernels.store(layer, k.to(dtype), v.to(dtype))
+        got.append(
+            kernels.attend(layer, q.to(dtype), k.to(dtype), v.to(dtype), AttentionOptions(0.3))
+        )
+    assert got[0].dtype is torch.bfloat16
+    torch.testing.assert_close(got[0], got[1].bfloat16(), rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("softcap", [None, 2.0])
 @pytest.mark.parametrize("window", [None, 16])
 def test_int8_is_near_what_was_given(window, softcap):
@@ -173,7 +256,7 @@ def choose(
     return kernels_for(cpu, BLOCK, dtype, [KVShape(2, head_dim)], [4], int8)
 
 
-def test_a_cpu_gets_pytorch_and_never_imports_triton():
+def test_a_cpu_gets_numba_and_never_imports_triton():
     code = (
         "import sys, torch; from services.worker.cache import KVShape;"
         "from services.worker.kernels.choose import kernels_for;"
@@ -182,7 +265,13 @@ def test_a_cpu_gets_pytorch_and_never_imports_triton():
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
     attention, blocks = choose()
-    assert isinstance(attention, TorchAttention) and isinstance(blocks, TorchBlocks)
+    assert isinstance(attention, NumbaAttention) and isinstance(blocks, TorchBlocks)
+    assert isinstance(choose(torch.float16)[0], TorchAttention)  # which Numba does not have
+
+
+def test_numba_is_refused_what_it_does_not_take():
+    with pytest.raises(ValueError, match=r"not on cpu in torch\.float16: set kernels to auto"):
+        kernels_for(CPU, BLOCK, torch.float16, [KVShape(2, 32)], chosen="numba")
 
 
 def test_what_no_kernel_takes_is_refused_with_what_to_change():

@@ -321,21 +321,68 @@ def test_an_evicted_member_leaves_its_batch():
     assert t.lines[-2:] == ["a@12 -> a+7=length", "  report plan 1, free 4: finished a:8 length"]
 
 
-def test_a_step_that_fails_ends_who_was_in_it_and_tells_the_ended_their_own_end():
+def test_who_breaks_a_step_ends_alone_and_its_mates_stay_together():
+    """The step of three is tried in parts: `a`, which has ended, and `b`; each alone; then `c`."""
     t = Transcript()
     for name in "abc":
         t.prompt(name, 1, ignore_eos=False)
     together(t, a=9, b=9, c=9)
     t.step({"a": EOS})
-    batch = t.state.compose()
-    assert batch and [s.request_id for s in t.state.fail(batch)] == ["b", "c"]
-    t.state.check_integrity()
+    t.step(times=6, poison="b")
     t.reads("""
         a[0:1] b[0:1] c[0:1] -> b+0 c+0
           report plan 1, free 13: a:0/1, b:1/1, c:1/1
-          report plan 1, free 16: finished b:1 error, finished c:1 error, finished a:1 stop
+        b@1 c@1 a@1 breaks
+        b@1 a@1 breaks
+        a@1 -> -
+        b@1 breaks b
+          report plan 1, free 14: finished b:1 error
+        c@1 -> c+1
+        c@2 a@2 -> c+2
     """)
-    assert [token.request_id for token in t.state.take_late()] == ["a"]
+    t.step({"c": EOS})
+    assert [token.request_id for token in t.state.take_late()] == []
+    t.reads("""
+        c@3 a@3 -> a+0=stop c+3=stop
+          report plan 1, free 16: finished a:1 stop, finished c:4 stop
+    """)
+
+
+def test_who_has_ended_and_breaks_a_step_computes_no_more_and_is_told_its_own_end():
+    t = Transcript()
+    for name in "ab":
+        t.prompt(name, 1, ignore_eos=False)
+    together(t, a=3, b=3)
+    t.step({"a": EOS})
+    t.step(times=4, poison="a")
+    t.reads("""
+        a[0:1] b[0:1] -> b+0
+          report plan 1, free 14: a:0/1, b:1/1
+        b@1 a@1 breaks
+        a@1 breaks
+        b@1 -> b+1
+        b@2 -> b+2 a+0=stop
+          report plan 1, free 15: b:3/3, finished a:1 stop
+    """)
+
+
+def test_padding_is_left_out_of_what_broke():
+    """7 tokens of it, of which none is computed before `a` and `b` are tried by themselves."""
+    t = Transcript(max_batch_tokens=32)
+    t.prompt("a", 1)
+    t.prompt("b", 8)
+    together(t, a=2, b=2)
+    batch = t.state.compose()
+    assert batch and batch.prefill_tokens == 16 and t.state.fail(batch) == []
+    t.step(times=3)
+    t.reads("""
+        a[0:1] -> a+0
+          report plan 1, free 11: a:1/1, b:0/0
+        b[0:8] -> b+0
+        b@8 a@1 -> b+1 a+1
+          report plan 1, free 12: a:2/2, b:2/9
+    """)
+    assert wasted(t) == (0, 7, 0)
 
 
 def test_batches_end_with_the_scheduler_that_made_them():

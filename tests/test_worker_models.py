@@ -1,13 +1,26 @@
 """Greedy answers equal transformers' own, token for token, however they are computed."""
 
+import json
+
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import MambaConfig, MambaForCausalLM
 
+from services.core import FinishReason
+from services.worker.engine import Engine
+from services.worker.engine_config import EngineConfig
 from services.worker.model import load_model
 from services.worker.prompt import Sampling
-from tests.worker_fixtures import MODELS, Feeder, clear_cases, engine_of, prompt_tokens, reference
+from tests.worker_fixtures import (
+    EOS,
+    MODELS,
+    Feeder,
+    clear_cases,
+    engine_of,
+    prompt_tokens,
+    reference,
+)
 
 LENGTHS = (1, 5, 13, 16, 29, 40)
 NEW_TOKENS = 24
@@ -99,3 +112,22 @@ def test_a_saved_model_loads_with_its_limits(tmp_path):
     assert (model.dtype, model.max_context_tokens) == (torch.float32, 256)
     assert model.eos_ids == {0}
     assert [(s.kv_heads, s.head_dim) for s in model.shapes] == [(2, 8), (2, 8)]
+
+
+def test_every_end_that_a_generation_config_names_is_one(tmp_path):
+    """Its eos ids stand before the model config's; the answer ends at whichever comes first."""
+    tokens, answer = clear_cases("llama", (5,), NEW_TOKENS)["r0"]
+    late, early = answer[len(answer) // 2], answer[len(answer) // 4]
+    reference("llama").save_pretrained(tmp_path)
+    path = tmp_path / "generation_config.json"
+    named = json.loads(path.read_text()) if path.exists() else {}
+    for ids, expected in (([late, early], {late, early}), (late, {late}), (None, {EOS})):
+        path.write_text(json.dumps(named | {"eos_token_id": ids}))
+        model = load_model(str(tmp_path), torch.device("cpu"))
+        assert set(model.eos_ids) == expected
+        feeder = Feeder(Engine(model, EngineConfig("", kv_tokens=2048, host_gib=0)))
+        feeder.add("r", tokens, NEW_TOKENS)
+        ends = [at for at, token in enumerate(answer) if token in expected]
+        length = min(ends) + 1 if ends else NEW_TOKENS
+        assert feeder.run() == {"r": answer[:length]}
+        assert feeder.finished["r"] is (FinishReason.STOP if ends else FinishReason.LENGTH)

@@ -69,7 +69,7 @@ async def attached(
         ({"model": "/nowhere/at/all"}, "cannot load model '/nowhere/at/all': there is no such"),
         ({"kv_tokenz": 5}, "unknown config key worker.kv_tokenz, did you mean kv_tokens?"),
         ({"max_running": 0}, "worker.max_running: Input should be greater than or equal to 1"),
-        ({"device": "tpu"}, "worker.device: Input should be 'auto', 'cpu' or 'cuda'"),
+        ({"device": "tpu"}, "Input should be 'auto', 'cpu', 'cuda', or 'cuda:' and a"),
     ],
     ids=("model", "key", "range", "device"),
 )

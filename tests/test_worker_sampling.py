@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from services.worker.prompt import Sampling
 from services.worker.sampling import Draw, sample, uniform
@@ -208,3 +209,118 @@ def test_seeded_answers_are_the_same_at_any_concurrency():
         expected |= alone.run()
     assert together.run() == crowded.run() == expected
     assert crowded.evictions > 0
+
+
+WIDE = 3_000  # more than twice what is looked at before all is sorted
+
+
+def by_full_sort(probs: Tensor, sampling: Sampling, u: float) -> int:
+    """The draw as it is defined. No filter: by index. Else all sorted, equals by index; cut by
+    top_k, by top_p of what that left, and by min_p; then the first whose running sum passes u."""
+    p = probs.double().numpy()
+    filtered = sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0
+    order = np.argsort(-p, kind="stable") if filtered else np.arange(len(p))
+    order = order[: sampling.top_k] if sampling.top_k > 0 else order
+    p = p[order]
+    before = np.cumsum(p) - p
+    kept = p >= np.float32(sampling.min_p) * np.float32(p.max())
+    if sampling.top_p < 1:
+        kept &= before < sampling.top_p * p.sum()
+    kept[0] = True
+    running = np.cumsum(p * kept)
+    passed = np.flatnonzero((running > u * running[-1]) & kept)
+    return int(order[passed[0]])
+
+
+FILTERED = st.builds(
+    Sampling,
+    temperature=st.sampled_from([0.7, 1.0]),
+    top_k=st.sampled_from([0, 0, 1, 7, 50, 1_400, 2_900]),
+    top_p=st.sampled_from([1.0, 0.93, 0.41]),
+    min_p=st.sampled_from([0.0, 0.0, 0.02, 0.37]),
+    seed=st.integers(0, 10**6),
+)
+# Flat ones need more than a first guess, steep ones don't, and steps make equals in any number.
+SPREADS = st.tuples(st.sampled_from([0.0, 0.1, 2.0, 6.0]), st.sampled_from([0.0, 0.25, 2.0]))
+
+
+@settings(deadline=None, max_examples=80)
+@given(st.integers(0, 10**6), st.lists(st.tuples(SPREADS, FILTERED), min_size=1, max_size=4))
+def test_draws_are_those_of_a_full_sort(seed, rows):
+    rng = np.random.default_rng(seed)
+
+    def logits_of(spread: float, step: float) -> Any:
+        values = rng.normal(scale=spread, size=WIDE)
+        return np.round(values / step) * step if step else values
+
+    logits = torch.tensor(np.array([logits_of(*shape) for shape, _ in rows]), dtype=torch.float32)
+    samplings = [sampling for _, sampling in rows]
+    temperatures = torch.tensor([[s.temperature] for s in samplings])
+    probs = (logits / temperatures).softmax(-1)
+    u = uniform([s.seed for s in samplings], [0] * len(samplings))
+    expected = [by_full_sort(*row) for row in zip(probs, samplings, u, strict=True)]
+    together, _ = sample(logits, [Draw(sampling, (1,), 1) for sampling in samplings], [])
+    assert together == expected
+    alone = [
+        sample(logits[i : i + 1], [Draw(sampling, (1,), 1)], [])[0][0]
+        for i, sampling in enumerate(samplings)
+    ]
+    assert alone == expected
+
+
+def test_all_is_sorted_only_where_less_does_not_do(monkeypatch):
+    sorted_rows: list[int] = []
+    sort = Tensor.sort
+
+    def noted(tensor: Tensor, **options: Any) -> Any:
+        sorted_rows.append(len(tensor))
+        return sort(tensor, **options)
+
+    monkeypatch.setattr(Tensor, "sort", noted)
+    steep, flat = [-0.05 * i for i in range(WIDE)], [0.0] * WIDE
+    for row in (steep, flat):
+        draw(row, Sampling(top_k=50))
+        draw(row, Sampling(top_k=1_500, top_p=0.9, min_p=0.1))
+    draw(steep, Sampling(top_p=0.95))
+    draw(steep, Sampling(min_p=0.01))
+    assert sorted_rows == []
+    draw(flat, Sampling(top_p=0.95))
+    draw(flat, Sampling(min_p=0.01))
+    draw(flat, Sampling(top_k=2_000))
+    assert sorted_rows == [1, 1, 1]
+
+
+def penalized(logits: list[float], row: Draw) -> list[float]:
+    """Token by token, in float32."""
+    s, seen, output = row.sampling, row.tokens, row.tokens[row.prompt_tokens :]
+    changed = [np.float32(x) for x in logits]
+    for token in set(seen):
+        x, r = changed[token], np.float32(s.repetition_penalty)
+        changed[token] = x / r if x > 0 else x * r
+    for token in set(output):
+        changed[token] = changed[token] - np.float32(s.presence_penalty)
+        times = np.float32(output.count(token))
+        changed[token] = changed[token] - np.float32(s.frequency_penalty) * times
+    return [float(x) for x in changed]
+
+
+PENALTIES = st.builds(
+    Sampling,
+    temperature=st.just(0.0),
+    repetition_penalty=st.sampled_from([1.0, 1.3, 0.7]),
+    presence_penalty=st.sampled_from([0.0, 0.5, -1.1]),
+    frequency_penalty=st.sampled_from([0.0, 0.3, -0.2]),
+)
+SEEN = st.lists(st.integers(0, SIZE - 1), min_size=1, max_size=9)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(LOGITS, PENALTIES, SEEN, st.integers(1, 9)), min_size=1, max_size=5))
+def test_penalties_of_many_rows_are_those_of_each(rows):
+    """A greedy draw takes the first of the largest logits, penalized token by token."""
+    draws = [Draw(s, tuple(seen), min(prompt, len(seen))) for _, s, seen, prompt in rows]
+    logits = torch.tensor([row[0] for row in rows])
+    chosen, _ = sample(logits, draws, [])
+    for row, (before, one) in enumerate(zip((r[0] for r in rows), draws, strict=True)):
+        after = penalized(before, one)
+        assert after[chosen[row]] == max(after)

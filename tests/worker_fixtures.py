@@ -20,6 +20,8 @@ from transformers import (
     MistralForCausalLM,
     OPTConfig,
     OPTForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     PhiConfig,
     PhiForCausalLM,
     PreTrainedModel,
@@ -77,6 +79,7 @@ MODELS: dict[str, Callable[[], PreTrainedModel]] = {
         )
     ),
     "phi": lambda: PhiForCausalLM(PhiConfig(**GROUPED)),
+    "phi3": lambda: Phi3ForCausalLM(Phi3Config(**GROUPED, sliding_window=9)),
 }  # fmt: skip
 
 
@@ -92,8 +95,9 @@ def engine_of(name: str, **settings: Any) -> Engine:
 
 
 def make_engine(module: PreTrainedModel, **settings: Any) -> Engine:
-    model = PagedModel(deepcopy(module), torch.device("cpu"))
-    return Engine(model, EngineConfig("", **{"kv_tokens": 2048, "host_gib": 0, **settings}))
+    config = EngineConfig("", **{"kv_tokens": 2048, "host_gib": 0, **settings})
+    fuse = config.fused_forward == "auto"
+    return Engine(PagedModel(deepcopy(module), torch.device("cpu"), fuse), config)
 
 
 def prompt_tokens(seed: int, length: int) -> tuple[int, ...]:

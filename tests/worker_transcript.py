@@ -91,12 +91,16 @@ class Transcript:
         self.lines += ["hello", *(f"  has {_holds(request)}" for request in held)]
         self._report()
 
-    def step(self, drawn: dict[str, int] | None = None, times: int = 1) -> None:
+    def step(self, drawn: dict[str, int] | None = None, times: int = 1, poison: str = "") -> None:
+        """Steps with one of `poison` (a letter a request) in them break."""
         for _ in range(times):
             batch = self.state.compose()
             self._carry_out(self.state.take_moves())
             if batch is None:
                 self.lines.append("nothing runs")
+            elif any(s.request_id in poison for s in batch.sequences):
+                ran, failed = _ran(batch), self.state.fail(batch)
+                self.lines.append(" ".join([ran, "breaks", *(s.request_id for s in failed)]))
             else:
                 ran, tokens = _ran(batch), self.device.run(batch)
                 for row, sequence in enumerate(batch.sampling):

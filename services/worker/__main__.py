@@ -29,7 +29,13 @@ def build(config: WorkerConfig, registry: CollectorRegistry) -> Unit:
     limit_s = config.profile_s
     swaps = profile_swaps(engine, limit_s) if limit_s else []
     hello = encode_hello(config, engine, profile(engine, limit_s) if limit_s else [], swaps)
-    log.info("%s: %d KV tokens on %s", config.model_name, hello.kv_tokens, engine.model.device)
+    log.info(
+        "%s: %d KV tokens on %s, %s",
+        config.model_name,
+        hello.kv_tokens,
+        engine.model.device,
+        engine.model.forward_name,
+    )
     runner = EngineRunner(engine, WorkerMetrics(registry, engine.state))
     service = WorkerService(runner, config.outbox_tokens)
     channel = connect(config.scheduler_address)

@@ -9,6 +9,7 @@ from services.worker.kernels.choose import kernels_for
 from services.worker.kernels.interface import AttentionKernels, BlockCopies
 from services.worker.memory import free_host_bytes, host_blocks, kv_blocks, staging_bytes
 from services.worker.model import PagedModel
+from services.worker.rope import settle_rope
 from services.worker.staging import RecordLayout, RingSize
 from services.worker.state import Limits
 from services.worker.streams import streams_for
@@ -29,8 +30,11 @@ class Parts:
 
 
 def assemble(model: PagedModel, config: EngineConfig) -> Parts:
-    """Raises ValueError, one sentence that says what to change, for what this model's attention
-    or this machine's memory has no room for."""
+    """Raises ValueError, one sentence that says what to change, for a rope that depends on the
+    batch, and for what the attention or this machine's memory has no room for."""
+    limit = model.max_context_tokens
+    context_tokens = min(limit, config.max_context_tokens or limit)
+    settle_rope(model.module, context_tokens)
     int8 = config.kv_dtype == "int8"
     kernels, copies = kernels_for(
         model.device,
@@ -47,7 +51,7 @@ def assemble(model: PagedModel, config: EngineConfig) -> Parts:
         tuple(model.shapes), config.block_tokens, model.dtype, int8, config.swap_dtype == "int8"
     )
     token_bytes = bytes_per_token(model.shapes, model.dtype, int8)
-    limits = _limits(model, config, layout, token_bytes)
+    limits = _limits(model, config, layout, token_bytes, context_tokens)
     cache = KVCache.allocate(
         model.shapes, limits.kv_blocks, config.block_tokens, model.dtype, model.device, int8
     )
@@ -57,7 +61,11 @@ def assemble(model: PagedModel, config: EngineConfig) -> Parts:
 
 
 def _limits(
-    model: PagedModel, config: EngineConfig, layout: RecordLayout, token_bytes: int
+    model: PagedModel,
+    config: EngineConfig,
+    layout: RecordLayout,
+    token_bytes: int,
+    context_tokens: int,
 ) -> Limits:
     blocks = kv_blocks(model, config)
     in_host = model.device.type == "cpu"  # the cache itself is in host memory
@@ -67,7 +75,7 @@ def _limits(
         block_tokens=config.block_tokens,
         max_running=config.max_running,
         max_batch_tokens=config.max_batch_tokens,
-        max_context_tokens=model.max_context_tokens,
+        max_context_tokens=context_tokens,
         report_every_steps=config.report_every_steps,
         eos_ids=model.eos_ids,
         host_blocks=host_blocks(config, layout.record_bytes, kv_bytes, HOST_BLOCKS * blocks),

@@ -96,6 +96,11 @@ class StepBatch:
     chunks: list[Chunk]
 
     @property
+    def sequences(self) -> list[Sequence]:
+        """Whoever is in it, padding too."""
+        return [*self.decodes.sequences, *(chunk.sequence for chunk in self.chunks)]
+
+    @property
     def sampling(self) -> list[Sequence]:
         if not self.chunks:
             return self.decodes.sequences

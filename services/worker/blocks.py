@@ -92,11 +92,7 @@ class BlockPool:
         Only for an owner that holds nothing yet.
         """
         assert owner not in self._tables, f"{owner} holds blocks already"
-        shared = []
-        for key in keys:
-            if (block := self._by_key.get(key)) is None:
-                break
-            shared.append(block)
+        shared = [self._by_key[key] for key in keys[: self.known(keys)]]
         for block in shared:
             self._cached.pop(block, None)
             self.shared_blocks += self._holders[block] > 0
@@ -104,6 +100,10 @@ class BlockPool:
         if shared:
             self._tables[owner] = shared
         return len(shared)
+
+    def known(self, keys: Sequence[bytes]) -> int:
+        """How many of the first of them are published."""
+        return next((i for i, key in enumerate(keys) if key not in self._by_key), len(keys))
 
     def publish(self, owner: str, index: int, key: bytes) -> None:
         """Make the owner's block `index`, full and never written again, findable by `key`.

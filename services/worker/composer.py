@@ -9,6 +9,7 @@ from services.worker.evictor import Evictor
 from services.worker.holdings import Holdings
 from services.worker.lockstep import Lockstep
 from services.worker.sequence import Phase, Sequence
+from services.worker.suspects import Suspects
 
 
 class Composer:
@@ -20,6 +21,9 @@ class Composer:
     decode, the last batch is moved on by one token instead of composing another: a step then
     costs only its new blocks. Where there are static batches, `lockstep` says who may run, and
     padding comes behind all other prefill.
+
+    Of prompts that begin alike (the choices of one request) the eldest prefills, and the others
+    wait a step for its blocks. Where a step has failed, `suspects` says what part is tried next.
     """
 
     def __init__(
@@ -27,12 +31,14 @@ class Composer:
         holdings: Holdings,
         evictor: Evictor,
         lockstep: Lockstep,
+        suspects: Suspects,
         max_running: int,
         max_batch_tokens: int,
     ):
         self._holdings = holdings
         self._evictor = evictor
         self._lockstep = lockstep
+        self._suspects = suspects
         self._pool = holdings.pool
         self._max_running = max_running
         self._max_batch_tokens = max_batch_tokens
@@ -50,6 +56,9 @@ class Composer:
             return self._steady
         self._steady = None
         batch = self._compose()
+        while batch is None and self._suspects:  # of this part nobody can run
+            self._suspects.pass_part()
+            batch = self._compose()
         if batch is None and self._lockstep.active and self._lockstep.hurry():
             batch = self._compose()
         while batch is None and self._runnable() and self._evictor.give_way():
@@ -78,10 +87,13 @@ class Composer:
 
     def _runnable(self) -> list[Sequence]:
         """Those that the next step may run, memory permitting."""
+        running = self._holdings.running.values()
         if self._lockstep.active:
-            return self._lockstep.runnable(self._holdings.running.values(), self._max_running)
-        first = islice(self._holdings.running.values(), self._max_running)
-        return [s for s in first if s.within_budget and not s.arriving]
+            runnable = self._lockstep.runnable(running, self._max_running)
+        else:
+            first = islice(running, self._max_running)
+            runnable = [s for s in first if s.within_budget and not s.arriving]
+        return self._suspects.narrow(runnable)
 
     def _grow_rows(self, rows: DecodeRows) -> bool:
         """Give each row that begins a block that block; False when memory is out."""
@@ -122,6 +134,8 @@ class Composer:
                 continue
             if room <= 0:
                 continue
+            if chunks and self._holdings.can_wait(sequence, (c.sequence for c in chunks)):
+                continue
             self._holdings.adopt_prefix(sequence)
             end = self._reachable(sequence, sequence.computed + room)
             if end <= sequence.computed:
@@ -130,7 +144,8 @@ class Composer:
             table = np.array(self._pool.table(sequence.request_id), np.int64)
             chunks.append(Chunk(sequence, sequence.computed, end, table))
             room -= chunks[-1].tokens
-        return chunks + self._lockstep.pad_chunks(room) if self._lockstep.active else chunks
+        pads = self._lockstep.active and not self._suspects
+        return chunks + self._lockstep.pad_chunks(room) if pads else chunks
 
     def _bring_back(self, sequence: Sequence) -> bool:
         """Begin the return of its KV, evicting those behind it as needed."""

@@ -1,10 +1,11 @@
 """Settings of a worker, with their defaults and reasons."""
 
+import re
 import socket
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from services.runtime.main import ServedSettings
 from services.worker.engine_config import EngineConfig, KernelSet
@@ -21,14 +22,25 @@ class WorkerConfig(ServedSettings):
     scheduler_address: str = "127.0.0.1:50052"
     model: str = "models/demo"  # a folder or a Hugging Face id
     served_model_name: str = ""  # empty: the folder's name, or the id
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: str = "auto"  # auto, cpu, cuda, or cuda:1 and so on
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    torch_threads: int = Field(default=0, ge=0)  # 0: one for a tiny model, else every core
+    # 0: one for a tiny model, else its share of the cores.
+    torch_threads: int = Field(default=0, ge=0)
+    # Its number among the workers of this machine, from 0, which `foretoken serve` tells: of `auto`
+    # each takes the GPU of that number, or its share of the cores.
+    local_rank: int = Field(default=0, ge=0)
+    local_workers: int = Field(default=1, ge=1)
+    # auto: a forward of fewer calls where the model's layout has one and it is seen at start to
+    # give what transformers' gives. off: to compare, or should it ever be in doubt.
+    fused_forward: Literal["auto", "off"] = "auto"
     kv_tokens: int = Field(default=0, ge=0)  # 0: what memory allows
     block_tokens: int = Field(default=16, ge=1, le=256)
     max_running: int = Field(default=256, ge=1)
-    # One step's tokens: long enough to fill the device, short enough for decodes to wait on.
-    max_batch_tokens: int = Field(default=512, ge=1)
+    # One step's tokens: long enough to fill the device, short enough for decodes to wait on; 0: as
+    # the device has it, 512 on a CPU and 2,048 on a GPU.
+    max_batch_tokens: int = Field(default=0, ge=0)
+    # Of prompt and answer together, where it shall be less than the model takes; 0: as it takes.
+    max_context_tokens: int = Field(default=0, ge=0)
     # INT8 KV on the device doubles the tokens it holds, at a small loss of quality.
     kv_dtype: Literal["auto", "int8"] = "auto"
     # KV that rests in host memory: bit for bit, or INT8, of a bfloat16 cache 0.63 of its bytes in
@@ -37,7 +49,8 @@ class WorkerConfig(ServedSettings):
     # Host memory for KV that waits; unset: up to 4 GiB of what is free; 0: none.
     host_gib: float | None = Field(default=None, ge=0)
     prefix_sharing: bool = True  # requests that begin alike compute that once
-    kernels: KernelSet = "auto"  # Triton's on CUDA, else PyTorch's, which run on CUDA too
+    # Triton's on CUDA; on a CPU Numba's in float32 and bfloat16; PyTorch's anywhere else.
+    kernels: KernelSet = "auto"
     gpu_memory_utilization: float = Field(default=0.85, gt=0, le=1)
     report_every_steps: int = Field(default=16, ge=1)
     # Time given to measuring steps at start, and as much again to swaps: under 10 s in all.
@@ -51,6 +64,13 @@ class WorkerConfig(ServedSettings):
     orphan_hold_s: float = Field(default=30.0, gt=0)
     exit_when_orphaned: bool = False  # end when the scheduler is gone for `orphaned_s`
     orphaned_s: float = Field(default=10.0, gt=0)
+
+    @field_validator("device")
+    @classmethod
+    def _known_device(cls, device: str) -> str:
+        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
+            raise ValueError("Input should be 'auto', 'cpu', 'cuda', or 'cuda:' and a number")
+        return device
 
     @property
     def model_name(self) -> str:
@@ -66,6 +86,7 @@ class WorkerConfig(ServedSettings):
             block_tokens=self.block_tokens,
             max_running=self.max_running,
             max_batch_tokens=self.max_batch_tokens,
+            max_context_tokens=self.max_context_tokens,
             report_every_steps=self.report_every_steps,
             device=self.device,
             dtype=self.dtype,
@@ -76,4 +97,7 @@ class WorkerConfig(ServedSettings):
             prefix_sharing=self.prefix_sharing,
             kernels=self.kernels,
             torch_threads=self.torch_threads,
+            local_rank=self.local_rank,
+            local_workers=self.local_workers,
+            fused_forward=self.fused_forward,
         )

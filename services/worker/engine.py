@@ -1,29 +1,38 @@
 """Engine: state, model and cache. The loop is `step`: settle → compose → run → draw → commit."""
 
+from dataclasses import replace
 from time import perf_counter
+from traceback import clear_frames
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from services.core import HeldRequest, Plan, Report
 from services.worker.assembly import assemble
-from services.worker.batch import StepBatch, StepResult, TokenLogprobs
+from services.worker.batch import Chunk, DecodeRows, StepBatch, StepResult, TokenLogprobs
 from services.worker.engine_config import EngineConfig
 from services.worker.inputs import StepInputs
 from services.worker.model import PagedModel, PagedStep, load_model
 from services.worker.prompt import Prompt
 from services.worker.sampling import Draw, is_plain, sample
 from services.worker.sequence import Sequence
+from services.worker.share import BATCH_TOKENS, device_of, threads_of
 from services.worker.state import WorkerState
 
-TINY_PARAMETERS = 20_000_000
+OUT_OF_MEMORY = (torch.OutOfMemoryError, MemoryError)
+_PROBE = Prompt("\0probe", (0, 0), 2, 1)  # no request is called like this
 
 
 class StepFailed(Exception):
-    """A step broke; `sequences` were in it and are gone. `__cause__` says why."""
+    """A step broke, and nothing of it counts; `__cause__` says why.
 
-    def __init__(self, sequences: list[Sequence]):
-        super().__init__(f"a step of {len(sequences)} sequences failed")
+    `sequences` ended by it: one that was in it alone, or none, as those in it are tried in parts
+    from now on, or one of them was evicted.
+    """
+
+    def __init__(self, what: str, sequences: list[Sequence]):
+        super().__init__(what)
         self.sequences = sequences
 
 
@@ -43,11 +52,15 @@ class Engine:
     @classmethod
     def load(cls, config: EngineConfig) -> "Engine":
         """Raises ValueError, one sentence, when the model can't be loaded or doesn't fit."""
-        model = load_model(config.model, _device(config.device), config.dtype)
-        threads = config.torch_threads or _threads(model)
+        device = device_of(config.device, config.local_rank)
+        fuse = config.fused_forward == "auto"
+        model = load_model(config.model, device, config.dtype, fuse)
+        parameters = model.module.num_parameters()
+        threads = config.torch_threads or threads_of(parameters, device, config.local_workers)
         if threads:
             torch.set_num_threads(threads)
-        return cls(model, config)
+        batch_tokens = config.max_batch_tokens or BATCH_TOKENS.get(device.type, BATCH_TOKENS["cpu"])
+        return cls(model, replace(config, max_batch_tokens=batch_tokens))
 
     def add(self, prompt: Prompt, now: float) -> str | None:
         """Take a prompt; returns why it can never run here, if so."""
@@ -74,7 +87,7 @@ class Engine:
     def step(self) -> StepResult | None:
         """One iteration; None when nothing can run.
 
-        Raises StepFailed, its sequences ended as ERROR, when the computation breaks.
+        Raises StepFailed when the computation breaks; the next step is then another.
         """
         batch = self._compose()
         while batch is None and self._swapper.busy:
@@ -86,7 +99,7 @@ class Engine:
         try:
             tokens, logprobs = self._draw(batch, self.run(batch))
         except Exception as error:
-            raise StepFailed(self.state.fail(batch)) from error
+            raise self._failed(batch, error) from error
         return self.state.commit(batch, tokens, perf_counter() - start, logprobs)
 
     def _compose(self) -> StepBatch | None:
@@ -97,6 +110,32 @@ class Engine:
         if moves := self.state.take_moves():
             self.state.lost(self._swapper.start(moves))
         return batch
+
+    def _failed(self, batch: StepBatch, error: Exception) -> StepFailed:
+        rows = len(batch.sequences)
+        clear_frames(error.__traceback__)  # what it computed so far takes memory
+        if isinstance(error, OUT_OF_MEMORY) and self.state.out_of_memory(batch):
+            return StepFailed(f"a step of {rows} rows found no memory; one gave way", [])
+        return StepFailed(f"a step of {rows} rows failed", self.state.fail(batch))
+
+    def works(self) -> bool:
+        """Whether anything can be computed: a token of nobody's prefilled, and one decoded. When
+        a request fails alone, this tells it from a device that is broken."""
+        pool, probe = self.state.pool, Sequence.start(_PROBE, 0)
+        try:
+            if not pool.grow(probe.request_id, len(probe.tokens)):
+                return False
+            table = pool.table(probe.request_id)
+            none = DecodeRows([], [], pool.block_tokens)
+            self.run(StepBatch(none, [Chunk(probe, 0, 1, np.array(table, np.int64))]))
+            probe.computed = 1
+            rows = DecodeRows([probe], [table], pool.block_tokens)
+            self.run(StepBatch(rows, [])).argmax(-1).tolist()  # waits for the device
+        except Exception:
+            return False
+        finally:
+            pool.release(probe.request_id)
+        return True
 
     def run(self, batch: StepBatch) -> Tensor:
         """Logits [sampling rows, vocabulary] of the batch, its KV stored."""
@@ -115,17 +154,3 @@ class Engine:
 
 def _draw_of(sequence: Sequence) -> Draw:
     return Draw(sequence.prompt.sampling, sequence.tokens, sequence.prompt_tokens)
-
-
-def _threads(model: PagedModel) -> int:
-    """One where handing work to another thread costs more than doing it; 0: as PyTorch does."""
-    tiny = model.module.num_parameters() < TINY_PARAMETERS
-    return 1 if tiny and model.device.type == "cpu" else 0
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise ValueError("device is cuda, but PyTorch finds no CUDA GPU here")
-    return torch.device(name)

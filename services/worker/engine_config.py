@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-KernelSet = Literal["auto", "torch", "triton"]
+KernelSet = Literal["auto", "torch", "numba", "triton"]
 
 
 @dataclass(frozen=True)
@@ -16,6 +16,7 @@ class EngineConfig:
     block_tokens: int = 16
     max_running: int = 256
     max_batch_tokens: int = 512
+    max_context_tokens: int = 0  # 0: as many as the model takes
     report_every_steps: int = 16
     device: str = "auto"
     dtype: str = "auto"
@@ -25,4 +26,7 @@ class EngineConfig:
     host_gib: float | None = None
     prefix_sharing: bool = True
     kernels: KernelSet = "auto"
-    torch_threads: int = 0  # 0: one for a tiny model on a CPU, else PyTorch's default
+    torch_threads: int = 0  # 0: one for a tiny model on a CPU, else its share of the cores
+    local_rank: int = 0
+    local_workers: int = 1
+    fused_forward: Literal["auto", "off"] = "auto"

@@ -87,6 +87,18 @@ class Evictor:
         self._evict(victim, Residency.DROP)
         return True
 
+    def relieve(self, rows: list[Sequence]) -> bool:
+        """A step of these found no memory to be computed in: what nobody reads goes, or the newest
+        of them leaves, whatever the policy; False where there is only one."""
+        if self._lockstep.active and self._lockstep.give_way():
+            return True
+        if len(rows) < 2:
+            return False
+        newest = max(rows, key=lambda s: s.serial)
+        if not self.evict(newest):
+            self._evict(newest, Residency.DROP)
+        return True
+
     def _evict(self, sequence: Sequence, how: Residency) -> None:
         self._lockstep.leave(sequence.request_id)
         self._holdings.leave(sequence, how)

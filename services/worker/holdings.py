@@ -4,6 +4,8 @@ Owns both pools' blocks. An offload frees its device blocks, an upload takes the
 copying itself follows in the order of `take_moves`, before the step is computed.
 """
 
+from collections.abc import Iterable
+
 from services.core import Residency
 from services.costs import Direction
 from services.runtime.prefix import extend_keys
@@ -208,7 +210,7 @@ class Holdings:
 
     def adopt_prefix(self, sequence: Sequence) -> None:
         """Take what others have computed of its beginning; at least one token is left to do."""
-        if not self._sharing or sequence.computed or self.pool.table(sequence.request_id):
+        if not self._may_adopt(sequence):
             return
         blocks = self._share(sequence, (len(sequence.tokens) - 1) // self.pool.block_tokens)
         sequence.published = blocks
@@ -216,25 +218,51 @@ class Holdings:
         self.tally.prefix_asked_tokens += len(sequence.tokens)
         self.tally.prefix_hit_tokens += sequence.computed
 
+    def can_wait(self, sequence: Sequence, elders: Iterable[Sequence]) -> bool:
+        """Whether one of these, who all get on in this step, is computing at least half of what
+        it would compute: blocks that it adopts once they are there. A prompt of one such block
+        is computed sooner than waited for. O(elders)."""
+        if not self._may_adopt(sequence):
+            return False
+        size, length = self.pool.block_tokens, len(sequence.tokens)
+        keys = self._keys_of(sequence, (length - 1) // size)
+        first = self.pool.known(keys)
+        left = length - first * size
+        last = first + -(-left // (2 * size))  # of the blocks that would be worth it
+        if len(keys) < max(2, last):
+            return False
+        return any(
+            elder.exact
+            and elder.computed // size <= first  # what it computes next, it will publish
+            and elder.keys[last - 1 : last] == keys[last - 1 : last]
+            for elder in elders
+        )
+
     def publish(self, sequence: Sequence) -> None:
         """Let others find the blocks that it has filled."""
         full = sequence.computed // self.pool.block_tokens
         if full == sequence.published or not (self._sharing and sequence.exact):
             return
-        self._extend_keys(sequence, full)
+        keys = self._keys_of(sequence, full)
         for index in range(sequence.published, full):
-            self.pool.publish(sequence.request_id, index, sequence.keys[index])
+            self.pool.publish(sequence.request_id, index, keys[index])
         sequence.published = full
 
     def _share(self, sequence: Sequence, blocks: int) -> int:
         if not self._sharing:
             return 0
-        self._extend_keys(sequence, blocks)
-        return self.pool.share(sequence.request_id, sequence.keys[:blocks])
+        return self.pool.share(sequence.request_id, self._keys_of(sequence, blocks))
 
-    def _extend_keys(self, sequence: Sequence, blocks: int) -> None:
+    def _may_adopt(self, sequence: Sequence) -> bool:
+        """Whether it has nothing on the device yet."""
+        has = sequence.computed or self.pool.table(sequence.request_id)
+        return self._sharing and not has
+
+    def _keys_of(self, sequence: Sequence, blocks: int) -> list[bytes]:
+        """Of its first full blocks; each is hashed once in its life."""
         salt = sequence.prompt.cache_salt
         extend_keys(sequence.keys, sequence.tokens, blocks, self.pool.block_tokens, salt)
+        return sequence.keys[:blocks]
 
     # Whole
 

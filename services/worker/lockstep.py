@@ -12,6 +12,9 @@ found by nobody, and it goes when the member leaves or the batch is over. What n
 for with time and memory that are there: when memory is out, padding gives way first, then what
 ended members hold, and only then somebody who still has tokens to make.
 
+A step that breaks is computed in parts (suspects.py): nobody of a batch gets further than one step
+ahead of the others, and its padding is left out.
+
 Pure, over the holdings. While there is no batch, nothing here is asked anything.
 """
 
@@ -170,7 +173,7 @@ class Lockstep:
         ]
         for batch in stuck:
             for pad in self._unpaid(batch):
-                self._cut(pad, pad.computed)
+                self.leave_out(pad)
             batch.stage = Stage.DECODE
         return bool(stuck)
 
@@ -214,6 +217,10 @@ class Lockstep:
             if chunk.sequence.request_id in pads:
                 self._tally.padding_tokens += chunk.tokens
 
+    def leave_out(self, pad: Sequence) -> None:
+        """Compute nothing more of this padding."""
+        self._cut(pad, pad.computed)
+
     def _prefilling(self) -> list[Batch]:
         return [batch for batch in self._batches.values() if batch.stage is Stage.PREFILL]
 
@@ -225,7 +232,7 @@ class Lockstep:
                 yield pad
 
     def _cut(self, pad: Sequence, end: int) -> None:
-        """Memory takes no more of it than that."""
+        """Go no further with it than that."""
         self._tally.padding_left_out_tokens += len(pad.tokens) - 1 - end
         del pad.tokens[end + 1 :]
 

@@ -3,14 +3,16 @@
 import os
 from math import inf
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import torch
 
 from services.kv_memory import KVMemory
 from services.worker import host
 from services.worker.cache import bytes_per_token
-from services.worker.model import PagedModel
+
+if TYPE_CHECKING:  # loading a model asks this file what is free
+    from services.worker.model import PagedModel
 
 CPU_KV_TOKENS = 65_536  # more than the requests one CPU decodes at a useful pace
 FREE_SHARE = 0.25  # of the host memory that is free, where no size is set: the host has other work
@@ -43,7 +45,7 @@ class HostSettings(Protocol):
     def host_gib(self) -> float | None: ...
 
 
-def kv_blocks(model: PagedModel, settings: KVSettings) -> int:
+def kv_blocks(model: "PagedModel", settings: KVSettings) -> int:
     """Blocks to allocate: as configured, or what is free. Raises ValueError if that is too few."""
     token_bytes = bytes_per_token(model.shapes, model.dtype, settings.kv_dtype == "int8")
     memory = kv_memory(model, settings, token_bytes)
@@ -84,13 +86,13 @@ def staging_bytes(device: torch.device) -> int:
     return STAGING_BYTES[device.type]
 
 
-def _default_tokens(model: PagedModel, fitting: int) -> int:
+def _default_tokens(model: "PagedModel", fitting: int) -> int:
     if model.device.type == "cpu":
         return min(CPU_KV_TOKENS, int(fitting * FREE_SHARE))
     return fitting
 
 
-def kv_memory(model: PagedModel, settings: KVSettings, token_bytes: int) -> KVMemory:
+def kv_memory(model: "PagedModel", settings: KVSettings, token_bytes: int) -> KVMemory:
     """Of the device as it is now, the model loaded. On a GPU the engine's part is measured."""
     if model.device.type == "cpu":  # what is free is without the model, and steps need little
         return KVMemory(free_host_bytes(), 0, 0, token_bytes)
@@ -128,7 +130,7 @@ def _free_container_bytes(cgroup: Path) -> float:
     return inf if limit == "max" else int(limit) - used + int(stat.get("inactive_file", 0))
 
 
-def _peak_bytes(model: PagedModel, settings: KVSettings) -> int:
+def _peak_bytes(model: "PagedModel", settings: KVSettings) -> int:
     """What a full batch needs beside the cache: measured on one forward of it."""
     torch.cuda.reset_peak_memory_stats(model.device)
     before = torch.cuda.memory_allocated(model.device)

@@ -23,7 +23,7 @@ MOVED = {
     "padding_tokens": ("worker_padding_tokens", "Tokens prefilled as padding of static batches"),
     "padding_left_out_tokens": (
         "worker_padding_left_out_tokens",
-        "Padding of static batches that memory had no room for",
+        "Padding of static batches that memory had no room for, or that broke a step",
     ),
     "invalid_tokens": (
         "worker_invalid_tokens",

@@ -1,41 +1,43 @@
-"""Any causal LM that transformers loads, its modules unchanged, attending into paged blocks.
+"""Any causal LM that transformers loads, attending into paged blocks.
 
-The model runs on a packed row [1, Σ tokens]; every layer's attention is handed to the
-`PagedStep` that travels through `forward` as a keyword argument.
+The model runs on a packed row [1, Σ tokens]; every layer's attention is handed to a `PagedStep`.
+Through transformers' modules, unchanged, it travels as a keyword argument of their forward; common
+layouts have a fused forward of ours, which runs once it has been seen to give the same.
 """
 
-from dataclasses import dataclass, field
+import logging
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from transformers import (
     AttentionInterface,
-    AttentionMaskInterface,
     AutoModelForCausalLM,
     PreTrainedModel,
 )
 
-from services.worker.cache import KVCache, KVShape
-from services.worker.kernels.interface import AttentionKernels, AttentionOptions
-from services.worker.kernels.torch_paging import quantize
+from services.worker.cache import KVCache
+from services.worker.dtypes import dtype_of
+from services.worker.fused import FusedForward
+from services.worker.fused_layouts import layout_of
+from services.worker.kernels.interface import AttentionKernels, AttentionOptions, AttentionStep
+from services.worker.probe import Probe, shift_of, stretch_tokens, stretches
+from services.worker.weights import loading_told, require_room
 
 ATTENTION = "foretoken_paged"
 SENTENCE_MAX = 300  # characters of what another library says went wrong
 UNBOUNDED_TOKENS = 2**31 - 1  # positions of a model that names no limit
 INT8_PROBE_TOKENS = 32
 INT8_SHIFT_MAX = 0.1  # of the logits' own size; models that take INT8 well stay near 0.01
+# Of logits, by another forward: deep models in float32 stay below 1e-4. In half precision two right
+# ways to round may be a tenth apart where attention is sharp; a wrong one is further.
+SHIFT_MAX, SHIFT_MAX_HALF = 1e-3, 0.15
+THEIR_FORWARD = "transformers' forward"
 
-
-class AttentionStep(Protocol):
-    """One forward's attention, called once a layer."""
-
-    def attend(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
-    ) -> Tensor:
-        """q, k, v [Σ tokens, heads, head_dim] → the shape of q."""
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,17 +83,15 @@ def _options(scale: float, window: int | None, softcap: float | None) -> Attenti
     return AttentionOptions(scale, window, softcap)
 
 
-def no_mask(*_: object, **__: object) -> None:
-    """Causality and sequence bounds are the kernels' business."""
-
-
 class PagedModel:
     """A loaded model. `shapes` are its layers' KV, `heads` their query heads; `eos_ids` end a
-    sequence."""
+    sequence; `forward_name` says in a few words which forward runs. With `fuse`, ours does where
+    it is the model's own."""
 
-    def __init__(self, module: PreTrainedModel, device: torch.device):
+    def __init__(self, module: PreTrainedModel, device: torch.device, fuse: bool = True):
+        # No mask function with it: then transformers makes no masks, for which it would look at the
+        # positions each step, and wait for the device. Who sees whom is the kernels' business.
         AttentionInterface.register(ATTENTION, paged_attention)
-        AttentionMaskInterface.register(ATTENTION, no_mask)
         module.train(False)
         self.module = module.requires_grad_(False).to(device)
         self.device = device
@@ -101,15 +101,21 @@ class PagedModel:
         self.max_context_tokens: int = limit or UNBOUNDED_TOKENS
         self.vocab_size: int = config.vocab_size
         self.eos_ids = _eos_ids(module)
+        self._fused: FusedForward | None = None
+        self.forward_name = THEIR_FORWARD
         probe = self._probe(config.num_hidden_layers)
         self.shapes = [probe.shapes[layer] for layer in sorted(probe.shapes)]
         self.heads = [probe.heads[layer] for layer in sorted(probe.heads)]
+        if fuse:
+            self._fused, self.forward_name = self._fuse(probe)
 
     @torch.inference_mode()
     def forward(
         self, tokens: Tensor, positions: Tensor, step: AttentionStep, rows: Tensor | None
     ) -> Tensor:
         """Logits [rows, vocabulary] of the packed batch; of all its tokens if `rows` is None."""
+        if self._fused is not None:
+            return self._fused(tokens, positions, step, rows)
         output = self.module(
             input_ids=tokens[None],
             position_ids=positions[None],
@@ -123,7 +129,7 @@ class PagedModel:
         """A forward of one sequence without a cache, for what memory it takes."""
         row = torch.zeros(tokens, dtype=torch.long, device=self.device)
         positions = torch.arange(tokens, device=self.device)
-        self.forward(row, positions, _Probe(), None)
+        self.forward(row, positions, Probe(), None)
 
     def require_int8(self) -> None:
         """Raises ValueError where the model's attention does not survive INT8 keys and values.
@@ -133,8 +139,8 @@ class PagedModel:
         """
         tokens = torch.arange(INT8_PROBE_TOKENS, device=self.device)
         spread = tokens * max(1, self.vocab_size // INT8_PROBE_TOKENS) % self.vocab_size
-        own = self.forward(spread, tokens, _Probe(), None).float()
-        moved = self.forward(spread, tokens, _Probe(int8=True), None).float() - own
+        own = self.forward(spread, tokens, Probe(), None).float()
+        moved = self.forward(spread, tokens, Probe(int8=True), None).float() - own
         shift = float(moved.norm() / (own - own.mean(-1, keepdim=True)).norm())
         if not shift <= INT8_SHIFT_MAX:
             raise ValueError(
@@ -142,18 +148,15 @@ class PagedModel:
                 "answers would suffer: set kv_dtype to auto"
             )
 
-    def _probe(self, layers: int) -> "_Probe":
+    def _probe(self, layers: int) -> Probe:
         """Run a few tokens to see each layer's KV, and that the result is the model's own.
 
         Raises ValueError for a model whose attention cannot be replaced.
         """
         tokens = torch.arange(6, device=self.device) % self.vocab_size
         positions = torch.arange(6, device=self.device)
-        with torch.inference_mode():
-            self.module.set_attn_implementation("eager")
-            own = self.module(input_ids=tokens[None], use_cache=False).logits[0]
-        self.module.set_attn_implementation(ATTENTION)
-        probe = _Probe()
+        own = self._own(tokens[None], None)[0]
+        probe = Probe()
         try:
             ours = self.forward(tokens, positions, probe, None)
         except (TypeError, AttributeError, ValueError) as error:
@@ -165,41 +168,53 @@ class PagedModel:
             raise ValueError("its own attention gives other results than ours")
         return probe
 
+    @torch.inference_mode()
+    def _own(self, ids: Tensor, positions: Tensor | None) -> Tensor:
+        """Logits [sequences, tokens, vocabulary] by transformers' forward and attention."""
+        self.module.set_attn_implementation("eager")
+        try:
+            logits: Tensor = self.module(
+                input_ids=ids, position_ids=positions, use_cache=False
+            ).logits
+        finally:
+            self.module.set_attn_implementation(ATTENTION)
+        return logits
 
-@dataclass(frozen=True)
-class _Probe:
-    """Plain causal attention over one sequence, which notes what each layer stores.
+    def _fuse(self, probe: Probe) -> tuple[FusedForward | None, str]:
+        """The fused forward, where the model's layout has one and it is right; and which runs."""
+        try:
+            layout = layout_of(self.module)
+            if isinstance(layout, str):
+                return None, f"{THEIR_FORWARD} ({layout})"
+            fused = FusedForward(self.module, layout, self.max_context_tokens)
+            why = self._mismatch(fused, probe)
+        except (TypeError, AttributeError, ValueError, RuntimeError) as error:
+            why = f"it fails: {' '.join(str(error).split())[:SENTENCE_MAX]}"
+        if why:
+            log.warning("the fused forward is left aside, transformers' runs: %s", why)
+            return None, f"{THEIR_FORWARD} (the fused one is left aside)"
+        return fused, "fused forward"
 
-    With `int8`, over keys and values as an INT8 cache gives them back.
-    """
+    @torch.inference_mode()
+    def _mismatch(self, fused: FusedForward, probe: Probe) -> str:
+        """How it differs from transformers' forward; empty where it doesn't.
 
-    int8: bool = False
-    shapes: dict[int, KVShape] = field(default_factory=dict)
-    heads: dict[int, int] = field(default_factory=dict)
-
-    def attend(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
-    ) -> Tensor:
-        if k.shape != v.shape:
-            raise ValueError("its keys and values differ in shape")
-        self.shapes[layer] = KVShape(k.shape[1], k.shape[2])
-        self.heads[layer] = q.shape[1]
-        if self.int8:
-            k, v = _through_int8(k), _through_int8(v)
-        k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
-        scores = torch.einsum("qhd,khd->hqk", q, k) * options.scale
-        if options.softcap is not None:
-            scores = torch.tanh(scores / options.softcap) * options.softcap
-        seen = torch.ones_like(scores, dtype=torch.bool).tril()
-        if options.window is not None:
-            seen = seen.triu(1 - options.window)
-        scores = scores.masked_fill(~seen, -torch.inf)
-        return torch.einsum("hqk,khd->qhd", scores.softmax(-1), v)
-
-
-def _through_int8(x: Tensor) -> Tensor:
-    codes, scales = quantize(x)
-    return (codes * scales.unsqueeze(-1)).to(x.dtype)
+        Logits are compared over two sequences, from both ends of the context. What a layer asks of
+        attention is compared too: a window that is too long to look beyond at start shows there.
+        """
+        windows = [options.window for options in probe.options.values()]
+        numbers = sum(probe.heads[i] * shape.head_dim for i, shape in probe.shapes.items())
+        limit = self.max_context_tokens
+        tokens = stretch_tokens(self.module.num_parameters(), numbers, windows, limit)
+        ids, positions = (x.to(self.device) for x in stretches(tokens, self.vocab_size, limit))
+        noted = Probe(sequences=len(ids))
+        ours = fused(ids.flatten(), positions.flatten(), noted, None)
+        if noted.options != probe.options:
+            return "its layers attend with other options"
+        shift = shift_of(ours, self._own(ids, positions).flatten(0, 1))
+        if not shift <= (SHIFT_MAX if self.dtype is torch.float32 else SHIFT_MAX_HALF):
+            return f"it moves logits by {shift:.2%} of their size"
+        return ""
 
 
 def _eos_ids(module: PreTrainedModel) -> frozenset[int]:
@@ -211,21 +226,24 @@ def _eos_ids(module: PreTrainedModel) -> frozenset[int]:
     return frozenset([ids] if isinstance(ids, int) else ids)
 
 
-def load_model(name: str, device: torch.device, dtype: str = "auto") -> PagedModel:
-    """Load a folder or a Hub id. `dtype` auto: float32 on a CPU, the checkpoint's own elsewhere.
+def load_model(
+    name: str, device: torch.device, dtype: str = "auto", fuse: bool = True
+) -> PagedModel:
+    """Load a folder or a Hub id. `dtype` auto: the checkpoint's own, on a CPU see dtypes.py.
 
     Raises ValueError, one sentence, when there is no such model or it cannot run here.
     """
-    if dtype == "auto" and device.type == "cpu":
-        dtype = "float32"
     try:
         _require_folder(name)
-        module, loaded = AutoModelForCausalLM.from_pretrained(
-            name, dtype=dtype, attn_implementation="eager", output_loading_info=True
-        )
+        dtype = dtype_of(name, device, dtype)
+        require_room(name, device, dtype)
+        with loading_told():
+            module, loaded = AutoModelForCausalLM.from_pretrained(
+                name, dtype=dtype, attn_implementation="eager", output_loading_info=True
+            )
         if missing := sorted(loaded["missing_keys"]):
             raise ValueError(f"{len(missing)} weights are not in its files, as {missing[0]}")
-        return PagedModel(module, device)
+        return PagedModel(module, device, fuse)
     except Exception as error:  # whatever transformers, safetensors or json say of a bad folder
         why = " ".join(str(error).split())[:SENTENCE_MAX] or type(error).__name__
         raise ValueError(f"cannot load model {name!r}: {why}") from error

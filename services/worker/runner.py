@@ -8,6 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 
 from services.core import HeldRequest, Plan, Report
 from services.worker.batch import NewToken
@@ -19,8 +20,8 @@ from services.worker.residency import DEFAULT, RESIDENCIES
 log = logging.getLogger(__name__)
 
 YIELDS = 3  # turns the loop gets between steps: poll sockets, wake the handler, let it answer
-IDLE_S = 5.0  # how often an idle worker looks for halves that waited too long
-FAILURES_MAX = 3  # steps broken in a row before the process gives up
+EXPIRE_S = 5.0  # how often it looks for halves that waited too long, idle or busy
+FAILURES_MAX = 3  # requests failed alone in a row, and all else too, before the process gives up
 
 ErrorSink = Callable[[Prompt, int, str], None]  # the prompt, its next offset, a sentence
 
@@ -37,6 +38,7 @@ class EngineRunner:
         self.on_error: ErrorSink = lambda *_: None
         self.on_report: Callable[[Report], None] = lambda _: None
         self._failures = 0
+        self._expire_at_s = 0.0
         self._attached = False
         self._streams: set[str] = set()  # of gateways, open now
         self._unknown = ""  # the last plan's residency, where nobody here knows it
@@ -99,6 +101,7 @@ class EngineRunner:
         while True:
             self._wake.clear()
             worked = self._step()
+            self._expire()
             self.report()
             if worked:
                 for _ in range(YIELDS):
@@ -115,11 +118,16 @@ class EngineRunner:
     async def _rest(self) -> None:
         if self.engine.state.idle:
             self._emptied.set()
-        try:
-            async with asyncio.timeout(IDLE_S):
+        with suppress(TimeoutError):
+            async with asyncio.timeout(EXPIRE_S):
                 await self._wake.wait()
-        except TimeoutError:
-            self.engine.state.expire(time.monotonic())
+
+    def _expire(self) -> None:
+        """Now and then give up on halves that waited too long. Costs a look at the clock."""
+        now = time.monotonic()
+        if now >= self._expire_at_s:
+            self._expire_at_s = now + EXPIRE_S
+            self.engine.state.expire(now)
 
     def _step(self) -> bool:
         """Whether there was anything to do."""
@@ -139,12 +147,17 @@ class EngineRunner:
         return True
 
     def _failed(self, failure: StepFailed) -> None:
-        """Tell those it hit; the rest goes on, unless it happens again and again."""
-        self._failures += 1
+        """Tell who failed alone, and go on; unless it happens again and again, while nothing else
+        can be computed either. Others that fail alone, as the choices of one bad prompt do, are no
+        reason to end."""
+        if not failure.sequences:
+            log.warning("%s: %r", failure, failure.__cause__)
+            return
         log.error("%s", failure, exc_info=failure.__cause__)
         for sequence in failure.sequences:
-            why = "the model failed on a batch with this request; the worker's log says more"
+            why = "the model failed on this request; the worker's log says more"
             self.on_error(sequence.prompt, sequence.output_tokens, why)
+        self._failures = 0 if self.engine.works() else self._failures + 1
         if self._failures >= FAILURES_MAX:
             raise RuntimeError(f"{self._failures} steps in a row failed") from failure.__cause__
 

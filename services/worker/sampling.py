@@ -13,8 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from services.worker.batch import TokenLogprobs
+from services.worker.batch import Ints, TokenLogprobs
 from services.worker.prompt import Sampling
+
+FIRST_GUESS = 1_024  # likeliest tokens: more than top_p leaves of nearly every distribution
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,31 +65,50 @@ def sample(
 
 
 def _penalize(logits: Tensor, draws: Sequence[Draw], eos_ids: list[int]) -> Tensor:
-    changed = [
-        (row, draw)
-        for row, draw in enumerate(draws)
-        if draw.sampling.penalized or draw.position < draw.sampling.min_tokens
-    ]
-    if not changed:
+    penalized = [row for row, draw in enumerate(draws) if draw.sampling.penalized]
+    early = [row for row, draw in enumerate(draws) if draw.position < draw.sampling.min_tokens]
+    if not penalized and not early:
         return logits
     logits = logits.clone()
-    for row, draw in changed:
-        if draw.sampling.penalized:
-            logits[row] = _penalized(logits[row], draw)
-        if draw.position < draw.sampling.min_tokens:
-            logits[row, eos_ids] = -torch.inf
+    if penalized:
+        _penalize_seen(logits, penalized, draws)
+    if early and eos_ids:
+        rows = torch.tensor(early, device=logits.device)
+        logits[rows[:, None], torch.tensor(eos_ids, device=logits.device)] = -torch.inf
     return logits
 
 
-def _penalized(logits: Tensor, draw: Draw) -> Tensor:
-    """Repetition over prompt and output (Keskar et al. 2019, §4.1); the others over output."""
-    sampling, size = draw.sampling, len(logits)
-    tokens = torch.tensor(draw.tokens, device=logits.device)
-    seen = torch.bincount(tokens, minlength=size) > 0
-    counts = torch.bincount(tokens[draw.prompt_tokens :], minlength=size)
-    r = sampling.repetition_penalty
-    logits = torch.where(seen, torch.where(logits > 0, logits / r, logits * r), logits)
-    return logits - sampling.presence_penalty * (counts > 0) - sampling.frequency_penalty * counts
+def _penalize_seen(logits: Tensor, rows: list[int], draws: Sequence[Draw]) -> None:
+    """Change, in place, the logits of the tokens that those rows have seen, and no others.
+
+    Repetition is over prompt and output (Keskar et al. 2019, §4.1), presence and frequency over
+    output.
+    """
+    changed = [draws[row] for row in rows]
+    which, tokens, counts = _seen(changed, logits.shape[-1])
+    penalties = np.array(
+        [
+            (s.repetition_penalty, s.presence_penalty, s.frequency_penalty)
+            for s in (draw.sampling for draw in changed)
+        ]
+    )
+    table = np.column_stack((penalties[which], counts)).astype(np.float32)
+    repetition, presence, frequency, times = torch.from_numpy(table).to(logits.device).unbind(1)
+    at, ids = torch.from_numpy(np.stack((np.array(rows)[which], tokens))).to(logits.device)
+    seen = logits[at, ids]
+    seen = torch.where(seen > 0, seen / repetition, seen * repetition)
+    logits[at, ids] = seen - presence * (times > 0) - frequency * times
+
+
+def _seen(draws: list[Draw], size: int) -> tuple[Ints, Ints, NDArray[np.float64]]:
+    """Each draw's distinct tokens: whose, which, how often in the output; O(n log n) for n."""
+    lengths = [len(draw.tokens) for draw in draws]
+    whose = np.repeat(np.arange(len(draws)), lengths)
+    tokens = np.concatenate([np.asarray(draw.tokens, np.int64) for draw in draws])
+    output = np.concatenate([np.arange(len(d.tokens)) >= d.prompt_tokens for d in draws])
+    keys, places = np.unique(whose * size + tokens, return_inverse=True)
+    whose, tokens = np.divmod(keys, size)
+    return whose, tokens, np.bincount(places, weights=output).astype(np.float64)
 
 
 def _draw(logits: Tensor, draws: list[Draw]) -> Tensor:
@@ -104,23 +125,78 @@ def _draw(logits: Tensor, draws: list[Draw]) -> Tensor:
         tokens[~rows] = _invert(probs[~rows], uniforms[~rows])
     if any(filtered):
         kept = [s for s, f in zip(samplings, filtered, strict=True) if f]
-        ordered, ids = probs[rows].sort(dim=-1, descending=True, stable=True)
-        rank = _invert(_filter(ordered, kept), uniforms[rows])
+        ordered, ids = _ordered(probs[rows], kept)
+        rank = _invert(ordered, uniforms[rows])
         tokens[rows] = ids.gather(-1, rank[:, None])[:, 0]
     return tokens
 
 
-def _filter(probs: Tensor, samplings: list[Sampling]) -> Tensor:
-    """Zero what top_k, top_p and min_p cut from rows in falling order; the first always stays."""
+def _ordered(probs: Tensor, samplings: list[Sampling]) -> tuple[Tensor, Tensor]:
+    """The weights of the tokens that the filters keep, in falling order, and which they are.
+
+    The likeliest are selected, O(vocabulary), where those are enough for all rows. Only a row
+    that sets no top_k may need more than were selected: whether one does is a single flag for the
+    whole batch, since on a GPU the host waits for it. Then everything is sorted. Both ways rank
+    equals by index and sum in the same order, so it makes no difference to what is drawn.
+    """
+    total = _totals(probs, samplings)
+    width = max(s.top_k if s.top_k > 0 else FIRST_GUESS for s in samplings)
+    if width <= probs.shape[-1] // 2:
+        ordered, ids = _likeliest(probs, width)
+        if _enough(ordered, total, samplings):
+            return _filter(ordered, total, samplings), ids
+    ordered, ids = probs.sort(dim=-1, descending=True, stable=True)
+    return _filter(ordered, total, samplings), ids
+
+
+def _likeliest(probs: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """The first `width` of a stable falling sort. `topk` ranks equals by chance, so it ranks the
+    pair (bits of the number, which grow with it from 0 up; index from the end) as one integer."""
+    last = probs.shape[-1] - 1
+    index = torch.arange(last, -1, -1, device=probs.device)
+    best = ((probs.view(torch.int32).long() << 32) | index).topk(width).values
+    return (best >> 32).int().view(torch.float32), last - (best & 0xFFFFFFFF)
+
+
+def _enough(ordered: Tensor, total: Tensor, samplings: list[Sampling]) -> bool:
+    """Whether the filters would cut whatever comes after `ordered`, in every row."""
+    rows = [row for row, s in enumerate(samplings) if s.top_k <= 0]
+    if not rows:
+        return True
+    found, open_ended = ordered[rows], [samplings[row] for row in rows]
+    mass = found.double().cumsum(-1)[:, -1:]
+    full = mass >= _top_p(open_ended, mass) * total[rows]
+    weak = found[:, -1:] < _column([s.min_p for s in open_ended], found) * found[:, :1]
+    return bool((full | weak).all())
+
+
+def _totals(probs: Tensor, samplings: list[Sampling]) -> Tensor:
+    """Each row's sum, which is 1 but for rounding; it isn't added up where no top_p asks for it."""
+    if any(s.top_p < 1 and s.top_k <= 0 for s in samplings):
+        return probs.sum(-1, keepdim=True, dtype=torch.float64)
+    return torch.ones(len(samplings), 1, dtype=torch.float64, device=probs.device)
+
+
+def _filter(probs: Tensor, total: Tensor, samplings: list[Sampling]) -> Tensor:
+    """Zero what top_k, top_p and min_p cut from rows in falling order; the first always stays.
+
+    top_p is a share of what top_k left, or of the row's `total`.
+    """
     size = probs.shape[-1]
     top_k = _column([s.top_k if s.top_k > 0 else size for s in samplings], probs)
     probs = probs * (torch.arange(size, device=probs.device) < top_k)
-    before = probs.double().cumsum(-1) - probs
-    top_p = _column([s.top_p if s.top_p < 1 else 2.0 for s in samplings], before)
+    running = probs.double().cumsum(-1)
+    limited = torch.tensor([[s.top_k > 0] for s in samplings], device=probs.device)
+    whole = torch.where(limited, running[:, -1:], total)
     min_p = _column([s.min_p for s in samplings], probs)
-    kept = (before < top_p * probs.sum(-1, keepdim=True)) & (probs >= min_p * probs[:, :1])
+    kept = (running - probs < _top_p(samplings, running) * whole) & (probs >= min_p * probs[:, :1])
     kept[:, 0] = True
     return probs * kept
+
+
+def _top_p(samplings: list[Sampling], like: Tensor) -> Tensor:
+    """Above all sums where it is off: these may end a little above 1."""
+    return _column([s.top_p if s.top_p < 1 else 2.0 for s in samplings], like)
 
 
 def _invert(weights: Tensor, uniforms: Tensor) -> Tensor:

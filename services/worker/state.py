@@ -1,9 +1,9 @@
 """WorkerState: what plans, prompts and drawn tokens do to a worker. Pure, sans-I/O.
 
 The loop: plans and prompts change who runs (`apply`, `receive`) → `compose` one step → the engine
-computes it → `commit` what it drew → `report`. Between a `compose` and its `commit` nothing else
-is called. Schedulers come and go (`attach`): without one there are no plans and no reports, and
-whoever is here goes on inside the budget it has.
+computes it → `commit` what it drew, or `fail` → `report`. Between a `compose` and its `commit`
+nothing else is called. Schedulers come and go (`attach`): without one there are no plans and no
+reports, and whoever is here goes on inside the budget it has.
 """
 
 from collections.abc import Container, Iterable, Mapping
@@ -22,6 +22,7 @@ from services.worker.moves import Moves
 from services.worker.prompt import Prompt
 from services.worker.reporting import Reporter
 from services.worker.sequence import Phase, Sequence
+from services.worker.suspects import Suspects
 from services.worker.tally import Tally
 
 
@@ -67,10 +68,12 @@ class WorkerState:
         self._reporter = Reporter(limits.report_every_steps)
         self._lockstep = Lockstep(self._holdings, self.tally, limits.reach_tokens)
         self._evictor = Evictor(self._holdings, self._reporter, self._lockstep)
+        self._suspects = Suspects()
         self._composer = Composer(
             self._holdings,
             self._evictor,
             self._lockstep,
+            self._suspects,
             limits.max_running,
             limits.max_batch_tokens,
         )
@@ -189,17 +192,32 @@ class WorkerState:
         self._reporter.finished(request_id, 0, FinishReason.ERROR)
 
     def fail(self, batch: StepBatch) -> list[Sequence]:
-        """End as ERROR who was in a step that went wrong; returns them. Who had ended before
-        computes no more, and is told its own end when its batch is over."""
-        failed = [*batch.decodes.sequences, *(chunk.sequence for chunk in batch.chunks)]
-        failed = [s for s in failed if s.request_id in self.sequences]  # padding is not
-        for sequence in [s for s in failed if s.ended]:
-            self._lockstep.stop(sequence)
-        failed = [s for s in failed if not s.ended]
-        for sequence in failed:
-            self._finish(sequence, FinishReason.ERROR)
+        """The step broke, and nothing of it counts. Who stood alone in it ends as ERROR, and is
+        returned; several are tried in halves from now on, without their padding. One that had
+        ended before computes no more, and is told its own end when its static batch is over."""
+        rows = [s for s in batch.sequences if s.request_id in self.sequences]
+        pads = [s for s in batch.sequences if s.request_id not in self.sequences]
+        self._holdings.touch()
+        for pad in pads:
+            self._lockstep.leave_out(pad)
+        if pads or len(rows) > 1:
+            self._suspects.split(rows)
+            return []
+        self._suspects.pass_part()
+        for sequence in rows:
+            if sequence.ended:
+                self._lockstep.stop(sequence)
+            else:
+                self._finish(sequence, FinishReason.ERROR)
         self._settle()
-        return failed
+        return [s for s in rows if not s.ended]
+
+    def out_of_memory(self, batch: StepBatch) -> bool:
+        """The device has no memory to compute it in, and nothing of it counts; somebody gives
+        way. False where one stood alone, who would need as much again."""
+        rows = [s for s in batch.sequences if s.request_id in self.sequences and not s.ended]
+        self._holdings.touch()
+        return self._evictor.relieve(rows)
 
     def expire(self, now: float) -> None:
         """Give up on halves that waited too long for their other half."""
@@ -343,6 +361,9 @@ class WorkerState:
             tokens = self._lockstep.withhold(tokens)
             self._settle()
             tokens += self.take_late()
+        if self._suspects:
+            self._suspects.pass_part()
+            self._holdings.touch()
         self._composer.committed(batch, sampled)
         return StepResult(tokens, timing)
 

@@ -16,5 +16,5 @@ class Tally:
     prefix_asked_tokens: int = 0  # of prompts, or of what is computed again
     prefix_hit_tokens: int = 0  # of those, found in blocks computed before
     padding_tokens: int = 0  # prefilled for nobody
-    padding_left_out_tokens: int = 0  # that memory had no room for
+    padding_left_out_tokens: int = 0  # that memory had no room for, or that broke a step
     invalid_tokens: int = 0  # drawn after a member's end

@@ -1,8 +1,11 @@
-"""Which kernels serve a model here: by default Triton's on CUDA, PyTorch's anywhere else."""
+"""Which kernels serve a model here: by default Triton's on CUDA, Numba's on a CPU where it knows
+the dtype, PyTorch's anywhere else."""
+
+import logging
 
 import torch
 
-from services.worker.cache import KVShape, bytes_per_token
+from services.worker.cache import KVCache, KVShape, bytes_per_token
 from services.worker.engine_config import KernelSet
 from services.worker.kernels.interface import AttentionKernels, BlockCopies
 from services.worker.kernels.torch_attention import TorchAttention
@@ -10,6 +13,9 @@ from services.worker.kernels.torch_blocks import TorchBlocks
 
 Kernels = tuple[AttentionKernels, BlockCopies]
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+COMPILED_S = 1.0  # what takes less came from disk
+
+log = logging.getLogger(__name__)
 
 
 def kernels_for(
@@ -36,11 +42,37 @@ def kernels_for(
         )
     if int8:
         _require_gain(shapes, dtype)
-    triton = chosen == "triton" or (chosen == "auto" and device.type == "cuda")
-    if not triton:
-        token_bytes = max(bytes_per_token([shape], dtype) for shape in shapes)
-        return TorchAttention(block_tokens, device, dtype, token_bytes), TorchBlocks()
-    return _triton(device, block_tokens, dtype, shapes, heads or [s.kv_heads for s in shapes])
+    if chosen == "triton" or (chosen == "auto" and device.type == "cuda"):
+        return _triton(device, block_tokens, dtype, shapes, heads or [s.kv_heads for s in shapes])
+    if chosen == "numba" or (chosen == "auto" and _suits_numba(device, dtype)):
+        return _numba(device, block_tokens, dtype, shapes, int8), TorchBlocks()
+    token_bytes = max(bytes_per_token([shape], dtype) for shape in shapes)
+    return TorchAttention(block_tokens, device, dtype, token_bytes), TorchBlocks()
+
+
+def _suits_numba(device: torch.device, dtype: torch.dtype) -> bool:
+    return device.type == "cpu" and dtype in (torch.float32, torch.bfloat16)
+
+
+def _numba(
+    device: torch.device, block_tokens: int, dtype: torch.dtype, shapes: list[KVShape], int8: bool
+) -> AttentionKernels:
+    """Imported here, so that a machine with a GPU does without Numba. Compiled here, so that no
+    step waits for it: the types are the same for every layer."""
+    if not _suits_numba(device, dtype):
+        raise ValueError(
+            f"kernels numba attend on a CPU in float32 or bfloat16, not on {device.type} in "
+            f"{dtype}: set kernels to auto"
+        )
+    from services.worker.kernels.numba_attention import NumbaAttention
+
+    token_bytes = max(bytes_per_token([shape], dtype) for shape in shapes)
+    kernels = NumbaAttention(block_tokens, dtype, token_bytes)
+    sample = KVCache.allocate(shapes[:1], 1, block_tokens, dtype, device, int8).layers[0]
+    took_s = kernels.warm(sample, dtype)
+    if took_s > COMPILED_S:
+        log.info("attention in place was compiled in %.1f s, for this start and the next", took_s)
+    return kernels
 
 
 def _require_gain(shapes: list[KVShape], dtype: torch.dtype) -> None:

@@ -18,6 +18,16 @@ class AttentionOptions:
     softcap: float | None = None
 
 
+class AttentionStep(Protocol):
+    """One forward's attention, called once a layer."""
+
+    def attend(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
+    ) -> Tensor:
+        """q, k, v [Σ tokens, heads, head_dim] → the shape of q. Heads may be strided slices of a
+        wider row."""
+
+
 class AttentionKernels(Protocol):
     """Store and attend over one layer's blocks, native or INT8.
 

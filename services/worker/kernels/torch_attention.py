@@ -43,7 +43,7 @@ class TorchAttention:
         self._arange = torch.arange(0, device=device)
         self._rows: DecodeRows | None = None
         self._decodes: list[_DecodeGroup] = []
-        self._groups: list[_DecodeGroup | _ChunkGroup] = []
+        self._groups: list[_DecodeGroup | ChunkGroup] = []
 
     def prepare(self, batch: StepBatch, slots: Tensor) -> None:
         self._tokens.follow(slots)
@@ -63,10 +63,14 @@ class TorchAttention:
             group.rows > 1 and group.tokens > 2 * self._group_tokens for group in self._decodes
         )
 
-    def _chunk_groups(self, row: int, chunks: list[Chunk]) -> Iterator["_ChunkGroup"]:
+    def _chunk_groups(self, row: int, chunks: list[Chunk]) -> Iterator["ChunkGroup"]:
         for chunk in chunks:
-            yield _ChunkGroup(self, chunk, row)
+            yield self.chunk_group(chunk, row)
             row += chunk.tokens
+
+    def chunk_group(self, chunk: Chunk, row: int) -> "ChunkGroup":
+        """One that begins at this packed row, for this step."""
+        return ChunkGroup(self, chunk, row)
 
     def store(self, layer: KVLayer, k: Tensor, v: Tensor) -> None:
         store(layer, self._tokens, k, v)
@@ -175,7 +179,7 @@ class _DecodeGroup:
         return attention(queries, keys, values, mask, options).reshape(self.rows, heads, dim)
 
 
-class _ChunkGroup:
+class ChunkGroup:
     """One prefill chunk: its queries over the context before it and itself."""
 
     def __init__(self, kernels: TorchAttention, chunk: Chunk, row: int):

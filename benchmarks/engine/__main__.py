@@ -1,0 +1,220 @@
+"""Tokens a second of the engine and of what stands around it, and of its peers, side by side.
+
+    python -m benchmarks.engine [--peer-python PYTHON] [--peer-http] [--json FILE] [--quick]
+        [--profile] [--streams 1,8,32,64] [--models demo,qwen3-0.6b]
+        [--contexts 160,1500] [--dtypes fp32,bf16] [--patience S]
+
+In one run, on one machine, greedily, end of sequence ignored, all streams at once: the bare engine
+loop (`engine_tok_s`), the whole system through gRPC (`grpc_tok_s`) and through HTTP with
+server-sent events (`http_tok_s`), transformers' continuous batching (`transformers_tok_s`), and
+vLLM's own loop (`vllm_tok_s`, its `LLM.generate` without a tokenizer, as ours is without a server),
+where `--peer-python` names a Python that has it, with `--peer-http` its server beside ours
+(`vllm_http_tok_s`; one copy of the weights more in memory). A model and dtype at a time they all
+stand ready, bare loops in processes of their own, threads as each chooses (transformers: as the
+engine for so small a model); measurements take turns, every other round backwards, so that a
+machine that slows down slows all of them. No prompt comes twice, so nobody finds it in a cache.
+Medians of 5 rounds (`--quick`: 2, of few and short answers). A peer that can't run here is told,
+with the reason.
+
+Contexts: 160 is met on average by 32 prompt + 256 output tokens, 1500 are 1,500 + 64. Models: demo
+(models/demo) and Qwen3-0.6B's shape with random weights, made in a temporary folder, which is slow
+on two cores: its answers have 16 tokens at most and its rounds are 3. How long all takes is told
+first; what would take a system longer than `--patience` seconds (90), by estimate, is left out and
+told.
+
+`prefill_tok_s`: prompt tokens a second of answers of one token. `decode_tok_s`: tokens after the
+first over the time that they add to that. Both of engine and vllm. `cold_start_s`: from the start
+of `foretoken serve` (of vLLM's process) to ready. All keys by dtype, model, streams and context.
+
+`--profile` measures none of this: it prints where a decode step's time goes, at the
+most streams: phases of the engine, and PyTorch's calls; of the demo model at 160, unless others are
+named.
+"""
+
+import asyncio
+import sys
+from argparse import Namespace
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from shutil import which
+from tempfile import TemporaryDirectory
+
+from benchmarks.engine.cases import LONE, Asked, Case, Model, asked_of, kv_tokens, run_takes_s
+from benchmarks.engine.figures import Key, Taken, decode_tok_s, nested, path_of, reaches, tables
+from benchmarks.engine.load import prompts
+from benchmarks.engine.peer import HOW_TO
+from benchmarks.engine.shapes import folder_of
+from benchmarks.engine.step_profile import Profile, profile_step
+from benchmarks.engine.systems import Serve, Standing, standing, starts_s
+from benchmarks.report import parser, show, write
+
+PATIENCE_S = 90.0
+WARM_STREAMS, WARM_TOKENS = 8, 8
+Missing = dict[Key, str]  # why, by system, dtype and model
+
+
+def main() -> None:
+    given = _given()
+    asked = asked_of(given)
+    if asked.peer_python and not which(asked.peer_python):
+        raise SystemExit(f"--peer-python: there is no program {asked.peer_python}")
+    if not given.profile:
+        _say(f"about {run_takes_s(asked) / 60:.0f} minutes")
+        for line in asked.left_out():
+            _say(f"left out for --patience {asked.patience_s:g}: {line}")
+    with TemporaryDirectory(prefix="foretoken-models-") as temporary:
+        folders = {m.name: folder_of(m.name, Path(temporary)) for m in asked.models}
+        if given.profile:
+            _profile(given, asked, folders)
+        else:
+            _measure(given, asked, folders)
+
+
+def _measure(given: Namespace, asked: Asked, folders: dict[str, str]) -> None:
+    taken = Taken()
+    missing = asyncio.run(measure(asked, folders, taken))
+    tables(taken, asked)
+    for (name, dtype, model), why in missing.items():
+        print(f"{model} {dtype}: {name} is not available: {why}")
+    for line in reaches(taken, asked):
+        print(line)
+    if not asked.peer_python:
+        print(HOW_TO)
+    extra = {"not_available": nested(missing), "repeats": taken.repeats()}
+    write(given.json, taken.medians() | extra)
+
+
+async def measure(asked: Asked, folders: dict[str, str], taken: Taken) -> Missing:
+    """Fills `taken`; returns who was missing and why."""
+    missing: Missing = {}
+    seeds = count()
+    for model in asked.models:
+        for dtype in asked.dtypes:
+            serve = _serve(asked, model, dtype, folders[model.name])
+            _say(f"{model.name} {dtype}: everybody starts")
+            for start_s in starts_s(serve, asked.starts(model) - 1):
+                taken.add(("cold_start_s", "foretoken", dtype, model.name), start_s)
+            async with standing(serve) as found:
+                for name, start_s in found.cold_start_s.items():
+                    taken.add(("cold_start_s", name, dtype, model.name), start_s)
+                await _warm(found, serve, seeds)
+                await _rounds(asked, model, dtype, found, seeds, taken)
+            missing |= {(name, dtype, model.name): why for name, why in found.missing.items()}
+    return missing
+
+
+async def _rounds(
+    asked: Asked, model: Model, dtype: str, found: Standing, seeds: Iterator[int], taken: Taken
+) -> None:
+    """Every system in turn, case by case; every other round backwards."""
+    for number in range(asked.repeats(model)):
+        _say(f"{model.name} {dtype}: round {number + 1} of {asked.repeats(model)}")
+        for case in asked.cases(model):
+            for name in asked.systems[:: -1 if number % 2 else 1]:
+                if asked.has_time(model, case, name):
+                    await _take(found, name, model, dtype, case, seeds, taken)
+
+
+def _serve(asked: Asked, model: Model, dtype: str, folder: str) -> Serve:
+    cases = asked.cases(model)
+    longest = max(case.length_tokens for case in cases)
+    most = max(case.streams for case in cases)
+    room = kv_tokens(cases)
+    peer = (asked.peer_python, asked.peer_http)
+    return Serve(folder, dtype, room, longest, most, model.threads, *peer)
+
+
+async def _warm(found: Standing, serve: Serve, seeds: Iterator[int]) -> None:
+    """Lazy imports, first pages."""
+    for name in list(found.rates):
+        some = prompts(min(WARM_STREAMS, serve.streams), 32, next(seeds))
+        await found.measure(name, some, WARM_TOKENS)
+
+
+async def _take(
+    found: Standing,
+    name: str,
+    model: Model,
+    dtype: str,
+    case: Case,
+    seeds: Iterator[int],
+    taken: Taken,
+) -> None:
+    """One measurement of one system."""
+
+    async def rate(output_tokens: int) -> float | None:
+        some = prompts(case.streams, case.prompt_tokens, next(seeds))
+        return await found.measure(name, some, output_tokens)
+
+    whole = await rate(case.output_tokens)
+    if whole is not None:
+        taken.add(path_of((f"{name}_tok_s",), dtype, model, case), whole)
+    if name not in LONE or whole is None:
+        return
+    first = await rate(1)
+    if first is None:
+        return
+    prefill = first * case.prompt_tokens
+    taken.add(path_of(("prefill_tok_s", name), dtype, model, case), prefill)
+    decode = decode_tok_s(case, whole, prefill)
+    if decode is not None:
+        taken.add(path_of(("decode_tok_s", name), dtype, model, case), decode)
+
+
+def _profile(given: Namespace, asked: Asked, folders: dict[str, str]) -> None:
+    found: dict[tuple[str, ...], object] = {}
+    for model in asked.models:
+        for dtype in asked.dtypes:
+            for context in asked.contexts:
+                cases = [case for case in asked.cases(model) if case.context == context]
+                if cases:
+                    profiled = profile_step(folders[model.name], dtype, cases[-1])
+                    _show(f"{model.name} {dtype}", profiled)
+                    key = (dtype, model.name, str(profiled.rows), str(context))
+                    found[key] = dict(profiled.phases_ms)
+    write(given.json, {"profile_ms": nested(found)})
+
+
+def _show(title: str, found: Profile) -> None:
+    total_ms = found.step_ms
+    print(
+        f"{title}: a decode step of {found.rows} rows over {found.context_tokens:.0f} tokens each "
+        f"with {found.threads} of PyTorch's threads, medians of {found.steps} steps"
+    )
+    show(
+        "",
+        ["phase", "ms", "share"],
+        [
+            *(
+                [phase, f"{ms:.2f}", f"{ms / total_ms:.0%}"]
+                for phase, ms in found.phases_ms.items()
+            ),
+            *([phase, "this engine has none", ""] for phase in found.missing),
+            ["all", f"{total_ms:.2f}", ""],
+        ],
+    )
+    print(found.calls)
+
+
+def _given() -> Namespace:
+    taking = parser((__doc__ or "").splitlines()[0])
+    taking.add_argument("--peer-python", default="", help="a Python that has vLLM for the CPU")
+    taking.add_argument("--peer-http", action="store_true", help="its server too")
+    taking.add_argument("--profile", action="store_true", help="of one decode step, instead")
+    taking.add_argument("--streams", default="", help="by commas; else 1,8,32,64, quick 1,8")
+    taking.add_argument("--models", default="", help="demo, qwen3-0.6b; else both, quick demo")
+    taking.add_argument("--contexts", default="", help="160, 1500; else both, quick 160")
+    taking.add_argument("--dtypes", default="", help="fp32, bf16; else both")
+    taking.add_argument(
+        "--patience", type=float, default=PATIENCE_S, help="seconds that one measurement may take"
+    )
+    return taking.parse_args()
+
+
+def _say(words: str) -> None:
+    print(words, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()

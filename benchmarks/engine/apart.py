@@ -1,0 +1,55 @@
+"""A measured thing in a process of its own, so that its threads and its memory are its own."""
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from types import TracebackType
+from typing import Protocol, Self
+
+import torch
+
+Prompts = Sequence[Sequence[int]]
+
+
+class Measured(Protocol):
+    def tokens_per_s(self, prompts: Prompts, output_tokens: int) -> float: ...
+
+
+class Apart:
+    """Made there of `kind(*arguments)` by `begin`; what it raises is raised here."""
+
+    def __init__(self, kind: type[Measured], *arguments: object, threads: int = 0):
+        self._made_of = (kind, arguments, threads)
+        self._pool = ProcessPoolExecutor(1, get_context("spawn"))
+
+    async def begin(self) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._pool, _make, *self._made_of)
+
+    async def tokens_per_s(self, prompts: Prompts, output_tokens: int) -> float:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._pool, _measure, prompts, output_tokens)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+
+_made: list[Measured] = []  # the one of this process
+
+
+def _make(kind: type[Measured], arguments: tuple[object, ...], threads: int) -> None:
+    if threads:
+        torch.set_num_threads(threads)
+    _made[:] = [kind(*arguments)]
+
+
+def _measure(prompts: Prompts, output_tokens: int) -> float:
+    return _made[0].tokens_per_s(prompts, output_tokens)

@@ -1,0 +1,67 @@
+"""Models to measure: the demo model as it is, and larger shapes with random weights."""
+
+import json
+from pathlib import Path
+from shutil import copy
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, PretrainedConfig, Qwen3Config
+
+from foretoken.options import demo_model
+
+TOKENIZER_FILES = ("tokenizer_config.json", "chat_template.jinja")
+SHAPES: dict[str, dict[str, Any]] = {
+    # Qwen3-0.6B's config.json, but for the positions, of which it has ten times as many
+    "qwen3-0.6b": {
+        "vocab_size": 151_936,
+        "hidden_size": 1_024,
+        "intermediate_size": 3_072,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 4_096,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0},
+        "tie_word_embeddings": True,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+        "pad_token_id": 1,
+    },
+}
+
+
+def folder_of(name: str, temporary: Path) -> str:
+    """The demo model's, or a new one below `temporary`, named as the model."""
+    if name not in SHAPES:
+        return demo_model()
+    return write_model(temporary / name, Qwen3Config(**SHAPES[name]))
+
+
+def write_model(folder: Path, config: PretrainedConfig) -> str:
+    """Random weights in bfloat16, as checkpoints come, the same each time; the demo model's
+    tokenizer, with a word for every further id."""
+    torch.manual_seed(0)
+    module = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    module.save_pretrained(folder)
+    demo = Path(demo_model())
+    for name in TOKENIZER_FILES:
+        copy(demo / name, folder / name)
+    tokenizer = widened(json.loads((demo / "tokenizer.json").read_text()), config.vocab_size)
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    return str(folder)
+
+
+def widened(tokenizer: dict[str, Any], vocabulary: int) -> dict[str, Any]:
+    """tokenizer.json with so many ids, so that whatever a model draws is text: <1291>, <1292> …"""
+    words: dict[str, int] = tokenizer["model"]["vocab"]
+    taken = set(words.values()) | {added["id"] for added in tokenizer["added_tokens"]}
+    more = {f"<{i}>": i for i in range(vocabulary) if i not in taken}
+    return {**tokenizer, "model": {**tokenizer["model"], "vocab": words | more}}
+
+
+def kv_bytes_per_token(folder: str, element_bytes: int) -> int:
+    """Keys and values over all layers."""
+    config = json.loads((Path(folder) / "config.json").read_text())
+    heads = config["num_key_value_heads"] * config["head_dim"]
+    return int(2 * config["num_hidden_layers"] * heads * element_bytes)

@@ -1,0 +1,36 @@
+"""vLLM's bare loop, `LLM.generate`, run by a Python that has vLLM: `python vllm_loop.py JSON`.
+
+JSON are arguments of `LLM`. A line of JSON in, {"prompts": [[ids]], "output_tokens": n}, is a line
+out, {"tokens": made, "elapsed_s": s}; the first line out says that it is ready. Nothing else of
+this project is imported, and whatever vLLM prints goes to stderr.
+"""
+
+import json
+import os
+import sys
+import time
+from importlib import import_module
+
+
+def main() -> None:
+    del sys.path[0]  # this folder: its names are none of vLLM's
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    vllm = import_module("vllm")
+    llm = vllm.LLM(**json.loads(sys.argv[1]))
+    print(json.dumps({"ready": True}), file=answers, flush=True)
+    for line in sys.stdin:
+        asked = json.loads(line)
+        sampling = vllm.SamplingParams(
+            temperature=0.0, max_tokens=asked["output_tokens"], ignore_eos=True, detokenize=False
+        )
+        prompts = [{"prompt_token_ids": prompt} for prompt in asked["prompts"]]
+        began = time.perf_counter()
+        done = llm.generate(prompts, sampling, use_tqdm=False)
+        elapsed_s = time.perf_counter() - began
+        tokens = sum(len(answer.outputs[0].token_ids) for answer in done)
+        print(json.dumps({"tokens": tokens, "elapsed_s": elapsed_s}), file=answers, flush=True)
+
+
+if __name__ == "__main__":  # vLLM's own processes import this file again
+    main()

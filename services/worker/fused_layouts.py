@@ -1,0 +1,104 @@
+"""Which models share the decoder layout that the fused forward computes, and where theirs differ.
+
+A model belongs here only while every one of its modules is exactly of a class that is known:
+whatever replaces one (an adapter, a quantised linear map, another activation) brings a class of
+its own, and the model runs through transformers' forward as any other does.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.activations import SiLUActivation
+
+PARTS = ("ForCausalLM", "Model", "DecoderLayer", "Attention", "MLP", "RMSNorm", "RotaryEmbedding")
+COMMON: frozenset[type] = frozenset(
+    (nn.ModuleList, nn.Linear, nn.Embedding, nn.Dropout, nn.SiLU, SiLUActivation)
+)
+# Rope whose frequencies stay as they are however long a sequence becomes. "dynamic" and "longrope"
+# change them with the longest of a batch.
+STEADY_ROPE = frozenset(("default", "linear", "llama3", "yarn"))
+
+Window = Callable[[Any], int | None]  # of an attention module: what it hands to its attention
+
+
+def _none(_: Any) -> None:
+    return None
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A family: classes `prefix` + PARTS of transformers' `source`; names of linear maps that read
+    the same input; the window of an attention module; whether heads have norms of their own."""
+
+    source: str
+    prefix: str
+    qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
+    gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
+    window: Window = _none
+    head_norms: bool = False
+
+    def classes(self) -> frozenset[type]:
+        source = import_module(f"transformers.models.{self.source}")
+        return COMMON | {getattr(source, self.prefix + part) for part in PARTS}
+
+
+def _of_layer(attention: Any) -> int | None:
+    window: int | None = attention.sliding_window
+    return window
+
+
+def _of_config(attention: Any) -> int | None:
+    window: int | None = attention.config.sliding_window
+    return window
+
+
+LAYOUTS = {
+    "LlamaForCausalLM": Layout("llama.modeling_llama", "Llama"),
+    "Qwen2ForCausalLM": Layout("qwen2.modeling_qwen2", "Qwen2", window=_of_layer),
+    "Qwen3ForCausalLM": Layout("qwen3.modeling_qwen3", "Qwen3", window=_of_layer, head_norms=True),
+    "MistralForCausalLM": Layout("mistral.modeling_mistral", "Mistral", window=_of_config),
+    "Phi3ForCausalLM": Layout(
+        "phi3.modeling_phi3",
+        "Phi3",
+        qkv=("qkv_proj",),
+        gate_up=("gate_up_proj",),
+        window=_of_config,
+    ),
+}
+
+
+def layout_of(module: PreTrainedModel) -> Layout | str:
+    """The module's layout, or why it has none of these: a few words on the model, "it …"."""
+    name = type(module).__name__
+    layout = LAYOUTS.get(name)
+    if layout is None:
+        return f"{name} has another layout"
+    return _stranger(module, layout.classes()) or _unfit(module) or layout
+
+
+def _stranger(module: nn.Module, known: frozenset[type]) -> str:
+    for part in module.modules():
+        if type(part) not in known:
+            return f"it contains a {type(part).__module__}.{type(part).__qualname__}"
+        if part._forward_hooks or part._forward_pre_hooks:
+            return f"a hook is set on its {type(part).__name__}"
+    return ""
+
+
+def _unfit(module: PreTrainedModel) -> str:
+    rope: str = module.model.rotary_emb.rope_type
+    if rope not in STEADY_ROPE:
+        return f"its rope ({rope}) depends on length"
+    if (module.tp_size or 1) > 1:
+        return "it is split over several devices"
+    kinds: set[tuple[type, torch.dtype, torch.device]] = {
+        (type(weight), weight.dtype, weight.device) for weight in module.parameters()
+    }
+    if len(kinds) > 1 or next(iter(kinds))[0] is not nn.Parameter:
+        return "its weights are of several kinds"
+    return ""

@@ -1,0 +1,222 @@
+"""Attention that reads blocks where they lie, and what stores into them, compiled by Numba.
+
+Plain loops over numpy views of a layer, O(context · head_dim) a row and head. The scores of one row
+are all the memory they need. Attention is compiled twice from one source: for one thread, and for
+many, over rows × heads.
+
+Stored numbers are float32, int8, or int16: the bits of a bfloat16. The exponential is our own, as
+Numba calls the C library's for one number at a time: 2^x by its exponent's bits and a polynomial,
+within 2e-6 of it for x ≥ −30, and the nearer to 0 the closer.
+"""
+
+from typing import Any
+
+import numpy as np
+from numba import njit, prange
+from numba.extending import overload
+
+_LOG2E = np.float32(1.4426950408889634)
+_LEAST = np.float32(-126.0)  # of 2^x that is no denormal
+_ONE, _HALF, _ZERO, _TWO = np.float32(1.0), np.float32(0.5), np.float32(0.0), np.float32(2.0)
+# 2^f, |f| ≤ 0.5: Taylor's, to the sixth power, 1.2e-7 off at most.
+_C1, _C2, _C3 = np.float32(0.69314718), np.float32(0.24022651), np.float32(0.055504109)
+_C4, _C5, _C6 = np.float32(0.0096181291), np.float32(0.0013333558), np.float32(0.00015403530)
+_INT8_MAX = np.float32(127.0)
+
+
+def _real(x: Any) -> Any:
+    """A stored number as float32."""
+    raise NotImplementedError
+
+
+@overload(_real, inline="always")
+def _real_of(x: Any) -> Any:
+    return _from_bits if x.bitwidth == 16 else _from_number
+
+
+def _from_bits(x: Any) -> Any:
+    return np.uint32(np.uint32(np.uint16(x)) << np.uint32(16)).view(np.float32)
+
+
+def _from_number(x: Any) -> Any:
+    return np.float32(x)
+
+
+@njit(inline="always", fastmath=True)
+def _exp(x: Any) -> Any:
+    """e^x of float32 x ≤ 0; below 1e-38 it is that."""
+    y = max(x * _LOG2E, _LEAST)
+    whole = np.floor(y + _HALF)
+    f = y - whole
+    part = _ONE + f * (_C1 + f * (_C2 + f * (_C3 + f * (_C4 + f * (_C5 + f * _C6)))))
+    bits = np.int32((np.int32(whole) + np.int32(127)) << np.int32(23))
+    return part * bits.view(np.float32)
+
+
+@njit(inline="always", fastmath=True)
+def _tanh(x: Any) -> Any:
+    """By e^(−2|x|), which is at most 1."""
+    e = _exp(-_TWO * abs(x))
+    size = (_ONE - e) / (_ONE + e)
+    return size if x >= _ZERO else -size
+
+
+@njit(inline="always", fastmath=True)
+def _dots(q: Any, keys: Any, first: int, last: int, scores: Any, at: int) -> None:
+    """scores[at…] = keys[first:last] · q, four keys at a time."""
+    dim = len(q)
+    t = first
+    while t + 4 <= last:
+        a = b = c = d = _ZERO
+        for i in range(dim):
+            x = q[i]
+            a += x * _real(keys[t, i])
+            b += x * _real(keys[t + 1, i])
+            c += x * _real(keys[t + 2, i])
+            d += x * _real(keys[t + 3, i])
+        scores[at], scores[at + 1], scores[at + 2], scores[at + 3] = a, b, c, d
+        t += 4
+        at += 4
+    while t < last:
+        a = _ZERO
+        for i in range(dim):
+            a += q[i] * _real(keys[t, i])
+        scores[at] = a
+        t += 1
+        at += 1
+
+
+@njit(inline="always", fastmath=True)
+def _add(weights: Any, at: int, values: Any, first: int, last: int, out: Any) -> None:
+    """out += weights[at…] · values[first:last], four values at a time."""
+    dim = len(out)
+    t = first
+    while t + 4 <= last:
+        a, b, c, d = weights[at], weights[at + 1], weights[at + 2], weights[at + 3]
+        for i in range(dim):
+            out[i] += (
+                a * _real(values[t, i])
+                + b * _real(values[t + 1, i])
+                + c * _real(values[t + 2, i])
+                + d * _real(values[t + 3, i])
+            )
+        t += 4
+        at += 4
+    while t < last:
+        a = weights[at]
+        for i in range(dim):
+            out[i] += a * _real(values[t, i])
+        t += 1
+        at += 1
+
+
+@njit(inline="always", fastmath=True)
+def _soften(scores: Any, softcap: Any) -> Any:
+    """Scores to e^(score − the largest), capped before where there is a cap; returns their sum."""
+    if softcap > _ZERO:
+        for t in range(len(scores)):
+            scores[t] = softcap * _tanh(scores[t] / softcap)
+    top = scores[0]
+    for t in range(len(scores)):
+        top = max(top, scores[t])
+    total = _ZERO
+    for t in range(len(scores)):
+        weight = _exp(scores[t] - top)
+        scores[t] = weight
+        total += weight
+    return total
+
+
+@njit(inline="always", fastmath=True)
+def _rescale(scores: Any, at: int, scales: Any, first: int, last: int) -> None:
+    """By what INT8 keys or values of [first, last) of a block were divided by; of no INT8 there
+    are none."""
+    if scales.size:
+        for t in range(last - first):
+            scores[at + t] *= scales[first + t]
+
+
+@njit(inline="always")
+def _scales_of(scales: Any, side: int, block: int, head: int) -> Any:
+    return scales[side, block, head] if scales.size else scales[:0, 0, 0, 0]
+
+
+def _attend(
+    data: Any,
+    scales: Any,
+    tables: Any,
+    owners: Any,
+    positions: Any,
+    places: Any,
+    q: Any,
+    out: Any,
+    scale: Any,
+    window: int,
+    softcap: Any,
+) -> None:
+    """out[places[r]] for every row r: its query over its own context, causally.
+
+    data [2, blocks, kv_heads, block_tokens, dim]; scales [2, blocks, kv_heads, block_tokens] of an
+    INT8 layer, else empty; tables [sequences, blocks at most]; owners [rows], of which sequence;
+    positions [rows]; places [rows], in q and out [Σ tokens, heads, dim], float32. window and
+    softcap 0: none.
+    """
+    heads, block_tokens, dim = q.shape[1], data.shape[3], q.shape[2]
+    group = heads // data.shape[2]
+    for number in prange(len(positions) * heads):
+        row, head = number // heads, number % heads
+        table, kv_head = tables[owners[row]], head // group
+        end = positions[row] + 1
+        start = max(0, end - window) if window > 0 else 0
+        scores, made = np.empty(end - start, np.float32), np.zeros(dim, np.float32)
+        query = q[places[row], head] * scale
+        for index in range(start // block_tokens, (end - 1) // block_tokens + 1):
+            block, origin = table[index], index * block_tokens
+            first, last = max(start - origin, 0), min(end - origin, block_tokens)
+            at = origin + first - start
+            _dots(query, data[0, block, kv_head], first, last, scores, at)
+            _rescale(scores, at, _scales_of(scales, 0, block, kv_head), first, last)
+        total = _soften(scores, softcap)
+        for index in range(start // block_tokens, (end - 1) // block_tokens + 1):
+            block, origin = table[index], index * block_tokens
+            first, last = max(start - origin, 0), min(end - origin, block_tokens)
+            at = origin + first - start
+            _rescale(scores, at, _scales_of(scales, 1, block, kv_head), first, last)
+            _add(scores, at, data[1, block, kv_head], first, last, made)
+        for i in range(dim):
+            out[places[row], head, i] = made[i] / total
+
+
+attend_alone = njit(_attend, fastmath=True, nogil=True, cache=True)
+attend_together = njit(_attend, fastmath=True, nogil=True, cache=True, parallel=True)
+
+
+@njit(nogil=True, cache=True)
+def store(side: Any, slots: Any, x: Any) -> None:
+    """x [Σ tokens, kv_heads, dim] to side [blocks, kv_heads, block_tokens, dim], of one type."""
+    block_tokens = side.shape[2]
+    for token in range(len(slots)):
+        block, offset = slots[token] // block_tokens, slots[token] % block_tokens
+        for head in range(x.shape[1]):
+            for i in range(x.shape[2]):
+                side[block, head, offset, i] = x[token, head, i]
+
+
+@njit(nogil=True, cache=True)
+def store_int8(
+    side: Any, scales: Any, slots: Any, x: Any, least_scale: Any, largest_scale: Any
+) -> None:
+    """The same into int8, symmetric per (token, head): as `torch_paging.quantize`, bit for bit.
+    scales [blocks, kv_heads, block_tokens]."""
+    block_tokens = side.shape[2]
+    for token in range(len(slots)):
+        block, offset = slots[token] // block_tokens, slots[token] % block_tokens
+        for head in range(x.shape[1]):
+            largest = _ZERO
+            for i in range(x.shape[2]):
+                largest = max(largest, abs(_real(x[token, head, i])))
+            scale = min(max(largest / _INT8_MAX, least_scale), largest_scale)
+            for i in range(x.shape[2]):
+                code = np.rint(_real(x[token, head, i]) / scale)
+                side[block, head, offset, i] = np.int8(min(max(code, -_INT8_MAX), _INT8_MAX))
+            scales[block, head, offset] = scale if largest > _ZERO else _ZERO

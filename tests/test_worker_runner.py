@@ -1,0 +1,136 @@
+"""The runner: what it does of failures, and what it looks at however busy it is."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from services.core import FinishReason, Grant, Plan, Report
+from services.runtime.tasks import background
+from services.worker import runner as module
+from services.worker.batch import NewToken
+from services.worker.engine import Engine
+from services.worker.metrics import WorkerMetrics
+from services.worker.prompt import Prompt, Sampling
+from services.worker.runner import EngineRunner
+from tests.worker_fixtures import engine_of, prompt_tokens
+
+ENDLESS = Sampling(temperature=0, ignore_eos=True)
+
+
+class Heard:
+    """A runner, and all that it has said."""
+
+    def __init__(self) -> None:
+        engine = engine_of("llama")
+        self.runner = EngineRunner(engine, WorkerMetrics(CollectorRegistry(), engine.state))
+        self.tokens: list[NewToken] = []
+        self.errors: dict[str, tuple[int, str]] = {}
+        self.finished: dict[str, FinishReason] = {}
+        self.runner.on_tokens = self.tokens.extend
+        self.runner.on_error = self._error
+        self.runner.on_report = self._report
+        self._seq = 0
+        self.runner.attach()
+
+    def _error(self, prompt: Prompt, offset: int, why: str) -> None:
+        self.errors[prompt.request_id] = (offset, why)
+
+    def _report(self, report: Report) -> None:
+        self.finished |= {f.request_id: f.reason for f in report.finished}
+
+    def begin(self, *requests: tuple[str, tuple[int, ...], int]) -> None:
+        """All at once."""
+        for name, tokens, most in requests:
+            self.runner.receive(Prompt(name, tokens, len(tokens), most, ENDLESS))
+        grants = tuple(Grant(name, most) for name, _, most in requests)
+        self._seq += 1
+        self.runner.apply(Plan(self._seq, admit=grants))
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110 - what is waited for has no event
+            await asyncio.sleep(0)
+
+
+@pytest.fixture
+def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps with a 7 in a prompt break."""
+    run = Engine.run
+
+    def run_or_break(engine: Engine, batch: Any) -> Any:
+        if any(7 in sequence.prompt.token_ids for sequence in batch.sequences):
+            raise RuntimeError("seven")
+        return run(engine, batch)
+
+    monkeypatch.setattr(Engine, "run", run_or_break)
+
+
+async def test_one_bad_request_is_told_why_and_its_neighbours_never_hear_of_it(poisoned):
+    heard = Heard()
+    async with background(heard.runner.run()):
+        heard.begin(("a", (5, 6), 3), ("b", (5, 7), 3), ("c", (5, 8), 3))
+        await until(lambda: len(heard.finished) == 3)
+    assert heard.errors.keys() == {"b"}
+    offset, why = heard.errors["b"]
+    assert offset == 0 and why.startswith("the model failed on this request")
+    assert heard.finished["b"] is FinishReason.ERROR
+    told = [(token.request_id, token.offset) for token in heard.tokens]
+    assert sorted(told) == [(name, offset) for name in "ac" for offset in range(3)]
+
+
+async def test_many_choices_of_a_bad_prompt_do_not_end_the_process(poisoned):
+    """More than FAILURES_MAX fail alone, one after the other; the device is none the worse."""
+    heard = Heard()
+    bad = [(f"bad{i}", (5, 7), 3) for i in range(2 * module.FAILURES_MAX)]
+    async with background(heard.runner.run()):
+        heard.begin(*bad)
+        await until(lambda: len(heard.errors) == len(bad))
+        heard.begin(("good", (5, 6), 1))
+        await until(lambda: "good" in heard.finished)
+    assert heard.finished["good"] is FinishReason.LENGTH
+
+
+async def test_where_nothing_can_be_computed_the_process_ends_and_most_can_go_elsewhere(
+    monkeypatch,
+):
+    def fail(engine: Engine, batch: Any) -> Any:
+        raise RuntimeError("always")
+
+    monkeypatch.setattr(Engine, "run", fail)
+    heard = Heard()
+    heard.begin(*((f"r{i}", (5, 6), 3) for i in range(16)))
+    with pytest.raises(RuntimeError, match="3 steps in a row failed"):
+        async with asyncio.timeout(20):
+            await heard.runner.run()
+    assert len(heard.errors) == 3, "the others are begun again by whoever sent them"
+
+
+async def test_halves_that_waited_too_long_are_given_up_while_others_run(monkeypatch):
+    """A prompt nobody admits and an admission without a prompt, both too old at once."""
+    monkeypatch.setattr(module, "EXPIRE_S", 0.0)
+    heard = Heard()
+    state = heard.runner.engine.state
+    heard.begin(("busy", prompt_tokens(1, 5), 200))
+    state.matching.held_s = -1.0
+    async with background(heard.runner.run()):
+        await until(lambda: heard.tokens)
+        heard.runner.receive(Prompt("orphan", (5, 6), 2, 3, ENDLESS))
+        heard.runner.apply(Plan(2, admit=(Grant("nobody", 3),)))
+        await until(lambda: "nobody" in heard.finished)
+        assert not state.matching.prompts and not state.matching.admissions
+        assert "busy" in state.running, "it was given up by a busy worker"
+    assert heard.finished == {"nobody": FinishReason.ERROR}
+
+
+async def test_nothing_is_given_up_before_its_time(monkeypatch):
+    monkeypatch.setattr(module, "EXPIRE_S", 0.0)
+    heard = Heard()
+    async with background(heard.runner.run()):
+        heard.runner.receive(Prompt("early", (5, 6), 2, 3, ENDLESS))
+        heard.begin(("busy", prompt_tokens(1, 5), 20))
+        await until(lambda: "busy" in heard.finished)
+    assert "early" in heard.runner.engine.state.matching.prompts
