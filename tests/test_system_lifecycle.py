@@ -85,7 +85,7 @@ async def test_a_client_that_goes_while_queued_leaves_the_queue(live: Live):
 
 async def test_a_deadline_in_the_queue_is_a_504_and_while_running_a_finish_reason(live: Live):
     async with AsyncClient(live.grpc) as client:
-        running = client.generate("Count from 1 to 500.\n", timeout_s=3.0, **LONG)
+        running = client.generate("Count from 1 to 500.\n", timeout_s=1.0, **LONG)
         chunks = aiter(running)
         assert (await anext(chunks)).token_ids
         late = post(live, {"prompt": "Copy: a\n", **LONG}, **{"x-request-timeout-s": "0.2"})
