@@ -26,17 +26,23 @@ def folder(at: Path, dtype: torch.dtype) -> str:
         (torch.float16, True, "float32"),
     ],
 )
-def test_a_cpu_computes_in_bfloat16_where_weights_are_and_it_gains(
+def test_the_fastest_is_bfloat16_where_weights_are_and_it_gains(
     own, gains, chosen, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(dtypes, "bfloat16_gains", lambda: gains)
-    assert dtype_of(folder(tmp_path, own), CPU, "auto") == chosen
+    assert dtype_of(folder(tmp_path, own), CPU, "fastest") == chosen
+
+
+def test_a_cpu_computes_in_float32_whatever_is_faster(tmp_path, monkeypatch):
+    """Workers of one model answer alike, and so does one that is started again."""
+    monkeypatch.setattr(dtypes, "bfloat16_gains", lambda: True)
+    assert dtype_of(folder(tmp_path, torch.bfloat16), CPU, "auto") == "float32"
 
 
 def test_what_is_asked_for_is_taken_and_a_gpu_takes_the_checkpoint_s_own(tmp_path):
     name = folder(tmp_path, torch.bfloat16)
     assert dtype_of(name, CPU, "float32") == "float32"
-    assert dtype_of(name, CUDA, "auto") == "auto"
+    assert dtype_of(name, CUDA, "auto") == dtype_of(name, CUDA, "fastest") == "auto"
 
 
 def test_it_is_measured(monkeypatch):

@@ -370,7 +370,7 @@ def test_it_can_be_set_off():
 
 def test_a_bfloat16_engine_decodes():
     """Through the paged kernels, whose queries are now slices of a wider row."""
-    engine = make_engine(made(FAMILIES["qwen3, slides"], torch.bfloat16), fused_forward="auto")
+    engine = make_engine(made(FAMILIES["qwen3, slides"], torch.bfloat16))
     assert engine.model.forward_name == "fused forward"
     feeder = Feeder(engine)
     for length in (3, 20):

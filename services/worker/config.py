@@ -23,7 +23,9 @@ class WorkerConfig(ServedSettings):
     model: str = "models/demo"  # a folder or a Hugging Face id
     served_model_name: str = ""  # empty: the folder's name, or the id
     device: str = "auto"  # auto, cpu, cuda, or cuda:1 and so on
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    # auto: on a CPU float32, else the checkpoint's own. fastest: on a CPU bfloat16 where the checkpoint
+    # is that and it measures faster at start, which need not come out alike on two workers.
+    dtype: Literal["auto", "fastest", "float32", "bfloat16", "float16"] = "auto"
     # 0: one for a tiny model, else its share of the cores.
     torch_threads: int = Field(default=0, ge=0)
     # Its number among the workers of this machine, from 0, which `foretoken serve` tells: of `auto`
@@ -31,9 +33,8 @@ class WorkerConfig(ServedSettings):
     local_rank: int = Field(default=0, ge=0)
     local_workers: int = Field(default=1, ge=1)
     # auto: a forward of fewer calls where the model's layout has one and it is seen at start to
-    # give what transformers' gives. off until it is known why 22 of 200 mixed answers differ by it
-    # between one batch of all and small ones, where by transformers' none do.
-    fused_forward: Literal["auto", "off"] = "off"
+    # give what transformers' gives. off: to compare, or should it ever be in doubt.
+    fused_forward: Literal["auto", "off"] = "auto"
     kv_tokens: int = Field(default=0, ge=0)  # 0: what memory allows
     block_tokens: int = Field(default=16, ge=1, le=256)
     max_running: int = Field(default=256, ge=1)

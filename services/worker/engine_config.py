@@ -29,4 +29,4 @@ class EngineConfig:
     torch_threads: int = 0  # 0: one for a tiny model on a CPU, else its share of the cores
     local_rank: int = 0
     local_workers: int = 1
-    fused_forward: Literal["auto", "off"] = "off"
+    fused_forward: Literal["auto", "off"] = "auto"

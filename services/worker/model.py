@@ -229,7 +229,7 @@ def _eos_ids(module: PreTrainedModel) -> frozenset[int]:
 def load_model(
     name: str, device: torch.device, dtype: str = "auto", fuse: bool = True
 ) -> PagedModel:
-    """Load a folder or a Hub id. `dtype` auto: the checkpoint's own, on a CPU see dtypes.py.
+    """Load a folder or a Hub id. `dtype`: see dtypes.py.
 
     Raises ValueError, one sentence, when there is no such model or it cannot run here.
     """
