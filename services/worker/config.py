@@ -23,8 +23,8 @@ class WorkerConfig(ServedSettings):
     model: str = "models/demo"  # a folder or a Hugging Face id
     served_model_name: str = ""  # empty: the folder's name, or the id
     device: str = "auto"  # auto, cpu, cuda, or cuda:1 and so on
-    # auto: on a CPU float32, else the checkpoint's own. fastest: on a CPU bfloat16 where the checkpoint
-    # is that and it measures faster at start, which need not come out alike on two workers.
+    # auto: on a CPU float32, else the checkpoint's own. fastest: on a CPU bfloat16 where the
+    # checkpoint is that and it measures faster at start, which two workers need not find alike.
     dtype: Literal["auto", "fastest", "float32", "bfloat16", "float16"] = "auto"
     # 0: one for a tiny model, else its share of the cores.
     torch_threads: int = Field(default=0, ge=0)
