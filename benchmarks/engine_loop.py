@@ -4,9 +4,9 @@ import time
 from collections.abc import Sequence
 
 from services.core import Grant, Plan
-from services.worker.engine import Engine
-from services.worker.engine_config import EngineConfig
-from services.worker.prompt import Prompt, Sampling
+from services.worker.config import DtypeName, EngineConfig
+from services.worker.engine.engine import Engine
+from services.worker.requests.prompt import Prompt, SamplingParams
 
 Prompts = Sequence[Sequence[int]]
 
@@ -14,8 +14,8 @@ Prompts = Sequence[Sequence[int]]
 class BareEngine:
     """One engine, used again and again; every call leaves it empty."""
 
-    def __init__(self, folder: str, kv_tokens: int, dtype: str = "auto"):
-        self.engine = Engine.load(EngineConfig(folder, kv_tokens, dtype=dtype))
+    def __init__(self, folder: str, kv_tokens: int, dtype: DtypeName = "auto"):
+        self.engine = Engine.load(EngineConfig(model=folder, kv_tokens=kv_tokens, dtype=dtype))
         self._plans = 0
         self._names = 0
 
@@ -27,7 +27,7 @@ class BareEngine:
         admit = tuple(Grant(name, output_tokens) for name in names)
         self.engine.apply(Plan(self._plans, admit=admit), 0.0)
         for name, prompt in zip(names, prompts, strict=True):
-            sampling = Sampling(temperature=0.0, ignore_eos=True)
+            sampling = SamplingParams(temperature=0.0, ignore_eos=True)
             self.engine.add(Prompt(name, tuple(prompt), len(prompt), output_tokens, sampling), 0.0)
 
     def tokens_per_s(self, prompts: Prompts, output_tokens: int) -> float:

@@ -22,10 +22,10 @@ from services.costs import BatchTiming, CostModel, StepTiming
 from services.estimator.batches import Learning
 from services.estimator.state import EstimatorState
 from services.policies.estimate import ESTIMATES
-from services.worker.engine import Engine
-from services.worker.engine_config import EngineConfig
-from services.worker.profile import profile
-from services.worker.prompt import Prompt, Sampling
+from services.worker.config import EngineConfig
+from services.worker.engine.engine import Engine
+from services.worker.engine.profile import profile
+from services.worker.requests.prompt import Prompt, SamplingParams
 
 WORKER = "w0"
 SLICES = (16, 32, 64, 128)
@@ -39,7 +39,7 @@ RULES = {  # what a batch must be off by to be learnt from
     "knn, off by 0.02 s": Learning(REFRESH_S, off_s=0.02),
     "knn, of every batch": Learning(REFRESH_S, off_s=0.0, off_share=0.0),
 }
-SAMPLING = Sampling(temperature=0.0, ignore_eos=True)
+SAMPLING = SamplingParams(temperature=0.0, ignore_eos=True)
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,9 @@ class Sliced:
     """The engine, and who is in its batch. Every answer is long enough never to end by itself."""
 
     def __init__(self, folder: str, seed: int):
-        self.engine = Engine.load(EngineConfig(folder, kv_tokens=65_536, prefix_sharing=False))
+        self.engine = Engine.load(
+            EngineConfig(model=folder, kv_tokens=65_536, prefix_sharing=False)
+        )
         self._rng = np.random.default_rng(seed)
         self._made: dict[str, tuple[int, int]] = {}  # prompt and output tokens
         self._number = 0

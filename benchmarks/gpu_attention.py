@@ -11,12 +11,12 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.gpu_timing import Line, rates, times_s
 from benchmarks.report import Figure, figure
-from services.worker.batch import Chunk, DecodeRows, StepBatch
-from services.worker.cache import KVLayer
+from services.worker.kernels.cuda.attention import TritonAttention
 from services.worker.kernels.interface import AttentionOptions
-from services.worker.kernels.triton_attention import TritonAttention
-from services.worker.prompt import Prompt
-from services.worker.sequence import Sequence
+from services.worker.kv.cache import KVLayer
+from services.worker.requests.batch import DecodeRows, PrefillChunk, StepBatch
+from services.worker.requests.prompt import Prompt
+from services.worker.requests.sequence import Sequence
 
 BLOCK_TOKENS, HEADS, HEAD_DIM = 16, 32, 128
 OPTIONS = AttentionOptions(HEAD_DIM**-0.5)
@@ -147,7 +147,9 @@ def prefill_times(length: int, kv_heads: int, repeats: int) -> Figure:
     table = scattered(length // BLOCK_TOKENS)
     layer = make_layer(len(table), kv_heads)
     attention = kernels()
-    batch = StepBatch(DecodeRows([], [], BLOCK_TOKENS), [Chunk(sequence_at(0), 0, length, table)])
+    batch = StepBatch(
+        DecodeRows([], [], BLOCK_TOKENS), [PrefillChunk(sequence_at(0), 0, length, table)]
+    )
     attention.prepare(batch, torch.arange(length, device="cuda"))
     q = torch.randn(length, HEADS, HEAD_DIM, dtype=DTYPE, device="cuda")
     kv = q[:, :kv_heads]

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from services.worker.batch import Chunk, DecodeRows, StepBatch
-from services.worker.cache import KVLayer
+from services.worker.kernels.cuda.attention import TritonAttention
 from services.worker.kernels.interface import AttentionOptions
-from services.worker.kernels.triton_attention import TritonAttention
-from services.worker.prompt import Prompt
-from services.worker.sequence import Sequence
+from services.worker.kv.cache import KVLayer
+from services.worker.requests.batch import DecodeRows, PrefillChunk, StepBatch
+from services.worker.requests.prompt import Prompt
+from services.worker.requests.sequence import Sequence
 
 # ‖err‖ / ‖ref‖ that each type may reach.
 BOUNDS = {torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 1e-2}
@@ -78,7 +78,7 @@ def layout_of(case: Case, random: torch.Generator) -> Layout:
         sequences[:decodes], [table.tolist() for table in tables[:decodes]], case.block_tokens
     )
     chunks = [
-        Chunk(sequence, start, start + tokens, table.numpy())
+        PrefillChunk(sequence, start, start + tokens, table.numpy())
         for sequence, (start, tokens), table in list(zip(sequences, order, tables, strict=True))[
             decodes:
         ]

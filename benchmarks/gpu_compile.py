@@ -19,7 +19,8 @@ from triton.runtime.jit import JITFunction
 
 from benchmarks.gpu_checks import Case, layout_of, run_step
 from benchmarks.gpu_copies import CopyCase, at_rest_faults, round_trip_faults
-from services.worker.kernels import triton_attention, triton_blocks
+from services.worker.kernels.cuda import attention as triton_attention
+from services.worker.kernels.cuda import blocks as triton_blocks
 
 # Of a thread block, by compute capability: consumer GPUs of the generation count too.
 SHARED_BYTES = {80: 99 * 1024, 90: 227 * 1024}

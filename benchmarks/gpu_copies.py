@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu_checks import poisoned_memory, same_bits
-from services.worker.cache import KVLayer
-from services.worker.kernels.interface import StagedLayer
-from services.worker.kernels.triton_blocks import TritonBlocks
+from services.worker.kernels.cuda.blocks import TritonBlocks
+from services.worker.kv.cache import KVLayer
+from services.worker.kv.copies import StagedLayer
 
 BLOCKS, BLOCK_TOKENS = 9, 16
 GUARD = 3  # blocks of staging on either side, which nobody may write

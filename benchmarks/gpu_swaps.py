@@ -20,15 +20,16 @@ from benchmarks.gpu_attention import (
 from benchmarks.gpu_timing import Line, event
 from benchmarks.report import Figure, figure
 from services.costs import Direction
-from services.worker.batch import StepBatch
-from services.worker.cache import KVLayer, KVShape
-from services.worker.host import HostCache
-from services.worker.kernels.triton_blocks import TritonBlocks
-from services.worker.memory import free_host_bytes, staging_bytes
-from services.worker.moves import Move, Moves
-from services.worker.staging import RecordLayout, RingSize
-from services.worker.streams import CudaStreams, Lane
-from services.worker.swapper import Swapper
+from services.worker.engine.memory import staging_bytes
+from services.worker.kernels.cuda.blocks import TritonBlocks
+from services.worker.kv.cache import KVLayer, KVShape
+from services.worker.kv.device_streams import CudaStreams, Lane
+from services.worker.kv.host_cache import HostCache
+from services.worker.kv.moves import Move, Moves
+from services.worker.kv.staging import RecordLayout, RingSize
+from services.worker.kv.swapper import Swapper
+from services.worker.machine import free_host_bytes
+from services.worker.requests.batch import StepBatch
 
 KV_HEADS = 8
 LAYERS = 32

@@ -14,9 +14,9 @@ from random import Random
 import torch
 from torch import Tensor
 
-from services.worker.cache import KVLayer
-from services.worker.kernels.interface import BlockCopies, StagedLayer
-from services.worker.streams import Event, Lane
+from services.worker.kv.cache import KVLayer
+from services.worker.kv.copies import BlockCopies, StagedLayer
+from services.worker.kv.device_streams import Event, Lane
 
 
 class Missing(StrEnum):

@@ -17,9 +17,9 @@ from foretoken.options import demo_model
 from gateway.text import Text
 from models.tasks import Example, examples
 from services.core import FinishReason
-from services.worker.engine import Engine
-from services.worker.engine_config import EngineConfig
-from services.worker.prompt import Sampling
+from services.worker.config import EngineConfig
+from services.worker.engine.engine import Engine
+from services.worker.requests.prompt import SamplingParams
 from tests.worker_fixtures import Feeder
 
 COUNT = 200
@@ -112,7 +112,7 @@ def text() -> Text:
 @cache
 def expected() -> tuple[tuple[Expected, ...], ...]:
     """Of each request its choices, by an engine that has memory for all of them."""
-    config = EngineConfig(demo_model(), kv_tokens=65_536, host_gib=0, prefix_sharing=False)
+    config = EngineConfig(model=demo_model(), kv_tokens=65_536, host_gib=0, prefix_sharing=False)
     feeder = Feeder(Engine.load(config))
     for number, ask in enumerate(asks()):
         prompt = text().encode_chat(ask.turns)
@@ -129,14 +129,14 @@ def expected() -> tuple[tuple[Expected, ...], ...]:
     )
 
 
-def _sampling(ask: Ask, choice: int) -> Sampling:
+def _sampling(ask: Ask, choice: int) -> SamplingParams:
     """As a worker is told: choices of one prompt draw from neighbouring seeds."""
     told: dict[str, Any] = {
         key: value
         for key, value in ask.sampling.items()
         if key not in ("max_tokens", "n", "stop", "seed")
     }
-    return Sampling(**told, seed=ask.sampling.get("seed", 0) + choice)
+    return SamplingParams(**told, seed=ask.sampling.get("seed", 0) + choice)
 
 
 def _ended(ask: Ask, tokens: list[int], reason: FinishReason) -> Expected:

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from services.costs import Direction
-from services.worker.cache import KVCache, KVLayer, KVShape
-from services.worker.host import HostCache
-from services.worker.kernels.torch_blocks import TorchBlocks
-from services.worker.moves import Move, Moves
-from services.worker.staging import RecordLayout, RingSize
-from services.worker.streams import Lane
-from services.worker.swapper import Swapper
+from services.worker.kernels.reference.blocks import TorchBlocks
+from services.worker.kv.cache import KVCache, KVLayer, KVShape
+from services.worker.kv.device_streams import Lane
+from services.worker.kv.host_cache import HostCache
+from services.worker.kv.moves import Move, Moves
+from services.worker.kv.staging import RecordLayout, RingSize
+from services.worker.kv.swapper import Swapper
 from tests.deferred_streams import DeferredCopies, DeferredStreams, Missing
 
 BLOCK, DEVICE_BLOCKS, HOST_BLOCKS, MOST_BLOCKS = 4, 10, 9, 5

@@ -30,7 +30,7 @@ from benchmarks.engine.systems import PEERS, Standing
 from benchmarks.engine_loop import BareEngine
 from foretoken.options import demo_model
 from services.core import Grant, Plan
-from services.worker.prompt import Prompt
+from services.worker.requests.prompt import Prompt
 from tests.gateway_fakes import demo_text
 from tests.worker_fixtures import engine_of
 

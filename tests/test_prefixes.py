@@ -29,7 +29,7 @@ from services.scheduler import events as ev
 from services.scheduler.codec import decode_request
 from services.scheduler.jobs import Prefixes
 from services.scheduler.state import SchedulerState
-from services.worker.cached import CachedPrefixes
+from services.worker.kv.prefixes import CachedPrefixes
 from tests.state_driver import G, told
 from tests.worker_transcript import Transcript
 

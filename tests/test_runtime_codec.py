@@ -40,7 +40,7 @@ from services.runtime import attach_codec, codec
 from services.scheduler import events as ev
 from services.scheduler.codec import encode_request_event
 from services.worker.codec import decode_prompt
-from services.worker.prompt import Prompt, Sampling
+from services.worker.requests.prompt import Prompt, SamplingParams
 
 NAMES = st.text(max_size=12)
 UINT32 = st.integers(0, 2**32 - 1)
@@ -198,7 +198,7 @@ def test_a_prompt_with_all_its_fields() -> None:
         request_id="r", token_ids=[1, 2, 3], prompt_tokens=2, max_tokens=9, sampling=sampling,
         cache_salt="tenant",
     )  # fmt: skip
-    drawn = Sampling(temperature=0.5, seed=7, logprobs=0)
+    drawn = SamplingParams(temperature=0.5, seed=7, logprobs=0)
     assert decode_prompt(message, "g#1") == Prompt("r", (1, 2, 3), 2, 9, drawn, "g#1", "tenant")
 
 

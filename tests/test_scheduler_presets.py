@@ -7,7 +7,7 @@ import pytest
 
 from services.policies.preset import CHOICES, RESIDENCIES, Preset, choose, presets
 from services.scheduler.state import SchedulerState
-from services.worker.residency import RESIDENCIES as WORKER_RESIDENCIES
+from services.worker.kv.residency import RESIDENCIES as WORKER_RESIDENCIES
 
 ALISE = {"levels": 8, "base_s": 0.02, "ageing_s": 10, "hysteresis": 0.25}
 FILLING = {"watermark": 0.95, "slice_tokens": 32}

@@ -19,12 +19,12 @@ from benchmarks.gpu_checks import (
     run_step,
     store_faults,
 )
-from services.worker.batch import DecodeRows, StepBatch
-from services.worker.cache import KVLayer
+from services.worker.kernels.cuda.attention import TritonAttention
 from services.worker.kernels.interface import AttentionOptions
-from services.worker.kernels.triton_attention import TritonAttention
-from services.worker.prompt import Prompt
-from services.worker.sequence import Sequence
+from services.worker.kv.cache import KVLayer
+from services.worker.requests.batch import DecodeRows, StepBatch
+from services.worker.requests.prompt import Prompt
+from services.worker.requests.sequence import Sequence
 
 CPU = torch.device("cpu")
 

@@ -13,9 +13,9 @@ from benchmarks.gpu_copies import (
     round_trip_faults,
     staging,
 )
-from services.worker.kernels.interface import StagedLayer
-from services.worker.kernels.torch_blocks import TorchBlocks
-from services.worker.kernels.triton_blocks import TritonBlocks
+from services.worker.kernels.cuda.blocks import TritonBlocks
+from services.worker.kernels.reference.blocks import TorchBlocks
+from services.worker.kv.copies import StagedLayer
 
 CPU = torch.device("cpu")
 

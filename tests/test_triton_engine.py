@@ -52,7 +52,7 @@ def test_answers_equal_generate_through_chunks_and_swaps(swap_dtype):
     feeder.engine.state.pool.forget_published()
     feeder.plan(admit=tuple(feeder._grant(name) for name in ("r2", "r1")))
     assert feeder.run() == answers(PROMPTS)
-    assert feeder.engine.state.tally.uploads == 2
+    assert feeder.engine.state.counters.uploads == 2
 
 
 @pytest.mark.slow

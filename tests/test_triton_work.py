@@ -5,13 +5,13 @@ import pytest
 import torch
 
 from benchmarks.gpu_checks import Case, layout_of
-from services.worker.kernels.triton_sizes import (
+from services.worker.kernels.cuda.sizes import (
     decode_tiles,
     power_of_two,
     prefill_tiles,
     require_supported,
 )
-from services.worker.kernels.triton_work import items_of, splits_of, tiles_of
+from services.worker.kernels.cuda.work import items_of, splits_of, tiles_of
 
 
 def test_a_long_sequence_alone_fills_the_device():

@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
-from services.worker import dtypes
-from services.worker.dtypes import bfloat16_gains, dtype_of
+from services.worker.model import dtypes
+from services.worker.model.dtypes import bfloat16_gains, dtype_of
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 

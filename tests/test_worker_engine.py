@@ -5,13 +5,13 @@ import torch
 
 from services.core import Grant, Plan
 from services.costs import Direction
-from services.worker.engine import Engine
-from services.worker.engine_config import EngineConfig
-from services.worker.profile import profile, profile_swaps
-from services.worker.prompt import Prompt, Sampling
+from services.worker.config import EngineConfig
+from services.worker.engine.engine import Engine
+from services.worker.engine.profile import profile, profile_swaps
+from services.worker.requests.prompt import Prompt, SamplingParams
 from tests.worker_fixtures import Feeder, engine_of, generate, prompt_tokens, reference
 
-ENDLESS = Sampling(temperature=0, ignore_eos=True)
+ENDLESS = SamplingParams(temperature=0, ignore_eos=True)
 
 
 def test_a_long_answer_grows_its_table_block_by_block():
@@ -76,18 +76,18 @@ def test_a_profile_ends_with_its_time_and_leaves_nothing_behind():
 def test_a_cache_that_does_not_fit_says_what_would(tmp_path):
     reference("llama").save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"kv_tokens 10000000000000 need .* tokens fit"):
-        Engine.load(EngineConfig(str(tmp_path), kv_tokens=10**13))
+        Engine.load(EngineConfig(model=str(tmp_path), kv_tokens=10**13))
     with pytest.raises(ValueError, match="not even one block"):
-        Engine.load(EngineConfig(str(tmp_path), kv_tokens=15))
+        Engine.load(EngineConfig(model=str(tmp_path), kv_tokens=15))
 
 
 def test_the_default_cache_is_bounded(tmp_path):
     reference("llama").save_pretrained(tmp_path)
-    engine = Engine.load(EngineConfig(str(tmp_path), device="cpu"))
+    engine = Engine.load(EngineConfig(model=str(tmp_path), device="cpu"))
     assert 0 < engine.state.pool.blocks * 16 <= 65_536
 
 
 def test_a_gpu_that_is_not_there_is_one_sentence(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ValueError, match="PyTorch finds 0 CUDA GPUs here"):
-        Engine.load(EngineConfig(str(tmp_path), device="cuda"))
+        Engine.load(EngineConfig(model=str(tmp_path), device="cuda"))

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from services.worker.kernels.interface import AttentionOptions
-from services.worker.model import PagedModel
+from services.worker.model.paged import PagedModel
 from tests.worker_fixtures import MODELS, VOCABULARY, reference
 
 

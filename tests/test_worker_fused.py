@@ -26,8 +26,8 @@ from transformers import (
 )
 
 from services.worker.kernels.interface import AttentionOptions
-from services.worker.model import PagedModel
-from services.worker.probe import STRETCH_TOKENS, Probe, stretch_tokens
+from services.worker.model.paged import PagedModel
+from services.worker.model.probe import STRETCH_TOKENS, Probe, stretch_tokens
 from tests.worker_fixtures import (
     GROUPED,
     SIZES,
@@ -412,7 +412,7 @@ def test_no_call_waits_for_the_device():
 @pytest.mark.parametrize("numbers", [0, 2**19])
 def test_weights_lie_as_a_cpu_reads_them_fastest(numbers: int, monkeypatch):
     """Small ones input by input; large ones stay, and both give the same."""
-    monkeypatch.setattr("services.worker.fused.BY_INPUT_NUMBERS", numbers)
+    monkeypatch.setattr("services.worker.model.fused.BY_INPUT_NUMBERS", numbers)
     module = made(FAMILIES["llama, tied"])
     model = fused(module)
     layer = model.module.model.layers[0]

@@ -16,16 +16,16 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from models.batches import prompt_text
 from models.evaluate import held_out_examples
 from models.train import DEMO
-from services.worker.batch import Chunk, DecodeRows, StepBatch
-from services.worker.cache import KVCache, KVShape, bytes_per_token
-from services.worker.inputs import StepInputs
+from services.worker.engine.inputs import StepInputs
 from services.worker.kernels.choose import kernels_for
-from services.worker.kernels.interface import BlockCopies
-from services.worker.kernels.torch_paging import quantize
-from services.worker.model import PagedModel, PagedStep, load_model
-from services.worker.prompt import Prompt
-from services.worker.sequence import Sequence
-from services.worker.staging import RecordLayout
+from services.worker.kernels.reference.paging import quantize
+from services.worker.kv.cache import KVCache, KVShape, bytes_per_token
+from services.worker.kv.copies import BlockCopies
+from services.worker.kv.staging import RecordLayout
+from services.worker.model.paged import PagedModel, PagedStep, load_model
+from services.worker.requests.batch import DecodeRows, PrefillChunk, StepBatch
+from services.worker.requests.prompt import Prompt
+from services.worker.requests.sequence import Sequence
 from tests.worker_fixtures import reference
 
 BLOCK = 16
@@ -122,7 +122,7 @@ class Reader:
             end = min(start + CHUNK, len(tokens))
             used = table[: -(-end // BLOCK)]
             batch = StepBatch(
-                DecodeRows([], [], BLOCK), [Chunk(sequence, start, end, used.numpy())]
+                DecodeRows([], [], BLOCK), [PrefillChunk(sequence, start, end, used.numpy())]
             )
             read = inputs.prepare(batch)
             kernels.prepare(batch, read.slots)

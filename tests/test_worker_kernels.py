@@ -11,17 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from services.worker.batch import Chunk, DecodeRows, StepBatch
-from services.worker.cache import KVLayer, KVShape
-from services.worker.kernels import numba_attention, torch_attention
 from services.worker.kernels.choose import kernels_for
+from services.worker.kernels.cpu import attention as numba_attention
+from services.worker.kernels.cpu.attention import NumbaAttention
 from services.worker.kernels.interface import AttentionKernels, AttentionOptions
-from services.worker.kernels.numba_attention import NumbaAttention
-from services.worker.kernels.torch_attention import TorchAttention
-from services.worker.kernels.torch_blocks import TorchBlocks
-from services.worker.kernels.torch_paging import quantize
-from services.worker.prompt import Prompt
-from services.worker.sequence import Sequence
+from services.worker.kernels.reference import attention as torch_attention
+from services.worker.kernels.reference.attention import TorchAttention
+from services.worker.kernels.reference.blocks import TorchBlocks
+from services.worker.kernels.reference.paging import quantize
+from services.worker.kv.cache import KVLayer, KVShape
+from services.worker.requests.batch import DecodeRows, PrefillChunk, StepBatch
+from services.worker.requests.prompt import Prompt
+from services.worker.requests.sequence import Sequence
 
 BLOCK, DIM = 4, 8
 
@@ -108,7 +109,7 @@ def attend(
     decodes.sort(key=lambda i: -case.shapes[i][0])  # as the rows are
     chunked = [i for i, (_, n) in enumerate(case.shapes) if n > 1]
     chunks = [
-        Chunk(sequence_of(sum(case.shapes[i])), case.shapes[i][0], sum(case.shapes[i]),
+        PrefillChunk(sequence_of(sum(case.shapes[i])), case.shapes[i][0], sum(case.shapes[i]),
               torch.tensor(tables[i]).numpy())
         for i in chunked
     ]  # fmt: skip
@@ -258,10 +259,10 @@ def choose(
 
 def test_a_cpu_gets_numba_and_never_imports_triton():
     code = (
-        "import sys, torch; from services.worker.cache import KVShape;"
+        "import sys, torch; from services.worker.kv.cache import KVShape;"
         "from services.worker.kernels.choose import kernels_for;"
         "kernels_for(torch.device('cpu'), 4, torch.float32, [KVShape(2, 8)], [2]);"
-        "sys.exit('services.worker.kernels.triton_attention' in sys.modules)"
+        "sys.exit('services.worker.kernels.cuda.attention' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
     attention, blocks = choose()

@@ -1,7 +1,7 @@
 """Static batches at a worker, as transcripts: who waits for whom, and what that costs."""
 
 from services.core import Grant, Pause, Residency, StaticBatch
-from services.worker.matching import HELD_S
+from services.worker.requests.pending import HELD_S
 from tests.worker_oracle import EOS
 from tests.worker_transcript import Transcript
 
@@ -13,8 +13,8 @@ def together(t: Transcript, number: int = 1, **limits: int) -> None:
 
 def wasted(t: Transcript) -> tuple[int, int, int]:
     """Padding, padding left out, invalid tokens."""
-    tally = t.state.tally
-    return tally.padding_tokens, tally.padding_left_out_tokens, tally.invalid_tokens
+    counters = t.state.counters
+    return counters.padding_tokens, counters.padding_left_out_tokens, counters.invalid_tokens
 
 
 def test_nobody_begins_before_all_prompts_are_here():

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from services.core import Grant, Pause, Plan, Residency, StaticBatch
-from services.worker.batch import NewToken
-from services.worker.matching import HELD_S
-from services.worker.prompt import GREEDY, Prompt, Sampling
-from services.worker.sequence import Phase
-from services.worker.state import Limits, WorkerState
+from services.worker.requests.batch import NewToken
+from services.worker.requests.pending import HELD_S
+from services.worker.requests.prompt import GREEDY, Prompt, SamplingParams
+from services.worker.requests.sequence import Phase
+from services.worker.requests.state import Limits, WorkerState
 from tests.worker_fixtures import Feeder, clear_cases, engine_of
 from tests.worker_oracle import EOS, DumbDevice, answer
 from tests.worker_transcript import Account
@@ -22,7 +22,7 @@ from tests.worker_transcript import Account
 BLOCK = 4
 IDS = [f"r{i}" for i in range(8)]
 NAMES = st.sampled_from(IDS)
-ENDLESS = Sampling(temperature=0, ignore_eos=True)
+ENDLESS = SamplingParams(temperature=0, ignore_eos=True)
 
 
 def length_of(prompt: Prompt) -> int:
@@ -118,7 +118,7 @@ class LockstepMachine(RuleBasedStateMachine):
         assert {token.request_id for token in late} == to_tell, "told who is paused, nobody else"
         self._tell(late)  # whom the plan names again begins anew, and has not ended
         for batch in plan.batches:
-            here = {*self.state.running, *self.state.matching.admissions}
+            here = {*self.state.running, *self.state.pending.admissions}
             ended = {r for r, s in self.state.running.items() if s.ended}
             self.batch_of |= dict.fromkeys(here & {*batch.members} - ended, batch.number)
 
@@ -172,7 +172,7 @@ class LockstepMachine(RuleBasedStateMachine):
     def _could_run(self) -> bool:
         """While there is a batch, whoever has nothing to make takes no place of the 5."""
         first = list(self.state.running.items())[: None if self.batch_of else 5]
-        waiting = {self.batch_of.get(r, 0) for r in self.state.matching.admissions} - {0}
+        waiting = {self.batch_of.get(r, 0) for r in self.state.pending.admissions} - {0}
         return any(
             s.within_budget and not s.ended and self.batch_of.get(r, 0) not in waiting
             for r, s in first
@@ -180,7 +180,7 @@ class LockstepMachine(RuleBasedStateMachine):
 
     def _check_gate(self, ran) -> None:
         """Whoever runs has all its mates here."""
-        expected = self.state.matching.admissions
+        expected = self.state.pending.admissions
         numbers = {self.batch_of.get(s.request_id, 0) for s in ran} - {0}
         assert not [r for r in expected if self.batch_of.get(r) in numbers]
 
@@ -228,10 +228,10 @@ class LockstepMachine(RuleBasedStateMachine):
 
     @rule()
     def who_does_not_come_is_given_up(self):
-        lost = list(self.state.matching.admissions)
+        lost = list(self.state.pending.admissions)
         self._part(*lost)
         for name in list(self.prompts):
-            if name in self.state.matching.prompts:
+            if name in self.state.pending.prompts:
                 del self.prompts[name]
         self.state.expire(2 * HELD_S)
         self.report(lost)
@@ -300,9 +300,9 @@ def test_waste_is_what_the_papers_count(shapes, limit):
     steps = max(min(limit, length) for length in lengths)
     ended = [length for length in lengths if length <= limit]
     longest = max(prompt.prompt_tokens for prompt in prompts)
-    assert state.tally.padding_tokens == sum(longest - p.prompt_tokens for p in prompts)
-    assert state.tally.padding_left_out_tokens == 0
-    assert state.tally.invalid_tokens == sum(steps - length for length in ended)
+    assert state.counters.padding_tokens == sum(longest - p.prompt_tokens for p in prompts)
+    assert state.counters.padding_left_out_tokens == 0
+    assert state.counters.invalid_tokens == sum(steps - length for length in ended)
     report = state.report()
     assert report and {ended.request_id for ended in report.finished} == {
         name for name, length in zip(names, lengths, strict=True) if length <= limit
@@ -338,9 +338,9 @@ def test_answers_are_those_of_requests_served_alone(name, kv_tokens):
     feeder = Together(engine_of(name, kv_tokens=kv_tokens, block_tokens=4, max_batch_tokens=32))
     feeder.serve(cases, slice_tokens=5)
     assert feeder.output == {request_id: output for request_id, (_, output) in cases.items()}
-    tally = feeder.engine.state.tally
-    assert tally.invalid_tokens > 0
+    counters = feeder.engine.state.counters
+    assert counters.invalid_tokens > 0
     assert bool(feeder.evictions) == (kv_tokens == 64), "what nobody reads gives way first"
-    assert bool(tally.padding_left_out_tokens) == (kv_tokens < 512)
-    assert bool(tally.padding_tokens) == (kv_tokens > 64)
+    assert bool(counters.padding_left_out_tokens) == (kv_tokens < 512)
+    assert bool(counters.padding_tokens) == (kv_tokens > 64)
     assert feeder.engine.state.pool.free_blocks == feeder.engine.state.pool.blocks

@@ -8,10 +8,10 @@ from safetensors.torch import load_file, save_file
 from transformers import MambaConfig, MambaForCausalLM
 
 from services.core import FinishReason
-from services.worker.engine import Engine
-from services.worker.engine_config import EngineConfig
-from services.worker.model import load_model
-from services.worker.prompt import Sampling
+from services.worker.config import EngineConfig
+from services.worker.engine.engine import Engine
+from services.worker.model.paged import load_model
+from services.worker.requests.prompt import SamplingParams
 from tests.worker_fixtures import (
     EOS,
     MODELS,
@@ -52,7 +52,7 @@ def test_answers_equal_generate(name: str):
 def test_logits_equal_the_models_own(name: str):
     """Log-probabilities of every step, against one forward over the whole answer."""
     feeder = Feeder(engine_of(name, max_batch_tokens=7))
-    asked = Sampling(temperature=0, logprobs=3, ignore_eos=True)
+    asked = SamplingParams(temperature=0, logprobs=3, ignore_eos=True)
     for number, length in enumerate((3, 19)):
         feeder.add(f"r{number}", prompt_tokens(number, length), 12, asked)
     feeder.run()
@@ -125,7 +125,7 @@ def test_every_end_that_a_generation_config_names_is_one(tmp_path):
         path.write_text(json.dumps(named | {"eos_token_id": ids}))
         model = load_model(str(tmp_path), torch.device("cpu"))
         assert set(model.eos_ids) == expected
-        feeder = Feeder(Engine(model, EngineConfig("", kv_tokens=2048, host_gib=0)))
+        feeder = Feeder(Engine(model, EngineConfig(model="", kv_tokens=2048, host_gib=0)))
         feeder.add("r", tokens, NEW_TOKENS)
         ends = [at for at, token in enumerate(answer) if token in expected]
         length = min(ends) + 1 if ends else NEW_TOKENS

@@ -9,12 +9,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from services.core import FinishReason, Grant, Pause, Plan, Residency, Standing
 from services.costs import KVCosts
-from services.worker.batch import NewToken
-from services.worker.blocks import BlockPool
-from services.worker.prompt import Prompt, Sampling
-from services.worker.residency import RESIDENCIES
-from services.worker.sequence import Phase
-from services.worker.state import Limits, WorkerState
+from services.worker.kv.blocks import BlockPool
+from services.worker.kv.residency import RESIDENCIES
+from services.worker.requests.batch import NewToken
+from services.worker.requests.prompt import Prompt, SamplingParams
+from services.worker.requests.sequence import Phase
+from services.worker.requests.state import Limits, WorkerState
 from tests.worker_oracle import EOS, DumbDevice, answer
 from tests.worker_transcript import Account
 
@@ -138,7 +138,7 @@ class WorkerMachine(RuleBasedStateMachine):
     def prompt(self, request_id, length, most, ignore, least):
         if request_id in self.prompts:
             return
-        sampling = Sampling(temperature=0, ignore_eos=ignore, min_tokens=least)
+        sampling = SamplingParams(temperature=0, ignore_eos=ignore, min_tokens=least)
         alike = int(request_id[1:]) % 3
         tokens = (*(1 + (alike * i) % 5 for i in range(length)),)
         salt = "tenant" if request_id == "r7" else ""
@@ -209,7 +209,7 @@ class WorkerMachine(RuleBasedStateMachine):
         return {
             k: (s.phase, s.serial, s.computed, s.limit_length, len(s.tokens))
             for k, s in self.state.sequences.items()
-        }, dict(self.state.matching.admissions)
+        }, dict(self.state.pending.admissions)
 
     @rule(times=st.integers(1, 6))
     def steps(self, times):

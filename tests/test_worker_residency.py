@@ -4,7 +4,7 @@ import pytest
 
 from services.core import Residency
 from services.costs import KVCosts
-from services.worker.residency import RESIDENCIES, Placing, Resident, Room, evict, place
+from services.worker.kv.residency import RESIDENCIES, Placing, Resident, Room, evict, place
 
 FREE = KVCosts()
 

@@ -9,18 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.core import FinishReason, Grant, Plan, StaticBatch
-from services.worker.batch import NewToken
-from services.worker.engine import Engine, StepFailed
-from services.worker.engine_config import EngineConfig
-from services.worker.prompt import GREEDY, Prompt, Sampling
-from services.worker.sequence import Sequence
-from services.worker.state import Limits, WorkerState
-from services.worker.suspects import Suspects
+from services.worker.config import EngineConfig
+from services.worker.engine.engine import Engine, StepFailed
+from services.worker.requests.batch import NewToken
+from services.worker.requests.prompt import GREEDY, Prompt, SamplingParams
+from services.worker.requests.sequence import Sequence
+from services.worker.requests.state import Limits, WorkerState
+from services.worker.requests.suspects import Suspects
 from tests.worker_fixtures import Feeder, engine_of, prompt_tokens
 from tests.worker_oracle import DumbDevice, answer
 from tests.worker_transcript import Transcript
 
-ENDLESS = Sampling(temperature=0, ignore_eos=True)
+ENDLESS = SamplingParams(temperature=0, ignore_eos=True)
 ROWS, NEW_TOKENS = 32, 12
 POISON = 1_290  # the demo model's last token, which no good prompt or answer has
 
@@ -241,7 +241,7 @@ class Enduring(Feeder):
 
 def demo(**settings: Any) -> Engine:
     shape: dict[str, Any] = {"kv_tokens": 4096, "host_gib": 0, "device": "cpu"}
-    return Engine.load(EngineConfig("models/demo", **{**shape, **settings}))
+    return Engine.load(EngineConfig(model="models/demo", **{**shape, **settings}))
 
 
 @pytest.fixture(scope="module")
@@ -249,7 +249,7 @@ def good() -> dict[str, tuple[tuple[int, ...], list[int]]]:
     """31 prompts and answers without poison, in which no token is close to another that could
     have been drawn: however a step is cut, they are the same."""
     feeder = Feeder(demo())
-    how = Sampling(temperature=0, ignore_eos=True, logprobs=2)
+    how = SamplingParams(temperature=0, ignore_eos=True, logprobs=2)
     prompts = {f"r{seed}": prompt_tokens(seed, 3 + seed % 29) for seed in range(3 * ROWS)}
     for name, tokens in prompts.items():
         feeder.add(name, tokens, NEW_TOKENS, how)
@@ -322,7 +322,7 @@ def test_out_of_memory_costs_an_eviction_and_no_answer(good, residency, monkeypa
     assert served(feeder, good) == {n: out for n, (_, out) in good.items()}
     assert feeder.evictions == 2
     assert set(feeder.finished.values()) == {FinishReason.LENGTH}
-    assert feeder.engine.state.tally.offloads == (1 if residency == "swap" else 0)
+    assert feeder.engine.state.counters.offloads == (1 if residency == "swap" else 0)
 
 
 def test_out_of_memory_of_one_that_is_alone_is_its_end(monkeypatch):

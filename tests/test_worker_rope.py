@@ -12,8 +12,8 @@ from transformers import (
     PreTrainedModel,
 )
 
-from services.worker.prompt import Sampling
-from services.worker.rope import settle_rope
+from services.worker.model.rope import settle_rope
+from services.worker.requests.prompt import SamplingParams
 from tests.worker_fixtures import GROUPED, Feeder, make_engine, prompt_tokens, reference
 
 ORIGINAL, LIMIT = 32, 128  # tokens trained on, and extended to
@@ -26,7 +26,7 @@ ROPES: dict[str, dict[str, Any]] = {
     "longrope": SCALED
     | {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [1.0, 2.0, 4.0, 8.0]},
 }
-ASKED = Sampling(temperature=0, logprobs=3, ignore_eos=True)
+ASKED = SamplingParams(temperature=0, logprobs=3, ignore_eos=True)
 
 
 def llama(rope: str) -> PreTrainedModel:

@@ -9,15 +9,15 @@ from prometheus_client import CollectorRegistry
 
 from services.core import FinishReason, Grant, Plan, Report
 from services.runtime.tasks import background
-from services.worker import runner as module
-from services.worker.batch import NewToken
-from services.worker.engine import Engine
+from services.worker.engine import runner as module
+from services.worker.engine.engine import Engine
+from services.worker.engine.runner import EngineRunner
 from services.worker.metrics import WorkerMetrics
-from services.worker.prompt import Prompt, Sampling
-from services.worker.runner import EngineRunner
+from services.worker.requests.batch import NewToken
+from services.worker.requests.prompt import Prompt, SamplingParams
 from tests.worker_fixtures import engine_of, prompt_tokens
 
-ENDLESS = Sampling(temperature=0, ignore_eos=True)
+ENDLESS = SamplingParams(temperature=0, ignore_eos=True)
 
 
 class Heard:
@@ -115,13 +115,13 @@ async def test_halves_that_waited_too_long_are_given_up_while_others_run(monkeyp
     heard = Heard()
     state = heard.runner.engine.state
     heard.begin(("busy", prompt_tokens(1, 5), 200))
-    state.matching.held_s = -1.0
+    state.pending.held_s = -1.0
     async with background(heard.runner.run()):
         await until(lambda: heard.tokens)
         heard.runner.receive(Prompt("orphan", (5, 6), 2, 3, ENDLESS))
         heard.runner.apply(Plan(2, admit=(Grant("nobody", 3),)))
         await until(lambda: "nobody" in heard.finished)
-        assert not state.matching.prompts and not state.matching.admissions
+        assert not state.pending.prompts and not state.pending.admissions
         assert "busy" in state.running, "it was given up by a busy worker"
     assert heard.finished == {"nobody": FinishReason.ERROR}
 
@@ -133,4 +133,4 @@ async def test_nothing_is_given_up_before_its_time(monkeypatch):
         heard.runner.receive(Prompt("early", (5, 6), 2, 3, ENDLESS))
         heard.begin(("busy", prompt_tokens(1, 5), 20))
         await until(lambda: "busy" in heard.finished)
-    assert "early" in heard.runner.engine.state.matching.prompts
+    assert "early" in heard.runner.engine.state.pending.prompts

@@ -1,4 +1,4 @@
-"""Sampling against its definition: plain formulas, support sets, and counted draws."""
+"""SamplingParams against its definition: plain formulas, support sets, and counted draws."""
 
 from collections.abc import Sequence
 from math import exp, log
@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from services.worker.prompt import Sampling
-from services.worker.sampling import Draw, sample, uniform
+from services.worker.engine.sampling import Draw, sample, uniform
+from services.worker.requests.prompt import SamplingParams
 from tests.worker_fixtures import EOS, Feeder, engine_of, prompt_tokens
 
 SIZE = 12
@@ -20,7 +20,10 @@ LOGITS = st.lists(st.integers(-40, 40).map(lambda n: n / 8), min_size=SIZE, max_
 
 
 def draw(
-    logits: list[float], sampling: Sampling, tokens: Sequence[int] = (1,), prompt_tokens: int = 1
+    logits: list[float],
+    sampling: SamplingParams,
+    tokens: Sequence[int] = (1,),
+    prompt_tokens: int = 1,
 ) -> int:
     drawn, _ = sample(torch.tensor([logits]), [Draw(sampling, tokens, prompt_tokens)], [EOS])
     return drawn[0]
@@ -28,13 +31,13 @@ def draw(
 
 def many(logits: list[float], count: int, **parameters: Any) -> list[int]:
     """`count` draws with seeds 0, 1, 2 …"""
-    draws = [Draw(Sampling(seed=seed, **parameters), (1,), 1) for seed in range(count)]
+    draws = [Draw(SamplingParams(seed=seed, **parameters), (1,), 1) for seed in range(count)]
     return sample(torch.tensor([logits] * count), draws, [EOS])[0]
 
 
 @given(LOGITS)
 def test_temperature_0_is_argmax(logits):
-    assert logits[draw(logits, Sampling(temperature=0))] == max(logits)
+    assert logits[draw(logits, SamplingParams(temperature=0))] == max(logits)
 
 
 def allowed(
@@ -115,7 +118,7 @@ ROWS = st.lists(
     st.tuples(
         LOGITS,
         st.builds(
-            Sampling,
+            SamplingParams,
             temperature=st.sampled_from([0.0, 0.6, 1.0]),
             top_p=st.sampled_from([0.5, 1.0]),
             top_k=st.sampled_from([0, 3]),
@@ -157,23 +160,27 @@ def test_penalties_are_the_plain_formulas():
         ({"presence_penalty": -2.0, "frequency_penalty": -1.0}, [0.0, 2.0, 5.0, 6.0, -1.0, 1.4]),
     ]
     for parameters, expected in cases:
-        sampling = Sampling(temperature=0, **parameters)
+        sampling = SamplingParams(temperature=0, **parameters)
         assert draw(logits, sampling, tokens, 2) == int(np.argmax(expected))
-    negative = draw([-1.0, -1.2, -1.5, -9.0], Sampling(temperature=0, repetition_penalty=2), (0,))
+    negative = draw(
+        [-1.0, -1.2, -1.5, -9.0], SamplingParams(temperature=0, repetition_penalty=2), (0,)
+    )
     assert negative == 1  # −1 becomes −2
 
 
 def test_min_tokens_keeps_the_end_away():
     logits = [9.0] + [0.0] * (SIZE - 1)
     for temperature in (0.0, 1.0):
-        sampling = Sampling(temperature=temperature, min_tokens=2)
+        sampling = SamplingParams(temperature=temperature, min_tokens=2)
         assert draw(logits, sampling, (1, 5), 1) != EOS
         assert draw(logits, sampling, (1, 5, 6), 1) == EOS
 
 
 @given(LOGITS, st.integers(0, 5))
 def test_logprobs_are_of_the_raw_distribution(logits, top):
-    sampling = Sampling(temperature=0.3, seed=4, repetition_penalty=1.5, top_k=3, logprobs=top)
+    sampling = SamplingParams(
+        temperature=0.3, seed=4, repetition_penalty=1.5, top_k=3, logprobs=top
+    )
     tokens, logprobs = sample(torch.tensor([logits]), [Draw(sampling, (1, 2), 1)], [EOS])
     total = log(sum(exp(x) for x in logits))
     assert logprobs[0].chosen == pytest.approx(logits[tokens[0]] - total, abs=1e-5)
@@ -189,12 +196,12 @@ def test_logprobs_are_of_the_raw_distribution(logits, top):
 )  # fmt: skip
 def test_bad_values_name_their_field(field, value):
     with pytest.raises(ValueError, match=field):
-        Sampling(**{field: value})
+        SamplingParams(**{field: value})
 
 
 def test_seeded_answers_are_the_same_at_any_concurrency():
     requests = {
-        f"r{i}": (prompt_tokens(i, 4 + 3 * i), Sampling(seed=i, top_p=(1.0, 0.8)[i % 2]))
+        f"r{i}": (prompt_tokens(i, 4 + 3 * i), SamplingParams(seed=i, top_p=(1.0, 0.8)[i % 2]))
         for i in range(10)
     }
     together = Feeder(engine_of("llama"))
@@ -214,7 +221,7 @@ def test_seeded_answers_are_the_same_at_any_concurrency():
 WIDE = 3_000  # more than twice what is looked at before all is sorted
 
 
-def by_full_sort(probs: Tensor, sampling: Sampling, u: float) -> int:
+def by_full_sort(probs: Tensor, sampling: SamplingParams, u: float) -> int:
     """The draw as it is defined. No filter: by index. Else all sorted, equals by index; cut by
     top_k, by top_p of what that left, and by min_p; then the first whose running sum passes u."""
     p = probs.double().numpy()
@@ -233,7 +240,7 @@ def by_full_sort(probs: Tensor, sampling: Sampling, u: float) -> int:
 
 
 FILTERED = st.builds(
-    Sampling,
+    SamplingParams,
     temperature=st.sampled_from([0.7, 1.0]),
     top_k=st.sampled_from([0, 0, 1, 7, 50, 1_400, 2_900]),
     top_p=st.sampled_from([1.0, 0.93, 0.41]),
@@ -279,14 +286,14 @@ def test_all_is_sorted_only_where_less_does_not_do(monkeypatch):
     monkeypatch.setattr(Tensor, "sort", noted)
     steep, flat = [-0.05 * i for i in range(WIDE)], [0.0] * WIDE
     for row in (steep, flat):
-        draw(row, Sampling(top_k=50))
-        draw(row, Sampling(top_k=1_500, top_p=0.9, min_p=0.1))
-    draw(steep, Sampling(top_p=0.95))
-    draw(steep, Sampling(min_p=0.01))
+        draw(row, SamplingParams(top_k=50))
+        draw(row, SamplingParams(top_k=1_500, top_p=0.9, min_p=0.1))
+    draw(steep, SamplingParams(top_p=0.95))
+    draw(steep, SamplingParams(min_p=0.01))
     assert sorted_rows == []
-    draw(flat, Sampling(top_p=0.95))
-    draw(flat, Sampling(min_p=0.01))
-    draw(flat, Sampling(top_k=2_000))
+    draw(flat, SamplingParams(top_p=0.95))
+    draw(flat, SamplingParams(min_p=0.01))
+    draw(flat, SamplingParams(top_k=2_000))
     assert sorted_rows == [1, 1, 1]
 
 
@@ -305,7 +312,7 @@ def penalized(logits: list[float], row: Draw) -> list[float]:
 
 
 PENALTIES = st.builds(
-    Sampling,
+    SamplingParams,
     temperature=st.just(0.0),
     repetition_penalty=st.sampled_from([1.0, 1.3, 0.7]),
     presence_penalty=st.sampled_from([0.0, 0.5, -1.1]),

@@ -23,10 +23,10 @@ from services.runtime.server import Mount, listening
 from services.runtime.streams import Outbox, duplex
 from services.runtime.tasks import background
 from services.worker.__main__ import build
-from services.worker.batch import NewToken
 from services.worker.config import WorkerConfig
-from services.worker.engine import Engine
+from services.worker.engine.engine import Engine
 from services.worker.outbox import TokenOutbox
+from services.worker.requests.batch import NewToken
 from tests.worker_fixtures import generate, prompt_tokens, reference
 
 KV_TOKENS = 512

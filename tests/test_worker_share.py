@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from services.worker.share import cores, device_of, threads_of
+from services.worker.machine import cores, device_of, threads_of
 
 CPU = torch.device("cpu")
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from services.worker.cache import KVShape
-from services.worker.host import HostCache, HostMemoryError, host_blocks
-from services.worker.staging import RecordLayout, RingSize
+from services.worker.kv.cache import KVShape
+from services.worker.kv.host_cache import HostCache, HostMemoryError, host_blocks
+from services.worker.kv.staging import RecordLayout, RingSize
 from tests.swap_drill import LAYOUTS
 
 PLENTY = 2**40

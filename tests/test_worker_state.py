@@ -1,7 +1,7 @@
 """The worker's state as transcripts: what was planned, what ran, what was reported."""
 
 from services.core import Grant, Pause, Residency
-from services.worker.prompt import Prompt, Sampling
+from services.worker.requests.prompt import Prompt, SamplingParams
 from tests.worker_oracle import EOS
 from tests.worker_transcript import Transcript
 
@@ -254,7 +254,7 @@ def test_a_prompt_that_overtakes_the_cancel_of_its_first_stay_is_kept():
 
 def test_delivered_output_is_prefilled_and_generation_goes_on_behind_it():
     t = Transcript()
-    resumed = Prompt("a", (1, 2, 3, 4, 5), 3, 4, Sampling(temperature=0, ignore_eos=True))
+    resumed = Prompt("a", (1, 2, 3, 4, 5), 3, 4, SamplingParams(temperature=0, ignore_eos=True))
     t.state.receive(resumed, now=0.0)
     t.admit(a=4)
     t.step(times=2)

@@ -7,8 +7,8 @@ from prometheus_client import CollectorRegistry
 
 from services.core import Pause, Residency, Standing
 from services.costs import KVCosts
+from services.worker.kv.residency import RESIDENCIES
 from services.worker.metrics import MOVED, WorkerMetrics
-from services.worker.residency import RESIDENCIES
 from tests.worker_fixtures import Feeder, clear_cases, engine_of
 
 BLOCK = 4
@@ -92,8 +92,8 @@ def serve(cases, seed: int, residency: str, cancels: int = 0, **settings: object
 def test_answers_are_the_same_however_kv_moves(cases, residency, seed):
     feeder = serve(cases, seed, residency, host_gib=0.01)
     assert dict(feeder.output) == {name: answer for name, (_, answer) in cases.items()}
-    tally = feeder.engine.state.tally
-    assert 0 < tally.uploads <= tally.offloads and tally.dropped > 0
+    counters = feeder.engine.state.counters
+    assert 0 < counters.uploads <= counters.offloads and counters.dropped > 0
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -112,17 +112,17 @@ def test_a_host_of_a_few_blocks_sends_the_rest_to_be_computed_again(cases):
     feeder = serve(cases, 0, "swap", host_gib=few)
     assert feeder.engine.state.limits.host_blocks == 8
     assert dict(feeder.output) == {name: answer for name, (_, answer) in cases.items()}
-    tally = feeder.engine.state.tally
-    assert tally.host_full > 0 and tally.offloads > 0
+    counters = feeder.engine.state.counters
+    assert counters.host_full > 0 and counters.offloads > 0
 
 
 def test_host_memory_refused_at_run_time_means_recompute(cases, monkeypatch):
     """Enough was free at start; when the first slab is wanted, others have taken it."""
-    monkeypatch.setattr("services.worker.assembly.free_host_bytes", lambda: 0)
+    monkeypatch.setattr("services.worker.engine.assembly.free_host_bytes", lambda: 0)
     feeder = serve(cases, 0, "swap", host_gib=0.01)
     assert dict(feeder.output) == {name: answer for name, (_, answer) in cases.items()}
-    tally = feeder.engine.state.tally
-    assert tally.host_full > 0 and tally.uploads == 0
+    counters = feeder.engine.state.counters
+    assert counters.host_full > 0 and counters.uploads == 0
 
 
 def test_what_moved_is_counted_in_metrics(cases):
@@ -133,13 +133,15 @@ def test_what_moved_is_counted_in_metrics(cases):
     for name, (tokens, _) in cases.items():
         feeder.add(name, tokens, NEW_TOKENS)
     feeder.finish()
-    tally = feeder.engine.state.tally
+    counters = feeder.engine.state.counters
     for field, (name, _) in MOVED.items():
-        assert registry.get_sample_value(f"foretoken_{name}_total") == getattr(tally, field)
-    assert min(tally.offloads, tally.uploads, tally.dropped, tally.prefix_hit_tokens) > 0
+        assert registry.get_sample_value(f"foretoken_{name}_total") == getattr(counters, field)
+    assert (
+        min(counters.offloads, counters.uploads, counters.dropped, counters.prefix_hit_tokens) > 0
+    )
     seconds = "foretoken_swap_seconds_count"
     told = registry.get_sample_value(seconds, {"direction": "offload"})
-    assert told == tally.offloads
+    assert told == counters.offloads
 
 
 @pytest.mark.parametrize("sharing", [True, False])
@@ -161,5 +163,5 @@ def test_answers_are_the_same_with_shared_prefixes_and_without(sharing):
         single.add(name, tokens, NEW_TOKENS)
         alone |= single.run()
     assert output == alone
-    hits = feeder.engine.state.tally.prefix_hit_tokens
+    hits = feeder.engine.state.counters.prefix_hit_tokens
     assert hits >= 5 * 16 if sharing else hits == 0

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from services.costs import Direction
-from services.worker.cache import KVLayer
-from services.worker.host import HostCache
-from services.worker.kernels.interface import StagedLayer
-from services.worker.kernels.torch_blocks import TorchBlocks
-from services.worker.moves import Move, Moves
-from services.worker.staging import RecordLayout, RingSize
-from services.worker.streams import ImmediateStreams
-from services.worker.swapper import Swapper
+from services.worker.kernels.reference.blocks import TorchBlocks
+from services.worker.kv.cache import KVLayer
+from services.worker.kv.copies import StagedLayer
+from services.worker.kv.device_streams import ImmediateStreams
+from services.worker.kv.host_cache import HostCache
+from services.worker.kv.moves import Move, Moves
+from services.worker.kv.staging import RecordLayout, RingSize
+from services.worker.kv.swapper import Swapper
 from tests.deferred_streams import DeferredCopies, DeferredStreams, Missing
 from tests.swap_drill import (
     BLOCK,

@@ -47,7 +47,7 @@ def test_a_victim_rests_in_host_memory_and_goes_on_where_it_was():
     t.step()
     t.reads("new@6 -> new+2")
     assert t.state.host.free_blocks == 8
-    assert (t.state.tally.offloaded_tokens, t.state.tally.uploaded_tokens) == (6, 6)
+    assert (t.state.counters.offloaded_tokens, t.state.counters.uploaded_tokens) == (6, 6)
 
 
 def test_without_room_in_host_memory_it_is_computed_again_and_counted():
@@ -57,7 +57,7 @@ def test_without_room_in_host_memory_it_is_computed_again_and_counted():
         old@8 -> old+3
           report plan 2, free 1: old:4/9, evicted new:2
     """)
-    assert (t.state.tally.dropped, t.state.tally.host_full) == (1, 1)
+    assert (t.state.counters.dropped, t.state.counters.host_full) == (1, 1)
 
 
 def test_recompute_never_swaps():
@@ -67,7 +67,7 @@ def test_recompute_never_swaps():
         old@8 -> old+3
           report plan 2, free 1: old:4/9, evicted new:2
     """)
-    assert (t.state.tally.dropped, t.state.tally.host_full) == (1, 0)
+    assert (t.state.counters.dropped, t.state.counters.host_full) == (1, 0)
 
 
 @pytest.mark.parametrize(("token_s", "line"), [(0.4, "(6 rest)"), (0.6, "")])
@@ -188,9 +188,9 @@ def test_who_is_paused_before_its_kv_is_back_keeps_it_at_rest():
         t.step()
         t.plan(pause=[Pause("a", OFFLOAD)])
         assert t.state.take_moves().recalled == recalled
-        assert t.state.sequences["a"].resting == 6 and t.state.tally.dropped == 0
+        assert t.state.sequences["a"].resting == 6 and t.state.counters.dropped == 0
     t.plan(pause=[Pause("b", Residency.DROP)])
-    assert t.state.tally.dropped == 1
+    assert t.state.counters.dropped == 1
 
 
 @pytest.mark.parametrize("stage", ["offloaded", "uploading", "arrived"])
@@ -231,7 +231,7 @@ def test_a_lost_host_block_is_computed_again():
         a[0:7] -> a+1
           report plan 3, free 14: a:2/7
     """)
-    assert t.state.tally.host_full == 1
+    assert t.state.counters.host_full == 1
 
 
 def test_a_common_prefix_is_computed_once_and_its_blocks_are_shared():
@@ -249,7 +249,7 @@ def test_a_common_prefix_is_computed_once_and_its_blocks_are_shared():
           report plan 2, free 12, shared 2: a:2/11, b:1/11
     """)
     assert t.state.pool.table("a")[:2] == t.state.pool.table("b")[:2]
-    assert (t.state.tally.prefix_asked_tokens, t.state.tally.prefix_hit_tokens) == (21, 8)
+    assert (t.state.counters.prefix_asked_tokens, t.state.counters.prefix_hit_tokens) == (21, 8)
 
 
 def test_a_whole_prompt_that_is_known_still_computes_its_last_token():

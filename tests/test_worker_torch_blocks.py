@@ -8,9 +8,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from services.worker.cache import KVLayer
-from services.worker.kernels.interface import StagedLayer
-from services.worker.kernels.torch_blocks import TorchBlocks
+from services.worker.kernels.reference.blocks import TorchBlocks
+from services.worker.kv.cache import KVLayer
+from services.worker.kv.copies import StagedLayer
 
 HEADS, TOKENS, DIM = 2, 4, 3
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

@@ -24,7 +24,7 @@ def test_eight_choices_prefill_their_full_blocks_once(max_batch_tokens, sharing,
         feeder.add(f"r{choice}", tokens, len(answer))
     assert list(feeder.run().values()) == [answer] * CHOICES
     assert sum(timing.prefill_tokens for timing in timings) == prefilled
-    assert feeder.engine.state.tally.prefix_hit_tokens == (7 * 96 if sharing else 0)
+    assert feeder.engine.state.counters.prefix_hit_tokens == (7 * 96 if sharing else 0)
 
 
 def twins(*lengths: int, salts: str = "", **limits: int) -> Transcript:

@@ -15,9 +15,9 @@ from huggingface_hub import HfApi
 from torch import Tensor
 from transformers.utils import logging as transformers_logging
 
-from services.worker import weights
-from services.worker.model import load_model
-from services.worker.weights import (
+from services.worker.model import weights
+from services.worker.model.paged import load_model
+from services.worker.model.weights import (
     loading_told,
     needed_bytes,
     require_room,

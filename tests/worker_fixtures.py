@@ -32,11 +32,11 @@ from transformers import (
 )
 
 from services.core import FinishReason, Grant, Plan, Report
-from services.worker.batch import NewToken
-from services.worker.engine import Engine
-from services.worker.engine_config import EngineConfig
-from services.worker.model import PagedModel
-from services.worker.prompt import GREEDY, Prompt, Sampling
+from services.worker.config import EngineConfig
+from services.worker.engine.engine import Engine
+from services.worker.model.paged import PagedModel
+from services.worker.requests.batch import NewToken
+from services.worker.requests.prompt import GREEDY, Prompt, SamplingParams
 
 VOCABULARY = 96
 EOS = 0
@@ -95,7 +95,7 @@ def engine_of(name: str, **settings: Any) -> Engine:
 
 
 def make_engine(module: PreTrainedModel, **settings: Any) -> Engine:
-    config = EngineConfig("", **{"kv_tokens": 2048, "host_gib": 0, **settings})
+    config = EngineConfig(model="", **{"kv_tokens": 2048, "host_gib": 0, **settings})
     fuse = config.fused_forward == "auto"
     return Engine(PagedModel(deepcopy(module), torch.device("cpu"), fuse), config)
 
@@ -147,7 +147,11 @@ class Feeder:
         self._max_tokens: dict[str, int] = {}
 
     def add(
-        self, request_id: str, tokens: Sequence[int], max_tokens: int, sampling: Sampling = GREEDY
+        self,
+        request_id: str,
+        tokens: Sequence[int],
+        max_tokens: int,
+        sampling: SamplingParams = GREEDY,
     ) -> None:
         prompt = Prompt(request_id, tuple(tokens), len(tokens), max_tokens, sampling)
         assert self.engine.add(prompt, 0.0) is None

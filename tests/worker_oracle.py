@@ -3,9 +3,9 @@
 from zlib import crc32
 
 from services.costs import Direction
-from services.worker.batch import StepBatch
-from services.worker.moves import Move, Moves
-from services.worker.sequence import Sequence
+from services.worker.kv.moves import Move, Moves
+from services.worker.requests.batch import StepBatch
+from services.worker.requests.sequence import Sequence
 
 EOS = 0
 

@@ -6,10 +6,10 @@ from typing import Any
 
 from services.core import Grant, HeldRequest, Plan, Progress, Report, Standing
 from services.costs import Direction
-from services.worker.batch import NewToken, StepBatch
-from services.worker.moves import Moves
-from services.worker.prompt import Prompt, Sampling
-from services.worker.state import Limits, WorkerState
+from services.worker.kv.moves import Moves
+from services.worker.requests.batch import NewToken, StepBatch
+from services.worker.requests.prompt import Prompt, SamplingParams
+from services.worker.requests.state import Limits, WorkerState
 from tests.worker_oracle import EOS, DumbDevice
 
 
@@ -57,7 +57,7 @@ class Transcript:
     def prompt(
         self, request_id: str, length: int, max_tokens: int = 9, salt: str = "", **sampling: Any
     ) -> None:
-        how = Sampling(**{"temperature": 0, "ignore_eos": True, **sampling})
+        how = SamplingParams(**{"temperature": 0, "ignore_eos": True, **sampling})
         tokens = tuple(range(1, length + 1))
         prompt = Prompt(request_id, tokens, length, max_tokens, how, cache_salt=salt)
         if refusal := self.state.receive(prompt, now=0.0):

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
 
+from services.worker.config import DtypeName
+
 LONE = ("engine", "vllm")  # bare loops, whose prefill is measured by itself
 SYSTEMS = ("engine", "grpc", "http", "transformers", "vllm", "vllm_http")
-DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
+DTYPES: Mapping[str, DtypeName] = {"fp32": "float32", "bf16": "bfloat16"}
 CONTEXTS = {160: (32, 256), 1_500: (1_500, 64)}  # prompt and output tokens; 160 is met on average
 STREAMS = (1, 8, 32, 64)
 QUICK_STREAMS = (1, 8)

@@ -14,8 +14,8 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks.engine.cases import DTYPES, Case, kv_tokens
 from benchmarks.engine.load import prompts
 from benchmarks.engine_loop import BareEngine
-from services.worker.batch import StepResult
-from services.worker.engine import Engine
+from services.worker.engine.engine import Engine
+from services.worker.requests.batch import StepResult
 
 STEP = "the loop"
 PHASES: dict[str, tuple[str, ...]] = {  # methods, by their way from an engine

@@ -10,13 +10,13 @@ from protos import worker_pb2_grpc
 from services.runtime.channel import connect
 from services.runtime.main import Unit, run_service
 from services.runtime.server import Mount
-from services.worker.attach import Attachment
+from services.worker.attachment import Attachment
 from services.worker.codec import encode_hello
 from services.worker.config import WorkerConfig
-from services.worker.engine import Engine
+from services.worker.engine.engine import Engine
+from services.worker.engine.profile import profile, profile_swaps
+from services.worker.engine.runner import EngineRunner
 from services.worker.metrics import WorkerMetrics
-from services.worker.profile import profile, profile_swaps
-from services.worker.runner import EngineRunner
 from services.worker.service import WorkerService
 
 log = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 def build(config: WorkerConfig, registry: CollectorRegistry) -> Unit:
     """Load and profile the model, then serve it. Raises ValueError when it can't be served."""
     transformers.utils.logging.disable_progress_bar()
-    engine = Engine.load(config.engine)
+    engine = Engine.load(config)
     limit_s = config.profile_s
     swaps = profile_swaps(engine, limit_s) if limit_s else []
     hello = encode_hello(config, engine, profile(engine, limit_s) if limit_s else [], swaps)

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from protos import common_pb2, scheduler_pb2, worker_pb2
 from services.costs import StepTiming, SwapTiming
 from services.runtime.codec import encode_reason, encode_swap, encode_timing
-from services.worker.batch import NewToken, TokenLogprobs
 from services.worker.config import WorkerConfig
-from services.worker.engine import Engine
-from services.worker.prompt import Prompt, Sampling
+from services.worker.engine.engine import Engine
+from services.worker.requests.batch import NewToken, TokenLogprobs
+from services.worker.requests.prompt import Prompt, SamplingParams
 
 
 def decode_prompt(message: worker_pb2.Prompt, origin: str) -> Prompt:
@@ -23,11 +23,11 @@ def decode_prompt(message: worker_pb2.Prompt, origin: str) -> Prompt:
     )
 
 
-def _decode_sampling(message: common_pb2.Sampling) -> Sampling:
+def _decode_sampling(message: common_pb2.Sampling) -> SamplingParams:
     """Fields that are set; what is left out keeps its default."""
-    known = Sampling.__dataclass_fields__
+    known = SamplingParams.__dataclass_fields__
     given = {field.name: value for field, value in message.ListFields() if field.name in known}
-    return Sampling(**given)
+    return SamplingParams(**given)
 
 
 def extend_tokens(message: worker_pb2.RequestTokens, token: NewToken) -> None:

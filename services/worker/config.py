@@ -5,27 +5,24 @@ import socket
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from pydantic import Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from services.runtime.main import ServedSettings
-from services.worker.engine_config import EngineConfig, KernelSet
+
+KernelSet = Literal["auto", "torch", "numba", "triton"]
+DtypeName = Literal["auto", "fastest", "float32", "bfloat16", "float16"]
 
 
-class WorkerConfig(ServedSettings):
-    """Section `worker`: one model replica."""
+class EngineConfig(BaseModel):
+    """What an engine is asked to be. No torch here, so that a mistake in it is told at once."""
 
-    section: ClassVar[str] = "worker"
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
-    worker_id: str = Field(default_factory=socket.gethostname, min_length=1)
-    address: str = "127.0.0.1:50061"  # host:port, or unix:/path
-    advertise: str = ""  # where gateways reach `address`; empty: it is what they dial
-    scheduler_address: str = "127.0.0.1:50052"
     model: str = "models/demo"  # a folder or a Hugging Face id
-    served_model_name: str = ""  # empty: the folder's name, or the id
     device: str = "auto"  # auto, cpu, cuda, or cuda:1 and so on
     # auto: on a CPU float32, else the checkpoint's own. fastest: on a CPU bfloat16 where the
     # checkpoint is that and it measures faster at start, which two workers need not find alike.
-    dtype: Literal["auto", "fastest", "float32", "bfloat16", "float16"] = "auto"
+    dtype: DtypeName = "auto"
     # 0: one for a tiny model, else its share of the cores.
     torch_threads: int = Field(default=0, ge=0)
     # Its number among the workers of this machine, from 0, which `foretoken serve` tells: of `auto`
@@ -55,6 +52,25 @@ class WorkerConfig(ServedSettings):
     kernels: KernelSet = "auto"
     gpu_memory_utilization: float = Field(default=0.85, gt=0, le=1)
     report_every_steps: int = Field(default=16, ge=1)
+
+    @field_validator("device")
+    @classmethod
+    def _known_device(cls, device: str) -> str:
+        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
+            raise ValueError("Input should be 'auto', 'cpu', 'cuda', or 'cuda:' and a number")
+        return device
+
+
+class WorkerConfig(ServedSettings, EngineConfig):
+    """Section `worker`: one model replica, and how it is served."""
+
+    section: ClassVar[str] = "worker"
+
+    worker_id: str = Field(default_factory=socket.gethostname, min_length=1)
+    address: str = "127.0.0.1:50061"  # host:port, or unix:/path
+    advertise: str = ""  # where gateways reach `address`; empty: it is what they dial
+    scheduler_address: str = "127.0.0.1:50052"
+    served_model_name: str = ""  # empty: the folder's name, or the id
     # Time given to measuring steps at start, and as much again to swaps: under 10 s in all.
     profile_s: float = Field(default=1.0, ge=0, le=4.5)
     # Tokens waiting for one gateway to read; beyond, its stream is cut and it starts anew.
@@ -67,39 +83,8 @@ class WorkerConfig(ServedSettings):
     exit_when_orphaned: bool = False  # end when the scheduler is gone for `orphaned_s`
     orphaned_s: float = Field(default=10.0, gt=0)
 
-    @field_validator("device")
-    @classmethod
-    def _known_device(cls, device: str) -> str:
-        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
-            raise ValueError("Input should be 'auto', 'cpu', 'cuda', or 'cuda:' and a number")
-        return device
-
     @property
     def model_name(self) -> str:
         folder = Path(self.model)
         named = folder.resolve().name if folder.exists() else self.model
         return self.served_model_name or named
-
-    @property
-    def engine(self) -> EngineConfig:
-        return EngineConfig(
-            model=self.model,
-            kv_tokens=self.kv_tokens,
-            block_tokens=self.block_tokens,
-            max_running=self.max_running,
-            max_batch_tokens=self.max_batch_tokens,
-            max_context_tokens=self.max_context_tokens,
-            report_every_steps=self.report_every_steps,
-            device=self.device,
-            dtype=self.dtype,
-            gpu_memory_utilization=self.gpu_memory_utilization,
-            kv_dtype=self.kv_dtype,
-            swap_dtype=self.swap_dtype,
-            host_gib=self.host_gib,
-            prefix_sharing=self.prefix_sharing,
-            kernels=self.kernels,
-            torch_threads=self.torch_threads,
-            local_rank=self.local_rank,
-            local_workers=self.local_workers,
-            fused_forward=self.fused_forward,
-        )

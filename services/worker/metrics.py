@@ -7,10 +7,10 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from services.core import Report
 from services.runtime.telemetry import LATENCY_BUCKETS_S
-from services.worker.batch import StepResult
-from services.worker.state import WorkerState
+from services.worker.requests.batch import StepResult
+from services.worker.requests.state import WorkerState
 
-# Each field of Tally: the series that counts it, and what it says.
+# Each field of Counters: the series that counts it, and what it says.
 MOVED = {
     "offloads": ("kv_offloads", "Requests whose KV went to host memory"),
     "offloaded_tokens": ("kv_offloaded_tokens", "Tokens of KV that went to host memory"),
@@ -48,8 +48,8 @@ class WorkerMetrics:
             buckets=LATENCY_BUCKETS_S, registry=registry,
         )  # fmt: skip
         _gauges(registry, state)
-        self._tally = state.tally
-        self._counted = replace(state.tally)  # not what the profile moved
+        self._counters = state.counters
+        self._counted = replace(state.counters)  # not what the profile moved
         self._moved = {
             field: Counter(f"foretoken_{name}", text, registry=registry)
             for field, (name, text) in MOVED.items()
@@ -73,8 +73,8 @@ class WorkerMetrics:
         for swap in report.swaps:
             self._swap_s.labels(swap.direction.value).observe(swap.elapsed_s)
         for field, counter in self._moved.items():
-            counter.inc(getattr(self._tally, field) - getattr(self._counted, field))
-        self._counted = replace(self._tally)
+            counter.inc(getattr(self._counters, field) - getattr(self._counted, field))
+        self._counted = replace(self._counters)
 
 
 def _gauges(registry: CollectorRegistry, state: WorkerState) -> None:

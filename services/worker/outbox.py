@@ -4,8 +4,8 @@ from collections.abc import AsyncIterator
 
 from protos import worker_pb2
 from services.runtime.streams import Outbox
-from services.worker.batch import NewToken
 from services.worker.codec import encode_error, extend_tokens
+from services.worker.requests.batch import NewToken
 
 
 class TokenOutbox(Outbox[worker_pb2.TokenBatch]):

@@ -6,11 +6,11 @@ from itertools import count
 from protos import worker_pb2, worker_pb2_grpc
 from services.runtime.errors import Code, InvalidArgument, ServiceError
 from services.runtime.streams import duplex
-from services.worker.batch import NewToken
 from services.worker.codec import decode_prompt
+from services.worker.engine.runner import EngineRunner
 from services.worker.outbox import TokenOutbox
-from services.worker.prompt import Prompt
-from services.worker.runner import EngineRunner
+from services.worker.requests.batch import NewToken
+from services.worker.requests.prompt import Prompt
 
 OVERFLOW = "too many tokens were waiting to be read; connect again and resubmit"
 

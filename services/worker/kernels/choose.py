@@ -5,11 +5,12 @@ import logging
 
 import torch
 
-from services.worker.cache import KVCache, KVShape, bytes_per_token
-from services.worker.engine_config import KernelSet
-from services.worker.kernels.interface import AttentionKernels, BlockCopies
-from services.worker.kernels.torch_attention import TorchAttention
-from services.worker.kernels.torch_blocks import TorchBlocks
+from services.worker.config import KernelSet
+from services.worker.kernels.interface import AttentionKernels
+from services.worker.kernels.reference.attention import TorchAttention
+from services.worker.kernels.reference.blocks import TorchBlocks
+from services.worker.kv.cache import KVCache, KVShape, bytes_per_token
+from services.worker.kv.copies import BlockCopies
 
 Kernels = tuple[AttentionKernels, BlockCopies]
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -64,7 +65,7 @@ def _numba(
             f"kernels numba attend on a CPU in float32 or bfloat16, not on {device.type} in "
             f"{dtype}: set kernels to auto"
         )
-    from services.worker.kernels.numba_attention import NumbaAttention
+    from services.worker.kernels.cpu.attention import NumbaAttention
 
     token_bytes = max(bytes_per_token([shape], dtype) for shape in shapes)
     kernels = NumbaAttention(block_tokens, dtype, token_bytes)
@@ -92,12 +93,12 @@ def _triton(
     heads: list[int],
 ) -> Kernels:
     """Imported here, so that a machine without a GPU needs no Triton."""
-    from services.worker.kernels.triton_sizes import require_supported
+    from services.worker.kernels.cuda.sizes import require_supported
 
     for queries, shape in zip(heads, shapes, strict=True):
         require_supported(queries, shape.kv_heads, shape.head_dim, dtype)
 
-    from services.worker.kernels.triton_attention import TritonAttention
-    from services.worker.kernels.triton_blocks import TritonBlocks
+    from services.worker.kernels.cuda.attention import TritonAttention
+    from services.worker.kernels.cuda.blocks import TritonBlocks
 
     return TritonAttention(block_tokens, device, dtype), TritonBlocks(device)

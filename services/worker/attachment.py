@@ -1,0 +1,155 @@
+"""The worker's stream to the scheduler: dial, say hello, report, take plans; and dial again."""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from grpc import StatusCode, aio
+
+from protos import scheduler_pb2, scheduler_pb2_grpc
+from services.core import HeldRequest, Report
+from services.runtime.attach_codec import decode_plan, encode_held, encode_report
+from services.runtime.streams import Outbox
+from services.worker.config import WorkerConfig
+from services.worker.engine.runner import EngineRunner
+
+log = logging.getLogger(__name__)
+
+FIRST_PAUSE_S = 0.1
+# The answers to a hello that will be no better next time.
+REFUSALS = (StatusCode.INVALID_ARGUMENT, StatusCode.FAILED_PRECONDITION)
+
+
+class UpStream:
+    """The way up of one stream: a hello, then reports. `unsent` are those still here at its end."""
+
+    def __init__(self, limit: int):
+        self.unsent: deque[Report] = deque()
+        self._outbox: Outbox[scheduler_pb2.WorkerMessage] = Outbox(limit)
+
+    def greet(self, hello: scheduler_pb2.WorkerHello) -> None:
+        self._outbox.put(scheduler_pb2.WorkerMessage(hello=hello))
+
+    def report(self, report: Report) -> None:
+        if not self._outbox.overflowed:
+            self.unsent.append(report)
+            self._outbox.put(scheduler_pb2.WorkerMessage(report=encode_report(report)))
+
+    async def __aiter__(self) -> AsyncIterator[scheduler_pb2.WorkerMessage]:
+        async for message in self._outbox:
+            yield message  # goes on once it is written
+            if message.HasField("report"):
+                self.unsent.popleft()
+
+
+class Attachment:
+    """Keeps one Attach stream up. Between two, the worker goes on with what it has, for
+    `orphan_hold_s` at most; the next hello names it all, to be adopted."""
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        channel: aio.Channel,
+        runner: EngineRunner,
+        hello: scheduler_pb2.WorkerHello,
+    ):
+        self._config = config
+        self._stub = scheduler_pb2_grpc.SchedulerStub(channel)
+        self._runner = runner
+        self._hello = hello
+        self._upstream: UpStream | None = None
+        self._seen_s = 0.0
+        self._giving_up: asyncio.TimerHandle | None = None  # on what is here
+        runner.on_report = self._report
+
+    async def run(self) -> None:
+        """Until cancelled. Raises ValueError, a sentence, when there is no coming back: the
+        scheduler has another worker of this name or refuses this one, or it is gone for long and
+        config asks to end then."""
+        self._seen_s = time.monotonic()
+        pause_s = FIRST_PAUSE_S
+        while True:
+            attached = await self._attach()
+            self._give_up_if_orphaned()
+            pause_s = FIRST_PAUSE_S if attached else min(2 * pause_s, self._config.reconnect_s)
+            await asyncio.sleep(pause_s)
+
+    async def _attach(self) -> bool:
+        """One stream from hello to its end; whether it stood at all."""
+        upstream = UpStream(self._config.outbox_reports)
+        call = self._stub.Attach(aiter(upstream))
+        welcome = False
+        try:
+            await call.wait_for_connection()
+            self._begin(upstream)
+            async for plan in call:
+                welcome = True
+                self._runner.apply(decode_plan(plan))
+        except aio.AioRpcError as error:
+            self._give_up_if_refused(error, welcome)
+            log.warning("scheduler at %s: %s", self._config.scheduler_address, error.details())
+        except asyncio.CancelledError:
+            if _ends_our_task(call):
+                raise
+            log.warning("scheduler at %s: the stream was cut", self._config.scheduler_address)
+        finally:
+            call.cancel()
+            attached = self._upstream is upstream
+            if attached:
+                self._end(upstream)
+        return attached
+
+    def _begin(self, upstream: UpStream) -> None:
+        """Hello, and at once what happened since the last stream: plans come after both."""
+        if self._giving_up:
+            self._giving_up.cancel()
+        upstream.greet(_holding(self._hello, self._runner.attach()))
+        self._upstream = upstream
+        self._runner.report()
+
+    def _end(self, upstream: UpStream) -> None:
+        self._upstream = None
+        self._runner.detach(upstream.unsent)
+        self._seen_s = time.monotonic()
+        later = asyncio.get_running_loop().call_later
+        self._giving_up = later(self._config.orphan_hold_s, self._runner.reset)
+
+    def _give_up_if_refused(self, error: aio.AioRpcError, welcome: bool) -> None:
+        displaced = error.code() is StatusCode.ALREADY_EXISTS
+        if displaced or (error.code() in REFUSALS and not welcome):
+            raise ValueError(
+                f"the scheduler at {self._config.scheduler_address} ended this worker's stream for "
+                f"good: {error.details()}"
+            ) from error
+
+    def _give_up_if_orphaned(self) -> None:
+        gone_s = time.monotonic() - self._seen_s
+        if self._config.exit_when_orphaned and gone_s > self._config.orphaned_s:
+            raise ValueError(
+                f"the scheduler at {self._config.scheduler_address} has been gone for "
+                f"{gone_s:.0f} s"
+            )
+
+    def _report(self, report: Report) -> None:
+        if self._upstream:
+            self._upstream.report(report)
+
+
+def _ends_our_task(call: aio.StreamStreamCall[Any, Any]) -> bool:
+    """Whether reading was cancelled because our own task is to end, and not because grpc cancelled
+    the call: it does when the other side ends a stream in the middle of a write."""
+    task = asyncio.current_task()
+    return not call.cancelled() or bool(task and task.cancelling())
+
+
+def _holding(
+    hello: scheduler_pb2.WorkerHello, held: Sequence[HeldRequest]
+) -> scheduler_pb2.WorkerHello:
+    """The same hello, said by a worker that holds these."""
+    said = scheduler_pb2.WorkerHello()
+    said.CopyFrom(hello)
+    said.held.extend(encode_held(request) for request in held)
+    return said

@@ -1,0 +1,73 @@
+"""A batch as tensors: what the model reads, in the order of the packed row."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from services.worker.requests.batch import DecodeRows, Ints, PrefillChunk, StepBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """`tokens`, `positions`, `slots` [Σ tokens]; `rows` that draw a token, None when all do."""
+
+    tokens: Tensor
+    positions: Tensor
+    slots: Tensor
+    rows: Tensor | None
+
+
+class StepInputs:
+    """Builds them; on a CPU, the tensors of a batch that only moved on are views of its arrays."""
+
+    def __init__(self, device: torch.device):
+        self._device = device
+        self._rows: DecodeRows | None = None
+        self._kept: Inputs | None = None
+
+    def prepare(self, batch: StepBatch) -> Inputs:
+        if batch.chunks:
+            return self._mixed(batch)
+        rows = batch.decodes
+        if self._kept is None or rows is not self._rows or self._device.type != "cpu":
+            self._rows = rows
+            self._kept = Inputs(
+                self._tensor(rows.tokens),
+                self._tensor(rows.positions),
+                self._tensor(rows.slots),
+                None,
+            )
+        return self._kept
+
+    def _mixed(self, batch: StepBatch) -> Inputs:
+        decodes, chunks = batch.decodes, batch.chunks
+        tokens = [_tokens(chunk) for chunk in chunks]
+        positions = [np.arange(chunk.start, chunk.end) for chunk in chunks]
+        slots = [_slots(chunk, decodes.block_tokens) for chunk in chunks]
+        return Inputs(
+            self._tensor(np.concatenate([decodes.tokens, *tokens])),
+            self._tensor(np.concatenate([decodes.positions, *positions])),
+            self._tensor(np.concatenate([decodes.slots, *slots])),
+            self._tensor(_drawing_rows(batch)),
+        )
+
+    def _tensor(self, array: Ints) -> Tensor:
+        return torch.from_numpy(array).to(self._device, non_blocking=True)
+
+
+def _tokens(chunk: PrefillChunk) -> Ints:
+    return np.array(chunk.sequence.tokens[chunk.start : chunk.end], np.int64)
+
+
+def _slots(chunk: PrefillChunk, block_tokens: int) -> Ints:
+    positions = np.arange(chunk.start, chunk.end)
+    return chunk.table[positions // block_tokens] * block_tokens + positions % block_tokens
+
+
+def _drawing_rows(batch: StepBatch) -> Ints:
+    decodes = np.arange(len(batch.decodes))
+    ends = len(batch.decodes) + np.cumsum([chunk.tokens for chunk in batch.chunks]) - 1
+    draws = np.array([chunk.samples for chunk in batch.chunks])
+    return np.concatenate([decodes, ends[draws]])

@@ -1,0 +1,85 @@
+"""How much KV a machine holds: on the device, and resting in host memory."""
+
+import torch
+
+from services.kv_memory import KVMemory
+from services.worker.config import EngineConfig
+from services.worker.kv import host_cache
+from services.worker.kv.cache import bytes_per_token
+from services.worker.machine import batch_tokens_of, free_host_bytes
+from services.worker.model.paged import PagedModel
+
+CPU_KV_TOKENS = 65_536  # more than the requests one CPU decodes at a useful pace
+FREE_SHARE = 0.25  # of the host memory that is free, where no size is set: the host has other work
+HOST_BYTES = 4 * 2**30  # as much rests where no size is set, and memory allows
+STAGING_BYTES = {"cuda": 128 * 2**20, "cpu": 16 * 2**20}  # 5 ms of a PCIe 4.0 link; a CPU's caches
+DIRECTIONS = 2  # staging goes both ways
+
+
+def kv_blocks(model: PagedModel, settings: EngineConfig) -> int:
+    """Blocks to allocate: as configured, or what is free. Raises ValueError if that is too few."""
+    token_bytes = bytes_per_token(model.shapes, model.dtype, settings.kv_dtype == "int8")
+    memory = kv_memory(model, settings, token_bytes)
+    tokens = settings.kv_tokens or _default_tokens(model, memory.tokens)
+    if tokens > memory.tokens:
+        raise ValueError(
+            f"kv_tokens {tokens} need {tokens * token_bytes / 2**20:.0f} MiB of KV cache "
+            f"({token_bytes} bytes a token), but only {memory.available_bytes / 2**20:.0f} MiB are "
+            f"free; {memory.tokens} tokens fit"
+        )
+    if tokens < settings.block_tokens:
+        raise ValueError(
+            f"a KV cache of {tokens} tokens holds not even one block of {settings.block_tokens}"
+        )
+    return tokens // settings.block_tokens
+
+
+def host_blocks(
+    settings: EngineConfig, record_bytes: int, kv_bytes: int = 0, most_blocks: int | None = None
+) -> int:
+    """Blocks of `record_bytes` that may rest in host memory; `most_blocks` where no size is set.
+
+    `kv_bytes` of it are promised already: a CPU's own KV cache, which takes what it is given
+    only once it is written. Raises ValueError where the pool set is larger than what is free.
+    """
+    free_bytes = free_host_bytes() - kv_bytes
+    if settings.host_gib is None:
+        fitting = min(int(free_bytes * FREE_SHARE), HOST_BYTES) // record_bytes
+        return max(0, fitting if most_blocks is None else min(fitting, most_blocks))
+    try:
+        return host_cache.host_blocks(int(settings.host_gib * 2**30), record_bytes, free_bytes)
+    except host_cache.HostMemoryError as error:
+        raise ValueError(f"host_gib {settings.host_gib:g}: {error}") from error
+
+
+def staging_bytes(device: torch.device) -> int:
+    """Of one direction's staging ring."""
+    return STAGING_BYTES[device.type]
+
+
+def _default_tokens(model: PagedModel, fitting: int) -> int:
+    if model.device.type == "cpu":
+        return min(CPU_KV_TOKENS, int(fitting * FREE_SHARE))
+    return fitting
+
+
+def kv_memory(model: PagedModel, settings: EngineConfig, token_bytes: int) -> KVMemory:
+    """Of the device as it is now, the model loaded. On a GPU the engine's part is measured."""
+    if model.device.type == "cpu":  # what is free is without the model, and steps need little
+        return KVMemory(free_host_bytes(), 0, 0, token_bytes)
+    free, total = torch.cuda.mem_get_info(model.device)
+    return KVMemory(
+        capacity_bytes=int(total * settings.gpu_memory_utilization),
+        model_bytes=total - free,
+        engine_bytes=DIRECTIONS * staging_bytes(model.device) + _peak_bytes(model, settings),
+        token_bytes=token_bytes,
+    )
+
+
+def _peak_bytes(model: PagedModel, settings: EngineConfig) -> int:
+    """What a full batch needs beside the cache: measured on one forward of it."""
+    torch.cuda.reset_peak_memory_stats(model.device)
+    before = torch.cuda.memory_allocated(model.device)
+    tokens = batch_tokens_of(settings.max_batch_tokens, model.device)
+    model.forward_alone(min(tokens, model.max_context_tokens))
+    return torch.cuda.max_memory_allocated(model.device) - before

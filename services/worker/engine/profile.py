@@ -1,0 +1,93 @@
+"""How long steps and swaps take here: what the estimator's first cost model of this worker is
+fitted to."""
+
+from math import inf
+from time import perf_counter
+
+from services.core import Grant, Pause, Plan, Residency
+from services.costs import StepTiming, SwapTiming
+from services.worker.engine.engine import Engine
+from services.worker.requests.prompt import Prompt, SamplingParams
+
+# (sequences, prompt tokens each): prefills of several lengths and decodes over several contexts.
+SHAPES = ((1, 16), (4, 16), (16, 16), (64, 16), (1, 256), (8, 128), (1, 1024), (32, 128), (16, 512))
+DECODES = 4
+SWAPS = (64, 64, 256, 256, 256, 1024)  # tokens; the first pays for what is set up lazily
+SAMPLING = SamplingParams(temperature=0.0, ignore_eos=True)
+
+
+def profile(engine: Engine, limit_s: float) -> list[StepTiming]:
+    """Time steps of every shape that fits, for `limit_s` seconds and the step that goes beyond
+    them; leaves the engine empty.
+
+    The first shape runs once before, unmeasured and outside the limit: it pays for what is set
+    up lazily, and kernels may have to be compiled.
+    """
+    shapes = [shape for shape in SHAPES if _fits(engine, *shape)]
+    timings: list[StepTiming] = []
+    for shape in shapes[:1]:
+        _time_steps(engine, *shape, until_s=inf)
+    until_s = perf_counter() + limit_s
+    for shape in shapes:
+        timings += _time_steps(engine, *shape, until_s)
+    return timings
+
+
+def profile_swaps(engine: Engine, limit_s: float) -> list[SwapTiming]:
+    """Time a few requests' way to host memory and back, none begun after `limit_s` seconds;
+    leaves the engine empty."""
+    timings: list[SwapTiming] = []
+    until_s = perf_counter() + limit_s
+    for tokens in SWAPS:
+        blocks = engine.state.pool.blocks_for(tokens)
+        fits = _fits(engine, 1, tokens) and blocks <= engine.state.limits.host_blocks
+        if fits and perf_counter() < until_s:
+            timings += _time_swap(engine, tokens)
+    return timings
+
+
+def _time_swap(engine: Engine, tokens: int) -> tuple[SwapTiming, ...]:
+    name = "profile"
+    output = _output_tokens(engine, 1, tokens)
+    engine.add(Prompt(name, (0,) * tokens, tokens, output, SAMPLING), 0.0)
+    engine.apply(Plan(1, admit=(Grant(name, 1),)), 0.0)
+    while engine.step():
+        pass
+    engine.apply(Plan(2, pause=(Pause(name, Residency.OFFLOAD),)), 0.0)
+    engine.step()
+    engine.state.pool.forget_published()  # or it would find itself there
+    engine.apply(Plan(3, prefetch=(name,)), 0.0)
+    engine.step()
+    report = engine.report()
+    engine.reset()
+    return report.swaps if report else ()
+
+
+def _fits(engine: Engine, seqs: int, tokens: int) -> bool:
+    limits = engine.state.limits
+    length = tokens + _output_tokens(engine, seqs, tokens)
+    blocks = seqs * engine.state.pool.blocks_for(length)
+    return (
+        blocks <= limits.kv_blocks and length <= limits.reach_tokens and seqs <= limits.max_running
+    )
+
+
+def _output_tokens(engine: Engine, seqs: int, tokens: int) -> int:
+    """Enough that the first still decodes, for a few steps, when the last is prefilled."""
+    return DECODES + 2 * -(-seqs * tokens // engine.state.limits.max_batch_tokens)
+
+
+def _time_steps(engine: Engine, seqs: int, tokens: int, until_s: float) -> list[StepTiming]:
+    """Steps of so many alike, until they have ended or time has."""
+    ids = [f"profile-{i}" for i in range(seqs)]
+    output = _output_tokens(engine, seqs, tokens)
+    for request_id in ids:
+        same = (0,) * tokens
+        prompt = Prompt(request_id, same, tokens, output, SAMPLING, cache_salt=request_id)
+        engine.add(prompt, 0.0)
+    engine.apply(Plan(1, admit=tuple(Grant(i, output) for i in ids)), 0.0)
+    timings = []
+    while perf_counter() < until_s and (result := engine.step()):
+        timings.append(result.timing)
+    engine.reset()
+    return timings

@@ -1,0 +1,165 @@
+"""Paged attention on a CPU, in place: no context is gathered (numba_loops.py).
+
+Decode rows and short chunks of prompts are rows of one call a layer: each token is a query with a
+table and a position of its own. A chunk of many tokens is a product of matrices, which PyTorch's
+own attention does faster: torch_attention.py takes it.
+"""
+
+from dataclasses import dataclass
+from time import perf_counter
+
+import numba
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from services.worker.kernels.cpu import loops
+from services.worker.kernels.interface import AttentionOptions
+from services.worker.kernels.reference.attention import ChunkGroup, TorchAttention
+from services.worker.kernels.reference.paging import LARGEST_SCALE, TINY
+from services.worker.kv.cache import KVLayer
+from services.worker.requests.batch import DecodeRows, Ints, PrefillChunk, StepBatch
+
+SHORT_TOKENS = 48  # a longer chunk is PyTorch's
+# Of a layer's products, from how many on another thread pays for being woken.
+THREAD_WORK = 4_000_000
+SCALE_BOUNDS = (np.float32(TINY), np.float32(LARGEST_SCALE))
+NO_SCALES = np.zeros((0, 0, 0, 0), np.float32)
+
+Floats = NDArray[np.float32]
+Numbers = NDArray[np.generic]
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """The tokens that are attended in place: of which table each is, where in its sequence, and
+    where in the packed batch."""
+
+    tables: Ints
+    owners: Ints
+    positions: Ints
+    places: Ints
+
+    @classmethod
+    def of(cls, decodes: DecodeRows, chunks: list[tuple[int, PrefillChunk]]) -> "_Rows":
+        """All decodes, and of these chunks, which begin at so many packed tokens, each token. Of
+        decodes alone, views of their arrays, which move on with them."""
+        count = len(decodes)
+        each = np.arange(count)
+        if not chunks:
+            return cls(decodes.tables, each, decodes.positions, each)
+        width = max(decodes.tables.shape[1], *(len(chunk.table) for _, chunk in chunks))
+        tables = np.zeros((count + len(chunks), width), np.int64)
+        tables[:count, : decodes.tables.shape[1]] = decodes.tables
+        owners, positions, places = [each], [decodes.positions], [each]
+        for number, (first, chunk) in enumerate(chunks):
+            tables[count + number, : len(chunk.table)] = chunk.table
+            owners.append(np.full(chunk.tokens, count + number))
+            positions.append(np.arange(chunk.start, chunk.end))
+            places.append(np.arange(first, first + chunk.tokens))
+        return cls(tables, *map(np.concatenate, (owners, positions, places)))
+
+
+class NumbaAttention:
+    """AttentionKernels of a CPU, for float32 and bfloat16, native or INT8."""
+
+    def __init__(self, block_tokens: int, dtype: torch.dtype, token_bytes: int = 512):
+        self._torch = TorchAttention(block_tokens, torch.device("cpu"), dtype, token_bytes)
+        self._threads = min(torch.get_num_threads(), numba.get_num_threads())
+        numba.set_num_threads(self._threads)
+        self._layers: dict[int, tuple[Numbers, Floats]] = {}
+        self._decodes: DecodeRows | None = None
+        self._rows = _Rows.of(DecodeRows([], [], block_tokens), [])
+        self._work = 0  # positions, of all rows
+        self._slots = np.zeros(0, np.int64)
+        self._long: list[tuple[slice, ChunkGroup]] = []
+
+    def prepare(self, batch: StepBatch, slots: Tensor) -> None:
+        decodes = batch.decodes
+        self._slots = slots.numpy()
+        self._long = []
+        if not batch.chunks:
+            if decodes is not self._decodes or decodes.tables is not self._rows.tables:
+                self._rows = _Rows.of(decodes, [])
+            self._decodes = decodes
+        else:
+            self._rows = _Rows.of(decodes, self._short(batch))
+            self._decodes = None
+        self._work = int(self._rows.positions.sum())
+
+    def _short(self, batch: StepBatch) -> list[tuple[int, PrefillChunk]]:
+        """The chunks to attend in place, with the packed tokens before them; the others are noted
+        as PyTorch's."""
+        short, first = [], len(batch.decodes)
+        for chunk in batch.chunks:
+            if chunk.tokens <= SHORT_TOKENS:
+                short.append((first, chunk))
+            else:
+                rows = slice(first, first + chunk.tokens)
+                self._long.append((rows, self._torch.chunk_group(chunk, first)))
+            first += chunk.tokens
+        return short
+
+    def store(self, layer: KVLayer, k: Tensor, v: Tensor) -> None:
+        data, scales = self._views(layer)
+        for side, x in enumerate((k, v)):
+            if layer.scales is None:
+                loops.store(data[side], self._slots, _numbers(x))
+            else:
+                loops.store_int8(data[side], scales[side], self._slots, _numbers(x), *SCALE_BOUNDS)
+
+    def attend(
+        self, layer: KVLayer, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
+    ) -> Tensor:
+        out = torch.empty(q.shape, dtype=torch.float32)
+        if len(self._rows.positions):
+            self._attend(layer, q, out, options, self._threads_for(q))
+        for rows, group in self._long:
+            out[rows] = group.attend(layer, q, k, v, options)
+        return out if q.dtype is torch.float32 else out.to(q.dtype)
+
+    def warm(self, layer: KVLayer, dtype: torch.dtype) -> float:
+        """Compile what layers like this need, or load it from disk, so that no step waits for it.
+        Returns the seconds that took."""
+        began = perf_counter()
+        nothing = torch.zeros(0, layer.data.shape[2], layer.data.shape[4], dtype=dtype)
+        self.store(layer, nothing, nothing)
+        for threads in {1, self._threads}:
+            self._attend(layer, nothing, nothing.float(), AttentionOptions(1.0), threads)
+        return perf_counter() - began
+
+    def _attend(
+        self, layer: KVLayer, q: Tensor, out: Tensor, options: AttentionOptions, threads: int
+    ) -> None:
+        rows = self._rows
+        attend = loops.attend_alone if threads == 1 else loops.attend_together
+        attend(
+            *self._views(layer),
+            rows.tables,
+            rows.owners,
+            rows.positions,
+            rows.places,
+            q.float().contiguous().numpy(),
+            out.numpy(),
+            np.float32(options.scale),
+            options.window or 0,
+            np.float32(options.softcap or 0.0),
+        )
+
+    def _threads_for(self, q: Tensor) -> int:
+        return self._threads if self._work * q.shape[1] * q.shape[2] > THREAD_WORK else 1
+
+    def _views(self, layer: KVLayer) -> tuple[Numbers, Floats]:
+        """A layer's memory, which stays where it is, as the loops read it."""
+        key = layer.data.data_ptr()
+        if key not in self._layers:
+            scales = NO_SCALES if layer.scales is None else layer.scales.numpy()
+            self._layers[key] = (_numbers(layer.data), scales)
+        return self._layers[key]
+
+
+def _numbers(x: Tensor) -> Numbers:
+    """Contiguous; the bits of bfloat16, which numpy doesn't have."""
+    x = x.contiguous()
+    return (x.view(torch.int16) if x.dtype is torch.bfloat16 else x).numpy()

@@ -1,0 +1,127 @@
+"""Tokens into scattered blocks and contexts out of them, native or INT8, in plain PyTorch.
+
+A heads-first layer is read through its (block, head) rows, so that a context comes out as
+contiguous [rows, kv_heads, tokens, head_dim]: what PyTorch's fused attention reads fastest.
+"""
+
+from math import prod
+
+import torch
+from torch import Tensor
+
+from services.worker.kv.cache import KVLayer
+
+INT8_MAX = 127
+TINY = torch.finfo(torch.float32).tiny  # below it a scale would have lost precision itself
+LARGEST_SCALE = 2.6793e36  # 127 of it are still finite, and reach the largest float32
+GROWTH = 1.25  # of a buffer that became too small: contexts grow by a block at a time
+
+
+def quantize(x: Tensor) -> tuple[Tensor, Tensor]:
+    """x […, head_dim], finite → int8 of its shape, and scales […] float32.
+
+    Symmetric: scale = max|x| / 127, and 0 for an all-zero row; |x − scale·q| ≤ scale / 2.
+    """
+    values = x.float()
+    largest = values.abs().amax(-1)
+    scales = (largest / INT8_MAX).clamp_(TINY, LARGEST_SCALE)
+    codes = (values / scales.unsqueeze(-1)).round_().clamp_(-INT8_MAX, INT8_MAX)
+    return codes.to(torch.int8), scales.masked_fill_(largest == 0, 0)
+
+
+class TokenIndex:
+    """Where a step's tokens lie in a layer seen as rows of head_dim."""
+
+    def __init__(self, block_tokens: int):
+        self._block_tokens = block_tokens
+        self._heads: dict[int, Tensor] = {}
+        self._kept: dict[int, Tensor] = {}
+
+    def follow(self, slots: Tensor) -> None:
+        """Go on to another step's `slots` [Σ tokens]."""
+        self._slots = slots
+        self._kept.clear()
+
+    def rows(self, kv_heads: int) -> Tensor:
+        """[Σ tokens, kv_heads]."""
+        if kv_heads not in self._kept:
+            self._kept[kv_heads] = self._rows(kv_heads)
+        return self._kept[kv_heads]
+
+    def _rows(self, kv_heads: int) -> Tensor:
+        if kv_heads not in self._heads:
+            heads = torch.arange(kv_heads, device=self._slots.device)
+            self._heads[kv_heads] = heads * self._block_tokens
+        blocks = self._slots // self._block_tokens
+        first = torch.add(self._slots, blocks, alpha=(kv_heads - 1) * self._block_tokens)
+        return first.unsqueeze(-1) + self._heads[kv_heads]
+
+
+def store(layer: KVLayer, index: TokenIndex, k: Tensor, v: Tensor) -> None:
+    """Write k and v [Σ tokens, kv_heads, head_dim] to their places."""
+    rows = (index.rows(k.shape[1]),)
+    for side, x in enumerate((k, v)):
+        data = layer.data[side].view(-1, x.shape[-1])
+        if layer.scales is None:
+            data.index_put_(rows, x)
+        else:
+            codes, scales = quantize(x)
+            data.index_put_(rows, codes)
+            layer.scales[side].view(-1).index_put_(rows, scales)
+
+
+class Buffers:
+    """Memory that every gather uses again: allocating it anew for each layer costs more than the
+    copy, and what is small enough stays in the CPU's caches until attention reads it.
+
+    Each grows to the largest context read at once (of one layer) and stays.
+    """
+
+    def __init__(self, device: torch.device, dtype: torch.dtype):
+        self.values = Buffer(device, dtype)
+        self.codes = Buffer(device, torch.int8)
+        self.scales = Buffer(device, torch.float32)
+
+
+class Buffer:
+    def __init__(self, device: torch.device, dtype: torch.dtype):
+        self._memory = torch.empty(0, device=device, dtype=dtype)
+
+    def take(self, *shape: int) -> Tensor:
+        size = prod(shape)
+        if size > len(self._memory):
+            self._memory = self._memory.new_empty(int(size * GROWTH))
+        return self._memory[:size].view(shape)
+
+
+class Context:
+    """The blocks of `tables` [rows, n], to be read from any layer of this one's shape.
+
+    `values` [2, rows, kv_heads, n · block_tokens, head_dim], in the model's dtype, are the last
+    layer's that was read; whatever else is read into the same buffers overwrites them.
+    """
+
+    def __init__(self, buffers: Buffers, tables: Tensor, layer: KVLayer):
+        _, blocks, kv_heads, block_tokens, dim = layer.data.shape
+        heads = torch.arange(kv_heads, device=tables.device).unsqueeze(-1)
+        keys = tables.unsqueeze(1) * kv_heads + heads
+        self._index = torch.cat([keys.view(-1), keys.view(-1) + blocks * kv_heads])
+        shape = (2, len(tables), kv_heads, tables.shape[1] * block_tokens)
+        self.values = buffers.values.take(*shape, dim)
+        self._codes = self._scales = None
+        if layer.scales is not None:
+            self._codes = buffers.codes.take(*shape, dim)
+            self._scales = buffers.scales.take(*shape, 1)
+
+    def read(self, layer: KVLayer) -> None:
+        """O(bytes read): every (block, head) row is copied once, whole."""
+        if self._codes is None or self._scales is None or layer.scales is None:
+            self._gather(layer.data, self.values)
+            return
+        self._gather(layer.data, self._codes)
+        self._gather(layer.scales, self._scales)
+        self.values.copy_(self._codes).mul_(self._scales)
+
+    def _gather(self, blocks: Tensor, out: Tensor) -> None:
+        rows = blocks.flatten(0, 2).flatten(1)
+        torch.index_select(rows, 0, self._index, out=out.view(len(self._index), rows.shape[1]))

@@ -1,0 +1,79 @@
+"""What of a machine a worker may take, where others run beside it: a GPU of its own, its share of
+the cores, and the host memory that is free."""
+
+import os
+from math import inf
+from pathlib import Path
+
+import torch
+
+# Of a step, by kind of device: so many fill it, and more only make decodes wait. Of GPUs it was not
+# measured; there prefill of some billion parameters is bound by arithmetic from about there on.
+BATCH_TOKENS = {"cpu": 512, "cuda": 2_048}
+# Of parameters: below, handing work to another thread costs more than doing it.
+TINY_PARAMETERS = 20_000_000
+CGROUP = Path("/sys/fs/cgroup")
+
+
+def device_of(name: str, rank: int) -> torch.device:
+    """What `worker.device` names for the worker of this number on its machine: of `auto`, the GPU
+    of that number where there are GPUs, else the CPU.
+
+    Raises ValueError, a sentence, for a GPU that is not there.
+    """
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if name == "auto" and count:
+        if rank >= count:
+            raise ValueError(
+                f"worker {rank} has no GPU of its own, for this machine has {count}: start at most "
+                f"{count} workers, or share one by worker.device=cuda:0"
+            )
+        return torch.device("cuda", rank)
+    device = torch.device("cpu" if name == "auto" else name)
+    if device.type == "cuda" and (device.index or 0) >= count:
+        raise ValueError(f"device is {name}, but PyTorch finds {count} CUDA GPUs here")
+    return device
+
+
+def threads_of(parameters: int, device: torch.device, local_workers: int) -> int:
+    """How many threads PyTorch is to use; 0: as it does by itself."""
+    if device.type != "cpu":
+        return 0
+    if parameters < TINY_PARAMETERS:
+        return 1
+    return max(1, cores() // local_workers) if local_workers > 1 else 0
+
+
+def cores() -> int:
+    """Of this process."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def batch_tokens_of(configured: int, device: torch.device) -> int:
+    """Of one step: as configured, or as this kind of device has it."""
+    return configured or BATCH_TOKENS[device.type]
+
+
+def free_host_bytes() -> int:
+    """What this process may still take, file caches given up: of the machine, or of its container
+    where that is less."""
+    return int(min(_free_machine_bytes(), _free_container_bytes(CGROUP)))
+
+
+def _free_machine_bytes() -> int:
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
+        return int(lines["MemAvailable"].split()[0]) * 1024
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _free_container_bytes(cgroup: Path) -> float:
+    """By the control group's (v2) own account; infinite where none is kept or no limit set."""
+    try:
+        limit = (cgroup / "memory.max").read_text().strip()
+        used = int((cgroup / "memory.current").read_text())
+        stat = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
+    except OSError:
+        return inf
+    return inf if limit == "max" else int(limit) - used + int(stat.get("inactive_file", 0))

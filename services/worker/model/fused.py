@@ -1,0 +1,232 @@
+"""A forward of our own for the decoder layout that Llama, Qwen2, Qwen3, Mistral and Phi-3 share.
+
+Per layer: one GEMM for queries, keys and values, one for gate and up; rotation, activation and
+residual sums in place, the sums inside the GEMMs; behind the last layer's attention only the rows
+whose logits are asked for. Weights are the module's own. Where several are laid side by side, the
+module's parameters become views of the whole: nothing is kept twice, and transformers' forward
+still runs. No call waits for the device, and no shape depends on data.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import embedding, silu
+from transformers import PreTrainedModel
+
+from services.worker.kernels.interface import AttentionOptions, AttentionStep
+from services.worker.model.fused_layouts import Layout
+
+# Of a table of rotations: a long context's (131,072 positions of 128 numbers, bfloat16) just fits.
+# Beyond it a step computes its own, once for all layers.
+ROTARY_TABLE_BYTES = 64 * 2**20
+# Of a weight that a CPU reads fastest when it lies input by input (measured, one thread, float32
+# and bfloat16: up to twice as fast for 1 to 64 rows); of larger ones neither order is better.
+BY_INPUT_NUMBERS = 2**19
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """x · weight + bias, for x [rows, in]; `weight` [in, out] is a view of the module's own."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def of(self, x: Tensor) -> Tensor:
+        if self.bias is None:
+            return torch.mm(x, self.weight)
+        return torch.addmm(self.bias, x, self.weight)
+
+    def add_to(self, total: Tensor, x: Tensor) -> None:
+        """total += of(x), summed by the GEMM itself."""
+        total.addmm_(x, self.weight)
+        if self.bias is not None:
+            total.add_(self.bias)
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """RMSNorm: x / √(mean x² + eps) · weight, over the last dimension."""
+
+    weight: Tensor
+    eps: float
+
+    def of(self, x: Tensor) -> Tensor:
+        return torch.rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNorm:
+    """RMSNorm of each query and key head by itself; `weight` [heads + kv_heads, head_dim]."""
+
+    weight: Tensor
+    eps: float
+
+    def of(self, x: Tensor) -> Tensor:
+        return torch.rms_norm(x, self.weight.shape[1:], None, self.eps).mul_(self.weight)
+
+
+class Rotary:
+    """cos and sin of every position, by the module's own frequencies and scaling.
+
+    The first half of each sin is negative: rotate_half(x) · sin is then x, its halves swapped,
+    times this.
+    """
+
+    def __init__(self, rotary: Any, positions: int, dtype: torch.dtype):
+        self._frequencies: Tensor = rotary.inv_freq.float()
+        self._scaling: float = rotary.attention_scaling
+        self._dtype = dtype
+        row_bytes = 4 * len(self._frequencies) * dtype.itemsize
+        self._table: Tensor | None = None
+        if positions * row_bytes <= ROTARY_TABLE_BYTES:
+            self._table = self._turns(torch.arange(positions, device=self._frequencies.device))
+
+    def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """[Σ tokens, 1, dimensions that turn], cos and sin."""
+        if self._table is None:
+            turns = self._turns(positions)
+        else:
+            turns = self._table.index_select(0, positions)
+        cos, sin = turns.unsqueeze(1).chunk(2, -1)
+        return cos, sin
+
+    def _turns(self, positions: Tensor) -> Tensor:
+        angles = positions.unsqueeze(-1).float() * self._frequencies
+        cos, sin = angles.cos() * self._scaling, angles.sin() * self._scaling
+        return torch.cat([cos, cos, -sin, sin], -1).to(self._dtype)
+
+
+def rotate_(x: Tensor, cos: Tensor, sin: Tensor) -> None:
+    """x [Σ tokens, heads, head_dim] in place; the dimensions beyond those of cos stay."""
+    turning = x[..., : cos.shape[-1]]
+    swapped = turning.roll(cos.shape[-1] // 2, -1)
+    turning.mul_(cos).addcmul_(swapped, sin)
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One decoder layer. `hidden` [Σ tokens, hidden size] is the residual stream."""
+
+    index: int
+    options: AttentionOptions
+    heads: int
+    kv_heads: int
+    head_dim: int
+    attention_norm: Norm
+    qkv: Linear
+    head_norm: HeadNorm | None
+    output: Linear
+    mlp_norm: Norm
+    gate_up: Linear
+    down: Linear
+
+    def project(self, hidden: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k, v [Σ tokens, heads, head_dim], strided: slices of one product."""
+        qkv = self.qkv.of(self.attention_norm.of(hidden)).view(len(hidden), -1, self.head_dim)
+        turning = qkv[:, : self.heads + self.kv_heads]
+        if self.head_norm is not None:
+            turning = self.head_norm.of(turning)
+        rotate_(turning, cos, sin)
+        return turning[:, : self.heads], turning[:, self.heads :], qkv[:, -self.kv_heads :]
+
+    def finish(self, hidden: Tensor, attended: Tensor) -> None:
+        """Add to `hidden` what attention [Σ tokens, heads · head_dim] and the MLP give."""
+        self.output.add_to(hidden, attended)
+        gate, up = self.gate_up.of(self.mlp_norm.of(hidden)).chunk(2, -1)
+        silu(gate, inplace=True).mul_(up)
+        self.down.add_to(hidden, gate)
+
+
+class FusedForward:
+    """`module`'s forward, computed with few calls. Rotations of `positions` are kept at hand."""
+
+    def __init__(self, module: PreTrainedModel, layout: Layout, positions: int):
+        decoder = module.model
+        self._embedding: Tensor = decoder.embed_tokens.weight
+        self._rotary = Rotary(decoder.rotary_emb, positions, module.dtype)
+        self._layers = [
+            _layer_of(layer, layout) for layer in decoder.layers[: module.config.num_hidden_layers]
+        ]
+        self._norm = _norm_of(decoder.norm)
+        # As it lies: it may be the embedding, too, which is read by rows.
+        self._head = Linear(module.lm_head.weight.detach().t(), module.lm_head.bias)
+
+    def __call__(
+        self, tokens: Tensor, positions: Tensor, step: AttentionStep, rows: Tensor | None
+    ) -> Tensor:
+        """Logits [rows, vocabulary] of the packed batch; of all its tokens if `rows` is None."""
+        hidden = embedding(tokens, self._embedding)
+        cos, sin = self._rotary.at(positions)
+        last = self._layers[-1]
+        for layer in self._layers:
+            q, k, v = layer.project(hidden, cos, sin)
+            attended = step.attend(layer.index, q, k, v, layer.options).flatten(1)
+            if layer is last and rows is not None:
+                hidden, attended = hidden.index_select(0, rows), attended.index_select(0, rows)
+            layer.finish(hidden, attended)
+        return self._head.of(self._norm.of(hidden))
+
+
+def joined(linears: Sequence[nn.Linear]) -> Linear:
+    """What the `linears` of one input give, side by side, as one map.
+
+    Their parameters are moved into it and become views of it. Peak memory is one such map more.
+    """
+    biased = linears[0].bias is not None
+    return Linear(_moved(linears, "weight").t(), _moved(linears, "bias") if biased else None)
+
+
+def _moved(linears: Sequence[nn.Linear], name: str) -> Tensor:
+    """[out, in], or [out] of a bias."""
+    parts: list[Tensor] = [getattr(linear, name).detach() for linear in linears]
+    numbers = sum(part.numel() for part in parts)
+    by_input = parts[0].device.type == "cpu" and numbers <= BY_INPUT_NUMBERS
+    if len(parts) == 1 and (parts[0].ndim == 1 or not by_input):
+        return parts[0]
+    whole = torch.cat(parts)
+    if whole.ndim == 2 and by_input:
+        whole = whole.t().contiguous().t()
+    start = 0
+    for linear, part in zip(linears, parts, strict=True):
+        view = whole[start : start + len(part)]
+        setattr(linear, name, nn.Parameter(view, requires_grad=False))
+        start += len(part)
+    return whole
+
+
+def _layer_of(layer: Any, layout: Layout) -> Layer:
+    attention, mlp = layer.self_attn, layer.mlp
+    head_dim: int = attention.head_dim
+    heads: int = attention.config.num_attention_heads
+    kv_heads: int = attention.config.num_key_value_heads
+    fused = Layer(
+        index=attention.layer_idx,
+        options=AttentionOptions(attention.scaling, layout.window(attention)),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        attention_norm=_norm_of(layer.input_layernorm),
+        qkv=joined([getattr(attention, name) for name in layout.qkv]),
+        head_norm=_head_norm_of(attention, heads, kv_heads) if layout.head_norms else None,
+        output=joined([attention.o_proj]),
+        mlp_norm=_norm_of(layer.post_attention_layernorm),
+        gate_up=joined([getattr(mlp, name) for name in layout.gate_up]),
+        down=joined([mlp.down_proj]),
+    )
+    if fused.qkv.weight.device.type == "cuda":
+        torch.cuda.empty_cache()  # the parts just given up fit nothing that comes, and would stay
+    return fused
+
+
+def _norm_of(norm: Any) -> Norm:
+    return Norm(norm.weight.detach(), norm.variance_epsilon)
+
+
+def _head_norm_of(attention: Any, heads: int, kv_heads: int) -> HeadNorm:
+    """A few numbers a head, kept twice so that queries and keys are normed in one call."""
+    q, k = attention.q_norm, attention.k_norm
+    weight = torch.cat([q.weight.expand(heads, -1), k.weight.expand(kv_heads, -1)]).detach()
+    return HeadNorm(weight, q.variance_epsilon)

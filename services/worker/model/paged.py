@@ -1,0 +1,258 @@
+"""Any causal LM that transformers loads, attending into paged blocks.
+
+The model runs on a packed row [1, Σ tokens]; every layer's attention is handed to a `PagedStep`.
+Through transformers' modules, unchanged, it travels as a keyword argument of their forward; common
+layouts have a fused forward of ours, which runs once it has been seen to give the same.
+"""
+
+import logging
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from transformers import (
+    AttentionInterface,
+    AutoModelForCausalLM,
+    PreTrainedModel,
+)
+
+from services.worker.kernels.interface import AttentionKernels, AttentionOptions, AttentionStep
+from services.worker.kv.cache import KVCache
+from services.worker.model.dtypes import dtype_of
+from services.worker.model.fused import FusedForward
+from services.worker.model.fused_layouts import layout_of
+from services.worker.model.probe import Probe, shift_of, stretch_tokens, stretches
+from services.worker.model.weights import loading_told, require_room
+
+ATTENTION = "foretoken_paged"
+SENTENCE_MAX = 300  # characters of what another library says went wrong
+UNBOUNDED_TOKENS = 2**31 - 1  # positions of a model that names no limit
+INT8_PROBE_TOKENS = 32
+INT8_SHIFT_MAX = 0.1  # of the logits' own size; models that take INT8 well stay near 0.01
+# Of logits, by another forward: deep models in float32 stay below 1e-4. In half precision two right
+# ways to round may be a tenth apart where attention is sharp; a wrong one is further.
+SHIFT_MAX, SHIFT_MAX_HALF = 1e-3, 0.15
+THEIR_FORWARD = "transformers' forward"
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PagedStep:
+    """Attention into the cache, for the batch that `kernels` were prepared for."""
+
+    cache: KVCache
+    kernels: AttentionKernels
+
+    def attend(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
+    ) -> Tensor:
+        blocks = self.cache.layers[layer]
+        self.kernels.store(blocks, k, v)
+        return self.kernels.attend(blocks, q, k, v, options)
+
+
+def paged_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    foretoken: AttentionStep,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **unused: object,
+) -> tuple[Tensor, None]:
+    """transformers' attention function: query [1, heads, Σ tokens, head_dim] → [1, Σ, heads, dim].
+
+    `unused` holds what only other backends or training read (dropout, position_ids …).
+    """
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    options = _options(scale, sliding_window, softcap)
+    q, k, v = query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1)
+    return foretoken.attend(cast(int, module.layer_idx), q, k, v, options)[None], None
+
+
+@lru_cache(maxsize=64)  # called once a layer and step, with as many values as kinds of layer
+def _options(scale: float, window: int | None, softcap: float | None) -> AttentionOptions:
+    return AttentionOptions(scale, window, softcap)
+
+
+class PagedModel:
+    """A loaded model. `shapes` are its layers' KV, `heads` their query heads; `eos_ids` end a
+    sequence; `forward_name` says in a few words which forward runs. With `fuse`, ours does where
+    it is the model's own."""
+
+    def __init__(self, module: PreTrainedModel, device: torch.device, fuse: bool = True):
+        # No mask function with it: then transformers makes no masks, for which it would look at the
+        # positions each step, and wait for the device. Who sees whom is the kernels' business.
+        AttentionInterface.register(ATTENTION, paged_attention)
+        module.train(False)
+        self.module = module.requires_grad_(False).to(device)
+        self.device = device
+        self.dtype: torch.dtype = module.dtype
+        config = module.config.get_text_config()
+        limit = getattr(config, "max_position_embeddings", None)
+        self.max_context_tokens: int = limit or UNBOUNDED_TOKENS
+        self.vocab_size: int = config.vocab_size
+        self.eos_ids = _eos_ids(module)
+        self._fused: FusedForward | None = None
+        self.forward_name = THEIR_FORWARD
+        probe = self._probe(config.num_hidden_layers)
+        self.shapes = [probe.shapes[layer] for layer in sorted(probe.shapes)]
+        self.heads = [probe.heads[layer] for layer in sorted(probe.heads)]
+        if fuse:
+            self._fused, self.forward_name = self._fuse(probe)
+
+    @torch.inference_mode()
+    def forward(
+        self, tokens: Tensor, positions: Tensor, step: AttentionStep, rows: Tensor | None
+    ) -> Tensor:
+        """Logits [rows, vocabulary] of the packed batch; of all its tokens if `rows` is None."""
+        if self._fused is not None:
+            return self._fused(tokens, positions, step, rows)
+        output = self.module(
+            input_ids=tokens[None],
+            position_ids=positions[None],
+            use_cache=False,
+            logits_to_keep=0 if rows is None else rows,
+            foretoken=step,
+        )
+        return cast(Tensor, output.logits[0])
+
+    def forward_alone(self, tokens: int) -> None:
+        """A forward of one sequence without a cache, for what memory it takes."""
+        row = torch.zeros(tokens, dtype=torch.long, device=self.device)
+        positions = torch.arange(tokens, device=self.device)
+        self.forward(row, positions, Probe(), None)
+
+    def require_int8(self) -> None:
+        """Raises ValueError where the model's attention does not survive INT8 keys and values.
+
+        Scales cover a head's channels together, so a model with a few channels far larger than
+        the rest (as large biases of keys make them) loses the rest. That shows on any tokens.
+        """
+        tokens = torch.arange(INT8_PROBE_TOKENS, device=self.device)
+        spread = tokens * max(1, self.vocab_size // INT8_PROBE_TOKENS) % self.vocab_size
+        own = self.forward(spread, tokens, Probe(), None).float()
+        moved = self.forward(spread, tokens, Probe(int8=True), None).float() - own
+        shift = float(moved.norm() / (own - own.mean(-1, keepdim=True)).norm())
+        if not shift <= INT8_SHIFT_MAX:
+            raise ValueError(
+                f"kv_dtype int8 moves this model's logits by {shift:.0%} of their size, so its "
+                "answers would suffer: set kv_dtype to auto"
+            )
+
+    def _probe(self, layers: int) -> Probe:
+        """Run a few tokens to see each layer's KV, and that the result is the model's own.
+
+        Raises ValueError for a model whose attention cannot be replaced.
+        """
+        tokens = torch.arange(6, device=self.device) % self.vocab_size
+        positions = torch.arange(6, device=self.device)
+        own = self._own(tokens[None], None)[0]
+        probe = Probe()
+        try:
+            ours = self.forward(tokens, positions, probe, None)
+        except (TypeError, AttributeError, ValueError) as error:
+            raise ValueError(f"its attention cannot be replaced ({error})") from None
+        if sorted(probe.shapes) != list(range(layers)):
+            raise ValueError(f"only {len(probe.shapes)} of its {layers} layers attend")
+        tolerance = 1e-3 if self.dtype is torch.float32 else 5e-2
+        if not torch.allclose(ours, own, rtol=0, atol=tolerance * float(own.abs().max())):
+            raise ValueError("its own attention gives other results than ours")
+        return probe
+
+    @torch.inference_mode()
+    def _own(self, ids: Tensor, positions: Tensor | None) -> Tensor:
+        """Logits [sequences, tokens, vocabulary] by transformers' forward and attention."""
+        self.module.set_attn_implementation("eager")
+        try:
+            logits: Tensor = self.module(
+                input_ids=ids, position_ids=positions, use_cache=False
+            ).logits
+        finally:
+            self.module.set_attn_implementation(ATTENTION)
+        return logits
+
+    def _fuse(self, probe: Probe) -> tuple[FusedForward | None, str]:
+        """The fused forward, where the model's layout has one and it is right; and which runs."""
+        try:
+            layout = layout_of(self.module)
+            if isinstance(layout, str):
+                return None, f"{THEIR_FORWARD} ({layout})"
+            fused = FusedForward(self.module, layout, self.max_context_tokens)
+            why = self._mismatch(fused, probe)
+        except (TypeError, AttributeError, ValueError, RuntimeError) as error:
+            why = f"it fails: {' '.join(str(error).split())[:SENTENCE_MAX]}"
+        if why:
+            log.warning("the fused forward is left aside, transformers' runs: %s", why)
+            return None, f"{THEIR_FORWARD} (the fused one is left aside)"
+        return fused, "fused forward"
+
+    @torch.inference_mode()
+    def _mismatch(self, fused: FusedForward, probe: Probe) -> str:
+        """How it differs from transformers' forward; empty where it doesn't.
+
+        Logits are compared over two sequences, from both ends of the context. What a layer asks of
+        attention is compared too: a window that is too long to look beyond at start shows there.
+        """
+        windows = [options.window for options in probe.options.values()]
+        numbers = sum(probe.heads[i] * shape.head_dim for i, shape in probe.shapes.items())
+        limit = self.max_context_tokens
+        tokens = stretch_tokens(self.module.num_parameters(), numbers, windows, limit)
+        ids, positions = (x.to(self.device) for x in stretches(tokens, self.vocab_size, limit))
+        noted = Probe(sequences=len(ids))
+        ours = fused(ids.flatten(), positions.flatten(), noted, None)
+        if noted.options != probe.options:
+            return "its layers attend with other options"
+        shift = shift_of(ours, self._own(ids, positions).flatten(0, 1))
+        if not shift <= (SHIFT_MAX if self.dtype is torch.float32 else SHIFT_MAX_HALF):
+            return f"it moves logits by {shift:.2%} of their size"
+        return ""
+
+
+def _eos_ids(module: PreTrainedModel) -> frozenset[int]:
+    generation: Any = module.generation_config
+    ids = generation.eos_token_id if generation else None
+    ids = module.config.get_text_config().eos_token_id if ids is None else ids
+    if ids is None:
+        return frozenset()
+    return frozenset([ids] if isinstance(ids, int) else ids)
+
+
+def load_model(
+    name: str, device: torch.device, dtype: str = "auto", fuse: bool = True
+) -> PagedModel:
+    """Load a folder or a Hub id. `dtype`: see dtypes.py.
+
+    Raises ValueError, one sentence, when there is no such model or it cannot run here.
+    """
+    try:
+        _require_folder(name)
+        dtype = dtype_of(name, device, dtype)
+        require_room(name, device, dtype)
+        with loading_told():
+            module, loaded = AutoModelForCausalLM.from_pretrained(
+                name, dtype=dtype, attn_implementation="eager", output_loading_info=True
+            )
+        if missing := sorted(loaded["missing_keys"]):
+            raise ValueError(f"{len(missing)} weights are not in its files, as {missing[0]}")
+        return PagedModel(module, device, fuse)
+    except Exception as error:  # whatever transformers, safetensors or json say of a bad folder
+        why = " ".join(str(error).split())[:SENTENCE_MAX] or type(error).__name__
+        raise ValueError(f"cannot load model {name!r}: {why}") from error
+
+
+def _require_folder(name: str) -> None:
+    """Refuse what can only be meant as a folder and is none, or is one without a model."""
+    folder = Path(name)
+    if folder.is_dir() and not (folder / "config.json").exists():
+        raise ValueError("the folder has no config.json")
+    if not folder.is_dir() and (name.count("/") > 1 or name.startswith(("/", ".", "~"))):
+        raise ValueError("there is no such folder")

@@ -1,0 +1,84 @@
+"""Whether a forward is the model's own: attention that is plain and takes notes, and what is
+compared with what."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from services.worker.kernels.interface import AttentionOptions
+from services.worker.kernels.reference.paging import quantize
+from services.worker.kv.cache import KVShape
+
+STRETCH_TOKENS = 8  # two of them cost a model of 0.6 B parameters most of a second on one core
+# Multiplications that looking beyond a window may take: a quarter of a second of two slow cores.
+WORK_MAX = 2e10
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Plain causal attention, which notes what each layer stores and how it attends.
+
+    The packed row is `sequences` of one length, one behind the other. With `int8`, keys and
+    values are as an INT8 cache gives them back.
+    """
+
+    sequences: int = 1
+    int8: bool = False
+    shapes: dict[int, KVShape] = field(default_factory=dict)
+    heads: dict[int, int] = field(default_factory=dict)
+    options: dict[int, AttentionOptions] = field(default_factory=dict)
+
+    def attend(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
+    ) -> Tensor:
+        if k.shape != v.shape:
+            raise ValueError("its keys and values differ in shape")
+        self.shapes[layer] = KVShape(k.shape[1], k.shape[2])
+        self.heads[layer] = q.shape[1]
+        self.options[layer] = options
+        if self.int8:
+            k, v = _through_int8(k), _through_int8(v)
+        k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
+        q, k, v = (x.reshape(self.sequences, -1, *x.shape[1:]) for x in (q, k, v))
+        scores = torch.einsum("sqhd,skhd->shqk", q, k) * options.scale
+        if options.softcap is not None:
+            scores = torch.tanh(scores / options.softcap) * options.softcap
+        seen = torch.ones_like(scores, dtype=torch.bool).tril()
+        if options.window is not None:
+            seen = seen.triu(1 - options.window)
+        scores = scores.masked_fill(~seen, -torch.inf)
+        return torch.einsum("shqk,skhd->sqhd", scores.softmax(-1), v).flatten(0, 1)
+
+
+def _through_int8(x: Tensor) -> Tensor:
+    codes, scales = quantize(x)
+    return (codes * scales.unsqueeze(-1)).to(x.dtype)
+
+
+def stretch_tokens(
+    parameters: int, numbers: int, windows: Iterable[int | None], max_context_tokens: int
+) -> int:
+    """How long the two sequences of a comparison are: beyond every window where that is cheap
+    enough, else short. `numbers`: of all layers' queries, by which attention is reckoned."""
+    beyond = STRETCH_TOKENS + max((window or 0 for window in windows), default=0)
+    work = 2 * beyond * (parameters + 2 * beyond * numbers)
+    tokens = beyond if work <= WORK_MAX else STRETCH_TOKENS
+    return min(tokens, max_context_tokens)
+
+
+def stretches(tokens: int, vocabulary: int, max_context_tokens: int) -> tuple[Tensor, Tensor]:
+    """Random tokens, the same at each call, and positions [2, tokens]: at a context's beginning
+    and at its end."""
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(vocabulary, (2, tokens), generator=generator)
+    starts = torch.tensor([[0], [max_context_tokens - tokens]])
+    return ids, starts + torch.arange(tokens)
+
+
+def shift_of(ours: Tensor, own: Tensor) -> float:
+    """Of logits […, rows, vocabulary]: the most that a row moved, as a share of its own size.
+    What is common to a row's logits counts for nothing, as in a softmax."""
+    ours, own = (x.float() - x.float().mean(-1, keepdim=True) for x in (ours, own))
+    return float(((ours - own).norm(dim=-1) / own.norm(dim=-1)).max())

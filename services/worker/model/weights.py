@@ -1,0 +1,146 @@
+"""A model's weights before and while they are loaded: is there room for them, and how far is it.
+
+transformers maps safetensors files into memory. A CPU computes on the mapped pages where the files
+hold the dtype that is asked for, and on one converted copy elsewhere; a GPU gets each tensor
+straight from the mapped pages.
+"""
+
+import json
+import logging
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from math import prod
+from pathlib import Path
+from time import monotonic
+from typing import Any, TypeVar
+
+import torch
+from huggingface_hub import HfApi, try_to_load_from_cache
+from safetensors import safe_open
+from transformers import AutoConfig
+from transformers.utils import logging as transformers_logging
+
+from services.worker.machine import free_host_bytes
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+TELL_EVERY_S = 2.0  # what loads in less is not spoken of
+GIB = 2**30
+
+# Bytes of an element, by safetensors' names. Only the first are converted when loaded.
+FLOATS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+OTHERS = {"I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2, "I8": 1, "U8": 1, "BOOL": 1,
+          "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1}  # fmt: skip
+DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+def require_room(name: str, device: torch.device, dtype: str, hub: HfApi | None = None) -> None:
+    """Raises ValueError where the weights of a folder or Hub id need more memory than is free.
+
+    Reckoned from the files' headers, before any of it is loaded, or fetched from the Hub. Of what
+    can't be reckoned (other formats, a Hub that doesn't answer) nothing is said.
+    """
+    elements = stored_elements(name, hub or HfApi())
+    if dtype == "auto" and elements:
+        dtype = str(AutoConfig.from_pretrained(name).dtype).removeprefix("torch.")
+    needed, free = needed_bytes(elements, dtype), _free_bytes(device)
+    if needed <= free:
+        return
+    half = needed_bytes(elements, "bfloat16")
+    smaller = half < needed and half <= free
+    way = (
+        f"set dtype to bfloat16, which takes {half / GIB:.1f} GiB"
+        if smaller
+        else ("take a smaller model, or a machine with more")
+    )
+    kind = f" as {dtype}" if dtype in DTYPES else ""
+    place = "host" if device.type == "cpu" else "GPU"
+    raise ValueError(
+        f"its weights take {needed / GIB:.1f} GiB{kind}, but only {free / GIB:.1f} GiB of {place} "
+        f"memory are free: {way}"
+    )
+
+
+def needed_bytes(elements: Mapping[str, int], dtype: str) -> int:
+    """Of so many elements by stored type, loaded as `dtype`; as they are where it names none."""
+    target = DTYPES.get(dtype)
+    floats = sum((target or size) * elements.get(kind, 0) for kind, size in FLOATS.items())
+    return floats + sum(size * elements.get(kind, 0) for kind, size in OTHERS.items())
+
+
+def stored_elements(name: str, hub: HfApi) -> Mapping[str, int]:
+    """How many elements of each type a model's files hold; empty where that isn't known."""
+    if Path(name).is_dir():
+        return _elements(_weight_files(Path(name)))
+    cached = try_to_load_from_cache(name, "config.json")
+    files = _weight_files(Path(cached).parent) if isinstance(cached, str) else []
+    return _elements(files) if files else _hub_elements(name, hub)
+
+
+def _weight_files(folder: Path) -> Sequence[Path]:
+    """The safetensors files that transformers would load; none where there aren't all of them."""
+    if (whole := folder / "model.safetensors").exists():
+        return [whole]
+    if not (index := folder / "model.safetensors.index.json").exists():
+        return []
+    files = [folder / file for file in set(json.loads(index.read_text())["weight_map"].values())]
+    return files if all(file.exists() for file in files) else []
+
+
+def _elements(files: Sequence[Path]) -> Mapping[str, int]:
+    count: Counter[str] = Counter()
+    for path in files:
+        # As NumPy: reading mappings, which no limit of memory counts however large they are.
+        with safe_open(path, framework="numpy") as file:
+            for key in file.keys():  # noqa: SIM118 - it isn't a dict
+                tensor = file.get_slice(key)
+                count[tensor.get_dtype()] += prod(tensor.get_shape())
+    return count
+
+
+def _hub_elements(name: str, hub: HfApi) -> Mapping[str, int]:
+    try:
+        counts = hub.get_safetensors_metadata(name).parameter_count
+    except Exception:  # loading says what is wrong with a name, a Hub or a network
+        return {}
+    elements = {str(kind): count for kind, count in counts.items()}
+    log.info("%s comes from the Hub: %.1f GiB", name, needed_bytes(elements, "") / GIB)
+    return elements
+
+
+def _free_bytes(device: torch.device) -> int:
+    return free_host_bytes() if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
+
+
+@contextmanager
+def loading_told() -> Iterator[None]:
+    """Within, transformers' progress bars are lines of the log, of what takes long."""
+    before = transformers_logging.set_tqdm_hook(_bar)
+    try:
+        yield
+    finally:
+        transformers_logging.set_tqdm_hook(before)
+
+
+def _bar(
+    factory: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Iterator[Any]:
+    if args and isinstance(args[0], Collection):
+        return told(args[0], kwargs.get("desc") or "Loading")
+    bar: Iterator[Any] = factory(*args, **kwargs)
+    return bar
+
+
+def told(items: Collection[T], label: str, clock: Callable[[], float] = monotonic) -> Iterator[T]:
+    """The items as they are; a line of the log each `TELL_EVERY_S` says how many are done."""
+    began_s = said_s = clock()
+    for done, item in enumerate(items):
+        if (now_s := clock()) - said_s >= TELL_EVERY_S:
+            log.info("%s: %d%% in %.0f s", label, 100 * done // len(items), now_s - began_s)
+            said_s = now_s
+        yield item
+    if said_s > began_s:
+        log.info("%s: done in %.0f s", label, clock() - began_s)

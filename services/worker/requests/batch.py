@@ -1,0 +1,144 @@
+"""StepBatch: what one engine iteration computes, as plain numpy arrays."""
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.core import FinishReason
+from services.costs import StepTiming
+from services.worker.requests.sequence import Sequence
+
+Ints = NDArray[np.int64]
+
+NO_INTS = np.zeros(0, np.int64)
+
+
+@dataclass(slots=True)
+class PrefillChunk:
+    """Tokens [start, end) of a sequence's prompt (or of what it recomputes) in this step."""
+
+    sequence: Sequence
+    start: int
+    end: int
+    table: Ints  # blocks that hold [0, end)
+
+    @property
+    def tokens(self) -> int:
+        return self.end - self.start
+
+    @property
+    def samples(self) -> bool:
+        """Whether it ends at the sequence's newest token, so that the next one can be drawn."""
+        return self.end == len(self.sequence.tokens)
+
+
+class DecodeRows:
+    """The decoding half of a batch: one token a row, rows in falling order of context length.
+
+    Kept between steps: while the same sequences decode, `advance` moves every array on by one
+    position instead of building it. `tables` is padded with block 0, which masks hide.
+    """
+
+    def __init__(self, sequences: Seq[Sequence], tables: Seq[Seq[int]], block_tokens: int):
+        order = sorted(range(len(sequences)), key=lambda i: -sequences[i].computed)
+        self.sequences = [sequences[i] for i in order]
+        self.block_tokens = block_tokens
+        self.tokens = np.array([s.tokens[-1] for s in self.sequences], np.int64)
+        self.positions = np.array([s.computed for s in self.sequences], np.int64)
+        width = max((len(table) for table in tables), default=0)
+        # Room for a while, so that growing by a block is rarely a new array.
+        self.tables = np.zeros((len(order), width + 8), np.int64)
+        for row, i in enumerate(order):
+            self.tables[row, : len(tables[i])] = tables[i]
+        self.slots = self._slots()
+        self.version = 0  # grows whenever `tables` changes
+
+    def __len__(self) -> int:
+        return len(self.sequences)
+
+    def _slots(self) -> Ints:
+        if not self.sequences:
+            return NO_INTS
+        blocks = self.tables[np.arange(len(self)), self.positions // self.block_tokens]
+        return blocks * self.block_tokens + self.positions % self.block_tokens
+
+    def advance(self, sampled: Seq[int]) -> Ints:
+        """Go on to the tokens just drawn; returns the rows that now need one more block."""
+        self.tokens[:] = sampled
+        self.positions += 1
+        self.slots += 1
+        return np.flatnonzero(self.positions % self.block_tokens == 0)
+
+    def set_block(self, row: int, block: int) -> None:
+        """The block at the row's current position."""
+        index = int(self.positions[row]) // self.block_tokens
+        if index >= self.tables.shape[1]:
+            wider = np.zeros((len(self), 2 * self.tables.shape[1]), np.int64)
+            wider[:, : self.tables.shape[1]] = self.tables
+            self.tables = wider
+        self.tables[row, index] = block
+        self.slots[row] = block * self.block_tokens
+        self.version += 1
+
+
+@dataclass(slots=True)
+class StepBatch:
+    """Decode rows first, then prefill chunks in order of admission.
+
+    `sampling` are the sequences that draw a token, in the order of the rows of logits: all
+    decode rows, then the chunks that end their sequence.
+    """
+
+    decodes: DecodeRows
+    chunks: list[PrefillChunk]
+
+    @property
+    def sequences(self) -> list[Sequence]:
+        """Whoever is in it, padding too."""
+        return [*self.decodes.sequences, *(chunk.sequence for chunk in self.chunks)]
+
+    @property
+    def sampling(self) -> list[Sequence]:
+        if not self.chunks:
+            return self.decodes.sequences
+        return self.decodes.sequences + [c.sequence for c in self.chunks if c.samples]
+
+    @property
+    def prefill_tokens(self) -> int:
+        return sum(chunk.tokens for chunk in self.chunks)
+
+    @property
+    def context_tokens(self) -> int:
+        """Cached tokens that this step's attention reads."""
+        return int(self.decodes.positions.sum()) + sum(chunk.end for chunk in self.chunks)
+
+
+class TokenLogprobs(NamedTuple):
+    """Natural-log probabilities of the raw distribution: of the token drawn, and the likeliest."""
+
+    chosen: float
+    top_ids: tuple[int, ...] = ()
+    top: tuple[float, ...] = ()
+
+
+class NewToken(NamedTuple):
+    """One token drawn in a step. `offset` counts the request's output tokens from 0,
+    `origin` is its prompt's."""
+
+    origin: str
+    request_id: str
+    offset: int
+    token_id: int
+    finish: FinishReason | None
+    logprobs: TokenLogprobs | None
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step gave: at most one token a sequence, in batch order."""
+
+    tokens: list[NewToken]
+    timing: StepTiming

@@ -1,0 +1,295 @@
+"""KVManager: who is at this worker, in which phase, and where its KV is.
+
+Owns both pools' blocks. An offload frees its device blocks, an upload takes them, at once; the
+copying itself follows in the order of `take_moves`, before the step is computed.
+"""
+
+from collections.abc import Iterable
+
+from services.core import Residency
+from services.costs import Direction
+from services.runtime.prefix import extend_keys
+from services.worker.kv.blocks import BlockPool
+from services.worker.kv.moves import Move, Moves
+from services.worker.requests.counters import Counters
+from services.worker.requests.prompt import Prompt
+from services.worker.requests.sequence import Phase, Sequence
+
+
+class KVManager:
+    """All sequences and blocks of one replica. `version` grows whenever who may run changes."""
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        host: BlockPool,
+        counters: Counters,
+        sharing: bool = True,
+        exact_swaps: bool = True,
+    ):
+        self.pool = pool
+        self.host = host
+        self.counters = counters
+        self.sequences: dict[str, Sequence] = {}
+        self.running: dict[str, Sequence] = {}  # phase RUNNING, in order of admission
+        self.pads: dict[str, Sequence] = {}  # of static batches, by the member that each pads
+        self.version = 0
+        self._sharing = sharing
+        self._exact_swaps = exact_swaps
+        self._admissions = 0
+        self._moves = 0  # the serial of the last
+        self._started: list[Move] = []
+        self._recalled: list[int] = []
+        self._arriving: dict[int, Sequence] = {}
+
+    # Phases
+
+    def start(self, prompt: Prompt, limit_tokens: int) -> None:
+        sequence = Sequence.start(prompt, limit_tokens)
+        self.sequences[prompt.request_id] = sequence
+        self.run(sequence)
+
+    def park(self, prompt: Prompt) -> None:
+        """Keep it until it is admitted, without a budget."""
+        delivered_tokens = len(prompt.token_ids) - prompt.prompt_tokens
+        sequence = self.sequences[prompt.request_id] = Sequence.start(prompt, delivered_tokens)
+        sequence.phase = Phase.PARKED
+
+    def run(self, sequence: Sequence) -> None:
+        """Admit, or admit again: it is now the newest."""
+        self._admissions += 1
+        sequence.serial = self._admissions
+        sequence.phase = Phase.RUNNING
+        self.running[sequence.request_id] = sequence
+        self.version += 1
+
+    def pause(self, sequence: Sequence) -> None:
+        """Out of the running, its KV where it is."""
+        del self.running[sequence.request_id]
+        rests = sequence.resting and not sequence.arriving
+        sequence.phase = Phase.PARKED if rests else Phase.PAUSED
+        self.version += 1
+
+    def forget(self, request_id: str) -> None:
+        """Free everything of a request; an unknown one is fine."""
+        if sequence := self.sequences.pop(request_id, None):
+            self.running.pop(request_id, None)
+            self._recall(sequence)
+            self.pool.release(request_id)
+            self.host.release(request_id)
+            self.version += 1
+
+    def set_limit(self, sequence: Sequence, limit_tokens: int) -> None:
+        """Its budget from now on."""
+        before = sequence.within_budget
+        sequence.limit_length = sequence.prompt_tokens + limit_tokens
+        if sequence.within_budget != before:
+            self.version += 1
+
+    def touch(self) -> None:
+        """Who may run has changed."""
+        self.version += 1
+
+    def forgo(self, sequence: Sequence) -> None:
+        """Compute nothing more of one that runs: its KV is needed no more, nor a budget."""
+        self.pool.release(sequence.request_id)
+        sequence.computed = sequence.published = sequence.limit_length = 0
+        self.version += 1
+
+    def blocks(self) -> dict[str, int]:
+        """How many of the device's blocks each request has, its padding's and shared ones
+        included. O(holders)."""
+        blocks = self.pool.held()
+        for request_id, pad in self.pads.items():
+            if own := blocks.pop(pad.request_id, 0):
+                blocks[request_id] = blocks.get(request_id, 0) + own
+        return blocks
+
+    # Leaving the device and coming back
+
+    def leave(self, sequence: Sequence, how: Residency) -> None:
+        """Take its device blocks; by OFFLOAD its KV rests in host memory, where there is room."""
+        self.running.pop(sequence.request_id, None)
+        self.version += 1
+        self._recall(sequence)
+        if how is not Residency.OFFLOAD or not (sequence.resting or self._offload(sequence)):
+            self._drop(sequence, host_full=how is Residency.OFFLOAD)
+        self.pool.release(sequence.request_id)
+        sequence.computed = sequence.published = 0
+        sequence.phase = Phase.PARKED
+
+    def _drop(self, sequence: Sequence, host_full: bool) -> None:
+        if sequence.held_tokens:
+            self.counters.dropped += 1
+            self.counters.host_full += host_full
+        self.host.release(sequence.request_id)
+        sequence.resting = 0
+        sequence.exact = True
+
+    def _offload(self, sequence: Sequence) -> bool:
+        if not sequence.computed or not self.host.grow(sequence.request_id, sequence.computed):
+            return False
+        self._move(sequence, Direction.OFFLOAD, 0, sequence.computed)
+        self.counters.offloads += 1
+        self.counters.offloaded_tokens += sequence.computed
+        sequence.resting = sequence.computed
+        sequence.exact &= self._exact_swaps
+        return True
+
+    def bring_back(self, sequence: Sequence) -> bool:
+        """Begin the upload of KV that rests, with room for its next token; False, with nothing
+        changed, if memory is out."""
+        if self.pool.blocks_for(len(sequence.tokens)) > self.pool.free_blocks:
+            return False
+        shared = self._share(sequence, sequence.resting // self.pool.block_tokens)
+        self.pool.grow(sequence.request_id, len(sequence.tokens))
+        sequence.published = shared
+        sequence.arriving = self._move(sequence, Direction.UPLOAD, shared, sequence.resting)
+        self._arriving[sequence.arriving] = sequence
+        if sequence.phase is Phase.PARKED:
+            sequence.phase = Phase.PAUSED
+        self.version += 1
+        return True
+
+    def arrived(self, serial: int) -> None:
+        """An upload is over; one recalled meanwhile is no news."""
+        sequence = self._arriving.pop(serial, None)
+        if sequence is None:
+            return
+        self.counters.uploads += 1
+        self.counters.uploaded_tokens += sequence.resting
+        self.host.release(sequence.request_id)
+        sequence.computed, sequence.resting, sequence.arriving = sequence.resting, 0, 0
+        self.version += 1
+
+    def lost(self, request_id: str) -> Sequence | None:
+        """What should rest in host memory does not: it is computed again. Returns the request if
+        it waits; one that runs begins again by itself."""
+        sequence = self.sequences.get(request_id)
+        if sequence is None or not sequence.resting:
+            return None
+        self._recall(sequence)
+        self.pool.release(request_id)
+        self._drop(sequence, host_full=True)
+        sequence.published = 0
+        self.version += 1
+        if sequence.phase is Phase.RUNNING:
+            return None
+        sequence.phase = Phase.PARKED
+        return sequence
+
+    def _recall(self, sequence: Sequence) -> None:
+        if sequence.arriving:
+            del self._arriving[sequence.arriving]
+            self._recalled.append(sequence.arriving)
+            sequence.arriving = 0
+
+    def _move(self, sequence: Sequence, direction: Direction, first: int, tokens: int) -> int:
+        """Order a copy of the blocks from `first` on that hold `tokens`; returns its serial."""
+        self._moves += 1
+        request_id, last = sequence.request_id, self.pool.blocks_for(tokens)
+        move = Move(
+            self._moves,
+            request_id,
+            direction,
+            tuple(self.pool.table(request_id)[first:last]),
+            tuple(self.host.table(request_id)[first:last]),
+            tokens - first * self.pool.block_tokens,
+        )
+        self._started.append(move)
+        return self._moves
+
+    def take_moves(self) -> Moves:
+        """What is to be copied since the last call, in order."""
+        moves = Moves(tuple(self._started), tuple(self._recalled))
+        self._started.clear()
+        self._recalled.clear()
+        return moves
+
+    # Shared prefixes
+
+    def adopt_prefix(self, sequence: Sequence) -> None:
+        """Take what others have computed of its beginning; at least one token is left to do."""
+        if not self._may_adopt(sequence):
+            return
+        blocks = self._share(sequence, (len(sequence.tokens) - 1) // self.pool.block_tokens)
+        sequence.published = blocks
+        sequence.computed = blocks * self.pool.block_tokens
+        self.counters.prefix_asked_tokens += len(sequence.tokens)
+        self.counters.prefix_hit_tokens += sequence.computed
+
+    def can_wait(self, sequence: Sequence, elders: Iterable[Sequence]) -> bool:
+        """Whether one of these, who all get on in this step, is computing at least half of what
+        it would compute: blocks that it adopts once they are there. A prompt of one such block
+        is computed sooner than waited for. O(elders)."""
+        if not self._may_adopt(sequence):
+            return False
+        size, length = self.pool.block_tokens, len(sequence.tokens)
+        keys = self._keys_of(sequence, (length - 1) // size)
+        first = self.pool.known(keys)
+        left = length - first * size
+        last = first + -(-left // (2 * size))  # of the blocks that would be worth it
+        if len(keys) < max(2, last):
+            return False
+        return any(
+            elder.exact
+            and elder.computed // size <= first  # what it computes next, it will publish
+            and elder.keys[last - 1 : last] == keys[last - 1 : last]
+            for elder in elders
+        )
+
+    def publish(self, sequence: Sequence) -> None:
+        """Let others find the blocks that it has filled."""
+        full = sequence.computed // self.pool.block_tokens
+        if full == sequence.published or not (self._sharing and sequence.exact):
+            return
+        keys = self._keys_of(sequence, full)
+        for index in range(sequence.published, full):
+            self.pool.publish(sequence.request_id, index, keys[index])
+        sequence.published = full
+
+    def _share(self, sequence: Sequence, blocks: int) -> int:
+        if not self._sharing:
+            return 0
+        return self.pool.share(sequence.request_id, self._keys_of(sequence, blocks))
+
+    def _may_adopt(self, sequence: Sequence) -> bool:
+        """Whether it has nothing on the device yet."""
+        has = sequence.computed or self.pool.table(sequence.request_id)
+        return self._sharing and not has
+
+    def _keys_of(self, sequence: Sequence, blocks: int) -> list[bytes]:
+        """Of its first full blocks; each is hashed once in its life."""
+        salt = sequence.prompt.cache_salt
+        extend_keys(sequence.keys, sequence.tokens, blocks, self.pool.block_tokens, salt)
+        return sequence.keys[:blocks]
+
+    # Whole
+
+    def check_integrity(self) -> None:
+        """Blocks, phases and moves agree with each other. Raises AssertionError."""
+        self.pool.check_integrity()
+        self.host.check_integrity()
+        serials = [s.serial for s in self.running.values()]
+        assert serials == sorted(serials), "running is not in order of admission"
+        assert self._arriving == {s.arriving: s for s in self.sequences.values() if s.arriving}
+        for request_id, sequence in self.sequences.items():
+            self._check(sequence)
+            assert (sequence.phase is Phase.RUNNING) == (request_id in self.running)
+        pads = {pad.request_id for pad in self.pads.values()}
+        for owner in (*self.pool.owners(), *self.host.owners()):
+            assert owner in self.sequences or owner in pads, "blocks of who is not here"
+        assert self.pads.keys() <= self.running.keys(), "padding of one that does not run"
+
+    def _check(self, sequence: Sequence) -> None:
+        request_id = sequence.request_id
+        device, host = self.pool.table(request_id), self.host.table(request_id)
+        kept = max(sequence.computed, sequence.resting)
+        assert 0 <= kept < len(sequence.tokens) < sequence.max_length
+        assert not (sequence.computed and sequence.resting), "KV in two places"
+        assert bool(sequence.resting) == bool(host), "host blocks without KV, or KV without"
+        assert not (sequence.phase is Phase.PARKED and device), "parked with device blocks"
+        assert not (sequence.resting and device) or sequence.arriving
+        assert sequence.published <= len(device)
+        assert sequence.computed <= len(device) * self.pool.block_tokens, "KV without a block"
+        assert sequence.resting <= len(host) * self.host.block_tokens, "KV without a block"

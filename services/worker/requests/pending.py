@@ -1,0 +1,71 @@
+"""Prompts and admissions that wait for their other half.
+
+A prompt comes from a gateway, its admission from the scheduler, on different streams: either may
+be first. Both waits are bounded in number and in time.
+"""
+
+from dataclasses import dataclass, field
+
+from services.worker.requests.prompt import Prompt
+
+HELD_MAX = 8_192  # each; twice the scheduler's queue
+HELD_S = 60.0  # the other half is normally milliseconds away
+
+
+@dataclass
+class PendingRequests:
+    """Hands a request out once both halves are there."""
+
+    held_max: int = HELD_MAX
+    held_s: float = HELD_S
+    prompts: dict[str, tuple[Prompt, float]] = field(default_factory=dict)
+    admissions: dict[str, tuple[int, float]] = field(default_factory=dict)
+
+    def prompt(self, prompt: Prompt, now: float) -> int | None:
+        """The limit of its admission, if that is here; else the prompt is held."""
+        admission = self.admissions.pop(prompt.request_id, None)
+        if admission:
+            return admission[0]
+        self.prompts[prompt.request_id] = (prompt, now)
+        return None
+
+    def admit(self, request_id: str, limit_tokens: int, now: float) -> Prompt | None:
+        """The admitted prompt, if it is here; else the admission is held."""
+        held = self.prompts.pop(request_id, None)
+        if held:
+            return held[0]
+        self.admissions[request_id] = (limit_tokens, now)
+        return None
+
+    def extend(self, request_id: str, limit_tokens: int) -> None:
+        if request_id in self.admissions:
+            _, since = self.admissions[request_id]
+            self.admissions[request_id] = (limit_tokens, since)
+
+    def take_prompts(self) -> list[Prompt]:
+        """The prompts that are held, handed out; admissions that found none are forgotten."""
+        prompts = [prompt for prompt, _ in self.prompts.values()]
+        self.prompts.clear()
+        self.admissions.clear()
+        return prompts
+
+    def forget(self, request_id: str) -> None:
+        self.prompts.pop(request_id, None)
+        self.admissions.pop(request_id, None)
+
+    def expire(self, now: float) -> list[str]:
+        """Let go of what waited too long or is too much; returns the admissions let go."""
+        while self._over(self.prompts, now):
+            del self.prompts[next(iter(self.prompts))]
+        lost = []
+        while self._over(self.admissions, now):
+            lost.append(next(iter(self.admissions)))
+            del self.admissions[lost[-1]]
+        return lost
+
+    def _over(self, held: dict[str, tuple[Prompt, float]] | dict[str, tuple[int, float]],
+              now: float) -> bool:  # fmt: skip
+        if not held:
+            return False
+        _, since = next(iter(held.values()))
+        return len(held) > self.held_max or now - since > self.held_s

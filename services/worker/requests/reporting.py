@@ -1,0 +1,123 @@
+"""What a worker has to tell the scheduler, collected between reports."""
+
+from collections import deque
+from collections.abc import Container, Iterable, Iterator, Mapping
+
+from services.core import Completion, FinishReason, Progress, Report
+from services.costs import StepTiming, SwapTiming
+from services.worker.requests.kv_manager import KVManager
+from services.worker.requests.sequence import Sequence
+
+TIMINGS_MAX = 64  # a report carries the latest; the estimator needs samples, not a ledger
+FINISHED_MAX = 16_384  # while nobody is told: all prompts and requests there may be, and more
+
+
+class Reporter:
+    """Events at once; everybody's progress every `every_steps` steps and after each plan.
+
+    While no report is taken it collects, each request once, so that the next one tells all.
+    """
+
+    def __init__(self, every_steps: int):
+        self._every_steps = every_steps
+        self._seq = 0
+        self._steps = 0
+        self.applied_plan_seq = 0
+        self._finished: deque[Completion] = deque(maxlen=FINISHED_MAX)
+        self._evicted: dict[str, Sequence] = {}
+        self._told: dict[str, Sequence] = {}
+        self._blocks: dict[str, int] = {}  # of each that has any, as it was told last
+        self._timings: deque[StepTiming] = deque(maxlen=TIMINGS_MAX)
+        self._swaps: deque[SwapTiming] = deque(maxlen=TIMINGS_MAX)
+        self._everybody = False
+
+    def begin(self, here: Container[str], blocks: dict[str, int]) -> None:
+        """A new listener, who knows who is here and has so many blocks. It is told of everybody at
+        once, and of endings that nobody was told, but for an earlier stay of who is here again.
+        Plans and reports are numbered anew."""
+        self._seq = self.applied_plan_seq = 0
+        untold = [ended for ended in self._finished if ended.request_id not in here]
+        self._finished = deque(untold, FINISHED_MAX)
+        self._blocks = blocks
+        self._everybody = True
+
+    def stepped(self, timing: StepTiming) -> None:
+        self._steps += 1
+        self._timings.append(timing)
+
+    def swapped(self, timings: Iterable[SwapTiming]) -> None:
+        self._swaps.extend(timings)
+
+    def planned(self, plan_seq: int) -> None:
+        self.applied_plan_seq = plan_seq
+        self._everybody = True
+
+    def finished(self, request_id: str, output_tokens: int, reason: FinishReason) -> None:
+        self.forget(request_id)
+        self._finished.append(Completion(request_id, output_tokens, reason))
+
+    def untold(self, finished: Iterable[Completion]) -> None:
+        """These stood in reports that were not sent."""
+        later = list(self._finished)
+        self._finished.clear()
+        self._finished.extend((*finished, *later))
+
+    def evicted(self, sequence: Sequence) -> None:
+        self._told.pop(sequence.request_id, None)
+        self._evicted[sequence.request_id] = sequence
+
+    def tell(self, sequence: Sequence) -> None:
+        """Its progress in the next report: its slice ended, or it was paused."""
+        self._told[sequence.request_id] = sequence
+
+    def forget(self, request_id: str) -> None:
+        """Say nothing more of a request that is gone."""
+        self._told.pop(request_id, None)
+        self._evicted.pop(request_id, None)
+
+    def take(self, kv: KVManager) -> Report | None:
+        """The next report, if there is anything to say. O(holders of blocks)."""
+        everybody = self._everybody or self._steps >= self._every_steps
+        if not (everybody or self._finished or self._evicted or self._told):
+            return None
+        self._seq += 1
+        sequences, pool, blocks = kv.sequences, kv.pool, kv.blocks()
+        about = dict(kv.running) if everybody else {}
+        about |= self._told
+        about |= {r: sequences[r] for r in self._changed(blocks) if r in sequences}
+        added, gone = pool.cached.take_news()
+        report = Report(
+            seq=self._seq,
+            applied_plan_seq=self.applied_plan_seq,
+            progress=_progress((s for r, s in about.items() if r not in self._evicted), blocks),
+            finished=tuple(self._finished),
+            evicted=_progress(self._evicted.values(), blocks),
+            timings=tuple(self._timings),
+            swaps=tuple(self._swaps),
+            free_blocks=pool.free_blocks,
+            shared_blocks=pool.shared_blocks,
+            prefixes_added=added,
+            prefixes_gone=gone,
+        )
+        self._blocks = blocks
+        self._clear(everybody)
+        return report
+
+    def _changed(self, blocks: Mapping[str, int]) -> Iterator[str]:
+        """Who has more or fewer blocks than it was told to have."""
+        yield from (r for r, count in blocks.items() if self._blocks.get(r) != count)
+        yield from (r for r in self._blocks if r not in blocks)
+
+    def _clear(self, everybody: bool) -> None:
+        self._finished.clear()
+        self._evicted.clear()
+        self._told.clear()
+        self._timings.clear()
+        self._swaps.clear()
+        if everybody:
+            self._everybody = False
+            self._steps = 0
+
+
+def _progress(sequences: Iterable[Sequence], blocks: Mapping[str, int]) -> tuple[Progress, ...]:
+    return tuple(s.progress(blocks.get(s.request_id, 0)) for s in sequences)

@@ -1,0 +1,92 @@
+"""Sequence: one request at a worker, from its admission to its end."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from services.core import FinishReason, HeldRequest, Progress
+from services.worker.requests.prompt import Prompt
+
+
+class Phase(Enum):
+    """Only RUNNING ones are composed. Blocks of the device are held in RUNNING and PAUSED."""
+
+    RUNNING = "running"
+    PAUSED = "paused"  # keeps its KV, or gets it back, until admitted again
+    PARKED = "parked"  # its KV rests in host memory, or is to be computed again
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """`tokens` are prompt and output; the KV of the first `computed` of them is in the cache.
+
+    Or it rests in host memory, of the first `resting` of them: never both. While it is on its
+    way back, `arriving` is that move's serial, and it rests still.
+    """
+
+    prompt: Prompt
+    tokens: list[int]
+    request_id: str
+    prompt_tokens: int
+    max_length: int  # prompt and output at their longest
+    min_length: int  # no end of sequence counts before this many tokens
+    limit_length: int  # the plan's budget, as a length
+    ends_on_eos: bool
+    computed: int = 0
+    resting: int = 0
+    arriving: int = 0
+    serial: int = 0  # order of admission
+    keys: list[bytes] = field(default_factory=list)  # of its first full blocks
+    published: int = 0  # how many of its blocks are, or need not be
+    exact: bool = True  # its KV is as the model computed it, not quantized on the way
+    phase: Phase = Phase.RUNNING
+    ended: FinishReason | None = None  # but its static batch goes on, and it with it
+    untold: int = 0  # tokens at its end: then the last, and the invalid ones behind it
+
+    @classmethod
+    def start(cls, prompt: Prompt, limit_tokens: int) -> "Sequence":
+        return cls(
+            prompt=prompt,
+            tokens=list(prompt.token_ids),
+            request_id=prompt.request_id,
+            prompt_tokens=prompt.prompt_tokens,
+            max_length=prompt.total_tokens,
+            min_length=prompt.prompt_tokens + prompt.sampling.min_tokens,
+            limit_length=prompt.prompt_tokens + limit_tokens,
+            ends_on_eos=not prompt.sampling.ignore_eos,
+        )
+
+    @property
+    def output_tokens(self) -> int:
+        return len(self.tokens) - self.prompt_tokens - self.untold
+
+    @property
+    def within_budget(self) -> bool:
+        return len(self.tokens) < self.limit_length
+
+    @property
+    def held_tokens(self) -> int:
+        """Tokens whose KV is kept, wherever."""
+        return self.computed or self.resting
+
+    @property
+    def is_decode(self) -> bool:
+        """All but its newest token is in the cache. One that has nothing there is a prefill, be
+        it of a single token: it must not evict its elders for its first block."""
+        return 0 < self.computed == len(self.tokens) - 1
+
+    def progress(self, blocks: int) -> Progress:
+        """How far it is; it has so many blocks of the device."""
+        return Progress(self.request_id, self.output_tokens, self.held_tokens, blocks)
+
+    def held(self, blocks: int) -> HeldRequest:
+        """All that a scheduler which never heard of it has to know."""
+        return HeldRequest(
+            self.request_id,
+            self.prompt_tokens,
+            self.max_length - self.prompt_tokens,
+            self.output_tokens,
+            self.held_tokens,
+            self.limit_length - self.prompt_tokens,
+            self.phase is Phase.RUNNING,
+            blocks,
+        )

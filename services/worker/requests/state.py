@@ -1,0 +1,398 @@
+"""WorkerState: what plans, prompts and drawn tokens do to a worker. Pure, sans-I/O.
+
+The loop: plans and prompts change who runs (`apply`, `receive`) → `compose` one step → the engine
+computes it → `commit` what it drew, or `fail` → `report`. Between a `compose` and its `commit`
+nothing else is called. Schedulers come and go (`attach`): without one there are no plans and no
+reports, and whoever is here goes on inside the budget it has.
+"""
+
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from services.core import FinishReason, Grant, HeldRequest, Pause, Plan, Report, Residency
+from services.costs import StepTiming, SwapTiming
+from services.worker.kv.blocks import BlockPool
+from services.worker.kv.moves import Moves
+from services.worker.requests.batch import NewToken, StepBatch, StepResult, TokenLogprobs
+from services.worker.requests.composer import Composer
+from services.worker.requests.counters import Counters
+from services.worker.requests.evictor import Evictor
+from services.worker.requests.kv_manager import KVManager
+from services.worker.requests.lockstep import Batch, Lockstep
+from services.worker.requests.pending import HELD_MAX, PendingRequests
+from services.worker.requests.prompt import Prompt
+from services.worker.requests.reporting import Reporter
+from services.worker.requests.sequence import Phase, Sequence
+from services.worker.requests.suspects import Suspects
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The worker's shape. `kv_blocks * block_tokens` is all the KV there is on the device,
+    `host_blocks` what rests beside it; `exact_swaps` says that it comes back bit for bit."""
+
+    kv_blocks: int
+    block_tokens: int = 16
+    max_running: int = 256
+    max_batch_tokens: int = 512
+    max_context_tokens: int = 2**31 - 1
+    report_every_steps: int = 16
+    eos_ids: frozenset[int] = field(default_factory=frozenset)
+    host_blocks: int = 0  # of the same size, in host memory; 0: none
+    exact_swaps: bool = True
+    prefix_sharing: bool = True
+
+    @property
+    def reach_tokens(self) -> int:
+        """The longest prompt + output one request can have here."""
+        return min(self.kv_blocks * self.block_tokens, self.max_context_tokens)
+
+
+class WorkerState:
+    """One model replica's requests, from plan and prompt to their end."""
+
+    def __init__(self, limits: Limits):
+        self.limits = limits
+        self.counters = Counters()
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything, as if nobody had ever been here."""
+        limits = self.limits
+        self.pool = BlockPool(limits.kv_blocks, limits.block_tokens)
+        self.host = BlockPool(limits.host_blocks, limits.block_tokens)
+        self.pending = PendingRequests()
+        self._kv = KVManager(
+            self.pool, self.host, self.counters, limits.prefix_sharing, limits.exact_swaps
+        )
+        self._reporter = Reporter(limits.report_every_steps)
+        self._lockstep = Lockstep(self._kv, self.counters, limits.reach_tokens)
+        self._evictor = Evictor(self._kv, self._reporter, self._lockstep)
+        self._suspects = Suspects()
+        self._composer = Composer(
+            self._kv,
+            self._evictor,
+            self._lockstep,
+            self._suspects,
+            limits.max_running,
+            limits.max_batch_tokens,
+        )
+        self._owed_cancels: set[str] = set()
+        self._late: list[NewToken] = []  # to be told, of batches that are over
+
+    @property
+    def sequences(self) -> Mapping[str, Sequence]:
+        return self._kv.sequences
+
+    @property
+    def running(self) -> Mapping[str, Sequence]:
+        """Those that may run, in order of admission."""
+        return self._kv.running
+
+    @property
+    def idle(self) -> bool:
+        """Nobody is here, and nobody is expected."""
+        return not (self.sequences or self.pending.prompts or self.pending.admissions)
+
+    # Schedulers
+
+    def attach(self) -> tuple[HeldRequest, ...]:
+        """A scheduler comes that may know nobody here. Returns all there are: it adopts them by
+        its plans, or cancels them.
+
+        Its plans and our reports are numbered from 1 on. Prompts not admitted yet are kept among
+        the others, without a budget; what else the last scheduler left half done is forgotten:
+        admissions that found no prompt, the cancels that it owed, and its static batches.
+        """
+        self._owed_cancels.clear()
+        self._let_go(self._lockstep.dissolve())
+        for prompt in self.pending.take_prompts():
+            self._kv.park(prompt)
+        self.pool.cached.ask(0)
+        blocks = self._kv.blocks()
+        self._reporter.begin(self.sequences, blocks)
+        return tuple(s.held(blocks.get(s.request_id, 0)) for s in self.sequences.values())
+
+    def untold(self, reports: Iterable[Report]) -> None:
+        """These were not sent: what they say of endings and evictions goes into the next."""
+        unsent = list(reports)
+        self._reporter.untold(ended for report in unsent for ended in report.finished)
+        for progress in (left for report in unsent for left in report.evicted):
+            sequence = self.sequences.get(progress.request_id)
+            if sequence and sequence.phase is Phase.PARKED:
+                self._reporter.evicted(sequence)
+
+    def keep_only(self, origins: Container[str]) -> None:
+        """Forget whoever came on another gateway stream than these: nobody reads its tokens."""
+        here = [s.prompt for s in self.sequences.values()]
+        expected = [prompt for prompt, _ in self.pending.prompts.values()]
+        for prompt in (*here, *expected):
+            if prompt.origin not in origins:
+                self._forget(prompt.request_id)
+                self.pending.forget(prompt.request_id)
+
+    # Prompts and plans
+
+    def receive(self, prompt: Prompt, now: float) -> str | None:
+        """Take a prompt, before or after the plan that admits it.
+
+        Returns why it can never run here, if so; it is then reported as an ERROR.
+        """
+        request_id = prompt.request_id
+        if request_id in self.sequences:
+            # Placed elsewhere, and here again: the cancel of its first stay is still on its way.
+            self._forget(request_id)
+            if len(self._owed_cancels) < HELD_MAX:
+                self._owed_cancels.add(request_id)
+        if prompt.total_tokens > self.limits.reach_tokens:
+            self.refuse(request_id)
+            return (
+                f"prompt ({prompt.prompt_tokens}) + max_tokens ({prompt.max_tokens}) is over "
+                f"{self.limits.reach_tokens} tokens, the longest request that fits"
+            )
+        limit_tokens = self.pending.prompt(prompt, now)
+        if limit_tokens is not None:
+            self._kv.start(prompt, limit_tokens)
+            self._lockstep.came(self.sequences[request_id])
+        return None
+
+    def apply(self, plan: Plan, now: float) -> None:
+        """Carry out a plan; one whose seq was applied before changes nothing."""
+        if plan.seq <= self._reporter.applied_plan_seq:
+            return
+        for request_id in plan.cancel:
+            self.cancel(request_id)
+        for pause in plan.pause:
+            self._pause(pause)
+        for grant in plan.admit:
+            self._admit(grant, now)
+        for grant in plan.extend:
+            self._extend(grant)
+        for request_id in plan.prefetch:
+            self._evictor.prefetch(request_id)
+        for batch in plan.batches:
+            self._lockstep.gather(batch, self.pending.admissions)
+        if plan.prefix_blocks:
+            self.pool.cached.ask(plan.prefix_blocks)
+        self._evictor.planned(plan)
+        self._reporter.planned(plan.seq)
+
+    def cancel(self, request_id: str) -> None:
+        """Free everything of a request; an unknown one is fine."""
+        if request_id in self._owed_cancels:
+            self._owed_cancels.remove(request_id)
+            return
+        self._forget(request_id)
+        self.pending.forget(request_id)
+
+    def refuse(self, request_id: str) -> None:
+        """Report a request that cannot begin as an ERROR."""
+        self._forget(request_id)
+        self.pending.forget(request_id)
+        self._reporter.finished(request_id, 0, FinishReason.ERROR)
+
+    def fail(self, batch: StepBatch) -> list[Sequence]:
+        """The step broke, and nothing of it counts. Who stood alone in it ends as ERROR, and is
+        returned; several are tried in halves from now on, without their padding. One that had
+        ended before computes no more, and is told its own end when its static batch is over."""
+        rows = [s for s in batch.sequences if s.request_id in self.sequences]
+        pads = [s for s in batch.sequences if s.request_id not in self.sequences]
+        self._kv.touch()
+        for pad in pads:
+            self._lockstep.leave_out(pad)
+        if pads or len(rows) > 1:
+            self._suspects.split(rows)
+            return []
+        self._suspects.pass_part()
+        for sequence in rows:
+            if sequence.ended:
+                self._lockstep.stop(sequence)
+            else:
+                self._finish(sequence, FinishReason.ERROR)
+        self._settle()
+        return [s for s in rows if not s.ended]
+
+    def out_of_memory(self, batch: StepBatch) -> bool:
+        """The device has no memory to compute it in, and nothing of it counts; somebody gives
+        way. False where one stood alone, who would need as much again."""
+        rows = [s for s in batch.sequences if s.request_id in self.sequences and not s.ended]
+        self._kv.touch()
+        return self._evictor.relieve(rows)
+
+    def expire(self, now: float) -> None:
+        """Give up on halves that waited too long for their other half."""
+        for request_id in self.pending.expire(now):
+            self._lockstep.leave(request_id)
+            self._reporter.finished(request_id, 0, FinishReason.ERROR)
+
+    def report(self) -> Report | None:
+        """What happened since the last report, if anything that the scheduler must know."""
+        return self._reporter.take(self._kv)
+
+    def _admit(self, grant: Grant, now: float) -> None:
+        sequence = self.sequences.get(grant.request_id)
+        if sequence is None:
+            prompt = self.pending.admit(grant.request_id, grant.limit_tokens, now)
+            if prompt:
+                self._kv.start(prompt, grant.limit_tokens)
+            return
+        if sequence.ended:
+            return
+        self._kv.set_limit(sequence, grant.limit_tokens)
+        self._lockstep.rebudgeted(sequence)
+        if sequence.phase is not Phase.RUNNING:
+            self._kv.run(sequence)
+            self._reporter.forget(grant.request_id)  # that it had left is no news any more
+
+    def _extend(self, grant: Grant) -> None:
+        self.pending.extend(grant.request_id, grant.limit_tokens)
+        sequence = self.sequences.get(grant.request_id)
+        if sequence is None or sequence.ended:
+            return
+        if sequence.prompt_tokens + grant.limit_tokens > sequence.limit_length:
+            self._kv.set_limit(sequence, grant.limit_tokens)
+
+    def _pause(self, pause: Pause) -> None:
+        sequence = self.sequences.get(pause.request_id)
+        if sequence is None or sequence.phase is Phase.PARKED:
+            return
+        last = self._lockstep.leave(pause.request_id)
+        if last:
+            self._end_late(sequence, last)
+            return
+        self._reporter.tell(sequence)
+        if pause.residency is not Residency.KEEP:
+            self._kv.leave(sequence, pause.residency)
+        elif sequence.phase is Phase.RUNNING:
+            self._kv.pause(sequence)
+
+    def _forget(self, request_id: str) -> None:
+        self._lockstep.leave(request_id)
+        self._kv.forget(request_id)
+        self._reporter.forget(request_id)
+
+    def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
+        self._forget(sequence.request_id)
+        self._owed_cancels.discard(sequence.request_id)
+        self._reporter.finished(sequence.request_id, sequence.output_tokens, reason)
+
+    # Static batches
+
+    def take_late(self) -> list[NewToken]:
+        """Last tokens of requests whose static batch was over between two steps."""
+        late, self._late = self._late, []
+        return late
+
+    def _settle(self) -> None:
+        """Static batches begin and end."""
+        if self._lockstep.active:
+            self._let_go(self._lockstep.settle())
+
+    def _let_go(self, batches: Iterable[Batch]) -> None:
+        """Tell how their members have ended, or that they have used up their budgets."""
+        for batch in batches:
+            for request_id, sequence in batch.members.items():
+                if last := batch.last.get(request_id):
+                    self._end_late(sequence, last)
+                else:
+                    self._reporter.tell(sequence)
+
+    def _end_late(self, sequence: Sequence, last: NewToken) -> None:
+        assert sequence.ended, "it goes on"
+        sequence.untold -= 1
+        self._late.append(last)
+        self._finish(sequence, sequence.ended)
+
+    # Copies between the pools
+
+    def take_moves(self) -> Moves:
+        """What must be copied before the composed step is computed, in order."""
+        return self._kv.take_moves()
+
+    def arrived(self, serials: Iterable[int]) -> None:
+        """These uploads are over."""
+        for serial in serials:
+            self._kv.arrived(serial)
+
+    def lost(self, request_ids: Iterable[str]) -> None:
+        """Host memory could not take these after all; they are computed again."""
+        for request_id in request_ids:
+            if sequence := self._kv.lost(request_id):
+                self._reporter.evicted(sequence)
+
+    def swapped(self, timings: Iterable[SwapTiming]) -> None:
+        self._reporter.swapped(timings)
+
+    # One iteration
+
+    def compose(self) -> StepBatch | None:
+        """The next step with its memory, or None when nothing can run."""
+        self._settle()
+        batch = self._composer.compose()
+        if batch is None:
+            self._settle()  # who was evicted may have been the last that its batch waited for
+        return batch
+
+    def commit(
+        self,
+        batch: StepBatch,
+        sampled: list[int],
+        elapsed_s: float,
+        logprobs: Mapping[int, TokenLogprobs] | None = None,
+    ) -> StepResult:
+        """Take the tokens drawn, one for each of `batch.sampling`; `logprobs` by its index. What
+        it returns is to be told: invalid tokens are not in it, and the last ones of static
+        batches only once these are over."""
+        timing = StepTiming(
+            batch.prefill_tokens, len(batch.decodes), batch.context_tokens, elapsed_s
+        )
+        self._reporter.stepped(timing)
+        in_batches = self._lockstep.active
+        for chunk in batch.chunks:
+            chunk.sequence.computed = chunk.end
+            self._kv.publish(chunk.sequence)
+        rows = zip(range(len(sampled)), batch.sampling, sampled, strict=True)
+        tokens = [
+            self._take(sequence, token, logprobs.get(row) if logprobs else None)
+            for row, sequence, token in (self._lockstep.discard(rows) if in_batches else rows)
+        ]
+        if in_batches:
+            self._lockstep.paid(batch.chunks)
+            tokens = self._lockstep.withhold(tokens)
+            self._settle()
+            tokens += self.take_late()
+        if self._suspects:
+            self._suspects.pass_part()
+            self._kv.touch()
+        self._composer.committed(batch, sampled)
+        return StepResult(tokens, timing)
+
+    def _take(self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None) -> NewToken:
+        sequence.computed = length = len(sequence.tokens)
+        if length % self.limits.block_tokens == 0:
+            self._kv.publish(sequence)
+        sequence.tokens.append(token)
+        finish = self._finish_of(sequence, token)
+        if finish:
+            if not self._lockstep.end(sequence, finish):
+                self._finish(sequence, finish)
+        elif not sequence.within_budget:
+            if not self._lockstep.rebudgeted(sequence):
+                self._reporter.tell(sequence)
+            self._kv.touch()
+        prompt = sequence.prompt
+        offset = length - prompt.prompt_tokens
+        return NewToken(prompt.origin, prompt.request_id, offset, token, finish, logprobs)
+
+    def _finish_of(self, sequence: Sequence, token: int) -> FinishReason | None:
+        length = len(sequence.tokens)
+        if token in self.limits.eos_ids and sequence.ends_on_eos and length > sequence.min_length:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if length >= sequence.max_length else None
+
+    def check_integrity(self) -> None:
+        """All that is kept twice agrees. Raises AssertionError."""
+        self._kv.check_integrity()
+        self._lockstep.check_integrity()
+        assert not set(self.pending.prompts) & set(self.pending.admissions)
+        assert not set(self.pending.prompts) & set(self.sequences)
