@@ -5,6 +5,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from typing import Any
 
 from grpc import StatusCode, aio
@@ -60,7 +61,9 @@ class Attachment:
         self._stub = scheduler_pb2_grpc.SchedulerStub(channel)
         self._runner = runner
         self._hello = hello
-        self._upstream: UpStream | None = None
+        self._upstream: UpStream | None = None  # until the engine knows that it has ended
+        self._ended = asyncio.Event()
+        self._ended.set()
         self._seen_s = 0.0
         self._giving_up: asyncio.TimerHandle | None = None  # on what is here
         runner.on_report = self._report
@@ -79,6 +82,7 @@ class Attachment:
 
     async def _attach(self) -> bool:
         """One stream from hello to its end; whether it stood at all."""
+        await self._ended.wait()
         upstream = UpStream(self._config.outbox_reports)
         call = self._stub.Attach(aiter(upstream))
         welcome = False
@@ -88,6 +92,7 @@ class Attachment:
             async for plan in call:
                 welcome = True
                 self._runner.apply(decode_plan(plan))
+                await self._runner.ready()
         except aio.AioRpcError as error:
             self._give_up_if_refused(error, welcome)
             log.warning("scheduler at %s: %s", self._config.scheduler_address, error.details())
@@ -99,23 +104,32 @@ class Attachment:
             call.cancel()
             attached = self._upstream is upstream
             if attached:
-                self._end(upstream)
+                self._end()
         return attached
 
     def _begin(self, upstream: UpStream) -> None:
         """Hello, and at once what happened since the last stream: plans come after both."""
         if self._giving_up:
             self._giving_up.cancel()
-        upstream.greet(_holding(self._hello, self._runner.attach()))
         self._upstream = upstream
-        self._runner.report()
+        self._ended.clear()
+        self._runner.attach(partial(self._greet, upstream))
 
-    def _end(self, upstream: UpStream) -> None:
-        self._upstream = None
-        self._runner.detach(upstream.unsent)
+    def _greet(self, upstream: UpStream, held: Sequence[HeldRequest]) -> None:
+        upstream.greet(_holding(self._hello, held))
+
+    def _end(self) -> None:
+        self._runner.detach(self._gone)
         self._seen_s = time.monotonic()
         later = asyncio.get_running_loop().call_later
         self._giving_up = later(self._config.orphan_hold_s, self._runner.reset)
+
+    def _gone(self) -> None:
+        """All reports meant for the stream that ended have come: give back those still here."""
+        if self._upstream:
+            self._runner.untold(self._upstream.unsent)
+        self._upstream = None
+        self._ended.set()
 
     def _give_up_if_refused(self, error: aio.AioRpcError, welcome: bool) -> None:
         displaced = error.code() is StatusCode.ALREADY_EXISTS

@@ -49,6 +49,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         async for message in requests:
             if message.HasField("prompt"):
                 self._receive(message.prompt, origin)
+                await self._runner.ready()
 
     def _receive(self, message: worker_pb2.Prompt, origin: str) -> None:
         try:

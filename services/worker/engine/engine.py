@@ -42,7 +42,7 @@ class StepFailed(Exception):
 
 
 class Engine:
-    """One model replica. Not thread-safe: plans and prompts go in between two steps."""
+    """One model replica. One thread's at a time: plans and prompts go in between two steps."""
 
     def __init__(self, model: PagedModel, config: EngineConfig):
         parts = assemble(model, config)
@@ -65,6 +65,12 @@ class Engine:
         if threads:
             torch.set_num_threads(threads)
         return cls(model, config)
+
+    def enter_thread(self) -> None:
+        """Called first by the thread that is to step: PyTorch keeps these by thread."""
+        torch.set_num_threads(torch.get_num_threads())
+        if self.model.device.type == "cuda":
+            torch.cuda.set_device(self.model.device)
 
     def add(self, prompt: Prompt, now: float) -> str | None:
         """Take a prompt; returns why it can never run here, if so."""

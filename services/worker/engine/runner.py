@@ -1,168 +1,145 @@
-"""The engine's place in the event loop: step, post, let the loop breathe, again.
-
-There is no engine thread. Plans, prompts and cancels are applied by the loop's own handlers, which
-run between two steps only, so what has arrived counts in the very next step.
-"""
+"""EngineRunner: the engine as the event loop sees it. Ask, and be told; neither ever waits for a
+step."""
 
 import asyncio
-import logging
-import time
+import threading
 from collections.abc import Callable, Iterable
-from contextlib import suppress
+from functools import partial
+from typing import TypeVar
 
 from services.core import HeldRequest, Plan, Report
-from services.worker.engine.engine import Engine, StepFailed
-from services.worker.kv.residency import DEFAULT, RESIDENCIES
+from services.worker.engine.engine import Engine
+from services.worker.engine.mailbox import Call, Inbox, Outbox
+from services.worker.engine.thread import EngineThread
 from services.worker.metrics import WorkerMetrics
 from services.worker.requests.batch import NewToken
 from services.worker.requests.prompt import Prompt
 
-log = logging.getLogger(__name__)
+UNTAKEN_MAX = 8_192  # calls that readers put in before they wait for the engine to take them
 
-YIELDS = 3  # turns the loop gets between steps: poll sockets, wake the handler, let it answer
-EXPIRE_S = 5.0  # how often it looks for halves that waited too long, idle or busy
-FAILURES_MAX = 3  # requests failed alone in a row, and all else too, before the process gives up
-
+T = TypeVar("T")
 ErrorSink = Callable[[Prompt, int, str], None]  # the prompt, its next offset, a sentence
 
 
 class EngineRunner:
-    """Runs the engine whenever it has work. Its callbacks are called between steps."""
+    """Hands what is asked to the engine's thread, in order, and makes its callbacks in the loop.
+
+    What is asked before `run` waits for it.
+    """
 
     def __init__(self, engine: Engine, metrics: WorkerMetrics):
-        self.engine = engine
-        self._metrics = metrics
-        self._wake = asyncio.Event()
-        self._emptied = asyncio.Event()
         self.on_tokens: Callable[[list[NewToken]], None] = lambda _: None
         self.on_error: ErrorSink = lambda *_: None
         self.on_report: Callable[[Report], None] = lambda _: None
-        self._failures = 0
-        self._expire_at_s = 0.0
-        self._attached = False
-        self._streams: set[str] = set()  # of gateways, open now
-        self._unknown = ""  # the last plan's residency, where nobody here knows it
+        self._engine = engine
+        self._inbox = Inbox()
+        self._outbox: Outbox | None = None  # while it runs
+        self._thread = EngineThread(engine, metrics, self._inbox, self._post, self)
+        self._idle = asyncio.Event()
+
+    # Asked by gateways
 
     def opened(self, origin: str) -> None:
         """A gateway's stream is there: prompts come on it, and their tokens are read."""
-        self._streams.add(origin)
+        self._inbox.put(partial(self._thread.opened, origin))
 
     def closed(self, origin: str) -> None:
-        """Its tokens are lost; without a scheduler to cancel its requests, they go at once."""
-        self._streams.discard(origin)
-        if not self._attached:
-            self._forget_unread()
-
-    def attach(self) -> tuple[HeldRequest, ...]:
-        """A scheduler listens from now on. Returns who is here, for it to adopt."""
-        self._attached = True
-        return self.engine.attach()
-
-    def detach(self, untold: Iterable[Report]) -> None:
-        """No scheduler listens any more, and these reports went unsent. Whoever is here goes on
-        inside its budget, and what happens is kept for the next."""
-        self._attached = False
-        self.engine.state.untold(untold)
-        self._forget_unread()
-
-    def _forget_unread(self) -> None:
-        self.engine.state.keep_only(self._streams)
-        self._wake.set()
+        """Its tokens are lost; without a scheduler to cancel its requests, they go."""
+        self._inbox.put(partial(self._thread.closed, origin))
 
     def receive(self, prompt: Prompt) -> None:
-        why = self.engine.add(prompt, time.monotonic())
-        if why:
-            self.on_error(prompt, len(prompt.token_ids) - prompt.prompt_tokens, why)
-        self._wake.set()
+        """One that can never run here is told as an error."""
+        self._inbox.put(partial(self._thread.receive, prompt))
 
     def refuse(self, request_id: str) -> None:
-        self.engine.state.refuse(request_id)
-        self._wake.set()
+        self._inbox.put(partial(self._thread.refuse, request_id))
+
+    # Asked by schedulers
+
+    def attach(self, greet: Callable[[tuple[HeldRequest, ...]], None]) -> None:
+        """A scheduler listens from now on. `greet` is told who is here, for it to adopt; reports
+        come after that, at once with what happened while nobody listened."""
+        self._inbox.put(partial(self._thread.attach, greet))
+
+    def detach(self, gone: Call) -> None:
+        """No scheduler listens any more, and no report comes after `gone` is called. Whoever is
+        here goes on inside its budget, and what happens is kept for the next."""
+        self._inbox.put(partial(self._thread.detach, gone))
+
+    def untold(self, reports: Iterable[Report]) -> None:
+        """These reports went unsent: what they say goes into the next."""
+        self._inbox.put(partial(self._thread.untold, tuple(reports)))
 
     def apply(self, plan: Plan) -> None:
-        self._look_at(plan.residency)
-        self.engine.apply(plan, time.monotonic())
-        self._wake.set()
-
-    def _look_at(self, residency: str) -> None:
-        """Say it once where plans ask for a policy that this worker does not have."""
-        known = not residency or residency in RESIDENCIES
-        if not known and residency != self._unknown:
-            self._unknown = residency
-            log.warning("plans ask for residency %r, unknown here: %s it is", residency, DEFAULT)
+        self._inbox.put(partial(self._thread.apply, plan))
 
     def reset(self) -> None:
         """Drop all requests: no scheduler has come for them."""
-        self.engine.reset()
-        self._wake.set()
+        self._inbox.put(self._thread.reset)
+
+    # Its life
 
     async def run(self) -> None:
-        """Until cancelled. Raises the cause when steps keep breaking."""
-        while True:
-            self._wake.clear()
-            worked = self._step()
-            self._expire()
-            self.report()
-            if worked:
-                for _ in range(YIELDS):
-                    await asyncio.sleep(0)
-            else:
-                await self._rest()
+        """Until cancelled; the step under way is finished then. Raises what ended the thread."""
+        loop = asyncio.get_running_loop()
+        self._outbox = Outbox(loop)
+        ended: asyncio.Future[None] = loop.create_future()
+        thread = threading.Thread(target=self._run, args=(loop, ended), name="engine", daemon=True)
+        thread.start()
+        try:
+            await asyncio.shield(ended)
+        finally:
+            self._inbox.put(self._thread.stop)
+            await asyncio.wait([ended])
+            thread.join()
+            self._outbox.deliver()
+            ended.exception()  # looked at, where cancelling was faster than it
+
+    def _run(self, loop: asyncio.AbstractEventLoop, ended: asyncio.Future[None]) -> None:
+        try:
+            self._thread.run()
+        except BaseException as error:
+            loop.call_soon_threadsafe(ended.set_exception, error)
+        else:
+            loop.call_soon_threadsafe(ended.set_result, None)
+
+    async def ready(self) -> None:
+        """Return once the inbox has room: what readers await before they read on."""
+        if len(self._inbox) >= UNTAKEN_MAX:
+            await self._asked(lambda: None)
 
     async def drain(self) -> None:
         """Return once no request is left."""
-        while not self.engine.state.idle:
-            self._emptied.clear()
-            await self._emptied.wait()
+        self._idle.clear()
+        while not await self._asked(lambda: self._engine.state.idle):
+            await self._idle.wait()
+            self._idle.clear()
 
-    async def _rest(self) -> None:
-        if self.engine.state.idle:
-            self._emptied.set()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(EXPIRE_S):
-                await self._wake.wait()
+    async def _asked(self, ask: Callable[[], T]) -> T:
+        """What `ask` says in the engine's thread, once all asked before has been done."""
+        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
 
-    def _expire(self) -> None:
-        """Now and then give up on halves that waited too long. Costs a look at the clock."""
-        now = time.monotonic()
-        if now >= self._expire_at_s:
-            self._expire_at_s = now + EXPIRE_S
-            self.engine.state.expire(now)
+        def answered(value: T) -> None:
+            if not answer.done():
+                answer.set_result(value)
 
-    def _step(self) -> bool:
-        """Whether there was anything to do."""
-        try:
-            result = self.engine.step()
-        except StepFailed as failure:
-            self._failed(failure)
-            return True
-        if late := self.engine.state.take_late():
-            self._metrics.told(len(late))
-            self.on_tokens(late)
-        if result is None:
-            return False
-        self._failures = 0
-        self._metrics.stepped(result)
-        self.on_tokens(result.tokens)
-        return True
+        self._inbox.put(lambda: self._post(partial(answered, ask())))
+        return await answer
 
-    def _failed(self, failure: StepFailed) -> None:
-        """Tell who failed alone, and go on; unless it happens again and again, while nothing else
-        can be computed either. Others that fail alone, as the choices of one bad prompt do, are no
-        reason to end."""
-        if not failure.sequences:
-            log.warning("%s: %r", failure, failure.__cause__)
-            return
-        log.error("%s", failure, exc_info=failure.__cause__)
-        for sequence in failure.sequences:
-            why = "the model failed on this request; the worker's log says more"
-            self.on_error(sequence.prompt, sequence.output_tokens, why)
-        self._failures = 0 if self.engine.works() else self._failures + 1
-        if self._failures >= FAILURES_MAX:
-            raise RuntimeError(f"{self._failures} steps in a row failed") from failure.__cause__
+    # Told by the engine's thread
 
-    def report(self) -> None:
-        """Tell what there is to tell, if a scheduler listens."""
-        if self._attached and (report := self.engine.report()):
-            self._metrics.reported(report)
-            self.on_report(report)
+    def _post(self, call: Call) -> None:
+        assert self._outbox is not None, "the engine's thread runs under `run` alone"
+        self._outbox.post(call)
+
+    def told_tokens(self, tokens: list[NewToken]) -> None:
+        self.on_tokens(tokens)
+
+    def told_error(self, prompt: Prompt, offset: int, why: str) -> None:
+        self.on_error(prompt, offset, why)
+
+    def told_report(self, report: Report) -> None:
+        self.on_report(report)
+
+    def told_idle(self) -> None:
+        self._idle.set()

@@ -67,7 +67,6 @@ class NumbaAttention:
     def __init__(self, block_tokens: int, dtype: torch.dtype, token_bytes: int = 512):
         self._torch = TorchAttention(block_tokens, torch.device("cpu"), dtype, token_bytes)
         self._threads = min(torch.get_num_threads(), numba.get_num_threads())
-        numba.set_num_threads(self._threads)
         self._layers: dict[int, tuple[Numbers, Floats]] = {}
         self._decodes: DecodeRows | None = None
         self._rows = _Rows.of(DecodeRows([], [], block_tokens), [])
@@ -133,7 +132,10 @@ class NumbaAttention:
         self, layer: KVLayer, q: Tensor, out: Tensor, options: AttentionOptions, threads: int
     ) -> None:
         rows = self._rows
-        attend = loops.attend_alone if threads == 1 else loops.attend_together
+        attend = loops.attend_alone
+        if threads > 1:
+            numba.set_num_threads(self._threads)  # kept by the thread that calls
+            attend = loops.attend_together
         attend(
             *self._views(layer),
             rows.tables,
