@@ -1,5 +1,8 @@
 """The engine as a whole: memory, profile, long answers, and what a steady step reuses."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -91,3 +94,16 @@ def test_a_gpu_that_is_not_there_is_one_sentence(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ValueError, match="PyTorch finds 0 CUDA GPUs here"):
         Engine.load(EngineConfig(model=str(tmp_path), device="cuda"))
+
+
+def test_numba_s_start_leaves_pytorch_its_threads(tmp_path):
+    """In a process of its own, where Numba has not begun: its threads are OpenMP's as well."""
+    reference("llama").save_pretrained(tmp_path)
+    load = (
+        "import torch; from services.worker.config import EngineConfig; "
+        "from services.worker.engine.engine import Engine; "
+        f"Engine.load(EngineConfig(model={str(tmp_path)!r}, kernels='numba', kv_tokens=64)); "
+        "print(torch.get_num_threads())"
+    )
+    ran = subprocess.run([sys.executable, "-c", load], capture_output=True, text=True, check=True)
+    assert ran.stdout.split()[-1] == "1", "a tiny model's steps are not worth a second thread"

@@ -12,7 +12,9 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from services.worker.kernels.interface import AttentionOptions
+from services.worker.model import paged
 from services.worker.model.paged import PagedModel
+from services.worker.model.row_ops import TorchRowOps
 from tests.worker_fixtures import MODELS, VOCABULARY, reference
 
 
@@ -26,7 +28,9 @@ class Blind:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_decode_step_reads_nothing_on_the_host(name: str):
+def test_a_decode_step_reads_nothing_on_the_host(name: str, monkeypatch: pytest.MonkeyPatch):
+    """With what a GPU's forward is made of: a CPU's rows are Numba's, which reads all there is."""
+    monkeypatch.setattr(paged, "row_ops_for", lambda *_: TorchRowOps())
     model = PagedModel(deepcopy(reference(name)), torch.device("cpu"))
     with FakeTensorMode(allow_non_fake_inputs=True):
         tokens, positions = torch.zeros(5, dtype=torch.long), torch.arange(5)

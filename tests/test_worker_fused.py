@@ -28,6 +28,7 @@ from transformers import (
 from services.worker.kernels.interface import AttentionOptions
 from services.worker.model.paged import PagedModel
 from services.worker.model.probe import STRETCH_TOKENS, Probe, stretch_tokens
+from services.worker.model.row_ops import TorchRowOps
 from tests.worker_fixtures import (
     GROUPED,
     SIZES,
@@ -399,8 +400,10 @@ def test_what_layers_ask_of_attention_is_noted():
     assert [noted.options[layer] for layer in range(4)] == [whole, slides, whole, slides]
 
 
-def test_no_call_waits_for_the_device():
-    """A fake tensor has no numbers: whatever asks for one raises."""
+def test_no_call_waits_for_the_device(monkeypatch: pytest.MonkeyPatch):
+    """A fake tensor has no numbers: whatever asks for one raises. With the row operations that a
+    GPU has; Numba's read all numbers."""
+    monkeypatch.setattr("services.worker.model.paged.row_ops_for", lambda *_: TorchRowOps())
     model = fused(made(FAMILIES["qwen3, slides"]))
     with FakeTensorMode(allow_non_fake_inputs=True):
         ids = torch.zeros(TOKENS, dtype=torch.long)

@@ -1,10 +1,10 @@
 """A forward of our own for the decoder layout that Llama, Qwen2, Qwen3, Mistral and Phi-3 share.
 
-Per layer: one GEMM for queries, keys and values, one for gate and up; rotation, activation and
-residual sums in place, the sums inside the GEMMs; behind the last layer's attention only the rows
-whose logits are asked for. Weights are the module's own. Where several are laid side by side, the
-module's parameters become views of the whole: nothing is kept twice, and transformers' forward
-still runs. No call waits for the device, and no shape depends on data.
+Per layer: one GEMM for queries, keys and values, one for gate and up; residual sums inside the
+GEMMs; norm, rotation and gate by one call each (row_ops.py); behind the last layer's attention only
+the rows whose logits are asked for. Weights are the module's own. Where several are laid side by
+side, the module's parameters become views of the whole: nothing is kept twice, and transformers'
+forward still runs. No call waits for the device, and no shape depends on data.
 """
 
 from collections.abc import Sequence
@@ -13,11 +13,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import embedding, silu
+from torch.nn.functional import embedding
 from transformers import PreTrainedModel
 
 from services.worker.kernels.interface import AttentionOptions, AttentionStep
 from services.worker.model.fused_layouts import Layout
+from services.worker.model.row_ops import RowOps
 
 # Of a table of rotations: a long context's (131,072 positions of 128 numbers, bfloat16) just fits.
 # Beyond it a step computes its own, once for all layers.
@@ -48,24 +49,10 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """RMSNorm: x / √(mean x² + eps) · weight, over the last dimension."""
+    """An RMSNorm's weight, [numbers]; of queries and keys [heads + kv_heads, head_dim]."""
 
     weight: Tensor
     eps: float
-
-    def of(self, x: Tensor) -> Tensor:
-        return torch.rms_norm(x, self.weight.shape, self.weight, self.eps)
-
-
-@dataclass(frozen=True, slots=True)
-class HeadNorm:
-    """RMSNorm of each query and key head by itself; `weight` [heads + kv_heads, head_dim]."""
-
-    weight: Tensor
-    eps: float
-
-    def of(self, x: Tensor) -> Tensor:
-        return torch.rms_norm(x, self.weight.shape[1:], None, self.eps).mul_(self.weight)
 
 
 class Rotary:
@@ -99,13 +86,6 @@ class Rotary:
         return torch.cat([cos, cos, -sin, sin], -1).to(self._dtype)
 
 
-def rotate_(x: Tensor, cos: Tensor, sin: Tensor) -> None:
-    """x [Σ tokens, heads, head_dim] in place; the dimensions beyond those of cos stay."""
-    turning = x[..., : cos.shape[-1]]
-    swapped = turning.roll(cos.shape[-1] // 2, -1)
-    turning.mul_(cos).addcmul_(swapped, sin)
-
-
 @dataclass(frozen=True, slots=True)
 class Layer:
     """One decoder layer. `hidden` [Σ tokens, hidden size] is the residual stream."""
@@ -117,33 +97,34 @@ class Layer:
     head_dim: int
     attention_norm: Norm
     qkv: Linear
-    head_norm: HeadNorm | None
+    head_norm: Norm | None
     output: Linear
     mlp_norm: Norm
     gate_up: Linear
     down: Linear
 
-    def project(self, hidden: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def project(
+        self, ops: RowOps, hidden: Tensor, cos: Tensor, sin: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """q, k, v [Σ tokens, heads, head_dim], strided: slices of one product."""
-        qkv = self.qkv.of(self.attention_norm.of(hidden)).view(len(hidden), -1, self.head_dim)
-        turning = qkv[:, : self.heads + self.kv_heads]
-        if self.head_norm is not None:
-            turning = self.head_norm.of(turning)
-        rotate_(turning, cos, sin)
-        return turning[:, : self.heads], turning[:, self.heads :], qkv[:, -self.kv_heads :]
+        normed = ops.norm(hidden, self.attention_norm.weight, self.attention_norm.eps)
+        qkv = self.qkv.of(normed).view(len(hidden), -1, self.head_dim)
+        weight, eps = (self.head_norm.weight, self.head_norm.eps) if self.head_norm else (None, 0.0)
+        turned = ops.turn(qkv, self.heads + self.kv_heads, weight, eps, cos, sin)
+        return turned[:, : self.heads], turned[:, self.heads :], qkv[:, -self.kv_heads :]
 
-    def finish(self, hidden: Tensor, attended: Tensor) -> None:
+    def finish(self, ops: RowOps, hidden: Tensor, attended: Tensor) -> None:
         """Add to `hidden` what attention [Σ tokens, heads · head_dim] and the MLP give."""
         self.output.add_to(hidden, attended)
-        gate, up = self.gate_up.of(self.mlp_norm.of(hidden)).chunk(2, -1)
-        silu(gate, inplace=True).mul_(up)
-        self.down.add_to(hidden, gate)
+        normed = ops.norm(hidden, self.mlp_norm.weight, self.mlp_norm.eps)
+        self.down.add_to(hidden, ops.gated(self.gate_up.of(normed)))
 
 
 class FusedForward:
     """`module`'s forward, computed with few calls. Rotations of `positions` are kept at hand."""
 
-    def __init__(self, module: PreTrainedModel, layout: Layout, positions: int):
+    def __init__(self, module: PreTrainedModel, layout: Layout, positions: int, ops: RowOps):
+        self._ops = ops
         decoder = module.model
         self._embedding: Tensor = decoder.embed_tokens.weight
         self._rotary = Rotary(decoder.rotary_emb, positions, module.dtype)
@@ -160,14 +141,14 @@ class FusedForward:
         """Logits [rows, vocabulary] of the packed batch; of all its tokens if `rows` is None."""
         hidden = embedding(tokens, self._embedding)
         cos, sin = self._rotary.at(positions)
-        last = self._layers[-1]
+        ops, last = self._ops, self._layers[-1]
         for layer in self._layers:
-            q, k, v = layer.project(hidden, cos, sin)
+            q, k, v = layer.project(ops, hidden, cos, sin)
             attended = step.attend(layer.index, q, k, v, layer.options).flatten(1)
             if layer is last and rows is not None:
                 hidden, attended = hidden.index_select(0, rows), attended.index_select(0, rows)
-            layer.finish(hidden, attended)
-        return self._head.of(self._norm.of(hidden))
+            layer.finish(ops, hidden, attended)
+        return self._head.of(ops.norm(hidden, self._norm.weight, self._norm.eps))
 
 
 def joined(linears: Sequence[nn.Linear]) -> Linear:
@@ -225,8 +206,8 @@ def _norm_of(norm: Any) -> Norm:
     return Norm(norm.weight.detach(), norm.variance_epsilon)
 
 
-def _head_norm_of(attention: Any, heads: int, kv_heads: int) -> HeadNorm:
+def _head_norm_of(attention: Any, heads: int, kv_heads: int) -> Norm:
     """A few numbers a head, kept twice so that queries and keys are normed in one call."""
     q, k = attention.q_norm, attention.k_norm
     weight = torch.cat([q.weight.expand(heads, -1), k.weight.expand(kv_heads, -1)]).detach()
-    return HeadNorm(weight, q.variance_epsilon)
+    return Norm(weight, q.variance_epsilon)

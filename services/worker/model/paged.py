@@ -25,6 +25,7 @@ from services.worker.model.dtypes import dtype_of
 from services.worker.model.fused import FusedForward
 from services.worker.model.fused_layouts import layout_of
 from services.worker.model.probe import Probe, shift_of, stretch_tokens, stretches
+from services.worker.model.row_ops import row_ops_for
 from services.worker.model.weights import loading_told, require_room
 
 ATTENTION = "foretoken_paged"
@@ -186,7 +187,8 @@ class PagedModel:
             layout = layout_of(self.module)
             if isinstance(layout, str):
                 return None, f"{THEIR_FORWARD} ({layout})"
-            fused = FusedForward(self.module, layout, self.max_context_tokens)
+            ops = row_ops_for(self.device, self.dtype)
+            fused = FusedForward(self.module, layout, self.max_context_tokens, ops)
             why = self._mismatch(fused, probe)
         except (TypeError, AttributeError, ValueError, RuntimeError) as error:
             why = f"it fails: {' '.join(str(error).split())[:SENTENCE_MAX]}"

@@ -66,7 +66,7 @@ class NumbaAttention:
 
     def __init__(self, block_tokens: int, dtype: torch.dtype, token_bytes: int = 512):
         self._torch = TorchAttention(block_tokens, torch.device("cpu"), dtype, token_bytes)
-        self._threads = min(torch.get_num_threads(), numba.get_num_threads())
+        self._threads = min(torch.get_num_threads(), _numba_threads())
         self._layers: dict[int, tuple[Numbers, Floats]] = {}
         self._decodes: DecodeRows | None = None
         self._rows = _Rows.of(DecodeRows([], [], block_tokens), [])
@@ -159,6 +159,15 @@ class NumbaAttention:
             scales = NO_SCALES if layer.scales is None else layer.scales.numpy()
             self._layers[key] = (_numbers(layer.data), scales)
         return self._layers[key]
+
+
+def _numba_threads() -> int:
+    """How many Numba has. Asked first, it starts them, by an OpenMP call that PyTorch's number of
+    threads in this thread follows: it is put back."""
+    threads = torch.get_num_threads()
+    started: int = numba.get_num_threads()
+    torch.set_num_threads(threads)
+    return started
 
 
 def _numbers(x: Tensor) -> Numbers:

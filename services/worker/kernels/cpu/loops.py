@@ -1,8 +1,8 @@
 """Attention that reads blocks where they lie, and what stores into them, compiled by Numba.
 
 Plain loops over numpy views of a layer, O(context · head_dim) a row and head. The scores of one row
-are all the memory they need. Attention is compiled twice from one source: for one thread, and for
-many, over rows × heads.
+and KV head are all the memory they need. Attention is compiled twice from one source: for one
+thread, and for many, over rows × KV heads.
 
 Stored numbers are float32, int8, or int16: the bits of a bfloat16. The exponential is our own, as
 Numba calls the C library's for one number at a time: 2^x by its exponent's bits and a polynomial,
@@ -43,7 +43,7 @@ def _from_number(x: Any) -> Any:
 
 
 @njit(inline="always", fastmath=True)
-def _exp(x: Any) -> Any:
+def exponential(x: Any) -> Any:
     """e^x of float32 x ≤ 0; below 1e-38 it is that."""
     y = max(x * _LOG2E, _LEAST)
     whole = np.floor(y + _HALF)
@@ -56,7 +56,7 @@ def _exp(x: Any) -> Any:
 @njit(inline="always", fastmath=True)
 def _tanh(x: Any) -> Any:
     """By e^(−2|x|), which is at most 1."""
-    e = _exp(-_TWO * abs(x))
+    e = exponential(-_TWO * abs(x))
     size = (_ONE - e) / (_ONE + e)
     return size if x >= _ZERO else -size
 
@@ -87,21 +87,63 @@ def _dots(q: Any, keys: Any, first: int, last: int, scores: Any, at: int) -> Non
 
 
 @njit(inline="always", fastmath=True)
-def _add(weights: Any, at: int, values: Any, first: int, last: int, out: Any) -> None:
-    """out += weights[at…] · values[first:last], four values at a time."""
-    dim = len(out)
+def _dots_of_two(
+    p: Any, q: Any, keys: Any, first: int, last: int, of_p: Any, of_q: Any, at: int
+) -> None:
+    """The same for two queries at once: a key is read, and made a float32, once for both."""
+    dim = len(q)
     t = first
     while t + 4 <= last:
+        a = b = c = d = e = f = g = h = _ZERO
+        for i in range(dim):
+            x, y = p[i], q[i]
+            one, two = _real(keys[t, i]), _real(keys[t + 1, i])
+            three, four = _real(keys[t + 2, i]), _real(keys[t + 3, i])
+            a += x * one
+            b += x * two
+            c += x * three
+            d += x * four
+            e += y * one
+            f += y * two
+            g += y * three
+            h += y * four
+        of_p[at], of_p[at + 1], of_p[at + 2], of_p[at + 3] = a, b, c, d
+        of_q[at], of_q[at + 1], of_q[at + 2], of_q[at + 3] = e, f, g, h
+        t += 4
+        at += 4
+    while t < last:
+        a = e = _ZERO
+        for i in range(dim):
+            key = _real(keys[t, i])
+            a += p[i] * key
+            e += q[i] * key
+        of_p[at], of_q[at] = a, e
+        t += 1
+        at += 1
+
+
+@njit(inline="always", fastmath=True)
+def _add(weights: Any, at: int, values: Any, first: int, last: int, out: Any) -> None:
+    """out += weights[at…] · values[first:last], eight values at a time."""
+    dim = len(out)
+    t = first
+    while t + 8 <= last:
         a, b, c, d = weights[at], weights[at + 1], weights[at + 2], weights[at + 3]
+        e, f, g, h = weights[at + 4], weights[at + 5], weights[at + 6], weights[at + 7]
         for i in range(dim):
             out[i] += (
                 a * _real(values[t, i])
                 + b * _real(values[t + 1, i])
                 + c * _real(values[t + 2, i])
                 + d * _real(values[t + 3, i])
+            ) + (
+                e * _real(values[t + 4, i])
+                + f * _real(values[t + 5, i])
+                + g * _real(values[t + 6, i])
+                + h * _real(values[t + 7, i])
             )
-        t += 4
-        at += 4
+        t += 8
+        at += 8
     while t < last:
         a = weights[at]
         for i in range(dim):
@@ -121,7 +163,7 @@ def _soften(scores: Any, softcap: Any) -> Any:
         top = max(top, scores[t])
     total = _ZERO
     for t in range(len(scores)):
-        weight = _exp(scores[t] - top)
+        weight = exponential(scores[t] - top)
         scores[t] = weight
         total += weight
     return total
@@ -161,30 +203,39 @@ def _attend(
     positions [rows]; places [rows], in q and out [Σ tokens, heads, dim], float32. window and
     softcap 0: none.
     """
-    heads, block_tokens, dim = q.shape[1], data.shape[3], q.shape[2]
-    group = heads // data.shape[2]
-    for number in prange(len(positions) * heads):
-        row, head = number // heads, number % heads
-        table, kv_head = tables[owners[row]], head // group
+    block_tokens, dim, kv_heads = data.shape[3], q.shape[2], data.shape[2]
+    group = q.shape[1] // kv_heads
+    for number in prange(len(positions) * kv_heads):
+        row, kv_head = number // kv_heads, number % kv_heads
+        table, place, head = tables[owners[row]], places[row], kv_head * group
         end = positions[row] + 1
         start = max(0, end - window) if window > 0 else 0
-        scores, made = np.empty(end - start, np.float32), np.zeros(dim, np.float32)
-        query = q[places[row], head] * scale
+        scores, made = np.empty((group, end - start), np.float32), np.zeros(dim, np.float32)
+        queries = q[place, head : head + group] * scale
         for index in range(start // block_tokens, (end - 1) // block_tokens + 1):
             block, origin = table[index], index * block_tokens
             first, last = max(start - origin, 0), min(end - origin, block_tokens)
             at = origin + first - start
-            _dots(query, data[0, block, kv_head], first, last, scores, at)
-            _rescale(scores, at, _scales_of(scales, 0, block, kv_head), first, last)
-        total = _soften(scores, softcap)
-        for index in range(start // block_tokens, (end - 1) // block_tokens + 1):
-            block, origin = table[index], index * block_tokens
-            first, last = max(start - origin, 0), min(end - origin, block_tokens)
-            at = origin + first - start
-            _rescale(scores, at, _scales_of(scales, 1, block, kv_head), first, last)
-            _add(scores, at, data[1, block, kv_head], first, last, made)
-        for i in range(dim):
-            out[places[row], head, i] = made[i] / total
+            keys = data[0, block, kv_head]
+            for g in range(0, group - 1, 2):
+                one, two = queries[g], queries[g + 1]
+                _dots_of_two(one, two, keys, first, last, scores[g], scores[g + 1], at)
+            if group % 2:
+                _dots(queries[group - 1], keys, first, last, scores[group - 1], at)
+            for g in range(group):
+                divisors = _scales_of(scales, 0, block, kv_head)
+                _rescale(scores[g], at, divisors, first, last)
+        for g in range(group):
+            total = _soften(scores[g], softcap)
+            made[:] = _ZERO
+            for index in range(start // block_tokens, (end - 1) // block_tokens + 1):
+                block, origin = table[index], index * block_tokens
+                first, last = max(start - origin, 0), min(end - origin, block_tokens)
+                at = origin + first - start
+                _rescale(scores[g], at, _scales_of(scales, 1, block, kv_head), first, last)
+                _add(scores[g], at, data[1, block, kv_head], first, last, made)
+            for i in range(dim):
+                out[place, head + g, i] = made[i] / total
 
 
 attend_alone = njit(_attend, fastmath=True, nogil=True, cache=True)
