@@ -12,19 +12,19 @@ from collections.abc import Callable, Sequence
 from math import inf
 from uuid import uuid4
 
-from gateway import messages
-from gateway.call import Call, Live
+from gateway.peers import messages
+from gateway.sessions.call import Call, Live
 from gateway.config import GatewayConfig
-from gateway.door import Door
-from gateway.fleet import Fleet, read_fleet
+from gateway.admission.door import Door
+from gateway.peers.fleet import Fleet, read_fleet
 from gateway.metrics import Metrics
-from gateway.placement import Cause, Due
-from gateway.request import Generation
-from gateway.retries import RetryBudget
-from gateway.roster import Roster, ToScheduler
-from gateway.session import News, Session
-from gateway.text import Text
-from gateway.verdicts import Ended, Verdicts
+from gateway.sessions.placement import Cause, Due
+from gateway.requests.parser import Generation
+from gateway.admission.retries import RetryBudget
+from gateway.sessions.roster import Roster, ToScheduler
+from gateway.sessions.session import News, Session
+from gateway.requests.text import Text
+from gateway.sessions.verdicts import Ended, Verdicts
 from protos import scheduler_pb2, worker_pb2
 from services.core import FinishReason
 from services.runtime.codec import decode_reason

@@ -14,17 +14,17 @@ from google.protobuf.message import DecodeError
 from grpc import aio
 from prometheus_client import CollectorRegistry
 
-from gateway import messages
-from gateway.call import Call
+from gateway.peers import messages
+from gateway.sessions.call import Call
 from gateway.config import GatewayConfig
-from gateway.door import Refused
-from gateway.links import Dial, Link, WorkerLinks
+from gateway.admission.door import Refused
+from gateway.peers.links import Dial, Link, WorkerLinks
 from gateway.metrics import Metrics
 from gateway.pipeline import Pipeline
-from gateway.request import Clock, Generation, Parser, check_timeout
-from gateway.session import Chunk
-from gateway.text import Text
-from gateway.turnstile import Turnstile
+from gateway.requests.parser import Clock, Generation, Parser, check_timeout
+from gateway.sessions.session import Chunk
+from gateway.requests.text import Text
+from gateway.admission.turnstile import Turnstile
 from protos import gateway_pb2, gateway_pb2_grpc, scheduler_pb2, worker_pb2
 from protos.scheduler_pb2_grpc import SchedulerStub
 from protos.worker_pb2_grpc import WorkerStub

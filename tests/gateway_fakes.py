@@ -18,7 +18,7 @@ from gateway.config import GatewayConfig
 from gateway.http.app import build_app
 from gateway.http.serve import serving_http
 from gateway.service import GatewayService
-from gateway.text import Text
+from gateway.requests.text import Text
 from models.tokenizer import make_tokenizer
 from protos import common_pb2 as common
 from protos import scheduler_pb2 as sched

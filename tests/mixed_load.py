@@ -14,7 +14,7 @@ from typing import Any
 
 from foretoken.answers import SamplingOptions
 from foretoken.options import demo_model
-from gateway.text import Text
+from gateway.requests.text import Text
 from models.tasks import Example, examples
 from services.core import FinishReason
 from services.worker.config import EngineConfig

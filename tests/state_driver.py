@@ -11,8 +11,8 @@ from services.core import (
 from services.forecast import certain
 from services.policies.preset import choose
 from services.scheduler import events as ev
-from services.scheduler.board import Phase
-from services.scheduler.door import Limits
+from services.scheduler.board.board import Phase
+from services.scheduler.lifecycle.door import Limits
 from services.scheduler.state import SchedulerState
 
 G = "gateway#1"

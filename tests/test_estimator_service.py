@@ -16,7 +16,7 @@ from services.estimator.config import EstimatorConfig
 from services.estimator.service import EstimatorService
 from services.runtime.channel import connect
 from services.runtime.tasks import background
-from services.scheduler.jobs import WorkerJobs
+from services.scheduler.board.jobs import WorkerJobs
 from tests.reach import WAYS, reaching, until
 
 NAME = "foretoken.v1.Estimator"

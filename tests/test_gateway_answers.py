@@ -1,8 +1,8 @@
 """How long a conversation's earlier answers were, as the gateway tells the predictor."""
 
 from gateway.config import GatewayConfig
-from gateway.messages import new_request
-from gateway.request import MAX_ANSWERS, Clock, Parser, Reach
+from gateway.peers.messages import new_request
+from gateway.requests.parser import MAX_ANSWERS, Clock, Parser, Reach
 from protos import gateway_pb2
 from tests.gateway_fakes import demo_folder, demo_text
 

@@ -6,12 +6,12 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from gateway.call import Call
+from gateway.sessions.call import Call
 from gateway.config import GatewayConfig
 from gateway.metrics import Metrics
 from gateway.pipeline import Pipeline
-from gateway.request import Generation
-from gateway.sampling import Sampling
+from gateway.requests.parser import Generation
+from gateway.requests.sampling import Sampling
 from protos import common_pb2 as common
 from protos import scheduler_pb2 as sched
 from protos import worker_pb2

@@ -14,7 +14,7 @@ import pytest
 from foretoken import AsyncClient, ForetokenError, Unavailable
 from foretoken.ports import free_port
 from gateway.config import GatewayConfig
-from gateway.text import Text
+from gateway.requests.text import Text
 from protos import common_pb2 as common
 from services.runtime.config import ConfigError, load
 from services.runtime.server import listening

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.retries import WINDOW_S, RetryBudget
+from gateway.admission.retries import WINDOW_S, RetryBudget
 
 T = 1000.0  # any time will do
 

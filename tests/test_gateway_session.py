@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.call import Call, Live
-from gateway.session import News, Session
+from gateway.sessions.call import Call, Live
+from gateway.sessions.session import News, Session
 from protos.common_pb2 import TokenLogprob
 from services.core import FinishReason
 from tests.gateway_fakes import demo_text, tokens_of

@@ -5,7 +5,7 @@ from math import inf, nan
 import pytest
 
 from gateway.config import SLA_CLASSES
-from gateway.sla import SlaError, parse_header, resolve
+from gateway.requests.sla import SlaError, parse_header, resolve
 from services.core import FinishReason, Sla
 from services.verdict import Cause, Timeline, verdict
 

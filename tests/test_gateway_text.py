@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.text import StopMatcher, TemplateError, Text
+from gateway.requests.text import StopMatcher, TemplateError, Text
 from models.tokenizer import make_tokenizer
 from services.runtime.config import ConfigError
 from tests.gateway_fakes import demo_folder, demo_text

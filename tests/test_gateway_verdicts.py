@@ -1,6 +1,6 @@
 """What a gateway adds to a story: the verdict by what the client was sent."""
 
-from gateway.verdicts import Ended, Verdicts
+from gateway.sessions.verdicts import Ended, Verdicts
 from protos import scheduler_pb2
 from services.core import FinishReason, Sla
 from services.verdict import Timeline, sentence

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.demo_load import POOL, Due, arriving, at_once, bodies, write_lengths
-from benchmarks.open_loop import CUT, LATE, REFUSED, UNREACHABLE, Answer, drive
+from benchmarks.harness.demo_load import POOL, Due, arriving, at_once, bodies, write_lengths
+from benchmarks.harness.open_loop import CUT, LATE, REFUSED, UNREACHABLE, Answer, drive
 from benchmarks.overload import (
     PEER,
     QUICK,

@@ -28,7 +28,7 @@ from services.runtime.arrange_codec import (
     encode_decision,
 )
 from services.scheduler.codec import decode_arrangement
-from services.scheduler.flaws import flaw
+from services.scheduler.rounds.flaws import flaw
 from tests.made_snapshots import contest, jobs, ranking, seat, snapshots
 from tests.made_snapshots import table as forecasts
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.fleet import MOST_BLOCKS, read_fleet
-from gateway.request import Generation
-from gateway.sampling import Sampling
+from gateway.peers.fleet import MOST_BLOCKS, read_fleet
+from gateway.requests.parser import Generation
+from gateway.requests.sampling import Sampling
 from protos import scheduler_pb2 as sched
 from services.core import FinishReason, Grant, Plan, Report, Request, Sla, WorkerView
 from services.forecast import certain
@@ -27,7 +27,7 @@ from services.runtime.prefix import (
 )
 from services.scheduler import events as ev
 from services.scheduler.codec import decode_request
-from services.scheduler.jobs import Prefixes
+from services.scheduler.board.jobs import Prefixes
 from services.scheduler.state import SchedulerState
 from services.worker.kv.prefixes import CachedPrefixes
 from tests.state_driver import G, told

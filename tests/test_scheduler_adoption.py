@@ -19,7 +19,7 @@ from services.core import (
 )
 from services.forecast import certain
 from services.scheduler import events as ev
-from services.scheduler.board import Phase
+from services.scheduler.board.board import Phase
 from tests.state_driver import (
     G,
     admitted,

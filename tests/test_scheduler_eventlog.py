@@ -7,8 +7,8 @@ import pytest
 
 from services.policies.preset import choose
 from services.scheduler import events as ev
-from services.scheduler.door import Limits
-from services.scheduler.eventlog import FORMAT, EventLog, Head, read, read_head
+from services.scheduler.lifecycle.door import Limits
+from services.scheduler.stories.eventlog import FORMAT, EventLog, Head, read, read_head
 from services.scheduler.stories.replay import replay
 from tests.state_driver import worker
 

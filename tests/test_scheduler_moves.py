@@ -9,7 +9,7 @@ from services.costs import CostModel
 from services.policies.preset import choose
 from services.policies.snapshot import NOWHERE
 from services.scheduler import events as ev
-from services.scheduler.board import Phase
+from services.scheduler.board.board import Phase
 from services.scheduler.state import SchedulerState
 from tests.state_driver import G, submitted, told
 

@@ -30,8 +30,8 @@ from services.costs import CostModel
 from services.forecast import UNCAPPED, Forecast, certain, from_lengths
 from services.policies.preset import choose
 from services.scheduler import events as ev
-from services.scheduler.board import Phase
-from services.scheduler.door import Limits
+from services.scheduler.board.board import Phase
+from services.scheduler.lifecycle.door import Limits
 from services.scheduler.state import SchedulerState
 from services.scheduler.stories.story import Kind
 from services.scheduler.stories.teller import Teller

@@ -29,7 +29,7 @@ from services.runtime.channel import InProcessServer, connect
 from services.runtime.tasks import background
 from services.scheduler.advice import Advisers
 from services.scheduler.config import SchedulerConfig
-from services.scheduler.ledger import UNMEASURED
+from services.scheduler.board.ledger import UNMEASURED
 from services.scheduler.service import SchedulerService
 from tests.reach import reaching, until
 

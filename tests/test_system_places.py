@@ -19,8 +19,8 @@ from foretoken.options import ServeOptions
 from services.costs import CostModel
 from services.policies.snapshot import CHAIN
 from services.runtime.server import Lifecycle
-from services.scheduler.board import Phase
-from services.scheduler.eventlog import Entry, read
+from services.scheduler.board.board import Phase
+from services.scheduler.stories.eventlog import Entry, read
 from services.scheduler.events import Costed, Place, Reported, SendPlan, Submitted
 from tests.reach import until
 

@@ -16,7 +16,7 @@ from services.core import (
 )
 from services.forecast import certain
 from services.policies.preset import choose
-from services.scheduler.eventlog import EventLog, Head, read, read_head
+from services.scheduler.stories.eventlog import EventLog, Head, read, read_head
 from services.scheduler.events import (
     Arranged,
     Event,

@@ -14,7 +14,7 @@ from services.scheduler import events as ev
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.service import limits_of
 from services.scheduler.state import SchedulerState
-from services.scheduler.tenants import Tenants
+from services.scheduler.board.tenants import Tenants
 from tests.gateway_fakes import housing
 from tests.state_driver import G
 

@@ -33,8 +33,8 @@ from services.runtime.arrange_codec import (
 )
 from services.scheduler import events as ev
 from services.scheduler.codec import decode_arrangement
-from services.scheduler.flaws import flaw
-from services.scheduler.rounds import Rounds, decision_of
+from services.scheduler.rounds.flaws import flaw
+from services.scheduler.rounds.rounds import Rounds, decision_of
 from services.scheduler.state import SchedulerState
 
 BLOCK = 16

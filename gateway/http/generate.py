@@ -6,7 +6,7 @@ from contextlib import aclosing
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 
-from gateway.call import Call
+from gateway.sessions.call import Call
 from gateway.http.body import (
     parse_json,
     read_application,
@@ -17,9 +17,9 @@ from gateway.http.body import (
 from gateway.http.schema import Body, ChatBody, CompletionBody, Json, read_body
 from gateway.http.shapes import ChatShape, ChunkWriter, CompletionShape, Shape, usage
 from gateway.http.sse import EventStream, until_disconnect
-from gateway.request import Clock, Generation
+from gateway.requests.parser import Clock, Generation
 from gateway.service import GatewayService
-from gateway.session import Chunk
+from gateway.sessions.session import Chunk
 from protos import gateway_pb2
 from services.runtime.errors import InvalidArgument
 

@@ -4,10 +4,10 @@ import json
 from collections.abc import Sequence
 from typing import Protocol
 
-from gateway.call import Call
+from gateway.sessions.call import Call
 from gateway.http.logprobs import Entry, chat_logprobs, completion_logprobs
-from gateway.session import Chunk, Logprob
-from gateway.text import Text
+from gateway.sessions.session import Chunk, Logprob
+from gateway.requests.text import Text
 from services.core import FinishReason
 
 

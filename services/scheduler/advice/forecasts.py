@@ -25,7 +25,7 @@ from services.scheduler.advice.delivery import RETRIES
 from services.scheduler.advice.interface import MOST_KEPT, MOST_PER_CALL, Owner, sentence
 from services.scheduler.codec import encode_forecast_input
 from services.scheduler.config import SchedulerConfig
-from services.scheduler.fallback import History
+from services.scheduler.advice.fallback import History
 
 log = logging.getLogger(__name__)
 V = TypeVar("V")

@@ -18,8 +18,8 @@ from services.policies.decision import Decision, Reason, Whys
 from services.policies.slice import SLICES
 from services.policies.snapshot import Bools
 from services.scheduler import events as ev
-from services.scheduler.board import Phase
-from services.scheduler.jobs import Job
+from services.scheduler.board.board import Phase
+from services.scheduler.board.jobs import Job
 from services.scheduler.state import SchedulerState
 from services.scheduler.stories.columns import (
     IDLE,
