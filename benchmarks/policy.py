@@ -29,8 +29,8 @@ from foretoken.ports import free_port
 from services.policies.preset import choose, presets
 from services.runtime.channel import connect
 from services.scheduler import events as ev
-from services.scheduler.rounds.arranger import Arranger
 from services.scheduler.metrics import SchedulerMetrics
+from services.scheduler.rounds.arranger import Arranger
 from services.scheduler.state import SchedulerState
 
 SIZES = [(r, q) for r in (64, 256, 1_024) for q in (100, 1_000, 10_000)]

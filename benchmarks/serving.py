@@ -13,8 +13,8 @@ from collections import defaultdict
 
 import torch
 
-from benchmarks.harness.clients import GrpcClient, HttpClient, tokens_per_s
 from benchmarks.engine.bare_engine import BareEngine
+from benchmarks.harness.clients import GrpcClient, HttpClient, tokens_per_s
 from benchmarks.harness.peers import Transformers
 from benchmarks.harness.report import Figure, Options, figure, options, show, write
 from benchmarks.harness.rounds import measure as measure_rounds

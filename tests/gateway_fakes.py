@@ -17,8 +17,8 @@ from prometheus_client import CollectorRegistry
 from gateway.config import GatewayConfig
 from gateway.http.app import build_app
 from gateway.http.serve import serving_http
-from gateway.service import GatewayService
 from gateway.requests.text import Text
+from gateway.service import GatewayService
 from models.tokenizer import make_tokenizer
 from protos import common_pb2 as common
 from protos import scheduler_pb2 as sched

@@ -34,10 +34,10 @@ from services.runtime.arrange_codec import (
 from services.runtime.channel import connect
 from services.runtime.tasks import background
 from services.scheduler import events as ev
-from services.scheduler.rounds.arranger import Arranger
 from services.scheduler.codec import decode_arrangement
-from services.scheduler.rounds.flaws import flaw
 from services.scheduler.metrics import SchedulerMetrics
+from services.scheduler.rounds.arranger import Arranger
+from services.scheduler.rounds.flaws import flaw
 from services.scheduler.rounds.rounds import decision_of
 from services.scheduler.state import SchedulerState
 from tests.made_snapshots import contest, jobs, seat, snapshots, table

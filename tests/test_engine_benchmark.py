@@ -11,6 +11,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast, Qwen3Config
 
 from benchmarks.engine.apart import Apart
+from benchmarks.engine.bare_engine import BareEngine
 from benchmarks.engine.cases import (
     DTYPES,
     MODELS,
@@ -22,12 +23,11 @@ from benchmarks.engine.cases import (
     takes_s,
 )
 from benchmarks.engine.figures import Taken, decode_tok_s, nested, path_of, reaches, tables
-from benchmarks.engine.prompts import prompts
 from benchmarks.engine.peer import vllm_loop
+from benchmarks.engine.prompts import prompts
 from benchmarks.engine.shapes import SHAPES, kv_bytes_per_token, widened, write_model
 from benchmarks.engine.step_profile import PHASES, STEP, Stopwatch, profile_step, watch
 from benchmarks.engine.systems import PEERS, Standing
-from benchmarks.engine.bare_engine import BareEngine
 from foretoken.options import demo_model
 from services.core import Grant, Plan
 from services.worker.requests.prompt import Prompt

@@ -9,9 +9,9 @@ import pytest
 
 from foretoken import AsyncClient, Overloaded
 from gateway.admission.door import Bar, Door, Refused
+from gateway.admission.turnstile import CALM_TURNS, Turnstile
 from gateway.peers.fleet import Fleet
 from gateway.requests.text import Text
-from gateway.admission.turnstile import CALM_TURNS, Turnstile
 from protos.worker_pb2 import Prompt
 from tests.gateway_fakes import House, housing
 from tests.gateway_fixtures import IDS, WORDS

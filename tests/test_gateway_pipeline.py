@@ -6,12 +6,12 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from gateway.sessions.call import Call
 from gateway.config import GatewayConfig
 from gateway.metrics import Metrics
 from gateway.pipeline import Pipeline
 from gateway.requests.parser import Generation
 from gateway.requests.sampling import Sampling
+from gateway.sessions.call import ClientCall
 from protos import common_pb2 as common
 from protos import scheduler_pb2 as sched
 from protos import worker_pb2
@@ -60,7 +60,7 @@ class Wires:
         for message in self.pipeline.on_worker_stream(address):
             self.prompts.append((address, message.prompt))
 
-    def ask(self, max_tokens: int = 50) -> tuple[Call, str]:
+    def ask(self, max_tokens: int = 50) -> tuple[ClientCall, str]:
         """A request that is placed at HERE, and its id."""
         sampling = Sampling(seed=1, max_tokens=max_tokens)
         sla = Sla("standard")
@@ -115,7 +115,7 @@ def _line(message: sched.SubmitMessage) -> str:
     )
 
 
-def over(call: Call) -> tuple[list[int], FinishReason | None]:
+def over(call: ClientCall) -> tuple[list[int], FinishReason | None]:
     (live,) = call.lives
     return live.session.output, live.session.reason
 

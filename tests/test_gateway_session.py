@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.sessions.call import Call, Live
+from gateway.sessions.call import ClientCall, Live
 from gateway.sessions.session import News, Session
 from protos.common_pb2 import TokenLogprob
 from services.core import FinishReason
@@ -49,7 +49,7 @@ def test_the_end_is_told_once() -> None:
 
 async def test_a_choice_that_ends_while_another_is_written_ends_the_call_for_itself_alone() -> None:
     """Both have news; the second ends before its turn, and so is in the news once more."""
-    call = Call("c", 0, lambda: 0.0, lambda _: None)
+    call = ClientCall("c", 0, lambda: 0.0, lambda _: None)
     a, b = (Session(at, 100, 0.0, demo_text().detokenizer()) for at in (0, 1))
     call.lives += [cast(Live, SimpleNamespace(session=each)) for each in (a, b)]
 

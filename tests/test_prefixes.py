@@ -26,8 +26,8 @@ from services.runtime.prefix import (
     prompt_hashes,
 )
 from services.scheduler import events as ev
-from services.scheduler.codec import decode_request
 from services.scheduler.board.jobs import Prefixes
+from services.scheduler.codec import decode_request
 from services.scheduler.state import SchedulerState
 from services.worker.kv.prefixes import CachedPrefixes
 from tests.state_driver import G, told

@@ -28,8 +28,8 @@ from services.estimator.service import EstimatorService
 from services.runtime.channel import InProcessServer, connect
 from services.runtime.tasks import background
 from services.scheduler.advice import Advisers
-from services.scheduler.config import SchedulerConfig
 from services.scheduler.board.ledger import UNMEASURED
+from services.scheduler.config import SchedulerConfig
 from services.scheduler.service import SchedulerService
 from tests.reach import reaching, until
 

@@ -16,8 +16,8 @@ from services.core import (
 from services.forecast import certain
 from services.runtime.errors import Code, ServiceError
 from services.scheduler import events as ev
-from services.scheduler.stories.eventlog import EventLog, Head
 from services.scheduler.stories.asked import stories_of
+from services.scheduler.stories.eventlog import EventLog, Head
 from services.scheduler.stories.replay import replay
 from services.scheduler.stories.story import FIRST_KEPT, MOST_CHAPTERS, Chapter, Kind, Tale
 from services.scheduler.stories.teller import Teller

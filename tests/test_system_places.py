@@ -20,8 +20,8 @@ from services.costs import CostModel
 from services.policies.snapshot import CHAIN
 from services.runtime.server import Lifecycle
 from services.scheduler.board.board import Phase
-from services.scheduler.stories.eventlog import Entry, read
 from services.scheduler.events import Costed, Place, Reported, SendPlan, Submitted
+from services.scheduler.stories.eventlog import Entry, read
 from tests.reach import until
 
 GREEDY: Any = {"temperature": 0.0, "ignore_eos": True}

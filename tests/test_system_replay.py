@@ -16,7 +16,6 @@ from services.core import (
 )
 from services.forecast import certain
 from services.policies.preset import choose
-from services.scheduler.stories.eventlog import EventLog, Head, read, read_head
 from services.scheduler.events import (
     Arranged,
     Event,
@@ -32,6 +31,7 @@ from services.scheduler.events import (
     WorkerLost,
 )
 from services.scheduler.state import SchedulerState
+from services.scheduler.stories.eventlog import EventLog, Head, read, read_head
 from tests.live import serving
 
 

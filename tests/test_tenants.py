@@ -11,10 +11,10 @@ from services.core import FinishReason, Request
 from services.policies.preset import choose
 from services.runtime.config import ConfigError, load
 from services.scheduler import events as ev
+from services.scheduler.board.tenants import Tenants
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.service import limits_of
 from services.scheduler.state import SchedulerState
-from services.scheduler.board.tenants import Tenants
 from tests.gateway_fakes import housing
 from tests.state_driver import G
 

@@ -9,12 +9,12 @@ from functools import partial
 from math import ceil
 from pathlib import Path
 
-from benchmarks.harness.clients import GrpcClient, HttpClient, tokens_per_s
 from benchmarks.engine.apart import Apart
+from benchmarks.engine.bare_engine import BareEngine
 from benchmarks.engine.cases import DTYPES
 from benchmarks.engine.peer import GIB, vllm_loop
 from benchmarks.engine.shapes import kv_bytes_per_token
-from benchmarks.engine.bare_engine import BareEngine
+from benchmarks.harness.clients import GrpcClient, HttpClient, tokens_per_s
 from benchmarks.harness.peers import Transformers
 from benchmarks.harness.system import system, vllm
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from benchmarks.gpu.timing import Line, rates, times_s
+from benchmarks.gpu.timing import Measurement, rates, times_s
 from benchmarks.harness.report import Figure, figure
 from services.worker.kernels.cuda.attention import TritonAttention
 from services.worker.kernels.interface import AttentionOptions
@@ -104,17 +104,17 @@ def decode_times(case: Decode, repeats: int) -> Figure:
     return times_s(lambda: attention.attend(layer, q, kv, kv, OPTIONS), repeats, inner=5)
 
 
-def decode_lines(quick: bool, repeats: int, ceiling: float) -> Iterator[Line]:
+def decode_lines(quick: bool, repeats: int, ceiling: float) -> Iterator[Measurement]:
     """Reach: 85 % of the copy bandwidth, read."""
     for case in decodes(quick):
         if not fits(case.kv_bytes):
             continue
         seconds = decode_times(case, repeats)
         share = figure([case.kv_bytes / s / ceiling for s in seconds.values])
-        yield Line(f"{case.name}, of copy bandwidth", share, reach=0.85)
+        yield Measurement(f"{case.name}, of copy bandwidth", share, reach=0.85)
 
 
-def int8_lines(quick: bool, repeats: int) -> Iterator[Line]:
+def int8_lines(quick: bool, repeats: int) -> Iterator[Measurement]:
     """Reach: INT8 decodes 1.7 times as fast as bf16 at 32k."""
     batch, context = (4, 4096) if quick else (32, 32768)
     for kv_heads in (8, HEADS):
@@ -124,10 +124,10 @@ def int8_lines(quick: bool, repeats: int) -> Iterator[Line]:
         bf16 = decode_times(native, repeats).median
         int8 = decode_times(Decode(batch, context, kv_heads, int8=True), repeats)
         ratio = figure([bf16 / s for s in int8.values])
-        yield Line(f"{native.name}: speed of INT8 to bf16", ratio, reach=1.7)
+        yield Measurement(f"{native.name}: speed of INT8 to bf16", ratio, reach=1.7)
 
 
-def prefill_lines(quick: bool, repeats: int) -> Iterator[Line]:
+def prefill_lines(quick: bool, repeats: int) -> Iterator[Measurement]:
     """Reach: 0.7 of the faster of PyTorch's choice and its FlashAttention."""
     length = 1024 if quick else 8192
     for kv_heads in (8, HEADS):
@@ -136,10 +136,12 @@ def prefill_lines(quick: bool, repeats: int) -> Iterator[Line]:
         best = min(default.median, flash.median)
         flops = 2 * length * length * HEADS * HEAD_DIM  # q·k and p·v, half of each hidden
         name = f"prefill {length}, {HEADS}/{kv_heads} heads"
-        yield Line(f"{name}, rate", rates(flops / 1e12, ours), "TFLOP/s")
-        yield Line(f"{name}, rate of SDPA", rates(flops / 1e12, default), "TFLOP/s")
-        yield Line(f"{name}, rate of FlashAttention", rates(flops / 1e12, flash), "TFLOP/s")
-        yield Line(f"{name}, speed to the faster", figure([best / s for s in ours.values]), "", 0.7)
+        yield Measurement(f"{name}, rate", rates(flops / 1e12, ours), "TFLOP/s")
+        yield Measurement(f"{name}, rate of SDPA", rates(flops / 1e12, default), "TFLOP/s")
+        yield Measurement(f"{name}, rate of FlashAttention", rates(flops / 1e12, flash), "TFLOP/s")
+        yield Measurement(
+            f"{name}, speed to the faster", figure([best / s for s in ours.values]), "", 0.7
+        )
 
 
 def prefill_times(length: int, kv_heads: int, repeats: int) -> Figure:
@@ -168,7 +170,7 @@ def sdpa_times(length: int, kv_heads: int, repeats: int) -> tuple[Figure, Figure
         return default, times_s(attend, repeats)
 
 
-def store_lines(quick: bool, repeats: int, ceiling: float) -> Iterator[Line]:
+def store_lines(quick: bool, repeats: int, ceiling: float) -> Iterator[Measurement]:
     """Share of the copy bandwidth, of what is read and written; nothing is asked of it."""
     tokens = 1024 if quick else 65536
     for int8 in (False, True):
@@ -184,6 +186,6 @@ def store_lines(quick: bool, repeats: int, ceiling: float) -> Iterator[Line]:
         moved = tokens * (Decode(1, 1, 8).token_bytes + Decode(1, 1, 8, int8).token_bytes)
         seconds = times_s(store, repeats)
         share = figure([moved / s / ceiling for s in seconds.values])
-        yield Line(
+        yield Measurement(
             f"store {tokens} tokens as {'INT8' if int8 else 'bf16'}, of copy bandwidth", share
         )

@@ -14,7 +14,7 @@ from benchmarks.gpu.attention import decode_lines, int8_lines, prefill_lines, st
 from benchmarks.gpu.checks import BOUNDS, CASES, attention_error, in_types, run_step, store_faults
 from benchmarks.gpu.copies import CopyCase, at_rest_faults, copy_cases, round_trip_faults
 from benchmarks.gpu.swaps import overlap_lines, swap_lines
-from benchmarks.gpu.timing import Line, copy_ceiling, pinned_ceilings
+from benchmarks.gpu.timing import Measurement, copy_ceiling, pinned_ceilings
 from benchmarks.harness.report import show, write
 
 
@@ -45,14 +45,14 @@ def run_checks(device: torch.device, quick: bool) -> int:
     return min(len(found), 125)
 
 
-def timings(quick: bool) -> Iterator[Line]:
+def timings(quick: bool) -> Iterator[Measurement]:
     """Ceilings first: the rest are shares of them."""
     repeats = 3 if quick else 15
     device = copy_ceiling(repeats)
     down, up = pinned_ceilings(repeats)
-    yield Line("device copy, read and written", device, "B/s")
-    yield Line("copy to pinned memory", down, "B/s")
-    yield Line("copy from pinned memory", up, "B/s")
+    yield Measurement("device copy, read and written", device, "B/s")
+    yield Measurement("copy to pinned memory", down, "B/s")
+    yield Measurement("copy from pinned memory", up, "B/s")
     yield from decode_lines(quick, repeats, device.median)
     yield from int8_lines(quick, repeats)
     yield from prefill_lines(quick, repeats)

@@ -17,7 +17,7 @@ from benchmarks.gpu.attention import (
     rows_of,
     scattered,
 )
-from benchmarks.gpu.timing import Line, event
+from benchmarks.gpu.timing import Measurement, event
 from benchmarks.harness.report import Figure, figure
 from services.costs import Direction
 from services.worker.engine.memory import staging_bytes
@@ -89,7 +89,9 @@ def make_rig(layers: int, blocks: int, tokens: int, swap_int8: bool) -> Rig:
     return Rig(cache, streams, swapper, record_bytes, scattered(blocks).tolist())
 
 
-def swap_lines(quick: bool, repeats: int, down_ceiling: float, up_ceiling: float) -> Iterator[Line]:
+def swap_lines(
+    quick: bool, repeats: int, down_ceiling: float, up_ceiling: float
+) -> Iterator[Measurement]:
     """Reach: gather and copy to the host at 85 % of a plain pinned copy."""
     tokens, layers = (512, 4) if quick else (8192, LAYERS)
     for swap_int8 in (False, True):
@@ -105,10 +107,10 @@ def swap_lines(quick: bool, repeats: int, down_ceiling: float, up_ceiling: float
             share = figure([moved / s / ceiling for s in spans])
             reach = 0.85 if direction is Direction.OFFLOAD else None
             name = f"{direction.value} {tokens} tokens, {kind}, of the pinned copy"
-            yield Line(name, share, reach=reach)
+            yield Measurement(name, share, reach=reach)
 
 
-def overlap_lines(quick: bool, repeats: int) -> Iterator[Line]:
+def overlap_lines(quick: bool, repeats: int) -> Iterator[Measurement]:
     """Reach: decode loses less than 5 % while requests come and go beside it."""
     batch, context, layers, tokens = (4, 2048, 4, 256) if quick else (32, 8192, LAYERS, 1024)
     per_layer = batch * context * LAYER_TOKEN_BYTES
@@ -119,7 +121,7 @@ def overlap_lines(quick: bool, repeats: int) -> Iterator[Line]:
 
 def _overlap(
     batch: int, context: int, layers: int, tokens: int, swap_int8: bool, repeats: int
-) -> Line:
+) -> Measurement:
     rows, blocks = rows_of(batch, context)
     spare = tokens // BLOCK_TOKENS  # what is swapped, which nobody attends to meanwhile
     rig = make_rig(layers, blocks + spare, tokens, swap_int8)
@@ -148,7 +150,7 @@ def _overlap(
     cost = figure([s / alone.median - 1 for s in swapping.values])
     kind = "INT8" if swap_int8 else "native"
     name = f"cost to decode {batch} x {context} x {layers} layers of swapping {tokens} tokens"
-    return Line(f"{name} a step, {kind}", cost, reach=0.05, below=True)
+    return Measurement(f"{name} a step, {kind}", cost, reach=0.05, below=True)
 
 
 def _steps_s(step: Callable[[], None], repeats: int, steps: int = 8) -> Figure:

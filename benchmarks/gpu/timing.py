@@ -35,7 +35,7 @@ def times_s(work: Callable[[], object], repeats: int, inner: int = 1) -> Figure:
 
 
 @dataclass(frozen=True)
-class Line:
+class Measurement:
     """One measured figure. `reach` is what it should be at least, or at most (`below`)."""
 
     name: str

@@ -18,14 +18,14 @@ Down = TypeVar("Down")
 DownCo = TypeVar("DownCo", covariant=True)
 
 
-class Call(Protocol[DownCo]):
+class OpenStream(Protocol[DownCo]):
     """An open bidirectional stream as its reader sees it."""
 
     def __aiter__(self) -> AsyncIterator[DownCo]: ...
     def cancel(self) -> bool: ...
 
 
-Dial = Callable[[Outbox[Up]], Call[Down]]
+Dial = Callable[[Outbox[Up]], OpenStream[Down]]
 
 
 class Link(Generic[Up, Down]):
@@ -112,7 +112,7 @@ class Link(Generic[Up, Down]):
             await asyncio.gather(reader, overflow, return_exceptions=True)
             call.cancel()
 
-    async def _read(self, call: Call[Down]) -> None:
+    async def _read(self, call: OpenStream[Down]) -> None:
         try:
             async for message in call:
                 self._lost_since_s = None

@@ -7,8 +7,8 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from gateway.requests import sla as slas
 from gateway.config import GatewayConfig
+from gateway.requests import sla as slas
 from gateway.requests.sampling import RANGES, Sampling, fault_of, fault_of_stops
 from gateway.requests.text import TemplateError, Text
 from protos import common_pb2, gateway_pb2

@@ -5,9 +5,9 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 
-from gateway.sessions.placement import Placement
 from gateway.requests.parser import Generation
-from gateway.sessions.session import Chunk, Session
+from gateway.sessions.placement import Placement
+from gateway.sessions.session import ChoiceChunk, Session
 from services.core import FinishReason
 from services.runtime.errors import Code, ServiceError
 
@@ -19,12 +19,12 @@ class Live:
     session: Session
     generation: Generation
     choice: int  # among those of its generation; offsets the seed
-    call: "Call"
+    call: "ClientCall"
     prefix_hashes: bytes = b""  # how its prompt begins, as it is submitted
     place: Placement = field(default_factory=Placement)
 
 
-class Call:
+class ClientCall:
     """Merges the chunks of its choices for one writer, in the order in which they had news.
 
     A choice's first chunk and its last go out at once. Between them the writer is woken no more
@@ -37,7 +37,7 @@ class Call:
         request_id: str,
         created_unix_s: int,
         pace_s: Callable[[], float],
-        on_close: Callable[["Call"], None],
+        on_close: Callable[["ClientCall"], None],
     ):
         self.request_id = request_id
         self.created_unix_s = created_unix_s
@@ -78,7 +78,7 @@ class Call:
         elif self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self._next_s - now_s, self._wake)
 
-    async def chunks(self) -> AsyncGenerator[Chunk]:
+    async def chunks(self) -> AsyncGenerator[ChoiceChunk]:
         """Every choice's chunks up to its last. Raises the ServiceError that broke the call."""
         self.owner = asyncio.current_task()
         unfinished = len(self.lives)

@@ -33,7 +33,7 @@ class News(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class ChoiceChunk:
     """What has become sendable of one choice since its last chunk."""
 
     index: int
@@ -126,14 +126,14 @@ class Session:
         if failure is None and not self.stopped_by_text:
             self._flush_text()
 
-    def take(self) -> Chunk | None:
+    def take(self) -> ChoiceChunk | None:
         """All that is sendable, once; None while nothing has become text, and after the end."""
         if self._matcher is None and not self.over:
             self._add_text(self._detokenize())
         if self._end_taken or (not self._text and not self.over):
             return None
         self._end_taken = self.over
-        chunk = Chunk(
+        chunk = ChoiceChunk(
             self.index,
             "".join(self._text),
             self.output[self._taken_tokens :],

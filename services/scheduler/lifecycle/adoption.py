@@ -16,10 +16,10 @@ from collections.abc import Iterator
 
 from services.core import HeldRequest
 from services.scheduler.board.board import Phase
-from services.scheduler.lifecycle.door import unservable
-from services.scheduler.events import Action, Displace, Preempt, Refuse, Resume, WorkerAttached
 from services.scheduler.board.jobs import Job, WorkerJobs
 from services.scheduler.board.ledger import Ledger
+from services.scheduler.events import Action, Displace, Preempt, Refuse, Resume, WorkerAttached
+from services.scheduler.lifecycle.door import unservable
 
 # Workers
 

@@ -4,9 +4,9 @@ from math import inf
 
 from services.core import FinishReason, Outcome
 from services.scheduler.board.board import Phase
-from services.scheduler.events import Finish, Learn
 from services.scheduler.board.jobs import Job
 from services.scheduler.board.ledger import Ledger
+from services.scheduler.events import Finish, Learn
 
 
 def finish(

@@ -21,8 +21,8 @@ from services.runtime.backoff import Backoff
 from services.runtime.streams import Outbox
 from services.scheduler.codec import decode_arrangement
 from services.scheduler.events import Arranged
-from services.scheduler.rounds.flaws import flaw
 from services.scheduler.metrics import SchedulerMetrics
+from services.scheduler.rounds.flaws import flaw
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ PAUSES = Backoff(first_s=0.1, longest_s=5.0)
 FORGIVING = 16  # rounds answered on a stream make up for one failure
 MOST_QUEUED = 4  # a hello and a round; a stream on which one is late is cut before the next
 
-Call = aio.StreamStreamCall[batcher_pb2.ArrangeMessage, batcher_pb2.Arrangement]
+ArrangeCall = aio.StreamStreamCall[batcher_pb2.ArrangeMessage, batcher_pb2.Arrangement]
 
 
 class Arranger:
@@ -52,7 +52,7 @@ class Arranger:
         self._timeout_s = timeout_s
         self._metrics = metrics
         self._dispatch = dispatch
-        self._call: Call | None = None
+        self._call: ArrangeCall | None = None
         self._outbox: Outbox[batcher_pb2.ArrangeMessage] | None = None  # while rounds can be asked
         self._telling = Telling(table)
         self._asked: Contest | None = None  # the round that is out
@@ -151,7 +151,7 @@ class Arranger:
             self._timer = None
 
 
-def _cut(call: Call) -> bool:
+def _cut(call: ArrangeCall) -> bool:
     """Whether reading ended because we hung up, and not because our own task is to end."""
     task = asyncio.current_task()
     return call.cancelled() and not (task and task.cancelling())

@@ -22,11 +22,11 @@ from services.policies.order.ranking import Ranking
 from services.policies.place.places import PLACES
 from services.policies.preset import RESIDENCIES, Preset
 from services.policies.snapshot import CHAIN, Contest, Snapshot
-from services.scheduler.rounds import batches
 from services.scheduler import events as ev
 from services.scheduler.board.board import Phase
 from services.scheduler.board.jobs import Draft, Job, WorkerJobs
 from services.scheduler.board.ledger import Ledger
+from services.scheduler.rounds import batches
 
 MOST_VICTIMS = 64  # named in a plan; the next one names the next
 

@@ -13,8 +13,8 @@ from typing import Annotated, Any, NamedTuple, Self
 from pydantic import Field, TypeAdapter, ValidationError
 
 from services.policies.preset import Preset
-from services.scheduler.lifecycle.door import Limits
 from services.scheduler.events import Action, Event
+from services.scheduler.lifecycle.door import Limits
 
 log = logging.getLogger(__name__)
 
