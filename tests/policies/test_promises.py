@@ -16,8 +16,8 @@ from services.policies.preset import Preset, choose
 from services.policies.snapshot import NOWHERE, Snapshot, Worker
 from tests.policies.made_snapshots import demanded, jobs, seat, table
 from tests.policies.test_decide import check
-from tests.scheduler.scheduler_load import Load
-from tests.scheduler.test_load import bimodal
+from tests.scheduler.load.scheduler_load import Load
+from tests.scheduler.load.test_load import bimodal
 
 FIRM: dict[str, dict[str, object]] = {
     "conservative": {"form": "conservative"},

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -13,14 +12,12 @@ from hypothesis import strategies as st
 from services.costs import CostModel
 from services.forecasttable import ForecastTable
 from services.policies.decide import arrange
-from services.policies.parameters import resolve
 from services.policies.place.cached import cached_tokens
 from services.policies.place.loads import by_seconds, work_s
-from services.policies.place.moving import moved
 from services.policies.place.places import PLACES
 from services.policies.place.seats import free_places, seated, settled, takes
 from services.policies.preset import choose
-from services.policies.snapshot import CHAIN, NOWHERE, Contest, Snapshot
+from services.policies.snapshot import CHAIN, NOWHERE, Snapshot
 from services.runtime.arrange_codec import (
     Telling,
     decode_contest,
@@ -29,30 +26,11 @@ from services.runtime.arrange_codec import (
 )
 from services.scheduler.codec import decode_arrangement
 from services.scheduler.rounds.flaws import flaw
-from tests.policies.made_snapshots import contest, jobs, ranking, seat, snapshots
+from tests.policies.made_snapshots import contest, jobs, seat, snapshots
 from tests.policies.made_snapshots import table as forecasts
+from tests.policies.place.contests import narrowed, placed, with_cached
 
 COST = CostModel(base_s=0.01, prefill_token_s=0.001, decode_seq_s=0.002, context_token_s=1e-5)
-
-
-def placed(place: str, asked: Contest, **params: float) -> list[int]:
-    chosen = PLACES[place]
-    at: list[int] = chosen.deal(asked, resolve(place, chosen.params, params)).tolist()
-    return at
-
-
-def narrowed(snapshot: Snapshot, seed: int) -> Contest:
-    """All of it, in a random order; and what each would find cached at each worker."""
-    rng = np.random.default_rng(seed)
-    count = len(snapshot.queued) + len(snapshot.running)
-    ranked = ranking(snapshot, rng.permutation(count).astype(float))
-    order = np.argsort(ranked.key)
-    rows, runs = ranked.rows[order], order >= ranked.split
-    made = snapshot.jobs.take(rows)
-    most = np.repeat(made.prompt[:, None], len(snapshot.workers), axis=1)
-    cached = rng.integers(0, most + 1) if len(rows) else np.zeros((0, 0), np.int64)
-    key = ranked.key[order]
-    return Contest(3, snapshot.now, rows, runs, key, key, made, snapshot.workers, cached)
 
 
 # Work, in seconds
@@ -190,10 +168,6 @@ def test_seated_are_the_most_urgent_that_places_can_be_found_for(data: st.DataOb
 # Prefixes
 
 
-def with_cached(asked: Contest, cached: Sequence[Sequence[int]]) -> Contest:
-    return replace(asked, cached=np.array(cached, np.int64))
-
-
 def test_prefix_credit_by_hand() -> None:
     """A prompt of 100 that the second worker has 80 of, at 1 ms a token; 10 tokens to make at
     10 ms. Where the second has 79 ms more to do the prefix wins by 1 ms, at 81 ms it loses by 1;
@@ -258,88 +232,6 @@ def test_cached_is_what_is_there_without_a_gap(
             assert found[row, column] == min(60, 16 * blocks)
 
 
-# Moving
-
-
-def one_rests(home_s: float, gain: float, **rest: float) -> int:
-    """A job that rests at the first of two workers, where another runs with so much left; the
-    second is idle. Its context of 100 takes 0.1 s to make anew. Memory for one of them."""
-    cost = CostModel(0.0, 0.001, 0.01, 0.0)
-    made = jobs(
-        2, home=[1, 1], held=[99, 99], prompt=[90, 90], output=[10, 10],
-        total=[10 + 100 * (home_s - 0.001), 20], cap=[700, 100],
-    )  # fmt: skip
-    asked = contest(
-        made, [True, False], seat(1, 1_000, places=1, cost=cost), seat(2, 1_000, cost=cost)
-    )
-    return int(moved(asked, gain)[1])
-
-
-def test_who_rests_moves_where_the_wait_saved_exceeds_the_recompute() -> None:
-    assert [one_rests(0.11, 1.0), one_rests(0.09, 1.0)] == [2, 1]
-    assert [one_rests(0.31, 3.0), one_rests(0.29, 3.0)] == [2, 1]
-    assert one_rests(5.0, 0.0) == 1
-
-
-def test_who_need_not_wait_at_home_stays() -> None:
-    """There is a place for it and memory for both, whatever they make."""
-    cost = CostModel(0.0, 0.001, 0.01, 0.0)
-    made = jobs(
-        2, home=[1, 1], held=[99, 99], prompt=[90, 90], output=[10, 10], total=[500, 20],
-        cap=[700, 100],
-    )  # fmt: skip
-    runs = [True, False]
-
-    def goes(kv_tokens: int) -> int:
-        home = seat(1, kv_tokens, cost=cost)
-        return int(moved(contest(made, runs, home, seat(2, 1_000, cost=cost)), 1.0)[1])
-
-    assert [goes(700), goes(699)] == [1, 2]  # 90 + 500 and 90 + 20
-
-
-def test_nobody_moves_to_where_there_is_no_room() -> None:
-    """Neither a place, nor memory, nor its model, nor its length: it waits where it is."""
-    cost = CostModel(0.0, 0.001, 0.01, 0.0)
-    made = jobs(
-        3, home=[1, 1, 2], held=[99, 99, 50], prompt=[90, 90, 50], output=[10, 10, 1],
-        total=[500, 20, 2], cap=[700, 100, 10],
-    )  # fmt: skip
-
-    def goes(kv_tokens: int = 1_000, places: int = 9, model: int = 0, reach: int = 1_000) -> int:
-        home = seat(1, 1_000, places=1, cost=cost)
-        there = seat(2, kv_tokens, places, model=model, reach_tokens=reach, cost=cost)
-        return int(moved(contest(made, [True, False, True], home, there), 1.0)[1])
-
-    assert goes() == 2
-    assert [goes(kv_tokens=161), goes(places=1), goes(model=1), goes(reach=189)] == [1] * 4
-
-
-def test_the_second_to_move_counts_the_first() -> None:
-    """Two rest behind a long one; the first takes the place that there is elsewhere."""
-    cost = CostModel(0.0, 0.001, 0.01, 0.0)
-    made = jobs(
-        3, home=[1] * 3, held=[99] * 3, prompt=[90] * 3, output=[10] * 3, total=[500, 20, 20],
-        cap=[700, 100, 100],
-    )  # fmt: skip
-    home = seat(1, 1_000, places=1, cost=cost)
-    for places, expected in ((1, [1, 2, 1]), (2, [1, 2, 2])):
-        asked = contest(made, [True, False, False], home, seat(2, 1_000, places, cost=cost))
-        assert moved(asked, 1.0).tolist() == expected
-
-
-def test_a_cached_beginning_makes_moving_cheaper() -> None:
-    """0.1 s to compute, 0.09 s of wait to be saved: but 80 of its prompt are there."""
-    cost = CostModel(0.0, 0.001, 0.01, 0.0)
-    made = jobs(
-        2, home=[1, 1], held=[99, 99], prompt=[90, 90], output=[10, 10], total=[18.9, 20],
-        cap=[700, 100],
-    )  # fmt: skip
-    two = seat(1, 1_000, places=1, cost=cost), seat(2, 1_000, cost=cost)
-    asked = contest(made, [True, False], *two)
-    assert moved(asked, 1.0).tolist() == [1, 1]
-    assert moved(with_cached(asked, [[0, 0], [0, 80]]), 1.0).tolist() == [1, 2]
-
-
 # Whatever comes
 
 
@@ -401,17 +293,3 @@ def test_a_batcher_of_its_own_places_and_moves_the_same(
     apart = arrange(there, mirror, preset, np.random.default_rng(0))
     assert encode_decision(apart) == encode_decision(at_home)
     assert flaw(asked, decode_arrangement(encode_decision(apart))) == ""
-
-
-def test_what_one_who_moves_holds_elsewhere_is_no_block_here() -> None:
-    """It has 60 blocks of 16 at home, for 101 tokens; where it goes there are 7, which will do."""
-    cost = CostModel(0.0, 0.001, 0.01, 0.0)
-    made = jobs(
-        2, home=[1, 1], held=[99, 99], prompt=[90, 90], output=[10, 11], blocks=[7, 60],
-        total=[500, 12], cap=[700, 20],
-    )  # fmt: skip
-    preset = choose("alise", {"place": "max_min", "move_gain": 1.0, "watermark": 1.0})
-    home = seat(1, 1_000, places=1, block_tokens=16, cost=cost)
-    asked = contest(made, [True, False], home, seat(2, 112, block_tokens=16, cost=cost))
-    decision = arrange(asked, forecasts(), preset, np.random.default_rng(0))
-    assert [share.run.tolist() for share in decision.shares] == [[0], [1]]

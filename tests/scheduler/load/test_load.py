@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from services.policies.preset import presets
-from tests.scheduler.scheduler_load import Ask, Load, Told
+from tests.scheduler.load.scheduler_load import Ask, Load, Told
 
 MEMORY = 3_000  # a quarter of what the load would hold if all of it ran
 LEVELS = 8

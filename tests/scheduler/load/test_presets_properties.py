@@ -15,8 +15,8 @@ from services.policies.parameters import Params
 from services.policies.preset import Preset, choose, presets
 from services.policies.slice import SLICES
 from services.policies.snapshot import NOWHERE, Jobs, Worker
-from tests.scheduler.scheduler_load import Ask, Load
-from tests.scheduler.watched_fleet import REQUESTS, Fleet, Seen, due_within
+from tests.scheduler.load.scheduler_load import Ask, Load
+from tests.scheduler.load.watched_fleet import REQUESTS, Fleet, Seen, due_within
 
 ALL = list(presets())
 SMALL = {"slice_tokens": 8, "interval_s": 0.1}  # for answers of some 20 tokens
