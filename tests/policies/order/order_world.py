@@ -1,7 +1,7 @@
 """A world of one worker in which every step takes a second and every job a token a step; rounds
 are the real ones, one a step."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -130,3 +130,29 @@ def stream(world: World, every: int, length: int) -> Callable[[int], None]:
             world.come(f"s{step}", length)
 
     return before
+
+
+def a_turn_later(
+    snapshot: Snapshot,
+    number: int,
+    rng: np.random.Generator,
+    most_tokens: int,
+    waits_s: Sequence[float],
+) -> Snapshot:
+    """The turn of that number, drawn: some rows have new jobs, some have made fewer tokens than
+    `most_tokens`, and the KV of some is gone."""
+    old = snapshot.jobs
+    count = len(old)
+    anew = rng.random(count) < 0.1
+    output = np.where(
+        rng.random(count) < 0.5, old.output, old.output + rng.integers(0, most_tokens)
+    )
+    now = snapshot.now + float(rng.choice(waits_s))
+    made = replace(
+        old,
+        serial=np.where(anew, 100 * number + np.arange(count), old.serial),
+        output=output,
+        held=np.where(rng.random(count) < 0.5, old.held, old.prompt + output),
+        since_s=np.where(anew, now, old.since_s),
+    )
+    return replace(snapshot, now=now, jobs=made)

@@ -15,7 +15,7 @@ from services.policies.order.orders import ORDERS
 from services.policies.order.ranking import CLASS
 from services.policies.snapshot import Snapshot
 from tests.policies.made_snapshots import jobs, seat, snapshots, table
-from tests.policies.order.order_world import World, stream
+from tests.policies.order.order_world import World, a_turn_later, stream
 
 MLFQ, HRRN = ORDERS["mlfq"].rank, ORDERS["hrrn"].rank
 PARAMS = {"base_quantum_s": 1.0, "growth": 2.0, "queues": 5.0, "ageing_s": 40.0}
@@ -84,24 +84,12 @@ def test_rounds_are_the_queues_of_a_job_at_a_time(snapshot: Snapshot, seeds: lis
         rows = found.rows.tolist()
         assert found.key.tolist() == pytest.approx([expected[row][0] for row in rows], abs=1e-6)
         assert found.line.tolist() == pytest.approx([expected[row][1] for row in rows], abs=1e-6)
+        before = snapshot.jobs
         rng = np.random.default_rng(seed)
-        old = snapshot.jobs
-        count = len(old)
-        anew = rng.random(count) < 0.1
-        output = np.where(rng.random(count) < 0.5, old.output, old.output + rng.integers(0, 12))
-        now = snapshot.now + float(rng.choice([0.0, 0.5, 3.0, 25.0]))
-        snapshot = replace(
-            snapshot,
-            now=now,
-            jobs=replace(
-                old,
-                serial=np.where(anew, 100 * number + np.arange(count), old.serial),
-                output=output,
-                held=np.where(rng.random(count) < 0.5, old.held, old.prompt + output),
-                since_s=np.where(anew, now, old.since_s),
-                arrival_s=np.where(anew, now, old.arrival_s),
-            ),
-        )
+        snapshot = a_turn_later(snapshot, number, rng, 12, (0.0, 0.5, 3.0, 25.0))
+        joined = snapshot.jobs.serial != before.serial
+        arrival_s = np.where(joined, snapshot.now, before.arrival_s)
+        snapshot = replace(snapshot, jobs=replace(snapshot.jobs, arrival_s=arrival_s))
 
 
 def test_a_prompt_joins_the_first_queue_that_takes_it_in_one_piece() -> None:

@@ -15,7 +15,7 @@ from services.policies.order.orders import ORDERS
 from services.policies.order.ranking import CLASS
 from services.policies.snapshot import Snapshot
 from tests.policies.made_snapshots import jobs, seat, snapshots, table
-from tests.policies.order.order_world import World, stream
+from tests.policies.order.order_world import World, a_turn_later, stream
 
 RANK = ORDERS["rank"].rank
 OLDEST, BY_RANK = 0.0, 1.0
@@ -107,23 +107,10 @@ def test_rounds_are_the_authors_loop(among: float, snapshot: Snapshot, seeds: li
         assert found.key.tolist() == pytest.approx([expected[row][0] for row in rows], abs=1e-6)
         assert found.line.tolist() == pytest.approx([expected[row][1] for row in rows], abs=1e-6)
         rng = np.random.default_rng(seed)
-        old = snapshot.jobs
-        count = len(old)
-        anew = rng.random(count) < 0.1
-        output = np.where(rng.random(count) < 0.5, old.output, old.output + rng.integers(0, 4))
-        now = snapshot.now + float(rng.choice([0.0, 0.5, 3.0, 9.0]))
-        snapshot = replace(
-            snapshot,
-            now=now,
-            jobs=replace(
-                old,
-                serial=np.where(anew, 100 * number + np.arange(count), old.serial),
-                output=output,
-                held=np.where(rng.random(count) < 0.5, old.held, old.prompt + output),
-                since_s=np.where(anew, now, old.since_s),
-                forecast=np.where(rng.random(count) < 0.1, 0, old.forecast),
-            ),
-        )
+        snapshot = a_turn_later(snapshot, number, rng, 4, (0.0, 0.5, 3.0, 9.0))
+        told = snapshot.jobs.forecast
+        forecast = np.where(rng.random(len(told)) < 0.1, 0, told)
+        snapshot = replace(snapshot, jobs=replace(snapshot.jobs, forecast=forecast))
 
 
 def test_a_score_is_of_the_prompt_alone_until_a_better_forecast_comes() -> None:
