@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from services.costs import CostModel
 from services.forecast import Floats, Forecast, Ints, certain, from_lengths
 from services.forecasttable import ForecastTable
-from services.policies.form.demand import Demand, Line
+from services.policies.form.demand import Demand, WorkerQueue
 from services.policies.form.fill import Filled, fill
 from services.policies.form.forms import FORMS
 from services.policies.memory import Memory
@@ -104,9 +104,9 @@ def demanded(
     """What a line asks of memory; nobody runs, and slices are whole, unless it is said."""
     running = np.zeros(len(made), bool) if runs is None else np.array(runs, bool)
     granted = made.cap if limits is None else np.array(limits, np.int64)
-    line = Line(made, running, granted, worker, forecasts, numbers or {})
+    queue = WorkerQueue(made, running, granted, worker, forecasts, numbers or {})
     given = resolve(form, FORMS[form].params, params)
-    return FORMS[form].demand(line, given, np.random.default_rng(seed))
+    return FORMS[form].demand(queue, given, np.random.default_rng(seed))
 
 
 def formed(

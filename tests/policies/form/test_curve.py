@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from services.forecast import Forecast, Ints, certain, from_lengths
 from services.policies.form.curve import LARGEST_Z, TIMES, Curve, Z, feedback
-from services.policies.form.demand import Line
+from services.policies.form.demand import WorkerQueue
 from services.policies.form.fill import fill
 from services.policies.form.forms import FORMS
 from services.policies.form.peak import peak_tokens
@@ -251,8 +251,8 @@ def evicted_share(params: dict[str, float], endings: int, seed: int) -> float:
         made = jobs(count, output=[row[0] for row in rows], forecast=np.zeros(count))
         running = np.arange(count) < len(runs)
         memory = feedback(seen(evictions, ended), asked, memory)
-        line = Line(made, running, made.cap, worker, forecasts, memory.numbers)
-        demand = FORMS["curve"].demand(line, asked, np.random.default_rng(number))
+        queue = WorkerQueue(made, running, made.cap, worker, forecasts, memory.numbers)
+        demand = FORMS["curve"].demand(queue, asked, np.random.default_rng(number))
         come = int(np.count_nonzero(fill(running, demand, 999, alone=True).run)) - len(runs)
         runs, waits = runs + waits[:come], waits[come:]
         runs = [[output + 8, length] for output, length in runs]

@@ -199,7 +199,7 @@ def test_a_url_that_is_none_is_refused_without_quoting_it(wrong):
 # --- a line between us and Redis that breaks at the worst moment
 
 
-class Line:
+class FragileLink:
     """Carries bytes to Redis and back. `cuts`: how many answers to an append it swallows, hanging
     up instead. `silent`: it carries nothing at all."""
 
@@ -209,7 +209,7 @@ class Line:
         self.port = 0
 
     @asynccontextmanager
-    async def to(self, port: int) -> AsyncIterator["Line"]:
+    async def to(self, port: int) -> AsyncIterator["FragileLink"]:
         async def carry(near: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
             far, out = await asyncio.open_connection("127.0.0.1", port)
             try:
@@ -243,7 +243,7 @@ class Line:
 
 @pytest.mark.parametrize("cuts", [1, 2, 3, 6])
 async def test_an_append_whose_answer_was_lost_is_kept_once(server, cuts):
-    async with Line().to(server.port) as line, opened(line.port) as log:
+    async with FragileLink().to(server.port) as line, opened(line.port) as log:
         await log.append(rows(0))
         line.cuts = cuts
         await _persist(log, rows(1, 2))
@@ -262,7 +262,7 @@ async def _persist(log: OutcomeLog, batch: list[Row]) -> None:
 
 
 async def test_a_redis_that_says_nothing_is_unavailable(server):
-    async with Line().to(server.port) as line, opened(line.port) as log:
+    async with FragileLink().to(server.port) as line, opened(line.port) as log:
         await log.append(rows(0))
         line.silent = True
         with pytest.raises(LogUnavailable, match=f"on redis://127.0.0.1:{line.port}/0"):
@@ -275,7 +275,7 @@ async def test_a_redis_that_says_nothing_is_unavailable(server):
 async def test_a_journal_over_a_bad_line_writes_and_delivers_once(server):
     got: list[Row] = []
     async with (
-        Line().to(server.port) as line,
+        FragileLink().to(server.port) as line,
         journaling(open_log(url(line.port), 10_000), got) as journal,
     ):
         for first in range(0, 100, 25):
