@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from transformers import AutoModel
 
-from benchmarks.report import Figure, figure, options, show, write
+from benchmarks.harness.report import Figure, figure, options, show, write
 from services.predictor.encoder.encoder import Encoder
 from services.predictor.encoder.extract import Extractor
 from services.predictor.encoder.packing import pack, unpack

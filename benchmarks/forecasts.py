@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.report import Figure, figure, options, show, write
+from benchmarks.harness.report import Figure, figure, options, show, write
 from services.forecast import Forecast, from_lengths
 from services.forecasttable import ForecastTable
 from services.predictor.blend.content import ContentPredictor

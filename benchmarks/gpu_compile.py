@@ -17,8 +17,8 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
-from benchmarks.gpu_checks import Case, layout_of, run_step
-from benchmarks.gpu_copies import CopyCase, at_rest_faults, round_trip_faults
+from benchmarks.gpu.checks import Case, layout_of, run_step
+from benchmarks.gpu.copies import CopyCase, at_rest_faults, round_trip_faults
 from services.worker.kernels.cuda import attention as triton_attention
 from services.worker.kernels.cuda import blocks as triton_blocks
 

@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.clients import GrpcClient
-from benchmarks.load import Asked, Seen, bimodal, offer
-from benchmarks.report import Figure, Options, figure, options, show, write
-from benchmarks.system import counted, system
+from benchmarks.harness.clients import GrpcClient
+from benchmarks.harness.offered_load import Asked, Seen, bimodal, offer
+from benchmarks.harness.report import Figure, Options, figure, options, show, write
+from benchmarks.harness.system import counted, system
 from foretoken.ports import free_port
 
 MODES: dict[str, tuple[str, ...]] = {

@@ -4,13 +4,13 @@
         [--factors 0.9,1.5,3] [--rounds N] [--seconds S] [--peer-python PYTHON]
 
 The whole system on the demo model through HTTP with server-sent events; prompts whose answers are
-of every length (`benchmarks.demo_load`), ample `max_tokens`, KV memory for some fifty of them, a
-quarter of those who are there at 1.5 times capacity. First that capacity is measured: requests a
-second of `fcfs` with a queue that never empties. Then every preset, each round with a fresh server,
-meets the same Poisson arrivals at 0.5, 0.9, 1.5 and 3 times it, or at `--factors`. Before, it
-answers requests that don't count, so that whoever learns from outcomes has some. The rounds
-interleave the presets, every other one backwards, so that a machine that slows down slows all of
-them.
+of every length (`benchmarks.harness.demo_load`), ample `max_tokens`, KV memory for some fifty of
+them, a quarter of those who are there at 1.5 times capacity. First that capacity is measured:
+requests a second of `fcfs` with a queue that never empties. Then every preset, each round with a
+fresh server, meets the same Poisson arrivals at 0.5, 0.9, 1.5 and 3 times it, or at `--factors`.
+Before, it answers requests that don't count, so that whoever learns from outcomes has some. The
+rounds interleave the presets, every other one backwards, so that a machine that slows down slows
+all of them.
 
 `--presets all` takes every row of the table with its own predictor; those with an oracle are told
 the lengths of the right answers, which the demo model's are for 99 of 100 prompts. It says first
@@ -49,10 +49,10 @@ from tempfile import mkdtemp
 import numpy as np
 import uvloop
 
-from benchmarks.demo_load import arriving, at_once, bodies, write_lengths
-from benchmarks.open_loop import REFUSED, Answer, allow_open_files, drive
-from benchmarks.report import parser, show, write
-from benchmarks.system import counted, system, vllm
+from benchmarks.harness.demo_load import arriving, at_once, bodies, write_lengths
+from benchmarks.harness.open_loop import REFUSED, Answer, allow_open_files, drive
+from benchmarks.harness.report import parser, show, write
+from benchmarks.harness.system import counted, system, vllm
 from gateway.config import GatewayConfig
 from services.policies.preset import presets
 

@@ -23,14 +23,14 @@ from statistics import median
 import numpy as np
 from prometheus_client import CollectorRegistry
 
-from benchmarks.report import parser, show, write
-from benchmarks.rounds import Busy, Took, measure
+from benchmarks.harness.report import parser, show, write
+from benchmarks.harness.rounds import Busy, Took, measure
 from foretoken.ports import free_port
 from services.policies.preset import choose, presets
 from services.runtime.channel import connect
 from services.scheduler import events as ev
-from services.scheduler.arranger import Arranger
 from services.scheduler.metrics import SchedulerMetrics
+from services.scheduler.rounds.arranger import Arranger
 from services.scheduler.state import SchedulerState
 
 SIZES = [(r, q) for r in (64, 256, 1_024) for q in (100, 1_000, 10_000)]

@@ -13,12 +13,12 @@ from collections import defaultdict
 
 import torch
 
-from benchmarks.clients import GrpcClient, HttpClient, tokens_per_s
-from benchmarks.engine_loop import BareEngine
-from benchmarks.peers import Transformers
-from benchmarks.report import Figure, Options, figure, options, show, write
-from benchmarks.rounds import measure as measure_rounds
-from benchmarks.system import system
+from benchmarks.engine.bare_engine import BareEngine
+from benchmarks.harness.clients import GrpcClient, HttpClient, tokens_per_s
+from benchmarks.harness.peers import Transformers
+from benchmarks.harness.report import Figure, Options, figure, options, show, write
+from benchmarks.harness.rounds import measure as measure_rounds
+from benchmarks.harness.system import system
 from foretoken.options import demo_model
 
 KV_TOKENS = 65_536

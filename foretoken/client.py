@@ -7,7 +7,6 @@ with Client("127.0.0.1:50051") as client:
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
-from types import TracebackType
 from typing import Any, Self, Unpack, cast
 
 import grpc
@@ -164,12 +163,7 @@ class Client:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -218,12 +212,7 @@ class AsyncClient:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
 

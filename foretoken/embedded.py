@@ -15,14 +15,7 @@ from grpc import aio
 from prometheus_client import CollectorRegistry
 
 from foretoken import status
-from foretoken.options import (
-    Sections,
-    ServeOptions,
-    chosen_preset,
-    local_worker,
-    outcome_log,
-    sections,
-)
+from foretoken.options import Sections, ServeOptions, local_worker, predictor_sections, sections
 from foretoken.processes import kept_running, running
 from gateway.config import GatewayConfig
 from gateway.http.app import build_app
@@ -125,17 +118,17 @@ async def embedded(options: ServeOptions, lifecycle: Lifecycle) -> AsyncIterator
 
 
 def _predictor(overrides: Sections, folder: Path) -> Sections:
-    """The preset chooses its model unless its own section does. Raises ConfigError for values
-    that can't be; what only it can tell, it tells when it starts."""
+    """Raises ConfigError for values that can't be; what only it can tell, it tells when it
+    starts."""
     own = {
-        "model": chosen_preset(overrides).predictor,
         "address": f"unix:{folder}/predictor.sock",
         "started_by": str(os.getpid()),
         "log_level": "WARNING",
-    } | overrides["predictor"]
-    log = outcome_log(overrides, load(PredictorConfig, own).model)
-    load(LogConfig, log)
-    return {"predictor": own, "log": log}
+    }
+    told = predictor_sections(overrides, own)
+    load(PredictorConfig, told["predictor"])
+    load(LogConfig, told["log"])
+    return told
 
 
 def _worker(

@@ -97,6 +97,13 @@ def outcome_log(overrides: Sections, predictor: str) -> dict[str, str]:
     return {"path": str(state / "foretoken" / "outcomes.sqlite"), **given}
 
 
+def predictor_sections(overrides: Sections, own: dict[str, str]) -> Sections:
+    """What the predictor's process is told; `own` where its section does not say otherwise. The
+    preset chooses its model unless its section does. Raises ValueError."""
+    chosen = {"model": chosen_preset(overrides).predictor} | own | overrides["predictor"]
+    return {"predictor": chosen, "log": outcome_log(overrides, chosen["model"])}
+
+
 def as_arguments(overrides: Sections) -> list[str]:
     """The same overrides as a service process takes them."""
     return [

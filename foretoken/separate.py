@@ -3,14 +3,7 @@
 from contextlib import AsyncExitStack
 
 from foretoken import status
-from foretoken.options import (
-    Sections,
-    ServeOptions,
-    chosen_preset,
-    local_worker,
-    outcome_log,
-    sections,
-)
+from foretoken.options import Sections, ServeOptions, local_worker, predictor_sections, sections
 from foretoken.ports import free_port
 from foretoken.processes import running
 from services.runtime.channel import connect
@@ -30,9 +23,9 @@ def wire(overrides: Sections, workers: int) -> list[tuple[str, str, Sections]]:
         name: overrides[name].get("address", f"127.0.0.1:{free_port()}")
         for name in (*ADVISERS, "scheduler")
     }
-    predictor = overrides["predictor"].get("model", chosen_preset(overrides).predictor)
+    predictor = predictor_sections(overrides, {"address": addresses["predictor"]})
     own: dict[str, dict[str, str]] = {
-        "predictor": {"model": predictor},
+        "predictor": predictor["predictor"],
         "batcher": {},
         "estimator": {},
         "scheduler": {f"{name}_address": addresses[name] for name in ADVISERS},
@@ -49,7 +42,7 @@ def wire(overrides: Sections, workers: int) -> list[tuple[str, str, Sections]]:
         settings |= {"served_model_name": served} | to_scheduler | overrides["worker"]
         units.append(("worker", "services.worker", settings))
     units.append(("gateway", "gateway", to_scheduler | _with_ports(overrides["gateway"])))
-    shared: dict[str, Sections] = {"predictor": {"log": outcome_log(overrides, predictor)}}
+    shared: dict[str, Sections] = {"predictor": {"log": predictor["log"]}}
     return [
         (name, module, {name: QUIET | settings, **shared.get(name, {})})
         for name, module, settings in units

@@ -9,8 +9,8 @@ from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from gateway.request import Generation
-from gateway.session import Session
+from gateway.requests.parser import Generation
+from gateway.sessions.session import Session
 from services.core import FinishReason
 from services.runtime.telemetry import LATENCY_BUCKETS_S
 from services.verdict import verdict

@@ -12,19 +12,19 @@ from collections.abc import Callable, Sequence
 from math import inf
 from uuid import uuid4
 
-from gateway import messages
-from gateway.call import Call, Live
+from gateway.admission.door import Door
+from gateway.admission.retries import RetryBudget
 from gateway.config import GatewayConfig
-from gateway.door import Door
-from gateway.fleet import Fleet, read_fleet
 from gateway.metrics import Metrics
-from gateway.placement import Cause, Due
-from gateway.request import Generation
-from gateway.retries import RetryBudget
-from gateway.roster import Roster, ToScheduler
-from gateway.session import News, Session
-from gateway.text import Text
-from gateway.verdicts import Ended, Verdicts
+from gateway.peers import messages
+from gateway.peers.fleet import Fleet, read_fleet
+from gateway.requests.parser import Generation
+from gateway.requests.text import Text
+from gateway.sessions.call import ClientCall, Live
+from gateway.sessions.placement import Cause, Due
+from gateway.sessions.roster import Roster, ToScheduler
+from gateway.sessions.session import News, Session
+from gateway.sessions.verdicts import Ended, Verdicts
 from protos import scheduler_pb2, worker_pb2
 from services.core import FinishReason
 from services.runtime.codec import decode_reason
@@ -86,7 +86,7 @@ class Pipeline:
         if refusal is not None:
             raise refusal
 
-    def open(self, generations: Sequence[Generation]) -> Call:
+    def open(self, generations: Sequence[Generation]) -> ClientCall:
         """Submit every choice of every prompt; raises Refused where `check_room` does.
 
         The caller must iterate the call's chunks or close it.
@@ -95,7 +95,7 @@ class Pipeline:
         wanted = sum(generation.sampling.n for generation in generations)
         deadline_s = min((generation.deadline_s for generation in generations), default=inf)
         self.check_room(wanted, deadline_s - now_s, now_s)
-        call = Call(uuid4().hex, int(time.time()), self._pace_s, self._release)
+        call = ClientCall(uuid4().hex, int(time.time()), self._pace_s, self._release)
         for generation in generations:
             self._metrics.prompt_tokens.inc(generation.prompt_tokens)
             hashes = self.fleet.hashes_of(generation)
@@ -109,7 +109,9 @@ class Pipeline:
                 self._roster.submit(live, now_s)
         return call
 
-    def _make_live(self, call: Call, generation: Generation, choice: int, hashes: bytes) -> Live:
+    def _make_live(
+        self, call: ClientCall, generation: Generation, choice: int, hashes: bytes
+    ) -> Live:
         sampling = generation.sampling
         session = Session(
             len(call.lives),
@@ -124,7 +126,7 @@ class Pipeline:
     def _pace_s(self) -> float:
         return min(self._config.max_pause_s, self.live / self._config.max_messages_per_s)
 
-    def _release(self, call: Call) -> None:
+    def _release(self, call: ClientCall) -> None:
         """Its client is gone or has everything: cancel what is still running."""
         now_s = time.monotonic()
         for live in call.lives:
@@ -345,7 +347,7 @@ class Pipeline:
         elif due.quiet_s >= self._config.finish_wait_s or due.waited_s >= self._config.late_wait_s:
             self._resubmit(live, Cause.LATE, now_s)
 
-    def _mind_client(self, call: Call, now_s: float) -> None:
+    def _mind_client(self, call: ClientCall, now_s: float) -> None:
         if now_s - call.taken_s > self._config.client_stall_s:
             log.info("a client took nothing for %g s and is let go", now_s - call.taken_s)
             call.close()

@@ -14,17 +14,17 @@ from google.protobuf.message import DecodeError
 from grpc import aio
 from prometheus_client import CollectorRegistry
 
-from gateway import messages
-from gateway.call import Call
+from gateway.admission.door import Refused
+from gateway.admission.turnstile import Turnstile
 from gateway.config import GatewayConfig
-from gateway.door import Refused
-from gateway.links import Dial, Link, WorkerLinks
 from gateway.metrics import Metrics
+from gateway.peers import messages
+from gateway.peers.links import Dial, Link, WorkerLinks
 from gateway.pipeline import Pipeline
-from gateway.request import Clock, Generation, Parser, check_timeout
-from gateway.session import Chunk
-from gateway.text import Text
-from gateway.turnstile import Turnstile
+from gateway.requests.parser import Clock, Generation, Parser, check_timeout
+from gateway.requests.text import Text
+from gateway.sessions.call import ClientCall
+from gateway.sessions.session import ChoiceChunk
 from protos import gateway_pb2, gateway_pb2_grpc, scheduler_pb2, worker_pb2
 from protos.scheduler_pb2_grpc import SchedulerStub
 from protos.worker_pb2_grpc import WorkerStub
@@ -143,7 +143,7 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
     def check_model(self, name: str) -> None:
         self._parser.check_model(name)
 
-    def open(self, generations: Sequence[Generation]) -> Call:
+    def open(self, generations: Sequence[Generation]) -> ClientCall:
         """Start answering; iterate the call's chunks, or close it. Raises ServiceError."""
         self._check_draining()
         with self._counting_refusals():
@@ -276,7 +276,7 @@ def parse_timeout(text: str) -> float:
     return check_timeout(TIMEOUT_KEY, timeout_s)
 
 
-def _encode(call: Call, chunk: Chunk) -> gateway_pb2.GenerateResponse:
+def _encode(call: ClientCall, chunk: ChoiceChunk) -> gateway_pb2.GenerateResponse:
     return gateway_pb2.GenerateResponse(
         request_id=call.request_id,
         index=chunk.index,

@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[1]
 READY = re.compile(r"foretoken is ready: .* HTTP (http://\S+), gRPC (\S+)")
 STARTED_S = 120.0
 

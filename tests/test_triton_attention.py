@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.gpu_checks import (
+from benchmarks.gpu.checks import (
     BOUNDS,
     CASES,
     Case,

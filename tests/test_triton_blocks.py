@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from benchmarks.gpu_copies import (
+from benchmarks.gpu.copies import (
     CopyCase,
     at_rest_faults,
     copy_cases,

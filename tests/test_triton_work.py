@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.gpu_checks import Case, layout_of
+from benchmarks.gpu.checks import Case, layout_of
 from services.worker.kernels.cuda.sizes import (
     decode_tiles,
     power_of_two,

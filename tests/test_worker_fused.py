@@ -1,135 +1,31 @@
-"""The fused forward gives what transformers' own gives, and is left aside where it doesn't."""
+"""The fused forward gives what transformers' own gives, and shares its weights."""
 
-import logging
-import re
-from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    Phi3Config,
-    Phi3ForCausalLM,
-    PreTrainedModel,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
 
 from services.worker.kernels.interface import AttentionOptions
-from services.worker.model.paged import PagedModel
 from services.worker.model.probe import STRETCH_TOKENS, Probe, stretch_tokens
 from services.worker.model.row_ops import TorchRowOps
+from tests.fused_models import (
+    FAMILIES,
+    LIMIT,
+    TOKENS,
+    fused,
+    llama,
+    made,
+    own_logits,
+    random_tokens,
+)
 from tests.worker_fixtures import (
-    GROUPED,
-    SIZES,
     VOCABULARY,
     Feeder,
-    clear_cases,
-    engine_of,
     make_engine,
-    reference,
 )
-
-CPU = torch.device("cpu")
-TOKENS = 40
-LIMIT = SIZES["max_position_embeddings"]
-FOUR_LAYERS: dict[str, Any] = GROUPED | {"num_hidden_layers": 4}
-HALF_SLIDE: dict[str, Any] = FOUR_LAYERS | {
-    "use_sliding_window": True,
-    "sliding_window": 7,
-    "layer_types": ["full_attention", "sliding_attention"] * 2,
-}
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 10000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
-YARN = {
-    "rope_type": "yarn",
-    "rope_theta": 10000.0,
-    "factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
-
-
-def llama(**settings: Any) -> PreTrainedModel:
-    return LlamaForCausalLM(LlamaConfig(**deepcopy(GROUPED | settings)))
-
-
-def phi3(**settings: Any) -> PreTrainedModel:
-    return Phi3ForCausalLM(Phi3Config(**deepcopy(GROUPED | settings)))
-
-
-FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
-    "llama": llama,
-    "llama, tied": partial(llama, tie_word_embeddings=True),
-    "llama, biased": partial(llama, attention_bias=True, mlp_bias=True),
-    "llama, no groups": partial(llama, num_key_value_heads=4),
-    "llama, wide heads": partial(llama, head_dim=16),
-    "llama, linear": partial(
-        llama, rope_parameters={"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}
-    ),
-    "llama, llama3": partial(llama, rope_parameters=LLAMA3),
-    "llama, yarn": partial(llama, rope_parameters=YARN),
-    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**GROUPED)),
-    "qwen2, slides": lambda: Qwen2ForCausalLM(Qwen2Config(**HALF_SLIDE)),
-    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**GROUPED, head_dim=16)),
-    "qwen3, slides": lambda: Qwen3ForCausalLM(
-        Qwen3Config(**HALF_SLIDE, head_dim=16, tie_word_embeddings=True, rope_parameters=dict(YARN))
-    ),
-    "mistral": lambda: MistralForCausalLM(MistralConfig(**GROUPED, sliding_window=None)),
-    "mistral, slides": lambda: MistralForCausalLM(MistralConfig(**GROUPED, sliding_window=7)),
-    "phi3": phi3,
-    "phi3, slides": partial(phi3, sliding_window=7),
-    "phi3, turns half": partial(
-        phi3,
-        rope_parameters={
-            "rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5,
-        },
-    ),
-}  # fmt: skip
-
-
-def made(make: Callable[[], PreTrainedModel], dtype: torch.dtype = torch.float32) -> Any:
-    """A model with random norms and biases too, which a fresh one has at 1 and 0."""
-    torch.manual_seed(1)
-    module: Any = make().eval()
-    with torch.no_grad():
-        for name, weight in module.named_parameters():
-            if weight.ndim == 1:
-                weight.normal_(mean=0 if name.endswith("bias") else 1, std=0.3)
-    return module.to(dtype)
-
-
-def random_tokens(start: int = 0) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(7)
-    ids = torch.randint(VOCABULARY, (TOKENS,), generator=generator)
-    return ids, torch.arange(start, start + TOKENS)
-
-
-def own_logits(module: Any, ids: Tensor, positions: Tensor) -> Tensor:
-    with torch.no_grad():
-        logits: Tensor = module(ids[None], position_ids=positions[None], use_cache=False).logits
-    return logits[0]
-
-
-def fused(module: PreTrainedModel) -> PagedModel:
-    model = PagedModel(deepcopy(module), CPU)
-    assert model.forward_name == "fused forward"
-    return model
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -218,155 +114,6 @@ def test_q_k_and_v_lie_in_one_tensor():
         storages = {part.untyped_storage().data_ptr() for part in parts}
         assert len(storages) == 1
         assert parts[0].untyped_storage().nbytes() == sum(part.nbytes for part in parts)
-
-
-def doubled(call: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    return 2 * call(x)
-
-
-def another_mlp(module: Any) -> None:
-    mlp = module.model.layers[1].mlp
-    mlp.forward = partial(doubled, mlp.forward)
-
-
-def another_norm(module: Any) -> None:
-    module.model.norm.forward = torch.tanh
-
-
-def another_window(module: Any) -> None:
-    """One that no check of a few tokens could see."""
-    attention = module.model.layers[1].self_attn
-    attention.forward = partial(attention.forward, sliding_window=5000)
-
-
-def another_rope(module: Any) -> None:
-    """From position 100 on, as a rope that switches would."""
-    rotary = module.model.rotary_emb
-
-    def later(call: Any, x: Tensor, position_ids: Tensor) -> Any:
-        return call(x, position_ids * (1 + (position_ids > 100)))
-
-    rotary.forward = partial(later, rotary.forward)
-
-
-def another_shape(module: Any) -> None:
-    """Its own forward reads the head size elsewhere."""
-    attention = module.model.layers[0].self_attn
-    other = deepcopy(attention)
-    other.config = attention.config
-    attention.forward = other.forward
-    attention.head_dim = 5
-
-
-@pytest.mark.parametrize(
-    ("lie", "told"),
-    [
-        (another_mlp, "moves logits by"),
-        (another_norm, "moves logits by"),
-        (another_window, "other options"),
-        (another_rope, "moves logits by"),
-        (another_shape, "it fails"),
-    ],
-)
-def test_a_model_that_is_not_what_it_says_keeps_its_own_forward(lie: Any, told: str, caplog):
-    module = made(llama)
-    lie(module)
-    ids, positions = random_tokens(start=150)
-    own = own_logits(module, ids, positions)
-    model = PagedModel(module, CPU)
-    (warning,) = warnings(caplog)
-    assert "left aside" in warning
-    assert told in warning
-    assert model.forward_name.startswith("transformers' forward (the fused one is left aside")
-    ours = model.forward(ids, positions, Probe(), None)
-    torch.testing.assert_close(ours, own, rtol=1e-4, atol=1e-4)
-
-
-def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
-    ours = [record for record in caplog.records if record.name.startswith("services.")]
-    return [record.getMessage() for record in ours if record.levelno >= logging.WARNING]
-
-
-class Adapted(nn.Linear):
-    """As an adapter would, it takes a linear map's place."""
-
-
-def adapted() -> PreTrainedModel:
-    module = llama()
-    module.model.layers[0].mlp.up_proj = Adapted(32, 64, bias=False)
-    return module
-
-
-def hooked() -> PreTrainedModel:
-    module = llama()
-    module.model.layers[0].register_forward_hook(lambda *_: None)
-    return module
-
-
-def mixed() -> PreTrainedModel:
-    module = llama()
-    module.model.norm.to(torch.bfloat16)
-    return module
-
-
-class Derived(LlamaForCausalLM):  # type: ignore[misc]
-    """Of its class, but not exactly."""
-
-
-class LlamaLike(LlamaForCausalLM):  # type: ignore[misc]
-    """Named as one that is known."""
-
-
-LlamaLike.__name__ = "LlamaForCausalLM"
-
-LONGROPE = {
-    "rope_type": "longrope",
-    "rope_theta": 1e4,
-    "short_factor": [1.0] * 4,
-    "long_factor": [2.0] * 4,
-    "original_max_position_embeddings": 64,
-    "factor": 4.0,
-}
-
-
-@pytest.mark.parametrize(
-    ("make", "why"),
-    [
-        (partial(reference, "gpt2"), "GPT2LMHeadModel has another layout"),
-        (partial(reference, "gemma2"), "Gemma2ForCausalLM has another layout"),
-        (lambda: Derived(LlamaConfig(**GROUPED)), "Derived has another layout"),
-        (lambda: LlamaLike(LlamaConfig(**GROUPED)), "it contains a .*LlamaLike"),
-        (partial(llama, hidden_act="gelu"), "it contains a .*GELU.*"),
-        (adapted, "it contains a .*Adapted"),
-        (mixed, "its weights are of several kinds"),
-        (hooked, "a hook is set on its LlamaDecoderLayer"),
-        (
-            partial(
-                llama, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
-            ),
-            r"its rope \(dynamic\) depends on length",
-        ),
-        (partial(phi3, rope_parameters=LONGROPE), r"its rope \(longrope\) depends on length"),
-    ],
-)
-def test_other_models_run_as_they_did(make: Any, why: str, caplog):
-    model = PagedModel(deepcopy(make().eval()), CPU)
-    assert not warnings(caplog)
-    assert re.fullmatch(rf"transformers' forward \({why}\)", model.forward_name)
-
-
-def test_it_can_be_set_off():
-    assert PagedModel(deepcopy(reference("llama")), CPU, fuse=False).forward_name == (
-        "transformers' forward"
-    )
-    cases = clear_cases("mistral", (5, 20), 8)
-    for setting, name in (("auto", "fused forward"), ("off", "transformers' forward")):
-        engine = engine_of("mistral", fused_forward=setting)
-        assert engine.model.forward_name == name
-        feeder = Feeder(engine)
-        for request_id, (tokens, _) in cases.items():
-            feeder.add(request_id, tokens, 8)
-        assert feeder.run() == {request_id: answer for request_id, (_, answer) in cases.items()}
 
 
 def test_a_bfloat16_engine_decodes():

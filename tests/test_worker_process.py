@@ -17,8 +17,8 @@ from services.runtime.attach_codec import decode_held
 from services.runtime.channel import connect
 from services.runtime.errors import Code, ServiceError
 from services.runtime.server import Mount, listening
-from tests.test_worker_service import RecordingGateway, RecordingScheduler, until
 from tests.worker_fixtures import generate, prompt_tokens, reference
+from tests.worker_serving import RecordingGateway, RecordingScheduler, until
 
 
 async def start(**settings: object) -> Process:

@@ -1,146 +1,19 @@
 """A real worker on a Unix socket between a recording scheduler and recording gateways."""
 
 import asyncio
-from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, cast
 
 import pytest
 from grpc import StatusCode, aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from prometheus_client import CollectorRegistry
 
-from protos import common_pb2, scheduler_pb2, scheduler_pb2_grpc, worker_pb2, worker_pb2_grpc
-from services.core import FinishReason, Grant, HeldRequest, Plan, StaticBatch
-from services.runtime.attach_codec import decode_held, encode_plan
-from services.runtime.channel import connect
-from services.runtime.errors import ServiceError
-from services.runtime.server import Mount, listening
-from services.runtime.streams import Outbox, duplex
-from services.runtime.tasks import background
-from services.worker.__main__ import build
-from services.worker.config import WorkerConfig
+from protos import common_pb2, worker_pb2, worker_pb2_grpc
+from services.core import Grant, HeldRequest, StaticBatch
+from services.runtime.attach_codec import decode_held
 from services.worker.engine.engine import Engine
-from services.worker.outbox import TokenOutbox
-from services.worker.requests.batch import NewToken
 from tests.worker_fixtures import generate, prompt_tokens, reference
-
-KV_TOKENS = 512
-Prompt = worker_pb2.Prompt
-
-
-class RecordingScheduler(scheduler_pb2_grpc.SchedulerServicer):
-    """Writes down hellos and reports; sends the plans it is told to."""
-
-    def __init__(self) -> None:
-        self.hellos: list[scheduler_pb2.WorkerHello] = []
-        self.reports: list[scheduler_pb2.Report] = []
-        self.seq = 0
-        self.address = ""  # and what ends its server, where a test needs these
-        self.stop: Callable[[], Awaitable[None]]
-        self._farewell: ServiceError | None = None
-        self._plans: Outbox[scheduler_pb2.Plan] = Outbox(1000)
-
-    async def Attach(
-        self, requests: AsyncIterator[scheduler_pb2.WorkerMessage], context: object
-    ) -> AsyncIterator[scheduler_pb2.Plan]:
-        self._plans, self.seq = Outbox(1000), 0
-        async for plan in duplex(self._read(requests), self._plans):
-            yield plan
-        if self._farewell:
-            raise self._farewell
-
-    async def _read(self, requests: AsyncIterator[scheduler_pb2.WorkerMessage]) -> None:
-        async for message in requests:
-            if message.HasField("hello"):
-                self.hellos.append(message.hello)
-            else:
-                self.reports.append(message.report)
-
-    async def Submit(self, requests: Any, context: object) -> AsyncIterator[Any]:
-        raise NotImplementedError
-        yield
-
-    async def Why(self, request: Any, context: object) -> Any:
-        raise NotImplementedError
-
-    async def GetFleet(self, request: Any, context: object) -> Any:
-        raise NotImplementedError
-
-    def plan(self, **directives: Any) -> None:
-        self.seq += 1
-        self._plans.put(encode_plan(Plan(self.seq, **directives)))
-
-    def admit(self, *request_ids: str, limit: int = 400) -> None:
-        self.plan(admit=tuple(Grant(request_id, limit) for request_id in request_ids))
-
-    def hang_up(self, farewell: ServiceError | None = None) -> None:
-        self._farewell = farewell
-        self._plans.close()
-
-    @property
-    def finished(self) -> dict[str, int]:
-        return {f.request_id: f.reason for report in self.reports for f in report.finished}
-
-
-class RecordingGateway:
-    """Sends prompts; writes down the tokens that come, checking their offsets."""
-
-    def __init__(self, channel: aio.Channel, name: str):
-        self._up: Outbox[worker_pb2.WorkerInput] = Outbox(1000)
-        hello = worker_pb2.StreamHello(gateway_id=name)
-        self._up.put(worker_pb2.WorkerInput(hello=hello))
-        self._call = worker_pb2_grpc.WorkerStub(channel).Stream(aiter(self._up))
-        self.tokens: dict[str, list[int]] = defaultdict(list)
-        self.ended: dict[str, worker_pb2.RequestTokens] = {}
-
-    def send(self, request_id: str, tokens: tuple[int, ...], most: int, **sampling: Any) -> None:
-        how = common_pb2.Sampling(**{"temperature": 0, **sampling})
-        prompt = Prompt(request_id=request_id, token_ids=tokens, prompt_tokens=len(tokens),
-                        max_tokens=most, sampling=how)  # fmt: skip
-        self.send_raw(prompt)
-
-    def send_raw(self, prompt: worker_pb2.Prompt) -> None:
-        self._up.put(worker_pb2.WorkerInput(prompt=prompt))
-
-    async def read(self) -> None:
-        async for batch in self._call:
-            for message in batch.requests:
-                assert message.offset == len(self.tokens[message.request_id])
-                self.tokens[message.request_id] += message.token_ids
-                if message.finish_reason:
-                    self.ended[message.request_id] = message
-
-    def leave(self) -> None:
-        self._call.cancel()
-
-
-@dataclass
-class World:
-    scheduler: RecordingScheduler
-    channel: aio.Channel
-    address: str
-    gateways: list[RecordingGateway] = field(default_factory=list)
-    tasks: set[asyncio.Task[None]] = field(default_factory=set)
-
-    def gateway(self, name: str = "g") -> RecordingGateway:
-        gateway = RecordingGateway(self.channel, name)
-        task = asyncio.create_task(gateway.read())
-        self.tasks.add(task)
-        return gateway
-
-    async def free_again(self) -> None:
-        await until(lambda: self.scheduler.reports[-1].free_blocks == KV_TOKENS // 16)
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110 - what is waited for has no event
-            await asyncio.sleep(0.005)
+from tests.worker_serving import KV_TOKENS, Prompt, running, until
 
 
 @pytest.fixture(scope="module")
@@ -148,40 +21,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model")
     reference("llama").save_pretrained(path)
     return path
-
-
-@asynccontextmanager
-async def running(folder: Path, **settings: Any) -> AsyncIterator[World]:
-    """A worker of the small Llama, attached."""
-    with TemporaryDirectory() as sockets:
-        scheduler = RecordingScheduler()
-        add = scheduler_pb2_grpc.add_SchedulerServicer_to_server
-        mount = Mount("foretoken.v1.Scheduler", add, scheduler)
-        config = WorkerConfig(
-            worker_id="w",
-            address=f"unix:{sockets}/worker",
-            scheduler_address=f"unix:{sockets}/scheduler",
-            model=str(folder),
-            served_model_name="small",
-            profile_s=0.05,
-            **{"kv_tokens": KV_TOKENS, **settings},
-        )
-        unit = build(config, CollectorRegistry())
-        async with (
-            listening([mount], config.scheduler_address),
-            background(unit.run()),
-            listening(unit.mounts, config.address),
-        ):
-            channel = connect(config.address)
-            world = World(scheduler, channel, config.address)
-            await until(lambda: scheduler.hellos)
-            try:
-                yield world
-            finally:
-                for task in world.tasks:
-                    task.cancel()
-                await asyncio.gather(*world.tasks, return_exceptions=True)
-                await channel.close()
 
 
 async def test_the_worker_introduces_itself(folder):
@@ -416,39 +255,3 @@ async def test_a_stream_must_begin_with_a_hello(folder):
         with pytest.raises(aio.AioRpcError) as refused:
             await call.read()
     assert refused.value.code() is StatusCode.INVALID_ARGUMENT
-
-
-async def test_what_a_slow_gateway_has_not_read_is_one_message():
-    outbox = TokenOutbox(limit_tokens=100)
-    for offset in range(3):
-        for request_id in ("a", "b"):
-            finish = FinishReason.STOP if (request_id, offset) == ("b", 2) else None
-            outbox.add(NewToken("g", request_id, offset, 10 + offset, finish, None))
-    outbox.add_error("a", 3, "why")
-    messages = aiter(outbox)
-    batch = await anext(messages)
-    assert [(m.request_id, m.offset, list(m.token_ids), m.finish_reason, m.message)
-            for m in batch.requests] == [
-        ("a", 0, [10, 11, 12], common_pb2.FINISH_REASON_ERROR, "why"),
-        ("b", 0, [10, 11, 12], common_pb2.FINISH_REASON_STOP, ""),
-    ]  # fmt: skip
-    outbox.add(NewToken("g", "c", 7, 1, None, None))
-    assert [m.request_id for m in (await anext(messages)).requests] == ["c"]
-
-
-async def test_a_request_that_comes_again_while_its_old_tokens_wait_keeps_its_offsets():
-    outbox = TokenOutbox(limit_tokens=100)
-    for offset, token in ((0, 10), (1, 11), (5, 15), (6, 16)):  # cancelled at 2, prompted with 5
-        outbox.add(NewToken("g", "a", offset, token, None, None))
-    batch = await anext(aiter(outbox))
-    told = [(m.request_id, m.offset, list(m.token_ids)) for m in batch.requests]
-    assert told == [("a", 0, [10, 11]), ("a", 5, [15, 16])]
-
-
-async def test_a_gateway_that_does_not_read_is_cut_off():
-    outbox = TokenOutbox(limit_tokens=5)
-    for offset in range(50):
-        outbox.add(NewToken("g", "a", offset, 1, None, None))
-    batches = [batch async for batch in outbox]
-    assert outbox.overflowed
-    assert len(batches) == 1 and len(batches[0].requests[0].token_ids) == 6

@@ -42,12 +42,12 @@ from tempfile import TemporaryDirectory
 
 from benchmarks.engine.cases import LONE, Asked, Case, Model, asked_of, kv_tokens, run_takes_s
 from benchmarks.engine.figures import Key, Taken, decode_tok_s, nested, path_of, reaches, tables
-from benchmarks.engine.load import prompts
 from benchmarks.engine.peer import HOW_TO
+from benchmarks.engine.prompts import prompts
 from benchmarks.engine.shapes import folder_of
 from benchmarks.engine.step_profile import Profile, profile_step
 from benchmarks.engine.systems import Serve, Standing, standing, starts_s
-from benchmarks.report import parser, show, write
+from benchmarks.harness.report import parser, show, write
 
 PATIENCE_S = 90.0
 WARM_STREAMS, WARM_TOKENS = 8, 8

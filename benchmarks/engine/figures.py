@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.engine.cases import LONE, SYSTEMS, Asked, Case, Model
-from benchmarks.report import figure, show
+from benchmarks.harness.report import figure, show
 
 Key = tuple[str, ...]
 GRPC_REACH = 0.9  # of the engine, at the most streams

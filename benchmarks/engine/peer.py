@@ -12,7 +12,7 @@ from tempfile import TemporaryFile
 from typing import IO, Any
 
 from benchmarks.engine.cases import BLOCK_TOKENS
-from benchmarks.system import VLLM_START_S, running
+from benchmarks.harness.system import VLLM_START_S, running
 
 SCRIPT = Path(__file__).with_name("vllm_loop.py")
 GIB = 2**30

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from benchmarks.engine.bare_engine import BareEngine
 from benchmarks.engine.cases import DTYPES, Case, kv_tokens
-from benchmarks.engine.load import prompts
-from benchmarks.engine_loop import BareEngine
+from benchmarks.engine.prompts import prompts
 from services.worker.engine.engine import Engine
 from services.worker.requests.batch import StepResult
 

@@ -9,14 +9,14 @@ from functools import partial
 from math import ceil
 from pathlib import Path
 
-from benchmarks.clients import GrpcClient, HttpClient, tokens_per_s
 from benchmarks.engine.apart import Apart
+from benchmarks.engine.bare_engine import BareEngine
 from benchmarks.engine.cases import DTYPES
 from benchmarks.engine.peer import GIB, vllm_loop
 from benchmarks.engine.shapes import kv_bytes_per_token
-from benchmarks.engine_loop import BareEngine
-from benchmarks.peers import Transformers
-from benchmarks.system import system, vllm
+from benchmarks.harness.clients import GrpcClient, HttpClient, tokens_per_s
+from benchmarks.harness.peers import Transformers
+from benchmarks.harness.system import system, vllm
 
 ELEMENT_BYTES = {"fp32": 4, "bf16": 2}
 AFTER_S = {"vllm": 1.5, "vllm_http": 1.5}  # processes that poll for a second after the last message

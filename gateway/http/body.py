@@ -7,8 +7,8 @@ from fastapi import Request
 
 from gateway.http.errors import BodyTooLarge
 from gateway.http.schema import Json
+from gateway.requests.sla import SlaError, parse_header
 from gateway.service import TIMEOUT_KEY, parse_timeout
-from gateway.sla import SlaError, parse_header
 from protos import common_pb2
 from services.runtime.errors import InvalidArgument
 

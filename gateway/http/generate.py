@@ -6,7 +6,6 @@ from contextlib import aclosing
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 
-from gateway.call import Call
 from gateway.http.body import (
     parse_json,
     read_application,
@@ -17,9 +16,10 @@ from gateway.http.body import (
 from gateway.http.schema import Body, ChatBody, CompletionBody, Json, read_body
 from gateway.http.shapes import ChatShape, ChunkWriter, CompletionShape, Shape, usage
 from gateway.http.sse import EventStream, until_disconnect
-from gateway.request import Clock, Generation
+from gateway.requests.parser import Clock, Generation
 from gateway.service import GatewayService
-from gateway.session import Chunk
+from gateway.sessions.call import ClientCall
+from gateway.sessions.session import ChoiceChunk
 from protos import gateway_pb2
 from services.runtime.errors import InvalidArgument
 
@@ -93,15 +93,17 @@ def _parse_all(
     return [gateway.parse(prompt, clock) for prompt in prompts]
 
 
-async def _collect(call: Call) -> list[list[Chunk]]:
+async def _collect(call: ClientCall) -> list[list[ChoiceChunk]]:
     """Each choice's chunks, once all are over."""
-    parts: list[list[Chunk]] = [[] for _ in call.lives]
+    parts: list[list[ChoiceChunk]] = [[] for _ in call.lives]
     async for chunk in call.chunks():
         parts[chunk.index].append(chunk)
     return parts
 
 
-async def _events(call: Call, writer: ChunkWriter, include_usage: bool) -> AsyncGenerator[bytes]:
+async def _events(
+    call: ClientCall, writer: ChunkWriter, include_usage: bool
+) -> AsyncGenerator[bytes]:
     async with aclosing(call.chunks()) as chunks:
         async for chunk in chunks:
             yield writer.chunk(chunk)

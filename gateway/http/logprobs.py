@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from gateway.session import Logprob
-from gateway.text import Text
+from gateway.requests.text import Text
+from gateway.sessions.session import Logprob
 
 Entry = dict[str, object]
 

@@ -1,7 +1,7 @@
 """The OpenAI request bodies: which fields there are, and how they become a GenerateRequest.
 
-Types are checked here, strictly; ranges are checked for gRPC and HTTP alike in `gateway.request`.
-A field that is null counts as absent.
+Types are checked here, strictly; ranges are checked for gRPC and HTTP alike in
+`gateway.requests.parser`. A field that is null counts as absent.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -4,10 +4,10 @@ import json
 from collections.abc import Sequence
 from typing import Protocol
 
-from gateway.call import Call
 from gateway.http.logprobs import Entry, chat_logprobs, completion_logprobs
-from gateway.session import Chunk, Logprob
-from gateway.text import Text
+from gateway.requests.text import Text
+from gateway.sessions.call import ClientCall
+from gateway.sessions.session import ChoiceChunk, Logprob
 from services.core import FinishReason
 
 
@@ -18,11 +18,11 @@ class Shape(Protocol):
     whole_object: str
     chunk_object: str
 
-    def whole(self, parts: Sequence[Chunk]) -> Entry:
+    def whole(self, parts: Sequence[ChoiceChunk]) -> Entry:
         """A finished choice, from all its chunks."""
         ...
 
-    def part(self, chunk: Chunk) -> Entry:
+    def part(self, chunk: ChoiceChunk) -> Entry:
         """A choice within a stream."""
         ...
 
@@ -36,7 +36,7 @@ class ChatShape:
         self._text, self._logprobs = text, logprobs
         self._begun: set[int] = set()
 
-    def whole(self, parts: Sequence[Chunk]) -> Entry:
+    def whole(self, parts: Sequence[ChoiceChunk]) -> Entry:
         content = "".join(part.text for part in parts)
         return {
             "index": parts[0].index,
@@ -45,7 +45,7 @@ class ChatShape:
             "finish_reason": spell_reason(parts[-1].reason),
         }
 
-    def part(self, chunk: Chunk) -> Entry:
+    def part(self, chunk: ChoiceChunk) -> Entry:
         delta = {"content": chunk.text}
         if chunk.index not in self._begun:
             self._begun.add(chunk.index)
@@ -70,13 +70,13 @@ class CompletionShape:
         self._text, self._logprobs = text, logprobs
         self._offsets: dict[int, int] = {}
 
-    def whole(self, parts: Sequence[Chunk]) -> Entry:
+    def whole(self, parts: Sequence[ChoiceChunk]) -> Entry:
         index = parts[0].index
         logprobs = [item for part in parts for item in part.logprobs]
         text = "".join(part.text for part in parts)
         return self._choice(index, text, logprobs, parts[-1].reason)
 
-    def part(self, chunk: Chunk) -> Entry:
+    def part(self, chunk: ChoiceChunk) -> Entry:
         return self._choice(chunk.index, chunk.text, chunk.logprobs, chunk.reason)
 
     def _choice(
@@ -98,7 +98,7 @@ def spell_reason(reason: FinishReason | None) -> str | None:
     return None if reason is None else reason.value
 
 
-def usage(call: Call) -> dict[str, int]:
+def usage(call: ClientCall) -> dict[str, int]:
     return {
         "prompt_tokens": call.prompt_tokens,
         "completion_tokens": call.completion_tokens,
@@ -109,7 +109,7 @@ def usage(call: Call) -> dict[str, int]:
 class ChunkWriter:
     """Writes a stream's events; what all of them share is rendered once."""
 
-    def __init__(self, shape: Shape, call: Call, model: str, include_usage: bool):
+    def __init__(self, shape: Shape, call: ClientCall, model: str, include_usage: bool):
         head = json.dumps(
             {
                 "id": shape.id_prefix + call.request_id,
@@ -122,9 +122,9 @@ class ChunkWriter:
         self._tail = '], "usage": null}\n\n' if include_usage else "]}\n\n"
         self._shape = shape
 
-    def chunk(self, chunk: Chunk) -> bytes:
+    def chunk(self, chunk: ChoiceChunk) -> bytes:
         choice = json.dumps(self._shape.part(chunk), ensure_ascii=False)
         return f"{self._head}{choice}{self._tail}".encode()
 
-    def usage(self, call: Call) -> bytes:
+    def usage(self, call: ClientCall) -> bytes:
         return f'{self._head}], "usage": {json.dumps(usage(call))}}}\n\n'.encode()

@@ -26,7 +26,6 @@ from services.runtime.errors import Code, InvalidArgument, ServiceError
 from services.runtime.streams import Outbox, duplex
 from services.scheduler import events as ev
 from services.scheduler.advice import Advice, Advisers
-from services.scheduler.arranger import Arranger
 from services.scheduler.codec import (
     decode_request,
     encode_fleet,
@@ -34,11 +33,12 @@ from services.scheduler.codec import (
     encode_story,
 )
 from services.scheduler.config import SchedulerConfig
-from services.scheduler.door import Limits
-from services.scheduler.eventlog import EventLog, Head, our_version
+from services.scheduler.lifecycle.door import Limits
 from services.scheduler.metrics import SchedulerMetrics
+from services.scheduler.rounds.arranger import Arranger
 from services.scheduler.state import SchedulerState
 from services.scheduler.stories.asked import stories_of
+from services.scheduler.stories.eventlog import EventLog, Head, our_version
 from services.scheduler.stories.teller import Teller
 
 log = logging.getLogger(__name__)

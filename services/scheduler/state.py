@@ -1,8 +1,8 @@
 """The scheduler's core: `step(event, now) → actions`, no clock and no I/O.
 
-An event changes the board and marks it dirty; a Round decides (`rounds.py`) and sends every worker
-whose directives changed one plan. Whoever owns the clock starts a Round when `round_due_s` has
-come: what happens at once makes one round, however much it is. Nothing here knows a policy.
+An event changes the board and marks it dirty; a Round decides (`rounds/rounds.py`) and sends every
+worker whose directives changed one plan. Whoever owns the clock starts a Round when `round_due_s`
+has come: what happens at once makes one round, however much it is. Nothing here knows a policy.
 """
 
 from collections import deque
@@ -22,14 +22,15 @@ from services.core import (
 from services.lengths import LEARNT_FROM
 from services.policies.decision import Decision
 from services.policies.preset import Preset
-from services.scheduler import adoption, batches
 from services.scheduler import events as ev
-from services.scheduler.board import Phase
-from services.scheduler.door import Limits, drains_s, hopeless, refusal
-from services.scheduler.endings import finish, learn
-from services.scheduler.jobs import Job, WorkerJobs
-from services.scheduler.ledger import Ledger
-from services.scheduler.rounds import Rounds, decision_of
+from services.scheduler.board.board import Phase
+from services.scheduler.board.jobs import Job, WorkerJobs
+from services.scheduler.board.ledger import Ledger
+from services.scheduler.lifecycle import adoption
+from services.scheduler.lifecycle.door import Limits, drains_s, hopeless, refusal
+from services.scheduler.lifecycle.endings import finish, learn
+from services.scheduler.rounds import batches
+from services.scheduler.rounds.rounds import Rounds, decision_of
 
 DEFAULT_LIMITS = Limits()
 DRAINING = Reject(RejectReason.DRAINING, "the scheduler is shutting down", 1.0)

@@ -9,7 +9,7 @@ from services.forecast import Ints
 from services.forecasttable import ForecastTable
 from services.policies.arrange.share import share_of, whys
 from services.policies.decision import Decision, Reason, Whys
-from services.policies.form.demand import Line
+from services.policies.form.demand import WorkerQueue
 from services.policies.form.fill import Filled, fill, fill_places
 from services.policies.form.forms import FORMS
 from services.policies.interval import INTERVALS
@@ -60,8 +60,8 @@ def _filled(
     here = jobs.home == worker.number  # what one who moves holds elsewhere counts for nothing
     jobs = replace(jobs, held=np.where(here, jobs.held, 0), blocks=np.where(here, jobs.blocks, 0))
     limits = SLICES[preset.slice].limits(contest, worker, at, preset.params)
-    line = Line(jobs, runs, limits, worker, forecasts, contest.numbers)
-    demand = FORMS[preset.form].demand(line, preset.params, rng)
+    queue = WorkerQueue(jobs, runs, limits, worker, forecasts, contest.numbers)
+    demand = FORMS[preset.form].demand(queue, preset.params, rng)
     first = int(np.argmin(runs))
     alone = bool(jobs.prompt[first] + jobs.cap[first] <= worker.kv_tokens)
     if RESIDENCIES[preset.residency].held_fast:

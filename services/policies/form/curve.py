@@ -11,7 +11,7 @@ import numpy as np
 
 from services.forecast import Floats, Ints
 from services.forecasttable import After
-from services.policies.form.demand import Demand, Line, Need, needed
+from services.policies.form.demand import Demand, Need, WorkerQueue, needed
 from services.policies.memory import Memory
 from services.policies.parameters import Param, Params
 from services.policies.snapshot import Bools, Snapshot
@@ -65,7 +65,7 @@ def _running_sums(moments: Floats, stay: Ints, next_ones: Ints) -> Floats:
     return np.cumsum(sums, axis=2, out=sums)
 
 
-def curve(line: Line, params: Params, rng: np.random.Generator) -> Demand:
+def curve(queue: WorkerQueue, params: Params, rng: np.random.Generator) -> Demand:
     """max_t E(t) + z · sd(t) fits in (1 − `reserved`) · capacity, with E = Σ m_i p_i and
     sd² = Σ m_i² p_i (1 − p_i).
 
@@ -74,9 +74,9 @@ def curve(line: Line, params: Params, rng: np.random.Generator) -> Demand:
     Everybody is taken to make a token a step. z is `z`, or where feedback has moved it to.
     O(times · jobs).
     """
-    jobs, worker = line.jobs, line.worker
-    held = needed(line)
-    after = line.forecasts.after(jobs.forecast, jobs.output, jobs.cap)
+    jobs, worker = queue.jobs, queue.worker
+    held = needed(queue)
+    after = queue.forecasts.after(jobs.forecast, jobs.output, jobs.cap)
     times = _times(jobs.output, after)
     holds = np.empty((1 + len(times), len(jobs)))
     holds[0] = held
@@ -88,7 +88,7 @@ def curve(line: Line, params: Params, rng: np.random.Generator) -> Demand:
     np.subtract(holds, mean, out=variance)
     variance *= mean  # m² p (1 − p)
     limit = (1 - params["reserved"]) * worker.room_tokens
-    z = line.numbers.get(Z, params["z"]) if params["eviction_share"] else params["z"]
+    z = queue.numbers.get(Z, params["z"]) if params["eviction_share"] else params["z"]
     return Curve(held, limit, moments, z)
 
 

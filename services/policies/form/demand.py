@@ -1,4 +1,4 @@
-"""What running together asks of a worker: how many of a line fit, and what a form is."""
+"""What running together asks of a worker: how many of a queue fit, and what a form is."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ Need = Callable[[int], float]
 
 @dataclass(frozen=True, slots=True)
 class Demand(ABC):
-    """Of the jobs of a line, parallel to it: the tokens each holds by now, and how many tokens may
+    """Of the jobs of a queue, parallel to it: the tokens each holds by now, and how many tokens may
     be planned in all. No more than `places` run together. `due`: who of those that run comes to
     ask for more than it was granted, and goes on only if that fits; None: nobody, who runs
     was granted all it may need.
@@ -50,8 +50,8 @@ class Demand(ABC):
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """One worker's line, as a form sees it: its jobs in order, those that run marked. `limits` are
+class WorkerQueue:
+    """One worker's queue, as a form sees it: its jobs in order, those that run marked. `limits` are
     the output that each may have made before it stops by itself, if it runs next; `numbers` what
     the policies remember of the whole."""
 
@@ -65,18 +65,18 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What a line asks of memory. `reflect`, where a form learns from what came of its decisions,
+    """What a queue asks of memory. `reflect`, where a form learns from what came of its decisions,
     brings the memory's numbers up to date before each round. `renews`: who runs may have to
     find room anew though nobody waits, so that some may be paused with nobody in their place."""
 
-    demand: Callable[[Line, Params, np.random.Generator], Demand]
+    demand: Callable[[WorkerQueue, Params, np.random.Generator], Demand]
     params: dict[str, Param] = field(default_factory=dict)
     reflect: Callable[[Snapshot, Params, Memory], Memory] | None = None
     renews: bool = False
 
 
-def needed(line: Line) -> Floats:
+def needed(queue: WorkerQueue) -> Floats:
     """What each holds, or must hold to go on, in whole blocks."""
-    jobs, worker = line.jobs, line.worker
+    jobs, worker = queue.jobs, queue.worker
     held = np.maximum(worker.whole_blocks(jobs.context), jobs.blocks * worker.block_tokens)
     return held.astype(float)

@@ -6,7 +6,7 @@ from math import ceil
 import numpy as np
 
 from services.forecast import Floats, Ints
-from services.policies.form.demand import Demand, Line, Need, needed
+from services.policies.form.demand import Demand, Need, WorkerQueue, needed
 from services.policies.form.peak import PrefixPeaks, Statistic, largest, mean
 from services.policies.parameters import Param, Params, named
 
@@ -33,7 +33,7 @@ class Peaks(Demand):
         return peaks.longest(most, self.limit), peaks
 
 
-def past_future(line: Line, params: Params, rng: np.random.Generator) -> Demand:
+def past_future(queue: WorkerQueue, params: Params, rng: np.random.Generator) -> Demand:
     """The future peak M* fits in (1 − `reserved`) · capacity: Past-Future's Algorithm 1
     (papers/000 §3; `reserved` 0.03 to 0.10).
 
@@ -42,14 +42,14 @@ def past_future(line: Line, params: Params, rng: np.random.Generator) -> Demand:
     jobs × scenarios reach 200, at most 5 times. Nor does it say which of the peaks decides:
     `statistic`, their mean or the largest.
     """
-    jobs = line.jobs
+    jobs = queue.jobs
     enough = min(MOST_SCENARIOS, ceil(ENOUGH_DRAWS / max(1, len(jobs))))
     scenarios = int(params["draws"]) or enough
-    lengths = line.forecasts.sample(rng, jobs.forecast, jobs.output, jobs.cap, scenarios)
+    lengths = queue.forecasts.sample(rng, jobs.forecast, jobs.output, jobs.cap, scenarios)
     remaining = np.maximum(lengths - jobs.output, 0.0)
-    limit = (1 - params["reserved"]) * line.worker.room_tokens
+    limit = (1 - params["reserved"]) * queue.worker.room_tokens
     statistic = list(STATISTICS.values())[int(params["statistic"])]
-    return Peaks(needed(line), limit, remaining, statistic)
+    return Peaks(needed(queue), limit, remaining, statistic)
 
 
 PARAMS = {

@@ -6,7 +6,7 @@ import numpy as np
 
 from services.forecast import Floats, Ints
 from services.policies.decision import Reason
-from services.policies.form.demand import Demand, Line, Need, needed
+from services.policies.form.demand import Demand, Need, WorkerQueue, needed
 from services.policies.form.sums import Sums
 from services.policies.parameters import Param, Params
 from services.policies.snapshot import Bools
@@ -39,15 +39,15 @@ class Steps(Demand):
         return Reason.BUDGET, float(np.sum(self.cost[order])), self.budget
 
 
-def token_budget(line: Line, params: Params, rng: np.random.Generator) -> Demand:
+def token_budget(queue: WorkerQueue, params: Params, rng: np.random.Generator) -> Demand:
     """A step has at most `budget_tokens` tokens, one for each that decodes and the rest for
     prompts, in order; and what is held fits under `watermark` · capacity (vLLM's
     max_num_batched_tokens; the stall-free batching of Sarathi-Serve, OSDI 2024, Algorithm 3).
     Workers do the chunking; this keeps from them whom a step has no token for."""
-    jobs, worker = line.jobs, line.worker
+    jobs, worker = queue.jobs, queue.worker
     cost = np.maximum(jobs.context - jobs.held, 1).astype(float)
     return Steps(
-        needed(line), params["watermark"] * worker.room_tokens, cost, params["budget_tokens"]
+        needed(queue), params["watermark"] * worker.room_tokens, cost, params["budget_tokens"]
     )
 
 

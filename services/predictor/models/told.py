@@ -11,7 +11,7 @@ from services.runtime.config import ConfigError
 
 KEY = "predictor.oracle_file"
 
-Line = tuple[str, Wording, int]  # where it stands, what is asked, output tokens
+KnownLength = tuple[str, Wording, int]  # where it stands, what is asked, output tokens
 
 
 def read_lengths(path: str, max_text_bytes: int) -> dict[Wording, int]:
@@ -34,7 +34,7 @@ def read_lengths(path: str, max_text_bytes: int) -> dict[Wording, int]:
         raise ConfigError(f"{KEY}: {path} is not valid UTF-8") from None
 
 
-def _gathered(path: str, rows: Iterable[Line]) -> dict[Wording, int]:
+def _gathered(path: str, rows: Iterable[KnownLength]) -> dict[Wording, int]:
     known: dict[Wording, int] = {}
     first: dict[Wording, str] = {}
     for where, asked, tokens in rows:
@@ -49,7 +49,7 @@ def _gathered(path: str, rows: Iterable[Line]) -> dict[Wording, int]:
     return known
 
 
-def _rows(path: str, lines: Iterable[str], max_text_bytes: int) -> Iterator[Line]:
+def _rows(path: str, lines: Iterable[str], max_text_bytes: int) -> Iterator[KnownLength]:
     for number, line in enumerate(lines, 1):
         if line.strip():
             where = f"{KEY}: {path}:{number}"

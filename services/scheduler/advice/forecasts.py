@@ -22,10 +22,10 @@ from services.runtime.codec import decode_forecast
 from services.scheduler import events as ev
 from services.scheduler.advice.breaker import Breaker, Phase
 from services.scheduler.advice.delivery import RETRIES
+from services.scheduler.advice.fallback import History
 from services.scheduler.advice.interface import MOST_KEPT, MOST_PER_CALL, Owner, sentence
 from services.scheduler.codec import encode_forecast_input
 from services.scheduler.config import SchedulerConfig
-from services.scheduler.fallback import History
 
 log = logging.getLogger(__name__)
 V = TypeVar("V")

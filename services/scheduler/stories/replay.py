@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.scheduler.eventlog import Head, read, read_head
 from services.scheduler.state import SchedulerState
+from services.scheduler.stories.eventlog import Head, read, read_head
 from services.scheduler.stories.judge import Judge
 from services.scheduler.stories.teller import Teller
 

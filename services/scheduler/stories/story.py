@@ -72,7 +72,7 @@ Waits = tuple[float, int, tuple[int, float, float]]
 """Since when one waits, how many rounds there had been, the reason, and its numbers at first."""
 
 
-class Line(NamedTuple):
+class StoryLine(NamedTuple):
     """A chapter as it is told: seconds since the request reached its gateway."""
 
     at_s: float
@@ -85,7 +85,7 @@ class Line(NamedTuple):
 class Story(NamedTuple):
     request_id: str
     live: bool
-    lines: tuple[Line, ...]
+    lines: tuple[StoryLine, ...]
 
 
 @dataclass(slots=True, eq=False)
@@ -130,7 +130,7 @@ class Tale:
             self.request_id,
             live,
             tuple(
-                Line(
+                StoryLine(
                     chapter.at_s - arrival_s,
                     chapter.kind,
                     chapter.text,

@@ -326,7 +326,7 @@ class Lockstep:
 
 def _padding(request_id: str, tokens: int) -> Sequence:
     """So many tokens of nobody: one more stands behind them, so that none is ever drawn. No
-    request is called as it is: names of requests end in a number (gateway/roster.py)."""
+    request is called as it is: names of requests end in a number (gateway/sessions/roster.py)."""
     length = tokens + 1
     prompt = Prompt(f"{request_id}\0padding", (0,) * length, length, 1)
     pad = Sequence.start(prompt, 0)

@@ -1,0 +1,126 @@
+"""A scheduler's state kept busy: rounds with so many running and so many waiting, at will."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from services.core import Completion, FinishReason, Progress, Report, Request, WorkerView
+from services.costs import CostModel
+from services.forecast import Forecast
+from services.policies.memory import Memory
+from services.policies.preset import choose
+from services.scheduler import events as ev
+from services.scheduler.lifecycle.door import Limits
+from services.scheduler.state import SchedulerState
+
+GATEWAY, WORKER = "gateway#1", "worker#1"
+COST = CostModel(0.01, 1e-4, 2e-4, 1e-7, offload_token_s=1e-6, upload_token_s=1e-6)
+MOST_TOKENS = 1_024
+FINISHED = 4  # requests that end, and come, between two rounds
+REPORT_STEPS = 16  # tokens that each makes between two reports
+
+Answer = Callable[[SchedulerState, float], list[ev.Action]]
+
+
+@dataclass
+class Took:
+    """Milliseconds of each round, and microseconds of each report a request in it."""
+
+    rounds_ms: list[float] = field(default_factory=list)
+    report_us: list[float] = field(default_factory=list)
+
+
+def at_home(state: SchedulerState, now: float) -> list[ev.Action]:
+    """A round from the snapshot to the plans, arranged in this process."""
+    return state.step(ev.Round(), now)
+
+
+class Busy:
+    """Every request has a forecast of its own with 64 points. Memory is for those that run, so
+    that those that wait do. Between two rounds some end, as many come, and all others make a
+    report's tokens. Where the pool is cut into batches all end, and nobody stands in one yet: a
+    round in which nothing is cut costs next to nothing."""
+
+    def __init__(self, policy: str, running: int, queued: int, apart: bool = False):
+        self._rng = np.random.default_rng(0)
+        self.state = SchedulerState(choose(policy), Limits(max_queue=2 * queued + running), apart)
+        self.now = 1_000.0
+        self._cuts = self.state.preset.arrangement == "batch"
+        self._made: dict[str, int] = {}
+        self._prompts: dict[str, int] = {}
+        self._reports = self._count = 0
+        view = WorkerView("w", "w", "demo", running * 640, 16, running, 8_192)
+        self.state.step(ev.WorkerAttached(WORKER, view), self.now)
+        self.state.step(ev.Costed("w", COST), self.now)
+        self._submit(running + queued)
+
+    @property
+    def running(self) -> int:
+        return len(self.state.workers["w"].running)
+
+    @property
+    def waiting(self) -> int:
+        return self.state.ledger.waiting
+
+    def turn(self, answer: Answer, took: Took) -> None:
+        """Requests come and end, a report is noted, and a round is made of it."""
+        self.now += 0.1
+        names = list(self.state.workers["w"].running)
+        ending = len(names) if self._cuts else FINISHED
+        ended, rest = names[:ending], names[ending:]
+        for name in rest:
+            self._made[name] = min(self._made[name] + REPORT_STEPS, MOST_TOKENS - 1)
+        self._reports += 1
+        report = Report(
+            self._reports,
+            self.state.workers["w"].plan_seq,
+            tuple(
+                Progress(n, self._made[n], self._prompts[n] + self._made[n], self._blocks(n))
+                for n in rest
+            ),
+            tuple(Completion(n, self._made[n], FinishReason.STOP) for n in ended),
+        )
+        began = time.perf_counter()
+        self.state.step(ev.Reported(WORKER, "w", report), self.now)
+        noted = time.perf_counter()
+        took.report_us.append((noted - began) * 1e6 / max(1, len(names)))
+        self._submit(max(FINISHED, len(ended)))
+        if self._cuts:
+            self.state.rounds.memory = Memory()
+        began = time.perf_counter()
+        answer(self.state, self.now)
+        took.rounds_ms.append((time.perf_counter() - began) * 1e3)
+
+    def _blocks(self, name: str) -> int:
+        return -(-(self._prompts[name] + self._made[name]) // 16)
+
+    def _submit(self, count: int) -> None:
+        for _ in range(count):
+            self._count += 1
+            name = f"r{self._count}"
+            prompt = int(self._rng.integers(16, 512))
+            request = Request(name, "demo", prompt, MOST_TOKENS, self.now)
+            self._made[name], self._prompts[name] = 0, prompt
+            self.state.step(ev.Submitted(GATEWAY, request), self.now)
+            self.state.step(ev.Forecasted(((name, self._forecast()),)), self.now)
+
+    def _forecast(self) -> Forecast:
+        """64 points of its own."""
+        lengths = np.unique(np.clip(self._rng.lognormal(5, 0.9, 64), 1, MOST_TOKENS - 1))
+        weight = 1 / len(lengths)
+        return Forecast(tuple(lengths.tolist()), (weight,) * len(lengths), MOST_TOKENS, "bench")
+
+
+def measure(
+    policy: str, running: int, queued: int, turns: int, answer: Answer = at_home
+) -> tuple[Busy, Took]:
+    """So many turns, the first few, in which memory fills, not counted."""
+    busy = Busy(policy, running, queued)
+    for _ in range(5):
+        busy.turn(answer, Took())
+    took = Took()
+    for _ in range(turns):
+        busy.turn(answer, took)
+    return busy, took

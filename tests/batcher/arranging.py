@@ -1,0 +1,115 @@
+"""A separate batcher on a real socket, and a state whose rounds it arranges."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+from grpc import aio
+from prometheus_client import CollectorRegistry
+
+from protos import batcher_pb2, batcher_pb2_grpc
+from services.batcher.config import BatcherConfig
+from services.batcher.service import BatcherService
+from services.forecast import Forecast
+from services.policies.preset import Preset, choose
+from services.policies.snapshot import Contest
+from services.runtime.arrange_codec import (
+    Telling,
+    encode_contest,
+)
+from services.runtime.tasks import background
+from services.scheduler import events as ev
+from services.scheduler.metrics import SchedulerMetrics
+from services.scheduler.rounds.arranger import Arranger
+from services.scheduler.state import SchedulerState
+from tests.batcher.recorded_load import Told
+from tests.policies.made_snapshots import contest, jobs, seat, table
+from tests.reach import reaching, until
+
+NAME = "foretoken.v1.Batcher"
+ADD = batcher_pb2_grpc.add_BatcherServicer_to_server
+PATIENT_S = 30.0  # a test machine may be busy
+Answers = AsyncIterator[batcher_pb2.Arrangement]
+
+
+def served(config: Mapping[str, Any], registry: CollectorRegistry | None = None) -> BatcherService:
+    return BatcherService(BatcherConfig(**config), registry or CollectorRegistry())
+
+
+class Apart:
+    """A state whose rounds an Arranger has arranged, and that is told a recorded load."""
+
+    def __init__(self, channel: aio.Channel, preset: Preset, timeout_s: float = PATIENT_S):
+        self.state = SchedulerState(preset, apart=True)
+        self.registry = CollectorRegistry()
+        self.arranged: asyncio.Queue[ev.Arranged] = asyncio.Queue()
+        self.arranger = Arranger(
+            channel,
+            preset,
+            self.state.ledger.board.forecasts,
+            timeout_s,
+            SchedulerMetrics(self.registry),
+            self.arranged.put_nowait,
+        )
+
+    def by(self, who: str) -> int:
+        """Rounds that were arranged by this one, or at home because of this."""
+        series = "foretoken_scheduler_rounds_arranged_total"
+        return int(self.registry.get_sample_value(series, {"by": who}) or 0)
+
+    async def step(self, event: ev.Event, now: float) -> list[ev.Action]:
+        actions = self.state.step(event, now)
+        asked = [action for action in actions if isinstance(action, ev.AskArrange)]
+        if not asked:
+            return actions
+        assert self.state.rounds.contest is not None
+        self.arranger.ask(self.state.rounds.contest)
+        async with asyncio.timeout(PATIENT_S):
+            arranged = await self.arranged.get()
+        rest = [action for action in actions if not isinstance(action, ev.AskArrange)]
+        return rest + self.state.step(arranged, now)
+
+    async def same_as(self, told: list[Told]) -> int:
+        """Whether all is done as it was there; how many rounds were asked about."""
+        for event, now, actions in told:
+            assert await self.step(event, now) == actions
+        return sum(self.by(who) for who in ("batcher", "late", "gone", "wrong"))
+
+
+@asynccontextmanager
+async def apart(
+    servicer: object, preset: str, timeout_s: float = PATIENT_S
+) -> AsyncIterator[Apart]:
+    async with reaching("socket", NAME, ADD, servicer) as channel:
+        made = Apart(channel, choose(preset), timeout_s)
+        async with background(made.arranger.run()):
+            await until(lambda: made.arranger.connected)
+            yield made
+
+
+# Two who wait, and what the service answers to those who ask about them
+
+
+def two_wait() -> Contest:
+    made = jobs(2, forecast=[0, 1])
+    return contest(made, [False, False], seat(), number=3)
+
+
+FORECASTS = table(Forecast((5.0, 80.0), (0.5, 0.5), 100), Forecast((1.0, 9.0), (0.9, 0.1), 100))
+
+
+def asked() -> batcher_pb2.ArrangeMessage:
+    return encode_contest(two_wait(), Telling(FORECASTS))
+
+
+async def answer(
+    *messages: batcher_pb2.ArrangeMessage, **config: int
+) -> list[batcher_pb2.Arrangement]:
+    async def said() -> AsyncIterator[batcher_pb2.ArrangeMessage]:
+        for message in messages:
+            yield message
+
+    async with reaching("socket", NAME, ADD, served(config)) as channel:
+        call = batcher_pb2_grpc.BatcherStub(channel).Arrange(said())
+        return [each async for each in call]

@@ -1,0 +1,164 @@
+"""What the batcher says to what it can't understand: a status, and the field's name."""
+
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from grpc import aio
+
+from protos import batcher_pb2
+from services.policies.preset import choose
+from services.runtime.arrange_codec import (
+    encode_hello,
+)
+from tests.batcher.arranging import answer, asked
+
+
+def floats(*values: float) -> bytes:
+    return np.array(values, "<f8").tobytes()
+
+
+def ints(*values: int) -> bytes:
+    return np.array(values, "<i8").tobytes()
+
+
+def spoilt(**fields: Any) -> batcher_pb2.ArrangeMessage:
+    message = asked()
+    for name, value in fields.items():
+        setattr(message.contest, name, value)
+    return message
+
+
+def with_column(name: str, value: bytes | None) -> batcher_pb2.ArrangeMessage:
+    message = asked()
+    if value is None:
+        del message.contest.columns[name]
+    else:
+        message.contest.columns[name] = value
+    return message
+
+
+def with_seat(**fields: Any) -> batcher_pb2.ArrangeMessage:
+    message = asked()
+    for name, value in fields.items():
+        setattr(message.contest.seats[0], name, value)
+    return message
+
+
+def with_base_s(value: float) -> batcher_pb2.ArrangeMessage:
+    message = asked()
+    message.contest.seats[0].cost.base_s = value
+    return message
+
+
+def with_second_seat() -> batcher_pb2.ArrangeMessage:
+    message = asked()
+    message.contest.seats.append(message.contest.seats[0])
+    return message
+
+
+def with_forecast(
+    row: int, points: list[float], weights: list[float]
+) -> batcher_pb2.ArrangeMessage:
+    message = asked()
+    told = batcher_pb2.ForecastRow(row=row, points=points, weights=weights)
+    message.contest.forecasts.append(told)
+    return message
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("message", "sentence"),
+    [
+        (spoilt(now=NAN), "now: must be finite"),
+        (spoilt(rows=b"123"), "rows: is no array of 8-byte elements"),
+        (spoilt(rows=ints(0, -1)), "rows: must lie in [0, "),
+        (spoilt(rows=ints(0, 2**32)), "rows: must lie in [0, "),
+        (spoilt(rows=ints(4, 4)), "rows: must differ"),
+        (spoilt(rows=ints(*range(9))), "rows: at most 8 a round, got 9"),
+        (spoilt(runs=b"\0"), "runs: must have 2 rows, got 1"),
+        (spoilt(key=floats(1)), "key: must have 2 rows, got 1"),
+        (spoilt(key=b"123"), "key: is no array of 8-byte elements"),
+        (spoilt(key=floats(1, NAN)), "key: must be numbers"),
+        (spoilt(line=floats(1)), "line: must have 2 rows, got 1"),
+        (spoilt(line=floats(NAN, 1)), "line: must be numbers"),
+        (with_column("prompt", None), "columns: prompt missing"),
+        (with_column("colour", ints(1, 2)), "columns: colour not known here"),
+        (with_column("prompt", ints(1)), "columns['prompt']: must have 2 rows, got 1"),
+        (with_column("prompt", b"1"), "columns['prompt']: is no array of 8-byte elements"),
+        (with_column("prompt", ints(1, -1)), "columns['prompt']: must lie in [0, "),
+        (with_column("cap", ints(1, 2**40)), "columns['cap']: must lie in [0, "),
+        (with_column("home", ints(-2, 1)), "columns['home']: must lie in [-1, "),
+        (with_column("total", floats(1, NAN)), "columns['total']: must be numbers"),
+        (with_column("forecast", ints(0, 2)), "columns['forecast']: names a row that was never"),
+        (with_column("forecast", ints(0, 99)), "columns['forecast']: names a row that was never"),
+        (with_seat(block_tokens=0), "seats: block_tokens must be positive"),
+        (with_seat(kv_tokens=2**60), "seats: kv_tokens must be at most"),
+        (with_second_seat(), "seats: two have one number"),
+        (with_base_s(float("inf")), "seats: cost must be finite"),
+        (with_forecast(2, [], []), "forecasts: row 2 can't be"),
+        (with_forecast(2, [2, 1], [0.5, 0.5]), "forecasts: row 2 can't be"),
+        (with_forecast(2, [1, 2], [1]), "forecasts: row 2 can't be"),
+        (with_forecast(2, [1, 2], [0.5, 0.4]), "forecasts: row 2 can't be"),
+        (with_forecast(2, [1, 2], [1.0, 0.0]), "forecasts: row 2 can't be"),
+        (with_forecast(2, [-1, 2], [0.5, 0.5]), "forecasts: row 2 can't be"),
+        (with_forecast(2, [NAN], [1]), "forecasts: row 2 can't be"),
+        (with_forecast(2, [1], [NAN]), "forecasts: row 2 can't be"),
+        (with_forecast(2, [1, 2.0**25], [0.5, 0.5]), "forecasts: row 2 can't be"),
+        (with_forecast(2**31, [1, 2], [0.5, 0.5]), "forecasts: row 2147483648 can't be"),
+    ],
+)
+async def test_a_contest_that_cannot_be_is_refused_by_field(
+    message: batcher_pb2.ArrangeMessage, sentence: str
+) -> None:
+    with pytest.raises(aio.AioRpcError) as caught:
+        await answer(encode_hello(choose("fcfs")), message, rows_max=8)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert sentence in (caught.value.details() or "")
+
+
+def hello(**change: Any) -> batcher_pb2.ArrangeMessage:
+    message = encode_hello(choose("past-future"))
+    message.hello.choices.update(change.get("choices", {}))
+    message.hello.params.update(change.get("params", {}))
+    return message
+
+
+def incomplete() -> batcher_pb2.ArrangeMessage:
+    message = hello()
+    del message.hello.choices["order"]
+    return message
+
+
+@pytest.mark.parametrize(
+    ("message", "sentence"),
+    [
+        (asked(), "hello: the first message of Arrange must be a hello"),
+        (incomplete(), "hello.choices: order missing"),
+        (hello(choices={"form": "fifo"}), "hello: unknown preset.form 'fifo'"),
+        (hello(params={"watermark": 1.0}), "hello: preset has no parameter 'watermark'"),
+        (hello(params={"reserved": NAN}), "hello: preset.reserved must lie in [0, 1]"),
+    ],
+)
+async def test_a_hello_that_cannot_be_is_refused(
+    message: batcher_pb2.ArrangeMessage, sentence: str
+) -> None:
+    with pytest.raises(aio.AioRpcError) as caught:
+        await answer(message)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert sentence in (caught.value.details() or "")
+
+
+async def test_too_many_workers_or_forecasts_are_refused() -> None:
+    start = encode_hello(choose("fcfs"))
+    for message, sentence, config in (
+        (with_second_seat(), "seats: at most 1 a round, got 2", {"workers_max": 1}),
+        (asked(), "rows: at most 1 a round, got 2", {"rows_max": 1}),
+        (with_forecast(2, [1], [1]), "forecasts: at most 2 a round, got 3", {"rows_max": 2}),
+    ):
+        with pytest.raises(aio.AioRpcError) as caught:
+            await answer(start, message, **config)
+        assert sentence in (caught.value.details() or "")

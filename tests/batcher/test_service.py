@@ -1,0 +1,191 @@
+"""The separate batcher, on a real socket: the same decisions as at home, whatever becomes of it."""
+
+from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
+
+from protos import batcher_pb2, batcher_pb2_grpc
+from services.batcher.config import BatcherConfig
+from services.batcher.service import BatcherService
+from services.forecast import Forecast
+from services.forecasttable import ForecastTable
+from services.policies.decide import arrange, narrow, rank
+from services.policies.memory import Memory
+from services.policies.preset import choose, presets
+from services.policies.snapshot import Contest, Jobs, Snapshot
+from services.runtime.arrange_codec import (
+    Telling,
+    decode_contest,
+    encode_contest,
+    encode_decision,
+    encode_hello,
+)
+from services.scheduler import events as ev
+from services.scheduler.codec import decode_arrangement
+from services.scheduler.rounds.flaws import flaw
+from services.scheduler.rounds.rounds import decision_of
+from tests.batcher.arranging import (
+    ADD,
+    FORECASTS,
+    NAME,
+    Answers,
+    answer,
+    apart,
+    asked,
+    served,
+    two_wait,
+)
+from tests.batcher.recorded_load import Recorder
+from tests.policies.made_snapshots import snapshots, table
+from tests.reach import reaching, until
+
+PRESETS = ("fcfs", "past-future", "alise", "vs", "so", "scls", "magnus")
+
+
+class Recording(BatcherService):
+    """Keeps what each stream said; hangs up after `most` answers, if so told."""
+
+    def __init__(self, most: int = 10**9) -> None:
+        super().__init__(BatcherConfig(), CollectorRegistry())
+        self.streams: list[list[batcher_pb2.ArrangeMessage]] = []
+        self.most = most
+
+    async def Arrange(self, requests: Any, context: object) -> Answers:
+        heard: list[batcher_pb2.ArrangeMessage] = []
+        self.streams.append(heard)
+
+        async def listened() -> AsyncIterator[batcher_pb2.ArrangeMessage]:
+            async for message in requests:
+                heard.append(message)
+                yield message
+
+        answers = 0
+        async for arrangement in super().Arrange(listened(), context):
+            yield arrangement
+            answers += 1
+            if answers == self.most:
+                return
+
+    def forecasts(self, stream: int) -> list[batcher_pb2.ForecastRow]:
+        return [told for m in self.streams[stream] for told in m.contest.forecasts]
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+async def test_a_recorded_load_is_decided_the_same_apart_and_at_home(preset: str) -> None:
+    told = Recorder(choose(preset)).told
+    preempted = any(isinstance(each, ev.Preempt) for _, _, actions in told for each in actions)
+    assert preempted == (preset not in ("vs", "magnus"))  # memory ran out, or a turn was over
+    servicer = Recording()
+    async with apart(servicer, preset) as there:
+        rounds = await there.same_as(told)
+    assert rounds > 50
+    assert there.by("batcher") == rounds
+    assert len(servicer.streams) == 1
+
+
+async def test_each_forecast_crosses_once_and_a_renewed_one_again() -> None:
+    told = Recorder(choose("past-future")).told
+    servicer = Recording()
+    async with apart(servicer, "past-future") as there:
+        await there.same_as(told)
+    forecasts = servicer.forecasts(0)
+    assert max(Counter(tuple(told.points) for told in forecasts).values()) == 1
+    shared = [told for told in forecasts if len(told.points) == 3]
+    assert 1 < len(shared) <= sum(isinstance(event, ev.Refreshed) for event, _, _ in told) + 1
+    assert len(forecasts) - len(shared) == sum(number % 3 != 0 for number in range(80))
+
+
+async def test_who_is_connected_anew_is_told_all_that_matters_again() -> None:
+    told = Recorder(choose("past-future")).told
+    servicer = Recording(most=20)
+    async with apart(servicer, "past-future") as there:
+        for event, now, actions in told:
+            if not there.arranger.connected:
+                await until(lambda: there.arranger.connected)
+            assert await there.step(event, now) == actions
+    assert there.by("batcher") > 50
+    assert len(servicer.streams) > 2
+    for stream in range(len(servicer.streams)):
+        known: set[int] = set()
+        for message in servicer.streams[stream]:
+            known |= {row.row for row in message.contest.forecasts}
+            asked = np.frombuffer(message.contest.columns["forecast"], "<i8")
+            assert set(asked.tolist()) <= known
+
+
+async def test_a_contest_is_arranged_as_the_functions_say() -> None:
+    hello = encode_hello(choose("past-future"))
+    (told,) = await answer(hello, asked())
+    rng = np.random.default_rng(3)
+    (share,) = arrange(two_wait(), FORECASTS, choose("past-future"), rng).shares
+    assert told.round == 3
+    (portion,) = told.portions
+    assert list(portion.run) == share.run.tolist() == [0, 1]
+    assert (list(portion.limits), list(portion.victims)) == ([100, 100], share.victims.tolist())
+    assert portion.peak_tokens == share.peak_tokens
+    assert await answer(hello, asked()) == [told]
+
+
+async def test_rounds_are_timed() -> None:
+    registry = CollectorRegistry()
+
+    async def said() -> AsyncIterator[batcher_pb2.ArrangeMessage]:
+        yield encode_hello(choose("fcfs"))
+        yield asked()
+
+    async with reaching("socket", NAME, ADD, served({}, registry)) as channel:
+        stub = batcher_pb2_grpc.BatcherStub(channel)
+        assert len([each async for each in stub.Arrange(said())]) == 1
+    series = "foretoken_batcher_round_seconds_count"
+    assert registry.get_sample_value(series, {"preset": "fcfs"}) == 1
+
+
+def test_a_mirrored_row_is_the_same_bits_however_small_a_weight() -> None:
+    forecast = Forecast((1.0, 2.0, 3.0), (1e-18, 0.3, 0.7), 9)
+    home, mirror = table(forecast), ForecastTable()
+    points, weights = home.points_of(0)
+    assert (tuple(points), tuple(weights)) == (forecast.points, forecast.weights)
+    mirror.put(0, points, weights)
+    which, none, caps = np.zeros(99, np.int64), np.zeros(99, np.int64), np.full(99, 9)
+    drawn = [t.sample(np.random.default_rng(1), which, none, caps) for t in (home, mirror)]
+    assert drawn[0].tolist() == drawn[1].tolist()
+
+
+def plain(asked: Contest) -> list[Any]:
+    """All of it, to be compared; a column's kind belongs to it."""
+    columns = [asked.rows, asked.runs, asked.key, asked.line]
+    columns += [getattr(asked.jobs, each.name) for each in fields(Jobs)]
+    numbers = [(str(column.dtype), column.tolist()) for column in columns]
+    return [asked.round, asked.now, asked.workers, numbers]
+
+
+@pytest.mark.parametrize("preset", sorted(presets()))
+@settings(max_examples=60)
+@given(snapshots(), st.integers(0, 2**32))
+def test_whatever_the_board_it_crosses_as_it_is_and_the_answer_is_taken(
+    preset: str, snapshot: Snapshot, number: int
+) -> None:
+    chosen = choose(preset)
+    home = narrow(snapshot, rank(snapshot, chosen, Memory()), chosen, number)
+    mirror = ForecastTable(1)
+    message = encode_contest(home, Telling(snapshot.forecasts)).contest
+    there = decode_contest(batcher_pb2.Contest.FromString(message.SerializeToString()), mirror)
+    assert plain(there) == plain(home)
+    decisions = [
+        arrange(asked, forecasts, chosen, np.random.default_rng(number))
+        for asked, forecasts in ((home, snapshot.forecasts), (there, mirror))
+    ]
+    answers = [encode_decision(decision) for decision in decisions]
+    assert answers[0] == answers[1]
+    arranged = decode_arrangement(answers[1])
+    assert flaw(home, arranged) == ""
+    taken, made = decision_of(home, arranged).why, decisions[0].why
+    for name in ("rows", "reasons", "a", "b"):
+        assert getattr(taken, name).tolist() == getattr(made, name).tolist()

@@ -1,0 +1,340 @@
+"""What `python -m benchmarks.engine` measures with: its cases, its figures, its processes."""
+
+import json
+import os
+import subprocess
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+from transformers import PreTrainedTokenizerFast, Qwen3Config
+
+from benchmarks.engine.apart import Apart
+from benchmarks.engine.bare_engine import BareEngine
+from benchmarks.engine.cases import (
+    DTYPES,
+    MODELS,
+    SYSTEMS,
+    Case,
+    asked_of,
+    kv_tokens,
+    run_takes_s,
+    takes_s,
+)
+from benchmarks.engine.figures import Taken, decode_tok_s, nested, path_of, reaches, tables
+from benchmarks.engine.peer import vllm_loop
+from benchmarks.engine.prompts import prompts
+from benchmarks.engine.shapes import SHAPES, kv_bytes_per_token, widened, write_model
+from benchmarks.engine.step_profile import PHASES, STEP, Stopwatch, profile_step, watch
+from benchmarks.engine.systems import PEERS, Standing
+from foretoken.options import demo_model
+from services.core import Grant, Plan
+from services.worker.requests.prompt import Prompt
+from tests.gateway.gateway_fakes import demo_text
+from tests.worker_fixtures import engine_of
+
+DEMO, QWEN = MODELS["demo"], MODELS["qwen3-0.6b"]
+
+
+def asked(**given: object) -> Namespace:
+    plain = {"quick": False, "profile": False, "models": "", "dtypes": "", "contexts": ""}
+    return Namespace(
+        **plain | {"streams": "", "peer_python": "", "peer_http": False, "patience": 90.0} | given
+    )
+
+
+# --- what is asked for
+
+
+def test_by_default_everything_and_quick_a_little():
+    everything = asked_of(asked())
+    assert [model.name for model in everything.models] == ["demo", "qwen3-0.6b"]
+    assert (everything.dtypes, everything.contexts) == (("fp32", "bf16"), (160, 1500))
+    assert everything.streams == (1, 8, 32, 64)
+    assert everything.repeats(DEMO) == 5 and everything.repeats(QWEN) == 3
+    quick = asked_of(asked(quick=True))
+    assert (quick.models, quick.contexts, quick.streams) == ((DEMO,), (160,), (1, 8))
+    assert quick.repeats(DEMO) == 2
+    assert quick.cases(DEMO) == [Case(160, 1, 32, 32), Case(160, 8, 32, 32)]
+
+
+def test_vllm_is_measured_where_a_python_is_named():
+    assert asked_of(asked(peer_python="python")).systems == SYSTEMS[:-1]
+    assert asked_of(asked(peer_python="python", peer_http=True)).systems == SYSTEMS
+    assert "vllm_http" not in asked_of(asked(peer_http=True)).systems
+    assert asked_of(asked()).systems == ("engine", "grpc", "http", "transformers")
+
+
+def test_short_and_long_cases_and_a_large_models_short_answers():
+    some = asked_of(asked(streams="64,1,64"))
+    assert some.cases(DEMO) == [
+        Case(160, 1, 32, 256), Case(160, 64, 32, 256), Case(1500, 1, 1500, 64),
+        Case(1500, 64, 1500, 64),
+    ]  # fmt: skip
+    assert {case.output_tokens for case in some.cases(QWEN)} == {16}
+
+
+def test_a_profile_is_of_the_demo_model_unless_another_is_named():
+    assert asked_of(asked(profile=True)).models == (DEMO,)
+    assert asked_of(asked(profile=True)).streams[-1] == 64
+    assert asked_of(asked(profile=True, models="qwen3-0.6b")).models == (QWEN,)
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"models": "demo,llama"}, "--models knows demo, qwen3-0.6b, not llama"),
+        ({"dtypes": "fp16"}, "--dtypes knows fp32, bf16, not fp16"),
+        ({"contexts": "160,2000"}, "--contexts knows 160, 1500, not 2000"),
+        ({"streams": "1,x"}, "--streams takes numbers from 1 to 256, by commas, got '1,x'"),
+        ({"streams": "0"}, "--streams takes numbers from 1 to 256"),
+        ({"streams": "257"}, "--streams takes numbers from 1 to 256"),
+        ({"patience": 0.0}, "--patience takes seconds above 0, got 0"),
+        ({"patience": 0.1}, "no measurement of demo takes less than 0.1 s: raise --patience"),
+    ],
+)
+def test_a_mistake_is_a_sentence(given: dict[str, object], sentence: str):
+    with pytest.raises(SystemExit, match=sentence):
+        asked_of(asked(**given))
+
+
+def test_so_is_one_of_the_command():
+    command = [sys.executable, "-m", "benchmarks.engine", "--peer-python", "/no/such/python"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "--peer-python: there is no program /no/such/python\n"
+
+
+# --- how long it takes
+
+
+def test_the_estimate_by_hand():
+    """A step of 64 rows over 160 tokens: 4 ms + 64 · (0.1 ms + 160 · 0.8 µs) = 18.592 ms; 256 of
+    them after 64 · 32 prompt tokens of 0.1 ms. transformers: 1.5 + 64 · 160 / 4,000 = 4.06 times.
+    """
+    case = Case(160, 64, 32, 256)
+    assert takes_s(DEMO, case, "engine") == pytest.approx(0.2048 + 256 * 0.018592)
+    assert takes_s(DEMO, case, "transformers") == pytest.approx(
+        4.06 * takes_s(DEMO, case, "engine")
+    )
+
+
+def test_a_runs_time_is_its_starts_and_its_rounds():
+    """Bare loops prefill once more, for half as long again; 5 + 12 + 5 s to start once."""
+    some = asked_of(asked(quick=True, dtypes="fp32", streams="1"))
+    [case] = some.cases(DEMO)
+    own_s, peer_s = takes_s(DEMO, case, "engine"), takes_s(DEMO, case, "transformers")
+    assert run_takes_s(some) == pytest.approx(22 + 2 * (3.5 * own_s + peer_s))
+    both = asked_of(asked(quick=True, streams="1"))
+    assert run_takes_s(both) == pytest.approx(2 * run_takes_s(some))
+
+
+def test_what_takes_too_long_is_left_out_and_told():
+    """64 prompts of 1,500 tokens take the demo model seconds, the large one 19 minutes."""
+    some = asked_of(asked(streams="1,64", contexts="1500"))
+    assert [case.streams for case in some.cases(DEMO)] == [1, 64]
+    assert [case.streams for case in some.cases(QWEN)] == [1]
+    assert some.left_out() == [
+        "demo, context 1500, 64 streams: transformers",
+        "qwen3-0.6b, context 1500, 64 streams: everybody",
+    ]
+    patient = asked_of(asked(streams="1,64", contexts="1500", patience=1e6))
+    assert patient.left_out() == []
+
+
+def test_there_is_room_for_all_at_their_ends():
+    assert Case(160, 64, 32, 256).kv_tokens == 64 * 288
+    assert Case(1500, 1, 1500, 64).length_tokens == 1_568  # 49 blocks of 32
+    assert kv_tokens([Case(160, 1, 32, 256), Case(1500, 64, 1500, 64)]) == 64 * 1_568 * 3 // 2
+    assert kv_tokens([Case(160, 1, 32, 256)]) == 8_192
+
+
+# --- figures
+
+
+def test_medians_by_key_and_their_repeats():
+    taken = Taken()
+    case = Case(160, 8, 32, 256)
+    for value in (5.0, 1.0, 3.0):
+        taken.add(path_of(("engine_tok_s",), "fp32", DEMO, case), value)
+    taken.add(path_of(("prefill_tok_s", "vllm"), "bf16", DEMO, case), 7.0)
+    taken.add(("cold_start_s", "foretoken", "fp32", "demo"), 4.0)
+    assert taken.medians() == {
+        "engine_tok_s": {"fp32": {"demo": {"8": {"160": 3.0}}}},
+        "prefill_tok_s": {"vllm": {"bf16": {"demo": {"8": {"160": 7.0}}}}},
+        "cold_start_s": {"foretoken": {"fp32": {"demo": 4.0}}},
+    }
+    assert taken.repeats()["engine_tok_s"]["fp32"]["demo"]["8"]["160"] == [5.0, 1.0, 3.0]
+
+
+def test_nested_keys():
+    assert nested({("a", "b"): 1, ("a", "c"): 2, ("d",): 3}) == {"a": {"b": 1, "c": 2}, "d": 3}
+
+
+def test_tokens_after_the_first_over_the_time_they_add():
+    """2 streams of 4 + 11: whole 22 / 5.5 = 4 s, prefill 8 / 4 = 2 s, so 20 tokens in 2 s."""
+    assert decode_tok_s(Case(160, 2, 4, 11), 5.5, 4.0) == pytest.approx(10)
+    assert decode_tok_s(Case(160, 2, 4, 11), 5.5, 2.0) is None  # prefill alone took as long
+    assert decode_tok_s(Case(160, 2, 4, 1), 5.5, 4.0) is None
+
+
+def figures_of(engine: float, vllm: float, grpc: float) -> Taken:
+    taken = Taken()
+    for streams in (8, 64):
+        case = Case(160, streams, 32, 256)
+        for name, value in (("engine", engine), ("vllm", vllm), ("grpc", grpc)):
+            taken.add(path_of((f"{name}_tok_s",), "fp32", DEMO, case), value)
+    taken.add(path_of(("prefill_tok_s", "engine"), "fp32", DEMO, case), 9.0)
+    taken.add(path_of(("prefill_tok_s", "vllm"), "fp32", DEMO, case), 10.0)
+    taken.add(("cold_start_s", "foretoken", "fp32", "demo"), 5.0)
+    return taken
+
+
+def test_every_reach_is_a_line_and_what_misses_says_so():
+    some = asked_of(asked(models="demo", dtypes="fp32", contexts="160", streams="8,64"))
+    assert reaches(figures_of(engine=1300, vllm=1000, grpc=1000), some) == [
+        "demo fp32, context 160: engine/vLLM at 8 streams: 1.30 (reach 1.25)",
+        "demo fp32, context 160: engine/vLLM at 64 streams: 1.30 (reach 1.25)",
+        "demo fp32, context 160: prefill engine/vLLM at 64 streams: 0.90 (reach 1, missed)",
+        "demo fp32, context 160: gRPC/engine at 64 streams: 0.77 (reach 0.9, missed)",
+        "demo fp32: cold start 5.0 s (reach 6)",
+    ]
+    assert reaches(Taken(), some) == []
+
+
+def test_a_table_has_who_was_measured(capsys):
+    some = asked_of(asked(models="demo", dtypes="fp32", contexts="160", streams="8,64"))
+    tables(figures_of(engine=1300, vllm=1000, grpc=1000), some)
+    shown = capsys.readouterr().out
+    assert "1,300 (1,300–1,300)" in shown and "prefill_tok_s vllm" in shown
+    assert "transformers_tok_s" not in shown
+
+
+# --- the load and the models
+
+
+def test_no_prompt_comes_twice():
+    some = [tuple(p) for seed in range(20) for p in prompts(64, 32, seed)]
+    assert len(set(some)) == len(some) and {len(p) for p in some} == {32}
+    assert prompts(2, 5, seed=3) == prompts(2, 5, seed=3)
+
+
+def test_a_shape_with_random_weights_is_served_with_a_word_for_every_id(tmp_path: Path):
+    small = SHAPES["qwen3-0.6b"] | {
+        "vocab_size": 2_000, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+    }  # fmt: skip
+    folder = write_model(tmp_path / "small", Qwen3Config(**small))
+    assert kv_bytes_per_token(folder, 4) == 2 * 2 * 2 * 16 * 4
+    for dtype in DTYPES.values():
+        assert BareEngine(folder, 256, dtype).tokens_per_s(prompts(2, 8, seed=1), 3) > 0
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+    assert len(tokenizer) == 2_000 and tokenizer.decode([1_999]) == "<1999>"
+    assert tokenizer.encode("write star") == demo_text().encode("write star")
+
+
+def test_words_are_added_where_there_are_none():
+    few = {"added_tokens": [{"id": 0}], "model": {"vocab": {"a": 1}, "merges": []}}
+    assert widened(few, 4)["model"]["vocab"] == {"a": 1, "<2>": 2, "<3>": 3}
+
+
+def test_the_large_shape_has_its_parameters():
+    """Embeddings; a layer: q and o, k and v, three of the MLP."""
+    of = SHAPES["qwen3-0.6b"]
+    hidden, inner = of["hidden_size"], of["num_attention_heads"] * of["head_dim"]
+    kv = of["num_key_value_heads"] * of["head_dim"]
+    layer = 2 * hidden * inner + 2 * hidden * kv + 3 * hidden * of["intermediate_size"]
+    total = of["vocab_size"] * hidden + of["num_hidden_layers"] * layer
+    assert total == pytest.approx(0.6e9, rel=0.01)
+
+
+# --- a profile
+
+
+def test_a_phase_has_its_time_without_those_inside_it():
+    """The clock at each turn: a begins at 0, b at 1, ends at 4, a ends at 9."""
+    clock = iter([0.0, 1.0, 4.0, 9.0, 10.0, 12.0])
+    stopwatch = Stopwatch(lambda: next(clock))
+    inner = stopwatch.timed("b", lambda: "said")
+    assert stopwatch.timed("a", inner)() == "said"
+    assert stopwatch.take() == {"a": 1.0 + 5.0, "b": 3.0}
+    with pytest.raises(ZeroDivisionError):
+        stopwatch.timed("a", lambda: 1 / 0)()
+    assert stopwatch.take() == {"a": 2.0}
+
+
+def test_the_engine_has_every_phase():
+    """Where one is renamed, PHASES is to follow."""
+    engine = engine_of("llama")
+    stopwatch = Stopwatch()
+    assert watch(engine, stopwatch) == []
+    engine.add(Prompt("a", (5, 6, 7), 3, 4), 0.0)
+    engine.apply(Plan(1, admit=(Grant("a", 4),)), 0.0)
+    while engine.step():
+        pass
+    spent = stopwatch.take()
+    assert set(spent) == set(PHASES) and min(spent.values()) > 0
+
+
+def test_a_phase_that_an_engine_has_not_is_told():
+    engine = engine_of("llama")
+    del engine._kernels
+    assert watch(engine, Stopwatch()) == ["prepare", "attention"]
+
+
+def test_a_step_of_everybody_is_profiled():
+    found = profile_step(demo_model(), "fp32", Case(160, 3, 32, 16))
+    assert (found.rows, found.steps, found.missing) == (3, 4, ())
+    assert list(found.phases_ms) == list(PHASES) and found.phases_ms[STEP] > 0
+    assert 40 <= found.context_tokens <= 56
+    assert "aten::" in found.calls
+
+
+# --- who is measured
+
+
+async def test_a_thing_apart_says_why_it_can_not_be_made(tmp_path: Path):
+    why = "the folder has no config.json"
+    with Apart(BareEngine, str(tmp_path), 256) as engine, pytest.raises(ValueError, match=why):
+        await engine.begin()
+
+
+async def test_a_python_without_vllm_is_told():
+    async with vllm_loop(sys.executable, demo_model(), "float32", 8_192, 1, 320) as loop:
+        with pytest.raises(RuntimeError, match=r"vLLM ended: .*No module named 'vllm'"):
+            await loop.ready()
+
+
+async def test_a_peer_that_breaks_is_missing_and_the_engine_may_not():
+    async def breaks(asked: object, output_tokens: int) -> float:
+        raise RuntimeError("no\n kernels")
+
+    found = Standing({"transformers": breaks, "engine": breaks})
+    assert set(PEERS) == {"transformers", "vllm", "vllm_http"}
+    assert await found.measure("transformers", [[1]], 2) is None
+    assert found.missing == {"transformers": "no kernels"} and "transformers" not in found.rates
+    assert await found.measure("vllm", [[1]], 2) is None
+    with pytest.raises(RuntimeError, match="no\n kernels"):
+        await found.measure("engine", [[1]], 2)
+
+
+@pytest.mark.slow
+def test_a_small_run_of_all(tmp_path: Path):
+    path = tmp_path / "figures.json"
+    arguments = ["--quick", "--dtypes", "fp32", "--streams", "2", "--json", str(path)]
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.engine", *arguments],
+        capture_output=True, text=True, timeout=280, check=False,
+        env={**os.environ, "COLUMNS": "200"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "gRPC/engine at 2 streams" in done.stdout
+    assert "--peer-python" in done.stdout  # how to have vLLM beside
+    found = json.loads(path.read_text())
+    for key in ("engine_tok_s", "grpc_tok_s", "http_tok_s"):
+        assert found[key]["fp32"]["demo"]["2"]["160"] > 0
+        assert len(found["repeats"][key]["fp32"]["demo"]["2"]["160"]) == 2
+    assert found["prefill_tok_s"]["engine"]["fp32"]["demo"]["2"]["160"] > 0
+    assert found["cold_start_s"]["foretoken"]["fp32"]["demo"] > 0
+    assert "transformers_tok_s" in found or "transformers" in found["not_available"]

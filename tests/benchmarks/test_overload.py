@@ -1,0 +1,240 @@
+"""What `python -m benchmarks.overload` measures with: its load, its client and its arithmetic."""
+
+import asyncio
+import json
+from argparse import Namespace
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from math import isnan, nan
+from pathlib import Path
+
+import pytest
+
+from benchmarks.harness.demo_load import POOL, Due, arriving, at_once, bodies, write_lengths
+from benchmarks.harness.open_loop import CUT, LATE, REFUSED, UNREACHABLE, Answer, drive
+from benchmarks.overload import (
+    PEER,
+    QUICK,
+    SYSTEMS,
+    best_at,
+    figures_of,
+    is_told,
+    kinds,
+    names_of,
+    sizes_of,
+    takes_s,
+    tokens_per_s,
+)
+from foretoken.ports import free_port
+from models.tasks import examples
+from services.policies.preset import presets
+from services.predictor.interface import Prompt, Query
+from services.predictor.models.oracle import OraclePredictor
+from services.predictor.models.told import read_lengths
+from tests.gateway.gateway_fakes import demo_text
+
+OK = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
+ROLE = b'data: {"choices": [{"delta": {"role": "assistant", "content": ""}}], "usage": null}\n\n'
+TEXT = b'data: {"choices": [{"delta": {"content": "one"}}], "usage": null}\n\n'
+USAGE = b'data: {"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 7}}\n\n'
+DONE = b"data: [DONE]\n\n"
+GONE = b'data: {"error": {"message": "request 1a2b3c gave up after 8 attempts"}}\n\n'
+WHOLE = OK + ROLE + TEXT + TEXT + USAGE + DONE
+HANGS = OK + ROLE
+
+
+# --- the load
+
+
+def test_the_same_seed_is_the_same_load_and_no_two_prompts_are_alike():
+    some = bodies(500, seed=4)
+    assert some == bodies(500, seed=4) != bodies(500, seed=5)
+    assert len({str(json.loads(body)["messages"]) for body in some}) == 500
+
+
+def test_most_answers_are_short_and_a_few_are_long():
+    answers = {(e.system, e.user): e.answer for e in examples(0, POOL, held_out=False)}
+    words = []
+    for body in bodies(2_000, seed=1):
+        turns = {turn["role"]: turn["content"] for turn in json.loads(body)["messages"]}
+        words.append(len(answers[turns.get("system"), turns["user"]].split()))
+    words.sort()
+    assert words[1_000] < 15 and words[1_900] > 60 and words[1_980] > 200
+    assert sum(words[1_800:]) > sum(words[:1_800]) * 0.8  # a tenth of the answers, half the work
+
+
+def test_arrivals_come_in_order_at_the_rate_asked_for():
+    load = arriving(bodies(1_000, seed=1), rate=50, seed=2)
+    due = [d.at_s for d in load]
+    assert due == sorted(due) and 18 < due[-1] < 22
+
+
+def test_an_oracle_knows_every_prompt_of_the_load(tmp_path: Path):
+    """By the texts that a gateway passes on: the length of the right answer."""
+    path = tmp_path / "lengths.jsonl"
+    write_lengths(path)
+    oracle = OraclePredictor(read_lengths(str(path), 8_192))
+    answers = {(e.system, e.user): e.answer for e in examples(0, POOL, held_out=False)}
+    for body in bodies(100, seed=9):
+        turns = {turn["role"]: turn["content"] for turn in json.loads(body)["messages"]}
+        prompt = Prompt(turns.get("system", ""), turns["user"], 20)
+        [forecast] = oracle.forecast([Query("demo", "", 20, 1_024, prompt=prompt)])
+        right = demo_text().encode(answers[turns.get("system"), turns["user"]])
+        assert forecast.source == "oracle"
+        assert forecast.points == (len(right) + 1,)
+
+
+# --- what is asked for
+
+
+def asked(**given: object) -> Namespace:
+    plain = {"quick": False, "presets": "", "factors": "", "rounds": 0, "seconds": 0.0}
+    return Namespace(**plain | {"peer_python": ""} | given)
+
+
+def test_all_presets_or_some_and_the_peer_last():
+    assert names_of(asked()) == list(SYSTEMS)
+    assert names_of(asked(presets="all")) == list(presets())
+    assert names_of(asked(presets="all,alise-blend"))[-1] == "alise-blend"
+    assert names_of(asked(presets="alise,fcfs", peer_python="python")) == ["alise", "fcfs", PEER]
+    with pytest.raises(SystemExit, match="no preset is called fifo; known: "):
+        names_of(asked(presets="fcfs,fifo"))
+
+
+def test_factors_rounds_and_seconds():
+    sizes = sizes_of(asked(factors="0.9,2", rounds=3))
+    assert (sizes.lasts_s, sizes.rounds) == ({0.9: 12, 2.0: 12}, 3)
+    sizes = sizes_of(asked(factors="1.5,3", seconds=4.0))
+    assert sizes.lasts_s == {1.5: 4, 3.0: 4}
+    assert sizes_of(asked(quick=True)) == QUICK
+    for wrong in ("0.9;2", "0,1", "-1"):
+        with pytest.raises(SystemExit, match="--factors takes numbers above 0"):
+            sizes_of(asked(factors=wrong))
+
+
+def test_how_long_it_takes_is_said():
+    """20 s to begin and settle, 100 requests at 80/s; then 6 s, and 6 + 12 s, as 3 times the load
+    takes 3 times as long."""
+    sizes = replace(QUICK, lasts_s={0.9: 6, 3.0: 6})
+    assert takes_s(sizes, systems=2, rate=100) == pytest.approx(2 * (20 + 1.25 + 6 + 18))
+
+
+# --- the client
+
+
+@asynccontextmanager
+async def answering(*answers: bytes) -> AsyncIterator[str]:
+    """A server that gives each connection the next answer, and hangs after HANGS."""
+    left = list(answers)
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        answer = left.pop(0)
+        await reader.readuntil(b"\r\n\r\n")
+        for event in answer.split(b"\n\n"):
+            writer.write(event + b"\n\n")
+            await writer.drain()
+        if answer is HANGS:
+            await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(handle, "127.0.0.1", 0) as server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+@pytest.mark.parametrize(
+    ("answer", "problem"),
+    [
+        (WHOLE, ""),
+        (b"HTTP/1.1 429 Too Many Requests\r\nretry-after: 3\r\n\r\n{}", REFUSED),
+        (b"HTTP/1.1 503 Service Unavailable\r\n\r\n{}", "503"),
+        (OK + TEXT + GONE, "request 1a2b3c gave up after 8 attempts"),
+        (OK + TEXT + GONE + DONE, "request 1a2b3c gave up after 8 attempts"),
+        (OK + TEXT, CUT),
+        (b"", CUT),
+        (HANGS, LATE),
+    ],
+)
+async def test_every_way_an_answer_ends(answer: bytes, problem: str):
+    async with answering(answer) as url:
+        [seen] = await drive(url, at_once([b"{}"]), bound_s=0.5)
+    assert seen.problem == problem
+    assert seen.tokens == (0 if problem else 7)
+    assert problem or 0 < seen.first_s <= seen.last_s
+
+
+async def test_a_server_that_is_not_there():
+    [seen] = await drive(f"http://127.0.0.1:{free_port()}", at_once([b"{}"]), bound_s=0.5)
+    assert seen.problem == UNREACHABLE
+
+
+async def test_who_hangs_holds_up_nobody_and_answers_keep_the_loads_order():
+    load = [Due(0.0, b"{}"), Due(0.2, b"{}")]
+    async with answering(HANGS, WHOLE) as url:
+        first, second = await drive(url, load, bound_s=0.5)
+    assert (first.problem, second.problem) == (LATE, "")
+    assert second.first_s > second.due_s == 0.2
+
+
+# --- the arithmetic, by hand
+
+
+def test_tokens_between_two_times():
+    answers = [
+        Answer(0, 0, 10, 100),  # half of it inside
+        Answer(4, 6, 8, 20),  # all
+        Answer(4, 7, 7, 1),  # all of one token
+        Answer(4, 20, 30, 50),  # none
+        Answer(4, 0, 0, 0, LATE),
+    ]
+    assert tokens_per_s(answers, 5, 10) == pytest.approx((50 + 20 + 1) / 5)
+
+
+def test_figures():
+    answers = [
+        Answer(0, 1, 3, 21),  # TPOT 0.1
+        Answer(0, 6, 7, 11),  # its first token too late
+        Answer(1, 2, 8, 2),  # its second too late
+        Answer(0, 1, 3, 21, gap_s=1.6),  # silent for too long
+        Answer(0, 0, 0, 0, REFUSED),
+        Answer(0, 0, 0, 0, "503"),
+    ]
+    found = figures_of(answers, lasts_s=10)
+    assert found["norm_latency_s"] == pytest.approx((2 * 3 / 21 + 7 / 11 + 7 / 2) / 4)
+    assert found["ttft_p50_s"] == 1 and found["ttft_p99_s"] == pytest.approx(5.85)
+    assert found["goodput_share"] == 1 / 6
+    assert (found["errors"], found["refused"]) == (1, 1)
+    # from 2 s to 10 s: half of the first answer and of the silent one, all of the others
+    assert found["tok_s"] == pytest.approx((2 * 10.5 + 11 + 2) / 8)
+
+
+def test_who_is_best_and_nobody_who_is_told():
+    assert is_told("alise-oracle") and not is_told("alise")
+    figures = {
+        "fcfs": (0.9, 0.5), "alise": (0.3, 0.4), "past-future": (0.6, 0.7), "alise-blend": (nan, 0),
+        "alise-oracle": (0.1, 0.9), PEER: (0.05, 1.0),
+    }  # fmt: skip
+    medians = {
+        name: {"3": {"norm_latency_s": latency, "goodput_share": share}}
+        for name, (latency, share) in figures.items()
+    }
+    assert best_at(3.0, medians) == (
+        "3 ×: best of 4 in latency alise 0.3, past-future 0.6, fcfs 0.9; "
+        "in goodput past-future 0.7, fcfs 0.5, alise 0.4; "
+        "oracles: latency alise-oracle 0.1; goodput alise-oracle 0.9"
+    )
+
+
+def test_nobody_came_back():
+    found = figures_of([Answer(0, 0, 0, 0, LATE)], lasts_s=10)
+    assert isnan(found["norm_latency_s"]) and isnan(found["ttft_p50_s"])
+    assert (found["tok_s"], found["goodput_share"], found["errors"]) == (0, 0, 1)
+
+
+def test_errors_are_counted_by_what_they_say():
+    answers = [
+        Answer(0, 0, 0, 0, f"request {name} gave up after 8 attempts") for name in ("1a2b", "3-c4")
+    ]
+    counted = kinds([*answers, Answer(0, 0, 0, 0, "503"), Answer(0, 0, 0, 0, REFUSED)])
+    assert counted == Counter({"request … gave up after 8 attempts": 2, "503": 1})

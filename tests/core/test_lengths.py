@@ -1,0 +1,120 @@
+"""What ended answers tell, by hand: the safe start, and answers that were cut."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.core import FinishReason, Outcome, Request
+from services.forecast import MAX_POINTS, UNCAPPED, Forecast
+from services.lengths import Lengths
+from services.scheduler.advice.fallback import History
+
+CAP = 64
+
+
+def told(*answers: int | str, window: int = 1_000, prior: float = 1.0) -> Lengths:
+    """Answers that ended by themselves; "9+" was cut at its max_tokens of 9."""
+    lengths = Lengths(window, prior)
+    for answer in answers:
+        cut = str(answer).endswith("+")
+        tokens = int(str(answer).rstrip("+"))
+        reason = FinishReason.LENGTH if cut else FinishReason.STOP
+        lengths.add(tokens, reason, tokens if cut else CAP)
+    return lengths
+
+
+def table(lengths: Lengths) -> dict[float, float]:
+    made = lengths.forecast("x")
+    return dict(zip(made.points, made.weights, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("answers", "expected"),
+    [
+        ((), {UNCAPPED: 1.0}),
+        ((5,), {5: 1 / 2, UNCAPPED: 1 / 2}),
+        ((5, 5, 7), {5: 2 / 4, 7: 1 / 4, UNCAPPED: 1 / 4}),
+        # 3 is one of five. The one cut at 5 is shared by the three that are longer, each of which
+        # then weighs 4/5 of a third.
+        ((3, "5+", 8, 9), {3: 1 / 5, 8: 4 / 15, 9: 4 / 15, UNCAPPED: 4 / 15}),
+        # Cut where another ended: it was longer.
+        ((4, "4+"), {4: 1 / 3, UNCAPPED: 2 / 3}),
+        # Nothing is known but that they are longer.
+        (("6+", "6+"), {UNCAPPED: 1.0}),
+    ],
+)
+def test_a_window_with_room_by_hand(
+    answers: tuple[int | str, ...], expected: dict[float, float]
+) -> None:
+    assert table(told(*answers)) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("answers", "expected"),
+    [
+        ((9, 1, 2, 3), {1: 1 / 3, 2: 1 / 3, 3: 1 / 3}),
+        ((9, 1, "2+", 3), {1: 1 / 3, 3: 2 / 3}),
+        ((9, 1, 2, "3+"), {1: 1 / 3, 2: 1 / 3, UNCAPPED: 1 / 3}),
+    ],
+)
+def test_a_full_window_is_the_paper_s(
+    answers: tuple[int | str, ...], expected: dict[float, float]
+) -> None:
+    assert table(told(*answers, window=3)) == pytest.approx(expected)
+
+
+def test_what_ended_for_its_length_below_its_cap_has_ended() -> None:
+    lengths = Lengths()
+    lengths.add(9, FinishReason.LENGTH, 100)  # the context was full
+    assert table(lengths) == pytest.approx({9: 0.5, UNCAPPED: 0.5})
+
+
+def test_what_is_cut_does_not_make_the_forecast_short() -> None:
+    """Half of the answers are 200 tokens, and half of the clients cut theirs at 50."""
+    lengths = told(*(10, "10+", 200, "50+") * 100)
+    cut = lengths.forecast("x").truncated(1_000)
+    naive = Forecast((10.0, 50.0, 200.0), (0.5, 0.25, 0.25), 1_000)
+    assert cut.mean() > 1.5 * naive.mean()
+    assert cut.survival(50) == pytest.approx(301 / 401)
+
+
+@given(st.lists(st.integers(1, 300), min_size=1, max_size=400), st.integers(1, 400))
+def test_many_lengths_are_merged_and_the_share_of_the_caps_is_not(
+    lengths: list[int], window: int
+) -> None:
+    made = told(*lengths, window=window).forecast("x")
+    kept = lengths[-window:]
+    room = len(kept) < window
+    assert len(made.points) <= MAX_POINTS and sum(made.weights) == pytest.approx(1)
+    assert (made.points[-1] == UNCAPPED) is room
+    ended = made.points[:-1] if room else made.points
+    assert max(ended) <= max(kept)
+    if room:
+        assert made.weights[-1] == pytest.approx(1 / (len(kept) + 1))
+    expected = np.mean([*kept, 300] if room else kept)
+    assert made.truncated(300).mean() == pytest.approx(expected, abs=0.01)
+
+
+def test_a_forecast_is_made_once_until_the_next_answer() -> None:
+    lengths = told(5)
+    first = lengths.forecast("x")
+    assert lengths.forecast("x") is first
+    lengths.add(6, FinishReason.STOP, CAP)
+    assert lengths.forecast("x").points == (5, 6, UNCAPPED)
+
+
+def test_the_scheduler_s_stand_in_starts_as_safely() -> None:
+    def ended(tokens: int, reason: FinishReason, most: int = 99) -> Outcome:
+        return Outcome("r", "demo", "", 12, tokens, most, reason, 1.0, 0)
+
+    history = History()
+    asked = Request("r", "demo", 12, 40, 0.0)
+    assert history.forecast(asked) == Forecast((40.0,), (1.0,), 40, "fallback")
+    history.learn(ended(3, FinishReason.CANCELLED))
+    history.learn(ended(0, FinishReason.STOP))
+    history.learn(ended(5, FinishReason.STOP))
+    assert history.forecast(asked) == Forecast((5.0, 40.0), (0.5, 0.5), 40, "fallback")
+    history.learn(ended(20, FinishReason.LENGTH, 20))
+    made = history.forecast(asked)
+    assert made.points == (5, 40) and made.weights == pytest.approx((1 / 3, 2 / 3))

@@ -1,0 +1,282 @@
+"""The estimator through its contract, over a socket and in process."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any, cast
+
+import grpc
+import pytest
+from grpc import aio
+from prometheus_client import CollectorRegistry
+
+from foretoken.embedded import build_control
+from foretoken.options import ServeOptions, sections
+from protos import common_pb2, estimator_pb2, estimator_pb2_grpc, scheduler_pb2
+from services.estimator.config import EstimatorConfig
+from services.estimator.service import EstimatorService
+from services.runtime.channel import connect
+from services.runtime.tasks import background
+from services.scheduler.board.jobs import WorkerJobs
+from tests.reach import WAYS, reaching, until
+
+NAME = "foretoken.v1.Estimator"
+ADD = estimator_pb2_grpc.add_EstimatorServicer_to_server
+ASK = estimator_pb2.GetCostModelRequest(worker_id="w0")
+
+
+def service(registry: CollectorRegistry | None = None, watchers_max: int = 8) -> EstimatorService:
+    config = EstimatorConfig(refit_samples=8, watchers_max=watchers_max, batch_refresh_s=1e-9)
+    return EstimatorService(config, registry or CollectorRegistry())
+
+
+def timings(
+    count: int, worker_id: str = "w0", base_s: float = 0.002
+) -> estimator_pb2.ObserveTimingsRequest:
+    """Steps of base + 1 ms a sequence + 0.1 ms a prefill token, whatever their context."""
+    steps = [(16 * (i % 3), i % 5, i % 7) for i in range(1, count + 1)]
+    return estimator_pb2.ObserveTimingsRequest(
+        worker_id=worker_id,
+        timings=[
+            common_pb2.StepTiming(
+                prefill_tokens=p,
+                decode_seqs=d,
+                context_tokens=16 * d + c,
+                elapsed_s=base_s + 0.001 * d + 0.0001 * p,
+            )
+            for p, d, c in steps
+        ],
+    )
+
+
+def swaps(
+    direction: common_pb2.Direction.ValueType, *tokens: int
+) -> estimator_pb2.ObserveTimingsRequest:
+    """Swaps at 10 µs a token."""
+    return estimator_pb2.ObserveTimingsRequest(
+        worker_id="w0",
+        swaps=[
+            common_pb2.SwapTiming(direction=direction, tokens=n, elapsed_s=1e-5 * n) for n in tokens
+        ],
+    )
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_timings_in_model_out(way: str) -> None:
+    async with reaching(way, NAME, ADD, service()) as channel:
+        stub = estimator_pb2_grpc.EstimatorStub(channel)
+        with pytest.raises(aio.AioRpcError) as caught:
+            await stub.GetCostModel(ASK)
+        assert caught.value.code() == grpc.StatusCode.NOT_FOUND
+        assert caught.value.details() == (
+            "no cost model of worker 'w0': its steps do not tell one yet"
+        )
+
+        assert (await stub.Observe(timings(4))).version == 0
+        assert (await stub.Observe(timings(20))).version == 1
+        model = await stub.GetCostModel(ASK)
+        assert (model.worker_id, model.version, model.source) == ("w0", 1, "linear")
+        assert model.base_s == pytest.approx(0.002, rel=1e-3)
+        assert model.decode_seq_s == pytest.approx(0.001, rel=1e-3)
+        assert model.prefill_token_s == pytest.approx(0.0001, rel=1e-3)
+        assert model.context_token_s == pytest.approx(0, abs=1e-7)
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_watcher_waits_for_the_first_model_then_gets_each_newer_one(way: str) -> None:
+    async with reaching(way, NAME, ADD, service()) as channel, asyncio.timeout(20):
+        stub = estimator_pb2_grpc.EstimatorStub(channel)
+        call = stub.WatchCostModel(ASK)
+        models = aiter(call)
+        first = asyncio.ensure_future(anext(models))
+        await stub.Observe(timings(20, "other"))
+        await stub.Observe(timings(20))
+        assert ((await first).worker_id, (await first).version) == ("w0", 1)
+        await stub.Observe(timings(20, base_s=0.004))
+        assert (await anext(models)).version == 2
+
+        late = aiter(stub.WatchCostModel(ASK))
+        assert (await anext(late)).version == 2
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_swaps_in_prices_out_and_watchers_are_told(way: str) -> None:
+    registry = CollectorRegistry()
+    async with reaching(way, NAME, ADD, service(registry)) as channel, asyncio.timeout(20):
+        stub = estimator_pb2_grpc.EstimatorStub(channel)
+        await stub.Observe(timings(20))
+        models = aiter(stub.WatchCostModel(ASK))
+        assert (await anext(models)).upload_token_s == 0
+
+        assert (await stub.Observe(swaps(common_pb2.DIRECTION_UPLOAD, 64, 64, 32, 0))).version == 2
+        priced = await anext(models)
+        assert (priced.version, priced.offload_token_s) == (2, 0)
+        assert priced.upload_token_s == pytest.approx(1e-5)
+        assert (await stub.Observe(swaps(common_pb2.DIRECTION_UNSPECIFIED, 64))).version == 2
+    value = registry.get_sample_value
+    assert value("foretoken_estimator_swaps_total", {"used": "yes"}) == 3
+    assert value("foretoken_estimator_swaps_total", {"used": "no"}) == 2
+    assert value("foretoken_estimator_refits_total") == 1
+    price = value("foretoken_estimator_swap_token_seconds", {"direction": "upload"})
+    assert price == pytest.approx(1e-5)
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_batches_in_neighbours_out(way: str) -> None:
+    """16 tokens of 2 prompts of 8 take 0.002 + 16·0.0001 + 16·0.004 = 0.0676 s, and not 10 s."""
+    registry = CollectorRegistry()
+    async with reaching(way, NAME, ADD, service(registry)) as channel, asyncio.timeout(20):
+        stub = estimator_pb2_grpc.EstimatorStub(channel)
+        await stub.Observe(timings(20))
+        models = aiter(stub.WatchCostModel(ASK))
+        assert not (await anext(models)).neighbours
+
+        def batch(elapsed_s: float) -> estimator_pb2.BatchTiming:
+            return estimator_pb2.BatchTiming(
+                seqs=2, length_tokens=8, generated_tokens=16, elapsed_s=elapsed_s
+            )
+
+        as_told = [batch(0.0676)] * 32
+        await stub.Observe(
+            estimator_pb2.ObserveTimingsRequest(
+                worker_id="w0", batches=[batch(10.0), batch(0.0), *as_told]
+            )
+        )
+        await stub.Observe(estimator_pb2.ObserveTimingsRequest(worker_id="w0"))
+        taught = await anext(models)
+        assert (taught.version, list(taught.neighbours)) == (2, [2, 8, 16, 10.0])
+        assert taught.neighbours_asked == 5
+    value = registry.get_sample_value
+    assert value("foretoken_estimator_batches_total", {"used": "yes"}) == 33
+    assert value("foretoken_estimator_batches_total", {"used": "no"}) == 1
+    error = value("foretoken_estimator_batch_relative_error", {"quantile": "0.5"})
+    assert error == pytest.approx(0, abs=0.01)
+
+
+async def test_errors_are_of_steps_told_before_they_were_learnt_from() -> None:
+    """At first they are the fit's own; then every step takes twice what was told."""
+    registry = CollectorRegistry()
+    value = registry.get_sample_value
+    median = {"quantile": "0.5"}
+    async with reaching("in-process", NAME, ADD, service(registry)) as channel:
+        stub = estimator_pb2_grpc.EstimatorStub(channel)
+        await stub.Observe(timings(20))
+        assert value("foretoken_estimator_error_steps") == 0
+        slower = timings(50)
+        for timing in slower.timings:
+            timing.elapsed_s *= 2
+        await stub.Observe(slower)
+    steps = sum(1 for t in slower.timings if t.prefill_tokens or t.decode_seqs)
+    assert value("foretoken_estimator_error_steps") == steps
+    told = value("foretoken_estimator_relative_error", median)
+    assert told == pytest.approx(0.5, rel=0.01)
+
+
+async def test_a_slow_watcher_skips_to_the_newest() -> None:
+    watched = service()
+    stream = watched.WatchCostModel(ASK, None)
+    for _ in range(5):
+        await watched.Observe(timings(20), None)
+    assert (await anext(stream)).version == 5
+    for _ in range(5):
+        await watched.Observe(timings(20), None)
+    assert (await anext(stream)).version == 10
+    await cast(Any, stream).aclose()  # the stubs call a generator an iterator
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_watchers_are_bounded_and_make_room_when_they_leave(way: str) -> None:
+    registry = CollectorRegistry()
+    async with (
+        reaching(way, NAME, ADD, service(registry, watchers_max=1)) as channel,
+        asyncio.timeout(20),
+    ):
+        stub = estimator_pb2_grpc.EstimatorStub(channel)
+        await stub.Observe(timings(20))
+        watching = asyncio.ensure_future(_watch(stub))
+        await until(lambda: registry.get_sample_value("foretoken_estimator_watchers") == 1)
+        with pytest.raises(aio.AioRpcError) as caught:
+            await anext(aiter(stub.WatchCostModel(ASK)))
+        assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "estimator.watchers_max" in (caught.value.details() or "")
+
+        watching.cancel()
+        await until(lambda: registry.get_sample_value("foretoken_estimator_watchers") == 0)
+        assert (await anext(aiter(stub.WatchCostModel(ASK)))).version == 1
+
+
+async def _watch(stub: "estimator_pb2_grpc.EstimatorAsyncStub") -> None:
+    async for _ in stub.WatchCostModel(ASK):
+        pass
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_bad_input_is_refused_by_field(way: str) -> None:
+    async with reaching(way, NAME, ADD, service()) as channel:
+        stub = estimator_pb2_grpc.EstimatorStub(channel)
+        for call, sentence in (
+            (stub.GetCostModel(estimator_pb2.GetCostModelRequest()), "worker_id: must have 1 to"),
+            (stub.Observe(timings(5, "w" * 257)), "worker_id: must have 1 to 256 characters"),
+            (stub.Observe(timings(1_025)), "timings: at most 1024 a call, got 1025"),
+            (
+                stub.Observe(swaps(common_pb2.DIRECTION_UPLOAD, *[1] * 1_025)),
+                "swaps: at most 1024 a call, got 1025",
+            ),
+            (
+                stub.Observe(
+                    estimator_pb2.ObserveTimingsRequest(
+                        worker_id="w0", batches=[estimator_pb2.BatchTiming()] * 1_025
+                    )
+                ),
+                "batches: at most 1024 a call, got 1025",
+            ),
+        ):
+            with pytest.raises(aio.AioRpcError) as caught:
+                await call
+            assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+            assert sentence in (caught.value.details() or "")
+
+
+async def test_samples_and_refits_are_counted() -> None:
+    registry = CollectorRegistry()
+    async with reaching("in-process", NAME, ADD, service(registry)) as channel:
+        stub = estimator_pb2_grpc.EstimatorStub(channel)
+        broken = common_pb2.StepTiming(decode_seqs=1, elapsed_s=float("nan"))
+        request = timings(20)
+        unusable = sum(1 for t in request.timings if not t.prefill_tokens and not t.decode_seqs)
+        request.timings.append(broken)
+        await stub.Observe(request)
+    value = registry.get_sample_value
+    assert value("foretoken_estimator_samples_total", {"used": "yes"}) == 20 - unusable
+    assert value("foretoken_estimator_samples_total", {"used": "no"}) == 1 + unusable
+    assert value("foretoken_estimator_refits_total") == 1
+    error = value("foretoken_estimator_relative_error", {"quantile": "0.9"})
+    assert error is not None
+    assert error < 0.01
+
+
+async def test_what_a_worker_reports_of_its_swaps_comes_back_to_the_scheduler_as_prices() -> None:
+    scheduler = build_control(
+        sections(ServeOptions()), connect("unix:/none"), CollectorRegistry()
+    ).scheduler
+    workers = scheduler.state.workers
+    hello = scheduler_pb2.WorkerHello(
+        worker_id="w0", address="unix:/w0", model="demo", block_tokens=16, kv_tokens=1_600,
+        max_running=8, max_context_tokens=500, host_tokens=3_200, profile=timings(20).timings,
+    )  # fmt: skip
+    swapped = scheduler_pb2.Report(
+        seq=1, swaps=swaps(common_pb2.DIRECTION_OFFLOAD, *[64] * 3).swaps
+    )
+
+    async def messages() -> AsyncIterator[scheduler_pb2.WorkerMessage]:
+        yield scheduler_pb2.WorkerMessage(hello=hello)
+        yield scheduler_pb2.WorkerMessage(report=swapped)
+        await until(lambda: workers["w0"].cost.offload_token_s > 0)
+        known.append(workers["w0"])
+
+    known: list[WorkerJobs] = []
+    async with background(scheduler.run()), asyncio.timeout(20):
+        async for _ in scheduler.Attach(messages(), None):
+            pass
+    assert known[0].view.host_tokens == 3_200
+    assert known[0].cost.offload_token_s == pytest.approx(1e-5)
+    assert known[0].cost.upload_token_s == 0

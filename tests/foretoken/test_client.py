@@ -1,0 +1,214 @@
+"""The Python clients and `foretoken chat`, against a gateway on a real socket."""
+
+import asyncio
+import io
+import threading
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any
+
+import pytest
+from rich.console import Console
+from typer import Typer
+from typer.testing import CliRunner
+
+from foretoken import (
+    AsyncClient,
+    Chunk,
+    Client,
+    DeadlineExceeded,
+    InvalidRequest,
+    Overloaded,
+    Unavailable,
+)
+from foretoken.chat import Conversation, chat
+from protos import common_pb2 as common
+from protos import scheduler_pb2 as sched
+from protos.worker_pb2 import Prompt
+from services.core import FinishReason
+from tests.gateway.gateway_fakes import House, housing, tokens_of
+
+
+def answer(prompt: Prompt) -> Sequence[int]:
+    return tokens_of(f"answer to {prompt.prompt_tokens} tokens 😀")
+
+
+@pytest.fixture
+async def house() -> AsyncIterator[House]:
+    async with housing(answer) as made:
+        yield made
+
+
+async def test_a_blocking_client_streams_and_completes(house: House) -> None:
+    def work() -> None:
+        with Client(house.grpc_address) as client:
+            stream = client.generate("1,", max_tokens=50)
+            chunks = list(stream)
+            text = "".join(chunk.text for chunk in chunks)
+            assert text == "answer to 2 tokens 😀"
+            assert chunks[-1].finish_reason is FinishReason.STOP
+            assert stream.usage is not None
+            assert stream.usage.completion_tokens == len(tokens_of(text))
+            whole = client.complete(tokens=tokens_of("123"))
+            assert whole.text == "answer to 3 tokens 😀"
+            assert client.models() == ["demo"]
+
+    await asyncio.to_thread(work)
+
+
+async def test_an_async_client_takes_all_inputs_and_options(house: House) -> None:
+    async with AsyncClient(house.grpc_address) as client:
+        turns = [{"role": "user", "content": "1,"}]
+        whole = await client.complete(
+            messages=turns, n=2, logprobs=1, stop="never", sla="interactive", timeout_s=30,
+            temperature=0.5, top_p=0.9, top_k=3, min_p=0.1, seed=-1, min_tokens=1,
+            ignore_eos=True, repetition_penalty=1.5, presence_penalty=1, frequency_penalty=1,
+            cache_salt="mine",
+        )  # fmt: skip
+        assert {prompt.cache_salt for prompt in house.worker.prompts} == {"mine"}
+        assert [choice.text for choice in whole.choices] == ["answer to 5 tokens 😀"] * 2
+        assert [len(c.logprobs) for c in whole.choices] == [len(c.token_ids) for c in whole.choices]
+        assert whole.usage.prompt_tokens == 5
+        assert await client.models() == ["demo"]
+        with pytest.raises(TypeError, match="exactly one of prompt, messages and tokens"):
+            client.generate("1,", tokens=[1])
+        with pytest.raises(TypeError, match="unknown SLA budget ttft"):
+            client.generate("1,", sla={"ttft": 1.0})
+
+
+async def test_leaving_a_stream_early_cancels_its_request(house: House) -> None:
+    house.worker.script = lambda _: tokens_of("1" * 400)
+    async with AsyncClient(house.grpc_address) as client:
+        stream = client.generate("1,")
+        async for _ in stream:
+            stream.cancel()
+        await house.until(lambda: bool(house.scheduler.cancels))
+        assert house.scheduler.cancels[0].reason == common.FINISH_REASON_CANCELLED
+
+    def work() -> None:
+        with Client(house.grpc_address) as client:
+            for _ in client.generate("1,"):
+                break
+
+    await asyncio.to_thread(work)
+    await house.until(lambda: len(house.scheduler.cancels) == 2)
+
+
+async def test_errors_say_what_to_do(house: House) -> None:
+    full = sched.Rejected(
+        reason=sched.REJECT_REASON_QUEUE_FULL, message="queue is full", retry_after_s=4
+    )
+
+    def work() -> None:
+        with Client(house.grpc_address) as client:
+            with pytest.raises(InvalidRequest, match="temperature: must be between 0 and 2"):
+                client.complete("1,", temperature=3)
+            with pytest.raises(InvalidRequest, match="known: demo"):
+                client.complete("1,", model="gpt-9")
+            house.scheduler.answers = lambda _: sched.RequestEvent(rejected=full)
+            with pytest.raises(Overloaded, match="queue is full") as caught:
+                client.complete("1,")
+            assert caught.value.retry_after_s == 4
+            house.scheduler.answers, house.scheduler.place = lambda _: None, False
+            with pytest.raises(DeadlineExceeded):
+                client.complete("1,", timeout_s=0.2)
+        with Client("127.0.0.1:1") as client:
+            with pytest.raises(Unavailable, match=r"no server answers at 127.0.0.1:1"):
+                client.complete("1,")
+            with pytest.raises(Unavailable, match=r"is `foretoken serve` running\?"):
+                client.models()
+
+    await asyncio.to_thread(work)
+
+
+class FakeStream:
+    """Chunks, or what is raised among them."""
+
+    def __init__(self, *items: Any):
+        self.items, self.cancelled = items, False
+
+    def __iter__(self) -> Iterator[Any]:
+        for item in self.items:
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+def conversation(*streams: Any) -> tuple[Conversation, io.StringIO]:
+    out, queue = io.StringIO(), list(streams)
+    return Conversation(lambda _: queue.pop(0), Console(file=out), "be kind"), out
+
+
+def piece(text: str, reason: FinishReason | None = None) -> Any:
+    return Chunk(0, text, [], (), reason)
+
+
+def test_a_conversation_remembers_its_turns() -> None:
+    talk, out = conversation(
+        FakeStream(piece("hel"), piece("lo", FinishReason.STOP)),
+        FakeStream(piece("[x]", FinishReason.LENGTH)),
+    )
+    talk.say("hi")
+    talk.say("more")
+    assert [turn["content"] for turn in talk.turns] == ["be kind", "hi", "hello", "more", "[x]"]
+    assert out.getvalue() == "hello\n[x] [cut at max_tokens]\n"
+
+
+def test_ctrl_c_cancels_an_answer_and_keeps_what_was_said() -> None:
+    stream = FakeStream(piece("hel"), KeyboardInterrupt())
+    talk, out = conversation(stream)
+    talk.say("hi")
+    assert stream.cancelled
+    assert [turn["content"] for turn in talk.turns] == ["be kind", "hi", "hel"]
+    assert "hel [cancelled]" in out.getvalue()
+
+
+def test_a_failed_answer_takes_its_question_back() -> None:
+    talk, out = conversation(FakeStream(Overloaded("queue is full", 4)))
+    talk.say("hi")
+    assert [turn["role"] for turn in talk.turns] == ["system"]
+    assert "queue is full" in out.getvalue()
+
+
+@pytest.mark.parametrize("leave", ["/exit\n", ""])
+async def test_the_chat_command_talks_until_exit_or_ctrl_d(house: House, leave: str) -> None:
+    app = Typer()
+    app.command()(chat)
+    lines = f"12\n\nand more\n{leave}"
+    result = await asyncio.to_thread(
+        CliRunner().invoke, app, ["--address", house.grpc_address, "--system", "be kind"], lines
+    )
+    assert result.exit_code == 0, result.output
+    assert result.output.count("answer to") == 2
+    assert len(house.scheduler.requests) == 2
+    first, second = house.scheduler.requests
+    assert (first.text.instruction, second.text.user_input) == ("be kind", "and more")
+    assert second.prompt_tokens > first.prompt_tokens
+
+
+def test_the_chat_command_says_when_nobody_serves() -> None:
+    app = Typer()
+    app.command()(chat)
+    result = CliRunner().invoke(app, ["--address", "127.0.0.1:1"])
+    assert result.exit_code == 1
+    assert "is `foretoken serve` running?" in result.output
+
+
+async def test_one_blocking_client_serves_many_threads(house: House) -> None:
+    got: list[str] = []
+
+    def work() -> None:
+        with Client(house.grpc_address) as client:
+            threads = [
+                threading.Thread(target=lambda: got.append(client.complete("1,").text))
+                for _ in range(8)
+            ]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+
+    await asyncio.to_thread(work)
+    assert got == ["answer to 2 tokens 😀"] * 8

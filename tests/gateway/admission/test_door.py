@@ -1,0 +1,218 @@
+"""Who is refused at the door, and that nothing of theirs was read; who waits their turn."""
+
+import asyncio
+from collections.abc import Coroutine
+from itertools import pairwise
+from math import inf
+
+import pytest
+
+from foretoken import AsyncClient, Overloaded
+from gateway.admission.door import Bar, Door, Refused
+from gateway.admission.turnstile import CALM_TURNS, Turnstile
+from gateway.peers.fleet import Fleet
+from gateway.requests.text import Text
+from protos.worker_pb2 import Prompt
+from tests.gateway.gateway_fakes import House, housing
+from tests.gateway.gateway_fixtures import IDS, WORDS
+
+DOOR = Door(max_sessions=10, max_queued=100)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "timeout_s", "running", "queued", "drain_s", "age_s", "bar", "retry_after_s"),
+    [
+        (5, inf, 0, 0, 0.0, 0.0, None, 0.0),
+        (6, inf, 0, 0, 0.0, 0.0, Bar.SESSIONS, 1.0),
+        (6, inf, 3, 5, 7.0, 2.0, Bar.SESSIONS, 5.0),
+        (1, inf, 3, 99, 50.0, 0.0, None, 0.0),
+        (1, inf, 3, 100, 50.0, 0.0, Bar.QUEUE, 50.0),
+        (1, inf, 3, 100, 50.0, 20.0, Bar.QUEUE, 30.0),
+        (1, inf, 3, 100, 50.0, 50.0, None, 0.0),  # what was told has worn off
+        (1, 8.0, 3, 9, 7.9, 0.0, None, 0.0),
+        (1, 8.0, 3, 9, 20.0, 0.0, Bar.DEADLINE, 12.0),
+        (1, 8.0, 3, 9, 20.0, 11.5, Bar.DEADLINE, 1.0),
+        (1, 8.0, 3, 9, 20.0, 12.0, None, 0.0),
+        (1, 8.0, 3, 3, 20.0, 0.0, None, 0.0),  # the places that fall free next may be enough
+        (1, 8.0, 3, 4, 20.0, 0.0, Bar.DEADLINE, 12.0),
+        (1, 8.0, 0, 0, 20.0, 0.0, None, 0.0),
+        (1, -0.1, 3, 9, 20.0, 0.0, Bar.DEADLINE, 20.0),
+        (1, -0.1, 3, 9, 0.0, 0.0, None, 0.0),  # too late by itself, not by the queue: a 504
+    ],
+)
+def test_the_door(
+    wanted: int, timeout_s: float, running: int, queued: int, drain_s: float, age_s: float,
+    bar: Bar | None, retry_after_s: float,
+) -> None:  # fmt: skip
+    fleet = Fleet(running=running, queued=queued, drain_s=drain_s, told_s=1000.0)
+    refused = DOOR.refusal(5, wanted, timeout_s, fleet, 1000.0 + age_s)
+    assert (refused.bar if refused else None) == bar
+    assert (refused.retry_after_s if refused else 0.0) == pytest.approx(retry_after_s)
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The prompts that were tokenized."""
+    prompts: list[str] = []
+    encode = Text.encode
+
+    def recording(self: Text, text: str) -> list[int]:
+        prompts.append(text)
+        return encode(self, text)
+
+    monkeypatch.setattr(Text, "encode", recording)
+    return prompts
+
+
+def refusals(house: House, bar: str) -> float | None:
+    registry = house.gateway.metrics.registry
+    return registry.get_sample_value("foretoken_refusals_total", {"bar": bar})
+
+
+def words(prompt: Prompt) -> list[int]:
+    return IDS
+
+
+async def test_who_cannot_be_in_time_is_refused_unread(read: list[str]) -> None:
+    made = housing(words, queue=(70, 1000.0))
+    async with made as house, AsyncClient(house.grpc_address) as client:
+        with pytest.raises(Overloaded, match=r"^70 requests wait, about \d+\.\d s") as caught:
+            await client.complete("late", timeout_s=30)
+        assert 900 < caught.value.retry_after_s < 1000
+        headers = {"x-request-timeout-s": "30"}
+        for path, body in (
+            ("/v1/completions", {"prompt": "late"}),
+            ("/v1/completions", {"prompt": "late", "stream": True}),
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": "late"}]}),
+            ("/v1/completions", b"no JSON, but that would have to be read"),
+        ):
+            reply = await house.http("POST", path, body, headers)
+            assert (reply.status, reply.json["error"]["code"]) == (429, "queue_full")
+            assert 900 < int(reply.headers["retry-after"]) <= 1000
+        assert (read, house.scheduler.requests) == ([], [])
+        assert refusals(house, "deadline") == 5
+        assert (await client.complete("1,", timeout_s=3000)).text == WORDS
+        assert (await client.complete("2,")).text == WORDS
+    assert read == ["1,", "2,"]
+
+
+async def test_the_deadline_that_the_config_gives_counts_as_well(read: list[str]) -> None:
+    made = housing(words, queue=(70, 1000.0), default_deadline_s=10)
+    async with made as house, AsyncClient(house.grpc_address) as client:
+        with pytest.raises(Overloaded, match=r"this one may take (10\.0|\d\.\d) s; retry later"):
+            await client.complete("late")
+    assert read == []
+
+
+async def test_a_long_queue_is_not_made_longer(read: list[str]) -> None:
+    made = housing(words, queue=(70, 1000.0), max_queued=70)
+    async with made as house, AsyncClient(house.grpc_address) as client:
+        with pytest.raises(Overloaded, match="70 requests wait already; retry later"):
+            await client.complete("1,")
+        assert refusals(house, "queue") == 1
+    assert read == []
+
+
+async def test_full_places_refuse_unread(read: list[str]) -> None:
+    async with housing(max_sessions=4) as house, AsyncClient(house.grpc_address) as client:
+        asking = asyncio.ensure_future(client.complete("1,", n=2))
+        await house.until(lambda: len(house.worker.prompts) == 2)
+        with pytest.raises(Overloaded):
+            await client.complete("2,", n=3)
+        body = {"prompt": ["3,"] * 3}
+        assert (await house.http("POST", "/v1/completions", body)).status == 429
+        reply = await house.http("POST", "/v1/completions", {"prompt": "4,", "n": 3})
+        assert reply.status == 429
+        assert (read, refusals(house, "sessions")) == (["1,"], 3)
+        asking.cancel()
+
+
+def passes(entering: Coroutine[None, None, None]) -> bool:
+    """Whether it goes through without a turn of the loop."""
+    try:
+        entering.send(None)
+    except StopIteration:
+        return True
+    entering.close()
+    return False
+
+
+async def turns(count: int) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def test_one_at_a_time_comes_in_at_once() -> None:
+    turnstile = Turnstile(max_waiting=8, hold_s=1000.0, burst_s=0.0)
+    for _ in range(5):
+        assert passes(turnstile.enter())
+        await turns(CALM_TURNS + 1)
+
+
+async def test_many_come_in_one_by_one_in_their_order() -> None:
+    turnstile = Turnstile(max_waiting=8, hold_s=1000.0, burst_s=0.0)
+    came: list[tuple[int, int]] = []  # who, in which turn
+    now = 0
+
+    async def arrive(who: int) -> None:
+        await turnstile.enter()
+        came.append((who, now))
+
+    async with asyncio.TaskGroup() as group:
+        for who in range(5):
+            group.create_task(arrive(who))
+        while len(came) < 5:
+            await asyncio.sleep(0)
+            now += 1
+    assert [who for who, _ in came] == [0, 1, 2, 3, 4]
+    gaps = [b[1] - a[1] for a, b in pairwise(came)]
+    assert min(gaps) >= CALM_TURNS
+
+
+@pytest.mark.parametrize(("hold_s", "comes"), [(1000.0, False), (1e-9, True)])
+async def test_tokens_go_first_but_not_for_ever(hold_s: float, comes: bool) -> None:
+    turnstile = Turnstile(max_waiting=8, hold_s=hold_s, burst_s=0.0)
+    await turnstile.enter()
+    waiting = asyncio.ensure_future(turnstile.enter())
+    for _ in range(10 * CALM_TURNS):
+        turnstile.on_tokens()
+        await asyncio.sleep(0)
+    assert waiting.done() is comes
+    await turns(CALM_TURNS + 2)
+    assert waiting.done()
+
+
+async def test_short_prompts_come_in_together_and_tokens_follow_them() -> None:
+    turnstile = Turnstile(max_waiting=8, hold_s=1000.0, burst_s=1000.0)
+    await turnstile.enter()
+    waiting = [asyncio.ensure_future(turnstile.enter()) for _ in range(5)]
+    for _ in range(8):  # one a turn, though tokens come all the time
+        turnstile.on_tokens()
+        await asyncio.sleep(0)
+    assert all(each.done() for each in waiting)
+
+
+async def test_who_leaves_is_passed_over() -> None:
+    turnstile = Turnstile(max_waiting=8, hold_s=1000.0, burst_s=0.0)
+    await turnstile.enter()
+    first, second = (asyncio.ensure_future(turnstile.enter()) for _ in range(2))
+    await asyncio.sleep(0)
+    first.cancel()
+    await turns(CALM_TURNS + 2)
+    assert (first.cancelled(), second.done()) == (True, True)
+
+
+async def test_those_who_wait_to_be_read_are_bounded(read: list[str]) -> None:
+    async with housing(words, max_arriving=1) as house:
+        gateway = house.gateway
+        await gateway.take_turn()
+        waiting = asyncio.ensure_future(gateway.take_turn())
+        await asyncio.sleep(0)
+        with pytest.raises(Refused, match="1 requests wait to be read; retry later"):
+            gateway.admit()
+        with pytest.raises(Refused):
+            await gateway.take_turn()
+        await waiting
+        assert refusals(house, "arriving") == 2
+        assert (await house.http("POST", "/v1/completions", {"prompt": "1,"})).status == 200
+    assert read == ["1,"]

@@ -1,0 +1,54 @@
+"""The retry budget as a table: what was submitted, how many retries that allows, and until when."""
+
+import pytest
+
+from gateway.admission.retries import WINDOW_S, RetryBudget
+
+T = 1000.0  # any time will do
+
+
+def taken(budget: RetryBudget, tries: int, now_s: float) -> int:
+    return sum(budget.take(now_s) for _ in range(tries))
+
+
+@pytest.mark.parametrize(
+    ("share", "floor_per_s", "submitted", "allowed"),
+    [
+        (0.2, 10.0, 0, 100),  # the floor alone, ten seconds of it
+        (0.2, 0.0, 0, 0),
+        (0.2, 0.0, 4, 0),  # 0.8 of a retry is none
+        (0.2, 0.0, 5, 1),
+        (0.2, 0.0, 1000, 200),
+        (0.2, 10.0, 1000, 300),
+        (0.0, 0.3, 1000, 3),
+    ],
+)
+def test_what_is_allowed_at_once(
+    share: float, floor_per_s: float, submitted: int, allowed: int
+) -> None:
+    budget = RetryBudget(share, floor_per_s)
+    for _ in range(submitted):
+        budget.on_submitted(T)
+    assert taken(budget, 500, T) == allowed
+
+
+def test_the_window_moves_on() -> None:
+    budget = RetryBudget(0.5, 0.1)  # one, and one more for every two submitted
+    for at in range(4):
+        budget.on_submitted(T + at)
+    assert taken(budget, 9, T + 4) == 3
+    assert taken(budget, 9, T + WINDOW_S - 1) == 0  # all three still count
+    # The submissions have left the window one by one, the three retries with the fourth second.
+    assert taken(budget, 9, T + 4 + WINDOW_S) == 1
+    budget.on_submitted(T + 5 + WINDOW_S)
+    budget.on_submitted(T + 5 + WINDOW_S)
+    assert taken(budget, 9, T + 5 + WINDOW_S) == 1
+    assert taken(budget, 9, T + 1000 * WINDOW_S) == 1
+
+
+def test_it_remembers_a_window_and_no_more() -> None:
+    budget = RetryBudget(0.2, 10.0)
+    for at in range(100_000):
+        budget.on_submitted(T + at * 0.01)
+    assert taken(budget, 10_000, T + 1000) == pytest.approx(100 + 0.2 * 1000, rel=0.06)
+    assert len(budget._submitted) <= 21

@@ -1,0 +1,337 @@
+"""A scheduler and a worker that speak real gRPC and record all they hear; their answers are
+scripted. And a gateway between them and real sockets for clients."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from http.client import HTTPConnection
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from gateway.config import GatewayConfig
+from gateway.http.app import build_app
+from gateway.http.serve import serving_http
+from gateway.requests.text import Text
+from gateway.service import GatewayService
+from models.tokenizer import make_tokenizer
+from protos import common_pb2 as common
+from protos import scheduler_pb2 as sched
+from protos import scheduler_pb2_grpc, worker_pb2, worker_pb2_grpc
+from services.runtime.channel import InProcessServer, connect
+from services.runtime.server import Mount, Server, listening
+from services.runtime.tasks import background
+from tests.reach import until
+
+REACH_TOKENS = 512
+STEP_S = 0.001
+
+
+@cache
+def demo_folder() -> str:
+    """A model folder with the demo model's tokenizer and no weights: all a gateway reads."""
+    folder = Path(mkdtemp(prefix="foretoken-tokenizer-")) / "demo"
+    make_tokenizer().save_pretrained(str(folder))
+    return str(folder)
+
+
+@cache
+def demo_text() -> Text:
+    return Text(demo_folder())
+
+
+def tokens_of(text: str) -> list[int]:
+    """Each character's own tokens, so that tests can count them."""
+    return [token for character in text for token in demo_text().encode(character)]
+
+
+@dataclass
+class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
+    """Places every request at `worker_address` unless `place` is off; `tell` sends the rest."""
+
+    worker_address: str = ""
+    place: bool = True
+    kv_tokens: int = REACH_TOKENS
+    queued: int = 0
+    drain_s: float = 0.0
+    hellos: list[str] = field(default_factory=list)
+    requests: list[sched.NewRequest] = field(default_factory=list)
+    cancels: list[sched.CancelRequest] = field(default_factory=list)
+    answers: Callable[[sched.NewRequest], sched.RequestEvent | None] = lambda _: None
+    streams: list[asyncio.Queue[sched.SchedulerEvent | None]] = field(default_factory=list)
+
+    def tell(self, request_id: str, **event: Any) -> None:
+        event_message = sched.RequestEvent(request_id=request_id, **event)
+        self.streams[-1].put_nowait(sched.SchedulerEvent(request=event_message))
+
+    def tell_placed(self, request_id: str, address: str | None = None) -> None:
+        placed = sched.Placed(worker_id="w", worker_address=address or self.worker_address)
+        self.tell(request_id, placed=placed)
+
+    def fleet(self, addresses: Sequence[str]) -> sched.SchedulerEvent:
+        workers = [
+            sched.WorkerInfo(
+                worker_id=f"w{at}", address=address, model="demo",
+                kv_tokens=self.kv_tokens, max_context_tokens=2 * REACH_TOKENS,
+            )
+            for at, address in enumerate(addresses)
+        ]  # fmt: skip
+        view = sched.FleetView(workers=workers, queued=self.queued, drain_s=self.drain_s)
+        return sched.SchedulerEvent(fleet=view)
+
+    def break_stream(self) -> None:
+        self.streams[-1].put_nowait(None)
+
+    async def Submit(
+        self, requests: AsyncIterator[sched.SubmitMessage], context: Any
+    ) -> AsyncIterator[sched.SchedulerEvent]:
+        queue: asyncio.Queue[sched.SchedulerEvent | None] = asyncio.Queue()
+        self.streams.append(queue)
+        reader = asyncio.ensure_future(self._read(requests, queue))
+        try:
+            while (event := await queue.get()) is not None:
+                yield event
+        finally:
+            reader.cancel()
+
+    async def Attach(
+        self, requests: AsyncIterator[sched.WorkerMessage], context: Any
+    ) -> AsyncIterator[sched.Plan]:
+        async for _ in requests:
+            yield sched.Plan()
+
+    async def Why(self, request: sched.WhyRequest, context: Any) -> sched.WhyResponse:
+        return sched.WhyResponse()
+
+    async def GetFleet(self, request: sched.GetFleetRequest, context: Any) -> sched.FleetView:
+        return self.fleet([self.worker_address]).fleet
+
+    async def _read(
+        self,
+        requests: AsyncIterator[sched.SubmitMessage],
+        queue: asyncio.Queue[sched.SchedulerEvent | None],
+    ) -> None:
+        async for message in requests:
+            match message.WhichOneof("kind"):
+                case "hello":
+                    self.hellos.append(message.hello.gateway_id)
+                    addresses = [self.worker_address] if self.worker_address else []
+                    queue.put_nowait(self.fleet(addresses))
+                case "request":
+                    self.requests.append(message.request)
+                    self._answer(message.request)
+                case "cancel":
+                    self.cancels.append(message.cancel)
+
+    def _answer(self, request: sched.NewRequest) -> None:
+        answer = self.answers(request)
+        if answer is not None:
+            answer.request_id = request.request_id
+            self.streams[-1].put_nowait(sched.SchedulerEvent(request=answer))
+        elif self.place:
+            self.tell_placed(request.request_id)
+
+
+@dataclass
+class FakeWorker(worker_pb2_grpc.WorkerServicer):
+    """Answers each prompt with `script(prompt)`, a token a step for all; silent without one."""
+
+    script: Callable[[worker_pb2.Prompt], Sequence[int]] | None = None
+    step_s: float = STEP_S
+    per_step: int = 1
+    prompts: list[worker_pb2.Prompt] = field(default_factory=list)
+    opened: int = 0
+    streams: list[asyncio.Queue[worker_pb2.TokenBatch | None]] = field(default_factory=list)
+    _running: dict[str, tuple[worker_pb2.Prompt, int]] = field(default_factory=dict)
+
+    def send(
+        self,
+        request_id: str,
+        offset: int,
+        token_ids: Sequence[int],
+        reason: common.FinishReason.ValueType = common.FINISH_REASON_UNSPECIFIED,
+        message: str = "",
+        logprobs: Sequence[common.TokenLogprob] = (),
+    ) -> None:
+        tokens = worker_pb2.RequestTokens(
+            request_id=request_id, offset=offset, token_ids=token_ids,
+            finish_reason=reason, message=message, logprobs=logprobs,
+        )  # fmt: skip
+        self.streams[-1].put_nowait(worker_pb2.TokenBatch(requests=[tokens]))
+
+    def break_stream(self) -> None:
+        self.streams[-1].put_nowait(None)
+
+    async def Stream(
+        self, requests: AsyncIterator[worker_pb2.WorkerInput], context: Any
+    ) -> AsyncIterator[worker_pb2.TokenBatch]:
+        queue: asyncio.Queue[worker_pb2.TokenBatch | None] = asyncio.Queue()
+        self.streams.append(queue)
+        tasks = [asyncio.ensure_future(self._read(requests)), asyncio.ensure_future(self._step())]
+        try:
+            while (batch := await queue.get()) is not None:
+                yield batch
+        finally:
+            self._running.clear()
+            for task in tasks:
+                task.cancel()
+
+    async def _read(self, requests: AsyncIterator[worker_pb2.WorkerInput]) -> None:
+        async for message in requests:
+            if message.WhichOneof("kind") == "hello":
+                self.opened += 1
+            else:
+                prompt = message.prompt
+                self.prompts.append(prompt)
+                done = len(prompt.token_ids) - prompt.prompt_tokens
+                self._running[prompt.request_id] = (prompt, done)
+
+    async def _step(self) -> None:
+        while True:
+            await asyncio.sleep(self.step_s)
+            batch = [self._next(*item) for item in list(self._running.values())]
+            if self.script and batch:
+                self.streams[-1].put_nowait(worker_pb2.TokenBatch(requests=batch))
+
+    def _next(self, prompt: worker_pb2.Prompt, done: int) -> worker_pb2.RequestTokens:
+        answer = list(self.script(prompt))[: prompt.max_tokens] if self.script else []
+        ids = answer[done : done + self.per_step]
+        self._running[prompt.request_id] = (prompt, done + len(ids))
+        tokens = worker_pb2.RequestTokens(request_id=prompt.request_id, offset=done, token_ids=ids)
+        if prompt.sampling.HasField("logprobs"):
+            tokens.logprobs.extend(_logprob(i, prompt.sampling.logprobs) for i in ids)
+        if self.script and done + len(ids) >= len(answer):
+            full = len(answer) >= prompt.max_tokens
+            tokens.finish_reason = (
+                common.FINISH_REASON_LENGTH if full else common.FINISH_REASON_STOP
+            )
+            del self._running[prompt.request_id]
+        return tokens
+
+
+def _logprob(token_id: int, rivals: int) -> common.TokenLogprob:
+    ids = [token_id, *range(40, 40 + rivals)][:rivals]
+    return common.TokenLogprob(
+        token_id=token_id, logprob=-0.25, top_ids=ids,
+        top_logprobs=[-0.25 - at for at in range(len(ids))],
+    )  # fmt: skip
+
+
+def serves(scheduler: FakeScheduler) -> Mount:
+    add = scheduler_pb2_grpc.add_SchedulerServicer_to_server
+    return Mount("foretoken.v1.Scheduler", add, scheduler)
+
+
+def works(worker: FakeWorker) -> Mount:
+    return Mount("foretoken.v1.Worker", worker_pb2_grpc.add_WorkerServicer_to_server, worker)
+
+
+@dataclass
+class House:
+    """A gateway on real sockets, its fakes, and what the test needs to reach them."""
+
+    scheduler: FakeScheduler
+    worker: FakeWorker
+    gateway: GatewayService
+    scheduler_server: Server
+    worker_server: Server
+    grpc_address: str
+    http_url: str
+
+    async def until(self, condition: Callable[[], bool], limit_s: float = 10.0) -> None:
+        """Wait for something that must come true; the limit is only there to fail by."""
+        await until(condition, limit_s)
+
+    async def http(
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> "Reply":
+        """One plain HTTP exchange; a body that is not bytes goes as JSON."""
+        raw = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
+        return await asyncio.to_thread(_exchange, self.http_url, method, path, raw, headers or {})
+
+
+@dataclass(frozen=True)
+class Reply:
+    """An HTTP answer."""
+
+    status: int
+    headers: Mapping[str, str]
+    text: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.text)
+
+    @property
+    def events(self) -> list[Any]:
+        """The JSON events of a stream, without its last, which must be [DONE]."""
+        data = [line[6:] for line in self.text.splitlines() if line.startswith("data: ")]
+        assert data[-1] == "[DONE]"
+        return [json.loads(item) for item in data[:-1]]
+
+
+def _exchange(
+    url: str, method: str, path: str, body: bytes | None, headers: Mapping[str, str]
+) -> Reply:
+    connection = HTTPConnection(url.removeprefix("http://"), timeout=30)
+    try:
+        connection.request(method, path, body, dict(headers))
+        response = connection.getresponse()
+        headers = {name.lower(): value for name, value in response.getheaders()}
+        return Reply(response.status, headers, response.read().decode())
+    finally:
+        connection.close()
+
+
+@asynccontextmanager
+async def housing(
+    script: Callable[[worker_pb2.Prompt], Sequence[int]] | None = None,
+    place: bool = True,
+    with_worker: bool = True,
+    in_process: bool = False,
+    queue: tuple[int, float] = (0, 0.0),
+    **config: Any,
+) -> AsyncIterator[House]:
+    """Everything up and connected; everything down at the end. `queue`: how many wait, and how
+    long, as the scheduler tells."""
+    queued, drain_s = queue
+    scheduler = FakeScheduler(place=place, queued=queued, drain_s=drain_s)
+    worker = FakeWorker(script)
+    async with AsyncExitStack() as stack:
+        worker_server = await stack.enter_async_context(listening([works(worker)], "127.0.0.1:0"))
+        scheduler_server = await stack.enter_async_context(
+            listening([serves(scheduler)], "127.0.0.1:0")
+        )
+        if with_worker:
+            scheduler.worker_address = f"127.0.0.1:{worker_server.port}"
+        settings = GatewayConfig(
+            model=demo_folder(),
+            scheduler_address=f"127.0.0.1:{scheduler_server.port}",
+            **config,
+        )
+        channel = connect(settings.scheduler_address)
+        if in_process:
+            serves(scheduler).add(scheduler, inner := InProcessServer())
+            channel = inner.channel()
+        stack.push_async_callback(channel.close)
+        gateway = GatewayService(settings, channel, connect, CollectorRegistry())
+        await stack.enter_async_context(background(gateway.run()))
+        web = serving_http(build_app(gateway), "127.0.0.1", 0)
+        http_port = await stack.enter_async_context(web)
+        server = await stack.enter_async_context(listening([gateway.mount()], "127.0.0.1:0"))
+        house = House(
+            scheduler, worker, gateway, scheduler_server, worker_server,
+            f"127.0.0.1:{server.port}", f"http://127.0.0.1:{http_port}",
+        )  # fmt: skip
+        await house.until(lambda: gateway.ready or not with_worker)
+        await house.until(lambda: bool(scheduler.hellos))
+        yield house

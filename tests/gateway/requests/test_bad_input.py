@@ -1,0 +1,318 @@
+"""Every kind of bad input: a status, the field's name, and nothing of ours in the sentence."""
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+from grpc import aio
+
+from protos import common_pb2 as common
+from protos import gateway_pb2 as pb
+from protos import gateway_pb2_grpc
+from services.runtime.channel import connect
+from tests.gateway.gateway_fakes import House, housing, tokens_of
+
+NAN, INF = float("nan"), float("inf")
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "1,"}]}
+ANSWER = tokens_of("fine")
+
+
+@pytest.fixture
+async def house() -> AsyncIterator[House]:
+    async with housing(lambda _: ANSWER) as made:
+        yield made
+
+
+def chat(**fields: Any) -> dict[str, Any]:
+    return {**CHAT, **fields}
+
+
+def said(**message: Any) -> dict[str, Any]:
+    return {"messages": [message]}
+
+
+COMPLETIONS: list[tuple[object, str | None, str]] = [
+    # body, field, part of the sentence
+    ({}, "prompt", "missing"),
+    ({"prompt": None}, "prompt", "missing"),
+    ({"prompt": ""}, "prompt", "must not be empty"),
+    ({"prompt": []}, "prompt", "must not be empty"),
+    ({"prompt": [[]]}, "prompt", "must not be empty"),
+    ({"prompt": ["a", ""]}, "prompt", "must not be empty"),
+    ({"prompt": 7}, "prompt", "must be a string, a list of strings"),
+    ({"prompt": {"a": 1}}, "prompt", "must be a string"),
+    ({"prompt": ["a", 1]}, "prompt", "must be a string"),
+    ({"prompt": [1.5]}, "prompt", "must be a string"),
+    ({"prompt": [True]}, "prompt", "must be a string"),
+    ({"prompt": [-1]}, "prompt", "not negative"),
+    ({"prompt": [10**30]}, "prompt", "must be a string"),
+    ({"prompt": [999999]}, "prompt", "token id 999999 is outside the vocabulary of"),
+    ({"prompt": "," * 600}, "prompt", "600 prompt tokens + 16 max_tokens = 616, over the 512"),
+    ({"prompt": "1,", "max_tokens": 511}, "max_tokens", "2 prompt tokens + 511 max_tokens = 513"),
+    ({"prompt": "1,", "max_tokens": 0}, "max_tokens", "at least 1"),
+    ({"prompt": "1,", "max_tokens": 0, "echo": True}, "echo", "not supported"),
+    ({"prompt": "1,", "max_tokens": 0, "stream": True}, "max_tokens", "at least 1"),
+    ({"prompt": "1,", "max_tokens": -5}, "max_tokens", "at least 1"),
+    ({"prompt": "1,", "max_tokens": 1.5}, "max_tokens", "integer"),
+    ({"prompt": "1,", "max_tokens": "7"}, "max_tokens", "integer"),
+    ({"prompt": "1,", "max_tokens": True}, "max_tokens", "integer"),
+    ({"prompt": "1,", "max_tokens": 2**40}, "max_tokens", "less than or equal"),
+    ({"prompt": "1,", "temperature": "hot"}, "temperature", "number"),
+    ({"prompt": "1,", "temperature": -0.1}, "temperature", "between 0 and 2"),
+    ({"prompt": "1,", "temperature": 2.1}, "temperature", "between 0 and 2"),
+    (b'{"prompt": "1,", "temperature": 1e999}', "temperature", "finite"),
+    (b'{"prompt": "1,", "temperature": NaN}', None, "NaN is not a number in JSON"),
+    (b'{"prompt": "1,", "temperature": -Infinity}', None, "-Infinity is not a number"),
+    ({"prompt": "1,", "top_p": 0}, "top_p", "above 0"),
+    ({"prompt": "1,", "top_p": 1.01}, "top_p", "at most 1"),
+    ({"prompt": "1,", "top_k": -2}, "top_k", "-1 for all"),
+    ({"prompt": "1,", "top_k": 2**31}, "top_k", "less than"),
+    ({"prompt": "1,", "min_p": 1.5}, "min_p", "between 0 and 1"),
+    ({"prompt": "1,", "min_tokens": -1}, "min_tokens", "negative"),
+    ({"prompt": "1,", "min_tokens": 9, "max_tokens": 5}, "min_tokens", "9 is over max_tokens, 5"),
+    ({"prompt": "1,", "repetition_penalty": 0}, "repetition_penalty", "between 0.0001"),
+    ({"prompt": "1,", "presence_penalty": 2.5}, "presence_penalty", "between -2 and 2"),
+    ({"prompt": "1,", "frequency_penalty": -3}, "frequency_penalty", "between -2 and 2"),
+    ({"prompt": "1,", "seed": 2**63}, "seed", "less than"),
+    ({"prompt": "1,", "seed": 1.5}, "seed", "integer"),
+    ({"prompt": "1,", "n": 0}, "n", "at least 1"),
+    ({"prompt": "1,", "n": 129}, "n", "128"),
+    ({"prompt": ["1,"] * 50, "n": 3}, "prompt", "at most 128 prompts x n"),
+    ({"prompt": "1,", "logprobs": 21}, "logprobs", "between 0 and 20"),
+    ({"prompt": "1,", "logprobs": True}, "logprobs", "integer"),
+    ({"prompt": "1,", "stop": [""]}, "stop", "empty"),
+    ({"prompt": "1,", "stop": ["x"] * 17}, "stop", "at most 16"),
+    ({"prompt": "1,", "stop": "x" * 600}, "stop", "at most 512 characters"),
+    ({"prompt": "1,", "stop": 3}, "stop", ""),
+    ({"prompt": "1,", "ignore_eos": "yes"}, "ignore_eos", "boolean"),
+    ({"prompt": "1,", "stream": 1}, "stream", "boolean"),
+    ({"prompt": "1,", "stream_options": {"include_usage": True}}, "stream_options", "stream"),
+    ({"prompt": "1,", "stream": True, "stream_options": {"x": 1}}, "stream_options.x", "unknown"),
+    ({"prompt": "1,", "echo": True}, "echo", "not supported"),
+    ({"prompt": "1,", "suffix": "end"}, "suffix", "not supported"),
+    ({"prompt": "1,", "best_of": 2}, "best_of", "not supported"),
+    ({"prompt": "1,", "logit_bias": {"5": 1}}, "logit_bias", "not supported"),
+    ({"prompt": "1,", "temprature": 1}, "temprature", "unknown field"),
+    ({"prompt": "1,", "cache_salt": 5}, "cache_salt", "string"),
+    ({"prompt": "1,", "cache_salt": "s" * 257}, "cache_salt", "at most 256 characters"),
+    ({"prompt": "1,", "user": 5}, "user", "string"),
+    ({"prompt": "1,", "user": "s" * 257}, "user", "at most 256 characters"),
+    ({"prompt": "1,", "model": 5}, "model", "string"),
+    (b"", None, "not valid JSON"),
+    (b"{", None, "not valid JSON"),
+    (b"[1]", None, "must be a JSON object"),
+    (b'"x"', None, "must be a JSON object"),
+    (b"[" * 100_000, None, "not valid JSON"),
+    (b'{"prompt": "\xff\xfe"}', None, "not valid UTF-8"),
+    (b'{"prompt": "\\ud83d alone"}', None, "not valid UTF-8"),
+    (b'{"seed": ' + b"9" * 5000 + b"}", None, "not valid JSON"),
+]
+
+CHATS: list[tuple[object, str | None, str]] = [
+    ({}, "messages", "must not be empty"),
+    ({"messages": []}, "messages", "must not be empty"),
+    ({"messages": "hi"}, "messages", "list"),
+    ({"messages": ["hi"]}, "messages[0]", "object"),
+    (said(role="user", content=""), "messages", "must not all be empty"),
+    (said(role="user", content=5), "messages[0].content", "must be a string or a list"),
+    (said(role="wizard", content="x"), "messages[0].role", "known: system, user, assistant"),
+    (said(role="tool", content="x", tool_call_id="1"), "messages[0].tool_call_id", "supported"),
+    (said(content="x"), "messages[0].role", "must be a string"),
+    (said(role="user", content=[{"type": "image_url"}]), "messages[0].content[0]", "image_url"),
+    (said(role="user", content=[{"type": "text"}]), "messages[0].content[0].text", "string"),
+    (said(role="assistant", content="x", tool_calls=[{}]), "messages[0].tool_calls", "supported"),
+    (chat(tools=[{"type": "function"}]), "tools", "not supported"),
+    (chat(tool_choice="required"), "tool_choice", "not supported"),
+    (chat(functions=[{}]), "functions", "not supported"),
+    (chat(function_call={"name": "f"}), "function_call", "not supported"),
+    (chat(response_format={"type": "json_object"}), "response_format", "not supported"),
+    (chat(logit_bias={"1": 5}), "logit_bias", "not supported"),
+    (chat(modalities=["text", "audio"]), "modalities", "not supported"),
+    (chat(audio={"voice": "x"}), "audio", "not supported"),
+    (chat(web_search_options={}), "web_search_options", "not supported"),
+    (chat(reasoning_effort="high"), "reasoning_effort", "not supported"),
+    (chat(verbosity="low"), "verbosity", "not supported"),
+    (chat(top_logprobs=3), "top_logprobs", "logprobs"),
+    (chat(logprobs=True, top_logprobs=21), "logprobs", "between 0 and 20"),
+    (chat(logprobs=3), "logprobs", "boolean"),
+    (chat(max_tokens=5, max_completion_tokens=6), "max_tokens", "max_completion_tokens"),
+    (chat(max_completion_tokens=600), "max_tokens", "600 max_tokens"),
+    (chat(max_tokens=0), "max_tokens", "must be at least 1, not 0"),
+    (chat(max_completion_tokens=0), "max_tokens", "must be at least 1, not 0"),
+    (chat(prompt="1,"), "prompt", "unknown field"),
+    (chat(cache_salt=["a"]), "cache_salt", "string"),
+    (chat(cache_salt="s" * 257), "cache_salt", "at most 256 characters"),
+]
+
+
+async def refused(house: House, path: str, body: object, field: str | None, part: str) -> None:
+    reply = await house.http("POST", path, body)
+    error = reply.json["error"]
+    assert (reply.status, error["param"]) == (400, field), error
+    assert part in error["message"]
+    assert error["type"] == "invalid_request_error"
+    assert "Traceback" not in reply.text and "/gateway" not in reply.text
+
+
+async def test_completions(house: House) -> None:
+    for body, field, part in COMPLETIONS:
+        await refused(house, "/v1/completions", body, field, part)
+    assert not house.scheduler.requests
+    assert house.gateway.live == 0
+
+
+async def test_chats(house: House) -> None:
+    for body, field, part in CHATS:
+        await refused(house, "/v1/chat/completions", body, field, part)
+    assert not house.scheduler.requests
+
+
+async def test_streams_are_refused_with_a_status_as_well(house: House) -> None:
+    await refused(house, "/v1/completions", {"prompt": "", "stream": True}, "prompt", "empty")
+
+
+@pytest.mark.parametrize(
+    ("header", "value", "part"),
+    [
+        ("x-foretoken-sla", "gold", "unknown class 'gold'; known: interactive, standard, batch"),
+        ("x-foretoken-sla", "ttft_s=-1", "ttft_s must be a positive number"),
+        ("x-foretoken-sla", "ttft_s=nan", "ttft_s must be a positive number"),
+        ("x-foretoken-sla", "ttft_s=x", "must be a number of seconds"),
+        ("x-foretoken-sla", "speed=1", "known: ttft_s, tpot_s, mtpot_s"),
+        ("x-request-timeout-s", "soon", "must be seconds"),
+        ("x-request-timeout-s", "0", "positive"),
+        ("x-request-timeout-s", "-1", "positive"),
+        ("x-request-timeout-s", "nan", "positive"),
+        ("x-request-timeout-s", "inf", "positive"),
+        ("x-foretoken-application", "a" * 300, "at most 256"),
+    ],
+)
+async def test_headers(house: House, header: str, value: str, part: str) -> None:
+    reply = await house.http("POST", "/v1/completions", {"prompt": "1,"}, {header: value})
+    assert reply.status == 400
+    assert part in reply.json["error"]["message"]
+
+
+async def test_unknown_models_are_not_found(house: House) -> None:
+    for reply in (
+        await house.http("POST", "/v1/completions", {"prompt": "1,", "model": "gpt-9"}),
+        await house.http("POST", "/v1/chat/completions", chat(model="gpt-9")),
+        await house.http("GET", "/v1/models/gpt-9"),
+    ):
+        error = reply.json["error"]
+        assert (reply.status, error["code"]) == (404, "model_not_found")
+        assert error["message"] == "model: 'gpt-9' is not served here; known: demo"
+
+
+async def test_other_paths_and_methods(house: House) -> None:
+    for method, path, status in (("GET", "/v1/embeddings", 404), ("GET", "/v1/completions", 405)):
+        reply = await house.http(method, path)
+        assert reply.status == status
+        assert path in reply.json["error"]["message"]
+
+
+async def test_bodies_are_bounded() -> None:
+    async with housing(lambda _: ANSWER, max_body_bytes=1000) as house:
+        reply = await house.http("POST", "/v1/completions", {"prompt": "x" * 1000})
+        assert (reply.status, reply.json["error"]["code"]) == (413, "body_too_large")
+        assert (await house.http("POST", "/v1/completions", {"prompt": "x"})).status == 200
+
+
+async def test_fields_that_change_nothing_are_ignored(house: House) -> None:
+    extra = {
+        "metadata": {"a": "b"}, "store": True, "service_tier": "auto",
+        "parallel_tool_calls": False, "safety_identifier": "x", "prompt_cache_key": "y",
+        "prediction": {"type": "content", "content": "x"}, "tools": [], "tool_choice": "none",
+        "response_format": {"type": "text"}, "logit_bias": {}, "modalities": ["text"],
+        "temperature": None, "stop": None, "max_tokens": None, "stream_options": None,
+        "functions": None, "n": None, "seed": 3, "reasoning_effort": None,
+    }  # fmt: skip
+    turns = [
+        {"role": "developer", "content": "be kind", "name": "x"},
+        {"role": "user", "content": [{"type": "text", "text": "1"}, {"type": "text", "text": "2"}]},
+        {"role": "assistant", "content": "x", "refusal": None, "tool_calls": None, "audio": None},
+        {"role": "user", "content": "2"},
+    ]
+    reply = await house.http("POST", "/v1/chat/completions", {"messages": turns, **extra})
+    assert reply.status == 200, reply.text
+    told = house.scheduler.requests[0].text
+    assert (told.instruction, told.user_input) == ("be kind", "2")
+    body = {"prompt": "1,", "echo": False, "suffix": "", "best_of": 2, "n": 2, "logit_bias": {}}
+    assert (await house.http("POST", "/v1/completions", body)).status == 200
+
+
+def sampled(**fields: Any) -> pb.GenerateRequest:
+    return pb.GenerateRequest(prompt="1,", sampling=common.Sampling(**fields))
+
+
+def talk(*turns: tuple[str, str]) -> pb.GenerateRequest:
+    messages = [pb.ChatMessage(role=role, content=content) for role, content in turns]
+    return pb.GenerateRequest(chat=pb.Chat(messages=messages))
+
+
+GRPC: list[tuple[pb.GenerateRequest, str]] = [
+    (pb.GenerateRequest(), "prompt: missing"),
+    (pb.GenerateRequest(prompt=""), "prompt: must not be empty"),
+    (pb.GenerateRequest(prompt_tokens=pb.TokenIds()), "prompt: must not be empty"),
+    (pb.GenerateRequest(prompt_tokens=pb.TokenIds(ids=[10**9])), "outside the vocabulary"),
+    (talk(), "messages: must not be empty"),
+    (talk(("user", "")), "messages: must not all be empty"),
+    (talk(("user", "x"), ("ghost", "x")), "messages[1].role: unknown role 'ghost'"),
+    (sampled(temperature=NAN), "temperature: must be a finite number, not nan"),
+    (sampled(temperature=INF), "temperature: must be a finite number, not inf"),
+    (sampled(temperature=-1), "temperature: must be between 0 and 2, not -1"),
+    (sampled(top_p=0), "top_p: "),
+    (sampled(top_p=NAN), "top_p: must be a finite number"),
+    (sampled(top_k=-3), "top_k: "),
+    (sampled(min_p=-0.5), "min_p: "),
+    (sampled(repetition_penalty=-1), "repetition_penalty: "),
+    (sampled(presence_penalty=3), "presence_penalty: "),
+    (sampled(frequency_penalty=NAN), "frequency_penalty: "),
+    (sampled(max_tokens=0), "max_tokens: must be at least 1, not 0"),
+    (sampled(max_tokens=2**31 - 1), "over the 512 tokens that the cache can hold"),
+    (sampled(min_tokens=-1), "min_tokens: "),
+    (sampled(logprobs=21), "logprobs: must be between 0 and 20, not 21"),
+    (sampled(n=0), "n: must be at least 1, not 0"),
+    (sampled(n=1000), "n: at most 128 choices, not 1000"),
+    (sampled(stop=[""]), "stop: a stop string must not be empty"),
+    (pb.GenerateRequest(prompt="1,", sla=common.Sla(name="gold")), "sla: unknown class 'gold'"),
+    (pb.GenerateRequest(prompt="1,", sla=common.Sla(ttft_s=NAN)), "sla: ttft_s must be a positive"),
+    (pb.GenerateRequest(prompt="1,", sla=common.Sla(mtpot_s=-1)), "sla: mtpot_s must be"),
+    (pb.GenerateRequest(prompt="1,", application="a" * 300), "application: at most 256"),
+    (pb.GenerateRequest(prompt="1,", cache_salt="é" * 257), "cache_salt: at most 256 characters"),
+    (pb.GenerateRequest(prompt="1,", user="é" * 257), "user: at most 256 characters"),
+]
+
+
+async def test_grpc(house: House) -> None:
+    async with connect(house.grpc_address) as channel:
+        stub = gateway_pb2_grpc.GatewayStub(channel)
+        for request, part in GRPC:
+            with pytest.raises(aio.AioRpcError) as caught:
+                async for _ in stub.Generate(request):
+                    pass
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert part in (caught.value.details() or "")
+        with pytest.raises(aio.AioRpcError) as caught:
+            async for _ in stub.Generate(pb.GenerateRequest(prompt="1,", model="x")):
+                pass
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+        with pytest.raises(aio.AioRpcError) as caught:
+            metadata = (("x-request-timeout-s", "-4"),)
+            async for _ in stub.Generate(pb.GenerateRequest(prompt="1,"), metadata=metadata):
+                pass
+        assert "x-request-timeout-s: must be a positive" in (caught.value.details() or "")
+    assert not house.scheduler.requests
+
+
+async def test_a_bug_tells_nothing(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("secret detail")
+
+    monkeypatch.setattr(house.gateway, "parse", broken)
+    reply = await house.http("POST", "/v1/completions", {"prompt": "1,"})
+    assert reply.status == 500
+    assert json.loads(reply.text)["error"]["type"] == "server_error"
+    assert "secret" not in reply.text

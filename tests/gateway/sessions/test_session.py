@@ -1,0 +1,157 @@
+"""A session's transcript: what is fed, what it means, what the client gets."""
+
+import asyncio
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.sessions.call import ClientCall, Live
+from gateway.sessions.session import News, Session
+from protos.common_pb2 import TokenLogprob
+from services.core import FinishReason
+from tests.gateway.gateway_fakes import demo_text, tokens_of
+
+
+def session(max_tokens: int = 100, stops: Sequence[str] = (), min_tokens: int = 0) -> Session:
+    return Session(0, max_tokens, 0.0, demo_text().detokenizer(), stops, min_tokens)
+
+
+def read(live: Session) -> str:
+    chunk = live.take()
+    return chunk.text if chunk else ""
+
+
+def test_repeats_change_nothing_and_a_gap_is_told() -> None:
+    live = session()
+    a, b, c, d = ids = tokens_of("1234")
+    assert live.feed(0, [a, b], (), None, 1.0) is News.TOKENS
+    assert live.feed(0, [a, b], (), None, 2.0) is News.NONE
+    assert live.feed(1, [b, c], (), None, 3.0) is News.TOKENS
+    assert live.feed(4, [d], (), None, 4.0) is News.GAP
+    assert live.feed(3, [d], (), FinishReason.STOP, 5.0) is News.END
+    assert live.feed(4, [d], (), None, 6.0) is News.NONE
+    chunk = live.take()
+    assert chunk is not None
+    assert (chunk.text, list(chunk.token_ids), chunk.reason) == ("1234", ids, FinishReason.STOP)
+
+
+def test_the_end_is_told_once() -> None:
+    """News of a choice that ended may come to its writer after it has taken the end."""
+    live = session()
+    live.feed(0, tokens_of("12"), (), FinishReason.STOP, 1.0)
+    assert live.take() is not None
+    assert live.take() is None
+
+
+async def test_a_choice_that_ends_while_another_is_written_ends_the_call_for_itself_alone() -> None:
+    """Both have news; the second ends before its turn, and so is in the news once more."""
+    call = ClientCall("c", 0, lambda: 0.0, lambda _: None)
+    a, b = (Session(at, 100, 0.0, demo_text().detokenizer()) for at in (0, 1))
+    call.lives += [cast(Live, SimpleNamespace(session=each)) for each in (a, b)]
+
+    def feed(live: Session, offset: int, text: str, reason: FinishReason | None = None) -> None:
+        live.feed(offset, tokens_of(text), (), reason, 1.0)
+        call.notify(live, 1.0)
+
+    feed(a, 0, "1")
+    feed(b, 0, "2")
+    chunks = call.chunks()
+    got = [await anext(chunks)]
+    feed(b, 1, "3", FinishReason.STOP)
+    got.append(await anext(chunks))
+    feed(a, 1, "4", FinishReason.STOP)
+    async with asyncio.timeout(10):
+        got += [chunk async for chunk in chunks]
+    assert [(chunk.index, chunk.text, chunk.reason) for chunk in got] == [
+        (0, "1", None), (1, "23", FinishReason.STOP), (0, "4", FinishReason.STOP),
+    ]  # fmt: skip
+
+
+def test_logprobs_follow_their_tokens_through_repeats() -> None:
+    live = session()
+    ids = tokens_of("123")
+    logprobs = [TokenLogprob(token_id=i, logprob=-at) for at, i in enumerate(ids)]
+    live.feed(0, ids[:2], logprobs[:2], None, 1.0)
+    live.feed(0, ids, logprobs, FinishReason.LENGTH, 2.0)
+    chunk = live.take()
+    assert chunk is not None
+    assert [p.token_id for p in chunk.logprobs] == ids
+
+
+def test_nothing_beyond_max_tokens_is_kept() -> None:
+    live = session(max_tokens=2)
+    live.feed(0, tokens_of("12345"), (), FinishReason.LENGTH, 1.0)
+    assert read(live) == "12"
+
+
+def test_a_late_end_of_an_earlier_placement_does_not_end_it() -> None:
+    live = session()
+    live.feed(0, tokens_of("1234"), (), None, 1.0)
+    assert live.feed(1, tokens_of("2"), (), FinishReason.LENGTH, 2.0) is News.NONE
+    assert not live.over
+
+
+def test_a_stop_string_ends_at_the_token_that_completes_it() -> None:
+    live = session(stops=["34"])
+    ids = tokens_of("123456")
+    assert live.feed(0, ids, (), None, 1.0) is News.END
+    assert live.stopped_by_text
+    assert live.output == ids[:4]
+    assert read(live) == "12"
+
+
+def test_a_stop_string_is_not_looked_for_before_min_tokens() -> None:
+    live = session(stops=["2"], min_tokens=4)
+    assert live.feed(0, tokens_of("1212"), (), None, 1.0) is News.TOKENS
+    assert live.feed(4, tokens_of("12"), (), None, 2.0) is News.END
+    assert read(live) == "12121"
+
+
+def test_what_was_held_back_comes_when_the_answer_ends() -> None:
+    live = session(stops=["345"])
+    live.feed(0, tokens_of("1234"), (), None, 1.0)
+    assert read(live) == "12"
+    live.feed(4, (), (), FinishReason.LENGTH, 2.0)
+    assert read(live) == "34"
+
+
+@given(
+    st.text(max_size=20),
+    st.lists(st.tuples(st.integers(0, 30), st.integers(0, 6), st.booleans()), max_size=40),
+    st.sampled_from([(), ("zz",)]),
+)
+def test_any_overlapping_deliveries_make_one_answer(
+    text: str, deliveries: list[tuple[int, int, bool]], stops: tuple[str, ...]
+) -> None:
+    """Tokens in any pieces, repeated or out of place; at the end all of them once more."""
+    ids = tokens_of(text)
+    live, got = session(1000, stops), ""
+    sent: list[int] = []
+    for offset, count, take in [*deliveries, (0, len(ids), True)]:
+        before = len(live.output)
+        news = live.feed(offset, ids[offset : offset + count], (), None, 1.0)
+        assert (news is News.GAP) == (offset > before)
+        chunk = live.take() if take else None
+        if chunk:
+            got += chunk.text
+            sent += chunk.token_ids
+    live.feed(len(ids), (), (), FinishReason.STOP, 2.0)
+    if "zz" in text and stops:
+        assert got + read(live) == text[: text.index("zz")]
+        return
+    last = live.take()
+    assert last is not None
+    assert (got + last.text, [*sent, *last.token_ids]) == (text, ids)
+
+
+@pytest.mark.parametrize("reason", list(FinishReason))
+def test_every_end_is_the_end(reason: FinishReason) -> None:
+    live = session()
+    live.feed(0, tokens_of("1"), (), None, 1.0)
+    live.end(reason, 2.0)
+    live.end(FinishReason.ERROR, 3.0, RuntimeError())
+    assert (live.reason, live.failure, live.line.ended_s) == (reason, None, 2.0)

@@ -1,0 +1,60 @@
+"""What a gateway adds to a story: the verdict by what the client was sent."""
+
+from gateway.sessions.verdicts import Ended, Verdicts
+from protos import scheduler_pb2
+from services.core import FinishReason, Sla
+from services.verdict import Timeline, sentence
+
+SLA = Sla("interactive", ttft_s=1.0, tpot_s=0.05, mtpot_s=0.5)
+
+
+def line(first_s: float, *more_s: float) -> Timeline:
+    made = Timeline(10.0, placed_s=10.1)
+    for at_s in (first_s, *more_s):
+        made.on_tokens(1, at_s)
+    made.ended_s = made.last_token_s
+    return made
+
+
+def story(name: str) -> scheduler_pb2.Story:
+    placed = scheduler_pb2.Chapter(at_s=0.1, kind="placed", text="admitted", times=1)
+    return scheduler_pb2.Story(request_id=name, chapters=[placed])
+
+
+def test_sentences() -> None:
+    kept = sentence(SLA, line(10.5, 10.54, 10.58), FinishReason.STOP)
+    assert kept == (
+        "SLA interactive met; first token after 0.500 s of 1 s, mean gap 0.040 s of 0.05 s, "
+        "longest gap 0.040 s of 0.5 s"
+    )
+    late = sentence(SLA, line(12.0), FinishReason.STOP)
+    assert late == (
+        "SLA interactive missed (prefill): its prompt was worked on for too long; "
+        "first token after 2.000 s of 1 s"
+    )
+    nothing = Timeline(10.0, ended_s=11.0)
+    assert sentence(Sla(), nothing, FinishReason.CANCELLED) == (
+        "SLA default missed (client): its client left"
+    )
+
+
+def test_it_is_the_last_chapter_of_who_ended_here() -> None:
+    verdicts = Verdicts(10)
+    verdicts.keep("a-0", Ended(SLA, line(10.5), FinishReason.STOP))
+    mine, other = story("a-0"), story("b-0")
+    verdicts.judge(mine)
+    verdicts.judge(other)
+    assert [chapter.kind for chapter in mine.chapters] == ["placed", "judged"]
+    assert mine.chapters[-1].text.startswith("as its client saw it, SLA interactive met; first")
+    assert mine.chapters[-1].at_s == 0.5
+    assert other == story("b-0")
+
+
+def test_the_oldest_is_forgotten() -> None:
+    verdicts = Verdicts(2)
+    for name in ("a-0", "b-0", "c-0"):
+        verdicts.keep(name, Ended(SLA, line(10.5), FinishReason.STOP))
+    told = [story(name) for name in ("a-0", "b-0", "c-0")]
+    for each in told:
+        verdicts.judge(each)
+    assert [len(each.chapters) for each in told] == [1, 2, 2]

@@ -1,0 +1,40 @@
+"""How long a conversation's earlier answers were, as the gateway tells the predictor."""
+
+from gateway.config import GatewayConfig
+from gateway.peers.messages import new_request
+from gateway.requests.parser import MAX_ANSWERS, Clock, Parser, Reach
+from protos import gateway_pb2
+from tests.gateway.gateway_fakes import demo_folder, demo_text
+
+
+def told(*turns: tuple[str, str]) -> tuple[list[int], int]:
+    """(answer_tokens, prompt_tokens) of a chat."""
+    messages = [gateway_pb2.ChatMessage(role=role, content=content) for role, content in turns]
+    request = gateway_pb2.GenerateRequest(chat=gateway_pb2.Chat(messages=messages))
+    parser = Parser(GatewayConfig(model=demo_folder()), demo_text(), lambda: 0)
+    generation = parser.parse(request, Reach(10_000, "the cache"), Clock(0.0))
+    text = new_request("r", generation, 0, 0.0).request.text
+    return list(text.answer_tokens), generation.prompt_tokens
+
+
+def test_answers_are_told_in_order_by_their_share_of_the_prompt() -> None:
+    answers, prompt_tokens = told(
+        ("system", "s" * 10), ("user", "u" * 20), ("assistant", "a" * 40), ("user", "v" * 10),
+        ("assistant", ""), ("user", "w" * 20),
+    )  # fmt: skip
+    assert answers == [round(40 / 100 * prompt_tokens), 0]
+
+
+def test_a_first_question_and_a_raw_prompt_have_no_answers() -> None:
+    assert told(("user", "hello"))[0] == []
+    parser = Parser(GatewayConfig(model=demo_folder()), demo_text(), lambda: 0)
+    raw = gateway_pb2.GenerateRequest(prompt="hello")
+    generation = parser.parse(raw, Reach(10_000, "the cache"), Clock(0.0))
+    assert generation.answer_tokens == ()
+
+
+def test_of_a_long_conversation_the_last_answers_are_told() -> None:
+    turns = [("user", "q"), ("assistant", "a" * 50)] * 39
+    answers, _ = told(*turns, ("user", "q"), ("assistant", "a" * 500), ("user", "q"))
+    assert len(answers) == MAX_ANSWERS == 32
+    assert answers[-1] > 5 * answers[-2] > 0

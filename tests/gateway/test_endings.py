@@ -1,0 +1,206 @@
+"""Requests that end otherwise than by their answer: cancelled, refused, too late, failed."""
+
+import asyncio
+from typing import Any
+
+import grpc
+import pytest
+from grpc import aio
+
+from foretoken import (
+    AsyncClient,
+    DeadlineExceeded,
+    ForetokenError,
+    InvalidRequest,
+    Overloaded,
+    ServerError,
+    Unavailable,
+)
+from protos import common_pb2 as common
+from protos import gateway_pb2, gateway_pb2_grpc
+from protos import scheduler_pb2 as sched
+from services.core import FinishReason
+from services.runtime.channel import connect
+from tests.gateway.gateway_fakes import House, housing
+from tests.gateway.gateway_fixtures import IDS, STOP, WORDS, first_prompt
+from tests.gateway.gateway_fixtures import client as client
+from tests.gateway.gateway_fixtures import house as house
+
+REQUEST = gateway_pb2.GenerateRequest(prompt="1,")
+
+
+async def test_a_client_that_cancels_cancels_down_to_the_scheduler(
+    house: House, client: AsyncClient
+) -> None:
+    stream = client.generate("1,")
+    reading = asyncio.ensure_future(stream.complete())
+    name = await first_prompt(house)
+    house.worker.send(name, 0, IDS[:2])
+    await house.until(lambda: house.gateway.metrics.generation_tokens._value.get() == 2)
+    stream.cancel()
+    await house.until(lambda: bool(house.scheduler.cancels))
+    await reading
+    expected = sched.CancelRequest(
+        request_id=name, reason=common.FINISH_REASON_CANCELLED, output_tokens=2
+    )
+    assert list(house.scheduler.cancels) == [expected]
+    assert house.gateway.live == 0
+
+
+async def test_a_client_that_vanishes_while_queued_cancels_too(house: House) -> None:
+    house.scheduler.place = False
+    async with AsyncClient(house.grpc_address) as client:
+        reading = asyncio.ensure_future(client.complete("1,", n=3))
+        await house.until(lambda: len(house.scheduler.requests) == 3)
+        reading.cancel()
+        await house.until(lambda: len(house.scheduler.cancels) == 3)
+    assert house.gateway.live == 0
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_an_http_client_that_hangs_up_cancels(house: House, stream: bool) -> None:
+    host, port = house.http_url.removeprefix("http://").split(":")
+    _, writer = await asyncio.open_connection(host, int(port))
+    body = b'{"prompt": "1,", "stream": %s}' % (b"true" if stream else b"false")
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+    writer.write(head + body)
+    name = await first_prompt(house)
+    house.worker.send(name, 0, IDS[:2])
+    await house.until(lambda: house.gateway.metrics.generation_tokens._value.get() == 2)
+    writer.close()
+    await house.until(lambda: bool(house.scheduler.cancels))
+    assert house.scheduler.cancels[0].request_id == name
+    assert house.gateway.live == 0
+
+
+async def test_a_writer_that_does_not_come_back_is_let_go() -> None:
+    async with housing(client_stall_s=0.2) as house:
+        call = house.gateway.open([house.gateway.parse(REQUEST, house.gateway.admit())])
+        chunks = call.chunks()
+
+        async def write() -> None:
+            await anext(chunks)
+            await asyncio.Event().wait()  # a socket that takes nothing more
+
+        writer = asyncio.ensure_future(write())
+        name = await first_prompt(house)
+        house.worker.send(name, 0, IDS[:2])
+        await house.until(lambda: call.owner is not None and call.taken_s > 0)
+        house.worker.send(name, 2, IDS[2:4])
+        await house.until(lambda: bool(house.scheduler.cancels))
+        with pytest.raises(asyncio.CancelledError):
+            await writer
+        assert house.gateway.live == 0
+
+
+@pytest.mark.parametrize(
+    ("refusal", "kind", "complaint", "retry_after_s"),
+    [
+        (sched.REJECT_REASON_QUEUE_FULL, Overloaded, "1000 wait", 7.5),
+        (sched.REJECT_REASON_TOO_LONG, InvalidRequest, "max_tokens: 1000 wait", 0.0),
+        (sched.REJECT_REASON_DRAINING, Unavailable, "1000 wait", 7.5),
+        (sched.REJECT_REASON_TOO_LATE, Overloaded, "1000 wait", 7.5),
+        (sched.REJECT_REASON_NO_MODEL, InvalidRequest, "1000 wait", 0.0),
+    ],
+)
+async def test_refusals(
+    house: House, client: AsyncClient, refusal: sched.RejectReason.ValueType,
+    kind: type[Exception], complaint: str, retry_after_s: float,
+) -> None:  # fmt: skip
+    rejected = sched.Rejected(reason=refusal, message="1000 wait", retry_after_s=7.5)
+    house.scheduler.answers = lambda _: sched.RequestEvent(rejected=rejected)
+    with pytest.raises(kind, match=complaint) as caught:
+        await client.complete("1,")
+    assert isinstance(caught.value, ForetokenError)
+    assert caught.value.retry_after_s == retry_after_s
+
+
+async def test_live_choices_are_bounded() -> None:
+    made = housing(max_sessions=3, queue=(1, 1000.0))
+    async with made as house, AsyncClient(house.grpc_address) as client:
+        asking = asyncio.ensure_future(client.complete("1,", n=2))
+        await house.until(lambda: len(house.worker.prompts) == 2)
+        with pytest.raises(Overloaded, match="all 3 places are taken") as caught:
+            await client.complete("1,", n=2)
+        assert 900 < caught.value.retry_after_s <= 1000
+        reply = await house.http("POST", "/v1/completions", {"prompt": "1,", "n": 2})
+        assert (reply.status, int(reply.headers["retry-after"]) > 900) == (429, True)
+        for prompt in list(house.worker.prompts):
+            house.worker.send(prompt.request_id, 0, IDS, STOP)
+        assert [choice.text for choice in (await asking).choices] == [WORDS, WORDS]
+
+
+async def test_draining_refuses_new_requests_and_waits_for_old_ones(
+    house: House, client: AsyncClient
+) -> None:
+    asking = asyncio.ensure_future(client.complete("1,"))
+    name = await first_prompt(house)
+    draining = asyncio.ensure_future(house.gateway.drain())
+    await house.until(lambda: house.gateway.draining)
+    with pytest.raises(Unavailable, match="shutting down"):
+        await client.complete("1,")
+    reply = await house.http("POST", "/v1/completions", {"prompt": "1,"})
+    assert reply.status == 503
+    assert (await house.http("GET", "/health")).status == 503
+    assert not draining.done()
+    house.worker.send(name, 0, IDS, STOP)
+    assert (await asking).text == WORDS
+    await draining
+
+
+async def test_bytes_that_are_no_request_are_the_clients_mistake(house: House) -> None:
+    async with connect(house.grpc_address) as channel:
+        call: Any = channel.unary_stream("/foretoken.v1.Gateway/Generate")
+        for raw in (b"\x12\x02\xff\xfe", b"\xff"):
+            with pytest.raises(aio.AioRpcError) as caught:
+                async for _ in call(raw):
+                    pass
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert not house.scheduler.requests
+
+
+async def test_a_deadline_before_the_first_token_is_an_error(
+    house: House, client: AsyncClient
+) -> None:
+    finished = sched.Finished(reason=common.FINISH_REASON_DEADLINE)
+    house.scheduler.answers = lambda _: sched.RequestEvent(finished=finished)
+    with pytest.raises(DeadlineExceeded, match="before the first token"):
+        await client.complete("1,", timeout_s=30)
+
+
+async def test_a_deadline_amid_an_answer_keeps_what_there_is(
+    house: House, client: AsyncClient
+) -> None:
+    asking = asyncio.ensure_future(client.complete("1,", timeout_s=30))
+    name = await first_prompt(house)
+    house.worker.send(name, 0, IDS[:1])
+    await house.until(lambda: house.gateway.metrics.generation_tokens._value.get() == 1)
+    house.scheduler.tell(name, finished=sched.Finished(reason=common.FINISH_REASON_DEADLINE))
+    answer = await asking
+    assert (answer.text, answer.finish_reason) == ("on", FinishReason.DEADLINE)
+
+
+async def test_a_deadline_is_kept_though_nobody_says_so(house: House, client: AsyncClient) -> None:
+    house.scheduler.place = False
+    with pytest.raises(DeadlineExceeded):
+        await client.complete("1,", timeout_s=0.2)
+    await house.until(lambda: bool(house.scheduler.cancels))
+
+
+async def test_a_plain_grpc_deadline_reaches_the_scheduler(house: House) -> None:
+    house.scheduler.place = False
+    async with connect(house.grpc_address) as channel:
+        stub = gateway_pb2_grpc.GatewayStub(channel)
+        call = stub.Generate(gateway_pb2.GenerateRequest(prompt="1,"), timeout=20)
+        await house.until(lambda: bool(house.scheduler.requests))
+        call.cancel()
+    # gRPC rounds a timeout up on the wire, by about a hundredth at most.
+    assert 10 < house.scheduler.requests[0].deadline_in_s < 20 * 1.02
+
+
+async def test_a_workers_failure_is_told(house: House, client: AsyncClient) -> None:
+    asking = asyncio.ensure_future(client.complete("1,"))
+    name = await first_prompt(house)
+    house.worker.send(name, 0, (), common.FINISH_REASON_ERROR, "out of luck")
+    with pytest.raises(ServerError, match="out of luck"):
+        await asking

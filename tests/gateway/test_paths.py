@@ -1,0 +1,116 @@
+"""The request path over real sockets: what each is told, and how tokens become the answer."""
+
+import asyncio
+
+from foretoken import AsyncClient
+from protos import common_pb2 as common
+from protos import scheduler_pb2 as sched
+from services.core import FinishReason
+from tests.gateway.gateway_fakes import House, housing
+from tests.gateway.gateway_fixtures import IDS, LENGTH, STOP, WORDS, first_prompt
+from tests.gateway.gateway_fixtures import client as client
+from tests.gateway.gateway_fixtures import house as house
+
+
+async def test_what_scheduler_and_worker_are_told(house: House, client: AsyncClient) -> None:
+    asking = asyncio.ensure_future(
+        client.complete(
+            messages=[{"role": "system", "content": "be kind"}, {"role": "user", "content": "1,"}],
+            max_tokens=20, seed=5, temperature=0.5, stop="END", application="count",
+            sla={"ttft_s": 0.5}, timeout_s=60,
+        )
+    )  # fmt: skip
+    name = await first_prompt(house)
+    house.worker.send(name, 0, IDS, STOP)
+    assert (await asking).text == WORDS
+    (request,) = house.scheduler.requests
+    assert request.request_id == name
+    assert (request.model, request.application) == ("demo", "count")
+    assert (request.prompt_tokens, request.max_tokens, request.delivered_tokens) == (10, 20, 0)
+    assert request.sla == common.Sla(name="custom", ttft_s=0.5)
+    assert 0 <= request.age_s < 5
+    assert 50 < request.deadline_in_s <= 60
+    assert request.text == common.PromptText(instruction="be kind", user_input="1,")
+    (prompt,) = house.worker.prompts
+    assert len(prompt.token_ids) == prompt.prompt_tokens == 10
+    assert prompt.sampling.seed == 5
+    assert prompt.sampling.temperature == 0.5
+    assert not prompt.sampling.stop
+    assert house.scheduler.hellos and house.worker.opened == 1
+    assert not house.scheduler.cancels
+
+
+async def test_a_seed_is_drawn_where_none_was_given(house: House, client: AsyncClient) -> None:
+    asking = [asyncio.ensure_future(client.complete("1,", n=2)) for _ in range(2)]
+    await house.until(lambda: len(house.worker.prompts) == 4)
+    for prompt in house.worker.prompts:
+        house.worker.send(prompt.request_id, 0, IDS, STOP)
+    await asyncio.gather(*asking)
+    seeds: dict[str, list[int]] = {}
+    for prompt in sorted(house.worker.prompts, key=lambda p: p.request_id):
+        seeds.setdefault(prompt.request_id[:32], []).append(prompt.sampling.seed)
+    (a, next_a), (b, next_b) = seeds.values()
+    assert (next_a, next_b) == (a + 1, b + 1)
+    assert a != b
+
+
+async def test_repeated_tokens_are_delivered_once(house: House, client: AsyncClient) -> None:
+    asking = asyncio.ensure_future(client.complete("1,"))
+    name = await first_prompt(house)
+    house.worker.send(name, 0, IDS[:3])
+    house.worker.send(name, 0, IDS[:5])
+    house.worker.send(name, 4, IDS[4:], STOP)
+    answer = await asking
+    assert (answer.text, answer.choices[0].token_ids) == (WORDS, IDS)
+
+
+async def test_a_stop_string_across_tokens_ends_the_request(
+    house: House, client: AsyncClient
+) -> None:
+    stream = client.generate("1,", stop=["two th", "never"])
+    asking = asyncio.ensure_future(stream.complete())
+    name = await first_prompt(house)
+    for at, token in enumerate(IDS):
+        house.worker.send(name, at, [token])
+    answer = await asking
+    assert (answer.text, answer.finish_reason) == ("one ", FinishReason.STOP)
+    await house.until(lambda: bool(house.scheduler.cancels))
+    (cancel,) = house.scheduler.cancels
+    assert cancel.reason == STOP
+    assert cancel.output_tokens == answer.usage.completion_tokens < len(IDS)
+
+
+async def test_the_schedulers_end_waits_for_the_tokens(house: House, client: AsyncClient) -> None:
+    asking = asyncio.ensure_future(client.complete("1,"))
+    name = await first_prompt(house)
+    ended = sched.Finished(reason=LENGTH, output_tokens=len(IDS))
+    house.scheduler.tell(name, finished=ended)
+    house.worker.send(name, 0, IDS, LENGTH)
+    answer = await asking
+    assert (answer.text, answer.finish_reason) == (WORDS, FinishReason.LENGTH)
+
+
+async def test_a_scheduler_in_the_same_process_is_as_good() -> None:
+    async with housing(in_process=True) as house, AsyncClient(house.grpc_address) as client:
+        asking = asyncio.ensure_future(client.complete("1,"))
+        name = await first_prompt(house)
+        house.worker.send(name, 0, IDS, STOP)
+        assert (await asking).text == WORDS
+        stream = client.generate("1,")
+        reading = asyncio.ensure_future(stream.complete())
+        await house.until(lambda: len(house.worker.prompts) == 2)
+        house.scheduler.break_stream()
+        await house.until(lambda: len(house.scheduler.requests) == 3)
+        stream.cancel()
+        await house.until(lambda: bool(house.scheduler.cancels))
+        await reading
+
+
+async def test_an_unplaced_requests_default_length_is_what_fits(
+    house: House, client: AsyncClient
+) -> None:
+    asking = asyncio.ensure_future(client.complete("1,"))
+    name = await first_prompt(house)
+    assert house.scheduler.requests[0].max_tokens == 512 - 2
+    house.worker.send(name, 0, IDS, STOP)
+    await asking

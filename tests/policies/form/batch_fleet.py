@@ -1,0 +1,182 @@
+"""Workers that serve batches a token a tick, for tests of the batch arrangement over rounds: they
+do what decisions say, and what they are told is checked."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from services.forecast import certain
+from services.policies.decide import decide
+from services.policies.decision import Decision
+from services.policies.memory import Memory
+from services.policies.preset import choose
+from services.policies.snapshot import NOWHERE, Jobs, Snapshot, Worker
+from tests.policies.made_snapshots import jobs, table
+
+
+@dataclass
+class Asked:
+    """A request; `length` is the output it makes, `foreseen` what is forecast of it."""
+
+    prompt: int
+    length: int
+    cap: int
+    foreseen: int
+    arrival_s: float
+    output: int = 0
+    limit: int = 0
+    home: int = NOWHERE
+    runs: bool = False
+    over: bool = False
+    since_s: float = 0.0
+    evictions: int = 0
+    preemptions: int = 0
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A batch as it was begun; of its members what was prefilled, and the output beyond it that
+    they might make, and were expected to."""
+
+    now: float
+    worker: int
+    rows: tuple[int, ...]
+    limits: tuple[int, ...]
+    lengths: tuple[int, ...]
+    makes: tuple[int, ...]
+    expected: tuple[int, ...]
+
+    def tokens(self, makes: tuple[int, ...], block: int) -> int:
+        """Of KV, all padded to the longest."""
+        return len(self.rows) * -(-(max(self.lengths) + max(makes)) // block) * block
+
+
+@dataclass
+class Fleet:
+    """`told` are the batches in the order in which they were begun."""
+
+    preset: str
+    workers: tuple[Worker, ...]
+    overrides: Mapping[str, object] = field(default_factory=dict)
+    tick_s: float = 1.0
+    now: float = 0.0
+    asked: list[Asked] = field(default_factory=list)
+    told: list[Begun] = field(default_factory=list)
+    memory: Memory = field(default_factory=Memory)
+    decision: Decision = field(default_factory=lambda: Decision(0))
+
+    def __post_init__(self) -> None:
+        self.row = choose(self.preset, self.overrides)
+        self.rounds = 0
+
+    def ask(
+        self, *requests: tuple[int, int], cap: int = 1_000, foreseen: int | None = None
+    ) -> None:
+        """(prompt, length) of each; foreseen exactly unless it is said."""
+        for prompt, length in requests:
+            expected = length if foreseen is None else foreseen
+            one = Asked(prompt, length, max(cap, length), expected, self.now, since_s=self.now)
+            self.asked.append(one)
+
+    def jobs(self) -> Jobs:
+        left = self.asked
+        total = np.array([max(each.foreseen, each.output) for each in left], float)
+        columns = ("prompt", "output", "cap", "limit", "home", "arrival_s", "since_s")
+        return jobs(
+            len(left),
+            **{name: [getattr(each, name) for each in left] for name in columns},
+            evictions=[each.evictions for each in left],
+            preemptions=[each.preemptions for each in left],
+            total=np.minimum(total, [each.cap for each in left]),
+        )
+
+    def round(self) -> Decision:
+        """Decide and do it; whoever is told to begin must be waiting."""
+        self.rounds += 1
+        alive = [row for row, each in enumerate(self.asked) if not each.over]
+        runs = [row for row in alive if self.asked[row].runs]
+        waits = [row for row in alive if not self.asked[row].runs]
+        snapshot = Snapshot(
+            self.now, self.jobs(), np.array(waits, np.int64), np.array(runs, np.int64),
+            self.workers, table(certain(1)),
+        )  # fmt: skip
+        rng = np.random.default_rng(0)
+        self.decision = decide(snapshot, self.row, self.memory, rng, self.rounds)
+        self.memory = self.decision.memory
+        for share in self.decision.shares:
+            self._carry_out(
+                share.worker, share.run.tolist(), share.limits.tolist(), share.pause.tolist()
+            )
+        return self.decision
+
+    def _carry_out(
+        self, number: int, run: list[int], limits: Sequence[int], pause: list[int]
+    ) -> None:
+        for row in pause:
+            assert self.asked[row].runs and self.asked[row].home == number
+            self._stop(row)
+            self.asked[row].preemptions += 1
+        begins = [(row, int(limit)) for row, limit in zip(run, limits, strict=True)
+                  if not self.asked[row].runs]  # fmt: skip
+        for row, limit in begins:
+            one = self.asked[row]
+            assert not one.over and one.output < limit <= one.cap
+            one.runs, one.home, one.limit = True, number, limit
+        if begins:
+            rows, granted = zip(*begins, strict=True)
+            assert set(run) == set(rows), "nobody joins a batch that runs"
+            members = [self.asked[row] for row in rows]
+            makes = [each.limit - each.output for each in members]
+            expected = [max(1, each.foreseen - each.output) for each in members]
+            self.told.append(
+                Begun(
+                    self.now,
+                    number,
+                    rows,
+                    granted,
+                    tuple(each.prompt + each.output for each in members),
+                    tuple(makes),
+                    tuple(min(e, m) for e, m in zip(expected, makes, strict=True)),
+                )
+            )
+
+    def _stop(self, row: int) -> None:
+        self.asked[row].runs = False
+        self.asked[row].since_s = self.now
+
+    def evict(self, row: int) -> None:
+        self._stop(row)
+        self.asked[row].evictions += 1
+        self.asked[row].preemptions += 1
+
+    def rounds_until_settled(self) -> None:
+        """A round, and those that it asks for at once."""
+        for _ in range(4):
+            if self.round().next_s > self.now + 1e-6:
+                return
+        raise AssertionError("a round asks for the next one for ever")
+
+    def tick(self) -> None:
+        """Everybody who runs makes a token; in a static batch nobody leaves before all have ended
+        or made what they may."""
+        self.now += self.tick_s
+        for worker in self.workers:
+            batch = [each for each in self.asked if each.runs and each.home == worker.number]
+            for each in batch:
+                if each.output < min(each.limit, each.length):
+                    each.output += 1
+            stopped = [each.output >= min(each.limit, each.length) for each in batch]
+            for each in batch:
+                if each.output >= each.length and (all(stopped) or not self.row.static):
+                    each.over, each.runs = True, False
+
+    def run(self, ticks: int) -> None:
+        """A round before each tick."""
+        for _ in range(ticks):
+            self.rounds_until_settled()
+            self.tick()
+
+    @property
+    def over(self) -> bool:
+        return all(each.over for each in self.asked)

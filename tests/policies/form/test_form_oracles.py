@@ -1,0 +1,155 @@
+"""Forming policies against dumb oracles: futures simulated token by token, and linear scans."""
+
+from collections.abc import Sequence
+from itertools import takewhile
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.forecast import Forecast, Ints, certain
+from services.policies.decision import Reason
+from services.policies.form.fill import fill
+from services.policies.form.past_future import Peaks
+from services.policies.form.peak import PrefixPeaks, Statistic, largest, mean, peak_tokens
+from services.policies.form.sums import Sums
+from tests.policies.made_snapshots import Row, demanded, formed, jobs, seat, table
+
+held_and_left = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=12)
+
+
+def simulate(requests: Sequence[tuple[int, int]]) -> int:
+    """Grow everybody by a token a step, free who has ended, remember the most that was held."""
+    alive, most = list(requests), sum(held for held, _ in requests)
+    while alive := [(held, left) for held, left in alive if left > 0]:
+        alive = [(held + 1, left - 1) for held, left in alive]
+        most = max(most, sum(held for held, _ in alive))
+    return most
+
+
+@settings(max_examples=300)
+@given(held_and_left)
+def test_peak_equals_a_simulated_future(requests: list[tuple[int, int]]) -> None:
+    held, left = np.array(requests, np.int64).reshape(-1, 2).T
+    assert peak_tokens(held, left) == simulate(requests)
+
+
+@settings(max_examples=200)
+@given(held_and_left, held_and_left, st.integers(0, 2**32))
+def test_prefix_peaks_equal_the_mean_of_simulated_futures(
+    running: list[tuple[int, int]], queued: list[tuple[int, int]], seed: int
+) -> None:
+    rows = [*running, *queued]
+    rng = np.random.default_rng(seed)
+    futures = rng.integers(0, 60, (3, len(rows)))
+    held = np.array([h for h, _ in rows], float)
+    peaks = PrefixPeaks(len(running), held, futures.astype(float))
+    seen = []
+    for k in range(len(queued) + 1):
+        n = len(running) + k
+        each = [
+            simulate(list(zip(held[:n].astype(int), future[:n], strict=True))) for future in futures
+        ]
+        assert peaks(k) == pytest.approx(np.mean(each))
+        assert peaks(k) == pytest.approx(
+            np.mean([peak_tokens(held[:n], future[:n]) for future in futures])
+        )
+        seen.append(peaks(k))
+    assert seen == sorted(seen)
+
+
+row = st.tuples(st.integers(1, 40), st.integers(0, 20), st.integers(1, 60)).map(
+    lambda r: (r[0], r[1], r[1] + r[2])
+)
+
+
+@settings(max_examples=300)
+@given(
+    st.integers(1, 600),
+    st.lists(row, max_size=6),
+    st.lists(row, max_size=40),
+    st.integers(1, 30),
+    st.sampled_from([0.0, 0.05, 0.3]),
+)
+def test_past_future_admits_what_a_linear_scan_admits(
+    kv_tokens: int, running: list[Row], queued: list[Row], most: int, reserved: float
+) -> None:
+    limit = (1 - reserved) * kv_tokens
+
+    def need(k: int) -> int:
+        return simulate([(p + g, length - g) for p, g, length in [*running, *queued[:k]]])
+
+    room = range(1, min(len(queued), max(0, most - len(running))) + 1)
+    scanned = len(list(takewhile(lambda k: need(k) <= limit, room)))
+    if not scanned and not running and room and queued[0][0] + queued[0][2] <= kv_tokens:
+        scanned = 1
+    admit, filled = formed("past_future", kv_tokens, running, queued, {"reserved": reserved}, most)
+    assert admit == scanned
+    assert filled.peak == pytest.approx(need(scanned))
+
+
+@settings(max_examples=200)
+@given(
+    st.lists(st.integers(1, 50), min_size=1, max_size=12),
+    st.integers(0, 300),
+    st.one_of(st.none(), st.integers(0, 2**32)),
+    st.sampled_from([mean, largest]),
+    st.data(),
+)
+def test_the_longest_that_fits_is_what_a_scan_finds(
+    holds: list[int], limit: int, seed: int | None, statistic: Statistic, data: st.DataObject
+) -> None:
+    """Of any order of some of a line, behind any that are in already; with and without draws."""
+    order: Ints = np.array(data.draw(st.permutations(range(len(holds)))), np.int64)
+    order = order[: data.draw(st.integers(0, len(holds)))]
+    base = data.draw(st.integers(0, len(order)))
+    most = data.draw(st.integers(0, len(order) - base))
+    held = np.array(holds, float)
+    left = np.zeros((1, len(holds)))
+    if seed is not None:
+        left = np.random.default_rng(seed).integers(0, 60, (3, len(holds))).astype(float)
+
+    def need(count: int) -> float:
+        among = order[: base + count]
+        return statistic(np.array([peak_tokens(held[among], each[among]) for each in left]))
+
+    demand = Sums(held, limit) if seed is None else Peaks(held, limit, left, statistic)
+    fits, told = demand.longest(order, base, most)
+    assert fits == len(list(takewhile(lambda k: need(k) <= limit, range(1, most + 1))))
+    asked = [fits, *([fits + 1] if fits < most else [])]
+    assert [told(k) for k in asked] == pytest.approx([need(k) for k in asked])
+
+
+@settings(max_examples=100)
+@given(st.integers(200, 20_000), st.integers(0, 20), st.integers(0, 200), st.integers(0, 2**32))
+def test_search_agrees_with_a_scan_over_drawn_futures(
+    kv_tokens: int, running: int, queued: int, seed: int
+) -> None:
+    """With uncertain lengths the peaks rise in uneven steps; the search must not be misled."""
+    rng = np.random.default_rng(seed)
+    count = running + queued
+    made = jobs(
+        count,
+        prompt=rng.integers(1, 300, count),
+        cap=np.full(count, 900),
+        forecast=rng.integers(0, 2, count),
+    )
+    forecasts = table(Forecast((5.0, 800.0), (0.7, 0.3), 800), certain(60))
+    worker = seat(kv_tokens=kv_tokens)
+    demand = demanded("past_future", made, worker, forecasts, {"reserved": 0.0}, seed)
+    filled = fill(np.arange(count) < running, demand, 300, alone=True)
+    assert isinstance(demand, Peaks)
+    left = demand.remaining
+
+    def need(k: int) -> float:
+        n = running + k
+        return float(np.mean([peak_tokens(demand.held[:n], each[:n]) for each in left]))
+
+    scanned = len(list(takewhile(lambda k: need(k) <= kv_tokens, range(1, queued + 1))))
+    if not scanned and not running and queued:
+        scanned = 1
+    assert np.count_nonzero(filled.run) - running == scanned
+    if scanned < queued:
+        assert filled.reasons[running + scanned] == Reason.MEMORY
+        assert filled.a[running + scanned] == pytest.approx(need(scanned + 1))

@@ -1,0 +1,197 @@
+"""Snapshots made up for tests of policies: whatever is not said of a job or a worker is plain."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+
+import numpy as np
+from hypothesis import strategies as st
+
+from services.costs import CostModel
+from services.forecast import Floats, Forecast, Ints, certain, from_lengths
+from services.forecasttable import ForecastTable
+from services.policies.form.demand import Demand, WorkerQueue
+from services.policies.form.fill import Filled, fill
+from services.policies.form.forms import FORMS
+from services.policies.memory import Memory
+from services.policies.order.ranking import Ranking
+from services.policies.parameters import resolve
+from services.policies.snapshot import FLOATS, NOWHERE, Bools, Contest, Jobs, Snapshot, Worker
+
+COST = CostModel(0.01, 0.0001, 0.001, 0.0)
+Row = tuple[int, int, int]  # prompt, generated, true length (= max_tokens)
+
+
+def seat(
+    number: int = 1,
+    kv_tokens: int = 1_000,
+    places: int = 99,
+    *,
+    model: int = 0,
+    block_tokens: int = 1,
+    reach_tokens: int | None = None,
+    shared_blocks: int = 0,
+    prefixes: Sequence[int] = (),
+    cost: CostModel = COST,
+) -> Worker:
+    reach = kv_tokens if reach_tokens is None else reach_tokens
+    cached = np.array(sorted(prefixes), np.int64)
+    return Worker(
+        number, model, kv_tokens, block_tokens, places, reach, cost, shared_blocks, cached
+    )
+
+
+def jobs(count: int, **columns: Sequence[float] | Ints | Floats) -> Jobs:
+    """So many; nobody may write to them."""
+    plain: dict[str, Sequence[float] | Ints | Floats] = {
+        "serial": np.arange(1, count + 1),
+        "home": np.full(count, NOWHERE),
+        "prompt": np.full(count, 10),
+        "cap": np.full(count, 100),
+        "total": np.full(count, 50.0),
+        "deadline_s": np.full(count, np.inf),
+        "ttft_s": np.full(count, np.inf),
+        "tpot_s": np.full(count, np.inf),
+        "mtpot_s": np.full(count, np.inf),
+        "first_s": np.full(count, np.inf),
+        "weight": np.ones(count),
+    }
+    made = []
+    for each in fields(Jobs):
+        values = (plain | columns).get(each.name, np.zeros(count))
+        column = np.array(values, float if each.name in FLOATS else np.int64)
+        assert len(column) == count
+        column.flags.writeable = False
+        made.append(column)
+    return Jobs(*made)
+
+
+def contest(
+    of: Jobs, runs: Sequence[bool], *workers: Worker, number: int = 1, now: float = 0.0
+) -> Contest:
+    """Their keys are their places; who runs makes way for nobody."""
+    key = np.arange(len(of), dtype=float)
+    running = np.array(runs, bool)
+    line = np.where(running, -np.inf, key)
+    return Contest(number, now, np.arange(len(of)), running, key, line, of, workers)
+
+
+def ranking(snapshot: Snapshot, key: Floats) -> Ranking:
+    """Of a snapshot's queued and running, in that order."""
+    rows = np.concatenate([snapshot.queued, snapshot.running])
+    nothing = np.zeros(len(rows))
+    split = len(snapshot.queued)
+    return Ranking(rows, split, key, key, nothing, nothing, np.inf, Memory())
+
+
+def table(*forecasts: Forecast) -> ForecastTable:
+    made = ForecastTable(2)
+    for forecast in forecasts:
+        made.intern(forecast)
+    return made
+
+
+def demanded(
+    form: str,
+    made: Jobs,
+    worker: Worker,
+    forecasts: ForecastTable,
+    params: Mapping[str, float],
+    seed: int = 0,
+    runs: Sequence[bool] | Bools | None = None,
+    numbers: Mapping[str, float] | None = None,
+    limits: Sequence[int] | Ints | None = None,
+) -> Demand:
+    """What a line asks of memory; nobody runs, and slices are whole, unless it is said."""
+    running = np.zeros(len(made), bool) if runs is None else np.array(runs, bool)
+    granted = made.cap if limits is None else np.array(limits, np.int64)
+    queue = WorkerQueue(made, running, granted, worker, forecasts, numbers or {})
+    given = resolve(form, FORMS[form].params, params)
+    return FORMS[form].demand(queue, given, np.random.default_rng(seed))
+
+
+def formed(
+    form: str,
+    kv_tokens: int,
+    running: Sequence[Row],
+    queued: Sequence[Row],
+    params: Mapping[str, float] | None = None,
+    most: int = 99,
+    seed: int = 0,
+) -> tuple[int, Filled]:
+    """How many of those who wait come in, where all lengths are known; and all that is said."""
+    rows = [*running, *queued]
+    forecasts = table(*(certain(length) for _, _, length in rows))
+    prompt, output, cap = np.array(rows, np.int64).reshape(-1, 3).T
+    runs = np.arange(len(rows)) < len(running)
+    granted = np.where(runs, cap, 0)
+    made = jobs(
+        len(rows),
+        prompt=prompt,
+        output=output,
+        cap=cap,
+        limit=granted,
+        forecast=np.arange(len(rows)),
+    )
+    worker = seat(kv_tokens=kv_tokens, places=most)
+    demand = demanded(form, made, worker, forecasts, params or {}, seed, runs)
+    alone = bool(queued) and queued[0][0] + queued[0][2] <= kv_tokens
+    filled = fill(runs, demand, most, alone)
+    assert filled.run[: len(running)].all()
+    return int(np.count_nonzero(filled.run)) - len(running), filled
+
+
+@st.composite
+def snapshots(draw: st.DrawFn) -> Snapshot:
+    """Boards with free rows, several workers and models, who runs, rests and waits; what runs is
+    within its worker's places. Nobody may write to it."""
+    kinds = st.tuples(
+        st.sampled_from([64, 200, 1_000]), st.integers(1, 4), st.integers(0, 1),
+        st.sampled_from([1, 16]), st.booleans(),
+    )  # fmt: skip
+    workers = tuple(
+        seat(number, kv, places, model=model, block_tokens=block, reach_tokens=kv // (1 + narrow))
+        for number, (kv, places, model, block, narrow) in enumerate(
+            draw(st.lists(kinds, min_size=1, max_size=3)), 1
+        )
+    )
+    count = draw(st.integers(1, 20))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    forecasts = table(certain(5), certain(60), from_lengths([3, 9, 40, 41], 500, "h"))
+    prompt, output = rng.integers(1, 60, count), rng.integers(0, 30, count)
+    cap = output + rng.integers(1, 60, count)
+    which, model = rng.integers(0, 3, count), rng.integers(0, 2, count)
+    home, held, phase = np.full(count, NOWHERE), np.zeros(count, np.int64), np.zeros(count)
+    for row in range(count):
+        able = [
+            w for w in workers
+            if w.model == model[row] and prompt[row] + cap[row] <= w.reach_tokens
+        ]  # fmt: skip
+        phase[row] = rng.choice([0, 1, 1, 2, 3])  # free, waits, runs, rests
+        if phase[row] == 2:
+            able = [w for w in able if np.sum((home == w.number) & (phase == 2)) < w.places]
+        if phase[row] >= 2 and able:
+            home[row], held[row] = able[0].number, prompt[row] + output[row]
+        elif phase[row] >= 2:
+            phase[row] = 1
+    waited_s = rng.choice([0.0, 1.0, 11.0, 95.0], count)
+    runs = phase == 2
+    made = jobs(
+        count,
+        serial=rng.permutation(count) + 1,
+        model=model,
+        home=home,
+        prompt=prompt,
+        output=output,
+        held=held,
+        blocks=np.where(runs, -(-held // 16), 0),
+        limit=np.where(runs, np.minimum(cap, output + rng.integers(0, 20, count)), 0),
+        cap=cap,
+        admitted=rng.permutation(count),
+        preemptions=rng.integers(0, 2, count),
+        forecast=which,
+        total=forecasts.mean(which, output, cap),
+        arrival_s=100.0 - waited_s,
+        since_s=100.0 - waited_s,
+    )
+    queued = np.flatnonzero((phase == 1) | (phase == 3))
+    return Snapshot(100.0, made, queued, np.flatnonzero(runs), workers, forecasts)

@@ -1,0 +1,120 @@
+"""What every order keeps to."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.forecast import Floats
+from services.policies.memory import Memory
+from services.policies.order.orders import ORDERS, Order
+from services.policies.order.ranking import Ranking
+from services.policies.snapshot import Snapshot
+from tests.policies.made_snapshots import snapshots
+
+ALL = sorted(ORDERS)
+
+
+def with_budgets(snapshot: Snapshot, seed: int) -> Snapshot:
+    """Some have budgets, some are late."""
+    rng = np.random.default_rng(seed)
+    old = snapshot.jobs
+    count = len(old)
+
+    def some(*values: float) -> Floats:
+        return rng.choice([np.inf, *values], count)
+
+    first_s = np.where(old.output > 0, 100.0 - rng.uniform(0, 20, count), np.inf)
+    budgeted = replace(
+        old,
+        first_s=first_s,
+        deadline_s=some(90.0, 101.0, 500.0),
+        ttft_s=some(0.5, 30.0, 200.0),
+        tpot_s=some(0.01, 2.0),
+    )
+    return replace(snapshot, jobs=budgeted)
+
+
+def later(snapshot: Snapshot, seed: int) -> Snapshot:
+    """Answers have grown, KV came and went, some rows are other jobs'."""
+    rng = np.random.default_rng(seed)
+    old = snapshot.jobs
+    count = len(old)
+    anew = rng.random(count) < 0.3
+    output = np.minimum(old.cap, old.output + rng.integers(0, 20, count))
+    return replace(
+        snapshot,
+        now=snapshot.now + float(rng.choice([0.0, 0.5, 15.0, 70.0])),
+        jobs=replace(
+            old,
+            serial=np.where(anew, 1_000 + rng.permutation(count), old.serial),
+            output=output,
+            held=np.where(rng.random(count) < 0.5, old.held, old.prompt + output),
+            total=snapshot.forecasts.mean(old.forecast, output, old.cap),
+            since_s=np.where(anew, snapshot.now, old.since_s),
+        ),
+    )
+
+
+def ranked(order: Order, snapshot: Snapshot, memory: Memory) -> Ranking:
+    params = {name: param.default for name, param in order.params.items()}
+    return order.rank(snapshot, params, memory)
+
+
+@pytest.mark.parametrize("name", ALL)
+@settings(max_examples=60)
+@given(snapshot=snapshots(), seeds=st.lists(st.integers(0, 2**32), min_size=1, max_size=4))
+def test_every_ranking_is_one_and_the_same_from_the_same(
+    name: str, snapshot: Snapshot, seeds: list[int]
+) -> None:
+    order, memory = ORDERS[name], Memory()
+    for seed in seeds:
+        snapshot = with_budgets(snapshot, seed)
+        found, again = ranked(order, snapshot, memory), ranked(order, snapshot, memory)
+        rows = [*snapshot.queued.tolist(), *snapshot.running.tolist()]
+        assert (found.rows.tolist(), found.split) == (rows, len(snapshot.queued))
+        for column in ("key", "line", "remaining_s", "lift_s"):
+            values = getattr(found, column)
+            assert values.tolist() == getattr(again, column).tolist()
+            assert len(values) == len(rows)
+            assert not np.isnan(values).any()
+        assert np.isfinite(found.key).all()
+        assert (found.remaining_s >= 0).all()
+        assert (found.lift_s >= 0).all()
+        assert found.next_s > snapshot.now
+        waits, runs = slice(found.split), slice(found.split, None)
+        assert found.line[waits].tolist() == found.key[waits].tolist()
+        assert (found.line[runs] <= found.key[runs]).all()
+        if not order.preempts:
+            assert (found.line[runs] == -np.inf).all()
+        memory, snapshot = found.memory, later(snapshot, seed)
+
+
+@pytest.mark.parametrize("name", ALL)
+@settings(max_examples=30)
+@given(snapshot=snapshots(), seed=st.integers(0, 2**32))
+def test_nothing_is_remembered_of_who_has_gone(name: str, snapshot: Snapshot, seed: int) -> None:
+    """Half of the rows are freed, and later others' jobs; those are ranked as if the board were
+    new to all but those who stayed."""
+    order = ORDERS[name]
+    memory = ranked(order, snapshot, Memory()).memory
+    stay = np.random.default_rng(seed).random(len(snapshot.jobs)) < 0.5
+    fewer = replace(
+        snapshot,
+        queued=snapshot.queued[stay[snapshot.queued]],
+        running=snapshot.running[stay[snapshot.running]],
+    )
+    memory = ranked(order, fewer, memory).memory
+    left = set(memory.ranks.serials.tolist()) - {-1}
+    here = np.concatenate([fewer.queued, fewer.running])
+    assert left in (set(), set(fewer.jobs.serial[here].tolist()))
+
+
+def test_orders_of_batches() -> None:
+    """Only HRRN has a key of its own for a batch: (8 + 2) / 2 = 5 before (8 + 4) / 4 = 3."""
+    assert [name for name in ALL if ORDERS[name].of_batch] == ["hrrn"]
+    of_batch = ORDERS["hrrn"].of_batch
+    assert of_batch is not None
+    assert of_batch(np.array([8.0, 8.0]), np.array([2.0, 4.0])).tolist() == [-5, -3]

@@ -1,0 +1,169 @@
+"""Earliest deadline and least slack: by hand, and a job at a time."""
+
+from dataclasses import replace
+from math import inf, isfinite, isinf
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.costs import CostModel
+from services.forecast import certain
+from services.policies.memory import Memory
+from services.policies.order.orders import ORDERS
+from services.policies.order.ranking import CLASS
+from services.policies.snapshot import Snapshot
+from tests.policies.made_snapshots import jobs, seat, snapshots, table
+from tests.policies.order.test_all import with_budgets
+
+EDF, SLACK = ORDERS["edf"].rank, ORDERS["slack"].rank
+PARAMS = {"hysteresis_s": 0.5}
+STEP = CostModel(1.0, 0.125, 0.0, 0.0)  # a step takes a second, a prompt of 8 another
+
+
+def board(now: float, running: int = 0, **columns: list[float]) -> Snapshot:
+    """All prompts have 8 tokens and all answers 10; none of the waiting has KV."""
+    count = len(next(iter(columns.values())))
+    split = count - running
+    plain: dict[str, list[float]] = {
+        "prompt": [8.0] * count,
+        "total": [10.0] * count,
+        "held": [0.0] * split + [8.0] * running,
+    }
+    of = jobs(count, **(plain | columns))
+    worker = replace(seat(), cost=STEP)
+    return Snapshot(
+        now, of, np.arange(split), np.arange(split, count), (worker,), table(certain(10))
+    )
+
+
+def test_the_earliest_deadline_is_of_the_next_token() -> None:
+    """At 20 s: due at 25 for its first token; at 10 + 3 · 4 = 22 for its fourth; at 21 in all;
+    at 15, and late; and two that were promised nothing, of which the second came first."""
+    found = EDF(
+        board(
+            20.0,
+            arrival_s=[5.0, 5.0, 5.0, 5.0, 9.0, 8.0],
+            ttft_s=[20.0, 5.0, inf, 10.0, inf, inf],
+            first_s=[inf, 10.0, inf, inf, inf, inf],
+            output=[0, 3, 0, 0, 0, 0],
+            tpot_s=[9.0, 4.0, inf, inf, inf, inf],
+            deadline_s=[30.0, inf, 21.0, inf, inf, inf],
+        ),
+        PARAMS,
+        Memory(),
+    )
+    assert found.key[:4].tolist() == [5, 2, 1, -5]
+    assert np.argsort(found.key).tolist() == [3, 2, 1, 0, 5, 4]
+    assert found.key[4:].tolist() == [2 * CLASS - 11, 2 * CLASS - 12]
+
+
+def test_the_least_slack_first_and_those_that_are_lost_behind() -> None:
+    """At 20 s a first token takes 2 s, a whole answer 11 s. First tokens due at 25 and 23: 3 and
+    1 s of slack; one due at 21 is lost. All of it due at 32: 1.5 s would be 32.5. One without a
+    promise came before the lost one."""
+    found = SLACK(
+        board(
+            20.0,
+            arrival_s=[5.0, 13.0, 11.0, 6.0, 7.0],
+            ttft_s=[20.0, 10.0, 10.0, inf, inf],
+            deadline_s=[inf, inf, inf, 32.5, inf],
+        ),
+        PARAMS,
+        Memory(),
+    )
+    assert found.key[[0, 1, 3]].tolist() == [3, 1, 1.5]
+    assert np.argsort(found.key).tolist() == [1, 3, 0, 4, 2]
+    assert found.next_s == 21  # then the second is lost
+
+
+def test_pace_is_judged_at_the_end() -> None:
+    """The first token came at 10 s, in time; the tenth is due 9 · 2 = 18 s later, at 28. At 20 s it
+    has 4 and needs 6 s: 2 s of slack. With 7 it needs 3 s: 5 s. Where the first one was late
+    nothing is left to keep."""
+    columns: dict[str, list[float]] = {
+        "arrival_s": [5.0] * 3,
+        "ttft_s": [6.0, 6.0, 4.0],
+        "first_s": [10.0] * 3,
+        "tpot_s": [2.0] * 3,
+        "output": [4, 7, 7],
+        "held": [12, 15, 15],
+    }
+    found = SLACK(board(20.0, running=3, **columns), PARAMS, Memory())
+    assert found.key.tolist() == pytest.approx([2, 5, 2 * CLASS - 15])
+    assert found.line.tolist() == pytest.approx([1.5, 4.5, CLASS])
+
+
+def test_a_first_token_that_came_before_its_scheduler_was_in_time() -> None:
+    """4 tokens were delivered before; the first is taken to have come when it was due, at 11 s, so
+    the tenth is due at 29. Its 12 tokens of context have to be made again: 1.5 s, and 6 s."""
+    found = SLACK(
+        board(20.0, arrival_s=[5.0], ttft_s=[6.0], tpot_s=[2.0], output=[4]), PARAMS, Memory()
+    )
+    assert found.key.tolist() == pytest.approx([29 - 20 - 7.5])
+
+
+def test_nobody_is_passed_by_less_than_the_hysteresis_or_without_a_promise() -> None:
+    columns: dict[str, list[float]] = {
+        "arrival_s": [0.0, 0.0, 0.0, 0.0, 4.0],
+        "deadline_s": [7.75, 7.25, inf, 8.0, inf],
+        "output": [0, 0, 0, 4, 4],
+    }
+    found = EDF(board(5.0, running=2, **columns), PARAMS, Memory())
+    assert found.line.tolist() == [2.75, 2.25, 2 * CLASS - 5, 2.5, CLASS]
+    never = EDF(board(5.0, running=2, **columns), {"hysteresis_s": inf}, Memory())
+    assert never.line[3:].tolist() == [-inf, -inf]
+
+
+def first_of(snapshot: Snapshot, row: int) -> tuple[float, float]:
+    of = snapshot.jobs
+    due_s = float(of.arrival_s[row] + of.ttft_s[row])
+    first_s = float(of.first_s[row])
+    if isinf(first_s) and of.output[row] > 0:
+        first_s = due_s if isfinite(due_s) else float(of.arrival_s[row])
+    return first_s, due_s
+
+
+def literal_edf(snapshot: Snapshot, row: int) -> float:
+    of = snapshot.jobs
+    first_s, due_s = first_of(snapshot, row)
+    if isfinite(first_s):
+        due_s = first_s + max(1, int(of.output[row])) * float(of.tpot_s[row])
+    return min(due_s, float(of.deadline_s[row])) - snapshot.now
+
+
+def literal_slack(snapshot: Snapshot, row: int) -> float:
+    """Every second of a step is shared by all that run on a worker."""
+    of, now = snapshot.jobs, snapshot.now
+    missing = max(0, int(of.prompt[row] + of.output[row] - of.held[row]))
+    total = float(of.total[row])
+    starts_s = now + 0.125 * missing + 1.0
+    ends_s = now + 0.125 * missing + max(1.0, total - int(of.output[row]))
+    first_s, due_s = first_of(snapshot, row)
+    whole_s = float(of.deadline_s[row]) - ends_s
+    if isinf(first_s):
+        return min(due_s - starts_s, whole_s)
+    if first_s > due_s:
+        return -inf
+    return min(first_s + max(1.0, total - 1) * float(of.tpot_s[row]) - ends_s, whole_s)
+
+
+@settings(max_examples=200)
+@given(snapshots(), st.integers(0, 2**32))
+def test_orders_are_those_of_a_job_at_a_time(snapshot: Snapshot, seed: int) -> None:
+    snapshot = with_budgets(snapshot, seed)
+    workers = tuple(replace(worker, cost=STEP) for worker in snapshot.workers)
+    snapshot = replace(snapshot, workers=workers)
+    for rank, literal, counts in (
+        (EDF, literal_edf, isfinite),
+        (SLACK, literal_slack, lambda spare_s: isfinite(spare_s) and spare_s > 0),
+    ):
+        found = rank(snapshot, PARAMS, Memory())
+        rows = found.rows.tolist()
+        expected = []
+        for row in rows:
+            due_s = literal(snapshot, row)
+            age_s = snapshot.now - float(snapshot.jobs.arrival_s[row])
+            expected.append(due_s if counts(due_s) else 2 * CLASS - age_s)
+        assert found.key.tolist() == pytest.approx(expected)

@@ -1,0 +1,176 @@
+"""Feedback queues and response ratios: by hand, and literally, over many rounds."""
+
+from dataclasses import dataclass, replace
+from math import inf
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.costs import CostModel
+from services.forecast import certain
+from services.policies.memory import Memory
+from services.policies.order.orders import ORDERS
+from services.policies.order.ranking import CLASS
+from services.policies.snapshot import Snapshot
+from tests.policies.made_snapshots import jobs, seat, snapshots, table
+from tests.policies.order.order_world import World, a_turn_later, stream
+
+MLFQ, HRRN = ORDERS["mlfq"].rank, ORDERS["hrrn"].rank
+PARAMS = {"base_quantum_s": 1.0, "growth": 2.0, "queues": 5.0, "ageing_s": 40.0}
+STEP = CostModel(0.25, 0.125, 0.0, 0.0)  # a step takes 0.25 s, a prompt's token 0.125 s
+
+
+@dataclass
+class Known:
+    queue: int
+    entered_s: float
+    output: int
+    held: int
+    used_s: float = 0.0
+
+
+class Literal:
+    """The docstring of mlfq.py, a job at a time."""
+
+    def __init__(self) -> None:
+        self.known: dict[int, Known] = {}
+
+    def rank(self, snapshot: Snapshot) -> dict[int, tuple[float, float]]:
+        made, now = snapshot.jobs, snapshot.now
+        running = snapshot.running.tolist()
+        rows = [*snapshot.queued.tolist(), *running]
+        known = {}
+        for row in rows:
+            output, held = int(made.output[row]), int(made.held[row])
+            job = self.known.get(int(made.serial[row]))
+            if job is None:
+                job = Known(0, float(made.arrival_s[row]), output, held)
+                first_s = 0.25 + 0.125 * (int(made.prompt[row]) + output)
+                while first_s > 2**job.queue and job.queue < 4:
+                    job.queue += 1
+            tokens = max(0, output - job.output)
+            job.used_s += 0.25 * tokens + 0.125 * max(0, held - job.held - tokens)
+            job.output, job.held = output, held
+            while job.used_s > 2**job.queue and job.queue < 4:
+                job.used_s -= 2**job.queue
+                job.queue, job.entered_s = job.queue + 1, now
+            waits = row not in running
+            if waits and job.queue and now - made.since_s[row] >= 40:
+                job.queue, job.used_s, job.entered_s = 0, 0.0, now
+            known[int(made.serial[row])] = job
+        self.known = known
+        return {row: self._key(snapshot, row, row in running) for row in rows}
+
+    def _key(self, snapshot: Snapshot, row: int, runs: bool) -> tuple[float, float]:
+        job = self.known[int(snapshot.jobs.serial[row])]
+        key = (job.queue + 0.5) * CLASS - (snapshot.now - job.entered_s)
+        if runs:
+            return key, -inf if snapshot.jobs.held[row] == 0 else job.queue * CLASS
+        return key, key
+
+
+@settings(max_examples=150)
+@given(snapshots(), st.lists(st.integers(0, 2**32), min_size=1, max_size=6))
+def test_rounds_are_the_queues_of_a_job_at_a_time(snapshot: Snapshot, seeds: list[int]) -> None:
+    literal, memory = Literal(), Memory()
+    workers = tuple(replace(worker, cost=STEP) for worker in snapshot.workers)
+    snapshot = replace(snapshot, workers=workers)
+    for number, seed in enumerate(seeds, 1):
+        found = MLFQ(snapshot, PARAMS, memory)
+        memory = found.memory
+        expected = literal.rank(snapshot)
+        rows = found.rows.tolist()
+        assert found.key.tolist() == pytest.approx([expected[row][0] for row in rows], abs=1e-6)
+        assert found.line.tolist() == pytest.approx([expected[row][1] for row in rows], abs=1e-6)
+        before = snapshot.jobs
+        rng = np.random.default_rng(seed)
+        snapshot = a_turn_later(snapshot, number, rng, 12, (0.0, 0.5, 3.0, 25.0))
+        joined = snapshot.jobs.serial != before.serial
+        arrival_s = np.where(joined, snapshot.now, before.arrival_s)
+        snapshot = replace(snapshot, jobs=replace(snapshot.jobs, arrival_s=arrival_s))
+
+
+def test_a_prompt_joins_the_first_queue_that_takes_it_in_one_piece() -> None:
+    """Quanta of 1, 2, 4, 8 and 16 s; 2 tokens take 0.5 s, 6 a second, 7 more, 62 8 s, 999 more
+    than any quantum."""
+    of = jobs(5, prompt=[2, 6, 7, 62, 999])
+    worker = replace(seat(), cost=STEP)
+    snapshot = Snapshot(0.0, of, np.arange(5), np.arange(0), (worker,), table(certain(50)))
+    assert np.floor(MLFQ(snapshot, PARAMS, Memory()).key / CLASS).tolist() == [0, 0, 1, 3, 4]
+
+
+def test_a_transcript_of_three() -> None:
+    """A second a token; quanta of 2, 4 and 8 s, outlived by a token more. a runs for 3 s and is
+    moved to the second queue; b for 3; c ends in its first. a has used a second there already and
+    is out after 4 more, with 7 in all; b likewise, but then nobody of a better queue takes its
+    place, and it ends before a does."""
+    world = World("mlfq", base_quantum_s=2, growth=2, queues=3)
+    world.come("a", 8)
+    world.come("b", 8)
+    world.come("c", 2)
+    world.go(18)
+    assert world.turns() == " ".join("aaa" + "bbb" + "cc" + "aaaa" + "bbbb" + "b" + "a")
+
+
+def test_whoever_comes_takes_the_place_of_who_has_run_for_long() -> None:
+    world = World("mlfq", base_quantum_s=2, growth=2, queues=3)
+    world.come("a", 8)
+    world.go(4)
+    world.come("b", 2)
+    world.go(6)
+    assert world.turns() == " ".join("aaaa" + "bb" + "aaaa")
+
+
+def ended(ageing_s: float) -> bool:
+    """Jobs of 2 s come every second; one needs 6 s, quanta are of 2 s and 4 s."""
+    world = World("mlfq", base_quantum_s=2, growth=2, queues=8, ageing_s=ageing_s)
+    world.come("x", 6)
+    world.go(150, stream(world, 1, 2))
+    return "x" in world.ended
+
+
+def test_overload_starves_who_needs_long_unless_it_ages() -> None:
+    """x runs for 3 s, and is then in the second queue for good. Ageing brings it to the end of the
+    first after 20 s, behind 20 jobs of 2 s: 40 s, then it runs for 3 s more and has ended."""
+    assert not ended(inf)
+    assert ended(20.0)
+
+
+# Highest response ratio next
+
+
+def literal_ratio(snapshot: Snapshot, row: int) -> float:
+    made = snapshot.jobs
+    seqs = max(1.0, len(snapshot.running) / len(snapshot.workers))
+    cost = snapshot.workers[0].cost
+    step_s = cost.base_s + seqs * cost.decode_seq_s
+    tokens = max(1.0, float(made.total[row]) - int(made.output[row]))
+    missing = max(0, int(made.prompt[row] + made.output[row] - made.held[row]))
+    serve_s = tokens * step_s + missing * cost.prefill_token_s
+    return (snapshot.now - float(made.arrival_s[row]) + serve_s) / serve_s
+
+
+@settings(max_examples=100)
+@given(snapshots())
+def test_hrrn_is_the_ratio_and_nobody_who_runs_makes_way(snapshot: Snapshot) -> None:
+    found = HRRN(snapshot, {}, Memory())
+    expected = [-literal_ratio(snapshot, row) for row in found.rows.tolist()]
+    assert found.key.tolist() == pytest.approx(expected)
+    assert (found.line[found.split :] == -inf).all()
+
+
+def test_a_transcript_of_response_ratios() -> None:
+    """One place, a token a second. a runs to 5 s. Then b, of 4 s, has waited 5: (5 + 4) / 4 = 2.25;
+    c, of 1 s, came at 4 s: (1 + 1) / 1 = 2. b runs to 9 s; c has then waited 5 s: 6, and d, of
+    10 s, which came first of all, 9 s: 1.9. Shortest first would have taken c before b."""
+    world = World("hrrn")
+    world.come("a", 5)
+    world.go(1)
+    world.come("d", 10).arrival_s = 0.0
+    world.come("b", 4).arrival_s = 0.0
+    world.go(3)
+    world.come("c", 1)
+    world.go(16)
+    assert world.turns() == " ".join("aaaaa" + "bbbb" + "c" + "d" * 10)

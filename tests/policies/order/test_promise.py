@@ -1,0 +1,219 @@
+"""What was promised first: classes, who is pressed, who is over its share."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.costs import CostModel
+from services.forecast import Floats, Ints, certain
+from services.policies.memory import Memory
+from services.policies.order.fair import over_share
+from services.policies.order.promise import PARAMS, promise
+from services.policies.order.ranking import CLASS, Ranking
+from services.policies.parameters import resolve
+from services.policies.snapshot import Snapshot
+from tests.policies.made_snapshots import jobs, seat, snapshots, table
+
+# A step takes 10 ms however many are in it, a prompt next to nothing.
+COST = CostModel(0.01, 1e-9, 0.0, 0.0)
+NOW = 100.0
+
+
+def board(
+    lengths: Sequence[int], split: int, **columns: Sequence[float] | Ints | Floats
+) -> Snapshot:
+    """Jobs of known lengths; those before `split` wait, the others run at the only worker."""
+    count = len(lengths)
+    runs = np.arange(count) >= split
+    plain: dict[str, Sequence[float] | Ints | Floats] = {
+        "cap": np.full(count, 1_000),
+        "total": np.array(lengths, float),
+        "forecast": np.arange(count),
+        "home": np.where(runs, 1, -1),
+        "held": np.where(runs, 10, 0),
+        "arrival_s": np.full(count, NOW),
+        "since_s": np.full(count, NOW),
+    }
+    made = jobs(count, **(plain | columns))
+    forecasts = table(*(certain(length) for length in lengths))
+    worker = seat(1, 10_000, cost=COST)
+    return Snapshot(NOW, made, np.arange(split), np.arange(split, count), (worker,), forecasts)
+
+
+def ranked(snapshot: Snapshot, memory: Memory | None = None, **params: float) -> Ranking:
+    given_params = resolve("promise", PARAMS, {"pressed_s": 1.0, "pressed_share": 1.0} | params)
+    return promise(snapshot, given_params, memory or Memory())
+
+
+def line(ranking: Ranking) -> list[int]:
+    """Rows, the most urgent first."""
+    order = np.lexsort((ranking.rows, ranking.key))
+    return [int(row) for row in ranking.rows[order]]
+
+
+def test_nothing_promised_means_the_shortest_first() -> None:
+    assert line(ranked(board([50, 20, 90], 3))) == [1, 0, 2]
+
+
+def test_who_cannot_be_in_time_any_more_goes_behind() -> None:
+    """The shortest of all came 6 s ago and was to begin within 5: it is late whatever happens."""
+    snapshot = board([5, 90], 2, arrival_s=[NOW - 6, NOW], ttft_s=[5.0, 5.0])
+    assert line(ranked(snapshot)) == [1, 0]
+
+
+def test_who_would_be_late_behind_the_shorter_ones_goes_first() -> None:
+    """One runs at a time, 10 ms a token. The shorter two take 0.4 and 0.6 s together before the
+    long one, which has 0.5 s left and takes 0.9; they have 2 s each, so can spare 2 - 0 and
+    2 - 0.4 of it."""
+    snapshot = board([40, 60, 90], 3, arrival_s=[NOW - 3, NOW - 3, NOW - 4.5], ttft_s=[5.0] * 3)
+    assert line(ranked(snapshot)) == [2, 0, 1]
+    assert line(ranked(snapshot, pressed_share=0.5)) == [0, 1, 2]  # 0.9 of 0.8 s
+    assert line(ranked(snapshot, pressed_s=0.3)) == [0, 1, 2]  # it has more left than that
+
+
+def test_of_those_who_are_pressed_the_quickest_go_as_far_as_time_can_be_spared() -> None:
+    """What is on time can spare 1.6 s: 70 and 80 tokens take 1.5, and 90 more would be too much."""
+    come = [NOW - 3.4, NOW - 4.9, NOW - 4.9, NOW - 4.9]
+    snapshot = board([10, 80, 90, 70], 4, arrival_s=come, ttft_s=[5.0] * 4)
+    assert line(ranked(snapshot)) == [3, 1, 0, 2]
+
+
+@pytest.mark.parametrize(
+    ("mtpot_s", "tpot_s", "lends"),
+    [
+        (1.5, 0.02, True),  # 900 tokens at 10 ms of 20: silent for 1.5 s, it is in time still
+        (0.4, 0.02, False),  # its gap would be too long
+        (1.5, 0.0103, False),  # 0.3 ms a token to spare are 0.27 s in all
+    ],
+)
+def test_who_runs_lends_its_place_where_its_promise_lets_it(
+    mtpot_s: float, tpot_s: float, lends: bool
+) -> None:
+    """A short one waits; beside the one that can keep its promise runs one whose pace is lost."""
+    snapshot = board(
+        [5, 900, 900], 1, output=[0, 10, 10], first_s=[np.inf, NOW - 0.1, NOW - 100.0],
+        tpot_s=[tpot_s] * 3, ttft_s=[5.0] * 3, mtpot_s=[mtpot_s] * 3,
+    )  # fmt: skip
+    found = ranked(snapshot, lend_s=0.5)
+    by_row = dict(zip(found.rows.tolist(), found.line.tolist(), strict=True))
+    assert (by_row[0] < by_row[1]) == lends
+    assert max(by_row[0], by_row[1]) < by_row[2]
+
+
+def test_who_lent_its_place_is_back_before_its_gap_is_too_long() -> None:
+    """It stopped a second ago and may be silent for 1.5: with half a second left it waits behind
+    the shorter one, and time alone brings it back when 0.25 are left."""
+
+    def paused(now: float) -> Snapshot:
+        return board(
+            [10, 300], 2, output=[0, 100], held=[0, 110], home=[-1, 1],
+            since_s=[NOW, now - 1], first_s=[np.inf, NOW - 3], mtpot_s=[1.5] * 2,
+            arrival_s=[NOW, NOW - 4], ttft_s=[5.0] * 2, tpot_s=[0.1] * 2,
+        )  # fmt: skip
+
+    waits = ranked(paused(NOW), pressed_share=0.0, return_s=0.25)
+    assert line(waits) == [0, 1]
+    assert waits.next_s == pytest.approx(NOW + 0.25)
+    assert line(ranked(paused(NOW - 0.26), pressed_share=0.0, return_s=0.25)) == [1, 0]
+
+
+def test_who_would_be_silent_for_too_long_is_pressed_ahead_of_shorter_ones() -> None:
+    """It stopped a second ago and may be silent for 1.2: pressed. With 0.9 it is lost already."""
+
+    def paused(mtpot_s: float) -> Snapshot:
+        return board(
+            [10, 300], 2, output=[0, 100], held=[0, 110], home=[-1, 1],
+            since_s=[NOW, NOW - 1], first_s=[np.inf, NOW - 3], mtpot_s=[mtpot_s] * 2,
+            arrival_s=[NOW, NOW - 4], ttft_s=[5.0] * 2, tpot_s=[0.1] * 2,
+        )  # fmt: skip
+
+    # 10 tokens take 0.1 s, the gap has 0.2 s left, and 2 s of what the other can spare are free.
+    assert line(ranked(paused(1.05))) == [1, 0]
+    assert line(ranked(paused(0.9))) == [0, 1]
+
+
+def test_time_calls_for_a_round_when_somebody_is_pressed_or_lost() -> None:
+    snapshot = board([10, 10], 2, arrival_s=[NOW, NOW - 2], ttft_s=[5.0, 5.0])
+    found = ranked(snapshot)
+    assert found.next_s == pytest.approx(NOW + 3.0 - 0.01 - 1.0)  # a step, and a second before
+
+
+def test_whoever_waited_long_enough_comes_to_the_front() -> None:
+    snapshot = board([5, 900], 2, since_s=[NOW, NOW - 61], arrival_s=[NOW, NOW - 61])
+    assert line(ranked(snapshot, ageing_s=60.0)) == [1, 0]
+    assert line(ranked(snapshot, ageing_s=62.0)) == [0, 1]
+
+
+# Tenants
+
+
+def over(tokens: Mapping[int, Sequence[tuple[int, int]]], room: int, **weights: float) -> list[int]:
+    """Rows over their share; `tokens` by tenant: (prompt, expected) of each that waits."""
+    rows = [(name, *each) for name, some in tokens.items() for each in some]
+    tenant, prompt, total = np.array(rows).reshape(-1, 3).T
+    weight = [weights.get(f"t{name}", 1.0) for name in tenant]
+    made = jobs(len(rows), tenant=tenant, prompt=prompt, total=total.astype(float), weight=weight)
+    every = np.arange(len(rows))
+    snapshot = Snapshot(0.0, made, every, np.arange(0), (seat(1, room),), table(certain(9)))
+    return np.flatnonzero(over_share(snapshot, every, len(rows), every.astype(float))).tolist()
+
+
+def test_each_tenant_has_its_weights_share_of_memory() -> None:
+    """Of 100 tokens two tenants are due 50 each: two of the first's four fit, all of the second."""
+    assert over({1: [(10, 10)] * 4, 2: [(10, 10)]}, 100) == [2, 3]
+    # With three times the weight 75: three fit.
+    assert over({1: [(10, 10)] * 4, 2: [(10, 10)]}, 100, t1=3.0) == [3]
+
+
+def test_a_tenant_alone_has_no_bound() -> None:
+    assert over({1: [(10, 10)] * 9}, 100) == []
+
+
+def test_nobody_is_put_behind_one_that_is_beyond_its_own_share() -> None:
+    assert over({1: [(10, 50)], 2: [(10, 50)]}, 100) == []
+
+
+@settings(max_examples=100)
+@given(snapshots(), st.integers(0, 1_000))
+def test_a_tenant_within_its_share_is_never_over(snapshot: Snapshot, seed: int) -> None:
+    """Literally: what runs, and what waits ahead of it, counted one by one."""
+    rng = np.random.default_rng(seed)
+    count = len(snapshot.jobs)
+    tenant = rng.integers(0, 3, count)
+    weight = np.array([1.0, 2.0, 0.5])[tenant]
+    columns = {name: getattr(snapshot.jobs, name) for name in snapshot.jobs.__slots__}
+    made = jobs(count, **(columns | {"tenant": tenant, "weight": weight}))
+    board_ = Snapshot(100.0, made, snapshot.queued, snapshot.running, snapshot.workers, table())
+    rows = np.concatenate([board_.queued, board_.running])
+    split = len(board_.queued)
+    key = rng.random(len(rows))
+    found = over_share(board_, rows, split, key)
+    assert not found[split:].any()
+    present = set(tenant[rows].tolist())
+    room = sum(worker.room_tokens for worker in board_.workers)
+    total_weight = sum({0: 1.0, 1: 2.0, 2: 0.5}[name] for name in present)
+    need = made.prompt + made.total
+    beyond: dict[int, bool] = {}
+    for name in present:
+        used = sum(need[r] for r in rows[split:].tolist() if tenant[r] == name)
+        mine = sorted((i for i in range(split) if tenant[rows[i]] == name), key=lambda i: key[i])
+        for i in mine:
+            used += need[rows[i]]
+            beyond[i] = used > {0: 1.0, 1: 2.0, 2: 0.5}[name] / total_weight * room
+    for i, is_beyond in beyond.items():
+        others = any(not b for j, b in beyond.items() if tenant[rows[j]] != tenant[rows[i]])
+        assert found[i] == (is_beyond and others)
+
+
+def test_who_is_over_its_share_goes_behind_whoever_is_lost() -> None:
+    """The first tenant's are shorter, but fill their half of memory with the first of them."""
+    snapshot = board(
+        [4_000, 4_001, 4_500], 3, tenant=[1, 1, 2], ttft_s=[5.0] * 3,
+        arrival_s=[NOW, NOW, NOW - 6],
+    )  # fmt: skip
+    found = ranked(snapshot)
+    assert line(found) == [0, 2, 1]
+    assert found.key[1] > 3 * CLASS

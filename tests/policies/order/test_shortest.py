@@ -1,0 +1,246 @@
+"""srtf, gittins and tail: by hand, against brute force, and their bound on starvation."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.costs import CostModel
+from services.forecast import Forecast, certain
+from services.forecasttable import ForecastTable
+from services.policies.memory import Memory
+from services.policies.order.orders import ORDERS
+from services.policies.order.pace import keep_pace
+from services.policies.order.ranking import Ranking
+from services.policies.order.shortest import mean_of_longest, seconds_an_end
+from services.policies.snapshot import Snapshot
+from tests.policies.made_snapshots import jobs, seat, snapshots, table
+from tests.policies.order.order_world import World, stream
+
+PLAIN = {"ageing_s": np.inf, "hysteresis": 0.25, "tail_weight": 0.5, "tail_share": 0.2}
+A_SECOND_A_TOKEN = CostModel(1.0, 0.5, 0.0, 0.0)
+
+
+def forecast(points: dict[float, float], cap: int = 1_000) -> Forecast:
+    return Forecast(tuple(points), tuple(points.values()), cap)
+
+
+def ranked(
+    name: str,
+    forecasts: Sequence[Forecast],
+    output: Sequence[int] | None = None,
+    running: int = 0,
+    **params: float,
+) -> Ranking:
+    """A token takes a second. Who has made some has its 10 tokens of prompt in KV, too."""
+    made = np.zeros(len(forecasts), np.int64) if output is None else np.array(output)
+    interned = table(*forecasts)
+    which, cap = np.arange(len(forecasts)), np.array([f.max_tokens for f in forecasts])
+    of = jobs(
+        len(forecasts),
+        output=made,
+        held=np.where(made > 0, 10 + made, 0),
+        cap=cap,
+        forecast=which,
+        total=interned.mean(which, made, cap),
+    )
+    split = len(forecasts) - running
+    worker = replace(seat(), cost=A_SECOND_A_TOKEN)
+    snapshot = Snapshot(
+        0.0, of, np.arange(split), np.arange(split, len(forecasts)), (worker,), interned
+    )
+    return ORDERS[name].rank(snapshot, PLAIN | params, Memory())
+
+
+# By hand. Whoever has no KV yet needs 10 · 0.5 = 5 s for its prompt first.
+
+PROBABLY_SHORT = forecast({1: 0.75, 101: 0.25})  # mean 0.75 · 1 + 0.25 · 101 = 26
+SURELY = forecast({20: 1.0})
+
+
+def test_the_mean_takes_the_sure_one_and_gittins_the_probably_short_one() -> None:
+    """srtf: 26 + 5 s against 20 + 5 s. Gittins: to stop after the first token, at 1 + 5 s, takes
+    6 s of everybody and ends 3 of 4: 6 / 0.75 = 8 s an end; to go on, 31 s an end; 25 s for the
+    other."""
+    assert ranked("srtf", [PROBABLY_SHORT, SURELY]).key.tolist() == [31, 25]
+    assert ranked("gittins", [PROBABLY_SHORT, SURELY]).key.tolist() == [8, 25]
+
+
+def test_who_has_outlived_its_chance_loses_its_place() -> None:
+    """After a token the first one still needs 100 s for sure, and 99 after two."""
+    found = ranked("gittins", [PROBABLY_SHORT, SURELY], output=[1, 0])
+    assert found.key.tolist() == [100, 25]
+    assert ranked("gittins", [PROBABLY_SHORT], output=[2]).key.tolist() == [99]
+
+
+def test_the_tail_inflates_the_mean() -> None:
+    """The longest fifth of the first is all 101 tokens: 106 s, 75 more than the mean; half of that
+    is added. The other has no tail. With a share of a half, the longest half is half 101 and half
+    1: 0.5 · 106 + 0.5 · 6 = 56 s, and all of that counts."""
+    found = ranked("tail", [PROBABLY_SHORT, SURELY])
+    assert found.key.tolist() == pytest.approx([31 + 0.5 * (106 - 31), 25])
+    half = ranked("tail", [PROBABLY_SHORT], tail_share=0.5, tail_weight=1.0)
+    assert half.key.tolist() == pytest.approx([56])
+    assert ranked("tail", [PROBABLY_SHORT], tail_weight=0.0).key.tolist() == pytest.approx([31])
+    assert ranked("tail", [PROBABLY_SHORT], tail_share=1.0).key.tolist() == pytest.approx([31])
+
+
+@pytest.mark.parametrize("name", ["srtf", "gittins", "tail"])
+def test_lengths_end_at_the_cap(name: str) -> None:
+    """Where nothing longer is foreseen than what is there, all 40 tokens that are allowed."""
+    beyond = ranked(name, [forecast({5: 1.0}, cap=45)], output=[5])
+    assert beyond.key.tolist() == pytest.approx([40])
+
+
+def test_near_equal_ones_do_not_trade_places() -> None:
+    """Who runs has 20 s to go: passed by whoever needs less than 20 / 1.25 = 16 s."""
+    others = [certain(11), certain(10), certain(40)]
+    found = ranked("srtf", [*others[:2], others[2]], output=[0, 0, 20], running=1)
+    assert found.key.tolist() == [16, 15, 20]
+    assert found.line.tolist() == [16, 15, 16]
+    never = ranked("srtf", others, output=[0, 0, 20], running=1, hysteresis=np.inf)
+    assert never.line.tolist() == [16, 15, -np.inf]
+    come = ranked("srtf", others, output=[0, 0, 0], running=1)
+    assert come.line[2] == -np.inf  # it has only just come
+
+
+# Against brute force
+
+
+def brute_gittins(points: list[tuple[float, float]]) -> float:
+    """The least E[min(S, d)] / P(S ≤ d) over many d, the points among them."""
+    last = max(second for second, _ in points)
+    tried = {second for second, _ in points} | {last * i / 40 for i in range(1, 41)}
+    best = np.inf
+    for d in tried:
+        chance = sum(mass for second, mass in points if second <= d)
+        if chance > 0:
+            best = min(best, sum(mass * min(second, d) for second, mass in points) / chance)
+    return best
+
+
+def brute_tail(points: list[tuple[float, float]], weight: float, share: float) -> float:
+    mean = sum(second * mass for second, mass in points)
+    left, worst = share, 0.0
+    for second, mass in sorted(points, reverse=True):
+        taken = min(mass, left)
+        worst, left = worst + taken * second, left - taken
+    return mean + weight * (worst / share - mean)
+
+
+def remaining(snapshot: Snapshot, row: int) -> list[tuple[float, float]]:
+    """Of a job: seconds to each length beyond what it has, and their masses."""
+    made = snapshot.jobs
+    pace, _ = keep_pace(snapshot, Memory())
+    points, weights = snapshot.forecasts.points_of(int(made.forecast[row]))
+    output, cap = int(made.output[row]), int(made.cap[row])
+    ahead = [(p, w) for p, w in zip(points.tolist(), weights.tolist(), strict=True) if p > output]
+    mass = sum(w for _, w in ahead)
+    ahead = [(min(p, cap), w / mass) for p, w in ahead] or [(float(cap), 1.0)]
+    context = int(made.prompt[row]) + output
+    missing = max(0, context - int(made.held[row]))
+    found = []
+    for point, share in ahead:
+        tokens = max(1.0, point - output)
+        token_s = pace.token_s + pace.context_token_s * (context + tokens / 2)
+        found.append((tokens * token_s + missing * pace.prefill_token_s, share))
+    return found
+
+
+@settings(max_examples=150)
+@given(snapshots(), st.data())
+def test_keys_are_what_brute_force_says(snapshot: Snapshot, data: st.DataObject) -> None:
+    """With forecasts of their own, and costs that grow with context."""
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    own = ForecastTable(2)
+    for _ in range(len(snapshot.jobs)):
+        lengths = np.unique(rng.integers(1, 120, rng.integers(1, 64))).astype(float)
+        masses = rng.random(len(lengths)) + 0.01
+        own.intern(Forecast(tuple(lengths), tuple(masses / masses.sum()), 120))
+    cost = CostModel(0.01, 0.002, 0.001, 0.0001)
+    snapshot = replace(
+        snapshot,
+        forecasts=own,
+        workers=tuple(replace(worker, cost=cost) for worker in snapshot.workers),
+        jobs=replace(snapshot.jobs, forecast=np.arange(len(snapshot.jobs))),
+    )
+    plain, tailed = PLAIN, PLAIN | {"tail_weight": 1.5, "tail_share": 0.3}
+    indexed = ORDERS["gittins"].rank(snapshot, plain, Memory())
+    inflated = ORDERS["tail"].rank(snapshot, tailed, Memory())
+    for at, row in enumerate(indexed.rows.tolist()):
+        points = remaining(snapshot, row)
+        assert indexed.key[at] == pytest.approx(brute_gittins(points))
+        assert inflated.key[at] == pytest.approx(brute_tail(points, 1.5, 0.3))
+
+
+@settings(max_examples=100)
+@given(snapshots(), st.lists(st.integers(0, 2**32), min_size=1, max_size=4))
+def test_what_is_remembered_is_what_would_be_made_again(
+    snapshot: Snapshot, seeds: list[int]
+) -> None:
+    """Answers grow, KV comes and goes, and a shared forecast is renewed."""
+    forecasts = snapshot.forecasts
+    memory = {name: Memory() for name in ("gittins", "tail")}
+    for seed in seeds:
+        for name in memory:
+            found = ORDERS[name].rank(snapshot, PLAIN, memory[name])
+            anew = ORDERS[name].rank(snapshot, PLAIN, Memory(memory[name].numbers))
+            assert found.key.tolist() == anew.key.tolist()
+            memory[name] = found.memory
+        rng = np.random.default_rng(seed)
+        old = snapshot.jobs
+        grown = np.where(rng.random(len(old)) < 0.5, old.output, old.output + 1)
+        held = np.where(rng.random(len(old)) < 0.5, old.held, 0)
+        if rng.random() < 0.5:
+            forecasts.put(0, [7.0, 70.0], [0.5, 0.5])
+        snapshot = replace(snapshot, jobs=replace(old, output=grown, held=held))
+
+
+@given(st.lists(st.tuples(st.floats(0.1, 50), st.floats(0.01, 1)), min_size=1, max_size=12))
+def test_rows_beside_rows_with_less_in_them(points: list[tuple[float, float]]) -> None:
+    """No mass before the first that counts, and the rest of a row on its last point."""
+    ordered = sorted(dict(points).items())
+    mass = sum(weight for _, weight in ordered)
+    seconds = np.array([[0.05, *(s for s, _ in ordered), ordered[-1][0]]])
+    masses = np.array([[0.0, *(w / mass for _, w in ordered), 0.0]])
+    plain = [(s, w / mass) for s, w in ordered]
+    assert seconds_an_end(seconds, masses)[0] == pytest.approx(brute_gittins(plain))
+    assert mean_of_longest(seconds, masses, 0.25)[0] == pytest.approx(brute_tail(plain, 1.0, 0.25))
+
+
+# Starvation. In a world of one place, jobs of 2 s come every second; three need 5 s.
+
+
+def longs_begin_by(name: str, ageing_s: float) -> list[bool]:
+    """Whether each has ended by `ageing_s` and what those before it take: 30 s, and 5 s each, and
+    a token of whoever had just come."""
+    world = World(name, ageing_s=ageing_s)
+    for each in "xyz":
+        world.come(each, 5)
+    world.go(60, stream(world, 1, 2))
+    return [world.ended.get(each, np.inf) <= 30 + 5 * n + 1 for n, each in enumerate("xyz", 1)]
+
+
+@pytest.mark.parametrize("name", ["srtf", "gittins", "tail"])
+def test_overload_starves_nobody_beyond_its_bound(name: str) -> None:
+    assert longs_begin_by(name, 30.0) == [True] * 3
+    assert longs_begin_by(name, np.inf) == [False] * 3
+
+
+@pytest.mark.parametrize("name", ["srtf", "gittins", "tail"])
+def test_a_burst_is_served_shortest_first_but_for_who_has_starved(name: str) -> None:
+    """a, b and c need 9, 6 and 3 s; a starves at 8 s, with b in its last second but one, and b is
+    passed as well: who has starved makes way for nobody."""
+    plain = World(name, hysteresis=0.0)
+    for job, length in (("a", 9), ("b", 6), ("c", 3)):
+        plain.come(job, length)
+    plain.go(18)
+    assert plain.turns() == " ".join("c" * 3 + "b" * 6 + "a" * 9)
+    aged = World(name, hysteresis=0.0, ageing_s=8.0)
+    for job, length in (("a", 9), ("b", 6), ("c", 3)):
+        aged.come(job, length)
+    aged.go(18)
+    assert aged.turns() == " ".join("c" * 3 + "b" * 5 + "a" * 9 + "b")

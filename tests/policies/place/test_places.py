@@ -1,0 +1,295 @@
+"""Placement by hand, by its definitions, and within its bounds."""
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.costs import CostModel
+from services.forecasttable import ForecastTable
+from services.policies.decide import arrange
+from services.policies.place.cached import cached_tokens
+from services.policies.place.loads import by_seconds, work_s
+from services.policies.place.places import PLACES
+from services.policies.place.seats import free_places, seated, settled, takes
+from services.policies.preset import choose
+from services.policies.snapshot import CHAIN, NOWHERE, Snapshot
+from services.runtime.arrange_codec import (
+    Telling,
+    decode_contest,
+    encode_contest,
+    encode_decision,
+)
+from services.scheduler.codec import decode_arrangement
+from services.scheduler.rounds.flaws import flaw
+from tests.policies.made_snapshots import contest, jobs, seat, snapshots
+from tests.policies.made_snapshots import table as forecasts
+from tests.policies.place.contests import narrowed, placed, with_cached
+
+COST = CostModel(base_s=0.01, prefill_token_s=0.001, decode_seq_s=0.002, context_token_s=1e-5)
+
+
+# Work, in seconds
+
+
+def test_work_by_hand() -> None:
+    """2,048 tokens of KV: 4 run at 512 each. 100 of prompt and 20 made, 30 still expected:
+    120 · 1 ms of prefill, 30 · (10/4 + 2) ms of steps, 30 · (120 + 15) · 10 µs of context."""
+    made = jobs(2, prompt=[100, 100], output=[20, 20], total=[50, 50], home=[1, 2], held=[0, 119])
+    asked = contest(made, [False, False], seat(2, 2_048, cost=COST))
+    here, there = 0.120 + 0.135 + 0.0405, 0.001 + 0.135 + 0.0405
+    assert work_s(asked, asked.workers[0]) == pytest.approx([here, there])
+
+
+def test_a_share_of_serving_all_is_a_batch_of_that_many_served() -> None:
+    """`work_s` times n is SCLS' T_serve of n such, but for the prefill's own step and half a
+    token's context a sequence and step."""
+    made = jobs(1, prompt=[200], total=[64])
+    worker = seat(1, 2_048, cost=COST)
+    [mine] = work_s(contest(made, [False], worker), worker)
+    n, served = worker.full_seqs, COST.serve_s(worker.full_seqs, 200, 64)
+    own_step = COST.base_s + COST.context_token_s * n * 200
+    half = COST.context_token_s * n * 64 / 2
+    assert n * mine == pytest.approx(served - own_step - half)
+
+
+# Max-min
+
+
+def literal_max_min(work: list[list[float]], there: list[float]) -> list[int]:
+    """SCLS §4.4: of those left take the longest, give it to the least loaded, until none is."""
+    left, loads, chosen = set(range(len(work))), list(there), [0] * len(work)
+    while left:
+        longest = min(left, key=lambda row: (-min(work[row]), row))
+        best = min(range(len(loads)), key=lambda worker: loads[worker])
+        loads[best] += work[longest][best]
+        chosen[longest] = best + 1
+        left.remove(longest)
+    return chosen
+
+
+@given(
+    st.lists(st.integers(1, 400), min_size=1, max_size=7),
+    st.lists(st.integers(0, 500), min_size=2, max_size=3),
+)
+def test_max_min_is_its_definition(totals: list[int], loaded: list[int]) -> None:
+    """Workers begin with one that runs there each; places for all."""
+    lengths = [*loaded, *totals]
+    count, running = len(lengths), len(loaded)
+    home = [*range(1, running + 1), *[NOWHERE] * len(totals)]
+    held = [9] * running + [0] * len(totals)
+    made = jobs(count, total=lengths, cap=[500] * count, home=home, held=held)
+    workers = [seat(i + 1, 4_096, cost=COST) for i in range(running)]
+    asked = contest(made, [row < running for row in range(count)], *workers)
+    work = np.stack([work_s(asked, worker) for worker in workers], axis=1)
+    there = [float(work[i, i]) for i in range(running)]
+    found = placed("max_min", asked)[running:]
+    assert found == literal_max_min(work[running:].tolist(), there)
+
+
+@given(st.lists(st.integers(1, 400), min_size=1, max_size=7), st.integers(2, 3))
+def test_max_min_is_near_the_best_there_is(totals: list[int], machines: int) -> None:
+    """Longest first ends no later than 4/3 − 1/(3m) of the best of all deals (Graham 1969)."""
+    made = jobs(len(totals), total=totals, cap=[500] * len(totals))
+    workers = [seat(i + 1, 4_096, cost=COST) for i in range(machines)]
+    asked = contest(made, [False] * len(totals), *workers)
+    work = work_s(asked, workers[0])
+
+    def ends_s(deal: Sequence[int]) -> float:
+        return max(float(np.sum(work[np.array(deal) == i])) for i in range(1, machines + 1))
+
+    best = min(ends_s(deal) for deal in product(range(1, machines + 1), repeat=len(totals)))
+    assert ends_s(placed("max_min", asked)) <= (4 / 3 - 1 / (3 * machines)) * best + 1e-9
+
+
+def test_max_min_by_hand() -> None:
+    """Five of 7, 5, 4, 3 and 3 (tens of tokens) on two: 7 | 5, then 4 beside 5, 3 beside 7, and
+    the last 3 beside 5 + 4 or 7 + 3: 9 against 10."""
+    totals = [30, 40, 30, 70, 50]
+    made = jobs(5, total=totals, prompt=[1] * 5)
+    two = [seat(number, 4_096, cost=CostModel(0.0, 0.0, 0.01, 0.0)) for number in (1, 2)]
+    found = placed("max_min", contest(made, [False] * 5, *two))
+    assert found == [1, 2, 2, 1, 2]
+
+
+def test_who_gets_a_place_is_the_orders_affair() -> None:
+    """Two places: the two most urgent get them, though the third is the longest."""
+    made = jobs(4, total=[10, 20, 90, 30])
+    found = placed("max_min", contest(made, [False] * 4, seat(1, places=1), seat(2, places=1)))
+    assert found == [2, 1, NOWHERE, NOWHERE]
+
+
+def test_a_short_one_leaves_the_large_worker_to_who_needs_it() -> None:
+    """The long-winded one comes first by estimate, and fits both; the other only the second."""
+    made = jobs(2, prompt=[10, 10], cap=[50, 500], total=[50, 5])
+    small, large = seat(1, 100, places=1), seat(2, 1_000, places=1)
+    asked = contest(made, [False, False], small, large)
+    assert placed("max_min", asked) == [1, 2]
+    assert placed("max_min_prefix", asked) == [1, 2]
+
+
+@settings(max_examples=200)
+@given(st.data())
+def test_seated_are_the_most_urgent_that_places_can_be_found_for(data: st.DataObject) -> None:
+    """Against trying every assignment: each, in order, if it can sit with those taken before."""
+    reaches = data.draw(st.lists(st.sampled_from([20, 50, 90]), min_size=1, max_size=3))
+    free = [data.draw(st.integers(0, 2)) for _ in reaches]
+    models = [data.draw(st.integers(0, 1)) for _ in reaches]
+    lengths = data.draw(st.lists(st.sampled_from([15, 40, 80, 100]), min_size=1, max_size=5))
+    wanted = [data.draw(st.integers(0, 1)) for _ in lengths]
+    workers = [seat(i + 1, reach, free[i], model=models[i]) for i, reach in enumerate(reaches)]
+    count = len(lengths)
+    made = jobs(count, prompt=[5] * count, cap=[n - 5 for n in lengths], model=wanted)
+    asked = contest(made, [False] * count, *workers)
+    can = [set(np.flatnonzero(takes(asked, w, np.arange(count))).tolist()) for w in workers]
+
+    def sits(rows: list[int]) -> bool:
+        return any(
+            all(row in can[w] for row, w in zip(rows, deal, strict=True))
+            and all(deal.count(w) <= free[w] for w in range(len(workers)))
+            for deal in product(range(len(workers)), repeat=len(rows))
+        )
+
+    expected: list[int] = []
+    for row in range(count):
+        if sits([*expected, row]):
+            expected.append(row)
+    rows, _ = seated(asked, workers, free, np.arange(count))
+    assert rows.tolist() == expected
+    if len(workers) > 1:
+        at = placed("max_min", asked)
+        assert [row for row in range(count) if at[row] != NOWHERE] == expected
+
+
+# Prefixes
+
+
+def test_prefix_credit_by_hand() -> None:
+    """A prompt of 100 that the second worker has 80 of, at 1 ms a token; 10 tokens to make at
+    10 ms. Where the second has 79 ms more to do the prefix wins by 1 ms, at 81 ms it loses by 1;
+    and at twice the weight it wins until 160 ms."""
+    cost = CostModel(0.0, 0.001, 0.01, 0.0)
+
+    def chosen(more_s: float, weight: float = 1.0) -> int:
+        made = jobs(
+            2, prompt=[100, 1], output=[0, 9], held=[0, 10], home=[NOWHERE, 2],
+            total=[10, 9 + 100 * more_s], cap=[100, 100],
+        )  # fmt: skip
+        asked = contest(made, [False, True], seat(1, cost=cost), seat(2, cost=cost))
+        assert by_seconds(asked, settled(asked)).there.tolist() == pytest.approx([0, more_s])
+        cached = with_cached(asked, [[0, 80], [0, 0]])
+        return placed("prefix_aware", cached, prefix_weight=weight)[0]
+
+    assert [chosen(0.079), chosen(0.081), chosen(0.159, 2.0), chosen(0.161, 2.0)] == [2, 1, 2, 1]
+
+
+def test_with_nothing_cached_the_least_loaded_is_taken() -> None:
+    made = jobs(6)
+    asked = contest(made, [False] * 6, seat(1), seat(2))
+    assert Counter(placed("prefix_aware", asked)) == {1: 3, 2: 3}
+
+
+def test_what_is_saved_is_no_load() -> None:
+    """Two alike, both cached at the first: 10 ms each there, against 90 ms elsewhere."""
+    cost = CostModel(0.0, 0.001, 0.0, 0.0)
+    made = jobs(2, prompt=[90, 90], total=[0, 0])
+    asked = contest(made, [False, False], seat(1, cost=cost), seat(2, cost=cost))
+    for place in ("prefix_aware", "max_min_prefix"):
+        assert placed(place, with_cached(asked, [[80, 0], [80, 0]])) == [1, 1]
+    unlike = with_cached(asked, [[80, 0], [0, 0]])
+    assert placed("prefix_aware", unlike, prefix_weight=0.0) == [1, 2]
+    assert placed("max_min_prefix", unlike, prefix_weight=0.0) == [2, 1]  # 90 ms before 10 ms
+
+
+@given(st.lists(st.lists(st.integers(1, 6), max_size=4), min_size=1, max_size=5), st.data())
+def test_cached_is_what_is_there_without_a_gap(
+    chains: list[list[int]], data: st.DataObject
+) -> None:
+    """Blocks of 16; the prompts are 60 tokens. A 0 in a chain is nobody's block."""
+    count = len(chains)
+    workers = [
+        seat(i + 1, block_tokens=16, prefixes=[*data.draw(st.sets(st.integers(0, 6)))])
+        for i in range(2)
+    ]
+    table = np.zeros((count + 1, CHAIN), np.int64)
+    for row, chain in enumerate(chains):
+        table[row + 1, : len(chain)] = chain
+    made = jobs(count + 1, prompt=[60] * (count + 1))
+    snapshot = Snapshot(
+        0.0, made, np.arange(count + 1), np.arange(0), tuple(workers), forecasts(), table
+    )
+    rows = np.arange(1, count + 1)
+    found = cached_tokens(snapshot, rows, made.take(rows))
+    for row, chain in enumerate(chains):
+        for column, worker in enumerate(workers):
+            blocks = 0
+            while blocks < len(chain) and chain[blocks] in worker.prefixes.tolist():
+                blocks += 1
+            assert found[row, column] == min(60, 16 * blocks)
+
+
+# Whatever comes
+
+
+@settings(max_examples=150)
+@given(snapshots(), st.integers(0, 2**32), st.sampled_from([0.0, 1.0, 2.0]))
+def test_nobody_is_dealt_to_who_cant_take_it_or_has_no_place(
+    snapshot: Snapshot, seed: int, gain: float
+) -> None:
+    asked = narrowed(snapshot, seed)
+    made, workers = asked.jobs, {worker.number: worker for worker in asked.workers}
+    for place, chosen in PLACES.items():
+        params = {"move_gain": gain} if "move_gain" in chosen.params else {}
+        at = np.array(placed(place, asked, **params))
+        assert at.tolist() == placed(place, asked, **params)
+        assert np.array_equal(at[asked.runs], made.home[asked.runs])
+        rests = asked.resting()
+        stays = rests & (at == made.home)
+        assert gain or place in ("least_load", "round_robin") or stays[rests].all()
+        fresh = ~asked.runs & ~rests
+        for number, worker in workers.items():
+            dealt = np.flatnonzero(~asked.runs & ~stays & (at == number))
+            assert takes(asked, worker, dealt).all()
+            if fresh.any():
+                assert np.count_nonzero(fresh & (at == number)) <= free_places(asked, worker)
+        assert set(at.tolist()) <= {*workers, NOWHERE}
+        assert (at[rests] != NOWHERE).all()
+
+
+@settings(max_examples=150)
+@given(snapshots(), st.integers(0, 2**32))
+def test_nobody_waits_for_a_place_while_one_that_takes_it_is_free(
+    snapshot: Snapshot, seed: int
+) -> None:
+    asked = narrowed(snapshot, seed)
+    if asked.runs.all():
+        return
+    for place in PLACES:
+        at = np.array(placed(place, asked))
+        fresh = ~asked.runs & ~asked.resting()
+        for worker in asked.workers:
+            dealt = np.count_nonzero(fresh & (at == worker.number))
+            if dealt < free_places(asked, worker):
+                left = np.flatnonzero(at == NOWHERE)
+                assert not takes(asked, worker, left).any()
+
+
+@settings(max_examples=60)
+@given(snapshots(), st.integers(0, 2**32), st.sampled_from(["max_min", "max_min_prefix"]))
+def test_a_batcher_of_its_own_places_and_moves_the_same(
+    snapshot: Snapshot, seed: int, place: str
+) -> None:
+    """And what it says is no flaw: who runs is moved by nobody, who rests may be."""
+    asked = narrowed(snapshot, seed)
+    preset = choose("alise", {"place": place, "move_gain": 0.01})
+    mirror = ForecastTable(1)
+    message = encode_contest(asked, Telling(snapshot.forecasts)).contest
+    there = decode_contest(type(message).FromString(message.SerializeToString()), mirror)
+    at_home = arrange(asked, snapshot.forecasts, preset, np.random.default_rng(0))
+    apart = arrange(there, mirror, preset, np.random.default_rng(0))
+    assert encode_decision(apart) == encode_decision(at_home)
+    assert flaw(asked, decode_arrangement(encode_decision(apart))) == ""

@@ -1,0 +1,171 @@
+"""What every row of presets.toml promises, whatever the board looks like."""
+
+import pickle
+from dataclasses import fields
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.policies.arrange.binding import BATCH_PLACES
+from services.policies.decide import decide
+from services.policies.decision import SENTENCES, Decision, Reason, Whys
+from services.policies.form.forms import FORMS
+from services.policies.interval import INTERVALS
+from services.policies.memory import Memory
+from services.policies.preset import Preset, choose, presets
+from services.policies.slice import SLICES
+from services.policies.snapshot import NOWHERE, Snapshot
+from tests.policies.made_snapshots import jobs, seat, snapshots, table
+
+ALL = sorted(presets())
+
+
+def frozen(memory: Memory) -> Memory:
+    """The same, and nobody may write to it."""
+    for columns in (memory.ranks, memory.notes):
+        for column in (columns.serials, *columns.values.values()):
+            column.flags.writeable = False
+    return memory
+
+
+def decided(snapshot: Snapshot, preset: str, memory: Memory, seed: int) -> Decision:
+    return decide(snapshot, choose(preset), frozen(memory), np.random.default_rng(seed), 7)
+
+
+def could_run(snapshot: Snapshot, row: int, number: int, stays: bool) -> bool:
+    """A worker that nobody runs at could take this one; if it `stays`, from its own alone."""
+    jobs = snapshot.jobs
+    worker = next(w for w in snapshot.workers if w.number == number)
+    rests = jobs.home[row] != NOWHERE and jobs.held[row] > 0
+    reach = int(jobs.prompt[row] + jobs.cap[row])
+    fits = bool(jobs.model[row] == worker.model) and reach <= worker.reach_tokens
+    return int(jobs.home[row]) == number if rests and stays else fits
+
+
+def conserves(preset: Preset) -> bool:
+    """Whether no worker has nothing to do while somebody waits whom it could take: not where
+    batches wait for one worker, or for their time (papers/003 §4.5, 4.6), or for who comes back."""
+    if preset.arrangement == "continuous":
+        return True
+    waits = BATCH_PLACES[preset.place].bind or INTERVALS[preset.interval].ahead
+    return not (waits or SLICES[preset.slice].returns)
+
+
+def check(snapshot: Snapshot, decision: Decision, preset: Preset) -> None:
+    stays = preset.arrangement == "continuous"
+    jobs, running = snapshot.jobs, set(snapshot.running.tolist())
+    queued = set(snapshot.queued.tolist())
+    assert [share.worker for share in decision.shares] == [w.number for w in snapshot.workers]
+    assert jobs.serial[decision.rows].tolist() == decision.serials.tolist()
+    seen: list[int] = []
+    for worker, share in zip(snapshot.workers, decision.shares, strict=True):
+        here = {row for row in running if jobs.home[row] == worker.number}
+        run, paused = set(share.run.tolist()), set(share.pause.tolist())
+        seen += share.run.tolist()
+        assert len(share.run) <= worker.places
+        assert run & here == here - paused
+        assert paused <= here
+        assert run - here <= queued
+        bound = stays and not preset.params.get("move_gain")
+        assert all(could_run(snapshot, row, worker.number, bound) for row in run - here)
+        returns = {row for row in here if SLICES[preset.slice].returns and jobs.spent[row]}
+        renews = stays and FORMS[preset.form].renews  # paused for want of room at a slice's end
+        assert renews or not paused - returns or run - here  # nobody is paused for nothing
+        assert sorted(share.victims.tolist()) == sorted(run)
+        cap, output = jobs.cap[share.run], jobs.output[share.run]
+        assert (share.limits <= np.maximum(cap, jobs.limit[share.run])).all()
+        assert (share.limits >= np.minimum(cap, output + 1)).all()
+    assert len(set(seen)) == len(seen)
+    idle = [
+        (w.number, share) for w, share in zip(snapshot.workers, decision.shares, strict=True)
+        if not any(jobs.home[row] == w.number for row in running)
+    ]  # fmt: skip
+    left = queued - set(seen)
+    for number, share in idle if conserves(preset) else []:
+        assert len(share.run) or not any(could_run(snapshot, row, number, stays) for row in left)
+    whys = decision.why
+    assert len(set(whys.rows.tolist())) == len(whys.rows)
+    admitted = set(whys.rows[whys.reasons == Reason.ADMITTED].tolist())
+    assert admitted == set(seen) - running
+    assert set(whys.rows.tolist()) == set(decision.rows.tolist()) - running
+
+
+@pytest.mark.parametrize("preset", ALL)
+@settings(max_examples=60)
+@given(snapshots(), st.integers(0, 2**32))
+def test_whatever_the_board_every_decision_can_be_carried_out(
+    preset: str, snapshot: Snapshot, seed: int
+) -> None:
+    """Columns are read-only, and so is the memory: who writes to them raises."""
+    before = pickle.dumps(snapshot)
+    first = decided(snapshot, preset, Memory(), seed)
+    check(snapshot, first, choose(preset))
+    second = decided(snapshot, preset, first.memory, seed)
+    check(snapshot, second, choose(preset))
+    assert pickle.dumps(snapshot) == before
+    assert pickle.dumps(decided(snapshot, preset, Memory(), seed)) == pickle.dumps(first)
+    assert pickle.dumps(decided(snapshot, preset, first.memory, seed)) == pickle.dumps(second)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@settings(max_examples=60)
+@given(snapshots(), st.integers(0, 2**32), st.sampled_from(["swap", "defer"]))
+def test_every_form_goes_with_slices_and_an_order_that_preempts(
+    form: str, snapshot: Snapshot, seed: int, residency: str
+) -> None:
+    """And so does `relief`."""
+    cells = {"form": form, "victim": "relief", "residency": residency}
+    for base in ("alise", "fcfs"):
+        chosen = choose(base, cells | ({"slice": "turns"} if base == "fcfs" else {}))
+        decision = decide(snapshot, chosen, Memory(), np.random.default_rng(seed), 7)
+        check(snapshot, decision, chosen)
+
+
+@pytest.mark.parametrize("preset", ALL)
+def test_nobody_there_is_no_mistake(preset: str) -> None:
+    nobody = Snapshot(0.0, jobs(0), np.arange(0), np.arange(0), (), table())
+    decision = decided(nobody, preset, Memory(), 0)
+    assert (decision.shares, len(decision.why.rows)) == ((), 0)
+    three = Snapshot(0.0, jobs(3), np.arange(3), np.arange(0), (), table())
+    assert decided(three, preset, Memory(), 0).shares == ()
+
+
+def one_each(*lengths: int) -> Snapshot:
+    """A small worker beside a large one, both idle; requests of these lengths wait."""
+    count = len(lengths)
+    made = jobs(count, prompt=[10] * count, cap=[length - 10 for length in lengths])
+    workers = (seat(1, 100, 4), seat(2, 5_000, 4))
+    return Snapshot(0.0, made, np.arange(count), np.arange(0), workers, table())
+
+
+@pytest.mark.parametrize("preset", ALL)
+def test_who_fits_only_the_large_worker_is_not_passed_over_for_the_small_one(preset: str) -> None:
+    snapshot = one_each(4_000, 50)
+    shares = {s.worker: s.run.tolist() for s in decided(snapshot, preset, Memory(), 0).shares}
+    assert 0 in shares[2]
+    assert 1 in shares[1] + shares[2]
+
+
+def test_a_batch_is_cut_for_the_worker_that_takes_it() -> None:
+    """The second has more memory, but no context for so long a request."""
+    made = jobs(2, prompt=[10, 10], cap=[890, 90])
+    workers = (seat(1, 1_000, 4), seat(2, 2_000, 4, reach_tokens=500))
+    snapshot = Snapshot(0.0, made, np.arange(2), np.arange(0), workers, table())
+    shares = decided(snapshot, "vs", Memory(), 0).shares
+    assert all(0 not in share.run for share in shares if share.worker == 2)
+    assert sorted(row for share in shares for row in share.run.tolist()) == [0, 1]
+
+
+def test_every_reason_reads_as_a_sentence() -> None:
+    assert SENTENCES.keys() == set(Reason)
+    rows, reasons = np.array([4, 2]), np.array([Reason.MEMORY, Reason.BEHIND])
+    whys = Whys(rows, reasons, np.array([120.0, 3.0]), np.array([100.0, 0.0]))
+    assert str(whys.of(4)) == "needs 120 tokens of KV in all, 100 may be planned"
+    assert str(whys.of(2)) == "stands at place 3, behind one that does not fit"
+    assert whys.of(3) is None
+    joined = Whys.joined([whys, Whys()])
+    assert [getattr(joined, each.name).tolist() for each in fields(Whys)] == [
+        [4, 2], [Reason.MEMORY, Reason.BEHIND], [120, 3], [100, 0],
+    ]  # fmt: skip

@@ -1,0 +1,201 @@
+"""Forms that promise that nobody is evicted, on a dumb worker that grows token by token."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.forecast import from_lengths
+from services.policies.decide import decide
+from services.policies.form.fill import fill
+from services.policies.form.sums import Sums
+from services.policies.memory import Memory
+from services.policies.preset import Preset, choose
+from services.policies.snapshot import NOWHERE, Snapshot, Worker
+from tests.policies.made_snapshots import demanded, jobs, seat, table
+from tests.policies.test_decide import check
+from tests.scheduler.load.scheduler_load import Load
+from tests.scheduler.load.test_load import bimodal
+
+FIRM: dict[str, dict[str, object]] = {
+    "conservative": {"form": "conservative"},
+    "fixed": {"form": "fixed", "batch_size": 3},
+    "sliced, in halves": {"form": "sliced", "slice": "tokens", "slice_tokens": 8},
+    "sliced, in turns": {"form": "sliced", "slice": "turns", "slice_tokens": 8},
+    "sliced, preemptive": {
+        "form": "sliced", "slice": "tokens", "slice_tokens": 8, "order": "alise", "base_s": 0.001,
+    },
+}  # fmt: skip
+
+
+@dataclass
+class Ask:
+    prompt: int
+    length: int
+    cap: int
+    output: int = 0
+    limit: int = 0
+    runs: bool = False
+    admitted: int = 0
+    preemptions: int = 0
+
+
+@dataclass
+class Dumb:
+    """One worker; whoever is paused loses its KV. `most` is the most that was ever held."""
+
+    worker: Worker
+    asks: list[Ask]
+    most: int = 0
+    rounds: int = 0
+    ended: int = 0
+
+    def snapshot(self) -> Snapshot:
+        asks, rows = self.asks, range(len(self.asks))
+        runs = np.array([ask.runs for ask in asks], bool)
+        context = np.array([ask.prompt + ask.output for ask in asks], np.int64)
+        block = self.worker.block_tokens
+        made = jobs(
+            len(asks),
+            home=np.where(runs, self.worker.number, NOWHERE),
+            prompt=[ask.prompt for ask in asks],
+            output=[ask.output for ask in asks],
+            held=np.where(runs, context, 0),
+            blocks=np.where(runs, -(-context // block), 0),
+            limit=[ask.limit for ask in asks],
+            cap=[ask.cap for ask in asks],
+            admitted=[ask.admitted for ask in asks],
+            preemptions=[ask.preemptions for ask in asks],
+            total=[float(max(ask.cap / 2, ask.output)) for ask in asks],
+            arrival_s=[float(row) for row in rows],
+            since_s=[float(row) for row in rows],
+        )
+        live = np.array([ask.output < ask.length for ask in asks], bool)
+        queued, running = np.flatnonzero(live & ~runs), np.flatnonzero(live & runs)
+        forecasts = table(from_lengths([3, 9, 30], 100, "h"))
+        return Snapshot(
+            float(len(asks) + self.rounds), made, queued, running, (self.worker,), forecasts
+        )
+
+    def carry_out(self, preset: Preset, memory: Memory) -> Memory:
+        self.rounds += 1
+        snapshot = self.snapshot()
+        decision = decide(snapshot, preset, memory, np.random.default_rng(0), self.rounds)
+        check(snapshot, decision, preset)
+        (share,) = decision.shares
+        for row in share.pause.tolist():
+            self.asks[row].runs = False
+            self.asks[row].preemptions += 1
+        for row, limit in zip(share.run.tolist(), share.limits.tolist(), strict=True):
+            ask = self.asks[row]
+            ask.admitted = ask.admitted if ask.runs else self.rounds
+            ask.runs, ask.limit = True, limit
+        return decision.memory
+
+    def step(self) -> None:
+        """A token each; nobody passes its limit, and who has ended leaves."""
+        here = [ask for ask in self.asks if ask.runs]
+        for ask in here:
+            ask.output = min(ask.output + 1, ask.limit)
+        block = self.worker.block_tokens
+        held = sum(-(-(ask.prompt + ask.output) // block) * block for ask in here)
+        self.most = max(self.most, held)
+        for ask in here:
+            ask.runs = ask.output < ask.length
+
+
+asked = st.lists(
+    st.tuples(st.integers(1, 40), st.integers(1, 40), st.integers(0, 30)), min_size=1, max_size=12
+)
+
+
+@pytest.mark.parametrize("name", FIRM)
+@settings(max_examples=50)
+@given(asked, st.sampled_from([1, 16]), st.sampled_from([112, 160, 320]), st.integers(1, 9))
+def test_nobody_is_evicted_and_all_end(
+    name: str, rows: list[tuple[int, int, int]], block: int, kv_tokens: int, stride: int
+) -> None:
+    """Decided every so many tokens. 112 tokens are enough for each of them alone."""
+    preset = choose("fcfs", FIRM[name])
+    asks = [Ask(prompt, length, length + spare) for prompt, length, spare in rows]
+    dumb, memory = Dumb(seat(1, kv_tokens, 8, block_tokens=block), asks), Memory()
+    for _ in range(2_000):
+        memory = dumb.carry_out(preset, memory)
+        for _ in range(stride):
+            dumb.step()
+        if all(ask.output >= ask.length for ask in asks):
+            break
+    assert all(ask.output == ask.length for ask in asks)
+    assert dumb.most <= kv_tokens
+
+
+def test_outputs_that_nobody_foresees_do_run_out_of_memory() -> None:
+    """The dumb worker can tell: prompts alone fit."""
+    dumb = Dumb(seat(1, 112, 8), [Ask(10, 40, 40) for _ in range(8)])
+    dumb.carry_out(choose("fcfs"), Memory())
+    for _ in range(40):
+        dumb.step()
+    assert dumb.most == 8 * 50
+
+
+@pytest.mark.parametrize("name", FIRM)
+def test_the_scheduler_keeps_the_promise_under_load(name: str) -> None:
+    """Four of five answers are short, the fifth twenty times as long; a quarter of what would run
+    without a limit fits."""
+    told = Load("fcfs", list(bimodal(requests=80)), 3_000, 64, **FIRM[name]).run()
+    assert (len(told.ended_s), told.evictions) == (80, 0)
+
+
+def test_without_a_promise_the_same_load_evicts() -> None:
+    assert Load("fcfs", list(bimodal(requests=80)), 3_000).run().evictions > 0
+
+
+# Slices by hand
+
+
+def test_who_comes_to_its_next_slice_must_find_room_again() -> None:
+    """Slices of 8 in memory for 90 of 100. The first is inside its slice: it counts for 10 + 12.
+    The second is through, and asks for 20 + 8 + 8: 58. The third is too: 20 + 10 + 8 would make 96.
+    The fourth waits, and would take 9; nobody passes."""
+    made = jobs(
+        4,
+        home=[1, 1, 1, NOWHERE],
+        prompt=[10, 20, 20, 1],
+        output=[4, 8, 10, 0],
+        limit=[12, 8, 10, 0],
+        cap=[50, 50, 50, 50],
+    )
+    runs, limits = np.array([True, True, True, False]), np.array([12, 16, 18, 8])
+    worker = seat(kv_tokens=100)
+    demand = demanded("sliced", made, worker, table(), {}, runs=runs, limits=limits)
+    assert (demand.held.tolist(), demand.limit) == ([22, 36, 38, 9], 90)
+    assert demand.due is not None
+    assert demand.due.tolist() == [False, True, True, False]
+    told = fill(runs, demand, 99, alone=True)
+    assert told.run.tolist() == [True, True, False, False]
+    assert told.peak == 58
+    roomy = demanded("sliced", made, worker, table(), {"zeta": 0.96}, runs=runs, limits=limits)
+    assert fill(runs, roomy, 99, alone=True).run.tolist() == [True, True, True, False]
+
+
+def due(held: list[float], limit: float, asks: list[bool], runs: list[bool]) -> list[int]:
+    demand = Sums(np.array(held), limit, due=np.array(asks))
+    run = fill(np.array(runs), demand, 99, alone=False).run
+    return [int(i) for i in np.flatnonzero(run)]
+
+
+def test_who_is_due_is_paused_where_there_is_no_room() -> None:
+    """Behind one that does not fit, whoever runs goes on if there is room; nobody who waits."""
+    all_three, last = [True] * 3, [False, False, True]
+    assert due([40, 40, 40], 100, all_three, all_three) == [0, 1]
+    assert due([40, 70, 40], 100, all_three, all_three) == [0, 2]
+    assert due([40, 70, 40], 100, [True, True, False], [True, True, False]) == [0]
+    assert due([40, 40, 40], 100, last, all_three) == [0, 1]
+    assert due([80, 80, 80], 100, last, all_three) == [0, 1]  # these were granted what they have
+
+
+def test_a_worker_that_would_be_left_idle_keeps_the_first() -> None:
+    assert due([101, 50], 100, [True, True], [True, True]) == [0]
+    assert due([101, 50], 100, [False, True], [True, True]) == [0]

@@ -1,0 +1,195 @@
+"""Content predictors on requests whose lengths follow from meaning and words."""
+
+import pickle
+import warnings
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from scipy.stats import kendalltau
+
+from services.core import FinishReason
+from services.predictor.blend.content import LEAST_TO_FIT, ContentPredictor
+from services.predictor.blend.recall import STALE, Recall
+from services.predictor.interface import Example, Options, Query
+from services.predictor.models import ridge
+from services.predictor.models.fitting import untold
+from services.predictor.models.frame import Frame
+from services.predictor.models.nets.crossfit import crossfit
+from services.predictor.models.nets.recipes import CLASSIFY, RANKER
+from services.predictor.models.retrieval import Memory, Neighbours
+from services.predictor.predictors import BLEND, build
+from tests.predictor.blend.made_features import DIM, examples, features, lengths, query
+
+
+def taught(name: str, train: list[Example]) -> ContentPredictor:
+    predictor = build(name, Options())
+    assert isinstance(predictor, ContentPredictor)
+    assert predictor.learn(train) == len(train)
+    predictor.fit()
+    return predictor
+
+
+def tau(predictor: ContentPredictor, asked: list[Example]) -> float:
+    means = [f.mean() for f in predictor.forecast([e.query for e in asked])]
+    return float(kendalltau(means, lengths(asked)).statistic)
+
+
+@pytest.mark.parametrize(
+    ("name", "least"),
+    [("retrieval", 0.3), ("retrieval-plain", 0.1), ("ranker", 0.7), ("forest", 0.3),
+     ("trees", 0.5), ("ridge", 0.7), ("classify", 0.4), ("proxy", 0.4), ("blend", 0.7)],
+)  # fmt: skip
+def test_what_the_length_follows_from_is_found(name: str, least: float) -> None:
+    predictor, held = taught(name, examples(600, 1)), examples(300, 2)
+    assert tau(predictor, held) > least
+    levels = [f.survival(e.output_tokens) for f, e in
+              zip(predictor.forecast([e.query for e in held]), held, strict=True)]  # fmt: skip
+    assert 0.8 <= np.mean([0.05 <= level <= 0.95 for level in levels]) <= 0.99
+
+
+def test_a_fit_is_the_same_again_and_can_cross_to_another_process() -> None:
+    train, held = examples(200, 1), [e.query for e in examples(20, 2)]
+    predictor = build("blend", Options())
+    assert isinstance(predictor, ContentPredictor)
+    predictor.learn(train)
+    refit = predictor.refit(seed=3)
+    assert refit is not None and set(refit.fits) == set(BLEND)
+    there = pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(refit)).run()))
+    predictor.adopt(there)
+    first = predictor.forecast(held)
+    predictor.adopt(refit.run())
+    again = predictor.forecast(held)
+    assert [f.mean() for f in first] == pytest.approx([f.mean() for f in again], rel=1e-3)
+    assert {f.source for f in first} == {"blend"}
+
+
+def test_history_speaks_until_there_is_enough_and_for_prompts_unread() -> None:
+    predictor = build("blend", Options())
+    assert isinstance(predictor, ContentPredictor)
+    few = examples(LEAST_TO_FIT - 1, 1)
+    predictor.learn(few)
+    assert predictor.refit() is None
+    asked = [few[0].query, query(None)]
+    assert [f.source for f in predictor.forecast(asked)] == ["history", "history"]
+    predictor.learn(examples(1, 5))
+    predictor.fit()
+    forecasts = predictor.forecast(asked)
+    assert [f.source for f in forecasts] == ["blend", "history"]
+    assert forecasts[1].shared_key and not forecasts[0].shared_key
+
+
+def test_what_was_cut_short_teaches_nothing() -> None:
+    predictor = build("blend", Options())
+    one = examples(1, 1)[0]
+    cut = [Example(one.query, 9, reason) for reason in FinishReason
+           if reason not in (FinishReason.STOP, FinishReason.LENGTH)]  # fmt: skip
+    assert predictor.learn([*cut, Example(one.query, 0), Example(one.query, 9)]) == 1
+
+
+def test_a_blend_follows_a_shift_before_any_new_fit() -> None:
+    """Answers become three times as long; recalibration alone must bring the forecasts along."""
+    predictor = taught("blend", examples(600, 1))
+    held = examples(300, 4, factor=3.0)
+    queries = [e.query for e in held]
+
+    def covered() -> float:
+        made = predictor.forecast(queries)
+        return float(np.mean([f.quantile(0.05) <= e.output_tokens <= f.quantile(0.95)
+                              for f, e in zip(made, held, strict=True)]))  # fmt: skip
+
+    before = covered()
+    predictor.learn(examples(800, 3, factor=3.0))
+    assert before < 0.5 < 0.75 < covered()
+
+
+def test_an_application_of_its_own_kind_is_believed_its_own_way() -> None:
+    """In one application lengths follow the prompt, in the other they are drawn at random."""
+    rng = np.random.default_rng(0)
+    noise = [Example(query(e.query.features, "noise"), int(rng.integers(1, 400)))
+             for e in examples(500, 9)]  # fmt: skip
+    predictor = taught("blend", examples(500, 1) + noise)
+    assert predictor.weights("noise")["history"] > predictor.weights("chat")["history"] + 0.1
+
+
+def test_the_oldest_neighbours_are_forgotten() -> None:
+    memory = Memory(window=3)
+    axes = np.eye(DIM, dtype=np.float32)
+    for number in range(5):
+        memory.add(axes[[number]], [10.0 * (number + 1)])
+    found = memory.find(axes[[0]])
+    assert len(memory) == 3
+    assert sorted(found.lengths[0]) == [30.0, 40.0, 50.0] and found.best[0] < 0.1
+
+
+def test_neighbours_count_by_their_likeness() -> None:
+    memory = Memory(window=100)
+    near, far = np.eye(DIM, dtype=np.float32)[:2]
+    memory.add(np.stack([near, far]), [10.0, 500.0])
+    asked = (near + 0.2 * far) / np.linalg.norm(near + 0.2 * far)
+    spread = memory.find(asked[None].astype(np.float32)).spread()
+    assert np.median(spread) == pytest.approx(10, abs=3)
+    assert features(near).user_input.shape == (3, DIM)
+
+
+def test_neighbours_as_the_paper_weighs_them() -> None:
+    """ALISE: (0.8 · 100 + 0.6 · 300 + 0.2 · 500) / (0.8 + 0.6 + 0.2) = 360 / 1.6 = 225."""
+    found = Neighbours(np.array([[300.0, 100.0, 500.0]]), np.array([[0.6, 0.8, 0.2]]))
+    assert found.spread_plainly().mean() == pytest.approx(225, rel=0.03)
+    assert found.spread().mean() < 150  # ours believes the nearest
+    unlike = Neighbours(np.array([[100.0, 300.0]]), np.array([[-0.5, 0.0]]))
+    assert unlike.spread_plainly().mean() == pytest.approx(200, rel=0.03)
+
+
+def test_nets_fused_say_what_they_say_one_by_one() -> None:
+    train = examples(100, 1)
+    frame, targets = Frame.of([e.query for e in train]), lengths(train)
+    for recipe in (RANKER, CLASSIFY):
+        aims = targets % 7 if recipe is CLASSIFY else targets
+        ensemble, _ = crossfit(frame, aims, recipe, 0, lambda _: None)
+        inputs = ensemble.preparation.inputs(frame)
+        apart = np.mean([net.scores(inputs) for net in ensemble.nets], axis=0)
+        assert ensemble.scores(frame) == pytest.approx(apart, abs=1e-4)
+
+
+def test_a_prompt_met_again_is_not_asked_again_until_enough_was_learnt() -> None:
+    asked: list[int] = []
+
+    def ask(queries: Sequence[Query]) -> list[np.ndarray]:
+        asked.append(len(queries))
+        return [np.full((len(queries), 64), float(len(asked))) for _ in range(2)]
+
+    recall, (a, b) = Recall(), [e.query for e in examples(2, 1)]
+    assert recall.spreads([a, a], ask)[0][:, 0].tolist() == [1, 1]
+    assert recall.spreads([a, b], ask)[1][:, 0].tolist() == [1, 2]
+    other = query(a.features, "elsewhere")
+    assert recall.spreads([other], ask)[0][0, 0] == 3
+    recall.learnt(STALE)
+    assert recall.spreads([a], ask)[0][0, 0] == 4
+    assert asked == [1, 1, 1, 1]
+
+
+def test_a_straight_score_is_the_matrix_product() -> None:
+    frame = Frame.of([e.query for e in examples(80, 1)])
+    columns = ridge.Design.fit(frame)
+    slopes = np.random.default_rng(0).normal(size=columns.of(frame).shape[1])
+    assert columns.product(frame, slopes) == pytest.approx(columns.of(frame) @ slopes, abs=1e-4)
+
+
+@pytest.mark.parametrize("prompts", [1, 3])
+def test_few_prompts_asked_again_and_again_can_be_learnt_from(prompts: int) -> None:
+    few = examples(prompts, 1)
+    train = [Example(few[i % prompts].query, 20 + i % 7) for i in range(80)]
+    predictor = taught("blend", train)
+    (forecast,) = predictor.forecast([few[0].query])
+    assert forecast.source == "blend" and 18 <= forecast.mean() <= 28
+
+
+def test_words_alone_are_fitted_to_without_a_warning() -> None:
+    """Meaning is all alike where none is seen."""
+    train = examples(300, 1)
+    frame = Frame.of([example.query for example in train])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fitted = ridge.fit_words(frame, lengths(train), 0, untold)
+    assert kendalltau(fitted.unseen.mean(axis=1), lengths(train)).statistic > 0.1

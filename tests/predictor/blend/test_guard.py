@@ -1,0 +1,204 @@
+"""Judging forecasts by their outcomes, and setting a model aside that history beats."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from math import isnan
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import kendalltau, ks_2samp
+
+from services.forecast import Forecast, certain, from_lengths
+from services.predictor.blend.content import ContentPredictor
+from services.predictor.blend.guard import LEAST, WINDOW, Guard, Guarded
+from services.predictor.interface import LAYERS, NUMBERS, Example, Features, Options, Prompt, Query
+from services.predictor.judging.scores import score, tau_b
+from services.predictor.learning.scorecard import RECENT, Judged, Scorecard, distance, judge
+from services.predictor.models.history import HistoryPredictor
+from services.predictor.predictors import PREDICTORS
+from tests.predictor.predictor_serving import asked, ended, predicting
+
+FEATURES = Features(
+    np.zeros((LAYERS, 8), np.float32),
+    np.zeros((LAYERS, 8), np.float32),
+    np.zeros(0, np.int32),
+    np.zeros(len(NUMBERS), np.float32),
+)
+QUARTERS = Forecast((10.0, 20.0, 30.0, 40.0), (0.25, 0.25, 0.25, 0.25), 40)
+
+
+def test_a_judgement_by_hand() -> None:
+    judged = judge(QUARTERS, 20, 1_000)
+    assert (judged.mean, judged.level, judged.inside_50, judged.inside_90) == (
+        25,
+        0.375,
+        True,
+        True,
+    )
+    assert judge(QUARTERS, 41, 1_000).level == 1 and judge(QUARTERS, 5, 1_000).level == 0
+    assert not judge(QUARTERS, 40, 1_000).inside_50 and judge(QUARTERS, 40, 1_000).inside_90
+    assert not judge(QUARTERS, 41, 1_000).inside_90
+    # One point: every quantile is 30, and the levels 0.05 … 0.95 average to 1/2.
+    assert judge(certain(30), 50, 1_000).pinball_tokens == pytest.approx(10)
+
+
+def test_a_forecast_is_judged_as_it_is_cut_at_the_request_s_max_tokens() -> None:
+    assert judge(certain(500), 64, max_tokens=64).pinball_tokens == 0
+
+
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=80), st.integers(1, 60))
+def test_a_judgement_equals_the_benchmark_s_scores(lengths: list[int], tokens: int) -> None:
+    forecast = from_lengths(lengths, 60, "history")
+    judged, expected = judge(forecast, tokens, 60), score([forecast], [tokens])
+    assert judged.pinball_tokens == pytest.approx(expected.pinball)
+    assert judged.inside_50 == bool(expected.coverage_50)
+    assert judged.inside_90 == bool(expected.coverage_90)
+
+
+pairs = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=2, max_size=40)
+
+
+@given(pairs)
+def test_tau_and_distance_against_scipy(values: list[tuple[int, int]]) -> None:
+    a, b = np.array(values, float).T
+    expected = kendalltau(a, b).statistic
+    assert tau_b(a, b) == pytest.approx(expected, nan_ok=True)
+    recent = np.resize(b, RECENT)
+    assert distance(a, recent) == pytest.approx(ks_2samp(a, recent).statistic)
+
+
+def judgement(level: float, tokens: int = 10) -> Judged:
+    return Judged(float(tokens), tokens, level, level < 0.5, level < 0.9, 2.0)
+
+
+def test_a_scorecard_is_of_the_last_thousand() -> None:
+    card = Scorecard()
+    assert isnan(card.scores().tau) and card.scores().count == 0
+    card.add(judgement(0.99) for _ in range(500))
+    card.add(judgement(i / 1_000, i) for i in range(1_000))
+    scores = card.scores()
+    assert (scores.count, scores.tau, scores.pinball_tokens) == (1_000, 1.0, 2.0)
+    assert (scores.coverage_50, scores.coverage_90) == (0.5, 0.9)
+
+
+def test_drift_is_forecasts_that_have_come_to_be_wrong_in_another_way() -> None:
+    steady, moved = Scorecard(), Scorecard()
+    levels = np.random.default_rng(0).random(1_000)
+    steady.add(judgement(level) for level in levels)
+    moved.add(judgement(level if i < 750 else level / 2) for i, level in enumerate(levels))
+    assert steady.scores().drift < 0.1
+    assert 0.4 < moved.scores().drift < 0.6
+
+
+def test_no_verdict_before_there_are_enough_outcomes() -> None:
+    guard = Guard()
+    assert not guard.observe([5.0] * (LEAST - 1)) and not guard.set_aside
+    assert guard.observe([5.0]) and guard.set_aside
+
+
+def test_a_small_difference_counts_over_a_full_window_alone() -> None:
+    noise = np.random.default_rng(0).normal(size=WINDOW)
+    small = (noise - noise.mean() + 0.01).tolist()
+    guard = Guard()
+    assert not any(guard.observe([each]) for each in small[:-1])
+    assert guard.observe(small[-1:]) and guard.set_aside
+
+
+def test_a_model_comes_back_when_it_is_better_and_the_verdict_does_not_flap() -> None:
+    guard = Guard()
+    turns = [i for i in range(4_000) if guard.observe([1.0 if (i // 50) % 2 else -1.0])]
+    assert all(b - a >= LEAST for a, b in pairwise(turns))
+    guard = Guard()
+    guard.observe([5.0] * LEAST)
+    assert guard.set_aside
+    assert not guard.observe([-1.0] * (LEAST - 1))
+    assert guard.observe([-1.0]) and not guard.set_aside
+
+
+class Scripted:
+    """Says one length of every request it can read."""
+
+    version = 0
+    edition = 0
+
+    def __init__(self, tokens: int):
+        self.tokens = tokens
+
+    def forecast(self, batch: Sequence[Query]) -> list[Forecast]:
+        return [certain(self.tokens, "model" if q.features else "history") for q in batch]
+
+    def by_words(self, batch: Sequence[Query]) -> list[Forecast | None]:
+        return [certain(2 * self.tokens, "words") if q.prompt else None for q in batch]
+
+    def learn(self, examples: Sequence[Example]) -> int:
+        return len(examples)
+
+
+def test_who_is_given_and_who_is_judged() -> None:
+    guarded = Guarded(Scripted(5), HistoryPredictor())
+    silent, history = (
+        Query("demo", "", 1, 50),
+        HistoryPredictor().forecast([Query("demo", "", 1, 5)]),
+    )
+    made = guarded.forecast([silent])[0]
+    assert (made.given, made.by_model) == (history[0], None)
+    made = guarded.forecast([replace(silent, prompt=Prompt("", "hello", 1))])[0]
+    assert made.given == made.by_model == certain(10, "words")
+
+    read, unread = guarded.read([replace(silent, features=FEATURES), silent])
+    assert (read, unread) == (certain(5, "model"), None)
+    assert read is not None
+    made = guarded.choose(read, history[0])
+    assert (made.given, made.by_model, made.by_history) == (read, read, history[0])
+    assert guarded.compare([1.0] * LEAST) and guarded.set_aside
+    made = guarded.choose(read, history[0])
+    assert (made.given.source, made.by_model) == ("history", read)
+
+
+class Moody(ContentPredictor):
+    """Reads prompts, and foretells `tokens` of each whatever it says."""
+
+    tokens = 900
+
+    def forecast(self, batch: Sequence[Query]) -> list[Forecast]:
+        history = super().forecast(batch)
+        return [
+            certain(self.tokens, "moody") if query.features else other
+            for query, other in zip(batch, history, strict=True)
+        ]
+
+
+async def test_a_model_worse_than_history_is_set_aside_and_comes_back(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    moody = Moody("moody", {}, Options())
+    monkeypatch.setitem(PREDICTORS, "moody", lambda _: moody)
+    with caplog.at_level(logging.WARNING):
+        async with predicting("moody") as running:
+            heard: list[float] = []
+
+            async def hundred(turn: int, foretold: int, tokens: int) -> str:
+                moody.tokens = foretold
+                ids = [f"{turn}-{i}" for i in range(100)]
+                already = running.value("read_total", of="waiting")
+                await running.foretell(*(asked(i, f"question {i}") for i in ids))
+                await running.read(int(already) + 100)
+                told = running.value("improved_total")
+                await running.observe(*(ended(i, tokens) for i in ids))
+                heard.append(told - sum(heard))
+                return "moody" if heard[-1] else "history"
+
+            assert [await hundred(turn, 900, 20) for turn in (0, 1)] == ["moody", "moody"]
+            assert running.value("set_aside") == 1
+            good = [await hundred(n, n, n) for n in (20, 200, 21, 201, 22)]
+            assert (good[0], good[-1]) == ("history", "moody")
+            assert running.value("set_aside") == 0
+            said = [r.getMessage() for r in caplog.records]
+    assert [line for line in said if "set aside" in line or "taken back" in line] == [
+        "the model does worse than history and is set aside; it goes on learning",
+        "the model does better than history again and is taken back",
+    ]

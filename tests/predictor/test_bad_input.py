@@ -1,0 +1,232 @@
+"""Whatever comes in, every request is foretold, what can be is learnt, and the rest is counted."""
+
+import asyncio
+import logging
+import os
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from services.forecast import UNCAPPED
+from services.predictor.blend.content import ContentPredictor
+from services.predictor.interface import LAYERS, Options, Query
+from services.predictor.predictors import PREDICTORS
+from services.runtime.outcomelog import Entry, LogUnavailable, Row
+from services.runtime.outcomelog.config import LogConfig
+from services.runtime.outcomelog.memory import MemoryLog
+from services.runtime.outcomelog.sqlite import SqliteLog
+from tests.predictor.predictor_serving import (
+    HashEncoder,
+    Running,
+    asked,
+    ended,
+    predicting,
+    real_encoder,
+)
+from tests.reach import until
+
+PROMPTS = {
+    "empty": "",
+    "blank": " \n\t ",
+    "1 MB": "why? " * 200_000,
+    "1 MB in one word": "x" * 10**6,
+    "not English": "写一篇关于海的文章。 Напиши о море. اكتب عن البحر 🌊",
+    "binary": bytes(range(256)).decode("latin-1") * 20,
+    "controls": "\x00\x01\ufffe\U0010ffff\u202e" * 50,
+}
+
+
+async def foretold_and_learnt(running: Running, name: str, prompt: str) -> None:
+    before = running.value("outcomes_total", learnt="yes")
+    (forecast,) = await running.foretell(asked(name, prompt, prompt))
+    assert forecast.points and min(forecast.points) > 0
+    await running.observe(ended(name, 7))
+    assert running.value("outcomes_total", learnt="yes") == before + 1
+
+
+async def test_any_prompt_is_read_foretold_and_learnt() -> None:
+    async with predicting("retrieval", encoder=real_encoder(), way="socket") as running:
+        for name, prompt in PROMPTS.items():
+            await foretold_and_learnt(running, name, prompt)
+        assert running.value("fallbacks_total", reason="failed") == 0
+        assert running.value("fallbacks_total", reason="broken") == 0
+        await until(lambda: running.value("examples") == len(PROMPTS))
+
+
+async def test_long_texts_are_cut_as_at_the_gateway() -> None:
+    lengths: list[int] = []
+
+    class Measuring(HashEncoder):
+        def encode(self, texts: Sequence[str]) -> np.ndarray:
+            lengths.extend(len(text.encode()) for text in texts)
+            return super().encode(texts)
+
+    async with predicting("ridge", encoder=Measuring(), max_text_bytes=1_000) as running:
+        await foretold_and_learnt(running, "a", "é" * 10**6)
+    assert max(lengths) == 1_000
+
+
+class Broken(HashEncoder):
+    """Gives NaN, or raises, as it is told."""
+
+    raises = False
+
+    def encode(self, texts: Sequence[str]) -> np.ndarray:
+        if self.raises:
+            raise RuntimeError("the encoder is out of order")
+        return np.full((len(texts), LAYERS, self.dim), np.nan, np.float32)
+
+
+@pytest.mark.parametrize(("raises", "reason"), [(False, "broken"), (True, "failed")])
+async def test_an_encoder_that_breaks_leaves_history(
+    raises: bool, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    encoder = Broken()
+    async with predicting("retrieval", encoder=encoder) as running:
+        encoder.raises = raises
+        for number in range(3):
+            await foretold_and_learnt(running, f"r{number}", f"prompt {number}")
+        (forecast,) = await running.foretell(asked("a", "one more"))
+        assert (forecast.source, list(forecast.points)) == ("history", [7, UNCAPPED])
+        await until(lambda: running.value("fallbacks_total", reason=reason) == 4)
+    said = [
+        r.getMessage() for r in caplog.records if r.name == "services.predictor.cascade.reading"
+    ]
+    assert len(said) == 1 and "forecast by history; this is said once" in said[0]
+
+
+async def test_a_slow_encoder_keeps_nobody_waiting() -> None:
+    class Slow(HashEncoder):
+        def encode(self, texts: Sequence[str]) -> np.ndarray:
+            released.wait(10)
+            return super().encode(texts)
+
+    released = threading.Event()
+    released.set()
+    async with predicting(
+        "retrieval",
+        encoder=Slow(),
+    ) as running:
+        released.clear()
+        try:
+            await foretold_and_learnt(running, "a", "hello")
+            assert running.value("examples") == 0
+        finally:
+            released.set()
+        await until(lambda: running.value("examples") == 1)
+
+
+async def test_a_model_that_fails_leaves_history(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Fails(ContentPredictor):
+        def forecast(self, batch: Sequence[Query]) -> list:
+            if any(query.features for query in batch):
+                raise ZeroDivisionError("a bug")
+            return super().forecast(batch)
+
+    monkeypatch.setitem(PREDICTORS, "fails", lambda _: Fails("fails", {}, Options()))
+    async with predicting("fails") as running:
+        for number in range(2):
+            await running.foretell(asked(f"r{number}", "hello"))
+            await running.read(number + 1)
+            await running.observe(ended(f"r{number}", 7))
+        assert running.value("fallbacks_total", reason="model") == 2
+        await until(lambda: running.value("examples") == 2)
+    assert sum("(model: a bug)" in r.getMessage() for r in caplog.records) == 1
+
+
+async def test_words_that_fail_leave_history(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Fails(ContentPredictor):
+        def by_words(self, batch: Sequence[Query]) -> list:
+            if any(query.prompt for query in batch):
+                raise ZeroDivisionError("a bug")
+            return super().by_words(batch)
+
+    monkeypatch.setitem(PREDICTORS, "fails", lambda _: Fails("fails", {}, Options()))
+    async with predicting("fails") as running:
+        for number in range(2):
+            await foretold_and_learnt(running, f"r{number}", "hello")
+        assert running.value("fallbacks_total", reason="model") == 2
+    assert sum("the model failed" in r.getMessage() for r in caplog.records) == 1
+
+
+async def test_a_corrupt_log_is_moved_aside_and_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "outcomes.sqlite"
+    path.write_bytes(os.urandom(10_000))
+    async with predicting(log=LogConfig(path=str(path))) as running:
+        await foretold_and_learnt(running, "a", "hello")
+    assert (tmp_path / "outcomes.sqlite.corrupt-1").exists()
+    assert "is unusable" in caplog.text and "a fresh one is begun" in caplog.text
+    async with predicting(log=LogConfig(path=str(path))) as running:
+        await until(lambda: running.value("outcomes_total", learnt="yes") == 1)
+
+
+async def test_rows_of_the_future_and_junk_are_passed_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = LogConfig(path=str(tmp_path / "outcomes.sqlite"))
+    kept = SqliteLog.open(log.path, 100)
+    await kept.append(
+        [Row("outcome", 2, b"?"), Row("outcome", 1, b"\xff\xff"), Row("outcome", 1, b"\xff"),
+         Row("timing", 1, b"for somebody else")]
+    )  # fmt: skip
+    await kept.close()
+    async with predicting(log=log) as running:
+        await foretold_and_learnt(running, "a", "hello")
+        await until(lambda: running.value("log_from_future") == 1)
+        assert running.value("log_unreadable") == 2
+    said = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert len(said) == 2
+    assert any("written by a newer foretoken" in line for line in said)
+    assert any("rows that are no outcomes" in line for line in said)
+
+
+def test_a_log_that_cannot_be_ends_the_start_with_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for path in (f"{tmp_path}/file/outcomes.sqlite", "kafka://somewhere"):
+        with pytest.raises(ValueError, match="outcome log"):
+            LogConfig(path=path).open()
+
+
+class Flaky(MemoryLog):
+    """A log that can be gone."""
+
+    gone = False
+
+    async def append(self, rows: Sequence[Row], again: bool = False) -> None:
+        self._require()
+        await super().append(rows)
+
+    async def read(self, after: str, limit: int) -> list[Entry]:
+        self._require()
+        return await super().read(after, limit)
+
+    def _require(self) -> None:
+        if self.gone:
+            raise LogUnavailable("the log is away")
+
+
+async def test_a_log_that_is_gone_and_back_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    flaky = Flaky(100)
+    monkeypatch.setattr(LogConfig, "open", lambda _: flaky)
+    async with predicting() as running:
+        await foretold_and_learnt(running, "a", "hello")
+        flaky.gone = True
+        await until(lambda: running.value("log_unavailable") == 1)
+        async with asyncio.timeout(2):
+            (forecast,) = await running.foretell(asked("b", "hello"))
+            await running.observe(ended("b", 9))
+        assert list(forecast.points) == [7, UNCAPPED]
+        flaky.gone = False
+        await until(lambda: running.value("outcomes_total", learnt="yes") == 2)
+        (forecast,) = await running.foretell(asked("c", "hello"))
+        assert list(forecast.points) == [7, 9, UNCAPPED]
+        await until(lambda: running.value("log_unavailable") == 0)

@@ -1,0 +1,207 @@
+"""The predictor through its contract, over a socket and in process."""
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc import aio
+from prometheus_client import CollectorRegistry
+
+from foretoken.options import ServeOptions, outcome_log, sections
+from foretoken.separate import wire
+from protos import common_pb2, predictor_pb2, predictor_pb2_grpc
+from services.forecast import UNCAPPED
+from services.predictor.config import PredictorConfig
+from services.predictor.service import PredictorService
+from services.runtime.channel import connect
+from services.runtime.codec import decode_forecast
+from tests.predictor.predictor_serving import predicting
+from tests.reach import WAYS
+
+
+def asked(*max_tokens: int, application: str = "") -> predictor_pb2.ForecastRequest:
+    return predictor_pb2.ForecastRequest(
+        inputs=[
+            predictor_pb2.ForecastInput(model="demo", application=application, max_tokens=most)
+            for most in max_tokens
+        ]
+    )
+
+
+def finished(
+    *lengths: int, reason: common_pb2.FinishReason.ValueType = common_pb2.FINISH_REASON_STOP
+) -> predictor_pb2.ObserveOutcomesRequest:
+    return predictor_pb2.ObserveOutcomesRequest(
+        outcomes=[
+            predictor_pb2.Outcome(model="demo", output_tokens=n, max_tokens=99, reason=reason)
+            for n in lengths
+        ]
+    )
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_forecasts_follow_what_was_observed(way: str) -> None:
+    async with predicting(way=way) as running:
+        stub = running.stub
+        cold = await stub.Forecast(asked(30, 40))
+        assert [decode_forecast(f).truncated(30).points for f in cold.forecasts] == [(30,)] * 2
+        assert {(f.source, f.shared_key, f.version) for f in cold.forecasts} == {
+            ("history", "history/demo", 0)
+        }
+
+        cut_short = finished(9, reason=common_pb2.FINISH_REASON_CANCELLED)
+        assert (await stub.Observe(cut_short)).version == 0
+        assert (await stub.Observe(finished(5, 5, 7, 80))).version == 4
+        warm = await stub.Forecast(asked(30, application="copy"))
+        (forecast,) = warm.forecasts
+        assert list(forecast.points) == [5, 7, 80, UNCAPPED]
+        assert list(forecast.weights) == pytest.approx([0.4, 0.2, 0.2, 0.2])
+        assert (forecast.source, forecast.version) == ("history", 4)
+        assert forecast.shared_key == "history/demo"
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_max_answers_the_same_whatever_was_observed(way: str) -> None:
+    async with predicting("max", way=way) as running:
+        stub = running.stub
+        assert (await stub.Observe(finished(5))).version == 0
+        answer = await stub.Forecast(asked(30))
+        assert list(answer.forecasts) == [
+            common_pb2.Forecast(points=[30], weights=[1], source="max")
+        ]
+
+
+@pytest.mark.parametrize(
+    ("request_", "sentence"),
+    [
+        (asked(5, 0), "inputs[1].max_tokens: must be 1 to 16777215, got 0"),
+        (asked(2**31), "inputs[0].max_tokens: must be 1 to 16777215"),
+        (asked(*[5] * 1_025), "inputs: at most 1024 a call, got 1025"),
+        (asked(5, application="a" * 257), "inputs[0]: a name has at most 256 characters"),
+        (finished(*[5] * 1_025), "outcomes: at most 1024 a call, got 1025"),
+        (finished(2**31), "outcomes[0].output_tokens: at most 16777215"),
+    ],
+)
+@pytest.mark.parametrize("way", WAYS)
+async def test_bad_input_is_refused_by_field(
+    way: str,
+    request_: predictor_pb2.ForecastRequest | predictor_pb2.ObserveOutcomesRequest,
+    sentence: str,
+) -> None:
+    async with predicting(way=way) as running:
+        stub = running.stub
+        with pytest.raises(aio.AioRpcError) as caught:
+            if isinstance(request_, predictor_pb2.ForecastRequest):
+                await stub.Forecast(request_)
+            else:
+                await stub.Observe(request_)
+    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert sentence in (caught.value.details() or "")
+
+
+async def test_a_full_batch_is_answered_in_order() -> None:
+    async with predicting("max", way="socket") as running:
+        answer = await running.stub.Forecast(asked(*range(1, 1_025)))
+    assert [f.points[0] for f in answer.forecasts] == list(range(1, 1_025))
+
+
+async def test_forecasts_and_outcomes_are_counted() -> None:
+    async with predicting() as running:
+        await running.stub.Forecast(asked(3, 4))
+        await running.stub.Observe(finished(5, 0))
+        assert running.value("forecasts_total", source="history") == 2
+        assert running.value("outcomes_total", learnt="yes") == 1
+        assert running.value("outcomes_total", learnt="no") == 1
+
+
+def test_an_unknown_predictor_is_no_service() -> None:
+    with pytest.raises(ValueError, match="known: blend, classify, forest, history, max"):
+        PredictorService(PredictorConfig(model="psychic"), CollectorRegistry())
+
+
+def test_history_starts_without_what_only_models_need() -> None:
+    program = (
+        "import sys, services.predictor.__main__; from prometheus_client import CollectorRegistry;"
+        "from services.predictor.service import PredictorService as S;"
+        "from services.predictor.config import PredictorConfig as C;"
+        "[S(C(model=m), CollectorRegistry()) for m in ('history', 'max')];"
+        "print({'torch', 'transformers', 'sklearn', 'scipy', 'usearch'} & set(sys.modules))"
+    )
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    assert said.stdout.strip() == b"set()"
+
+
+def test_its_own_process_leaves_the_cores_to_others() -> None:
+    program = (
+        "import os, sys; from services.predictor.__main__ import prepare;"
+        "from services.predictor.config import PredictorConfig as C;"
+        "before = os.nice(0); prepare(C(nice=3), {'log': {}});"
+        "import torch; print(os.nice(0) - before, torch.get_num_threads())"
+    )
+    clean = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    said = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, check=True, env=clean
+    )
+    assert said.stdout.split() == [b"3", b"1"]
+
+
+async def test_as_a_process_of_its_own_it_serves_all_there_is(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path}/predictor.sock"
+    sets = [f"predictor.address={address}", "predictor.nice=1", "predictor.log_level=ERROR"]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "services.predictor", *(w for s in sets for w in ("--set", s))
+    )
+    channel = connect(address)
+    try:
+        async with asyncio.timeout(60):
+            stub = predictor_pb2_grpc.PredictorStub(channel)
+            await channel.channel_ready()
+            better = stub.Improve(predictor_pb2.ImproveRequest())
+            reading = asyncio.ensure_future(anext(aiter(better)))
+            answer = await stub.Forecast(asked(30))
+            assert [f.source for f in answer.forecasts] == ["history"]
+            assert (await stub.Observe(finished(5, 7))).version == 2
+            assert not reading.done()
+            own = os.getpriority(os.PRIO_PROCESS, os.getpid())
+            assert os.getpriority(os.PRIO_PROCESS, process.pid) == min(own + 1, 19)
+            process.terminate()
+            assert await process.wait() == 0
+            with pytest.raises(aio.AioRpcError):
+                await reading
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+        await channel.close()
+
+
+def test_what_reads_prompts_remembers_in_the_user_s_state_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def place(predictor: str, *sets: str) -> str | None:
+        return outcome_log(sections(ServeOptions(sets=sets)), predictor).get("path")
+
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert place("blend") == f"{tmp_path}/foretoken/outcomes.sqlite"
+    assert place("history") is place("max") is None
+    assert place("blend", "log.path=/else/where") == "/else/where"
+    assert place("blend", "log.path=") == ""
+    monkeypatch.setenv("FORETOKEN_LOG_PATH", "redis://here")
+    assert place("blend") is None, "the environment's stays"
+    monkeypatch.delenv("FORETOKEN_LOG_PATH")
+    monkeypatch.delenv("XDG_STATE_HOME")
+    monkeypatch.setenv("HOME", "/somebody")
+    assert place("ranker") == "/somebody/.local/state/foretoken/outcomes.sqlite"
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_log_s_settings_reach_the_predictor_s_own_process() -> None:
+    sets = ("log.path=/tmp/x.sqlite", "log.keep_text=true", "predictor.model=blend")
+    units = wire(sections(ServeOptions(sets=sets, http_port=1, grpc_port=1)), 1)
+    told = {name: overrides for name, _, overrides in units}
+    assert told["predictor"]["log"] == {"path": "/tmp/x.sqlite", "keep_text": "true"}
+    assert all(set(overrides) == {name} for name, overrides in told.items() if name != "predictor")

@@ -1,0 +1,98 @@
+"""Runs deploy/compose.yaml without a container engine: each service its exact command and
+environment, names resolved by a hosts file, in a network and mount namespace of its own.
+
+Started by tests/project/test_compose.py under `unshare`; prints one JSON line of what came back.
+"""
+
+import fcntl
+import json
+import os
+import socket
+import struct
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).parents[2]
+STARTED_S = 120.0
+
+
+def loopback_up() -> None:
+    flags = struct.pack("16sh14s", b"lo", 1 | 64, b"\0" * 14)  # IFF_UP | IFF_RUNNING
+    with socket.socket() as any_socket:
+        fcntl.ioctl(any_socket, 0x8914, flags)  # SIOCSIFFLAGS
+
+
+def name_hosts(names: list[str], folder: Path) -> None:
+    hosts = folder / "hosts"
+    hosts.write_text("127.0.0.1 localhost " + " ".join(names) + "\n")
+    subprocess.run(["mount", "--bind", str(hosts), "/etc/hosts"], check=True)
+
+
+def environment(service: dict[str, Any]) -> dict[str, str]:
+    """The service's own, and the PATH on which its `python` is found."""
+    own = {key: str(value) for key, value in service["environment"].items()}
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    return {"PATH": path, "HOME": os.environ.get("HOME", "/"), "OMP_NUM_THREADS": "1"} | own
+
+
+def wait_healthy(name: str, service: dict[str, Any], process: subprocess.Popen[bytes]) -> None:
+    """The service's own health check, until it passes."""
+    kind, *command = service["healthcheck"]["test"]
+    assert kind == "CMD"
+    until = time.monotonic() + STARTED_S
+    while subprocess.run(command, env=environment(service), capture_output=True).returncode:
+        if process.poll() is not None or time.monotonic() > until:
+            sys.exit(f"{name} did not become healthy (exit status {process.poll()})")
+
+
+def answer() -> dict[str, Any]:
+    """One chat answer through the gateway, once a worker is there."""
+    until = time.monotonic() + STARTED_S
+    while time.monotonic() < until:
+        try:
+            urllib.request.urlopen("http://gateway:8000/health", timeout=5)
+            break
+        except OSError:
+            time.sleep(0.2)
+    message = {"role": "user", "content": sys.argv[1]}
+    body = json.dumps({"model": "demo", "messages": [message], "temperature": 0}).encode()
+    request = urllib.request.Request(
+        "http://gateway:8000/v1/chat/completions", body, {"content-type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=60) as response:
+        got: dict[str, Any] = json.load(response)
+        return got
+
+
+def main() -> None:
+    services = yaml.safe_load((ROOT / "deploy/compose.yaml").read_text())["services"]
+    loopback_up()
+    processes: dict[str, subprocess.Popen[bytes]] = {}
+    with TemporaryDirectory() as folder:
+        name_hosts(list(services), Path(folder))
+        try:
+            for name, service in services.items():
+                processes[name] = subprocess.Popen(
+                    service["command"], env=environment(service), cwd=ROOT
+                )
+                for other in service.get("depends_on", {}):
+                    assert other in processes, f"{name} depends on {other}, listed after it"
+            for name, service in services.items():
+                wait_healthy(name, service, processes[name])
+            result = answer()
+        finally:
+            for process in processes.values():
+                process.terminate()
+            statuses = {name: process.wait(60) for name, process in processes.items()}
+    print(json.dumps({"answer": result, "exit_statuses": statuses}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,346 @@
+"""The outcome log as a stream on a real Redis: killed, back, silent, foreign, and never naming
+its password."""
+
+import asyncio
+import logging
+import subprocess
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import cast
+
+import pytest
+from redis import Redis
+from redis.exceptions import RedisError
+
+from foretoken.ports import free_port
+from services.runtime.outcomelog import LogUnavailable, OutcomeLog, Row, open_log
+from tests.reach import until
+from tests.runtime.outcomelog.outcome_rows import journaling, numbers, row, rows, warnings
+
+PASSWORD = "do-not-show-this"
+STREAM = "foretoken:outcomes"
+
+
+class Server:
+    """A redis-server of our own that writes every command to its file before it answers."""
+
+    def __init__(self, program: str, directory: Path):
+        self.port = free_port()
+        options = f"--port {self.port} --bind 127.0.0.1 --requirepass {PASSWORD} --appendonly yes"
+        self._command = [program, *options.split(), "--dir", str(directory)]
+        self.client = Redis.from_url(url(self.port))
+        self.start()
+
+    def start(self) -> None:
+        self._process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL)
+        until_s = time.monotonic() + 30
+        while not self._answers():
+            assert time.monotonic() < until_s, "redis-server does not answer"
+            time.sleep(0.01)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait(30)
+
+    def kept(self) -> list[int]:
+        found = cast(list[tuple[bytes, dict[bytes, bytes]]], self.client.xrange(STREAM))
+        return [int(fields[b"payload"]) for _, fields in found]
+
+    def _answers(self) -> bool:
+        with suppress(RedisError):
+            return bool(self.client.ping())
+        return False
+
+
+def url(port: int) -> str:
+    return f"redis://:{PASSWORD}@127.0.0.1:{port}/0"
+
+
+@pytest.fixture
+def server(redis_program: str, tmp_path: Path) -> Iterator[Server]:
+    server = Server(redis_program, tmp_path)
+    try:
+        yield server
+    finally:
+        server.client.close()
+        server.kill()
+
+
+@pytest.fixture(autouse=True)
+def secret(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Whatever a test does, no log record of any level holds the password."""
+    caplog.set_level(logging.DEBUG)
+    yield
+    assert PASSWORD not in caplog.text
+
+
+@asynccontextmanager
+async def opened(port: int, rows_max: int = 1_000) -> AsyncIterator[OutcomeLog]:
+    log = open_log(url(port), rows_max)
+    try:
+        yield log
+    finally:
+        await log.close()
+
+
+# --- the log alone
+
+
+async def test_what_is_appended_is_read_in_order_behind_any_position(server):
+    async with opened(server.port) as log:
+        assert await log.read("", 10) == []
+        await log.append(rows(*range(12)))
+        await log.append([Row("timing", 7, bytes(range(256)))])
+        entries = await log.read("", 100)
+        assert numbers(entries[:12]) == list(range(12))
+        assert entries[12].row == Row("timing", 7, bytes(range(256)))
+        positions = [entry.position for entry in entries]
+        assert positions == sorted(set(positions))
+        assert await log.read(positions[9], 2) == entries[10:12]
+        assert await log.read(positions[-1], 2) == []
+
+
+async def test_the_stream_is_bounded_to_a_little_more_than_asked(server):
+    async with opened(server.port, 500) as log:
+        for first in range(0, 5_000, 50):
+            await log.append(rows(*range(first, first + 50)))
+        left = numbers(await log.read("", 5_000))
+    assert left == list(range(left[0], 5_000))
+    assert 500 <= len(left) <= 700
+
+
+async def test_two_logs_on_one_stream_see_each_other(server):
+    async with opened(server.port) as one, opened(server.port) as other:
+        await one.append(rows(0))
+        await other.append(rows(1))
+        await one.append(rows(2))
+        assert numbers(await other.read("", 10)) == [0, 1, 2]
+
+
+async def test_foreign_entries_are_passed_over_and_said_once(server, caplog):
+    async with opened(server.port) as log:
+        await log.append(rows(0))
+        for _ in range(5):
+            server.client.xadd(STREAM, {"hello": "world"})
+        server.client.xadd(STREAM, {"kind": b"\xff", "version": "1", "payload": ""})
+        server.client.xadd(STREAM, {"kind": "done", "version": "new", "payload": ""})
+        await log.append(rows(1, 2))
+        first = (await log.read("", 1))[0].position
+        assert numbers(await log.read(first, 2)) == [1, 2]
+        assert numbers(await log.read("", 10)) == [0, 1, 2]
+    (said,) = warnings(caplog)
+    assert f"{STREAM} on redis://127.0.0.1:{server.port}/0 holds entries that are no" in said
+
+
+async def test_a_key_of_another_type_is_unavailable_and_named(server):
+    server.client.set(STREAM, "a string")
+    async with opened(server.port) as log:
+        with pytest.raises(LogUnavailable, match=f"{STREAM} .*WRONGTYPE"):
+            await log.read("", 1)
+
+
+async def test_a_wrong_password_is_unavailable_and_not_shown(server):
+    log = open_log(url(server.port).replace(PASSWORD, "another-secret"), 10)
+    with pytest.raises(LogUnavailable, match=f"on redis://127.0.0.1:{server.port}/0 ") as refused:
+        await log.append(rows(1))
+    assert "another-secret" not in str(refused.value)
+    await log.close()
+
+
+async def test_a_call_can_be_cancelled_at_any_moment_and_the_next_works(server):
+    async def endless(log: OutcomeLog) -> None:
+        while True:
+            await log.read("", 10)
+
+    async with opened(server.port) as log:
+        await log.append(rows(0))
+        for steps in range(300):
+            task = asyncio.create_task(endless(log))
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            task.cancel()
+            done, _ = await asyncio.wait({task}, timeout=10)
+            assert done, f"cancelled after {steps} steps, it went on"
+            assert task.cancelled()
+        assert numbers(await log.read("", 10)) == [0]
+
+
+async def test_a_redis_that_is_gone_is_unavailable_and_one_that_is_back_works(server):
+    async with opened(server.port) as log:
+        await log.append(rows(0))
+        server.kill()
+        with pytest.raises(LogUnavailable, match=f"127.0.0.1:{server.port}"):
+            await log.read("", 10)
+        with pytest.raises(LogUnavailable):
+            await log.append(rows(1))
+        server.start()
+        await log.append(rows(1), again=True)
+        assert numbers(await log.read("", 10)) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        f"redis://:{PASSWORD}/x@host:6379",
+        f"redis://:{PASSWORD}@host:6379?unknown=1",
+        f"redis://:{PASSWORD}@a..b:6379",
+        f"redis://:{PASSWORD}@host:99999",
+    ],
+)
+def test_a_url_that_is_none_is_refused_without_quoting_it(wrong):
+    with pytest.raises(ValueError, match="Redis URL is not of the form") as refused:
+        open_log(wrong, 10)
+    assert PASSWORD not in str(refused.value)
+    assert refused.value.__suppress_context__
+
+
+# --- a line between us and Redis that breaks at the worst moment
+
+
+class FragileLink:
+    """Carries bytes to Redis and back. `cuts`: how many answers to an append it swallows, hanging
+    up instead. `silent`: it carries nothing at all."""
+
+    def __init__(self) -> None:
+        self.cuts = 0
+        self.silent = False
+        self.port = 0
+
+    @asynccontextmanager
+    async def to(self, port: int) -> AsyncIterator["FragileLink"]:
+        async def carry(near: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
+            far, out = await asyncio.open_connection("127.0.0.1", port)
+            try:
+                await self._carry(near, back, far, out)
+            finally:
+                out.close()
+                back.close()
+
+        listener = await asyncio.start_server(carry, "127.0.0.1", 0)
+        self.port = listener.sockets[0].getsockname()[1]
+        async with listener:
+            yield self
+
+    async def _carry(
+        self,
+        near: asyncio.StreamReader,
+        back: asyncio.StreamWriter,
+        far: asyncio.StreamReader,
+        out: asyncio.StreamWriter,
+    ) -> None:
+        while asked := await near.read(2**20):
+            if self.silent:
+                continue
+            out.write(asked)
+            answer = await far.read(2**20)
+            if b"XADD" in asked and self.cuts:
+                self.cuts -= 1
+                return
+            back.write(answer)
+
+
+@pytest.mark.parametrize("cuts", [1, 2, 3, 6])
+async def test_an_append_whose_answer_was_lost_is_kept_once(server, cuts):
+    async with FragileLink().to(server.port) as line, opened(line.port) as log:
+        await log.append(rows(0))
+        line.cuts = cuts
+        await _persist(log, rows(1, 2))
+        await log.append(rows(3))
+        assert line.cuts == 0
+    assert server.kept() == [0, 1, 2, 3]
+
+
+async def _persist(log: OutcomeLog, batch: list[Row]) -> None:
+    again = False
+    for _ in range(10):
+        with suppress(LogUnavailable):
+            return await log.append(batch, again)
+        again = True
+    raise AssertionError("the log stayed away")
+
+
+async def test_a_redis_that_says_nothing_is_unavailable(server):
+    async with FragileLink().to(server.port) as line, opened(line.port) as log:
+        await log.append(rows(0))
+        line.silent = True
+        with pytest.raises(LogUnavailable, match=f"on redis://127.0.0.1:{line.port}/0"):
+            await log.append(rows(1))
+        line.silent = False
+        await log.append(rows(1), again=True)
+        assert numbers(await log.read("", 10)) == [0, 1]
+
+
+async def test_a_journal_over_a_bad_line_writes_and_delivers_once(server):
+    got: list[Row] = []
+    async with (
+        FragileLink().to(server.port) as line,
+        journaling(open_log(url(line.port), 10_000), got) as journal,
+    ):
+        for first in range(0, 100, 25):
+            line.cuts = 2  # the client repeats once by itself
+            for number in range(first, first + 25):
+                journal.put(row(number))
+            await until(lambda: line.cuts == 0)
+        await until(lambda: len(got) == 100)
+        assert journal.written == 100
+    assert numbers(got) == server.kept() == list(range(100))
+
+
+# --- the journal
+
+
+async def test_redis_killed_and_back_loses_nothing_and_serving_goes_on(server, caplog):
+    """Rows before, during and after an outage: each delivered once, in order, to both replicas."""
+    got: list[Row] = []
+    seen: list[Row] = []
+    async with (
+        journaling(open_log(url(server.port), 10_000), got) as journal,
+        journaling(open_log(url(server.port), 10_000), seen) as replica,
+    ):
+        for number in range(300):
+            if number == 100:
+                server.kill()  # amid the writing
+            if number == 200:
+                await until(lambda: journal.unavailable and replica.unavailable)
+                server.start()
+            journal.put(row(number))
+            await asyncio.sleep(0.001)
+        await until(lambda: len(got) == 300 and len(seen) == 300)
+        await until(lambda: not (journal.unavailable or replica.unavailable))
+        assert (journal.written, journal.dropped) == (300, 0)
+    assert numbers(got) == numbers(seen) == server.kept() == list(range(300))
+    said = [(r.levelname, r.getMessage()) for r in caplog.records if r.name.endswith("journal")]
+    assert sorted(level for level, _ in said) == ["INFO", "INFO", "WARNING", "WARNING"]
+    assert all(str(server.port) in text for level, text in said if level == "WARNING")
+
+
+async def test_a_restarted_service_replays_what_redis_kept(server):
+    async with opened(server.port) as log:
+        await log.append(rows(*range(1_000)))
+    server.kill()
+    server.start()
+    got: list[Row] = []
+    async with journaling(open_log(url(server.port), 1_000), got) as journal:
+        await asyncio.wait_for(journal.replayed.wait(), 10)
+        assert numbers(got) == list(range(1_000))
+
+
+async def test_stopping_writes_what_is_queued(server):
+    async with journaling(open_log(url(server.port), 5_000), [], poll_s=600.0) as journal:
+        await asyncio.wait_for(journal.replayed.wait(), 10)
+        for number in range(700):
+            journal.put(row(number))
+    assert server.kept() == list(range(700))
+
+
+async def test_stopping_without_redis_says_what_is_lost(server, caplog):
+    async with journaling(open_log(url(server.port), 100), []) as journal:
+        await asyncio.wait_for(journal.replayed.wait(), 10)
+        server.kill()
+        await until(lambda: journal.unavailable)
+        for number in range(3):
+            journal.put(row(number))
+    assert (journal.dropped, journal.written) == (3, 0)
+    assert warnings(caplog)[-1].startswith("stopping with 3 outcomes not written: ")

@@ -1,0 +1,276 @@
+"""How prompts begin, and where that is cached: one key from gateway to worker, bounded news."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.peers.fleet import MOST_BLOCKS, read_fleet
+from gateway.requests.parser import Generation
+from gateway.requests.sampling import Sampling
+from protos import scheduler_pb2 as sched
+from services.core import FinishReason, Grant, Plan, Report, Request, Sla, WorkerView
+from services.forecast import certain
+from services.policies.preset import choose
+from services.policies.snapshot import CHAIN
+from services.runtime.prefix import (
+    MOST_NEWS,
+    MOST_TOLD,
+    decode_hashes,
+    encode_hashes,
+    extend_keys,
+    hash_of,
+    prompt_hashes,
+)
+from services.scheduler import events as ev
+from services.scheduler.board.jobs import Prefixes
+from services.scheduler.codec import decode_request
+from services.scheduler.state import SchedulerState
+from services.worker.kv.prefixes import CachedPrefixes
+from tests.scheduler.state_driver import G, told
+from tests.worker_transcript import Transcript
+
+KEYS = [number.to_bytes(16, "little") for number in range(1, 9)]
+
+
+def fleet(*block_tokens: int, asks: int = CHAIN) -> Any:
+    workers = [
+        sched.WorkerInfo(worker_id=f"w{i}", block_tokens=n) for i, n in enumerate(block_tokens)
+    ]
+    return read_fleet(sched.FleetView(workers=workers, prefix_blocks=asks), 0.0)
+
+
+def generation(tokens: Iterable[int], salt: str = "", user: str = "") -> Generation:
+    sampling = Sampling(seed=1, max_tokens=9)
+    return Generation("demo", tuple(tokens), sampling, Sla(), 0.0, cache_salt=salt, user=user)
+
+
+def sharing() -> Transcript:
+    """A worker whose reports the test takes."""
+    t = Transcript(prefix_sharing=True)
+    t.listened = False
+    return t
+
+
+# Keys
+
+
+def test_a_gateways_hashes_are_the_workers_keys() -> None:
+    """What a gateway says of a prompt is what a worker with the same blocks says it has cached,
+    but for the block of its last token, which is computed whatever is there."""
+    t = sharing()
+    t.prompt("a", 12, salt="mine")
+    t.plan(admit=[Grant("a", 9)], prefix_blocks=CHAIN)
+    t.step(times=2)
+    t.plan()
+    report = t.state.report()
+    assert report is not None and len(report.prefixes_added) == 3
+    asked = fleet(4).hashes_of(generation(range(1, 13), "mine"))
+    assert decode_hashes(asked, CHAIN) == report.prefixes_added[:2]
+    longer = fleet(4).hashes_of(generation(range(1, 14), "mine"))
+    assert decode_hashes(longer, CHAIN) == report.prefixes_added
+    other = fleet(4).hashes_of(generation(range(1, 14), "yours"))
+    assert not set(decode_hashes(other, CHAIN)) & set(report.prefixes_added)
+
+
+def test_a_gateway_hashes_only_what_is_asked_for() -> None:
+    asked = generation(range(5_000))
+    assert len(fleet(16).hashes_of(asked)) == 8 * CHAIN
+    assert len(fleet(16, asks=10**6).hashes_of(asked)) == 8 * MOST_BLOCKS
+    assert fleet(16, asks=0).hashes_of(asked) == b""
+    assert (
+        fleet(16, 32).hashes_of(asked)
+        == fleet(0, 0).hashes_of(asked)
+        == fleet().hashes_of(asked)
+        == b""
+    )
+    assert fleet(16, 16).hashes_of(asked) == fleet(16).hashes_of(asked)
+    assert fleet(16).hashes_of(generation(range(16))) == b""
+
+
+@given(st.lists(st.integers(0, 2**32 - 1), max_size=40), st.integers(1, 9), st.integers(0, 9))
+def test_hashes_are_those_of_the_first_full_blocks(
+    tokens: list[int], block_tokens: int, most: int
+) -> None:
+    keys: list[bytes] = []
+    extend_keys(keys, tokens, len(tokens) // block_tokens, block_tokens, "s")
+    whole = [hash_of(key) for key in keys]
+    found = prompt_hashes(tokens, most, block_tokens, "s")
+    assert found == whole[: min(most, max(0, len(tokens) - 1) // block_tokens)]
+    assert 0 not in found
+
+
+@given(st.lists(st.integers(-(2**63), 2**63 - 1).filter(bool), max_size=9))
+def test_hashes_there_and_back(hashes: list[int]) -> None:
+    assert decode_hashes(encode_hashes(hashes), 9) == tuple(hashes)
+    assert decode_hashes(encode_hashes(hashes), 3) == tuple(hashes[:3])
+
+
+def test_what_cant_be_hashes_is_none() -> None:
+    assert hash_of(bytes(16)) == 1
+    assert decode_hashes(b"1234567", 9) == decode_hashes(encode_hashes([5, 0]), 9) == ()
+
+
+# A worker's news
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("add"), st.integers(0, 7)),
+            st.tuples(st.just("remove"), st.integers(0, 7)),
+            st.tuples(st.just("take"), st.just(0)),
+            st.tuples(st.just("attach"), st.integers(0, 5)),
+        ),
+        max_size=60,
+    )
+)
+def test_who_listens_knows_what_is_there(steps: list[tuple[str, int]]) -> None:
+    """Key n is n deep. After each taking, what was told adds up to what is cached, as deep as was
+    asked for; and nobody is told what it was told already."""
+    cached, here, known, asked = CachedPrefixes(), set[int](), set[int](), 0
+    for what, number in steps:
+        key = KEYS[number]
+        if what == "add" and number not in here:
+            cached.add(key, number)
+            here.add(number)
+        elif what == "remove" and number in here:
+            cached.remove(key)
+            here.remove(number)
+        elif what == "attach":
+            cached.ask(0)
+            cached.ask(number)
+            known, asked = set(), number
+        elif what == "take":
+            added, gone = cached.take_news()
+            assert not known & set(added) and known >= set(gone)
+            known = (known - set(gone)) | set(added)
+            assert known == {hash_of(KEYS[n]) for n in here if n < asked}
+
+
+def test_news_are_bounded_and_the_rest_comes_later() -> None:
+    cached = CachedPrefixes()
+    keys = [number.to_bytes(16, "little") for number in range(1, MOST_TOLD + 1_001)]
+    for key in keys:
+        cached.add(key, 0)
+    cached.ask(1)
+    told = [cached.take_news() for _ in range(6)]
+    assert [len(added) for added, _ in told] == [MOST_NEWS] * 4 + [0, 0]
+    for key in keys[:5_000]:
+        cached.remove(key)
+    told = [cached.take_news() for _ in range(3)]
+    assert [(len(a), len(g)) for a, g in told] == [(1_000, 4_096), (0, 904), (0, 0)]
+    assert told[0][0] == tuple(hash_of(key) for key in keys[MOST_TOLD:])
+
+
+def test_a_worker_tells_nothing_until_a_plan_asks() -> None:
+    t = sharing()
+    t.prompt("a", 9)
+    t.admit(a=9)
+    t.step(times=3)
+    t.plan()
+    before = t.state.report()
+    assert before is not None and before.prefixes_added == ()
+    t.plan(prefix_blocks=CHAIN)
+    first = t.state.report()
+    assert first is not None and len(first.prefixes_added) == 2
+    t.plan(prefix_blocks=CHAIN)
+    again = t.state.report()
+    assert again is not None and again.prefixes_added == again.prefixes_gone == ()
+    t.state.attach()
+    anew = t.state.report()
+    assert anew is not None and anew.prefixes_added == ()
+    t.state.apply(Plan(1, prefix_blocks=1), 0.0)
+    shallow = t.state.report()
+    assert shallow is not None and shallow.prefixes_added == first.prefixes_added[:1]
+
+
+def test_what_is_overwritten_is_told_to_be_gone() -> None:
+    """Sixteen blocks of four; the second request needs them all."""
+    t = sharing()
+    t.prompt("a", 9, max_tokens=1)
+    t.plan(admit=[Grant("a", 1)], prefix_blocks=CHAIN)
+    t.step(times=2)
+    t.prompt("b", 60, max_tokens=4, salt="other")
+    t.plan(admit=[Grant("b", 4)])
+    reports = [t.state.report()]
+    while "b" in t.state.sequences:
+        t.step()
+        t.plan()
+        reports.append(t.state.report())
+    added = [h for r in reports if r for h in r.prefixes_added]
+    gone = [h for r in reports if r for h in r.prefixes_gone]
+    assert len(gone) == 2 and sorted(gone) == sorted(added[:2])
+
+
+# On the board
+
+
+def test_the_board_keeps_what_was_told_sorted_and_bounded() -> None:
+    known = Prefixes()
+    assert known.sorted.tolist() == []
+    known.hear(Report(1, 0, prefixes_added=(5, -7, 3)))
+    known.hear(Report(2, 0, prefixes_added=(9,), prefixes_gone=(5, 1)))
+    assert known.sorted.tolist() == [-7, 3, 9]
+    known.hear(Report(3, 0, prefixes_added=tuple(range(100, 100 + 2 * MOST_TOLD))))
+    assert len(known.sorted) == MOST_TOLD
+
+
+def test_a_request_brings_no_more_hashes_than_a_chain() -> None:
+    most = encode_hashes(range(1, 2 * CHAIN))
+    message = sched.NewRequest(request_id="a", prefix_hashes=most, tenant="t" * 300)
+    request = decode_request(message, 0.0)
+    assert request.prefix_hashes == tuple(range(1, CHAIN + 1))
+    assert request.tenant == "t" * 256
+    assert decode_request(sched.NewRequest(prefix_hashes=b"odd"), 0.0).prefix_hashes == ()
+
+
+def served(place: str) -> Any:
+    s: Any = SchedulerState(choose("fcfs", {"place": place}))
+    for name in ("w0", "w1"):
+        view = WorkerView(name, f"unix:/{name}", "demo", 10_000, 16, 8, 5_000)
+        told(s, ev.WorkerAttached(f"{name}#1", view), 0.0)
+    return s
+
+
+@pytest.mark.parametrize(("place", "asks"), [("least_load", 0), ("prefix_aware", CHAIN)])
+def test_only_who_places_by_prefixes_asks_for_them(place: str, asks: int) -> None:
+    s: Any = SchedulerState(choose("fcfs", {"place": place}))
+    view = WorkerView("w0", "unix:/w0", "demo", 10_000, 16, 8, 5_000)
+    plans = [a.plan for a in told(s, ev.WorkerAttached("w0#1", view), 0.0) if a.kind == "send_plan"]
+    assert [plan.prefix_blocks for plan in plans] == ([asks] if asks else [])
+    assert s.fleet().prefix_blocks == asks
+
+
+def test_a_request_goes_where_its_beginning_is() -> None:
+    """The second worker has the first 30 blocks of its prompt; the first comes first otherwise.
+    Once that worker has lost the first of them, no more than a lost beginning counts."""
+    s = served("prefix_aware")
+    chain = tuple(range(1, 31))
+    s.step(ev.Reported("w1#1", "w1", Report(1, 1, prefixes_added=chain, free_blocks=625)), 1.0)
+
+    def goes(name: str) -> str:
+        asked = Request(name, "demo", 500, 10, 1.0, prefix_hashes=chain)
+        s.step(ev.Submitted(G, asked), 1.0)
+        actions = told(s, ev.Forecasted(((name, certain(10)),)), 1.0)
+        [place] = [a.worker_id for a in actions if a.kind == "place"]
+        s.step(ev.Cancelled(G, name, FinishReason.CANCELLED, 0), 1.0)
+        return str(place)
+
+    assert goes("a") == "w1"
+    s.step(ev.Reported("w1#1", "w1", Report(2, 1, prefixes_gone=(1,), free_blocks=625)), 1.0)
+    assert goes("b") == "w0"
+
+
+def test_chains_stand_on_the_board_and_leave_with_their_request() -> None:
+    s = served("prefix_aware")
+    for name, chain in (("a", (5, 6)), ("b", ())):
+        s.step(ev.Submitted(G, Request(name, "demo", 50, 10, 1.0, prefix_hashes=chain)), 1.0)
+        row = s.jobs[name].row
+        seen = s.ledger.board.snapshot(1.0, ()).chains[row]
+        assert seen.tolist() == [*chain, *[0] * (CHAIN - len(chain))]
+        s.step(ev.Cancelled(G, name, FinishReason.CANCELLED, 0), 1.0)
+    assert np.array_equal(seen, np.zeros(CHAIN))

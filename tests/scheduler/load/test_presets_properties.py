@@ -1,0 +1,209 @@
+"""What every row of presets.toml promises through many rounds, on workers with little memory."""
+
+from collections.abc import Callable
+from functools import cache
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from services.policies.decision import Reason, Share
+from services.policies.interval import LONGEST_S
+from services.policies.order.orders import ORDERS
+from services.policies.parameters import Params
+from services.policies.preset import Preset, choose, presets
+from services.policies.slice import SLICES
+from services.policies.snapshot import NOWHERE, Jobs, Worker
+from tests.scheduler.load.scheduler_load import Ask, Load
+from tests.scheduler.load.watched_fleet import REQUESTS, Fleet, Seen, due_within
+
+ALL = list(presets())
+SMALL = {"slice_tokens": 8, "interval_s": 0.1}  # for answers of some 20 tokens
+
+# Who waits by a rule of its own: for its worker, or for the interval's time.
+BY_RULE = {
+    Reason[name] for name in ("BOUND", "POOLED", "IN_BATCH", "UNCUT") if name in Reason.__members__
+}
+
+# Places that give a worker its turn, whether or not it has room and another is idle.
+BY_TURN = {"round_robin"}
+
+# Forms whose decisions hold what they grant, whatever comes: nobody is ever evicted.
+HOLDS: dict[str, Callable[[Params], bool]] = {
+    "conservative": lambda params: params["overcommit"] <= 1,
+    "fixed": lambda _: True,
+    "dp": lambda _: True,
+}
+
+
+def small(name: str) -> Preset:
+    takes = presets()[name].takes()
+    return choose(name, {key: value for key, value in SMALL.items() if key in takes})
+
+
+def holds(preset: Preset) -> bool:
+    return preset.form in HOLDS and HOLDS[preset.form](preset.params)
+
+
+@pytest.mark.parametrize("name", ALL)
+@settings(
+    max_examples=3,
+    phases=(Phase.explicit, Phase.reuse, Phase.generate),  # a smaller seed is no simpler load
+    suppress_health_check=[HealthCheck.too_slow],
+)
+@given(seed=st.integers(0, 2**32))
+def test_through_many_rounds(name: str, seed: int) -> None:
+    """Every round is also decided from copies, and by a batcher behind the codec: watched_fleet."""
+    preset = small(name)
+    fleet = Fleet(preset, seed)
+    seen = fleet.run()
+    assert fleet.ended == len(fleet.lives) == REQUESTS
+    assert all(life.made == life.length for life in fleet.lives.values())
+    assert len(seen) == fleet.rounds.count > REQUESTS / 8
+    for each in seen:
+        check(preset, each)
+    assert fleet.evictions == 0 or not holds(preset)
+
+
+def check(preset: Preset, seen: Seen) -> None:
+    running = set(seen.snapshot.running.tolist())
+    runs = [row for share in seen.decision.shares for row in share.run.tolist()]
+    assert len(set(runs)) == len(runs)
+    assert set(runs) <= running | set(seen.snapshot.queued.tolist())
+    for worker, share in zip(seen.snapshot.workers, seen.decision.shares, strict=True):
+        here = {row for row in running if seen.snapshot.jobs.home[row] == worker.number}
+        check_pauses(preset, seen.snapshot.jobs, here, share)
+        check_room(preset, seen.snapshot.jobs, worker, here, share)
+        if not here and not len(share.run):
+            check_idle(preset, seen, worker, set(runs))
+    check_reasons(seen)
+
+
+def check_pauses(preset: Preset, jobs: Jobs, here: set[int], share: Share) -> None:
+    """Only those that run there; to make room for somebody, or because their slice has ended."""
+    paused = set(share.pause.tolist())
+    assert paused <= here and not paused & set(share.run.tolist())
+    if SLICES[preset.slice].returns:
+        paused -= {row for row in paused if jobs.spent[row]}
+    assert not paused or set(share.run.tolist()) - here
+
+
+def check_room(preset: Preset, jobs: Jobs, worker: Worker, here: set[int], share: Share) -> None:
+    """Who enters finds room for what is there now; where a form promises it, for all that is
+    granted."""
+    assert len(share.run) <= worker.places
+    if len(share.run) < 2 or not set(share.run.tolist()) - here:
+        return
+    context = worker.whole_blocks(jobs.context[share.run])
+    granted = worker.whole_blocks(jobs.prompt[share.run] + share.limits)
+    room = worker.room_tokens
+    assert np.sum(context) <= room
+    assert not holds(preset) or np.sum(granted) <= room
+
+
+def check_idle(preset: Preset, seen: Seen, worker: Worker, runs: set[int]) -> None:
+    """Nobody waits whom an idle worker could take, but by a rule of the row; and then not for
+    ever: somebody runs, whose end is an event, or time alone calls for the next round."""
+    jobs = seen.snapshot.jobs
+    able = [
+        row
+        for row in seen.snapshot.queued.tolist()
+        if row not in runs and could_run(jobs, row, worker) and worker.places
+    ]
+    if not able or preset.place in BY_TURN:
+        return
+    told = {row: seen.decision.why.of(row) for row in able}
+    assert preset.arrangement == "batch" and all(
+        why and why.reason in BY_RULE for why in told.values()
+    )
+    soon = due_within(seen.decision, seen.snapshot.now, LONGEST_S)
+    assert runs or soon or seen.decision.not_before_s <= seen.snapshot.now + LONGEST_S
+
+
+def could_run(jobs: Jobs, row: int, worker: Worker) -> bool:
+    rests = jobs.home[row] != NOWHERE and jobs.held[row] > 0
+    if rests:
+        return bool(jobs.home[row] == worker.number)
+    reach = int(jobs.prompt[row] + jobs.cap[row])
+    return bool(jobs.model[row] == worker.model) and reach <= worker.reach_tokens
+
+
+def check_reasons(seen: Seen) -> None:
+    """Everybody looked at is told why, and the numbers say so."""
+    why = seen.decision.why
+    runs = {row for share in seen.decision.shares for row in share.run.tolist()}
+    running = set(seen.snapshot.running.tolist())
+    assert len(set(why.rows.tolist())) == len(why.rows)
+    assert set(why.rows.tolist()) == set(seen.contest.rows.tolist()) - running
+    of = {reason: why.rows[why.reasons == reason] for reason in Reason}
+    assert set(of[Reason.ADMITTED].tolist()) == runs - running
+    memory, places = why.reasons == Reason.MEMORY, why.reasons == Reason.PLACES
+    assert (why.a[memory] > why.b[memory]).all()
+    assert (why.a[places] >= why.b[places]).all()
+
+
+# Nobody starves, where an order promises it
+
+AGEING_S = 1.0
+SHORT_S = 27.0  # for so long more short ones come than can be served
+SERVED_S = 2.0  # until who must be served first has been, and the one that waits has its turn
+Bound = Callable[[Params], float]
+
+# How long one who needs much may wait, by its order's own word: seconds beyond SERVED_S, or None
+# where it makes no promise. A new order must say.
+BOUNDS: dict[str, Bound | None] = {
+    "arrival": lambda _: 0.0,
+    "fifo": None,  # behind whoever came meanwhile, after every slice
+    "alise": lambda params: params["levels"] * params["ageing_s"],
+    "srtf": lambda params: params["ageing_s"],
+    "gittins": lambda params: params["ageing_s"],
+    "tail": lambda params: params["ageing_s"],
+    "mlfq": lambda params: params["ageing_s"],
+    "rank": None,  # a bound in quanta of those promoted before, not in seconds
+    "hrrn": None,
+    "edf": None,
+    "slack": None,
+    "promise": lambda params: params["ageing_s"],
+}
+
+
+def test_every_order_says_whether_it_lets_anybody_starve() -> None:
+    unsaid = set(ORDERS) - set(BOUNDS)
+    assert not unsaid, f"put these into BOUNDS, with what their docstrings promise: {unsaid}"
+
+
+@cache
+def crowd() -> tuple[Ask, ...]:
+    """One that is long comes early; of those that are short there are more than can be served."""
+    long = Ask("long", 0.05, 50, 500, 500)
+    return (long, *(Ask(f"s{i}", i * 0.045, 50, 20, 20) for i in range(round(SHORT_S / 0.045))))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_who_needs_much_does_not_starve(name: str) -> None:
+    preset = choose(name)
+    bound = BOUNDS[preset.order]
+    if bound is None or preset.arrangement != "continuous":
+        pytest.skip(f"{preset.order} in {preset.arrangement} promises nothing")
+    ageing = {"ageing_s": AGEING_S} if "ageing_s" in preset.takes() else {}
+    load = Load(name, list(crowd()), 600, places=8, **ageing)
+    told = load.run()
+    assert told.longest_away_s["long"] < bound(load.state.preset.params) + SERVED_S
+
+
+# Batches that stay open take whoever suits them, so whoever came before may stand in a later one.
+IN_ORDER = [
+    name
+    for name in ALL
+    if choose(name).order == "arrival" and choose(name).form not in ("wma", "dp")
+]
+
+
+@pytest.mark.parametrize("name", IN_ORDER)
+def test_first_come_first_served(name: str) -> None:
+    """On one worker nobody's first token comes before that of who came earlier."""
+    asks = crowd()[:200]
+    told = Load(name, list(asks), 600, places=8).run()
+    first = [told.first_s[ask.name] for ask in sorted(asks, key=lambda ask: ask.arrival_s)]
+    assert first == sorted(first)

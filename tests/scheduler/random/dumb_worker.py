@@ -1,0 +1,47 @@
+"""A worker that does just what plans say, and what it would then hold."""
+
+from dataclasses import dataclass, field
+
+from services.core import HeldRequest, Residency
+from services.scheduler import events as ev
+
+
+@dataclass
+class DumbWorker:
+    """What a worker holds if it does just what plans say: who runs, and who was paused or evicted
+    and is still there."""
+
+    link: str = ""  # empty while it is away
+    size: int = 96
+    running: set[str] = field(default_factory=set)
+    paused: set[str] = field(default_factory=set)
+    applied: int = 0
+    reports: int = 0
+
+    def apply(self, action: ev.SendPlan, most: dict[str, int]) -> None:
+        plan = action.plan
+        assert action.link == self.link
+        assert plan.seq == self.applied + 1
+        self.applied = plan.seq
+        self.running -= set(plan.cancel)
+        self.paused -= set(plan.cancel)
+        for pause in plan.pause:
+            assert pause.residency is Residency.KEEP
+            self.running.remove(pause.request_id)
+            self.paused.add(pause.request_id)
+        for grant in plan.admit:
+            assert grant.request_id not in self.running
+            self.running.add(grant.request_id)
+            self.paused.discard(grant.request_id)
+        for grant in (*plan.admit, *plan.extend):
+            assert grant.request_id in self.running
+            assert 0 < grant.limit_tokens <= most[grant.request_id]
+        assert len(set(plan.victims)) == len(plan.victims)
+        assert set(plan.victims) <= self.running
+        assert len(self.running) <= 4
+
+    def held(self, most: dict[str, int]) -> tuple[HeldRequest, ...]:
+        """What it says of itself when it comes."""
+        has = [(name, True) for name in sorted(self.running)]
+        has += [(name, False) for name in sorted(self.paused)]
+        return tuple(HeldRequest(n, 10, most[n], 2, 10, most[n], runs, 1) for n, runs in has)

@@ -1,0 +1,164 @@
+"""The scheduler under random events, against what must hold whatever happens."""
+
+from math import inf
+
+import numpy as np
+from hypothesis import settings
+from hypothesis.stateful import invariant
+
+from services.scheduler.board.board import Phase
+from services.scheduler.stories.story import Kind
+from tests.scheduler.random.random_events import SHARED, RandomEvents
+
+COMES = {Kind.PLACED, Kind.RESUMED, Kind.MOVED, Kind.ADOPTED}
+GOES = {Kind.PAUSED, Kind.RETURNED, Kind.EVICTED, Kind.LOST}
+
+
+class SchedulerMachine(RandomEvents):
+    """What must hold after every step."""
+
+    @invariant()
+    def every_request_is_live_or_has_ended_once(self) -> None:
+        assert set(self.state.jobs) == self.live
+        assert all(count == 1 for count in self.ended.values())
+
+    @invariant()
+    def the_board_and_the_ledger_say_the_same(self) -> None:
+        ledger, phase = self.state.ledger, self.state.ledger.board.phase
+        running = [name for w in self.state.workers.values() for name in w.running]
+        runs = sorted(n for n, j in self.state.jobs.items() if ledger.phase(j) is Phase.RUNNING)
+        assert sorted(running) == runs
+        assert ledger.running == len(runs) == np.count_nonzero(phase == Phase.RUNNING)
+        assert ledger.waiting == np.count_nonzero(phase) - len(runs)
+        assert ledger.waiting == sum(ledger.waiting_for(m) for m in ("demo", "other"))
+        rows = {job.row for job in self.state.jobs.values()}
+        assert rows == set(np.flatnonzero(phase).tolist()) and len(rows) == len(self.live)
+        assert all(ledger.job_of(job.row) is job for job in self.state.jobs.values())
+
+    @invariant()
+    def forecasts_in_use_are_those_of_the_living(self) -> None:
+        keys = [key for name, key in self.forecasts.items() if name in self.live]
+        distinct = sum(key == "" for key in keys) + (SHARED in keys)
+        assert len(self.state.ledger.board.forecasts) == distinct + 1  # and who has none
+
+    @invariant()
+    def workers_run_what_the_scheduler_believes(self) -> None:
+        """But for what it was told of and nobody has asked for yet, and what is cancelled with the
+        next round's plan."""
+        assert {n for n, w in self.workers.items() if w.link} == set(self.state.workers)
+        for name, worker in self.state.workers.items():
+            orphans = {n for n, held in worker.orphans.items() if held.running}
+            believed = set(worker.running) | orphans
+            there = self.workers[name].running
+            assert believed <= there
+            assert there - believed <= set(worker.draft.cancel)
+
+    @invariant()
+    def stories_are_told_of_all_who_live_and_end_with_where_they_are(self) -> None:
+        phase, teller = self.state.ledger.phase, self.teller
+        assert teller.shelf.kept_count <= 8 + 8 // 4
+        assert set(teller.shelf.ids("")) >= set(self.state.jobs)
+        assert len(teller.shelf.live) == len(self.state.jobs)
+        for name, job in self.state.jobs.items():
+            story = teller.story(name, self.state)
+            assert story and story.live and story.lines[0].kind == Kind.ARRIVED
+            assert [line.at_s for line in story.lines] == sorted(line.at_s for line in story.lines)
+            moves = [line for line in story.lines if line.kind in COMES | GOES]
+            runs = moves and moves[-1].kind in COMES and "it rests" not in moves[-1].text
+            assert bool(runs) == (phase(job) is Phase.RUNNING), story
+
+    @invariant()
+    def bounds_hold(self) -> None:
+        assert self.state.ledger.waiting <= 2 * 20 + 4 * 4
+        for worker in self.state.workers.values():
+            assert len(worker.running) <= worker.places
+            for job in worker.running.values():
+                total = job.request.prompt_tokens + job.request.max_tokens
+                assert job.request.worker_id or total <= worker.view.reach_tokens
+
+    @invariant()
+    def who_is_paused_waits_at_its_home(self) -> None:
+        """What a worker keeps of a request is kept for it: its home is there."""
+        ledger = self.state.ledger
+        for name, worker in self.state.workers.items():
+            ours = self.workers[name].paused & set(self.state.jobs)
+            for paused in ours - set(worker.orphans) - set(worker.draft.cancel):
+                job = self.state.jobs[paused]
+                assert (ledger.home(job), ledger.phase(job)) == (name, Phase.QUEUED)
+
+    @invariant()
+    def nobody_is_overdue(self) -> None:
+        assert self.state.next_deadline() > self.now
+
+    @invariant()
+    def a_round_is_wanted_only_while_none_is_out(self) -> None:
+        assert (self.state.rounds.contest is not None) == (self.answer is not None)
+        assert self.answer is None or self.state.round_due_s == inf
+
+
+class ConservativeMachine(SchedulerMachine):
+    """Whatever happens, the worst case of all that it let in has room."""
+
+    policy = "conservative"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.adoptable: set[str] = set()
+
+    def attach(self, worker: str, size: int, keeps: bool) -> None:
+        if keeps:
+            self.adoptable |= self.workers[worker].running | self.workers[worker].paused
+        super().attach(worker, size, keeps)
+
+    @invariant()
+    def memory_is_never_overfilled(self) -> None:
+        for worker in self.state.workers.values():
+            if not set(worker.running) & self.adoptable:
+                jobs = [job.request for job in worker.running.values()]
+                worst = sum(-(-(r.prompt_tokens + r.max_tokens) // 16) * 16 for r in jobs)
+                assert worst <= worker.view.kv_tokens
+
+
+class AliseMachine(SchedulerMachine):
+    policy = "alise"
+
+
+class DeferMachine(SchedulerMachine):
+    policy = "alise-defer"
+
+
+class BatchMachine(SchedulerMachine):
+    policy = "vs"
+
+
+class SclsMachine(SchedulerMachine):
+    policy = "scls"
+
+
+class MagnusMachine(SchedulerMachine):
+    policy = "magnus"
+
+
+class ApartMachine(SchedulerMachine):
+    apart = True
+
+
+class AliseApartMachine(AliseMachine):
+    apart = True
+
+
+TestScheduler = SchedulerMachine.TestCase
+TestConservative = ConservativeMachine.TestCase
+TestAlise = AliseMachine.TestCase
+TestDefer = DeferMachine.TestCase
+TestBatch = BatchMachine.TestCase
+TestScls = SclsMachine.TestCase
+TestMagnus = MagnusMachine.TestCase
+TestApart = ApartMachine.TestCase
+TestAliseApart = AliseApartMachine.TestCase
+TestScheduler.settings = TestConservative.settings = TestAlise.settings = settings(
+    max_examples=100, stateful_step_count=50, deadline=None
+)
+TestDefer.settings = TestBatch.settings = TestScheduler.settings
+TestScls.settings = TestMagnus.settings = TestScheduler.settings
+TestApart.settings = TestAliseApart.settings = TestScheduler.settings

@@ -1,0 +1,103 @@
+"""A request that rests at one worker is moved to another, where that is worth it: transcripts."""
+
+from typing import Any
+
+import pytest
+
+from services.core import Grant, Progress, Report, Request, WorkerView
+from services.costs import CostModel
+from services.policies.preset import choose
+from services.policies.snapshot import NOWHERE
+from services.scheduler import events as ev
+from services.scheduler.board.board import Phase
+from services.scheduler.state import SchedulerState
+from tests.scheduler.state_driver import G, submitted, told
+
+COST = CostModel(base_s=0.0, prefill_token_s=0.001, decode_seq_s=0.01, context_token_s=0.0)
+
+
+def attach(s: Any, name: str, now: float = 0.0) -> Any:
+    """With a place for one."""
+    view = WorkerView(name, f"unix:/{name}", "demo", 2_000, 16, 1, 900)
+    s.step(ev.WorkerAttached(f"{name}#1", view), now)
+    return told(s, ev.Costed(name, COST), now)
+
+
+def paused(gain: float) -> Any:
+    """`a`, 100 of prompt and 5 made so far, makes way for `b`, which is short."""
+    s = SchedulerState(choose("alise", {"place": "max_min", "move_gain": gain}))
+    attach(s, "w0")
+    submitted(s, Request("a", "demo", 100, 700, 0.0), 0.0)
+    told(s, ev.Reported("w0#1", "w0", Report(1, 1, progress=(Progress("a", 5, 104, 7),))), 0.5)
+    submitted(s, Request("b", "demo", 10, 30, 1.0), 1.0)
+    assert list(s.workers["w0"].running) == ["b"] and s.workers["w0"].pausing == {"a": 2}
+    return s
+
+
+def stopped(s: Any) -> Any:
+    here = (Progress("a", 6, 105, 7), Progress("b", 1, 10, 1))
+    return told(s, ev.Reported("w0#1", "w0", Report(2, 2, progress=here, free_blocks=117)), 1.5)
+
+
+def rests(gain: float) -> tuple[Any, Any]:
+    """It has stopped; then a second worker comes. The actions of that round."""
+    s = paused(gain)
+    stopped(s)
+    return s, attach(s, "w1", 1.5)
+
+
+def test_a_move_is_a_cancel_a_grant_and_a_place() -> None:
+    s, actions = rests(gain=1.0)
+    job, jobs = s.jobs["a"], s.ledger.board.jobs
+    plans = {a.worker_id: a.plan for a in actions if a.kind == "send_plan"}
+    assert plans["w0"].cancel == ("a",)
+    assert plans["w1"].admit == (Grant("a", 6 + 32),)
+    assert [a for a in actions if a.kind in ("place", "resume", "preempt")] == [
+        ev.Place(G, "a", "w1", "unix:/w1", 0.5)
+    ]
+    assert (s.ledger.home(job), jobs.held[job.row], jobs.blocks[job.row]) == ("w1", 0, 0)
+    assert jobs.output[job.row] == 6
+    assert list(s.workers["w1"].running) == ["a"]
+
+
+def test_what_its_old_home_still_says_changes_nothing() -> None:
+    s, _ = rests(gain=1.0)
+    late = Report(3, 2, progress=(Progress("a", 7, 106, 7),), evicted=(Progress("a", 7, 106),))
+    told(s, ev.Reported("w0#1", "w0", late), 2.0)
+    job = s.jobs["a"]
+    assert (s.ledger.home(job), s.ledger.held(job), s.ledger.output(job)) == ("w1", 0, 6)
+    here = Report(1, 1, progress=(Progress("a", 9, 108, 7),))
+    told(s, ev.Reported("w1#1", "w1", here), 3.0)
+    assert (s.ledger.held(job), s.ledger.output(job)) == (108, 9)
+
+
+@pytest.mark.parametrize("gain", [0.0, 3.0])
+def test_it_stays_where_moving_is_off_or_not_worth_it(gain: float) -> None:
+    """29 tokens of `b`, 0.29 s, against 0.106 s of computing it anew: 2.7 times."""
+    s, actions = rests(gain)
+    assert not [a for a in actions if a.kind in ("place", "send_plan")]
+    assert s.ledger.home(s.jobs["a"]) == "w0"
+
+
+def test_who_has_not_stopped_yet_does_not_move() -> None:
+    """A free worker is there at once: it goes there when its home has said that it stopped."""
+    s = paused(gain=1.0)
+    job = s.jobs["a"]
+    attach(s, "w1", 1.0)
+    assert s.ledger.phase(job) is Phase.QUEUED and s.ledger.home(job) == "w0"
+    assert not s.workers["w1"].running
+    actions = stopped(s)
+    assert [(a.kind, a.request_id) for a in actions if a.kind in ("preempt", "place")] == [
+        ("preempt", "a"),
+        ("place", "a"),
+    ]
+    assert list(s.workers["w1"].running) == ["a"]
+
+
+def test_only_the_loss_of_its_new_home_is_one() -> None:
+    s, _ = rests(gain=1.0)
+    told(s, ev.WorkerLost("w0#1", "w0"), 2.0)
+    assert s.ledger.home(s.jobs["a"]) == "w1"
+    told(s, ev.WorkerLost("w1#1", "w1"), 3.0)
+    job = s.jobs["a"]
+    assert s.ledger.board.jobs.home[job.row] == NOWHERE and s.ledger.output(job) == 6

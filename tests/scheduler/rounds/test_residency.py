@@ -1,0 +1,123 @@
+"""Where paused KV rests, and for how long: expected waits by hand, homes, and news that crosses."""
+
+from math import inf
+
+from services.core import Completion, FinishReason, Grant, Progress, Standing, WorkerView
+from services.scheduler import events as ev
+from tests.scheduler.rounds.alise_driver import FRONT, Driver, G, about
+
+
+def test_expected_waits_by_hand() -> None:
+    """Three run; two are paused, and one that waits has no KV yet. In the order of what they
+    still take: x 0.1, y 0.3 | fresh 0.5 | p 0.6 | q 3 s; all before each add up, and ageing
+    brings them to the front after 3 · 1 s."""
+    d = Driver("alise", memory=10_000, places=5, ageing_s=1.0, levels=3, hysteresis=inf)
+    for name, tokens in {"x": 10, "y": 30, "z": 500, "p": 60, "q": 300}.items():
+        d.submit(name, tokens, 0.0)
+        d.progress(name, 0, 0.0)
+    evicted = (Progress("p", 0, 10), Progress("q", 0, 10))
+    d.state.workers["w0"].view = WorkerView("w0", "", "demo", 10_000, 16, 3, 5_000)
+    d.report(0.0, evicted=evicted)
+    d.submit("fresh", 50, 0.0)
+    d.plans.clear()
+    d.report(0.25, progress=(Progress("z", 20, 30),))  # 480 left; its slice goes on
+    assert d.queued == ["fresh", "p", "q"]
+    [plan] = d.plans
+    assert plan.extend == (Grant("z", 52),)
+    assert plan.order == (
+        Standing("x", 0.0),
+        Standing("y", 0.0),
+        Standing("z", 0.0),
+        Standing("p", about(0.1 + 0.3 + 0.5)),
+        Standing("q", about(0.1 + 0.3 + 0.5 + 0.6)),
+    )
+    assert plan.victims == ("z", "y", "x")
+    d.plans.clear()
+    d.report(0.95, progress=(Progress("z", 40, 50),))
+    [plan] = d.plans
+    assert plan.order[-2:] == (
+        Standing("p", about(0.9)),
+        Standing("q", about(1.5)),
+    )
+    for name in "xy":  # who doubles what it was to make is after all these
+        d.progress(name, 300, 1.0)
+    d.plans.clear()
+    d.report(2.9, progress=(Progress("z", 60, 70),))
+    assert d.plans[-1].order[-2:] == (Standing("p", about(0.1)), Standing("q", about(0.1)))
+    d.plans.clear()
+    d.report(3.1, progress=(Progress("z", 80, 90),))  # `p` is there, and q's turn is after it
+    assert d.levels() | {"p": FRONT} == d.levels()
+    assert d.plans[-1].order[-2:] == (Standing("p", 0.0), Standing("q", about(0.6 + 0.5)))
+
+
+def test_who_rests_at_a_worker_goes_home_to_it_only() -> None:
+    d = Driver(memory=300)
+    d.submit("a", 400, prompt=100)
+    d.progress("a", 100, 1.0, prompt=100)
+    d.submit("b", 420, prompt=90)
+    d.report(2.0, evicted=(Progress("b", 8, 98),), progress=(Progress("a", 150, 250),))
+    assert ev.Preempt(G, "b", 8) in d.told
+    d.attach("w1")
+    d.report(3.0, on="w1")
+    assert (d.running, d.queued) == (["a"], ["b"])  # w1 is free, but b's KV is at w0
+    d.report(4.0, finished=(Completion("a", 200, FinishReason.STOP),))
+    assert list(d.state.workers["w0"].running) == ["b"]
+    assert d.plans[-1].admit == (Grant("b", 40),)
+
+
+def test_who_lost_its_kv_is_free_to_go_elsewhere() -> None:
+    d = Driver(memory=300)
+    d.submit("a", 400, prompt=100)
+    d.progress("a", 150, 1.0, prompt=100)
+    d.submit("b", 20, 2.0, prompt=100)
+    assert d.queued == ["a"]
+    d.attach("w1")
+    d.told.clear()
+    d.report(3.0, applied=2, evicted=(Progress("a", 152, 0),))
+    assert list(d.state.workers["w1"].running) == ["a"]
+    assert d.told == [
+        ev.Preempt(G, "a", 152),
+        ev.Place(G, "a", "w1", "unix:/w1", about(1.0)),
+    ]
+    assert d.plans[-2].cancel == ("a",)
+
+
+def test_news_of_one_that_was_paused_meanwhile() -> None:
+    """Reports cross plans: it ends, gets on, or is evicted before it reads that it is paused."""
+    d = Driver(memory=300)
+    d.submit("a", 400, prompt=100)
+    d.progress("a", 150, 1.0, prompt=100)
+    d.submit("b", 20, 2.0, prompt=100)
+    d.report(2.1, applied=2, progress=(Progress("a", 153, 253),))
+    assert d.state.ledger.output(d.state.jobs["a"]) == 153
+    d.report(2.2, applied=2, finished=(Completion("a", 154, FinishReason.STOP),))
+    assert d.queued == [] and "a" not in d.state.jobs
+    [finish] = [told for told in d.told if isinstance(told, ev.Finish)]
+    assert (finish.request_id, finish.preemptions, finish.queued_s) == ("a", 1, about(0.2))
+
+
+def test_an_eviction_before_a_pause_that_is_over_is_history() -> None:
+    d = Driver(memory=300)
+    d.submit("a", 400, prompt=100)
+    d.progress("a", 150, 1.0, prompt=100)
+    d.submit("b", 20, 2.0, prompt=100)  # plan 3 pauses a
+    d.step(ev.Cancelled(G, "b", FinishReason.CANCELLED, 0), 2.0)  # plan 4 lets it run again
+    assert d.running == ["a"]
+    d.told.clear()
+    d.report(2.1, applied=2, evicted=(Progress("a", 151, 0),))
+    assert d.running == ["a"] and d.told == []
+    d.report(2.2, applied=d.plans[-1].seq, evicted=(Progress("a", 151, 0),))
+    assert d.state.ledger.preemptions(d.state.jobs["a"]) == 2 and ev.Preempt(G, "a", 151) in d.told
+
+
+def test_a_lost_worker_takes_the_kv_that_rested_there() -> None:
+    d = Driver(memory=300)
+    d.submit("a", 400, prompt=100)
+    d.progress("a", 150, 1.0, prompt=100)
+    d.submit("b", 20, 2.0, prompt=100)
+    d.told.clear()
+    d.step(ev.WorkerLost("w0#1", "w0"), 3.0)
+    assert d.told == [ev.Preempt(G, "b", 0), ev.Preempt(G, "a", 150)]
+    assert d.homes() == {"a": ("", 0), "b": ("", 0)}
+    d.attach("w1", memory=1_000)
+    assert sorted(d.running) == ["a", "b"]

@@ -1,0 +1,68 @@
+"""A scheduler's state as transcripts speak to it: what a test says, and all that comes of it."""
+
+from math import inf
+from typing import Any
+
+from services.core import (
+    Report,
+    Request,
+    WorkerView,
+)
+from services.forecast import certain
+from services.policies.preset import choose
+from services.scheduler import events as ev
+from services.scheduler.board.board import Phase
+from services.scheduler.lifecycle.door import Limits
+from services.scheduler.state import SchedulerState
+
+G = "gateway#1"
+
+
+def worker(name: str = "w0", kv_tokens: int = 1_000, link: str = "#1") -> ev.WorkerAttached:
+    view = WorkerView(name, f"unix:/{name}", "demo", kv_tokens, 16, 8, 500)
+    return ev.WorkerAttached(name + link, view)
+
+
+def request(name: str, prompt: int = 10, most: int = 50, at: float = 0.0, deadline: float = inf):
+    return Request(name, "demo", prompt, most, at, deadline_s=deadline)
+
+
+def state(policy: str = "fcfs", apart: bool = False, **limits: Any) -> Any:
+    """Untyped, so that a transcript may say what each action must be by comparing it."""
+    return SchedulerState(choose(policy), Limits(**limits), apart)
+
+
+def told(s: Any, event: ev.Event, now: float) -> Any:
+    """A step, and the round that it calls for; the actions of both."""
+    actions = s.step(event, now)
+    return actions + s.step(ev.Round(), now) if s.round_due_s <= now else actions
+
+
+def submitted(s: Any, asked: Request, now: float = 0.0) -> Any:
+    """Submit and forecast at once; the actions of the second step and its round."""
+    s.step(ev.Submitted(G, asked), now)
+    return told(s, ev.Forecasted(((asked.request_id, certain(asked.max_tokens)),)), now)
+
+
+def admitted(s: Any, asked: Request, now: float = 0.0, on: str = "w0") -> None:
+    submitted(s, asked, now)
+    assert asked.request_id in s.workers[on].running
+
+
+def waits(s: Any, asked: Request, now: float = 0.0) -> None:
+    submitted(s, asked, now)
+    assert asked.request_id in queued(s)
+
+
+def queued(s: Any) -> list[str]:
+    """In the order of their rows."""
+    return [n for n, job in s.jobs.items() if s.ledger.phase(job) is Phase.QUEUED]
+
+
+def report(s: Any, seq: int, now: float, on: str = "w0", **what: Any) -> Any:
+    return told(s, ev.Reported(f"{on}#1", on, Report(seq, 0, **what)), now)
+
+
+def why(s: Any, name: str) -> Any:
+    """Why it waits, by the last round."""
+    return s.rounds.why(s.jobs[name])

@@ -1,0 +1,169 @@
+"""Two real workers that outlast the schedulers they serve, and systems around them in this process.
+
+A worker takes seconds to start and a scheduler none: so the workers are started once, and every
+system is a fresh control plane (scheduler, estimator, predictor, gateway, as `foretoken serve`
+wires them) to which they attach anew.
+"""
+
+import asyncio
+import subprocess
+import sys
+import urllib.request
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory, TemporaryFile
+from typing import IO
+
+from prometheus_client import CollectorRegistry
+
+from foretoken import AsyncClient
+from foretoken.embedded import Control, build_control
+from foretoken.options import ServeOptions, chosen_preset, demo_model, sections
+from foretoken.ports import free_port
+from services.policies.preset import Preset
+from services.predictor.config import PredictorConfig
+from services.predictor.predictors import READS
+from services.predictor.service import PredictorService
+from services.runtime.config import load
+from services.runtime.server import listening
+from services.runtime.tasks import background
+from services.worker.config import WorkerConfig
+from tests.live import ROOT, environment
+from tests.predictor.predictor_serving import ADD, NAME, real_encoder
+from tests.reach import reaching, until
+
+WORKERS = 2
+ATTACHED_S = 60.0  # a test machine may be busy
+SETTINGS: Mapping[str, object] = {
+    "profile_s": 0.2,
+    "reconnect_s": 0.2,  # the next scheduler is there at once
+    "orphaned_s": 120.0,
+    "exit_when_orphaned": True,
+    "host_gib": 0.25,
+    "report_every_steps": 4,
+    "log_level": "ERROR",
+}
+
+
+@dataclass(frozen=True)
+class Workers:
+    """Where they look for a scheduler, and where each says what it has counted."""
+
+    folder: Path
+    metrics: tuple[str, ...]
+
+    @property
+    def scheduler(self) -> str:
+        return f"unix:{self.folder}/scheduler.sock"
+
+    def counted(self, name: str) -> float:
+        """A counter, summed over the workers."""
+        return sum(_counted(url, f"foretoken_{name}_total") for url in self.metrics)
+
+
+@dataclass(frozen=True)
+class System:
+    """A running system; `control` lets a test look inside."""
+
+    control: Control
+    client: AsyncClient
+    preset: Preset
+    registry: CollectorRegistry
+
+    def counted(self, name: str) -> float:
+        return self.registry.get_sample_value(f"foretoken_{name}_total") or 0.0
+
+    @property
+    def empty(self) -> bool:
+        """Nobody is left, and all memory is free, by the workers' own word."""
+        state = self.control.scheduler.state
+        return not state.jobs and all(w.used_tokens == 0 for w in state.workers.values())
+
+
+@contextmanager
+def standing(kv_tokens: int) -> Iterator[Workers]:
+    """WORKERS processes, each with so much KV; they need no scheduler to start."""
+    with TemporaryDirectory(prefix="foretoken-") as made:
+        folder = Path(made)
+        ports = [free_port() for _ in range(WORKERS)]
+        urls = tuple(f"http://127.0.0.1:{port}/metrics" for port in ports)
+        workers = Workers(folder, urls)
+        with TemporaryFile("w+") as said:
+            processes = [
+                _start(workers, number, port, kv_tokens, said) for number, port in enumerate(ports)
+            ]
+            try:
+                yield workers
+            finally:
+                ended = [process.poll() for process in processes]
+                for process in processes:
+                    process.kill()
+                    process.wait()
+                said.seek(0)
+                assert ended == [None] * WORKERS, f"a worker ended by itself: {said.read()}"
+
+
+def _start(
+    workers: Workers, number: int, port: int, kv_tokens: int, says: IO[str]
+) -> "subprocess.Popen[bytes]":
+    given = {
+        **SETTINGS,
+        "worker_id": f"worker-{number}",
+        "address": f"unix:{workers.folder}/worker-{number}.sock",
+        "scheduler_address": workers.scheduler,
+        "metrics_port": port,
+        "model": demo_model(),
+        "kv_tokens": kv_tokens,
+    }
+    sets = {key: str(value) for key, value in given.items()}
+    load(WorkerConfig, sets)
+    words = [word for key, value in sets.items() for word in ("--set", f"worker.{key}={value}")]
+    command = [sys.executable, "-m", "services.worker", *words]
+    return subprocess.Popen(command, stderr=says, env=environment(), cwd=ROOT)
+
+
+@asynccontextmanager
+async def system(
+    workers: Workers, policy: str, choices: Mapping[str, object], oracle_file: str = ""
+) -> AsyncIterator[System]:
+    """A preset, some of its choices replaced, with all workers attached. Its own predictor runs in
+    this process: where it reads prompts, by the real encoder within a small budget, and models are
+    not fitted anew, which would take longer than the load."""
+    sets = [f"preset.{key}={value}" for key, value in choices.items()]
+    overrides = sections(ServeOptions(policy=policy, http_port=0, grpc_port=0, sets=sets))
+    preset = chosen_preset(overrides)
+    registry = CollectorRegistry()
+    async with AsyncExitStack() as stack:
+        predictor = PredictorService(
+            PredictorConfig(
+                model=preset.predictor,
+                oracle_file=oracle_file,
+                cpu_saved_s=0.1,
+                refit_interval_s=3_600,
+                refit_examples_min=20_000,
+            ),
+            CollectorRegistry(),
+            encoder=real_encoder() if preset.predictor in READS else None,
+        )
+        await stack.enter_async_context(background(predictor.run()))
+        channel = await stack.enter_async_context(reaching("in-process", NAME, ADD, predictor))
+        control = build_control(overrides, channel, registry)
+        scheduler, gateway = control.scheduler, control.gateway
+        await stack.enter_async_context(background(scheduler.run(), gateway.run()))
+        await stack.enter_async_context(listening([control.scheduler_mount], workers.scheduler))
+        front = await stack.enter_async_context(listening([gateway.mount()], "127.0.0.1:0"))
+        await until(lambda: len(scheduler.state.workers) == WORKERS, ATTACHED_S)
+        client = await stack.enter_async_context(AsyncClient(f"127.0.0.1:{front.port}"))
+        yield System(control, client, preset, registry)
+
+
+def _counted(url: str, name: str) -> float:
+    answer = urllib.request.urlopen(url, timeout=30).read().decode()
+    [line] = [line for line in answer.splitlines() if line.startswith(name)]
+    return float(line.split()[-1])
+
+
+async def counted(workers: Workers, name: str) -> float:
+    return await asyncio.to_thread(workers.counted, name)

@@ -1,0 +1,34 @@
+"""The official `openai` client against the whole, real system; and reflection over gRPC."""
+
+from collections.abc import Iterator
+
+import grpc
+import pytest
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
+    ProtoReflectionDescriptorDatabase,
+)
+
+from services.runtime.healthcheck import check
+from tests.gateway.http.openai_checks import CHECKS, Check
+from tests.live import Live, serving
+
+
+@pytest.fixture(scope="module", params=["embedded", "separate"])
+def live(request: pytest.FixtureRequest) -> Iterator[Live]:
+    arguments = ["--separate"] if request.param == "separate" else []
+    with serving(*arguments) as system:
+        yield system
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("openai_check", CHECKS, ids=lambda check: check.__name__)
+async def test_openai(live: Live, openai_check: Check):
+    await openai_check(live.http)
+
+
+@pytest.mark.slow
+def test_reflection_lists_the_services_and_health_says_serving(live: Live):
+    assert check(live.grpc) == "SERVING"
+    with grpc.insecure_channel(live.grpc) as channel:
+        names = ProtoReflectionDescriptorDatabase(channel).get_services()
+    assert {"foretoken.v1.Gateway", "grpc.health.v1.Health"} <= set(names)

@@ -1,0 +1,145 @@
+"""Placement on the real stack, with two workers: requests go where their beginning is cached, and
+who is moved is answered as if it had stayed. Workers are reckoned equally fast, whatever else this
+machine does meanwhile."""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from foretoken import AsyncClient
+from foretoken.answers import Chunk
+from foretoken.client import AsyncStream
+from foretoken.embedded import Endpoints, embedded
+from foretoken.options import ServeOptions
+from services.costs import CostModel
+from services.policies.snapshot import CHAIN
+from services.runtime.server import Lifecycle
+from services.scheduler.board.board import Phase
+from services.scheduler.events import Costed, Place, Reported, SendPlan, Submitted
+from services.scheduler.stories.eventlog import Entry, read
+from tests.reach import until
+
+GREEDY: Any = {"temperature": 0.0, "ignore_eos": True}
+LONG, SHORT = 900, 200
+# A millisecond a token made, a hundredth of one a token read.
+COST = CostModel(base_s=5e-4, prefill_token_s=1e-5, decode_seq_s=5e-4, context_token_s=0.0)
+
+
+@asynccontextmanager
+async def two_alike(policy: str, log: Path, *sets: str) -> AsyncIterator[Endpoints]:
+    """The whole, its control plane in this process, no timing refitted once it is up."""
+    fixed = (
+        f"scheduler.event_log={log}", "estimator.refit_samples=1000000", "worker.host_gib=0",
+        "worker.profile_s=4.5",  # on a busy machine one second tells too little for a first fit
+    )  # fmt: skip
+    options = ServeOptions(policy=policy, workers=2, http_port=0, grpc_port=0, sets=[*fixed, *sets])
+    async with embedded(options, Lifecycle()) as system:
+        scheduler = system.control.scheduler
+        workers = scheduler.state.workers
+        await until(lambda: all(worker.cost.version for worker in workers.values()), 60.0)
+        for worker_id in workers:
+            scheduler.dispatch(Costed(worker_id, COST))
+        yield system
+
+
+def placed(entries: list[Entry]) -> dict[str, list[str]]:
+    """Where each request was, one after the other; in the order of their coming."""
+    homes: dict[str, list[str]] = defaultdict(list)
+    for action in (action for entry in entries for action in entry.actions):
+        if isinstance(action, Place):
+            homes[action.request_id].append(action.worker_id)
+    return homes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["prefix_aware", "max_min_prefix"])
+async def test_a_prompt_goes_where_its_beginning_is(tmp_path: Path, place: str) -> None:
+    """Two long beginnings, first asked for both at once: a worker each. Then either goes home,
+    whichever is asked for first, though both workers are idle."""
+    log = tmp_path / "events.jsonl"
+    first, second = ([5 + (i * step) % 50 for i in range(600)] for step in (7, 11))
+    async with two_alike("fcfs", log, f"preset.place={place}") as system:
+        state = system.control.scheduler.state
+        async with AsyncClient(system.grpc) as client:
+
+            async def ask(prompt: list[int], end: int) -> tuple[int, ...]:
+                answer = await client.complete(tokens=[*prompt, end], max_tokens=2, **GREEDY)
+                return tuple(answer.choices[0].token_ids)
+
+            async def alone(prompt: list[int], end: int) -> tuple[int, ...]:
+                await until(lambda: not state.jobs and known() == [CHAIN, CHAIN])
+                return await ask(prompt, end)
+
+            def known() -> list[int]:
+                return [len(worker.prefixes.sorted) for worker in state.workers.values()]
+
+            begun = await asyncio.gather(ask(first, 9), ask(second, 9))
+            again = [await alone(prompt, 9) for prompt in (second, first, first, second)]
+            mixed = [await alone(prompt, 10) for prompt in (second, second, first)]
+    assert again == [begun[1], begun[0], begun[0], begun[1]]
+    assert mixed[0] == mixed[1]
+    entries = list(read(log))
+    homes = placed(entries)
+    went: dict[tuple[int, ...], set[str]] = defaultdict(set)
+    for event in (entry.event for entry in entries):
+        if isinstance(event, Submitted):
+            went[event.request.prefix_hashes] |= {*homes[event.request.request_id]}
+    assert sorted(map(sorted, went.values())) == [["worker-0"], ["worker-1"]]
+    assert [len(chain) for chain in went] == [CHAIN, CHAIN]
+    plans = [a.plan for e in entries for a in e.actions if isinstance(a, SendPlan)]
+    assert {plan.prefix_blocks for plan in plans} == {CHAIN}
+    reports = [e.event.report for e in entries if isinstance(e.event, Reported)]
+    told = [name for report in reports for name in report.prefixes_added]
+    assert sorted(told) == sorted(name for chain in went for name in chain)
+
+
+@pytest.mark.slow
+async def test_who_is_moved_is_answered_as_if_it_had_stayed(tmp_path: Path) -> None:
+    """Each worker has a place for one, and a long answer to make. One of these makes way for a
+    short one; then the client of the other leaves, and it goes on there with what it has."""
+    log = tmp_path / "events.jsonl"
+    settings = (
+        "preset.place=max_min", "preset.move_gain=1", "preset.predictor=max",
+        "worker.max_running=1",
+    )  # fmt: skip
+    texts = "Count from 1 to 150.\n", "Count from 3 to 170.\n"
+    async with two_alike("alise", log, *settings) as system:
+        state = system.control.scheduler.state
+        async with AsyncClient(system.grpc) as client:
+
+            def begin(text: str, most: int) -> tuple[AsyncStream, AsyncIterator[Chunk]]:
+                stream = client.generate(text, max_tokens=most, **GREEDY)
+                return stream, aiter(stream)
+
+            async def rest(chunks: AsyncIterator[Chunk]) -> tuple[int, ...]:
+                return tuple([token async for chunk in chunks for token in chunk.token_ids])
+
+            def resting() -> list[str]:
+                ledger = state.ledger
+                waits = [n for n, j in state.jobs.items() if ledger.phase(j) is Phase.QUEUED]
+                return [name for name in waits if ledger.held(state.jobs[name])]
+
+            alone = [await rest(begin(text, LONG)[1]) for text in texts]
+            await until(lambda: not state.jobs)
+            streams, heads = [], []
+            for text in texts:
+                streams.append(begin(text, LONG))
+                heads.append(tuple((await anext(streams[-1][1])).token_ids))
+            names = list(state.jobs)
+            _, short = begin("Count from 2 to 60.\n", SHORT)
+            await until(lambda: bool(resting()), 60.0)
+            moved = names.index(resting()[0])
+            streams[1 - moved][0].cancel()
+            tail, _ = await asyncio.gather(rest(streams[moved][1]), rest(short))
+    assert heads[moved] + tail == alone[moved]
+    assert len(alone[moved]) == LONG
+    homes = placed(list(read(log)))
+    [there] = homes[names[1 - moved]]
+    first, *later = homes[names[moved]]
+    assert first != there
+    assert later == [there]

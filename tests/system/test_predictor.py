@@ -1,0 +1,39 @@
+"""`foretoken serve` and its predictor's process: it may die, and the system goes on."""
+
+import os
+import signal
+
+import pytest
+
+from foretoken import Client
+from tests.live import serving, wait_for
+from tests.system.children import children, is_alive
+
+MODULE = "services.predictor"
+
+
+@pytest.mark.slow
+def test_a_predictor_killed_is_not_missed_and_comes_back():
+    with serving() as live, Client(live.grpc) as client:
+
+        def answer() -> str:
+            asked = client.generate("Reverse: red blue green\n", max_tokens=16, temperature=0.0)
+            return asked.complete().text.strip()
+
+        [first] = children(live.process.pid, MODULE)
+        assert answer() == "green blue red"
+        os.kill(first, signal.SIGKILL)
+        assert [answer() for _ in range(3)] == ["green blue red"] * 3
+        wait_for(lambda: children(live.process.pid, MODULE) not in ([], [first]), 60)
+        assert answer() == "green blue red"
+        [second] = children(live.process.pid, MODULE)
+        assert live.stop() == 0
+        assert not is_alive(second)
+
+
+@pytest.mark.slow
+def test_a_serve_that_is_killed_leaves_no_predictor_behind():
+    with serving() as live:
+        [predictor] = children(live.process.pid, MODULE)
+        live.process.kill()
+        wait_for(lambda: not is_alive(predictor), 60)
