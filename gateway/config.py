@@ -2,7 +2,7 @@
 
 from math import inf
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -40,6 +40,8 @@ class GatewayConfig(ServedSettings):
 
     model: str = "models/demo"  # folder (or hub name) with the tokenizer and config.json
     served_model_name: str = ""  # empty: the folder's name
+    # auto: how the model's generation_config.json says to sample, where a request does not say.
+    generation_config: Literal["auto", "off"] = "auto"
     host: str = "127.0.0.1"
     http_port: Annotated[int, Field(ge=0, le=65535)] = 8000  # 0: any free port
     grpc_port: Annotated[int, Field(ge=0, le=65535)] = 50051  # 0: any free port

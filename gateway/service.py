@@ -21,6 +21,7 @@ from gateway.metrics import Metrics
 from gateway.peers import messages
 from gateway.peers.links import Dial, Link, WorkerLinks
 from gateway.pipeline import Pipeline
+from gateway.requests.defaults import sampling_defaults
 from gateway.requests.parser import Clock, Generation, Parser, check_timeout
 from gateway.requests.text import Text
 from gateway.sessions.call import ClientCall
@@ -65,7 +66,8 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
         self.metrics = Metrics(registry)
         self.draining = False
         self._connect = connect
-        self._parser = Parser(config, self.text, lambda: secrets.randbits(63))
+        defaults = sampling_defaults(config.model) if config.generation_config == "auto" else {}
+        self._parser = Parser(config, self.text, lambda: secrets.randbits(63), defaults)
         self._gateway_id = config.gateway_id or uuid4().hex
         self._backoff = Backoff(config.connect_backoff_s, config.max_connect_backoff_s)
         self._stub = SchedulerStub(scheduler)

@@ -73,8 +73,16 @@ class Clock:
 class Parser:
     """Checks requests against one model's text, the config's bounds and the fleet's reach."""
 
-    def __init__(self, config: GatewayConfig, text: Text, draw_seed: Callable[[], int]):
+    def __init__(
+        self,
+        config: GatewayConfig,
+        text: Text,
+        draw_seed: Callable[[], int],
+        defaults: Mapping[str, float] | None = None,
+    ):
+        """`defaults` stand for sampling fields that a request leaves out."""
         self._config = config
+        self._defaults = defaults or {}
         self._text = text
         self._draw_seed = draw_seed
         self._slas: Mapping[str, Sla] = {k: v.named(k) for k, v in config.sla_classes.items()}
@@ -162,10 +170,10 @@ class Parser:
                 f"{prompt_tokens} prompt tokens + {wanted} max_tokens = {prompt_tokens + wanted}, "
                 f"over the {reach.tokens} tokens that {reach.bound} can hold",
             )
-        fields = _given(given, (*RANGES, "ignore_eos"))
+        fields = {**self._defaults, **_given(given, (*RANGES, "ignore_eos"))}
         seed = given.seed if given.HasField("seed") else self._draw_seed()
         fields |= {"seed": seed, "max_tokens": wanted, "stop": tuple(given.stop)}
-        fields["top_k"] = max(0, fields.get("top_k", 0))  # -1 is vLLM's word for off
+        fields["top_k"] = max(0, int(fields.get("top_k", 0)))  # -1 is vLLM's word for off
         resolved = Sampling(**fields)
         if resolved.min_tokens > wanted:
             raise InvalidArgument(

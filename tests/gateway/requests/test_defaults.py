@@ -1,0 +1,62 @@
+"""What generation_config.json says counts where a request says nothing, and nowhere else."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.config import GatewayConfig
+from gateway.requests.defaults import sampling_defaults
+from gateway.requests.parser import Clock, Parser, Reach
+from gateway.requests.sampling import Sampling
+from protos import common_pb2, gateway_pb2
+from services.runtime.config import ConfigError
+from tests.gateway.gateway_fakes import demo_folder, demo_text
+
+QWEN = {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95, "eos_token_id": [1, 2]}
+
+
+def folder(path: Path, content: str) -> str:
+    (path / "generation_config.json").write_text(content)
+    return str(path)
+
+
+def resolved(defaults: dict[str, float], **asked: Any) -> Sampling:
+    parser = Parser(GatewayConfig(model=demo_folder()), demo_text(), lambda: 7, defaults)
+    sampling = common_pb2.Sampling(**asked)
+    request = gateway_pb2.GenerateRequest(prompt="hello", sampling=sampling)
+    return parser.parse(request, Reach(10_000, "the cache"), Clock(0.0)).sampling
+
+
+def test_a_model_s_own_defaults_and_what_a_request_says_instead(tmp_path):
+    defaults = sampling_defaults(folder(tmp_path, json.dumps(QWEN)))
+    assert defaults == {"temperature": 0.6, "top_k": 20, "top_p": 0.95}
+    sampling = resolved(defaults)
+    assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.6, 20, 0.95)
+    sampling = resolved(defaults, temperature=0.0, top_k=-1)
+    assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.0, 0, 0.95)
+
+
+def test_without_the_file_or_a_word_of_sampling_openai_s_defaults_hold(tmp_path):
+    assert sampling_defaults(str(tmp_path)) == {}
+    assert sampling_defaults("organisation/model") == {}
+    assert sampling_defaults(demo_folder()) == {}
+    sampling = resolved({})
+    assert (sampling.temperature, sampling.top_k, sampling.top_p) == (1.0, 0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ("{", "generation_config.json cannot be read"),
+        ("[1]", "is not a JSON object"),
+        ('{"temperature": "hot"}', "temperature must be a number, not 'hot'"),
+        ('{"top_p": true}', "top_p must be a number, not True"),
+        ('{"temperature": -1}', "temperature must be between 0 and 2, not -1; mend it, or set"),
+    ],
+)
+def test_what_cannot_be_meant_is_one_line_at_start(tmp_path, content, sentence):
+    with pytest.raises(ConfigError) as caught:
+        sampling_defaults(folder(tmp_path, content))
+    assert sentence in str(caught.value) and "\n" not in str(caught.value)
