@@ -54,6 +54,13 @@ def batch_tokens_of(configured: int, device: torch.device) -> int:
     return configured or BATCH_TOKENS[device.type]
 
 
+def cache_folder(name: str) -> str:
+    """Where what was compiled is kept from one start to the next; made by whoever writes to it."""
+    given = os.environ.get("XDG_CACHE_HOME")
+    folder = Path(given) if given else Path("~/.cache").expanduser()
+    return str(folder / "foretoken" / name)
+
+
 def free_host_bytes() -> int:
     """What this process may still take, file caches given up: of the machine, or of its container
     where that is less."""

@@ -1,11 +1,13 @@
 """Engine: state, model and cache. The loop is `step`: settle → compose → run → draw → commit."""
 
+from collections.abc import Callable
 from time import perf_counter
 from traceback import clear_frames
 
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from services.core import HeldRequest, Plan, Report
 from services.worker.config import EngineConfig
@@ -55,16 +57,23 @@ class Engine:
         self._inputs = StepInputs(model.device)
 
     @classmethod
-    def load(cls, config: EngineConfig) -> "Engine":
-        """Raises ValueError, one sentence, when the model can't be loaded or doesn't fit."""
+    def load(cls, config: EngineConfig, lap: Callable[[str], None] = lambda _: None) -> "Engine":
+        """Raises ValueError, one sentence, when the model can't be loaded or doesn't fit. `lap` is
+        told what has just been done."""
         device = device_of(config.device, config.local_rank)
+
+        def settle(module: PreTrainedModel) -> None:
+            parameters = module.num_parameters()
+            threads = config.torch_threads or threads_of(parameters, device, config.local_workers)
+            if threads:
+                torch.set_num_threads(threads)
+
         fuse = config.fused_forward == "auto"
-        model = load_model(config.model, device, config.dtype, fuse)
-        parameters = model.module.num_parameters()
-        threads = config.torch_threads or threads_of(parameters, device, config.local_workers)
-        if threads:
-            torch.set_num_threads(threads)
-        return cls(model, config)
+        model = load_model(config.model, device, config.dtype, fuse, settle)
+        lap("model")
+        engine = cls(model, config)
+        lap(f"kernels {engine._kernels.built}".rstrip())
+        return engine
 
     def add(self, prompt: Prompt, now: float) -> str | None:
         """Take a prompt; returns why it can never run here, if so."""

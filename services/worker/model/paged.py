@@ -6,6 +6,7 @@ layouts have a fused forward of ours, which runs once it has been seen to give t
 """
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -227,9 +228,13 @@ def _eos_ids(module: PreTrainedModel) -> frozenset[int]:
 
 
 def load_model(
-    name: str, device: torch.device, dtype: str = "auto", fuse: bool = True
+    name: str,
+    device: torch.device,
+    dtype: str = "auto",
+    fuse: bool = True,
+    settle: Callable[[PreTrainedModel], None] = lambda _: None,
 ) -> PagedModel:
-    """Load a folder or a Hub id. `dtype`: see dtypes.py.
+    """Load a folder or a Hub id. `dtype`: see dtypes.py. `settle` is called before anything runs.
 
     Raises ValueError, one sentence, when there is no such model or it cannot run here.
     """
@@ -243,6 +248,7 @@ def load_model(
             )
         if missing := sorted(loaded["missing_keys"]):
             raise ValueError(f"{len(missing)} weights are not in its files, as {missing[0]}")
+        settle(module)
         return PagedModel(module, device, fuse)
     except Exception as error:  # whatever transformers, safetensors or json say of a bad folder
         why = " ".join(str(error).split())[:SENTENCE_MAX] or type(error).__name__
