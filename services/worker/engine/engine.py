@@ -15,6 +15,7 @@ from services.worker.engine.assembly import assemble
 from services.worker.engine.inputs import StepInputs
 from services.worker.engine.sampling import Draw, is_plain, sample
 from services.worker.machine import device_of, threads_of
+from services.worker.model.compiled import is_wanted, require_compiler
 from services.worker.model.paged import PagedModel, PagedStep, load_model
 from services.worker.requests.batch import (
     DecodeRows,
@@ -61,6 +62,7 @@ class Engine:
         """Raises ValueError, one sentence, when the model can't be loaded or doesn't fit. `lap` is
         told what has just been done."""
         device = device_of(config.device, config.local_rank)
+        require_compiler(config.compile, device)
 
         def settle(module: PreTrainedModel) -> None:
             parameters = module.num_parameters()
@@ -71,6 +73,9 @@ class Engine:
         fuse = config.fused_forward == "auto"
         model = load_model(config.model, device, config.dtype, fuse, settle)
         lap("model")
+        if is_wanted(config.compile, device):
+            model.compile_forward()
+            lap("compiling")
         engine = cls(model, config)
         lap(f"kernels {engine._kernels.built}".rstrip())
         return engine
