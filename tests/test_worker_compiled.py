@@ -25,7 +25,6 @@ from tests.worker_fixtures import (
     VOCABULARY,
     Feeder,
     clear_cases,
-    engine_of,
     reference,
 )
 
@@ -111,8 +110,8 @@ def test_what_is_compiled_gives_the_same(name: str):
 def test_every_step_of_an_engine_runs_compiled():
     """Prefills and decodes, one row and several, on a thread of their own as a worker's do."""
     recorder = Recorder()
-    engine = engine_of("llama")
-    engine.model.compile_forward(recorder)
+    model, _ = compiled("llama", recorder)
+    engine = Engine(model, EngineConfig(model="", kv_tokens=2048, host_gib=0))
     cases = clear_cases("llama", (3, 20, 40), 8)
     feeder = Feeder(engine)
     for request_id, (tokens, _) in cases.items():

@@ -293,19 +293,6 @@ def test_what_was_compiled_is_kept_in_the_users_folder_and_loaded_next_time(tmp_
     assert list((tmp_path / "foretoken/numba").glob("*/loops.*.nbi"))
 
 
-def test_numba_leaves_pytorch_its_number_of_threads():
-    """Both may be of one OpenMP, whose number Numba sets when its own threads are begun."""
-    code = (
-        "import torch; from services.worker.kv.cache import KVShape;"
-        "from services.worker.kernels.choose import kernels_for;"
-        "torch.set_num_threads(1);"
-        "kernels_for(torch.device('cpu'), 4, torch.float32, [KVShape(2, 8)]);"
-        "print(torch.get_num_threads())"
-    )
-    told = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert told.stdout == "1\n"
-
-
 def test_numba_is_refused_what_it_does_not_take():
     with pytest.raises(ValueError, match=r"not on cpu in torch\.float16: set kernels to auto"):
         kernels_for(CPU, BLOCK, torch.float16, [KVShape(2, 32)], chosen="numba")

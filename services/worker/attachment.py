@@ -19,7 +19,6 @@ from services.worker.engine.runner import EngineRunner
 log = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 0.1
-EARLY_S = 5.0  # of a start on a busy machine
 # The answers to a hello that will be no better next time.
 REFUSALS = (StatusCode.INVALID_ARGUMENT, StatusCode.FAILED_PRECONDITION)
 
@@ -63,7 +62,6 @@ class Attachment:
         self._hello = hello
         self._upstream: UpStream | None = None
         self._seen_s = 0.0
-        self._met = False
         self._giving_up: asyncio.TimerHandle | None = None  # on what is here
         runner.on_report = self._report
 
@@ -92,8 +90,7 @@ class Attachment:
                 self._runner.apply(decode_plan(plan))
         except aio.AioRpcError as error:
             self._give_up_if_refused(error, welcome)
-            level = logging.INFO if self._is_early() else logging.WARNING
-            log.log(level, "scheduler at %s: %s", self._config.scheduler_address, error.details())
+            log.warning("scheduler at %s: %s", self._config.scheduler_address, error.details())
         except asyncio.CancelledError:
             if _ends_our_task(call):
                 raise
@@ -109,7 +106,6 @@ class Attachment:
         """Hello, and at once what happened since the last stream: plans come after both."""
         if self._giving_up:
             self._giving_up.cancel()
-        self._met = True
         upstream.greet(_holding(self._hello, self._runner.attach()))
         self._upstream = upstream
         self._runner.report()
@@ -128,10 +124,6 @@ class Attachment:
                 f"the scheduler at {self._config.scheduler_address} ended this worker's stream for "
                 f"good: {error.details()}"
             ) from error
-
-    def _is_early(self) -> bool:
-        """Whether a scheduler begun together with this worker may not be there yet."""
-        return not self._met and time.monotonic() - self._seen_s < EARLY_S
 
     def _give_up_if_orphaned(self) -> None:
         gone_s = time.monotonic() - self._seen_s

@@ -122,12 +122,11 @@ class NumbaAttention:
     def warm(self, layer: KVLayer, dtype: torch.dtype) -> None:
         """Compile what layers like this need, or load it from disk, so that no step waits for it;
         `built` says which it was."""
-        before, threads = loops.compilations(), torch.get_num_threads()
+        before = loops.compilations()
         nothing = torch.zeros(0, layer.data.shape[2], layer.data.shape[4], dtype=dtype)
         self.store(layer, nothing, nothing)
         for threads in {1, self._threads}:
             self._attend(layer, nothing, nothing.float(), AttentionOptions(1.0), threads)
-        torch.set_num_threads(threads)  # Numba, first called, sets OpenMP's, which PyTorch shares
         self.built = "compiled" if loops.compilations() > before else "loaded"
 
     def _attend(
