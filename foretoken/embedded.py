@@ -10,88 +10,55 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
-from grpc import aio
 from prometheus_client import CollectorRegistry
 
 from foretoken import status
 from foretoken.options import Sections, ServeOptions, local_worker, predictor_sections, sections
 from foretoken.processes import kept_running, running
 from gateway.config import GatewayConfig
-from gateway.http.app import build_app
-from gateway.http.serve import serving_http
-from gateway.service import GatewayService
-from protos import (
-    estimator_pb2_grpc,
-    scheduler_pb2,
-    scheduler_pb2_grpc,
-)
+from protos import scheduler_pb2
 from services.estimator.config import EstimatorConfig
-from services.estimator.service import EstimatorService
 from services.predictor.config import PredictorConfig
-from services.runtime.channel import InProcessServer, connect
+from services.runtime.channel import connect
 from services.runtime.config import load
 from services.runtime.outcomelog.config import LogConfig
-from services.runtime.server import Lifecycle, Mount, listening
+from services.runtime.server import Lifecycle, listening
+from services.runtime.startup import importing
 from services.runtime.tasks import background
-from services.scheduler.advice import Advisers
-from services.scheduler.config import SchedulerConfig
-from services.scheduler.service import SchedulerService
 from services.worker.config import WorkerConfig
 
-
-@dataclass(frozen=True)
-class Control:
-    """The control plane's objects, wired to one another in process."""
-
-    scheduler: SchedulerService
-    gateway: GatewayService
-    channel: aio.Channel
-    scheduler_mount: Mount
-
-
-def build_control(
-    overrides: Sections, predictor: aio.Channel, registry: CollectorRegistry
-) -> Control:
-    """Config → objects; `predictor` leads to its own process."""
-    config = load(SchedulerConfig, overrides["scheduler"])
-    estimator = load(EstimatorConfig, overrides["estimator"])
-    server = InProcessServer()
-    channel = server.channel()
-    scheduler = SchedulerService(config, Advisers(predictor, channel), registry)
-    gateway = GatewayService(load(GatewayConfig, overrides["gateway"]), channel, connect, registry)
-    scheduler_mount = Mount(
-        "foretoken.v1.Scheduler", scheduler_pb2_grpc.add_SchedulerServicer_to_server, scheduler
-    )
-    for mount in (
-        scheduler_mount,
-        Mount(
-            "foretoken.v1.Estimator",
-            estimator_pb2_grpc.add_EstimatorServicer_to_server,
-            EstimatorService(estimator, registry),
-        ),
-    ):
-        mount.add(mount.servicer, server)
-    return Control(scheduler, gateway, channel, scheduler_mount)
+if TYPE_CHECKING:
+    from foretoken.control import Control
 
 
 @asynccontextmanager
 async def embedded(options: ServeOptions, lifecycle: Lifecycle) -> AsyncIterator["Endpoints"]:
     """The whole system, ready, for as long as the block runs."""
     overrides = sections(options)
-    load(WorkerConfig, overrides["worker"])  # a mistake in it is told before anything starts
+    for kind in (GatewayConfig, EstimatorConfig, WorkerConfig):
+        load(kind, overrides[kind.section])  # a mistake is told before anything starts
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="foretoken-")))
         socket = f"unix:{folder}/scheduler.sock"
         advice = _predictor(overrides, folder)
         predictor = connect(advice["predictor"]["address"])
         stack.push_async_callback(predictor.close)
+        processes = await stack.enter_async_context(AsyncExitStack())
+        for number in range(options.workers):
+            worker = _worker(overrides, folder, socket, number, options.workers)
+            await processes.enter_async_context(
+                running("worker", "services.worker", {"worker": worker}, lifecycle)
+            )
+        await processes.enter_async_context(
+            kept_running("predictor", "services.predictor", advice, lifecycle, predictor)
+        )
+        with importing():
+            from foretoken.control import build_app, build_control, serving_http
         control = build_control(overrides, predictor, CollectorRegistry())
         gateway, scheduler = control.gateway, control.scheduler
         config = gateway.config
-        await stack.enter_async_context(
-            kept_running("predictor", "services.predictor", advice, lifecycle, predictor)
-        )
         await stack.enter_async_context(background(scheduler.run(), gateway.run()))
         await stack.enter_async_context(listening([control.scheduler_mount], socket))
         grpc = await stack.enter_async_context(
@@ -100,15 +67,7 @@ async def embedded(options: ServeOptions, lifecycle: Lifecycle) -> AsyncIterator
         http_port = await stack.enter_async_context(
             serving_http(build_app(gateway), config.host, config.http_port)
         )
-        for number in range(options.workers):
-            await stack.enter_async_context(
-                running(
-                    "worker",
-                    "services.worker",
-                    {"worker": _worker(overrides, folder, socket, number, options.workers)},
-                    lifecycle,
-                )
-            )
+        stack.push_async_exit(processes)  # begun first, ended first: nobody misses a peer
         fleet = await status.fleet_of(control.channel, options.workers)
         http = f"http://{config.host}:{http_port}"
         await status.healthy(f"{http}/health")
@@ -148,7 +107,7 @@ def _worker(
 class Endpoints:
     """Where a running system is reached."""
 
-    control: Control
+    control: "Control"
     grpc: str
     http: str
     fleet: scheduler_pb2.FleetView

@@ -10,6 +10,7 @@ from rich.live import Live
 from rich.text import Text
 
 from protos import scheduler_pb2, scheduler_pb2_grpc
+from services.runtime.startup import process_age_s
 
 EVERY_S = 0.5
 
@@ -39,9 +40,10 @@ async def healthy(url: str) -> None:
 
 def ready_line(fleet: scheduler_pb2.FleetView, http: str, grpc: str) -> str:
     first = fleet.workers[0]
+    took = f"started in {process_age_s():.1f} s (a worker's {first.start})"
     return (
         f"foretoken is ready: {first.model} on {len(fleet.workers)} worker(s) with "
-        f"{first.kv_tokens} KV tokens each, policy {fleet.policy}, HTTP {http}, gRPC {grpc}"
+        f"{first.kv_tokens} KV tokens each, policy {fleet.policy}, {took}, HTTP {http}, gRPC {grpc}"
     )
 
 

@@ -586,6 +586,7 @@ class WorkerInfo(_message.Message):
     RUNNING_FIELD_NUMBER: _builtins.int
     HELD_TOKENS_FIELD_NUMBER: _builtins.int
     BLOCK_TOKENS_FIELD_NUMBER: _builtins.int
+    START_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     address: _builtins.str
     model: _builtins.str
@@ -594,6 +595,8 @@ class WorkerInfo(_message.Message):
     running: _builtins.int
     held_tokens: _builtins.int
     block_tokens: _builtins.int
+    start: _builtins.str
+    """what its start took, for people to read"""
     def __init__(
         self,
         *,
@@ -605,10 +608,11 @@ class WorkerInfo(_message.Message):
         running: _builtins.int = ...,
         held_tokens: _builtins.int = ...,
         block_tokens: _builtins.int = ...,
+        start: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "block_tokens", b"block_tokens", "held_tokens", b"held_tokens", "kv_tokens", b"kv_tokens", "max_context_tokens", b"max_context_tokens", "model", b"model", "running", b"running", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "block_tokens", b"block_tokens", "held_tokens", b"held_tokens", "kv_tokens", b"kv_tokens", "max_context_tokens", b"max_context_tokens", "model", b"model", "running", b"running", "start", b"start", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -656,6 +660,7 @@ class WorkerHello(_message.Message):
     HOST_TOKENS_FIELD_NUMBER: _builtins.int
     SWAPS_FIELD_NUMBER: _builtins.int
     HELD_FIELD_NUMBER: _builtins.int
+    START_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     address: _builtins.str
     """where gateways reach Worker.Stream"""
@@ -667,6 +672,8 @@ class WorkerHello(_message.Message):
     kv_bytes_per_token: _builtins.int
     host_tokens: _builtins.int
     """KV tokens that host memory takes beside kv_tokens"""
+    start: _builtins.str
+    """what its start took, for people to read"""
     @_builtins.property
     def profile(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.StepTiming]:
         """measured at start"""
@@ -694,10 +701,11 @@ class WorkerHello(_message.Message):
         host_tokens: _builtins.int = ...,
         swaps: _abc.Iterable[_common_pb2.SwapTiming] | None = ...,
         held: _abc.Iterable[Global___HeldRequest] | None = ...,
+        start: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "block_tokens", b"block_tokens", "held", b"held", "host_tokens", b"host_tokens", "kv_bytes_per_token", b"kv_bytes_per_token", "kv_tokens", b"kv_tokens", "max_context_tokens", b"max_context_tokens", "max_running", b"max_running", "model", b"model", "profile", b"profile", "swaps", b"swaps", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "block_tokens", b"block_tokens", "held", b"held", "host_tokens", b"host_tokens", "kv_bytes_per_token", b"kv_bytes_per_token", "kv_tokens", b"kv_tokens", "max_context_tokens", b"max_context_tokens", "max_running", b"max_running", "model", b"model", "profile", b"profile", "start", b"start", "swaps", b"swaps", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

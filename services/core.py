@@ -121,6 +121,7 @@ class WorkerView:
     max_context_tokens: int
     kv_bytes_per_token: int = 0
     host_tokens: int = 0  # KV tokens that host memory takes beside them
+    start: str = ""  # what its start took, for people to read
 
     @property
     def reach_tokens(self) -> int:

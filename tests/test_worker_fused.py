@@ -9,6 +9,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from services.worker.kernels.interface import AttentionOptions
+from services.worker.model.fused import FusedForward
 from services.worker.model.probe import STRETCH_TOKENS, Probe, stretch_tokens
 from services.worker.model.row_ops import TorchRowOps
 from tests.fused_models import (
@@ -97,7 +98,8 @@ def test_weights_are_shared_and_transformers_forward_still_runs(name: str):
     assert memory(moved) == memory(module)
     assert sorted(moved.state_dict()) == sorted(module.state_dict())
     held = {weight.untyped_storage().data_ptr() for weight in moved.parameters()}
-    for layer in model._fused._layers if model._fused else ():
+    assert isinstance(model._fused, FusedForward)
+    for layer in model._fused.layers:
         for linear in (layer.qkv, layer.output, layer.gate_up, layer.down):
             assert linear.weight.untyped_storage().data_ptr() in held
     ids, positions = random_tokens()

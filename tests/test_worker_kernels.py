@@ -1,5 +1,6 @@
 """Attention kernels against dense attention in float64, written out."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -268,6 +269,30 @@ def test_a_cpu_gets_numba_and_never_imports_triton():
     attention, blocks = choose()
     assert isinstance(attention, NumbaAttention) and isinstance(blocks, TorchBlocks)
     assert isinstance(choose(torch.float16)[0], TorchAttention)  # which Numba does not have
+
+
+@pytest.mark.slow
+def test_what_was_compiled_is_kept_in_the_users_folder_and_loaded_next_time(tmp_path):
+    code = (
+        "from services.worker.machine import keep_what_numba_compiles;"
+        "keep_what_numba_compiles();"
+        "import torch; from services.worker.kv.cache import KVShape;"
+        "from services.worker.kernels.choose import kernels_for;"
+        "print(kernels_for(torch.device('cpu'), 4, torch.float32, [KVShape(2, 8)])[0].built)"
+    )
+    given = {name: x for name, x in os.environ.items() if name != "NUMBA_CACHE_DIR"}
+    built = [
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**given, "XDG_CACHE_HOME": str(tmp_path)},
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout.strip()
+        for _ in range(2)
+    ]
+    assert built == ["compiled", "loaded"]
+    assert list((tmp_path / "foretoken/numba").glob("*/loops.*.nbi"))
 
 
 def test_numba_is_refused_what_it_does_not_take():

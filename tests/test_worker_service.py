@@ -1,6 +1,7 @@
 """A real worker on a Unix socket between a recording scheduler and recording gateways."""
 
 import asyncio
+import re
 from pathlib import Path
 from typing import Any, cast
 
@@ -33,6 +34,8 @@ async def test_the_worker_introduces_itself(folder):
     assert (hello.kv_tokens, hello.block_tokens, hello.max_context_tokens) == (512, 16, 256)
     assert hello.kv_bytes_per_token == 2 * 2 * 2 * 8 * 4  # layers, k and v, heads, dim, float32
     assert hello.profile and all(timing.elapsed_s > 0 for timing in hello.profile)
+    took = r"imports \S+ s, model \S+ s, kernels (loaded|compiled) \S+ s, profile \S+ s"
+    assert re.fullmatch(took, hello.start)
     assert health.status == health_pb2.HealthCheckResponse.SERVING
 
 

@@ -33,6 +33,7 @@ _RESIDENCY_TO_PROTO: dict[Residency, scheduler_pb2.Residency.ValueType] = {
     Residency.DROP: scheduler_pb2.RESIDENCY_DROP,
 }
 _RESIDENCY_FROM_PROTO = {value: key for key, value in _RESIDENCY_TO_PROTO.items()}
+START_CHARS = 300  # kept of what a worker says of its start
 
 
 def decode_worker_hello(message: scheduler_pb2.WorkerHello) -> WorkerView:
@@ -46,6 +47,7 @@ def decode_worker_hello(message: scheduler_pb2.WorkerHello) -> WorkerView:
         max_context_tokens=message.max_context_tokens,
         kv_bytes_per_token=message.kv_bytes_per_token,
         host_tokens=message.host_tokens,
+        start=message.start[:START_CHARS],
     )
 
 

@@ -165,6 +165,7 @@ def encode_fleet(fleet: ev.Fleet) -> scheduler_pb2.FleetView:
                 running=status.running,
                 held_tokens=status.held_tokens,
                 block_tokens=status.view.block_tokens,
+                start=status.view.start,
             )
             for status in fleet.workers
         ],

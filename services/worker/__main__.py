@@ -1,56 +1,25 @@
 """`python -m services.worker`: config → objects → serve."""
 
-import asyncio
-import logging
-
-import transformers
 from prometheus_client import CollectorRegistry
 
-from protos import worker_pb2_grpc
-from services.runtime.channel import connect
 from services.runtime.main import Unit, run_service
-from services.runtime.server import Mount
-from services.worker.attachment import Attachment
-from services.worker.codec import encode_hello
+from services.runtime.startup import Laps, importing
 from services.worker.config import WorkerConfig
-from services.worker.engine.engine import Engine
-from services.worker.engine.profile import profile, profile_swaps
-from services.worker.engine.runner import EngineRunner
-from services.worker.metrics import WorkerMetrics
-from services.worker.service import WorkerService
-
-log = logging.getLogger(__name__)
 
 
 def build(config: WorkerConfig, registry: CollectorRegistry) -> Unit:
-    """Load and profile the model, then serve it. Raises ValueError when it can't be served."""
-    transformers.utils.logging.disable_progress_bar()
-    engine = Engine.load(config)
-    limit_s = config.profile_s
-    swaps = profile_swaps(engine, limit_s) if limit_s else []
-    hello = encode_hello(config, engine, profile(engine, limit_s) if limit_s else [], swaps)
-    log.info(
-        "%s: %d KV tokens on %s, %s",
-        config.model_name,
-        hello.kv_tokens,
-        engine.model.device,
-        engine.model.forward_name,
-    )
-    runner = EngineRunner(engine, WorkerMetrics(registry, engine.state))
-    service = WorkerService(runner, config.outbox_tokens)
-    channel = connect(config.scheduler_address)
-    attachment = Attachment(config, channel, runner, hello)
+    """Load and profile the model, then serve it. Raises ValueError when it can't be served.
 
-    async def run() -> None:
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(runner.run())
-                tasks.create_task(attachment.run())
-        finally:
-            await channel.close()
+    PyTorch and transformers are imported here, once the config was found good.
+    """
+    laps = Laps()
+    with importing():
+        from services.worker.machine import keep_what_numba_compiles
 
-    mount = Mount("foretoken.v1.Worker", worker_pb2_grpc.add_WorkerServicer_to_server, service)
-    return Unit([mount], run, runner.drain)
+        keep_what_numba_compiles()
+        from services.worker.serving import assemble
+    laps.lap("imports")
+    return assemble(config, registry, laps)
 
 
 if __name__ == "__main__":

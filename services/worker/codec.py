@@ -58,6 +58,7 @@ def encode_hello(
     engine: Engine,
     profile: list[StepTiming],
     swaps: Sequence[SwapTiming] = (),
+    start: str = "",
 ) -> scheduler_pb2.WorkerHello:
     limits = engine.state.limits
     return scheduler_pb2.WorkerHello(
@@ -72,4 +73,5 @@ def encode_hello(
         host_tokens=limits.host_blocks * limits.block_tokens,
         profile=[encode_timing(timing) for timing in profile],
         swaps=[encode_swap(swap) for swap in swaps],
+        start=start,
     )

@@ -32,6 +32,9 @@ class EngineConfig(BaseModel):
     # auto: a forward of fewer calls where the model's layout has one and it is seen at start to
     # give what transformers' gives. off: to compare, or should it ever be in doubt.
     fused_forward: Literal["auto", "off"] = "auto"
+    # The fused forward through torch.compile. auto: on a GPU, where Triton is there. on: on a CPU
+    # too, which needs a C++ compiler. As `fused_forward`, only where it is seen to give the same.
+    compile: Literal["auto", "on", "off"] = "auto"
     kv_tokens: int = Field(default=0, ge=0)  # 0: what memory allows
     block_tokens: int = Field(default=16, ge=1, le=256)
     max_running: int = Field(default=256, ge=1)
@@ -71,8 +74,9 @@ class WorkerConfig(ServedSettings, EngineConfig):
     advertise: str = ""  # where gateways reach `address`; empty: it is what they dial
     scheduler_address: str = "127.0.0.1:50052"
     served_model_name: str = ""  # empty: the folder's name, or the id
-    # Time given to measuring steps at start, and as much again to swaps: under 10 s in all.
-    profile_s: float = Field(default=1.0, ge=0, le=4.5)
+    # Time given to measuring steps at start, and as much again to swaps: under 10 s in all. In half
+    # a second a small model's cost is told as well as in two; a slow one's is learnt as it serves.
+    profile_s: float = Field(default=0.5, ge=0, le=4.5)
     # Tokens waiting for one gateway to read; beyond, its stream is cut and it starts anew.
     outbox_tokens: int = Field(default=262_144, ge=1)
     outbox_reports: int = Field(default=4_096, ge=1)  # as above, for the scheduler

@@ -9,7 +9,7 @@ import pytest
 from grpc import aio
 from prometheus_client import CollectorRegistry
 
-from foretoken.embedded import build_control
+from foretoken.control import build_control
 from foretoken.options import ServeOptions, sections
 from protos import common_pb2, estimator_pb2, estimator_pb2_grpc, scheduler_pb2
 from services.estimator.config import EstimatorConfig

@@ -19,7 +19,7 @@ from typing import IO
 from prometheus_client import CollectorRegistry
 
 from foretoken import AsyncClient
-from foretoken.embedded import Control, build_control
+from foretoken.control import Control, build_control
 from foretoken.options import ServeOptions, chosen_preset, demo_model, sections
 from foretoken.ports import free_port
 from services.policies.preset import Preset

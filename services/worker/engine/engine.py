@@ -1,11 +1,13 @@
 """Engine: state, model and cache. The loop is `step`: settle → compose → run → draw → commit."""
 
+from collections.abc import Callable
 from time import perf_counter
 from traceback import clear_frames
 
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from services.core import HeldRequest, Plan, Report
 from services.worker.config import EngineConfig
@@ -13,6 +15,7 @@ from services.worker.engine.assembly import assemble
 from services.worker.engine.inputs import StepInputs
 from services.worker.engine.sampling import Draw, is_plain, sample
 from services.worker.machine import device_of, threads_of
+from services.worker.model.compiled import is_wanted, require_compiler
 from services.worker.model.paged import PagedModel, PagedStep, load_model
 from services.worker.requests.batch import (
     DecodeRows,
@@ -55,16 +58,27 @@ class Engine:
         self._inputs = StepInputs(model.device)
 
     @classmethod
-    def load(cls, config: EngineConfig) -> "Engine":
-        """Raises ValueError, one sentence, when the model can't be loaded or doesn't fit."""
+    def load(cls, config: EngineConfig, lap: Callable[[str], None] = lambda _: None) -> "Engine":
+        """Raises ValueError, one sentence, when the model can't be loaded or doesn't fit. `lap` is
+        told what has just been done."""
         device = device_of(config.device, config.local_rank)
+        require_compiler(config.compile, device)
+
+        def settle(module: PreTrainedModel) -> None:
+            parameters = module.num_parameters()
+            threads = config.torch_threads or threads_of(parameters, device, config.local_workers)
+            if threads:
+                torch.set_num_threads(threads)
+
         fuse = config.fused_forward == "auto"
-        model = load_model(config.model, device, config.dtype, fuse)
-        parameters = model.module.num_parameters()
-        threads = config.torch_threads or threads_of(parameters, device, config.local_workers)
-        if threads:
-            torch.set_num_threads(threads)
-        return cls(model, config)
+        model = load_model(config.model, device, config.dtype, fuse, settle)
+        lap("model")
+        if is_wanted(config.compile, device):
+            model.compile_forward()
+            lap("compiling")
+        engine = cls(model, config)
+        lap(f"kernels {engine._kernels.built}".rstrip())
+        return engine
 
     def enter_thread(self) -> None:
         """Called first by the thread that is to step: PyTorch keeps these by thread."""

@@ -32,8 +32,11 @@ class AttentionKernels(Protocol):
     """Store and attend over one layer's blocks, native or INT8.
 
     `prepare` is called once a step and may keep what it builds while the batch is the same
-    object; `store` and `attend` are called once a layer, in this order.
+    object; `store` and `attend` are called once a layer, in this order. `built` says how what had
+    to be compiled before serving came about, "compiled" or "loaded" from disk; else it is empty.
     """
+
+    built: str
 
     def prepare(self, batch: StepBatch, slots: Tensor) -> None:
         """Index whatever `attend` needs; `slots` [Σ tokens] is where each token is stored:

@@ -128,7 +128,7 @@ class FusedForward:
         decoder = module.model
         self._embedding: Tensor = decoder.embed_tokens.weight
         self._rotary = Rotary(decoder.rotary_emb, positions, module.dtype)
-        self._layers = [
+        self.layers = [
             _layer_of(layer, layout) for layer in decoder.layers[: module.config.num_hidden_layers]
         ]
         self._norm = _norm_of(decoder.norm)
@@ -139,15 +139,22 @@ class FusedForward:
         self, tokens: Tensor, positions: Tensor, step: AttentionStep, rows: Tensor | None
     ) -> Tensor:
         """Logits [rows, vocabulary] of the packed batch; of all its tokens if `rows` is None."""
-        hidden = embedding(tokens, self._embedding)
-        cos, sin = self._rotary.at(positions)
-        ops, last = self._ops, self._layers[-1]
-        for layer in self._layers:
+        hidden, cos, sin = self.embed(tokens, positions)
+        ops, last = self._ops, self.layers[-1]
+        for layer in self.layers:
             q, k, v = layer.project(ops, hidden, cos, sin)
             attended = step.attend(layer.index, q, k, v, layer.options).flatten(1)
             if layer is last and rows is not None:
                 hidden, attended = hidden.index_select(0, rows), attended.index_select(0, rows)
             layer.finish(ops, hidden, attended)
+        return self.logits(ops, hidden)
+
+    def embed(self, tokens: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The residual stream's beginning, and rotations: cos and sin."""
+        return embedding(tokens, self._embedding), *self._rotary.at(positions)
+
+    def logits(self, ops: RowOps, hidden: Tensor) -> Tensor:
+        """Of rows that have passed all layers."""
         return self._head.of(ops.norm(hidden, self._norm.weight, self._norm.eps))
 
 

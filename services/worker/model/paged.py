@@ -6,6 +6,7 @@ layouts have a fused forward of ours, which runs once it has been seen to give t
 """
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -21,6 +22,7 @@ from transformers import (
 
 from services.worker.kernels.interface import AttentionKernels, AttentionOptions, AttentionStep
 from services.worker.kv.cache import KVCache
+from services.worker.model.compiled import INDUCTOR, Backend, CompiledForward
 from services.worker.model.dtypes import dtype_of
 from services.worker.model.fused import FusedForward
 from services.worker.model.fused_layouts import layout_of
@@ -37,6 +39,8 @@ INT8_SHIFT_MAX = 0.1  # of the logits' own size; models that take INT8 well stay
 # ways to round may be a tenth apart where attention is sharp; a wrong one is further.
 SHIFT_MAX, SHIFT_MAX_HALF = 1e-3, 0.15
 THEIR_FORWARD = "transformers' forward"
+
+WholeForward = Callable[[Tensor, Tensor, AttentionStep], Tensor]  # logits of all tokens
 
 log = logging.getLogger(__name__)
 
@@ -102,13 +106,13 @@ class PagedModel:
         self.max_context_tokens: int = limit or UNBOUNDED_TOKENS
         self.vocab_size: int = config.vocab_size
         self.eos_ids = _eos_ids(module)
-        self._fused: FusedForward | None = None
+        self._fused: FusedForward | CompiledForward | None = None
         self.forward_name = THEIR_FORWARD
-        probe = self._probe(config.num_hidden_layers)
+        self._noted = probe = self._probe(config.num_hidden_layers)
         self.shapes = [probe.shapes[layer] for layer in sorted(probe.shapes)]
         self.heads = [probe.heads[layer] for layer in sorted(probe.heads)]
         if fuse:
-            self._fused, self.forward_name = self._fuse(probe)
+            self._fused, self.forward_name = self._fuse()
 
     @torch.inference_mode()
     def forward(
@@ -181,7 +185,24 @@ class PagedModel:
             self.module.set_attn_implementation(ATTENTION)
         return logits
 
-    def _fuse(self, probe: Probe) -> tuple[FusedForward | None, str]:
+    def compile_forward(self, backend: Backend = INDUCTOR) -> None:
+        """Put the fused forward through torch.compile, which takes seconds, and a compiler; where
+        it comes out otherwise or not at all, or there is none, a warning says so and what ran
+        runs on. Threads must be as they will be: a graph is made for their number."""
+        if not isinstance(self._fused, FusedForward):
+            log.warning("nothing is compiled: %s runs", self.forward_name)
+            return
+        compiled = CompiledForward(self._fused, backend)
+        try:
+            why = self._mismatch(compiled.prepare) or self._mismatch_alone(compiled.prepare)
+        except Exception as error:  # whatever a compiler says
+            why = f"it fails: {' '.join(str(error).split())[:SENTENCE_MAX]}"
+        if why:
+            log.warning("the compiled forward is left aside, the fused one runs: %s", why)
+            return
+        self._fused, self.forward_name = compiled, f"{self.forward_name}, compiled"
+
+    def _fuse(self) -> tuple[FusedForward | None, str]:
         """The fused forward, where the model's layout has one and it is right; and which runs."""
         try:
             layout = layout_of(self.module)
@@ -189,7 +210,7 @@ class PagedModel:
                 return None, f"{THEIR_FORWARD} ({layout})"
             ops = row_ops_for(self.device, self.dtype)
             fused = FusedForward(self.module, layout, self.max_context_tokens, ops)
-            why = self._mismatch(fused, probe)
+            why = self._mismatch(lambda tokens, at, step: fused(tokens, at, step, None))
         except (TypeError, AttributeError, ValueError, RuntimeError) as error:
             why = f"it fails: {' '.join(str(error).split())[:SENTENCE_MAX]}"
         if why:
@@ -198,22 +219,33 @@ class PagedModel:
         return fused, "fused forward"
 
     @torch.inference_mode()
-    def _mismatch(self, fused: FusedForward, probe: Probe) -> str:
+    def _mismatch(self, forward: WholeForward) -> str:
         """How it differs from transformers' forward; empty where it doesn't.
 
         Logits are compared over two sequences, from both ends of the context. What a layer asks of
         attention is compared too: a window that is too long to look beyond at start shows there.
         """
-        windows = [options.window for options in probe.options.values()]
-        numbers = sum(probe.heads[i] * shape.head_dim for i, shape in probe.shapes.items())
+        known = self._noted
+        windows = [options.window for options in known.options.values()]
+        numbers = sum(known.heads[i] * shape.head_dim for i, shape in known.shapes.items())
         limit = self.max_context_tokens
         tokens = stretch_tokens(self.module.num_parameters(), numbers, windows, limit)
         ids, positions = (x.to(self.device) for x in stretches(tokens, self.vocab_size, limit))
         noted = Probe(sequences=len(ids))
-        ours = fused(ids.flatten(), positions.flatten(), noted, None)
-        if noted.options != probe.options:
+        ours = forward(ids.flatten(), positions.flatten(), noted)
+        if noted.options != known.options:
             return "its layers attend with other options"
-        shift = shift_of(ours, self._own(ids, positions).flatten(0, 1))
+        return self._moved(ours, self._own(ids, positions).flatten(0, 1))
+
+    @torch.inference_mode()
+    def _mismatch_alone(self, forward: WholeForward) -> str:
+        """The same of one token, which a compiler makes another graph for."""
+        token = torch.ones(1, dtype=torch.long, device=self.device)
+        ours = forward(token, token - 1, Probe())
+        return self._moved(ours, self._own(token[None], None)[0])
+
+    def _moved(self, ours: Tensor, own: Tensor) -> str:
+        shift = shift_of(ours, own)
         if not shift <= (SHIFT_MAX if self.dtype is torch.float32 else SHIFT_MAX_HALF):
             return f"it moves logits by {shift:.2%} of their size"
         return ""
@@ -229,9 +261,13 @@ def _eos_ids(module: PreTrainedModel) -> frozenset[int]:
 
 
 def load_model(
-    name: str, device: torch.device, dtype: str = "auto", fuse: bool = True
+    name: str,
+    device: torch.device,
+    dtype: str = "auto",
+    fuse: bool = True,
+    settle: Callable[[PreTrainedModel], None] = lambda _: None,
 ) -> PagedModel:
-    """Load a folder or a Hub id. `dtype`: see dtypes.py.
+    """Load a folder or a Hub id. `dtype`: see dtypes.py. `settle` is called before anything runs.
 
     Raises ValueError, one sentence, when there is no such model or it cannot run here.
     """
@@ -245,6 +281,7 @@ def load_model(
             )
         if missing := sorted(loaded["missing_keys"]):
             raise ValueError(f"{len(missing)} weights are not in its files, as {missing[0]}")
+        settle(module)
         return PagedModel(module, device, fuse)
     except Exception as error:  # whatever transformers, safetensors or json say of a bad folder
         why = " ".join(str(error).split())[:SENTENCE_MAX] or type(error).__name__

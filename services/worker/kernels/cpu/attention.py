@@ -6,7 +6,6 @@ own attention does faster: torch_attention.py takes it.
 """
 
 from dataclasses import dataclass
-from time import perf_counter
 
 import numba
 import numpy as np
@@ -66,6 +65,7 @@ class NumbaAttention:
 
     def __init__(self, block_tokens: int, dtype: torch.dtype, token_bytes: int = 512):
         self._torch = TorchAttention(block_tokens, torch.device("cpu"), dtype, token_bytes)
+        self.built = ""
         self._threads = min(torch.get_num_threads(), _numba_threads())
         self._layers: dict[int, tuple[Numbers, Floats]] = {}
         self._decodes: DecodeRows | None = None
@@ -118,15 +118,15 @@ class NumbaAttention:
             out[rows] = group.attend(layer, q, k, v, options)
         return out if q.dtype is torch.float32 else out.to(q.dtype)
 
-    def warm(self, layer: KVLayer, dtype: torch.dtype) -> float:
-        """Compile what layers like this need, or load it from disk, so that no step waits for it.
-        Returns the seconds that took."""
-        began = perf_counter()
+    def warm(self, layer: KVLayer, dtype: torch.dtype) -> None:
+        """Compile what layers like this need, or load it from disk, so that no step waits for it;
+        `built` says which it was."""
+        before = loops.compilations()
         nothing = torch.zeros(0, layer.data.shape[2], layer.data.shape[4], dtype=dtype)
         self.store(layer, nothing, nothing)
         for threads in {1, self._threads}:
             self._attend(layer, nothing, nothing.float(), AttentionOptions(1.0), threads)
-        return perf_counter() - began
+        self.built = "compiled" if loops.compilations() > before else "loaded"
 
     def _attend(
         self, layer: KVLayer, q: Tensor, out: Tensor, options: AttentionOptions, threads: int

@@ -271,3 +271,9 @@ def store_int8(
                 code = np.rint(_real(x[token, head, i]) / scale)
                 side[block, head, offset, i] = np.int8(min(max(code, -_INT8_MAX), _INT8_MAX))
             scales[block, head, offset] = scale if largest > _ZERO else _ZERO
+
+
+def compilations() -> int:
+    """How many of these this process has compiled, because they were not on disk."""
+    kernels = (attend_alone, attend_together, store, store_int8)
+    return sum(sum(kernel.stats.cache_misses.values()) for kernel in kernels)

@@ -1,0 +1,135 @@
+"""The fused forward through `torch.compile`: what lies between two attentions is one kernel or few.
+
+Attention stays as it is, called between the pieces, so it needs no operator of its own, and what
+is compiled does not grow with the model: all layers share one piece. There are three (before the
+first attention, between two, behind the last), each for one row and for many, whose number is
+left open. So there are six graphs, all made by `verify`'s two calls; nothing is compiled later,
+for what fits none of them runs as it would uncompiled.
+"""
+
+import os
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec
+from itertools import pairwise
+from shutil import which
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from services.worker.kernels.interface import AttentionStep
+from services.worker.machine import cache_folder
+from services.worker.model.fused import FusedForward, Layer
+from services.worker.model.row_ops import TorchRowOps
+
+CompileName = Literal["auto", "on", "off"]
+Backend = str | Callable[..., Any]
+
+INDUCTOR = "inductor"
+OPS = TorchRowOps()  # a compiler sees through these alone
+FOREVER = "eager_on_recompile"  # a step never waits for a compiler
+
+
+def require_compiler(asked: CompileName, device: torch.device) -> None:
+    """Raises ValueError, one sentence that says what to do, where it is `on` and can't be."""
+    if asked == "on" and (missing := missing_compiler(device)):
+        raise ValueError(f"compile is on, but {missing}; or set compile to auto")
+
+
+def is_wanted(asked: CompileName, device: torch.device) -> bool:
+    """`auto` compiles on GPUs alone. A CPU's forward is bound by GEMMs and attention, which stay
+    what they are, and a compiler would take longer than all else of a start."""
+    if asked == "auto":
+        return device.type == "cuda" and not missing_compiler(device)
+    return asked == "on"
+
+
+def missing_compiler(device: torch.device) -> str:
+    """What PyTorch's compiler needs for this device and does not find; empty where all is there."""
+    if device.type == "cuda":
+        return "" if find_spec("triton") else "Triton is not installed: install the package triton"
+    command = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
+    if which(command):
+        return ""
+    return f"there is no C++ compiler {command} here: install one, or name yours in CXX"
+
+
+class CompiledForward:
+    """As FusedForward, whose weights it shares. Compiled when first called, for as many rows as
+    `opening` says; then called within `settled`."""
+
+    def __init__(self, fused: FusedForward, backend: Backend = INDUCTOR):
+        # Inductor's own default is a temporary folder.
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", cache_folder("inductor"))
+        self._fused = fused
+        self._begin = torch.compile(_begin, backend=backend, fullgraph=True)
+        self._between = torch.compile(_between, backend=backend, fullgraph=True)
+        self._end = torch.compile(_end, backend=backend, fullgraph=True)
+
+    def __call__(
+        self, tokens: Tensor, positions: Tensor, step: AttentionStep, rows: Tensor | None
+    ) -> Tensor:
+        """Logits [rows, vocabulary] of the packed batch; of all its tokens if `rows` is None."""
+        with torch.compiler.set_stance(FOREVER):
+            return self._run(tokens, positions, step, rows)
+
+    def prepare(self, tokens: Tensor, positions: Tensor, step: AttentionStep) -> Tensor:
+        """The same, of all tokens, and compiled: for their number alone if there is one, else for
+        any of two or more."""
+        return self._run(tokens, positions, step, None, opens=len(tokens) > 1)
+
+    def _run(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        step: AttentionStep,
+        rows: Tensor | None,
+        opens: bool = False,
+    ) -> Tensor:
+        opened = _opened if opens else _as_they_are
+        fused, layers = self._fused, self._fused.layers
+        # Looked up uncompiled: whoever made the numbers, what comes of them is alike.
+        hidden, cos, sin = fused.embed(tokens, positions)
+        q, k, v = self._begin(layers[0], *opened(hidden, cos, sin))
+        for layer, after in pairwise(layers):
+            attended = _attended(step, layer, q, k, v)
+            q, k, v = self._between(layer, after, *opened(hidden, attended, cos, sin))
+        attended = _attended(step, layers[-1], q, k, v)
+        if rows is not None:
+            hidden, attended = hidden.index_select(0, rows), attended.index_select(0, rows)
+        logits: Tensor = self._end(fused, *opened(hidden, attended))
+        return logits
+
+
+def _attended(step: AttentionStep, layer: Layer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """[Σ tokens, heads · head_dim], contiguous: another order would be another graph."""
+    return step.attend(layer.index, q, k, v, layer.options).flatten(1).contiguous()
+
+
+def _begin(layer: Layer, hidden: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return layer.project(OPS, hidden, cos, sin)
+
+
+def _between(
+    layer: Layer, after: Layer, hidden: Tensor, attended: Tensor, cos: Tensor, sin: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    layer.finish(OPS, hidden, attended)
+    return after.project(OPS, hidden, cos, sin)
+
+
+def _end(fused: FusedForward, hidden: Tensor, attended: Tensor) -> Tensor:
+    fused.layers[-1].finish(OPS, hidden, attended)
+    return fused.logits(OPS, hidden)
+
+
+def _as_they_are(*tensors: Tensor) -> tuple[Tensor, ...]:
+    return tensors
+
+
+def _opened(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Marked, so that a graph of them takes any number of rows from two on. Raises where one is
+    made that does not."""
+    for tensor in tensors:
+        torch._dynamo.mark_dynamic(tensor, 0)
+    return tensors

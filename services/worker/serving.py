@@ -1,0 +1,58 @@
+"""Config → a worker's parts, wired to one another: the engine, its runner, and both streams."""
+
+import asyncio
+import logging
+
+import transformers
+from prometheus_client import CollectorRegistry
+
+from protos import worker_pb2_grpc
+from services.runtime.channel import connect
+from services.runtime.main import Unit
+from services.runtime.server import Mount
+from services.runtime.startup import Laps, process_age_s
+from services.worker.attachment import Attachment
+from services.worker.codec import encode_hello
+from services.worker.config import WorkerConfig
+from services.worker.engine.engine import Engine
+from services.worker.engine.profile import profile, profile_swaps
+from services.worker.engine.runner import EngineRunner
+from services.worker.metrics import WorkerMetrics
+from services.worker.service import WorkerService
+
+log = logging.getLogger(__name__)
+
+
+def assemble(config: WorkerConfig, registry: CollectorRegistry, laps: Laps) -> Unit:
+    """Raises ValueError, one sentence, when the model can't be served."""
+    transformers.utils.logging.disable_progress_bar()
+    engine = Engine.load(config, laps.lap)
+    limit_s = config.profile_s
+    swaps = profile_swaps(engine, limit_s) if limit_s else []
+    timings = profile(engine, limit_s) if limit_s else []
+    laps.lap("profile")
+    hello = encode_hello(config, engine, timings, swaps, str(laps))
+    log.info(
+        "%s: %d KV tokens on %s, %s; up in %.1f s: %s",
+        config.model_name,
+        hello.kv_tokens,
+        engine.model.device,
+        engine.model.forward_name,
+        process_age_s(),
+        laps,
+    )
+    runner = EngineRunner(engine, WorkerMetrics(registry, engine.state))
+    service = WorkerService(runner, config.outbox_tokens)
+    channel = connect(config.scheduler_address)
+    attachment = Attachment(config, channel, runner, hello)
+
+    async def run() -> None:
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(runner.run())
+                tasks.create_task(attachment.run())
+        finally:
+            await channel.close()
+
+    mount = Mount("foretoken.v1.Worker", worker_pb2_grpc.add_WorkerServicer_to_server, service)
+    return Unit([mount], run, runner.drain)

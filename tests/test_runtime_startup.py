@@ -1,0 +1,74 @@
+"""What a process does at its start: import undisturbed, and say what took how long."""
+
+import gc
+import subprocess
+import sys
+import time
+
+import pytest
+
+from services.runtime.startup import Laps, importing, process_age_s
+
+
+@pytest.fixture(autouse=True)
+def thawed():
+    yield
+    gc.unfreeze()
+    gc.enable()
+
+
+def test_no_garbage_is_collected_while_importing_and_what_came_is_never_looked_at_again():
+    frozen = gc.get_freeze_count()
+    with importing():
+        assert not gc.isenabled()
+        kept: list[list[int]] = [[] for _ in range(1_000)]
+    assert gc.isenabled()
+    assert gc.get_freeze_count() >= frozen + len(kept)
+
+
+def test_collection_goes_on_after_an_import_that_fails():
+    with pytest.raises(ImportError), importing():
+        raise ImportError
+    assert gc.isenabled()
+
+
+def test_where_it_was_off_it_stays_off():
+    gc.disable()
+    with importing():
+        pass
+    assert not gc.isenabled()
+
+
+def test_laps_are_told_in_order_each_from_the_end_of_the_one_before():
+    now = iter([10.0, 12.5, 12.54, 15.5])
+    laps = Laps(lambda: next(now))
+    for name in ("imports", "model", "kernels loaded"):
+        laps.lap(name)
+    assert str(laps) == "imports 2.5 s, model 0.0 s, kernels loaded 3.0 s"
+    assert str(Laps()) == ""
+
+
+def test_a_process_knows_its_age():
+    began_s = time.monotonic()
+    told = run("from services.runtime.startup import process_age_s; print(process_age_s())")
+    tick_s = 0.02
+    assert 0 < float(told) <= time.monotonic() - began_s + tick_s
+    assert process_age_s() >= float(told)
+
+
+@pytest.mark.parametrize(
+    ("module", "later"),
+    [
+        ("services.worker.__main__", {"torch", "transformers", "numba"}),
+        ("foretoken.embedded", {"fastapi", "scipy", "transformers", "gateway.service"}),
+    ],
+)
+def test_what_takes_seconds_is_imported_once_settings_were_found_good(module: str, later: set[str]):
+    imported = run(f"import sys, {module}; print(*sys.modules)").split()
+    assert module in imported
+    assert not later & set(imported)
+
+
+def run(code: str) -> str:
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
