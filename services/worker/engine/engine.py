@@ -1,6 +1,5 @@
 """Engine: state, model and cache. The loop is `step`: settle → compose → run → draw → commit."""
 
-from time import perf_counter
 from traceback import clear_frames
 
 import numpy as np
@@ -10,6 +9,8 @@ from torch import Tensor
 from services.core import HeldRequest, Plan, Report
 from services.worker.config import EngineConfig
 from services.worker.engine.assembly import assemble
+from services.worker.engine.graphs.decode_graphs import DecodeGraphs
+from services.worker.engine.graphs.sizes import graphs_wanted
 from services.worker.engine.inputs import StepInputs
 from services.worker.engine.sampling import Draw, is_plain, sample
 from services.worker.machine import device_of, threads_of
@@ -53,11 +54,16 @@ class Engine:
         self._swapper = parts.swapper
         self._step = PagedStep(parts.cache, parts.kernels)
         self._inputs = StepInputs(model.device)
+        self._clock = parts.clock
+        self._graphs: DecodeGraphs | None = None
+        if parts.graphs:
+            self._graphs = DecodeGraphs.record(parts.graphs, self.run)
 
     @classmethod
     def load(cls, config: EngineConfig) -> "Engine":
         """Raises ValueError, one sentence, when the model can't be loaded or doesn't fit."""
         device = device_of(config.device, config.local_rank)
+        graphs_wanted(config, device)  # or says so before weights are read
         fuse = config.fused_forward == "auto"
         model = load_model(config.model, device, config.dtype, fuse)
         parameters = model.module.num_parameters()
@@ -99,12 +105,13 @@ class Engine:
             batch = self._compose()
         if batch is None:
             return None
-        start = perf_counter()
+        watch = self._clock.begin(batch)
         try:
             tokens, logprobs = self._draw(batch, self.run(batch))
         except Exception as error:
             raise self._failed(batch, error) from error
-        return self.state.commit(batch, tokens, perf_counter() - start, logprobs)
+        self._clock.end(watch)
+        return self.state.commit(batch, tokens, self._clock.take(), logprobs)
 
     def _compose(self) -> StepBatch | None:
         """The next batch. What it needs moved is issued before whatever is computed from here."""
@@ -144,6 +151,8 @@ class Engine:
     def run(self, batch: StepBatch) -> Tensor:
         """Logits [sampling rows, vocabulary] of the batch, its KV stored."""
         inputs = self._inputs.prepare(batch)
+        if self._graphs is not None and self._graphs.takes(batch):
+            return self._graphs.run(batch, inputs)
         with torch.inference_mode():
             self._kernels.prepare(batch, inputs.slots)
         return self.model.forward(inputs.tokens, inputs.positions, self._step, inputs.rows)
