@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves
 from triton.runtime.interpreter import GridExecutor
 
-READS = ("_local_scalar_dense", "equal", "nonzero")
+READS = ("_local_scalar_dense", "item", "is_nonzero", "equal", "nonzero")
 
 
 @dataclass
@@ -46,9 +46,7 @@ class _Noting(TorchDispatchMode):
         self._tape = tape
         self._known: set[int] = set()  # storages
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
         assert name not in READS, f"{name}: the host waits for the device"
         given = kwargs or {}

@@ -101,7 +101,7 @@ class DecodeGraphs:
         with torch.inference_mode(), random_contexts(parts.cache, blocks):
             for size in order_of(parts.sizes):
                 took_s = perf_counter() - begun_s
-                took_bytes = parts.recorder.used_bytes() - begun_bytes
+                took_bytes = parts.recorder.used_bytes() - begun_bytes  # below 0: caches emptied
                 if graphs._replays and (took_s > RECORD_S or took_bytes > parts.limit_bytes):
                     break
                 try:
@@ -173,7 +173,7 @@ class DecodeGraphs:
             len(self._replays),
             len(self.parts.sizes),
             took_s,
-            took_bytes >> 20,
+            max(0, took_bytes) >> 20,
         )
 
 
