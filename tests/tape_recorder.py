@@ -40,9 +40,9 @@ class Tape:
             tensor.fill_(torch.nan if tensor.is_floating_point() else 1)
 
 
-class _Noting(TorchDispatchMode):
+class _Noting(TorchDispatchMode):  # type: ignore[no-untyped-call]  # no types
     def __init__(self, tape: Tape):
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # no types
         self._tape = tape
         self._known: set[int] = set()  # storages
 

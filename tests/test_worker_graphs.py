@@ -29,7 +29,8 @@ ENDLESS = SamplingParams(temperature=0, ignore_eos=True)
 SIZES: dict[str, Any] = {**GROUPED, "hidden_size": 128}  # heads of 32, the smallest for Triton
 
 MODELS: dict[str, Callable[[], PreTrainedModel]] = {
-    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES)),
+    "one layer": lambda: LlamaForCausalLM(LlamaConfig(**{**SIZES, "num_hidden_layers": 1})),
+    "two layers": lambda: LlamaForCausalLM(LlamaConfig(**SIZES)),
     "a window": lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=7)),
 }
 
@@ -45,10 +46,10 @@ def recorded_by(recorder: Any, monkeypatch: pytest.MonkeyPatch, **settings: Any)
     few = {"kernels": "triton", "block_tokens": 4, "max_running": 4, "kv_tokens": 256}
     with monkeypatch.context() as patched:
         patched.setattr(assembly, "recorder_for", lambda *_: recorder)
-        return make_engine(model(settings.pop("model", "llama")), **{**few, **settings})
+        return make_engine(model(settings.pop("model", "one layer")), **{**few, **settings})
 
 
-def answers(engine: Engine, lengths: tuple[int, ...], new_tokens: int = 5) -> dict[str, list[int]]:
+def answers(engine: Engine, lengths: tuple[int, ...], new_tokens: int = 3) -> dict[str, list[int]]:
     """Of prompts that come one after the other, so that batches of all sizes decode."""
     feeder = Feeder(engine)
     for number, length in enumerate(lengths):
@@ -119,14 +120,18 @@ def test_on_a_cpu_they_are_refused_before_weights_are_read():
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"model": "a window", "fused_forward": "off"}, {"kv_dtype": "int8"}],
+    [
+        {"model": "two layers"},
+        {"model": "a window", "fused_forward": "off"},
+        {"model": "two layers", "kv_dtype": "int8"},
+    ],
     ids=["fused", "a window, transformers' forward", "INT8"],
 )
 def test_recorded_steps_answer_as_the_engine_does(settings, monkeypatch):
     """Batches of 1, 2, 3 (padded to 4) and 4 decode, joined by prefills and left by who ends."""
     lengths = (3, 18, 7, 11)
     eager = make_engine(
-        model(settings.get("model", "llama")),
+        model(settings["model"]),
         **{k: v for k, v in settings.items() if k != "model"},
         kernels="torch", block_tokens=4,
     )  # fmt: skip
@@ -168,7 +173,7 @@ def test_contexts_beyond_the_recorded_tables_run_as_they_did(monkeypatch):
 
 
 def answers_of_one(length: int, new_tokens: int) -> dict[str, list[int]]:
-    feeder = Feeder(make_engine(model("llama"), kernels="torch"))
+    feeder = Feeder(make_engine(model("one layer"), kernels="torch"))
     feeder.add("r", prompt_tokens(1, length), new_tokens, ENDLESS)
     return dict(feeder.run())
 
@@ -242,4 +247,4 @@ def test_recording_ends_with_its_time_or_memory(bound, monkeypatch, caplog):
     engine = recorded_by(recorder, monkeypatch)
     assert recorder.recorded == 1, "the largest, which serves all"
     assert "up to 4 rows run as CUDA graphs: 1 of 3 sizes, recorded in" in caplog.messages[-1]
-    assert len(answers(engine, (3, 5))["r1"]) == 6
+    assert len(answers(engine, (3, 5))["r1"]) == 4

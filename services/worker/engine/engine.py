@@ -149,7 +149,7 @@ class Engine:
         return True
 
     def run(self, batch: StepBatch) -> Tensor:
-        """Logits [sampling rows, vocabulary] of the batch, its KV stored."""
+        """Logits [sampling rows, vocabulary] of the batch, its KV stored; until the next run."""
         inputs = self._inputs.prepare(batch)
         if self._graphs is not None and self._graphs.takes(batch):
             return self._graphs.run(batch, inputs)

@@ -93,11 +93,12 @@ class DecodeGraphs:
     def record(cls, parts: GraphParts, eager: Callable[[StepBatch], Tensor]) -> "DecodeGraphs":
         """Of every size whose logits are `eager`'s, within the time and memory there is. Logs
         what came of it, and warns where a size is left aside."""
-        rows = parts.sizes[-1]
-        pad_slot = parts.pad_block * parts.cache.block_tokens
-        graphs = cls(parts, _Buffers.of(rows, pad_slot, eager(_random(parts).batch(1))))
+        most, size = parts.sizes[-1], parts.cache.block_tokens
+        blocks = checked_blocks(most, parts.blocks)
+        reach = min(parts.attention.row_tokens, parts.model.max_context_tokens)
+        rows = RandomRows(blocks, size, reach, parts.model.vocab_size)
+        graphs = cls(parts, _Buffers.of(most, parts.pad_block * size, eager(rows.batch(1))))
         begun_s, begun_bytes = perf_counter(), parts.recorder.used_bytes()
-        blocks = checked_blocks(rows, parts.blocks)
         with torch.inference_mode(), random_contexts(parts.cache, blocks):
             for size in order_of(parts.sizes):
                 took_s = perf_counter() - begun_s
@@ -105,7 +106,7 @@ class DecodeGraphs:
                 if graphs._replays and (took_s > RECORD_S or took_bytes > parts.limit_bytes):
                     break
                 try:
-                    graphs._add(size, eager)
+                    graphs._add(size, rows.batch(size), eager)
                 except Exception as error:  # whatever the driver, Triton or the model say
                     why = " ".join(str(error).split()) or type(error).__name__
                     log.warning("decode steps of %d rows cannot be recorded: %s", size, why)
@@ -135,15 +136,14 @@ class DecodeGraphs:
         self.parts.attention.prepare(batch, self.buffers.slots[:size])
         replay()
 
-    def _add(self, size: int, eager: Callable[[StepBatch], Tensor]) -> None:
-        """Record a step of padding alone, and see what it gives of other rows, one of them still
-        padding."""
+    def _add(self, size: int, batch: StepBatch, eager: Callable[[StepBatch], Tensor]) -> None:
+        """Record a step of padding alone, and see what it gives of `batch`. Of as many rows: a
+        GEMM of fewer rounds otherwise, which in half precision may look like a fault."""
         parts, made = self.parts, StepInputs(self.parts.model.device)
         nobody = StepBatch(DecodeRows([], [], parts.cache.block_tokens), [])
         self.buffers.take(made.prepare(nobody))
         parts.attention.prepare(nobody, self.buffers.slots[:size])
         replay = parts.recorder.record(partial(self._compute, size))
-        batch = _random(parts).batch(max(1, size - 1))
         wanted = eager(batch)
         self._play(batch, made.prepare(batch), size, replay)
         why = difference(self.buffers.logits[: len(batch.decodes)], wanted)
@@ -175,9 +175,3 @@ class DecodeGraphs:
             took_s,
             max(0, took_bytes) >> 20,
         )
-
-
-def _random(parts: GraphParts) -> RandomRows:
-    blocks = checked_blocks(parts.sizes[-1], parts.blocks)
-    reach = min(parts.attention.row_tokens, parts.model.max_context_tokens)
-    return RandomRows(blocks, parts.cache.block_tokens, reach, parts.model.vocab_size)
