@@ -157,6 +157,7 @@ def test_padding_stays_in_a_block_of_nobody(monkeypatch):
     for name in "abc":
         feeder.add(name, prompt_tokens(1, 3), 6, ENDLESS)
     feeder.run()
+    assert not graphs.buffers.positions[3:].any(), "padding of the check's row reads its context"
     written = [~layer.isnan().flatten(2).all(-1).all(0) for layer in layers]
     assert all(bool(w[-1]) for w in written), "three rows are padded to four"
     assert int(written[0].sum()) == 1 + 3 * 2  # three rows of 3 + 6 − 1 tokens
