@@ -1,12 +1,14 @@
 """The GPU benchmark's decode steps, their flow: on the CPU, with a tape for a graph."""
 
 from copy import deepcopy
+from math import inf
 
 import torch
 
 from benchmarks import gpu_steps
 from benchmarks.report import figure
 from services.worker.engine import assembly
+from services.worker.engine.graphs import decode_graphs
 from services.worker.model.paged import PagedModel
 from tests.tape_recorder import TapeRecorder
 from tests.test_worker_graphs import model
@@ -28,6 +30,7 @@ def test_steps_are_timed_eager_and_graphed(monkeypatch):
     monkeypatch.setattr(gpu_steps, "times_s", times_s)
     monkeypatch.setattr(gpu_steps, "make_model", lambda _: small())
     monkeypatch.setattr(assembly, "recorder_for", recorder_for)
+    monkeypatch.setattr(decode_graphs, "RECORD_S", inf)
     lines = list(gpu_steps.step_lines(quick=True, repeats=3))
     assert [line.name for line in lines] == [
         f"decode step of {rows} rows, qwen3-0.6b, {what}"

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable
 from functools import cache
+from math import inf
 from typing import Any
 
 import pytest
@@ -41,11 +42,14 @@ def model(name: str) -> PreTrainedModel:
     return MODELS[name]().eval()
 
 
-def recorded_by(recorder: Any, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Engine:
+def recorded_by(
+    recorder: Any, monkeypatch: pytest.MonkeyPatch, limit_s: float = inf, **settings: Any
+) -> Engine:
     """An engine on the CPU whose decode steps are recorded all the same."""
     few = {"kernels": "triton", "block_tokens": 4, "max_running": 4, "kv_tokens": 256}
     with monkeypatch.context() as patched:
         patched.setattr(assembly, "recorder_for", lambda *_: recorder)
+        patched.setattr(decode_graphs, "RECORD_S", limit_s)
         return make_engine(model(settings.pop("model", "one layer")), **{**few, **settings})
 
 
@@ -242,10 +246,8 @@ def test_a_forward_that_waits_for_the_device_is_not_recorded(monkeypatch, caplog
 @pytest.mark.parametrize("bound", ["time", "memory"])
 def test_recording_ends_with_its_time_or_memory(bound, monkeypatch, caplog):
     caplog.set_level(logging.INFO)
-    if bound == "time":
-        monkeypatch.setattr(decode_graphs, "RECORD_S", -1.0)
     recorder = Faulty(each_bytes=3 << 20 if bound == "memory" else 0)
-    engine = recorded_by(recorder, monkeypatch)
+    engine = recorded_by(recorder, monkeypatch, limit_s=-1.0 if bound == "time" else inf)
     assert recorder.recorded == 1, "the largest, which serves all"
     assert "up to 4 rows run as CUDA graphs: 1 of 3 sizes, recorded in" in caplog.messages[-1]
     assert len(answers(engine, (3, 5))["r1"]) == 4
