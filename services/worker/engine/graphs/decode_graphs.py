@@ -93,17 +93,18 @@ class DecodeGraphs:
     def record(cls, parts: GraphParts, eager: Callable[[StepBatch], Tensor]) -> "DecodeGraphs":
         """Of every size whose logits are `eager`'s, within the time and memory there is. Logs
         what came of it, and warns where a size is left aside."""
-        most, size = parts.sizes[-1], parts.cache.block_tokens
+        most, block_tokens = parts.sizes[-1], parts.cache.block_tokens
         blocks = checked_blocks(most, parts.blocks)
         reach = min(parts.attention.row_tokens, parts.model.max_context_tokens)
-        rows = RandomRows(blocks, size, reach, parts.model.vocab_size)
-        graphs = cls(parts, _Buffers.of(most, parts.pad_block * size, eager(rows.batch(1))))
+        rows = RandomRows(blocks, block_tokens, reach, parts.model.vocab_size)
+        pad_slot = parts.pad_block * block_tokens
+        graphs = cls(parts, _Buffers.of(most, pad_slot, eager(rows.batch(1))))
         begun_s, begun_bytes = perf_counter(), parts.recorder.used_bytes()
         with torch.inference_mode(), random_contexts(parts.cache, blocks):
-            for size in order_of(parts.sizes):
+            for tried, size in enumerate(order_of(parts.sizes)):
                 took_s = perf_counter() - begun_s
                 took_bytes = parts.recorder.used_bytes() - begun_bytes  # below 0: caches emptied
-                if graphs._replays and (took_s > RECORD_S or took_bytes > parts.limit_bytes):
+                if tried and (took_s > RECORD_S or took_bytes > parts.limit_bytes):
                     break
                 try:
                     graphs._add(size, rows.batch(size), eager)
