@@ -110,7 +110,7 @@ class Sliced:
     def serve(self) -> list[StepTiming]:
         timings = []
         while result := self.engine.step():
-            timings.append(result.timing)
+            timings += result.timings
         self.engine.report()
         return timings
 

@@ -37,5 +37,6 @@ def test_every_kernel_compiles_for_a_gpu(capability):
     assert done.returncode == 0, done.stdout + done.stderr
     kernels = {line.split()[1] for line in done.stdout.splitlines()}
     assert kernels == {
-        "store", "append_blocks", "decode", "join", "prefill", "quantize", "dequantize", "copy"
+        "store", "append_blocks", "follow", "decode", "join", "prefill", "quantize", "dequantize",
+        "copy",
     }  # fmt: skip

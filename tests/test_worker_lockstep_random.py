@@ -154,7 +154,7 @@ class LockstepMachine(RuleBasedStateMachine):
         assert not any(chunk.samples for chunk in pads)
         assert len(batch.decodes) + batch.prefill_tokens <= 11
         assert len(batch.decodes) + len(batch.chunks) - len(pads) <= 5
-        result = self.state.commit(batch, self.device.run(batch), 0.01)
+        result = self.state.commit(batch, self.device.run(batch), [])
         self._tell(result.tokens)
         self._part_the_spent()
         self.state.check_integrity()
@@ -295,7 +295,7 @@ def test_waste_is_what_the_papers_count(shapes, limit):
     grants = tuple(Grant(name, limit) for name in names)
     state.apply(Plan(1, admit=grants, batches=(StaticBatch(1, names),)), 0.0)
     while batch := state.compose():
-        state.commit(batch, device.run(batch), 0.01)
+        state.commit(batch, device.run(batch), [])
     lengths = [length_of(prompt) for prompt in prompts]
     steps = max(min(limit, length) for length in lengths)
     ended = [length for length in lengths if length <= limit]

@@ -13,7 +13,10 @@ from services.worker.config import EngineConfig
 from services.worker.engine import memory
 from services.worker.engine.memory import (
     CPU_KV_TOKENS,
+    GRAPH_BYTES,
     HOST_BYTES,
+    PARTIALS_BYTES,
+    graphs_bytes,
     host_blocks,
     kv_blocks,
     kv_memory,
@@ -132,3 +135,15 @@ def test_a_gpu_s_memory_model_by_hand(model, monkeypatch):
     staging = 2 * staging_bytes(torch.device("cuda", 0))
     assert on_gpu == KVMemory(85 * GIB, 30 * GIB, 2 * GIB + staging, NATIVE_BYTES)
     assert on_gpu.available_bytes == 53 * GIB - staging
+    less = kv_memory(model, EngineConfig(), NATIVE_BYTES, graphs_bytes=3 * GIB)
+    assert less.available_bytes == 50 * GIB - staging
+
+
+def test_what_recorded_steps_take_by_hand(model, monkeypatch):
+    """Of 8 rows: a forward of 8, and of each 96 logits in float32 and a table of 16,384 blocks."""
+    assert graphs_bytes(model, [1, 8]) == 0, "a CPU has none"
+    monkeypatch.setattr(model, "device", torch.device("cuda", 0))
+    monkeypatch.setattr(memory, "_forward_bytes", lambda _, tokens: tokens * 1000)
+    assert graphs_bytes(model, []) == 0
+    rows_bytes = 8 * (1000 + 96 * 4 + 16_384 * 4)
+    assert graphs_bytes(model, [1, 4, 8]) == rows_bytes + PARTIALS_BYTES + 3 * GRAPH_BYTES

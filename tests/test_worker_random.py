@@ -236,7 +236,7 @@ class WorkerMachine(RuleBasedStateMachine):
         may_leave = eldest.request_id in self.victims or self.residency == "defer"
         if eldest in runnable and not may_leave:
             assert eldest.request_id in planned or eldest.arriving, "the eldest must get on"
-        result = self.state.commit(batch, self.device.run(batch), 0.01)
+        result = self.state.commit(batch, self.device.run(batch), [])
         for token in result.tokens:
             self._check(token)
 

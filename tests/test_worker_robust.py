@@ -179,7 +179,7 @@ def test_whoever_is_good_ends_as_if_nobody_were_bad(lengths, bad, static, room, 
                 for sequence in state.fail(batch):
                     assert [sequence.request_id] == list(rows) == poisoned
             else:
-                tokens = state.commit(batch, device.run(batch), 0.01).tokens
+                tokens = state.commit(batch, device.run(batch), []).tokens
         for token in (*tokens, *state.take_late()):
             length = lengths[int(token.request_id[1:])] + token.offset
             assert token.offset == output[token.request_id]

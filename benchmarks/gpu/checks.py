@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from services.worker.kernels.cuda.attention import TritonAttention
+from services.worker.kernels.cuda.fixed import FixedDecodes
 from services.worker.kernels.interface import AttentionOptions
 from services.worker.kv.cache import KVLayer
 from services.worker.requests.batch import DecodeRows, PrefillChunk, StepBatch
@@ -199,6 +200,40 @@ def run_step(case: Case, seed: int, device: torch.device, processors: int | None
     return Outcome(case, layout, before, after, q, k, v, out.cpu())
 
 
+def run_fixed(
+    case: Case, seed: int, device: torch.device, padding: int, processors: int | None = None
+) -> Outcome:
+    """Store and attend once as a recorded step of decodes does, `padding` rows behind the case's
+    own. They write into a block behind the others, which the outcome is without."""
+    random = torch.Generator().manual_seed(seed)
+    layout = layout_of(case, random)
+    before = poisoned_layer(case, layout, random)
+    rows, size = len(layout.new), len(layout.new) + padding
+    q, k, v = step_inputs(case, size, random)
+    data = torch.nn.functional.pad(before.data, (0, 0, 0, 0, 0, 0, 0, 1))
+    scales = before.scales
+    if scales is not None:
+        scales = torch.nn.functional.pad(scales, (0, 0, 0, 0, 0, 1))
+    layer = to(KVLayer(data, scales), device)
+    width = layout.batch.decodes.tables.shape[1]
+    kernels = FixedDecodes(case.block_tokens, device, size + 2, width, processors)
+    slots = torch.full((size,), layout.blocks * case.block_tokens)
+    slots[:rows] = layout.new
+    positions = torch.zeros(size, dtype=torch.long)
+    positions[:rows] = torch.from_numpy(layout.batch.decodes.positions)
+    with poisoned_memory():
+        kernels.prepare(layout.batch, slots.to(device))
+        kernels.begin(positions.to(device))
+        qd, kd, vd = _send(q, k, v, device, case.strided)
+        kernels.store(layer, kd, vd)
+        out = kernels.attend(layer, qd, kd, vd, case.options).cpu()
+    there = to(layer, torch.device("cpu"))
+    after = KVLayer(there.data[:, :-1], None if there.scales is None else there.scales[:, :-1])
+    if not out[rows:].isfinite().all():
+        out[:rows] = torch.nan  # padding is to stay harmless, whatever reads it
+    return Outcome(case, layout, before, after, q[:rows], k[:rows], v[:rows], out[:rows])
+
+
 def _send(
     q: Tensor, k: Tensor, v: Tensor, device: torch.device, strided: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -302,6 +337,14 @@ CASES = [
     Case("INT8, MHA, long", ((1500, 1), (10, 1)), 2, 2, 128, int8=True),
     Case("INT8, a window and a soft-cap", ((200, 1), (30, 9)), 4, 1, 80, int8=True, window=40,
          softcap=5.0),
+]  # fmt: skip
+
+
+DECODES = [
+    Case(f"recorded, {case.name}", tuple(s for s in case.shapes if s[1] == 1), case.heads,
+         case.kv_heads, case.head_dim, window=case.window, softcap=case.softcap, int8=case.int8,
+         block_tokens=case.block_tokens, strided=case.strided)
+    for case in CASES
 ]  # fmt: skip
 
 

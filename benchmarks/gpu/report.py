@@ -11,8 +11,19 @@ import torch
 import triton
 
 from benchmarks.gpu.attention import decode_lines, int8_lines, prefill_lines, store_lines
-from benchmarks.gpu.checks import BOUNDS, CASES, attention_error, in_types, run_step, store_faults
+from benchmarks.gpu.checks import (
+    BOUNDS,
+    CASES,
+    DECODES,
+    Outcome,
+    attention_error,
+    in_types,
+    run_fixed,
+    run_step,
+    store_faults,
+)
 from benchmarks.gpu.copies import CopyCase, at_rest_faults, copy_cases, round_trip_faults
+from benchmarks.gpu.steps import step_lines
 from benchmarks.gpu.swaps import overlap_lines, swap_lines
 from benchmarks.gpu.timing import Measurement, copy_ceiling, pinned_ceilings
 from benchmarks.harness.report import show, write
@@ -22,17 +33,23 @@ def faults(device: torch.device, seed: int, quick: bool) -> Iterator[str]:
     """Of every kernel, with fresh inputs, in words."""
     for case in CASES[:4] if quick else CASES:
         for typed in in_types(case):
-            outcome = run_step(typed, seed, device)
-            error = attention_error(outcome)
-            if not error < BOUNDS[typed.dtype]:  # NaN is no less
-                yield f"{typed.name}: off by {error:.1e}, {BOUNDS[typed.dtype]:.0e} is allowed"
-            yield from (f"{typed.name}: {fault}" for fault in store_faults(outcome))
+            yield from _step_faults(run_step(typed, seed, device))
+    for case in DECODES[:4] if quick else DECODES:
+        for typed in in_types(case):
+            yield from _step_faults(run_fixed(typed, seed, device, padding=3))
     for copied in copy_cases(1, 32)[: 3 if quick else None]:
         found = at_rest_faults(copied, seed, device)
         found += round_trip_faults(copied, seed, device, int8=False)
         yield from (f"copies, {copied.name}: {fault}" for fault in found)
     live = CopyCase("live INT8", 2, 80, torch.float32)
     yield from (f"copies, live INT8: {f}" for f in round_trip_faults(live, seed, device, int8=True))
+
+
+def _step_faults(outcome: Outcome) -> Iterator[str]:
+    case, error = outcome.case, attention_error(outcome)
+    if not error < BOUNDS[case.dtype]:  # NaN is no less
+        yield f"{case.name}: off by {error:.1e}, {BOUNDS[case.dtype]:.0e} is allowed"
+    yield from (f"{case.name}: {fault}" for fault in store_faults(outcome))
 
 
 def run_checks(device: torch.device, quick: bool) -> int:
@@ -57,6 +74,7 @@ def timings(quick: bool) -> Iterator[Measurement]:
     yield from int8_lines(quick, repeats)
     yield from prefill_lines(quick, repeats)
     yield from store_lines(quick, repeats, device.median)
+    yield from step_lines(quick, repeats)
     yield from swap_lines(quick, repeats, down.median, up.median)
     yield from overlap_lines(quick, repeats)
 

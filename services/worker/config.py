@@ -53,6 +53,9 @@ class EngineConfig(BaseModel):
     prefix_sharing: bool = True  # requests that begin alike compute that once
     # Triton's on CUDA; on a CPU Numba's in float32 and bfloat16; PyTorch's anywhere else.
     kernels: KernelSet = "auto"
+    # Decode steps as CUDA graphs by batch size, each launched at once. auto: where Triton's kernels
+    # run on a GPU; on: refused elsewhere; off: to compare, or should it ever be in doubt.
+    cuda_graphs: Literal["auto", "on", "off"] = "auto"
     gpu_memory_utilization: float = Field(default=0.85, gt=0, le=1)
     report_every_steps: int = Field(default=16, ge=1)
 

@@ -65,8 +65,9 @@ class WorkerMetrics:
 
     def stepped(self, result: StepResult) -> None:
         self._generated.inc(len(result.tokens))
-        self._prefilled.inc(result.timing.prefill_tokens)
-        self._step_s.observe(result.timing.elapsed_s)
+        for timing in result.timings:
+            self._prefilled.inc(timing.prefill_tokens)
+            self._step_s.observe(timing.elapsed_s)
 
     def reported(self, report: Report) -> None:
         self._preempted.inc(len(report.evicted))

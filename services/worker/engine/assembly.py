@@ -2,13 +2,19 @@
 
 from dataclasses import dataclass
 
+import torch
+
 from services.worker.config import EngineConfig
-from services.worker.engine.memory import host_blocks, kv_blocks, staging_bytes
-from services.worker.kernels.choose import kernels_for
+from services.worker.engine.graphs.decode_graphs import GraphParts
+from services.worker.engine.graphs.recorder import CudaRecorder, Recorder
+from services.worker.engine.graphs.sizes import ROW_BLOCKS_MAX, graphs_wanted, sizes_of
+from services.worker.engine.memory import graphs_bytes, host_blocks, kv_blocks, staging_bytes
+from services.worker.engine.step_clock import StepClock
+from services.worker.kernels.choose import fixed_for, kernels_for
 from services.worker.kernels.interface import AttentionKernels
 from services.worker.kv.cache import KVCache, bytes_per_token
 from services.worker.kv.copies import BlockCopies
-from services.worker.kv.device_streams import streams_for
+from services.worker.kv.device_streams import Streams, streams_for
 from services.worker.kv.host_cache import HostCache
 from services.worker.kv.staging import RecordLayout, RingSize
 from services.worker.kv.swapper import Swapper
@@ -22,12 +28,15 @@ HOST_BLOCKS = 8  # resting for each on the device, where no size is set: more wo
 
 @dataclass(frozen=True)
 class Parts:
-    """Limits of the state, and all that is allocated within them."""
+    """Limits of the state, and all that is allocated within them; `graphs` where decode steps are
+    to be recorded."""
 
     limits: Limits
     cache: KVCache
     kernels: AttentionKernels
     swapper: Swapper
+    clock: StepClock
+    graphs: GraphParts | None
     kv_bytes_per_token: int
 
 
@@ -53,13 +62,48 @@ def assemble(model: PagedModel, config: EngineConfig) -> Parts:
         tuple(model.shapes), config.block_tokens, model.dtype, int8, config.swap_dtype == "int8"
     )
     token_bytes = bytes_per_token(model.shapes, model.dtype, int8)
-    limits = _limits(model, config, layout, token_bytes, context_tokens)
+    recorder = recorder_for(config, model.device)
+    sizes = sizes_of(_most_rows(model, config)) if recorder else []
+    set_aside = graphs_bytes(model, sizes)
+    limits = _limits(model, config, layout, token_bytes, context_tokens, set_aside)
+    # A block beyond the pool's is nobody's: what pads recorded steps writes there.
+    blocks = limits.kv_blocks + bool(recorder)
     cache = KVCache.allocate(
-        model.shapes, limits.kv_blocks, config.block_tokens, model.dtype, model.device, int8
+        model.shapes, blocks, config.block_tokens, model.dtype, model.device, int8
     )
     host = _host(model, config, layout, limits.host_blocks)
-    swapper = _swapper(cache, copies, layout, host)
-    return Parts(limits, cache, kernels, swapper, token_bytes)
+    streams = streams_for(model.device)
+    swapper = _swapper(cache, copies, layout, host, streams)
+    graphs = _graphs(model, cache, limits, recorder, set_aside) if recorder else None
+    return Parts(limits, cache, kernels, swapper, StepClock(streams), graphs, token_bytes)
+
+
+def recorder_for(config: EngineConfig, device: torch.device) -> Recorder | None:
+    """What records decode steps, where they are to be."""
+    return CudaRecorder(device) if graphs_wanted(config, device) else None
+
+
+def _most_rows(model: PagedModel, config: EngineConfig) -> int:
+    """That a step decodes, memory aside."""
+    return min(config.max_running, batch_tokens_of(config.max_batch_tokens, model.device))
+
+
+def _graphs(
+    model: PagedModel, cache: KVCache, limits: Limits, recorder: Recorder, set_aside: int
+) -> GraphParts:
+    """Every row has a block of its own, so there are no more rows than blocks."""
+    rows = min(limits.max_running, limits.max_batch_tokens, limits.kv_blocks)
+    row_blocks = min(-(-limits.reach_tokens // limits.block_tokens), ROW_BLOCKS_MAX)
+    return GraphParts(
+        model=model,
+        cache=cache,
+        attention=fixed_for(model.device, limits.block_tokens, rows, row_blocks),
+        recorder=recorder,
+        sizes=sizes_of(rows),
+        pad_block=limits.kv_blocks,
+        blocks=limits.kv_blocks,
+        limit_bytes=set_aside,
+    )
 
 
 def _limits(
@@ -68,8 +112,9 @@ def _limits(
     layout: RecordLayout,
     token_bytes: int,
     context_tokens: int,
+    set_aside: int,
 ) -> Limits:
-    blocks = kv_blocks(model, config)
+    blocks = kv_blocks(model, config, set_aside)
     in_host = model.device.type == "cpu"  # the cache itself is in host memory
     kv_bytes = blocks * config.block_tokens * token_bytes if in_host else 0
     return Limits(
@@ -98,7 +143,9 @@ def _host(model: PagedModel, config: EngineConfig, layout: RecordLayout, blocks:
     return host
 
 
-def _swapper(cache: KVCache, copies: BlockCopies, layout: RecordLayout, host: HostCache) -> Swapper:
+def _swapper(
+    cache: KVCache, copies: BlockCopies, layout: RecordLayout, host: HostCache, streams: Streams
+) -> Swapper:
     device = cache.layers[0].data.device
     ring = RingSize.within(staging_bytes(device), layout.record_bytes)
-    return Swapper(cache.layers, copies, layout, host, streams_for(device), ring)
+    return Swapper(cache.layers, copies, layout, host, streams, ring)

@@ -1,7 +1,6 @@
 """Engine: state, model and cache. The loop is `step`: settle → compose → run → draw → commit."""
 
 from collections.abc import Callable
-from time import perf_counter
 from traceback import clear_frames
 
 import numpy as np
@@ -12,6 +11,8 @@ from transformers import PreTrainedModel
 from services.core import HeldRequest, Plan, Report
 from services.worker.config import EngineConfig
 from services.worker.engine.assembly import assemble
+from services.worker.engine.graphs.decode_graphs import DecodeGraphs
+from services.worker.engine.graphs.sizes import graphs_wanted
 from services.worker.engine.inputs import StepInputs
 from services.worker.engine.sampling import Draw, is_plain, sample
 from services.worker.machine import device_of, threads_of
@@ -56,6 +57,10 @@ class Engine:
         self._swapper = parts.swapper
         self._step = PagedStep(parts.cache, parts.kernels)
         self._inputs = StepInputs(model.device)
+        self._clock = parts.clock
+        self._graphs: DecodeGraphs | None = None
+        if parts.graphs:
+            self._graphs = DecodeGraphs.record(parts.graphs, self.run)
 
     @classmethod
     def load(cls, config: EngineConfig, lap: Callable[[str], None] = lambda _: None) -> "Engine":
@@ -63,6 +68,7 @@ class Engine:
         told what has just been done."""
         device = device_of(config.device, config.local_rank)
         require_compiler(config.compile, device)
+        graphs_wanted(config, device)  # or says so before weights are read
 
         def settle(module: PreTrainedModel) -> None:
             parameters = module.num_parameters()
@@ -119,12 +125,13 @@ class Engine:
             batch = self._compose()
         if batch is None:
             return None
-        start = perf_counter()
+        watch = self._clock.begin(batch)
         try:
             tokens, logprobs = self._draw(batch, self.run(batch))
         except Exception as error:
             raise self._failed(batch, error) from error
-        return self.state.commit(batch, tokens, perf_counter() - start, logprobs)
+        self._clock.end(watch)
+        return self.state.commit(batch, tokens, self._clock.take(), logprobs)
 
     def _compose(self) -> StepBatch | None:
         """The next batch. What it needs moved is issued before whatever is computed from here."""
@@ -162,8 +169,10 @@ class Engine:
         return True
 
     def run(self, batch: StepBatch) -> Tensor:
-        """Logits [sampling rows, vocabulary] of the batch, its KV stored."""
+        """Logits [sampling rows, vocabulary] of the batch, its KV stored; until the next run."""
         inputs = self._inputs.prepare(batch)
+        if self._graphs is not None and self._graphs.takes(batch):
+            return self._graphs.run(batch, inputs)
         with torch.inference_mode():
             self._kernels.prepare(batch, inputs.slots)
         return self.model.forward(inputs.tokens, inputs.positions, self._step, inputs.rows)

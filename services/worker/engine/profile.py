@@ -92,6 +92,6 @@ def _time_steps(engine: Engine, seqs: int, tokens: int, until_s: float) -> list[
     engine.apply(Plan(1, admit=tuple(Grant(i, output) for i in ids)), 0.0)
     timings = []
     while perf_counter() < until_s and (result := engine.step()):
-        timings.append(result.timing)
+        timings += result.timings
     engine.reset()
     return timings

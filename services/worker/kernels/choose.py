@@ -7,7 +7,7 @@ from time import perf_counter
 import torch
 
 from services.worker.config import KernelSet
-from services.worker.kernels.interface import AttentionKernels
+from services.worker.kernels.interface import AttentionKernels, FixedAttention
 from services.worker.kernels.reference.attention import TorchAttention
 from services.worker.kernels.reference.blocks import TorchBlocks
 from services.worker.kv.cache import KVCache, KVShape, bytes_per_token
@@ -43,12 +43,26 @@ def kernels_for(
         )
     if int8:
         _require_gain(shapes, dtype)
-    if chosen == "triton" or (chosen == "auto" and device.type == "cuda"):
+    if runs_triton(device, chosen):
         return _triton(device, block_tokens, dtype, shapes, heads or [s.kv_heads for s in shapes])
     if chosen == "numba" or (chosen == "auto" and _suits_numba(device, dtype)):
         return _numba(device, block_tokens, dtype, shapes, int8), TorchBlocks()
     token_bytes = max(bytes_per_token([shape], dtype) for shape in shapes)
     return TorchAttention(block_tokens, device, dtype, token_bytes), TorchBlocks()
+
+
+def runs_triton(device: torch.device, chosen: KernelSet) -> bool:
+    return chosen == "triton" or (chosen == "auto" and device.type == "cuda")
+
+
+def fixed_for(
+    device: torch.device, block_tokens: int, max_rows: int, row_blocks: int
+) -> FixedAttention:
+    """Attention of up to `max_rows` decodes of `row_blocks` blocks that can be recorded: Triton's,
+    where `runs_triton`."""
+    from services.worker.kernels.cuda.fixed import FixedDecodes
+
+    return FixedDecodes(block_tokens, device, max_rows, row_blocks)
 
 
 def _suits_numba(device: torch.device, dtype: torch.dtype) -> bool:

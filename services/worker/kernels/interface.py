@@ -55,3 +55,18 @@ class AttentionKernels(Protocol):
 
         k and v are the step's own, already stored. Returns the shape of q.
         """
+
+
+class FixedAttention(AttentionKernels, Protocol):
+    """AttentionKernels of decodes alone whose launches can be recorded once and played again.
+
+    `prepare` is the host's part of each step: it brings to the device what changed of a batch of
+    rows, and is not recorded. `slots` may be longer than the batch: the rows behind it are padding
+    at position 0, each attending to its own token alone. `begin`, `store` and `attend` are
+    recorded: they read nothing but memory that stays where it is, `slots` too.
+    """
+
+    row_tokens: int  # the longest context of a row
+
+    def begin(self, positions: Tensor) -> None:
+        """Once a forward, first: where the rows are, padding too, by `positions` and the slots."""

@@ -138,7 +138,8 @@ class NewToken(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step gave: at most one token a sequence, in batch order."""
+    """What a step gave: at most one token a sequence, in batch order; and what steps took whose
+    time is known by now. On a CPU that is this one, on a GPU some wait for the next."""
 
     tokens: list[NewToken]
-    timing: StepTiming
+    timings: list[StepTiming]

@@ -41,9 +41,10 @@ class Reporter:
         self._blocks = blocks
         self._everybody = True
 
-    def stepped(self, timing: StepTiming) -> None:
+    def stepped(self, timings: Iterable[StepTiming]) -> None:
+        """A step is over; `timings` came to be known, its own or of earlier ones."""
         self._steps += 1
-        self._timings.append(timing)
+        self._timings.extend(timings)
 
     def swapped(self, timings: Iterable[SwapTiming]) -> None:
         self._swaps.extend(timings)

@@ -337,16 +337,14 @@ class WorkerState:
         self,
         batch: StepBatch,
         sampled: list[int],
-        elapsed_s: float,
+        timings: list[StepTiming],
         logprobs: Mapping[int, TokenLogprobs] | None = None,
     ) -> StepResult:
-        """Take the tokens drawn, one for each of `batch.sampling`; `logprobs` by its index. What
-        it returns is to be told: invalid tokens are not in it, and the last ones of static
-        batches only once these are over."""
-        timing = StepTiming(
-            batch.prefill_tokens, len(batch.decodes), batch.context_tokens, elapsed_s
-        )
-        self._reporter.stepped(timing)
+        """Take the tokens drawn, one for each of `batch.sampling`; `logprobs` by its index.
+        `timings` are of steps whose time is known by now, this one or earlier ones. What it
+        returns is to be told: invalid tokens are not in it, and the last ones of static batches
+        only once these are over."""
+        self._reporter.stepped(timings)
         in_batches = self._lockstep.active
         for chunk in batch.chunks:
             chunk.sequence.computed = chunk.end
@@ -365,7 +363,7 @@ class WorkerState:
             self._suspects.pass_part()
             self._kv.touch()
         self._composer.committed(batch, sampled)
-        return StepResult(tokens, timing)
+        return StepResult(tokens, timings)
 
     def _take(self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None) -> NewToken:
         sequence.computed = length = len(sequence.tokens)

@@ -23,6 +23,20 @@ from services.worker.requests.batch import PrefillChunk, StepBatch
 STORE_NUMBERS = 4096  # of keys, and as many of values, to a thread block
 
 
+def store_tokens(layer: KVLayer, k: Tensor, v: Tensor, slots: Tensor, block_tokens: int) -> None:
+    """k and v [Σ tokens, kv_heads, head_dim] into `slots` [Σ tokens]."""
+    tokens, kv_heads, head_dim = k.shape
+    k, v, paged = rows_of(k), rows_of(v), Paged.of(layer)
+    dim = power_of_two(head_dim)
+    rows = max(STORE_NUMBERS // dim, 1)
+    store[(-(-tokens * kv_heads // rows),)](
+        k, v, slots, *paged.pointers, tokens * kv_heads,
+        *k.stride()[:2], *v.stride()[:2], *paged.strides,
+        KV_HEADS=kv_heads, INT8=paged.int8, BLOCK_TOKENS=block_tokens,
+        ROWS=rows, HEAD_DIM=head_dim, DIM=dim, num_warps=4,
+    )  # fmt: skip
+
+
 class TritonAttention:
     """AttentionKernels on a CUDA device; on the CPU under TRITON_INTERPRET=1.
 
@@ -56,16 +70,7 @@ class TritonAttention:
         self._tiles = {}
 
     def store(self, layer: KVLayer, k: Tensor, v: Tensor) -> None:
-        tokens, kv_heads, head_dim = k.shape
-        k, v, paged = rows_of(k), rows_of(v), Paged.of(layer)
-        dim = power_of_two(head_dim)
-        rows = max(STORE_NUMBERS // dim, 1)
-        store[(-(-tokens * kv_heads // rows),)](
-            k, v, self._slots, *paged.pointers, tokens * kv_heads,
-            *k.stride()[:2], *v.stride()[:2], *paged.strides,
-            KV_HEADS=kv_heads, INT8=paged.int8, BLOCK_TOKENS=self._block_tokens,
-            ROWS=rows, HEAD_DIM=head_dim, DIM=dim, num_warps=4,
-        )  # fmt: skip
+        store_tokens(layer, k, v, self._slots, self._block_tokens)
 
     def attend(
         self, layer: KVLayer, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions

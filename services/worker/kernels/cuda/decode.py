@@ -4,7 +4,7 @@
 
 As flash-decoding (Dao et al. 2023): each split keeps its own softmax, a second kernel joins them.
 A list of (row, split, splits) is the grid, so that one long sequence among short ones costs no
-empty thread blocks.
+empty thread blocks. Of a grid that is recorded once and played again, what is left over is idle.
 """
 
 import triton
@@ -23,6 +23,30 @@ def append_blocks(tables, fresh, rows, width, BLOCK_TOKENS: tl.constexpr, ROWS: 
     tl.store(tables + row * width + (length - 1) // BLOCK_TOKENS, block, mask=inside)
 
 
+@triton.jit(
+    do_not_specialize=["rows", "width"],
+    do_not_specialize_on_alignment=["positions", "slots"],
+)
+def follow(
+    lengths,  # [rows]
+    tables,  # [rows, width]
+    positions,  # [rows] of the tokens that are decoded
+    slots,  # [rows] where they are stored
+    rows,
+    width,
+    BLOCK_TOKENS: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """Bring each row's length and its newest block up to date, from what is on the device alone."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    inside = row < rows
+    position = tl.load(positions + row, mask=inside, other=0).to(tl.int32)
+    slot = tl.load(slots + row, mask=inside, other=0)
+    tl.store(lengths + row, position + 1, mask=inside)
+    block = (slot // BLOCK_TOKENS).to(tl.int32)
+    tl.store(tables + row * width + position // BLOCK_TOKENS, block, mask=inside)
+
+
 @triton.jit(do_not_specialize=["width"])
 def decode(
     q,
@@ -30,7 +54,7 @@ def decode(
     partial,  # [items, heads, HEAD_DIM] float32
     tops,  # [items, heads]
     totals,
-    items,  # [items, 3]: row, split, splits
+    items,  # [items, 3]: row, split, splits; 0 splits: idle
     lengths,  # [rows]
     tables,  # [rows, width]
     width,
@@ -69,6 +93,8 @@ def decode(
     row = tl.load(items + 3 * item)
     split = tl.load(items + 3 * item + 1)
     splits = tl.load(items + 3 * item + 2)
+    if splits == 0:
+        return  # idle
     length = tl.load(lengths + row)
 
     begin = 0

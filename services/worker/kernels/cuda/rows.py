@@ -8,7 +8,7 @@ from torch import Tensor
 
 from services.worker.kernels.cuda.decode import append_blocks, decode, join
 from services.worker.kernels.cuda.device import Paged, products, send
-from services.worker.kernels.cuda.sizes import decode_tiles, power_of_two
+from services.worker.kernels.cuda.sizes import Tiles, decode_tiles, power_of_two
 from services.worker.kernels.cuda.work import items_of, splits_of
 from services.worker.kernels.interface import AttentionOptions
 from services.worker.requests.batch import DecodeRows, Ints
@@ -16,6 +16,104 @@ from services.worker.requests.batch import DecodeRows, Ints
 APPEND_ROWS = 128
 JOIN_NUMBERS = 4096  # of partial outputs, taken at once
 ALIGNED = 64  # numbers
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How a layer's heads are cut into thread blocks: what splits of its rows depend on, too."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    window: int | None
+    tiles: Tiles
+
+    @classmethod
+    def of(cls, q: Tensor, kv_heads: int, paged: Paged, window: int | None) -> "Cut":
+        heads, head_dim = q.shape[1:]
+        tiles = decode_tiles(heads // kv_heads, head_dim, q.dtype, paged.pointers[0].dtype)
+        return cls(heads, kv_heads, head_dim, window, tiles)
+
+    @property
+    def head_tiles(self) -> int:
+        """Of each key head."""
+        return -(-self.heads // self.kv_heads // self.tiles.queries)
+
+    @property
+    def beside(self) -> int:
+        """Thread blocks that take each split side by side."""
+        return self.kv_heads * self.head_tiles
+
+    @property
+    def work(self) -> tuple[int | None, int, int]:
+        """Layers that are alike in this are split alike."""
+        return self.window, self.tiles.keys, self.beside
+
+
+@dataclass(frozen=True, slots=True)
+class Contexts:
+    """Of each row its tokens and its blocks, [rows] and [rows, width]."""
+
+    lengths: Tensor
+    tables: Tensor
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """`items` of (row, split, splits), `count` of them; of each of `rows` its (first item,
+    splits), 0 rows where none is split. `partials`: room for what splits give."""
+
+    items: Tensor
+    count: int
+    ranges: Tensor
+    rows: int
+    partials: tuple[Tensor, Tensor, Tensor]
+
+
+def room_of(items: int, heads: int) -> int:
+    """Partial results of so many items, in whole alignments."""
+    return -(-items * heads // ALIGNED) * ALIGNED
+
+
+def partials_of(scratch: Tensor, room: int, head_dim: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Outputs, tops and totals; `scratch` [room · (head_dim + 2)] at least."""
+    outputs = room * head_dim
+    return (
+        scratch[:outputs],
+        scratch[outputs : outputs + room],
+        scratch[outputs + room : outputs + 2 * room],
+    )
+
+
+def launch(
+    q: Tensor,
+    out: Tensor,
+    paged: Paged,
+    cut: Cut,
+    contexts: Contexts,
+    grid: Grid,
+    options: AttentionOptions,
+    block_tokens: int,
+) -> None:
+    """Attend for rows 0 … of q, into the same rows of `out`."""
+    tiles, dim = cut.tiles, power_of_two(cut.head_dim)
+    scores, outputs = products(q.dtype, paged.int8)
+    decode[(grid.count * cut.beside,)](
+        q, out, *grid.partials, grid.items, contexts.lengths, contexts.tables, contexts.width,
+        *paged.pointers, *q.stride()[:2], *out.stride()[:2], *paged.strides, options.scale,
+        KV_HEADS=cut.kv_heads, GROUP=cut.heads // cut.kv_heads, HEAD_TILES=cut.head_tiles,
+        WINDOW=options.window or 0, SOFTCAP=options.softcap or 0.0, INT8=paged.int8,
+        BLOCK_TOKENS=block_tokens, ROWS=tiles.queries, TILE=tiles.keys,
+        HEAD_DIM=cut.head_dim, DIM=dim, QK=scores, PV=outputs,
+        num_warps=tiles.num_warps, num_stages=tiles.num_stages,
+    )  # fmt: skip
+    if grid.rows:
+        join[(grid.rows * cut.heads,)](
+            out, *grid.partials, grid.ranges, *out.stride()[:2],
+            HEADS=cut.heads, HEAD_DIM=cut.head_dim, DIM=dim, SPLITS=JOIN_NUMBERS // dim,
+            num_warps=4,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,54 +178,34 @@ class RowsAttention:
             BLOCK_TOKENS=self._block_tokens, ROWS=APPEND_ROWS,
         )  # fmt: skip
 
-    def _split(self, window: int | None, tile: int, heads: int) -> _Splits:
+    def _split(self, cut: Cut) -> _Splits:
         """This step's splits; the grid of the last step, while it still fits."""
-        key = (window, tile, heads)
+        key = cut.work
         if key not in self._fresh:
             self._fresh.add(key)
-            counts = splits_of(self._lengths, window, tile, heads, self._processors)
+            counts = splits_of(self._lengths, *key, self._processors)
             kept = self._splits.get(key)
             if kept is None or not np.array_equal(kept.counts, counts):
                 items, ranges = send(items_of(counts), self._device)
                 self._splits[key] = _Splits(counts, items, ranges)
         return self._splits[key]
 
-    def _partials(self, items: int, heads: int, head_dim: int) -> tuple[Tensor, ...]:
-        """Room for partial outputs, tops and totals, used again by every layer in turn."""
-        rows = -(-items * heads // ALIGNED) * ALIGNED
-        needed = rows * (head_dim + 2)
+    def _partials(self, items: int, cut: Cut) -> tuple[Tensor, Tensor, Tensor]:
+        """Used again by every layer in turn."""
+        room = room_of(items, cut.heads)
+        needed = room * (cut.head_dim + 2)
         if needed > len(self._scratch):
             self._scratch = torch.empty(2 * needed, device=self._device)
-        outputs = rows * head_dim
-        return (
-            self._scratch[:outputs],
-            self._scratch[outputs : outputs + rows],
-            self._scratch[outputs + rows : needed],
-        )
+        return partials_of(self._scratch, room, cut.head_dim)
 
     def attend(
         self, paged: Paged, kv_heads: int, q: Tensor, out: Tensor, options: AttentionOptions
     ) -> None:
         """Rows 0 … of q, into the same rows of `out`."""
-        heads, head_dim = q.shape[1:]
-        group, dim = heads // kv_heads, power_of_two(head_dim)
-        sizes = decode_tiles(group, head_dim, q.dtype, paged.pointers[0].dtype)
-        head_tiles = -(-group // sizes.queries)
-        splits = self._split(options.window, sizes.keys, kv_heads * head_tiles)
-        partials = self._partials(splits.total if splits.any_split else 0, heads, head_dim)
-        scores, outputs = products(q.dtype, paged.int8)
-        decode[(splits.total * kv_heads * head_tiles,)](
-            q, out, *partials, splits.items, self._newest, self._tables, self._width,
-            *paged.pointers, *q.stride()[:2], *out.stride()[:2], *paged.strides, options.scale,
-            KV_HEADS=kv_heads, GROUP=group, HEAD_TILES=head_tiles,
-            WINDOW=options.window or 0, SOFTCAP=options.softcap or 0.0, INT8=paged.int8,
-            BLOCK_TOKENS=self._block_tokens, ROWS=sizes.queries, TILE=sizes.keys,
-            HEAD_DIM=head_dim, DIM=dim, QK=scores, PV=outputs,
-            num_warps=sizes.num_warps, num_stages=sizes.num_stages,
-        )  # fmt: skip
-        if splits.any_split:
-            join[(len(splits.counts) * heads,)](
-                out, *partials, splits.ranges, *out.stride()[:2],
-                HEADS=heads, HEAD_DIM=head_dim, DIM=dim, SPLITS=JOIN_NUMBERS // dim,
-                num_warps=4,
-            )  # fmt: skip
+        cut = Cut.of(q, kv_heads, paged, options.window)
+        splits = self._split(cut)
+        partials = self._partials(splits.total if splits.any_split else 0, cut)
+        rows = len(splits.counts) if splits.any_split else 0
+        grid = Grid(splits.items, splits.total, splits.ranges, rows, partials)
+        contexts = Contexts(self._newest, self._tables, self._width)
+        launch(q, out, paged, cut, contexts, grid, options, self._block_tokens)

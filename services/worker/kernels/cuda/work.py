@@ -28,6 +28,12 @@ def splits_of(lengths: Ints, window: int | None, tile: int, heads: int, processo
     return np.asarray(-(-tiles // each))
 
 
+def spare_splits(heads: int, processors: int) -> int:
+    """How many more splits than rows `splits_of` makes at most, whatever the rows: each but a row's
+    last is of `each` tiles, and of those there are so many in all."""
+    return BLOCKS_PER_PROCESSOR * processors // heads
+
+
 def items_of(splits: Ints) -> tuple[Words, Words]:
     """The grid: (row, split, splits of the row), and of each row (its first item, splits)."""
     firsts = np.cumsum(splits) - splits

@@ -1,0 +1,178 @@
+"""Decode steps recorded by batch size, and played again: one launch of the host's for a whole step.
+
+A decode step of a small batch is some hundred kernels of a few microseconds each: the host takes
+longer to launch them than a GPU to run them. So the steps of every size are recorded at start. A
+batch runs as the next larger size; the rows behind its own are padding: token 0 at position 0, in a
+block of the cache that the pool has not, attending to itself.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from services.worker.engine.graphs.check import (
+    RandomRows,
+    checked_blocks,
+    difference,
+    random_contexts,
+)
+from services.worker.engine.graphs.recorder import Recorder
+from services.worker.engine.graphs.sizes import fitting, order_of
+from services.worker.engine.inputs import Inputs, StepInputs
+from services.worker.kernels.interface import FixedAttention
+from services.worker.kv.cache import KVCache
+from services.worker.model.paged import PagedModel, PagedStep
+from services.worker.requests.batch import DecodeRows, StepBatch
+
+RECORD_S = 15.0  # none is begun after it: a start is not to take minutes
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class GraphParts:
+    """What steps are recorded with. `pad_block` of the cache is nobody's; `blocks` are the
+    pool's; `limit_bytes` of the device are set aside for all of it."""
+
+    model: PagedModel
+    cache: KVCache
+    attention: FixedAttention
+    recorder: Recorder
+    sizes: list[int]
+    pad_block: int
+    blocks: int
+    limit_bytes: int
+
+
+@dataclass
+class _Buffers:
+    """What a recorded step reads and writes, for as many rows as there may be. From `used` on,
+    rows are padding. Logits are the same for all sizes: of each its own would be too many."""
+
+    tokens: Tensor
+    positions: Tensor
+    slots: Tensor
+    logits: Tensor
+    pad_slot: int
+    used: int = 0
+
+    @classmethod
+    def of(cls, rows: int, pad_slot: int, like: Tensor) -> "_Buffers":
+        """`like` [·, vocabulary]: logits as the model gives them."""
+        zeros = partial(torch.zeros, rows, dtype=torch.long, device=like.device)
+        logits = torch.empty(rows, like.shape[-1], dtype=like.dtype, device=like.device)
+        return cls(zeros(), zeros(), zeros().fill_(pad_slot), logits, pad_slot)
+
+    def take(self, inputs: Inputs) -> None:
+        """The batch's own, the others' place padded: a copy in one launch, and seldom three."""
+        rows = len(inputs.tokens)
+        into = [self.tokens[:rows], self.positions[:rows], self.slots[:rows]]
+        torch._foreach_copy_(into, [inputs.tokens, inputs.positions, inputs.slots])
+        if rows < self.used:
+            self.tokens[rows : self.used] = 0
+            self.positions[rows : self.used] = 0
+            self.slots[rows : self.used] = self.pad_slot
+        self.used = rows
+
+
+@dataclass
+class DecodeGraphs:
+    """The recorded steps. `run` is for the batches that it `takes`, on the thread that computes."""
+
+    parts: GraphParts
+    buffers: _Buffers
+    _replays: dict[int, Callable[[], None]] = field(default_factory=dict)
+    _fitting: list[int | None] = field(default_factory=list)
+
+    @classmethod
+    def record(cls, parts: GraphParts, eager: Callable[[StepBatch], Tensor]) -> "DecodeGraphs":
+        """Of every size whose logits are `eager`'s, within the time and memory there is. Logs
+        what came of it, and warns where a size is left aside."""
+        most, block_tokens = parts.sizes[-1], parts.cache.block_tokens
+        blocks = checked_blocks(most, parts.blocks)
+        reach = min(parts.attention.row_tokens, parts.model.max_context_tokens)
+        rows = RandomRows(blocks, block_tokens, reach, parts.model.vocab_size)
+        pad_slot = parts.pad_block * block_tokens
+        graphs = cls(parts, _Buffers.of(most, pad_slot, eager(rows.batch(1))))
+        begun_s, begun_bytes = perf_counter(), parts.recorder.used_bytes()
+        with torch.inference_mode(), random_contexts(parts.cache, blocks):
+            for tried, size in enumerate(order_of(parts.sizes)):
+                took_s = perf_counter() - begun_s
+                took_bytes = parts.recorder.used_bytes() - begun_bytes  # below 0: caches emptied
+                if tried and (took_s > RECORD_S or took_bytes > parts.limit_bytes):
+                    break
+                try:
+                    graphs._add(size, rows.batch(size), eager)
+                except Exception as error:  # whatever the driver, Triton or the model say
+                    why = " ".join(str(error).split()) or type(error).__name__
+                    log.warning("decode steps of %d rows cannot be recorded: %s", size, why)
+                    break
+        graphs._tell(perf_counter() - begun_s, parts.recorder.used_bytes() - begun_bytes)
+        return graphs
+
+    def takes(self, batch: StepBatch) -> bool:
+        """Whether it is of decodes alone, no more and no longer than were recorded."""
+        rows = batch.decodes
+        if batch.chunks or len(rows) >= len(self._fitting) or self._fitting[len(rows)] is None:
+            return False
+        return int(rows.positions.max()) < self.parts.attention.row_tokens
+
+    def run(self, batch: StepBatch, inputs: Inputs) -> Tensor:
+        """Logits [rows, vocabulary], until the next run."""
+        size = self._fitting[len(batch.decodes)]
+        assert size is not None, "a batch that it does not take"
+        self._play(batch, inputs, size, self._replays[size])
+        return self.buffers.logits[: len(batch.decodes)]
+
+    @torch.inference_mode()
+    def _play(
+        self, batch: StepBatch, inputs: Inputs, size: int, replay: Callable[[], None]
+    ) -> None:
+        self.buffers.take(inputs)
+        self.parts.attention.prepare(batch, self.buffers.slots[:size])
+        replay()
+
+    def _add(self, size: int, batch: StepBatch, eager: Callable[[StepBatch], Tensor]) -> None:
+        """Record a step of padding alone, and see what it gives of `batch`. Of as many rows: a
+        GEMM of fewer rounds otherwise, which in half precision may look like a fault."""
+        parts, made = self.parts, StepInputs(self.parts.model.device)
+        nobody = StepBatch(DecodeRows([], [], parts.cache.block_tokens), [])
+        self.buffers.take(made.prepare(nobody))
+        parts.attention.prepare(nobody, self.buffers.slots[:size])
+        replay = parts.recorder.record(partial(self._compute, size))
+        wanted = eager(batch)
+        self._play(batch, made.prepare(batch), size, replay)
+        why = difference(self.buffers.logits[: len(batch.decodes)], wanted)
+        if why:
+            log.warning("decode steps of %d rows are not run as recorded: %s", size, why)
+            return
+        self._replays[size] = replay
+        self._fitting = fitting(list(self._replays), max(self._replays))
+
+    def _compute(self, size: int) -> None:
+        """What is recorded."""
+        parts, buffers = self.parts, self.buffers
+        positions = buffers.positions[:size]
+        parts.attention.begin(positions)
+        step = PagedStep(parts.cache, parts.attention)
+        logits = parts.model.forward(buffers.tokens[:size], positions, step, None)
+        buffers.logits[:size].copy_(logits)
+
+    def _tell(self, took_s: float, took_bytes: int) -> None:
+        if not self._replays:
+            log.warning("no decode step runs as a CUDA graph")
+            return
+        log.info(
+            "decode steps of up to %d rows run as CUDA graphs: %d of %d sizes, recorded in %.1f s, "
+            "%d MiB",
+            max(self._replays),
+            len(self._replays),
+            len(self.parts.sizes),
+            took_s,
+            max(0, took_bytes) >> 20,
+        )

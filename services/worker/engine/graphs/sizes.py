@@ -1,0 +1,49 @@
+"""Of how many rows decode steps are recorded, and in which order; and where they are at all."""
+
+import torch
+
+from services.worker.config import EngineConfig
+from services.worker.kernels.choose import runs_triton
+
+SMALL = (1, 2, 4)
+# Rows from one size to the next: at most an eighth of a step is padding, and 7 rows below 128.
+STEP_ROWS = 8
+# Of a row's table: 262,144 tokens in blocks of 16. Batches with a longer one run as they did.
+ROW_BLOCKS_MAX = 16_384
+
+
+def graphs_wanted(config: EngineConfig, device: torch.device) -> bool:
+    """Raises ValueError, one sentence, where graphs are asked for and there can be none."""
+    possible = device.type == "cuda" and runs_triton(device, config.kernels)
+    if config.cuda_graphs == "on" and device.type != "cuda":
+        raise ValueError(
+            f"cuda_graphs on needs a CUDA device, and this worker runs on {device}: set it to auto"
+        )
+    if config.cuda_graphs == "on" and not possible:
+        raise ValueError(
+            f"cuda_graphs on needs the Triton kernels, and kernels is {config.kernels}: set it to "
+            "auto"
+        )
+    return possible and config.cuda_graphs != "off"
+
+
+def sizes_of(max_rows: int) -> list[int]:
+    """Rising: 1, 2, 4, then every 8 rows to 128, every 16 to 256, and so on; `max_rows` last."""
+    sizes, size = [*SMALL], STEP_ROWS
+    while size < max_rows:
+        sizes.append(size)
+        size += max(STEP_ROWS, 1 << (size.bit_length() - 4))
+    return [*(size for size in sizes if size < max_rows), max_rows]
+
+
+def order_of(sizes: list[int]) -> list[int]:
+    """In which to record them: the largest first, since the others fit into its memory; then, in
+    case time or memory ends, a coarse scale before what is in between."""
+    largest, powers = sizes[-1:], [size for size in sizes[:-1] if size & (size - 1) == 0]
+    between = [size for size in sizes[:-1] if size & (size - 1)]
+    return [*largest, *reversed(powers), *reversed(between)]
+
+
+def fitting(sizes: list[int], max_rows: int) -> list[int | None]:
+    """By number of rows from 0 to `max_rows`: the least of `sizes` that takes them, if any does."""
+    return [next((s for s in sorted(sizes) if s >= n > 0), None) for n in range(max_rows + 1)]

@@ -1,0 +1,151 @@
+"""Decode attention whose launches can be recorded once and played again, as a CUDA graph is.
+
+What a graph holds never changes: kernels, grids, pointers and numbers. So a step's contexts are
+told through memory that stays where it is. Tables and the cut of the work are copied there where
+they have changed; each row's length and newest block the device finds out by itself, from the
+positions and slots that the model reads too. The grid has room for the most splits that a batch of
+its size can be cut into, which is little more than its rows: what is left over is idle.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from services.worker.kernels.cuda.attention import store_tokens
+from services.worker.kernels.cuda.decode import follow
+from services.worker.kernels.cuda.device import Paged, processors_of, rows_of, send
+from services.worker.kernels.cuda.rows import (
+    APPEND_ROWS,
+    Contexts,
+    Cut,
+    Grid,
+    launch,
+    partials_of,
+    room_of,
+)
+from services.worker.kernels.cuda.work import items_of, spare_splits, splits_of
+from services.worker.kernels.interface import AttentionOptions
+from services.worker.kv.cache import KVLayer
+from services.worker.requests.batch import NO_INTS, DecodeRows, Ints, StepBatch
+
+
+@dataclass(slots=True)
+class _Plan:
+    """How the rows of one kind of layer are split: `items` (row, split, splits), `ranges` (first
+    item, splits), flat, for as many rows as there may be; `sent`: the splits last copied there."""
+
+    cut: Cut
+    spare: int
+    items: Tensor
+    ranges: Tensor
+    partials: tuple[Tensor, Tensor, Tensor]
+    sent: Ints = field(default_factory=lambda: NO_INTS)
+
+
+class FixedDecodes:
+    """FixedAttention on a CUDA device; on the CPU under TRITON_INTERPRET=1.
+
+    For up to `max_rows` rows of `row_blocks` blocks. `processors` is how many multiprocessors to
+    fill, by default all.
+    """
+
+    built = ""
+
+    def __init__(
+        self,
+        block_tokens: int,
+        device: torch.device,
+        max_rows: int,
+        row_blocks: int,
+        processors: int | None = None,
+    ):
+        self._block_tokens = block_tokens
+        self._device = device
+        self._processors = processors or processors_of(device)
+        self._max_rows = max_rows
+        self.row_tokens = row_blocks * block_tokens
+        lengths = torch.ones(max_rows, dtype=torch.int32, device=device)
+        tables = torch.zeros(max_rows, row_blocks, dtype=torch.int32, device=device)
+        self._contexts = Contexts(lengths, tables, row_blocks)
+        self._plans: dict[tuple[int | None, ...], _Plan] = {}
+        self._rows: DecodeRows | None = None
+        self._position = -1  # of the first row, when tables were last brought up to date
+        self._lengths = NO_INTS
+        self._size = 0
+
+    def prepare(self, batch: StepBatch, slots: Tensor) -> None:
+        rows = batch.decodes
+        self._slots, self._size = slots, len(slots)
+        self._lengths = rows.positions + 1
+        position = int(rows.positions[0]) if len(rows) else -1
+        if rows is not self._rows or not 0 <= position - self._position <= 1:
+            self._rows = rows
+            self._send_tables(rows)
+        self._position = position
+        for plan in self._plans.values():
+            self._send(plan)
+
+    def begin(self, positions: Tensor) -> None:
+        contexts, rows = self._contexts, len(positions)
+        follow[(-(-rows // APPEND_ROWS),)](
+            contexts.lengths, contexts.tables, positions, self._slots, rows, contexts.width,
+            BLOCK_TOKENS=self._block_tokens, ROWS=APPEND_ROWS,
+        )  # fmt: skip
+
+    def store(self, layer: KVLayer, k: Tensor, v: Tensor) -> None:
+        store_tokens(layer, k, v, self._slots, self._block_tokens)
+
+    def attend(
+        self, layer: KVLayer, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
+    ) -> Tensor:
+        q, paged = rows_of(q), Paged.of(layer)
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        cut = Cut.of(q, layer.data.shape[2], paged, options.window)
+        plan, rows = self._plan(cut), len(q)
+        grid = Grid(plan.items, rows + plan.spare, plan.ranges, rows, plan.partials)
+        launch(q, out, paged, cut, self._contexts, grid, options, self._block_tokens)
+        return out
+
+    def _send_tables(self, rows: DecodeRows) -> None:
+        """O(rows · width); what is beyond the rows' own blocks is never read."""
+        if not len(rows):
+            return
+        width = min(rows.tables.shape[1], self._contexts.width)
+        (there,) = send([rows.tables[:, :width].astype(np.int32)], self._device)
+        tables = there[: len(rows) * width].view(len(rows), width)
+        self._contexts.tables[: len(rows), :width].copy_(tables)
+
+    def _plan(self, cut: Cut) -> _Plan:
+        """Made when a kind of layer is seen first, which is before anything is recorded."""
+        key = (*cut.work, cut.heads, cut.head_dim)
+        if key not in self._plans:
+            spare = spare_splits(cut.beside, self._processors)
+            most = self._max_rows + spare
+            room = room_of(most, cut.heads)
+            scratch = torch.zeros(room * (cut.head_dim + 2), device=self._device)
+            self._plans[key] = _Plan(
+                cut,
+                spare,
+                torch.zeros(3 * most, dtype=torch.int32, device=self._device),
+                torch.zeros(2 * self._max_rows, dtype=torch.int32, device=self._device),
+                partials_of(scratch, room, cut.head_dim),
+            )
+            self._send(self._plans[key])
+        return self._plans[key]
+
+    def _send(self, plan: _Plan) -> None:
+        """Where it has changed. Rows beyond the batch's own see one token: one split each, which
+        leaves the others' splits as they are without them."""
+        counts = np.ones(self._size, np.int64)
+        counts[: len(self._lengths)] = splits_of(self._lengths, *plan.cut.work, self._processors)
+        if np.array_equal(counts, plan.sent):
+            return
+        used, ranges = items_of(counts)
+        items = np.zeros((self._size + plan.spare, 3), np.int32)
+        items[: len(used)] = used
+        sent_items, sent_ranges = send([items, ranges], self._device)
+        plan.items[: items.size].copy_(sent_items[: items.size])
+        plan.ranges[: ranges.size].copy_(sent_ranges[: ranges.size])
+        plan.sent = counts

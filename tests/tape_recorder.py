@@ -1,0 +1,115 @@
+"""TapeRecorder: a Recorder that keeps what a CUDA graph keeps, on the CPU.
+
+What was called is written down: PyTorch's operations with the very tensors and numbers they were
+called with, and launches of Triton's interpreter. Played again, no line of ours runs: whatever the
+host would have decided anew, or read from an array of its own, is as it was when it was recorded.
+What an operation made is nobody's between two runs: it is overwritten before and after each.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves
+from triton.runtime.interpreter import GridExecutor
+
+READS = ("_local_scalar_dense", "item", "is_nonzero", "equal", "nonzero")
+
+
+@dataclass
+class Tape:
+    """Calls in order, and the tensors that they made."""
+
+    calls: list[Callable[[], None]] = field(default_factory=list)
+    made: list[Tensor] = field(default_factory=list)
+
+    def play(self) -> None:
+        with torch.inference_mode():
+            self.poison()
+            for call in self.calls:
+                call()
+            self.poison()
+
+    def poison(self) -> None:
+        for tensor in self.made:
+            tensor.fill_(torch.nan if tensor.is_floating_point() else 1)
+
+
+class _Noting(TorchDispatchMode):  # type: ignore[no-untyped-call]  # no types
+    def __init__(self, tape: Tape):
+        super().__init__()  # type: ignore[no-untyped-call]  # no types
+        self._tape = tape
+        self._known: set[int] = set()  # storages
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        assert name not in READS, f"{name}: the host waits for the device"
+        given = kwargs or {}
+        self.seen((args, given))
+        out = func(*args, **given)
+        results = [x for x in tree_leaves(out) if isinstance(x, Tensor)]
+        for result in results:
+            if _storage(result) not in self._known:
+                self._known.add(_storage(result))
+                self._tape.made.append(result)
+
+        def again() -> None:
+            anew = [x for x in tree_leaves(func(*args, **given)) if isinstance(x, Tensor)]
+            for result, new in zip(results, anew, strict=True):
+                if new.data_ptr() != result.data_ptr():
+                    result.copy_(new)
+
+        self._tape.calls.append(again)
+        return out
+
+    def seen(self, tree: object) -> None:
+        """These were there before."""
+        self._known |= {_storage(x) for x in tree_leaves(tree) if isinstance(x, Tensor)}
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+@contextmanager
+def _launches_noted(tape: Tape, noting: _Noting) -> Iterator[None]:
+    launch = GridExecutor.__call__
+
+    def note(self: GridExecutor, *args: Any, **kwargs: Any) -> None:
+        noting.seen((args, kwargs))
+        tape.calls.append(lambda: launch(self, *args, **kwargs))
+        with _disable_current_modes():
+            launch(self, *args, **kwargs)
+
+    with patch.object(GridExecutor, "__call__", note):
+        yield
+
+
+class TapeRecorder:
+    """`recorded` counts tapes; `played` runs of them."""
+
+    def __init__(self) -> None:
+        self.recorded = 0
+        self.played = 0
+
+    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+        work()  # as CudaRecorder does, what is set up lazily is set up before
+        self.recorded += 1
+        tape = Tape()
+        noting = _Noting(tape)
+        with noting, _launches_noted(tape, noting):
+            work()
+
+        def replay() -> None:
+            self.played += 1
+            tape.play()
+
+        return replay
+
+    def used_bytes(self) -> int:
+        return 0
