@@ -1,0 +1,81 @@
+"""The step in flight: launched, and not committed."""
+
+from dataclasses import dataclass
+
+from services.costs import StepTiming
+from services.worker.requests.batch import StepBatch
+from services.worker.requests.kv_manager import KVManager
+from services.worker.requests.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What it computes is counted when it is launched: its rows move on."""
+
+    batch: StepBatch
+    prefill_tokens: int
+    decode_seqs: int
+    context_tokens: int
+
+
+class InFlight:
+    """At most one step. Whoever stands in it has gone on as if its token were known: that one has
+    its place in `Sequence.tokens`, and its KV counts, as everything that is issued to the device
+    from now on comes behind it. What nobody may see before it is true waits for `land`."""
+
+    def __init__(self, kv: KVManager):
+        self._kv = kv
+        self._step: _Step | None = None
+
+    def __bool__(self) -> bool:
+        return self._step is not None
+
+    @property
+    def batch(self) -> StepBatch | None:
+        return self._step.batch if self._step else None
+
+    def launch(self, batch: StepBatch) -> bool:
+        """It is in flight; whether somebody has all the tokens now that it may have. Who has gone
+        since it was composed stands in it for nothing. O(rows)."""
+        assert self._step is None, "a step is in flight"
+        decode_seqs = len(batch.decodes)
+        self._step = _Step(batch, batch.prefill_tokens, decode_seqs, batch.context_tokens)
+        for chunk in batch.chunks:
+            chunk.sequence.computed = chunk.end
+        here, used_up = self._kv.sequences, False
+        for row, sequence in enumerate(batch.sampling):
+            if here.get(sequence.request_id) is sequence:
+                sequence.advance(row)
+                used_up |= not sequence.within_budget
+            else:
+                self._kv.counters.stray_rows += 1
+        return used_up
+
+    def land(self, batch: StepBatch, elapsed_s: float) -> StepTiming:
+        """It is computed, and its tokens are there to be learnt."""
+        step, self._step = self._step, None
+        assert step and step.batch is batch, "another step is in flight"
+        return StepTiming(step.prefill_tokens, step.decode_seqs, step.context_tokens, elapsed_s)
+
+    def unwind(self) -> list[Sequence]:
+        """It broke: whoever stood in it is where it was before, or, if its KV was moved since, has
+        none. Returns those of the latter who wait. Nothing was published, so nobody else has any of
+        it. Nothing happens where no step is in flight."""
+        step, self._step = self._step, None
+        if step is None:
+            return []
+        began = [(s, len(s.tokens) - 2) for s in step.batch.decodes.sequences]
+        began += [(chunk.sequence, chunk.start) for chunk in step.batch.chunks]
+        return [s for s, computed in began if self._kv.is_here(s) and self._unwind(s, computed)]
+
+    def _unwind(self, sequence: Sequence, computed: int) -> bool:
+        if sequence.drawing >= 0:
+            sequence.unlearn()
+        return self._kv.unwind(sequence, computed) is not None
+
+    def check_integrity(self) -> None:
+        """Every unknown token is drawn by this step. Raises AssertionError."""
+        sampling = self._step.batch.sampling if self._step else []
+        expected = {s.request_id: row for row, s in enumerate(sampling) if self._kv.is_here(s)}
+        drawing = {r: s.drawing for r, s in self._kv.sequences.items() if s.drawing >= 0}
+        assert drawing == expected, "a token is unknown that no step draws, or known that one does"
