@@ -32,6 +32,9 @@ class EngineConfig(BaseModel):
     # auto: a forward of fewer calls where the model's layout has one and it is seen at start to
     # give what transformers' gives. off: to compare, or should it ever be in doubt.
     fused_forward: Literal["auto", "off"] = "auto"
+    # While the device computes a step, the next one is composed and launched. auto: on CUDA; on a
+    # CPU there is nothing to win, as a step is computed by the time it is launched.
+    overlap: Literal["auto", "on", "off"] = "auto"
     kv_tokens: int = Field(default=0, ge=0)  # 0: what memory allows
     block_tokens: int = Field(default=16, ge=1, le=256)
     max_running: int = Field(default=256, ge=1)

@@ -1,6 +1,12 @@
-"""Engine: state, model and cache. The loop is `step`: settle → compose → run → draw → commit."""
+"""Engine: state, model and cache. The loop is `step`: settle → compose → run → draw → commit.
 
-from time import perf_counter
+With `overlap`, step N + 1 is composed and launched before N is committed: while the device
+computes, it never waits for the host. What N drew, N + 1 reads on the device. All that is done to
+blocks is issued on one stream: those that N's commit frees may be given away at once, though N + 1
+may still write to them, as what a new owner stores there comes behind.
+"""
+
+from dataclasses import dataclass
 from traceback import clear_frames
 
 import numpy as np
@@ -10,17 +16,13 @@ from torch import Tensor
 from services.core import HeldRequest, Plan, Report
 from services.worker.config import EngineConfig
 from services.worker.engine.assembly import assemble
+from services.worker.engine.drawn import Drawn
 from services.worker.engine.inputs import StepInputs
 from services.worker.engine.sampling import Draw, is_plain, sample
+from services.worker.kv.device_streams import Event, Lane, streams_for
 from services.worker.machine import device_of, threads_of
 from services.worker.model.paged import PagedModel, PagedStep, load_model
-from services.worker.requests.batch import (
-    DecodeRows,
-    PrefillChunk,
-    StepBatch,
-    StepResult,
-    TokenLogprobs,
-)
+from services.worker.requests.batch import DecodeRows, PrefillChunk, StepBatch, StepResult
 from services.worker.requests.prompt import Prompt
 from services.worker.requests.sequence import Sequence
 from services.worker.requests.state import WorkerState
@@ -41,8 +43,19 @@ class StepFailed(Exception):
         self.sequences = sequences
 
 
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A step on its way: it begins on the device at `start`, and is over at `end`."""
+
+    batch: StepBatch
+    drawn: Drawn
+    start: Event
+    end: Event
+
+
 class Engine:
-    """One model replica. Not thread-safe: plans and prompts go in between two steps."""
+    """One model replica. Not thread-safe: plans and prompts go in between two steps. One step may
+    be in flight then: all of this is right with it, and it counts as work."""
 
     def __init__(self, model: PagedModel, config: EngineConfig):
         parts = assemble(model, config)
@@ -53,6 +66,10 @@ class Engine:
         self._swapper = parts.swapper
         self._step = PagedStep(parts.cache, parts.kernels)
         self._inputs = StepInputs(model.device)
+        self._streams = streams_for(model.device)
+        on_cuda = model.device.type == "cuda"
+        self._overlap = config.overlap == "on" or (config.overlap == "auto" and on_cuda)
+        self._launched: Launched | None = None
 
     @classmethod
     def load(cls, config: EngineConfig) -> "Engine":
@@ -77,7 +94,8 @@ class Engine:
         self.state.apply(plan, now)
 
     def reset(self) -> None:
-        """Forget all requests, and what is on its way for them."""
+        """Forget all requests, and what is on its way for them; a step in flight is nobody's."""
+        self._launched = None
         self.state.reset()
         self._swapper.reset()
 
@@ -89,22 +107,52 @@ class Engine:
         return self.state.report()
 
     def step(self) -> StepResult | None:
-        """One iteration; None when nothing can run.
+        """One iteration: its result; None when nothing can run.
 
-        Raises StepFailed when the computation breaks; the next step is then another.
+        With `overlap`, another has been launched behind it, which the next call commits: whatever
+        comes before that call counts in the step that it launches in turn. Raises StepFailed when
+        the computation breaks; the next step is then another.
         """
+        self._launched = self._launched or self._launch()
+        if self._launched is None:
+            return None
+        ahead = self._launch_behind(self._launched) if self._overlap else None
+        landing, self._launched = self._launched, None
+        result = self._land(landing)
+        if ahead:
+            self.state.advance(ahead.batch)
+            self._launched = ahead
+        return result
+
+    def _launch(self) -> Launched | None:
+        """The next step, with nothing in flight."""
         batch = self._compose()
         while batch is None and self._swapper.busy:
             self._swapper.wait()
             batch = self._compose()
         if batch is None:
             return None
-        start = perf_counter()
         try:
-            tokens, logprobs = self._draw(batch, self.run(batch))
+            return self._start(batch)
         except Exception as error:
             raise self._failed(batch, error) from error
-        return self.state.commit(batch, tokens, perf_counter() - start, logprobs)
+
+    def _launch_behind(self, launched: Launched) -> Launched | None:
+        """The step behind it, where that depends on nothing that the host does not know yet. One
+        that breaks is tried again with nothing in flight."""
+        if not self.state.in_flight:
+            self.state.advance(launched.batch)
+        if any(s.prompt.sampling.penalized for s in launched.batch.sampling):
+            return None  # penalties count what it draws
+        batch = self._compose()
+        if batch is None:
+            return None
+        try:
+            return self._start(batch)
+        except Exception as error:
+            clear_frames(error.__traceback__)
+            self.state.withdraw()
+            return None
 
     def _compose(self) -> StepBatch | None:
         """The next batch. What it needs moved is issued before whatever is computed from here."""
@@ -114,6 +162,22 @@ class Engine:
         if moves := self.state.take_moves():
             self.state.lost(self._swapper.start(moves))
         return batch
+
+    def _start(self, batch: StepBatch) -> Launched:
+        start = self._streams.record(Lane.COMPUTE)
+        drawn = self._draw(batch, self.run(batch))
+        return Launched(batch, drawn, start, self._streams.record(Lane.COMPUTE))
+
+    def _land(self, landing: Launched) -> StepResult:
+        """Wait for it, and commit it. Its time is the device's: it begins behind the step before,
+        and neither waits for the host nor for what is launched behind it."""
+        try:
+            tokens, logprobs = landing.drawn.take()
+            landing.end.synchronize()
+        except Exception as error:
+            raise self._failed(landing.batch, error) from error
+        elapsed_s = self._streams.elapsed_s(landing.start, landing.end)
+        return self.state.commit(landing.batch, tokens, elapsed_s, logprobs)
 
     def _failed(self, batch: StepBatch, error: Exception) -> StepFailed:
         rows = len(batch.sequences)
@@ -143,17 +207,19 @@ class Engine:
 
     def run(self, batch: StepBatch) -> Tensor:
         """Logits [sampling rows, vocabulary] of the batch, its KV stored."""
-        inputs = self._inputs.prepare(batch)
+        in_flight = self._launched.drawn.tokens if self._launched else None
         with torch.inference_mode():
+            inputs = self._inputs.prepare(batch, in_flight)
             self._kernels.prepare(batch, inputs.slots)
         return self.model.forward(inputs.tokens, inputs.positions, self._step, inputs.rows)
 
     @torch.inference_mode()
-    def _draw(self, batch: StepBatch, logits: Tensor) -> tuple[list[int], dict[int, TokenLogprobs]]:
+    def _draw(self, batch: StepBatch, logits: Tensor) -> Drawn:
         sequences = batch.sampling
         if all(is_plain(sequence.prompt.sampling) for sequence in sequences):
-            return logits.argmax(-1).tolist(), {}
-        return sample(logits, [_draw_of(s) for s in sequences], self.model.eos_ids)
+            return Drawn(logits.argmax(-1), {}, self._streams)
+        tokens, logprobs = sample(logits, [_draw_of(s) for s in sequences], self.model.eos_ids)
+        return Drawn(torch.tensor(tokens, device=logits.device), logprobs, self._streams)
 
 
 def _draw_of(sequence: Sequence) -> Draw:
