@@ -53,8 +53,9 @@ class Batch:
 
     @property
     def is_over(self) -> bool:
-        """Nobody has anything left to make."""
-        return not any(s.within_budget and not s.ended for s in self.members.values())
+        """Nobody has anything left to make, nor to be told."""
+        members = self.members.values()
+        return not any((s.within_budget or s.drawing >= 0) and not s.ended for s in members)
 
     @property
     def is_prefilled(self) -> bool:
