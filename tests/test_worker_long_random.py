@@ -14,8 +14,9 @@ from services.core import FinishReason, Grant, Pause, Plan, Residency, Standing,
 from services.costs import KVCosts
 from services.worker.kv.residency import RESIDENCIES
 from services.worker.requests.batch import StepBatch
+from services.worker.requests.limits import Limits
 from services.worker.requests.prompt import Prompt, SamplingParams
-from services.worker.requests.state import Limits, WorkerState
+from services.worker.requests.state import WorkerState
 from tests.worker_loop import DumbLoop
 from tests.worker_oracle import EOS, DumbDevice, answer
 from tests.worker_transcript import Account
@@ -102,8 +103,8 @@ class LongLife:
             return
         self.account.check(report)
         for ended in report.finished:
-            if ended.reason is FinishReason.ERROR:  # it stood alone in a step that broke
-                self.did["errors"] += 1
+            if ended.reason is FinishReason.ERROR and ended.request_id in self.prompts:
+                self.did["errors"] += 1  # it stood alone in a step that broke
                 assert ended.output_tokens == self.output[ended.request_id]
                 self.gone(ended.request_id)
         for progress in (*report.progress, *report.evicted):

@@ -13,9 +13,10 @@ from services.costs import KVCosts
 from services.worker.kv.blocks import BlockPool
 from services.worker.kv.residency import RESIDENCIES
 from services.worker.requests.batch import NewToken, StepBatch
+from services.worker.requests.limits import Limits
 from services.worker.requests.prompt import Prompt, SamplingParams
-from services.worker.requests.sequence import Phase
-from services.worker.requests.state import Limits, WorkerState
+from services.worker.requests.sequence import Phase, Sequence
+from services.worker.requests.state import WorkerState
 from tests.worker_loop import DumbLoop
 from tests.worker_oracle import EOS, DumbDevice, answer
 from tests.worker_transcript import Account
@@ -254,15 +255,17 @@ class WorkerMachine(RuleBasedStateMachine):
         ahead = self.state.in_flight
         first = list(self.state.running.values())[:RUNNING]
         runnable = [s for s in first if s.within_budget and not s.arriving and not s.waits]
-        evictions = len(self.state.running)
+        running, decodes = len(self.state.running), [s for s in runnable if s.is_decode]
         batch = self.state.compose()
         if ahead:
-            assert len(self.state.running) == evictions
+            assert len(self.state.running) == running
         if batch is None:
             left = [s for s in runnable if s.phase is Phase.RUNNING and not s.arriving]
             assert ahead or not left, "somebody could run"
             return None
         planned = {s.request_id for s in batch.sequences}
+        out = [s for s in runnable if s.request_id not in planned and s.phase is Phase.RUNNING]
+        self._check_left(out, {*decodes} & {*out}, batch)
         assert len(batch.decodes) + batch.prefill_tokens <= BATCH
         assert len(planned) == len(batch.sequences) <= RUNNING
         eldest = first[0]
@@ -271,6 +274,17 @@ class WorkerMachine(RuleBasedStateMachine):
             getting_on = eldest.request_id in planned or eldest.arriving
             assert getting_on or ahead, "the eldest must get on"
         return batch
+
+    def _check_left(self, out: list[Sequence], decodes: set[Sequence], batch: StepBatch) -> None:
+        """Who could run and does not: for want of memory or of room in the step, or behind a
+        prefill in flight, whose blocks it may find."""
+        if len(batch.decodes) + batch.prefill_tokens == BATCH or self.residency == "defer":
+            return
+        reach = self.state.pool.reach
+        assert not [s for s in decodes if reach(s.request_id) > s.computed], "a decode is left out"
+        flight = self.state._flight.batch
+        if out and not out[0].resting and not batch.chunks and not (flight and flight.chunks):
+            assert reach(out[0].request_id) <= out[0].computed, "a prefill is left out"
 
     def _check(self, token: NewToken) -> None:
         prompt = self.prompts[token.request_id]
@@ -373,7 +387,7 @@ class WorkerMachine(RuleBasedStateMachine):
             sequence = self.state.sequences[progress.request_id]
             assert progress.output_tokens == self.output[progress.request_id]
             assert (progress.output_tokens, progress.held_tokens) == (
-                sequence.output_tokens, sequence.computed or sequence.resting
+                sequence.output_tokens, sequence.told_tokens
             )  # fmt: skip
 
     @precondition(lambda self: self.prompts)

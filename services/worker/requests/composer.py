@@ -48,9 +48,10 @@ class Composer:
         self._max_batch_tokens = max_batch_tokens
         self._steady: StepBatch | None = None  # the last batch, moved on
         self._needy = np.zeros(0, np.int64)  # its rows that need one more block
-        self._version = 0  # of the kv, when it was composed
+        self._version = 0  # of the kv, before it was composed
         self._ahead_of: StepBatch | None = None  # the step in flight
         self._must_wait = False  # for that, as somebody would have to leave
+        self._left_waiting = False  # for that somebody who is in no batch
 
     def compose(self, ahead_of: StepBatch | None = None) -> StepBatch | None:
         """The next step with its memory, or None when nothing can run; nothing can before the
@@ -63,13 +64,15 @@ class Composer:
             return self._steady
         self._steady = None
         self._ahead_of = ahead_of
-        batch = self._compose_ahead() if ahead_of else self._compose_surely()
-        self._version = self._kv.version
-        return batch
+        self._left_waiting = False
+        self._version = self._kv.version  # who leaves for this one may leave a place to another
+        return self._compose_ahead() if ahead_of else self._compose_surely()
 
     def advanced(self, batch: StepBatch) -> None:
-        """Move the batch on, if the next one can be the same."""
-        if not batch.chunks and self._version == self._kv.version:
+        """Move the batch on, if the next one can be the same: nobody came or went, and nobody waits
+        for what is known once the step before it is committed."""
+        same = not self._left_waiting and self._version == self._kv.version
+        if same and not batch.chunks:
             self._steady = batch
             self._needy = batch.decodes.advance()
 
@@ -82,6 +85,7 @@ class Composer:
         """Of those whose next token does not depend on what the step in flight draws, or can read
         it on the device."""
         self._must_wait = False
+        self._left_waiting = any(s.waits for s in self._kv.running.values())
         batch = self._compose()
         return None if self._must_wait else batch
 
@@ -181,7 +185,9 @@ class Composer:
         landing = self._ahead_of.chunks if self._ahead_of else ()
         if not chunks and not landing:
             return False
-        return self._kv.can_wait(sequence, _of(chunks), _of(landing))
+        waits = self._kv.can_wait(sequence, _of(chunks), _of(landing))
+        self._left_waiting |= waits
+        return waits
 
     def _bring_back(self, sequence: Sequence) -> bool:
         """Begin the return of its KV, evicting those behind it as needed."""

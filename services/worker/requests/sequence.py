@@ -105,9 +105,14 @@ class Sequence:
         it of a single token: it must not evict its elders for its first block."""
         return 0 < self.computed == len(self.tokens) - 1
 
+    @property
+    def told_tokens(self) -> int:
+        """Of those, what a scheduler is told: never the newest token that it knows of."""
+        return min(self.held_tokens, self.prompt_tokens + self.output_tokens + self.untold - 1)
+
     def progress(self, blocks: int) -> Progress:
         """How far it is; it has so many blocks of the device."""
-        return Progress(self.request_id, self.output_tokens, self.held_tokens, blocks)
+        return Progress(self.request_id, self.output_tokens, self.told_tokens, blocks)
 
     def held(self, blocks: int) -> HeldRequest:
         """All that a scheduler which never heard of it has to know."""
@@ -116,7 +121,7 @@ class Sequence:
             self.prompt_tokens,
             self.max_length - self.prompt_tokens,
             self.output_tokens,
-            self.held_tokens,
+            self.told_tokens,
             self.limit_length - self.prompt_tokens,
             self.phase is Phase.RUNNING,
             blocks,

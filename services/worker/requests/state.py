@@ -14,7 +14,6 @@ evicted or offloaded gets it all the same.
 """
 
 from collections.abc import Container, Iterable, Mapping
-from dataclasses import dataclass, field
 
 from services.core import FinishReason, Grant, HeldRequest, Pause, Plan, Report, Residency
 from services.costs import SwapTiming
@@ -26,34 +25,13 @@ from services.worker.requests.counters import Counters
 from services.worker.requests.evictor import Evictor
 from services.worker.requests.flight import InFlight
 from services.worker.requests.kv_manager import KVManager
+from services.worker.requests.limits import Limits
 from services.worker.requests.lockstep import Batch, Lockstep
 from services.worker.requests.pending import HELD_MAX, PendingRequests
 from services.worker.requests.prompt import Prompt
 from services.worker.requests.reporting import Reporter
 from services.worker.requests.sequence import Phase, Sequence
 from services.worker.requests.suspects import Suspects
-
-
-@dataclass(frozen=True)
-class Limits:
-    """The worker's shape. `kv_blocks * block_tokens` is all the KV there is on the device,
-    `host_blocks` what rests beside it; `exact_swaps` says that it comes back bit for bit."""
-
-    kv_blocks: int
-    block_tokens: int = 16
-    max_running: int = 256
-    max_batch_tokens: int = 512
-    max_context_tokens: int = 2**31 - 1
-    report_every_steps: int = 16
-    eos_ids: frozenset[int] = field(default_factory=frozenset)
-    host_blocks: int = 0  # of the same size, in host memory; 0: none
-    exact_swaps: bool = True
-    prefix_sharing: bool = True
-
-    @property
-    def reach_tokens(self) -> int:
-        """The longest prompt + output one request can have here."""
-        return min(self.kv_blocks * self.block_tokens, self.max_context_tokens)
 
 
 class WorkerState:
@@ -91,6 +69,7 @@ class WorkerState:
 
     @property
     def sequences(self) -> Mapping[str, Sequence]:
+        """Who is here. The last token of one that draws in a step in flight is unknown."""
         return self._kv.sequences
 
     @property
@@ -429,7 +408,8 @@ class WorkerState:
         elif sequence.phase is not Phase.RUNNING or not sequence.within_budget:
             if not self._lockstep.rebudgeted(sequence):
                 self._reporter.tell(sequence)
-            self._kv.touch()
+            if self._lockstep.active:  # else it was known ahead
+                self._kv.touch()
         prompt = sequence.prompt
         offset = len(sequence.tokens) - 1 - prompt.prompt_tokens
         return NewToken(prompt.origin, prompt.request_id, offset, token, finish, logprobs)

@@ -1,0 +1,567 @@
+"""A step composed and launched behind one whose tokens nobody knows yet."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from foretoken.options import demo_model
+from services.core import FinishReason, Grant, Pause, Plan, Residency, StaticBatch
+from services.worker.config import EngineConfig
+from services.worker.engine.drawn import Drawn
+from services.worker.engine.engine import Engine, StepFailed
+from services.worker.engine.inputs import StepInputs
+from services.worker.kv.device_streams import ImmediateStreams, Lane
+from services.worker.requests.batch import DecodeRows, StepBatch
+from services.worker.requests.prompt import GREEDY, Prompt, SamplingParams
+from services.worker.requests.sequence import Sequence
+from tests.mixed_load import Expected, asks, expected, sampling_of, text
+from tests.worker_fixtures import MODELS, Feeder, clear_cases, engine_of, prompt_tokens
+from tests.worker_oracle import EOS
+from tests.worker_transcript import Transcript, drew, ran
+
+ENDLESS = SamplingParams(temperature=0, ignore_eos=True)
+LENGTHS = (1, 5, 13, 16, 29, 40)
+
+
+# The state, by hand
+
+
+class Ahead(Transcript):
+    """A line a step: what it computed, what was launched behind it, and what it drew. A step is in
+    flight between two lines wherever something was."""
+
+    def __init__(self, kv_tokens: int = 64, **limits: int):
+        super().__init__(kv_tokens, **limits)
+        self.flight: StepBatch | None = None
+        self.ran = ""
+
+    def step(self, drawn: dict[str, int] | None = None, times: int = 1, poison: str = "") -> None:
+        """With one of `poison` in it, the step that was in flight turns out to have broken."""
+        for _ in range(times):
+            self._step(drawn or {}, poison)
+            self.state.check_integrity()
+            self._report()
+
+    def _step(self, drawn: dict[str, int], poison: str) -> None:
+        batch, how = self.flight, self.ran
+        if batch is None:
+            batch, how = self._launch()
+        if batch is None:
+            self.lines.append("nothing runs")
+            return
+        if not self.state.in_flight:
+            self.state.advance(batch)
+        behind, then = self._launch()
+        line = f"{how} | {then or '-'}"
+        self.flight = None
+        if any(s.request_id in poison for s in batch.sequences):
+            failed = self.state.fail(batch)
+            self.lines.append(" ".join([line, "breaks", *(s.request_id for s in failed)]))
+            return
+        tokens = [drawn.get(s.request_id, 7) for s in batch.sampling]
+        result = self.state.commit(batch, tokens, elapsed_s=0.1)
+        self.lines.append(f"{line} -> {' '.join(map(drew, result.tokens)) or '-'}")
+        if behind:
+            self.state.advance(behind)
+            self.flight, self.ran = behind, then
+
+    def _launch(self) -> tuple[StepBatch | None, str]:
+        batch = self.state.compose()
+        self._carry_out(self.state.take_moves())
+        if batch is None:
+            return None, ""
+        self.device.run(batch)
+        self.device.drawn = [7] * len(batch.sampling)
+        return batch, ran(batch)
+
+    @property
+    def strays(self) -> int:
+        return self.state.counters.stray_rows
+
+
+def test_a_decode_goes_on_from_what_is_not_known_yet():
+    """One by its budget, the other by its length, stand in no step behind their last."""
+    t = Ahead()
+    t.prompt("a", 3, max_tokens=3)
+    t.prompt("b", 7)
+    t.admit(a=9, b=2)
+    t.step(times=4)
+    t.reads("""
+        a[0:3] b[0:5] | a@3 b[5:7] -> a+0
+          report plan 1, free 13: a:1/3, b:0/6
+        a@3 b[5:7] | b@7 a@4 -> a+1 b+0
+        b@7 a@4 | - -> b+1 a+2=length
+          report plan 1, free 14: b:2/8, finished a:3 length
+        nothing runs
+    """)
+    assert t.strays == 0
+
+
+def test_an_end_in_flight_drops_the_row_behind_it():
+    """Nothing of that row is told, shared or kept, and its neighbour goes on."""
+    t = Ahead(prefix_sharing=True)
+    t.prompt("a", 3, ignore_eos=False)
+    t.prompt("b", 3, salt="other")
+    t.admit(a=9, b=9)
+    t.step()
+    t.step({"a": EOS})
+    assert t.strays == 1
+    assert t.state.pool.owners() == ["b"]
+    t.step(times=2)
+    t.reads("""
+        a[0:3] b[0:3] | a@3 b@3 -> a+0 b+0
+          report plan 1, free 14: a:1/3, b:1/3
+        a@3 b@3 | a@4 b@4 -> a+1=stop b+1
+          report plan 1, free 14: b:2/4, finished a:2 stop
+        a@4 b@4 | b@5 -> b+2
+        b@5 | b@6 -> b+3
+    """)
+
+
+def test_what_comes_while_a_step_is_in_flight_is_in_the_next_one():
+    t = Ahead(kv_tokens=512, max_batch_tokens=256)
+    t.prompt("old", 3)
+    t.admit(old=9)
+    t.step()
+    names = [f"n{i}" for i in range(64)]
+    for name in names:
+        t.prompt(name, 3)
+    t.admit(**dict.fromkeys(names, 9))
+    t.step()
+    came = " ".join(f"{name}[0:3]" for name in names)
+    assert t.lines[-2] == f"old@3 | old@4 {came} -> old+1"
+
+
+@pytest.mark.parametrize("residency", Residency)
+def test_who_is_paused_with_a_token_in_flight_still_gets_it(residency):
+    """The scheduler is told of it. Admitted again before it is known, it waits for it, unless its
+    KV has stayed: then it goes on."""
+    t = Ahead(host_blocks=8)
+    t.prompt("a", 3)
+    t.prompt("b", 3)
+    t.admit(a=9, b=9)
+    t.step()
+    t.plan(pause=[Pause("a", residency)])
+    t.plan(admit=[Grant("a", 9)])
+    t.step()
+    rests = residency is Residency.OFFLOAD
+    moved = [line for line in t.lines if "to host" in line or "back" in line]
+    assert bool(moved) == rests
+    behind = "b@4 a@4" if residency is Residency.KEEP else "b@4"
+    assert f"a@3 b@3 | {behind} -> a+1 b+1" in t.lines
+    assert not t.strays
+    for _ in range(5):
+        t.arrive()
+        t.step()
+    told = " ".join(line.partition("->")[2] for line in t.lines).split()
+    assert [token for token in told if token[0] == "a"][:4] == ["a+0", "a+1", "a+2", "a+3"]
+
+
+def test_who_is_paused_while_its_token_is_in_flight_is_told_of_once_it_is_there():
+    t = Ahead()
+    t.prompt("a", 3)
+    t.admit(a=9)
+    t.step()
+    t.plan(pause=[Pause("a", Residency.KEEP)])
+    t.step(times=2)
+    t.reads("""
+        a[0:3] | a@3 -> a+0
+          report plan 1, free 15: a:1/3
+        a@3 | - -> a+1
+          report plan 2, free 15: a:2/4
+        nothing runs
+    """)
+
+
+def test_who_is_cancelled_and_comes_again_gets_nothing_of_its_first_stay():
+    """Known by identity: the same name is another request."""
+    t = Ahead()
+    t.prompt("a", 3)
+    t.prompt("b", 3)
+    t.admit(a=9, b=9)
+    t.step()
+    t.plan(cancel=["a"])
+    t.prompt("a", 2)
+    t.admit(a=9)
+    t.step(times=2)
+    assert t.strays == 1
+    t.reads("""
+        a[0:3] b[0:3] | a@3 b@3 -> a+0 b+0
+          report plan 1, free 14: a:1/3, b:1/3
+        a@3 b@3 | b@4 a[0:2] -> b+1
+          report plan 3, free 13: b:2/4, a:0/1
+        b@4 a[0:2] | b@5 a@2 -> b+2 a+0
+    """)
+
+
+def test_blocks_are_found_once_what_filled_them_is_known():
+    """`b` begins as `a` does and waits for its block: not one step, but until it is committed. The
+    block that a token in flight fills has no key before."""
+    t = Ahead(prefix_sharing=True, max_batch_tokens=32)
+    t.prompt("a", 11)
+    t.prompt("b", 11)
+    t.admit(a=9, b=9)
+    t.step(times=2)
+    assert t.state.counters.prefix_hit_tokens == 8
+    t.step()
+    assert t.state.pool.known(t.state.sequences["a"].keys) == 3, "the third has what was drawn"
+    t.reads("""
+        a[0:11] | a@11 -> a+0
+          report plan 1, free 13: a:1/11, b:0/0
+        a@11 | a@12 b[8:11] -> a+1
+        a@12 b[8:11] | a@13 b@11 -> a+2 b+0
+    """)
+
+
+def test_where_memory_is_out_the_step_in_flight_is_waited_for():
+    """What it ends may be all that is needed: `a` ends in it, as `b` and `c` need a block each."""
+    t = Ahead(kv_tokens=24, max_batch_tokens=32)
+    t.prompt("a", 4, max_tokens=4)
+    t.prompt("b", 5, max_tokens=15)
+    t.prompt("c", 5, max_tokens=15)
+    t.admit(a=15, b=15, c=15)
+    t.step(times=5)
+    t.reads("""
+        a[0:4] b[0:5] c[0:5] | b@5 c@5 a@4 -> a+0 b+0 c+0
+          report plan 1, free 0: a:1/4, b:1/5, c:1/5
+        b@5 c@5 a@4 | b@6 c@6 a@5 -> b+1 c+1 a+1
+        b@6 c@6 a@5 | b@7 c@7 a@6 -> b+2 c+2 a+2
+        b@7 c@7 a@6 | - -> b+3 c+3 a+3=length
+          report plan 1, free 2: finished a:4 length
+        b@8 c@8 | b@9 c@9 -> b+4 c+4
+    """)
+
+
+def test_a_static_batch_is_computed_a_step_at_a_time():
+    """What is in flight when it comes is committed first, and it goes on from there."""
+    t = Ahead()
+    t.prompt("a", 3)
+    t.prompt("b", 3)
+    t.admit(a=3, b=3)
+    t.step()
+    t.plan(admit=[Grant("a", 4), Grant("b", 4)], batches=[StaticBatch(1, ("a", "b"))])
+    t.step(times=3)
+    t.reads("""
+        a[0:3] b[0:3] | a@3 b@3 -> a+0 b+0
+          report plan 1, free 14: a:1/3, b:1/3
+        a@3 b@3 | - -> a+1 b+1
+          report plan 2, free 14: a:2/4, b:2/4
+        a@4 b@4 | - -> a+2 b+2
+        a@5 b@5 | - -> a+3 b+3
+          report plan 2, free 12: a:4/6, b:4/6
+    """)
+
+
+def test_a_step_that_broke_in_flight_takes_the_one_behind_it_with_it():
+    """`b` breaks it; `c`, paused to host memory meanwhile, has to be computed again."""
+    t = Ahead(host_blocks=8)
+    for name in "abc":
+        t.prompt(name, 2)
+    t.admit(a=9, b=9, c=9)
+    t.step()
+    t.plan(pause=[Pause("c", Residency.OFFLOAD)])
+    t.step(poison="b")
+    assert not t.state.in_flight
+    assert {n: s.tokens for n, s in t.state.sequences.items()} == {n: [1, 2, 7] for n in "abc"}
+    t.step(poison="b", times=3)
+    t.admit(c=9)
+    t.step(times=2)
+    t.reads("""
+        a[0:2] b[0:2] c[0:2] | a@2 b@2 c@2 -> a+0 b+0 c+0
+          report plan 1, free 13: a:1/2, b:1/2, c:1/2
+          c: 3 in 1 blocks to host
+        a@2 b@2 c@2 | a@3 b@3 breaks
+          report plan 2, free 14: a:1/2, b:1/2, evicted c:1
+        a@2 b@2 | - breaks
+        a@2 | - -> a+1
+        b@2 | - breaks b
+          report plan 2, free 15: finished b:1 error
+        c[0:3] | - -> c+1
+          report plan 3, free 14: a:2/3, c:2/3
+        a@3 c@3 | a@4 c@4 -> a+2 c+2
+    """)
+
+
+def test_a_step_in_flight_is_work_even_if_nobody_is_left_in_it():
+    t = Ahead()
+    t.prompt("a", 3)
+    t.admit(a=9)
+    t.step()
+    t.plan(cancel=["a"])
+    assert not t.state.sequences and not t.state.idle
+    t.step()
+    assert t.state.idle and t.lines[-2:] != ["nothing runs"]
+
+
+def test_a_scheduler_that_comes_is_told_what_is_known():
+    t = Ahead()
+    t.prompt("a", 3)
+    t.admit(a=9)
+    t.step()
+    t.goes()
+    t.attach()
+    t.step()
+    t.reads("""
+        a[0:3] | a@3 -> a+0
+          report plan 1, free 15: a:1/3
+        hello
+          has a:1/3 in 1 runs to 9 of 9
+          report plan 0, free 15: a:1/3
+        a@3 | a@4 -> a+1
+    """)
+
+
+# Inputs
+
+
+def rows_of(*drawing: int) -> DecodeRows:
+    made = []
+    for number, row in enumerate(drawing):
+        sequence = Sequence.start(Prompt(f"r{number}", (1, 50 + number), 2, 9), 9)
+        sequence.computed = 1
+        if row >= 0:
+            sequence.advance(row)
+        made.append(sequence)
+    return DecodeRows(made, [[0]] * len(made), 4)
+
+
+@pytest.mark.parametrize(
+    ("drawing", "tokens"),
+    [
+        ((-1, -1), [50, 51]),
+        ((1, -1, 0), [101, 100, 51]),
+        ((0, 1), [100, 101]),
+        ((1, 0), [101, 100]),
+        ((0, 1, 2), [100, 101, 102]),
+    ],
+)
+def test_rows_read_where_their_token_was_drawn(drawing, tokens):
+    """Of rows that are fed, those come first: they are a token longer."""
+    drawn = torch.tensor([100, 101, 102])
+    inputs = StepInputs(torch.device("cpu")).prepare(StepBatch(rows_of(*drawing), []), drawn)
+    assert inputs.tokens.tolist() == tokens
+    assert (inputs.tokens is drawn) == (drawing == (0, 1, 2)), "nothing is gathered in vain"
+
+
+# The engine
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_answers_are_the_same(name):
+    """Chunked; in memory for a third of them, in slices; in static batches half of the way."""
+    cases = clear_cases(name, LENGTHS, 24)
+    right = {request_id: answer for request_id, (_, answer) in cases.items()}
+    together = Feeder(engine_of(name, overlap="on", max_batch_tokens=11))
+    crowded = Feeder(engine_of(name, overlap="on", kv_tokens=80, block_tokens=4), slice_tokens=5)
+    batched = Feeder(engine_of(name, overlap="on"))
+    for feeder in (together, crowded, batched):
+        for request_id, (tokens, _) in cases.items():
+            feeder.add(request_id, tokens, 24)
+    for _ in range(5):
+        batched.step()
+    batched.plan(batches=(StaticBatch(1, tuple(list(cases)[:3])),))
+    for feeder in (together, crowded, batched):
+        assert feeder.run() == right
+        while feeder.step():
+            pass  # a row of nobody may be in flight
+        assert feeder.engine.state.idle
+    assert crowded.evictions > 0
+
+
+def test_a_load_of_every_kind_is_answered_as_without():
+    """Seeded and penalized draws, stops and common beginnings, in memory for a few of them."""
+    settings = {"kv_tokens": 1024, "max_running": 24, "device": "cpu", "overlap": "on"}
+    feeder = Feeder(Engine.load(EngineConfig(model=demo_model(), **settings)), slice_tokens=24)
+    for number, ask in enumerate(asks()):
+        prompt = text().encode_chat(ask.turns)
+        for choice in range(ask.choices):
+            how = sampling_of(ask, choice)
+            feeder.add(f"{number}/{choice}", prompt, ask.sampling["max_tokens"], how)
+    made = feeder.run()
+    right: dict[str, Expected] = {
+        f"{number}/{choice}": each
+        for number, choices in enumerate(expected())
+        for choice, each in enumerate(choices)
+    }
+    assert {name: tuple(tokens) for name, tokens in made.items()} == {
+        name: each.tokens for name, each in right.items()
+    }
+    counters = feeder.engine.state.counters
+    assert counters.stray_rows > 0 and counters.prefix_hit_tokens > 0 and feeder.evictions > 0
+
+
+def test_while_the_same_rows_decode_nothing_is_composed_or_gathered(monkeypatch):
+    """One batch, moved on in place, that reads the tensor that was drawn as it is."""
+    engine = engine_of("llama", block_tokens=4, overlap="on")
+    for request_id in ("a", "b"):
+        engine.add(Prompt(request_id, prompt_tokens(1, 6), 6, 50, ENDLESS), 0.0)
+    engine.apply(Plan(1, admit=(Grant("a", 50), Grant("b", 20))), 0.0)
+    batches: list[StepBatch] = []
+    fed: list[bool] = []
+    prepare = engine._inputs.prepare
+
+    def note(batch: StepBatch, drawn: Tensor | None = None) -> Any:
+        inputs = prepare(batch, drawn)
+        batches.append(batch)
+        fed.append(inputs.tokens is drawn)
+        return inputs
+
+    monkeypatch.setattr(engine._inputs, "prepare", note)
+    while engine.step():
+        pass
+    assert len(batches) == 50 and len({id(batch) for batch in batches}) == 3
+    assert fed == [False, *[True] * 19, False, *[True] * 29]
+
+
+@dataclass
+class Mark:
+    """The how manyth thing that was issued."""
+
+    at: int
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        pass
+
+
+class Ordered(ImmediateStreams):
+    """Time is the number of events recorded so far."""
+
+    def __init__(self) -> None:
+        self.events = 0
+
+    def record(self, lane: Lane) -> Mark:
+        self.events += 1
+        return Mark(self.events)
+
+    def elapsed_s(self, start: Any, end: Any) -> float:
+        return float(end.at - start.at)
+
+
+@pytest.mark.parametrize("overlap", ["off", "on"])
+def test_a_steps_time_is_its_own_however_many_are_in_flight(overlap):
+    """From its start to its end on the device: two events on, its tokens' way to the host between
+    them, be the next step launched or not before they are taken."""
+    feeder = Feeder(engine_of("llama", overlap=overlap))
+    feeder.engine._streams = Ordered()
+    times: list[float] = []
+    feeder.on_report = lambda report: times.extend(t.elapsed_s for t in report.timings)
+    feeder.add("a", prompt_tokens(1, 5), 6, ENDLESS)
+    feeder.run()
+    assert times == [2.0] * 6
+
+
+class Late:
+    """A device that says only when its tokens are taken that a step broke: one with a certain
+    token among what it reads, and whatever was launched behind it."""
+
+    def __init__(self, engine: Engine, monkeypatch: pytest.MonkeyPatch, poison: int):
+        forward, draw = engine.model.forward, engine._draw
+        self.poison = poison
+        self.raised = 0
+        self._seen = False
+
+        def sees(tokens: Tensor, *rest: Any) -> Tensor:
+            self._seen = self.poison in tokens.tolist()
+            return forward(tokens, *rest)
+
+        def draws(batch: StepBatch, logits: Tensor) -> Drawn:
+            drawn = draw(batch, logits)
+            if self._seen:
+                drawn.take = self._breaks  # type: ignore[method-assign]
+            return drawn
+
+        monkeypatch.setattr(engine.model, "forward", sees)
+        monkeypatch.setattr(engine, "_draw", draws)
+
+    def _breaks(self) -> Any:
+        self.raised += 1
+        raise RuntimeError("poison")
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_poisoned_request_ends_alone_with_a_step_in_flight(late, monkeypatch):
+    """It comes while five others decode and one prefills behind it; a token that one of them draws
+    breaks another step later on."""
+    cases = clear_cases("llama", (9, 14, 22, 5, 18), 24)
+    poison = 1  # which no prompt has, and no answer here
+    assert all(poison not in (*tokens, *answer) for tokens, answer in cases.values())
+    engine = engine_of("llama", overlap="on", block_tokens=4)
+    feeder = Feeder(engine)
+    breaking = Late(engine, monkeypatch, poison)
+    if not late:
+        monkeypatch.setattr(Drawn, "__init__", _breaks_at_once(breaking, Drawn.__init__))
+    for name, (tokens, _) in cases.items():
+        feeder.add(name, tokens, 24)
+    failed: list[str] = []
+
+    def step() -> bool:
+        try:
+            return feeder.step()
+        except StepFailed as failure:
+            failed.extend(sequence.request_id for sequence in failure.sequences)
+            engine.state.check_integrity()
+            if report := engine.report():
+                feeder._read(report)
+            return True
+
+    for _ in range(6):
+        step()
+    assert engine.state.in_flight
+    feeder.add("bad", (5, poison, 7), 24)
+    feeder.add("behind", prompt_tokens(3, 11), 1)
+    while engine.state.sequences:
+        assert step()
+    assert failed == ["bad"] and feeder.finished["bad"] is FinishReason.ERROR
+    assert not feeder.output["bad"]
+    assert {n: feeder.output[n] for n in cases} == {n: answer for n, (_, answer) in cases.items()}
+    assert len(feeder.output["behind"]) == 1
+    assert engine.state.pool.free_blocks == engine.state.pool.blocks
+
+
+def _breaks_at_once(breaking: Late, init: Any) -> Any:
+    def breaks(drawn: Drawn, *rest: Any) -> None:
+        if breaking._seen:
+            breaking._breaks()
+        init(drawn, *rest)
+
+    return breaks
+
+
+def test_reset_forgets_what_is_in_flight():
+    engine = engine_of("llama", overlap="on")
+    feeder = Feeder(engine)
+    feeder.add("a", prompt_tokens(1, 5), 20, ENDLESS)
+    feeder.step()
+    assert engine.state.in_flight
+    engine.reset()
+    assert engine.state.idle and engine.step() is None
+    again = Feeder(engine)
+    again.add("a", prompt_tokens(1, 5), 20, ENDLESS)
+    alone = Feeder(engine_of("llama"))
+    alone.add("a", prompt_tokens(1, 5), 20, ENDLESS)
+    assert again.run() == alone.run()
+
+
+def test_one_that_counts_what_it_draws_is_drawn_a_step_at_a_time():
+    """Penalties need the last token on the host; whoever decodes beside it waits with it."""
+    engine = engine_of("llama", overlap="on")
+    feeder = Feeder(engine)
+    how = SamplingParams(temperature=0, ignore_eos=True, repetition_penalty=1.3)
+    feeder.add("penalized", prompt_tokens(1, 5), 4, how)
+    feeder.add("plain", prompt_tokens(2, 5), 9, GREEDY)
+    flights = []
+    while feeder.step():
+        flights.append(engine.state.in_flight)
+    assert flights[:4] == [False] * 4 and any(flights)
+
+
+def test_it_is_off_on_a_cpu_unless_told():
+    assert not engine_of("llama")._overlap
+    assert engine_of("llama", overlap="on")._overlap
+    assert not engine_of("llama", overlap="off")._overlap
