@@ -285,6 +285,42 @@ def test_a_step_that_broke_in_flight_takes_the_one_behind_it_with_it():
     """)
 
 
+def test_who_is_left_of_a_step_that_broke_in_flight_need_not_have_broken_it():
+    """`a`, which did, is cancelled before it is known: `b` goes on."""
+    t = Ahead()
+    t.prompt("a", 2)
+    t.prompt("b", 2)
+    t.admit(a=9, b=9)
+    t.step()
+    t.plan(cancel=["a"])
+    t.step(poison="a")
+    t.step(times=2)
+    t.reads("""
+        a[0:2] b[0:2] | a@2 b@2 -> a+0 b+0
+          report plan 1, free 14: a:1/2, b:1/2
+        a@2 b@2 | b@3 breaks
+          report plan 2, free 15: b:1/2
+        b@2 | - -> b+1
+        b@3 | b@4 -> b+2
+    """)
+
+
+def test_a_step_that_could_not_be_launched_is_composed_anew():
+    """Whatever kernels keep of the batch that they failed on."""
+    t = Ahead()
+    t.prompt("a", 2)
+    t.admit(a=9)
+    t.step(times=2)
+    assert t.flight
+    behind = t.state.compose()
+    assert behind is t.flight, "moved on"
+    t.state.withdraw()
+    t.state.commit(t.flight, [7], 0.1)
+    again = t.state.compose()
+    assert again and again is not behind
+    assert again.decodes.positions.tolist() == behind.decodes.positions.tolist() == [4]
+
+
 def test_a_step_in_flight_is_work_even_if_nobody_is_left_in_it():
     t = Ahead()
     t.prompt("a", 3)

@@ -1,4 +1,19 @@
-"""The step in flight: launched, and not committed."""
+"""The step in flight: launched, and not committed. Its tokens are on the device, and unknown here.
+
+Everybody in it goes on as if its token were known: that one has its place and its length, and the
+KV that the step stores counts, as whatever is issued to the device from now on comes behind it.
+What depends on the token's value waits. It is neither told nor reported, no key of a shared block
+is made of it, and whoever it ends has not ended. Meanwhile anything may happen:
+
+    cancelled, forgotten, submitted anew     it is drawn in vain, and counted as stray. A Sequence
+                                             is known by its identity: another may have its name
+    paused, evicted, offloaded               it comes all the same, and the scheduler is told.
+                                             Admitted again before, one whose KV was dropped waits
+    ended by it, and in the step behind it   that row is stray, too. What it stores lies behind all
+                                             that is published, in blocks that may be given away at
+                                             once: a new owner's writes are issued later
+    its step breaks                          everybody is where it was before
+"""
 
 from dataclasses import dataclass
 
@@ -19,9 +34,7 @@ class _Step:
 
 
 class InFlight:
-    """At most one step. Whoever stands in it has gone on as if its token were known: that one has
-    its place in `Sequence.tokens`, and its KV counts, as everything that is issued to the device
-    from now on comes behind it. What nobody may see before it is true waits for `land`."""
+    """At most one step."""
 
     def __init__(self, kv: KVManager):
         self._kv = kv
@@ -44,11 +57,10 @@ class InFlight:
             chunk.sequence.computed = chunk.end
         here, used_up = self._kv.sequences, False
         for row, sequence in enumerate(batch.sampling):
-            if here.get(sequence.request_id) is sequence:
-                sequence.advance(row)
-                used_up |= not sequence.within_budget
-            else:
+            if here.get(sequence.request_id) is not sequence:
                 self._kv.counters.stray_rows += 1
+            elif not sequence.advance(row):
+                used_up = True
         return used_up
 
     def land(self, batch: StepBatch, elapsed_s: float) -> StepTiming:

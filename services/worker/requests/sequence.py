@@ -61,16 +61,19 @@ class Sequence:
             ends_on_eos=not prompt.sampling.ignore_eos,
         )
 
-    def advance(self, row: int) -> None:
-        """This row of a step draws its next token: go on as if that were known."""
-        self.computed = len(self.tokens)
+    def advance(self, row: int) -> bool:
+        """This row of a step draws its next token: go on as if that were known. Whether it may get
+        another behind it."""
+        self.computed = length = len(self.tokens)
         self.tokens.append(UNKNOWN)
         self.drawing = row
+        return length + 1 < self.limit_length and length + 1 < self.max_length
 
-    def learn(self, token: int) -> None:
-        """What was drawn."""
+    def learn(self, token: int) -> int:
+        """What was drawn; returns the length."""
         self.tokens[-1] = token
         self.drawing = -1
+        return len(self.tokens)
 
     def unlearn(self) -> None:
         """Nothing was drawn after all."""

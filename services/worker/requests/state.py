@@ -4,13 +4,9 @@ The loop: plans and prompts change who runs (`apply`, `receive`) → `compose` o
 computes it → `commit` what it drew, or `fail` → `report`. Schedulers come and go (`attach`):
 without one there are no plans and no reports, and whoever is here goes on inside the budget it has.
 
-One step may be in flight: `advance` says that it was launched, and everybody in it goes on as if
-its token were known, so that the next one can be composed. Between `compose` and `advance` (or
-`commit`, where nothing is composed ahead) nothing is called but to commit the step in flight.
-Between `advance` and `commit` anything may come. A token in flight is neither told nor reported
-yet, no key is made of it, and whoever it ends has not ended. Who goes away meanwhile draws it in
-vain: a `Sequence` is known by its identity, as another of its name may have come. Who is paused,
-evicted or offloaded gets it all the same.
+One step may be in flight: `advance` says that it was launched, and the next one can be composed.
+Between `compose` and `advance` (or `commit`, where nothing is composed ahead) nothing is called but
+to commit the step in flight; between `advance` and `commit` anything may come (see flight.py).
 """
 
 from collections.abc import Container, Iterable, Mapping
@@ -159,9 +155,8 @@ class WorkerState:
     def apply(self, plan: Plan, now: float) -> None:
         """Carry out a plan; one whose seq was applied before changes nothing.
 
-        With a step in flight: lengths count its tokens, as budgets do. Who is cancelled draws in
-        vain. Who is paused or offloaded has, with its KV, what that step stores of it, and gets its
-        token later. A new static batch begins behind that step.
+        Budgets count the token in flight. Who is paused or offloaded takes along what that step
+        stores of it, and gets its token later. A new static batch begins behind that step.
         """
         if plan.seq <= self._reporter.applied_plan_seq:
             return
@@ -318,8 +313,8 @@ class WorkerState:
         return self._kv.take_moves()
 
     def arrived(self, serials: Iterable[int]) -> None:
-        """These uploads are over. KV that was offloaded behind a step in flight is whole: with its
-        last token drawn in that step, its request may even stand in the next."""
+        """These uploads are over. Who was offloaded behind a step in flight and is back before it
+        is committed may even stand in the next one."""
         for serial in serials:
             self._kv.arrived(serial)
 
@@ -339,8 +334,8 @@ class WorkerState:
         """The next step with its memory, or None when nothing can run.
 
         With a step in flight, it is the one behind that: rows may read what that one draws
-        (`DecodeRows.fed`). None, too, where it depends on that step's outcome: commit, then
-        compose. So it is where one would have to leave for memory, and with static batches.
+        (`DecodeRows.fed`). None, too, where it depends on how that one ends, as it does where
+        memory is out and with static batches: commit, then compose.
         """
         if self._flight:
             alone = self._lockstep.active or self._suspects
@@ -352,7 +347,7 @@ class WorkerState:
         return batch
 
     def withdraw(self) -> None:
-        """The step composed last is not launched: compose another."""
+        """The step composed last was not launched: compose another, for kernels to begin anew."""
         self._kv.touch()
 
     def advance(self, batch: StepBatch) -> None:
@@ -398,10 +393,10 @@ class WorkerState:
         return StepResult(tokens, timing)
 
     def _take(self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None) -> NewToken:
-        sequence.learn(token)
+        length = sequence.learn(token)
         if sequence.computed % self.limits.block_tokens == 0:
             self._kv.publish(sequence)
-        finish = self._finish_of(sequence, token)
+        finish = self._finish_of(sequence, token, length)
         if finish:
             if not self._lockstep.end(sequence, finish):
                 self._finish(sequence, finish)
@@ -411,15 +406,14 @@ class WorkerState:
             if self._lockstep.active:  # else it was known ahead
                 self._kv.touch()
         prompt = sequence.prompt
-        offset = len(sequence.tokens) - 1 - prompt.prompt_tokens
+        offset = length - 1 - sequence.prompt_tokens
         return NewToken(prompt.origin, prompt.request_id, offset, token, finish, logprobs)
 
     def _unwind(self) -> None:
         for sequence in self._flight.unwind():
             self._reporter.evicted(sequence)
 
-    def _finish_of(self, sequence: Sequence, token: int) -> FinishReason | None:
-        length = len(sequence.tokens)
+    def _finish_of(self, sequence: Sequence, token: int, length: int) -> FinishReason | None:
         if token in self.limits.eos_ids and sequence.ends_on_eos and length > sequence.min_length:
             return FinishReason.STOP
         return FinishReason.LENGTH if length >= sequence.max_length else None
