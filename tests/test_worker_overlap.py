@@ -4,15 +4,8 @@ import pytest
 
 from services.core import Grant, Pause, Residency, StaticBatch
 from services.worker.requests.batch import StepBatch
-from services.worker.requests.prompt import SamplingParams
 from tests.worker_oracle import EOS
 from tests.worker_transcript import Transcript, drew, ran
-
-ENDLESS = SamplingParams(temperature=0, ignore_eos=True)
-LENGTHS = (1, 5, 13, 16, 29, 40)
-
-
-# The state, by hand
 
 
 class Ahead(Transcript):
