@@ -47,9 +47,9 @@ class LongLife:
         )
         self.state = WorkerState(limits)
         self.device = DumbDevice(BLOCK)
-        self.breaking = False
+        self.poisoned: set[str] = set()  # break every step that they stand in
         early = draw.random() < 0.5
-        self.loop = DumbLoop(self.state, self.device, overlap, early, lambda _: self.breaking)
+        self.loop = DumbLoop(self.state, self.device, overlap, early, self._breaks)
         self.loop.compose = self._compose
         self.account = Account(self.blocks)
         self.account.begin(self.state.attach())
@@ -62,8 +62,12 @@ class LongLife:
     def _compose(self) -> StepBatch | None:
         batch = self.state.compose()
         self.did["behind"] += self.state.in_flight and batch is not None
-        self.breaking = self.random.random() < 0.003
+        if batch and self.random.random() < 0.003:
+            self.poisoned.add(self.random.choice(batch.sequences).request_id)
         return batch
+
+    def _breaks(self, batch: StepBatch) -> bool:
+        return any(sequence.request_id in self.poisoned for sequence in batch.sequences)
 
     def live(self, steps: int) -> None:
         changes = (
@@ -214,8 +218,7 @@ class LongLife:
 
     def end(self) -> None:
         """However it got here, admitting what is left often enough ends it."""
-        self.breaking = False
-        self.loop.breaks = lambda _: False
+        self.poisoned.clear()
         for _ in range(5_000):
             if not self.prompts:
                 break
