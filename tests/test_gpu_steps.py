@@ -4,12 +4,14 @@ from copy import deepcopy
 from math import inf
 
 import torch
-from benchmarks.harness.report import figure
 
 from benchmarks.gpu import steps as gpu_steps
+from benchmarks.harness.report import figure
 from services.worker.engine import assembly
 from services.worker.engine.graphs import decode_graphs
+from services.worker.model import paged
 from services.worker.model.paged import PagedModel
+from services.worker.model.row_ops import TorchRowOps
 from tests.tape_recorder import TapeRecorder
 from tests.test_worker_graphs import model
 
@@ -30,6 +32,7 @@ def test_steps_are_timed_eager_and_graphed(monkeypatch):
     monkeypatch.setattr(gpu_steps, "times_s", times_s)
     monkeypatch.setattr(gpu_steps, "make_model", lambda _: small())
     monkeypatch.setattr(assembly, "recorder_for", recorder_for)
+    monkeypatch.setattr(paged, "row_ops_for", lambda *_: TorchRowOps())
     monkeypatch.setattr(decode_graphs, "RECORD_S", inf)
     lines = list(gpu_steps.step_lines(quick=True, repeats=3))
     assert [line.name for line in lines] == [

@@ -100,7 +100,7 @@ def test_rows_that_go_on_decoding(seed):
                 for i, c in enumerate(contexts)
             ]
             assert relative(out.double(), torch.cat(expected)) < 1e-6
-        for row in rows.advance([0, 0, 0]):
+        for row in rows.advance():
             rows.set_block(int(row), free.pop())
 
 

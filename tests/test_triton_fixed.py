@@ -142,8 +142,9 @@ class Growing:
             slots = self.slots[:rows]
             at = (slice(None), slots // self.block, slice(None), slots % self.block)
             self.layer.data[at] = news
-        for row in self.rows.advance([0] * rows):
+        for row in self.rows.advance():
             self.rows.set_block(int(row), self.free.pop())
+        self.rows.learn([0] * rows)
 
 
 @pytest.mark.parametrize("window", [None, 9])

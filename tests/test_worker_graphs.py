@@ -21,6 +21,8 @@ from services.worker.engine import assembly
 from services.worker.engine.engine import Engine
 from services.worker.engine.graphs import decode_graphs
 from services.worker.engine.graphs.sizes import fitting, graphs_wanted, order_of, sizes_of
+from services.worker.model import paged
+from services.worker.model.row_ops import TorchRowOps
 from services.worker.requests.prompt import SamplingParams
 from tests.tape_recorder import TapeRecorder
 from tests.worker_fixtures import GROUPED, Feeder, make_engine, prompt_tokens
@@ -49,6 +51,7 @@ def recorded_by(
     few = {"kernels": "triton", "block_tokens": 4, "max_running": 4, "kv_tokens": 256}
     with monkeypatch.context() as patched:
         patched.setattr(assembly, "recorder_for", lambda *_: recorder)
+        patched.setattr(paged, "row_ops_for", lambda *_: TorchRowOps())  # a GPU's
         patched.setattr(decode_graphs, "RECORD_S", limit_s)
         return make_engine(model(settings.pop("model", "one layer")), **{**few, **settings})
 

@@ -214,7 +214,7 @@ def test_attention_in_place_follows_rows_that_move_on():
             keys, values = layer.data[:, table].transpose(2, 3).reshape(2, -1, kv_heads, DIM)
             expected = dense(q[row : row + 1], keys[:length], values[:length], length - 1, options)
             torch.testing.assert_close(got[row : row + 1], expected, rtol=0, atol=2e-5)
-        for row in rows.advance([0, 0]).tolist():
+        for row in rows.advance().tolist():
             tables[row].append(next(blocks))
             rows.set_block(row, tables[row][-1])
 

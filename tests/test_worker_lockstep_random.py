@@ -11,10 +11,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from services.core import Grant, Pause, Plan, Residency, StaticBatch
 from services.worker.requests.batch import NewToken
+from services.worker.requests.limits import Limits
 from services.worker.requests.pending import HELD_S
 from services.worker.requests.prompt import GREEDY, Prompt, SamplingParams
 from services.worker.requests.sequence import Phase
-from services.worker.requests.state import Limits, WorkerState
+from services.worker.requests.state import WorkerState
 from tests.worker_fixtures import Feeder, clear_cases, engine_of
 from tests.worker_oracle import EOS, DumbDevice, answer
 from tests.worker_transcript import Account

@@ -28,7 +28,8 @@ NEW_TOKENS = 24
 
 @pytest.mark.parametrize("name", MODELS)
 def test_answers_equal_generate(name: str):
-    """Alone; together with chunked prefill; and in memory for a third of them, in slices."""
+    """Alone; together with chunked prefill; and in memory for a third of them, in slices; these
+    also with a step in flight."""
     cases = clear_cases(name, LENGTHS, NEW_TOKENS)
     expected = {request_id: answer for request_id, (_, answer) in cases.items()}
 
@@ -39,13 +40,15 @@ def test_answers_equal_generate(name: str):
         feeder.add(request_id, tokens, NEW_TOKENS)
         assert feeder.run() == {request_id: answer}
 
-    together = Feeder(engine_of(name, max_batch_tokens=11))
-    crowded = Feeder(engine_of(name, kv_tokens=80, block_tokens=4), slice_tokens=5)
-    for feeder in (together, crowded):
-        for request_id, (tokens, _) in cases.items():
-            feeder.add(request_id, tokens, NEW_TOKENS)
-        assert feeder.run() == expected
-    assert crowded.evictions > 0
+    for overlap in ("off", "on"):
+        together = Feeder(engine_of(name, max_batch_tokens=11, overlap=overlap))
+        small = engine_of(name, kv_tokens=80, block_tokens=4, overlap=overlap)
+        crowded = Feeder(small, slice_tokens=5)
+        for feeder in (together, crowded):
+            for request_id, (tokens, _) in cases.items():
+                feeder.add(request_id, tokens, NEW_TOKENS)
+            assert feeder.run() == expected
+        assert crowded.evictions > 0
 
 
 @pytest.mark.parametrize("name", MODELS)

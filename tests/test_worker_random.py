@@ -1,6 +1,7 @@
 """Random plans, prompts and steps against a dumb oracle; integrity after each."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import settings
@@ -11,10 +12,12 @@ from services.core import FinishReason, Grant, Pause, Plan, Residency, Standing
 from services.costs import KVCosts
 from services.worker.kv.blocks import BlockPool
 from services.worker.kv.residency import RESIDENCIES
-from services.worker.requests.batch import NewToken
+from services.worker.requests.batch import NewToken, StepBatch
+from services.worker.requests.limits import Limits
 from services.worker.requests.prompt import Prompt, SamplingParams
-from services.worker.requests.sequence import Phase
-from services.worker.requests.state import Limits, WorkerState
+from services.worker.requests.sequence import Phase, Sequence
+from services.worker.requests.state import WorkerState
+from tests.worker_loop import DumbLoop
 from tests.worker_oracle import EOS, DumbDevice, answer
 from tests.worker_transcript import Account
 
@@ -109,16 +112,25 @@ class WorkerMachine(RuleBasedStateMachine):
     """WorkerState against what a client has seen: every token once, in order, by the rule.
 
     Some prompts begin alike; KV moves to a small host and back, arriving when it pleases.
-    Schedulers come and go, and so do the streams of two gateways; plans may be nonsense.
+    Schedulers come and go, and so do the streams of two gateways; plans may be nonsense. With
+    `overlap`, a step is in flight whenever anything of this happens.
     """
 
-    @initialize(host=st.sampled_from([0, 3, 30]), sharing=st.booleans(), exact=st.booleans())
-    def begin(self, host, sharing, exact):
+    @initialize(
+        host=st.sampled_from([0, 3, 30]),
+        sharing=st.booleans(),
+        exact=st.booleans(),
+        overlap=st.booleans(),
+    )
+    def begin(self, host, sharing, exact, overlap):
         limits = Limits(
             BLOCKS, BLOCK, RUNNING, BATCH, 10**6, 3, frozenset([EOS]), host, exact, sharing
         )
         self.state = WorkerState(limits)
         self.device = DumbDevice(BLOCK)
+        self.loop = DumbLoop(self.state, self.device, overlap)
+        self.loop.compose = self._compose
+        self.owed: set[str] = set()  # cancels that are on their way to an earlier stay
         self.seq = 0
         self.prompts: dict[str, Prompt] = {}  # received, not ended
         self.output: dict[str, int] = {}
@@ -146,6 +158,22 @@ class WorkerMachine(RuleBasedStateMachine):
         prompt = Prompt(request_id, tokens, length, most, sampling, origin, salt)
         assert self.state.receive(prompt, 0.0) is None
         self.prompts[request_id], self.output[request_id] = prompt, 0
+
+    @rule(request_id=IDS)
+    def resubmit(self, request_id):
+        """It was placed elsewhere, and comes back before its first stay is cancelled."""
+        prompt = self.prompts.get(request_id)
+        if prompt is None or request_id not in self.state.sequences:
+            return
+        length = prompt.prompt_tokens + self.output[request_id]
+        delivered = [answer(request_id, i) for i in range(prompt.prompt_tokens, length)]
+        tokens = (*prompt.token_ids[: prompt.prompt_tokens], *delivered)
+        again = replace(prompt, token_ids=tokens)
+        assert self.state.receive(again, 0.0) is None
+        self.prompts[request_id] = again
+        self.owed.add(request_id)
+        self.account.cancelled(request_id)
+        self.runs.discard(request_id)
 
     @rule(lengths=st.lists(st.integers(1, 12), min_size=2, max_size=5), limit=st.integers(4, 14))
     def crowd(self, lengths, limit):
@@ -198,10 +226,11 @@ class WorkerMachine(RuleBasedStateMachine):
         before = self._snapshot()
         self.state.apply(plan, 0.0)
         assert self._snapshot() == before
-        for request_id in cancel:
+        for request_id in set(cancel) - self.owed:
             self.prompts.pop(request_id, None)
+            self.account.cancelled(request_id)
+        self.owed -= set(cancel)
         self.victims, self.residency = plan.victims, residency
-        self.account.cancelled(*cancel)
         self.runs -= pause.keys()
         self.runs |= admit.keys() & self.state.running.keys()
 
@@ -218,27 +247,44 @@ class WorkerMachine(RuleBasedStateMachine):
             self.state.check_integrity()
 
     def _step(self) -> None:
+        for token in self.loop.step() or ():
+            self._check(token)
+
+    def _compose(self) -> StepBatch | None:
+        """Behind a step in flight, whoever depends on it waits, and nobody leaves for anybody."""
+        ahead = self.state.in_flight
         first = list(self.state.running.values())[:RUNNING]
-        runnable = [s for s in first if s.within_budget and not s.arriving]
+        runnable = [s for s in first if s.within_budget and not s.arriving and not s.waits]
+        running, decodes = len(self.state.running), [s for s in runnable if s.is_decode]
         batch = self.state.compose()
-        self.state.check_integrity()
-        self.device.carry_out(self.state.take_moves())
+        if ahead:
+            assert len(self.state.running) == running
         if batch is None:
             left = [s for s in runnable if s.phase is Phase.RUNNING and not s.arriving]
-            assert not left, "somebody could run"
-            return
-        planned = {
-            s.request_id for s in [*batch.decodes.sequences, *(c.sequence for c in batch.chunks)]
-        }
+            assert ahead or not left, "somebody could run"
+            return None
+        planned = {s.request_id for s in batch.sequences}
+        out = [s for s in runnable if s.request_id not in planned and s.phase is Phase.RUNNING]
+        self._check_left(out, {*decodes} & {*out}, batch)
         assert len(batch.decodes) + batch.prefill_tokens <= BATCH
-        assert len(planned) == len(batch.decodes) + len(batch.chunks) <= RUNNING
+        assert len(planned) == len(batch.sequences) <= RUNNING
         eldest = first[0]
         may_leave = eldest.request_id in self.victims or self.residency == "defer"
         if eldest in runnable and not may_leave:
-            assert eldest.request_id in planned or eldest.arriving, "the eldest must get on"
-        result = self.state.commit(batch, self.device.run(batch), [])
-        for token in result.tokens:
-            self._check(token)
+            getting_on = eldest.request_id in planned or eldest.arriving
+            assert getting_on or ahead, "the eldest must get on"
+        return batch
+
+    def _check_left(self, out: list[Sequence], decodes: set[Sequence], batch: StepBatch) -> None:
+        """Who could run and does not: for want of memory or of room in the step, or behind a
+        prefill in flight, whose blocks it may find."""
+        if len(batch.decodes) + batch.prefill_tokens == BATCH or self.residency == "defer":
+            return
+        reach = self.state.pool.reach
+        assert not [s for s in decodes if reach(s.request_id) > s.computed], "a decode is left out"
+        flight = self.state._flight.batch
+        if out and not out[0].resting and not batch.chunks and not (flight and flight.chunks):
+            assert reach(out[0].request_id) <= out[0].computed, "a prefill is left out"
 
     def _check(self, token: NewToken) -> None:
         prompt = self.prompts[token.request_id]
@@ -249,6 +295,7 @@ class WorkerMachine(RuleBasedStateMachine):
         assert token.finish is self._expected_finish(prompt, token)
         if token.finish:
             del self.prompts[token.request_id]
+            self.owed.discard(token.request_id)
             self.ended.append(token.request_id)
 
     def _expected_finish(self, prompt: Prompt, token: NewToken) -> FinishReason | None:
@@ -305,6 +352,7 @@ class WorkerMachine(RuleBasedStateMachine):
     def _attach(self) -> None:
         """The scheduler knows what the hello and the first report tell, and nothing else."""
         held = self.state.attach()
+        self.owed.clear()
         self.seq = self.reported = 0
         self.ended = [r for r in self.ended if r not in self.state.sequences]
         self.account.begin(held)
@@ -337,8 +385,9 @@ class WorkerMachine(RuleBasedStateMachine):
             assert all(progress.held_tokens == 0 for progress in report.evicted)
         for progress in report.progress:
             sequence = self.state.sequences[progress.request_id]
+            assert progress.output_tokens == self.output[progress.request_id]
             assert (progress.output_tokens, progress.held_tokens) == (
-                sequence.output_tokens, sequence.computed or sequence.resting
+                sequence.output_tokens, sequence.told_tokens
             )  # fmt: skip
 
     @precondition(lambda self: self.prompts)
@@ -357,6 +406,8 @@ class WorkerMachine(RuleBasedStateMachine):
             self._step()
             self._arrive(list(self.device.pending))
         assert not self.prompts
+        self._step()
+        assert self.state.idle or self.state.pending.admissions
         assert self.state.pool.free_blocks == BLOCKS
         assert self.state.host.free_blocks == self.state.limits.host_blocks
 

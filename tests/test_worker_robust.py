@@ -11,12 +11,14 @@ from hypothesis import strategies as st
 from services.core import FinishReason, Grant, Plan, StaticBatch
 from services.worker.config import EngineConfig
 from services.worker.engine.engine import Engine, StepFailed
-from services.worker.requests.batch import NewToken
+from services.worker.requests.batch import StepBatch
+from services.worker.requests.limits import Limits
 from services.worker.requests.prompt import GREEDY, Prompt, SamplingParams
 from services.worker.requests.sequence import Sequence
-from services.worker.requests.state import Limits, WorkerState
+from services.worker.requests.state import WorkerState
 from services.worker.requests.suspects import Suspects
 from tests.worker_fixtures import Feeder, engine_of, prompt_tokens
+from tests.worker_loop import DumbLoop
 from tests.worker_oracle import DumbDevice, answer
 from tests.worker_transcript import Transcript
 
@@ -150,10 +152,15 @@ def test_out_of_memory_evicts_the_newest_and_says_so():
     static=st.booleans(),
     room=st.sampled_from([5, 40]),
     blocks=st.sampled_from([8, 60]),
+    overlap=st.booleans(),
+    early=st.booleans(),
 )
 @settings(deadline=None)
-def test_whoever_is_good_ends_as_if_nobody_were_bad(lengths, bad, static, room, blocks):
-    """`bad` requests break every step they are in once they have so many tokens of output."""
+def test_whoever_is_good_ends_as_if_nobody_were_bad(
+    lengths, bad, static, room, blocks, overlap, early
+):
+    """`bad` requests break every step they are in once they have so many tokens of output: when it
+    is launched, or when it is waited for and another has been launched behind it."""
     state = WorkerState(Limits(blocks, 4, 256, room))
     device = DumbDevice(4)
     output: dict[str, int] = {}
@@ -165,22 +172,21 @@ def test_whoever_is_good_ends_as_if_nobody_were_bad(lengths, bad, static, room, 
     grants = tuple(Grant(name, 9) for name in names)
     batches = (StaticBatch(1, tuple(names)),) if static else ()
     state.apply(Plan(1, admit=grants, batches=batches), 0.0)
+
+    def poisoned(batch: StepBatch) -> bool:
+        here = [s for s in batch.sequences if s.request_id in output]
+        made = {s.request_id: len(s.tokens) - s.prompt_tokens - s.untold for s in here}
+        return any(most >= bad.get(int(name[1:]), 99) for name, most in made.items())
+
+    loop = DumbLoop(state, device, overlap, early, poisoned)
     for seq in range(2, 2_000):
         if len(ended) == len(names):
             break
-        batch = state.compose()
-        state.check_integrity()
-        device.carry_out(state.take_moves())
-        tokens: list[NewToken] = []
-        if batch:
-            rows = {s.request_id: s for s in batch.sequences if s.request_id in output}
-            poisoned = [r for r in rows if output[r] >= bad.get(int(r[1:]), 99)]
-            if poisoned:
-                for sequence in state.fail(batch):
-                    assert [sequence.request_id] == list(rows) == poisoned
-            else:
-                tokens = state.commit(batch, device.run(batch), []).tokens
-        for token in (*tokens, *state.take_late()):
+        tokens = loop.step()
+        for sequence in loop.failed:
+            number = int(sequence.request_id[1:])
+            assert output[sequence.request_id] == bad[number], "another broke it"
+        for token in (*(tokens or ()), *state.take_late()):
             length = lengths[int(token.request_id[1:])] + token.offset
             assert token.offset == output[token.request_id]
             assert token.token_id == answer(token.request_id, length)

@@ -87,18 +87,20 @@ def serve(cases, seed: int, residency: str, cancels: int = 0, **settings: object
     return feeder
 
 
+@pytest.mark.parametrize("overlap", ["off", "on"])
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("residency", RESIDENCIES)
-def test_answers_are_the_same_however_kv_moves(cases, residency, seed):
-    feeder = serve(cases, seed, residency, host_gib=0.01)
+def test_answers_are_the_same_however_kv_moves(cases, residency, seed, overlap):
+    feeder = serve(cases, seed, residency, host_gib=0.01, overlap=overlap)
     assert dict(feeder.output) == {name: answer for name, (_, answer) in cases.items()}
     counters = feeder.engine.state.counters
     assert 0 < counters.uploads <= counters.offloads and counters.dropped > 0
 
 
+@pytest.mark.parametrize("overlap", ["off", "on"])
 @pytest.mark.parametrize("seed", range(8))
-def test_cancels_at_any_point_of_a_swap_leave_no_trace(cases, seed):
-    feeder = serve(cases, seed, "swap", cancels=5, host_gib=0.01)
+def test_cancels_at_any_point_of_a_swap_leave_no_trace(cases, seed, overlap):
+    feeder = serve(cases, seed, "swap", cancels=5, host_gib=0.01, overlap=overlap)
     assert len(feeder.cancelled) == 5
     for name, (_, answer) in cases.items():
         got = feeder.output[name]

@@ -5,11 +5,12 @@ from zlib import crc32
 from services.costs import Direction
 from services.worker.kv.moves import Move, Moves
 from services.worker.requests.batch import StepBatch
-from services.worker.requests.sequence import Sequence
+from services.worker.requests.sequence import UNKNOWN, Sequence
 
 EOS = 0
 
 Written = tuple[str, tuple[int, ...]]  # the salt, and all tokens up to the one whose KV it is
+BROKEN: Written = ("", ())  # by a step that breaks, or behind one
 
 
 def answer(request_id: str, length: int) -> int:
@@ -28,6 +29,7 @@ class DumbDevice:
         self._memory: dict[int, Written] = {}
         self._host: dict[int, Written] = {}
         self.pending: dict[int, Move] = {}
+        self.drawn: list[int] = []  # in the last step, for the one behind it to read
 
     def carry_out(self, moves: Moves) -> None:
         for serial in moves.recalled:
@@ -57,26 +59,47 @@ class DumbDevice:
             written = source[self._slot(from_blocks, position)]
             target[self._slot(to_blocks, position)] = written
 
-    def run(self, batch: StepBatch) -> list[int]:
-        rows = batch.decodes
+    def run(self, batch: StepBatch, breaks: bool = False) -> list[int]:
+        """What each row draws. One that breaks stores what nobody may ever read."""
+        rows, fed = batch.decodes, batch.decodes.fed
         for row, sequence in enumerate(rows.sequences):
             position = int(rows.positions[row])
-            assert int(rows.tokens[row]) == sequence.tokens[position]
+            text = tuple(sequence.tokens)
+            assert len(text) == position + 1
+            if fed is not None and fed[row] >= 0:
+                assert text[-1] == UNKNOWN
+                text = (*text[:-1], self.drawn[fed[row]])
+            else:
+                assert int(rows.tokens[row]) == text[-1]
             table = rows.tables[row].tolist()
             assert int(rows.slots[row]) == self._slot(table, position)
-            self._compute(sequence, table, position, position + 1)
+            self._compute(sequence, text, table, position, position + 1, breaks)
         for chunk in batch.chunks:
-            self._compute(chunk.sequence, chunk.table.tolist(), chunk.start, chunk.end)
-        return [answer(s.request_id, len(s.tokens)) for s in batch.sampling]
+            text, table = tuple(chunk.sequence.tokens), chunk.table.tolist()
+            self._compute(chunk.sequence, text, table, chunk.start, chunk.end, breaks)
+        self.drawn = [answer(s.request_id, len(s.tokens)) for s in batch.sampling]
+        return self.drawn
 
     def _slot(self, table: list[int] | tuple[int, ...], position: int) -> int:
         block, offset = divmod(position, self._block_tokens)
         return table[block] * self._block_tokens + offset
 
-    def _compute(self, sequence: Sequence, table: list[int], start: int, end: int) -> None:
+    def _compute(
+        self,
+        sequence: Sequence,
+        text: tuple[int, ...],
+        table: list[int],
+        start: int,
+        end: int,
+        breaks: bool,
+    ) -> None:
         """Write tokens [start, end), then read all before `end` as attention does."""
-        text, salt = tuple(sequence.tokens), sequence.prompt.cache_salt
+        salt = sequence.prompt.cache_salt
         for position in range(start, end):
-            self._memory[self._slot(table, position)] = (salt, text[: position + 1])
+            written = BROKEN if breaks else (salt, text[: position + 1])
+            self._memory[self._slot(table, position)] = written
+        if breaks:
+            return
+        assert UNKNOWN not in text[:end], "computed from a token that nobody knows"
         for position in range(end):
             assert self._memory[self._slot(table, position)] == (salt, text[: position + 1])

@@ -8,8 +8,9 @@ from services.core import Grant, HeldRequest, Plan, Progress, Report, Standing
 from services.costs import Direction
 from services.worker.kv.moves import Moves
 from services.worker.requests.batch import NewToken, StepBatch
+from services.worker.requests.limits import Limits
 from services.worker.requests.prompt import Prompt, SamplingParams
-from services.worker.requests.state import Limits, WorkerState
+from services.worker.requests.state import WorkerState
 from tests.worker_oracle import EOS, DumbDevice
 
 
@@ -99,14 +100,14 @@ class Transcript:
             if batch is None:
                 self.lines.append("nothing runs")
             elif any(s.request_id in poison for s in batch.sequences):
-                ran, failed = _ran(batch), self.state.fail(batch)
-                self.lines.append(" ".join([ran, "breaks", *(s.request_id for s in failed)]))
+                how, failed = ran(batch), self.state.fail(batch)
+                self.lines.append(" ".join([how, "breaks", *(s.request_id for s in failed)]))
             else:
-                ran, tokens = _ran(batch), self.device.run(batch)
+                how, tokens = ran(batch), self.device.run(batch)
                 for row, sequence in enumerate(batch.sampling):
                     tokens[row] = (drawn or {}).get(sequence.request_id, 7)
                 result = self.state.commit(batch, tokens, [])
-                self.lines.append(f"{ran} -> {' '.join(map(_drew, result.tokens)) or '-'}")
+                self.lines.append(f"{how} -> {' '.join(map(drew, result.tokens)) or '-'}")
             self.state.check_integrity()
             self._report()
 
@@ -144,7 +145,7 @@ class Transcript:
         assert lines == dedent(text).strip("\n").splitlines()
 
 
-def _ran(batch: StepBatch) -> str:
+def ran(batch: StepBatch) -> str:
     positions = batch.decodes.positions.tolist()
     rows = zip(batch.decodes.sequences, positions, strict=True)
     decodes = [f"{sequence.request_id}@{position}" for sequence, position in rows]
@@ -153,7 +154,7 @@ def _ran(batch: StepBatch) -> str:
     return " ".join([*decodes, *chunks])
 
 
-def _drew(token: NewToken) -> str:
+def drew(token: NewToken) -> str:
     return f"{token.request_id}+{token.offset}" + (f"={token.finish}" if token.finish else "")
 
 

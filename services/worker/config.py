@@ -35,6 +35,9 @@ class EngineConfig(BaseModel):
     # The fused forward through torch.compile. auto: on a GPU, where Triton is there. on: on a CPU
     # too, which needs a C++ compiler. As `fused_forward`, only where it is seen to give the same.
     compile: Literal["auto", "on", "off"] = "auto"
+    # While the device computes a step, the next one is composed and launched. auto: on CUDA; on a
+    # CPU there is nothing to win, as a step is computed by the time it is launched.
+    overlap: Literal["auto", "on", "off"] = "auto"
     kv_tokens: int = Field(default=0, ge=0)  # 0: what memory allows
     block_tokens: int = Field(default=16, ge=1, le=256)
     max_running: int = Field(default=256, ge=1)

@@ -29,6 +29,10 @@ MOVED = {
         "worker_invalid_tokens",
         "Tokens drawn after a request's end, while its static batch went on",
     ),
+    "stray_rows": (
+        "worker_stray_rows",
+        "Rows computed a step ahead for requests that had ended or gone by then",
+    ),
 }
 
 

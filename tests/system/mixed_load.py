@@ -118,7 +118,7 @@ def expected() -> tuple[tuple[Expected, ...], ...]:
         prompt = text().encode_chat(ask.turns)
         for choice in range(ask.choices):
             name = f"{number}/{choice}"
-            feeder.add(name, prompt, ask.sampling["max_tokens"], _sampling(ask, choice))
+            feeder.add(name, prompt, ask.sampling["max_tokens"], sampling_of(ask, choice))
     made = feeder.run()
     return tuple(
         tuple(
@@ -129,7 +129,7 @@ def expected() -> tuple[tuple[Expected, ...], ...]:
     )
 
 
-def _sampling(ask: Ask, choice: int) -> SamplingParams:
+def sampling_of(ask: Ask, choice: int) -> SamplingParams:
     """As a worker is told: choices of one prompt draw from neighbouring seeds."""
     told: dict[str, Any] = {
         key: value

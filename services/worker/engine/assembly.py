@@ -21,7 +21,7 @@ from services.worker.kv.swapper import Swapper
 from services.worker.machine import batch_tokens_of, free_host_bytes
 from services.worker.model.paged import PagedModel
 from services.worker.model.rope import settle_rope
-from services.worker.requests.state import Limits
+from services.worker.requests.limits import Limits
 
 HOST_BLOCKS = 8  # resting for each on the device, where no size is set: more would wait for ever
 

@@ -1,6 +1,13 @@
-"""Engine: state, model and cache. The loop is `step`: settle → compose → run → draw → commit."""
+"""Engine: state, model and cache. The loop is `step`: settle → compose → run → draw → commit.
+
+With `overlap`, step N + 1 is composed and launched before N is committed: while the device
+computes, it never waits for the host. What N drew, N + 1 reads on the device. All that is done to
+blocks is issued on one stream: those that N's commit frees may be given away at once, though N + 1
+may still write to them, as what a new owner stores there comes behind.
+"""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from traceback import clear_frames
 
 import numpy as np
@@ -11,20 +18,16 @@ from transformers import PreTrainedModel
 from services.core import HeldRequest, Plan, Report
 from services.worker.config import EngineConfig
 from services.worker.engine.assembly import assemble
+from services.worker.engine.drawn import Drawn
 from services.worker.engine.graphs.decode_graphs import DecodeGraphs
 from services.worker.engine.graphs.sizes import graphs_wanted
 from services.worker.engine.inputs import StepInputs
 from services.worker.engine.sampling import Draw, is_plain, sample
+from services.worker.kv.device_streams import streams_for
 from services.worker.machine import device_of, threads_of
 from services.worker.model.compiled import is_wanted, require_compiler
 from services.worker.model.paged import PagedModel, PagedStep, load_model
-from services.worker.requests.batch import (
-    DecodeRows,
-    PrefillChunk,
-    StepBatch,
-    StepResult,
-    TokenLogprobs,
-)
+from services.worker.requests.batch import DecodeRows, PrefillChunk, StepBatch, StepResult
 from services.worker.requests.prompt import Prompt
 from services.worker.requests.sequence import Sequence
 from services.worker.requests.state import WorkerState
@@ -45,8 +48,17 @@ class StepFailed(Exception):
         self.sequences = sequences
 
 
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A step on its way, whose tokens the device knows."""
+
+    batch: StepBatch
+    drawn: Drawn
+
+
 class Engine:
-    """One model replica. One thread's at a time: plans and prompts go in between two steps."""
+    """One model replica. One thread's at a time: plans and prompts go in between two steps. A step
+    may be in flight then: all of this is right with it, and it counts as work."""
 
     def __init__(self, model: PagedModel, config: EngineConfig):
         parts = assemble(model, config)
@@ -57,6 +69,10 @@ class Engine:
         self._swapper = parts.swapper
         self._step = PagedStep(parts.cache, parts.kernels)
         self._inputs = StepInputs(model.device)
+        self._streams = streams_for(model.device)
+        on_cuda = model.device.type == "cuda"
+        self._overlap = config.overlap == "on" or (config.overlap == "auto" and on_cuda)
+        self._launched: Launched | None = None
         self._clock = parts.clock
         self._graphs: DecodeGraphs | None = None
         if parts.graphs:
@@ -103,7 +119,8 @@ class Engine:
         self.state.apply(plan, now)
 
     def reset(self) -> None:
-        """Forget all requests, and what is on its way for them."""
+        """Forget all requests, and what is on its way for them; a step in flight is nobody's."""
+        self._launched = None
         self.state.reset()
         self._swapper.reset()
 
@@ -115,23 +132,52 @@ class Engine:
         return self.state.report()
 
     def step(self) -> StepResult | None:
-        """One iteration; None when nothing can run.
+        """One iteration: its result; None when nothing can run.
 
-        Raises StepFailed when the computation breaks; the next step is then another.
+        With `overlap`, another has been launched behind it, which the next call commits: whatever
+        comes before that call counts in the step that it launches in turn. Raises StepFailed when
+        the computation breaks; the next step is then another.
         """
+        self._launched = self._launched or self._launch()
+        if self._launched is None:
+            return None
+        ahead = self._launch_behind(self._launched) if self._overlap else None
+        landing, self._launched = self._launched, None
+        result = self._land(landing)
+        if ahead:
+            self.state.advance(ahead.batch)
+            self._launched = ahead
+        return result
+
+    def _launch(self) -> Launched | None:
+        """The next step, with nothing in flight."""
         batch = self._compose()
         while batch is None and self._swapper.busy:
             self._swapper.wait()
             batch = self._compose()
         if batch is None:
             return None
-        watch = self._clock.begin(batch)
         try:
-            tokens, logprobs = self._draw(batch, self.run(batch))
+            return self._start(batch)
         except Exception as error:
             raise self._failed(batch, error) from error
-        self._clock.end(watch)
-        return self.state.commit(batch, tokens, self._clock.take(), logprobs)
+
+    def _launch_behind(self, launched: Launched) -> Launched | None:
+        """The step behind it, where that depends on nothing that the host does not know yet. One
+        that breaks is tried again with nothing in flight."""
+        if not self.state.in_flight:
+            self.state.advance(launched.batch)
+        if any(s.prompt.sampling.penalized for s in launched.batch.sampling):
+            return None  # penalties count what it draws
+        batch = self._compose()
+        if batch is None:
+            return None
+        try:
+            return self._start(batch)
+        except Exception as error:
+            clear_frames(error.__traceback__)
+            self.state.withdraw()
+            return None
 
     def _compose(self) -> StepBatch | None:
         """The next batch. What it needs moved is issued before whatever is computed from here."""
@@ -141,6 +187,21 @@ class Engine:
         if moves := self.state.take_moves():
             self.state.lost(self._swapper.start(moves))
         return batch
+
+    def _start(self, batch: StepBatch) -> Launched:
+        watch = self._clock.begin(batch)
+        drawn = self._draw(batch, self.run(batch))
+        self._clock.end(watch)
+        return Launched(batch, drawn)
+
+    def _land(self, landing: Launched) -> StepResult:
+        """Wait for it, and commit it. Times are the device's: a step begins behind the one before,
+        and neither waits for the host nor for what is launched behind it."""
+        try:
+            tokens, logprobs = landing.drawn.take()
+        except Exception as error:
+            raise self._failed(landing.batch, error) from error
+        return self.state.commit(landing.batch, tokens, self._clock.take(), logprobs)
 
     def _failed(self, batch: StepBatch, error: Exception) -> StepFailed:
         rows = len(batch.sequences)
@@ -170,7 +231,9 @@ class Engine:
 
     def run(self, batch: StepBatch) -> Tensor:
         """Logits [sampling rows, vocabulary] of the batch, its KV stored; until the next run."""
-        inputs = self._inputs.prepare(batch)
+        in_flight = self._launched.drawn.tokens if self._launched else None
+        with torch.inference_mode():
+            inputs = self._inputs.prepare(batch, in_flight)
         if self._graphs is not None and self._graphs.takes(batch):
             return self._graphs.run(batch, inputs)
         with torch.inference_mode():
@@ -178,11 +241,12 @@ class Engine:
         return self.model.forward(inputs.tokens, inputs.positions, self._step, inputs.rows)
 
     @torch.inference_mode()
-    def _draw(self, batch: StepBatch, logits: Tensor) -> tuple[list[int], dict[int, TokenLogprobs]]:
+    def _draw(self, batch: StepBatch, logits: Tensor) -> Drawn:
         sequences = batch.sampling
         if all(is_plain(sequence.prompt.sampling) for sequence in sequences):
-            return logits.argmax(-1).tolist(), {}
-        return sample(logits, [_draw_of(s) for s in sequences], self.model.eos_ids)
+            return Drawn(logits.argmax(-1), {}, self._streams)
+        tokens, logprobs = sample(logits, [_draw_of(s) for s in sequences], self.model.eos_ids)
+        return Drawn(torch.tensor(tokens, device=logits.device), logprobs, self._streams)
 
 
 def _draw_of(sequence: Sequence) -> Draw:

@@ -20,17 +20,25 @@ class Inputs:
 
 
 class StepInputs:
-    """Builds them; on a CPU, the tensors of a batch that only moved on are views of its arrays."""
+    """Builds them, waiting for nothing; on a CPU, the tensors of a batch that only moved on are
+    views of its arrays."""
 
     def __init__(self, device: torch.device):
         self._device = device
         self._rows: DecodeRows | None = None
         self._kept: Inputs | None = None
 
-    def prepare(self, batch: StepBatch) -> Inputs:
-        if batch.chunks:
-            return self._mixed(batch)
-        rows = batch.decodes
+    def prepare(self, batch: StepBatch, drawn: Tensor | None = None) -> Inputs:
+        """`drawn` are the tokens of the step in flight, which rows may read (`DecodeRows.fed`)."""
+        inputs = self._mixed(batch) if batch.chunks else self._decoding(batch.decodes)
+        fed = batch.decodes.fed
+        if fed is None:
+            return inputs
+        assert drawn is not None, "rows read what no step draws"
+        tokens = self._fed(inputs.tokens, fed, drawn)
+        return Inputs(tokens, inputs.positions, inputs.slots, inputs.rows)
+
+    def _decoding(self, rows: DecodeRows) -> Inputs:
         if self._kept is None or rows is not self._rows or self._device.type != "cpu":
             self._rows = rows
             self._kept = Inputs(
@@ -53,8 +61,20 @@ class StepInputs:
             self._tensor(_drawing_rows(batch)),
         )
 
+    def _fed(self, tokens: Tensor, fed: Ints, drawn: Tensor) -> Tensor:
+        """`tokens`, but of the rows that are fed what was drawn; while the same rows decode, that
+        as it is. Decode rows come first, so that a row's token has the row's place."""
+        if len(tokens) == len(fed) == len(drawn) and np.array_equal(fed, np.arange(len(fed))):
+            return drawn
+        places = np.flatnonzero(fed >= 0)
+        into, of = self._tensor(np.stack((places, fed[places])))
+        return tokens.index_copy(0, into, drawn.index_select(0, of))
+
     def _tensor(self, array: Ints) -> Tensor:
-        return torch.from_numpy(array).to(self._device, non_blocking=True)
+        here = torch.from_numpy(array)
+        if self._device.type == "cuda":
+            here = here.pin_memory()  # or the copy would wait for the step in flight
+        return here.to(self._device, non_blocking=True)
 
 
 def _tokens(chunk: PrefillChunk) -> Ints:

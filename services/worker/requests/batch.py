@@ -1,7 +1,7 @@
 """StepBatch: what one engine iteration computes, as plain numpy arrays."""
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -24,22 +24,25 @@ class PrefillChunk:
     start: int
     end: int
     table: Ints  # blocks that hold [0, end)
+    # Whether it ends at the newest token, so that the next one can be drawn. That one may have its
+    # place in `tokens` before this chunk is committed.
+    samples: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.samples = self.end == len(self.sequence.tokens)
 
     @property
     def tokens(self) -> int:
         return self.end - self.start
-
-    @property
-    def samples(self) -> bool:
-        """Whether it ends at the sequence's newest token, so that the next one can be drawn."""
-        return self.end == len(self.sequence.tokens)
 
 
 class DecodeRows:
     """The decoding half of a batch: one token a row, rows in falling order of context length.
 
     Kept between steps: while the same sequences decode, `advance` moves every array on by one
-    position instead of building it. `tables` is padded with block 0, which masks hide.
+    position instead of building it. `tables` is padded with block 0, which masks hide. `fed` is
+    None when `tokens` says what each row reads; while a step is in flight, it is the row of that
+    step which draws it, or -1 where `tokens` does say it.
     """
 
     def __init__(self, sequences: Seq[Sequence], tables: Seq[Seq[int]], block_tokens: int):
@@ -47,6 +50,8 @@ class DecodeRows:
         self.sequences = [sequences[i] for i in order]
         self.block_tokens = block_tokens
         self.tokens = np.array([s.tokens[-1] for s in self.sequences], np.int64)
+        drawing = [s.drawing for s in self.sequences]
+        self.fed = np.array(drawing, np.int64) if max(drawing, default=-1) >= 0 else None
         self.positions = np.array([s.computed for s in self.sequences], np.int64)
         width = max((len(table) for table in tables), default=0)
         # Room for a while, so that growing by a block is rarely a new array.
@@ -54,6 +59,7 @@ class DecodeRows:
         for row, i in enumerate(order):
             self.tables[row, : len(tables[i])] = tables[i]
         self.slots = self._slots()
+        self._each = np.arange(len(order))
         self.version = 0  # grows whenever `tables` changes
 
     def __len__(self) -> int:
@@ -65,12 +71,17 @@ class DecodeRows:
         blocks = self.tables[np.arange(len(self)), self.positions // self.block_tokens]
         return blocks * self.block_tokens + self.positions % self.block_tokens
 
-    def advance(self, sampled: Seq[int]) -> Ints:
-        """Go on to the tokens just drawn; returns the rows that now need one more block."""
-        self.tokens[:] = sampled
+    def advance(self) -> Ints:
+        """Go on to what each row draws; returns the rows that now need one more block."""
+        self.fed = self._each
         self.positions += 1
         self.slots += 1
         return np.flatnonzero(self.positions % self.block_tokens == 0)
+
+    def learn(self, drawn: Seq[int]) -> None:
+        """What each row drew in the step that it has gone on from."""
+        self.tokens[:] = drawn
+        self.fed = None
 
     def set_block(self, row: int, block: int) -> None:
         """The block at the row's current position."""

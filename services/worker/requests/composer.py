@@ -1,5 +1,6 @@
 """Composer: which tokens run in the next iteration, and the memory they need."""
 
+from collections.abc import Iterable
 from itertools import islice
 
 import numpy as np
@@ -24,6 +25,9 @@ class Composer:
 
     Of prompts that begin alike (the choices of one request) the eldest prefills, and the others
     wait a step for its blocks. Where a step has failed, `suspects` says what part is tried next.
+
+    Behind a step in flight nobody is evicted and nobody gives way: what that step ends frees
+    memory, too. Where somebody would have to, there is no next step before that one is committed.
     """
 
     def __init__(
@@ -44,10 +48,14 @@ class Composer:
         self._max_batch_tokens = max_batch_tokens
         self._steady: StepBatch | None = None  # the last batch, moved on
         self._needy = np.zeros(0, np.int64)  # its rows that need one more block
-        self._version = 0  # of the kv, when it was composed
+        self._version = 0  # of the kv, before it was composed
+        self._ahead_of: StepBatch | None = None  # the step in flight
+        self._must_wait = False  # for that, as somebody would have to leave
+        self._left_waiting = False  # for that somebody who is in no batch
 
-    def compose(self) -> StepBatch | None:
-        """The next step with its memory, or None when nothing can run."""
+    def compose(self, ahead_of: StepBatch | None = None) -> StepBatch | None:
+        """The next step with its memory, or None when nothing can run; nothing can before the
+        step `ahead_of` it is committed, where there is one."""
         if (
             self._steady
             and self._version == self._kv.version
@@ -55,6 +63,34 @@ class Composer:
         ):
             return self._steady
         self._steady = None
+        self._ahead_of = ahead_of
+        self._left_waiting = False
+        self._version = self._kv.version  # who leaves for this one may leave a place to another
+        return self._compose_ahead() if ahead_of else self._compose_surely()
+
+    def advanced(self, batch: StepBatch) -> None:
+        """Move the batch on, if the next one can be the same: nobody came or went, and nobody waits
+        for what is known once the step before it is committed."""
+        same = not self._left_waiting and self._version == self._kv.version
+        if same and not batch.chunks:
+            self._steady = batch
+            self._needy = batch.decodes.advance()
+
+    def committed(self, batch: StepBatch, sampled: list[int]) -> None:
+        """Its rows, moved on, may read what they drew from the host again."""
+        if batch is self._steady:
+            batch.decodes.learn(sampled)
+
+    def _compose_ahead(self) -> StepBatch | None:
+        """Of those whose next token does not depend on what the step in flight draws, or can read
+        it on the device."""
+        self._must_wait = False
+        self._left_waiting = any(s.waits for s in self._kv.running.values())
+        batch = self._compose()
+        return None if self._must_wait else batch
+
+    def _compose_surely(self) -> StepBatch | None:
+        """Whatever has to be given up for it."""
         batch = self._compose()
         while batch is None and self._suspects:  # of this part nobody can run
             self._suspects.pass_part()
@@ -63,14 +99,7 @@ class Composer:
             batch = self._compose()
         while batch is None and self._runnable() and self._evictor.give_way():
             batch = self._compose()
-        self._version = self._kv.version
         return batch
-
-    def committed(self, batch: StepBatch, sampled: list[int]) -> None:
-        """Move the batch on, if the next one can be the same."""
-        if not batch.chunks and self._version == self._kv.version:
-            self._steady = batch
-            self._needy = batch.decodes.advance(sampled)
 
     def _compose(self) -> StepBatch | None:
         if self._lockstep.active:
@@ -92,7 +121,7 @@ class Composer:
             runnable = self._lockstep.runnable(running, self._max_running)
         else:
             first = islice(running, self._max_running)
-            runnable = [s for s in first if s.within_budget and not s.arriving]
+            runnable = [s for s in first if s.within_budget and not s.arriving and not s.waits]
         return self._suspects.narrow(runnable)
 
     def _grow_rows(self, rows: DecodeRows) -> bool:
@@ -116,6 +145,9 @@ class Composer:
         while not self._pool.grow(sequence.request_id, len(sequence.tokens)):
             if sequence.ended:
                 return False
+            if self._ahead_of:
+                self._must_wait = True
+                return False
             if self._lockstep.active and self._lockstep.give_way():
                 continue
             victim = next(self._evictor.victims_for(sequence, decoding=True))
@@ -134,7 +166,7 @@ class Composer:
                 continue
             if room <= 0:
                 continue
-            if chunks and self._kv.can_wait(sequence, (c.sequence for c in chunks)):
+            if self._can_wait(sequence, chunks):
                 continue
             self._kv.adopt_prefix(sequence)
             end = self._reachable(sequence, sequence.computed + room)
@@ -146,6 +178,16 @@ class Composer:
             room -= chunks[-1].tokens
         pads = self._lockstep.active and not self._suspects
         return chunks + self._lockstep.pad_chunks(room) if pads else chunks
+
+    def _can_wait(self, sequence: Sequence, chunks: list[PrefillChunk]) -> bool:
+        """Whether another is computing what it begins with, in this step or in the one in flight,
+        which publishes nothing before it is committed."""
+        landing = self._ahead_of.chunks if self._ahead_of else ()
+        if not chunks and not landing:
+            return False
+        waits = self._kv.can_wait(sequence, _of(chunks), _of(landing))
+        self._left_waiting |= waits
+        return waits
 
     def _bring_back(self, sequence: Sequence) -> bool:
         """Begin the return of its KV, evicting those behind it as needed."""
@@ -159,11 +201,19 @@ class Composer:
             if self._lockstep.active and self._lockstep.give_way():
                 continue
             victim = next(self._evictor.victims_for(sequence, decoding=False), None)
-            if victim is None or not self._evictor.evict(victim):
+            if victim is None or not self._evictor.may_leave(victim):
                 return self._pool.reach(sequence.request_id)
+            if self._ahead_of:
+                self._must_wait = True
+                return self._pool.reach(sequence.request_id)
+            self._evictor.evict(victim)
         return end
 
 
 def _may_run(sequence: Sequence) -> bool:
     """It was not evicted since, nor stopped as one that has ended."""
     return sequence.phase is Phase.RUNNING and sequence.within_budget
+
+
+def _of(chunks: Iterable[PrefillChunk]) -> Iterable[Sequence]:
+    return (chunk.sequence for chunk in chunks)

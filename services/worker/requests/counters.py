@@ -18,3 +18,4 @@ class Counters:
     padding_tokens: int = 0  # prefilled for nobody
     padding_left_out_tokens: int = 0  # that memory had no room for, or that broke a step
     invalid_tokens: int = 0  # drawn after a member's end
+    stray_rows: int = 0  # computed a step ahead, for who had ended or gone by then

@@ -66,15 +66,22 @@ class Evictor:
         if sequence and sequence.resting and not sequence.arriving:
             self._kv.bring_back(sequence)
 
+    def may_leave(self, sequence: Sequence) -> bool:
+        """Whether the policy lets it be evicted."""
+        return self._way_out(sequence) is not Residency.KEEP
+
     def evict(self, sequence: Sequence) -> bool:
         """Make it leave at once; False where the policy lets nobody leave."""
-        how = evict(sequence.held_tokens, self._plan.costs, self._leave)
-        if sequence.resting:
-            how = Residency.OFFLOAD  # it was on its way back, and rests still
+        how = self._way_out(sequence)
         if how is Residency.KEEP:
             return False
         self._evict(sequence, how)
         return True
+
+    def _way_out(self, sequence: Sequence) -> Residency:
+        if sequence.resting:
+            return Residency.OFFLOAD  # it was on its way back, and rests still
+        return evict(sequence.held_tokens, self._plan.costs, self._leave)
 
     def give_way(self) -> bool:
         """When nothing can run for want of memory: what nobody reads goes, or the first victim

@@ -5,6 +5,7 @@ copying itself follows in the order of `take_moves`, before the step is computed
 """
 
 from collections.abc import Iterable
+from itertools import chain
 
 from services.core import Residency
 from services.costs import Direction
@@ -13,7 +14,7 @@ from services.worker.kv.blocks import BlockPool
 from services.worker.kv.moves import Move, Moves
 from services.worker.requests.counters import Counters
 from services.worker.requests.prompt import Prompt
-from services.worker.requests.sequence import Phase, Sequence
+from services.worker.requests.sequence import UNKNOWN, Phase, Sequence
 
 
 class KVManager:
@@ -41,6 +42,10 @@ class KVManager:
         self._started: list[Move] = []
         self._recalled: list[int] = []
         self._arriving: dict[int, Sequence] = {}
+
+    def is_here(self, sequence: Sequence) -> bool:
+        """Whether it has not gone. Another of its name may be here instead."""
+        return self.sequences.get(sequence.request_id) is sequence
 
     # Phases
 
@@ -71,9 +76,17 @@ class KVManager:
         self.version += 1
 
     def forget(self, request_id: str) -> None:
-        """Free everything of a request; an unknown one is fine."""
+        """Free everything of a request; an unknown one is fine.
+
+        Its blocks may be given away at once, though a step in flight still writes to them: whatever
+        another owner does with them is issued behind that step, on the same stream. And it writes
+        behind what is published.
+        """
         if sequence := self.sequences.pop(request_id, None):
             self.running.pop(request_id, None)
+            if sequence.drawing >= 0:
+                sequence.drawing = -1  # nobody asks any more
+                self.counters.stray_rows += 1
             self._recall(sequence)
             self.pool.release(request_id)
             self.host.release(request_id)
@@ -95,6 +108,21 @@ class KVManager:
         self.pool.release(sequence.request_id)
         sequence.computed = sequence.published = sequence.limit_length = 0
         self.version += 1
+
+    def unwind(self, sequence: Sequence, computed: int) -> Sequence | None:
+        """A step that it stood in broke: of its KV no more than the first `computed` tokens count,
+        wherever it has gone since. Returns it where it waits and has to be computed again.
+
+        What others computed of it counts in any case: that is published.
+        """
+        if sequence.resting:
+            return self.lost(sequence.request_id)
+        size = self.pool.block_tokens
+        if not sequence.exact:
+            computed -= computed % size  # a block that was quantized was so as a whole
+        sequence.computed = max(min(sequence.computed, computed), sequence.published * size)
+        self.version += 1
+        return None
 
     def blocks(self) -> dict[str, int]:
         """How many of the device's blocks each request has, its padding's and shared ones
@@ -218,10 +246,13 @@ class KVManager:
         self.counters.prefix_asked_tokens += len(sequence.tokens)
         self.counters.prefix_hit_tokens += sequence.computed
 
-    def can_wait(self, sequence: Sequence, elders: Iterable[Sequence]) -> bool:
-        """Whether one of these, who all get on in this step, is computing at least half of what
-        it would compute: blocks that it adopts once they are there. A prompt of one such block
-        is computed sooner than waited for. O(elders)."""
+    def can_wait(
+        self, sequence: Sequence, elders: Iterable[Sequence], landing: Iterable[Sequence] = ()
+    ) -> bool:
+        """Whether one of these, who all get on in this step or have in the one in flight
+        (`landing`), is computing at least half of what it would compute: blocks that it adopts
+        once they are there. A prompt of one such block is computed sooner than waited for.
+        O(elders)."""
         if not self._may_adopt(sequence):
             return False
         size, length = self.pool.block_tokens, len(sequence.tokens)
@@ -231,11 +262,12 @@ class KVManager:
         last = first + -(-left // (2 * size))  # of the blocks that would be worth it
         if len(keys) < max(2, last):
             return False
+        computed = (s for s in landing if s.computed >= last * size and self.is_here(s))
         return any(
             elder.exact
-            and elder.computed // size <= first  # what it computes next, it will publish
+            and elder.published <= first  # what it has computed behind that, it will publish
             and elder.keys[last - 1 : last] == keys[last - 1 : last]
-            for elder in elders
+            for elder in chain(elders, computed)
         )
 
     def publish(self, sequence: Sequence) -> None:
@@ -285,7 +317,10 @@ class KVManager:
         request_id = sequence.request_id
         device, host = self.pool.table(request_id), self.host.table(request_id)
         kept = max(sequence.computed, sequence.resting)
-        assert 0 <= kept < len(sequence.tokens) < sequence.max_length
+        draws = sequence.drawing >= 0
+        assert 0 <= kept < len(sequence.tokens) < sequence.max_length + draws
+        assert (sequence.tokens[-1] == UNKNOWN) == draws, "a token is unknown, and none is drawn"
+        assert UNKNOWN not in sequence.tokens[-3:-1], "two tokens are unknown"
         assert not (sequence.computed and sequence.resting), "KV in two places"
         assert bool(sequence.resting) == bool(host), "host blocks without KV, or KV without"
         assert not (sequence.phase is Phase.PARKED and device), "parked with device blocks"

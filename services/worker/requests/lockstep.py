@@ -53,8 +53,9 @@ class Batch:
 
     @property
     def is_over(self) -> bool:
-        """Nobody has anything left to make."""
-        return not any(s.within_budget and not s.ended for s in self.members.values())
+        """Nobody has anything left to make, nor to be told."""
+        members = self.members.values()
+        return not any((s.within_budget or s.drawing >= 0) and not s.ended for s in members)
 
     @property
     def is_prefilled(self) -> bool:
@@ -212,10 +213,12 @@ class Lockstep:
 
     def paid(self, chunks: Iterable[PrefillChunk]) -> None:
         """These were computed: count what was padding."""
-        pads = {pad.request_id for pad in self._kv.pads.values()}
-        for chunk in chunks:
-            if chunk.sequence.request_id in pads:
-                self._counters.padding_tokens += chunk.tokens
+        self._counters.padding_tokens += sum(chunk.tokens for chunk in self.padding_in(chunks))
+
+    def padding_in(self, chunks: Iterable[PrefillChunk]) -> list[PrefillChunk]:
+        """Those of them that are padding."""
+        pads = set(self._kv.pads.values())
+        return [chunk for chunk in chunks if chunk.sequence in pads]
 
     def leave_out(self, pad: Sequence) -> None:
         """Compute nothing more of this padding."""
@@ -288,8 +291,7 @@ class Lockstep:
             if not sequence.ended:
                 yield row, sequence, token
                 continue
-            sequence.computed = len(sequence.tokens)
-            sequence.tokens.append(token)
+            sequence.learn(token)
             sequence.untold += 1
             self._counters.invalid_tokens += 1
             if not sequence.within_budget:

@@ -6,6 +6,8 @@ from enum import Enum
 from services.core import FinishReason, HeldRequest, Progress
 from services.worker.requests.prompt import Prompt
 
+UNKNOWN = -1  # a token that a step in flight is drawing
+
 
 class Phase(Enum):
     """Only RUNNING ones are composed. Blocks of the device are held in RUNNING and PAUSED."""
@@ -21,6 +23,9 @@ class Sequence:
 
     Or it rests in host memory, of the first `resting` of them: never both. While it is on its
     way back, `arriving` is that move's serial, and it rests still.
+
+    While a step that it draws in is in flight, its last token is UNKNOWN, and only that: it has its
+    place and its length, and nothing may depend on its value.
     """
 
     prompt: Prompt
@@ -41,6 +46,7 @@ class Sequence:
     phase: Phase = Phase.RUNNING
     ended: FinishReason | None = None  # but its static batch goes on, and it with it
     untold: int = 0  # tokens at its end: then the last, and the invalid ones behind it
+    drawing: int = -1  # the row of the step in flight that draws its last token; -1: that is known
 
     @classmethod
     def start(cls, prompt: Prompt, limit_tokens: int) -> "Sequence":
@@ -55,13 +61,41 @@ class Sequence:
             ends_on_eos=not prompt.sampling.ignore_eos,
         )
 
+    def advance(self, row: int) -> bool:
+        """This row of a step draws its next token: go on as if that were known. Whether it may get
+        another behind it."""
+        self.computed = length = len(self.tokens)
+        self.tokens.append(UNKNOWN)
+        self.drawing = row
+        return length + 1 < self.limit_length and length + 1 < self.max_length
+
+    def learn(self, token: int) -> int:
+        """What was drawn; returns the length."""
+        self.tokens[-1] = token
+        self.drawing = -1
+        return len(self.tokens)
+
+    def unlearn(self) -> None:
+        """Nothing was drawn after all."""
+        self.tokens.pop()
+        self.drawing = -1
+
     @property
     def output_tokens(self) -> int:
-        return len(self.tokens) - self.prompt_tokens - self.untold
+        """Those that are known."""
+        return len(self.tokens) - self.prompt_tokens - self.untold - (self.drawing >= 0)
 
     @property
     def within_budget(self) -> bool:
-        return len(self.tokens) < self.limit_length
+        """Whether it may get a token more: it would end by its length before it is told so."""
+        length = len(self.tokens)
+        return length < self.limit_length and length < self.max_length
+
+    @property
+    def waits(self) -> bool:
+        """It can go on only once its last token is known. As a decode row it reads that on the
+        device; what was evicted or rests is computed, or brought back, from known tokens."""
+        return self.drawing >= 0 and not self.is_decode
 
     @property
     def held_tokens(self) -> int:
@@ -74,9 +108,14 @@ class Sequence:
         it of a single token: it must not evict its elders for its first block."""
         return 0 < self.computed == len(self.tokens) - 1
 
+    @property
+    def told_tokens(self) -> int:
+        """Of those, what a scheduler is told: never the newest token that it knows of."""
+        return min(self.held_tokens, self.prompt_tokens + self.output_tokens + self.untold - 1)
+
     def progress(self, blocks: int) -> Progress:
         """How far it is; it has so many blocks of the device."""
-        return Progress(self.request_id, self.output_tokens, self.held_tokens, blocks)
+        return Progress(self.request_id, self.output_tokens, self.told_tokens, blocks)
 
     def held(self, blocks: int) -> HeldRequest:
         """All that a scheduler which never heard of it has to know."""
@@ -85,7 +124,7 @@ class Sequence:
             self.prompt_tokens,
             self.max_length - self.prompt_tokens,
             self.output_tokens,
-            self.held_tokens,
+            self.told_tokens,
             self.limit_length - self.prompt_tokens,
             self.phase is Phase.RUNNING,
             blocks,

@@ -1,13 +1,15 @@
 """WorkerState: what plans, prompts and drawn tokens do to a worker. Pure, sans-I/O.
 
 The loop: plans and prompts change who runs (`apply`, `receive`) → `compose` one step → the engine
-computes it → `commit` what it drew, or `fail` → `report`. Between a `compose` and its `commit`
-nothing else is called. Schedulers come and go (`attach`): without one there are no plans and no
-reports, and whoever is here goes on inside the budget it has.
+computes it → `commit` what it drew, or `fail` → `report`. Schedulers come and go (`attach`):
+without one there are no plans and no reports, and whoever is here goes on inside the budget it has.
+
+One step may be in flight: `advance` says that it was launched, and the next one can be composed.
+Between `compose` and `advance` (or `commit`, where nothing is composed ahead) nothing is called but
+to commit the step in flight; between `advance` and `commit` anything may come (see flight.py).
 """
 
 from collections.abc import Container, Iterable, Mapping
-from dataclasses import dataclass, field
 
 from services.core import FinishReason, Grant, HeldRequest, Pause, Plan, Report, Residency
 from services.costs import StepTiming, SwapTiming
@@ -17,35 +19,15 @@ from services.worker.requests.batch import NewToken, StepBatch, StepResult, Toke
 from services.worker.requests.composer import Composer
 from services.worker.requests.counters import Counters
 from services.worker.requests.evictor import Evictor
+from services.worker.requests.flight import InFlight
 from services.worker.requests.kv_manager import KVManager
+from services.worker.requests.limits import Limits
 from services.worker.requests.lockstep import Batch, Lockstep
 from services.worker.requests.pending import HELD_MAX, PendingRequests
 from services.worker.requests.prompt import Prompt
 from services.worker.requests.reporting import Reporter
 from services.worker.requests.sequence import Phase, Sequence
 from services.worker.requests.suspects import Suspects
-
-
-@dataclass(frozen=True)
-class Limits:
-    """The worker's shape. `kv_blocks * block_tokens` is all the KV there is on the device,
-    `host_blocks` what rests beside it; `exact_swaps` says that it comes back bit for bit."""
-
-    kv_blocks: int
-    block_tokens: int = 16
-    max_running: int = 256
-    max_batch_tokens: int = 512
-    max_context_tokens: int = 2**31 - 1
-    report_every_steps: int = 16
-    eos_ids: frozenset[int] = field(default_factory=frozenset)
-    host_blocks: int = 0  # of the same size, in host memory; 0: none
-    exact_swaps: bool = True
-    prefix_sharing: bool = True
-
-    @property
-    def reach_tokens(self) -> int:
-        """The longest prompt + output one request can have here."""
-        return min(self.kv_blocks * self.block_tokens, self.max_context_tokens)
 
 
 class WorkerState:
@@ -57,7 +39,7 @@ class WorkerState:
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything, as if nobody had ever been here."""
+        """Forget everything, as if nobody had ever been here; what is in flight is nobody's."""
         limits = self.limits
         self.pool = BlockPool(limits.kv_blocks, limits.block_tokens)
         self.host = BlockPool(limits.host_blocks, limits.block_tokens)
@@ -78,10 +60,12 @@ class WorkerState:
             limits.max_batch_tokens,
         )
         self._owed_cancels: set[str] = set()
+        self._flight = InFlight(self._kv)
         self._late: list[NewToken] = []  # to be told, of batches that are over
 
     @property
     def sequences(self) -> Mapping[str, Sequence]:
+        """Who is here. The last token of one that draws in a step in flight is unknown."""
         return self._kv.sequences
 
     @property
@@ -91,8 +75,14 @@ class WorkerState:
 
     @property
     def idle(self) -> bool:
-        """Nobody is here, and nobody is expected."""
-        return not (self.sequences or self.pending.prompts or self.pending.admissions)
+        """Nobody is here, nobody is expected, and nothing is computed."""
+        here = self.sequences or self._flight
+        return not (here or self.pending.prompts or self.pending.admissions)
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether a step was launched that is not committed."""
+        return bool(self._flight)
 
     # Schedulers
 
@@ -103,6 +93,8 @@ class WorkerState:
         Its plans and our reports are numbered from 1 on. Prompts not admitted yet are kept among
         the others, without a budget; what else the last scheduler left half done is forgotten:
         admissions that found no prompt, the cancels that it owed, and its static batches.
+
+        What is in flight is not in it: it is told as any step's.
         """
         self._owed_cancels.clear()
         self._let_go(self._lockstep.dissolve())
@@ -114,7 +106,8 @@ class WorkerState:
         return tuple(s.held(blocks.get(s.request_id, 0)) for s in self.sequences.values())
 
     def untold(self, reports: Iterable[Report]) -> None:
-        """These were not sent: what they say of endings and evictions goes into the next."""
+        """These were not sent: what they say of endings and evictions goes into the next. A step in
+        flight has no part in it: nothing was reported of it."""
         unsent = list(reports)
         self._reporter.untold(ended for report in unsent for ended in report.finished)
         for progress in (left for report in unsent for left in report.evicted):
@@ -123,7 +116,8 @@ class WorkerState:
                 self._reporter.evicted(sequence)
 
     def keep_only(self, origins: Container[str]) -> None:
-        """Forget whoever came on another gateway stream than these: nobody reads its tokens."""
+        """Forget whoever came on another gateway stream than these: nobody reads its tokens, those
+        in flight neither."""
         here = [s.prompt for s in self.sequences.values()]
         expected = [prompt for prompt, _ in self.pending.prompts.values()]
         for prompt in (*here, *expected):
@@ -136,7 +130,9 @@ class WorkerState:
     def receive(self, prompt: Prompt, now: float) -> str | None:
         """Take a prompt, before or after the plan that admits it.
 
-        Returns why it can never run here, if so; it is then reported as an ERROR.
+        Returns why it can never run here, if so; it is then reported as an ERROR. One that is here
+        already begins anew, from the tokens that it says were delivered: what its first stay has in
+        flight is not for it.
         """
         request_id = prompt.request_id
         if request_id in self.sequences:
@@ -157,7 +153,11 @@ class WorkerState:
         return None
 
     def apply(self, plan: Plan, now: float) -> None:
-        """Carry out a plan; one whose seq was applied before changes nothing."""
+        """Carry out a plan; one whose seq was applied before changes nothing.
+
+        Budgets count the token in flight. Who is paused or offloaded takes along what that step
+        stores of it, and gets its token later. A new static batch begins behind that step.
+        """
         if plan.seq <= self._reporter.applied_plan_seq:
             return
         for request_id in plan.cancel:
@@ -178,7 +178,7 @@ class WorkerState:
         self._reporter.planned(plan.seq)
 
     def cancel(self, request_id: str) -> None:
-        """Free everything of a request; an unknown one is fine."""
+        """Free everything of a request, in flight or not; an unknown one is fine."""
         if request_id in self._owed_cancels:
             self._owed_cancels.remove(request_id)
             return
@@ -186,21 +186,22 @@ class WorkerState:
         self.pending.forget(request_id)
 
     def refuse(self, request_id: str) -> None:
-        """Report a request that cannot begin as an ERROR."""
+        """Report a request that cannot begin as an ERROR; an earlier stay of it ends, too."""
         self._forget(request_id)
         self.pending.forget(request_id)
         self._reporter.finished(request_id, 0, FinishReason.ERROR)
 
     def fail(self, batch: StepBatch) -> list[Sequence]:
-        """The step broke, and nothing of it counts. Who stood alone in it ends as ERROR, and is
-        returned; several are tried in halves from now on, without their padding. One that had
-        ended before computes no more, and is told its own end when its static batch is over."""
-        rows = [s for s in batch.sequences if s.request_id in self.sequences]
-        pads = [s for s in batch.sequences if s.request_id not in self.sequences]
+        """The step broke, and nothing of it counts, in flight or not. Who stood alone in it ends as
+        ERROR, and is returned; several are tried in halves from now on, without their padding. One
+        that had ended before computes no more, and is told its own end when its static batch is
+        over. Nor does anything count that was launched behind it."""
+        self._unwind()
+        rows = [s for s in batch.sequences if self._kv.is_here(s)]
         self._kv.touch()
-        for pad in pads:
-            self._lockstep.leave_out(pad)
-        if pads or len(rows) > 1:
+        for chunk in self._lockstep.padding_in(batch.chunks):
+            self._lockstep.leave_out(chunk.sequence)
+        if len(batch.sequences) > 1:  # one of them may have gone since
             self._suspects.split(rows)
             return []
         self._suspects.pass_part()
@@ -213,9 +214,10 @@ class WorkerState:
         return [s for s in rows if not s.ended]
 
     def out_of_memory(self, batch: StepBatch) -> bool:
-        """The device has no memory to compute it in, and nothing of it counts; somebody gives
-        way. False where one stood alone, who would need as much again."""
-        rows = [s for s in batch.sequences if s.request_id in self.sequences and not s.ended]
+        """The device has no memory to compute it in, and nothing of it counts, in flight or not;
+        somebody gives way. False where one stood alone, who would need as much again."""
+        self._unwind()
+        rows = [s for s in batch.sequences if self.running.get(s.request_id) is s and not s.ended]
         self._kv.touch()
         return self._evictor.relieve(rows)
 
@@ -226,7 +228,8 @@ class WorkerState:
             self._reporter.finished(request_id, 0, FinishReason.ERROR)
 
     def report(self) -> Report | None:
-        """What happened since the last report, if anything that the scheduler must know."""
+        """What happened since the last report, if anything that the scheduler must know. A token in
+        flight is not counted, the blocks that it takes are."""
         return self._reporter.take(self._kv)
 
     def _admit(self, grant: Grant, now: float) -> None:
@@ -310,12 +313,14 @@ class WorkerState:
         return self._kv.take_moves()
 
     def arrived(self, serials: Iterable[int]) -> None:
-        """These uploads are over."""
+        """These uploads are over. Who was offloaded behind a step in flight and is back before it
+        is committed may even stand in the next one."""
         for serial in serials:
             self._kv.arrived(serial)
 
     def lost(self, request_ids: Iterable[str]) -> None:
-        """Host memory could not take these after all; they are computed again."""
+        """Host memory could not take these after all; they are computed again; those with a token
+        in flight once that is known."""
         for request_id in request_ids:
             if sequence := self._kv.lost(request_id):
                 self._reporter.evicted(sequence)
@@ -326,12 +331,31 @@ class WorkerState:
     # One iteration
 
     def compose(self) -> StepBatch | None:
-        """The next step with its memory, or None when nothing can run."""
+        """The next step with its memory, or None when nothing can run.
+
+        With a step in flight, it is the one behind that: rows may read what that one draws
+        (`DecodeRows.fed`). None, too, where it depends on how that one ends, as it does where
+        memory is out and with static batches: commit, then compose.
+        """
+        if self._flight:
+            alone = self._lockstep.active or self._suspects
+            return None if alone else self._composer.compose(self._flight.batch)
         self._settle()
         batch = self._composer.compose()
         if batch is None:
             self._settle()  # who was evicted may have been the last that its batch waited for
         return batch
+
+    def withdraw(self) -> None:
+        """The step composed last was not launched: compose another, for kernels to begin anew."""
+        self._kv.touch()
+
+    def advance(self, batch: StepBatch) -> None:
+        """The step composed last was launched: go on as if it were computed. O(rows)."""
+        used_up = self._flight.launch(batch)
+        if used_up and not self._lockstep.active:  # who ends there may go on with its batch
+            self._kv.touch()
+        self._composer.advanced(batch)
 
     def commit(
         self,
@@ -342,17 +366,21 @@ class WorkerState:
     ) -> StepResult:
         """Take the tokens drawn, one for each of `batch.sampling`; `logprobs` by its index.
         `timings` are of steps whose time is known by now, this one or earlier ones. What it
-        returns is to be told: invalid tokens are not in it, and the last ones of static batches
-        only once these are over."""
+        returns is to be told: invalid tokens are not in it, nor those of who has gone while the
+        step was in flight, and the last ones of static batches only once these are over."""
+        if not self._flight:
+            self.advance(batch)
+        self._flight.land(batch)
         self._reporter.stepped(timings)
         in_batches = self._lockstep.active
         for chunk in batch.chunks:
-            chunk.sequence.computed = chunk.end
-            self._kv.publish(chunk.sequence)
+            if self._kv.is_here(chunk.sequence):
+                self._kv.publish(chunk.sequence)
         rows = zip(range(len(sampled)), batch.sampling, sampled, strict=True)
         tokens = [
             self._take(sequence, token, logprobs.get(row) if logprobs else None)
             for row, sequence, token in (self._lockstep.discard(rows) if in_batches else rows)
+            if sequence.drawing >= 0
         ]
         if in_batches:
             self._lockstep.paid(batch.chunks)
@@ -366,24 +394,27 @@ class WorkerState:
         return StepResult(tokens, timings)
 
     def _take(self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None) -> NewToken:
-        sequence.computed = length = len(sequence.tokens)
-        if length % self.limits.block_tokens == 0:
+        length = sequence.learn(token)
+        if sequence.computed % self.limits.block_tokens == 0:
             self._kv.publish(sequence)
-        sequence.tokens.append(token)
-        finish = self._finish_of(sequence, token)
+        finish = self._finish_of(sequence, token, length)
         if finish:
             if not self._lockstep.end(sequence, finish):
                 self._finish(sequence, finish)
-        elif not sequence.within_budget:
+        elif sequence.phase is not Phase.RUNNING or not sequence.within_budget:
             if not self._lockstep.rebudgeted(sequence):
                 self._reporter.tell(sequence)
-            self._kv.touch()
+            if self._lockstep.active:  # else it was known ahead
+                self._kv.touch()
         prompt = sequence.prompt
-        offset = length - prompt.prompt_tokens
+        offset = length - 1 - sequence.prompt_tokens
         return NewToken(prompt.origin, prompt.request_id, offset, token, finish, logprobs)
 
-    def _finish_of(self, sequence: Sequence, token: int) -> FinishReason | None:
-        length = len(sequence.tokens)
+    def _unwind(self) -> None:
+        for sequence in self._flight.unwind():
+            self._reporter.evicted(sequence)
+
+    def _finish_of(self, sequence: Sequence, token: int, length: int) -> FinishReason | None:
         if token in self.limits.eos_ids and sequence.ends_on_eos and length > sequence.min_length:
             return FinishReason.STOP
         return FinishReason.LENGTH if length >= sequence.max_length else None
@@ -392,5 +423,6 @@ class WorkerState:
         """All that is kept twice agrees. Raises AssertionError."""
         self._kv.check_integrity()
         self._lockstep.check_integrity()
+        self._flight.check_integrity()
         assert not set(self.pending.prompts) & set(self.pending.admissions)
         assert not set(self.pending.prompts) & set(self.sequences)

@@ -1,0 +1,25 @@
+"""The worker's shape, as its state knows it."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Limits:
+    """`kv_blocks * block_tokens` is all the KV there is on the device, `host_blocks` what rests
+    beside it; `exact_swaps` says that it comes back bit for bit."""
+
+    kv_blocks: int
+    block_tokens: int = 16
+    max_running: int = 256
+    max_batch_tokens: int = 512
+    max_context_tokens: int = 2**31 - 1
+    report_every_steps: int = 16
+    eos_ids: frozenset[int] = field(default_factory=frozenset)
+    host_blocks: int = 0  # of the same size, in host memory; 0: none
+    exact_swaps: bool = True
+    prefix_sharing: bool = True
+
+    @property
+    def reach_tokens(self) -> int:
+        """The longest prompt + output one request can have here."""
+        return min(self.kv_blocks * self.block_tokens, self.max_context_tokens)
