@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 from services.worker.config import EngineConfig
 from services.worker.engine.memory import host_blocks, kv_blocks, staging_bytes
-from services.worker.kernels.choose import kernels_for
+from services.worker.engine.sampler import Sampler
+from services.worker.kernels.choose import filtered_draw_for, kernels_for
 from services.worker.kernels.interface import AttentionKernels
 from services.worker.kv.cache import KVCache, bytes_per_token
 from services.worker.kv.copies import BlockCopies
@@ -28,6 +29,7 @@ class Parts:
     cache: KVCache
     kernels: AttentionKernels
     swapper: Swapper
+    sampler: Sampler
     kv_bytes_per_token: int
 
 
@@ -59,7 +61,9 @@ def assemble(model: PagedModel, config: EngineConfig) -> Parts:
     )
     host = _host(model, config, layout, limits.host_blocks)
     swapper = _swapper(cache, copies, layout, host)
-    return Parts(limits, cache, kernels, swapper, token_bytes)
+    filtered = filtered_draw_for(model.device, config.kernels)
+    sampler = Sampler(model.device, model.vocab_size, model.eos_ids, filtered)
+    return Parts(limits, cache, kernels, swapper, sampler, token_bytes)
 
 
 def _limits(

@@ -11,7 +11,6 @@ from services.core import HeldRequest, Plan, Report
 from services.worker.config import EngineConfig
 from services.worker.engine.assembly import assemble
 from services.worker.engine.inputs import StepInputs
-from services.worker.engine.sampling import Draw, is_plain, sample
 from services.worker.machine import device_of, threads_of
 from services.worker.model.paged import PagedModel, PagedStep, load_model
 from services.worker.requests.batch import (
@@ -53,6 +52,7 @@ class Engine:
         self._swapper = parts.swapper
         self._step = PagedStep(parts.cache, parts.kernels)
         self._inputs = StepInputs(model.device)
+        self._sampler = parts.sampler
 
     @classmethod
     def load(cls, config: EngineConfig) -> "Engine":
@@ -80,6 +80,7 @@ class Engine:
         """Forget all requests, and what is on its way for them."""
         self.state.reset()
         self._swapper.reset()
+        self._sampler.clear()
 
     def attach(self) -> tuple[HeldRequest, ...]:
         """A scheduler comes; returns who is here, to be adopted."""
@@ -148,13 +149,5 @@ class Engine:
             self._kernels.prepare(batch, inputs.slots)
         return self.model.forward(inputs.tokens, inputs.positions, self._step, inputs.rows)
 
-    @torch.inference_mode()
     def _draw(self, batch: StepBatch, logits: Tensor) -> tuple[list[int], dict[int, TokenLogprobs]]:
-        sequences = batch.sampling
-        if all(is_plain(sequence.prompt.sampling) for sequence in sequences):
-            return logits.argmax(-1).tolist(), {}
-        return sample(logits, [_draw_of(s) for s in sequences], self.model.eos_ids)
-
-
-def _draw_of(sequence: Sequence) -> Draw:
-    return Draw(sequence.prompt.sampling, sequence.tokens, sequence.prompt_tokens)
+        return self._sampler.draw(batch.sampling, logits).take()

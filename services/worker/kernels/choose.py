@@ -6,7 +6,8 @@ import logging
 import torch
 
 from services.worker.config import KernelSet
-from services.worker.kernels.interface import AttentionKernels
+from services.worker.kernels.interface import AttentionKernels, FilteredDraw, Filters
+from services.worker.kernels.reference import draws
 from services.worker.kernels.reference.attention import TorchAttention
 from services.worker.kernels.reference.blocks import TorchBlocks
 from services.worker.kv.cache import KVCache, KVShape, bytes_per_token
@@ -49,6 +50,18 @@ def kernels_for(
         return _numba(device, block_tokens, dtype, shapes, int8), TorchBlocks()
     token_bytes = max(bytes_per_token([shape], dtype) for shape in shapes)
     return TorchAttention(block_tokens, device, dtype, token_bytes), TorchBlocks()
+
+
+def filtered_draw_for(device: torch.device, chosen: KernelSet = "auto") -> FilteredDraw:
+    """What draws among filtered tokens: on a CPU Numba's, compiled here so that no step waits for
+    it; else PyTorch's."""
+    if device.type != "cpu" or chosen == "torch":
+        return draws.draw_filtered
+    from services.worker.kernels.cpu.draws import draw_filtered
+
+    one = torch.ones(1, dtype=torch.float64)
+    draw_filtered(one[None].float(), Filters(one.long(), one, one.float(), 1), one - 1)
+    return draw_filtered
 
 
 def _suits_numba(device: torch.device, dtype: torch.dtype) -> bool:
