@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from services.worker.kernels.reference.draws import likeliest, stream_keys, uniforms
+from services.worker.kernels.reference.draws import MANY, likeliest, stream_keys, uniforms
 from services.worker.requests.prompt import SamplingParams
 from tests.sampling_oracle import WAYS, penalized, right, row_of, sample, uniform
 from tests.worker_fixtures import EOS, Feeder, engine_of, prompt_tokens
@@ -286,7 +286,7 @@ def test_pytorch_sorts_all_only_for_rows_that_set_no_top_k(monkeypatch):
 @given(st.integers(0, 10**6), st.integers(1, 700), st.sampled_from([0.0, 0.5, 3.0]))
 def test_the_likeliest_is_the_first_of_the_largest(seed, size, step):
     """Of vocabularies that are whole blocks and that aren't, with equals and without."""
-    logits = torch.randn(5, size, generator=torch.Generator().manual_seed(seed))
+    logits = torch.randn(MANY // size + 1, size, generator=torch.Generator().manual_seed(seed))
     logits = (logits / step).round() * step if step else logits
     expected = [row.index(max(row)) for row in logits.tolist()]
     assert likeliest(logits).tolist() == expected
@@ -315,7 +315,7 @@ def test_no_uniform_number_draws_what_has_no_weight(monkeypatch, number, way, si
     """The smallest and the largest there are; the ends of the row can't be drawn."""
     monkeypatch.setattr(
         "services.worker.engine.sampler.uniforms",
-        lambda keys, _: torch.full(keys.shape, number, dtype=torch.float64),
+        lambda _, positions: torch.full(positions.shape, number, dtype=torch.float64),
     )
     logits = [-1e9] * 3 + [0.0] * (size - 6) + [-1e9] * 3
     for parameters in ({}, {"top_p": 0.99}, {"top_k": size - 2}, {"min_p": 0.001}):

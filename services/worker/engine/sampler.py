@@ -30,6 +30,8 @@ from services.worker.requests.sequence import Sequence
 NO_TOP_K = 2**31 - 1
 NO_TOP_P = 2.0  # above all sums: these may end a little above 1
 ALL_BITS = 2**64 - 1
+NUMBERS_AHEAD = 32  # of a row, made at once: as many calls as one takes
+NOTHING = torch.zeros(0)
 # Of a row's numbers, by column.
 TEMPERATURE, TOP_P, MIN_P, REPETITION, PRESENCE, FREQUENCY = range(6)
 
@@ -118,8 +120,9 @@ class _Penalized:
         al. 2019, §4.1), presence and frequency over output."""
         mine = self.rows.of(logits)
         x = mine.gather(-1, ids)
-        x = torch.where(x > 0, x / self.repetition, x * self.repetition)
-        x = x - self.presence * (times > 0) - self.frequency * times
+        # Exact, for one of the two is 0; a choice between them is slower, and guesses wrong.
+        x = x.clamp(min=0) / self.repetition + x.clamp(max=0) * self.repetition
+        x = x - self.presence * times.clamp(max=1) - self.frequency * times
         mine.scatter_(-1, ids, x)
         if self.rows.index is not None:
             logits.index_copy_(0, self.rows.index, mine)
@@ -159,7 +162,8 @@ class _Random:
 @dataclass(slots=True)
 class _Plan:
     """How a batch's rows are drawn. `lengths`, on the host, are the tokens each sequence has;
-    `positions` of the tokens to draw among their outputs', and `keys` of the generator, [rows]."""
+    `positions` of the tokens to draw among their outputs', and `keys` of the generator, [rows];
+    `numbers` [NUMBERS_AHEAD, rows] are its next, of which `taken` have been used."""
 
     sequences: list[Sequence]
     lengths: Ints
@@ -170,9 +174,24 @@ class _Plan:
     penalized: _Penalized | None
     early: _Early | None
     asked: _Asked | None
+    numbers: Tensor = NOTHING
+    taken: int = NUMBERS_AHEAD
 
     def suits(self, sequences: list[Sequence], lengths: Ints) -> bool:
         return self.sequences == sequences and bool((self.lengths == lengths).all())
+
+    def uniform(self) -> Tensor:
+        """A number in [0, 1) for each row's next token."""
+        if self.taken == NUMBERS_AHEAD:
+            steps = torch.arange(NUMBERS_AHEAD, device=self.positions.device)[:, None]
+            self.numbers, self.taken = uniforms(self.keys, self.positions + steps), 0
+        self.taken += 1
+        return self.numbers[self.taken - 1]
+
+    def advance(self) -> None:
+        """To the tokens after those just drawn."""
+        self.positions.add_(1)
+        self.lengths += 1
 
 
 class Sampler:
@@ -212,8 +231,7 @@ class Sampler:
         self._plan = None  # should what follows fail, for then the device may be half a step ahead
         raw = plan.asked.where.of(logits).float().log_softmax(-1) if plan.asked else None
         tokens = self._draw(plan, logits)
-        plan.positions.add_(1)
-        plan.lengths += 1
+        plan.advance()
         self._plan = plan
         return Drawn(tokens, plan.asked, raw)
 
@@ -230,16 +248,17 @@ class Sampler:
         logits = logits.float()
         if logits is given and (plan.penalized or plan.early):
             logits = logits.clone()
-        penalized, ids = plan.penalized, None
+        penalized = plan.penalized
+        ids = times = NOTHING
         if penalized:
             ids, times = self.seen.look(penalized.seen, penalized.seen_index)
             penalized.change(logits, ids, times)
         if plan.early:
             plan.early.change(logits, plan.positions)
         tokens = self._choose(plan, logits)
-        if penalized and ids is not None:
+        if penalized:
             drawn = penalized.rows.of(tokens)
-            self.seen.count(penalized.seen, penalized.seen_index, ids, drawn)
+            self.seen.count(penalized.seen, penalized.seen_index, ids, times, drawn)
         return tokens
 
     def _choose(self, plan: _Plan, logits: Tensor) -> Tensor:
@@ -249,7 +268,7 @@ class Sampler:
             tokens = torch.empty(len(logits), dtype=torch.long, device=logits.device)
         if not plan.random:
             return tokens
-        uniform = uniforms(plan.keys, plan.positions)
+        uniform = plan.uniform()
         for way in plan.random:
             drawn = way.draw(logits, uniform, self._filtered)
             if way.rows.index is None:

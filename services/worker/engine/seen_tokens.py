@@ -78,14 +78,14 @@ class SeenTokens:
         times = self._times[:, :width].index_select(0, index)
         return torch.where(here, ids, ids[:, :1]), torch.where(here, times, times[:, :1])
 
-    def count(self, rows: Ints, index: Tensor, ids: Tensor, drawn: Tensor) -> None:
-        """Each row has seen the token drawn [rows], too; `ids` as `look` just gave them."""
+    def count(self, rows: Ints, index: Tensor, ids: Tensor, times: Tensor, drawn: Tensor) -> None:
+        """Each row has seen the token drawn [rows], too; `ids` and `times` as `look` just gave
+        them."""
         lengths = self._lengths[rows] + 1
         self._lengths[rows] = -1  # should one of these calls fail
         self._make_columns(int(self._distinct[rows].max()) + 1)
         again = ids == drawn[:, None]
-        times = self._times[:, : ids.shape[1]]
-        times.index_add_(0, index, again.to(times.dtype))
+        self._times[:, : ids.shape[1]].index_copy_(0, index, times + again)
         place = self._used.index_select(0, index)
         # Behind the last, where it means nothing if the token was seen before.
         self._ids[index, place] = drawn

@@ -14,6 +14,7 @@ from torch import Tensor
 from services.worker.kernels.interface import Filters
 
 BLOCK = 128  # columns: enough that few blocks are left, few enough that one is read in no time
+MANY = 2**14  # numbers, from which on to look by blocks is faster
 ID_BITS = 29  # of a float64's own, what a float32 leaves zero: more than any vocabulary needs
 _GOLDEN = 0x9E3779B97F4A7C15 - 2**64
 _FIRST = 0xBF58476D1CE4E5B9 - 2**64
@@ -45,8 +46,8 @@ def _shifted(z: Tensor, bits: int) -> Tensor:
 
 def likeliest(logits: Tensor) -> Tensor:
     """Index of each row's largest, the first of equals. On a CPU by blocks, since PyTorch's own
-    goes number by number there: twenty times as long for a large vocabulary."""
-    if logits.device.type != "cpu" or logits.shape[-1] <= 2 * BLOCK:
+    goes number by number there: twenty times as long where there are many."""
+    if logits.device.type != "cpu" or logits.numel() < MANY:
         return logits.argmax(-1)
     block = _blocks(logits, torch.amax).argmax(-1, keepdim=True)
     columns = _columns(block).clamp_(max=logits.shape[-1] - 1)
