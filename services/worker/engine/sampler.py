@@ -12,7 +12,6 @@ seen move on there.
 """
 
 from collections.abc import Iterable
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from services.worker.engine.seen_tokens import SeenTokens
+from services.worker.engine.seen_tokens import SeenTokens, to_device
 from services.worker.kernels.interface import FilteredDraw, Filters
 from services.worker.kernels.reference.draws import draw, likeliest, stream_keys, uniforms
 from services.worker.requests.batch import Ints, TokenLogprobs
@@ -218,16 +217,15 @@ class Sampler:
         self.seen.clear()
 
     @torch.inference_mode()
-    def draw(self, sequences: list[Sequence], logits: Tensor, unknown: Seq[int] = ()) -> Drawn:
+    def draw(self, sequences: list[Sequence], logits: Tensor) -> Drawn:
         """A token for each of `sequences`, from its row of `logits` [rows, vocabulary], which are
-        not modified. It counts as seen at once.
-
-        `unknown` says how many of each one's newest tokens were drawn here, but are not among its
-        `tokens` yet: none by default. Raises ValueError where such a token was not drawn here.
+        not modified. It counts as seen at once: a step may be drawn before the host knows the
+        tokens of the one before. Each such token has its place at the end of its sequence's
+        `tokens`, negative until it is known. Raises ValueError where it was not drawn here.
         """
         if self._is_plain(sequences):
             return Drawn(likeliest(logits))
-        plan = self._plan_for(sequences, unknown)
+        plan = self._plan_for(sequences)
         self._plan = None  # should what follows fail, for then the device may be half a step ahead
         raw = plan.asked.where.of(logits).float().log_softmax(-1) if plan.asked else None
         tokens = self._draw(plan, logits)
@@ -278,10 +276,8 @@ class Sampler:
 
     # The plan of a batch, O(rows); made again when its rows or their order change
 
-    def _plan_for(self, sequences: list[Sequence], unknown: Seq[int]) -> _Plan:
+    def _plan_for(self, sequences: list[Sequence]) -> _Plan:
         lengths = np.array([len(sequence.tokens) for sequence in sequences], np.int64)
-        if len(unknown):
-            lengths += np.asarray(unknown, np.int64)
         if self._plan is None or not self._plan.suits(sequences, lengths):
             self._plan = self._plan_of(sequences, lengths)
         return self._plan
@@ -299,7 +295,7 @@ class Sampler:
             keys=stream_keys(self._tensor(seeds)),
             greedy=bool((numbers[:, TEMPERATURE] == 0).any()),
             random=self._random(numbers, top_k),
-            penalized=self._penalized(sequences, lengths, numbers),
+            penalized=self._penalized(sequences, numbers),
             early=self._early(np.array([s.min_tokens for s in all_of], np.int64)),
             asked=self._asked(all_of),
         )
@@ -338,13 +334,13 @@ class Sampler:
         )
 
     def _penalized(
-        self, sequences: list[Sequence], lengths: Ints, numbers: NDArray[np.float64]
+        self, sequences: list[Sequence], numbers: NDArray[np.float64]
     ) -> _Penalized | None:
         mask = np.array([sequence.prompt.sampling.penalized for sequence in sequences])
         if not mask.any():
             return None
         rows = np.flatnonzero(mask)
-        seen = self.seen.rows_of([sequences[row] for row in rows], lengths[rows].tolist())
+        seen = self.seen.rows_of([sequences[row] for row in rows])
         table = self._tensor(numbers[rows].astype(np.float32))
         return _Penalized(
             self._rows(mask),
@@ -371,7 +367,7 @@ class Sampler:
         return _Rows(None if mask.all() else self._tensor(np.flatnonzero(mask)))
 
     def _tensor(self, array: NDArray[np.generic]) -> Tensor:
-        return torch.from_numpy(array).to(self._device, non_blocking=True)
+        return to_device(array, self._device)
 
 
 def _numbers(sampling: SamplingParams) -> tuple[float, ...]:

@@ -14,6 +14,7 @@ from collections.abc import Sequence as Seq
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from services.worker.requests.batch import Ints
@@ -21,6 +22,15 @@ from services.worker.requests.sequence import Sequence
 
 FEWEST_ROWS = 8
 STEP = 64  # columns are looked at in such multiples: shapes stay the same for as many tokens
+
+
+def to_device(array: NDArray[np.generic], device: torch.device) -> Tensor:
+    """A copy that waits for nothing: on a GPU one of pageable memory would wait for the step that
+    is computed there. On a CPU it is the array itself."""
+    here = torch.from_numpy(array)
+    if device.type == "cuda":
+        here = here.pin_memory()
+    return here.to(device, non_blocking=True)
 
 
 class SeenTokens:
@@ -51,9 +61,9 @@ class SeenTokens:
         self._rows.clear()
         self._lengths[:] = -1
 
-    def rows_of(self, sequences: Seq[Sequence], lengths: Seq[int]) -> Ints:
-        """The rows of a step's sequences, each after so many tokens. O(1) for one that is as it
-        was left, O(its tokens) for another.
+    def rows_of(self, sequences: Seq[Sequence]) -> Ints:
+        """The rows of a step's sequences. O(1) for one that is as long as it was left, O(its
+        tokens) for another.
 
         Raises ValueError where such a one's tokens are not all known.
         """
@@ -63,9 +73,9 @@ class SeenTokens:
         if len(sequences) > self.capacity:
             self._make_rows(max(FEWEST_ROWS, 1 << (len(sequences) - 1).bit_length()))
         rows = np.array([self._row(sequence) for sequence in sequences], np.int64)
-        for row, sequence, length in zip(rows.tolist(), sequences, lengths, strict=True):
-            if self._lengths[row] != length:
-                self._build(row, sequence, length)
+        for row, sequence in zip(rows.tolist(), sequences, strict=True):
+            if self._lengths[row] != len(sequence.tokens):
+                self._build(row, sequence)
         return rows
 
     def look(self, rows: Ints, index: Tensor) -> tuple[Tensor, Tensor]:
@@ -89,7 +99,7 @@ class SeenTokens:
         place = self._used.index_select(0, index)
         # Behind the last, where it means nothing if the token was seen before.
         self._ids[index, place] = drawn
-        self._times[index, place] = 1.0
+        self._times[index, place] = torch.ones_like(place, dtype=self._times.dtype)
         self._used.index_add_(0, index, (~again.any(-1)).long())
         self._distinct[rows] = np.minimum(self._distinct[rows] + 1, self._vocab_size)
         self._lengths[rows] = lengths
@@ -105,21 +115,19 @@ class SeenTokens:
             self._lengths[row] = -1
         return row
 
-    def _build(self, row: int, sequence: Sequence, length: int) -> None:
+    def _build(self, row: int, sequence: Sequence) -> None:
         tokens = np.array(sequence.tokens, np.int64)
-        if len(tokens) != length:
-            raise ValueError(
-                f"{sequence.request_id} has {length} tokens, of which only {len(tokens)} are known"
-            )
+        if tokens[-1] < 0:
+            raise ValueError(f"the newest token of {sequence.request_id} was not drawn here")
         ids, places = np.unique(tokens, return_inverse=True)
-        output = np.arange(length) >= sequence.prompt_tokens
+        output = np.arange(len(tokens)) >= sequence.prompt_tokens
         self._make_columns(len(ids))
         times = np.bincount(places, weights=output).astype(np.float32)
-        self._ids[row, : len(ids)] = torch.from_numpy(ids).to(self._device)
-        self._times[row, : len(ids)] = torch.from_numpy(times).to(self._device)
+        self._ids[row, : len(ids)] = to_device(ids, self._device)
+        self._times[row, : len(ids)] = to_device(times, self._device)
         self._used[row] = len(ids)
         self._distinct[row] = len(ids)
-        self._lengths[row] = length
+        self._lengths[row] = len(tokens)
 
     def _make_rows(self, count: int) -> None:
         more = count - self.capacity
