@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from services.worker.engine.draw_plan import Planner
 from services.worker.engine.sampler import Sampler
 from services.worker.engine.seen_tokens import FEWEST_ROWS, STEP, SeenTokens
 from services.worker.requests.prompt import GREEDY, SamplingParams
@@ -137,13 +138,13 @@ def _raise(*_: Any) -> Any:
 
 def test_a_steady_batch_makes_no_index_and_copies_nothing(monkeypatch):
     made: list[int] = []
-    tensor = Sampler._tensor
+    tensor = Planner._tensor
 
-    def noted(sampler: Sampler, array: Any) -> Tensor:
+    def noted(planner: Planner, array: Any) -> Tensor:
         made.append(array.size)
-        return tensor(sampler, array)
+        return tensor(planner, array)
 
-    monkeypatch.setattr(Sampler, "_tensor", noted)
+    monkeypatch.setattr(Planner, "_tensor", noted)
     built: list[int] = []
     build = SeenTokens._build
 

@@ -314,7 +314,7 @@ def test_numbers_that_are_none_still_draw_a_token(size, way, parameters):
 def test_no_uniform_number_draws_what_has_no_weight(monkeypatch, number, way, size):
     """The smallest and the largest there are; the ends of the row can't be drawn."""
     monkeypatch.setattr(
-        "services.worker.engine.sampler.uniforms",
+        "services.worker.engine.draw_plan.uniforms",
         lambda _, positions: torch.full(positions.shape, number, dtype=torch.float64),
     )
     logits = [-1e9] * 3 + [0.0] * (size - 6) + [-1e9] * 3
