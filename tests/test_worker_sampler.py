@@ -116,10 +116,12 @@ def test_a_token_drawn_elsewhere_is_not_made_up():
 def test_a_draw_that_breaks_half_way_counts_nothing(monkeypatch):
     """The device may have counted a token that nobody was told: it is counted again from the
     request's own."""
-    rows = [row_of(replace(EVERYTHING, seed=seed), (5, 6)) for seed in range(3)]
-    sampler = sampler_of()
-    for step in range(9):
-        logits = logits_of(step, 3)
+    size = 8
+    counts = SamplingParams(frequency_penalty=1.0, logprobs=1)
+    rows = [row_of(replace(counts, seed=seed), (5, 6)) for seed in range(3)]
+    sampler = sampler_of(size)
+    for step in range(30):
+        logits = logits_of(step, 3, size)
         if step % 3:
             with monkeypatch.context() as broken:
                 broken.setattr(Tensor, ("add_", "index_add_")[step % 3 - 1], _raise)

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from services.worker.kernels.interface import Filters
 from services.worker.kernels.reference.draws import MANY, likeliest, stream_keys, uniforms
 from services.worker.requests.prompt import SamplingParams
 from tests.sampling_oracle import WAYS, penalized, right, row_of, sample, uniform
@@ -259,6 +260,29 @@ def test_draws_are_those_of_a_full_sort(seed, rows):
         alone = [sample(logits[i : i + 1], [row], [], way)[0][0] for i, row in enumerate(draws)]
         assert together == alone
         assert all(token in which for token, which in zip(together, expected, strict=True))
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    st.integers(0, 10**6),
+    st.sampled_from([3, 40, 700]),
+    st.sampled_from([0.3, 2.0, 8.0]),
+    st.sets(st.sampled_from(["top_k", "top_p", "min_p"]), min_size=1),
+)
+def test_numba_orders_one_bin_and_draws_what_a_sort_does(seed, size, spread, set_filters):
+    """Hundreds of rows at once, each of its own parameters."""
+    rng, rows = np.random.default_rng(seed), 300
+    probs = torch.tensor(rng.normal(scale=spread, size=(rows, size))).float().softmax(-1)
+    top_k = rng.integers(1, size, rows, endpoint=True)
+    filters = Filters(
+        torch.tensor(top_k if "top_k" in set_filters else np.full(rows, 2**31)),
+        torch.tensor(rng.random(rows) if "top_p" in set_filters else np.full(rows, 2.0)),
+        torch.tensor(rng.random(rows) ** 3 if "min_p" in set_filters else np.zeros(rows)).float(),
+        int(top_k.max()) if "top_k" in set_filters else None,
+    )
+    uniform = torch.tensor(rng.random(rows))
+    drawn = {name: way(probs, filters, uniform).tolist() for name, way in WAYS.items()}
+    assert drawn["numba"] == drawn["torch"]
 
 
 def test_pytorch_sorts_all_only_for_rows_that_set_no_top_k(monkeypatch):

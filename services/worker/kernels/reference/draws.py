@@ -67,8 +67,8 @@ def draw(weights: Tensor, uniform: Tensor) -> Tensor:
     target = uniform[:, None] * running[:, -1:]
     block = torch.searchsorted(running, target, right=True).clamp_(max=sums.shape[-1] - 1)
     target = target - (running.gather(-1, block) - sums.gather(-1, block))
-    columns = _columns(block)
-    inside = weights.gather(-1, columns.clamp(max=size - 1)) * (columns < size)
+    # Behind the end of a short block stands the last token, again and again.
+    inside = weights.gather(-1, _columns(block).clamp_(max=size - 1))
     return (block[:, 0] * BLOCK + _passed(inside, target)).clamp_(max=size - 1)
 
 
