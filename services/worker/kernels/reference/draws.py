@@ -14,7 +14,7 @@ from torch import Tensor
 from services.worker.kernels.interface import Filters
 
 BLOCK = 128  # columns: enough that few blocks are left, few enough that one is read in no time
-MANY = 2**14  # numbers, from which on to look by blocks is faster
+MANY = 2**15  # numbers, from which on to look by blocks is faster
 ID_BITS = 29  # of a float64's own, what a float32 leaves zero: more than any vocabulary needs
 _GOLDEN = 0x9E3779B97F4A7C15 - 2**64
 _FIRST = 0xBF58476D1CE4E5B9 - 2**64
