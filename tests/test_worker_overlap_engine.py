@@ -11,9 +11,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from foretoken.options import demo_model
 from services.core import FinishReason, Grant, Plan, StaticBatch
 from services.worker.config import EngineConfig
-from services.worker.engine.drawn import Drawn
 from services.worker.engine.engine import Engine, StepFailed
 from services.worker.engine.inputs import StepInputs
+from services.worker.engine.sampling.drawn import Drawn
 from services.worker.engine.step_clock import StepClock
 from services.worker.kv.device_streams import ImmediateStreams, Lane
 from services.worker.requests.batch import DecodeRows, StepBatch
@@ -159,16 +159,15 @@ class Ordered(ImmediateStreams):
 
 @pytest.mark.parametrize("overlap", ["off", "on"])
 def test_a_steps_time_is_its_own_however_many_are_in_flight(overlap):
-    """From its start to its end on the device: two events on, its tokens' way to the host between
-    them, be the next step launched or not before they are taken."""
+    """From its start to its end on the device, the next event, be the next step launched or not
+    before its tokens are taken."""
     feeder = Feeder(engine_of("llama", overlap=overlap))
-    feeder.engine._streams = streams = Ordered()
-    feeder.engine._clock = StepClock(streams)
+    feeder.engine._clock = StepClock(Ordered())
     times: list[float] = []
     feeder.on_report = lambda report: times.extend(t.elapsed_s for t in report.timings)
     feeder.add("a", prompt_tokens(1, 5), 6, ENDLESS)
     feeder.run()
-    assert times == [2.0] * 6
+    assert times == [1.0] * 6
 
 
 class Late:
@@ -263,17 +262,23 @@ def test_reset_forgets_what_is_in_flight():
     assert again.run() == alone.run()
 
 
-def test_one_that_counts_what_it_draws_is_drawn_a_step_at_a_time():
-    """Penalties need the last token on the host; whoever decodes beside it waits with it."""
-    engine = engine_of("llama", overlap="on")
-    feeder = Feeder(engine)
+def test_one_that_counts_what_it_draws_is_drawn_ahead_as_well():
+    """What the step in flight draws is counted on the device; the answers are those of one step at
+    a time."""
     how = SamplingParams(temperature=0, ignore_eos=True, repetition_penalty=1.3)
-    feeder.add("penalized", prompt_tokens(1, 5), 4, how)
-    feeder.add("plain", prompt_tokens(2, 5), 9, GREEDY)
-    flights = []
-    while feeder.step():
-        flights.append(engine.state.in_flight)
-    assert flights[:4] == [False] * 4 and any(flights)
+    answers: list[dict[str, list[int]]] = []
+    flights: list[list[bool]] = []
+    for overlap in ("off", "on"):
+        engine = engine_of("llama", overlap=overlap)
+        feeder = Feeder(engine)
+        feeder.add("penalized", prompt_tokens(1, 5), 24, how)
+        feeder.add("plain", prompt_tokens(2, 5), 9, GREEDY)
+        flights.append([])
+        while feeder.step():
+            flights[-1].append(engine.state.in_flight)
+        answers.append(dict(feeder.output))
+    assert answers[0] == answers[1] and len(answers[0]["penalized"]) == 24
+    assert not any(flights[0]) and all(flights[1][:20])
 
 
 def test_it_is_off_on_a_cpu_unless_told():

@@ -11,8 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from services.worker.engine.sampling import Draw, sample, uniform
+from services.worker.kernels.interface import Filters
+from services.worker.kernels.reference.draws import MANY, likeliest, stream_keys, uniforms
 from services.worker.requests.prompt import SamplingParams
+from tests.sampling_oracle import WAYS, penalized, right, row_of, sample, uniform
 from tests.worker_fixtures import EOS, Feeder, engine_of, prompt_tokens
 
 SIZE = 12
@@ -24,15 +26,16 @@ def draw(
     sampling: SamplingParams,
     tokens: Sequence[int] = (1,),
     prompt_tokens: int = 1,
+    way: str = "numba",
 ) -> int:
-    drawn, _ = sample(torch.tensor([logits]), [Draw(sampling, tokens, prompt_tokens)], [EOS])
+    drawn, _ = sample(torch.tensor([logits]), [row_of(sampling, tokens, prompt_tokens)], way=way)
     return drawn[0]
 
 
 def many(logits: list[float], count: int, **parameters: Any) -> list[int]:
     """`count` draws with seeds 0, 1, 2 …"""
-    draws = [Draw(SamplingParams(seed=seed, **parameters), (1,), 1) for seed in range(count)]
-    return sample(torch.tensor([logits] * count), draws, [EOS])[0]
+    rows = [row_of(SamplingParams(seed=seed, **parameters)) for seed in range(count)]
+    return sample(torch.tensor([logits] * count), rows)[0]
 
 
 @given(LOGITS)
@@ -101,17 +104,25 @@ def test_draws_follow_the_distribution(parameters):
     assert ((counts[support] - expected) ** 2 / expected).sum() < critical
 
 
+def numbers(seeds: Sequence[int], positions: Sequence[int]) -> Any:
+    """As the sampler makes them, of unsigned seeds in signed numbers."""
+    signed = np.array([seed % 2**64 for seed in seeds], np.uint64).view(np.int64)
+    return uniforms(stream_keys(torch.tensor(signed)), torch.tensor(positions)).numpy()
+
+
 def test_uniforms_are_uniform_and_differ_by_seed_and_position():
-    u = uniform(np.repeat(np.arange(200), 200).tolist(), np.tile(np.arange(200), 200).tolist())
+    u = numbers(np.repeat(np.arange(200), 200).tolist(), np.tile(np.arange(200), 200).tolist())
     assert len(np.unique(u)) == len(u) and u.min() >= 0 and u.max() < 1
     assert np.abs(np.histogram(u, 20)[0] - 2000).max() < 5 * 2000**0.5
     table = u.reshape(200, 200)
     for pairs in (table[1:] * table[:-1], table[:, 1:] * table[:, :-1]):
         assert abs(pairs.mean() - 0.25) < 0.005  # neighbours are not correlated
-    assert (
-        uniform([-1, 2**63 - 1], [0, 0]).tolist()
-        == uniform([2**64 - 1, 2**63 - 1], [0, 0]).tolist()
-    )
+
+
+@given(st.lists(st.tuples(st.integers(-(2**63), 2**64 - 1), st.integers(0, 2**31)), min_size=1))
+def test_uniforms_in_signed_numbers_are_those_in_unsigned_ones(pairs):
+    seeds, positions = zip(*pairs, strict=True)
+    assert numbers(seeds, positions).tolist() == uniform(seeds, positions).tolist()
 
 
 ROWS = st.lists(
@@ -140,12 +151,12 @@ ROWS = st.lists(
 @given(ROWS)
 def test_a_row_does_not_see_its_neighbours(rows):
     logits = torch.tensor([row[0] for row in rows])
-    draws = [Draw(sampling, tokens, 1) for _, sampling, tokens in rows]
+    draws = [row_of(sampling, tokens) for _, sampling, tokens in rows]
     before = logits.clone()
-    together, logprobs = sample(logits, draws, [EOS])
+    together, logprobs = sample(logits, draws)
     assert torch.equal(logits, before)
     for row, one in enumerate(draws):
-        token, own = sample(logits[row : row + 1], [one], [EOS])
+        token, own = sample(logits[row : row + 1], [one])
         assert token == [together[row]]
         assert own.get(0) == logprobs.get(row)
 
@@ -181,7 +192,7 @@ def test_logprobs_are_of_the_raw_distribution(logits, top):
     sampling = SamplingParams(
         temperature=0.3, seed=4, repetition_penalty=1.5, top_k=3, logprobs=top
     )
-    tokens, logprobs = sample(torch.tensor([logits]), [Draw(sampling, (1, 2), 1)], [EOS])
+    tokens, logprobs = sample(torch.tensor([logits]), [row_of(sampling, (1, 2))])
     total = log(sum(exp(x) for x in logits))
     assert logprobs[0].chosen == pytest.approx(logits[tokens[0]] - total, abs=1e-5)
     best = sorted(logits, reverse=True)[:top]
@@ -218,27 +229,7 @@ def test_seeded_answers_are_the_same_at_any_concurrency():
     assert crowded.evictions > 0
 
 
-WIDE = 3_000  # more than twice what is looked at before all is sorted
-
-
-def by_full_sort(probs: Tensor, sampling: SamplingParams, u: float) -> int:
-    """The draw as it is defined. No filter: by index. Else all sorted, equals by index; cut by
-    top_k, by top_p of what that left, and by min_p; then the first whose running sum passes u."""
-    p = probs.double().numpy()
-    filtered = sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0
-    order = np.argsort(-p, kind="stable") if filtered else np.arange(len(p))
-    order = order[: sampling.top_k] if sampling.top_k > 0 else order
-    p = p[order]
-    before = np.cumsum(p) - p
-    kept = p >= np.float32(sampling.min_p) * np.float32(p.max())
-    if sampling.top_p < 1:
-        kept &= before < sampling.top_p * p.sum()
-    kept[0] = True
-    running = np.cumsum(p * kept)
-    passed = np.flatnonzero((running > u * running[-1]) & kept)
-    return int(order[passed[0]])
-
-
+WIDE = 3_000
 FILTERED = st.builds(
     SamplingParams,
     temperature=st.sampled_from([0.7, 1.0]),
@@ -247,8 +238,9 @@ FILTERED = st.builds(
     min_p=st.sampled_from([0.0, 0.0, 0.02, 0.37]),
     seed=st.integers(0, 10**6),
 )
-# Flat ones need more than a first guess, steep ones don't, and steps make equals in any number.
-SPREADS = st.tuples(st.sampled_from([0.0, 0.1, 2.0, 6.0]), st.sampled_from([0.0, 0.25, 2.0]))
+# Flat ones have nearly all tokens in a bin, steep ones few in many, and steps make equals in any
+# number.
+SPREADS = st.tuples(st.sampled_from([0.0, 0.1, 2.0, 6.0, 40.0]), st.sampled_from([0.0, 0.25, 2.0]))
 
 
 @settings(deadline=None, max_examples=80)
@@ -261,21 +253,40 @@ def test_draws_are_those_of_a_full_sort(seed, rows):
         return np.round(values / step) * step if step else values
 
     logits = torch.tensor(np.array([logits_of(*shape) for shape, _ in rows]), dtype=torch.float32)
-    samplings = [sampling for _, sampling in rows]
-    temperatures = torch.tensor([[s.temperature] for s in samplings])
-    probs = (logits / temperatures).softmax(-1)
-    u = uniform([s.seed for s in samplings], [0] * len(samplings))
-    expected = [by_full_sort(*row) for row in zip(probs, samplings, u, strict=True)]
-    together, _ = sample(logits, [Draw(sampling, (1,), 1) for sampling in samplings], [])
-    assert together == expected
-    alone = [
-        sample(logits[i : i + 1], [Draw(sampling, (1,), 1)], [])[0][0]
-        for i, sampling in enumerate(samplings)
-    ]
-    assert alone == expected
+    draws = [row_of(sampling) for _, sampling in rows]
+    expected = [right(logits[i].tolist(), row, []) for i, row in enumerate(draws)]
+    for way in WAYS:
+        together, _ = sample(logits, draws, [], way)
+        alone = [sample(logits[i : i + 1], [row], [], way)[0][0] for i, row in enumerate(draws)]
+        assert together == alone
+        assert all(token in which for token, which in zip(together, expected, strict=True))
 
 
-def test_all_is_sorted_only_where_less_does_not_do(monkeypatch):
+@settings(deadline=None, max_examples=30)
+@given(
+    st.integers(0, 10**6),
+    st.sampled_from([3, 40, 700]),
+    st.sampled_from([0.3, 2.0, 8.0]),
+    st.sets(st.sampled_from(["top_k", "top_p", "min_p"]), min_size=1),
+)
+def test_numba_orders_one_bin_and_draws_what_a_sort_does(seed, size, spread, set_filters):
+    """Hundreds of rows at once, each of its own parameters."""
+    rng, rows = np.random.default_rng(seed), 300
+    probs = torch.tensor(rng.normal(scale=spread, size=(rows, size))).float().softmax(-1)
+    top_k = rng.integers(1, size, rows, endpoint=True)
+    filters = Filters(
+        torch.tensor(top_k if "top_k" in set_filters else np.full(rows, 2**31)),
+        torch.tensor(rng.random(rows) if "top_p" in set_filters else np.full(rows, 2.0)),
+        torch.tensor(rng.random(rows) ** 3 if "min_p" in set_filters else np.zeros(rows)).float(),
+        int(top_k.max()) if "top_k" in set_filters else None,
+    )
+    uniform = torch.tensor(rng.random(rows))
+    drawn = {name: way(probs, filters, uniform).tolist() for name, way in WAYS.items()}
+    assert drawn["numba"] == drawn["torch"]
+
+
+def test_pytorch_sorts_all_only_for_rows_that_set_no_top_k(monkeypatch):
+    """Whether it does is known without looking at a number."""
     sorted_rows: list[int] = []
     sort = Tensor.sort
 
@@ -284,31 +295,59 @@ def test_all_is_sorted_only_where_less_does_not_do(monkeypatch):
         return sort(tensor, **options)
 
     monkeypatch.setattr(Tensor, "sort", noted)
-    steep, flat = [-0.05 * i for i in range(WIDE)], [0.0] * WIDE
-    for row in (steep, flat):
-        draw(row, SamplingParams(top_k=50))
-        draw(row, SamplingParams(top_k=1_500, top_p=0.9, min_p=0.1))
-    draw(steep, SamplingParams(top_p=0.95))
-    draw(steep, SamplingParams(min_p=0.01))
-    assert sorted_rows == []
-    draw(flat, SamplingParams(top_p=0.95))
-    draw(flat, SamplingParams(min_p=0.01))
-    draw(flat, SamplingParams(top_k=2_000))
-    assert sorted_rows == [1, 1, 1]
+    for row in ([-0.05 * i for i in range(WIDE)], [0.0] * WIDE):
+        draw(row, SamplingParams(top_k=50), way="torch")
+        draw(row, SamplingParams(top_k=1_500, top_p=0.9, min_p=0.1), way="torch")
+        assert sorted_rows == []
+        draw(row, SamplingParams(top_p=0.95), way="torch")
+        draw(row, SamplingParams(min_p=0.01), way="torch")
+        draw(row, SamplingParams(top_k=2_000), way="torch")
+        assert sorted_rows == [1, 1, 1]
+        sorted_rows.clear()
 
 
-def penalized(logits: list[float], row: Draw) -> list[float]:
-    """Token by token, in float32."""
-    s, seen, output = row.sampling, row.tokens, row.tokens[row.prompt_tokens :]
-    changed = [np.float32(x) for x in logits]
-    for token in set(seen):
-        x, r = changed[token], np.float32(s.repetition_penalty)
-        changed[token] = x / r if x > 0 else x * r
-    for token in set(output):
-        changed[token] = changed[token] - np.float32(s.presence_penalty)
-        times = np.float32(output.count(token))
-        changed[token] = changed[token] - np.float32(s.frequency_penalty) * times
-    return [float(x) for x in changed]
+@settings(deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 700), st.sampled_from([0.0, 0.5, 3.0]))
+def test_the_likeliest_is_the_first_of_the_largest(seed, size, step):
+    """Of vocabularies that are whole blocks and that aren't, with equals and without."""
+    logits = torch.randn(MANY // size + 1, size, generator=torch.Generator().manual_seed(seed))
+    logits = (logits / step).round() * step if step else logits
+    expected = [row.index(max(row)) for row in logits.tolist()]
+    assert likeliest(logits).tolist() == expected
+    assert likeliest(logits.bfloat16()).tolist() == [
+        row.index(max(row)) for row in logits.bfloat16().tolist()
+    ]
+
+
+@pytest.mark.parametrize("size", [SIZE, 700])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("parameters", [{}, {"top_p": 0.5}, {"top_k": 3}, {"min_p": 0.5}], ids=str)
+def test_numbers_that_are_none_still_draw_a_token(size, way, parameters):
+    """A model that has gone astray: its answer means nothing, but breaks no other request."""
+    logits = torch.full((2, size), torch.nan)
+    logits[1] = 0.0
+    rows = [row_of(SamplingParams(seed=5, **parameters)) for _ in range(2)]
+    tokens, _ = sample(logits, rows, way=way)
+    assert 0 <= tokens[0] < size
+    assert tokens[1] == draw([0.0] * size, SamplingParams(seed=5, **parameters))
+
+
+@pytest.mark.parametrize("number", [0.0, 1 - 2.0**-53])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("size", [SIZE, 700])
+def test_no_uniform_number_draws_what_has_no_weight(monkeypatch, number, way, size):
+    """The smallest and the largest there are; the ends of the row can't be drawn."""
+    monkeypatch.setattr(
+        "services.worker.engine.sampling.draw_plan.uniforms",
+        lambda _, positions: torch.full(positions.shape, number, dtype=torch.float64),
+    )
+    logits = [-1e9] * 3 + [0.0] * (size - 6) + [-1e9] * 3
+    for parameters in ({}, {"top_p": 0.99}, {"top_k": size - 2}, {"min_p": 0.001}):
+        token = draw(logits, SamplingParams(**parameters), way=way)
+        if parameters == {"top_p": 0.99}:
+            assert 3 <= token < size - 3
+        else:
+            assert token == (3 if number == 0 else size - 4)
 
 
 PENALTIES = st.builds(
@@ -325,7 +364,7 @@ SEEN = st.lists(st.integers(0, SIZE - 1), min_size=1, max_size=9)
 @given(st.lists(st.tuples(LOGITS, PENALTIES, SEEN, st.integers(1, 9)), min_size=1, max_size=5))
 def test_penalties_of_many_rows_are_those_of_each(rows):
     """A greedy draw takes the first of the largest logits, penalized token by token."""
-    draws = [Draw(s, tuple(seen), min(prompt, len(seen))) for _, s, seen, prompt in rows]
+    draws = [row_of(s, seen, min(prompt, len(seen))) for _, s, seen, prompt in rows]
     logits = torch.tensor([row[0] for row in rows])
     chosen, _ = sample(logits, draws, [])
     for row, (before, one) in enumerate(zip((r[0] for r in rows), draws, strict=True)):

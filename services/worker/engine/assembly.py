@@ -9,8 +9,9 @@ from services.worker.engine.graphs.decode_graphs import GraphParts
 from services.worker.engine.graphs.recorder import CudaRecorder, Recorder
 from services.worker.engine.graphs.sizes import ROW_BLOCKS_MAX, graphs_wanted, sizes_of
 from services.worker.engine.memory import graphs_bytes, host_blocks, kv_blocks, staging_bytes
+from services.worker.engine.sampling.sampler import Sampler
 from services.worker.engine.step_clock import StepClock
-from services.worker.kernels.choose import fixed_for, kernels_for
+from services.worker.kernels.choose import filtered_draw_for, fixed_for, kernels_for
 from services.worker.kernels.interface import AttentionKernels
 from services.worker.kv.cache import KVCache, bytes_per_token
 from services.worker.kv.copies import BlockCopies
@@ -37,6 +38,7 @@ class Parts:
     swapper: Swapper
     clock: StepClock
     graphs: GraphParts | None
+    sampler: Sampler
     kv_bytes_per_token: int
 
 
@@ -75,7 +77,10 @@ def assemble(model: PagedModel, config: EngineConfig) -> Parts:
     streams = streams_for(model.device)
     swapper = _swapper(cache, copies, layout, host, streams)
     graphs = _graphs(model, cache, limits, recorder, set_aside) if recorder else None
-    return Parts(limits, cache, kernels, swapper, StepClock(streams), graphs, token_bytes)
+    filtered = filtered_draw_for(model.device, config.kernels)
+    sampler = Sampler(model.device, model.vocab_size, model.eos_ids, filtered)
+    clock = StepClock(streams)
+    return Parts(limits, cache, kernels, swapper, clock, graphs, sampler, token_bytes)
 
 
 def recorder_for(config: EngineConfig, device: torch.device) -> Recorder | None:

@@ -18,12 +18,10 @@ from transformers import PreTrainedModel
 from services.core import HeldRequest, Plan, Report
 from services.worker.config import EngineConfig
 from services.worker.engine.assembly import assemble
-from services.worker.engine.drawn import Drawn
 from services.worker.engine.graphs.decode_graphs import DecodeGraphs
 from services.worker.engine.graphs.sizes import graphs_wanted
 from services.worker.engine.inputs import StepInputs
-from services.worker.engine.sampling import Draw, is_plain, sample
-from services.worker.kv.device_streams import streams_for
+from services.worker.engine.sampling.drawn import Drawn
 from services.worker.machine import device_of, threads_of
 from services.worker.model.compiled import is_wanted, require_compiler
 from services.worker.model.paged import PagedModel, PagedStep, load_model
@@ -69,7 +67,6 @@ class Engine:
         self._swapper = parts.swapper
         self._step = PagedStep(parts.cache, parts.kernels)
         self._inputs = StepInputs(model.device)
-        self._streams = streams_for(model.device)
         on_cuda = model.device.type == "cuda"
         self._overlap = config.overlap == "on" or (config.overlap == "auto" and on_cuda)
         self._launched: Launched | None = None
@@ -77,6 +74,7 @@ class Engine:
         self._graphs: DecodeGraphs | None = None
         if parts.graphs:
             self._graphs = DecodeGraphs.record(parts.graphs, self.run)
+        self._sampler = parts.sampler
 
     @classmethod
     def load(cls, config: EngineConfig, lap: Callable[[str], None] = lambda _: None) -> "Engine":
@@ -123,6 +121,7 @@ class Engine:
         self._launched = None
         self.state.reset()
         self._swapper.reset()
+        self._sampler.clear()
 
     def attach(self) -> tuple[HeldRequest, ...]:
         """A scheduler comes; returns who is here, to be adopted."""
@@ -167,8 +166,6 @@ class Engine:
         that breaks is tried again with nothing in flight."""
         if not self.state.in_flight:
             self.state.advance(launched.batch)
-        if any(s.prompt.sampling.penalized for s in launched.batch.sampling):
-            return None  # penalties count what it draws
         batch = self._compose()
         if batch is None:
             return None
@@ -240,14 +237,5 @@ class Engine:
             self._kernels.prepare(batch, inputs.slots)
         return self.model.forward(inputs.tokens, inputs.positions, self._step, inputs.rows)
 
-    @torch.inference_mode()
     def _draw(self, batch: StepBatch, logits: Tensor) -> Drawn:
-        sequences = batch.sampling
-        if all(is_plain(sequence.prompt.sampling) for sequence in sequences):
-            return Drawn(logits.argmax(-1), {}, self._streams)
-        tokens, logprobs = sample(logits, [_draw_of(s) for s in sequences], self.model.eos_ids)
-        return Drawn(torch.tensor(tokens, device=logits.device), logprobs, self._streams)
-
-
-def _draw_of(sequence: Sequence) -> Draw:
-    return Draw(sequence.prompt.sampling, sequence.tokens, sequence.prompt_tokens)
+        return self._sampler.draw(batch.sampling, logits)

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from services.worker.machine import to_device
 from services.worker.requests.batch import DecodeRows, Ints, PrefillChunk, StepBatch
 
 
@@ -42,9 +43,9 @@ class StepInputs:
         if self._kept is None or rows is not self._rows or self._device.type != "cpu":
             self._rows = rows
             self._kept = Inputs(
-                self._tensor(rows.tokens),
-                self._tensor(rows.positions),
-                self._tensor(rows.slots),
+                self._sent(rows.tokens),
+                self._sent(rows.positions),
+                self._sent(rows.slots),
                 None,
             )
         return self._kept
@@ -55,10 +56,10 @@ class StepInputs:
         positions = [np.arange(chunk.start, chunk.end) for chunk in chunks]
         slots = [_slots(chunk, decodes.block_tokens) for chunk in chunks]
         return Inputs(
-            self._tensor(np.concatenate([decodes.tokens, *tokens])),
-            self._tensor(np.concatenate([decodes.positions, *positions])),
-            self._tensor(np.concatenate([decodes.slots, *slots])),
-            self._tensor(_drawing_rows(batch)),
+            self._sent(np.concatenate([decodes.tokens, *tokens])),
+            self._sent(np.concatenate([decodes.positions, *positions])),
+            self._sent(np.concatenate([decodes.slots, *slots])),
+            self._sent(_drawing_rows(batch)),
         )
 
     def _fed(self, tokens: Tensor, fed: Ints, drawn: Tensor) -> Tensor:
@@ -67,14 +68,11 @@ class StepInputs:
         if len(tokens) == len(fed) == len(drawn) and np.array_equal(fed, np.arange(len(fed))):
             return drawn
         places = np.flatnonzero(fed >= 0)
-        into, of = self._tensor(np.stack((places, fed[places])))
+        into, of = self._sent(np.stack((places, fed[places])))
         return tokens.index_copy(0, into, drawn.index_select(0, of))
 
-    def _tensor(self, array: Ints) -> Tensor:
-        here = torch.from_numpy(array)
-        if self._device.type == "cuda":
-            here = here.pin_memory()  # or the copy would wait for the step in flight
-        return here.to(self._device, non_blocking=True)
+    def _sent(self, array: Ints) -> Tensor:
+        return to_device(array, self._device)
 
 
 def _tokens(chunk: PrefillChunk) -> Ints:

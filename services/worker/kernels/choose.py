@@ -7,7 +7,13 @@ from time import perf_counter
 import torch
 
 from services.worker.config import KernelSet
-from services.worker.kernels.interface import AttentionKernels, FixedAttention
+from services.worker.kernels.interface import (
+    AttentionKernels,
+    FilteredDraw,
+    Filters,
+    FixedAttention,
+)
+from services.worker.kernels.reference import draws
 from services.worker.kernels.reference.attention import TorchAttention
 from services.worker.kernels.reference.blocks import TorchBlocks
 from services.worker.kv.cache import KVCache, KVShape, bytes_per_token
@@ -63,6 +69,18 @@ def fixed_for(
     from services.worker.kernels.cuda.fixed import FixedDecodes
 
     return FixedDecodes(block_tokens, device, max_rows, row_blocks)
+
+
+def filtered_draw_for(device: torch.device, chosen: KernelSet = "auto") -> FilteredDraw:
+    """What draws among filtered tokens: on a CPU Numba's, compiled here so that no step waits for
+    it; else PyTorch's."""
+    if device.type != "cpu" or chosen == "torch":
+        return draws.draw_filtered
+    from services.worker.kernels.cpu.draws import draw_filtered
+
+    one = torch.ones(1, dtype=torch.float64)
+    draw_filtered(one[None].float(), Filters(one.long(), one, one.float(), 1), one - 1)
+    return draw_filtered
 
 
 def _suits_numba(device: torch.device, dtype: torch.dtype) -> bool:

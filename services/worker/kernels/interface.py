@@ -1,4 +1,5 @@
-"""What a set of kernels offers: PyTorch's runs anywhere, Triton's takes the same calls on a GPU."""
+"""What a set of kernels offers, to attend and to draw: PyTorch's runs anywhere, the others
+take the same calls."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -16,6 +17,30 @@ class AttentionOptions:
     scale: float
     window: int | None = None
     softcap: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Filters:
+    """What may be drawn, by row [rows]: of the `top_k` likeliest, those before whom less than
+    `top_p` of their sum lies, and which have at least `min_p` of the likeliest's share.
+
+    Off is a top_k (int64) of the vocabulary or more, a top_p (float64) of 2, a min_p (float32) of
+    0. `widest` is the largest top_k, None where a row sets none: the host's own, as those are not.
+    """
+
+    top_k: Tensor
+    top_p: Tensor
+    min_p: Tensor
+    widest: int | None
+
+
+class FilteredDraw(Protocol):
+    """Draws a token a row, among those that filters leave."""
+
+    def __call__(self, probs: Tensor, filters: Filters, uniform: Tensor) -> Tensor:
+        """Of probs [rows, vocabulary], float32, whose rows sum to 1: in falling order, equals by
+        index, the first token kept whose running sum passes uniform × the sum of those kept;
+        [rows], int64. The likeliest always stays. uniform [rows], float64, in [0, 1)."""
 
 
 class AttentionStep(Protocol):

@@ -1,0 +1,231 @@
+"""DrawPlan: how the rows of a batch are drawn, as tensors that are made when the batch changes.
+
+What a row needs is decided by its own parameters alone. While the same sequences draw, a step
+makes no tensor of them and copies nothing to the device: positions move on there.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from services.worker.engine.sampling.drawn import Asked, Rows
+from services.worker.engine.sampling.seen_tokens import SeenTokens
+from services.worker.kernels.interface import FilteredDraw, Filters
+from services.worker.kernels.reference.draws import draw, stream_keys, uniforms
+from services.worker.machine import to_device
+from services.worker.requests.batch import Ints
+from services.worker.requests.prompt import SamplingParams
+from services.worker.requests.sequence import Sequence
+
+NO_TOP_K = 2**31 - 1
+NO_TOP_P = 2.0  # above all sums: these may end a little above 1
+ALL_BITS = 2**64 - 1
+NUMBERS_AHEAD = 32  # of a row, made at once: as many calls as one takes
+NOTHING = torch.zeros(0)
+# Of a row's numbers, by column.
+TEMPERATURE, TOP_P, MIN_P, REPETITION, PRESENCE, FREQUENCY = range(6)
+
+Numbers = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Penalized:
+    """Rows of the batch, `seen` their rows among SeenTokens, and columns [rows, 1]."""
+
+    rows: Rows
+    seen: Ints
+    seen_index: Tensor  # the same, on the device
+    repetition: Tensor
+    presence: Tensor
+    frequency: Tensor
+
+    def change(self, logits: Tensor, ids: Tensor, times: Tensor) -> None:
+        """In place, the tokens seen and no others: repetition is over prompt and output (Keskar et
+        al. 2019, §4.1), presence and frequency over output."""
+        mine = self.rows.of(logits)
+        x = mine.gather(-1, ids)
+        # Exact, for one of the two is 0; a choice between them is slower, as it guesses wrong.
+        x = x.clamp(min=0) / self.repetition + x.clamp(max=0) * self.repetition
+        x = x - self.presence * times.clamp(max=1) - self.frequency * times
+        mine.scatter_(-1, ids, x)
+        if self.rows.index is not None:
+            logits.index_copy_(0, self.rows.index, mine)
+
+
+@dataclass(frozen=True, slots=True)
+class Early:
+    """Rows that may not end before a position [rows, 1]: `cells` of the logits are theirs, one for
+    each way to end."""
+
+    rows: Rows
+    cells: tuple[Tensor, Tensor]
+    min_tokens: Tensor
+
+    def change(self, logits: Tensor, positions: Tensor) -> None:
+        early = self.rows.of(positions)[:, None] < self.min_tokens
+        logits[self.cells] = logits[self.cells].masked_fill(early, -torch.inf)
+
+
+@dataclass(frozen=True, slots=True)
+class Random:
+    """Rows that draw in one way: among all tokens where `filters` is None."""
+
+    rows: Rows
+    temperature: Tensor | None  # [rows, 1]; None where all are 1
+    filters: Filters | None
+
+    def draw(self, logits: Tensor, uniform: Tensor, filtered: FilteredDraw) -> Tensor:
+        """A token for each of these rows; the others' numbers are the batch's."""
+        logits = self.rows.of(logits)
+        if self.temperature is not None:
+            logits = logits / self.temperature
+        probs = logits.softmax(-1)
+        if self.filters is None:
+            return draw(probs, self.rows.of(uniform))
+        return filtered(probs, self.filters, self.rows.of(uniform))
+
+
+@dataclass(slots=True)
+class DrawPlan:
+    """`lengths`, on the host, are the tokens each sequence has; `positions` of the tokens to draw
+    among their outputs', and `keys` of the generator, [rows]; `numbers` [NUMBERS_AHEAD, rows] are
+    its next, of which `taken` have been used."""
+
+    sequences: list[Sequence]
+    lengths: Ints
+    positions: Tensor
+    keys: Tensor
+    greedy: bool  # some rows are
+    random: list[Random]
+    penalized: Penalized | None
+    early: Early | None
+    asked: Asked | None
+    numbers: Tensor = NOTHING
+    taken: int = NUMBERS_AHEAD
+
+    def suits(self, sequences: list[Sequence], lengths: Ints) -> bool:
+        return self.sequences == sequences and bool((self.lengths == lengths).all())
+
+    def uniform(self) -> Tensor:
+        """A number in [0, 1) for each row's next token."""
+        if self.taken == NUMBERS_AHEAD:
+            steps = torch.arange(NUMBERS_AHEAD, device=self.positions.device)[:, None]
+            self.numbers, self.taken = uniforms(self.keys, self.positions + steps), 0
+        self.taken += 1
+        return self.numbers[self.taken - 1]
+
+    def advance(self) -> None:
+        """To the tokens after those just drawn."""
+        self.positions.add_(1)
+        self.lengths += 1
+
+
+class Planner:
+    """Makes plans, O(rows) each."""
+
+    def __init__(self, device: torch.device, eos_ids: Iterable[int], seen: SeenTokens):
+        self._device = device
+        self._eos = self._tensor(np.array(sorted(eos_ids), np.int64))
+        self._seen = seen
+
+    def plan(self, sequences: list[Sequence], lengths: Ints) -> DrawPlan:
+        """Raises ValueError where a token that a penalty counts is not known, and was not drawn
+        here."""
+        all_of = [sequence.prompt.sampling for sequence in sequences]
+        numbers = np.array([_numbers(s) for s in all_of])
+        top_k = np.array([s.top_k or NO_TOP_K for s in all_of], np.int64)
+        seeds = np.array([s.seed & ALL_BITS for s in all_of], np.uint64).view(np.int64)
+        prompts = np.array([sequence.prompt_tokens for sequence in sequences], np.int64)
+        return DrawPlan(
+            sequences=list(sequences),
+            lengths=lengths,
+            positions=self._tensor(lengths - prompts),
+            keys=stream_keys(self._tensor(seeds)),
+            greedy=bool((numbers[:, TEMPERATURE] == 0).any()),
+            random=self._random(numbers, top_k),
+            penalized=self._penalized(sequences, numbers),
+            early=self._early(np.array([s.min_tokens for s in all_of], np.int64)),
+            asked=self._asked(all_of),
+        )
+
+    def _random(self, numbers: Numbers, top_k: Ints) -> list[Random]:
+        """Those that set a top_k stand apart: fewer of their tokens need to be looked at."""
+        random = numbers[:, TEMPERATURE] > 0
+        limited = top_k < NO_TOP_K
+        filtered = limited | (numbers[:, TOP_P] < 1) | (numbers[:, MIN_P] > 0)
+        ways = (
+            (random & ~filtered, False),
+            (random & limited, True),
+            (random & filtered & ~limited, True),
+        )
+        return [
+            Random(
+                self._rows(rows),
+                self._temperatures(numbers[rows, TEMPERATURE].astype(np.float32)),
+                self._filters(numbers[rows], top_k[rows]) if is_filtered else None,
+            )
+            for rows, is_filtered in ways
+            if rows.any()
+        ]
+
+    def _temperatures(self, temperatures: NDArray[np.float32]) -> Tensor | None:
+        return None if (temperatures == 1).all() else self._tensor(temperatures[:, None])
+
+    def _filters(self, numbers: Numbers, top_k: Ints) -> Filters:
+        widest = int(top_k.max())
+        return Filters(
+            self._tensor(top_k),
+            self._tensor(numbers[:, TOP_P].copy()),
+            self._tensor(numbers[:, MIN_P].astype(np.float32)),
+            widest if widest < NO_TOP_K else None,
+        )
+
+    def _penalized(self, sequences: list[Sequence], numbers: Numbers) -> Penalized | None:
+        mask = np.array([sequence.prompt.sampling.penalized for sequence in sequences])
+        if not mask.any():
+            return None
+        rows = np.flatnonzero(mask)
+        seen = self._seen.rows_of([sequences[row] for row in rows])
+        table = self._tensor(numbers[rows].astype(np.float32))
+        return Penalized(
+            self._rows(mask),
+            seen,
+            self._tensor(seen),
+            *(table[:, column, None] for column in (REPETITION, PRESENCE, FREQUENCY)),
+        )
+
+    def _early(self, min_tokens: Ints) -> Early | None:
+        rows = np.flatnonzero(min_tokens)
+        if not len(rows) or not len(self._eos):
+            return None
+        cells = (self._tensor(rows[:, None]), self._eos[None])
+        return Early(self._rows(min_tokens > 0), cells, self._tensor(min_tokens[rows, None]))
+
+    def _asked(self, samplings: list[SamplingParams]) -> Asked | None:
+        asked = {row: s.logprobs for row, s in enumerate(samplings) if s.logprobs is not None}
+        if not asked:
+            return None
+        mask = np.isin(np.arange(len(samplings)), list(asked))
+        return Asked(list(asked), list(asked.values()), self._rows(mask))
+
+    def _rows(self, mask: Mask) -> Rows:
+        return Rows(None if mask.all() else self._tensor(np.flatnonzero(mask)))
+
+    def _tensor(self, array: NDArray[np.generic]) -> Tensor:
+        return to_device(array, self._device)
+
+
+def _numbers(sampling: SamplingParams) -> tuple[float, ...]:
+    return (
+        sampling.temperature,
+        sampling.top_p if sampling.top_p < 1 else NO_TOP_P,
+        sampling.min_p,
+        sampling.repetition_penalty,
+        sampling.presence_penalty,
+        sampling.frequency_penalty,
+    )

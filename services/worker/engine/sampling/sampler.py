@@ -1,0 +1,121 @@
+"""Sampler: one token a row of logits, a pure function of (seed, position, logits), whatever else is
+in the batch.
+
+A sequence that was evicted, moved or resumed draws what it would have drawn. Filters follow the
+field: penalties, then temperature, top_k, top_p among what top_k left, min_p relative to the
+likeliest. Nothing here waits for the device, and what the host must know of earlier draws is only
+how many there were.
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from services.worker.engine.sampling.draw_plan import NOTHING, DrawPlan, Planner
+from services.worker.engine.sampling.drawn import Drawn
+from services.worker.engine.sampling.seen_tokens import SeenTokens
+from services.worker.kernels.interface import FilteredDraw
+from services.worker.kernels.reference.draws import likeliest
+from services.worker.requests.prompt import SamplingParams
+from services.worker.requests.sequence import Sequence
+
+
+def is_plain(sampling: SamplingParams) -> bool:
+    """Whether a row is nothing but an argmax, from its first token to its last."""
+    return (
+        sampling.temperature == 0
+        and not sampling.penalized
+        and sampling.logprobs is None
+        and not sampling.min_tokens
+    )
+
+
+class Sampler:
+    """Draws for one model's batches. Not thread-safe."""
+
+    def __init__(
+        self,
+        device: torch.device,
+        vocab_size: int,
+        eos_ids: Iterable[int],
+        filtered: FilteredDraw,
+    ):
+        self.seen = SeenTokens(device, vocab_size)
+        ends = [token for token in eos_ids if token < vocab_size]
+        self._planner = Planner(device, ends, self.seen)
+        self._filtered = filtered
+        self._plain: list[Sequence] = []  # the last batch that was nothing but an argmax
+        self._plan: DrawPlan | None = None  # of the last that was more
+
+    def clear(self) -> None:
+        """Forget all requests."""
+        self._plain, self._plan = [], None
+        self.seen.clear()
+
+    @torch.inference_mode()
+    def draw(self, sequences: list[Sequence], logits: Tensor) -> Drawn:
+        """A token for each of `sequences`, from its row of `logits` [rows, vocabulary], which are
+        not modified. It counts as seen at once: a step may be drawn before the host knows the
+        tokens of the one before. Each such token has its place at the end of its sequence's
+        `tokens`, negative until it is known. Raises ValueError where it was not drawn here.
+        """
+        if self._is_plain(sequences):
+            return Drawn(likeliest(logits))
+        plan = self._plan_for(sequences)
+        self._plan = None  # should what follows fail, for then the device may be half a step ahead
+        raw = plan.asked.where.of(logits).float().log_softmax(-1) if plan.asked else None
+        tokens = self._draw(plan, logits)
+        plan.advance()
+        self._plan = plan
+        return Drawn(tokens, plan.asked, raw)
+
+    def _is_plain(self, sequences: list[Sequence]) -> bool:
+        if sequences == self._plain:
+            return True
+        if not all(is_plain(sequence.prompt.sampling) for sequence in sequences):
+            return False
+        self._plain = list(sequences)
+        return True
+
+    def _plan_for(self, sequences: list[Sequence]) -> DrawPlan:
+        """The last one, where the same sequences go on from where it is."""
+        lengths = np.array([len(sequence.tokens) for sequence in sequences], np.int64)
+        if self._plan is not None and self._plan.suits(sequences, lengths):
+            return self._plan
+        return self._planner.plan(sequences, lengths)
+
+    def _draw(self, plan: DrawPlan, logits: Tensor) -> Tensor:
+        given = logits
+        logits = logits.float()
+        if logits is given and (plan.penalized or plan.early):
+            logits = logits.clone()
+        penalized = plan.penalized
+        ids = times = NOTHING
+        if penalized:
+            ids, times = self.seen.look(penalized.seen, penalized.seen_index)
+            penalized.change(logits, ids, times)
+        if plan.early:
+            plan.early.change(logits, plan.positions)
+        tokens = self._choose(plan, logits)
+        if penalized:
+            drawn = penalized.rows.of(tokens)
+            self.seen.count(penalized.seen, penalized.seen_index, ids, times, drawn)
+        return tokens
+
+    def _choose(self, plan: DrawPlan, logits: Tensor) -> Tensor:
+        """Greedily, and then over it who is not."""
+        if plan.greedy:
+            tokens = likeliest(logits)
+        else:
+            tokens = torch.empty(len(logits), dtype=torch.long, device=logits.device)
+        if not plan.random:
+            return tokens
+        uniform = plan.uniform()
+        for way in plan.random:
+            drawn = way.draw(logits, uniform, self._filtered)
+            if way.rows.index is None:
+                return drawn
+            tokens.index_copy_(0, way.rows.index, drawn)
+        return tokens
