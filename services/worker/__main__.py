@@ -13,19 +13,22 @@ from services.runtime.server import Mount
 from services.worker.attachment import Attachment
 from services.worker.codec import encode_hello
 from services.worker.config import WorkerConfig
-from services.worker.engine.engine import Engine
 from services.worker.engine.profile import profile, profile_swaps
+from services.worker.engine.ranks import Ranks
 from services.worker.engine.runner import EngineRunner
 from services.worker.metrics import WorkerMetrics
+from services.worker.parallel.loading import load_engine
 from services.worker.service import WorkerService
 
 log = logging.getLogger(__name__)
+
+LOOK_S = 1.0  # how often an idle worker looks whether its ranks are there
 
 
 def build(config: WorkerConfig, registry: CollectorRegistry) -> Unit:
     """Load and profile the model, then serve it. Raises ValueError when it can't be served."""
     transformers.utils.logging.disable_progress_bar()
-    engine = Engine.load(config)
+    engine = load_engine(config)
     limit_s = config.profile_s
     swaps = profile_swaps(engine, limit_s) if limit_s else []
     hello = encode_hello(config, engine, profile(engine, limit_s) if limit_s else [], swaps)
@@ -46,11 +49,20 @@ def build(config: WorkerConfig, registry: CollectorRegistry) -> Unit:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(runner.run())
                 tasks.create_task(attachment.run())
+                tasks.create_task(_minded(engine.ranks))
         finally:
+            engine.ranks.close()
             await channel.close()
 
     mount = Mount("foretoken.v1.Worker", worker_pb2_grpc.add_WorkerServicer_to_server, service)
     return Unit([mount], run, runner.drain)
+
+
+async def _minded(ranks: Ranks) -> None:
+    """Raises RanksApart once one is gone, be the engine idle."""
+    while True:
+        ranks.check()
+        await asyncio.sleep(LOOK_S)
 
 
 if __name__ == "__main__":

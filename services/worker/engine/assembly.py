@@ -1,9 +1,10 @@
 """What an engine is put together of, sized to the machine: memory in two pools, and kernels."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from services.worker.config import EngineConfig
 from services.worker.engine.memory import host_blocks, kv_blocks, staging_bytes
+from services.worker.engine.ranks import ALONE, Ranks
 from services.worker.kernels.choose import kernels_for
 from services.worker.kernels.interface import AttentionKernels
 from services.worker.kv.cache import KVCache, bytes_per_token
@@ -31,7 +32,7 @@ class Parts:
     kv_bytes_per_token: int
 
 
-def assemble(model: PagedModel, config: EngineConfig) -> Parts:
+def assemble(model: PagedModel, config: EngineConfig, ranks: Ranks = ALONE) -> Parts:
     """Raises ValueError, one sentence that says what to change, for a rope that depends on the
     batch, and for what the attention or this machine's memory has no room for."""
     limit = model.max_context_tokens
@@ -53,11 +54,13 @@ def assemble(model: PagedModel, config: EngineConfig) -> Parts:
         tuple(model.shapes), config.block_tokens, model.dtype, int8, config.swap_dtype == "int8"
     )
     token_bytes = bytes_per_token(model.shapes, model.dtype, int8)
-    limits = _limits(model, config, layout, token_bytes, context_tokens)
+    limits = _limits(model, config, layout, token_bytes, context_tokens, ranks)
     cache = KVCache.allocate(
         model.shapes, limits.kv_blocks, config.block_tokens, model.dtype, model.device, int8
     )
-    host = _host(model, config, layout, limits.host_blocks)
+    host = _host(model, config, layout, limits.host_blocks, ranks.size > 1)
+    if ranks.size > 1:  # what one has no room for, none may count on
+        limits = replace(limits, host_blocks=ranks.least(host.capacity))
     swapper = _swapper(cache, copies, layout, host)
     return Parts(limits, cache, kernels, swapper, token_bytes)
 
@@ -68,8 +71,9 @@ def _limits(
     layout: RecordLayout,
     token_bytes: int,
     context_tokens: int,
+    ranks: Ranks,
 ) -> Limits:
-    blocks = kv_blocks(model, config)
+    blocks = ranks.least(kv_blocks(model, config))
     in_host = model.device.type == "cpu"  # the cache itself is in host memory
     kv_bytes = blocks * config.block_tokens * token_bytes if in_host else 0
     return Limits(
@@ -80,20 +84,25 @@ def _limits(
         max_context_tokens=context_tokens,
         report_every_steps=config.report_every_steps,
         eos_ids=model.eos_ids,
-        host_blocks=host_blocks(config, layout.record_bytes, kv_bytes, HOST_BLOCKS * blocks),
+        host_blocks=ranks.least(
+            host_blocks(config, layout.record_bytes, kv_bytes, HOST_BLOCKS * blocks)
+        ),
         exact_swaps=layout.exact,
         prefix_sharing=config.prefix_sharing,
     )
 
 
-def _host(model: PagedModel, config: EngineConfig, layout: RecordLayout, blocks: int) -> HostCache:
-    """Made at start where it is pinned, which takes too long to do between two steps. A size that
-    was set must be had; of the default, what there is."""
+def _host(
+    model: PagedModel, config: EngineConfig, layout: RecordLayout, blocks: int, shared: bool
+) -> HostCache:
+    """Made at start where it is pinned, which takes too long to do between two steps, or `shared`
+    with other ranks, which must have as much. A size that was set must be had; of the default,
+    what there is."""
     pinned = model.device.type == "cuda"
     host = HostCache(blocks, layout.record_bytes, free_host_bytes, pinned)
-    if pinned and config.host_gib is not None:
+    if (pinned or shared) and config.host_gib is not None:
         host.require()
-    elif pinned:
+    elif pinned or shared:
         host.ensure(blocks)
     return host
 

@@ -11,8 +11,9 @@ from services.core import HeldRequest, Plan, Report
 from services.worker.config import EngineConfig
 from services.worker.engine.assembly import assemble
 from services.worker.engine.inputs import StepInputs
+from services.worker.engine.ranks import ALONE, Ranks, RanksApart, rank_device
 from services.worker.engine.sampling import Draw, is_plain, sample
-from services.worker.machine import device_of, threads_of
+from services.worker.machine import threads_of
 from services.worker.model.paged import PagedModel, PagedStep, load_model
 from services.worker.requests.batch import (
     DecodeRows,
@@ -44,27 +45,30 @@ class StepFailed(Exception):
 class Engine:
     """One model replica. Not thread-safe: plans and prompts go in between two steps."""
 
-    def __init__(self, model: PagedModel, config: EngineConfig):
-        parts = assemble(model, config)
+    def __init__(self, model: PagedModel, config: EngineConfig, ranks: Ranks = ALONE):
+        parts = assemble(model, config, ranks)
         self.model = model
-        self.kv_bytes_per_token = parts.kv_bytes_per_token
+        self.ranks = ranks
+        self.kv_bytes_per_token = parts.kv_bytes_per_token * ranks.size
         self.state = WorkerState(parts.limits)
         self._kernels = parts.kernels
-        self._swapper = parts.swapper
+        self._swapper = ranks.moving(parts.swapper)
         self._step = PagedStep(parts.cache, parts.kernels)
         self._inputs = StepInputs(model.device)
 
     @classmethod
-    def load(cls, config: EngineConfig) -> "Engine":
-        """Raises ValueError, one sentence, when the model can't be loaded or doesn't fit."""
-        device = device_of(config.device, config.local_rank)
-        fuse = config.fused_forward == "auto"
-        model = load_model(config.model, device, config.dtype, fuse)
+    def load(cls, config: EngineConfig, ranks: Ranks = ALONE) -> "Engine":
+        """Of one process, or this rank's part. Raises ValueError, one sentence, when the model
+        can't be loaded or doesn't fit."""
+        device = rank_device(config, ranks.rank)
+        fuse = config.fused_forward == "auto" and ranks.size == 1
+        model = load_model(config.model, device, config.dtype, fuse, ranks.cut, ranks.size)
         parameters = model.module.num_parameters()
-        threads = config.torch_threads or threads_of(parameters, device, config.local_workers)
+        sharing = config.local_workers * ranks.size
+        threads = config.torch_threads or threads_of(parameters, device, sharing)
         if threads:
             torch.set_num_threads(threads)
-        return cls(model, config)
+        return cls(model, config, ranks)
 
     def add(self, prompt: Prompt, now: float) -> str | None:
         """Take a prompt; returns why it can never run here, if so."""
@@ -91,7 +95,8 @@ class Engine:
     def step(self) -> StepResult | None:
         """One iteration; None when nothing can run.
 
-        Raises StepFailed when the computation breaks; the next step is then another.
+        Raises StepFailed when the computation breaks; the next step is then another. Raises
+        RanksApart when there is no next one.
         """
         batch = self._compose()
         while batch is None and self._swapper.busy:
@@ -102,6 +107,8 @@ class Engine:
         start = perf_counter()
         try:
             tokens, logprobs = self._draw(batch, self.run(batch))
+        except RanksApart:
+            raise
         except Exception as error:
             raise self._failed(batch, error) from error
         return self.state.commit(batch, tokens, perf_counter() - start, logprobs)
@@ -143,10 +150,11 @@ class Engine:
 
     def run(self, batch: StepBatch) -> Tensor:
         """Logits [sampling rows, vocabulary] of the batch, its KV stored."""
-        inputs = self._inputs.prepare(batch)
-        with torch.inference_mode():
-            self._kernels.prepare(batch, inputs.slots)
-        return self.model.forward(inputs.tokens, inputs.positions, self._step, inputs.rows)
+        with self.ranks.together(batch):
+            inputs = self._inputs.prepare(batch)
+            with torch.inference_mode():
+                self._kernels.prepare(batch, inputs.slots)
+            return self.model.forward(inputs.tokens, inputs.positions, self._step, inputs.rows)
 
     @torch.inference_mode()
     def _draw(self, batch: StepBatch, logits: Tensor) -> tuple[list[int], dict[int, TokenLogprobs]]:

@@ -6,6 +6,7 @@ layouts have a fused forward of ours, which runs once it has been seen to give t
 """
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -227,22 +228,30 @@ def _eos_ids(module: PreTrainedModel) -> frozenset[int]:
 
 
 def load_model(
-    name: str, device: torch.device, dtype: str = "auto", fuse: bool = True
+    name: str,
+    device: torch.device,
+    dtype: str = "auto",
+    fuse: bool = True,
+    cut: Callable[[PreTrainedModel], None] | None = None,
+    parts: int = 1,
 ) -> PagedModel:
-    """Load a folder or a Hub id. `dtype`: see dtypes.py.
+    """Load a folder or a Hub id. `dtype`: see dtypes.py. `cut` leaves one of so many parts of it.
 
     Raises ValueError, one sentence, when there is no such model or it cannot run here.
     """
     try:
         _require_folder(name)
         dtype = dtype_of(name, device, dtype)
-        require_room(name, device, dtype)
+        if cut is None or device.type == "cuda":  # ranks of a CPU share what was looked at before
+            require_room(name, device, dtype, parts=parts)
         with loading_told():
             module, loaded = AutoModelForCausalLM.from_pretrained(
                 name, dtype=dtype, attn_implementation="eager", output_loading_info=True
             )
         if missing := sorted(loaded["missing_keys"]):
             raise ValueError(f"{len(missing)} weights are not in its files, as {missing[0]}")
+        if cut is not None:
+            cut(module)
         return PagedModel(module, device, fuse)
     except Exception as error:  # whatever transformers, safetensors or json say of a bad folder
         why = " ".join(str(error).split())[:SENTENCE_MAX] or type(error).__name__

@@ -1,0 +1,63 @@
+"""An engine as its config asks for it: of one process, or rank 0 of several."""
+
+import torch
+from transformers import AutoConfig
+
+from services.worker.config import EngineConfig
+from services.worker.engine.engine import Engine
+from services.worker.engine.ranks import rank_device
+from services.worker.model.dtypes import dtype_of
+from services.worker.model.weights import require_room
+from services.worker.parallel.cut import require_heads
+from services.worker.parallel.leader import Leader
+
+
+def load_engine(config: EngineConfig) -> Engine:
+    """Its `ranks` are to be closed. Raises ValueError, one sentence, when the model can't be loaded
+    or split, or doesn't fit."""
+    if config.tensor_parallel == 1:
+        return Engine.load(config)
+    config = settled(config)
+    ranks = Leader(config, rank_device(config, 0))
+    try:
+        engine = Engine.load(config, ranks)
+        ranks.ready()
+    except Exception as error:
+        # Of a collective that broke, the reason is elsewhere.
+        broken = isinstance(error, RuntimeError) or isinstance(error.__cause__, RuntimeError)
+        reason = ranks.apart(error) if broken else error
+        ranks.close()
+        raise reason from error
+    return engine
+
+
+def settled(config: EngineConfig) -> EngineConfig:
+    """What every rank is to find the same. Raises ValueError, one sentence, for what can be known
+    not to work before any is started."""
+    size = config.tensor_parallel
+    if ":" in config.device:
+        raise ValueError(
+            f"device {config.device} is one GPU, but tensor_parallel {size} takes {size}: set "
+            "device to auto"
+        )
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    first = config.local_rank * size
+    if config.device != "cpu" and gpus and first + size > gpus:
+        raise ValueError(
+            f"tensor_parallel {size} takes GPUs {first} to {first + size - 1}, but this machine "
+            f"has {gpus}: set it lower, or start fewer workers"
+        )
+    device = rank_device(config, 0)  # says so where cuda is asked for and there is none
+    try:
+        model = AutoConfig.from_pretrained(config.model)
+        dtype = dtype_of(config.model, device, config.dtype)
+    except Exception:  # loading says what is wrong with it
+        return config
+    try:
+        require_heads(model.get_text_config(), model.base_model_tp_plan or {}, size)
+        if device.type == "cpu":
+            require_room(config.model, device, dtype)
+    except ValueError as error:
+        raise ValueError(f"cannot load model {config.model!r}: {error}") from None
+    kind = "auto" if device.type == "cuda" else "cpu"  # each rank takes its own
+    return config.model_copy(update={"device": kind, "dtype": dtype})
