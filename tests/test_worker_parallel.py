@@ -89,8 +89,9 @@ def clear(feeder: Feeder, name: str) -> bool:
 
 CASES = [
     pytest.param("llama", {}, id="llama"),
-    pytest.param("qwen3", {"kernels": "torch", "prefix_sharing": False}, id="qwen3"),
-    pytest.param("qwen3", {"swap_dtype": "int8"}, marks=pytest.mark.slow, id="int8 at rest"),
+    pytest.param("qwen3", {"kernels": "torch", "prefix_sharing": False}, marks=pytest.mark.slow),
+    pytest.param("qwen3", {"swap_dtype": "int8"}, marks=pytest.mark.slow),
+    pytest.param("qwen3", {"kv_dtype": "int8"}, marks=pytest.mark.slow),
     pytest.param("phi3", {}, marks=pytest.mark.slow, id="phi3, whose heads stay together"),
 ]
 
@@ -135,6 +136,7 @@ def test_ranks_end_together(folders):
             engine.ranks.check()
 
 
+@pytest.mark.slow
 def test_a_step_that_fails_on_one_rank_ends_all(folders, monkeypatch):
     """It fails in the midst of what the other waits for; so nothing can be tried again."""
     with engine_over(2, folders["llama"]) as engine:
@@ -162,8 +164,20 @@ def test_a_step_that_fails_on_one_rank_ends_all(folders, monkeypatch):
             {},
             "transformers has no tp_plan for GPT2LMHeadModel: set tensor_parallel to 1",
         ),
-        ("llama", 2, {"kv_tokens": 2**50}, "kv_tokens 1125899906842624 need"),
-        ("llama", 2, {"host_gib": 2**30}, "host_gib 1.07374e+09: the host pool of"),
+        pytest.param(
+            "llama",
+            2,
+            {"kv_tokens": 2**50},
+            "kv_tokens 1125899906842624 need",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "llama",
+            2,
+            {"host_gib": 2**30},
+            "host_gib 1.07374e+09: the host pool of",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_what_cannot_be_is_one_sentence(folders, name, size, settings, sentence):

@@ -6,7 +6,8 @@ layouts have a fused forward of ours, which runs once it has been seen to give t
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -239,8 +240,8 @@ def load_model(
 
     Raises ValueError, one sentence, when there is no such model or it cannot run here.
     """
-    try:
-        _require_folder(name)
+    with refused_in_a_sentence(name):
+        require_folder(name)
         dtype = dtype_of(name, device, dtype)
         if cut is None or device.type == "cuda":  # ranks of a CPU share what was looked at before
             require_room(name, device, dtype, parts=parts)
@@ -253,12 +254,19 @@ def load_model(
         if cut is not None:
             cut(module)
         return PagedModel(module, device, fuse)
+
+
+@contextmanager
+def refused_in_a_sentence(name: str) -> Iterator[None]:
+    """What goes wrong within is a ValueError that names the model."""
+    try:
+        yield
     except Exception as error:  # whatever transformers, safetensors or json say of a bad folder
         why = " ".join(str(error).split())[:SENTENCE_MAX] or type(error).__name__
         raise ValueError(f"cannot load model {name!r}: {why}") from error
 
 
-def _require_folder(name: str) -> None:
+def require_folder(name: str) -> None:
     """Refuse what can only be meant as a folder and is none, or is one without a model."""
     folder = Path(name)
     if folder.is_dir() and not (folder / "config.json").exists():

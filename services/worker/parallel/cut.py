@@ -142,22 +142,24 @@ LINEAR = frozenset(
 )  # fmt: skip
 
 
+NO_PLAN = "transformers has no tp_plan for {}: set tensor_parallel to 1"
+
+
 def plan_of(module: PreTrainedModel) -> Mapping[str, str]:
     """The style of each of its modules, numbers of layers as `*`. Raises ValueError, a sentence."""
     plan: Mapping[str, str] = module.tp_plan or {}
     kind = type(module).__name__
-    names = {_anywhere(name): part for name, part in module.named_modules()}
-    used = {name: style for name, style in plan.items() if name in names}
-    if not any(style in LINEAR for style in used.values()):
-        raise ValueError(f"transformers has no tp_plan for {kind}: set tensor_parallel to 1")
-    weights = {_anywhere(name) for name, _ in module.named_parameters()}
-    strange = {style for style in used.values() if style not in STYLES}
-    strange |= {style for name, style in plan.items() if name in weights}
-    strange |= {
-        style
-        for name, style in used.items()
-        if style in LINEAR and not isinstance(names[name], nn.Linear)
-    }
+    used: dict[str, str] = {}
+    strange: set[str] = set()
+    for name, part in module.named_modules():
+        if (style := plan.get(_anywhere(name))) is None:
+            continue
+        used[_anywhere(name)] = style
+        if style not in STYLES or (style in LINEAR and type(part) is not nn.Linear):
+            strange.add(style)
+    strange |= {plan[n] for name, _ in module.named_parameters() if (n := _anywhere(name)) in plan}
+    if not LINEAR & set(used.values()):
+        raise ValueError(NO_PLAN.format(kind))
     if strange:
         raise ValueError(
             f"the tp_plan of {kind} splits parts as {', '.join(sorted(strange))}, which is not "

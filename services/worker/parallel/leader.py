@@ -95,6 +95,8 @@ class Follower:
                 self.hear()
         except RanksApart as apart:
             return str(apart)
+        except OSError:  # closed here, meanwhile
+            pass
         return ""
 
     def _ended(self) -> str:

@@ -7,8 +7,9 @@ from services.worker.config import EngineConfig
 from services.worker.engine.engine import Engine
 from services.worker.engine.ranks import rank_device
 from services.worker.model.dtypes import dtype_of
+from services.worker.model.paged import refused_in_a_sentence, require_folder
 from services.worker.model.weights import require_room
-from services.worker.parallel.cut import require_heads
+from services.worker.parallel.cut import NO_PLAN, require_heads
 from services.worker.parallel.leader import Leader
 
 
@@ -48,16 +49,14 @@ def settled(config: EngineConfig) -> EngineConfig:
             f"has {gpus}: set it lower, or start fewer workers"
         )
     device = rank_device(config, 0)  # says so where cuda is asked for and there is none
-    try:
-        model = AutoConfig.from_pretrained(config.model)
+    with refused_in_a_sentence(config.model):
+        require_folder(config.model)
+        model = AutoConfig.from_pretrained(config.model).get_text_config()
+        if not model.base_model_tp_plan:
+            raise ValueError(NO_PLAN.format(model.model_type))
+        require_heads(model, model.base_model_tp_plan, size)
         dtype = dtype_of(config.model, device, config.dtype)
-    except Exception:  # loading says what is wrong with it
-        return config
-    try:
-        require_heads(model.get_text_config(), model.base_model_tp_plan or {}, size)
         if device.type == "cpu":
             require_room(config.model, device, dtype)
-    except ValueError as error:
-        raise ValueError(f"cannot load model {config.model!r}: {error}") from None
     kind = "auto" if device.type == "cuda" else "cpu"  # each rank takes its own
     return config.model_copy(update={"device": kind, "dtype": dtype})
