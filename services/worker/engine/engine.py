@@ -60,6 +60,7 @@ class Engine:
     def load(cls, config: EngineConfig, ranks: Ranks = ALONE) -> "Engine":
         """Of one process, or this rank's part. Raises ValueError, one sentence, when the model
         can't be loaded or doesn't fit."""
+        assert config.tensor_parallel == ranks.size, "several are loaded by parallel.loading"
         device = rank_device(config, ranks.rank)
         fuse = config.fused_forward == "auto" and ranks.size == 1
         model = load_model(config.model, device, config.dtype, fuse, ranks.cut, ranks.size)
