@@ -60,17 +60,21 @@ def logits_of(model: PagedModel) -> Tensor:
     return model.forward(tokens, torch.arange(len(tokens)), Probe(), None)
 
 
-def cut_and_run(module: PreTrainedModel, group: ThreadGroup) -> tuple[Tensor, PagedModel]:
+def cut_and_run(
+    module: PreTrainedModel, fuse: bool, group: ThreadGroup
+) -> tuple[Tensor, PagedModel]:
     part = deepcopy(module)
-    Cut(group)(part)
-    model = PagedModel(part, CPU, fuse=False)
+    Cut(group).cut(part)
+    model = PagedModel(part, CPU, fuse, group)
     return logits_of(model), model
 
 
-def check(module: PreTrainedModel, size: int, kv_heads: int) -> list[PagedModel]:
+def check(
+    module: PreTrainedModel, size: int, kv_heads: int, fuse: bool = False
+) -> list[PagedModel]:
     """All ranks have all logits, and each so many kv heads. Returns the ranks' models."""
     own = logits_of(PagedModel(deepcopy(module), CPU, fuse=False))
-    ranks = each_rank(size, partial(cut_and_run, module))
+    ranks = each_rank(size, partial(cut_and_run, module, fuse))
     for logits, model in ranks:
         assert torch.allclose(logits, own, rtol=0, atol=1e-4 * float(own.abs().max()))
         assert torch.equal(logits, ranks[0][0]), "they go on from the same"
@@ -88,26 +92,41 @@ def test_two_ranks_give_what_the_whole_gives(name):
     assert max(numbers) < 0.6 * whole
 
 
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "mistral", "phi3"])
+def test_the_fused_forward_runs_on_parts_too(name):
+    """As each rank saw at start: it is taken where it gives what transformers' gives."""
+    for model in check(reference(name), 2, 2 if name == "phi3" else 1, fuse=True):
+        apart = "transformers' forward (its heads stay together)"
+        assert model.forward_name == (apart if name == "phi3" else "fused forward")
+
+
 def llama(**settings: Any) -> LlamaForCausalLM:
     torch.manual_seed(1)
     return LlamaForCausalLM(LlamaConfig(**{**GROUPED, **settings})).eval()
 
 
 def test_four_ranks_with_biases_that_count_once():
-    check(llama(num_key_value_heads=4, attention_bias=True, mlp_bias=True), 4, 1)
+    biased = llama(num_key_value_heads=4, attention_bias=True, mlp_bias=True)
+    with torch.no_grad():
+        for name, weight in biased.named_parameters():
+            if name.endswith("bias"):
+                weight.normal_()
+    for fuse in (False, True):
+        check(biased, 4, 1, fuse)
 
 
-def test_what_does_not_come_out_even():
+@pytest.mark.parametrize("fuse", [False, True])
+def test_what_does_not_come_out_even(fuse):
     """A vocabulary of 97 stays whole, with its tied head; an MLP of 61 is 30 and 31 wide."""
-    first, second = check(
-        llama(vocab_size=97, intermediate_size=61, tie_word_embeddings=True), 2, 1
-    )
+    uneven = llama(vocab_size=97, intermediate_size=61, tie_word_embeddings=True)
+    first, second = check(uneven, 2, 1, fuse)
     assert [m.module.model.layers[0].mlp.down_proj.in_features for m in (first, second)] == [30, 31]
     assert first.module.lm_head.weight.shape[0] == 97
 
 
-def test_a_tied_head_stays_tied():
-    for model in check(llama(tie_word_embeddings=True), 2, 1):
+@pytest.mark.parametrize("fuse", [False, True])
+def test_a_tied_head_stays_tied(fuse):
+    for model in check(llama(tie_word_embeddings=True), 2, 1, fuse):
         assert model.module.lm_head.weight is model.module.model.embed_tokens.weight
         assert model.module.lm_head.weight.shape[0] == 48
 
@@ -136,7 +155,7 @@ def test_a_plan_that_is_not_known_here_is_refused(change, sentence):
     module = llama()
     change(module)
     with pytest.raises(ValueError, match=sentence):
-        Cut(ThreadGroup(0, 2, Threads(2)))(module)
+        Cut(ThreadGroup(0, 2, Threads(2))).cut(module)
 
 
 @pytest.mark.parametrize(

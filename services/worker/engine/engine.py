@@ -62,8 +62,8 @@ class Engine:
         can't be loaded or doesn't fit."""
         assert config.tensor_parallel == ranks.size, "several are loaded by parallel.loading"
         device = rank_device(config, ranks.rank)
-        fuse = config.fused_forward == "auto" and ranks.size == 1
-        model = load_model(config.model, device, config.dtype, fuse, ranks.cut, ranks.size)
+        fuse = config.fused_forward == "auto"
+        model = load_model(config.model, device, config.dtype, fuse, ranks.part)
         parameters = model.module.num_parameters()
         sharing = config.local_workers * ranks.size
         threads = config.torch_threads or threads_of(parameters, device, sharing)

@@ -5,17 +5,16 @@ is the worker: it alone decides, draws and answers. The others repeat what it ha
 moved, in the same order, by block ids that are the same on all of them.
 """
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 import torch
-from transformers import PreTrainedModel
 
 from services.costs import SwapTiming
 from services.worker.config import EngineConfig
 from services.worker.kv.moves import Moves
 from services.worker.machine import device_of
+from services.worker.model.part import Part
 from services.worker.requests.batch import StepBatch
 
 
@@ -43,9 +42,8 @@ class Ranks(Protocol):
     size: int
 
     @property
-    def cut(self) -> Callable[[PreTrainedModel], None] | None:
-        """Leaves of a model, loaded whole, this rank's part; None where that is all of it.
-        Raises ValueError, a sentence, for a model that can't be split so."""
+    def part(self) -> Part | None:
+        """Of the model; None where that is all of it."""
 
     def least(self, number: int) -> int:
         """The smallest that any rank has. All ask, and wait for one another."""
@@ -67,7 +65,7 @@ class Alone:
     """The only rank there is."""
 
     rank, size = 0, 1
-    cut = None
+    part = None
     _nothing = nullcontext()
 
     def least(self, number: int) -> int:

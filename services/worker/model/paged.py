@@ -6,7 +6,7 @@ layouts have a fused forward of ours, which runs once it has been seen to give t
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -26,6 +26,7 @@ from services.worker.kv.cache import KVCache
 from services.worker.model.dtypes import dtype_of
 from services.worker.model.fused import FusedForward
 from services.worker.model.fused_layouts import layout_of
+from services.worker.model.part import Exchange, Part
 from services.worker.model.probe import Probe, shift_of, stretch_tokens, stretches
 from services.worker.model.weights import loading_told, require_room
 
@@ -88,9 +89,15 @@ def _options(scale: float, window: int | None, softcap: float | None) -> Attenti
 class PagedModel:
     """A loaded model. `shapes` are its layers' KV, `heads` their query heads; `eos_ids` end a
     sequence; `forward_name` says in a few words which forward runs. With `fuse`, ours does where
-    it is the model's own."""
+    it is the model's own. `ranks`, where the module is one of their parts."""
 
-    def __init__(self, module: PreTrainedModel, device: torch.device, fuse: bool = True):
+    def __init__(
+        self,
+        module: PreTrainedModel,
+        device: torch.device,
+        fuse: bool = True,
+        ranks: Exchange | None = None,
+    ):
         # No mask function with it: then transformers makes no masks, for which it would look at the
         # positions each step, and wait for the device. Who sees whom is the kernels' business.
         AttentionInterface.register(ATTENTION, paged_attention)
@@ -109,7 +116,7 @@ class PagedModel:
         self.shapes = [probe.shapes[layer] for layer in sorted(probe.shapes)]
         self.heads = [probe.heads[layer] for layer in sorted(probe.heads)]
         if fuse:
-            self._fused, self.forward_name = self._fuse(probe)
+            self._fused, self.forward_name = self._fuse(probe, ranks)
 
     @torch.inference_mode()
     def forward(
@@ -182,13 +189,13 @@ class PagedModel:
             self.module.set_attn_implementation(ATTENTION)
         return logits
 
-    def _fuse(self, probe: Probe) -> tuple[FusedForward | None, str]:
+    def _fuse(self, probe: Probe, ranks: Exchange | None) -> tuple[FusedForward | None, str]:
         """The fused forward, where the model's layout has one and it is right; and which runs."""
         try:
-            layout = layout_of(self.module)
+            layout = layout_of(self.module, cut=ranks is not None)
             if isinstance(layout, str):
                 return None, f"{THEIR_FORWARD} ({layout})"
-            fused = FusedForward(self.module, layout, self.max_context_tokens)
+            fused = FusedForward(self.module, layout, self.max_context_tokens, ranks)
             why = self._mismatch(fused, probe)
         except (TypeError, AttributeError, ValueError, RuntimeError) as error:
             why = f"it fails: {' '.join(str(error).split())[:SENTENCE_MAX]}"
@@ -233,27 +240,27 @@ def load_model(
     device: torch.device,
     dtype: str = "auto",
     fuse: bool = True,
-    cut: Callable[[PreTrainedModel], None] | None = None,
-    parts: int = 1,
+    part: Part | None = None,
 ) -> PagedModel:
-    """Load a folder or a Hub id. `dtype`: see dtypes.py. `cut` leaves one of so many parts of it.
+    """Load a folder or a Hub id. `dtype`: see dtypes.py. `part` of it is loaded.
 
     Raises ValueError, one sentence, when there is no such model or it cannot run here.
     """
     with refused_in_a_sentence(name):
         require_folder(name)
         dtype = dtype_of(name, device, dtype)
-        if cut is None or device.type == "cuda":  # ranks of a CPU share what was looked at before
-            require_room(name, device, dtype, parts=parts)
+        ranks = part.ranks if part else None
+        if ranks is None or device.type == "cuda":  # of a CPU they share what was looked at before
+            require_room(name, device, dtype, parts=ranks.size if ranks else 1)
         with loading_told():
             module, loaded = AutoModelForCausalLM.from_pretrained(
                 name, dtype=dtype, attn_implementation="eager", output_loading_info=True
             )
         if missing := sorted(loaded["missing_keys"]):
             raise ValueError(f"{len(missing)} weights are not in its files, as {missing[0]}")
-        if cut is not None:
-            cut(module)
-        return PagedModel(module, device, fuse)
+        if part is not None:
+            part.cut(module)
+        return PagedModel(module, device, fuse, ranks)
 
 
 @contextmanager

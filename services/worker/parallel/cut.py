@@ -26,11 +26,11 @@ class Cut:
     """Cuts a model once; tied weights stay tied."""
 
     def __init__(self, group: Group):
-        self._group = group
+        self.ranks = self._group = group
         self._parts: dict[tuple[int, int], nn.Parameter] = {}
         self._wholes: list[nn.Parameter] = []  # kept until it is done, so that ids stay their own
 
-    def __call__(self, module: PreTrainedModel) -> None:
+    def cut(self, module: PreTrainedModel) -> None:
         """Raises ValueError, a sentence, where the model has no plan or one not known here. What is
         cut is copied, so that nothing keeps the whole of it in memory."""
         plan = plan_of(module)

@@ -10,20 +10,19 @@ import os
 import select
 import sys
 import time
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from multiprocessing.connection import Connection
 from threading import Thread
 
 import numpy as np
 import transformers
-from transformers import PreTrainedModel
 
 from services.runtime.telemetry import setup_logging
 from services.worker.config import EngineConfig
 from services.worker.engine.engine import Engine
 from services.worker.engine.ranks import Moving, rank_device
 from services.worker.kv.moves import Moves
+from services.worker.model.part import Part
 from services.worker.parallel.cut import Cut
 from services.worker.parallel.group import Group, find_store
 from services.worker.parallel.messages import BatchReader, Kind, Words, read_moves
@@ -41,7 +40,7 @@ class Following:
         self.rank = rank
         self.size = group.size
         self.swapper: Moving
-        self.cut: Callable[[PreTrainedModel], None] = Cut(group)
+        self.part: Part = Cut(group)
         self._control = control
         self._nothing = nullcontext()
 

@@ -18,12 +18,12 @@ from socket import socketpair
 from threading import Event, Thread
 
 import torch
-from transformers import PreTrainedModel
 
 from services.costs import SwapTiming
 from services.worker.config import EngineConfig
 from services.worker.engine.ranks import Moving, RanksApart
 from services.worker.kv.moves import Moves
+from services.worker.model.part import Part
 from services.worker.parallel.cut import Cut
 from services.worker.parallel.group import Group, open_store
 from services.worker.parallel.messages import BatchWriter, Kind, Words, words, write_moves
@@ -128,7 +128,7 @@ class Leader:
         except BaseException:
             self.close()
             raise
-        self.cut: Callable[[PreTrainedModel], None] = Cut(self._group)
+        self.part: Part = Cut(self._group)
 
     def _joined(self, config: EngineConfig, device: torch.device) -> Group:
         self._store = open_store(self.size)
