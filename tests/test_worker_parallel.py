@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from services.core import FinishReason, Grant, Pause, Residency
 from services.worker.config import EngineConfig
 from services.worker.engine.engine import Engine
-from services.worker.engine.ranks import RanksApart
+from services.worker.engine.ranks import RanksApart, rank_device
 from services.worker.parallel.leader import MODULE
-from services.worker.parallel.loading import load_engine
+from services.worker.parallel.loading import load_engine, settled
 from services.worker.requests.prompt import SamplingParams
 from tests.children import children
 from tests.worker_fixtures import Feeder, prompt_tokens, reference
@@ -193,3 +194,25 @@ def test_what_cannot_be_is_one_sentence(folders, name, size, settings, sentence)
 def test_a_folder_that_is_none_is_told_as_it_always_is(tmp_path: Path):
     with pytest.raises(ValueError, match="there is no such folder"):
         load_engine(EngineConfig(model=str(tmp_path / "none"), device="cpu", tensor_parallel=2))
+
+
+@pytest.mark.parametrize("device", ["auto", "cuda"])
+def test_each_rank_takes_a_gpu_of_its_own(folders, device, monkeypatch):
+    """Of four: worker 1 has the latter two. What the workers before it may take is not asked."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+
+    def of(worker: int) -> EngineConfig:
+        how = {"model": folders["llama"], "local_rank": worker, "tensor_parallel": 2}
+        return settled(EngineConfig(device=device, **how))
+
+    assert [rank_device(of(1), rank).index for rank in range(2)] == [2, 3]
+    assert of(1).dtype == "auto"
+    with pytest.raises(ValueError, match="takes GPUs 4 to 5, but this machine has 4"):
+        of(2)
+
+
+def test_what_ranks_could_find_otherwise_is_settled_before(folders):
+    config = EngineConfig(model=folders["llama"], device="auto", dtype="fastest", tensor_parallel=2)
+    assert (settled(config).device, settled(config).dtype) == ("cpu", "float32")

@@ -91,6 +91,6 @@ def rank_device(config: EngineConfig, rank: int) -> torch.device:
     """A GPU each, those of one worker side by side; or the CPU. It is made this process's own:
     what names no device, as a kernel's launch, is then on it. Raises ValueError, a sentence."""
     device = device_of(config.device, config.local_rank * config.tensor_parallel + rank)
-    if device.type == "cuda":
+    if device.index is not None:
         torch.cuda.set_device(device)
     return device

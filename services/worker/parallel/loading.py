@@ -6,6 +6,7 @@ from transformers import AutoConfig
 from services.worker.config import EngineConfig
 from services.worker.engine.engine import Engine
 from services.worker.engine.ranks import rank_device
+from services.worker.machine import device_of
 from services.worker.model.dtypes import dtype_of
 from services.worker.model.paged import refused_in_a_sentence, require_folder
 from services.worker.model.weights import require_room
@@ -48,7 +49,7 @@ def settled(config: EngineConfig) -> EngineConfig:
             f"tensor_parallel {size} takes GPUs {first} to {first + size - 1}, but this machine "
             f"has {gpus}: set it lower, or start fewer workers"
         )
-    device = rank_device(config, 0)  # says so where cuda is asked for and there is none
+    device = device_of(config.device, first)  # says so where cuda is asked for and there is none
     with refused_in_a_sentence(config.model):
         require_folder(config.model)
         model = AutoConfig.from_pretrained(config.model).get_text_config()
