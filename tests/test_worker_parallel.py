@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +15,7 @@ from services.core import FinishReason, Grant, Pause, Residency
 from services.worker.config import EngineConfig
 from services.worker.engine.engine import Engine
 from services.worker.engine.ranks import RanksApart, rank_device
-from services.worker.parallel.leader import MODULE
+from services.worker.parallel import leader
 from services.worker.parallel.loading import load_engine, settled
 from services.worker.requests.prompt import SamplingParams
 from tests.children import children
@@ -51,7 +52,7 @@ def engine_over(size: int, model: str, **settings: Any) -> Iterator[Engine]:
         yield engine
     finally:
         engine.ranks.close()
-        assert not children(os.getpid(), MODULE)
+        assert not children(os.getpid(), leader.MODULE)
 
 
 class Swapping(Feeder):
@@ -133,7 +134,7 @@ def test_ranks_end_together(folders):
         again.add("r", prompt_tokens(1, 20), 3)
         again.run()
         again.add("s", prompt_tokens(2, 20), 3)
-        (follower,) = children(os.getpid(), MODULE)
+        (follower,) = children(os.getpid(), leader.MODULE)
         os.kill(follower, signal.SIGKILL)
         with pytest.raises(RanksApart, match=r"rank 1 of this worker's 2 ended with signal 9"):
             again.run()
@@ -188,7 +189,7 @@ def test_what_cannot_be_is_one_sentence(folders, name, size, settings, sentence)
     with pytest.raises(ValueError) as refused, engine_over(size, folders[name], **settings):
         pass
     assert sentence in str(refused.value) and "\n" not in str(refused.value)
-    assert not children(os.getpid(), MODULE)
+    assert not children(os.getpid(), leader.MODULE)
 
 
 def test_a_folder_that_is_none_is_told_as_it_always_is(tmp_path: Path):
@@ -216,3 +217,18 @@ def test_each_rank_takes_a_gpu_of_its_own(folders, device, monkeypatch):
 def test_what_ranks_could_find_otherwise_is_settled_before(folders):
     config = EngineConfig(model=folders["llama"], device="auto", dtype="fastest", tensor_parallel=2)
     assert (settled(config).device, settled(config).dtype) == ("cpu", "float32")
+
+
+@pytest.mark.slow
+def test_rank_0_that_stands_still_is_ended_where_another_is_gone(folders, monkeypatch):
+    """As it does on a GPU, in a collective that nobody else is in."""
+    ended: list[int] = []
+    with engine_over(2, folders["llama"]):
+        monkeypatch.setattr(leader, "END_S", 0.5)
+        monkeypatch.setattr(os, "_exit", ended.append)
+        (follower,) = children(os.getpid(), leader.MODULE)
+        os.kill(follower, signal.SIGKILL)
+        deadline_s = time.monotonic() + 20
+        while not ended and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+    assert ended == [2]

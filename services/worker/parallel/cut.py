@@ -23,10 +23,12 @@ HEADS = ("q_proj", "k_proj", "v_proj", "query_key_value")
 
 
 class Cut:
-    """Cuts a model once; tied weights stay tied."""
+    """Cuts a model once; tied weights stay tied. `meet` returns once all ranks have called it: one
+    may take long to read its files, and in a collective nobody would wait so long for it."""
 
-    def __init__(self, group: Group):
+    def __init__(self, group: Group, meet: Callable[[], object] = lambda: None):
         self.ranks = self._group = group
+        self._meet = meet
         self._parts: dict[tuple[int, int], nn.Parameter] = {}
         self._wholes: list[nn.Parameter] = []  # kept until it is done, so that ids stay their own
 
@@ -41,6 +43,7 @@ class Cut:
                 STYLES[style](self, part)
         self._parts.clear()
         self._wholes.clear()
+        self._meet()
 
     def colwise(self, linear: nn.Linear) -> None:
         """Outputs [first, end)."""

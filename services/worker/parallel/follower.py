@@ -11,6 +11,7 @@ import select
 import sys
 import time
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from multiprocessing.connection import Connection
 from threading import Thread
 
@@ -40,7 +41,7 @@ class Following:
         self.rank = rank
         self.size = group.size
         self.swapper: Moving
-        self.part: Part = Cut(group)
+        self.part: Part = Cut(group, partial(self.least, 0))
         self._control = control
         self._nothing = nullcontext()
 

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from multiprocessing.connection import Connection
 from socket import socketpair
 from threading import Event, Thread
@@ -128,7 +129,7 @@ class Leader:
         except BaseException:
             self.close()
             raise
-        self.part: Part = Cut(self._group)
+        self.part: Part = Cut(self._group, partial(self.least, 0))
 
     def _joined(self, config: EngineConfig, device: torch.device) -> Group:
         self._store = open_store(self.size)
