@@ -20,6 +20,8 @@ GLOSSARY, one name for one thing everywhere:
              where its KV does, and is *resumed*
   adopt      to take over a request that a worker has from before
   home       the worker that has a request's tokens; who rests is *moved* when another is to have it
+  replica    one copy of a model, a worker's; its *ranks* are the processes it runs over, of which
+             rank 0 is the worker itself
   tenant     whose a request is: its cache salt, or else its user
   prefix     a text's first full blocks, each named by a *hash* of all up to its end
   forecast   a distribution over a request's output tokens, conditioned on what is there

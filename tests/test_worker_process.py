@@ -54,7 +54,7 @@ async def attached(
             process = await start(model=folder, kv_tokens=512, profile_s=0, **addresses, **settings)
             channel = connect(addresses["address"])
             try:
-                await until(lambda: scheduler.hellos)
+                await until(lambda: scheduler.hellos, 60)  # two processes may have to start
                 yield process, scheduler, RecordingGateway(channel, "g")
             finally:
                 await channel.close()

@@ -131,8 +131,8 @@ class World:
         await until(lambda: self.scheduler.reports[-1].free_blocks == KV_TOKENS // 16)
 
 
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(20):
+async def until(condition: Callable[[], object], limit_s: float = 20) -> None:
+    async with asyncio.timeout(limit_s):
         while not condition():  # noqa: ASYNC110 - what is waited for has no event
             await asyncio.sleep(0.005)
 

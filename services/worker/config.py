@@ -29,6 +29,9 @@ class EngineConfig(BaseModel):
     # each takes the GPU of that number, or its share of the cores.
     local_rank: int = Field(default=0, ge=0)
     local_workers: int = Field(default=1, ge=1)
+    # Processes that one replica runs over, each with its part of the weights and of the KV heads: a
+    # GPU each, or its share of the cores; `torch_threads` is of each.
+    tensor_parallel: int = Field(default=1, ge=1, le=64)
     # auto: a forward of fewer calls where the model's layout has one and it is seen at start to
     # give what transformers' gives. off: to compare, or should it ever be in doubt.
     fused_forward: Literal["auto", "off"] = "auto"

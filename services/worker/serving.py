@@ -14,19 +14,22 @@ from services.runtime.startup import Laps, process_age_s
 from services.worker.attachment import Attachment
 from services.worker.codec import encode_hello
 from services.worker.config import WorkerConfig
-from services.worker.engine.engine import Engine
 from services.worker.engine.profile import profile, profile_swaps
+from services.worker.engine.ranks import Ranks
 from services.worker.engine.runner import EngineRunner
 from services.worker.metrics import WorkerMetrics
+from services.worker.parallel.loading import load_engine
 from services.worker.service import WorkerService
 
 log = logging.getLogger(__name__)
+
+LOOK_S = 1.0  # how often an idle worker looks whether its ranks are there
 
 
 def assemble(config: WorkerConfig, registry: CollectorRegistry, laps: Laps) -> Unit:
     """Raises ValueError, one sentence, when the model can't be served."""
     transformers.utils.logging.disable_progress_bar()
-    engine = Engine.load(config, laps.lap)
+    engine = load_engine(config, laps.lap)
     limit_s = config.profile_s
     swaps = profile_swaps(engine, limit_s) if limit_s else []
     timings = profile(engine, limit_s) if limit_s else []
@@ -51,8 +54,17 @@ def assemble(config: WorkerConfig, registry: CollectorRegistry, laps: Laps) -> U
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(runner.run())
                 tasks.create_task(attachment.run())
+                tasks.create_task(_minded(engine.ranks))
         finally:
+            engine.ranks.close()
             await channel.close()
 
     mount = Mount("foretoken.v1.Worker", worker_pb2_grpc.add_WorkerServicer_to_server, service)
     return Unit([mount], run, runner.drain)
+
+
+async def _minded(ranks: Ranks) -> None:
+    """Raises RanksApart once one is gone, be the engine idle."""
+    while True:
+        ranks.check()
+        await asyncio.sleep(LOOK_S)

@@ -1,6 +1,6 @@
 """What an engine is put together of, sized to the machine: memory in two pools, and kernels."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -9,6 +9,7 @@ from services.worker.engine.graphs.decode_graphs import GraphParts
 from services.worker.engine.graphs.recorder import CudaRecorder, Recorder
 from services.worker.engine.graphs.sizes import ROW_BLOCKS_MAX, graphs_wanted, sizes_of
 from services.worker.engine.memory import graphs_bytes, host_blocks, kv_blocks, staging_bytes
+from services.worker.engine.ranks import ALONE, Ranks
 from services.worker.engine.sampling.sampler import Sampler
 from services.worker.engine.step_clock import StepClock
 from services.worker.kernels.choose import filtered_draw_for, fixed_for, kernels_for
@@ -42,7 +43,7 @@ class Parts:
     kv_bytes_per_token: int
 
 
-def assemble(model: PagedModel, config: EngineConfig) -> Parts:
+def assemble(model: PagedModel, config: EngineConfig, ranks: Ranks = ALONE) -> Parts:
     """Raises ValueError, one sentence that says what to change, for a rope that depends on the
     batch, and for what the attention or this machine's memory has no room for."""
     limit = model.max_context_tokens
@@ -67,13 +68,15 @@ def assemble(model: PagedModel, config: EngineConfig) -> Parts:
     recorder = recorder_for(config, model.device)
     sizes = sizes_of(_most_rows(model, config)) if recorder else []
     set_aside = graphs_bytes(model, sizes)
-    limits = _limits(model, config, layout, token_bytes, context_tokens, set_aside)
+    limits = _limits(model, config, layout, token_bytes, context_tokens, set_aside, ranks)
     # A block beyond the pool's is nobody's: what pads recorded steps writes there.
     blocks = limits.kv_blocks + bool(recorder)
     cache = KVCache.allocate(
         model.shapes, blocks, config.block_tokens, model.dtype, model.device, int8
     )
-    host = _host(model, config, layout, limits.host_blocks)
+    host = _host(model, config, layout, limits.host_blocks, ranks.size > 1)
+    if ranks.size > 1:  # what one has no room for, none may count on
+        limits = replace(limits, host_blocks=ranks.least(host.capacity))
     streams = streams_for(model.device)
     swapper = _swapper(cache, copies, layout, host, streams)
     graphs = _graphs(model, cache, limits, recorder, set_aside) if recorder else None
@@ -118,8 +121,9 @@ def _limits(
     token_bytes: int,
     context_tokens: int,
     set_aside: int,
+    ranks: Ranks,
 ) -> Limits:
-    blocks = kv_blocks(model, config, set_aside)
+    blocks = ranks.least(kv_blocks(model, config, set_aside))
     in_host = model.device.type == "cpu"  # the cache itself is in host memory
     kv_bytes = blocks * config.block_tokens * token_bytes if in_host else 0
     return Limits(
@@ -130,20 +134,25 @@ def _limits(
         max_context_tokens=context_tokens,
         report_every_steps=config.report_every_steps,
         eos_ids=model.eos_ids,
-        host_blocks=host_blocks(config, layout.record_bytes, kv_bytes, HOST_BLOCKS * blocks),
+        host_blocks=ranks.least(
+            host_blocks(config, layout.record_bytes, kv_bytes, HOST_BLOCKS * blocks)
+        ),
         exact_swaps=layout.exact,
         prefix_sharing=config.prefix_sharing,
     )
 
 
-def _host(model: PagedModel, config: EngineConfig, layout: RecordLayout, blocks: int) -> HostCache:
-    """Made at start where it is pinned, which takes too long to do between two steps. A size that
-    was set must be had; of the default, what there is."""
+def _host(
+    model: PagedModel, config: EngineConfig, layout: RecordLayout, blocks: int, shared: bool
+) -> HostCache:
+    """Made at start where it is pinned, which takes too long to do between two steps, or `shared`
+    with other ranks, which must have as much. A size that was set must be had; of the default,
+    what there is."""
     pinned = model.device.type == "cuda"
     host = HostCache(blocks, layout.record_bytes, free_host_bytes, pinned)
-    if pinned and config.host_gib is not None:
+    if (pinned or shared) and config.host_gib is not None:
         host.require()
-    elif pinned:
+    elif pinned or shared:
         host.ensure(blocks)
     return host
 

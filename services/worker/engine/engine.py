@@ -21,8 +21,9 @@ from services.worker.engine.assembly import assemble
 from services.worker.engine.graphs.decode_graphs import DecodeGraphs
 from services.worker.engine.graphs.sizes import graphs_wanted
 from services.worker.engine.inputs import StepInputs
+from services.worker.engine.ranks import ALONE, Ranks, RanksApart, rank_device
 from services.worker.engine.sampling.drawn import Drawn
-from services.worker.machine import device_of, threads_of
+from services.worker.machine import threads_of
 from services.worker.model.compiled import is_wanted, require_compiler
 from services.worker.model.paged import PagedModel, PagedStep, load_model
 from services.worker.requests.batch import DecodeRows, PrefillChunk, StepBatch, StepResult
@@ -58,13 +59,14 @@ class Engine:
     """One model replica. One thread's at a time: plans and prompts go in between two steps. A step
     may be in flight then: all of this is right with it, and it counts as work."""
 
-    def __init__(self, model: PagedModel, config: EngineConfig):
-        parts = assemble(model, config)
+    def __init__(self, model: PagedModel, config: EngineConfig, ranks: Ranks = ALONE):
+        parts = assemble(model, config, ranks)
         self.model = model
-        self.kv_bytes_per_token = parts.kv_bytes_per_token
+        self.ranks = ranks
+        self.kv_bytes_per_token = parts.kv_bytes_per_token * ranks.size
         self.state = WorkerState(parts.limits)
         self._kernels = parts.kernels
-        self._swapper = parts.swapper
+        self._swapper = ranks.moving(parts.swapper)
         self._step = PagedStep(parts.cache, parts.kernels)
         self._inputs = StepInputs(model.device)
         on_cuda = model.device.type == "cuda"
@@ -77,26 +79,33 @@ class Engine:
         self._sampler = parts.sampler
 
     @classmethod
-    def load(cls, config: EngineConfig, lap: Callable[[str], None] = lambda _: None) -> "Engine":
-        """Raises ValueError, one sentence, when the model can't be loaded or doesn't fit. `lap` is
-        told what has just been done."""
-        device = device_of(config.device, config.local_rank)
+    def load(
+        cls,
+        config: EngineConfig,
+        lap: Callable[[str], None] = lambda _: None,
+        ranks: Ranks = ALONE,
+    ) -> "Engine":
+        """Of one process, or this rank's part. Raises ValueError, one sentence, when the model
+        can't be loaded or doesn't fit. `lap` is told what has just been done."""
+        assert config.tensor_parallel == ranks.size, "several are loaded by parallel.loading"
+        device = rank_device(config, ranks.rank)
         require_compiler(config.compile, device)
         graphs_wanted(config, device)  # or says so before weights are read
 
         def settle(module: PreTrainedModel) -> None:
             parameters = module.num_parameters()
-            threads = config.torch_threads or threads_of(parameters, device, config.local_workers)
+            sharing = config.local_workers * ranks.size
+            threads = config.torch_threads or threads_of(parameters, device, sharing)
             if threads:
                 torch.set_num_threads(threads)
 
         fuse = config.fused_forward == "auto"
-        model = load_model(config.model, device, config.dtype, fuse, settle)
+        model = load_model(config.model, device, config.dtype, fuse, settle, ranks.part)
         lap("model")
         if is_wanted(config.compile, device):
             model.compile_forward()
             lap("compiling")
-        engine = cls(model, config)
+        engine = cls(model, config, ranks)
         lap(f"kernels {engine._kernels.built}".rstrip())
         return engine
 
@@ -135,7 +144,8 @@ class Engine:
 
         With `overlap`, another has been launched behind it, which the next call commits: whatever
         comes before that call counts in the step that it launches in turn. Raises StepFailed when
-        the computation breaks; the next step is then another.
+        the computation breaks; the next step is then another. Raises RanksApart when
+        there is no next one.
         """
         self._launched = self._launched or self._launch()
         if self._launched is None:
@@ -158,6 +168,8 @@ class Engine:
             return None
         try:
             return self._start(batch)
+        except RanksApart:
+            raise
         except Exception as error:
             raise self._failed(batch, error) from error
 
@@ -229,13 +241,14 @@ class Engine:
     def run(self, batch: StepBatch) -> Tensor:
         """Logits [sampling rows, vocabulary] of the batch, its KV stored; until the next run."""
         in_flight = self._launched.drawn.tokens if self._launched else None
-        with torch.inference_mode():
-            inputs = self._inputs.prepare(batch, in_flight)
-        if self._graphs is not None and self._graphs.takes(batch):
-            return self._graphs.run(batch, inputs)
-        with torch.inference_mode():
-            self._kernels.prepare(batch, inputs.slots)
-        return self.model.forward(inputs.tokens, inputs.positions, self._step, inputs.rows)
+        with self.ranks.together(batch):
+            with torch.inference_mode():
+                inputs = self._inputs.prepare(batch, in_flight)
+            if self._graphs is not None and self._graphs.takes(batch):
+                return self._graphs.run(batch, inputs)
+            with torch.inference_mode():
+                self._kernels.prepare(batch, inputs.slots)
+            return self.model.forward(inputs.tokens, inputs.positions, self._step, inputs.rows)
 
     def _draw(self, batch: StepBatch, logits: Tensor) -> Drawn:
         return self._sampler.draw(batch.sampling, logits)

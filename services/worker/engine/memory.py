@@ -46,18 +46,26 @@ def host_blocks(
     settings: EngineConfig, record_bytes: int, kv_bytes: int = 0, most_blocks: int | None = None
 ) -> int:
     """Blocks of `record_bytes` that may rest in host memory; `most_blocks` where no size is set.
+    Of several ranks, this one's part of each.
 
     `kv_bytes` of it are promised already: a CPU's own KV cache, which takes what it is given
     only once it is written. Raises ValueError where the pool set is larger than what is free.
     """
-    free_bytes = free_host_bytes() - kv_bytes
+    free_bytes = _free_host_bytes(settings) - kv_bytes
     if settings.host_gib is None:
-        fitting = min(int(free_bytes * FREE_SHARE), HOST_BYTES) // record_bytes
+        most_bytes = min(int(free_bytes * FREE_SHARE), HOST_BYTES // settings.tensor_parallel)
+        fitting = most_bytes // record_bytes
         return max(0, fitting if most_blocks is None else min(fitting, most_blocks))
     try:
-        return host_cache.host_blocks(int(settings.host_gib * 2**30), record_bytes, free_bytes)
+        set_bytes = int(settings.host_gib * 2**30) // settings.tensor_parallel
+        return host_cache.host_blocks(set_bytes, record_bytes, free_bytes)
     except host_cache.HostMemoryError as error:
         raise ValueError(f"host_gib {settings.host_gib:g}: {error}") from error
+
+
+def _free_host_bytes(settings: EngineConfig) -> int:
+    """This rank's share: all of them ask before any takes it."""
+    return free_host_bytes() // settings.tensor_parallel
 
 
 def staging_bytes(device: torch.device) -> int:
@@ -76,7 +84,7 @@ def kv_memory(
 ) -> KVMemory:
     """Of the device as it is now, the model loaded. On a GPU the engine's part is measured."""
     if model.device.type == "cpu":  # what is free is without the model, and steps need little
-        return KVMemory(free_host_bytes(), 0, 0, token_bytes)
+        return KVMemory(_free_host_bytes(settings), 0, 0, token_bytes)
     free, total = torch.cuda.mem_get_info(model.device)
     staging = DIRECTIONS * staging_bytes(model.device)
     return KVMemory(

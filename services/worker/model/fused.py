@@ -7,8 +7,9 @@ side, the module's parameters become views of the whole: nothing is kept twice, 
 forward still runs. No call waits for the device, and no shape depends on data.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from transformers import PreTrainedModel
 
 from services.worker.kernels.interface import AttentionOptions, AttentionStep
 from services.worker.model.fused_layouts import Layout
+from services.worker.model.part import Exchange
 from services.worker.model.row_ops import RowOps
 
 # Of a table of rotations: a long context's (131,072 positions of 128 numbers, bfloat16) just fits.
@@ -30,10 +32,12 @@ BY_INPUT_NUMBERS = 2**19
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """x · weight + bias, for x [rows, in]; `weight` [in, out] is a view of the module's own."""
+    """x · weight + bias, for x [rows, in]; `weight` [in, out] is a view of the module's own.
+    With `ranks`, each has some of the inputs, and what is added is all their sum."""
 
     weight: Tensor
     bias: Tensor | None
+    ranks: Exchange | None = None
 
     def of(self, x: Tensor) -> Tensor:
         if self.bias is None:
@@ -42,6 +46,9 @@ class Linear:
 
     def add_to(self, total: Tensor, x: Tensor) -> None:
         """total += of(x), summed by the GEMM itself."""
+        if self.ranks is not None:
+            total.add_(self.ranks.sum(self.of(x)))
+            return
         total.addmm_(x, self.weight)
         if self.bias is not None:
             total.add_(self.bias)
@@ -121,15 +128,29 @@ class Layer:
 
 
 class FusedForward:
-    """`module`'s forward, computed with few calls. Rotations of `positions` are kept at hand."""
+    """`module`'s forward, computed with few calls. Rotations of `positions` are kept at hand.
+    `ranks`, where the module is one of their parts."""
 
-    def __init__(self, module: PreTrainedModel, layout: Layout, positions: int, ops: RowOps):
+    def __init__(
+        self,
+        module: PreTrainedModel,
+        layout: Layout,
+        positions: int,
+        ops: RowOps,
+        ranks: Exchange | None = None,
+    ):
         self._ops = ops
         decoder = module.model
-        self._embedding: Tensor = decoder.embed_tokens.weight
+        # The module where it is cut: looking up is then more than that.
+        self._embed: Callable[[Tensor], Tensor] = decoder.embed_tokens
+        if ranks is None:
+            self._embed = partial(embedding, weight=decoder.embed_tokens.weight)
+        self._ranks = ranks
+        self._vocabulary: int = module.config.get_text_config().vocab_size
         self._rotary = Rotary(decoder.rotary_emb, positions, module.dtype)
         self.layers = [
-            _layer_of(layer, layout) for layer in decoder.layers[: module.config.num_hidden_layers]
+            _layer_of(layer, layout, ranks)
+            for layer in decoder.layers[: module.config.num_hidden_layers]
         ]
         self._norm = _norm_of(decoder.norm)
         # As it lies: it may be the embedding, too, which is read by rows.
@@ -151,11 +172,14 @@ class FusedForward:
 
     def embed(self, tokens: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The residual stream's beginning, and rotations: cos and sin."""
-        return embedding(tokens, self._embedding), *self._rotary.at(positions)
+        return self._embed(tokens), *self._rotary.at(positions)
 
     def logits(self, ops: RowOps, hidden: Tensor) -> Tensor:
         """Of rows that have passed all layers."""
-        return self._head.of(ops.norm(hidden, self._norm.weight, self._norm.eps))
+        logits = self._head.of(ops.norm(hidden, self._norm.weight, self._norm.eps))
+        if self._ranks is None or logits.shape[-1] == self._vocabulary:
+            return logits
+        return self._ranks.side_by_side(logits)
 
 
 def joined(linears: Sequence[nn.Linear]) -> Linear:
@@ -185,11 +209,12 @@ def _moved(linears: Sequence[nn.Linear], name: str) -> Tensor:
     return whole
 
 
-def _layer_of(layer: Any, layout: Layout) -> Layer:
+def _layer_of(layer: Any, layout: Layout, ranks: Exchange | None) -> Layer:
     attention, mlp = layer.self_attn, layer.mlp
     head_dim: int = attention.head_dim
-    heads: int = attention.config.num_attention_heads
-    kv_heads: int = attention.config.num_key_value_heads
+    qkv = joined([getattr(attention, name) for name in layout.qkv])
+    heads: int = attention.o_proj.in_features // head_dim  # here, of several ranks
+    kv_heads = (qkv.weight.shape[1] // head_dim - heads) // 2
     fused = Layer(
         index=attention.layer_idx,
         options=AttentionOptions(attention.scaling, layout.window(attention)),
@@ -197,12 +222,12 @@ def _layer_of(layer: Any, layout: Layout) -> Layer:
         kv_heads=kv_heads,
         head_dim=head_dim,
         attention_norm=_norm_of(layer.input_layernorm),
-        qkv=joined([getattr(attention, name) for name in layout.qkv]),
+        qkv=qkv,
         head_norm=_head_norm_of(attention, heads, kv_heads) if layout.head_norms else None,
-        output=joined([attention.o_proj]),
+        output=replace(joined([attention.o_proj]), ranks=ranks),
         mlp_norm=_norm_of(layer.post_attention_layernorm),
         gate_up=joined([getattr(mlp, name) for name in layout.gate_up]),
-        down=joined([mlp.down_proj]),
+        down=replace(joined([mlp.down_proj]), ranks=ranks),
     )
     if fused.qkv.weight.device.type == "cuda":
         torch.cuda.empty_cache()  # the parts just given up fit nothing that comes, and would stay

@@ -72,20 +72,23 @@ LAYOUTS = {
 }
 
 
-def layout_of(module: PreTrainedModel) -> Layout | str:
-    """The module's layout, or why it has none of these: a few words on the model, "it …"."""
+def layout_of(module: PreTrainedModel, cut: bool = False) -> Layout | str:
+    """The module's layout, or why it has none of these: a few words on the model, "it …". One that
+    is `cut` over ranks has hooks, which its fused forward knows of."""
     name = type(module).__name__
     layout = LAYOUTS.get(name)
     if layout is None:
         return f"{name} has another layout"
-    return _stranger(module, layout.classes()) or _unfit(module) or layout
+    if cut and len(layout.qkv) == 1:
+        return "its heads stay together"
+    return _stranger(module, layout.classes(), cut) or _unfit(module) or layout
 
 
-def _stranger(module: nn.Module, known: frozenset[type]) -> str:
+def _stranger(module: nn.Module, known: frozenset[type], cut: bool) -> str:
     for part in module.modules():
         if type(part) not in known:
             return f"it contains a {type(part).__module__}.{type(part).__qualname__}"
-        if part._forward_hooks or part._forward_pre_hooks:
+        if not cut and (part._forward_hooks or part._forward_pre_hooks):
             return f"a hook is set on its {type(part).__name__}"
     return ""
 

@@ -6,7 +6,8 @@ layouts have a fused forward of ours, which runs once it has been seen to give t
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -26,6 +27,7 @@ from services.worker.model.compiled import INDUCTOR, Backend, CompiledForward
 from services.worker.model.dtypes import dtype_of
 from services.worker.model.fused import FusedForward
 from services.worker.model.fused_layouts import layout_of
+from services.worker.model.part import Exchange, Part
 from services.worker.model.probe import Probe, shift_of, stretch_tokens, stretches
 from services.worker.model.row_ops import row_ops_for
 from services.worker.model.weights import loading_told, require_room
@@ -91,9 +93,15 @@ def _options(scale: float, window: int | None, softcap: float | None) -> Attenti
 class PagedModel:
     """A loaded model. `shapes` are its layers' KV, `heads` their query heads; `eos_ids` end a
     sequence; `forward_name` says in a few words which forward runs. With `fuse`, ours does where
-    it is the model's own."""
+    it is the model's own. `ranks`, where the module is one of their parts."""
 
-    def __init__(self, module: PreTrainedModel, device: torch.device, fuse: bool = True):
+    def __init__(
+        self,
+        module: PreTrainedModel,
+        device: torch.device,
+        fuse: bool = True,
+        ranks: Exchange | None = None,
+    ):
         # No mask function with it: then transformers makes no masks, for which it would look at the
         # positions each step, and wait for the device. Who sees whom is the kernels' business.
         AttentionInterface.register(ATTENTION, paged_attention)
@@ -112,7 +120,7 @@ class PagedModel:
         self.shapes = [probe.shapes[layer] for layer in sorted(probe.shapes)]
         self.heads = [probe.heads[layer] for layer in sorted(probe.heads)]
         if fuse:
-            self._fused, self.forward_name = self._fuse()
+            self._fused, self.forward_name = self._fuse(ranks)
 
     @torch.inference_mode()
     def forward(
@@ -202,14 +210,14 @@ class PagedModel:
             return
         self._fused, self.forward_name = compiled, f"{self.forward_name}, compiled"
 
-    def _fuse(self) -> tuple[FusedForward | None, str]:
+    def _fuse(self, ranks: Exchange | None) -> tuple[FusedForward | None, str]:
         """The fused forward, where the model's layout has one and it is right; and which runs."""
         try:
-            layout = layout_of(self.module)
+            layout = layout_of(self.module, cut=ranks is not None)
             if isinstance(layout, str):
                 return None, f"{THEIR_FORWARD} ({layout})"
             ops = row_ops_for(self.device, self.dtype)
-            fused = FusedForward(self.module, layout, self.max_context_tokens, ops)
+            fused = FusedForward(self.module, layout, self.max_context_tokens, ops, ranks)
             why = self._mismatch(lambda tokens, at, step: fused(tokens, at, step, None))
         except (TypeError, AttributeError, ValueError, RuntimeError) as error:
             why = f"it fails: {' '.join(str(error).split())[:SENTENCE_MAX]}"
@@ -266,29 +274,42 @@ def load_model(
     dtype: str = "auto",
     fuse: bool = True,
     settle: Callable[[PreTrainedModel], None] = lambda _: None,
+    part: Part | None = None,
 ) -> PagedModel:
-    """Load a folder or a Hub id. `dtype`: see dtypes.py. `settle` is called before anything runs.
+    """Load a folder or a Hub id. `dtype`: see dtypes.py. `settle` is called before anything runs;
+    `part` of it is loaded.
 
     Raises ValueError, one sentence, when there is no such model or it cannot run here.
     """
-    try:
-        _require_folder(name)
+    with refused_in_a_sentence(name):
+        require_folder(name)
         dtype = dtype_of(name, device, dtype)
-        require_room(name, device, dtype)
+        ranks = part.ranks if part else None
+        if ranks is None or device.type == "cuda":  # of a CPU they share what was looked at before
+            require_room(name, device, dtype, parts=ranks.size if ranks else 1)
         with loading_told():
             module, loaded = AutoModelForCausalLM.from_pretrained(
                 name, dtype=dtype, attn_implementation="eager", output_loading_info=True
             )
         if missing := sorted(loaded["missing_keys"]):
             raise ValueError(f"{len(missing)} weights are not in its files, as {missing[0]}")
+        if part is not None:
+            part.cut(module)
         settle(module)
-        return PagedModel(module, device, fuse)
+        return PagedModel(module, device, fuse, ranks)
+
+
+@contextmanager
+def refused_in_a_sentence(name: str) -> Iterator[None]:
+    """What goes wrong within is a ValueError that names the model."""
+    try:
+        yield
     except Exception as error:  # whatever transformers, safetensors or json say of a bad folder
         why = " ".join(str(error).split())[:SENTENCE_MAX] or type(error).__name__
         raise ValueError(f"cannot load model {name!r}: {why}") from error
 
 
-def _require_folder(name: str) -> None:
+def require_folder(name: str) -> None:
     """Refuse what can only be meant as a folder and is none, or is one without a model."""
     folder = Path(name)
     if folder.is_dir() and not (folder / "config.json").exists():

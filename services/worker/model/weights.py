@@ -37,8 +37,11 @@ OTHERS = {"I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2, "I8": 1, "
 DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
-def require_room(name: str, device: torch.device, dtype: str, hub: HfApi | None = None) -> None:
-    """Raises ValueError where the weights of a folder or Hub id need more memory than is free.
+def require_room(
+    name: str, device: torch.device, dtype: str, hub: HfApi | None = None, parts: int = 1
+) -> None:
+    """Raises ValueError where the weights of a folder or Hub id, or one of so many parts of them,
+    need more memory than is free.
 
     Reckoned from the files' headers, before any of it is loaded, or fetched from the Hub. Of what
     can't be reckoned (other formats, a Hub that doesn't answer) nothing is said.
@@ -46,10 +49,10 @@ def require_room(name: str, device: torch.device, dtype: str, hub: HfApi | None 
     elements = stored_elements(name, hub or HfApi())
     if dtype == "auto" and elements:
         dtype = str(AutoConfig.from_pretrained(name).dtype).removeprefix("torch.")
-    needed, free = needed_bytes(elements, dtype), _free_bytes(device)
+    needed, free = needed_bytes(elements, dtype) // parts, _free_bytes(device)
     if needed <= free:
         return
-    half = needed_bytes(elements, "bfloat16")
+    half = needed_bytes(elements, "bfloat16") // parts
     smaller = half < needed and half <= free
     way = (
         f"set dtype to bfloat16, which takes {half / GIB:.1f} GiB"

@@ -1,0 +1,192 @@
+"""A rank's part of a model, by the plan that transformers has for it.
+
+`tp_plan` names a style for each linear map: "colwise" gives a rank some of its outputs, "rowwise"
+some of its inputs, so that all ranks' results add up. transformers' own classes for these need
+`accelerate` to load a model and wrap every weight in a DTensor; the plan is followed here with
+plain slices and a hook where ranks have to exchange something, and every module runs as it is.
+Heads are outputs of q, k and v: attention, and the KV it keeps, is by rank without being told.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from services.worker.parallel.group import Group
+
+LAYER_NUMBER = re.compile(r"\.\d+(?=\.|$)")
+# What a rank's share of must be whole heads.
+HEADS = ("q_proj", "k_proj", "v_proj", "query_key_value")
+
+
+class Cut:
+    """Cuts a model once; tied weights stay tied. `meet` returns once all ranks have called it: one
+    may take long to read its files, and in a collective nobody would wait so long for it."""
+
+    def __init__(self, group: Group, meet: Callable[[], object] = lambda: None):
+        self.ranks = self._group = group
+        self._meet = meet
+        self._parts: dict[tuple[int, int], nn.Parameter] = {}
+        self._wholes: list[nn.Parameter] = []  # kept until it is done, so that ids stay their own
+
+    def cut(self, module: PreTrainedModel) -> None:
+        """Raises ValueError, a sentence, where the model has no plan or one not known here. What is
+        cut is copied, so that nothing keeps the whole of it in memory."""
+        plan = plan_of(module)
+        require_heads(module.config.get_text_config(), plan, self._group.size)
+        modules = dict(module.named_modules())
+        for name, part in modules.items():
+            if (style := plan.get(_anywhere(name))) is not None:
+                STYLES[style](self, part)
+        self._parts.clear()
+        self._wholes.clear()
+        self._meet()
+
+    def colwise(self, linear: nn.Linear) -> None:
+        """Outputs [first, end)."""
+        first, end = self._group.bounds(linear.out_features)
+        self._take(linear, "weight", 0)
+        self._take(linear, "bias", 0)
+        linear.out_features = end - first
+
+    def rowwise(self, linear: nn.Linear) -> None:
+        """Inputs [first, end); results are summed, with the bias of rank 0."""
+        first, end = self._group.bounds(linear.in_features)
+        self._take(linear, "weight", 1)
+        if self._group.rank:
+            linear.register_parameter("bias", None)
+        linear.in_features = end - first
+        linear.register_forward_hook(self._summed)
+
+    def colwise_gather(self, linear: nn.Linear) -> None:
+        """Each computes some outputs, and gets all. Where they don't come out even, all of them."""
+        if linear.out_features % self._group.size:
+            return
+        self.colwise(linear)
+        linear.register_forward_hook(self._gathered)
+
+    def rowwise_split(self, linear: nn.Linear) -> None:
+        """As rowwise, of an input that every rank has whole."""
+        first, end = self._group.bounds(linear.in_features)
+        linear.register_forward_pre_hook(lambda _, inputs: (inputs[0][..., first:end],))
+        self.rowwise(linear)
+
+    def embedding(self, table: nn.Embedding) -> None:
+        """Rows [first, end) of the vocabulary: of the others this rank adds nothing. Where it does
+        not come out even, all of it, as its head then."""
+        if table.num_embeddings % self._group.size:
+            return
+        first, end = self._group.bounds(table.num_embeddings)
+        self._take(table, "weight", 0)
+        table.num_embeddings, table.padding_idx = end - first, None
+        lookup = _Lookup(self._group, first, end - first)
+        table.register_forward_pre_hook(lookup.before)
+        table.register_forward_hook(lookup.after)
+
+    def whole(self, part: nn.Module) -> None:
+        """Every rank has all of it."""
+
+    def _summed(self, _: nn.Module, inputs: object, output: Tensor) -> Tensor:
+        return self._group.sum(output)
+
+    def _gathered(self, _: nn.Module, inputs: object, output: Tensor) -> Tensor:
+        return self._group.side_by_side(output)
+
+    def _take(self, part: nn.Module, name: str, dim: int) -> None:
+        whole: nn.Parameter | None = getattr(part, name)
+        if whole is None:
+            return
+        key = (id(whole), dim)
+        if key not in self._parts:
+            self._wholes.append(whole)
+            first, end = self._group.bounds(whole.shape[dim])
+            taken = whole.detach().narrow(dim, first, end - first)
+            part_of_it = taken.clone(memory_format=torch.contiguous_format)
+            self._parts[key] = nn.Parameter(part_of_it, requires_grad=False)
+        setattr(part, name, self._parts[key])
+
+
+class _Lookup:
+    """One rank's rows of an embedding: the ids that are others' are zero rows, and then a sum."""
+
+    def __init__(self, group: Group, first: int, rows: int):
+        self._group = group
+        self._first = first
+        self._rows = rows
+        self._others = torch.empty(0)
+
+    def before(self, _: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor]:
+        here = inputs[0] - self._first
+        self._others = (here < 0) | (here >= self._rows)
+        return (here.masked_fill_(self._others, 0),)
+
+    def after(self, _: nn.Module, inputs: object, found: Tensor) -> Tensor:
+        return self._group.sum(found.masked_fill_(self._others.unsqueeze(-1), 0))
+
+
+Style = Callable[[Cut, Any], None]
+STYLES: Mapping[str, Style] = {
+    "colwise": Cut.colwise,
+    "rowwise": Cut.rowwise,
+    "rowwise_rep": Cut.rowwise,
+    "colwise_gather_output": Cut.colwise_gather,
+    "colwise_rep": Cut.colwise_gather,
+    "rowwise_split_input": Cut.rowwise_split,
+    "embedding_rowwise": Cut.embedding,
+    "replicated_with_grad_allreduce": Cut.whole,
+    "replicate": Cut.whole,
+}
+LINEAR = frozenset(
+    ("colwise", "rowwise", "rowwise_rep", "colwise_gather_output", "colwise_rep",
+     "rowwise_split_input")
+)  # fmt: skip
+
+
+NO_PLAN = "transformers has no tp_plan for {}: set tensor_parallel to 1"
+
+
+def plan_of(module: PreTrainedModel) -> Mapping[str, str]:
+    """The style of each of its modules, numbers of layers as `*`. Raises ValueError, a sentence."""
+    plan: Mapping[str, str] = module.tp_plan or {}
+    kind = type(module).__name__
+    used: dict[str, str] = {}
+    strange: set[str] = set()
+    for name, part in module.named_modules():
+        if (style := plan.get(_anywhere(name))) is None:
+            continue
+        used[_anywhere(name)] = style
+        if style not in STYLES or (style in LINEAR and type(part) is not nn.Linear):
+            strange.add(style)
+    strange |= {plan[n] for name, _ in module.named_parameters() if (n := _anywhere(name)) in plan}
+    if not LINEAR & set(used.values()):
+        raise ValueError(NO_PLAN.format(kind))
+    if strange:
+        raise ValueError(
+            f"the tp_plan of {kind} splits parts as {', '.join(sorted(strange))}, which is not "
+            "known here: set tensor_parallel to 1"
+        )
+    return used
+
+
+def require_heads(config: PreTrainedConfig, plan: Mapping[str, str], size: int) -> None:
+    """Raises ValueError, a sentence, where ranks can't have as many heads each."""
+    by_rank = any(
+        style == "colwise" and name.rpartition(".")[2] in HEADS for name, style in plan.items()
+    )
+    if not by_rank:
+        return
+    heads: int = config.num_attention_heads
+    kv_heads: int = getattr(config, "num_key_value_heads", None) or heads
+    if heads % size or kv_heads % size:
+        raise ValueError(
+            f"its {heads} attention heads and {kv_heads} key-value heads can't be split evenly "
+            f"over {size} ranks: set tensor_parallel to a number that divides both"
+        )
+
+
+def _anywhere(name: str) -> str:
+    """A module's name in any layer."""
+    return LAYER_NUMBER.sub(".*", name)

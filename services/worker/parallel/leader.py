@@ -1,0 +1,246 @@
+"""Rank 0's side: it starts the others, tells them what to repeat, and minds them.
+
+Each follower is a process of its own, tied to this one by a socket. Control goes over that: a
+message a step, and one for moves. Tensors go through the group. Whoever is gone is known by its
+end of the socket, on either side, however it went.
+"""
+
+import json
+import logging
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from multiprocessing.connection import Connection
+from socket import socketpair
+from threading import Event, Thread
+
+import torch
+
+from services.costs import SwapTiming
+from services.worker.config import EngineConfig
+from services.worker.engine.ranks import Moving, RanksApart
+from services.worker.kv.moves import Moves
+from services.worker.model.part import Part
+from services.worker.parallel.cut import Cut
+from services.worker.parallel.group import Group, open_store
+from services.worker.parallel.messages import BatchWriter, Kind, Words, words, write_moves
+from services.worker.requests.batch import StepBatch
+
+log = logging.getLogger(__name__)
+
+MODULE = "services.worker.parallel.follower"
+OF_ENGINE = set(EngineConfig.model_fields)
+# How long after a step failed it may take until a rank's end is seen: then that is the reason.
+SEEN_S = 2.0
+# How long one that was told to end may take, and this process once a rank is lost: it may stand in
+# a collective that nobody else is in.
+END_S = 10.0
+
+
+class Follower:
+    """One of the others: its process, and the socket to it."""
+
+    def __init__(self, rank: int, size: int):
+        self.name = f"rank {rank} of this worker's {size}"
+        ours, theirs = socketpair()
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", MODULE, str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,  # whoever stops a worker signals rank 0 alone
+            )
+        self.control = Connection(ours.detach())
+
+    def tell(self, message: bytes | memoryview) -> None:
+        """Raises RanksApart where nobody hears it."""
+        try:
+            self.control.send_bytes(message)
+        except OSError:
+            raise RanksApart(self.last_words() or f"{self.name} no longer answers") from None
+
+    def hear(self) -> int:
+        """Its next number. Raises RanksApart, by its own words if it left any, at its end."""
+        try:
+            said = json.loads(self.control.recv_bytes())
+        except (EOFError, OSError):
+            raise RanksApart(self._ended()) from None
+        if "error" in said:
+            raise RanksApart(said["error"])
+        if "broken" in said:
+            raise RanksApart(f"{self.name} failed: {said['broken']}")
+        return int(said["number"])
+
+    def end(self) -> None:
+        """Let it end by itself, which one that stands in a collective does not."""
+        with suppress(OSError):  # it has ended
+            self.control.send_bytes(words(Kind.END).data.cast("B"))
+
+    def stop(self) -> None:
+        """Returns once it is gone: it ends with the socket, at the latest."""
+        self.control.close()
+        try:
+            self.process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def last_words(self) -> str:
+        """Why it ended, or is about to; empty where it says nothing for a while and lives."""
+        try:
+            while self.control.poll(SEEN_S):
+                self.hear()
+        except RanksApart as apart:
+            return str(apart)
+        except OSError:  # closed here, meanwhile
+            pass
+        return ""
+
+    def _ended(self) -> str:
+        try:
+            status = self.process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            return f"{self.name} no longer answers"
+        how = f"signal {-status}" if status < 0 else f"status {status}"
+        return f"{self.name} ended with {how}"
+
+
+class Leader:
+    """`Ranks` of rank 0."""
+
+    rank = 0
+
+    def __init__(self, config: EngineConfig, device: torch.device):
+        """Starts the others, and returns once they have joined. Raises RanksApart."""
+        self.size = config.tensor_parallel
+        self.lost = ""  # a sentence, once a rank is
+        self._seen = Event()
+        self._closed = Event()
+        self._writer = BatchWriter()
+        self._followers = [Follower(rank, self.size) for rank in range(1, self.size)]
+        self._group: Group | None = None
+        self._loaded = False
+        try:
+            self._group = self._joined(config, device)
+        except BaseException:
+            self.close()
+            raise
+        self.part: Part = Cut(self._group, partial(self.least, 0))
+
+    def _joined(self, config: EngineConfig, device: torch.device) -> Group:
+        self._store = open_store(self.size)
+        for rank, follower in enumerate(self._followers, 1):
+            hello = {
+                "rank": rank,
+                "port": self._store.port,
+                "config": config.model_dump(include=OF_ENGINE),
+            }
+            follower.tell(json.dumps(hello).encode())
+        for follower in self._followers:
+            follower.hear()  # it is there
+        return Group.join(0, self.size, self._store, device)
+
+    def ready(self) -> None:
+        """All are loaded. From now on their ends are watched for."""
+        for follower in self._followers:
+            follower.hear()
+        self._loaded = True
+        Thread(target=self._mind, name="ranks", daemon=True).start()
+
+    def least(self, number: int) -> int:
+        least = min(number, *(follower.hear() for follower in self._followers))
+        self._tell_all(json.dumps({"number": least}).encode())
+        return least
+
+    def moving(self, swapper: Moving) -> "Mirrored":
+        return Mirrored(swapper, self.tell)
+
+    @contextmanager
+    def together(self, batch: StepBatch) -> Iterator[None]:
+        self.check()
+        self.tell(self._writer.write(batch))
+        try:
+            yield
+        except Exception as error:
+            raise self.apart(error) from error
+
+    def apart(self, error: Exception) -> RanksApart:
+        """Why a step failed: whoever is gone, or what failed here, in the midst of the others."""
+        if not self._loaded:
+            self.lost = next(filter(None, (f.last_words() for f in self._followers)), "")
+        self._seen.wait(SEEN_S * self._loaded)
+        here = f"rank 0 of {self.size} failed: {' '.join(str(error).split())}"
+        return RanksApart(self.lost or here)
+
+    def check(self) -> None:
+        if self.lost:
+            raise RanksApart(self.lost)
+
+    def tell(self, message: Words) -> None:
+        self._tell_all(message.data.cast("B"))
+
+    def _tell_all(self, message: bytes | memoryview) -> None:
+        for follower in self._followers:
+            follower.tell(message)
+
+    def close(self) -> None:
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        for follower in self._followers:
+            follower.end()
+        if self._group is not None:
+            self._group.leave(whole=self._loaded and not self.lost)
+        for follower in self._followers:
+            follower.stop()
+
+    def _mind(self) -> None:
+        """Wait for one to end, in a thread of its own."""
+        ends = select.poll()
+        by_number = {follower.control.fileno(): follower for follower in self._followers}
+        for number in by_number:
+            ends.register(number, 0)  # hang-ups are told without being asked for
+        ((number, _), *_) = ends.poll()
+        if self._closed.is_set():
+            return
+        self.lost = by_number[number].last_words()
+        self._seen.set()
+        if not self._closed.wait(END_S):
+            log.critical("%s, and rank 0 stands still", self.lost)
+            os._exit(2)
+
+
+class Mirrored:
+    """A swapper whose moves all ranks carry out. What has arrived here they wait for."""
+
+    def __init__(self, swapper: Moving, tell: Callable[[Words], None]):
+        self._swapper = swapper
+        self._tell = tell
+
+    @property
+    def busy(self) -> bool:
+        return self._swapper.busy
+
+    def start(self, moves: Moves) -> list[str]:
+        self._tell(write_moves(moves))
+        return self._swapper.start(moves)
+
+    def settle(self) -> list[int]:
+        settled = self._swapper.settle()
+        if settled:
+            self._tell(words(Kind.SETTLE, settled))
+        return settled
+
+    def wait(self) -> None:
+        self._swapper.wait()
+
+    def reset(self) -> None:
+        self._tell(words(Kind.RESET))
+        self._swapper.reset()
+
+    def take_timings(self) -> list[SwapTiming]:
+        return self._swapper.take_timings()

@@ -1,0 +1,72 @@
+"""An engine as its config asks for it: of one process, or rank 0 of several."""
+
+from collections.abc import Callable
+
+import torch
+from transformers import AutoConfig
+
+from services.worker.config import EngineConfig
+from services.worker.engine.engine import Engine
+from services.worker.engine.ranks import rank_device
+from services.worker.machine import device_of
+from services.worker.model.dtypes import dtype_of
+from services.worker.model.paged import refused_in_a_sentence, require_folder
+from services.worker.model.weights import require_room
+from services.worker.parallel.cut import NO_PLAN, require_heads
+from services.worker.parallel.leader import Leader
+
+# Followers know neither what was drawn nor a recorded or compiled step.
+OF_ONE_PROCESS = ("overlap", "cuda_graphs", "compile")
+
+
+def load_engine(config: EngineConfig, lap: Callable[[str], None] = lambda _: None) -> Engine:
+    """Its `ranks` are to be closed. Raises ValueError, one sentence, when the model can't be loaded
+    or split, or doesn't fit."""
+    if config.tensor_parallel == 1:
+        return Engine.load(config, lap)
+    config = settled(config)
+    ranks = Leader(config, rank_device(config, 0))
+    try:
+        engine = Engine.load(config, lap, ranks)
+        ranks.ready()
+    except Exception as error:
+        # Of a collective that broke, the reason is elsewhere.
+        broken = isinstance(error, RuntimeError) or isinstance(error.__cause__, RuntimeError)
+        reason = ranks.apart(error) if broken else error
+        ranks.close()
+        raise reason from error
+    return engine
+
+
+def settled(config: EngineConfig) -> EngineConfig:
+    """What every rank is to find the same. Raises ValueError, one sentence, for what can be known
+    not to work before any is started."""
+    size = config.tensor_parallel
+    for name in OF_ONE_PROCESS:
+        if getattr(config, name) == "on":
+            raise ValueError(f"{name} is on, which tensor_parallel {size} has not: set it to auto")
+    if ":" in config.device:
+        raise ValueError(
+            f"device {config.device} is one GPU, but tensor_parallel {size} takes {size}: set "
+            "device to auto"
+        )
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    first = config.local_rank * size
+    if config.device != "cpu" and gpus and first + size > gpus:
+        raise ValueError(
+            f"tensor_parallel {size} takes GPUs {first} to {first + size - 1}, but this machine "
+            f"has {gpus}: set it lower, or start fewer workers"
+        )
+    device = device_of(config.device, first)  # says so where cuda is asked for and there is none
+    with refused_in_a_sentence(config.model):
+        require_folder(config.model)
+        model = AutoConfig.from_pretrained(config.model).get_text_config()
+        if not model.base_model_tp_plan:
+            raise ValueError(NO_PLAN.format(model.model_type))
+        require_heads(model, model.base_model_tp_plan, size)
+        dtype = dtype_of(config.model, device, config.dtype)
+        if device.type == "cpu":
+            require_room(config.model, device, dtype)
+    kind = "auto" if device.type == "cuda" else "cpu"  # each rank takes its own
+    off = dict.fromkeys(OF_ONE_PROCESS, "off")
+    return config.model_copy(update={**off, "device": kind, "dtype": dtype})
