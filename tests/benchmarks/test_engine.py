@@ -32,7 +32,7 @@ from foretoken.options import demo_model
 from services.core import Grant, Plan
 from services.worker.requests.prompt import Prompt
 from tests.gateway.gateway_fakes import demo_text
-from tests.worker_fixtures import engine_of
+from tests.worker.worker_fixtures import engine_of
 
 DEMO, QWEN = MODELS["demo"], MODELS["qwen3-0.6b"]
 

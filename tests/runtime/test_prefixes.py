@@ -31,7 +31,7 @@ from services.scheduler.codec import decode_request
 from services.scheduler.state import SchedulerState
 from services.worker.kv.prefixes import CachedPrefixes
 from tests.scheduler.state_driver import G, told
-from tests.worker_transcript import Transcript
+from tests.worker.requests.worker_transcript import Transcript
 
 KEYS = [number.to_bytes(16, "little") for number in range(1, 9)]
 

@@ -20,7 +20,7 @@ from services.core import FinishReason
 from services.worker.config import EngineConfig
 from services.worker.engine.engine import Engine
 from services.worker.requests.prompt import SamplingParams
-from tests.worker_fixtures import Feeder
+from tests.worker.worker_fixtures import Feeder
 
 COUNT = 200
 LONGEST = 80  # output tokens

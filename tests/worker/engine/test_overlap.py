@@ -1,0 +1,287 @@
+"""The engine with a step in flight: what it reads, answers and measures, and steps that break."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from foretoken.options import demo_model
+from services.core import FinishReason, Grant, Plan, StaticBatch
+from services.worker.config import EngineConfig
+from services.worker.engine.engine import Engine, StepFailed
+from services.worker.engine.inputs import StepInputs
+from services.worker.engine.sampling.drawn import Drawn
+from services.worker.engine.step_clock import StepClock
+from services.worker.kv.device_streams import ImmediateStreams, Lane
+from services.worker.requests.batch import DecodeRows, StepBatch
+from services.worker.requests.prompt import GREEDY, Prompt, SamplingParams
+from services.worker.requests.sequence import Sequence
+from tests.system.mixed_load import Expected, asks, expected, sampling_of, text
+from tests.worker.worker_fixtures import Feeder, clear_cases, engine_of, prompt_tokens
+
+ENDLESS = SamplingParams(temperature=0, ignore_eos=True)
+LENGTHS = (1, 5, 13, 16, 29, 40)
+
+
+# Inputs
+
+
+def rows_of(*drawing: int) -> DecodeRows:
+    made = []
+    for number, row in enumerate(drawing):
+        sequence = Sequence.start(Prompt(f"r{number}", (1, 50 + number), 2, 9), 9)
+        sequence.computed = 1
+        if row >= 0:
+            sequence.advance(row)
+        made.append(sequence)
+    return DecodeRows(made, [[0]] * len(made), 4)
+
+
+@pytest.mark.parametrize(
+    ("drawing", "tokens"),
+    [
+        ((-1, -1), [50, 51]),
+        ((1, -1, 0), [101, 100, 51]),
+        ((0, 1), [100, 101]),
+        ((1, 0), [101, 100]),
+        ((0, 1, 2), [100, 101, 102]),
+    ],
+)
+def test_rows_read_where_their_token_was_drawn(drawing, tokens):
+    """Of rows that are fed, those come first: they are a token longer."""
+    drawn = torch.tensor([100, 101, 102])
+    inputs = StepInputs(torch.device("cpu")).prepare(StepBatch(rows_of(*drawing), []), drawn)
+    assert inputs.tokens.tolist() == tokens
+    assert (inputs.tokens is drawn) == (drawing == (0, 1, 2)), "nothing is gathered in vain"
+
+
+def test_what_is_fed_is_read_by_nobody_on_the_host():
+    """Any look at a value would raise."""
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        drawn = torch.zeros(3, dtype=torch.long)
+        inputs = StepInputs(torch.device("cpu")).prepare(StepBatch(rows_of(1, -1, 0), []), drawn)
+    assert inputs.tokens.shape == (3,)
+
+
+# The engine
+
+
+def test_a_static_batch_may_come_while_a_step_is_in_flight():
+    """Of three that decode already; what they answer stays the same."""
+    cases = clear_cases("llama", LENGTHS, 24)
+    feeder = Feeder(engine_of("llama", overlap="on"))
+    for request_id, (tokens, _) in cases.items():
+        feeder.add(request_id, tokens, 24)
+    for _ in range(5):
+        feeder.step()
+    assert feeder.engine.state.in_flight
+    feeder.plan(batches=(StaticBatch(1, tuple(list(cases)[:3])),))
+    assert feeder.run() == {request_id: answer for request_id, (_, answer) in cases.items()}
+
+
+@pytest.mark.slow
+def test_a_load_of_every_kind_is_answered_as_without():
+    """Seeded and penalized draws, stops and common beginnings, in memory for a few of them."""
+    config = EngineConfig(
+        model=demo_model(), device="cpu", kv_tokens=1024, max_running=24, overlap="on"
+    )
+    feeder = Feeder(Engine.load(config), slice_tokens=24)
+    for number, ask in enumerate(asks()):
+        prompt = text().encode_chat(ask.turns)
+        for choice in range(ask.choices):
+            how = sampling_of(ask, choice)
+            feeder.add(f"{number}/{choice}", prompt, ask.sampling["max_tokens"], how)
+    made = feeder.run()
+    right: dict[str, Expected] = {
+        f"{number}/{choice}": each
+        for number, choices in enumerate(expected())
+        for choice, each in enumerate(choices)
+    }
+    assert {name: tuple(tokens) for name, tokens in made.items()} == {
+        name: each.tokens for name, each in right.items()
+    }
+    counters = feeder.engine.state.counters
+    assert counters.stray_rows > 0 and counters.prefix_hit_tokens > 0 and feeder.evictions > 0
+
+
+def test_while_the_same_rows_decode_nothing_is_composed_or_gathered(monkeypatch):
+    """One batch, moved on in place, that reads the tensor that was drawn as it is."""
+    engine = engine_of("llama", block_tokens=4, overlap="on")
+    for request_id in ("a", "b"):
+        engine.add(Prompt(request_id, prompt_tokens(1, 6), 6, 50, ENDLESS), 0.0)
+    engine.apply(Plan(1, admit=(Grant("a", 50), Grant("b", 20))), 0.0)
+    batches: list[StepBatch] = []
+    fed: list[bool] = []
+    prepare = engine._inputs.prepare
+
+    def note(batch: StepBatch, drawn: Tensor | None = None) -> Any:
+        inputs = prepare(batch, drawn)
+        batches.append(batch)
+        fed.append(inputs.tokens is drawn)
+        return inputs
+
+    monkeypatch.setattr(engine._inputs, "prepare", note)
+    while engine.step():
+        pass
+    assert len(batches) == 50 and len({id(batch) for batch in batches}) == 3
+    assert fed == [False, *[True] * 19, False, *[True] * 29]
+
+
+@dataclass
+class Mark:
+    """The how manyth thing that was issued."""
+
+    at: int
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        pass
+
+
+class Ordered(ImmediateStreams):
+    """Time is the number of events recorded so far."""
+
+    def __init__(self) -> None:
+        self.events = 0
+
+    def record(self, lane: Lane) -> Mark:
+        self.events += 1
+        return Mark(self.events)
+
+    def elapsed_s(self, start: Any, end: Any) -> float:
+        return float(end.at - start.at)
+
+
+@pytest.mark.parametrize("overlap", ["off", "on"])
+def test_a_steps_time_is_its_own_however_many_are_in_flight(overlap):
+    """From its start to its end on the device, the next event, be the next step launched or not
+    before its tokens are taken."""
+    feeder = Feeder(engine_of("llama", overlap=overlap))
+    feeder.engine._clock = StepClock(Ordered())
+    times: list[float] = []
+    feeder.on_report = lambda report: times.extend(t.elapsed_s for t in report.timings)
+    feeder.add("a", prompt_tokens(1, 5), 6, ENDLESS)
+    feeder.run()
+    assert times == [1.0] * 6
+
+
+class Late:
+    """A device that says only when its tokens are taken that a step broke: one with a certain
+    token among what it reads, and whatever was launched behind it."""
+
+    def __init__(self, engine: Engine, monkeypatch: pytest.MonkeyPatch, poison: int):
+        forward, draw = engine.model.forward, engine._draw
+        self.poison = poison
+        self.raised = 0
+        self._seen = False
+
+        def sees(tokens: Tensor, *rest: Any) -> Tensor:
+            self._seen = self.poison in tokens.tolist()
+            return forward(tokens, *rest)
+
+        def draws(batch: StepBatch, logits: Tensor) -> Drawn:
+            drawn = draw(batch, logits)
+            if self._seen:
+                drawn.take = self._breaks  # type: ignore[method-assign]
+            return drawn
+
+        monkeypatch.setattr(engine.model, "forward", sees)
+        monkeypatch.setattr(engine, "_draw", draws)
+
+    def _breaks(self) -> Any:
+        self.raised += 1
+        raise RuntimeError("poison")
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_poisoned_request_ends_alone_with_a_step_in_flight(late, monkeypatch):
+    """It comes while five others decode and one prefills behind it; a token that one of them draws
+    breaks another step later on."""
+    cases = clear_cases("llama", (9, 14, 22, 5, 18), 24)
+    poison = 1  # which no prompt has, and no answer here
+    assert all(poison not in (*tokens, *answer) for tokens, answer in cases.values())
+    engine = engine_of("llama", overlap="on", block_tokens=4)
+    feeder = Feeder(engine)
+    breaking = Late(engine, monkeypatch, poison)
+    if not late:
+        monkeypatch.setattr(Drawn, "__init__", _breaks_at_once(breaking, Drawn.__init__))
+    for name, (tokens, _) in cases.items():
+        feeder.add(name, tokens, 24)
+    failed: list[str] = []
+
+    def step() -> bool:
+        try:
+            return feeder.step()
+        except StepFailed as failure:
+            failed.extend(sequence.request_id for sequence in failure.sequences)
+            engine.state.check_integrity()
+            if report := engine.report():
+                feeder._read(report)
+            return True
+
+    for _ in range(6):
+        step()
+    assert engine.state.in_flight
+    feeder.add("bad", (5, poison, 7), 24)
+    feeder.add("behind", prompt_tokens(3, 11), 1)
+    while engine.state.sequences:
+        assert step()
+    assert failed == ["bad"] and feeder.finished["bad"] is FinishReason.ERROR
+    assert not feeder.output["bad"]
+    assert {n: feeder.output[n] for n in cases} == {n: answer for n, (_, answer) in cases.items()}
+    assert len(feeder.output["behind"]) == 1
+    assert engine.state.pool.free_blocks == engine.state.pool.blocks
+
+
+def _breaks_at_once(breaking: Late, init: Any) -> Any:
+    def breaks(drawn: Drawn, *rest: Any) -> None:
+        if breaking._seen:
+            breaking._breaks()
+        init(drawn, *rest)
+
+    return breaks
+
+
+def test_reset_forgets_what_is_in_flight():
+    engine = engine_of("llama", overlap="on")
+    feeder = Feeder(engine)
+    feeder.add("a", prompt_tokens(1, 5), 20, ENDLESS)
+    feeder.step()
+    assert engine.state.in_flight
+    engine.reset()
+    assert engine.state.idle and engine.step() is None
+    again = Feeder(engine)
+    again.add("a", prompt_tokens(1, 5), 20, ENDLESS)
+    alone = Feeder(engine_of("llama"))
+    alone.add("a", prompt_tokens(1, 5), 20, ENDLESS)
+    assert again.run() == alone.run()
+
+
+def test_one_that_counts_what_it_draws_is_drawn_ahead_as_well():
+    """What the step in flight draws is counted on the device; the answers are those of one step at
+    a time."""
+    how = SamplingParams(temperature=0, ignore_eos=True, repetition_penalty=1.3)
+    answers: list[dict[str, list[int]]] = []
+    flights: list[list[bool]] = []
+    for overlap in ("off", "on"):
+        engine = engine_of("llama", overlap=overlap)
+        feeder = Feeder(engine)
+        feeder.add("penalized", prompt_tokens(1, 5), 24, how)
+        feeder.add("plain", prompt_tokens(2, 5), 9, GREEDY)
+        flights.append([])
+        while feeder.step():
+            flights[-1].append(engine.state.in_flight)
+        answers.append(dict(feeder.output))
+    assert answers[0] == answers[1] and len(answers[0]["penalized"]) == 24
+    assert not any(flights[0]) and all(flights[1][:20])
+
+
+def test_it_is_off_on_a_cpu_unless_told():
+    assert not engine_of("llama")._overlap
+    assert engine_of("llama", overlap="on")._overlap
+    assert not engine_of("llama", overlap="off")._overlap

@@ -1,0 +1,248 @@
+"""The runner: what it does of failures, and what it looks at however busy it is."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from services.core import Completion, FinishReason, Grant, Plan, Report
+from services.runtime.tasks import background
+from services.worker.engine import mailbox
+from services.worker.engine import runner as runner_module
+from services.worker.engine import thread as module
+from services.worker.engine.engine import Engine
+from services.worker.engine.runner import EngineRunner
+from services.worker.metrics import WorkerMetrics
+from services.worker.requests.batch import NewToken
+from services.worker.requests.prompt import Prompt, SamplingParams
+from tests.worker.worker_fixtures import engine_of, prompt_tokens
+
+ENDLESS = SamplingParams(temperature=0, ignore_eos=True)
+
+
+class Heard:
+    """A runner, and all that it has said."""
+
+    def __init__(self) -> None:
+        self.engine = engine_of("llama")
+        metrics = WorkerMetrics(CollectorRegistry(), self.engine.state)
+        self.runner = EngineRunner(self.engine, metrics)
+        self.tokens: list[NewToken] = []
+        self.errors: dict[str, tuple[int, str]] = {}
+        self.finished: dict[str, FinishReason] = {}
+        self.runner.on_tokens = self.tokens.extend
+        self.runner.on_error = self._error
+        self.runner.on_report = self._report
+        self._seq = 0
+        self.runner.attach(lambda _: None)
+
+    def _error(self, prompt: Prompt, offset: int, why: str) -> None:
+        self.errors[prompt.request_id] = (offset, why)
+
+    def _report(self, report: Report) -> None:
+        self.finished |= {f.request_id: f.reason for f in report.finished}
+
+    def begin(self, *requests: tuple[str, tuple[int, ...], int]) -> None:
+        """All at once."""
+        for name, tokens, most in requests:
+            self.runner.receive(Prompt(name, tokens, len(tokens), most, ENDLESS))
+        grants = tuple(Grant(name, most) for name, _, most in requests)
+        self._seq += 1
+        self.runner.apply(Plan(self._seq, admit=grants))
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110 - what is waited for has no event
+            await asyncio.sleep(0)
+
+
+@pytest.fixture
+def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps with a 7 in a prompt break."""
+    run = Engine.run
+
+    def run_or_break(engine: Engine, batch: Any) -> Any:
+        if any(7 in sequence.prompt.token_ids for sequence in batch.sequences):
+            raise RuntimeError("seven")
+        return run(engine, batch)
+
+    monkeypatch.setattr(Engine, "run", run_or_break)
+
+
+async def test_one_bad_request_is_told_why_and_its_neighbours_never_hear_of_it(poisoned):
+    heard = Heard()
+    async with background(heard.runner.run()):
+        heard.begin(("a", (5, 6), 3), ("b", (5, 7), 3), ("c", (5, 8), 3))
+        await until(lambda: len(heard.finished) == 3)
+    assert heard.errors.keys() == {"b"}
+    offset, why = heard.errors["b"]
+    assert offset == 0 and why.startswith("the model failed on this request")
+    assert heard.finished["b"] is FinishReason.ERROR
+    told = [(token.request_id, token.offset) for token in heard.tokens]
+    assert sorted(told) == [(name, offset) for name in "ac" for offset in range(3)]
+
+
+async def test_many_choices_of_a_bad_prompt_do_not_end_the_process(poisoned):
+    """More than FAILURES_MAX fail alone, one after the other; the device is none the worse."""
+    heard = Heard()
+    bad = [(f"bad{i}", (5, 7), 3) for i in range(2 * module.FAILURES_MAX)]
+    async with background(heard.runner.run()):
+        heard.begin(*bad)
+        await until(lambda: len(heard.errors) == len(bad))
+        heard.begin(("good", (5, 6), 1))
+        await until(lambda: "good" in heard.finished)
+    assert heard.finished["good"] is FinishReason.LENGTH
+
+
+async def test_where_nothing_can_be_computed_the_process_ends_and_most_can_go_elsewhere(
+    monkeypatch,
+):
+    def fail(engine: Engine, batch: Any) -> Any:
+        raise RuntimeError("always")
+
+    monkeypatch.setattr(Engine, "run", fail)
+    heard = Heard()
+    heard.begin(*((f"r{i}", (5, 6), 3) for i in range(16)))
+    with pytest.raises(RuntimeError, match="3 steps in a row failed"):
+        async with asyncio.timeout(20):
+            await heard.runner.run()
+    assert len(heard.errors) == 3, "the others are begun again by whoever sent them"
+
+
+async def test_halves_that_waited_too_long_are_given_up_while_others_run(monkeypatch):
+    """A prompt nobody admits and an admission without a prompt, both too old at once."""
+    monkeypatch.setattr(module, "EXPIRE_S", 0.0)
+    heard = Heard()
+    state = heard.engine.state
+    heard.begin(("busy", prompt_tokens(1, 5), 200))
+    state.pending.held_s = -1.0
+    async with background(heard.runner.run()):
+        await until(lambda: heard.tokens)
+        heard.runner.receive(Prompt("orphan", (5, 6), 2, 3, ENDLESS))
+        heard.runner.apply(Plan(2, admit=(Grant("nobody", 3),)))
+        await until(lambda: "nobody" in heard.finished)
+        assert not state.pending.prompts and not state.pending.admissions
+        assert "busy" in state.running, "it was given up by a busy worker"
+    assert heard.finished == {"nobody": FinishReason.ERROR}
+
+
+async def test_nothing_is_given_up_before_its_time(monkeypatch):
+    monkeypatch.setattr(module, "EXPIRE_S", 0.0)
+    heard = Heard()
+    async with background(heard.runner.run()):
+        heard.runner.receive(Prompt("early", (5, 6), 2, 3, ENDLESS))
+        heard.begin(("busy", prompt_tokens(1, 5), 20))
+        await until(lambda: "busy" in heard.finished)
+    assert "early" in heard.engine.state.pending.prompts
+
+
+class Gate:
+    """Holds a step in the middle until it is opened, and remembers what each step computed."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        self.inside = threading.Event()
+        self.open = threading.Event()
+        self.steps: list[set[str]] = []
+        run = Engine.run
+
+        def held(engine: Engine, batch: Any) -> Any:
+            self.steps.append({sequence.request_id for sequence in batch.sequences})
+            self.inside.set()
+            assert self.open.wait(20)
+            return run(engine, batch)
+
+        monkeypatch.setattr(Engine, "run", held)
+
+
+async def test_what_arrives_during_a_step_is_all_in_the_next_and_nobody_waits_for_it(monkeypatch):
+    """64 prompts and their plan, while a step is held: the loop goes on, and the next step has
+    them all."""
+    gate, heard = Gate(monkeypatch), Heard()
+    async with background(heard.runner.run()):
+        heard.begin(("first", (5, 6), 9))
+        await until(gate.inside.is_set)
+        many = [(f"r{i}", (5, 6, i), 2) for i in range(8, 72)]
+        heard.begin(*many)
+        await asyncio.wait_for(heard.runner.ready(), 5)
+        assert len(gate.steps) == 1, "the step is still held"
+        gate.open.set()
+        await until(lambda: len(heard.finished) == 65)
+    assert gate.steps[1] == {"first"} | {name for name, _, _ in many}
+
+
+async def test_a_reader_waits_when_the_engine_has_too_much_to_take(monkeypatch):
+    monkeypatch.setattr(runner_module, "UNTAKEN_MAX", 3)
+    gate, heard = Gate(monkeypatch), Heard()
+    async with background(heard.runner.run()):
+        heard.begin(("first", (5, 6), 2))
+        await until(gate.inside.is_set)
+        heard.runner.refuse("one")
+        await asyncio.wait_for(heard.runner.ready(), 5)
+        for name in ("two", "three"):
+            heard.runner.refuse(name)
+        waiting = asyncio.ensure_future(heard.runner.ready())
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+        gate.open.set()
+        await asyncio.wait_for(waiting, 20)
+        await until(lambda: "three" in heard.finished)
+
+
+async def test_reports_end_before_the_listener_is_gone_and_what_was_not_sent_comes_again():
+    heard = Heard()
+    order: list[str] = []
+    heard.runner.on_report = lambda report: order.extend(f.request_id for f in report.finished)
+    unsent = Report(1, 0, finished=(Completion("lost", 3, FinishReason.STOP),))
+    async with background(heard.runner.run()):
+        heard.begin(("a", (5, 6), 2))
+        await until(lambda: "a" in order)
+        heard.runner.detach(lambda: order.append("gone"))
+        heard.runner.refuse("b")
+        heard.runner.untold([unsent])
+        heard.runner.attach(lambda held: order.append(f"greeted by {len(held)}"))
+        await until(lambda: "b" in order)
+    assert order == ["a", "gone", "greeted by 0", "lost", "b"]
+
+
+async def test_the_engine_waits_for_a_loop_that_does_not_listen(monkeypatch):
+    """Nothing piles up without end: what is not heard yet is bounded, and nothing of it is lost."""
+    monkeypatch.setattr(mailbox, "UNHEARD_MAX", 2)
+    heard = Heard()
+    async with background(heard.runner.run()):
+        heard.begin(("a", (5, 6), 50))
+        await until(lambda: heard.tokens)
+        time.sleep(0.2)  # noqa: ASYNC251 - the loop is deaf, as under load
+        before = len(heard.tokens)
+        time.sleep(0.2)  # noqa: ASYNC251
+        assert len(heard.tokens) == before
+        await until(lambda: "a" in heard.finished)
+    assert [token.offset for token in heard.tokens] == list(range(50))
+
+
+async def test_draining_waits_for_the_last_and_for_what_is_still_in_the_inbox():
+    heard = Heard()
+    async with background(heard.runner.run()):
+        heard.begin(("a", (5, 6), 30))
+        await asyncio.wait_for(heard.runner.drain(), 20)
+        assert heard.finished["a"] is FinishReason.LENGTH
+        await asyncio.wait_for(heard.runner.drain(), 20)
+
+
+async def test_cancelling_lets_the_step_under_way_end_and_leaves_no_thread(monkeypatch):
+    gate, heard = Gate(monkeypatch), Heard()
+    running = asyncio.ensure_future(heard.runner.run())
+    heard.begin(("a", (5, 6), 50))
+    await until(gate.inside.is_set)
+    running.cancel()
+    await asyncio.sleep(0.05)
+    assert not running.done(), "a step is still being computed"
+    gate.open.set()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert len(gate.steps) == 1
+    assert not [thread for thread in threading.enumerate() if thread.name == "engine"]

@@ -1,0 +1,257 @@
+"""What a sampler keeps between steps: that it changes no answer, is bounded, and costs nothing
+while the same sequences draw."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from services.worker.engine.sampling.draw_plan import Planner
+from services.worker.engine.sampling.sampler import Sampler
+from services.worker.engine.sampling.seen_tokens import FEWEST_ROWS, STEP, SeenTokens
+from services.worker.requests.prompt import GREEDY, SamplingParams
+from services.worker.requests.sequence import Sequence
+from tests.worker.engine.sampling_oracle import CPU, WAYS, right, row_of, sample
+from tests.worker.worker_fixtures import EOS, VOCABULARY, Feeder, engine_of, prompt_tokens
+
+SIZE = 300  # more than two blocks, and no whole number of them
+EVERYTHING = SamplingParams(
+    temperature=0.8, top_p=0.9, top_k=20, min_p=0.01, seed=7, min_tokens=5,
+    repetition_penalty=1.3, presence_penalty=0.4, frequency_penalty=0.2, logprobs=3,
+)  # fmt: skip
+
+
+def sampler_of(size: int = SIZE, way: str = "numba") -> Sampler:
+    return Sampler(CPU, size, [EOS], WAYS[way])
+
+
+def logits_of(seed: int, rows: int, size: int = SIZE) -> Tensor:
+    return torch.randn(rows, size, generator=torch.Generator().manual_seed(seed)) * 2
+
+
+def again(row: Sequence) -> Sequence:
+    """The same request at another worker, or here for a second time."""
+    return row_of(row.prompt.sampling, tuple(row.tokens), row.prompt_tokens, row.request_id)
+
+
+PARAMETERS = st.builds(
+    SamplingParams,
+    temperature=st.sampled_from([0.0, 0.7, 1.0]),
+    top_p=st.sampled_from([1.0, 1.0, 0.6, 0.95]),
+    top_k=st.sampled_from([0, 0, 4, 40]),
+    min_p=st.sampled_from([0.0, 0.0, 0.05]),
+    seed=st.integers(-(2**63), 2**63 - 1),
+    min_tokens=st.sampled_from([0, 0, 3]),
+    repetition_penalty=st.sampled_from([1.0, 1.4, 0.7]),
+    presence_penalty=st.sampled_from([0.0, 0.0, 1.5]),
+    frequency_penalty=st.sampled_from([0.0, 0.0, 0.8, -0.5]),
+)
+STARTS = st.tuples(PARAMETERS, st.lists(st.integers(0, SIZE - 1), min_size=1, max_size=5))
+# What happens to a step: who is in it, and whether it counts; who is another object since.
+EVENTS = st.tuples(
+    st.sampled_from(["counts", "counts", "counts", "fails"]),
+    st.permutations(range(5)),
+    st.integers(1, 5),
+    st.sets(st.integers(0, 4), max_size=1),
+)
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    st.lists(STARTS, min_size=5, max_size=5),
+    st.lists(EVENTS, min_size=1, max_size=12),
+    st.sampled_from(list(WAYS)),
+)
+def test_any_order_of_steps_draws_what_each_request_would_alone(starts, events, way):
+    """Rows come and go and change places, steps fail, requests move: a token is as it is defined,
+    of the request's own tokens."""
+    rows = [row_of(sampling, tokens) for sampling, tokens in starts]
+    sampler = sampler_of(way=way)
+    for number, (outcome, order, count, moved) in enumerate(events):
+        rows = [again(row) if i in moved else row for i, row in enumerate(rows)]
+        batch = [rows[i] for i in order[:count]]
+        logits = logits_of(number, count)
+        tokens, _ = sampler.draw(batch, logits).take()
+        for token, row, own in zip(tokens, batch, logits.tolist(), strict=True):
+            assert token in right(own, row)
+            if outcome == "counts":
+                row.tokens.append(token)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_token_counts_before_the_host_knows_it(way):
+    """Two steps in flight: the second is drawn while the first's tokens are on the device."""
+    parameters = [replace(EVERYTHING, seed=seed, logprobs=None) for seed in range(3)]
+    parameters[1] = SamplingParams(temperature=1.0, seed=4)
+    ahead = [row_of(sampling, (2, 3, 4)) for sampling in parameters]
+    known = [row_of(sampling, (2, 3, 4)) for sampling in parameters]
+    first, second = sampler_of(way=way), sampler_of(way=way)
+    drawn = first.draw(ahead, logits_of(0, 3))
+    for step in range(1, 2 * STEP):  # the later columns, too
+        for row in ahead:
+            row.tokens.append(-1)
+        following = first.draw(ahead, logits_of(step, 3))
+        tokens, _ = drawn.take()
+        assert tokens == drawn.tokens.tolist()
+        expected, _ = second.draw(known, logits_of(step - 1, 3)).take()
+        assert tokens == expected
+        for row, other, token in zip(ahead, known, tokens, strict=True):
+            row.tokens[-1] = token
+            other.tokens.append(token)
+        drawn = following
+
+
+def test_a_token_drawn_elsewhere_is_not_made_up():
+    row = row_of(SamplingParams(temperature=0, presence_penalty=1.0))
+    row.tokens.append(-1)
+    with pytest.raises(ValueError, match="newest token of r was not drawn here"):
+        sampler_of().draw([row], logits_of(0, 1))
+
+
+def test_a_draw_that_breaks_half_way_counts_nothing(monkeypatch):
+    """The device may have counted a token that nobody was told: it is counted again from the
+    request's own."""
+    size = 8
+    counts = SamplingParams(frequency_penalty=1.0, logprobs=1)
+    rows = [row_of(replace(counts, seed=seed), (5, 6)) for seed in range(3)]
+    sampler = sampler_of(size)
+    for step in range(30):
+        logits = logits_of(step, 3, size)
+        if step % 3:
+            with monkeypatch.context() as broken:
+                broken.setattr(Tensor, ("add_", "index_add_")[step % 3 - 1], _raise)
+                with pytest.raises(MemoryError):
+                    sampler.draw(rows, logits)
+        tokens, logprobs = sampler.draw(rows, logits).take()
+        expected = sample(logits, [again(row) for row in rows])
+        assert (tokens, logprobs) == expected
+        for row, token in zip(rows, tokens, strict=True):
+            row.tokens.append(token)
+
+
+def _raise(*_: Any) -> Any:
+    raise MemoryError
+
+
+def test_a_steady_batch_makes_no_index_and_copies_nothing(monkeypatch):
+    made: list[int] = []
+    tensor = Planner._tensor
+
+    def noted(planner: Planner, array: Any) -> Tensor:
+        made.append(array.size)
+        return tensor(planner, array)
+
+    monkeypatch.setattr(Planner, "_tensor", noted)
+    built: list[int] = []
+    build = SeenTokens._build
+
+    def noted_build(seen: SeenTokens, row: int, sequence: Sequence) -> None:
+        built.append(row)
+        build(seen, row, sequence)
+
+    monkeypatch.setattr(SeenTokens, "_build", noted_build)
+    rows = [row_of(sampling) for sampling in (EVERYTHING, GREEDY, SamplingParams(top_p=0.5))]
+    sampler = sampler_of()
+
+    def step(batch: list[Sequence]) -> tuple[bool, list[int]]:
+        made.clear()
+        built.clear()
+        tokens, _ = sampler.draw(batch, logits_of(0, len(batch))).take()
+        for row, token in zip(batch, tokens, strict=True):
+            row.tokens.append(token)
+        return bool(made), list(built)
+
+    assert step(rows) == (True, [0])
+    for _ in range(STEP):
+        assert step(list(rows)) == (False, [])  # another list of the same
+    assert step(rows[:2]) == (True, [])  # who goes on is not counted anew
+    assert step(rows) == (True, [])
+
+
+def test_rows_of_seen_tokens_are_as_many_as_a_step_needs_and_given_on():
+    sampler = sampler_of()
+    penalized = SamplingParams(temperature=0, frequency_penalty=1.0)
+    assert sampler.seen.capacity == 0
+    stays = row_of(penalized, name="stays")
+    for number in range(100):
+        batch = [stays, *(row_of(penalized, (number,), name=f"{number}.{i}") for i in range(4))]
+        logits = logits_of(number, 5)
+        tokens, _ = sampler.draw(batch, logits).take()
+        assert tokens == [
+            right(own, row).pop() for own, row in zip(logits.tolist(), batch, strict=True)
+        ]
+        stays.tokens.append(tokens[0])
+    assert len(sampler.seen) == sampler.seen.capacity == FEWEST_ROWS
+    crowd = [row_of(penalized, name=str(i)) for i in range(33)]
+    sampler.draw(crowd, logits_of(0, 33))
+    assert sampler.seen.capacity == 64
+    sampler.clear()
+    assert len(sampler.seen) == 0
+
+
+def test_requests_without_penalties_leave_nothing_behind():
+    sampler = sampler_of()
+    for number in range(20):
+        row = row_of(SamplingParams(seed=number, top_p=0.9, logprobs=2, min_tokens=3))
+        sampler.draw([row], logits_of(number, 1))
+    assert sampler.seen.capacity == 0
+
+
+def test_a_request_may_have_seen_every_token():
+    """Columns are as many as there are distinct tokens, however long the answer."""
+    size = STEP + 1
+    row = row_of(SamplingParams(temperature=0, presence_penalty=2.0, frequency_penalty=2.0), (0,))
+    sampler = Sampler(CPU, size, [], WAYS["numba"])
+    flat = [0.01 * i for i in range(size)]
+    for _ in range(3 * size):
+        tokens, _ = sampler.draw([row], torch.tensor([flat])).take()
+        assert tokens[0] in right(flat, row, [])
+        row.tokens.append(tokens[0])
+    counts = np.bincount(row.tokens[1:], minlength=size)
+    assert counts.min() == counts.max() == 3
+
+
+def test_logprobs_are_those_of_the_rows_that_ask():
+    rows = [row_of(replace(GREEDY, logprobs=n)) for n in (None, 0, 20, None, 2)]
+    logits = logits_of(3, 5)
+    tokens, logprobs = sampler_of().draw(rows, logits).take()
+    assert tokens == logits.argmax(-1).tolist()
+    raw = logits.log_softmax(-1)
+    assert sorted(logprobs) == [1, 2, 4]
+    for row, count in ((1, 0), (2, 20), (4, 2)):
+        best = raw[row].topk(count)
+        assert logprobs[row].chosen == pytest.approx(float(raw[row, tokens[row]]))
+        assert logprobs[row].top_ids == tuple(best.indices.tolist())
+        assert logprobs[row].top == pytest.approx(tuple(best.values.tolist()))
+
+
+def test_answers_with_everything_on_are_the_same_evicted_and_resumed():
+    """Little memory: requests are evicted in the middle of their answers, and computed again in
+    other company."""
+    requests = {
+        f"r{i}": (prompt_tokens(i, 4 + 3 * i), replace(EVERYTHING, seed=i, top_k=(0, 9)[i % 2]))
+        for i in range(8)
+    }
+    roomy = Feeder(engine_of("llama"))
+    narrow = Feeder(engine_of("llama", kv_tokens=96, block_tokens=4, max_batch_tokens=9))
+    for feeder in (roomy, narrow):
+        for request_id, (tokens, sampling) in requests.items():
+            feeder.add(request_id, tokens, 24, sampling)
+    expected: dict[str, list[int]] = {}
+    for request_id, (tokens, sampling) in requests.items():
+        alone = Feeder(engine_of("llama"))
+        alone.add(request_id, tokens, 24, sampling)
+        expected |= alone.run()
+    assert roomy.run() == narrow.run() == expected
+    assert narrow.evictions > 0
+    assert all(min(token) >= 0 and max(token) < VOCABULARY for token in expected.values())
+
+
+@pytest.mark.parametrize("size", [12, SIZE])
+def test_a_step_that_ends_no_prompt_draws_nothing(size):
+    assert sampler_of(size).draw([], torch.zeros(0, size)).take() == ([], {})

@@ -1,0 +1,106 @@
+"""How long steps took: by the device's events, told when they have passed, never waited for."""
+
+from random import Random
+from typing import Any
+
+import torch
+
+from services.core import Grant, Plan, Report
+from services.costs import StepTiming
+from services.worker.engine import step_clock
+from services.worker.engine.engine import Engine
+from services.worker.engine.step_clock import StepClock
+from services.worker.kv.device_streams import ImmediateStreams, Lane
+from services.worker.requests.batch import NO_INTS, DecodeRows, PrefillChunk, StepBatch
+from services.worker.requests.prompt import Prompt, SamplingParams
+from services.worker.requests.sequence import Sequence
+from tests.worker.kv.deferred_streams import DeferredStreams
+from tests.worker.worker_fixtures import engine_of, prompt_tokens
+
+ENDLESS = SamplingParams(temperature=0, ignore_eos=True)
+PROMPT = Prompt("r", (1,) * 9, 9, 1)
+
+
+def slow_device() -> DeferredStreams:
+    """Nothing runs there before it is waited for."""
+    return DeferredStreams(Random(0), haste=(0.0,))
+
+
+class OnDevice:
+    """An engine that computes on a slow device, a piece of work a token; who draws, waits."""
+
+    def __init__(self, monkeypatch: Any) -> None:
+        self.streams = slow_device()
+        self.engine = engine_of("llama", max_batch_tokens=16, report_every_steps=1)
+        self.engine._clock = StepClock(self.streams)
+        self.reports: list[Report] = []
+        run = Engine.run
+
+        def issue(engine: Engine, batch: StepBatch) -> torch.Tensor:
+            for _ in range(batch.prefill_tokens + len(batch.decodes)):
+                self.streams.issue(Lane.COMPUTE, "", lambda: None)
+            if batch.sampling:
+                self.streams.finish_all()
+            return run(engine, batch)
+
+        monkeypatch.setattr(Engine, "run", issue)
+
+    def step(self) -> list[StepTiming]:
+        result = self.engine.step()
+        assert result is not None
+        if report := self.engine.report():
+            self.reports.append(report)
+        return result.timings
+
+
+def test_a_step_that_draws_nothing_is_timed_by_its_events(monkeypatch):
+    """40 tokens in chunks of 16, 16 and 8: the first two only launch. A work takes 1 s, an event
+    another; each is told with a later step, and to the scheduler, too."""
+    device = OnDevice(monkeypatch)
+    device.engine.add(Prompt("r", prompt_tokens(1, 40), 40, 9, ENDLESS), 0.0)
+    device.engine.apply(Plan(1, admit=(Grant("r", 9),)), 0.0)
+    assert device.step() == []
+    assert device.step() == [], "it was not waited for"
+    chunks = [StepTiming(16, 0, 16, 17.0), StepTiming(16, 0, 32, 17.0)]
+    assert device.step() == chunks, "the third is over, but the event behind it is not seen yet"
+    assert device.step() == [StepTiming(8, 0, 40, 9.0)]
+    device.streams.finish_all()
+    assert device.step() == [StepTiming(0, 1, 40, 2.0)]
+    told = [timing for report in device.reports for timing in report.timings]
+    assert [timing.prefill_tokens for timing in told] == [16, 16, 8, 0] and told[:2] == chunks
+
+
+def test_on_a_cpu_a_step_s_time_comes_with_it():
+    engine = engine_of("llama")
+    engine.add(Prompt("r", prompt_tokens(1, 5), 5, 2, ENDLESS), 0.0)
+    engine.apply(Plan(1, admit=(Grant("r", 2),)), 0.0)
+    first, second = engine.step(), engine.step()
+    assert first is not None and second is not None
+    shapes = [(t.prefill_tokens, t.decode_seqs, t.context_tokens) for t in first.timings]
+    assert shapes == [(5, 0, 5)] and len(second.timings) == 1
+    assert first.timings[0].elapsed_s > 0
+
+
+def prefill(tokens: int) -> StepBatch:
+    chunk = PrefillChunk(Sequence.start(PROMPT, 1), 0, tokens, NO_INTS)
+    return StepBatch(DecodeRows([], [], 4), [chunk])
+
+
+def test_a_step_that_breaks_has_no_time():
+    clock = StepClock(ImmediateStreams())
+    clock.begin(prefill(3))
+    assert clock.take() == []
+    clock.end(clock.begin(prefill(3)))
+    assert [t.prefill_tokens for t in clock.take()] == [3]
+
+
+def test_of_steps_that_nobody_asks_for_the_latest_are_kept(monkeypatch):
+    monkeypatch.setattr(step_clock, "MAX_PENDING", 2)
+    streams = slow_device()
+    clock = StepClock(streams)
+    for tokens in (1, 2, 3):
+        clock.end(clock.begin(prefill(tokens)))
+    assert clock.take() == []
+    streams.finish_all()
+    assert [timing.prefill_tokens for timing in clock.take()] == [2, 3]
+    assert clock.take() == []

@@ -1,0 +1,169 @@
+"""The real engine under swaps forced at random: the same tokens as without, and no block lost."""
+
+from random import Random
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from services.core import Pause, Residency, Standing
+from services.costs import KVCosts
+from services.worker.kv.residency import RESIDENCIES
+from services.worker.metrics import MOVED, WorkerMetrics
+from tests.worker.worker_fixtures import Feeder, clear_cases, engine_of
+
+BLOCK = 4
+LENGTHS = (3, 9, 14, 22, 30, 5, 18, 27)
+NEW_TOKENS = 24
+COSTS = (KVCosts(), KVCosts(1.0, 0.1, 0.1), KVCosts(0.1, 1.0, 1.0))
+
+
+class Restless(Feeder):
+    """A scheduler that changes its mind at every other step: pauses, ranks, prefetches, cancels."""
+
+    def __init__(self, seed: int, residency: str, **settings: object):
+        settings = {"block_tokens": BLOCK, "kv_tokens": 88, "max_batch_tokens": 32} | settings
+        super().__init__(engine_of("llama", **settings))
+        self.random = Random(seed)
+        self.residency = residency
+        self.cancelled: set[str] = set()
+
+    def waiting(self) -> list[str]:
+        state = self.engine.state
+        return [name for name in state.sequences if name not in state.running]
+
+    def change_mind(self) -> None:
+        draw, state = self.random, self.engine.state
+        running = list(state.running)
+        pauses = draw.sample(running, min(len(running), draw.randrange(3)))
+        names = draw.sample(list(state.sequences), len(state.sequences))
+        self.plan(
+            pause=tuple(Pause(name, draw.choice(list(Residency))) for name in pauses),
+            prefetch=tuple(names[:1]),
+            order=tuple(Standing(name, float(i)) for i, name in enumerate(names)),
+            victims=tuple(draw.sample(names, len(names) // 2)),
+            residency=self.residency,
+            costs=draw.choice(COSTS),
+        )
+
+    def admit_some(self) -> None:
+        waiting = self.waiting()
+        some = self.random.sample(waiting, min(len(waiting), 2))
+        if some:
+            self.plan(admit=tuple(self._grant(name) for name in some), residency=self.residency)
+
+    def cancel_one(self) -> None:
+        name = self.random.choice(list(self.engine.state.sequences))
+        self.cancelled.add(name)
+        self.plan(cancel=(name,), residency=self.residency)
+
+    def finish(self, cancels: int = 0) -> None:
+        """Until everybody has finished or was cancelled, `cancels` of them at random steps."""
+        for _ in range(2_000):
+            if not self.engine.state.sequences:
+                break
+            if self.random.random() < 0.5:
+                self.change_mind()
+            if self.random.random() < 0.7:
+                self.admit_some()
+            if cancels > len(self.cancelled) and self.random.random() < 0.3:
+                self.cancel_one()
+            self.step()
+        assert not self.engine.state.sequences, "somebody never finished"
+
+
+@pytest.fixture(scope="module")
+def cases():
+    return clear_cases("llama", LENGTHS, NEW_TOKENS)
+
+
+def serve(cases, seed: int, residency: str, cancels: int = 0, **settings: object) -> Restless:
+    feeder = Restless(seed, residency, **settings)
+    for name, (tokens, _) in cases.items():
+        feeder.add(name, tokens, NEW_TOKENS)
+    feeder.finish(cancels)
+    state = feeder.engine.state
+    assert state.pool.free_blocks == state.pool.blocks
+    assert state.host.free_blocks == state.host.blocks
+    return feeder
+
+
+@pytest.mark.parametrize("overlap", ["off", "on"])
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("residency", RESIDENCIES)
+def test_answers_are_the_same_however_kv_moves(cases, residency, seed, overlap):
+    feeder = serve(cases, seed, residency, host_gib=0.01, overlap=overlap)
+    assert dict(feeder.output) == {name: answer for name, (_, answer) in cases.items()}
+    counters = feeder.engine.state.counters
+    assert 0 < counters.uploads <= counters.offloads and counters.dropped > 0
+
+
+@pytest.mark.parametrize("overlap", ["off", "on"])
+@pytest.mark.parametrize("seed", range(8))
+def test_cancels_at_any_point_of_a_swap_leave_no_trace(cases, seed, overlap):
+    feeder = serve(cases, seed, "swap", cancels=5, host_gib=0.01, overlap=overlap)
+    assert len(feeder.cancelled) == 5
+    for name, (_, answer) in cases.items():
+        got = feeder.output[name]
+        assert got == answer[: len(got)]
+        assert name in feeder.cancelled or got == answer
+
+
+def test_a_host_of_a_few_blocks_sends_the_rest_to_be_computed_again(cases):
+    """One block of llama's here at rest is 2 layers · 2 · 2 heads · 4 tokens · 8 floats."""
+    few = 8 * 2 * 2 * 2 * 4 * 8 * 4 / 2**30
+    feeder = serve(cases, 0, "swap", host_gib=few)
+    assert feeder.engine.state.limits.host_blocks == 8
+    assert dict(feeder.output) == {name: answer for name, (_, answer) in cases.items()}
+    counters = feeder.engine.state.counters
+    assert counters.host_full > 0 and counters.offloads > 0
+
+
+def test_host_memory_refused_at_run_time_means_recompute(cases, monkeypatch):
+    """Enough was free at start; when the first slab is wanted, others have taken it."""
+    monkeypatch.setattr("services.worker.engine.assembly.free_host_bytes", lambda: 0)
+    feeder = serve(cases, 0, "swap", host_gib=0.01)
+    assert dict(feeder.output) == {name: answer for name, (_, answer) in cases.items()}
+    counters = feeder.engine.state.counters
+    assert counters.host_full > 0 and counters.uploads == 0
+
+
+def test_what_moved_is_counted_in_metrics(cases):
+    feeder = Restless(0, "swap", host_gib=0.01)
+    registry = CollectorRegistry()
+    metrics = WorkerMetrics(registry, feeder.engine.state)
+    feeder.on_report = metrics.reported
+    for name, (tokens, _) in cases.items():
+        feeder.add(name, tokens, NEW_TOKENS)
+    feeder.finish()
+    counters = feeder.engine.state.counters
+    for field, (name, _) in MOVED.items():
+        assert registry.get_sample_value(f"foretoken_{name}_total") == getattr(counters, field)
+    assert (
+        min(counters.offloads, counters.uploads, counters.dropped, counters.prefix_hit_tokens) > 0
+    )
+    seconds = "foretoken_swap_seconds_count"
+    told = registry.get_sample_value(seconds, {"direction": "offload"})
+    assert told == counters.offloads
+
+
+@pytest.mark.parametrize("sharing", [True, False])
+def test_answers_are_the_same_with_shared_prefixes_and_without(sharing):
+    """Six prompts with the same first 17 tokens, four whole blocks of them."""
+    cases = clear_cases("llama", (17,), NEW_TOKENS)
+    prefix = cases["r0"][0]
+    feeder = Feeder(engine_of("llama", block_tokens=BLOCK, prefix_sharing=sharing))
+    expected = {}
+    for number in range(6):
+        tail = clear_cases("llama", (3 + number,), 1)["r0"][0]
+        expected[f"q{number}"] = (*prefix, *tail)
+        feeder.add(f"q{number}", (*prefix, *tail), NEW_TOKENS)
+        feeder.step()
+    output = feeder.run()
+    alone: dict[str, list[int]] = {}
+    for name, tokens in expected.items():
+        single = Feeder(engine_of("llama", block_tokens=BLOCK, prefix_sharing=False))
+        single.add(name, tokens, NEW_TOKENS)
+        alone |= single.run()
+    assert output == alone
+    hits = feeder.engine.state.counters.prefix_hit_tokens
+    assert hits >= 5 * 16 if sharing else hits == 0

@@ -1,0 +1,281 @@
+"""The swapper: bytes arrive where they should, whatever the device puts off."""
+
+from collections.abc import Callable
+from random import Random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from services.costs import Direction
+from services.worker.kernels.reference.blocks import TorchBlocks
+from services.worker.kv.cache import KVLayer
+from services.worker.kv.copies import StagedLayer
+from services.worker.kv.device_streams import ImmediateStreams
+from services.worker.kv.host_cache import HostCache
+from services.worker.kv.moves import Move, Moves
+from services.worker.kv.staging import RecordLayout, RingSize
+from services.worker.kv.swapper import Swapper
+from tests.worker.kv.deferred_streams import DeferredCopies, DeferredStreams, Missing
+from tests.worker.kv.swap_drill import (
+    BLOCK,
+    DEVICE_BLOCKS,
+    LAYOUTS,
+    Drill,
+    empty_layers,
+    holds,
+    random_layers,
+    there_and_back,
+    write,
+)
+
+NATIVE = LAYOUTS["native"]
+PLENTY = 2**40
+TWO_OF_TWO = RingSize(2, 2)
+
+
+# Order
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_every_byte_survives_whatever_the_device_puts_off(layout, seed):
+    drill = Drill(seed, layout)
+    assert drill.run() == []
+    assert len(timings := drill.swapper.take_timings()) == drill.finished
+    assert all(timing.elapsed_s > 0 for timing in timings)
+
+
+@pytest.mark.parametrize("missing", Missing)
+def test_a_missing_wait_corrupts(missing):
+    """Or the test above would prove nothing."""
+    assert any(Drill(seed, NATIVE, missing).run() for seed in range(60))
+
+
+# One swapper, by hand
+
+
+class Bench:
+    """A swapper on the CPU, everything done when it is issued."""
+
+    def __init__(self, layout: RecordLayout = NATIVE, ring: RingSize = TWO_OF_TWO):
+        self.layout = layout
+        self.layers = empty_layers(layout, DEVICE_BLOCKS)
+        self.swapper = self.make(layout, ring)
+
+    def make(self, layout: RecordLayout, ring: RingSize) -> Swapper:
+        return Swapper(
+            self.layers, TorchBlocks(), layout, host_for(layout), ImmediateStreams(), ring
+        )
+
+    def put(self, blocks: list[int], seed: int):
+        content = random_layers(self.layout, len(blocks), Random(seed))
+        write(self.layers, blocks, content)
+        return content
+
+    def start(self, *moves: Move, recalled: tuple[int, ...] = ()) -> list[str]:
+        return self.swapper.start(Moves(moves, recalled))
+
+    def finish(self) -> list[int]:
+        """Serials of the uploads, all settled."""
+        settled = []
+        while self.swapper.busy:
+            self.swapper.wait()
+            settled += self.swapper.settle()
+        return settled
+
+
+class LazyBench(Bench):
+    """Nothing is done before somebody waits for it."""
+
+    def make(self, layout: RecordLayout, ring: RingSize) -> Swapper:
+        self.streams = DeferredStreams(Random(0), haste=(0.0,))
+        copies = DeferredCopies(TorchBlocks(), self.streams)
+        return Swapper(self.layers, copies, layout, host_for(layout), self.streams, ring)
+
+    def finish(self) -> list[int]:
+        settled = super().finish()
+        self.streams.finish_all()
+        return settled
+
+
+def host_for(layout: RecordLayout) -> HostCache:
+    return HostCache(12, layout.record_bytes, lambda: PLENTY)
+
+
+def move(serial, direction, device, host, tokens=None) -> Move:
+    tokens = len(device) * BLOCK if tokens is None else tokens
+    return Move(serial, f"r{serial}", direction, tuple(device), tuple(host), tokens)
+
+
+def offload(serial, device, host, tokens=None) -> Move:
+    return move(serial, Direction.OFFLOAD, device, host, tokens)
+
+
+def upload(serial, device, host, tokens=None) -> Move:
+    return move(serial, Direction.UPLOAD, device, host, tokens)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_a_request_longer_than_the_ring_with_a_block_half_full(layout):
+    bench = Bench(layout, RingSize(1, 2))
+    tokens = 4 * BLOCK + 1
+    content = bench.put([3, 1, 4, 0, 5], seed=1)
+    bench.start(offload(1, [3, 1, 4, 0, 5], [0, 1, 2, 7, 6], tokens))
+    bench.put(list(range(DEVICE_BLOCKS)), seed=2)
+    bench.start(upload(2, [9, 8, 2, 6, 7], [0, 1, 2, 7, 6], tokens))
+    assert bench.finish() == [2]
+    expected = there_and_back(layout, content, tokens)
+    assert holds(bench.layers, [9, 8, 2, 6, 7], expected, tokens)
+    if not layout.swap_int8 or layout.kv_int8:
+        assert holds(bench.layers, [9, 8, 2, 6, 7], content, tokens)
+
+
+def test_uploads_settle_in_order_and_only_once_they_are_whole():
+    bench = LazyBench(ring=RingSize(1, 1))
+    bench.put([0, 1, 2], seed=1)
+    bench.start(offload(1, [0, 1], [0, 1]), offload(2, [2], [2]))
+    bench.start(upload(3, [4, 5], [0, 1]), upload(4, [6], [2]))
+    assert bench.swapper.busy
+    bench.swapper.wait()
+    assert bench.swapper.settle() == [], "the first of two blocks is there"
+    assert bench.finish() == [3, 4]
+    assert not bench.swapper.busy
+    bench.swapper.wait()
+    assert bench.swapper.settle() == []
+
+
+@pytest.mark.parametrize("settled_chunks", [0, 1])
+def test_a_recalled_upload_is_never_scattered_again(settled_chunks):
+    bench = LazyBench(ring=RingSize(2, 1))
+    bench.put([0, 1, 2], seed=1)
+    bench.start(offload(1, [0, 1, 2], [0, 1, 2]))
+    bench.start(upload(2, [4, 5, 6], [0, 1, 2]), upload(3, [7], [1]))
+    for _ in range(settled_chunks):
+        bench.swapper.wait()
+        bench.swapper.settle()
+    bench.start(offload(4, [8], [0]), recalled=(2,))  # whose host block is used again at once
+    bench.streams.finish_all()
+    owner = bench.put([4, 5, 6], seed=2)
+    assert bench.finish() == [3]
+    assert holds(bench.layers, [4, 5, 6], owner, 3 * BLOCK)
+
+
+def test_an_upload_recalled_before_it_started_never_starts():
+    bench = Bench()
+    bench.put([0], seed=1)
+    owner = bench.put([4], seed=2)
+    bench.start(offload(1, [0], [0]), upload(2, [4], [0]), recalled=(2,))
+    assert not bench.swapper.busy
+    assert holds(bench.layers, [4], owner, BLOCK)
+
+
+def test_a_recall_of_what_has_settled_or_never_was_changes_nothing():
+    bench = Bench()
+    content = bench.put([0], seed=1)
+    bench.start(offload(1, [0], [0]), upload(2, [4], [0]))
+    bench.finish()
+    bench.start(recalled=(2, 77))
+    assert holds(bench.layers, [4], content, BLOCK)
+
+
+def test_after_a_reset_no_upload_arrives_and_the_next_ones_do():
+    bench = LazyBench(ring=RingSize(2, 1))
+    content = bench.put([0, 1, 2], seed=1)
+    bench.start(offload(1, [0, 1, 2], [0, 1, 2]), upload(2, [4, 5, 6], [0, 1, 2]))
+    bench.swapper.wait()
+    bench.swapper.settle()
+    bench.swapper.reset()
+    assert not bench.swapper.busy
+    bench.streams.finish_all()
+    owner = bench.put([4, 5, 6], seed=2)
+    bench.start(upload(1, [7, 8, 9], [0, 1, 2]))  # serials may begin again
+    assert bench.finish() == [1]
+    assert holds(bench.layers, [4, 5, 6], owner, 3 * BLOCK)
+    assert holds(bench.layers, [7, 8, 9], content, 3 * BLOCK)
+
+
+def test_an_upload_of_nothing_settles_like_others():
+    bench = Bench()
+    bench.start(upload(1, [], [], tokens=0))
+    assert bench.swapper.busy
+    assert bench.finish() == [1]
+    assert bench.swapper.take_timings() == []
+
+
+def test_a_move_whose_numbers_do_not_match_is_refused():
+    with pytest.raises(ValueError, match="offload 1 of 5 tokens: 1 device blocks, 1 host blocks"):
+        Bench().start(offload(1, [0], [0], tokens=BLOCK + 1))
+
+
+class FailsOnce(TorchBlocks):
+    """Its first scatter finds no memory."""
+
+    failed = False
+
+    def scatter(self, layer: KVLayer, blocks: Tensor, staged: StagedLayer) -> None:
+        if not self.failed:
+            self.failed = True
+            raise torch.OutOfMemoryError("no memory for a scatter")
+        super().scatter(layer, blocks, staged)
+
+
+def test_a_kernel_that_fails_takes_no_slot_with_it():
+    bench, host = Bench(), host_for(NATIVE)
+    swapper = Swapper(bench.layers, FailsOnce(), NATIVE, host, ImmediateStreams(), RingSize(1, 1))
+    content = bench.put([0, 1], seed=1)
+    swapper.start(Moves((offload(1, [0, 1], [0, 1]), upload(2, [4, 5], [0, 1]))))
+    with pytest.raises(torch.OutOfMemoryError):
+        swapper.settle()
+    swapper.reset()
+    swapper.start(Moves((upload(3, [4, 5], [0, 1]),)))
+    assert swapper.settle() == [3]
+    assert holds(bench.layers, [4, 5], content, 2 * BLOCK)
+
+
+def test_timings_tell_moves_that_are_over_once():
+    bench = Bench()
+    bench.put([0, 1, 2], seed=1)
+    bench.start(offload(1, [0, 1, 2], [0, 1, 2], tokens=9))
+    bench.start(upload(2, [4, 5, 6], [0, 1, 2], tokens=9), upload(3, [7], [0]), recalled=(3,))
+    bench.finish()
+    timings = bench.swapper.take_timings()
+    assert [(t.direction, t.tokens) for t in timings] == [
+        (Direction.OFFLOAD, 9),
+        (Direction.UPLOAD, 9),
+    ]
+    assert all(timing.elapsed_s > 0 for timing in timings)
+    assert bench.swapper.take_timings() == []
+
+
+def test_timings_wait_for_the_copy():
+    bench = LazyBench()
+    bench.start(offload(1, [0], [0]))
+    assert bench.swapper.take_timings() == []
+    bench.streams.finish_all()
+    assert [t.tokens for t in bench.swapper.take_timings()] == [BLOCK]
+
+
+def test_an_offload_that_host_memory_cannot_take_is_lost_and_the_others_go_on():
+    bench = Bench()
+    small = HostCache(8, NATIVE.record_bytes, _once(), slab_bytes=2 * NATIVE.record_bytes)
+    swapper = Swapper(
+        bench.layers, TorchBlocks(), NATIVE, small, ImmediateStreams(), RingSize(1, 1)
+    )
+    content = bench.put([0, 1], seed=1)
+    again = Move(9, "r2", Direction.UPLOAD, (7,), (2,), BLOCK)
+    moves = Moves((offload(1, [0, 1], [0, 1]), offload(2, [2], [2]), again))
+    assert swapper.start(moves) == ["r2"]
+    assert not swapper.busy, "what is lost does not come back"
+    swapper.start(Moves((upload(3, [4, 5], [0, 1]),)))
+    assert swapper.settle() == [3]
+    assert holds(bench.layers, [4, 5], content, 2 * BLOCK)
+
+
+def _once() -> Callable[[], int]:
+    """Free memory for one slab."""
+    free_bytes = [PLENTY]
+    return lambda: free_bytes.pop() if free_bytes else 0

@@ -1,0 +1,216 @@
+"""The fused forward through torch.compile: the same answers, six graphs, and never one later."""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
+from threading import Thread
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx
+
+from services.worker.config import EngineConfig
+from services.worker.engine.engine import Engine
+from services.worker.model.compiled import (
+    CompiledForward,
+    is_wanted,
+    missing_compiler,
+    require_compiler,
+)
+from services.worker.model.fused import FusedForward
+from services.worker.model.paged import PagedModel
+from services.worker.model.probe import Probe
+from tests.worker.worker_fixtures import (
+    VOCABULARY,
+    Feeder,
+    clear_cases,
+    reference,
+)
+
+CPU = torch.device("cpu")
+GRAPHS = 6  # three pieces, each for one row and for many
+LAYERS = 2
+with_compiler = pytest.mark.skipif(
+    bool(missing_compiler(CPU)),
+    reason=f"{missing_compiler(CPU)} (g++ comes with the package g++, clang++ with clang)",
+)
+
+
+@pytest.fixture(autouse=True)
+def forgotten() -> Iterator[None]:
+    """PyTorch keeps graphs by function, for the whole process."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+class Recorder:
+    """A backend that runs a graph as it was traced, and counts."""
+
+    def __init__(self) -> None:
+        self.graphs = 0
+        self.runs = 0
+
+    def __call__(self, graph: fx.GraphModule, _: Sequence[Tensor]) -> Callable[..., Any]:
+        self.graphs += 1
+
+        def run(*inputs: Any) -> Any:
+            self.runs += 1
+            return graph.forward(*inputs)
+
+        return run
+
+
+def model_of(name: str) -> PagedModel:
+    return PagedModel(deepcopy(reference(name)), CPU)
+
+
+def compiled(name: str, backend: Any) -> tuple[PagedModel, FusedForward]:
+    """A model, and the forward it had before."""
+    model = model_of(name)
+    fused = model._fused
+    assert isinstance(fused, FusedForward)
+    model.compile_forward(backend)
+    assert model.forward_name == "fused forward, compiled"
+    assert isinstance(model._fused, CompiledForward)
+    return model, fused
+
+
+def agree(model: PagedModel, fused: FusedForward) -> None:
+    """Of every number of tokens and rows that is a case of its own."""
+    for count in (1, 2, 5, 64):
+        generator = torch.Generator().manual_seed(count)
+        ids = torch.randint(VOCABULARY, (count,), generator=generator)
+        positions = torch.arange(count)
+        for rows in (None, [], [count - 1], list(range(count))):
+            asked = None if rows is None else torch.tensor(rows, dtype=torch.long)
+            ours = model.forward(ids, positions, Probe(), asked)
+            with torch.inference_mode():
+                own = fused(ids, positions, Probe(), asked)
+            torch.testing.assert_close(ours, own, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "mistral"])
+def test_six_graphs_are_made_at_start_and_none_later(name: str):
+    recorder = Recorder()
+    model, fused = compiled(name, recorder)
+    assert recorder.graphs == GRAPHS
+    agree(model, fused)
+    assert recorder.graphs == GRAPHS
+
+
+@pytest.mark.slow
+@with_compiler
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_what_is_compiled_gives_the_same(name: str):
+    agree(*compiled(name, "inductor"))
+
+
+def test_every_step_of_an_engine_runs_compiled():
+    """Prefills and decodes, one row and several, on a thread of their own as a worker's do."""
+    recorder = Recorder()
+    model, _ = compiled("llama", recorder)
+    engine = Engine(model, EngineConfig(model="", kv_tokens=2048, host_gib=0))
+    cases = clear_cases("llama", (3, 20, 40), 8)
+    feeder = Feeder(engine)
+    for request_id, (tokens, _) in cases.items():
+        feeder.add(request_id, tokens, 8)
+    recorder.runs, steps = 0, 0
+
+    def serve() -> None:
+        nonlocal steps
+        torch.set_num_threads(torch.get_num_threads())
+        while feeder.step():
+            steps += 1
+
+    thread = Thread(target=serve)
+    thread.start()
+    thread.join()
+    assert feeder.output == {request_id: answer for request_id, (_, answer) in cases.items()}
+    assert recorder.graphs == GRAPHS
+    assert recorder.runs == steps * (LAYERS + 1)
+
+
+def test_rows_that_fit_no_graph_run_uncompiled_and_none_is_made_for_them():
+    """As where nobody's logits are asked for: no graph has no rows."""
+    recorder = Recorder()
+    model, _ = compiled("llama", recorder)
+    recorder.runs = 0
+    nobody = torch.tensor([], dtype=torch.long)
+    logits = model.forward(torch.ones(4, dtype=torch.long), torch.arange(4), Probe(), nobody)
+    assert logits.shape == (0, VOCABULARY)
+    assert (recorder.graphs, recorder.runs) == (GRAPHS, LAYERS)  # but for the last piece
+
+
+def broken(graph: fx.GraphModule, _: Sequence[Tensor]) -> Callable[..., Any]:
+    raise RuntimeError("no such instruction")
+
+
+def wrong(graph: fx.GraphModule, _: Sequence[Tensor]) -> Callable[..., Any]:
+    """Compiles to something else: the last hidden number is another."""
+
+    def run(*inputs: Any) -> Any:
+        (*others, last) = graph.forward(*inputs)
+        return (*others, 1.1 * last + torch.arange(last.shape[-1]))
+
+    return run
+
+
+def breaks_alone(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    """A compiler that can't do a single row."""
+    if any(isinstance(x, Tensor) and x.shape[0] == 1 for x in inputs):
+        raise RuntimeError("no such instruction")
+    return graph.forward
+
+
+@pytest.mark.parametrize(
+    ("backend", "told"),
+    [
+        (broken, "it fails: .*no such instruction"),
+        (wrong, "it moves logits by .*%"),
+        (breaks_alone, "it fails: .*no such instruction"),
+    ],
+)
+def test_a_compiler_that_fails_or_errs_is_left_aside(backend: Any, told: str, caplog):
+    model = model_of("llama")
+    fused = model._fused
+    model.compile_forward(backend)
+    assert model._fused is fused
+    assert model.forward_name == "fused forward"
+    [record] = [r for r in caplog.records if r.name.startswith("services.")]
+    assert record.levelname == "WARNING"
+    expect = f"the compiled forward is left aside, the fused one runs: {told}"
+    assert re.match(expect, record.getMessage())
+
+
+def test_a_model_without_a_fused_forward_has_nothing_to_compile(caplog):
+    model = model_of("gpt2")
+    model.compile_forward(broken)
+    assert model.forward_name == "transformers' forward (GPT2LMHeadModel has another layout)"
+    assert [r.getMessage() for r in caplog.records if r.name.startswith("services.")] == [
+        f"nothing is compiled: {model.forward_name} runs"
+    ]
+
+
+def test_on_without_a_compiler_is_refused_before_anything_is_loaded(monkeypatch, tmp_path):
+    monkeypatch.setenv("CXX", "/no/such/compiler")
+    said = r"compile is on, but there is no C\+\+ compiler /no/such/compiler here: .* to auto"
+    with pytest.raises(ValueError, match=said):
+        require_compiler("on", CPU)
+    with pytest.raises(ValueError, match=said):
+        Engine.load(EngineConfig(model=str(tmp_path / "none"), device="cpu", compile="on"))
+    for asked in ("auto", "off"):
+        require_compiler(asked, CPU)
+
+
+def test_auto_compiles_on_gpus_where_triton_is(monkeypatch):
+    gpu = torch.device("cuda")
+    assert not is_wanted("auto", CPU)
+    assert is_wanted("on", CPU) and is_wanted("on", gpu)
+    assert not is_wanted("off", gpu)
+    for found in (object(), None):
+        monkeypatch.setattr("services.worker.model.compiled.find_spec", lambda _, f=found: f)
+        assert is_wanted("auto", gpu) == bool(found)
+    with pytest.raises(ValueError, match="Triton is not installed"):
+        require_compiler("on", gpu)

@@ -1,0 +1,177 @@
+"""The fused forward gives what transformers' own gives, and shares its weights."""
+
+from copy import deepcopy
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from services.worker.kernels.interface import AttentionOptions
+from services.worker.model.fused import FusedForward
+from services.worker.model.probe import STRETCH_TOKENS, Probe, stretch_tokens
+from services.worker.model.row_ops import TorchRowOps
+from tests.worker.model.fused_models import (
+    FAMILIES,
+    LIMIT,
+    TOKENS,
+    fused,
+    llama,
+    made,
+    own_logits,
+    random_tokens,
+)
+from tests.worker.worker_fixtures import (
+    VOCABULARY,
+    Feeder,
+    make_engine,
+)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_it_is_transformers_forward(name: str):
+    """At both ends of the context, beyond every window."""
+    module = made(FAMILIES[name])
+    model = fused(module)
+    for start in (0, LIMIT - TOKENS):
+        ids, positions = random_tokens(start)
+        own = own_logits(module, ids, positions)
+        ours = model.forward(ids, positions, Probe(), None)
+        assert float((ours - own).abs().max()) <= 1e-4 * float(own.abs().max())
+
+
+@pytest.mark.parametrize("name", ["llama, biased", "qwen2, slides", "qwen3", "phi3, turns half"])
+def test_in_bfloat16_it_is_as_near_the_exact_answer(name: str):
+    """Both forwards round; ours is no further from float32 than a little more than theirs."""
+    module = made(FAMILIES[name], torch.bfloat16)
+    ids, positions = random_tokens()
+    exact = own_logits(deepcopy(module).float(), ids, positions)
+    theirs = (own_logits(module, ids, positions).float() - exact).norm()
+    ours = (fused(module).forward(ids, positions, Probe(), None).float() - exact).norm()
+    assert float(ours) <= 1.25 * float(theirs)
+
+
+@pytest.mark.parametrize("rows", [[], [39], [3, 17, 39], list(range(TOKENS))])
+def test_logits_of_the_rows_that_are_asked_for(rows: list[int]):
+    model = fused(made(FAMILIES["qwen2, slides"]))
+    ids, positions = random_tokens()
+    every = model.forward(ids, positions, Probe(), None)
+    some = model.forward(ids, positions, Probe(), torch.tensor(rows, dtype=torch.long))
+    assert some.shape == (len(rows), VOCABULARY)
+    torch.testing.assert_close(some, every[rows], rtol=1e-5, atol=1e-5)
+
+
+def test_neighbours_in_a_row_change_nothing():
+    """Packed with another sequence, at other positions."""
+    model = fused(made(FAMILIES["llama, yarn"]))
+    ids, positions = random_tokens()
+    alone = model.forward(ids, positions, Probe(), None)
+    both = model.forward(
+        torch.cat([ids.flip(0), ids]), torch.cat([positions + 100, positions]), Probe(2), None
+    )
+    torch.testing.assert_close(both[TOKENS:], alone, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("limit", [LIMIT, 2**24])
+def test_rotations_are_right_with_a_table_and_without(limit: int):
+    """A context too long for a table; float32 tells its positions apart no better than ours do."""
+    module = made(partial(llama, max_position_embeddings=limit))
+    model = fused(module)
+    ids, positions = random_tokens(limit - TOKENS)
+    own = own_logits(module, ids, positions)
+    ours = model.forward(ids, positions, Probe(), None)
+    assert float((ours - own).abs().max()) <= 1e-4 * float(own.abs().max())
+
+
+def memory(module: nn.Module) -> int:
+    """Bytes behind its parameters, each storage once."""
+    storages = [weight.untyped_storage() for weight in module.parameters()]
+    return sum({s.data_ptr(): s.nbytes() for s in storages}.values())
+
+
+@pytest.mark.parametrize("name", ["llama, tied", "llama, biased", "qwen3", "phi3"])
+def test_weights_are_shared_and_transformers_forward_still_runs(name: str):
+    module = made(FAMILIES[name])
+    model = fused(module)
+    moved = model.module
+    assert memory(moved) == memory(module)
+    assert sorted(moved.state_dict()) == sorted(module.state_dict())
+    held = {weight.untyped_storage().data_ptr() for weight in moved.parameters()}
+    assert isinstance(model._fused, FusedForward)
+    for layer in model._fused.layers:
+        for linear in (layer.qkv, layer.output, layer.gate_up, layer.down):
+            assert linear.weight.untyped_storage().data_ptr() in held
+    ids, positions = random_tokens()
+    moved.set_attn_implementation("eager")
+    torch.testing.assert_close(
+        own_logits(moved, ids, positions), own_logits(module, ids, positions), rtol=0, atol=1e-5
+    )
+
+
+def test_q_k_and_v_lie_in_one_tensor():
+    attention = fused(made(FAMILIES["qwen2"])).module.model.layers[0].self_attn
+    for name in ("weight", "bias"):
+        parts = [getattr(m, name) for m in (attention.q_proj, attention.k_proj, attention.v_proj)]
+        storages = {part.untyped_storage().data_ptr() for part in parts}
+        assert len(storages) == 1
+        assert parts[0].untyped_storage().nbytes() == sum(part.nbytes for part in parts)
+
+
+def test_a_bfloat16_engine_decodes():
+    """Through the paged kernels, whose queries are now slices of a wider row."""
+    engine = make_engine(made(FAMILIES["qwen3, slides"], torch.bfloat16))
+    assert engine.model.forward_name == "fused forward"
+    feeder = Feeder(engine)
+    for length in (3, 20):
+        feeder.add(f"r{length}", tuple(range(1, 1 + length)), 12)
+    output = feeder.run()
+    assert all(1 <= len(answer) <= 12 for answer in output.values())
+
+
+def test_the_check_looks_beyond_windows_where_that_is_affordable():
+    """A model of 1.4 M parameters and 5 layers of 128 numbers: two sequences of 1,032 tokens take
+    2 · 1,032 · (1.4e6 + 2 · 1,032 · 640) = 5.6e9 multiplications, of 4,104 they take 5.5e10."""
+    assert 2 * 1032 * (1.4e6 + 2 * 1032 * 640) < 2e10 < 2 * 4104 * (1.4e6 + 2 * 4104 * 640)
+    demo = partial(stretch_tokens, 1_400_000, 640)
+    assert demo([None, 1024], 2048) == 1032
+    assert demo([4096, 1024], 8192) == STRETCH_TOKENS == 8
+    assert demo([None], 2048) == 8
+    assert demo([1024], 600) == 600
+    assert stretch_tokens(600_000_000, 28 * 2048, [512], 40_960) == 8
+
+
+def test_what_layers_ask_of_attention_is_noted():
+    noted = Probe()
+    ids, positions = random_tokens()
+    fused(made(FAMILIES["qwen2, slides"])).forward(ids, positions, noted, None)
+    whole, slides = AttentionOptions(8**-0.5), AttentionOptions(8**-0.5, 7)
+    assert [noted.options[layer] for layer in range(4)] == [whole, slides, whole, slides]
+
+
+def test_no_call_waits_for_the_device(monkeypatch: pytest.MonkeyPatch):
+    """A fake tensor has no numbers: whatever asks for one raises. With the row operations that a
+    GPU has; Numba's read all numbers."""
+    monkeypatch.setattr("services.worker.model.paged.row_ops_for", lambda *_: TorchRowOps())
+    model = fused(made(FAMILIES["qwen3, slides"]))
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        ids = torch.zeros(TOKENS, dtype=torch.long)
+        logits = model.forward(ids, ids, Probe(), ids[:3])
+    assert isinstance(logits, FakeTensor)
+    assert logits.shape == (3, VOCABULARY)
+
+
+@pytest.mark.parametrize("numbers", [0, 2**19])
+def test_weights_lie_as_a_cpu_reads_them_fastest(numbers: int, monkeypatch):
+    """Small ones input by input; large ones stay, and both give the same."""
+    monkeypatch.setattr("services.worker.model.fused.BY_INPUT_NUMBERS", numbers)
+    module = made(FAMILIES["llama, tied"])
+    model = fused(module)
+    layer = model.module.model.layers[0]
+    for linear in (layer.self_attn.k_proj, layer.mlp.down_proj):
+        assert linear.weight.stride(0 if numbers else 1) == 1
+    assert model.module.lm_head.weight is model.module.model.embed_tokens.weight
+    ids, positions = random_tokens()
+    own = own_logits(module, ids, positions)
+    ours = model.forward(ids, positions, Probe(), None)
+    assert float((ours - own).abs().max()) <= 1e-4 * float(own.abs().max())

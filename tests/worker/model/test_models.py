@@ -1,0 +1,136 @@
+"""Greedy answers equal transformers' own, token for token, however they are computed."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import MambaConfig, MambaForCausalLM
+
+from services.core import FinishReason
+from services.worker.config import EngineConfig
+from services.worker.engine.engine import Engine
+from services.worker.model.paged import load_model
+from services.worker.requests.prompt import SamplingParams
+from tests.worker.worker_fixtures import (
+    EOS,
+    MODELS,
+    Feeder,
+    clear_cases,
+    engine_of,
+    prompt_tokens,
+    reference,
+)
+
+LENGTHS = (1, 5, 13, 16, 29, 40)
+NEW_TOKENS = 24
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_answers_equal_generate(name: str):
+    """Alone; together with chunked prefill; and in memory for a third of them, in slices; these
+    also with a step in flight."""
+    cases = clear_cases(name, LENGTHS, NEW_TOKENS)
+    expected = {request_id: answer for request_id, (_, answer) in cases.items()}
+
+    alone = engine_of(name)
+    for request_id, (tokens, answer) in cases.items():
+        feeder = Feeder(alone)
+        alone.state.reset()
+        feeder.add(request_id, tokens, NEW_TOKENS)
+        assert feeder.run() == {request_id: answer}
+
+    for overlap in ("off", "on"):
+        together = Feeder(engine_of(name, max_batch_tokens=11, overlap=overlap))
+        small = engine_of(name, kv_tokens=80, block_tokens=4, overlap=overlap)
+        crowded = Feeder(small, slice_tokens=5)
+        for feeder in (together, crowded):
+            for request_id, (tokens, _) in cases.items():
+                feeder.add(request_id, tokens, NEW_TOKENS)
+            assert feeder.run() == expected
+        assert crowded.evictions > 0
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_equal_the_models_own(name: str):
+    """Log-probabilities of every step, against one forward over the whole answer."""
+    feeder = Feeder(engine_of(name, max_batch_tokens=7))
+    asked = SamplingParams(temperature=0, logprobs=3, ignore_eos=True)
+    for number, length in enumerate((3, 19)):
+        feeder.add(f"r{number}", prompt_tokens(number, length), 12, asked)
+    feeder.run()
+    for number, length in enumerate((3, 19)):
+        drawn = feeder.drawn[f"r{number}"]
+        whole = [*prompt_tokens(number, length), *feeder.output[f"r{number}"]]
+        with torch.no_grad():
+            logits = reference(name)(torch.tensor([whole])).logits[0, length - 1 : -1]
+        expected = logits.log_softmax(-1).topk(3).values
+        got = torch.tensor([token.logprobs.top for token in drawn if token.logprobs])
+        torch.testing.assert_close(got, expected, rtol=0, atol=2e-4)
+
+
+def test_a_missing_or_broken_folder_is_one_sentence(tmp_path):
+    device = torch.device("cpu")
+    with pytest.raises(ValueError, match=r"cannot load model .*nowhere': there is no such folder"):
+        load_model(str(tmp_path / "nowhere"), device)
+    with pytest.raises(ValueError, match=r"the folder has no config.json"):
+        load_model(str(tmp_path), device)
+    (tmp_path / "config.json").write_text("{ not json")
+    with pytest.raises(ValueError, match="cannot load model") as broken:
+        load_model(str(tmp_path), device)
+    assert "\n" not in str(broken.value)
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "hidden_size": 8}')
+    with pytest.raises(ValueError, match="cannot load model"):
+        load_model(str(tmp_path), device)
+
+
+def test_a_cut_weights_file_is_one_sentence(tmp_path):
+    reference("llama").save_pretrained(tmp_path)
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(ValueError, match="cannot load model") as broken:
+        load_model(str(tmp_path), torch.device("cpu"))
+    assert "\n" not in str(broken.value)
+
+
+def test_missing_weights_are_not_made_up(tmp_path):
+    reference("llama").save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    del weights["model.norm.weight"]
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"1 weights are not in its files, as model.norm.weight"):
+        load_model(str(tmp_path), torch.device("cpu"))
+
+
+def test_a_model_without_attention_is_refused(tmp_path):
+    config = MambaConfig(vocab_size=32, hidden_size=16, num_hidden_layers=1, state_size=4)
+    MambaForCausalLM(config).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="cannot load model"):
+        load_model(str(tmp_path), torch.device("cpu"))
+
+
+def test_a_saved_model_loads_with_its_limits(tmp_path):
+    reference("llama").save_pretrained(tmp_path)
+    model = load_model(str(tmp_path), torch.device("cpu"))
+    assert (model.dtype, model.max_context_tokens) == (torch.float32, 256)
+    assert model.eos_ids == {0}
+    assert [(s.kv_heads, s.head_dim) for s in model.shapes] == [(2, 8), (2, 8)]
+
+
+def test_every_end_that_a_generation_config_names_is_one(tmp_path):
+    """Its eos ids stand before the model config's; the answer ends at whichever comes first."""
+    tokens, answer = clear_cases("llama", (5,), NEW_TOKENS)["r0"]
+    late, early = answer[len(answer) // 2], answer[len(answer) // 4]
+    reference("llama").save_pretrained(tmp_path)
+    path = tmp_path / "generation_config.json"
+    named = json.loads(path.read_text()) if path.exists() else {}
+    for ids, expected in (([late, early], {late, early}), (late, {late}), (None, {EOS})):
+        path.write_text(json.dumps(named | {"eos_token_id": ids}))
+        model = load_model(str(tmp_path), torch.device("cpu"))
+        assert set(model.eos_ids) == expected
+        feeder = Feeder(Engine(model, EngineConfig(model="", kv_tokens=2048, host_gib=0)))
+        feeder.add("r", tokens, NEW_TOKENS)
+        ends = [at for at, token in enumerate(answer) if token in expected]
+        length = min(ends) + 1 if ends else NEW_TOKENS
+        assert feeder.run() == {"r": answer[:length]}
+        assert feeder.finished["r"] is (FinishReason.STOP if ends else FinishReason.LENGTH)

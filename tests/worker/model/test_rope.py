@@ -1,0 +1,138 @@
+"""Rope neighbours: a long request in the batch does not turn a short one's keys."""
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+)
+
+from services.worker.model.rope import settle_rope
+from services.worker.requests.prompt import SamplingParams
+from tests.worker.worker_fixtures import GROUPED, Feeder, make_engine, prompt_tokens, reference
+
+ORIGINAL, LIMIT = 32, 128  # tokens trained on, and extended to
+SCALED = {"rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": ORIGINAL}
+ROPES: dict[str, dict[str, Any]] = {
+    "yarn": SCALED | {"rope_type": "yarn"},
+    "llama3": SCALED | {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+    "linear": {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 4.0},
+    "dynamic": {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 4.0},
+    "longrope": SCALED
+    | {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [1.0, 2.0, 4.0, 8.0]},
+}
+ASKED = SamplingParams(temperature=0, logprobs=3, ignore_eos=True)
+
+
+def llama(rope: str) -> PreTrainedModel:
+    torch.manual_seed(7)
+    sizes = GROUPED | {"max_position_embeddings": LIMIT, "rope_parameters": dict(ROPES[rope])}
+    return LlamaForCausalLM(LlamaConfig(**sizes)).eval()
+
+
+def gemma3(rope: str) -> PreTrainedModel:
+    """Rope parameters by type of layer: `rope` is the global layers'."""
+    torch.manual_seed(7)
+    ropes = {"sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0}}
+    config = Gemma3TextConfig(
+        **GROUPED | {"max_position_embeddings": LIMIT},
+        head_dim=8,
+        sliding_window=7,
+        query_pre_attn_scalar=8,
+        layer_types=["sliding_attention", "full_attention"],
+        rope_parameters=ropes | {"full_attention": dict(ROPES[rope])},
+    )
+    return Gemma3ForCausalLM(config).eval()
+
+
+def logprobs(feeder: Feeder, request_id: str) -> torch.Tensor:
+    drawn = feeder.drawn[request_id]
+    return torch.tensor([token.logprobs.top for token in drawn if token.logprobs])
+
+
+@pytest.mark.parametrize(
+    ("make", "rope", "longest"),
+    [
+        (llama, "yarn", LIMIT),
+        (llama, "llama3", LIMIT),
+        (llama, "linear", LIMIT),
+        (llama, "dynamic", LIMIT),  # turns beyond max_position_embeddings, where nobody gets
+        (llama, "longrope", ORIGINAL),
+        (gemma3, "yarn", LIMIT),
+        (gemma3, "longrope", ORIGINAL),
+    ],
+)
+def test_answers_are_the_same_beside_a_long_neighbour(make, rope, longest):
+    short, new_tokens = prompt_tokens(1, 9), 12
+    alone = Feeder(make_engine(make(rope), max_context_tokens=longest))
+    alone.add("short", short, new_tokens, ASKED)
+    expected = dict(alone.run())
+    together = Feeder(make_engine(make(rope), max_context_tokens=longest))
+    together.add("long", prompt_tokens(2, longest - new_tokens), new_tokens, ASKED)
+    together.add("short", short, new_tokens, ASKED)
+    answers = together.run()
+    assert answers["short"] == expected["short"]
+    torch.testing.assert_close(
+        logprobs(together, "short"), logprobs(alone, "short"), rtol=0, atol=2e-4
+    )
+
+
+@pytest.mark.parametrize("make", [llama, gemma3])
+def test_longrope_is_refused_with_what_would_work(make):
+    sentence = (
+        f"its longrope rope turns all requests of a batch by the length of the longest, once that "
+        f"passes {ORIGINAL} tokens, .*: set max_context_tokens to at most {ORIGINAL}"
+    )
+    for settings in ({}, {"max_context_tokens": ORIGINAL + 1}):
+        with pytest.raises(ValueError, match=sentence):
+            make_engine(make("longrope"), **settings)
+    engine = make_engine(make("longrope"), max_context_tokens=ORIGINAL)
+    assert engine.state.limits.reach_tokens == ORIGINAL
+
+
+def test_longrope_that_was_never_extended_needs_no_cap():
+    module = llama("longrope")
+    module.config.rope_parameters["original_max_position_embeddings"] = LIMIT
+    assert make_engine(module).state.limits.reach_tokens == LIMIT
+
+
+def test_dynamic_is_refused_where_sequences_pass_its_bound():
+    settle_rope(llama("dynamic"), LIMIT)
+    with pytest.raises(ValueError, match=f"its dynamic rope .* at most {LIMIT}"):
+        settle_rope(llama("dynamic"), LIMIT + 1)
+
+
+@pytest.mark.parametrize("rope", ["dynamic", "longrope"])
+def test_a_settled_rope_is_not_turned_by_any_position(rope):
+    """What transformers does to a neighbour, and that it no longer does."""
+    near = torch.arange(5)
+    beside = torch.cat([near, torch.tensor([2 * LIMIT])])
+
+    def turns(module: PreTrainedModel) -> bool:
+        rotary, like = module.model.rotary_emb, torch.zeros(1)
+        own, crowded = (rotary(like, x[None])[0][0, : len(near)] for x in (near, beside))
+        return not torch.equal(own, crowded)
+
+    assert turns(llama(rope))
+    settled = llama(rope)
+    settle_rope(settled, ORIGINAL)
+    assert not turns(settled)
+
+
+def test_the_cap_is_of_prompt_and_answer_together():
+    assert make_engine(llama("yarn")).state.limits.reach_tokens == LIMIT
+    engine = make_engine(llama("yarn"), max_context_tokens=40)
+    assert engine.state.limits.reach_tokens == 40
+    assert make_engine(llama("yarn"), max_context_tokens=9_999).state.limits.reach_tokens == LIMIT
+
+
+def test_ropes_that_never_turn_and_models_without_any_stay_as_they_are():
+    module = llama("yarn")
+    settle_rope(module, 10 * LIMIT)
+    assert module.model.rotary_emb.rope_type == "yarn"
+    settle_rope(reference("gpt2"), 10 * LIMIT)

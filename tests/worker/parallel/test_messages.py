@@ -1,0 +1,154 @@
+"""What rank 0 tells the others: batches that run the same, and moves."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.costs import Direction
+from services.worker.engine.inputs import StepInputs
+from services.worker.kv.moves import Move, Moves
+from services.worker.parallel.messages import (
+    BatchReader,
+    BatchWriter,
+    Kind,
+    Words,
+    read_moves,
+    words,
+    write_moves,
+)
+from services.worker.requests.batch import DecodeRows, PrefillChunk, StepBatch
+from services.worker.requests.prompt import Prompt
+from services.worker.requests.sequence import Sequence
+from tests.worker.worker_fixtures import Feeder, engine_of, prompt_tokens
+
+BLOCK_TOKENS = 4
+
+
+def across(message: Words) -> Words:
+    """As it is read at the other end: bytes, not to be written to."""
+    return np.frombuffer(bytes(message.data.cast("B")), np.int64)
+
+
+def sequence(tokens: int, computed: int) -> Sequence:
+    made = Sequence.start(Prompt("r", tuple(range(100, 100 + tokens)), tokens, 1), 1)
+    made.computed = computed
+    return made
+
+
+def seen(batch: StepBatch) -> list[Any]:
+    """All that a forward and kernels read of a batch."""
+    rows, inputs = batch.decodes, StepInputs(torch.device("cpu")).prepare(batch)
+    wide = int(rows.positions[0]) // rows.block_tokens + 1 if len(rows) else 0
+    packed = [inputs.tokens, inputs.positions, inputs.slots]
+    return [
+        len(rows),
+        [x.tolist() for x in packed],
+        None if inputs.rows is None else inputs.rows.tolist(),
+        rows.tables[:, :wide].tolist(),
+        [(c.start, c.end, c.tokens, c.samples, c.table.tolist()) for c in batch.chunks],
+    ]
+
+
+@given(
+    lengths=st.lists(st.integers(1, 30), max_size=4),
+    chunks=st.lists(st.tuples(st.integers(0, 9), st.integers(1, 9), st.booleans()), max_size=3),
+    steps=st.integers(1, 12),
+)
+def test_a_batch_that_was_told_runs_as_it_would_here(lengths, chunks, steps):
+    """Rows that decode on for a few steps, each getting blocks as it needs them, some of the steps
+    with chunks beside them; then others."""
+    writer, reader, block = BatchWriter(), BatchReader(BLOCK_TOKENS), iter(range(1, 10**6))
+    for _ in range(2):
+        rows = DecodeRows(
+            [sequence(n + 1, n) for n in lengths],
+            [[next(block) for _ in range(n // BLOCK_TOKENS + 1)] for n in lengths],
+            BLOCK_TOKENS,
+        )
+        before = None
+        for step in range(steps):
+            more = [
+                PrefillChunk(
+                    sequence(start + count + (not samples), start),
+                    start,
+                    start + count,
+                    np.array([next(block) for _ in range(-(-(start + count) // BLOCK_TOKENS))]),
+                )
+                for start, count, samples in chunks
+            ]
+            batch = StepBatch(rows, more if step % 2 else [])
+            if not len(rows) and not batch.chunks:
+                continue
+            told = reader.read(across(writer.write(batch)))
+            assert seen(told) == seen(batch)
+            assert before is None or told.decodes is before, "kernels keep what is of these rows"
+            before = told.decodes
+            for row in rows.advance().tolist():
+                rows.set_block(row, next(block))
+            rows.learn([7 + step] * len(rows))
+
+
+def test_while_the_same_rows_decode_a_message_is_a_few_numbers_a_row():
+    """64 rows of 24 blocks: their tables cross once, and when one of them has grown."""
+    writer = BatchWriter()
+    rows = DecodeRows([sequence(95, 94)] * 64, [list(range(24))] * 64, BLOCK_TOKENS)
+    sizes = []
+    for _ in range(3):
+        sizes.append(len(writer.write(StepBatch(rows, []))))
+        for row in rows.advance().tolist():
+            rows.set_block(row, 9)
+        rows.learn([1] * 64)
+    assert sizes == [5 + 64 * (3 + 24), 5 + 64 * 3, 5 + 64 * (3 + 25)]
+
+
+def test_an_engine_that_reads_what_another_is_told_computes_the_same():
+    """The other has the same weights, and never hears of a request."""
+    told, reader = engine_of("llama"), BatchReader(16)
+    teller, writer = engine_of("llama"), BatchWriter()
+    run = teller.run
+    steps = []
+
+    def both(batch: StepBatch) -> torch.Tensor:
+        logits = run(batch)
+        steps.append(torch.equal(logits, told.run(reader.read(across(writer.write(batch))))))
+        return logits
+
+    teller.run = both  # type: ignore[method-assign]  # in between
+    feeder = Feeder(teller)
+    for i in range(4):
+        feeder.add(f"r{i}", prompt_tokens(i, 3 + 20 * i), 12)
+    feeder.run()
+    assert len(steps) == 12 and all(steps)
+
+
+blocks = st.lists(st.integers(0, 2**40), max_size=5)
+
+
+@given(
+    moves=st.lists(
+        st.tuples(st.integers(1, 99), st.sampled_from(Direction), blocks, st.integers(0, 80))
+    ),
+    recalled=st.lists(st.integers(1, 99), max_size=3),
+)
+def test_moves_arrive_as_they_were_but_for_whose_they_are(moves, recalled):
+    sent = Moves(
+        tuple(
+            Move(n, "whoever", way, tuple(b), tuple(1 + x for x in b), tokens)
+            for n, way, b, tokens in moves
+        ),
+        tuple(recalled),
+    )
+    read = read_moves(across(write_moves(sent)))
+    assert read.recalled == sent.recalled
+    assert [
+        (m.serial, m.direction, m.device_blocks, m.host_blocks, m.tokens) for m in read.started
+    ] == [(m.serial, m.direction, m.device_blocks, m.host_blocks, m.tokens) for m in sent.started]
+    assert [m.request_id for m in read.started] == [str(m.serial) for m in sent.started]
+
+
+def test_every_message_says_what_it_is():
+    batch = StepBatch(DecodeRows([], [], 4), [])
+    kinds = [BatchWriter().write(batch)[0], write_moves(Moves())[0], words(Kind.SETTLE, [3])[0]]
+    assert kinds == [Kind.RUN, Kind.MOVE, Kind.SETTLE]

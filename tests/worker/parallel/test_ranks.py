@@ -1,0 +1,234 @@
+"""A replica over two processes answers as one does: every kind of request, KV that moves, ends."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from services.core import FinishReason, Grant, Pause, Residency
+from services.worker.config import EngineConfig
+from services.worker.engine.engine import Engine
+from services.worker.engine.ranks import RanksApart, rank_device
+from services.worker.parallel import leader
+from services.worker.parallel.loading import load_engine, settled
+from services.worker.requests.prompt import SamplingParams
+from tests.system.children import children
+from tests.worker.worker_fixtures import Feeder, prompt_tokens, reference
+
+KINDS: tuple[dict[str, Any], ...] = (
+    {"temperature": 0},
+    {"temperature": 0, "ignore_eos": True},
+    {"temperature": 1.0, "top_p": 0.9},
+    {"temperature": 0.8, "top_k": 20, "min_p": 0.01, "ignore_eos": True},
+    {"temperature": 0, "repetition_penalty": 1.3, "ignore_eos": True},
+    {"temperature": 1.0, "presence_penalty": 0.7, "frequency_penalty": 0.4, "min_tokens": 9},
+)
+REQUESTS = 18
+ALIKE = prompt_tokens(99, 40)  # how some of the prompts begin
+CLEAR = 1e-3  # what a token leads by that no order of summing changes
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    made = {}
+    for name in ("llama", "qwen3", "phi3", "gpt2"):
+        made[name] = str(tmp_path_factory.mktemp(name))
+        reference(name).save_pretrained(made[name])
+    return made
+
+
+@contextmanager
+def engine_over(size: int, model: str, **settings: Any) -> Iterator[Engine]:
+    shape = {"device": "cpu", "kv_tokens": 384, "host_gib": 0.01, "block_tokens": 8}
+    config = {**shape, "max_batch_tokens": 64, "tensor_parallel": size, **settings}
+    engine = load_engine(EngineConfig(model=model, **config))
+    try:
+        yield engine
+    finally:
+        engine.ranks.close()
+        assert not children(os.getpid(), leader.MODULE)
+
+
+class Swapping(Feeder):
+    """What has to make way rests in host memory."""
+
+    def plan(self, **directives: Any) -> None:
+        super().plan(residency="swap", **directives)
+
+
+def answers(engine: Engine) -> dict[str, tuple[list[int], FinishReason]]:
+    """Of a load that needs more KV than there is; some are paused by a plan besides, and come
+    back. Those a near tie decides are left out: they say nothing of either."""
+    feeder = Swapping(engine, slice_tokens=7)
+    for number in range(REQUESTS):
+        length = 3 + 11 * number % 50
+        tokens = (ALIKE if number % 3 == 0 else ()) + prompt_tokens(number, length)
+        how = SamplingParams(**KINDS[number % len(KINDS)], seed=number, logprobs=2)
+        feeder.add(f"r{number}", tokens, 24, how)
+        if number % 4 == 3:
+            feeder.step()
+    for number in (1, 4):
+        if f"r{number}" not in feeder.finished:
+            feeder.plan(pause=(Pause(f"r{number}", Residency.OFFLOAD),))
+            feeder.step()
+            feeder.plan(admit=(Grant(f"r{number}", 24),))
+    output = feeder.run()
+    return {name: (output[name], feeder.finished[name]) for name in output if clear(feeder, name)}
+
+
+def clear(feeder: Feeder, name: str) -> bool:
+    return all(
+        token.logprobs and token.logprobs.top[0] - token.logprobs.top[1] > CLEAR
+        for token in feeder.drawn[name]
+    )
+
+
+CASES = [
+    pytest.param("llama", {}, id="llama"),
+    pytest.param(
+        "qwen3",
+        {"kernels": "torch", "prefix_sharing": False, "fused_forward": "off"},
+        marks=pytest.mark.slow,
+    ),
+    pytest.param("qwen3", {"swap_dtype": "int8"}, marks=pytest.mark.slow),
+    pytest.param("qwen3", {"kv_dtype": "int8"}, marks=pytest.mark.slow),
+    pytest.param("phi3", {}, marks=pytest.mark.slow, id="phi3, whose heads stay together"),
+]
+
+
+@pytest.mark.parametrize(("name", "settings"), CASES)
+def test_two_answer_token_for_token_as_one(folders, name, settings):
+    with engine_over(1, folders[name], **settings) as engine:
+        alone = answers(engine)
+        kv_bytes, shapes = engine.kv_bytes_per_token, engine.model.shapes
+        counted = engine.state.counters
+    with engine_over(2, folders[name], **settings) as engine:
+        assert answers(engine) == alone and len(alone) > REQUESTS / 2
+        assert engine.works()
+        assert engine.state.counters == counted
+        parts = 1 if name == "phi3" else 2
+        assert [s.kv_heads * parts for s in engine.model.shapes] == [s.kv_heads for s in shapes]
+        assert engine.kv_bytes_per_token == kv_bytes * 2 // parts
+    assert counted.offloads > 3 and counted.uploads > 3
+    assert bool(counted.prefix_hit_tokens) is settings.get("prefix_sharing", True)
+
+
+def test_ranks_end_together(folders):
+    """A reset in between; and one of them killed: the next step says who, and is the last."""
+    with engine_over(2, folders["llama"]) as engine:
+        feeder = Swapping(engine)
+        feeder.add("r", prompt_tokens(1, 20), 30)
+        assert feeder.step()
+        feeder.plan(pause=(Pause("r", Residency.OFFLOAD),))
+        feeder.step()
+        feeder.plan(prefetch=("r",))
+        engine.reset()
+        assert not engine.step()
+        again = Feeder(engine)
+        again.add("r", prompt_tokens(1, 20), 3)
+        again.run()
+        again.add("s", prompt_tokens(2, 20), 3)
+        (follower,) = children(os.getpid(), leader.MODULE)
+        os.kill(follower, signal.SIGKILL)
+        with pytest.raises(RanksApart, match=r"rank 1 of this worker's 2 ended with signal 9"):
+            again.run()
+        with pytest.raises(RanksApart, match="ended with signal 9"):
+            engine.ranks.check()
+
+
+@pytest.mark.slow
+def test_a_step_that_fails_on_one_rank_ends_all(folders, monkeypatch):
+    """It fails in the midst of what the other waits for; so nothing can be tried again."""
+    with engine_over(2, folders["llama"]) as engine:
+
+        def breaks(*_: object) -> None:
+            raise RuntimeError("a bad row")
+
+        monkeypatch.setattr(engine.model, "forward", breaks)
+        feeder = Feeder(engine)
+        feeder.add("r", prompt_tokens(1, 20), 3)
+        with pytest.raises(RanksApart, match="rank 0 of 2 failed: a bad row"):
+            feeder.step()
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "settings", "sentence"),
+    [
+        ("llama", 4, {}, "4 attention heads and 2 key-value heads can't be split evenly over 4"),
+        ("llama", 3, {}, "set tensor_parallel to a number that divides both"),
+        ("llama", 2, {"device": "cuda:1"}, "device cuda:1 is one GPU, but tensor_parallel 2 takes"),
+        (
+            "gpt2",
+            2,
+            {},
+            "transformers has no tp_plan for gpt2: set tensor_parallel to 1",
+        ),
+        pytest.param(
+            "llama",
+            2,
+            {"kv_tokens": 2**50},
+            "kv_tokens 1125899906842624 need",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "llama",
+            2,
+            {"host_gib": 2**30},
+            "host_gib 1.07374e+09: the host pool of",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(folders, name, size, settings, sentence):
+    with pytest.raises(ValueError) as refused, engine_over(size, folders[name], **settings):
+        pass
+    assert sentence in str(refused.value) and "\n" not in str(refused.value)
+    assert not children(os.getpid(), leader.MODULE)
+
+
+def test_a_folder_that_is_none_is_told_as_it_always_is(tmp_path: Path):
+    with pytest.raises(ValueError, match="there is no such folder"):
+        load_engine(EngineConfig(model=str(tmp_path / "none"), device="cpu", tensor_parallel=2))
+
+
+@pytest.mark.parametrize("device", ["auto", "cuda"])
+def test_each_rank_takes_a_gpu_of_its_own(folders, device, monkeypatch):
+    """Of four: worker 1 has the latter two. What the workers before it may take is not asked."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+
+    def of(worker: int) -> EngineConfig:
+        how = {"model": folders["llama"], "local_rank": worker, "tensor_parallel": 2}
+        return settled(EngineConfig(device=device, **how))
+
+    assert [rank_device(of(1), rank).index for rank in range(2)] == [2, 3]
+    assert of(1).dtype == "auto"
+    with pytest.raises(ValueError, match="takes GPUs 4 to 5, but this machine has 4"):
+        of(2)
+
+
+def test_what_ranks_could_find_otherwise_is_settled_before(folders):
+    config = EngineConfig(model=folders["llama"], device="auto", dtype="fastest", tensor_parallel=2)
+    assert (settled(config).device, settled(config).dtype) == ("cpu", "float32")
+
+
+@pytest.mark.slow
+def test_rank_0_that_stands_still_is_ended_where_another_is_gone(folders, monkeypatch):
+    """As it does on a GPU, in a collective that nobody else is in."""
+    ended: list[int] = []
+    with engine_over(2, folders["llama"]):
+        monkeypatch.setattr(leader, "END_S", 0.5)
+        monkeypatch.setattr(os, "_exit", ended.append)
+        (follower,) = children(os.getpid(), leader.MODULE)
+        os.kill(follower, signal.SIGKILL)
+        deadline_s = time.monotonic() + 20
+        while not ended and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+    assert ended == [2]

@@ -1,0 +1,329 @@
+"""A step composed and launched behind one whose tokens nobody knows yet."""
+
+import pytest
+
+from services.core import Grant, Pause, Residency, StaticBatch
+from services.worker.requests.batch import StepBatch
+from tests.worker.requests.worker_oracle import EOS
+from tests.worker.requests.worker_transcript import Transcript, drew, ran
+
+
+class Ahead(Transcript):
+    """A line a step: what it computed, what was launched behind it, and what it drew. A step is in
+    flight between two lines wherever something was."""
+
+    def __init__(self, kv_tokens: int = 64, **limits: int):
+        super().__init__(kv_tokens, **limits)
+        self.flight: StepBatch | None = None
+        self.ran = ""
+
+    def step(self, drawn: dict[str, int] | None = None, times: int = 1, poison: str = "") -> None:
+        """With one of `poison` in it, the step that was in flight turns out to have broken."""
+        for _ in range(times):
+            self._step(drawn or {}, poison)
+            self.state.check_integrity()
+            self._report()
+
+    def _step(self, drawn: dict[str, int], poison: str) -> None:
+        batch, how = self.flight, self.ran
+        if batch is None:
+            batch, how = self._launch()
+        if batch is None:
+            self.lines.append("nothing runs")
+            return
+        if not self.state.in_flight:
+            self.state.advance(batch)
+        behind, then = self._launch()
+        line = f"{how} | {then or '-'}"
+        self.flight = None
+        if any(s.request_id in poison for s in batch.sequences):
+            failed = self.state.fail(batch)
+            self.lines.append(" ".join([line, "breaks", *(s.request_id for s in failed)]))
+            return
+        tokens = [drawn.get(s.request_id, 7) for s in batch.sampling]
+        result = self.state.commit(batch, tokens, [])
+        self.lines.append(f"{line} -> {' '.join(map(drew, result.tokens)) or '-'}")
+        if behind:
+            self.state.advance(behind)
+            self.flight, self.ran = behind, then
+
+    def _launch(self) -> tuple[StepBatch | None, str]:
+        batch = self.state.compose()
+        self._carry_out(self.state.take_moves())
+        if batch is None:
+            return None, ""
+        self.device.run(batch)
+        self.device.drawn = [7] * len(batch.sampling)
+        return batch, ran(batch)
+
+    @property
+    def strays(self) -> int:
+        return self.state.counters.stray_rows
+
+
+def test_a_decode_goes_on_from_what_is_not_known_yet():
+    """One by its budget, the other by its length, stand in no step behind their last."""
+    t = Ahead()
+    t.prompt("a", 3, max_tokens=3)
+    t.prompt("b", 7)
+    t.admit(a=9, b=2)
+    t.step(times=4)
+    t.reads("""
+        a[0:3] b[0:5] | a@3 b[5:7] -> a+0
+          report plan 1, free 13: a:1/3, b:0/6
+        a@3 b[5:7] | b@7 a@4 -> a+1 b+0
+        b@7 a@4 | - -> b+1 a+2=length
+          report plan 1, free 14: b:2/8, finished a:3 length
+        nothing runs
+    """)
+    assert t.strays == 0
+
+
+def test_an_end_in_flight_drops_the_row_behind_it():
+    """Nothing of that row is told, shared or kept, and its neighbour goes on."""
+    t = Ahead(prefix_sharing=True)
+    t.prompt("a", 3, ignore_eos=False)
+    t.prompt("b", 3, salt="other")
+    t.admit(a=9, b=9)
+    t.step()
+    t.step({"a": EOS})
+    assert t.strays == 1
+    assert t.state.pool.owners() == ["b"]
+    t.step(times=2)
+    t.reads("""
+        a[0:3] b[0:3] | a@3 b@3 -> a+0 b+0
+          report plan 1, free 14: a:1/3, b:1/3
+        a@3 b@3 | a@4 b@4 -> a+1=stop b+1
+          report plan 1, free 14: b:2/4, finished a:2 stop
+        a@4 b@4 | b@5 -> b+2
+        b@5 | b@6 -> b+3
+    """)
+
+
+def test_what_comes_while_a_step_is_in_flight_is_in_the_next_one():
+    t = Ahead(kv_tokens=512, max_batch_tokens=256)
+    t.prompt("old", 3)
+    t.admit(old=9)
+    t.step()
+    names = [f"n{i}" for i in range(64)]
+    for name in names:
+        t.prompt(name, 3)
+    t.admit(**dict.fromkeys(names, 9))
+    t.step()
+    came = " ".join(f"{name}[0:3]" for name in names)
+    assert t.lines[-2] == f"old@3 | old@4 {came} -> old+1"
+
+
+@pytest.mark.parametrize("residency", Residency)
+def test_who_is_paused_with_a_token_in_flight_still_gets_it(residency):
+    """The scheduler is told of it. Admitted again before it is known, it waits for it, unless its
+    KV has stayed: then it goes on."""
+    t = Ahead(host_blocks=8)
+    t.prompt("a", 3)
+    t.prompt("b", 3)
+    t.admit(a=9, b=9)
+    t.step()
+    t.plan(pause=[Pause("a", residency)])
+    t.plan(admit=[Grant("a", 9)])
+    t.step()
+    rests = residency is Residency.OFFLOAD
+    moved = [line for line in t.lines if "to host" in line or "back" in line]
+    assert bool(moved) == rests
+    behind = "b@4 a@4" if residency is Residency.KEEP else "b@4"
+    assert f"a@3 b@3 | {behind} -> a+1 b+1" in t.lines
+    assert not t.strays
+    for _ in range(5):
+        t.arrive()
+        t.step()
+    told = " ".join(line.partition("->")[2] for line in t.lines).split()
+    assert [token for token in told if token[0] == "a"][:4] == ["a+0", "a+1", "a+2", "a+3"]
+
+
+def test_who_is_paused_while_its_token_is_in_flight_is_told_of_once_it_is_there():
+    t = Ahead()
+    t.prompt("a", 3)
+    t.admit(a=9)
+    t.step()
+    t.plan(pause=[Pause("a", Residency.KEEP)])
+    t.step(times=2)
+    t.reads("""
+        a[0:3] | a@3 -> a+0
+          report plan 1, free 15: a:1/3
+        a@3 | - -> a+1
+          report plan 2, free 15: a:2/4
+        nothing runs
+    """)
+
+
+def test_who_is_cancelled_and_comes_again_gets_nothing_of_its_first_stay():
+    """Known by identity: the same name is another request."""
+    t = Ahead()
+    t.prompt("a", 3)
+    t.prompt("b", 3)
+    t.admit(a=9, b=9)
+    t.step()
+    t.plan(cancel=["a"])
+    t.prompt("a", 2)
+    t.admit(a=9)
+    t.step(times=2)
+    assert t.strays == 1
+    t.reads("""
+        a[0:3] b[0:3] | a@3 b@3 -> a+0 b+0
+          report plan 1, free 14: a:1/3, b:1/3
+        a@3 b@3 | b@4 a[0:2] -> b+1
+          report plan 3, free 13: b:2/4, a:0/1
+        b@4 a[0:2] | b@5 a@2 -> b+2 a+0
+    """)
+
+
+def test_blocks_are_found_once_what_filled_them_is_known():
+    """`b` begins as `a` does and waits for its block: not one step, but until it is committed. The
+    block that a token in flight fills has no key before."""
+    t = Ahead(prefix_sharing=True, max_batch_tokens=32)
+    t.prompt("a", 11)
+    t.prompt("b", 11)
+    t.admit(a=9, b=9)
+    t.step(times=2)
+    assert t.state.counters.prefix_hit_tokens == 8
+    t.step()
+    assert t.state.pool.known(t.state.sequences["a"].keys) == 3, "the third has what was drawn"
+    t.reads("""
+        a[0:11] | a@11 -> a+0
+          report plan 1, free 13: a:1/11, b:0/0
+        a@11 | a@12 b[8:11] -> a+1
+        a@12 b[8:11] | a@13 b@11 -> a+2 b+0
+    """)
+
+
+def test_where_memory_is_out_the_step_in_flight_is_waited_for():
+    """What it ends may be all that is needed: `a` ends in it, as `b` and `c` need a block each."""
+    t = Ahead(kv_tokens=24, max_batch_tokens=32)
+    t.prompt("a", 4, max_tokens=4)
+    t.prompt("b", 5, max_tokens=15)
+    t.prompt("c", 5, max_tokens=15)
+    t.admit(a=15, b=15, c=15)
+    t.step(times=5)
+    t.reads("""
+        a[0:4] b[0:5] c[0:5] | b@5 c@5 a@4 -> a+0 b+0 c+0
+          report plan 1, free 0: a:1/4, b:1/5, c:1/5
+        b@5 c@5 a@4 | b@6 c@6 a@5 -> b+1 c+1 a+1
+        b@6 c@6 a@5 | b@7 c@7 a@6 -> b+2 c+2 a+2
+        b@7 c@7 a@6 | - -> b+3 c+3 a+3=length
+          report plan 1, free 2: finished a:4 length
+        b@8 c@8 | b@9 c@9 -> b+4 c+4
+    """)
+
+
+def test_a_static_batch_is_computed_a_step_at_a_time():
+    """What is in flight when it comes is committed first, and it goes on from there."""
+    t = Ahead()
+    t.prompt("a", 3)
+    t.prompt("b", 3)
+    t.admit(a=3, b=3)
+    t.step()
+    t.plan(admit=[Grant("a", 4), Grant("b", 4)], batches=[StaticBatch(1, ("a", "b"))])
+    t.step(times=3)
+    t.reads("""
+        a[0:3] b[0:3] | a@3 b@3 -> a+0 b+0
+          report plan 1, free 14: a:1/3, b:1/3
+        a@3 b@3 | - -> a+1 b+1
+          report plan 2, free 14: a:2/4, b:2/4
+        a@4 b@4 | - -> a+2 b+2
+        a@5 b@5 | - -> a+3 b+3
+          report plan 2, free 12: a:4/6, b:4/6
+    """)
+
+
+def test_a_step_that_broke_in_flight_takes_the_one_behind_it_with_it():
+    """`b` breaks it; `c`, paused to host memory meanwhile, has to be computed again."""
+    t = Ahead(host_blocks=8)
+    for name in "abc":
+        t.prompt(name, 2)
+    t.admit(a=9, b=9, c=9)
+    t.step()
+    t.plan(pause=[Pause("c", Residency.OFFLOAD)])
+    t.step(poison="b")
+    assert not t.state.in_flight
+    assert {n: s.tokens for n, s in t.state.sequences.items()} == {n: [1, 2, 7] for n in "abc"}
+    t.step(poison="b", times=3)
+    t.admit(c=9)
+    t.step(times=2)
+    t.reads("""
+        a[0:2] b[0:2] c[0:2] | a@2 b@2 c@2 -> a+0 b+0 c+0
+          report plan 1, free 13: a:1/2, b:1/2, c:1/2
+          c: 3 in 1 blocks to host
+        a@2 b@2 c@2 | a@3 b@3 breaks
+          report plan 2, free 14: a:1/2, b:1/2, evicted c:1
+        a@2 b@2 | - breaks
+        a@2 | - -> a+1
+        b@2 | - breaks b
+          report plan 2, free 15: finished b:1 error
+        c[0:3] | - -> c+1
+          report plan 3, free 14: a:2/3, c:2/3
+        a@3 c@3 | a@4 c@4 -> a+2 c+2
+    """)
+
+
+def test_who_is_left_of_a_step_that_broke_in_flight_need_not_have_broken_it():
+    """`a`, which did, is cancelled before it is known: `b` goes on."""
+    t = Ahead()
+    t.prompt("a", 2)
+    t.prompt("b", 2)
+    t.admit(a=9, b=9)
+    t.step()
+    t.plan(cancel=["a"])
+    t.step(poison="a")
+    t.step(times=2)
+    t.reads("""
+        a[0:2] b[0:2] | a@2 b@2 -> a+0 b+0
+          report plan 1, free 14: a:1/2, b:1/2
+        a@2 b@2 | b@3 breaks
+          report plan 2, free 15: b:1/2
+        b@2 | - -> b+1
+        b@3 | b@4 -> b+2
+    """)
+
+
+def test_a_step_that_could_not_be_launched_is_composed_anew():
+    """Whatever kernels keep of the batch that they failed on."""
+    t = Ahead()
+    t.prompt("a", 2)
+    t.admit(a=9)
+    t.step(times=2)
+    assert t.flight
+    behind = t.state.compose()
+    assert behind is t.flight, "moved on"
+    t.state.withdraw()
+    t.state.commit(t.flight, [7], [])
+    again = t.state.compose()
+    assert again and again is not behind
+    assert again.decodes.positions.tolist() == behind.decodes.positions.tolist() == [4]
+
+
+def test_a_step_in_flight_is_work_even_if_nobody_is_left_in_it():
+    t = Ahead()
+    t.prompt("a", 3)
+    t.admit(a=9)
+    t.step()
+    t.plan(cancel=["a"])
+    assert not t.state.sequences and not t.state.idle
+    t.step()
+    assert t.state.idle and t.lines[-2:] != ["nothing runs"]
+
+
+def test_a_scheduler_that_comes_is_told_what_is_known():
+    t = Ahead()
+    t.prompt("a", 3)
+    t.admit(a=9)
+    t.step()
+    t.goes()
+    t.attach()
+    t.step()
+    t.reads("""
+        a[0:3] | a@3 -> a+0
+          report plan 1, free 15: a:1/3
+        hello
+          has a:1/3 in 1 runs to 9 of 9
+          report plan 0, free 15: a:1/3
+        a@3 | a@4 -> a+1
+    """)

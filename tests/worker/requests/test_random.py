@@ -1,0 +1,423 @@
+"""Random plans, prompts and steps against a dumb oracle; integrity after each."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from services.core import FinishReason, Grant, Pause, Plan, Residency, Standing
+from services.costs import KVCosts
+from services.worker.kv.blocks import BlockPool
+from services.worker.kv.residency import RESIDENCIES
+from services.worker.requests.batch import NewToken, StepBatch
+from services.worker.requests.limits import Limits
+from services.worker.requests.prompt import Prompt, SamplingParams
+from services.worker.requests.sequence import Phase, Sequence
+from services.worker.requests.state import WorkerState
+from tests.worker.requests.worker_loop import DumbLoop
+from tests.worker.requests.worker_oracle import EOS, DumbDevice, answer
+from tests.worker.requests.worker_transcript import Account
+
+BLOCK, BLOCKS, BATCH, RUNNING = 4, 9, 11, 5
+NO_GRANTS: dict[str, int] = {}
+NO_PAUSES: dict[str, Residency] = {}
+IDS = st.sampled_from([f"r{i}" for i in range(8)])
+
+
+GATEWAYS = st.sampled_from(["g0", "g1"])
+
+
+class BlockMachine(RuleBasedStateMachine):
+    """BlockPool against tables kept as plain lists, and contents by block.
+
+    Every owner's text is its letter, then digits: those that begin alike may share blocks.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.pool = BlockPool(BLOCKS, BLOCK)
+        self.held: dict[str, list[int]] = {}
+        self.published: dict[str, int] = {}  # by owner: so many of its first blocks are
+        self.content: dict[int, bytes] = {}  # of published blocks, until somebody overwrites them
+
+    @staticmethod
+    def keys(owner: str, blocks: int) -> list[bytes]:
+        """Two owners have the same text if their numbers are alike modulo 3. No key is all
+        zeros, as no digest is: that hash stands for no block."""
+        return [bytes([1 + int(owner[1:]) % 3, i]) for i in range(blocks)]
+
+    def free(self) -> int:
+        return BLOCKS - len({block for table in self.held.values() for block in table})
+
+    @rule(owner=IDS, tokens=st.integers(1, 20))
+    def grow(self, owner, tokens):
+        table = list(self.held.get(owner, []))
+        missing = max(0, -(-tokens // BLOCK) - len(table))
+        others = {block for table in self.held.values() for block in table}
+        assert self.pool.grow(owner, tokens) == (missing <= self.free())
+        got = self.pool.table(owner)
+        if missing > BLOCKS - len(others):
+            assert got == table
+            return
+        assert got[: len(table)] == table and len(got) == len(table) + missing
+        assert not set(got[len(table) :]) & others, "a block somebody holds was given away"
+        for block in got[len(table) :]:
+            self.content.pop(block, None)
+        if got:
+            self.held[owner] = list(got)
+
+    @rule(owner=IDS)
+    def release(self, owner):
+        self.pool.release(owner)
+        self.held.pop(owner, None)
+        self.published.pop(owner, None)
+
+    @rule(owner=IDS)
+    def publish(self, owner):
+        index = self.published.get(owner, 0)
+        if index >= len(self.held.get(owner, [])):
+            return
+        key = self.keys(owner, index + 1)[index]
+        self.pool.publish(owner, index, key)
+        self.published[owner] = index + 1
+        if key not in self.content.values():
+            self.content[self.held[owner][index]] = key
+
+    @rule(owner=IDS, blocks=st.integers(0, 5))
+    def share(self, owner, blocks):
+        if owner in self.held:
+            return
+        where = {key: block for block, key in self.content.items()}
+        expected = []
+        for key in self.keys(owner, blocks):
+            if key not in where:
+                break
+            expected.append(where[key])
+        assert self.pool.share(owner, self.keys(owner, blocks)) == len(expected)
+        assert self.pool.table(owner) == expected
+        if expected:
+            self.held[owner], self.published[owner] = expected, len(expected)
+
+    @invariant()
+    def agrees(self):
+        self.pool.check_integrity()
+        assert {o: self.pool.table(o) for o in self.pool.owners()} == self.held
+        assert self.pool.free_blocks == self.free()
+
+
+class WorkerMachine(RuleBasedStateMachine):
+    """WorkerState against what a client has seen: every token once, in order, by the rule.
+
+    Some prompts begin alike; KV moves to a small host and back, arriving when it pleases.
+    Schedulers come and go, and so do the streams of two gateways; plans may be nonsense. With
+    `overlap`, a step is in flight whenever anything of this happens.
+    """
+
+    @initialize(
+        host=st.sampled_from([0, 3, 30]),
+        sharing=st.booleans(),
+        exact=st.booleans(),
+        overlap=st.booleans(),
+    )
+    def begin(self, host, sharing, exact, overlap):
+        limits = Limits(
+            BLOCKS, BLOCK, RUNNING, BATCH, 10**6, 3, frozenset([EOS]), host, exact, sharing
+        )
+        self.state = WorkerState(limits)
+        self.device = DumbDevice(BLOCK)
+        self.loop = DumbLoop(self.state, self.device, overlap)
+        self.loop.compose = self._compose
+        self.owed: set[str] = set()  # cancels that are on their way to an earlier stay
+        self.seq = 0
+        self.prompts: dict[str, Prompt] = {}  # received, not ended
+        self.output: dict[str, int] = {}
+        self.victims: tuple[str, ...] = ()
+        self.residency = ""
+        self.reported = 0
+        self.ended: list[str] = []  # finished, and no scheduler was told
+        self.runs: set[str] = set()  # as the scheduler has to believe by now
+        self.streams = {"g0": 1, "g1": 1}  # which stream of a gateway is open
+        self.account = Account(BLOCKS)
+        self._attach()
+
+    @rule(
+        request_id=IDS, length=st.integers(1, 12), most=st.integers(1, 14),
+        ignore=st.booleans(), least=st.integers(0, 3),
+    )  # fmt: skip
+    def prompt(self, request_id, length, most, ignore, least):
+        if request_id in self.prompts:
+            return
+        sampling = SamplingParams(temperature=0, ignore_eos=ignore, min_tokens=least)
+        alike = int(request_id[1:]) % 3
+        tokens = (*(1 + (alike * i) % 5 for i in range(length)),)
+        salt = "tenant" if request_id == "r7" else ""
+        origin = sorted(self._origins())[int(request_id[1:]) % 2]
+        prompt = Prompt(request_id, tokens, length, most, sampling, origin, salt)
+        assert self.state.receive(prompt, 0.0) is None
+        self.prompts[request_id], self.output[request_id] = prompt, 0
+
+    @rule(request_id=IDS)
+    def resubmit(self, request_id):
+        """It was placed elsewhere, and comes back before its first stay is cancelled."""
+        prompt = self.prompts.get(request_id)
+        if prompt is None or request_id not in self.state.sequences:
+            return
+        length = prompt.prompt_tokens + self.output[request_id]
+        delivered = [answer(request_id, i) for i in range(prompt.prompt_tokens, length)]
+        tokens = (*prompt.token_ids[: prompt.prompt_tokens], *delivered)
+        again = replace(prompt, token_ids=tokens)
+        assert self.state.receive(again, 0.0) is None
+        self.prompts[request_id] = again
+        self.owed.add(request_id)
+        self.account.cancelled(request_id)
+        self.runs.discard(request_id)
+
+    @rule(lengths=st.lists(st.integers(1, 12), min_size=2, max_size=5), limit=st.integers(4, 14))
+    def crowd(self, lengths, limit):
+        """As many as want more than there is, at once."""
+        names = [f"r{i}" for i in range(8) if f"r{i}" not in self.prompts][: len(lengths)]
+        for name, length in zip(names, lengths, strict=False):
+            self.prompt(name, length, 14, True, 0)
+        self._plan(admit=dict.fromkeys(names, limit))
+
+    @rule(
+        admit=st.dictionaries(IDS, st.integers(0, 14), max_size=4),
+        extend=st.dictionaries(IDS, st.integers(0, 14), max_size=3),
+        pause=st.dictionaries(IDS, st.sampled_from(Residency), max_size=2),
+        cancel=st.sets(IDS, max_size=1),
+        victims=st.lists(IDS, max_size=3),
+        order=st.one_of(st.lists(IDS, max_size=8), st.permutations([f"r{i}" for i in range(8)])),
+        prefetch=st.lists(IDS, max_size=2),
+        residency=st.sampled_from(["", "nonsense", *RESIDENCIES]),
+        token_s=st.sampled_from([0.0, 0.5]),
+    )
+    def plan(self, **directives):
+        self._plan(**directives)
+
+    def _plan(
+        self,
+        admit: dict[str, int],
+        extend: dict[str, int] = NO_GRANTS,
+        pause: dict[str, Residency] = NO_PAUSES,
+        cancel: Iterable[str] = (),
+        victims: Iterable[str] = (),
+        order: Iterable[str] = (),
+        prefetch: Iterable[str] = (),
+        residency: str = "",
+        token_s: float = 0.0,
+    ) -> None:
+        self.seq += 1
+        plan = Plan(
+            self.seq,
+            admit=tuple(Grant(*item) for item in admit.items()),
+            extend=tuple(Grant(*item) for item in extend.items()),
+            pause=tuple(Pause(*item) for item in pause.items()),
+            cancel=tuple(cancel),
+            victims=tuple(victims),
+            prefetch=tuple(prefetch),
+            order=tuple(Standing(name, float(i)) for i, name in enumerate(order)),
+            residency=residency,
+            costs=KVCosts(0.6, token_s, token_s),
+        )
+        self.state.apply(plan, 0.0)
+        before = self._snapshot()
+        self.state.apply(plan, 0.0)
+        assert self._snapshot() == before
+        for request_id in set(cancel) - self.owed:
+            self.prompts.pop(request_id, None)
+            self.account.cancelled(request_id)
+        self.owed -= set(cancel)
+        self.victims, self.residency = plan.victims, residency
+        self.runs -= pause.keys()
+        self.runs |= admit.keys() & self.state.running.keys()
+
+    def _snapshot(self) -> Any:
+        return {
+            k: (s.phase, s.serial, s.computed, s.limit_length, len(s.tokens))
+            for k, s in self.state.sequences.items()
+        }, dict(self.state.pending.admissions)
+
+    @rule(times=st.integers(1, 6))
+    def steps(self, times):
+        for _ in range(times):
+            self._step()
+            self.state.check_integrity()
+
+    def _step(self) -> None:
+        for token in self.loop.step() or ():
+            self._check(token)
+
+    def _compose(self) -> StepBatch | None:
+        """Behind a step in flight, whoever depends on it waits, and nobody leaves for anybody."""
+        ahead = self.state.in_flight
+        first = list(self.state.running.values())[:RUNNING]
+        runnable = [s for s in first if s.within_budget and not s.arriving and not s.waits]
+        running, decodes = len(self.state.running), [s for s in runnable if s.is_decode]
+        batch = self.state.compose()
+        if ahead:
+            assert len(self.state.running) == running
+        if batch is None:
+            left = [s for s in runnable if s.phase is Phase.RUNNING and not s.arriving]
+            assert ahead or not left, "somebody could run"
+            return None
+        planned = {s.request_id for s in batch.sequences}
+        out = [s for s in runnable if s.request_id not in planned and s.phase is Phase.RUNNING]
+        self._check_left(out, {*decodes} & {*out}, batch)
+        assert len(batch.decodes) + batch.prefill_tokens <= BATCH
+        assert len(planned) == len(batch.sequences) <= RUNNING
+        eldest = first[0]
+        may_leave = eldest.request_id in self.victims or self.residency == "defer"
+        if eldest in runnable and not may_leave:
+            getting_on = eldest.request_id in planned or eldest.arriving
+            assert getting_on or ahead, "the eldest must get on"
+        return batch
+
+    def _check_left(self, out: list[Sequence], decodes: set[Sequence], batch: StepBatch) -> None:
+        """Who could run and does not: for want of memory or of room in the step, or behind a
+        prefill in flight, whose blocks it may find."""
+        if len(batch.decodes) + batch.prefill_tokens == BATCH or self.residency == "defer":
+            return
+        reach = self.state.pool.reach
+        assert not [s for s in decodes if reach(s.request_id) > s.computed], "a decode is left out"
+        flight = self.state._flight.batch
+        if out and not out[0].resting and not batch.chunks and not (flight and flight.chunks):
+            assert reach(out[0].request_id) <= out[0].computed, "a prefill is left out"
+
+    def _check(self, token: NewToken) -> None:
+        prompt = self.prompts[token.request_id]
+        length = prompt.prompt_tokens + self.output[token.request_id]
+        assert token.offset == self.output[token.request_id]
+        assert token.token_id == answer(token.request_id, length)
+        self.output[token.request_id] += 1
+        assert token.finish is self._expected_finish(prompt, token)
+        if token.finish:
+            del self.prompts[token.request_id]
+            self.owed.discard(token.request_id)
+            self.ended.append(token.request_id)
+
+    def _expected_finish(self, prompt: Prompt, token: NewToken) -> FinishReason | None:
+        count = self.output[token.request_id]
+        may_stop = not prompt.sampling.ignore_eos and count > prompt.sampling.min_tokens
+        if token.token_id == EOS and may_stop:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if count == prompt.max_tokens else None
+
+    @rule(data=st.data())
+    def arrive(self, data):
+        """Uploads end in order, some now and some later."""
+        self.device.carry_out(self.state.take_moves())
+        pending = list(self.device.pending)
+        self._arrive(pending[: data.draw(st.integers(0, len(pending)))])
+
+    def _arrive(self, serials: list[int]) -> None:
+        for serial in serials:
+            self.device.finish(serial)
+        self.state.arrived(serials)
+        self.state.check_integrity()
+
+    @rule(request_id=IDS)
+    def host_memory_fails(self, request_id):
+        self.state.lost([request_id])
+
+    def _origins(self) -> set[str]:
+        return {f"{gateway}#{stream}" for gateway, stream in self.streams.items()}
+
+    @rule(gateway=GATEWAYS)
+    def gateway_connects_anew(self, gateway):
+        """What came on its last stream is the scheduler's to cancel, while there is one."""
+        self.streams[gateway] += 1
+
+    def _forget_unread(self) -> None:
+        self.state.keep_only(self._origins())
+        for request_id, prompt in list(self.prompts.items()):
+            if prompt.origin not in self._origins():
+                del self.prompts[request_id]
+        assert self.state.sequences.keys() <= self.prompts.keys()
+
+    @rule(unsent=st.booleans(), times=st.integers(0, 6), left=st.sets(GATEWAYS))
+    def a_scheduler_goes_and_another_comes(self, unsent, times, left):
+        """The last report may not have reached it; without it, gateways may leave too."""
+        report = self.state.report() if unsent else None
+        self.state.untold([report] if report else [])
+        self._forget_unread()
+        self.steps(times)
+        for gateway in left:
+            self.streams[gateway] += 1
+        self._forget_unread()
+        self._attach()
+
+    def _attach(self) -> None:
+        """The scheduler knows what the hello and the first report tell, and nothing else."""
+        held = self.state.attach()
+        self.owed.clear()
+        self.seq = self.reported = 0
+        self.ended = [r for r in self.ended if r not in self.state.sequences]
+        self.account.begin(held)
+        self.runs = {request.request_id for request in held if request.running}
+        assert [r.request_id for r in held] == list(self.state.sequences)
+        assert self.runs == self.state.running.keys()
+        waiting = {r.request_id: (r.prompt_tokens, r.max_tokens, r.output_tokens) for r in held}
+        assert waiting == {
+            k: (p.prompt_tokens, p.max_tokens, self.output[k]) for k, p in self.prompts.items()
+        }
+        self._report()
+
+    @rule()
+    def report(self):
+        self._report()
+
+    def _report(self) -> None:
+        report = self.state.report()
+        if report is None:
+            return
+        self.account.check(report)
+        assert [f.request_id for f in report.finished] == self.ended
+        self.ended.clear()
+        self.runs -= {progress.request_id for progress in report.evicted}
+        assert self.runs & self.state.sequences.keys() <= self.state.running.keys()
+        self.reported += 1
+        assert report.seq == self.reported and report.applied_plan_seq == self.seq
+        assert report.free_blocks == self.state.pool.free_blocks
+        if self.state.limits.host_blocks == 0:
+            assert all(progress.held_tokens == 0 for progress in report.evicted)
+        for progress in report.progress:
+            sequence = self.state.sequences[progress.request_id]
+            assert progress.output_tokens == self.output[progress.request_id]
+            assert (progress.output_tokens, progress.held_tokens) == (
+                sequence.output_tokens, sequence.told_tokens
+            )  # fmt: skip
+
+    @precondition(lambda self: self.prompts)
+    @rule()
+    def finish_everything(self):
+        """However it got here, admitting what is left often enough ends it."""
+        for _ in range(400):
+            if not self.prompts:
+                break
+            idle = [k for k in self.prompts if k not in self.state.running]
+            self.seq += 1
+            admit = tuple(Grant(k, 14) for k in idle)
+            extend = tuple(Grant(k, 14) for k in self.prompts)
+            self.state.apply(Plan(self.seq, admit=admit, extend=extend), 0.0)
+            self.victims, self.residency = (), ""
+            self._step()
+            self._arrive(list(self.device.pending))
+        assert not self.prompts
+        self._step()
+        assert self.state.idle or self.state.pending.admissions
+        assert self.state.pool.free_blocks == BLOCKS
+        assert self.state.host.free_blocks == self.state.limits.host_blocks
+
+    @invariant()
+    def blocks_and_phases_agree(self):
+        self.state.check_integrity()
+        self.runs &= self.state.sequences.keys()
+
+
+TestBlocks = BlockMachine.TestCase
+TestWorkerState = WorkerMachine.TestCase
+TestBlocks.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
+TestWorkerState.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)

@@ -1,0 +1,76 @@
+"""The engine's loop around a worker's state alone, over a device that answers by rule."""
+
+from collections.abc import Callable
+
+from services.worker.requests.batch import NewToken, StepBatch
+from services.worker.requests.sequence import Sequence
+from services.worker.requests.state import WorkerState
+from tests.worker.requests.worker_oracle import DumbDevice
+
+Flight = tuple[StepBatch, list[int], bool]  # what it drew, and whether it breaks
+
+
+class DumbLoop:
+    """With `overlap`, a step is in flight between two calls of `step`.
+
+    Steps that `breaks` names break when they are waited for, and so does what was launched behind
+    them; with `early`, when they are launched.
+    """
+
+    def __init__(
+        self,
+        state: WorkerState,
+        device: DumbDevice,
+        overlap: bool,
+        early: bool = False,
+        breaks: Callable[[StepBatch], bool] = lambda _: False,
+    ):
+        self.state = state
+        self.device = device
+        self.overlap = overlap
+        self.early = early
+        self.breaks = breaks
+        self.compose: Callable[[], StepBatch | None] = state.compose
+        self.failed: list[Sequence] = []  # who ended by the last step that broke
+        self._flight: Flight | None = None
+
+    def step(self) -> list[NewToken] | None:
+        """What one iteration tells; None when nothing can run."""
+        landing = self._flight or self._launch()
+        self._flight = None
+        if landing is None:
+            return None
+        batch, drawn, broken = landing
+        if broken and not self.state.in_flight and (self.early or not self.overlap):
+            return self._fail(batch)
+        ahead = self._launch_behind(landing) if self.overlap else None
+        if broken:
+            return self._fail(batch)
+        result = self.state.commit(batch, drawn, [])
+        if ahead:
+            self.state.advance(ahead[0])
+            self._flight = ahead
+        return result.tokens
+
+    def _launch_behind(self, landing: Flight) -> Flight | None:
+        if not self.state.in_flight:
+            self.state.advance(landing[0])
+        ahead = self._launch(behind_broken=landing[2])
+        if ahead and ahead[2] and self.early:
+            self.state.withdraw()
+            return None
+        return ahead
+
+    def _launch(self, behind_broken: bool = False) -> Flight | None:
+        batch = self.compose()
+        self.state.check_integrity()
+        self.device.carry_out(self.state.take_moves())
+        if batch is None:
+            return None
+        broken = behind_broken or self.breaks(batch)
+        return batch, self.device.run(batch, broken), broken
+
+    def _fail(self, batch: StepBatch) -> list[NewToken]:
+        self.failed = self.state.fail(batch)
+        self.state.check_integrity()
+        return []

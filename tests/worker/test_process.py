@@ -1,0 +1,213 @@
+"""`python -m services.worker` as a process: bad settings, SIGTERM, a scheduler that goes away."""
+
+import asyncio
+import signal
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from protos import scheduler_pb2_grpc
+from services.core import Grant, HeldRequest
+from services.runtime.attach_codec import decode_held
+from services.runtime.channel import connect
+from services.runtime.errors import Code, ServiceError
+from services.runtime.server import Mount, listening
+from tests.worker.worker_fixtures import generate, prompt_tokens, reference
+from tests.worker.worker_serving import RecordingGateway, RecordingScheduler, until
+
+
+async def start(**settings: object) -> Process:
+    sets = [part for key, value in settings.items() for part in ("--set", f"worker.{key}={value}")]
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "services.worker", *sets, stderr=PIPE
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    reference("llama").save_pretrained(path)
+    return path
+
+
+def mounted(scheduler: RecordingScheduler) -> Mount:
+    add = scheduler_pb2_grpc.add_SchedulerServicer_to_server
+    return Mount("foretoken.v1.Scheduler", add, scheduler)
+
+
+@asynccontextmanager
+async def attached(
+    folder: Path, **settings: object
+) -> AsyncIterator[tuple[Process, RecordingScheduler, RecordingGateway]]:
+    """A worker process, the scheduler it attached to, and a gateway on its stream."""
+    with TemporaryDirectory() as sockets:
+        scheduler = RecordingScheduler()
+        addresses = {"address": f"unix:{sockets}/w", "scheduler_address": f"unix:{sockets}/s"}
+        async with listening([mounted(scheduler)], addresses["scheduler_address"]) as server:
+            scheduler.address = addresses["scheduler_address"]
+            scheduler.stop = lambda: server.stop(0)
+            process = await start(model=folder, kv_tokens=512, profile_s=0, **addresses, **settings)
+            channel = connect(addresses["address"])
+            try:
+                await until(lambda: scheduler.hellos, 60)  # two processes may have to start
+                yield process, scheduler, RecordingGateway(channel, "g")
+            finally:
+                await channel.close()
+                if process.returncode is None:
+                    process.kill()
+                await process.wait()
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"model": "/nowhere/at/all"}, "cannot load model '/nowhere/at/all': there is no such"),
+        ({"kv_tokenz": 5}, "unknown config key worker.kv_tokenz, did you mean kv_tokens?"),
+        ({"max_running": 0}, "worker.max_running: Input should be greater than or equal to 1"),
+        ({"device": "tpu"}, "Input should be 'auto', 'cpu', 'cuda', or 'cuda:' and a"),
+    ],
+    ids=("model", "key", "range", "device"),
+)
+async def test_a_wrong_setting_is_one_line_and_status_2(settings, sentence):
+    process = await start(**settings)
+    _, errors = await process.communicate()
+    assert process.returncode == 2
+    assert errors.decode().count("\n") == 1 and sentence in errors.decode()
+
+
+async def test_the_first_sigterm_lets_requests_finish(folder):
+    async with attached(folder) as (process, scheduler, gateway):
+        reading = asyncio.create_task(gateway.read())
+        gateway.send("r", prompt_tokens(1, 5), 200, ignore_eos=True)
+        scheduler.admit("r")
+        await until(lambda: gateway.tokens["r"])
+        process.send_signal(signal.SIGTERM)
+        assert await asyncio.wait_for(process.wait(), 20) == 0
+        await asyncio.gather(reading, return_exceptions=True)
+    assert len(gateway.tokens["r"]) == 200
+
+
+async def test_the_second_sigterm_stops_at_once(folder):
+    async with attached(folder) as (process, scheduler, gateway):
+        reading = asyncio.create_task(gateway.read())
+        gateway.send("r", prompt_tokens(1, 5), 200, ignore_eos=True)
+        scheduler.admit("r", limit=3)  # waits for an extension that never comes
+        await until(lambda: len(gateway.tokens["r"]) == 3)
+        process.send_signal(signal.SIGTERM)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(process.wait(), 0.3)
+        process.send_signal(signal.SIGTERM)
+        assert await asyncio.wait_for(process.wait(), 20) == 0
+        await asyncio.gather(reading, return_exceptions=True)
+
+
+async def test_a_scheduler_that_restarts_finds_its_requests_and_their_kv_where_they_were(folder):
+    async with attached(folder) as (process, first, gateway):
+        reading = asyncio.create_task(gateway.read())
+        gateway.send("r", prompt_tokens(1, 5), 60, ignore_eos=True)
+        first.admit("r", limit=20)
+        await until(lambda: len(gateway.tokens["r"]) == 20)
+        await first.stop()
+        second = RecordingScheduler()
+        async with listening([mounted(second)], first.address):
+            await until(lambda: second.reports)
+            held = decode_held(second.hellos[0])
+            second.plan(extend=(Grant("r", 60),))
+            await until(lambda: "r" in second.finished)
+            await until(lambda: "r" in gateway.ended)
+        process.kill()
+        await asyncio.gather(reading, return_exceptions=True)
+    assert held == (HeldRequest("r", 5, 60, 20, 24, limit_tokens=20, running=True, blocks=2),)
+    assert (second.reports[0].seq, second.reports[0].applied_plan_seq) == (1, 0)
+    assert (second.reports[-1].applied_plan_seq, second.reports[-1].free_blocks) == (1, 32)
+    steps = [timing for report in second.reports for timing in report.timings]
+    new = [step for step in steps if step.context_tokens >= 24]
+    assert len(new) == 40 and not any(step.prefill_tokens for step in new)
+    assert gateway.tokens["r"] == generate("llama", prompt_tokens(1, 5), 60)[0]
+
+
+async def test_without_a_scheduler_requests_go_on_and_their_end_is_told_to_the_next(folder):
+    async with attached(folder) as (process, first, gateway):
+        reading = asyncio.create_task(gateway.read())
+        gateway.send("r", prompt_tokens(1, 5), 200, ignore_eos=True)
+        first.admit("r")
+        await until(lambda: gateway.tokens["r"])
+        await first.stop()
+        before = len(gateway.tokens["r"])
+        await until(lambda: "r" in gateway.ended)
+        second = RecordingScheduler()
+        async with listening([mounted(second)], first.address):
+            await until(lambda: second.reports)
+        process.kill()
+        await asyncio.gather(reading, return_exceptions=True)
+    assert before < 200 and "r" not in first.finished
+    assert not second.hellos[0].held
+    assert [f.request_id for f in second.reports[0].finished] == ["r"]
+
+
+async def test_what_no_scheduler_comes_for_is_dropped(folder):
+    async with attached(folder, orphan_hold_s=0.2) as (process, first, gateway):
+        reading = asyncio.create_task(gateway.read())
+        gateway.send("r", prompt_tokens(1, 5), 60, ignore_eos=True)
+        first.admit("r", limit=20)
+        await until(lambda: len(gateway.tokens["r"]) == 20)
+        await first.stop()
+        await asyncio.sleep(1)
+        second = RecordingScheduler()
+        async with listening([mounted(second)], first.address):
+            await until(lambda: second.reports)
+        process.kill()
+        await asyncio.gather(reading, return_exceptions=True)
+    assert not second.hellos[0].held
+    assert second.reports[0].free_blocks == 32
+
+
+async def refuse_each(scheduler: RecordingScheduler, code: Code) -> None:
+    """Every stream that is opened: a refusal in the middle of a write may not be heard."""
+    refused: list[object] = []
+    while True:
+        await until(lambda: len(scheduler.hellos) > len(refused))
+        refused[:] = scheduler.hellos
+        scheduler.hang_up(ServiceError(code, "another worker is called that"))
+
+
+@pytest.mark.parametrize(
+    ("code", "planned"),
+    [
+        (Code.ALREADY_EXISTS, True),
+        (Code.INVALID_ARGUMENT, False),
+        (Code.FAILED_PRECONDITION, False),
+    ],
+)
+async def test_a_worker_that_is_displaced_or_refused_ends_with_the_sentence(folder, code, planned):
+    async with attached(folder) as (process, scheduler, _):
+        if planned:
+            scheduler.plan()
+            await until(lambda: scheduler.reports and scheduler.reports[-1].applied_plan_seq)
+        refusing = asyncio.create_task(refuse_each(scheduler, code))
+        _, errors = await asyncio.wait_for(process.communicate(), 20)
+        refusing.cancel()
+    assert process.returncode == 2
+    assert errors.decode().strip().endswith("for good: another worker is called that")
+
+
+async def test_a_stream_that_breaks_later_is_dialled_again(folder):
+    async with attached(folder) as (_, scheduler, _):
+        scheduler.plan()
+        await until(lambda: scheduler.reports and scheduler.reports[-1].applied_plan_seq)
+        scheduler.hang_up(ServiceError(Code.INVALID_ARGUMENT, "a report that nobody can read"))
+        await until(lambda: len(scheduler.hellos) == 2)
+
+
+async def test_an_orphan_that_was_told_to_ends(folder):
+    orphan = {"exit_when_orphaned": True, "orphaned_s": 0.2}
+    async with attached(folder, **orphan) as (process, scheduler, _):
+        await scheduler.stop()
+        _, errors = await asyncio.wait_for(process.communicate(), 20)
+        assert process.returncode == 2
+        assert "has been gone for" in errors.decode()

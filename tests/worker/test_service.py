@@ -1,0 +1,260 @@
+"""A real worker on a Unix socket between a recording scheduler and recording gateways."""
+
+import asyncio
+import re
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from grpc import StatusCode, aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from protos import common_pb2, worker_pb2, worker_pb2_grpc
+from services.core import Grant, HeldRequest, StaticBatch
+from services.runtime.attach_codec import decode_held
+from services.worker.engine.engine import Engine
+from tests.worker.worker_fixtures import generate, prompt_tokens, reference
+from tests.worker.worker_serving import KV_TOKENS, Prompt, running, until
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    reference("llama").save_pretrained(path)
+    return path
+
+
+async def test_the_worker_introduces_itself(folder):
+    async with running(folder) as world:
+        hello = world.scheduler.hellos[0]
+        stub = cast(Any, health_pb2_grpc.HealthStub(world.channel))
+        request = health_pb2.HealthCheckRequest(service="foretoken.v1.Worker")
+        health = await stub.Check(request)
+    assert (hello.worker_id, hello.address, hello.model) == ("w", world.address, "small")
+    assert (hello.kv_tokens, hello.block_tokens, hello.max_context_tokens) == (512, 16, 256)
+    assert hello.kv_bytes_per_token == 2 * 2 * 2 * 8 * 4  # layers, k and v, heads, dim, float32
+    assert hello.profile and all(timing.elapsed_s > 0 for timing in hello.profile)
+    took = r"imports \S+ s, model \S+ s, kernels (loaded|compiled) \S+ s, profile \S+ s"
+    assert re.fullmatch(took, hello.start)
+    assert health.status == health_pb2.HealthCheckResponse.SERVING
+
+
+async def test_tokens_stream_and_the_end_is_reported_to_both_sides(folder):
+    prompts = {f"r{i}": prompt_tokens(i, 3 + 9 * i) for i in range(5)}
+    async with running(folder, max_batch_tokens=16) as world:
+        gateway = world.gateway()
+        world.scheduler.admit("r0", "r1")  # before their prompts
+        for request_id, tokens in prompts.items():
+            gateway.send(request_id, tokens, 12, ignore_eos=True)
+        await asyncio.sleep(0.05)
+        world.scheduler.admit("r2", "r3", "r4")
+        await until(lambda: len(gateway.ended) == 5)
+        await until(lambda: len(world.scheduler.finished) == 5)
+        await world.free_again()
+    assert set(world.scheduler.finished.values()) == {common_pb2.FINISH_REASON_LENGTH}
+    for request_id, tokens in prompts.items():
+        answer, _ = generate("llama", tokens, 12)
+        if 0 not in answer:
+            assert gateway.tokens[request_id] == answer
+        assert len(gateway.tokens[request_id]) == 12
+    seqs = [report.seq for report in world.scheduler.reports]
+    assert seqs == list(range(1, len(seqs) + 1))
+    assert sum(len(report.timings) for report in world.scheduler.reports) >= 12
+
+
+async def test_a_cancel_ends_a_running_request_at_once_and_frees_its_blocks(folder):
+    async with running(folder) as world:
+        gateway = world.gateway()
+        gateway.send("r", prompt_tokens(1, 5), 240, ignore_eos=True)
+        world.scheduler.admit("r")
+        await until(lambda: len(gateway.tokens["r"]) > 5)
+        world.scheduler.plan(cancel=("r",))
+        await world.free_again()
+        drawn = len(gateway.tokens["r"])
+        assert drawn < 240 and "r" not in world.scheduler.finished
+        gateway.send("next", prompt_tokens(2, 5), 3, ignore_eos=True)
+        world.scheduler.admit("next")
+        await until(lambda: "next" in gateway.ended)
+    assert not gateway.ended.keys() - {"next"}
+
+
+async def test_a_health_check_is_answered_while_the_engine_is_busy(folder):
+    async with running(folder) as world:
+        gateway = world.gateway()
+        gateway.send("r", prompt_tokens(1, 5), 240, ignore_eos=True)
+        world.scheduler.admit("r")
+        await until(lambda: gateway.tokens["r"])
+        stub = cast(Any, health_pb2_grpc.HealthStub(world.channel))
+        await stub.Check(health_pb2.HealthCheckRequest())
+        assert "r" not in gateway.ended
+        await until(lambda: "r" in gateway.ended)
+
+
+async def test_one_gateway_leaving_does_not_touch_the_other(folder):
+    async with running(folder) as world:
+        leaver, stayer = world.gateway("leaver"), world.gateway("stayer")
+        leaver.send("a", prompt_tokens(1, 5), 200, ignore_eos=True)
+        stayer.send("b", prompt_tokens(2, 5), 200, ignore_eos=True)
+        world.scheduler.admit("a", "b")
+        await until(lambda: leaver.tokens["a"] and stayer.tokens["b"])
+        leaver.leave()
+        world.scheduler.plan(cancel=("a",))
+        await until(lambda: "b" in stayer.ended)
+        await world.free_again()
+    assert len(stayer.tokens["b"]) == 200 and not stayer.tokens.keys() - {"b"}
+
+
+async def test_after_losing_the_scheduler_it_says_hello_again_and_names_what_it_holds(folder):
+    async with running(folder) as world:
+        gateway = world.gateway()
+        gateway.send("r", prompt_tokens(1, 5), 200, ignore_eos=True)
+        gateway.send("early", prompt_tokens(2, 7), 9, ignore_eos=True)
+        world.scheduler.admit("r", limit=10)
+        await until(lambda: len(gateway.tokens["r"]) == 10)
+        world.scheduler.hang_up()
+        await until(lambda: len(world.scheduler.hellos) == 2)
+        assert not world.scheduler.hellos[0].held
+        assert decode_held(world.scheduler.hellos[1]) == (
+            HeldRequest("r", 5, 200, 10, 14, limit_tokens=10, running=True, blocks=1),
+            HeldRequest("early", 7, 9, 0, 0, limit_tokens=0, running=False, blocks=0),
+        )
+        world.scheduler.plan(cancel=("early",), admit=(Grant("r", 20),))
+        await until(lambda: len(gateway.tokens["r"]) == 20)
+        world.scheduler.plan(cancel=("r",))
+        await world.free_again()
+        assert len(gateway.tokens["r"]) == 20 and not gateway.tokens["early"]
+
+
+async def test_who_ended_is_told_when_the_last_of_its_static_batch_is_cancelled(folder):
+    """The end comes between two steps, and nothing is left to compute."""
+    async with running(folder) as world:
+        gateway = world.gateway()
+        gateway.send("short", prompt_tokens(1, 5), 3, ignore_eos=True)
+        gateway.send("long", prompt_tokens(2, 9), 240, ignore_eos=True)
+        grants = (Grant("short", 3), Grant("long", 240))
+        batch = StaticBatch(1, ("short", "long"))
+        world.scheduler.plan(admit=grants, batches=(batch,))
+        await until(lambda: len(gateway.tokens["long"]) > 8)
+        assert len(gateway.tokens["short"]) == 2 and not gateway.ended
+        world.scheduler.plan(cancel=("long",))
+        await until(lambda: "short" in gateway.ended and "short" in world.scheduler.finished)
+        assert len(gateway.tokens["short"]) == 3
+        assert world.scheduler.reports[-1].free_blocks == KV_TOKENS // 16
+
+
+async def test_a_prompt_that_comes_again_begins_anew_once_its_first_stay_is_cancelled(folder):
+    """The next scheduler places anew what its worker holds: prompt and cancel race."""
+    async with running(folder) as world:
+        gateway = world.gateway()
+        gateway.send("r", prompt_tokens(1, 5), 200, ignore_eos=True)
+        world.scheduler.admit("r", limit=10)
+        await until(lambda: len(gateway.tokens["r"]) == 10)
+        world.scheduler.hang_up()
+        await until(lambda: len(world.scheduler.hellos) == 2)
+        world.scheduler.plan(cancel=("r",))
+        again = prompt_tokens(1, 5) + tuple(gateway.tokens["r"])
+        resumed = Prompt(request_id="r", token_ids=again, prompt_tokens=5, max_tokens=12,
+                         sampling=common_pb2.Sampling(temperature=0, ignore_eos=True))  # fmt: skip
+        gateway.send_raw(resumed)
+        world.scheduler.admit("r")
+        await until(lambda: "r" in gateway.ended)
+        await world.free_again()
+    assert len(gateway.tokens["r"]) == 12
+
+
+async def test_without_a_scheduler_a_gateway_that_leaves_takes_its_requests_along(folder):
+    async with running(folder) as world:
+        leaver, stayer = world.gateway("leaver"), world.gateway("stayer")
+        leaver.send("a", prompt_tokens(1, 5), 200, ignore_eos=True)
+        stayer.send("b", prompt_tokens(2, 5), 200, ignore_eos=True)
+        world.scheduler.admit("a", "b", limit=10)
+        await until(lambda: len(leaver.tokens["a"]) == len(stayer.tokens["b"]) == 10)
+        leaver.leave()
+        await asyncio.sleep(0.1)  # the worker has seen it go
+        world.scheduler.hang_up()
+        await until(lambda: len(world.scheduler.hellos) == 2)
+        held = decode_held(world.scheduler.hellos[1])
+    assert [request.request_id for request in held] == ["b"]
+
+
+async def test_plans_with_an_unknown_residency_are_carried_out_and_logged_once(folder, caplog):
+    async with running(folder) as world:
+        gateway = world.gateway()
+        gateway.send("r", prompt_tokens(1, 5), 10, ignore_eos=True)
+        world.scheduler.plan(admit=(Grant("r", 5),), residency="levitate")
+        world.scheduler.plan(extend=(Grant("r", 10),), residency="levitate")
+        await until(lambda: "r" in gateway.ended)
+    said = [r.getMessage() for r in caplog.records if "levitate" in r.getMessage()]
+    assert said == ["plans ask for residency 'levitate', unknown here: recompute it is"]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "sentence"),
+    [
+        (Prompt(token_ids=[5, 96], prompt_tokens=2, max_tokens=4), "token_ids must lie in"),
+        (Prompt(token_ids=[5], prompt_tokens=2, max_tokens=4), "prompt_tokens must lie in"),
+        (Prompt(token_ids=[5], prompt_tokens=1, max_tokens=256), "prompt (1) + max_tokens (256)"),
+        (Prompt(token_ids=[5], prompt_tokens=1, max_tokens=0), "max_tokens must be at least 1"),
+        (Prompt(prompt_tokens=0, max_tokens=4), "prompt_tokens must lie in [1, 0]"),
+        (Prompt(token_ids=[5], prompt_tokens=1, max_tokens=4,
+                sampling=common_pb2.Sampling(top_p=float("nan"))), "top_p must lie in"),
+    ],
+    ids=("token", "length", "reach", "nothing", "empty", "nan"),
+)  # fmt: skip
+async def test_a_prompt_that_cannot_run_ends_alone_with_a_sentence(folder, prompt, sentence):
+    async with running(folder) as world:
+        gateway = world.gateway()
+        prompt.request_id = "bad"
+        gateway.send_raw(prompt)
+        gateway.send("good", prompt_tokens(2, 5), 3, ignore_eos=True)
+        world.scheduler.admit("good")
+        await until(lambda: len(gateway.ended) == 2 and len(world.scheduler.finished) == 2)
+    assert gateway.ended["bad"].finish_reason == common_pb2.FINISH_REASON_ERROR
+    assert sentence in gateway.ended["bad"].message
+    assert world.scheduler.finished["bad"] == common_pb2.FINISH_REASON_ERROR
+
+
+async def test_a_broken_step_ends_its_requests_and_the_next_ones_run(folder, monkeypatch):
+    run = Engine.run
+
+    def break_on_seven(engine: Engine, batch: Any) -> Any:
+        if any(7 in chunk.sequence.tokens for chunk in batch.chunks):
+            raise RuntimeError("seven")
+        return run(engine, batch)
+
+    monkeypatch.setattr(Engine, "run", break_on_seven)
+    async with running(folder) as world:
+        gateway = world.gateway()
+        for request_id, tokens in (("broken", (5, 7, 5)), ("whole", (5, 6, 5))):
+            gateway.send(request_id, tokens, 3, ignore_eos=True)
+            world.scheduler.admit(request_id)
+            await until(lambda: request_id in gateway.ended)  # noqa: B023
+        await world.free_again()
+    assert "the model failed" in gateway.ended["broken"].message
+    assert len(gateway.tokens["whole"]) == 3
+    assert world.scheduler.finished["broken"] == common_pb2.FINISH_REASON_ERROR
+
+
+async def test_a_model_that_keeps_failing_ends_the_process(folder, monkeypatch):
+    def fail(engine: Engine, batch: Any) -> Any:
+        raise RuntimeError("always")
+
+    with pytest.raises(ExceptionGroup) as failed:
+        async with running(folder) as world:
+            monkeypatch.setattr(Engine, "run", fail)
+            gateway = world.gateway()
+            for number in range(3):
+                gateway.send(f"r{number}", (5, 6), 3)
+                world.scheduler.admit(f"r{number}")
+                await until(lambda: f"r{number}" in gateway.ended)  # noqa: B023
+    assert "3 steps in a row failed" in repr(failed.value)
+
+
+async def test_a_stream_must_begin_with_a_hello(folder):
+    async with running(folder) as world:
+        call = worker_pb2_grpc.WorkerStub(world.channel).Stream(
+            iter([worker_pb2.WorkerInput(prompt=Prompt(request_id="r"))])
+        )
+        with pytest.raises(aio.AioRpcError) as refused:
+            await call.read()
+    assert refused.value.code() is StatusCode.INVALID_ARGUMENT
