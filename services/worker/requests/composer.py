@@ -8,6 +8,7 @@ import numpy as np
 from services.worker.requests.batch import DecodeRows, PrefillChunk, StepBatch
 from services.worker.requests.evictor import Evictor
 from services.worker.requests.kv_manager import KVManager
+from services.worker.requests.limits import Limits
 from services.worker.requests.lockstep import Lockstep
 from services.worker.requests.sequence import Phase, Sequence
 from services.worker.requests.suspects import Suspects
@@ -36,16 +37,15 @@ class Composer:
         evictor: Evictor,
         lockstep: Lockstep,
         suspects: Suspects,
-        max_running: int,
-        max_batch_tokens: int,
+        limits: Limits,
     ):
         self._kv = kv
         self._evictor = evictor
         self._lockstep = lockstep
         self._suspects = suspects
         self._pool = kv.pool
-        self._max_running = max_running
-        self._max_batch_tokens = max_batch_tokens
+        self._max_running = limits.max_running
+        self._max_batch_tokens = limits.max_batch_tokens
         self._steady: StepBatch | None = None  # the last batch, moved on
         self._needy = np.zeros(0, np.int64)  # its rows that need one more block
         self._version = 0  # of the kv, before it was composed

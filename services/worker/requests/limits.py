@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from services.worker.requests.prompt import Prompt
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -23,3 +25,12 @@ class Limits:
     def reach_tokens(self) -> int:
         """The longest prompt + output one request can have here."""
         return min(self.kv_blocks * self.block_tokens, self.max_context_tokens)
+
+    def refusal(self, prompt: Prompt) -> str:
+        """Why it can never run here; empty if it can."""
+        if prompt.total_tokens <= self.reach_tokens:
+            return ""
+        return (
+            f"prompt ({prompt.prompt_tokens}) + max_tokens ({prompt.max_tokens}) is over "
+            f"{self.reach_tokens} tokens, the longest request that fits"
+        )

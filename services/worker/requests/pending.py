@@ -4,6 +4,7 @@ A prompt comes from a gateway, its admission from the scheduler, on different st
 be first. Both waits are bounded in number and in time.
 """
 
+from collections.abc import Container
 from dataclasses import dataclass, field
 
 from services.worker.requests.prompt import Prompt
@@ -20,6 +21,9 @@ class PendingRequests:
     held_s: float = HELD_S
     prompts: dict[str, tuple[Prompt, float]] = field(default_factory=dict)
     admissions: dict[str, tuple[int, float]] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.prompts or self.admissions)
 
     def prompt(self, prompt: Prompt, now: float) -> int | None:
         """The limit of its admission, if that is here; else the prompt is held."""
@@ -69,3 +73,8 @@ class PendingRequests:
             return False
         _, since = next(iter(held.values()))
         return len(held) > self.held_max or now - since > self.held_s
+
+    def check_integrity(self, here: Container[str]) -> None:
+        """Nobody is in two places. Raises AssertionError."""
+        assert not set(self.prompts) & set(self.admissions)
+        assert not [request_id for request_id in self.prompts if request_id in here]

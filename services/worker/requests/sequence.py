@@ -80,6 +80,13 @@ class Sequence:
         self.tokens.pop()
         self.drawing = -1
 
+    def finish_of(self, token: int, eos_ids: frozenset[int]) -> FinishReason | None:
+        """How it ends by this token, its newest; None if it goes on."""
+        length = len(self.tokens)
+        if token in eos_ids and self.ends_on_eos and length > self.min_length:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if length >= self.max_length else None
+
     @property
     def output_tokens(self) -> int:
         """Those that are known."""

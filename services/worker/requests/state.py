@@ -51,14 +51,7 @@ class WorkerState:
         self._lockstep = Lockstep(self._kv, self.counters, limits.reach_tokens)
         self._evictor = Evictor(self._kv, self._reporter, self._lockstep)
         self._suspects = Suspects()
-        self._composer = Composer(
-            self._kv,
-            self._evictor,
-            self._lockstep,
-            self._suspects,
-            limits.max_running,
-            limits.max_batch_tokens,
-        )
+        self._composer = Composer(self._kv, self._evictor, self._lockstep, self._suspects, limits)
         self._owed_cancels: set[str] = set()
         self._flight = InFlight(self._kv)
         self._late: list[NewToken] = []  # to be told, of batches that are over
@@ -76,8 +69,7 @@ class WorkerState:
     @property
     def idle(self) -> bool:
         """Nobody is here, nobody is expected, and nothing is computed."""
-        here = self.sequences or self._flight
-        return not (here or self.pending.prompts or self.pending.admissions)
+        return not (self.sequences or self._flight or self.pending)
 
     @property
     def in_flight(self) -> bool:
@@ -88,13 +80,10 @@ class WorkerState:
 
     def attach(self) -> tuple[HeldRequest, ...]:
         """A scheduler comes that may know nobody here. Returns all there are: it adopts them by
-        its plans, or cancels them.
+        its plans, or cancels them. What is in flight is not in it: it is told as any step's.
 
-        Its plans and our reports are numbered from 1 on. Prompts not admitted yet are kept among
-        the others, without a budget; what else the last scheduler left half done is forgotten:
-        admissions that found no prompt, the cancels that it owed, and its static batches.
-
-        What is in flight is not in it: it is told as any step's.
+        Plans and reports are numbered from 1 on. Prompts not admitted yet are kept without a
+        budget; what else the last scheduler left half done is forgotten, its static batches too.
         """
         self._owed_cancels.clear()
         self._let_go(self._lockstep.dissolve())
@@ -116,8 +105,7 @@ class WorkerState:
                 self._reporter.evicted(sequence)
 
     def keep_only(self, origins: Container[str]) -> None:
-        """Forget whoever came on another gateway stream than these: nobody reads its tokens, those
-        in flight neither."""
+        """Forget whoever came on another gateway stream than these: nobody reads its tokens."""
         here = [s.prompt for s in self.sequences.values()]
         expected = [prompt for prompt, _ in self.pending.prompts.values()]
         for prompt in (*here, *expected):
@@ -128,11 +116,9 @@ class WorkerState:
     # Prompts and plans
 
     def receive(self, prompt: Prompt, now: float) -> str | None:
-        """Take a prompt, before or after the plan that admits it.
-
-        Returns why it can never run here, if so; it is then reported as an ERROR. One that is here
-        already begins anew, from the tokens that it says were delivered: what its first stay has in
-        flight is not for it.
+        """Take a prompt, before or after the plan that admits it. Returns why it can never run
+        here, if so; it is then reported as an ERROR. One that is here already begins anew from the
+        tokens that it says were delivered: what its first stay has in flight is not for it.
         """
         request_id = prompt.request_id
         if request_id in self.sequences:
@@ -140,12 +126,9 @@ class WorkerState:
             self._forget(request_id)
             if len(self._owed_cancels) < HELD_MAX:
                 self._owed_cancels.add(request_id)
-        if prompt.total_tokens > self.limits.reach_tokens:
+        if why := self.limits.refusal(prompt):
             self.refuse(request_id)
-            return (
-                f"prompt ({prompt.prompt_tokens}) + max_tokens ({prompt.max_tokens}) is over "
-                f"{self.limits.reach_tokens} tokens, the longest request that fits"
-            )
+            return why
         limit_tokens = self.pending.prompt(prompt, now)
         if limit_tokens is not None:
             self._kv.start(prompt, limit_tokens)
@@ -313,14 +296,12 @@ class WorkerState:
         return self._kv.take_moves()
 
     def arrived(self, serials: Iterable[int]) -> None:
-        """These uploads are over. Who was offloaded behind a step in flight and is back before it
-        is committed may even stand in the next one."""
+        """These uploads are over. Who left behind a step in flight may stand in the next one."""
         for serial in serials:
             self._kv.arrived(serial)
 
     def lost(self, request_ids: Iterable[str]) -> None:
-        """Host memory could not take these after all; they are computed again; those with a token
-        in flight once that is known."""
+        """Host memory could not take these; they are computed again once their tokens are known."""
         for request_id in request_ids:
             if sequence := self._kv.lost(request_id):
                 self._reporter.evicted(sequence)
@@ -331,11 +312,9 @@ class WorkerState:
     # One iteration
 
     def compose(self) -> StepBatch | None:
-        """The next step with its memory, or None when nothing can run.
-
-        With a step in flight, it is the one behind that: rows may read what that one draws
-        (`DecodeRows.fed`). None, too, where it depends on how that one ends, as it does where
-        memory is out and with static batches: commit, then compose.
+        """The next step with its memory, or None when nothing can run. Behind a step in flight rows
+        may read what that draws (`DecodeRows.fed`); None, too, where it depends on how that one
+        ends, as it does where memory is out and with static batches: commit, then compose.
         """
         if self._flight:
             alone = self._lockstep.active or self._suspects
@@ -397,7 +376,7 @@ class WorkerState:
         length = sequence.learn(token)
         if sequence.computed % self.limits.block_tokens == 0:
             self._kv.publish(sequence)
-        finish = self._finish_of(sequence, token, length)
+        finish = sequence.finish_of(token, self.limits.eos_ids)
         if finish:
             if not self._lockstep.end(sequence, finish):
                 self._finish(sequence, finish)
@@ -406,23 +385,16 @@ class WorkerState:
                 self._reporter.tell(sequence)
             if self._lockstep.active:  # else it was known ahead
                 self._kv.touch()
-        prompt = sequence.prompt
-        offset = length - 1 - sequence.prompt_tokens
+        prompt, offset = sequence.prompt, length - 1 - sequence.prompt_tokens
         return NewToken(prompt.origin, prompt.request_id, offset, token, finish, logprobs)
 
     def _unwind(self) -> None:
         for sequence in self._flight.unwind():
             self._reporter.evicted(sequence)
 
-    def _finish_of(self, sequence: Sequence, token: int, length: int) -> FinishReason | None:
-        if token in self.limits.eos_ids and sequence.ends_on_eos and length > sequence.min_length:
-            return FinishReason.STOP
-        return FinishReason.LENGTH if length >= sequence.max_length else None
-
     def check_integrity(self) -> None:
         """All that is kept twice agrees. Raises AssertionError."""
         self._kv.check_integrity()
         self._lockstep.check_integrity()
         self._flight.check_integrity()
-        assert not set(self.pending.prompts) & set(self.pending.admissions)
-        assert not set(self.pending.prompts) & set(self.sequences)
+        self.pending.check_integrity(self.sequences)
