@@ -162,6 +162,10 @@ def test_a_step_that_fails_on_one_rank_ends_all(folders, monkeypatch):
     [
         ("llama", 4, {}, "4 attention heads and 2 key-value heads can't be split evenly over 4"),
         ("llama", 3, {}, "set tensor_parallel to a number that divides both"),
+        *(
+            ("llama", 2, {name: "on"}, f"{name} is on, which tensor_parallel 2 has not: set it to")
+            for name in ("overlap", "cuda_graphs", "compile")
+        ),
         ("llama", 2, {"device": "cuda:1"}, "device cuda:1 is one GPU, but tensor_parallel 2 takes"),
         (
             "gpt2",
@@ -210,6 +214,7 @@ def test_each_rank_takes_a_gpu_of_its_own(folders, device, monkeypatch):
 
     assert [rank_device(of(1), rank).index for rank in range(2)] == [2, 3]
     assert of(1).dtype == "auto"
+    assert (of(1).overlap, of(1).cuda_graphs, of(1).compile) == ("off",) * 3
     with pytest.raises(ValueError, match="takes GPUs 4 to 5, but this machine has 4"):
         of(2)
 
