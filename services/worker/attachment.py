@@ -20,6 +20,7 @@ from services.worker.engine.runner import EngineRunner
 log = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 0.1
+EARLY_S = 15.0  # in which a scheduler that starts beside this worker is there
 # The answers to a hello that will be no better next time.
 REFUSALS = (StatusCode.INVALID_ARGUMENT, StatusCode.FAILED_PRECONDITION)
 
@@ -64,6 +65,7 @@ class Attachment:
         self._upstream: UpStream | None = None  # until the engine knows that it has ended
         self._ended = asyncio.Event()
         self._ended.set()
+        self._greeted = False  # once, by a scheduler
         self._seen_s = 0.0
         self._giving_up: asyncio.TimerHandle | None = None  # on what is here
         runner.on_report = self._report
@@ -95,7 +97,10 @@ class Attachment:
                 await self._runner.ready()
         except aio.AioRpcError as error:
             self._give_up_if_refused(error, welcome)
-            log.warning("scheduler at %s: %s", self._config.scheduler_address, error.details())
+            # Who is first at a start has nothing to complain of yet.
+            early = not self._greeted and time.monotonic() - self._seen_s < EARLY_S
+            level = logging.DEBUG if early else logging.WARNING
+            log.log(level, "scheduler at %s: %s", self._config.scheduler_address, error.details())
         except asyncio.CancelledError:
             if _ends_our_task(call):
                 raise
@@ -116,6 +121,7 @@ class Attachment:
         self._runner.attach(partial(self._greet, upstream))
 
     def _greet(self, upstream: UpStream, held: Sequence[HeldRequest]) -> None:
+        self._greeted = True
         upstream.greet(_holding(self._hello, held))
 
     def _end(self) -> None:

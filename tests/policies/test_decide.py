@@ -46,9 +46,11 @@ def could_run(snapshot: Snapshot, row: int, number: int, stays: bool) -> bool:
 
 def conserves(preset: Preset) -> bool:
     """Whether no worker has nothing to do while somebody waits whom it could take: not where
-    batches wait for one worker, or for their time (papers/003 §4.5, 4.6), or for who comes back."""
+    batches wait for one worker, or for their time (papers/003 §4.5, 4.6), or for who comes back;
+    nor where who waits is dealt in turns, whatever there is to do: it may be a full worker's turn,
+    and the next round begins with another."""
     if preset.arrangement == "continuous":
-        return True
+        return preset.place != "round_robin"
     waits = BATCH_PLACES[preset.place].bind or INTERVALS[preset.interval].ahead
     return not (waits or SLICES[preset.slice].returns)
 
