@@ -44,7 +44,11 @@ def threads_of(parameters: int, device: torch.device, local_workers: int) -> int
         return 0
     if parameters < TINY_PARAMETERS:
         return 1
-    return max(1, cores() // local_workers) if local_workers > 1 else 0
+    return share_of_cores(local_workers) if local_workers > 1 else 0
+
+
+def share_of_cores(local_workers: int) -> int:
+    return max(1, cores() // local_workers)
 
 
 def cores() -> int:

@@ -20,7 +20,7 @@ from services.worker.kv.device_streams import Streams, streams_for
 from services.worker.kv.host_cache import HostCache
 from services.worker.kv.staging import RecordLayout, RingSize
 from services.worker.kv.swapper import Swapper
-from services.worker.machine import batch_tokens_of, free_host_bytes
+from services.worker.machine import batch_tokens_of, free_host_bytes, share_of_cores
 from services.worker.model.paged import PagedModel
 from services.worker.model.rope import settle_rope
 from services.worker.requests.limits import Limits
@@ -58,6 +58,7 @@ def assemble(model: PagedModel, config: EngineConfig, ranks: Ranks = ALONE) -> P
         model.heads,
         int8,
         config.kernels,
+        config.torch_threads or share_of_cores(config.local_workers * ranks.size),
     )
     if int8:
         model.require_int8()

@@ -33,9 +33,11 @@ def kernels_for(
     heads: list[int] | None = None,
     int8: bool = False,
     chosen: KernelSet = "auto",
+    threads: int = 0,
 ) -> Kernels:
     """Attention and block copies for a model's layers: `shapes` of KV, `heads` of queries (by
-    default as many as of keys). `int8`: the cache itself is INT8.
+    default as many as of keys). `int8`: the cache itself is INT8. `threads` that attention may
+    take on a CPU where its work is worth them; 0: PyTorch's.
 
     Raises ValueError, one sentence that says what to change, where no kernel takes a head size or
     dtype, or INT8 would save nothing. Windows and soft-caps are no such case, for INT8 is only
@@ -52,7 +54,7 @@ def kernels_for(
     if runs_triton(device, chosen):
         return _triton(device, block_tokens, dtype, shapes, heads or [s.kv_heads for s in shapes])
     if chosen == "numba" or (chosen == "auto" and _suits_numba(device, dtype)):
-        return _numba(device, block_tokens, dtype, shapes, int8), TorchBlocks()
+        return _numba(device, block_tokens, dtype, shapes, int8, threads), TorchBlocks()
     token_bytes = max(bytes_per_token([shape], dtype) for shape in shapes)
     return TorchAttention(block_tokens, device, dtype, token_bytes), TorchBlocks()
 
@@ -88,7 +90,12 @@ def _suits_numba(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def _numba(
-    device: torch.device, block_tokens: int, dtype: torch.dtype, shapes: list[KVShape], int8: bool
+    device: torch.device,
+    block_tokens: int,
+    dtype: torch.dtype,
+    shapes: list[KVShape],
+    int8: bool,
+    threads: int,
 ) -> AttentionKernels:
     """Imported here, so that a machine with a GPU does without Numba. Compiled here, so that no
     step waits for it: the types are the same for every layer."""
@@ -100,7 +107,7 @@ def _numba(
     from services.worker.kernels.cpu.attention import NumbaAttention
 
     token_bytes = max(bytes_per_token([shape], dtype) for shape in shapes)
-    kernels = NumbaAttention(block_tokens, dtype, token_bytes)
+    kernels = NumbaAttention(block_tokens, dtype, token_bytes, threads)
     sample = KVCache.allocate(shapes[:1], 1, block_tokens, dtype, device, int8).layers[0]
     began_s = perf_counter()
     kernels.warm(sample, dtype)

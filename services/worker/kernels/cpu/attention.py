@@ -63,10 +63,13 @@ class _Rows:
 class NumbaAttention:
     """AttentionKernels of a CPU, for float32 and bfloat16, native or INT8."""
 
-    def __init__(self, block_tokens: int, dtype: torch.dtype, token_bytes: int = 512):
+    def __init__(
+        self, block_tokens: int, dtype: torch.dtype, token_bytes: int = 512, threads: int = 0
+    ):
+        """`threads` at most; 0: as many as PyTorch has here."""
         self._torch = TorchAttention(block_tokens, torch.device("cpu"), dtype, token_bytes)
         self.built = ""
-        self._threads = min(torch.get_num_threads(), _numba_threads())
+        self._threads = min(threads or torch.get_num_threads(), _numba_threads())
         self._layers: dict[int, tuple[Numbers, Floats]] = {}
         self._decodes: DecodeRows | None = None
         self._rows = _Rows.of(DecodeRows([], [], block_tokens), [])
