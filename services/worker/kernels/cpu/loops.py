@@ -12,8 +12,10 @@ within 2e-6 of it for x ≥ −30, and the nearer to 0 the closer.
 from typing import Any
 
 import numpy as np
-from numba import njit, prange
-from numba.extending import overload
+from llvmlite import ir
+from numba import njit, prange, types
+from numba.core import cgutils
+from numba.extending import intrinsic, overload
 
 _LOG2E = np.float32(1.4426950408889634)
 _LEAST = np.float32(-126.0)  # of 2^x that is no denormal
@@ -22,6 +24,7 @@ _ONE, _HALF, _ZERO, _TWO = np.float32(1.0), np.float32(0.5), np.float32(0.0), np
 _C1, _C2, _C3 = np.float32(0.69314718), np.float32(0.24022651), np.float32(0.055504109)
 _C4, _C5, _C6 = np.float32(0.0096181291), np.float32(0.0013333558), np.float32(0.00015403530)
 _INT8_MAX = np.float32(127.0)
+_LINE_BYTES = 64
 
 
 def _real(x: Any) -> Any:
@@ -183,6 +186,31 @@ def _scales_of(scales: Any, side: int, block: int, head: int) -> Any:
     return scales[side, block, head] if scales.size else scales[:0, 0, 0, 0]
 
 
+@intrinsic
+def _prefetch(typing_context: Any, array: Any, at: Any) -> Any:
+    """Ask for the cache line of a contiguous array's element, by its place in memory order."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        made = context.make_array(signature.args[0])(context, builder, arguments[0])
+        byte = ir.IntType(8).as_pointer()
+        place = builder.bitcast(builder.gep(made.data, [arguments[1]]), byte)
+        numbers = [ir.IntType(32)] * 3
+        kind = ir.FunctionType(ir.VoidType(), [byte, *numbers])
+        ask = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+        to_read, keep, of_data = (ir.Constant(ir.IntType(32), x) for x in (0, 3, 1))
+        builder.call(ask, [place, to_read, keep, of_data])
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp), code
+
+
+@njit(inline="always")
+def _fetch(block: Any) -> None:
+    """All lines of a head's block, which is on its way while another is computed with."""
+    for at in range(0, block.size, _LINE_BYTES // block.itemsize):
+        _prefetch(block, at)
+
+
 def _attend(
     data: Any,
     scales: Any,
@@ -217,6 +245,9 @@ def _attend(
             first, last = max(start - origin, 0), min(end - origin, block_tokens)
             at = origin + first - start
             keys = data[0, block, kv_head]
+            if origin + block_tokens < end:
+                _fetch(data[0, table[index + 1], kv_head])
+            _fetch(data[1, block, kv_head])
             for g in range(0, group - 1, 2):
                 one, two = queries[g], queries[g + 1]
                 _dots_of_two(one, two, keys, first, last, scores[g], scores[g + 1], at)
