@@ -186,8 +186,7 @@ def _scales_of(scales: Any, side: int, block: int, head: int) -> Any:
     return scales[side, block, head] if scales.size else scales[:0, 0, 0, 0]
 
 
-@intrinsic
-def _prefetch(typing_context: Any, array: Any, at: Any) -> Any:
+def _prefetching(typing_context: Any, array: Any, at: Any) -> Any:
     """Ask for the cache line of a contiguous array's element, by its place in memory order."""
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -196,12 +195,16 @@ def _prefetch(typing_context: Any, array: Any, at: Any) -> Any:
         place = builder.bitcast(builder.gep(made.data, [arguments[1]]), byte)
         numbers = [ir.IntType(32)] * 3
         kind = ir.FunctionType(ir.VoidType(), [byte, *numbers])
-        ask = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+        name = "llvm.prefetch.p0i8"
+        ask = cgutils.get_or_insert_function(builder.module, kind, name)  # type: ignore[no-untyped-call]  # no types
         to_read, keep, of_data = (ir.Constant(ir.IntType(32), x) for x in (0, 3, 1))
         builder.call(ask, [place, to_read, keep, of_data])
         return context.get_dummy_value()
 
     return types.void(array, types.intp), code
+
+
+_prefetch: Any = intrinsic(_prefetching)
 
 
 @njit(inline="always")
