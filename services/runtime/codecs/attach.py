@@ -1,6 +1,8 @@
 """What a scheduler and its workers say to each other: hello, plans, reports. Decoding trusts
 nothing: what is unknown is read as the safe case, and times that cannot be sorted by as 0."""
 
+from math import isfinite
+
 from protos import scheduler_pb2
 from services.core import (
     Completion,
@@ -17,7 +19,7 @@ from services.core import (
     WorkerView,
 )
 from services.costs import KVCosts
-from services.runtime.codec import (
+from services.runtime.codecs.common import (
     decode_reason,
     decode_swaps,
     decode_timing,
@@ -66,6 +68,11 @@ def decode_held(message: scheduler_pb2.WorkerHello) -> tuple[HeldRequest, ...]:
         )
         for held in message.held
     )
+
+
+def decode_drain_s(message: scheduler_pb2.WorkerDraining) -> float:
+    """How long a worker that is leaving goes on."""
+    return message.drain_s if isfinite(message.drain_s) and message.drain_s > 0 else 0.0
 
 
 def encode_held(held: HeldRequest) -> scheduler_pb2.HeldRequest:

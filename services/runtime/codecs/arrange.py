@@ -15,14 +15,14 @@ from services.forecasttable import ForecastTable
 from services.policies.decision import Decision
 from services.policies.preset import CHOICES, Preset
 from services.policies.snapshot import FLOATS, Contest, Jobs, Worker
-from services.runtime.codec import decode_cost_model, encode_cost_model
+from services.runtime.codecs.common import decode_cost_model, encode_cost_model
 from services.runtime.errors import InvalidArgument
 
 MOST_FORECASTS = 262_144  # rows of a mirrored table, 2.6 kB each: some 64 queues of the default
 MOST = 2**32 - 1  # what a row, or a number of tokens or blocks may be; sums of all stay exact
 MOST_KV_TOKENS = 2**40
 SUMS_TO = 2e-6  # so near to 1: what a Forecast asks of itself, summed in another order
-_LEAST = {"home": -1}  # of a column of integers; of the others 0
+_LEAST = {"home": -1, "priority": -(2**31)}  # of a column of integers; of the others 0
 
 
 def encode_hello(preset: Preset) -> batcher_pb2.ArrangeMessage:
