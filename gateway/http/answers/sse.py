@@ -3,14 +3,14 @@
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import aclosing
 from typing import Any, TypeVar
 
 from fastapi import Response
 from starlette.types import Receive, Scope, Send
 
-from gateway.http.errors import error_body, error_response, unexpected
+from gateway.http.errors import ClientGone, error_body, error_response, unexpected
 from services.runtime.errors import ServiceError
 
 log = logging.getLogger(__name__)
@@ -22,10 +22,6 @@ HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
-
-
-class ClientGone(Exception):
-    """The client hung up; nobody reads the answer."""
 
 
 def event(content: object) -> bytes:
@@ -51,9 +47,17 @@ class EventStream(Response):
     """Server-sent events. What fails before the first becomes a whole error answer with its
     status; what fails later, an error event and the end of the stream."""
 
-    def __init__(self, events: AsyncGenerator[bytes], on_end: Callable[[], None]):
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes],
+        on_end: Callable[[], None],
+        headers: Mapping[str, str] | None = None,
+    ):
+        """`headers` go beside those of every stream."""
         super().__init__()
         self._events, self._on_end = events, on_end
+        more = (headers or {}).items()
+        self._all_headers = HEADERS + [(name.encode(), value.encode()) for name, value in more]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -69,9 +73,8 @@ class EventStream(Response):
             try:
                 async for data in events:
                     if not started:
-                        await send(
-                            {"type": "http.response.start", "status": 200, "headers": HEADERS}
-                        )
+                        start = {"type": "http.response.start", "status": 200}
+                        await send({**start, "headers": self._all_headers})
                         started = True
                     await send({"type": "http.response.body", "body": data, "more_body": True})
                 last = DONE
