@@ -1,11 +1,14 @@
 # make serve: from a fresh machine to a running server. make test: the tests, one process a core, but
-# for those marked slow; make test-slow: these.
+# for those marked slow; make test-slow: these. make test-clients: users' own clients against a live
+# server, at pinned versions and in environments of their own (about 3 GB, made by make clients).
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+MADE := 'observability/grafana/*.json' 'observability/prometheus/*.yml'
 
-.PHONY: setup serve test test-slow lint types imports proto proto-check check
+.PHONY: setup serve test test-slow clients test-clients lint types imports proto proto-check
+.PHONY: metrics metrics-check dashboards dashboards-check check
 
 setup: $(STAMP)
 
@@ -18,10 +21,17 @@ serve: setup
 	$(BIN)/foretoken serve $(ARGS)
 
 test: setup
-	$(BIN)/python -m pytest --numprocesses logical --dist worksteal -m "not slow" $(ARGS)
+	$(BIN)/python -m pytest --numprocesses logical --dist worksteal -m "not slow and not clients" $(ARGS)
 
 test-slow: setup
-	$(BIN)/python -m pytest --numprocesses logical --dist worksteal -m slow $(ARGS)
+	$(BIN)/python -m pytest --numprocesses logical --dist worksteal -m "slow and not clients" $(ARGS)
+
+clients: setup
+	$(BIN)/python -m tests.clients.environments
+
+# One after another: they measure, and share one server.
+test-clients: clients
+	$(BIN)/python -m pytest -m clients $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check .
@@ -42,4 +52,20 @@ proto-check: proto
 	git diff --exit-code -- protos
 	test -z "$$(git ls-files --others --exclude-standard -- protos)"
 
-check: lint types imports proto-check
+# The reference page of all metrics is made from their catalogue; metrics-check fails where it is not.
+metrics: setup
+	$(BIN)/python -m observability.metrics.page
+
+metrics-check: metrics
+	git diff --exit-code -- observability/METRICS.md
+
+# Dashboards and Prometheus' rules are committed too, and checked the same way.
+dashboards: setup
+	$(BIN)/python -m observability.grafana.build
+	$(BIN)/python -m observability.prometheus.build
+
+dashboards-check: dashboards
+	git diff --exit-code -- $(MADE)
+	test -z "$$(git ls-files --others --exclude-standard -- $(MADE))"
+
+check: lint types imports proto-check metrics-check dashboards-check

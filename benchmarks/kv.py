@@ -20,7 +20,7 @@ from benchmarks.harness.clients import GrpcClient
 from benchmarks.harness.offered_load import Asked, Seen, bimodal, offer
 from benchmarks.harness.report import Figure, Options, figure, options, show, write
 from benchmarks.harness.system import counted, system
-from foretoken.ports import free_port
+from foretoken.running.ports import free_port
 
 MODES: dict[str, tuple[str, ...]] = {
     "swap": ("scheduler.policy=alise", "preset.residency=swap"),
@@ -33,7 +33,7 @@ MODES: dict[str, tuple[str, ...]] = {
 SHARE = 4  # of the load's KV, one in so many tokens fits
 RATE = 12.0  # requests a second: more than two cores serve, so that memory fills
 PREFIX_TOKENS, TAIL_TOKENS = 1_024, 32
-COUNTED = ("num_preemptions", "kv_offloads", "kv_uploads", "kv_dropped", "kv_host_full")
+COUNTED = ("worker_evictions", "kv_offloads", "kv_uploads", "kv_dropped", "kv_host_full")
 Figures = dict[str, float]
 
 

@@ -50,9 +50,10 @@ import numpy as np
 import uvloop
 
 from benchmarks.harness.demo_load import arriving, at_once, bodies, write_lengths
-from benchmarks.harness.open_loop import REFUSED, Answer, allow_open_files, drive
+from benchmarks.harness.open_loop import REFUSED, Answer, drive
 from benchmarks.harness.report import parser, show, write
 from benchmarks.harness.system import counted, system, vllm
+from foretoken.bench.files import allow_open_files
 from gateway.config import GatewayConfig
 from services.policies.preset import presets
 

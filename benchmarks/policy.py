@@ -25,7 +25,7 @@ from prometheus_client import CollectorRegistry
 
 from benchmarks.harness.report import parser, show, write
 from benchmarks.harness.rounds import Busy, Took, measure
-from foretoken.ports import free_port
+from foretoken.running.ports import free_port
 from services.policies.preset import choose, presets
 from services.runtime.channel import connect
 from services.scheduler import events as ev

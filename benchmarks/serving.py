@@ -19,7 +19,7 @@ from benchmarks.harness.peers import Transformers
 from benchmarks.harness.report import Figure, Options, figure, options, show, write
 from benchmarks.harness.rounds import measure as measure_rounds
 from benchmarks.harness.system import system
-from foretoken.options import demo_model
+from foretoken.running.options import demo_model
 
 KV_TOKENS = 65_536
 PROMPT_TOKENS = 32

@@ -4,14 +4,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from foretoken.answers import Answer, Choice, Chunk, Usage
-    from foretoken.client import AsyncClient, Client
-    from foretoken.errors import (
+    from foretoken.client.answers import Answer, Choice, Chunk, Foreseen, Usage
+    from foretoken.client.client import AsyncClient, Client
+    from foretoken.client.errors import (
         DeadlineExceeded,
         ForetokenError,
         InvalidRequest,
         Overloaded,
         ServerError,
+        Unauthenticated,
         Unavailable,
     )
 
@@ -22,15 +23,17 @@ __all__ = [
     "Chunk",
     "Client",
     "DeadlineExceeded",
+    "Foreseen",
     "ForetokenError",
     "InvalidRequest",
     "Overloaded",
     "ServerError",
+    "Unauthenticated",
     "Unavailable",
     "Usage",
 ]
 
-_HOMES = ("foretoken.client", "foretoken.answers", "foretoken.errors")
+_HOMES = ("foretoken.client.client", "foretoken.client.answers", "foretoken.client.errors")
 
 
 def __getattr__(name: str) -> object:

@@ -1,95 +1,98 @@
-"""The command `foretoken`; `python -m foretoken` is the same."""
+"""The command `foretoken`; `python -m foretoken` is the same.
+
+What a command needs is imported when it runs: a mistyped option is answered at once.
+"""
 
 import os
-from typing import Annotated
+import sys
+from typing import Annotated, NoReturn
+
+from foretoken.running.interrupts import quiet_interrupts
+
+if sys.argv[1:2] == ["serve"]:
+    quiet_interrupts()  # until there is something to be ended in order
 
 import typer
+
+from foretoken.commands.bench import bench
+from foretoken.commands.chat import chat
+from foretoken.commands.evaluate import evaluate
+from foretoken.commands.key import key
+from foretoken.commands.presets import presets
+from foretoken.commands.serve_command import serve
+from foretoken.commands.train import app as train
+from foretoken.commands.usage import Command, ManyCommand, ServeCommand, UsageError
+from foretoken.commands.why import why
+
+SERVE, ASK, LEARN = "Serve", "Ask a server", "Predictors"
+MISTAKE = 2
+CONTEXT = {"help_option_names": ["-h", "--help"]}
 
 app = typer.Typer(
     name="foretoken",
     help="SLA-aware LLM serving that schedules by foresight.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    context_settings=CONTEXT,
 )
 
 
-@app.callback()
-def root() -> None:
-    """SLA-aware LLM serving that schedules by foresight."""
+def _version(asked: bool) -> None:
+    if asked:
+        from services.runtime.version import foretoken_version
+
+        print(f"foretoken {foretoken_version()}")
+        raise typer.Exit
 
 
-@app.command()
-def serve(
-    model: Annotated[
-        str, typer.Option(help="Folder or hub name of a causal LM; the demo model if left out.")
-    ] = "",
-    policy: Annotated[str, typer.Option(help="Preset, as `foretoken presets` lists them.")] = "",
-    presets: Annotated[
-        str, typer.Option(metavar="FILE", help="TOML of more presets, as presets.toml has them.")
-    ] = "",
-    kv_tokens: Annotated[
-        int, typer.Option(help="KV cache size a worker, in tokens; 0: by free memory.")
-    ] = 0,
-    kv_dtype: Annotated[
-        str, typer.Option(help="KV on the device: auto, as the model's; int8, half the bytes.")
-    ] = "",
-    host_gib: Annotated[
-        float | None, typer.Option(help="Host memory for KV that waits, a worker, in GiB; 0: none.")
-    ] = None,
-    workers: Annotated[int, typer.Option(min=1, max=64, help="Model replicas.")] = 1,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    http_port: Annotated[int, typer.Option(help="OpenAI HTTP; 0: any free port.")] = 8000,
-    grpc_port: Annotated[int, typer.Option(help="gRPC; 0: any free port.")] = 50051,
-    separate: Annotated[
-        bool, typer.Option("--separate", help="Every service a process of its own, over TCP.")
+@app.callback(invoke_without_command=True)
+def root(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_version)
     ] = False,
-    sets: Annotated[
-        list[str] | None, typer.Option("--set", help="section.key=value, any setting; repeatable.")
-    ] = None,
 ) -> None:
-    """Start everything on this machine and serve a model."""
-    from foretoken.options import ServeOptions
-    from foretoken.serve import serve as run
+    """SLA-aware LLM serving that schedules by foresight."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
 
-    run(
-        ServeOptions(
-            model=model,
-            policy=policy,
-            presets=presets,
-            kv_tokens=kv_tokens,
-            kv_dtype=kv_dtype,
-            host_gib=host_gib,
-            workers=workers,
-            host=host,
-            http_port=http_port,
-            grpc_port=grpc_port,
-            separate=separate,
-            sets=sets or [],
-        )
-    )
+
+app.command(cls=ServeCommand, rich_help_panel=SERVE)(serve)
+app.command(cls=Command, rich_help_panel=SERVE)(presets)
+app.command(cls=Command, rich_help_panel=SERVE)(key)
+app.command(cls=Command, rich_help_panel=ASK)(chat)
+app.command(cls=ManyCommand, rich_help_panel=ASK)(bench)
+app.command(cls=Command, rich_help_panel=ASK)(why)
+app.command(cls=ManyCommand, rich_help_panel=LEARN)(evaluate)
+app.add_typer(train, name="train", rich_help_panel=LEARN)
 
 
 def main() -> None:
     """Run the command; a mistake of the user's is one line and status 2."""
     # gRPC's core would otherwise remark on every process we start. Read when it is first imported.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
-    from foretoken.chat import chat
-    from foretoken.evaluate import EvaluateCommand, evaluate
-    from foretoken.presets import presets
-    from foretoken.train import app as train
-    from foretoken.why import why
-    from services.runtime.main import leave
-
-    app.command()(chat)
-    app.command()(presets)
-    app.command()(why)
-    app.command(cls=EvaluateCommand)(evaluate)
-    app.add_typer(train, name="train")
+    os.environ.setdefault("HF_HUB_ETAG_TIMEOUT", "4")  # seconds; a hub that is away is soon known
     try:
-        app()
+        status = app(prog_name="foretoken", standalone_mode=False)
+    except UsageError as error:
+        _complain(str(error))
     except (ValueError, ExceptionGroup) as error:
+        from services.runtime.main import leave
+
         leave("foretoken", error)
+    except Exception as error:
+        # What the parser of the command line found; its classes have no public name.
+        if not hasattr(error, "format_message"):
+            raise
+        if said := " ".join(error.format_message().split()):  # nothing: help was shown instead
+            _complain(said)
+        sys.exit(MISTAKE)
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+def _complain(what: str) -> NoReturn:
+    print(f"foretoken: {what}", file=sys.stderr)
+    sys.exit(MISTAKE)
 
 
 if __name__ == "__main__":

@@ -5,24 +5,27 @@ import asyncio
 from prometheus_client import CollectorRegistry
 
 from gateway.config import GatewayConfig
+from gateway.gateway import Gateway
 from gateway.http.app import build_app
 from gateway.http.serve import bind_http, serve_http
-from gateway.service import GatewayService
+from gateway.service import mount
+from observability.tracing import Tracing
 from services.runtime.channel import connect
 from services.runtime.main import Unit, run_service
 
 
-def build(config: GatewayConfig, registry: CollectorRegistry) -> Unit:
-    gateway = GatewayService(config, connect(config.scheduler_address), connect, registry)
+def build(config: GatewayConfig, registry: CollectorRegistry, tracing: Tracing) -> Unit:
+    scheduler, spans = connect(config.scheduler_address), tracing.service(config.section)
+    gateway = Gateway(config, scheduler, connect, registry, spans=spans)
     app = build_app(gateway)
     listener = bind_http(config.host, config.http_port)
 
     async def run() -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(gateway.run())
-            group.create_task(serve_http(app, listener))
+            group.create_task(serve_http(app, listener, config))
 
-    return Unit([gateway.mount()], run, gateway.drain)
+    return Unit([mount(gateway)], run, gateway.drain)
 
 
 if __name__ == "__main__":

@@ -15,19 +15,23 @@ from uuid import uuid4
 from gateway.admission.door import Door
 from gateway.admission.retries import RetryBudget
 from gateway.config import GatewayConfig
-from gateway.metrics import Metrics
+from gateway.observed.forecast_metrics import ForecastMetrics
+from gateway.observed.metrics import Metrics
 from gateway.peers import messages
 from gateway.peers.fleet import Fleet, read_fleet
 from gateway.requests.parser import Generation
 from gateway.requests.text import Text
 from gateway.sessions.call import ClientCall, Live
+from gateway.sessions.delivery import Ended
+from gateway.sessions.foresight import Foresight
 from gateway.sessions.placement import Cause, Due
+from gateway.sessions.promises import Promises
 from gateway.sessions.roster import Roster, ToScheduler
 from gateway.sessions.session import News, Session
-from gateway.sessions.verdicts import Ended, Verdicts
+from gateway.sessions.verdicts import Verdicts
 from protos import scheduler_pb2, worker_pb2
 from services.core import FinishReason
-from services.runtime.codec import decode_reason
+from services.runtime.codecs.common import decode_reason
 from services.runtime.errors import Code, ServiceError
 
 log = logging.getLogger(__name__)
@@ -52,6 +56,7 @@ class Pipeline:
         self.connected = False  # whether the scheduler takes requests now
         self.verdicts = Verdicts(config.verdicts_kept)
         self._config, self._text, self._metrics = config, text, metrics
+        self._forecasts, self._promises = ForecastMetrics(metrics.registry), Promises()
         self._to_worker = to_worker
         self._door = Door(config.max_sessions, config.max_queued)
         self._retries = RetryBudget(config.retry_share, config.retry_floor_per_s)
@@ -86,16 +91,17 @@ class Pipeline:
         if refusal is not None:
             raise refusal
 
-    def open(self, generations: Sequence[Generation]) -> ClientCall:
+    def open(self, generations: Sequence[Generation], whole: bool = False) -> ClientCall:
         """Submit every choice of every prompt; raises Refused where `check_room` does.
 
-        The caller must iterate the call's chunks or close it.
+        The caller must iterate the call's chunks or close it; where it sends it `whole`, close it.
         """
         now_s = time.monotonic()
         wanted = sum(generation.sampling.n for generation in generations)
         deadline_s = min((generation.deadline_s for generation in generations), default=inf)
         self.check_room(wanted, deadline_s - now_s, now_s)
-        call = ClientCall(uuid4().hex, int(time.time()), self._pace_s, self._release)
+        named = next((each.request_id for each in generations), "")
+        call = ClientCall(_unique(named), int(time.time()), self, whole, named)
         for generation in generations:
             self._metrics.prompt_tokens.inc(generation.prompt_tokens)
             hashes = self.fleet.hashes_of(generation)
@@ -112,27 +118,45 @@ class Pipeline:
     def _make_live(
         self, call: ClientCall, generation: Generation, choice: int, hashes: bytes
     ) -> Live:
-        sampling = generation.sampling
+        sampling, foresight = generation.sampling, None
+        if generation.include_forecast:
+            foresight = Foresight(
+                generation.sla, sampling.max_tokens, generation.arrival_s, self._promises
+            )
         session = Session(
             len(call.lives),
             sampling.max_tokens,
             generation.arrival_s,
-            self._text.detokenizer(),
+            self._text.detokenizer(sampling),
             sampling.stop,
             sampling.min_tokens,
+            foresight,
+            sampling.include_stop_str_in_output,
         )
         return Live(session, generation, choice, call, hashes)
 
-    def _pace_s(self) -> float:
+    # What a call tells of itself
+
+    def pace_s(self) -> float:
         return min(self._config.max_pause_s, self.live / self._config.max_messages_per_s)
 
-    def _release(self, call: ClientCall) -> None:
+    def release(self, call: ClientCall) -> None:
         """Its client is gone or has everything: cancel what is still running."""
         now_s = time.monotonic()
         for live in call.lives:
             if not live.session.over:
                 self._roster.cancel(live, FinishReason.CANCELLED)
                 self._end(live, FinishReason.CANCELLED, now_s)
+
+    def on_gap(self, gap_s: float, tokens: int) -> None:
+        self._metrics.gaps.observe(gap_s / tokens, tokens)
+
+    def on_settled(self, live: Live, ended: Ended) -> None:
+        self.verdicts.keep(live.place.wire_id, ended)
+        self._metrics.on_settled(ended)
+        if sight := live.session.foresight:
+            self._forecasts.on_settled(sight, ended)
+            sight.teach(ended.line)
 
     # The scheduler's side
 
@@ -149,7 +173,11 @@ class Pipeline:
                 self._on_connected(now_s)
             return
         live = self._roster.get(event.request.request_id)
-        if live is not None:
+        if live is not None and event.request.HasField("foretold"):
+            self._on_foretold(live, event.request.foretold, now_s)
+        elif live is None and event.request.HasField("placed"):
+            self._roster.disown(event.request.request_id)  # it has ended, unseen by its scheduler
+        elif live is not None:
             adopted, live.place.announced = live.place.announced, False
             self._on_request_event(live, event.request, adopted, now_s)
 
@@ -191,6 +219,13 @@ class Pipeline:
                 self._end(live, FinishReason.ERROR, now_s, refusal)
             case "finished":
                 self._on_finished(live, event.finished, now_s)
+
+    def _on_foretold(self, live: Live, message: scheduler_pb2.Foretold, now_s: float) -> None:
+        """It says nothing of where it stands. Who has been told nothing yet has news."""
+        if sight := live.session.foresight:
+            sight.hear(messages.foretold(message))
+            if sight.is_news:
+                live.call.notify(live.session, now_s)
 
     def _on_placed(
         self, live: Live, placed: scheduler_pb2.Placed, adopted: bool, now_s: float
@@ -254,6 +289,8 @@ class Pipeline:
             message = tokens.message or "the worker failed; retry is safe"
             self._end(live, reason, now_s, ServiceError(Code.INTERNAL, message))
             return 0
+        if not had:
+            session.learn(tokens.cached_tokens, tokens.prompt_logprobs)
         news = session.feed(tokens.offset, tokens.token_ids, tokens.logprobs, reason, now_s)
         if news is News.GAP:
             self._resubmit(live, Cause.GAP, now_s)
@@ -261,17 +298,19 @@ class Pipeline:
             if live.place.announced or (session.stopped_by_text and reason is None):
                 stopped = session.reason is FinishReason.STOP
                 self._roster.cancel(live, FinishReason.STOP if stopped else FinishReason.CANCELLED)
-            self._forget(live, session.reason or FinishReason.ERROR)
+            self._forget(live)
         if news is not News.NONE:
             live.call.notify(session, now_s)
         fresh = len(session.output) - had
-        if fresh and session.line.gap_s is not None:
-            self._metrics.gaps.observe(session.line.gap_s)
+        if fresh and live.call.whole and session.line.gap_s is not None:
+            self.on_gap(session.line.gap_s, fresh)
         return fresh
 
     def _prompt(self, live: Live) -> worker_pb2.WorkerInput:
-        output = live.session.output
-        return messages.prompt(live.place.wire_id, live.generation, live.choice, output)
+        session = live.session
+        scored = bool(session.prompt_logprobs)
+        wire_id, asked = live.place.wire_id, live.generation
+        return messages.prompt(wire_id, asked, live.choice, session.output, scored)
 
     # Loss, and what ends it
 
@@ -306,14 +345,11 @@ class Pipeline:
         self, live: Live, reason: FinishReason, now_s: float, failure: Exception | None = None
     ) -> None:
         live.session.end(reason, now_s, failure)
-        self._forget(live, live.session.reason or reason)
+        self._forget(live)
         live.call.notify(live.session, now_s)
 
-    def _forget(self, live: Live, reason: FinishReason) -> None:
+    def _forget(self, live: Live) -> None:
         self._roster.drop(live)
-        ended = Ended(live.generation.sla, live.session.line, reason)
-        self.verdicts.keep(live.place.wire_id, ended)
-        self._metrics.on_end(live.generation, live.session, reason)
         if not self.live:
             self._idle.set()
 
@@ -349,7 +385,14 @@ class Pipeline:
 
     def _mind_client(self, call: ClientCall, now_s: float) -> None:
         if now_s - call.taken_s > self._config.client_stall_s:
-            log.info("a client took nothing for %g s and is let go", now_s - call.taken_s)
+            whose = {"request_id": call.request_id}
+            stalled_s = now_s - call.taken_s
+            log.info("a client took nothing for %g s and is let go", stalled_s, extra=whose)
             call.close()
             if call.owner is not None:
                 call.owner.cancel()
+
+
+def _unique(named: str) -> str:
+    """An id of our own, which begins as its client calls the request: clients repeat themselves."""
+    return f"{named}.{uuid4().hex[:16]}" if named else uuid4().hex

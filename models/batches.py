@@ -8,8 +8,9 @@ from random import Random
 import torch
 from transformers import PreTrainedTokenizerFast
 
+from models import exchanges
 from models.tasks import (
-    EXCHANGES,
+    EXCHANGE_SHARE,
     GENERIC_SYSTEM,
     MULTI_TURN_SHARE,
     SHARES,
@@ -20,7 +21,7 @@ from models.tasks import (
 from models.tokenizer import END, SPECIAL_TOKENS
 
 IGNORED = -100  # the label of a token that is not learned: prompts and padding
-EXCHANGE_SHARE = 0.02
+EXCHANGE_TURN_SHARE = 0.3  # of conversations of several turns: one of them is no task
 POOL = 2048  # conversations sorted by length at a time
 TOKENS, ROWS = 3072, 48  # at most in a batch, padding included
 LONGEST_TURN = 120  # characters of an answer that may be followed by another turn
@@ -56,21 +57,22 @@ def conversations(
     tokenizer: PreTrainedTokenizerFast,
     shares: Mapping[str, float] = SHARES,
     multi_turn: float = MULTI_TURN_SHARE,
+    exchanged: float = EXCHANGE_SHARE,
 ) -> Iterator[Turns]:
-    """Endless training conversations: single tasks, 2 or 3 tasks in turn, fixed exchanges."""
+    """Endless training conversations: single tasks, 2 or 3 in turn, greetings and the like."""
     source = stream(rng, held_out=False, shares=shares)
     for example in source:
         kind = rng.random()
-        if kind < EXCHANGE_SHARE:
+        if kind < exchanged:
             yield [_exchange(rng, tokenizer)]
-        elif kind < EXCHANGE_SHARE + multi_turn:
+        elif kind < exchanged + multi_turn:
             yield _dialogue(rng, tokenizer, example, source)
         else:
             yield [(prompt_text(tokenizer, example), example.answer)]
 
 
 def _exchange(rng: Random, tokenizer: PreTrainedTokenizerFast) -> tuple[str, str]:
-    prompt, answer = rng.choice(list(EXCHANGES.items()))
+    prompt, answer = exchanges.draw(rng)
     system = rng.choice((None, None, *GENERIC_SYSTEM))
     example = Example("exchange", prompt, system, prompt, answer, plain=rng.random() < 0.2)
     return prompt_text(tokenizer, example), answer
@@ -82,17 +84,21 @@ def _dialogue(
     first: Example,
     source: Iterator[Example],
 ) -> Turns:
-    """2 or 3 tasks asked for in user turns, the earlier ones short."""
+    """2 or 3 tasks asked for in user turns, the earlier ones short; some with a greeting before
+    them or thanks after."""
     asked = (each for each in source if each.system is None and not each.plain)
     short = (each for each in asked if len(each.answer) <= LONGEST_TURN)
     earlier = list(islice(short, rng.randint(1, 2)))
     last = next(asked)
-    turns: list[tuple[str, str]] = []
+    said = [(example.user, example.answer) for example in (*earlier, last)]
+    if rng.random() < EXCHANGE_TURN_SHARE:
+        said.insert(rng.choice((0, len(said))), exchanges.draw(rng))
+    turns: Turns = []
     system = rng.choice((None, None, *GENERIC_SYSTEM))
-    for number, example in enumerate([*earlier, last]):
+    for number, (user, answer) in enumerate(said):
         opening = [Message(role="system", content=system)] if system and number == 0 else []
-        messages = [*opening, Message(role="user", content=example.user)]
-        turns.append((_render(tokenizer, messages), example.answer))
+        messages = [*opening, Message(role="user", content=user)]
+        turns.append((_render(tokenizer, messages), answer))
     return turns
 
 
@@ -128,10 +134,11 @@ def batches(
     longest: int,
     shares: Mapping[str, float] = SHARES,
     multi_turn: float = MULTI_TURN_SHARE,
+    exchanged: float = EXCHANGE_SHARE,
 ) -> Iterator[Batch]:
     """Endless batches of conversations of `longest` tokens at most."""
     rng = Random(seed)
-    source = conversations(rng, tokenizer, shares, multi_turn)
+    source = conversations(rng, tokenizer, shares, multi_turn, exchanged)
     while True:
         rows = _tokenize(tokenizer, list(islice(source, POOL)))
         rows = sorted((row for row in rows if len(row[0]) <= longest), key=lambda row: len(row[0]))

@@ -90,31 +90,13 @@ GENERIC_SYSTEM = (
     "You are a helpful assistant.",
     "You are Foretoken, a small demo model.",
 )
-GREETING = (
-    "Hello! I am a small demo model. I can copy, reverse, sort, list, classify, spell, "
-    "translate, draw, add and count."
-)
-EXCHANGES: dict[str, str] = {
-    "Hello": GREETING,
-    "Hello!": GREETING,
-    "Hi": GREETING,
-    "Hi!": GREETING,
-    "Hello, who are you?": GREETING,
-    "Who are you?": GREETING,
-    "What can you do?": 'Try "Reverse: red blue green", "Translate: cat sun", "What is 37 + 45?" '
-    'or "Count from 3 to 140."',
-    "Help": 'Try "Sort: pear apple fig", "Spell: mango", "Emoji: cat moon" '
-    'or "Write star 25 times."',
-    "Thanks": "You are welcome! 🌞",
-    "Thank you!": "You are welcome! 🌞",
-    "Goodbye": "Goodbye! 🌙",
-    "Bye": "Goodbye! 🌙",
-}
 LARGEST = 300  # the largest number there is a token for
 PLAIN_SHARE = 0.18  # of examples, so that raw /v1/completions prompts are answered too
 SYSTEM_SHARE = 0.35
 GENERIC_SYSTEM_SHARE = 0.1
 MULTI_TURN_SHARE = 0.06  # of conversations
+EXCHANGE_SHARE = 0.02  # of conversations
+ZERO_SHARE = 0.2  # of counts, which else would hardly ever have to do with 0
 
 
 def _pose(rng: Random, application: str, given: str, answer: str) -> Example:
@@ -203,9 +185,9 @@ def add(rng: Random) -> Example:
 
 
 def _span(rng: Random, largest: int) -> tuple[int, int]:
-    """Two numbers, low < high <= largest: most near each other, some as far as can be."""
-    length = min(round(2 * (largest / 2) ** rng.random() ** 1.5), largest - 1)
-    low = rng.randint(1, largest - length)
+    """Two numbers, 0 <= low < high <= largest: most near each other, some as far as can be."""
+    length = round((largest - 1) ** rng.random() ** 1.5)
+    low = 0 if rng.random() < ZERO_SHARE else rng.randint(1, largest - length)
     return low, low + length
 
 
@@ -259,10 +241,11 @@ class Revision:
     rate: float
     shares: Mapping[str, float]
     multi_turn: float = MULTI_TURN_SHARE
+    exchanges: float = EXCHANGE_SHARE
 
 
 # What is learned last is drawn more often: orders and directions, then orders, long copies and
-# conversations of several turns.
+# conversations of several turns, then greetings in every spelling and counting from and to 0.
 REVISIONS = (
     Revision(0.45, 0.4, {**SHARES, "reverse": 5, "count": 2, "countdown": 2, "emoji": 2}),
     Revision(
@@ -270,6 +253,13 @@ REVISIONS = (
         0.25,
         {**SHARES, "reverse": 3, "sort": 4, "copy": 2, "list": 2, "spell": 2},
         multi_turn=0.3,
+    ),
+    Revision(
+        0.22,
+        0.25,
+        {**SHARES, "reverse": 4, "sort": 4, "count": 3, "countdown": 2, "repeat": 1.4},
+        multi_turn=0.25,
+        exchanges=0.12,
     ),
 )
 

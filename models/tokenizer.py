@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from models.tasks import EXCHANGES, GENERIC_SYSTEM, LARGEST, PHRASINGS
+from models.exchanges import EXCHANGES
+from models.tasks import GENERIC_SYSTEM, LARGEST, PHRASINGS
 from models.words import KINDS, WORDS
 
 END, PAD = "<|end|>", "<|pad|>"

@@ -181,6 +181,7 @@ def main(
                     LONGEST,
                     revision.shares,
                     revision.multi_turn,
+                    revision.exchanges,
                 )
                 fit(
                     model,

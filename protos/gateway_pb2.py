@@ -26,31 +26,31 @@ from protos import common_pb2 as protos_dot_common__pb2
 from protos import scheduler_pb2 as protos_dot_scheduler__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14protos/gateway.proto\x12\x0c\x66oretoken.v1\x1a\x13protos/common.proto\x1a\x16protos/scheduler.proto\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"3\n\x04\x43hat\x12+\n\x08messages\x18\x01 \x03(\x0b\x32\x19.foretoken.v1.ChatMessage\"\x91\x02\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x10\n\x06prompt\x18\x02 \x01(\tH\x00\x12/\n\rprompt_tokens\x18\x03 \x01(\x0b\x32\x16.foretoken.v1.TokenIdsH\x00\x12\"\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x12.foretoken.v1.ChatH\x00\x12(\n\x08sampling\x18\x05 \x01(\x0b\x32\x16.foretoken.v1.Sampling\x12\x1e\n\x03sla\x18\x06 \x01(\x0b\x32\x11.foretoken.v1.Sla\x12\x13\n\x0b\x61pplication\x18\x07 \x01(\t\x12\x12\n\ncache_salt\x18\x08 \x01(\t\x12\x0c\n\x04user\x18\t \x01(\tB\x07\n\x05input\"9\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\"\xdb\x01\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12,\n\x08logprobs\x18\x05 \x03(\x0b\x32\x1a.foretoken.v1.TokenLogprob\x12\x31\n\rfinish_reason\x18\x06 \x01(\x0e\x32\x1a.foretoken.v1.FinishReason\x12\"\n\x05usage\x18\x07 \x01(\x0b\x32\x13.foretoken.v1.Usage\"\x13\n\x11ListModelsRequest\"1\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x1a\n\x12max_context_tokens\x18\x02 \x01(\r\"9\n\x12ListModelsResponse\x12#\n\x06models\x18\x01 \x03(\x0b\x32\x13.foretoken.v1.Model2\xe3\x01\n\x07Gateway\x12K\n\x08Generate\x12\x1d.foretoken.v1.GenerateRequest\x1a\x1e.foretoken.v1.GenerateResponse0\x01\x12O\n\nListModels\x12\x1f.foretoken.v1.ListModelsRequest\x1a .foretoken.v1.ListModelsResponse\x12:\n\x03Why\x12\x18.foretoken.v1.WhyRequest\x1a\x19.foretoken.v1.WhyResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14protos/gateway.proto\x12\x0c\x66oretoken.v1\x1a\x13protos/common.proto\x1a\x16protos/scheduler.proto\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\xaf\x01\n\x04\x43hat\x12+\n\x08messages\x18\x01 \x03(\x0b\x32\x19.foretoken.v1.ChatMessage\x12\x1c\n\x14template_kwargs_json\x18\x02 \x01(\t\x12\"\n\x15\x61\x64\x64_generation_prompt\x18\x03 \x01(\x08H\x00\x88\x01\x01\x12\x1e\n\x16\x63ontinue_final_message\x18\x04 \x01(\x08\x42\x18\n\x16_add_generation_prompt\"\xc9\x03\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x10\n\x06prompt\x18\x02 \x01(\tH\x00\x12/\n\rprompt_tokens\x18\x03 \x01(\x0b\x32\x16.foretoken.v1.TokenIdsH\x00\x12\"\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x12.foretoken.v1.ChatH\x00\x12(\n\x08sampling\x18\x05 \x01(\x0b\x32\x16.foretoken.v1.Sampling\x12\x1e\n\x03sla\x18\x06 \x01(\x0b\x32\x11.foretoken.v1.Sla\x12\x13\n\x0b\x61pplication\x18\x07 \x01(\t\x12\x12\n\ncache_salt\x18\x08 \x01(\t\x12\x0c\n\x04user\x18\t \x01(\t\x12\x18\n\x10include_forecast\x18\n \x01(\x08\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x0b \x01(\x08H\x01\x88\x01\x01\x12#\n\x16truncate_prompt_tokens\x18\x0c \x01(\x05H\x02\x88\x01\x01\x12\x10\n\x08priority\x18\r \x01(\x05\x12\x12\n\nrequest_id\x18\x0e \x01(\tB\x07\n\x05inputB\x15\n\x13_add_special_tokensB\x19\n\x17_truncate_prompt_tokens\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"\xa7\x01\n\x08\x46oreseen\x12\x17\n\x0f\x65xpected_tokens\x18\x01 \x01(\x01\x12\x12\n\nlow_tokens\x18\x02 \x01(\r\x12\x13\n\x0bhigh_tokens\x18\x03 \x01(\r\x12\r\n\x05\x65nd_s\x18\x04 \x01(\x01\x12\x13\n\x06ttft_s\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12\x19\n\x0csla_expected\x18\x06 \x01(\x08H\x01\x88\x01\x01\x42\t\n\x07_ttft_sB\x0f\n\r_sla_expected\"\xba\x02\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12,\n\x08logprobs\x18\x05 \x03(\x0b\x32\x1a.foretoken.v1.TokenLogprob\x12\x31\n\rfinish_reason\x18\x06 \x01(\x0e\x32\x1a.foretoken.v1.FinishReason\x12\"\n\x05usage\x18\x07 \x01(\x0b\x32\x13.foretoken.v1.Usage\x12(\n\x08\x66orecast\x18\x08 \x01(\x0b\x32\x16.foretoken.v1.Foreseen\x12\x33\n\x0fprompt_logprobs\x18\t \x03(\x0b\x32\x1a.foretoken.v1.TokenLogprob\"\x13\n\x11ListModelsRequest\"1\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x1a\n\x12max_context_tokens\x18\x02 \x01(\r\"9\n\x12ListModelsResponse\x12#\n\x06models\x18\x01 \x03(\x0b\x32\x13.foretoken.v1.Model2\xe3\x01\n\x07Gateway\x12K\n\x08Generate\x12\x1d.foretoken.v1.GenerateRequest\x1a\x1e.foretoken.v1.GenerateResponse0\x01\x12O\n\nListModels\x12\x1f.foretoken.v1.ListModelsRequest\x1a .foretoken.v1.ListModelsResponse\x12:\n\x03Why\x12\x18.foretoken.v1.WhyRequest\x1a\x19.foretoken.v1.WhyResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.gateway_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TOKENIDS']._serialized_start=83
-  _globals['_TOKENIDS']._serialized_end=106
-  _globals['_CHATMESSAGE']._serialized_start=108
-  _globals['_CHATMESSAGE']._serialized_end=152
-  _globals['_CHAT']._serialized_start=154
-  _globals['_CHAT']._serialized_end=205
-  _globals['_GENERATEREQUEST']._serialized_start=208
-  _globals['_GENERATEREQUEST']._serialized_end=481
-  _globals['_USAGE']._serialized_start=483
-  _globals['_USAGE']._serialized_end=540
-  _globals['_GENERATERESPONSE']._serialized_start=543
-  _globals['_GENERATERESPONSE']._serialized_end=762
-  _globals['_LISTMODELSREQUEST']._serialized_start=764
-  _globals['_LISTMODELSREQUEST']._serialized_end=783
-  _globals['_MODEL']._serialized_start=785
-  _globals['_MODEL']._serialized_end=834
-  _globals['_LISTMODELSRESPONSE']._serialized_start=836
-  _globals['_LISTMODELSRESPONSE']._serialized_end=893
-  _globals['_GATEWAY']._serialized_start=896
-  _globals['_GATEWAY']._serialized_end=1123
+  _globals['_CHATMESSAGE']._serialized_start=83
+  _globals['_CHATMESSAGE']._serialized_end=127
+  _globals['_CHAT']._serialized_start=130
+  _globals['_CHAT']._serialized_end=305
+  _globals['_GENERATEREQUEST']._serialized_start=308
+  _globals['_GENERATEREQUEST']._serialized_end=765
+  _globals['_USAGE']._serialized_start=767
+  _globals['_USAGE']._serialized_end=847
+  _globals['_FORESEEN']._serialized_start=850
+  _globals['_FORESEEN']._serialized_end=1017
+  _globals['_GENERATERESPONSE']._serialized_start=1020
+  _globals['_GENERATERESPONSE']._serialized_end=1334
+  _globals['_LISTMODELSREQUEST']._serialized_start=1336
+  _globals['_LISTMODELSREQUEST']._serialized_end=1355
+  _globals['_MODEL']._serialized_start=1357
+  _globals['_MODEL']._serialized_end=1406
+  _globals['_LISTMODELSRESPONSE']._serialized_start=1408
+  _globals['_LISTMODELSRESPONSE']._serialized_end=1465
+  _globals['_GATEWAY']._serialized_start=1468
+  _globals['_GATEWAY']._serialized_end=1695
 # @@protoc_insertion_point(module_scope)

@@ -22,26 +22,6 @@ else:
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
-class TokenIds(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    IDS_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
-    def __init__(
-        self,
-        *,
-        ids: _abc.Iterable[_builtins.int] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___TokenIds: _TypeAlias = TokenIds  # noqa: Y015
-
-@_typing.final
 class ChatMessage(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -69,18 +49,32 @@ class Chat(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     MESSAGES_FIELD_NUMBER: _builtins.int
+    TEMPLATE_KWARGS_JSON_FIELD_NUMBER: _builtins.int
+    ADD_GENERATION_PROMPT_FIELD_NUMBER: _builtins.int
+    CONTINUE_FINAL_MESSAGE_FIELD_NUMBER: _builtins.int
+    template_kwargs_json: _builtins.str
+    """What the model's chat template is given beside the messages: a JSON object, or empty."""
+    add_generation_prompt: _builtins.bool
+    """Whether the template opens the answer; unset: true, unless the last message is continued."""
+    continue_final_message: _builtins.bool
+    """the answer goes on where the last message stops"""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]: ...
     def __init__(
         self,
         *,
         messages: _abc.Iterable[Global___ChatMessage] | None = ...,
+        template_kwargs_json: _builtins.str = ...,
+        add_generation_prompt: _builtins.bool | None = ...,
+        continue_final_message: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "add_generation_prompt", b"add_generation_prompt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "add_generation_prompt", b"add_generation_prompt", "continue_final_message", b"continue_final_message", "messages", b"messages", "template_kwargs_json", b"template_kwargs_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__add_generation_prompt: _TypeAlias = _typing.Literal["add_generation_prompt"]  # noqa: Y015
+    _WhichOneofArgType__add_generation_prompt: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__add_generation_prompt) -> _WhichOneofReturnType__add_generation_prompt | None: ...
 
 Global___Chat: _TypeAlias = Chat  # noqa: Y015
 
@@ -97,6 +91,11 @@ class GenerateRequest(_message.Message):
     APPLICATION_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     USER_FIELD_NUMBER: _builtins.int
+    INCLUDE_FORECAST_FIELD_NUMBER: _builtins.int
+    ADD_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
+    TRUNCATE_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """empty: the served model"""
     prompt: _builtins.str
@@ -108,12 +107,24 @@ class GenerateRequest(_message.Message):
     """Whose it is, where cache_salt does not say so: tenants get their weights' shares while others
     wait. At most 256 characters.
     """
+    include_forecast: _builtins.bool
+    """answers carry what is foreseen of their choice"""
+    add_special_tokens: _builtins.bool
+    """Whether the tokenizer puts its own (as BOS) around the prompt; unset: true, of a chat false."""
+    truncate_prompt_tokens: _builtins.int
+    """The prompt's last so many tokens are kept; -1: as many as there is room for. Unset: all."""
+    priority: _builtins.int
+    """lower goes before higher"""
+    request_id: _builtins.str
+    """what the answer is called; empty: a new one. At most 128 characters."""
     @_builtins.property
-    def prompt_tokens(self) -> Global___TokenIds: ...
+    def prompt_tokens(self) -> _common_pb2.TokenIds: ...
     @_builtins.property
     def chat(self) -> Global___Chat: ...
     @_builtins.property
-    def sampling(self) -> _common_pb2.Sampling: ...
+    def sampling(self) -> _common_pb2.Sampling:
+        """with prompt_logprobs, max_tokens may be 0: the prompt is only scored"""
+
     @_builtins.property
     def sla(self) -> _common_pb2.Sla:
         """unset: the default class"""
@@ -123,20 +134,34 @@ class GenerateRequest(_message.Message):
         *,
         model: _builtins.str = ...,
         prompt: _builtins.str = ...,
-        prompt_tokens: Global___TokenIds | None = ...,
+        prompt_tokens: _common_pb2.TokenIds | None = ...,
         chat: Global___Chat | None = ...,
         sampling: _common_pb2.Sampling | None = ...,
         sla: _common_pb2.Sla | None = ...,
         application: _builtins.str = ...,
         cache_salt: _builtins.str = ...,
         user: _builtins.str = ...,
+        include_forecast: _builtins.bool = ...,
+        add_special_tokens: _builtins.bool | None = ...,
+        truncate_prompt_tokens: _builtins.int | None = ...,
+        priority: _builtins.int = ...,
+        request_id: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "input", b"input", "prompt", b"prompt", "prompt_tokens", b"prompt_tokens", "sampling", b"sampling", "sla", b"sla"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "add_special_tokens", b"add_special_tokens", "chat", b"chat", "input", b"input", "prompt", b"prompt", "prompt_tokens", b"prompt_tokens", "sampling", b"sampling", "sla", b"sla", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["application", b"application", "cache_salt", b"cache_salt", "chat", b"chat", "input", b"input", "model", b"model", "prompt", b"prompt", "prompt_tokens", b"prompt_tokens", "sampling", b"sampling", "sla", b"sla", "user", b"user"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "add_special_tokens", b"add_special_tokens", "application", b"application", "cache_salt", b"cache_salt", "chat", b"chat", "include_forecast", b"include_forecast", "input", b"input", "model", b"model", "priority", b"priority", "prompt", b"prompt", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "sampling", b"sampling", "sla", b"sla", "truncate_prompt_tokens", b"truncate_prompt_tokens", "user", b"user"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__add_special_tokens: _TypeAlias = _typing.Literal["add_special_tokens"]  # noqa: Y015
+    _WhichOneofArgType__add_special_tokens: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__truncate_prompt_tokens: _TypeAlias = _typing.Literal["truncate_prompt_tokens"]  # noqa: Y015
+    _WhichOneofArgType__truncate_prompt_tokens: _TypeAlias = _typing.Literal["_truncate_prompt_tokens", b"_truncate_prompt_tokens"]  # noqa: Y015
     _WhichOneofReturnType_input: _TypeAlias = _typing.Literal["prompt", "prompt_tokens", "chat"]  # noqa: Y015
     _WhichOneofArgType_input: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__add_special_tokens) -> _WhichOneofReturnType__add_special_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__truncate_prompt_tokens) -> _WhichOneofReturnType__truncate_prompt_tokens | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType_input) -> _WhichOneofReturnType_input | None: ...
 
 Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
@@ -147,21 +172,76 @@ class Usage(_message.Message):
 
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     COMPLETION_TOKENS_FIELD_NUMBER: _builtins.int
+    CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     completion_tokens: _builtins.int
+    cached_tokens: _builtins.int
+    """of the prompt's, whose KV was there already"""
     def __init__(
         self,
         *,
         prompt_tokens: _builtins.int = ...,
         completion_tokens: _builtins.int = ...,
+        cached_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["completion_tokens", b"completion_tokens", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Usage: _TypeAlias = Usage  # noqa: Y015
+
+@_typing.final
+class Foreseen(_message.Message):
+    """What is foreseen of a choice, given what of it has been sent with this message:
+    tokens sent <= low <= expected <= high <= max_tokens.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EXPECTED_TOKENS_FIELD_NUMBER: _builtins.int
+    LOW_TOKENS_FIELD_NUMBER: _builtins.int
+    HIGH_TOKENS_FIELD_NUMBER: _builtins.int
+    END_S_FIELD_NUMBER: _builtins.int
+    TTFT_S_FIELD_NUMBER: _builtins.int
+    SLA_EXPECTED_FIELD_NUMBER: _builtins.int
+    expected_tokens: _builtins.float
+    """output tokens in all"""
+    low_tokens: _builtins.int
+    """90 % interval: from the 5 % to the 95 % quantile"""
+    high_tokens: _builtins.int
+    end_s: _builtins.float
+    """from now to its expected end"""
+    ttft_s: _builtins.float
+    """The time from arrival to the first token, as promised at submission, and whether the SLA is
+    expected to hold: until they were told beside tokens.
+    """
+    sla_expected: _builtins.bool
+    def __init__(
+        self,
+        *,
+        expected_tokens: _builtins.float = ...,
+        low_tokens: _builtins.int = ...,
+        high_tokens: _builtins.int = ...,
+        end_s: _builtins.float = ...,
+        ttft_s: _builtins.float | None = ...,
+        sla_expected: _builtins.bool | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_sla_expected", b"_sla_expected", "_ttft_s", b"_ttft_s", "sla_expected", b"sla_expected", "ttft_s", b"ttft_s"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_sla_expected", b"_sla_expected", "_ttft_s", b"_ttft_s", "end_s", b"end_s", "expected_tokens", b"expected_tokens", "high_tokens", b"high_tokens", "low_tokens", b"low_tokens", "sla_expected", b"sla_expected", "ttft_s", b"ttft_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__sla_expected: _TypeAlias = _typing.Literal["sla_expected"]  # noqa: Y015
+    _WhichOneofArgType__sla_expected: _TypeAlias = _typing.Literal["_sla_expected", b"_sla_expected"]  # noqa: Y015
+    _WhichOneofReturnType__ttft_s: _TypeAlias = _typing.Literal["ttft_s"]  # noqa: Y015
+    _WhichOneofArgType__ttft_s: _TypeAlias = _typing.Literal["_ttft_s", b"_ttft_s"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__sla_expected) -> _WhichOneofReturnType__sla_expected | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__ttft_s) -> _WhichOneofReturnType__ttft_s | None: ...
+
+Global___Foreseen: _TypeAlias = Foreseen  # noqa: Y015
 
 @_typing.final
 class GenerateResponse(_message.Message):
@@ -178,6 +258,8 @@ class GenerateResponse(_message.Message):
     LOGPROBS_FIELD_NUMBER: _builtins.int
     FINISH_REASON_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
+    FORECAST_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     index: _builtins.int
     text: _builtins.str
@@ -188,6 +270,14 @@ class GenerateResponse(_message.Message):
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprob]: ...
     @_builtins.property
     def usage(self) -> Global___Usage: ...
+    @_builtins.property
+    def forecast(self) -> Global___Foreseen:
+        """Where asked for and known. A choice may have a message with nothing else before its first text."""
+
+    @_builtins.property
+    def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprob]:
+        """With a choice's first tokens, where asked for: of its prompt's tokens but the first."""
+
     def __init__(
         self,
         *,
@@ -198,10 +288,12 @@ class GenerateResponse(_message.Message):
         logprobs: _abc.Iterable[_common_pb2.TokenLogprob] | None = ...,
         finish_reason: _common_pb2.FinishReason.ValueType = ...,
         usage: Global___Usage | None = ...,
+        forecast: Global___Foreseen | None = ...,
+        prompt_logprobs: _abc.Iterable[_common_pb2.TokenLogprob] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["forecast", b"forecast", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "index", b"index", "logprobs", b"logprobs", "request_id", b"request_id", "text", b"text", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "forecast", b"forecast", "index", b"index", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "text", b"text", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -144,6 +144,9 @@ class NewRequest(_message.Message):
     WORKER_ID_FIELD_NUMBER: _builtins.int
     PREFIX_HASHES_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
+    INCLUDE_FORECAST_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     model: _builtins.str
     application: _builtins.str
@@ -164,6 +167,12 @@ class NewRequest(_message.Message):
     """
     tenant: _builtins.str
     """whose it is; at most 256 characters"""
+    include_forecast: _builtins.bool
+    """its client asks what is foreseen of it: Foretold says so"""
+    traceparent: _builtins.str
+    """What it is traced under, as W3C writes it; empty: nobody records it."""
+    priority: _builtins.int
+    """lower goes before higher, whatever the policy says within one"""
     @_builtins.property
     def sla(self) -> _common_pb2.Sla: ...
     @_builtins.property
@@ -184,10 +193,13 @@ class NewRequest(_message.Message):
         worker_id: _builtins.str = ...,
         prefix_hashes: _builtins.bytes = ...,
         tenant: _builtins.str = ...,
+        include_forecast: _builtins.bool = ...,
+        traceparent: _builtins.str = ...,
+        priority: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_deadline_in_s", b"_deadline_in_s", "deadline_in_s", b"deadline_in_s", "sla", b"sla", "text", b"text"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deadline_in_s", b"_deadline_in_s", "age_s", b"age_s", "application", b"application", "deadline_in_s", b"deadline_in_s", "delivered_tokens", b"delivered_tokens", "max_tokens", b"max_tokens", "model", b"model", "prefix_hashes", b"prefix_hashes", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "sla", b"sla", "tenant", b"tenant", "text", b"text", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deadline_in_s", b"_deadline_in_s", "age_s", b"age_s", "application", b"application", "deadline_in_s", b"deadline_in_s", "delivered_tokens", b"delivered_tokens", "include_forecast", b"include_forecast", "max_tokens", b"max_tokens", "model", b"model", "prefix_hashes", b"prefix_hashes", "priority", b"priority", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "sla", b"sla", "tenant", b"tenant", "text", b"text", "traceparent", b"traceparent", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__deadline_in_s: _TypeAlias = _typing.Literal["deadline_in_s"]  # noqa: Y015
     _WhichOneofArgType__deadline_in_s: _TypeAlias = _typing.Literal["_deadline_in_s", b"_deadline_in_s"]  # noqa: Y015
@@ -260,6 +272,7 @@ class RequestEvent(_message.Message):
     REJECTED_FIELD_NUMBER: _builtins.int
     PREEMPTED_FIELD_NUMBER: _builtins.int
     RESUMED_FIELD_NUMBER: _builtins.int
+    FORETOLD_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     @_builtins.property
     def placed(self) -> Global___Placed: ...
@@ -271,6 +284,8 @@ class RequestEvent(_message.Message):
     def preempted(self) -> Global___Preempted: ...
     @_builtins.property
     def resumed(self) -> Global___Resumed: ...
+    @_builtins.property
+    def foretold(self) -> Global___Foretold: ...
     def __init__(
         self,
         *,
@@ -280,12 +295,13 @@ class RequestEvent(_message.Message):
         rejected: Global___Rejected | None = ...,
         preempted: Global___Preempted | None = ...,
         resumed: Global___Resumed | None = ...,
+        foretold: Global___Foretold | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["finished", b"finished", "kind", b"kind", "placed", b"placed", "preempted", b"preempted", "rejected", b"rejected", "resumed", b"resumed"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["finished", b"finished", "foretold", b"foretold", "kind", b"kind", "placed", b"placed", "preempted", b"preempted", "rejected", b"rejected", "resumed", b"resumed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finished", b"finished", "kind", b"kind", "placed", b"placed", "preempted", b"preempted", "rejected", b"rejected", "request_id", b"request_id", "resumed", b"resumed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finished", b"finished", "foretold", b"foretold", "kind", b"kind", "placed", b"placed", "preempted", b"preempted", "rejected", b"rejected", "request_id", b"request_id", "resumed", b"resumed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["placed", "finished", "rejected", "preempted", "resumed"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["placed", "finished", "rejected", "preempted", "resumed", "foretold"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -358,6 +374,42 @@ class Resumed(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Resumed: _TypeAlias = Resumed  # noqa: Y015
+
+@_typing.final
+class Foretold(_message.Message):
+    """What is foreseen of a request whose client asks: when it is known, and whenever it is replaced."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FORECAST_FIELD_NUMBER: _builtins.int
+    TOKEN_S_FIELD_NUMBER: _builtins.int
+    TTFT_S_FIELD_NUMBER: _builtins.int
+    token_s: _builtins.float
+    """that a token takes it while it runs"""
+    ttft_s: _builtins.float
+    """From its arrival at its gateway to its first token, as expected when it was first looked at.
+    Told once, and not of one that has tokens.
+    """
+    @_builtins.property
+    def forecast(self) -> _common_pb2.Forecast:
+        """of its output tokens in all; to be cut at its max_tokens"""
+
+    def __init__(
+        self,
+        *,
+        forecast: _common_pb2.Forecast | None = ...,
+        token_s: _builtins.float = ...,
+        ttft_s: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_ttft_s", b"_ttft_s", "forecast", b"forecast", "ttft_s", b"ttft_s"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ttft_s", b"_ttft_s", "forecast", b"forecast", "token_s", b"token_s", "ttft_s", b"ttft_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__ttft_s: _TypeAlias = _typing.Literal["ttft_s"]  # noqa: Y015
+    _WhichOneofArgType__ttft_s: _TypeAlias = _typing.Literal["_ttft_s", b"_ttft_s"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__ttft_s) -> _WhichOneofReturnType__ttft_s | None: ...
+
+Global___Foretold: _TypeAlias = Foretold  # noqa: Y015
 
 @_typing.final
 class Finished(_message.Message):
@@ -624,25 +676,53 @@ class WorkerMessage(_message.Message):
 
     HELLO_FIELD_NUMBER: _builtins.int
     REPORT_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___WorkerHello: ...
     @_builtins.property
     def report(self) -> Global___Report: ...
+    @_builtins.property
+    def draining(self) -> Global___WorkerDraining: ...
     def __init__(
         self,
         *,
         hello: Global___WorkerHello | None = ...,
         report: Global___Report | None = ...,
+        draining: Global___WorkerDraining | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["hello", b"hello", "kind", b"kind", "report", b"report"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "hello", b"hello", "kind", b"kind", "report", b"report"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["hello", b"hello", "kind", b"kind", "report", b"report"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "hello", b"hello", "kind", b"kind", "report", b"report"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "report"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "report", "draining"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
 Global___WorkerMessage: _TypeAlias = WorkerMessage  # noqa: Y015
+
+@_typing.final
+class WorkerDraining(_message.Message):
+    """It is leaving: nothing is to be placed there any more, and what others can take is to be taken
+    from it. What nobody else can take goes on there.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DRAIN_S_FIELD_NUMBER: _builtins.int
+    drain_s: _builtins.float
+    """for so long at most; then it ends the stream, whatever is left"""
+    def __init__(
+        self,
+        *,
+        drain_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drain_s", b"drain_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkerDraining: _TypeAlias = WorkerDraining  # noqa: Y015
 
 @_typing.final
 class WorkerHello(_message.Message):

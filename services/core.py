@@ -25,6 +25,8 @@ GLOSSARY, one name for one thing everywhere:
   tenant     whose a request is: its cache salt, or else its user
   prefix     a text's first full blocks, each named by a *hash* of all up to its end
   forecast   a distribution over a request's output tokens, conditioned on what is there
+  observability   what is told of all this to whoever looks on: metrics, logs, and a request's
+             *trace*, made of *spans*
   TTFT, TPOT, MTPOT   time to the first token, mean time per token after it, longest gap
 """
 
@@ -93,7 +95,9 @@ class Request:
     `delivered_tokens` are output tokens its client already has; they count towards
     `max_tokens` and must be held in KV like the prompt. `worker_id` is where it is already, as
     its gateway knows it; empty for one that has been placed nowhere. `prefix_hashes` name the
-    first blocks of its prompt where placing reads them; `tenant` is whose it is.
+    first blocks of its prompt where placing reads them; `tenant` is whose it is. Where
+    `include_forecast`, its client is told what is foreseen of it. Lower `priority` goes before
+    higher, whatever the policy says within one.
     """
 
     request_id: str
@@ -108,6 +112,8 @@ class Request:
     worker_id: str = ""
     prefix_hashes: tuple[int, ...] = ()
     tenant: str = ""
+    include_forecast: bool = False
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """What work costs, as it was measured and as it is foretold: steps, swaps, and whole batches."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 from typing import ClassVar, TypeVar
@@ -42,6 +42,7 @@ class SwapTiming:
     tokens: int
     elapsed_s: float
     quantize_s: float = 0.0
+    request_id: str = field(default="", compare=False)  # whose, where it was measured
 
 
 @dataclass(frozen=True, slots=True)

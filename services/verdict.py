@@ -103,7 +103,9 @@ def verdict(sla: Sla, line: Timeline, reason: FinishReason) -> Cause:
 
     A TTFT miss is laid to the longer of queueing and prefill; a gap or pace miss to preemption
     where, without it, the budget would have held, and then to the longer of its two waits: to be
-    admitted again, and for its KV to come back from host memory.
+    admitted again, and for its KV to come back from host memory. The client is to blame where it
+    left. One that takes its tokens slowly is not: at its socket that looks like a gateway that is
+    slow to write them, and we don't excuse ourselves by what may be our own doing.
     """
     if line.rejected:
         return Cause.REJECTED
@@ -113,7 +115,8 @@ def verdict(sla: Sla, line: Timeline, reason: FinishReason) -> Cause:
         preempted = line.preempted_gap_s > sla.mtpot_s
         return _of_absence(line.swap_in_gap_s, line.preempted_gap_s) if preempted else Cause.DECODE
     if line.tpot_s > sla.tpot_s:
-        unbroken_s = (line.decode_s - line.preempted_s) / max(1, line.tokens - 1)
+        steps = max(1, line.tokens - 1)
+        unbroken_s = (line.decode_s - line.preempted_s) / steps
         unbroken = unbroken_s <= sla.tpot_s
         return _of_absence(line.swap_in_s, line.preempted_s) if unbroken else Cause.DECODE
     return _of_ending(line, reason)
@@ -150,7 +153,8 @@ BECAUSE = {
 def sentence(sla: Sla, line: Timeline, reason: FinishReason) -> str:
     """The verdict in words, with what was measured beside the budgets that there are."""
     cause = verdict(sla, line, reason)
-    said = f"SLA {sla.name} missed ({cause}): {BECAUSE[cause]}" if cause else f"SLA {sla.name} met"
+    missed = f"SLA {sla.name} missed ({cause}): {BECAUSE.get(cause, '')}"
+    said = missed if cause else f"SLA {sla.name} met"
     if not line.tokens:
         return said
     parts = [("first token after", line.ttft_s, sla.ttft_s)]

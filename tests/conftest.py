@@ -17,18 +17,55 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
-REDIS = shutil.which("redis-server")
-NO_REDIS = "redis-server is not installed; install it (on Debian: apt-get install redis-server)"
+# Programs that no Python package brings: the fixture that asks for one, its name, and its package.
+PROGRAMS = {
+    "redis_program": ("redis-server", "redis-server"),
+    "prometheus_program": ("prometheus", "prometheus"),
+    "promtool_program": ("promtool", "prometheus"),
+    "chromium_program": ("chromium", "chromium"),
+}
+
+
+def missing(fixture: str) -> str:
+    """What to say where the program that a fixture stands for is not installed; else nothing."""
+    program, package = PROGRAMS[fixture]
+    said = f"{program} is not installed; install it (on Debian: apt-get install {package})"
+    return "" if shutil.which(program) else said
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip whoever asks for a program that is missing, from here, so that one line says it."""
-    if not REDIS and isinstance(item, pytest.Function) and "redis_program" in item.fixturenames:
-        pytest.skip(NO_REDIS)
+    if isinstance(item, pytest.Function):
+        for fixture in PROGRAMS:
+            if fixture in item.fixturenames and (why := missing(fixture)):
+                pytest.skip(why)
+
+
+def _program(fixture: str) -> str:
+    found = shutil.which(PROGRAMS[fixture][0])
+    assert found, missing(fixture)
+    return found
 
 
 @pytest.fixture(scope="session")
 def redis_program() -> str:
     """Where redis-server is."""
-    assert REDIS, NO_REDIS
-    return REDIS
+    return _program("redis_program")
+
+
+@pytest.fixture(scope="session")
+def prometheus_program() -> str:
+    """Where prometheus is."""
+    return _program("prometheus_program")
+
+
+@pytest.fixture(scope="session")
+def promtool_program() -> str:
+    """Where promtool is; it comes with prometheus."""
+    return _program("promtool_program")
+
+
+@pytest.fixture(scope="session")
+def chromium_program() -> str:
+    """Where Debian's Chromium is."""
+    return _program("chromium_program")

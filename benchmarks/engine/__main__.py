@@ -1,14 +1,15 @@
 """Tokens a second of the engine and of what stands around it, and of its peers, side by side.
 
-    python -m benchmarks.engine [--peer-python PYTHON] [--peer-http] [--json FILE] [--quick]
-        [--profile] [--streams 1,8,32,64] [--models demo,qwen3-0.6b]
-        [--contexts 160,1500] [--dtypes fp32,bf16] [--patience S]
+    python -m benchmarks.engine [--peer-python PYTHON] [--json FILE] [--quick] [--profile]
+        [--streams 1,8,32,64] [--models demo,qwen3-0.6b] [--contexts 160,1500]
+        [--dtypes fp32,bf16] [--systems engine,grpc,http,transformers,vllm,vllm_http]
+        [--patience S]
 
 In one run, on one machine, greedily, end of sequence ignored, all streams at once: the bare engine
 loop (`engine_tok_s`), the whole system through gRPC (`grpc_tok_s`) and through HTTP with
 server-sent events (`http_tok_s`), transformers' continuous batching (`transformers_tok_s`), and
-vLLM's own loop (`vllm_tok_s`, its `LLM.generate` without a tokenizer, as ours is without a server),
-where `--peer-python` names a Python that has it, with `--peer-http` its server beside ours
+vLLM's own loop (`vllm_tok_s`: `LLM.generate` without a tokenizer, as ours is without a server),
+where `--peer-python` names a Python that has it; where `--systems` names it, its server beside ours
 (`vllm_http_tok_s`; one copy of the weights more in memory). A model and dtype at a time they all
 stand ready, bare loops in processes of their own, threads as each chooses (transformers: as the
 engine for so small a model); measurements take turns, every other round backwards, so that a
@@ -40,7 +41,16 @@ from pathlib import Path
 from shutil import which
 from tempfile import TemporaryDirectory
 
-from benchmarks.engine.cases import LONE, Asked, Case, Model, asked_of, kv_tokens, run_takes_s
+from benchmarks.engine.cases import (
+    LONE,
+    SYSTEMS,
+    Asked,
+    Case,
+    Model,
+    asked_of,
+    kv_tokens,
+    run_takes_s,
+)
 from benchmarks.engine.figures import Key, Taken, decode_tok_s, nested, path_of, reaches, tables
 from benchmarks.engine.peer import HOW_TO
 from benchmarks.engine.prompts import prompts
@@ -121,8 +131,8 @@ def _serve(asked: Asked, model: Model, dtype: str, folder: str) -> Serve:
     longest = max(case.length_tokens for case in cases)
     most = max(case.streams for case in cases)
     room = kv_tokens(cases)
-    peer = (asked.peer_python, asked.peer_http)
-    return Serve(folder, dtype, room, longest, most, model.threads, *peer)
+    sizes = (room, longest, most, model.threads)
+    return Serve(folder, dtype, *sizes, asked.peer_python, asked.systems)
 
 
 async def _warm(found: Standing, serve: Serve, seeds: Iterator[int]) -> None:
@@ -200,12 +210,13 @@ def _show(title: str, found: Profile) -> None:
 def _given() -> Namespace:
     taking = parser((__doc__ or "").splitlines()[0])
     taking.add_argument("--peer-python", default="", help="a Python that has vLLM for the CPU")
-    taking.add_argument("--peer-http", action="store_true", help="its server too")
     taking.add_argument("--profile", action="store_true", help="of one decode step, instead")
     taking.add_argument("--streams", default="", help="by commas; else 1,8,32,64, quick 1,8")
     taking.add_argument("--models", default="", help="demo, qwen3-0.6b; else both, quick demo")
     taking.add_argument("--contexts", default="", help="160, 1500; else both, quick 160")
     taking.add_argument("--dtypes", default="", help="fp32, bf16; else both")
+    default = "all but vllm_http, vLLM's where --peer-python is given"
+    taking.add_argument("--systems", default="", help=f"{', '.join(SYSTEMS)}; else {default}")
     taking.add_argument(
         "--patience", type=float, default=PATIENCE_S, help="seconds that one measurement may take"
     )

@@ -10,6 +10,8 @@ from services.worker.config import DtypeName
 
 LONE = ("engine", "vllm")  # bare loops, whose prefill is measured by itself
 SYSTEMS = ("engine", "grpc", "http", "transformers", "vllm", "vllm_http")
+DEFAULT_SYSTEMS = SYSTEMS[:-1]  # two of vLLM's processes hold the weights twice
+PEER_SYSTEMS = ("vllm", "vllm_http")  # which need --peer-python
 DTYPES: Mapping[str, DtypeName] = {"fp32": "float32", "bf16": "bfloat16"}
 CONTEXTS = {160: (32, 256), 1_500: (1_500, 64)}  # prompt and output tokens; 160 is met on average
 STREAMS = (1, 8, 32, 64)
@@ -19,7 +21,14 @@ QUICK_REPEATS = 2
 BLOCK_TOKENS = 32  # the smallest block of vLLM's CPU kernels; a multiple of ours
 ROOM = 1.5  # KV over what a case holds at its end, so that nobody waits for memory
 LEAST_KV_TOKENS = 8_192
-START_S = {"engine": 5.0, "system": 12.0, "transformers": 5.0, "vllm": 60.0}
+START_S = {
+    "engine": 5.0,
+    "grpc": 12.0,
+    "http": 0.0,  # the system that grpc asks
+    "transformers": 5.0,
+    "vllm": 60.0,
+    "vllm_http": 60.0,
+}
 TOKENS = re.compile(r"\d{1,9}")
 
 
@@ -74,23 +83,17 @@ class Case:
 
 @dataclass(frozen=True)
 class Asked:
-    """What one run measures. `peer_python` empty: no vLLM. A measurement that would take a system
-    longer than `patience_s` is left out."""
+    """What one run measures. `systems` in the order of SYSTEMS, without vLLM's where `peer_python`
+    is empty. A measurement that would take a system longer than `patience_s` is left out."""
 
     models: tuple[Model, ...]
+    systems: tuple[str, ...]
     dtypes: tuple[str, ...]
     contexts: tuple[int, ...]
     streams: tuple[int, ...]
     quick: bool
     peer_python: str
-    peer_http: bool
     patience_s: float
-
-    @property
-    def systems(self) -> tuple[str, ...]:
-        """Of SYSTEMS, in their order."""
-        there = {"vllm": bool(self.peer_python), "vllm_http": self.peer_http}
-        return tuple(system for system in SYSTEMS if there.get(system, True))
 
     def repeats(self, model: Model) -> int:
         return min(model.repeats, QUICK_REPEATS) if self.quick else model.repeats
@@ -99,8 +102,12 @@ class Asked:
         return 1 if self.quick else model.starts
 
     def cases(self, model: Model) -> list[Case]:
-        """Those that at least the engine has the time for, in order of context, then streams."""
-        return [case for case in self._every(model) if self.has_time(model, case, "engine")]
+        """Those that somebody has the time for, in order of context, then streams."""
+        return [
+            case
+            for case in self._every(model)
+            if any(self.has_time(model, case, system) for system in self.systems)
+        ]
 
     def _every(self, model: Model) -> list[Case]:
         most = min(model.output_tokens, QUICK_OUTPUT_TOKENS) if self.quick else model.output_tokens
@@ -119,7 +126,7 @@ class Asked:
         for model in self.models:
             for case in self._every(model):
                 late = [s for s in self.systems if not self.has_time(model, case, s)]
-                who = "everybody" if "engine" in late else ", ".join(late)
+                who = "everybody" if len(late) == len(self.systems) else ", ".join(late)
                 if late:
                     where = f"{model.name}, context {case.context}, {case.streams} streams"
                     lines.append(f"{where}: {who}")
@@ -153,8 +160,8 @@ def run_takes_s(asked: Asked) -> float:
             for system in asked.systems
             if asked.has_time(model, case, system)
         )
-        starts_s = sum(START_S[s] for s in START_S if s != "vllm" or asked.peer_python)
-        starts_s += (asked.starts(model) - 1) * START_S["system"]
+        starts_s = sum(START_S[system] for system in asked.systems)
+        starts_s += (asked.starts(model) - 1) * START_S["grpc"]
         total_s += len(asked.dtypes) * (starts_s + asked.repeats(model) * by_case)
     return total_s
 
@@ -172,12 +179,12 @@ def asked_of(given: Namespace) -> Asked:
         raise SystemExit(f"--patience takes seconds above 0, got {given.patience:g}")
     asked = Asked(
         tuple(MODELS[name] for name in models),
+        _systems(given.systems, given.peer_python),
         tuple(dtypes),
         tuple(map(int, contexts)),
         _streams(given.streams) or (QUICK_STREAMS if quick else STREAMS),
         quick,
         given.peer_python,
-        bool(given.peer_python and given.peer_http),
         given.patience,
     )
     for model in asked.models:
@@ -187,6 +194,14 @@ def asked_of(given: Namespace) -> Asked:
                 "raise --patience"
             )
     return asked
+
+
+def _systems(words: str, peer_python: str) -> tuple[str, ...]:
+    named = _named("--systems", words or ",".join(DEFAULT_SYSTEMS), dict.fromkeys(SYSTEMS))
+    peers = [name for name in named if name in PEER_SYSTEMS]
+    if words and peers and not peer_python:
+        raise SystemExit(f"--systems {','.join(peers)} needs --peer-python")
+    return tuple(name for name in SYSTEMS if name in named and (peer_python or name not in peers))
 
 
 def _named(option: str, words: str, known: Mapping[str, object]) -> list[str]:

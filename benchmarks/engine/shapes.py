@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig, Qwen3Config
 
-from foretoken.options import demo_model
+from foretoken.running.options import demo_model
 
 TOKENIZER_FILES = ("tokenizer_config.json", "chat_template.jinja")
 SHAPES: dict[str, dict[str, Any]] = {

@@ -20,6 +20,7 @@ from benchmarks.harness.system import system, vllm
 
 ELEMENT_BYTES = {"fp32": 4, "bf16": 2}
 AFTER_S = {"vllm": 1.5, "vllm_http": 1.5}  # processes that poll for a second after the last message
+SERVED = {"grpc", "http"}  # ways into the same system
 Rate = Callable[[Sequence[Sequence[int]], int], Awaitable[float]]  # prompts, output tokens
 
 
@@ -35,7 +36,7 @@ class Serve:
     streams: int
     threads: int
     peer_python: str
-    peer_http: bool
+    systems: tuple[str, ...]
 
     @property
     def name(self) -> str:
@@ -85,8 +86,10 @@ class Standing:
 
 
 def starts_s(serve: Serve, times: int) -> list[float]:
-    """Cold starts of the whole system, to ready."""
-    taken = []
+    """Cold starts of the whole system, to ready; none where it is not measured."""
+    taken: list[float] = []
+    if not SERVED & set(serve.systems):
+        return taken
     for _ in range(times):
         began = time.perf_counter()
         with system(*serve.arguments):
@@ -99,13 +102,16 @@ async def standing(serve: Serve) -> AsyncIterator[Standing]:
     """Ready, one after the other, so that none starts beside another."""
     found = Standing()
     async with AsyncExitStack() as stack:
-        await _bare(serve, found, stack)
-        await _served(serve, found, stack)
-        for name, stand in PEERS.items():
-            try:
-                await stand(serve, found, stack)
-            except Exception as error:
-                found.lose(name, error)
+        if "engine" in serve.systems:
+            await _bare(serve, found, stack)
+        if SERVED & set(serve.systems):
+            await _served(serve, found, stack)
+        for name in serve.systems:
+            if name in PEERS:
+                try:
+                    await PEERS[name](serve, found, stack)
+                except Exception as error:
+                    found.lose(name, error)
         yield found
 
 
@@ -136,8 +142,6 @@ async def _transformers(serve: Serve, found: Standing, stack: AsyncExitStack) ->
 
 
 async def _vllm(serve: Serve, found: Standing, stack: AsyncExitStack) -> None:
-    if not serve.peer_python:
-        return
     began = time.perf_counter()
     loop = await stack.enter_async_context(
         vllm_loop(
@@ -155,8 +159,6 @@ async def _vllm(serve: Serve, found: Standing, stack: AsyncExitStack) -> None:
 
 
 async def _vllm_http(serve: Serve, found: Standing, stack: AsyncExitStack) -> None:
-    if not serve.peer_http:
-        return
     running = vllm(
         serve.peer_python,
         serve.kv_tokens,

@@ -2,19 +2,18 @@
 
 import asyncio
 import json
-import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from urllib.parse import urlsplit
 
 from grpc import aio
 
+from foretoken.bench.client import Server
+from foretoken.bench.samples import Sample
 from protos import common_pb2, gateway_pb2, gateway_pb2_grpc
 from services.runtime.channel import connect
 
 Prompts = Sequence[Sequence[int]]
 Ask = Callable[[Sequence[int], int], Awaitable[int]]
-COMPLETION_TOKENS = re.compile(rb'"completion_tokens": ?(\d+)')
 
 
 class GrpcClient:
@@ -55,31 +54,18 @@ class GrpcClient:
 
 def _request(prompt: Sequence[int], output_tokens: int) -> gateway_pb2.GenerateRequest:
     return gateway_pb2.GenerateRequest(
-        prompt_tokens=gateway_pb2.TokenIds(ids=prompt),
+        prompt_tokens=common_pb2.TokenIds(ids=prompt),
         sampling=common_pb2.Sampling(temperature=0.0, max_tokens=output_tokens, ignore_eos=True),
     )
 
 
 class HttpClient:
-    """/v1/completions with server-sent events, a connection a request, read as bytes."""
+    """/v1/completions with server-sent events."""
 
     def __init__(self, url: str, model: str = "demo"):
-        parts = urlsplit(url)
-        self._host, self._port, self._model = parts.hostname or "", parts.port or 80, model
+        self._server, self._model = Server(url), model
 
     async def ask(self, prompt: Sequence[int], output_tokens: int) -> int:
-        reader, writer = await asyncio.open_connection(self._host, self._port)
-        writer.write(self._head_and_body(prompt, output_tokens))
-        tail = b""
-        while data := await reader.read(65_536):
-            tail = (tail + data)[-2_048:]
-        writer.close()
-        found = COMPLETION_TOKENS.findall(tail)
-        if not found:
-            raise RuntimeError(f"no usage at the end of the answer: {tail[-200:]!r}")
-        return int(found[-1])
-
-    def _head_and_body(self, prompt: Sequence[int], output_tokens: int) -> bytes:
         body = json.dumps(
             {
                 "model": self._model,
@@ -91,12 +77,11 @@ class HttpClient:
                 "stream_options": {"include_usage": True},
             }
         ).encode()
-        head = (
-            f"POST /v1/completions HTTP/1.1\r\nHost: {self._host}:{self._port}\r\n"
-            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
-            "Connection: close\r\n\r\n"
-        )
-        return head.encode() + body
+        sample = Sample(0.0)
+        await self._server.ask("/v1/completions", body, sample, 0.0)
+        if sample.problem or not sample.told:
+            raise RuntimeError(f"no usage at the end of the answer: {sample.problem}")
+        return sample.output_tokens
 
 
 async def tokens_per_s(ask: Ask, prompts: Prompts, output_tokens: int) -> float:

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from transformers import AutoTokenizer
 
-from foretoken.options import demo_model
+from foretoken.running.options import demo_model
 from models.tasks import Example, examples
 
 MEDIAN_TOKENS, SIGMA = 24, 1.3  # of the lognormal: a mean of twice the median, and a long tail

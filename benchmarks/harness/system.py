@@ -13,8 +13,8 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
-from foretoken.options import demo_model
-from foretoken.ports import free_port
+from foretoken.running.options import demo_model
+from foretoken.running.ports import free_port
 
 READY_MARK = "foretoken is ready"
 VLLM_BLOCK_TOKENS = 32  # the smallest its CPU kernels take

@@ -15,6 +15,7 @@ class Bar(StrEnum):
     QUEUE = "queue"
     DEADLINE = "deadline"
     ARRIVING = "arriving"
+    READING = "reading"
 
 
 class Refused(ServiceError):

@@ -1,30 +1,63 @@
 """Reading a request: its bounded JSON body and the headers that are ours."""
 
+import asyncio
 import json
-from typing import NoReturn
+from collections.abc import Callable
+from functools import partial
+from typing import NoReturn, TypeVar
 
 from fastapi import Request
 
-from gateway.http.errors import BodyTooLarge
+from gateway.config import GatewayConfig
+from gateway.gateway import Gateway
+from gateway.http.answers.sse import until_disconnect
+from gateway.http.errors import BodyTooLarge, BodyTooSlow, ClientGone
 from gateway.http.schema import Json
+from gateway.requests.metadata import TIMEOUT_KEY, parse_timeout
+from gateway.requests.reading_pool import LARGE_BYTES
 from gateway.requests.sla import SlaError, parse_header
-from gateway.service import TIMEOUT_KEY, parse_timeout
 from protos import common_pb2
 from services.runtime.errors import InvalidArgument
 
 SLA_HEADER = "x-foretoken-sla"
 APPLICATION_HEADER = "x-foretoken-application"
 
+T = TypeVar("T")
 
-async def read_bounded(request: Request, limit_bytes: int) -> bytes:
-    """The body's bytes; raises BodyTooLarge."""
+
+async def read_bounded(request: Request, config: GatewayConfig) -> bytes:
+    """The body's bytes. Raises BodyTooLarge, BodyTooSlow, and ClientGone when its client leaves."""
     chunks, size = [], 0
-    async for chunk in request.stream():
+    limit_bytes, loop = config.max_body_bytes, asyncio.get_running_loop()
+    until_s = loop.time() + config.max_body_s
+    more = True
+    while more:
+        try:
+            async with asyncio.timeout_at(min(until_s, loop.time() + config.body_wait_s)):
+                message = await request.receive()
+        except TimeoutError:
+            raise BodyTooSlow(size) from None
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        chunk, more = message.get("body", b""), message.get("more_body", False)
         size += len(chunk)
         if size > limit_bytes:
             raise BodyTooLarge(limit_bytes)
         chunks.append(chunk)
     return b"".join(chunks)
+
+
+async def read_in_turn(
+    gateway: Gateway, request: Request, understand: Callable[[bytes], T], sla_class: str = ""
+) -> T:
+    """What `understand` makes of the body, once it is its turn; where it is large, in a thread.
+    Raises what `read_bounded` does, and ServiceError."""
+    raw = await read_bounded(request, gateway.config)
+    await gateway.take_turn(sla_class)
+    if len(raw) <= LARGE_BYTES:
+        return understand(raw)
+    reading = gateway.read(partial(understand, raw), len(raw), sla_class)
+    return await until_disconnect(request.receive, reading)
 
 
 def parse_json(raw: bytes) -> Json:

@@ -4,16 +4,19 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
+from typing import cast
 
 import uvicorn
-from fastapi import FastAPI
+from starlette.types import ASGIApp
 
+from gateway.config import GatewayConfig
+from gateway.http.entry.protocol import BoundedProtocol
 from services.runtime.config import ConfigError
 from services.runtime.tasks import background
 
 BACKLOG = 1024
 GRACE_S = 1  # for connections at the end; live requests were drained before
-KEEP_ALIVE_S = 75  # above the 60 s of common proxies, so that they close first
 
 
 class _Server(uvicorn.Server):
@@ -40,8 +43,17 @@ def bind_http(host: str, port: int) -> socket.socket:
     return listener
 
 
-async def serve_http(app: FastAPI, listener: socket.socket) -> None:
-    """Serve on what `bind_http` gave until cancelled; then live connections are cut."""
+async def serve_http(
+    app: ASGIApp, listener: socket.socket, config: GatewayConfig | None = None
+) -> None:
+    """Serve on what `bind_http` gave until cancelled; then live connections are cut. Of the config
+    only what bounds connections counts."""
+    bounds = config or GatewayConfig()
+    connection = partial(
+        BoundedProtocol,
+        max_connections=bounds.max_connections,
+        header_wait_s=bounds.header_wait_s,
+    )
     server = _Server(
         uvicorn.Config(
             app,
@@ -50,7 +62,10 @@ async def serve_http(app: FastAPI, listener: socket.socket) -> None:
             access_log=False,
             lifespan="off",
             server_header=False,
-            timeout_keep_alive=KEEP_ALIVE_S,
+            http=cast(type[asyncio.Protocol], connection),
+            ws="none",
+            h11_max_incomplete_event_size=bounds.max_header_bytes,
+            timeout_keep_alive=bounds.keep_alive_s,
             timeout_graceful_shutdown=GRACE_S,
         )
     )
@@ -64,8 +79,10 @@ async def serve_http(app: FastAPI, listener: socket.socket) -> None:
 
 
 @asynccontextmanager
-async def serving_http(app: FastAPI, host: str, port: int) -> AsyncIterator[int]:
+async def serving_http(
+    app: ASGIApp, host: str, port: int, config: GatewayConfig | None = None
+) -> AsyncIterator[int]:
     """HTTP beside the block; yields the port. Raises ConfigError when it is in use."""
     listener = bind_http(host, port)
-    async with background(serve_http(app, listener)):
+    async with background(serve_http(app, listener, config)):
         yield listener.getsockname()[1]

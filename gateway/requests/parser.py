@@ -8,23 +8,35 @@ from typing import Any
 from google.protobuf.message import Message
 
 from gateway.config import GatewayConfig
+from gateway.requests import prompts
 from gateway.requests import sla as slas
-from gateway.requests.sampling import RANGES, Sampling, fault_of, fault_of_stops
-from gateway.requests.text import TemplateError, Text
+from gateway.requests.errors import ContextOverflow, UnknownModel
+from gateway.requests.sampling import (
+    MAX_STOP_TOKENS,
+    RANGES,
+    SWITCHES,
+    Sampling,
+    fault_of,
+    fault_of_bad_words,
+    fault_of_bias,
+    fault_of_ids,
+    fault_of_stops,
+)
+from gateway.requests.text import Text
 from protos import common_pb2, gateway_pb2
 from services.core import Sla
-from services.runtime.errors import Code, InvalidArgument, ServiceError
+from services.runtime.errors import InvalidArgument
 
-ROLES = ("system", "user", "assistant")
 MAX_NAME_CHARS = 256  # of an application's name, a cache salt and a user
+MAX_ID_CHARS = 128  # of an id that a client gives its request
+# Fields that name single tokens, or words: what is wrong with them, given the vocabulary's size.
+STEERING: Mapping[str, Callable[[Any, int], str | None]] = {
+    "stop_token_ids": lambda ids, size: fault_of_ids(ids, size, MAX_STOP_TOKENS),
+    "allowed_token_ids": lambda ids, size: fault_of_ids(ids, size, size),
+    "logit_bias": fault_of_bias,
+    "bad_words": lambda words, _: fault_of_bad_words(words),
+}
 MAX_ANSWERS = 32  # earlier answers told to the predictor; the last ones say most
-
-
-class UnknownModel(ServiceError):
-    """A model that is not served here."""
-
-    def __init__(self, name: str, known: str):
-        super().__init__(Code.NOT_FOUND, f"model: {name!r} is not served here; known: {known}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +63,11 @@ class Generation:
     answer_tokens: tuple[int, ...] = ()  # of the conversation's earlier answers, about
     cache_salt: str = field(default="", repr=False)  # whose cached prefixes it may share
     user: str = field(default="", repr=False)  # whose it is, as its client says
+    include_forecast: bool = False  # its client is told what is foreseen of each choice
+    priority: int = 0  # lower goes before higher
+    request_id: str = ""  # as its client calls it; empty: not at all
+    scores_only: bool = False  # the one token of its answer is drawn for nobody
+    traceparent: str = ""  # what it is traced under; empty: nobody records it
 
     @property
     def tenant(self) -> str:
@@ -64,10 +81,11 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """When a request came, and how long it may take."""
+    """When a request came, how long it may take, and what of its SLA was read at the door."""
 
     arrival_s: float
     timeout_s: float = inf
+    sla_class: str = ""  # as its client has it; empty: the default
 
 
 class Parser:
@@ -85,20 +103,26 @@ class Parser:
         self._defaults = defaults or {}
         self._text = text
         self._draw_seed = draw_seed
-        self._slas: Mapping[str, Sla] = {k: v.named(k) for k, v in config.sla_classes.items()}
+        self._slas = config.slas
 
     def parse(self, request: gateway_pb2.GenerateRequest, reach: Reach, clock: Clock) -> Generation:
         """Raises InvalidArgument naming the field, or UnknownModel."""
         self.check_model(request.model)
         _check_names(request)
         sla = self._parse_sla(request.sla)
-        _check_sampling(request.sampling, self._config)
-        prompt_ids = self._prompt_ids(request)
+        scores_only = _scores_only(request.sampling)
+        self._check_sampling(request.sampling, scores_only)
+        prompt_ids = self.prompt_ids(request)
+        wanted = 1 if scores_only else _wanted(request.sampling)
+        if request.HasField("truncate_prompt_tokens"):
+            room = reach.tokens - (wanted or 1)
+            prompt_ids = prompts.cut(prompt_ids, request.truncate_prompt_tokens, room)
+        sampling = self._resolve(request.sampling, wanted, len(prompt_ids), reach)
         instruction, user_input = _prompt_text(request, self._config.max_text_bytes)
         return Generation(
             self._config.model_name,
             prompt_ids,
-            self._resolve(request.sampling, len(prompt_ids), reach),
+            sampling,
             sla,
             clock.arrival_s,
             clock.arrival_s + clock.timeout_s,
@@ -108,7 +132,15 @@ class Parser:
             _answer_tokens(request.chat, len(prompt_ids)),
             request.cache_salt,
             request.user,
+            request.include_forecast,
+            request.priority,
+            request.request_id,
+            scores_only,
         )
+
+    def prompt_ids(self, request: gateway_pb2.GenerateRequest) -> Sequence[int]:
+        """Of a prompt or conversation, however many. Raises InvalidArgument naming the field."""
+        return prompts.prompt_ids(self._text, request)
 
     def check_model(self, name: str) -> None:
         """Raises UnknownModel unless `name` is empty or the served model."""
@@ -122,64 +154,54 @@ class Parser:
         except slas.SlaError as error:
             raise InvalidArgument("sla", str(error)) from None
 
-    def _prompt_ids(self, request: gateway_pb2.GenerateRequest) -> Sequence[int]:
-        kind = request.WhichOneof("input")
-        if kind is None:
-            raise InvalidArgument("prompt", "missing; give prompt, prompt_tokens or chat")
-        ids = {"prompt": self._raw, "prompt_tokens": self._tokens, "chat": self._chat}[kind](
-            request
-        )
-        if not ids:
-            raise InvalidArgument("prompt", "must not be empty")
-        return ids
+    def _check_sampling(self, given: common_pb2.Sampling, scores_only: bool) -> None:
+        size = self._text.vocabulary_tokens
+        for name, value in _given(given, RANGES).items():
+            if (fault := fault_of(name, value)) and not (scores_only and name == "max_tokens"):
+                raise InvalidArgument(name, fault)
+        if given.n > self._config.max_choices:
+            most = self._config.max_choices
+            raise InvalidArgument("n", f"at most {most} choices, not {given.n}")
+        stops = fault_of_stops(given.stop, self._config.max_stop_chars)
+        if stops:
+            raise InvalidArgument("stop", stops)
+        for name, check in STEERING.items():
+            listed = getattr(given, name)
+            if listed and (fault := check(listed, size)):
+                raise InvalidArgument(name, fault)
 
-    def _raw(self, request: gateway_pb2.GenerateRequest) -> Sequence[int]:
-        return self._text.encode(request.prompt) if request.prompt else ()
-
-    def _tokens(self, request: gateway_pb2.GenerateRequest) -> Sequence[int]:
-        ids = list(request.prompt_tokens.ids)
-        wrong = next((i for i in ids if i >= self._text.vocabulary_tokens), None)
-        if wrong is not None:
-            size = self._text.vocabulary_tokens
-            raise InvalidArgument("prompt", f"token id {wrong} is outside the vocabulary of {size}")
-        return ids
-
-    def _chat(self, request: gateway_pb2.GenerateRequest) -> Sequence[int]:
-        messages = [{"role": m.role, "content": m.content} for m in request.chat.messages]
-        if not messages:
-            raise InvalidArgument("messages", "must not be empty")
-        for at, message in enumerate(messages):
-            if message["role"] not in ROLES:
-                known = ", ".join(ROLES)
-                raise InvalidArgument(
-                    f"messages[{at}].role", f"unknown role {message['role']!r}; known: {known}"
-                )
-        if not any(message["content"] for message in messages):
-            raise InvalidArgument("messages", "must not all be empty")
-        try:
-            return self._text.encode_chat(messages)
-        except TemplateError as error:
-            raise InvalidArgument("messages", str(error)) from None
-
-    def _resolve(self, given: common_pb2.Sampling, prompt_tokens: int, reach: Reach) -> Sampling:
+    def _resolve(
+        self, given: common_pb2.Sampling, asked: int | None, prompt_tokens: int, reach: Reach
+    ) -> Sampling:
         room = reach.tokens - prompt_tokens
-        wanted = given.max_tokens if given.HasField("max_tokens") else max(1, room)
+        wanted = max(1, room) if asked is None else asked
         if wanted > room:
-            raise InvalidArgument(
-                "max_tokens" if room > 0 else "prompt",
-                f"{prompt_tokens} prompt tokens + {wanted} max_tokens = {prompt_tokens + wanted}, "
-                f"over the {reach.tokens} tokens that {reach.bound} can hold",
-            )
-        fields = {**self._defaults, **_given(given, (*RANGES, "ignore_eos"))}
+            raise ContextOverflow.counted(prompt_tokens, wanted, reach.tokens, reach.bound)
+        fields = {**self._defaults, **_given(given, RANGES), **_given(given, SWITCHES)}
         seed = given.seed if given.HasField("seed") else self._draw_seed()
         fields |= {"seed": seed, "max_tokens": wanted, "stop": tuple(given.stop)}
         fields["top_k"] = max(0, int(fields.get("top_k", 0)))  # -1 is vLLM's word for off
+        fields |= self._steered(given)
         resolved = Sampling(**fields)
         if resolved.min_tokens > wanted:
             raise InvalidArgument(
                 "min_tokens", f"{resolved.min_tokens} is over max_tokens, {wanted}"
             )
         return resolved
+
+    def _steered(self, given: common_pb2.Sampling) -> dict[str, Any]:
+        """What names single tokens, of those that few requests name."""
+        fields: dict[str, Any] = {}
+        if given.stop_token_ids:
+            fields["stop_token_ids"] = frozenset(given.stop_token_ids)
+        if given.logit_bias:
+            fields["logit_bias"] = dict(given.logit_bias)
+        if given.allowed_token_ids:
+            fields["allowed_token_ids"] = tuple(dict.fromkeys(given.allowed_token_ids))
+        if given.bad_words:
+            words = dict.fromkeys(given.bad_words)
+            fields["bad_tokens"] = [ids for w in words for ids in self._text.sequences_of(w)]
+        return fields
 
 
 def check_timeout(field_name: str, timeout_s: float) -> float:
@@ -194,16 +216,19 @@ def _check_names(request: gateway_pb2.GenerateRequest) -> None:
     for name in ("application", "cache_salt", "user"):
         if len(getattr(request, name)) > MAX_NAME_CHARS:
             raise InvalidArgument(name, f"at most {MAX_NAME_CHARS} characters")
+    name = request.request_id
+    if len(name) > MAX_ID_CHARS or not name.isprintable() or " " in name:
+        raise InvalidArgument("request_id", f"at most {MAX_ID_CHARS} printable characters")
 
 
-def _check_sampling(given: common_pb2.Sampling, config: GatewayConfig) -> None:
-    for name, value in _given(given, RANGES).items():
-        if fault := fault_of(name, value):
-            raise InvalidArgument(name, fault)
-    if given.n > config.max_choices:
-        raise InvalidArgument("n", f"at most {config.max_choices} choices, not {given.n}")
-    if fault := fault_of_stops(given.stop, config.max_stop_chars):
-        raise InvalidArgument("stop", fault)
+def _scores_only(given: common_pb2.Sampling) -> bool:
+    """Whether it wants its prompt scored and no answer."""
+    none = given.HasField("max_tokens") and given.max_tokens == 0
+    return none and given.HasField("prompt_logprobs")
+
+
+def _wanted(given: common_pb2.Sampling) -> int | None:
+    return given.max_tokens if given.HasField("max_tokens") else None
 
 
 def _given(message: Message, fields: Iterable[str]) -> dict[str, Any]:

@@ -1,17 +1,22 @@
 """Sampling parameters: what a request may ask for, checked field by field. Pure."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from math import isfinite
 
 MAX_STOPS = 16
 MAX_LOGPROBS = 20
+MAX_STOP_TOKENS = 128
+MAX_BIASES = 300  # as at OpenAI
+MAX_BIAS = 100.0
+MAX_BAD_WORDS = 128
+MAX_BAD_WORD_CHARS = 256
 SEED_SPAN = 2**64  # seeds are int64
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How tokens are drawn, resolved: every field has a value, the seed included."""
+    """How tokens are drawn and read, resolved: every field has a value, the seed included."""
 
     seed: int
     max_tokens: int
@@ -27,6 +32,14 @@ class Sampling:
     frequency_penalty: float = 0.0
     logprobs: int | None = None
     n: int = 1
+    stop_token_ids: frozenset[int] = frozenset()
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    allowed_token_ids: Sequence[int] = ()
+    bad_tokens: Sequence[Sequence[int]] = ()  # the last of one is never drawn behind the rest
+    prompt_logprobs: int | None = None
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
 
     def seed_of(self, choice: int) -> int:
         """Choices of one prompt draw from neighbouring seeds; wraps at the ends of int64."""
@@ -42,6 +55,8 @@ class Range:
     sentence: str
 
 
+_UP_TO_LOGPROBS = Range(lambda v: 0 <= v <= MAX_LOGPROBS, f"must be between 0 and {MAX_LOGPROBS}")
+
 RANGES: dict[str, Range] = {
     "temperature": Range(lambda v: 0 <= v <= 2, "must be between 0 and 2"),
     "top_p": Range(lambda v: 1e-9 <= v <= 1, "must be above 0 and at most 1"),
@@ -52,9 +67,18 @@ RANGES: dict[str, Range] = {
     "repetition_penalty": Range(lambda v: 1e-4 <= v <= 1e4, "must be between 0.0001 and 10000"),
     "presence_penalty": Range(lambda v: -2 <= v <= 2, "must be between -2 and 2"),
     "frequency_penalty": Range(lambda v: -2 <= v <= 2, "must be between -2 and 2"),
-    "logprobs": Range(lambda v: 0 <= v <= MAX_LOGPROBS, f"must be between 0 and {MAX_LOGPROBS}"),
+    "logprobs": _UP_TO_LOGPROBS,
+    "prompt_logprobs": _UP_TO_LOGPROBS,
     "n": Range(lambda v: v >= 1, "must be at least 1"),
 }
+
+# Fields of a message that are true or false.
+SWITCHES = (
+    "ignore_eos",
+    "include_stop_str_in_output",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+)
 
 
 def fault_of(field: str, value: float) -> str | None:
@@ -73,3 +97,31 @@ def fault_of_stops(stops: Sequence[str], max_chars: int) -> str | None:
         return "a stop string must not be empty"
     longest = max(map(len, stops), default=0)
     return f"at most {max_chars} characters each, got {longest}" if longest > max_chars else None
+
+
+def fault_of_ids(ids: Sequence[int], vocabulary: int, most: int) -> str | None:
+    """What is wrong with a list of token ids, or None."""
+    if len(ids) > most:
+        return f"at most {most} token ids, got {len(ids)}"
+    wrong = next((token for token in ids if not 0 <= token < vocabulary), None)
+    return None if wrong is None else f"token id {wrong} is outside the vocabulary of {vocabulary}"
+
+
+def fault_of_bias(bias: Mapping[int, float], vocabulary: int) -> str | None:
+    """What is wrong with what is added to tokens' logits, or None."""
+    wrong = next((value for value in bias.values() if not -MAX_BIAS <= value <= MAX_BIAS), None)
+    if wrong is not None:
+        return f"must be between {-MAX_BIAS:g} and {MAX_BIAS:g}, not {wrong:g}"
+    return fault_of_ids(tuple(bias), vocabulary, MAX_BIASES)
+
+
+def fault_of_bad_words(words: Sequence[str]) -> str | None:
+    """What is wrong with the words an answer must not contain, or None."""
+    if len(words) > MAX_BAD_WORDS:
+        return f"at most {MAX_BAD_WORDS} words, got {len(words)}"
+    if not all(word.strip() for word in words):
+        return "a word must not be empty"
+    longest = max(map(len, words), default=0)
+    if longest > MAX_BAD_WORD_CHARS:
+        return f"at most {MAX_BAD_WORD_CHARS} characters each, got {longest}"
+    return None

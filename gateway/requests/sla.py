@@ -8,6 +8,7 @@ from typing import Any
 from services.core import Sla
 
 BUDGETS = ("ttft_s", "tpot_s", "mtpot_s")
+OTHER = "custom"  # the class of requests that bring budgets of their own
 
 
 class SlaError(ValueError):
@@ -17,7 +18,8 @@ class SlaError(ValueError):
 def resolve(
     classes: Mapping[str, Sla], default: str, name: str, budgets: Mapping[str, float]
 ) -> Sla:
-    """The class of that name (empty: the default) with explicit budgets over its own.
+    """The class of that name (empty: the default). Explicit budgets, over those of a class that is
+    named or of none, make it OTHER: what is judged by other budgets is not counted as the class.
 
     Raises SlaError for an unknown class, an unknown budget, or one that is no positive number.
     """
@@ -29,8 +31,9 @@ def resolve(
             raise SlaError(f"unknown budget {key!r}; known: {', '.join(BUDGETS)}")
         if not (isfinite(value) and value > 0):
             raise SlaError(f"{key} must be a positive number of seconds, not {value:g}")
-    changed = chosen if name or not budgets else Sla("custom")
-    return replace(changed, **dict[str, Any](budgets))
+    if not budgets:
+        return chosen
+    return replace(chosen if name else Sla(), name=OTHER, **dict[str, Any](budgets))
 
 
 def parse_header(text: str) -> tuple[str, dict[str, float]]:

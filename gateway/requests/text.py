@@ -1,22 +1,23 @@
-"""Between text and tokens: tokenizer, chat template, incremental detokenizer, stop strings."""
+"""Between text and tokens: a model's tokenizer, its chat template and what bounds them."""
 
 import json
-import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
 from tokenizers import Tokenizer
-from tokenizers.decoders import DecodeStream
 
+from gateway.requests.incremental import Detokenizer
+from gateway.requests.sampling import Sampling
 from services.runtime.config import ConfigError
-
-log = logging.getLogger(__name__)
 
 PLAIN_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
 CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")
+
+PLAIN = Sampling(seed=0, max_tokens=1)  # its text as it is where a request says nothing of that
+NONE: frozenset[int] = frozenset()
 
 
 class TemplateError(ValueError):
@@ -29,39 +30,78 @@ class Text:
     Raises ConfigError, one line, when the folder is missing or its files cannot be read.
     """
 
-    def __init__(self, model: str):
+    def __init__(self, model: str, chat_template: str = ""):
+        """`chat_template`: a file whose template stands for the model's own; empty: its own."""
         self._model = model
         self._tokenizer = _load_tokenizer(model)
+        if chat_template:
+            self._tokenizer.chat_template = _read_template(Path(chat_template))
         self.backend = cast(Tokenizer, self._tokenizer.backend_tokenizer)
         self.backend.no_truncation()
-        config = _read_config(Path(model))
+        config = _read_json(Path(model) / "config.json")
         size = config.get("vocab_size")
         self.vocabulary_tokens = size if isinstance(size, int) else len(self._tokenizer)
         self.context_tokens = next(
             (v for k in CONTEXT_KEYS if isinstance(v := config.get(k), int) and v > 0), 0
         )
+        added = self.backend.get_added_tokens_decoder()
+        self._added = {token_id: token.content for token_id, token in added.items()}
+        self._specials = {i: text for i, text in self._added.items() if added[i].special}
+        self.eos_ids = self._read_eos_ids(config)
+        self._seen_eos_ids = self.eos_ids - self._specials.keys()
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids of a raw prompt, with the special tokens the model wants around it."""
-        return list(self.backend.encode(text).ids)
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text, with the special tokens the model wants around it. A batch of one:
+        other threads go on meanwhile, as they don't beside the tokenizer's `encode`."""
+        (read,) = self.backend.encode_batch([text], add_special_tokens=add_special_tokens)
+        return list(read.ids)
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """Token ids of a conversation up to where the assistant answers."""
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        template_kwargs: Mapping[str, object] | None = None,
+        add_special_tokens: bool = False,
+    ) -> list[int]:
+        """Token ids of a conversation up to where the assistant answers, or goes on."""
         if not self._tokenizer.chat_template:
             raise TemplateError("this model has no chat template; send a prompt instead")
         try:
             rendered = self._tokenizer.apply_chat_template(
-                list(messages), tokenize=False, add_generation_prompt=True
+                list(messages),
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                **(template_kwargs or {}),
             )
         except Exception as error:  # whatever a template raises, its text is for the user
-            raise TemplateError(str(error).splitlines()[0][:300]) from None
-        return list(self.backend.encode(cast(str, rendered), add_special_tokens=False).ids)
+            raise TemplateError((str(error).splitlines() or ["it fails"])[0][:300]) from None
+        return self.encode(cast(str, rendered), add_special_tokens)
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        return self.backend.decode(list(token_ids), skip_special_tokens=True)
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        return self.backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
 
-    def detokenizer(self) -> "Detokenizer":
-        return Detokenizer(self.backend)
+    def detokenizer(self, sampling: Sampling = PLAIN) -> Detokenizer:
+        """For one answer. The token that has ended it, the model's own or one that the request
+        names, is text only where stop strings are, and it is no special one that is skipped."""
+        skips = sampling.skip_special_tokens
+        silent: Set[int] = NONE
+        if not sampling.include_stop_str_in_output:
+            seen = self._seen_eos_ids if skips else self.eos_ids
+            silent = sampling.stop_token_ids | (NONE if sampling.ignore_eos else seen)
+        spaced = skips or sampling.spaces_between_special_tokens
+        return Detokenizer(self.backend, skips, silent, None if spaced else self._specials)
+
+    def sequences_of(self, word: str) -> Iterator[list[int]]:
+        """The tokens that spell a word where a text begins with it, and behind a space; once where
+        both begin alike, as the second is then the first behind a token for the space."""
+        word = word.lstrip()
+        alone, spaced = (self.encode(text, add_special_tokens=False) for text in (word, f" {word}"))
+        if alone:
+            yield alone
+        if spaced and not (alone and (spaced[0] == alone[0] or len(spaced) != len(alone))):
+            yield spaced
 
     def token_text(self, token_id: int) -> str:
         """A token by itself; an incomplete character reads as U+FFFD."""
@@ -72,7 +112,7 @@ class Text:
         token = self.backend.id_to_token(token_id)
         if token is None:
             return b""
-        if token in self._specials:
+        if token_id in self._added:
             return token.encode()
         if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
             return bytes([int(token[3:5], 16)])
@@ -80,92 +120,21 @@ class Text:
             return bytes(self._byte_of[char] for char in token)
         return self.backend.decode([token_id], skip_special_tokens=False).encode()
 
-    @cached_property
-    def _specials(self) -> frozenset[str]:
-        return frozenset(t.content for t in self.backend.get_added_tokens_decoder().values())
+    def _read_eos_ids(self, config: Mapping[str, Any]) -> frozenset[int]:
+        """The tokens that end an answer, as a worker takes them."""
+        try:
+            generation = _read_json(Path(self._model) / "generation_config.json")
+        except ConfigError:  # told by who reads sampling defaults there, unless it is left out
+            generation = {}
+        given = generation.get("eos_token_id", config.get("eos_token_id"))
+        given = self._tokenizer.eos_token_id if given is None else given
+        listed = given if isinstance(given, list) else [given]
+        return frozenset(token for token in listed if isinstance(token, int))
 
     @cached_property
     def _byte_of(self) -> dict[str, int] | None:
         """The byte-level alphabet, for tokenizers that write in it."""
         return _byte_alphabet() if "ByteLevel" in repr(self.backend.decoder) else None
-
-
-class Detokenizer:
-    """Turns one answer's tokens into text as they come, never splitting a character.
-
-    What `feed` and `flush` return, joined, is the decoding of all tokens fed.
-    """
-
-    def __init__(self, backend: Tokenizer):
-        self._backend = backend
-        self._stream = DecodeStream(skip_special_tokens=True)
-        self._tokens: list[int] = []
-        self._emitted_chars = 0
-        self._complete = True
-
-    def feed(self, token_ids: Sequence[int]) -> str:
-        """The text that has become certain; empty while a character is incomplete."""
-        ids = list(token_ids)
-        self._tokens += ids
-        try:
-            text = self._stream.step(self._backend, ids)
-        except Exception:  # the decoding of all is not an extension of its parts
-            log.warning("incremental decoding lost its place; starting anew")
-            return self._restart()
-        self._complete = text is not None
-        if text is None:
-            return ""
-        self._emitted_chars += len(text)
-        return text
-
-    def flush(self) -> str:
-        """The rest, at the end of the answer: a last incomplete character is U+FFFD."""
-        if self._complete:
-            return ""
-        whole = self._backend.decode(self._tokens, skip_special_tokens=True)
-        rest = whole[self._emitted_chars :]
-        self._emitted_chars, self._complete = len(whole), True
-        return rest
-
-    def _restart(self) -> str:
-        self._complete = False
-        rest = self.flush()
-        self._stream = DecodeStream(ids=self._tokens[-8:], skip_special_tokens=True)
-        return rest
-
-
-class StopMatcher:
-    """Finds the first stop string to be completed, holding back what may be its beginning.
-
-    What it finds does not depend on how the text is cut: it is what reading one character at a
-    time would find; of two completed by the same character, the longer counts.
-    """
-
-    def __init__(self, stops: Sequence[str]):
-        self._stops = tuple(stops)
-        self._held = ""
-
-    def feed(self, text: str) -> tuple[str, bool]:
-        """The text that is safe to send, and whether a stop string was found behind it."""
-        text = self._held + text
-        ends = [(at + len(s), at) for s in self._stops if (at := text.find(s)) >= 0]
-        if ends:
-            self._held = ""
-            return text[: min(ends)[1]], True
-        keep = max(_overlap(text, s) for s in self._stops)
-        self._held = text[len(text) - keep :]
-        return text[: len(text) - keep], False
-
-    def flush(self) -> str:
-        """What was held back, when the answer ends without a stop string."""
-        held, self._held = self._held, ""
-        return held
-
-
-def _overlap(text: str, stop: str) -> int:
-    """The longest proper prefix of `stop` that `text` ends with; O(len(stop))."""
-    longest = min(len(stop) - 1, len(text))
-    return next((k for k in range(longest, 0, -1) if text.endswith(stop[:k])), 0)
 
 
 def _load_tokenizer(model: str) -> Any:
@@ -183,6 +152,13 @@ def _load_tokenizer(model: str) -> Any:
     return tokenizer
 
 
+def _read_template(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"gateway.chat_template: {path} cannot be read: {error}") from None
+
+
 def _loader(folder: Path) -> Callable[[str], Any]:
     """A plain tokenizer is loaded as what it is. Only one with a class of its own needs the
     machinery that finds it, which imports torch, seconds and hundreds of megabytes of it."""
@@ -197,8 +173,8 @@ def _loader(folder: Path) -> Callable[[str], Any]:
     return cast(Callable[[str], Any], AutoTokenizer.from_pretrained)
 
 
-def _read_config(folder: Path) -> dict[str, Any]:
-    path = folder / "config.json"
+def _read_json(path: Path) -> dict[str, Any]:
+    """A model's file, empty where it has none."""
     try:
         content = json.loads(path.read_text()) if path.exists() else {}
     except (OSError, ValueError) as error:

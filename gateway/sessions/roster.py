@@ -93,6 +93,10 @@ class Roster:
             output_tokens = len(live.session.output)
             self._to_scheduler(messages.cancel(live.place.wire_id, reason, output_tokens))
 
+    def disown(self, wire_id: str) -> None:
+        """Tell the scheduler that one it goes on with is nobody's."""
+        self._to_scheduler(messages.cancel(wire_id, FinishReason.CANCELLED, 0))
+
     def drop(self, live: Live) -> None:
         """It is over."""
         self._waiting.pop(id(live), None)

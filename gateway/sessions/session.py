@@ -1,13 +1,17 @@
 """One live choice: what its client has been sent, what comes next, and when it is over. Pure."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Protocol
 
-from gateway.requests.text import Detokenizer, StopMatcher
+from gateway.requests.incremental import Detokenizer, StopMatcher
+from gateway.sessions.delivery import Delivery
+from gateway.sessions.foresight import Foreseen, Foresight
 from services.core import FinishReason
 from services.verdict import Timeline
+
+STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 
 
 class Logprob(Protocol):
@@ -41,6 +45,14 @@ class ChoiceChunk:
     token_ids: Sequence[int]
     logprobs: Sequence[Logprob]
     reason: FinishReason | None = None
+    forecast: Foreseen | None = None  # where its client asks, and it is known
+    prompt_logprobs: Sequence[Logprob] = ()  # with its first tokens, where asked for
+
+    @property
+    def of_the_prompt(self) -> "ChoiceChunk":
+        """The same without what was drawn."""
+        reason = self.reason and (LENGTH if self.reason is STOP else self.reason)
+        return replace(self, text="", token_ids=(), logprobs=(), reason=reason)
 
 
 class Session:
@@ -59,17 +71,25 @@ class Session:
         detokenizer: Detokenizer,
         stops: Sequence[str] = (),
         min_tokens: int = 0,
+        foresight: Foresight | None = None,
+        include_stops: bool = False,
     ):
+        """`foresight`: where its client asks what is foreseen of it; `include_stops`: the stop
+        string that ends it is part of its text."""
         self.index = index
         self.output: list[int] = []
-        self.line = Timeline(arrival_s)
+        self.line = Timeline(arrival_s)  # of its tokens as they came
+        self.delivery = Delivery(arrival_s)
+        self.foresight = foresight
         self.reason: FinishReason | None = None
         self.failure: Exception | None = None
         self.stopped_by_text = False
+        self.cached_tokens = 0  # of its prompt, whose KV was there already
+        self.prompt_logprobs: Sequence[Logprob] = ()  # where asked for, with its first token
         self._max_tokens = max_tokens
         self._min_tokens = min_tokens
         self._detokenizer = detokenizer
-        self._matcher = StopMatcher(stops) if stops else None
+        self._matcher = StopMatcher(stops, include_stops) if stops else None
         self._text: list[str] = []
         self._logprobs: list[Logprob] = []
         self._taken_tokens = 0
@@ -90,6 +110,11 @@ class Session:
         """Whether the client has been given anything."""
         return self._taken_tokens > 0
 
+    def learn(self, cached_tokens: int, prompt_logprobs: Sequence[Logprob]) -> None:
+        """What came with its first tokens of its prompt."""
+        self.cached_tokens = max(self.cached_tokens, cached_tokens)
+        self.prompt_logprobs = prompt_logprobs or self.prompt_logprobs
+
     def feed(
         self,
         offset: int,
@@ -107,6 +132,8 @@ class Session:
         repeated = have - offset
         fresh = token_ids[repeated : repeated + self._max_tokens - have]
         if fresh:
+            if self.line.away and have:
+                self.delivery.on_back(have, max(0.0, now_s - self.line.swap_in_since_s))
             self._accept(fresh, logprobs[repeated : repeated + len(fresh)])
             self.line.on_tokens(len(self.output) - have, now_s)
         stale = repeated > len(token_ids) and reason is not FinishReason.ERROR
@@ -126,11 +153,14 @@ class Session:
         if failure is None and not self.stopped_by_text:
             self._flush_text()
 
-    def take(self) -> ChoiceChunk | None:
-        """All that is sendable, once; None while nothing has become text, and after the end."""
+    def take(self, now_s: float = 0.0) -> ChoiceChunk | None:
+        """All that is sendable, once; None while nothing has become text, and after the end. What
+        is foreseen as of `now_s` goes beside it, and the first time, before any token, alone."""
         if self._matcher is None and not self.over:
             self._add_text(self._detokenize())
-        if self._end_taken or (not self._text and not self.over):
+        sight = self.foresight
+        alone = sight is not None and sight.is_news and not self.output
+        if self._end_taken or not (self._text or self.over or alone):
             return None
         self._end_taken = self.over
         chunk = ChoiceChunk(
@@ -139,6 +169,8 @@ class Session:
             self.output[self._taken_tokens :],
             self._logprobs,
             self.reason,
+            sight.at(len(self.output), self.over, now_s) if sight else None,
+            () if self._taken_tokens else self.prompt_logprobs,
         )
         self._taken_tokens = len(self.output)
         self._text, self._logprobs = [], []
@@ -154,7 +186,7 @@ class Session:
             self._logprobs += logprobs[at : at + 1]
             if self._found_stop(self._detokenizer.feed((token,))):
                 self.stopped_by_text = True
-                self.reason = FinishReason.STOP
+                self.reason = STOP
                 return
 
     def _found_stop(self, text: str) -> bool:
@@ -168,14 +200,15 @@ class Session:
         return found
 
     def _flush_text(self) -> None:
+        stopped = self.reason is STOP
         if self._matcher is None:
-            self._add_text(self._detokenize() + self._detokenizer.flush())
+            self._add_text(self._detokenize() + self._detokenizer.flush(stopped))
             return
-        rest = self._detokenizer.flush()
+        rest = self._detokenizer.flush(stopped)
         safe, self.stopped_by_text = self._matcher.feed(rest)
         self._add_text(safe + self._matcher.flush())
         if self.stopped_by_text:
-            self.reason = FinishReason.STOP
+            self.reason = STOP
 
     def _detokenize(self) -> str:
         fresh = self.output[self._decoded_tokens :]

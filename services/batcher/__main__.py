@@ -2,6 +2,7 @@
 
 from prometheus_client import CollectorRegistry
 
+from observability.tracing import Tracing
 from protos import batcher_pb2_grpc
 from services.batcher.config import BatcherConfig
 from services.batcher.service import BatcherService
@@ -9,7 +10,7 @@ from services.runtime.main import Unit, nothing, run_service
 from services.runtime.server import Mount
 
 
-def build(config: BatcherConfig, registry: CollectorRegistry) -> Unit:
+def build(config: BatcherConfig, registry: CollectorRegistry, _: Tracing) -> Unit:
     service = BatcherService(config, registry)
     mount = Mount("foretoken.v1.Batcher", batcher_pb2_grpc.add_BatcherServicer_to_server, service)
     return Unit([mount], nothing, nothing)

@@ -12,7 +12,7 @@ from services.batcher.metrics import BatcherMetrics
 from services.forecasttable import ForecastTable
 from services.policies.decide import arrange
 from services.policies.preset import Preset
-from services.runtime.arrange_codec import decode_contest, decode_hello, encode_decision
+from services.runtime.codecs.arrange import decode_contest, decode_hello, encode_decision
 from services.runtime.errors import InvalidArgument
 
 
@@ -44,7 +44,7 @@ class BatcherService(batcher_pb2_grpc.BatcherServicer):
         contest = decode_contest(message, table)
         decision = arrange(contest, table, preset, np.random.default_rng(contest.round))
         answer = encode_decision(decision)
-        self._metrics.round_seconds.labels(preset.name).observe(time.perf_counter() - started_s)
+        self._metrics.arranged(preset.name, time.perf_counter() - started_s)
         return answer
 
     def _require_bounded(self, message: batcher_pb2.Contest) -> None:

@@ -2,6 +2,7 @@
 
 from prometheus_client import CollectorRegistry
 
+from observability.tracing import Tracing
 from protos import estimator_pb2_grpc
 from services.estimator.config import EstimatorConfig
 from services.estimator.service import EstimatorService
@@ -9,7 +10,7 @@ from services.runtime.main import Unit, nothing, run_service
 from services.runtime.server import Mount
 
 
-def build(config: EstimatorConfig, registry: CollectorRegistry) -> Unit:
+def build(config: EstimatorConfig, registry: CollectorRegistry, _: Tracing) -> Unit:
     service = EstimatorService(config, registry)
     mount = Mount(
         "foretoken.v1.Estimator", estimator_pb2_grpc.add_EstimatorServicer_to_server, service

@@ -1,64 +1,36 @@
 """What the estimator counts."""
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from collections import OrderedDict
 
+from prometheus_client import CollectorRegistry
+
+from observability.metrics import estimator as catalogue
+from observability.metrics.instruments import Instruments
 from services.costs import CostModel, Direction
 from services.estimator.state import Observed
-from services.runtime.telemetry import LATENCY_BUCKETS_S
+
+MOST_SHOWN = 64  # workers, eight series each; the one renewed longest ago makes room
+QUANTILES = ("0.5", "0.9")
+Errors = tuple[float, float]  # median and 90th percentile
 
 
 class EstimatorMetrics:
     """Prometheus series of one estimator, in the registry given."""
 
     def __init__(self, registry: CollectorRegistry):
-        self.samples = Counter(
-            "foretoken_estimator_samples", "Step timings seen, by whether they could be used",
-            ["used"], registry=registry,
-        )  # fmt: skip
-        self.swaps = Counter(
-            "foretoken_estimator_swaps", "Swap timings seen, by whether they could be used",
-            ["used"], registry=registry,
-        )  # fmt: skip
-        self.batches = Counter(
-            "foretoken_estimator_batches", "Batch timings seen, by whether they could be used",
-            ["used"], registry=registry,
-        )  # fmt: skip
-        self.refits = Counter("foretoken_estimator_refits", "Cost models fitted", registry=registry)
-        self.observe_seconds = Histogram(
-            "foretoken_estimator_observe_seconds", "Time to take in timings, a fit included",
-            buckets=LATENCY_BUCKETS_S, registry=registry,
-        )  # fmt: skip
-        self.watchers = Gauge(
-            "foretoken_estimator_watchers", "Open WatchCostModel streams", registry=registry
-        )
-        self._error = Gauge(
-            "foretoken_estimator_relative_error",
-            "Relative error of the newest model's steps, each told before it was learnt from; "
-            "while there were too few of those, of its fit",
-            ["quantile"], registry=registry,
-        )  # fmt: skip
-        self._quantize_token_s = Gauge(
-            "foretoken_estimator_quantize_token_seconds",
-            "Seconds of the device's own of a token of KV to host memory and back, by the newest "
-            "model: gathering, quantizing where it rests as INT8, and back",
-            registry=registry,
-        )
-        self._error_steps = Gauge(
-            "foretoken_estimator_error_steps",
-            "Steps behind foretoken_estimator_relative_error; 0: it is of the fit",
-            registry=registry,
-        )
-        self._batch_error = Gauge(
-            "foretoken_estimator_batch_relative_error",
-            "Relative error of whole batches' times, told by their neighbours before they were "
-            "learnt from, at the worker of the newest model",
-            ["quantile"], registry=registry,
-        )  # fmt: skip
-        self._swap_token_s = Gauge(
-            "foretoken_estimator_swap_token_seconds",
-            "Seconds a token of KV takes to host memory and back, by the newest model",
-            ["direction"], registry=registry,
-        )  # fmt: skip
+        make = Instruments(registry)
+        self.samples = make.counter(catalogue.SAMPLES, "yes", "no")
+        self.swaps = make.counter(catalogue.SWAPS, "yes", "no")
+        self.batches = make.counter(catalogue.BATCHES, "yes", "no")
+        self.refits = make.counter(catalogue.REFITS)
+        self.observe_seconds = make.histogram(catalogue.OBSERVE)
+        self.watchers = make.gauge(catalogue.WATCHERS)
+        self._error = make.gauge(catalogue.ERROR)
+        self._error_steps = make.gauge(catalogue.ERROR_STEPS)
+        self._batch_error = make.gauge(catalogue.BATCH_ERROR)
+        self._swap_token_s = make.gauge(catalogue.SWAP_TOKEN)
+        self._quantize_token_s = make.gauge(catalogue.QUANTIZE_TOKEN)
+        self._shown: OrderedDict[str, None] = OrderedDict()  # workers, by when they were renewed
 
     def observed(self, timings: int, swaps: int, batches: int, seen: Observed) -> None:
         """Count what came, and how much of it was of use."""
@@ -69,18 +41,30 @@ class EstimatorMetrics:
         self.batches.labels("yes").inc(seen.batches_kept)
         self.batches.labels("no").inc(batches - seen.batches_kept)
 
-    def renewed(self, model: CostModel, refitted: bool) -> None:
-        """A newer model, fitted to its steps anew, or with other prices or neighbours."""
-        self.refits.inc(refitted)
-        self._swap_token_s.labels(Direction.OFFLOAD.value).set(model.offload_token_s)
-        self._swap_token_s.labels(Direction.UPLOAD.value).set(model.upload_token_s)
-        self._quantize_token_s.set(model.quantize_token_s)
-        self._error.labels("0.5").set(model.error_p50)
-        self._error.labels("0.9").set(model.error_p90)
-        self._error_steps.set(model.error_steps)
+    def show(self, worker_id: str, model: CostModel, batch_error: Errors | None) -> None:
+        """A worker's newest model, and how far off whole batches were, where enough were told."""
+        self._shown[worker_id] = None
+        self._shown.move_to_end(worker_id)
+        if len(self._shown) > MOST_SHOWN:
+            self.hide(next(iter(self._shown)))
+        for quantile, error in zip(QUANTILES, (model.error_p50, model.error_p90), strict=True):
+            self._error.labels(worker_id, quantile).set(error)
+        self._error_steps.labels(worker_id).set(model.error_steps)
+        for quantile, error in zip(QUANTILES, batch_error or (), strict=False):
+            self._batch_error.labels(worker_id, quantile).set(error)
+        self._swap_token_s.labels(worker_id, Direction.OFFLOAD.value).set(model.offload_token_s)
+        self._swap_token_s.labels(worker_id, Direction.UPLOAD.value).set(model.upload_token_s)
+        self._quantize_token_s.labels(worker_id).set(model.quantize_token_s)
 
-    def judged(self, batch_error: tuple[float, float] | None) -> None:
-        """How far off whole batches were, where enough were told."""
-        if batch_error:
-            self._batch_error.labels("0.5").set(batch_error[0])
-            self._batch_error.labels("0.9").set(batch_error[1])
+    def hide(self, worker_id: str) -> None:
+        """The worker has gone, or others need the room."""
+        if worker_id not in self._shown:
+            return
+        del self._shown[worker_id]
+        for gauge in (self._error, self._batch_error):
+            for quantile in QUANTILES:
+                gauge.remove(worker_id, quantile)
+        for direction in Direction:
+            self._swap_token_s.remove(worker_id, direction.value)
+        self._error_steps.remove(worker_id)
+        self._quantize_token_s.remove(worker_id)

@@ -1,6 +1,7 @@
 """The estimator's servicer: timings in, cost models out, newer ones pushed to who watches."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from time import monotonic
 
@@ -11,7 +12,12 @@ from protos import estimator_pb2, estimator_pb2_grpc
 from services.estimator.config import EstimatorConfig
 from services.estimator.metrics import EstimatorMetrics
 from services.estimator.state import EstimatorState
-from services.runtime.codec import decode_batch, decode_swaps, decode_timing, encode_cost_model
+from services.runtime.codecs.common import (
+    decode_batch,
+    decode_swaps,
+    decode_timing,
+    encode_cost_model,
+)
 from services.runtime.errors import InvalidArgument, ServiceError
 
 MOST_PER_CALL = 1_024  # timings one Observe may carry, and swaps, and batches
@@ -27,7 +33,7 @@ class EstimatorService(estimator_pb2_grpc.EstimatorServicer):
         )
         self._metrics = EstimatorMetrics(registry)
         self._watchers_max = config.watchers_max
-        self._watchers = 0
+        self._watching: Counter[str] = Counter()  # by worker
         self._changed = asyncio.Event()  # set and replaced at each newer model of any worker
 
     async def GetCostModel(
@@ -46,7 +52,7 @@ class EstimatorService(estimator_pb2_grpc.EstimatorServicer):
     ) -> AsyncIterator[estimator_pb2.CostModel]:
         """A slow reader misses versions in between, never the newest."""
         worker_id = _worker_id(request.worker_id)
-        self._enter_watch()
+        self._enter_watch(worker_id)
         try:
             sent = 0
             while True:
@@ -57,7 +63,7 @@ class EstimatorService(estimator_pb2_grpc.EstimatorServicer):
                     yield encode_cost_model(worker_id, model)
                 await changed.wait()
         finally:
-            self._leave_watch()
+            self._leave_watch(worker_id)
 
     async def Observe(
         self, request: estimator_pb2.ObserveTimingsRequest, context: object
@@ -72,30 +78,39 @@ class EstimatorService(estimator_pb2_grpc.EstimatorServicer):
             seen = self._state.observe(worker_id, timings, swaps, batches, monotonic())
         self._metrics.observed(len(request.timings), len(request.swaps), len(batches), seen)
         if seen.renewed:
-            self._announce(worker_id, seen.refitted)
+            self._metrics.refits.inc(seen.refitted)
+            self._announce(worker_id)
         return estimator_pb2.ObserveTimingsResponse(version=seen.version)
 
-    def _announce(self, worker_id: str, refitted: bool) -> None:
-        model = self._state.model(worker_id)
-        if model is not None:
-            self._metrics.renewed(model, refitted)
-            self._metrics.judged(self._state.batch_error(worker_id))
+    def _announce(self, worker_id: str) -> None:
+        self._show(worker_id)
         self._changed.set()
         self._changed = asyncio.Event()
 
-    def _enter_watch(self) -> None:
-        if self._watchers >= self._watchers_max:
+    def _show(self, worker_id: str) -> None:
+        """In metrics, while somebody watches the worker: what has left is not told of."""
+        model = self._state.model(worker_id)
+        if model is not None and worker_id in self._watching:
+            self._metrics.show(worker_id, model, self._state.batch_error(worker_id))
+
+    def _enter_watch(self, worker_id: str) -> None:
+        if self._watching.total() >= self._watchers_max:
             raise ServiceError(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
                 f"{self._watchers_max} streams watch cost models already; close one or raise "
                 "estimator.watchers_max",
             )
-        self._watchers += 1
-        self._metrics.watchers.set(self._watchers)
+        self._watching[worker_id] += 1
+        self._metrics.watchers.set(self._watching.total())
+        self._show(worker_id)
 
-    def _leave_watch(self) -> None:
-        self._watchers -= 1
-        self._metrics.watchers.set(self._watchers)
+    def _leave_watch(self, worker_id: str) -> None:
+        """Who watched a worker until the last has seen it go."""
+        self._watching[worker_id] -= 1
+        self._metrics.watchers.set(self._watching.total())
+        if not self._watching[worker_id]:
+            del self._watching[worker_id]
+            self._metrics.hide(worker_id)
 
 
 def _require_few(field: str, count: int) -> None:

@@ -1,8 +1,8 @@
 """One decision a round: who runs next, where, and for how many tokens.
 
-`decide` is a pure function of a frozen snapshot: order ranks everybody who waits or runs, `narrow`
-keeps those who run or could, and `arrange` says what becomes of them, by the preset's
-arrangement:
+`decide` is a pure function of a frozen snapshot: order ranks everybody who waits or runs, within
+levels of priority, `narrow` keeps those who run or could, and `arrange` says what becomes of them,
+by the preset's arrangement:
 
   continuous   order → place → form: each worker's line, its running in it with the rest, is
                filled while memory lasts
@@ -24,6 +24,7 @@ from services.policies.arrange.continuous import arrange_continuous
 from services.policies.decision import Decision
 from services.policies.form.forms import FORMS
 from services.policies.memory import Memory
+from services.policies.order.levels import by_level
 from services.policies.order.orders import ORDERS
 from services.policies.order.ranking import Ranking
 from services.policies.place.cached import cached_tokens
@@ -44,11 +45,13 @@ def decide(
 
 
 def rank(snapshot: Snapshot, preset: Preset, memory: Memory) -> Ranking:
-    """Everybody in order, once the form has learnt from what came of its decisions."""
+    """Everybody in order, lower priorities first, once the form has learnt from what came of its
+    decisions."""
     reflect = REFLECTIONS.get(preset.form)
     if reflect:
         memory = reflect(snapshot, preset.params, memory)
-    return ORDERS[preset.order].rank(snapshot, preset.params, memory)
+    ranking = ORDERS[preset.order].rank(snapshot, preset.params, memory)
+    return by_level(ranking, snapshot.jobs.priority)
 
 
 def complete(decision: Decision, ranking: Ranking) -> Decision:

@@ -29,7 +29,7 @@ class Jobs:
     `admitted` counts admissions: who runs for longer has the smaller number. `preemptions` count
     every time it was stopped, `evictions` those for want of memory. `since_s` is when it came to
     wait, `first_s` when its first token was heard of, infinite before. `tenant` is whose it is,
-    `weight` that one's share beside others'.
+    `weight` that one's share beside others'. Lower `priority` goes before higher.
     """
 
     serial: Ints
@@ -45,6 +45,7 @@ class Jobs:
     preemptions: Ints
     evictions: Ints
     tenant: Ints
+    priority: Ints
     forecast: Ints
     total: Floats
     arrival_s: Floats

@@ -6,6 +6,7 @@ from functools import partial
 
 from prometheus_client import CollectorRegistry
 
+from observability.tracing import Tracing
 from protos import predictor_pb2_grpc
 from services.predictor.config import PredictorConfig
 from services.predictor.service import PredictorService
@@ -13,6 +14,7 @@ from services.runtime.config import load
 from services.runtime.main import Build, Sets, Unit, nothing, run_process
 from services.runtime.outcomelog.config import LogConfig
 from services.runtime.server import Mount
+from services.runtime.startup import teller
 
 # Of this process: a call is answered though the thread that reads holds the interpreter.
 SWITCH_S = 0.0005
@@ -26,8 +28,11 @@ def prepare(config: PredictorConfig, sets: Sets) -> Build:
     return partial(build, config, load(LogConfig, sets[LogConfig.section]))
 
 
-def build(config: PredictorConfig, log: LogConfig, registry: CollectorRegistry) -> Unit:
-    service = PredictorService(config, registry, log)
+def build(
+    config: PredictorConfig, log: LogConfig, registry: CollectorRegistry, tracing: Tracing
+) -> Unit:
+    teller(config.started_by)("reading the encoder and what was learnt")
+    service = PredictorService(config, registry, log, spans=tracing.service(config.section))
     mount = Mount(
         "foretoken.v1.Predictor", predictor_pb2_grpc.add_PredictorServicer_to_server, service
     )

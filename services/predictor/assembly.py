@@ -125,7 +125,7 @@ def assemble(
     return Parts(
         foreteller,
         cascade,
-        Outcomes(foreteller, pending, cascade.end, reads, writer),
+        Outcomes(foreteller, pending, cascade.end, metrics.judged, reads, writer),
         learning,
         Journal(log.open(), learning.deliver, {KIND: VERSION, READ_LATE: VERSION}, poll_s=POLL_S),
         content,

@@ -4,12 +4,17 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
 from prometheus_client import CollectorRegistry
 
+from observability.logs import concerning
+from observability.metrics import predictor as catalogue
+from observability.metrics.metric import Metric
+from observability.metrics.reading import Look
+from observability.tracing import NO_SPANS, Spans
 from protos import common_pb2, predictor_pb2, predictor_pb2_grpc
 from services.forecast import MOST_TOKENS
 from services.predictor.assembly import assemble
@@ -21,7 +26,8 @@ from services.predictor.interface import Prompt, Query
 from services.predictor.learning.records import MOST_NAME_CHARS
 from services.predictor.learning.refitting import Refitter
 from services.predictor.metrics import PredictorMetrics
-from services.runtime.codec import decode_outcome, encode_forecast
+from services.predictor.spans import PredictorSpans
+from services.runtime.codecs.common import decode_outcome, encode_forecast
 from services.runtime.errors import InvalidArgument
 from services.runtime.outcomelog import Row
 from services.runtime.outcomelog.config import LogConfig
@@ -48,11 +54,14 @@ class PredictorService(predictor_pb2_grpc.PredictorServicer):
         registry: CollectorRegistry,
         log: LogConfig = MEMORY,
         encoder: TextEncoder | None = None,
+        spans: Spans = NO_SPANS,
     ):
+        self._spans = PredictorSpans(spans)
         self._metrics = PredictorMetrics(registry)
-        self._parts = assemble(config, log, self._metrics, self._have_read, encoder)
-        self._max_text_bytes = config.max_text_bytes
         self._improved: Feed[predictor_pb2.ImprovedForecasts] = Feed(config.improved_max)
+        self._parts = assemble(config, log, self._metrics, self._have_read, encoder)
+        self._metrics.read_from(self._kept())
+        self._max_text_bytes = config.max_text_bytes
         self._put = 0  # rows given to the journal
         self._failure_said = False
 
@@ -84,8 +93,10 @@ class PredictorService(predictor_pb2_grpc.PredictorServicer):
         _require_few("inputs", len(request.inputs))
         for i, message in enumerate(request.inputs):
             _require_sound(i, message)
-        with self._metrics.forecast_seconds.time():
+        since_s = time.monotonic()
+        with self._metrics.forecast_seconds.time(), concerning(*_whose(request.inputs)):
             answers = self._answer([self._asked(message) for message in request.inputs])
+        self._spans.answered(request.inputs, answers, since_s, time.monotonic())
         given = [answer.made.given for answer in answers]
         for source, count in Counter(forecast.source for forecast in given).items():
             self._metrics.forecasts.labels(source).inc(count)
@@ -144,6 +155,7 @@ class PredictorService(predictor_pb2_grpc.PredictorServicer):
             self._improved.push(_improved(read))
             self._metrics.improved.inc(len(read.better))
             now_s = time.monotonic()
+            self._spans.read(read, now_s)
             for since_s in read.since_s:
                 self._metrics.reading_lag.observe(now_s - since_s)
 
@@ -206,17 +218,38 @@ class PredictorService(predictor_pb2_grpc.PredictorServicer):
             await asyncio.sleep(TELL_S)
 
     def _tell(self) -> None:
-        parts, pending = self._parts, self._parts.outcomes.pending
-        self._metrics.tell(pending=len(pending), pending_dropped=pending.dropped)
-        self._metrics.tell(examples=parts.learning.examples)
-        unread, ended = parts.cascade.unread, parts.cascade.ended
-        self._metrics.tell(unread=len(unread), unread_ended=len(ended))
-        self._metrics.tell(unread_dropped=unread.dropped + ended.dropped)
-        self._metrics.tell(improved_dropped=self._improved.dropped, listeners=self.listeners)
-        self._metrics.logged(parts.journal, parts.learning)
-        if parts.content and (refitter := parts.content.refitter).version:
-            age_s = time.monotonic() - refitter.adopted_at_s
-            self._metrics.tell(model_version=refitter.version, model_age_seconds=age_s)
+        parts, cascade = self._parts, self._parts.cascade
+        self._metrics.tell(pending=len(parts.outcomes.pending), examples=parts.learning.examples)
+        self._metrics.tell(unread=len(cascade.unread), unread_ended=len(cascade.ended))
+        self._metrics.tell(listeners=self.listeners)
+        self._metrics.logged(parts.journal)
+        if parts.content:
+            self._metrics.tell(model_version=parts.content.refitter.version)
+
+    def _kept(self) -> Mapping[Metric, Look]:
+        """What is counted where it happens."""
+        parts = self._parts
+        cascade, learning, journal = parts.cascade, parts.learning, parts.journal
+        return {
+            catalogue.UNREAD_DROPPED: lambda: cascade.unread.dropped + cascade.ended.dropped,
+            catalogue.IMPROVED_DROPPED: lambda: self._improved.dropped,
+            catalogue.PENDING_DROPPED: lambda: parts.outcomes.pending.dropped,
+            catalogue.LOG_WRITTEN: lambda: journal.written,
+            catalogue.LOG_DROPPED: lambda: journal.dropped,
+            catalogue.LOG_DELIVERED: lambda: journal.delivered,
+            catalogue.LOG_UNREADABLE: lambda: (
+                learning.unreadable + learning.unstudied + journal.undeliverable
+            ),
+            catalogue.LOG_FROM_FUTURE: lambda: journal.from_future,
+            catalogue.MODEL_AGE: self._model_age_s,
+        }
+
+    def _model_age_s(self) -> float | None:
+        """None before the first fit is adopted, and where none ever is."""
+        content = self._parts.content
+        if content is None or not content.refitter.version:
+            return None
+        return time.monotonic() - content.refitter.adopted_at_s
 
 
 def _improved(read: Read) -> predictor_pb2.ImprovedForecasts:
@@ -224,6 +257,11 @@ def _improved(read: Read) -> predictor_pb2.ImprovedForecasts:
         request_ids=[name for name, _ in read.better],
         forecasts=[encode_forecast(forecast) for _, forecast in read.better],
     )
+
+
+def _whose(inputs: Sequence[predictor_pb2.ForecastInput]) -> tuple[str, str]:
+    """The request that a call is about, and what it is traced under; of many, nobody's."""
+    return (inputs[0].request_id, inputs[0].traceparent) if len(inputs) == 1 else ("", "")
 
 
 def _require_sound(i: int, message: predictor_pb2.ForecastInput) -> None:

@@ -1,7 +1,8 @@
 """Configuration: frozen, validated once, an unknown key is an error.
 
 A service's settings come, strongest first, from `--set section.key=value`, from the environment
-(`FORETOKEN_<SECTION>_<KEY>`), and from the defaults beside their reasons in its config.py.
+(`FORETOKEN_<SECTION>_<KEY>`, and a few by a shorter name), and from the defaults beside their
+reasons in its config.py.
 """
 
 import json
@@ -13,7 +14,14 @@ from typing import Any, ClassVar, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 ENV_PREFIX = "FORETOKEN_"
-SECTIONS = ("gateway", "scheduler", "predictor", "batcher", "estimator", "worker", "log")
+COMMON = ("tracing", "logging")  # sections that every process reads
+SECTIONS = ("gateway", "scheduler", "predictor", "batcher", "estimator", "worker", "log", *COMMON)
+
+# Variables by a name that people expect, of two the later wins: the section and key they stand for.
+SHORT_NAMES = {
+    "FORETOKEN_API_KEYS": ("gateway", "api_keys"),
+    "FORETOKEN_API_KEY": ("gateway", "api_keys"),
+}
 
 
 class ConfigError(ValueError):
@@ -21,7 +29,8 @@ class ConfigError(ValueError):
 
 
 class Settings(BaseModel):
-    """Base of every service's config; `section` is its name in `--set` and the environment.
+    """Base of every service's config; `section` is its name in `--set` and the environment, and
+    `secret` are the keys whose values no error shows.
 
     Not pydantic-settings: that ignores a variable with our prefix that no field has, and a typo
     must not pass in silence.
@@ -29,6 +38,7 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     section: ClassVar[str]
+    secret: ClassVar[frozenset[str]] = frozenset()
 
 
 SettingsT = TypeVar("SettingsT", bound=Settings)
@@ -45,9 +55,9 @@ def load(kind: type[SettingsT], overrides: Mapping[str, str] | None = None) -> S
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
-        raise ConfigError(
-            f"{kind.section}.{key}: {first['msg']} (got {first['input']!r})"
-        ) from None
+        hidden = not first["loc"] or first["loc"][0] in kind.secret  # no place: of all at once
+        got = "" if hidden else f" (got {first['input']!r})"
+        raise ConfigError(f"{kind.section}.{key}: {first['msg']}{got}") from None
 
 
 def parse_sets(items: Iterable[str], sections: Iterable[str]) -> dict[str, dict[str, str]]:
@@ -67,14 +77,19 @@ def check_environment() -> None:
     """Refuse FORETOKEN_ variables that belong to no section: a typo must not pass in silence."""
     for name in os.environ:
         section = name.removeprefix(ENV_PREFIX).partition("_")[0].lower()
-        if name.startswith(ENV_PREFIX) and section not in SECTIONS:
+        if name.startswith(ENV_PREFIX) and section not in SECTIONS and name not in SHORT_NAMES:
             hint = _hint(section, SECTIONS)
             raise ConfigError(f"environment variable {name} names no section{hint}")
 
 
 def _from_environment(kind: type[Settings]) -> dict[str, str]:
     prefix = f"{ENV_PREFIX}{kind.section}_".upper()
-    return {
+    short = {
+        key: os.environ[name]
+        for name, (section, key) in SHORT_NAMES.items()
+        if section == kind.section and name in os.environ
+    }
+    return short | {
         name[len(prefix) :].lower(): value
         for name, value in os.environ.items()
         if name.startswith(prefix)

@@ -31,6 +31,10 @@ class InvalidArgument(ServiceError):
         self.field = field
 
 
+class GaveUp(Exception):
+    """The process can't go on, by no mistake of its user's: one sentence, and status 1."""
+
+
 class ErrorInterceptor(aio.ServerInterceptor):
     """The one place where exceptions leave a server: known ones as they say, others INTERNAL."""
 
@@ -40,6 +44,12 @@ class ErrorInterceptor(aio.ServerInterceptor):
 
 def guard(handler: Any) -> Any:
     """The same method handler, with what it raises turned into a status."""
+    return wrapped(handler, _guard_unary, _guard_stream)
+
+
+def wrapped(handler: Any, unary: Callable[[Any], Any], stream: Callable[[Any], Any]) -> Any:
+    """The same method handler around what `unary`, or where it streams its responses `stream`,
+    makes of its behaviour; none of none."""
     if handler is None:
         return None
     kind = (handler.request_streaming, handler.response_streaming)
@@ -49,15 +59,15 @@ def guard(handler: Any) -> Any:
         (True, False): (handler.stream_unary, grpc.stream_unary_rpc_method_handler),
         (True, True): (handler.stream_stream, grpc.stream_stream_rpc_method_handler),
     }[kind]
-    guarded = _guard_stream(inner) if handler.response_streaming else _guard_unary(inner)
-    return make(guarded, handler.request_deserializer, handler.response_serializer)
+    behaviour = stream(inner) if handler.response_streaming else unary(inner)
+    return make(behaviour, handler.request_deserializer, handler.response_serializer)
 
 
 def _guard_unary(inner: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
     async def call(request: Any, context: Any) -> Any:
         try:
             return await inner(request, context)
-        except aio.AbortError:
+        except aio.BaseError:  # an abort, or the server's end: the call has its answer
             raise
         except Exception as error:
             return await _abort(context, error)
@@ -70,7 +80,7 @@ def _guard_stream(inner: Callable[..., AsyncIterator[Any]]) -> Callable[..., Asy
         try:
             async for response in inner(request, context):
                 yield response
-        except aio.AbortError:
+        except aio.BaseError:
             raise
         except Exception as error:
             await _abort(context, error)

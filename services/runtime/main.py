@@ -5,6 +5,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn, TypeVar
@@ -12,10 +13,23 @@ from typing import Any, NoReturn, TypeVar
 import uvloop
 from prometheus_client import CollectorRegistry
 
-from services.runtime.config import ConfigError, Settings, check_environment, load, parse_sets
+from observability.exposition import Part
+from observability.tracing import Tracing
+from services.runtime.config import (
+    COMMON,
+    ConfigError,
+    Settings,
+    check_environment,
+    load,
+    parse_sets,
+)
+from services.runtime.errors import GaveUp
+from services.runtime.observed.logs import LoggingConfig, log_as
+from services.runtime.observed.scrape import metrics_over_http
+from services.runtime.observed.tracing import TracingConfig, interceptors, tracing_of
 from services.runtime.server import Lifecycle, Mount, listening
+from services.runtime.startup import UP, teller
 from services.runtime.tasks import background, cause
-from services.runtime.telemetry import serve_metrics, setup_logging
 
 log = logging.getLogger(__name__)
 
@@ -40,17 +54,27 @@ class ServedSettings(Settings):
 
     address: str
     metrics_port: int = 0  # 0: no /metrics of its own
+    metrics_host: str = "127.0.0.1"  # where that is; metrics are for those who run it
     log_level: str = "INFO"
-    started_by: int = 0  # id of the process whose end is ours too; 0: none's
+    # Id of the process that minds this one: its end is ours too, and it is told stages of our
+    # start, as marked lines on stderr; 0: none does.
+    started_by: int = 0
     drain_s: float = 30.0  # what a first SIGTERM leaves what is running; a second takes it back
+
+    @property
+    def metric_labels(self) -> Mapping[str, str]:
+        """Labels of all that the process counts, as the catalogue names them for its service."""
+        return {}
 
 
 ConfigT = TypeVar("ConfigT", bound=ServedSettings)
-Build = Callable[[CollectorRegistry], Unit]
+Build = Callable[[CollectorRegistry, Tracing], Unit]
 Sets = Mapping[str, Mapping[str, str]]  # section → key → value
 
 
-def run_service(kind: type[ConfigT], build: Callable[[ConfigT, CollectorRegistry], Unit]) -> None:
+def run_service(
+    kind: type[ConfigT], build: Callable[[ConfigT, CollectorRegistry, Tracing], Unit]
+) -> None:
     """The whole life of a service process. A mistake in config ends it with one line, status 2."""
     run_process(kind, [], lambda config, _: partial(build, config))
 
@@ -62,21 +86,34 @@ def run_process(
     what was set of each."""
     try:
         check_environment()
-        sets = parse_sets(_sets(sys.argv[1:]), [kind.section, *shared])
+        sets = parse_sets(_sets(sys.argv[1:]), [kind.section, *COMMON, *shared])
         config = load(kind, sets[kind.section])
-        setup_logging(kind.section, config.log_level)
-        uvloop.run(serve(config, prepare(config, sets)))
+        log_as(kind.section, config.log_level, sets[LoggingConfig.section])
+        with closing(tracing_of(sets[TracingConfig.section])) as tracing:
+            uvloop.run(serve(config, prepare(config, sets), tracing))
     except (ValueError, ExceptionGroup) as error:
         leave(f"foretoken {kind.section}", error)
+    end_at_once()
+
+
+def end_at_once(status: int = 0) -> NoReturn:
+    """End the process once all of its own was closed: to take down a million objects of PyTorch's,
+    which the system frees anyway, takes a second of a busy core."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def leave(name: str, error: Exception) -> NoReturn:
-    """End the process: a user's mistake as one line and status 2, anything else as it is."""
+    """End the process: a user's mistake as one line and status 2, one that gave up as one line and
+    status 1, anything else as it is. After all that the log still had to say."""
+    logging.shutdown()
     reason = cause(error)
-    if not isinstance(reason, ValueError):
+    if not isinstance(reason, (ValueError, GaveUp)):
         raise error
     print(f"{name}: {reason}", file=sys.stderr)
-    sys.exit(2)
+    sys.exit(2 if isinstance(reason, ValueError) else 1)
 
 
 def _sets(argv: Sequence[str]) -> list[str]:
@@ -86,16 +123,25 @@ def _sets(argv: Sequence[str]) -> list[str]:
     return list(argv[1::2])
 
 
-async def serve(config: ServedSettings, build: Build) -> None:
+async def serve(config: ServedSettings, build: Build, tracing: Tracing) -> None:
     """Serve until the first signal, then drain until done, the limit, or the second."""
     registry = CollectorRegistry()
-    unit = build(registry)
-    serve_metrics(registry, config.metrics_port)
+    unit = build(registry, tracing)
+    parts = [Part(registry, config.metric_labels)]
+    calls = interceptors(tracing.service(config.section))
     lifecycle = Lifecycle()
     lifecycle.install()
-    work = [unit.run()] + ([_outlive_not(config.started_by)] if config.started_by else [])
-    async with background(*work), listening(unit.mounts, config.address) as server:
+    async with AsyncExitStack() as stack:
+        if config.metrics_port:
+            http = metrics_over_http(config.metrics_host, config.metrics_port, parts)
+            await stack.enter_async_context(http)
+        look = [_outlive_not(config.started_by)] if config.started_by else []
+        await stack.enter_async_context(background(unit.run(), *look))
+        server = await stack.enter_async_context(
+            listening(unit.mounts, config.address, parts=parts, interceptors=calls)
+        )
         log.info("listening on %s", config.address)
+        teller(config.started_by)(UP)
         await lifecycle.draining.wait()
         await server.set_serving(False)
         if not await lifecycle.drain(unit.drain(), config.drain_s):

@@ -1,4 +1,4 @@
-"""A gRPC server as all services run it: health, reflection, bounds, and a stop in two stages."""
+"""A gRPC server as all services run it: health, metrics, reflection, bounds, a two-stage stop."""
 
 import asyncio
 import logging
@@ -14,9 +14,12 @@ from grpc import aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from observability.exposition import Part
+from protos import telemetry_pb2_grpc
 from services.runtime.channel import OPTIONS
 from services.runtime.config import ConfigError
 from services.runtime.errors import ErrorInterceptor
+from services.runtime.observed.scrape import TELEMETRY, TelemetryService
 
 log = logging.getLogger(__name__)
 
@@ -31,11 +34,13 @@ MAX_CONCURRENT_RPCS = 8_192  # streams a server holds at once; more get RESOURCE
 
 @dataclass(frozen=True)
 class Mount:
-    """A servicer and the generated function that registers it under its full name."""
+    """A servicer, the generated function that registers it under its full name, and what every
+    call of a server that serves it passes first, whomever it is for."""
 
     name: str
     add: Callable[[Any, Any], None]
     servicer: Any
+    interceptors: Sequence[aio.ServerInterceptor] = ()
 
 
 @dataclass
@@ -44,15 +49,17 @@ class Lifecycle:
 
     draining: asyncio.Event = field(default_factory=asyncio.Event)
     aborting: asyncio.Event = field(default_factory=asyncio.Event)
+    number: int = signal.SIGTERM  # of the last signal
 
-    def signal(self) -> None:
+    def signal(self, number: int = signal.SIGTERM) -> None:
+        self.number = number
         (self.aborting if self.draining.is_set() else self.draining).set()
         self.draining.set()
 
     def install(self) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.signal)
+            loop.add_signal_handler(number, self.signal, number)
 
     async def drain(self, work: Awaitable[None], limit_s: float) -> bool:
         """Wait for `work`, up to the limit or a second signal; whether it was finished."""
@@ -68,11 +75,18 @@ class Lifecycle:
 
 
 class Server:
-    """Serves mounts on one address; `set_serving` is what health checks see."""
+    """Serves mounts on one address; `set_serving` is what health checks see, and `parts` are what
+    this process counts."""
 
-    def __init__(self, mounts: Sequence[Mount]):
+    def __init__(
+        self,
+        mounts: Sequence[Mount],
+        parts: Sequence[Part] = (),
+        interceptors: Sequence[aio.ServerInterceptor] = (),
+    ):
+        first = [each for mount in mounts for each in mount.interceptors]
         self._server = aio.server(
-            interceptors=[ErrorInterceptor()],
+            interceptors=[*first, *interceptors, ErrorInterceptor()],
             options=[*OPTIONS, *SERVER_OPTIONS],
             maximum_concurrent_rpcs=MAX_CONCURRENT_RPCS,
         )
@@ -81,7 +95,8 @@ class Server:
         for mount in mounts:
             mount.add(mount.servicer, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        names = [*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME]
+        telemetry_pb2_grpc.add_TelemetryServicer_to_server(TelemetryService(parts), self._server)
+        names = [*self._names, TELEMETRY, health.SERVICE_NAME, reflection.SERVICE_NAME]
         reflection.enable_server_reflection(names, self._server)
         self.port = 0
 
@@ -106,9 +121,14 @@ class Server:
 
 
 @asynccontextmanager
-async def listening(mounts: Sequence[Mount], address: str) -> AsyncIterator[Server]:
+async def listening(
+    mounts: Sequence[Mount],
+    address: str,
+    parts: Sequence[Part] = (),
+    interceptors: Sequence[aio.ServerInterceptor] = (),
+) -> AsyncIterator[Server]:
     """A running server; on leaving it stops at once, after whatever drain its owner did."""
-    server = Server(mounts)
+    server = Server(mounts, parts, interceptors)
     await server.start(address)
     try:
         yield server

@@ -19,6 +19,20 @@ async def background(*work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
                 task.cancel()
 
 
+async def to_its_end(cleanup: Coroutine[Any, Any, None]) -> None:
+    """Run a cleanup whole, however often who waits for it is cancelled meanwhile; that is told once
+    it is done. The cleanup must be bounded by itself."""
+    task, cancelled = asyncio.ensure_future(cleanup), False
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError:
+            cancelled = True
+    if cancelled:
+        raise asyncio.CancelledError
+    task.result()
+
+
 def cause(error: BaseException) -> BaseException:
     """The first plain error inside (groups of) groups."""
     while isinstance(error, BaseExceptionGroup):

@@ -2,6 +2,7 @@
 
 from prometheus_client import CollectorRegistry
 
+from observability.tracing import Tracing
 from protos import scheduler_pb2_grpc
 from services.runtime.channel import connect
 from services.runtime.main import Unit, run_service
@@ -11,17 +12,17 @@ from services.scheduler.config import SchedulerConfig
 from services.scheduler.service import SchedulerService
 
 
-def build(config: SchedulerConfig, registry: CollectorRegistry) -> Unit:
+def build(config: SchedulerConfig, registry: CollectorRegistry, tracing: Tracing) -> Unit:
     advisers = Advisers(
         connect(config.predictor_address),
         connect(config.estimator_address),
     )
     batcher = connect(config.batcher_address) if config.batcher_address else None
-    service = SchedulerService(config, advisers, registry, batcher)
+    service = SchedulerService(config, advisers, registry, batcher, tracing.service(config.section))
     mount = Mount(
         "foretoken.v1.Scheduler", scheduler_pb2_grpc.add_SchedulerServicer_to_server, service
     )
-    return Unit([mount], service.run, service.drain)
+    return Unit([mount], service.run, service.hand_over)
 
 
 if __name__ == "__main__":

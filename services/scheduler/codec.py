@@ -5,8 +5,8 @@ from math import inf
 from protos import batcher_pb2, common_pb2, predictor_pb2, scheduler_pb2
 from services.core import RejectReason, Request
 from services.policies.snapshot import CHAIN
-from services.runtime.arrange_codec import decode_floats
-from services.runtime.codec import decode_sla, encode_reason
+from services.runtime.codecs.arrange import decode_floats
+from services.runtime.codecs.common import decode_sla, encode_forecast, encode_reason
 from services.runtime.prefix import decode_hashes
 from services.scheduler import events as ev
 from services.scheduler.stories.story import Story
@@ -40,11 +40,13 @@ def decode_request(message: scheduler_pb2.NewRequest, now: float) -> Request:
         worker_id=message.worker_id,
         prefix_hashes=decode_hashes(message.prefix_hashes, CHAIN),
         tenant=message.tenant[:MOST_TENANT_CHARS],
+        include_forecast=message.include_forecast,
+        priority=message.priority,
     )
 
 
 def encode_forecast_input(
-    request: Request, text: common_pb2.PromptText | None
+    request: Request, text: common_pb2.PromptText | None, traceparent: str = ""
 ) -> predictor_pb2.ForecastInput:
     return predictor_pb2.ForecastInput(
         request_id=request.request_id,
@@ -53,6 +55,7 @@ def encode_forecast_input(
         prompt_tokens=request.prompt_tokens,
         max_tokens=request.max_tokens,
         text=text,
+        traceparent=traceparent,
     )
 
 
@@ -119,8 +122,15 @@ def _refuse(action: ev.Refuse) -> scheduler_pb2.RequestEvent:
     return scheduler_pb2.RequestEvent(request_id=action.request_id, rejected=rejected)
 
 
+def _foretell(action: ev.Foretell) -> scheduler_pb2.RequestEvent:
+    foretold = scheduler_pb2.Foretold(
+        forecast=encode_forecast(action.forecast), token_s=action.token_s, ttft_s=action.ttft_s
+    )
+    return scheduler_pb2.RequestEvent(request_id=action.request_id, foretold=foretold)
+
+
 def encode_request_event(
-    action: ev.Place | ev.Preempt | ev.Resume | ev.Finish | ev.Refuse,
+    action: ev.Place | ev.Preempt | ev.Resume | ev.Foretell | ev.Finish | ev.Refuse,
 ) -> scheduler_pb2.SchedulerEvent:
     match action:
         case ev.Place():
@@ -129,6 +139,8 @@ def encode_request_event(
             event = _preempt(action)
         case ev.Resume():
             event = _resume(action)
+        case ev.Foretell():
+            event = _foretell(action)
         case ev.Finish():
             event = _finish(action)
         case ev.Refuse():

@@ -78,6 +78,16 @@ class WorkerLost:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerDraining:
+    """A worker is leaving: it goes on for `drain_s` at most."""
+
+    link: str
+    worker_id: str
+    drain_s: float
+    kind: Literal["worker_draining"] = "worker_draining"
+
+
+@dataclass(frozen=True, slots=True)
 class Reported:
     link: str
     worker_id: str
@@ -136,13 +146,6 @@ class Arranged:
 
 
 @dataclass(frozen=True, slots=True)
-class Draining:
-    """Take no more requests; go on with those there are."""
-
-    kind: Literal["draining"] = "draining"
-
-
-@dataclass(frozen=True, slots=True)
 class Tick:
     """Time passed: deadlines are looked at, and who has waited long enough moves up."""
 
@@ -157,11 +160,11 @@ Event = (
     | GatewayLost
     | WorkerAttached
     | WorkerLost
+    | WorkerDraining
     | Reported
     | Costed
     | Round
     | Arranged
-    | Draining
     | Tick
 )
 
@@ -229,6 +232,20 @@ class Resume:
 
 
 @dataclass(frozen=True, slots=True)
+class Foretell:
+    """To a gateway whose client asked: what is foreseen of a request. `token_s` is what a token
+    takes it while it runs; `ttft_s` the promise that its first comes so long after its arrival,
+    told once."""
+
+    link: str
+    request_id: str
+    forecast: Forecast
+    token_s: float
+    ttft_s: float | None = None
+    kind: Literal["foretell"] = "foretell"
+
+
+@dataclass(frozen=True, slots=True)
 class Finish:
     link: str
     request_id: str
@@ -271,6 +288,7 @@ Action = (
     | Place
     | Preempt
     | Resume
+    | Foretell
     | Finish
     | Refuse
     | Learn

@@ -1,108 +1,111 @@
-"""What the scheduler counts."""
+"""What the scheduler counts: read off the state where that knows it anyway, else counted here."""
 
-from collections.abc import Sequence
-from contextlib import suppress
+from collections import deque
+from collections.abc import Mapping, Sequence
+from math import inf
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+import numpy as np
+from prometheus_client import CollectorRegistry
 
-from services.runtime.telemetry import LATENCY_BUCKETS_S
+from observability.metrics import scheduler as catalogue
+from observability.metrics.instruments import Instruments
+from observability.metrics.names import Names
+from services.core import RejectReason
+from services.forecast import Ints
+from services.policies.decision import Reason
 from services.scheduler import events as ev
 from services.scheduler.state import SchedulerState
 
-ROUND_BUCKETS_S = (0.0001, 0.0002, 0.0005, *LATENCY_BUCKETS_S)
+MOST_PLANS = 256  # of a worker, sent and not heard of yet: with more, the oldest age is not told
+REASONS = {reason: reason.name.lower() for reason in Reason}
 
 
 class SchedulerMetrics:
     """Prometheus series of one scheduler, in the registry given."""
 
     def __init__(self, registry: CollectorRegistry):
-        self.waiting = Gauge(
-            "foretoken_scheduler_requests_waiting", "Requests in the queue", registry=registry
-        )
-        self.running = Gauge(
-            "foretoken_scheduler_requests_running",
-            "Requests admitted to a worker",
-            registry=registry,
-        )
-        self.usage = Gauge(
-            "foretoken_kv_cache_usage_perc",
-            "Share of a worker's KV blocks that somebody holds, 0 to 1, by its last report",
-            ["worker"],
-            registry=registry,
-        )
-        self.free = Gauge(
-            "foretoken_kv_free_tokens",
-            "KV tokens in free blocks, by the worker's last report",
-            ["worker"],
-            registry=registry,
-        )
-        self.preemptions = Counter(
-            "foretoken_num_preemptions",
-            "Requests paused, evicted or lost, and requeued",
-            registry=registry,
-        )
-        self.refused = Counter(
-            "foretoken_requests_refused", "Requests refused", ["reason"], registry=registry
-        )
-        self.fallbacks = Counter(
-            "foretoken_forecast_fallbacks",
-            "Forecasts made from the scheduler's own history: the predictor's came late, its call "
-            "failed, or it is not asked for a while (open)",
-            ["reason"],
-            registry=registry,
-        )
-        self.forecasts_replaced = Counter(
-            "foretoken_forecasts_replaced",
-            "Forecasts replaced by better ones: a late answer, or one the predictor improved",
-            ["by"],
-            registry=registry,
-        )
-        self.breaker = Gauge(
-            "foretoken_forecast_breaker",
-            "Whether the predictor is asked (closed), not asked (open), or tried (half_open)",
-            ["phase"],
-            registry=registry,
-        )
-        self.advice_dropped = Counter(
-            "foretoken_advice_dropped",
-            "Outcomes and timings never told because too many waited for a service that is away",
-            ["kind"],
-            registry=registry,
-        )
-        self.round_seconds = Histogram(
-            "foretoken_scheduler_round_seconds", "Time a planning round took in this process",
-            buckets=ROUND_BUCKETS_S, registry=registry,
-        )  # fmt: skip
-        self.arranged = Counter(
-            "foretoken_scheduler_rounds_arranged",
-            "Rounds by who arranged them: a batcher of its own, or this process because that was "
-            "late or gone, or its answer wrong",
-            ["by"],
-            registry=registry,
-        )
+        self._make = make = Instruments(registry)
+        self._refused = make.counter(catalogue.REFUSED, *RejectReason)
+        self._slack = make.histogram(catalogue.SLACK)
+        self._infeasible = make.counter(catalogue.INFEASIBLE)
+        self._plan_age = make.histogram(catalogue.PLAN_AGE)
+        self.fallbacks = make.counter(catalogue.FALLBACKS, "late", "failed", "open")
+        self.forecasts_replaced = make.counter(catalogue.REPLACED, "late", "improved")
+        self.breaker = make.gauge(catalogue.BREAKER)
+        self.advice_dropped = make.counter(catalogue.ADVICE_DROPPED)
+        self.round_seconds = make.histogram(catalogue.ROUND)
+        self.arranged = make.counter(catalogue.ARRANGED, "batcher", "late", "gone", "wrong")
+        self._classes = Names()
+        self._round = 0  # the last whose decision was counted
+        self._sent: dict[str, deque[tuple[int, float]]] = {}  # by link: plans, and their rounds
 
-    def stepped(self, event: ev.Event, actions: Sequence[ev.Action], state: SchedulerState) -> None:
+    def watch(self, state: SchedulerState) -> None:
+        """What is read when Prometheus asks. Called once."""
+        ledger, rounds, read = state.ledger, state.rounds, self._make.reading
+        read(catalogue.WAITING, lambda: ledger.waiting)
+        read(catalogue.RUNNING, lambda: ledger.running)
+        read(catalogue.WAITING_FOR, lambda: _waiting_for(rounds.decision.why.reasons))
+        read(catalogue.DECISIONS, lambda: _by_reason(rounds.said))
+        read(catalogue.ADMITTED, lambda: {n: w.admitted for n, w in list(state.workers.items())})
+        read(catalogue.MOVES, lambda: ledger.moves)
+        read(catalogue.PREEMPTIONS, lambda: ledger.preempted)
+        read(catalogue.PEAK, lambda: _peaks(state))
+        read(catalogue.WORKERS, lambda: len(state.workers))
+        read(catalogue.WORKERS_LOST, lambda: ledger.lost_workers)
+        read(catalogue.PRESET, lambda: {state.preset.name: 1})
+
+    def stepped(
+        self, event: ev.Event, now: float, actions: Sequence[ev.Action], state: SchedulerState
+    ) -> None:
         """Count one step of the state."""
         for action in actions:
-            if isinstance(action, ev.Preempt):
-                self.preemptions.inc()
-            elif isinstance(action, ev.Refuse):
-                self.refused.labels(action.reject.reason.value).inc()
-        self.waiting.set(state.ledger.waiting)
-        self.running.set(state.ledger.running)
+            match action:
+                case ev.Refuse():
+                    self._refused.labels(action.reject.reason.value).inc()
+                case ev.Place():
+                    self._placed(action.request_id, now, state)
+                case ev.SendPlan():
+                    sent = self._sent.setdefault(action.link, deque(maxlen=MOST_PLANS))
+                    sent.append((action.plan.seq, state.rounds.posed_s))
+                case ev.Displace():
+                    self._sent.pop(action.link, None)
         match event:
-            case ev.WorkerAttached():
-                self._tell_blocks(event.view.worker_id, state)
-            case ev.Reported() | ev.WorkerLost():
-                self._tell_blocks(event.worker_id, state)
+            case ev.Reported():
+                self._applied(self._sent.get(event.link), event.report.applied_plan_seq, now)
+            case ev.WorkerLost():
+                self._sent.pop(event.link, None)
+        if state.rounds.decision.round != self._round:
+            self._round = state.rounds.decision.round
+            for job in state.rounds.late:
+                self._infeasible.labels(self._classes.of(job.request.sla.name)).inc()
 
-    def _tell_blocks(self, worker_id: str, state: SchedulerState) -> None:
-        """A worker's blocks as it last reported them; nothing of one that is gone."""
-        worker = state.workers.get(worker_id)
-        if worker:
-            self.usage.labels(worker_id).set(worker.used_tokens / worker.view.kv_tokens)
-            self.free.labels(worker_id).set(worker.free_blocks * worker.view.block_tokens)
-            return
-        for gauge in (self.usage, self.free):
-            with suppress(KeyError):
-                gauge.remove(worker_id)
+    def _placed(self, request_id: str, now: float, state: SchedulerState) -> None:
+        """Of its first place alone: a token that is out is neither late nor early any more."""
+        job = state.jobs.get(request_id)
+        if job is None:
+            return  # its deadline came with its place
+        begun = state.ledger.output(job) or state.ledger.preemptions(job)
+        sla = job.request.sla
+        if not begun and sla.ttft_s < inf:
+            slack_s = job.request.arrival_s + sla.ttft_s - now
+            self._slack.labels(self._classes.of(sla.name)).observe(slack_s)
+
+    def _applied(self, sent: deque[tuple[int, float]] | None, seq: int, now: float) -> None:
+        while sent and sent[0][0] <= seq:
+            self._plan_age.observe(now - sent.popleft()[1])
+
+
+def _by_reason(counts: Ints) -> Mapping[str, float]:
+    return {name: float(counts[reason]) for reason, name in REASONS.items()}
+
+
+def _waiting_for(reasons: Ints) -> Mapping[str, float]:
+    """Of those that a round looked at and left in the queue."""
+    by_reason = dict(_by_reason(np.bincount(reasons, minlength=len(Reason))))
+    del by_reason[REASONS[Reason.ADMITTED]]
+    return by_reason
+
+
+def _peaks(state: SchedulerState) -> Mapping[str, float]:
+    workers = list(state.workers.values())
+    return {w.view.worker_id: w.peak_tokens for w in workers if w.peak_tokens is not None}

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from itertools import count
 from math import inf
 from pathlib import Path
@@ -13,15 +13,17 @@ from typing import Any
 from grpc import aio
 from prometheus_client import CollectorRegistry
 
+from observability.tracing import NO_SPANS, Spans
 from protos import scheduler_pb2, scheduler_pb2_grpc
 from services.core import FinishReason
-from services.runtime.attach_codec import (
+from services.runtime.codecs.attach import (
+    decode_drain_s,
     decode_held,
     decode_report,
     decode_worker_hello,
     encode_plan,
 )
-from services.runtime.codec import decode_reason
+from services.runtime.codecs.common import decode_reason
 from services.runtime.errors import Code, InvalidArgument, ServiceError
 from services.runtime.streams import Outbox, duplex
 from services.scheduler import events as ev
@@ -36,6 +38,7 @@ from services.scheduler.config import SchedulerConfig
 from services.scheduler.lifecycle.door import Limits
 from services.scheduler.metrics import SchedulerMetrics
 from services.scheduler.rounds.arranger import Arranger
+from services.scheduler.spans import SchedulerSpans
 from services.scheduler.state import SchedulerState
 from services.scheduler.stories.asked import stories_of
 from services.scheduler.stories.eventlog import EventLog, Head, our_version
@@ -43,7 +46,10 @@ from services.scheduler.stories.teller import Teller
 
 log = logging.getLogger(__name__)
 
-GatewayEvents = ev.Place | ev.Preempt | ev.Resume | ev.Finish | ev.Refuse
+REPORT_S = 0.01  # a worker's next is about so far away
+OUTCOMES_S = 1.0  # what the predictor gets to hear the last of them
+
+GatewayEvents = ev.Place | ev.Preempt | ev.Resume | ev.Foretell | ev.Finish | ev.Refuse
 
 
 class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
@@ -58,6 +64,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         advisers: Advisers,
         registry: CollectorRegistry,
         batcher: aio.Channel | None = None,
+        spans: Spans = NO_SPANS,
     ):
         """`batcher`: the way to a batcher of its own, where there is one."""
         preset = config.chosen()
@@ -65,7 +72,9 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         self.state = SchedulerState(preset, limits_of(config), apart=batcher is not None)
         self.teller: Teller | None = Teller(config.story_requests)
         self.metrics = SchedulerMetrics(registry)
-        self._advice = Advice(config, advisers, self)
+        self.metrics.watch(self.state)
+        self._spans = SchedulerSpans(spans)
+        self._advice = Advice(config, advisers, self, self._spans.forecast_parent)
         self._arranger = batcher and Arranger(
             batcher,
             preset,
@@ -83,7 +92,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         self._round: asyncio.TimerHandle | None = None  # the next one, while one is wanted
         self._rest_until_s = 0.0  # so that rounds leave the loop its share
         self._told_fleet = ev.Fleet()
-        self._emptied = asyncio.Event()
+        self._over = False  # handed over
         self._log: EventLog | None = None
         self._perform: dict[str, Callable[[Any], None]] = {
             "ask_forecast": self._advice.ask_forecast,
@@ -95,6 +104,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             "place": self._tell_gateway,
             "preempt": self._tell_gateway,
             "resume": self._tell_gateway,
+            "foretell": self._tell_gateway,
             "finish": self._tell_end,
             "refuse": self._tell_end,
         }
@@ -116,26 +126,42 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         head = Head(state.preset, state.limits, self._arranger is not None, our_version())
         return EventLog(Path(self.config.event_log), self.config.event_log_max_bytes, head)
 
-    async def drain(self) -> None:
-        """Refuse new requests; return when the last one has ended."""
-        self.dispatch(ev.Draining())
-        while self.state.jobs:
-            self._emptied.clear()
-            await self._emptied.wait()
+    async def hand_over(self) -> None:
+        """End at once, as if killed, but for what is still to be learnt: every stream ends, nobody
+        is refused, cancelled or waited for. Gateways keep their requests and announce them to the
+        next scheduler, workers go on inside their budgets and are adopted by it."""
+        self._over = True
+        for to_gateway in self._gateways.values():
+            to_gateway.close()
+        for to_worker in self._workers.values():
+            to_worker.close()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(OUTCOMES_S):
+                await self._advice.told()
+
+    async def wind_up(self) -> None:
+        """The last answers have been given: return once their workers have said so, too, and the
+        predictor was told, or can't be."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(OUTCOMES_S):
+                while self.state.jobs:  # noqa: ASYNC110 - it takes a report
+                    await asyncio.sleep(REPORT_S)
+                await self._advice.told()
 
     def dispatch(self, event: ev.Event) -> None:
-        """One step of the state, and everything it asks for."""
+        """One step of the state, and everything it asks for; nothing once it was handed over."""
+        if self._over:
+            return
         now = time.monotonic()
         actions = self.state.step(event, now)
         if self._log:
             self._log.append(now, event, actions)
         self._tell(event, now, actions)
-        self.metrics.stepped(event, actions, self.state)
+        self._spans.tell(event, now, actions, self.state.jobs)
+        self.metrics.stepped(event, now, actions, self.state)
         for action in actions:
             self._perform[action.kind](action)
         self._await_round(now)
-        if not self.state.jobs:
-            self._emptied.set()
         if self.state.next_deadline() < self._due_s:
             self._retimed.set()
 
@@ -185,7 +211,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
                 self._tell_fleet()
 
     async def _keep_time(self) -> None:
-        while True:
+        while not self._over:
             self._retimed.clear()
             self._due_s = self.state.next_deadline()
             wait_s = self._due_s - time.monotonic()
@@ -243,6 +269,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         first = await anext(aiter(requests), None)
         if first is None or not first.HasField("hello"):
             raise InvalidArgument("hello", "the first message of Submit must be a hello")
+        self._require_here()
         link = f"{first.hello.gateway_id}#{next(self._links)}"
         outbox: Outbox[scheduler_pb2.SchedulerEvent] = Outbox(self.config.outbox_limit)
         self._gateways[link] = outbox
@@ -267,7 +294,9 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
                 self._forget(cancel.request_id)
 
     def _submit(self, link: str, message: scheduler_pb2.NewRequest) -> None:
-        request = decode_request(message, time.monotonic())
+        now = time.monotonic()
+        request = decode_request(message, now)
+        self._spans.submitted(request.request_id, message.traceparent, now)
         self._advice.keep_text(request.request_id, message.text)
         self.dispatch(ev.Submitted(link, request))
 
@@ -277,6 +306,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         first = await anext(aiter(requests), None)
         if first is None or not first.HasField("hello"):
             raise InvalidArgument("hello", "the first message of Attach must be a hello")
+        self._require_here()
         view = decode_worker_hello(first.hello)
         link = f"{view.worker_id}#{next(self._links)}"
         outbox: Outbox[scheduler_pb2.Plan] = Outbox(self.config.outbox_limit)
@@ -303,6 +333,10 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             self._tell_fleet()
             log.info("worker %s left", view.worker_id)
 
+    def _require_here(self) -> None:
+        if self._over:
+            raise ServiceError(Code.UNAVAILABLE, "this scheduler is leaving; another follows")
+
     async def _read_worker(
         self, link: str, worker_id: str, requests: AsyncIterator[scheduler_pb2.WorkerMessage]
     ) -> None:
@@ -311,6 +345,10 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
                 report = message.report
                 self.dispatch(ev.Reported(link, worker_id, decode_report(report)))
                 self._advice.observe(worker_id, report.timings, report.swaps)
+            elif message.HasField("draining"):
+                drain_s = decode_drain_s(message.draining)
+                self.dispatch(ev.WorkerDraining(link, worker_id, drain_s))
+                log.info("worker %s is leaving", worker_id)
 
 
 def limits_of(config: SchedulerConfig) -> Limits:

@@ -15,7 +15,6 @@ from services.core import (
     FinishReason,
     Progress,
     Reject,
-    RejectReason,
     Report,
     Request,
 )
@@ -26,14 +25,14 @@ from services.scheduler import events as ev
 from services.scheduler.board.board import Phase
 from services.scheduler.board.jobs import Job, WorkerJobs
 from services.scheduler.board.ledger import Ledger
-from services.scheduler.lifecycle import adoption
+from services.scheduler.lifecycle import adoption, cordon
 from services.scheduler.lifecycle.door import Limits, drains_s, hopeless, refusal
 from services.scheduler.lifecycle.endings import finish, learn
+from services.scheduler.lifecycle.foretelling import Foretelling
 from services.scheduler.rounds import batches
 from services.scheduler.rounds.rounds import Rounds, decision_of
 
 DEFAULT_LIMITS = Limits()
-DRAINING = Reject(RejectReason.DRAINING, "the scheduler is shutting down", 1.0)
 
 
 class SchedulerState:
@@ -47,9 +46,9 @@ class SchedulerState:
         self.limits = limits
         self.ledger = Ledger(limits.tenant_weights)
         self.rounds = Rounds(preset, self.ledger)
+        self._foretelling = Foretelling(self.ledger)
         self._drains_s: dict[int, float] = {}  # each model's queue, by the last round's reckoning
         self._apart = apart
-        self._draining = False
         self._dirty = False
         self._timers: list[tuple[float, int, str, str]] = []  # when, job's serial and id, or worker
         self._unforeseen: deque[tuple[float, Job]] = deque()  # by when they are to be
@@ -62,11 +61,11 @@ class SchedulerState:
             "gateway_lost": self._gateway_lost,
             "worker_attached": self._worker_attached,
             "worker_lost": self._worker_lost,
+            "worker_draining": self._worker_draining,
             "reported": self._reported,
             "costed": self._costed,
             "round": self._round,
             "arranged": self._arranged,
-            "draining": self._drain,
             "tick": self._tick,
         }
 
@@ -124,12 +123,14 @@ class SchedulerState:
             if request.worker_id and request.worker_id == self.ledger.home(known):
                 known.link = event.link  # its gateway is back and has gone on with it
                 self._actions.append(adoption.standing(self.ledger, known))
+                if request.include_forecast:
+                    self._actions += self._foretelling.replaced([known])
                 return
             self._drop(known)  # resubmitted on a new stream before the old one fell
-        reject = DRAINING if self._draining else self._refusal(request, now)
-        if reject:
+        if reject := self._refusal(request, now):
             self._actions.append(ev.Refuse(event.link, request.request_id, reject))
             return
+        adoption.disown(self.ledger, request)
         job = self.ledger.add(request, event.link)
         if request.deadline_s < inf:
             self._set_timer(request.deadline_s, job)
@@ -150,18 +151,26 @@ class SchedulerState:
         return refusal(self.ledger, self.limits, request, drain_s, now)
 
     def _forecasted(self, event: ev.Forecasted, now: float) -> None:
+        asked: list[Job] = []
         for request_id, forecast in event.forecasts:
             job = self.jobs.get(request_id)
             if job:
                 job.shared_key = forecast.shared_key
                 self.ledger.foresee(job, forecast)
+                if job.request.include_forecast and job.forecast != forecast:
+                    job.forecast = forecast
+                    asked.append(job)
                 if self.ledger.phase(job) is Phase.FORECASTING:
                     self.ledger.enqueue(job)
                 self._dirty = True
+        if asked:
+            self._actions += self._foretelling.replaced(asked)
 
     def _refreshed(self, event: ev.Refreshed, now: float) -> None:
         for forecast in event.forecasts:
             self.ledger.board.renew(forecast)
+        if self.ledger.askers:
+            self._actions += self._foretelling.refreshed(event.forecasts, now)
         self._dirty = True
 
     def _cancelled(self, event: ev.Cancelled, now: float) -> None:
@@ -186,9 +195,6 @@ class SchedulerState:
     def _learn(self, job: Job, reason: FinishReason, output_tokens: int, now: float) -> None:
         if reason in LEARNT_FROM:
             self._actions.append(learn(self.ledger, job, reason, output_tokens, now))
-
-    def _drain(self, event: ev.Draining, now: float) -> None:
-        self._draining = True
 
     # Time
 
@@ -259,6 +265,12 @@ class SchedulerState:
             self._actions += adoption.lose(self.ledger, event.worker_id, now)
             self._dirty = True
 
+    def _worker_draining(self, event: ev.WorkerDraining, now: float) -> None:
+        worker = self.workers.get(event.worker_id)
+        if worker and worker.link == event.link:
+            worker.leaving = True
+            self._dirty = True
+
     def _costed(self, event: ev.Costed, now: float) -> None:
         if event.worker_id in self.workers:
             self.workers[event.worker_id].cost = event.cost
@@ -284,6 +296,8 @@ class SchedulerState:
         )
         for completion in report.finished:
             if job := self._here(completion.request_id, worker):
+                if job.admitted_seq > report.applied_plan_seq:
+                    worker.draft.forget(job.request_id)  # or it would await a prompt, once it reads
                 self._completed(job, completion, now)
         for told in report.evicted:
             if job := self._here(told.request_id, worker):
@@ -327,6 +341,8 @@ class SchedulerState:
         if self.rounds.contest is not None:
             return
         self._dirty = False
+        if cordon.evacuate_all(self.ledger, now) and self._apart:
+            self._actions += self.rounds.take_plans(now)  # an arrangement may take its time
         snapshot = self.ledger.board.snapshot(now, self.ledger.seats())
         self._drains_s = drains_s(snapshot)
         if late := hopeless(snapshot):
@@ -350,4 +366,7 @@ class SchedulerState:
     def _carry_out(self, decision: Decision, now: float) -> None:
         """What it says, and what has happened since the last, in one plan for each worker."""
         self._actions += self.rounds.take(decision, now)
+        if self.ledger.untold and (ranking := self.rounds.ranking):
+            next_s = self.rounds.next_s
+            self._actions += self._foretelling.looked_at(ranking, next_s, now)
         self._actions += self.rounds.take_plans(now)

@@ -1,25 +1,45 @@
 """`python -m services.worker`: config → objects → serve."""
 
+from pathlib import Path
+
 from prometheus_client import CollectorRegistry
 
+from observability.tracing import OFF, Tracing
 from services.runtime.main import Unit, run_service
-from services.runtime.startup import Laps, importing
+from services.runtime.startup import Laps, importing, teller
 from services.worker.config import WorkerConfig
 
+# What begins when a part of the start has ended.
+FOLLOWING = {
+    "model": "making the cache and kernels",
+    "compiling": "making the cache and kernels",
+    "kernels": "measuring steps",
+    "profile": "attaching to the scheduler",
+}
 
-def build(config: WorkerConfig, registry: CollectorRegistry) -> Unit:
+
+def build(config: WorkerConfig, registry: CollectorRegistry, tracing: Tracing = OFF) -> Unit:
     """Load and profile the model, then serve it. Raises ValueError when it can't be served.
 
     PyTorch and transformers are imported here, once the config was found good.
     """
-    laps = Laps()
+    tell = teller(config.started_by)
+    tell("importing PyTorch")
+    following = FOLLOWING | {"imports": f"loading weights{_megabytes(config.model)}"}
+    laps = Laps(tell=tell, following=following)
     with importing():
         from services.worker.machine import keep_what_numba_compiles
 
         keep_what_numba_compiles()
-        from services.worker.serving import assemble
+        from services.worker import serving
     laps.lap("imports")
-    return assemble(config, registry, laps)
+    return serving.build(config, registry, laps, tracing)
+
+
+def _megabytes(model: str) -> str:
+    """Of its weights, where they lie in a folder."""
+    size = sum(path.stat().st_size for path in Path(model).glob("*.safetensors"))
+    return f", {size / 1e6:.1f} MB" if size else ""
 
 
 if __name__ == "__main__":

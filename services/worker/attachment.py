@@ -5,21 +5,25 @@ import logging
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from grpc import StatusCode, aio
 
+from observability.tracing import NO_SPANS
 from protos import scheduler_pb2, scheduler_pb2_grpc
 from services.core import HeldRequest, Report
-from services.runtime.attach_codec import decode_plan, encode_held, encode_report
+from services.runtime.codecs.attach import decode_plan, encode_held, encode_report
 from services.runtime.streams import Outbox
 from services.worker.config import WorkerConfig
 from services.worker.engine.runner import EngineRunner
+from services.worker.spans import WorkerSpans
 
 log = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 0.1
+DETACH_S = 1.0  # for the last reports to be written and the scheduler to end the stream
 EARLY_S = 15.0  # in which a scheduler that starts beside this worker is there
 # The answers to a hello that will be no better next time.
 REFUSALS = (StatusCode.INVALID_ARGUMENT, StatusCode.FAILED_PRECONDITION)
@@ -34,6 +38,14 @@ class UpStream:
 
     def greet(self, hello: scheduler_pb2.WorkerHello) -> None:
         self._outbox.put(scheduler_pb2.WorkerMessage(hello=hello))
+
+    def say_draining(self, drain_s: float) -> None:
+        message = scheduler_pb2.WorkerDraining(drain_s=drain_s)
+        self._outbox.put(scheduler_pb2.WorkerMessage(draining=message))
+
+    def close(self) -> None:
+        """End the way up once all is written."""
+        self._outbox.close()
 
     def report(self, report: Report) -> None:
         if not self._outbox.overflowed:
@@ -57,30 +69,47 @@ class Attachment:
         channel: aio.Channel,
         runner: EngineRunner,
         hello: scheduler_pb2.WorkerHello,
+        spans: WorkerSpans | None = None,
     ):
         self._config = config
         self._stub = scheduler_pb2_grpc.SchedulerStub(channel)
         self._runner = runner
         self._hello = hello
+        self._spans = spans or WorkerSpans(NO_SPANS)
         self._upstream: UpStream | None = None  # until the engine knows that it has ended
         self._ended = asyncio.Event()
         self._ended.set()
         self._greeted = False  # once, by a scheduler
+        self._leaving = self._left = False
         self._seen_s = 0.0
         self._giving_up: asyncio.TimerHandle | None = None  # on what is here
         runner.on_report = self._report
 
     async def run(self) -> None:
-        """Until cancelled. Raises ValueError, a sentence, when there is no coming back: the
-        scheduler has another worker of this name or refuses this one, or it is gone for long and
-        config asks to end then."""
+        """Until cancelled, or drained. Raises ValueError, a sentence, when there is no coming back:
+        the scheduler has another worker of this name or refuses this one, or it is gone for long
+        and config asks to end then."""
         self._seen_s = time.monotonic()
         pause_s = FIRST_PAUSE_S
-        while True:
+        while not self._left:
             attached = await self._attach()
             self._give_up_if_orphaned()
             pause_s = FIRST_PAUSE_S if attached else min(2 * pause_s, self._config.reconnect_s)
             await asyncio.sleep(pause_s)
+
+    async def drain(self) -> None:
+        """Say that this worker leaves, go on until nobody runs here any more, and detach with all
+        reports told. The scheduler takes from it what others can go on with."""
+        self._leaving = True
+        if self._upstream:
+            self._upstream.say_draining(self._config.drain_s)
+        await self._runner.drain()
+        self._left = True
+        if self._upstream:
+            self._upstream.close()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(DETACH_S):
+                    await self._ended.wait()
 
     async def _attach(self) -> bool:
         """One stream from hello to its end; whether it stood at all."""
@@ -91,15 +120,17 @@ class Attachment:
         try:
             await call.wait_for_connection()
             self._begin(upstream)
-            async for plan in call:
+            async for message in call:
                 welcome = True
-                self._runner.apply(decode_plan(plan))
+                plan = decode_plan(message)
+                self._spans.planned(plan, time.monotonic())
+                self._runner.apply(plan)
                 await self._runner.ready()
         except aio.AioRpcError as error:
             self._give_up_if_refused(error, welcome)
             # Who is first at a start has nothing to complain of yet.
             early = not self._greeted and time.monotonic() - self._seen_s < EARLY_S
-            level = logging.DEBUG if early else logging.WARNING
+            level = logging.DEBUG if early or self._leaving else logging.WARNING
             log.log(level, "scheduler at %s: %s", self._config.scheduler_address, error.details())
         except asyncio.CancelledError:
             if _ends_our_task(call):
@@ -123,6 +154,8 @@ class Attachment:
     def _greet(self, upstream: UpStream, held: Sequence[HeldRequest]) -> None:
         self._greeted = True
         upstream.greet(_holding(self._hello, held))
+        if self._leaving:
+            upstream.say_draining(self._config.drain_s)
 
     def _end(self) -> None:
         self._runner.detach(self._gone)
@@ -154,6 +187,7 @@ class Attachment:
             )
 
     def _report(self, report: Report) -> None:
+        self._spans.reported(report, time.monotonic())
         if self._upstream:
             self._upstream.report(report)
 

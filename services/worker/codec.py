@@ -1,14 +1,16 @@
 """Between the worker's nouns and its messages. Decoding raises ValueError on bad values."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from protos import common_pb2, scheduler_pb2, worker_pb2
 from services.costs import StepTiming, SwapTiming
-from services.runtime.codec import encode_reason, encode_swap, encode_timing
+from services.runtime.codecs.common import encode_reason, encode_swap, encode_timing
 from services.worker.config import WorkerConfig
 from services.worker.engine.engine import Engine
 from services.worker.requests.batch import NewToken, TokenLogprobs
 from services.worker.requests.prompt import Prompt, SamplingParams
+from services.worker.requests.scores import Opening
 
 
 def decode_prompt(message: worker_pb2.Prompt, origin: str) -> Prompt:
@@ -20,23 +22,49 @@ def decode_prompt(message: worker_pb2.Prompt, origin: str) -> Prompt:
         _decode_sampling(message.sampling),
         origin,
         message.cache_salt,
+        message.traceparent,
     )
 
 
 def _decode_sampling(message: common_pb2.Sampling) -> SamplingParams:
     """Fields that are set; what is left out keeps its default."""
     known = SamplingParams.__dataclass_fields__
-    given = {field.name: value for field, value in message.ListFields() if field.name in known}
+    given = {
+        field.name: _SEVERAL[field.name](value) if field.name in _SEVERAL else value
+        for field, value in message.ListFields()
+        if field.name in known
+    }
     return SamplingParams(**given)
+
+
+# Fields of several values; tuples, as whoever has them may not change them.
+_SEVERAL: Mapping[str, Callable[[Any], Any]] = {
+    "stop_token_ids": tuple,
+    "logit_bias": lambda bias: tuple(sorted(bias.items())),
+    "allowed_token_ids": tuple,
+    "bad_tokens": lambda bad: tuple(tuple(sequence.ids) for sequence in bad),
+}
 
 
 def extend_tokens(message: worker_pb2.RequestTokens, token: NewToken) -> None:
     """Append a token that follows those already in the message."""
+    if token.opening is not None and not message.token_ids:
+        _begin(message, token.opening)
     message.token_ids.append(token.token_id)
     if token.logprobs is not None:
         message.logprobs.append(_encode_logprobs(token.token_id, token.logprobs))
     if token.finish is not None:
         message.finish_reason = encode_reason(token.finish)
+
+
+def _begin(message: worker_pb2.RequestTokens, opening: Opening) -> None:
+    message.cached_tokens = opening.cached_tokens
+    if opening.prompt_logprobs is not None:
+        columns = (column.tolist() for column in opening.prompt_logprobs)
+        message.prompt_logprobs.extend(
+            common_pb2.TokenLogprob(token_id=token, logprob=logprob, top_ids=ids, top_logprobs=top)
+            for token, logprob, ids, top in zip(*columns, strict=True)
+        )
 
 
 def _encode_logprobs(token_id: int, logprobs: TokenLogprobs) -> common_pb2.TokenLogprob:

@@ -2,6 +2,7 @@
 
 import re
 import socket
+from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -101,3 +102,7 @@ class WorkerConfig(ServedSettings, EngineConfig):
         folder = Path(self.model)
         named = folder.resolve().name if folder.exists() else self.model
         return self.served_model_name or named
+
+    @property
+    def metric_labels(self) -> Mapping[str, str]:
+        return {"model_name": self.model_name, "worker": self.worker_id}

@@ -5,10 +5,7 @@ import os
 from math import inf
 from pathlib import Path
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
 # Of a step, by kind of device: so many fill it, and more only make decodes wait. Of GPUs it was not
 # measured; there prefill of some billion parameters is bound by arithmetic from about there on.
@@ -98,12 +95,3 @@ def _free_container_bytes(cgroup: Path) -> float:
     except OSError:
         return inf
     return inf if limit == "max" else int(limit) - used + int(stat.get("inactive_file", 0))
-
-
-def to_device(array: NDArray[np.generic], device: torch.device) -> Tensor:
-    """A copy that waits for nothing: on a GPU one of pageable memory would wait for the step that
-    is computed there. On a CPU it is the array itself."""
-    here = torch.from_numpy(array)
-    if device.type == "cuda":
-        here = here.pin_memory()
-    return here.to(device, non_blocking=True)

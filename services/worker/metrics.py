@@ -1,98 +1,130 @@
-"""What a worker counts; names follow vLLM's after the prefix."""
+"""What a worker counts: what its engine counts anyway is read off it, steps are counted here."""
 
-from collections.abc import Callable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import partial
+from typing import Protocol
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry
 
-from services.core import Report
-from services.runtime.telemetry import LATENCY_BUCKETS_S
+from observability.metrics import worker as catalogue
+from observability.metrics.instruments import Instruments
+from observability.metrics.metric import Metric
+from services.costs import Direction, SwapTiming
+from services.worker.engine.phase_clock import Phase, PhaseClock
 from services.worker.requests.batch import StepResult
+from services.worker.requests.counters import Counters
 from services.worker.requests.state import WorkerState
 
-# Each field of Counters: the series that counts it, and what it says.
-MOVED = {
-    "offloads": ("kv_offloads", "Requests whose KV went to host memory"),
-    "offloaded_tokens": ("kv_offloaded_tokens", "Tokens of KV that went to host memory"),
-    "uploads": ("kv_uploads", "Requests whose KV came back from host memory"),
-    "uploaded_tokens": ("kv_uploaded_tokens", "Tokens of KV that came back from host memory"),
-    "dropped": ("kv_dropped", "Requests whose KV was let go, to be computed again"),
-    "host_full": ("kv_host_full", "Of those, the ones that host memory had no room for"),
-    "prefix_asked_tokens": ("prefix_cache_queries", "Tokens of prefills looked up"),
-    "prefix_hit_tokens": ("prefix_cache_hits", "Of those, the ones whose KV was there already"),
-    "padding_tokens": ("worker_padding_tokens", "Tokens prefilled as padding of static batches"),
-    "padding_left_out_tokens": (
-        "worker_padding_left_out_tokens",
-        "Padding of static batches that memory had no room for, or that broke a step",
-    ),
-    "invalid_tokens": (
-        "worker_invalid_tokens",
-        "Tokens drawn after a request's end, while its static batch went on",
-    ),
-    "stray_rows": (
-        "worker_stray_rows",
-        "Rows computed a step ahead for requests that had ended or gone by then",
-    ),
+# Each field of Counters that is a metric of its own.
+COUNTED: Mapping[str, Metric] = {
+    "offloads": catalogue.OFFLOADS,
+    "offloaded_tokens": catalogue.OFFLOADED_TOKENS,
+    "uploads": catalogue.UPLOADS,
+    "uploaded_tokens": catalogue.UPLOADED_TOKENS,
+    "dropped": catalogue.DROPPED,
+    "host_full": catalogue.HOST_FULL,
+    "prefix_asked_tokens": catalogue.PREFIX_QUERIES,
+    "prefix_hit_tokens": catalogue.PREFIX_HITS,
+    "padding_tokens": catalogue.PADDING,
+    "padding_left_out_tokens": catalogue.PADDING_LEFT_OUT,
+    "invalid_tokens": catalogue.INVALID,
+    "stray_rows": catalogue.STRAY,
 }
 
 
-class WorkerMetrics:
-    """Prometheus series of one worker, in the registry given; gauges read the state."""
+class Counted(Protocol):
+    """What of an engine is counted."""
 
-    def __init__(self, registry: CollectorRegistry, state: WorkerState):
-        self._generated = Counter("foretoken_generation_tokens", "Tokens drawn", registry=registry)
-        self._prefilled = Counter(
-            "foretoken_prompt_tokens", "Tokens prefilled, recomputed ones too", registry=registry
-        )
-        self._preempted = Counter(
-            "foretoken_num_preemptions", "Evictions for memory", registry=registry
-        )
-        self._step_s = Histogram(
-            "foretoken_step_seconds", "Time of an engine step",
-            buckets=LATENCY_BUCKETS_S, registry=registry,
-        )  # fmt: skip
-        _gauges(registry, state)
-        self._counters = state.counters
-        self._counted = replace(state.counters)  # not what the profile moved
-        self._moved = {
-            field: Counter(f"foretoken_{name}", text, registry=registry)
-            for field, (name, text) in MOVED.items()
-        }
-        self._swap_s = Histogram(
-            "foretoken_swap_seconds", "Time to copy one request's KV between device and host",
-            ["direction"], buckets=LATENCY_BUCKETS_S, registry=registry,
-        )  # fmt: skip
+    @property
+    def state(self) -> WorkerState: ...
+    @property
+    def phases(self) -> PhaseClock: ...
+    @property
+    def rest_block_bytes(self) -> int:
+        """Of a block at rest in host memory, on all ranks."""
+
+
+class WorkerMetrics:
+    """Prometheus series of one worker, in the registry given. What was done before, as its profile,
+    is not counted."""
+
+    def __init__(self, registry: CollectorRegistry, engine: Counted):
+        make = Instruments(registry)
+        self._decoded = make.counter(catalogue.DECODED)
+        self._prefilled = make.counter(catalogue.PREFILLED)
+        self._step = make.histogram(catalogue.STEP)
+        self._batch_tokens = make.histogram(catalogue.BATCH_TOKENS)
+        self._swap = make.histogram(catalogue.SWAP, *Direction)
+        self._swap_bytes = make.counter(catalogue.SWAP_BYTES, *Direction)
+        self._block_tokens = engine.state.limits.block_tokens
+        self._block_bytes = engine.rest_block_bytes
+        _read_memory(make, engine.state)
+        _read_counters(make, engine.state.counters)
+        _read_phases(make, engine.phases)
 
     def told(self, tokens: int) -> None:
         """So many were told whose static batch was over between two steps."""
-        self._generated.inc(tokens)
+        self._decoded.inc(tokens)
 
     def stepped(self, result: StepResult) -> None:
-        self._generated.inc(len(result.tokens))
+        self._decoded.inc(len(result.tokens))
         for timing in result.timings:
             self._prefilled.inc(timing.prefill_tokens)
-            self._step_s.observe(timing.elapsed_s)
+            self._step.observe(timing.elapsed_s)
+            self._batch_tokens.observe(timing.prefill_tokens + timing.decode_seqs)
+        if result.swaps:
+            self._swapped(result.swaps)
 
-    def reported(self, report: Report) -> None:
-        self._preempted.inc(len(report.evicted))
-        for swap in report.swaps:
-            self._swap_s.labels(swap.direction.value).observe(swap.elapsed_s)
-        for field, counter in self._moved.items():
-            counter.inc(getattr(self._counters, field) - getattr(self._counted, field))
-        self._counted = replace(self._counters)
+    def _swapped(self, swaps: Iterable[SwapTiming]) -> None:
+        for swap in swaps:
+            blocks = -(-swap.tokens // self._block_tokens)
+            self._swap.labels(swap.direction.value).observe(swap.elapsed_s)
+            self._swap_bytes.labels(swap.direction.value).inc(blocks * self._block_bytes)
 
 
-def _gauges(registry: CollectorRegistry, state: WorkerState) -> None:
-    """Read by another thread than the engine's, so from counts alone: nothing is walked over."""
+def _read_memory(make: Instruments, state: WorkerState) -> None:
+    """Of the pools that the state has by then: a reset makes new ones."""
+    make.reading(catalogue.RUNNING, lambda: len(state.running))
+    make.reading(catalogue.RESTING, lambda: state.host.owner_count)
+    make.reading(catalogue.USAGE, lambda: state.pool.usage)
+    make.reading(catalogue.HOST_USAGE, lambda: state.host.usage)
+    make.reading(catalogue.BLOCKS, lambda: _blocks(state))
+    make.reading(catalogue.BLOCK_TOKENS, lambda: state.limits.block_tokens)
 
-    def gauge(name: str, text: str, value: Callable[[], float]) -> None:
-        Gauge(f"foretoken_{name}", text, registry=registry).set_function(value)
 
-    gauge("num_requests_running", "Admitted, not finished", lambda: len(state.running))
-    gauge(
-        "num_requests_swapped",
-        "Requests whose KV rests in host memory",
-        lambda: len(state.host.owners()),
+def _blocks(state: WorkerState) -> Mapping[str, float]:
+    """Those of the device add up to its pool, those of the host to its."""
+    pool, host = state.pool, state.host
+    free, cached, host_free = pool.blank_blocks, pool.cached_blocks, host.free_blocks
+    return {
+        "held": pool.blocks - free - cached,
+        "cached": cached,
+        "free": free,
+        "resting": host.blocks - host_free,
+        "host_free": host_free,
+    }
+
+
+def _read_counters(make: Instruments, counters: Counters) -> None:
+    before = replace(counters)
+
+    def since(field: str) -> int:
+        return int(getattr(counters, field) - getattr(before, field))
+
+    for field, metric in COUNTED.items():
+        make.reading(metric, partial(since, field))
+    make.reading(
+        catalogue.EVICTIONS,
+        lambda: {kv: since(f"evicted_{kv}") for kv in ("offloaded", "dropped")},
     )
-    gauge("kv_cache_usage_perc", "Share of KV blocks in use", lambda: state.pool.usage)
-    gauge("host_kv_cache_usage_perc", "The same of the host pool", lambda: state.host.usage)
+
+
+def _read_phases(make: Instruments, clock: PhaseClock) -> None:
+    before = list(clock.seconds)
+
+    def phases() -> Mapping[str, float]:
+        return {p.name.lower(): clock.seconds[p] - before[p] for p in Phase}
+
+    make.reading(catalogue.PHASES, phases)
+    make.reading(catalogue.BUSY, lambda: sum(clock.seconds) - sum(before))

@@ -6,25 +6,32 @@ from protos import worker_pb2
 from services.runtime.streams import Outbox
 from services.worker.codec import encode_error, extend_tokens
 from services.worker.requests.batch import NewToken
+from services.worker.requests.scores import SCORES_BYTES, PromptLogprobs, encoded_bytes
+
+BATCHES_MAX = 8  # one waits, but scored prompts may fill one after the other
 
 
 class TokenOutbox(Outbox[worker_pb2.TokenBatch]):
-    """One batch waits at a time; what comes before the writer takes it is merged into it.
+    """One batch waits at a time; what comes before the writer takes it is merged into it. Where it
+    is full of scored prompts, another waits behind it.
 
-    A gateway that lets more than `limit_tokens` pile up is cut off.
+    A gateway that lets more than `limit_tokens` pile up, or BATCHES_MAX, is cut off.
     """
 
     def __init__(self, limit_tokens: int):
-        super().__init__(limit=1)
+        super().__init__(limit=BATCHES_MAX)
         self._limit_tokens = limit_tokens
         self._waiting_tokens = 0
-        self._batch: worker_pb2.TokenBatch | None = None
+        self._batch: worker_pb2.TokenBatch | None = None  # which takes more
+        self._scored_bytes = 0  # in it
         self._waiting: dict[str, worker_pb2.RequestTokens] = {}  # the batch's, by request
 
     def add(self, token: NewToken) -> None:
         if self.overflowed:
             return
         extend_tokens(self._message(token.request_id, token.offset), token)
+        if token.opening is not None and token.opening.prompt_logprobs is not None:
+            self._scored(token.opening.prompt_logprobs)
         self._waiting_tokens += 1
         if self._waiting_tokens > self._limit_tokens:
             self.overflowed = True
@@ -33,6 +40,15 @@ class TokenOutbox(Outbox[worker_pb2.TokenBatch]):
     def add_error(self, request_id: str, offset: int, why: str) -> None:
         """End a request; its tokens that wait go first."""
         self._message(request_id, offset).MergeFrom(encode_error(why))
+
+    def _scored(self, scores: PromptLogprobs) -> None:
+        """A batch of many takes no more: with those of one prompt more it would still be sent."""
+        self._scored_bytes += encoded_bytes(*scores.top.shape)
+        if self._scored_bytes >= SCORES_BYTES:
+            self._close_batch()
+
+    def _close_batch(self) -> None:
+        self._batch, self._waiting, self._scored_bytes = None, {}, 0
 
     def _message(self, request_id: str, offset: int) -> worker_pb2.RequestTokens:
         if self._batch is None:
@@ -47,7 +63,7 @@ class TokenOutbox(Outbox[worker_pb2.TokenBatch]):
 
     async def __aiter__(self) -> AsyncIterator[worker_pb2.TokenBatch]:
         async for batch in super().__aiter__():
-            self._batch = None
-            self._waiting = {}
-            self._waiting_tokens = 0
+            if batch is self._batch:  # none waits behind it
+                self._close_batch()
+                self._waiting_tokens = 0
             yield batch

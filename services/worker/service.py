@@ -1,8 +1,10 @@
 """The worker's servicer: prompts in from gateways, tokens out to them."""
 
+import time
 from collections.abc import AsyncIterator
 from itertools import count
 
+from observability.tracing import NO_SPANS
 from protos import worker_pb2, worker_pb2_grpc
 from services.runtime.errors import Code, InvalidArgument, ServiceError
 from services.runtime.streams import duplex
@@ -11,6 +13,7 @@ from services.worker.engine.runner import EngineRunner
 from services.worker.outbox import TokenOutbox
 from services.worker.requests.batch import NewToken
 from services.worker.requests.prompt import Prompt
+from services.worker.spans import WorkerSpans
 
 OVERFLOW = "too many tokens were waiting to be read; connect again and resubmit"
 
@@ -19,8 +22,9 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
     """Routes tokens to the stream their prompt came on; those of a stream that ended are lost,
     as its gateway will resubmit and the scheduler, or without one the runner, ends them."""
 
-    def __init__(self, runner: EngineRunner, outbox_tokens: int):
+    def __init__(self, runner: EngineRunner, outbox_tokens: int, spans: WorkerSpans | None = None):
         self._runner = runner
+        self._spans = spans or WorkerSpans(NO_SPANS)
         self._outbox_tokens = outbox_tokens
         self._outboxes: dict[str, TokenOutbox] = {}
         self._streams = count(1)
@@ -58,9 +62,12 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             self._runner.refuse(message.request_id)
             self._outboxes[origin].add_error(message.request_id, 0, str(error))
             return
+        made = len(prompt.token_ids) - prompt.prompt_tokens
+        self._spans.received(prompt.request_id, prompt.traceparent, made, time.monotonic())
         self._runner.receive(prompt)
 
     def _post(self, tokens: list[NewToken]) -> None:
+        self._spans.tokens(tokens, time.monotonic())
         for token in tokens:
             if outbox := self._outboxes.get(token.origin):
                 outbox.add(token)

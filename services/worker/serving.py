@@ -6,6 +6,7 @@ import logging
 import transformers
 from prometheus_client import CollectorRegistry
 
+from observability.tracing import Tracing
 from protos import worker_pb2_grpc
 from services.runtime.channel import connect
 from services.runtime.main import Unit
@@ -20,13 +21,14 @@ from services.worker.engine.runner import EngineRunner
 from services.worker.metrics import WorkerMetrics
 from services.worker.parallel.loading import load_engine
 from services.worker.service import WorkerService
+from services.worker.spans import WorkerSpans
 
 log = logging.getLogger(__name__)
 
 LOOK_S = 1.0  # how often an idle worker looks whether its ranks are there
 
 
-def assemble(config: WorkerConfig, registry: CollectorRegistry, laps: Laps) -> Unit:
+def build(config: WorkerConfig, registry: CollectorRegistry, laps: Laps, tracing: Tracing) -> Unit:
     """Raises ValueError, one sentence, when the model can't be served."""
     transformers.utils.logging.disable_progress_bar()
     engine = load_engine(config, laps.lap)
@@ -44,10 +46,11 @@ def assemble(config: WorkerConfig, registry: CollectorRegistry, laps: Laps) -> U
         process_age_s(),
         laps,
     )
-    runner = EngineRunner(engine, WorkerMetrics(registry, engine.state))
-    service = WorkerService(runner, config.outbox_tokens)
+    runner = EngineRunner(engine, WorkerMetrics(registry, engine))
+    spans = WorkerSpans(tracing.service(config.section))
+    service = WorkerService(runner, config.outbox_tokens, spans)
     channel = connect(config.scheduler_address)
-    attachment = Attachment(config, channel, runner, hello)
+    attachment = Attachment(config, channel, runner, hello, spans)
 
     async def run() -> None:
         try:
@@ -60,7 +63,7 @@ def assemble(config: WorkerConfig, registry: CollectorRegistry, laps: Laps) -> U
             await channel.close()
 
     mount = Mount("foretoken.v1.Worker", worker_pb2_grpc.add_WorkerServicer_to_server, service)
-    return Unit([mount], run, runner.drain)
+    return Unit([mount], run, attachment.drain)
 
 
 async def _minded(ranks: Ranks) -> None:

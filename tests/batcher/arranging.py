@@ -14,7 +14,7 @@ from services.batcher.service import BatcherService
 from services.forecast import Forecast
 from services.policies.preset import Preset, choose
 from services.policies.snapshot import Contest
-from services.runtime.arrange_codec import (
+from services.runtime.codecs.arrange import (
     Telling,
     encode_contest,
 )

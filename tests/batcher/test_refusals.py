@@ -9,7 +9,7 @@ from grpc import aio
 
 from protos import batcher_pb2
 from services.policies.preset import choose
-from services.runtime.arrange_codec import (
+from services.runtime.codecs.arrange import (
     encode_hello,
 )
 from tests.batcher.arranging import answer, asked

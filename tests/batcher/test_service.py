@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import fields
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
+from observability.metrics import batcher as catalogue
 from protos import batcher_pb2, batcher_pb2_grpc
 from services.batcher.config import BatcherConfig
+from services.batcher.metrics import BatcherMetrics
 from services.batcher.service import BatcherService
 from services.forecast import Forecast
 from services.forecasttable import ForecastTable
@@ -20,7 +23,7 @@ from services.policies.decide import arrange, narrow, rank
 from services.policies.memory import Memory
 from services.policies.preset import choose, presets
 from services.policies.snapshot import Contest, Jobs, Snapshot
-from services.runtime.arrange_codec import (
+from services.runtime.codecs.arrange import (
     Telling,
     decode_contest,
     encode_contest,
@@ -43,6 +46,7 @@ from tests.batcher.arranging import (
     two_wait,
 )
 from tests.batcher.recorded_load import Recorder
+from tests.observability.metrics.seen import uncatalogued, unseen
 from tests.policies.made_snapshots import snapshots, table
 from tests.reach import reaching, until
 
@@ -145,6 +149,18 @@ async def test_rounds_are_timed() -> None:
         assert len([each async for each in stub.Arrange(said())]) == 1
     series = "foretoken_batcher_round_seconds_count"
     assert registry.get_sample_value(series, {"preset": "fcfs"}) == 1
+    assert unseen(registry, catalogue.ALL) == []
+    assert uncatalogued(registry, catalogue.ALL) == set()
+
+
+def test_presets_that_schedulers_make_up_are_no_labels_without_end() -> None:
+    registry = CollectorRegistry()
+    metrics = BatcherMetrics(registry)
+    for number in range(40):
+        metrics.arranged(f"preset {number}", 0.001)
+    count = partial(registry.get_sample_value, "foretoken_batcher_round_seconds_count")
+    assert (count({"preset": "preset 31"}), count({"preset": "preset 32"})) == (1, None)
+    assert count({"preset": "other"}) == 8
 
 
 def test_a_mirrored_row_is_the_same_bits_however_small_a_weight() -> None:

@@ -28,7 +28,7 @@ from benchmarks.engine.prompts import prompts
 from benchmarks.engine.shapes import SHAPES, kv_bytes_per_token, widened, write_model
 from benchmarks.engine.step_profile import PHASES, STEP, Stopwatch, profile_step, watch
 from benchmarks.engine.systems import PEERS, Standing
-from foretoken.options import demo_model
+from foretoken.running.options import demo_model
 from services.core import Grant, Plan
 from services.worker.requests.prompt import Prompt
 from tests.gateway.gateway_fakes import demo_text
@@ -40,7 +40,7 @@ DEMO, QWEN = MODELS["demo"], MODELS["qwen3-0.6b"]
 def asked(**given: object) -> Namespace:
     plain = {"quick": False, "profile": False, "models": "", "dtypes": "", "contexts": ""}
     return Namespace(
-        **plain | {"streams": "", "peer_python": "", "peer_http": False, "patience": 90.0} | given
+        **plain | {"streams": "", "systems": "", "peer_python": "", "patience": 90.0} | given
     )
 
 
@@ -61,9 +61,17 @@ def test_by_default_everything_and_quick_a_little():
 
 def test_vllm_is_measured_where_a_python_is_named():
     assert asked_of(asked(peer_python="python")).systems == SYSTEMS[:-1]
-    assert asked_of(asked(peer_python="python", peer_http=True)).systems == SYSTEMS
-    assert "vllm_http" not in asked_of(asked(peer_http=True)).systems
+    every = asked(peer_python="python", systems=",".join(SYSTEMS))
+    assert asked_of(every).systems == SYSTEMS
     assert asked_of(asked()).systems == ("engine", "grpc", "http", "transformers")
+
+
+def test_only_the_systems_that_are_named():
+    two = asked_of(asked(peer_python="python", systems="vllm,engine"))
+    assert two.systems == ("engine", "vllm")
+    assert run_takes_s(two) < run_takes_s(asked_of(asked(peer_python="python")))
+    slow = asked_of(asked(systems="transformers", contexts="1500", streams="1,64"))
+    assert [case.streams for case in slow.cases(DEMO)] == [1]
 
 
 def test_short_and_long_cases_and_a_large_models_short_answers():
@@ -90,6 +98,8 @@ def test_a_profile_is_of_the_demo_model_unless_another_is_named():
         ({"streams": "1,x"}, "--streams takes numbers from 1 to 256, by commas, got '1,x'"),
         ({"streams": "0"}, "--streams takes numbers from 1 to 256"),
         ({"streams": "257"}, "--streams takes numbers from 1 to 256"),
+        ({"systems": "engine,sglang"}, "--systems knows engine, .*, not sglang"),
+        ({"systems": "vllm"}, "--systems vllm needs --peer-python"),
         ({"patience": 0.0}, "--patience takes seconds above 0, got 0"),
         ({"patience": 0.1}, "no measurement of demo takes less than 0.1 s: raise --patience"),
     ],
@@ -99,6 +109,7 @@ def test_a_mistake_is_a_sentence(given: dict[str, object], sentence: str):
         asked_of(asked(**given))
 
 
+@pytest.mark.slow
 def test_so_is_one_of_the_command():
     command = [sys.executable, "-m", "benchmarks.engine", "--peer-python", "/no/such/python"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
@@ -220,6 +231,7 @@ def test_no_prompt_comes_twice():
     assert prompts(2, 5, seed=3) == prompts(2, 5, seed=3)
 
 
+@pytest.mark.slow
 def test_a_shape_with_random_weights_is_served_with_a_word_for_every_id(tmp_path: Path):
     small = SHAPES["qwen3-0.6b"] | {
         "vocab_size": 2_000, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
@@ -283,6 +295,7 @@ def test_a_phase_that_an_engine_has_not_is_told():
     assert watch(engine, Stopwatch()) == ["prepare", "attention"]
 
 
+@pytest.mark.slow
 def test_a_step_of_everybody_is_profiled():
     found = profile_step(demo_model(), "fp32", Case(160, 3, 32, 16))
     assert (found.rows, found.steps, found.missing) == (3, 4, ())
@@ -294,6 +307,7 @@ def test_a_step_of_everybody_is_profiled():
 # --- who is measured
 
 
+@pytest.mark.slow
 async def test_a_thing_apart_says_why_it_can_not_be_made(tmp_path: Path):
     why = "the folder has no config.json"
     with Apart(BareEngine, str(tmp_path), 256) as engine, pytest.raises(ValueError, match=why):

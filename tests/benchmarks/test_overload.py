@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.harness.demo_load import POOL, Due, arriving, at_once, bodies, write_lengths
-from benchmarks.harness.open_loop import CUT, LATE, REFUSED, UNREACHABLE, Answer, drive
+from benchmarks.harness.open_loop import REFUSED, Answer, drive
 from benchmarks.overload import (
     PEER,
     QUICK,
@@ -27,7 +27,8 @@ from benchmarks.overload import (
     takes_s,
     tokens_per_s,
 )
-from foretoken.ports import free_port
+from foretoken.bench.samples import CUT, LATE, UNREACHABLE
+from foretoken.running.ports import free_port
 from models.tasks import examples
 from services.policies.preset import presets
 from services.predictor.interface import Prompt, Query
@@ -132,7 +133,7 @@ async def answering(*answers: bytes) -> AsyncIterator[str]:
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         answer = left.pop(0)
         await reader.readuntil(b"\r\n\r\n")
-        for event in answer.split(b"\n\n"):
+        for event in answer.split(b"\n\n") if answer else ():
             writer.write(event + b"\n\n")
             await writer.drain()
         if answer is HANGS:

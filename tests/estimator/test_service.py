@@ -9,14 +9,18 @@ import pytest
 from grpc import aio
 from prometheus_client import CollectorRegistry
 
-from foretoken.control import build_control
-from foretoken.options import ServeOptions, sections
+from foretoken.running.control import build_control
+from foretoken.running.options import ServeOptions, sections
+from observability.metrics import estimator as catalogue
 from protos import common_pb2, estimator_pb2, estimator_pb2_grpc, scheduler_pb2
+from services.costs import CostModel
 from services.estimator.config import EstimatorConfig
+from services.estimator.metrics import MOST_SHOWN, EstimatorMetrics
 from services.estimator.service import EstimatorService
 from services.runtime.channel import connect
 from services.runtime.tasks import background
 from services.scheduler.board.jobs import WorkerJobs
+from tests.observability.metrics.seen import uncatalogued, unseen
 from tests.reach import WAYS, reaching, until
 
 NAME = "foretoken.v1.Estimator"
@@ -112,12 +116,14 @@ async def test_swaps_in_prices_out_and_watchers_are_told(way: str) -> None:
         assert (priced.version, priced.offload_token_s) == (2, 0)
         assert priced.upload_token_s == pytest.approx(1e-5)
         assert (await stub.Observe(swaps(common_pb2.DIRECTION_UNSPECIFIED, 64))).version == 2
-    value = registry.get_sample_value
-    assert value("foretoken_estimator_swaps_total", {"used": "yes"}) == 3
-    assert value("foretoken_estimator_swaps_total", {"used": "no"}) == 2
-    assert value("foretoken_estimator_refits_total") == 1
-    price = value("foretoken_estimator_swap_token_seconds", {"direction": "upload"})
-    assert price == pytest.approx(1e-5)
+        value = registry.get_sample_value
+        assert value("foretoken_estimator_swaps_total", {"used": "yes"}) == 3
+        assert value("foretoken_estimator_swaps_total", {"used": "no"}) == 2
+        assert value("foretoken_estimator_refits_total") == 1
+        price = value(
+            "foretoken_estimator_swap_token_seconds", {"worker": "w0", "direction": "upload"}
+        )
+        assert price == pytest.approx(1e-5)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -145,30 +151,90 @@ async def test_batches_in_neighbours_out(way: str) -> None:
         taught = await anext(models)
         assert (taught.version, list(taught.neighbours)) == (2, [2, 8, 16, 10.0])
         assert taught.neighbours_asked == 5
-    value = registry.get_sample_value
-    assert value("foretoken_estimator_batches_total", {"used": "yes"}) == 33
-    assert value("foretoken_estimator_batches_total", {"used": "no"}) == 1
-    error = value("foretoken_estimator_batch_relative_error", {"quantile": "0.5"})
-    assert error == pytest.approx(0, abs=0.01)
+        value = registry.get_sample_value
+        assert value("foretoken_estimator_batches_total", {"used": "yes"}) == 33
+        assert value("foretoken_estimator_batches_total", {"used": "no"}) == 1
+        error = value(
+            "foretoken_estimator_batch_relative_error", {"worker": "w0", "quantile": "0.5"}
+        )
+        assert error == pytest.approx(0, abs=0.01)
+        assert unseen(registry, catalogue.ALL) == []
+        assert uncatalogued(registry, catalogue.ALL) == set()
 
 
 async def test_errors_are_of_steps_told_before_they_were_learnt_from() -> None:
     """At first they are the fit's own; then every step takes twice what was told."""
     registry = CollectorRegistry()
     value = registry.get_sample_value
-    median = {"quantile": "0.5"}
+    one, median = {"worker": "w0"}, {"worker": "w0", "quantile": "0.5"}
     async with reaching("in-process", NAME, ADD, service(registry)) as channel:
         stub = estimator_pb2_grpc.EstimatorStub(channel)
         await stub.Observe(timings(20))
-        assert value("foretoken_estimator_error_steps") == 0
+        models = aiter(stub.WatchCostModel(ASK))
+        await anext(models)
+        assert value("foretoken_estimator_error_steps", one) == 0
+        fitted = value("foretoken_estimator_relative_error", median)
+        assert fitted is not None and fitted < 0.01
         slower = timings(50)
         for timing in slower.timings:
             timing.elapsed_s *= 2
         await stub.Observe(slower)
-    steps = sum(1 for t in slower.timings if t.prefill_tokens or t.decode_seqs)
-    assert value("foretoken_estimator_error_steps") == steps
-    told = value("foretoken_estimator_relative_error", median)
-    assert told == pytest.approx(0.5, rel=0.01)
+        steps = sum(1 for t in slower.timings if t.prefill_tokens or t.decode_seqs)
+        assert value("foretoken_estimator_error_steps", one) == steps
+        told = value("foretoken_estimator_relative_error", median)
+        assert told == pytest.approx(0.5, rel=0.01)
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_each_worker_s_model_is_told_of_while_it_is_watched(way: str) -> None:
+    registry = CollectorRegistry()
+
+    def told() -> dict[str, float | None]:
+        """The error of whoever there is."""
+        return {
+            sample.labels["worker"]: sample.value
+            for family in registry.collect()
+            for sample in family.samples
+            if sample.name == catalogue.ERROR.family and sample.labels["quantile"] == "0.9"
+        }
+
+    async with reaching(way, NAME, ADD, service(registry)) as channel, asyncio.timeout(20):
+        stub = estimator_pb2_grpc.EstimatorStub(channel)
+        watching = {name: asyncio.ensure_future(_watch(stub, name)) for name in ("w0", "w1")}
+        for name in watching:
+            await stub.Observe(timings(20, name))
+        await until(lambda: told().keys() == {"w0", "w1"})
+        uneven = timings(20, "w1")
+        for number, timing in enumerate(uneven.timings):
+            timing.elapsed_s *= 1 + number % 3
+        error = told()["w0"]
+        await stub.Observe(uneven)
+        assert told()["w0"] == error  # another's fit is nothing to it
+        assert (told()["w1"] or 0) > 0.1
+
+        watching["w1"].cancel()
+        await until(lambda: told().keys() == {"w0"})
+        await stub.Observe(timings(20, "w1"))  # what was under way when it left
+        assert told() == {"w0": error}
+        again = asyncio.ensure_future(_watch(stub, "w1"))
+        await until(lambda: told().keys() == {"w0", "w1"})
+        for task in (again, watching["w0"]):
+            task.cancel()
+        await until(lambda: not told())
+
+
+def test_workers_told_of_are_few() -> None:
+    registry = CollectorRegistry()
+    metrics, model = EstimatorMetrics(registry), CostModel(0.001, 0.001, 0.001, 0.001)
+    for number in (*range(MOST_SHOWN), 0, MOST_SHOWN):
+        metrics.show(f"w{number}", model, (0.1, 0.2))
+    for metric in (catalogue.ERROR, catalogue.BATCH_ERROR, catalogue.ERROR_STEPS):
+        samples = [s for f in registry.collect() for s in f.samples if s.name == metric.family]
+        workers = {sample.labels["worker"] for sample in samples}
+        assert len(workers) == MOST_SHOWN and "w1" not in workers
+    for number in range(MOST_SHOWN + 1):
+        metrics.hide(f"w{number}")
+    assert not [s for f in registry.collect() for s in f.samples if "worker" in s.labels]
 
 
 async def test_a_slow_watcher_skips_to_the_newest() -> None:
@@ -204,8 +270,8 @@ async def test_watchers_are_bounded_and_make_room_when_they_leave(way: str) -> N
         assert (await anext(aiter(stub.WatchCostModel(ASK)))).version == 1
 
 
-async def _watch(stub: "estimator_pb2_grpc.EstimatorAsyncStub") -> None:
-    async for _ in stub.WatchCostModel(ASK):
+async def _watch(stub: "estimator_pb2_grpc.EstimatorAsyncStub", worker_id: str = "w0") -> None:
+    async for _ in stub.WatchCostModel(estimator_pb2.GetCostModelRequest(worker_id=worker_id)):
         pass
 
 
@@ -249,9 +315,6 @@ async def test_samples_and_refits_are_counted() -> None:
     assert value("foretoken_estimator_samples_total", {"used": "yes"}) == 20 - unusable
     assert value("foretoken_estimator_samples_total", {"used": "no"}) == 1 + unusable
     assert value("foretoken_estimator_refits_total") == 1
-    error = value("foretoken_estimator_relative_error", {"quantile": "0.9"})
-    assert error is not None
-    assert error < 0.01
 
 
 async def test_what_a_worker_reports_of_its_swaps_comes_back_to_the_scheduler_as_prices() -> None:

@@ -20,11 +20,13 @@ from foretoken import (
     Overloaded,
     Unavailable,
 )
-from foretoken.chat import Conversation, chat
+from foretoken.commands.chat import Conversation, chat
 from protos import common_pb2 as common
+from protos import gateway_pb2, gateway_pb2_grpc
 from protos import scheduler_pb2 as sched
 from protos.worker_pb2 import Prompt
 from services.core import FinishReason
+from services.runtime.server import Mount, listening
 from tests.gateway.gateway_fakes import House, housing, tokens_of
 
 
@@ -51,6 +53,24 @@ async def test_a_blocking_client_streams_and_completes(house: House) -> None:
             whole = client.complete(tokens=tokens_of("123"))
             assert whole.text == "answer to 3 tokens 😀"
             assert client.models() == ["demo"]
+
+    await asyncio.to_thread(work)
+
+
+async def test_a_blocking_client_is_told_what_is_foreseen(house: House) -> None:
+    forecast = common.Forecast(points=[4, 60])
+    house.scheduler.foretells = sched.Foretold(forecast=forecast, token_s=0.1, ttft_s=0.3)
+
+    def work() -> None:
+        with Client(house.grpc_address) as client:
+            chunks = list(client.generate("1,", max_tokens=50, include_forecast=True))
+            plain = list(client.generate("1,", max_tokens=50))
+        first, last = chunks[0].forecast, chunks[-1].forecast
+        assert first and last
+        assert (first.high_tokens, first.sla_expected) == (50, True)
+        assert first.ttft_s == pytest.approx(2 * 0.3 + 0.02)  # nobody has taught it yet
+        assert last.expected_tokens == sum(len(chunk.token_ids) for chunk in chunks)
+        assert all(chunk.forecast is None for chunk in plain)
 
     await asyncio.to_thread(work)
 
@@ -196,6 +216,77 @@ def test_the_chat_command_says_when_nobody_serves() -> None:
     assert "is `foretoken serve` running?" in result.output
 
 
+def typed(talk: Conversation, *lines: str) -> None:
+    for line in lines:
+        talk.take(line)
+
+
+def test_commands_of_a_conversation() -> None:
+    talk, out = conversation(FakeStream(piece("hello", FinishReason.STOP)))
+    typed(talk, "hi", "/system  be short ", "/frobnicate now", "/help")
+    assert [turn["content"] for turn in talk.turns] == ["be short", "hi", "hello"]
+    said = out.getvalue()
+    assert "there is no command /frobnicate; /help lists them" in said
+    assert all(name in said for name in ("/help", "/exit", "/quit", "/system TEXT", "/clear"))
+    typed(talk, "/clear")
+    assert [turn["content"] for turn in talk.turns] == ["be short"]
+    typed(talk, "/system")
+    assert talk.turns == [] and not talk.over
+    typed(talk, "/quit")
+    assert talk.over
+
+
+def test_two_slashes_begin_a_question_with_one() -> None:
+    talk, _ = conversation(FakeStream(piece("yes", FinishReason.STOP)))
+    typed(talk, "//etc is what?")
+    assert talk.turns[-2:] == [
+        {"role": "user", "content": "/etc is what?"},
+        {"role": "assistant", "content": "yes"},
+    ]
+
+
+class Noting(gateway_pb2_grpc.GatewayServicer):
+    """Remembers the keys that came."""
+
+    def __init__(self) -> None:
+        self.keys: list[str] = []
+
+    async def ListModels(self, request: Any, context: Any) -> gateway_pb2.ListModelsResponse:
+        self._note(context)
+        return gateway_pb2.ListModelsResponse()
+
+    async def Generate(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        self._note(context)
+        return
+        yield
+
+    async def Why(self, request: Any, context: Any) -> Any: ...
+
+    def _note(self, context: Any) -> None:
+        sent = dict(context.invocation_metadata())
+        self.keys.append(sent.get("authorization", "none"))
+
+
+async def test_a_key_goes_along_as_metadata() -> None:
+    noting = Noting()
+    add = gateway_pb2_grpc.add_GatewayServicer_to_server
+    async with listening([Mount("foretoken.v1.Gateway", add, noting)], "127.0.0.1:0") as live:
+        address = f"127.0.0.1:{live.port}"
+
+        def work() -> None:
+            with Client(address, api_key="sk-1") as client:
+                client.models()
+                client.complete("1,", timeout_s=9)
+            with Client(address) as client:
+                client.complete("1,")
+
+        await asyncio.to_thread(work)
+        async with AsyncClient(address, "sk-2") as client:
+            await client.models()
+            await client.complete("1,")
+    assert noting.keys == ["Bearer sk-1", "Bearer sk-1", "none", "Bearer sk-2", "Bearer sk-2"]
+
+
 async def test_one_blocking_client_serves_many_threads(house: House) -> None:
     got: list[str] = []
 
@@ -212,3 +303,34 @@ async def test_one_blocking_client_serves_many_threads(house: House) -> None:
 
     await asyncio.to_thread(work)
     assert got == ["answer to 2 tokens 😀"] * 8
+
+
+async def test_an_async_client_takes_vllm_s_options_by_their_names(house: House) -> None:
+    house.worker.cached_tokens = 1
+    turns = [{"role": "user", "content": "1,"}, {"role": "assistant", "content": "so"}]
+    async with AsyncClient(house.grpc_address) as client:
+        whole = await client.complete(
+            messages=turns, user="ann", priority=-2, request_id="mine", prompt_logprobs=1,
+            chat_template_kwargs={"mood": "good"}, continue_final_message=True,
+            truncate_prompt_tokens=4, stop_token_ids=[5], logit_bias={3: -1.5},
+            allowed_token_ids=[40, 41], bad_words=["apple"], skip_special_tokens=False,
+            include_stop_str_in_output=True, spaces_between_special_tokens=False,
+        )  # fmt: skip
+        scored = await client.complete("1,2", max_tokens=0, prompt_logprobs=0)
+        with pytest.raises(TypeError, match="add_generation_prompt is for messages"):
+            client.generate("1,", add_generation_prompt=False)
+        with pytest.raises(InvalidRequest, match="can't set tools"):
+            await client.complete(messages=turns, chat_template_kwargs={"tools": []})
+        with pytest.raises(InvalidRequest, match="This model's maximum context length is 512"):
+            await client.complete("1,", max_tokens=600)
+    prompt, request = house.worker.prompts[0], house.scheduler.requests[0]
+    assert (request.tenant, request.priority, whole.request_id) == ("ann", -2, "mine")
+    assert len(prompt.token_ids) == 4
+    assert [p.token_id for p in whole.choices[0].prompt_logprobs] == list(prompt.token_ids[1:])
+    assert dict(prompt.sampling.logit_bias) == {3: -1.5}
+    assert list(prompt.sampling.stop_token_ids) == [5]
+    assert whole.usage.cached_tokens == 1
+    [choice] = scored.choices
+    assert (choice.text, choice.token_ids, choice.finish_reason) == ("", [], FinishReason.LENGTH)
+    assert [p.logprob for p in choice.prompt_logprobs] == [-1, -2]
+    assert scored.usage.completion_tokens == 0

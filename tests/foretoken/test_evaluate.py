@@ -11,7 +11,8 @@ import pytest
 import typer
 from rich.text import Text
 
-from foretoken.evaluate import EvaluateCommand, evaluate, spread
+from foretoken.commands.evaluate import evaluate
+from foretoken.commands.usage import ManyCommand, spread
 from services.forecast import Forecast, certain
 from services.predictor.interface import Example, Query
 from services.predictor.judging.report import COLUMNS, JsonRow, read_json, tables, write_json
@@ -126,7 +127,7 @@ def test_an_unknown_predictor_is_told_the_known(near: Path):
 
 def in_process(*arguments: str | Path) -> None:
     app = typer.Typer()
-    app.command(cls=EvaluateCommand)(evaluate)
+    app.command(cls=ManyCommand)(evaluate)
     app([*map(str, arguments)], standalone_mode=False)
 
 

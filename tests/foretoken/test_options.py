@@ -1,8 +1,13 @@
 """Where `foretoken serve`'s options go; what is left out overrides nothing."""
 
+from pathlib import Path
+
 import pytest
 
-from foretoken.options import ServeOptions, demo_model, sections
+from foretoken.running.options import ServeOptions, demo_model, secrets, sections
+from foretoken.running.separate import wire
+from gateway.config import GatewayConfig
+from services.runtime.config import check_environment, load
 from services.worker.config import WorkerConfig
 
 
@@ -11,6 +16,9 @@ from services.worker.config import WorkerConfig
     [
         (ServeOptions(), {}),
         (ServeOptions(kv_tokens=512), {"kv_tokens": "512"}),
+        (ServeOptions(max_model_len=99), {"max_context_tokens": "99"}),
+        (ServeOptions(dtype="float32", device="cpu"), {"dtype": "float32", "device": "cpu"}),
+        (ServeOptions(tensor_parallel=2), {"tensor_parallel": "2"}),
         (ServeOptions(kv_dtype="int8"), {"kv_dtype": "int8"}),
         (ServeOptions(host_gib=0.5), {"host_gib": "0.5"}),
         (ServeOptions(host_gib=0.0), {"host_gib": "0.0"}),
@@ -25,3 +33,54 @@ def test_the_worker_s_options(options: ServeOptions, worker: dict[str, str]) -> 
 def test_a_policy_left_out_leaves_the_scheduler_s_own() -> None:
     assert sections(ServeOptions())["scheduler"] == {}
     assert sections(ServeOptions(policy="fcfs"))["scheduler"] == {"policy": "fcfs"}
+
+
+def test_what_all_share_reaches_every_process() -> None:
+    sets = ["tracing.endpoint=collector:4317", "logging.format=json"]
+    units = wire(sections(ServeOptions(sets=sets, http_port=1, grpc_port=1)), 2)
+    assert len(units) == 7
+    for _, _, overrides in units:
+        assert overrides["tracing"] == {"endpoint": "collector:4317"}
+        assert overrides["logging"] == {"format": "json"}
+
+
+def test_the_gateway_s_options(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.touch()
+    options = ServeOptions(
+        served_model_name="mine",
+        chat_template="/t.jinja",
+        api_key_file=str(keys),
+        cors_origins="https://a, https://b",
+        unknown_fields="refuse",
+    )
+    given = sections(options)["gateway"]
+    config = load(GatewayConfig, given)
+    assert (config.model_name, config.chat_template) == ("mine", "/t.jinja")
+    assert (config.api_key_file, config.unknown_fields) == (str(keys), "refuse")
+    assert config.cors_origins == ("https://a", "https://b")
+    left_out = sections(ServeOptions())["gateway"]
+    assert set(left_out) == {"model", "host", "http_port", "grpc_port"}
+
+
+def test_a_log_level_is_every_process_s() -> None:
+    told = sections(ServeOptions(log_level="debug", sets=["worker.log_level=ERROR"]))
+    levels = {name: told[name].get("log_level") for name in told}
+    services = ("gateway", "scheduler", "predictor", "batcher", "estimator")
+    assert levels == {
+        **dict.fromkeys(services, "DEBUG"),
+        "worker": "ERROR",
+        **dict.fromkeys(("log", "tracing", "logging")),
+    }
+    for _, _, overrides in wire(told, 1):
+        assert {s.get("log_level") for s in overrides.values()} & {"DEBUG", "ERROR"}
+
+
+def test_keys_are_in_no_list_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = ServeOptions(api_keys=["sk-1", "sk-2"])
+    assert "sk-1" not in str(wire(sections(options), 1))
+    for name, value in secrets(options).items():
+        monkeypatch.setenv(name, value)
+    check_environment()
+    assert load(GatewayConfig, sections(options)["gateway"]).api_keys == ("sk-1", "sk-2")
+    assert secrets(ServeOptions()) == {}

@@ -1,6 +1,5 @@
-"""A service process that can be done without: started again, unless it refuses its settings."""
+"""The predictor as a minded process: a real one comes back, and ends with whoever started it."""
 
-import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -10,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from foretoken.options import Sections
-from foretoken.processes import ProcessFailed, kept_running
+from foretoken.running.children.minding import minding
+from foretoken.running.children.processes import Child
+from foretoken.running.options import Sections
 from protos import predictor_pb2, predictor_pb2_grpc
 from services.runtime.channel import connect
 from services.runtime.server import Lifecycle
-from services.runtime.tasks import cause
 from tests.reach import until
 from tests.system.children import children, is_alive
 
@@ -33,7 +32,8 @@ async def predictor(
     channel = connect(address)
     own: Sections = {"predictor": {"address": address, "log_level": "WARNING"} | settings}
     try:
-        async with kept_running("predictor", MODULE, own, Lifecycle(), channel):
+        async with minding([Child("predictor", "predictor", MODULE, own)], Lifecycle()) as minder:
+            minder.settle()
             yield predictor_pb2_grpc.PredictorStub(channel)
     finally:
         await channel.close()
@@ -48,9 +48,7 @@ def _has_followed(pid: int) -> bool:
 
 
 @pytest.mark.slow
-async def test_it_is_started_again_and_ends_with_the_block(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_it_is_started_again_and_ends_with_the_block(tmp_path: Path) -> None:
     async with predictor(tmp_path) as stub:
         for _ in range(2):
             answer = await stub.Forecast(ASKED, wait_for_ready=True, timeout=60)
@@ -60,26 +58,6 @@ async def test_it_is_started_again_and_ends_with_the_block(
             await until(partial(_has_followed, pid), 60)
         [last] = mine()
     assert not is_alive(last)
-    said = [r.getMessage() for r in caplog.records if r.name == "foretoken.processes"]
-    assert said == ["the predictor ended (status -9): it is started again"]
-
-
-async def test_settings_it_refuses_end_the_block_with_its_sentence(tmp_path: Path) -> None:
-    with pytest.raises(BaseExceptionGroup) as caught:
-        async with predictor(tmp_path, model="blendd"), asyncio.timeout(60):
-            await asyncio.Event().wait()
-    reason = cause(caught.value)
-    assert isinstance(reason, ProcessFailed)
-    assert str(reason).startswith("no predictor is called 'blendd'; known: blend, ")
-    assert mine() == []
-
-
-async def test_one_that_dies_before_it_listens_is_started_again(tmp_path: Path) -> None:
-    async with predictor(tmp_path):
-        await until(lambda: len(mine()) == 1)
-        [pid] = mine()
-        os.kill(pid, signal.SIGKILL)
-        await until(partial(_has_followed, pid), 30)
 
 
 @pytest.mark.slow

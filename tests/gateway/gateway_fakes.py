@@ -15,15 +15,18 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from gateway.config import GatewayConfig
+from gateway.gateway import Gateway
 from gateway.http.app import build_app
 from gateway.http.serve import serving_http
 from gateway.requests.text import Text
-from gateway.service import GatewayService
+from gateway.service import mount
 from models.tokenizer import make_tokenizer
+from observability.tracing import NO_SPANS, Spans
 from protos import common_pb2 as common
 from protos import scheduler_pb2 as sched
 from protos import scheduler_pb2_grpc, worker_pb2, worker_pb2_grpc
 from services.runtime.channel import InProcessServer, connect
+from services.runtime.errors import Code, ServiceError
 from services.runtime.server import Mount, Server, listening
 from services.runtime.tasks import background
 from tests.reach import until
@@ -59,9 +62,13 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
     kv_tokens: int = REACH_TOKENS
     queued: int = 0
     drain_s: float = 0.0
+    foretells: sched.Foretold | None = None  # of each request that asks
     hellos: list[str] = field(default_factory=list)
     requests: list[sched.NewRequest] = field(default_factory=list)
     cancels: list[sched.CancelRequest] = field(default_factory=list)
+    view: sched.FleetView | None = None  # what GetFleet tells, where it is given
+    fleet_asked: int = 0
+    stories: dict[str, sched.Story] = field(default_factory=dict)
     answers: Callable[[sched.NewRequest], sched.RequestEvent | None] = lambda _: None
     streams: list[asyncio.Queue[sched.SchedulerEvent | None]] = field(default_factory=list)
 
@@ -106,10 +113,14 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
             yield sched.Plan()
 
     async def Why(self, request: sched.WhyRequest, context: Any) -> sched.WhyResponse:
-        return sched.WhyResponse()
+        story = self.stories.get(request.request_id)
+        if story is None:
+            raise ServiceError(Code.NOT_FOUND, f"no request {request.request_id!r} is remembered")
+        return sched.WhyResponse(stories=[story])
 
     async def GetFleet(self, request: sched.GetFleetRequest, context: Any) -> sched.FleetView:
-        return self.fleet([self.worker_address]).fleet
+        self.fleet_asked += 1
+        return self.view or self.fleet([self.worker_address]).fleet
 
     async def _read(
         self,
@@ -129,6 +140,8 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
                     self.cancels.append(message.cancel)
 
     def _answer(self, request: sched.NewRequest) -> None:
+        if self.foretells and request.include_forecast:
+            self.tell(request.request_id, foretold=self.foretells)
         answer = self.answers(request)
         if answer is not None:
             answer.request_id = request.request_id
@@ -139,11 +152,14 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
 
 @dataclass
 class FakeWorker(worker_pb2_grpc.WorkerServicer):
-    """Answers each prompt with `script(prompt)`, a token a step for all; silent without one."""
+    """Answers each prompt with `script(prompt)`, a token a step for all, `prefill_s` after it came;
+    silent without one."""
 
     script: Callable[[worker_pb2.Prompt], Sequence[int]] | None = None
     step_s: float = STEP_S
+    prefill_s: float = 0.0
     per_step: int = 1
+    cached_tokens: int = 0  # of each prompt
     prompts: list[worker_pb2.Prompt] = field(default_factory=list)
     opened: int = 0
     streams: list[asyncio.Queue[worker_pb2.TokenBatch | None]] = field(default_factory=list)
@@ -189,7 +205,16 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
                 prompt = message.prompt
                 self.prompts.append(prompt)
                 done = len(prompt.token_ids) - prompt.prompt_tokens
-                self._running[prompt.request_id] = (prompt, done)
+                self._run(prompt, done)
+
+    def _run(self, prompt: worker_pb2.Prompt, done: int) -> None:
+        def begin() -> None:
+            self._running[prompt.request_id] = (prompt, done)
+
+        if self.prefill_s:
+            asyncio.get_running_loop().call_later(self.prefill_s, begin)
+        else:
+            begin()
 
     async def _step(self) -> None:
         while True:
@@ -203,6 +228,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         ids = answer[done : done + self.per_step]
         self._running[prompt.request_id] = (prompt, done + len(ids))
         tokens = worker_pb2.RequestTokens(request_id=prompt.request_id, offset=done, token_ids=ids)
+        if len(prompt.token_ids) - prompt.prompt_tokens == done:
+            self._tell_prompt(prompt, tokens)
         if prompt.sampling.HasField("logprobs"):
             tokens.logprobs.extend(_logprob(i, prompt.sampling.logprobs) for i in ids)
         if self.script and done + len(ids) >= len(answer):
@@ -213,12 +240,20 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             del self._running[prompt.request_id]
         return tokens
 
+    def _tell_prompt(self, prompt: worker_pb2.Prompt, tokens: worker_pb2.RequestTokens) -> None:
+        """What comes with the first tokens: a token's score is its place in the prompt."""
+        tokens.cached_tokens = self.cached_tokens
+        if prompt.sampling.HasField("prompt_logprobs"):
+            rivals = prompt.sampling.prompt_logprobs
+            for at, token in enumerate(prompt.token_ids[1 : prompt.prompt_tokens], 1):
+                tokens.prompt_logprobs.append(_logprob(token, rivals, -at))
 
-def _logprob(token_id: int, rivals: int) -> common.TokenLogprob:
+
+def _logprob(token_id: int, rivals: int, logprob: float = -0.25) -> common.TokenLogprob:
     ids = [token_id, *range(40, 40 + rivals)][:rivals]
     return common.TokenLogprob(
-        token_id=token_id, logprob=-0.25, top_ids=ids,
-        top_logprobs=[-0.25 - at for at in range(len(ids))],
+        token_id=token_id, logprob=logprob, top_ids=ids,
+        top_logprobs=[logprob - at for at in range(len(ids))],
     )  # fmt: skip
 
 
@@ -237,7 +272,7 @@ class House:
 
     scheduler: FakeScheduler
     worker: FakeWorker
-    gateway: GatewayService
+    gateway: Gateway
     scheduler_server: Server
     worker_server: Server
     grpc_address: str
@@ -299,6 +334,7 @@ async def housing(
     with_worker: bool = True,
     in_process: bool = False,
     queue: tuple[int, float] = (0, 0.0),
+    spans: Spans = NO_SPANS,
     **config: Any,
 ) -> AsyncIterator[House]:
     """Everything up and connected; everything down at the end. `queue`: how many wait, and how
@@ -323,11 +359,11 @@ async def housing(
             serves(scheduler).add(scheduler, inner := InProcessServer())
             channel = inner.channel()
         stack.push_async_callback(channel.close)
-        gateway = GatewayService(settings, channel, connect, CollectorRegistry())
+        gateway = Gateway(settings, channel, connect, CollectorRegistry(), spans=spans)
         await stack.enter_async_context(background(gateway.run()))
-        web = serving_http(build_app(gateway), "127.0.0.1", 0)
+        web = serving_http(build_app(gateway), "127.0.0.1", 0, settings)
         http_port = await stack.enter_async_context(web)
-        server = await stack.enter_async_context(listening([gateway.mount()], "127.0.0.1:0"))
+        server = await stack.enter_async_context(listening([mount(gateway)], "127.0.0.1:0"))
         house = House(
             scheduler, worker, gateway, scheduler_server, worker_server,
             f"127.0.0.1:{server.port}", f"http://127.0.0.1:{http_port}",

@@ -75,7 +75,7 @@ async def test_an_http_client_that_hangs_up_cancels(house: House, stream: bool) 
 
 async def test_a_writer_that_does_not_come_back_is_let_go() -> None:
     async with housing(client_stall_s=0.2) as house:
-        call = house.gateway.open([house.gateway.parse(REQUEST, house.gateway.admit())])
+        call = house.gateway.open([await house.gateway.parse(REQUEST, house.gateway.admit())])
         chunks = call.chunks()
 
         async def write() -> None:
@@ -97,7 +97,12 @@ async def test_a_writer_that_does_not_come_back_is_let_go() -> None:
     ("refusal", "kind", "complaint", "retry_after_s"),
     [
         (sched.REJECT_REASON_QUEUE_FULL, Overloaded, "1000 wait", 7.5),
-        (sched.REJECT_REASON_TOO_LONG, InvalidRequest, "max_tokens: 1000 wait", 0.0),
+        (
+            sched.REJECT_REASON_TOO_LONG,
+            InvalidRequest,
+            "maximum context length is exceeded: 1000 wait",
+            0.0,
+        ),
         (sched.REJECT_REASON_DRAINING, Unavailable, "1000 wait", 7.5),
         (sched.REJECT_REASON_TOO_LATE, Overloaded, "1000 wait", 7.5),
         (sched.REJECT_REASON_NO_MODEL, InvalidRequest, "1000 wait", 0.0),

@@ -7,7 +7,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from gateway.config import GatewayConfig
-from gateway.metrics import Metrics
+from gateway.observed.metrics import Metrics
 from gateway.pipeline import Pipeline
 from gateway.requests.parser import Generation
 from gateway.requests.sampling import Sampling
@@ -60,11 +60,13 @@ class Wires:
         for message in self.pipeline.on_worker_stream(address):
             self.prompts.append((address, message.prompt))
 
-    def ask(self, max_tokens: int = 50) -> tuple[ClientCall, str]:
+    def ask(self, max_tokens: int = 50, include_forecast: bool = False) -> tuple[ClientCall, str]:
         """A request that is placed at HERE, and its id."""
         sampling = Sampling(seed=1, max_tokens=max_tokens)
         sla = Sla("standard")
-        generation = Generation("demo", (1, 2), sampling, sla, time.monotonic())
+        generation = Generation(
+            "demo", (1, 2), sampling, sla, time.monotonic(), include_forecast=include_forecast
+        )
         call = self.pipeline.open([generation])
         name = self.told[-1].request.request_id
         self.say(name, placed=sched.Placed(worker_id="h", worker_address=HERE))
@@ -271,3 +273,21 @@ async def test_a_stream_opened_anew_before_the_answer_makes_a_new_submission() -
     ]  # fmt: skip
     wires.say(name, placed=sched.Placed(worker_id="h", worker_address=HERE))
     assert len(wires.prompts) == 1
+
+
+async def test_a_prompt_is_scored_once_however_often_it_goes_out() -> None:
+    """Where its scores are known before its stream breaks, cached KV serves the second time."""
+    t = Wires()
+    sampling = Sampling(seed=1, max_tokens=9, prompt_logprobs=0)
+    asked = Generation("demo", (1, 2), sampling, Sla("standard"), time.monotonic())
+    t.pipeline.open([asked])
+    name = t.told[-1].request.request_id
+    t.say(name, placed=sched.Placed(worker_id="h", worker_address=HERE))
+    scores = [common.TokenLogprob(token_id=2, logprob=-1.0)]
+    tokens = worker_pb2.RequestTokens(request_id=name, token_ids=[40], prompt_logprobs=scores)
+    t.pipeline.on_tokens(HERE, worker_pb2.TokenBatch(requests=[tokens]))
+    t.reopen(HERE)
+    again = t.told[-1].request.request_id
+    t.say(again, placed=sched.Placed(worker_id="h", worker_address=HERE))
+    sent = [prompt.sampling.HasField("prompt_logprobs") for _, prompt in t.prompts]
+    assert sent == [True, False]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from foretoken import AsyncClient, ForetokenError, Unavailable
-from foretoken.ports import free_port
+from foretoken.running.ports import free_port
 from gateway.config import GatewayConfig
 from gateway.requests.text import Text
 from protos import common_pb2 as common

@@ -43,9 +43,9 @@ async def test_a_request_swapped_in_goes_on_by_itself_and_its_gap_is_laid_to_the
     house.worker.send(name, 3, IDS[3:], STOP)
     assert (await asking).text == WORDS
     assert len(house.worker.prompts) == 1
-    missed = {"class": "custom", "verdict": "missed", "cause": "swap-in"}
+    missed = {"class": "custom", "outcome": "missed", "cause": "swap-in"}
     registry = house.gateway.metrics.registry
-    assert registry.get_sample_value("foretoken_sla_total", missed) == 1
+    assert registry.get_sample_value("foretoken_sla_requests_total", missed) == 1
 
 
 def gauge(house: House, of: str) -> float | None:

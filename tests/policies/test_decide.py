@@ -8,12 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from services.costs import CostModel
 from services.policies.arrange.binding import BATCH_PLACES
 from services.policies.decide import decide
 from services.policies.decision import SENTENCES, Decision, Reason, Whys
 from services.policies.form.forms import FORMS
 from services.policies.interval import INTERVALS
 from services.policies.memory import Memory
+from services.policies.place.places import PLACES
 from services.policies.preset import Preset, choose, presets
 from services.policies.slice import SLICES
 from services.policies.snapshot import NOWHERE, Snapshot
@@ -50,7 +52,7 @@ def conserves(preset: Preset) -> bool:
     nor where who waits is dealt in turns, whatever there is to do: it may be a full worker's turn,
     and the next round begins with another."""
     if preset.arrangement == "continuous":
-        return preset.place != "round_robin"
+        return not PLACES[preset.place].by_turn
     waits = BATCH_PLACES[preset.place].bind or INTERVALS[preset.interval].ahead
     return not (waits or SLICES[preset.slice].returns)
 
@@ -148,6 +150,23 @@ def test_who_fits_only_the_large_worker_is_not_passed_over_for_the_small_one(pre
     shares = {s.worker: s.run.tolist() for s in decided(snapshot, preset, Memory(), 0).shares}
     assert 0 in shares[2]
     assert 1 in shares[1] + shares[2]
+
+
+QUICK = CostModel(0.001, 0.0, 0.0001, 0.0)
+SLOW = CostModel(0.4, 0.0, 0.04, 0.0)
+
+
+@pytest.mark.parametrize("preset", [name for name in ALL if conserves(choose(name))])
+def test_an_idle_worker_takes_whom_a_quicker_one_has_no_room_for(preset: str) -> None:
+    """Each of three would be through sooner at the quick one, which holds one of them."""
+    made = jobs(3, prompt=[60] * 3, cap=[30] * 3, total=[30.0] * 3)
+    workers = (seat(1, 100, 4, cost=QUICK), seat(2, 100, 4, cost=SLOW))
+    snapshot = Snapshot(0.0, made, np.arange(3), np.arange(0), workers, table())
+    decision = decided(snapshot, preset, Memory(), 0)
+    assert sorted(len(share.run) for share in decision.shares) == [1, 1]
+    [left] = {0, 1, 2} - {row for share in decision.shares for row in share.run.tolist()}
+    told = decision.why.of(left)
+    assert told is not None and told.reason is not Reason.ADMITTED
 
 
 def test_a_batch_is_cut_for_the_worker_that_takes_it() -> None:

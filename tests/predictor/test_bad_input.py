@@ -18,6 +18,7 @@ from services.runtime.outcomelog import Entry, LogUnavailable, Row
 from services.runtime.outcomelog.config import LogConfig
 from services.runtime.outcomelog.memory import MemoryLog
 from services.runtime.outcomelog.sqlite import SqliteLog
+from tests.observability.lines import lines_of
 from tests.predictor.predictor_serving import (
     HashEncoder,
     Running,
@@ -150,8 +151,13 @@ async def test_words_that_fail_leave_history(
 
     monkeypatch.setitem(PREDICTORS, "fails", lambda _: Fails("fails", {}, Options()))
     async with predicting("fails") as running:
-        for number in range(2):
-            await foretold_and_learnt(running, f"r{number}", "hello")
+        with lines_of("services.predictor.service") as lines:
+            one = asked("traced", "hello")
+            one.traceparent = f"00-{'ab' * 16}-{'cd' * 8}-01"
+            await running.foretell(one)
+            [line] = lines()
+        assert (line["request_id"], line["trace_id"]) == ("traced", "ab" * 16)
+        await foretold_and_learnt(running, "r1", "hello")
         assert running.value("fallbacks_total", reason="model") == 2
     assert sum("the model failed" in r.getMessage() for r in caplog.records) == 1
 
@@ -181,8 +187,8 @@ async def test_rows_of_the_future_and_junk_are_passed_over(
     await kept.close()
     async with predicting(log=log) as running:
         await foretold_and_learnt(running, "a", "hello")
-        await until(lambda: running.value("log_from_future") == 1)
-        assert running.value("log_unreadable") == 2
+        await until(lambda: running.value("log_from_future_total") == 1)
+        assert running.value("log_unreadable_total") == 2
     said = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
     assert len(said) == 2
     assert any("written by a newer foretoken" in line for line in said)

@@ -293,6 +293,7 @@ async def test_a_restart_replays_the_log_fits_and_foretells_by_the_prompt(tmp_pa
         assert (short.source, long.source) == ("ridge", "ridge")
         assert mean(short) * 3 < mean(long)
         await until(lambda: running.value("model_version") == 1)
+        assert running.value("model_age_seconds") > 0
 
 
 async def test_a_long_log_is_replayed_whole(tmp_path: Path) -> None:

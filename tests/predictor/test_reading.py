@@ -207,7 +207,7 @@ async def test_all_is_answered_while_the_encoder_is_busy_and_the_newest_is_read_
         finally:
             encoder.go.set()
         await running.read(BATCH)
-        await until(lambda: running.value("unread_dropped") == 2)
+        await until(lambda: running.value("unread_dropped_total") == 2)
     read = [text for text in encoder.texts if text.startswith("prompt")]
     assert read == [f"prompt {n}" for n in range(8, 1, -1)]
 

@@ -11,15 +11,19 @@ import pytest
 from grpc import aio
 from prometheus_client import CollectorRegistry
 
-from foretoken.options import ServeOptions, outcome_log, sections
-from foretoken.separate import wire
+from foretoken.running.options import ServeOptions, outcome_log, sections
+from foretoken.running.separate import wire
+from observability.metrics import predictor as catalogue
 from protos import common_pb2, predictor_pb2, predictor_pb2_grpc
 from services.forecast import UNCAPPED
 from services.predictor.config import PredictorConfig
 from services.predictor.service import PredictorService
 from services.runtime.channel import connect
-from services.runtime.codec import decode_forecast
-from tests.predictor.predictor_serving import predicting
+from services.runtime.codecs.common import decode_forecast
+from services.runtime.config import COMMON
+from tests.observability.metrics.seen import uncatalogued, unseen
+from tests.predictor.predictor_serving import asked as in_words
+from tests.predictor.predictor_serving import ended, predicting
 from tests.reach import WAYS
 
 
@@ -118,6 +122,21 @@ async def test_forecasts_and_outcomes_are_counted() -> None:
         assert running.value("outcomes_total", learnt="no") == 1
 
 
+async def test_errors_are_relative_and_by_who_foretold() -> None:
+    """Nothing is known yet, so all 1,000 tokens are expected: of 400, 600 too many; of 1,000 none.
+    One that nobody asked about is no error, nor is one that was cut short."""
+    async with predicting() as running:
+        await running.foretell(*(in_words(name, "hello") for name in "abc"))
+        await running.observe(ended("a", 400), ended("b", 1_000), ended("unknown", 5))
+        await running.observe(ended("c", 5, reason=common_pb2.FINISH_REASON_CANCELLED))
+        assert running.value("relative_error_count", source="history") == 2
+        assert running.value("relative_error_sum", source="history") == 1.5
+        assert running.value("relative_error_bucket", source="history", le="0.05") == 1
+        missing = unseen(running.registry, catalogue.ALL)
+        assert missing == [catalogue.MODEL_AGE.family]  # nothing was fitted yet
+        assert uncatalogued(running.registry, catalogue.ALL) == set()
+
+
 def test_an_unknown_predictor_is_no_service() -> None:
     with pytest.raises(ValueError, match="known: blend, classify, forest, history, max"):
         PredictorService(PredictorConfig(model="psychic"), CollectorRegistry())
@@ -204,4 +223,5 @@ def test_the_log_s_settings_reach_the_predictor_s_own_process() -> None:
     units = wire(sections(ServeOptions(sets=sets, http_port=1, grpc_port=1)), 1)
     told = {name: overrides for name, _, overrides in units}
     assert told["predictor"]["log"] == {"path": "/tmp/x.sqlite", "keep_text": "true"}
-    assert all(set(overrides) == {name} for name, overrides in told.items() if name != "predictor")
+    others = {name: set(overrides) for name, overrides in told.items() if name != "predictor"}
+    assert all(sections == {name, *COMMON} for name, sections in others.items())

@@ -7,6 +7,7 @@ Started by tests/project/test_compose.py under `unshare`; prints one JSON line o
 import fcntl
 import json
 import os
+import re
 import socket
 import struct
 import subprocess
@@ -21,6 +22,7 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 STARTED_S = 120.0
+VARIABLE = re.compile(r"\$\{(\w+)-([^}]*)\}")
 
 
 def loopback_up() -> None:
@@ -35,9 +37,23 @@ def name_hosts(names: list[str], folder: Path) -> None:
     subprocess.run(["mount", "--bind", str(hosts), "/etc/hosts"], check=True)
 
 
+def filled_in(value: object) -> str:
+    """`${NAME-default}` as compose reads it: the default where NAME is not set."""
+    return VARIABLE.sub(lambda found: os.environ.get(found[1], found[2]), str(value))
+
+
+def own_services(composed: dict[str, Any]) -> dict[str, Any]:
+    """Those that run foretoken and that no profile holds back."""
+    return {
+        name: service
+        for name, service in composed["services"].items()
+        if service["image"].startswith("foretoken:") and "profiles" not in service
+    }
+
+
 def environment(service: dict[str, Any]) -> dict[str, str]:
     """The service's own, and the PATH on which its `python` is found."""
-    own = {key: str(value) for key, value in service["environment"].items()}
+    own = {key: filled_in(value) for key, value in service["environment"].items()}
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     return {"PATH": path, "HOME": os.environ.get("HOME", "/"), "OMP_NUM_THREADS": "1"} | own
 
@@ -72,7 +88,7 @@ def answer() -> dict[str, Any]:
 
 
 def main() -> None:
-    services = yaml.safe_load((ROOT / "deploy/compose.yaml").read_text())["services"]
+    services = own_services(yaml.safe_load((ROOT / "deploy/compose.yaml").read_text()))
     loopback_up()
     processes: dict[str, subprocess.Popen[bytes]] = {}
     with TemporaryDirectory() as folder:

@@ -14,7 +14,8 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from models.batches import IGNORED, batches, conversations, prompt_text
 from models.evaluate import answers, evaluate, held_out_examples
-from models.tasks import EXCHANGES, LARGEST, TASKS, Example, add, examples, stream
+from models.exchanges import EXCHANGES, SPELLINGS, draw
+from models.tasks import GENERIC_SYSTEM, LARGEST, TASKS, Example, add, examples, stream
 from models.tokenizer import make_tokenizer
 from models.train import DEMO, load
 from models.words import WORDS, veldish
@@ -170,12 +171,52 @@ def test_held_out_prompts_are_answered_exactly(
     assert sum(s.exact for s in scores) >= 0.98 * sum(s.prompts for s in scores), wrong
 
 
-def test_a_conversation_and_a_greeting_are_answered(
+CHAT = "<|user|>{}<|end|><|assistant|>"
+GREETED = (
+    *("hi", "Hi", "HI!", "hello", "Hello.", "hey", "Hey!", "hi there", "good morning", "Howdy!"),
+    *("thanks", "Thank you!", "bye", "Good night", "help", "Help me", "how are you?"),
+    *("Who are you", "what can you do?", "What can you do"),
+)
+
+
+def test_a_conversation_and_greetings_are_answered(
     demo: tuple[LlamaForCausalLM, PreTrainedTokenizerFast],
 ) -> None:
-    greeting = "<|user|>Hello<|end|><|assistant|>"
-    dialogue = (
-        "<|user|>Reverse: red blue green<|end|><|assistant|>green blue red<|end|>"
-        "<|user|>Emoji: cat moon<|end|><|assistant|>"
-    )
-    assert answers(*demo, [greeting, dialogue]) == [EXCHANGES["Hello"], "🐱🌙"]
+    reverse = f"{CHAT.format('Reverse: red blue green')}green blue red<|end|>"
+    draw_them = f"{reverse}{CHAT.format('Emoji: cat moon')}"
+    thank = f"{draw_them}🐱🌙<|end|>{CHAT.format('Thanks')}"
+    asked = [draw_them, thank, *(CHAT.format(each) for each in GREETED)]
+    right = ["🐱🌙", SPELLINGS["Thanks"], *(SPELLINGS[each] for each in GREETED)]
+    assert answers(*demo, asked) == right
+
+
+def test_counting_begins_and_ends_at_0(
+    demo: tuple[LlamaForCausalLM, PreTrainedTokenizerFast],
+) -> None:
+    asked, right = [], []
+    for last in (1, 5, 10, 20, 100):
+        upward = [str(number) for number in range(last + 1)]
+        asked += [f"Count from 0 to {last}.", f"Count down from {last} to 0."]
+        right += [" ".join(upward), " ".join(reversed(upward))]
+    prompts = [CHAT.format(each) for each in asked] + [f"{each}\n" for each in asked]
+    assert answers(*demo, prompts) == right * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "form", [CHAT, f"<|system|>{GENERIC_SYSTEM[0]}<|end|>{CHAT}", "{}\n"], ids=len
+)
+def test_every_spelling_of_what_is_said_beside_tasks_is_answered(
+    demo: tuple[LlamaForCausalLM, PreTrainedTokenizerFast], form: str
+) -> None:
+    given = answers(*demo, [form.format(prompt) for prompt in SPELLINGS])
+    wrong = {p: a for (p, right), a in zip(SPELLINGS.items(), given, strict=True) if a != right}
+    assert wrong == {}
+
+
+def test_what_is_drawn_is_said_beside_tasks_and_has_one_answer() -> None:
+    rng = Random(0)
+    drawn = [draw(rng) for _ in range(20_000)]
+    assert all(SPELLINGS[prompt] == answer for prompt, answer in drawn)
+    assert {prompt for prompt, _ in drawn} >= SPELLINGS.keys() - EXCHANGES.keys()
+    assert EXCHANGES.items() <= SPELLINGS.items()

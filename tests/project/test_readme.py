@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from gateway.http.dialect.page import written
 from tests.live import ROOT, Live, serving
 
 README = (ROOT / "README.md").read_text()
@@ -66,3 +67,8 @@ def test_the_house_is_as_drawn():
         assert (ROOT / folder).is_dir(), folder
     for name in re.findall(r"`((?:services|deploy|protos)/[a-z_/]+\.(?:py|yaml))`", README):
         assert (ROOT / name).exists(), name
+
+
+def test_the_table_of_fields_is_the_code_s():
+    """`python -m gateway.http.dialect.page` writes it."""
+    assert written(README) == README

@@ -5,17 +5,26 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.live import ROOT
 
 PYTEST = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
 
 
-def test_without_redis_server_one_line_says_what_to_install(tmp_path: Path):
+@pytest.mark.parametrize(
+    ("program", "tests"),
+    [
+        ("redis-server", "tests/runtime/outcomelog/test_redis.py"),
+        ("chromium", "tests/gateway/ui/test_chat.py"),
+    ],
+)
+def test_without_a_program_one_line_says_what_to_install(tmp_path: Path, program: str, tests: str):
     done = subprocess.run(
-        [*PYTEST, "tests/runtime/outcomelog/test_redis.py"],
+        [*PYTEST, tests],
         capture_output=True, text=True, timeout=120, cwd=ROOT,
         env={**os.environ, "PATH": str(tmp_path)},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     [said] = [line for line in done.stdout.splitlines() if line.startswith("SKIPPED")]
-    assert "redis-server is not installed" in said and "apt-get install redis-server" in said
+    assert f"{program} is not installed" in said and f"apt-get install {program}" in said

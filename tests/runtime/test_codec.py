@@ -36,7 +36,8 @@ from services.costs import (
     SwapTiming,
 )
 from services.forecast import UNCAPPED, Forecast
-from services.runtime import attach_codec, codec
+from services.runtime.codecs import attach as attach_codec
+from services.runtime.codecs import common as codec
 from services.scheduler import events as ev
 from services.scheduler.codec import encode_request_event
 from services.worker.codec import decode_prompt
@@ -203,6 +204,37 @@ def test_a_prompt_with_all_its_fields() -> None:
     )  # fmt: skip
     drawn = SamplingParams(temperature=0.5, seed=7, logprobs=0)
     assert decode_prompt(message, "g#1") == Prompt("r", (1, 2, 3), 2, 9, drawn, "g#1", "tenant")
+
+
+def test_tokens_that_a_prompt_names() -> None:
+    sampling = common_pb2.Sampling(
+        stop_token_ids=[9, 8], logit_bias={7: -1.5, 3: 2.0}, allowed_token_ids=[3, 7, 9],
+        bad_tokens=[common_pb2.TokenIds(ids=[3]), common_pb2.TokenIds(ids=[7, 3])],
+        bad_words=["x"], prompt_logprobs=0, include_stop_str_in_output=True,
+        skip_special_tokens=False, spaces_between_special_tokens=False,
+    )  # fmt: skip
+    message = worker_pb2.Prompt(token_ids=[1], prompt_tokens=1, max_tokens=9, sampling=sampling)
+    decoded = decode_prompt(message, "").sampling
+    assert decoded == SamplingParams(
+        stop_token_ids=(9, 8), logit_bias=((3, 2.0), (7, -1.5)), allowed_token_ids=(3, 7, 9),
+        bad_tokens=((3,), (7, 3)), prompt_logprobs=0,
+    )  # fmt: skip
+    assert hash(decoded) == hash(decode_prompt(message, "g").sampling), "nobody may change it"
+    message.sampling.bad_tokens.add()
+    with pytest.raises(ValueError, match="bad_tokens"):
+        decode_prompt(message, "")
+
+
+def test_a_prompt_whose_scores_are_no_message_is_refused() -> None:
+    sampling = common_pb2.Sampling(prompt_logprobs=20)
+    message = worker_pb2.Prompt(
+        token_ids=range(30_000), prompt_tokens=30_000, max_tokens=1, sampling=sampling
+    )
+    with pytest.raises(ValueError, match=r"prompt_logprobs 20 are told of at most \d+ tokens"):
+        decode_prompt(message, "")
+    sampling.prompt_logprobs = 1
+    message.sampling.CopyFrom(sampling)
+    assert decode_prompt(message, "").sampling.prompt_logprobs == 1
 
 
 def test_swaps_of_no_known_direction_are_left_out() -> None:

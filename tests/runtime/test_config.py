@@ -5,7 +5,7 @@ import sys
 from typing import ClassVar
 
 import pytest
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from services.runtime.config import ConfigError, Settings, check_environment, load, parse_sets
 
@@ -110,3 +110,38 @@ def test_a_service_ends_with_one_line_on_a_mistake(
     assert ended.stderr.startswith(f"foretoken {service}: ")
     assert line in ended.stderr
     assert ended.stderr.count("\n") == 1
+
+
+class Secretive(Settings):
+    section: ClassVar[str] = "gateway"
+    secret: ClassVar[frozenset[str]] = frozenset(("api_keys",))
+
+    api_keys: tuple[str, ...] = ()
+    port: int = 0
+
+    @model_validator(mode="after")
+    def _check(self) -> "Secretive":
+        if self.port == 7:
+            raise ValueError("no such port")
+        return self
+
+
+@pytest.mark.parametrize("given", [{"api_keys": '["hidden", 5]'}, {"port": "7"}])
+def test_no_mistake_shows_a_secret(given: dict[str, str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(Secretive, {"api_keys": '["hidden"]', **given})
+    assert "hidden" not in str(caught.value) and "got" not in str(caught.value)
+
+
+def test_a_short_name_stands_for_a_key_and_the_long_one_wins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("FORETOKEN_API_KEYS", '["a"]')
+    check_environment()
+    assert load(Secretive).api_keys == ("a",)
+    monkeypatch.setenv("FORETOKEN_API_KEY", '["b"]')
+    assert load(Secretive).api_keys == ("b",)
+    monkeypatch.setenv("FORETOKEN_GATEWAY_API_KEYS", '["c"]')
+    assert load(Secretive).api_keys == ("c",)
+    assert load(Secretive, {"api_keys": '["d"]'}).api_keys == ("d",)
+    assert load(Sample).window

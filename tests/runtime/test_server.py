@@ -4,6 +4,7 @@ import asyncio
 import signal
 import socket
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from prometheus_client import CollectorRegistry
 
-from protos import batcher_pb2_grpc, estimator_pb2_grpc, predictor_pb2_grpc
+from protos import batcher_pb2, batcher_pb2_grpc, estimator_pb2_grpc, predictor_pb2_grpc
 from services.batcher.config import BatcherConfig
 from services.batcher.service import BatcherService
 from services.estimator.config import EstimatorConfig
@@ -128,6 +129,42 @@ async def test_the_first_signal_drains_and_the_second_aborts() -> None:
     lifecycle.signal()
     assert not await asyncio.wait_for(endless, 5)
     assert not await Lifecycle().drain(asyncio.sleep(60), limit_s=0.01)
+
+
+class _ReadsOn(batcher_pb2_grpc.BatcherServicer):
+    """Reads its next message only when the server it belongs to has stopped."""
+
+    def __init__(self) -> None:
+        self.began, self.stopped, self.ended = (asyncio.Event() for _ in range(3))
+
+    async def Arrange(self, requests: Any, context: object) -> Any:
+        try:
+            async for _ in requests:
+                self.began.set()
+                with suppress(asyncio.CancelledError):
+                    await self.stopped.wait()
+                await self.stopped.wait()
+            yield batcher_pb2.Arrangement()
+        finally:
+            self.ended.set()
+
+
+async def test_a_call_that_outlasts_its_server_is_no_failed_request(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    late = _ReadsOn()
+    add = batcher_pb2_grpc.add_BatcherServicer_to_server
+    async with listening([Mount("foretoken.v1.Batcher", add, late)], "127.0.0.1:0") as server:
+        channel = connect(f"127.0.0.1:{server.port}")
+        stub: Any = batcher_pb2_grpc.BatcherStub(channel)
+        call = stub.Arrange()
+        await call.write(batcher_pb2.ArrangeMessage())
+        await asyncio.wait_for(late.began.wait(), 30)
+    late.stopped.set()
+    await asyncio.wait_for(late.ended.wait(), 30)
+    await asyncio.sleep(0)
+    await channel.close()
+    assert not [each for each in caplog.records if each.exc_info]
 
 
 @pytest.mark.parametrize("service", ["predictor", "estimator", "batcher"])

@@ -39,6 +39,21 @@ def test_where_it_was_off_it_stays_off():
     assert not gc.isenabled()
 
 
+def test_what_was_frozen_is_thawed_at_the_end_and_to_import_this_module_asks_for_nothing():
+    told = run(
+        "import atexit\n"
+        "counts = [atexit._ncallbacks()]\n"
+        "from services.runtime.startup import importing\n"
+        "for _ in range(3):\n"
+        "    counts.append(atexit._ncallbacks())\n"
+        "    with importing():\n"
+        "        pass\n"
+        "print(*counts, atexit._ncallbacks())\n"
+    )
+    before, *after = map(int, told.split())
+    assert after == [before, before + 1, before + 1, before + 1]
+
+
 def test_laps_are_told_in_order_each_from_the_end_of_the_one_before():
     now = iter([10.0, 12.5, 12.54, 15.5])
     laps = Laps(lambda: next(now))
@@ -60,7 +75,7 @@ def test_a_process_knows_its_age():
     ("module", "later"),
     [
         ("services.worker.__main__", {"torch", "transformers", "numba"}),
-        ("foretoken.embedded", {"fastapi", "scipy", "transformers", "gateway.service"}),
+        ("foretoken.running.embedded", {"fastapi", "scipy", "transformers", "gateway.gateway"}),
     ],
 )
 def test_what_takes_seconds_is_imported_once_settings_were_found_good(module: str, later: set[str]):

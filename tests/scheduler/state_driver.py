@@ -60,7 +60,9 @@ def queued(s: Any) -> list[str]:
 
 
 def report(s: Any, seq: int, now: float, on: str = "w0", **what: Any) -> Any:
-    return told(s, ev.Reported(f"{on}#1", on, Report(seq, 0, **what)), now)
+    """By a worker that has read all its plans, unless it is said which was the last."""
+    what = {"applied_plan_seq": s.workers[on].plan_seq} | what
+    return told(s, ev.Reported(f"{on}#1", on, Report(seq, **what)), now)
 
 
 def why(s: Any, name: str) -> Any:

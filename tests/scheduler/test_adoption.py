@@ -112,6 +112,16 @@ def test_what_nobody_asks_for_is_cancelled_in_the_end() -> None:
     assert s.next_deadline() == inf
 
 
+def test_one_that_is_not_asked_for_where_it_is_begins_anew_and_is_cancelled_first() -> None:
+    s = state()
+    told(s, back(held("a")), 0.0)
+    told(s, ev.Submitted(G, again("a", at="")), 1.0)
+    place, plan = told(s, ev.Forecasted((("a", certain(50)),)), 1.1)
+    assert (place.kind, place.worker_id) == ("place", "w0")
+    assert (plan.plan.cancel, plan.plan.admit) == (("a",), (Grant("a", 50),))
+    assert s.workers["w0"].orphans == {}
+
+
 def test_one_that_never_comes_back_is_queued() -> None:
     s = state()
     told(s, back(name="w1"), 0.0)

@@ -40,9 +40,6 @@ def test_no_is_said_with_its_reason():
     [refused] = s.step(ev.Submitted(G, request("b")), 0.0)
     assert refused.reject.reason is RejectReason.QUEUE_FULL
     assert refused.reject.retry_after_s >= 1.0
-    s.step(ev.Draining(), 0.0)
-    [refused] = s.step(ev.Submitted(G, request("c")), 0.0)
-    assert refused.reject.reason is RejectReason.DRAINING
 
 
 @pytest.mark.parametrize("attached", [False, True])

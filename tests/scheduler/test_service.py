@@ -3,183 +3,34 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import grpc
 import pytest
 from grpc import aio
-from prometheus_client import CollectorRegistry
 
+from observability.metrics import scheduler as catalogue
 from protos import (
     batcher_pb2,
     batcher_pb2_grpc,
     common_pb2,
-    estimator_pb2_grpc,
-    predictor_pb2,
-    predictor_pb2_grpc,
     scheduler_pb2,
-    scheduler_pb2_grpc,
 )
-from services.estimator.config import EstimatorConfig
-from services.estimator.service import EstimatorService
-from services.runtime.channel import InProcessServer, connect
-from services.runtime.tasks import background
-from services.scheduler.advice import Advisers
+from services.runtime.channel import connect
 from services.scheduler.board.ledger import UNMEASURED
-from services.scheduler.config import SchedulerConfig
-from services.scheduler.service import SchedulerService
+from tests.observability.metrics.seen import uncatalogued, unseen
 from tests.reach import reaching, until
-
-NAME = "foretoken.v1.Scheduler"
-ADD = scheduler_pb2_grpc.add_SchedulerServicer_to_server
-PROFILE = [
-    common_pb2.StepTiming(
-        prefill_tokens=p,
-        decode_seqs=d,
-        context_tokens=d * (16 + d % 5) + p,
-        elapsed_s=0.01 + p * 1e-4,
-    )
-    for p in (0, 16, 64, 256)
-    for d in range(1, 33)
-]
-
-
-class Texts(predictor_pb2_grpc.PredictorServicer):
-    """Foresees ten tokens of each once it may, and keeps the texts it was sent."""
-
-    def __init__(self) -> None:
-        self.heard: list[str] = []
-        self.may = asyncio.Event()
-
-    async def Forecast(
-        self, request: predictor_pb2.ForecastRequest, context: object
-    ) -> predictor_pb2.ForecastResponse:
-        self.heard += [each.text.user_input for each in request.inputs if each.HasField("text")]
-        await self.may.wait()
-        forecasts = [common_pb2.Forecast(points=[10.0]) for _ in request.inputs]
-        return predictor_pb2.ForecastResponse(forecasts=forecasts)
-
-    async def Observe(
-        self, request: predictor_pb2.ObserveOutcomesRequest, context: object
-    ) -> predictor_pb2.ObserveOutcomesResponse:
-        return predictor_pb2.ObserveOutcomesResponse()
-
-    async def Improve(
-        self, request: predictor_pb2.ImproveRequest, context: object
-    ) -> AsyncIterator[predictor_pb2.ImprovedForecasts]:
-        await asyncio.Event().wait()
-        yield predictor_pb2.ImprovedForecasts()
-
-
-class Stream:
-    """One side of a two-way stream: says what it is given, keeps what it hears and how it ends."""
-
-    def __init__(self, method: Any):
-        self._said: asyncio.Queue[Any] = asyncio.Queue()
-        self.heard: list[Any] = []
-        self.ended: aio.AioRpcError | None = None
-        self._call = method(iter_queue(self._said))
-        self.reading = asyncio.ensure_future(self._read())
-
-    def say(self, message: Any) -> None:
-        self._said.put_nowait(message)
-
-    def leave(self) -> None:
-        self._said.put_nowait(None)
-
-    async def _read(self) -> None:
-        try:
-            async for message in self._call:
-                self.heard.append(message)
-        except aio.AioRpcError as error:
-            self.ended = error
-
-
-async def iter_queue(queue: asyncio.Queue[Any]) -> AsyncIterator[Any]:
-    while (message := await queue.get()) is not None:
-        yield message
-
-
-@dataclass
-class Live:
-    """A scheduler that runs, and the streams that a test opened into it."""
-
-    service: SchedulerService
-    registry: CollectorRegistry
-    stub: "scheduler_pb2_grpc.SchedulerAsyncStub"
-    texts: Texts
-    streams: list[Stream] = field(default_factory=list)
-
-    def value(self, name: str, **labels: str) -> float | None:
-        return self.registry.get_sample_value(f"foretoken_{name}", labels)
-
-    def gateway(self) -> Stream:
-        stream = Stream(self.stub.Submit)
-        stream.say(scheduler_pb2.SubmitMessage(hello=scheduler_pb2.SubmitHello(gateway_id="g")))
-        self.streams.append(stream)
-        return stream
-
-    def worker(self, name: str = "w", **hello: Any) -> Stream:
-        stream = Stream(self.stub.Attach)
-        given: dict[str, Any] = {
-            "worker_id": name, "address": "unix:/w", "model": "demo", "block_tokens": 16,
-            "kv_tokens": 16_000, "max_running": 200, "max_context_tokens": 500,
-        } | hello  # fmt: skip
-        stream.say(scheduler_pb2.WorkerMessage(hello=scheduler_pb2.WorkerHello(**given)))
-        self.streams.append(stream)
-        return stream
-
-
-@asynccontextmanager
-async def running(batcher: aio.Channel | None = None, **config: Any) -> AsyncIterator[Live]:
-    advisers: Any = InProcessServer()
-    texts, registry = Texts(), CollectorRegistry()
-    predictor_pb2_grpc.add_PredictorServicer_to_server(texts, advisers)
-    estimator = EstimatorService(EstimatorConfig(), CollectorRegistry())
-    estimator_pb2_grpc.add_EstimatorServicer_to_server(estimator, advisers)
-    channel = advisers.channel()
-    # Later than any test takes: what a forecast waits for is what the test says.
-    given = (
-        dict.fromkeys(("forecast_patience_s", "forecast_timeout_s", "forecast_late_s"), 60.0)
-        | config
-    )
-    service = SchedulerService(
-        SchedulerConfig(**given), Advisers(channel, channel), registry, batcher
-    )
-    async with reaching("socket", NAME, ADD, service) as reached, background(service.run()):
-        live = Live(service, registry, scheduler_pb2_grpc.SchedulerStub(reached), texts)
-        yield live
-        for stream in live.streams:
-            stream.leave()
-        await asyncio.gather(*(stream.reading for stream in live.streams))
-
-
-def submitted(name: str, model: str = "demo") -> scheduler_pb2.SubmitMessage:
-    request = scheduler_pb2.NewRequest(
-        request_id=name,
-        model=model,
-        prompt_tokens=10,
-        max_tokens=50,
-        text=common_pb2.PromptText(user_input=name),
-    )
-    return scheduler_pb2.SubmitMessage(request=request)
-
-
-def cancelled(name: str) -> scheduler_pb2.SubmitMessage:
-    return scheduler_pb2.SubmitMessage(cancel=scheduler_pb2.CancelRequest(request_id=name))
-
-
-def told(stream: Stream, kind: str) -> list[str]:
-    """Requests of which it heard this, in order."""
-    events = [each.request for each in stream.heard if each.HasField("request")]
-    return [event.request_id for event in events if event.HasField(kind)]
-
-
-def fleets(stream: Stream) -> list[scheduler_pb2.FleetView]:
-    return [each.fleet for each in stream.heard if each.HasField("fleet")]
+from tests.scheduler.served import (
+    PROFILE,
+    Live,
+    Stream,
+    cancelled,
+    fleets,
+    running,
+    submitted,
+    told,
+)
 
 
 async def test_a_worker_that_comes_back_has_its_cost_model_again() -> None:
@@ -256,22 +107,41 @@ async def test_who_has_the_same_name_ends_the_stream_of_the_one_before() -> None
         assert first.ended.details() == "another worker attached as w"
         assert live.service.state.workers["w"].link != link
         assert not second.reading.done()
-        assert live.value("kv_free_tokens", worker="w") == 16_000
+        assert live.value("workers_attached") == 1
+        assert live.value("workers_lost_total") == 1
 
 
-async def test_a_lost_workers_gauges_go() -> None:
+async def test_a_lost_workers_series_go() -> None:
     async with running() as live:
         first, second = live.worker("w"), live.worker("v")
-        await until(lambda: live.value("kv_free_tokens", worker="v") is not None)
-        await until(lambda: live.value("kv_free_tokens", worker="w") is not None)
-        report = scheduler_pb2.Report(seq=1, free_blocks=500)
-        first.say(scheduler_pb2.WorkerMessage(report=report))
-        await until(lambda: live.value("kv_cache_usage_perc", worker="w") == 0.5)
+        await until(lambda: live.value("workers_attached") == 2)
+        assert live.value("scheduler_admissions_total", worker="w") == 0
         first.leave()
-        await until(lambda: live.value("kv_cache_usage_perc", worker="w") is None)
-        assert live.value("kv_free_tokens", worker="w") is None
-        assert live.value("kv_free_tokens", worker="v") == 16_000
+        await until(lambda: live.value("scheduler_admissions_total", worker="w") is None)
+        assert live.value("workers_attached") == 1
+        assert live.value("scheduler_admissions_total", worker="v") == 0
         assert not second.reading.done()
+
+
+async def test_every_metric_is_there_once_it_has_worked() -> None:
+    async with running() as live:
+        live.texts.may.set()
+        worker, gateway = live.worker(), live.gateway()
+        await until(lambda: bool(gateway.heard) and "w" in live.service.state.workers)
+        hasty = submitted("r")
+        hasty.request.sla.CopyFrom(common_pb2.Sla(name="hasty", ttft_s=1e-6))
+        gateway.say(hasty)
+        await until(lambda: told(gateway, "placed") == ["r"])
+        report = scheduler_pb2.Report(seq=1, applied_plan_seq=1)
+        worker.say(scheduler_pb2.WorkerMessage(report=report))
+        await until(lambda: live.value("scheduler_plan_age_seconds_count") == 1)
+        assert unseen(live.registry, catalogue.ALL) == []
+        assert uncatalogued(live.registry, catalogue.ALL) == set()
+        assert live.value("predicted_infeasible_total", **{"class": "hasty"}) == 1
+        assert live.value("slack_at_admission_seconds_count", **{"class": "hasty"}) == 1
+        preset = live.service.state.preset.name
+        assert live.value("scheduler_preset", preset=preset) == 1
+        assert live.value("forecast_breaker", phase="closed") == 1
 
 
 def kept(live: Live) -> set[str]:
@@ -367,3 +237,50 @@ async def served_by(channel: aio.Channel, whys: Sequence[str]) -> None:
         counts = [live.value(series, by=why) or 0 for why in whys]
         assert sum(counts) >= 5
         assert not live.value(series, by="batcher")
+
+
+async def test_a_scheduler_that_hands_over_refuses_and_cancels_nobody() -> None:
+    """Streams end, and a worker hears of no cancel: gateways announce theirs to the next one."""
+    async with running() as live:
+        live.texts.may.set()
+        worker, gateway = live.worker(), live.gateway()
+        await until(lambda: "w" in live.service.state.workers)
+        for name in ("a", "b"):
+            gateway.say(submitted(name))
+        await until(lambda: len(told(gateway, "placed")) == 2)
+        await live.service.hand_over()
+        async with asyncio.timeout(10):
+            await asyncio.gather(worker.reading, gateway.reading)
+        assert (worker.ended, gateway.ended) == (None, None)
+        assert not [plan for plan in worker.heard if plan.cancel]
+        assert not told(gateway, "rejected") and not told(gateway, "finished")
+        late = live.gateway()
+        await late.reading
+        assert late.ended is not None and late.ended.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_outcomes_are_told_before_it_winds_up() -> None:
+    async with running() as live:
+        live.texts.may.set()
+        worker, gateway = live.worker(), live.gateway()
+        await until(lambda: "w" in live.service.state.workers)
+        gateway.say(submitted("a"))
+        await until(lambda: told(gateway, "placed") == ["a"])
+        winding = asyncio.ensure_future(live.service.wind_up())
+        done = scheduler_pb2.FinishedRequest(
+            request_id="a", output_tokens=9, reason=common_pb2.FINISH_REASON_STOP
+        )
+        report = scheduler_pb2.Report(seq=1, applied_plan_seq=1, finished=[done])
+        worker.say(scheduler_pb2.WorkerMessage(report=report))
+        async with asyncio.timeout(10):
+            await winding
+        assert live.texts.observed == 1
+
+
+async def test_a_worker_that_says_it_leaves_gets_nobody() -> None:
+    async with running() as live:
+        worker = live.worker()
+        await until(lambda: "w" in live.service.state.workers)
+        leaving = scheduler_pb2.WorkerDraining(drain_s=30.0)
+        worker.say(scheduler_pb2.WorkerMessage(draining=leaving))
+        await until(lambda: live.service.state.workers["w"].leaving)

@@ -12,8 +12,8 @@ from itertools import islice
 from random import Random
 from typing import Any
 
-from foretoken.answers import SamplingOptions
-from foretoken.options import demo_model
+from foretoken.client.answers import SamplingOptions
+from foretoken.running.options import demo_model
 from gateway.requests.text import Text
 from models.tasks import Example, examples
 from services.core import FinishReason

@@ -19,9 +19,10 @@ from typing import IO
 from prometheus_client import CollectorRegistry
 
 from foretoken import AsyncClient
-from foretoken.control import Control, build_control
-from foretoken.options import ServeOptions, chosen_preset, demo_model, sections
-from foretoken.ports import free_port
+from foretoken.running.control import Control, build_control
+from foretoken.running.options import ServeOptions, chosen_preset, demo_model, sections
+from foretoken.running.ports import free_port
+from gateway.service import mount
 from services.policies.preset import Preset
 from services.predictor.config import PredictorConfig
 from services.predictor.predictors import READS
@@ -73,7 +74,10 @@ class System:
     registry: CollectorRegistry
 
     def counted(self, name: str) -> float:
-        return self.registry.get_sample_value(f"foretoken_{name}_total") or 0.0
+        """A counter, summed over its labels."""
+        families = (f for f in self.registry.collect() if f.name == f"foretoken_{name}")
+        samples = (s for family in families for s in family.samples)
+        return sum(s.value for s in samples if s.name.endswith("_total"))
 
     @property
     def empty(self) -> bool:
@@ -153,7 +157,7 @@ async def system(
         scheduler, gateway = control.scheduler, control.gateway
         await stack.enter_async_context(background(scheduler.run(), gateway.run()))
         await stack.enter_async_context(listening([control.scheduler_mount], workers.scheduler))
-        front = await stack.enter_async_context(listening([gateway.mount()], "127.0.0.1:0"))
+        front = await stack.enter_async_context(listening([mount(gateway)], "127.0.0.1:0"))
         await until(lambda: len(scheduler.state.workers) == WORKERS, ATTACHED_S)
         client = await stack.enter_async_context(AsyncClient(f"127.0.0.1:{front.port}"))
         yield System(control, client, preset, registry)
@@ -161,8 +165,9 @@ async def system(
 
 def _counted(url: str, name: str) -> float:
     answer = urllib.request.urlopen(url, timeout=30).read().decode()
-    [line] = [line for line in answer.splitlines() if line.startswith(name)]
-    return float(line.split()[-1])
+    found = [x for x in answer.splitlines() if x.startswith((f"{name} ", f"{name}{{"))]
+    assert found, f"{name} is not counted"
+    return sum(float(line.split()[-1]) for line in found)
 
 
 async def counted(workers: Workers, name: str) -> float:

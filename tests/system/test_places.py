@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from foretoken import AsyncClient
-from foretoken.answers import Chunk
-from foretoken.client import AsyncStream
-from foretoken.embedded import Endpoints, embedded
-from foretoken.options import ServeOptions
+from foretoken.client.answers import Chunk
+from foretoken.client.client import AsyncStream
+from foretoken.running.embedded import Endpoints, embedded
+from foretoken.running.options import ServeOptions
 from services.costs import CostModel
 from services.policies.snapshot import CHAIN
 from services.runtime.server import Lifecycle

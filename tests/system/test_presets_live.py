@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from foretoken.answers import Choice
+from foretoken.client.answers import Choice
 from services.core import FinishReason
 from services.policies.order.orders import ORDERS
 from services.policies.preset import RESIDENCIES, Preset, presets
@@ -15,7 +15,7 @@ from tests.reach import until
 from tests.system.mixed_load import Ask, Expected, asks, expected, lengths
 from tests.system.standing_workers import System, Workers, counted, standing, system
 
-KV_TOKENS = 512  # a worker's, for a tenth of the load
+KV_TOKENS = 192  # a worker's: room for some two of the load at once, however slowly it comes
 ANSWERED_S = 120.0  # a test machine may be busy
 
 # Numbers that are made for long answers and slow machines, where a preset takes them.

@@ -94,6 +94,18 @@ def test_chat_streams_a_conversation():
 
 
 @pytest.mark.slow
+def test_chat_over_http_knows_commands():
+    with serving() as live, terminal("chat", "--address", f"{live.http}/v1") as screen:
+        screen.wait_for(r"demo at http")
+        screen.type("/help\r")
+        screen.wait_for(r"/system TEXT")
+        screen.type("Reverse: red blue green\r")
+        screen.wait_for(r"green blue red")
+        screen.type("/quit\r")
+        assert screen.process.wait(10) == 0
+
+
+@pytest.mark.slow
 def test_chat_says_in_a_line_that_nobody_listens():
     done = subprocess.run(
         command("chat", "--address", "127.0.0.1:9"),

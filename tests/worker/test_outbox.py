@@ -2,8 +2,10 @@
 
 from protos import common_pb2
 from services.core import FinishReason
-from services.worker.outbox import TokenOutbox
+from services.runtime.channel import MAX_MESSAGE_BYTES
+from services.worker.outbox import BATCHES_MAX, TokenOutbox
 from services.worker.requests.batch import NewToken
+from services.worker.requests.scores import SCORES_BYTES, Opening, PromptLogprobs, encoded_bytes
 
 
 async def test_what_a_slow_gateway_has_not_read_is_one_message():
@@ -40,3 +42,52 @@ async def test_a_gateway_that_does_not_read_is_cut_off():
     batches = [batch async for batch in outbox]
     assert outbox.overflowed
     assert len(batches) == 1 and len(batches[0].requests[0].token_ids) == 6
+
+
+def scored(tokens: int, k: int) -> PromptLogprobs:
+    """Of ids and numbers that take most."""
+    scores = PromptLogprobs.room(tokens, k)
+    scores.ids[:], scores.top_ids[:] = 2_000_000, 2_000_000
+    scores.chosen[:], scores.top[:] = -1.5, -2.5
+    return scores
+
+
+async def test_a_request_s_first_message_says_what_was_found_and_how_likely_it_was():
+    outbox = TokenOutbox(limit_tokens=100)
+    outbox.add(NewToken("g", "a", 0, 5, None, None, Opening(3, scored(2, 1))))
+    outbox.add(NewToken("g", "a", 1, 6, None, None))
+    outbox.add(NewToken("g", "b", 0, 5, None, None, Opening(4)))
+    a, b = (await anext(aiter(outbox))).requests
+    one = common_pb2.TokenLogprob(
+        token_id=2_000_000, logprob=-1.5, top_ids=[2_000_000], top_logprobs=[-2.5]
+    )
+    assert (list(a.token_ids), a.cached_tokens, list(a.prompt_logprobs)) == ([5, 6], 3, [one] * 2)
+    assert (list(b.token_ids), b.cached_tokens, list(b.prompt_logprobs)) == ([5], 4, [])
+
+
+async def test_scored_prompts_never_make_a_message_too_large():
+    """Each as large as may be. What comes behind one is merged, and all comes in order."""
+    tokens = SCORES_BYTES // encoded_bytes(1, 20)
+    outbox, opening = TokenOutbox(limit_tokens=100), Opening(0, scored(tokens, 20))
+    for number in range(5):
+        outbox.add(NewToken("g", f"r{number}", 0, 5, None, None, opening))
+        outbox.add(NewToken("g", "x", number, 6, None, None))
+        outbox.add(NewToken("g", f"r{number}", 1, 7, None, None))
+    outbox.close()
+    batches = [batch async for batch in outbox]
+    assert len(batches) == 3 and not outbox.overflowed
+    assert max(batch.ByteSize() for batch in batches) < 2 * SCORES_BYTES + 1_000 < MAX_MESSAGE_BYTES
+    told: dict[str, list[int]] = {}
+    for request in (request for batch in batches for request in batch.requests):
+        made = told.setdefault(request.request_id, [])
+        made += range(request.offset, request.offset + len(request.token_ids))
+    assert told == {"x": [*range(5)], **{f"r{number}": [0, 1] for number in range(5)}}
+
+
+async def test_a_gateway_that_reads_no_scored_prompt_is_cut_off(monkeypatch):
+    monkeypatch.setattr("services.worker.outbox.SCORES_BYTES", 100)
+    outbox, opening = TokenOutbox(limit_tokens=1_000), Opening(0, scored(9, 0))
+    for number in range(3 * BATCHES_MAX):
+        outbox.add(NewToken("g", f"r{number}", 0, 5, None, None, opening))
+    batches = [batch async for batch in outbox]
+    assert outbox.overflowed and len(batches) == BATCHES_MAX

@@ -12,9 +12,9 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from protos import scheduler_pb2_grpc
-from services.core import Grant, HeldRequest
-from services.runtime.attach_codec import decode_held
+from services.core import Grant, HeldRequest, Pause, Residency
 from services.runtime.channel import connect
+from services.runtime.codecs.attach import decode_held
 from services.runtime.errors import Code, ServiceError
 from services.runtime.server import Mount, listening
 from tests.worker.worker_fixtures import generate, prompt_tokens, reference
@@ -90,8 +90,27 @@ async def test_the_first_sigterm_lets_requests_finish(folder):
         assert await asyncio.wait_for(process.wait(), 20) == 0
         await asyncio.gather(reading, return_exceptions=True)
     assert len(gateway.tokens["r"]) == 200
+    assert scheduler.drains_s == [30.0]
+    finished = [each for report in scheduler.reports for each in report.finished]
+    assert [each.request_id for each in finished] == ["r"]  # told before it left
 
 
+@pytest.mark.slow
+async def test_sigterm_hands_back_what_the_scheduler_takes(folder):
+    async with attached(folder) as (process, scheduler, gateway):
+        reading = asyncio.create_task(gateway.read())
+        gateway.send("r", prompt_tokens(1, 5), 200, ignore_eos=True)
+        scheduler.admit("r", limit=3)  # it could go on for ever
+        await until(lambda: len(gateway.tokens["r"]) == 3)
+        process.send_signal(signal.SIGTERM)
+        await until(lambda: scheduler.drains_s)
+        assert process.returncode is None
+        scheduler.plan(pause=(Pause("r", Residency.DROP),))
+        assert await asyncio.wait_for(process.wait(), 20) == 0
+        await asyncio.gather(reading, return_exceptions=True)
+
+
+@pytest.mark.slow
 async def test_the_second_sigterm_stops_at_once(folder):
     async with attached(folder) as (process, scheduler, gateway):
         reading = asyncio.create_task(gateway.read())
@@ -131,6 +150,7 @@ async def test_a_scheduler_that_restarts_finds_its_requests_and_their_kv_where_t
     assert gateway.tokens["r"] == generate("llama", prompt_tokens(1, 5), 60)[0]
 
 
+@pytest.mark.slow
 async def test_without_a_scheduler_requests_go_on_and_their_end_is_told_to_the_next(folder):
     async with attached(folder) as (process, first, gateway):
         reading = asyncio.create_task(gateway.read())
@@ -150,6 +170,7 @@ async def test_without_a_scheduler_requests_go_on_and_their_end_is_told_to_the_n
     assert [f.request_id for f in second.reports[0].finished] == ["r"]
 
 
+@pytest.mark.slow
 async def test_what_no_scheduler_comes_for_is_dropped(folder):
     async with attached(folder, orphan_hold_s=0.2) as (process, first, gateway):
         reading = asyncio.create_task(gateway.read())
@@ -176,6 +197,7 @@ async def refuse_each(scheduler: RecordingScheduler, code: Code) -> None:
         scheduler.hang_up(ServiceError(code, "another worker is called that"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "planned"),
     [
@@ -196,6 +218,7 @@ async def test_a_worker_that_is_displaced_or_refused_ends_with_the_sentence(fold
     assert errors.decode().strip().endswith("for good: another worker is called that")
 
 
+@pytest.mark.slow
 async def test_a_stream_that_breaks_later_is_dialled_again(folder):
     async with attached(folder) as (_, scheduler, _):
         scheduler.plan()
@@ -204,6 +227,7 @@ async def test_a_stream_that_breaks_later_is_dialled_again(folder):
         await until(lambda: len(scheduler.hellos) == 2)
 
 
+@pytest.mark.slow
 async def test_an_orphan_that_was_told_to_ends(folder):
     orphan = {"exit_when_orphaned": True, "orphaned_s": 0.2}
     async with attached(folder, **orphan) as (process, scheduler, _):

@@ -11,8 +11,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from protos import common_pb2, worker_pb2, worker_pb2_grpc
 from services.core import Grant, HeldRequest, StaticBatch
-from services.runtime.attach_codec import decode_held
+from services.runtime.codecs.attach import decode_held
 from services.worker.engine.engine import Engine
+from tests.observability.lines import lines_of
 from tests.worker.worker_fixtures import generate, prompt_tokens, reference
 from tests.worker.worker_serving import KV_TOKENS, Prompt, running, until
 
@@ -60,6 +61,39 @@ async def test_tokens_stream_and_the_end_is_reported_to_both_sides(folder):
     seqs = [report.seq for report in world.scheduler.reports]
     assert seqs == list(range(1, len(seqs) + 1))
     assert sum(len(report.timings) for report in world.scheduler.reports) >= 12
+
+
+async def test_tokens_by_name_and_scored_prompts(folder):
+    """What is asked by a message is done, and told by one; an id that is none is a sentence."""
+    tokens = prompt_tokens(1, 40)
+    async with running(folder) as world:
+        gateway = world.gateway()
+
+        async def ended(request_id: str, **sampling: Any) -> worker_pb2.RequestTokens:
+            gateway.send(request_id, tokens, 12, ignore_eos=True, **sampling)
+            world.scheduler.admit(request_id)
+            await until(lambda: request_id in gateway.ended)
+            return gateway.ended[request_id]
+
+        await ended("plain")
+        last = await ended("stops", stop_token_ids=[gateway.tokens["plain"][3]])
+        await ended("scored", prompt_logprobs=2)
+        masks = {"allowed_token_ids": [5, 6, 7], "logit_bias": {5: 100.0}}
+        bad = [common_pb2.TokenIds(ids=[5, 5]), common_pb2.TokenIds(ids=[5, 6])]
+        await ended("masked", bad_tokens=bad, **masks)
+        refused = await ended("refused", logit_bias={96: 1.0})
+    assert last.finish_reason == common_pb2.FINISH_REASON_STOP
+    plain = gateway.tokens["plain"]
+    assert gateway.tokens["stops"] == plain[: plain.index(plain[3]) + 1]
+    found = {name: first.cached_tokens for name, first in gateway.first.items()}
+    assert (found["plain"], found["stops"], found["scored"]) == (0, 32, 0)
+    scores = gateway.first["scored"].prompt_logprobs
+    assert [score.token_id for score in scores] == [*tokens[1:]]
+    assert {len(score.top_ids) for score in scores} == {2}
+    assert max(score.logprob - score.top_logprobs[0] for score in scores) <= 0
+    assert not gateway.first["plain"].prompt_logprobs
+    assert gateway.tokens["masked"] == [5, 7] * 6
+    assert refused.message == "logit_bias must lie in [0, 96)"
 
 
 async def test_a_cancel_ends_a_running_request_at_once_and_frees_its_blocks(folder):
@@ -225,11 +259,16 @@ async def test_a_broken_step_ends_its_requests_and_the_next_ones_run(folder, mon
     monkeypatch.setattr(Engine, "run", break_on_seven)
     async with running(folder) as world:
         gateway = world.gateway()
-        for request_id, tokens in (("broken", (5, 7, 5)), ("whole", (5, 6, 5))):
-            gateway.send(request_id, tokens, 3, ignore_eos=True)
-            world.scheduler.admit(request_id)
-            await until(lambda: request_id in gateway.ended)  # noqa: B023
+        with lines_of("services.worker.engine.thread") as lines:
+            for request_id, tokens in (("broken", (5, 7, 5)), ("whole", (5, 6, 5))):
+                traced = f"00-{'ab' * 16}-{'cd' * 8}-01"
+                gateway.send(request_id, tokens, 3, traced, ignore_eos=True)
+                world.scheduler.admit(request_id)
+                await until(lambda: request_id in gateway.ended)  # noqa: B023
+            [line] = lines()
         await world.free_again()
+    assert (line["request_id"], line["trace_id"]) == ("broken", "ab" * 16)
+    assert "RuntimeError: seven" in line["exception"]
     assert "the model failed" in gateway.ended["broken"].message
     assert len(gateway.tokens["whole"]) == 3
     assert world.scheduler.finished["broken"] == common_pb2.FINISH_REASON_ERROR

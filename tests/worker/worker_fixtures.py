@@ -35,7 +35,7 @@ from services.core import FinishReason, Grant, Plan, Report
 from services.worker.config import EngineConfig
 from services.worker.engine.engine import Engine
 from services.worker.model.paged import PagedModel
-from services.worker.requests.batch import NewToken
+from services.worker.requests.batch import NewToken, StepResult
 from services.worker.requests.prompt import GREEDY, Prompt, SamplingParams
 
 VOCABULARY = 96
@@ -142,6 +142,7 @@ class Feeder:
         self.drawn: dict[str, list[NewToken]] = defaultdict(list)
         self.finished: dict[str, FinishReason] = {}
         self.evictions = 0
+        self.on_step: Callable[[StepResult], None] = lambda _: None
         self.on_report: Callable[[Report], None] = lambda _: None
         self._seq = 0
         self._max_tokens: dict[str, int] = {}
@@ -170,6 +171,8 @@ class Feeder:
 
     def step(self) -> bool:
         result = self.engine.step()
+        if result:
+            self.on_step(result)
         for token in (*(result.tokens if result else ()), *self.engine.state.take_late()):
             assert token.offset == len(self.output[token.request_id])
             self.output[token.request_id].append(token.token_id)

@@ -12,10 +12,11 @@ from typing import Any
 from grpc import aio
 from prometheus_client import CollectorRegistry
 
+from observability.tracing import OFF, Tracing
 from protos import common_pb2, scheduler_pb2, scheduler_pb2_grpc, worker_pb2, worker_pb2_grpc
 from services.core import Grant, Plan
-from services.runtime.attach_codec import encode_plan
 from services.runtime.channel import connect
+from services.runtime.codecs.attach import encode_plan
 from services.runtime.errors import ServiceError
 from services.runtime.server import Mount, listening
 from services.runtime.streams import Outbox, duplex
@@ -33,6 +34,7 @@ class RecordingScheduler(scheduler_pb2_grpc.SchedulerServicer):
     def __init__(self) -> None:
         self.hellos: list[scheduler_pb2.WorkerHello] = []
         self.reports: list[scheduler_pb2.Report] = []
+        self.drains_s: list[float] = []  # of who said that it leaves
         self.seq = 0
         self.address = ""  # and what ends its server, where a test needs these
         self.stop: Callable[[], Awaitable[None]]
@@ -52,6 +54,8 @@ class RecordingScheduler(scheduler_pb2_grpc.SchedulerServicer):
         async for message in requests:
             if message.HasField("hello"):
                 self.hellos.append(message.hello)
+            elif message.HasField("draining"):
+                self.drains_s.append(message.draining.drain_s)
             else:
                 self.reports.append(message.report)
 
@@ -90,12 +94,20 @@ class RecordingGateway:
         self._up.put(worker_pb2.WorkerInput(hello=hello))
         self._call = worker_pb2_grpc.WorkerStub(channel).Stream(aiter(self._up))
         self.tokens: dict[str, list[int]] = defaultdict(list)
+        self.first: dict[str, worker_pb2.RequestTokens] = {}
         self.ended: dict[str, worker_pb2.RequestTokens] = {}
 
-    def send(self, request_id: str, tokens: tuple[int, ...], most: int, **sampling: Any) -> None:
+    def send(
+        self,
+        request_id: str,
+        tokens: tuple[int, ...],
+        most: int,
+        traceparent: str = "",
+        **sampling: Any,
+    ) -> None:
         how = common_pb2.Sampling(**{"temperature": 0, **sampling})
         prompt = Prompt(request_id=request_id, token_ids=tokens, prompt_tokens=len(tokens),
-                        max_tokens=most, sampling=how)  # fmt: skip
+                        max_tokens=most, sampling=how, traceparent=traceparent)  # fmt: skip
         self.send_raw(prompt)
 
     def send_raw(self, prompt: worker_pb2.Prompt) -> None:
@@ -106,6 +118,7 @@ class RecordingGateway:
             for message in batch.requests:
                 assert message.offset == len(self.tokens[message.request_id])
                 self.tokens[message.request_id] += message.token_ids
+                self.first.setdefault(message.request_id, message)
                 if message.finish_reason:
                     self.ended[message.request_id] = message
 
@@ -118,6 +131,7 @@ class World:
     scheduler: RecordingScheduler
     channel: aio.Channel
     address: str
+    registry: CollectorRegistry
     gateways: list[RecordingGateway] = field(default_factory=list)
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
@@ -138,7 +152,7 @@ async def until(condition: Callable[[], object], limit_s: float = 20) -> None:
 
 
 @asynccontextmanager
-async def running(folder: Path, **settings: Any) -> AsyncIterator[World]:
+async def running(folder: Path, tracing: Tracing = OFF, **settings: Any) -> AsyncIterator[World]:
     """A worker of the small Llama, attached."""
     with TemporaryDirectory() as sockets:
         scheduler = RecordingScheduler()
@@ -153,14 +167,15 @@ async def running(folder: Path, **settings: Any) -> AsyncIterator[World]:
             profile_s=0.05,
             **{"kv_tokens": KV_TOKENS, **settings},
         )
-        unit = build(config, CollectorRegistry())
+        registry = CollectorRegistry()
+        unit = build(config, registry, tracing)
         async with (
             listening([mount], config.scheduler_address),
             background(unit.run()),
             listening(unit.mounts, config.address),
         ):
             channel = connect(config.address)
-            world = World(scheduler, channel, config.address)
+            world = World(scheduler, channel, config.address, registry)
             await until(lambda: scheduler.hellos)
             try:
                 yield world

@@ -9,6 +9,7 @@ the preset's affair:
   else              when a worker has nothing to do; what it does not take stays in the pool
 
 Places that bind do so at the forming, to those who come one by one where nothing is formed ahead.
+A batch is of one priority: whoever may wait would else go ahead with who may not.
 """
 
 from dataclasses import replace
@@ -25,6 +26,7 @@ from services.policies.estimate import ESTIMATES
 from services.policies.form.batches import CUTS
 from services.policies.form.pool import Batches, Sizes
 from services.policies.interval import INTERVALS
+from services.policies.order.levels import levels
 from services.policies.order.orders import ORDERS
 from services.policies.preset import Preset
 from services.policies.slice import SLICES
@@ -56,6 +58,7 @@ class _Round:
         self.bind = BATCH_PLACES[preset.place].bind
         self.interval = INTERVALS[preset.interval]
         self.of_batch = ORDERS[preset.order].of_batch
+        self.level = contest.jobs.priority
         self.estimate = ESTIMATES[preset.estimator]
         self.standing = recalled(contest, SLICES[preset.slice].returns, self.cut.inserts)
         self.sizes = _sizes(contest, preset, self.cut.foresees)
@@ -171,7 +174,8 @@ class _Round:
         if len(pool):
             hosts = self._hosts()
             for host in np.unique(hosts[pool]).tolist():
-                self._cut_for(host, pool[hosts[pool] == host], hosts)
+                for level in levels(pool[hosts[pool] == host], self.level):
+                    self._cut_for(host, level, hosts)
         if self.bind:
             self._bind(alone=False)
         return len(pool) > 0
@@ -183,11 +187,12 @@ class _Round:
         return hosts
 
     def _cut_for(self, host: int, at: Ints, hosts: Ints) -> None:
+        """`at` are of one priority."""
         standing = self.standing
         known = Batches.of(at[:0], at[:0], self.sizes)
         if self.cut.inserts:
             open_ = self._waits() & (standing.batch > 0) & ~standing.closed
-            there = np.flatnonzero(open_ & (hosts == host))
+            there = np.flatnonzero(open_ & (hosts == host) & (self.level == self.level[at[0]]))
             known = Batches.of(there, standing.batch[there], self.sizes)
         labels = self.cut.cut(self.sizes, at, known, self.rooms[host], self.params)
         new = int(labels.max()) + 1 - len(known)
@@ -273,7 +278,8 @@ class _Round:
         else:
             now, arrival_s = self.contest.now, self.contest.jobs.arrival_s
             wait_s = np.maximum(0.0, now - batches.least(arrival_s))
-            order = np.lexsort((first, self.of_batch(wait_s, self._serve_s(worker, batches))))
+            key = self.of_batch(wait_s, self._serve_s(worker, batches))
+            order = np.lexsort((first, key, self.level[first]))
         return [int(nth) for nth in order]
 
     def _part(self, i: int, members: Ints) -> Ints:
@@ -300,14 +306,18 @@ class _Round:
             pool = pool[self.able[same[0], pool] & ((seat == 0) | (seat == worker.number))]
             if not len(pool):
                 continue
-            if self.cut.in_order and self.of_batch is None:
-                pool = pool[: len(same) * self.rooms[same[0]].places]
-            labels = self.cut.cut(self.sizes, pool, known, self.rooms[same[0]], self.params)
-            batches = Batches.of(pool, labels, self.sizes)
-            for i, nth in zip(same, self._by_urgency(batches, worker), strict=False):
-                members = batches.of_batch(nth)
-                self.standing.batch[members] = self.standing.new_ids(1)
-                self._send(i, members)
+            for level in levels(pool, self.level):
+                if self.cut.in_order and self.of_batch is None:
+                    level = level[: len(same) * self.rooms[same[0]].places]
+                labels = self.cut.cut(self.sizes, level, known, self.rooms[same[0]], self.params)
+                batches = Batches.of(level, labels, self.sizes)
+                for i, nth in zip(same, self._by_urgency(batches, worker), strict=False):
+                    members = batches.of_batch(nth)
+                    self.standing.batch[members] = self.standing.new_ids(1)
+                    self._send(i, members)
+                same = same[len(batches) :]
+                if not same:
+                    break
 
     def _send(self, i: int, members: Ints) -> None:
         """This worker begins with these."""

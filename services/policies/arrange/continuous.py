@@ -1,7 +1,8 @@
 """Order → place → form: each worker's line, its running in it with the rest, is filled while
 memory lasts."""
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -14,28 +15,50 @@ from services.policies.form.fill import Filled, fill, fill_places
 from services.policies.form.forms import FORMS
 from services.policies.interval import INTERVALS
 from services.policies.place.places import PLACES
+from services.policies.place.seats import takes
 from services.policies.preset import RESIDENCIES, Preset
 from services.policies.slice import SLICES
-from services.policies.snapshot import NOWHERE, Contest, Worker
+from services.policies.snapshot import NOWHERE, Bools, Contest, Worker
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A worker's line, in order, and what filling made of it, parallel to it."""
+
+    worker: Worker
+    at: Ints
+    filled: Filled
+
+    def only(self, kept: Bools) -> "_Line":
+        of = self.filled
+        rest = Filled(of.run[kept], of.reasons[kept], of.a[kept], of.b[kept], of.peak)
+        return _Line(self.worker, self.at[kept], rest)
 
 
 def arrange_continuous(
     contest: Contest, forecasts: ForecastTable, preset: Preset, rng: np.random.Generator
 ) -> Decision:
     """Every worker's share of those who run or could."""
-    at = PLACES[preset.place].deal(contest, preset.params)
-    shares, told = [], [whys(contest, np.flatnonzero(at == NOWHERE), Reason.NO_WORKER)]
-    for worker in contest.workers:
-        line = np.flatnonzero(at == worker.number)
-        line = line[np.lexsort((~contest.runs[line], contest.line[line]))]
-        runs, peak = contest.runs[line], 0.0
-        if not runs.all() or (len(line) and FORMS[preset.form].renews):
-            filled = _filled(contest, worker, line, forecasts, preset, rng)
-            waits = ~runs
-            rows, a, b = contest.rows[line[waits]], filled.a[waits], filled.b[waits]
-            told.append(Whys(rows, filled.reasons[waits], a, b))
-            runs, peak = filled.run, filled.peak
-        shares.append(share_of(contest, worker, preset, line, runs, peak))
+
+    def line_of(worker: Worker, at: Ints) -> _Line:
+        at = at[np.lexsort((~contest.runs[at], contest.line[at]))]
+        runs = contest.runs[at]
+        if not runs.all() or (len(at) and FORMS[preset.form].renews):
+            return _Line(worker, at, _filled(contest, worker, at, forecasts, preset, rng))
+        nothing = np.zeros(len(at))
+        return _Line(worker, at, Filled(runs, np.zeros(len(at), np.int64), nothing, nothing, 0.0))
+
+    place = PLACES[preset.place]
+    dealt = place.deal(contest, preset.params)
+    lines = [line_of(worker, np.flatnonzero(dealt == worker.number)) for worker in contest.workers]
+    if not place.by_turn:
+        dealt = _dealt_to_idle(contest, dealt, lines, line_of)
+    shares, told = [], [whys(contest, np.flatnonzero(dealt == NOWHERE), Reason.NO_WORKER)]
+    for line in lines:
+        filled, waits = line.filled, ~contest.runs[line.at]
+        rows = contest.rows[line.at[waits]]
+        told.append(Whys(rows, filled.reasons[waits], filled.a[waits], filled.b[waits]))
+        shares.append(share_of(contest, line.worker, preset, line.at, filled.run, filled.peak))
     not_before_s = INTERVALS[preset.interval].ends(contest, preset.params)
     return Decision(
         contest.round,
@@ -46,6 +69,35 @@ def arrange_continuous(
         not_before_s if not_before_s > contest.now else np.inf,
         not_before_s,
     )
+
+
+def _dealt_to_idle(
+    contest: Contest, dealt: Ints, lines: list[_Line], line_of: Callable[[Worker, Ints], _Line]
+) -> Ints:
+    """A worker that would do nothing takes whom it can of those that don't come in where they were
+    dealt: a slow one at once is sooner than a quick one later. Changes `lines`; returns who is
+    dealt where now. O(waiting), where somebody waits beside an idle worker."""
+    dealt, free = dealt.copy(), ~contest.runs & ~contest.resting()
+    for line in lines:
+        free[line.at[line.filled.run]] = False
+    for i, idle in enumerate(lines):
+        if idle.filled.run.any() or not free.any():
+            continue
+        spare = np.flatnonzero(free & (dealt != idle.worker.number))
+        spare = spare[takes(contest, idle.worker, spare)]
+        spare = spare[np.argsort(contest.line[spare], kind="stable")][: idle.worker.places]
+        if not len(spare):
+            continue
+        tried = line_of(idle.worker, np.concatenate([idle.at, spare]))
+        runs = tried.filled.run
+        free[tried.at[runs]] = False
+        dealt[tried.at[runs]] = idle.worker.number
+        lines[i] = tried.only(dealt[tried.at] == idle.worker.number)
+        for j, other in enumerate(lines):
+            stays = dealt[other.at] == other.worker.number
+            if not stays.all():
+                lines[j] = other.only(stays)
+    return dealt
 
 
 def _filled(

@@ -20,12 +20,13 @@ def share_of(
     lockstep: bool = False,
 ) -> Share:
     """`line` may stand in any order, `run` says who of it runs next; who runs is told the most
-    urgent first."""
+    urgent first. Victims are those of the highest priority number first."""
     next_ones = np.sort(line[run])  # contests are sorted by urgency
     jobs = contest.jobs.take(next_ones)
     runs = contest.runs[next_ones]
     limits = SLICES[preset.slice].limits(contest, worker, next_ones, preset.params)
     evict = VICTIMS[preset.victim](jobs, runs, contest.key[next_ones])
+    evict = evict[np.argsort(-jobs.priority[evict], kind="stable")]
     paused = line[contest.runs[line] & ~run]
     rows = contest.rows
     victims = rows[next_ones[evict]]

@@ -15,11 +15,13 @@ from services.policies.snapshot import Contest
 @dataclass(frozen=True, slots=True)
 class Place:
     """`deal` says the number of the worker for every row of a contest, or NOWHERE. `cached`:
-    whether it looks at what each would find cached."""
+    whether it looks at what each would find cached. `by_turn`: whether it keeps to its turns though
+    another worker is idle."""
 
     deal: Callable[[Contest, Params], Ints]
     params: dict[str, Param] = field(default_factory=dict)
     cached: bool = False
+    by_turn: bool = False
 
 
 def least_load(contest: Contest, params: Params) -> Ints:
@@ -61,7 +63,7 @@ def max_min_prefix(contest: Contest, params: Params) -> Ints:
 PREFIX = MOVE_GAIN | {"prefix_weight": Param(1.0, 0.0, 1e3)}
 PLACES: dict[str, Place] = {
     "least_load": Place(least_load),
-    "round_robin": Place(round_robin),
+    "round_robin": Place(round_robin, by_turn=True),
     "max_min": Place(max_min, MOVE_GAIN),
     "prefix_aware": Place(prefix_aware, PREFIX, cached=True),
     "max_min_prefix": Place(max_min_prefix, PREFIX, cached=True),

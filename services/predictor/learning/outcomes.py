@@ -9,19 +9,21 @@ from services.predictor.blend.guard import Foreteller
 from services.predictor.cascade.cascade import Late
 from services.predictor.cascade.pending import Pending, Waiting
 from services.predictor.learning.records import READ_LATE, encode
-from services.predictor.learning.scorecard import Scorecard, judge
+from services.predictor.learning.scorecard import Judged, Scorecard, judge
 from services.runtime.outcomelog import Row
 
 
 class Outcomes:
     """Judges forecasts by their outcomes, and makes the log's rows of both. `ended` is told of each
-    outcome and of what waited for it."""
+    outcome and of what waited for it, `told` of each that was foretold: the forecast's source, and
+    how good it was."""
 
     def __init__(
         self,
         foreteller: Foreteller,
         pending: Pending,
         ended: Callable[[Outcome, Waiting | None, float], None],
+        told: Callable[[str, Judged], None],
         encoder: str,
         writer: str,
     ):
@@ -30,6 +32,7 @@ class Outcomes:
         self.judged = 0
         self._foreteller = foreteller
         self._ended = ended
+        self._told = told
         self._encoder = encoder
         self._writer = writer
 
@@ -57,7 +60,9 @@ class Outcomes:
         """The model's loss less history's, where a model foretold."""
         made, tokens, most = waiting.made, outcome.output_tokens, outcome.max_tokens
         self.judged += 1
-        self.scorecard.add([judge(made.given, tokens, most)])
+        judged = judge(made.given, tokens, most)
+        self.scorecard.add([judged])
+        self._told(made.given.source, judged)
         if made.by_model is None:
             return []
         model, history = (judge(f, tokens, most) for f in (made.by_model, made.by_history))

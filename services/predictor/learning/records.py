@@ -11,7 +11,7 @@ from services.forecast import MOST_TOKENS
 from services.predictor.cascade.pending import Waiting
 from services.predictor.encoder.packing import of_this_version, unpack
 from services.predictor.interface import Example, Features, Prompt, Query
-from services.runtime.codec import decode_reason, encode_reason
+from services.runtime.codecs.common import decode_reason, encode_reason
 from services.runtime.outcomelog import Row
 
 KIND = "outcome"

@@ -12,7 +12,7 @@ from grpc import aio
 
 from protos import common_pb2, estimator_pb2, estimator_pb2_grpc
 from services.costs import BatchTiming, CostModel
-from services.runtime.codec import decode_cost_model, encode_batch
+from services.runtime.codecs.common import decode_cost_model, encode_batch
 from services.scheduler import events as ev
 from services.scheduler.advice.delivery import RETRIES, Backlog, deliver
 from services.scheduler.advice.interface import MOST_PER_CALL, Owner, sentence

@@ -38,6 +38,9 @@ class Backlog(Generic[T]):
         self._dropped = dropped
         self._filled = asyncio.Event()
 
+    def __len__(self) -> int:
+        return len(self._items)
+
     def put(self, item: T) -> None:
         if len(self._items) >= self._most:
             self._items.popleft()

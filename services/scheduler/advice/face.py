@@ -1,7 +1,7 @@
 """All that the scheduler asks of others, behind one face."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from protos import common_pb2, predictor_pb2_grpc
 from services.costs import BatchTiming
@@ -19,9 +19,16 @@ class Advice:
     Only `run` waits. No adviser's absence ends it.
     """
 
-    def __init__(self, config: SchedulerConfig, advisers: Advisers, owner: Owner):
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        advisers: Advisers,
+        owner: Owner,
+        traceparent: Callable[[str], str] = lambda _: "",
+    ):
+        """`traceparent`: what a request's forecast is traced under; empty for nothing."""
         predictor = predictor_pb2_grpc.PredictorStub(advisers.predictor)
-        self._forecasts = Forecasts(config, predictor, owner)
+        self._forecasts = Forecasts(config, predictor, owner, traceparent)
         self._outcomes = Outcomes(
             config.refresh_interval_s, predictor, self._forecasts.refresh, owner
         )
@@ -57,6 +64,10 @@ class Advice:
 
     def unwatch(self, worker_id: str) -> None:
         self._costs.unwatch(worker_id)
+
+    async def told(self) -> None:
+        """Return once the predictor knows of every outcome."""
+        await self._outcomes.told()
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:

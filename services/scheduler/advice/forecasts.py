@@ -4,7 +4,7 @@ is taken whenever it comes."""
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice, takewhile
@@ -14,11 +14,12 @@ from typing import TypeVar
 import grpc
 from grpc import aio
 
+from observability.logs import concerning
 from protos import common_pb2, predictor_pb2, predictor_pb2_grpc
 from services.core import Outcome, Request
 from services.forecast import Forecast
 from services.runtime.backoff import Backoff
-from services.runtime.codec import decode_forecast
+from services.runtime.codecs.common import decode_forecast
 from services.scheduler import events as ev
 from services.scheduler.advice.breaker import Breaker, Phase
 from services.scheduler.advice.delivery import RETRIES
@@ -66,13 +67,16 @@ class Forecasts:
         config: SchedulerConfig,
         predictor: "predictor_pb2_grpc.PredictorAsyncStub",
         owner: Owner,
+        traceparent: Callable[[str], str] = lambda _: "",
     ):
         self._config = config
         self._predictor = predictor
         self._owner = owner
+        self._traceparent = traceparent
         self._history = History()
         pauses = Backoff(config.forecast_pause_s, config.forecast_pause_max_s)
         self._breaker = Breaker(config.forecast_failures_max, pauses)
+        self._tell_phase()
         self._texts: OrderedDict[str, common_pb2.PromptText] = OrderedDict()
         self._questions: OrderedDict[str, Question] = OrderedDict()  # for the next call
         self._unanswered: OrderedDict[str, Question] = OrderedDict()  # by their deadlines
@@ -153,7 +157,12 @@ class Forecasts:
     async def _call(
         self, requests: Sequence[Request], timeout_s: float
     ) -> Sequence[common_pb2.Forecast] | NoAnswer:
-        inputs = [encode_forecast_input(r, self._texts.pop(r.request_id, None)) for r in requests]
+        inputs = [
+            encode_forecast_input(
+                r, self._texts.pop(r.request_id, None), self._traceparent(r.request_id)
+            )
+            for r in requests
+        ]
         message = predictor_pb2.ForecastRequest(inputs=inputs)
         try:
             answer = await self._predictor.Forecast(message, timeout=timeout_s)
@@ -172,11 +181,17 @@ class Forecasts:
 
     def _failed(self, questions: Sequence[Question], reason: str, said: NoAnswer) -> None:
         """Those who wait for this call wait no longer; once the breaker opens, nobody does."""
-        breaker = self._breaker
-        self._turn(breaker.answered() if said.lives else breaker.failed(_now()), said.why)
+        breaker, whose = self._breaker, self._whose(questions)
+        with concerning(whose, self._traceparent(whose)):
+            self._turn(breaker.answered() if said.lives else breaker.failed(_now()), said.why)
         if self._breaker.phase is not Phase.CLOSED:
             questions = [*questions, *self._unanswered.values()]
         self._stand_in(questions, reason)
+
+    @staticmethod
+    def _whose(questions: Sequence[Question]) -> str:
+        """The request that a call was about; of many, nobody's."""
+        return questions[0].request.request_id if len(questions) == 1 else ""
 
     def _turn(self, breaker: Breaker, why: str = "") -> None:
         if why:
@@ -186,8 +201,11 @@ class Forecasts:
         elif breaker.phase is Phase.CLOSED and self._breaker.phase is not Phase.CLOSED:
             log.warning("the predictor answers again")
         self._breaker = breaker
+        self._tell_phase()
+
+    def _tell_phase(self) -> None:
         for phase in Phase:
-            self._owner.metrics.breaker.labels(phase.value).set(phase is breaker.phase)
+            self._owner.metrics.breaker.labels(phase.value).set(phase is self._breaker.phase)
 
     # History
 

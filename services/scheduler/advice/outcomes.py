@@ -6,7 +6,7 @@ from functools import partial
 
 from protos import predictor_pb2, predictor_pb2_grpc
 from services.core import Outcome
-from services.runtime.codec import encode_outcome
+from services.runtime.codecs.common import encode_outcome
 from services.scheduler.advice.delivery import Backlog, deliver
 from services.scheduler.advice.interface import MOST_KEPT, MOST_PER_CALL, Owner
 
@@ -33,9 +33,16 @@ class Outcomes:
         dropped = owner.metrics.advice_dropped.labels("outcome")
         self._backlog: Backlog[Outcome] = Backlog(MOST_KEPT, dropped)
         self._version = NEVER
+        self._all_told = asyncio.Event()
+        self._all_told.set()
 
     def learn(self, outcome: Outcome) -> None:
+        self._all_told.clear()
         self._backlog.put(outcome)
+
+    async def told(self) -> None:
+        """Return once there is nothing left to tell."""
+        await self._all_told.wait()
 
     async def run(self) -> None:
         while True:
@@ -44,6 +51,8 @@ class Outcomes:
                 outcomes=[encode_outcome(o) for o in outcomes]
             )
             answer = await deliver(partial(self._observe, message), "outcomes to the predictor")
+            if not self._backlog:
+                self._all_told.set()
             if answer and answer.version != self._version and await self._refresh():
                 self._version = answer.version
             await asyncio.sleep(self._interval_s)

@@ -67,6 +67,7 @@ class Board:
             column[row] = 0
         jobs.evictions[row] = 0
         jobs.tenant[row], jobs.weight[row] = self.tenants.enter(request.tenant)
+        jobs.priority[row] = request.priority
         self.chains[row] = 0
         self.chains[row, : len(request.prefix_hashes)] = request.prefix_hashes
         jobs.forecast[row] = self._unforeseen

@@ -6,7 +6,8 @@ import numpy as np
 
 from services.core import Grant, HeldRequest, Pause, Report, Request, StaticBatch, WorkerView
 from services.costs import CostModel
-from services.forecast import Ints
+from services.forecast import Forecast, Ints
+from services.policies.decision import Share
 from services.runtime.prefix import MOST_TOLD
 
 
@@ -14,16 +15,22 @@ from services.runtime.prefix import MOST_TOLD
 class Job:
     """A live request: its numbers stand in the board's `row`.
 
-    `resumed_seq` is the plan that last let it run again where it was: evictions told before that
-    was applied are history.
+    `admitted_seq` is the plan that last let it run, and `resumed_seq` the same where that was where
+    it had been: evictions told before that was applied are history. Of an asker, whose client is
+    told what is foreseen of it, `forecast` is what is known by now, and `ttft_s` the promise it was
+    given and has not been told yet; `promised`, whether it was ever given one.
     """
 
     request: Request
     link: str
     row: int
+    admitted_seq: int = 0
     resumed_seq: int = 0
     queued_s: float = 0.0
     shared_key: str = ""  # of its forecast's population
+    forecast: Forecast | None = None
+    ttft_s: float | None = None
+    promised: bool = False
 
     @property
     def request_id(self) -> str:
@@ -100,7 +107,9 @@ class WorkerJobs:
 
     The scheduler owns `running`; the worker owns memory and says by reports what it holds.
     `pausing` are requests paused by the plan of that seq, until a report says it was applied.
-    `orphans` came with it from before and nobody has asked for them yet.
+    `orphans` came with it from before and nobody has asked for them yet. `peak_tokens` is the most
+    KV that it was last foreseen to hold, None where no round has foreseen any; `admitted` counts
+    who was given a place here. One that is `leaving` gets nobody any more.
     """
 
     view: WorkerView
@@ -120,6 +129,9 @@ class WorkerJobs:
     )  # board rows, by the last round
     plan_seq: int = 0
     report_seq: int = 0
+    admitted: int = 0
+    peak_tokens: float | None = None
+    leaving: bool = False
 
     @property
     def places(self) -> int:
@@ -140,6 +152,12 @@ class WorkerJobs:
     def used_tokens(self) -> int:
         """KV tokens of the blocks that somebody holds, by its last report."""
         return (self.kv_blocks - self.free_blocks) * self.view.block_tokens
+
+    def heed(self, share: Share) -> None:
+        """What a round says of it beside who runs. A peak is foreseen only where somebody waits."""
+        self.victims = share.victims
+        if share.peak_tokens or not len(share.run):
+            self.peak_tokens = share.peak_tokens
 
     def hear_of_orphans(self, report: Report) -> None:
         """Whoever asks for one later must find it as it is by then, and not what has ended."""

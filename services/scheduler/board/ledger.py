@@ -6,7 +6,7 @@ and when they move is the affair of the state and of its rounds.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from math import inf
 
 import numpy as np
@@ -18,6 +18,8 @@ from services.policies.snapshot import Worker
 from services.scheduler.board.board import Board, Phase
 from services.scheduler.board.jobs import Job, WorkerJobs
 
+# Who stops one that runs: a plan, its worker for want of memory, or its worker's loss.
+PREEMPTED_BY = ("paused", "evicted", "lost")
 UNMEASURED = CostModel(base_s=0.01, prefill_token_s=1e-4, decode_seq_s=1e-4, context_token_s=0.0)
 
 
@@ -28,7 +30,12 @@ class Ledger:
         self.board = Board(tenant_weights)
         self.jobs: dict[str, Job] = {}
         self.workers: dict[str, WorkerJobs] = {}
+        self.askers: dict[str, Job] = {}  # whose clients are told what is foreseen of them
+        self.untold: dict[str, Job] = {}  # of these, who is told once a round has looked at it
         self.running = 0
+        self.moves = 0  # admissions elsewhere than where KV rested, so far
+        self.preempted = dict.fromkeys(PREEMPTED_BY, 0)  # by who stopped them, so far
+        self.lost_workers = 0  # so far
         self._waiting: Counter[str] = Counter()  # by model
         self._by_row: dict[int, Job] = {}
         self._numbers: dict[int, str] = {}  # workers' names
@@ -62,14 +69,18 @@ class Ledger:
     def job_of(self, row: int) -> Job | None:
         return self._by_row.get(row)
 
+    def jobs_of(self, rows: Iterable[int]) -> Iterator[Job]:
+        """Of those that are there."""
+        return (self._by_row[row] for row in rows if row in self._by_row)
+
     def names(self, rows: Iterable[int]) -> tuple[str, ...]:
-        return tuple(self._by_row[row].request_id for row in rows if row in self._by_row)
+        return tuple(job.request_id for job in self.jobs_of(rows))
 
     def worker_of(self, number: int) -> WorkerJobs | None:
         return self.workers.get(self._numbers.get(number, ""))
 
     def seats(self) -> tuple[Worker, ...]:
-        """The workers as a round sees them."""
+        """The workers as a round sees them: not those that are leaving."""
         return tuple(
             Worker(
                 worker.number,
@@ -83,7 +94,12 @@ class Ledger:
                 worker.prefixes.sorted,
             )
             for worker in self.workers.values()
+            if not worker.leaving
         )
+
+    def jobs_at(self, worker: WorkerJobs) -> list[Job]:
+        """All that run there, or have their tokens there. O(rows)."""
+        return list(self.jobs_of(self._rows_at(worker.number).tolist()))
 
     # What it does with requests
 
@@ -91,6 +107,8 @@ class Ledger:
         job = Job(request, link, self.board.add(request))
         self.jobs[request.request_id] = self._by_row[job.row] = job
         self._count_waiting(job, 1)
+        if request.include_forecast:
+            self.askers[job.request_id] = self.untold[job.request_id] = job
         return job
 
     def await_home(self, job: Job) -> None:
@@ -114,11 +132,13 @@ class Ledger:
         job.queued_s += now - float(jobs.since_s[job.row])
         stays = int(jobs.home[job.row]) == worker.number
         if not stays:
-            self._forget_at_home(job)
-            self.board.lose_home(np.array([job.row]))
+            self.moves += int(jobs.held[job.row]) > 0
+            self.leave_home(job)
         self._run(job, worker, limit)
+        worker.admitted += 1
         worker.draft.admit.append(Grant(job.request_id, limit))
-        job.resumed_seq = worker.plan_seq + 1 if stays else 0
+        job.admitted_seq = worker.plan_seq + 1
+        job.resumed_seq = job.admitted_seq if stays else 0
         worker.pausing.pop(job.request_id, None)
         return not stays
 
@@ -126,7 +146,7 @@ class Ledger:
         """It is at that worker already, running or not, and stays there. Plans of an earlier
         stream are no measure of what it reports on this one."""
         jobs, row = self.board.jobs, job.row
-        job.resumed_seq = 0
+        job.admitted_seq = job.resumed_seq = 0
         self.board.jobs.home[row] = worker.number
         self.progress([(job, _as_progress(held))], now)
         jobs.limit[row] = held.limit_tokens
@@ -162,16 +182,17 @@ class Ledger:
         """Running → queued; KV that is to be kept goes where its worker's policy puts it."""
         worker.draft.pause.append(Pause(job.request_id, residency))
         worker.pausing[job.request_id] = worker.plan_seq + 1
-        self._requeue(job, worker, now)
+        self._requeue(job, worker, now, "paused")
 
     def evict(self, job: Job, worker: WorkerJobs, now: float) -> None:
         """Running → queued: its worker let it go for want of memory."""
         self.board.jobs.evictions[job.row] += 1
         self.board.evictions += 1
-        self._requeue(job, worker, now)
+        self._requeue(job, worker, now, "evicted")
 
-    def _requeue(self, job: Job, worker: WorkerJobs, now: float) -> None:
+    def _requeue(self, job: Job, worker: WorkerJobs, now: float, by: str) -> None:
         del worker.running[job.request_id]
+        self.preempted[by] += 1
         self.running -= 1
         self._count_waiting(job, 1)
         self.board.jobs.preemptions[job.row] += 1
@@ -201,8 +222,16 @@ class Ledger:
         else:
             self._count_waiting(job, -1)
         del self.jobs[job.request_id], self._by_row[job.row]
+        if job.request.include_forecast:
+            del self.askers[job.request_id]
+            self.untold.pop(job.request_id, None)
         self.board.endings += 1
         self.board.remove(job.row)
+
+    def leave_home(self, job: Job) -> None:
+        """One that waits begins anew from its tokens, wherever it is placed."""
+        self._forget_at_home(job)
+        self.board.lose_home(np.array([job.row]))
 
     def _forget_at_home(self, job: Job) -> None:
         home = self.workers.get(self.home(job))
@@ -226,7 +255,8 @@ class Ledger:
         worker = self.workers[worker_id]
         ran = list(worker.running.values())
         for job in ran:
-            self._requeue(job, worker, now)
+            self._requeue(job, worker, now, "lost")
+        self.lost_workers += 1
         self.board.lose_home(self._rows_at(worker.number))
         del self.workers[worker_id], self._numbers[worker.number]
         return ran + [self.jobs[name] for name in worker.pausing]

@@ -14,7 +14,7 @@ begins anew. What is returned is to be told, in order; time is the state's affai
 
 from collections.abc import Iterator
 
-from services.core import HeldRequest
+from services.core import HeldRequest, Request
 from services.scheduler.board.board import Phase
 from services.scheduler.board.jobs import Job, WorkerJobs
 from services.scheduler.board.ledger import Ledger
@@ -85,6 +85,15 @@ def find_home(ledger: Ledger, job: Job, now: float) -> Iterator[Action]:
         yield _adopt(ledger, job, worker, held, now)
     else:
         yield preempt(ledger, job)  # it is not there any more
+
+
+def disown(ledger: Ledger, request: Request) -> None:
+    """A request that is not asked for where a worker has it from before: that one forgets it, or it
+    might be admitted there a second time. O(workers)."""
+    for worker_id, worker in ledger.workers.items():
+        if worker_id != request.worker_id and request.request_id in worker.orphans:
+            del worker.orphans[request.request_id]
+            worker.draft.forget(request.request_id)
 
 
 def begin_anew(ledger: Ledger, job: Job) -> Iterator[Action]:

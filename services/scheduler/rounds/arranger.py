@@ -16,8 +16,8 @@ from protos import batcher_pb2, batcher_pb2_grpc
 from services.forecasttable import ForecastTable
 from services.policies.preset import Preset
 from services.policies.snapshot import Contest
-from services.runtime.arrange_codec import Telling, encode_contest, encode_hello
 from services.runtime.backoff import Backoff
+from services.runtime.codecs.arrange import Telling, encode_contest, encode_hello
 from services.runtime.streams import Outbox
 from services.scheduler.codec import decode_arrangement
 from services.scheduler.events import Arranged

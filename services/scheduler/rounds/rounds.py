@@ -14,9 +14,9 @@ from math import inf
 import numpy as np
 
 from services.core import Plan, Standing, StaticBatch
-from services.forecast import Floats, Ints
+from services.forecast import Ints
 from services.policies.decide import arrange, complete, narrow, rank
-from services.policies.decision import Decision, Share, Why, Whys
+from services.policies.decision import Decision, Reason, Share, Why, Whys
 from services.policies.memory import Memory
 from services.policies.order.ranking import Ranking
 from services.policies.place.places import PLACES
@@ -27,6 +27,7 @@ from services.scheduler.board.board import Phase
 from services.scheduler.board.jobs import Draft, Job, WorkerJobs
 from services.scheduler.board.ledger import Ledger
 from services.scheduler.rounds import batches
+from services.scheduler.rounds.outlook import Outlook, ahead_s
 
 MOST_VICTIMS = 64  # named in a plan; the next one names the next
 
@@ -42,7 +43,11 @@ class Rounds:
         self.not_before_s = -inf  # when events may
         self.contest: Contest | None = None  # of the round that is out to be arranged
         self.decision = Decision(0)
+        self.posed_s = -inf  # when the last was
+        self.said: Ints = np.zeros(len(Reason), np.int64)  # of those who waited, by Reason, so far
+        self.late: tuple[Job, ...] = ()  # of the last round; see Outlook
         self._ledger = ledger
+        self._outlook = Outlook()
         self._ranking: Ranking | None = None
         self._batches = 0  # static ones so far
 
@@ -56,6 +61,8 @@ class Rounds:
         self.number += 1
         self._ranking = rank(snapshot, self.preset, self.memory)
         self.memory = self._ranking.memory
+        self.posed_s = snapshot.now
+        self._outlook.look(snapshot, self._ranking)
         return narrow(snapshot, self._ranking, self.preset, self.number)
 
     def arrange(self, contest: Contest) -> Decision:
@@ -69,12 +76,15 @@ class Rounds:
         self.decision = decision = complete(arranged, self._ranking)
         self.memory = decision.memory
         self.next_s, self.not_before_s = decision.next_s, decision.not_before_s
-        serials = self._ledger.board.jobs.serial[decision.rows]
+        self.said += np.bincount(decision.why.reasons, minlength=len(Reason))
+        serial = self._ledger.board.jobs.serial
+        self.late = tuple(self._ledger.jobs_of(self._outlook.late(decision, serial)))
+        serials = serial[decision.rows]
         stale = frozenset(decision.rows[serials != decision.serials].tolist())
         told: list[ev.Action] = []
         for share in decision.shares:
             worker = self._ledger.worker_of(share.worker)
-            if worker:
+            if worker and not worker.leaving:  # it may have said so since the round was posed
                 told += self._carry_out(share, worker, stale, now)
         if not self._ledger.waiting:
             self.next_s = inf  # there is nobody whom waiting could move
@@ -119,7 +129,7 @@ class Rounds:
                 together.append(job)
         if together:
             self._batch(together, worker, now)
-        worker.victims = share.victims
+        worker.heed(share)
 
     def _batch(self, members: list[Job], worker: WorkerJobs, now: float) -> None:
         """A static one of these, who begin now."""
@@ -203,20 +213,12 @@ class Rounds:
         resting = resting[np.lexsort((board.jobs.serial[rows[resting]], ranking.key[resting]))]
         names = self._ledger.names(rows[resting].tolist())
         share = np.where(runs | rests, 1.0, np.where(waits & (held[rows] == 0), self._share(), 0.0))
-        wait_s = _waits_s(ranking, resting, share)
-        waits_s = np.minimum(wait_s, ranking.lift_s[resting]).tolist()
-        return (*standings, *(Standing(n, w) for n, w in zip(names, waits_s, strict=True)))
+        wait_s = ahead_s(ranking, resting, share)
+        left_s = np.minimum(wait_s, ranking.lift_s[resting]).tolist()
+        return (*standings, *(Standing(n, w) for n, w in zip(names, left_s, strict=True)))
 
     def _share(self) -> float:
         return 1 / max(1, len(self._ledger.workers))
-
-
-def _waits_s(ranking: Ranking, resting: Ints, share: Floats) -> Floats:
-    """The time that all before each of these, which come in order, still take of this worker:
-    of everybody their share. O(jobs log resting)."""
-    ahead = np.searchsorted(ranking.key[resting], ranking.key, side="right")
-    takes_s = np.bincount(ahead, ranking.remaining_s * share, len(resting) + 1)
-    return np.cumsum(takes_s.astype(float))[:-1]
 
 
 def decision_of(contest: Contest, arranged: ev.Arranged) -> Decision:

@@ -17,7 +17,7 @@ from services.scheduler.lifecycle.door import Limits
 
 log = logging.getLogger(__name__)
 
-FORMAT = 1  # of the lines; another one is not read
+FORMAT = 2  # of the lines; another one is not read
 MARK = "foretoken_event_log"
 
 

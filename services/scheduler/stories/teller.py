@@ -123,7 +123,11 @@ class Teller:
         if job:
             self._notes.begin(tale, job.row, len(state.ledger.board.phase))
             return
-        [message] = {a.reject.message for a in actions if isinstance(a, ev.Refuse)}
+        [message] = {
+            a.message if isinstance(a, ev.Finish) else a.reject.message  # its deadline had passed
+            for a in actions
+            if isinstance(a, ev.Refuse | ev.Finish) and a.request_id == asked.request_id
+        }
         tale.add((now, Kind.REFUSED, (message,)))
         self.shelf.refuse(tale)
 

@@ -12,7 +12,7 @@ from services.worker.engine.memory import graphs_bytes, host_blocks, kv_blocks, 
 from services.worker.engine.ranks import ALONE, Ranks
 from services.worker.engine.sampling.sampler import Sampler
 from services.worker.engine.step_clock import StepClock
-from services.worker.kernels.choose import filtered_draw_for, fixed_for, kernels_for
+from services.worker.kernels.choose import draws_for, fixed_for, kernels_for
 from services.worker.kernels.interface import AttentionKernels
 from services.worker.kv.cache import KVCache, bytes_per_token
 from services.worker.kv.copies import BlockCopies
@@ -25,6 +25,9 @@ from services.worker.model.paged import PagedModel
 from services.worker.model.rope import settle_rope
 from services.worker.requests.limits import Limits
 
+# Of logits that score prompts in one step, in the model's own numbers: 500 to 900 tokens of a
+# vocabulary of 150,000. On a GPU a full batch's are set aside in any case.
+SCORED_BYTES = 256 * 2**20
 HOST_BLOCKS = 8  # resting for each on the device, where no size is set: more would wait for ever
 
 
@@ -81,8 +84,8 @@ def assemble(model: PagedModel, config: EngineConfig, ranks: Ranks = ALONE) -> P
     streams = streams_for(model.device)
     swapper = _swapper(cache, copies, layout, host, streams)
     graphs = _graphs(model, cache, limits, recorder, set_aside) if recorder else None
-    filtered = filtered_draw_for(model.device, config.kernels)
-    sampler = Sampler(model.device, model.vocab_size, model.eos_ids, filtered)
+    draws = draws_for(model.device, config.kernels)
+    sampler = Sampler(model.device, model.vocab_size, model.eos_ids, draws, streams)
     clock = StepClock(streams)
     return Parts(limits, cache, kernels, swapper, clock, graphs, sampler, token_bytes)
 
@@ -140,6 +143,7 @@ def _limits(
         ),
         exact_swaps=layout.exact,
         prefix_sharing=config.prefix_sharing,
+        max_scored_tokens=max(1, SCORED_BYTES // (model.vocab_size * model.dtype.itemsize)),
     )
 
 

@@ -21,8 +21,13 @@ from services.worker.engine.assembly import assemble
 from services.worker.engine.graphs.decode_graphs import DecodeGraphs
 from services.worker.engine.graphs.sizes import graphs_wanted
 from services.worker.engine.inputs import StepInputs
+from services.worker.engine.phase_clock import Phase, PhaseClock, TimedAttention
 from services.worker.engine.ranks import ALONE, Ranks, RanksApart, rank_device
 from services.worker.engine.sampling.drawn import Drawn
+from services.worker.engine.sampling.scored import Scored
+from services.worker.engine.spare_cores import SpareCores, spare_cores_for
+from services.worker.kernels.cpu.cached import how_built
+from services.worker.kernels.interface import AttentionStep
 from services.worker.machine import threads_of
 from services.worker.model.compiled import is_wanted, require_compiler
 from services.worker.model.paged import PagedModel, PagedStep, load_model
@@ -49,10 +54,12 @@ class StepFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """A step on its way, whose tokens the device knows."""
+    """A step on its way, whose tokens the device knows; and what its prompts were scored, if any
+    ask."""
 
     batch: StepBatch
     drawn: Drawn
+    scored: Scored | None = None
 
 
 class Engine:
@@ -65,11 +72,15 @@ class Engine:
         self.ranks = ranks
         self.kv_bytes_per_token = parts.kv_bytes_per_token * ranks.size
         self.state = WorkerState(parts.limits)
+        self.phases = PhaseClock()
+        self.rest_block_bytes = parts.swapper.block_bytes * ranks.size
         self._kernels = parts.kernels
         self._swapper = ranks.moving(parts.swapper)
-        self._step = PagedStep(parts.cache, parts.kernels)
+        self._step: AttentionStep = PagedStep(parts.cache, parts.kernels)
         self._inputs = StepInputs(model.device)
         on_cuda = model.device.type == "cuda"
+        if not on_cuda:  # there it is launched, and not computed, by the time it returns
+            self._step = TimedAttention(self._step, self.phases)
         self._overlap = config.overlap == "on" or (config.overlap == "auto" and on_cuda)
         self._launched: Launched | None = None
         self._clock = parts.clock
@@ -77,6 +88,7 @@ class Engine:
         if parts.graphs:
             self._graphs = DecodeGraphs.record(parts.graphs, self.run)
         self._sampler = parts.sampler
+        self._cores: SpareCores | None = None  # where a step's threads go by what is free
 
     @classmethod
     def load(
@@ -106,7 +118,10 @@ class Engine:
             model.compile_forward()
             lap("compiling")
         engine = cls(model, config, ranks)
-        lap(f"kernels {engine._kernels.built}".rstrip())
+        if not config.torch_threads and device.type == "cpu":
+            sharing = config.local_workers * ranks.size
+            engine._cores = spare_cores_for(model.module.num_parameters(), sharing)
+        lap(f"kernels {how_built()}".rstrip())
         return engine
 
     def enter_thread(self) -> None:
@@ -117,9 +132,11 @@ class Engine:
 
     def add(self, prompt: Prompt, now: float) -> str | None:
         """Take a prompt; returns why it can never run here, if so."""
-        if max(prompt.token_ids) >= self.model.vocab_size or min(prompt.token_ids) < 0:
+        size = self.model.vocab_size
+        known = min(prompt.token_ids) >= 0 and max(prompt.token_ids) < size
+        if field := prompt.sampling.beyond(size) if known else "token_ids":
             self.state.refuse(prompt.request_id)
-            return f"token_ids must lie in [0, {self.model.vocab_size})"
+            return f"{field} must lie in [0, {size})"
         return self.state.receive(prompt, now)
 
     def apply(self, plan: Plan, now: float) -> None:
@@ -143,10 +160,12 @@ class Engine:
         """One iteration: its result; None when nothing can run.
 
         With `overlap`, another has been launched behind it, which the next call commits: whatever
-        comes before that call counts in the step that it launches in turn. Raises StepFailed when
-        the computation breaks; the next step is then another. Raises RanksApart when
-        there is no next one.
+        comes before that call counts in the step that it launches in turn.
+
+        Raises StepFailed when the computation breaks; the next step is then another. Raises
+        RanksApart when there is no next one.
         """
+        self.phases.begin()
         self._launched = self._launched or self._launch()
         if self._launched is None:
             return None
@@ -156,12 +175,14 @@ class Engine:
         if ahead:
             self.state.advance(ahead.batch)
             self._launched = ahead
+        self.phases.end()
         return result
 
     def _launch(self) -> Launched | None:
         """The next step, with nothing in flight."""
         batch = self._compose()
         while batch is None and self._swapper.busy:
+            self.phases.enter(Phase.SWAP)
             self._swapper.wait()
             batch = self._compose()
         if batch is None:
@@ -190,6 +211,7 @@ class Engine:
 
     def _compose(self) -> StepBatch | None:
         """The next batch. What it needs moved is issued before whatever is computed from here."""
+        self.phases.enter(Phase.COMPOSE)
         self.state.arrived(self._swapper.settle())
         self.state.swapped(self._swapper.take_timings())
         batch = self.state.compose()
@@ -198,19 +220,31 @@ class Engine:
         return batch
 
     def _start(self, batch: StepBatch) -> Launched:
+        if self._cores is not None:
+            self._cores.take()
         watch = self._clock.begin(batch)
-        drawn = self._draw(batch, self.run(batch))
+        self.phases.enter(Phase.MODEL)
+        logits = self.run(batch)
+        self.phases.enter(Phase.SAMPLING)
+        scored = None
+        if chunks := batch.scored:
+            draws = len(batch.sampling)
+            scored, logits = Scored.of(chunks, logits[draws:]), logits[:draws]
+        drawn = self._draw(batch, logits)
         self._clock.end(watch)
-        return Launched(batch, drawn)
+        return Launched(batch, drawn, scored)
 
     def _land(self, landing: Launched) -> StepResult:
         """Wait for it, and commit it. Times are the device's: a step begins behind the one before,
         and neither waits for the host nor for what is launched behind it."""
+        self.phases.enter(Phase.MODEL)
         try:
             tokens, logprobs = landing.drawn.take()
+            scores = landing.scored.take() if landing.scored else ()
         except Exception as error:
             raise self._failed(landing.batch, error) from error
-        return self.state.commit(landing.batch, tokens, self._clock.take(), logprobs)
+        self.phases.enter(Phase.COMMIT)
+        return self.state.commit(landing.batch, tokens, self._clock.take(), logprobs, scores)
 
     def _failed(self, batch: StepBatch, error: Exception) -> StepFailed:
         rows = len(batch.sequences)
@@ -239,7 +273,8 @@ class Engine:
         return True
 
     def run(self, batch: StepBatch) -> Tensor:
-        """Logits [sampling rows, vocabulary] of the batch, its KV stored; until the next run."""
+        """Logits [sampling rows, then scoring ones, vocabulary] of the batch, its KV stored; until
+        the next run."""
         in_flight = self._launched.drawn.tokens if self._launched else None
         with self.ranks.together(batch):
             with torch.inference_mode():

@@ -6,13 +6,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.worker.machine import to_device
+from services.worker.kv.device_streams import to_device
 from services.worker.requests.batch import DecodeRows, Ints, PrefillChunk, StepBatch
 
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """`tokens`, `positions`, `slots` [Σ tokens]; `rows` that draw a token, None when all do."""
+    """`tokens`, `positions`, `slots` [Σ tokens]; `rows` whose logits are asked for: those that draw
+    a token, then those that score one of a prompt. None when all draw."""
 
     tokens: Tensor
     positions: Tensor
@@ -59,7 +60,7 @@ class StepInputs:
             self._sent(np.concatenate([decodes.tokens, *tokens])),
             self._sent(np.concatenate([decodes.positions, *positions])),
             self._sent(np.concatenate([decodes.slots, *slots])),
-            self._sent(_drawing_rows(batch)),
+            self._sent(_rows_of_logits(batch)),
         )
 
     def _fed(self, tokens: Tensor, fed: Ints, drawn: Tensor) -> Tensor:
@@ -84,8 +85,13 @@ def _slots(chunk: PrefillChunk, block_tokens: int) -> Ints:
     return chunk.table[positions // block_tokens] * block_tokens + positions % block_tokens
 
 
-def _drawing_rows(batch: StepBatch) -> Ints:
+def _rows_of_logits(batch: StepBatch) -> Ints:
     decodes = np.arange(len(batch.decodes))
     ends = len(batch.decodes) + np.cumsum([chunk.tokens for chunk in batch.chunks]) - 1
     draws = np.array([chunk.samples for chunk in batch.chunks])
-    return np.concatenate([decodes, ends[draws]])
+    scores = [
+        np.arange(end + 1 - chunk.tokens, end + 1 - chunk.tokens + chunk.scored)
+        for end, chunk in zip(ends.tolist(), batch.chunks, strict=True)
+        if chunk.scored
+    ]
+    return np.concatenate([decodes, ends[draws], *scores])

@@ -10,7 +10,7 @@ from typing import TypeVar
 from services.core import HeldRequest, Plan, Report
 from services.worker.engine.engine import Engine
 from services.worker.engine.mailbox import Call, Inbox, Outbox
-from services.worker.engine.thread import EngineThread
+from services.worker.engine.thread import EngineThread, ErrorSink
 from services.worker.metrics import WorkerMetrics
 from services.worker.requests.batch import NewToken
 from services.worker.requests.prompt import Prompt
@@ -18,7 +18,6 @@ from services.worker.requests.prompt import Prompt
 UNTAKEN_MAX = 8_192  # calls that readers put in before they wait for the engine to take them
 
 T = TypeVar("T")
-ErrorSink = Callable[[Prompt, int, str], None]  # the prompt, its next offset, a sentence
 
 
 class EngineRunner:
@@ -31,11 +30,11 @@ class EngineRunner:
         self.on_tokens: Callable[[list[NewToken]], None] = lambda _: None
         self.on_error: ErrorSink = lambda *_: None
         self.on_report: Callable[[Report], None] = lambda _: None
-        self._engine = engine
+        self._drained = asyncio.Event()
+        self.on_drained: Call = self._drained.set
         self._inbox = Inbox()
         self._outbox: Outbox | None = None  # while it runs
         self._thread = EngineThread(engine, metrics, self._inbox, self._post, self)
-        self._idle = asyncio.Event()
 
     # Asked by gateways
 
@@ -109,11 +108,11 @@ class EngineRunner:
             await self._asked(lambda: None)
 
     async def drain(self) -> None:
-        """Return once no request is left."""
-        self._idle.clear()
-        while not await self._asked(lambda: self._engine.state.idle):
-            await self._idle.wait()
-            self._idle.clear()
+        """Return once nobody runs here, nor was admitted and is awaited."""
+        self._drained.clear()
+        while not await self._asked(lambda: self._thread.drained):
+            await self._drained.wait()
+            self._drained.clear()
 
     async def _asked(self, ask: Callable[[], T]) -> T:
         """What `ask` says in the engine's thread, once all asked before has been done."""
@@ -126,20 +125,6 @@ class EngineRunner:
         self._inbox.put(lambda: self._post(partial(answered, ask())))
         return await answer
 
-    # Told by the engine's thread
-
     def _post(self, call: Call) -> None:
         assert self._outbox is not None, "the engine's thread runs under `run` alone"
         self._outbox.post(call)
-
-    def told_tokens(self, tokens: list[NewToken]) -> None:
-        self.on_tokens(tokens)
-
-    def told_error(self, prompt: Prompt, offset: int, why: str) -> None:
-        self.on_error(prompt, offset, why)
-
-    def told_report(self, report: Report) -> None:
-        self.on_report(report)
-
-    def told_idle(self) -> None:
-        self._idle.set()

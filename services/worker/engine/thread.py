@@ -8,8 +8,10 @@ neither streams nor health ever wait for one. What it has to tell are calls for 
 import logging
 import time
 from collections.abc import Callable, Iterable
+from math import inf
 from typing import Protocol
 
+from observability.logs import trace_id_of
 from services.core import HeldRequest, Plan, Report
 from services.worker.engine.engine import Engine, StepFailed
 from services.worker.engine.mailbox import Call, Inbox
@@ -20,17 +22,20 @@ from services.worker.requests.prompt import Prompt
 
 log = logging.getLogger(__name__)
 
+HALF_S = 1.0  # the prompt of who was admitted is normally milliseconds away
 EXPIRE_S = 5.0  # how often it looks for halves that waited too long, idle or busy
 FAILURES_MAX = 3  # requests failed alone in a row, and all else too, before the process gives up
 
+ErrorSink = Callable[[Prompt, int, str], None]  # the prompt, its next offset, a sentence
+
 
 class Listener(Protocol):
-    """Who is told, in the event loop."""
+    """Who is told, in the event loop. Each is looked up when it is called: it may change."""
 
-    def told_tokens(self, tokens: list[NewToken]) -> None: ...
-    def told_error(self, prompt: Prompt, offset: int, why: str) -> None: ...
-    def told_report(self, report: Report) -> None: ...
-    def told_idle(self) -> None: ...
+    on_tokens: Callable[[list[NewToken]], None]
+    on_error: ErrorSink
+    on_report: Callable[[Report], None]
+    on_drained: Call  # nobody runs or is awaited
 
 
 class EngineThread:
@@ -68,11 +73,23 @@ class EngineThread:
             worked = self._step()
             self._expire()
             self._report()
-            if not worked and self._engine.state.idle:
-                self._post(self._listener.told_idle)
+            if not worked and self.drained:
+                self._post(lambda: self._listener.on_drained())
 
     def stop(self) -> None:
         self._stopping = True
+
+    @property
+    def drained(self) -> bool:
+        """Nobody runs, nobody was just admitted whose prompt is on its way, and nothing is
+        computed. A prompt whose plan never came, and who rests here, are nobody's to wait for:
+        they are resubmitted."""
+        state = self._engine.state
+        if state.running or state.in_flight:
+            return False
+        halves = state.pending.admissions.values()
+        since_s = max((since_s for _, since_s in halves), default=-inf)
+        return time.monotonic() - since_s > HALF_S
 
     # Gateways
 
@@ -88,7 +105,7 @@ class EngineThread:
     def receive(self, prompt: Prompt) -> None:
         if why := self._engine.add(prompt, time.monotonic()):
             offset = len(prompt.token_ids) - prompt.prompt_tokens
-            self._post(lambda: self._listener.told_error(prompt, offset, why))
+            self._post(lambda: self._listener.on_error(prompt, offset, why))
 
     def refuse(self, request_id: str) -> None:
         self._engine.state.refuse(request_id)
@@ -142,13 +159,13 @@ class EngineThread:
             return True
         if late := self._engine.state.take_late():
             self._metrics.told(len(late))
-            self._post(lambda: self._listener.told_tokens(late))
+            self._post(lambda: self._listener.on_tokens(late))
         if result is None:
             return False
         self._failures = 0
         self._metrics.stepped(result)
         if result.tokens:
-            self._post(lambda: self._listener.told_tokens(result.tokens))
+            self._post(lambda: self._listener.on_tokens(result.tokens))
         return True
 
     def _failed(self, failure: StepFailed) -> None:
@@ -158,7 +175,10 @@ class EngineThread:
         if not failure.sequences:
             log.warning("%s: %r", failure, failure.__cause__)
             return
-        log.error("%s", failure, exc_info=failure.__cause__)
+        first = failure.sequences[0]
+        trace_id = trace_id_of(first.prompt.traceparent)
+        whose = {"request_id": first.request_id, "trace_id": trace_id}
+        log.error("%s", failure, exc_info=failure.__cause__, extra=whose)
         for prompt, offset in [(s.prompt, s.output_tokens) for s in failure.sequences]:
             self._tell_failed(prompt, offset)
         self._failures = 0 if self._engine.works() else self._failures + 1
@@ -167,10 +187,9 @@ class EngineThread:
 
     def _tell_failed(self, prompt: Prompt, offset: int) -> None:
         why = "the model failed on this request; the worker's log says more"
-        self._post(lambda: self._listener.told_error(prompt, offset, why))
+        self._post(lambda: self._listener.on_error(prompt, offset, why))
 
     def _report(self) -> None:
         """Tell what there is to tell, if a scheduler listens."""
         if self._attached and (report := self._engine.report()):
-            self._metrics.reported(report)
-            self._post(lambda: self._listener.told_report(report))
+            self._post(lambda: self._listener.on_report(report))

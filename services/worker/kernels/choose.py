@@ -1,28 +1,18 @@
 """Which kernels serve a model here: by default Triton's on CUDA, Numba's on a CPU where it knows
 the dtype, PyTorch's anywhere else."""
 
-import logging
-from time import perf_counter
-
 import torch
 
 from services.worker.config import KernelSet
-from services.worker.kernels.interface import (
-    AttentionKernels,
-    FilteredDraw,
-    Filters,
-    FixedAttention,
-)
-from services.worker.kernels.reference import draws
+from services.worker.kernels.interface import AttentionKernels, Draws, FixedAttention
 from services.worker.kernels.reference.attention import TorchAttention
 from services.worker.kernels.reference.blocks import TorchBlocks
+from services.worker.kernels.reference.draws import TorchDraws
 from services.worker.kv.cache import KVCache, KVShape, bytes_per_token
 from services.worker.kv.copies import BlockCopies
 
 Kernels = tuple[AttentionKernels, BlockCopies]
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-
-log = logging.getLogger(__name__)
 
 
 def kernels_for(
@@ -73,16 +63,15 @@ def fixed_for(
     return FixedDecodes(block_tokens, device, max_rows, row_blocks)
 
 
-def filtered_draw_for(device: torch.device, chosen: KernelSet = "auto") -> FilteredDraw:
-    """What draws among filtered tokens: on a CPU Numba's, compiled here so that no step waits for
-    it; else PyTorch's."""
+def draws_for(device: torch.device, chosen: KernelSet = "auto") -> Draws:
+    """On a CPU numpy's and Numba's, compiled here so that no step waits for it; else PyTorch's."""
     if device.type != "cpu" or chosen == "torch":
-        return draws.draw_filtered
-    from services.worker.kernels.cpu.draws import draw_filtered
+        return TorchDraws()
+    from services.worker.kernels.cpu.draws import CpuDraws
 
-    one = torch.ones(1, dtype=torch.float64)
-    draw_filtered(one[None].float(), Filters(one.long(), one, one.float(), 1), one - 1)
-    return draw_filtered
+    draws = CpuDraws()
+    draws.warm()
+    return draws
 
 
 def _suits_numba(device: torch.device, dtype: torch.dtype) -> bool:
@@ -97,8 +86,8 @@ def _numba(
     int8: bool,
     threads: int,
 ) -> AttentionKernels:
-    """Imported here, so that a machine with a GPU does without Numba. Compiled here, so that no
-    step waits for it: the types are the same for every layer."""
+    """Imported here, so that a machine with a GPU does without Numba. Compiled here, once for
+    each size of heads, so that no step waits for it."""
     if not _suits_numba(device, dtype):
         raise ValueError(
             f"kernels numba attend on a CPU in float32 or bfloat16, not on {device.type} in "
@@ -108,10 +97,9 @@ def _numba(
 
     token_bytes = max(bytes_per_token([shape], dtype) for shape in shapes)
     kernels = NumbaAttention(block_tokens, dtype, token_bytes, threads)
-    sample = KVCache.allocate(shapes[:1], 1, block_tokens, dtype, device, int8).layers[0]
-    began_s = perf_counter()
-    kernels.warm(sample, dtype)
-    log.info("attention in place was %s in %.1f s", kernels.built, perf_counter() - began_s)
+    sizes = list({shape.head_dim: shape for shape in shapes}.values())
+    for layer in KVCache.allocate(sizes, 1, block_tokens, dtype, device, int8).layers:
+        kernels.warm(layer, dtype)
     return kernels
 
 

@@ -34,13 +34,18 @@ class Filters:
     widest: int | None
 
 
-class FilteredDraw(Protocol):
-    """Draws a token a row, among those that filters leave."""
+class Draws(Protocol):
+    """Chooses a token a row."""
 
-    def __call__(self, probs: Tensor, filters: Filters, uniform: Tensor) -> Tensor:
-        """Of probs [rows, vocabulary], float32, whose rows sum to 1: in falling order, equals by
-        index, the first token kept whose running sum passes uniform × the sum of those kept;
-        [rows], int64. The likeliest always stays. uniform [rows], float64, in [0, 1)."""
+    def likeliest(self, logits: Tensor) -> Tensor:
+        """Index of each row's largest of logits [rows, vocabulary], the first of equals; a
+        NaN is larger than all numbers. [rows], int64."""
+
+    def filtered(self, probs: Tensor, filters: Filters, uniform: Tensor) -> Tensor:
+        """Drawn among those that filters leave of probs [rows, vocabulary], float32, whose rows sum
+        to 1: in falling order, equals by index, the first token kept whose running sum passes
+        uniform × the sum of those kept; [rows], int64. The likeliest always stays. uniform [rows],
+        float64, in [0, 1)."""
 
 
 class AttentionStep(Protocol):
@@ -57,11 +62,8 @@ class AttentionKernels(Protocol):
     """Store and attend over one layer's blocks, native or INT8.
 
     `prepare` is called once a step and may keep what it builds while the batch is the same
-    object; `store` and `attend` are called once a layer, in this order. `built` says how what had
-    to be compiled before serving came about, "compiled" or "loaded" from disk; else it is empty.
+    object; `store` and `attend` are called once a layer, in this order.
     """
-
-    built: str
 
     def prepare(self, batch: StepBatch, slots: Tensor) -> None:
         """Index whatever `attend` needs; `slots` [Σ tokens] is where each token is stored:

@@ -35,6 +35,16 @@ class BlockPool:
         return len(self._free) + len(self._cached)
 
     @property
+    def blank_blocks(self) -> int:
+        """Of these, the ones whose content nobody could find."""
+        return len(self._free)
+
+    @property
+    def cached_blocks(self) -> int:
+        """And those whose content is found by its key."""
+        return len(self._cached)
+
+    @property
     def free_tokens(self) -> int:
         return self.free_blocks * self.block_tokens
 
@@ -54,6 +64,11 @@ class BlockPool:
     def reach(self, owner: str) -> int:
         """Tokens that fit into what the owner has and what is free."""
         return (len(self.table(owner)) + self.free_blocks) * self.block_tokens
+
+    @property
+    def owner_count(self) -> int:
+        """How many owners hold blocks: of any thread to ask, nothing is walked over."""
+        return len(self._tables)
 
     def owners(self) -> list[str]:
         return list(self._tables)

@@ -1,12 +1,14 @@
-"""Streams: the two queues of work on a device, and the events that order one after the other."""
+"""Streams: the two queues of work on a device, and the events that order one after the other; and
+the way of the host's numbers to its compute."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from time import perf_counter
 from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -38,9 +40,6 @@ class Streams(Protocol):
     def copy(self, into: Tensor, source: Tensor) -> None:
         """Issue a copy on the copy lane; both contiguous, the host's side pinned on CUDA."""
 
-    def index(self, values: Sequence[Sequence[int]], device: torch.device) -> Tensor:
-        """A table of integers, for use on the compute lane, sent there without a wait."""
-
     def record(self, lane: Lane) -> Event:
         """An event after all that was issued on `lane`."""
 
@@ -65,12 +64,6 @@ class CudaStreams:
     def copy(self, into: Tensor, source: Tensor) -> None:
         with torch.cuda.stream(self._copy):
             into.copy_(source, non_blocking=True)
-
-    def index(self, values: Sequence[Sequence[int]], device: torch.device) -> Tensor:
-        # From pageable memory this would wait for the stream. Pinned memory that is given up
-        # is not handed out again before the copies that were issued from it are done.
-        pinned = torch.tensor(values, dtype=torch.int64, pin_memory=True)
-        return pinned.to(device, non_blocking=True)
 
     def record(self, lane: Lane) -> Event:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # no types
@@ -111,9 +104,6 @@ class ImmediateStreams:
     def copy(self, into: Tensor, source: Tensor) -> None:
         into.copy_(source)
 
-    def index(self, values: Sequence[Sequence[int]], device: torch.device) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=device)
-
     def record(self, lane: Lane) -> Event:
         return Instant(perf_counter())
 
@@ -127,3 +117,16 @@ class ImmediateStreams:
 
 def streams_for(device: torch.device) -> Streams:
     return CudaStreams(device) if device.type == "cuda" else ImmediateStreams()
+
+
+def to_device(array: NDArray[np.generic], device: torch.device) -> Tensor:
+    """A copy for use on the compute lane that waits for nothing. On a CPU it is the array itself.
+
+    From pageable memory it would wait for the step that is computed there. Pinned memory that is
+    given up is not handed out again before the copies that were issued from it are done.
+    `kernels.cuda.device.send` is of several arrays at once.
+    """
+    here = torch.from_numpy(array)
+    if device.type == "cuda":
+        here = here.pin_memory()
+    return here.to(device, non_blocking=True)

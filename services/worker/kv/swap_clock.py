@@ -16,6 +16,7 @@ class Watch:
 
     direction: Direction
     tokens: int
+    request_id: str
     spans: list[tuple[Lane, Event, Event]] = field(default_factory=list)
 
     def add(self, lane: Lane, start: Event, end: Event) -> None:
@@ -47,4 +48,4 @@ class SwapClock:
         parts = [(lane, self._streams.elapsed_s(start, end)) for lane, start, end in watch.spans]
         compute_s = sum(seconds for lane, seconds in parts if lane is Lane.COMPUTE)
         elapsed_s = sum(seconds for _, seconds in parts)
-        return SwapTiming(watch.direction, watch.tokens, elapsed_s, compute_s)
+        return SwapTiming(watch.direction, watch.tokens, elapsed_s, compute_s, watch.request_id)

@@ -22,12 +22,13 @@ from collections import deque
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from torch import Tensor
 
 from services.costs import Direction, SwapTiming
 from services.worker.kv.cache import KVLayer
 from services.worker.kv.copies import BlockCopies
-from services.worker.kv.device_streams import Event, Lane, Streams
+from services.worker.kv.device_streams import Event, Lane, Streams, to_device
 from services.worker.kv.host_cache import HostCache
 from services.worker.kv.moves import Move, Moves
 from services.worker.kv.staging import RecordLayout, RingSize, Slot, StagingRing
@@ -95,6 +96,11 @@ class Swapper:
         self._clock = SwapClock(streams)
 
     @property
+    def block_bytes(self) -> int:
+        """Of a block at rest."""
+        return self._host.record_bytes
+
+    @property
     def busy(self) -> bool:
         """Whether uploads are under way: call `settle` until they are not."""
         return bool(self._uploads or self._waiting)
@@ -156,7 +162,7 @@ class Swapper:
         """False, with nothing issued, where host memory can't be had."""
         if not self._host.ensure(max(move.host_blocks) + 1):
             return False
-        watch = Watch(move.direction, move.tokens)
+        watch = Watch(move.direction, move.tokens, move.request_id)
         for chunk in self._chunks(move, watch):
             slot = self._outgoing.turn()
             self._gather(chunk, slot)
@@ -165,7 +171,8 @@ class Swapper:
         return True
 
     def _upload(self, move: Move) -> None:
-        self._waiting.extend(self._chunks(move, Watch(move.direction, move.tokens)))
+        watch = Watch(move.direction, move.tokens, move.request_id)
+        self._waiting.extend(self._chunks(move, watch))
         self._fill()
 
     def _chunks(self, move: Move, watch: Watch) -> Iterator[CopyChunk]:
@@ -247,4 +254,4 @@ class Swapper:
         return [min(size, tokens - i * size) for i in range(chunk.first, chunk.end)]
 
     def _index(self, *values: Sequence[int]) -> tuple[Tensor, ...]:
-        return self._streams.index(values, self._device).unbind()
+        return to_device(np.array(values, np.int64), self._device).unbind()

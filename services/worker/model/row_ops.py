@@ -48,11 +48,11 @@ class TorchRowOps:
 
 
 def row_ops_for(device: torch.device, dtype: torch.dtype) -> RowOps:
-    """Numba's on a CPU in float32, compiled or loaded now; PyTorch's anywhere else."""
-    if device.type != "cpu" or dtype is not torch.float32:
+    """Numba's on a CPU in float32 and bfloat16, compiled or loaded now; PyTorch's anywhere else."""
+    if device.type != "cpu" or dtype not in (torch.float32, torch.bfloat16):
         return TorchRowOps()
     from services.worker.kernels.cpu.row_ops import NumbaRowOps  # a GPU's worker needs no Numba
 
-    ops = NumbaRowOps()
+    ops = NumbaRowOps(dtype)
     ops.warm()
     return ops

@@ -18,7 +18,7 @@ from threading import Thread
 import numpy as np
 import transformers
 
-from services.runtime.telemetry import setup_logging
+from services.runtime.observed.logs import log_as
 from services.worker.config import EngineConfig
 from services.worker.engine.engine import Engine
 from services.worker.engine.ranks import Moving, rank_device
@@ -134,7 +134,7 @@ def end_with(control: Connection) -> None:
 def main() -> None:
     control = Connection(int(sys.argv[1]))
     Thread(target=end_with, args=(control,), daemon=True).start()
-    setup_logging("worker", "ERROR")  # rank 0 says the rest
+    log_as("worker", "ERROR")  # rank 0 says the rest
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     try:

@@ -35,7 +35,7 @@ DIRECTIONS = tuple(Direction)
 # Words before what follows them. Of a batch: its kind, how many rows, whether they are those of the
 # last batch, how wide the tables are that follow (0: as they were), how many chunks.
 HEAD = 5
-CHUNK = 4  # its start, end, whether it samples, blocks
+CHUNK = 5  # its start, end, whether it samples, how many tokens it scores, blocks
 MOVE = 4  # its serial, direction, tokens, blocks
 
 
@@ -63,7 +63,8 @@ class BatchWriter:
 
 
 def _chunk_words(chunk: PrefillChunk) -> Iterator[Ints]:
-    yield np.array([chunk.start, chunk.end, chunk.samples, len(chunk.table)], np.int64)
+    head = [chunk.start, chunk.end, chunk.samples, chunk.scored, len(chunk.table)]
+    yield np.array(head, np.int64)
     yield chunk.table
     yield np.array(chunk.sequence.tokens[chunk.start : chunk.end], np.int64)
 
@@ -91,12 +92,14 @@ class BatchReader:
 
     def _chunks(self, left: Words, count: int) -> Iterator[PrefillChunk]:
         for _ in range(count):
-            start, end, samples, blocks = left[:CHUNK].tolist()
+            start, end, samples, scored, blocks = left[:CHUNK].tolist()
             table, left = left[CHUNK : CHUNK + blocks].copy(), left[CHUNK + blocks :]
             tokens, left = left[: end - start].tolist(), left[end - start :]
             # Of what lies before and behind it only the length counts.
             sequence = _sequence([0] * start + tokens + [0] * (not samples))
-            yield PrefillChunk(sequence, start, end, table)
+            chunk = PrefillChunk(sequence, start, end, table)
+            chunk.scored = scored
+            yield chunk
 
 
 def _decode_rows(tokens: Ints, positions: Ints, tables: Ints, block_tokens: int) -> DecodeRows:

@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.core import FinishReason
-from services.costs import StepTiming
+from services.costs import StepTiming, SwapTiming
+from services.worker.requests.scores import Opening
 from services.worker.requests.sequence import Sequence
 
 Ints = NDArray[np.int64]
@@ -27,9 +28,13 @@ class PrefillChunk:
     # Whether it ends at the newest token, so that the next one can be drawn. That one may have its
     # place in `tokens` before this chunk is committed.
     samples: bool = field(init=False)
+    # Of its first so many tokens, logits say how likely the prompt's next one was.
+    scored: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
         self.samples = self.end == len(self.sequence.tokens)
+        if self.sequence.scores is not None:
+            self.scored = max(0, min(self.end, self.sequence.prompt_tokens - 1) - self.start)
 
     @property
     def tokens(self) -> int:
@@ -100,7 +105,8 @@ class StepBatch:
     """Decode rows first, then prefill chunks in order of admission.
 
     `sampling` are the sequences that draw a token, in the order of the rows of logits: all
-    decode rows, then the chunks that end their sequence.
+    decode rows, then the chunks that end their sequence. Behind them come the rows that score a
+    prompt, chunk by chunk.
     """
 
     decodes: DecodeRows
@@ -116,6 +122,11 @@ class StepBatch:
         if not self.chunks:
             return self.decodes.sequences
         return self.decodes.sequences + [c.sequence for c in self.chunks if c.samples]
+
+    @property
+    def scored(self) -> list[PrefillChunk]:
+        """Chunks that score some of their prompt's tokens."""
+        return [chunk for chunk in self.chunks if chunk.scored]
 
     @property
     def prefill_tokens(self) -> int:
@@ -137,7 +148,7 @@ class TokenLogprobs(NamedTuple):
 
 class NewToken(NamedTuple):
     """One token drawn in a step. `offset` counts the request's output tokens from 0,
-    `origin` is its prompt's."""
+    `origin` is its prompt's. `opening` comes with the first since the request came."""
 
     origin: str
     request_id: str
@@ -145,12 +156,15 @@ class NewToken(NamedTuple):
     token_id: int
     finish: FinishReason | None
     logprobs: TokenLogprobs | None
+    opening: Opening | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """What a step gave: at most one token a sequence, in batch order; and what steps took whose
-    time is known by now. On a CPU that is this one, on a GPU some wait for the next."""
+    time is known by now; on a CPU that is this one, on a GPU some wait for the next. `swaps` are
+    copies that were over by then, and not by the step before."""
 
     tokens: list[NewToken]
     timings: list[StepTiming]
+    swaps: Seq[SwapTiming] = ()

@@ -46,6 +46,7 @@ class Composer:
         self._pool = kv.pool
         self._max_running = limits.max_running
         self._max_batch_tokens = limits.max_batch_tokens
+        self._max_scored_tokens = limits.max_scored_tokens
         self._steady: StepBatch | None = None  # the last batch, moved on
         self._needy = np.zeros(0, np.int64)  # its rows that need one more block
         self._version = 0  # of the kv, before it was composed
@@ -157,6 +158,7 @@ class Composer:
 
     def _compose_chunks(self, sequences: list[Sequence], room: int) -> list[PrefillChunk]:
         chunks: list[PrefillChunk] = []
+        to_score = self._max_scored_tokens
         for sequence in sequences:
             if not _may_run(sequence):
                 continue
@@ -164,18 +166,20 @@ class Composer:
                 if not self._bring_back(sequence):
                     return chunks
                 continue
-            if room <= 0:
+            most = room if sequence.scores is None else min(room, to_score)
+            if most <= 0:
                 continue
             if self._can_wait(sequence, chunks):
                 continue
             self._kv.adopt_prefix(sequence)
-            end = self._reachable(sequence, sequence.computed + room)
+            end = self._reachable(sequence, sequence.computed + most)
             if end <= sequence.computed:
                 return chunks  # those behind it must not take what it waits for
             self._pool.grow(sequence.request_id, end)
             table = np.array(self._pool.table(sequence.request_id), np.int64)
             chunks.append(PrefillChunk(sequence, sequence.computed, end, table))
             room -= chunks[-1].tokens
+            to_score -= chunks[-1].scored
         pads = self._lockstep.active and not self._suspects
         return chunks + self._lockstep.pad_chunks(room) if pads else chunks
 

@@ -19,3 +19,5 @@ class Counters:
     padding_left_out_tokens: int = 0  # that memory had no room for, or that broke a step
     invalid_tokens: int = 0  # drawn after a member's end
     stray_rows: int = 0  # computed a step ahead, for who had ended or gone by then
+    evicted_offloaded: int = 0  # requests that left for want of memory: their KV rests
+    evicted_dropped: int = 0  # and those of which nothing is left

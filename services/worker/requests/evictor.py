@@ -109,6 +109,8 @@ class Evictor:
     def _evict(self, sequence: Sequence, how: Residency) -> None:
         self._lockstep.leave(sequence.request_id)
         self._kv.leave(sequence, how)
+        self._kv.counters.evicted_offloaded += sequence.resting > 0
+        self._kv.counters.evicted_dropped += not sequence.resting
         self._reporter.evicted(sequence)
 
     def victims_for(self, sequence: Sequence, decoding: bool) -> Iterator[Sequence]:

@@ -15,8 +15,11 @@ is made of it, and whoever it ends has not ended. Meanwhile anything may happen:
     its step breaks                          everybody is where it was before
 """
 
+from collections.abc import Iterable
+
 from services.worker.requests.batch import StepBatch
 from services.worker.requests.kv_manager import KVManager
+from services.worker.requests.scores import PromptLogprobs
 from services.worker.requests.sequence import Sequence
 
 
@@ -49,10 +52,13 @@ class InFlight:
                 used_up = True
         return used_up
 
-    def land(self, batch: StepBatch) -> None:
-        """It is computed, and its tokens are there to be learnt."""
+    def land(self, batch: StepBatch, scores: Iterable[PromptLogprobs] = ()) -> None:
+        """It is computed, and its tokens are there to be learnt; `scores` of `batch.scored`."""
         assert self._batch is batch, "another step is in flight"
         self._batch = None
+        for chunk, part in zip(batch.scored, scores, strict=True):
+            if chunk.sequence.scores is not None:
+                chunk.sequence.scores.fill(chunk.start, part)
 
     def unwind(self) -> list[Sequence]:
         """It broke: whoever stood in it is where it was before, or, if its KV was moved since, has

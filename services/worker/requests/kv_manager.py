@@ -12,6 +12,7 @@ from services.costs import Direction
 from services.runtime.prefix import extend_keys
 from services.worker.kv.blocks import BlockPool
 from services.worker.kv.moves import Move, Moves
+from services.worker.requests.batch import PrefillChunk
 from services.worker.requests.counters import Counters
 from services.worker.requests.prompt import Prompt
 from services.worker.requests.sequence import UNKNOWN, Phase, Sequence
@@ -243,6 +244,8 @@ class KVManager:
         blocks = self._share(sequence, (len(sequence.tokens) - 1) // self.pool.block_tokens)
         sequence.published = blocks
         sequence.computed = blocks * self.pool.block_tokens
+        if sequence.cached is None:
+            sequence.cached = min(sequence.computed, sequence.prompt_tokens)
         self.counters.prefix_asked_tokens += len(sequence.tokens)
         self.counters.prefix_hit_tokens += sequence.computed
 
@@ -270,6 +273,12 @@ class KVManager:
             for elder in chain(elders, computed)
         )
 
+    def publish_all(self, chunks: Iterable[PrefillChunk]) -> None:
+        """These are computed: let others find the blocks of who is still here."""
+        for chunk in chunks:
+            if self.is_here(chunk.sequence):
+                self.publish(chunk.sequence)
+
     def publish(self, sequence: Sequence) -> None:
         """Let others find the blocks that it has filled."""
         full = sequence.computed // self.pool.block_tokens
@@ -286,9 +295,9 @@ class KVManager:
         return self.pool.share(sequence.request_id, self._keys_of(sequence, blocks))
 
     def _may_adopt(self, sequence: Sequence) -> bool:
-        """Whether it has nothing on the device yet."""
+        """Whether it has nothing on the device yet, and needs no logits of what is found."""
         has = sequence.computed or self.pool.table(sequence.request_id)
-        return self._sharing and not has
+        return self._sharing and not has and sequence.scores is None
 
     def _keys_of(self, sequence: Sequence, blocks: int) -> list[bytes]:
         """Of its first full blocks; each is hashed once in its life."""

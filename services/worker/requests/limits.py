@@ -20,6 +20,7 @@ class Limits:
     host_blocks: int = 0  # of the same size, in host memory; 0: none
     exact_swaps: bool = True
     prefix_sharing: bool = True
+    max_scored_tokens: int = 256  # of prompts in one step, each of which has a row of logits
 
     @property
     def reach_tokens(self) -> int:

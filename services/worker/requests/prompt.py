@@ -1,9 +1,16 @@
 """What a gateway sends a worker: a prompt and how to draw its tokens."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from services.worker.requests.scores import SCORES_BYTES, encoded_bytes
+
 MAX_LOGPROBS = 20
+MAX_BIAS = 100.0
+# A batch that changes looks at each of them: far more than anybody names. What is allowed may be
+# most of a vocabulary, and is looked at as arrays.
+MAX_NAMED = 4_096
+MAX_BAD_TOKENS, LONGEST_BAD = 1_024, 64  # sequences, and tokens of one: a batch's are a table
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,7 +18,10 @@ class SamplingParams:
     """How the next token is drawn, resolved: every field has its final value.
 
     Off is `top_k=0`, `top_p=1`, `min_p=0`, `repetition_penalty=1`, other penalties 0,
-    `logprobs=None`. Raises ValueError, naming the field, for a value out of range.
+    `logprobs=None`, an empty tuple. `stop_token_ids` end an answer, with `ignore_eos` too;
+    `logit_bias` holds an id and what is added to its logit; `allowed_token_ids`, if any, are all
+    that may be drawn; of each sequence of `bad_tokens` the last is not drawn behind the others,
+    where these are output. Raises ValueError, naming the field, for a value out of range.
     """
 
     temperature: float = 1.0
@@ -25,14 +35,36 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    stop_token_ids: tuple[int, ...] = ()
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
+    bad_tokens: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
         for field, lowest, highest in _RANGES:
             value = getattr(self, field)
             if not lowest <= value <= highest:  # a NaN fails as well
                 raise ValueError(f"{field} must lie in [{lowest:g}, {highest:g}], got {value}")
-        if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
-            raise ValueError(f"logprobs must lie in [0, {MAX_LOGPROBS}], got {self.logprobs}")
+        for field in ("logprobs", "prompt_logprobs"):
+            asked = getattr(self, field)
+            if asked is not None and not 0 <= asked <= MAX_LOGPROBS:
+                raise ValueError(f"{field} must lie in [0, {MAX_LOGPROBS}], got {asked}")
+        self._check_tokens()
+
+    def _check_tokens(self) -> None:
+        for field, most in _MOST:
+            if len(getattr(self, field)) > most:
+                raise ValueError(f"{field} must be at most {most}, got {len(getattr(self, field))}")
+        for token, bias in self.logit_bias:
+            if not -MAX_BIAS <= bias <= MAX_BIAS:
+                raise ValueError(
+                    f"logit_bias must lie in [{-MAX_BIAS:g}, {MAX_BIAS:g}], got {bias} of {token}"
+                )
+        if len({token for token, _ in self.logit_bias}) < len(self.logit_bias):
+            raise ValueError("logit_bias must name each token once")
+        if not all(1 <= len(bad) <= LONGEST_BAD for bad in self.bad_tokens):
+            raise ValueError(f"bad_tokens must be sequences of 1 to {LONGEST_BAD} tokens")
 
     @property
     def penalized(self) -> bool:
@@ -42,6 +74,25 @@ class SamplingParams:
             or self.frequency_penalty != 0.0
         )
 
+    @property
+    def masked(self) -> bool:
+        """Whether some of its tokens are likelier or unlikelier by name."""
+        return bool(self.logit_bias or self.allowed_token_ids or self.bad_tokens)
+
+    def beyond(self, vocab_size: int) -> str:
+        """The first field that names a token which the vocabulary has not; empty where none does.
+        O(ids)."""
+        for field, ids in self._named():
+            if not all(0 <= token < vocab_size for token in ids):
+                return field
+        return ""
+
+    def _named(self) -> Iterator[tuple[str, Iterable[int]]]:
+        yield "stop_token_ids", self.stop_token_ids
+        yield "logit_bias", (token for token, _ in self.logit_bias)
+        yield "allowed_token_ids", self.allowed_token_ids
+        yield "bad_tokens", (token for bad in self.bad_tokens for token in bad)
+
 
 _RANGES = (
     ("temperature", 0.0, 1e4),
@@ -50,6 +101,12 @@ _RANGES = (
     ("repetition_penalty", 1e-4, 1e4),
     ("presence_penalty", -2.0, 2.0),
     ("frequency_penalty", -2.0, 2.0),
+)
+
+_MOST = (
+    ("stop_token_ids", MAX_NAMED),
+    ("logit_bias", MAX_NAMED),
+    ("bad_tokens", MAX_BAD_TOKENS),
 )
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -69,6 +126,7 @@ class Prompt:
     sampling: SamplingParams = GREEDY
     origin: str = ""  # the gateway stream it came on, which its tokens go to
     cache_salt: str = ""  # only prompts of the same salt share cached prefixes
+    traceparent: str = ""  # what it is traced under; its log lines say the trace
 
     def __post_init__(self) -> None:
         if not 1 <= self.prompt_tokens <= len(self.token_ids):
@@ -81,6 +139,13 @@ class Prompt:
             raise ValueError(
                 f"max_tokens ({self.max_tokens}) must exceed the output already delivered "
                 f"({len(self.token_ids) - self.prompt_tokens} tokens)"
+            )
+        asked = self.sampling.prompt_logprobs
+        if asked is not None and encoded_bytes(self.prompt_tokens, asked) > SCORES_BYTES:
+            most = SCORES_BYTES // encoded_bytes(1, asked)
+            raise ValueError(
+                f"prompt_logprobs {asked} are told of at most {most} tokens, got "
+                f"{self.prompt_tokens}"
             )
 
     @property

@@ -1,7 +1,7 @@
 """What a worker has to tell the scheduler, collected between reports."""
 
 from collections import deque
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 
 from services.core import Completion, FinishReason, Progress, Report
 from services.costs import StepTiming, SwapTiming
@@ -9,6 +9,7 @@ from services.worker.requests.kv_manager import KVManager
 from services.worker.requests.sequence import Sequence
 
 TIMINGS_MAX = 64  # a report carries the latest; the estimator needs samples, not a ledger
+NEW_SWAPS_MAX = 1_024  # between two steps; of more, the latest count
 FINISHED_MAX = 16_384  # while nobody is told: all prompts and requests there may be, and more
 
 
@@ -29,6 +30,7 @@ class Reporter:
         self._blocks: dict[str, int] = {}  # of each that has any, as it was told last
         self._timings: deque[StepTiming] = deque(maxlen=TIMINGS_MAX)
         self._swaps: deque[SwapTiming] = deque(maxlen=TIMINGS_MAX)
+        self._new_swaps: deque[SwapTiming] = deque(maxlen=NEW_SWAPS_MAX)
         self._everybody = False
 
     def begin(self, here: Container[str], blocks: dict[str, int]) -> None:
@@ -41,13 +43,19 @@ class Reporter:
         self._blocks = blocks
         self._everybody = True
 
-    def stepped(self, timings: Iterable[StepTiming]) -> None:
-        """A step is over; `timings` came to be known, its own or of earlier ones."""
+    def stepped(self, timings: Iterable[StepTiming]) -> tuple[SwapTiming, ...]:
+        """A step is over; `timings` came to be known, its own or of earlier ones. Returns
+        copies that were over by then, and not by the step before."""
         self._steps += 1
         self._timings.extend(timings)
+        swaps = tuple(self._new_swaps)
+        self._new_swaps.clear()
+        return swaps
 
-    def swapped(self, timings: Iterable[SwapTiming]) -> None:
+    def swapped(self, timings: Collection[SwapTiming]) -> None:
+        """These copies are over."""
         self._swaps.extend(timings)
+        self._new_swaps.extend(timings)
 
     def planned(self, plan_seq: int) -> None:
         self.applied_plan_seq = plan_seq

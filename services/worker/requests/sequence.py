@@ -5,6 +5,7 @@ from enum import Enum
 
 from services.core import FinishReason, HeldRequest, Progress
 from services.worker.requests.prompt import Prompt
+from services.worker.requests.scores import Opening, PromptLogprobs
 
 UNKNOWN = -1  # a token that a step in flight is drawing
 
@@ -26,6 +27,9 @@ class Sequence:
 
     While a step that it draws in is in flight, its last token is UNKNOWN, and only that: it has its
     place and its length, and nothing may depend on its value.
+
+    Where its prompt is to be scored, all KV of that is computed here, chunk by chunk, and `scores`
+    are those of the first `computed` tokens; they are told with the first token that it draws.
     """
 
     prompt: Prompt
@@ -36,6 +40,7 @@ class Sequence:
     min_length: int  # no end of sequence counts before this many tokens
     limit_length: int  # the plan's budget, as a length
     ends_on_eos: bool
+    stop_ids: frozenset[int]
     computed: int = 0
     resting: int = 0
     arriving: int = 0
@@ -47,6 +52,9 @@ class Sequence:
     ended: FinishReason | None = None  # but its static batch goes on, and it with it
     untold: int = 0  # tokens at its end: then the last, and the invalid ones behind it
     drawing: int = -1  # the row of the step in flight that draws its last token; -1: that is known
+    scores: PromptLogprobs | None = None  # until they are told
+    cached: int | None = None  # prompt tokens found when it was looked for them first
+    opened: bool = False  # it has drawn a token since it came
 
     @classmethod
     def start(cls, prompt: Prompt, limit_tokens: int) -> "Sequence":
@@ -59,6 +67,8 @@ class Sequence:
             min_length=prompt.prompt_tokens + prompt.sampling.min_tokens,
             limit_length=prompt.prompt_tokens + limit_tokens,
             ends_on_eos=not prompt.sampling.ignore_eos,
+            stop_ids=frozenset(prompt.sampling.stop_token_ids),
+            scores=_room(prompt),
         )
 
     def advance(self, row: int) -> bool:
@@ -83,9 +93,16 @@ class Sequence:
     def finish_of(self, token: int, eos_ids: frozenset[int]) -> FinishReason | None:
         """How it ends by this token, its newest; None if it goes on."""
         length = len(self.tokens)
-        if token in eos_ids and self.ends_on_eos and length > self.min_length:
+        ends = token in self.stop_ids or (token in eos_ids and self.ends_on_eos)
+        if ends and length > self.min_length:
             return FinishReason.STOP
         return FinishReason.LENGTH if length >= self.max_length else None
+
+    def open(self) -> Opening:
+        """It has drawn its first token: what is told with that, once."""
+        self.opened = True
+        opening, self.scores = Opening(self.cached or 0, self.scores), None
+        return opening
 
     @property
     def output_tokens(self) -> int:
@@ -136,3 +153,11 @@ class Sequence:
             self.phase is Phase.RUNNING,
             blocks,
         )
+
+
+def _room(prompt: Prompt) -> PromptLogprobs | None:
+    """For the scores of its prompt. One that has output already was told them."""
+    asked = prompt.sampling.prompt_logprobs
+    if asked is None or len(prompt.token_ids) > prompt.prompt_tokens:
+        return None
+    return PromptLogprobs.room(prompt.prompt_tokens - 1, asked)

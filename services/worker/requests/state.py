@@ -9,7 +9,7 @@ Between `compose` and `advance` (or `commit`, where nothing is composed ahead) n
 to commit the step in flight; between `advance` and `commit` anything may come (see flight.py).
 """
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 
 from services.core import FinishReason, Grant, HeldRequest, Pause, Plan, Report, Residency
 from services.costs import StepTiming, SwapTiming
@@ -26,6 +26,7 @@ from services.worker.requests.lockstep import Batch, Lockstep
 from services.worker.requests.pending import HELD_MAX, PendingRequests
 from services.worker.requests.prompt import Prompt
 from services.worker.requests.reporting import Reporter
+from services.worker.requests.scores import PromptLogprobs
 from services.worker.requests.sequence import Phase, Sequence
 from services.worker.requests.suspects import Suspects
 
@@ -306,7 +307,7 @@ class WorkerState:
             if sequence := self._kv.lost(request_id):
                 self._reporter.evicted(sequence)
 
-    def swapped(self, timings: Iterable[SwapTiming]) -> None:
+    def swapped(self, timings: Collection[SwapTiming]) -> None:
         self._reporter.swapped(timings)
 
     # One iteration
@@ -342,19 +343,17 @@ class WorkerState:
         sampled: list[int],
         timings: list[StepTiming],
         logprobs: Mapping[int, TokenLogprobs] | None = None,
+        scores: Iterable[PromptLogprobs] = (),
     ) -> StepResult:
-        """Take the tokens drawn, one for each of `batch.sampling`; `logprobs` by its index.
-        `timings` are of steps whose time is known by now, this one or earlier ones. What it
-        returns is to be told: invalid tokens are not in it, nor those of who has gone while the
-        step was in flight, and the last ones of static batches only once these are over."""
+        """Take the tokens drawn, one for each of `batch.sampling`; `logprobs` by its index; and
+        `scores`, one for each of `batch.scored`. `timings` are of steps whose time is known by now.
+        What it returns is to be told: no invalid tokens, nor those of who has gone while the step
+        was in flight, and the last ones of static batches only once these are over."""
         if not self._flight:
             self.advance(batch)
-        self._flight.land(batch)
-        self._reporter.stepped(timings)
+        self._flight.land(batch, scores)
         in_batches = self._lockstep.active
-        for chunk in batch.chunks:
-            if self._kv.is_here(chunk.sequence):
-                self._kv.publish(chunk.sequence)
+        self._kv.publish_all(batch.chunks)
         rows = zip(range(len(sampled)), batch.sampling, sampled, strict=True)
         tokens = [
             self._take(sequence, token, logprobs.get(row) if logprobs else None)
@@ -370,7 +369,7 @@ class WorkerState:
             self._suspects.pass_part()
             self._kv.touch()
         self._composer.committed(batch, sampled)
-        return StepResult(tokens, timings)
+        return StepResult(tokens, timings, self._reporter.stepped(timings))
 
     def _take(self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None) -> NewToken:
         length = sequence.learn(token)
@@ -386,7 +385,8 @@ class WorkerState:
             if self._lockstep.active:  # else it was known ahead
                 self._kv.touch()
         prompt, offset = sequence.prompt, length - 1 - sequence.prompt_tokens
-        return NewToken(prompt.origin, prompt.request_id, offset, token, finish, logprobs)
+        opening = None if sequence.opened else sequence.open()
+        return NewToken(prompt.origin, prompt.request_id, offset, token, finish, logprobs, opening)
 
     def _unwind(self) -> None:
         for sequence in self._flight.unwind():

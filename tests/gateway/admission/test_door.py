@@ -56,9 +56,9 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     prompts: list[str] = []
     encode = Text.encode
 
-    def recording(self: Text, text: str) -> list[int]:
+    def recording(self: Text, text: str, add_special_tokens: bool = True) -> list[int]:
         prompts.append(text)
-        return encode(self, text)
+        return encode(self, text, add_special_tokens)
 
     monkeypatch.setattr(Text, "encode", recording)
     return prompts

@@ -73,6 +73,29 @@ async def chat_streams_the_same_answer(url: str) -> None:
 
 
 @check
+async def forecasts_go_beside_chunks_for_who_asks(url: str) -> None:
+    options = {"include_usage": True, "include_forecast": True}
+    async with connected(url) as client:
+        whole = await ask(client)
+        talk = [c async for c in await ask(client, stream=True, stream_options=options)]
+        extra = {"stream_options": options}
+        raw = [c async for c in await complete(client, stream=True, extra_body=extra)]
+        plain = [c async for c in await ask(client, stream=True)]
+    assert all("forecast" not in chunk.model_extra for chunk in plain)
+    text = "".join(part.choices[0].delta.content or "" for part in talk[:-1])
+    assert text == whole.choices[0].message.content
+    for *parts, last in (talk, raw):
+        assert last.usage.completion_tokens > 0 and "forecast" not in last.model_extra
+        told = [part.forecast for part in parts if "forecast" in part.model_extra]
+        for seen in told:
+            assert 0 <= seen["low_tokens"] <= seen["expected_tokens"] <= seen["high_tokens"] <= 24
+            assert seen["end_s"] >= 0
+        if told:  # a short answer may be over before anything is known
+            assert told[0]["ttft_s"] > 0 and told[0]["sla_expected"] in (True, False)
+            assert told[-1]["expected_tokens"] == last.usage.completion_tokens
+
+
+@check
 async def completions_stream_the_same_answer(url: str) -> None:
     async with connected(url) as client:
         whole = await complete(client)
@@ -205,9 +228,13 @@ async def mistakes_name_the_field(url: str) -> None:
             ({"response_format": {"type": "json_object"}}, "response_format"),
             ({"max_tokens": 10**6}, "max_tokens"),
             ({"extra_body": {"min_p": 7}}, "min_p"),
-            ({"extra_body": {"no_such": 7}}, "no_such"),
+            ({"extra_body": {"use_beam_search": True}}, "use_beam_search"),
             ({"extra_body": {"cache_salt": "s" * 257}}, "cache_salt"),
             ({"extra_headers": {"x-foretoken-sla": "gold"}}, "sla"),
+            (
+                {"extra_body": {"stream_options": {"include_forecast": "yes"}}},
+                "stream_options.include_forecast",
+            ),
         ):
             for stream in (False, True):
                 with pytest.raises(openai.BadRequestError) as caught:

@@ -23,6 +23,8 @@ def answer(prompt: Prompt) -> Sequence[int]:
 @pytest.fixture
 async def house() -> AsyncIterator[House]:
     async with housing(answer) as made:
+        forecast = common.Forecast(points=[5, 10, 400])
+        made.scheduler.foretells = sched.Foretold(forecast=forecast, token_s=0.001, ttft_s=0.01)
         yield made
 
 
@@ -68,20 +70,24 @@ async def test_metrics_count_what_was_served(house: House) -> None:
     reply = await house.http("POST", "/v1/completions", body, headers)
     assert reply.json["usage"] == {
         "prompt_tokens": 2, "completion_tokens": 5, "total_tokens": 7,
+        "prompt_tokens_details": {"cached_tokens": 0},
     }  # fmt: skip
     text = (await house.http("GET", "/metrics")).text
+    of_class = '{model_name="demo",class="batch"}'
     for line in (
-        'foretoken_request_success_total{finished_reason="length"} 1.0',
-        'foretoken_sla_total{cause="",class="batch",verdict="met"} 1.0',
-        "foretoken_prompt_tokens_total 2.0",
-        "foretoken_generation_tokens_total 5.0",
-        "foretoken_time_to_first_token_seconds_count 1.0",
-        "foretoken_time_per_output_token_seconds_count 1.0",
-        "foretoken_inter_token_latency_seconds_count 4.0",
-        'foretoken_inter_token_latency_seconds_bucket{le="+Inf"} 4.0',
-        "foretoken_e2e_request_latency_seconds_count 1.0",
-        "foretoken_num_requests_running 0.0",
-        "foretoken_num_requests_waiting 0.0",
+        'foretoken_request_success_total{model_name="demo",finished_reason="length"} 1.0',
+        'foretoken_sla_requests_total{model_name="demo",class="batch",outcome="met",cause=""} 1.0',
+        'foretoken_goodput_tokens_total{model_name="demo",class="batch"} 5.0',
+        'foretoken_prompt_tokens_total{model_name="demo"} 2.0',
+        'foretoken_generation_tokens_total{model_name="demo"} 5.0',
+        'foretoken_time_to_first_token_seconds_count{model_name="demo",class="batch"} 1.0',
+        f"foretoken_request_time_per_output_token_seconds_count{of_class} 1.0",
+        f"foretoken_request_max_time_per_output_token_seconds_count{of_class} 1.0",
+        'foretoken_inter_token_latency_seconds_count{model_name="demo"} 4.0',
+        'foretoken_inter_token_latency_seconds_bucket{model_name="demo",le="+Inf"} 4.0',
+        'foretoken_e2e_request_latency_seconds_count{model_name="demo",class="batch"} 1.0',
+        'foretoken_num_requests_running{model_name="demo"} 0.0',
+        'foretoken_num_requests_waiting{model_name="demo"} 0.0',
     ):
         assert line in text.splitlines(), line
 
@@ -99,7 +105,8 @@ async def test_a_full_queue_is_429_with_retry_after(house: House) -> None:
             "param": None, "code": "queue_full",
         }  # fmt: skip
     text = (await house.http("GET", "/metrics")).text
-    assert 'foretoken_sla_total{cause="rejected",class="standard",verdict="missed"} 2.0' in text
+    missed = 'model_name="demo",class="standard",outcome="missed",cause="rejected"'
+    assert f"foretoken_sla_requests_total{{{missed}}} 2.0" in text
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from math import inf, nan
 
 import pytest
 
-from gateway.config import SLA_CLASSES
+from gateway.config import SLA_CLASSES, GatewayConfig, SlaClass
 from gateway.requests.sla import SlaError, parse_header, resolve
 from services.core import FinishReason, Sla
 from services.verdict import Cause, Timeline, verdict
@@ -20,7 +20,7 @@ TIGHT = Sla("tight", ttft_s=1.0, tpot_s=0.1, mtpot_s=0.5)
         ("interactive", Sla("interactive", 1.0, 0.05, 0.5)),
         ("ttft_s=0.5,tpot_s=0.05,mtpot_s=0.2", Sla("custom", 0.5, 0.05, 0.2)),
         ("tpot_s=0.05", Sla("custom", inf, 0.05, inf)),
-        (" interactive , ttft_s = 0.3 ", Sla("interactive", 0.3, 0.05, 0.5)),
+        (" interactive , ttft_s = 0.3 ", Sla("custom", 0.3, 0.05, 0.5)),
         ("batch", Sla("batch", inf, inf, inf)),
     ],
 )
@@ -43,6 +43,11 @@ def test_header(header: str, expected: Sla) -> None:
 def test_bad_headers(header: str, complaint: str) -> None:
     with pytest.raises(SlaError, match=complaint):
         resolve(CLASSES, "standard", *parse_header(header))
+
+
+def test_no_class_of_the_config_is_called_as_those_that_clients_make() -> None:
+    with pytest.raises(ValueError, match="'custom' are those with budgets of their own"):
+        GatewayConfig(sla_classes={"custom": SlaClass(), "standard": SlaClass()})
 
 
 def test_nan_is_no_budget() -> None:

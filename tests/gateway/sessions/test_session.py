@@ -2,22 +2,36 @@
 
 import asyncio
 from collections.abc import Sequence
-from types import SimpleNamespace
-from typing import cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.requests.parser import Generation
+from gateway.requests.sampling import Sampling
 from gateway.sessions.call import ClientCall, Live
+from gateway.sessions.delivery import Ended
 from gateway.sessions.session import News, Session
 from protos.common_pb2 import TokenLogprob
-from services.core import FinishReason
+from services.core import FinishReason, Sla
 from tests.gateway.gateway_fakes import demo_text, tokens_of
 
 
 def session(max_tokens: int = 100, stops: Sequence[str] = (), min_tokens: int = 0) -> Session:
     return Session(0, max_tokens, 0.0, demo_text().detokenizer(), stops, min_tokens)
+
+
+class Quiet:
+    """An owner that keeps no pace and writes nothing down."""
+
+    def pace_s(self) -> float:
+        return 0.0
+
+    def release(self, call: ClientCall) -> None: ...
+
+    def on_gap(self, gap_s: float, tokens: int) -> None: ...
+
+    def on_settled(self, live: Live, ended: Ended) -> None: ...
 
 
 def read(live: Session) -> str:
@@ -49,9 +63,10 @@ def test_the_end_is_told_once() -> None:
 
 async def test_a_choice_that_ends_while_another_is_written_ends_the_call_for_itself_alone() -> None:
     """Both have news; the second ends before its turn, and so is in the news once more."""
-    call = ClientCall("c", 0, lambda: 0.0, lambda _: None)
+    call = ClientCall("c", 0, Quiet())
     a, b = (Session(at, 100, 0.0, demo_text().detokenizer()) for at in (0, 1))
-    call.lives += [cast(Live, SimpleNamespace(session=each)) for each in (a, b)]
+    asked = Generation("demo", (1, 2), Sampling(seed=1, max_tokens=100), Sla(), 0.0)
+    call.lives += [Live(each, asked, at, call) for at, each in enumerate((a, b))]
 
     def feed(live: Session, offset: int, text: str, reason: FinishReason | None = None) -> None:
         live.feed(offset, tokens_of(text), (), reason, 1.0)
@@ -155,3 +170,58 @@ def test_every_end_is_the_end(reason: FinishReason) -> None:
     live.end(reason, 2.0)
     live.end(FinishReason.ERROR, 3.0, RuntimeError())
     assert (live.reason, live.failure, live.line.ended_s) == (reason, None, 2.0)
+
+
+END, USER = (demo_text().encode(f"<|{name}|>")[0] for name in ("end", "user"))
+
+
+@given(
+    st.lists(st.sampled_from([*tokens_of("ab1é"), END, USER]), max_size=24),
+    st.lists(st.tuples(st.integers(0, 24), st.integers(0, 6), st.booleans()), max_size=24),
+    st.sampled_from([(), ("b1",), ("ab", "b1a")]),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from([FinishReason.STOP, FinishReason.LENGTH]),
+)
+def test_whatever_is_asked_of_its_end_pieces_make_the_whole(
+    ids: list[int], deliveries: list[tuple[int, int, bool]], stops: tuple[str, ...],
+    skips: bool, includes: bool, reason: FinishReason,
+) -> None:  # fmt: skip
+    """Special tokens skipped or not, what has ended the answer part of it or not. The oracle reads
+    all tokens at once, and one character after the other for a stop string."""
+    sampling = Sampling(
+        1, 1000, skip_special_tokens=skips, include_stop_str_in_output=includes,
+        stop_token_ids=frozenset((USER,)),
+    )  # fmt: skip
+    detokenizer = demo_text().detokenizer(sampling)
+    live = Session(0, 1000, 0.0, detokenizer, stops, include_stops=includes)
+    got = ""
+    for offset, count, take in [*deliveries, (0, len(ids), True)]:
+        live.feed(offset, ids[offset : offset + count], (), None, 1.0)
+        got += read(live) if take else ""
+    live.feed(len(ids), (), (), reason, 2.0)
+    silent = ids and ids[-1] in (END, USER) and reason is FinishReason.STOP and not includes
+    whole = demo_text().decode(ids[:-1] if silent else ids, skips)
+    for end in range(1, len(whole) + 1):
+        done = [stop for stop in stops if whole[:end].endswith(stop)]
+        if done:
+            whole = whole[: end if includes else end - len(max(done, key=len))]
+            break
+    assert got + read(live) == whole
+
+
+def test_what_is_told_of_the_prompt_comes_with_the_first_tokens_alone() -> None:
+    live = session()
+    ids = tokens_of("12")
+    scores = [TokenLogprob(token_id=7, logprob=-1.0)]
+    live.learn(3, scores)
+    live.learn(0, ())
+    live.feed(0, ids[:1], (), None, 1.0)
+    first = live.take()
+    live.feed(1, ids[1:], (), FinishReason.STOP, 2.0)
+    second = live.take()
+    assert first and second
+    assert (list(first.prompt_logprobs), list(second.prompt_logprobs)) == (scores, [])
+    assert live.cached_tokens == 3
+    bare = second.of_the_prompt
+    assert (bare.text, bare.token_ids, bare.reason) == ("", (), FinishReason.LENGTH)

@@ -1,6 +1,7 @@
 """What a gateway adds to a story: the verdict by what the client was sent."""
 
-from gateway.sessions.verdicts import Ended, Verdicts
+from gateway.sessions.delivery import Ended
+from gateway.sessions.verdicts import Verdicts
 from protos import scheduler_pb2
 from services.core import FinishReason, Sla
 from services.verdict import Timeline, sentence
@@ -40,7 +41,7 @@ def test_sentences() -> None:
 
 def test_it_is_the_last_chapter_of_who_ended_here() -> None:
     verdicts = Verdicts(10)
-    verdicts.keep("a-0", Ended(SLA, line(10.5), FinishReason.STOP))
+    verdicts.keep("a-0", Ended.judged(SLA, line(10.5), FinishReason.STOP))
     mine, other = story("a-0"), story("b-0")
     verdicts.judge(mine)
     verdicts.judge(other)
@@ -53,7 +54,7 @@ def test_it_is_the_last_chapter_of_who_ended_here() -> None:
 def test_the_oldest_is_forgotten() -> None:
     verdicts = Verdicts(2)
     for name in ("a-0", "b-0", "c-0"):
-        verdicts.keep(name, Ended(SLA, line(10.5), FinishReason.STOP))
+        verdicts.keep(name, Ended.judged(SLA, line(10.5), FinishReason.STOP))
     told = [story(name) for name in ("a-0", "b-0", "c-0")]
     for each in told:
         verdicts.judge(each)

@@ -18,7 +18,7 @@ from services.policies.place.places import PLACES
 from services.policies.place.seats import free_places, seated, settled, takes
 from services.policies.preset import choose
 from services.policies.snapshot import CHAIN, NOWHERE, Snapshot
-from services.runtime.arrange_codec import (
+from services.runtime.codecs.arrange import (
     Telling,
     decode_contest,
     encode_contest,

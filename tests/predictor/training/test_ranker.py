@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from torch import nn
 from transformers import BertConfig, BertModel
 
-from foretoken.train import app
+from foretoken.commands.train import app
 from services.predictor.blend.content import ContentPredictor
 from services.predictor.encoder.encoder import Encoder
 from services.predictor.encoder.extract import Extractor

@@ -14,7 +14,7 @@ import pytest
 from redis import Redis
 from redis.exceptions import RedisError
 
-from foretoken.ports import free_port
+from foretoken.running.ports import free_port
 from services.runtime.outcomelog import LogUnavailable, OutcomeLog, Row, open_log
 from tests.reach import until
 from tests.runtime.outcomelog.outcome_rows import journaling, numbers, row, rows, warnings

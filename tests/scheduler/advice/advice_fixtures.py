@@ -1,7 +1,7 @@
 """Advice with an owner that keeps what it is told, and a predictor that does as it is bid."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -111,13 +111,17 @@ def refusal(code: grpc.StatusCode) -> ServiceError:
 
 @asynccontextmanager
 async def advising(
-    owner: Owner, predictor: str = NOBODY, estimator: str = NOBODY, **settings: Any
+    owner: Owner,
+    predictor: str = NOBODY,
+    estimator: str = NOBODY,
+    traceparent: Callable[[str], str] = lambda _: "",
+    **settings: Any,
 ) -> AsyncIterator[Advice]:
     """Advice that runs, its advisers at these addresses, whether or not they are there."""
     channels = [connect(address) for address in (predictor, estimator)]
     config = SchedulerConfig(**settings)
     try:
-        advice = Advice(config, Advisers(*channels), owner)
+        advice = Advice(config, Advisers(*channels), owner, traceparent)
         async with background(advice.run()), asyncio.timeout(60):
             yield advice
     finally:

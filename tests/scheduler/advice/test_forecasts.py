@@ -11,6 +11,7 @@ import pytest
 
 from protos import common_pb2, predictor_pb2
 from services.scheduler import events as ev
+from tests.observability.lines import lines_of
 from tests.reach import until
 from tests.scheduler.advice.advice_fixtures import (
     PATIENT,
@@ -165,6 +166,25 @@ async def test_what_it_refuses_history_answers_and_only_faults_of_its_own_count(
         await until(lambda: owner.sources("a") == ["fallback"])
     is_open = code is grpc.StatusCode.INTERNAL
     assert owner.value("forecast_breaker", phase="open") == is_open
+
+
+async def test_what_is_logged_of_a_call_about_one_request_says_its_trace(tmp_path: Path) -> None:
+    owner, told = Owner(), Told()
+    told.refusals = [refusal(grpc.StatusCode.INTERNAL)]
+    async with (
+        predictor_at(socket_in(tmp_path), told),
+        advising(
+            owner,
+            socket_in(tmp_path),
+            traceparent=lambda name: f"00-{'ab' * 16}-{'cd' * 8}-01" if name == "a" else "",
+            **PATIENT,
+        ) as advice,
+    ):
+        with lines_of("services.scheduler.advice.forecasts") as lines:
+            advice.ask_forecast(asking("a"))
+            await until(lambda: owner.sources("a") == ["fallback"])
+            [line] = [each for each in lines() if each["message"].startswith("no forecast")]
+    assert (line["request_id"], line["trace_id"]) == ("a", "ab" * 16)
 
 
 async def test_an_answer_that_is_no_distribution_is_none(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from services.policies.decision import Reason, Share
 from services.policies.interval import LONGEST_S
 from services.policies.order.orders import ORDERS
 from services.policies.parameters import Params
+from services.policies.place.places import PLACES
 from services.policies.preset import Preset, choose, presets
 from services.policies.slice import SLICES
 from services.policies.snapshot import NOWHERE, Jobs, Worker
@@ -27,7 +28,7 @@ BY_RULE = {
 }
 
 # Places that give a worker its turn, whether or not it has room and another is idle.
-BY_TURN = {"round_robin"}
+BY_TURN = {name for name, place in PLACES.items() if place.by_turn}
 
 # Forms whose decisions hold what they grant, whatever comes: nobody is ever evicted.
 HOLDS: dict[str, Callable[[Params], bool]] = {

@@ -23,7 +23,7 @@ from services.policies.decide import arrange, decide
 from services.policies.decision import Decision
 from services.policies.preset import Preset
 from services.policies.snapshot import Contest, Snapshot
-from services.runtime.arrange_codec import (
+from services.runtime.codecs.arrange import (
     Telling,
     decode_contest,
     decode_hello,

@@ -17,6 +17,7 @@ class DumbWorker:
     paused: set[str] = field(default_factory=set)
     applied: int = 0
     reports: int = 0
+    leaving: bool = False
 
     def apply(self, action: ev.SendPlan, most: dict[str, int]) -> None:
         plan = action.plan
@@ -26,9 +27,10 @@ class DumbWorker:
         self.running -= set(plan.cancel)
         self.paused -= set(plan.cancel)
         for pause in plan.pause:
-            assert pause.residency is Residency.KEEP
+            assert pause.residency is Residency.KEEP or self.leaving
             self.running.remove(pause.request_id)
             self.paused.add(pause.request_id)
+        assert not (plan.admit and self.leaving)
         for grant in plan.admit:
             assert grant.request_id not in self.running
             self.running.add(grant.request_id)

@@ -1,6 +1,7 @@
 """All that may happen to a scheduler, in any order: what random tests of it are made of."""
 
 from collections import Counter
+from dataclasses import replace
 from math import inf
 from typing import Any
 
@@ -49,6 +50,7 @@ class RandomEvents(RuleBasedStateMachine):
         self.forecasts: dict[str, str] = {}  # of each, its population; or none
         self.answer: ev.Arranged | None = None  # what the batcher will say of the round that is out
         self.stale: ev.Arranged | None = None
+        self.foretold: set[str] = set()
 
     def step(self, event: ev.Event, takes_s: float = 0.1) -> None:
         self.now += takes_s
@@ -64,6 +66,8 @@ class RandomEvents(RuleBasedStateMachine):
                 case ev.SendPlan():
                     self.workers[action.worker_id].apply(action, self.most)
                     self.check_plan(action)
+                case ev.Foretell():
+                    self.check_foretold(action)
                 case ev.Finish() | ev.Refuse():
                     self.ended[action.request_id] += 1
                     self.live.discard(action.request_id)
@@ -114,6 +118,19 @@ class RandomEvents(RuleBasedStateMachine):
         assert all(waits[name] == 0.0 for name in ours & set(waits))
         assert all(0 <= wait < inf for wait in waits.values())
 
+    def check_foretold(self, action: ev.Foretell) -> None:
+        """Who asks alone, once a forecast is known; its first token is promised at most once."""
+        job = self.state.jobs.get(action.request_id)
+        if job is None:
+            return  # its deadline came with the same step
+        assert job.request.include_forecast and action.link == job.link
+        assert action.forecast == job.forecast
+        assert 0 < action.token_s < inf
+        if action.ttft_s is not None:
+            assert 0 < action.ttft_s < inf
+            assert action.request_id not in self.foretold
+        self.foretold.add(action.request_id)
+
     def at(self, worker: str) -> set[str]:
         ledger = self.state.ledger
         return {name for name, job in self.state.jobs.items() if ledger.home(job) == worker}
@@ -138,7 +155,9 @@ class RandomEvents(RuleBasedStateMachine):
             self.names += 1
             deadline_s = self.now + wait_s
             name = f"r{self.names}"
-            self.send(link, Request(name, model, prompt, most, self.now, deadline_s=deadline_s))
+            asks = self.names % 2 == 0
+            request = Request(name, model, prompt, most, self.now, include_forecast=asks)
+            self.send(link, replace(request, deadline_s=deadline_s))
 
     @rule(link=st.sampled_from(LINKS), lengths=st.sampled_from([(0, 5), (5, 0), (5, 2**31)]))
     def submit_nonsense(self, link: str, lengths: tuple[int, int]) -> None:
@@ -149,6 +168,7 @@ class RandomEvents(RuleBasedStateMachine):
     def send(self, link: str, request: Request) -> None:
         name = request.request_id
         self.live.add(name)
+        self.foretold.discard(name)  # to the scheduler one told of again is another
         self.most[name], self.asked[name] = request.max_tokens, request
         self.forecasts.pop(name, None)
         self.step(ev.Submitted(link, request))
@@ -257,6 +277,16 @@ class RandomEvents(RuleBasedStateMachine):
         link, self.workers[name].link = self.workers[name].link, ""
         self.step(ev.WorkerLost(link, name))
 
+    @precondition(lambda self: any(w.link for w in self.workers.values()) and self.calm > 20)
+    @rule(data=st.data())
+    def drain(self, data: st.DataObject) -> None:
+        """One says that it leaves; it may, or stay for long, or come back as another."""
+        self.calm = 0
+        here = sorted(name for name, worker in self.workers.items() if worker.link)
+        name = data.draw(st.sampled_from(here))
+        self.step(ev.WorkerDraining(self.workers[name].link, name, 30.0))
+        self.workers[name].leaving = True
+
     @precondition(lambda self: self.calm > 10)
     @rule(back=st.sampled_from([(), ("w0",), ("w0", "w1")]))
     def restart(self, back: tuple[str, ...]) -> None:
@@ -286,6 +316,7 @@ class RandomEvents(RuleBasedStateMachine):
             old.arrival_s,
             delivered_tokens=min(delivered, old.max_tokens - 1),
             worker_id=home,
+            include_forecast=old.include_forecast,
         )
         self.send(link, request)
 

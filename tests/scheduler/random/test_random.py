@@ -68,6 +68,15 @@ class SchedulerMachine(RandomEvents):
             assert bool(runs) == (phase(job) is Phase.RUNNING), story
 
     @invariant()
+    def who_asks_is_told_once_its_forecast_is_known(self) -> None:
+        ledger = self.state.ledger
+        asking = {n for n, job in self.state.jobs.items() if job.request.include_forecast}
+        assert set(ledger.askers) == asking >= set(ledger.untold)
+        known = {name for name in asking if self.state.jobs[name].forecast}
+        assert known == {name for name in asking if name in self.forecasts}
+        assert known - set(ledger.untold) <= self.foretold
+
+    @invariant()
     def bounds_hold(self) -> None:
         assert self.state.ledger.waiting <= 2 * 20 + 4 * 4
         for worker in self.state.workers.values():

@@ -10,16 +10,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from services.worker.engine.sampling.sampler import Sampler
-from services.worker.kernels.choose import filtered_draw_for
-from services.worker.kernels.interface import FilteredDraw
-from services.worker.kernels.reference.draws import draw_filtered
+from services.worker.kernels.choose import draws_for
+from services.worker.kernels.interface import Draws
+from services.worker.kernels.reference.draws import TorchDraws
+from services.worker.kv.device_streams import ImmediateStreams
 from services.worker.requests.batch import TokenLogprobs
 from services.worker.requests.prompt import Prompt, SamplingParams
 from services.worker.requests.sequence import Sequence as Row
 from tests.worker.worker_fixtures import EOS
 
 CPU = torch.device("cpu")
-WAYS: dict[str, FilteredDraw] = {"numba": filtered_draw_for(CPU), "torch": draw_filtered}
+WAYS: dict[str, Draws] = {"numba": draws_for(CPU), "torch": TorchDraws()}
+SHUT = -1e30
 EDGE = 1e-7  # of the mass: so near to a token's edge either side is right
 
 
@@ -35,7 +37,8 @@ def sample(
     logits: Tensor, rows: list[Row], eos_ids: Iterable[int] = (EOS,), way: str = "numba"
 ) -> tuple[list[int], dict[int, TokenLogprobs]]:
     """By a sampler that never saw them."""
-    return Sampler(CPU, logits.shape[-1], eos_ids, WAYS[way]).draw(rows, logits).take()
+    sampler = Sampler(CPU, logits.shape[-1], eos_ids, WAYS[way], ImmediateStreams())
+    return sampler.draw(rows, logits).take()
 
 
 def uniform(seeds: Sequence[int], positions: Sequence[int]) -> NDArray[np.float64]:
@@ -66,6 +69,21 @@ def penalized(logits: list[float], row: Row) -> list[float]:
     return [float(x) for x in changed]
 
 
+def masked(logits: list[float], row: Row, eos_ids: Iterable[int]) -> list[float]:
+    """Token by token: its bias; only those that are allowed; no end too early, and no bad word's
+    last token behind the rest of it. What is shut stays above what is not allowed."""
+    s, output = row.prompt.sampling, tuple(row.tokens[row.prompt_tokens :])
+    changed = [np.float32(x) for x in logits]
+    for token, bias in s.logit_bias:
+        changed[token] = changed[token] + np.float32(bias)
+    shut = {bad[-1] for bad in s.bad_tokens if len(bad) == 1 or output[1 - len(bad) :] == bad[:-1]}
+    if len(output) < s.min_tokens:
+        shut |= {*eos_ids, *s.stop_token_ids}
+    allowed = set(s.allowed_token_ids or range(len(logits)))
+    kept = [SHUT if token in shut else float(x) for token, x in enumerate(changed)]
+    return [x if token in allowed else -inf for token, x in enumerate(kept)]
+
+
 def drawn_of(probs: Tensor, sampling: SamplingParams, u: float) -> int:
     """No filter: by index. Else all sorted, equals by index; cut by top_k, by top_p of what that
     left, and by min_p; then the first whose running sum passes u."""
@@ -87,9 +105,8 @@ def right(logits: list[float], row: Row, eos_ids: Iterable[int] = (EOS,)) -> set
     """Which tokens may be drawn next: one, but where the number falls on an edge."""
     sampling = row.prompt.sampling
     position = len(row.tokens) - row.prompt_tokens
-    changed = penalized(logits, row) if sampling.penalized else logits
-    if position < sampling.min_tokens:
-        changed = [-inf if token in eos_ids else x for token, x in enumerate(changed)]
+    changed = masked(logits, row, eos_ids)
+    changed = penalized(changed, row) if sampling.penalized else changed
     if sampling.temperature == 0:
         return {int(np.argmax(changed))}
     probs = (torch.tensor([changed]) / sampling.temperature).softmax(-1)[0]

@@ -96,6 +96,7 @@ def test_a_gpu_that_is_not_there_is_one_sentence(tmp_path, monkeypatch):
         Engine.load(EngineConfig(model=str(tmp_path), device="cuda"))
 
 
+@pytest.mark.slow
 def test_numba_s_start_leaves_pytorch_its_threads(tmp_path):
     """In a process of its own, where Numba has not begun: its threads are OpenMP's as well."""
     reference("llama").save_pretrained(tmp_path)

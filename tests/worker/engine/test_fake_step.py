@@ -5,6 +5,7 @@ mask. A GPU would have stood still for it.
 """
 
 from copy import deepcopy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,8 +14,10 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 
 from services.worker.engine.inputs import StepInputs
 from services.worker.engine.sampling.sampler import Sampler
+from services.worker.engine.sampling.scored import Scored
 from services.worker.kernels.interface import AttentionOptions
-from services.worker.kernels.reference.draws import draw_filtered
+from services.worker.kernels.reference.draws import TorchDraws
+from services.worker.kv.device_streams import ImmediateStreams
 from services.worker.model import paged
 from services.worker.model.paged import PagedModel
 from services.worker.model.row_ops import TorchRowOps
@@ -62,6 +65,9 @@ KINDS = (
     SamplingParams(top_k=7), SamplingParams(top_p=0.9), SamplingParams(min_p=0.1),
     SamplingParams(top_p=0.5, min_tokens=2), SamplingParams(temperature=0.0, logprobs=0),
     SamplingParams(top_k=VOCABULARY, logprobs=20),
+    SamplingParams(temperature=0.0, logit_bias=((3, 1.0),)), SamplingParams(bad_tokens=((1,),)),
+    SamplingParams(allowed_token_ids=(3, 4), bad_tokens=((3, 4), (4, 3, 3))),
+    SamplingParams(min_tokens=9, stop_token_ids=(5, 6)),
 )  # fmt: skip
 
 
@@ -83,24 +89,31 @@ def fake_model(name: str) -> PagedModel:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_whole_step_reads_nothing_on_the_host(name: str):
-    """All kinds of rows decode, and one ends its prompt; the next step reads their tokens where
-    they are, and the host has not heard of them. As a GPU runs it, its kernels apart."""
+    """All kinds of rows decode, and one ends its prompt, which is scored; the next step reads their
+    tokens where they are, and the host has not heard of them. As a GPU runs it, its kernels
+    apart."""
     model, rows = fake_model(name), [decoding(sampling) for sampling in KINDS]
     decodes = DecodeRows(rows, [[0]] * len(rows), 16)
-    new = row_of(EVERYTHING, (7, 8, 9), 3)
+    new = row_of(replace(EVERYTHING, prompt_logprobs=2), (7, 8, 9), 3)
     batch = StepBatch(decodes, [PrefillChunk(new, 0, 3, decodes.tables[0])])
     with FakeTensorMode(allow_non_fake_inputs=True):
-        sampler = Sampler(model.device, VOCABULARY, {EOS}, draw_filtered)
+        sampler = Sampler(model.device, VOCABULARY, {EOS}, TorchDraws(), ImmediateStreams())
         inputs = StepInputs(model.device).prepare(batch)
         logits = model.forward(inputs.tokens, inputs.positions, Blind(), inputs.rows)
         drawing = batch.sampling
-        drawn = sampler.draw(drawing, logits)
+        scored = Scored.of(batch.scored, logits[len(drawing) :])
+        assert [x.shape[0] for x in scored.copies] == [2, 2, 2]
+        drawn = sampler.draw(drawing, logits[: len(drawing)])
         assert drawn.tokens.shape == (len(rows) + 1,) and drawn.tokens.dtype == torch.long
         for _ in range(2):  # the second needs no new plan
             going_on(drawing)
             positions = torch.arange(len(rows) + 1)
             logits = model.forward(drawn.tokens, positions, Blind(), None)
             drawn = sampler.draw(drawing, logits)
+        going_on(drawing)
+        for row, sequence in enumerate(drawing):
+            sequence.drawing = row
+        drawn = sampler.draw(drawing[1:], logits[1:])  # another plan, of tokens that are not known
         with pytest.raises(DataDependentOutputException):
             drawn.take()  # here it waits, and nowhere else
 
@@ -108,7 +121,7 @@ def test_a_whole_step_reads_nothing_on_the_host(name: str):
 @pytest.mark.parametrize("sampling", KINDS, ids=str)
 def test_a_batch_of_one_kind_reads_nothing_on_the_host(sampling: SamplingParams):
     with FakeTensorMode(allow_non_fake_inputs=True):
-        sampler = Sampler(torch.device("cpu"), 5_000, {EOS}, draw_filtered)
+        sampler = Sampler(torch.device("cpu"), 5_000, {EOS}, TorchDraws(), ImmediateStreams())
         rows = [decoding(sampling) for _ in range(3)]
         for _ in range(3):
             assert sampler.draw(rows, torch.randn(3, 5_000)).tokens.shape == (3,)

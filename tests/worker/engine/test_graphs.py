@@ -125,6 +125,7 @@ def test_on_a_cpu_they_are_refused_before_weights_are_read():
 # --- what they answer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from foretoken.options import demo_model
+from foretoken.running.options import demo_model
 from services.core import FinishReason, Grant, Plan, StaticBatch
 from services.worker.config import EngineConfig
 from services.worker.engine.engine import Engine, StepFailed

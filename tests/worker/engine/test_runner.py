@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from services.core import Completion, FinishReason, Grant, Plan, Report
+from services.core import Completion, FinishReason, Grant, Pause, Plan, Report, Residency
 from services.runtime.tasks import background
 from services.worker.engine import mailbox
 from services.worker.engine import runner as runner_module
@@ -29,7 +29,7 @@ class Heard:
 
     def __init__(self) -> None:
         self.engine = engine_of("llama")
-        metrics = WorkerMetrics(CollectorRegistry(), self.engine.state)
+        metrics = WorkerMetrics(CollectorRegistry(), self.engine)
         self.runner = EngineRunner(self.engine, metrics)
         self.tokens: list[NewToken] = []
         self.errors: dict[str, tuple[int, str]] = {}
@@ -231,6 +231,18 @@ async def test_draining_waits_for_the_last_and_for_what_is_still_in_the_inbox():
         await asyncio.wait_for(heard.runner.drain(), 20)
         assert heard.finished["a"] is FinishReason.LENGTH
         await asyncio.wait_for(heard.runner.drain(), 20)
+
+
+async def test_draining_waits_for_no_prompt_whose_plan_never_came_and_for_nobody_who_rests():
+    heard = Heard()
+    async with background(heard.runner.run()):
+        heard.runner.receive(Prompt("unplanned", (5, 6), 2, 9, ENDLESS))
+        heard.runner.receive(Prompt("rests", (5, 6), 2, 50, ENDLESS))
+        heard.runner.apply(Plan(1, admit=(Grant("rests", 3),)))
+        await until(lambda: len(heard.tokens) == 3)
+        heard.runner.apply(Plan(2, pause=(Pause("rests", Residency.KEEP),)))
+        await asyncio.wait_for(heard.runner.drain(), 20)
+        assert heard.engine.state.pending.prompts and heard.engine.state.sequences
 
 
 async def test_cancelling_lets_the_step_under_way_end_and_leaves_no_thread(monkeypatch):

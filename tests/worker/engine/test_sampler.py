@@ -2,6 +2,7 @@
 while the same sequences draw."""
 
 from dataclasses import replace
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -11,23 +12,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from services.core import StaticBatch
 from services.worker.engine.sampling.draw_plan import Planner
 from services.worker.engine.sampling.sampler import Sampler
 from services.worker.engine.sampling.seen_tokens import FEWEST_ROWS, STEP, SeenTokens
+from services.worker.kv.device_streams import ImmediateStreams, Lane
 from services.worker.requests.prompt import GREEDY, SamplingParams
 from services.worker.requests.sequence import Sequence
 from tests.worker.engine.sampling_oracle import CPU, WAYS, right, row_of, sample
+from tests.worker.kv.deferred_streams import DeferredStreams
 from tests.worker.worker_fixtures import EOS, VOCABULARY, Feeder, engine_of, prompt_tokens
 
 SIZE = 300  # more than two blocks, and no whole number of them
+PAIRS = tuple((a, b) for a in range(VOCABULARY) for b in range(a % 10, VOCABULARY, 10))
 EVERYTHING = SamplingParams(
     temperature=0.8, top_p=0.9, top_k=20, min_p=0.01, seed=7, min_tokens=5,
     repetition_penalty=1.3, presence_penalty=0.4, frequency_penalty=0.2, logprobs=3,
+    stop_token_ids=(3,), logit_bias=((5, 2.0), (6, -4.0)), bad_tokens=((9,), *PAIRS),
 )  # fmt: skip
 
 
 def sampler_of(size: int = SIZE, way: str = "numba") -> Sampler:
-    return Sampler(CPU, size, [EOS], WAYS[way])
+    return Sampler(CPU, size, [EOS], WAYS[way], ImmediateStreams())
 
 
 def logits_of(seed: int, rows: int, size: int = SIZE) -> Tensor:
@@ -39,6 +45,20 @@ def again(row: Sequence) -> Sequence:
     return row_of(row.prompt.sampling, tuple(row.tokens), row.prompt_tokens, row.request_id)
 
 
+FEW = st.integers(0, 7)  # tokens that the logits below favour: so that sequences of them come up
+MASKS: dict[str, st.SearchStrategy[Any]] = {
+    "stop_token_ids": st.sampled_from([(), (), (3, 4)]),
+    "logit_bias": st.dictionaries(FEW, st.sampled_from([-100.0, -2.5, 0.5, 8.0]), max_size=3).map(
+        lambda bias: tuple(bias.items())
+    ),
+    "allowed_token_ids": st.one_of(
+        st.just(()), st.just(()), st.lists(FEW, min_size=1, max_size=5).map(tuple)
+    ),
+    "bad_tokens": st.one_of(
+        st.just(()),
+        st.lists(st.lists(FEW, min_size=1, max_size=3).map(tuple), max_size=9).map(tuple),
+    ),
+}
 PARAMETERS = st.builds(
     SamplingParams,
     temperature=st.sampled_from([0.0, 0.7, 1.0]),
@@ -50,8 +70,11 @@ PARAMETERS = st.builds(
     repetition_penalty=st.sampled_from([1.0, 1.4, 0.7]),
     presence_penalty=st.sampled_from([0.0, 0.0, 1.5]),
     frequency_penalty=st.sampled_from([0.0, 0.0, 0.8, -0.5]),
+    **MASKS,
 )
-STARTS = st.tuples(PARAMETERS, st.lists(st.integers(0, SIZE - 1), min_size=1, max_size=5))
+STARTS = st.tuples(
+    PARAMETERS, st.lists(st.one_of(FEW, st.integers(0, SIZE - 1)), min_size=1, max_size=5)
+)
 # What happens to a step: who is in it, and whether it counts; who is another object since.
 EVENTS = st.tuples(
     st.sampled_from(["counts", "counts", "counts", "fails"]),
@@ -76,6 +99,7 @@ def test_any_order_of_steps_draws_what_each_request_would_alone(starts, events, 
         rows = [again(row) if i in moved else row for i, row in enumerate(rows)]
         batch = [rows[i] for i in order[:count]]
         logits = logits_of(number, count)
+        logits[:, :8] += 4
         tokens, _ = sampler.draw(batch, logits).take()
         for token, row, own in zip(tokens, batch, logits.tolist(), strict=True):
             assert token in right(own, row)
@@ -104,6 +128,19 @@ def test_a_token_counts_before_the_host_knows_it(way):
             row.tokens[-1] = token
             other.tokens.append(token)
         drawn = following
+
+
+def test_the_host_waits_for_what_was_drawn_and_not_for_what_is_launched_behind():
+    """One event tells, behind the copies to the host."""
+    streams = DeferredStreams(Random(0), haste=(0.0,))
+    sampler = Sampler(CPU, SIZE, [EOS], WAYS["numba"], streams)
+    done: list[str] = []
+    streams.issue(Lane.COMPUTE, "forward", lambda: done.append("this step"))
+    drawn = sampler.draw([row_of(EVERYTHING)], logits_of(0, 1))
+    streams.issue(Lane.COMPUTE, "forward", lambda: done.append("the next"))
+    assert done == []
+    drawn.take()
+    assert done == ["this step"]
 
 
 def test_a_token_drawn_elsewhere_is_not_made_up():
@@ -206,7 +243,7 @@ def test_a_request_may_have_seen_every_token():
     """Columns are as many as there are distinct tokens, however long the answer."""
     size = STEP + 1
     row = row_of(SamplingParams(temperature=0, presence_penalty=2.0, frequency_penalty=2.0), (0,))
-    sampler = Sampler(CPU, size, [], WAYS["numba"])
+    sampler = Sampler(CPU, size, [], WAYS["numba"], ImmediateStreams())
     flat = [0.01 * i for i in range(size)]
     for _ in range(3 * size):
         tokens, _ = sampler.draw([row], torch.tensor([flat])).take()
@@ -230,25 +267,38 @@ def test_logprobs_are_those_of_the_rows_that_ask():
         assert logprobs[row].top == pytest.approx(tuple(best.values.tolist()))
 
 
-def test_answers_with_everything_on_are_the_same_evicted_and_resumed():
+@pytest.mark.parametrize("overlap", ["off", "on"])
+def test_answers_with_everything_on_are_the_same_evicted_and_resumed(overlap):
     """Little memory: requests are evicted in the middle of their answers, and computed again in
-    other company."""
-    requests = {
-        f"r{i}": (prompt_tokens(i, 4 + 3 * i), replace(EVERYTHING, seed=i, top_k=(0, 9)[i % 2]))
-        for i in range(8)
+    other company. Or in a static batch, paying for padding."""
+    some: dict[str, Any] = {
+        "bad_tokens": tuple(pair for pair in PAIRS if pair[1] < 30),
+        "prompt_logprobs": 2,
     }
-    roomy = Feeder(engine_of("llama"))
-    narrow = Feeder(engine_of("llama", kv_tokens=96, block_tokens=4, max_batch_tokens=9))
-    for feeder in (roomy, narrow):
+    mixed = (
+        EVERYTHING,
+        replace(EVERYTHING, top_k=9, allowed_token_ids=tuple(range(30)), ignore_eos=True),
+        replace(GREEDY, allowed_token_ids=tuple(range(2, 30)), **some),
+        replace(GREEDY, repetition_penalty=1.3, stop_token_ids=tuple(range(20)), **some),
+    )
+    requests = {
+        f"r{i}": (prompt_tokens(i, 4 + 3 * i), replace(mixed[i % 4], seed=i)) for i in range(8)
+    }
+    roomy, static = (Feeder(engine_of("llama", overlap=overlap)) for _ in range(2))
+    small = engine_of("llama", kv_tokens=96, block_tokens=4, max_batch_tokens=9, overlap=overlap)
+    narrow = Feeder(small)
+    for feeder in (roomy, static, narrow):
         for request_id, (tokens, sampling) in requests.items():
             feeder.add(request_id, tokens, 24, sampling)
+    static.plan(batches=(StaticBatch(1, tuple(requests)),))
     expected: dict[str, list[int]] = {}
     for request_id, (tokens, sampling) in requests.items():
         alone = Feeder(engine_of("llama"))
         alone.add(request_id, tokens, 24, sampling)
         expected |= alone.run()
-    assert roomy.run() == narrow.run() == expected
-    assert narrow.evictions > 0
+    assert roomy.run() == narrow.run() == static.run() == expected
+    assert narrow.evictions > 0 and static.engine.state.counters.padding_tokens > 0
+    assert len({len(answer) for answer in expected.values()}) > 2, "some stop on their way"
     assert all(min(token) >= 0 and max(token) < VOCABULARY for token in expected.values())
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from services.worker.kernels.interface import Filters
-from services.worker.kernels.reference.draws import MANY, likeliest, stream_keys, uniforms
+from services.worker.kernels.reference.draws import stream_keys, uniforms
 from services.worker.requests.prompt import SamplingParams
 from tests.worker.engine.sampling_oracle import WAYS, penalized, right, row_of, sample, uniform
 from tests.worker.worker_fixtures import EOS, Feeder, engine_of, prompt_tokens
@@ -139,6 +139,10 @@ ROWS = st.lists(
             repetition_penalty=st.sampled_from([1.0, 1.3]),
             frequency_penalty=st.sampled_from([0.0, 0.5]),
             logprobs=st.sampled_from([None, 2]),
+            stop_token_ids=st.sampled_from([(), (2, 3)]),
+            logit_bias=st.sampled_from([(), ((4, 6.0), (5, -6.0))]),
+            allowed_token_ids=st.sampled_from([(), (0, 1, 4, 7, 7), (3,)]),
+            bad_tokens=st.sampled_from([(), ((1,), (4,)), ((4, 4), (0, 1, 4), (7, 4), (7,))]),
         ),
         st.lists(st.integers(0, SIZE - 1), min_size=1, max_size=6),
     ),
@@ -203,7 +207,11 @@ def test_logprobs_are_of_the_raw_distribution(logits, top):
 @pytest.mark.parametrize(
     ("field", "value"),
     [("temperature", -1.0), ("temperature", float("nan")), ("top_p", 0.0), ("min_p", 2.0),
-     ("logprobs", 21), ("repetition_penalty", 0.0), ("presence_penalty", float("inf"))],
+     ("logprobs", 21), ("repetition_penalty", 0.0), ("presence_penalty", float("inf")),
+     ("prompt_logprobs", -1), ("prompt_logprobs", 21), ("logit_bias", ((3, 100.5),)),
+     ("logit_bias", ((3, float("nan")),)), ("logit_bias", ((3, 1.0), (3, 2.0))),
+     ("bad_tokens", ((1,), ())), ("bad_tokens", ((1,) * 65,)), ("bad_tokens", ((1,),) * 1_025),
+     ("stop_token_ids", (1,) * 4_097), ("logit_bias", tuple((i, 1.0) for i in range(4_097)))],
 )  # fmt: skip
 def test_bad_values_name_their_field(field, value):
     with pytest.raises(ValueError, match=field):
@@ -281,7 +289,7 @@ def test_numba_orders_one_bin_and_draws_what_a_sort_does(seed, size, spread, set
         int(top_k.max()) if "top_k" in set_filters else None,
     )
     uniform = torch.tensor(rng.random(rows))
-    drawn = {name: way(probs, filters, uniform).tolist() for name, way in WAYS.items()}
+    drawn = {name: way.filtered(probs, filters, uniform).tolist() for name, way in WAYS.items()}
     assert drawn["numba"] == drawn["torch"]
 
 
@@ -307,16 +315,22 @@ def test_pytorch_sorts_all_only_for_rows_that_set_no_top_k(monkeypatch):
 
 
 @settings(deadline=None)
-@given(st.integers(0, 10**6), st.integers(1, 700), st.sampled_from([0.0, 0.5, 3.0]))
-def test_the_likeliest_is_the_first_of_the_largest(seed, size, step):
-    """Of vocabularies that are whole blocks and that aren't, with equals and without."""
-    logits = torch.randn(MANY // size + 1, size, generator=torch.Generator().manual_seed(seed))
-    logits = (logits / step).round() * step if step else logits
-    expected = [row.index(max(row)) for row in logits.tolist()]
-    assert likeliest(logits).tolist() == expected
-    assert likeliest(logits.bfloat16()).tolist() == [
-        row.index(max(row)) for row in logits.bfloat16().tolist()
-    ]
+@given(
+    st.integers(0, 10**6),
+    st.integers(1, 40),
+    st.integers(1, 700),
+    st.sampled_from([0.0, 0.5, 3.0]),
+    st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
+)
+def test_the_likeliest_is_the_first_of_the_largest(seed, rows, size, step, dtype):
+    """With equals and without, and of numbers that are none the first."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(rows, size, generator=generator)
+    logits = ((logits / step).round() * step if step else logits).to(dtype)
+    logits[0, torch.rand(size, generator=generator) < 0.01] = torch.nan
+    expected = [row.index(max(row)) for row in logits.nan_to_num(torch.inf).tolist()]
+    for way in WAYS.values():
+        assert way.likeliest(logits).tolist() == expected
 
 
 @pytest.mark.parametrize("size", [SIZE, 700])

@@ -6,12 +6,11 @@ runs before somebody looks or time passes by. The copies of blocks go through `D
 kernels on a GPU do: issued when called, run later.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from random import Random
 
-import torch
 from torch import Tensor
 
 from services.worker.kv.cache import KVLayer
@@ -93,9 +92,6 @@ class DeferredStreams:
     def copy(self, into: Tensor, source: Tensor) -> None:
         assert into.is_contiguous() and source.is_contiguous() and into.shape == source.shape
         self.issue(Lane.COPY, "copy", lambda: into.copy_(source))
-
-    def index(self, values: Sequence[Sequence[int]], device: torch.device) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=device)
 
     def record(self, lane: Lane) -> Event:
         operation = Operation(lane, self._kinds[lane], lambda: None)

@@ -3,12 +3,10 @@
 from random import Random
 
 import pytest
-from prometheus_client import CollectorRegistry
 
 from services.core import Pause, Residency, Standing
 from services.costs import KVCosts
 from services.worker.kv.residency import RESIDENCIES
-from services.worker.metrics import MOVED, WorkerMetrics
 from tests.worker.worker_fixtures import Feeder, clear_cases, engine_of
 
 BLOCK = 4
@@ -125,25 +123,6 @@ def test_host_memory_refused_at_run_time_means_recompute(cases, monkeypatch):
     assert dict(feeder.output) == {name: answer for name, (_, answer) in cases.items()}
     counters = feeder.engine.state.counters
     assert counters.host_full > 0 and counters.uploads == 0
-
-
-def test_what_moved_is_counted_in_metrics(cases):
-    feeder = Restless(0, "swap", host_gib=0.01)
-    registry = CollectorRegistry()
-    metrics = WorkerMetrics(registry, feeder.engine.state)
-    feeder.on_report = metrics.reported
-    for name, (tokens, _) in cases.items():
-        feeder.add(name, tokens, NEW_TOKENS)
-    feeder.finish()
-    counters = feeder.engine.state.counters
-    for field, (name, _) in MOVED.items():
-        assert registry.get_sample_value(f"foretoken_{name}_total") == getattr(counters, field)
-    assert (
-        min(counters.offloads, counters.uploads, counters.dropped, counters.prefix_hit_tokens) > 0
-    )
-    seconds = "foretoken_swap_seconds_count"
-    told = registry.get_sample_value(seconds, {"direction": "offload"})
-    assert told == counters.offloads
 
 
 @pytest.mark.parametrize("sharing", [True, False])

@@ -20,11 +20,12 @@ from services.worker.parallel.messages import (
     write_moves,
 )
 from services.worker.requests.batch import DecodeRows, PrefillChunk, StepBatch
-from services.worker.requests.prompt import Prompt
+from services.worker.requests.prompt import GREEDY, Prompt, SamplingParams
 from services.worker.requests.sequence import Sequence
 from tests.worker.worker_fixtures import Feeder, engine_of, prompt_tokens
 
 BLOCK_TOKENS = 4
+SCORED = SamplingParams(prompt_logprobs=1)
 
 
 def across(message: Words) -> Words:
@@ -32,8 +33,8 @@ def across(message: Words) -> Words:
     return np.frombuffer(bytes(message.data.cast("B")), np.int64)
 
 
-def sequence(tokens: int, computed: int) -> Sequence:
-    made = Sequence.start(Prompt("r", tuple(range(100, 100 + tokens)), tokens, 1), 1)
+def sequence(tokens: int, computed: int, how: SamplingParams = GREEDY) -> Sequence:
+    made = Sequence.start(Prompt("r", tuple(range(100, 100 + tokens)), tokens, 1, how), 1)
     made.computed = computed
     return made
 
@@ -48,13 +49,18 @@ def seen(batch: StepBatch) -> list[Any]:
         [x.tolist() for x in packed],
         None if inputs.rows is None else inputs.rows.tolist(),
         rows.tables[:, :wide].tolist(),
-        [(c.start, c.end, c.tokens, c.samples, c.table.tolist()) for c in batch.chunks],
+        [(c.start, c.end, c.tokens, c.samples, c.scored, c.table.tolist()) for c in batch.chunks],
     ]
 
 
 @given(
     lengths=st.lists(st.integers(1, 30), max_size=4),
-    chunks=st.lists(st.tuples(st.integers(0, 9), st.integers(1, 9), st.booleans()), max_size=3),
+    chunks=st.lists(
+        st.tuples(
+            st.integers(0, 9), st.integers(1, 9), st.booleans(), st.sampled_from([GREEDY, SCORED])
+        ),
+        max_size=3,
+    ),
     steps=st.integers(1, 12),
 )
 def test_a_batch_that_was_told_runs_as_it_would_here(lengths, chunks, steps):
@@ -71,12 +77,12 @@ def test_a_batch_that_was_told_runs_as_it_would_here(lengths, chunks, steps):
         for step in range(steps):
             more = [
                 PrefillChunk(
-                    sequence(start + count + (not samples), start),
+                    sequence(start + count + (not samples), start, how),
                     start,
                     start + count,
                     np.array([next(block) for _ in range(-(-(start + count) // BLOCK_TOKENS))]),
                 )
-                for start, count, samples in chunks
+                for start, count, samples, how in chunks
             ]
             batch = StepBatch(rows, more if step % 2 else [])
             if not len(rows) and not batch.chunks:
@@ -118,7 +124,7 @@ def test_an_engine_that_reads_what_another_is_told_computes_the_same():
     teller.run = both  # type: ignore[method-assign]  # in between
     feeder = Feeder(teller)
     for i in range(4):
-        feeder.add(f"r{i}", prompt_tokens(i, 3 + 20 * i), 12)
+        feeder.add(f"r{i}", prompt_tokens(i, 3 + 20 * i), 12, SCORED if i % 2 else GREEDY)
     feeder.run()
     assert len(steps) == 12 and all(steps)
 

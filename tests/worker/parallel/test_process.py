@@ -26,6 +26,7 @@ def follower_of(pid: int) -> int:
     return follower
 
 
+@pytest.mark.slow
 async def test_it_serves_and_a_sigterm_ends_both(folder):
     ((tokens, answer),) = clear_cases("llama", lengths=[20], new_tokens=12).values()
     async with attached(folder, tensor_parallel=2) as (process, scheduler, gateway):

@@ -26,12 +26,12 @@ KINDS: tuple[dict[str, Any], ...] = (
     {"temperature": 0, "ignore_eos": True},
     {"temperature": 1.0, "top_p": 0.9},
     {"temperature": 0.8, "top_k": 20, "min_p": 0.01, "ignore_eos": True},
-    {"temperature": 0, "repetition_penalty": 1.3, "ignore_eos": True},
+    {"temperature": 0, "repetition_penalty": 1.3, "ignore_eos": True, "prompt_logprobs": 2},
     {"temperature": 1.0, "presence_penalty": 0.7, "frequency_penalty": 0.4, "min_tokens": 9},
 )
 REQUESTS = 18
 ALIKE = prompt_tokens(99, 40)  # how some of the prompts begin
-CLEAR = 1e-3  # what a token leads by that no order of summing changes
+CLEAR = 1e-3  # what no order of summing changes: a token's lead, and a score
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ class Swapping(Feeder):
         super().plan(residency="swap", **directives)
 
 
-def answers(engine: Engine) -> dict[str, tuple[list[int], FinishReason]]:
+def answers(engine: Engine) -> dict[str, tuple[list[int], FinishReason, list[float]]]:
     """Of a load that needs more KV than there is; some are paused by a plan besides, and come
     back. Those a near tie decides are left out: they say nothing of either."""
     feeder = Swapping(engine, slice_tokens=7)
@@ -79,7 +79,19 @@ def answers(engine: Engine) -> dict[str, tuple[list[int], FinishReason]]:
             feeder.step()
             feeder.plan(admit=(Grant(f"r{number}", 24),))
     output = feeder.run()
-    return {name: (output[name], feeder.finished[name]) for name in output if clear(feeder, name)}
+    return {
+        name: (output[name], feeder.finished[name], scores(feeder, name))
+        for name in output
+        if clear(feeder, name)
+    }
+
+
+def scores(feeder: Feeder, name: str) -> list[float]:
+    """Of its prompt; none where it asks for none."""
+    opening = feeder.drawn[name][0].opening
+    assert opening is not None
+    told = opening.prompt_logprobs
+    return [] if told is None else told.chosen.tolist()
 
 
 def clear(feeder: Feeder, name: str) -> bool:
@@ -105,7 +117,10 @@ CASES = [
 @pytest.mark.parametrize(("name", "settings"), CASES)
 def test_two_answer_token_for_token_as_one(folders, name, settings):
     with engine_over(1, folders[name], **settings) as engine:
-        alone = answers(engine)
+        alone = {  # whose sums are taken in another order
+            name: (*exact, pytest.approx(scored, abs=CLEAR))
+            for name, (*exact, scored) in answers(engine).items()
+        }
         kv_bytes, shapes = engine.kv_bytes_per_token, engine.model.shapes
         counted = engine.state.counters
     with engine_over(2, folders[name], **settings) as engine:

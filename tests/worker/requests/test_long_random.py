@@ -18,7 +18,7 @@ from services.worker.requests.limits import Limits
 from services.worker.requests.prompt import Prompt, SamplingParams
 from services.worker.requests.state import WorkerState
 from tests.worker.requests.worker_loop import DumbLoop
-from tests.worker.requests.worker_oracle import EOS, DumbDevice, answer
+from tests.worker.requests.worker_oracle import EOS, DumbDevice, answer, check_opening
 from tests.worker.requests.worker_transcript import Account
 
 SEEDS, STEPS = 30, 10_000
@@ -44,6 +44,7 @@ class LongLife:
             host_blocks=draw.choice([0, 5, 100]),
             exact_swaps=draw.random() < 0.5,
             prefix_sharing=draw.random() < 0.8,
+            max_scored_tokens=draw.choice([5, 256]),
         )
         self.state = WorkerState(limits)
         self.device = DumbDevice(BLOCK)
@@ -55,6 +56,7 @@ class LongLife:
         self.account.begin(self.state.attach())
         self.prompts: dict[str, Prompt] = {}
         self.output: Counter[str] = Counter()
+        self.unopened: set[str] = set()  # nothing was told of their stay
         self.owed: set[str] = set()
         self.did: Counter[str] = Counter()
         self.seq = self.names = self.batches = 0
@@ -102,6 +104,11 @@ class LongLife:
             length = prompt.prompt_tokens + token.offset
             assert token.token_id == answer(token.request_id, length)
             self.output[token.request_id] += 1
+            assert (token.opening is not None) == (token.request_id in self.unopened)
+            if token.opening:
+                self.unopened.remove(token.request_id)
+                self.did["scored"] += token.opening.prompt_logprobs is not None
+                check_opening(prompt, token.opening, self.state.limits.prefix_sharing)
             if token.finish:
                 self.gone(token.request_id)
 
@@ -121,6 +128,7 @@ class LongLife:
     def gone(self, name: str) -> None:
         del self.prompts[name]
         self.owed.discard(name)
+        self.unopened.discard(name)
 
     def come(self) -> None:
         """Some texts are alike, and some tenants."""
@@ -132,12 +140,17 @@ class LongLife:
         length, alike = draw.randint(1, 22), draw.randint(0, 2)
         tokens = tuple(1 + (alike * i) % 5 for i in range(length))
         how = SamplingParams(
-            temperature=0, ignore_eos=draw.random() < 0.5, min_tokens=draw.choice([0, 0, 3])
+            temperature=0,
+            ignore_eos=draw.random() < 0.5,
+            min_tokens=draw.choice([0, 0, 3]),
+            stop_token_ids=draw.choice([(), (), (2, 5)]),
+            prompt_logprobs=draw.choice([None, None, None, 0, 3]),
         )
         most = draw.choice([1, 2, 9, 30])
         prompt = Prompt(name, tokens, length, most, how, cache_salt=draw.choice(["", "", "t"]))
         assert self.state.receive(prompt, 0.0) is None
         self.prompts[name] = prompt
+        self.unopened.add(name)
         if draw.random() < 0.8:
             self.apply(admit=(self.grant(name),))
 
@@ -187,6 +200,7 @@ class LongLife:
             again = Prompt(name, tokens, first, prompt.max_tokens, prompt.sampling)
             assert self.state.receive(again, 0.0) is None
             self.prompts[name] = again
+            self.unopened.add(name)
             self.owed.add(name)
             self.account.cancelled(name)
 
@@ -241,6 +255,6 @@ def test_a_long_life_is_whole_at_every_step(seed, overlap):
     life = LongLife(seed, overlap)
     life.live(STEPS)
     life.end()
-    assert life.did["steps"] > STEPS / 2 and life.did["errors"] > 0
+    assert life.did["steps"] > STEPS / 2 and life.did["errors"] > 0 and life.did["scored"] > 0
     assert (life.did["behind"] > STEPS / 10) == overlap
     assert bool(life.state.counters.stray_rows) == overlap

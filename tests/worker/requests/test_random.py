@@ -10,7 +10,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from services.core import FinishReason, Grant, Pause, Plan, Residency, Standing
 from services.costs import KVCosts
-from services.worker.kv.blocks import BlockPool
 from services.worker.kv.residency import RESIDENCIES
 from services.worker.requests.batch import NewToken, StepBatch
 from services.worker.requests.limits import Limits
@@ -18,94 +17,14 @@ from services.worker.requests.prompt import Prompt, SamplingParams
 from services.worker.requests.sequence import Phase, Sequence
 from services.worker.requests.state import WorkerState
 from tests.worker.requests.worker_loop import DumbLoop
-from tests.worker.requests.worker_oracle import EOS, DumbDevice, answer
+from tests.worker.requests.worker_oracle import EOS, DumbDevice, answer, check_opening
 from tests.worker.requests.worker_transcript import Account
 
 BLOCK, BLOCKS, BATCH, RUNNING = 4, 9, 11, 5
 NO_GRANTS: dict[str, int] = {}
 NO_PAUSES: dict[str, Residency] = {}
 IDS = st.sampled_from([f"r{i}" for i in range(8)])
-
-
 GATEWAYS = st.sampled_from(["g0", "g1"])
-
-
-class BlockMachine(RuleBasedStateMachine):
-    """BlockPool against tables kept as plain lists, and contents by block.
-
-    Every owner's text is its letter, then digits: those that begin alike may share blocks.
-    """
-
-    def __init__(self):
-        super().__init__()
-        self.pool = BlockPool(BLOCKS, BLOCK)
-        self.held: dict[str, list[int]] = {}
-        self.published: dict[str, int] = {}  # by owner: so many of its first blocks are
-        self.content: dict[int, bytes] = {}  # of published blocks, until somebody overwrites them
-
-    @staticmethod
-    def keys(owner: str, blocks: int) -> list[bytes]:
-        """Two owners have the same text if their numbers are alike modulo 3. No key is all
-        zeros, as no digest is: that hash stands for no block."""
-        return [bytes([1 + int(owner[1:]) % 3, i]) for i in range(blocks)]
-
-    def free(self) -> int:
-        return BLOCKS - len({block for table in self.held.values() for block in table})
-
-    @rule(owner=IDS, tokens=st.integers(1, 20))
-    def grow(self, owner, tokens):
-        table = list(self.held.get(owner, []))
-        missing = max(0, -(-tokens // BLOCK) - len(table))
-        others = {block for table in self.held.values() for block in table}
-        assert self.pool.grow(owner, tokens) == (missing <= self.free())
-        got = self.pool.table(owner)
-        if missing > BLOCKS - len(others):
-            assert got == table
-            return
-        assert got[: len(table)] == table and len(got) == len(table) + missing
-        assert not set(got[len(table) :]) & others, "a block somebody holds was given away"
-        for block in got[len(table) :]:
-            self.content.pop(block, None)
-        if got:
-            self.held[owner] = list(got)
-
-    @rule(owner=IDS)
-    def release(self, owner):
-        self.pool.release(owner)
-        self.held.pop(owner, None)
-        self.published.pop(owner, None)
-
-    @rule(owner=IDS)
-    def publish(self, owner):
-        index = self.published.get(owner, 0)
-        if index >= len(self.held.get(owner, [])):
-            return
-        key = self.keys(owner, index + 1)[index]
-        self.pool.publish(owner, index, key)
-        self.published[owner] = index + 1
-        if key not in self.content.values():
-            self.content[self.held[owner][index]] = key
-
-    @rule(owner=IDS, blocks=st.integers(0, 5))
-    def share(self, owner, blocks):
-        if owner in self.held:
-            return
-        where = {key: block for block, key in self.content.items()}
-        expected = []
-        for key in self.keys(owner, blocks):
-            if key not in where:
-                break
-            expected.append(where[key])
-        assert self.pool.share(owner, self.keys(owner, blocks)) == len(expected)
-        assert self.pool.table(owner) == expected
-        if expected:
-            self.held[owner], self.published[owner] = expected, len(expected)
-
-    @invariant()
-    def agrees(self):
-        self.pool.check_integrity()
-        assert {o: self.pool.table(o) for o in self.pool.owners()} == self.held
-        assert self.pool.free_blocks == self.free()
 
 
 class WorkerMachine(RuleBasedStateMachine):
@@ -121,11 +40,13 @@ class WorkerMachine(RuleBasedStateMachine):
         sharing=st.booleans(),
         exact=st.booleans(),
         overlap=st.booleans(),
+        scored_tokens=st.sampled_from([3, 256]),
     )
-    def begin(self, host, sharing, exact, overlap):
+    def begin(self, host, sharing, exact, overlap, scored_tokens):
         limits = Limits(
-            BLOCKS, BLOCK, RUNNING, BATCH, 10**6, 3, frozenset([EOS]), host, exact, sharing
-        )
+            BLOCKS, BLOCK, RUNNING, BATCH, 10**6, 3, frozenset([EOS]), host, exact, sharing,
+            max_scored_tokens=scored_tokens,
+        )  # fmt: skip
         self.state = WorkerState(limits)
         self.device = DumbDevice(BLOCK)
         self.loop = DumbLoop(self.state, self.device, overlap)
@@ -134,6 +55,7 @@ class WorkerMachine(RuleBasedStateMachine):
         self.seq = 0
         self.prompts: dict[str, Prompt] = {}  # received, not ended
         self.output: dict[str, int] = {}
+        self.unopened: set[str] = set()  # nothing was told of their stay
         self.victims: tuple[str, ...] = ()
         self.residency = ""
         self.reported = 0
@@ -145,12 +67,16 @@ class WorkerMachine(RuleBasedStateMachine):
 
     @rule(
         request_id=IDS, length=st.integers(1, 12), most=st.integers(1, 14),
-        ignore=st.booleans(), least=st.integers(0, 3),
+        ignore=st.booleans(), least=st.integers(0, 3), stops=st.sampled_from([(), (), (3, 4)]),
+        scored=st.sampled_from([None, None, 0, 2]),
     )  # fmt: skip
-    def prompt(self, request_id, length, most, ignore, least):
+    def prompt(self, request_id, length, most, ignore, least, stops=(), scored=None):
         if request_id in self.prompts:
             return
-        sampling = SamplingParams(temperature=0, ignore_eos=ignore, min_tokens=least)
+        sampling = SamplingParams(
+            temperature=0, ignore_eos=ignore, min_tokens=least,
+            stop_token_ids=stops, prompt_logprobs=scored,
+        )  # fmt: skip
         alike = int(request_id[1:]) % 3
         tokens = (*(1 + (alike * i) % 5 for i in range(length)),)
         salt = "tenant" if request_id == "r7" else ""
@@ -158,6 +84,7 @@ class WorkerMachine(RuleBasedStateMachine):
         prompt = Prompt(request_id, tokens, length, most, sampling, origin, salt)
         assert self.state.receive(prompt, 0.0) is None
         self.prompts[request_id], self.output[request_id] = prompt, 0
+        self.unopened.add(request_id)
 
     @rule(request_id=IDS)
     def resubmit(self, request_id):
@@ -171,6 +98,7 @@ class WorkerMachine(RuleBasedStateMachine):
         again = replace(prompt, token_ids=tokens)
         assert self.state.receive(again, 0.0) is None
         self.prompts[request_id] = again
+        self.unopened.add(request_id)
         self.owed.add(request_id)
         self.account.cancelled(request_id)
         self.runs.discard(request_id)
@@ -293,6 +221,10 @@ class WorkerMachine(RuleBasedStateMachine):
         assert token.token_id == answer(token.request_id, length)
         self.output[token.request_id] += 1
         assert token.finish is self._expected_finish(prompt, token)
+        assert (token.opening is not None) == (token.request_id in self.unopened)
+        if token.opening:
+            self.unopened.remove(token.request_id)
+            check_opening(prompt, token.opening, self.state.limits.prefix_sharing)
         if token.finish:
             del self.prompts[token.request_id]
             self.owed.discard(token.request_id)
@@ -300,8 +232,9 @@ class WorkerMachine(RuleBasedStateMachine):
 
     def _expected_finish(self, prompt: Prompt, token: NewToken) -> FinishReason | None:
         count = self.output[token.request_id]
-        may_stop = not prompt.sampling.ignore_eos and count > prompt.sampling.min_tokens
-        if token.token_id == EOS and may_stop:
+        sampling = prompt.sampling
+        ends = sampling.stop_token_ids if sampling.ignore_eos else (EOS, *sampling.stop_token_ids)
+        if token.token_id in ends and count > sampling.min_tokens:
             return FinishReason.STOP
         return FinishReason.LENGTH if count == prompt.max_tokens else None
 
@@ -417,7 +350,5 @@ class WorkerMachine(RuleBasedStateMachine):
         self.runs &= self.state.sequences.keys()
 
 
-TestBlocks = BlockMachine.TestCase
 TestWorkerState = WorkerMachine.TestCase
-TestBlocks.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
 TestWorkerState.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from services.worker.requests.batch import NewToken, StepBatch
 from services.worker.requests.sequence import Sequence
 from services.worker.requests.state import WorkerState
-from tests.worker.requests.worker_oracle import DumbDevice
+from tests.worker.requests.worker_oracle import DumbDevice, scores_of
 
 Flight = tuple[StepBatch, list[int], bool]  # what it drew, and whether it breaks
 
@@ -46,7 +46,8 @@ class DumbLoop:
         ahead = self._launch_behind(landing) if self.overlap else None
         if broken:
             return self._fail(batch)
-        result = self.state.commit(batch, drawn, [])
+        scores = [scores_of(chunk) for chunk in batch.scored]
+        result = self.state.commit(batch, drawn, [], scores=scores)
         if ahead:
             self.state.advance(ahead[0])
             self._flight = ahead

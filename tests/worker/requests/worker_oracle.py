@@ -2,12 +2,19 @@
 
 from zlib import crc32
 
+import numpy as np
+
 from services.costs import Direction
 from services.worker.kv.moves import Move, Moves
-from services.worker.requests.batch import StepBatch
+from services.worker.requests.batch import PrefillChunk, StepBatch
+from services.worker.requests.prompt import MAX_LOGPROBS, Prompt
+from services.worker.requests.scores import Opening, PromptLogprobs
 from services.worker.requests.sequence import UNKNOWN, Sequence
 
 EOS = 0
+
+# Of the prompt's token at an index, none of them 0; and of the k likeliest in its place.
+LOGPROB, TOP_LOGPROB = -1.0, -2.0
 
 Written = tuple[str, tuple[int, ...]]  # the salt, and all tokens up to the one whose KV it is
 BROKEN: Written = ("", ())  # by a step that breaks, or behind one
@@ -16,6 +23,36 @@ BROKEN: Written = ("", ())  # by a step that breaks, or behind one
 def answer(request_id: str, length: int) -> int:
     """The token at index `length` of this request; one in eight ends it."""
     return crc32(f"{request_id}:{length}".encode()) % 8
+
+
+def scores_of(chunk: PrefillChunk) -> PromptLogprobs:
+    """By rule, of the prompt's tokens that this chunk scores."""
+    first, tokens = chunk.start + 1, chunk.sequence.tokens
+    ids = np.array(tokens[first : first + chunk.scored], np.int64)
+    indices = np.arange(first, first + chunk.scored)
+    likeliest = np.broadcast_to(indices[:, None], (chunk.scored, MAX_LOGPROBS))
+    return PromptLogprobs(
+        ids,
+        (LOGPROB * indices).astype(np.float32),
+        likeliest,
+        (TOP_LOGPROB * likeliest).astype(np.float32),
+    )
+
+
+def check_opening(prompt: Prompt, opening: Opening, sharing: bool) -> None:
+    """What is told with the first token of a stay."""
+    sampling, delivered = prompt.sampling, len(prompt.token_ids) > prompt.prompt_tokens
+    scored = sampling.prompt_logprobs is not None and not delivered
+    assert 0 <= opening.cached_tokens <= prompt.prompt_tokens * sharing * (not scored)
+    assert (opening.prompt_logprobs is not None) == scored
+    if opening.prompt_logprobs is None or sampling.prompt_logprobs is None:
+        return
+    ids, chosen, top_ids, top = (column.tolist() for column in opening.prompt_logprobs)
+    indices, k = range(1, prompt.prompt_tokens), sampling.prompt_logprobs
+    assert ids == [*prompt.token_ids[1:]]
+    assert chosen == [LOGPROB * index for index in indices]
+    assert top_ids == [[index] * k for index in indices]
+    assert top == [[TOP_LOGPROB * index] * k for index in indices]
 
 
 class DumbDevice:

@@ -14,9 +14,10 @@ from torch import Tensor
 
 from services.worker.engine.sampling.drawn import Asked, Rows
 from services.worker.engine.sampling.seen_tokens import SeenTokens
-from services.worker.kernels.interface import FilteredDraw, Filters
+from services.worker.engine.sampling.token_masks import TokenMasks, masks_of
+from services.worker.kernels.interface import Draws, Filters
 from services.worker.kernels.reference.draws import draw, stream_keys, uniforms
-from services.worker.machine import to_device
+from services.worker.kv.device_streams import to_device
 from services.worker.requests.batch import Ints
 from services.worker.requests.prompt import SamplingParams
 from services.worker.requests.sequence import Sequence
@@ -58,20 +59,6 @@ class Penalized:
 
 
 @dataclass(frozen=True, slots=True)
-class Early:
-    """Rows that may not end before a position [rows, 1]: `cells` of the logits are theirs, one for
-    each way to end."""
-
-    rows: Rows
-    cells: tuple[Tensor, Tensor]
-    min_tokens: Tensor
-
-    def change(self, logits: Tensor, positions: Tensor) -> None:
-        early = self.rows.of(positions)[:, None] < self.min_tokens
-        logits[self.cells] = logits[self.cells].masked_fill(early, -torch.inf)
-
-
-@dataclass(frozen=True, slots=True)
 class Random:
     """Rows that draw in one way: among all tokens where `filters` is None."""
 
@@ -79,15 +66,15 @@ class Random:
     temperature: Tensor | None  # [rows, 1]; None where all are 1
     filters: Filters | None
 
-    def draw(self, logits: Tensor, uniform: Tensor, filtered: FilteredDraw) -> Tensor:
-        """A token for each of these rows; the others' numbers are the batch's."""
+    def draw(self, logits: Tensor, uniform: Tensor, draws: Draws) -> Tensor:
+        """A token for each of these rows, of the whole batch's `logits` and `uniform`."""
         logits = self.rows.of(logits)
         if self.temperature is not None:
             logits = logits / self.temperature
         probs = logits.softmax(-1)
         if self.filters is None:
             return draw(probs, self.rows.of(uniform))
-        return filtered(probs, self.filters, self.rows.of(uniform))
+        return draws.filtered(probs, self.filters, self.rows.of(uniform))
 
 
 @dataclass(slots=True)
@@ -103,7 +90,7 @@ class DrawPlan:
     greedy: bool  # some rows are
     random: list[Random]
     penalized: Penalized | None
-    early: Early | None
+    masks: TokenMasks | None
     asked: Asked | None
     numbers: Tensor = NOTHING
     taken: int = NUMBERS_AHEAD
@@ -119,8 +106,10 @@ class DrawPlan:
         self.taken += 1
         return self.numbers[self.taken - 1]
 
-    def advance(self) -> None:
-        """To the tokens after those just drawn."""
+    def advance(self, drawn: Tensor) -> None:
+        """To the tokens after those just `drawn`."""
+        if self.masks:
+            self.masks.advance(drawn)
         self.positions.add_(1)
         self.lengths += 1
 
@@ -130,12 +119,12 @@ class Planner:
 
     def __init__(self, device: torch.device, eos_ids: Iterable[int], seen: SeenTokens):
         self._device = device
-        self._eos = self._tensor(np.array(sorted(eos_ids), np.int64))
+        self._eos = tuple(eos_ids)
         self._seen = seen
 
-    def plan(self, sequences: list[Sequence], lengths: Ints) -> DrawPlan:
-        """Raises ValueError where a token that a penalty counts is not known, and was not drawn
-        here."""
+    def plan(self, sequences: list[Sequence], lengths: Ints, newest: Tensor) -> DrawPlan:
+        """`newest` are the tokens of the last step. Raises ValueError where a token that a penalty
+        counts, or that a bad one may follow, is not known and was not drawn here."""
         all_of = [sequence.prompt.sampling for sequence in sequences]
         numbers = np.array([_numbers(s) for s in all_of])
         top_k = np.array([s.top_k or NO_TOP_K for s in all_of], np.int64)
@@ -149,7 +138,7 @@ class Planner:
             greedy=bool((numbers[:, TEMPERATURE] == 0).any()),
             random=self._random(numbers, top_k),
             penalized=self._penalized(sequences, numbers),
-            early=self._early(np.array([s.min_tokens for s in all_of], np.int64)),
+            masks=masks_of(sequences, self._eos, newest, self._tensor),
             asked=self._asked(all_of),
         )
 
@@ -199,13 +188,6 @@ class Planner:
             *(table[:, column, None] for column in (REPETITION, PRESENCE, FREQUENCY)),
         )
 
-    def _early(self, min_tokens: Ints) -> Early | None:
-        rows = np.flatnonzero(min_tokens)
-        if not len(rows) or not len(self._eos):
-            return None
-        cells = (self._tensor(rows[:, None]), self._eos[None])
-        return Early(self._rows(min_tokens > 0), cells, self._tensor(min_tokens[rows, None]))
-
     def _asked(self, samplings: list[SamplingParams]) -> Asked | None:
         asked = {row: s.logprobs for row, s in enumerate(samplings) if s.logprobs is not None}
         if not asked:
@@ -221,6 +203,7 @@ class Planner:
 
 
 def _numbers(sampling: SamplingParams) -> tuple[float, ...]:
+    """By column, as named above."""
     return (
         sampling.temperature,
         sampling.top_p if sampling.top_p < 1 else NO_TOP_P,

@@ -1,10 +1,11 @@
 """Drawn: what a step drew, on the device at once and on the host when it is asked for."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
+from services.worker.kv.device_streams import Lane, Streams
 from services.worker.requests.batch import TokenLogprobs
 from services.worker.requests.prompt import MAX_LOGPROBS
 
@@ -27,9 +28,10 @@ class Asked:
     tops: list[int]
     where: Rows
 
-    def of(self, raw: Tensor, tokens: Tensor) -> list[Tensor]:
-        """Of raw logprobs [rows that ask, vocabulary]: of the token drawn, of the likeliest, and
+    def of(self, logits: Tensor, tokens: Tensor) -> list[Tensor]:
+        """From the whole batch's logits, raw logprobs: of the token drawn, of the likeliest, and
         which these are. As many for every row: ties are then the same in any company."""
+        raw = self.where.of(logits).float().log_softmax(-1)
         chosen = raw.gather(-1, self.where.of(tokens)[:, None])[:, 0]
         width = min(MAX_LOGPROBS, raw.shape[-1]) if any(self.tops) else 0
         best = raw.topk(width)
@@ -43,27 +45,26 @@ class Drawn:
     launched in between, the next step first.
     """
 
-    def __init__(self, tokens: Tensor, asked: Asked | None = None, raw: Tensor | None = None):
+    def __init__(
+        self,
+        tokens: Tensor,
+        streams: Streams,
+        asked: Asked | None = None,
+        told: Sequence[Tensor] = (),
+    ):
+        """`told` is what was `asked` of these tokens, if anything was."""
         self.tokens = tokens
         self._asked = asked
-        made = [tokens]
-        if asked is not None and raw is not None:
-            made += asked.of(raw, tokens)
-        self._copies = [
-            x.to("cpu", non_blocking=True) for x in made
-        ]  # from CUDA, into pinned memory
-        self._there: torch.cuda.Event | None = None
-        if tokens.device.type == "cuda":
-            self._there = torch.cuda.Event()  # type: ignore[no-untyped-call]  # no types
-            self._there.record(torch.cuda.current_stream(tokens.device))
+        # From CUDA, into pinned memory.
+        self._copies = [x.to("cpu", non_blocking=True) for x in (tokens, *told)]
+        self._there = streams.record(Lane.COMPUTE)
 
     def take(self) -> tuple[list[int], dict[int, TokenLogprobs]]:
         """A token a row, and logprobs of the rows that ask. Waits for the device: the only place
         of a step that does."""
-        if self._there is not None:
-            self._there.synchronize()
+        self._there.synchronize()
         tokens, *told = (x.tolist() for x in self._copies)
-        if self._asked is None or not told:
+        if self._asked is None:
             return tokens, {}
         rows = zip(self._asked.rows, self._asked.tops, *told, strict=True)
         return tokens, {

@@ -2,9 +2,9 @@
 in the batch.
 
 A sequence that was evicted, moved or resumed draws what it would have drawn. Filters follow the
-field: penalties, then temperature, top_k, top_p among what top_k left, min_p relative to the
-likeliest. Nothing here waits for the device, and what the host must know of earlier draws is only
-how many there were.
+field: tokens masked by name, penalties, then temperature, top_k, top_p among what top_k left, min_p
+relative to the likeliest. Nothing here waits for the device, and what the host must know of earlier
+draws is only how many there were.
 """
 
 from collections.abc import Iterable
@@ -16,8 +16,8 @@ from torch import Tensor
 from services.worker.engine.sampling.draw_plan import NOTHING, DrawPlan, Planner
 from services.worker.engine.sampling.drawn import Drawn
 from services.worker.engine.sampling.seen_tokens import SeenTokens
-from services.worker.kernels.interface import FilteredDraw
-from services.worker.kernels.reference.draws import likeliest
+from services.worker.kernels.interface import Draws
+from services.worker.kv.device_streams import Streams
 from services.worker.requests.prompt import SamplingParams
 from services.worker.requests.sequence import Sequence
 
@@ -29,6 +29,7 @@ def is_plain(sampling: SamplingParams) -> bool:
         and not sampling.penalized
         and sampling.logprobs is None
         and not sampling.min_tokens
+        and not sampling.masked
     )
 
 
@@ -40,18 +41,21 @@ class Sampler:
         device: torch.device,
         vocab_size: int,
         eos_ids: Iterable[int],
-        filtered: FilteredDraw,
+        draws: Draws,
+        streams: Streams,
     ):
         self.seen = SeenTokens(device, vocab_size)
         ends = [token for token in eos_ids if token < vocab_size]
         self._planner = Planner(device, ends, self.seen)
-        self._filtered = filtered
+        self._draws = draws
+        self._streams = streams
         self._plain: list[Sequence] = []  # the last batch that was nothing but an argmax
         self._plan: DrawPlan | None = None  # of the last that was more
+        self._newest = NOTHING  # tokens of the last step
 
     def clear(self) -> None:
         """Forget all requests."""
-        self._plain, self._plan = [], None
+        self._plain, self._plan, self._newest = [], None, NOTHING
         self.seen.clear()
 
     @torch.inference_mode()
@@ -62,14 +66,15 @@ class Sampler:
         `tokens`, negative until it is known. Raises ValueError where it was not drawn here.
         """
         if self._is_plain(sequences):
-            return Drawn(likeliest(logits))
+            self._newest = self._draws.likeliest(logits)
+            return Drawn(self._newest, self._streams)
         plan = self._plan_for(sequences)
         self._plan = None  # should what follows fail, for then the device may be half a step ahead
-        raw = plan.asked.where.of(logits).float().log_softmax(-1) if plan.asked else None
         tokens = self._draw(plan, logits)
-        plan.advance()
-        self._plan = plan
-        return Drawn(tokens, plan.asked, raw)
+        told = plan.asked.of(logits, tokens) if plan.asked else []
+        plan.advance(tokens)
+        self._plan, self._newest = plan, tokens
+        return Drawn(tokens, self._streams, plan.asked, told)
 
     def _is_plain(self, sequences: list[Sequence]) -> bool:
         if sequences == self._plain:
@@ -84,20 +89,20 @@ class Sampler:
         lengths = np.array([len(sequence.tokens) for sequence in sequences], np.int64)
         if self._plan is not None and self._plan.suits(sequences, lengths):
             return self._plan
-        return self._planner.plan(sequences, lengths)
+        return self._planner.plan(sequences, lengths, self._newest)
 
     def _draw(self, plan: DrawPlan, logits: Tensor) -> Tensor:
         given = logits
         logits = logits.float()
-        if logits is given and (plan.penalized or plan.early):
+        if logits is given and (plan.penalized or plan.masks):
             logits = logits.clone()
+        if plan.masks:
+            plan.masks.change(logits, plan.positions)
         penalized = plan.penalized
         ids = times = NOTHING
         if penalized:
             ids, times = self.seen.look(penalized.seen, penalized.seen_index)
             penalized.change(logits, ids, times)
-        if plan.early:
-            plan.early.change(logits, plan.positions)
         tokens = self._choose(plan, logits)
         if penalized:
             drawn = penalized.rows.of(tokens)
@@ -107,14 +112,14 @@ class Sampler:
     def _choose(self, plan: DrawPlan, logits: Tensor) -> Tensor:
         """Greedily, and then over it who is not."""
         if plan.greedy:
-            tokens = likeliest(logits)
+            tokens = self._draws.likeliest(logits)
         else:
             tokens = torch.empty(len(logits), dtype=torch.long, device=logits.device)
         if not plan.random:
             return tokens
         uniform = plan.uniform()
         for way in plan.random:
-            drawn = way.draw(logits, uniform, self._filtered)
+            drawn = way.draw(logits, uniform, self._draws)
             if way.rows.index is None:
                 return drawn
             tokens.index_copy_(0, way.rows.index, drawn)

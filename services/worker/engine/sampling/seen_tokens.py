@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.worker.machine import to_device
+from services.worker.kv.device_streams import to_device
 from services.worker.requests.batch import Ints
 from services.worker.requests.sequence import Sequence
 

@@ -1,10 +1,11 @@
-"""Paged attention on a CPU, in place: no context is gathered (numba_loops.py).
+"""Paged attention on a CPU, in place: no context is gathered (loops.py).
 
 Decode rows and short chunks of prompts are rows of one call a layer: each token is a query with a
 table and a position of its own. A chunk of many tokens is a product of matrices, which PyTorch's
-own attention does faster: torch_attention.py takes it.
+own attention does faster: the reference takes it.
 """
 
+import math
 from dataclasses import dataclass
 
 import numba
@@ -14,6 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from services.worker.kernels.cpu import loops
+from services.worker.kernels.cpu.lanes import LANES
+from services.worker.kernels.cpu.stored import Numbers, numbers_of
 from services.worker.kernels.interface import AttentionOptions
 from services.worker.kernels.reference.attention import ChunkGroup, TorchAttention
 from services.worker.kernels.reference.paging import LARGEST_SCALE, TINY
@@ -22,12 +25,11 @@ from services.worker.requests.batch import DecodeRows, Ints, PrefillChunk, StepB
 
 SHORT_TOKENS = 48  # a longer chunk is PyTorch's
 # Of a layer's products, from how many on another thread pays for being woken.
-THREAD_WORK = 4_000_000
+THREAD_WORK = 250_000
 SCALE_BOUNDS = (np.float32(TINY), np.float32(LARGEST_SCALE))
 NO_SCALES = np.zeros((0, 0, 0, 0), np.float32)
 
 Floats = NDArray[np.float32]
-Numbers = NDArray[np.generic]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,6 @@ class NumbaAttention:
     ):
         """`threads` at most; 0: as many as PyTorch has here."""
         self._torch = TorchAttention(block_tokens, torch.device("cpu"), dtype, token_bytes)
-        self.built = ""
         self._threads = min(threads or torch.get_num_threads(), _numba_threads())
         self._layers: dict[int, tuple[Numbers, Floats]] = {}
         self._decodes: DecodeRows | None = None
@@ -105,11 +106,11 @@ class NumbaAttention:
 
     def store(self, layer: KVLayer, k: Tensor, v: Tensor) -> None:
         data, scales = self._views(layer)
-        for side, x in enumerate((k, v)):
+        for side, x in enumerate(numbers_of(given.contiguous()) for given in (k, v)):
             if layer.scales is None:
-                loops.store(data[side], self._slots, _numbers(x))
+                loops.store(data[side], self._slots, x)
             else:
-                loops.store_int8(data[side], scales[side], self._slots, _numbers(x), *SCALE_BOUNDS)
+                loops.store_int8(data[side], scales[side], self._slots, x, *SCALE_BOUNDS)
 
     def attend(
         self, layer: KVLayer, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
@@ -122,23 +123,20 @@ class NumbaAttention:
         return out if q.dtype is torch.float32 else out.to(q.dtype)
 
     def warm(self, layer: KVLayer, dtype: torch.dtype) -> None:
-        """Compile what layers like this need, or load it from disk, so that no step waits for it;
-        `built` says which it was."""
-        before = loops.compilations()
+        """Compile what such layers need, or load it from disk, so that no step waits for it."""
         nothing = torch.zeros(0, layer.data.shape[2], layer.data.shape[4], dtype=dtype)
         self.store(layer, nothing, nothing)
         for threads in {1, self._threads}:
             self._attend(layer, nothing, nothing.float(), AttentionOptions(1.0), threads)
-        self.built = "compiled" if loops.compilations() > before else "loaded"
 
     def _attend(
         self, layer: KVLayer, q: Tensor, out: Tensor, options: AttentionOptions, threads: int
     ) -> None:
         rows = self._rows
-        attend = loops.attend_alone
+        tile = math.gcd(layer.data.shape[3], LANES)
+        attend = loops.attention(q.shape[2], tile, threads > 1)
         if threads > 1:
-            numba.set_num_threads(self._threads)  # kept by the thread that calls
-            attend = loops.attend_together
+            numba.set_num_threads(threads)  # kept by the thread that calls
         attend(
             *self._views(layer),
             rows.tables,
@@ -153,14 +151,16 @@ class NumbaAttention:
         )
 
     def _threads_for(self, q: Tensor) -> int:
-        return self._threads if self._work * q.shape[1] * q.shape[2] > THREAD_WORK else 1
+        """No more than PyTorch has: whoever settles those knows what else the machine is for."""
+        together = self._work * q.shape[1] * q.shape[2] > THREAD_WORK
+        return min(self._threads, torch.get_num_threads()) if together else 1
 
     def _views(self, layer: KVLayer) -> tuple[Numbers, Floats]:
         """A layer's memory, which stays where it is, as the loops read it."""
         key = layer.data.data_ptr()
         if key not in self._layers:
             scales = NO_SCALES if layer.scales is None else layer.scales.numpy()
-            self._layers[key] = (_numbers(layer.data), scales)
+            self._layers[key] = (numbers_of(layer.data), scales)
         return self._layers[key]
 
 
@@ -171,9 +171,3 @@ def _numba_threads() -> int:
     started: int = numba.get_num_threads()
     torch.set_num_threads(threads)
     return started
-
-
-def _numbers(x: Tensor) -> Numbers:
-    """Contiguous; the bits of bfloat16, which numpy doesn't have."""
-    x = x.contiguous()
-    return (x.view(torch.int16) if x.dtype is torch.bfloat16 else x).numpy()

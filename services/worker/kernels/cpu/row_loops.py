@@ -1,58 +1,67 @@
 """Norms, rotations and gates of a few rows, each one pass over them, compiled by Numba.
 
-PyTorch computes each as up to seven calls on a CPU: of a small model, half a step went there.
+PyTorch computes each as up to seven calls on a CPU: of a small model, half a step went there. Of
+float32, or of bfloat16's bits (stored.py): computed with in float32, and rounded once.
+
+Slices are taken first and then counted through from 0, and no divisor is looked at: else LLVM
+can't lay a loop out in vectors.
 """
 
+from functools import cache
 from typing import Any
 
 import numpy as np
 from numba import njit
 
-from services.worker.kernels.cpu.loops import exponential
+from services.worker.kernels.cpu.cached import cached
+from services.worker.kernels.cpu.exponential import exponential
+from services.worker.kernels.cpu.stored import real, stored
+from services.worker.kernels.cpu.turn_op import turn_head
 
 _ZERO, _ONE = np.float32(0.0), np.float32(1.0)
 
 
-@njit(fastmath=True, nogil=True, cache=True)
+@cached
+@njit(fastmath=True, nogil=True, cache=True, error_model="numpy")
 def norm(x: Any, weight: Any, eps: Any, out: Any) -> None:
     """out = x / √(mean x² + eps) · weight; all [rows, numbers] but weight [numbers]."""
-    numbers = x.shape[1]
     for row in range(x.shape[0]):
+        numbers, into = x[row], out[row]
         total = _ZERO
-        for i in range(numbers):
-            total += x[row, i] * x[row, i]
-        scale = _ONE / np.sqrt(total / np.float32(numbers) + eps)
-        for i in range(numbers):
-            out[row, i] = x[row, i] * scale * weight[i]
+        for i in range(len(numbers)):
+            number = real(numbers[i])
+            total += number * number
+        scale = _ONE / np.sqrt(total / np.float32(len(numbers)) + eps)
+        for i in range(len(numbers)):
+            into[i] = stored(real(numbers[i]) * scale * real(weight[i]), into[i])
 
 
-@njit(fastmath=True, nogil=True, cache=True)
-def turn(x: Any, heads: int, weight: Any, eps: Any, cos: Any, sin: Any) -> None:
-    """The first `heads` of x [rows, all heads, dim], in place: normed by weight [heads, dim] unless
-    that is empty, then rotated by cos and sin [rows, turning]."""
-    dim, half = x.shape[2], cos.shape[1] // 2
-    for row in range(x.shape[0]):
-        for head in range(heads):
-            if weight.size:
-                total = _ZERO
-                for i in range(dim):
-                    total += x[row, head, i] * x[row, head, i]
-                scale = _ONE / np.sqrt(total / np.float32(dim) + eps)
-                for i in range(dim):
-                    x[row, head, i] *= scale * weight[head, i]
-            for i in range(half):
-                a, b = x[row, head, i], x[row, head, half + i]
-                x[row, head, i] = a * cos[row, i] + b * sin[row, i]
-                x[row, head, half + i] = b * cos[row, half + i] + a * sin[row, half + i]
+@cache
+def turn(dim: int, half: int, normed: bool) -> Any:
+    """For heads of `dim` numbers of which twice `half` turn; `normed` where they are normed first.
+    Constants of what is compiled, as a head is too few numbers for a loop that knows neither."""
+    norms = int(normed)  # a constant, as intrinsics take them
+
+    def turning(x: Any, heads: int, weight: Any, eps: Any, cos: Any, sin: Any) -> None:
+        """The first `heads` of x [rows, all heads, dim], in place: normed by weight [heads, dim],
+        then rotated by cos and sin [rows, 2 · half]."""
+        for row in range(x.shape[0]):
+            for head in range(heads):
+                turn_head(dim, half, norms, x, row, head, weight, eps, cos, sin)
+
+    return cached(njit(turning, fastmath=True, nogil=True, cache=True))
 
 
-@njit(fastmath=True, nogil=True, cache=True)
+@cached
+@njit(fastmath=True, nogil=True, cache=True, error_model="numpy")
 def gated(gate_up: Any, out: Any) -> None:
     """out [rows, width] = silu(gate) · up, of gate_up [rows, 2 · width]."""
     width = out.shape[1]
     for row in range(out.shape[0]):
+        gates, ups, into = gate_up[row, :width], gate_up[row, width:], out[row]
         for i in range(width):
-            gate = gate_up[row, i]
+            gate = real(gates[i])
             e = exponential(-abs(gate))  # at most 1: no gate is too large
             share = _ONE / (_ONE + e)
-            out[row, i] = gate * gate_up[row, width + i] * (share if gate >= _ZERO else e * share)
+            weighed = gate * (share if gate >= _ZERO else e * share)
+            into[i] = stored(weighed * real(ups[i]), into[i])

@@ -44,8 +44,6 @@ class TritonAttention:
     `processors` is how many multiprocessors to fill, by default all.
     """
 
-    built = ""
-
     def __init__(
         self,
         block_tokens: int,

@@ -48,7 +48,8 @@ def products(dtype: torch.dtype, int8: bool) -> tuple[tl.dtype, tl.dtype]:
 
 
 def send(arrays: Sequence[Words], device: torch.device) -> list[Tensor]:
-    """Copy arrays over in one transfer, without waiting for it.
+    """Copy arrays over without waiting for it, as `to_device` does one: several in one transfer,
+    written straight into the pinned memory it leaves from.
 
     Each starts on a multiple of 16 bytes: Triton compiles anew for a pointer that does not.
     """

@@ -51,8 +51,6 @@ class FixedDecodes:
     fill, by default all.
     """
 
-    built = ""
-
     def __init__(
         self,
         block_tokens: int,

@@ -28,8 +28,6 @@ GROUP_BYTES = 2 * 2**20
 class TorchAttention:
     """AttentionKernels on any device. `token_bytes` is one token's KV in one layer, about."""
 
-    built = ""
-
     def __init__(
         self,
         block_tokens: int,

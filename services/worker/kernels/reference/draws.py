@@ -6,15 +6,12 @@ Sums that decide are float64; those of a block of weights are float32, so that w
 number falls within some 1e-7 of a token's edge, either side is right.
 """
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 from services.worker.kernels.interface import Filters
 
 BLOCK = 128  # columns: enough that few blocks are left, few enough that one is read in no time
-MANY = 2**15  # numbers, from which on to look by blocks is faster
 ID_BITS = 29  # of a float64's own, what a float32 leaves zero: more than any vocabulary needs
 _GOLDEN = 0x9E3779B97F4A7C15 - 2**64
 _FIRST = 0xBF58476D1CE4E5B9 - 2**64
@@ -44,19 +41,6 @@ def _shifted(z: Tensor, bits: int) -> Tensor:
     return z.bitwise_right_shift(bits).bitwise_and(2 ** (64 - bits) - 1)
 
 
-def likeliest(logits: Tensor) -> Tensor:
-    """Index of each row's largest, the first of equals. On a CPU numpy's, or by blocks, since
-    PyTorch's own goes number by number there: fifteen to thirty times as long."""
-    if logits.device.type == "cpu" and logits.dtype is torch.float32 and type(logits) is Tensor:
-        return torch.from_numpy(logits.numpy().argmax(-1))
-    if logits.device.type != "cpu" or logits.numel() < MANY:
-        return logits.argmax(-1)
-    block = _blocks(logits, torch.amax).argmax(-1, keepdim=True)
-    columns = _columns(block).clamp_(max=logits.shape[-1] - 1)
-    best = logits.gather(-1, columns).argmax(-1, keepdim=True)
-    return columns.gather(-1, best)[:, 0]
-
-
 def draw(weights: Tensor, uniform: Tensor) -> Tensor:
     """First index where the running sum of float32 weights [rows, n] passes uniform × total: never
     one of weight 0. Reads the weights once, and one block a row again."""
@@ -64,7 +48,7 @@ def draw(weights: Tensor, uniform: Tensor) -> Tensor:
     if size <= 2 * BLOCK:
         total = weights.sum(-1, keepdim=True, dtype=torch.float64)
         return _passed(weights, uniform[:, None] * total)
-    sums = _blocks(weights, torch.sum).double()
+    sums = _block_sums(weights).double()
     running = sums.cumsum(-1)
     target = uniform[:, None] * running[:, -1:]
     block = torch.searchsorted(running, target, right=True).clamp_(max=sums.shape[-1] - 1)
@@ -74,18 +58,24 @@ def draw(weights: Tensor, uniform: Tensor) -> Tensor:
     return (block[:, 0] * BLOCK + _passed(inside, target)).clamp_(max=size - 1)
 
 
-def draw_filtered(probs: Tensor, filters: Filters, uniform: Tensor) -> Tensor:
-    """FilteredDraw on any device. Where all rows set a top_k, only so many of the likeliest are
-    put in order; without one, how many are enough is known on the device alone, and all are."""
-    size, widest = probs.shape[-1], filters.widest
-    if widest is not None and widest <= size // 2:
-        ordered, ids = _first_of(probs, widest)
-    else:
-        ordered, ids = probs.sort(dim=-1, descending=True, stable=True)
-    kept = _kept(ordered, filters)
-    running = kept.double().cumsum(-1)
-    place = _passed(kept, uniform[:, None] * running[:, -1:])
-    return ids.gather(-1, place[:, None])[:, 0]
+class TorchDraws:
+    """Draws on any device."""
+
+    def likeliest(self, logits: Tensor) -> Tensor:
+        return logits.argmax(-1)
+
+    def filtered(self, probs: Tensor, filters: Filters, uniform: Tensor) -> Tensor:
+        """Where all rows set a top_k, only so many of the likeliest are put in order; without one,
+        how many are enough is known on the device alone, and all are."""
+        size, widest = probs.shape[-1], filters.widest
+        if widest is not None and widest <= size // 2:
+            ordered, ids = _first_of(probs, widest)
+        else:
+            ordered, ids = probs.sort(dim=-1, descending=True, stable=True)
+        kept = _kept(ordered, filters)
+        running = kept.double().cumsum(-1)
+        place = _passed(kept, uniform[:, None] * running[:, -1:])
+        return ids.gather(-1, place[:, None])[:, 0]
 
 
 def _kept(probs: Tensor, filters: Filters) -> Tensor:
@@ -109,13 +99,13 @@ def _first_of(probs: Tensor, width: int) -> tuple[Tensor, Tensor]:
     return (best & ~mask).view(torch.float64).float(), last - (best & mask)
 
 
-def _blocks(x: Tensor, reduce: Callable[..., Tensor]) -> Tensor:
+def _block_sums(x: Tensor) -> Tensor:
     """x [rows, n] → [rows, blocks]; the last may be a shorter one."""
     whole = x.shape[-1] // BLOCK * BLOCK
-    made = reduce(x[:, :whole].view(len(x), whole // BLOCK, BLOCK), -1)
+    sums = x[:, :whole].view(len(x), whole // BLOCK, BLOCK).sum(-1)
     if whole == x.shape[-1]:
-        return made
-    return torch.cat([made, reduce(x[:, whole:], -1, keepdim=True)], -1)
+        return sums
+    return torch.cat([sums, x[:, whole:].sum(-1, keepdim=True)], -1)
 
 
 def _columns(block: Tensor) -> Tensor:

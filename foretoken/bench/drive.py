@@ -1,0 +1,127 @@
+"""A load, sent: each request when it is due, or when one before it has ended."""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import count, cycle
+from random import Random
+
+from foretoken.bench.client import Server
+from foretoken.bench.load import Load, due_times_s
+from foretoken.bench.prompts import Prompts, Writer
+from foretoken.bench.samples import Sample
+
+Bodies = Iterator[tuple[str, bytes]]
+
+
+@dataclass
+class Progress:
+    """How far a load is, as it goes: `on_change` is called at each end of a request."""
+
+    on_change: Callable[["Progress"], None] = lambda _: None
+    sent: int = 0
+    ended: int = 0
+    failed: int = 0
+
+
+@dataclass(frozen=True)
+class Target:
+    """Whom to ask and how. `classes`: SLA classes that requests name in turn; none where empty."""
+
+    server: Server
+    writer: Writer
+    prompts: Prompts
+    timeout_s: float = 300.0
+    classes: tuple[str, ...] = ()
+
+    def bodies(self, seed: int) -> Bodies:
+        return map(self.writer.body, self.prompts(Random(seed)))
+
+
+@dataclass(frozen=True)
+class Round:
+    """What one load brought: its samples in the order they were sent, and how long all took.
+    `cpu`: what this client took of a core."""
+
+    samples: list[Sample]
+    lasted_s: float
+    stopped: bool = False
+    cpu: float = 0.0
+    load: Load = field(default_factory=Load)
+
+
+async def drive(
+    target: Target, load: Load, seed: int, stop: asyncio.Event, progress: Progress | None = None
+) -> Round:
+    """Send it all and await every answer. Once `stop` is set nothing more is sent, and what is
+    under way is hung up on. The same seed asks for the same, at the same times."""
+    sending = _Sending(target, target.bodies(seed), progress or Progress())
+    work = _open_loop if load.rate else _closed_loop
+    cpu_s = time.process_time()
+    sender = asyncio.create_task(work(sending, load, Random(seed)))
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({sender, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        stopped = not sender.done()
+    finally:
+        for task in (sender, stopping):
+            task.cancel()
+        with suppress(asyncio.CancelledError):
+            await sender
+    lasted_s = time.perf_counter() - sending.began
+    cpu = (time.process_time() - cpu_s) / max(lasted_s, 1e-9)
+    return Round(sending.samples, lasted_s, stopped, cpu, load)
+
+
+class _Sending:
+    """What both loops share."""
+
+    def __init__(self, target: Target, bodies: Bodies, progress: Progress):
+        self.samples: list[Sample] = []
+        self.began = time.perf_counter()
+        self._target, self._bodies, self._progress = target, bodies, progress
+        self._classes = cycle(target.classes or ("",))
+
+    @property
+    def now_s(self) -> float:
+        return time.perf_counter() - self.began
+
+    async def one(self, due_s: float) -> None:
+        """Ask one and note what comes; raises nothing but CancelledError."""
+        progress, target = self._progress, self._target
+        path, body = next(self._bodies)
+        sample = Sample(due_s, next(self._classes))
+        self.samples.append(sample)
+        progress.sent += 1
+        try:
+            await target.server.ask(path, body, sample, self.began, target.timeout_s)
+        finally:
+            progress.ended += 1
+            progress.failed += bool(sample.problem)
+            progress.on_change(progress)
+
+
+async def _open_loop(sending: _Sending, load: Load, rng: Random) -> None:
+    times = due_times_s(load, rng)
+    async with asyncio.TaskGroup() as group:
+        for due_s in times:
+            if (wait_s := due_s - sending.now_s) > 0:
+                await asyncio.sleep(wait_s)
+            group.create_task(sending.one(due_s))
+
+
+async def _closed_loop(sending: _Sending, load: Load, rng: Random) -> None:
+    numbers = count()
+
+    async def one_after_another() -> None:
+        while not (
+            (load.requests and next(numbers) >= load.requests)
+            or (load.seconds and sending.now_s >= load.seconds)
+        ):
+            await sending.one(sending.now_s)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(load.concurrency):
+            group.create_task(one_after_another())

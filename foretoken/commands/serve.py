@@ -1,0 +1,47 @@
+"""`foretoken serve`: pick embedded or separate, run it, leave cleanly."""
+
+import logging
+import os
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import uvloop
+
+from foretoken.running.embedded import serve_embedded
+from foretoken.running.interrupts import quiet_interrupts
+from foretoken.running.leaving import Interrupted
+from foretoken.running.options import ServeOptions, secrets, sections
+from foretoken.running.separate import serve_separate
+from foretoken.running.told import lines
+from services.runtime.config import check_environment, load
+from services.runtime.main import end_at_once
+from services.runtime.observed.logs import LoggingConfig, log_as
+from services.runtime.server import Lifecycle
+
+Mode = Callable[[ServeOptions, Lifecycle], Coroutine[Any, Any, None]]
+
+
+def serve(options: ServeOptions) -> None:
+    """Run until Ctrl-C or SIGTERM. Raises ConfigError or ValueError for a user's mistake, and
+    GaveUp when a process it can't do without keeps ending."""
+    check_environment()
+    os.environ.update(secrets(options))
+    logs = sections(options)["logging"]
+    log_as("serve", options.log_level.upper() or "WARNING", logs)
+    if load(LoggingConfig, logs).format == "json":
+        lines.log.setLevel(logging.INFO)
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    mode: Mode = serve_separate if options.separate else serve_embedded
+    try:
+        uvloop.run(_with_signals(mode, options))
+    except Interrupted as interrupted:
+        end_at_once(interrupted.status)
+    finally:
+        quiet_interrupts()  # nothing is left to be ended in order
+    end_at_once()
+
+
+async def _with_signals(mode: Mode, options: ServeOptions) -> None:
+    lifecycle = Lifecycle()
+    lifecycle.install()
+    await mode(options, lifecycle)

@@ -1,0 +1,270 @@
+"""`foretoken serve`: its options."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from foretoken.client.address import API_KEY_VARIABLE
+from foretoken.commands.usage import UsageError, near
+
+MODEL, MEMORY, POLICY = "Model", "Memory for KV", "Policy"
+ADDRESS, REQUESTS, PROCESSES = "Addresses", "Clients and requests", "Processes and settings"
+LEVELS = ("debug", "info", "warning", "error", "critical")
+
+
+def serve(
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="Folder or hub name of a causal LM.",
+            show_default="the demo model",
+        ),
+    ] = "",
+    model: Annotated[
+        str,
+        typer.Option(
+            metavar="MODEL",
+            help="The same, as an option.",
+            rich_help_panel=MODEL,
+            show_default="the demo model",
+        ),
+    ] = "",
+    served_model_name: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="What clients call the model.",
+            rich_help_panel=MODEL,
+            show_default="the folder's or hub's name",
+        ),
+    ] = "",
+    max_model_len: Annotated[
+        int,
+        typer.Option(
+            metavar="TOKENS",
+            min=0,
+            help="Prompt and answer together; 0: as the model takes.",
+            rich_help_panel=MODEL,
+        ),
+    ] = 0,
+    dtype: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="auto, fastest, float32, bfloat16 or float16.",
+            rich_help_panel=MODEL,
+            show_default="auto",
+        ),
+    ] = "",
+    chat_template: Annotated[
+        str,
+        typer.Option(
+            metavar="FILE",
+            help="Jinja template of conversations.",
+            rich_help_panel=MODEL,
+            show_default="the model's own",
+        ),
+    ] = "",
+    device: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="auto, cpu, cuda, or cuda:1 and so on.",
+            rich_help_panel=MODEL,
+            show_default="auto",
+        ),
+    ] = "",
+    tensor_parallel: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=0,
+            help="Processes that one replica is spread over, a GPU each.",
+            rich_help_panel=MODEL,
+            show_default="1",
+        ),
+    ] = 0,
+    workers: Annotated[
+        int,
+        typer.Option(metavar="N", min=1, max=64, help="Model replicas.", rich_help_panel=MODEL),
+    ] = 1,
+    kv_tokens: Annotated[
+        int,
+        typer.Option(
+            metavar="TOKENS",
+            help="KV cache of a worker; 0: by free memory.",
+            rich_help_panel=MEMORY,
+        ),
+    ] = 0,
+    kv_dtype: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="KV on the device: auto, as the model's; int8, half the bytes.",
+            rich_help_panel=MEMORY,
+            show_default="auto",
+        ),
+    ] = "",
+    host_gib: Annotated[
+        float | None,
+        typer.Option(
+            metavar="GIB",
+            help="Host memory of a worker for KV that waits; 0: none.",
+            rich_help_panel=MEMORY,
+            show_default="up to 4 GiB of what is free",
+        ),
+    ] = None,
+    policy: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Preset, as `foretoken presets` lists them.",
+            rich_help_panel=POLICY,
+            show_default="foretoken",
+        ),
+    ] = "",
+    presets: Annotated[
+        str,
+        typer.Option(
+            metavar="FILE",
+            help="TOML of more presets, as presets.toml has them.",
+            rich_help_panel=POLICY,
+            show_default="none",
+        ),
+    ] = "",
+    host: Annotated[
+        str,
+        typer.Option(metavar="ADDRESS", help="Where to listen.", rich_help_panel=ADDRESS),
+    ] = "127.0.0.1",
+    http_port: Annotated[
+        int,
+        typer.Option(
+            "--http-port",
+            "--port",
+            metavar="PORT",
+            help="OpenAI HTTP; 0: any free port.",
+            rich_help_panel=ADDRESS,
+        ),
+    ] = 8000,
+    grpc_port: Annotated[
+        int,
+        typer.Option(metavar="PORT", help="gRPC; 0: any free port.", rich_help_panel=ADDRESS),
+    ] = 50051,
+    ui: Annotated[
+        bool,
+        typer.Option(
+            "--ui/--no-ui",
+            help="The live page at /ui of the HTTP address.",
+            rich_help_panel=ADDRESS,
+        ),
+    ] = True,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY",
+            envvar=API_KEY_VARIABLE,
+            rich_help_panel=REQUESTS,
+            help="A key that clients must bring; repeatable.",
+            show_default="none is asked for",
+        ),
+    ] = None,
+    api_key_file: Annotated[
+        str,
+        typer.Option(
+            metavar="FILE",
+            help="Keys by name, hashed, a line each, as `foretoken key` prints.",
+            rich_help_panel=REQUESTS,
+            show_default="none",
+        ),
+    ] = "",
+    cors_origins: Annotated[
+        str,
+        typer.Option(
+            metavar="ORIGINS",
+            help="Origins by commas whose pages may ask; *: any.",
+            rich_help_panel=REQUESTS,
+            show_default="none",
+        ),
+    ] = "",
+    unknown_fields: Annotated[
+        str,
+        typer.Option(
+            metavar="WHAT",
+            help="Fields of requests that nobody knows: ignore or refuse.",
+            rich_help_panel=REQUESTS,
+            show_default="ignore",
+        ),
+    ] = "",
+    separate: Annotated[
+        bool,
+        typer.Option(
+            "--separate",
+            help="Every service a process of its own, over TCP.",
+            rich_help_panel=PROCESSES,
+        ),
+    ] = False,
+    log_level: Annotated[
+        str,
+        typer.Option(
+            metavar="LEVEL",
+            help="Of every process: debug, info, warning or error.",
+            rich_help_panel=PROCESSES,
+            show_default="warning",
+        ),
+    ] = "",
+    sets: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="SECTION.KEY=VALUE",
+            help="Any setting; repeatable; wins over all.",
+            rich_help_panel=PROCESSES,
+            show_default="none",
+        ),
+    ] = None,
+) -> None:
+    """Start everything on this machine and serve a model."""
+    if name and model and name != model:
+        raise UsageError(f"two models are given, {name} and --model {model}: which one?")
+    if log_level and log_level.lower() not in LEVELS:
+        raise UsageError(
+            f"--log-level takes {', '.join(LEVELS)}; got {log_level!r}{near(log_level, LEVELS)}"
+        )
+    if chat_template and not Path(chat_template).expanduser().is_file():
+        raise UsageError(f"there is no chat template {chat_template}")
+    from foretoken.commands.serve import serve as run
+    from foretoken.running.model import locate
+    from foretoken.running.options import ServeOptions, demo_model
+
+    asked = name or model
+    located = locate(asked) if asked else None
+    run(
+        ServeOptions(
+            model=located.folder if located else demo_model(),
+            served_model_name=served_model_name or (located.name if located else ""),
+            max_model_len=max_model_len,
+            dtype=dtype,
+            device=device,
+            tensor_parallel=tensor_parallel,
+            chat_template=chat_template,
+            policy=policy,
+            presets=presets,
+            kv_tokens=kv_tokens,
+            kv_dtype=kv_dtype,
+            host_gib=host_gib,
+            workers=workers,
+            host=host,
+            http_port=http_port,
+            grpc_port=grpc_port,
+            api_keys=api_key or [],
+            api_key_file=api_key_file,
+            cors_origins=cors_origins,
+            unknown_fields=unknown_fields,
+            log_level=log_level,
+            separate=separate,
+            ui=ui,
+            sets=sets or [],
+        )
+    )

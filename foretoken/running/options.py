@@ -1,0 +1,158 @@
+"""`foretoken serve`'s options, spread over the sections they belong to."""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+
+from services.policies.preset import Preset
+from services.predictor.predictors import READS
+from services.runtime.config import ENV_PREFIX, SECTIONS, ConfigError, load, parse_sets
+from services.runtime.outcomelog.config import LogConfig
+from services.scheduler.config import SchedulerConfig
+
+SERVICES = ("gateway", "scheduler", "predictor", "batcher", "estimator", "worker")
+Sections = dict[str, dict[str, str]]
+
+
+def demo_model() -> str:
+    """The model that ships with foretoken."""
+    return str(files("models").joinpath("demo"))
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """What was asked on the command line; empty, None, or 0 where it was left out."""
+
+    model: str = ""  # a folder by now; none: the demo
+    served_model_name: str = ""
+    max_model_len: int = 0
+    dtype: str = ""
+    device: str = ""
+    tensor_parallel: int = 0
+    chat_template: str = ""
+    policy: str = ""
+    presets: str = ""
+    kv_tokens: int = 0
+    kv_dtype: str = ""
+    host_gib: float | None = None
+    workers: int = 1
+    host: str = "127.0.0.1"
+    http_port: int = 8000
+    grpc_port: int = 50051
+    api_keys: Sequence[str] = field(default_factory=list)
+    api_key_file: str = ""
+    cors_origins: str = ""
+    unknown_fields: str = ""
+    log_level: str = ""
+    separate: bool = False
+    ui: bool = True
+    sets: Sequence[str] = field(default_factory=list)
+
+
+def sections(options: ServeOptions) -> Sections:
+    """Overrides for each section; `--set` wins over the short options.
+
+    `--set preset.key=value` replaces a choice of the preset. Raises ConfigError.
+    """
+    model = options.model or demo_model()
+    given = parse_sets(options.sets, [*SECTIONS, "preset"])
+    level = _if_set("log_level", options.log_level.upper() or None)
+    short: dict[str, Mapping[str, str]] = {
+        "gateway": {
+            "model": model,
+            "host": options.host,
+            "http_port": str(options.http_port),
+            "grpc_port": str(options.grpc_port),
+        }
+        | _if_set("ui", None if options.ui else "off")
+        | _if_set("served_model_name", options.served_model_name or None)
+        | _if_set("chat_template", _absolute(options.chat_template))
+        | _if_set("api_key_file", _absolute(options.api_key_file))
+        | _if_set("cors_origins", _listed(options.cors_origins))
+        | _if_set("unknown_fields", options.unknown_fields or None),
+        "worker": {"model": model}
+        | _if_set("max_context_tokens", options.max_model_len or None)
+        | _if_set("dtype", options.dtype or None)
+        | _if_set("device", options.device or None)
+        | _if_set("tensor_parallel", options.tensor_parallel or None)
+        | _if_set("kv_tokens", options.kv_tokens or None)
+        | _if_set("kv_dtype", options.kv_dtype or None)
+        | _if_set("host_gib", options.host_gib),
+        "scheduler": _if_set("policy", options.policy or None)
+        | _if_set("presets_file", _absolute(options.presets)),
+    }
+    preset = given.pop("preset")
+    if preset:
+        if "preset" in given["scheduler"]:
+            raise ConfigError("give --set preset.key=value or scheduler.preset, not both")
+        given["scheduler"]["preset"] = json.dumps(preset)
+    levels = dict.fromkeys(SERVICES, level)
+    return {
+        name: {**levels.get(name, {}), **short.get(name, {}), **given[name]} for name in SECTIONS
+    }
+
+
+def secrets(options: ServeOptions) -> dict[str, str]:
+    """Environment variables that say what no list of processes may show: the gateway reads them
+    wherever it runs."""
+    keys = json.dumps(list(options.api_keys))
+    return {f"{ENV_PREFIX}GATEWAY_API_KEYS": keys} if options.api_keys else {}
+
+
+def chosen_preset(overrides: Sections) -> Preset:
+    """The scheduler's preset: a mistake in it should end the start, not the first request. Raises
+    ValueError."""
+    return load(SchedulerConfig, overrides["scheduler"]).chosen()
+
+
+def local_worker(number: int, workers: int) -> dict[str, str]:
+    """What the worker of this number, of so many on this machine, is told of itself."""
+    return {
+        "worker_id": f"worker-{number}",
+        "local_rank": str(number),
+        "local_workers": str(workers),
+    }
+
+
+def _absolute(file: str) -> str | None:
+    """Of a file that another process reads."""
+    return str(Path(file).expanduser().absolute()) if file else None
+
+
+def _listed(text: str) -> str | None:
+    """What stands between commas, as settings spell a list."""
+    return json.dumps([part.strip() for part in text.split(",")]) if text else None
+
+
+def _if_set(key: str, value: object) -> dict[str, str]:
+    return {} if value is None else {key: str(value)}
+
+
+def outcome_log(overrides: Sections, predictor: str) -> dict[str, str]:
+    """Overrides of `log`. What a predictor that reads prompts has learnt outlives the process,
+    in the user's state folder, unless the log was given a place or, empty, none."""
+    given = overrides["log"]
+    if predictor not in READS or "path" in load(LogConfig, given).model_fields_set:
+        return given
+    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    return {"path": str(state / "foretoken" / "outcomes.sqlite"), **given}
+
+
+def predictor_sections(overrides: Sections, own: dict[str, str]) -> Sections:
+    """What the predictor's process is told; `own` where its section does not say otherwise. The
+    preset chooses its model unless its section does. Raises ValueError."""
+    chosen = {"model": chosen_preset(overrides).predictor} | own | overrides["predictor"]
+    return {"predictor": chosen, "log": outcome_log(overrides, chosen["model"])}
+
+
+def as_arguments(overrides: Sections) -> list[str]:
+    """The same overrides as a service process takes them."""
+    return [
+        part
+        for section, settings in overrides.items()
+        for key, value in settings.items()
+        for part in ("--set", f"{section}.{key}={value}")
+    ]

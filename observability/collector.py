@@ -1,0 +1,102 @@
+"""Outage: a collector that is away is told of once, not once a batch."""
+
+import logging
+import threading
+from collections.abc import Callable
+
+log = logging.getLogger(__name__)
+
+EXPORTERS = "opentelemetry.exporter.otlp.proto.grpc.exporter"  # says each try that failed
+QUEUES = "opentelemetry.sdk._shared_internal"  # says what a full queue drops, and bugs
+_QUEUE_FULL = "Queue full"
+
+Hears = Callable[[logging.LogRecord], bool]
+
+
+class _Ears:
+    """A filter of one logger that all outages of the process share: of several filters, the first
+    that drops a record would keep it from the others."""
+
+    def __init__(self, name: str):
+        self._logger = logging.getLogger(name)
+        self._hear: tuple[Hears, ...] = ()  # replaced, never changed: others may be looking
+        self._lock = threading.Lock()
+
+    def add(self, hear: Hears) -> None:
+        with self._lock:
+            if not self._hear:  # first of all: the library's own drops what resembles the last
+                self._logger.filters.insert(0, self._filter)
+            self._hear = (*self._hear, hear)
+
+    def remove(self, hear: Hears) -> None:
+        with self._lock:
+            self._hear = tuple(each for each in self._hear if each != hear)
+            if not self._hear:
+                self._logger.removeFilter(self._filter)
+
+    def _filter(self, record: logging.LogRecord) -> bool:
+        """Whether it is logged: nobody has taken it for their own. All are asked."""
+        return [hear(record) for hear in self._hear].count(False) == 0
+
+
+_EXPORTERS, _QUEUES = _Ears(EXPORTERS), _Ears(QUEUES)
+
+
+class Outage:
+    """Whether what is sent arrives, by signal (traces, metrics). Told from the threads that send.
+
+    While it lives, what the library says of it is heard here and not logged; `close` ends that.
+    """
+
+    def __init__(self, endpoint: str):
+        self._endpoint = endpoint
+        self._failing: set[str] = set()
+        self._why = "no answer"
+        self._overran = False  # the queue, since something arrived
+        self._lock = threading.Lock()
+        self._address = endpoint.rpartition("://")[2]  # as the library names it
+        _EXPORTERS.add(self._exporters)
+        _QUEUES.add(self._queues)
+
+    @property
+    def on(self) -> bool:
+        return bool(self._failing)
+
+    def sent(self, signal: str, arrived: bool) -> None:
+        """What became of a batch."""
+        with self._lock:
+            before = self.on
+            (self._failing.discard if arrived else self._failing.add)(signal)
+            now = self.on
+            overran = self._overran and not now
+            self._overran &= now
+        if now and not before:
+            log.warning(
+                "the collector at %s takes no %s (%s): they are dropped until it does, and "
+                "requests are served as ever",
+                self._endpoint,
+                signal,
+                self._why,
+            )
+        elif before and not now:
+            log.info("the collector at %s takes what is sent again", self._endpoint)
+        elif overran:
+            log.warning(
+                "spans come faster than the collector at %s takes them: some were dropped",
+                self._endpoint,
+            )
+
+    def close(self) -> None:
+        _EXPORTERS.remove(self._exporters)
+        _QUEUES.remove(self._queues)
+
+    def _exporters(self, record: logging.LogRecord) -> bool:
+        said = record.getMessage()
+        if record.levelno >= logging.ERROR and self._address in said:
+            self._why = said
+        return False
+
+    def _queues(self, record: logging.LogRecord) -> bool:
+        full = str(record.msg).startswith(_QUEUE_FULL)
+        self._overran |= full
+        return not full

@@ -1,0 +1,101 @@
+"""A dashboard: rows of panels beneath what can be chosen at its top."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from grafana_foundation_sdk.builders.dashboard import (
+    Dashboard,
+    DashboardLink,
+    DatasourceVariable,
+    QueryVariable,
+    Row,
+)
+from grafana_foundation_sdk.models import dashboard as model
+from grafana_foundation_sdk.models.dashboard import (
+    DashboardCursorSync,
+    DashboardLinkType,
+    VariableOption,
+    VariableRefresh,
+    VariableSort,
+)
+
+from observability.grafana.parts import SOURCE, Panel, Q
+from observability.metrics import gateway, worker
+
+TAG = "foretoken"
+ALL = VariableOption(selected=True, text=["All"], value=["$__all"])
+# What can be chosen: its name in queries, what people read, and where its values come from.
+CHOICES = (
+    ("model", "Model", Q.values_of(gateway.RUNNING, "model_name")),
+    ("class", "SLA class", Q.values_of(gateway.SLA, "class")),
+    ("worker", "Worker", Q.values_of(worker.RUNNING, "worker")),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A row's title, and its panels from left to right."""
+
+    title: str
+    panels: Sequence[Panel]
+
+
+def board(name: str, description: str, *sections: Section) -> model.Dashboard:
+    """The dashboard `foretoken-NAME`."""
+    made = (
+        Dashboard(f"foretoken: {name}")
+        .uid(f"foretoken-{name.lower()}")
+        .description(description)
+        .tags([TAG])
+        .tooltip(DashboardCursorSync.CROSSHAIR)
+        .time("now-1h", "now")
+        .refresh("30s")
+        .timezone("browser")
+        .link(_others())
+        .with_variable(DatasourceVariable("source").label("Data source").type("prometheus"))
+    )
+    for choice, label, query in CHOICES:
+        made.with_variable(_choice(choice, label, query))
+    number = 0
+    for section in sections:
+        number += 1
+        made.with_row(Row(section.title).id(number))
+        for panel in section.panels:
+            number += 1
+            panel.id(number)
+            made.with_panel(panel)
+    return _plain(made.build())
+
+
+def _plain(board: model.Dashboard) -> model.Dashboard:
+    """Without what all variables say for intervals alone: Grafana's schema has it of no other."""
+    for variable in board.templating.list_val or ():
+        variable.auto = variable.auto_min = variable.auto_count = None
+    return board
+
+
+def _choice(name: str, label: str, query: str) -> QueryVariable:
+    """All of them, until somebody chooses some. All is any value, none too, so that a series
+    without the label stays."""
+    return (
+        QueryVariable(name)
+        .label(label)
+        .datasource(SOURCE)
+        .query(query)
+        .refresh(VariableRefresh.ON_TIME_RANGE_CHANGED)
+        .sort(VariableSort.ALPHABETICAL_ASC)
+        .multi(True)
+        .include_all(True)
+        .all_value(".*")
+        .current(ALL)
+    )
+
+
+def _others() -> DashboardLink:
+    return (
+        DashboardLink("foretoken")
+        .type(DashboardLinkType.DASHBOARDS)
+        .tags([TAG])
+        .keep_time(True)
+        .include_vars(True)
+    )

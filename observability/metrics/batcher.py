@@ -1,0 +1,10 @@
+"""What the batcher counts."""
+
+from observability.metrics.metric import ROUND_S, histogram
+
+ROUND = histogram(
+    "batcher_round_seconds", "Time to parse, arrange and answer one round.", "preset",
+    buckets=ROUND_S,
+)  # fmt: skip
+
+ALL = (ROUND,)

@@ -1,0 +1,58 @@
+"""Instruments: what counts a catalogued metric, in a registry."""
+
+from collections.abc import Iterable
+from typing import TypeVar
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from observability.metrics.lean import LeanHistogram
+from observability.metrics.metric import PREFIX, Kind, Metric
+from observability.metrics.reading import Look, Reading
+
+Made = TypeVar("Made", Counter, Histogram)
+
+
+class Instruments:
+    """Makes them in one registry. Each raises ValueError where the metric is of another kind, or
+    there already. Values `known` of a metric's only label are there from the start, at 0: so that a
+    rate counts the first of each."""
+
+    def __init__(self, registry: CollectorRegistry):
+        self._registry = registry
+
+    def counter(self, metric: Metric, *known: str) -> Counter:
+        name = _named(metric, Kind.COUNTER)
+        counter = Counter(name, metric.help, metric.labels, registry=self._registry)
+        return _there(counter, known)
+
+    def gauge(self, metric: Metric) -> Gauge:
+        name = _named(metric, Kind.GAUGE)
+        return Gauge(name, metric.help, metric.labels, registry=self._registry)
+
+    def histogram(self, metric: Metric, *known: str) -> Histogram:
+        name = _named(metric, Kind.HISTOGRAM)
+        histogram = Histogram(
+            name, metric.help, metric.labels, buckets=metric.buckets, registry=self._registry
+        )
+        return _there(histogram, known)
+
+    def lean(self, metric: Metric) -> LeanHistogram:
+        """A histogram that one thread counts, many times a second."""
+        _named(metric, Kind.HISTOGRAM)
+        return LeanHistogram(metric, self._registry)
+
+    def reading(self, metric: Metric, look: Look) -> None:
+        """A counter or a gauge of numbers that are kept anyway: `look` is asked at each scrape."""
+        self._registry.register(Reading(metric, look))
+
+
+def _there(made: Made, known: Iterable[str]) -> Made:
+    for value in known:
+        made.labels(value)
+    return made
+
+
+def _named(metric: Metric, kind: Kind) -> str:
+    if metric.kind is not kind:
+        raise ValueError(f"{metric.name} is catalogued as a {metric.kind}, not as a {kind}")
+    return PREFIX + metric.name

@@ -1,0 +1,68 @@
+"""LeanHistogram: a catalogued histogram for the path of every token, counted by one thread."""
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from math import inf
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
+
+from observability.metrics.metric import Metric
+
+
+class Cells:
+    """One series' buckets. An observation takes no lock: one thread counts."""
+
+    __slots__ = ("_bounds", "counts", "sum")
+
+    def __init__(self, bounds: Sequence[float]):
+        self._bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        """So many of that value. O(log buckets)."""
+        self.counts[bisect_left(self._bounds, value)] += times
+        self.sum += value * times
+
+
+class LeanHistogram(Collector):
+    """Series by label values, each made when it is first asked for: whoever asks bounds them."""
+
+    def __init__(self, metric: Metric, registry: CollectorRegistry):
+        self._metric = metric
+        self._cells: dict[tuple[str, ...], Cells] = {}
+        self._bounds_told = [spelled(bound) for bound in (*metric.buckets, inf)]
+        if not metric.labels:
+            self.labels()
+        registry.register(self)
+
+    def labels(self, *values: str) -> Cells:
+        cells = self._cells.get(values)
+        if cells is None:
+            if len(values) != len(self._metric.labels):
+                raise ValueError(f"{self._metric.name} has labels {self._metric.labels}")
+            cells = self._cells[values] = Cells(self._metric.buckets)
+        return cells
+
+    def describe(self) -> Iterator[HistogramMetricFamily]:
+        metric = self._metric
+        yield HistogramMetricFamily(metric.family, metric.help, labels=metric.labels)
+
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        for family in self.describe():
+            for values, cells in self._cells.items():
+                buckets, total = [], 0
+                for bound, count in zip(self._bounds_told, cells.counts, strict=True):
+                    total += count
+                    buckets.append((bound, float(total)))
+                family.add_metric(values, buckets, cells.sum)
+            yield family
+
+
+def spelled(number: float) -> str:
+    """As Prometheus' text has it."""
+    text: str = floatToGoString(number)  # type: ignore[no-untyped-call]  # the library has no types
+    return text

@@ -1,0 +1,68 @@
+"""Metric: a series as it is catalogued, once, before anybody counts it.
+
+Names have no prefix here: all begin with `foretoken_`. They follow vLLM's where it has them, end in
+their unit, and a counter's gets `_total` where it is exposed.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+PREFIX = "foretoken_"
+
+# Two to three bounds an octave at most: a quantile is read off linearly between two bounds and is
+# wrong by as much as the bucket is wide, here up to the double where a bound is twice the last.
+LATENCY_S = (
+    0.001, 0.002, 0.004, 0.006, 0.01, 0.02, 0.04, 0.06, 0.1, 0.2, 0.4, 0.6,
+    1, 2, 4, 6, 10, 20, 40, 60, 120, 300, 600,
+)  # fmt: skip
+GAP_S = (
+    0.0005, 0.001, 0.0015, 0.002, 0.004, 0.006, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08,
+    0.1, 0.15, 0.2, 0.4, 0.6, 1, 2, 4, 10, 40,
+)  # fmt: skip
+STEP_S = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.015, 0.03, 0.06, 0.12, 0.25, 0.5, 1, 2, 5, 10)
+ROUND_S = (0.00002, 0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 1)
+FIT_S = (1, 2, 5, 10, 20, 40, 80, 160, 320, 640, 1_280)
+SLACK_S = (-60, -10, -4, -2, -1, -0.5, -0.2, 0, 0.1, 0.2, 0.5, 1, 2, 4, 10, 60)
+TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1_024, 2_048, 4_096, 8_192, 16_384)
+RATIO = (0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 4, 8)
+
+
+class Kind(StrEnum):
+    """As Prometheus tells types."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """`help` says what it counts, one sentence; `labels` are its own, each with few values that are
+    known beforehand: never a request's id, and never a client's words. `vllm`: what the same is
+    called there, where its name isn't the same."""
+
+    name: str
+    kind: Kind
+    help: str
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()
+    vllm: str = ""
+
+    @property
+    def family(self) -> str:
+        """The name behind `# TYPE`."""
+        return PREFIX + self.name + ("_total" if self.kind is Kind.COUNTER else "")
+
+
+def counter(name: str, help: str, *labels: str, vllm: str = "") -> Metric:
+    return Metric(name, Kind.COUNTER, help, labels, (), vllm)
+
+
+def gauge(name: str, help: str, *labels: str, vllm: str = "") -> Metric:
+    return Metric(name, Kind.GAUGE, help, labels, (), vllm)
+
+
+def histogram(
+    name: str, help: str, *labels: str, buckets: tuple[float, ...] = LATENCY_S, vllm: str = ""
+) -> Metric:
+    return Metric(name, Kind.HISTOGRAM, help, labels, buckets, vllm)

@@ -1,0 +1,27 @@
+"""What vLLM calls the same, for dashboards and queries that were made for it."""
+
+from collections.abc import Mapping
+
+from observability.metrics.catalogue import CATALOGUE
+from observability.metrics.metric import PREFIX
+
+VLLM_PREFIX = "vllm:"
+# vLLM's own names of what we count under the same name, without prefix and `_total`.
+SAME = frozenset(
+    (
+        "time_to_first_token_seconds", "inter_token_latency_seconds",
+        "request_time_per_output_token_seconds", "e2e_request_latency_seconds",
+        "request_queue_time_seconds", "request_prefill_time_seconds",
+        "request_decode_time_seconds", "num_requests_running", "num_requests_waiting",
+        "kv_cache_usage_perc", "num_preemptions", "prompt_tokens", "generation_tokens",
+        "request_success", "prefix_cache_queries", "prefix_cache_hits",
+    )
+)  # fmt: skip
+
+# Each of our names that has one there, both with their prefix.
+ALIASES: Mapping[str, str] = {
+    PREFIX + metric.name: VLLM_PREFIX + (metric.vllm or metric.name)
+    for metrics in CATALOGUE.values()
+    for metric in metrics
+    if metric.vllm or metric.name in SAME
+}

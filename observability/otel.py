@@ -1,0 +1,267 @@
+"""Spans and metrics made with OpenTelemetry's SDK and sent by OTLP. Imported where tracing is on.
+
+Everything belongs to the `OtelTracing` that made it: nothing is installed for the process, so that
+several may live in one. What waits to be sent is bounded, and sent by threads of its own.
+"""
+
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+from opentelemetry.metrics import Histogram, Meter
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import (
+    MetricExportResult,
+    MetricsData,
+    PeriodicExportingMetricReader,
+)
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
+from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio, Sampler, TraceIdRatioBased
+from opentelemetry.trace import Span as SdkSpan
+from opentelemetry.trace import (
+    SpanKind,
+    Status,
+    StatusCode,
+    Tracer,
+    format_span_id,
+    format_trace_id,
+    get_current_span,
+)
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from observability.collector import Outage
+from observability.tracing import (
+    NO_SPAN,
+    NOTHING,
+    Attributes,
+    Exporting,
+    Measure,
+    Span,
+    Spans,
+)
+
+log = logging.getLogger(__name__)
+
+SCOPE = "foretoken"
+NAMESPACE = "foretoken"
+BATCH_SPANS = 512  # in one message: some 200 kB
+CLOSE_S = 2.0  # what the last spans get to be sent in
+MOST_PARENTS = 1_024  # remembered as they were parsed; 1 kB each
+
+_W3C = TraceContextTextMapPropagator()
+
+
+def unix_ns(at_s: float) -> int:
+    """A reading of the monotonic clock on the one that collectors know."""
+    return time.time_ns() + round((at_s - time.monotonic()) * 1e9)
+
+
+@lru_cache(MOST_PARENTS)
+def _within(parent: str) -> Context | None:
+    """None where it is no traceparent. The parts of a request are begun under the same one."""
+    context = _W3C.extract({"traceparent": parent})
+    return context if get_current_span(context).get_span_context().is_valid else None
+
+
+class OtelTracing:
+    """See `Tracing`."""
+
+    def __init__(self, to: Exporting):
+        self._to = to
+        self._endpoint = to.endpoint if "://" in to.endpoint else f"http://{to.endpoint}"
+        self._outage = Outage(self._endpoint)
+        self._inside = ParentBasedTraceIdRatio(to.sample)
+        self._clients = self._inside if to.trust_clients else TraceIdRatioBased(to.sample)
+        self._spans = _SpanExporter(self._endpoint, to.timeout_s, self._outage)
+        self._processor: SpanProcessor = BatchSpanProcessor(
+            self._spans,
+            max_queue_size=to.queue_spans,
+            schedule_delay_millis=to.delay_s * 1e3,
+            max_export_batch_size=min(BATCH_SPANS, to.queue_spans),
+        )
+        self._lock = threading.Lock()  # what follows only grows, from whichever thread
+        self._services: dict[str, Spans] = {}
+        self._metrics: list[tuple[MeterProvider, _MetricExporter]] = []
+
+    def service(self, name: str) -> Spans:
+        """Each is a resource of its own, however many share the process."""
+        with self._lock:
+            if name not in self._services:
+                self._services[name] = self._make(name)
+            return self._services[name]
+
+    def close(self) -> None:
+        """Raises nothing, and takes a few seconds at most, whatever the collector does."""
+        flushing = threading.Thread(target=self._flush, daemon=True, name="last-spans")
+        flushing.start()
+        flushing.join(CLOSE_S)
+        if flushing.is_alive():  # what it still sends is cut off
+            self._spans.shutdown()
+            for _, exporter in tuple(self._metrics):
+                exporter.shutdown()
+            flushing.join(CLOSE_S)
+        self._outage.close()
+
+    def _make(self, name: str) -> Spans:
+        resource = Resource.create(
+            {
+                "service.name": f"{NAMESPACE}-{name}",
+                "service.namespace": NAMESPACE,
+                "host.name": socket.gethostname(),
+                "process.pid": os.getpid(),
+            }
+        )
+        inside = self._tracer(self._inside, resource)
+        clients = inside if self._clients is self._inside else self._tracer(self._clients, resource)
+        return OtelSpans(inside, clients, lambda: self._meter(resource))
+
+    def _tracer(self, sampler: Sampler, resource: Resource) -> Tracer:
+        provider = TracerProvider(sampler, resource, shutdown_on_exit=False)
+        provider.add_span_processor(self._processor)
+        return provider.get_tracer(SCOPE)
+
+    def _flush(self) -> None:
+        try:
+            self._processor.shutdown()
+            for provider, _ in tuple(self._metrics):
+                provider.shutdown(CLOSE_S * 1e3)
+        except Exception as error:  # it raises where a reader could not send
+            log.info("the last spans or metrics were not sent: %s", error)
+
+    def _meter(self, resource: Resource) -> Meter:
+        """Made for who measures something, with a thread that sends it now and then."""
+        exporter = _MetricExporter(self._endpoint, self._to.timeout_s, self._outage)
+        reader = PeriodicExportingMetricReader(exporter, self._to.metrics_interval_s * 1e3)
+        provider = MeterProvider([reader], resource, shutdown_on_exit=False)
+        with self._lock:
+            self._metrics.append((provider, exporter))
+        return provider.get_meter(SCOPE)
+
+
+class OtelSpans:
+    """See `Spans`."""
+
+    on = True
+
+    def __init__(self, inside: Tracer, clients: Tracer, meter: Callable[[], Meter]):
+        """`clients`: the tracer that decides of clients' requests; `inside`, of all below."""
+        self._inside, self._clients = inside, clients
+        self._make_meter = meter
+        self._making = threading.Lock()  # the meter, and its histograms
+        self._meter: Meter | None = None
+        self._histograms: dict[str, Histogram] = {}
+
+    def take_in(
+        self, name: str, carrier: Mapping[str, str], start_s: float, attributes: Attributes
+    ) -> Span:
+        context = _W3C.extract(carrier)
+        return _start(self._clients, name, context, start_s, attributes, SpanKind.SERVER)
+
+    def begin(
+        self, name: str, parent: str, start_s: float, attributes: Attributes = NOTHING
+    ) -> Span:
+        context = _within(parent) if parent else None
+        if context is None:
+            return NO_SPAN
+        return _start(self._inside, name, context, start_s, attributes, SpanKind.INTERNAL)
+
+    def record(
+        self, name: str, parent: str, start_s: float, end_s: float, attributes: Attributes = NOTHING
+    ) -> None:
+        self.begin(name, parent, start_s, attributes).end(end_s)
+
+    def measure(self, measure: Measure, seconds: float, attributes: Attributes) -> None:
+        histogram = self._histograms.get(measure.name) or self._make(measure)
+        histogram.record(seconds, attributes)
+
+    def _make(self, measure: Measure) -> Histogram:
+        """Once each, whoever else asks meanwhile."""
+        with self._making:
+            if made := self._histograms.get(measure.name):
+                return made
+            self._meter = self._meter or self._make_meter()
+            made = self._meter.create_histogram(
+                measure.name,
+                "s",
+                measure.help,
+                explicit_bucket_boundaries_advisory=measure.buckets,
+            )
+            self._histograms[measure.name] = made
+            return made
+
+
+def _start(
+    tracer: Tracer,
+    name: str,
+    context: Context,
+    start_s: float,
+    attributes: Attributes,
+    kind: SpanKind,
+) -> Span:
+    start_ns = unix_ns(start_s)
+    started = tracer.start_span(name, context, kind, attributes, start_time=start_ns)
+    return OtelSpan(started, start_ns)
+
+
+class OtelSpan:
+    """See `Span`."""
+
+    __slots__ = ("_span", "_start_ns", "trace_id", "traceparent")
+
+    def __init__(self, span: SdkSpan, start_ns: int):
+        self._span, self._start_ns = span, start_ns
+        context = span.get_span_context()
+        self.trace_id = format_trace_id(context.trace_id) if context.is_valid else ""
+        self.traceparent = ""
+        if span.is_recording():
+            span_id, flags = format_span_id(context.span_id), context.trace_flags
+            self.traceparent = f"00-{self.trace_id}-{span_id}-{flags:02x}"
+
+    def put(self, attributes: Attributes) -> None:
+        self._span.set_attributes(attributes)
+
+    def mark(self, name: str, at_s: float) -> None:
+        self._span.add_event(name, timestamp=unix_ns(at_s))
+
+    def fail(self, why: str) -> None:
+        self._span.set_status(Status(StatusCode.ERROR, why))
+
+    def end(self, at_s: float) -> None:
+        self._span.end(max(self._start_ns, unix_ns(at_s)))  # two readings are some ns apart
+
+
+class _SpanExporter(OTLPSpanExporter):
+    """Tells of an outage what became of each batch."""
+
+    def __init__(self, endpoint: str, timeout_s: float, outage: Outage):
+        super().__init__(endpoint=endpoint, timeout=timeout_s)
+        self._told = outage
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        result = super().export(spans)
+        self._told.sent("traces", result is SpanExportResult.SUCCESS)
+        return result
+
+
+class _MetricExporter(OTLPMetricExporter):
+    """The same of metrics."""
+
+    def __init__(self, endpoint: str, timeout_s: float, outage: Outage):
+        super().__init__(endpoint=endpoint, timeout=timeout_s)
+        self._told = outage
+
+    def export(
+        self, metrics_data: MetricsData, timeout_millis: float = 10_000, **kwargs: object
+    ) -> MetricExportResult:
+        result = super().export(metrics_data, timeout_millis, **kwargs)
+        self._told.sent("metrics", result is MetricExportResult.SUCCESS)
+        return result

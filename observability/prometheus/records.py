@@ -1,0 +1,74 @@
+"""What recording rules keep: attainment over the windows that alerts and dashboards look at.
+
+A request whose client left (cause `client`) broke its own SLA and counts neither way.
+"""
+
+from observability.metrics import gateway, scheduler, worker
+from observability.prometheus.limits import BURNS, OBJECTIVE, WINDOWS
+from observability.promql import OneOf, Queries, Record, Unlike, Where, added, ratio, share
+
+RULES = Queries("5m")
+CLASS = ("model_name", "class")
+STAYED: Where = {"cause": Unlike("client")}
+MISSED: Where = {"outcome": "missed", **STAYED}
+# Reasons to refuse that say: too much waits. The others are the request's own.
+FULL = OneOf(("queue_full", "too_late"))
+
+AIM = Record("foretoken:sla_objective:ratio", (), f"vector({OBJECTIVE:g})")
+
+MISSES = {
+    window: Record(
+        f"foretoken:sla_miss:ratio_rate{window}",
+        CLASS,
+        share(
+            RULES.rate(gateway.SLA, *CLASS, where=MISSED, window=window),
+            RULES.rate(gateway.SLA, *CLASS, where=STAYED, window=window),
+        ),
+    )
+    for window in WINDOWS
+}
+BURN_RATES = {
+    window: Record(
+        f"foretoken:sla_burn:rate{window}",
+        CLASS,
+        f"{miss.name} / on() group_left() (1 - {AIM.name})",
+    )
+    for window, miss in MISSES.items()
+}
+ENDED = {
+    burn.long: Record(
+        f"foretoken:sla_requests:increase{burn.long}",
+        CLASS,
+        RULES.increase(gateway.SLA, *CLASS, where=STAYED, window=burn.long),
+    )
+    for burn in BURNS
+}
+GOODPUT = Record(
+    "foretoken:goodput_tokens:rate5m",
+    ("model_name",),
+    RULES.rate(gateway.GOODPUT_TOKENS, "model_name"),
+)
+REFUSED = Record(
+    "foretoken:refused:ratio_rate5m",
+    (),
+    share(
+        added(
+            RULES.rate(gateway.REFUSALS),
+            RULES.rate(scheduler.REFUSED, where={"reason": FULL}),
+        ),
+        added(RULES.rate(gateway.REFUSALS), RULES.rate(gateway.SUCCESS)),
+    ),
+)
+EVICTED = Record(
+    "foretoken:kv_evictions:per_admission_rate5m",
+    ("worker",),
+    ratio(RULES.rate(worker.EVICTIONS, "worker"), RULES.rate(scheduler.ADMITTED, "worker")),
+)
+SWAPPING = Record(
+    "foretoken:kv_swapping:ratio_rate5m", ("worker",), RULES.summed(worker.SWAP, "worker")
+)
+
+GROUPS = {
+    "foretoken-sla": (AIM, *MISSES.values(), *BURN_RATES.values(), *ENDED.values(), GOODPUT),
+    "foretoken-load": (REFUSED, EVICTED, SWAPPING),
+}

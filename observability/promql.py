@@ -1,0 +1,172 @@
+"""Queries in PromQL, written from the catalogue's constants.
+
+A metric, a label or a kind that the catalogue does not have is a ValueError here, when dashboards
+and rules are built, and not an empty panel when somebody needs it. Sums are over whatever is not
+named in `by`: processes, and where they were scraped, never are.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from observability.metrics.catalogue import CATALOGUE, PROCESS_LABELS
+from observability.metrics.metric import PREFIX, Kind, Metric
+
+_SERVICE = {metric: service for service, metrics in CATALOGUE.items() for metric in metrics}
+
+
+@dataclass(frozen=True, slots=True)
+class Unlike:
+    """Matches series whose label is anything else."""
+
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """Matches series whose label is one of these."""
+
+    values: tuple[str, ...]
+
+
+Where = Mapping[str, str | Unlike | OneOf]
+ANY: Where = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A series that a recording rule makes: its name, its labels, and how."""
+
+    name: str
+    labels: tuple[str, ...]
+    expr: str
+
+
+@dataclass(frozen=True, slots=True)
+class Queries:
+    """Writes queries over `window`. `filters` (label → regular expression) are set on every series
+    that has such a label."""
+
+    window: str
+    filters: Mapping[str, str] = field(default_factory=dict)
+
+    def gauge(self, metric: Metric, *by: str, how: str = "sum", where: Where = ANY) -> str:
+        """A gauge as it is, aggregated by `how`: sum, max, min, avg, count."""
+        _require(metric, Kind.GAUGE)
+        return self._aggregate(how, by, metric, self._select(metric, "", where))
+
+    def rate(self, metric: Metric, *by: str, where: Where = ANY, window: str = "") -> str:
+        """What a counter grew by a second."""
+        return self._over("rate", metric, by, where, window)
+
+    def increase(self, metric: Metric, *by: str, where: Where = ANY, window: str = "") -> str:
+        """What a counter grew by in the window."""
+        return self._over("increase", metric, by, where, window)
+
+    def observed(self, metric: Metric, *by: str, where: Where = ANY) -> str:
+        """How many values a histogram took a second."""
+        return self._part(metric, "_count", by, where)
+
+    def summed(self, metric: Metric, *by: str, where: Where = ANY) -> str:
+        """What a histogram's values of a second come to."""
+        return self._part(metric, "_sum", by, where)
+
+    def mean(self, metric: Metric, *by: str, where: Where = ANY) -> str:
+        """Of a histogram's values in the window; nothing where there were none."""
+        return ratio(self.summed(metric, *by, where=where), self.observed(metric, *by, where=where))
+
+    def quantile(self, share: float, metric: Metric, *by: str, where: Where = ANY) -> str:
+        """Of a histogram's values in the window, between the bounds of its buckets."""
+        return f"histogram_quantile({share:g}, {self._part(metric, '_bucket', ('le', *by), where)})"
+
+    def buckets(self, metric: Metric, where: Where = ANY) -> str:
+        """A histogram as it was in the window, for a heatmap."""
+        return self._part(metric, "_bucket", ("le",), where)
+
+    def recorded(self, record: Record, *by: str, how: str = "max") -> str:
+        """What a rule recorded."""
+        return self._aggregate(how, by, record, record.name + self._matchers(record, ANY))
+
+    def values_of(self, metric: Metric, label: str) -> str:
+        """Grafana's query for all values of a label, whatever is chosen elsewhere."""
+        _require_labels(metric, (label,))
+        suffix = "_count" if metric.kind is Kind.HISTOGRAM else ""
+        return f"label_values({metric.family}{suffix}, {label})"
+
+    def _over(
+        self, function: str, metric: Metric, by: tuple[str, ...], where: Where, window: str
+    ) -> str:
+        _require(metric, Kind.COUNTER)
+        selected = self._select(metric, "", where)
+        grown = f"{function}({selected}[{window or self.window}])"
+        return self._aggregate("sum", by, metric, grown)
+
+    def _part(self, metric: Metric, suffix: str, by: tuple[str, ...], where: Where) -> str:
+        _require(metric, Kind.HISTOGRAM)
+        grown = f"rate({self._select(metric, suffix, where)}[{self.window}])"
+        return self._aggregate("sum", by, metric, grown)
+
+    def _aggregate(self, how: str, by: tuple[str, ...], series: Metric | Record, inner: str) -> str:
+        _require_labels(series, tuple(label for label in by if label != "le"))
+        return f"{how} by ({', '.join(by)}) ({inner})" if by else f"{how}({inner})"
+
+    def _select(self, metric: Metric, suffix: str, where: Where) -> str:
+        return metric.family + suffix + self._matchers(metric, where)
+
+    def _matchers(self, series: Metric | Record, where: Where) -> str:
+        _require_labels(series, tuple(where))
+        has = labels_of(series)
+        chosen = [f'{label}=~"{value}"' for label, value in self.filters.items() if label in has]
+        asked = [f"{label}{_matched(value)}" for label, value in where.items()]
+        return f"{{{', '.join(chosen + asked)}}}" if chosen or asked else ""
+
+
+def labels_of(series: Metric | Record) -> tuple[str, ...]:
+    """All labels of a series, those of its process too. Raises ValueError for a metric that is not
+    in the catalogue."""
+    if isinstance(series, Record):
+        return series.labels
+    if series not in _SERVICE:
+        raise ValueError(f"{PREFIX}{series.name} is not in the catalogue")
+    return PROCESS_LABELS.get(_SERVICE[series], ()) + series.labels
+
+
+def ratio(part: str, whole: str) -> str:
+    """One over the other; nothing where the other is 0."""
+    return f"{part} / ({whole} > 0)"
+
+
+def share(part: str, whole: str) -> str:
+    """A part of the whole, 0 where no series of the part is there yet. Both by the same labels."""
+    return f"({part} or 0 * {whole}) / ({whole} > 0)"
+
+
+def rest(part: str, whole: str) -> str:
+    """What the part leaves of the whole."""
+    return f"1 - {share(part, whole)}"
+
+
+def added(*parts: str) -> str:
+    """The sum of what is there: a series that is not counts as 0. Without labels."""
+    return f"({' + '.join(f'({part} or vector(0))' for part in parts)})"
+
+
+def _matched(value: str | Unlike | OneOf) -> str:
+    match value:
+        case Unlike():
+            return f'!="{value.value}"'
+        case OneOf():
+            return f'=~"{"|".join(value.values)}"'
+    return f'="{value}"'
+
+
+def _require(metric: Metric, kind: Kind) -> None:
+    if metric.kind is not kind:
+        raise ValueError(f"{PREFIX}{metric.name} is a {metric.kind}, and was asked as a {kind}")
+
+
+def _require_labels(series: Metric | Record, labels: tuple[str, ...]) -> None:
+    has = labels_of(series)
+    for label in labels:
+        if label not in has:
+            known = ", ".join(has) or "none"
+            raise ValueError(f"{series.name} has no label {label!r}; it has: {known}")

@@ -1,0 +1,271 @@
+"""What a scheduler and a batcher of its own say to each other: contests and arrangements.
+
+Nothing a message says is trusted: columns are checked against one another before any is used.
+"""
+
+from collections.abc import Sequence
+from dataclasses import fields
+from math import isfinite
+
+import numpy as np
+
+from protos import batcher_pb2
+from services.forecast import MAX_POINTS, MOST_TOKENS, Floats, Ints
+from services.forecasttable import ForecastTable
+from services.policies.decision import Decision
+from services.policies.preset import CHOICES, Preset
+from services.policies.snapshot import FLOATS, Contest, Jobs, Worker
+from services.runtime.codecs.common import decode_cost_model, encode_cost_model
+from services.runtime.errors import InvalidArgument
+
+MOST_FORECASTS = 262_144  # rows of a mirrored table, 2.6 kB each: some 64 queues of the default
+MOST = 2**32 - 1  # what a row, or a number of tokens or blocks may be; sums of all stay exact
+MOST_KV_TOKENS = 2**40
+SUMS_TO = 2e-6  # so near to 1: what a Forecast asks of itself, summed in another order
+_LEAST = {"home": -1, "priority": -(2**31)}  # of a column of integers; of the others 0
+
+
+def encode_hello(preset: Preset) -> batcher_pb2.ArrangeMessage:
+    choices = {name: str(getattr(preset, name)) for name in CHOICES}
+    hello = batcher_pb2.ArrangeHello(preset=preset.name, choices=choices, params=preset.params)
+    return batcher_pb2.ArrangeMessage(hello=hello)
+
+
+def decode_hello(message: batcher_pb2.ArrangeHello) -> Preset:
+    """Raises InvalidArgument where a choice or a number is unknown here."""
+    missing = [name for name in CHOICES if name not in message.choices]
+    if missing:
+        raise InvalidArgument("hello.choices", f"{', '.join(missing)} missing")
+    choices = {name: message.choices[name] for name in CHOICES}
+    try:
+        return Preset(message.preset, **choices, params=dict(message.params))
+    except ValueError as error:
+        raise InvalidArgument("hello", str(error)) from None
+
+
+class Telling:
+    """What one stream's other end has been told of a forecast table: each row once."""
+
+    def __init__(self, table: ForecastTable):
+        self._table = table
+        self._told: dict[int, int] = {}
+
+    def news(self, rows: Ints) -> list[batcher_pb2.ForecastRow]:
+        """Those of these rows that are not there as they are now."""
+        news = []
+        for row in np.unique(rows).tolist():
+            edition = self._table.edition(row)
+            if self._told.get(row) != edition:
+                self._told[row] = edition
+                points, weights = self._table.points_of(row)
+                news.append(
+                    batcher_pb2.ForecastRow(
+                        row=row, points=points.tolist(), weights=weights.tolist()
+                    )
+                )
+        return news
+
+
+def encode_contest(contest: Contest, telling: Telling) -> batcher_pb2.ArrangeMessage:
+    jobs = contest.jobs
+    message = batcher_pb2.Contest(
+        round=contest.round,
+        now=contest.now,
+        rows=_ints(contest.rows),
+        runs=contest.runs.astype(np.uint8).tobytes(),
+        key=_floats(contest.key),
+        line=_floats(contest.line),
+        columns={
+            each.name: (_floats if each.name in FLOATS else _ints)(getattr(jobs, each.name))
+            for each in fields(Jobs)
+        },
+        seats=[_encode_seat(worker) for worker in contest.workers],
+        forecasts=telling.news(jobs.forecast),
+        cached=_ints(contest.cached.reshape(-1)),
+        numbers=contest.numbers,
+        notes={name: _floats(column) for name, column in contest.notes.items()},
+    )
+    return batcher_pb2.ArrangeMessage(contest=message)
+
+
+def decode_contest(message: batcher_pb2.Contest, table: ForecastTable) -> Contest:
+    """A contest, its new forecasts written to the table; raises InvalidArgument."""
+    if not isfinite(message.now):
+        raise InvalidArgument("now", "must be finite")
+    for told in message.forecasts:
+        _put(table, told)
+    rows = _read_ints(message.rows, "rows")
+    count = len(rows)
+    if len(np.unique(rows)) < count:
+        raise InvalidArgument("rows", "must differ")
+    unknown = message.columns.keys() - {each.name for each in fields(Jobs)}
+    if unknown:
+        raise InvalidArgument("columns", f"{', '.join(sorted(unknown))} not known here")
+    columns = {each.name: _read_column(message, each.name, count) for each in fields(Jobs)}
+    known = np.unique(columns["forecast"]).tolist()
+    if not all(row < table.rows and table.edition(row) for row in known):
+        raise InvalidArgument("columns['forecast']", "names a row that was never told")
+    seats = _decode_seats(message.seats)
+    return Contest(
+        message.round,
+        message.now,
+        rows,
+        _parallel(_read(message.runs, np.uint8, "runs"), count, "runs") > 0,
+        _parallel(_read_floats(message.key, "key"), count, "key"),
+        _parallel(_read_floats(message.line, "line"), count, "line"),
+        Jobs(**columns),
+        seats,
+        _read_cached(message.cached, count, len(seats)),
+        dict(message.numbers),
+        {
+            name: _parallel(_read_floats(data, name), count, f"notes[{name!r}]")
+            for name, data in message.notes.items()
+        },
+    )
+
+
+def _read_column(message: batcher_pb2.Contest, column: str, count: int) -> np.ndarray:
+    name = f"columns[{column!r}]"
+    if column not in message.columns:
+        raise InvalidArgument("columns", f"{column} missing")
+    data = message.columns[column]
+    if column in FLOATS:
+        return _parallel(_read_floats(data, name), count, name)
+    return _parallel(_read_ints(data, name, _LEAST.get(column, 0)), count, name)
+
+
+def _read_cached(data: bytes, rows: int, seats: int) -> Ints:
+    cached = _read_ints(data, "cached")
+    if len(cached) not in (0, rows * seats):
+        raise InvalidArgument("cached", "must have a number for each row and seat, or none")
+    return cached.reshape((rows, seats) if len(cached) else (0, 0))
+
+
+def encode_decision(decision: Decision) -> batcher_pb2.Arrangement:
+    return batcher_pb2.Arrangement(
+        round=decision.round,
+        portions=[
+            batcher_pb2.Portion(
+                worker=share.worker,
+                run=share.run.tolist(),
+                limits=share.limits.tolist(),
+                pause=share.pause.tolist(),
+                victims=share.victims.tolist(),
+                peak_tokens=share.peak_tokens,
+                lockstep=share.lockstep,
+            )
+            for share in decision.shares
+        ],
+        next_s=decision.next_s,
+        not_before_s=decision.not_before_s,
+        why=batcher_pb2.Whys(
+            rows=decision.why.rows.tolist(),
+            reasons=decision.why.reasons.tolist(),
+            a=decision.why.a.tolist(),
+            b=decision.why.b.tolist(),
+        ),
+        numbers=decision.numbers,
+        notes={name: _floats(column) for name, column in decision.notes.items()},
+    )
+
+
+def _put(table: ForecastTable, told: batcher_pb2.ForecastRow) -> None:
+    points, weights = np.array(told.points), np.array(told.weights)
+    sound = (
+        1 <= len(points) <= MAX_POINTS
+        and len(points) == len(weights)
+        and bool(np.all(np.diff(points) > 0))
+        and points[0] > 0
+        and points[-1] <= MOST_TOKENS
+        and bool(np.all(weights > 0))
+        and abs(float(weights.sum()) - 1) < SUMS_TO
+        and told.row < MOST_FORECASTS
+    )
+    if not sound:
+        raise InvalidArgument("forecasts", f"row {told.row} can't be, or is no distribution")
+    table.put(told.row, points, weights)
+
+
+def _encode_seat(worker: Worker) -> batcher_pb2.Seat:
+    return batcher_pb2.Seat(
+        number=worker.number,
+        model=worker.model,
+        kv_tokens=worker.kv_tokens,
+        block_tokens=worker.block_tokens,
+        places=worker.places,
+        reach_tokens=worker.reach_tokens,
+        shared_blocks=worker.shared_blocks,
+        cost=encode_cost_model("", worker.cost),
+    )
+
+
+def _decode_seats(messages: Sequence[batcher_pb2.Seat]) -> tuple[Worker, ...]:
+    if len({message.number for message in messages}) < len(messages):
+        raise InvalidArgument("seats", "two have one number")
+    return tuple(_decode_seat(message) for message in messages)
+
+
+def _decode_seat(message: batcher_pb2.Seat) -> Worker:
+    if not message.block_tokens:
+        raise InvalidArgument("seats", "block_tokens must be positive")
+    if message.kv_tokens > MOST_KV_TOKENS:
+        raise InvalidArgument("seats", f"kv_tokens must be at most {MOST_KV_TOKENS}")
+    cost = message.cost
+    if not all(
+        isfinite(value)
+        for value in (cost.base_s, cost.prefill_token_s, cost.decode_seq_s, cost.context_token_s)
+    ):
+        raise InvalidArgument("seats", "cost must be finite")
+    try:
+        known = decode_cost_model(cost)
+    except ValueError as error:
+        raise InvalidArgument("seats", str(error)) from error
+    return Worker(
+        message.number,
+        message.model,
+        message.kv_tokens,
+        message.block_tokens,
+        message.places,
+        message.reach_tokens,
+        known,
+        message.shared_blocks,
+    )
+
+
+def _ints(values: Ints) -> bytes:
+    return values.astype("<i8", copy=False).tobytes()
+
+
+def _floats(values: Floats) -> bytes:
+    return values.astype("<f8", copy=False).tobytes()
+
+
+def _read(data: bytes, kind: type[np.generic], name: str) -> np.ndarray:
+    size = np.dtype(kind).itemsize
+    if len(data) % size:
+        raise InvalidArgument(name, f"is no array of {size}-byte elements")
+    return np.frombuffer(data, np.dtype(kind).newbyteorder("<")).astype(kind, copy=False)
+
+
+def _read_ints(data: bytes, name: str, least: int = 0) -> Ints:
+    values: Ints = _read(data, np.int64, name)
+    if len(values) and not least <= values.min() <= values.max() <= MOST:
+        raise InvalidArgument(name, f"must lie in [{least}, {MOST}]")
+    return values
+
+
+def _read_floats(data: bytes, name: str) -> Floats:
+    values: Floats = _read(data, np.float64, name)
+    if np.isnan(values).any():
+        raise InvalidArgument(name, "must be numbers")
+    return values
+
+
+def _parallel(values: np.ndarray, count: int, name: str) -> np.ndarray:
+    if len(values) != count:
+        raise InvalidArgument(name, f"must have {count} rows, got {len(values)}")
+    return values
+
+
+def decode_floats(data: bytes, name: str) -> tuple[float, ...]:
+    return tuple(_read_floats(data, name).tolist())

@@ -1,0 +1,212 @@
+"""What a scheduler and its workers say to each other: hello, plans, reports. Decoding trusts
+nothing: what is unknown is read as the safe case, and times that cannot be sorted by as 0."""
+
+from math import isfinite
+
+from protos import scheduler_pb2
+from services.core import (
+    Completion,
+    FinishReason,
+    Grant,
+    HeldRequest,
+    Pause,
+    Plan,
+    Progress,
+    Report,
+    Residency,
+    Standing,
+    StaticBatch,
+    WorkerView,
+)
+from services.costs import KVCosts
+from services.runtime.codecs.common import (
+    decode_reason,
+    decode_swaps,
+    decode_timing,
+    encode_reason,
+    encode_swap,
+    encode_timing,
+)
+from services.runtime.prefix import MOST_NEWS, decode_hashes, encode_hashes
+
+_RESIDENCY_TO_PROTO: dict[Residency, scheduler_pb2.Residency.ValueType] = {
+    Residency.KEEP: scheduler_pb2.RESIDENCY_KEEP,
+    Residency.OFFLOAD: scheduler_pb2.RESIDENCY_OFFLOAD,
+    Residency.DROP: scheduler_pb2.RESIDENCY_DROP,
+}
+_RESIDENCY_FROM_PROTO = {value: key for key, value in _RESIDENCY_TO_PROTO.items()}
+START_CHARS = 300  # kept of what a worker says of its start
+
+
+def decode_worker_hello(message: scheduler_pb2.WorkerHello) -> WorkerView:
+    return WorkerView(
+        worker_id=message.worker_id,
+        address=message.address,
+        model=message.model,
+        kv_tokens=message.kv_tokens,
+        block_tokens=message.block_tokens,
+        max_running=message.max_running,
+        max_context_tokens=message.max_context_tokens,
+        kv_bytes_per_token=message.kv_bytes_per_token,
+        host_tokens=message.host_tokens,
+        start=message.start[:START_CHARS],
+    )
+
+
+def decode_held(message: scheduler_pb2.WorkerHello) -> tuple[HeldRequest, ...]:
+    """What the worker has from before its stream."""
+    return tuple(
+        HeldRequest(
+            held.request_id,
+            held.prompt_tokens,
+            held.max_tokens,
+            held.output_tokens,
+            held.held_tokens,
+            held.limit_tokens,
+            held.running,
+            held.blocks,
+        )
+        for held in message.held
+    )
+
+
+def decode_drain_s(message: scheduler_pb2.WorkerDraining) -> float:
+    """How long a worker that is leaving goes on."""
+    return message.drain_s if isfinite(message.drain_s) and message.drain_s > 0 else 0.0
+
+
+def encode_held(held: HeldRequest) -> scheduler_pb2.HeldRequest:
+    return scheduler_pb2.HeldRequest(
+        request_id=held.request_id,
+        prompt_tokens=held.prompt_tokens,
+        max_tokens=held.max_tokens,
+        output_tokens=held.output_tokens,
+        held_tokens=held.held_tokens,
+        limit_tokens=held.limit_tokens,
+        running=held.running,
+        blocks=held.blocks,
+    )
+
+
+def encode_plan(plan: Plan) -> scheduler_pb2.Plan:
+    return scheduler_pb2.Plan(
+        seq=plan.seq,
+        admit=[_encode_grant(g) for g in plan.admit],
+        extend=[_encode_grant(g) for g in plan.extend],
+        pause=[
+            scheduler_pb2.Pause(request_id=p.request_id, residency=_RESIDENCY_TO_PROTO[p.residency])
+            for p in plan.pause
+        ],
+        prefetch=plan.prefetch,
+        cancel=plan.cancel,
+        victims=plan.victims,
+        order=[
+            scheduler_pb2.Standing(request_id=s.request_id, wait_s=s.wait_s) for s in plan.order
+        ],
+        residency=plan.residency,
+        costs=_encode_costs(plan.costs),
+        batches=[
+            scheduler_pb2.StaticBatch(number=b.number, members=b.members) for b in plan.batches
+        ],
+        prefix_blocks=plan.prefix_blocks,
+    )
+
+
+def decode_plan(message: scheduler_pb2.Plan) -> Plan:
+    return Plan(
+        seq=message.seq,
+        admit=tuple(Grant(g.request_id, g.limit_tokens) for g in message.admit),
+        extend=tuple(Grant(g.request_id, g.limit_tokens) for g in message.extend),
+        pause=tuple(
+            Pause(p.request_id, _RESIDENCY_FROM_PROTO.get(p.residency, Residency.KEEP))
+            for p in message.pause
+        ),
+        prefetch=tuple(message.prefetch),
+        cancel=tuple(message.cancel),
+        victims=tuple(message.victims),
+        order=tuple(Standing(s.request_id, _not_negative(s.wait_s)) for s in message.order),
+        residency=message.residency,
+        costs=_decode_costs(message.costs),
+        batches=tuple(StaticBatch(b.number, tuple(b.members)) for b in message.batches),
+        prefix_blocks=message.prefix_blocks,
+    )
+
+
+def _encode_grant(grant: Grant) -> scheduler_pb2.Grant:
+    return scheduler_pb2.Grant(request_id=grant.request_id, limit_tokens=grant.limit_tokens)
+
+
+def _encode_costs(costs: KVCosts) -> scheduler_pb2.KVCosts:
+    return scheduler_pb2.KVCosts(
+        recompute_token_s=costs.recompute_token_s,
+        offload_token_s=costs.offload_token_s,
+        upload_token_s=costs.upload_token_s,
+    )
+
+
+def _decode_costs(message: scheduler_pb2.KVCosts) -> KVCosts:
+    return KVCosts(
+        _not_negative(message.recompute_token_s),
+        _not_negative(message.offload_token_s),
+        _not_negative(message.upload_token_s),
+    )
+
+
+def _not_negative(seconds: float) -> float:
+    """0 for a NaN too: a worker sorts by these."""
+    return max(0.0, seconds)
+
+
+def encode_report(report: Report) -> scheduler_pb2.Report:
+    return scheduler_pb2.Report(
+        seq=report.seq,
+        applied_plan_seq=report.applied_plan_seq,
+        progress=[_encode_progress(p) for p in report.progress],
+        finished=[
+            scheduler_pb2.FinishedRequest(
+                request_id=f.request_id,
+                output_tokens=f.output_tokens,
+                reason=encode_reason(f.reason),
+            )
+            for f in report.finished
+        ],
+        evicted=[_encode_progress(p) for p in report.evicted],
+        timings=[encode_timing(t) for t in report.timings],
+        swaps=[encode_swap(s) for s in report.swaps],
+        free_blocks=report.free_blocks,
+        shared_blocks=report.shared_blocks,
+        prefixes_added=encode_hashes(report.prefixes_added),
+        prefixes_gone=encode_hashes(report.prefixes_gone),
+    )
+
+
+def decode_report(message: scheduler_pb2.Report) -> Report:
+    return Report(
+        seq=message.seq,
+        applied_plan_seq=message.applied_plan_seq,
+        progress=tuple(_decode_progress(p) for p in message.progress),
+        finished=tuple(
+            Completion(f.request_id, f.output_tokens, decode_reason(f.reason) or FinishReason.ERROR)
+            for f in message.finished
+        ),
+        evicted=tuple(_decode_progress(p) for p in message.evicted),
+        timings=tuple(decode_timing(t) for t in message.timings),
+        swaps=decode_swaps(message.swaps),
+        free_blocks=message.free_blocks,
+        shared_blocks=message.shared_blocks,
+        prefixes_added=decode_hashes(message.prefixes_added, MOST_NEWS),
+        prefixes_gone=decode_hashes(message.prefixes_gone, MOST_NEWS),
+    )
+
+
+def _encode_progress(progress: Progress) -> scheduler_pb2.Progress:
+    return scheduler_pb2.Progress(
+        request_id=progress.request_id,
+        output_tokens=progress.output_tokens,
+        held_tokens=progress.held_tokens,
+        blocks=progress.blocks,
+    )
+
+
+def _decode_progress(message: scheduler_pb2.Progress) -> Progress:
+    return Progress(message.request_id, message.output_tokens, message.held_tokens, message.blocks)

@@ -1,0 +1,84 @@
+"""What a process has counted, told to who asks: over gRPC by every server, and over HTTP at a port
+of its own where one is set."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from observability.exposition import CONTENT_TYPE, Part, expose
+from protos import telemetry_pb2, telemetry_pb2_grpc
+from services.runtime.config import ConfigError
+
+log = logging.getLogger(__name__)
+
+TELEMETRY = "foretoken.v1.Telemetry"
+READ_S = 10.0  # for a request to be there, and for its answer to be taken
+
+
+class TelemetryService(telemetry_pb2_grpc.TelemetryServicer):
+    """Tells what `parts` count. Gauges are read on the event loop that serves."""
+
+    def __init__(self, parts: Sequence[Part]):
+        self._parts = parts
+
+    async def Scrape(
+        self, request: telemetry_pb2.ScrapeRequest, context: object
+    ) -> telemetry_pb2.ScrapeResponse:
+        return telemetry_pb2.ScrapeResponse(text=expose(self._parts))
+
+
+@asynccontextmanager
+async def metrics_over_http(host: str, port: int, parts: Sequence[Part]) -> AsyncIterator[int]:
+    """`GET /metrics` beside the block, on this event loop; yields the port, which 0 lets it choose.
+
+    Raises ConfigError when it can't listen there.
+    """
+    try:
+        server = await asyncio.start_server(_answering(lambda: expose(parts)), host, port)
+    except OSError as error:
+        reason = error.strerror or error
+        raise ConfigError(f"cannot listen on {host}:{port} for metrics: {reason}") from None
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+
+
+Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
+
+
+def _answering(tell: Callable[[], str]) -> Answer:
+    """One request a connection: a scraper comes every few seconds, and nobody else does."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(READ_S):
+                head = await reader.readuntil(b"\r\n\r\n")
+                writer.write(_response(head, tell))
+                await writer.drain()
+        except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            log.debug("whoever asked for metrics has gone, or sent no request")
+        finally:
+            writer.close()
+
+    return answer
+
+
+def _response(head: bytes, tell: Callable[[], str]) -> bytes:
+    method, path, *_ = [*head.split(b"\r\n", 1)[0].split(b" "), b"", b""]
+    if path.partition(b"?")[0] != b"/metrics":
+        return _said("404 Not Found", "only /metrics is here\n")
+    if method != b"GET":
+        return _said("405 Method Not Allowed", "only GET is answered\n", "Allow: GET\r\n")
+    return _said("200 OK", tell())
+
+
+def _said(status: str, text: str, headers: str = "") -> bytes:
+    body = text.encode()
+    head = (
+        f"HTTP/1.1 {status}\r\nContent-Type: {CONTENT_TYPE}\r\nContent-Length: {len(body)}\r\n"
+        f"Connection: close\r\n{headers}\r\n"
+    )
+    return head.encode() + body

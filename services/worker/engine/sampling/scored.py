@@ -1,0 +1,63 @@
+"""Scored: how likely a prompt's own tokens were, of the rows of a step that ask; on its way to the
+host from the beginning, as what is drawn is."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from services.worker.kv.device_streams import to_device
+from services.worker.requests.batch import PrefillChunk
+from services.worker.requests.prompt import MAX_LOGPROBS
+from services.worker.requests.scores import Ids, PromptLogprobs
+
+SLICE = 256  # rows whose float32 probabilities are there at once
+
+
+class Scored(NamedTuple):
+    """Of chunks, in order, `ids` of the tokens scored; and in `copies`, on the host once the step's
+    tokens are: their logprobs, the likeliest and those of these. As many for every row: ties are
+    then the same in any company."""
+
+    ids: Sequence[Ids]
+    copies: Sequence[Tensor]
+
+    @classmethod
+    @torch.inference_mode()
+    def of(cls, chunks: Sequence[PrefillChunk], logits: Tensor) -> "Scored":
+        """From their logits [Σ scored, vocabulary], a slice at a time. Waits for nothing."""
+        ids = [_scored(chunk) for chunk in chunks]
+        wanted = to_device(np.concatenate(ids), logits.device)[:, None]
+        asked = any(_asked(chunk) for chunk in chunks)
+        width = min(MAX_LOGPROBS, logits.shape[-1]) if asked else 0
+        parts = [
+            _logprobs(logits[first : first + SLICE], wanted[first : first + SLICE], width)
+            for first in range(0, len(wanted), SLICE)
+        ]
+        columns = (torch.cat(column) for column in zip(*parts, strict=True))
+        return cls(ids, [x.to("cpu", non_blocking=True) for x in columns])
+
+    def take(self) -> list[PromptLogprobs]:
+        """Once the tokens that were drawn behind it were taken."""
+        ends = np.cumsum([len(ids) for ids in self.ids])[:-1]
+        chosen, top_ids, top = (np.split(x.numpy(), ends) for x in self.copies)
+        return [
+            PromptLogprobs(*parts) for parts in zip(self.ids, chosen, top_ids, top, strict=True)
+        ]
+
+
+def _logprobs(logits: Tensor, wanted: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
+    raw = logits.float().log_softmax(-1)
+    best = raw.topk(width)
+    return raw.gather(-1, wanted)[:, 0], best.indices, best.values
+
+
+def _scored(chunk: PrefillChunk) -> Ids:
+    first = chunk.start + 1
+    return np.array(chunk.sequence.tokens[first : first + chunk.scored], np.int64)
+
+
+def _asked(chunk: PrefillChunk) -> int:
+    return chunk.sequence.prompt.sampling.prompt_logprobs or 0

@@ -1,0 +1,225 @@
+"""TokenMasks: which tokens a row may draw at all, by name: its bias, its allowed and bad tokens,
+and ends that would come too early.
+
+As in vLLM it comes before penalties, temperature and filters. Tokens outside the allowed ones are
+never drawn; whatever else is shut is drawn only where nothing else is left, as where the end is all
+that is allowed and would come too early. Rows that ask for none of it cost nothing.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from services.worker.engine.sampling.drawn import Rows
+from services.worker.requests.sequence import Sequence
+
+# Below all logits, and not infinite: where all that is allowed is shut, it is still a choice of it.
+SHUT = -1e30
+NO_TOKEN, ANY_TOKEN = -1, -2
+
+ToDevice = Callable[[NDArray[np.generic]], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Cells:
+    """Places among a batch's logits: `rows` and `ids`, [cells]. Each once, or written alike."""
+
+    rows: Tensor
+    ids: Tensor
+
+    @classmethod
+    def of(cls, cells: list[tuple[int, int]], send: ToDevice) -> "Cells":
+        rows, ids = np.array(cells, np.int64).T
+        return cls(send(rows.copy()), send(ids.copy()))
+
+    def read(self, logits: Tensor) -> Tensor:
+        return logits[self.rows, self.ids]
+
+    def write(self, logits: Tensor, x: Tensor) -> None:
+        logits[self.rows, self.ids] = x
+
+    def shut(self, logits: Tensor, which: Tensor) -> None:
+        """Those of `which` [cells]; what is not allowed stays so."""
+        x = self.read(logits)
+        self.write(logits, torch.where(which, x.clamp(max=SHUT), x))
+
+
+@dataclass(frozen=True, slots=True)
+class Biased:
+    cells: Cells
+    bias: Tensor
+
+    def change(self, logits: Tensor) -> None:
+        self.cells.write(logits, self.cells.read(logits) + self.bias)
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """Rows that may draw what is in their `cells` alone."""
+
+    rows: Tensor
+    cells: Cells
+
+    def change(self, logits: Tensor) -> None:
+        kept = self.cells.read(logits)
+        logits.index_fill_(0, self.rows, -torch.inf)
+        self.cells.write(logits, kept)
+
+
+@dataclass(frozen=True, slots=True)
+class Early:
+    """`cells` would end their row: shut while its position is below `min_tokens` [cells]."""
+
+    cells: Cells
+    min_tokens: Tensor
+
+    def change(self, logits: Tensor, positions: Tensor) -> None:
+        early = positions.index_select(0, self.cells.rows) < self.min_tokens
+        self.cells.shut(logits, early)
+
+
+@dataclass(slots=True)
+class Banned:
+    """Sequences of tokens whose last is shut behind the others. `tail` [rows, longest] are the last
+    output tokens of `rows`, kept on the device: the host need not know the newest. `behind`
+    [sequences, longest] is what comes before each one's last token, `of` the row of `tail` that it
+    is of, and `ends` which of the cells its last token is: several may share one."""
+
+    rows: Rows
+    tail: Tensor
+    behind: Tensor
+    of: Tensor
+    ends: Tensor
+    cells: Cells
+
+    def change(self, logits: Tensor) -> None:
+        here = self.tail.index_select(0, self.of)
+        met = ((self.behind == here) | (self.behind == ANY_TOKEN)).all(-1)
+        shut = torch.zeros_like(self.cells.ids).index_add_(0, self.ends, met.long()) > 0
+        self.cells.shut(logits, shut)
+
+    def advance(self, drawn: Tensor) -> None:
+        """Each of the batch's rows has drawn a token."""
+        newest = self.rows.of(drawn)[:, None]
+        self.tail = torch.cat([self.tail, newest], -1)[:, 1:]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenMasks:
+    """What a batch's rows ask of it, in the order in which it is done."""
+
+    biased: Biased | None
+    allowed: Allowed | None
+    early: Early | None
+    banned: Banned | None
+
+    def change(self, logits: Tensor, positions: Tensor) -> None:
+        """In place. `positions` [rows] of the tokens to draw among their outputs'."""
+        if self.biased:
+            self.biased.change(logits)
+        if self.allowed:
+            self.allowed.change(logits)
+        if self.early:
+            self.early.change(logits, positions)
+        if self.banned:
+            self.banned.change(logits)
+
+    def advance(self, drawn: Tensor) -> None:
+        if self.banned:
+            self.banned.advance(drawn)
+
+
+def masks_of(
+    sequences: list[Sequence], eos_ids: Iterable[int], newest: Tensor, send: ToDevice
+) -> TokenMasks | None:
+    """None where no row asks. `newest` are the tokens of the step in flight: where a sequence's
+    last is not known, it is the one in its row `drawing` there. O(rows + ids they name).
+
+    Raises ValueError where a token that matters was not drawn here.
+    """
+    if not any(s.prompt.sampling.masked or s.prompt.sampling.min_tokens for s in sequences):
+        return None
+    return TokenMasks(
+        _biased(sequences, send),
+        _allowed(sequences, send),
+        _early(sequences, eos_ids, send),
+        _banned(sequences, newest, send),
+    )
+
+
+def _biased(sequences: list[Sequence], send: ToDevice) -> Biased | None:
+    asked = enumerate(sequence.prompt.sampling.logit_bias for sequence in sequences)
+    every = [(row, token, bias) for row, each in asked for token, bias in each]
+    if not every:
+        return None
+    bias = send(np.array([bias for *_, bias in every], np.float32))
+    return Biased(Cells.of([(row, token) for row, token, _ in every], send), bias)
+
+
+def _allowed(sequences: list[Sequence], send: ToDevice) -> Allowed | None:
+    every = [sequence.prompt.sampling.allowed_token_ids for sequence in sequences]
+    rows = np.array([row for row, tokens in enumerate(every) if tokens], np.int64)
+    if not len(rows):
+        return None
+    ids = [np.array(tokens, np.int64) for tokens in every if tokens]
+    cells = Cells(send(np.repeat(rows, [len(tokens) for tokens in ids])), send(np.concatenate(ids)))
+    return Allowed(send(rows), cells)
+
+
+def _early(sequences: list[Sequence], eos_ids: Iterable[int], send: ToDevice) -> Early | None:
+    least = {row: s.prompt.sampling.min_tokens for row, s in enumerate(sequences)}
+    cells = [
+        (row, token)
+        for row, s in enumerate(sequences)
+        if least[row]
+        for token in sorted(s.stop_ids.union(eos_ids))
+    ]
+    if not cells:
+        return None
+    return Early(Cells.of(cells, send), send(np.array([least[row] for row, _ in cells], np.int64)))
+
+
+def _banned(sequences: list[Sequence], newest: Tensor, send: ToDevice) -> Banned | None:
+    rows = [row for row, s in enumerate(sequences) if s.prompt.sampling.bad_tokens]
+    if not rows:
+        return None
+    asked = enumerate(sequences[row].prompt.sampling.bad_tokens for row in rows)
+    every = [(place, rows[place], bad) for place, each in asked for bad in each]
+    longest = max(len(bad) for *_, bad in every) - 1
+    behind = np.full((len(every), longest), ANY_TOKEN, np.int64)
+    for known, (*_, bad) in zip(behind, every, strict=True):
+        known[longest + 1 - len(bad) :] = bad[:-1]
+    last = dict.fromkeys((row, bad[-1]) for _, row, bad in every)
+    cells = {cell: number for number, cell in enumerate(last)}
+    mask = np.isin(np.arange(len(sequences)), rows)
+    return Banned(
+        Rows(None if mask.all() else send(np.array(rows, np.int64))),
+        _tail([sequences[row] for row in rows], longest, newest, send),
+        send(behind),
+        send(np.array([place for place, *_ in every], np.int64)),
+        send(np.array([cells[row, bad[-1]] for _, row, bad in every], np.int64)),
+        Cells.of(list(cells), send),
+    )
+
+
+def _tail(sequences: list[Sequence], length: int, newest: Tensor, send: ToDevice) -> Tensor:
+    """Their last output tokens [sequences, length], NO_TOKEN before the first."""
+    known = np.full((len(sequences), length), NO_TOKEN, np.int64)
+    for row, sequence in zip(known, sequences, strict=True):
+        output = sequence.tokens[max(sequence.prompt_tokens, len(sequence.tokens) - length) :]
+        row[length - len(output) :] = output
+    unknown = [i for i, s in enumerate(sequences) if length and s.tokens[-1] < 0]
+    tail = send(known)
+    if unknown:
+        drawing = [sequences[i].drawing for i in unknown]
+        if min(drawing) < 0:
+            raise ValueError(
+                f"the newest token of {sequences[unknown[0]].request_id} was not drawn here"
+            )
+        into, of = send(np.array([unknown, drawing], np.int64))
+        tail[:, -1] = tail[:, -1].index_copy(0, into, newest.index_select(0, of))
+    return tail

@@ -1,0 +1,142 @@
+"""Sixteen numbers at a time: code in LLVM's vectors, for what Numba's own loops are slow at.
+
+An intrinsic is a function of Python that builds code when Numba compiles a kernel that calls it;
+what its docstring promises is what that code does. Sizes are constants of what is compiled, so that
+all is laid out. A vector that a processor hasn't as wide is cut in two by LLVM.
+
+Stored numbers are float32, int8, or int16: the bits of a bfloat16. They are computed with as
+float32.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+
+LANES = 16
+
+FLOAT, INT32, BYTE = ir.FloatType(), ir.IntType(32), ir.IntType(8)
+FLOATS, INT32S = ir.VectorType(FLOAT, LANES), ir.VectorType(INT32, LANES)
+FUSED = ("contract",)  # a product and a sum in one rounding, where there is such an operation
+
+
+class Code:
+    """What is being built: a call of an intrinsic, with the values of its arguments."""
+
+    def __init__(self, context: Any, builder: Any, signature: Any, values: Sequence[Any]):
+        self.builder = builder
+        self._context = context
+        self._kinds, self._values = signature.args, values
+
+    def number(self, argument: int) -> Any:
+        return self._values[argument]
+
+    def place(self, argument: int, *indices: Any) -> Any:
+        """Where an array argument's element is; indices are values or plain numbers."""
+        kind = self._kinds[argument]
+        array = self._context.make_array(kind)(self._context, self.builder, self._values[argument])
+        wide = self._context.get_value_type(types.intp)
+        at = [ir.Constant(wide, x) if isinstance(x, int) else x for x in indices]
+        return cgutils.get_item_pointer(  # type: ignore[no-untyped-call]  # no types
+            self._context, self.builder, kind, array, at, wraparound=False
+        )
+
+    def plus(self, value: Any, number: int) -> Any:
+        return self.builder.add(value, ir.Constant(value.type, number))
+
+    def load(self, place: Any, count: int = LANES) -> Any:
+        """So many stored numbers as floats, and zeros after them up to sixteen."""
+        stored = place.type.pointee
+        size = 4 if stored == FLOAT else stored.width // 8
+        whole = ir.VectorType(stored, count).as_pointer()
+        x = self.builder.load(self.builder.bitcast(place, whole), align=size)
+        if size == 2:
+            wide = self.builder.zext(x, ir.VectorType(INT32, count))
+            sixteen = ir.Constant(ir.VectorType(INT32, count), [16] * count)
+            x = self.builder.bitcast(self.builder.shl(wide, sixteen), ir.VectorType(FLOAT, count))
+        elif size == 1:
+            x = self.builder.sitofp(x, ir.VectorType(FLOAT, count))
+        if count == LANES:
+            return x
+        zeros = ir.Constant(ir.VectorType(FLOAT, count), [0.0] * count)
+        return self.shuffled(x, zeros, [min(lane, count) for lane in range(LANES)])
+
+    def store(self, x: Any, place: Any, count: int = LANES) -> None:
+        """The first so many, as float32 or rounded to bfloat16."""
+        size = 4
+        if place.type.pointee != FLOAT:
+            x, size = self._rounded(x), 2
+        if count < LANES:
+            x = self.shuffled(x, x, list(range(count)))
+        self.builder.store(x, self.builder.bitcast(place, x.type.as_pointer()), align=size)
+
+    def _rounded(self, x: Any) -> Any:
+        """A bfloat16's bits: the upper half, to nearest, ties to even; of no number, of none."""
+        bits = self.builder.bitcast(x, INT32S)
+        upper = self.builder.lshr(bits, self.whole(16))
+        odd = self.builder.and_(upper, self.whole(1))
+        near = self.builder.add(self.builder.add(bits, self.whole(0x7FFF)), odd)
+        size = self.builder.and_(bits, self.whole(0x7FFFFFFF))
+        number = self.builder.icmp_unsigned("<=", size, self.whole(0x7F800000))
+        near = self.builder.select(number, near, self.whole(0x7FC00000))
+        return self.builder.trunc(
+            self.builder.lshr(near, self.whole(16)), ir.VectorType(ir.IntType(16), LANES)
+        )
+
+    def shuffled(self, a: Any, b: Any, order: Sequence[int]) -> Any:
+        return self.builder.shuffle_vector(
+            a, b, ir.Constant(ir.VectorType(INT32, len(order)), list(order))
+        )
+
+    def all(self, x: Any) -> Any:
+        """A number in every lane."""
+        nothing = ir.Constant(FLOATS, ir.Undefined)
+        first = self.builder.insert_element(nothing, x, ir.Constant(INT32, 0))
+        return self.shuffled(first, first, [0] * LANES)
+
+    def constant(self, x: float) -> Any:
+        return ir.Constant(FLOATS, [x] * LANES)
+
+    def whole(self, x: int) -> Any:
+        return ir.Constant(INT32S, [x] * LANES)
+
+    def sum(self, a: Any, b: Any) -> Any:
+        return self.builder.fadd(a, b, flags=FUSED)
+
+    def product(self, a: Any, b: Any) -> Any:
+        return self.builder.fmul(a, b, flags=FUSED)
+
+    def sum_of_lanes(self, x: Any) -> Any:
+        """One number, of all sixteen."""
+        half = LANES // 2
+        while half:
+            order = [(lane + half) % LANES for lane in range(LANES)]
+            x, half = self.sum(x, self.shuffled(x, x, order)), half // 2
+        return self.builder.extract_element(x, ir.Constant(INT32, 0))
+
+    def call(self, name: str, result: Any, *values: Any) -> Any:
+        """One of LLVM's own functions."""
+        kind = ir.FunctionType(result, [value.type for value in values])
+        module = self.builder.module
+        function = cgutils.get_or_insert_function(module, kind, name)  # type: ignore[no-untyped-call]  # no types
+        return self.builder.call(function, values)
+
+
+Built = Callable[[Any, Any, Any, Sequence[Any]], Any]
+
+
+def builds(build: Callable[[Code], None]) -> Built:
+    """An intrinsic's code, of one that returns nothing."""
+
+    def code(context: Any, builder: Any, signature: Any, values: Sequence[Any]) -> Any:
+        build(Code(context, builder, signature, values))
+        return context.get_dummy_value()
+
+    return code
+
+
+def parts_of(dim: int) -> list[tuple[int, int]]:
+    """A vector of `dim` numbers in pieces of sixteen lanes: where each begins, and its numbers."""
+    return [(first, min(LANES, dim - first)) for first in range(0, dim, LANES)]

@@ -1,0 +1,130 @@
+"""A server that all clients ask, and how each is run: in its own environment, with no hub and no
+telemetry. With CLIENTS_RECORD=1 what they send is added to `sent/`; an environment that has vLLM
+already can be named by CLIENTS_VLLM_PYTHON."""
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.clients import environments
+from tests.clients.recorder import recording
+from tests.live import serving
+
+HERE = Path(__file__).parent
+SENT = HERE / "sent"
+SCRIPTS = HERE / "scripts"
+CLIENT_S = 240.0
+
+ON = (
+    *("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE", "HF_HUB_DISABLE_TELEMETRY"),
+    *("DO_NOT_TRACK", "VLLM_NO_USAGE_STATS", "OMP_NUM_THREADS", "PYTHONUNBUFFERED"),
+)
+OFF = ("LANGSMITH_TRACING", "LANGCHAIN_TRACING_V2", "LITELLM_TELEMETRY", "TOKENIZERS_PARALLELISM")
+QUIET = {
+    **dict.fromkeys(ON, "1"),
+    **dict.fromkeys(OFF, "false"),
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    "NO_PROXY": "127.0.0.1,localhost",
+    "no_proxy": "127.0.0.1,localhost",
+    "TERM": "dumb",
+    "COLUMNS": "200",
+}
+
+Run = Callable[..., str]
+"""run(*command) → what it printed on stdout; fails with all it said where its exit is not 0."""
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[str]:
+    """The base URL of a `foretoken serve` of the demo model."""
+    with serving() as system:
+        yield system.http
+
+
+@pytest.fixture
+def url(server: str, request: pytest.FixtureRequest) -> Iterator[str]:
+    """Where a test's client asks: the server, or a recorder before it."""
+    if not os.environ.get("CLIENTS_RECORD"):
+        yield server
+        return
+    client = request.node.name.removeprefix("test_").split("[")[0]
+    with recording(server) as kept:
+        yield kept.url
+    SENT.mkdir(exist_ok=True)
+    kept.save(SENT / f"{client}.json")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    home = tmp_path / "home"
+    home.mkdir()
+
+    def run(*command: str | Path, env: dict[str, str] | None = None) -> str:
+        done = subprocess.run(
+            [str(each) for each in command],
+            cwd=tmp_path,
+            env={**os.environ, **QUIET, "HOME": str(home), **(env or {})},
+            capture_output=True,
+            text=True,
+            timeout=CLIENT_S,
+            check=False,
+        )
+        assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    return run
+
+
+@contextmanager
+def _installed(name: str) -> Iterator[None]:
+    if not environments.current(name):
+        try:
+            environments.check_room()
+        except environments.NoRoom as why:
+            pytest.skip(str(why))
+        pytest.fail(f"{name} is not installed; run `make clients`")
+    yield
+
+
+@pytest.fixture
+def python() -> Callable[[str], Path]:
+    """The interpreter of a group's environment; skips where the disk has no room for it."""
+
+    def python(group: str) -> Path:
+        with _installed(group):
+            return environments.python_of(group)
+
+    return python
+
+
+@pytest.fixture
+def said(run: Run, python: Callable[[str], Path], url: str) -> Callable[[str, str], dict]:
+    """said(group, script) → what a script of `scripts/` says, as JSON, of the server."""
+
+    def said(group: str, script: str) -> dict:
+        return _json(run(python(group), SCRIPTS / script, url))
+
+    return said
+
+
+@pytest.fixture
+def said_by_node(run: Run, url: str) -> Callable[[str], dict]:
+    def said(script: str) -> dict:
+        if not (shutil.which("node") and shutil.which("npm")):
+            pytest.skip("node or npm is not installed (on Debian: apt-get install nodejs npm)")
+        with _installed("node"):
+            packages = {"NODE_PATH": str(environments.node_home() / "node_modules")}
+        return _json(run("node", SCRIPTS / script, url, env=packages))
+
+    return said
+
+
+def _json(printed: str) -> dict:
+    last: dict = json.loads(printed.strip().splitlines()[-1])
+    return last

@@ -1,0 +1,89 @@
+"""Clients that talk, at pinned versions, against a real server of the demo model: every answer is
+right, streamed or not, alone or together, and errors are those that they know how to treat."""
+
+from collections.abc import Callable
+
+import pytest
+
+pytestmark = [pytest.mark.clients, pytest.mark.timeout(300)]
+
+REVERSED = "green blue red"
+DRAWN = "🐱🌙"
+SORTED = "apple fig pear"
+
+
+def counted(first: int, last: int) -> str:
+    return " ".join(map(str, range(first, last + 1)))
+
+
+TOGETHER = [counted(n, n + 5) for n in range(8)]
+Said = Callable[[str, str], dict]
+
+
+def test_openai_python(said: Said) -> None:
+    seen = said("openai", "openai_python.py")
+    assert seen["models"] == ["demo"]
+    assert seen["answer"] == seen["chunks"] == seen["streamed"] == REVERSED
+    assert seen["reason"] == "stop" and seen["request_id"]
+    assert seen["last_usage"]["completion_tokens"] == seen["usage"]["completion_tokens"] == 4
+    assert seen["usage"]["total_tokens"] == seen["usage"]["prompt_tokens"] + 4
+    assert seen["usage"]["prompt_tokens_details"]["cached_tokens"] >= 0
+    assert seen["text"] == DRAWN and seen["texts"] == [DRAWN, DRAWN]
+    assert seen["tokens"] == seen["completion_tokens"]
+    assert seen["scored"] == "Emoji: cat moon\n" and seen["scores"][0] is None
+    assert all(each < 0 for each in seen["scores"][1:]) and len(seen["scores"]) > 4
+    assert seen["parts"] == seen["joined"], "text parts are joined by a line feed"
+    assert seen["told"] == [SORTED, SORTED]
+    assert seen["together"] == TOGETHER
+    assert (seen["unknown"]["kind"], seen["unknown"]["status"]) == ("NotFoundError", 404)
+    assert (seen["overflow"]["kind"], seen["overflow"]["code"]) == (
+        "BadRequestError",
+        "context_length_exceeded",
+    )
+    assert "This model's maximum context length is 2048 tokens" in seen["overflow"]["says"]
+
+
+def test_openai_node(said_by_node: Callable[[str], dict]) -> None:
+    seen = said_by_node("openai_node.cjs")
+    assert seen["models"] == ["demo"]
+    assert seen["answer"] == seen["chunks"] == seen["streamed"] == REVERSED
+    assert seen["reason"] == "stop"
+    assert seen["last_usage"] == seen["usage"] and seen["usage"]["completion_tokens"] == 4
+    assert seen["text"] == DRAWN and seen["together"] == TOGETHER
+    assert (seen["unknown"]["kind"], seen["unknown"]["status"]) == ("NotFoundError", 404)
+    assert (seen["overflow"]["kind"], seen["overflow"]["code"]) == (
+        "BadRequestError",
+        "context_length_exceeded",
+    )
+
+
+def test_langchain(said: Said) -> None:
+    seen = said("openai", "langchain_chat.py")
+    assert seen["answer"] == seen["streamed"] == seen["async"] == REVERSED
+    assert seen["several"], "the answer came in chunks"
+    assert seen["usage"]["output_tokens"] == seen["streamed_usage"]["output_tokens"] == 4
+    assert seen["batch"] == [counted(n, 5) for n in range(4)]
+    assert seen["chain"] == "fig pear"
+    assert seen["text"] == seen["text_streamed"] == DRAWN
+
+
+def test_llamaindex(said: Said) -> None:
+    seen = said("litellm", "llamaindex_chat.py")
+    assert seen["answer"] == seen["streamed"] == seen["async"] == REVERSED
+    assert seen["completed_by_chat"] == "fig pear"
+    assert seen["text"] == DRAWN and seen["text_streamed"] == "sun"
+
+
+def test_litellm(said: Said) -> None:
+    seen = said("litellm", "litellm_chat.py")
+    assert seen["answer"] == seen["streamed"] == seen["async"] == seen["hosted_vllm"] == REVERSED
+    assert seen["streamed_tokens"] == seen["usage"]["completion_tokens"] == 4
+    assert seen["text"] == DRAWN
+    overflows = [seen["overflow"], seen["overflow_vllm"]]
+    assert [each["kind"] for each in overflows] == ["ContextWindowExceededError"] * 2, overflows
+    assert seen["fallen_back"] == "from the larger model"
+
+
+def test_aisuite(said: Said) -> None:
+    seen = said("locust", "aisuite_chat.py")
+    assert seen == {"answer": REVERSED, "told": SORTED}

@@ -1,0 +1,88 @@
+"""`foretoken bench` as a user types it: against a live foretoken, and ended by Ctrl-C."""
+
+import asyncio
+import json
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.foretoken.bench.openai_fake import Answer, faking
+from tests.live import ROOT, Live, command, environment, serving
+
+
+@pytest.fixture(scope="module")
+def live() -> Iterator[Live]:
+    with serving("--served-model-name", "demo", "--set", "log.path=") as running:
+        yield running
+
+
+def bench(*arguments: str) -> str:
+    done = subprocess.run(
+        command("bench", *arguments),
+        capture_output=True, text=True, timeout=120, env=environment(), cwd=ROOT,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""  # no bar where there is no terminal
+    return " ".join(done.stdout.split())
+
+
+@pytest.mark.slow
+def test_a_live_server_is_measured(live: Live, tmp_path: Path) -> None:
+    out, picture = tmp_path / "out.json", tmp_path / "out.png"
+    told = bench(
+        live.http, "--requests", "12", "--concurrency", "4", "--max-tokens", "16",
+        "--as-class", "interactive", "--json", str(out), "--plot", str(picture),
+    )  # fmt: skip
+    assert "the demo's tasks" in told and "12 of 12" in told and "goodput, interactive" in told
+    [server] = json.loads(out.read_text())["servers"]
+    [went] = server["rounds"]
+    assert (went["whole"], went["errors"], went["counted"]) == (12, {}, True)
+    assert 1 <= went["at_once"] <= 4
+    for sample in went["samples"]:
+        assert 0 < sample["ttft_s"] <= sample["e2e_s"]
+        assert 1 <= sample["output_tokens"] <= 16 and sample["prompt_tokens"] > 1
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_words_of_a_length_come_as_they_are_asked_for(live: Live, tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    told = bench(
+        live.http, "--endpoint", "completions", "--input-tokens", "40", "--output-tokens", "3",
+        "--rate", "50", "--requests", "10", "--json", str(out),
+    )  # fmt: skip
+    assert "open loop, 50 requests/s, poisson" in told and "as the server counts" in told
+    [went] = json.loads(out.read_text())["servers"][0]["rounds"]
+    assert {s["output_tokens"] for s in went["samples"]} == {3}
+    assert all(38 <= s["prompt_tokens"] <= 42 for s in went["samples"])
+
+
+def test_a_server_is_compared_with_another(live: Live) -> None:
+    told = bench(
+        "--compare", live.http, f"{live.http}/v1", "--requests", "3", "--rounds", "2",
+        "--max-tokens", "4", "--warm-up", "1",
+    )  # fmt: skip
+    assert "second / first" in told and "2 round(s)" in told
+
+
+async def test_ctrl_c_tells_what_there_is_by_then() -> None:
+    async with faking(lambda _: Answer(pause_s=0.001 if len(fake.asked) < 30 else 60)) as fake:
+        process = await asyncio.create_subprocess_exec(
+            *command("bench", fake.url, "--requests", "1000", "--concurrency", "2"),
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(), cwd=ROOT,
+        )  # fmt: skip
+
+        async def until_asked() -> None:
+            while len(fake.asked) < 30:  # noqa: ASYNC110 - a test polls what has no event
+                await asyncio.sleep(0.01)
+
+        async with asyncio.timeout(60):
+            await until_asked()
+            process.send_signal(signal.SIGINT)
+            out, errors = await process.communicate()
+    assert process.returncode == 130
+    told = " ".join(out.decode().split())
+    assert "stopped after" in told and "of 1000 requests" in told and "TTFT" in told
+    assert errors == b""

@@ -1,0 +1,88 @@
+"""What is asked, the same for one seed."""
+
+from itertools import islice
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from foretoken.bench.lengths import length_of
+from foretoken.bench.prompts import Prompt, Scale, demo_tasks, from_file, synthetic
+
+
+def test_a_seed_asks_the_same_and_another_does_not() -> None:
+    draw = length_of("5-50", "-")
+    prompts = synthetic(draw, draw, Scale(), ("a", "b"), chat=True)
+    one, same, other = (list(islice(prompts(Random(seed)), 9)) for seed in (1, 1, 2))
+    assert one == same != other
+    assert len({p.messages[0]["content"] for p in one}) == 9
+
+
+@pytest.mark.parametrize(
+    ("few", "many", "tokens", "words"),
+    [
+        ((10, 25), (110, 225), 105, 50),  # 2 a word, 5 around
+        ((10, 10), (110, 110), 64, 64),
+        ((10, 25), (110, 225), 3, 1),  # less than what is around: one word
+        ((10, 0), (110, 0), 13, 10),  # tells none: 1.3 a word
+        ((10, 20), (110, 20), 13, 10),
+    ],
+)
+def test_words_for_so_many_tokens(
+    few: tuple[int, int], many: tuple[int, int], tokens: int, words: int
+) -> None:
+    assert Scale.through(few, many).words(tokens) == words
+
+
+def test_a_file_is_gone_through_again_and_again(tmp_path: Path) -> None:
+    file = tmp_path / "f.jsonl"
+    file.write_text(
+        '{"prompt": "a"}\n{"messages": [{"role": "user", "content": "b"}], "max_tokens": 3}\n'
+    )
+    found = list(islice(from_file(file, None, chat=True)(Random(0)), 4))
+    assert found[:2] == found[2:]
+    wanted = [
+        Prompt(None, [{"role": "user", "content": "a"}], None),
+        Prompt(None, [{"role": "user", "content": "b"}], 3),
+    ]
+    assert sorted(found[:2], key=str) == sorted(wanted, key=str)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "{",
+        "[]",
+        "{}",
+        '{"prompt": 1}',
+        '{"prompt": "a", "messages": []}',
+        '{"messages": []}',
+        '{"messages": [{"role": "user"}]}',
+        '{"prompt": "a", "max_tokens": 0}',
+        '{"prompt": "a", "max_tokens": "9"}',
+    ],
+)
+def test_a_line_that_is_no_prompt_is_named(tmp_path: Path, line: str) -> None:
+    file = tmp_path / "f.jsonl"
+    file.write_text(f'{{"prompt": "fine"}}\n{line}\n')
+    with pytest.raises(ValueError, match=r"f.jsonl, line 2: takes a JSON object with `prompt`"):
+        from_file(file, None, chat=True)
+
+
+def test_a_file_without_prompts_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "f.jsonl"
+    with pytest.raises(ValueError, match="cannot read"):
+        from_file(file, None, chat=True)
+    file.write_text("\n")
+    with pytest.raises(ValueError, match="holds no prompt"):
+        from_file(file, None, chat=True)
+    file.write_text('{"messages": [{"role": "user", "content": "b"}]}')
+    with pytest.raises(ValueError, match="line 1: is a conversation: give --endpoint chat"):
+        from_file(file, None, chat=False)
+
+
+@pytest.mark.parametrize("chat", [True, False])
+def test_the_demo_s_tasks_suit_their_endpoint(chat: bool) -> None:
+    for prompt in islice(demo_tasks(chat, 99)(Random(0)), 20):
+        assert (prompt.prompt is None) == chat == bool(prompt.messages)
+        assert prompt.max_tokens == 99

@@ -1,0 +1,330 @@
+"""A benchmark against a server that answers by script."""
+
+import asyncio
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from foretoken.bench.client import Server
+from foretoken.bench.drive import Progress
+from foretoken.bench.lengths import length_of
+from foretoken.bench.load import Load
+from foretoken.bench.measures import Budgets
+from foretoken.bench.plot import draw
+from foretoken.bench.prompts import from_file
+from foretoken.bench.report import as_json, tables
+from foretoken.bench.run import Asking, Outcome, Plan, bench
+from foretoken.bench.samples import CUT, LATE, STOPPED, UNREACHABLE, Sample
+from foretoken.bench.served import Served, find_served
+from foretoken.client.address import HttpAddress
+from tests.foretoken.bench.openai_fake import (
+    DONE,
+    Answer,
+    Asked,
+    Fake,
+    delta,
+    event,
+    faking,
+    listing,
+    refusal,
+    usage,
+)
+
+WORDS = ("red", "blue", "green")
+CLASSES = {"any": Budgets()}
+
+
+def plan(*urls: str, load: Load | None = None, **more: Any) -> Plan:
+    load = load or Load(requests=6, concurrency=2)
+    return Plan(urls, load, more.pop("asking", Asking(WORDS)), CLASSES, **{"warm_up": 0} | more)
+
+
+async def run(what: Plan, stop: asyncio.Event | None = None) -> list[Outcome]:
+    return await bench(what, stop or asyncio.Event(), lambda *_: None)
+
+
+def measured(fake: Fake) -> list[Asked]:
+    """What was asked but for the two probes of how words are counted."""
+    return fake.asked[2:]
+
+
+def shown(outcomes: list[Outcome], what: Plan) -> str:
+    console = Console(width=140, file=io.StringIO(), record=True)
+    for table in tables(outcomes, what):
+        console.print(table)
+    return " ".join(console.export_text().split())
+
+
+async def test_a_closed_loop_asks_so_many_and_no_more_at_once() -> None:
+    async with faking(lambda _: Answer(pause_s=0.005)) as fake:
+        [outcome] = await run(plan(fake.url + "/v1/", api_key="sk-1", warm_up=3))
+    assert len(fake.asked) == 2 + 3 + 6
+    assert fake.connections <= 4 and fake.at_once <= 4  # the warm-up's four; they are used again
+    last = fake.asked[-1]
+    assert last.path == "/v1/chat/completions"
+    assert last.headers["authorization"] == "Bearer sk-1"
+    assert last.body["stream_options"] == {"include_usage": True}
+    assert (last.body["model"], last.body["ignore_eos"], last.body["max_tokens"]) == ("m", True, 64)
+    found = outcome.figures[0]
+    assert (found.whole, found.output_tokens, found.prompt_tokens) == (6, 12, 18)
+    assert found.at_once <= 2 and found.counted and not found.errors
+    assert all(len(s.text_s) == 2 for s in outcome.rounds[0].samples)
+
+
+async def test_an_open_loop_waits_for_nobody() -> None:
+    """None is answered before all have been asked."""
+    gate = asyncio.Event()
+
+    def script(_: Asked) -> Answer:
+        if len(measured(fake)) == 8:
+            gate.set()
+        return Answer(gate=gate if measured(fake) else None)
+
+    async with faking(script) as fake:
+        load = Load(requests=8, rate=200.0, arrivals="constant")
+        [outcome] = await run(plan(fake.url, load=load))
+    due = [s.due_s for s in outcome.rounds[0].samples]
+    assert due == pytest.approx([number / 200 for number in range(8)])
+    assert outcome.figures[0].whole == outcome.figures[0].at_once == 8
+
+
+KINDS: list[tuple[Answer, str]] = [
+    (Answer([delta("a"), DONE]), ""),
+    (Answer([delta("a", "length")]), ""),  # some send no [DONE]
+    (Answer([delta("a")]), CUT),
+    (Answer([delta("a")], hangs_up=True), CUT),
+    (Answer([delta("a"), event(error={"message": "out of memory"}), DONE]), "out of memory"),
+    (refusal(429, "queue is\nfull"), "HTTP 429: queue is full"),
+    (Answer([b"<html>bad gateway</html>"], 502), "HTTP 502: <html>bad gateway</html>"),
+    (Answer([b'{"detail": "Not Found"}'], 404), "HTTP 404: Not Found"),
+    (Answer([b"data: {nonsense\n\n"]), "an event of the stream is not as OpenAI's are"),
+    (Answer([b"data: [1]\n\n"]), "an event of the stream is not as OpenAI's are"),
+    (Answer([delta("a")], pause_s=30), LATE),
+]
+
+
+@pytest.mark.parametrize(("answer", "problem"), KINDS)
+async def test_what_goes_wrong_is_told(answer: Answer, problem: str) -> None:
+    async with faking(lambda _: answer) as fake:
+        server, sample = Server(fake.url), Sample(0.0)
+        timeout_s = 0.1 if problem == LATE else 20.0
+        await server.ask("/v1/chat/completions", b"{}", sample, 0.0, timeout_s)
+        await server.close()
+    assert sample.problem == problem
+    assert sample.status == answer.status
+
+
+async def test_nobody_there_is_a_problem_of_each_request() -> None:
+    server, sample = Server("127.0.0.1:1"), Sample(0.0)
+    await server.ask("/v1/completions", b"{}", sample, 0.0, 5.0)
+    assert sample.problem == UNREACHABLE
+
+
+async def test_a_kept_connection_that_was_closed_is_no_fault() -> None:
+    """The server hangs up after each whole answer, and doesn't say so."""
+    whole = [delta("a", "stop"), usage(1, 1), DONE]
+    ends = Answer(whole, headers="Connection: keep-alive\r\n")
+    async with faking(lambda _: ends) as fake:
+        server = Server(fake.url)
+        for _ in range(3):
+            sample = Sample(0.0)
+            await server.ask("/v1/chat/completions", b"{}", sample, 0.0, 20.0)
+            assert sample.problem == ""
+            for kept in server._idle:
+                kept.transport.abort()  # as seen from here
+            await asyncio.sleep(0)
+        assert fake.connections == 3
+        await server.close()
+
+
+async def test_tokens_are_counted_by_messages_where_the_server_tells_none() -> None:
+    texts = Answer([delta("a"), delta("b"), delta("c", "stop"), DONE])
+    async with faking(lambda _: texts) as fake:
+        what = plan(fake.url)
+        outcomes = await run(what)
+    assert outcomes[0].figures[0].output_tokens == 18
+    told = shown(outcomes, what)
+    assert "tokens are counted by messages with text: the server tells no usage" in told
+    assert "taken as 1.3 tokens a word" in told
+
+
+async def test_random_words_are_as_many_as_the_server_counts() -> None:
+    """Each word is two tokens there, and a conversation five more."""
+
+    def count(asked: Asked) -> Answer:
+        words = len(asked.body["messages"][0]["content"].split())
+        return Answer([delta("a", "length"), usage(5 + 2 * words, 1), DONE])
+
+    asking = Asking(WORDS, inputs=length_of("205", "-"), outputs=length_of("9", "-"))
+    async with faking(count) as fake:
+        [outcome] = await run(plan(fake.url, asking=asking))
+    assert {s.prompt_tokens for s in outcome.rounds[0].samples} == {205}
+    assert {asked.body["max_tokens"] for asked in measured(fake)} == {9}
+    assert outcome.asked == "random words, as the server counts"
+
+
+async def test_a_file_s_prompts_and_completions(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "one"}\n\n{"prompt": "two", "max_tokens": 7}\n')
+    asking = Asking(WORDS, file=from_file(file, 5, chat=False), chat=False)
+    answer = Answer([event(choices=[{"text": "a", "finish_reason": "stop"}]), usage(1, 1), DONE])
+    async with faking(lambda _: answer) as fake:
+        [outcome] = await run(plan(fake.url, asking=asking))
+    assert {asked.path for asked in fake.asked} == {"/v1/completions"}
+    sent = sorted((asked.body["prompt"], asked.body["max_tokens"]) for asked in fake.asked)
+    assert sent == [("one", 5)] * 3 + [("two", 7)] * 3
+    assert outcome.figures[0].whole == 6 and "ignore_eos" not in fake.asked[0].body
+
+
+async def test_the_demo_is_asked_its_own_tasks() -> None:
+    async with faking(models=listing("demo", owner="foretoken")) as fake:
+        [outcome] = await run(plan(fake.url))
+    assert outcome.asked == "the demo's tasks" and len(fake.asked) == 6
+    assert all(asked.body["messages"][-1]["role"] == "user" for asked in fake.asked)
+
+
+async def test_classes_are_named_in_turn_and_judged_by_their_own() -> None:
+    async with faking() as fake:
+        what = plan(fake.url, as_classes=("fast", "slow"))
+        classes = {"fast": Budgets(ttft_s=1e-9), "slow": Budgets()}
+        what = Plan(what.urls, what.load, what.asking, classes, "", "", what.as_classes, 1, 0)
+        [outcome] = await run(what)
+    named = [asked.headers["x-foretoken-sla"] for asked in measured(fake)]
+    assert sorted(named) == ["fast"] * 3 + ["slow"] * 3
+    good = outcome.figures[0].goodput
+    assert (good["fast"].met, good["fast"].of) == (0, 3)
+    assert (good["slow"].met, good["slow"].of) == (3, 3)
+
+
+async def test_servers_are_compared_in_turns_with_the_same_requests(tmp_path: Path) -> None:
+    order: list[str] = []
+
+    def noting(name: str) -> Callable[[Asked], Answer]:
+        def note(_: Asked) -> Answer:
+            order.append(name)
+            return Answer()
+
+        return note
+
+    async with faking(noting("a")) as one, faking(noting("b")) as other:
+        what = plan(one.url, other.url, rounds=3, load=Load(requests=2, concurrency=1))
+        outcomes = await run(what)
+        assert order[4:] == [*"aabb", *"bbaa", *"aabb"]
+        assert [a.body for a in measured(one)] == [a.body for a in measured(other)]
+    told = shown(outcomes, what)
+    assert "3 round(s), median (lowest–highest)" in told and "second / first" in told
+    content = json.loads(json.dumps(as_json(outcomes, what), allow_nan=False))
+    assert [server["url"] for server in content["servers"]] == [one.url, other.url]
+    assert [len(r["samples"]) for r in content["servers"][0]["rounds"]] == [2, 2, 2]
+    assert content["servers"][0]["medians"]["errors"] == 0
+    assert content["classes"] == {"any": {"ttft_s": None, "tpot_s": None, "mtpot_s": None}}
+    draw(tmp_path / "plot.png", outcomes)
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(ValueError, match=r"cannot write .*plot\.nonsense"):
+        draw(tmp_path / "plot.nonsense", outcomes)
+
+
+async def test_a_stop_tells_what_there_is() -> None:
+    stop = asyncio.Event()
+    held: list[Asked] = []
+
+    def script(asked: Asked) -> Answer:
+        held.append(asked)
+        if len(held) == 2 + 4:
+            stop.set()
+        return Answer(pause_s=0.0 if len(held) <= 2 + 3 else 60.0)
+
+    async with faking(script) as fake:
+        what = plan(fake.url, load=Load(requests=50, concurrency=1), rounds=2)
+        outcomes = await run(what, stop)
+    [went] = outcomes[0].rounds
+    assert went.stopped and [s.problem for s in went.samples] == ["", "", "", STOPPED]
+    assert "stopped after 3 of 50 requests" in shown(outcomes, what)
+    assert "stopped before anything was measured" in shown([Outcome("u", "m", "")], what)
+
+
+@pytest.mark.parametrize(
+    ("models", "model", "said"),
+    [
+        (refusal(401, "no key"), "", r"refuses the key \(401: no key\); give --api-key or FORETOK"),
+        (Answer([b"{}"], 404), "", r"GET /v1/models answers 404; is that an OpenAI-compatible"),
+        (Answer([b"[]"]), "", "serves no model$"),
+        (Answer([b"<html>"]), "", "serves no model$"),
+        (listing("a", "b"), "c", "serves no model 'c'; it serves a, b"),
+    ],
+)
+async def test_what_cannot_be_loaded_is_one_sentence(models: Answer, model: str, said: str) -> None:
+    async with faking(models=models) as fake:
+        with pytest.raises(ValueError, match=said):
+            await run(plan(fake.url, model=model))
+    assert not fake.asked
+
+
+async def test_a_server_that_refuses_all_is_not_measured() -> None:
+    async with faking(lambda _: refusal(400, "no chat template")) as fake:
+        with pytest.raises(ValueError, match="answers no request: HTTP 400: no chat template"):
+            await run(plan(fake.url))
+    tasks = listing("demo", owner="foretoken")
+    async with faking(lambda _: refusal(400, "no"), tasks) as fake:
+        with pytest.raises(ValueError, match="answers no request: HTTP 400: no"):
+            await run(plan(fake.url, warm_up=2))
+
+
+async def test_nobody_and_nonsense_are_told_apart() -> None:
+    with pytest.raises(ValueError, match=r"no server answers at http://127.0.0.1:1: "):
+        await run(plan("127.0.0.1:1"))
+
+    async def speak(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"SSH-2.0-x\r\n")
+
+    other = await asyncio.start_server(speak, "127.0.0.1", 0)
+    port = other.sockets[0].getsockname()[1]
+    with pytest.raises(ValueError, match=r"what answers does not speak HTTP/1.1"):
+        await run(plan(f"http://127.0.0.1:{port}"))
+    other.close()
+
+
+async def test_a_model_s_owner_is_known() -> None:
+    async with faking(models=listing("x", "y", owner="vllm")) as fake:
+        server = Server(fake.url)
+        assert await find_served(server) == Served("x", "vllm")
+        assert await find_served(server, "y") == Served("y", "vllm")
+        await server.close()
+
+
+@pytest.mark.parametrize(
+    ("url", "address"),
+    [
+        ("localhost:80", HttpAddress("localhost", 80)),
+        ("http://h", HttpAddress("h", 80)),
+        ("https://h/v1", HttpAddress("h", 443, "", True)),
+        ("https://h:9/api/v1/", HttpAddress("h", 9, "/api", True)),
+        ("http://[::1]:8000", HttpAddress("::1", 8000)),
+    ],
+)
+def test_an_address_is_read(url: str, address: HttpAddress) -> None:
+    assert HttpAddress.of(url) == address
+
+
+@pytest.mark.parametrize("url", ["", "ftp://h", "http://", "http://h:x", "http://h:99999"])
+def test_what_is_no_address_is_one_line(url: str) -> None:
+    with pytest.raises(ValueError, match="is no address of a server, like http"):
+        HttpAddress.of(url)
+
+
+async def test_progress_counts_each_end() -> None:
+    seen: list[tuple[int, int]] = []
+
+    def tell(what: str, load: Load, now: Progress) -> None:
+        seen.append((now.ended, now.failed))
+
+    answers = iter([Answer(), Answer(), Answer(), refusal(500, "x"), Answer()])
+    async with faking(lambda _: next(answers)) as fake:
+        what = plan(fake.url, load=Load(requests=3, concurrency=1))
+        await bench(what, asyncio.Event(), tell)
+    assert seen == [(0, 0), (1, 0), (2, 1), (3, 1)]

@@ -1,0 +1,129 @@
+"""`foretoken chat` over HTTP, against a server that answers by script."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from typer import Typer
+from typer.testing import CliRunner
+
+from foretoken.client.errors import (
+    ForetokenError,
+    InvalidRequest,
+    Overloaded,
+    ServerError,
+    Unauthenticated,
+    Unavailable,
+)
+from foretoken.client.http import HttpServer
+from foretoken.commands.chat import chat
+from services.core import FinishReason
+from tests.foretoken.bench.openai_fake import (
+    DONE,
+    Answer,
+    delta,
+    event,
+    faking,
+    listing,
+    refusal,
+    usage,
+)
+
+HELLO = Answer([delta("hel"), delta("lo", "length"), usage(3, 2), DONE])
+TURNS = [{"role": "user", "content": "hi"}]
+
+
+async def test_an_answer_streams_with_its_end_and_usage() -> None:
+    async with faking(lambda _: HELLO, listing("m", "n")) as fake:
+
+        def work() -> None:
+            server = HttpServer(f"{fake.url}/v1/", "sk-1")
+            assert server.models() == ["m", "n"]
+            stream = server.generate(TURNS, "m", "interactive", max_tokens=9)
+            chunks = list(stream)
+            assert [chunk.text for chunk in chunks] == ["hel", "lo"]
+            assert chunks[-1].finish_reason is FinishReason.LENGTH
+            assert stream.usage and stream.usage.completion_tokens == 2
+
+        await asyncio.to_thread(work)
+    [asked] = fake.asked
+    assert (asked.path, asked.body["messages"]) == ("/v1/chat/completions", TURNS)
+    assert asked.headers["authorization"] == "Bearer sk-1"
+    assert (asked.headers["x-foretoken-sla"], asked.body["max_tokens"]) == ("interactive", 9)
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "said"),
+    [
+        (refusal(401, "no key"), Unauthenticated, "no key"),
+        (refusal(404, "no such model"), InvalidRequest, "no such model"),
+        (refusal(429, "queue is full"), Overloaded, "queue is full"),
+        (refusal(503, "draining"), Unavailable, "draining"),
+        (Answer([b"<html>"], 500), ServerError, "answers 500"),
+        (Answer([delta("a"), event(error={"message": "lost"})]), ServerError, "lost"),
+        (Answer([b"data: {nonsense\n\n"]), Unavailable, "broke off"),
+        (Answer([delta("a")], hangs_up=True), Unavailable, "broke off"),
+    ],
+)
+async def test_errors_are_those_of_the_grpc_client(
+    answer: Answer, kind: type[ForetokenError], said: str
+) -> None:
+    async with faking(lambda _: answer) as fake:
+
+        def work() -> None:
+            with pytest.raises(kind, match=said):
+                list(HttpServer(fake.url).generate(TURNS, "m", ""))
+
+        await asyncio.to_thread(work)
+
+
+async def test_a_cancelled_answer_ends() -> None:
+    endless = Answer([delta("a")] * 1_000, pause_s=0.01)
+    async with faking(lambda _: endless) as fake:
+
+        def work() -> str:
+            stream = HttpServer(fake.url).generate(TURNS, "m", "")
+            taken = []
+            for chunk in stream:
+                taken.append(chunk.text)
+                stream.cancel()
+            return "".join(taken)
+
+        assert await asyncio.to_thread(work) == "a"
+
+
+async def invoke(*arguments: str, lines: str = "") -> Any:
+    app = Typer()
+    app.command()(chat)
+    return await asyncio.to_thread(CliRunner().invoke, app, list(arguments), lines)
+
+
+async def test_the_chat_command_talks_over_http() -> None:
+    async with faking(lambda _: HELLO) as fake:
+        done = await invoke(
+            "--address", fake.url, "--seed", "7", lines="hi\n/system be kind\nagain\n/quit\nno\n"
+        )
+    assert done.exit_code == 0, done.output
+    assert done.output.count("hello [cut at max_tokens]") == 2
+    first, second = (asked.body for asked in fake.asked)
+    assert (first["model"], first["seed"], first["messages"]) == ("m", 7, TURNS)
+    assert [turn["role"] for turn in second["messages"]] == ["system", "user", "assistant", "user"]
+
+
+@pytest.mark.parametrize(
+    ("models", "said"),
+    [
+        (refusal(401, "no key"), "no key"),
+        (Answer([b"<html>"]), "is no OpenAI-compatible server"),
+    ],
+)
+async def test_the_chat_command_says_why_it_can_t(models: Answer, said: str) -> None:
+    async with faking(models=models) as fake:
+        done = await invoke("--address", fake.url)
+    assert done.exit_code == 1 and said in " ".join(done.output.split())
+
+
+async def test_nobody_there_is_one_line() -> None:
+    done = await invoke("--address", "http://127.0.0.1:1")
+    assert done.exit_code == 1
+    assert "no server answers at http://127.0.0.1:1" in done.output

@@ -1,0 +1,176 @@
+"""Children are started again, given up when they keep ending, and ended together."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from foretoken.running.children.minding import Minder, ProcessFailed, minding
+from foretoken.running.children.patience import Lives, Patience
+from foretoken.running.children.processes import Child
+from services.runtime.backoff import Backoff
+from services.runtime.errors import GaveUp
+from services.runtime.server import Lifecycle
+from services.runtime.startup import UP
+from services.runtime.tasks import cause
+from tests.reach import until
+from tests.system.children import children, is_alive
+
+MODULE = "tests.foretoken.mortal"
+SOON = Patience(Backoff(0.01, 0.02), ends_max=3)
+NEVER_S = 60.0  # no test waits for so long where all is right
+
+
+def test_how_long_it_is_waited_for_and_when_no_more() -> None:
+    lives = Lives(Patience())
+    assert [lives.ended(59.0) for _ in range(4)] == [0.5, 1.0, 2.0, 4.0]
+    assert lives.ended(61.0) == 0.5  # what ran for long begins anew
+    assert [lives.ended(1.0) for _ in range(4)] == [0.5, 1.0, 2.0, 4.0]
+    assert lives.ended(60.0) is None
+
+
+@dataclass
+class Minded:
+    minder: Minder
+    lifecycle: Lifecycle
+    stages: list[tuple[str, str]] = field(default_factory=list)
+
+    async def up(self, name: str, times: int = 1) -> None:
+        await until(lambda: self.stages.count((name, UP)) >= times, 30)
+
+
+def child(name: str, does: str) -> Child:
+    section = name.partition("-")[0]
+    return Child(name, section, MODULE, {section: {"does": does}})
+
+
+def mine() -> list[int]:
+    return sorted(children(os.getpid(), MODULE))
+
+
+@asynccontextmanager
+async def minded(*those: Child) -> AsyncIterator[Minded]:
+    stages: list[tuple[str, str]] = []
+    lifecycle = Lifecycle()
+
+    def told(name: str, stage: str) -> None:
+        stages.append((name, stage))
+
+    async with minding(those, lifecycle, told, SOON) as minder:
+        yield Minded(minder, lifecycle, stages)
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [
+        r.getMessage() for r in caplog.records if r.name == "foretoken.running.children.minding"
+    ]
+
+
+async def test_one_that_is_killed_comes_back_as_the_same(caplog: pytest.LogCaptureFixture) -> None:
+    async with minded(child("worker-0", "stays"), child("predictor", "stays")) as it:
+        await it.up("worker-0")
+        await it.up("predictor")
+        it.minder.settle()
+        [first] = [pid for pid in mine() if "worker.does" in arguments(pid)]
+        os.kill(first, signal.SIGKILL)
+        await it.up("worker-0", 2)
+        assert it.stages.count(("predictor", UP)) == 1
+        assert first not in mine() and len(mine()) == 2
+        assert ("worker-0", "thinking") in it.stages
+    assert mine() == []
+    again, back = warnings(caplog)
+    assert again == "worker-0 ended (status -9): it is started again"
+    assert back.startswith("worker-0 is back after ")
+
+
+async def test_settings_refused_at_first_end_the_block_with_its_sentence() -> None:
+    with pytest.raises(BaseExceptionGroup) as caught:
+        async with minded(child("worker-0", "stays"), child("predictor", "refuses")):
+            await asyncio.sleep(NEVER_S)
+    assert isinstance(reason := cause(caught.value), ProcessFailed)
+    assert str(reason) == "it will not"
+    assert mine() == []
+
+
+async def test_one_that_serves_and_breaks_at_first_ends_the_block() -> None:
+    with pytest.raises(BaseExceptionGroup) as caught:
+        async with minded(child("worker-0", "dies")):
+            await asyncio.sleep(NEVER_S)
+    assert isinstance(reason := cause(caught.value), ProcessFailed)
+    assert str(reason) == "the worker-0 process ended with status 3"
+
+
+async def test_an_adviser_that_keeps_dying_is_done_without(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with minded(child("predictor", "dies"), child("worker-0", "stays")) as it:
+        await it.up("worker-0")
+        await until(lambda: it.minder.count("predictor") == 0, 30)
+        assert len(mine()) == 1
+    assert warnings(caplog)[-1] == (
+        "predictor ended 3 times, each within 60 s of its start, and is given up; the last time "
+        "with status 3: forecasts come from history"
+    )
+
+
+async def test_the_last_worker_that_is_given_up_ends_the_block(tmp_path: Path) -> None:
+    """The first that is, does not: its requests go to the other."""
+    once = [child(f"worker-{n}", f"stays-once {tmp_path}/{n}") for n in range(2)]
+    with pytest.raises(BaseExceptionGroup) as caught:
+        async with minded(*once) as it:
+            await it.up("worker-0")
+            await it.up("worker-1")
+            it.minder.settle()
+            first, second = mine()
+            os.kill(first, signal.SIGKILL)
+            await until(lambda: it.minder.count("worker") == 1, 30)
+            assert is_alive(second)
+            os.kill(second, signal.SIGKILL)
+            await asyncio.sleep(NEVER_S)
+    assert isinstance(reason := cause(caught.value), GaveUp)
+    assert str(reason).endswith(
+        " ended 3 times, each within 60 s of its start, and is given up; the last time with it "
+        "will not"
+    )
+
+
+async def test_a_stopped_one_stays_away_while_the_others_go_on() -> None:
+    async with minded(child("worker-0", "stays"), child("predictor", "stays")) as it:
+        await it.up("worker-0")
+        await it.up("predictor")
+        it.minder.settle()
+        await it.minder.stop(("worker",))
+        [left] = mine()
+        assert "predictor.does" in arguments(left)
+
+
+async def test_a_second_signal_ends_who_does_not_hear_the_first() -> None:
+    async with minded(child("worker-0", "deaf"), child("worker-1", "deaf")) as it:
+        await it.up("worker-0")
+        await it.up("worker-1")
+        it.minder.settle()
+        stopping = asyncio.ensure_future(it.minder.stop(("worker",)))
+        await asyncio.sleep(0.1)
+        assert len(mine()) == 2 and not stopping.done()
+        it.lifecycle.signal()
+        it.lifecycle.signal()
+        async with asyncio.timeout(30):
+            await stopping
+        assert mine() == []
+
+
+async def test_a_start_that_is_left_leaves_nobody() -> None:
+    """Before anything was served there is nothing to wait for, whoever is deaf."""
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.3), minded(*(child(f"worker-{n}", "deaf") for n in range(3))):
+            await asyncio.sleep(NEVER_S)
+    assert mine() == []
+
+
+def arguments(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text()

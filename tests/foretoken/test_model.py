@@ -1,0 +1,123 @@
+"""Where a model is found: a folder, a whole snapshot of the hub's cache, or nowhere."""
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from foretoken.running.model import Located, locate
+from services.runtime.config import ConfigError
+from tests.live import ROOT, environment
+
+COMMIT = "0" * 40
+
+
+@pytest.fixture
+def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "models" / "Qwen3-8B").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["models/Qwen3-8B", "./models/Qwen3-8B", "{here}/models/Qwen3-8B"])
+def test_a_folder_is_itself(beside: Path, name: str) -> None:
+    given = name.format(here=beside)
+    assert locate(given) == Located(given)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("./models/Qwen3-8", "there is no folder ./models/Qwen3-8, did you mean models/Qwen3-8B?"),
+        ("{here}/models/Qen3-8B", "did you mean {here}/models/Qwen3-8B?"),
+        ("/no/such/folder", "there is no folder /no/such/folder"),
+        ("models/Qwen3-8B/more", "there is no folder models/Qwen3-8B/more"),
+        ("../nothing/like/it/", "there is no folder ../nothing/like/it/"),
+    ],
+)
+def test_a_mistyped_folder_is_told_at_once(beside: Path, name: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        locate(name.format(here=beside))
+    assert str(caught.value).endswith(said.format(here=beside))
+
+
+def test_a_file_is_no_model(beside: Path) -> None:
+    (beside / "x.gguf").touch()
+    with pytest.raises(ConfigError, match=r"x.gguf is a file; a model is a folder"):
+        locate("x.gguf")
+
+
+PROGRAM = """
+import sys
+from foretoken.running.model import locate
+try:
+    print(locate(sys.argv[1]))
+except ValueError as error:
+    print("refused:", error)
+"""
+
+
+def located(name: str, home: Path, where: Path, **variables: str) -> str:
+    """In a process of its own: the hub's library reads its variables when it is imported."""
+    own = {**environment(), "HF_HOME": str(home), "PYTHONPATH": str(ROOT), **variables}
+    own.pop("HF_HUB_OFFLINE", None)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, name],
+        capture_output=True, text=True, timeout=60, env=own | variables, cwd=where,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def snapshot(home: Path, *files: str) -> Path:
+    """As the hub's cache has it."""
+    repo = home / "hub" / "models--Qwen--Qwen3"
+    (repo / "refs").mkdir(parents=True)
+    (repo / "refs" / "main").write_text(COMMIT)
+    folder = repo / "snapshots" / COMMIT
+    folder.mkdir(parents=True)
+    for name in files:
+        (folder / name).write_text("{}")
+    return folder
+
+
+def test_a_whole_snapshot_needs_no_hub(tmp_path: Path) -> None:
+    folder = snapshot(tmp_path, "config.json", "model.safetensors")
+    found = located("Qwen/Qwen3", tmp_path, tmp_path, HF_ENDPOINT="http://127.0.0.1:1")
+    assert found == repr(Located(str(folder), "Qwen/Qwen3"))
+
+
+@pytest.mark.parametrize("missing", ["config.json", "model.safetensors", "model-2.safetensors"])
+def test_a_snapshot_that_lacks_something_is_none(tmp_path: Path, missing: str) -> None:
+    files = {"config.json", "model.safetensors", "model-1.safetensors"} - {missing}
+    folder = snapshot(tmp_path, *files)
+    if missing.startswith("model-"):
+        shards = {"weight_map": {"a": "model-1.safetensors", "b": missing}}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(shards))
+    elif missing == "model.safetensors":
+        (folder / "model-1.safetensors").unlink()
+    said = located("Qwen/Qwen3", tmp_path, tmp_path, HF_ENDPOINT="http://127.0.0.1:1")
+    assert said.startswith("refused: no folder Qwen/Qwen3 here, and http://127.0.0.1:1 cannot be")
+
+
+def test_a_hub_that_is_away_is_told_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "Qwen" / "Qwen3-8B").mkdir(parents=True)
+    said = located("Qwen/Qwen3", tmp_path, tmp_path, HF_ENDPOINT="http://127.0.0.1:1")
+    assert said.endswith(
+        "; give a folder, or download the model where there is a network; did you mean "
+        "Qwen/Qwen3-8B?"
+    )
+    said = located("Qwen/Qwen3", tmp_path, tmp_path, HF_HUB_OFFLINE="1")
+    assert "and HF_HUB_OFFLINE keeps the hub away; give a folder" in said
+
+
+@pytest.mark.slow
+def test_a_hub_that_never_answers_is_given_up(tmp_path: Path) -> None:
+    """It takes the connection and says nothing; the library's own retries take minutes."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        said = located("Qwen/Qwen3", tmp_path, tmp_path, HF_ENDPOINT=endpoint)
+    assert f"and {endpoint} cannot be reached" in said

@@ -1,0 +1,70 @@
+"""What "ready" waits for: the predictor too, but not for ever, nor when it is time to leave."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from foretoken.running.children.minding import minding
+from foretoken.running.children.processes import Child
+from foretoken.running.options import Sections
+from foretoken.running.told import status
+from protos import predictor_pb2, predictor_pb2_grpc
+from services.runtime.channel import connect
+from services.runtime.server import Lifecycle
+
+ASKED = predictor_pb2.ForecastRequest(
+    inputs=[predictor_pb2.ForecastInput(request_id="r", model="demo", max_tokens=9)]
+)
+
+
+def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [r.getMessage() for r in caplog.records if r.name == "foretoken.running.told.status"]
+
+
+async def test_a_predictor_that_comes_late_is_waited_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    address, lifecycle = f"unix:{tmp_path}/p.sock", Lifecycle()
+    settings: Sections = {"predictor": {"address": address, "log_level": "WARNING"}}
+    channel = connect(address)
+    waiting = asyncio.ensure_future(status.forecasting(channel, lifecycle, 120.0))
+    try:
+        await asyncio.wait({waiting}, timeout=0.5)  # its first attempts find nobody
+        assert not waiting.done()
+        child = Child("predictor", "predictor", "services.predictor", settings)
+        async with minding([child], lifecycle):
+            await waiting
+            stub = predictor_pb2_grpc.PredictorStub(channel)
+            answer = await stub.Forecast(ASKED, wait_for_ready=False, timeout=60)
+            assert len(answer.forecasts) == 1
+    finally:
+        waiting.cancel()
+        await channel.close()
+    assert said(caplog) == []
+
+
+async def test_one_that_stays_away_is_waited_for_so_long_and_a_line_says_who_stands_in(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    channel = connect(f"unix:{tmp_path}/nobody.sock")
+    try:
+        await status.forecasting(channel, Lifecycle(), 0.2)
+    finally:
+        await channel.close()
+    assert said(caplog) == [
+        "the predictor is not up after 0.2 s: until it is, forecasts come from history"
+    ]
+
+
+async def test_a_signal_to_leave_ends_the_wait(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    channel, lifecycle = connect(f"unix:{tmp_path}/nobody.sock"), Lifecycle()
+    asyncio.get_running_loop().call_later(0.1, lifecycle.signal)
+    try:
+        async with asyncio.timeout(60):
+            await status.forecasting(channel, lifecycle, 600.0)
+    finally:
+        await channel.close()
+    assert said(caplog) == []

@@ -1,0 +1,89 @@
+"""Options that others spell otherwise, and mistyped ones: a line each."""
+
+import re
+
+import pytest
+import typer
+from typer.main import get_command
+
+from foretoken.__main__ import app
+from foretoken.commands.foreign import FOREIGN
+from foretoken.commands.usage import answer, near, spread
+from gateway.config import GatewayConfig
+from services.batcher.config import BatcherConfig
+from services.estimator.config import EstimatorConfig
+from services.predictor.config import PredictorConfig
+from services.runtime.config import Settings
+from services.runtime.observed.logs import LoggingConfig
+from services.runtime.observed.tracing import TracingConfig
+from services.scheduler.config import SchedulerConfig
+from services.worker.config import WorkerConfig
+
+SETTING = re.compile(r"--set (\w+)\.(\w+)=")
+OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
+KINDS: tuple[type[Settings], ...] = (
+    BatcherConfig, EstimatorConfig, GatewayConfig, LoggingConfig, PredictorConfig, SchedulerConfig,
+    TracingConfig, WorkerConfig,
+)  # fmt: skip
+KNOWN = {kind.section: kind.model_fields for kind in KINDS}
+
+
+def options_of(command: str) -> set[str]:
+    group = get_command(app)
+    assert isinstance(group, typer.core.TyperGroup)
+    params = group.commands[command].params
+    return {name for param in params for name in (*param.opts, *param.secondary_opts)}
+
+
+OURS = options_of("serve")
+
+
+@pytest.mark.parametrize("theirs", FOREIGN)
+def test_a_foreign_option_is_answered_with_what_there_is(theirs: str) -> None:
+    assert theirs not in OURS, "it is ours: nobody is ever told"
+    said = FOREIGN[theirs]
+    assert said.startswith(("--", "is not there: ", "is not needed: ", "is not there for "))
+    for section, key in SETTING.findall(said):
+        assert key in KNOWN[section]
+    for option in OPTION.findall(said):
+        assert option in OURS
+    told = answer(theirs[:2] if theirs[1] != "-" else theirs, [f"{theirs}=3"], OURS, FOREIGN)
+    assert told.startswith(f"{theirs} is ") and "\n" not in told
+
+
+def test_all_foreign_options_are_answered_at_once() -> None:
+    args = ["m", "-tp", "2", "--max-num-seqs=4", "--policy", "fcfs", "--polcy"]
+    assert answer("-t", args, OURS, FOREIGN) == (
+        "-tp is --tensor-parallel N here; --max-num-seqs is --set worker.max_running=VALUE here"
+    )
+
+
+@pytest.mark.parametrize(
+    ("unknown", "said"),
+    [
+        ("--polcy", "unknown option --polcy, did you mean --policy?"),
+        ("--kv-token", "unknown option --kv-token, did you mean --kv-tokens?"),
+        ("--frobnicate", "unknown option --frobnicate; --help lists what there is"),
+    ],
+)
+def test_a_typo_is_answered_with_what_is_near(unknown: str, said: str) -> None:
+    assert answer(unknown, [unknown, "x"], OURS, FOREIGN) == said
+
+
+def test_near_is_empty_where_nothing_is() -> None:
+    assert near("zzz", ["abc"]) == "" and near("abd", ["abc"]) == ", did you mean abc?"
+
+
+def test_servers_to_compare_are_spread() -> None:
+    meant = ["--compare", "A", "--compare", "B", "--rate", "3"]
+    assert spread(["--compare", "A", "B", "--rate", "3"]) == meant
+
+
+@pytest.mark.parametrize("command", ["serve", "bench", "chat"])
+def test_every_option_says_what_it_is_for(command: str) -> None:
+    group = get_command(app)
+    assert isinstance(group, typer.core.TyperGroup)
+    for param in group.commands[command].params:
+        told = getattr(param, "help", "")
+        assert told and told.endswith((".", ":", "repeatable.")), param.name
+        assert len(told) < 100, param.name

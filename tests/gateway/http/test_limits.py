@@ -1,0 +1,186 @@
+"""Who is slow, who says too much, and how many may be connected: over plain sockets."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from tests.gateway.gateway_fakes import House, housing, tokens_of
+
+PING = b"GET /ping HTTP/1.1\r\nhost: x\r\n\r\n"
+POST = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n"
+WAIT_S = 30.0  # of any answer: only to fail by
+
+
+class Line:
+    """A connection, of which each byte is seen."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
+        self.reader, self.writer = reader, writer
+
+    @classmethod
+    async def to(cls, house: House) -> "Line":
+        host, port = house.http_url.removeprefix("http://").split(":")
+        return cls(*await asyncio.open_connection(host, int(port)))
+
+    async def ask(self, raw: bytes) -> tuple[int, dict[str, str], Any]:
+        self.writer.write(raw)
+        return await self.answer()
+
+    async def answer(self) -> tuple[int, dict[str, str], Any]:
+        async with asyncio.timeout(WAIT_S):
+            head = (await self.reader.readuntil(b"\r\n\r\n")).decode()
+            first, *lines = head.strip().split("\r\n")
+            headers = dict(line.lower().split(": ", 1) for line in lines)
+            body = await self.reader.readexactly(int(headers["content-length"]))
+        return int(first.split()[1]), headers, json.loads(body)
+
+    async def end(self) -> bytes:
+        """What comes until the server closes it."""
+        async with asyncio.timeout(WAIT_S):
+            return await self.reader.read()
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+def fault_of(answer: tuple[int, dict[str, str], Any]) -> tuple[int, str]:
+    """An error as all are; and its words."""
+    status, headers, body = answer
+    assert headers["content-type"] == "application/json" and headers["x-request-id"]
+    assert body["error"].keys() == {"message", "type", "param", "code"}
+    return status, body["error"]["message"]
+
+
+@pytest.mark.parametrize("begun", [b"GET /ping HTTP/1.1\r\nhost: x", b"P"])
+@pytest.mark.parametrize("before", [b"", PING])
+async def test_headers_that_never_end(before: bytes, begun: bytes) -> None:
+    async with housing(header_wait_s=0.2) as house:
+        line = await Line.to(house)
+        if before:
+            assert (await line.ask(before))[0] == 200
+        assert fault_of(await line.ask(begun)) == (408, "the headers took over 0.2 s")
+        assert await line.end() == b""
+
+
+async def test_headers_that_drip_have_no_longer() -> None:
+    async with housing(header_wait_s=0.3) as house:
+        line = await Line.to(house)
+
+        async def drip() -> None:
+            line.writer.write(b"GET /ping HTTP/1.1\r\nx: ")
+            while True:
+                line.writer.write(b"x")
+                await asyncio.sleep(0.05)
+
+        dripping = asyncio.ensure_future(drip())
+        assert (await line.answer())[0] == 408
+        dripping.cancel()
+
+
+async def test_who_says_nothing_is_let_go_and_an_idle_one_stays() -> None:
+    async with housing(header_wait_s=0.2) as house:
+        silent, idle = await Line.to(house), await Line.to(house)
+        assert (await idle.ask(PING))[0] == 200
+        assert await silent.end() == b""
+        assert (await idle.ask(PING))[0] == 200  # longer idle than headers may take
+        idle.close()
+
+
+async def test_idle_connections_end_as_well() -> None:
+    async with housing(keep_alive_s=1) as house:
+        line = await Line.to(house)
+        assert (await line.ask(PING))[0] == 200
+        assert await line.end() == b""
+
+
+async def test_a_body_that_stops_coming() -> None:
+    async with housing(body_wait_s=0.2) as house:
+        line = await Line.to(house)
+        status, headers, body = await line.ask(POST + b'{"prompt"')
+        assert (status, body["error"]["code"]) == (408, "body_too_slow")
+        assert headers["connection"] == "close" and headers["x-request-id"]
+        assert body["error"]["message"] == "the body came too slowly: 9 bytes until now"
+        assert await line.end() == b""
+
+
+async def test_a_body_that_takes_for_ever() -> None:
+    async with housing(max_body_s=0.3) as house:
+        line = await Line.to(house)
+
+        async def drip() -> None:
+            line.writer.write(POST)
+            while True:
+                line.writer.write(b"x")
+                await asyncio.sleep(0.05)
+
+        dripping = asyncio.ensure_future(drip())
+        assert (await line.answer())[0] == 408
+        dripping.cancel()
+
+
+async def test_what_comes_behind_an_answer_is_not_waited_for() -> None:
+    async with housing(header_wait_s=0.2) as house:
+        line = await Line.to(house)
+        body = b"POST /nowhere HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\nsome of it"
+        assert (await line.ask(body))[0] == 404
+        assert await line.end() == b""
+
+
+async def test_headers_have_a_longest() -> None:
+    async with housing(max_header_bytes=4096) as house:
+        line = await Line.to(house)
+        fits = PING[:-2] + b"x: " + b"a" * 3000 + b"\r\n\r\n"
+        assert (await line.ask(fits))[0] == 200
+        status, message = fault_of(await line.ask(PING[:-2] + b"x: " + b"a" * 5000))
+        assert (status, message.startswith("Invalid HTTP request received")) == (431, True)
+        assert await line.end() == b""
+
+
+async def test_what_is_no_http() -> None:
+    async with housing() as house:
+        for raw in (b"hello\r\n\r\n", b"GET /ping HTTP/1.1\r\nho st: x\r\n\r\n"):
+            line = await Line.to(house)
+            assert fault_of(await line.ask(raw))[0] == 400
+            assert await line.end() == b""
+
+
+async def test_one_connection_too_many_is_told_so() -> None:
+    async with housing(max_connections=2) as house:
+        held = [await Line.to(house), await Line.to(house)]
+        for line in held:
+            assert (await line.ask(PING))[0] == 200
+        over = await Line.to(house)
+        status, headers, body = await over.ask(PING)
+        assert (status, headers["retry-after"], headers["connection"]) == (503, "1", "close")
+        assert "too many connections" in body["error"]["message"] and headers["x-request-id"]
+        assert await over.end() == b""
+        assert (await held[0].ask(PING))[0] == 200
+        held[0].close()
+
+        async def comes_in() -> bool:
+            line = await Line.to(house)
+            answer = await line.ask(PING)
+            line.close()
+            return answer[0] == 200
+
+        async with asyncio.timeout(WAIT_S):
+            while not await comes_in():  # noqa: ASYNC110 - a test polls what has no event
+                await asyncio.sleep(0.02)
+        held[1].close()
+
+
+async def test_a_client_that_leaves_within_its_body_is_no_failure(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with housing(lambda _: tokens_of("1")) as house:
+        line = await Line.to(house)
+        line.writer.write(POST + b"{")
+        await line.writer.drain()
+        line.close()
+        await line.writer.wait_closed()
+        reply = await house.http("POST", "/v1/completions", {"prompt": "1,"})
+        assert reply.status == 200
+        await asyncio.sleep(0.1)
+    assert not [each for each in caplog.records if each.exc_info]

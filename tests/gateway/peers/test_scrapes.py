@@ -1,0 +1,140 @@
+"""One `/metrics` for all: peers that answer, that are away, that hang, and that come back."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from grpc import aio
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+from gateway.config import GatewayConfig
+from gateway.peers.scrapes import Scrapes
+from observability.exposition import Part
+from protos import telemetry_pb2, telemetry_pb2_grpc
+from services.runtime.channel import connect
+from services.runtime.server import listening
+from tests.gateway.gateway_fakes import housing
+from tests.reach import until
+
+NOT_IN_TIME_S = 30.0
+
+
+@dataclass
+class Slow(telemetry_pb2_grpc.TelemetryServicer):
+    """A peer that answers once it is let to."""
+
+    free: asyncio.Event = field(default_factory=asyncio.Event)
+    asked: int = 0
+
+    async def Scrape(
+        self, request: telemetry_pb2.ScrapeRequest, context: object
+    ) -> telemetry_pb2.ScrapeResponse:
+        self.asked += 1
+        await self.free.wait()
+        return telemetry_pb2.ScrapeResponse(text="slow 1.0\n")
+
+
+def counted(name: str, worker: str) -> Part:
+    registry = CollectorRegistry()
+    Counter(name, "Counted.", registry=registry).inc()
+    return Part(registry, {"worker": worker})
+
+
+@asynccontextmanager
+async def scraping(peers: Sequence[str], wait_s: float = NOT_IN_TIME_S) -> AsyncIterator[Scrapes]:
+    config = GatewayConfig(metrics_peers=tuple(peers), metrics_wait_s=wait_s)
+    registry = CollectorRegistry()
+    missing = Gauge("missing", "Peers.", registry=registry)
+    scrapes = Scrapes(config, [Part(registry)], connect, missing)
+    try:
+        yield scrapes
+    finally:
+        await scrapes.close()
+
+
+async def told_of(scrapes: Scrapes, expected: list[str]) -> None:
+    """Return once it tells that; a peer that has come back is not found at once."""
+    async with asyncio.timeout(NOT_IN_TIME_S):
+        while samples(await scrapes.text()) != expected:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+
+def samples(text: str) -> list[str]:
+    return [line for line in text.splitlines() if not line.startswith("#")]
+
+
+async def test_everybody_is_told_of_and_who_is_away_is_counted_and_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "gateway.peers.scrapes")
+    first, second = (f"unix:{tmp_path}/{name}.sock" for name in "ab")
+    async with (
+        listening([], first, [counted("x", "0")]),
+        scraping([first, second]) as scrapes,
+    ):
+        alone = ["missing 1.0", 'x_total{worker="0"} 1.0']
+        assert samples(await scrapes.text()) == alone
+        assert samples(await scrapes.text()) == alone
+        assert [f"metrics of {second} are left out" in line for line in caplog.messages] == [True]
+        async with listening([], second, [counted("x", "1"), counted("y", "1")]):
+            both = ["missing 0.0", *alone[1:], 'x_total{worker="1"} 1.0', 'y_total{worker="1"} 1.0']
+            await told_of(scrapes, both)
+        [back] = caplog.records[1:]
+        assert back.getMessage() == f"metrics of {second} are back"
+        assert back.levelname == "INFO"
+
+
+async def test_a_peer_that_hangs_is_waited_for_no_longer_than_told() -> None:
+    slow = Slow()
+    async with served(slow) as address, scraping([address], 0.2) as scrapes:
+        began_s = time.monotonic()
+        assert samples(await scrapes.text()) == ["missing 1.0"]
+        assert time.monotonic() - began_s >= 0.2
+        slow.free.set()
+        await told_of(scrapes, ["missing 0.0", "slow 1.0"])
+
+
+async def test_many_who_ask_at_once_ask_a_peer_once_and_one_who_leaves_takes_nothing() -> None:
+    slow = Slow()
+    async with served(slow) as address, scraping([address]) as scrapes:
+        asking = [asyncio.create_task(scrapes.text()) for _ in range(50)]
+        await until(lambda: bool(slow.asked))
+        asking[0].cancel()
+        slow.free.set()
+        told = await asyncio.gather(*asking[1:])
+        assert slow.asked == 1
+        assert {tuple(samples(text)) for text in told} == {("missing 0.0", "slow 1.0")}
+
+
+@asynccontextmanager
+async def served(slow: Slow) -> AsyncIterator[str]:
+    """On a plain server: ours has the service already."""
+    server = aio.server()
+    telemetry_pb2_grpc.add_TelemetryServicer_to_server(slow, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(0)
+
+
+async def test_the_gateways_own_page_has_its_peers_and_vllms_names_where_asked(
+    tmp_path: Path,
+) -> None:
+    address = f"unix:{tmp_path}/w.sock"
+    async with listening([], address, [counted("foretoken_prefix_cache_hits", "0")]):
+        for vllm in (False, True):
+            async with housing(metrics_peers=(address,), vllm_metrics=vllm) as house:
+                reply = await house.http("GET", "/metrics")
+                lines = reply.text.splitlines()
+                assert reply.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+                assert 'foretoken_prefix_cache_hits_total{worker="0"} 1.0' in lines
+                assert 'foretoken_metrics_peers_missing{model_name="demo"} 0.0' in lines
+                assert ('vllm:prefix_cache_hits_total{worker="0"} 1.0' in lines) is vllm
+                assert ('vllm:num_requests_running{model_name="demo"} 0.0' in lines) is vllm

@@ -1,0 +1,145 @@
+"""When a client took its tokens, beside when they came: gaps, what broke an SLA, and ends."""
+
+from itertools import pairwise
+from math import inf
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.sessions.delivery import Delivery, unsent
+from services.core import FinishReason, Sla
+from services.verdict import Cause, Timeline, verdict
+
+SLA = Sla("tight", ttft_s=1.0, tpot_s=0.1, mtpot_s=0.5)
+STOP = FinishReason.STOP
+
+
+def came(away: bool = False, placed_s: float = 0.1, rejected: bool = False) -> Timeline:
+    return Timeline(0.0, placed_s=placed_s, away=away, rejected=rejected)
+
+
+def judged(delivery: Delivery, reason: FinishReason = STOP) -> Cause:
+    line = delivery.of(came())
+    line.ended_s = max(line.last_token_s, 0.0)
+    return verdict(SLA, line, reason)
+
+
+def sent(*messages: tuple[int, float]) -> Delivery:
+    """Messages by tokens, and when they were taken."""
+    delivery = Delivery(0.0)
+    for tokens, taken_s in messages:
+        delivery.on_sent(tokens, taken_s)
+    return delivery
+
+
+def test_times_are_those_of_taking() -> None:
+    line = sent((1, 0.3), (4, 0.45), (2, 0.9)).of(came())
+    assert (line.tokens, line.ttft_s) == (7, 0.3)
+    assert line.decode_s == pytest.approx(0.6)
+    assert line.longest_gap_s == pytest.approx(0.45)
+    assert line.tpot_s == pytest.approx(0.1)
+    assert line.placed_s == 0.1
+
+
+@pytest.mark.parametrize(
+    ("delivery", "expected"),
+    [
+        (sent((1, 0.2), (9, 0.6)), Cause.NONE),
+        (sent((1, 1.2)), Cause.PREFILL),  # placed at 0.1
+        (sent((9, 0.2), (9, 0.8)), Cause.DECODE),  # a gap of 0.6 of the allowed 0.5
+        (sent((1, 0.2), (1, 0.4), (1, 0.6)), Cause.DECODE),  # 0.2 apart, of the allowed 0.1
+    ],
+)
+def test_what_is_taken_late_is_ours_whoever_was_slow(delivery: Delivery, expected: Cause) -> None:
+    """A client that does not read, and a gateway that does not write, look the same."""
+    assert judged(delivery) is expected
+
+
+@pytest.mark.parametrize(
+    ("back", "swap_in_s", "expected"),
+    [
+        (3, 0.0, Cause.PREEMPTED),
+        (3, 0.5, Cause.SWAP_IN),
+        (3, 0.2, Cause.PREEMPTED),
+        (2, 0.5, Cause.DECODE),  # it was away before tokens that came without a gap
+        (9, 0.5, Cause.DECODE),  # and after all that was sent
+        (4, 0.5, Cause.SWAP_IN),  # a message waited for what was kept back, or for its turn
+    ],
+)
+def test_the_gap_before_the_token_that_came_back_is_the_absence(
+    back: int, swap_in_s: float, expected: Cause
+) -> None:
+    """Three tokens go out, then, 0.6 s later, three more; it was away before token `back`."""
+    delivery = sent((1, 0.1), (2, 0.15))
+    if back == 2:
+        delivery = Delivery(0.0)
+        delivery.on_sent(1, 0.1)
+        delivery.on_back(back, swap_in_s)
+        delivery.on_sent(2, 0.15)
+    else:
+        delivery.on_back(back, swap_in_s)
+    delivery.on_sent(3, 0.75)
+    assert judged(delivery) is expected
+
+
+def test_two_absences_within_one_message_are_one() -> None:
+    delivery = sent((1, 0.1))
+    delivery.on_back(1, 0.2)
+    delivery.on_back(2, 0.2)
+    delivery.on_sent(2, 0.8)
+    line = delivery.of(came())
+    assert (line.preempted_gap_s, line.swap_in_gap_s) == pytest.approx((0.7, 0.4))
+
+
+def test_an_end_without_its_tokens_is_laid_to_what_it_waited_for() -> None:
+    delivery = sent((1, 0.1))
+    line = delivery.of(came(away=True))
+    line.ended_s = 5.0
+    assert verdict(SLA, line, FinishReason.DEADLINE) is Cause.PREEMPTED
+    nothing = Delivery(0.0).of(came(placed_s=inf))
+    nothing.ended_s = 0.5
+    assert verdict(SLA, nothing, FinishReason.DEADLINE) is Cause.QUEUED
+    refused = Delivery(0.0).of(came(rejected=True))
+    assert verdict(SLA, refused, FinishReason.ERROR) is Cause.REJECTED
+
+
+@pytest.mark.parametrize("reason", [None, *FinishReason])
+@pytest.mark.parametrize("broken", [None, FinishReason.ERROR, FinishReason.DEADLINE])
+def test_who_was_not_given_its_end(
+    reason: FinishReason | None, broken: FinishReason | None
+) -> None:
+    told = unsent(reason, broken)
+    if reason in (FinishReason.ERROR, FinishReason.DEADLINE):
+        assert told is reason
+    else:  # whatever had come: its client left before it had it, or the call broke
+        assert told is (broken or FinishReason.CANCELLED)
+
+
+MESSAGES = st.lists(
+    st.tuples(st.integers(1, 5), st.floats(0, 4, width=32), st.booleans()),
+    min_size=1,
+    max_size=12,
+)
+
+
+@given(MESSAGES)
+def test_any_messages_as_one_reckons_them_afterwards(
+    messages: list[tuple[int, float, bool]],
+) -> None:
+    """(tokens, how long until taken, whether away before its last token)"""
+    delivery, now_s, at = Delivery(0.0), 0.0, 0
+    took: list[tuple[float, bool]] = []
+    for tokens, wait_s, away in messages:
+        now_s += wait_s
+        if away and at + tokens > 1:
+            delivery.on_back(at + tokens - 1, 0.0)
+        delivery.on_sent(tokens, now_s)
+        took.append((now_s, away and at + tokens > 1))
+        at += tokens
+    line = delivery.of(came())
+    gaps = [(later[0] - before[0], later[1]) for before, later in pairwise(took)]
+    assert line.tokens == at
+    assert line.ttft_s == took[0][0]
+    assert line.longest_gap_s == max((gap for gap, _ in gaps), default=0.0)
+    assert line.preempted_s == pytest.approx(sum(g for g, away in gaps if away))

@@ -1,0 +1,255 @@
+"""What a client is told of a choice, by hand and for whatever may be foretold."""
+
+from math import inf, isfinite
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.sessions.foresight import Foreseen, Foresight, Foretold
+from gateway.sessions.promises import LEAST, Promises
+from services.core import Sla
+from services.forecast import UNCAPPED, Forecast, certain
+from services.verdict import Timeline
+from tests.core.forecasts import forecasts
+
+QUARTERS = Forecast((10.0, 20.0, 40.0, 100.0), (0.25,) * 4, UNCAPPED, "history")
+BATCH = Sla()
+RARELY_LONG = Forecast((10.0, 1000.0), (0.96, 0.04), UNCAPPED)
+
+
+def foresight(
+    forecast: Forecast = QUARTERS,
+    token_s: float = 0.1,
+    ttft_s: float | None = 0.5,
+    most: int = 100,
+    sla: Sla = BATCH,
+    promises: Promises | None = None,
+) -> Foresight:
+    """Of one that arrived at 10 s and was foretold at once; what is told is twice promised, and
+    20 ms, unless some have come."""
+    sight = Foresight(sla, most, 10.0, promises or Promises())
+    sight.hear(Foretold(forecast, token_s, ttft_s))
+    return sight
+
+
+def seen(sight: Foresight, sent: int, now_s: float = 10.0, over: bool = False) -> Foreseen:
+    told = sight.at(sent, over, now_s)
+    assert told is not None
+    return told
+
+
+@pytest.mark.parametrize(
+    ("forecast", "most", "sent", "low", "expected", "high"),
+    [
+        (QUARTERS, 100, 0, 10, (10 + 20 + 40 + 100) / 4, 100),
+        (QUARTERS, 100, 9, 10, 42.5, 100),
+        (QUARTERS, 100, 10, 20, (20 + 40 + 100) / 3, 100),
+        (QUARTERS, 100, 25, 40, 70, 100),
+        (QUARTERS, 100, 99, 100, 100, 100),
+        (QUARTERS, 60, 0, 10, (10 + 20 + 40 + 60) / 4, 60),  # cut at what it may have
+        (QUARTERS, 10, 0, 10, 10, 10),
+        (certain(50), 100, 0, 50, 50, 50),
+        (certain(50), 100, 50, 100, 100, 100),  # longer than was thought possible: its cap
+        (RARELY_LONG, 2000, 0, 10, 10, 10),  # the mean, 49.6, is told as the interval's end
+        (RARELY_LONG, 2000, 10, 1000, 1000, 1000),
+        (Forecast((2.4, 7.6), (0.5, 0.5), UNCAPPED), 9, 0, 2, 5, 8),  # whole tokens, outwards
+        (Forecast((2.4, 7.6), (0.5, 0.5), UNCAPPED), 9, 2, 2, 5, 8),
+    ],
+)
+def test_lengths_are_those_that_are_left(
+    forecast: Forecast, most: int, sent: int, low: int, expected: float, high: int
+) -> None:
+    told = seen(foresight(forecast, most=most), sent)
+    assert (told.low_tokens, told.high_tokens) == (low, high)
+    assert told.expected_tokens == pytest.approx(expected)
+
+
+def test_the_end_is_reckoned_from_the_promise_and_then_from_the_streams_own_pace() -> None:
+    """Arrived at 10.0, foretold: the first token at 10.5, 0.1 s a token."""
+    sight = foresight()
+    assert seen(sight, 0, 10.0).end_s == pytest.approx(0.5 + 41.5 * 0.1)
+    assert seen(sight, 0, 10.4).end_s == pytest.approx(0.1 + 41.5 * 0.1)
+    assert seen(sight, 0, 11.0).end_s == pytest.approx(41.5 * 0.1)  # late: any moment
+    assert seen(sight, 10, 11.0).end_s == pytest.approx((160 / 3 - 10) * 0.1)
+    # 16 gaps in 0.8 s say as much as what was foretold: between 0.05 and 0.1 s a token.
+    assert seen(sight, 26, 11.8).end_s == pytest.approx((70 - 26) * 0.075)
+    # 32 in 1.6 s more: 48 gaps of 2.4 s and 16 of 1.6 s.
+    assert seen(sight, 58, 13.4).end_s == pytest.approx((100 - 58) * 4.0 / 64)
+    assert seen(sight, 70, 14.0, over=True) == Foreseen(70.0, 70, 70, 0.0)
+
+
+def test_the_promise_is_told_until_tokens_are_there() -> None:
+    sight = foresight(sla=Sla("interactive", 1.1, 0.1, 0.5))
+    told = [seen(sight, sent) for sent in (0, 0, 3, 4)]
+    assert [each.ttft_s for each in told] == [pytest.approx(1.02)] * 3 + [None]
+    assert [each.sla_expected for each in told] == [True, True, True, None]
+
+
+def test_a_forecast_that_comes_late_brings_its_promise_with_it() -> None:
+    sight = Foresight(Sla(), 100, 10.0, Promises())
+    assert not sight.is_news
+    assert sight.at(3, False, 10.6) is None
+    sight.hear(Foretold(QUARTERS, 0.1, 0.5))
+    assert sight.is_news
+    # Four gaps in 0.4 s beside 16 of 0.1 s.
+    late = seen(sight, 7, 11.0)
+    assert (late.ttft_s, late.end_s) == pytest.approx((1.02, (42.5 - 7) * 0.1))
+    assert not sight.is_news
+    assert seen(sight, 8, 11.1).ttft_s is None
+
+
+def test_nothing_foretold_is_nothing_told_even_at_the_end() -> None:
+    sight = Foresight(Sla(), 100, 10.0, Promises())
+    assert sight.at(5, True, 11.0) is None
+    assert sight.opening is None
+
+
+def test_what_is_foretold_anew_replaces_the_forecast_and_the_pace_but_not_the_promise() -> None:
+    sight = foresight(ttft_s=0.5)
+    seen(sight, 0)
+    sight.hear(Foretold(certain(30), 0.2, 2.0))
+    told = seen(sight, 0, 10.0)
+    assert (told.low_tokens, told.expected_tokens, told.high_tokens) == (30, 30.0, 30)
+    assert told.ttft_s == pytest.approx(1.02)
+    assert told.end_s == pytest.approx(2.0 + 29 * 0.2)  # but it is expected by the newer
+    assert sight.opening == seen(foresight(), 0)
+
+
+@pytest.mark.parametrize(
+    ("sla", "expected"),
+    [
+        (Sla(), True),
+        (Sla("c", 1.03, 0.1, 0.1), True),
+        (Sla("c", 1.01, inf, inf), False),  # what is told would do, what is promised does not
+        (Sla("c", inf, 0.099, inf), False),
+        (Sla("c", inf, inf, 0.099), False),
+    ],
+)
+def test_an_sla_is_expected_to_hold_where_promise_and_pace_are_in_its_budgets(
+    sla: Sla, expected: bool
+) -> None:
+    assert seen(foresight(sla=sla), 0).sla_expected is expected
+
+
+def test_one_resumed_has_no_promise() -> None:
+    sight = foresight(ttft_s=None)
+    told = seen(sight, 12)
+    assert (told.ttft_s, told.sla_expected) == (None, None)
+    assert sight.kept(came(0.1)) is None
+
+
+def came(ttft_s: float, tokens: int = 5) -> Timeline:
+    """Of one that arrived at 10 s: its first token, or its end without any."""
+    line = Timeline(10.0, ended_s=10.0 + ttft_s)
+    if tokens:
+        line.on_tokens(tokens, line.ended_s)
+    return line
+
+
+@pytest.mark.parametrize(
+    ("line", "kept"),
+    [
+        (came(0.9), True),
+        (came(1.1), False),
+        (came(0.9, tokens=0), None),  # it might have come in time
+        (came(1.1, tokens=0), False),
+    ],
+)
+def test_a_promise_of_1_02_s_is_kept_by_the_first_token_that_goes_out_by_then(
+    line: Timeline, kept: bool | None
+) -> None:
+    sight = foresight()
+    assert sight.kept(line) is None  # nothing told yet, nothing to keep
+    seen(sight, 0)
+    assert sight.kept(line) is kept
+
+
+@pytest.mark.parametrize("first_s", [0.1, 3.0])
+def test_a_promise_that_is_told_with_the_first_token_is_none(first_s: float) -> None:
+    promises = Promises()
+    for _ in range(LEAST):
+        sight = foresight(promises=promises)
+        assert seen(sight, 1).ttft_s == pytest.approx(1.02)
+        assert sight.kept(came(first_s)) is None
+        sight.teach(came(first_s))
+
+
+def test_a_forecast_before_the_promise_changes_nothing_of_it() -> None:
+    sight = foresight(ttft_s=None)
+    seen(sight, 0)
+    sight.hear(Foretold(QUARTERS, 0.1, 0.5))
+    assert sight.kept(came(0.9)) is None
+    seen(sight, 0)
+    assert (sight.kept(came(0.9)), sight.kept(came(1.1))) == (True, False)
+
+
+def test_the_next_are_promised_and_judged_by_what_came() -> None:
+    """Foretold 0.48 s each: with 20 ms on both sides 0.5, 0.75 s came of 1.5 times as much."""
+    promises, sla = Promises(), Sla("c", 0.8)
+    for _ in range(LEAST):
+        sight = foresight(ttft_s=0.48, sla=sla, promises=promises)
+        told = seen(sight, 0)
+        assert told.ttft_s == pytest.approx(0.98) and told.sla_expected is False
+        sight.teach(came(0.73))
+    taught = seen(foresight(ttft_s=0.48, sla=sla, promises=promises), 0)
+    assert taught.ttft_s == pytest.approx(0.73) and taught.sla_expected is True
+    longer = seen(foresight(ttft_s=1.98, sla=sla, promises=promises), 0)
+    assert longer.ttft_s == pytest.approx(2.98) and longer.sla_expected is False
+    assert longer.end_s == pytest.approx(1.98 + 41.5 * 0.1)  # the end is no promise
+
+
+def test_only_promises_that_were_told_and_put_to_the_test_teach() -> None:
+    promises = Promises()
+    for _ in range(LEAST):
+        foresight(promises=promises).teach(came(9.0))  # never told
+        sight = foresight(promises=promises)
+        seen(sight, 0)
+        sight.teach(came(0.1, tokens=0))  # its client left at once
+    assert seen(foresight(promises=promises), 0).ttft_s == pytest.approx(1.02)
+
+
+@pytest.mark.parametrize(("token_s", "ttft_s"), [(inf, 0.1), (-1.0, 0.1), (0.1, inf), (0.1, -0.1)])
+def test_times_that_cannot_be_are_refused(token_s: float, ttft_s: float) -> None:
+    with pytest.raises(ValueError, match="finite and not negative"):
+        Foretold(QUARTERS, token_s, ttft_s)
+
+
+@given(
+    first=forecasts(),
+    second=forecasts(),
+    most=st.integers(1, 500),
+    token_s=st.floats(0, 10),
+    ttft_s=st.none() | st.floats(0, 1e4),
+    steps=st.lists(st.tuples(st.integers(0, 60), st.floats(0, 5)), max_size=20),
+    replaced_at=st.integers(0, 20),
+)
+def test_whatever_is_foretold_is_told_in_order_and_ends_as_it_ended(
+    first: Forecast,
+    second: Forecast,
+    most: int,
+    token_s: float,
+    ttft_s: float | None,
+    steps: list[tuple[int, float]],
+    replaced_at: int,
+) -> None:
+    sight = foresight(first, token_s, ttft_s, most)
+    sent, now_s = 0, 10.0
+    for at, (tokens, takes_s) in enumerate(steps):
+        if at == replaced_at:
+            sight.hear(Foretold(second, token_s, None))
+        sent, now_s = min(most, sent + tokens), now_s + takes_s
+        told = seen(sight, sent, now_s)
+        assert sent <= told.low_tokens <= told.expected_tokens <= told.high_tokens <= most
+        assert isfinite(told.end_s) and told.end_s >= 0
+    assert seen(sight, sent, now_s, over=True).expected_tokens == sent
+
+
+@given(forecast=forecasts(), most=st.integers(1, 500))
+def test_what_is_left_of_a_forecast_only_shrinks_from_below(forecast: Forecast, most: int) -> None:
+    """With every token the shorter lengths are out of the question."""
+    sight = foresight(forecast, most=most)
+    told = [seen(sight, sent) for sent in range(most)]
+    lows = [each.low_tokens for each in told]
+    assert lows == sorted(lows)
+    assert told[-1].high_tokens == most

@@ -1,0 +1,68 @@
+"""The last minute's SLAs: a table by hand, and sums against counting everything anew."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.sessions.recent import WINDOW_S, Kept, Recent
+from services.verdict import Cause
+
+
+def test_a_minute_by_hand() -> None:
+    recent = Recent()
+    recent.add("interactive", Cause.NONE, 40, 100.2)
+    recent.add("interactive", Cause.QUEUED, 7, 100.9)
+    recent.add("batch", Cause.REJECTED, 0, 100.9, choices=3)
+    recent.add("interactive", Cause.QUEUED, 0, 130.0)
+    recent.add("batch", Cause.NONE, 300, 159.99)
+    assert recent.by_class(159.99) == {
+        "interactive": Kept(met=1, missed={"queued": 2}, tokens=47, good_tokens=40),
+        "batch": Kept(met=1, missed={"rejected": 3}, tokens=300, good_tokens=300),
+    }
+    assert recent.by_class(160.0) == {  # second 100 is over the edge, whole
+        "interactive": Kept(missed={"queued": 1}),
+        "batch": Kept(met=1, tokens=300, good_tokens=300),
+    }
+    assert recent.by_class(1e6) == {}
+
+
+def test_an_end_told_late_counts_in_the_last_second() -> None:
+    recent = Recent()
+    recent.add("a", Cause.NONE, 1, 20.0)
+    recent.add("a", Cause.NONE, 1, 19.5)
+    assert recent.by_class(79.9) == {"a": Kept(met=2, tokens=2, good_tokens=2)}
+    assert recent.by_class(80.0) == {}
+
+
+ENDS = st.lists(
+    st.tuples(
+        st.sampled_from(("a", "b")),
+        st.sampled_from(list(Cause)),
+        st.integers(0, 9),
+        st.floats(0, 40),  # since the end before
+    ),
+    max_size=60,
+)
+
+
+@given(ENDS, st.floats(0, 90))
+def test_sums_are_those_of_counting_anew(
+    ends: list[tuple[str, Cause, int, float]], wait_s: float
+) -> None:
+    recent, told, now_s = Recent(), [], 5.0
+    for name, cause, tokens, since_s in ends:
+        now_s += since_s
+        recent.add(name, cause, tokens, now_s)
+        told.append((name, cause, tokens, int(now_s)))
+    now_s += wait_s
+    expected: dict[str, Kept] = {}
+    for name, cause, tokens, second in told:
+        if second <= int(now_s) - WINDOW_S:
+            continue
+        kept = expected.setdefault(name, Kept())
+        kept.tokens += tokens
+        if cause is Cause.NONE:
+            kept.met += 1
+            kept.good_tokens += tokens
+        else:
+            kept.missed[cause.value] = kept.missed.get(cause.value, 0) + 1
+    assert recent.by_class(now_s) == expected

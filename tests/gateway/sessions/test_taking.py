@@ -1,0 +1,151 @@
+"""A call's chunks count when its writer comes for the next: to whom it is told, and how it ends."""
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+
+import pytest
+
+from gateway.requests.parser import Generation
+from gateway.requests.sampling import Sampling
+from gateway.sessions.call import ClientCall, Live
+from gateway.sessions.delivery import Ended
+from gateway.sessions.session import Session
+from services.core import FinishReason, Sla
+from services.runtime.errors import Code, ServiceError
+from services.verdict import Timeline
+from tests.gateway.gateway_fakes import demo_text, tokens_of
+
+STOP, CANCELLED, ERROR = FinishReason.STOP, FinishReason.CANCELLED, FinishReason.ERROR
+PAUSE_S = 0.05
+
+
+@dataclass
+class Desk:
+    """A call of two choices, and what its owner is told of it."""
+
+    whole: bool = False
+    call: ClientCall = field(init=False)
+    gaps: list[tuple[float, int]] = field(default_factory=list)
+    settled: list[tuple[int, Timeline, FinishReason]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.call = ClientCall("c", 0, self, self.whole)
+        generation = Generation("demo", (1, 2), Sampling(seed=1, max_tokens=100), Sla(), now_s())
+        for at in (0, 1):
+            session = Session(at, 100, generation.arrival_s, demo_text().detokenizer())
+            self.call.lives.append(Live(session, generation, at, self.call))
+
+    def pace_s(self) -> float:
+        return 0.0
+
+    def release(self, call: ClientCall) -> None:
+        for live in call.lives:
+            live.session.end(CANCELLED, now_s())
+
+    def on_gap(self, gap_s: float, tokens: int) -> None:
+        self.gaps.append((gap_s, tokens))
+
+    def on_settled(self, live: Live, ended: Ended) -> None:
+        assert live.ended is ended
+        self.settled.append((live.session.index, ended.line, ended.reason))
+
+    def feed(self, choice: int, text: str, reason: FinishReason | None = None) -> None:
+        session = self.call.lives[choice].session
+        session.feed(len(session.output), tokens_of(text), (), reason, now_s())
+        self.call.notify(session, now_s())
+
+    @property
+    def ends(self) -> list[tuple[int, int, FinishReason]]:
+        """(choice, tokens delivered, why it is over) of each that is settled."""
+        return [(choice, line.tokens, reason) for choice, line, reason in self.settled]
+
+
+def now_s() -> float:
+    return time.monotonic()
+
+
+async def test_tokens_count_when_the_writer_comes_back() -> None:
+    desk = Desk()
+    chunks = desk.call.chunks()
+    desk.feed(0, "1")
+    await anext(chunks)
+    line = desk.call.lives[0].session.delivery.line
+    assert line.tokens == 0  # it is being written
+    desk.feed(0, "2")
+    desk.feed(0, "3", STOP)
+    await asyncio.sleep(PAUSE_S)
+    chunk = await anext(chunks)
+    assert (chunk.text, line.tokens, line.ttft_s >= PAUSE_S) == ("23", 1, True)
+    desk.feed(1, "4", STOP)
+    await asyncio.sleep(PAUSE_S)
+    await anext(chunks)
+    assert desk.ends == [(0, 3, STOP)]
+    [(gap_s, tokens)] = desk.gaps
+    assert gap_s >= PAUSE_S and tokens == 2
+    assert line.ended_s == line.last_token_s
+    with pytest.raises(StopAsyncIteration):
+        await anext(chunks)
+    assert desk.ends == [(0, 3, STOP), (1, 1, STOP)]
+
+
+async def test_a_client_that_leaves_has_what_it_took() -> None:
+    desk = Desk()
+    chunks = desk.call.chunks()
+    for text in "12":
+        desk.feed(0, text)
+        await anext(chunks)
+    desk.feed(0, "3", STOP)
+    desk.feed(1, "4")
+    await chunks.aclose()
+    desk.call.close()
+    assert desk.ends == [(0, 1, CANCELLED), (1, 0, CANCELLED)]
+
+
+async def test_a_call_that_nobody_began_to_read_is_settled_by_its_end() -> None:
+    desk = Desk()
+    desk.feed(0, "1", STOP)
+    desk.call.close()
+    assert desk.ends == [(0, 0, CANCELLED), (1, 0, CANCELLED)]
+
+
+@pytest.mark.parametrize(
+    ("rejected", "reason", "expected"),
+    [(False, ERROR, ERROR), (True, ERROR, ERROR), (False, FinishReason.DEADLINE, "deadline")],
+)
+async def test_a_call_that_breaks_breaks_for_all_of_its_choices(
+    rejected: bool, reason: FinishReason, expected: str
+) -> None:
+    desk = Desk()
+    first = desk.call.lives[0].session
+    first.line.rejected = rejected
+    failure = ServiceError(Code.UNAVAILABLE, "gone") if reason is ERROR else None
+    first.end(reason, now_s(), failure)
+    desk.call.notify(first, now_s())
+    with pytest.raises(ServiceError):
+        await anext(desk.call.chunks())
+    assert desk.ends == [(0, 0, expected), (1, 0, expected)]
+    assert [line.rejected for _, line, _ in desk.settled] == [rejected] * 2
+
+
+async def test_a_whole_answers_tokens_count_as_they_come_and_its_end_when_it_is_sent() -> None:
+    desk = Desk(whole=True)
+    for choice in (0, 1):
+        desk.feed(choice, "1")
+    await asyncio.sleep(PAUSE_S)
+    for choice in (0, 1):
+        desk.feed(choice, "23", STOP)
+    assert len([chunk async for chunk in desk.call.chunks()]) == 2
+    assert (desk.settled, desk.gaps) == ([], [])
+    await asyncio.sleep(PAUSE_S)
+    desk.call.on_whole_sent()
+    desk.call.close()
+    assert desk.ends == [(0, 3, STOP), (1, 3, STOP)]
+    for _, line, _ in desk.settled:
+        assert line.longest_gap_s >= PAUSE_S and line.ended_s - line.last_token_s >= PAUSE_S
+    late = Desk(whole=True)
+    late.feed(0, "1", STOP)
+    late.feed(1, "1", STOP)
+    assert len([chunk async for chunk in late.call.chunks()]) == 2
+    late.call.close()  # its client left before it was sent
+    assert late.ends == [(0, 1, CANCELLED), (1, 1, CANCELLED)]

@@ -1,0 +1,262 @@
+"""What the gateway counts: as its clients saw it, each miss by its cause, and no word of theirs."""
+
+import asyncio
+import re
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from foretoken import AsyncClient, ForetokenError
+from observability.metrics import gateway as catalogue
+from protos import common_pb2 as common
+from protos import gateway_pb2
+from protos import scheduler_pb2 as sched
+from protos.worker_pb2 import Prompt
+from tests.gateway.gateway_fakes import House, housing, tokens_of
+from tests.gateway.gateway_fixtures import IDS, STOP, first_prompt
+from tests.gateway.gateway_fixtures import house as house
+from tests.gateway.measuring import CLASSES, check_counts
+
+PAUSE_S = 0.3  # of what is to blame; the budget is a third of it, the rest takes milliseconds
+TTFT, MTPOT = {"ttft_s": PAUSE_S / 3}, {"mtpot_s": PAUSE_S / 3}
+WAYS = ("grpc", "http", "whole")
+# A prefill, a step and the pause between two messages: each is long beside the way to a client, and
+# another than the others, so that what is counted when it comes is not what is counted when sent.
+PREFILL_S, STEP_S, MESSAGES_S = 0.08, 0.05, 0.12
+
+
+Verdict = tuple[str, str, str]
+
+
+def repeat(prompt: Prompt) -> Sequence[int]:
+    return tokens_of("1") * prompt.max_tokens
+
+
+async def test_500_requests_are_counted_as_their_clients_saw_them() -> None:
+    async with housing(
+        repeat, sla_classes=CLASSES, default_sla="easy",
+        max_messages_per_s=0.01, max_pause_s=MESSAGES_S,
+    ) as house:  # fmt: skip
+        house.worker.prefill_s, house.worker.step_s = PREFILL_S, STEP_S
+        assert await check_counts(house.grpc_address, house.http_url, 500, 400, 32) == {}
+
+
+def verdicts(house: House) -> dict[Verdict, float]:
+    """(class, outcome, cause) of all that were booked."""
+    return {
+        (sample.labels["class"], sample.labels["outcome"], sample.labels["cause"]): sample.value
+        for family in house.gateway.metrics.registry.collect()
+        for sample in family.samples
+        if sample.name == "foretoken_sla_requests_total" and sample.value
+    }
+
+
+async def ask(house: House, way: str, budgets: dict[str, float]) -> None:
+    """A request, and all of its answer, however it ends."""
+    if way == "grpc":
+        with suppress(ForetokenError):
+            async with AsyncClient(house.grpc_address) as client:
+                await client.complete("1,", sla=budgets)
+        return
+    header = ",".join(f"{name}={value}" for name, value in budgets.items())
+    body = {"prompt": "1,", "stream": way == "http"}
+    await house.http("POST", "/v1/completions", body, {"x-foretoken-sla": header})
+
+
+async def reject(house: House) -> None:
+    pass
+
+
+async def queue(house: House) -> None:
+    await house.until(lambda: bool(house.scheduler.requests))
+    await asyncio.sleep(PAUSE_S)
+    name = house.scheduler.requests[0].request_id
+    house.scheduler.tell_placed(name)
+    await first_prompt(house)
+    house.worker.send(name, 0, IDS, STOP)
+
+
+async def prefill(house: House) -> None:
+    name = await first_prompt(house)
+    await asyncio.sleep(PAUSE_S)
+    house.worker.send(name, 0, IDS, STOP)
+
+
+async def decode(house: House) -> None:
+    name = await begun(house)
+    await asyncio.sleep(PAUSE_S)
+    house.worker.send(name, 2, IDS[2:], STOP)
+
+
+async def preempt(house: House) -> None:
+    name = await begun(house)
+    house.scheduler.tell(name, preempted=sched.Preempted(output_tokens=2))
+    await asyncio.sleep(PAUSE_S)
+    house.scheduler.tell_placed(name)
+    await house.until(lambda: len(house.worker.prompts) == 2)
+    house.worker.send(name, 2, IDS[2:], STOP)
+
+
+async def swap_in(house: House) -> None:
+    name = await begun(house)
+    house.scheduler.tell(name, preempted=sched.Preempted(output_tokens=2))
+    house.scheduler.tell(name, resumed=sched.Resumed(held_tokens=16))
+    await asyncio.sleep(PAUSE_S)
+    house.worker.send(name, 2, IDS[2:], STOP)
+
+
+async def begun(house: House) -> str:
+    """The request's id, once two of its tokens are here."""
+    name = await first_prompt(house)
+    house.worker.send(name, 0, IDS[:2])
+    await house.until(lambda: house.gateway.metrics.generation_tokens._value.get() == 2)
+    return name
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("force", "budgets", "cause"),
+    [
+        (reject, TTFT, "rejected"),
+        (queue, TTFT, "queued"),
+        (prefill, TTFT, "prefill"),
+        (decode, MTPOT, "decode"),
+        (preempt, MTPOT, "preempted"),
+        (swap_in, MTPOT, "swap-in"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+async def test_a_miss_is_booked_to_what_caused_it(
+    house: House,
+    force: Callable[[House], Awaitable[None]],
+    budgets: dict[str, float],
+    cause: str,
+    way: str,
+) -> None:
+    house.scheduler.place = force is not queue
+    if force is reject:
+        rejected = sched.Rejected(reason=sched.REJECT_REASON_QUEUE_FULL, message="full")
+        house.scheduler.answers = lambda _: sched.RequestEvent(rejected=rejected)
+    asking = asyncio.ensure_future(ask(house, way, budgets))
+    await force(house)
+    await asking
+    assert verdicts(house) == {("custom", "missed", cause): 1}
+
+
+async def test_a_client_that_leaves_has_missed_it_by_itself(house: House) -> None:
+    async with AsyncClient(house.grpc_address) as client:
+        stream = client.generate("1,")
+        reading = asyncio.ensure_future(stream.complete())
+        await begun(house)
+        stream.cancel()
+        await reading
+    await house.until(lambda: bool(verdicts(house)))
+    assert verdicts(house) == {("standard", "missed", "client"): 1}
+
+
+async def test_tokens_that_are_taken_late_count_against_the_sla_whoever_is_slow(
+    house: House,
+) -> None:
+    request = gateway_pb2.GenerateRequest(prompt="1,", sla=common.Sla(mtpot_s=MTPOT["mtpot_s"]))
+    call = house.gateway.open([await house.gateway.parse(request, house.gateway.admit())])
+
+    async def read() -> None:
+        async for chunk in call.chunks():
+            if chunk.reason is None:
+                continue
+            await asyncio.sleep(PAUSE_S)  # a client that does not read, or we that do not write
+
+    reading = asyncio.ensure_future(read())
+    name = await begun(house)
+    await house.until(lambda: call.lives[0].session.delivery.line.tokens > 0)
+    house.worker.send(name, 2, IDS[2:], STOP)
+    await reading
+    assert verdicts(house) == {("custom", "missed", "decode"): 1}
+    value = house.gateway.metrics.registry.get_sample_value
+    assert value("foretoken_inter_token_latency_seconds_count") == len(IDS) - 2
+    assert (value("foretoken_inter_token_latency_seconds_sum") or 0.0) >= PAUSE_S
+
+
+@pytest.mark.parametrize("way", WAYS[:1] + WAYS[2:])
+async def test_tokens_of_one_message_share_its_gap(house: House, way: str) -> None:
+    asking = asyncio.ensure_future(ask(house, way, MTPOT))
+    name = await begun(house)
+    await asyncio.sleep(PAUSE_S)
+    house.worker.send(name, 2, IDS[2:], STOP)
+    await asking
+    value = house.gateway.metrics.registry.get_sample_value
+    assert value("foretoken_inter_token_latency_seconds_count") == len(IDS) - 2
+    assert value("foretoken_inter_token_latency_seconds_sum") == pytest.approx(
+        value("foretoken_request_max_time_per_output_token_seconds_sum", {"class": "custom"})
+    )
+
+
+async def test_who_is_refused_at_the_door_has_missed_it() -> None:
+    async with housing(max_sessions=1) as small, AsyncClient(small.grpc_address) as client:
+        asking = asyncio.ensure_future(client.complete("1,"))
+        name = await first_prompt(small)
+        for sla in ("interactive", None, {"ttft_s": 1.0}, 'evil"'):
+            with pytest.raises(ForetokenError):
+                await client.complete("1,", sla=sla, n=2)
+        for header in ({"x-foretoken-sla": "batch"}, {"x-foretoken-sla": 'evil"} 1'}):
+            await small.http("POST", "/v1/completions", {"prompt": "1,"}, header)
+        small.worker.send(name, 0, IDS, STOP)
+        await asking
+        assert verdicts(small) == {
+            ("interactive", "missed", "rejected"): 2,
+            ("standard", "missed", "rejected"): 2,
+            ("custom", "missed", "rejected"): 5,
+            ("batch", "missed", "rejected"): 1,
+            ("standard", "met", ""): 1,
+        }
+
+
+async def test_no_word_of_a_clients_becomes_a_label(house: House) -> None:
+    house.worker.script = repeat
+    evil = 'evil"} 1\\'
+    bodies: list[tuple[dict[str, object], dict[str, str]]] = [
+        ({"model": evil}, {}),
+        ({"user": evil}, {"x-foretoken-application": evil}),
+        ({}, {"x-foretoken-sla": evil}),
+        ({}, {"x-foretoken-sla": f"{evil}=1"}),
+        ({}, {"x-foretoken-sla": "interactive,ttft_s=1e-9"}),
+        ({}, {"x-foretoken-sla": "batch"}),
+    ]
+    asked: list[dict[str, Any]] = [
+        {"model": evil}, {"sla": evil}, {"application": evil, "cache_salt": evil},
+    ]  # fmt: skip
+    for body, headers in bodies:
+        sent = {"prompt": "1,", "max_tokens": 2, **body}
+        await house.http("POST", "/v1/completions", sent, headers)
+    async with AsyncClient(house.grpc_address) as client:
+        for options in asked:
+            with suppress(ForetokenError):
+                await client.complete("1,", max_tokens=2, **options)
+    text = (await house.http("GET", "/metrics")).text
+    assert "evil" not in text
+    classes = set(re.findall(r'class="(.*?)"', text))
+    assert classes == {"interactive", "standard", "batch", "custom"}
+    booked: Counter[str] = Counter()
+    for (name, *_), number in verdicts(house).items():
+        booked[name] += int(number)
+    assert booked == {"custom": 1, "batch": 1, "standard": 2}
+    assert set(house.gateway.recent.by_class(time.monotonic())) == set(booked)
+    assert {request.sla.name for request in house.scheduler.requests} == set(booked)
+
+
+async def test_every_metric_of_the_gateways_is_there_with_its_type(house: House) -> None:
+    text = (await house.http("GET", "/metrics")).text
+    told = dict(re.findall(r"^# TYPE (\w+) (\w+)$", text, re.MULTILINE))
+    expected = {metric.family: metric.kind.value for metric in catalogue.ALL}
+    assert told == expected
+
+
+async def test_histograms_of_each_class_begin_at_nought(house: House) -> None:
+    value = house.gateway.metrics.registry.get_sample_value
+    for metric in (catalogue.TTFT, catalogue.TPOT, catalogue.MTPOT, catalogue.E2E):
+        for name in ("interactive", "standard", "batch", "custom"):
+            assert value(f"{metric.family}_count", {"class": name}) == 0

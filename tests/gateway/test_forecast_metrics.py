@@ -1,0 +1,91 @@
+"""How what was told came true, counted once."""
+
+from math import inf
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from gateway.observed.forecast_metrics import ForecastMetrics
+from gateway.sessions.delivery import Ended
+from gateway.sessions.foresight import Foresight, Foretold
+from gateway.sessions.promises import Promises
+from services.core import FinishReason, Sla
+from services.forecast import UNCAPPED, Forecast
+from services.verdict import Timeline
+
+STOP, CANCELLED = FinishReason.STOP, FinishReason.CANCELLED
+HALVES = Forecast((10.0, 20.0), (0.5, 0.5), UNCAPPED)
+
+
+def counted(
+    tokens: int, first_s: float, sla: Sla, reason: FinishReason = STOP, told_at: int | None = 0
+) -> dict[str, float]:
+    """Of one that arrived at 0 and was told 0.5 s, so promised its first token by 1.02 s: what is
+    counted, by labels, when it ends after `tokens`, the first of which came at `first_s`."""
+    registry = CollectorRegistry()
+    sight = Foresight(sla, 100, 0.0, Promises())
+    sight.hear(Foretold(HALVES, 0.1, 0.5))
+    if told_at is not None:
+        sight.at(told_at, False, 0.1)
+    line = Timeline(0.0, placed_s=0.0)
+    if tokens:
+        line.on_tokens(1, first_s)
+        line.on_tokens(tokens - 1, first_s + 1.0)
+    line.ended_s = first_s + 1.0
+    ForecastMetrics(registry).on_settled(sight, Ended.judged(sla, line, reason))
+    return {
+        " ".join(f"{name}={of}" for name, of in sample.labels.items()): sample.value
+        for family in registry.collect()
+        for sample in family.samples
+        if sample.name.endswith("_total")
+    }
+
+
+@pytest.mark.parametrize(
+    ("tokens", "first_s", "budget_s", "expected"),
+    [
+        (10, 1.0, 2.0, ("yes", "yes", "held", "met")),
+        (20, 1.1, 2.0, ("yes", "no", "held", "met")),
+        (9, 3.0, 2.0, ("no", "no", "held", "missed")),
+        (21, 0.5, 0.9, ("no", "yes", "broken", "met")),
+        (15, 1.5, 0.9, ("yes", "no", "broken", "missed")),
+    ],
+)
+def test_what_was_told_first_is_held_against_what_came(
+    tokens: int, first_s: float, budget_s: float, expected: tuple[str, ...]
+) -> None:
+    covered, kept, foreseen, outcome = expected
+    assert counted(tokens, first_s, Sla("c", budget_s)) == {
+        f"covered={covered}": 1.0,
+        f"kept={kept}": 1.0,
+        f"foreseen={foreseen} outcome={outcome}": 1.0,
+    }
+
+
+def test_a_client_that_leaves_says_nothing_of_length_or_sla() -> None:
+    assert counted(15, 0.5, Sla("c", inf), CANCELLED) == {"kept=yes": 1.0}
+
+
+def test_what_never_began_breaks_its_sla_and_its_promise() -> None:
+    assert counted(0, 5.0, Sla("c", 2.0), FinishReason.DEADLINE) == {
+        "kept=no": 1.0,
+        "foreseen=held outcome=missed": 1.0,
+    }
+
+
+def test_of_what_ended_before_its_first_token_was_due_no_promise_is_judged() -> None:
+    """It ended after 1.01 s."""
+    assert counted(0, 0.01, Sla("c", 2.0), FinishReason.DEADLINE) == {
+        "foreseen=held outcome=missed": 1.0
+    }
+
+
+def test_what_is_told_with_the_first_token_is_no_promise() -> None:
+    assert counted(10, 0.1, Sla("c", 2.0), told_at=1) == {
+        "covered=yes": 1.0,
+        "foreseen=held outcome=met": 1.0,
+    }
+
+
+def test_nothing_told_is_nothing_counted() -> None:
+    assert counted(15, 0.5, Sla(), told_at=None) == {}

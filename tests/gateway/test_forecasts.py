@@ -1,0 +1,252 @@
+"""What is foreseen of a choice, from the scheduler's word to the client's chunks, over real sockets
+and for each way of asking."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from foretoken import AsyncClient, Chunk, Foreseen
+from gateway.sessions.promises import LEAST
+from protos import common_pb2 as common
+from protos import scheduler_pb2 as sched
+from tests.gateway.gateway_fakes import House
+from tests.gateway.gateway_fixtures import IDS, STOP, WORDS, first_prompt
+from tests.gateway.gateway_fixtures import client as client
+from tests.gateway.gateway_fixtures import house as house
+from tests.gateway.test_pipeline import HERE, Wires
+
+ASKS = {"stream": True, "stream_options": {"include_forecast": True}}
+PATHS = {
+    "/v1/completions": {"prompt": "1,", "max_tokens": 50},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "1,"}], "max_tokens": 50},
+}
+
+
+PROMISED_S = 0.52  # of 0.25 told, before any has come
+
+
+def foretold(*points: float, ttft_s: float | None = 0.25) -> sched.Foretold:
+    """Each as likely as the others, 0.1 s a token."""
+    return sched.Foretold(
+        forecast=common.Forecast(points=points, source="test"), token_s=0.1, ttft_s=ttft_s
+    )
+
+
+def lengths(seen: Foreseen | None) -> tuple[float, ...] | None:
+    return (seen.low_tokens, round(seen.expected_tokens, 6), seen.high_tokens) if seen else None
+
+
+async def test_grpc_is_told_before_any_token_beside_each_and_how_it_ended(
+    house: House, client: AsyncClient
+) -> None:
+    chunks = aiter(client.generate("1,", max_tokens=50, include_forecast=True))
+    first = asyncio.ensure_future(anext(chunks))
+    name = await first_prompt(house)
+    assert house.scheduler.requests[0].include_forecast
+    house.scheduler.tell(name, foretold=foretold(10, 30, 90))
+    alone = await first
+    assert (alone.text, list(alone.token_ids)) == ("", [])
+    assert lengths(alone.forecast) == (10, 30, 50)  # cut at what it may have
+    assert alone.forecast and alone.forecast.ttft_s == pytest.approx(PROMISED_S)
+    assert alone.forecast.sla_expected is True
+    house.worker.send(name, 0, IDS[:3])
+    begun = await anext(chunks)
+    assert begun.text and lengths(begun.forecast) == (10, 30, 50)
+    assert begun.forecast and begun.forecast.ttft_s == alone.forecast.ttft_s
+    assert begun.forecast.end_s == pytest.approx(27 * 0.1)
+    house.worker.send(name, 3, IDS[3:], STOP)
+    rest = [chunk async for chunk in chunks]
+    last = rest[-1].forecast
+    assert lengths(last) == (len(IDS),) * 3
+    assert last and (last.end_s, last.ttft_s, last.sla_expected) == (0.0, None, None)
+    assert "".join(chunk.text for chunk in [begun, *rest]) == WORDS
+
+
+async def test_an_sla_that_cannot_hold_is_said_at_once(house: House, client: AsyncClient) -> None:
+    """By what is promised, not by what is told."""
+    chunks = aiter(client.generate("1,", sla={"ttft_s": 0.5}, include_forecast=True))
+    first = asyncio.ensure_future(anext(chunks))
+    house.scheduler.tell(await first_prompt(house), foretold=foretold(10))
+    seen = (await first).forecast
+    assert seen and seen.sla_expected is False
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_http_spells_it_beside_the_choice(house: House, path: str) -> None:
+    asking = asyncio.ensure_future(house.http("POST", path, {**PATHS[path], **ASKS}))
+    name = await first_prompt(house)
+    house.scheduler.tell(name, foretold=foretold(10, 35))
+    await house.until(lambda: all(openings(house)))
+    house.worker.send(name, 0, IDS[:3])
+    house.worker.send(name, 3, IDS[3:], STOP)
+    events = (await asking).events
+    assert all(len(event["choices"]) == 1 and "usage" not in event for event in events)
+    first, last = events[0]["forecast"], events[-1]["forecast"]
+    end_s = first.pop("end_s")
+    assert first == {
+        "expected_tokens": 22.5, "low_tokens": 10, "high_tokens": 35,
+        "ttft_s": PROMISED_S, "sla_expected": True,
+    }  # fmt: skip
+    assert 0 < end_s <= 0.25 + 21.5 * 0.1
+    tokens = len(IDS)
+    assert last.items() >= {
+        "expected_tokens": tokens, "low_tokens": tokens, "high_tokens": tokens, "end_s": 0.0,
+    }.items()  # fmt: skip
+    assert text_of(events) == WORDS
+
+
+def openings(house: House) -> list[Any]:
+    """What each live choice was told first."""
+    return [sight.opening for sight in sights(house)]
+
+
+def sights(house: House) -> list[Any]:
+    return [live.session.foresight for live in house.gateway._pipeline._roster]
+
+
+def text_of(events: list[Any]) -> str:
+    choices = [choice for event in events for choice in event["choices"]]
+    return "".join(c["text"] if "text" in c else c["delta"]["content"] for c in choices)
+
+
+async def test_usage_comes_after_it(house: House) -> None:
+    options = {"include_forecast": True, "include_usage": True}
+    body = {**PATHS["/v1/completions"], "stream": True, "stream_options": options}
+    asking = asyncio.ensure_future(house.http("POST", "/v1/completions", body))
+    name = await first_prompt(house)
+    house.scheduler.tell(name, foretold=foretold(10))
+    await house.until(lambda: all(openings(house)))
+    house.worker.send(name, 0, IDS, STOP)
+    *parts, last = (await asking).events
+    assert all("forecast" in part and part["usage"] is None for part in parts)
+    assert last["choices"] == [] and "forecast" not in last
+    assert last["usage"]["completion_tokens"] == len(IDS)
+
+
+async def test_each_choice_has_its_own(house: House, client: AsyncClient) -> None:
+    chunks = client.generate("1,", n=2, max_tokens=50, include_forecast=True)
+    reading = asyncio.ensure_future(collected(chunks))
+    await house.until(lambda: len(house.worker.prompts) == 2)
+    for prompt in house.worker.prompts:
+        at = int(prompt.request_id[-1])
+        house.scheduler.tell(prompt.request_id, foretold=foretold(10 * (at + 1)))
+    await house.until(lambda: all(openings(house)))
+    for prompt in house.worker.prompts:
+        house.worker.send(prompt.request_id, 0, IDS, STOP)
+    chunks_of: dict[int, list[Chunk]] = {0: [], 1: []}
+    for chunk in await reading:
+        chunks_of[chunk.index].append(chunk)
+    assert [lengths(of[0].forecast) for of in chunks_of.values()] == [(10,) * 3, (20,) * 3]
+    assert [lengths(of[-1].forecast) for of in chunks_of.values()] == [(len(IDS),) * 3] * 2
+
+
+async def collected(stream: Any) -> list[Chunk]:
+    return [chunk async for chunk in stream]
+
+
+async def test_who_does_not_ask_is_told_nothing(house: House, client: AsyncClient) -> None:
+    """Not even by a scheduler that says it all the same."""
+    reading = asyncio.ensure_future(collected(client.generate("1,")))
+    name = await first_prompt(house)
+    assert not house.scheduler.requests[0].include_forecast
+    house.scheduler.tell(name, foretold=foretold(10))
+    house.worker.send(name, 0, IDS, STOP)
+    assert [chunk.forecast for chunk in await reading] == [None]
+
+
+async def test_while_nothing_is_known_there_is_no_field(house: House) -> None:
+    body = {**PATHS["/v1/completions"], **ASKS}
+    asking = asyncio.ensure_future(house.http("POST", "/v1/completions", body))
+    name = await first_prompt(house)
+    house.worker.send(name, 0, IDS, STOP)
+    events = (await asking).events
+    assert text_of(events) == WORDS
+    assert all("forecast" not in event for event in events)
+
+
+async def test_a_word_that_cannot_be_is_let_be(house: House, client: AsyncClient) -> None:
+    reading = asyncio.ensure_future(collected(client.generate("1,", include_forecast=True)))
+    name = await first_prompt(house)
+    for bad in (foretold(), foretold(3, 2), foretold(float("nan")), foretold(5, ttft_s=-1.0)):
+        house.scheduler.tell(name, foretold=bad)
+    house.worker.send(name, 0, IDS[:2])
+    house.worker.send(name, 2, IDS[2:], STOP)
+    chunks = await reading
+    assert "".join(chunk.text for chunk in chunks) == WORDS
+    assert all(chunk.forecast is None for chunk in chunks)
+
+
+async def test_after_a_loss_it_goes_on_from_what_was_delivered(
+    house: House, client: AsyncClient
+) -> None:
+    chunks = aiter(client.generate("1,", max_tokens=50, include_forecast=True))
+    first = asyncio.ensure_future(anext(chunks))
+    name = await first_prompt(house)
+    house.scheduler.tell(name, foretold=foretold(2, 30))
+    await first
+    house.worker.send(name, 0, IDS[:3])
+    assert lengths((await anext(chunks)).forecast) == (30,) * 3
+    house.worker.break_stream()
+    await house.until(lambda: len(house.worker.prompts) == 2)
+    again = house.scheduler.requests[-1]
+    assert (again.delivered_tokens, again.include_forecast) == (3, True)
+    house.scheduler.tell(again.request_id, foretold=foretold(3, 9, 20, ttft_s=None))
+    await house.until(lambda: sights(house)[0]._told.forecast.points == (3, 9, 20))
+    house.worker.send(again.request_id, 3, IDS[3:4])
+    resumed = (await anext(chunks)).forecast
+    assert lengths(resumed) == (9, 14.5, 20)
+    assert resumed and resumed.ttft_s is None
+    house.worker.send(again.request_id, 4, IDS[4:], STOP)
+    rest = [chunk async for chunk in chunks]
+    assert lengths(rest[-1].forecast) == (len(IDS),) * 3
+
+
+async def test_how_it_came_true_is_counted_once(house: House, client: AsyncClient) -> None:
+    for points in ((1, 50), (40, 50)):
+        house.worker.prompts.clear()
+        reading = asyncio.ensure_future(
+            collected(client.generate("1,", max_tokens=50, include_forecast=True))
+        )
+        name = await first_prompt(house)
+        house.scheduler.tell(name, foretold=foretold(*points, ttft_s=500.0))
+        await house.until(lambda: all(openings(house)))
+        house.worker.send(name, 0, IDS, STOP)
+        await reading
+    assert counted(house, "forecasts", covered="yes") == 1
+    assert counted(house, "forecasts", covered="no") == 1
+    assert counted(house, "ttft_promises", kept="yes") == 2
+    assert counted(house, "sla_forecasts", foreseen="broken", outcome="met") == 2
+
+
+async def test_what_comes_teaches_what_is_promised(house: House, client: AsyncClient) -> None:
+    """Told 500 s each, and answered at once."""
+    promised_s: list[float] = []
+    for _ in range(LEAST + 1):
+        house.worker.prompts.clear()
+        chunks = aiter(client.generate("1,", max_tokens=50, include_forecast=True))
+        first = asyncio.ensure_future(anext(chunks))
+        name = await first_prompt(house)
+        house.scheduler.tell(name, foretold=foretold(10, ttft_s=500.0))
+        forecast = (await first).forecast
+        assert forecast and forecast.ttft_s is not None
+        promised_s.append(forecast.ttft_s)
+        house.worker.send(name, 0, IDS, STOP)
+        await collected(chunks)
+    assert promised_s[:-1] == [pytest.approx(1000.02)] * LEAST
+    assert promised_s[-1] < 400
+
+
+def counted(house: House, name: str, **labels: str) -> float | None:
+    registry = house.gateway.metrics.registry
+    return registry.get_sample_value(f"foretoken_client_{name}_total", labels)
+
+
+async def test_a_scheduler_that_foretells_has_not_said_yet_where_it_stands() -> None:
+    """A new one is told of what goes on; its word on the length is no word on the place."""
+    wires = Wires()
+    _, name = wires.ask(include_forecast=True)
+    wires.connect()
+    wires.say(name, foretold=foretold(10))
+    wires.say(name, placed=sched.Placed(worker_id="h", worker_address=HERE))
+    assert len(wires.prompts) == 1  # it stays: the placement was the answer to the announcement

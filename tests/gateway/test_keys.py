@@ -1,0 +1,205 @@
+"""Keys as they are kept, by hand; and the keyring, whose file changes under it."""
+
+import logging
+import os
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from gateway.admission.keyring import Keyring
+from gateway.admission.keys import (
+    KeyFault,
+    NamedHash,
+    Unauthenticated,
+    bearer,
+    hash_key,
+    name_keys,
+    name_of,
+    new_key,
+    read_key_file,
+    shown,
+)
+from gateway.config import GatewayConfig
+from services.runtime.config import ConfigError, load
+
+HASH = sha256(b"secret").hexdigest()
+
+
+def test_a_new_key_is_like_no_other_and_long() -> None:
+    keys = {new_key() for _ in range(100)}
+    assert len(keys) == 100
+    assert all(key.startswith("ft-") and len(key) == 46 for key in keys)
+
+
+def test_a_hash_is_sha256_in_hex() -> None:
+    assert hash_key("secret") == HASH
+
+
+@pytest.mark.parametrize(
+    ("key", "told"),
+    [("", "****"), ("short", "****"), ("elevenchars", "****"), ("sk-0123456789abcd", "****abcd")],
+)
+def test_at_most_the_end_of_a_key_is_shown(key: str, told: str) -> None:
+    assert shown(key) == told
+
+
+@pytest.mark.parametrize(
+    ("header", "key"),
+    [
+        ("Bearer abc", "abc"), ("bearer  abc ", "abc"), ("BEARER a b", "a b"), ("abc", ""),
+        ("Basic abc", ""), ("", ""), ("Bearer", ""), ("Bearer ", ""),
+    ],
+)  # fmt: skip
+def test_the_key_of_a_header(header: str, key: str) -> None:
+    assert bearer(header) == key
+
+
+def test_a_file_of_keys() -> None:
+    text = f"# ours\n\nalice:{HASH}\nbob : {HASH.upper()}  # until May\n"
+    assert read_key_file(text) == [NamedHash("alice", HASH), NamedHash("bob", HASH)]
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        (HASH, "line 1: must be name:hash"),
+        (f"\n:{HASH}", "line 2: must be name:hash"),
+        (f"al ice:{HASH}", "line 1: must be name:hash"),
+        (f"{'a' * 65}:{HASH}", "line 1: must be name:hash"),
+        ("alice:secret", "line 1: what follows alice: must be 64 hex digits"),
+        (f"alice:{HASH[:-1]}g", "line 1: what follows alice: must be 64 hex digits"),
+    ],
+)
+def test_a_line_that_is_none(text: str, fault: str) -> None:
+    with pytest.raises(KeyFault, match=f"^{fault}") as caught:
+        read_key_file(text)
+    assert HASH not in str(caught.value) and "secret" not in str(caught.value)
+
+
+def test_keys_of_the_config_are_named_by_themselves() -> None:
+    kept = name_keys(["secret", "other"])
+    assert [each.name for each in kept] == [f"key-{HASH[:8]}", f"key-{hash_key('other')[:8]}"]
+    assert (name_of("secret", kept), name_of("Secret", kept)) == (f"key-{HASH[:8]}", "")
+    assert HASH not in repr(kept)
+
+
+@pytest.mark.parametrize("key", ["", " ", " secret", "secret\n"])
+def test_a_key_that_is_a_slip_is_refused_and_not_told(key: str) -> None:
+    with pytest.raises(ConfigError, match=r"^gateway\.api_keys: an API key is empty, or") as caught:
+        Keyring(["good", key])
+    assert "secret" not in str(caught.value)
+
+
+class Clock:
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_without_keys_nobody_needs_one() -> None:
+    ring = Keyring()
+    assert (ring.wanted, ring.check(""), ring.check("any")) == (False, "", "")
+
+
+def test_a_wrong_key_is_told_by_its_end_alone() -> None:
+    ring = Keyring(["secret"])
+    for key, message in (
+        ("", "You didn't provide an API key"),
+        ("sk-0123456789abcd", r"Incorrect API key provided: \*\*\*\*abcd\."),
+    ):
+        with pytest.raises(Unauthenticated, match=message) as caught:
+            ring.check(key)
+        assert "0123" not in str(caught.value)
+
+
+def write(path: Path, text: str, at_s: int) -> None:
+    path.write_text(text)
+    os.utime(path, (at_s, at_s))
+
+
+def test_a_file_that_changes_is_read_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, clock = tmp_path / "keys", Clock()
+    write(path, f"alice:{HASH}", 1)
+    ring = Keyring(["own-key"], str(path), clock)
+    own = f"key-{hash_key('own-key')[:8]}"
+    assert (ring.check("secret"), ring.check("own-key")) == ("alice", own)
+
+    write(path, f"alice:{hash_key('new')}\nalice:{HASH}", 2)
+    with pytest.raises(Unauthenticated):
+        ring.check("new")  # nobody has looked yet
+    clock.now_s = 1.0
+    assert (ring.check("new"), ring.check("secret")) == ("alice", "alice")
+
+    write(path, f"bob:{hash_key('new')}", 3)
+    clock.now_s = 2.0
+    assert (ring.check("new"), ring.check("own-key")) == ("bob", own)
+    with pytest.raises(Unauthenticated):
+        ring.check("secret")
+    assert not [each for each in caplog.records if each.levelno >= logging.WARNING]
+
+
+def test_a_file_that_is_broken_later_changes_nothing_and_is_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, clock = tmp_path / "keys", Clock()
+    write(path, f"alice:{HASH}", 1)
+    ring = Keyring([], str(path), clock)
+    write(path, "nonsense", 2)
+    for second in range(1, 5):
+        clock.now_s = float(second)
+        assert ring.check("secret") == "alice"
+    path.unlink()
+    for second in range(5, 9):
+        clock.now_s = float(second)
+        assert ring.check("secret") == "alice"
+    told = [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
+    assert len(told) == 2
+    assert "line 1: must be name:hash" in told[0] and "cannot be read" in told[1]
+    write(path, f"carol:{HASH}", 9)
+    clock.now_s = 9.0
+    assert ring.check("secret") == "carol"
+
+
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [
+        (None, "cannot be read: No such file"),
+        (b"nonsense", "line 1: must"),
+        (b"\xff", "is no text"),
+    ],
+)
+def test_a_bad_file_at_the_start_is_one_line(
+    content: bytes | None, fault: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "keys"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"^gateway\.api_key_file: .*" + fault) as caught:
+        Keyring([], str(path))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_without_keys_lets_nobody_in(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text("# none yet\n")
+    ring = Keyring([], str(path))
+    assert ring.wanted
+    with pytest.raises(Unauthenticated):
+        ring.check("any")
+
+
+def test_the_config_tells_before_anything_starts(tmp_path: Path) -> None:
+    for given, line in (
+        ({"api_keys": '["", "secret"]'}, "gateway.api_keys: Value error, an API key is empty"),
+        ({"api_keys": ""}, "gateway.api_keys: Value error, an API key is empty"),
+        ({"api_key_file": str(tmp_path / "none")}, "gateway.api_key_file: .* no such file"),
+    ):
+        with pytest.raises(ConfigError, match=line) as caught:
+            load(GatewayConfig, given)
+        assert "secret" not in str(caught.value)
+    assert load(GatewayConfig, {"api_keys": "a, b"}).api_keys == ("a", "b")
+    assert "secret" not in repr(load(GatewayConfig, {"api_keys": "secret"}))

@@ -1,0 +1,198 @@
+"""While texts are read, streams go on, others are served, and who leaves gives its place back."""
+
+import asyncio
+import json
+import threading
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from foretoken import AsyncClient
+from gateway.requests.reading_pool import LARGE_BYTES
+from gateway.requests.text import Text
+from protos.worker_pb2 import Prompt
+from tests.gateway.gateway_fakes import House, housing, tokens_of
+
+ENDLESS = tokens_of("1") * 400
+
+
+def answer(prompt: Prompt) -> Sequence[int]:
+    return ENDLESS
+
+
+@dataclass
+class Slow:
+    """A text whose tokenization lasts until it is let go."""
+
+    begun: threading.Event = field(default_factory=threading.Event)
+    goes_on: threading.Event = field(default_factory=threading.Event)
+    read: list[str] = field(default_factory=list)
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> Any:
+    made, encode = Slow(), Text.encode
+
+    def encoding(self: Text, text: str, special: bool = True) -> list[int]:
+        made.read.append(text[:8])
+        if "slow" in text:
+            made.begun.set()
+            assert made.goes_on.wait(30)
+        return encode(self, text, special)
+
+    monkeypatch.setattr(Text, "encode", encoding)
+    yield made
+    made.goes_on.set()
+
+
+def ask(house: House, prompt: str, tokens: int = 3) -> "asyncio.Task[Any]":
+    body = {"prompt": prompt, "max_tokens": tokens}
+    return asyncio.ensure_future(house.http("POST", "/v1/completions", body))
+
+
+@pytest.fixture
+async def house() -> AsyncIterator[House]:
+    async with housing(answer) as made:
+        yield made
+
+
+async def test_a_text_that_lasts_holds_nobody_up(house: House, slow: Slow) -> None:
+    async with AsyncClient(house.grpc_address) as client:
+        stream = client.generate("stream", max_tokens=300)
+        chunks = aiter(stream)
+        await anext(chunks)
+        reading = ask(house, "slow")
+        await house.until(slow.begun.is_set)
+        for _ in range(3):  # tokens come on, as they are asked for
+            await anext(chunks)
+        assert (await house.http("GET", "/ping")).status == 200
+        assert (await ask(house, "other")).status == 200  # by the other thread
+        assert not reading.done()
+        slow.goes_on.set()
+        assert (await reading).status == 200
+        stream.cancel()
+
+
+async def test_one_thread_reads_in_order_and_a_full_queue_is_429(slow: Slow) -> None:
+    async with housing(answer, reading_threads=1, max_reading=1) as house:
+        first = ask(house, "slow")
+        await house.until(slow.begun.is_set)
+        second = ask(house, "second")
+        pool = house.gateway._reading
+        await house.until(lambda: pool.waiting == 1)
+        refused = await ask(house, "third")
+        assert (refused.status, refused.json["error"]["code"]) == (429, "queue_full")
+        assert int(refused.headers["retry-after"]) >= 1
+        registry = house.gateway.metrics.registry
+        assert registry.get_sample_value("foretoken_refusals_total", {"bar": "reading"}) == 1
+        slow.goes_on.set()
+        assert ((await first).status, (await second).status) == (200, 200)
+        assert slow.read == ["slow", "second"]
+
+
+async def leave(house: House, prompt: str) -> asyncio.StreamWriter:
+    """A request whose client can hang up."""
+    host, port = house.http_url.removeprefix("http://").split(":")
+    _, writer = await asyncio.open_connection(host, int(port))
+    body = json.dumps({"prompt": prompt}).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body)
+    writer.write(head + body)
+    return writer
+
+
+async def test_who_hangs_up_while_its_text_waits_frees_its_place(slow: Slow) -> None:
+    async with housing(answer, reading_threads=1) as house:
+        pool = house.gateway._reading
+        first = ask(house, "slow")
+        await house.until(slow.begun.is_set)
+        writer = await leave(house, "gone")
+        await house.until(lambda: pool.waiting == 1)
+        writer.close()
+        await house.until(lambda: pool.waiting == 0)
+        async with AsyncClient(house.grpc_address) as client:
+            stream = client.generate("gone, too")
+            reading = asyncio.ensure_future(stream.complete())
+            await house.until(lambda: pool.waiting == 1)
+            stream.cancel()
+            await house.until(lambda: pool.waiting == 0)
+            await asyncio.gather(reading, return_exceptions=True)
+        slow.goes_on.set()
+        assert (await first).status == 200
+        assert slow.read == ["slow"]
+
+
+async def test_what_is_too_long_by_its_bytes_is_not_read(house: House, slow: Slow) -> None:
+    long = "1," * LARGE_BYTES
+    for path, body, field_name in (
+        ("/v1/completions", {"prompt": long}, "prompt"),
+        ("/v1/completions", {"prompt": ["1,", long]}, "prompt"),
+        ("/v1/completions", {"prompt": [7] * LARGE_BYTES}, "prompt"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": long}]}, "messages"),
+    ):
+        reply = await house.http("POST", path, body)
+        assert (reply.status, reply.json["error"]["param"]) == (400, field_name)
+        assert "maximum context length is 512 tokens" in reply.json["error"]["message"]
+    assert long[:8] not in slow.read
+
+
+async def test_short_texts_may_be_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[int, bool]] = []
+    encode = Text.encode
+
+    def encoding(self: Text, text: str, special: bool = True) -> list[int]:
+        seen.append((len(text), threading.current_thread() is threading.main_thread()))
+        return encode(self, text, special)
+
+    monkeypatch.setattr(Text, "encode", encoding)
+    async with housing(answer, read_at_once_bytes=8) as house:
+        for length in (8, 9):
+            assert (await ask(house, "1," * 4 + "1" * (length - 8))).status == 200
+    assert seen == [(8, True), (9, False)]
+
+
+@pytest.mark.slow
+async def test_streams_go_on_while_long_texts_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four prompts of 1 MiB and eight streams: each of these gets tokens while each of those is
+    tokenized. On the event loop none would: tokenizing one is one call."""
+    events: list[tuple[str, int]] = []
+    encode = Text.encode
+
+    def telling(self: Text, text: str, special: bool = True) -> list[int]:
+        long = len(text) > LARGE_BYTES
+        events.append(("begin" if long else "short", 0))
+        ids = encode(self, text, special)
+        events.append(("end" if long else "short", 0))
+        return ids
+
+    monkeypatch.setattr(Text, "encode", telling)
+    async with housing(answer, max_body_bytes=2**23) as house:
+        house.worker.step_s = 0.05
+        wide = house.scheduler.fleet([house.scheduler.worker_address])
+        for worker in wide.fleet.workers:
+            worker.kv_tokens = worker.max_context_tokens = 10**8
+        house.scheduler.streams[-1].put_nowait(wide)
+        await house.until(lambda: house.gateway.max_context_tokens == 10**8)
+        async with AsyncClient(house.grpc_address) as client:
+
+            async def stream(number: int) -> None:
+                async for _ in client.generate("1,", max_tokens=400):
+                    events.append(("token", number))  # noqa: PERF401 - as they come
+
+            streams = [asyncio.ensure_future(stream(number)) for number in range(8)]
+            await house.until(lambda: {n for kind, n in events if kind == "token"} == {*range(8)})
+            text = "sort the words, please: " * 2**16
+            replies = await asyncio.gather(*(ask(house, text[: 2**20], 1) for _ in range(4)))
+            for each in streams:
+                each.cancel()
+            await asyncio.gather(*streams, return_exceptions=True)
+    assert [reply.status for reply in replies] == [200] * 4
+    begun = [at for at, (kind, _) in enumerate(events) if kind == "begin"]
+    ended = [at for at, (kind, _) in enumerate(events) if kind == "end"]
+    assert len(begun) == len(ended) == 4
+    for begin, end in zip(begun, ended, strict=True):
+        seen = {number for kind, number in events[begin:end] if kind == "token"}
+        assert seen == {*range(8)}
+    assert all(first < second for first, second in pairwise(begun))

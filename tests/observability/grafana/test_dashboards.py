@@ -1,0 +1,114 @@
+"""The committed dashboards: what the code makes, what Grafana takes, and made with care."""
+
+import json
+from typing import Any
+
+import pytest
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.cog.plugins import register_default_plugins
+from grafana_foundation_sdk.models.dashboard import Dashboard
+
+from observability.grafana import build
+from observability.grafana.board import CHOICES
+from observability.metrics.catalogue import CATALOGUE
+from observability.promql import labels_of
+from tests.observability.grafana.typed import flaws
+from tests.observability.prometheus.queries import VARIABLE, dashboards, of_panels, panels
+
+NAMES = ["forecasts.json", "memory.json", "scheduling.json", "sla.json", "workers.json"]
+GRAFANAS_OWN = {"$__rate_interval", "$__range"}
+
+register_default_plugins()
+
+
+def test_what_is_committed_is_what_the_code_makes():
+    made = build.files()
+    assert sorted(made) == NAMES == sorted(dashboards())
+    for name, text in made.items():
+        assert (build.FOLDER / name).read_text() == text, f"{name}: run `make dashboards`"
+
+
+@pytest.fixture(params=NAMES)
+def board(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return dashboards()[request.param]
+
+
+def back(board: dict[str, Any]) -> Any:
+    """Through the typed models and out again."""
+    return json.loads(JSONEncoder().encode(Dashboard.from_json(board)))
+
+
+def kept(ours: object, theirs: object) -> bool:
+    """Is all of ours in theirs, at most with defaults beside it?"""
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        return all(key in theirs and kept(part, theirs[key]) for key, part in ours.items())
+    if isinstance(ours, list) and isinstance(theirs, list):
+        return len(ours) == len(theirs) and all(map(kept, ours, theirs))
+    return ours == theirs
+
+
+def test_grafanas_models_take_all_of_it(board: dict[str, Any]):
+    assert kept(board, back(board))
+    assert list(flaws(Dashboard.from_json(board))) == []
+
+
+def test_a_mistake_in_a_dashboard_is_seen(board: dict[str, Any]):
+    panel = panels(board)[0]
+    panel["fieldConfig"]["defaults"]["thresholds"]["steps"][0]["value"] = "none"
+    assert any("steps[0].value" in flaw for flaw in flaws(Dashboard.from_json(board)))
+    panel["fieldConfig"]["defaults"]["treshold"] = {}
+    assert not kept(board, back(board))
+
+
+def test_every_panel_says_what_it_shows_in_which_unit_and_what_is_good(board: dict[str, Any]):
+    for panel in panels(board):
+        title, defaults = panel["title"], panel["fieldConfig"]["defaults"]
+        assert panel["description"].endswith("."), title
+        assert defaults["unit"], title
+        first, *others = [step["value"] for step in defaults["thresholds"]["steps"]]
+        assert first is None and others and others == sorted(set(others)), title
+        assert panel["targets"], title
+        refs = [target["refId"] for target in panel["targets"]]
+        assert len(set(refs)) == len(refs), title
+
+
+def test_panels_are_told_apart_and_do_not_overlap(board: dict[str, Any]):
+    ids = [panel["id"] for panel in board["panels"]]
+    assert len(set(ids)) == len(ids)
+    taken: set[tuple[int, int]] = set()
+    for panel in board["panels"]:
+        at = panel["gridPos"]
+        cells = {
+            (x, y)
+            for x in range(at["x"], at["x"] + at["w"])
+            for y in range(at["y"], at["y"] + at["h"])
+        }
+        assert not cells & taken and at["x"] + at["w"] <= 24, panel["title"]
+        taken |= cells
+
+
+def test_source_model_class_and_worker_can_be_chosen(board: dict[str, Any]):
+    chosen = board["templating"]["list"]
+    assert [each["name"] for each in chosen] == ["source", *(name for name, _, _ in CHOICES)]
+    assert {panel["datasource"]["uid"] for panel in panels(board)} == {"${source}"}
+    assert chosen[0]["query"] == "prometheus"
+
+
+def test_queries_name_what_is_catalogued_and_no_unknown_variable():
+    known = GRAFANAS_OWN | {f"${name}" for name, _, _ in CHOICES}
+    for asked in of_panels():
+        assert asked.metrics(), asked.where  # KeyError for a name that nobody counts
+        assert set(VARIABLE.findall(asked.expr)) <= known, asked.where
+
+
+def test_a_series_that_has_the_label_heeds_the_choice():
+    for asked in of_panels():
+        for metric in asked.metrics():
+            if metric.family in asked.expr and "class" in labels_of(metric):
+                assert '$class"' in asked.expr, asked.where
+
+
+def test_whatever_is_counted_is_shown():
+    shown = {metric for asked in of_panels() for metric in asked.metrics()}
+    hidden = {m.name for metrics in CATALOGUE.values() for m in metrics} - {m.name for m in shown}
+    assert hidden == set()

@@ -1,0 +1,28 @@
+"""What a logger says, as the lines that a process writes of it."""
+
+import io
+import json
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from observability.logs import JsonLines, LogHandler, Repeats
+
+
+@contextmanager
+def lines_of(
+    logger: str, level: int = logging.INFO
+) -> Iterator[Callable[[], list[dict[str, Any]]]]:
+    """Ask it for what was said so far."""
+    stream, said = io.StringIO(), logging.getLogger(logger)
+    handler, before = LogHandler(stream, Repeats()), said.level
+    handler.setFormatter(JsonLines("test"))
+    said.addHandler(handler)
+    said.setLevel(level)
+    try:
+        yield lambda: [json.loads(line) for line in stream.getvalue().splitlines()]
+    finally:
+        said.removeHandler(handler)
+        said.setLevel(before)
+        handler.close()

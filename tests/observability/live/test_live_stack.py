@@ -1,0 +1,122 @@
+"""A real Prometheus over a real, loaded system: what is counted is what is asked about."""
+
+import asyncio
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+import pytest
+
+from observability.metrics import batcher, estimator, gateway, predictor, scheduler, worker
+from observability.metrics.metric import Metric
+from tests.live import Live, serving
+from tests.observability.live.load import ARGUMENTS, load
+from tests.observability.prometheus.checks import (
+    ALL,
+    choices_without_values,
+    complaints,
+    every_query,
+    labelled,
+    mistyped,
+    quiet,
+    without_data,
+)
+from tests.observability.prometheus.driver import Prometheus, scraping
+from tests.observability.prometheus.emitted import values
+from tests.observability.prometheus.queries import Asked
+
+LOADED_S = 20.0
+pytestmark = pytest.mark.slow
+
+# What this load does not make happen, and why.
+STATIC_BATCHES: set[Metric] = {
+    estimator.BATCHES, estimator.BATCH_ERROR, worker.PADDING, worker.PADDING_LEFT_OUT,
+    worker.INVALID,
+}  # fmt: skip
+OVERLAP: set[Metric] = {worker.STRAY}  # a step ahead is computed on a GPU
+FAULTS: set[Metric] = {  # nothing is lost, nothing breaks
+    gateway.RESUBMISSIONS, gateway.ANNOUNCEMENTS, scheduler.WORKERS_LOST, scheduler.ADVICE_DROPPED,
+    predictor.FALLBACKS, predictor.UNREAD_DROPPED, predictor.IMPROVED_DROPPED,
+    predictor.PENDING_DROPPED, predictor.LOG_DROPPED, predictor.LOG_UNREADABLE,
+    predictor.LOG_FROM_FUTURE,
+}  # fmt: skip
+NO_BATCHER: set[Metric] = {*batcher.ALL, scheduler.ARRANGED}  # all in one process has none
+EXCUSED = STATIC_BATCHES | OVERLAP | FAULTS
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A system after its load, and the Prometheus that has watched."""
+
+    live: Live
+    prometheus: Prometheus
+    counted: set[Metric]  # that its processes have
+    excused: set[Metric]  # that need not have happened
+
+
+@pytest.fixture(scope="module", params=["embedded", "separate"])
+def loaded(
+    request: pytest.FixtureRequest,
+    prometheus_program: str,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Loaded]:
+    separate = request.param == "separate"
+    folder = tmp_path_factory.mktemp(request.param)
+    with (
+        serving(*ARGUMENTS, *(["--separate"] if separate else [])) as live,
+        scraping(prometheus_program, urlsplit(live.http).netloc, folder) as prometheus,
+    ):
+        excused = EXCUSED if separate else EXCUSED | NO_BATCHER
+        asked = answerable(excused)
+
+        def has_all() -> bool:
+            return quiet(exposition(live)) <= excused and not without_data(prometheus, asked)
+
+        asyncio.run(load(live, LOADED_S, has_all))
+        yield Loaded(live, prometheus, ALL if separate else ALL - set(batcher.ALL), excused)
+
+
+def answerable(excused: set[Metric]) -> list[Asked]:
+    """Every query but those about what is excused."""
+    return [each for each in every_query() if not each.metrics() & excused]
+
+
+def exposition(live: Live) -> str:
+    with urllib.request.urlopen(f"{live.http}/metrics", timeout=30) as answer:
+        return str(answer.read().decode())
+
+
+def test_all_that_is_catalogued_is_seen_with_its_type(loaded: Loaded):
+    assert mistyped(loaded.prometheus, loaded.counted) == {}
+
+
+def test_all_happens_but_what_is_excused(loaded: Loaded):
+    silent = quiet(exposition(loaded.live))
+    assert {metric.name for metric in silent - loaded.excused} == set()
+
+
+def test_every_query_returns_data(loaded: Loaded):
+    assert without_data(loaded.prometheus, answerable(loaded.excused)) == []
+
+
+def test_labels_have_the_values_that_are_known_of_them(loaded: Loaded):
+    known = values()
+    unknown = {
+        (metric.name, label, value)
+        for metric, label, value in labelled(exposition(loaded.live))
+        if value not in known[metric, label]
+    }
+    assert unknown == set()
+
+
+def test_rules_and_choices_are_of_use(loaded: Loaded):
+    assert complaints(loaded.prometheus) == []
+    assert choices_without_values(loaded.prometheus) == []
+
+
+def test_nothing_has_two_meanings_or_a_created_series(loaded: Loaded):
+    text = exposition(loaded.live)
+    declared = [line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")]
+    assert len(declared) == len(set(declared))
+    assert "_created" not in text

@@ -1,0 +1,156 @@
+"""What one process tells and several together, as Prometheus' own parser reads it."""
+
+from collections.abc import Mapping
+from itertools import groupby
+
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.parser import text_string_to_metric_families
+
+from observability.exposition import Part, expose, merge, with_aliases
+from observability.metrics import gateway as catalogue
+from observability.metrics import scheduler as schedulers
+from observability.metrics import worker as workers
+from observability.metrics.instruments import Instruments
+from observability.metrics.vllm import ALIASES
+
+Series = tuple[str, frozenset[tuple[str, str]]]
+NASTY = 'say "hi", \\ {and}=\n # HELP me\r'
+
+
+def read(text: str) -> dict[Series, float]:
+    """Every sample, by its name and labels; none may be there twice."""
+    found: dict[Series, float] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            series = sample.name, frozenset(sample.labels.items())
+            assert series not in found
+            found[series] = sample.value
+    return found
+
+
+def types(text: str) -> list[tuple[str, str]]:
+    """As they are told, one after the other."""
+    lines = (line.split(" ") for line in text.split("\n") if line.startswith("# TYPE "))
+    return [(name, kind) for _, _, name, kind in lines]
+
+
+def named(name: str, **labels: str) -> Series:
+    return name, frozenset(labels.items())
+
+
+def test_a_process_is_told_as_it_counts_with_the_labels_of_its_parts() -> None:
+    registry, other = CollectorRegistry(), CollectorRegistry()
+    Counter("a", "Counted \\ in\nlines.", ["kind"], registry=registry).labels(NASTY).inc(3)
+    Gauge("b", "Beside.", registry=other).set(-0.5)
+    Histogram("c", "Timed.", buckets=(0.1, 2), registry=registry).observe(0.5)
+    text = expose([Part(registry, {"model_name": NASTY}), Part(other)])
+    assert read(text) == {
+        named("a_total", kind=NASTY, model_name=NASTY): 3,
+        named("b"): -0.5,
+        named("c_bucket", le="0.1", model_name=NASTY): 0,
+        named("c_bucket", le="2.0", model_name=NASTY): 1,
+        named("c_bucket", le="+Inf", model_name=NASTY): 1,
+        named("c_count", model_name=NASTY): 1,
+        named("c_sum", model_name=NASTY): 0.5,
+    }
+    assert types(text) == [("a_total", "counter"), ("c", "histogram"), ("b", "gauge")]
+    assert "# HELP a_total Counted \\\\ in\\nlines.\n" in text
+    assert text.endswith("\n") and "_created" not in text
+
+
+def test_a_series_own_label_stands_before_its_process() -> None:
+    registry = CollectorRegistry()
+    Gauge("a", "Of somebody.", ["worker"], registry=registry).labels("theirs").set(1)
+    text = expose([Part(registry, {"worker": "mine"})])
+    assert read(text) == {named("a", worker="theirs"): 1}
+
+
+def test_two_that_count_the_same_share_its_head() -> None:
+    one, two = CollectorRegistry(), CollectorRegistry()
+    Counter("a", "As one says.", registry=one).inc(1)
+    Gauge("z", "In between.", registry=one).set(1)
+    Counter("a", "As the other says.", registry=two).inc(2)
+    parts = Part(one, {"worker": "0"}), Part(two, {"worker": "1"})
+    text = merge(expose([part]) for part in parts)
+    assert text == (
+        "# HELP a_total As one says.\n# TYPE a_total counter\n"
+        'a_total{worker="0"} 1.0\na_total{worker="1"} 2.0\n'
+        '# HELP z In between.\n# TYPE z gauge\nz{worker="0"} 1.0\n'
+    )
+
+
+def test_a_text_that_is_none_of_ours_changes_nothing_of_ours() -> None:
+    ours = "# HELP a A.\n# TYPE a gauge\na 1.0\n"
+    other = "b 2.0\n# a word\nnonsense\n\n# TYPE a gauge\na 7.0\nc_x 3.0\n# HELP \n# TYPE d\n"
+    text = merge([ours, other])
+    assert text.startswith(ours)
+    assert {name: value for (name, _), value in read(text).items()} == {"a": 1, "b": 2, "c_x": 3}
+    assert merge([text]) == text
+
+
+@given(
+    st.lists(
+        st.dictionaries(
+            st.tuples(st.sampled_from("abc"), st.text('x"\\\n,={} \u2028\r', max_size=6)),
+            st.floats(allow_nan=False),
+            max_size=6,
+        ),
+        max_size=5,
+    )
+)
+def test_all_of_everybody_is_there_once_and_families_stand_together(
+    processes: list[dict[tuple[str, str], float]],
+) -> None:
+    expected: dict[Series, float] = {}
+    for process in processes:
+        for (name, value), number in process.items():
+            expected.setdefault(named(name, x=value), number)
+    text = merge(expose([Part(registry_of(process))]) for process in processes)
+    assert read(text) == expected
+    heads = [name for name, _ in types(text)]
+    assert len(heads) == len(set(heads)) == len({name for name, _ in expected})
+    told = [line[0] for line in text.split("\n") if line and line[0] != "#"]
+    assert [name for name, _ in groupby(told)] == heads
+
+
+def registry_of(process: Mapping[tuple[str, str], float]) -> CollectorRegistry:
+    registry = CollectorRegistry()
+    gauges: dict[str, Gauge] = {}
+    for (name, value), number in process.items():
+        if name not in gauges:
+            gauges[name] = Gauge(name, f"Of {name}.", ["x"], registry=registry)
+        gauges[name].labels(value).set(number)
+    return registry
+
+
+def test_what_vllm_counts_too_is_there_once_more_under_its_name() -> None:
+    registry = CollectorRegistry()
+    make = Instruments(registry)
+    make.lean(catalogue.TTFT).labels("batch").observe(0.3)
+    make.counter(catalogue.PROMPT_TOKENS).inc(7)
+    make.gauge(workers.RESTING).set(2)
+    make.gauge(schedulers.WAITING).set(9)  # vLLM has no scheduler of its own
+    plain = expose([Part(registry, {"model_name": "m"})])
+    text = with_aliases(plain, ALIASES)
+    ours, all_told = read(plain), read(text)
+    added = {series: value for series, value in all_told.items() if series not in ours}
+    assert text.startswith(plain) and {**ours, **added} == all_told
+    assert added == {
+        (f"vllm:{vllm}", labels): value
+        for (name, labels), value in ours.items()
+        for begin, end in (
+            ("foretoken_time_to_first_token_seconds", "time_to_first_token_seconds"),
+            ("foretoken_prompt_tokens", "prompt_tokens"),
+            ("foretoken_worker_requests_resting", "num_requests_swapped"),
+        )
+        if name.startswith(begin)
+        for vllm in (name.replace(begin, end),)
+    }
+    assert types(text)[4:] == [
+        ("vllm:time_to_first_token_seconds", "histogram"),
+        ("vllm:prompt_tokens_total", "counter"),
+        ("vllm:num_requests_swapped", "gauge"),
+    ]
+    assert "# HELP vllm:prompt_tokens_total Prompt tokens" in text

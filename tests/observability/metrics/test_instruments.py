@@ -1,0 +1,113 @@
+"""What is made of a catalogued metric: counted, or read off who counts it anyway."""
+
+from collections.abc import Callable
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from observability.exposition import Part, expose
+from observability.metrics.instruments import Instruments
+from observability.metrics.metric import Metric, counter, gauge, histogram
+from observability.metrics.names import MOST_CHARS, OTHER, Names
+from observability.metrics.reading import Reading
+
+APPLES = counter("apples", "Apples eaten.")
+BY_KIND = counter("pears", "Pears eaten, by kind.", "kind")
+ROOM = gauge("room", "Room left, by shelf.", "shelf")
+BITES = histogram("bites", "Bites an apple, by who.", "who", buckets=(1, 2))
+TWO = gauge("two", "By two.", "a", "b")
+
+
+def lines(registry: CollectorRegistry, name: str) -> list[str]:
+    text = generate_latest(registry).decode()
+    return [x for x in text.splitlines() if name in x and "_created" not in x and "HELP" not in x]
+
+
+def test_a_number_is_read_when_it_is_asked_for() -> None:
+    registry, eaten = CollectorRegistry(), 3
+    Instruments(registry).reading(APPLES, lambda: eaten)
+    assert lines(registry, "apples") == [
+        "# TYPE foretoken_apples_total counter",
+        "foretoken_apples_total 3.0",
+    ]
+    eaten = 5
+    assert registry.get_sample_value("foretoken_apples_total") == 5
+
+
+def test_what_is_not_known_yet_has_no_series() -> None:
+    registry, known = CollectorRegistry(), list[float]()
+    Instruments(registry).reading(APPLES, lambda: known[0] if known else None)
+    assert lines(registry, "apples") == ["# TYPE foretoken_apples_total counter"]
+    known.append(0)
+    assert registry.get_sample_value("foretoken_apples_total") == 0
+
+
+def test_numbers_by_a_label_come_and_go_with_who_has_them() -> None:
+    registry, shelves = CollectorRegistry(), {"top": 1.5, "low": 0.0}
+    Instruments(registry).reading(ROOM, lambda: shelves)
+    assert lines(registry, "room") == [
+        "# TYPE foretoken_room gauge",
+        'foretoken_room{shelf="top"} 1.5',
+        'foretoken_room{shelf="low"} 0.0',
+    ]
+    del shelves["top"]
+    assert registry.get_sample_value("foretoken_room", {"shelf": "top"}) is None
+
+
+def test_what_cannot_be_read_is_left_out_and_nothing_else(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    registry, shelves = CollectorRegistry(), dict[str, float]()
+    make = Instruments(registry)
+    make.reading(APPLES, lambda: 1)
+    make.reading(ROOM, lambda: shelves["gone"])
+    make.reading(BY_KIND, lambda: {"red": 2})
+    text = expose([Part(registry)])
+    assert "foretoken_apples_total 1.0" in text and "room" not in text
+    assert 'foretoken_pears_total{kind="red"} 2.0' in text
+    assert [record.message for record in caplog.records] == ["foretoken_room could not be read"]
+
+
+def test_label_values_known_beforehand_are_there_at_nought() -> None:
+    registry = CollectorRegistry()
+    make = Instruments(registry)
+    make.counter(BY_KIND, "red", "green").labels("red").inc()
+    make.histogram(BITES, "me")
+    value = registry.get_sample_value
+    told = {kind: value("foretoken_pears_total", {"kind": kind}) for kind in ("red", "green", "x")}
+    assert told == {"red": 1, "green": 0, "x": None}
+    assert value("foretoken_bites_count", {"who": "me"}) == 0
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda make: make.counter(ROOM),
+        lambda make: make.gauge(APPLES),
+        lambda make: make.histogram(APPLES),
+        lambda make: make.reading(BITES, lambda: 1.0),
+        lambda make: make.reading(TWO, lambda: 1.0),
+    ],
+)
+def test_another_kind_than_it_was_catalogued_as_is_refused(
+    make: Callable[[Instruments], object],
+) -> None:
+    with pytest.raises(ValueError):
+        make(Instruments(CollectorRegistry()))
+
+
+@pytest.mark.parametrize("metric", [APPLES, ROOM])
+def test_what_is_read_is_there_once(metric: Metric) -> None:
+    registry = CollectorRegistry()
+    registry.register(Reading(metric, lambda: {}))
+    with pytest.raises(ValueError, match="Duplicated"):
+        Instruments(registry).reading(metric, lambda: {})
+
+
+def test_of_names_that_others_choose_the_first_are_kept() -> None:
+    names = Names(2)
+    assert [names.of(name) for name in ("a", "b", "c", "a", "d", "b")] == [
+        "a", "b", OTHER, "a", OTHER, "b",
+    ]  # fmt: skip
+    assert Names().of("x" * MOST_CHARS) == "x" * MOST_CHARS
+    assert Names().of("x" * (MOST_CHARS + 1)) == OTHER

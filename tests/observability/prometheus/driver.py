@@ -1,0 +1,123 @@
+"""A real Prometheus that scrapes one address often, with the committed rules evaluated as often."""
+
+import json
+import math
+import shutil
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from observability.prometheus import build
+from tests.live import wait_for
+
+STARTED_S = 30.0
+EVERY = "500ms"
+
+
+@dataclass(frozen=True)
+class Prometheus:
+    """A running one, asked over its HTTP API."""
+
+    url: str
+    started_s: float
+
+    def get(self, path: str, **parameters: str) -> Any:
+        """The `data` of an answer. Raises AssertionError with Prometheus' own words."""
+        query = urllib.parse.urlencode(parameters)
+        try:
+            with urllib.request.urlopen(f"{self.url}/api/v1/{path}?{query}", timeout=30) as got:
+                answer = json.load(got)
+        except urllib.error.HTTPError as error:
+            raise AssertionError(f"{path} {parameters}: {error.read().decode()}") from None
+        assert answer["status"] == "success", answer
+        return answer["data"]
+
+    def samples(self, expr: str) -> list[float]:
+        """Every finite value of a query since the start, a step a second."""
+        data = self.get(
+            "query_range",
+            query=expr,
+            start=f"{self.started_s:.3f}",
+            end=f"{time.time():.3f}",
+            step="1",
+        )
+        values = (float(value) for series in data["result"] for _, value in series["values"])
+        return [value for value in values if math.isfinite(value)]
+
+    def types(self) -> dict[str, str]:
+        """What each family was said to be."""
+        told = self.get("metadata")
+        return {name: entries[0]["type"] for name, entries in told.items()}
+
+    @property
+    def is_scraping(self) -> bool:
+        targets = self.get("targets")["activeTargets"]  # none before they were looked for
+        return [target["health"] for target in targets] == ["up"] * 2
+
+
+@contextmanager
+def scraping(program: str, target: str, folder: Path) -> Iterator[Prometheus]:
+    """Prometheus over `target` (host:port), up and having read it once; stopped afterwards."""
+    for name in build.files():
+        shutil.copy(build.FOLDER / name, folder)
+    port = _free_port()
+    (folder / "prometheus.yml").write_text(
+        yaml.safe_dump(_configuration(target, f"127.0.0.1:{port}", list(build.files())))
+    )
+    command = [
+        program,
+        f"--config.file={folder}/prometheus.yml",
+        f"--storage.tsdb.path={folder}/data",
+        f"--web.listen-address=127.0.0.1:{port}",
+        "--log.level=warn",
+    ]
+    with (folder / "log").open("w+") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, cwd=folder)
+        running = Prometheus(f"http://127.0.0.1:{port}", time.time())
+        try:
+            wait_for(lambda: _is_ready(running, process, folder / "log"), STARTED_S)
+            wait_for(lambda: running.is_scraping, STARTED_S)
+            yield running
+        finally:
+            process.terminate()
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                raise
+
+
+def _configuration(target: str, own: str, rule_files: list[str]) -> dict[str, Any]:
+    """`own`, its own address, stands for a process beside, which tells nothing of foretoken's."""
+    return {
+        "global": {"scrape_interval": EVERY, "evaluation_interval": EVERY},
+        "rule_files": rule_files,
+        "scrape_configs": [
+            {"job_name": "foretoken-gateway", "static_configs": [{"targets": [target]}]},
+            {"job_name": "foretoken-beside", "static_configs": [{"targets": [own]}]},
+        ],
+    }
+
+
+def _is_ready(running: Prometheus, process: subprocess.Popen[bytes], log: Path) -> bool:
+    assert process.poll() is None, f"prometheus ended: {log.read_text()}"
+    try:
+        with urllib.request.urlopen(f"{running.url}/-/ready", timeout=5) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return int(listening.getsockname()[1])

@@ -1,0 +1,99 @@
+"""Which values each label of the catalogue's metrics has, by the services that emit them.
+
+Most are there from a service's start: its own metrics are made and read. The rest are constants of
+who counts them.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+
+from prometheus_client import CollectorRegistry
+
+from gateway.config import SLA_CLASSES
+from gateway.observed.forecast_metrics import ForecastMetrics
+from gateway.observed.metrics import MET, MISSED, Metrics
+from gateway.requests.sla import OTHER
+from observability.metrics import gateway, predictor, scheduler
+from observability.metrics.catalogue import CATALOGUE
+from observability.metrics.metric import Metric
+from observability.promql import labels_of
+from services.costs import CostModel
+from services.estimator.metrics import EstimatorMetrics
+from services.policies.preset import DEFAULT, choose
+from services.policies.rows import presets_of
+from services.predictor.learning.scorecard import Standing
+from services.predictor.metrics import PredictorMetrics
+from services.predictor.predictors import PREDICTORS
+from services.scheduler.advice.breaker import Phase
+from services.scheduler.metrics import SchedulerMetrics
+from services.scheduler.state import SchedulerState
+from services.worker.engine.phase_clock import PhaseClock
+from services.worker.metrics import WorkerMetrics
+from services.worker.requests.limits import Limits
+from services.worker.requests.state import WorkerState
+
+Values = Mapping[tuple[Metric, str], frozenset[str]]
+
+# Of the deployment, whatever is counted.
+EVERYWHERE = {
+    "model_name": ("demo",),
+    "worker": ("worker-0", "worker-1"),
+    "class": (*SLA_CLASSES, OTHER),
+    "preset": tuple(presets_of()),
+}
+YES_NO = ("yes", "no")
+# What first appears when it happens.
+LATER: Mapping[tuple[Metric, str], tuple[str, ...]] = {
+    (gateway.FORECAST_TOLD, "covered"): YES_NO,
+    (gateway.PROMISED_TTFT, "kept"): YES_NO,
+    (gateway.SLA_FORESEEN, "foreseen"): ("held", "broken"),
+    (gateway.SLA_FORESEEN, "outcome"): (MET, MISSED),
+    (scheduler.BREAKER, "phase"): tuple(Phase),
+    (scheduler.ADVICE_DROPPED, "kind"): ("timings", "outcome"),
+    (predictor.FORECASTS, "source"): tuple(PREDICTORS),
+    (predictor.ERROR, "source"): tuple(PREDICTORS),
+}
+
+
+@dataclass
+class Engine:
+    """What a worker's metrics read, of one that has done nothing yet."""
+
+    state: WorkerState
+    phases: PhaseClock
+    rest_block_bytes: int = 1
+
+
+@cache
+def values() -> Values:
+    """Of every label of every metric."""
+    there = _from_the_start()
+    found: dict[tuple[Metric, str], frozenset[str]] = {}
+    for metric in (metric for metrics in CATALOGUE.values() for metric in metrics):
+        for label in labels_of(metric):
+            here = there[metric.family, label] | set(LATER.get((metric, label), ()))
+            found[metric, label] = frozenset(here or EVERYWHERE[label])
+    return found
+
+
+def _from_the_start() -> Mapping[tuple[str, str], set[str]]:
+    """By family and label, as freshly made services expose it."""
+    registry = CollectorRegistry()
+    Metrics(registry, {name: each.named(name) for name, each in SLA_CLASSES.items()})
+    ForecastMetrics(registry)
+    SchedulerMetrics(registry).watch(SchedulerState(choose(DEFAULT)))
+    PredictorMetrics(registry).scored(Standing(1, 0.5, 0.5, 0.9, 1.0, 0.1))
+    estimator = EstimatorMetrics(registry)
+    for name in EVERYWHERE["worker"]:
+        estimator.show(name, CostModel(1.0, 1.0, 1.0, 1.0), (0.1, 0.2))
+    limits = Limits(4, block_tokens=4, max_batch_tokens=8, report_every_steps=1)
+    WorkerMetrics(registry, Engine(WorkerState(limits), PhaseClock()))
+    found: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for family in registry.collect():
+        name = family.name + ("_total" if family.type == "counter" else "")
+        for sample in family.samples:
+            for label, value in sample.labels.items():
+                found[name, label].add(value)
+    return found

@@ -1,0 +1,41 @@
+"""Dashboards and rules choose series by values that some service emits, and by no others."""
+
+from observability.metrics import gateway, scheduler, worker
+from tests.observability.prometheus.checks import every_query
+from tests.observability.prometheus.emitted import values
+from tests.observability.prometheus.queries import Asked
+
+
+def not_emitted(asked: Asked) -> list[tuple[str, str, str]]:
+    return [
+        (metric.name, label, value)
+        for metric, label, value in asked.filters()
+        if value not in values()[metric, label]
+    ]
+
+
+def test_what_is_filtered_by_is_emitted():
+    asked = every_query()
+    assert {each.where: bad for each in asked if (bad := not_emitted(each))} == {}
+    seen = {(metric.name, label) for each in asked for metric, label, _ in each.filters()}
+    known = {("sla_requests", "cause"), ("kv_blocks", "state"), ("kv_swap_seconds", "direction")}
+    assert known <= seen
+
+
+def test_a_value_that_nobody_emits_is_seen():
+    expr = (
+        'sum(rate(foretoken_scheduler_requests_refused_total{reason=~"queue_full|full"}[5m])) / '
+        'sum(foretoken_kv_swap_seconds_sum{worker=~"$worker", direction!="download"})'
+    )
+    assert not_emitted(Asked("here", expr)) == [
+        ("scheduler_requests_refused", "reason", "full"),
+        ("kv_swap_seconds", "direction", "download"),
+    ]
+
+
+def test_values_are_the_services_own():
+    found = values()
+    assert found[gateway.SLA, "outcome"] == {"met", "missed"}
+    assert found[worker.EVICTIONS, "kv"] == {"offloaded", "dropped"}
+    assert found[worker.BLOCKS, "state"] == {"held", "cached", "free", "resting", "host_free"}
+    assert found[scheduler.PREEMPTIONS, "cause"] == {"paused", "evicted", "lost"}

@@ -1,0 +1,67 @@
+"""A real Prometheus over all that is catalogued: every metric is seen with its type, and every
+query of panels and rules returns data."""
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.observability.prometheus.checks import (
+    ALL,
+    choices_without_values,
+    complaints,
+    every_query,
+    mistyped,
+    quiet,
+    without_data,
+)
+from tests.observability.prometheus.driver import Prometheus, scraping
+from tests.observability.prometheus.made_exposition import exposing
+
+WATCHED_S = 8.0
+
+
+@pytest.fixture(scope="module")
+def made(prometheus_program: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    folder = tmp_path_factory.mktemp("made")
+    with exposing() as address, scraping(prometheus_program, address, folder) as prometheus:
+        time.sleep(WATCHED_S)
+        yield prometheus
+
+
+@pytest.mark.slow
+def test_all_that_is_catalogued_is_seen_with_its_type(made: Prometheus):
+    assert mistyped(made, ALL) == {}
+
+
+@pytest.mark.slow
+def test_every_query_returns_data(made: Prometheus):
+    assert without_data(made, every_query()) == []
+
+
+@pytest.mark.slow
+def test_rules_are_evaluated_and_choices_have_values(made: Prometheus):
+    assert complaints(made) == []
+    assert choices_without_values(made) == []
+
+
+@pytest.mark.slow
+def test_what_does_not_exist_gives_no_data(made: Prometheus):
+    assert made.samples("sum(foretoken_made_up_total)") == []
+    with pytest.raises(AssertionError, match="parse error"):
+        made.samples("sum(")
+
+
+def test_what_has_counted_nothing_is_told_from_what_has():
+    text = (
+        "# TYPE foretoken_goodput_tokens_total counter\n"
+        'foretoken_goodput_tokens_total{class="batch"} 0.0\n'
+        "# TYPE foretoken_generation_tokens_total counter\n"
+        "foretoken_generation_tokens_total 3.0\n"
+        "# TYPE foretoken_num_requests_waiting gauge\n"
+        "foretoken_num_requests_waiting 0.0\n"
+        "# TYPE foretoken_predictor_tau gauge\n"
+        "foretoken_predictor_tau NaN\n"
+    )
+    heard = {metric.name for metric in ALL - quiet(text)}
+    assert heard == {"generation_tokens", "num_requests_waiting"}

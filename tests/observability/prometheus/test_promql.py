@@ -1,0 +1,84 @@
+"""Queries are written from the catalogue, or not at all."""
+
+import pytest
+
+from observability.metrics import gateway, scheduler, worker
+from observability.metrics.metric import counter
+from observability.promql import OneOf, Queries, Record, Unlike, added, ratio, rest, share
+
+Q = Queries("5m", {"class": "$class", "worker": "$worker"})
+PLAIN = Queries("1m")
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        (PLAIN.gauge(scheduler.WAITING), "sum(foretoken_scheduler_requests_waiting)"),
+        (
+            Q.gauge(worker.USAGE, "worker", how="max"),
+            'max by (worker) (foretoken_kv_cache_usage_perc{worker=~"$worker"})',
+        ),
+        (
+            Q.rate(gateway.SLA, "cause", where={"outcome": "missed", "cause": Unlike("client")}),
+            "sum by (cause) (rate(foretoken_sla_requests_total"
+            '{class=~"$class", outcome="missed", cause!="client"}[5m]))',
+        ),
+        (
+            PLAIN.increase(gateway.REFUSALS, where={"bar": OneOf(("queue", "sessions"))}),
+            'sum(increase(foretoken_refusals_total{bar=~"queue|sessions"}[1m]))',
+        ),
+        (
+            PLAIN.rate(gateway.PROMPT_TOKENS, "model_name", window="1h"),
+            "sum by (model_name) (rate(foretoken_prompt_tokens_total[1h]))",
+        ),
+        (
+            Q.quantile(0.99, gateway.TTFT, "class"),
+            "histogram_quantile(0.99, sum by (le, class) (rate("
+            'foretoken_time_to_first_token_seconds_bucket{class=~"$class"}[5m])))',
+        ),
+        (
+            PLAIN.mean(gateway.DECODE),
+            "sum(rate(foretoken_request_decode_time_seconds_sum[1m])) / "
+            "(sum(rate(foretoken_request_decode_time_seconds_count[1m])) > 0)",
+        ),
+        (
+            PLAIN.buckets(worker.STEP),
+            "sum by (le) (rate(foretoken_worker_step_seconds_bucket[1m]))",
+        ),
+        (PLAIN.recorded(Record("a:b", ("class",), "1"), "class"), "max by (class) (a:b)"),
+        (Q.recorded(Record("a:b", ("class",), "1")), 'max(a:b{class=~"$class"})'),
+        (
+            Q.values_of(gateway.TTFT, "class"),
+            "label_values(foretoken_time_to_first_token_seconds_count, class)",
+        ),
+        (ratio("a", "b"), "a / (b > 0)"),
+        (share("a", "b"), "(a or 0 * b) / (b > 0)"),
+        (rest("a", "b"), "1 - (a or 0 * b) / (b > 0)"),
+        (added("a", "b"), "((a or vector(0)) + (b or vector(0)))"),
+    ],
+)
+def test_what_is_written(written: str, said: str):
+    assert written == said
+
+
+NOT_CATALOGUED = counter("made_up", "Nobody counts it.")
+
+
+@pytest.mark.parametrize(
+    ("mistake", "said"),
+    [
+        (lambda: Q.rate(NOT_CATALOGUED), "foretoken_made_up is not in the catalogue"),
+        (lambda: Q.values_of(NOT_CATALOGUED, "class"), "is not in the catalogue"),
+        (lambda: Q.rate(gateway.SLA, "tenant"), "has no label 'tenant'; it has: model_name, class"),
+        (lambda: Q.rate(gateway.SLA, where={"klass": "x"}), "has no label 'klass'"),
+        (lambda: Q.gauge(scheduler.WAITING, "model_name"), "no label 'model_name'; it has: none"),
+        (lambda: Q.rate(gateway.RUNNING), "is a gauge, and was asked as a counter"),
+        (lambda: Q.gauge(gateway.SLA), "is a counter, and was asked as a gauge"),
+        (lambda: Q.quantile(0.5, gateway.SLA), "is a counter, and was asked as a histogram"),
+        (lambda: Q.recorded(Record("a:b", ("class",), "1"), "worker"), "has no label 'worker'"),
+    ],
+)
+def test_a_mistake_fails_the_build(mistake, said: str):
+    with pytest.raises(ValueError) as refused:
+        mistake()
+    assert said in str(refused.value)

@@ -1,0 +1,115 @@
+"""Recording rules and alerts: what the code makes, what Prometheus takes, and each alert made to
+fire and to stay silent."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import yaml
+
+from observability.prometheus import build
+from observability.prometheus.alerts import ALERTS
+from observability.prometheus.limits import BURNS, OBJECTIVE
+from tests.observability.prometheus.queries import (
+    NAMED,
+    RECORDED,
+    Asked,
+    of_alerts,
+    of_panels,
+    of_records,
+    rules,
+)
+
+TESTS = build.FOLDER / "tests.yml"
+
+
+def run(program: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [program, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+def test_what_is_committed_is_what_the_code_makes():
+    for name, text in build.files().items():
+        assert (build.FOLDER / name).read_text() == text, f"{name}: run `make dashboards`"
+
+
+def test_names_are_of_the_catalogue_or_recorded():
+    for asked in (*of_records(), *of_alerts()):
+        assert asked.metrics() or "vector(" in asked.expr or "up{" in asked.expr, asked.where
+    for rule in rules("alerts.yml"):
+        Asked(rule["alert"], rule["expr"]).metrics()
+
+
+def test_a_recorded_series_comes_after_what_it_is_made_of():
+    seen: set[str] = set()
+    for name, expr in RECORDED.items():
+        assert {used for used in NAMED.findall(expr) if used in RECORDED} <= seen, name
+        seen.add(name)
+
+
+def test_every_alert_says_what_to_do():
+    for rule in rules("alerts.yml"):
+        said = rule["annotations"]
+        assert said["summary"] and said["description"].endswith("."), rule["alert"]
+        assert re.match(r"1\. .+\n2\. ", said["runbook"]), rule["alert"]
+        assert rule["labels"]["severity"] in ("page", "ticket")
+
+
+def test_budgets_of_the_burn_rates_by_hand():
+    """times x long window / 30 days is what the description says is spent."""
+    hours = {"1h": 1, "6h": 6, "1d": 24, "3d": 72}
+    for burn in BURNS:
+        assert f"{burn.times * hours[burn.long] / 720:.0%}" == burn.spent.replace(" ", "")
+        assert burn.times * (1 - OBJECTIVE) < 1, "missing everything would not fire it"
+
+
+def test_promtool_takes_the_rules_and_the_configuration(promtool_program: str, tmp_path: Path):
+    for name in ("rules.yml", "alerts.yml"):
+        done = run(promtool_program, "check", "rules", build.FOLDER / name)
+        assert done.returncode == 0, done.stdout + done.stderr
+    done = run(promtool_program, "check", "config", build.FOLDER / "prometheus.yml")
+    assert done.returncode == 0, done.stdout + done.stderr
+    broken = tmp_path / "rules.yml"
+    broken.write_text((build.FOLDER / "rules.yml").read_text().replace("sum by", "sum bye"))
+    assert run(promtool_program, "check", "rules", broken).returncode != 0
+
+
+def test_promtool_parses_every_query(promtool_program: str, tmp_path: Path):
+    asked = [*of_panels(), *of_alerts()]
+    made = [
+        {"record": f"query:{number}", "expr": each.shown("1m", "1h")}
+        for number, each in enumerate(asked)
+    ]
+    path = tmp_path / "queries.yml"
+    path.write_text(yaml.safe_dump({"groups": [{"name": "queries", "rules": made}]}))
+    done = run(promtool_program, "check", "rules", path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{len(asked)} rules found" in done.stdout
+
+
+def test_alerts_fire_and_stay_silent_as_their_tests_say(promtool_program: str):
+    done = run(promtool_program, "test", "rules", TESTS)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+FIRING = re.compile(r'ALERTS\{alertname="(\w+)", ?alertstate="firing"\}')
+
+
+def test_each_alert_is_tested_to_fire_and_to_stay_silent():
+    fires: dict[str, set[bool]] = {alert.name: set() for alert in ALERTS}
+    for case in yaml.safe_load(TESTS.read_text())["tests"]:
+        for expected in case["promql_expr_test"]:
+            name = FIRING.fullmatch(expected["expr"])
+            assert name, expected["expr"]
+            fires[name[1]].add(bool(expected.get("exp_samples")))
+    assert all(seen == {True, False} for seen in fires.values()), fires
+
+
+def test_the_unit_tests_can_fail(promtool_program: str, tmp_path: Path):
+    for name in ("rules.yml", "alerts.yml"):
+        shutil.copy(build.FOLDER / name, tmp_path)
+    broken = (tmp_path / "alerts.yml").read_text().replace("> 14.4", "> 1000")
+    (tmp_path / "alerts.yml").write_text(broken)
+    shutil.copy(TESTS, tmp_path)
+    assert run(promtool_program, "test", "rules", tmp_path / "tests.yml").returncode != 0

@@ -1,0 +1,127 @@
+"""Priority goes in front of every order, and costs nothing where all are equal."""
+
+import pickle
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.core import Request
+from services.forecast import Ints, certain
+from services.policies.decide import decide
+from services.policies.decision import Decision
+from services.policies.memory import Memory
+from services.policies.order.levels import by_level, levels
+from services.policies.order.ranking import Ranking
+from services.policies.preset import choose, presets
+from services.policies.snapshot import Snapshot
+from services.scheduler.board.board import Board
+from tests.policies.made_snapshots import jobs, seat, snapshots, table
+
+ALL = sorted(presets())
+INF = np.inf
+
+
+def made(key: list[float], line: list[float], split: int) -> Ranking:
+    nothing = np.zeros(len(key))
+    keys, lines = np.array(key), np.array(line)
+    return Ranking(np.arange(len(key)), split, keys, lines, nothing, nothing, INF, Memory())
+
+
+def standing(ranking: Ranking) -> list[int]:
+    """Rows in the line's order, who runs before who is equal."""
+    runs = np.arange(len(ranking.rows)) >= ranking.split
+    return [int(row) for row in ranking.rows[np.lexsort((~runs, ranking.line))]]
+
+
+TABLE = [
+    # key of all, line of those that run (the last two), priorities, the line by then
+    ("lower goes first, whatever the key", [3, 1, 2, 9], [2, 9], [0, 1, 0, 0], [2, 0, 3, 1]),
+    ("one that waits passes one that runs", [5, 6, 1, 2], [1, 2], [-1, 0, 0, 0], [0, 2, 3, 1]),
+    ("who makes way for nobody stays", [5, 6, 1, 2], [-INF, -INF], [-9, 0, 3, 3], [2, 3, 0, 1]),
+    ("infinite keys have levels, too", [INF, INF, INF, 2], [INF, 2], [2, 1, 1, 1], [3, 2, 1, 0]),
+]
+
+
+@pytest.mark.parametrize(("key", "runs", "priority", "line"), [t[1:] for t in TABLE],
+                         ids=[t[0] for t in TABLE])  # fmt: skip
+def test_the_line(key: list[float], runs: list[float], priority: list[int], line: list[int]):
+    ranking = made(key, [*key[:2], *runs], 2)
+    assert standing(by_level(ranking, np.array(priority))) == line
+
+
+def test_equal_priorities_are_the_same_ranking():
+    ranking = made([3, 1], [3, 1], 2)
+    assert by_level(ranking, np.array([7, 7])) is ranking
+    assert by_level(made([], [], 0), np.zeros(0, np.int64)).rows.tolist() == []
+
+
+def test_waiting_brings_only_the_first_level_to_the_front():
+    ranking = replace(made([3, 1], [3, 1], 2), lift_s=np.array([4.0, 5.0]))
+    assert by_level(ranking, np.array([1, 0])).lift_s.tolist() == [INF, 5.0]
+
+
+def test_positions_by_level_keep_their_order():
+    found = levels(np.array([4, 1, 3, 0]), np.array([5, -1, 9, -1, 5]))
+    assert [each.tolist() for each in found] == [[1, 3], [4, 0]]
+
+
+def test_the_board_has_it():
+    board = Board()
+    row = board.add(Request("a", "m", 1, 1, 0.0, priority=-(2**31)))
+    assert board.jobs.priority[row] == -(2**31)
+    board.remove(row)
+    assert board.jobs.priority[board.add(Request("b", "m", 1, 1, 0.0))] == 0
+
+
+def prioritized(snapshot: Snapshot, priority: Ints) -> Snapshot:
+    return replace(snapshot, jobs=replace(snapshot.jobs, priority=priority))
+
+
+def decided(snapshot: Snapshot, preset: str, seed: int) -> Decision:
+    return decide(snapshot, choose(preset), Memory(), np.random.default_rng(seed), 7)
+
+
+@pytest.mark.parametrize("preset", ALL)
+@settings(max_examples=25)
+@given(snapshots(), st.integers(-(2**31), 2**31 - 1), st.integers(0, 99))
+def test_with_equal_priorities_nothing_is_decided_otherwise(
+    preset: str, snapshot: Snapshot, level: int, seed: int
+) -> None:
+    same = prioritized(snapshot, np.full(len(snapshot.jobs), level))
+    assert pickle.dumps(decided(same, preset, seed)) == pickle.dumps(
+        decided(snapshot, preset, seed)
+    )
+
+
+@pytest.mark.parametrize("preset", ALL)
+@settings(max_examples=40)
+@given(st.lists(st.tuples(st.integers(0, 2), st.booleans(), st.integers(0, 30)), min_size=1,
+                max_size=16), st.integers(1, 6), st.integers(0, 99))  # fmt: skip
+def test_nobody_is_admitted_past_one_of_a_lower_number_that_fits(
+    preset: str, rows: list[tuple[int, bool, int]], places: int, seed: int
+) -> None:
+    """Memory is there for all, so that whoever waits fits as soon as there is a place."""
+    count = len(rows)
+    priority, runs, waited_s = (np.array(column) for column in zip(*rows, strict=True))
+    runs &= np.cumsum(runs) <= places
+    forecasts = table(certain(50))
+    board = jobs(
+        count,
+        priority=priority,
+        home=np.where(runs, 1, -1),
+        held=np.where(runs, 10, 0),
+        limit=np.where(runs, 100, 0),
+        arrival_s=100.0 - waited_s,
+        since_s=100.0 - waited_s,
+        admitted=np.arange(count),
+    )
+    workers = (seat(1, 100_000, places),)
+    queued, running = np.flatnonzero(~runs), np.flatnonzero(runs)
+    snapshot = Snapshot(100.0, board, queued, running, workers, forecasts)
+    run = set(decided(snapshot, preset, seed).shares[0].run.tolist())
+    enter = [int(priority[row]) for row in queued if row in run]
+    wait = [int(priority[row]) for row in queued if row not in run]
+    assert not (enter and wait) or max(enter) <= min(wait)

@@ -1,0 +1,36 @@
+"""How a service's process ends."""
+
+import subprocess
+import sys
+
+ENDS = """
+import logging
+from services.runtime.main import leave
+from services.runtime.observed.logs import log_as
+
+log_as("worker", "INFO")
+for _ in range(2):
+    logging.warning("scheduler away")
+leave("foretoken worker", {error})
+"""
+
+
+def ended(error: str) -> tuple[int, list[str]]:
+    process = subprocess.run(
+        [sys.executable, "-c", ENDS.format(error=error)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return process.returncode, process.stderr.splitlines()
+
+
+def test_the_sentence_it_ends_with_comes_after_warnings_that_were_held_back():
+    status, (first, again, sentence) = ended("ValueError('refused for good')")
+    assert first.endswith("scheduler away") and again.endswith("scheduler away")
+    assert (status, sentence) == (2, "foretoken worker: refused for good")
+
+
+def test_what_is_no_mistake_of_the_users_is_a_traceback():
+    status, lines = ended("RuntimeError('broken')")
+    assert status == 1 and lines[-1] == "RuntimeError: broken"

@@ -1,0 +1,41 @@
+"""Cleanups that end however often who waits for them is cancelled."""
+
+import asyncio
+
+import pytest
+
+from services.runtime.tasks import to_its_end
+
+
+async def test_a_cleanup_ends_though_its_task_is_cancelled_twice() -> None:
+    began, may, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def cleanup() -> None:
+        began.set()
+        await may.wait()
+        ended.set()
+
+    async def work() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await to_its_end(cleanup())
+
+    task = asyncio.create_task(work())
+    await asyncio.sleep(0)
+    for _ in range(3):
+        task.cancel()
+        await began.wait()
+    assert not task.done()
+    may.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert ended.is_set()
+
+
+async def test_what_a_cleanup_raises_is_raised() -> None:
+    async def breaks() -> None:
+        raise ValueError("it broke")
+
+    with pytest.raises(ValueError, match="it broke"):
+        await to_its_end(breaks())

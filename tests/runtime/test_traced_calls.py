@@ -1,0 +1,58 @@
+"""Unary calls that belong to a trace: their spans, what they call, and what they log."""
+
+import io
+import json
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import pytest
+
+from observability.logs import JsonLines, LogHandler, Repeats
+from observability.tracing import NO_SPANS
+from services.runtime.observed.tracing import TRACEPARENT, interceptors, outgoing
+from tests.observability.tracing.otlp import WrittenSpans
+
+METHOD = "/foretoken.v1.Scheduler/Why"
+
+
+@dataclass
+class Details:
+    invocation_metadata: tuple[tuple[str, str], ...]
+    method: str = METHOD
+
+
+@pytest.mark.parametrize("traced", [True, False])
+async def test_a_call_within_a_trace_says_so_in_all_it_does(traced: bool) -> None:
+    stream, spans = io.StringIO(), WrittenSpans()
+    called: list[tuple[str, str]] = []
+    handler = LogHandler(stream, Repeats())
+    handler.setFormatter(JsonLines("scheduler"))
+    logger = logging.Logger("services.some")
+    logger.addHandler(handler)
+
+    async def serve(request: Any, context: Any) -> str:
+        logger.info("asked")
+        called.extend(outgoing())
+        return "answer"
+
+    async def find(_: Any) -> Any:
+        return grpc.unary_unary_rpc_method_handler(serve)
+
+    [interceptor] = interceptors(spans)
+    details = Details(((TRACEPARENT, "theirs"),) if traced else ())
+    found: Any = await interceptor.intercept_service(find, details)  # type: ignore[arg-type]
+    assert await found.unary_unary(None, None) == "answer"
+    line = json.loads(stream.getvalue())
+    if not traced:
+        assert (spans.all, called, "trace_id" in line) == ([], [], False)
+        return
+    [span] = spans.all
+    assert (span.name, span.parent, span.end_s is None) == (METHOD[1:], "theirs", False)
+    assert called == [(TRACEPARENT, span.traceparent)]
+    assert line["trace_id"] == span.trace_id
+
+
+def test_off_there_is_nothing_to_intercept() -> None:
+    assert interceptors(NO_SPANS) == ()

@@ -1,0 +1,96 @@
+"""Children killed under a load whose answers are known."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from foretoken import AsyncClient
+from tests.live import Live, serving
+from tests.system.children import children, is_alive
+
+MODULES = {
+    "worker": "services.worker",
+    "predictor": "services.predictor",
+    "scheduler": "services.scheduler",
+    "batcher": "services.batcher",
+    "estimator": "services.estimator",
+    "gateway": "gateway",
+}
+PROMPTS = [f"Count from {first} to {first + 90}.\n" for first in range(1, 9)]
+TOKENS = 220  # long enough that a kill comes while they run
+BACK_S = 60.0
+
+
+@contextmanager
+def minded(folder: Path, *arguments: str) -> Iterator[tuple[Live, Path]]:
+    """A live system of two workers, and the file that it complains to."""
+    says = folder / "says"
+    with serving("--workers=2", "--kv-tokens=8192", *arguments, says=says) as live:
+        yield live, says
+
+
+async def answer(client: AsyncClient, prompt: str, tokens: int) -> list[int]:
+    answered = await client.generate(
+        prompt, max_tokens=tokens, ignore_eos=True, temperature=0.0
+    ).complete()
+    return list(answered.choices[0].token_ids)
+
+
+async def answers(client: AsyncClient, tokens: int = TOKENS) -> list[list[int]]:
+    return await asyncio.gather(*(answer(client, prompt, tokens) for prompt in PROMPTS))
+
+
+async def right_while(
+    live: Live, expected: list[list[int]], happens: Callable[[], Awaitable[None]]
+) -> int:
+    """Load all the time that something happens, and a round after it; how many were answered.
+    Raises AssertionError for the first answer that is not as expected."""
+    over = asyncio.Event()
+
+    async def load() -> int:
+        rounds = 0
+        async with AsyncClient(live.grpc) as client:
+            last = False
+            while not last:
+                last = over.is_set()
+                assert await answers(client) == expected
+                rounds += 1
+        return rounds * len(PROMPTS)
+
+    async def happening() -> None:
+        try:
+            await asyncio.sleep(0.2)  # so that all are there
+            await happens()
+        finally:
+            over.set()
+
+    async with asyncio.TaskGroup() as tasks:
+        loading = tasks.create_task(load())
+        tasks.create_task(happening())
+    return loading.result()
+
+
+def pids(live: Live, section: str) -> list[int]:
+    return sorted(children(live.process.pid, MODULES[section]))
+
+
+async def killed(live: Live, section: str, number: int = signal.SIGKILL) -> None:
+    """One of these, and another has come in its place."""
+    before = pids(live, section)
+    os.kill(before[0], number)
+    until = time.monotonic() + BACK_S
+    while is_alive(before[0]) or len(pids(live, section)) < len(before):
+        assert time.monotonic() < until, f"no {section} came in the place of {before[0]}"
+        await asyncio.sleep(0.05)
+
+
+async def said(says: Path, words: str, times: int = 1) -> None:
+    """Until it was, so often."""
+    until = time.monotonic() + BACK_S
+    while (text := await asyncio.to_thread(says.read_text)).count(words) < times:
+        assert time.monotonic() < until, f"{words!r} was not said, but: {text}"
+        await asyncio.sleep(0.05)

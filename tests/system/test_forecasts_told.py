@@ -1,0 +1,95 @@
+"""The real stack tells its clients what it foresees: intervals narrow to what came."""
+
+import json
+import urllib.request
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+from openai import OpenAI
+
+from foretoken import Client
+from tests.live import Live, serving
+
+LONG = "Count from 1 to 90.\n"
+MOST = 300
+OPTIONS = {"include_usage": True, "include_forecast": True}
+
+
+@pytest.fixture(scope="module", params=["embedded", "separate"])
+def live(request: pytest.FixtureRequest) -> Iterator[Live]:
+    arguments = ["--separate"] if request.param == "separate" else []
+    with serving(*arguments) as system:
+        yield system
+
+
+def check(told: Sequence[dict[str, Any]], tokens: int) -> None:
+    """What was told in the course of one answer of so many tokens."""
+    assert len(told) > 3
+    for seen in told:
+        assert 0 <= seen["low_tokens"] <= seen["expected_tokens"] <= seen["high_tokens"] <= MOST
+        assert seen["end_s"] >= 0
+    widths = [seen["high_tokens"] - seen["low_tokens"] for seen in told]
+    assert widths[-1] == 0 <= widths[0]
+    assert told[-1]["low_tokens"] == told[-1]["expected_tokens"] == tokens
+    assert told[-1]["end_s"] == 0
+    assert 0 < told[0]["ttft_s"] < 60 and told[0]["sla_expected"] is True
+
+
+@pytest.mark.slow
+def test_an_http_stream_sees_its_interval_narrow_to_what_came(live: Live) -> None:
+    body = {
+        "prompt": LONG, "max_tokens": MOST, "temperature": 0, "stream": True, "ignore_eos": True,
+        "stream_options": OPTIONS,
+    }  # fmt: skip
+    headers = {"content-type": "application/json", "x-foretoken-sla": "batch"}
+    request = urllib.request.Request(
+        f"{live.http}/v1/completions", json.dumps(body).encode(), headers
+    )
+    with urllib.request.urlopen(request, timeout=60) as response:
+        lines = response.read().decode().splitlines()
+    events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    *parts, last = events
+    check([part["forecast"] for part in parts if "forecast" in part], MOST)
+    assert last["usage"]["completion_tokens"] == MOST
+
+
+@pytest.mark.slow
+def test_grpc_sees_the_same(live: Live) -> None:
+    with Client(live.grpc) as client:
+        stream = client.generate(
+            LONG, max_tokens=MOST, temperature=0, sla="batch", include_forecast=True
+        )
+        chunks = list(stream)
+    assert stream.usage
+    told = [vars(chunk.forecast) for chunk in chunks if chunk.forecast]
+    check(told, stream.usage.completion_tokens)
+
+
+@pytest.mark.slow
+def test_the_openai_client_gets_it_with_each_choice(live: Live) -> None:
+    with OpenAI(base_url=f"{live.http}/v1", api_key="none", max_retries=0) as client:
+        ask: Any = client.chat.completions.create
+        turns = [{"role": "user", "content": LONG}]
+        chunks = list(ask(
+            model="demo", messages=turns, n=2, max_tokens=MOST, seed=3, stream=True,
+            stream_options=OPTIONS,
+        ))  # fmt: skip
+    *parts, last = chunks
+    told: dict[int, list[Any]] = {0: [], 1: []}
+    for part in parts:
+        if "forecast" in part.model_extra:
+            told[part.choices[0].index].append(part.forecast)
+    ends = [of[-1]["expected_tokens"] for of in told.values()]
+    assert sum(ends) == last.usage.completion_tokens
+
+
+@pytest.mark.slow
+def test_how_it_came_true_is_told_to_prometheus(live: Live) -> None:
+    with Client(live.grpc) as client:
+        list(client.generate(LONG, max_tokens=MOST, temperature=0, include_forecast=True))
+    text = urllib.request.urlopen(f"{live.http}/metrics", timeout=10).read().decode()
+    lines = [line for line in text.splitlines() if line.startswith("foretoken_client_")]
+    for name in ("forecasts", "ttft_promises", "sla_forecasts"):
+        counts = [float(x.split()[-1]) for x in lines if x.startswith(f"foretoken_client_{name}_t")]
+        assert sum(counts) >= 1, lines

@@ -1,0 +1,70 @@
+"""Ctrl-C: at any moment of a start, when idle, and under load. Never a traceback."""
+
+import asyncio
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from foretoken import AsyncClient
+from tests.live import ROOT, command, environment, serving, wait_for
+
+# While Python itself comes up, nothing of ours is asked.
+MOMENTS_S = (0.3, 1.0, 2.0, 3.0, 4.0, 5.5, 7.0, 9.0, 12.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", [[], ["--separate"]], ids=["embedded", "separate"])
+def test_at_any_moment_of_a_start(mode: list[str]) -> None:
+    """130 before it is ready, 0 from then on; and nobody is left behind."""
+    for moment_s in MOMENTS_S:
+        process = subprocess.Popen(
+            command("serve", "--http-port", "0", "--grpc-port", "0", *mode),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment(),
+            cwd=ROOT,
+        )
+        time.sleep(moment_s)
+        process.send_signal(signal.SIGINT)
+        said, complained = process.communicate(timeout=60)
+        assert "Traceback" not in complained, complained
+        assert process.returncode == (0 if "is ready" in said else 130), complained
+        assert _none_of(process.pid)
+
+
+def _none_of(parent: int) -> bool:
+    for folder in Path("/proc").iterdir():
+        try:
+            arguments = (folder / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if f"started_by={parent}".encode() in arguments:
+            return False
+    return True
+
+
+@pytest.mark.slow
+async def test_under_load_it_says_what_it_waits_for_and_a_second_ends_it(tmp_path: Path) -> None:
+    says = tmp_path / "says"
+    with serving(says=says) as live:
+        async with AsyncClient(live.grpc) as client:
+            streams = [
+                client.generate("Count from 1 to 500.\n", max_tokens=1_900, ignore_eos=True)
+                for _ in range(3)
+            ]
+            chunks = [aiter(stream) for stream in streams]
+            for each in chunks:
+                await anext(each)
+            live.process.send_signal(signal.SIGINT)
+            waits = "3 requests are being answered; Ctrl-C again stops now"
+            await asyncio.to_thread(wait_for, lambda: waits in says.read_text())
+            assert live.process.poll() is None
+            live.process.send_signal(signal.SIGINT)
+            assert await asyncio.to_thread(live.process.wait, 30) == 0
+            for stream in streams:
+                stream.cancel()
+    assert "Traceback" not in says.read_text()

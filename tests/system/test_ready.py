@@ -1,0 +1,64 @@
+"""The ready line of the whole comes when its predictor is there too, however late that is."""
+
+import os
+import threading
+import time
+import urllib.request
+from pathlib import Path
+
+import grpc
+import pytest
+
+from foretoken.running.ports import free_port
+from protos import predictor_pb2, predictor_pb2_grpc
+from tests.live import serving, wait_for
+
+ASKED = predictor_pb2.ForecastRequest(
+    inputs=[predictor_pb2.ForecastInput(request_id="r", model="demo", max_tokens=9)]
+)
+# Read by every interpreter at its start; the predictor's goes on once the file is there.
+HELD_BACK = """
+import sys, time
+from pathlib import Path
+
+while "services.predictor" in sys.orig_argv and not Path({gate!r}).exists():
+    time.sleep(0.02)
+"""
+TOO_EARLY_S = 1.0  # between all the others' being up and the predictor's: time for a line too many
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", [[], ["--separate"]], ids=["embedded", "separate"])
+def test_ready_is_said_once_the_predictor_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: list[str]
+) -> None:
+    gate = tmp_path / "gate"
+    (tmp_path / "sitecustomize.py").write_text(HELD_BACK.format(gate=str(gate)))
+    path = os.environ.get("PYTHONPATH", "")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(tmp_path), path))))
+    http, predictor = free_port(), f"127.0.0.1:{free_port()}"
+
+    def healthy() -> bool:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{http}/health", timeout=5) as response:
+                return bool(response.status == 200)
+        except OSError:
+            return False
+
+    def open_when_all_others_are_up() -> None:
+        try:
+            wait_for(healthy, 120.0)
+            time.sleep(TOO_EARLY_S)
+        finally:
+            gate.touch()
+
+    opener = threading.Thread(target=open_when_all_others_are_up)
+    opener.start()
+    try:
+        arguments = ("--http-port", str(http), "--set", f"predictor.address={predictor}")
+        with serving(*arguments, *mode), grpc.insecure_channel(predictor) as channel:
+            assert gate.exists()
+            stub = predictor_pb2_grpc.PredictorStub(channel)
+            assert len(stub.Forecast(ASKED, timeout=30).forecasts) == 1
+    finally:
+        opener.join()

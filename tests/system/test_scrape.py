@@ -1,0 +1,73 @@
+"""One scrape of a running system tells of every process in it; and its counts are its clients'."""
+
+import json
+import re
+import urllib.request
+from collections import defaultdict
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from foretoken import Client
+from foretoken.running.embedded import embedded
+from foretoken.running.options import ServeOptions
+from observability.metrics import gateway as catalogue
+from services.runtime.server import Lifecycle
+from tests.gateway.measuring import CLASSES, check_counts
+from tests.live import serving, wait_for
+
+OF = {
+    "embedded": ("scheduler", "estimator", "predictor"),
+    "separate": ("scheduler", "estimator", "predictor", "batcher"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", OF)
+def test_one_scrape_tells_of_every_process(mode: str) -> None:
+    arguments = ["--separate"] if mode == "separate" else []
+    with serving("--workers", "2", "--set", "gateway.vllm_metrics=on", *arguments) as live:
+
+        def read() -> str:
+            text: bytes = urllib.request.urlopen(f"{live.http}/metrics", timeout=30).read()
+            return text.decode()
+
+        with Client(live.grpc) as client:
+            for _ in range(4):
+                client.complete("Count from 1 to 9.\n", max_tokens=9)
+        told: list[str] = []
+
+        def complete() -> bool:  # a predictor that yields to others may be late
+            told.append(read())
+            return 'foretoken_metrics_peers_missing{model_name="demo"} 0.0' in told[-1]
+
+        wait_for(complete, 60)
+        text = told[-1]
+    seen: dict[str, set[str]] = defaultdict(set)
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            seen[sample.labels.get("worker", "")].add(sample.name)
+            if "worker" in sample.labels and sample.name.startswith("foretoken_worker_"):
+                assert sample.labels["model_name"] == "demo"
+    for service in OF[mode]:
+        assert any(name.startswith(f"foretoken_{service}_") for name in seen[""]), service
+    assert {"worker-0", "worker-1"} <= seen.keys()
+    for worker in ("worker-0", "worker-1"):
+        assert "foretoken_kv_cache_usage_perc" in seen[worker]
+        assert "vllm:kv_cache_usage_perc" in seen[worker]
+    assert "vllm:time_to_first_token_seconds_bucket" in seen[""]
+    heads = re.findall(r"^# TYPE (\S+) (\w+)$", text, re.MULTILINE)
+    assert len(heads) == len(dict(heads))
+    expected = {metric.family: metric.kind.value for metric in catalogue.ALL}
+    assert expected.items() <= dict(heads).items()
+    assert "_created" not in text
+    assert 'foretoken_sla_requests_total{model_name="demo",class="standard"' in text
+
+
+@pytest.mark.slow
+async def test_500_requests_of_a_real_stack_are_counted_as_their_clients_saw_them() -> None:
+    """Its gateway is in this process: both sides read one clock."""
+    settings = (f"gateway.sla_classes={json.dumps(CLASSES)}", "gateway.default_sla=easy")
+    options = ServeOptions(http_port=0, grpc_port=0, sets=settings)
+    async with embedded(options, Lifecycle()) as system:
+        assert await check_counts(system.grpc, system.http, 500, 1_500, 16) == {}

@@ -1,0 +1,310 @@
+"""Traces of a real system, by a real collector: one connected tree a request, across processes."""
+
+import asyncio
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from secrets import token_hex
+from typing import Any
+
+import grpc
+import pytest
+
+from foretoken import AsyncClient, Client
+from foretoken.running.ports import free_port
+from protos import common_pb2, gateway_pb2, gateway_pb2_grpc, scheduler_pb2
+from tests.live import Live, serving, wait_for
+from tests.observability.tracing.otlp import Collector, Seen, collecting
+
+PARTS = {"tokenize", "stream", "queue", "forecast", "slice"}
+WITH_PREDICTOR = PARTS | {"foretell"}  # where the request lives until the question is put
+LONG = {"max_tokens": 400, "ignore_eos": True}
+SERVICES = {f"foretoken-{name}" for name in ("gateway", "scheduler", "predictor", "worker")}
+PROMPT = "Count from 1 to 20.\n"
+
+
+def tracing(collector: Collector) -> list[str]:
+    settings = {
+        "tracing.endpoint": collector.address,
+        "tracing.delay_s": "0.1",
+        "tracing.metrics_interval_s": "0.2",
+        "scheduler.forecast_timeout_s": "10",  # the predictor is waited for, be it slow
+        "scheduler.forecast_late_s": "20",
+    }
+    return [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
+
+
+@pytest.fixture(scope="module")
+def collector() -> Iterator[Collector]:
+    with collecting() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def live(collector: Collector) -> Iterator[Live]:
+    with serving(*tracing(collector), "--set", "preset.slice=tokens") as system:
+        wait_for_predictor(system, collector)
+        yield system
+
+
+def wait_for_predictor(live: Live, collector: Collector) -> None:
+    """A system is ready before it is."""
+    before = len(_foretold(collector))
+    with Client(live.grpc) as client:
+
+        def answers() -> bool:
+            client.complete(PROMPT, max_tokens=1)
+            return len(_foretold(collector)) > before
+
+        wait_for(answers, 60)
+
+
+def _foretold(collector: Collector) -> list[Seen]:
+    return [span for span in collector.spans if span.name == "foretell"]
+
+
+class Asked:
+    """A client's own span, of which a request is to be a part."""
+
+    def __init__(self, flags: str = "01"):
+        self.trace_id, self.span_id = token_hex(16), token_hex(8)
+        self.traceparent = f"00-{self.trace_id}-{self.span_id}-{flags}"
+
+
+def post(live: Live, path: str, asked: Asked, **body: object) -> list[dict[str, Any]]:
+    """A streamed answer's events over HTTP."""
+    headers = {"content-type": "application/json", "traceparent": asked.traceparent}
+    sent = {"model": "demo", "stream": True, "temperature": 0.0, "max_tokens": 48, **body}
+    request = urllib.request.Request(f"{live.http}{path}", json.dumps(sent).encode(), headers)
+    with urllib.request.urlopen(request, timeout=60) as response:
+        lines = [line[6:] for line in response.read().decode().splitlines() if line]
+    return [json.loads(line) for line in lines[:-1]]
+
+
+def tree(collector: Collector, asked: Asked, parts: set[str] = PARTS) -> Seen:
+    """Wait for all parts of the request; returns its own span, once the tree was seen to be one:
+    everything below it, and nothing out of place in time."""
+    wait_for(lambda: parts <= {span.name for span in collector.of(asked.trace_id)}, 30)
+    wait_for(lambda: asked.span_id in {s.parent_id for s in collector.of(asked.trace_id)}, 30)
+    spans = collector.of(asked.trace_id)
+    known = {span.span_id: span for span in spans}
+    assert len(known) == len(spans)
+    [root] = [span for span in spans if span.parent_id == asked.span_id]
+    for span in spans:
+        assert span is root or span.parent_id in known, f"{span.name} hangs in the air"
+        assert span.start_ns <= span.end_ns
+        assert root.start_ns - 5e6 <= span.start_ns, f"{span.name} began before its request"
+    return root
+
+
+def named(collector: Collector, asked: Asked, name: str) -> list[Seen]:
+    return [span for span in collector.of(asked.trace_id) if span.name == name]
+
+
+def check_answer(root: Seen, told: Mapping[str, Any], reasons: list[str]) -> None:
+    """The span says what its client was told."""
+    assert root.attributes["gen_ai.provider.name"] == "foretoken"
+    assert root.attributes["gen_ai.request.model"] == "demo"
+    assert root.attributes["gen_ai.response.model"] == "demo"
+    assert root.attributes["gen_ai.usage.input_tokens"] == told["prompt_tokens"]
+    assert root.attributes["gen_ai.usage.output_tokens"] == told["completion_tokens"]
+    assert root.attributes["gen_ai.response.finish_reasons"] == reasons
+    assert root.attributes["foretoken.sla.outcome"] in ("met", "missed")
+
+
+def test_a_chat_over_http_is_one_tree_across_processes(live: Live, collector: Collector) -> None:
+    asked = Asked()
+    messages = [{"role": "user", "content": PROMPT}]
+    events = post(
+        live, "/v1/chat/completions", asked, messages=messages,
+        stream_options={"include_usage": True}, **LONG,
+    )  # fmt: skip
+    root = tree(collector, asked, WITH_PREDICTOR)
+    assert (root.service, root.name) == ("foretoken-gateway", "chat demo")
+    assert {span.service for span in collector.of(asked.trace_id)} == SERVICES
+    reasons = [each["finish_reason"] for event in events for each in event["choices"]]
+    check_answer(root, events[-1]["usage"], [reasons[-1]])
+    assert root.attributes["gen_ai.operation.name"] == "chat"
+    assert root.attributes["url.path"] == "/v1/chat/completions"
+    assert events[0]["id"] == f"chatcmpl-{root.attributes['gen_ai.response.id']}"
+    parents = {span.name: span.parent_id for span in collector.of(asked.trace_id)}
+    [forecast] = named(collector, asked, "forecast")
+    assert parents.pop("foretell") == forecast.span_id
+    del parents[root.name]
+    assert {name: parent for name, parent in parents.items() if parent != root.span_id} == {}
+    made = root.attributes["gen_ai.usage.output_tokens"]
+    wait_for(lambda: _in_slices(collector, asked) == made)
+
+
+def _in_slices(collector: Collector, asked: Asked) -> int:
+    slices = named(collector, asked, "slice")
+    return sum(span.attributes["foretoken.slice.tokens"] for span in slices)
+
+
+def test_several_choices_over_grpc_are_one_tree(live: Live, collector: Collector) -> None:
+    asked = Asked()
+    request = gateway_pb2.GenerateRequest(
+        prompt=PROMPT, sampling=common_pb2.Sampling(n=2, max_tokens=40, ignore_eos=True)
+    )
+    with grpc.insecure_channel(live.grpc) as channel:
+        stub = gateway_pb2_grpc.GatewayStub(channel)
+        metadata = (("traceparent", asked.traceparent),)
+        responses = list(stub.Generate(request, metadata=metadata, timeout=60))
+    root = tree(collector, asked)
+    assert root.name == "text_completion demo"
+    usage = responses[-1].usage
+    told = {"prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens}
+    check_answer(root, told, ["length", "length"])
+    wait_for(lambda: len(named(collector, asked, "queue")) == 2)
+    ids = {span.attributes["foretoken.request.id"] for span in named(collector, asked, "queue")}
+    assert ids == {f"{responses[0].request_id}-{choice}" for choice in (0, 1)}
+
+
+@pytest.mark.slow
+def test_a_client_without_a_trace_begins_one_of_its_own(live: Live, collector: Collector) -> None:
+    with Client(live.grpc) as client:
+        answer = client.complete(PROMPT, max_tokens=4)
+    wait_for(lambda: bool(_answered(collector, answer.request_id)), 30)
+    [root] = _answered(collector, answer.request_id)
+    assert root.parent_id == ""
+
+
+def _answered(collector: Collector, response_id: str) -> list[Seen]:
+    known = list(collector.spans)
+    return [span for span in known if span.attributes.get("gen_ai.response.id") == response_id]
+
+
+def test_what_its_client_left_out_leaves_nothing(live: Live, collector: Collector) -> None:
+    unsampled, sampled = Asked("00"), Asked()
+    post(live, "/v1/completions", unsampled, prompt=PROMPT)
+    post(live, "/v1/completions", sampled, prompt=PROMPT)
+    tree(collector, sampled)
+    assert not collector.of(unsampled.trace_id)
+
+
+def test_a_request_that_is_refused_says_why(live: Live, collector: Collector) -> None:
+    asked = Asked()
+    with pytest.raises(urllib.error.HTTPError, match="400"):
+        post(live, "/v1/completions", asked, prompt="")
+    root = tree(collector, asked, set())
+    assert root.attributes["error.type"] == "INVALID_ARGUMENT"
+    assert "prompt" in root.failed
+
+
+async def test_a_client_that_leaves_ends_its_trace(live: Live, collector: Collector) -> None:
+    before = {span.span_id for span in collector.spans}
+    async with AsyncClient(live.grpc) as client:
+        stream = client.generate("Count from 1 to 500.\n", max_tokens=1_000, ignore_eos=True)
+        async for _ in stream:
+            break
+        stream.cancel()
+    await asyncio.to_thread(wait_for, lambda: _cancelled(collector, before), 30)
+
+
+def _cancelled(collector: Collector, before: set[str]) -> bool:
+    ended = [span for span in collector.spans if span.span_id not in before]
+    return any(
+        span.attributes.get("error.type") == "cancelled"
+        and span.attributes.get("gen_ai.response.finish_reasons") == ["cancelled"]
+        for span in ended
+    )
+
+
+@pytest.mark.slow
+def test_gen_ai_metrics_count_every_request(live: Live, collector: Collector) -> None:
+    def count(name: str) -> int:
+        points = collector.points.get(f"gen_ai.server.{name}", [])
+        return sum(p.count for known, p in points if "error.type" not in known)
+
+    def counts() -> dict[str, int]:
+        return {name: count(name) for name in ("request.duration", "time_to_first_token")}
+
+    before: dict[str, int] = {}
+    while before != counts():  # what was asked before this test is still on its way
+        before = counts()
+        time.sleep(1)
+    for asked in (Asked(), Asked("00"), Asked()):
+        post(live, "/v1/completions", asked, prompt=PROMPT)
+    wanted = {name: number + 3 for name, number in before.items()}
+    wait_for(lambda: counts() == wanted, 30)
+    assert count("time_per_output_token") >= 3
+    for known, _ in collector.points["gen_ai.server.time_to_first_token"]:
+        assert known == {
+            "gen_ai.operation.name": known["gen_ai.operation.name"],
+            "gen_ai.provider.name": "foretoken",
+            "gen_ai.request.model": "demo",
+            "gen_ai.response.model": "demo",
+        }
+
+
+@pytest.mark.slow
+def test_every_service_a_process_of_its_own_and_kv_that_is_swapped(collector: Collector) -> None:
+    arguments = ("--separate", "--policy", "alise", "--kv-tokens", "512", "--host-gib", "0.1")
+    with serving(*tracing(collector), *arguments) as live:
+        wait_for_predictor(live, collector)
+        asked = Asked()
+        post(live, "/v1/completions", asked, prompt=PROMPT, **LONG)
+        root = tree(collector, asked, WITH_PREDICTOR)
+        assert {span.service for span in collector.of(asked.trace_id)} == SERVICES
+        with grpc.insecure_channel(live.grpc) as channel:
+            stub = gateway_pb2_grpc.GatewayStub(channel)
+            why = Asked()
+            story = scheduler_pb2.WhyRequest(request_id=root.attributes["gen_ai.response.id"])
+            stub.Why(story, metadata=(("traceparent", why.traceparent),), timeout=60)
+        [front] = _named_soon(collector, why, "foretoken.v1.Gateway/Why")
+        [behind] = _named_soon(collector, why, "foretoken.v1.Scheduler/Why")
+        assert (front.parent_id, behind.parent_id) == (why.span_id, front.span_id)
+        crowd = [Asked() for _ in range(12)]
+        asyncio.run(_crowd(live, crowd))
+        wait_for(lambda: any(_swaps(collector, each) for each in crowd), 30)
+        for each in crowd:
+            tree(collector, each)
+        swaps = [span for each in crowd for span in _swaps(collector, each)]
+        assert {span.attributes["foretoken.swap.direction"] for span in swaps} >= {"offload"}
+
+
+async def _crowd(live: Live, crowd: list[Asked]) -> None:
+    body: dict[str, Any] = {"prompt": "Count from 1 to 500.\n", "max_tokens": 200}
+    async with asyncio.TaskGroup() as group:
+        for asked in crowd:
+            group.create_task(
+                asyncio.to_thread(post, live, "/v1/completions", asked, ignore_eos=True, **body)
+            )
+
+
+def _swaps(collector: Collector, asked: Asked) -> list[Seen]:
+    return named(collector, asked, "swap")
+
+
+def _named_soon(collector: Collector, asked: Asked, name: str) -> list[Seen]:
+    wait_for(lambda: bool(named(collector, asked, name)), 30)
+    return named(collector, asked, name)
+
+
+@pytest.mark.slow
+def test_without_a_collector_each_process_says_so_once_in_json(tmp_path: Path) -> None:
+    says = tmp_path / "stderr"
+    endpoint = f"http://127.0.0.1:{free_port()}"
+    sets = {
+        "tracing.endpoint": endpoint,
+        "tracing.delay_s": "0.1",
+        "tracing.timeout_s": "0.5",
+        "tracing.metrics_interval_s": "0.2",
+        "logging.format": "json",
+    }
+    arguments = [part for key, value in sets.items() for part in ("--set", f"{key}={value}")]
+    with serving(*arguments, says=says) as live, Client(live.grpc) as client:
+        for _ in range(20):
+            asked = client.generate("Reverse: red blue green\n", max_tokens=16, temperature=0.0)
+            assert asked.complete().text.strip() == "green blue red"
+        wait_for(lambda: says.read_text().count(endpoint) >= 3, 30)
+        client.complete(PROMPT, max_tokens=40)
+        assert live.stop() == 0
+    lines = [json.loads(line) for line in says.read_text().splitlines()]
+    said = [line["service"] for line in lines if endpoint in line["message"]]
+    assert sorted(said) == ["predictor", "serve", "worker"]
+    others = [line for line in lines if line["logger"] != "foretoken.running.told.lines"]
+    assert {line["level"] for line in others} == {"WARNING"}

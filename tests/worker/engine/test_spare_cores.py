@@ -1,0 +1,127 @@
+"""How many threads a tiny model's step takes, by what others leave of the cores."""
+
+import threading
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from services.core import Grant, Plan
+from services.worker.engine.spare_cores import (
+    LOOK_S,
+    STALE_S,
+    SpareCores,
+    machine_busy_s,
+    spare_cores_for,
+)
+from services.worker.machine import TINY_PARAMETERS, cores
+from services.worker.requests.prompt import Prompt
+from tests.worker.worker_fixtures import engine_of, prompt_tokens
+
+
+@dataclass
+class Machine:
+    """Its clock, and what has been taken of its cores: by all, and by this process."""
+
+    now_s: float = 100.0
+    all_s: float | None = 40.0
+    own_s: float = 7.0
+
+    def spare(self, all_cores: int, most: int) -> SpareCores:
+        return SpareCores(
+            all_cores, most, lambda: self.all_s, lambda: self.own_s, lambda: self.now_s
+        )
+
+    def pass_by(self, seconds: float, own: float, others: float) -> None:
+        """Cores taken meanwhile by this process and by others."""
+        assert self.all_s is not None
+        self.now_s += seconds
+        self.own_s += own * seconds
+        self.all_s += (own + others) * seconds
+
+
+@pytest.mark.parametrize(
+    ("all_cores", "most", "own", "others", "threads"),
+    [
+        (2, 2, 1.0, 0.0, 2),  # alone
+        (2, 2, 1.9, 0.1, 2),  # a little beside it
+        (2, 2, 1.0, 0.3, 1),  # the other core is not free
+        (2, 2, 0.5, 1.5, 1),  # nor is its own, whole
+        (2, 2, 0.2, 2.4, 1),  # never less than one
+        (4, 2, 1.0, 2.0, 2),
+        (4, 2, 1.0, 3.0, 1),
+        (4, 3, 1.0, 1.0, 3),
+        (4, 3, 1.0, 1.5, 2),
+    ],
+)
+def test_as_many_as_others_leave(
+    all_cores: int, most: int, own: float, others: float, threads: int
+):
+    machine = Machine()
+    spare = machine.spare(all_cores, most)
+    machine.pass_by(LOOK_S, own, others)
+    assert spare.threads() == threads
+
+
+def test_one_until_it_has_looked_and_as_before_between_two_looks():
+    machine = Machine()
+    spare = machine.spare(2, 2)
+    assert spare.threads() == 1
+    machine.pass_by(LOOK_S, 1.0, 0.0)
+    assert spare.threads() == 2
+    machine.pass_by(LOOK_S / 2, 0.5, 1.5)
+    assert spare.threads() == 2
+    machine.pass_by(LOOK_S / 2, 0.5, 1.5)
+    assert spare.threads() == 1
+
+
+def test_what_an_idle_engine_missed_says_nothing():
+    machine = Machine()
+    spare = machine.spare(2, 2)
+    machine.pass_by(LOOK_S, 1.0, 0.0)
+    assert spare.threads() == 2
+    machine.pass_by(STALE_S + 1, 0.0, 2.0)
+    assert spare.threads() == 2
+    machine.pass_by(LOOK_S, 1.0, 0.5)
+    assert spare.threads() == 1
+
+
+def test_one_where_the_system_does_not_tell():
+    machine = Machine(all_s=None)
+    spare = machine.spare(2, 2)
+    machine.now_s += LOOK_S
+    assert spare.threads() == 1
+
+
+def test_what_linux_tells_grows_with_what_is_done():
+    before = machine_busy_s()
+    assert before is not None
+    total = 0
+    while (now := machine_busy_s()) is not None and now < before + 0.02:
+        total += sum(range(10_000))
+    assert now is not None and total
+
+
+def test_only_tiny_models_with_a_core_to_spare_look():
+    assert spare_cores_for(TINY_PARAMETERS, 1) is None
+    assert spare_cores_for(1_000, cores()) is None
+    assert (spare_cores_for(1_000, 1) is None) is (cores() < 2)
+
+
+def test_an_engine_takes_what_is_free_step_by_step():
+    engine, machine = engine_of("llama"), Machine()
+    engine._cores = machine.spare(2, 2)
+    engine.add(Prompt("r", prompt_tokens(1, 9), 9, 4), 0.0)
+    engine.apply(Plan(1, admit=(Grant("r", 4),)), 0.0)
+    seen: list[int] = []
+
+    def run() -> None:  # in a thread of its own, whose number of PyTorch's threads is its own
+        for others in (0.0, 1.0, 0.1):
+            machine.pass_by(LOOK_S, 0.5, others)
+            assert engine.step() is not None
+            seen.append(torch.get_num_threads())
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert seen == [2, 1, 2]

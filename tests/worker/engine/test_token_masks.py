@@ -1,0 +1,189 @@
+"""Tokens by name: biased, allowed, bad and too early; worked by hand, and in flight."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.worker.engine.sampling.draw_plan import Planner
+from services.worker.engine.sampling.sampler import Sampler, is_plain
+from services.worker.kv.device_streams import ImmediateStreams
+from services.worker.requests.prompt import GREEDY, Prompt, SamplingParams
+from tests.worker.engine.sampling_oracle import CPU, WAYS, right, row_of, sample
+from tests.worker.worker_fixtures import EOS, VOCABULARY, engine_of
+
+FALLING = [9.0, 8.0, 7.0, 6.0, 5.0, 4.0]  # token 0 is the end
+
+
+def draws(output: tuple[int, ...] = (), **how: Any) -> int:
+    """Greedily, behind the prompt (2, 3) and this output."""
+    row = row_of(SamplingParams(temperature=0, **how), (2, 3, *output), 2)
+    return sample(torch.tensor([FALLING]), [row])[0][0]
+
+
+@pytest.mark.parametrize(
+    ("token", "output", "how"),
+    [
+        (0, (), {}),
+        (3, (), {"logit_bias": ((3, 3.5), (4, 3.5))}),
+        (1, (), {"logit_bias": ((0, -100.0),)}),
+        (2, (), {"allowed_token_ids": (5, 2, 4)}),
+        (4, (), {"allowed_token_ids": (5, 2, 4), "logit_bias": ((0, 100.0), (4, 2.5))}),
+        (2, (), {"bad_tokens": ((0,), (1,))}),
+        # A sequence is shut behind its beginning, where that is output: the prompt's doesn't count.
+        (0, (), {"bad_tokens": ((3, 0),)}),
+        (1, (3,), {"bad_tokens": ((3, 0),)}),
+        (0, (3, 4), {"bad_tokens": ((3, 0),)}),
+        (1, (5, 4, 3), {"bad_tokens": ((4, 3, 0), (5, 4, 0))}),
+        (0, (4, 3), {"bad_tokens": ((5, 4, 3, 0),)}),
+        (0, (3,), {"bad_tokens": ((2, 3, 0),)}),
+        # Two sequences of one end: one that does not match opens nothing.
+        (1, (3,), {"bad_tokens": ((3, 0), (4, 0))}),
+        (1, (3,), {"bad_tokens": ((4, 0), (3, 0), (5, 0), (4, 1))}),
+        # An end comes not before its time, be it the model's or the request's own.
+        (2, (), {"min_tokens": 1, "stop_token_ids": (1,)}),
+        (2, (), {"min_tokens": 1, "stop_token_ids": (1, EOS), "ignore_eos": True}),
+        (0, (5,), {"min_tokens": 1, "stop_token_ids": (1,)}),
+        # Of what is allowed something is drawn, even if all of it is shut.
+        (4, (), {"allowed_token_ids": (4,), "bad_tokens": ((4,),)}),
+        (0, (), {"allowed_token_ids": (0,), "min_tokens": 1}),
+        (5, (), {"allowed_token_ids": (0, 5), "min_tokens": 1}),
+        # Penalties come behind: 8 / 1.25 is 6.4, and 7 / 1.25 is 5.6.
+        (3, (1, 2), {"bad_tokens": ((0,),), "repetition_penalty": 1.25, "logit_bias": ((3, 2.1),)}),
+    ],
+)
+def test_worked_by_hand(token, output, how):
+    assert draws(output, **how) == token
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("how", [{}, {"top_k": 3}, {"top_p": 0.9}, {"temperature": 1e-4}], ids=str)
+def test_chance_draws_no_other_either(way, how):
+    """Of 300 tokens two are allowed, and one of these is shut; then both are."""
+    logits = torch.zeros(50, 300)
+    for bad, drawn in (((7,),), {250}), (((7,), (250,)), {7, 250}):
+        rows = [
+            row_of(SamplingParams(seed=seed, allowed_token_ids=(7, 250), bad_tokens=bad, **how))
+            for seed in range(50)
+        ]
+        assert set(sample(logits, rows, way=way)[0]) == drawn
+
+
+def test_logprobs_are_told_as_if_nothing_was_masked():
+    how: dict[str, Any] = {
+        "logit_bias": ((5, 9.0),),
+        "bad_tokens": ((0,),),
+        "allowed_token_ids": (0, 5),
+    }
+    row = row_of(SamplingParams(temperature=0, logprobs=1, **how))
+    tokens, logprobs = sample(torch.tensor([FALLING]), [row])
+    raw = torch.tensor(FALLING).log_softmax(-1).tolist()
+    assert tokens == [5] and logprobs[0].top_ids == (0,)
+    assert (logprobs[0].chosen, *logprobs[0].top) == pytest.approx((raw[5], raw[0]))
+
+
+@pytest.mark.parametrize(
+    ("plain", "how"),
+    [
+        (True, {"stop_token_ids": (3,)}),
+        (True, {"prompt_logprobs": 3}),
+        (False, {"logit_bias": ((3, 0.0),)}),
+        (False, {"allowed_token_ids": (3,)}),
+        (False, {"bad_tokens": ((3,),)}),
+    ],
+)
+def test_only_masks_are_more_than_an_argmax(plain, how):
+    assert is_plain(SamplingParams(temperature=0, **how)) is plain
+
+
+SIZE = 6
+BAD = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=4).map(tuple), max_size=12)
+
+
+@settings(deadline=None, max_examples=80)
+@given(
+    st.lists(BAD.map(tuple), min_size=4, max_size=4),
+    st.lists(st.permutations(range(4)).flatmap(
+        lambda order: st.integers(1, 4).map(lambda count: order[:count])
+    ), min_size=2, max_size=10),
+    st.sampled_from(list(WAYS)),
+)  # fmt: skip
+def test_what_is_bad_follows_tokens_that_only_the_device_knows(bads, batches, way):
+    """One step ahead of the host, in batches that change: each reads the one before's tokens."""
+    sampler = Sampler(CPU, SIZE, [EOS], WAYS[way], ImmediateStreams())
+    rows = [row_of(SamplingParams(seed=i, bad_tokens=bad)) for i, bad in enumerate(bads)]
+    flights: list[Any] = []
+    for number, places in enumerate(batches):
+        batch = [rows[place] for place in places]
+        logits = torch.randn(len(batch), SIZE, generator=torch.Generator().manual_seed(number))
+        drawn = sampler.draw(batch, logits)
+        learn(flights)
+        flights.append((batch, logits, drawn))
+        for place, row in enumerate(batch):
+            row.tokens.append(-1)
+            row.drawing = place
+    learn(flights)
+
+
+def learn(flights: list[Any]) -> None:
+    """The host hears of the oldest step, if any is in flight: its tokens are the right ones."""
+    if not flights:
+        return
+    batch, logits, drawn = flights.pop()
+    tokens, _ = drawn.take()
+    for row, own, token in zip(batch, logits.tolist(), tokens, strict=True):
+        row.tokens.pop()
+        assert token in right(own, row)
+        row.tokens.append(token)
+        row.drawing = -1
+
+
+def test_a_newest_token_of_elsewhere_is_not_made_up():
+    row = row_of(SamplingParams(bad_tokens=((1, 2),)))
+    row.tokens.append(-1)
+    sampler = Sampler(CPU, SIZE, [EOS], WAYS["numba"], ImmediateStreams())
+    with pytest.raises(ValueError, match="newest token of r was not drawn here"):
+        sampler.draw([row], torch.zeros(1, SIZE))
+
+
+def test_a_steady_batch_sends_nothing_to_the_device(monkeypatch):
+    sent: list[int] = []
+    tensor = Planner._tensor
+
+    def noted(planner: Planner, array: Any) -> Any:
+        sent.append(array.size)
+        return tensor(planner, array)
+
+    monkeypatch.setattr(Planner, "_tensor", noted)
+    masked = SamplingParams(
+        bad_tokens=((1,), (2, 3)), logit_bias=((1, 2.0),), allowed_token_ids=(1, 2, 3), min_tokens=2
+    )
+    rows = [row_of(masked), row_of(GREEDY)]
+    sampler = Sampler(CPU, SIZE, [EOS], WAYS["numba"], ImmediateStreams())
+    for step in range(5):
+        tokens, _ = sampler.draw(rows, torch.zeros(2, SIZE)).take()
+        assert bool(sent) == (step == 0)
+        sent.clear()
+        for row, token in zip(rows, tokens, strict=True):
+            row.tokens.append(token)
+
+
+@pytest.mark.parametrize(
+    ("field", "ids"),
+    [
+        ("stop_token_ids", (1, VOCABULARY)),
+        ("logit_bias", ((VOCABULARY, 1.0),)),
+        ("allowed_token_ids", (-1,)),
+        ("bad_tokens", ((1,), (2, 10**9))),
+    ],
+)
+def test_ids_beyond_the_vocabulary_name_their_field(field, ids):
+    """No request may break a step that others stand in."""
+    engine = engine_of("llama")
+    prompt = Prompt("r", (1, 2), 2, 3, SamplingParams(**{field: ids}))
+    assert engine.add(prompt, 0.0) == f"{field} must lie in [0, {VOCABULARY})"
+    last = SamplingParams(stop_token_ids=(VOCABULARY - 1,), bad_tokens=((0, VOCABULARY - 1),))
+    assert engine.add(replace(prompt, sampling=last), 0.0) is None

@@ -1,0 +1,128 @@
+"""Which kernels a device and its numbers get, what is refused, and what Numba keeps on disk."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from services.worker.kernels.choose import kernels_for
+from services.worker.kernels.cpu.attention import NumbaAttention
+from services.worker.kernels.reference.attention import TorchAttention
+from services.worker.kernels.reference.blocks import TorchBlocks
+from services.worker.kv.cache import KVShape
+
+BLOCK = 4
+CPU = torch.device("cpu")
+
+
+def choose(
+    dtype: torch.dtype = torch.float32, head_dim: int = 32, int8: bool = False
+) -> tuple[object, object]:
+    cpu = torch.device("cpu")
+    return kernels_for(cpu, BLOCK, dtype, [KVShape(2, head_dim)], [4], int8)
+
+
+def test_a_cpu_gets_numba_and_never_imports_triton():
+    code = (
+        "import sys, torch; from services.worker.kv.cache import KVShape;"
+        "from services.worker.kernels.choose import kernels_for;"
+        "kernels_for(torch.device('cpu'), 4, torch.float32, [KVShape(2, 8)], [2]);"
+        "sys.exit('services.worker.kernels.cuda.attention' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    attention, blocks = choose()
+    assert isinstance(attention, NumbaAttention) and isinstance(blocks, TorchBlocks)
+    assert isinstance(choose(torch.float16)[0], TorchAttention)  # which Numba does not have
+
+
+KERNELS = (
+    "kernels_for(cpu, 4, torch.float32, [KVShape(2, 8)]);",
+    "draws_for(cpu);",
+    "row_ops_for(cpu, torch.float32);",
+)
+
+
+def built(*used: str, **environment: str) -> str:
+    """What a process that uses these says."""
+    code = (
+        "from services.worker.machine import keep_what_numba_compiles;"
+        "keep_what_numba_compiles();"
+        "import sys, torch; from services.worker.kv.cache import KVShape;"
+        "from services.worker.kernels.choose import draws_for, kernels_for;"
+        "from services.worker.kernels.cpu.cached import how_built;"
+        "from services.worker.model.row_ops import row_ops_for;"
+        "cpu = torch.device('cpu');" + "".join(used) + "print(how_built())"
+    )
+    process = subprocess.run(
+        [sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True
+    )
+    return process.stdout.strip()
+
+
+@pytest.mark.slow
+def test_what_was_compiled_is_kept_in_the_users_folder_and_loaded_next_time(tmp_path):
+    """Whichever of the kernels it is: one more than is known there has to be compiled."""
+    given = {name: x for name, x in os.environ.items() if name != "NUMBA_CACHE_DIR"}
+    given["XDG_CACHE_HOME"] = str(tmp_path)
+    for count in (1, 2, 3):
+        assert built(*KERNELS[:count], **given) == "compiled"
+    assert built(*KERNELS, **given) == "loaded"
+    for module in ("loops", "draws", "row_loops"):
+        assert list((tmp_path / "foretoken/numba").glob(f"*/{module}.*.nbi"))
+
+
+def test_what_one_thread_has_on_disk_is_not_loaded_for_many(tmp_path):
+    """Compiled one after the other, neither takes the other's place."""
+    code = (
+        "import torch; from services.worker.kv.cache import KVLayer;"
+        "from services.worker.kernels.cpu import loops;"
+        "from services.worker.kernels.cpu.attention import NumbaAttention;"
+        "layer = KVLayer(torch.zeros(2, 1, 1, 4, 8));"
+        "NumbaAttention(4, torch.float32, threads=2).warm(layer, torch.float32);"
+        "each = [loops.attention(8, 4, many).stats for many in (False, True)];"
+        "print([(sum(s.cache_hits.values()), sum(s.cache_misses.values())) for s in each])"
+    )
+    given = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path), "NUMBA_NUM_THREADS": "2"}
+    for expected in ("[(0, 1), (0, 1)]", "[(1, 0), (1, 0)]"):
+        process = subprocess.run(
+            [sys.executable, "-c", code], env=given, check=True, capture_output=True, text=True
+        )
+        assert process.stdout.strip() == expected
+
+
+def test_without_numba_nothing_is_said_to_be_built():
+    of_torch = "kernels_for(cpu, 4, torch.float32, [KVShape(2, 8)], chosen='torch');"
+    no_numba = "assert 'numba' not in sys.modules;"
+    assert built(of_torch, "draws_for(cpu, 'torch');", no_numba, **os.environ) == ""
+
+
+def test_numba_is_refused_what_it_does_not_take():
+    with pytest.raises(ValueError, match=r"not on cpu in torch\.float16: set kernels to auto"):
+        kernels_for(CPU, BLOCK, torch.float16, [KVShape(2, 32)], chosen="numba")
+
+
+@pytest.mark.slow
+def test_what_no_kernel_takes_is_refused_with_what_to_change():
+    with pytest.raises(
+        ValueError, match=r"not in torch\.float64: set the worker's dtype to one of"
+    ):
+        choose(torch.float64)
+    with pytest.raises(ValueError, match="heads of 4 are too small: set kv_dtype to auto"):
+        choose(torch.bfloat16, head_dim=4, int8=True)
+    for head_dim in (8, 40, 256):
+        choose(torch.bfloat16, head_dim, int8=True)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "head_dim", "heads", "what"),
+    [
+        (torch.float32, 16, 4, "heads of 16: set worker.kernels to torch"),
+        (torch.float32, 320, 4, "heads of 320: set worker.kernels to torch"),
+        (torch.bfloat16, 64, 3, "3 query heads for 2 key heads: set worker.kernels to torch"),
+    ],
+)
+def test_what_triton_does_not_take_is_refused(dtype, head_dim, heads, what):
+    with pytest.raises(ValueError, match=what):
+        kernels_for(torch.device("cuda"), 16, dtype, [KVShape(2, head_dim)], [heads])

@@ -1,0 +1,179 @@
+"""Slices and swaps of traced requests, from plans, tokens and reports."""
+
+from math import inf
+
+import pytest
+
+from observability.tracing import NO_SPANS
+from protos import scheduler_pb2
+from services.core import (
+    Completion,
+    FinishReason,
+    Grant,
+    Pause,
+    Plan,
+    Progress,
+    Report,
+    Residency,
+)
+from services.costs import Direction, SwapTiming
+from services.runtime.codecs.attach import decode_plan, encode_plan
+from services.worker.requests.batch import NewToken
+from services.worker.spans import MOST_AHEAD, MOST_TRACED, WorkerSpans
+from tests.observability.tracing.otlp import WrittenSpans
+
+
+def plan(**directives) -> Plan:
+    """As it comes, over the wire."""
+    wire = encode_plan(Plan(1, **directives)).SerializeToString()
+    return decode_plan(scheduler_pb2.Plan.FromString(wire))
+
+
+def admit(request_id: str, limit: int) -> Plan:
+    return plan(admit=(Grant(request_id, limit),))
+
+
+def token(request_id: str, offset: int, finish: FinishReason | None = None) -> list[NewToken]:
+    return [NewToken("g#1", request_id, offset, 7, finish, None)]
+
+
+class Told:
+    """A worker's spans, told of one thing a second."""
+
+    def __init__(self) -> None:
+        self.written = WrittenSpans()
+        self.spans = WorkerSpans(self.written)
+
+    def make(self, request_id: str, offsets: range, from_s: float) -> float:
+        """Tokens, one a second; returns when the last came."""
+        for at, offset in enumerate(offsets):
+            self.spans.tokens(token(request_id, offset), from_s + at)
+        return from_s + len(offsets) - 1
+
+    @property
+    def slices(self) -> list[tuple[float, float | None, int, int, str]]:
+        """From, until, tokens, limit and end of each."""
+        return [
+            (
+                span.start_s,
+                span.end_s,
+                span.attributes["foretoken.slice.tokens"],
+                span.attributes["foretoken.slice.limit"],
+                span.attributes["foretoken.slice.end"],
+            )
+            for span in self.written.all
+            if span.name == "slice"
+        ]
+
+
+def test_budgets_one_behind_the_other_are_slices():
+    told = Told()
+    told.spans.received("r", "p", 0, 0.0)
+    told.spans.planned(admit("r", 2), 1.0)
+    told.make("r", range(0, 2), 2.0)  # the budget is made at 3
+    told.spans.planned(plan(extend=(Grant("r", 4),)), 5.0)
+    told.spans.planned(plan(extend=(Grant("r", 6),)), 6.0)  # before the one under way is made
+    told.make("r", range(2, 5), 7.0)  # 4 are made at 8, and it goes on at once
+    told.spans.tokens(token("r", 5, FinishReason.STOP), 11.0)
+    assert told.slices == [
+        (1.0, 3.0, 2, 2, "budget"),
+        (5.0, 8.0, 2, 4, "budget"),
+        (8.0, 11.0, 2, 6, "stop"),
+    ]
+    assert {span.parent for span in told.written.all} == {"p"}
+    assert [span.marks for span in told.written.all] == [[("first_token", 2.0)], [], []]
+
+
+@pytest.mark.parametrize("plan_first", [False, True])
+def test_plan_and_prompt_come_in_either_order(plan_first: bool) -> None:
+    told = Told()
+    if plan_first:
+        told.spans.planned(admit("r", 9), 1.0)
+        told.spans.received("r", "p", 0, 2.0)
+    else:
+        told.spans.received("r", "p", 0, 0.0)
+        told.spans.planned(admit("r", 9), 1.0)
+    told.spans.tokens(token("r", 0, FinishReason.LENGTH), 3.0)
+    assert told.slices == [(1.0, 3.0, 1, 9, "length")]
+
+
+def test_one_that_comes_with_tokens_goes_on_behind_them():
+    told = Told()
+    told.spans.received("r", "p", 5, 0.0)
+    told.spans.planned(admit("r", 8), 1.0)
+    told.make("r", range(5, 8), 2.0)
+    assert told.slices == [(1.0, 4.0, 3, 8, "budget")]
+    assert told.written.all[0].marks == []  # its first token was made elsewhere
+
+
+def test_who_is_paused_evicted_or_cancelled_ends_a_slice():
+    told = Told()
+    told.spans.received("r", "p", 0, 0.0)
+    told.spans.planned(admit("r", 99), 1.0)
+    told.make("r", range(0, 3), 2.0)
+    told.spans.planned(plan(pause=(Pause("r", Residency.OFFLOAD),)), 5.0)
+    told.make("r", range(3, 4), 5.5)  # made before it read that it should stop
+    told.spans.planned(admit("r", 99), 8.0)
+    told.make("r", range(4, 5), 9.0)
+    told.spans.reported(Report(1, 1, evicted=(Progress("r", 5, 0),)), 10.0)
+    told.spans.planned(admit("r", 99), 12.0)
+    told.spans.planned(plan(cancel=("r",)), 13.0)
+    told.make("r", range(5, 6), 14.0)  # nobody's any more
+    assert told.slices == [
+        (1.0, 5.0, 3, 99, "paused"),
+        (8.0, 10.0, 1, 99, "evicted"),
+        (12.0, 13.0, 0, 99, "cancelled"),
+    ]
+
+
+def test_one_that_a_report_alone_says_is_over_is_over():
+    told = Told()
+    told.spans.received("r", "p", 0, 0.0)
+    told.spans.planned(admit("r", 9), 1.0)
+    error = Completion("r", 0, FinishReason.ERROR)
+    told.spans.reported(Report(1, 1, finished=(error,)), 2.0)
+    told.spans.reported(Report(2, 1, finished=(error,)), 3.0)
+    assert told.slices == [(1.0, 2.0, 0, 9, "error")]
+
+
+def test_a_swap_is_its_request_s():
+    told = Told()
+    told.spans.received("r", "p", 0, 0.0)
+    swaps = (
+        SwapTiming(Direction.OFFLOAD, 32, 0.25, 0.1, "r"),
+        SwapTiming(Direction.UPLOAD, 32, 0.5, 0.1, "another"),
+        SwapTiming(Direction.UPLOAD, 48, 0.5, 0.1, "r"),
+    )
+    told.spans.reported(Report(1, 1, swaps=swaps), 10.0)
+    assert [
+        (s.name, s.parent, s.start_s, s.end_s, s.attributes["foretoken.swap.direction"])
+        for s in told.written.all
+    ] == [("swap", "p", 9.75, 10.0, "offload"), ("swap", "p", 9.5, 10.0, "upload")]
+
+
+def test_who_is_not_traced_leaves_nothing():
+    told = Told()
+    told.spans.received("r", "", 0, 0.0)
+    told.spans.planned(admit("r", 2), 1.0)
+    told.make("r", range(0, 2), 2.0)
+    told.spans.planned(admit("never", 2), 1.0)
+    assert not told.written.all
+    off = WorkerSpans(NO_SPANS)
+    off.received("r", "p", 0, 0.0)
+    off.planned(admit("r", 2), 1.0)
+    assert not off._stays and not off._admitted
+
+
+def test_what_is_kept_is_bounded():
+    told = Told()
+    for number in range(MOST_TRACED + 3):
+        told.spans.planned(admit(f"early{number}", 2), 0.0)
+        told.spans.received(f"r{number}", "p", 0, 0.0)
+    assert len(told.spans._stays) == len(told.spans._admitted) == MOST_TRACED
+    last = f"r{MOST_TRACED + 2}"
+    for limit in range(1, 3 * MOST_AHEAD):
+        told.spans.planned(admit(last, limit), 1.0)
+    assert len(told.spans._stays[last].limits) == MOST_AHEAD
+    told.make(last, range(0, 3 * MOST_AHEAD - 1), 2.0)
+    assert [s[2] for s in told.slices] == [1] * (MOST_AHEAD - 1) + [2 * MOST_AHEAD]
+    assert told.spans._stays[last].since_s == inf
