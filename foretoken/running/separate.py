@@ -3,6 +3,7 @@
 import json
 import os
 from contextlib import AsyncExitStack, closing
+from tempfile import TemporaryDirectory
 
 from foretoken.running.children.minding import minding
 from foretoken.running.children.processes import Child
@@ -88,11 +89,18 @@ async def serve_separate(options: ServeOptions, lifecycle: Lifecycle) -> None:
     host = gateway["host"]
     http, grpc = f"http://{host}:{gateway['http_port']}", f"{host}:{gateway['grpc_port']}"
     async with AsyncExitStack() as stack:
+        folder = stack.enter_context(TemporaryDirectory(prefix="foretoken-"))
+        # What it counts it tells there without a key: those of a file are known by their hashes.
+        gateway["socket"] = socket = f"{folder}/gateway.sock"
         progress = stack.enter_context(closing(Progress()))
         is_ready = await stack.enter_async_context(starting(lifecycle))
         channels = [
             connect(address)
-            for address in (units[0][2]["predictor"]["address"], gateway["scheduler_address"], grpc)
+            for address in (
+                units[0][2]["predictor"]["address"],
+                gateway["scheduler_address"],
+                f"unix:{socket}",
+            )
         ]
         for channel in channels:
             stack.push_async_callback(channel.close)

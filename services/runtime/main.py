@@ -53,6 +53,7 @@ class ServedSettings(Settings):
     """Settings of a service that runs under `run_service`."""
 
     address: str
+    socket: str = ""  # a file where gRPC is served beside the address; its rights say who may ask
     metrics_port: int = 0  # 0: no /metrics of its own
     metrics_host: str = "127.0.0.1"  # where that is; metrics are for those who run it
     log_level: str = "INFO"
@@ -138,7 +139,13 @@ async def serve(config: ServedSettings, build: Build, tracing: Tracing) -> None:
         look = [_outlive_not(config.started_by)] if config.started_by else []
         await stack.enter_async_context(background(unit.run(), *look))
         server = await stack.enter_async_context(
-            listening(unit.mounts, config.address, parts=parts, interceptors=calls)
+            listening(
+                unit.mounts,
+                config.address,
+                parts=parts,
+                interceptors=calls,
+                beside=[f"unix:{config.socket}"] if config.socket else [],
+            )
         )
         log.info("listening on %s", config.address)
         teller(config.started_by)(UP)

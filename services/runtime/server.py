@@ -75,7 +75,7 @@ class Lifecycle:
 
 
 class Server:
-    """Serves mounts on one address; `set_serving` is what health checks see, and `parts` are what
+    """Serves mounts on its addresses; `set_serving` is what health checks see, and `parts` are what
     this process counts."""
 
     def __init__(
@@ -100,13 +100,15 @@ class Server:
         reflection.enable_server_reflection(names, self._server)
         self.port = 0
 
-    async def start(self, address: str) -> None:
-        """Listen and report healthy. Raises ConfigError when the address can't be had."""
-        _require_free(address)
-        try:
-            self.port = self._server.add_insecure_port(address)
-        except RuntimeError:
-            raise ConfigError(f"cannot listen on {address}: it is in use or not ours") from None
+    async def start(self, *addresses: str) -> None:
+        """Listen and report healthy; `port` is the last one's. Raises ConfigError when an address
+        can't be had."""
+        for address in addresses:
+            _require_free(address)
+            try:
+                self.port = self._server.add_insecure_port(address)
+            except RuntimeError:
+                raise ConfigError(f"cannot listen on {address}: it is in use or not ours") from None
         await self._server.start()
         await self.set_serving(True)
 
@@ -126,10 +128,12 @@ async def listening(
     address: str,
     parts: Sequence[Part] = (),
     interceptors: Sequence[aio.ServerInterceptor] = (),
+    beside: Sequence[str] = (),
 ) -> AsyncIterator[Server]:
-    """A running server; on leaving it stops at once, after whatever drain its owner did."""
+    """A running server, on other addresses beside its own, too; on leaving it stops at once, after
+    whatever drain its owner did."""
     server = Server(mounts, parts, interceptors)
-    await server.start(address)
+    await server.start(*beside, address)
     try:
         yield server
     finally:

@@ -1,0 +1,26 @@
+"""What a server under load says of itself every 10 s, where it wants keys, too."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from foretoken import Client
+from foretoken.running.told.throughput import EVERY_S
+from tests.live import serving
+
+KEY = "sk-of-a-test"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", [[], ["--separate"]])
+def test_under_load_a_line_says_how_much_comes(tmp_path: Path, mode: list[str]) -> None:
+    said = tmp_path / "stderr"
+    with serving("--api-key", KEY, *mode, says=said) as live, Client(live.grpc, KEY) as client:
+        until_s = time.monotonic() + 4 * EVERY_S
+        while "generation " not in said.read_text():
+            assert time.monotonic() < until_s, said.read_text()
+            assert client.complete("Count from 1 to 90.\n", max_tokens=100).text
+    line = next(line for line in said.read_text().splitlines() if "generation " in line)
+    assert "goodput" in line, line
+    assert float(line.split("generation ")[1].split()[0]) > 0, line
