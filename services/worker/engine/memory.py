@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 import torch
 
-from services.kv_memory import KVMemory
 from services.worker.config import EngineConfig
 from services.worker.engine.graphs.sizes import ROW_BLOCKS_MAX
 from services.worker.kv import host_cache
 from services.worker.kv.cache import bytes_per_token
+from services.worker.kv.capacity import KVMemory
 from services.worker.machine import batch_tokens_of, free_host_bytes
 from services.worker.model.paged import PagedModel
 

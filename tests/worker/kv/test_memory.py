@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.kv_memory import KVMemory
 from services.worker import machine
 from services.worker.config import EngineConfig
 from services.worker.engine import memory
@@ -22,6 +21,7 @@ from services.worker.engine.memory import (
     kv_memory,
     staging_bytes,
 )
+from services.worker.kv.capacity import KVMemory
 from services.worker.machine import free_host_bytes
 from services.worker.model.paged import PagedModel
 from tests.worker.worker_fixtures import reference
@@ -45,6 +45,20 @@ def free(monkeypatch):
         monkeypatch.setattr(memory, "free_host_bytes", lambda: free_bytes)
 
     return set_free
+
+
+def test_an_a100_by_hand() -> None:
+    """80 GiB less 26 of LLaMA2-13B's parameters and 4 of the engine leave 50. Its KV takes 2 · 40
+    layers · 40 heads · 128 · 2 bytes = 819,200 a token: 65,536 tokens."""
+    memory = KVMemory(80 * GIB, 26 * GIB, 4 * GIB, 2 * 40 * 40 * 128 * 2)
+    assert memory.available_bytes == 50 * GIB
+    assert memory.tokens == 65_536
+
+
+def test_without_room_there_are_no_tokens() -> None:
+    memory = KVMemory(8 * GIB, 7 * GIB, 2 * GIB, 1_000)
+    assert memory.available_bytes == -GIB
+    assert memory.tokens == 0
 
 
 def test_blocks_are_as_set_whatever_they_hold(model, free):
