@@ -10,8 +10,8 @@ from benchmarks.harness.report import figure
 from services.worker.engine import assembly
 from services.worker.engine.graphs import decode_graphs
 from services.worker.model import paged
+from services.worker.model.layer_ops import TorchLayerOps
 from services.worker.model.paged import PagedModel
-from services.worker.model.row_ops import TorchRowOps
 from tests.worker.engine.tape_recorder import TapeRecorder
 from tests.worker.engine.test_graphs import model
 
@@ -32,7 +32,7 @@ def test_steps_are_timed_eager_and_graphed(monkeypatch):
     monkeypatch.setattr(gpu_steps, "times_s", times_s)
     monkeypatch.setattr(gpu_steps, "make_model", lambda _: small())
     monkeypatch.setattr(assembly, "recorder_for", recorder_for)
-    monkeypatch.setattr(paged, "row_ops_for", lambda *_: TorchRowOps())
+    monkeypatch.setattr(paged, "layer_ops_for", lambda *_: TorchLayerOps())
     monkeypatch.setattr(decode_graphs, "RECORD_S", inf)
     lines = list(gpu_steps.step_lines(quick=True, repeats=3))
     assert [line.name for line in lines] == [

@@ -21,13 +21,13 @@ from torch import Tensor
 from services.worker.kernels.interface import AttentionStep
 from services.worker.machine import cache_folder
 from services.worker.model.fused import FusedForward, Layer
-from services.worker.model.row_ops import TorchRowOps
+from services.worker.model.layer_ops import TorchLayerOps
 
 CompileName = Literal["auto", "on", "off"]
 Backend = str | Callable[..., Any]
 
 INDUCTOR = "inductor"
-OPS = TorchRowOps()  # a compiler sees through these alone
+OPS = TorchLayerOps()  # a compiler sees through these alone
 FOREVER = "eager_on_recompile"  # a step never waits for a compiler
 
 

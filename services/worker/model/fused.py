@@ -1,10 +1,10 @@
 """A forward of our own for the decoder layout that Llama, Qwen2, Qwen3, Mistral and Phi-3 share.
 
 Per layer: one GEMM for queries, keys and values, one for gate and up; residual sums inside the
-GEMMs; norm, rotation and gate by one call each (row_ops.py); behind the last layer's attention only
-the rows whose logits are asked for. Weights are the module's own. Where several are laid side by
-side, the module's parameters become views of the whole: nothing is kept twice, and transformers'
-forward still runs. No call waits for the device, and no shape depends on data.
+GEMMs; norm, rotation and gate by one call each (layer_ops.py); behind the last layer's attention
+only the rows whose logits are asked for. Weights are the module's own. Where several are laid side
+by side, the module's parameters become views of the whole: nothing but a small head is kept twice,
+and transformers' forward still runs. No call waits for the device, and no shape depends on data.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,8 +19,8 @@ from transformers import PreTrainedModel
 
 from services.worker.kernels.interface import AttentionOptions, AttentionStep
 from services.worker.model.fused_layouts import Layout
+from services.worker.model.layer_ops import LayerOps
 from services.worker.model.part import Exchange
-from services.worker.model.row_ops import RowOps
 
 # Of a table of rotations: a long context's (131,072 positions of 128 numbers, bfloat16) just fits.
 # Beyond it a step computes its own, once for all layers.
@@ -39,17 +39,15 @@ class Linear:
     bias: Tensor | None
     ranks: Exchange | None = None
 
-    def of(self, x: Tensor) -> Tensor:
-        if self.bias is None:
-            return torch.mm(x, self.weight)
-        return torch.addmm(self.bias, x, self.weight)
+    def of(self, ops: LayerOps, x: Tensor) -> Tensor:
+        return ops.product(x, self.weight, self.bias)
 
-    def add_to(self, total: Tensor, x: Tensor) -> None:
+    def add_to(self, ops: LayerOps, total: Tensor, x: Tensor) -> None:
         """total += of(x), summed by the GEMM itself."""
         if self.ranks is not None:
-            total.add_(self.ranks.sum(self.of(x)))
+            total.add_(self.ranks.sum(self.of(ops, x)))
             return
-        total.addmm_(x, self.weight)
+        ops.add_product(total, x, self.weight)
         if self.bias is not None:
             total.add_(self.bias)
 
@@ -111,20 +109,20 @@ class Layer:
     down: Linear
 
     def project(
-        self, ops: RowOps, hidden: Tensor, cos: Tensor, sin: Tensor
+        self, ops: LayerOps, hidden: Tensor, cos: Tensor, sin: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """q, k, v [Σ tokens, heads, head_dim], strided: slices of one product."""
         normed = ops.norm(hidden, self.attention_norm.weight, self.attention_norm.eps)
-        qkv = self.qkv.of(normed).view(len(hidden), -1, self.head_dim)
+        qkv = self.qkv.of(ops, normed).view(len(hidden), -1, self.head_dim)
         weight, eps = (self.head_norm.weight, self.head_norm.eps) if self.head_norm else (None, 0.0)
         turned = ops.turn(qkv, self.heads + self.kv_heads, weight, eps, cos, sin)
         return turned[:, : self.heads], turned[:, self.heads :], qkv[:, -self.kv_heads :]
 
-    def finish(self, ops: RowOps, hidden: Tensor, attended: Tensor) -> None:
+    def finish(self, ops: LayerOps, hidden: Tensor, attended: Tensor) -> None:
         """Add to `hidden` what attention [Σ tokens, heads · head_dim] and the MLP give."""
-        self.output.add_to(hidden, attended)
+        self.output.add_to(ops, hidden, attended)
         normed = ops.norm(hidden, self.mlp_norm.weight, self.mlp_norm.eps)
-        self.down.add_to(hidden, ops.gated(self.gate_up.of(normed)))
+        self.down.add_to(ops, hidden, ops.gated(self.gate_up.of(ops, normed)))
 
 
 class FusedForward:
@@ -136,7 +134,7 @@ class FusedForward:
         module: PreTrainedModel,
         layout: Layout,
         positions: int,
-        ops: RowOps,
+        ops: LayerOps,
         ranks: Exchange | None = None,
     ):
         self._ops = ops
@@ -153,8 +151,7 @@ class FusedForward:
             for layer in decoder.layers[: module.config.num_hidden_layers]
         ]
         self._norm = _norm_of(decoder.norm)
-        # As it lies: it may be the embedding, too, which is read by rows.
-        self._head = Linear(module.lm_head.weight.detach().t(), module.lm_head.bias)
+        self._head = Linear(_head_weight(module.lm_head), module.lm_head.bias)
 
     def __call__(
         self, tokens: Tensor, positions: Tensor, step: AttentionStep, rows: Tensor | None
@@ -174,9 +171,9 @@ class FusedForward:
         """The residual stream's beginning, and rotations: cos and sin."""
         return self._embed(tokens), *self._rotary.at(positions)
 
-    def logits(self, ops: RowOps, hidden: Tensor) -> Tensor:
+    def logits(self, ops: LayerOps, hidden: Tensor) -> Tensor:
         """Of rows that have passed all layers."""
-        logits = self._head.of(ops.norm(hidden, self._norm.weight, self._norm.eps))
+        logits = self._head.of(ops, ops.norm(hidden, self._norm.weight, self._norm.eps))
         if self._ranks is None or logits.shape[-1] == self._vocabulary:
             return logits
         return self._ranks.side_by_side(logits)
@@ -207,6 +204,13 @@ def _moved(linears: Sequence[nn.Linear], name: str) -> Tensor:
         setattr(linear, name, nn.Parameter(view, requires_grad=False))
         start += len(part)
     return whole
+
+
+def _head_weight(head: nn.Linear) -> Tensor:
+    """[in, out]. It may be the embedding, too, which is read by rows: a small one is kept twice."""
+    weight = head.weight.detach().t()
+    small = weight.device.type == "cpu" and weight.numel() <= BY_INPUT_NUMBERS
+    return weight.contiguous() if small else weight
 
 
 def _layer_of(layer: Any, layout: Layout, ranks: Exchange | None) -> Layer:

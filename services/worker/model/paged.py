@@ -27,9 +27,9 @@ from services.worker.model.compiled import INDUCTOR, Backend, CompiledForward
 from services.worker.model.dtypes import dtype_of
 from services.worker.model.fused import FusedForward
 from services.worker.model.fused_layouts import layout_of
+from services.worker.model.layer_ops import layer_ops_for
 from services.worker.model.part import Exchange, Part
 from services.worker.model.probe import Probe, shift_of, stretch_tokens, stretches
-from services.worker.model.row_ops import row_ops_for
 from services.worker.model.weights import loading_told, require_room
 
 ATTENTION = "foretoken_paged"
@@ -216,7 +216,7 @@ class PagedModel:
             layout = layout_of(self.module, cut=ranks is not None)
             if isinstance(layout, str):
                 return None, f"{THEIR_FORWARD} ({layout})"
-            ops = row_ops_for(self.device, self.dtype)
+            ops = layer_ops_for(self.device, self.dtype)
             fused = FusedForward(self.module, layout, self.max_context_tokens, ops, ranks)
             why = self._mismatch(lambda tokens, at, step: fused(tokens, at, step, None))
         except (TypeError, AttributeError, ValueError, RuntimeError) as error:

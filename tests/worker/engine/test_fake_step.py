@@ -19,8 +19,8 @@ from services.worker.kernels.interface import AttentionOptions
 from services.worker.kernels.reference.draws import TorchDraws
 from services.worker.kv.device_streams import ImmediateStreams
 from services.worker.model import paged
+from services.worker.model.layer_ops import TorchLayerOps
 from services.worker.model.paged import PagedModel
-from services.worker.model.row_ops import TorchRowOps
 from services.worker.requests.batch import DecodeRows, PrefillChunk, StepBatch
 from services.worker.requests.prompt import GREEDY, SamplingParams
 from services.worker.requests.sequence import Sequence
@@ -40,7 +40,7 @@ class Blind:
 @pytest.fixture(autouse=True)
 def rows_as_a_gpu_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Norms and rotations of a CPU are Numba's, which reads all there is."""
-    monkeypatch.setattr(paged, "row_ops_for", lambda *_: TorchRowOps())
+    monkeypatch.setattr(paged, "layer_ops_for", lambda *_: TorchLayerOps())
 
 
 @pytest.mark.parametrize("name", MODELS)

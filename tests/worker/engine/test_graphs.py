@@ -22,7 +22,7 @@ from services.worker.engine.engine import Engine
 from services.worker.engine.graphs import decode_graphs
 from services.worker.engine.graphs.sizes import fitting, graphs_wanted, order_of, sizes_of
 from services.worker.model import paged
-from services.worker.model.row_ops import TorchRowOps
+from services.worker.model.layer_ops import TorchLayerOps
 from services.worker.requests.prompt import SamplingParams
 from tests.worker.engine.tape_recorder import TapeRecorder
 from tests.worker.worker_fixtures import GROUPED, Feeder, make_engine, prompt_tokens
@@ -51,7 +51,7 @@ def recorded_by(
     few = {"kernels": "triton", "block_tokens": 4, "max_running": 4, "kv_tokens": 256}
     with monkeypatch.context() as patched:
         patched.setattr(assembly, "recorder_for", lambda *_: recorder)
-        patched.setattr(paged, "row_ops_for", lambda *_: TorchRowOps())  # a GPU's
+        patched.setattr(paged, "layer_ops_for", lambda *_: TorchLayerOps())  # a GPU's
         patched.setattr(decode_graphs, "RECORD_S", limit_s)
         return make_engine(model(settings.pop("model", "one layer")), **{**few, **settings})
 

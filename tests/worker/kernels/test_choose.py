@@ -40,7 +40,7 @@ def test_a_cpu_gets_numba_and_never_imports_triton():
 KERNELS = (
     "kernels_for(cpu, 4, torch.float32, [KVShape(2, 8)]);",
     "draws_for(cpu);",
-    "row_ops_for(cpu, torch.float32);",
+    "layer_ops_for(cpu, torch.float32);",
 )
 
 
@@ -52,7 +52,7 @@ def built(*used: str, **environment: str) -> str:
         "import sys, torch; from services.worker.kv.cache import KVShape;"
         "from services.worker.kernels.choose import draws_for, kernels_for;"
         "from services.worker.kernels.cpu.cached import how_built;"
-        "from services.worker.model.row_ops import row_ops_for;"
+        "from services.worker.model.layer_ops import layer_ops_for;"
         "cpu = torch.device('cpu');" + "".join(used) + "print(how_built())"
     )
     process = subprocess.run(

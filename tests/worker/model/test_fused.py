@@ -10,8 +10,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from services.worker.kernels.interface import AttentionOptions
 from services.worker.model.fused import FusedForward
+from services.worker.model.layer_ops import TorchLayerOps
 from services.worker.model.probe import STRETCH_TOKENS, Probe, stretch_tokens
-from services.worker.model.row_ops import TorchRowOps
 from tests.worker.model.fused_models import (
     FAMILIES,
     LIMIT,
@@ -152,7 +152,7 @@ def test_what_layers_ask_of_attention_is_noted():
 def test_no_call_waits_for_the_device(monkeypatch: pytest.MonkeyPatch):
     """A fake tensor has no numbers: whatever asks for one raises. With the row operations that a
     GPU has; Numba's read all numbers."""
-    monkeypatch.setattr("services.worker.model.paged.row_ops_for", lambda *_: TorchRowOps())
+    monkeypatch.setattr("services.worker.model.paged.layer_ops_for", lambda *_: TorchLayerOps())
     model = fused(made(FAMILIES["qwen3, slides"]))
     with FakeTensorMode(allow_non_fake_inputs=True):
         ids = torch.zeros(TOKENS, dtype=torch.long)

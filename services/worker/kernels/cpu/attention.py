@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from services.worker.kernels.cpu import loops
+from services.worker.kernels.cpu.cores import numba_threads
 from services.worker.kernels.cpu.lanes import LANES
 from services.worker.kernels.cpu.stored import Numbers, numbers_of
 from services.worker.kernels.interface import AttentionOptions
@@ -70,7 +71,7 @@ class NumbaAttention:
     ):
         """`threads` at most; 0: as many as PyTorch has here."""
         self._torch = TorchAttention(block_tokens, torch.device("cpu"), dtype, token_bytes)
-        self._threads = min(threads or torch.get_num_threads(), _numba_threads())
+        self._threads = min(threads or torch.get_num_threads(), numba_threads())
         self._layers: dict[int, tuple[Numbers, Floats]] = {}
         self._decodes: DecodeRows | None = None
         self._rows = _Rows.of(DecodeRows([], [], block_tokens), [])
@@ -162,12 +163,3 @@ class NumbaAttention:
             scales = NO_SCALES if layer.scales is None else layer.scales.numpy()
             self._layers[key] = (numbers_of(layer.data), scales)
         return self._layers[key]
-
-
-def _numba_threads() -> int:
-    """How many Numba has. Asked first, it starts them, by an OpenMP call that PyTorch's number of
-    threads in this thread follows: it is put back."""
-    threads = torch.get_num_threads()
-    started: int = numba.get_num_threads()
-    torch.set_num_threads(threads)
-    return started

@@ -8,7 +8,8 @@ Stored numbers are float32, int8, or int16: the bits of a bfloat16. They are com
 float32.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from llvmlite import ir
@@ -46,22 +47,65 @@ class Code:
     def plus(self, value: Any, number: int) -> Any:
         return self.builder.add(value, ir.Constant(value.type, number))
 
+    def length(self, argument: int) -> Any:
+        """Of an array argument's first dimension."""
+        kind = self._kinds[argument]
+        array = self._context.make_array(kind)(self._context, self.builder, self._values[argument])
+        return self.builder.extract_value(array.shape, 0)
+
+    @contextmanager
+    def counting(self, count: Any) -> Iterator[Any]:
+        """A loop whose body is built within, by its number from 0 on."""
+        with cgutils.for_range(self.builder, count) as loop:
+            yield loop.index
+
     def load(self, place: Any, count: int = LANES) -> Any:
         """So many stored numbers as floats, and zeros after them up to sixteen."""
         stored = place.type.pointee
         size = 4 if stored == FLOAT else stored.width // 8
         whole = ir.VectorType(stored, count).as_pointer()
-        x = self.builder.load(self.builder.bitcast(place, whole), align=size)
-        if size == 2:
-            wide = self.builder.zext(x, ir.VectorType(INT32, count))
-            sixteen = ir.Constant(ir.VectorType(INT32, count), [16] * count)
-            x = self.builder.bitcast(self.builder.shl(wide, sixteen), ir.VectorType(FLOAT, count))
-        elif size == 1:
-            x = self.builder.sitofp(x, ir.VectorType(FLOAT, count))
+        x = self._real(self.builder.load(self.builder.bitcast(place, whole), align=size), count)
         if count == LANES:
             return x
         zeros = ir.Constant(ir.VectorType(FLOAT, count), [0.0] * count)
         return self.shuffled(x, zeros, [min(lane, count) for lane in range(LANES)])
+
+    def _real(self, x: Any, count: int = LANES) -> Any:
+        """Stored numbers as floats."""
+        if x.type.element == FLOAT:
+            return x
+        if x.type.element.width == 8:
+            return self.builder.sitofp(x, ir.VectorType(FLOAT, count))
+        wide = self.builder.zext(x, ir.VectorType(INT32, count))
+        sixteen = ir.Constant(ir.VectorType(INT32, count), [16] * count)
+        return self.builder.bitcast(self.builder.shl(wide, sixteen), ir.VectorType(FLOAT, count))
+
+    def first(self, count: Any) -> Any:
+        """Of the lanes so many: a truth for each, of a number known when it runs."""
+        lanes = ir.Constant(INT32S, list(range(LANES)))
+        most = self._spread(self.builder.trunc(count, INT32), INT32S)
+        return self.builder.icmp_signed("<", lanes, most)
+
+    def load_some(self, place: Any, some: Any) -> Any:
+        """Stored numbers as floats, and zeros in the other lanes, whose memory is not read."""
+        kind = ir.VectorType(place.type.pointee, LANES)
+        name = f"llvm.masked.load.{_name_of(kind)}.p0{_name_of(kind)}"
+        x = self.call(name, kind, self._at(place, kind), self._align(place), some, _zeros(kind))
+        return self._real(x)
+
+    def store_some(self, x: Any, place: Any, some: Any) -> None:
+        """As `store`, of some lanes."""
+        kind = ir.VectorType(place.type.pointee, LANES)
+        x = x if place.type.pointee == FLOAT else self._rounded(x)
+        name = f"llvm.masked.store.{_name_of(kind)}.p0{_name_of(kind)}"
+        self.call(name, ir.VoidType(), x, self._at(place, kind), self._align(place), some)
+
+    def _at(self, place: Any, kind: Any) -> Any:
+        return self.builder.bitcast(place, kind.as_pointer())
+
+    def _align(self, place: Any) -> Any:
+        stored = place.type.pointee
+        return ir.Constant(INT32, 4 if stored == FLOAT else stored.width // 8)
 
     def store(self, x: Any, place: Any, count: int = LANES) -> None:
         """The first so many, as float32 or rounded to bfloat16."""
@@ -92,7 +136,10 @@ class Code:
 
     def all(self, x: Any) -> Any:
         """A number in every lane."""
-        nothing = ir.Constant(FLOATS, ir.Undefined)
+        return self._spread(x, FLOATS)
+
+    def _spread(self, x: Any, kind: Any) -> Any:
+        nothing = ir.Constant(kind, ir.Undefined)
         first = self.builder.insert_element(nothing, x, ir.Constant(INT32, 0))
         return self.shuffled(first, first, [0] * LANES)
 
@@ -122,6 +169,15 @@ class Code:
         module = self.builder.module
         function = cgutils.get_or_insert_function(module, kind, name)  # type: ignore[no-untyped-call]  # no types
         return self.builder.call(function, values)
+
+
+def _name_of(kind: Any) -> str:
+    """A vector's, in the names of LLVM's own functions."""
+    return f"v{kind.count}f32" if kind.element == FLOAT else f"v{kind.count}i{kind.element.width}"
+
+
+def _zeros(kind: Any) -> Any:
+    return ir.Constant(kind, [0.0 if kind.element == FLOAT else 0] * kind.count)
 
 
 Built = Callable[[Any, Any, Any, Sequence[Any]], Any]

@@ -31,6 +31,11 @@ def stored(x: Any, like: Any) -> Any:
     raise NotImplementedError
 
 
+def reals(x: Any) -> Any:
+    """Stored numbers [rows, ·] as float32: themselves, or a copy of bfloat16's."""
+    raise NotImplementedError
+
+
 @overload(real, inline="always")
 def _real_of(x: Any) -> Any:
     return _from_bits if x.bitwidth == 16 else _from_number
@@ -42,6 +47,24 @@ def _from_bits(x: Any) -> Any:
 
 def _from_number(x: Any) -> Any:
     return np.float32(x)
+
+
+@overload(reals)
+def _reals_of(x: Any) -> Any:
+    return _all_from_bits if x.dtype.bitwidth == 16 else _as_they_are
+
+
+def _as_they_are(x: Any) -> Any:
+    return x
+
+
+def _all_from_bits(x: Any) -> Any:
+    made = np.empty(x.shape, np.float32)
+    for row in range(x.shape[0]):
+        numbers, into = x[row], made[row]
+        for i in range(len(numbers)):
+            into[i] = real(numbers[i])
+    return made
 
 
 @overload(stored, inline="always")

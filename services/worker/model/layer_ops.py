@@ -1,4 +1,4 @@
-"""What a decoder layer does row by row between its GEMMs, in plain PyTorch."""
+"""What a decoder layer does beside attention, in plain PyTorch."""
 
 from typing import Protocol
 
@@ -7,8 +7,15 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 
-class RowOps(Protocol):
-    """Norms, rotations and activations of the fused forward: one call each, on any device."""
+class LayerOps(Protocol):
+    """Products, norms, rotations and activations of the fused forward: one call each, on any
+    device."""
+
+    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """x · weight + bias; x [rows, in], weight [in, out]."""
+
+    def add_product(self, total: Tensor, x: Tensor, weight: Tensor) -> None:
+        """total += x · weight, in place; total [rows, out]."""
 
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """RMSNorm over the last dimension: x / √(mean x² + eps) · weight. x [rows, numbers]."""
@@ -25,8 +32,14 @@ class RowOps(Protocol):
         """silu(gate) · up of gate_up [rows, 2 · width]. May be done in place."""
 
 
-class TorchRowOps:
-    """RowOps anywhere and in any dtype."""
+class TorchLayerOps:
+    """LayerOps anywhere and in any dtype."""
+
+    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return torch.mm(x, weight) if bias is None else torch.addmm(bias, x, weight)
+
+    def add_product(self, total: Tensor, x: Tensor, weight: Tensor) -> None:
+        total.addmm_(x, weight)
 
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return torch.rms_norm(x, weight.shape, weight, eps)
@@ -47,12 +60,14 @@ class TorchRowOps:
         return silu(gate, inplace=True).mul_(up)
 
 
-def row_ops_for(device: torch.device, dtype: torch.dtype) -> RowOps:
+def layer_ops_for(device: torch.device, dtype: torch.dtype) -> LayerOps:
     """Numba's on a CPU in float32 and bfloat16, compiled or loaded now; PyTorch's anywhere else."""
     if device.type != "cpu" or dtype not in (torch.float32, torch.bfloat16):
-        return TorchRowOps()
-    from services.worker.kernels.cpu.row_ops import NumbaRowOps  # a GPU's worker needs no Numba
+        return TorchLayerOps()
+    # A GPU's worker needs no Numba.
+    from services.worker.kernels.cpu.cores import wide_vectors
+    from services.worker.kernels.cpu.layer_ops import NumbaLayerOps
 
-    ops = NumbaRowOps(dtype)
+    ops = NumbaLayerOps(dtype, wide_vectors())
     ops.warm()
     return ops

@@ -6,11 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from services.worker.kernels.cpu.row_ops import NumbaRowOps
-from services.worker.model.row_ops import TorchRowOps, row_ops_for
+from services.worker.kernels.cpu.layer_ops import NumbaLayerOps
+from services.worker.model.layer_ops import TorchLayerOps, layer_ops_for
 
-OURS, THEIRS = NumbaRowOps(torch.float32), TorchRowOps()
-HALVES = NumbaRowOps(torch.bfloat16)
+OURS, THEIRS = NumbaLayerOps(torch.float32), TorchLayerOps()
+HALVES = NumbaLayerOps(torch.bfloat16)
 SEEDS = st.integers(0, 2**31)
 # Numbers of a head, and half of those that turn: each pair is compiled.
 HEADS = st.sampled_from([(8, 4), (37, 17), (40, 20)])
@@ -89,8 +89,8 @@ def assert_rounded(ours: Tensor, exact: Tensor) -> None:
 
 @pytest.mark.parametrize(
     ("device", "dtype", "kind"),
-    [("cpu", torch.float32, NumbaRowOps), ("cpu", torch.bfloat16, NumbaRowOps),
-     ("cpu", torch.float16, TorchRowOps),      ("cuda", torch.float32, TorchRowOps)],
+    [("cpu", torch.float32, NumbaLayerOps), ("cpu", torch.bfloat16, NumbaLayerOps),
+     ("cpu", torch.float16, TorchLayerOps),      ("cuda", torch.float32, TorchLayerOps)],
 )  # fmt: skip
 def test_which_serve(device, dtype, kind):
-    assert type(row_ops_for(torch.device(device), dtype)) is kind
+    assert type(layer_ops_for(torch.device(device), dtype)) is kind

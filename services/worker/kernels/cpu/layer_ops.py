@@ -1,0 +1,95 @@
+"""What a decoder layer does beside attention, on a CPU: products.py and row_loops.py for a step's
+rows."""
+
+import numba
+import numpy as np
+import torch
+from torch import Tensor
+
+from services.worker.kernels.cpu import row_loops as loops
+from services.worker.kernels.cpu.cores import numba_threads
+from services.worker.kernels.cpu.products import product
+from services.worker.kernels.cpu.stored import numbers_of
+
+# Of a matrix that is multiplied here, in numbers: larger ones are out of a core's own cache.
+SMALL_NUMBERS = 2**19
+ROWS_MIN = 2  # in float32: fewer are no product of matrices, and a library's call costs less
+# Of a product in bfloat16, from how many on a library is faster, as processors multiply in pairs.
+PAIRED_WORK = 1_300_000
+THREAD_WORK = 500_000  # of a product, from how many on another thread pays for being woken
+
+
+class NumbaLayerOps:
+    """LayerOps of the fused forward on a CPU, for float32 and bfloat16."""
+
+    def __init__(self, dtype: torch.dtype, multiplies: bool = True):
+        """`multiplies`: whether small products are computed here, as where vectors are wide."""
+        self._dtype, self._multiplies = dtype, multiplies
+        self._threads = numba_threads()
+        self._no_norm = numbers_of(torch.zeros(0, 0, dtype=dtype))
+
+    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if not self._is_ours(x, weight):
+            return torch.mm(x, weight) if bias is None else torch.addmm(bias, x, weight)
+        out = torch.empty(len(x), weight.shape[1], dtype=self._dtype)
+        if bias is not None:
+            out.copy_(bias)
+        self._multiply(x, weight, out, added=bias is not None)
+        return out
+
+    def add_product(self, total: Tensor, x: Tensor, weight: Tensor) -> None:
+        if self._is_ours(x, weight):
+            self._multiply(x, weight, total, added=True)
+        else:
+            total.addmm_(x, weight)
+
+    def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        out = torch.empty_like(x)
+        loops.norm(numbers_of(x), numbers_of(weight), np.float32(eps), numbers_of(out))
+        return out
+
+    def turn(
+        self, qkv: Tensor, heads: int, norm: Tensor | None, eps: float, cos: Tensor, sin: Tensor
+    ) -> Tensor:
+        weight = self._no_norm if norm is None else numbers_of(norm)
+        turns = numbers_of(cos[:, 0]), numbers_of(sin[:, 0])
+        turn = loops.turn(qkv.shape[-1], cos.shape[-1] // 2, norm is not None)
+        turn(numbers_of(qkv), heads, weight, np.float32(eps), *turns)
+        return qkv[:, :heads]
+
+    def gated(self, gate_up: Tensor) -> Tensor:
+        out = torch.empty(len(gate_up), gate_up.shape[1] // 2, dtype=self._dtype)
+        loops.gated(numbers_of(gate_up), numbers_of(out))
+        return out
+
+    def warm(self) -> None:
+        """Compile products, norms and gates, or load them from disk, so that no step waits for it.
+        Rotations are compiled for a model's heads: by its first forward, which is the check at
+        start."""
+        none, weight = torch.zeros(0, 2, dtype=self._dtype), torch.zeros(2, 2, dtype=self._dtype)
+        for many in (False, True) if self._multiplies else ():
+            multiply(none, weight, none.clone(), False, many)
+        self.norm(none, weight[0], 0.0)
+        self.gated(none)
+
+    def _is_ours(self, x: Tensor, weight: Tensor) -> bool:
+        """Whether products.py is faster. Of a matrix that lies input by input."""
+        numbers = weight.numel()
+        if not self._multiplies or numbers > SMALL_NUMBERS or not weight.is_contiguous():
+            return False
+        if self._dtype is torch.bfloat16:
+            return len(x) * numbers <= PAIRED_WORK
+        return len(x) >= ROWS_MIN
+
+    def _multiply(self, x: Tensor, weight: Tensor, out: Tensor, added: bool) -> None:
+        threads = 1
+        if len(x) * weight.numel() > THREAD_WORK:
+            threads = min(self._threads, torch.get_num_threads())
+        if threads > 1:
+            numba.set_num_threads(threads)  # kept by the thread that calls
+        multiply(x.contiguous(), weight, out, added, threads > 1)
+
+
+def multiply(x: Tensor, weight: Tensor, out: Tensor, added: bool, many: bool) -> None:
+    """products.py's `product`, of tensors."""
+    product(many)(numbers_of(x), numbers_of(weight), added, numbers_of(out))

@@ -1,0 +1,89 @@
+"""Products by Numba: PyTorch's own, to the rounding, whatever the shapes, by one thread or many."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from services.worker.kernels.cpu import layer_ops
+from services.worker.kernels.cpu.layer_ops import NumbaLayerOps, multiply
+from services.worker.model.layer_ops import TorchLayerOps
+
+OURS, THEIRS = NumbaLayerOps(torch.float32), TorchLayerOps()
+SEEDS = st.integers(0, 2**31)
+ROWS = st.one_of(st.integers(0, 15), st.sampled_from([47, 48, 49, 103]))  # 48 are taken together
+COLUMNS = st.one_of(st.integers(1, 40), st.integers(60, 150))  # of 64, of 16, and what is left
+
+
+def numbers(seed: int, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@settings(deadline=None)
+@given(SEEDS, ROWS, st.integers(1, 70), COLUMNS, st.booleans(), st.booleans())
+def test_any_shape(seed, rows, numbers_in, columns, added, many):
+    x, weight = numbers(seed, rows, numbers_in), numbers(seed + 1, numbers_in, columns)
+    before = numbers(seed + 2, rows, columns)
+    out = before.clone()
+    multiply(x, weight, out, added, many)
+    expected = x.double() @ weight.double() + (before if added else 0)
+    torch.testing.assert_close(out, expected.float(), rtol=2e-5, atol=2e-5)
+
+
+@settings(deadline=None)
+@given(SEEDS, ROWS, st.integers(1, 70), COLUMNS, st.booleans(), st.booleans())
+def test_bfloat16_is_summed_in_float32_and_rounded_once(
+    seed, rows, numbers_in, columns, added, many
+):
+    x, weight = (
+        numbers(seed, rows, numbers_in).bfloat16(),
+        numbers(seed + 1, numbers_in, columns).bfloat16(),
+    )
+    before = numbers(seed + 2, rows, columns).bfloat16()
+    out = before.clone()
+    multiply(x, weight, out, added, many)
+    exact = x.double() @ weight.double() + (before.double() if added else 0)
+    # Half of a bfloat16's last bit, and what float32 sums differ by where it is at the edge.
+    torch.testing.assert_close(out.double(), exact, rtol=2**-8, atol=1e-5)
+
+
+def test_what_was_in_memory_that_is_not_added_does_not_matter():
+    x, weight, out = numbers(1, 3, 5), numbers(2, 5, 21), torch.full((3, 21), torch.nan)
+    multiply(x, weight, out, added=False, many=False)
+    torch.testing.assert_close(out, x @ weight)
+
+
+def test_nothing_beside_the_rows_and_columns_is_written():
+    room = torch.full((9, 37), -1.0)
+    multiply(numbers(1, 5, 8), numbers(2, 8, 37), room[2:7], added=False, many=False)
+    assert torch.all(room[:2] == -1) and torch.all(room[7:] == -1)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2, 7, 300])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_layers_products_whoever_computes_them(rows, dtype):
+    ours = NumbaLayerOps(dtype)
+    x, weight = numbers(1, rows, 96).to(dtype), numbers(2, 96, 130).to(dtype)
+    bias, total = numbers(3, 130).to(dtype), numbers(4, rows, 130).to(dtype)
+    near = 2e-5 if dtype is torch.float32 else 2e-2
+    for each in (None, bias):
+        made, expected = ours.product(x, weight, each), THEIRS.product(x, weight, each)
+        torch.testing.assert_close(made, expected, rtol=near, atol=near)
+    sums = total.clone()
+    ours.add_product(sums, x, weight)
+    THEIRS.add_product(total, x, weight)
+    torch.testing.assert_close(sums, total, rtol=near, atol=near)
+
+
+def test_large_ones_those_that_lie_otherwise_and_lesser_machines_are_the_librarys(
+    monkeypatch,
+):
+    asked: list[tuple[int, ...]] = []
+    monkeypatch.setattr(layer_ops, "multiply", lambda _, weight, *rest: asked.append(weight.shape))
+    x = numbers(1, 4, 32)
+    OURS.product(x, numbers(2, 32, 64), None)
+    OURS.product(x, numbers(2, 64, 32).t(), None)
+    OURS.product(x, numbers(2, 32, 2**15), None)
+    NumbaLayerOps(torch.float32, multiplies=False).product(x, numbers(2, 32, 64), None)
+    assert asked == [(32, 64)]
