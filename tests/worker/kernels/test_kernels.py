@@ -179,22 +179,57 @@ def test_attention_is_dense_attention(padding, group_tokens, int8, case, seed):
 
 
 @pytest.mark.parametrize("int8", [False, True])
-@pytest.mark.parametrize("short_tokens", [0, 5, 48])
+@pytest.mark.parametrize("tiles", [False, True])
+@pytest.mark.parametrize("rows_max", [0, 5, 48])
 @pytest.mark.parametrize("thread_work", [0, 2**40])
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(case=st.builds(shaped, CASES, st.sampled_from(SHAPES)), seed=st.integers(0, 99))
-def test_attention_in_place_is_dense_attention(thread_work, short_tokens, int8, case, seed):
-    """On one thread and on two, whichever chunks are attended in place."""
+def test_attention_in_place_is_dense_attention(thread_work, rows_max, tiles, int8, case, seed):
+    """On one thread and on two, whichever chunks are rows, products here, or PyTorch's."""
 
     def make(block: int) -> AttentionKernels:
-        return NumbaAttention(block, torch.float32)
+        return NumbaAttention(block, torch.float32, tiles=tiles)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(numba_attention, "SHORT_TOKENS", short_tokens)
+        patch.setattr(numba_attention, "ROWS_MAX", rows_max)
+        patch.setattr(numba_attention, "ROWS_MAX_BEFORE_TORCH", rows_max)
         patch.setattr(numba_attention, "THREAD_WORK", thread_work)
         patch.setattr(torch, "get_num_threads", lambda: 2)
         answer = attend(case, seed, int8, make)
     torch.testing.assert_close(answer.got, answer.stored, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize("group", [1, 3])
+@pytest.mark.parametrize("options", [
+    AttentionOptions(0.3), AttentionOptions(0.3, 70), AttentionOptions(0.3, 1, 2.0),
+])  # fmt: skip
+@pytest.mark.parametrize("threads", [1, 2])
+def test_long_chunks_over_many_tiles(threads, options, group, int8, monkeypatch):
+    """Of queries, of keys, and of both; beside a decode, after a context and without one."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    case = Case([(0, 300), (130, 200), (3, 1), (63, 65)], (2 * group, 2), options, 16, 24)
+    answer = attend(case, 7, int8, lambda block: NumbaAttention(block, torch.float32, tiles=True))
+    torch.testing.assert_close(answer.got, answer.stored, rtol=0, atol=2e-5)
+
+
+def test_scores_far_apart_and_queries_that_are_no_numbers():
+    """Weights are relative to the largest score, wherever that comes; no query spoils another."""
+    tokens, block = 200, 16
+    generator = torch.Generator().manual_seed(1)
+    q, k, v = 12 * torch.randn(3, tokens, 2, DIM, generator=generator)
+    chunk = PrefillChunk(sequence_of(tokens), 0, tokens, torch.arange(13).numpy())
+    layer = KVLayer(torch.full((2, 13, 2, block, DIM), torch.nan))  # what is beyond is not read
+    kernels = NumbaAttention(block, torch.float32, tiles=True)
+    kernels.prepare(StepBatch(DecodeRows([], [], block), [chunk]), torch.arange(tokens))
+    kernels.store(layer, k, v)
+    expected = dense(q, k, v, 0, AttentionOptions(1.0))
+    got = kernels.attend(layer, q, k, v, AttentionOptions(1.0))
+    torch.testing.assert_close(got, expected, rtol=5e-4, atol=5e-4)
+    q[[17, 150]] = torch.nan
+    others = [token for token in range(tokens) if token not in (17, 150)]
+    spoilt = kernels.attend(layer, q, k, v, AttentionOptions(1.0))
+    assert torch.equal(spoilt[others], got[others])
 
 
 def test_attention_in_place_follows_rows_that_move_on():

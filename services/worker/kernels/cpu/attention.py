@@ -1,12 +1,13 @@
 """Paged attention on a CPU, in place: no context is gathered (loops.py).
 
 Decode rows and short chunks of prompts are rows of one call a layer: each token is a query with a
-table and a position of its own. A chunk of many tokens is a product of matrices, which PyTorch's
-own attention does faster: the reference takes it.
+table and a position of its own. A chunk of many tokens is a product of matrices: chunk_loops.py,
+where vectors are wide, else PyTorch's own attention, by the reference.
 """
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numba
 import numpy as np
@@ -14,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from services.worker.kernels.cpu import loops
-from services.worker.kernels.cpu.cores import numba_threads
+from services.worker.kernels.cpu import chunk_loops, loops
+from services.worker.kernels.cpu.cores import numba_threads, wide_vectors
 from services.worker.kernels.cpu.lanes import LANES
 from services.worker.kernels.cpu.stored import Numbers, numbers_of
 from services.worker.kernels.interface import AttentionOptions
@@ -24,7 +25,8 @@ from services.worker.kernels.reference.paging import LARGEST_SCALE, TINY
 from services.worker.kv.cache import KVLayer
 from services.worker.requests.batch import DecodeRows, Ints, PrefillChunk, StepBatch
 
-SHORT_TOKENS = 48  # a longer chunk is PyTorch's
+# A chunk of more tokens is a product of matrices (measured): by chunk_loops.py, or by PyTorch.
+ROWS_MAX, ROWS_MAX_BEFORE_TORCH = 7, 48
 # Of a layer's products, from how many on another thread pays for being woken.
 THREAD_WORK = 250_000
 SCALE_BOUNDS = (np.float32(TINY), np.float32(LARGEST_SCALE))
@@ -63,13 +65,29 @@ class _Rows:
         return cls(tables, *map(np.concatenate, (owners, positions, places)))
 
 
+class _Span(NamedTuple):
+    """Positions [start, end) of a long chunk, whose packed tokens begin at `place`."""
+
+    table: Ints
+    start: int
+    end: int
+    place: int
+
+
 class NumbaAttention:
     """AttentionKernels of a CPU, for float32 and bfloat16, native or INT8."""
 
     def __init__(
-        self, block_tokens: int, dtype: torch.dtype, token_bytes: int = 512, threads: int = 0
+        self,
+        block_tokens: int,
+        dtype: torch.dtype,
+        token_bytes: int = 512,
+        threads: int = 0,
+        tiles: bool | None = None,
     ):
-        """`threads` at most; 0: as many as PyTorch has here."""
+        """`threads` at most; 0: as many as PyTorch has here. `tiles`: whether long chunks are
+        attended here; None: where vectors are wide."""
+        self._tiles = wide_vectors() if tiles is None else tiles
         self._torch = TorchAttention(block_tokens, torch.device("cpu"), dtype, token_bytes)
         self._threads = min(threads or torch.get_num_threads(), numba_threads())
         self._layers: dict[int, tuple[Numbers, Floats]] = {}
@@ -78,11 +96,12 @@ class NumbaAttention:
         self._work = 0  # positions, of all rows
         self._slots = np.zeros(0, np.int64)
         self._long: list[tuple[slice, ChunkGroup]] = []
+        self._tiled: list[_Span] = []
 
     def prepare(self, batch: StepBatch, slots: Tensor) -> None:
         decodes = batch.decodes
         self._slots = slots.numpy()
-        self._long = []
+        self._long, self._tiled = [], []
         if not batch.chunks:
             if decodes is not self._decodes or decodes.tables is not self._rows.tables:
                 self._rows = _Rows.of(decodes, [])
@@ -93,12 +112,15 @@ class NumbaAttention:
         self._work = int(self._rows.positions.sum())
 
     def _short(self, batch: StepBatch) -> list[tuple[int, PrefillChunk]]:
-        """The chunks to attend in place, with the packed tokens before them; the others are noted
-        as PyTorch's."""
+        """The chunks whose tokens are rows, with the packed tokens before them; the others are
+        noted."""
         short, first = [], len(batch.decodes)
+        most = ROWS_MAX if self._tiles else ROWS_MAX_BEFORE_TORCH
         for chunk in batch.chunks:
-            if chunk.tokens <= SHORT_TOKENS:
+            if chunk.tokens <= most:
                 short.append((first, chunk))
+            elif self._tiles:
+                self._tiled.append(_Span(np.asarray(chunk.table), chunk.start, chunk.end, first))
             else:
                 rows = slice(first, first + chunk.tokens)
                 self._long.append((rows, self._torch.chunk_group(chunk, first)))
@@ -116,9 +138,12 @@ class NumbaAttention:
     def attend(
         self, layer: KVLayer, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
     ) -> Tensor:
-        out = torch.empty(q.shape, dtype=torch.float32)
+        out, queries = torch.empty(q.shape, dtype=torch.float32), q.float().contiguous()
         if len(self._rows.positions):
-            self._attend(layer, q, out, options, self._threads_for(q))
+            self._attend(layer, queries, out, options, self._threads_for(q, self._work))
+        for span in self._tiled:
+            threads = self._threads_for(q, (span.end - span.start) * span.end // 2)
+            self._attend_span(layer, queries, out, options, threads, span)
         for rows, group in self._long:
             out[rows] = group.attend(layer, q, k, v, options)
         return out if q.dtype is torch.float32 else out.to(q.dtype)
@@ -127,8 +152,12 @@ class NumbaAttention:
         """Compile what such layers need, or load it from disk, so that no step waits for it."""
         nothing = torch.zeros(0, layer.data.shape[2], layer.data.shape[4], dtype=dtype)
         self.store(layer, nothing, nothing)
+        none = _Span(np.zeros(0, np.int64), 0, 0, 0)
         for threads in {1, self._threads}:
-            self._attend(layer, nothing, nothing.float(), AttentionOptions(1.0), threads)
+            about = layer, nothing.float(), nothing.float(), AttentionOptions(1.0), threads
+            self._attend(*about)
+            if self._tiles:
+                self._attend_span(*about, none)
 
     def _attend(
         self, layer: KVLayer, q: Tensor, out: Tensor, options: AttentionOptions, threads: int
@@ -144,16 +173,30 @@ class NumbaAttention:
             rows.owners,
             rows.positions,
             rows.places,
-            q.float().contiguous().numpy(),
+            q.numpy(),
             out.numpy(),
-            np.float32(options.scale),
-            options.window or 0,
-            np.float32(options.softcap or 0.0),
+            *_numbers(options),
         )
 
-    def _threads_for(self, q: Tensor) -> int:
-        """No more than PyTorch has: whoever settles those knows what else the machine is for."""
-        together = self._work * q.shape[1] * q.shape[2] > THREAD_WORK
+    def _attend_span(
+        self,
+        layer: KVLayer,
+        q: Tensor,
+        out: Tensor,
+        options: AttentionOptions,
+        threads: int,
+        span: _Span,
+    ) -> None:
+        if threads > 1:
+            numba.set_num_threads(threads)
+        attend = chunk_loops.attention(threads > 1)
+        rest = q.numpy(), out.numpy(), *_numbers(options), threads
+        attend(*self._views(layer), *span, *rest)
+
+    def _threads_for(self, q: Tensor, pairs: int) -> int:
+        """Of so many pairs of a query's token and a key's. No more than PyTorch has: whoever
+        settles those knows what else the machine is for."""
+        together = pairs * q.shape[1] * q.shape[2] > THREAD_WORK
         return min(self._threads, torch.get_num_threads()) if together else 1
 
     def _views(self, layer: KVLayer) -> tuple[Numbers, Floats]:
@@ -163,3 +206,9 @@ class NumbaAttention:
             scales = NO_SCALES if layer.scales is None else layer.scales.numpy()
             self._layers[key] = (numbers_of(layer.data), scales)
         return self._layers[key]
+
+
+def _numbers(options: AttentionOptions) -> tuple[np.float32, int, np.float32]:
+    """As the loops take them."""
+    softcap = np.float32(options.softcap or 0.0)
+    return np.float32(options.scale), options.window or 0, softcap

@@ -22,7 +22,7 @@ TOGETHER = 48  # rows that one thread takes at once, a multiple of ROWS
 
 
 @njit(inline="always")
-def _columns(
+def columns(
     wide: int, added: bool, x: Any, first: int, last: int, weight: Any, column: int, out: Any
 ) -> None:
     """So many columns of the rows [first, last)."""
@@ -61,11 +61,11 @@ def product(many: bool) -> Any:
             first, column = task // blocks * TOGETHER, task % blocks * WIDE
             last = min(first + TOGETHER, rows)
             if column < wides * WIDE:
-                _columns(WIDE, added, numbers, first, last, weight, column, out)
+                columns(WIDE, added, numbers, first, last, weight, column, out)
             else:
                 some = outputs % LANES
                 for at in range(column, outputs - some, LANES):
-                    _columns(LANES, added, numbers, first, last, weight, at, out)
+                    columns(LANES, added, numbers, first, last, weight, at, out)
                 if some:
                     at = outputs - some
                     _last_columns(some, added, numbers, first, last, weight, at, out)

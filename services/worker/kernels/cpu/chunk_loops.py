@@ -1,0 +1,198 @@
+"""Attention of a prompt's chunk over its context and itself, in place, compiled by Numba.
+
+Tiles of queries against tiles of keys, of each a product (product_op.py), with the largest score
+and the sum of weights carried along, so that no score is kept longer than its tile. Queries lie
+side by side in the lanes: what is done for each is done for sixteen at once, and keys and values
+are read as they are stored.
+"""
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numba import njit, prange
+
+from services.worker.kernels.cpu.cached import cached
+from services.worker.kernels.cpu.exponential import exponential, tanh
+from services.worker.kernels.cpu.lanes import LANES
+from services.worker.kernels.cpu.products import WIDE, columns
+from services.worker.kernels.cpu.stored import real
+
+QUERIES = 192  # of a tile, of all heads that share keys: with its scores, within a core's own cache
+KEYS = 64  # of a tile
+_ZERO, _ONE = np.float32(0.0), np.float32(1.0)
+_NEVER = np.float32(-1e30)  # the score of a place that a query does not see
+
+
+@njit(inline="always")
+def _multiply(x: Any, weight: Any, added: bool, out: Any) -> None:
+    """Of outputs that are whole lanes."""
+    rows, outputs = out.shape
+    wide = outputs - outputs % WIDE
+    for column in range(0, wide, WIDE):
+        columns(WIDE, added, x, 0, rows, weight, column, out)
+    for column in range(wide, outputs, LANES):
+        columns(LANES, added, x, 0, rows, weight, column, out)
+
+
+@njit(inline="always", fastmath=True)
+def _read(data: Any, scales: Any, side: int, table: Any, head: int, first: int, into: Any) -> None:
+    """into [count, dim] = a head's keys or values from position `first` on, as float32."""
+    block_tokens = data.shape[3]
+    for n in range(len(into)):
+        block, offset = table[(first + n) // block_tokens], (first + n) % block_tokens
+        numbers, line = data[side, block, head, offset], into[n]
+        scale = scales[side, block, head, offset] if scales.size else _ONE
+        for i in range(len(numbers)):
+            line[i] = real(numbers[i]) * scale
+
+
+@njit(inline="always", fastmath=True)
+def _lay(q: Any, scale: Any, queries: Any) -> None:
+    """queries [dim, tokens · group …] of q [tokens, group, dim], side by side."""
+    group = q.shape[1]
+    for token in range(q.shape[0]):
+        for g in range(group):
+            for i in range(q.shape[2]):
+                queries[i, token * group + g] = q[token, g, i] * scale
+
+
+@njit(inline="always")
+def _see(first: int, group: int, window: int, seen_from: Any, seen_to: Any) -> None:
+    """Of each query the positions it sees, [from, to); of none where there is no query."""
+    for j in range(len(seen_from)):
+        seen_to[j] = first + j // group + 1
+        seen_from[j] = max(0, seen_to[j] - window) if window > 0 else 0
+
+
+@njit(inline="always", fastmath=True)
+def _give(made: Any, sums: Any, out: Any) -> None:
+    """Back as they came."""
+    group = out.shape[1]
+    for token in range(out.shape[0]):
+        for g in range(group):
+            j = token * group + g
+            share = _ONE / sums[j]
+            for i in range(out.shape[2]):
+                out[token, g, i] = made[i, j] * share
+
+
+@njit(inline="always", fastmath=True)
+def _cap(scores: Any, softcap: Any) -> None:
+    if softcap > _ZERO:
+        for n in range(scores.shape[0]):
+            line = scores[n]
+            for j in range(len(line)):
+                line[j] = softcap * tanh(line[j] / softcap)
+
+
+@njit(inline="always", fastmath=True)
+def _scale(made: Any, by: Any) -> None:
+    for i in range(made.shape[0]):
+        line = made[i]
+        for j in range(len(line)):
+            line[j] *= by[j]
+
+
+@njit(inline="always", fastmath=True)
+def _hide(scores: Any, first: int, seen_from: Any, seen_to: Any) -> None:
+    """Of keys from position `first` on those that a query does not see: [seen_from, seen_to)."""
+    for n in range(scores.shape[0]):
+        line, position = scores[n], np.int32(first + n)
+        for j in range(len(line)):
+            hidden = position < seen_from[j] or position >= seen_to[j]
+            line[j] = _NEVER if hidden else line[j]
+
+
+@njit(inline="always", fastmath=True)
+def _weigh(scores: Any, tops: Any, sums: Any, before: Any) -> None:
+    """Scores to weights, relative to the largest so far; `before`: what earlier ones count by."""
+    wide = len(tops)
+    for j in range(wide):
+        before[j] = tops[j]
+    for n in range(scores.shape[0]):
+        line = scores[n]
+        for j in range(wide):
+            tops[j] = max(tops[j], line[j])
+    for j in range(wide):
+        before[j] = exponential(before[j] - tops[j])
+        sums[j] *= before[j]
+    for n in range(scores.shape[0]):
+        line = scores[n]
+        for j in range(wide):
+            weight = exponential(line[j] - tops[j])
+            line[j] = weight
+            sums[j] += weight
+
+
+@cache
+def attention(many: bool) -> Any:
+    """By one thread or by many, over tiles of queries × KV heads."""
+
+    def attend(
+        data: Any,
+        scales: Any,
+        table: Any,
+        start: int,
+        end: int,
+        place: int,
+        q: Any,
+        out: Any,
+        scale: Any,
+        window: int,
+        softcap: Any,
+        threads: int,
+    ) -> None:
+        """out[place : place + end − start]: the queries there of positions [start, end), causally.
+
+        data [2, blocks, kv_heads, block_tokens, dim]; scales [2, blocks, kv_heads, block_tokens]
+        of an INT8 layer, else empty; table [blocks]; q and out [Σ tokens, heads, dim], float32.
+        window and softcap 0: none. O((end − start) · end · heads · dim), in 200 KiB a thread.
+        """
+        kv_heads, dim = data.shape[2], data.shape[4]
+        group = q.shape[1] // kv_heads
+        most = max(1, QUERIES // group)  # tokens of a tile
+        tasks = -(-(end - start) // most) * kv_heads
+        each = -(-tasks // threads)
+        for number in prange(each * threads):
+            # A thread has consecutive numbers: later tiles see more, and are dealt out in turn.
+            task = number % each * threads + number // each
+            if task < tasks:
+                tile, kv_head = task // kv_heads, task % kv_heads
+                first = start + tile * most
+                last = min(first + most, end)
+                wide = -(-(last - first) * group // LANES) * LANES
+                queries = np.zeros((dim, wide), np.float32)
+                seen_from, seen_to = np.zeros(wide, np.int32), np.zeros(wide, np.int32)
+                own = slice(place + first - start, place + last - start)
+                heads = slice(kv_head * group, (kv_head + 1) * group)
+                _lay(q[own, heads], scale, queries)
+                _see(first, group, window, seen_from[: (last - first) * group], seen_to)
+                lead = max(0, first + 1 - window) if window > 0 else 0
+                numbers, room = (
+                    np.empty((KEYS, dim), np.float32),
+                    np.empty((KEYS, wide), np.float32),
+                )
+                made = np.zeros((dim, wide), np.float32)
+                tops = np.full(wide, _NEVER)
+                sums, before = np.zeros(wide, np.float32), np.empty(wide, np.float32)
+                for at in range(lead, last, KEYS):
+                    count = min(KEYS, last - at)
+                    stored, scores = numbers[:count], room[:count]
+                    _read(data, scales, 0, table, kv_head, at, stored)
+                    _multiply(stored, queries, False, scores)
+                    _cap(scores, softcap)
+                    if at + count > first + 1 or window > 0:
+                        _hide(scores, at, seen_from, seen_to)
+                    _weigh(scores, tops, sums, before)
+                    _scale(made, before)
+                    _read(data, scales, 1, table, kv_head, at, stored)
+                    _multiply(stored.T, scores, True, made)
+                _give(made, sums, out[own, heads])
+
+    # loops.py says why it has a name of its own, and why it may divide by 0.
+    attend.__qualname__ += "_by_many" if many else "_by_one"
+    compiled = njit(
+        attend, fastmath=True, error_model="numpy", nogil=True, cache=True, parallel=many
+    )
+    return cached(compiled)
