@@ -147,7 +147,7 @@ def attention(many: bool) -> Any:
 
         data [2, blocks, kv_heads, block_tokens, dim]; scales [2, blocks, kv_heads, block_tokens]
         of an INT8 layer, else empty; table [blocks]; q and out [Σ tokens, heads, dim], float32.
-        window and softcap 0: none. O((end − start) · end · heads · dim), in 200 KiB a thread.
+        window and softcap 0: none. O((end − start) · end · heads · dim).
         """
         kv_heads, dim = data.shape[2], data.shape[4]
         group = q.shape[1] // kv_heads

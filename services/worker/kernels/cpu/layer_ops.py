@@ -13,7 +13,7 @@ from services.worker.kernels.cpu.stored import numbers_of
 
 # Of a matrix that is multiplied here, in numbers: larger ones are out of a core's own cache.
 SMALL_NUMBERS = 2**19
-ROWS_MIN = 2  # in float32: fewer are no product of matrices, and a library's call costs less
+ROWS_MIN = 2  # in float32: of one row a library's call costs less
 # Of a product in bfloat16, from how many on a library is faster, as processors multiply in pairs.
 PAIRED_WORK = 1_300_000
 THREAD_WORK = 500_000  # of a product, from how many on another thread pays for being woken
