@@ -84,7 +84,7 @@ async def chat(gateway: Gateway, request: Request) -> Response:
 
 
 def _begin(gateway: Gateway, request: Request, operation: str) -> Trace:
-    asked = {"http.request.method": request.method, "url.path": request.url.path}
+    asked = {"http.request.method": request.method, "url.path": request.scope["path"]}
     return gateway.traces.begin(operation, request.headers, asked)
 
 
