@@ -11,8 +11,6 @@ from services.worker.kernels.cpu.cores import numba_threads
 from services.worker.kernels.cpu.products import product
 from services.worker.kernels.cpu.stored import numbers_of
 
-# Of a matrix that is multiplied here, in numbers: larger ones are out of a core's own cache.
-SMALL_NUMBERS = 2**19
 ROWS_MIN = 2  # in float32: of one row a library's call costs less
 # Of a product in bfloat16, from how many on a library is faster, as processors multiply in pairs.
 PAIRED_WORK = 1_300_000
@@ -73,12 +71,11 @@ class NumbaLayerOps:
         self.gated(none)
 
     def _is_ours(self, x: Tensor, weight: Tensor) -> bool:
-        """Whether products.py is faster. Of a matrix that lies input by input."""
-        numbers = weight.numel()
-        if not self._multiplies or numbers > SMALL_NUMBERS or not weight.is_contiguous():
+        """Whether products.py is faster: of a matrix that lies input by input, as small ones do."""
+        if not self._multiplies or not weight.is_contiguous():
             return False
         if self._dtype is torch.bfloat16:
-            return len(x) * numbers <= PAIRED_WORK
+            return len(x) * weight.numel() <= PAIRED_WORK
         return len(x) >= ROWS_MIN
 
     def _multiply(self, x: Tensor, weight: Tensor, out: Tensor, added: bool) -> None:
