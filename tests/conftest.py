@@ -1,7 +1,8 @@
 """What holds for every test.
 
-Triton reads TRITON_INTERPRET when it is first imported, PyTorch OMP_NUM_THREADS: both are set
-before anything is. Tests run side by side, one process a core, so each computes in one thread.
+Triton reads TRITON_INTERPRET when it is first imported, PyTorch OMP_NUM_THREADS, Numba where it
+keeps what it compiled: all are set before anything is. Tests run side by side, one process a core,
+so each computes in one thread.
 """
 
 import os
@@ -10,8 +11,11 @@ import shutil
 import pytest
 from hypothesis import settings
 
+from services.worker.compiled_code import keep_what_numba_compiles
+
 os.environ.setdefault("TRITON_INTERPRET", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+keep_what_numba_compiles()
 
 # How long an example takes says only how busy the machine is.
 settings.register_profile("untimed", deadline=None)

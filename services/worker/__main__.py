@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry
 from observability.tracing import OFF, Tracing
 from services.runtime.main import Unit, run_service
 from services.runtime.startup import Laps, importing, teller
+from services.worker.compiled_code import keep_what_numba_compiles
 from services.worker.config import WorkerConfig
 
 # What begins when a part of the start has ended.
@@ -27,10 +28,8 @@ def build(config: WorkerConfig, registry: CollectorRegistry, tracing: Tracing = 
     tell("importing PyTorch")
     following = FOLLOWING | {"imports": f"loading weights{_megabytes(config.model)}"}
     laps = Laps(tell=tell, following=following)
+    keep_what_numba_compiles()
     with importing():
-        from services.worker.machine import keep_what_numba_compiles
-
-        keep_what_numba_compiles()
         from services.worker import serving
     laps.lap("imports")
     return serving.build(config, registry, laps, tracing)

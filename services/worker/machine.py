@@ -58,20 +58,6 @@ def batch_tokens_of(configured: int, device: torch.device) -> int:
     return configured or BATCH_TOKENS[device.type]
 
 
-def cache_folder(name: str) -> str:
-    """Where what was compiled is kept from one start to the next; made by whoever writes to it."""
-    given = os.environ.get("XDG_CACHE_HOME")
-    folder = Path(given) if given else Path("~/.cache").expanduser()
-    return str(folder / "foretoken" / name)
-
-
-def keep_what_numba_compiles() -> None:
-    """In the user's cache folder, unless Numba was told another (NUMBA_CACHE_DIR): beside the code
-    it would go with each new version of the package, or could not be written. Numba looks when a
-    kernel is defined, so this is called before the first is imported."""
-    os.environ.setdefault("NUMBA_CACHE_DIR", cache_folder("numba"))
-
-
 def free_host_bytes() -> int:
     """What this process may still take, file caches given up: of the machine, or of its container
     where that is less."""

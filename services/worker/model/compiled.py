@@ -18,8 +18,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from services.worker.compiled_code import cache_folder
 from services.worker.kernels.interface import AttentionStep
-from services.worker.machine import cache_folder
 from services.worker.model.fused import FusedForward, Layer
 from services.worker.model.layer_ops import TorchLayerOps
 

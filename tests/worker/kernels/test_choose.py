@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch
 
+from services.worker import compiled_code
 from services.worker.kernels.choose import kernels_for
 from services.worker.kernels.cpu.attention import NumbaAttention
 from services.worker.kernels.reference.attention import TorchAttention
@@ -47,7 +48,7 @@ KERNELS = (
 def built(*used: str, **environment: str) -> str:
     """What a process that uses these says."""
     code = (
-        "from services.worker.machine import keep_what_numba_compiles;"
+        "from services.worker.compiled_code import keep_what_numba_compiles;"
         "keep_what_numba_compiles();"
         "import sys, torch; from services.worker.kv.cache import KVShape;"
         "from services.worker.kernels.choose import draws_for, kernels_for;"
@@ -69,8 +70,23 @@ def test_what_was_compiled_is_kept_in_the_users_folder_and_loaded_next_time(tmp_
     for count in (1, 2, 3):
         assert built(*KERNELS[:count], **given) == "compiled"
     assert built(*KERNELS, **given) == "loaded"
-    for module in ("loops", "draws", "row_loops"):
-        assert list((tmp_path / "foretoken/numba").glob(f"*/{module}.*.nbi"))
+    for module in ("loops", "chunk_loops", "draws", "row_loops", "products"):
+        assert list((tmp_path / "foretoken/numba").glob(f"*/*/{module}.*.nbi"))
+
+
+def test_each_state_of_the_kernels_has_a_folder_of_its_own(tmp_path, monkeypatch):
+    """Numba's own stamp is of the file a kernel is in, and not of those it calls."""
+    monkeypatch.setattr(compiled_code, "KERNELS", tmp_path)
+    folders = []
+    for text in ("one", "other", "one"):
+        (tmp_path / "lanes.py").write_text(text)
+        monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+        compiled_code.keep_what_numba_compiles()
+        folders.append(os.environ["NUMBA_CACHE_DIR"])
+    assert folders[0] == folders[2] != folders[1]
+    monkeypatch.setenv("NUMBA_CACHE_DIR", "mine")
+    compiled_code.keep_what_numba_compiles()
+    assert os.environ["NUMBA_CACHE_DIR"] == "mine"
 
 
 def test_what_one_thread_has_on_disk_is_not_loaded_for_many(tmp_path):
