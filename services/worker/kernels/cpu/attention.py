@@ -187,11 +187,23 @@ class NumbaAttention:
         threads: int,
         span: _Span,
     ) -> None:
-        if threads > 1:
-            numba.set_num_threads(threads)
-        attend = chunk_loops.attention(threads > 1)
-        rest = q.numpy(), out.numpy(), *_numbers(options), threads
-        attend(*self._views(layer), *span, *rest)
+        numba.set_num_threads(threads)  # kept by the thread that calls
+        data, scales = self._views(layer)
+        scale, window, softcap = _numbers(options)
+        chunk_loops.attend(
+            data,
+            scales,
+            span.table,
+            span.start,
+            span.end,
+            span.place,
+            q.numpy(),
+            out.numpy(),
+            scale,
+            window,
+            softcap,
+            threads,
+        )
 
     def _threads_for(self, q: Tensor, pairs: int) -> int:
         """Of so many pairs of a query's token and a key's. No more than PyTorch has: whoever

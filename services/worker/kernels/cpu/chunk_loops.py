@@ -6,7 +6,6 @@ side by side in the lanes: what is done for each is done for sixteen at once, an
 are read as they are stored.
 """
 
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -125,74 +124,83 @@ def _weigh(scores: Any, tops: Any, sums: Any, before: Any) -> None:
             sums[j] += weight
 
 
-@cache
-def attention(many: bool) -> Any:
-    """By one thread or by many, over tiles of queries × KV heads."""
+@njit(fastmath=True, error_model="numpy", nogil=True)
+def _attend_tile(
+    data: Any,
+    scales: Any,
+    table: Any,
+    start: int,
+    first: int,
+    last: int,
+    kv_head: int,
+    place: int,
+    q: Any,
+    out: Any,
+    scale: Any,
+    window: int,
+    softcap: Any,
+) -> None:
+    """Of the queries at positions [first, last) those that share a head's keys."""
+    group, dim = q.shape[1] // data.shape[2], data.shape[4]
+    wide = -(-(last - first) * group // LANES) * LANES
+    queries = np.zeros((dim, wide), np.float32)
+    seen_from, seen_to = np.zeros(wide, np.int32), np.zeros(wide, np.int32)
+    own = slice(place + first - start, place + last - start)
+    heads = slice(kv_head * group, (kv_head + 1) * group)
+    _lay(q[own, heads], scale, queries)
+    _see(first, group, window, seen_from[: (last - first) * group], seen_to)
+    lead = max(0, first + 1 - window) if window > 0 else 0
+    numbers, room = np.empty((KEYS, dim), np.float32), np.empty((KEYS, wide), np.float32)
+    made = np.zeros((dim, wide), np.float32)
+    tops = np.full(wide, _NEVER)
+    sums, before = np.zeros(wide, np.float32), np.empty(wide, np.float32)
+    for at in range(lead, last, KEYS):
+        count = min(KEYS, last - at)
+        stored, scores = numbers[:count], room[:count]
+        _read(data, scales, 0, table, kv_head, at, stored)
+        _multiply(stored, queries, False, scores)
+        _cap(scores, softcap)
+        if at + count > first + 1 or window > 0:
+            _hide(scores, at, seen_from, seen_to)
+        _weigh(scores, tops, sums, before)
+        _scale(made, before)
+        _read(data, scales, 1, table, kv_head, at, stored)
+        _multiply(stored.T, scores, True, made)
+    _give(made, sums, out[own, heads])
 
-    def attend(
-        data: Any,
-        scales: Any,
-        table: Any,
-        start: int,
-        end: int,
-        place: int,
-        q: Any,
-        out: Any,
-        scale: Any,
-        window: int,
-        softcap: Any,
-        threads: int,
-    ) -> None:
-        """out[place : place + end − start]: the queries there of positions [start, end), causally.
 
-        data [2, blocks, kv_heads, block_tokens, dim]; scales [2, blocks, kv_heads, block_tokens]
-        of an INT8 layer, else empty; table [blocks]; q and out [Σ tokens, heads, dim], float32.
-        window and softcap 0: none. O((end − start) · end · heads · dim).
-        """
-        kv_heads, dim = data.shape[2], data.shape[4]
-        group = q.shape[1] // kv_heads
-        most = max(1, QUERIES // group)  # tokens of a tile
-        tasks = -(-(end - start) // most) * kv_heads
-        each = -(-tasks // threads)
-        for number in prange(each * threads):
-            # A thread has consecutive numbers: later tiles see more, and are dealt out in turn.
-            task = number % each * threads + number // each
-            if task < tasks:
-                tile, kv_head = task // kv_heads, task % kv_heads
-                first = start + tile * most
-                last = min(first + most, end)
-                wide = -(-(last - first) * group // LANES) * LANES
-                queries = np.zeros((dim, wide), np.float32)
-                seen_from, seen_to = np.zeros(wide, np.int32), np.zeros(wide, np.int32)
-                own = slice(place + first - start, place + last - start)
-                heads = slice(kv_head * group, (kv_head + 1) * group)
-                _lay(q[own, heads], scale, queries)
-                _see(first, group, window, seen_from[: (last - first) * group], seen_to)
-                lead = max(0, first + 1 - window) if window > 0 else 0
-                numbers, room = (
-                    np.empty((KEYS, dim), np.float32),
-                    np.empty((KEYS, wide), np.float32),
-                )
-                made = np.zeros((dim, wide), np.float32)
-                tops = np.full(wide, _NEVER)
-                sums, before = np.zeros(wide, np.float32), np.empty(wide, np.float32)
-                for at in range(lead, last, KEYS):
-                    count = min(KEYS, last - at)
-                    stored, scores = numbers[:count], room[:count]
-                    _read(data, scales, 0, table, kv_head, at, stored)
-                    _multiply(stored, queries, False, scores)
-                    _cap(scores, softcap)
-                    if at + count > first + 1 or window > 0:
-                        _hide(scores, at, seen_from, seen_to)
-                    _weigh(scores, tops, sums, before)
-                    _scale(made, before)
-                    _read(data, scales, 1, table, kv_head, at, stored)
-                    _multiply(stored.T, scores, True, made)
-                _give(made, sums, out[own, heads])
+@cached
+@njit(nogil=True, cache=True, error_model="numpy", parallel=True)
+def attend(
+    data: Any,
+    scales: Any,
+    table: Any,
+    start: int,
+    end: int,
+    place: int,
+    q: Any,
+    out: Any,
+    scale: Any,
+    window: int,
+    softcap: Any,
+    threads: int,
+) -> None:
+    """out[place : place + end − start]: the queries there of positions [start, end), causally, by
+    as many threads as Numba was told to take.
 
-    # loops.py says why it has a name of its own, and why it may divide by 0.
-    attend.__qualname__ += "_by_many" if many else "_by_one"
-    compiled = njit(
-        attend, fastmath=True, error_model="numpy", nogil=True, cache=True, parallel=many
-    )
-    return cached(compiled)
+    data [2, blocks, kv_heads, block_tokens, dim]; scales [2, blocks, kv_heads, block_tokens] of an
+    INT8 layer, else empty; table [blocks]; q and out [Σ tokens, heads, dim], float32. window and
+    softcap 0: none. O((end − start) · end · heads · dim).
+    """
+    kv_heads = data.shape[2]
+    most = max(1, QUERIES // (q.shape[1] // kv_heads))  # tokens of a tile
+    tasks = -(-(end - start) // most) * kv_heads
+    each = -(-tasks // threads)
+    for number in prange(each * threads):
+        # A thread has consecutive numbers: later tiles see more, and are dealt out in turn.
+        task = number % each * threads + number // each
+        if task < tasks:
+            first, kv_head = start + task // kv_heads * most, task % kv_heads
+            last = min(first + most, end)
+            about = (start, first, last, kv_head, place, q, out, scale, window, softcap)
+            _attend_tile(data, scales, table, *about)
