@@ -20,7 +20,8 @@ def keep_what_numba_compiles() -> None:
     the first is imported.
 
     Numba compiles anew what has changed in a kernel's own file, and knows nothing of those it is
-    made of: each state of the kernels has a folder of its own.
+    made of: each state of the kernels has a folder of its own. Who names another folder, or does
+    without this, empties it when they change.
     """
     digest = blake2b(digest_size=8)
     for file in sorted(KERNELS.glob("*.py")):

@@ -3,8 +3,9 @@
 Per layer: one GEMM for queries, keys and values, one for gate and up; residual sums inside the
 GEMMs; norm, rotation and gate by one call each (layer_ops.py); behind the last layer's attention
 only the rows whose logits are asked for. Weights are the module's own. Where several are laid side
-by side, the module's parameters become views of the whole: nothing but a small head is kept twice,
-and transformers' forward still runs. No call waits for the device, and no shape depends on data.
+by side, the module's parameters become views of the whole: but for a small head and norms of heads
+nothing is kept twice, and transformers' forward still runs. No call waits for the device, and no
+shape depends on data.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,7 +34,8 @@ BY_INPUT_NUMBERS = 2**19
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """x · weight + bias, for x [rows, in]; `weight` [in, out] is a view of the module's own.
+    """x · weight + bias, for x [rows, in]; `weight` [in, out] is a view of the module's own, but a
+    small head's.
     With `ranks`, each has some of the inputs, and what is added is all their sum."""
 
     weight: Tensor

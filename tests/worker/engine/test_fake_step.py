@@ -39,7 +39,7 @@ class Blind:
 
 @pytest.fixture(autouse=True)
 def rows_as_a_gpu_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Norms and rotations of a CPU are Numba's, which reads all there is."""
+    """A CPU's are Numba's, which reads all there is."""
     monkeypatch.setattr(paged, "layer_ops_for", lambda *_: TorchLayerOps())
 
 

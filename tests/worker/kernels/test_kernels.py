@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from services.worker.kernels.cpu import attention as numba_attention
+from services.worker.kernels.cpu import chunk_loops
 from services.worker.kernels.cpu.attention import NumbaAttention
+from services.worker.kernels.cpu.cores import numba_threads
 from services.worker.kernels.interface import AttentionKernels, AttentionOptions
 from services.worker.kernels.reference import attention as torch_attention
 from services.worker.kernels.reference.attention import TorchAttention
@@ -21,6 +24,7 @@ from services.worker.requests.prompt import Prompt
 from services.worker.requests.sequence import Sequence
 
 BLOCK, DIM = 4, 8
+STARTED = numba_threads()  # before anybody is told that there are others
 
 
 @dataclass
@@ -208,9 +212,44 @@ def test_attention_in_place_is_dense_attention(thread_work, rows_max, tiles, int
 def test_long_chunks_over_many_tiles(threads, options, group, int8, monkeypatch):
     """Of queries, of keys, and of both; beside a decode, after a context and without one."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    taken: list[int] = []
+
+    def told(*given: Any) -> None:
+        taken.append(given[-1])
+        attend_chunk(*given)
+
+    attend_chunk = chunk_loops.attend
+    monkeypatch.setattr(chunk_loops, "attend", told)
     case = Case([(0, 300), (130, 200), (3, 1), (63, 65)], (2 * group, 2), options, 16, 24)
     answer = attend(case, 7, int8, lambda block: NumbaAttention(block, torch.float32, tiles=True))
     torch.testing.assert_close(answer.got, answer.stored, rtol=0, atol=2e-5)
+    few = 1 if options.window == 1 else threads  # so little is not worth waking another
+    assert len(taken) == 3 and taken[0] == min(few, STARTED)
+
+
+@pytest.mark.parametrize("int8", [False, True])
+def test_long_chunks_of_bfloat16(int8):
+    """Against the same numbers in float32: all that is lost is in the answer's own rounding."""
+    tokens, block, dim = 150, 16, 24
+    generator = torch.Generator().manual_seed(5)
+    q = torch.randn(tokens, 4, dim, generator=generator).bfloat16()
+    k, v = torch.randn(2, tokens, 2, dim, generator=generator).bfloat16()
+    chunk = PrefillChunk(sequence_of(tokens), 0, tokens, torch.randperm(10).numpy())
+    slots = torch.from_numpy(chunk.table).repeat_interleave(block) * block
+    slots = (slots + torch.arange(block).repeat(10))[:tokens]
+    got = []
+    for dtype in (torch.bfloat16, torch.float32):
+        kernels = NumbaAttention(block, dtype, tiles=True)
+        layer = layer_of(torch.zeros(2, 10, 2, block, dim, dtype=dtype), int8)
+        kernels.prepare(StepBatch(DecodeRows([], [], block), [chunk]), slots)
+        kernels.store(layer, k.to(dtype), v.to(dtype))
+        got.append(
+            kernels.attend(layer, q.to(dtype), k.to(dtype), v.to(dtype), AttentionOptions(0.3))
+        )
+    assert got[0].dtype is torch.bfloat16
+    torch.testing.assert_close(got[0], got[1].bfloat16(), rtol=0, atol=0)
+    expected = dense(q, k, v, 0, AttentionOptions(0.3))
+    torch.testing.assert_close(got[1], expected, rtol=0, atol=0.1 if int8 else 2e-5)
 
 
 def test_scores_far_apart_and_queries_that_are_no_numbers():

@@ -90,7 +90,7 @@ def assert_rounded(ours: Tensor, exact: Tensor) -> None:
 @pytest.mark.parametrize(
     ("device", "dtype", "kind"),
     [("cpu", torch.float32, NumbaLayerOps), ("cpu", torch.bfloat16, NumbaLayerOps),
-     ("cpu", torch.float16, TorchLayerOps),      ("cuda", torch.float32, TorchLayerOps)],
+     ("cpu", torch.float16, TorchLayerOps), ("cuda", torch.float32, TorchLayerOps)],
 )  # fmt: skip
 def test_which_serve(device, dtype, kind):
     assert type(layer_ops_for(torch.device(device), dtype)) is kind

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from services.worker.kernels.cpu import layer_ops
+from services.worker.kernels.cpu.cores import numba_threads
 from services.worker.kernels.cpu.layer_ops import NumbaLayerOps, multiply
 from services.worker.model.layer_ops import TorchLayerOps
 
@@ -55,9 +56,11 @@ def test_what_was_in_memory_that_is_not_added_does_not_matter():
 
 
 def test_nothing_beside_the_rows_and_columns_is_written():
-    room = torch.full((9, 37), -1.0)
-    multiply(numbers(1, 5, 8), numbers(2, 8, 37), room[2:7], added=False, many=False)
-    assert torch.all(room[:2] == -1) and torch.all(room[7:] == -1)
+    x, weight, room = numbers(1, 5, 8), numbers(2, 8, 27), torch.full((9, 37), -1.0)
+    multiply(x, weight, room[2:7, 3:30], added=False, many=False)
+    torch.testing.assert_close(room[2:7, 3:30], x @ weight)
+    room[2:7, 3:30] = -1
+    assert torch.all(room == -1)
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2, 7, 300])
@@ -76,13 +79,39 @@ def test_a_layers_products_whoever_computes_them(rows, dtype):
     torch.testing.assert_close(sums, total, rtol=near, atol=near)
 
 
-def test_a_matrix_that_lies_otherwise_and_a_lesser_machine_are_the_librarys(
-    monkeypatch,
-):
-    asked: list[tuple[int, ...]] = []
-    monkeypatch.setattr(layer_ops, "multiply", lambda *given: asked.append(given[1].shape))
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
+    """Rows of each product that is computed here, and whether by many threads."""
+    asked: list[tuple[int, bool]] = []
+
+    def note(x: Tensor, weight: Tensor, out: Tensor, added: bool, many: bool) -> None:
+        asked.append((len(x), many))
+
+    monkeypatch.setattr(layer_ops, "multiply", note)
+    return asked
+
+
+def test_a_matrix_that_lies_otherwise_and_a_lesser_machine_are_the_librarys(asked):
     x = numbers(1, 4, 32)
-    OURS.product(x, numbers(2, 32, 64), None)
     OURS.product(x, numbers(2, 64, 32).t(), None)
     NumbaLayerOps(torch.float32, multiplies=False).product(x, numbers(2, 32, 64), None)
-    assert asked == [(32, 64)]
+    assert asked == []
+    OURS.product(x, numbers(2, 32, 64), None)
+    assert asked == [(4, False)]
+
+
+def test_one_row_of_float32_and_many_of_bfloat16_are_the_librarys(asked):
+    weight = numbers(1, 100, 100)
+    for rows in (1, 2, 131):
+        OURS.product(numbers(2, rows, 100), weight, None)
+        x = numbers(2, rows, 100).bfloat16()
+        NumbaLayerOps(torch.bfloat16).product(x, weight.bfloat16(), None)
+    assert [rows for rows, _ in asked] == [1, 2, 2, 131]  # the first, and one of 2, of bfloat16
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_another_thread_helps_with_large_products(asked, threads, monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    for rows in (5, 6):
+        OURS.product(numbers(1, rows, 256), numbers(2, 256, 391), None)
+    assert asked == [(5, False), (6, min(threads, numba_threads()) > 1)]

@@ -142,7 +142,9 @@ class NumbaAttention:
         if len(self._rows.positions):
             self._attend(layer, queries, out, options, self._threads_for(q, self._work))
         for span in self._tiled:
-            threads = self._threads_for(q, (span.end - span.start) * span.end // 2)
+            seen = (span.start + span.end + 1) // 2  # on average
+            pairs = (span.end - span.start) * min(seen, options.window or seen)
+            threads = self._threads_for(q, pairs)
             self._attend_span(layer, queries, out, options, threads, span)
         for rows, group in self._long:
             out[rows] = group.attend(layer, q, k, v, options)
@@ -153,11 +155,11 @@ class NumbaAttention:
         nothing = torch.zeros(0, layer.data.shape[2], layer.data.shape[4], dtype=dtype)
         self.store(layer, nothing, nothing)
         none = _Span(np.zeros(0, np.int64), 0, 0, 0)
+        about = layer, nothing.float(), nothing.float(), AttentionOptions(1.0)
         for threads in {1, self._threads}:
-            about = layer, nothing.float(), nothing.float(), AttentionOptions(1.0), threads
-            self._attend(*about)
-            if self._tiles:
-                self._attend_span(*about, none)
+            self._attend(*about, threads)
+        if self._tiles:
+            self._attend_span(*about, 1, none)
 
     def _attend(
         self, layer: KVLayer, q: Tensor, out: Tensor, options: AttentionOptions, threads: int

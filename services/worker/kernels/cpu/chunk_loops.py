@@ -12,8 +12,9 @@ import numpy as np
 from numba import njit, prange
 
 from services.worker.kernels.cpu.cached import cached
-from services.worker.kernels.cpu.exponential import exponential, tanh
+from services.worker.kernels.cpu.exponential import exponential
 from services.worker.kernels.cpu.lanes import LANES
+from services.worker.kernels.cpu.loops import cap
 from services.worker.kernels.cpu.products import WIDE, columns
 from services.worker.kernels.cpu.stored import real
 
@@ -78,11 +79,8 @@ def _give(made: Any, sums: Any, out: Any) -> None:
 
 @njit(inline="always", fastmath=True)
 def _cap(scores: Any, softcap: Any) -> None:
-    if softcap > _ZERO:
-        for n in range(scores.shape[0]):
-            line = scores[n]
-            for j in range(len(line)):
-                line[j] = softcap * tanh(line[j] / softcap)
+    for n in range(scores.shape[0]):
+        cap(scores[n], softcap)
 
 
 @njit(inline="always", fastmath=True)
@@ -185,8 +183,8 @@ def attend(
     softcap: Any,
     threads: int,
 ) -> None:
-    """out[place : place + end − start]: the queries there of positions [start, end), causally, by
-    as many threads as Numba was told to take.
+    """out[place : place + end − start]: the queries there of positions [start, end), causally.
+    Tiles are dealt to `threads`, as many as Numba was told to take.
 
     data [2, blocks, kv_heads, block_tokens, dim]; scales [2, blocks, kv_heads, block_tokens] of an
     INT8 layer, else empty; table [blocks]; q and out [Σ tokens, heads, dim], float32. window and

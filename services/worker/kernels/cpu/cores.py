@@ -1,13 +1,16 @@
 """What Numba's kernels may take of this machine."""
 
+from functools import cache
+
 import numba
 import torch
 from llvmlite import binding
 
 
+@cache
 def numba_threads() -> int:
-    """How many Numba has. Asked first, it starts them, by an OpenMP call that PyTorch's number of
-    threads in this thread follows: it is put back."""
+    """How many Numba has, whatever a thread was told to take later. Asked first, it starts them, by
+    an OpenMP call that PyTorch's number of threads in this thread follows: it is put back."""
     threads = torch.get_num_threads()
     started: int = numba.get_num_threads()
     torch.set_num_threads(threads)

@@ -56,7 +56,7 @@ def _soften(scores: Any) -> Any:
 
 
 @njit(inline="always", fastmath=True)
-def _cap(scores: Any, softcap: Any) -> None:
+def cap(scores: Any, softcap: Any) -> None:
     if softcap > _ZERO:
         for t in range(len(scores)):
             scores[t] = softcap * tanh(scores[t] / softcap)
@@ -164,7 +164,7 @@ def attention(dim: int, tile: int, many: bool) -> Any:
                 _rescale(scores, at, _scales_of(scales, 0, block, kv_head), first, last)
             sums, made = np.empty(group, np.float32), np.zeros((group, filled), np.float32)
             for g in range(group):
-                _cap(scores[g, start - lead : end - lead], softcap)
+                cap(scores[g, start - lead : end - lead], softcap)
                 _put_aside(scores[g], start - lead, end - lead)
                 sums[g] = _soften(scores[g])
             for index in range(start // block_tokens, final + 1):

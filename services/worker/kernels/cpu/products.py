@@ -25,7 +25,8 @@ TOGETHER = 48  # rows that one thread takes at once, a multiple of ROWS
 def columns(
     wide: int, added: bool, x: Any, first: int, last: int, weight: Any, column: int, out: Any
 ) -> None:
-    """So many columns of the rows [first, last)."""
+    """out[first : last, column : column + wide] = x · weight, or += where `added`; `wide` is a
+    constant, of whole lanes."""
     whole = last - (last - first) % ROWS
     paired = last - (last - whole) % PAIR
     for row in range(first, whole, ROWS):
