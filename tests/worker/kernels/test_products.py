@@ -113,5 +113,5 @@ def test_one_row_of_float32_and_many_of_bfloat16_are_the_librarys(asked):
 def test_another_thread_helps_with_large_products(asked, threads, monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     for rows in (5, 6):
-        OURS.product(numbers(1, rows, 256), numbers(2, 256, 391), None)
+        OURS.product(numbers(1, rows, 256), numbers(2, 256, 390), None)
     assert asked == [(5, False), (6, min(threads, numba_threads()) > 1)]
