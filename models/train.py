@@ -112,7 +112,7 @@ def fit(
     started, recent = time.perf_counter(), []
     for step in range(steps):
         loss = loss_of(model, next(source))
-        loss.backward()  # type: ignore[no-untyped-call]  # nor has torch here
+        loss.backward()  # type: ignore[no-untyped-call]  # PyTorch gives it no types
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer, peak in optimizers:
             optimizer.param_groups[0]["lr"] = rate * peak * schedule(step, steps)

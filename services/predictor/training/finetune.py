@@ -119,7 +119,7 @@ def _step(
     if not torch.isfinite(cost):
         raise ValueError("the fine-tuning diverged; try another --seed, or another --encoder")
     optimizer.zero_grad()
-    cost.backward()  # type: ignore[no-untyped-call]  # nor has torch here
+    cost.backward()  # type: ignore[no-untyped-call]  # PyTorch gives it no types
     nn.utils.clip_grad_norm_(ranker.parameters(), CLIP)
     optimizer.step()
     schedule.step()

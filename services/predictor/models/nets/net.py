@@ -191,9 +191,9 @@ def train(
             cost = loss(net(_dropped(_select(inputs, rows), generator)), targets[rows])
             sparse.zero_grad()
             dense.zero_grad()
-            cost.backward()  # type: ignore[no-untyped-call]  # nor has torch here
+            cost.backward()  # type: ignore[no-untyped-call]  # PyTorch gives it no types
             for optimizer in (sparse, dense):
-                optimizer.step()  # type: ignore[no-untyped-call]  # nor here
+                optimizer.step()  # type: ignore[no-untyped-call]  # PyTorch gives it no types
             for schedule in schedules:
                 schedule.step()
         if watch(epoch):

@@ -36,8 +36,7 @@ class Code:
 
     def place(self, argument: int, *indices: Any) -> Any:
         """Where an array argument's element is; indices are values or plain numbers."""
-        kind = self._kinds[argument]
-        array = self._context.make_array(kind)(self._context, self.builder, self._values[argument])
+        kind, array = self._kinds[argument], self._array(argument)
         wide = self._context.get_value_type(types.intp)
         at = [ir.Constant(wide, x) if isinstance(x, int) else x for x in indices]
         return cgutils.get_item_pointer(  # type: ignore[no-untyped-call]  # no types
@@ -49,9 +48,11 @@ class Code:
 
     def length(self, argument: int) -> Any:
         """Of an array argument's first dimension."""
-        kind = self._kinds[argument]
-        array = self._context.make_array(kind)(self._context, self.builder, self._values[argument])
-        return self.builder.extract_value(array.shape, 0)
+        return self.builder.extract_value(self._array(argument).shape, 0)
+
+    def _array(self, argument: int) -> Any:
+        make = self._context.make_array(self._kinds[argument])
+        return make(self._context, self.builder, self._values[argument])
 
     @contextmanager
     def counting(self, count: Any) -> Iterator[Any]:
