@@ -6,7 +6,8 @@ import signal
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -14,6 +15,7 @@ from foretoken import AsyncClient
 from foretoken.client.answers import SamplingOptions
 from foretoken.running.ports import free_port
 from tests.live import Live, serving, wait_for
+from tests.system.children import children, standing_still
 
 KV_TOKENS = 2_048
 WORKER_PORT = free_port()
@@ -55,6 +57,24 @@ def is_empty(live: Live) -> bool:
     return held_blocks() == 0 and not sum(metric(live.http, f"foretoken_{name}") for name in of)
 
 
+def workers(live: Live) -> list[int]:
+    return children(live.process.pid, "services.worker")
+
+
+@asynccontextmanager
+async def all_memory_taken(live: Live) -> AsyncIterator[AsyncClient]:
+    """A request has been let in, and whoever comes waits: its worker stands still."""
+    with standing_still(workers(live)):
+        async with AsyncClient(live.grpc) as client:
+            running = client.generate("Count from 1 to 500.\n", **LONG)
+            reading = asyncio.ensure_future(running.complete())
+            let_in = "foretoken_scheduler_requests_running"
+            await asyncio.to_thread(wait_for, lambda: metric(live.http, let_in) == 1)
+            yield client
+            running.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+
+
 def post(live: Live, body: dict[str, object], **headers: str) -> urllib.request.Request:
     all_headers = {"content-type": "application/json", **headers}
     data = json.dumps({"model": "demo", **body}).encode()
@@ -80,47 +100,37 @@ def test_a_browser_that_closes_its_stream_frees_its_blocks(live: Live):
 
 
 async def test_a_client_that_goes_while_queued_leaves_the_queue(live: Live):
-    async with AsyncClient(live.grpc) as client:
-        running = client.generate("Count from 1 to 500.\n", **LONG)
-        chunks = aiter(running)
-        await anext(chunks)
+    async with all_memory_taken(live) as client:
         waiting = client.generate("Count from 1 to 500.\n", **LONG)
         reading = asyncio.ensure_future(anext(aiter(waiting)))
         await asyncio.to_thread(wait_for, lambda: queued(live) == 1)
         waiting.cancel()
         await asyncio.to_thread(wait_for, lambda: queued(live) == 0)
-        running.cancel()
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
-        await asyncio.to_thread(wait_for, lambda: is_empty(live))
+    await asyncio.to_thread(wait_for, lambda: is_empty(live))
 
 
 async def test_a_deadline_that_passes_in_the_queue_is_a_504(live: Live):
-    async with AsyncClient(live.grpc) as client:
-        running = client.generate("Count from 1 to 500.\n", **LONG)
-        chunks = aiter(running)
-        assert (await anext(chunks)).token_ids  # it has all memory for a second or more
+    async with all_memory_taken(live):
         late = post(live, {"prompt": "Copy: a\n", **LONG}, **{"x-request-timeout-s": "0.2"})
         with pytest.raises(urllib.error.HTTPError) as refused:
             await asyncio.to_thread(urllib.request.urlopen, late)
         assert refused.value.code == 504
-        running.cancel()
-        await asyncio.to_thread(wait_for, lambda: is_empty(live))
+    await asyncio.to_thread(wait_for, lambda: is_empty(live))
 
 
 async def test_a_deadline_that_passes_while_running_is_a_finish_reason(live: Live):
     async with AsyncClient(live.grpc) as client:
-        chunks = [c async for c in client.generate("Count to 9.\n", timeout_s=0.8, **LONG)]
-        assert chunks[0].token_ids
-        assert chunks[-1].finish_reason == "deadline"
+        chunks = aiter(client.generate("Count to 9.\n", timeout_s=2, **LONG))
+        assert (await anext(chunks)).token_ids
+        with standing_still(workers(live)):
+            assert [chunk.finish_reason async for chunk in chunks][-1] == "deadline"
         await asyncio.to_thread(wait_for, lambda: is_empty(live))
 
 
 async def test_a_full_queue_is_a_429_that_says_when_to_come_back(live: Live):
-    async with AsyncClient(live.grpc) as client:
-        running = client.generate("Count from 1 to 500.\n", **LONG)
-        chunks = aiter(running)
-        await anext(chunks)  # it runs; the others find its memory taken
+    async with all_memory_taken(live) as client:
         streams = [client.generate("Count from 1 to 500.\n", **LONG) for _ in range(3)]
         reads = [asyncio.ensure_future(stream.complete()) for stream in streams]
         await asyncio.to_thread(wait_for, lambda: queued(live) == 3)
@@ -129,10 +139,10 @@ async def test_a_full_queue_is_a_429_that_says_when_to_come_back(live: Live):
             await asyncio.to_thread(urllib.request.urlopen, post(live, body))
         assert refused.value.code == 429
         assert float(refused.value.headers["Retry-After"]) >= 1
-        for stream in (running, *streams):
+        for stream in streams:
             stream.cancel()
         await asyncio.gather(*reads, return_exceptions=True)
-        await asyncio.to_thread(wait_for, lambda: is_empty(live))
+    await asyncio.to_thread(wait_for, lambda: is_empty(live))
 
 
 @pytest.mark.slow
@@ -144,12 +154,13 @@ async def test_the_first_sigterm_lets_answers_end_and_refuses_new_ones():
             )
             chunks = aiter(stream)
             await anext(chunks)
-            live.process.send_signal(signal.SIGTERM)
-            await asyncio.to_thread(wait_for, lambda: _health(live) == 503)
-            with pytest.raises(urllib.error.HTTPError) as refused:
-                body = {"prompt": "Copy: a\n", "max_tokens": 4}
-                await asyncio.to_thread(urllib.request.urlopen, post(live, body))
-            assert refused.value.code == 503
+            with standing_still(workers(live)):
+                live.process.send_signal(signal.SIGTERM)
+                await asyncio.to_thread(wait_for, lambda: _health(live) == 503)
+                with pytest.raises(urllib.error.HTTPError) as refused:
+                    body = {"prompt": "Copy: a\n", "max_tokens": 4}
+                    await asyncio.to_thread(urllib.request.urlopen, post(live, body))
+                assert refused.value.code == 503
             assert [chunk.finish_reason async for chunk in chunks][-1] == "length"
         assert await asyncio.to_thread(live.process.wait, 30) == 0
 
