@@ -109,7 +109,11 @@ class Server:
                 self.port = self._server.add_insecure_port(address)
             except RuntimeError:
                 raise ConfigError(f"cannot listen on {address}: it is in use or not ours") from None
-        await self._server.start()
+        starting = asyncio.ensure_future(self._server.start())
+        try:
+            await asyncio.shield(starting)
+        finally:  # gRPC breaks where it is cancelled or stopped amid it, which takes one turn
+            await starting
         await self.set_serving(True)
 
     async def set_serving(self, serving: bool) -> None:
@@ -133,8 +137,8 @@ async def listening(
     """A running server, on other addresses beside its own, too; on leaving it stops at once, after
     whatever drain its owner did."""
     server = Server(mounts, parts, interceptors)
-    await server.start(*beside, address)
     try:
+        await server.start(*beside, address)
         yield server
     finally:
         await server.set_serving(False)

@@ -68,6 +68,31 @@ async def test_health_answers_for_the_server_and_each_service() -> None:
         await channel.close()
 
 
+async def test_one_that_is_cancelled_at_any_moment_of_its_start_ends_quietly() -> None:
+    """Turn by turn of the loop, until it has started."""
+    complaints: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, about: complaints.append(about))
+
+    async def serve(started: asyncio.Event) -> None:
+        async with listening(mounts(), "127.0.0.1:0"):
+            started.set()
+            await asyncio.Event().wait()
+
+    started = asyncio.Event()
+    for turns in range(100):
+        if started.is_set():
+            break
+        serving = asyncio.create_task(serve(started))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        serving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await serving
+        await asyncio.sleep(0.01)
+    assert started.is_set()
+    assert not complaints
+
+
 @pytest.mark.slow
 async def test_an_idle_client_that_pings_is_not_cut_off() -> None:
     """By default a server takes three pings within five idle minutes for abuse."""

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from tests.live import Live
+
 
 def children(parent: int, module: str) -> list[int]:
     """Ids of the processes `python -m module` whose parent it is."""
@@ -27,8 +29,9 @@ def is_alive(pid: int) -> bool:
 
 
 @contextmanager
-def standing_still(pids: list[int]) -> Iterator[None]:
-    """These compute nothing meanwhile, however fast the machine is."""
+def workers_standing_still(live: Live) -> Iterator[None]:
+    """They compute nothing meanwhile, however fast the machine is."""
+    pids = children(live.process.pid, "services.worker")
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     try:

@@ -9,7 +9,9 @@ import pytest
 from openai import OpenAI
 
 from foretoken import Client
+from foretoken.client.answers import Chunk
 from tests.live import Live, serving
+from tests.system.children import workers_standing_still
 
 LONG = "Count from 1 to 90.\n"
 MOST = 300
@@ -46,8 +48,11 @@ def test_an_http_stream_sees_its_interval_narrow_to_what_came(live: Live) -> Non
     request = urllib.request.Request(
         f"{live.http}/v1/completions", json.dumps(body).encode(), headers
     )
-    with urllib.request.urlopen(request, timeout=60) as response:
-        lines = response.read().decode().splitlines()
+    with workers_standing_still(live):  # until what is foreseen is there: it is told at once
+        response = urllib.request.urlopen(request, timeout=60)
+        first = response.readline().decode()
+    with response:
+        lines = [first, *response.read().decode().splitlines()]
     events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
     *parts, last = events
     check([part["forecast"] for part in parts if "forecast" in part], MOST)
@@ -56,14 +61,22 @@ def test_an_http_stream_sees_its_interval_narrow_to_what_came(live: Live) -> Non
 
 @pytest.mark.slow
 def test_grpc_sees_the_same(live: Live) -> None:
+    chunks, tokens = foreseen(live)
+    check([vars(chunk.forecast) for chunk in chunks if chunk.forecast], tokens)
+
+
+def foreseen(live: Live) -> tuple[list[Chunk], int]:
+    """An answer that is told of before it begins, and its tokens."""
     with Client(live.grpc) as client:
         stream = client.generate(
             LONG, max_tokens=MOST, temperature=0, sla="batch", include_forecast=True
         )
-        chunks = list(stream)
+        chunks = iter(stream)
+        with workers_standing_still(live):
+            first = next(chunks)
+        rest = list(chunks)
     assert stream.usage
-    told = [vars(chunk.forecast) for chunk in chunks if chunk.forecast]
-    check(told, stream.usage.completion_tokens)
+    return [first, *rest], stream.usage.completion_tokens
 
 
 @pytest.mark.slow
@@ -71,11 +84,13 @@ def test_the_openai_client_gets_it_with_each_choice(live: Live) -> None:
     with OpenAI(base_url=f"{live.http}/v1", api_key="none", max_retries=0) as client:
         ask: Any = client.chat.completions.create
         turns = [{"role": "user", "content": LONG}]
-        chunks = list(ask(
-            model="demo", messages=turns, n=2, max_tokens=MOST, seed=3, stream=True,
-            stream_options=OPTIONS,
-        ))  # fmt: skip
-    *parts, last = chunks
+        with workers_standing_still(live):
+            chunks = iter(ask(
+                model="demo", messages=turns, n=2, max_tokens=MOST, seed=3, stream=True,
+                stream_options=OPTIONS,
+            ))  # fmt: skip
+            first = [next(chunks), next(chunks)]
+        *parts, last = first + list(chunks)
     told: dict[int, list[Any]] = {0: [], 1: []}
     for part in parts:
         if "forecast" in part.model_extra:
@@ -86,8 +101,7 @@ def test_the_openai_client_gets_it_with_each_choice(live: Live) -> None:
 
 @pytest.mark.slow
 def test_how_it_came_true_is_told_to_prometheus(live: Live) -> None:
-    with Client(live.grpc) as client:
-        list(client.generate(LONG, max_tokens=MOST, temperature=0, include_forecast=True))
+    foreseen(live)
     text = urllib.request.urlopen(f"{live.http}/metrics", timeout=10).read().decode()
     lines = [line for line in text.splitlines() if line.startswith("foretoken_client_")]
     for name in ("forecasts", "ttft_promises", "sla_forecasts"):

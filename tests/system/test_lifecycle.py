@@ -15,7 +15,7 @@ from foretoken import AsyncClient
 from foretoken.client.answers import SamplingOptions
 from foretoken.running.ports import free_port
 from tests.live import Live, serving, wait_for
-from tests.system.children import children, standing_still
+from tests.system.children import workers_standing_still
 
 KV_TOKENS = 2_048
 WORKER_PORT = free_port()
@@ -57,14 +57,10 @@ def is_empty(live: Live) -> bool:
     return held_blocks() == 0 and not sum(metric(live.http, f"foretoken_{name}") for name in of)
 
 
-def workers(live: Live) -> list[int]:
-    return children(live.process.pid, "services.worker")
-
-
 @asynccontextmanager
 async def all_memory_taken(live: Live) -> AsyncIterator[AsyncClient]:
     """A request has been let in, and whoever comes waits: its worker stands still."""
-    with standing_still(workers(live)):
+    with workers_standing_still(live):
         async with AsyncClient(live.grpc) as client:
             running = client.generate("Count from 1 to 500.\n", **LONG)
             reading = asyncio.ensure_future(running.complete())
@@ -124,7 +120,7 @@ async def test_a_deadline_that_passes_while_running_is_a_finish_reason(live: Liv
     async with AsyncClient(live.grpc) as client:
         chunks = aiter(client.generate("Count to 9.\n", timeout_s=2, **LONG))
         assert (await anext(chunks)).token_ids
-        with standing_still(workers(live)):
+        with workers_standing_still(live):
             assert [chunk.finish_reason async for chunk in chunks][-1] == "deadline"
         await asyncio.to_thread(wait_for, lambda: is_empty(live))
 
@@ -154,7 +150,7 @@ async def test_the_first_sigterm_lets_answers_end_and_refuses_new_ones():
             )
             chunks = aiter(stream)
             await anext(chunks)
-            with standing_still(workers(live)):
+            with workers_standing_still(live):
                 live.process.send_signal(signal.SIGTERM)
                 await asyncio.to_thread(wait_for, lambda: _health(live) == 503)
                 with pytest.raises(urllib.error.HTTPError) as refused:

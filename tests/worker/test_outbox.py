@@ -1,5 +1,7 @@
 """What waits for a gateway that reads slowly, or not at all."""
 
+import asyncio
+
 from protos import common_pb2
 from services.core import FinishReason
 from services.runtime.channel import MAX_MESSAGE_BYTES
@@ -33,6 +35,43 @@ async def test_a_request_that_comes_again_while_its_old_tokens_wait_keeps_its_of
     batch = await anext(aiter(outbox))
     told = [(m.request_id, m.offset, list(m.token_ids)) for m in batch.requests]
     assert told == [("a", 0, [10, 11]), ("a", 5, [15, 16])]
+
+
+async def test_short_steps_share_a_message_but_beginnings_and_ends_go_at_once(monkeypatch):
+    for name in ("PAUSE_S", "LONGEST_PAUSE_S"):
+        monkeypatch.setattr(f"services.worker.outbox.{name}", 3_600.0)
+    outbox = TokenOutbox(limit_tokens=100)
+    messages = aiter(outbox)
+
+    async def taken(*tokens: NewToken) -> list[tuple[str, int]]:
+        for token in tokens:
+            outbox.add(token)
+        batch = await asyncio.wait_for(anext(messages), 10)
+        return [(m.request_id, len(m.token_ids)) for m in batch.requests]
+
+    assert await taken(NewToken("g", "a", 0, 5, None, None, Opening(0))) == [("a", 1)]
+    reading = asyncio.ensure_future(taken(NewToken("g", "a", 1, 6, None, None)))
+    await asyncio.sleep(0.02)
+    assert not reading.done(), "the middle of an answer does not wait for more"
+    outbox.add(NewToken("g", "a", 2, 7, None, None))
+    outbox.add(NewToken("g", "b", 0, 5, None, None, Opening(0)))
+    assert await reading == [("a", 2), ("b", 1)]
+    ends = NewToken("g", "a", 3, 6, FinishReason.STOP, None), NewToken("g", "b", 1, 6, None, None)
+    assert await taken(*ends) == [("a", 1), ("b", 1)]
+    outbox.add(NewToken("g", "b", 2, 6, None, None))
+    outbox.add_error("b", 3, "why")
+    assert await taken() == [("b", 1)]
+    outbox.add(NewToken("g", "c", 9, 6, None, None))
+    outbox.close()
+    assert await taken() == [("c", 1)]
+
+
+async def test_the_middle_of_an_answer_waits_no_longer_than_the_pause():
+    outbox = TokenOutbox(limit_tokens=100)
+    messages = aiter(outbox)
+    for offset in range(3):
+        outbox.add(NewToken("g", "a", offset, 6, None, None))
+        await asyncio.wait_for(anext(messages), 10)
 
 
 async def test_a_gateway_that_does_not_read_is_cut_off():
