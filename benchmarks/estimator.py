@@ -22,6 +22,7 @@ from services.costs import BatchTiming, CostModel, StepTiming
 from services.estimator.batches import Learning
 from services.estimator.state import EstimatorState
 from services.policies.estimate import ESTIMATES
+from services.worker.compiled_code import keep_what_numba_compiles
 from services.worker.config import EngineConfig
 from services.worker.engine.engine import Engine
 from services.worker.engine.profile import profile
@@ -175,4 +176,5 @@ if __name__ == "__main__":
     parser.add_argument("--slices", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
+    keep_what_numba_compiles()
     run(args.model, args.slices, args.seed)

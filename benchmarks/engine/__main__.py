@@ -58,6 +58,7 @@ from benchmarks.engine.shapes import folder_of
 from benchmarks.engine.step_profile import Profile, profile_step
 from benchmarks.engine.systems import Serve, Standing, standing, starts_s
 from benchmarks.harness.report import parser, show, write
+from services.worker.compiled_code import keep_what_numba_compiles
 
 PATIENCE_S = 90.0
 WARM_STREAMS, WARM_TOKENS = 8, 8
@@ -65,6 +66,7 @@ Missing = dict[Key, str]  # why, by system, dtype and model
 
 
 def main() -> None:
+    keep_what_numba_compiles()
     given = _given()
     asked = asked_of(given)
     if asked.peer_python and not which(asked.peer_python):

@@ -13,8 +13,8 @@ from services.worker.requests.batch import NewToken
 from services.worker.requests.scores import SCORES_BYTES, PromptLogprobs, encoded_bytes
 
 BATCHES_MAX = 8  # one waits, but scored prompts may fill one after the other
-# A step's tokens cost both sides 16 µs each on two cores, most of it by the message. A gateway of many
-# streams writes to none of them more often than this.
+# A message costs both sides as much as the tokens of a few steps; a gateway of many streams writes
+# to none of them more often than this.
 PAUSE_S = 0.000_25  # after a message, for each request in it
 LONGEST_PAUSE_S = 0.02
 

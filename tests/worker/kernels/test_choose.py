@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -89,6 +91,19 @@ def test_each_state_of_the_kernels_has_a_folder_of_its_own(tmp_path, monkeypatch
     monkeypatch.setenv("NUMBA_CACHE_DIR", "mine")
     compiled_code.keep_what_numba_compiles()
     assert os.environ["NUMBA_CACHE_DIR"] == "mine"
+
+
+def test_states_of_the_kernels_that_nobody_used_for_long_are_removed(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    compiled_code.keep_what_numba_compiles()
+    ours, kept = Path(os.environ["NUMBA_CACHE_DIR"]), tmp_path / "foretoken/numba"
+    for folder, days in ((kept / "old", 31), (kept / "new", 29), (ours, 99)):
+        (folder / "kernels").mkdir(parents=True)
+        os.utime(folder, (0, time.time() - days * 86_400))
+    monkeypatch.delenv("NUMBA_CACHE_DIR")
+    compiled_code.keep_what_numba_compiles()
+    assert {each.name for each in kept.iterdir()} == {"new", ours.name}
 
 
 def test_what_one_thread_has_on_disk_is_not_loaded_for_many(tmp_path):
