@@ -53,9 +53,9 @@ from benchmarks.harness.demo_load import arriving, at_once, bodies, write_length
 from benchmarks.harness.open_loop import REFUSED, Answer, drive
 from benchmarks.harness.report import parser, show, write
 from benchmarks.harness.system import counted, system, vllm
-from foretoken.bench.files import allow_open_files
 from gateway.config import GatewayConfig
 from services.policies.preset import presets
+from services.runtime.open_files import allow_open_files
 
 SYSTEMS: dict[str, tuple[str, ...]] = {
     "fcfs": ("scheduler.policy=fcfs",),

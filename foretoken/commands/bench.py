@@ -249,8 +249,9 @@ def _run(plan: "Plan", json: Path | None, plot: Path | None) -> None:
     import uvloop
     from rich.console import Console
 
-    from foretoken.bench.files import allow_open_files, write_json
+    from foretoken.bench.files import write_json
     from foretoken.bench.report import as_json, tables
+    from services.runtime.open_files import allow_open_files
 
     allow_open_files()
     with _progress() as tell:

@@ -16,6 +16,7 @@ from foretoken.running.told import lines
 from services.runtime.config import check_environment, load
 from services.runtime.main import end_at_once
 from services.runtime.observed.logs import LoggingConfig, log_as
+from services.runtime.open_files import allow_open_files
 from services.runtime.server import Lifecycle
 
 Mode = Callable[[ServeOptions, Lifecycle], Coroutine[Any, Any, None]]
@@ -30,6 +31,7 @@ def serve(options: ServeOptions) -> None:
     log_as("serve", options.log_level.upper() or "WARNING", logs)
     if load(LoggingConfig, logs).format == "json":
         lines.log.setLevel(logging.INFO)
+    allow_open_files()
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     mode: Mode = serve_separate if options.separate else serve_embedded
     try:

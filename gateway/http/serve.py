@@ -1,6 +1,7 @@
 """Runs the OpenAI API with uvicorn inside its owner's event loop and task group."""
 
 import asyncio
+import logging
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -13,7 +14,10 @@ from starlette.types import ASGIApp
 from gateway.config import GatewayConfig
 from gateway.http.entry.protocol import BoundedProtocol
 from services.runtime.config import ConfigError
+from services.runtime.open_files import open_files_allowed
 from services.runtime.tasks import background
+
+log = logging.getLogger(__name__)
 
 BACKLOG = 1024
 GRACE_S = 1  # for connections at the end; live requests were drained before
@@ -49,6 +53,7 @@ async def serve_http(
     """Serve on what `bind_http` gave until cancelled; then live connections are cut. Of the config
     only what bounds connections counts."""
     bounds = config or GatewayConfig()
+    _check_files(bounds.max_connections)
     connection = partial(
         BoundedProtocol,
         max_connections=bounds.max_connections,
@@ -76,6 +81,16 @@ async def serve_http(
         server.should_exit = True
         await asyncio.gather(serving, return_exceptions=True)
         listener.close()
+
+
+def _check_files(connections: int) -> None:
+    allowed = open_files_allowed()
+    if allowed < connections:
+        log.warning(
+            "%d files may be open at once, fewer than the connections of clients that there may be "
+            "(gateway.max_connections: %d); raise the limit (ulimit -n), or some wait unanswered",
+            allowed, connections,
+        )  # fmt: skip
 
 
 @asynccontextmanager

@@ -27,6 +27,7 @@ from services.runtime.errors import GaveUp
 from services.runtime.observed.logs import LoggingConfig, log_as
 from services.runtime.observed.scrape import metrics_over_http
 from services.runtime.observed.tracing import TracingConfig, interceptors, tracing_of
+from services.runtime.open_files import allow_open_files
 from services.runtime.server import Lifecycle, Mount, listening
 from services.runtime.startup import UP, teller
 from services.runtime.tasks import background, cause
@@ -90,6 +91,7 @@ def run_process(
         sets = parse_sets(_sets(sys.argv[1:]), [kind.section, *COMMON, *shared])
         config = load(kind, sets[kind.section])
         log_as(kind.section, config.log_level, sets[LoggingConfig.section])
+        allow_open_files()
         with closing(tracing_of(sets[TracingConfig.section])) as tracing:
             uvloop.run(serve(config, prepare(config, sets), tracing))
     except (ValueError, ExceptionGroup) as error:

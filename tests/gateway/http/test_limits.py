@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import resource
 from typing import Any
 
 import pytest
@@ -169,6 +170,21 @@ async def test_one_connection_too_many_is_told_so() -> None:
             while not await comes_in():  # noqa: ASYNC110 - a test polls what has no event
                 await asyncio.sleep(0.02)
         held[1].close()
+
+
+async def test_too_few_open_files_for_all_connections_are_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (900, before[1]))
+    try:
+        for connections in (900, 901):
+            async with housing(max_connections=connections) as house:
+                assert (await house.http("GET", "/ping")).status == 200
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    [said] = [r.getMessage() for r in caplog.records if "open at once" in r.getMessage()]
+    assert said.startswith("900 files") and "gateway.max_connections: 901" in said
 
 
 async def test_a_client_that_leaves_within_its_body_is_no_failure(
