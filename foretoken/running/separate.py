@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Iterator
 from contextlib import AsyncExitStack, closing
 from tempfile import TemporaryDirectory
 
@@ -15,7 +16,7 @@ from foretoken.running.options import (
     predictor_sections,
     sections,
 )
-from foretoken.running.ports import free_port
+from foretoken.running.ports import free_ports
 from foretoken.running.told import status
 from foretoken.running.told.progress import Progress
 from services.runtime.channel import connect
@@ -33,8 +34,9 @@ def wire(overrides: Sections, workers: int) -> list[tuple[str, str, Sections]]:
 
     Internal services listen on free ports of the loopback unless `--set` says where.
     """
+    ports = iter(free_ports(len(ADVISERS) + 1 + workers + 2))
     addresses = {
-        name: overrides[name].get("address", f"127.0.0.1:{free_port()}")
+        name: overrides[name].get("address", f"127.0.0.1:{next(ports)}")
         for name in (*ADVISERS, "scheduler")
     }
     predictor = predictor_sections(overrides, {"address": addresses["predictor"]})
@@ -51,13 +53,13 @@ def wire(overrides: Sections, workers: int) -> list[tuple[str, str, Sections]]:
     to_scheduler = {"scheduler_address": addresses["scheduler"]}
     served = overrides["gateway"].get("served_model_name", "")
     for number in range(workers):
-        address = f"127.0.0.1:{free_port()}"
+        address = f"127.0.0.1:{next(ports)}"
         settings = {"address": address} | local_worker(number, workers)
         settings |= {"served_model_name": served} | to_scheduler | overrides["worker"]
         units.append(("worker", "services.worker", settings))
     peers = [settings.get("advertise") or settings["address"] for _, _, settings in units]
     gateway = to_scheduler | SCHEDULER_WAIT | {"metrics_peers": json.dumps(peers)}
-    units.append(("gateway", "gateway", gateway | _with_ports(overrides["gateway"])))
+    units.append(("gateway", "gateway", gateway | _with_ports(overrides["gateway"], ports)))
     shared: dict[str, Sections] = {"predictor": {"log": predictor["log"]}}
     common = {name: overrides[name] for name in COMMON}
     # What matters is told by the one who started them, and who minds them.
@@ -68,10 +70,10 @@ def wire(overrides: Sections, workers: int) -> list[tuple[str, str, Sections]]:
     ]
 
 
-def _with_ports(gateway: dict[str, str]) -> dict[str, str]:
+def _with_ports(gateway: dict[str, str], free: Iterator[int]) -> dict[str, str]:
     """Port 0 made a real one, since the ready line names it."""
     ports = {key: gateway[key] for key in ("http_port", "grpc_port")}
-    return gateway | {key: port if int(port) else str(free_port()) for key, port in ports.items()}
+    return gateway | {key: port if int(port) else str(next(free)) for key, port in ports.items()}
 
 
 def _children(units: list[tuple[str, str, Sections]]) -> list[Child]:

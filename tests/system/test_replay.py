@@ -1,6 +1,8 @@
 """A live run's event log, replayed through the same `step`, gives the same actions."""
 
 import asyncio
+import json
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -32,7 +34,8 @@ from services.scheduler.events import (
 )
 from services.scheduler.state import SchedulerState
 from services.scheduler.stories.eventlog import EventLog, Head, read, read_head
-from tests.live import serving
+from tests.live import Live, serving, wait_for
+from tests.system.children import workers_standing_still
 
 
 def again(log: Path) -> SchedulerState:
@@ -69,21 +72,31 @@ async def test_replay_gives_identical_actions(tmp_path: Path):
     assert len(seen) > 100
 
 
+def there(live: Live) -> int:
+    """Requests that run or wait."""
+    with urllib.request.urlopen(f"{live.http}/load", timeout=10) as answer:
+        return int(json.loads(answer.read())["server_load"])
+
+
 @pytest.mark.slow
 async def test_an_aggressive_run_with_evictions_replays_too(tmp_path: Path):
     log = tmp_path / "events.jsonl"
     settings = ["--policy", "fcfs", "--kv-tokens", "512"]
     with serving(*settings, "--set", f"scheduler.event_log={log}") as live:
         async with AsyncClient(live.grpc) as client:
-            asks = [
-                client.complete(
-                    f"Count from 1 to {20 + i}.\n",
-                    max_tokens=120,
-                    temperature=0.0,
-                    ignore_eos=True,
-                )
-                for i in range(16)
-            ]
+            with workers_standing_still(live):  # until all are there: most are let in at once
+                asks = [
+                    asyncio.ensure_future(
+                        client.complete(
+                            f"Count from 1 to {20 + i}.\n",
+                            max_tokens=120,
+                            temperature=0.0,
+                            ignore_eos=True,
+                        )
+                    )
+                    for i in range(16)
+                ]
+                await asyncio.to_thread(wait_for, lambda: there(live) == 16)
             await asyncio.gather(*asks)
         assert live.stop() == 0
     state = again(log)

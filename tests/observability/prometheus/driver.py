@@ -3,7 +3,6 @@
 import json
 import math
 import shutil
-import socket
 import subprocess
 import time
 import urllib.error
@@ -17,6 +16,7 @@ from typing import Any
 
 import yaml
 
+from foretoken.running.ports import free_port
 from observability.prometheus import build
 from tests.live import wait_for
 
@@ -70,7 +70,7 @@ def scraping(program: str, target: str, folder: Path) -> Iterator[Prometheus]:
     """Prometheus over `target` (host:port), up and having read it once; stopped afterwards."""
     for name in build.files():
         shutil.copy(build.FOLDER / name, folder)
-    port = _free_port()
+    port = free_port()
     (folder / "prometheus.yml").write_text(
         yaml.safe_dump(_configuration(target, f"127.0.0.1:{port}", list(build.files())))
     )
@@ -116,8 +116,3 @@ def _is_ready(running: Prometheus, process: subprocess.Popen[bytes], log: Path) 
             return bool(answer.status == 200)
     except OSError:
         return False
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return int(listening.getsockname()[1])

@@ -1,0 +1,37 @@
+"""Ports for what is started here."""
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from foretoken.running import ports
+from foretoken.running.ports import LOWEST, PORTS, free_port, free_ports
+from services.runtime.config import ConfigError
+
+RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+
+
+def test_they_differ_and_can_be_listened_on() -> None:
+    found = free_ports(50)
+    assert len(set(found)) == 50
+    listening = [socket.create_server(("127.0.0.1", port)) for port in found]
+    try:
+        assert not set(free_ports(50)) & set(found)
+    finally:
+        for each in listening:
+            each.close()
+
+
+@pytest.mark.skipif(not RANGE.exists(), reason="only Linux says which it gives to callers")
+def test_no_connection_on_its_way_out_gets_one() -> None:
+    lowest, highest = (int(word) for word in RANGE.read_text().split())
+    assert not set(range(LOWEST, LOWEST + PORTS)) & set(range(lowest, highest + 1))
+
+
+def test_where_all_are_taken_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", free_port())) as taken:
+        monkeypatch.setattr(ports, "LOWEST", taken.getsockname()[1])
+        monkeypatch.setattr(ports, "PORTS", 1)
+        with pytest.raises(ConfigError, match=r"no ports are free from \d+ to \d+"):
+            free_port()
