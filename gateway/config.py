@@ -83,7 +83,9 @@ class GatewayConfig(ServedSettings):
     max_sessions: Count = 4096  # live choices; one more is refused with 429
     max_queued: Count = 4096  # waiting at the scheduler, as its own max_queue; one more: 429
     max_arriving: Count = 2048  # waiting to be read: a burst of 2,000 is taken in within seconds
-    arriving_hold_s: Positive = 0.02  # but tokens that keep coming hold one up no longer
+    # But tokens that keep coming hold one up no longer. At a load that just fills two cores, a
+    # fiftieth of a second took so much of the loop for arrivals that the engine waited for plans.
+    arriving_hold_s: Positive = 0.1
     arriving_burst_s: Positive = 0.005  # of reading between two looks: one long prompt, many short
     reading_threads: Count = 2  # that tokenize and render: one long text, and short ones beside it
     # Texts up to so many bytes are read on the event loop, which a thread holds up for longer where

@@ -22,17 +22,19 @@ class Turnstile:
 
     def __init__(self, max_waiting: int, hold_s: float, burst_s: float):
         self._max_waiting, self._hold_s, self._burst_s = max_waiting, hold_s, burst_s
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._waiting: deque[tuple[asyncio.Future[None], float]] = deque()  # and since when
         self._free = True
         self._turns = self._calm_turns = 0  # since somebody passed; without tokens
         self._since_s = 0.0  # the first of them
         self._burst_since_s = 0.0
 
     def check(self) -> None:
-        """Raises Refused when as many wait as may."""
+        """Raises Refused when as many wait as may, to be tried again after as long as the next of
+        them has waited: who came now as the last would wait so long."""
         if len(self._waiting) >= self._max_waiting:
             message = f"{len(self._waiting)} requests wait to be read"
-            raise Refused(Bar.ARRIVING, message, len(self._waiting) * self._hold_s)
+            waited_s = asyncio.get_running_loop().time() - self._waiting[0][1]
+            raise Refused(Bar.ARRIVING, message, waited_s)
 
     def on_tokens(self) -> None:
         """Tokens were read in this turn of the loop."""
@@ -45,8 +47,9 @@ class Turnstile:
             self._pass()
             return
         self.check()
-        turn = asyncio.get_running_loop().create_future()
-        self._waiting.append(turn)
+        loop = asyncio.get_running_loop()
+        turn = loop.create_future()
+        self._waiting.append((turn, loop.time()))
         await turn
 
     def _pass(self) -> None:
@@ -71,7 +74,7 @@ class Turnstile:
 
     def _let_in(self) -> None:
         while self._waiting:
-            turn = self._waiting.popleft()
+            turn, _ = self._waiting.popleft()
             if not turn.done():  # its client did not leave
                 turn.set_result(None)
                 self._pass()

@@ -28,6 +28,7 @@ def live() -> Iterator[Live]:
     with serving(
         "--kv-tokens", str(KV_TOKENS), "--policy", "conservative",
         "--set", "scheduler.max_queue=3", "--set", f"worker.metrics_port={WORKER_PORT}",
+        "--set", "gateway.metrics_wait_s=0.1",  # for a worker that stands still
     ) as system:  # fmt: skip
         yield system
 

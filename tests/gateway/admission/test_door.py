@@ -11,6 +11,7 @@ from foretoken import AsyncClient, Overloaded
 from gateway.admission.door import Bar, Door, Refused
 from gateway.admission.turnstile import CALM_TURNS, Turnstile
 from gateway.peers.fleet import Fleet
+from gateway.peers.messages import MIN_RETRY_S
 from gateway.requests.text import Text
 from protos.worker_pb2 import Prompt
 from tests.gateway.gateway_fakes import House, housing
@@ -190,6 +191,25 @@ async def test_short_prompts_come_in_together_and_tokens_follow_them() -> None:
         turnstile.on_tokens()
         await asyncio.sleep(0)
     assert all(each.done() for each in waiting)
+
+
+async def test_one_too_many_is_told_how_long_the_next_has_waited() -> None:
+    turnstile = Turnstile(max_waiting=2, hold_s=1000.0, burst_s=0.0)
+    await turnstile.enter()
+    loop = asyncio.get_running_loop()
+    waiting = asyncio.ensure_future(turnstile.enter())
+    began_s = loop.time()
+    while loop.time() < began_s + MIN_RETRY_S + 0.1:
+        turnstile.on_tokens()
+        await asyncio.sleep(0)
+    turnstile.check()  # there is room for another
+    last = asyncio.ensure_future(turnstile.enter())
+    turnstile.on_tokens()
+    await asyncio.sleep(0)
+    with pytest.raises(Refused) as refused:
+        turnstile.check()
+    assert MIN_RETRY_S + 0.1 <= (refused.value.retry_after_s or 0) <= loop.time() - began_s + 0.1
+    await asyncio.gather(waiting, last)
 
 
 async def test_who_leaves_is_passed_over() -> None:
