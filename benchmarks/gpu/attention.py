@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -180,11 +181,8 @@ def store_lines(quick: bool, repeats: int, ceiling: float) -> Iterator[Measureme
         attention = kernels()
         attention.prepare(StepBatch(DecodeRows([], [], BLOCK_TOKENS), []), slots)
 
-        def store(layer: KVLayer = layer, k: Tensor = k, v: Tensor = v) -> None:
-            attention.store(layer, k, v)  # noqa: B023 - called before the next is made
-
         moved = tokens * (Decode(1, 1, 8).token_bytes + Decode(1, 1, 8, int8).token_bytes)
-        seconds = times_s(store, repeats)
+        seconds = times_s(partial(attention.store, layer, k, v), repeats)
         share = figure([moved / s / ceiling for s in seconds.values])
         yield Measurement(
             f"store {tokens} tokens as {'INT8' if int8 else 'bf16'}, of copy bandwidth", share

@@ -13,7 +13,7 @@ GIB = 2**30
 
 def event() -> torch.cuda.Event:
     """Recorded on the current stream."""
-    made = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # no types
+    made = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # PyTorch gives it no types
     made.record()
     return made
 

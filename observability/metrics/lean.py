@@ -64,5 +64,5 @@ class LeanHistogram(Collector):
 
 def spelled(number: float) -> str:
     """As Prometheus' text has it."""
-    text: str = floatToGoString(number)  # type: ignore[no-untyped-call]  # the library has no types
+    text: str = floatToGoString(number)  # type: ignore[no-untyped-call]  # prometheus_client gives it none
     return text

@@ -146,9 +146,7 @@ async def test_a_full_queue_is_a_429_that_says_when_to_come_back(live: Live):
 async def test_the_first_sigterm_lets_answers_end_and_refuses_new_ones():
     with serving() as live:
         async with AsyncClient(live.grpc) as client:
-            stream = client.generate(
-                "Count from 1 to 500.\n", max_tokens=600, ignore_eos=True, temperature=0.0
-            )
+            stream = client.generate("Count from 1 to 500.\n", **LONG)
             chunks = aiter(stream)
             await anext(chunks)
             with workers_standing_still(live):

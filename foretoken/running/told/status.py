@@ -47,7 +47,7 @@ async def fleet_of(scheduler: aio.Channel, workers: Callable[[], int]) -> schedu
 
 async def healthy(url: str) -> None:
     """Return once the gateway says it is: it has a scheduler and a worker. Ends with its server."""
-    while not await _is_ok(url):  # noqa: ASYNC110 - it is another process's
+    while not await _is_ok(url):  # noqa: ASYNC110 - another process tells of no event
         await asyncio.sleep(0.02)
 
 

@@ -32,7 +32,7 @@ class BoundedProtocol(H11Protocol):
         self._max_connections, self._header_wait_s = max_connections, header_wait_s
         self._late: asyncio.TimerHandle | None = None  # while a request has begun and says not what
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn narrows it
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # H11Protocol narrows it, too
         super().connection_made(transport)
         over = len(self.connections) - self._max_connections
         if over > SPARE:

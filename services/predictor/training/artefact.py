@@ -150,7 +150,8 @@ def _read(folder: Path, manifest: Manifest) -> tuple[Tensors, dict[str, str]]:
         if digest(path) != manifest.ranker_sha256:
             raise _broken(folder, f"its {_RANKER} is cut short or was changed after training")
         with safe_open(path, "pt") as file:
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - it is no dict
+            names = file.keys()
+            tensors = {name: file.get_tensor(name) for name in names}
             described = file.metadata() or {}
     except (OSError, SafetensorError) as error:
         raise _broken(folder, f"its {_RANKER} cannot be read: {error}") from None
