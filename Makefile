@@ -45,8 +45,7 @@ imports: setup
 
 # The generated code is committed; proto-check fails when regenerating would change it.
 proto: setup
-	PATH="$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc -I . \
-	  --python_out=. --grpc_python_out=. --mypy_out=quiet:. --mypy_grpc_out=quiet:. protos/*.proto
+	PATH="$(BIN):$$PATH" $(BIN)/python -m protos.generate
 
 proto-check: proto
 	git diff --exit-code -- protos

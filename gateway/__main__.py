@@ -5,10 +5,10 @@ import asyncio
 from prometheus_client import CollectorRegistry
 
 from gateway.config import GatewayConfig
+from gateway.faces.grpc.service import mount
+from gateway.faces.http.app import build_app
+from gateway.faces.http.serve import bind_http, serve_http
 from gateway.gateway import Gateway
-from gateway.http.app import build_app
-from gateway.http.serve import bind_http, serve_http
-from gateway.service import mount
 from observability.tracing import Tracing
 from services.runtime.channel import connect
 from services.runtime.main import Unit, run_service

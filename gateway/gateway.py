@@ -36,9 +36,9 @@ from gateway.sessions.recent import Recent
 from observability.exposition import Part
 from observability.logs import about
 from observability.tracing import NO_SPANS, Spans
-from protos import gateway_pb2, scheduler_pb2, worker_pb2
-from protos.scheduler_pb2_grpc import SchedulerStub
-from protos.worker_pb2_grpc import WorkerStub
+from protos.generated import gateway_pb2, scheduler_pb2, worker_pb2
+from protos.generated.scheduler_pb2_grpc import SchedulerStub
+from protos.generated.worker_pb2_grpc import WorkerStub
 from services.runtime.backoff import Backoff
 from services.runtime.errors import Code, ServiceError
 from services.runtime.observed.tracing import outgoing

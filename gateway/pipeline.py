@@ -29,7 +29,7 @@ from gateway.sessions.promises import Promises
 from gateway.sessions.roster import Roster, ToScheduler
 from gateway.sessions.session import News, Session
 from gateway.sessions.verdicts import Verdicts
-from protos import scheduler_pb2, worker_pb2
+from protos.generated import scheduler_pb2, worker_pb2
 from services.core import FinishReason
 from services.runtime.codecs.common import decode_reason
 from services.runtime.errors import Code, ServiceError

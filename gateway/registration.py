@@ -6,7 +6,7 @@ from typing import Any, cast
 import grpc
 from google.protobuf.message import DecodeError
 
-from protos import gateway_pb2, gateway_pb2_grpc
+from protos.generated import gateway_pb2, gateway_pb2_grpc
 
 
 class Registrar:

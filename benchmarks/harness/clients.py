@@ -9,7 +9,7 @@ from grpc import aio
 
 from foretoken.bench.client import Server
 from foretoken.bench.samples import Sample
-from protos import common_pb2, gateway_pb2, gateway_pb2_grpc
+from protos.generated import common_pb2, gateway_pb2, gateway_pb2_grpc
 from services.runtime.channel import connect
 
 Prompts = Sequence[Sequence[int]]

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
-from protos import common_pb2, gateway_pb2
+from protos.generated import common_pb2, gateway_pb2
 from services.core import FinishReason
 from services.runtime.codecs.common import decode_reason
 

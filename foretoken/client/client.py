@@ -24,7 +24,7 @@ from foretoken.client.answers import (
     make_request,
 )
 from foretoken.client.errors import from_status
-from protos import gateway_pb2, gateway_pb2_grpc
+from protos.generated import gateway_pb2, gateway_pb2_grpc
 from services.runtime.channel import OPTIONS
 
 TIMEOUT_KEY = "x-request-timeout-s"

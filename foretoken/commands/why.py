@@ -12,7 +12,7 @@ import typer
 from foretoken.client.address import DEFAULT_ADDRESS
 
 if TYPE_CHECKING:
-    from protos import scheduler_pb2
+    from protos.generated import scheduler_pb2
 
 ASK_S = 15.0
 ALL = 2**31  # stories kept of a log: every one
@@ -89,7 +89,7 @@ def _ask(request_id: str, server: str) -> "scheduler_pb2.WhyResponse":
     import grpc
 
     from foretoken.client.errors import from_status
-    from protos import gateway_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
+    from protos.generated import gateway_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
     from services.runtime.channel import OPTIONS
 
     request = scheduler_pb2.WhyRequest(request_id=request_id)

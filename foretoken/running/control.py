@@ -13,7 +13,7 @@ from gateway.config import GatewayConfig
 from gateway.gateway import Gateway
 from observability.exposition import Part
 from observability.tracing import OFF, Tracing
-from protos import estimator_pb2_grpc, scheduler_pb2_grpc
+from protos.generated import estimator_pb2_grpc, scheduler_pb2_grpc
 from services.estimator.config import EstimatorConfig
 from services.estimator.service import EstimatorService
 from services.runtime.channel import InProcessServer, connect

@@ -31,7 +31,7 @@ from foretoken.running.told import status
 from foretoken.running.told.progress import Progress
 from gateway.config import GatewayConfig
 from observability.exposition import expose
-from protos import scheduler_pb2
+from protos.generated import scheduler_pb2
 from services.estimator.config import EstimatorConfig
 from services.predictor.config import PredictorConfig
 from services.runtime.channel import connect
@@ -51,9 +51,9 @@ if TYPE_CHECKING:
 
 CONTROL = (
     "foretoken.running.control",
-    "gateway.http.app",
-    "gateway.http.serve",
-    "gateway.service",
+    "gateway.faces.http.app",
+    "gateway.faces.http.serve",
+    "gateway.faces.grpc.service",
 )
 
 
@@ -84,9 +84,9 @@ async def embedded(
         say("importing the control plane")
         await aside(_import_control)
         from foretoken.running.control import build_control  # by now imported, as CONTROL
-        from gateway.http.app import build_app
-        from gateway.http.serve import serving_http
-        from gateway.service import mount
+        from gateway.faces.grpc.service import mount
+        from gateway.faces.http.app import build_app
+        from gateway.faces.http.serve import serving_http
 
         say("building the control plane")
         control = build_control(overrides, predictor, CollectorRegistry(), tracing)

@@ -4,7 +4,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from gateway.requests.parser import Generation, Reach
-from protos import scheduler_pb2
+from protos.generated import scheduler_pb2
 from services.runtime.prefix import encode_hashes, prompt_hashes
 
 MOST_BLOCKS = 256  # of a prompt that are hashed, whatever is asked for: a quarter of a millisecond

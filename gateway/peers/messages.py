@@ -4,7 +4,7 @@ from gateway.requests.errors import ContextOverflow
 from gateway.requests.parser import Generation
 from gateway.requests.sampling import Sampling
 from gateway.sessions.foresight import Foretold
-from protos import common_pb2, scheduler_pb2, worker_pb2
+from protos.generated import common_pb2, scheduler_pb2, worker_pb2
 from services.core import FinishReason
 from services.runtime.codecs.common import decode_forecast, encode_reason, encode_sla
 from services.runtime.errors import Code, ServiceError

@@ -10,8 +10,8 @@ from prometheus_client import Gauge
 from gateway.config import GatewayConfig
 from observability.exposition import Part, expose, merge, with_aliases
 from observability.metrics.vllm import ALIASES
-from protos import telemetry_pb2
-from protos.telemetry_pb2_grpc import TelemetryStub
+from protos.generated import telemetry_pb2
+from protos.generated.telemetry_pb2_grpc import TelemetryStub
 
 log = logging.getLogger(__name__)
 

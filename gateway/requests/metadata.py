@@ -8,7 +8,7 @@ from gateway.admission.caller import REQUEST_ID, introduce
 from gateway.admission.keys import bearer
 from gateway.requests.parser import check_timeout
 from gateway.requests.sla import OTHER
-from protos import common_pb2
+from protos.generated import common_pb2
 from services.runtime.errors import InvalidArgument
 
 DEADLINE_MARGIN_S = 0.05  # of a gRPC deadline, so that the answer so far still arrives

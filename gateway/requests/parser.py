@@ -23,7 +23,7 @@ from gateway.requests.sampling import (
     fault_of_stops,
 )
 from gateway.requests.text import Text
-from protos import common_pb2, gateway_pb2
+from protos.generated import common_pb2, gateway_pb2
 from services.core import Sla
 from services.runtime.errors import InvalidArgument
 

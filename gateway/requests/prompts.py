@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 
 from gateway.requests.text import TemplateError, Text
-from protos import gateway_pb2
+from protos.generated import gateway_pb2
 from services.runtime.errors import InvalidArgument
 
 ROLES = ("system", "user", "assistant")

@@ -7,7 +7,7 @@ from tokenizers import Tokenizer
 
 from gateway.requests.errors import ContextOverflow
 from gateway.requests.parser import Reach
-from protos import gateway_pb2
+from protos.generated import gateway_pb2
 
 # Parts of a tokenizer that drop no text; with others among them a token may stand for any amount.
 KEEP = frozenset(("Sequence", "Prepend", "NFC", "Split", "Regex", "String", "ByteLevel", "Digits",

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from gateway.peers import messages
 from gateway.sessions.call import Live
 from gateway.sessions.placement import Placement
-from protos import scheduler_pb2
+from protos.generated import scheduler_pb2
 from services.core import FinishReason
 
 ToScheduler = Callable[[scheduler_pb2.SubmitMessage], object]

@@ -4,7 +4,7 @@ from collections import OrderedDict
 
 from gateway.sessions.delivery import Ended
 from gateway.sessions.recent import Recent
-from protos import scheduler_pb2
+from protos.generated import scheduler_pb2
 from services.verdict import sentence
 
 JUDGED = "judged"  # a chapter's kind

@@ -3,7 +3,7 @@
 from prometheus_client import CollectorRegistry
 
 from observability.tracing import Tracing
-from protos import batcher_pb2_grpc
+from protos.generated import batcher_pb2_grpc
 from services.batcher.config import BatcherConfig
 from services.batcher.service import BatcherService
 from services.runtime.main import Unit, nothing, run_service

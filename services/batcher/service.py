@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import numpy as np
 from prometheus_client import CollectorRegistry
 
-from protos import batcher_pb2, batcher_pb2_grpc
+from protos.generated import batcher_pb2, batcher_pb2_grpc
 from services.batcher.config import BatcherConfig
 from services.batcher.metrics import BatcherMetrics
 from services.forecasttable import ForecastTable

@@ -3,7 +3,7 @@
 from prometheus_client import CollectorRegistry
 
 from observability.tracing import Tracing
-from protos import estimator_pb2_grpc
+from protos.generated import estimator_pb2_grpc
 from services.estimator.config import EstimatorConfig
 from services.estimator.service import EstimatorService
 from services.runtime.main import Unit, nothing, run_service

@@ -8,7 +8,7 @@ from time import monotonic
 import grpc
 from prometheus_client import CollectorRegistry
 
-from protos import estimator_pb2, estimator_pb2_grpc
+from protos.generated import estimator_pb2, estimator_pb2_grpc
 from services.estimator.config import EstimatorConfig
 from services.estimator.metrics import EstimatorMetrics
 from services.estimator.state import EstimatorState

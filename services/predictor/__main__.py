@@ -7,7 +7,7 @@ from functools import partial
 from prometheus_client import CollectorRegistry
 
 from observability.tracing import Tracing
-from protos import predictor_pb2_grpc
+from protos.generated import predictor_pb2_grpc
 from services.predictor.config import PredictorConfig
 from services.predictor.service import PredictorService
 from services.runtime.config import load

@@ -15,7 +15,7 @@ from observability.metrics import predictor as catalogue
 from observability.metrics.metric import Metric
 from observability.metrics.reading import Look
 from observability.tracing import NO_SPANS, Spans
-from protos import common_pb2, predictor_pb2, predictor_pb2_grpc
+from protos.generated import common_pb2, predictor_pb2, predictor_pb2_grpc
 from services.forecast import MOST_TOKENS
 from services.predictor.assembly import assemble
 from services.predictor.cascade.cascade import Answer, Asked, Read

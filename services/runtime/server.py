@@ -15,7 +15,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from observability.exposition import Part
-from protos import telemetry_pb2_grpc
+from protos.generated import telemetry_pb2_grpc
 from services.runtime.channel import OPTIONS
 from services.runtime.config import ConfigError
 from services.runtime.errors import ErrorInterceptor

@@ -3,7 +3,7 @@
 from prometheus_client import CollectorRegistry
 
 from observability.tracing import Tracing
-from protos import scheduler_pb2_grpc
+from protos.generated import scheduler_pb2_grpc
 from services.runtime.channel import connect
 from services.runtime.main import Unit, run_service
 from services.runtime.server import Mount

@@ -2,7 +2,7 @@
 
 from math import inf
 
-from protos import batcher_pb2, common_pb2, predictor_pb2, scheduler_pb2
+from protos.generated import batcher_pb2, common_pb2, predictor_pb2, scheduler_pb2
 from services.core import RejectReason, Request
 from services.policies.snapshot import CHAIN
 from services.runtime.codecs.arrange import decode_floats

@@ -14,7 +14,7 @@ from grpc import aio
 from prometheus_client import CollectorRegistry
 
 from observability.tracing import NO_SPANS, Spans
-from protos import scheduler_pb2, scheduler_pb2_grpc
+from protos.generated import scheduler_pb2, scheduler_pb2_grpc
 from services.core import FinishReason
 from services.runtime.codecs.attach import (
     decode_drain_s,

@@ -12,7 +12,7 @@ from typing import Any
 from grpc import StatusCode, aio
 
 from observability.tracing import NO_SPANS
-from protos import scheduler_pb2, scheduler_pb2_grpc
+from protos.generated import scheduler_pb2, scheduler_pb2_grpc
 from services.core import HeldRequest, Report
 from services.runtime.codecs.attach import decode_plan, encode_held, encode_report
 from services.runtime.streams import Outbox

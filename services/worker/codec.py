@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from protos import common_pb2, scheduler_pb2, worker_pb2
+from protos.generated import common_pb2, scheduler_pb2, worker_pb2
 from services.costs import StepTiming, SwapTiming
 from services.runtime.codecs.common import encode_reason, encode_swap, encode_timing
 from services.worker.config import WorkerConfig

@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
 
-from protos import worker_pb2
+from protos.generated import worker_pb2
 from services.runtime.streams import Outbox
 from services.worker.codec import encode_error, extend_tokens
 from services.worker.requests.batch import NewToken

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from itertools import count
 
 from observability.tracing import NO_SPANS
-from protos import worker_pb2, worker_pb2_grpc
+from protos.generated import worker_pb2, worker_pb2_grpc
 from services.runtime.errors import Code, InvalidArgument, ServiceError
 from services.runtime.streams import duplex
 from services.worker.codec import decode_prompt

@@ -7,7 +7,7 @@ import transformers
 from prometheus_client import CollectorRegistry
 
 from observability.tracing import Tracing
-from protos import worker_pb2_grpc
+from protos.generated import worker_pb2_grpc
 from services.runtime.channel import connect
 from services.runtime.main import Unit
 from services.runtime.server import Mount

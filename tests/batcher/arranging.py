@@ -8,7 +8,7 @@ from typing import Any
 from grpc import aio
 from prometheus_client import CollectorRegistry
 
-from protos import batcher_pb2, batcher_pb2_grpc
+from protos.generated import batcher_pb2, batcher_pb2_grpc
 from services.batcher.config import BatcherConfig
 from services.batcher.service import BatcherService
 from services.forecast import Forecast

@@ -8,7 +8,7 @@ import grpc
 import pytest
 from prometheus_client import CollectorRegistry
 
-from protos import batcher_pb2, batcher_pb2_grpc
+from protos.generated import batcher_pb2, batcher_pb2_grpc
 from services.batcher.config import BatcherConfig
 from services.batcher.service import BatcherService
 from services.policies.preset import choose

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from grpc import aio
 
-from protos import batcher_pb2
+from protos.generated import batcher_pb2
 from services.policies.preset import choose
 from services.runtime.codecs.arrange import (
     encode_hello,

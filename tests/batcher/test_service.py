@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from observability.metrics import batcher as catalogue
-from protos import batcher_pb2, batcher_pb2_grpc
+from protos.generated import batcher_pb2, batcher_pb2_grpc
 from services.batcher.config import BatcherConfig
 from services.batcher.metrics import BatcherMetrics
 from services.batcher.service import BatcherService

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from foretoken.running.control import build_control
 from foretoken.running.options import ServeOptions, sections
 from observability.metrics import estimator as catalogue
-from protos import common_pb2, estimator_pb2, estimator_pb2_grpc, scheduler_pb2
+from protos.generated import common_pb2, estimator_pb2, estimator_pb2_grpc, scheduler_pb2
 from services.costs import CostModel
 from services.estimator.config import EstimatorConfig
 from services.estimator.metrics import MOST_SHOWN, EstimatorMetrics

@@ -21,10 +21,10 @@ from foretoken import (
     Unavailable,
 )
 from foretoken.commands.chat import Conversation, chat
-from protos import common_pb2 as common
-from protos import gateway_pb2, gateway_pb2_grpc
-from protos import scheduler_pb2 as sched
-from protos.worker_pb2 import Prompt
+from protos.generated import common_pb2 as common
+from protos.generated import gateway_pb2, gateway_pb2_grpc
+from protos.generated import scheduler_pb2 as sched
+from protos.generated.worker_pb2 import Prompt
 from services.core import FinishReason
 from services.runtime.server import Mount, listening
 from tests.gateway.gateway_fakes import House, housing, tokens_of

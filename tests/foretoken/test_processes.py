@@ -12,7 +12,7 @@ import pytest
 from foretoken.running.children.minding import minding
 from foretoken.running.children.processes import Child
 from foretoken.running.options import Sections
-from protos import predictor_pb2, predictor_pb2_grpc
+from protos.generated import predictor_pb2, predictor_pb2_grpc
 from services.runtime.channel import connect
 from services.runtime.server import Lifecycle
 from tests.reach import until

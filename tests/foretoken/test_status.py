@@ -9,7 +9,7 @@ from foretoken.running.children.minding import minding
 from foretoken.running.children.processes import Child
 from foretoken.running.options import Sections
 from foretoken.running.told import status
-from protos import predictor_pb2, predictor_pb2_grpc
+from protos.generated import predictor_pb2, predictor_pb2_grpc
 from services.runtime.channel import connect
 from services.runtime.server import Lifecycle
 

@@ -11,7 +11,7 @@ from foretoken.running.told.throughput import Throughput, Totals, totals_of
 from gateway.admission.door import Bar
 from gateway.observed.metrics import Metrics
 from observability.exposition import Part, expose
-from protos import scheduler_pb2
+from protos.generated import scheduler_pb2
 from services.core import Sla
 from services.runtime.startup import UP
 

@@ -15,16 +15,16 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from gateway.config import GatewayConfig
+from gateway.faces.grpc.service import mount
+from gateway.faces.http.app import build_app
+from gateway.faces.http.serve import serving_http
 from gateway.gateway import Gateway
-from gateway.http.app import build_app
-from gateway.http.serve import serving_http
 from gateway.requests.text import Text
-from gateway.service import mount
 from models.tokenizer import make_tokenizer
 from observability.tracing import NO_SPANS, Spans
-from protos import common_pb2 as common
-from protos import scheduler_pb2 as sched
-from protos import scheduler_pb2_grpc, worker_pb2, worker_pb2_grpc
+from protos.generated import common_pb2 as common
+from protos.generated import scheduler_pb2 as sched
+from protos.generated import scheduler_pb2_grpc, worker_pb2, worker_pb2_grpc
 from services.runtime.channel import InProcessServer, connect
 from services.runtime.errors import Code, ServiceError
 from services.runtime.server import Mount, Server, listening

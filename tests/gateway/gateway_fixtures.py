@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from foretoken import AsyncClient
-from protos import common_pb2 as common
+from protos.generated import common_pb2 as common
 from tests.gateway.gateway_fakes import House, demo_text, housing
 
 STOP, LENGTH = common.FINISH_REASON_STOP, common.FINISH_REASON_LENGTH

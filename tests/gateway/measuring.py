@@ -16,7 +16,7 @@ import pytest
 from grpc import aio
 from prometheus_client.parser import text_string_to_metric_families
 
-from protos import common_pb2, gateway_pb2, gateway_pb2_grpc
+from protos.generated import common_pb2, gateway_pb2, gateway_pb2_grpc
 from services.runtime.channel import connect
 from services.verdict import BECAUSE
 from tests.gateway.gateway_fakes import demo_text

@@ -3,7 +3,7 @@
 from gateway.config import GatewayConfig
 from gateway.peers.messages import new_request
 from gateway.requests.parser import MAX_ANSWERS, Clock, Parser, Reach
-from protos import gateway_pb2
+from protos.generated import gateway_pb2
 from tests.gateway.gateway_fakes import demo_folder, demo_text
 
 

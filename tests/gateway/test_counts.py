@@ -12,10 +12,10 @@ import pytest
 
 from foretoken import AsyncClient, ForetokenError
 from observability.metrics import gateway as catalogue
-from protos import common_pb2 as common
-from protos import gateway_pb2
-from protos import scheduler_pb2 as sched
-from protos.worker_pb2 import Prompt
+from protos.generated import common_pb2 as common
+from protos.generated import gateway_pb2
+from protos.generated import scheduler_pb2 as sched
+from protos.generated.worker_pb2 import Prompt
 from tests.gateway.gateway_fakes import House, housing, tokens_of
 from tests.gateway.gateway_fixtures import IDS, STOP, first_prompt
 from tests.gateway.gateway_fixtures import house as house

@@ -16,9 +16,9 @@ from foretoken import (
     ServerError,
     Unavailable,
 )
-from protos import common_pb2 as common
-from protos import gateway_pb2, gateway_pb2_grpc
-from protos import scheduler_pb2 as sched
+from protos.generated import common_pb2 as common
+from protos.generated import gateway_pb2, gateway_pb2_grpc
+from protos.generated import scheduler_pb2 as sched
 from services.core import FinishReason
 from services.runtime.channel import connect
 from tests.gateway.gateway_fakes import House, housing

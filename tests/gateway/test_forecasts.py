@@ -8,8 +8,8 @@ import pytest
 
 from foretoken import AsyncClient, Chunk, Foreseen
 from gateway.sessions.promises import LEAST
-from protos import common_pb2 as common
-from protos import scheduler_pb2 as sched
+from protos.generated import common_pb2 as common
+from protos.generated import scheduler_pb2 as sched
 from tests.gateway.gateway_fakes import House
 from tests.gateway.gateway_fixtures import IDS, STOP, WORDS, first_prompt
 from tests.gateway.gateway_fixtures import client as client

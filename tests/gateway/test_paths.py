@@ -3,8 +3,8 @@
 import asyncio
 
 from foretoken import AsyncClient
-from protos import common_pb2 as common
-from protos import scheduler_pb2 as sched
+from protos.generated import common_pb2 as common
+from protos.generated import scheduler_pb2 as sched
 from services.core import FinishReason
 from tests.gateway.gateway_fakes import House, housing
 from tests.gateway.gateway_fixtures import IDS, LENGTH, STOP, WORDS, first_prompt

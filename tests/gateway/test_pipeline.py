@@ -12,9 +12,9 @@ from gateway.pipeline import Pipeline
 from gateway.requests.parser import Generation
 from gateway.requests.sampling import Sampling
 from gateway.sessions.call import ClientCall
-from protos import common_pb2 as common
-from protos import scheduler_pb2 as sched
-from protos import worker_pb2
+from protos.generated import common_pb2 as common
+from protos.generated import scheduler_pb2 as sched
+from protos.generated import worker_pb2
 from services.core import FinishReason, Sla
 from tests.gateway.gateway_fakes import demo_folder, demo_text
 from tests.gateway.gateway_fixtures import IDS, LENGTH, STOP

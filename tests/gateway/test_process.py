@@ -15,7 +15,7 @@ from foretoken import AsyncClient, DeadlineExceeded, ForetokenError, Unavailable
 from foretoken.running.ports import free_port
 from gateway.config import GatewayConfig
 from gateway.requests.text import Text
-from protos import common_pb2 as common
+from protos.generated import common_pb2 as common
 from services.runtime.config import ConfigError, load
 from services.runtime.server import listening
 from tests.gateway.gateway_fakes import (

@@ -13,7 +13,7 @@ import pytest
 from foretoken import AsyncClient
 from gateway.requests.reading_pool import LARGE_BYTES
 from gateway.requests.text import Text
-from protos.worker_pb2 import Prompt
+from protos.generated.worker_pb2 import Prompt
 from tests.gateway.gateway_fakes import House, housing, tokens_of
 
 ENDLESS = tokens_of("1") * 400

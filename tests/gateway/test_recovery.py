@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from foretoken import AsyncClient, Unavailable
-from protos import scheduler_pb2 as sched
+from protos.generated import scheduler_pb2 as sched
 from services.core import FinishReason
 from services.runtime.server import listening
 from tests.gateway.gateway_fakes import House, housing, serves, tokens_of, works

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from foretoken import AsyncClient
-from protos import common_pb2 as common
-from protos import gateway_pb2
-from protos import scheduler_pb2 as sched
+from protos.generated import common_pb2 as common
+from protos.generated import gateway_pb2
+from protos.generated import scheduler_pb2 as sched
 from tests.gateway.gateway_fakes import House, demo_text, housing, tokens_of
 from tests.gateway.gateway_fixtures import IDS, first_prompt
 from tests.observability.tracing.otlp import Written, WrittenSpans

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from prometheus_client import CollectorRegistry
 
-from protos import common_pb2, predictor_pb2, predictor_pb2_grpc
+from protos.generated import common_pb2, predictor_pb2, predictor_pb2_grpc
 from services.predictor.config import PredictorConfig
 from services.predictor.encoder.extract import TextEncoder
 from services.predictor.interface import LAYERS

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protos import predictor_pb2
+from protos.generated import predictor_pb2
 from services.core import FinishReason, Outcome
 from services.forecast import UNCAPPED, certain
 from services.predictor.blend.content import ContentPredictor, Refit, Refitted

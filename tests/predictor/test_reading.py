@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protos import predictor_pb2
+from protos.generated import predictor_pb2
 from services.forecast import certain
 from services.predictor.blend.content import ContentPredictor
 from services.predictor.blend.members import FittedMember

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 from foretoken.running.options import ServeOptions, outcome_log, sections
 from foretoken.running.separate import wire
 from observability.metrics import predictor as catalogue
-from protos import common_pb2, predictor_pb2, predictor_pb2_grpc
+from protos.generated import common_pb2, predictor_pb2, predictor_pb2_grpc
 from services.forecast import UNCAPPED
 from services.predictor.config import PredictorConfig
 from services.predictor.service import PredictorService

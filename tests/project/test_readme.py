@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gateway.http.dialect.page import written
+from gateway.faces.http.dialect.page import written
 from tests.live import ROOT, Live, serving
 
 README = (ROOT / "README.md").read_text()
@@ -70,5 +70,5 @@ def test_the_house_is_as_drawn():
 
 
 def test_the_table_of_fields_is_the_code_s():
-    """`python -m gateway.http.dialect.page` writes it."""
+    """`python -m gateway.faces.http.dialect.page` writes it."""
     assert written(README) == README

@@ -16,7 +16,7 @@ PYTEST = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
     ("program", "tests"),
     [
         ("redis-server", "tests/runtime/outcomelog/test_redis.py"),
-        ("chromium", "tests/gateway/ui/test_chat.py"),
+        ("chromium", "tests/gateway/faces/ui/test_chat.py"),
     ],
 )
 def test_without_a_program_one_line_says_what_to_install(tmp_path: Path, program: str, tests: str):

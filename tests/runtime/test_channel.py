@@ -9,7 +9,7 @@ import grpc
 import pytest
 from grpc import aio
 
-from protos import estimator_pb2, estimator_pb2_grpc
+from protos.generated import estimator_pb2, estimator_pb2_grpc
 from services.runtime.errors import InvalidArgument, ServiceError
 from tests.reach import WAYS, reaching, until
 

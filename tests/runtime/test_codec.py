@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protos import common_pb2, estimator_pb2, scheduler_pb2, worker_pb2
+from protos.generated import common_pb2, estimator_pb2, scheduler_pb2, worker_pb2
 from services.core import (
     Completion,
     FinishReason,

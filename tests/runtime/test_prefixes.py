@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gateway.peers.fleet import MOST_BLOCKS, read_fleet
 from gateway.requests.parser import Generation
 from gateway.requests.sampling import Sampling
-from protos import scheduler_pb2 as sched
+from protos.generated import scheduler_pb2 as sched
 from services.core import FinishReason, Grant, Plan, Report, Request, Sla, WorkerView
 from services.forecast import certain
 from services.policies.preset import choose

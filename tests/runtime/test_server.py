@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from prometheus_client import CollectorRegistry
 
-from protos import batcher_pb2, batcher_pb2_grpc, estimator_pb2_grpc, predictor_pb2_grpc
+from protos.generated import batcher_pb2, batcher_pb2_grpc, estimator_pb2_grpc, predictor_pb2_grpc
 from services.batcher.config import BatcherConfig
 from services.batcher.service import BatcherService
 from services.estimator.config import EstimatorConfig

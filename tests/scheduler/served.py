@@ -9,7 +9,7 @@ from typing import Any
 from grpc import aio
 from prometheus_client import CollectorRegistry
 
-from protos import (
+from protos.generated import (
     common_pb2,
     estimator_pb2_grpc,
     predictor_pb2,

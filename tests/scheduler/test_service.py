@@ -11,7 +11,7 @@ import pytest
 from grpc import aio
 
 from observability.metrics import scheduler as catalogue
-from protos import (
+from protos.generated import (
     batcher_pb2,
     batcher_pb2_grpc,
     common_pb2,

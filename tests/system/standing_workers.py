@@ -22,7 +22,7 @@ from foretoken import AsyncClient
 from foretoken.running.control import Control, build_control
 from foretoken.running.options import ServeOptions, chosen_preset, demo_model, sections
 from foretoken.running.ports import free_port
-from gateway.service import mount
+from gateway.faces.grpc.service import mount
 from services.policies.preset import Preset
 from services.predictor.config import PredictorConfig
 from services.predictor.predictors import READS

@@ -9,7 +9,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 )
 
 from services.runtime.healthcheck import check
-from tests.gateway.http.openai_checks import CHECKS, Check
+from tests.gateway.faces.http.openai_checks import CHECKS, Check
 from tests.live import Live, serving
 
 

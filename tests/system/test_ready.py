@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from foretoken.running.ports import free_port
-from protos import predictor_pb2, predictor_pb2_grpc
+from protos.generated import predictor_pb2, predictor_pb2_grpc
 from tests.live import serving, wait_for
 
 ASKED = predictor_pb2.ForecastRequest(

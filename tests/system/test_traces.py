@@ -15,7 +15,7 @@ import pytest
 
 from foretoken import AsyncClient, Client
 from foretoken.running.ports import free_port
-from protos import common_pb2, gateway_pb2, gateway_pb2_grpc, scheduler_pb2
+from protos.generated import common_pb2, gateway_pb2, gateway_pb2_grpc, scheduler_pb2
 from tests.live import Live, serving, wait_for
 from tests.observability.tracing.otlp import Collector, Seen, collecting
 

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from protos import common_pb2
+from protos.generated import common_pb2
 from services.core import FinishReason
 from services.runtime.channel import MAX_MESSAGE_BYTES
 from services.worker.outbox import BATCHES_MAX, TokenOutbox

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from protos import scheduler_pb2_grpc
+from protos.generated import scheduler_pb2_grpc
 from services.core import Grant, HeldRequest, Pause, Residency
 from services.runtime.channel import connect
 from services.runtime.codecs.attach import decode_held

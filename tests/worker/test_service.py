@@ -9,7 +9,7 @@ import pytest
 from grpc import StatusCode, aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from protos import common_pb2, worker_pb2, worker_pb2_grpc
+from protos.generated import common_pb2, worker_pb2, worker_pb2_grpc
 from services.core import Grant, HeldRequest, StaticBatch
 from services.runtime.codecs.attach import decode_held
 from services.worker.engine.engine import Engine

@@ -5,7 +5,7 @@ from math import inf
 import pytest
 
 from observability.tracing import NO_SPANS
-from protos import scheduler_pb2
+from protos.generated import scheduler_pb2
 from services.core import (
     Completion,
     FinishReason,

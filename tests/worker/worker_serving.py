@@ -13,7 +13,13 @@ from grpc import aio
 from prometheus_client import CollectorRegistry
 
 from observability.tracing import OFF, Tracing
-from protos import common_pb2, scheduler_pb2, scheduler_pb2_grpc, worker_pb2, worker_pb2_grpc
+from protos.generated import (
+    common_pb2,
+    scheduler_pb2,
+    scheduler_pb2_grpc,
+    worker_pb2,
+    worker_pb2_grpc,
+)
 from services.core import Grant, Plan
 from services.runtime.channel import connect
 from services.runtime.codecs.attach import encode_plan

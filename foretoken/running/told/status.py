@@ -16,7 +16,7 @@ from rich.text import Text
 from foretoken.running.told.lines import say
 from foretoken.running.told.throughput import EVERY_S as THROUGHPUT_S
 from foretoken.running.told.throughput import Throughput, kv_share, totals_of
-from protos import scheduler_pb2, scheduler_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
+from protos.generated import scheduler_pb2, scheduler_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
 from services.runtime.server import Lifecycle
 from services.runtime.startup import process_age_s
 from services.runtime.tasks import background

@@ -3,7 +3,7 @@
 from collections import deque
 from dataclasses import astuple, dataclass
 
-from protos import scheduler_pb2
+from protos.generated import scheduler_pb2
 
 EVERY_S = 10.0
 WINDOW_S = 60.0  # of goodput

@@ -5,7 +5,7 @@ from math import isfinite
 
 from google.protobuf.message import DecodeError
 
-from protos import common_pb2, predictor_pb2
+from protos.generated import common_pb2, predictor_pb2
 from services.core import FinishReason, Outcome
 from services.forecast import MOST_TOKENS
 from services.predictor.cascade.pending import Waiting

@@ -9,7 +9,7 @@ from math import isfinite
 
 import numpy as np
 
-from protos import batcher_pb2
+from protos.generated import batcher_pb2
 from services.forecast import MAX_POINTS, MOST_TOKENS, Floats, Ints
 from services.forecasttable import ForecastTable
 from services.policies.decision import Decision

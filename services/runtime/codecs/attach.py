@@ -3,7 +3,7 @@ nothing: what is unknown is read as the safe case, and times that cannot be sort
 
 from math import isfinite
 
-from protos import scheduler_pb2
+from protos.generated import scheduler_pb2
 from services.core import (
     Completion,
     FinishReason,

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from math import inf, isfinite
 
-from protos import common_pb2, estimator_pb2, predictor_pb2
+from protos.generated import common_pb2, estimator_pb2, predictor_pb2
 from services.core import FinishReason, Outcome, Sla
 from services.costs import BatchTiming, CostModel, Direction, Neighbours, StepTiming, SwapTiming
 from services.forecast import UNCAPPED, Forecast

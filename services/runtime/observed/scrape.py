@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from observability.exposition import CONTENT_TYPE, Part, expose
-from protos import telemetry_pb2, telemetry_pb2_grpc
+from protos.generated import telemetry_pb2, telemetry_pb2_grpc
 from services.runtime.config import ConfigError
 
 log = logging.getLogger(__name__)

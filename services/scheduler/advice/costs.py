@@ -10,7 +10,7 @@ from math import isfinite
 import grpc
 from grpc import aio
 
-from protos import common_pb2, estimator_pb2, estimator_pb2_grpc
+from protos.generated import common_pb2, estimator_pb2, estimator_pb2_grpc
 from services.costs import BatchTiming, CostModel
 from services.runtime.codecs.common import decode_cost_model, encode_batch
 from services.scheduler import events as ev

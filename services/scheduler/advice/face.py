@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Sequence
 
-from protos import common_pb2, predictor_pb2_grpc
+from protos.generated import common_pb2, predictor_pb2_grpc
 from services.costs import BatchTiming
 from services.scheduler import events as ev
 from services.scheduler.advice.costs import Costs

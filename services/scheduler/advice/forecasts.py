@@ -15,7 +15,7 @@ import grpc
 from grpc import aio
 
 from observability.logs import concerning
-from protos import common_pb2, predictor_pb2, predictor_pb2_grpc
+from protos.generated import common_pb2, predictor_pb2, predictor_pb2_grpc
 from services.core import Outcome, Request
 from services.forecast import Forecast
 from services.runtime.backoff import Backoff

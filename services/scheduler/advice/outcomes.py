@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-from protos import predictor_pb2, predictor_pb2_grpc
+from protos.generated import predictor_pb2, predictor_pb2_grpc
 from services.core import Outcome
 from services.runtime.codecs.common import encode_outcome
 from services.scheduler.advice.delivery import Backlog, deliver

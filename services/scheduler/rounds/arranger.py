@@ -12,7 +12,7 @@ from math import inf
 
 from grpc import aio
 
-from protos import batcher_pb2, batcher_pb2_grpc
+from protos.generated import batcher_pb2, batcher_pb2_grpc
 from services.forecasttable import ForecastTable
 from services.policies.preset import Preset
 from services.policies.snapshot import Contest

@@ -13,7 +13,7 @@ from gateway.admission.turnstile import CALM_TURNS, Turnstile
 from gateway.peers.fleet import Fleet
 from gateway.peers.messages import MIN_RETRY_S
 from gateway.requests.text import Text
-from protos.worker_pb2 import Prompt
+from protos.generated.worker_pb2 import Prompt
 from tests.gateway.gateway_fakes import House, housing
 from tests.gateway.gateway_fixtures import IDS, WORDS
 

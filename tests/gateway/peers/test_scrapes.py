@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from gateway.config import GatewayConfig
 from gateway.peers.scrapes import Scrapes
 from observability.exposition import Part
-from protos import telemetry_pb2, telemetry_pb2_grpc
+from protos.generated import telemetry_pb2, telemetry_pb2_grpc
 from services.runtime.channel import connect
 from services.runtime.server import listening
 from tests.gateway.gateway_fakes import housing

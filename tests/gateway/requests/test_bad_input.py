@@ -8,9 +8,9 @@ import grpc
 import pytest
 from grpc import aio
 
-from protos import common_pb2 as common
-from protos import gateway_pb2 as pb
-from protos import gateway_pb2_grpc
+from protos.generated import common_pb2 as common
+from protos.generated import gateway_pb2 as pb
+from protos.generated import gateway_pb2_grpc
 from services.runtime.channel import connect
 from tests.gateway.gateway_fakes import House, housing, tokens_of
 

@@ -10,7 +10,7 @@ from gateway.config import GatewayConfig
 from gateway.requests.defaults import sampling_defaults
 from gateway.requests.parser import Clock, Parser, Reach
 from gateway.requests.sampling import Sampling
-from protos import common_pb2, gateway_pb2
+from protos.generated import common_pb2, gateway_pb2
 from services.runtime.config import ConfigError
 from tests.gateway.gateway_fakes import demo_folder, demo_text
 

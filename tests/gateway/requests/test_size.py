@@ -7,7 +7,7 @@ from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizer
 
 from gateway.requests.parser import Reach
 from gateway.requests.size import Sizes, longest_token_bytes, text_bytes
-from protos import common_pb2, gateway_pb2
+from protos.generated import common_pb2, gateway_pb2
 from services.runtime.errors import InvalidArgument
 from tests.gateway.gateway_fakes import demo_text
 

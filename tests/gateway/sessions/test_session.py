@@ -12,7 +12,7 @@ from gateway.requests.sampling import Sampling
 from gateway.sessions.call import ClientCall, Live
 from gateway.sessions.delivery import Ended
 from gateway.sessions.session import News, Session
-from protos.common_pb2 import TokenLogprob
+from protos.generated.common_pb2 import TokenLogprob
 from services.core import FinishReason, Sla
 from tests.gateway.gateway_fakes import demo_text, tokens_of
 

@@ -2,7 +2,7 @@
 
 from gateway.sessions.delivery import Ended
 from gateway.sessions.verdicts import Verdicts
-from protos import scheduler_pb2
+from protos.generated import scheduler_pb2
 from services.core import FinishReason, Sla
 from services.verdict import Timeline, sentence
 

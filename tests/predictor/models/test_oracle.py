@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from protos import common_pb2, predictor_pb2
+from protos.generated import common_pb2, predictor_pb2
 from services.predictor.config import PredictorConfig
 from services.predictor.service import PredictorService
 from services.runtime.config import ConfigError

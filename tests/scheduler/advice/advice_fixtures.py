@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 from prometheus_client import CollectorRegistry
 
-from protos import common_pb2, estimator_pb2_grpc, predictor_pb2, predictor_pb2_grpc
+from protos.generated import common_pb2, estimator_pb2_grpc, predictor_pb2, predictor_pb2_grpc
 from services.core import FinishReason, Outcome, Request
 from services.forecast import Forecast
 from services.runtime.channel import connect

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from protos import common_pb2, estimator_pb2, estimator_pb2_grpc
+from protos.generated import common_pb2, estimator_pb2, estimator_pb2_grpc
 from services.costs import BatchTiming, CostModel, Neighbours
 from services.estimator.config import EstimatorConfig
 from services.estimator.service import EstimatorService

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
-from protos import common_pb2, predictor_pb2
+from protos.generated import common_pb2, predictor_pb2
 from services.scheduler import events as ev
 from tests.observability.lines import lines_of
 from tests.reach import until

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from protos import batcher_pb2
+from protos.generated import batcher_pb2
 from services.core import Completion, FinishReason, Progress, Report, Request, Sla, WorkerView
 from services.costs import CostModel
 from services.forecast import UNCAPPED, Forecast

@@ -1,0 +1,103 @@
+"""Runs the OpenAI API with uvicorn inside its owner's event loop and task group."""
+
+import asyncio
+import logging
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
+from typing import cast
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from gateway.config import GatewayConfig
+from gateway.faces.http.entry.protocol import BoundedProtocol
+from services.runtime.config import ConfigError
+from services.runtime.open_files import open_files_allowed
+from services.runtime.tasks import background
+
+log = logging.getLogger(__name__)
+
+BACKLOG = 1024
+GRACE_S = 1  # for connections at the end; live requests were drained before
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, with signals left to the process' Lifecycle."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def bind_http(host: str, port: int) -> socket.socket:
+    """A listening socket, so that its port is known before anything runs; ConfigError if taken."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        reason = error.strerror or "unknown host"
+        raise ConfigError(f"cannot listen on {host}:{port} for HTTP: {reason}") from None
+    listener.setblocking(False)
+    return listener
+
+
+async def serve_http(
+    app: ASGIApp, listener: socket.socket, config: GatewayConfig | None = None
+) -> None:
+    """Serve on what `bind_http` gave until cancelled; then live connections are cut. Of the config
+    only what bounds connections counts."""
+    bounds = config or GatewayConfig()
+    _check_files(bounds.max_connections)
+    connection = partial(
+        BoundedProtocol,
+        max_connections=bounds.max_connections,
+        header_wait_s=bounds.header_wait_s,
+    )
+    server = _Server(
+        uvicorn.Config(
+            app,
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            server_header=False,
+            http=cast(type[asyncio.Protocol], connection),
+            ws="none",
+            h11_max_incomplete_event_size=bounds.max_header_bytes,
+            timeout_keep_alive=bounds.keep_alive_s,
+            timeout_graceful_shutdown=GRACE_S,
+        )
+    )
+    serving = asyncio.ensure_future(server.serve(sockets=[listener]))
+    try:
+        await asyncio.wait({serving})
+    finally:
+        server.should_exit = True
+        await asyncio.gather(serving, return_exceptions=True)
+        listener.close()
+
+
+def _check_files(connections: int) -> None:
+    allowed = open_files_allowed()
+    if allowed < connections:
+        log.warning(
+            "%d files may be open at once, fewer than the connections of clients that there may be "
+            "(gateway.max_connections: %d); raise the limit (ulimit -n), or some wait unanswered",
+            allowed, connections,
+        )  # fmt: skip
+
+
+@asynccontextmanager
+async def serving_http(
+    app: ASGIApp, host: str, port: int, config: GatewayConfig | None = None
+) -> AsyncIterator[int]:
+    """HTTP beside the block; yields the port. Raises ConfigError when it is in use."""
+    listener = bind_http(host, port)
+    async with background(serve_http(app, listener, config)):
+        yield listener.getsockname()[1]

@@ -1,0 +1,115 @@
+"""The live page over HTTP: its files under `/ui/`, and the three things it asks for."""
+
+import asyncio
+from collections.abc import Mapping
+
+from fastapi import FastAPI, HTTPException, Request, Response
+from fastapi.responses import JSONResponse, RedirectResponse
+
+from gateway.faces.http.errors import error_body, error_response
+from gateway.faces.ui.board import Board, about, shipped_presets
+from gateway.faces.ui.files import INDEX, PageFile, page_files
+from gateway.gateway import Gateway
+from protos.generated import scheduler_pb2
+from services.runtime.errors import Code, InvalidArgument, ServiceError
+
+MOST_ID_CHARS = 128
+# The page itself, which wants no key: it asks its reader for the one that its data want.
+PAGE_PATHS = frozenset(("/ui", "/ui/", *(f"/ui/{name}" for name in page_files())))
+NOT_FOUND = 404
+# `no-cache` has a browser ask each time, and be told by the etag that nothing has changed.
+FILE_HEADERS = {
+    "cache-control": "no-cache",
+    "content-security-policy": (
+        "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; "
+        "object-src 'none'"
+    ),
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+}
+DATA_HEADERS = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
+
+
+def add_page(app: FastAPI, gateway: Gateway) -> None:
+    """Serve the page of this gateway."""
+    board = Board(gateway)
+
+    @app.get("/ui/board", include_in_schema=False)
+    async def show_board() -> Response:
+        return Response(await board.body(), headers=DATA_HEADERS, media_type="application/json")
+
+    @app.get("/ui/about", include_in_schema=False)
+    async def show_about() -> Response:
+        presets = await asyncio.to_thread(shipped_presets)  # reads a file, once
+        return JSONResponse(about(gateway, presets), headers=DATA_HEADERS)
+
+    @app.get("/ui/why/{request_id}", include_in_schema=False)
+    async def why(request_id: str) -> Response:
+        return await _tell(gateway, request_id)
+
+    add_files(app)  # last: its route takes any name
+
+
+def add_files(app: FastAPI) -> None:
+    """The static part, which needs no gateway."""
+    known = page_files()
+
+    @app.get("/ui", include_in_schema=False)
+    async def folder() -> Response:
+        return RedirectResponse("ui/")
+
+    @app.get("/ui/", include_in_schema=False)
+    async def index(request: Request) -> Response:
+        return send_file(known, INDEX, request)
+
+    @app.get("/ui/{name}", include_in_schema=False)
+    async def file(name: str, request: Request) -> Response:
+        return send_file(known, name, request)
+
+
+def send_file(known: Mapping[str, PageFile], name: str, request: Request) -> Response:
+    """One of these files; nothing where its reader has it already. Raises HTTPException."""
+    found = known.get(name)
+    if found is None:
+        raise HTTPException(NOT_FOUND)
+    headers = FILE_HEADERS | {"etag": found.etag}
+    if found.is_known(request.headers.get("if-none-match", "")):
+        return Response(status_code=304, headers=headers)
+    return Response(found.content, headers=headers, media_type=found.media_type)
+
+
+async def _tell(gateway: Gateway, request_id: str) -> Response:
+    """A request's story as `foretoken why` tells it."""
+    try:
+        if len(request_id) > MOST_ID_CHARS:
+            raise InvalidArgument("request_id", f"is over {MOST_ID_CHARS} characters")
+        told = await gateway.why(request_id)
+    except ServiceError as error:
+        return _refusal(error)
+    return JSONResponse({"stories": [_story(each) for each in told.stories]}, headers=DATA_HEADERS)
+
+
+def _refusal(error: ServiceError) -> Response:
+    """An id that nobody remembers is no model that nobody serves."""
+    if error.code is not Code.NOT_FOUND:
+        return error_response(error)
+    body = error_body(error)
+    body["error"] |= {"param": "request_id", "code": "request_not_found"}
+    return JSONResponse(body, NOT_FOUND)
+
+
+def _story(story: scheduler_pb2.Story) -> Mapping[str, object]:
+    return {
+        "request_id": story.request_id,
+        "live": story.live,
+        "chapters": [
+            {
+                "at_s": chapter.at_s,
+                "kind": chapter.kind,
+                "text": chapter.text,
+                "times": chapter.times,
+                "until_s": chapter.until_s,
+            }
+            for chapter in story.chapters
+        ],
+    }

@@ -1,0 +1,284 @@
+"""vLLM's fields over HTTP: what they ask of a worker, and how answers are spelled."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from protos.generated import common_pb2 as common
+from tests.gateway.gateway_fakes import House, Reply, demo_text, housing, tokens_of
+
+SAID = tokens_of("12é")  # four tokens
+END = demo_text().encode("<|end|>")[0]
+CHAT = [{"role": "user", "content": "1,"}]
+
+
+@pytest.fixture
+async def house() -> AsyncIterator[House]:
+    async with housing(lambda _: SAID) as made:
+        yield made
+
+
+async def complete(house: House, **fields: Any) -> Reply:
+    return await house.http("POST", "/v1/completions", {"prompt": "1,", "seed": 1, **fields})
+
+
+async def chat(house: House, **fields: Any) -> Reply:
+    return await house.http("POST", "/v1/chat/completions", {"messages": CHAT, **fields})
+
+
+async def test_what_steers_sampling_reaches_the_worker(house: House) -> None:
+    word = demo_text().encode("apple")
+    fields = {
+        "stop_token_ids": [7, 5, 7], "logit_bias": {"3": -100, "40": 2.5}, "priority": -3,
+        "allowed_token_ids": [40, 41, 40], "bad_words": ["apple", " apple"], "prompt_logprobs": 2,
+    }  # fmt: skip
+    for ask in (complete, chat):
+        assert (await ask(house, **fields)).status == 200
+        sampling = house.worker.prompts[-1].sampling
+        assert sorted(sampling.stop_token_ids) == [5, 7]
+        assert dict(sampling.logit_bias) == {3: -100, 40: 2.5}
+        assert list(sampling.allowed_token_ids) == [40, 41]
+        spaced = demo_text().encode(" apple")
+        assert [list(ids.ids) for ids in sampling.bad_tokens] == [word, spaced] * 2
+        assert sampling.prompt_logprobs == 2
+        assert house.scheduler.requests[-1].priority == -3
+    assert (await complete(house)).status == 200
+    plain = house.worker.prompts[-1].sampling
+    assert not plain.HasField("prompt_logprobs")
+    assert not (plain.stop_token_ids or plain.logit_bias or plain.allowed_token_ids)
+    assert not plain.bad_tokens
+
+
+async def test_an_answer_is_called_as_its_client_says_though_he_repeats_himself(
+    house: House,
+) -> None:
+    replies = await asyncio.gather(*(chat(house, request_id="again") for _ in range(3)))
+    streamed = await complete(house, request_id="again", stream=True, n=2)
+    assert {reply.json["id"] for reply in replies} == {"chatcmpl-again"}
+    assert {event["id"] for event in streamed.events} == {"cmpl-again"}
+    wire = [request.request_id for request in house.scheduler.requests]
+    assert len({*wire}) == 5
+    assert all(name.startswith("again.") for name in wire)
+
+
+async def test_token_ids_are_told_where_vllm_tells_them(house: House) -> None:
+    whole = (await complete(house, return_token_ids=True, n=2)).json
+    prompt = demo_text().encode("1,")
+    for choice in whole["choices"]:
+        assert (choice["prompt_token_ids"], choice["token_ids"]) == (prompt, SAID)
+    talk = (await chat(house, return_token_ids=True)).json
+    asked = demo_text().encode_chat(CHAT)
+    assert (talk["prompt_token_ids"], talk["choices"][0]["token_ids"]) == (asked, SAID)
+    events = (await complete(house, return_token_ids=True, stream=True)).events
+    choices = [event["choices"][0] for event in events]
+    assert [choice.get("prompt_token_ids") for choice in choices] == [
+        prompt, *[None] * (len(choices) - 1),
+    ]  # fmt: skip
+    assert [token for choice in choices for token in choice["token_ids"]] == SAID
+    events = (await chat(house, return_token_ids=True, stream=True)).events
+    assert [event.get("prompt_token_ids") for event in events] == [
+        asked, *[None] * (len(events) - 1),
+    ]  # fmt: skip
+    assert [t for event in events for t in event["choices"][0]["token_ids"]] == SAID
+    plain = (await complete(house)).json
+    assert "token_ids" not in plain["choices"][0]
+
+
+async def test_usage_goes_with_each_chunk_where_it_is_asked_for(house: House) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    events = (await complete(house, stream=True, stream_options=options, n=2)).events
+    *parts, end = events
+    for index in (0, 1):
+        own = [e["usage"] for e in parts if e["choices"][0]["index"] == index]
+        counts = [usage["completion_tokens"] for usage in own]
+        assert counts == sorted(counts) and counts[-1] == 4
+        assert all(u["prompt_tokens"] == 2 for u in own)
+        assert all(u["total_tokens"] == 2 + u["completion_tokens"] for u in own)
+    assert (end["choices"], end["usage"]["completion_tokens"]) == ([], 8)
+    options = {"continuous_usage_stats": True}  # alone it says nothing, as at vLLM
+    events = (await complete(house, stream=True, stream_options=options)).events
+    assert not any("usage" in event for event in events)
+
+
+async def test_cached_tokens_are_told(house: House) -> None:
+    house.worker.cached_tokens = 2
+    told = (await complete(house, prompt=["1,", "1,2"], n=2)).json["usage"]
+    assert told == {
+        "prompt_tokens": 5, "completion_tokens": 16, "total_tokens": 21,
+        "prompt_tokens_details": {"cached_tokens": 4},
+    }  # fmt: skip
+
+
+async def test_a_prompt_is_scored_and_nothing_written(house: House) -> None:
+    """As lm-eval asks."""
+    prompts = [demo_text().encode("apple fig,"), demo_text().encode("1 2")]
+    reply = await complete(house, prompt=prompts, echo=True, logprobs=1, max_tokens=0)
+    for choice, ids in zip(reply.json["choices"], prompts, strict=True):
+        texts = [demo_text().token_text(token) for token in ids]
+        columns = choice["logprobs"]
+        assert choice["text"] == "".join(texts)
+        assert choice["finish_reason"] == "length"
+        assert columns["tokens"] == texts
+        assert columns["token_logprobs"] == [None, *(-at for at in range(1, len(ids)))]
+        assert columns["top_logprobs"] == [
+            None, *({text: -at} for at, text in enumerate(texts[1:], 1)),
+        ]  # fmt: skip
+        offsets = [len("".join(texts[:at])) for at in range(len(ids))]
+        assert columns["text_offset"] == offsets
+    assert reply.json["usage"]["completion_tokens"] == 0
+    assert [prompt.max_tokens for prompt in house.worker.prompts] == [1, 1]
+
+
+async def test_with_a_token_more_its_score_is_behind_the_prompt_s(house: House) -> None:
+    """As older lm-evals ask, which leave the last out."""
+    whole = (await complete(house, echo=True, logprobs=2, max_tokens=3, prompt="1é,")).json
+    [choice] = whole["choices"]
+    prompt = demo_text().encode("1é,")
+    columns = choice["logprobs"]
+    assert choice["text"].startswith("1é,12")
+    assert columns["token_logprobs"] == [None, -1, -2, -3, -0.25, -0.25, -0.25]
+    assert columns["text_offset"] == [0, 1, 1, 2, 3, 4, 5]
+    assert len(columns["tokens"]) == len(prompt) + 3
+    assert all(len(top) >= 1 for top in columns["top_logprobs"][1:])
+    fields = {"echo": True, "logprobs": 2, "max_tokens": 3, "prompt": "1é,"}
+    events = (await complete(house, stream=True, **fields)).events
+    pieces = [event["choices"][0] for event in events]
+    assert "".join(piece["text"] for piece in pieces) == choice["text"]
+    for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+        rows = [row for piece in pieces for row in piece["logprobs"][name]]
+        assert rows == columns[name]
+
+
+async def test_echo_alone_is_the_prompt_before_each_answer(house: House) -> None:
+    for prompts, texts in (
+        (["1,", "2<|end|>"], ["1,12é", "1,12é", "2<|end|>12é", "2<|end|>12é"]),
+        ([END, *tokens_of("7")], ["<|end|>712é", "<|end|>712é"]),
+    ):
+        whole = (await complete(house, prompt=prompts, n=2, echo=True)).json
+        assert [choice["text"] for choice in whole["choices"]] == texts
+    assert not house.worker.prompts[-1].sampling.HasField("prompt_logprobs")
+    bare = (await complete(house, echo=True, max_tokens=0)).json
+    assert (bare["choices"][0]["text"], bare["choices"][0]["logprobs"]) == ("1,", None)
+    turns = [*CHAT, {"role": "assistant", "content": "so: "}]
+    goes_on = {"continue_final_message": True, "echo": True, "messages": turns}
+    for fields in (goes_on, {**goes_on, "add_generation_prompt": False}):
+        said = (await chat(house, **fields)).json["choices"][0]["message"]
+        assert said["content"] == "so: 12é"
+
+
+async def test_a_prompt_s_scores_by_their_ids_as_vllm_has_them(house: House) -> None:
+    ids = demo_text().encode("1,")
+    entry = {"logprob": -1.0, "rank": 1, "decoded_token": ","}
+    rival = {"logprob": -2.0, "rank": 2, "decoded_token": demo_text().token_text(40)}
+    choice = (await complete(house, prompt_logprobs=2)).json["choices"][0]
+    assert choice["prompt_logprobs"] == [None, {str(ids[1]): entry, "40": rival}]
+    choice = (await complete(house, prompt_logprobs=0)).json["choices"][0]
+    assert choice["prompt_logprobs"] == [None, {str(ids[1]): {**entry, "rank": None}}]
+    talk = (await chat(house, prompt_logprobs=1)).json
+    assert len(talk["prompt_logprobs"]) == talk["usage"]["prompt_tokens"]
+    assert talk["choices"][0]["message"]["content"] == "12é"
+
+
+async def test_a_worker_that_scores_too_little_fails_rather_than_lies(house: House) -> None:
+    house.worker.script = None
+    asking = asyncio.ensure_future(complete(house, echo=True, logprobs=0, max_tokens=0))
+    await house.until(lambda: bool(house.worker.prompts))
+    name = house.worker.prompts[0].request_id
+    house.worker.send(name, 0, SAID[:1], common.FINISH_REASON_LENGTH)
+    reply = await asking
+    assert (reply.status, reply.json["error"]["message"]) == (
+        500, "the worker scored 0 of 1 tokens of the prompt",
+    )  # fmt: skip
+    assert house.gateway.live == 0
+
+
+async def test_prompts_are_cut_to_their_last_tokens(house: House) -> None:
+    ids = list(range(40, 60))
+    await complete(house, prompt=ids, truncate_prompt_tokens=3)
+    assert list(house.worker.prompts[-1].token_ids) == ids[-3:]
+    await complete(house, prompt=ids, truncate_prompt_tokens=30)
+    assert list(house.worker.prompts[-1].token_ids) == ids
+    long = [*range(40, 640)]
+    reply = await complete(house, prompt=long, truncate_prompt_tokens=-1, max_tokens=12, echo=True)
+    assert list(house.worker.prompts[-1].token_ids) == long[-500:]
+    assert reply.json["choices"][0]["text"].startswith(demo_text().decode(long[-500:], False)[:50])
+    await complete(house, prompt="1,2,3,4", truncate_prompt_tokens=2, echo=True)
+    assert list(house.worker.prompts[-1].token_ids) == demo_text().encode("1,2,3,4")[-2:]
+
+
+async def test_templates_get_what_a_client_says(house: House) -> None:
+    turns = [*CHAT, {"role": "assistant", "content": "well, "}]
+    for fields, rendered in (
+        ({}, "<|user|>1,<|end|><|assistant|>well, <|end|><|assistant|>"),
+        ({"add_generation_prompt": False}, "<|user|>1,<|end|><|assistant|>well, <|end|>"),
+        ({"continue_final_message": True}, "<|user|>1,<|end|><|assistant|>well, "),
+        ({"chat_template_kwargs": {"mood": "good"}, "reasoning_effort": "low", "messages": CHAT},
+         "<|user|>1,<|end|><|assistant|>"),
+    ):  # fmt: skip
+        assert (await chat(house, **{"messages": turns, **fields})).status == 200
+        ids = list(house.worker.prompts[-1].token_ids)
+        assert demo_text().decode(ids, skip_special_tokens=False) == rendered
+
+
+async def test_parts_of_a_message_are_lines(house: House) -> None:
+    parts = [{"type": "text", "text": "red"}, {"type": "text", "text": "blue"}]
+    await chat(house, messages=[{"role": "user", "content": parts}])
+    assert house.scheduler.requests[-1].text.user_input == "red\nblue"
+
+
+async def test_overflow_is_told_in_the_words_that_clients_look_for(house: House) -> None:
+    for reply in (
+        await chat(house, messages=[{"role": "user", "content": "," * 600}]),
+        await complete(house, prompt="," * 600, stream=True),
+    ):
+        error = reply.json["error"]
+        assert (reply.status, error["code"]) == (400, "context_length_exceeded")
+        assert error["type"] == "invalid_request_error"
+        assert error["message"].startswith(
+            "This model's maximum context length is 512 tokens. However, you requested "
+        )
+        assert "Please reduce the length of the messages or completion." in error["message"]
+    other = (await complete(house, temperature=9)).json["error"]
+    assert other["code"] is None
+
+
+async def test_special_tokens_are_text_for_who_asks() -> None:
+    said = [*tokens_of("1"), demo_text().encode("<|user|>")[0], *tokens_of("2"), END]
+    async with housing(lambda _: said) as house:
+        for fields, text in (
+            ({}, "12"),
+            ({"skip_special_tokens": False}, "1<|user|>2"),
+            ({"skip_special_tokens": False, "include_stop_str_in_output": True},
+             "1<|user|>2<|end|>"),
+            ({"skip_special_tokens": False, "max_tokens": 4, "ignore_eos": True},
+             "1<|user|>2<|end|>"),
+            ({"skip_special_tokens": False, "stop": "<|user|>"}, "1"),
+            ({"stop": "2", "include_stop_str_in_output": True}, "12"),
+            ({"stop": "2"}, "1"),
+        ):  # fmt: skip
+            for stream in (False, True):
+                reply = await complete(house, stream=stream, **fields)
+                if stream:
+                    choices = [event["choices"][0] for event in reply.events]
+                    assert "".join(choice["text"] for choice in choices) == text, fields
+                else:
+                    assert reply.json["choices"][0]["text"] == text, fields
+
+
+async def test_unknown_fields_are_named_in_the_answer(house: House) -> None:
+    for stream in (False, True):
+        reply = await complete(house, stream=stream, mood="good", max_token=3)
+        assert reply.status == 200
+        assert reply.headers["x-foretoken-ignored-fields"] == "mood, max_token"
+        assert "x-foretoken-ignored-fields" not in (await complete(house, stream=stream)).headers
+
+
+async def test_or_refused_with_a_hint() -> None:
+    async with housing(lambda _: SAID, unknown_fields="refuse") as house:
+        reply = await complete(house, max_token=3)
+        assert (reply.status, reply.json["error"]["param"]) == (400, "max_token")
+        told = "max_token: unknown field; did you mean max_tokens?"
+        assert reply.json["error"]["message"] == told
+        assert (await complete(house, metadata={"a": "b"})).status == 200

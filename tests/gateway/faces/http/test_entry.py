@@ -1,0 +1,335 @@
+"""What every request passes: its id, its key, HEAD, other origins, an answer to the cancelled."""
+
+import asyncio
+import logging
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc import aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from gateway.config import GatewayConfig
+from gateway.faces.grpc.service import mount
+from gateway.faces.http.entry.requests import Requests
+from gateway.faces.http.serve import serving_http
+from protos.generated import (
+    gateway_pb2,
+    gateway_pb2_grpc,
+    scheduler_pb2,
+    telemetry_pb2,
+    telemetry_pb2_grpc,
+)
+from services.runtime.channel import connect
+from services.runtime.config import ConfigError, load
+from services.runtime.server import listening
+from tests.gateway.gateway_fakes import House, housing, tokens_of
+from tests.observability.tracing.otlp import WrittenSpans
+
+KEY, OTHER = "sk-correct-horse-battery", "sk-staple"
+WITH_KEY = {"authorization": f"Bearer {KEY}"}
+BODY = {"prompt": "1,", "max_tokens": 3}
+MADE = re.compile(r"[0-9a-f]{32}")
+
+
+@pytest.fixture
+async def house() -> AsyncIterator[House]:
+    async with housing(lambda _: tokens_of("123")) as made:
+        yield made
+
+
+@pytest.fixture
+async def locked() -> AsyncIterator[House]:
+    async with housing(lambda _: tokens_of("123"), api_keys=(KEY, OTHER)) as made:
+        yield made
+
+
+async def test_an_id_is_echoed_where_it_is_good_and_made_where_not(house: House) -> None:
+    for path, body, status in (
+        ("/v1/completions", BODY, 200), ("/v1/completions", {**BODY, "stream": True}, 200),
+        ("/v1/completions", {}, 400), ("/v1/none", None, 404), ("/v1/completions", None, 405),
+        ("/health", None, 200),
+    ):  # fmt: skip
+        method = "POST" if body is not None else "GET"
+        for given, echoed in (
+            ("my-id/1", True), ("x" * 128, True), ("x" * 129, False), ("two words", False),
+            ("é", False), ("", False),
+        ):  # fmt: skip
+            reply = await house.http(method, path, body, {"x-request-id": given})
+            told = reply.headers["x-request-id"]
+            assert reply.status == status
+            assert told == given if echoed else MADE.fullmatch(told)
+    ids = {(await house.http("GET", "/health")).headers["x-request-id"] for _ in range(3)}
+    assert len(ids) == 3
+
+
+async def test_lines_and_span_of_a_request_tell_its_id_and_whose_it_is(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from observability import logs
+
+    told: list[tuple[str, ...]] = []
+    spans = WrittenSpans()
+    async with housing(lambda _: tokens_of("1"), spans=spans, api_keys=(KEY,)) as house:
+        parse = house.gateway._parser.parse
+
+        def parsing(*given: Any) -> Any:
+            told.append(logs._about.get())
+            return parse(*given)
+
+        monkeypatch.setattr(house.gateway._parser, "parse", parsing)
+        headers = {**WITH_KEY, "x-request-id": "mine"}
+        assert (await house.http("POST", "/v1/completions", BODY, headers)).status == 200
+        request = house.scheduler.requests[0]
+    ((_, _, known, name),) = told
+    assert (known, name) == ("mine", request.tenant)
+    assert name.startswith("key-")
+    assert spans.all[0].attributes["foretoken.client.request_id"] == "mine"
+    assert spans.all[0].attributes["foretoken.client.key"] == name
+
+
+@pytest.mark.parametrize(
+    ("fields", "tenant"),
+    [({}, "key-"), ({"user": "ann"}, "ann"), ({"cache_salt": "salt"}, "salt")],
+)
+async def test_a_key_s_name_stands_for_who_names_nobody(
+    locked: House, fields: dict[str, str], tenant: str
+) -> None:
+    reply = await locked.http("POST", "/v1/completions", {**BODY, **fields}, WITH_KEY)
+    assert reply.status == 200
+    assert locked.scheduler.requests[0].tenant.startswith(tenant)
+    assert locked.worker.prompts[0].cache_salt == fields.get("cache_salt", "")
+
+
+async def test_without_a_key_nothing_is_told_or_read(locked: House) -> None:
+    for method, path in (
+        ("POST", "/v1/completions"), ("POST", "/v1/chat/completions"), ("GET", "/v1/models"),
+        ("GET", "/v1/models/demo"), ("POST", "/tokenize"), ("POST", "/detokenize"),
+        ("GET", "/ui/board"), ("GET", "/ui/about"), ("GET", "/ui/why/x"), ("GET", "/nowhere"),
+        ("GET", "//v1/models"), ("GET", "/v1/../health/"), ("HEAD", "/v1/models"),
+    ):  # fmt: skip
+        body = b"no JSON" if method == "POST" else None
+        reply = await locked.http(method, path, body)
+        assert (reply.status, reply.headers["www-authenticate"]) == (401, "Bearer"), path
+        assert MADE.fullmatch(reply.headers["x-request-id"])
+        if method != "HEAD":
+            error = reply.json["error"]
+            assert error.pop("message").startswith("You didn't provide an API key.")
+            assert error == {"type": "invalid_request_error", "param": None, "code": None}
+
+
+async def test_a_wrong_key_is_told_as_at_openai(
+    locked: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    for header in (f"Bearer {KEY}x", "bearer sk-0123456789-none", f"Bearer {KEY[:-1]}"):
+        reply = await locked.http("GET", "/v1/models", headers={"authorization": header})
+        assert reply.status == 401
+        error = reply.json["error"]
+        assert re.match(r"Incorrect API key provided: \*{4}\S{4}\. ", error.pop("message"))
+        assert error == {
+            "type": "invalid_request_error", "param": None, "code": "invalid_api_key",
+        }  # fmt: skip
+        assert header[7:-4] not in reply.text
+    warned = [each for each in caplog.records if each.levelno == logging.WARNING]
+    assert [each.getMessage() for each in warned] == ["127.0.0.1 gave a wrong API key"] * 3
+
+
+async def test_with_any_of_the_keys_all_goes(locked: House) -> None:
+    for key in (KEY, OTHER):
+        headers = {"authorization": f"Bearer {key}"}
+        for path in ("/v1/models", "/ui/board", "/ui/about"):
+            assert (await locked.http("GET", path, headers=headers)).status == 200
+        assert (await locked.http("POST", "/v1/completions", BODY, headers)).status == 200
+
+
+OPEN = ("/health", "/ping", "/version", "/", "/docs", "/openapi.json", "/ui/", "/ui/page.js")
+
+
+async def test_some_is_open_and_counts_by_choice(locked: House) -> None:
+    for path in (*OPEN, "/docs/docs.js", "/metrics", "/load"):
+        assert (await locked.http("GET", path)).status == 200, path
+    async with housing(lambda _: tokens_of("1"), api_keys=(KEY,), metrics_open=False) as house:
+        for path in ("/metrics", "/load"):
+            assert (await house.http("GET", path)).status == 401
+            assert (await house.http("GET", path, headers=WITH_KEY)).status == 200
+        for path in OPEN:
+            assert (await house.http("GET", path)).status == 200, path
+
+
+async def test_keys_of_a_file_can_be_changed_while_it_runs(tmp_path: Path) -> None:
+    from gateway.admission.keys import hash_key
+
+    path = tmp_path / "keys"
+    path.write_text(f"ann:{hash_key(KEY)}\n")
+    async with housing(lambda _: tokens_of("1"), api_key_file=str(path)) as house:
+        assert (await house.http("POST", "/v1/completions", BODY, WITH_KEY)).status == 200
+        assert house.scheduler.requests[0].tenant == "ann"
+        path.write_text(f"bob:{hash_key(OTHER)} # and nobody else\n")
+        house.gateway.keyring._looked_s -= 2
+        assert (await house.http("POST", "/v1/completions", BODY, WITH_KEY)).status == 401
+
+
+def metadata(*key: str) -> tuple[tuple[str, str], ...]:
+    return tuple(("authorization", f"Bearer {each}") for each in key)
+
+
+async def test_grpc_wants_the_key_in_its_metadata(locked: House) -> None:
+    channel = connect(locked.grpc_address)
+    gateway, request = gateway_pb2_grpc.GatewayStub(channel), gateway_pb2.GenerateRequest()
+    request.prompt = "1,"
+    models, why = gateway_pb2.ListModelsRequest(), scheduler_pb2.WhyRequest(request_id="x")
+    scrape = telemetry_pb2_grpc.TelemetryStub(channel).Scrape
+    wrong = metadata("sk-0123456789-none")
+    for given in ((), wrong):
+        for call in (
+            gateway.ListModels(models, metadata=given),
+            gateway.Why(why, metadata=given),
+            scrape(telemetry_pb2.ScrapeRequest(), metadata=given),
+        ):
+            with pytest.raises(aio.AioRpcError) as caught:
+                await call
+            assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+            assert "0123" not in (caught.value.details() or "")
+            assert MADE.fullmatch(dict(caught.value.initial_metadata())["x-request-id"])
+        with pytest.raises(aio.AioRpcError) as caught:
+            async for _ in gateway.Generate(request, metadata=given):
+                pass
+        assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    assert not locked.scheduler.requests
+    good = metadata(KEY)
+    assert (await gateway.ListModels(models, metadata=good)).models[0].name == "demo"
+    await scrape(telemetry_pb2.ScrapeRequest(), metadata=good)
+    assert [each async for each in gateway.Generate(request, metadata=good)]
+    assert locked.scheduler.requests[0].tenant.startswith("key-")
+    health: Any = health_pb2_grpc.HealthStub(channel)
+    assert (await health.Check(health_pb2.HealthCheckRequest())).status == 1
+    await channel.close()
+
+
+async def test_over_a_unix_socket_what_is_counted_wants_no_key(
+    locked: House, tmp_path: Path
+) -> None:
+    address = f"unix:{tmp_path / 'g.sock'}"
+    async with listening([mount(locked.gateway)], address, parts=locked.gateway.parts):
+        channel = connect(address)
+        stub = telemetry_pb2_grpc.TelemetryStub(channel)
+        assert "foretoken_" in (await stub.Scrape(telemetry_pb2.ScrapeRequest())).text
+        with pytest.raises(aio.AioRpcError):
+            await gateway_pb2_grpc.GatewayStub(channel).ListModels(gateway_pb2.ListModelsRequest())
+        await channel.close()
+
+
+async def test_grpc_tells_the_id_before_anything_else(house: House) -> None:
+    channel = connect(house.grpc_address)
+    stub = gateway_pb2_grpc.GatewayStub(channel)
+    for prompt in ("1,", ""):  # the second is refused
+        request = gateway_pb2.GenerateRequest(prompt=prompt)
+        for given, echoed in (("my-id", True), ("a b", False)):
+            call = stub.Generate(request, metadata=(("x-request-id", given),))
+            told = str(dict(await call.initial_metadata())["x-request-id"])
+            assert told == given if echoed else MADE.fullmatch(told)
+            call.cancel()
+    listing = stub.ListModels(gateway_pb2.ListModelsRequest())
+    assert MADE.fullmatch(str(dict(await listing.initial_metadata())["x-request-id"]))
+    await listing
+    await channel.close()
+
+
+async def test_head_is_get_without_a_body(house: House) -> None:
+    for path in ("/health", "/ping", "/version", "/v1/models", "/load", "/", "/docs", "/ui/",
+                 "/openapi.json", "/nowhere", "/v1/models/none"):  # fmt: skip
+        get, head = await house.http("GET", path), await house.http("HEAD", path)
+        assert (head.status, head.text) == (get.status, ""), path
+        assert head.headers["content-type"] == get.headers["content-type"]
+        assert head.headers["content-length"] == get.headers["content-length"] != "0"
+    assert (await house.http("HEAD", "/metrics")).status == 200
+    assert (await house.http("HEAD", "/v1/completions")).status == 405
+
+
+ORIGIN = {"origin": "https://page.example"}
+PREFLIGHT = {
+    **ORIGIN,
+    "access-control-request-method": "POST",
+    "access-control-request-headers": "authorization,content-type,x-foretoken-sla",
+}
+
+
+async def test_other_origins_may_not_ask_by_default(house: House) -> None:
+    reply = await house.http("GET", "/health", headers=ORIGIN)
+    assert not [name for name in reply.headers if name.startswith("access-control")]
+    reply = await house.http("OPTIONS", "/v1/completions", headers=PREFLIGHT)
+    assert (reply.status, reply.json["error"]["type"]) == (405, "invalid_request_error")
+
+
+async def test_origins_that_are_named_may_ask_with_credentials() -> None:
+    origins = ("https://page.example", "http://127.0.0.1:3000")
+    async with housing(lambda _: tokens_of("1"), cors_origins=origins, api_keys=(KEY,)) as house:
+        allowed = await house.http("OPTIONS", "/v1/completions", headers=PREFLIGHT)
+        assert allowed.status == 200
+        headers = allowed.headers
+        assert headers["access-control-allow-origin"] == "https://page.example"
+        assert headers["access-control-allow-credentials"] == "true"
+        assert "x-foretoken-sla" in headers["access-control-allow-headers"]
+        assert "POST" in headers["access-control-allow-methods"]
+        refused = await house.http("GET", "/v1/models", headers=ORIGIN)  # a page can tell why
+        assert refused.status == 401
+        assert refused.headers["access-control-allow-origin"] == "https://page.example"
+        assert "x-request-id" in refused.headers["access-control-expose-headers"]
+        other = {**PREFLIGHT, "origin": "https://other.example"}
+        reply = await house.http("OPTIONS", "/v1/completions", headers=other)
+        assert (reply.status, reply.json["error"]["param"]) == (400, None)
+        assert "access-control-allow-origin" not in reply.headers
+
+
+async def test_any_origin_may_ask_without_credentials() -> None:
+    async with housing(lambda _: tokens_of("1"), cors_origins="*") as house:
+        reply = await house.http("POST", "/v1/completions", BODY, ORIGIN)
+        assert (reply.status, reply.headers["access-control-allow-origin"]) == (200, "*")
+        assert "access-control-allow-credentials" not in reply.headers
+
+
+@pytest.mark.parametrize(
+    "origin", ["page.example", "https://page.example/", "https://", "", "null"]
+)
+def test_an_origin_that_is_none(origin: str) -> None:
+    with pytest.raises(ConfigError, match=r"gateway\.cors_origins: .* is no origin"):
+        load(GatewayConfig, {"cors_origins": f"https://page.example,{origin}"})
+
+
+async def answered(port: int) -> bytes:
+    """All of what an endless request is told, once its server has ended."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"GET / HTTP/1.1\r\nhost: x\r\nx-request-id: mine\r\n\r\n")
+    try:
+        async with asyncio.timeout(30):
+            return await reader.read()
+    finally:
+        writer.close()
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_who_is_cancelled_at_the_end_is_told_so(streams: bool) -> None:
+    begun = asyncio.Event()
+
+    async def endless(scope: Any, receive: Any, send: Any) -> None:
+        if streams:
+            headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await send({"type": "http.response.body", "body": b"data: 1\n\n", "more_body": True})
+        begun.set()
+        await asyncio.Event().wait()
+
+    async with serving_http(Requests(endless), "127.0.0.1", 0) as port:
+        answer = asyncio.ensure_future(answered(port))
+        await begun.wait()
+    told = (await answer).decode()
+    assert "500" not in told.split("\r\n")[0] and "Internal Server Error" not in told
+    assert "x-request-id: mine" in told
+    assert '"code": "unavailable"' in told.replace('"code":"', '"code": "')
+    if streams:
+        assert told.startswith("HTTP/1.1 200") and "data: 1\n\n" in told and "data: {" in told
+    else:
+        assert told.startswith("HTTP/1.1 503") and "retry-after: 1" in told

@@ -1,0 +1,127 @@
+"""The table of fields: none is missing, none is promised that no body has, and a value that would
+not change the answer is never refused."""
+
+from typing import Any
+
+import openai.types.chat.completion_create_params as openai_chat
+import openai.types.completion_create_params as openai_completion
+import pytest
+
+from gateway.faces.http.dialect.fields import (
+    CHAT_FIELDS,
+    COMPLETION_FIELDS,
+    SPELLED,
+    Fate,
+    Known,
+)
+from gateway.faces.http.schema import Body, ChatBody, CompletionBody, read_body
+from services.runtime.errors import InvalidArgument
+
+# As vLLM 0.32's request classes have them.
+VLLM_BOTH = """model frequency_penalty logit_bias logprobs max_tokens n presence_penalty seed stop
+stream stream_options temperature top_p user use_beam_search top_k min_p repetition_penalty
+watermarking length_penalty stop_token_ids include_stop_str_in_output ignore_eos min_tokens
+skip_special_tokens spaces_between_special_tokens truncate_prompt_tokens truncation_side
+allowed_token_ids prompt_logprobs logprob_token_ids bad_words add_special_tokens response_format
+structured_outputs priority request_id session_id return_tokens_as_token_ids return_token_ids
+routed_experts_prompt_start return_token_offsets mm_payload return_mm_kwargs cache_salt
+kv_transfer_params ec_transfer_params vllm_xargs repetition_detection thinking_token_budget
+stream_interval echo"""
+VLLM_COMPLETION = f"{VLLM_BOTH} prompt suffix prompt_embeds"
+VLLM_CHAT = f"""{VLLM_BOTH} messages top_logprobs max_completion_tokens tools tool_choice
+reasoning_effort include_reasoning parallel_tool_calls add_generation_prompt continue_final_message
+documents chat_template chat_template_kwargs media_io_kwargs mm_processor_kwargs
+return_prompt_text"""
+# As SGLang's have them, beside those.
+SGLANG_BOTH = """return_hidden_states return_routed_experts routed_experts_start_len regex ebnf
+return_cached_tokens_details stop_regex no_stop_trim lora_path session_params custom_params
+custom_logit_processor images_config bootstrap_host bootstrap_port bootstrap_room routed_dp_rank
+disagg_prefill_dp_rank data_parallel_rank rid extra_key ngram_corpus_id"""
+SGLANG_COMPLETION = f"{SGLANG_BOTH} best_of json_schema custom_labels"
+SGLANG_CHAT = f"""{SGLANG_BOTH} return_prompt_token_ids return_meta_info task separate_reasoning
+stream_reasoning max_dynamic_patch min_dynamic_patch use_audio_in_video input_ids"""
+
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
+COMPLETION: dict[str, Any] = {"prompt": "hi"}
+BODIES: list[tuple[type[Body], dict[str, Any]]] = [(ChatBody, CHAT), (CompletionBody, COMPLETION)]
+
+
+def refusals() -> list[tuple[type[Body], dict[str, Any], str, Known]]:
+    return [
+        (kind, body, name, known)
+        for kind, body in BODIES
+        for name, known in kind.fields.items()
+        if known.fate is Fate.REFUSED
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "defined"),
+    [
+        (CHAT_FIELDS, openai_chat.CompletionCreateParamsBase.__annotations__),
+        (COMPLETION_FIELDS, openai_completion.CompletionCreateParamsBase.__annotations__),
+        (CHAT_FIELDS, VLLM_CHAT.split()),
+        (COMPLETION_FIELDS, VLLM_COMPLETION.split()),
+        (CHAT_FIELDS, SGLANG_CHAT.split()),
+        (COMPLETION_FIELDS, SGLANG_COMPLETION.split()),
+    ],
+    ids=["openai-chat", "openai", "vllm-chat", "vllm", "sglang-chat", "sglang"],
+)
+def test_no_field_is_missing(fields: dict[str, Known], defined: list[str]) -> None:
+    assert {*defined} - fields.keys() == set()
+
+
+@pytest.mark.parametrize("kind", [ChatBody, CompletionBody])
+def test_what_is_honoured_is_what_a_body_has(kind: type[Body]) -> None:
+    honoured = {name for name, known in kind.fields.items() if known.fate is Fate.HONOURED}
+    assert honoured - SPELLED.keys() == kind.model_fields.keys()
+    assert honoured >= SPELLED.keys()
+    assert kind.model_fields.keys() >= {*SPELLED.values()}
+
+
+def test_each_has_a_few_words() -> None:
+    for known in (*CHAT_FIELDS.values(), *COMPLETION_FIELDS.values()):
+        assert 0 < len(known.words) < 80 or known.fate is Fate.IGNORED
+
+
+@pytest.mark.parametrize("case", refusals(), ids=lambda case: f"{case[0].__name__}-{case[2]}")
+def test_a_refused_field_may_be_what_it_would_be_anyway(
+    case: tuple[type[Body], dict[str, Any], str, Known],
+) -> None:
+    kind, body, name, known = case
+    for fine in (None, [], {}, "", *known.no_op):
+        read_body(kind, {**body, name: fine})
+    for value in ({"x": 1}, ["x"], "x", 7, True):
+        with pytest.raises(InvalidArgument) as caught:
+            read_body(kind, {**body, name: value})
+        assert caught.value.field == name
+
+
+def test_what_is_ignored_is_whatever_it_is() -> None:
+    for kind, body in BODIES:
+        ignored = [name for name, known in kind.fields.items() if known.fate is Fate.IGNORED]
+        values: tuple[object, ...] = ("x", 7, [{}], {"x": [1]}, True, None)
+        for value in values:
+            read = read_body(kind, {**body, **dict.fromkeys(ignored, value)})
+            assert (read, read.unknown) == (read_body(kind, body), [])
+
+
+def test_what_nobody_knows_is_named_with_where_it_is() -> None:
+    turns = [
+        {"role": "user", "content": "a", "wish": 1, "name": "x"},
+        {"role": "user", "content": "b", "wish": 2, "hope": None},
+    ]
+    options = {"include_usage": True, "obscure": 1}
+    fields = {"messages": turns, "temprature": 1, "stream": True, "stream_options": options}
+    body = read_body(ChatBody, {**fields, "unset": None})
+    assert body.unknown == [
+        "temprature", "messages[].hope", "messages[].wish", "stream_options.obscure",
+    ]  # fmt: skip
+    assert body.stream_options.include_usage
+
+
+def test_sglang_s_words_are_taken_and_vllm_s_count_beside_them() -> None:
+    body = read_body(CompletionBody, {**COMPLETION, "rid": "a", "no_stop_trim": True})
+    assert (body.request_id, body.include_stop_str_in_output) == ("a", True)
+    for fields in ({"rid": "a", "request_id": "b"}, {"request_id": "b", "rid": "a"}):
+        assert read_body(CompletionBody, {**COMPLETION, **fields}).request_id == "b"

@@ -1,0 +1,241 @@
+"""The live page over HTTP: its files and headers, the board, a request's story, and off."""
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+from foretoken.running.options import ServeOptions, sections
+from gateway.config import GatewayConfig
+from gateway.faces.ui import board as board_module
+from gateway.faces.ui.files import MEDIA_TYPES
+from protos.generated import scheduler_pb2 as sched
+from services.policies.rows import presets_of
+from services.runtime.config import load
+from tests.gateway.gateway_fakes import House, housing, tokens_of
+
+PAGE = Path(str(files("gateway.faces.ui").joinpath("page")))
+NAMES = sorted(entry.name for entry in PAGE.iterdir())
+
+
+@pytest.fixture
+async def house() -> AsyncIterator[House]:
+    async with housing(lambda _: tokens_of("12345")) as made:
+        yield made
+
+
+async def test_every_file_is_served_with_its_type_and_headers(house: House) -> None:
+    assert {Path(name).suffix for name in NAMES} == set(MEDIA_TYPES)
+    for name in NAMES:
+        reply = await house.http("GET", f"/ui/{name}")
+        assert reply.status == 200
+        assert reply.text == (PAGE / name).read_text()
+        assert reply.headers["content-type"] == MEDIA_TYPES[Path(name).suffix]
+        assert reply.headers["content-security-policy"].startswith("default-src 'self'; ")
+        assert "unsafe" not in reply.headers["content-security-policy"]
+        assert reply.headers["x-content-type-options"] == "nosniff"
+        assert reply.headers["cache-control"] == "no-cache"
+    index = await house.http("GET", "/ui/")
+    assert index.text == (PAGE / "index.html").read_text()
+
+
+async def test_a_file_that_a_browser_has_is_not_sent_again(house: House) -> None:
+    first = await house.http("GET", "/ui/page.js")
+    tag = first.headers["etag"]
+    for known in (tag, f'"other", W/{tag}', "*"):
+        again = await house.http("GET", "/ui/page.js", headers={"if-none-match": known})
+        assert (again.status, again.text, again.headers["etag"]) == (304, "", tag)
+    changed = await house.http("GET", "/ui/page.js", headers={"if-none-match": '"other"'})
+    assert (changed.status, changed.text) == (200, first.text)
+    assert (await house.http("GET", "/ui/style.css")).headers["etag"] != tag
+    head = await house.http("HEAD", "/ui/page.js")
+    assert (head.status, head.text, head.headers["etag"]) == (200, "", tag)
+    assert int(head.headers["content-length"]) == len(first.text.encode())
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/ui/nothing.js", "/ui/../config.py", "/ui/..%2froutes.py", "/ui/%2e%2e/routes.py",
+        "/ui/%2e%2e%2froutes.py", "/ui/..%5croutes.py", "/ui/.", "/ui/..", "/ui/page/index.html",
+        "/ui//index.html", "/ui/index.html%00", "/ui/%2fetc%2fpasswd", "/ui/why", "/ui/why/a/b",
+        "/uix",
+    ],
+)  # fmt: skip
+async def test_nothing_else_is_served(house: House, path: str) -> None:
+    reply = await house.http("GET", path, headers={"accept": "text/html"})
+    assert reply.status == 404
+    assert reply.json["error"]["type"] == "invalid_request_error"
+
+
+async def test_a_browser_is_led_there_from_the_root(house: House) -> None:
+    browser = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+    for path, headers in (("/", browser), ("/ui", {})):
+        reply = await house.http("GET", path, headers=headers)
+        assert (reply.status, reply.headers["location"]) == (307, "ui/")
+    for headers in ({}, {"accept": "*/*"}, {"accept": "application/json"}):
+        reply = await house.http("GET", "/", headers=headers)
+        assert (reply.status, reply.json["ui"], reply.headers["vary"]) == (200, "/ui/", "accept")
+
+
+async def test_only_reading_is_allowed(house: House) -> None:
+    for path in ("/ui/", "/ui/page.js", "/ui/board", "/ui/about", "/ui/why/abcd"):
+        assert (await house.http("POST", path, {})).status == 405
+
+
+async def test_off_there_is_nothing() -> None:
+    assert load(GatewayConfig, {"ui": "off"}).ui is False
+    async with housing(lambda _: tokens_of("1"), ui=False) as house:
+        for path in ("/ui", "/ui/", "/ui/page.js", "/ui/board", "/ui/about", "/ui/why/abcd"):
+            reply = await house.http("GET", path, headers={"accept": "text/html"})
+            assert reply.status == 404
+        browser = {"accept": "text/html"}
+        assert (await house.http("GET", "/", headers=browser)).headers["location"] == "docs"
+        assert "ui" not in (await house.http("GET", "/")).json
+        assert (await house.http("GET", "/health")).status == 200
+        assert house.scheduler.fleet_asked == 0
+
+
+def test_an_option_turns_it_off() -> None:
+    assert sections(ServeOptions(ui=False))["gateway"]["ui"] == "off"
+    assert "ui" not in sections(ServeOptions())["gateway"]
+
+
+def test_the_page_asks_nothing_of_anybody_else() -> None:
+    for name in NAMES:
+        text = (PAGE / name).read_text().replace("http://www.w3.org/2000/svg", "")
+        assert not re.search(r"https?://|\bsrc=.//|@import|eval\(|innerHTML", text), name
+
+
+async def test_the_api_is_described_without_the_page(house: House) -> None:
+    paths = (await house.http("GET", "/openapi.json")).json["paths"]
+    assert "/v1/chat/completions" in paths
+    assert not [path for path in paths if path.startswith("/ui")]
+
+
+async def test_about_tells_model_classes_and_presets(house: House) -> None:
+    reply = await house.http("GET", "/ui/about")
+    assert reply.headers["cache-control"] == "no-store"
+    told = reply.json
+    assert (told["model"], told["default_class"]) == ("demo", "standard")
+    assert told["max_context_tokens"] == 512
+    assert told["classes"] == {
+        "interactive": {"ttft_s": 1.0, "tpot_s": 0.05, "mtpot_s": 0.5},
+        "standard": {"ttft_s": 5.0, "tpot_s": 0.1, "mtpot_s": 1.5},
+        "batch": {"ttft_s": None, "tpot_s": None, "mtpot_s": None},
+    }
+    assert [each["name"] for each in told["presets"]] == list(presets_of())
+    assert all(each["about"] for each in told["presets"])
+
+
+def view(held: int, workers: int = 1) -> sched.FleetView:
+    infos = [
+        sched.WorkerInfo(
+            worker_id=f"worker-{number}", model="demo", kv_tokens=512, held_tokens=held,
+            running=2, block_tokens=16,
+        )
+        for number in range(workers)
+    ]  # fmt: skip
+    return sched.FleetView(workers=infos, queued=3, policy="foretoken", drain_s=float("inf"))
+
+
+async def test_the_board_by_hand(house: House) -> None:
+    house.scheduler.view = view(held=128)
+    reply = await house.http("GET", "/ui/board")
+    assert reply.headers["content-type"] == "application/json"
+    assert reply.headers["cache-control"] == "no-store"
+    told = json.loads(reply.text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert told.pop("age_s") >= 0
+    assert told == {
+        "ready": True, "draining": False, "preset": "foretoken", "queued": 3, "running": 2,
+        "live": 0, "drain_s": None, "worker_count": 1, "window_s": 60, "classes": {},
+        "workers": [{
+            "id": "worker-0", "model": "demo", "running": 2, "kv_tokens": 512,
+            "held_tokens": 128, "block_tokens": 16,
+        }],
+    }  # fmt: skip
+
+
+async def test_the_board_counts_what_was_answered(house: House) -> None:
+    for name, tokens in (("batch", 5), ("ttft_s=1e-9", 2)):
+        body = {"prompt": "1,", "max_tokens": tokens}
+        reply = await house.http("POST", "/v1/completions", body, {"x-foretoken-sla": name})
+        assert reply.status == 200
+    classes = (await house.http("GET", "/ui/board")).json["classes"]
+    assert classes["batch"] == {"met": 1, "missed": {}, "tokens": 5, "good_tokens": 5}
+    custom = classes["custom"]
+    assert (custom["met"], custom["tokens"], custom["good_tokens"]) == (0, 2, 0)
+    assert list(custom["missed"].values()) == [1]
+    assert set(custom["missed"]) <= {"queued", "prefill"}
+
+
+async def test_a_snapshot_is_shared_by_all_who_look(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(board_module, "REFRESH_S", 3600.0)
+    looks = await asyncio.gather(*(house.http("GET", "/ui/board") for _ in range(20)))
+    assert {look.text for look in looks} == {looks[0].text}
+    assert house.scheduler.fleet_asked == 1
+
+
+async def test_many_workers_are_shown_up_to_a_number(house: House) -> None:
+    house.scheduler.view = view(held=1, workers=300)
+    told = (await house.http("GET", "/ui/board")).json
+    assert (told["worker_count"], len(told["workers"])) == (300, 256)
+    assert told["running"] == 600
+
+
+async def test_without_a_scheduler_the_board_tells_what_it_said_last(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(board_module, "REFRESH_S", 0.0)
+    house.scheduler.view = view(held=128)
+    assert (await house.http("GET", "/ui/board")).json["age_s"] < 60
+    await house.scheduler_server.stop(0)
+    await house.until(lambda: not house.gateway.ready)
+    first, second = [(await house.http("GET", "/ui/board")).json for _ in range(2)]
+    assert (first["preset"], first["ready"]) == ("foretoken", False)
+    assert 0 < first["age_s"] < second["age_s"]
+
+
+async def test_a_scheduler_that_never_answered_is_no_empty_fleet() -> None:
+    async with housing(with_worker=False) as house:
+        await house.scheduler_server.stop(0)
+        told = (await house.http("GET", "/ui/board")).json
+        assert (told["age_s"], told["workers"], told["preset"]) == (None, [], "")
+
+
+async def test_a_story_with_the_verdict_of_the_gateway(house: House) -> None:
+    body = {"prompt": "1,", "max_tokens": 5}
+    asked = await house.http("POST", "/v1/completions", body, {"x-foretoken-sla": "batch"})
+    choice = asked.json["id"].removeprefix("cmpl-") + "-0"
+    placed = sched.Chapter(at_s=0.25, kind="placed", text="admitted", times=3, until_s=0.5)
+    house.scheduler.stories["some-id"] = sched.Story(request_id=choice, chapters=[placed])
+    reply = await house.http("GET", "/ui/why/some-id")
+    assert (reply.status, reply.headers["cache-control"]) == (200, "no-store")
+    (story,) = reply.json["stories"]
+    assert (story["request_id"], story["live"]) == (choice, False)
+    first, last = story["chapters"]
+    assert first == {
+        "at_s": 0.25, "kind": "placed", "text": "admitted", "times": 3, "until_s": 0.5,
+    }  # fmt: skip
+    assert last["kind"] == "judged"
+    assert last["text"].startswith("as its client saw it, SLA batch met; first token after ")
+
+
+async def test_an_id_that_nobody_remembers_is_404(house: House) -> None:
+    reply = await house.http("GET", "/ui/why/nosuchid")
+    assert reply.status == 404
+    assert reply.json["error"] == {
+        "message": "no request 'nosuchid' is remembered", "type": "invalid_request_error",
+        "param": "request_id", "code": "request_not_found",
+    }  # fmt: skip
+
+
+async def test_an_id_has_a_longest(house: House) -> None:
+    reply = await house.http("GET", f"/ui/why/{'x' * 129}")
+    assert (reply.status, reply.json["error"]["param"]) == (400, "request_id")
