@@ -6,7 +6,7 @@ from pathlib import Path
 
 from gateway.faces.http.dialect.fields import CHAT_FIELDS, COMPLETION_FIELDS, Fate, Known
 
-PAGE = Path(__file__).parents[3] / "README.md"
+PAGE = Path(__file__).parents[4] / "README.md"
 BEGIN, END = "<!-- fields -->\n", "<!-- /fields -->\n"
 ENDPOINTS = {"chat": CHAT_FIELDS, "completions": COMPLETION_FIELDS}
 FOLDED = {
