@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from gateway.faces.http.dialect.page import written
 from tests.live import ROOT, Live, serving
 
 README = (ROOT / "README.md").read_text()
@@ -67,8 +66,3 @@ def test_the_house_is_as_drawn():
         assert (ROOT / folder).is_dir(), folder
     for name in re.findall(r"`((?:services|deploy|protos)/[a-z_/]+\.(?:py|yaml))`", README):
         assert (ROOT / name).exists(), name
-
-
-def test_the_table_of_fields_is_the_code_s():
-    """`python -m gateway.faces.http.dialect.page` writes it."""
-    assert written(README) == README

@@ -16,7 +16,13 @@ from gateway.faces.http.dialect.content import (
     split_prompts,
     unknown_in,
 )
-from gateway.faces.http.dialect.fields import CHAT_FIELDS, COMPLETION_FIELDS, SPELLED, Fate, Known
+from gateway.faces.http.dialect.fields import (
+    CHAT_FIELDS,
+    COMPLETION_FIELDS,
+    ALIASES,
+    Handling,
+    FieldRule,
+)
 from protos.generated import common_pb2, gateway_pb2
 from services.runtime.errors import InvalidArgument
 
@@ -45,7 +51,7 @@ class Body(BaseModel):
     """What both endpoints take."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
-    fields: ClassVar[Mapping[str, Known]]
+    fields: ClassVar[Mapping[str, FieldRule]]
 
     model: str = ""
     temperature: float | None = None
@@ -139,7 +145,7 @@ class Body(BaseModel):
 class CompletionBody(Body):
     """`POST /v1/completions`."""
 
-    fields: ClassVar[Mapping[str, Known]] = COMPLETION_FIELDS
+    fields: ClassVar[Mapping[str, FieldRule]] = COMPLETION_FIELDS
 
     prompt: object = None
     logprobs: Int32 | None = None
@@ -170,7 +176,7 @@ class CompletionBody(Body):
 class ChatBody(Body):
     """`POST /v1/chat/completions`."""
 
-    fields: ClassVar[Mapping[str, Known]] = CHAT_FIELDS
+    fields: ClassVar[Mapping[str, FieldRule]] = CHAT_FIELDS
 
     messages: list[object] = Field(default_factory=list)
     logprobs: bool = False
@@ -238,7 +244,7 @@ def validated(kind: type[ModelT], given: Json) -> ModelT:
         raise InvalidArgument(*_explain(first["loc"], first["msg"])) from None
 
 
-def _sort(table: Mapping[str, Known], fields: Json) -> tuple[dict[str, object], list[str]]:
+def _sort(table: Mapping[str, FieldRule], fields: Json) -> tuple[dict[str, object], list[str]]:
     """What is honoured, by our names, and the names of what is not known."""
     given: dict[str, object] = {}
     unknown: list[str] = []
@@ -248,11 +254,15 @@ def _sort(table: Mapping[str, Known], fields: Json) -> tuple[dict[str, object], 
             continue
         if known is None:
             unknown.append(name)
-        elif name in SPELLED:
-            given.setdefault(SPELLED[name], value)
-        elif known.fate is Fate.HONOURED:
+        elif name in ALIASES:
+            given.setdefault(ALIASES[name], value)
+        elif known.handling is Handling.SUPPORTED:
             given[name] = value
-        elif known.fate is Fate.REFUSED and known.changes(value) and not _as_n(name, fields):
+        elif (
+            known.handling is Handling.REFUSED
+            and known.changes_answer(value)
+            and not _as_n(name, fields)
+        ):
             raise InvalidArgument(name, "is not supported here")
     return given, unknown
 

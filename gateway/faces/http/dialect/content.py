@@ -2,13 +2,13 @@
 
 from collections.abc import Iterable, Sequence
 
-from gateway.faces.http.dialect.fields import MESSAGE, Fate
+from gateway.faces.http.dialect.fields import MESSAGE, Handling
 from protos.generated import common_pb2, gateway_pb2
 from services.runtime.errors import InvalidArgument
 
 PROMPT_KINDS = "a string, a list of strings, a list of token ids, or a list of such lists"
 ROLE_ALIASES = {"developer": "system"}
-REFUSED = {name: known for name, known in MESSAGE.items() if known.fate is Fate.REFUSED}
+REFUSED = {name: known for name, known in MESSAGE.items() if known.handling is Handling.REFUSED}
 
 
 def split_prompts(prompt: object) -> Sequence[str | list[int]]:
@@ -52,7 +52,7 @@ def _message(where: str, message: object) -> gateway_pb2.ChatMessage:
     if not isinstance(message, dict):
         raise InvalidArgument(where, "must be an object with role and content")
     for name in REFUSED.keys() & message.keys():
-        if message[name] is not None and REFUSED[name].changes(message[name]):
+        if message[name] is not None and REFUSED[name].changes_answer(message[name]):
             raise InvalidArgument(f"{where}.{name}", "is not supported here")
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str):

@@ -1,7 +1,7 @@
-"""Every field that OpenAI, vLLM and SGLang define for the two endpoints, and what becomes of each.
+"""Every request field that OpenAI, vLLM and SGLang define for the two endpoints, and its handling.
 
-A field that is null counts as absent. What is refused is refused by name, and only where its value
-would change the answer: an empty list or object never does, nor does any of `no_op`.
+A null field counts as absent. A refused field raises an error only if its value would change the
+answer: an empty list or object, and the values listed in `no_op`, are accepted.
 """
 
 from collections.abc import Mapping
@@ -9,200 +9,200 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class Fate(StrEnum):
-    """What becomes of a field."""
+class Handling(StrEnum):
+    """What the server does with a field."""
 
-    HONOURED = "honoured"
-    IGNORED = "ignored"  # it does not change the answer
-    REFUSED = "refused"  # it would
+    SUPPORTED = "supported"
+    IGNORED = "ignored"  # the field does not change the answer
+    REFUSED = "refused"  # the field would change the answer
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
-    """One field: its fate, a few words for people, and the values that are as if it were absent."""
+class FieldRule:
+    """One field: its handling, a note for the documentation, and values equal to leaving it out."""
 
-    fate: Fate
-    words: str = ""
+    handling: Handling
+    note: str = ""
     no_op: tuple[object, ...] = ()
 
-    def changes(self, value: object) -> bool:
-        """Whether a value of a refused field would change the answer. True is not 1 here."""
+    def changes_answer(self, value: object) -> bool:
+        """Whether this value of a refused field would change the answer. True does not equal 1."""
         if value in ([], {}, ""):
             return False
         return not any(type(value) is type(same) and value == same for same in self.no_op)
 
 
-def honoured(words: str) -> Known:
-    return Known(Fate.HONOURED, words)
+def supported(note: str) -> FieldRule:
+    return FieldRule(Handling.SUPPORTED, note)
 
 
-def ignored(words: str) -> Known:
-    return Known(Fate.IGNORED, words)
+def ignored(note: str) -> FieldRule:
+    return FieldRule(Handling.IGNORED, note)
 
 
-def refused(words: str, *no_op: object) -> Known:
-    return Known(Fate.REFUSED, words, no_op)
+def refused(note: str, *no_op: object) -> FieldRule:
+    return FieldRule(Handling.REFUSED, note, no_op)
 
 
-BOTH: Mapping[str, Known] = {
-    "model": honoured("the served model's name; may be left out"),
-    "temperature": honoured("0 to 2; 0 is greedy"),
-    "top_p": honoured("above 0, at most 1"),
-    "top_k": honoured("0 or -1: off"),
-    "min_p": honoured("0 to 1"),
-    "repetition_penalty": honoured("1 is off"),
-    "presence_penalty": honoured("-2 to 2"),
-    "frequency_penalty": honoured("-2 to 2"),
-    "seed": honoured("the same answer again"),
-    "n": honoured("prompts × n: at most 128 choices"),
-    "stop": honoured("at most 16 strings of 512 characters"),
-    "stop_token_ids": honoured("at most 128"),
-    "include_stop_str_in_output": honoured("of the stop token too"),
-    "no_stop_trim": honoured("SGLang's word for `include_stop_str_in_output`"),
-    "ignore_eos": honoured("goes on to `max_tokens`"),
-    "max_tokens": honoured("unset: 16 for a completion, what fits for a chat"),
-    "min_tokens": honoured("no stop before"),
-    "logit_bias": honoured("-100 to 100; at most 300 tokens"),
-    "allowed_token_ids": honoured("no other token is drawn"),
-    "bad_words": honoured("at most 128; each also behind a space"),
-    "prompt_logprobs": honoured("0 to 20; not with `stream`"),
-    "skip_special_tokens": honoured("false: they are text"),
-    "spaces_between_special_tokens": honoured("where a tokenizer puts any"),
-    "truncate_prompt_tokens": honoured("keeps the last; -1: what fits"),
-    "truncation_side": refused("the last tokens are kept", "left"),
-    "add_special_tokens": honoured("as BOS; unset: true, of a chat false"),
-    "return_token_ids": honoured("`prompt_token_ids` and `token_ids`"),
-    "stream": honoured("server-sent events"),
-    "stream_options": honoured(
-        "`include_usage`, `continuous_usage_stats`, `include_forecast` (ours)"
+SHARED_FIELDS: Mapping[str, FieldRule] = {
+    "model": supported("name of the served model; optional"),
+    "temperature": supported("0 to 2; 0 is greedy"),
+    "top_p": supported("above 0, at most 1"),
+    "top_k": supported("0 or -1 disables it"),
+    "min_p": supported("0 to 1"),
+    "repetition_penalty": supported("1 disables it"),
+    "presence_penalty": supported("-2 to 2"),
+    "frequency_penalty": supported("-2 to 2"),
+    "seed": supported("the same seed gives the same answer"),
+    "n": supported("prompts × n: at most 128 choices"),
+    "stop": supported("at most 16 strings of 512 characters"),
+    "stop_token_ids": supported("at most 128"),
+    "include_stop_str_in_output": supported("applies to stop tokens too"),
+    "no_stop_trim": supported("SGLang's name for `include_stop_str_in_output`"),
+    "ignore_eos": supported("generates until `max_tokens`"),
+    "max_tokens": supported("default: 16 for a completion, the remaining context for a chat"),
+    "min_tokens": supported("no stop before this many tokens"),
+    "logit_bias": supported("-100 to 100; at most 300 tokens"),
+    "allowed_token_ids": supported("samples only these tokens"),
+    "bad_words": supported("at most 128; each also with a leading space"),
+    "prompt_logprobs": supported("0 to 20; not with `stream`"),
+    "skip_special_tokens": supported("false: special tokens appear in the text"),
+    "spaces_between_special_tokens": supported("for tokenizers that insert such spaces"),
+    "truncate_prompt_tokens": supported("keeps the last tokens; -1: as many as fit"),
+    "truncation_side": refused("truncation keeps the last tokens", "left"),
+    "add_special_tokens": supported("such as BOS; default: true, for a chat false"),
+    "return_token_ids": supported("adds `prompt_token_ids` and `token_ids`"),
+    "stream": supported("server-sent events"),
+    "stream_options": supported(
+        "`include_usage`, `continuous_usage_stats`, `include_forecast` (foretoken)"
     ),
-    "user": honoured("whose share of the server it counts to"),
-    "cache_salt": honoured("only prompts of the same salt share cached prefixes"),
-    "priority": honoured("lower goes before higher"),
-    "request_id": honoured("the answer's id; at most 128 characters"),
-    "rid": honoured("SGLang's word for `request_id`"),
-    "session_id": ignored("prefixes are found by their content"),
-    "stream_interval": ignored("chunks are paced by load"),
-    "return_token_offsets": ignored("vLLM: of its render endpoints alone"),
-    "mm_payload": ignored("vLLM: of its render endpoints alone"),
-    "return_mm_kwargs": ignored("vLLM: of its render endpoints alone"),
-    "custom_labels": ignored("metrics have no labels of clients"),
-    "routed_dp_rank": ignored("the scheduler places requests"),
-    "disagg_prefill_dp_rank": ignored("the scheduler places requests"),
-    "data_parallel_rank": ignored("the scheduler places requests"),
-    "return_cached_tokens_details": ignored("`usage` tells the cached tokens"),
-    "use_beam_search": refused("answers are sampled", False),
-    "length_penalty": refused("of beam search", 1.0, 1),
-    "watermarking": refused("of the engine", False),
-    "logprob_token_ids": refused("`logprobs` gives the likeliest"),
-    "return_tokens_as_token_ids": refused("`return_token_ids` gives them", False),
-    "response_format": refused("structured output is yet to come", {"type": "text"}),
-    "structured_outputs": refused("structured output is yet to come"),
-    "json_schema": refused("structured output is yet to come"),
-    "regex": refused("structured output is yet to come"),
-    "ebnf": refused("structured output is yet to come"),
-    "stop_regex": refused("`stop` takes strings"),
-    "thinking_token_budget": refused("thoughts are not told from the rest", -1),
-    "repetition_detection": refused("see `repetition_penalty`"),
-    "routed_experts_prompt_start": refused("experts are not told", 0),
-    "return_routed_experts": refused("experts are not told", False),
-    "routed_experts_start_len": refused("experts are not told", 0),
-    "return_hidden_states": refused("tokens alone are told", False),
-    "kv_transfer_params": refused("of prefill and decode apart"),
-    "ec_transfer_params": refused("of prefill and decode apart"),
-    "bootstrap_host": refused("of prefill and decode apart"),
-    "bootstrap_port": refused("of prefill and decode apart"),
-    "bootstrap_room": refused("of prefill and decode apart"),
-    "vllm_xargs": refused("of vLLM's plug-ins"),
-    "custom_params": refused("of SGLang's plug-ins"),
-    "custom_logit_processor": refused("code of a client"),
-    "lora_path": refused("one model is served"),
-    "session_params": refused("SGLang's sessions"),
-    "extra_key": refused("`cache_salt` keeps prefixes apart"),
-    "ngram_corpus_id": refused("of speculative decoding"),
-    "images_config": refused("text alone is read"),
+    "user": supported("tenant for fair sharing"),
+    "cache_salt": supported("only prompts with the same salt share cached prefixes"),
+    "priority": supported("lower values run first"),
+    "request_id": supported("id of the answer; at most 128 characters"),
+    "rid": supported("SGLang's name for `request_id`"),
+    "session_id": ignored("cached prefixes are found by content"),
+    "stream_interval": ignored("the load sets the chunk interval"),
+    "return_token_offsets": ignored("only used by vLLM's render endpoints"),
+    "mm_payload": ignored("only used by vLLM's render endpoints"),
+    "return_mm_kwargs": ignored("only used by vLLM's render endpoints"),
+    "custom_labels": ignored("metrics carry no client labels"),
+    "routed_dp_rank": ignored("the scheduler selects the worker"),
+    "disagg_prefill_dp_rank": ignored("the scheduler selects the worker"),
+    "data_parallel_rank": ignored("the scheduler selects the worker"),
+    "return_cached_tokens_details": ignored("`usage` reports the cached tokens"),
+    "use_beam_search": refused("only sampling is implemented", False),
+    "length_penalty": refused("applies to beam search only", 1.0, 1),
+    "watermarking": refused("not implemented", False),
+    "logprob_token_ids": refused("`logprobs` returns the most likely tokens"),
+    "return_tokens_as_token_ids": refused("use `return_token_ids`", False),
+    "response_format": refused("structured output is not implemented yet", {"type": "text"}),
+    "structured_outputs": refused("structured output is not implemented yet"),
+    "json_schema": refused("structured output is not implemented yet"),
+    "regex": refused("structured output is not implemented yet"),
+    "ebnf": refused("structured output is not implemented yet"),
+    "stop_regex": refused("use `stop` with strings"),
+    "thinking_token_budget": refused("reasoning text is not separated from the answer", -1),
+    "repetition_detection": refused("use `repetition_penalty`"),
+    "routed_experts_prompt_start": refused("expert routing is not reported", 0),
+    "return_routed_experts": refused("expert routing is not reported", False),
+    "routed_experts_start_len": refused("expert routing is not reported", 0),
+    "return_hidden_states": refused("hidden states are not returned", False),
+    "kv_transfer_params": refused("prefill/decode disaggregation is not implemented"),
+    "ec_transfer_params": refused("prefill/decode disaggregation is not implemented"),
+    "bootstrap_host": refused("prefill/decode disaggregation is not implemented"),
+    "bootstrap_port": refused("prefill/decode disaggregation is not implemented"),
+    "bootstrap_room": refused("prefill/decode disaggregation is not implemented"),
+    "vllm_xargs": refused("arguments of vLLM plug-ins"),
+    "custom_params": refused("arguments of SGLang plug-ins"),
+    "custom_logit_processor": refused("the server does not run client code"),
+    "lora_path": refused("a server has one model"),
+    "session_params": refused("SGLang sessions are not implemented"),
+    "extra_key": refused("use `cache_salt` to separate cached prefixes"),
+    "ngram_corpus_id": refused("speculative decoding is not implemented"),
+    "images_config": refused("only text input is supported"),
 }
 
-COMPLETION: Mapping[str, Known] = {
-    "prompt": honoured("a text, a list of texts, token ids, or lists of them"),
-    "logprobs": honoured("0 to 20"),
-    "echo": honoured("the prompt before the answer; scored with `logprobs`; `max_tokens` may be 0"),
-    "best_of": refused("all that are drawn are told; `n`'s value is fine", 1),
-    "suffix": refused("text is written behind a prompt"),
-    "prompt_embeds": refused("texts and token ids are read"),
+COMPLETION: Mapping[str, FieldRule] = {
+    "prompt": supported("a string, a list of strings, token ids, or a list of token id lists"),
+    "logprobs": supported("0 to 20"),
+    "echo": supported("prompt before the answer; scored with `logprobs`; allows `max_tokens` 0"),
+    "best_of": refused("every generated choice is returned; must equal `n`", 1),
+    "suffix": refused("text is only appended to a prompt"),
+    "prompt_embeds": refused("only strings and token ids are accepted"),
 }
 
-CHAT: Mapping[str, Known] = {
-    "messages": honoured("system, developer, user, assistant; parts of text"),
-    "max_completion_tokens": honoured("as `max_tokens`"),
-    "logprobs": honoured("true or false"),
-    "top_logprobs": honoured("0 to 20, with `logprobs`"),
-    "echo": honoured("the last message before the answer, where it is the assistant's"),
-    "chat_template_kwargs": honoured("for the model's template; at most 16,384 characters"),
-    "add_generation_prompt": honoured("false: the template does not open the answer"),
-    "continue_final_message": honoured("the answer goes on where the last message stops"),
-    "reasoning_effort": honoured("for templates that read it; `none`: `enable_thinking` is false"),
-    "verbosity": ignored("no template reads it"),
+CHAT: Mapping[str, FieldRule] = {
+    "messages": supported("roles system, developer, user, assistant; text parts only"),
+    "max_completion_tokens": supported("same as `max_tokens`"),
+    "logprobs": supported("true or false"),
+    "top_logprobs": supported("0 to 20, with `logprobs`"),
+    "echo": supported("the last message before the answer, if its role is assistant"),
+    "chat_template_kwargs": supported("arguments of the chat template; at most 16,384 characters"),
+    "add_generation_prompt": supported("false: the template does not open an assistant turn"),
+    "continue_final_message": supported("the answer continues the last message"),
+    "reasoning_effort": supported("for templates that use it; `none` sets `enable_thinking` false"),
+    "verbosity": ignored("no chat template uses it"),
     "metadata": ignored("nothing is stored"),
     "store": ignored("nothing is stored"),
-    "service_tier": ignored("see `x-foretoken-sla`"),
-    "safety_identifier": ignored("`user` says whose it is"),
-    "prompt_cache_key": ignored("prefixes are found by their content"),
-    "prompt_cache_options": ignored("prefixes are found by their content"),
-    "prompt_cache_retention": ignored("prefixes are found by their content"),
-    "parallel_tool_calls": ignored("without `tools` there are none"),
-    "prediction": ignored("it would be the same answer, sooner"),
-    "separate_reasoning": ignored("all that is said is content"),
-    "stream_reasoning": ignored("all that is said is content"),
-    "include_reasoning": ignored("all that is said is content"),
-    "media_io_kwargs": ignored("text alone is read"),
-    "mm_processor_kwargs": ignored("text alone is read"),
-    "max_dynamic_patch": ignored("text alone is read"),
-    "min_dynamic_patch": ignored("text alone is read"),
-    "use_audio_in_video": ignored("text alone is read"),
-    "tools": refused("yet to come"),
-    "tool_choice": refused("yet to come", "none", "auto"),
-    "functions": refused("OpenAI's older word for `tools`"),
-    "function_call": refused("OpenAI's older word for `tool_choice`", "none", "auto"),
-    "modalities": refused("text alone is written", ["text"]),
-    "audio": refused("text alone is written"),
-    "web_search_options": refused("nothing is searched"),
-    "moderation": refused("nothing is moderated"),
-    "documents": refused("put them into a message"),
-    "chat_template": refused("the model's own is used"),
-    "return_prompt_text": refused("`return_token_ids` gives its tokens", False),
-    "return_prompt_token_ids": refused("`return_token_ids` gives them", False),
-    "return_meta_info": refused("`usage` is told", False),
-    "input_ids": refused("`/v1/completions` takes token ids"),
-    "task": refused("of one model's template"),
+    "service_tier": ignored("use the header `x-foretoken-sla`"),
+    "safety_identifier": ignored("use `user`"),
+    "prompt_cache_key": ignored("cached prefixes are found by content"),
+    "prompt_cache_options": ignored("cached prefixes are found by content"),
+    "prompt_cache_retention": ignored("cached prefixes are found by content"),
+    "parallel_tool_calls": ignored("has no effect without `tools`"),
+    "prediction": ignored("it only speeds up the answer"),
+    "separate_reasoning": ignored("reasoning text is part of the content"),
+    "stream_reasoning": ignored("reasoning text is part of the content"),
+    "include_reasoning": ignored("reasoning text is part of the content"),
+    "media_io_kwargs": ignored("only text input is supported"),
+    "mm_processor_kwargs": ignored("only text input is supported"),
+    "max_dynamic_patch": ignored("only text input is supported"),
+    "min_dynamic_patch": ignored("only text input is supported"),
+    "use_audio_in_video": ignored("only text input is supported"),
+    "tools": refused("not implemented yet"),
+    "tool_choice": refused("not implemented yet", "none", "auto"),
+    "functions": refused("deprecated OpenAI name for `tools`"),
+    "function_call": refused("deprecated OpenAI name for `tool_choice`", "none", "auto"),
+    "modalities": refused("only text output is supported", ["text"]),
+    "audio": refused("only text output is supported"),
+    "web_search_options": refused("not implemented"),
+    "moderation": refused("not implemented"),
+    "documents": refused("put documents into a message"),
+    "chat_template": refused("the server uses the model's template"),
+    "return_prompt_text": refused("use `return_token_ids`", False),
+    "return_prompt_token_ids": refused("use `return_token_ids`", False),
+    "return_meta_info": refused("`usage` reports token counts", False),
+    "input_ids": refused("use `/v1/completions` for token ids"),
+    "task": refused("specific to one model's template"),
 }
 
-# Of the other endpoint; there clients send them by habit.
+# Chat fields that clients also send to the completions endpoint.
 IGNORED_IN_COMPLETIONS = frozenset(
     ("metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "verbosity",
      "prompt_cache_options", "prompt_cache_retention", "parallel_tool_calls", "prediction")
 )  # fmt: skip
-COMPLETION_FIELDS: Mapping[str, Known] = {
-    **BOTH,
+COMPLETION_FIELDS: Mapping[str, FieldRule] = {
+    **SHARED_FIELDS,
     **COMPLETION,
     **{name: CHAT[name] for name in CHAT if name in IGNORED_IN_COMPLETIONS},
 }
-CHAT_FIELDS: Mapping[str, Known] = {**BOTH, **CHAT}
+CHAT_FIELDS: Mapping[str, FieldRule] = {**SHARED_FIELDS, **CHAT}
 
-# What SGLang spells otherwise, by its name there.
-SPELLED = {"no_stop_trim": "include_stop_str_in_output", "rid": "request_id"}
+# SGLang names of supported fields → the names used here.
+ALIASES = {"no_stop_trim": "include_stop_str_in_output", "rid": "request_id"}
 
-# Of a chat's message. What is refused may be null or empty.
-MESSAGE: Mapping[str, Known] = {
-    "role": honoured(""),
-    "content": honoured(""),
-    "name": ignored("no template reads it"),
+# Fields of one chat message. A refused field may be null or empty.
+MESSAGE: Mapping[str, FieldRule] = {
+    "role": supported(""),
+    "content": supported(""),
+    "name": ignored("no chat template uses it"),
     "annotations": ignored(""),
     "refusal": ignored(""),
-    "audio": ignored("of an earlier answer"),
-    "reasoning": ignored("of an earlier answer"),
-    "reasoning_content": ignored("of an earlier answer"),
-    "tool_calls": refused("yet to come"),
-    "tool_call_id": refused("yet to come"),
-    "function_call": refused("yet to come"),
+    "audio": ignored("belongs to an earlier answer"),
+    "reasoning": ignored("belongs to an earlier answer"),
+    "reasoning_content": ignored("belongs to an earlier answer"),
+    "tool_calls": refused("not implemented yet"),
+    "tool_call_id": refused("not implemented yet"),
+    "function_call": refused("not implemented yet"),
 }

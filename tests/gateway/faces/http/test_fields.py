@@ -10,10 +10,11 @@ import pytest
 from gateway.faces.http.dialect.fields import (
     CHAT_FIELDS,
     COMPLETION_FIELDS,
-    SPELLED,
-    Fate,
-    Known,
+    ALIASES,
+    Handling,
+    FieldRule,
 )
+from gateway.faces.http.dialect.page import PAGE, render_page
 from gateway.faces.http.schema import Body, ChatBody, CompletionBody, read_body
 from services.runtime.errors import InvalidArgument
 
@@ -46,12 +47,12 @@ COMPLETION: dict[str, Any] = {"prompt": "hi"}
 BODIES: list[tuple[type[Body], dict[str, Any]]] = [(ChatBody, CHAT), (CompletionBody, COMPLETION)]
 
 
-def refusals() -> list[tuple[type[Body], dict[str, Any], str, Known]]:
+def refusals() -> list[tuple[type[Body], dict[str, Any], str, FieldRule]]:
     return [
         (kind, body, name, known)
         for kind, body in BODIES
         for name, known in kind.fields.items()
-        if known.fate is Fate.REFUSED
+        if known.handling is Handling.REFUSED
     ]
 
 
@@ -67,26 +68,31 @@ def refusals() -> list[tuple[type[Body], dict[str, Any], str, Known]]:
     ],
     ids=["openai-chat", "openai", "vllm-chat", "vllm", "sglang-chat", "sglang"],
 )
-def test_no_field_is_missing(fields: dict[str, Known], defined: list[str]) -> None:
+def test_no_field_is_missing(fields: dict[str, FieldRule], defined: list[str]) -> None:
     assert {*defined} - fields.keys() == set()
 
 
 @pytest.mark.parametrize("kind", [ChatBody, CompletionBody])
 def test_what_is_honoured_is_what_a_body_has(kind: type[Body]) -> None:
-    honoured = {name for name, known in kind.fields.items() if known.fate is Fate.HONOURED}
-    assert honoured - SPELLED.keys() == kind.model_fields.keys()
-    assert honoured >= SPELLED.keys()
-    assert kind.model_fields.keys() >= {*SPELLED.values()}
+    honoured = {name for name, known in kind.fields.items() if known.handling is Handling.SUPPORTED}
+    assert honoured - ALIASES.keys() == kind.model_fields.keys()
+    assert honoured >= ALIASES.keys()
+    assert kind.model_fields.keys() >= {*ALIASES.values()}
 
 
-def test_each_has_a_few_words() -> None:
-    for known in (*CHAT_FIELDS.values(), *COMPLETION_FIELDS.values()):
-        assert 0 < len(known.words) < 80 or known.fate is Fate.IGNORED
+def test_each_field_has_a_short_note() -> None:
+    for rule in (*CHAT_FIELDS.values(), *COMPLETION_FIELDS.values()):
+        assert 0 < len(rule.note) < 80 or rule.handling is Handling.IGNORED
+
+
+def test_field_reference_page_is_up_to_date() -> None:
+    """`python -m gateway.faces.http.dialect.page` writes it."""
+    assert PAGE.read_text() == render_page()
 
 
 @pytest.mark.parametrize("case", refusals(), ids=lambda case: f"{case[0].__name__}-{case[2]}")
 def test_a_refused_field_may_be_what_it_would_be_anyway(
-    case: tuple[type[Body], dict[str, Any], str, Known],
+    case: tuple[type[Body], dict[str, Any], str, FieldRule],
 ) -> None:
     kind, body, name, known = case
     for fine in (None, [], {}, "", *known.no_op):
@@ -99,7 +105,9 @@ def test_a_refused_field_may_be_what_it_would_be_anyway(
 
 def test_what_is_ignored_is_whatever_it_is() -> None:
     for kind, body in BODIES:
-        ignored = [name for name, known in kind.fields.items() if known.fate is Fate.IGNORED]
+        ignored = [
+            name for name, known in kind.fields.items() if known.handling is Handling.IGNORED
+        ]
         values: tuple[object, ...] = ("x", 7, [{}], {"x": [1]}, True, None)
         for value in values:
             read = read_body(kind, {**body, **dict.fromkeys(ignored, value)})
