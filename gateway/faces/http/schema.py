@@ -17,11 +17,11 @@ from gateway.faces.http.dialect.content import (
     unknown_in,
 )
 from gateway.faces.http.dialect.fields import (
+    ALIASES,
     CHAT_FIELDS,
     COMPLETION_FIELDS,
-    ALIASES,
-    Handling,
     FieldRule,
+    Handling,
 )
 from protos.generated import common_pb2, gateway_pb2
 from services.runtime.errors import InvalidArgument

@@ -8,11 +8,11 @@ import openai.types.completion_create_params as openai_completion
 import pytest
 
 from gateway.faces.http.dialect.fields import (
+    ALIASES,
     CHAT_FIELDS,
     COMPLETION_FIELDS,
-    ALIASES,
-    Handling,
     FieldRule,
+    Handling,
 )
 from gateway.faces.http.dialect.page import PAGE, render_page
 from gateway.faces.http.schema import Body, ChatBody, CompletionBody, read_body
