@@ -28,10 +28,10 @@ from benchmarks.harness.rounds import Busy, Took, measure
 from foretoken.running.ports import free_port
 from services.policies.preset import choose, presets
 from services.runtime.channel import connect
-from services.scheduler import events as ev
-from services.scheduler.metrics import SchedulerMetrics
-from services.scheduler.rounds.arranger import Arranger
-from services.scheduler.state import SchedulerState
+from services.scheduler.core import events as ev
+from services.scheduler.core.state import SchedulerState
+from services.scheduler.links.batcher import BatcherLink
+from services.scheduler.observe.metrics import SchedulerMetrics
 
 SIZES = [(r, q) for r in (64, 256, 1_024) for q in (100, 1_000, 10_000)]
 QUICK_SIZES = [(64, 100), (64, 1_000)]
@@ -135,7 +135,7 @@ async def _apart(policy: str, running: int, queued: int, turns: int) -> dict[str
         metrics = SchedulerMetrics(registry)
         table = busy.state.ledger.board.forecasts
         preset = busy.state.preset
-        arranger = Arranger(channel, preset, table, 10.0, metrics, arranged.put_nowait)
+        arranger = BatcherLink(channel, preset, table, 10.0, metrics, arranged.put_nowait)
         follow = asyncio.create_task(arranger.run())
         await asyncio.sleep(0.2)
         times_ms = [await _round_apart(busy, arranger, arranged) for _ in range(turns + 5)]
@@ -155,7 +155,7 @@ def _later(state: SchedulerState, now: float) -> list[ev.Action]:
 
 
 async def _round_apart(
-    busy: Busy, arranger: Arranger, arranged: "asyncio.Queue[ev.Arranged]"
+    busy: Busy, arranger: BatcherLink, arranged: "asyncio.Queue[ev.Arranged]"
 ) -> float:
     """Milliseconds from the snapshot to the plans, the way there and back included."""
     busy.turn(_later, Took())

@@ -173,8 +173,8 @@ class Pipeline:
                 self._on_connected(now_s)
             return
         live = self._roster.get(event.request.request_id)
-        if live is not None and event.request.HasField("foretold"):
-            self._on_foretold(live, event.request.foretold, now_s)
+        if live is not None and event.request.HasField("forecast_update"):
+            self._on_foretold(live, event.request.forecast_update, now_s)
         elif live is None and event.request.HasField("placed"):
             self._roster.disown(event.request.request_id)  # it has ended, unseen by its scheduler
         elif live is not None:
@@ -220,7 +220,7 @@ class Pipeline:
             case "finished":
                 self._on_finished(live, event.finished, now_s)
 
-    def _on_foretold(self, live: Live, message: scheduler_pb2.Foretold, now_s: float) -> None:
+    def _on_foretold(self, live: Live, message: scheduler_pb2.ForecastUpdate, now_s: float) -> None:
         """It says nothing of where it stands. Who has been told nothing yet has news."""
         if sight := live.session.foresight:
             sight.hear(messages.foretold(message))

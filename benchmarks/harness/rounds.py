@@ -11,9 +11,9 @@ from services.costs import CostModel
 from services.forecast import Forecast
 from services.policies.memory import Memory
 from services.policies.preset import choose
-from services.scheduler import events as ev
-from services.scheduler.lifecycle.door import Limits
-from services.scheduler.state import SchedulerState
+from services.scheduler.core import events as ev
+from services.scheduler.core.admission import Limits
+from services.scheduler.core.state import SchedulerState
 
 GATEWAY, WORKER = "gateway#1", "worker#1"
 COST = CostModel(0.01, 1e-4, 2e-4, 1e-7, offload_token_s=1e-6, upload_token_s=1e-6)

@@ -59,8 +59,8 @@ def why(
 
 
 def _from_log(request_id: str, log: Path) -> Iterator[str]:
-    from services.scheduler.stories.asked import stories_of
-    from services.scheduler.stories.replay import replay
+    from services.scheduler.observe.lookup import find_stories
+    from services.scheduler.observe.replay import replay
 
     try:
         run = replay(log, ALL)
@@ -73,7 +73,7 @@ def _from_log(request_id: str, log: Path) -> Iterator[str]:
             f"written (foretoken {by}): what follows is what this version would do"
         )
     yield f"preset {run.head.preset.name}, {run.steps} steps in {log}"
-    for story in stories_of(request_id, run.teller, run.state):
+    for story in find_stories(request_id, run.recorder, run.state):
         yield from _told(story.request_id, story.live, story.lines)
         if verdict := run.judge.verdicts.get(story.request_id):
             yield from _wrapped(f"{story.lines[-1].at_s:10.3f} s  ", verdict)

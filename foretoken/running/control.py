@@ -19,8 +19,8 @@ from services.estimator.service import EstimatorService
 from services.runtime.channel import InProcessServer, connect
 from services.runtime.config import load
 from services.runtime.server import Mount
-from services.scheduler.advice import Advisers
 from services.scheduler.config import SchedulerConfig
+from services.scheduler.links.peers import PeerChannels
 from services.scheduler.service import SchedulerService
 
 
@@ -46,7 +46,7 @@ def build_control(
     estimator = load(EstimatorConfig, overrides["estimator"])
     server = InProcessServer()
     channel = server.channel()
-    advisers = Advisers(predictor, channel)
+    advisers = PeerChannels(predictor, channel)
     scheduler = SchedulerService(config, advisers, registry, spans=tracing.service(config.section))
     front = load(GatewayConfig, overrides["gateway"])
     gateway = Gateway(

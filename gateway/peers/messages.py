@@ -110,7 +110,7 @@ def _resolved(sampling: Sampling, choice: int, scored: bool) -> common_pb2.Sampl
     )
 
 
-def foretold(message: scheduler_pb2.Foretold) -> Foretold:
+def foretold(message: scheduler_pb2.ForecastUpdate) -> Foretold:
     """The scheduler's word on what is to come; raises ValueError where it can't be."""
     ttft_s = message.ttft_s if message.HasField("ttft_s") else None
     return Foretold(decode_forecast(message.forecast), message.token_s, ttft_s)

@@ -168,7 +168,7 @@ class NewRequest(_message.Message):
     tenant: _builtins.str
     """whose it is; at most 256 characters"""
     include_forecast: _builtins.bool
-    """its client asks what is foreseen of it: Foretold says so"""
+    """its client asks what is foreseen of it: ForecastUpdate says so"""
     traceparent: _builtins.str
     """What it is traced under, as W3C writes it; empty: nobody records it."""
     priority: _builtins.int
@@ -272,7 +272,7 @@ class RequestEvent(_message.Message):
     REJECTED_FIELD_NUMBER: _builtins.int
     PREEMPTED_FIELD_NUMBER: _builtins.int
     RESUMED_FIELD_NUMBER: _builtins.int
-    FORETOLD_FIELD_NUMBER: _builtins.int
+    FORECAST_UPDATE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     @_builtins.property
     def placed(self) -> Global___Placed: ...
@@ -285,7 +285,7 @@ class RequestEvent(_message.Message):
     @_builtins.property
     def resumed(self) -> Global___Resumed: ...
     @_builtins.property
-    def foretold(self) -> Global___Foretold: ...
+    def forecast_update(self) -> Global___ForecastUpdate: ...
     def __init__(
         self,
         *,
@@ -295,13 +295,13 @@ class RequestEvent(_message.Message):
         rejected: Global___Rejected | None = ...,
         preempted: Global___Preempted | None = ...,
         resumed: Global___Resumed | None = ...,
-        foretold: Global___Foretold | None = ...,
+        forecast_update: Global___ForecastUpdate | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["finished", b"finished", "foretold", b"foretold", "kind", b"kind", "placed", b"placed", "preempted", b"preempted", "rejected", b"rejected", "resumed", b"resumed"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["finished", b"finished", "forecast_update", b"forecast_update", "kind", b"kind", "placed", b"placed", "preempted", b"preempted", "rejected", b"rejected", "resumed", b"resumed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finished", b"finished", "foretold", b"foretold", "kind", b"kind", "placed", b"placed", "preempted", b"preempted", "rejected", b"rejected", "request_id", b"request_id", "resumed", b"resumed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finished", b"finished", "forecast_update", b"forecast_update", "kind", b"kind", "placed", b"placed", "preempted", b"preempted", "rejected", b"rejected", "request_id", b"request_id", "resumed", b"resumed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["placed", "finished", "rejected", "preempted", "resumed", "foretold"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["placed", "finished", "rejected", "preempted", "resumed", "forecast_update"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -376,7 +376,7 @@ class Resumed(_message.Message):
 Global___Resumed: _TypeAlias = Resumed  # noqa: Y015
 
 @_typing.final
-class Foretold(_message.Message):
+class ForecastUpdate(_message.Message):
     """What is foreseen of a request whose client asks: when it is known, and whenever it is replaced."""
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -409,7 +409,7 @@ class Foretold(_message.Message):
     _WhichOneofArgType__ttft_s: _TypeAlias = _typing.Literal["_ttft_s", b"_ttft_s"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__ttft_s) -> _WhichOneofReturnType__ttft_s | None: ...
 
-Global___Foretold: _TypeAlias = Foretold  # noqa: Y015
+Global___ForecastUpdate: _TypeAlias = ForecastUpdate  # noqa: Y015
 
 @_typing.final
 class Finished(_message.Message):

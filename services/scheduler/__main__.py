@@ -7,13 +7,13 @@ from protos.generated import scheduler_pb2_grpc
 from services.runtime.channel import connect
 from services.runtime.main import Unit, run_service
 from services.runtime.server import Mount
-from services.scheduler.advice import Advisers
 from services.scheduler.config import SchedulerConfig
+from services.scheduler.links.peers import PeerChannels
 from services.scheduler.service import SchedulerService
 
 
 def build(config: SchedulerConfig, registry: CollectorRegistry, tracing: Tracing) -> Unit:
-    advisers = Advisers(
+    advisers = PeerChannels(
         connect(config.predictor_address),
         connect(config.estimator_address),
     )

@@ -8,8 +8,8 @@ from services.policies.snapshot import CHAIN
 from services.runtime.codecs.arrange import decode_floats
 from services.runtime.codecs.common import decode_sla, encode_forecast, encode_reason
 from services.runtime.prefix import decode_hashes
-from services.scheduler import events as ev
-from services.scheduler.stories.story import Story
+from services.scheduler.core import events as ev
+from services.scheduler.observe.story import Story
 
 MOST_TENANT_CHARS = 256
 
@@ -122,15 +122,15 @@ def _refuse(action: ev.Refuse) -> scheduler_pb2.RequestEvent:
     return scheduler_pb2.RequestEvent(request_id=action.request_id, rejected=rejected)
 
 
-def _foretell(action: ev.Foretell) -> scheduler_pb2.RequestEvent:
-    foretold = scheduler_pb2.Foretold(
+def _forecast_update(action: ev.SendForecast) -> scheduler_pb2.RequestEvent:
+    update = scheduler_pb2.ForecastUpdate(
         forecast=encode_forecast(action.forecast), token_s=action.token_s, ttft_s=action.ttft_s
     )
-    return scheduler_pb2.RequestEvent(request_id=action.request_id, foretold=foretold)
+    return scheduler_pb2.RequestEvent(request_id=action.request_id, forecast_update=update)
 
 
 def encode_request_event(
-    action: ev.Place | ev.Preempt | ev.Resume | ev.Foretell | ev.Finish | ev.Refuse,
+    action: ev.Place | ev.Preempt | ev.Resume | ev.SendForecast | ev.Finish | ev.Refuse,
 ) -> scheduler_pb2.SchedulerEvent:
     match action:
         case ev.Place():
@@ -139,8 +139,8 @@ def encode_request_event(
             event = _preempt(action)
         case ev.Resume():
             event = _resume(action)
-        case ev.Foretell():
-            event = _foretell(action)
+        case ev.SendForecast():
+            event = _forecast_update(action)
         case ev.Finish():
             event = _finish(action)
         case ev.Refuse():

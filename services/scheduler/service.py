@@ -26,8 +26,6 @@ from services.runtime.codecs.attach import (
 from services.runtime.codecs.common import decode_reason
 from services.runtime.errors import Code, InvalidArgument, ServiceError
 from services.runtime.streams import Outbox, duplex
-from services.scheduler import events as ev
-from services.scheduler.advice import Advice, Advisers
 from services.scheduler.codec import (
     decode_request,
     encode_fleet,
@@ -35,21 +33,23 @@ from services.scheduler.codec import (
     encode_story,
 )
 from services.scheduler.config import SchedulerConfig
-from services.scheduler.lifecycle.door import Limits
-from services.scheduler.metrics import SchedulerMetrics
-from services.scheduler.rounds.arranger import Arranger
-from services.scheduler.spans import SchedulerSpans
-from services.scheduler.state import SchedulerState
-from services.scheduler.stories.asked import stories_of
-from services.scheduler.stories.eventlog import EventLog, Head, our_version
-from services.scheduler.stories.teller import Teller
+from services.scheduler.core import events as ev
+from services.scheduler.core.admission import Limits
+from services.scheduler.core.state import SchedulerState
+from services.scheduler.links.batcher import BatcherLink
+from services.scheduler.links.peers import PeerChannels, PeerServices
+from services.scheduler.observe.event_log import EventLog, Head, our_version
+from services.scheduler.observe.lookup import find_stories
+from services.scheduler.observe.metrics import SchedulerMetrics
+from services.scheduler.observe.spans import SchedulerSpans
+from services.scheduler.observe.story_recorder import StoryRecorder
 
 log = logging.getLogger(__name__)
 
 REPORT_S = 0.01  # a worker's next is about so far away
 OUTCOMES_S = 1.0  # what the predictor gets to hear the last of them
 
-GatewayEvents = ev.Place | ev.Preempt | ev.Resume | ev.Foretell | ev.Finish | ev.Refuse
+GatewayEvents = ev.Place | ev.Preempt | ev.Resume | ev.SendForecast | ev.Finish | ev.Refuse
 
 
 class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
@@ -61,7 +61,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
     def __init__(
         self,
         config: SchedulerConfig,
-        advisers: Advisers,
+        advisers: PeerChannels,
         registry: CollectorRegistry,
         batcher: aio.Channel | None = None,
         spans: Spans = NO_SPANS,
@@ -70,12 +70,12 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         preset = config.chosen()
         self.config = config
         self.state = SchedulerState(preset, limits_of(config), apart=batcher is not None)
-        self.teller: Teller | None = Teller(config.story_requests)
+        self.recorder: StoryRecorder | None = StoryRecorder(config.story_requests)
         self.metrics = SchedulerMetrics(registry)
         self.metrics.watch(self.state)
         self._spans = SchedulerSpans(spans)
-        self._advice = Advice(config, advisers, self, self._spans.forecast_parent)
-        self._arranger = batcher and Arranger(
+        self._advice = PeerServices(config, advisers, self, self._spans.forecast_parent)
+        self._arranger = batcher and BatcherLink(
             batcher,
             preset,
             self.state.ledger.board.forecasts,
@@ -167,13 +167,13 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
 
     def _tell(self, event: ev.Event, now: float, actions: Sequence[ev.Action]) -> None:
         """For `foretoken why`. A mistake in the telling ends that, not the serving."""
-        if self.teller is None:
+        if self.recorder is None:
             return
         try:
-            self.teller.tell(event, now, actions, self.state)
+            self.recorder.tell(event, now, actions, self.state)
         except Exception:
             log.exception("no stories of requests are told any more")
-            self.teller = None
+            self.recorder = None
 
     def _await_round(self, now: float) -> None:
         """Start a round once the loop has taken in what lies there already."""
@@ -258,9 +258,9 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
     async def Why(
         self, request: scheduler_pb2.WhyRequest, context: Any
     ) -> scheduler_pb2.WhyResponse:
-        if self.teller is None:
+        if self.recorder is None:
             raise ServiceError(Code.UNAVAILABLE, "no stories are told any more; the log says why")
-        stories = stories_of(request.request_id, self.teller, self.state)
+        stories = find_stories(request.request_id, self.recorder, self.state)
         return scheduler_pb2.WhyResponse(stories=[encode_story(story) for story in stories])
 
     async def Submit(

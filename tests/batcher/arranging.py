@@ -19,10 +19,10 @@ from services.runtime.codecs.arrange import (
     encode_contest,
 )
 from services.runtime.tasks import background
-from services.scheduler import events as ev
-from services.scheduler.metrics import SchedulerMetrics
-from services.scheduler.rounds.arranger import Arranger
-from services.scheduler.state import SchedulerState
+from services.scheduler.core import events as ev
+from services.scheduler.core.state import SchedulerState
+from services.scheduler.links.batcher import BatcherLink
+from services.scheduler.observe.metrics import SchedulerMetrics
 from tests.batcher.recorded_load import Told
 from tests.policies.made_snapshots import contest, jobs, seat, table
 from tests.reach import reaching, until
@@ -38,13 +38,13 @@ def served(config: Mapping[str, Any], registry: CollectorRegistry | None = None)
 
 
 class Apart:
-    """A state whose rounds an Arranger has arranged, and that is told a recorded load."""
+    """A state whose rounds an BatcherLink has arranged, and that is told a recorded load."""
 
     def __init__(self, channel: aio.Channel, preset: Preset, timeout_s: float = PATIENT_S):
         self.state = SchedulerState(preset, apart=True)
         self.registry = CollectorRegistry()
         self.arranged: asyncio.Queue[ev.Arranged] = asyncio.Queue()
-        self.arranger = Arranger(
+        self.arranger = BatcherLink(
             channel,
             preset,
             self.state.ledger.board.forecasts,

@@ -9,8 +9,8 @@ from services.core import Completion, FinishReason, Progress, Report, Request, W
 from services.costs import CostModel
 from services.forecast import UNCAPPED, Forecast
 from services.policies.preset import Preset
-from services.scheduler import events as ev
-from services.scheduler.state import SchedulerState
+from services.scheduler.core import events as ev
+from services.scheduler.core.state import SchedulerState
 
 BLOCK = 16
 STEP_S = 0.05

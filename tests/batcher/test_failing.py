@@ -14,7 +14,7 @@ from services.batcher.service import BatcherService
 from services.policies.preset import choose
 from services.runtime.channel import connect
 from services.runtime.tasks import background
-from services.scheduler import events as ev
+from services.scheduler.core import events as ev
 from tests.batcher.arranging import ADD, NAME, Answers, Apart, apart, two_wait
 from tests.batcher.recorded_load import Recorder
 from tests.reach import reaching, until

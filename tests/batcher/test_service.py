@@ -30,10 +30,10 @@ from services.runtime.codecs.arrange import (
     encode_decision,
     encode_hello,
 )
-from services.scheduler import events as ev
 from services.scheduler.codec import decode_arrangement
-from services.scheduler.rounds.flaws import flaw
-from services.scheduler.rounds.rounds import decision_of
+from services.scheduler.core import events as ev
+from services.scheduler.core.rounds import decision_of
+from services.scheduler.links.arrangement_check import flaw
 from tests.batcher.arranging import (
     ADD,
     FORECASTS,

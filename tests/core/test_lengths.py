@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from services.core import FinishReason, Outcome, Request
 from services.forecast import MAX_POINTS, UNCAPPED, Forecast
 from services.lengths import Lengths
-from services.scheduler.advice.fallback import History
+from services.scheduler.links.fallback import History
 
 CAP = 64
 

@@ -19,7 +19,7 @@ from services.estimator.metrics import MOST_SHOWN, EstimatorMetrics
 from services.estimator.service import EstimatorService
 from services.runtime.channel import connect
 from services.runtime.tasks import background
-from services.scheduler.board.jobs import WorkerJobs
+from services.scheduler.core.jobs import WorkerJobs
 from tests.observability.metrics.seen import uncatalogued, unseen
 from tests.reach import WAYS, reaching, until
 

@@ -59,7 +59,7 @@ async def test_a_blocking_client_streams_and_completes(house: House) -> None:
 
 async def test_a_blocking_client_is_told_what_is_foreseen(house: House) -> None:
     forecast = common.Forecast(points=[4, 60])
-    house.scheduler.foretells = sched.Foretold(forecast=forecast, token_s=0.1, ttft_s=0.3)
+    house.scheduler.foretells = sched.ForecastUpdate(forecast=forecast, token_s=0.1, ttft_s=0.3)
 
     def work() -> None:
         with Client(house.grpc_address) as client:

@@ -62,7 +62,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
     kv_tokens: int = REACH_TOKENS
     queued: int = 0
     drain_s: float = 0.0
-    foretells: sched.Foretold | None = None  # of each request that asks
+    foretells: sched.ForecastUpdate | None = None  # of each request that asks
     hellos: list[str] = field(default_factory=list)
     requests: list[sched.NewRequest] = field(default_factory=list)
     cancels: list[sched.CancelRequest] = field(default_factory=list)
@@ -141,7 +141,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
 
     def _answer(self, request: sched.NewRequest) -> None:
         if self.foretells and request.include_forecast:
-            self.tell(request.request_id, foretold=self.foretells)
+            self.tell(request.request_id, forecast_update=self.foretells)
         answer = self.answers(request)
         if answer is not None:
             answer.request_id = request.request_id

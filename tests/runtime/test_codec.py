@@ -38,8 +38,8 @@ from services.costs import (
 from services.forecast import UNCAPPED, Forecast
 from services.runtime.codecs import attach as attach_codec
 from services.runtime.codecs import common as codec
-from services.scheduler import events as ev
 from services.scheduler.codec import encode_request_event
+from services.scheduler.core import events as ev
 from services.worker.codec import decode_prompt
 from services.worker.requests.prompt import Prompt, SamplingParams
 

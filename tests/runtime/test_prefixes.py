@@ -25,10 +25,10 @@ from services.runtime.prefix import (
     hash_of,
     prompt_hashes,
 )
-from services.scheduler import events as ev
-from services.scheduler.board.jobs import Prefixes
 from services.scheduler.codec import decode_request
-from services.scheduler.state import SchedulerState
+from services.scheduler.core import events as ev
+from services.scheduler.core.jobs import Prefixes
+from services.scheduler.core.state import SchedulerState
 from services.worker.kv.prefixes import CachedPrefixes
 from tests.scheduler.state_driver import G, told
 from tests.worker.requests.worker_transcript import Transcript

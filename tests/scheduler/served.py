@@ -21,8 +21,8 @@ from services.estimator.config import EstimatorConfig
 from services.estimator.service import EstimatorService
 from services.runtime.channel import InProcessServer
 from services.runtime.tasks import background
-from services.scheduler.advice import Advisers
 from services.scheduler.config import SchedulerConfig
+from services.scheduler.links.peers import PeerChannels
 from services.scheduler.service import SchedulerService
 from tests.reach import reaching
 
@@ -142,7 +142,7 @@ async def running(batcher: aio.Channel | None = None, **config: Any) -> AsyncIte
         | config
     )
     service = SchedulerService(
-        SchedulerConfig(**given), Advisers(channel, channel), registry, batcher
+        SchedulerConfig(**given), PeerChannels(channel, channel), registry, batcher
     )
     async with reaching("socket", NAME, ADD, service) as reached, background(service.run()):
         live = Live(service, registry, scheduler_pb2_grpc.SchedulerStub(reached), texts)

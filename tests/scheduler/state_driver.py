@@ -10,10 +10,10 @@ from services.core import (
 )
 from services.forecast import certain
 from services.policies.preset import choose
-from services.scheduler import events as ev
-from services.scheduler.board.board import Phase
-from services.scheduler.lifecycle.door import Limits
-from services.scheduler.state import SchedulerState
+from services.scheduler.core import events as ev
+from services.scheduler.core.admission import Limits
+from services.scheduler.core.board import RequestPhase
+from services.scheduler.core.state import SchedulerState
 
 G = "gateway#1"
 
@@ -56,7 +56,7 @@ def waits(s: Any, asked: Request, now: float = 0.0) -> None:
 
 def queued(s: Any) -> list[str]:
     """In the order of their rows."""
-    return [n for n, job in s.jobs.items() if s.ledger.phase(job) is Phase.QUEUED]
+    return [n for n, job in s.jobs.items() if s.ledger.phase(job) is RequestPhase.QUEUED]
 
 
 def report(s: Any, seq: int, now: float, on: str = "w0", **what: Any) -> Any:

@@ -18,7 +18,7 @@ from protos.generated import (
     scheduler_pb2,
 )
 from services.runtime.channel import connect
-from services.scheduler.board.ledger import UNMEASURED
+from services.scheduler.core.ledger import UNMEASURED
 from tests.observability.metrics.seen import uncatalogued, unseen
 from tests.reach import reaching, until
 from tests.scheduler.served import (

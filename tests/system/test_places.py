@@ -19,9 +19,9 @@ from foretoken.running.options import ServeOptions
 from services.costs import CostModel
 from services.policies.snapshot import CHAIN
 from services.runtime.server import Lifecycle
-from services.scheduler.board.board import Phase
-from services.scheduler.events import Costed, Place, Reported, SendPlan, Submitted
-from services.scheduler.stories.eventlog import Entry, read
+from services.scheduler.core.board import RequestPhase
+from services.scheduler.core.events import Costed, Place, Reported, SendPlan, Submitted
+from services.scheduler.observe.event_log import Entry, read
 from tests.reach import until
 
 GREEDY: Any = {"temperature": 0.0, "ignore_eos": True}
@@ -121,7 +121,7 @@ async def test_who_is_moved_is_answered_as_if_it_had_stayed(tmp_path: Path) -> N
 
             def resting() -> list[str]:
                 ledger = state.ledger
-                waits = [n for n, j in state.jobs.items() if ledger.phase(j) is Phase.QUEUED]
+                waits = [n for n, j in state.jobs.items() if ledger.phase(j) is RequestPhase.QUEUED]
                 return [name for name in waits if ledger.held(state.jobs[name])]
 
             alone = [await rest(begin(text, LONG)[1]) for text in texts]

@@ -18,7 +18,7 @@ from services.core import (
 )
 from services.forecast import certain
 from services.policies.preset import choose
-from services.scheduler.events import (
+from services.scheduler.core.events import (
     Arranged,
     Event,
     Forecasted,
@@ -32,8 +32,8 @@ from services.scheduler.events import (
     WorkerAttached,
     WorkerLost,
 )
-from services.scheduler.state import SchedulerState
-from services.scheduler.stories.eventlog import EventLog, Head, read, read_head
+from services.scheduler.core.state import SchedulerState
+from services.scheduler.observe.event_log import EventLog, Head, read, read_head
 from tests.live import Live, serving, wait_for
 from tests.system.children import workers_standing_still
 

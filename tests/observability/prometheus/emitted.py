@@ -26,9 +26,9 @@ from services.policies.rows import presets_of
 from services.predictor.learning.scorecard import Standing
 from services.predictor.metrics import PredictorMetrics
 from services.predictor.predictors import PREDICTORS
-from services.scheduler.advice.breaker import Phase
-from services.scheduler.metrics import SchedulerMetrics
-from services.scheduler.state import SchedulerState
+from services.scheduler.core.state import SchedulerState
+from services.scheduler.links.breaker import BreakerPhase
+from services.scheduler.observe.metrics import SchedulerMetrics
 from services.worker.engine.phase_clock import PhaseClock
 from services.worker.metrics import WorkerMetrics
 from services.worker.requests.limits import Limits
@@ -50,7 +50,7 @@ LATER: Mapping[tuple[Metric, str], tuple[str, ...]] = {
     (gateway.PROMISED_TTFT, "kept"): YES_NO,
     (gateway.SLA_FORESEEN, "foreseen"): ("held", "broken"),
     (gateway.SLA_FORESEEN, "outcome"): (MET, MISSED),
-    (scheduler.BREAKER, "phase"): tuple(Phase),
+    (scheduler.BREAKER, "phase"): tuple(BreakerPhase),
     (scheduler.ADVICE_DROPPED, "kind"): ("timings", "outcome"),
     (predictor.FORECASTS, "source"): tuple(PREDICTORS),
     (predictor.ERROR, "source"): tuple(PREDICTORS),

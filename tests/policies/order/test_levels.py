@@ -17,7 +17,7 @@ from services.policies.order.levels import by_level, levels
 from services.policies.order.ranking import Ranking
 from services.policies.preset import choose, presets
 from services.policies.snapshot import Snapshot
-from services.scheduler.board.board import Board
+from services.scheduler.core.board import Board
 from tests.policies.made_snapshots import jobs, seat, snapshots, table
 
 ALL = sorted(presets())

@@ -25,7 +25,7 @@ from services.runtime.codecs.arrange import (
     encode_decision,
 )
 from services.scheduler.codec import decode_arrangement
-from services.scheduler.rounds.flaws import flaw
+from services.scheduler.links.arrangement_check import flaw
 from tests.policies.made_snapshots import contest, jobs, seat, snapshots
 from tests.policies.made_snapshots import table as forecasts
 from tests.policies.place.contests import narrowed, placed, with_cached

@@ -7,8 +7,8 @@ from services.core import Completion, FinishReason, Progress, Report, Request, W
 from services.costs import CostModel
 from services.forecast import Forecast
 from services.policies.preset import choose
-from services.scheduler import events as ev
-from services.scheduler.state import SchedulerState
+from services.scheduler.core import events as ev
+from services.scheduler.core.state import SchedulerState
 
 COST = CostModel(0.02, 0.0001, 0.0005, 0.0)
 REPORT_STEPS = 16

@@ -31,11 +31,11 @@ from services.runtime.codecs.arrange import (
     encode_decision,
     encode_hello,
 )
-from services.scheduler import events as ev
 from services.scheduler.codec import decode_arrangement
-from services.scheduler.rounds.flaws import flaw
-from services.scheduler.rounds.rounds import Rounds, decision_of
-from services.scheduler.state import SchedulerState
+from services.scheduler.core import events as ev
+from services.scheduler.core.rounds import Rounds, decision_of
+from services.scheduler.core.state import SchedulerState
+from services.scheduler.links.arrangement_check import flaw
 
 BLOCK = 16
 TICK_S = 0.05

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from services.core import HeldRequest, Residency
-from services.scheduler import events as ev
+from services.scheduler.core import events as ev
 
 
 @dataclass

@@ -12,10 +12,10 @@ from services.core import Completion, FinishReason, Progress, Report, Request, W
 from services.costs import CostModel
 from services.forecast import UNCAPPED, Forecast, certain, from_lengths
 from services.policies.preset import choose
-from services.scheduler import events as ev
-from services.scheduler.lifecycle.door import Limits
-from services.scheduler.state import SchedulerState
-from services.scheduler.stories.teller import Teller
+from services.scheduler.core import events as ev
+from services.scheduler.core.admission import Limits
+from services.scheduler.core.state import SchedulerState
+from services.scheduler.observe.story_recorder import StoryRecorder
 from tests.scheduler.random.dumb_worker import DumbWorker
 
 LINKS = ("g#1", "h#1")
@@ -24,8 +24,8 @@ LIMITS = Limits(max_queue=20, adopt_s=10.0)
 
 
 class RandomEvents(RuleBasedStateMachine):
-    """A scheduler and its story teller, two dumb workers and two gateways; what each step asks for
-    is carried out, and every plan is looked at."""
+    """A scheduler and its story recorder, two simulated workers and two gateways. Every action is
+    carried out and every plan is checked."""
 
     policy = "past-future"
     apart = False
@@ -45,7 +45,7 @@ class RandomEvents(RuleBasedStateMachine):
 
     def begin_anew(self) -> None:
         self.state = SchedulerState(choose(self.policy), LIMITS, self.apart)
-        self.teller = Teller(8)
+        self.recorder = StoryRecorder(8)
         self.unforecast: list[str] = []
         self.forecasts: dict[str, str] = {}  # of each, its population; or none
         self.answer: ev.Arranged | None = None  # what the batcher will say of the round that is out
@@ -56,7 +56,7 @@ class RandomEvents(RuleBasedStateMachine):
         self.now += takes_s
         self.calm += 1
         actions = self.state.step(event, self.now)
-        self.teller.tell(event, self.now, actions, self.state)
+        self.recorder.tell(event, self.now, actions, self.state)
         for action in actions:
             match action:
                 case ev.AskForecast():
@@ -66,7 +66,7 @@ class RandomEvents(RuleBasedStateMachine):
                 case ev.SendPlan():
                     self.workers[action.worker_id].apply(action, self.most)
                     self.check_plan(action)
-                case ev.Foretell():
+                case ev.SendForecast():
                     self.check_foretold(action)
                 case ev.Finish() | ev.Refuse():
                     self.ended[action.request_id] += 1
@@ -118,7 +118,7 @@ class RandomEvents(RuleBasedStateMachine):
         assert all(waits[name] == 0.0 for name in ours & set(waits))
         assert all(0 <= wait < inf for wait in waits.values())
 
-    def check_foretold(self, action: ev.Foretell) -> None:
+    def check_foretold(self, action: ev.SendForecast) -> None:
         """Who asks alone, once a forecast is known; its first token is promised at most once."""
         job = self.state.jobs.get(action.request_id)
         if job is None:

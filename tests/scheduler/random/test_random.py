@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import settings
 from hypothesis.stateful import invariant
 
-from services.scheduler.board.board import Phase
-from services.scheduler.stories.story import Kind
+from services.scheduler.core.board import RequestPhase
+from services.scheduler.observe.story import Kind
 from tests.scheduler.random.random_events import SHARED, RandomEvents
 
 COMES = {Kind.PLACED, Kind.RESUMED, Kind.MOVED, Kind.ADOPTED}
@@ -26,9 +26,11 @@ class SchedulerMachine(RandomEvents):
     def the_board_and_the_ledger_say_the_same(self) -> None:
         ledger, phase = self.state.ledger, self.state.ledger.board.phase
         running = [name for w in self.state.workers.values() for name in w.running]
-        runs = sorted(n for n, j in self.state.jobs.items() if ledger.phase(j) is Phase.RUNNING)
+        runs = sorted(
+            n for n, j in self.state.jobs.items() if ledger.phase(j) is RequestPhase.RUNNING
+        )
         assert sorted(running) == runs
-        assert ledger.running == len(runs) == np.count_nonzero(phase == Phase.RUNNING)
+        assert ledger.running == len(runs) == np.count_nonzero(phase == RequestPhase.RUNNING)
         assert ledger.waiting == np.count_nonzero(phase) - len(runs)
         assert ledger.waiting == sum(ledger.waiting_for(m) for m in ("demo", "other"))
         rows = {job.row for job in self.state.jobs.values()}
@@ -55,17 +57,17 @@ class SchedulerMachine(RandomEvents):
 
     @invariant()
     def stories_are_told_of_all_who_live_and_end_with_where_they_are(self) -> None:
-        phase, teller = self.state.ledger.phase, self.teller
-        assert teller.shelf.kept_count <= 8 + 8 // 4
-        assert set(teller.shelf.ids("")) >= set(self.state.jobs)
-        assert len(teller.shelf.live) == len(self.state.jobs)
+        phase, recorder = self.state.ledger.phase, self.recorder
+        assert recorder.store.kept_count <= 8 + 8 // 4
+        assert set(recorder.store.ids("")) >= set(self.state.jobs)
+        assert len(recorder.store.live) == len(self.state.jobs)
         for name, job in self.state.jobs.items():
-            story = teller.story(name, self.state)
+            story = recorder.story(name, self.state)
             assert story and story.live and story.lines[0].kind == Kind.ARRIVED
             assert [line.at_s for line in story.lines] == sorted(line.at_s for line in story.lines)
             moves = [line for line in story.lines if line.kind in COMES | GOES]
             runs = moves and moves[-1].kind in COMES and "it rests" not in moves[-1].text
-            assert bool(runs) == (phase(job) is Phase.RUNNING), story
+            assert bool(runs) == (phase(job) is RequestPhase.RUNNING), story
 
     @invariant()
     def who_asks_is_told_once_its_forecast_is_known(self) -> None:
@@ -93,7 +95,7 @@ class SchedulerMachine(RandomEvents):
             ours = self.workers[name].paused & set(self.state.jobs)
             for paused in ours - set(worker.orphans) - set(worker.draft.cancel):
                 job = self.state.jobs[paused]
-                assert (ledger.home(job), ledger.phase(job)) == (name, Phase.QUEUED)
+                assert (ledger.home(job), ledger.phase(job)) == (name, RequestPhase.QUEUED)
 
     @invariant()
     def nobody_is_overdue(self) -> None:

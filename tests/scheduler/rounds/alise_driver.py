@@ -12,8 +12,8 @@ from services.policies.decide import rank
 from services.policies.order.alise import LEVEL
 from services.policies.order.ranking import Ranking
 from services.policies.preset import choose
-from services.scheduler import events as ev
-from services.scheduler.state import SchedulerState
+from services.scheduler.core import events as ev
+from services.scheduler.core.state import SchedulerState
 
 G = "gateway#1"
 FRONT = -1  # the level of who is at the front

@@ -9,7 +9,7 @@ from services.core import Completion, FinishReason, Progress, Request
 from services.costs import CostModel
 from services.forecast import Forecast, certain
 from services.policies.preset import choose
-from services.scheduler import events as ev
+from services.scheduler.core import events as ev
 from tests.scheduler.rounds.alise_driver import FRONT, Driver, G, about
 
 

@@ -8,9 +8,9 @@ from services.core import Grant, Progress, Report, Request, WorkerView
 from services.costs import CostModel
 from services.policies.preset import choose
 from services.policies.snapshot import NOWHERE
-from services.scheduler import events as ev
-from services.scheduler.board.board import Phase
-from services.scheduler.state import SchedulerState
+from services.scheduler.core import events as ev
+from services.scheduler.core.board import RequestPhase
+from services.scheduler.core.state import SchedulerState
 from tests.scheduler.state_driver import G, submitted, told
 
 COST = CostModel(base_s=0.0, prefill_token_s=0.001, decode_seq_s=0.01, context_token_s=0.0)
@@ -84,7 +84,7 @@ def test_who_has_not_stopped_yet_does_not_move() -> None:
     s = paused(gain=1.0)
     job = s.jobs["a"]
     attach(s, "w1", 1.0)
-    assert s.ledger.phase(job) is Phase.QUEUED and s.ledger.home(job) == "w0"
+    assert s.ledger.phase(job) is RequestPhase.QUEUED and s.ledger.home(job) == "w0"
     assert not s.workers["w1"].running
     actions = stopped(s)
     assert [(a.kind, a.request_id) for a in actions if a.kind in ("preempt", "place")] == [

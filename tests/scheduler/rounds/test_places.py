@@ -8,7 +8,7 @@ from services.core import Progress, Report, Request, WorkerView
 from services.costs import CostModel
 from services.forecast import certain
 from services.policies.decision import Reason
-from services.scheduler import events as ev
+from services.scheduler.core import events as ev
 from tests.scheduler.state_driver import (
     G,
     admitted,

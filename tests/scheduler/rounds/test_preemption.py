@@ -16,7 +16,7 @@ from services.core import (
 )
 from services.costs import KVCosts
 from services.policies.preset import choose
-from services.scheduler import events as ev
+from services.scheduler.core import events as ev
 from tests.scheduler.rounds.alise_driver import Driver, G, about
 
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from services.policies.preset import CHOICES, RESIDENCIES, Preset, choose, presets
-from services.scheduler.state import SchedulerState
+from services.scheduler.core.state import SchedulerState
 from services.worker.kv.residency import RESIDENCIES as WORKER_RESIDENCIES
 
 ALISE = {"levels": 8, "base_s": 0.02, "ageing_s": 10, "hysteresis": 0.25}

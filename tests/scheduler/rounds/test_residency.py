@@ -3,7 +3,7 @@
 from math import inf
 
 from services.core import Completion, FinishReason, Grant, Progress, Standing, WorkerView
-from services.scheduler import events as ev
+from services.scheduler.core import events as ev
 from tests.scheduler.rounds.alise_driver import FRONT, Driver, G, about
 
 

@@ -24,7 +24,9 @@ def answer(prompt: Prompt) -> Sequence[int]:
 async def house() -> AsyncIterator[House]:
     async with housing(answer) as made:
         forecast = common.Forecast(points=[5, 10, 400])
-        made.scheduler.foretells = sched.Foretold(forecast=forecast, token_s=0.001, ttft_s=0.01)
+        made.scheduler.foretells = sched.ForecastUpdate(
+            forecast=forecast, token_s=0.001, ttft_s=0.01
+        )
         yield made
 
 

@@ -1,0 +1,308 @@
+"""What workers and gateways have from before: a scheduler that was restarted, a worker that comes
+back, another with its name."""
+
+from math import inf
+from typing import Any
+
+import pytest
+
+from services.core import (
+    Completion,
+    FinishReason,
+    Grant,
+    HeldRequest,
+    Progress,
+    Reject,
+    RejectReason,
+    Request,
+    WorkerView,
+)
+from services.forecast import certain
+from services.scheduler.core import events as ev
+from services.scheduler.core.board import RequestPhase
+from tests.scheduler.state_driver import (
+    G,
+    admitted,
+    queued,
+    report,
+    request,
+    state,
+    submitted,
+    told,
+    waits,
+    worker,
+)
+
+ADOPT_S = 10.0
+
+
+def held(name: str, running: bool = True, output: int = 20) -> HeldRequest:
+    """As its worker has it: a prompt of 10, so many made of 50, all in KV."""
+    return HeldRequest(name, 10, 50, output, 10 + output, 50, running, 2)
+
+
+def back(*has: HeldRequest, name: str = "w0", link: str = "#1", model: str = "demo") -> Any:
+    """A worker that comes with what it has."""
+    view = WorkerView(name, f"unix:/{name}", model, 1_000, 16, 8, 500)
+    return ev.WorkerAttached(name + link, view, has)
+
+
+def again(name: str, at: str = "w0", delivered: int = 18, model: str = "demo") -> Request:
+    """As its gateway announces it to a scheduler that is new."""
+    return Request(name, model, 10, 50, 0.0, delivered_tokens=delivered, worker_id=at)
+
+
+def numbers(s: Any, name: str) -> dict[str, Any]:
+    job, jobs = s.jobs[name], s.ledger.board.jobs
+    return {
+        "phase": s.ledger.phase(job),
+        "home": s.ledger.home(job),
+        "output": s.ledger.output(job),
+        "held": s.ledger.held(job),
+        "blocks": int(jobs.blocks[job.row]),
+        "limit": int(jobs.limit[job.row]),
+    }
+
+
+RUNS = {
+    "home": "w0",
+    "output": 20,
+    "held": 30,
+    "blocks": 2,
+    "limit": 50,
+    "phase": RequestPhase.RUNNING,
+}
+
+
+def test_a_worker_that_is_back_first_keeps_what_its_gateway_then_asks_for() -> None:
+    s = state()
+    assert told(s, back(held("a")), 0.0) == []
+    ask, resume = told(s, ev.Submitted(G, again("a")), 1.0)
+    assert (ask.kind, resume) == ("ask_forecast", ev.Resume(G, "a", held_tokens=30))
+    assert numbers(s, "a") == RUNS
+    assert told(s, ev.Forecasted((("a", certain(50)),)), 1.1) == []  # nothing is planned anew
+    assert report(s, 1, 2.0, progress=(Progress("a", 30, 40, 3),)) == []
+    learn, finish = report(s, 2, 3.0, finished=(Completion("a", 50, FinishReason.LENGTH),))
+    assert (learn.outcome.output_tokens, finish.output_tokens, finish.preemptions) == (50, 50, 0)
+
+
+def test_a_gateway_that_is_back_first_waits_for_its_worker() -> None:
+    s = state()
+    told(s, back(name="w1"), 0.0)
+    assert [a.kind for a in told(s, ev.Submitted(G, again("a")), 1.0)] == ["ask_forecast"]
+    told(s, ev.Forecasted((("a", certain(50)),)), 1.1)
+    assert numbers(s, "a")["phase"] is RequestPhase.AWAITED  # w1 is idle, but it is not there
+    assert told(s, back(held("a")), 5.0) == [ev.Resume(G, "a", held_tokens=30)]
+    assert numbers(s, "a") == RUNS
+    assert told(s, ev.Tick(), 1.0 + ADOPT_S) == []
+    assert numbers(s, "a") == RUNS
+
+
+def test_one_that_rests_at_its_worker_waits_there_with_its_kv() -> None:
+    s = state()
+    told(s, back(held("a", running=False)), 0.0)
+    actions = told(s, ev.Submitted(G, again("a")), 1.0)
+    assert [a.kind for a in actions] == ["ask_forecast", "preempt", "resume", "send_plan"]
+    assert actions[1:3] == [ev.Preempt(G, "a", 20), ev.Resume(G, "a", held_tokens=30)]
+    assert actions[3].plan.admit == (Grant("a", 50),)
+
+
+def test_what_nobody_asks_for_is_cancelled_in_the_end() -> None:
+    s = state()
+    told(s, back(held("a"), held("b")), 0.0)
+    told(s, ev.Submitted(G, again("a")), 1.0)
+    assert told(s, ev.Tick(), ADOPT_S - 0.1) == []
+    assert s.next_deadline() == ADOPT_S
+    [plan] = told(s, ev.Tick(), ADOPT_S)
+    assert plan.plan.cancel == ("b",)
+    assert numbers(s, "a") == RUNS
+    assert s.next_deadline() == inf
+
+
+def test_one_that_is_not_asked_for_where_it_is_begins_anew_and_is_cancelled_first() -> None:
+    s = state()
+    told(s, back(held("a")), 0.0)
+    told(s, ev.Submitted(G, again("a", at="")), 1.0)
+    place, plan = told(s, ev.Forecasted((("a", certain(50)),)), 1.1)
+    assert (place.kind, place.worker_id) == ("place", "w0")
+    assert (plan.plan.cancel, plan.plan.admit) == (("a",), (Grant("a", 50),))
+    assert s.workers["w0"].orphans == {}
+
+
+def test_one_that_never_comes_back_is_queued() -> None:
+    s = state()
+    told(s, back(name="w1"), 0.0)
+    told(s, ev.Submitted(G, again("a", delivered=18)), 1.0)
+    told(s, ev.Forecasted((("a", certain(50)),)), 1.1)
+    assert s.next_deadline() == 1.0 + ADOPT_S
+    assert told(s, ev.Tick(), ADOPT_S + 0.9) == []
+    preempt, place, plan = told(s, ev.Tick(), ADOPT_S + 1.0)
+    assert preempt == ev.Preempt(G, "a", 18)  # so that the prompt is sent there
+    assert place == ev.Place(G, "a", "w1", "unix:/w1", queued_s=ADOPT_S + 1.0)
+    assert plan.plan.admit == (Grant("a", 50),)
+
+
+def test_one_whose_worker_is_back_without_it_waits_no_longer() -> None:
+    s = state()
+    told(s, ev.Submitted(G, again("a")), 1.0)
+    told(s, ev.Forecasted((("a", certain(50)),)), 1.1)
+    [preempt, place, _] = told(s, back(), 2.0)
+    assert preempt == ev.Preempt(G, "a", 18)
+    assert place == ev.Place(G, "a", "w0", "unix:/w0", queued_s=2.0)
+
+
+def test_a_wait_that_was_begun_anew_is_not_ended_by_the_first() -> None:
+    """Its gateway comes twice: its row is the same, its time is not."""
+    s = state()
+    told(s, back(name="w1"), 0.0)
+    told(s, ev.Submitted(G, again("a")), 0.0)
+    row = s.jobs["a"].row
+    told(s, ev.Submitted("gateway#2", again("a")), 8.0)
+    assert s.jobs["a"].row == row
+    told(s, ev.Tick(), ADOPT_S)
+    assert numbers(s, "a")["phase"] is RequestPhase.AWAITED
+    told(s, ev.Tick(), ADOPT_S + 8.0)
+    assert numbers(s, "a")["home"] == "w1"
+
+
+def test_one_that_runs_elsewhere_by_now_is_cancelled_where_it_was() -> None:
+    s = state()
+    told(s, worker("w1"), 0.0)
+    admitted(s, request("a"), on="w1")
+    [plan] = told(s, back(held("a")), 1.0)
+    assert (plan.worker_id, plan.plan.cancel) == ("w0", ("a",))
+    assert numbers(s, "a")["home"] == "w1"
+    assert report(s, 1, 2.0, progress=(Progress("a", 33, 43),)) == []  # it has not read of it yet
+    assert report(s, 2, 2.0, finished=(Completion("a", 50, FinishReason.LENGTH),)) == []
+    assert numbers(s, "a")["output"] == 0
+
+
+def test_one_that_waits_with_nothing_anywhere_is_adopted() -> None:
+    s = state()
+    submitted(s, request("a"))
+    assert queued(s) == ["a"]
+    assert told(s, back(held("a")), 1.0) == [ev.Resume(G, "a", held_tokens=30)]
+    assert numbers(s, "a") == RUNS
+
+
+def test_one_adopted_before_it_was_foreseen_is_foreseen_where_it_runs() -> None:
+    s = state("past-future")
+    told(s, back(held("a")), 0.0)
+    told(s, ev.Submitted(G, again("a")), 1.0)
+    total = s.ledger.board.jobs.total
+    assert total[s.jobs["a"].row] == 50  # the most it may make
+    told(s, ev.Forecasted((("a", certain(30)),)), 1.1)
+    assert total[s.jobs["a"].row] == 30 and numbers(s, "a")["phase"] is RequestPhase.RUNNING
+
+
+def test_a_gateway_that_comes_back_goes_on_with_what_runs() -> None:
+    """Its new stream is there before the old one falls."""
+    s = state()
+    told(s, worker(), 0.0)
+    admitted(s, request("a"))
+    report(s, 1, 1.0, progress=(Progress("a", 20, 30, 2),))
+    assert told(s, ev.Submitted("gateway#2", again("a")), 2.0) == [
+        ev.Resume("gateway#2", "a", held_tokens=30)
+    ]
+    assert told(s, ev.GatewayLost(G), 3.0) == []
+    assert numbers(s, "a") == RUNS
+
+
+@pytest.mark.parametrize("first", ["gateway", "worker"])
+def test_a_model_whose_worker_is_not_back_yet_is_not_refused(first: str) -> None:
+    """Two models, and the other one's worker is back first."""
+    s = state()
+    other, ask = back(name="w1", model="other"), ev.Submitted(G, again("a"))
+    for event in (ask, other) if first == "gateway" else (other, ask):
+        assert not any(isinstance(a, ev.Refuse) for a in told(s, event, 0.0))
+    assert told(s, back(held("a")), 5.0) == [ev.Resume(G, "a", held_tokens=30)]
+    told(s, ev.Submitted(G, again("b", at="w9", model="gone")), 5.0)
+    [_, refused] = told(s, ev.Tick(), 5.0 + ADOPT_S)
+    assert refused == ev.Refuse(
+        G,
+        "b",
+        Reject(RejectReason.NO_MODEL, "no worker serves the model 'gone'; known: demo, other"),
+    )
+
+
+def test_what_an_orphan_did_meanwhile_is_not_forgotten() -> None:
+    """It got on, was evicted, or ended before anybody asked for it."""
+    s = state()
+    told(s, back(held("a"), held("b"), held("c")), 0.0)
+    report(
+        s,
+        1,
+        0.5,
+        progress=(Progress("a", 30, 40, 3),),
+        evicted=(Progress("b", 22, 0),),
+        finished=(Completion("c", 50, FinishReason.LENGTH),),
+    )
+    s.step(ev.Submitted(G, again("a")), 1.0)
+    assert numbers(s, "a") == RUNS | {"output": 30, "held": 40, "blocks": 3}
+    s.step(ev.Submitted(G, again("b")), 1.0)
+    assert (numbers(s, "b")["phase"], numbers(s, "b")["held"]) == (RequestPhase.QUEUED, 0)
+    s.step(ev.Submitted(G, again("c")), 1.0)
+    assert (numbers(s, "c")["phase"], numbers(s, "c")["home"]) == (RequestPhase.FORECASTING, "")
+
+
+def test_orphans_keep_their_places_and_their_blocks() -> None:
+    s = state()
+    view = WorkerView("w0", "unix:/w0", "demo", 160, 16, 3, 160)
+    many = HeldRequest("a", 100, 50, 20, 120, 50, True, 8)
+    told(s, ev.WorkerAttached("w0#1", view, (many, held("b"))), 0.0)
+    waits(s, request("x", prompt=20))  # ten blocks there are, all with the orphans
+    report(s, 1, 1.0, finished=(Completion("a", 30, FinishReason.STOP),))
+    assert list(s.workers["w0"].running) == ["x"]
+    admitted(s, request("y"), 1.0)
+    waits(s, request("z"), 1.0)  # three places, one of them the orphan's
+    told(s, ev.Tick(), ADOPT_S)
+    assert list(s.workers["w0"].running) == ["x", "y", "z"]
+
+
+# Another worker with its name
+
+
+def test_another_worker_of_that_name_displaces_the_first_and_its_jobs_wait() -> None:
+    s = state()
+    told(s, worker(), 0.0)
+    admitted(s, request("a"))
+    report(s, 1, 1.0, progress=(Progress("a", 9, 19),))
+    displace, preempt, place, plan = told(s, worker(link="#2"), 2.0)
+    assert displace == ev.Displace("w0#1", "w0")
+    assert preempt == ev.Preempt(G, "a", 9)
+    assert place == ev.Place(G, "a", "w0", "unix:/w0", queued_s=0.0)
+    assert (plan.link, plan.plan.seq, plan.plan.admit) == ("w0#2", 1, (Grant("a", 50),))
+
+
+def test_nothing_that_a_displaced_worker_still_says_is_heard() -> None:
+    s = state()
+    told(s, worker(), 0.0)
+    admitted(s, request("a"))
+    told(s, worker(link="#2"), 1.0)
+    done = (Completion("a", 30, FinishReason.STOP),)
+    assert report(s, 1, 1.5, finished=done) == []
+    assert told(s, ev.WorkerLost("w0#1", "w0"), 2.0) == []
+    assert s.workers["w0"].link == "w0#2" and list(s.workers["w0"].running) == ["a"]
+
+
+def test_a_worker_that_is_back_before_its_old_stream_fell_keeps_what_it_has() -> None:
+    s = state()
+    told(s, worker(), 0.0)
+    admitted(s, request("a"))
+    assert told(s, back(held("a"), link="#2"), 1.0) == [
+        ev.Displace("w0#1", "w0"),
+        ev.Preempt(G, "a", 0),
+        ev.Resume(G, "a", held_tokens=30),
+    ]
+    assert numbers(s, "a") == RUNS
+
+
+def test_no_row_is_lost_to_names_that_come_back() -> None:
+    s = state()
+    for turn in range(300):
+        told(s, back(held("a"), link=f"#{turn}"), float(turn))
+        told(s, ev.Submitted(G, again("a")), float(turn))
+        told(s, ev.Forecasted((("a", certain(50)),)), float(turn))
+        told(s, ev.Cancelled(G, "a", FinishReason.CANCELLED, 0), float(turn))
+    board = s.ledger.board
+    assert len(board.phase) == 256 and not board.phase.any() and len(board.forecasts) == 1

@@ -1,0 +1,177 @@
+"""A worker that leaves: nobody is placed there, and what it has goes to the others."""
+
+from typing import Any
+
+import pytest
+
+from services.core import (
+    Completion,
+    FinishReason,
+    Grant,
+    HeldRequest,
+    Pause,
+    Plan,
+    Progress,
+    Report,
+    Request,
+    Residency,
+    WorkerView,
+)
+from services.policies.preset import presets
+from services.scheduler.core import events as ev
+from tests.scheduler.state_driver import (
+    G,
+    admitted,
+    queued,
+    request,
+    state,
+    submitted,
+    told,
+    worker,
+)
+
+
+def leaving(s: Any, now: float, name: str = "w0", link: str = "#1") -> Any:
+    return told(s, ev.WorkerDraining(name + link, name, 30.0), now)
+
+
+def plans(actions: Any) -> dict[str, Plan]:
+    return {a.worker_id: a.plan for a in actions if isinstance(a, ev.SendPlan)}
+
+
+def reported(s: Any, applied: int, now: float, seq: int = 1, **what: Any) -> Any:
+    return told(s, ev.Reported("w0#1", "w0", Report(seq, applied, **what)), now)
+
+
+def two(policy: str = "fcfs") -> Any:
+    s = state(policy)
+    told(s, worker("w0"), 0.0)
+    admitted(s, request("a"))
+    told(s, worker("w1"), 0.1)
+    return s
+
+
+def test_who_runs_is_begun_elsewhere_once_its_worker_has_stopped_it() -> None:
+    s = two()
+    asked = leaving(s, 1.0)
+    assert asked == [ev.SendPlan("w0", "w0#1", plans(asked)["w0"])]
+    assert plans(asked)["w0"].pause == (Pause("a", Residency.DROP),)
+    assert queued(s) == ["a"]
+    assert plans(told(s, ev.Tick(), 1.1)) == {}  # not begun while it may still end there
+    stopped = reported(s, 2, 1.2, progress=(Progress("a", 7, 0, 0),))
+    assert [type(action) for action in stopped[:2]] == [ev.Preempt, ev.Place]
+    assert stopped[0].output_tokens == 7
+    assert stopped[1].worker_id == "w1"
+    assert plans(stopped)["w0"].cancel == ("a",)
+    assert plans(stopped)["w1"].admit == (Grant("a", 50),)
+
+
+def test_who_ends_before_it_is_stopped_has_ended() -> None:
+    s = two()
+    leaving(s, 1.0)
+    ended = reported(s, 1, 1.1, finished=(Completion("a", 50, FinishReason.LENGTH),))
+    assert [action.kind for action in ended] == ["learn", "finish"]
+    assert not s.jobs
+
+
+def test_nobody_is_placed_there() -> None:
+    s = two()
+    leaving(s, 1.0)
+    placed = [submitted(s, request(f"b{n}"), 1.1 + n) for n in range(5)]
+    found = {a.worker_id for actions in placed for a in actions if isinstance(a, ev.Place)}
+    assert found == {"w1"}
+
+
+def test_whom_nobody_else_takes_goes_on_to_its_end() -> None:
+    """With a budget for all that it may make: no round looks at it any more."""
+    s = state("scls")  # slices
+    told(s, worker("w0"), 0.0)
+    admitted(s, request("a", most=400))
+    limit = int(s.ledger.board.jobs.limit[s.jobs["a"].row])
+    assert limit < 400
+    assert plans(leaving(s, 1.0))["w0"].extend == (Grant("a", 400),)
+    assert plans(told(s, ev.Tick(), 1.1)) == {}
+    assert list(s.workers["w0"].running) == ["a"]
+    waits = submitted(s, request("b"), 1.2)
+    assert plans(waits) == {} and queued(s) == ["b"]
+    handed = plans(told(s, worker("w1"), 2.0))
+    assert handed["w0"].pause == (Pause("a", Residency.DROP),)
+    assert [grant.request_id for grant in handed["w1"].admit] == ["b"]
+
+
+def test_a_worker_of_another_model_or_too_small_takes_nobody() -> None:
+    s = state()
+    told(s, worker("w0"), 0.0)
+    admitted(s, request("a"))
+    told(s, ev.WorkerAttached("w1#1", WorkerView("w1", "w1", "other", 1_000, 16, 8, 500)), 0.1)
+    told(s, ev.WorkerAttached("w2#1", WorkerView("w2", "w2", "demo", 1_000, 16, 8, 59)), 0.1)
+    assert plans(leaving(s, 1.0)) == {}
+    assert list(s.workers["w0"].running) == ["a"]
+
+
+def test_who_rests_there_begins_anew_elsewhere() -> None:
+    """Whether it was let go for want of memory or by a round."""
+    s = state()
+    told(s, worker("w0"), 0.0)
+    admitted(s, request("a"))
+    s.step(ev.Reported("w0#1", "w0", Report(1, 1, evicted=(Progress("a", 20, 30, 0),))), 0.5)
+    s.step(worker("w1"), 0.5)
+    handed = leaving(s, 1.0)
+    assert plans(handed)["w0"].cancel == ("a",)
+    assert plans(handed)["w1"].admit == (Grant("a", 50),)
+    [placed] = [action for action in handed if isinstance(action, ev.Place)]
+    assert (placed.request_id, placed.worker_id) == ("a", "w1")
+
+
+def test_what_is_adopted_there_is_handed_on() -> None:
+    s = state()
+    view = WorkerView("w0", "unix:/w0", "demo", 1_000, 16, 8, 500)
+    held = HeldRequest("a", 10, 50, 20, 30, 50, True, 2)
+    told(s, ev.WorkerAttached("w0#1", view, (held,)), 0.0)
+    told(s, worker("w1"), 0.1)
+    leaving(s, 0.2)
+    again = Request("a", "demo", 10, 50, 0.0, delivered_tokens=18, worker_id="w0")
+    assert plans(told(s, ev.Submitted(G, again), 0.3))["w0"].pause == (Pause("a", Residency.DROP),)
+
+
+def test_one_that_comes_back_under_its_name_is_as_any_other() -> None:
+    s = two()
+    leaving(s, 1.0)
+    told(s, ev.WorkerLost("w0#1", "w0"), 1.1)
+    told(s, worker("w0", link="#2"), 1.2)
+    assert leaving(s, 1.3) == []  # said by the stream that is gone
+    assert not s.workers["w0"].leaving and len(s.ledger.seats()) == 2
+
+
+@pytest.mark.parametrize("policy", sorted(presets()))
+def test_under_every_preset_all_end_at_the_other(policy: str) -> None:
+    s = two(policy)
+    for n in range(3):
+        submitted(s, request(f"b{n}"), 0.2)
+    now, applied, seq = 1.0, 0, 0
+    out = leaving(s, now)
+    for _ in range(20):
+        if "w0" in (sent := plans(out)):
+            applied = sent["w0"].seq
+        now, seq = now + 5.0, seq + 1
+        out = reported(s, applied or s.workers["w0"].plan_seq, now, seq)
+        if s.round_due_s < float("inf"):
+            out += s.step(ev.Round(), max(now, s.round_due_s))
+            now = max(now, s.round_due_s if s.round_due_s < float("inf") else now)
+    assert not s.workers["w0"].running
+    assert set(s.workers["w1"].running) | set(queued(s)) == {"a", "b0", "b1", "b2"}
+    assert s.workers["w1"].running
+
+
+def test_who_ended_before_it_read_that_it_may_go_on_is_awaited_by_nobody() -> None:
+    """A worker holds an admission without a prompt for a minute, and drains for as long."""
+    s = state()
+    told(s, worker("w0"), 0.0)
+    admitted(s, request("a"))
+    reported(s, 1, 0.5, evicted=(Progress("a", 20, 30, 0),))  # admitted again, by plan 2
+    assert s.workers["w0"].plan_seq == 2
+    ended = reported(s, 1, 0.6, 2, finished=(Completion("a", 30, FinishReason.STOP),))
+    assert plans(ended)["w0"].cancel == ("a",)
+    admitted(s, request("b"), 1.0)
+    ended = reported(s, 4, 1.6, 3, finished=(Completion("b", 30, FinishReason.STOP),))
+    assert plans(ended) == {}

@@ -1,0 +1,317 @@
+"""The scheduler's core as transcripts: what happened, and everything it asked for."""
+
+from math import inf
+from typing import Any
+
+import pytest
+
+from services.core import (
+    Completion,
+    FinishReason,
+    Grant,
+    Outcome,
+    Plan,
+    Progress,
+    Report,
+    Request,
+)
+from services.forecast import Forecast, certain, from_lengths
+from services.policies.decision import Reason
+from services.policies.preset import choose
+from services.scheduler.core import events as ev
+from services.scheduler.core.state import SchedulerState
+from tests.scheduler.state_driver import (
+    G,
+    admitted,
+    queued,
+    report,
+    request,
+    state,
+    told,
+    waits,
+    why,
+    worker,
+)
+
+
+def test_a_request_from_arrival_to_its_outcome():
+    s = state()
+    a = request("a")
+    assert told(s, worker(), 0.0) == []
+    assert s.step(ev.Submitted(G, a), 1.0) == [ev.AskForecast((a,))]
+    assert s.round_due_s == inf
+    assert s.step(ev.Forecasted((("a", certain(50)),)), 1.5) == []
+    assert s.round_due_s <= 1.5
+    assert s.step(ev.Round(), 2.0) == [
+        ev.Place(G, "a", "w0", "unix:/w0", queued_s=2.0),
+        ev.SendPlan("w0", "w0#1", Plan(1, admit=(Grant("a", 50),), victims=("a",))),
+    ]
+    assert s.round_due_s == inf
+    assert report(s, 1, 3.0, progress=(Progress("a", 16, 26),)) == []
+    assert report(s, 2, 4.0, finished=(Completion("a", 30, FinishReason.STOP),)) == [
+        ev.Learn(Outcome("a", "demo", "", 10, 30, 50, FinishReason.STOP, 4.0, 0)),
+        ev.Finish(G, "a", FinishReason.STOP, 30, 0, 2.0),
+    ]
+    assert not s.jobs and not s.workers["w0"].running
+
+
+def test_a_report_applied_twice_changes_nothing():
+    s = state()
+    told(s, worker(), 0.0)
+    admitted(s, request("a"))
+    done: Any = {"finished": (Completion("a", 30, FinishReason.STOP),)}
+    assert len(report(s, 1, 1.0, **done)) == 2
+    assert report(s, 1, 1.0, **done) == []
+
+
+def test_what_happens_at_once_makes_one_round():
+    s = state()
+    told(s, worker(), 0.0)
+    for name in "abc":
+        s.step(ev.Submitted(G, request(name)), 1.0)
+        assert s.step(ev.Forecasted(((name, certain(50)),)), 1.0) == []
+    *places, plan = s.step(ev.Round(), 1.0)
+    assert [place.request_id for place in places] == ["a", "b", "c"]
+    assert plan.plan == Plan(
+        1, admit=tuple(Grant(name, 50) for name in "abc"), victims=("c", "b", "a")
+    )
+    assert s.rounds.number == 2  # one for the worker, one for all of them
+
+
+def test_a_round_too_many_only_looks_again():
+    s = state()
+    told(s, worker(), 0.0)
+    admitted(s, request("a"))
+    assert s.step(ev.Round(), 0.0) == [] and s.step(ev.Round(), 0.0) == []
+
+
+def test_what_waits_is_looked_at_again_only_after_an_event():
+    s = state()
+    told(s, worker(kv_tokens=128), 0.0)
+    admitted(s, request("a", prompt=60))
+    waits(s, request("b", prompt=60))
+    assert (why(s, "b").reason, why(s, "b").a) == (Reason.MEMORY, 64 + 64)
+    assert s.step(ev.Tick(), 2.0) == [] and s.round_due_s == inf
+    done = (Completion("a", 30, FinishReason.STOP),)
+    assert "b" in [a.request_id for a in report(s, 1, 3.0, finished=done) if a.kind == "place"]
+
+
+def test_the_newest_is_evicted_first_whether_it_has_just_come_or_come_back():
+    s = state()
+    told(s, worker(), 0.0)
+    for name in "ab":
+        admitted(s, request(name))
+    s.step(ev.Submitted(G, request("c", at=1.0)), 1.0)
+    s.step(ev.Forecasted((("c", certain(50)),)), 1.0)
+    [*_, plan] = report(s, 1, 1.0, evicted=(Progress("a", 4, 0),))
+    assert [grant.request_id for grant in plan.plan.admit] == ["a", "c"]
+    assert plan.plan.victims == ("c", "a", "b")
+
+
+def test_an_evicted_request_goes_in_front_and_returns_without_a_new_place():
+    s = state()
+    told(s, worker(kv_tokens=96), 0.0)
+    admitted(s, request("a", prompt=30))
+    admitted(s, request("b", prompt=30, at=1.0), 1.0)
+    waits(s, request("c", prompt=46, at=2.0), 2.0)
+    assert report(s, 1, 3.0, evicted=(Progress("b", 20, 0),))[0] == ev.Preempt(G, "b", 20)
+    assert queued(s) == ["b", "c"]
+    assert why(s, "b").reason is Reason.MEMORY and why(s, "c").reason is Reason.BEHIND
+    assert report(s, 2, 4.0, finished=(Completion("a", 50, FinishReason.LENGTH),))[2:] == [
+        ev.Resume(G, "b", held_tokens=0),
+        ev.SendPlan("w0", "w0#1", Plan(3, admit=(Grant("b", 50),), victims=("b",))),
+    ]
+
+
+def test_an_evicted_request_may_move_and_its_old_worker_forgets_it():
+    s = state()
+    told(s, worker(kv_tokens=96), 0.0)
+    admitted(s, request("a", prompt=30))
+    admitted(s, request("b", prompt=30))
+    told(s, worker("w1"), 1.0)
+    [preempt, place, *plans] = report(s, 1, 2.0, evicted=(Progress("a", 20, 0),))
+    assert preempt == ev.Preempt(G, "a", 20)
+    assert place == ev.Place(G, "a", "w1", "unix:/w1", queued_s=0.0)
+    assert plans == [
+        ev.SendPlan("w0", "w0#1", Plan(3, cancel=("a",), victims=("b",))),
+        ev.SendPlan("w1", "w1#1", Plan(1, admit=(Grant("a", 50),), victims=("a",))),
+    ]
+
+
+def test_slices_are_extended_before_they_run_out():
+    s: Any = SchedulerState(choose("fcfs", {"slice": "tokens", "slice_tokens": 20}))
+    told(s, worker(), 0.0)
+    admitted(s, request("a"))
+    assert s.ledger.board.jobs.limit[s.jobs["a"].row] == 20
+    assert report(s, 1, 1.0, progress=(Progress("a", 9, 19),)) == []
+    [plan] = report(s, 2, 2.0, progress=(Progress("a", 12, 22),))
+    assert plan.plan == Plan(2, extend=(Grant("a", 32),), victims=("a",))
+    [plan] = report(s, 3, 3.0, progress=(Progress("a", 32, 42),))
+    assert plan.plan.extend == (Grant("a", 50),)
+    assert report(s, 4, 4.0, progress=(Progress("a", 49, 59),)) == []
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "conservative", "past-future", "vs"])
+def test_a_whole_grant_is_never_extended(policy: str):
+    s = state(policy)
+    told(s, worker(), 0.0)
+    admitted(s, request("a"))
+    assert report(s, 1, 1.0, progress=(Progress("a", 49, 59),)) == []
+
+
+def test_cancelling_at_every_stage_leaves_nothing():
+    s = state()
+    told(s, worker(), 0.0)
+    cancel = ev.Cancelled(G, "a", FinishReason.CANCELLED, 0)
+    s.step(ev.Submitted(G, request("a")), 0.0)
+    assert told(s, cancel, 0.0) == []  # while forecast
+    assert told(s, ev.Forecasted((("a", certain(50)),)), 0.0) == []
+    s.step(ev.Submitted(G, request("a")), 0.0)
+    s.step(ev.Forecasted((("a", certain(50)),)), 0.0)
+    assert told(s, cancel, 0.0) == []  # while queued
+    admitted(s, request("a"))
+    assert told(s, cancel, 0.0) == [ev.SendPlan("w0", "w0#1", Plan(2, cancel=("a",)))]  # running
+    admitted(s, request("a"))
+    s.step(ev.Reported("w0#1", "w0", Report(1, 0, evicted=(Progress("a", 4, 0),))), 1.0)
+    [plan] = told(s, cancel, 1.0)  # evicted, its tokens still at the worker
+    assert plan.plan.cancel == ("a",)
+    assert not s.jobs and not queued(s) and not s.workers["w0"].running
+    assert len(s.ledger.board.forecasts) == 1  # that of who has none
+
+
+def test_another_gateway_cannot_cancel_it():
+    s = state()
+    told(s, worker(), 0.0)
+    admitted(s, request("a"))
+    assert told(s, ev.Cancelled("other#1", "a", FinishReason.CANCELLED, 0), 0.0) == []
+    assert "a" in s.jobs
+
+
+def test_a_stop_string_is_an_outcome_to_learn_from():
+    s = state()
+    told(s, worker(), 0.0)
+    admitted(s, request("a"))
+    learn, plan = told(s, ev.Cancelled(G, "a", FinishReason.STOP, 7), 2.0)
+    assert learn.outcome.output_tokens == 7 and learn.outcome.reason is FinishReason.STOP
+    assert plan.plan.cancel == ("a",)
+
+
+def test_a_lost_gateway_takes_its_requests_with_it():
+    s = state()
+    told(s, worker(kv_tokens=96), 0.0)
+    admitted(s, request("a", prompt=40))
+    waits(s, request("b", prompt=40, most=20))
+    [plan] = told(s, ev.GatewayLost(G), 1.0)
+    assert plan.plan == Plan(2, cancel=("a",))
+    assert not s.jobs and not queued(s)
+
+
+def test_a_resubmission_on_a_new_stream_replaces_the_old_one():
+    s = state()
+    told(s, worker(), 0.0)
+    admitted(s, request("a"))
+    again = Request("a", "demo", 10, 50, 0.0, delivered_tokens=5)
+    ask, plan = told(s, ev.Submitted("gateway#2", again), 1.0)
+    assert ask == ev.AskForecast((again,)) and plan.plan.cancel == ("a",)
+    assert told(s, ev.GatewayLost(G), 1.0) == []
+    assert s.ledger.output(s.jobs["a"]) == 5
+
+
+def test_a_lost_worker_gives_its_requests_back():
+    s = state()
+    told(s, worker(), 0.0)
+    admitted(s, request("a"))
+    report(s, 1, 1.0, progress=(Progress("a", 9, 19),))
+    assert told(s, ev.WorkerLost("w0#1", "w0"), 2.0) == [ev.Preempt(G, "a", 9)]
+    place, _ = told(s, worker("w1"), 4.0)
+    assert place == ev.Place(G, "a", "w1", "unix:/w1", queued_s=2.0)
+
+
+def test_one_without_a_forecast_runs_where_there_is_room_for_all_it_may_make():
+    """A millisecond is waited for it; then all 50 tokens are taken to come. `b` would come to 16 +
+    470 tokens, where 475 may be planned: it waits for its forecast, and comes in with that."""
+    s = state("past-future")
+    told(s, worker(kv_tokens=500), 0.0)
+    assert told(s, ev.Submitted(G, request("a")), 1.0) == [ev.AskForecast((request("a"),))]
+    assert s.next_deadline() == 1.001
+    place, plan = told(s, ev.Tick(), 1.001)
+    assert (place.request_id, plan.plan.admit) == ("a", (Grant("a", 50),))
+    told(s, ev.Submitted(G, request("b", most=470)), 2.0)
+    assert told(s, ev.Tick(), 2.001) == []
+    place, _ = told(s, ev.Forecasted((("b", certain(40)),)), 2.02)
+    assert place.request_id == "b"
+
+
+def test_a_deadline_ends_the_waiting_and_the_running():
+    s = state(patience_s=10.0)
+    told(s, worker(), 0.0)
+    admitted(s, request("a", deadline=5.0))
+    s.step(ev.Submitted(G, request("b", at=1.0, deadline=4.0)), 1.0)
+    assert s.next_deadline() == 4.0
+    assert told(s, ev.Tick(), 3.9) == []
+    assert told(s, ev.Tick(), 4.0) == [
+        ev.Finish(G, "b", FinishReason.DEADLINE, 0, 0, 3.0, "the deadline passed")
+    ]
+    finish, plan = told(s, ev.Tick(), 5.0)
+    assert finish.reason is FinishReason.DEADLINE and plan.plan.cancel == ("a",)
+    assert s.next_deadline() == inf
+
+
+def test_a_deadline_that_can_not_be_met_any_more_is_told_early():
+    """80 tokens of prompt take 0.01 + 80 · 0.0001 s at best: with less left it ends now, not when
+    the time is up."""
+    s = state()
+    told(s, worker(kv_tokens=128), 0.0)
+    admitted(s, request("a", prompt=60))
+    waits(s, request("b", prompt=80, most=40, deadline=4.0))
+    assert report(s, 1, 3.9, progress=(Progress("a", 1, 61),)) == []
+    assert report(s, 2, 3.983, progress=(Progress("a", 2, 62),)) == [
+        ev.Finish(
+            G, "b", FinishReason.DEADLINE, 0, 0, 3.983, "the deadline could not be met any more"
+        )
+    ]
+    assert list(s.jobs) == ["a"]
+
+
+def test_a_refresh_reaches_every_request_of_the_population_and_nobodys_cap():
+    s = state("past-future")
+    old = from_lengths([50], 2**24 - 1, "history", 1, "history/demo")
+    for name, most in {"a": 100, "b": 50, "c": 7}.items():
+        s.step(ev.Submitted(G, request(name, most=most)), 0.0)
+    s.step(ev.Forecasted((("a", old), ("b", certain(50)), ("c", old))), 0.0)
+    assert [r.request_id for r in s.shared_representatives()] in (["a"], ["c"])
+    jobs = s.ledger.board.jobs
+    rows = [s.jobs[name].row for name in "abc"]
+    assert jobs.total[rows].tolist() == [50, 50, 7]
+    assert s.ledger.board.forecasts.rows >= len(s.ledger.board.forecasts) == 1 + 2
+    s.step(ev.Refreshed((from_lengths([5, 29], 2**24 - 1, "history", 2, "history/demo"),)), 1.0)
+    assert jobs.total[rows].tolist() == [17, 50, 6]
+    assert jobs.cap[rows].tolist() == [100, 50, 7]
+    s.step(ev.Refreshed((from_lengths([9], 2**24 - 1, "history", 1, "history/other"),)), 1.0)
+    assert jobs.total[rows].tolist() == [17, 50, 6]  # nobody's population
+
+
+def test_a_better_forecast_takes_the_place_of_the_one_there_was():
+    s = state("past-future")
+    history = from_lengths([50], 2**24 - 1, "history", 1, "history/demo")
+    s.step(ev.Submitted(G, request("a", most=100)), 0.0)
+    s.step(ev.Forecasted((("a", history),)), 0.0)
+    s.step(ev.Forecasted((("a", Forecast((20.0,), (1.0,), 100, "retrieval")),)), 1.0)
+    assert s.ledger.board.jobs.total[s.jobs["a"].row] == 20
+    assert s.shared_representatives() == []
+    assert len(s.ledger.board.forecasts) == 1 + 1
+    s.step(ev.Forecasted((("gone", history),)), 1.0)  # it has ended meanwhile
+    assert len(s.ledger.board.forecasts) == 1 + 1
+
+
+def test_a_worker_that_is_measured_changes_no_promise():
+    s = state("alise")
+    told(s, worker(), 0.0)
+    admitted(s, request("a"))
+    before = s.rounds.memory.ranks.values["promised"].tolist()
+    cost = s.workers["w0"].cost
+    for version in range(3):
+        s.step(ev.Costed("w0", type(cost)(0.02, 1e-3, 1e-3, 0.0, version)), 1.0)
+    assert s.round_due_s == inf  # and calls for no round
+    s.step(ev.Round(), 1.0)
+    assert s.rounds.memory.ranks.values["promised"].tolist() == before

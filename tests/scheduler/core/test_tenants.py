@@ -1,0 +1,85 @@
+"""Whose a request is, from its client to the board."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.core import FinishReason, Request
+from services.policies.preset import choose
+from services.runtime.config import ConfigError, load
+from services.scheduler.config import SchedulerConfig
+from services.scheduler.core import events as ev
+from services.scheduler.core.state import SchedulerState
+from services.scheduler.core.tenants import Tenants
+from services.scheduler.service import limits_of
+from tests.gateway.gateway_fakes import housing
+from tests.scheduler.state_driver import G
+
+
+@pytest.mark.parametrize(
+    ("said", "tenant"),
+    [
+        ({}, ""),
+        ({"user": "ada"}, "ada"),
+        ({"cache_salt": "house 1"}, "house 1"),
+        ({"cache_salt": "house 1", "user": "ada"}, "house 1"),
+        ({"user": None}, ""),
+        ({"user": "u" * 256}, "u" * 256),
+    ],
+)
+async def test_the_tenant_is_the_salt_or_else_the_user(said: dict[str, str], tenant: str) -> None:
+    async with housing(lambda _: [5]) as house:
+        chat = {"messages": [{"role": "user", "content": "1,"}], **said}
+        both = ("/v1/completions", {"prompt": "1,", **said}), ("/v1/chat/completions", chat)
+        for path, body in both:
+            assert (await house.http("POST", path, body)).status == 200
+        assert [request.tenant for request in house.scheduler.requests] == [tenant] * 2
+
+
+def on_board(weights: str = "{}") -> Any:
+    config = load(SchedulerConfig, {"tenant_weights": weights})
+    return SchedulerState(choose("fcfs"), limits_of(config))
+
+
+def test_tenants_and_their_weights_stand_on_the_board() -> None:
+    s = on_board('{"ada": 2.5, "bob": 0.5}')
+    for name, tenant in (("a", "ada"), ("b", "bob"), ("c", ""), ("d", "ada"), ("e", "eve")):
+        s.step(ev.Submitted(G, Request(name, "demo", 5, 5, 0.0, tenant=tenant)), 0.0)
+    board, rows = s.ledger.board, [s.jobs[name].row for name in "abcde"]
+    assert board.jobs.tenant[rows].tolist() == [0, 1, 2, 0, 3]
+    assert board.jobs.weight[rows].tolist() == [2.5, 0.5, 1.0, 2.5, 1.0]
+    for name in "ab":
+        s.step(ev.Cancelled(G, name, FinishReason.CANCELLED, 0), 1.0)
+    s.step(ev.Submitted(G, Request("f", "demo", 5, 5, 1.0, tenant="fay")), 1.0)
+    assert board.jobs.tenant[s.jobs["f"].row] == 1
+    assert len(board.tenants) == 4
+    s.step(ev.GatewayLost(G), 2.0)
+    assert len(board.tenants) == 0
+
+
+@pytest.mark.parametrize("weights", ['{"a": 0}', '{"a": -1}', '{"a": "x"}', '{"a": NaN}', "[1]"])
+def test_a_weight_must_be_a_positive_number(weights: str) -> None:
+    with pytest.raises(ConfigError, match="tenant_weights"):
+        load(SchedulerConfig, {"tenant_weights": weights})
+
+
+@given(st.lists(st.tuples(st.booleans(), st.sampled_from("abcde")), max_size=40))
+def test_a_name_has_one_number_for_as_long_as_somebody_has_it(
+    steps: list[tuple[bool, str]],
+) -> None:
+    tenants, live, numbers = Tenants({}), Counter[str](), dict[str, int]()
+    for enters, name in steps:
+        if enters:
+            number, _ = tenants.enter(name)
+            assert numbers.setdefault(name, number) == number
+            live[name] += 1
+        elif live[name]:
+            tenants.leave(numbers[name])
+            live[name] -= 1
+            if not live[name]:
+                del numbers[name]
+        assert len(tenants) == len(numbers) == len(set(numbers.values()))
+        assert max(numbers.values(), default=-1) < 5

@@ -1,0 +1,103 @@
+"""Rounds that a batcher of its own arranges: asked, answered, late, stale or not at all."""
+
+from math import inf
+from typing import Any
+
+import pytest
+
+from services.core import (
+    FinishReason,
+    Grant,
+    Plan,
+    Progress,
+)
+from services.scheduler.core import events as ev
+from tests.scheduler.state_driver import (
+    G,
+    queued,
+    report,
+    request,
+    state,
+    submitted,
+    told,
+    worker,
+)
+
+
+def portions(s: Any, name: str, limit: int = 50, on: str = "w0") -> tuple[ev.Portion, ...]:
+    """That this one is to run there."""
+    row = s.jobs[name].row
+    return (ev.Portion(s.workers[on].number, (row,), (limit,), (), (row,), 0.0),)
+
+
+def test_apart_a_round_asks_and_its_answer_is_carried_out():
+    s = state(apart=True)
+    told(s, worker(), 0.0)
+    assert submitted(s, request("a")) == [ev.AskArrange(2)]
+    assert s.step(ev.Arranged(2, portions(s, "a")), 0.5) == [
+        ev.Place(G, "a", "w0", "unix:/w0", queued_s=0.5),
+        ev.SendPlan("w0", "w0#1", Plan(1, admit=(Grant("a", 50),), victims=("a",))),
+    ]
+
+
+def test_apart_nobody_is_asked_while_nobody_waits():
+    s = state(apart=True)
+    told(s, worker(), 0.0)
+    submitted(s, request("a"))
+    s.step(ev.Arranged(2, portions(s, "a")), 0.0)
+    assert report(s, 1, 1.0, progress=(Progress("a", 16, 26),)) == []
+
+
+def test_what_comes_while_a_round_is_out_waits_for_the_next():
+    s = state(apart=True)
+    told(s, worker(), 0.0)
+    submitted(s, request("a"))
+    assert submitted(s, request("b", at=1.0), 1.0) == []
+    assert (s.round_due_s, s.step(ev.Round(), 1.0)) == (inf, [])
+    place, _ = s.step(ev.Arranged(2, portions(s, "a")), 2.0)
+    assert place.request_id == "a" and s.round_due_s <= 2.0
+    assert s.step(ev.Round(), 2.0) == [ev.AskArrange(3)]
+
+
+@pytest.mark.parametrize("number", [1, 3, 0])
+def test_an_answer_to_another_round_is_not_taken(number: int):
+    s = state(apart=True)
+    told(s, worker(), 0.0)
+    submitted(s, request("a"))
+    assert s.step(ev.Arranged(number, portions(s, "a")), 1.0) == []
+    assert s.rounds.contest.round == 2
+    assert len(s.step(ev.Arranged(2, portions(s, "a")), 1.0)) == 2
+    assert s.step(ev.Arranged(2, portions(s, "a")), 1.0) == []
+
+
+def test_a_round_that_is_not_answered_is_arranged_at_home():
+    s, home = state(apart=True), state()
+    for each in (s, home):
+        told(each, worker(), 0.0)
+    actions = submitted(home, request("a"))
+    submitted(s, request("a"))
+    assert s.step(ev.Arranged(2, None), 0.0) == actions != []
+
+
+def test_a_row_that_is_anothers_by_now_is_left_alone():
+    s = state(apart=True)
+    told(s, worker(), 0.0)
+    submitted(s, request("a"))
+    answer = portions(s, "a")
+    row = s.jobs["a"].row
+    s.step(ev.Cancelled(G, "a", FinishReason.CANCELLED, 0), 0.5)
+    submitted(s, request("b"), 0.5)
+    assert s.jobs["b"].row == row
+    assert s.step(ev.Arranged(2, answer), 1.0) == []
+    assert queued(s) == ["b"]
+
+
+def test_an_answer_about_a_worker_that_is_gone_is_not_carried_out():
+    s = state(apart=True)
+    told(s, worker(), 0.0)
+    submitted(s, request("a"))
+    answer = portions(s, "a")
+    s.step(ev.WorkerLost("w0#1", "w0"), 0.5)
+    s.step(worker(), 0.5)
+    assert s.step(ev.Arranged(2, answer), 1.0) == []
+    assert s.step(ev.Round(), 1.0) == [ev.AskArrange(3)]

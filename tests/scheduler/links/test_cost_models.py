@@ -1,0 +1,159 @@
+"""Cost models by way of real estimators that come and go."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from protos.generated import common_pb2, estimator_pb2, estimator_pb2_grpc
+from services.costs import BatchTiming, CostModel, Neighbours
+from services.estimator.config import EstimatorConfig
+from services.estimator.service import EstimatorService
+from services.scheduler.core import events as ev
+from tests.reach import until
+from tests.scheduler.links.link_fixtures import Owner, advising, estimator_at, socket_in
+
+
+def steps(*kinds: tuple[int, int, int], slower: float = 1.0) -> list[common_pb2.StepTiming]:
+    """4 ms a step, 0.1 ms a prompt's token, 1 ms a sequence."""
+    return [
+        common_pb2.StepTiming(
+            prefill_tokens=p,
+            decode_seqs=d,
+            context_tokens=c,
+            elapsed_s=slower * (0.004 + 0.0001 * p + 0.001 * d),
+        )
+        for p, d, c in kinds
+    ]
+
+
+READ = [(p, 0, p) for p in (16, 64, 256)]
+DECODED = [(0, n, n * c) for n in (1, 4) for c in (9, 99)]
+PROFILE = steps(*READ, *DECODED) * 2
+DECODES = steps(*[(0, n, n * 50) for n in range(1, 17)])
+SWAPS = [
+    common_pb2.SwapTiming(direction=common_pb2.DIRECTION_UPLOAD, tokens=64, elapsed_s=64e-5)
+] * 3
+
+
+def estimator() -> EstimatorService:
+    return EstimatorService(EstimatorConfig(refit_samples=8), CollectorRegistry())
+
+
+def costs(owner: Owner, worker_id: str = "w") -> list[CostModel]:
+    told = [e for e in owner.events if isinstance(e, ev.Costed)]
+    return [e.cost for e in told if e.worker_id == worker_id]
+
+
+async def test_a_restarted_estimator_is_told_the_profile_and_makes_no_prompt_free(
+    tmp_path: Path,
+) -> None:
+    owner = Owner()
+    async with advising(owner, estimator=socket_in(tmp_path)) as advice:
+        async with estimator_at(socket_in(tmp_path), estimator()):
+            advice.observe("w", PROFILE, SWAPS)
+            await until(lambda: len(costs(owner)) == 1)
+            advice.observe("w", DECODES)
+            await until(lambda: costs(owner)[-1].version == 2)
+        async with estimator_at(socket_in(tmp_path), estimator()):
+            advice.observe("w", DECODES)
+            await until(lambda: costs(owner)[-1].version == 1, 20)
+    for model in costs(owner):
+        assert model.prefill_token_s == pytest.approx(1e-4, rel=0.01)
+        assert model.upload_token_s == pytest.approx(1e-5)
+
+
+async def test_timings_of_an_outage_are_told_once_the_estimator_is_there(tmp_path: Path) -> None:
+    owner = Owner()
+    async with advising(owner, estimator=socket_in(tmp_path)) as advice:
+        advice.observe("w", PROFILE)
+        for _ in range(4):
+            advice.observe("w", steps((0, 1, 9), (0, 2, 99), slower=1.5) * 8)
+        registry = CollectorRegistry()
+        service = EstimatorService(EstimatorConfig(refit_samples=8), registry)
+        async with estimator_at(socket_in(tmp_path), service):
+            seen = {"used": "yes"}
+            expected = len(PROFILE) + 4 * 16
+            await until(
+                lambda: (
+                    registry.get_sample_value("foretoken_estimator_samples_total", seen) == expected
+                )
+            )
+            await until(lambda: bool(costs(owner)))
+    assert owner.value("advice_dropped_total", kind="timings") == 0
+
+
+async def test_a_worker_that_comes_back_is_watched_anew_by_its_new_profile(tmp_path: Path) -> None:
+    owner = Owner()
+    async with (
+        estimator_at(socket_in(tmp_path), estimator()),
+        advising(owner, estimator=socket_in(tmp_path)) as advice,
+    ):
+        advice.observe("w", PROFILE)
+        await until(lambda: len(costs(owner)) == 1)
+        advice.unwatch("w")
+        advice.unwatch("never seen")
+        advice.observe("w", [])  # it says nothing of itself, and yet its model comes
+        await until(lambda: len(costs(owner)) == 2)
+    assert [c.version for c in costs(owner)] == [1, 1]
+
+
+async def test_a_batch_that_has_ended_is_learnt_from(tmp_path: Path) -> None:
+    """Of a worker that is here; of others there is nobody to learn."""
+    config = EstimatorConfig(refit_samples=8, batch_refresh_s=1e-9)
+    owner = Owner()
+    async with (
+        estimator_at(socket_in(tmp_path), EstimatorService(config, CollectorRegistry())),
+        advising(owner, estimator=socket_in(tmp_path)) as advice,
+    ):
+        advice.observe("w", PROFILE)
+        await until(lambda: len(costs(owner)) == 1)
+        ended = BatchTiming(7, 100, 50, 30.0)
+        advice.observe_batch("w", ended)
+        advice.observe_batch("never seen", ended)
+        advice.observe("w", DECODES)  # by then the refresh is due
+        await until(lambda: costs(owner)[-1].neighbours == Neighbours.of([ended]))
+        advice.unwatch("w")
+        advice.observe_batch("w", ended)
+    assert costs(owner, "never seen") == []
+
+
+class _Wild(estimator_pb2_grpc.EstimatorServicer):
+    """An estimator of another make, whose models are not all sound."""
+
+    def __init__(self, *models: estimator_pb2.CostModel):
+        self.models = models
+
+    async def Observe(self, request: Any, context: Any) -> estimator_pb2.ObserveTimingsResponse:
+        return estimator_pb2.ObserveTimingsResponse()
+
+    async def GetCostModel(self, request: Any, context: Any) -> estimator_pb2.CostModel:
+        return self.models[0]
+
+    async def WatchCostModel(
+        self, request: Any, context: Any
+    ) -> AsyncIterator[estimator_pb2.CostModel]:
+        for model in self.models:
+            yield model
+
+
+async def test_a_model_that_cannot_be_is_not_believed(tmp_path: Path) -> None:
+    def model(version: int, prefill_token_s: float, base_s: float = 0.01) -> Any:
+        return estimator_pb2.CostModel(
+            version=version, base_s=base_s, prefill_token_s=prefill_token_s, decode_seq_s=0.001
+        )
+
+    crowd = model(11, 1e-4)
+    crowd.neighbours.extend([1.0] * 4 * 257)
+    wild = _Wild(model(7, 1e-4), crowd, model(8, 0), model(9, -1e-4), model(10, 1e-4, float("nan")),
+                 model(3, 2e-4))  # fmt: skip
+    owner = Owner()
+    async with (
+        estimator_at(socket_in(tmp_path), wild),
+        advising(owner, estimator=socket_in(tmp_path)) as advice,
+    ):
+        advice.observe("w", DECODES)
+        await until(lambda: len(costs(owner)) >= 2)
+    assert [c.version for c in costs(owner)][:2] == [7, 3]

@@ -1,0 +1,262 @@
+"""What becomes of a forecast when the predictor is there, slow, gone and back."""
+
+import asyncio
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from protos.generated import common_pb2, predictor_pb2
+from services.scheduler.core import events as ev
+from tests.observability.lines import lines_of
+from tests.reach import until
+from tests.scheduler.links.link_fixtures import (
+    PATIENT,
+    Owner,
+    Told,
+    advising,
+    asking,
+    learning,
+    predictor_at,
+    refusal,
+    request,
+    socket_in,
+)
+
+HASTY: dict[str, Any] = {
+    "forecast_pause_s": 0.05,
+    "forecast_pause_max_s": 0.1,
+    "forecast_failures_max": 2,
+}
+
+
+async def test_a_predictor_that_is_there_answers_in_one_call_for_all_asked_meanwhile(
+    tmp_path: Path,
+) -> None:
+    owner, told = Owner(), Told()
+    async with (
+        predictor_at(socket_in(tmp_path), told),
+        advising(owner, socket_in(tmp_path), **PATIENT) as advice,
+    ):
+        told.free.clear()
+        advice.keep_text("a", common_pb2.PromptText(user_input="hello"))
+        advice.ask_forecast(asking("a"))
+        await until(lambda: len(told.calls) == 1)
+        for name in ("b", "c"):
+            advice.ask_forecast(asking(name))
+        told.free.set()
+        await until(lambda: len(owner.events) == 2)
+    assert told.names() == [["a"], ["b", "c"]]
+    assert told.calls[0][0].text.user_input == "hello"
+    assert [owner.sources(name) for name in "abc"] == [["told"]] * 3
+    assert owner.value("forecast_fallbacks_total", reason="late") == 0
+
+
+async def test_a_request_starts_on_history_and_takes_the_answer_that_comes_late(
+    tmp_path: Path,
+) -> None:
+    owner, told = Owner(), Told()
+    told.free.clear()
+    async with (
+        predictor_at(socket_in(tmp_path), told),
+        advising(owner, socket_in(tmp_path), forecast_late_s=30) as advice,
+    ):
+        for learn in learning(["old"]):
+            advice.learn(learn)
+        advice.ask_forecast(asking("a"))
+        await until(lambda: owner.sources("a") == ["fallback"])
+        advice.ask_forecast(asking("b"))  # nor does it wait for the call that hangs
+        await until(lambda: owner.sources("b") == ["fallback"])
+        told.free.set()
+        await until(lambda: owner.sources("b") == ["fallback", "told"])
+    assert owner.sources("a") == ["fallback", "told"]
+    assert owner.forecasts("a")[1].mean() == 40
+    assert told.names() == [["a"], ["b"]]
+    assert owner.value("forecast_fallbacks_total", reason="late") == 2
+    assert owner.value("forecasts_replaced_total", by="late") == 2
+
+
+async def test_an_answer_that_never_comes_is_given_up_and_the_next_question_put(
+    tmp_path: Path,
+) -> None:
+    owner, told = Owner(), Told()
+    told.free.clear()
+    async with (
+        predictor_at(socket_in(tmp_path), told),
+        advising(owner, socket_in(tmp_path), forecast_late_s=0.2) as advice,
+    ):
+        advice.ask_forecast(asking("a"))
+        await until(lambda: owner.sources("a") == ["fallback"])
+        advice.ask_forecast(asking("b"))
+        await until(lambda: len(told.calls) == 2)
+    assert told.names() == [["a"], ["b"]]
+    assert owner.sources("a") == ["fallback"]
+
+
+async def test_while_the_predictor_is_gone_history_answers_at_once_and_then_it_is_found_again(
+    tmp_path: Path,
+) -> None:
+    owner, told = Owner(), Told()
+    settings = PATIENT | HASTY | {"forecast_pause_s": 2.0, "forecast_pause_max_s": 2.0}
+    async with advising(owner, socket_in(tmp_path), **settings) as advice:
+        for name in ("a", "b"):
+            advice.ask_forecast(asking(name))
+            await until(partial(owner.has, name, ["fallback"]))
+        assert owner.value("forecast_fallbacks_total", reason="failed") == 2
+        assert owner.value("forecast_breaker", phase="open") == 1
+        advice.ask_forecast(asking("c", "d"))
+        await until(lambda: owner.sources("d") == ["fallback"])
+        assert owner.value("forecast_fallbacks_total", reason="open") == 2
+
+        async with predictor_at(socket_in(tmp_path), told):
+            await until(lambda: owner.value("forecast_breaker", phase="closed") == 1)
+            advice.ask_forecast(asking("e"))
+            await until(lambda: owner.sources("e") == ["told"])
+    assert told.names() == [["c", "d"], ["e"]]  # those asked in the pause are in the probe
+    assert owner.sources("c") == owner.sources("d") == ["fallback", "told"]
+
+
+async def test_a_predictor_too_slow_to_wait_for_still_improves_what_runs(tmp_path: Path) -> None:
+    owner, told = Owner(), Told()
+    async with predictor_at(socket_in(tmp_path), told):
+        settings = HASTY | {"forecast_late_s": 30}
+        async with advising(owner, socket_in(tmp_path), **settings) as advice:
+            for name in ("a", "b", "c"):
+                told.free.clear()
+                advice.ask_forecast(asking(name))
+                await until(partial(owner.has, name, ["fallback"]))
+                told.free.set()
+                await until(partial(owner.has, name, ["fallback", "told"]))
+    assert told.names() == [["a"], ["b"], ["c"]]
+
+
+async def test_questions_too_old_are_not_put(tmp_path: Path) -> None:
+    owner, told = Owner(), Told()
+    settings = PATIENT | {"forecast_late_s": 0.2, "forecast_failures_max": 1}
+    settings |= {"forecast_pause_s": 1.0, "forecast_pause_max_s": 1.0}
+    async with advising(owner, socket_in(tmp_path), **settings) as advice:
+        for name in ("fails", "is too old"):
+            advice.ask_forecast(asking(name))
+            await until(partial(owner.has, name, ["fallback"]))
+        async with predictor_at(socket_in(tmp_path), told):
+            for number in count():
+                advice.ask_forecast(asking(f"new {number}"))
+                await asyncio.sleep(0.02)
+                if told.calls:
+                    break
+    assert all(name.startswith("new") for name in told.names()[0])
+    assert owner.sources("is too old") == ["fallback"]
+
+
+@pytest.mark.parametrize("code", [grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.INTERNAL])
+async def test_what_it_refuses_history_answers_and_only_faults_of_its_own_count(
+    tmp_path: Path, code: grpc.StatusCode
+) -> None:
+    owner, told = Owner(), Told()
+    told.refusals = [refusal(code)]
+    settings = PATIENT | {"forecast_failures_max": 1}
+    async with (
+        predictor_at(socket_in(tmp_path), told),
+        advising(owner, socket_in(tmp_path), **settings) as advice,
+    ):
+        advice.ask_forecast(asking("a"))
+        await until(lambda: owner.sources("a") == ["fallback"])
+    is_open = code is grpc.StatusCode.INTERNAL
+    assert owner.value("forecast_breaker", phase="open") == is_open
+
+
+async def test_what_is_logged_of_a_call_about_one_request_says_its_trace(tmp_path: Path) -> None:
+    owner, told = Owner(), Told()
+    told.refusals = [refusal(grpc.StatusCode.INTERNAL)]
+    async with (
+        predictor_at(socket_in(tmp_path), told),
+        advising(
+            owner,
+            socket_in(tmp_path),
+            traceparent=lambda name: f"00-{'ab' * 16}-{'cd' * 8}-01" if name == "a" else "",
+            **PATIENT,
+        ) as advice,
+    ):
+        with lines_of("services.scheduler.links.forecasts") as lines:
+            advice.ask_forecast(asking("a"))
+            await until(lambda: owner.sources("a") == ["fallback"])
+            [line] = [each for each in lines() if each["message"].startswith("no forecast")]
+    assert (line["request_id"], line["trace_id"]) == ("a", "ab" * 16)
+
+
+async def test_an_answer_that_is_no_distribution_is_none(tmp_path: Path) -> None:
+    owner, told = Owner(), Told()
+    told.answer = common_pb2.Forecast(points=[float("nan")])
+    async with (
+        predictor_at(socket_in(tmp_path), told),
+        advising(owner, socket_in(tmp_path), **PATIENT) as advice,
+    ):
+        advice.ask_forecast(asking("a"))
+        await until(lambda: owner.sources("a") == ["fallback"])
+
+
+async def test_a_forecast_reaches_as_far_as_its_request_may_go(tmp_path: Path) -> None:
+    """Past its last point there is still something left to make."""
+    owner, told = Owner(), Told(tokens=40)
+    async with (
+        predictor_at(socket_in(tmp_path), told),
+        advising(owner, socket_in(tmp_path), **PATIENT) as advice,
+    ):
+        advice.ask_forecast(ev.AskForecast((request("a", 100), request("b", 30))))
+        await until(lambda: len(owner.events) == 1)
+    assert [f.max_tokens for n in "ab" for f in owner.forecasts(n)] == [100, 30]
+    assert owner.forecasts("a")[0].mean_remaining(60) > 0
+    assert owner.forecasts("b")[0].mean() == 30
+
+
+async def test_better_forecasts_are_followed_across_a_restart(tmp_path: Path) -> None:
+    def better(tokens: float, *names: str) -> predictor_pb2.ImprovedForecasts:
+        forecast = common_pb2.Forecast(points=[tokens], source="better")
+        return predictor_pb2.ImprovedForecasts(request_ids=names, forecasts=[forecast] * len(names))
+
+    owner, first, second = Owner(), Told(), Told()
+    async with advising(owner, socket_in(tmp_path), **PATIENT) as advice:
+        async with predictor_at(socket_in(tmp_path), first):
+            advice.ask_forecast(asking("a", "b"))
+            await until(lambda: owner.sources("a") == ["told"] and bool(first.followers))
+            first.followers[0].put_nowait(better(150, "unknown", "a"))
+            await until(lambda: owner.sources("a") == ["told", "better"])
+            first.followers[0].put_nowait(better(float("nan"), "a"))
+            first.followers[0].put_nowait(better(20, "a"))
+            await until(lambda: len(owner.sources("a")) == 3)
+        async with predictor_at(socket_in(tmp_path), second):
+            await until(lambda: bool(second.followers), 20)
+            second.followers[0].put_nowait(better(15, "b"))
+            await until(lambda: owner.sources("b") == ["told", "better"])
+            advice.drop_text("b")
+            second.followers[0].put_nowait(better(14, "b"))
+            second.followers[0].put_nowait(better(14, "a"))
+            await until(lambda: len(owner.sources("a")) == 4)
+    assert [f.mean() for f in owner.forecasts("a")] == [40, 100, 20, 14]
+    assert owner.sources("unknown") == []
+    assert owner.sources("b") == ["told", "better"]
+    assert owner.value("forecasts_replaced_total", by="improved") == 4
+
+
+async def test_of_a_request_that_has_ended_nothing_is_kept_or_asked(tmp_path: Path) -> None:
+    owner, told = Owner(), Told()
+    told.free.clear()
+    async with (
+        predictor_at(socket_in(tmp_path), told),
+        advising(owner, socket_in(tmp_path), **PATIENT) as advice,
+    ):
+        for name in ("a", "b", "c"):
+            advice.keep_text(name, common_pb2.PromptText(user_input=name))
+        advice.drop_text("a")  # refused at the door
+        advice.ask_forecast(asking("a"))
+        await until(lambda: len(told.calls) == 1)
+        advice.ask_forecast(asking("b", "c"))
+        advice.drop_text("b")  # cancelled while its question waits
+        told.free.set()
+        await until(lambda: owner.sources("c") == ["told"])
+    assert told.names() == [["a"], ["c"]]
+    assert not told.calls[0][0].HasField("text")
+    assert owner.sources("b") == []

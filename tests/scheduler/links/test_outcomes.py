@@ -1,0 +1,127 @@
+"""What is told to the predictor, and what it makes newer by it."""
+
+import asyncio
+from pathlib import Path
+
+import grpc
+from prometheus_client import CollectorRegistry
+
+from services.predictor.config import PredictorConfig
+from services.predictor.service import PredictorService
+from services.runtime.tasks import background
+from services.scheduler.core import events as ev
+from services.scheduler.links.delivery import Backlog
+from tests.reach import until
+from tests.scheduler.links.link_fixtures import (
+    PATIENT,
+    Owner,
+    Told,
+    advising,
+    asking,
+    learning,
+    predictor_at,
+    refusal,
+    request,
+    socket_in,
+)
+
+NAMES = [f"r{i}" for i in range(5)]
+
+
+async def test_outcomes_of_an_outage_are_told_in_order_once_the_predictor_is_back(
+    tmp_path: Path,
+) -> None:
+    owner, told = Owner(), Told()
+    async with advising(owner, socket_in(tmp_path), refresh_interval_s=0.01) as advice:
+        for learn in learning(NAMES[:2]):
+            advice.learn(learn)
+            await asyncio.sleep(0.05)  # the first is tried, and fails, before the second comes
+        async with predictor_at(socket_in(tmp_path), told):
+            await until(lambda: told.outcomes == NAMES[:2])
+        for learn in learning(NAMES[2:]):
+            advice.learn(learn)
+        async with predictor_at(socket_in(tmp_path), told):
+            await until(lambda: told.outcomes == NAMES)
+    assert owner.value("advice_dropped_total", kind="outcome") == 0
+
+
+async def test_what_the_predictor_refuses_for_good_holds_nothing_up(tmp_path: Path) -> None:
+    owner, told = Owner(), _Choosy()
+    async with (
+        predictor_at(socket_in(tmp_path), told),
+        advising(owner, socket_in(tmp_path), refresh_interval_s=0.01) as advice,
+    ):
+        for learn in learning(["bad", "good"]):
+            advice.learn(learn)
+            await asyncio.sleep(0.05)
+        await until(lambda: told.outcomes == ["good"])
+
+
+class _Choosy(Told):
+    async def Observe(self, request, context):
+        if request.outcomes[0].request_id == "bad":
+            raise refusal(grpc.StatusCode.INVALID_ARGUMENT)
+        return await super().Observe(request, context)
+
+
+async def test_shared_forecasts_are_renewed_whole_when_the_predictor_has_learnt(
+    tmp_path: Path,
+) -> None:
+    """Not cut at what the one request may have whose turn it was to ask."""
+    owner, told = Owner(), Told(tokens=40, shared_key="demo")
+    owner.state.shared = [request("short", max_tokens=16)]
+    settings = PATIENT | {"refresh_interval_s": 0.01}
+    async with (
+        predictor_at(socket_in(tmp_path), told),
+        advising(owner, socket_in(tmp_path), **settings) as advice,
+    ):
+        told.version = 1
+        advice.learn(*learning(["a"]))
+        await until(lambda: len(owner.events) == 1)
+        advice.learn(*learning(["b"]))  # teaches nothing new
+        await until(lambda: told.outcomes == ["a", "b"])
+        told.version = 2
+        told.refusals = [refusal(grpc.StatusCode.INTERNAL)]
+        advice.learn(*learning(["c"]))  # learnt, but the renewal fails: it is tried again
+        await until(lambda: not told.refusals)
+        advice.learn(*learning(["d"]))
+        await until(lambda: len(owner.events) == 2)
+    for event in owner.events:
+        assert isinstance(event, ev.Refreshed)
+        assert [(f.shared_key, f.mean()) for f in event.forecasts] == [("demo", 40)]
+    assert told.names() == [["short"]] * 3
+
+
+async def test_the_real_predictor_is_asked_and_taught(tmp_path: Path) -> None:
+    owner = Owner()
+    owner.state.shared = [request("a")]
+    predictor = PredictorService(PredictorConfig(), CollectorRegistry())
+    async with (
+        background(predictor.run()),
+        predictor_at(socket_in(tmp_path), predictor),
+        advising(owner, socket_in(tmp_path), **PATIENT) as advice,
+    ):
+        advice.ask_forecast(asking("a"))
+        await until(lambda: bool(owner.events))
+        for learn in learning(["a", "b"]):
+            advice.learn(learn)
+        await until(lambda: len(owner.events) == 2)
+    [first], renewed = owner.forecasts("a"), owner.events[1]
+    assert first.source == "history"
+    assert isinstance(renewed, ev.Refreshed)
+    assert [f.shared_key for f in renewed.forecasts] == [first.shared_key]
+
+
+async def test_a_backlog_drops_its_oldest_and_counts_them() -> None:
+    owner = Owner()
+    backlog: Backlog[int] = Backlog(3, owner.metrics.advice_dropped.labels("outcome"))
+    for number in range(5):
+        backlog.put(number)
+    assert await backlog.take(2) == [2, 3]
+    backlog.put(5)
+    assert await backlog.take(9) == [4, 5]
+    assert owner.value("advice_dropped_total", kind="outcome") == 2
+    waiting = asyncio.ensure_future(backlog.take(9))
+    await asyncio.sleep(0)
+    backlog.put(6)
+    assert await waiting == [6]

@@ -1,0 +1,92 @@
+"""An event log says what was run; what is no log, or another's, is told clearly."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from services.policies.preset import choose
+from services.scheduler.core import events as ev
+from services.scheduler.core.admission import Limits
+from services.scheduler.observe.event_log import FORMAT, EventLog, Head, read, read_head
+from services.scheduler.observe.replay import replay
+from tests.scheduler.state_driver import worker
+
+HEAD = Head(choose("alise", {"hysteresis": "inf"}), Limits(max_queue=7), True, "0.1.0")
+
+
+def written(path: Path, *times: float) -> Path:
+    with EventLog(path, 2**20, HEAD) as log:
+        for now in times:
+            log.append(now, ev.Tick(), [])
+    return path
+
+
+def test_its_first_line_is_all_that_a_state_is_made_of(tmp_path: Path) -> None:
+    path = written(tmp_path / "log", 1.0, 2.0)
+    assert read_head(path) == HEAD
+    assert [entry.now for entry in read(path)] == [1.0, 2.0]
+    run = replay(path, 10)
+    assert (run.steps, run.differing) == (2, 0)
+    assert run.state.preset == HEAD.preset and run.state.limits == HEAD.limits
+
+
+def test_a_last_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
+    path = written(tmp_path / "log", 1.0, 2.0)
+    path.write_bytes(path.read_bytes()[:-9])
+    assert [entry.now for entry in read(path)] == [1.0]
+
+
+def test_a_step_that_comes_out_otherwise_is_counted(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    with EventLog(path, 2**20, HEAD) as log:
+        log.append(1.0, ev.Tick(), [ev.AskArrange(9)])
+    assert replay(path, 10).differing == 1
+
+
+def test_past_its_bytes_it_stops(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    with EventLog(path, 1, HEAD) as log:
+        log.append(1.0, worker(), [])
+    assert read_head(path) == HEAD and not list(read(path))
+
+
+def changed(path: Path, **cells: object) -> Path:
+    first, *rest = path.read_bytes().splitlines(keepends=True)
+    head = json.loads(first)
+    for name, value in cells.items():
+        head[name] = head[name] | value if isinstance(value, dict) else value
+    path.write_bytes(b"".join([json.dumps(head).encode() + b"\n", *rest]))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("cells", "said"),
+    [
+        ({"foretoken_event_log": FORMAT + 1}, f"has format {FORMAT + 1} of event logs; this v"),
+        ({"preset": {"order": "best"}}, "by foretoken 0.1.0 and can't be replayed here: unknown"),
+        ({"preset": {"batching": "x"}}, "can't be replayed here: .*'batching'"),
+        ({"limits": {"max_age": 1}}, "can't be replayed here: .*'max_age'"),
+    ],
+)
+def test_what_cannot_be_replayed_is_said(
+    tmp_path: Path, cells: dict[str, object], said: str
+) -> None:
+    path = changed(written(tmp_path / "log", 1.0), **cells)
+    with pytest.raises(ValueError, match=said):
+        read_head(path)
+
+
+@pytest.mark.parametrize("text", ["", "hello\n", "[1.0, {}, []]\n", "{}\n", "\x00\xff\n"])
+def test_what_is_no_log_is_said(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "log"
+    path.write_text(text, "latin-1")
+    with pytest.raises(ValueError, match="is no event log of foretoken: its first line is not"):
+        list(read(path))
+
+
+def test_a_broken_line_is_named(tmp_path: Path) -> None:
+    path = written(tmp_path / "log", 1.0)
+    path.write_bytes(path.read_bytes() + b'[2.0, {"kind": "nothing"}, []]\n')
+    with pytest.raises(ValueError, match=r"line 3 of .* is no step of a scheduler"):
+        list(read(path))

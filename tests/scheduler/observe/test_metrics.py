@@ -1,0 +1,211 @@
+"""What the scheduler counts, as transcripts with the numbers worked by hand."""
+
+from math import inf
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from observability.metrics.metric import SLACK_S
+from services.core import Completion, FinishReason, Progress, Report, Request, Sla, WorkerView
+from services.costs import CostModel
+from services.forecast import certain
+from services.policies.preset import choose
+from services.scheduler.core import events as ev
+from services.scheduler.core.state import SchedulerState
+from services.scheduler.observe.metrics import SchedulerMetrics
+from tests.scheduler.state_driver import (
+    G,
+    admitted,
+    report,
+    request,
+    submitted,
+    told,
+    waits,
+    worker,
+)
+
+# A prompt's token takes 1 ms, one made 10 ms, whoever runs beside it.
+COST = CostModel(base_s=0.0, prefill_token_s=0.001, decode_seq_s=0.01, context_token_s=0.0)
+
+
+class Counting(SchedulerState):
+    """A state, and what its service would count of it."""
+
+    def __init__(self, policy: str = "fcfs", **choices: Any):
+        super().__init__(choose(policy, choices))
+        self.registry = CollectorRegistry()
+        self.metrics = SchedulerMetrics(self.registry)
+        self.metrics.watch(self)
+
+    def step(self, event: ev.Event, now: float) -> list[ev.Action]:
+        actions = super().step(event, now)
+        self.metrics.stepped(event, now, actions, self)
+        return actions
+
+    def value(self, name: str, **labels: str) -> float | None:
+        return self.registry.get_sample_value(f"foretoken_{name}", labels)
+
+    def by(self, name: str, label: str) -> dict[str, float]:
+        """All series of it that are not 0, by their label."""
+        families = {family.name: family for family in self.registry.collect()}
+        samples = families[f"foretoken_{name.removesuffix('_total')}"].samples
+        told = {s.labels[label]: s.value for s in samples if not s.name.endswith("_created")}
+        return {value: number for value, number in told.items() if number}
+
+
+def attached(s: Any, name: str, places: int = 1, now: float = 0.0) -> Any:
+    view = WorkerView(name, f"unix:/{name}", "demo", 2_000, 16, places, 900)
+    s.step(ev.WorkerAttached(f"{name}#1", view), now)
+    return told(s, ev.Costed(name, COST), now)
+
+
+def asked(name: str, prompt: int, at: float, ttft_s: float = inf, sla: str = "chat") -> Request:
+    return Request(name, "demo", prompt, 50, at, sla=Sla(sla, ttft_s=ttft_s))
+
+
+def test_decisions_by_reason_and_who_was_stopped_by_whom() -> None:
+    """91 of 96 tokens may be planned: two of 30 fit, and none of 46 beside them."""
+    s = Counting()
+    told(s, worker(kv_tokens=96), 0.0)
+    admitted(s, request("a", prompt=30))
+    admitted(s, request("b", prompt=30, at=1.0), 1.0)
+    waits(s, request("c", prompt=46, at=2.0), 2.0)
+    assert s.by("scheduler_decisions_total", "reason") == {"admitted": 2, "memory": 1}
+    assert s.by("scheduler_requests_waiting_for", "reason") == {"memory": 1}
+    assert s.value("scheduler_requests_running") == 2
+    assert s.by("num_preemptions_total", "cause") == {}
+
+    report(s, 1, 3.0, evicted=(Progress("b", 20, 0),))  # it stands before `c` now
+    assert s.by("scheduler_decisions_total", "reason") == {"admitted": 2, "memory": 2, "behind": 1}
+    assert s.by("scheduler_requests_waiting_for", "reason") == {"memory": 1, "behind": 1}
+    assert (s.value("scheduler_requests_waiting"), s.value("workers_attached")) == (2, 1)
+    assert s.by("num_preemptions_total", "cause") == {"evicted": 1}
+
+    report(s, 2, 4.0, finished=(Completion("a", 50, FinishReason.LENGTH),))
+    assert s.by("scheduler_requests_waiting_for", "reason") == {"memory": 1}  # `b` is back
+    assert s.by("scheduler_admissions_total", "worker") == {"w0": 3}
+    told(s, ev.WorkerLost("w0#1", "w0"), 5.0)
+    assert s.by("num_preemptions_total", "cause") == {"evicted": 1, "lost": 1}
+    assert (s.value("workers_attached"), s.value("workers_lost_total")) == (0, 1)
+    assert s.value("scheduler_admissions_total", worker="w0") is None
+    assert s.value("predicted_peak_tokens", worker="w0") is None
+
+
+def test_another_worker_of_a_name_is_a_loss_too_and_is_one_alone() -> None:
+    s = Counting()
+    told(s, worker(link="#1"), 0.0)
+    told(s, worker(link="#2"), 1.0)
+    told(s, ev.WorkerLost("w0#1", "w0"), 2.0)
+    assert (s.value("workers_attached"), s.value("workers_lost_total")) == (1, 1)
+
+
+def test_who_was_refused_and_why() -> None:
+    s = Counting()
+    told(s, worker(), 0.0)
+    told(s, ev.Submitted(G, request("long", most=5_000)), 0.0)
+    admitted(s, request("a"))
+    told(s, ev.Submitted(G, request("a")), 0.0)
+    assert s.by("scheduler_requests_refused_total", "reason") == {"too_long": 1, "duplicate": 1}
+    assert s.value("scheduler_requests_refused_total", reason="queue_full") == 0
+
+
+def test_pauses_moves_and_how_old_plans_are_when_they_are_applied() -> None:
+    """`a` makes way for `b` at 1.0, has stopped at 1.5, and is begun at a worker that has come."""
+    s = Counting("alise", place="max_min", move_gain=1.0)
+    attached(s, "w0")
+    submitted(s, Request("a", "demo", 100, 700, 0.0), 0.0)
+    told(s, ev.Reported("w0#1", "w0", Report(1, 1, progress=(Progress("a", 5, 104, 7),))), 0.5)
+    submitted(s, Request("b", "demo", 10, 30, 1.0), 1.0)
+    here = (Progress("a", 6, 105, 7), Progress("b", 1, 10, 1))
+    told(s, ev.Reported("w0#1", "w0", Report(2, 1, progress=here, free_blocks=117)), 1.2)
+    assert s.value("scheduler_plan_age_seconds_count") == 1
+    told(s, ev.Reported("w0#1", "w0", Report(3, 2, progress=here, free_blocks=117)), 1.5)
+    assert s.value("scheduler_moves_total") == 0
+    attached(s, "w1", now=1.5)
+    assert s.by("num_preemptions_total", "cause") == {"paused": 1}
+    assert s.value("scheduler_moves_total") == 1
+    assert s.by("scheduler_admissions_total", "worker") == {"w0": 2, "w1": 1}
+    assert s.value("scheduler_plan_age_seconds_count") == 2
+    assert s.value("scheduler_plan_age_seconds_sum") == 0.5 + 0.5
+
+    told(s, ev.WorkerLost("w0#1", "w0"), 2.0)
+    told(s, ev.Reported("w0#1", "w0", Report(4, 9)), 3.0)  # of a stream that has ended
+    assert s.value("scheduler_plan_age_seconds_count") == 2
+
+
+def within(s: Any, sla: str) -> tuple[float, float]:
+    """The bucket of the only slack there is of that class."""
+    name, of = "slack_at_admission_seconds", {"class": sla}
+    assert s.value(f"{name}_count", **of) == 1
+    samples = [each for family in s.registry.collect() for each in family.samples]
+    cells = [x for x in samples if x.name == f"foretoken_{name}_bucket"]
+    at = [cell.value for cell in cells if cell.labels["class"] == sla].index(1)
+    return SLACK_S[at - 1], SLACK_S[at]
+
+
+def test_slack_when_it_has_its_first_place_and_who_could_not_make_it() -> None:
+    """One place. `a` has it 0.25 s after it came. `b` prefills for 0.1 s and has 0.05. `c` waits
+    for `b`, 0.1 + 0.5 s, prefills for 0.01, and has 1; `d` waits for both, 0.6 + 0.51 s."""
+    s = Counting()
+    attached(s, "w0")
+    submitted(s, asked("a", 100, 0.0, ttft_s=1.0), 0.25)
+    submitted(s, asked("b", 100, 0.5, ttft_s=0.05, sla="hasty"), 0.5)
+    submitted(s, asked("c", 10, 0.51, ttft_s=1.0), 0.51)
+    assert s.by("predicted_infeasible_total", "class") == {"hasty": 1}
+    submitted(s, asked("d", 10, 0.52, ttft_s=1.0), 0.52)
+    submitted(s, asked("patient", 10, 0.53, sla="batch"), 0.53)
+    assert s.by("predicted_infeasible_total", "class") == {"hasty": 1, "chat": 1}
+    assert within(s, "chat") == (0.5, 1.0)  # 0.75 s
+
+    report(s, 1, 2.0, finished=(Completion("a", 50, FinishReason.LENGTH),))  # `b` is next
+    assert within(s, "hasty") == (-2.0, -1.0)  # 0.5 + 0.05 - 2 s
+    told(s, ev.WorkerLost("w0#1", "w0"), 3.0)
+    attached(s, "w1", now=4.0)  # it stands in front, and has a place again
+    assert s.by("scheduler_admissions_total", "worker") == {"w1": 1}
+    assert s.value("slack_at_admission_seconds_count", **{"class": "hasty"}) == 1
+    assert s.by("predicted_infeasible_total", "class") == {"hasty": 1, "chat": 1}
+
+
+def test_who_goes_in_at_once_waits_for_nobody() -> None:
+    """Two come together: `f` takes 0.5 + 0.5 s, and the 0.9 s that `g` has would be over."""
+    s = Counting()
+    attached(s, "w0", places=2)
+    for each in (asked("f", 500, 0.0), asked("g", 10, 0.0, ttft_s=0.9)):
+        s.step(ev.Submitted(G, each), 0.0)
+    told(s, ev.Forecasted((("f", certain(50)), ("g", certain(50)))), 0.0)
+    assert len(s.workers["w0"].running) == 2
+    assert s.by("predicted_infeasible_total", "class") == {}
+
+
+def test_while_nobody_is_there_to_run_it_nothing_is_foreseen() -> None:
+    """Judged once a worker has come: 0.1 s of prefill, and 0.05 left."""
+    s = Counting()
+    submitted(s, asked("a", 100, 0.0, ttft_s=1.0))
+    assert s.by("predicted_infeasible_total", "class") == {}
+    view = WorkerView("w0", "unix:/w0", "demo", 2_000, 16, 1, 900)
+    s.step(ev.WorkerAttached("w0#1", view), 0.95)
+    told(s, ev.Costed("w0", COST), 0.95)
+    assert s.by("predicted_infeasible_total", "class") == {"chat": 1}
+
+
+def test_classes_that_a_gateway_makes_up_are_no_labels_without_end() -> None:
+    s = Counting()
+    attached(s, "w0")
+    for number in range(40):
+        submitted(s, asked(f"r{number}", 10, 0.0, ttft_s=0.0, sla=f"class {number}"))
+    submitted(s, asked("long", 10, 0.0, ttft_s=0.0, sla="x" * 10_000))
+    counts = s.by("predicted_infeasible_total", "class")
+    assert len(counts) == 33 and counts["other"] == 9 and counts["class 0"] == 1
+
+
+def test_the_peak_is_what_the_last_round_foresaw() -> None:
+    """Memory is promised for 10 + 50 tokens of each, four blocks; once nobody is left, for none."""
+    s = Counting("conservative")
+    told(s, worker(), 0.0)
+    admitted(s, request("a"))
+    assert s.value("predicted_peak_tokens", worker="w0") == 64
+    admitted(s, request("b"))
+    assert s.value("predicted_peak_tokens", worker="w0") == 128
+    ended = tuple(Completion(name, 50, FinishReason.LENGTH) for name in "ab")
+    report(s, 1, 1.0, finished=ended)
+    assert s.value("predicted_peak_tokens", worker="w0") == 0

@@ -1,0 +1,128 @@
+"""Queues and forecasts of traced requests, from what a real state does."""
+
+import pytest
+
+from observability.tracing import NO_SPANS
+from services.core import Completion, FinishReason, Progress, Report
+from services.forecast import certain
+from services.scheduler.core import events as ev
+from services.scheduler.observe.spans import MOST_TRACED, SchedulerSpans
+from tests.observability.tracing.otlp import WrittenSpans
+from tests.scheduler.state_driver import G, request, state, worker
+
+
+class Traced:
+    """A state whose steps are told to spans, as the service does."""
+
+    def __init__(self) -> None:
+        self.state = state()
+        self.written = WrittenSpans()
+        self.spans = SchedulerSpans(self.written)
+
+    def step(self, event: ev.Event, now: float) -> list[str]:
+        actions = self.state.step(event, now)
+        self.spans.tell(event, now, actions, self.state.jobs)
+        return [action.kind for action in actions]
+
+    def submit(self, name: str, now: float, parent: str = "p", **asked: int) -> list[str]:
+        self.spans.submitted(name, parent, now)
+        return self.step(ev.Submitted(G, request(name, at=now, **asked)), now)
+
+    def foretell(self, name: str, now: float) -> None:
+        self.step(ev.Forecasted(((name, certain(20)),)), now)
+
+    @property
+    def queues(self) -> list[tuple[float, float | None, str, str]]:
+        return [
+            (
+                span.start_s,
+                span.end_s,
+                span.attributes["foretoken.queue.reason"],
+                span.attributes["foretoken.queue.end"],
+            )
+            for span in self.written.all
+            if span.name == "queue"
+        ]
+
+
+def test_a_request_s_waits_and_its_forecast():
+    traced = Traced()
+    assert traced.submit("a", 1.0) == ["ask_forecast"]
+    assert traced.spans.forecast_parent("a") == "#0"
+    traced.foretell("a", 1.5)
+    assert traced.spans.forecast_parent("a") == ""  # what is asked from here on is no part of it
+    traced.foretell("a", 1.75)  # a better one changes nothing
+    traced.step(worker(), 3.0)
+    assert "place" in traced.step(ev.Round(), 3.0)
+    evicted = Report(1, 1, evicted=(Progress("a", 5, 0),))
+    assert "preempt" in traced.step(ev.Reported("w0#1", "w0", evicted), 4.0)
+    assert "resume" in traced.step(ev.Round(), 6.0)
+    done = Report(2, 2, finished=(Completion("a", 9, FinishReason.STOP),))
+    traced.step(ev.Reported("w0#1", "w0", done), 7.0)
+    assert traced.queues == [
+        (1.0, 3.0, "arrival", "placed"),
+        (4.0, 6.0, "preempted", "resumed"),
+    ]
+    [forecast] = [span for span in traced.written.all if span.name == "forecast"]
+    assert (forecast.parent, forecast.start_s, forecast.end_s) == ("p", 1.0, 1.5)
+    assert forecast.attributes["foretoken.forecast.mean_tokens"] == 20.0
+    assert {span.attributes["foretoken.request.id"] for span in traced.written.all} == {"a"}
+    assert not traced.spans._traced
+
+
+def test_one_that_never_runs_has_waited_until_its_end():
+    traced = Traced()
+    traced.step(worker(), 0.0)
+    traced.submit("long", 1.0, most=5_000)
+    traced.submit("left", 2.0)
+    traced.step(ev.Cancelled(G, "left", FinishReason.CANCELLED, 0), 3.0)
+    traced.submit("lost", 4.0)
+    traced.step(ev.GatewayLost(G), 5.0)
+    assert traced.queues == [
+        (1.0, 1.0, "arrival", "too_long"),
+        (2.0, 3.0, "arrival", "cancelled"),
+        (4.0, 5.0, "arrival", "gateway_lost"),
+    ]
+    ends = [span.end_s for span in traced.written.all if span.name == "forecast"]
+    assert ends == [3.0, 5.0]
+    assert not traced.spans._traced
+
+
+def test_one_that_comes_again_on_another_stream_ends_its_first_question():
+    traced = Traced()
+    traced.submit("a", 1.0)
+    again = ev.Submitted("another", request("a", at=2.0))
+    assert "ask_forecast" in traced.step(again, 2.0)
+    traced.foretell("a", 3.0)
+    spans = [span for span in traced.written.all if span.name == "forecast"]
+    assert [(span.start_s, span.end_s) for span in spans] == [(1.0, 2.0), (2.0, 3.0)]
+
+
+def test_who_is_not_traced_leaves_nothing():
+    traced = Traced()
+    traced.submit("a", 1.0, parent="")
+    traced.submit("b", 1.0, parent="p")
+    traced.step(ev.Cancelled(G, "a", FinishReason.CANCELLED, 0), 2.0)
+    assert {span.attributes["foretoken.request.id"] for span in traced.written.all} == {"b"}
+    off = SchedulerSpans(NO_SPANS)
+    off.submitted("a", "p", 0.0)
+    assert not off._traced
+
+
+def test_what_is_kept_is_bounded():
+    spans = SchedulerSpans(WrittenSpans())
+    for number in range(MOST_TRACED + 2):
+        spans.submitted(f"r{number}", "p", 0.0)
+    assert len(spans._traced) == MOST_TRACED
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_told_of_again_it_goes_on_as_it_was(again: bool) -> None:
+    traced = Traced()
+    traced.submit("a", 1.0)
+    traced.foretell("a", 1.0)
+    if again:
+        traced.spans.submitted("a", "p", 2.0)
+    traced.step(worker(), 3.0)
+    traced.step(ev.Round(), 3.0)
+    assert traced.queues == [(1.0, 3.0, "arrival", "placed")]

@@ -1,0 +1,349 @@
+"""Stories as transcripts: what is told of requests that waited, ran, were preempted and ended."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.core import (
+    Completion,
+    FinishReason,
+    Progress,
+    Report,
+    Request,
+    Sla,
+)
+from services.forecast import certain
+from services.runtime.errors import Code, ServiceError
+from services.scheduler.core import events as ev
+from services.scheduler.observe.event_log import EventLog, Head
+from services.scheduler.observe.lookup import find_stories
+from services.scheduler.observe.replay import replay
+from services.scheduler.observe.story import FIRST_KEPT, MOST_CHAPTERS, Chapter, Kind, OpenStory
+from services.scheduler.observe.story_recorder import StoryRecorder
+from tests.scheduler.rounds.alise_driver import Driver
+from tests.scheduler.state_driver import G, request, state, worker
+
+FORESEEN_30 = (
+    "forecast by history: 30 output tokens expected, "
+    "half of such answers end by 30, nine in ten by 30"
+)
+
+
+class Run:
+    """A state, its stories, and every step as a log takes it."""
+
+    def __init__(self, s: Any, ended_most: int = 100):
+        self.state = s
+        self.recorder = StoryRecorder(ended_most)
+        self.steps: list[tuple[float, ev.Event, list[ev.Action]]] = []
+
+    def step(self, event: ev.Event, now: float) -> None:
+        self.once(event, now)
+        if self.state.round_due_s <= now:
+            self.once(ev.Round(), now)
+
+    def once(self, event: ev.Event, now: float) -> None:
+        actions = self.state.step(event, now)
+        self.recorder.tell(event, now, actions, self.state)
+        self.steps.append((now, event, actions))
+
+    def submit(self, asked: Request, now: float, tokens: int = 0, link: str = G) -> None:
+        self.step(ev.Submitted(link, asked), now)
+        forecast = certain(tokens or asked.max_tokens, "history")
+        self.step(ev.Forecasted(((asked.request_id, forecast),)), now)
+
+    def told(self, name: str) -> list[str]:
+        """Its story as `foretoken why` prints it, but for the words between time and sentence."""
+        story = self.recorder.story(name, self.state)
+        assert story is not None
+        return [
+            f"{line.at_s:.1f} {line.text}"
+            + (f" [{line.times} to {line.until_s:.1f}]" if line.times > 1 else "")
+            for line in story.lines
+        ]
+
+
+def run(policy: str = "fcfs", kv_tokens: int = 160, **limits: Any) -> Run:
+    """With one worker of ten blocks of 16: 152 tokens of them may be planned by fcfs."""
+    r = Run(state(policy, **limits))
+    r.step(worker(kv_tokens=kv_tokens), 0.0)
+    return r
+
+
+def report(r: Run, seq: int, now: float, **what: Any) -> None:
+    r.step(ev.Reported("w0#1", "w0", Report(seq, 99, **what)), now)
+
+
+def test_one_that_waits_for_memory_runs_and_ends() -> None:
+    """Prompts of 90 and 70 tokens are 96 and 80 in whole blocks: 176 together, more than 152.
+    Later 80 and the 16 of "c" come in together."""
+    r = run()
+    r.submit(request("a", prompt=90, most=50, at=10.0), 10.0, tokens=20)
+    sla = Sla("interactive", 1.0, 0.05)
+    asked = Request("b", "demo", 70, 60, 10.0, deadline_s=30.0, sla=sla)
+    r.submit(asked, 10.5, tokens=30)
+    report(r, 1, 11.0, progress=(Progress("a", 1, 91, 6),))
+    assert r.told("b") == [
+        "0.5 arrived with 70 prompt tokens, to make 60 at most; SLA interactive "
+        "(TTFT 1 s, TPOT 0.05 s); its deadline is in 19.5 s",
+        f"0.5 {FORESEEN_30}",
+        "0.5 waits: needs 176 tokens of KV in all, 152 may be planned [2 to 1.0]",
+        "1.0 stands at place 1 of 1 in the line",
+    ]
+    r.submit(request("c", at=11.0), 11.0, tokens=30)
+    report(r, 2, 12.0, finished=(Completion("a", 20, FinishReason.STOP),))
+    report(r, 3, 12.5, progress=(Progress("b", 1, 71, 5),))
+    report(r, 4, 13.0, finished=(Completion("b", 60, FinishReason.LENGTH),))
+    assert r.told("a") == [
+        "0.0 arrived with 90 prompt tokens, to make 50 at most; SLA default",
+        "0.0 forecast by history: 20 output tokens expected, "
+        "half of such answers end by 20, nine in ten by 20",
+        "0.0 admitted at w0, to stop at 50 output tokens: "
+        "96 tokens of KV foreseen with it, 152 may be planned",
+        "1.0 w0 reports its first tokens: 1",
+        "2.0 ended (stop) with 20 output tokens, queued 0.000 s",
+    ]
+    assert r.told("b")[2:] == [
+        "0.5 waits: needs 176 tokens of KV in all, 152 may be planned [3 to 1.0]",
+        "2.0 admitted at w0, to stop at 60 output tokens: "
+        "96 tokens of KV foreseen with it, 152 may be planned",
+        "2.5 w0 reports its first tokens: 1",
+        "3.0 ended (length) with 60 output tokens, queued 2.000 s",
+    ]
+    assert r.told("c")[0].endswith("SLA default; 1 other waits")
+    assert r.told("c")[2] == "0.0 waits: stands at place 2, behind one that does not fit"
+
+
+def test_evicted_lost_moved_and_left() -> None:
+    """80 prompt tokens beside 48 and 48 are 176. At 2 s "a" has 70 tokens, five blocks, and "b",
+    evicted with 68, needs as many: 160."""
+    r = run()
+    r.submit(request("a", prompt=40, most=90), 0.0)
+    r.submit(request("b", prompt=40, most=90), 0.1)
+    r.submit(request("c", prompt=80, most=20), 0.2)
+    report(r, 1, 1.0, progress=(Progress("a", 20, 60, 4), Progress("b", 18, 58, 4)))
+    evicted = (Progress("b", 28, 0, 0),)
+    report(r, 2, 2.0, progress=(Progress("a", 30, 70, 5),), evicted=evicted)
+    report(r, 3, 3.0, finished=(Completion("a", 60, FinishReason.STOP),))
+    r.step(worker("w1", kv_tokens=160), 4.0)
+    r.step(ev.WorkerLost("w0#1", "w0"), 5.0)
+    r.step(ev.Cancelled(G, "c", FinishReason.CANCELLED, 0), 6.0)
+    r.step(ev.GatewayLost(G), 7.0)
+    full = "waits: needs 160 tokens of KV in all, 152 may be planned"
+    room = "to stop at 90 output tokens: 80 tokens of KV foreseen with it, 152 may be planned"
+    assert r.told("b")[3:] == [
+        "1.0 w0 reports its first tokens: 18",
+        "2.0 evicted by w0 after 28 output tokens: memory ran out; its KV was dropped",
+        f"2.0 {full}",
+        f"3.0 admitted again at w0, its KV made anew, {room}",
+        "5.0 lost with w0: waits again, its KV is gone",
+        f"5.0 {full}",
+        f"6.0 moved from w0 to w1, its KV made anew, {room}",
+        "7.0 its gateway's stream ended, and it with it",
+    ]
+    assert r.told("c")[2:] == [
+        "0.2 waits: needs 176 tokens of KV in all, 152 may be planned [2 to 1.0]",
+        "2.0 waits: stands at place 2, behind one that does not fit",
+        f"3.0 {full}",
+        "4.0 admitted at w1, to stop at 20 output tokens: "
+        "80 tokens of KV foreseen with it, 152 may be planned",
+        "6.0 cancelled with 0 output tokens",
+    ]
+    assert (
+        len(r.recorder.store.live) == 0
+        and r.recorder.store.ended_count == r.recorder.store.kept_count == 3
+    )
+
+
+class Telling(Driver):
+    """ALISE's driver, and the stories of what it is told."""
+
+    def __init__(self, **choices: Any):
+        self.run: Run | None = None
+        super().__init__(**choices)
+
+    def step(self, event: ev.Event, now: float) -> None:
+        self.run = self.run or Run(self.state)
+        self.now = now = max(now, self.now)
+        self.run.step(event, now)
+
+    def tells(self, name: str) -> list[str]:
+        assert self.run
+        return self.run.told(name)
+
+
+def test_paused_for_another_swapped_out_and_back() -> None:
+    """One place: "short", 3 tokens, passes "long" of 400, whose KV goes to host memory. Slices
+    are of 32 tokens, extended once half of one is left."""
+    d = Telling(places=1)
+    d.submit("long", 400)
+    for at, output in ((1.0, 20), (2.0, 40)):
+        d.progress("long", output, at)
+    d.submit("short", 3, 3.0)
+    d.report(4.0, progress=(Progress("long", 45, 55, 55), Progress("short", 1, 11, 11)))
+    d.report(5.0, progress=(Progress("long", 45, 55, 0),))
+    d.report(6.0, finished=(Completion("short", 3, FinishReason.STOP),))
+    d.report(7.0, progress=(Progress("long", 46, 56, 56),))
+    assert d.tells("long")[2:] == [
+        "0.0 admitted at w0, to stop at 32 output tokens: "
+        "10 tokens of KV foreseen with it, 300 may be planned",
+        "1.0 w0 reports its first tokens: 20",
+        "1.0 its slice was extended, to stop at 72 output tokens [2 to 2.0]",
+        "3.0 paused at w0 after 40 output tokens by the plan, for short",
+        "4.0 waits: 1 requests run, 1 is the most this worker takes",
+        "5.0 55 tokens of its KV went to host memory",
+        "5.0 waits: 1 requests run, 1 is the most this worker takes",
+        "6.0 admitted again at w0, 55 tokens of its KV kept, to stop at 77 output tokens: "
+        "55 tokens of KV foreseen with it, 300 may be planned",
+        "7.0 56 tokens of its KV are back on the device",
+    ]
+
+
+def test_refused_and_who_comes_again() -> None:
+    r = run(max_queue=1)
+    r.submit(request("a", prompt=90, most=50), 0.0)
+    r.submit(request("b", prompt=90, most=50), 0.0)
+    r.step(ev.Submitted(G, request("c")), 0.1)
+    r.step(ev.Submitted(G, request("a")), 0.2)  # a name in use: another's story stays as it is
+    again = Request("b", "demo", 90, 50, 0.0, delivered_tokens=7)
+    r.step(ev.Submitted("gateway#2", again), 0.3)
+    assert r.told("c")[1:] == ["0.1 refused: 1 requests are waiting; try again in 1 s"]
+    assert r.told("a")[0].startswith("0.0 arrived with 90") and len(r.told("a")) == 3
+    assert r.told("b")[0].endswith("submitted again, its client has 7 output tokens")
+    assert [story.live for story in (r.recorder.story(n, r.state) for n in "abc") if story] == [
+        True,
+        True,
+        False,
+    ]
+
+
+def test_a_deadline_and_a_stop_string() -> None:
+    r = run()
+    r.submit(request("a", prompt=90, most=50), 0.0)
+    r.submit(request("b", prompt=90, most=50, deadline=2.0), 0.0)
+    r.step(ev.Cancelled(G, "a", FinishReason.STOP, 4), 1.0)
+    r.step(ev.Tick(), 2.0)
+    assert r.told("a")[-1] == "1.0 ended by a stop string with 4 output tokens"
+    assert r.told("b")[-1] == (
+        "2.0 ended (deadline) with 0 output tokens, queued 1.000 s: the deadline passed"
+    )
+
+
+def test_the_ring_keeps_the_last_and_a_storm_of_refusals_hides_nobody() -> None:
+    r = run(max_queue=1)
+    r.recorder = StoryRecorder(8)
+    r.step(worker(), 0.0)
+    for n in range(20):
+        r.step(ev.Submitted(G, request(f"r{n}")), 1.0)
+        r.step(ev.Cancelled(G, f"r{n}", FinishReason.CANCELLED, 0), 1.0)
+    for name in ("x", "y", "w"):  # the third does not fit, and is all that may wait
+        r.submit(request(name, prompt=400, most=90), 2.0)
+    for n in range(50):
+        r.step(ev.Submitted(G, request(f"z{n}")), 3.0)
+    kept = r.recorder.store.ids("")
+    assert kept == ["x", "y", "w", *(f"r{n}" for n in range(12, 20)), "z48", "z49"]
+    assert (r.recorder.store.kept_count, r.recorder.store.ended_count) == (10, 70)
+
+
+def test_a_long_story_loses_its_middle() -> None:
+    tale = OpenStory(request("a"), G, [])
+    for n in range(MOST_CHAPTERS + 10):
+        tale.add(Chapter(float(n), Kind.STOPPED, (n,)))
+    told = list(tale.told())
+    assert len(told) == MOST_CHAPTERS + 1
+    assert told[FIRST_KEPT].text == "… 10 chapters are left out here"
+    kept = [chapter.values[0] for chapter in told if chapter.kind == Kind.STOPPED]
+    assert kept == [*range(FIRST_KEPT), *range(FIRST_KEPT + 10, MOST_CHAPTERS + 10)]
+
+
+def test_a_log_tells_the_same_stories(tmp_path: Path) -> None:
+    d = Telling(places=2)
+    for n, tokens in enumerate((400, 30, 120, 5)):
+        d.submit(f"r{n}", tokens, float(n))
+        d.progress("r0", 10 * n + 5, n + 0.5)
+    d.report(5.0, evicted=(Progress("r0", 50, 60, 0),))
+    d.report(6.0, finished=(Completion("r1", 30, FinishReason.STOP),))
+    d.step(ev.WorkerLost("w0#1", "w0"), 7.0)
+    assert d.run
+    path = tmp_path / "events.jsonl"
+    with EventLog(path, 2**20, Head(d.state.preset, d.state.limits)) as log:
+        for now, event, actions in d.run.steps:
+            log.append(now, event, actions)
+    again = replay(path, 100)
+    assert again.differing == 0 and again.steps == len(d.run.steps)
+    live = d.run.recorder
+    assert live.store.ids("") == again.recorder.store.ids("") and len(live.store.ids("")) == 4
+    for name in live.store.ids(""):
+        assert live.story(name, d.state) == again.recorder.story(name, again.state)
+
+
+def test_a_log_is_judged_by_reports(tmp_path: Path) -> None:
+    """First token at 2 s of 1 s, placed at 0; of "b" placed at 0, 12 tokens in 1.1 s after the
+    first, of 0.05 s a token."""
+    r = run(kv_tokens=1_000)
+    sla = Sla("interactive", 1.0, 0.05)
+    for name in "ab":
+        r.submit(Request(name, "demo", 10, 50, 0.0, sla=sla), 0.0)
+    report(r, 1, 0.9, progress=(Progress("b", 1, 11, 1),))
+    report(r, 2, 2.0, progress=(Progress("a", 1, 11, 1), Progress("b", 12, 22, 2)))
+    done = (Completion("a", 1, FinishReason.STOP), Completion("b", 12, FinishReason.STOP))
+    report(r, 3, 2.0, finished=done)
+    path = tmp_path / "events.jsonl"
+    with EventLog(path, 2**20, Head(r.state.preset, r.state.limits)) as log:
+        for now, event, actions in r.steps:
+            log.append(now, event, actions)
+    assert replay(path, 100).judge.verdicts == {
+        "a": "by its worker's reports, SLA interactive missed (prefill): its prompt was worked on "
+        "for too long; first token after 2.000 s of 1 s",
+        "b": "by its worker's reports, SLA interactive missed (decode): its tokens came too "
+        "slowly, or not to their end; first token after 0.900 s of 1 s, mean gap 0.100 s of "
+        "0.05 s, longest gap 0.100 s",
+    }
+
+
+def several() -> Run:
+    r = run(kv_tokens=1_000)
+    for name in ("4fe1aa-0", "4fe1aa-1", "4fe1aa-1~1", "4fe2bb-0", "77-0"):
+        r.submit(request(name), 0.0)
+    return r
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        ("4fe1aa", ["4fe1aa-0", "4fe1aa-1", "4fe1aa-1~1"]),
+        ("chatcmpl-4fe1aa", ["4fe1aa-0", "4fe1aa-1", "4fe1aa-1~1"]),
+        ("cmpl-4fe2bb", ["4fe2bb-0"]),
+        ("4fe1aa-0", ["4fe1aa-0"]),
+        ("4fe1aa-1", ["4fe1aa-1"]),
+        ("4fe1", ["4fe1aa-0", "4fe1aa-1", "4fe1aa-1~1"]),
+        (" 4fe2 ", ["4fe2bb-0"]),
+        ("77-0", ["77-0"]),
+    ],
+)
+def test_what_a_client_was_told_finds_its_choices(asked: str, found: list[str]) -> None:
+    r = several()
+    assert [story.request_id for story in find_stories(asked, r.recorder, r.state)] == found
+
+
+@pytest.mark.parametrize(
+    ("asked", "code", "said"),
+    [
+        ("4fe", Code.INVALID_ARGUMENT, "give at least 4 characters of it"),
+        ("", Code.INVALID_ARGUMENT, "give at least 4 characters of it"),
+        ("4fe3", Code.NOT_FOUND, "no request '4fe3' is remembered: 5 are live, and 0 of the 0"),
+    ],
+)
+def test_who_is_not_found_is_said(asked: str, code: Code, said: str) -> None:
+    r = several()
+    with pytest.raises(ServiceError, match=said) as raised:
+        find_stories(asked, r.recorder, r.state)
+    assert raised.value.code is code
+
+
+def test_a_beginning_of_several_names_them() -> None:
+    r = several()
+    r.submit(request("4fe1ab-0"), 0.0)
+    with pytest.raises(ServiceError, match="2 requests begin with '4fe1': 4fe1aa, 4fe1ab"):
+        find_stories("4fe1", r.recorder, r.state)
