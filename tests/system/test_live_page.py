@@ -115,9 +115,9 @@ async def test_the_page_in_a_browser(chromium_program: str) -> None:
             await tab.until("Number(document.querySelector('#number-sent').innerText) > 60")
             await tab.shot("chat")
             await tab.until("!document.querySelector('#send').hidden")
-            answer = (await tab.text(".assistant .said")).split()
+            answer = (await tab.text(".assistant .content")).split()
             assert answer == [str(number) for number in range(3, 141)]
-            assert "Ended after" in await tab.text("#foreseen")
+            assert "Ended after" in await tab.text("#forecast")
             await tab.shot("chat-ended")
             await check_story(tab)
             await check_board(tab, live.http)

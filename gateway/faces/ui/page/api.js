@@ -1,14 +1,15 @@
-// What is asked of the server: JSON, an answer's stream, and the key it may want.
+// Requests to the server: JSON, answer streams, and the API key.
 
-import { byId } from "./dom.js";
+import { byId, showMessage } from "./dom.js";
 
-const KEY = "foretoken-api-key";
-const MOST_EVENT_CHARS = 1 << 20;
-const GARBLED = "The server's answer was not understood.";
-const LET_GO = ["AbortError", "TimeoutError"];
+const STORAGE_KEY = "foretoken-api-key";
+const MAX_EVENT_CHARS = 1 << 20;
+const INVALID_ANSWER = "The server's answer is not valid.";
+const WRONG_KEY = "The key was not accepted.";
+const ABORTED = ["AbortError", "TimeoutError"];
 
-/** A refusal or a failure, as a sentence; `status` is 0 where no answer came. */
-export class Failure extends Error {
+/** A refused or failed request, as a sentence; `status` is 0 if no response arrived. */
+export class RequestError extends Error {
   constructor(message, status = 0, param = "") {
     super(message);
     this.status = status;
@@ -16,125 +17,127 @@ export class Failure extends Error {
   }
 }
 
-let key = stored();
-let asking = null; // while the dialog is open: everybody waits for the same answer
+let key = readStoredKey();
+let openPrompt = null; // all requests wait for the same key dialog
 let declined = false;
 
-/** The JSON at a path of this page. `quietly`: a key that was declined is not asked for again. */
-export async function ask(path, { quietly = false, signal } = {}) {
-  const response = await send(path, { signal }, quietly);
+/** The JSON at a path relative to this page. `quiet`: do not ask again for a key the user declined. */
+export async function fetchJson(path, { quiet = false, signal } = {}) {
+  const response = await send(path, { signal }, quiet);
   try {
     return await response.json();
   } catch {
-    throw new Failure(GARBLED);
+    throw new RequestError(INVALID_ANSWER);
   }
 }
 
-/** The events of a chat completion, each a parsed object. */
-export async function* chat(body, sla, signal) {
+/** The parsed events of a streamed chat completion. */
+export async function* streamChat(body, sla, signal) {
   const headers = { "content-type": "application/json", "x-foretoken-sla": sla };
   const options = { method: "POST", headers, body: JSON.stringify(body), signal };
   const response = await send("../v1/chat/completions", options, false);
-  for await (const data of events(response.body)) {
+  for await (const data of readEvents(response.body)) {
     if (data === "[DONE]") return;
-    const event = parsed(data);
-    if (event.error) throw new Failure(sentence(event.error.message), 200);
+    const event = parseEvent(data);
+    if (event.error) throw new RequestError(toSentence(event.error.message), 200);
     yield event;
   }
 }
 
-function parsed(data) {
+function parseEvent(data) {
   try {
     return JSON.parse(data);
   } catch {
-    throw new Failure(GARBLED);
+    throw new RequestError(INVALID_ANSWER);
   }
 }
 
-/** Ask for a key, whether or not one was declined before. */
-export const changeKey = () => newKey(key, false);
+/** Asks for a key even if the user declined before. True if there is a new key. */
+export const changeKey = () => promptForNewKey("", false);
 
-async function send(path, options, quietly) {
+async function send(path, options, quiet) {
   for (;;) {
     const used = key;
-    const response = await reach(path, options, used);
+    const response = await fetchWithKey(path, options, used);
     if (response.ok) return response;
-    const wantsKey = response.status === 401;
-    if (wantsKey) byId("give-key").hidden = false;
-    if (!wantsKey || !(await newKey(used, quietly))) throw await failureOf(response);
+    if (response.status !== 401) throw await toRequestError(response);
+    byId("give-key").hidden = false;
+    const changed = key !== used; // another request has asked for a key in the meantime
+    if (!changed && !(await promptForNewKey(used && WRONG_KEY, quiet))) throw await toRequestError(response);
   }
 }
 
-async function reach(path, options, used) {
+async function fetchWithKey(path, options, used) {
   const headers = { ...options.headers, ...(used && { authorization: `Bearer ${used}` }) };
   try {
     return await fetch(path, { ...options, headers });
   } catch (error) {
-    if (LET_GO.includes(error.name)) throw error;
-    throw new Failure("The server cannot be reached. Does it still run?");
+    if (ABORTED.includes(error.name)) throw error;
+    throw new RequestError("The server cannot be reached. Check that it is running.");
   }
 }
 
-/** Whether there is another key to try than the one that was `refused`. */
-async function newKey(refused, quietly) {
-  if (key !== refused) return true;
-  if (quietly && declined) return false;
-  asking ??= askForKey().finally(() => (asking = null));
-  const given = await asking;
-  declined = !given;
-  if (given) keep(given);
-  return Boolean(given);
+/** Shows the key dialog with an error, if any. False if the user cancels. */
+async function promptForNewKey(error, quiet) {
+  if (quiet && declined) return false;
+  openPrompt ??= showKeyDialog(error).finally(() => (openPrompt = null));
+  const entered = await openPrompt;
+  declined = !entered;
+  if (entered) storeKey(entered);
+  return Boolean(entered);
 }
 
-function askForKey() {
+function showKeyDialog(error) {
   const dialog = byId("key-dialog");
-  const text = byId("key-text");
-  text.value = "";
+  const input = byId("key-text");
+  input.value = "";
+  input.setAttribute("aria-invalid", String(Boolean(error)));
+  showMessage(byId("key-error"), error);
   dialog.returnValue = "";
   dialog.showModal();
   return new Promise((resolve) => {
-    const onClose = () => resolve(dialog.returnValue === "use" ? text.value.trim() : "");
+    const onClose = () => resolve(dialog.returnValue === "use" ? input.value.trim() : "");
     dialog.addEventListener("close", onClose, { once: true });
   });
 }
 
-function stored() {
+function readStoredKey() {
   try {
-    return sessionStorage.getItem(KEY) ?? "";
+    return sessionStorage.getItem(STORAGE_KEY) ?? "";
   } catch {
-    return ""; // storage is forbidden: the key lives as long as the page
+    return ""; // storage is disabled: the key lasts as long as the page
   }
 }
 
-function keep(given) {
-  key = given;
+function storeKey(entered) {
+  key = entered;
   try {
-    sessionStorage.setItem(KEY, given);
+    sessionStorage.setItem(STORAGE_KEY, entered);
   } catch {
-    // as above
+    // storage is disabled
   }
 }
 
-async function failureOf(response) {
+async function toRequestError(response) {
   let error = {};
   try {
     error = (await response.json()).error ?? {};
   } catch {
-    // a proxy's page, say
+    // not JSON, such as a proxy's error page
   }
-  const said = error.message ?? `the server answered ${response.status}`;
+  const message = error.message ?? `the server answered with status ${response.status}`;
   const wait = Number(response.headers.get("retry-after"));
-  const again = wait > 0 ? ` Try again in ${wait} s.` : "";
-  return new Failure(sentence(said) + again, response.status, error.param ?? "");
+  const retry = wait > 0 ? ` Try again in ${wait} s.` : "";
+  return new RequestError(toSentence(message) + retry, response.status, error.param ?? "");
 }
 
-export function sentence(text) {
-  const begun = text.charAt(0).toUpperCase() + text.slice(1);
-  return /[.!?]$/.test(begun) ? begun : `${begun}.`;
+export function toSentence(text) {
+  const capitalized = text.charAt(0).toUpperCase() + text.slice(1);
+  return /[.!?]$/.test(capitalized) ? capitalized : `${capitalized}.`;
 }
 
-/** The data of server-sent events; an event's end is an empty line. */
-async function* events(stream) {
+/** The data of server-sent events. An empty line ends an event. */
+async function* readEvents(stream) {
   const reader = stream.getReader();
   const decoder = new TextDecoder();
   let rest = "";
@@ -144,17 +147,17 @@ async function* events(stream) {
       rest += done ? decoder.decode() : decoder.decode(value, { stream: true });
       const blocks = rest.split(/\r?\n\r?\n/);
       rest = done ? "" : blocks.pop();
-      if (rest.length > MOST_EVENT_CHARS) throw new Failure(GARBLED);
+      if (rest.length > MAX_EVENT_CHARS) throw new RequestError(INVALID_ANSWER);
       for (const block of blocks) {
         const lines = block.split(/\r?\n/).filter((line) => line.startsWith("data:"));
         const data = lines.map((line) => line.slice(5).trim()).join("\n");
         if (data) yield data;
       }
-      if (done) throw new Failure("The connection ended before the answer did.");
+      if (done) throw new RequestError("The connection ended before the answer was complete.");
     }
   } catch (error) {
-    if (error instanceof Failure || LET_GO.includes(error.name)) throw error;
-    throw new Failure("The connection to the server was lost.");
+    if (error instanceof RequestError || ABORTED.includes(error.name)) throw error;
+    throw new RequestError("The connection to the server was lost.");
   } finally {
     reader.cancel().catch(() => {});
   }

@@ -1,30 +1,30 @@
-// The board: queue, running, KV blocks by worker, SLAs kept, the preset; asked for each second.
+// The board: queue, running requests, KV blocks by worker, SLA attainment, preset. Polled each second.
 
-import { Failure, ask } from "./api.js";
-import { byId, drawn, element, percent, plural, say, seconds, share, whole, write } from "./dom.js";
+import { RequestError, fetchJson } from "./api.js";
+import { byId, element, fraction, integer, percent, plural, seconds, setText, showMessage, svgElement } from "./dom.js";
 
-const EVERY_MS = 1000;
-const PATIENCE_MS = 8000;
+const POLL_EVERY_MS = 1000;
+const TIMEOUT_MS = 8000;
 const STALE_S = 5;
-const MOST_SAMPLES = 120; // of the trend: two minutes
+const MAX_SAMPLES = 120; // of the trend: two minutes
 const CARDS = [
-  ["running", "Running", (told) => whole(told.running)],
-  ["queued", "Waiting", (told) => whole(told.queued)],
-  ["drain", "Queue drains in", (told) => (told.queued ? seconds(told.drain_s) : "–")],
-  ["workers", "Workers", (told) => whole(told.worker_count)],
-  ["kv", "KV in use", (told) => percent(share(sum(told.workers, "held_tokens"), sum(told.workers, "kv_tokens")))],
-  ["kept", "SLAs kept", (told) => attained(Object.values(told.classes))],
+  ["running", "Running", (board) => integer(board.running)],
+  ["queued", "Waiting", (board) => integer(board.queued)],
+  ["drain", "Queue drains in", (board) => (board.queued ? seconds(board.drain_s) : "–")],
+  ["workers", "Workers", (board) => integer(board.worker_count)],
+  ["kv", "KV in use", (board) => percent(fraction(sum(board.workers, "held_tokens"), sum(board.workers, "kv_tokens")))],
+  ["attainment", "SLA attainment", (board) => attainment(Object.values(board.classes))],
 ];
 
 const sum = (rows, name) => rows.reduce((total, row) => total + row[name], 0);
 
-export class Board {
+export class BoardView {
   constructor() {
     this.samples = [];
     this.presets = [];
     this.budgets = {};
     this.timer = 0;
-    this.turn = 0;
+    this.polls = 0;
     this.shown = false;
     this.cards = new Map();
     for (const [id, name] of CARDS) {
@@ -32,75 +32,76 @@ export class Board {
       this.cards.set(id, value);
       byId("cards").append(element("div", {}, element("dt", { textContent: name }), value));
     }
-    document.addEventListener("visibilitychange", () => this.look());
+    document.addEventListener("visibilitychange", () => this.poll());
   }
 
-  know({ presets, classes }) {
+  configure({ presets, classes }) {
     this.presets = presets;
     this.budgets = classes;
   }
 
-  /** Whether the board is what is looked at: only then it is asked for. */
+  /** Polls the server only while the board is visible. */
   show(shown) {
     this.shown = shown;
-    this.look();
+    this.poll();
   }
 
-  look() {
+  poll() {
     clearTimeout(this.timer);
-    this.turn += 1;
+    this.polls += 1;
     if (this.shown && !document.hidden) this.refresh();
   }
 
   async refresh() {
-    const mine = ++this.turn; // an answer to an earlier one counts no more
+    const poll = ++this.polls; // the answer to an earlier poll is dropped
     try {
-      const told = await ask("board", { quietly: true, signal: AbortSignal.timeout(PATIENCE_MS) });
-      if (this.turn === mine) this.draw(told);
+      const board = await fetchJson("board", { quiet: true, signal: AbortSignal.timeout(TIMEOUT_MS) });
+      if (this.polls === poll) this.draw(board);
     } catch (error) {
-      if (this.turn === mine) say(byId("board-error"), error instanceof Failure ? error.message : "The server is slow to answer.");
+      const message = error instanceof RequestError ? error.message : `No answer within ${TIMEOUT_MS / 1000} s.`;
+      if (this.polls === poll) showMessage(byId("board-error"), message);
     }
-    if (this.turn === mine) this.timer = setTimeout(() => this.look(), EVERY_MS);
+    if (this.polls === poll) this.timer = setTimeout(() => this.poll(), POLL_EVERY_MS);
   }
 
-  draw(told) {
-    say(byId("board-error"), trouble(told));
-    write(byId("board-age"), told.age_s === null ? "" : `as of ${clock(told.age_s)}`);
-    for (const [id, , text] of CARDS) write(this.cards.get(id), text(told));
-    this.drawTrend(told);
-    this.drawWorkers(told);
-    this.drawAttained(told);
-    this.drawPreset(told.preset);
+  draw(board) {
+    showMessage(byId("board-error"), describeTrouble(board));
+    setText(byId("board-age"), board.age_s === null ? "" : `as of ${formatTime(board.age_s)}`);
+    for (const [id, , text] of CARDS) setText(this.cards.get(id), text(board));
+    this.drawTrend(board);
+    this.drawWorkers(board);
+    this.drawAttainment(board);
+    this.drawPreset(board.preset);
   }
 
   drawTrend({ running, queued }) {
-    this.samples = [...this.samples, [running, queued]].slice(-MOST_SAMPLES);
+    this.samples = [...this.samples, [running, queued]].slice(-MAX_SAMPLES);
     const most = Math.max(4, ...this.samples.flat());
-    const from = MOST_SAMPLES - this.samples.length;
+    const from = MAX_SAMPLES - this.samples.length;
     const points = (which) =>
       this.samples.map((sample, at) => `${from + at + 1},${(98 - (sample[which] / most) * 92).toFixed(1)}`);
-    const ran = points(0);
+    const runningPoints = points(0);
     byId("trend").replaceChildren(
-      drawn("polygon", { points: `${from + 1},98 ${ran.join(" ")} ${MOST_SAMPLES},98`, class: "area" }),
-      drawn("polyline", { points: ran.join(" "), class: "line" }),
-      drawn("polyline", { points: points(1).join(" "), class: "expected" }),
+      svgElement("polygon", { points: `${from + 1},98 ${runningPoints.join(" ")} ${MAX_SAMPLES},98`, class: "area" }),
+      svgElement("polyline", { points: runningPoints.join(" "), class: "line" }),
+      svgElement("polyline", { points: points(1).join(" "), class: "expected" }),
     );
-    write(byId("trend-scale"), `up to ${whole(most)} · last ${plural(this.samples.length, "look")}`);
+    setText(byId("trend-scale"), `up to ${integer(most)} · last ${plural(this.samples.length, "sample")}`);
   }
 
   drawWorkers({ workers, worker_count: count }) {
     const place = byId("workers");
-    const seen = new Map([...place.children].map((item) => [item.dataset.id, item]));
-    const items = workers.map((worker) => drawWorker(seen.get(worker.id) ?? workerItem(worker), worker));
+    const existing = new Map([...place.children].map((item) => [item.dataset.id, item]));
+    const items = workers.map((worker) => drawWorker(existing.get(worker.id) ?? workerItem(worker), worker));
     if (!count) items.push(element("li", { className: "note", textContent: "No worker is attached." }));
     const more = count - workers.length;
-    if (more > 0) items.push(element("li", { className: "note", textContent: `and ${whole(more)} more` }));
+    if (more > 0) items.push(element("li", { className: "note", textContent: `and ${integer(more)} more` }));
     place.replaceChildren(...items);
   }
 
-  drawAttained({ classes, window_s: window }) {
+  drawAttainment({ classes, window_s: window }) {
     const names = [...new Set([...Object.keys(this.budgets), ...Object.keys(classes)])];
-    byId("attained").replaceChildren(...names.map((name) => attainedRow(name, classes[name], window)));
+    byId("attained").replaceChildren(...names.map((name) => attainmentRow(name, classes[name], window)));
   }
 
   drawPreset(name) {
@@ -108,10 +109,10 @@ export class Board {
     chip.hidden = !name;
     chip.ariaLabel = `preset ${name}`;
     chip.replaceChildren(element("span", { className: "word", textContent: "preset " }), name);
-    const known = this.presets.find((each) => each.name === name);
-    const about = known ? `: ${known.about}` : ", which is none of those that ship";
+    const preset = this.presets.find((each) => each.name === name);
+    const about = preset ? `: ${preset.about}` : " (a custom preset)";
     byId("preset-on").replaceChildren(element("strong", { textContent: name || "–" }), name ? `${about}.` : "");
-    write(byId("preset-others"), `${plural(this.presets.length, "preset")} that ship`);
+    setText(byId("preset-others"), `All ${plural(this.presets.length, "preset")}`);
     const list = byId("presets");
     if (list.dataset.on === name && list.childElementCount === this.presets.length) return;
     list.dataset.on = name;
@@ -119,15 +120,15 @@ export class Board {
   }
 }
 
-function trouble({ ready, draining, age_s: age, worker_count: workers }) {
-  if (draining) return "The server is shutting down: it finishes what it has and takes nothing new.";
+function describeTrouble({ ready, draining, age_s: age, worker_count: workers }) {
+  if (draining) return "The server is shutting down: it finishes running requests and refuses new ones.";
   if (age === null) return "The scheduler cannot be reached.";
-  if (age > STALE_S) return `The scheduler has said nothing for ${seconds(age)}; this is what it said then.`;
-  if (!workers) return "No worker is attached: requests would be refused.";
-  return ready ? "" : "The server takes no requests now.";
+  if (age > STALE_S) return `No update from the scheduler for ${seconds(age)}; the values are that old.`;
+  if (!workers) return "No worker is attached: the server refuses requests.";
+  return ready ? "" : "The server refuses requests at present.";
 }
 
-const clock = (age) => new Date(Date.now() - age * 1000).toLocaleTimeString("en-GB");
+const formatTime = (age) => new Date(Date.now() - age * 1000).toLocaleTimeString("en-GB");
 
 function workerItem(worker) {
   const item = element(
@@ -142,40 +143,43 @@ function workerItem(worker) {
   return item;
 }
 
-function drawWorker(item, { model, running, kv_tokens: all, held_tokens: held, block_tokens: block }) {
+function drawWorker(item, { model, running, kv_tokens: total, held_tokens: held, block_tokens: block }) {
   const [name, meter, detail] = item.children;
-  const used = share(held, all);
-  write(name.lastElementChild, `${model} · ${whole(running)} running`);
-  meter.style.setProperty("--spent", `${Math.min(100, used * 100)}%`);
-  meter.setAttribute("aria-valuemax", String(all));
+  const used = fraction(held, total);
+  setText(name.lastElementChild, `${model} · ${integer(running)} running`);
+  meter.style.setProperty("--used", `${Math.min(100, used * 100)}%`);
+  meter.setAttribute("aria-valuemax", String(total));
   meter.setAttribute("aria-valuenow", String(held));
-  const blocks = block ? `${whole(Math.ceil(held / block))} of ${whole(Math.floor(all / block))} blocks, ` : "";
-  write(detail, `${percent(used)} · ${blocks}${whole(held)} of ${whole(all)} tokens`);
+  const blocks = block ? `${integer(Math.ceil(held / block))} of ${integer(Math.floor(total / block))} blocks, ` : "";
+  setText(detail, `${percent(used)} · ${blocks}${integer(held)} of ${integer(total)} tokens`);
   return item;
 }
 
-const missedOf = (kept) => Object.values(kept.missed).reduce((total, count) => total + count, 0);
+const countMissed = (counts) => Object.values(counts.missed).reduce((total, count) => total + count, 0);
 
-function attained(rows) {
+function attainment(rows) {
   const met = sum(rows, "met");
-  const all = met + rows.reduce((total, row) => total + missedOf(row), 0);
-  return all ? percent(met / all) : "–";
+  const total = met + rows.reduce((count, row) => count + countMissed(row), 0);
+  return total ? percent(met / total) : "–";
 }
 
-function attainedRow(name, kept, window) {
-  const cell = (textContent, className = "") => element("td", { textContent, className });
-  const head = element("th", { scope: "row", textContent: name });
-  if (!kept) return element("tr", {}, head, cell("–"), cell("0", "number"), cell("–", "number"), cell(""));
-  const missed = missedOf(kept);
-  const all = kept.met + missed;
-  const causes = Object.entries(kept.missed).sort((a, b) => b[1] - a[1]);
+/** Explicit roles: on a narrow screen the style sheet turns rows into grids, which hides them otherwise. */
+function attainmentRow(name, counts, window) {
+  const cell = (textContent, className = "") => element("td", { textContent, className, role: "cell" });
+  const head = element("th", { scope: "row", role: "rowheader", textContent: name });
+  const row = (...cells) => element("tr", { role: "row" }, head, ...cells);
+  if (!counts) return row(cell("–"), cell("0", "number"), cell("–", "number"), cell("", "causes"));
+  const total = counts.met + countMissed(counts);
+  const causes = Object.entries(counts.missed).sort((a, b) => b[1] - a[1]);
   const meter = element("div", { className: "meter", "aria-hidden": "true" }, element("div", { className: "fill" }));
-  meter.style.setProperty("--spent", `${share(kept.met, all) * 100}%`);
-  const ratio = element("td", { className: "kept" }, element("span", { textContent: percent(share(kept.met, all)) }), meter);
-  return element(
-    "tr", {}, head, ratio, cell(whole(all), "number"),
-    cell(`${whole(kept.good_tokens / window)} tok/s`, "number"),
-    cell(causes.map(([cause, count]) => `${cause} ${whole(count)}`).join(", ")),
+  meter.style.setProperty("--used", `${fraction(counts.met, total) * 100}%`);
+  const ratio = cell("", "kept");
+  ratio.append(element("span", { textContent: percent(fraction(counts.met, total)) }), meter);
+  return row(
+    ratio,
+    cell(integer(total), "number"),
+    cell(`${integer(counts.good_tokens / window)} tok/s`, "number"),
+    cell(causes.map(([cause, count]) => `${cause} ${integer(count)}`).join(", "), "causes"),
   );
 }
 

@@ -1,111 +1,117 @@
-// A conversation: asks, streams the answer, and keeps forecast and clocks going beside it.
+// The conversation: sends a message, streams the answer, and updates its forecast and SLA clocks.
 
-import { Failure, chat, sentence } from "./api.js";
-import { Clocks } from "./clocks.js";
-import { byId, element, plural, say, seconds } from "./dom.js";
-import { Forecast } from "./forecast.js";
-import { Reader } from "./reader.js";
+import { Announcer } from "./announcer.js";
+import { RequestError, fetchJson, streamChat, toSentence } from "./api.js";
+import { SlaClocks } from "./clocks.js";
+import { byId, element, plural, seconds, showMessage } from "./dom.js";
+import { ForecastPanel } from "./forecast.js";
+import { MarkdownView } from "./markdown.js";
+import { ChatSettings } from "./settings.js";
 
-const MOST_TURNS = 40; // sent along; what is older is let go
+const MAX_TURNS = 40; // sent with a request; older turns are dropped
 const TICK_MS = 100;
+const QUEUE_AFTER_MS = 500; // without a forecast: then the queue is shown
+const QUEUE_EVERY_MS = 1000;
+const LARGE_CHARS = 8192; // answers above this are rendered at intervals, not at each token
+const RENDER_EVERY_MS = 150;
+const FOLLOW_PX = 80; // the view follows the answer if it is this close to its end
 const SAMPLES = ["What can you do?", "Count from 1 to 100.", "Write star 40 times."];
-const ENDINGS = { stop: "Ended after", length: "Reached its limit of", deadline: "Its time was over after" };
+const ENDINGS = { stop: "Ended after", length: "Reached the limit of", deadline: "Reached the deadline after" };
 
-export class Chat {
-  /** `onAsked(id)` is told of each request's id. */
-  constructor(onAsked) {
-    this.onAsked = onAsked;
+export class ChatView {
+  /** `onRequest(id)` is called with the id of each request. */
+  constructor(onRequest) {
+    this.onRequest = onRequest;
     this.turns = [];
     this.classes = {};
-    this.wishes = { include_forecast: true }; // until this server turns out not to know of it
-    this.logprobs = true; // counts an answer's tokens as they come
-    this.stopping = null;
-    this.forecast = new Forecast();
-    this.clocks = new Clocks();
-    this.reader = new Reader(byId("spoken"));
+    this.streamOptions = { include_forecast: true }; // until the server refuses the option
+    this.logprobs = true; // to count the tokens of each event; until the server refuses the field
+    this.controller = null; // of the running answer
+    this.settings = new ChatSettings();
+    this.forecast = new ForecastPanel();
+    this.clocks = new SlaClocks();
+    this.announcer = new Announcer(byId("spoken"));
     this.listen();
   }
 
-  /** The model and SLA classes that the server told of. */
-  know({ classes, default_class: preferred }) {
+  /** Sets the SLA classes of the server. */
+  configure({ classes, default_class: preferred }) {
     this.classes = classes;
     byId("sla").replaceChildren(
       ...Object.keys(classes).map((name) => new Option(name, name, false, name === preferred)),
     );
-    this.chooseClass();
+    this.selectClass();
   }
 
   listen() {
-    byId("composer").addEventListener("submit", (event) => {
+    const sendMessage = (event) => {
       event.preventDefault();
-      this.ask(byId("message").value.trim());
-    });
+      this.send(byId("message").value.trim());
+    };
+    byId("composer").addEventListener("submit", sendMessage);
     byId("message").addEventListener("keydown", (event) => {
-      if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
-      event.preventDefault();
-      this.ask(byId("message").value.trim());
+      if (event.key === "Enter" && !event.shiftKey && !event.isComposing) sendMessage(event);
     });
     document.addEventListener("keydown", (event) => {
       if (event.key === "Escape" && !byId("key-dialog").open && !byId("view-chat").hidden) this.stop();
     });
     byId("stop").addEventListener("click", () => this.stop());
-    byId("fresh").addEventListener("click", () => this.forget());
-    byId("sla").addEventListener("change", () => this.chooseClass());
+    byId("fresh").addEventListener("click", () => this.clear());
+    byId("sla").addEventListener("change", () => this.selectClass());
     for (const text of SAMPLES) {
       const button = element("button", { type: "button", textContent: text });
-      button.addEventListener("click", () => this.ask(text));
+      button.addEventListener("click", () => this.send(text));
       byId("samples").append(button);
     }
   }
 
-  chooseClass() {
-    if (!this.stopping) this.clocks.choose(byId("sla").value, this.classes[byId("sla").value] ?? {});
+  selectClass() {
+    if (!this.controller) this.clocks.selectClass(byId("sla").value, this.classes[byId("sla").value] ?? {});
   }
 
   stop() {
-    this.stopping?.abort();
+    this.controller?.abort();
   }
 
-  /** A new conversation. */
-  forget() {
+  /** Starts a new conversation. */
+  clear() {
     this.stop();
     this.turns = [];
-    const place = byId("conversation");
-    place.replaceChildren(byId("welcome"));
+    byId("conversation").replaceChildren(byId("welcome"));
     byId("welcome").hidden = false;
-    say(byId("chat-error"), "");
+    showMessage(byId("chat-error"), "");
     focusMessage();
   }
 
-  async ask(text) {
-    if (!text || this.stopping) return;
+  async send(text) {
+    if (!text || this.controller) return;
     byId("message").value = "";
     byId("welcome").hidden = true;
-    say(byId("chat-error"), "");
-    this.turns = [...this.turns, { role: "user", content: text }].slice(-MOST_TURNS);
-    const said = this.turns; // should a new chat begin meanwhile, the answer is none of its
-    this.add("user", "You").textContent = text;
-    const answer = new Answer(this.add("assistant", byId("model").textContent || "Model"), this);
-    this.setBusy(new AbortController());
+    showMessage(byId("chat-error"), "");
+    this.turns = [...this.turns, { role: "user", content: text }].slice(-MAX_TURNS);
+    const turns = this.turns; // a new chat may replace this.turns before the answer ends
+    this.addArticle("user", "You", "p").textContent = text;
+    const answer = new Answer(this.addArticle("assistant", byId("model").textContent || "Model", "div"), this);
+    this.setController(new AbortController());
     try {
       await answer.stream(byId("sla").value, Number(byId("limit").value));
     } finally {
-      this.setBusy(null);
+      this.setController(null);
     }
-    if (answer.text) said.push({ role: "assistant", content: answer.text });
-    else said.pop(); // what got no answer is not said again with the next
+    if (answer.text) turns.push({ role: "assistant", content: answer.text });
+    else turns.pop(); // a message without an answer is not sent again
   }
 
-  add(role, name) {
+  addArticle(role, name, tag) {
     const place = byId("conversation");
-    const body = element("p", { className: "said" });
+    const body = element(tag, { className: "content" });
     place.append(element("article", { className: role }, element("h3", { textContent: name }), body));
     place.scrollTop = place.scrollHeight;
     return body;
   }
 
-  setBusy(controller) {
-    this.stopping = controller;
+  setController(controller) {
+    this.controller = controller;
     byId("conversation").setAttribute("aria-busy", String(Boolean(controller)));
     byId("send").hidden = Boolean(controller);
     byId("stop").hidden = !controller;
@@ -115,131 +121,154 @@ export class Chat {
 
 /** One answer, from its request to its end. */
 class Answer {
-  constructor(place, owner) {
-    Object.assign(this, { place, owner, text: "", id: "", tokens: 0, reason: null, usage: null });
-    this.shown = document.createTextNode("");
-    place.append(this.shown);
+  constructor(place, chat) {
+    Object.assign(this, { place, chat, text: "", id: "", tokens: 0, reason: null, usage: null });
+    this.view = new MarkdownView(place);
+    this.renderTimer = 0;
   }
 
   async stream(sla, limit) {
-    const { forecast, clocks, reader } = this.owner;
-    const began = performance.now();
-    forecast.begin(Boolean(this.owner.wishes.include_forecast));
-    clocks.choose(sla, this.owner.classes[sla] ?? {});
-    clocks.begin(began);
+    const { forecast, clocks, announcer, streamOptions } = this.chat;
+    const startedAt = performance.now();
+    forecast.begin(Boolean(streamOptions.include_forecast));
+    clocks.selectClass(sla, this.chat.classes[sla] ?? {});
+    clocks.begin(startedAt);
     byId("ending").hidden = true;
-    const ticking = setInterval(() => this.tick(), TICK_MS);
+    const timer = setInterval(() => this.tick(), TICK_MS);
+    this.queueAt = startedAt + QUEUE_AFTER_MS;
     this.place.classList.add("growing");
     try {
-      for await (const event of this.events(sla, limit)) this.take(event);
+      for await (const event of this.events(sla, limit)) this.onEvent(event);
     } catch (error) {
-      this.fail(error);
+      this.onError(error);
     } finally {
-      clearInterval(ticking);
+      clearInterval(timer);
+      this.render();
       this.place.classList.remove("growing");
-      this.finish(performance.now() - began);
-      reader.end(this.text ? `Answer complete, ${plural(this.tokens, "token")}.` : "");
+      this.finish(performance.now() - startedAt);
+      announcer.end(this.text ? `Answer complete, ${plural(this.tokens, "token")}.` : "");
     }
   }
 
-  /** The server's events; a server that does not know of forecasts is asked again without. */
+  /** The server's events. Options that an older server refuses are left out in a second request. */
   async *events(sla, limit) {
-    const { owner } = this;
+    const { chat } = this;
     for (;;) {
       const body = {
-        messages: owner.turns,
+        messages: [...chat.settings.messages, ...chat.turns],
         stream: true,
-        stream_options: { include_usage: true, ...owner.wishes },
-        ...(owner.logprobs && { logprobs: true }),
+        stream_options: { include_usage: true, ...chat.streamOptions },
+        ...chat.settings.fields,
+        ...(chat.logprobs && { logprobs: true }),
         ...(limit > 0 && { max_tokens: Math.floor(limit) }),
       };
       try {
-        yield* chat(body, sla, owner.stopping.signal);
+        yield* streamChat(body, sla, chat.controller.signal);
         return;
       } catch (error) {
-        if (!(error instanceof Failure) || error.status !== 400 || !this.without(error.param)) throw error;
+        if (!(error instanceof RequestError) || error.status !== 400 || !this.dropOption(error.param)) throw error;
       }
     }
   }
 
-  /** Do without what was refused; false where that is nothing that can be done without. */
-  without(param) {
-    const { owner } = this;
-    if (param.startsWith("stream_options") && owner.wishes.include_forecast) {
-      owner.wishes = {};
+  /** Leaves out a refused option. False if it cannot be left out. */
+  dropOption(param) {
+    const { chat } = this;
+    if (param.startsWith("stream_options") && chat.streamOptions.include_forecast) {
+      chat.streamOptions = {};
       return true;
     }
-    if (param === "logprobs" && owner.logprobs) {
-      owner.logprobs = false;
+    if (param === "logprobs" && chat.logprobs) {
+      chat.logprobs = false;
       return true;
     }
     return false;
   }
 
-  take(event) {
+  onEvent(event) {
     const now = performance.now();
     if (event.id && !this.id) {
       this.id = event.id;
-      this.owner.onAsked(event.id);
+      this.chat.onRequest(event.id);
     }
     if (event.usage) this.usage = event.usage;
-    const told = event.forecast ?? null;
-    if (told) this.owner.clocks.promise(told);
+    const forecast = event.forecast ?? null;
+    if (forecast) this.chat.clocks.showPromise(forecast);
     const choice = event.choices?.[0];
     const text = choice?.delta?.content ?? "";
-    const fresh = choice?.logprobs?.content?.length ?? (text ? 1 : 0);
+    const count = choice?.logprobs?.content?.length ?? (text ? 1 : 0);
     this.reason = choice?.finish_reason ?? this.reason;
-    if (fresh) {
-      this.tokens += fresh;
-      this.owner.clocks.onTokens(fresh, now);
+    if (count) {
+      this.tokens += count;
+      this.chat.clocks.onTokens(count, now);
     }
-    if (told || fresh) this.owner.forecast.tell(this.tokens, told, now);
-    if (text) this.grow(text);
+    if (forecast || count) this.chat.forecast.update(this.tokens, forecast, now);
+    if (text) this.append(text);
   }
 
-  grow(text) {
-    const place = byId("conversation");
-    const follows = place.scrollHeight - place.scrollTop - place.clientHeight < 80;
+  append(text) {
     this.text += text;
-    this.shown.appendData(text);
-    this.owner.reader.add(text);
-    if (follows) place.scrollTop = place.scrollHeight;
+    this.chat.announcer.add(text);
+    if (this.text.length <= LARGE_CHARS) this.render();
+    else this.renderTimer ||= setTimeout(() => this.render(), RENDER_EVERY_MS);
+  }
+
+  render() {
+    clearTimeout(this.renderTimer);
+    this.renderTimer = 0;
+    const scroller = byId("conversation");
+    const follows = scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < FOLLOW_PX;
+    this.view.render(this.text);
+    if (follows) scroller.scrollTop = scroller.scrollHeight;
   }
 
   tick() {
     const now = performance.now();
-    this.owner.clocks.tick(now);
-    this.owner.forecast.tick(now);
+    this.chat.clocks.tick(now);
+    this.chat.forecast.tick(now);
+    if (this.chat.forecast.waiting && now >= this.queueAt) {
+      this.queueAt = now + QUEUE_EVERY_MS;
+      this.showQueue();
+    }
   }
 
-  fail(error) {
+  /** A server under load reads a request late and has no forecast before: shows what it waits for. */
+  async showQueue() {
+    try {
+      this.chat.forecast.showQueue(await fetchJson("board", { quiet: true, signal: this.chat.controller?.signal }));
+    } catch {
+      // the answer itself reports a lost server
+    }
+  }
+
+  onError(error) {
     if (error.name === "AbortError") {
       this.reason = "cancelled";
       return;
     }
-    if (!(error instanceof Failure)) throw error;
-    say(byId("chat-error"), sentence(error.message));
+    if (!(error instanceof RequestError)) throw error;
+    showMessage(byId("chat-error"), toSentence(error.message));
   }
 
-  finish(took) {
-    const { forecast, clocks, wishes } = this.owner;
+  finish(tookMs) {
+    const { forecast, clocks, streamOptions } = this.chat;
     clocks.end(performance.now());
     if (this.usage) this.tokens = this.usage.completion_tokens;
     const ended = ENDINGS[this.reason];
-    const how = ended ?? (this.reason === "cancelled" ? "Stopped after" : "Broke off after");
-    forecast.end(this.tokens, how, Boolean(ended));
+    const description = ended ?? (this.reason === "cancelled" ? "Stopped after" : "Interrupted after");
+    forecast.end(this.tokens, description, Boolean(ended));
     if (!this.text) this.place.parentElement.remove();
-    const look = wishes.include_forecast
-      ? forecast.lookBack(this.tokens, Boolean(ended))
-      : "This server tells its clients no forecasts.";
+    const summary = streamOptions.include_forecast
+      ? forecast.summarize(this.tokens, Boolean(ended))
+      : "This server sends no forecasts.";
     const ending = byId("ending");
-    ending.replaceChildren(`${seconds(took / 1000)} in all. ${look} `);
-    if (this.id) ending.append(element("a", { href: `#why/${this.id}`, textContent: "Why it went so" }));
+    ending.replaceChildren(`Total time ${seconds(tookMs / 1000)}. ${summary} `);
+    if (this.id) ending.append(element("a", { href: `#why/${this.id}`, textContent: "Show its scheduling" }));
     ending.hidden = false;
   }
 }
 
-/** Where there is a keyboard: on a phone it would come up unasked. */
+/** Only with a keyboard: on a phone, focus would open the on-screen keyboard. */
 function focusMessage() {
   if (matchMedia("(pointer: fine)").matches) byId("message").focus({ preventScroll: true });
 }

@@ -1,14 +1,14 @@
-// The clocks of an answer's SLA: first token, present gap, pace, each against its budget.
+// Measures an answer against its SLA budgets: first token, longest gap, time per token.
 
-import { byId, element, seconds, write } from "./dom.js";
+import { byId, element, seconds, setText } from "./dom.js";
 
 const CLOCKS = [
   ["ttft_s", "First token"],
   ["mtpot_s", "Longest gap"],
-  ["tpot_s", "Pace a token"],
+  ["tpot_s", "Per token"],
 ];
 
-export class Clocks {
+export class SlaClocks {
   constructor() {
     this.rows = new Map();
     for (const [budget, name] of CLOCKS) {
@@ -21,31 +21,29 @@ export class Clocks {
       byId("clocks").append(row);
     }
     this.budgets = {};
-    this.over = true;
+    this.ended = true;
   }
 
-  /** The class of the next answer, with its budgets, null where there is none. */
-  choose(name, budgets) {
+  /** Sets the class of the next answer and its budgets in seconds; null means no limit. */
+  selectClass(name, budgets) {
     this.budgets = budgets;
-    write(byId("clocks-class"), name);
+    setText(byId("clocks-class"), name);
     for (const [budget, { meter }] of this.rows) {
-      const value = budgets[budget];
-      meter.hidden = !value;
-      this.show(budget, null);
+      meter.hidden = !budgets[budget];
+      this.update(budget, null);
     }
   }
 
   begin(now) {
-    this.askedAt = now;
+    this.startedAt = now;
     this.firstAt = this.lastAt = null;
     this.longest = 0;
     this.tokens = 0;
-    this.over = false;
-    write(byId("promise"), "");
+    this.ended = false;
+    setText(byId("promise"), "");
     this.draw(now);
   }
 
-  /** `count` tokens came. */
   onTokens(count, now) {
     if (this.firstAt === null) this.firstAt = now;
     else this.longest = Math.max(this.longest, now - this.lastAt);
@@ -54,42 +52,43 @@ export class Clocks {
     this.draw(now);
   }
 
-  /** What the server promised at the start. */
-  promise({ ttft_s: ttft, sla_expected: holds }) {
+  /** Shows the forecast of the first token and of the SLA. */
+  showPromise({ ttft_s: ttft, sla_expected: met }) {
     const parts = [];
-    if (Number.isFinite(ttft)) parts.push(`first token promised after ${seconds(ttft)}`);
-    if (typeof holds === "boolean") parts.push(holds ? "expected to hold" : "expected to be missed");
-    if (parts.length) write(byId("promise"), `At the start: ${parts.join(", ")}.`);
+    if (Number.isFinite(ttft)) parts.push(`first token expected within ${seconds(ttft)}`);
+    if (typeof met === "boolean") parts.push(met ? "SLA expected to be met" : "SLA expected to be missed");
+    if (parts.length) setText(byId("promise"), `On arrival: ${parts.join(", ")}.`);
   }
 
   end(now) {
-    this.over = true;
+    this.ended = true;
     this.draw(now);
   }
 
   tick(now) {
-    if (!this.over) this.draw(now);
+    if (!this.ended) this.draw(now);
   }
 
   draw(now) {
-    const open = this.lastAt === null || this.over ? 0 : now - this.lastAt;
-    const pace = this.tokens > 1 ? (this.lastAt - this.firstAt) / (this.tokens - 1) : null;
-    this.show("ttft_s", this.firstAt === null && this.over ? null : (this.firstAt ?? now) - this.askedAt);
-    this.show("mtpot_s", this.tokens > 1 || open ? Math.max(this.longest, open) : null);
-    this.show("tpot_s", pace);
+    const open = this.lastAt === null || this.ended ? 0 : now - this.lastAt;
+    const perToken = this.tokens > 1 ? (this.lastAt - this.firstAt) / (this.tokens - 1) : null;
+    this.update("ttft_s", this.firstAt === null && this.ended ? null : (this.firstAt ?? now) - this.startedAt);
+    this.update("mtpot_s", this.tokens > 1 || open ? Math.max(this.longest, open) : null);
+    this.update("tpot_s", perToken);
   }
 
-  show(budget, taken) {
+  /** Shows one measured time in ms, null while unknown. */
+  update(budget, measured) {
     const { row, value, limit: limitText, meter } = this.rows.get(budget);
     const limit = this.budgets[budget];
-    const spent = taken === null || !limit ? 0 : taken / 1000 / limit;
-    write(value, taken === null ? "–" : seconds(taken / 1000));
-    meter.style.setProperty("--spent", `${Math.min(100, spent * 100)}%`);
-    row.classList.toggle("missed", spent > 1);
-    write(limitText, limitOf(limit, spent > 1));
+    const used = measured === null || !limit ? 0 : measured / 1000 / limit;
+    setText(value, measured === null ? "–" : seconds(measured / 1000));
+    meter.style.setProperty("--used", `${Math.min(100, used * 100)}%`);
+    row.classList.toggle("missed", used > 1);
+    setText(limitText, formatLimit(limit, used > 1));
   }
 }
 
-const limitOf = (budget, over) => (budget ? ` of ${exactly(budget)}${over ? ", over" : ""}` : ", no limit");
+const formatLimit = (budget, over) => (budget ? ` of ${formatExactly(budget)}${over ? ", over" : ""}` : ", no limit");
 
-const exactly = (budget) => (budget < 0.0995 ? `${Number((budget * 1000).toPrecision(3))}\u00a0ms` : `${budget}\u00a0s`);
+const formatExactly = (budget) => (budget < 0.0995 ? `${Number((budget * 1000).toPrecision(3))}\u00a0ms` : `${budget}\u00a0s`);

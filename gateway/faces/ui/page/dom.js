@@ -1,4 +1,4 @@
-// Making and filling elements, and how numbers are written.
+// Creates and fills elements, and formats numbers.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -6,30 +6,30 @@ export const byId = (id) => document.getElementById(id);
 
 /** An element with properties (attributes where a name has a dash) and children. */
 export function element(tag, properties = {}, ...children) {
-  const made = document.createElement(tag);
+  const created = document.createElement(tag);
   for (const [name, value] of Object.entries(properties)) {
-    if (name.includes("-")) made.setAttribute(name, value);
-    else made[name] = value;
+    if (name.includes("-")) created.setAttribute(name, value);
+    else created[name] = value;
   }
-  made.append(...children);
-  return made;
+  created.append(...children);
+  return created;
 }
 
-export function drawn(tag, attributes) {
-  const made = document.createElementNS(SVG, tag);
-  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-  return made;
+export function svgElement(tag, attributes) {
+  const created = document.createElementNS(SVG, tag);
+  for (const [name, value] of Object.entries(attributes)) created.setAttribute(name, value);
+  return created;
 }
 
-/** A sentence in its place, or nothing there. */
-export function say(place, text) {
-  place.textContent = text;
-  place.hidden = !text;
+/** Shows a message, or hides its element if the text is empty. */
+export function showMessage(target, text) {
+  target.textContent = text;
+  target.hidden = !text;
 }
 
-/** Only what has changed is written: what reads the page aloud is not woken for nothing. */
-export function write(place, text) {
-  if (place.textContent !== text) place.textContent = text;
+/** Writes only changed text, so that screen readers do not announce it again. */
+export function setText(target, text) {
+  if (target.textContent !== text) target.textContent = text;
 }
 
 export function seconds(value) {
@@ -40,10 +40,10 @@ export function seconds(value) {
   return `${Math.floor(value / 60)} min ${Math.round(value % 60)}\u00a0s`;
 }
 
-export const whole = (value) => Math.round(value).toLocaleString("en");
+export const integer = (value) => Math.round(value).toLocaleString("en");
 
-export const share = (part, all) => (all > 0 ? part / all : 0);
+export const fraction = (part, total) => (total > 0 ? part / total : 0);
 
 export const percent = (ratio) => `${Math.round(ratio * 100)}\u00a0%`;
 
-export const plural = (count, one, many = `${one}s`) => `${whole(count)} ${count === 1 ? one : many}`;
+export const plural = (count, one, many = `${one}s`) => `${integer(count)} ${count === 1 ? one : many}`;

@@ -1,61 +1,81 @@
-// How long an answer is foreseen to be, and how that narrows: the bar, its numbers and the cone.
+// The length forecast of an answer: the bar, its numbers, and the chart of how it narrows.
 
-import { byId, drawn, plural, seconds, whole, write } from "./dom.js";
+import { byId, element, integer, plural, seconds, setText, svgElement } from "./dom.js";
 
-const MOST_POINTS = 256; // of the cone; beyond, every second one is dropped
-const ROOM = 1.04; // right of the interval
-const MOST_BEYOND = 4; // times what is foreseen now: a first guess beyond leaves the cone at its top
-const SAY_EVERY_MS = 2000; // of the bar's text, for who hears it
+const MAX_POINTS = 256; // of the chart; beyond, every second point is dropped
+const MARGIN = 1.04; // right of the bar's interval
+const MAX_OVERSHOOT = 4; // first forecasts above 4 × the present one run along the chart's top
+const ANNOUNCE_EVERY_MS = 2000; // of the bar's text, for screen readers
+const MAX_TICKS = 4; // of a chart axis, beside 0
+const STEPS = [1, 2, 2.5, 5, 10];
 
-export class Forecast {
-  /** A new answer begins; whether its server foresees it. */
-  begin(foreseen) {
-    this.last = null; // what was foreseen last
+export class ForecastPanel {
+  /** Starts a new answer. `supported`: whether the server sends forecasts. */
+  begin(supported) {
+    this.last = null; // last forecast
     this.first = null;
     this.sent = 0;
     this.scale = 1; // tokens at the bar's right end
-    this.over = false;
+    this.ended = false;
     this.endsAt = null;
     this.path = []; // [sent, low, expected, high]
     this.step = 1;
-    this.saidAt = -Infinity;
+    this.announcedAt = -Infinity;
     byId("bar").classList.remove("over", "without");
     byId("cone-figure").hidden = true;
-    byId("view-chat").classList.toggle("unforeseen", !foreseen);
-    write(byId("foreseen"), foreseen ? "Waiting for the first forecast" : "Waiting for the first token");
+    byId("view-chat").classList.toggle("without-forecast", !supported);
+    setText(byId("forecast-note"), "");
+    setText(byId("forecast"), supported ? "Waiting for the forecast" : "Waiting for the first token");
     this.draw(performance.now());
   }
 
-  /** So many tokens were sent, and perhaps a newer forecast came with the last. */
-  tell(sent, told, now) {
+  /** Whether the server has sent nothing yet. */
+  get waiting() {
+    return !this.ended && !this.last && !this.sent;
+  }
+
+  /** Shows why there is no forecast yet: the waiting requests and recent answer lengths. */
+  showQueue({ arriving, queued, classes }) {
+    if (!this.waiting) return;
+    const recent = meanTokens(Object.values(classes));
+    const ahead = [];
+    if (arriving) ahead.push(`${integer(arriving)} to be read`);
+    if (queued) ahead.push(`${integer(queued)} to run`);
+    const queue = ahead.length ? `Requests waiting: ${ahead.join(", ")}. ` : "";
+    const typical = recent ? `Recent answers: ${plural(recent, "token")} on average.` : "";
+    setText(byId("forecast-note"), queue + typical);
+  }
+
+  /** Updates the number of sent tokens and, if given, the forecast. */
+  update(sent, forecast, now) {
     this.sent = sent;
-    if (told) {
-      this.last = told;
-      this.first ??= told;
-      if (Number.isFinite(told.end_s)) this.endsAt = now + told.end_s * 1000;
-      this.remember(told);
-    } else if (!this.last) write(byId("foreseen"), `${plural(sent, "token")} so far`);
+    setText(byId("forecast-note"), "");
+    if (forecast) {
+      this.last = forecast;
+      this.first ??= forecast;
+      if (Number.isFinite(forecast.end_s)) this.endsAt = now + forecast.end_s * 1000;
+      this.addPoint(forecast);
+    } else if (!this.last) setText(byId("forecast"), `${plural(sent, "token")} so far`);
     this.draw(now);
   }
 
-  /** Nothing more comes; an answer that is `complete` has nothing left to be foreseen. */
-  end(tokens, how, complete) {
+  /** Ends the answer. A `complete` one has nothing left to forecast. */
+  end(tokens, description, complete) {
     this.sent = tokens;
     this.endsAt = null;
-    this.over = complete;
-    if (complete && this.last) {
-      this.path.push([tokens, tokens, tokens, tokens]);
-    }
-    this.saidAt = -Infinity;
+    this.ended = complete;
+    setText(byId("forecast-note"), "");
+    if (complete && this.last) this.path.push([tokens, tokens, tokens, tokens]);
+    this.announcedAt = -Infinity;
     this.draw(performance.now());
-    write(byId("foreseen"), tokens ? `${how} ${plural(tokens, "token")}` : "No answer came");
+    setText(byId("forecast"), tokens ? `${description} ${plural(tokens, "token")}` : "No answer");
   }
 
-  remember({ low_tokens: low, expected_tokens: expected, high_tokens: high }) {
-    const [before, latest] = this.path.slice(-2);
-    if (latest && latest[0] - before[0] < this.step) this.path.pop();
+  addPoint({ low_tokens: low, expected_tokens: expected, high_tokens: high }) {
+    const [previous, latest] = this.path.slice(-2);
+    if (latest && latest[0] - previous[0] < this.step) this.path.pop();
     this.path.push([this.sent, low, expected, high]);
-    if (this.path.length > MOST_POINTS) {
+    if (this.path.length > MAX_POINTS) {
       this.path = this.path.filter((_, index) => index % 2 === 0);
       this.step *= 2;
     }
@@ -64,75 +84,113 @@ export class Forecast {
   draw(now) {
     const { last, sent } = this;
     const bar = byId("bar");
-    if (last && !this.over) this.fit(Math.max(last.high_tokens, sent));
-    const most = this.over ? Math.max(sent, 1) : this.scale;
-    const at = (tokens) => `${Math.min(100, (tokens / most) * 100)}%`;
-    bar.classList.toggle("over", this.over);
+    if (last && !this.ended) this.fitBar(Math.max(last.high_tokens, sent));
+    const scale = this.ended ? Math.max(sent, 1) : this.scale;
+    const position = (tokens) => `${Math.min(100, (tokens / scale) * 100)}%`;
+    bar.classList.toggle("over", this.ended);
     bar.classList.toggle("without", !last);
-    bar.style.setProperty("--sent", last ? at(sent) : "0%");
-    bar.style.setProperty("--low", at(last ? Math.max(last.low_tokens, 0) : 0));
-    bar.style.setProperty("--high", at(last ? last.high_tokens : 0));
-    bar.style.setProperty("--expected", at(last ? last.expected_tokens : 0));
-    write(byId("number-sent"), whole(sent));
-    write(byId("number-expected"), last && !this.over ? whole(last.expected_tokens) : "–");
-    write(byId("number-band"), last && !this.over ? band(last) : "–");
+    bar.style.setProperty("--sent", last ? position(sent) : "0%");
+    bar.style.setProperty("--low", position(last ? Math.max(last.low_tokens, 0) : 0));
+    bar.style.setProperty("--high", position(last ? last.high_tokens : 0));
+    bar.style.setProperty("--expected", position(last ? last.expected_tokens : 0));
+    const unknown = this.waiting ? "…" : "–";
+    const shown = last && !this.ended;
+    setText(byId("number-sent"), integer(sent));
+    setText(byId("number-expected"), shown ? integer(last.expected_tokens) : unknown);
+    setText(byId("number-band"), shown ? formatInterval(last) : unknown);
     this.tick(now);
-    this.speak(now);
-    if (last && this.path.length > 1) this.drawCone();
+    this.announce(now);
+    if (last && this.path.length > 1) this.drawChart();
   }
 
-  /** All of the interval is to be seen, and not in a corner: a first guess may be far too long. */
-  fit(high) {
-    const needed = high * ROOM;
+  /** The bar shows the whole interval, and is rescaled once that fills less than half of it. */
+  fitBar(high) {
+    const needed = high * MARGIN;
     if (needed > this.scale || needed < this.scale / 2) this.scale = needed;
   }
 
-  /** Time passes between tokens. */
+  /** Updates the times between tokens. */
   tick(now) {
     const left = this.endsAt === null ? null : Math.max(0, this.endsAt - now) / 1000;
-    write(byId("number-end"), seconds(left));
+    setText(byId("number-end"), this.waiting ? "…" : seconds(left));
     if (this.last && this.endsAt !== null) {
-      write(byId("foreseen"), `About ${plural(Math.max(1, Math.round(this.last.expected_tokens)), "token")}`);
+      setText(byId("forecast"), `About ${plural(Math.max(1, Math.round(this.last.expected_tokens)), "token")}`);
     }
   }
 
-  speak(now) {
-    if (now - this.saidAt < SAY_EVERY_MS) return;
-    this.saidAt = now;
+  announce(now) {
+    if (now - this.announcedAt < ANNOUNCE_EVERY_MS) return;
+    this.announcedAt = now;
     const bar = byId("bar");
     const { sent } = this;
-    const last = this.over ? null : this.last;
+    const last = this.ended ? null : this.last;
     bar.setAttribute("aria-valuemax", String(Math.max(1, sent, Math.ceil(last?.expected_tokens ?? 0))));
     bar.setAttribute("aria-valuenow", String(sent));
-    const foreseen = last ? `, ${whole(last.expected_tokens)} expected, 90 percent within ${band(last)}` : "";
-    bar.setAttribute("aria-valuetext", `${whole(sent)} sent${foreseen}`);
+    const expected = last ? `, ${integer(last.expected_tokens)} expected, 90 percent within ${formatInterval(last)}` : "";
+    bar.setAttribute("aria-valuetext", `${integer(sent)} sent${expected}`);
   }
 
-  drawCone() {
-    const figure = byId("cone-figure");
-    const cone = byId("cone");
-    const highest = this.path.reduce((most, [, , , high]) => Math.max(most, high), 1);
-    const most = Math.min(highest, MOST_BEYOND * Math.max(this.path.at(-1)[3], 1)) * ROOM;
-    const point = (x, y) => `${((x / most) * 100).toFixed(2)},${(100 - (y / most) * 100).toFixed(2)}`;
-    const highs = this.path.map(([sent, , , high]) => point(sent, high));
-    const lows = this.path.map(([sent, low]) => point(sent, Math.max(low, 0))).reverse();
-    const middle = this.path.map(([sent, , expected]) => point(sent, expected));
-    figure.hidden = false;
-    cone.replaceChildren(
-      drawn("path", { d: "M0 100L100 0", class: "diagonal" }),
-      drawn("polygon", { points: [...highs, ...lows].join(" "), class: "band" }),
-      drawn("polyline", { points: middle.join(" "), class: "expected" }),
+  /** The axes hold every sent token and the present interval; both grow with the answer. */
+  drawChart() {
+    const [, , , high] = this.path.at(-1);
+    const now = Math.max(high, this.sent, 1);
+    const highest = this.path.reduce((most, point) => Math.max(most, point[3]), now);
+    const yTicks = axisTicks(Math.min(highest, MAX_OVERSHOOT * now));
+    const xTicks = axisTicks(now);
+    const [top, right] = [yTicks.at(-1), xTicks.at(-1)];
+    const x = (tokens) => Math.min(100, (tokens / right) * 100);
+    const y = (tokens) => 100 - Math.min(100, Math.max(0, tokens / top) * 100);
+    const point = (sent, tokens) => `${x(sent).toFixed(2)},${y(tokens).toFixed(2)}`;
+    const highs = this.path.map(([sent, , , tokens]) => point(sent, tokens));
+    const lows = this.path.map(([sent, tokens]) => point(sent, tokens)).reverse();
+    const middle = this.path.map(([sent, , tokens]) => point(sent, tokens));
+    const diagonal = Math.min(top, right);
+    const grid = yTicks.map((tick) => `M0 ${y(tick)}H100`).join("");
+    byId("cone-figure").hidden = false;
+    byId("cone").replaceChildren(
+      svgElement("path", { d: grid, class: "grid" }),
+      svgElement("path", { d: `M0 100L${x(diagonal)} ${y(diagonal)}`, class: "diagonal" }),
+      svgElement("polygon", { points: [...highs, ...lows].join(" "), class: "band" }),
+      svgElement("polyline", { points: middle.join(" "), class: "expected" }),
     );
+    labelAxis(byId("cone-y"), yTicks, (tick) => ["top", y(tick)]);
+    labelAxis(byId("cone-x"), xTicks, (tick) => ["left", x(tick)]);
   }
 
-  /** What was foreseen at first, and beside it what came, where it came to its end. */
-  lookBack(tokens, ended) {
+  /** Compares the first forecast with the number of tokens. */
+  summarize(tokens, complete) {
     if (!this.first) return "";
     const { low_tokens: low, high_tokens: high, expected_tokens: expected } = this.first;
-    const foreseen = `First forecast: ${whole(expected)}, 90 % within ${band(this.first)}`;
-    const held = low <= tokens && tokens <= high ? "within" : "outside";
-    return ended ? `${foreseen}; it came to lie ${held}.` : `${foreseen}.`;
+    const forecast = `First forecast: ${integer(expected)}, 90 % within ${formatInterval(this.first)}`;
+    const inside = low <= tokens && tokens <= high;
+    return complete ? `${forecast}; the answer was ${inside ? "inside" : "outside"}.` : `${forecast}.`;
   }
 }
 
-const band = ({ low_tokens: low, high_tokens: high }) => `${whole(low)}–${whole(high)}`;
+const formatInterval = ({ low_tokens: low, high_tokens: high }) => `${integer(low)}–${integer(high)}`;
+
+/** Mean length of the answers of the last minute; 0 if there are none. */
+function meanTokens(classes) {
+  const total = (values) => values.reduce((sum, value) => sum + value, 0);
+  const answers = classes.map(({ met, missed }) => met + total(Object.values(missed)) - (missed.rejected ?? 0));
+  return total(classes.map(({ tokens }) => tokens)) / Math.max(1, total(answers));
+}
+
+/** Round numbers from 0 to at least `most`, evenly spaced. */
+function axisTicks(most) {
+  const magnitude = 10 ** Math.floor(Math.log10(most / MAX_TICKS));
+  const factor = STEPS.find((each) => each * magnitude * MAX_TICKS >= most);
+  const step = Math.max(1, Math.ceil(factor * magnitude));
+  return Array.from({ length: Math.max(1, Math.ceil(most / step)) + 1 }, (_, index) => index * step);
+}
+
+function labelAxis(axis, ticks, place) {
+  axis.replaceChildren(
+    ...ticks.map((tick) => {
+      const label = element("span", { textContent: integer(tick) });
+      const [side, at] = place(tick);
+      label.style.setProperty(side, `${at}%`);
+      return label;
+    }),
+  );
+}

@@ -1,20 +1,20 @@
-// The page: which view is shown, and who learns of what.
+// Starts the page and shows one of its views.
 
-import { Failure, ask, changeKey } from "./api.js";
-import { Board } from "./board.js";
-import { Chat } from "./chat.js";
-import { byId, say, write } from "./dom.js";
-import { Why } from "./why.js";
+import { RequestError, changeKey, fetchJson } from "./api.js";
+import { BoardView } from "./board.js";
+import { ChatView } from "./chat.js";
+import { byId, setText, showMessage } from "./dom.js";
+import { WhyView } from "./why.js";
 
 const VIEWS = ["chat", "board", "why"];
 const RETRY_MS = 3000;
 
-const why = new Why();
-const board = new Board();
-const chat = new Chat((id) => why.remember(id));
+const why = new WhyView();
+const board = new BoardView();
+const chat = new ChatView((id) => why.addRecent(id));
 
-/** `#board`, or `#why/ID`; anything else is the chat. */
-function route() {
+/** Shows the view of `#board` or `#why/ID`; anything else is the chat. */
+function showView() {
   if (location.hash === "#main") return byId("main").focus();
   const [name, id = ""] = location.hash.slice(1).split("/");
   const view = VIEWS.includes(name) ? name : "chat";
@@ -27,10 +27,10 @@ function route() {
   document.title = `${view[0].toUpperCase()}${view.slice(1)} · foretoken`;
   board.show(view === "board");
   if (view === "chat" && matchMedia("(pointer: fine)").matches) byId("message").focus({ preventScroll: true });
-  if (view === "why") why.tell(decoded(id));
+  if (view === "why") why.load(decode(id));
 }
 
-function decoded(id) {
+function decode(id) {
   try {
     return decodeURIComponent(id);
   } catch {
@@ -38,26 +38,26 @@ function decoded(id) {
   }
 }
 
-/** Until the server has told of itself. */
-async function introduce(failures = 0) {
+/** Loads the server's description; retries until it succeeds. */
+async function loadDescription(failures = 0) {
   try {
-    const told = await ask("about", { quietly: true });
-    write(byId("model"), told.model);
-    chat.know(told);
-    board.know(told);
-    board.drawPreset((await ask("board", { quietly: true })).preset);
-    if (failures) say(byId("chat-error"), "");
+    const about = await fetchJson("about", { quiet: true });
+    setText(byId("model"), about.model);
+    chat.configure(about);
+    board.configure(about);
+    board.drawPreset((await fetchJson("board", { quiet: true })).preset);
+    if (failures) showMessage(byId("chat-error"), "");
   } catch (error) {
-    if (!(error instanceof Failure)) throw error;
-    say(byId("chat-error"), error.message);
-    if (error.status !== 401) setTimeout(introduce, RETRY_MS, failures + 1);
+    if (!(error instanceof RequestError)) throw error;
+    showMessage(byId("chat-error"), error.message);
+    if (error.status !== 401) setTimeout(loadDescription, RETRY_MS, failures + 1);
   }
 }
 
 byId("give-key").addEventListener("click", async () => {
-  if (await changeKey()) introduce(1);
+  if (await changeKey()) loadDescription(1);
 });
 byId("key-cancel").addEventListener("click", () => byId("key-dialog").close(""));
-addEventListener("hashchange", route);
-route();
-introduce();
+addEventListener("hashchange", showView);
+showView();
+loadDescription();

@@ -1,61 +1,63 @@
-// A request's story, by its id.
+// Shows the scheduling decisions of one request.
 
-import { ask } from "./api.js";
-import { byId, element, say, whole } from "./dom.js";
+import { fetchJson } from "./api.js";
+import { byId, element, integer, showMessage } from "./dom.js";
 
-const MOST_RECENT = 8;
+const MAX_RECENT = 8;
+const MAX_ID_CHARS = 18; // of a link's text
 
-export class Why {
+export class WhyView {
   constructor() {
     this.recent = [];
-    this.asked = 0;
+    this.requests = 0;
     byId("ask-why").addEventListener("submit", (event) => {
       event.preventDefault();
       const id = byId("request-id").value.trim();
-      if (location.hash === `#why/${id}`) this.tell(id);
+      if (location.hash === `#why/${id}`) this.load(id);
       else location.hash = `#why/${id}`;
     });
   }
 
-  /** The chat has asked for something. */
-  remember(id) {
-    this.recent = [id, ...this.recent].slice(0, MOST_RECENT);
-    const links = this.recent.map((each) => element("a", { href: `#why/${each}`, textContent: shortened(each) }));
+  /** Adds a link to a request of the chat. */
+  addRecent(id) {
+    this.recent = [id, ...this.recent].slice(0, MAX_RECENT);
+    const links = this.recent.map((each) => element("a", { href: `#why/${each}`, textContent: shorten(each) }));
     byId("recent-requests").replaceChildren("From the chat: ", ...links);
   }
 
-  /** The story of a request, or of the chat's last where no id is given. */
-  async tell(given) {
-    const id = given || this.recent[0];
+  /** Loads the story of a request; without an id, of the last chat request. */
+  async load(requested) {
+    const id = requested || this.recent[0];
     if (!id) return;
-    const mine = ++this.asked;
+    const number = ++this.requests;
     byId("request-id").value = id;
-    say(byId("why-error"), "");
+    showMessage(byId("why-error"), "");
     try {
-      const { stories } = await ask(`why/${encodeURIComponent(id)}`);
-      if (mine === this.asked) byId("stories").replaceChildren(...stories.map(drawStory));
+      const { stories } = await fetchJson(`why/${encodeURIComponent(id)}`);
+      if (number === this.requests) byId("stories").replaceChildren(...stories.map(renderStory));
     } catch (error) {
-      if (mine !== this.asked) return;
+      if (number !== this.requests) return;
       byId("stories").replaceChildren();
-      say(byId("why-error"), error.message);
+      showMessage(byId("why-error"), error.message);
     }
   }
 }
 
-const shortened = (id) => (id.length > 18 ? `${id.slice(0, 17)}…` : id);
+const shorten = (id) => (id.length > MAX_ID_CHARS ? `${id.slice(0, MAX_ID_CHARS - 1)}…` : id);
 
-function drawStory({ request_id: id, live, chapters }) {
-  const head = element("h2", {}, element("code", { textContent: id }), element("span", { className: "chip", textContent: live ? "live" : "ended" }));
-  return element("article", { className: "story" }, head, element("ol", {}, ...chapters.map(drawChapter)));
+function renderStory({ request_id: id, live, chapters }) {
+  const state = element("span", { className: "chip", textContent: live ? "running" : "ended" });
+  const head = element("h2", {}, element("code", { textContent: id }), state);
+  return element("article", { className: "story" }, head, element("ol", {}, ...chapters.map(renderChapter)));
 }
 
-function drawChapter({ at_s: at, kind, text, times, until_s: until }) {
-  const more = times > 1 ? ` (${whole(times)} times, until ${until.toFixed(3)} s)` : "";
+function renderChapter({ at_s: at, kind, text, times, until_s: until }) {
+  const repeats = times > 1 ? ` (${integer(times)} times, until ${until.toFixed(3)} s)` : "";
   return element(
     "li",
     { className: kind.replace(/[^a-z-]/g, "") },
     element("time", { textContent: `${at.toFixed(3)} s` }),
     element("span", { className: "kind", textContent: kind }),
-    element("p", { textContent: text + more }),
+    element("p", { textContent: text + repeats }),
   );
 }

@@ -1,9 +1,9 @@
-"""A server with the page's files that streams forecasts as a gateway does, step by step as the test
-says; and one that keeps its API behind a key."""
+"""A fake server with the page's files. It streams an answer with forecasts, token by token, as far
+as the test allows, and can require an API key."""
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,12 +22,19 @@ CLASSES = {
 }
 ABOUT = {
     "model": "fake", "max_context_tokens": 512, "default_class": "interactive", "classes": CLASSES,
-    "presets": [{"name": "foretoken", "about": "foresees"}, {"name": "fcfs", "about": "queues"}],
+    "presets": [{"name": "foretoken", "about": "forecasts"}, {"name": "fcfs", "about": "queues"}],
 }  # fmt: skip
 BOARD = {
-    "ready": True, "draining": False, "age_s": 0.1, "preset": "foretoken", "queued": 0,
-    "running": 1, "live": 1, "drain_s": 0.0, "worker_count": 0, "workers": [], "window_s": 60,
-    "classes": {},
+    "ready": True, "draining": False, "age_s": 0.1, "preset": "foretoken", "queued": 644,
+    "running": 1, "live": 1, "arriving": 44, "drain_s": 0.0, "worker_count": 0,
+    "workers": [], "window_s": 60,
+    "classes": {
+        "interactive": {"met": 3, "missed": {"queued": 1}, "tokens": 400, "good_tokens": 300},
+        "a-class-with-a-long-name": {
+            "met": 900, "missed": {"prefill": 17, "rejected": 5, "preempted": 90},
+            "tokens": 99_000, "good_tokens": 80_000,
+        },
+    },
 }  # fmt: skip
 STORY = {
     "live": True,
@@ -39,58 +46,64 @@ STORY = {
             "times": 1,
             "until_s": 0.0,
         },
-        {"at_s": 0.2, "kind": "passed", "text": "passed over: no room", "times": 3, "until_s": 0.9},
+        {"at_s": 0.2, "kind": "waited", "text": "waited: no memory", "times": 3, "until_s": 0.9},
     ],
 }
 
 
-def foreseen(sent: int) -> dict[str, float]:
-    """After so many of forty tokens: the interval closes from both sides."""
+def forecast_after(sent: int) -> dict[str, float]:
+    """Forecast after `sent` of forty tokens. The interval narrows from both sides."""
     left = 1 - sent / len(WORDS)
-    told = {
+    forecast = {
         "expected_tokens": 40 + 8 * left, "low_tokens": max(sent, 40 - 28 * left),
         "high_tokens": 40 + 56 * left, "end_s": 0.05 * (40 - sent),
     }  # fmt: skip
-    return told | ({"ttft_s": 0.41, "sla_expected": True} if sent == 0 else {})
+    return forecast | ({"ttft_s": 0.41, "sla_expected": True} if sent == 0 else {})
 
 
 @dataclass
-class Foreseeing:
-    """What it was asked, and how far it may go on."""
+class ForecastServer:
+    """Records requests and streams `words` up to `allowed` tokens; below 0, not even a forecast."""
 
     url: str = ""
     bodies: list[Any] = field(default_factory=list)
-    classes: list[str | None] = field(default_factory=list)  # as the header says
-    keys: list[str | None] = field(default_factory=list)  # of all requests, as they came
-    knows_forecasts: bool = True
-    key: str = ""  # that it wants; empty: none
-    hung_up: int = 0
+    classes: list[str | None] = field(default_factory=list)  # values of the SLA header
+    keys: list[str | None] = field(default_factory=list)  # authorization headers of all requests
+    words: Sequence[str] = tuple(WORDS)
+    forecast: Callable[[int], dict[str, float]] = forecast_after
+    supports_forecasts: bool = True
+    key: str = ""  # required API key; empty: none
+    disconnects: int = 0
     refusal: tuple[int, str, dict[str, str]] | None = None  # status, message, headers
-    allowed: int = len(WORDS)  # tokens that may go out
-    moved: asyncio.Condition = field(default_factory=asyncio.Condition)
+    allowed: int = 10**6
+    changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     async def allow(self, tokens: int) -> None:
-        async with self.moved:
+        async with self.changed:
             self.allowed = tokens
-            self.moved.notify_all()
+            self.changed.notify_all()
 
     async def events(self) -> AsyncIterator[bytes]:
         try:
-            if self.knows_forecasts:
-                yield event({}, forecast=foreseen(0))
-            for number, word in enumerate(WORDS, 1):
-                async with self.moved:
-                    while self.allowed < number:
-                        await self.moved.wait()
-                told = foreseen(number) if self.knows_forecasts else None
-                yield event({"content": word}, tokens=1, forecast=told)
+            await self.wait_until_allowed(0)
+            if self.supports_forecasts:
+                yield event({}, forecast=self.forecast(0))
+            for number, word in enumerate(self.words, 1):
+                await self.wait_until_allowed(number)
+                forecast = self.forecast(number) if self.supports_forecasts else None
+                yield event({"content": word}, tokens=1, forecast=forecast)
             yield event({}, finish="stop")
-            usage = {"prompt_tokens": 3, "completion_tokens": 40, "total_tokens": 43}
+            count = len(self.words)
+            usage = {"prompt_tokens": 3, "completion_tokens": count, "total_tokens": count + 3}
             yield b"data: " + json.dumps({"choices": [], "usage": usage}).encode() + b"\n\n"
             yield b"data: [DONE]\n\n"
         except asyncio.CancelledError:
-            self.hung_up += 1
+            self.disconnects += 1
             raise
+
+    async def wait_until_allowed(self, tokens: int) -> None:
+        async with self.changed:
+            await self.changed.wait_for(lambda: self.allowed >= tokens)
 
 
 def event(
@@ -101,24 +114,27 @@ def event(
 ) -> bytes:
     logprobs = {"content": [{"token": "t", "logprob": -1.0}] * tokens}
     choice = {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
-    told = {"id": "chatcmpl-f0e", "choices": [choice]} | (
+    chunk = {"id": "chatcmpl-f0e", "choices": [choice]} | (
         {"forecast": forecast} if forecast else {}
     )
-    return b"data: " + json.dumps(told).encode() + b"\n\n"
+    return b"data: " + json.dumps(chunk).encode() + b"\n\n"
 
 
-def build_app(server: Foreseeing) -> FastAPI:
+def build_app(server: ForecastServer) -> FastAPI:
     app = FastAPI()
 
     @app.middleware("http")
-    async def wants_key(request: Request, proceed: Any) -> Response:
+    async def require_key(request: Request, proceed: Any) -> Response:
         given = request.headers.get("authorization")
         path = request.url.path
-        behind = path.startswith("/v1/") or path in ("/ui/about", "/ui/board")
-        if behind:
+        protected = path.startswith("/v1/") or path in ("/ui/about", "/ui/board")
+        if protected:
             server.keys.append(given)
-        if behind and server.key and given != f"Bearer {server.key}":
-            return JSONResponse({"error": {"message": "no API key was given"}}, 401)
+        if protected and server.key and given != f"Bearer {server.key}":
+            return JSONResponse(
+                {"error": {"message": "the API key is wrong" if given else "no API key was given"}},
+                401,
+            )
         answer: Response = await proceed(request)
         return answer
 
@@ -129,7 +145,7 @@ def build_app(server: Foreseeing) -> FastAPI:
         if server.refusal:
             status, message, headers = server.refusal
             return JSONResponse({"error": {"message": message}}, status, headers)
-        if "include_forecast" in body["stream_options"] and not server.knows_forecasts:
+        if "include_forecast" in body["stream_options"] and not server.supports_forecasts:
             param = "stream_options.include_forecast"
             error = {"message": f"{param}: unknown field", "param": param}
             return JSONResponse({"error": error}, 400)
@@ -152,8 +168,8 @@ def build_app(server: Foreseeing) -> FastAPI:
 
 
 @asynccontextmanager
-async def foreseeing(**how: Any) -> AsyncIterator[Foreseeing]:
-    server = Foreseeing(**how)
+async def serving_forecasts(**options: Any) -> AsyncIterator[ForecastServer]:
+    server = ForecastServer(**options)
     async with serving_http(build_app(server), "127.0.0.1", 0) as port:
         server.url = f"http://127.0.0.1:{port}"
         yield server
