@@ -25,10 +25,11 @@ from gateway.peers import messages
 from gateway.peers.links import Dial, Link, WorkerLinks
 from gateway.peers.scrapes import Scrapes
 from gateway.pipeline import Pipeline
+from gateway.requests.client_request import ClientRequest, count_prompt_bytes
 from gateway.requests.defaults import sampling_defaults
 from gateway.requests.parser import Clock, Generation, Parser
 from gateway.requests.reading_pool import LARGE_BYTES, ReadingPool
-from gateway.requests.size import Sizes, text_bytes
+from gateway.requests.size import PromptSizeLimit
 from gateway.requests.text import Text
 from gateway.requests.unknown import UnknownFields
 from gateway.sessions.call import ClientCall
@@ -36,7 +37,7 @@ from gateway.sessions.recent import Recent
 from observability.exposition import Part
 from observability.logs import about
 from observability.tracing import NO_SPANS, Spans
-from protos.generated import gateway_pb2, scheduler_pb2, worker_pb2
+from protos.generated import scheduler_pb2, worker_pb2
 from protos.generated.scheduler_pb2_grpc import SchedulerStub
 from protos.generated.worker_pb2_grpc import WorkerStub
 from services.runtime.backoff import Backoff
@@ -85,7 +86,7 @@ class Gateway:
         self._connect = connect
         defaults = sampling_defaults(config.model) if config.generation_config == "auto" else {}
         self._parser = Parser(config, self.text, lambda: secrets.randbits(63), defaults)
-        self._sizes = Sizes(self.text.backend)
+        self._size_limit = PromptSizeLimit(self.text.backend)
         self._reading = ReadingPool(
             config.reading_threads, config.max_reading, config.max_reading_bytes
         )
@@ -161,13 +162,13 @@ class Gateway:
             await self._turnstile.enter()
 
     async def parse(
-        self, request: gateway_pb2.GenerateRequest, clock: Clock, trace: Trace = NO_TRACE
+        self, request: ClientRequest, clock: Clock, trace: Trace = NO_TRACE
     ) -> Generation:
         """Raises ServiceError; for a client's mistake InvalidArgument, naming the field."""
         since_s = time.monotonic()
         reach = self._pipeline.fleet.reach_or(self.text.context_tokens)
-        size_bytes = text_bytes(request)
-        self._sizes.check(request, size_bytes, reach)
+        size_bytes = count_prompt_bytes(request.prompt)
+        self._size_limit.check(request, size_bytes, reach)
         parsing = partial(self._parser.parse, request, reach, clock)
         generation = await self.read(parsing, size_bytes, clock.sla_class)
         if owner := caller().key:
@@ -189,10 +190,10 @@ class Gateway:
         with self._counting_refusals(sla_class):
             return await self._reading.run(work, size_bytes)
 
-    async def tokenize(self, request: gateway_pb2.GenerateRequest) -> Sequence[int]:
+    async def tokenize(self, request: ClientRequest) -> Sequence[int]:
         """The tokens of its prompt or conversation, however many. Raises ServiceError."""
-        size_bytes = text_bytes(request)
-        return await self.read(partial(self._parser.prompt_ids, request), size_bytes)
+        size_bytes = count_prompt_bytes(request.prompt)
+        return await self.read(partial(self._parser.tokenize, request), size_bytes)
 
     def check_model(self, name: str) -> None:
         self._parser.check_model(name)

@@ -93,7 +93,7 @@ def _resolved(sampling: Sampling, choice: int, scored: bool) -> common_pb2.Sampl
         top_p=sampling.top_p,
         top_k=sampling.top_k,
         min_p=sampling.min_p,
-        seed=sampling.seed_of(choice),
+        seed=sampling.choice_seed(choice),
         max_tokens=sampling.max_tokens,
         min_tokens=sampling.min_tokens,
         ignore_eos=sampling.ignore_eos,

@@ -1,19 +1,19 @@
-"""What a model asks to be sampled with, where a request does not say: generation_config.json."""
+"""Sampling defaults from a model's generation_config.json."""
 
 import json
 from pathlib import Path
 
-from gateway.requests.sampling import fault_of
+from gateway.requests.sampling import find_range_fault
 from services.runtime.config import ConfigError
 
-# As vLLM takes them; `do_sample: false` alone changes nothing there either.
+# The fields that vLLM reads. As in vLLM, `do_sample: false` alone has no effect.
 FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 def sampling_defaults(model: str) -> dict[str, float]:
-    """Of a model's folder; empty where it has no such file or that says nothing of sampling.
+    """The defaults of a model folder; empty without the file or without sampling fields.
 
-    Raises ConfigError, one line that names the file and the field, for what can't be meant.
+    Raises ConfigError naming the file and the field for an invalid value.
     """
     path = Path(model) / "generation_config.json"
     if not path.exists():
@@ -27,10 +27,10 @@ def sampling_defaults(model: str) -> dict[str, float]:
     given = {field: content[field] for field in FIELDS if content.get(field) is not None}
     for field, value in given.items():
         number = isinstance(value, int | float) and not isinstance(value, bool)
-        fault = fault_of(field, value) if number else f"must be a number, not {value!r}"
+        fault = find_range_fault(field, value) if number else f"must be a number, not {value!r}"
         if fault:
             raise ConfigError(
-                f"gateway.model: {path}: {field} {fault}; mend it, or set "
+                f"gateway.model: {path}: {field} {fault}; correct it, or set "
                 "gateway.generation_config=off"
             )
     return given

@@ -1,18 +1,21 @@
-"""What is wrong with a request, where a client must be able to tell it from other mistakes."""
+"""Request errors that clients distinguish from other invalid arguments."""
 
 from services.runtime.errors import Code, InvalidArgument, ServiceError
 
 
 class UnknownModel(ServiceError):
-    """A model that is not served here."""
+    """A model that this server does not have."""
 
     def __init__(self, name: str, known: str):
         super().__init__(Code.NOT_FOUND, f"model: {name!r} is not served here; known: {known}")
 
 
 class ContextOverflow(InvalidArgument):
-    """A prompt and answer that are longer than any worker can hold. Told in OpenAI's words: clients
-    look for them before they shorten a conversation or fall back to another model."""
+    """A prompt and answer longer than any worker can hold.
+
+    The message has OpenAI's wording, which clients match to shorten a conversation or to fall back
+    to another model.
+    """
 
     def __init__(self, field: str, sentence: str):
         ServiceError.__init__(self, Code.INVALID_ARGUMENT, sentence)
@@ -20,14 +23,14 @@ class ContextOverflow(InvalidArgument):
 
     @classmethod
     def counted(
-        cls, prompt_tokens: int, answer_tokens: int, most_tokens: int, bound: str
+        cls, prompt_tokens: int, answer_tokens: int, max_tokens: int, bound: str
     ) -> "ContextOverflow":
-        """`bound`: what sets `most_tokens`, as the model or the cache."""
-        field = "prompt" if prompt_tokens >= most_tokens else "max_tokens"
+        """`bound`: what sets `max_tokens`, such as the model or the cache."""
+        field = "prompt" if prompt_tokens >= max_tokens else "max_tokens"
         return cls(
             field,
-            f"This model's maximum context length is {most_tokens} tokens. However, you requested "
+            f"This model's maximum context length is {max_tokens} tokens. However, you requested "
             f"{prompt_tokens + answer_tokens} tokens ({prompt_tokens} in the messages, "
             f"{answer_tokens} in the completion). Please reduce the length of the messages or "
-            f"completion. ({most_tokens} tokens are what {bound} can hold.)",
+            f"completion. ({max_tokens} tokens are what {bound} can hold.)",
         )

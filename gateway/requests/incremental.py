@@ -1,5 +1,4 @@
-"""An answer's text as its tokens come: an incremental detokenizer, and the search for stop strings.
-Pure."""
+"""Incremental detokenization and the search for stop strings. Pure."""
 
 import logging
 from collections.abc import Mapping, Sequence, Set
@@ -11,10 +10,10 @@ log = logging.getLogger(__name__)
 
 
 class Detokenizer:
-    """Turns one answer's tokens into text as they come, never splitting a character.
+    """Decodes the tokens of one answer incrementally, never splitting a character.
 
-    What `feed` and `flush` return, joined, is the decoding of all tokens fed; but for a last token
-    that is one of `silent` and has ended the answer, which is no text.
+    The joined results of `feed` and `flush` are the decoding of all tokens. A last token in
+    `silent` that ends the answer adds no text.
     """
 
     def __init__(
@@ -24,43 +23,43 @@ class Detokenizer:
         silent: Set[int] = frozenset(),
         unspaced: Mapping[int, str] | None = None,
     ):
-        """`unspaced`: the special tokens' texts, where none is put between two of them."""
+        """`unspaced`: the texts of special tokens, if there is no space between two of them."""
         self._backend = backend
         self._skips = skip_special_tokens
         self._silent = silent
         self._unspaced = unspaced
         self._stream = DecodeStream(skip_special_tokens=skip_special_tokens)
         self._tokens: list[int] = []
-        self._kept: list[int] = []  # a last token that may turn out to be no text
+        self._held: list[int] = []  # a silent last token, until more tokens follow
         self._emitted_chars = 0
         self._complete = True
         self._after_special = False
 
     def feed(self, token_ids: Sequence[int]) -> str:
-        """The text that has become certain; empty while a character is incomplete."""
+        """The new text; empty while a character is incomplete."""
         ids = list(token_ids)
         if self._silent:
-            ids = self._kept + ids
-            self._kept = [ids.pop()] if ids and ids[-1] in self._silent else []
+            ids = self._held + ids
+            self._held = [ids.pop()] if ids and ids[-1] in self._silent else []
             if not ids:
                 return ""
         return self._decode(ids) if self._unspaced is None else self._decode_unspaced(ids)
 
     def flush(self, stopped: bool = False) -> str:
-        """The rest, at the end of the answer: a last incomplete character is U+FFFD. `stopped`: its
-        last token has ended it."""
-        kept, self._kept = self._kept, []
+        """The rest at the end of the answer; an incomplete character is U+FFFD. `stopped`: the
+        last token ended the answer."""
+        held, self._held = self._held, []
         text = ""
-        if kept and not stopped:
-            text = self._decode(kept) if self._unspaced is None else self._decode_unspaced(kept)
+        if held and not stopped:
+            text = self._decode(held) if self._unspaced is None else self._decode_unspaced(held)
         return text + self._rest()
 
     def _decode(self, ids: list[int]) -> str:
         self._tokens += ids
         try:
             text = self._stream.step(self._backend, ids)
-        except Exception:  # the decoding of all is not an extension of its parts
-            log.warning("incremental decoding lost its place; starting anew")
+        except Exception:  # the complete decoding does not extend the partial one
+            log.warning("incremental decoding failed; decoding the answer again from its start")
             return self._restart()
         self._complete = text is not None
         if text is None:
@@ -94,20 +93,20 @@ class Detokenizer:
 
 
 class StopMatcher:
-    """Finds the first stop string to be completed, holding back what may be its beginning.
+    """Finds the first completed stop string, and withholds text that may be its beginning.
 
-    What it finds does not depend on how the text is cut: it is what reading one character at a
-    time would find; of two completed by the same character, the longer counts.
+    The result does not depend on how the text is split: it equals reading one character at a time.
+    If one character completes two stop strings, the longer one counts.
     """
 
     def __init__(self, stops: Sequence[str], included: bool = False):
-        """`included`: the one that is found is part of the text."""
+        """`included`: the found stop string is part of the text."""
         self._stops = tuple(stops)
         self._included = included
         self._held = ""
 
     def feed(self, text: str) -> tuple[str, bool]:
-        """The text that is safe to send, and whether a stop string was found at its end."""
+        """The text that can be sent, and whether a stop string ends it."""
         text = self._held + text
         ends = [(at + len(s), at) for s in self._stops if (at := text.find(s)) >= 0]
         if ends:
@@ -119,12 +118,12 @@ class StopMatcher:
         return text[: len(text) - keep], False
 
     def flush(self) -> str:
-        """What was held back, when the answer ends without a stop string."""
+        """The withheld text, if the answer ends without a stop string."""
         held, self._held = self._held, ""
         return held
 
 
 def _overlap(text: str, stop: str) -> int:
-    """The longest proper prefix of `stop` that `text` ends with; O(len(stop))."""
+    """Length of the longest proper prefix of `stop` that `text` ends with. O(len(stop))."""
     longest = min(len(stop) - 1, len(text))
     return next((k for k in range(longest, 0, -1) if text.endswith(stop[:k])), 0)

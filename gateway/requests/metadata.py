@@ -1,4 +1,4 @@
-"""What a gRPC call says beside its message: how long it may take, its id and its key."""
+"""Metadata of a gRPC call: timeout, request id and API key."""
 
 from collections.abc import Mapping
 from math import inf
@@ -11,29 +11,29 @@ from gateway.requests.sla import OTHER
 from protos.generated import common_pb2
 from services.runtime.errors import InvalidArgument
 
-DEADLINE_MARGIN_S = 0.05  # of a gRPC deadline, so that the answer so far still arrives
+DEADLINE_MARGIN_S = 0.05  # before a gRPC deadline, so that the answer so far still arrives
 TIMEOUT_KEY = "x-request-timeout-s"
 AUTHORIZATION = "authorization"
 
 
 def metadata_of(context: Any) -> Mapping[str, str]:
-    """Of a call; of a name that comes twice, the last."""
+    """The call's metadata; of a repeated name, the last value."""
     return {key: str(value) for key, value in context.invocation_metadata() or ()}
 
 
 def key_of(metadata: Mapping[str, str]) -> str:
-    """The API key; empty without one."""
+    """The API key, or an empty string."""
     return bearer(metadata.get(AUTHORIZATION, ""))
 
 
 async def greet(context: Any, metadata: Mapping[str, str], key_name: str) -> None:
-    """This task serves the call from here on; its client is told its id before anything else."""
+    """Sets the caller of the present task and sends the request id as initial metadata."""
     calling = introduce(metadata.get(REQUEST_ID, ""), key_name)
     await context.send_initial_metadata(((REQUEST_ID, calling.request_id),))
 
 
 def timeout_s(context: Any, metadata: Mapping[str, str]) -> float:
-    """From the call's own deadline, and from metadata as over HTTP; infinite without either."""
+    """The shorter of the gRPC deadline and the timeout in the metadata; infinite without both."""
     remaining_s = cast(float | None, context.time_remaining())
     limit_s = inf
     if remaining_s is not None:
@@ -44,12 +44,12 @@ def timeout_s(context: Any, metadata: Mapping[str, str]) -> float:
 
 
 def class_of(sla: common_pb2.Sla) -> str:
-    """The class that a client names; with budgets of its own it is none of ours."""
+    """The class name in a request; OTHER for one with explicit budgets."""
     return OTHER if any(field.name != "name" for field, _ in sla.ListFields()) else sla.name
 
 
 def parse_timeout(text: str) -> float:
-    """The value of `x-request-timeout-s`; raises InvalidArgument."""
+    """The value of `x-request-timeout-s`. Raises InvalidArgument."""
     try:
         timeout_s = float(text)
     except ValueError:

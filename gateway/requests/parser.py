@@ -1,47 +1,46 @@
-"""From a GenerateRequest to a `Generation`: everything checked and resolved, or one named fault."""
+"""Checks a ClientRequest and resolves it to a `Generation`, or raises an error naming a field."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf, isfinite
 from typing import Any
 
-from google.protobuf.message import Message
-
 from gateway.config import GatewayConfig
-from gateway.requests import prompts
 from gateway.requests import sla as slas
+from gateway.requests.client_request import ClientRequest, Conversation
 from gateway.requests.errors import ContextOverflow, UnknownModel
+from gateway.requests.prompts import tokenize_prompt, truncate_prompt
 from gateway.requests.sampling import (
     MAX_STOP_TOKENS,
     RANGES,
     SWITCHES,
     Sampling,
-    fault_of,
-    fault_of_bad_words,
-    fault_of_bias,
-    fault_of_ids,
-    fault_of_stops,
+    find_bad_word_fault,
+    find_bias_fault,
+    find_id_fault,
+    find_range_fault,
+    find_stop_fault,
 )
 from gateway.requests.text import Text
-from protos.generated import common_pb2, gateway_pb2
 from services.core import Sla
 from services.runtime.errors import InvalidArgument
 
-MAX_NAME_CHARS = 256  # of an application's name, a cache salt and a user
-MAX_ID_CHARS = 128  # of an id that a client gives its request
-# Fields that name single tokens, or words: what is wrong with them, given the vocabulary's size.
-STEERING: Mapping[str, Callable[[Any, int], str | None]] = {
-    "stop_token_ids": lambda ids, size: fault_of_ids(ids, size, MAX_STOP_TOKENS),
-    "allowed_token_ids": lambda ids, size: fault_of_ids(ids, size, size),
-    "logit_bias": fault_of_bias,
-    "bad_words": lambda words, _: fault_of_bad_words(words),
+MAX_NAME_CHARS = 256  # of an application, a cache salt and a user
+MAX_ID_CHARS = 128  # of a request id
+MAX_ANSWERS = 32  # earlier answers given to the predictor; the last ones tell most
+MAX_UTF8_BYTES = 4  # of a character
+# Fields that name tokens or words: the fault of a value, given the vocabulary size.
+TOKEN_FIELDS: Mapping[str, Callable[[Any, int], str | None]] = {
+    "stop_token_ids": lambda ids, size: find_id_fault(ids, size, MAX_STOP_TOKENS),
+    "allowed_token_ids": lambda ids, size: find_id_fault(ids, size, size),
+    "logit_bias": find_bias_fault,
+    "bad_words": lambda words, _: find_bad_word_fault(words),
 }
-MAX_ANSWERS = 32  # earlier answers told to the predictor; the last ones say most
 
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """The longest prompt + answer there is room for, and what sets that bound."""
+    """The longest prompt and answer that some worker can hold, and what sets that limit."""
 
     tokens: int
     bound: str
@@ -49,7 +48,7 @@ class Reach:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """One prompt to answer, in every respect decided."""
+    """One prompt to answer, checked and resolved."""
 
     model: str
     prompt_ids: Sequence[int] = field(repr=False)
@@ -60,18 +59,18 @@ class Generation:
     application: str = ""
     instruction: str = field(default="", repr=False)
     user_input: str = field(default="", repr=False)
-    answer_tokens: tuple[int, ...] = ()  # of the conversation's earlier answers, about
-    cache_salt: str = field(default="", repr=False)  # whose cached prefixes it may share
-    user: str = field(default="", repr=False)  # whose it is, as its client says
-    include_forecast: bool = False  # its client is told what is foreseen of each choice
-    priority: int = 0  # lower goes before higher
-    request_id: str = ""  # as its client calls it; empty: not at all
-    scores_only: bool = False  # the one token of its answer is drawn for nobody
-    traceparent: str = ""  # what it is traced under; empty: nobody records it
+    answer_tokens: tuple[int, ...] = ()  # of the conversation's earlier answers, approximate
+    cache_salt: str = field(default="", repr=False)  # requests with one salt share prefixes
+    user: str = field(default="", repr=False)
+    include_forecast: bool = False  # the client receives forecasts of each choice
+    priority: int = 0  # lower runs first
+    request_id: str = ""  # the client's name for it; empty: none
+    scores_only: bool = False  # the answer's one token is discarded
+    traceparent: str = ""  # empty: not traced
 
     @property
     def tenant(self) -> str:
-        """Whose share it counts to: a salt keeps tenants apart already, a user is but named."""
+        """The tenant for fair sharing: the salt if there is one, else the user."""
         return self.cache_salt or self.user
 
     @property
@@ -81,15 +80,15 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """When a request came, how long it may take, and what of its SLA was read at the door."""
+    """Arrival time and timeout of a request, and its SLA class as far as known on arrival."""
 
     arrival_s: float
     timeout_s: float = inf
-    sla_class: str = ""  # as its client has it; empty: the default
+    sla_class: str = ""  # as the client named it; empty: the default
 
 
 class Parser:
-    """Checks requests against one model's text, the config's bounds and the fleet's reach."""
+    """Checks requests against a model's tokenizer, the config's limits and the fleet's reach."""
 
     def __init__(
         self,
@@ -98,27 +97,26 @@ class Parser:
         draw_seed: Callable[[], int],
         defaults: Mapping[str, float] | None = None,
     ):
-        """`defaults` stand for sampling fields that a request leaves out."""
+        """`defaults` replace sampling fields that a request leaves out."""
         self._config = config
         self._defaults = defaults or {}
         self._text = text
         self._draw_seed = draw_seed
         self._slas = config.slas
 
-    def parse(self, request: gateway_pb2.GenerateRequest, reach: Reach, clock: Clock) -> Generation:
-        """Raises InvalidArgument naming the field, or UnknownModel."""
+    def parse(self, request: ClientRequest, reach: Reach, clock: Clock) -> Generation:
+        """Raises InvalidArgument naming the field, or UnknownModel. Safe in any thread."""
         self.check_model(request.model)
         _check_names(request)
-        sla = self._parse_sla(request.sla)
-        scores_only = _scores_only(request.sampling)
-        self._check_sampling(request.sampling, scores_only)
-        prompt_ids = self.prompt_ids(request)
-        wanted = 1 if scores_only else _wanted(request.sampling)
-        if request.HasField("truncate_prompt_tokens"):
+        sla = self._resolve_sla(request)
+        self._check_sampling(request)
+        prompt_ids = self.tokenize(request)
+        wanted = 1 if request.scores_only else request.sampling.get("max_tokens")
+        if request.truncate_prompt_tokens is not None:
             room = reach.tokens - (wanted or 1)
-            prompt_ids = prompts.cut(prompt_ids, request.truncate_prompt_tokens, room)
-        sampling = self._resolve(request.sampling, wanted, len(prompt_ids), reach)
-        instruction, user_input = _prompt_text(request, self._config.max_text_bytes)
+            prompt_ids = truncate_prompt(prompt_ids, request.truncate_prompt_tokens, room)
+        sampling = self._resolve_sampling(request.sampling, wanted, len(prompt_ids), reach)
+        instruction, user_input = _select_predictor_text(request, self._config.max_text_bytes)
         return Generation(
             self._config.model_name,
             prompt_ids,
@@ -129,130 +127,122 @@ class Parser:
             request.application,
             instruction,
             user_input,
-            _answer_tokens(request.chat, len(prompt_ids)),
+            _estimate_answer_tokens(request, len(prompt_ids)),
             request.cache_salt,
             request.user,
             request.include_forecast,
             request.priority,
             request.request_id,
-            scores_only,
+            request.scores_only,
         )
 
-    def prompt_ids(self, request: gateway_pb2.GenerateRequest) -> Sequence[int]:
-        """Of a prompt or conversation, however many. Raises InvalidArgument naming the field."""
-        return prompts.prompt_ids(self._text, request)
+    def tokenize(self, request: ClientRequest) -> Sequence[int]:
+        """Token ids of the prompt, however many. Raises InvalidArgument naming the field."""
+        return tokenize_prompt(self._text, request)
 
     def check_model(self, name: str) -> None:
         """Raises UnknownModel unless `name` is empty or the served model."""
         if name and name != self._config.model_name:
             raise UnknownModel(name[:MAX_NAME_CHARS], self._config.model_name)
 
-    def _parse_sla(self, message: common_pb2.Sla) -> Sla:
-        budgets = _given(message, slas.BUDGETS)
+    def _resolve_sla(self, request: ClientRequest) -> Sla:
+        default = self._config.default_sla
         try:
-            return slas.resolve(self._slas, self._config.default_sla, message.name, budgets)
+            return slas.resolve(self._slas, default, request.sla_class, request.sla_budgets)
         except slas.SlaError as error:
             raise InvalidArgument("sla", str(error)) from None
 
-    def _check_sampling(self, given: common_pb2.Sampling, scores_only: bool) -> None:
-        size = self._text.vocabulary_tokens
-        for name, value in _given(given, RANGES).items():
-            if (fault := fault_of(name, value)) and not (scores_only and name == "max_tokens"):
+    def _check_sampling(self, request: ClientRequest) -> None:
+        given, size = request.sampling, self._text.vocabulary_tokens
+        for name in (each for each in RANGES if each in given):
+            ignored = request.scores_only and name == "max_tokens"
+            if not ignored and (fault := find_range_fault(name, given[name])):
                 raise InvalidArgument(name, fault)
-        if given.n > self._config.max_choices:
+        if request.choices > self._config.max_choices:
             most = self._config.max_choices
-            raise InvalidArgument("n", f"at most {most} choices, not {given.n}")
-        stops = fault_of_stops(given.stop, self._config.max_stop_chars)
-        if stops:
-            raise InvalidArgument("stop", stops)
-        for name, check in STEERING.items():
-            listed = getattr(given, name)
-            if listed and (fault := check(listed, size)):
+            raise InvalidArgument("n", f"at most {most} choices, not {request.choices}")
+        if fault := find_stop_fault(given.get("stop", ()), self._config.max_stop_chars):
+            raise InvalidArgument("stop", fault)
+        for name, find_fault in TOKEN_FIELDS.items():
+            listed = given.get(name)
+            if listed and (fault := find_fault(listed, size)):
                 raise InvalidArgument(name, fault)
 
-    def _resolve(
-        self, given: common_pb2.Sampling, asked: int | None, prompt_tokens: int, reach: Reach
+    def _resolve_sampling(
+        self, given: Mapping[str, Any], wanted: int | None, prompt_tokens: int, reach: Reach
     ) -> Sampling:
         room = reach.tokens - prompt_tokens
-        wanted = max(1, room) if asked is None else asked
-        if wanted > room:
-            raise ContextOverflow.counted(prompt_tokens, wanted, reach.tokens, reach.bound)
-        fields = {**self._defaults, **_given(given, RANGES), **_given(given, SWITCHES)}
-        seed = given.seed if given.HasField("seed") else self._draw_seed()
-        fields |= {"seed": seed, "max_tokens": wanted, "stop": tuple(given.stop)}
-        fields["top_k"] = max(0, int(fields.get("top_k", 0)))  # -1 is vLLM's word for off
-        fields |= self._steered(given)
+        max_tokens = max(1, room) if wanted is None else wanted
+        if max_tokens > room:
+            raise ContextOverflow.counted(prompt_tokens, max_tokens, reach.tokens, reach.bound)
+        plain = {name: given[name] for name in (*RANGES, *SWITCHES) if name in given}
+        seed = given["seed"] if "seed" in given else self._draw_seed()
+        fields: dict[str, Any] = {**self._defaults, **plain}
+        fields |= {"seed": seed, "max_tokens": max_tokens, "stop": tuple(given.get("stop", ()))}
+        fields["top_k"] = max(0, int(fields.get("top_k", 0)))  # vLLM writes -1 for off
+        fields |= self._resolve_token_fields(given)
         resolved = Sampling(**fields)
-        if resolved.min_tokens > wanted:
-            raise InvalidArgument(
-                "min_tokens", f"{resolved.min_tokens} is over max_tokens, {wanted}"
-            )
+        if resolved.min_tokens > max_tokens:
+            fault = f"{resolved.min_tokens} is over max_tokens, {max_tokens}"
+            raise InvalidArgument("min_tokens", fault)
         return resolved
 
-    def _steered(self, given: common_pb2.Sampling) -> dict[str, Any]:
-        """What names single tokens, of those that few requests name."""
+    def _resolve_token_fields(self, given: Mapping[str, Any]) -> dict[str, Any]:
         fields: dict[str, Any] = {}
-        if given.stop_token_ids:
-            fields["stop_token_ids"] = frozenset(given.stop_token_ids)
-        if given.logit_bias:
-            fields["logit_bias"] = dict(given.logit_bias)
-        if given.allowed_token_ids:
-            fields["allowed_token_ids"] = tuple(dict.fromkeys(given.allowed_token_ids))
-        if given.bad_words:
-            words = dict.fromkeys(given.bad_words)
-            fields["bad_tokens"] = [ids for w in words for ids in self._text.sequences_of(w)]
+        if ids := given.get("stop_token_ids"):
+            fields["stop_token_ids"] = frozenset(ids)
+        if bias := given.get("logit_bias"):
+            fields["logit_bias"] = dict(bias)
+        if ids := given.get("allowed_token_ids"):
+            fields["allowed_token_ids"] = tuple(dict.fromkeys(ids))
+        if words := given.get("bad_words"):
+            unique = dict.fromkeys(words)
+            fields["bad_tokens"] = [ids for w in unique for ids in self._text.spell_word(w)]
         return fields
 
 
 def check_timeout(field_name: str, timeout_s: float) -> float:
-    """A timeout a client asked for; raises InvalidArgument unless positive and finite."""
+    """The timeout itself. Raises InvalidArgument unless it is positive and finite."""
     if not (isfinite(timeout_s) and timeout_s > 0):
         fault = f"must be a positive number of seconds, not {timeout_s:g}"
         raise InvalidArgument(field_name, fault)
     return timeout_s
 
 
-def _check_names(request: gateway_pb2.GenerateRequest) -> None:
+def _check_names(request: ClientRequest) -> None:
     for name in ("application", "cache_salt", "user"):
         if len(getattr(request, name)) > MAX_NAME_CHARS:
             raise InvalidArgument(name, f"at most {MAX_NAME_CHARS} characters")
-    name = request.request_id
-    if len(name) > MAX_ID_CHARS or not name.isprintable() or " " in name:
+    request_id = request.request_id
+    if len(request_id) > MAX_ID_CHARS or not request_id.isprintable() or " " in request_id:
         raise InvalidArgument("request_id", f"at most {MAX_ID_CHARS} printable characters")
 
 
-def _scores_only(given: common_pb2.Sampling) -> bool:
-    """Whether it wants its prompt scored and no answer."""
-    none = given.HasField("max_tokens") and given.max_tokens == 0
-    return none and given.HasField("prompt_logprobs")
+def _select_predictor_text(request: ClientRequest, max_bytes: int) -> tuple[str, str]:
+    """What a content predictor reads: the system prompt, and the last user message or the text."""
+    match request.prompt:
+        case Conversation(messages):
+            system = next((m["content"] for m in messages if m["role"] == "system"), "")
+            user = next((m["content"] for m in reversed(messages) if m["role"] == "user"), "")
+            return _cut(system, max_bytes), _cut(user, max_bytes)
+        case str() as text:
+            return "", _cut(text, max_bytes)
+        case _:
+            return "", ""
 
 
-def _wanted(given: common_pb2.Sampling) -> int | None:
-    return given.max_tokens if given.HasField("max_tokens") else None
-
-
-def _given(message: Message, fields: Iterable[str]) -> dict[str, Any]:
-    """Those of a message's optional fields that are set."""
-    return {name: getattr(message, name) for name in fields if message.HasField(name)}
-
-
-def _prompt_text(request: gateway_pb2.GenerateRequest, max_bytes: int) -> tuple[str, str]:
-    """What a content predictor reads: the system prompt, and the last user turn or the prompt."""
-    messages = request.chat.messages
-    system = next((m.content for m in messages if m.role == "system"), "")
-    user = next((m.content for m in reversed(messages) if m.role == "user"), request.prompt)
-    return _cut(system, max_bytes), _cut(user, max_bytes)
-
-
-def _answer_tokens(chat: gateway_pb2.Chat, prompt_tokens: int) -> tuple[int, ...]:
-    """Tokens of the assistant's earlier answers, by their share of the prompt's characters: exact
-    counts would cost a second tokenization, and a forecast needs none."""
-    chars = sum(len(message.content) for message in chat.messages)
-    answers = [len(m.content) for m in chat.messages if m.role == "assistant"]
+def _estimate_answer_tokens(request: ClientRequest, prompt_tokens: int) -> tuple[int, ...]:
+    """Approximate tokens of the assistant's earlier answers, by their share of the characters.
+    Exact counts would need a second tokenization; a forecast does not need them."""
+    if not isinstance(request.prompt, Conversation):
+        return ()
+    messages = request.prompt.messages
+    chars = sum(len(message["content"]) for message in messages)
+    answers = [len(m["content"]) for m in messages if m["role"] == "assistant"]
     return tuple(round(answer * prompt_tokens / chars) for answer in answers[-MAX_ANSWERS:])
 
 
 def _cut(text: str, max_bytes: int) -> str:
-    if len(text) * 4 <= max_bytes:
+    if len(text) * MAX_UTF8_BYTES <= max_bytes:
         return text
     return text[:max_bytes].encode()[:max_bytes].decode(errors="ignore")

@@ -1,16 +1,18 @@
-"""From what a request brings, a text, token ids or a conversation, to the prompt's token ids."""
+"""Token ids of a prompt: a text, token ids or a conversation."""
 
 import json
 from collections.abc import Mapping, Sequence
+from typing import assert_never
 
+from gateway.requests.client_request import ClientRequest, Conversation, TokenIds
 from gateway.requests.text import TemplateError, Text
-from protos.generated import gateway_pb2
 from services.runtime.errors import InvalidArgument
 
 ROLES = ("system", "user", "assistant")
-MAX_TEMPLATE_CHARS = 16_384  # of what a template is given beside the messages, as JSON
+MAX_TEMPLATE_CHARS = 16_384  # of template arguments as JSON
+TEMPLATE_FIELD = "chat_template_kwargs"
 
-# What a chat template is called with, or a renderer before it: no client's to say.
+# Arguments of a chat template, or of the code that renders it, that a client cannot set.
 RESERVED = frozenset(
     ("messages", "conversation", "conversations", "tools", "documents", "chat_template", "tokenize",
      "add_generation_prompt", "continue_final_message", "sanitize_control_tokens", "padding",
@@ -19,86 +21,81 @@ RESERVED = frozenset(
 )  # fmt: skip
 
 
-def prompt_ids(text: Text, request: gateway_pb2.GenerateRequest) -> Sequence[int]:
-    """All of them, however many, from any thread. Raises InvalidArgument naming the field."""
-    kind = request.WhichOneof("input")
-    if kind is None:
-        raise InvalidArgument("prompt", "missing; give prompt, prompt_tokens or chat")
-    ids = {"prompt": _raw, "prompt_tokens": _tokens, "chat": _chat}[kind](text, request)
+def tokenize_prompt(text: Text, request: ClientRequest) -> Sequence[int]:
+    """All token ids, however many; safe in any thread. Raises InvalidArgument naming the field."""
+    match request.prompt:
+        case None:
+            raise InvalidArgument("prompt", "missing; give prompt, prompt_tokens or chat")
+        case str() as prompt:
+            special = request.add_special_tokens is not False
+            ids: Sequence[int] = text.encode(prompt, special) if prompt else ()
+        case Conversation() as conversation:
+            ids = _render(text, conversation, request.add_special_tokens is True)
+        case list() as ids:
+            _check_ids(text, ids)
+        case unknown:
+            assert_never(unknown)
     if not ids:
         raise InvalidArgument("prompt", "must not be empty")
     return ids
 
 
-def cut(ids: Sequence[int], wanted: int, room: int) -> Sequence[int]:
-    """The last `wanted` of them, or for -1 as many as there is room for. Raises InvalidArgument."""
-    if wanted < -1 or wanted == 0:
-        raise InvalidArgument(
-            "truncate_prompt_tokens", f"must be at least 1, or -1 for what fits, not {wanted}"
-        )
-    return ids[-(wanted if wanted > 0 else max(1, room)) :]
+def truncate_prompt(ids: Sequence[int], keep_tokens: int, room_tokens: int) -> Sequence[int]:
+    """The last `keep_tokens` ids; for -1 the last `room_tokens`. Raises InvalidArgument."""
+    if keep_tokens < -1 or keep_tokens == 0:
+        message = f"must be at least 1, or -1 for as many as fit, not {keep_tokens}"
+        raise InvalidArgument("truncate_prompt_tokens", message)
+    return ids[-(keep_tokens if keep_tokens > 0 else max(1, room_tokens)) :]
 
 
-def _raw(text: Text, request: gateway_pb2.GenerateRequest) -> Sequence[int]:
-    if not request.prompt:
-        return ()
-    return text.encode(request.prompt, _special(request, True))
+def parse_template_kwargs(content: str) -> Mapping[str, object]:
+    """Template arguments from JSON; an empty text has none. Raises InvalidArgument."""
+    if not content:
+        return {}
+    check_template_size(content)
+    try:
+        given = json.loads(content)
+    except (ValueError, RecursionError):
+        raise InvalidArgument(TEMPLATE_FIELD, "must be a JSON object") from None
+    if not isinstance(given, dict):
+        raise InvalidArgument(TEMPLATE_FIELD, "must be a JSON object")
+    return given
 
 
-def _tokens(text: Text, request: gateway_pb2.GenerateRequest) -> Sequence[int]:
-    ids, size = list(request.prompt_tokens.ids), text.vocabulary_tokens
-    wrong = next((i for i in ids if i >= size), None)
+def check_template_size(content: str) -> None:
+    """Raises InvalidArgument if template arguments are too long as JSON."""
+    if len(content) > MAX_TEMPLATE_CHARS:
+        raise InvalidArgument(TEMPLATE_FIELD, f"at most {MAX_TEMPLATE_CHARS} characters as JSON")
+
+
+def _check_ids(text: Text, ids: TokenIds) -> None:
+    size = text.vocabulary_tokens
+    wrong = next((token for token in ids if token >= size), None)
     if wrong is not None:
         raise InvalidArgument("prompt", f"token id {wrong} is outside the vocabulary of {size}")
-    return ids
 
 
-def _chat(text: Text, request: gateway_pb2.GenerateRequest) -> Sequence[int]:
-    chat = request.chat
-    messages = [{"role": m.role, "content": m.content} for m in chat.messages]
+def _render(text: Text, conversation: Conversation, add_special_tokens: bool) -> Sequence[int]:
+    messages = conversation.messages
     if not messages:
         raise InvalidArgument("messages", "must not be empty")
     for at, message in enumerate(messages):
         if message["role"] not in ROLES:
             known = ", ".join(ROLES)
-            raise InvalidArgument(
-                f"messages[{at}].role", f"unknown role {message['role']!r}; known: {known}"
-            )
+            fault = f"unknown role {message['role']!r}; known: {known}"
+            raise InvalidArgument(f"messages[{at}].role", fault)
     if not any(message["content"] for message in messages):
         raise InvalidArgument("messages", "must not all be empty")
-    goes_on, opened = chat.continue_final_message, not chat.continue_final_message
-    if chat.HasField("add_generation_prompt"):
-        opened = chat.add_generation_prompt
-    if goes_on and opened:
-        raise InvalidArgument(
-            "continue_final_message", "can't be true where add_generation_prompt is"
-        )
-    template_kwargs = read_template_kwargs(chat.template_kwargs_json)
+    continued, opened = conversation.continue_final_message, conversation.add_generation_prompt
+    opened = not continued if opened is None else opened
+    if continued and opened:
+        fault = "cannot be true if add_generation_prompt is true"
+        raise InvalidArgument("continue_final_message", fault)
+    if reserved := sorted(conversation.template_kwargs.keys() & RESERVED):
+        raise InvalidArgument(TEMPLATE_FIELD, f"cannot set {reserved[0]}")
     try:
-        special = _special(request, False)
-        return text.encode_chat(messages, opened, goes_on, template_kwargs, special)
+        return text.encode_chat(
+            messages, opened, continued, conversation.template_kwargs, add_special_tokens
+        )
     except TemplateError as error:
         raise InvalidArgument("messages", str(error)) from None
-
-
-def read_template_kwargs(content: str) -> Mapping[str, object]:
-    """What a template is given beside the messages. Raises InvalidArgument."""
-    if not content:
-        return {}
-    name = "chat_template_kwargs"
-    if len(content) > MAX_TEMPLATE_CHARS:
-        raise InvalidArgument(name, f"at most {MAX_TEMPLATE_CHARS} characters as JSON")
-    try:
-        given = json.loads(content)
-    except (ValueError, RecursionError):
-        raise InvalidArgument(name, "must be a JSON object") from None
-    if not isinstance(given, dict):
-        raise InvalidArgument(name, "must be a JSON object")
-    if taken := sorted(given.keys() & RESERVED):
-        raise InvalidArgument(name, f"can't set {taken[0]}")
-    return given
-
-
-def _special(request: gateway_pb2.GenerateRequest, default: bool) -> bool:
-    given = request.HasField("add_special_tokens")
-    return request.add_special_tokens if given else default

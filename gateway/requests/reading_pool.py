@@ -1,5 +1,7 @@
-"""Texts are read in threads: a tokenizer, a chat template or a large body may take seconds, and the
-event loop has others' tokens to send."""
+"""Threads that tokenize prompts and parse large bodies.
+
+This work can take seconds, which would stall the tokens of other requests on the event loop.
+"""
 
 import asyncio
 import threading
@@ -13,8 +15,8 @@ from gateway.admission.door import Bar, Refused
 
 T = TypeVar("T")
 
-LARGE_BYTES = 64 * 2**10  # what takes some 0.1 s, where most texts take a millisecond
-READ_S = 0.01  # a guess at what one takes, for who is told to come again
+LARGE_BYTES = 64 * 2**10  # takes about 0.1 s; most texts take about 1 ms
+TYPICAL_READ_S = 0.01  # per job, to compute a refused request's retry time
 
 
 @dataclass(slots=True, eq=False)
@@ -22,7 +24,7 @@ class _Job:
     number: int
     work: Callable[[], Any]
     size_bytes: int
-    context: Context  # what is logged is about its request
+    context: Context  # its log lines belong to the request
     done: asyncio.Future[Any]
 
     @property
@@ -31,37 +33,37 @@ class _Job:
 
 
 class ReadingPool:
-    """Runs work in `threads`, in the order of coming, but that large texts leave one thread to the
-    others, where there are several. As many wait as may, in number and bytes; more are refused.
+    """Runs jobs in `threads` in order of arrival. Large jobs leave one of several threads free.
 
-    Who is cancelled while it waits gives its place back at once; what has begun is finished, and
-    nobody learns of it. Used from one event loop. O(1) each; a cancel O(waiting). A thread goes
-    from one job to the next by itself, and of several that are done the loop is woken once.
+    The queue is limited in jobs and bytes; a job above the limit is refused. A cancelled waiting
+    job leaves the queue at once; a cancelled running job finishes and its result is dropped. Used
+    from one event loop. O(1) per job, O(waiting) per cancellation. One wake-up of the loop delivers
+    all finished jobs.
     """
 
     def __init__(self, threads: int, max_waiting: int, max_waiting_bytes: int):
-        self._threads, self._most_large = threads, max(1, threads - 1)
+        self._threads, self._max_running_large = threads, max(1, threads - 1)
         self._max_waiting, self._max_waiting_bytes = max_waiting, max_waiting_bytes
         self._finished: deque[tuple[_Job, Any, BaseException | None]] = deque()
-        self._woken = self._closed = False
-        self._change = threading.Condition()  # what is below changes under it alone
-        self._waiting: dict[bool, deque[_Job]] = {False: deque(), True: deque()}  # by large or not
+        self._wake_pending = self._closed = False
+        self._change = threading.Condition()  # guards the fields below
+        self._waiting: dict[bool, deque[_Job]] = {False: deque(), True: deque()}  # key: large
         self._waiting_bytes = self._number = self._running_large = 0
-        self._started = self._running = 0  # threads, jobs in them
+        self._started = self._running = 0  # threads, running jobs
 
     @property
     def waiting(self) -> int:
-        """Jobs that no thread has begun."""
+        """Number of jobs that no thread has started."""
         return sum(map(len, self._waiting.values()))
 
     @property
     def free(self) -> bool:
-        """Whether one that is not large would be begun at once."""
+        """Whether a job that is not large would start at once."""
         return self._behind < 0
 
     async def run(self, work: Callable[[], T], size_bytes: int = 0) -> T:
-        """What `work` returns, or raises. It must not touch what belongs to the event loop. Raises
-        Refused when too much waits."""
+        """The result of `work`, which must not use objects of the event loop. Raises what `work`
+        raises, or Refused if too many jobs wait."""
         done = asyncio.get_running_loop().create_future()
         with self._change:
             self._check(size_bytes)
@@ -80,22 +82,22 @@ class ReadingPool:
                 self._forget(job)
 
     def close(self) -> None:
-        """Its threads end, once they have done what they do."""
+        """Ends the threads after their running jobs."""
         with self._change:
             self._closed = True
             self._change.notify_all()
 
     @property
     def _behind(self) -> int:
-        """Jobs that no thread is there for; negative: threads that none is there for."""
+        """Jobs in excess of threads; negative: idle threads."""
         return self.waiting + self._running - self._threads
 
     def _check(self, size_bytes: int) -> None:
         behind = self._behind
         full = behind >= self._max_waiting
         if full or (behind > 0 and self._waiting_bytes + size_bytes > self._max_waiting_bytes):
-            message = f"{behind} texts of {self._waiting_bytes} bytes wait to be read"
-            raise Refused(Bar.READING, message, behind * READ_S)
+            message = f"{behind} prompts of {self._waiting_bytes} bytes wait for tokenization"
+            raise Refused(Bar.READING, message, behind * TYPICAL_READ_S)
 
     def _start(self) -> None:
         self._started += 1
@@ -108,7 +110,7 @@ class ReadingPool:
                 self._waiting[job.large].remove(job)
                 self._waiting_bytes -= job.size_bytes
 
-    # In its threads
+    # In the threads
 
     def _work(self, loop: asyncio.AbstractEventLoop) -> None:
         job = self._next(None)
@@ -116,32 +118,34 @@ class ReadingPool:
             result, failure = None, None
             try:
                 result = job.context.run(job.work)
-            except BaseException as error:  # whoever waits for it is told
+            except BaseException as error:  # raised in `run`
                 failure = error
             self._finished.append((job, result, failure))
-            if not self._woken:
-                self._woken = True
+            if not self._wake_pending:
+                self._wake_pending = True
                 try:
                     loop.call_soon_threadsafe(self._finish)
-                except RuntimeError:  # it is closed, and nobody waits
+                except RuntimeError:  # the loop is closed
                     return
             job = self._next(job)
 
     def _next(self, before: _Job | None) -> _Job | None:
-        """The first that may be begun, once there is one; None at the end."""
+        """Waits for the next job that may start; None when the pool is closed."""
         with self._change:
             if before is not None:
                 self._running -= 1
                 self._running_large -= before.large
-            while (job := self._take()) is None and not self._closed:
+            while (job := self._pop()) is None and not self._closed:
                 self._change.wait()
             return job
 
-    def _take(self) -> _Job | None:
-        lanes = [self._waiting[False]]
-        if self._running_large < self._most_large:
-            lanes.append(self._waiting[True])
-        first = min((lane for lane in lanes if lane), key=lambda lane: lane[0].number, default=None)
+    def _pop(self) -> _Job | None:
+        queues = [self._waiting[False]]
+        if self._running_large < self._max_running_large:
+            queues.append(self._waiting[True])
+        first = min(
+            (queue for queue in queues if queue), key=lambda queue: queue[0].number, default=None
+        )
         if first is None:
             return None
         job = first.popleft()
@@ -153,7 +157,7 @@ class ReadingPool:
     # On the event loop
 
     def _finish(self) -> None:
-        self._woken = False
+        self._wake_pending = False
         while self._finished:
             job, result, failure = self._finished.popleft()
             if not job.done.done():

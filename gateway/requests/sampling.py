@@ -1,4 +1,4 @@
-"""Sampling parameters: what a request may ask for, checked field by field. Pure."""
+"""Sampling parameters and the checks of each field. Pure."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from math import isfinite
 MAX_STOPS = 16
 MAX_LOGPROBS = 20
 MAX_STOP_TOKENS = 128
-MAX_BIASES = 300  # as at OpenAI
+MAX_BIASES = 300  # OpenAI's limit
 MAX_BIAS = 100.0
 MAX_BAD_WORDS = 128
 MAX_BAD_WORD_CHARS = 256
@@ -16,7 +16,7 @@ SEED_SPAN = 2**64  # seeds are int64
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How tokens are drawn and read, resolved: every field has a value, the seed included."""
+    """Resolved sampling parameters: every field has a value, including the seed."""
 
     seed: int
     max_tokens: int
@@ -35,21 +35,21 @@ class Sampling:
     stop_token_ids: frozenset[int] = frozenset()
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     allowed_token_ids: Sequence[int] = ()
-    bad_tokens: Sequence[Sequence[int]] = ()  # the last of one is never drawn behind the rest
+    bad_tokens: Sequence[Sequence[int]] = ()  # never the last token after the others
     prompt_logprobs: int | None = None
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
 
-    def seed_of(self, choice: int) -> int:
-        """Choices of one prompt draw from neighbouring seeds; wraps at the ends of int64."""
+    def choice_seed(self, choice: int) -> int:
+        """The seed of one choice: consecutive choices have consecutive seeds, wrapped to int64."""
         half = SEED_SPAN // 2
         return (self.seed + choice + half) % SEED_SPAN - half
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The values a number may take, and the sentence that says so."""
+    """The allowed values of a number, and the error sentence for others."""
 
     allows: Callable[[float], bool]
     sentence: str
@@ -72,7 +72,7 @@ RANGES: dict[str, Range] = {
     "n": Range(lambda v: v >= 1, "must be at least 1"),
 }
 
-# Fields of a message that are true or false.
+# Boolean fields.
 SWITCHES = (
     "ignore_eos",
     "include_stop_str_in_output",
@@ -81,16 +81,16 @@ SWITCHES = (
 )
 
 
-def fault_of(field: str, value: float) -> str | None:
-    """What is wrong with a number, or None."""
+def find_range_fault(field: str, value: float) -> str | None:
+    """The error sentence for a number, or None."""
     if not isfinite(value):
         return f"must be a finite number, not {value}"
-    known = RANGES[field]
-    return None if known.allows(value) else f"{known.sentence}, not {value:g}"
+    allowed = RANGES[field]
+    return None if allowed.allows(value) else f"{allowed.sentence}, not {value:g}"
 
 
-def fault_of_stops(stops: Sequence[str], max_chars: int) -> str | None:
-    """What is wrong with the stop strings, or None."""
+def find_stop_fault(stops: Sequence[str], max_chars: int) -> str | None:
+    """The error sentence for stop strings, or None."""
     if len(stops) > MAX_STOPS:
         return f"at most {MAX_STOPS} strings, got {len(stops)}"
     if not all(stops):
@@ -99,24 +99,24 @@ def fault_of_stops(stops: Sequence[str], max_chars: int) -> str | None:
     return f"at most {max_chars} characters each, got {longest}" if longest > max_chars else None
 
 
-def fault_of_ids(ids: Sequence[int], vocabulary: int, most: int) -> str | None:
-    """What is wrong with a list of token ids, or None."""
-    if len(ids) > most:
-        return f"at most {most} token ids, got {len(ids)}"
+def find_id_fault(ids: Sequence[int], vocabulary: int, max_ids: int) -> str | None:
+    """The error sentence for a list of token ids, or None."""
+    if len(ids) > max_ids:
+        return f"at most {max_ids} token ids, got {len(ids)}"
     wrong = next((token for token in ids if not 0 <= token < vocabulary), None)
     return None if wrong is None else f"token id {wrong} is outside the vocabulary of {vocabulary}"
 
 
-def fault_of_bias(bias: Mapping[int, float], vocabulary: int) -> str | None:
-    """What is wrong with what is added to tokens' logits, or None."""
+def find_bias_fault(bias: Mapping[int, float], vocabulary: int) -> str | None:
+    """The error sentence for a logit bias, or None."""
     wrong = next((value for value in bias.values() if not -MAX_BIAS <= value <= MAX_BIAS), None)
     if wrong is not None:
         return f"must be between {-MAX_BIAS:g} and {MAX_BIAS:g}, not {wrong:g}"
-    return fault_of_ids(tuple(bias), vocabulary, MAX_BIASES)
+    return find_id_fault(tuple(bias), vocabulary, MAX_BIASES)
 
 
-def fault_of_bad_words(words: Sequence[str]) -> str | None:
-    """What is wrong with the words an answer must not contain, or None."""
+def find_bad_word_fault(words: Sequence[str]) -> str | None:
+    """The error sentence for words that an answer must not contain, or None."""
     if len(words) > MAX_BAD_WORDS:
         return f"at most {MAX_BAD_WORDS} words, got {len(words)}"
     if not all(word.strip() for word in words):

@@ -1,4 +1,4 @@
-"""SLA classes, and how a request names one. Pure."""
+"""SLA classes and the SLA header. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -8,20 +8,21 @@ from typing import Any
 from services.core import Sla
 
 BUDGETS = ("ttft_s", "tpot_s", "mtpot_s")
-OTHER = "custom"  # the class of requests that bring budgets of their own
+OTHER = "custom"  # the class of requests with explicit budgets
 
 
 class SlaError(ValueError):
-    """What a client can change about the SLA it asked for."""
+    """An invalid SLA in a request."""
 
 
 def resolve(
     classes: Mapping[str, Sla], default: str, name: str, budgets: Mapping[str, float]
 ) -> Sla:
-    """The class of that name (empty: the default). Explicit budgets, over those of a class that is
-    named or of none, make it OTHER: what is judged by other budgets is not counted as the class.
+    """The class of that name; an empty name is the default.
 
-    Raises SlaError for an unknown class, an unknown budget, or one that is no positive number.
+    Explicit budgets replace those of the named class, or of a class without limits, and make the
+    result OTHER: a request with other budgets does not count towards the class. Raises SlaError for
+    an unknown class, an unknown budget, or a budget that is not a positive number.
     """
     chosen = classes.get(name or default)
     if chosen is None:
@@ -37,7 +38,7 @@ def resolve(
 
 
 def parse_header(text: str) -> tuple[str, dict[str, float]]:
-    """`interactive`, `ttft_s=0.5,tpot_s=0.05`, or both: the class name, and explicit budgets."""
+    """Class name and explicit budgets of `interactive`, `ttft_s=0.5,tpot_s=0.05`, or both."""
     name, budgets = "", {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         key, equals, value = (side.strip() for side in part.partition("="))

@@ -1,4 +1,4 @@
-"""Between text and tokens: a model's tokenizer, its chat template and what bounds them."""
+"""A model's tokenizer, chat template and context size."""
 
 import json
 import os
@@ -16,22 +16,22 @@ from services.runtime.config import ConfigError
 PLAIN_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
 CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")
 
-PLAIN = Sampling(seed=0, max_tokens=1)  # its text as it is where a request says nothing of that
+PLAIN = Sampling(seed=0, max_tokens=1)  # default text options
 NONE: frozenset[int] = frozenset()
 
 
 class TemplateError(ValueError):
-    """A conversation that the model's chat template refuses, or a model without one."""
+    """The chat template rejects a conversation, or the model has no template."""
 
 
 class Text:
-    """A model's tokenizer and the facts of its config.json that bound a request.
+    """A model's tokenizer and the limits in its config.json.
 
-    Raises ConfigError, one line, when the folder is missing or its files cannot be read.
+    Raises ConfigError if the folder is missing or a file cannot be read.
     """
 
     def __init__(self, model: str, chat_template: str = ""):
-        """`chat_template`: a file whose template stands for the model's own; empty: its own."""
+        """`chat_template`: file of a template that replaces the model's; empty: the model's."""
         self._model = model
         self._tokenizer = _load_tokenizer(model)
         if chat_template:
@@ -48,11 +48,11 @@ class Text:
         self._added = {token_id: token.content for token_id, token in added.items()}
         self._specials = {i: text for i, text in self._added.items() if added[i].special}
         self.eos_ids = self._read_eos_ids(config)
-        self._seen_eos_ids = self.eos_ids - self._specials.keys()
+        self._visible_eos_ids = self.eos_ids - self._specials.keys()
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text, with the special tokens the model wants around it. A batch of one:
-        other threads go on meanwhile, as they don't beside the tokenizer's `encode`."""
+        """Token ids of a text, with the special tokens that the model puts around it. Uses a batch
+        of one because `encode_batch`, unlike `encode`, releases the GIL."""
         (read,) = self.backend.encode_batch([text], add_special_tokens=add_special_tokens)
         return list(read.ids)
 
@@ -64,7 +64,7 @@ class Text:
         template_kwargs: Mapping[str, object] | None = None,
         add_special_tokens: bool = False,
     ) -> list[int]:
-        """Token ids of a conversation up to where the assistant answers, or goes on."""
+        """Token ids of a conversation, up to the assistant's answer or its continuation."""
         if not self._tokenizer.chat_template:
             raise TemplateError("this model has no chat template; send a prompt instead")
         try:
@@ -75,27 +75,29 @@ class Text:
                 continue_final_message=continue_final_message,
                 **(template_kwargs or {}),
             )
-        except Exception as error:  # whatever a template raises, its text is for the user
-            raise TemplateError((str(error).splitlines() or ["it fails"])[0][:300]) from None
+        except Exception as error:  # a template may raise anything; the user needs its message
+            raise TemplateError(
+                (str(error).splitlines() or ["the chat template failed"])[0][:300]
+            ) from None
         return self.encode(cast(str, rendered), add_special_tokens)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return self.backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
 
     def detokenizer(self, sampling: Sampling = PLAIN) -> Detokenizer:
-        """For one answer. The token that has ended it, the model's own or one that the request
-        names, is text only where stop strings are, and it is no special one that is skipped."""
-        skips = sampling.skip_special_tokens
+        """The detokenizer of one answer. The token that ends it, the model's or one of the request,
+        is text only with `include_stop_str_in_output`, and not if it is a skipped special token."""
+        skip = sampling.skip_special_tokens
         silent: Set[int] = NONE
         if not sampling.include_stop_str_in_output:
-            seen = self._seen_eos_ids if skips else self.eos_ids
-            silent = sampling.stop_token_ids | (NONE if sampling.ignore_eos else seen)
-        spaced = skips or sampling.spaces_between_special_tokens
-        return Detokenizer(self.backend, skips, silent, None if spaced else self._specials)
+            visible = self._visible_eos_ids if skip else self.eos_ids
+            silent = sampling.stop_token_ids | (NONE if sampling.ignore_eos else visible)
+        spaced = skip or sampling.spaces_between_special_tokens
+        return Detokenizer(self.backend, skip, silent, None if spaced else self._specials)
 
-    def sequences_of(self, word: str) -> Iterator[list[int]]:
-        """The tokens that spell a word where a text begins with it, and behind a space; once where
-        both begin alike, as the second is then the first behind a token for the space."""
+    def spell_word(self, word: str) -> Iterator[list[int]]:
+        """Token sequences of a word at the start of a text and after a space. One sequence if the
+        second is the first after a token for the space."""
         word = word.lstrip()
         alone, spaced = (self.encode(text, add_special_tokens=False) for text in (word, f" {word}"))
         if alone:
@@ -104,11 +106,11 @@ class Text:
             yield spaced
 
     def token_text(self, token_id: int) -> str:
-        """A token by itself; an incomplete character reads as U+FFFD."""
+        """The text of one token; an incomplete character is U+FFFD."""
         return self.backend.decode([token_id], skip_special_tokens=False)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes a single token stands for; part of a character where it is that."""
+        """The bytes of one token, which may be part of a character."""
         token = self.backend.id_to_token(token_id)
         if token is None:
             return b""
@@ -121,10 +123,10 @@ class Text:
         return self.backend.decode([token_id], skip_special_tokens=False).encode()
 
     def _read_eos_ids(self, config: Mapping[str, Any]) -> frozenset[int]:
-        """The tokens that end an answer, as a worker takes them."""
+        """The tokens that end an answer, read as the worker reads them."""
         try:
             generation = _read_json(Path(self._model) / "generation_config.json")
-        except ConfigError:  # told by who reads sampling defaults there, unless it is left out
+        except ConfigError:  # reported when the sampling defaults are read
             generation = {}
         given = generation.get("eos_token_id", config.get("eos_token_id"))
         given = self._tokenizer.eos_token_id if given is None else given
@@ -133,7 +135,7 @@ class Text:
 
     @cached_property
     def _byte_of(self) -> dict[str, int] | None:
-        """The byte-level alphabet, for tokenizers that write in it."""
+        """Byte of each character of the byte-level alphabet, for tokenizers that use it."""
         return _byte_alphabet() if "ByteLevel" in repr(self.backend.decoder) else None
 
 
@@ -144,7 +146,7 @@ def _load_tokenizer(model: str) -> Any:
             raise ConfigError(f"gateway.model: there is no folder {model}")
     try:
         tokenizer = _loader(Path(model))(model)
-    except Exception as error:  # any of a dozen types; the first line says what is missing
+    except Exception as error:  # of many types; the first line names what is missing
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ConfigError(f"gateway.model: no usable tokenizer in {model}: {reason}") from None
     if getattr(tokenizer, "backend_tokenizer", None) is None:
@@ -160,8 +162,8 @@ def _read_template(path: Path) -> str:
 
 
 def _loader(folder: Path) -> Callable[[str], Any]:
-    """A plain tokenizer is loaded as what it is. Only one with a class of its own needs the
-    machinery that finds it, which imports torch, seconds and hundreds of megabytes of it."""
+    """The function that loads a tokenizer. Only a tokenizer with a class of its own needs
+    AutoTokenizer, whose import of torch takes seconds and hundreds of megabytes."""
     stated = folder / "tokenizer_config.json"
     kind = json.loads(stated.read_text()).get("tokenizer_class") if stated.exists() else None
     if kind in PLAIN_CLASSES:
@@ -174,7 +176,7 @@ def _loader(folder: Path) -> Callable[[str], Any]:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """A model's file, empty where it has none."""
+    """A JSON file of the model; empty if it does not exist."""
     try:
         content = json.loads(path.read_text()) if path.exists() else {}
     except (OSError, ValueError) as error:
@@ -185,7 +187,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's printable stand-ins: bytes that print are themselves, others follow U+0100."""
+    """GPT-2's printable alphabet: printable bytes map to themselves, others from U+0100 on."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}

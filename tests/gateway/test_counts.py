@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from foretoken import AsyncClient, ForetokenError
+from gateway.faces.grpc.decode import decode_request
 from observability.metrics import gateway as catalogue
 from protos.generated import common_pb2 as common
 from protos.generated import gateway_pb2
@@ -162,7 +163,9 @@ async def test_tokens_that_are_taken_late_count_against_the_sla_whoever_is_slow(
     house: House,
 ) -> None:
     request = gateway_pb2.GenerateRequest(prompt="1,", sla=common.Sla(mtpot_s=MTPOT["mtpot_s"]))
-    call = house.gateway.open([await house.gateway.parse(request, house.gateway.admit())])
+    call = house.gateway.open(
+        [await house.gateway.parse(decode_request(request), house.gateway.admit())]
+    )
 
     async def read() -> None:
         async for chunk in call.chunks():

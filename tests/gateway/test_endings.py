@@ -16,6 +16,7 @@ from foretoken import (
     ServerError,
     Unavailable,
 )
+from gateway.faces.grpc.decode import decode_request
 from protos.generated import common_pb2 as common
 from protos.generated import gateway_pb2, gateway_pb2_grpc
 from protos.generated import scheduler_pb2 as sched
@@ -75,7 +76,9 @@ async def test_an_http_client_that_hangs_up_cancels(house: House, stream: bool) 
 
 async def test_a_writer_that_does_not_come_back_is_let_go() -> None:
     async with housing(client_stall_s=0.2) as house:
-        call = house.gateway.open([await house.gateway.parse(REQUEST, house.gateway.admit())])
+        call = house.gateway.open(
+            [await house.gateway.parse(decode_request(REQUEST), house.gateway.admit())]
+        )
         chunks = call.chunks()
 
         async def write() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from foretoken import AsyncClient
+from gateway.faces.grpc.decode import decode_request
 from protos.generated import common_pb2 as common
 from protos.generated import gateway_pb2
 from protos.generated import scheduler_pb2 as sched
@@ -150,7 +151,9 @@ async def test_a_span_says_what_metrics_say_of_what_its_client_has(
     gateway = silent.gateway
     trace = gateway.traces.begin("chat", {}, {})
     request = gateway_pb2.GenerateRequest(prompt="1,", sla=common.Sla(ttft_s=ttft_s))
-    call = gateway.open([await gateway.parse(request, gateway.admit(), trace)], trace=trace)
+    call = gateway.open(
+        [await gateway.parse(decode_request(request), gateway.admit(), trace)], trace=trace
+    )
     silent.worker.send(await first_prompt(silent), 0, IDS, common.FINISH_REASON_STOP)
     await silent.until(lambda: call.lives[0].session.over)
     await asyncio.sleep(0.1)

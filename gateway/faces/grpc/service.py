@@ -1,10 +1,11 @@
-"""The gateway's gRPC face: parse, call, encode."""
+"""The gateway's gRPC service: decode, call, encode."""
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
 from typing import Any, cast
 
 from gateway.admission.keyed_calls import KeyedCalls
+from gateway.faces.grpc.decode import decode_request
 from gateway.gateway import Gateway
 from gateway.observed.traces import Trace
 from gateway.registration import add_to_server
@@ -23,7 +24,7 @@ RPC = {"rpc.system": "grpc", "rpc.method": f"{SERVICE_NAME}/Generate"}
 
 
 class GatewayService(gateway_pb2_grpc.GatewayServicer):
-    """Takes calls for a gateway that runs."""
+    """Serves the calls of a running gateway."""
 
     def __init__(self, gateway: Gateway):
         self._gateway = gateway
@@ -31,9 +32,9 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
     async def Generate(
         self, request: gateway_pb2.GenerateRequest | None, context: Any
     ) -> AsyncIterator[gateway_pb2.GenerateResponse]:
-        metadata = await self._greet(context)
+        metadata = await self._authenticate(context)
         if request is None:
-            raise InvalidArgument("", "the request is no valid GenerateRequest: bad UTF-8 or wire")
+            raise InvalidArgument("", "the message is not a valid GenerateRequest")
         chat = request.WhichOneof("input") == "chat"
         trace = self._gateway.traces.begin(
             genai.CHAT if chat else genai.TEXT_COMPLETION, metadata, RPC
@@ -43,13 +44,12 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
             sla_class = class_of(request.sla)
             clock = self._gateway.admit(timeout_s(context, metadata), choices, sla_class)
             await self._gateway.take_turn(sla_class)
-            call = self._gateway.open(
-                [await self._gateway.parse(request, clock, trace)], trace=trace
-            )
+            generation = await self._gateway.parse(decode_request(request), clock, trace)
+            call = self._gateway.open([generation], trace=trace)
             context.add_done_callback(lambda _: _close(call, trace))
             async with aclosing(call.chunks()) as chunks:
                 async for chunk in chunks:
-                    yield _encode(call, chunk)
+                    yield _encode_chunk(call, chunk)
                     trace.delivered()
             yield gateway_pb2.GenerateResponse(
                 request_id=call.answer_id,
@@ -61,8 +61,8 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
             )
             trace.end()
 
-    async def _greet(self, context: Any) -> Mapping[str, str]:
-        """What the call says beside its message; whose it is is known from here on."""
+    async def _authenticate(self, context: Any) -> Mapping[str, str]:
+        """The call's metadata. Checks the API key and sets the caller of the present task."""
         metadata = metadata_of(context)
         await greet(context, metadata, self._gateway.keyring.check(key_of(metadata)))
         return metadata
@@ -70,7 +70,7 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
     async def ListModels(
         self, request: gateway_pb2.ListModelsRequest, context: Any
     ) -> gateway_pb2.ListModelsResponse:
-        await self._greet(context)
+        await self._authenticate(context)
         model = gateway_pb2.Model(
             name=self._gateway.config.model_name,
             max_context_tokens=self._gateway.max_context_tokens,
@@ -80,12 +80,12 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
     async def Why(
         self, request: scheduler_pb2.WhyRequest, context: Any
     ) -> scheduler_pb2.WhyResponse:
-        await self._greet(context)
+        await self._authenticate(context)
         return await self._gateway.why(request.request_id)
 
 
 def mount(gateway: Gateway) -> Mount:
-    """What `services.runtime.server` serves."""
+    """The service for `services.runtime.server`."""
     keys = KeyedCalls(gateway.keyring)
     return Mount(SERVICE_NAME, add_to_server, GatewayService(gateway), [keys])
 
@@ -95,7 +95,7 @@ def _close(call: ClientCall, trace: Trace) -> None:
     trace.end()
 
 
-def _encode(call: ClientCall, chunk: ChoiceChunk) -> gateway_pb2.GenerateResponse:
+def _encode_chunk(call: ClientCall, chunk: ChoiceChunk) -> gateway_pb2.GenerateResponse:
     return gateway_pb2.GenerateResponse(
         request_id=call.answer_id,
         index=chunk.index,
@@ -103,17 +103,17 @@ def _encode(call: ClientCall, chunk: ChoiceChunk) -> gateway_pb2.GenerateRespons
         token_ids=chunk.token_ids,
         logprobs=cast(Any, chunk.logprobs),
         finish_reason=encode_reason(chunk.reason),
-        forecast=_encode_foreseen(chunk.forecast) if chunk.forecast else None,
+        forecast=_encode_forecast(chunk.forecast) if chunk.forecast else None,
         prompt_logprobs=cast(Any, chunk.prompt_logprobs),
     )
 
 
-def _encode_foreseen(seen: Foreseen) -> gateway_pb2.Foreseen:
+def _encode_forecast(forecast: Foreseen) -> gateway_pb2.Foreseen:
     return gateway_pb2.Foreseen(
-        expected_tokens=seen.expected_tokens,
-        low_tokens=seen.low_tokens,
-        high_tokens=seen.high_tokens,
-        end_s=seen.end_s,
-        ttft_s=seen.ttft_s,
-        sla_expected=seen.sla_expected,
+        expected_tokens=forecast.expected_tokens,
+        low_tokens=forecast.low_tokens,
+        high_tokens=forecast.high_tokens,
+        end_s=forecast.end_s,
+        ttft_s=forecast.ttft_s,
+        sla_expected=forecast.sla_expected,
     )

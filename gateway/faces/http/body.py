@@ -1,4 +1,4 @@
-"""Reading a request: its bounded JSON body and the headers that are ours."""
+"""Reading a request: its bounded JSON body and the headers of foretoken."""
 
 import asyncio
 import json
@@ -9,14 +9,13 @@ from typing import NoReturn, TypeVar
 from fastapi import Request
 
 from gateway.config import GatewayConfig
-from gateway.faces.http.answers.sse import until_disconnect
-from gateway.faces.http.errors import BodyTooLarge, BodyTooSlow, ClientGone
+from gateway.faces.http.answers.sse import run_until_disconnect
+from gateway.faces.http.errors import BodyTooLarge, BodyTooSlow, ClientDisconnected
 from gateway.faces.http.schema import Json
 from gateway.gateway import Gateway
 from gateway.requests.metadata import TIMEOUT_KEY, parse_timeout
 from gateway.requests.reading_pool import LARGE_BYTES
 from gateway.requests.sla import SlaError, parse_header
-from protos.generated import common_pb2
 from services.runtime.errors import InvalidArgument
 
 SLA_HEADER = "x-foretoken-sla"
@@ -25,8 +24,8 @@ APPLICATION_HEADER = "x-foretoken-application"
 T = TypeVar("T")
 
 
-async def read_bounded(request: Request, config: GatewayConfig) -> bytes:
-    """The body's bytes. Raises BodyTooLarge, BodyTooSlow, and ClientGone when its client leaves."""
+async def read_bytes(request: Request, config: GatewayConfig) -> bytes:
+    """The body. Raises BodyTooLarge, BodyTooSlow, or ClientDisconnected."""
     chunks, size = [], 0
     limit_bytes, loop = config.max_body_bytes, asyncio.get_running_loop()
     until_s = loop.time() + config.max_body_s
@@ -38,7 +37,7 @@ async def read_bounded(request: Request, config: GatewayConfig) -> bytes:
         except TimeoutError:
             raise BodyTooSlow(size) from None
         if message["type"] == "http.disconnect":
-            raise ClientGone
+            raise ClientDisconnected
         chunk, more = message.get("body", b""), message.get("more_body", False)
         size += len(chunk)
         if size > limit_bytes:
@@ -47,24 +46,24 @@ async def read_bounded(request: Request, config: GatewayConfig) -> bytes:
     return b"".join(chunks)
 
 
-async def read_in_turn(
-    gateway: Gateway, request: Request, understand: Callable[[bytes], T], sla_class: str = ""
+async def read_and_decode(
+    gateway: Gateway, request: Request, decode: Callable[[bytes], T], sla_class: str = ""
 ) -> T:
-    """What `understand` makes of the body, once it is its turn; where it is large, in a thread.
-    Raises what `read_bounded` does, and ServiceError."""
-    raw = await read_bounded(request, gateway.config)
+    """The decoded body, once the tokenization queue admits it; a large body is decoded in a thread.
+    Raises what `read_bytes` and `decode` raise, and ServiceError."""
+    raw = await read_bytes(request, gateway.config)
     await gateway.take_turn(sla_class)
     if len(raw) <= LARGE_BYTES:
-        return understand(raw)
-    reading = gateway.read(partial(understand, raw), len(raw), sla_class)
-    return await until_disconnect(request.receive, reading)
+        return decode(raw)
+    decoding = gateway.read(partial(decode, raw), len(raw), sla_class)
+    return await run_until_disconnect(request.receive, decoding)
 
 
 def parse_json(raw: bytes) -> Json:
-    """The body as an object. Raises InvalidArgument for what is none."""
+    """The body as an object. Raises InvalidArgument."""
     try:
         content = json.loads(raw.decode(), parse_constant=_refuse_constant)
-        if b"\\u" in raw:  # an escape can spell half a character, which is no text
+        if b"\\u" in raw:  # an escape can be half of a surrogate pair, which is not UTF-8
             json.dumps(content, ensure_ascii=False).encode()
     except UnicodeError:
         raise InvalidArgument("", "the body is not valid UTF-8") from None
@@ -77,22 +76,17 @@ def parse_json(raw: bytes) -> Json:
 
 
 def read_timeout(request: Request) -> float:
-    """Seconds the client gives the request, infinite without the header."""
+    """The client's timeout in seconds; infinite without the header."""
     text = request.headers.get(TIMEOUT_KEY)
     return float("inf") if text is None else parse_timeout(text)
 
 
-def read_sla(request: Request) -> common_pb2.Sla:
-    """The SLA asked for; raises InvalidArgument naming the header."""
+def read_sla(request: Request) -> tuple[str, dict[str, float]]:
+    """Class name and explicit budgets. Raises InvalidArgument naming the header."""
     try:
-        name, budgets = parse_header(request.headers.get(SLA_HEADER, ""))
-        return common_pb2.Sla(name=name, **budgets)
+        return parse_header(request.headers.get(SLA_HEADER, ""))
     except SlaError as error:
         raise InvalidArgument(SLA_HEADER, str(error)) from None
-    except ValueError:
-        raise InvalidArgument(
-            SLA_HEADER, "unknown budget; known: ttft_s, tpot_s, mtpot_s"
-        ) from None
 
 
 def read_application(request: Request) -> str:

@@ -1,41 +1,41 @@
-"""What the server says of itself, and what there is to ask it for."""
+"""The endpoints beside the two that generate text: models, tokens, health, metrics."""
 
 import time
-from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, RedirectResponse
 
+from gateway.faces.http.dialect.fields import FieldRule
 from gateway.faces.http.tokens import DetokenizeBody, TokenizeBody, detokenize, tokenize
 from gateway.gateway import Gateway
 from observability.exposition import CONTENT_TYPE
 from services.runtime.version import foretoken_version
 
-ABOUT = "foretoken serves LLMs and keeps SLAs by foreseeing how long each answer will be."
-MOST_NEAR = 3
-MOST_PATH_CHARS = 100  # of one that is compared, or told again
+ABOUT = "foretoken serves LLMs with latency SLAs by forecasting the length of each answer."
+BY_ACCEPT = {"vary": "accept"}
 
 
 def add_endpoints(app: FastAPI, gateway: Gateway) -> None:
-    """All but the two that answer prompts."""
     _add_models(app, gateway)
     _add_tokens(app, gateway)
-    _add_states(app, gateway)
+    _add_status(app, gateway)
 
-    @app.get("/", summary="What this is, and where to look")
+    @app.get("/", summary="Name, version and endpoints of this server")
     async def root(request: Request) -> Response:
         if "text/html" in request.headers.get("accept", ""):
             return RedirectResponse("ui/" if gateway.config.ui else "docs", headers=BY_ACCEPT)
-        told = {"name": "foretoken", "version": foretoken_version(), "about": ABOUT}
-        places = {"docs": "/docs", "openapi": "/openapi.json"}
-        page = {"ui": "/ui/"} if gateway.config.ui else {}
-        told_all = {**told, **places, **page, "endpoints": endpoints(app)}
-        return JSONResponse(told_all, headers=BY_ACCEPT)
-
-
-BY_ACCEPT = {"vary": "accept"}
+        content = {
+            "name": "foretoken",
+            "version": foretoken_version(),
+            "about": ABOUT,
+            "docs": "/docs",
+            "openapi": "/openapi.json",
+            **({"ui": "/ui/"} if gateway.config.ui else {}),
+            "endpoints": list_endpoints(app),
+        }
+        return JSONResponse(content, headers=BY_ACCEPT)
 
 
 def _add_models(app: FastAPI, gateway: Gateway) -> None:
@@ -50,39 +50,39 @@ def _add_models(app: FastAPI, gateway: Gateway) -> None:
             "max_model_len": gateway.max_context_tokens,
         }
 
-    @app.get("/v1/models", summary="The models that are served")
+    @app.get("/v1/models", summary="The served models")
     async def models() -> dict[str, object]:
         return {"object": "list", "data": [model_card()]}
 
-    @app.get("/v1/models/{name:path}", summary="One of them")
+    @app.get("/v1/models/{name:path}", summary="One served model")
     async def model(name: str) -> dict[str, object]:
         gateway.check_model(name)
         return model_card()
 
 
 def _add_tokens(app: FastAPI, gateway: Gateway) -> None:
-    asked = described(TokenizeBody.model_json_schema(), {"prompt": "Hello"})
+    prompt = describe_body(TokenizeBody.model_json_schema(), {"prompt": "Hello"})
 
-    @app.post("/tokenize", summary="The tokens of a prompt or conversation", openapi_extra=asked)
+    @app.post("/tokenize", summary="The tokens of a prompt or conversation", openapi_extra=prompt)
     async def to_tokens(request: Request) -> Response:
         return await tokenize(gateway, request)
 
-    given = described(DetokenizeBody.model_json_schema(), {"tokens": [1, 2, 3]})
+    tokens = describe_body(DetokenizeBody.model_json_schema(), {"tokens": [1, 2, 3]})
 
-    @app.post("/detokenize", summary="The text of tokens", openapi_extra=given)
+    @app.post("/detokenize", summary="The text of tokens", openapi_extra=tokens)
     async def to_text(request: Request) -> Response:
         return await detokenize(gateway, request)
 
 
-def _add_states(app: FastAPI, gateway: Gateway) -> None:
-    @app.get("/health", summary="Whether a request would be taken: 200, or 503 and why not")
+def _add_status(app: FastAPI, gateway: Gateway) -> None:
+    @app.get("/health", summary="200 if the server accepts requests, else 503 with the reason")
     async def health() -> Response:
         if gateway.ready:
             return JSONResponse({"status": "ok"})
-        why = "draining" if gateway.draining else "no worker is attached"
-        return JSONResponse({"status": why}, 503)
+        reason = "draining" if gateway.draining else "no worker is attached"
+        return JSONResponse({"status": reason}, 503)
 
-    @app.get("/ping", summary="As /health, for who calls it so")
+    @app.get("/ping", summary="Same as /health")
     async def ping() -> Response:
         return await health()
 
@@ -90,36 +90,35 @@ def _add_states(app: FastAPI, gateway: Gateway) -> None:
     async def post_ping() -> Response:
         return await health()
 
-    @app.get("/version", summary="Of foretoken")
+    @app.get("/version", summary="The version of foretoken")
     async def version() -> dict[str, str]:
         return {"version": foretoken_version()}
 
-    @app.get("/load", summary="Choices that are being answered")
+    @app.get("/load", summary="Number of running and waiting choices")
     async def load() -> dict[str, int]:
         return {"server_load": gateway.live}
 
-    @app.get("/metrics", summary="What Prometheus reads")
+    @app.get("/metrics", summary="Metrics in Prometheus' text format")
     async def metrics() -> Response:
         return Response(await gateway.scrapes.text(), media_type=CONTENT_TYPE)
 
 
-def described(schema: dict[str, Any], example: Mapping[str, object]) -> dict[str, Any]:
-    """A body for `/docs`; the endpoints read theirs by themselves, to bound them."""
+def describe_body(
+    schema: dict[str, Any],
+    example: Mapping[str, object],
+    rules: Mapping[str, FieldRule] | None = None,
+) -> dict[str, Any]:
+    """The OpenAPI description of a body. The endpoints read their bodies themselves, bounded."""
+    for name, described in schema["properties"].items():
+        if rules and rules[name].note:
+            described["description"] = rules[name].note
     content = {"schema": schema, "example": example}
     return {"requestBody": {"content": {"application/json": content}, "required": True}}
 
 
-def endpoints(app: FastAPI) -> Mapping[str, str]:
-    """What each path of the API is for."""
+def list_endpoints(app: FastAPI) -> Mapping[str, str]:
+    """The summary of each path of the API."""
     return {
         path: "; ".join(method.get("summary", "") for method in methods.values())
         for path, methods in app.openapi()["paths"].items()
     }
-
-
-def near(path: str, known: Sequence[str]) -> Sequence[str]:
-    """Paths that may have been meant: with a part that is missing or too much, or spelled alike."""
-    asked = path[:MOST_PATH_CHARS].rstrip("/")
-    parts = [each for each in known if each.endswith(asked) or asked.endswith(each)]
-    meant = parts if len(asked) > 1 else []
-    return (meant or get_close_matches(asked, known, n=MOST_NEAR))[:MOST_NEAR]

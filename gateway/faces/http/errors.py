@@ -1,4 +1,4 @@
-"""Errors as OpenAI clients expect them: a status, and a body that names what is wrong."""
+"""Errors in OpenAI's format: an HTTP status, and a body that names the field and the reason."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,60 +12,59 @@ from services.runtime.errors import Code, InvalidArgument, ServiceError
 
 
 class BodyTooLarge(ServiceError):
-    """A request body over the bound."""
+    """A request body above the size limit."""
 
     def __init__(self, limit_bytes: int):
-        super().__init__(Code.INVALID_ARGUMENT, f"the body is over {limit_bytes} bytes")
+        super().__init__(Code.INVALID_ARGUMENT, f"the body exceeds {limit_bytes} bytes")
 
 
 class BodyTooSlow(ServiceError):
-    """A request body that stopped coming, or came for too long."""
+    """A request body that stopped arriving or took too long."""
 
     def __init__(self, size_bytes: int):
-        message = f"the body came too slowly: {size_bytes} bytes until now"
+        message = f"the body arrived too slowly: {size_bytes} bytes before the timeout"
         super().__init__(Code.DEADLINE_EXCEEDED, message)
 
 
-class ClientGone(Exception):
-    """The client hung up; nobody reads the answer."""
+class ClientDisconnected(Exception):
+    """The client closed the connection, so no answer can be sent."""
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
-    """How one gRPC code reads over HTTP."""
+class HttpStatus:
+    """The HTTP status and OpenAI error type of a gRPC status code."""
 
-    http: int
+    status: int
     type: str
     code: str | None = None
 
 
 STATUSES = {
-    Code.INVALID_ARGUMENT: Status(400, "invalid_request_error"),
-    Code.NOT_FOUND: Status(404, "invalid_request_error", "model_not_found"),
-    Code.RESOURCE_EXHAUSTED: Status(429, "rate_limit_error", "queue_full"),
-    Code.DEADLINE_EXCEEDED: Status(504, "timeout_error", "deadline_exceeded"),
-    Code.UNAUTHENTICATED: Status(401, "invalid_request_error", "invalid_api_key"),
-    Code.UNAVAILABLE: Status(503, "service_unavailable_error", "unavailable"),
+    Code.INVALID_ARGUMENT: HttpStatus(400, "invalid_request_error"),
+    Code.NOT_FOUND: HttpStatus(404, "invalid_request_error", "model_not_found"),
+    Code.RESOURCE_EXHAUSTED: HttpStatus(429, "rate_limit_error", "queue_full"),
+    Code.DEADLINE_EXCEEDED: HttpStatus(504, "timeout_error", "deadline_exceeded"),
+    Code.UNAUTHENTICATED: HttpStatus(401, "invalid_request_error", "invalid_api_key"),
+    Code.UNAVAILABLE: HttpStatus(503, "service_unavailable_error", "unavailable"),
 }
-INTERNAL = Status(500, "server_error", "internal")
+INTERNAL = HttpStatus(500, "server_error", "internal")
 
-
-# Errors that have no gRPC code of their own.
-SPECIAL: Mapping[type[ServiceError], Status] = {
-    BodyTooLarge: Status(413, "invalid_request_error", "body_too_large"),
-    BodyTooSlow: Status(408, "invalid_request_error", "body_too_slow"),
-    ContextOverflow: Status(400, "invalid_request_error", "context_length_exceeded"),
+# Errors with an HTTP status that their gRPC code does not determine.
+STATUS_BY_TYPE: Mapping[type[ServiceError], HttpStatus] = {
+    BodyTooLarge: HttpStatus(413, "invalid_request_error", "body_too_large"),
+    BodyTooSlow: HttpStatus(408, "invalid_request_error", "body_too_slow"),
+    ContextOverflow: HttpStatus(400, "invalid_request_error", "context_length_exceeded"),
 }
 
 
-def status_of(error: ServiceError) -> Status:
+def http_status(error: ServiceError) -> HttpStatus:
     if isinstance(error, Unauthenticated) and not error.given:
-        return Status(401, "invalid_request_error")
-    return SPECIAL.get(type(error)) or STATUSES.get(error.code, INTERNAL)
+        return HttpStatus(401, "invalid_request_error")
+    return STATUS_BY_TYPE.get(type(error)) or STATUSES.get(error.code, INTERNAL)
 
 
 def error_body(error: ServiceError) -> dict[str, dict[str, str | None]]:
-    status = status_of(error)
+    status = http_status(error)
     return {
         "error": {
             "message": error.message,
@@ -77,20 +76,20 @@ def error_body(error: ServiceError) -> dict[str, dict[str, str | None]]:
 
 
 def error_response(error: ServiceError) -> JSONResponse:
-    """The whole answer to a request that failed before its first byte."""
+    """The complete answer to a request that failed before its first byte."""
     headers = {}
     if error.retry_after_s:
         headers["Retry-After"] = str(ceil(error.retry_after_s))
     if error.code is Code.UNAUTHENTICATED:
         headers["WWW-Authenticate"] = "Bearer"
     if isinstance(error, BodyTooSlow):
-        headers["Connection"] = "close"  # the rest is not waited for
-    return JSONResponse(error_body(error), status_of(error).http, headers)
+        headers["Connection"] = "close"  # the server does not wait for the rest of the body
+    return JSONResponse(error_body(error), http_status(error).status, headers)
 
 
-def unexpected() -> ServiceError:
-    """What a client learns of a bug: nothing but that there is one."""
-    return ServiceError(Code.INTERNAL, "internal error; the server's log says more")
+def internal_error() -> ServiceError:
+    """What a client receives for a bug; details are only in the log."""
+    return ServiceError(Code.INTERNAL, "internal error; see the server's log for details")
 
 
 def _param(error: ServiceError) -> str | None:

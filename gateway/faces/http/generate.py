@@ -1,9 +1,9 @@
-"""What both endpoints do: check, open one call, and answer it whole or as a stream."""
+"""The two endpoints that generate text: decode a request, open one call, encode its answer."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Generic, TypeVar
 
@@ -11,35 +11,35 @@ from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
-from gateway.faces.http.answers.chunks import ChunkWriter, usage
-from gateway.faces.http.answers.shapes import ChatShape, CompletionShape, Shape
-from gateway.faces.http.answers.sse import EventStream, until_disconnect
+from gateway.faces.http.answers.chunks import ChunkWriter, encode_usage
+from gateway.faces.http.answers.formats import AnswerFormat, ChatFormat, CompletionFormat
+from gateway.faces.http.answers.sse import EventStream, run_until_disconnect
 from gateway.faces.http.body import (
     SLA_HEADER,
     parse_json,
+    read_and_decode,
     read_application,
-    read_in_turn,
     read_sla,
     read_timeout,
 )
-from gateway.faces.http.errors import ClientGone
+from gateway.faces.http.errors import ClientDisconnected
 from gateway.faces.http.schema import Body, ChatBody, CompletionBody, read_body
 from gateway.gateway import Gateway
 from gateway.observed.traces import Trace
+from gateway.requests.client_request import ClientRequest
 from gateway.requests.parser import Clock, Generation
 from gateway.sessions.call import ClientCall
 from gateway.sessions.session import ChoiceChunk
 from observability import genai
-from protos.generated import gateway_pb2
 from services.runtime.errors import InvalidArgument
 
 IGNORED_HEADER = "x-foretoken-ignored-fields"
 T = TypeVar("T")
-AskedT = TypeVar("AskedT", bound=CompletionBody | ChatBody)
+BodyT = TypeVar("BodyT", bound=CompletionBody | ChatBody)
 
 
 class WholeAnswer(JSONResponse):
-    """An answer that is sent at once; the call is over with it."""
+    """A complete answer in one message. The call ends once it is sent."""
 
     def __init__(
         self,
@@ -61,72 +61,70 @@ class WholeAnswer(JSONResponse):
 
 async def complete(gateway: Gateway, request: Request) -> Response:
     """`POST /v1/completions`."""
-    trace = _begin(gateway, request, genai.TEXT_COMPLETION)
+    trace = _begin_trace(gateway, request, genai.TEXT_COMPLETION)
     with trace.failing():
-        asked = await _take_in(gateway, request, CompletionBody)
+        decoded = await _decode(gateway, request, CompletionBody)
 
-        def shaped(call: ClientCall) -> Shape:
-            return CompletionShape(gateway.text, call, asked.body)
+        def select_format(call: ClientCall) -> AnswerFormat:
+            return CompletionFormat(gateway.text, call, decoded.body)
 
-        return await _answer(gateway, request, asked, shaped, trace)
+        return await _answer(gateway, request, decoded, select_format, trace)
 
 
 async def chat(gateway: Gateway, request: Request) -> Response:
     """`POST /v1/chat/completions`."""
-    trace = _begin(gateway, request, genai.CHAT)
+    trace = _begin_trace(gateway, request, genai.CHAT)
     with trace.failing():
-        asked = await _take_in(gateway, request, ChatBody)
+        decoded = await _decode(gateway, request, ChatBody)
 
-        def shaped(call: ClientCall) -> Shape:
-            return ChatShape(gateway.text, call, asked.body)
+        def select_format(call: ClientCall) -> AnswerFormat:
+            return ChatFormat(gateway.text, call, decoded.body)
 
-        return await _answer(gateway, request, asked, shaped, trace)
+        return await _answer(gateway, request, decoded, select_format, trace)
 
 
-def _begin(gateway: Gateway, request: Request, operation: str) -> Trace:
-    asked = {"http.request.method": request.method, "url.path": request.scope["path"]}
-    return gateway.traces.begin(operation, request.headers, asked)
+def _begin_trace(gateway: Gateway, request: Request, operation: str) -> Trace:
+    attributes = {"http.request.method": request.method, "url.path": request.scope["path"]}
+    return gateway.traces.begin(operation, request.headers, attributes)
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked(Generic[AskedT]):
-    """A request as it came: when, what it says, a request for each of its prompts, and the bytes
-    it took to say so, which its texts have no more of."""
+class _Decoded(Generic[BodyT]):
+    """A decoded body with its arrival, one request per prompt, and its size."""
 
     clock: Clock
-    body: AskedT
-    prompts: Sequence[gateway_pb2.GenerateRequest]
-    size_bytes: int
+    body: BodyT
+    requests: Sequence[ClientRequest]
+    size_bytes: int  # an upper bound for the prompts' bytes
 
 
-async def _take_in(gateway: Gateway, request: Request, kind: type[AskedT]) -> _Asked[AskedT]:
-    """Read once it is its turn."""
+async def _decode(gateway: Gateway, request: Request, kind: type[BodyT]) -> _Decoded[BodyT]:
     sla_class = request.headers.get(SLA_HEADER, "").strip()
     clock = gateway.admit(read_timeout(request), sla_class=sla_class)
 
-    def understand(raw: bytes) -> _Asked[AskedT]:
+    def decode(raw: bytes) -> _Decoded[BodyT]:
         body = read_body(kind, parse_json(raw))
-        return _Asked(clock, body, body.requests(), len(raw))
+        return _Decoded(clock, body, body.client_requests(), len(raw))
 
-    return await read_in_turn(gateway, request, understand, sla_class)
+    return await read_and_decode(gateway, request, decode, sla_class)
 
 
 async def _answer(
     gateway: Gateway,
     request: Request,
-    asked: _Asked[AskedT],
-    shaped: Callable[[ClientCall], Shape],
+    decoded: _Decoded[BodyT],
+    select_format: Callable[[ClientCall], AnswerFormat],
     trace: Trace,
 ) -> Response:
-    body = asked.body
+    body = decoded.body
     gateway.check_model(body.model)
-    ignored = gateway.unknown_fields.pass_over(body.unknown, body.fields.keys())
+    ignored = gateway.unknown_fields.handle(body.unknown, body.fields.keys())
     headers = {IGNORED_HEADER: ignored} if ignored else {}
-    reading = _parse_all(gateway, request, asked.clock, asked.prompts, trace)
-    if gateway.reads_at_once(asked.size_bytes):
-        generations = await reading
+    parsing = _parse_all(gateway, request, decoded.clock, decoded.requests, trace)
+    if gateway.reads_at_once(decoded.size_bytes):
+        generations = await parsing
     else:
-        generations = await until_disconnect(request.receive, reading)
+        generations = await run_until_disconnect(request.receive, parsing)
     call = gateway.open(generations, whole=not body.stream, trace=trace)
 
     def on_end() -> None:
@@ -134,16 +132,16 @@ async def _answer(
         trace.end()
 
     try:
-        shape = shaped(call)
+        form = select_format(call)
         if body.stream:
             options = body.stream_options
-            writer = ChunkWriter(shape, call, gateway.config.model_name, options)
-            events = _events(call, writer, body, trace)
+            writer = ChunkWriter(form, call, gateway.config.model_name, options)
+            events = _write_events(call, writer, body, trace)
             return EventStream(events, on_end, headers)
-        parts = await until_disconnect(request.receive, _collect(call, trace))
-        content = await _spelled(body, lambda: _whole(gateway, call, shape, parts))
+        choices = await run_until_disconnect(request.receive, _collect_chunks(call, trace))
+        content = await _encode(body, lambda: _encode_whole(gateway, call, form, choices))
         return WholeAnswer(content, headers, call, on_end)
-    except ClientGone:
+    except ClientDisconnected:
         on_end()
         raise
     except BaseException:
@@ -151,17 +149,17 @@ async def _answer(
         raise
 
 
-def _whole(
-    gateway: Gateway, call: ClientCall, shape: Shape, parts: list[list[ChoiceChunk]]
+def _encode_whole(
+    gateway: Gateway, call: ClientCall, form: AnswerFormat, choices: list[list[ChoiceChunk]]
 ) -> dict[str, object]:
     return {
-        "id": shape.id_prefix + call.answer_id,
-        "object": shape.whole_object,
+        "id": form.id_prefix + call.answer_id,
+        "object": form.whole_object,
         "created": call.created_unix_s,
         "model": gateway.config.model_name,
-        "choices": [shape.whole(choice) for choice in parts],
-        "usage": usage(call),
-        **shape.around_whole(parts),
+        "choices": [form.whole_choice(chunks) for chunks in choices],
+        "usage": encode_usage(call),
+        **form.whole_extras(choices),
     }
 
 
@@ -169,44 +167,44 @@ async def _parse_all(
     gateway: Gateway,
     request: Request,
     clock: Clock,
-    prompts: Sequence[gateway_pb2.GenerateRequest],
+    requests: Sequence[ClientRequest],
     trace: Trace,
 ) -> list[Generation]:
-    sla, application = read_sla(request), read_application(request)
-    most = gateway.config.max_choices
-    choices = sum(max(1, prompt.sampling.n) for prompt in prompts)
-    if choices > most:
-        field = "n" if len(prompts) == 1 else "prompt"
-        raise InvalidArgument(field, f"at most {most} prompts x n choices in one request")
+    (sla_class, budgets), application = read_sla(request), read_application(request)
+    max_choices = gateway.config.max_choices
+    choices = sum(each.choices for each in requests)
+    if choices > max_choices:
+        field = "n" if len(requests) == 1 else "prompt"
+        raise InvalidArgument(field, f"at most {max_choices} prompts x n choices in one request")
     gateway.check_room(choices, clock)
-    for prompt in prompts:
-        prompt.sla.CopyFrom(sla)
-        prompt.application = application
-    return [await gateway.parse(prompt, clock, trace) for prompt in prompts]
+    complete_requests = [
+        replace(each, sla_class=sla_class, sla_budgets=budgets, application=application)
+        for each in requests
+    ]
+    return [await gateway.parse(each, clock, trace) for each in complete_requests]
 
 
-async def _collect(call: ClientCall, trace: Trace) -> list[list[ChoiceChunk]]:
-    """Each choice's chunks, once all are over."""
-    parts: list[list[ChoiceChunk]] = [[] for _ in call.lives]
+async def _collect_chunks(call: ClientCall, trace: Trace) -> list[list[ChoiceChunk]]:
+    """The chunks of each choice, once all choices have ended."""
+    choices: list[list[ChoiceChunk]] = [[] for _ in call.lives]
     async for chunk in call.chunks():
-        parts[chunk.index].append(chunk)
+        choices[chunk.index].append(chunk)
         trace.delivered()
-    return parts
+    return choices
 
 
-async def _spelled(body: Body, spell: Callable[[], T]) -> T:
-    """A prompt's scores are as many as its tokens: they are spelled in a thread, others beside the
-    streams that go on."""
-    return spell() if body.scored is None else await asyncio.to_thread(spell)
+async def _encode(body: Body, encode: Callable[[], T]) -> T:
+    """The encoded answer. Prompt scores are as many as prompt tokens, so a thread encodes them."""
+    return encode() if body.prompt_top_n is None else await asyncio.to_thread(encode)
 
 
-async def _events(
+async def _write_events(
     call: ClientCall, writer: ChunkWriter, body: Body, trace: Trace
 ) -> AsyncGenerator[bytes]:
     with trace.failing():
         async with aclosing(call.chunks()) as chunks:
             async for chunk in chunks:
-                yield await _spelled(body, partial(writer.chunk, chunk))
+                yield await _encode(body, partial(writer.encode_chunk, chunk))
                 trace.delivered()
     if body.stream_options.include_usage:
-        yield writer.usage(call)
+        yield writer.encode_usage(call)

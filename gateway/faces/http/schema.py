@@ -1,20 +1,19 @@
-"""The OpenAI request bodies: how the fields that are honoured become a GenerateRequest.
+"""The OpenAI request bodies, and their conversion to ClientRequests.
 
-`gateway.faces.http.dialect.fields` lists the fields. Types are checked here, strictly; ranges
-are checked for gRPC and HTTP alike in `gateway.requests`. A field that is null counts as absent.
+`gateway.faces.http.dialect.fields` lists all fields. Types are checked here, strictly. Ranges are
+checked in `gateway.requests`, for HTTP and gRPC alike. A null field counts as absent.
 """
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Annotated, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
 from gateway.faces.http.dialect.content import (
-    chat_messages,
-    prompt_request,
+    decode_messages,
+    find_unknown_fields,
     split_prompts,
-    unknown_in,
 )
 from gateway.faces.http.dialect.fields import (
     ALIASES,
@@ -23,7 +22,8 @@ from gateway.faces.http.dialect.fields import (
     FieldRule,
     Handling,
 )
-from protos.generated import common_pb2, gateway_pb2
+from gateway.requests.client_request import ClientRequest, Conversation, Prompt
+from gateway.requests.prompts import check_template_size
 from services.runtime.errors import InvalidArgument
 
 Json = Mapping[str, object]
@@ -31,16 +31,24 @@ Int32 = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
 Int64 = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
 TokenId = Annotated[int, Field(ge=0, lt=2**32)]
 
-DEFAULT_MAX_TOKENS = 16  # of /v1/completions, as at OpenAI; a chat goes on as far as it can
+DEFAULT_MAX_TOKENS = 16  # of /v1/completions, as at OpenAI; a chat may use the remaining context
+MAX_TOKEN_DIGITS = 9  # of a token id in logit_bias
+# Body fields that are sampling parameters under the same name and with the same value.
+SAMPLING_FIELDS = (
+    "temperature", "top_p", "top_k", "min_p", "seed", "min_tokens", "ignore_eos",
+    "repetition_penalty", "presence_penalty", "frequency_penalty", "n", "stop_token_ids",
+    "allowed_token_ids", "bad_words", "include_stop_str_in_output", "skip_special_tokens",
+    "spaces_between_special_tokens",
+)  # fmt: skip
 
 
 class StreamOptions(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
     include_usage: bool = False
-    continuous_usage_stats: bool = False  # with it: each chunk tells its choice's
-    include_forecast: bool = False  # how long each choice will be, beside its chunks
-    include_obfuscation: bool = False  # nothing is padded here
+    continuous_usage_stats: bool = False  # with include_usage: counts of the choice in each chunk
+    include_forecast: bool = False
+    include_obfuscation: bool = False  # accepted without effect
 
 
 NO_OPTIONS = StreamOptions()
@@ -48,7 +56,7 @@ OPTIONS = StreamOptions.model_fields.keys()
 
 
 class Body(BaseModel):
-    """What both endpoints take."""
+    """Fields of both endpoints."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
     fields: ClassVar[Mapping[str, FieldRule]]
@@ -80,8 +88,8 @@ class Body(BaseModel):
     return_token_ids: bool = False
     stream: bool = False
     stream_options: StreamOptions = NO_OPTIONS
-    cache_salt: str = ""  # as vLLM calls it: whose cached prefixes the prompt may share
-    user: str = ""  # whose it is
+    cache_salt: str = ""
+    user: str = ""
     priority: Int32 = 0
     request_id: str = ""
     echo: bool = False
@@ -90,56 +98,42 @@ class Body(BaseModel):
 
     @property
     def unknown(self) -> Sequence[str]:
-        """The names of fields in it that nobody knows."""
+        """Names of unknown fields in the body."""
         return self._unknown
 
     @property
-    def scored(self) -> int | None:
-        """How many rivals of each token of the prompt are wanted; None: not even its own score."""
+    def prompt_top_n(self) -> int | None:
+        """Number of alternatives scored for each prompt token; None: prompt tokens get no score."""
         return self.prompt_logprobs
 
-    def _sampling(self, logprobs: int | None, max_tokens: int | None) -> common_pb2.Sampling:
+    def _sampling(self, logprobs: int | None, max_tokens: int | None) -> dict[str, Any]:
+        """The given sampling parameters."""
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise InvalidArgument("allowed_token_ids", "must not be empty")
-        return common_pb2.Sampling(
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            min_p=self.min_p,
-            seed=self.seed,
-            stop=[self.stop] if isinstance(self.stop, str) else self.stop,
-            max_tokens=max_tokens,
-            min_tokens=self.min_tokens,
-            ignore_eos=self.ignore_eos,
-            repetition_penalty=self.repetition_penalty,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
-            logprobs=logprobs,
-            n=self.n,
-            stop_token_ids=self.stop_token_ids,
-            logit_bias=_bias(self.logit_bias) if self.logit_bias else None,
-            allowed_token_ids=self.allowed_token_ids,
-            bad_words=self.bad_words,
-            prompt_logprobs=self.scored,
-            include_stop_str_in_output=self.include_stop_str_in_output,
-            skip_special_tokens=self.skip_special_tokens,
-            spaces_between_special_tokens=self.spaces_between_special_tokens,
-        )
+        given: dict[str, Any] = {name: getattr(self, name) for name in SAMPLING_FIELDS}
+        given |= {
+            "max_tokens": max_tokens,
+            "logprobs": logprobs,
+            "prompt_logprobs": self.prompt_top_n,
+            "stop": [self.stop] if isinstance(self.stop, str) else self.stop,
+            "logit_bias": _decode_bias(self.logit_bias) if self.logit_bias else None,
+        }
+        return {name: value for name, value in given.items() if value is not None}
 
-    def _fill(self, request: gateway_pb2.GenerateRequest, sampling: common_pb2.Sampling) -> None:
+    def _client_request(self, prompt: Prompt, sampling: Mapping[str, Any]) -> ClientRequest:
         """What does not depend on the endpoint."""
-        request.model = self.model
-        request.sampling.CopyFrom(sampling)
-        request.cache_salt = self.cache_salt
-        request.user = self.user
-        request.include_forecast = self.stream_options.include_forecast
-        request.priority = self.priority
-        request.request_id = self.request_id
-        if self.add_special_tokens is not None:
-            request.add_special_tokens = self.add_special_tokens
-        if self.truncate_prompt_tokens is not None:
-            least, most = -(2**31), 2**31 - 1
-            request.truncate_prompt_tokens = min(most, max(least, self.truncate_prompt_tokens))
+        return ClientRequest(
+            prompt,
+            sampling,
+            model=self.model,
+            cache_salt=self.cache_salt,
+            user=self.user,
+            include_forecast=self.stream_options.include_forecast,
+            add_special_tokens=self.add_special_tokens,
+            truncate_prompt_tokens=self.truncate_prompt_tokens,
+            priority=self.priority,
+            request_id=self.request_id,
+        )
 
 
 class CompletionBody(Body):
@@ -151,24 +145,21 @@ class CompletionBody(Body):
     logprobs: Int32 | None = None
 
     @property
-    def scored(self) -> int | None:
+    def prompt_top_n(self) -> int | None:
         echoed = self.logprobs if self.echo else None
         if self.echo and self.max_tokens == 0 and echoed is None:
             echoed = 0
-        known = [k for k in (self.prompt_logprobs, echoed) if k is not None]
-        return max(known, default=None)
+        given = [top_n for top_n in (self.prompt_logprobs, echoed) if top_n is not None]
+        return max(given, default=None)
 
-    def requests(self) -> list[gateway_pb2.GenerateRequest]:
-        """One a prompt, all with the same sampling."""
+    def client_requests(self) -> list[ClientRequest]:
+        """One for each prompt, with the same sampling."""
         limit = DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
         sampling = self._sampling(self.logprobs, limit)
-        requests = [prompt_request(prompt) for prompt in split_prompts(self.prompt)]
-        for request in requests:
-            self._fill(request, sampling)
-        return requests
+        return [self._client_request(prompt, sampling) for prompt in split_prompts(self.prompt)]
 
-    def texts(self) -> Sequence[str | None]:
-        """Each prompt where it is a text and goes to the model whole."""
+    def prompt_texts(self) -> Sequence[str | None]:
+        """Each prompt that is a text and not truncated; None for others."""
         whole = self.truncate_prompt_tokens is None
         return [p if whole and isinstance(p, str) else None for p in split_prompts(self.prompt)]
 
@@ -187,30 +178,38 @@ class ChatBody(Body):
     continue_final_message: bool = False
     reasoning_effort: object = None
 
-    def requests(self) -> list[gateway_pb2.GenerateRequest]:
+    def client_requests(self) -> list[ClientRequest]:
+        """A list of one."""
         if self.top_logprobs and not self.logprobs:
             raise InvalidArgument("top_logprobs", "needs logprobs to be true")
-        if None is not self.max_tokens != self.max_completion_tokens is not None:
+        limit, alias = self.max_tokens, self.max_completion_tokens
+        if limit is not None and alias is not None and limit != alias:
             raise InvalidArgument("max_tokens", "differs from max_completion_tokens")
-        limit = self.max_completion_tokens if self.max_tokens is None else self.max_tokens
-        chat = gateway_pb2.Chat(
-            messages=chat_messages(self.messages),
-            template_kwargs_json=self._template_kwargs(),
-            add_generation_prompt=self.add_generation_prompt,
-            continue_final_message=self.continue_final_message,
+        conversation = Conversation(
+            decode_messages(self.messages),
+            self._template_kwargs(),
+            self.add_generation_prompt,
+            self.continue_final_message,
         )
         logprobs = (self.top_logprobs or 0) if self.logprobs else None
-        request = gateway_pb2.GenerateRequest(chat=chat)
-        self._fill(request, self._sampling(logprobs, limit))
-        return [request]
+        sampling = self._sampling(logprobs, alias if limit is None else limit)
+        return [self._client_request(conversation, sampling)]
 
-    def _template_kwargs(self) -> str:
-        """With the effort, which a template may read by either name; what a client says, counts."""
+    def last_assistant_content(self) -> str:
+        """The text of the last message if its role is assistant."""
+        last = decode_messages(self.messages)[-1]
+        return last["content"] if last["role"] == "assistant" else ""
+
+    def _template_kwargs(self) -> Mapping[str, object]:
+        """Template arguments, with the reasoning effort under both names that templates use.
+        Explicit arguments take precedence."""
         given, effort = self.chat_template_kwargs or {}, self.reasoning_effort
         if isinstance(effort, str | int | float):
             thinks = effort != "none"
             given = {"reasoning_effort": effort, "enable_thinking": thinks, **given}
-        return json.dumps(given) if given else ""
+        if given:
+            check_template_size(json.dumps(given))
+        return given
 
 
 BodyT = TypeVar("BodyT", bound=Body)
@@ -218,25 +217,25 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
 def read_body(kind: type[BodyT], fields: Json) -> BodyT:
-    """Raises InvalidArgument naming the first field that is wrong or refused. O(fields given)."""
-    given, unknown = _sort(kind.fields, fields)
-    unknown += unknown_in(given.get("messages"))
+    """Raises InvalidArgument naming the first wrong or refused field. O(given fields)."""
+    given, unknown = _select_fields(kind.fields, fields)
+    unknown += find_unknown_fields(given.get("messages"))
     options = given.get("stream_options")
     if isinstance(options, dict):
-        kept = {k: v for k, v in options.items() if k in OPTIONS and v is not None}
+        known = {k: v for k, v in options.items() if k in OPTIONS and v is not None}
         unknown += [f"stream_options.{name}" for name in sorted(options.keys() - OPTIONS)]
-        given["stream_options"] = kept
-    body = validated(kind, given)
+        given["stream_options"] = known
+    body = validate_model(kind, given)
     if given.get("stream_options") and not body.stream:
         raise InvalidArgument("stream_options", "is only allowed when stream is true")
     if body.stream and body.prompt_logprobs is not None:
-        raise InvalidArgument("prompt_logprobs", "is not available with stream; echo is")
+        raise InvalidArgument("prompt_logprobs", "is not available with stream; use echo")
     body._unknown = unknown
     return body
 
 
-def validated(kind: type[ModelT], given: Json) -> ModelT:
-    """Raises InvalidArgument naming the first field that is wrong."""
+def validate_model(kind: type[ModelT], given: Json) -> ModelT:
+    """Raises InvalidArgument naming the first wrong field."""
     try:
         return kind.model_validate(given)
     except ValidationError as error:
@@ -244,32 +243,32 @@ def validated(kind: type[ModelT], given: Json) -> ModelT:
         raise InvalidArgument(*_explain(first["loc"], first["msg"])) from None
 
 
-def _sort(table: Mapping[str, FieldRule], fields: Json) -> tuple[dict[str, object], list[str]]:
-    """What is honoured, by our names, and the names of what is not known."""
+def _select_fields(
+    rules: Mapping[str, FieldRule], fields: Json
+) -> tuple[dict[str, object], list[str]]:
+    """The supported fields, under their own names, and the names of unknown fields."""
     given: dict[str, object] = {}
     unknown: list[str] = []
     for name, value in fields.items():
-        known = table.get(name)
+        rule = rules.get(name)
         if value is None:
             continue
-        if known is None:
+        if rule is None:
             unknown.append(name)
         elif name in ALIASES:
             given.setdefault(ALIASES[name], value)
-        elif known.handling is Handling.SUPPORTED:
+        elif rule.handling is Handling.SUPPORTED:
             given[name] = value
-        elif (
-            known.handling is Handling.REFUSED
-            and known.changes_answer(value)
-            and not _as_n(name, fields)
-        ):
+        elif rule.handling is Handling.REFUSED and _changes_answer(rule, name, fields):
             raise InvalidArgument(name, "is not supported here")
     return given, unknown
 
 
-def _as_n(name: str, fields: Json) -> bool:
-    """Whether it asks for as many answers to choose from as are chosen."""
-    return name == "best_of" and fields[name] == fields.get("n")
+def _changes_answer(rule: FieldRule, name: str, fields: Json) -> bool:
+    """`best_of` changes nothing if it equals `n`: then every generated choice is returned."""
+    if name == "best_of" and fields[name] == fields.get("n"):
+        return False
+    return rule.changes_answer(fields[name])
 
 
 def _explain(loc: tuple[int | str, ...], message: str) -> tuple[str, str]:
@@ -278,10 +277,10 @@ def _explain(loc: tuple[int | str, ...], message: str) -> tuple[str, str]:
     return ".".join([field, *inner]), message[:1].lower() + message[1:]
 
 
-def _bias(given: Mapping[str, float]) -> dict[int, float]:
+def _decode_bias(given: Mapping[str, float]) -> dict[int, float]:
     bias: dict[int, float] = {}
     for name, value in given.items():
-        if not (name.isascii() and name.isdigit() and len(name) <= 9):
-            raise InvalidArgument("logit_bias", f"{name[:40]!r} is no token id")
+        if not (name.isascii() and name.isdigit() and len(name) <= MAX_TOKEN_DIGITS):
+            raise InvalidArgument("logit_bias", f"{name[:40]!r} is not a token id")
         bias[int(name)] = value
     return bias

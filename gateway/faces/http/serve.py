@@ -1,4 +1,4 @@
-"""Runs the OpenAI API with uvicorn inside its owner's event loop and task group."""
+"""Runs the OpenAI API with uvicorn on the caller's event loop."""
 
 import asyncio
 import logging
@@ -20,11 +20,11 @@ from services.runtime.tasks import background
 log = logging.getLogger(__name__)
 
 BACKLOG = 1024
-GRACE_S = 1  # for connections at the end; live requests were drained before
+GRACE_S = 1  # for open connections on shutdown; requests are drained before
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, with signals left to the process' Lifecycle."""
+    """uvicorn without signal handlers: the process' Lifecycle handles signals."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -32,7 +32,8 @@ class _Server(uvicorn.Server):
 
 
 def bind_http(host: str, port: int) -> socket.socket:
-    """A listening socket, so that its port is known before anything runs; ConfigError if taken."""
+    """A listening socket, so that its port is known before the server starts. Raises ConfigError if
+    the address is in use."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -50,14 +51,14 @@ def bind_http(host: str, port: int) -> socket.socket:
 async def serve_http(
     app: ASGIApp, listener: socket.socket, config: GatewayConfig | None = None
 ) -> None:
-    """Serve on what `bind_http` gave until cancelled; then live connections are cut. Of the config
-    only what bounds connections counts."""
-    bounds = config or GatewayConfig()
-    _check_files(bounds.max_connections)
+    """Serves on a socket of `bind_http` until cancelled, then closes open connections. Uses the
+    connection limits of the config only."""
+    limits = config or GatewayConfig()
+    _check_open_files(limits.max_connections)
     connection = partial(
         BoundedProtocol,
-        max_connections=bounds.max_connections,
-        header_wait_s=bounds.header_wait_s,
+        max_connections=limits.max_connections,
+        header_wait_s=limits.header_wait_s,
     )
     server = _Server(
         uvicorn.Config(
@@ -69,8 +70,8 @@ async def serve_http(
             server_header=False,
             http=cast(type[asyncio.Protocol], connection),
             ws="none",
-            h11_max_incomplete_event_size=bounds.max_header_bytes,
-            timeout_keep_alive=bounds.keep_alive_s,
+            h11_max_incomplete_event_size=limits.max_header_bytes,
+            timeout_keep_alive=limits.keep_alive_s,
             timeout_graceful_shutdown=GRACE_S,
         )
     )
@@ -83,12 +84,12 @@ async def serve_http(
         listener.close()
 
 
-def _check_files(connections: int) -> None:
+def _check_open_files(connections: int) -> None:
     allowed = open_files_allowed()
     if allowed < connections:
         log.warning(
-            "%d files may be open at once, fewer than the connections of clients that there may be "
-            "(gateway.max_connections: %d); raise the limit (ulimit -n), or some wait unanswered",
+            "the process may open %d files, fewer than gateway.max_connections=%d; raise the limit "
+            "(ulimit -n), or some connections wait without an answer",
             allowed, connections,
         )  # fmt: skip
 
@@ -97,7 +98,7 @@ def _check_files(connections: int) -> None:
 async def serving_http(
     app: ASGIApp, host: str, port: int, config: GatewayConfig | None = None
 ) -> AsyncIterator[int]:
-    """HTTP beside the block; yields the port. Raises ConfigError when it is in use."""
+    """Serves HTTP while the block runs; yields the port. Raises ConfigError if it is in use."""
     listener = bind_http(host, port)
     async with background(serve_http(app, listener, config)):
         yield listener.getsockname()[1]

@@ -1,4 +1,4 @@
-"""`/tokenize` and `/detokenize`, as vLLM has them."""
+"""`/tokenize` and `/detokenize`, as in vLLM."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -8,26 +8,26 @@ from fastapi import Request
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
-from gateway.faces.http.answers.sse import until_disconnect
-from gateway.faces.http.body import parse_json, read_in_turn
-from gateway.faces.http.schema import ChatBody, CompletionBody, Json, read_body, validated
+from gateway.faces.http.answers.sse import run_until_disconnect
+from gateway.faces.http.body import parse_json, read_and_decode
+from gateway.faces.http.schema import ChatBody, CompletionBody, Json, read_body, validate_model
 from gateway.gateway import Gateway
-from protos.generated import gateway_pb2
+from gateway.requests.client_request import ClientRequest
 from services.runtime.errors import InvalidArgument
 
-OWN = frozenset(("return_token_strs",))  # not a prompt's
-TOKEN_BYTES = 8  # of an id in JSON, about
+OWN_FIELDS = frozenset(("return_token_strs",))  # not fields of a completion or chat
+TOKEN_BYTES = 8  # approximate size of a token id in JSON
 
 
 class TokenizeBody(BaseModel):
-    """Either a prompt or messages, as the endpoints that answer them take them."""
+    """A prompt or messages, with the same fields as for the endpoints that answer them."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
     model: str = ""
     prompt: str | None = None
     messages: list[object] | None = None
-    return_token_strs: bool = False  # the tokens' spellings in the vocabulary, too
+    return_token_strs: bool = False  # return the tokens' strings in the vocabulary, too
 
 
 class DetokenizeBody(BaseModel):
@@ -38,11 +38,11 @@ class DetokenizeBody(BaseModel):
 
 
 async def tokenize(gateway: Gateway, request: Request) -> JSONResponse:
-    """`POST /tokenize`: what a prompt or conversation becomes, however long it is."""
-    body, asked, unknown = await read_in_turn(gateway, request, _understand)
-    gateway.unknown_fields.pass_over(unknown, TokenizeBody.model_fields.keys())
+    """`POST /tokenize`: the tokens of a prompt or conversation of any length."""
+    body, client_request, unknown = await read_and_decode(gateway, request, _decode_tokenize)
+    gateway.unknown_fields.handle(unknown, TokenizeBody.model_fields.keys())
     gateway.check_model(body.model)
-    tokens = await until_disconnect(request.receive, gateway.tokenize(asked))
+    tokens = await run_until_disconnect(request.receive, gateway.tokenize(client_request))
     answer: dict[str, object] = {
         "count": len(tokens),
         "max_model_len": gateway.max_context_tokens,
@@ -50,52 +50,51 @@ async def tokenize(gateway: Gateway, request: Request) -> JSONResponse:
         "token_strs": None,
     }
     if body.return_token_strs:
-        spelling = partial(_spell, gateway, tokens)
+        spelling = partial(_lookup_strings, gateway, tokens)
         answer["token_strs"] = await gateway.read(spelling, TOKEN_BYTES * len(tokens))
     return JSONResponse(answer)
 
 
 async def detokenize(gateway: Gateway, request: Request) -> JSONResponse:
-    """`POST /detokenize`: the text of tokens, special ones among them."""
-    body = await read_in_turn(gateway, request, _read_tokens)
+    """`POST /detokenize`: the text of tokens, including special tokens."""
+    body = await read_and_decode(gateway, request, _decode_detokenize)
     gateway.check_model(body.model)
     size = gateway.text.vocabulary_tokens
     if body.tokens and max(body.tokens) >= size:
         fault = f"token id {max(body.tokens)} is outside the vocabulary of {size}"
         raise InvalidArgument("tokens", fault)
-    decoding = partial(_decode, gateway, body.tokens)
+    decoding = partial(_decode_text, gateway, body.tokens)
     work = gateway.read(decoding, TOKEN_BYTES * len(body.tokens))
-    return JSONResponse({"prompt": await until_disconnect(request.receive, work)})
+    return JSONResponse({"prompt": await run_until_disconnect(request.receive, work)})
 
 
-def _understand(raw: bytes) -> tuple[TokenizeBody, gateway_pb2.GenerateRequest, Sequence[str]]:
+def _decode_tokenize(raw: bytes) -> tuple[TokenizeBody, ClientRequest, Sequence[str]]:
     fields = parse_json(raw)
-    body = validated(TokenizeBody, _given(fields))
+    body = validate_model(TokenizeBody, _drop_nulls(fields))
     if (body.prompt is None) == (body.messages is None):
-        raise InvalidArgument("prompt", "give a prompt or messages, and not both")
-    left = {name: value for name, value in fields.items() if name not in OWN}
-    given: CompletionBody | ChatBody = (
-        read_body(CompletionBody, left) if body.messages is None else read_body(ChatBody, left)
+        raise InvalidArgument("prompt", "give either a prompt or messages, not both")
+    rest = {name: value for name, value in fields.items() if name not in OWN_FIELDS}
+    prompted: CompletionBody | ChatBody = (
+        read_body(CompletionBody, rest) if body.messages is None else read_body(ChatBody, rest)
     )
-    (asked,) = given.requests()
-    return body, asked, given.unknown
+    (client_request,) = prompted.client_requests()
+    return body, client_request, prompted.unknown
 
 
-def _read_tokens(raw: bytes) -> DetokenizeBody:
-    return validated(DetokenizeBody, _given(parse_json(raw)))
+def _decode_detokenize(raw: bytes) -> DetokenizeBody:
+    return validate_model(DetokenizeBody, _drop_nulls(parse_json(raw)))
 
 
-def _given(fields: Json) -> Json:
-    """But for those that are null."""
+def _drop_nulls(fields: Json) -> Json:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _spell(gateway: Gateway, tokens: Sequence[int]) -> list[str]:
-    spelled = gateway.text.backend.id_to_token
-    return [spelled(token) or "" for token in tokens]
+def _lookup_strings(gateway: Gateway, tokens: Sequence[int]) -> list[str]:
+    lookup = gateway.text.backend.id_to_token
+    return [lookup(token) or "" for token in tokens]
 
 
-def _decode(gateway: Gateway, tokens: Sequence[int]) -> str:
-    """A batch of one: other threads go on meanwhile, as they don't beside `decode`."""
+def _decode_text(gateway: Gateway, tokens: Sequence[int]) -> str:
+    """Uses a batch of one because `decode_batch`, unlike `decode`, releases the GIL."""
     (text,) = gateway.text.backend.decode_batch([tokens], skip_special_tokens=False)
     return str(text)

@@ -1,4 +1,4 @@
-"""The page's files, read once at the start: nothing a request names ever reaches the disk."""
+"""The page's files, read once at import: a request path never reaches the file system."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,13 +22,13 @@ class PageFile:
     etag: str  # quoted, as HTTP writes it
 
     def is_known(self, if_none_match: str) -> bool:
-        """Whether a browser that says so has this very content."""
+        """Whether the browser's If-None-Match header names this content."""
         known = (tag.strip().removeprefix("W/") for tag in if_none_match.split(","))
         return any(tag in (self.etag, "*") for tag in known)
 
 
 def page_files(package: str = "gateway.faces.ui", folder: str = "page") -> Mapping[str, PageFile]:
-    """Every file of a page by its name."""
+    """All files of a page by name."""
     return {
         entry.name: _page_file(entry.read_bytes(), MEDIA_TYPES[PurePath(entry.name).suffix])
         for entry in files(package).joinpath(folder).iterdir()

@@ -1,4 +1,4 @@
-"""The live page over HTTP: its files under `/ui/`, and the three things it asks for."""
+"""The live page over HTTP: its files under `/ui/` and its three JSON endpoints."""
 
 import asyncio
 from collections.abc import Mapping
@@ -7,17 +7,17 @@ from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.responses import JSONResponse, RedirectResponse
 
 from gateway.faces.http.errors import error_body, error_response
-from gateway.faces.ui.board import Board, about, shipped_presets
+from gateway.faces.ui.board import Board, describe_server, shipped_presets
 from gateway.faces.ui.files import INDEX, PageFile, page_files
 from gateway.gateway import Gateway
 from protos.generated import scheduler_pb2
 from services.runtime.errors import Code, InvalidArgument, ServiceError
 
-MOST_ID_CHARS = 128
-# The page itself, which wants no key: it asks its reader for the one that its data want.
+MAX_ID_CHARS = 128
+# The page needs no API key: it asks the user for the key that its data needs.
 PAGE_PATHS = frozenset(("/ui", "/ui/", *(f"/ui/{name}" for name in page_files())))
 NOT_FOUND = 404
-# `no-cache` has a browser ask each time, and be told by the etag that nothing has changed.
+# With `no-cache` a browser revalidates each time; an unchanged etag costs a 304.
 FILE_HEADERS = {
     "cache-control": "no-cache",
     "content-security-policy": (
@@ -31,7 +31,7 @@ DATA_HEADERS = {"cache-control": "no-store", "x-content-type-options": "nosniff"
 
 
 def add_page(app: FastAPI, gateway: Gateway) -> None:
-    """Serve the page of this gateway."""
+    """Adds the page and its data to the app."""
     board = Board(gateway)
 
     @app.get("/ui/board", include_in_schema=False)
@@ -40,19 +40,19 @@ def add_page(app: FastAPI, gateway: Gateway) -> None:
 
     @app.get("/ui/about", include_in_schema=False)
     async def show_about() -> Response:
-        presets = await asyncio.to_thread(shipped_presets)  # reads a file, once
-        return JSONResponse(about(gateway, presets), headers=DATA_HEADERS)
+        presets = await asyncio.to_thread(shipped_presets)  # reads a file once
+        return JSONResponse(describe_server(gateway, presets), headers=DATA_HEADERS)
 
     @app.get("/ui/why/{request_id}", include_in_schema=False)
     async def why(request_id: str) -> Response:
-        return await _tell(gateway, request_id)
+        return await _send_stories(gateway, request_id)
 
-    add_files(app)  # last: its route takes any name
+    add_files(app)  # last: its route matches any name
 
 
 def add_files(app: FastAPI) -> None:
-    """The static part, which needs no gateway."""
-    known = page_files()
+    """Adds the static files, which need no gateway."""
+    files = page_files()
 
     @app.get("/ui", include_in_schema=False)
     async def folder() -> Response:
@@ -60,16 +60,16 @@ def add_files(app: FastAPI) -> None:
 
     @app.get("/ui/", include_in_schema=False)
     async def index(request: Request) -> Response:
-        return send_file(known, INDEX, request)
+        return send_file(files, INDEX, request)
 
     @app.get("/ui/{name}", include_in_schema=False)
     async def file(name: str, request: Request) -> Response:
-        return send_file(known, name, request)
+        return send_file(files, name, request)
 
 
-def send_file(known: Mapping[str, PageFile], name: str, request: Request) -> Response:
-    """One of these files; nothing where its reader has it already. Raises HTTPException."""
-    found = known.get(name)
+def send_file(files: Mapping[str, PageFile], name: str, request: Request) -> Response:
+    """One file, or a 304 if the browser has it. Raises HTTPException for an unknown name."""
+    found = files.get(name)
     if found is None:
         raise HTTPException(NOT_FOUND)
     headers = FILE_HEADERS | {"etag": found.etag}
@@ -78,19 +78,21 @@ def send_file(known: Mapping[str, PageFile], name: str, request: Request) -> Res
     return Response(found.content, headers=headers, media_type=found.media_type)
 
 
-async def _tell(gateway: Gateway, request_id: str) -> Response:
-    """A request's story as `foretoken why` tells it."""
+async def _send_stories(gateway: Gateway, request_id: str) -> Response:
+    """The stories of a request, as `foretoken why` shows them."""
     try:
-        if len(request_id) > MOST_ID_CHARS:
-            raise InvalidArgument("request_id", f"is over {MOST_ID_CHARS} characters")
-        told = await gateway.why(request_id)
+        if len(request_id) > MAX_ID_CHARS:
+            raise InvalidArgument("request_id", f"is longer than {MAX_ID_CHARS} characters")
+        response = await gateway.why(request_id)
     except ServiceError as error:
-        return _refusal(error)
-    return JSONResponse({"stories": [_story(each) for each in told.stories]}, headers=DATA_HEADERS)
+        return _error_response(error)
+    return JSONResponse(
+        {"stories": [_encode_story(story) for story in response.stories]}, headers=DATA_HEADERS
+    )
 
 
-def _refusal(error: ServiceError) -> Response:
-    """An id that nobody remembers is no model that nobody serves."""
+def _error_response(error: ServiceError) -> Response:
+    """An unknown request id is a 404 about the request, not about a model."""
     if error.code is not Code.NOT_FOUND:
         return error_response(error)
     body = error_body(error)
@@ -98,7 +100,7 @@ def _refusal(error: ServiceError) -> Response:
     return JSONResponse(body, NOT_FOUND)
 
 
-def _story(story: scheduler_pb2.Story) -> Mapping[str, object]:
+def _encode_story(story: scheduler_pb2.Story) -> Mapping[str, object]:
     return {
         "request_id": story.request_id,
         "live": story.live,

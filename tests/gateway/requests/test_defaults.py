@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.config import GatewayConfig
+from gateway.faces.grpc.decode import decode_request
 from gateway.requests.defaults import sampling_defaults
 from gateway.requests.parser import Clock, Parser, Reach
 from gateway.requests.sampling import Sampling
@@ -26,7 +27,7 @@ def resolved(defaults: dict[str, float], **asked: Any) -> Sampling:
     parser = Parser(GatewayConfig(model=demo_folder()), demo_text(), lambda: 7, defaults)
     sampling = common_pb2.Sampling(**asked)
     request = gateway_pb2.GenerateRequest(prompt="hello", sampling=sampling)
-    return parser.parse(request, Reach(10_000, "the cache"), Clock(0.0)).sampling
+    return parser.parse(decode_request(request), Reach(10_000, "the cache"), Clock(0.0)).sampling
 
 
 def test_a_model_s_own_defaults_and_what_a_request_says_instead(tmp_path):
@@ -53,7 +54,7 @@ def test_without_the_file_or_a_word_of_sampling_openai_s_defaults_hold(tmp_path)
         ("[1]", "is not a JSON object"),
         ('{"temperature": "hot"}', "temperature must be a number, not 'hot'"),
         ('{"top_p": true}', "top_p must be a number, not True"),
-        ('{"temperature": -1}', "temperature must be between 0 and 2, not -1; mend it, or set"),
+        ('{"temperature": -1}', "temperature must be between 0 and 2, not -1; correct it, or set"),
     ],
 )
 def test_what_cannot_be_meant_is_one_line_at_start(tmp_path, content, sentence):

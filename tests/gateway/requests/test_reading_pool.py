@@ -105,7 +105,7 @@ async def test_as_many_wait_as_may_and_one_more_is_refused(desk: Desk) -> None:
     pool = ReadingPool(1, 2, 100)
     readings = [begin(pool, desk, name) for name in "abc"]
     await until(lambda: pool.waiting == 2)
-    with pytest.raises(Refused, match="2 texts of 2 bytes wait to be read") as caught:
+    with pytest.raises(Refused, match="2 prompts of 2 bytes wait for tokenization") as caught:
         await pool.run(desk.work("d"))
     assert (caught.value.bar, caught.value.retry_after_s) == (Bar.READING, 1.0)
     desk.release()
@@ -120,7 +120,7 @@ async def test_texts_wait_up_to_their_bytes_but_a_first_one_always(desk: Desk) -
     await until(lambda: desk.begun == ["a"])
     readings.append(begin(pool, desk, "b", 1000))
     await until(lambda: pool.waiting == 1)
-    with pytest.raises(Refused, match="1 texts of 1000 bytes wait"):
+    with pytest.raises(Refused, match="1 prompts of 1000 bytes wait"):
         await pool.run(desk.work("c"), 1)
     desk.release()
     await asyncio.gather(*readings)

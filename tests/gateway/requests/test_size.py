@@ -5,9 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 
+from gateway.requests.client_request import (
+    ClientRequest,
+    Conversation,
+    count_prompt_bytes,
+)
 from gateway.requests.parser import Reach
-from gateway.requests.size import Sizes, longest_token_bytes, text_bytes
-from protos.generated import common_pb2, gateway_pb2
+from gateway.requests.size import PromptSizeLimit, longest_token_bytes
 from services.runtime.errors import InvalidArgument
 from tests.gateway.gateway_fakes import demo_text
 
@@ -71,29 +75,26 @@ def test_no_text_has_fewer_tokens_than_its_bytes_say(text: str) -> None:
     assert longest * len(demo_text().encode(text)) >= len(text.encode())
 
 
-def asked(kind: str, **fields: object) -> gateway_pb2.GenerateRequest:
-    if kind == "chat":
-        turns = [gateway_pb2.ChatMessage(role="user", content=str(fields["content"]))]
-        return gateway_pb2.GenerateRequest(chat=gateway_pb2.Chat(messages=turns))
-    return gateway_pb2.GenerateRequest(**fields)  # type: ignore[arg-type]
+def say(content: str) -> Conversation:
+    return Conversation([{"role": "user", "content": content}])
 
 
-def test_what_is_refused_and_by_which_field() -> None:
-    sizes = Sizes(demo_text().backend)
-    most = sizes.longest_token_bytes * REACH.tokens
-    ids = common_pb2.TokenIds(ids=[1] * 11)
-    for request, field in (
-        (asked("prompt", prompt="a" * most), None),
-        (asked("prompt", prompt="a" * (most + 1)), "prompt"),
-        (asked("prompt", prompt="é" * (most // 2 + 1)), "prompt"),
-        (asked("chat", content="a" * (most + 1)), "messages"),
-        (asked("chat", content=" " * (most + 1)), None),  # templates cut it off
-        (asked("tokens", prompt_tokens=common_pb2.TokenIds(ids=[1] * 10)), None),
-        (asked("tokens", prompt_tokens=ids), "prompt"),
+def test_size_limit_names_the_field_that_is_too_long() -> None:
+    limit = PromptSizeLimit(demo_text().backend)
+    most = limit.longest_token_bytes * REACH.tokens
+    for prompt, field in (
+        ("a" * most, None),
+        ("a" * (most + 1), "prompt"),
+        ("é" * (most // 2 + 1), "prompt"),
+        (say("a" * (most + 1)), "messages"),
+        (say(" " * (most + 1)), None),  # templates strip blanks
+        ([1] * 10, None),
+        ([1] * 11, "prompt"),
     ):
+        request, size_bytes = ClientRequest(prompt), count_prompt_bytes(prompt)
         if field is None:
-            sizes.check(request, text_bytes(request), REACH)
+            limit.check(request, size_bytes, REACH)
             continue
         with pytest.raises(InvalidArgument, match="maximum context length is 10 tokens") as caught:
-            sizes.check(request, text_bytes(request), REACH)
+            limit.check(request, size_bytes, REACH)
         assert caught.value.field == field

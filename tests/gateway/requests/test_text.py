@@ -216,10 +216,10 @@ def test_an_included_stop_string_is_the_text_s_end(
 
 def test_a_word_s_tokens_are_those_at_the_beginning_and_behind_a_space() -> None:
     text = demo_text()
-    assert list(text.sequences_of("apple")) == [text.encode("apple"), text.encode(" apple")]
-    assert list(text.sequences_of(" apple")) == list(text.sequences_of("apple"))
+    assert list(text.spell_word("apple")) == [text.encode("apple"), text.encode(" apple")]
+    assert list(text.spell_word(" apple")) == list(text.spell_word("apple"))
     unknown = text.encode("漢")  # behind a space it is the same behind a token for the space
-    assert list(text.sequences_of("漢")) == [unknown]
+    assert list(text.spell_word("漢")) == [unknown]
 
 
 def test_what_ends_an_answer_is_read_as_a_worker_reads_it(tmp_path: Path) -> None:

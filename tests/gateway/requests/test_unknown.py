@@ -14,43 +14,43 @@ KNOWN = ("max_tokens", "temperature", "stop")
 def test_each_is_told_once_and_named_every_time(caplog: pytest.LogCaptureFixture) -> None:
     fields = UnknownFields()
     with caplog.at_level(logging.WARNING, unknown.__name__):
-        assert fields.pass_over(["max_token", "mood"], KNOWN) == "max_token, mood"
-        assert fields.pass_over(["mood"], KNOWN) == "mood"
-        assert fields.pass_over([], KNOWN) == ""
+        assert fields.handle(["max_token", "mood"], KNOWN) == "max_token, mood"
+        assert fields.handle(["mood"], KNOWN) == "mood"
+        assert fields.handle([], KNOWN) == ""
     assert [record.getMessage() for record in caplog.records] == [
-        "requests bring a field max_token, which is unknown here and ignored; did you mean "
+        "requests contain the unknown field max_token, which is ignored; did you mean "
         "max_tokens?",
-        "requests bring a field mood, which is unknown here and ignored",
+        "requests contain the unknown field mood, which is ignored",
     ]
 
 
 def test_refused_ones_come_with_a_hint() -> None:
     fields = UnknownFields(refuses=True)
-    assert fields.pass_over([], KNOWN) == ""
+    assert fields.handle([], KNOWN) == ""
     for name, sentence in (
         ("temprature", "temprature: unknown field; did you mean temperature?"),
         ("mood", "mood: unknown field"),
     ):
         with pytest.raises(InvalidArgument) as caught:
-            fields.pass_over([name], KNOWN)
+            fields.handle([name], KNOWN)
         assert (caught.value.message, caught.value.field) == (sentence, name)
 
 
 def test_names_are_fit_for_a_header_and_few(caplog: pytest.LogCaptureFixture) -> None:
     fields = UnknownFields()
-    assert fields.pass_over(["a\r\nb", "é", "x" * 100, "messages[].x"], KNOWN) == ", ".join(
+    assert fields.handle(["a\r\nb", "é", "x" * 100, "messages[].x"], KNOWN) == ", ".join(
         ["a??b", "?", "x" * 64, "messages[].x"]
     )
-    named = fields.pass_over([f"f{at}" for at in range(20)], KNOWN)
+    named = fields.handle([f"f{at}" for at in range(20)], KNOWN)
     assert named.startswith("f0, f1, ") and named.endswith("f15, and 4 more")
 
 
 def test_memory_is_bounded(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unknown, "MOST_REMEMBERED", 2)
+    monkeypatch.setattr(unknown, "MAX_LOGGED", 2)
     fields = UnknownFields()
     with caplog.at_level(logging.WARNING, unknown.__name__):
         for name in ("a", "b", "c", "a", "c"):
-            fields.pass_over([name], KNOWN)
+            fields.handle([name], KNOWN)
     assert len(caplog.records) == 2

@@ -1,4 +1,4 @@
-"""Log-probabilities in the shapes OpenAI has for them, and vLLM for those of a prompt."""
+"""Log-probabilities in OpenAI's formats, and those of a prompt in vLLM's."""
 
 from collections.abc import Iterator, Sequence
 
@@ -9,97 +9,97 @@ from services.runtime.errors import Code, ServiceError
 
 Entry = dict[str, object]
 
-LEAST = -9999.0  # what can't be drawn at all: JSON has no infinity
+MIN_LOGPROB = -9999.0  # for impossible tokens: JSON has no infinity
 VERBATIM = Sampling(seed=0, max_tokens=1, skip_special_tokens=False)
 
 
-def chat_logprobs(text: Text, logprobs: Sequence[Logprob]) -> Entry:
-    """Of `chat.completions`: each token with its bytes, and its likeliest rivals."""
-    return {"content": [_chat_entry(text, item) for item in logprobs], "refusal": None}
+def encode_chat_logprobs(text: Text, logprobs: Sequence[Logprob]) -> Entry:
+    """`logprobs` of a chat choice: each token with its bytes and its most likely alternatives."""
+    return {"content": [_encode_chat_entry(text, item) for item in logprobs], "refusal": None}
 
 
-class Columns:
-    """Of one choice of `completions`: columns of one row a token, in the pieces in which it comes.
+class LogprobColumns:
+    """`logprobs` of one completion choice, as columns with one row per token, built in pieces.
 
-    A token's offset is where its text begins in the choice's, counted in characters; one that
-    completes a character begins where the character does.
+    The offset of a token is where its text begins in the choice, in characters. A token that
+    completes a character begins where the character begins.
     """
 
-    def __init__(self, text: Text, sampling: Sampling, rivals: int):
-        self._text, self._rivals = text, rivals
+    def __init__(self, text: Text, sampling: Sampling, top_n: int):
+        self._text, self._top_n = text, top_n
         self._detokenizer = text.detokenizer(sampling)
-        self._at = 0
+        self._offset = 0
 
-    def echo(self, ids: Sequence[int], scored: Sequence[Logprob], literal: str) -> Entry:
-        """The prompt's rows, before any other: nothing foretells its first token, and one that is
-        not in the text that the client has sent, as BOS, takes no room in it."""
+    def encode_prompt(self, ids: Sequence[int], scores: Sequence[Logprob], literal: str) -> Entry:
+        """The rows of an echoed prompt. Its first token has no score. A token that is not in
+        `literal`, the client's text, such as BOS, has no width."""
         detokenizer, offsets = self._text.detokenizer(VERBATIM), []
         for token_id in ids:
-            offsets.append(self._at)
+            offsets.append(self._offset)
             piece = detokenizer.feed((token_id,))
-            if literal.startswith(piece, self._at):
-                self._at += len(piece)
-        self._at = len(literal)
-        return self._entry([*ids], [None, *all_scored(ids, scored)], offsets)
+            if literal.startswith(piece, self._offset):
+                self._offset += len(piece)
+        self._offset = len(literal)
+        return self._encode_rows([*ids], [None, *check_scores(ids, scores)], offsets)
 
-    def add(self, logprobs: Sequence[Logprob]) -> Entry:
-        """The answer's next."""
+    def encode_answer(self, logprobs: Sequence[Logprob]) -> Entry:
+        """The rows of the next tokens of the answer."""
         ids, offsets = [item.token_id for item in logprobs], []
         for token_id in ids:
-            offsets.append(self._at)
-            self._at += len(self._detokenizer.feed((token_id,)))
-        return self._entry(ids, logprobs, offsets)
+            offsets.append(self._offset)
+            self._offset += len(self._detokenizer.feed((token_id,)))
+        return self._encode_rows(ids, logprobs, offsets)
 
-    def _entry(
+    def _encode_rows(
         self, ids: Sequence[int], items: Sequence[Logprob | None], offsets: Sequence[int]
     ) -> Entry:
         return {
             "tokens": [self._text.token_text(token_id) for token_id in ids],
-            "token_logprobs": [_own(item) for item in items],
-            "top_logprobs": [self._top(item) for item in items],
+            "token_logprobs": [_clamp_or_none(item) for item in items],
+            "top_logprobs": [self._encode_top(item) for item in items],
             "text_offset": offsets,
         }
 
-    def _top(self, item: Logprob | None) -> Entry | None:
-        """By their texts, of which several tokens may have the same: the likeliest counts. The
-        token itself is among them, as at OpenAI."""
+    def _encode_top(self, item: Logprob | None) -> Entry | None:
+        """Scores by token text; of several tokens with one text, the most likely. As at OpenAI,
+        the token itself is included."""
         if item is None:
             return None
         top: Entry = {}
-        for token_id, logprob in _likeliest(item, self._rivals):
-            top.setdefault(self._text.token_text(token_id), max(logprob, LEAST))
-        top.setdefault(self._text.token_text(item.token_id), max(item.logprob, LEAST))
+        for token_id, logprob in _select_top(item, self._top_n):
+            top.setdefault(self._text.token_text(token_id), max(logprob, MIN_LOGPROB))
+        top.setdefault(self._text.token_text(item.token_id), max(item.logprob, MIN_LOGPROB))
         return top
 
 
-def joined(first: Entry, second: Entry) -> Entry:
+def join_columns(first: Entry, second: Entry) -> Entry:
     """The rows of two pieces."""
     return {name: [*_rows(first, name), *_rows(second, name)] for name in first}
 
 
-def prompt_logprobs(
-    text: Text, ids: Sequence[int], scored: Sequence[Logprob], rivals: int
+def encode_prompt_logprobs(
+    text: Text, ids: Sequence[int], scores: Sequence[Logprob], top_n: int
 ) -> list[Entry | None]:
-    """As vLLM has them: of each token of the prompt but the first its own and its likeliest
-    rivals', by their ids. The rank of one that is not among the likeliest is not known."""
-    return [None, *(_by_id(text, item, rivals) for item in all_scored(ids, scored))]
+    """vLLM's `prompt_logprobs`: scores by token id for each token but the first. The rank of a
+    token outside the `top_n` most likely is unknown."""
+    return [None, *(_encode_by_id(text, item, top_n) for item in check_scores(ids, scores))]
 
 
-def all_scored(ids: Sequence[int], scored: Sequence[Logprob]) -> Sequence[Logprob]:
-    """What the worker sent of a prompt. Raises ServiceError where that is not all."""
-    if len(scored) != len(ids) - 1:
-        told = f"the worker scored {len(scored)} of {len(ids) - 1} tokens of the prompt"
-        raise ServiceError(Code.INTERNAL, told)
-    return scored
+def check_scores(ids: Sequence[int], scores: Sequence[Logprob]) -> Sequence[Logprob]:
+    """The worker's scores of a prompt. Raises ServiceError if some are missing."""
+    if len(scores) != len(ids) - 1:
+        message = f"the worker scored {len(scores)} of {len(ids) - 1} tokens of the prompt"
+        raise ServiceError(Code.INTERNAL, message)
+    return scores
 
 
-def _by_id(text: Text, item: Logprob, rivals: int) -> Entry:
-    top = list(_likeliest(item, rivals))
+def _encode_by_id(text: Text, item: Logprob, top_n: int) -> Entry:
+    top = list(_select_top(item, top_n))
     ranks = {token_id: rank for rank, (token_id, _) in enumerate(top, 1)}
     pairs = {item.token_id: item.logprob, **dict(top)}
     return {
         str(token_id): {
-            "logprob": max(logprob, LEAST),
+            "logprob": max(logprob, MIN_LOGPROB),
             "rank": ranks.get(token_id),
             "decoded_token": text.token_text(token_id),
         }
@@ -107,12 +107,12 @@ def _by_id(text: Text, item: Logprob, rivals: int) -> Entry:
     }
 
 
-def _own(item: Logprob | None) -> float | None:
-    return None if item is None else max(item.logprob, LEAST)
+def _clamp_or_none(item: Logprob | None) -> float | None:
+    return None if item is None else max(item.logprob, MIN_LOGPROB)
 
 
-def _likeliest(item: Logprob, most: int) -> Iterator[tuple[int, float]]:
-    return zip(item.top_ids[:most], item.top_logprobs[:most], strict=False)
+def _select_top(item: Logprob, top_n: int) -> Iterator[tuple[int, float]]:
+    return zip(item.top_ids[:top_n], item.top_logprobs[:top_n], strict=False)
 
 
 def _rows(entry: Entry, name: str) -> Sequence[object]:
@@ -121,15 +121,15 @@ def _rows(entry: Entry, name: str) -> Sequence[object]:
     return rows
 
 
-def _chat_entry(text: Text, item: Logprob) -> Entry:
-    rivals = zip(item.top_ids, item.top_logprobs, strict=False)
-    top = [_token(text, token_id, logprob) for token_id, logprob in rivals]
-    return {**_token(text, item.token_id, item.logprob), "top_logprobs": top}
+def _encode_chat_entry(text: Text, item: Logprob) -> Entry:
+    pairs = zip(item.top_ids, item.top_logprobs, strict=False)
+    top = [_encode_token(text, token_id, logprob) for token_id, logprob in pairs]
+    return {**_encode_token(text, item.token_id, item.logprob), "top_logprobs": top}
 
 
-def _token(text: Text, token_id: int, logprob: float) -> Entry:
+def _encode_token(text: Text, token_id: int, logprob: float) -> Entry:
     return {
         "token": text.token_text(token_id),
-        "logprob": max(logprob, LEAST),
+        "logprob": max(logprob, MIN_LOGPROB),
         "bytes": list(text.token_bytes(token_id)),
     }

@@ -1,4 +1,4 @@
-"""Answers that outlive their first byte: event streams, and watching for a client that leaves."""
+"""Server-sent events, and cancelling work when its client disconnects."""
 
 import asyncio
 import json
@@ -10,7 +10,12 @@ from typing import Any, TypeVar
 from fastapi import Response
 from starlette.types import Receive, Scope, Send
 
-from gateway.faces.http.errors import ClientGone, error_body, error_response, unexpected
+from gateway.faces.http.errors import (
+    ClientDisconnected,
+    error_body,
+    error_response,
+    internal_error,
+)
 from services.runtime.errors import ServiceError
 
 log = logging.getLogger(__name__)
@@ -24,18 +29,18 @@ HEADERS = [
 ]
 
 
-def event(content: object) -> bytes:
+def encode_event(content: object) -> bytes:
     return b"data: " + json.dumps(content, ensure_ascii=False).encode() + b"\n\n"
 
 
-async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """Run `work`, cancelled as soon as the client hangs up; raises ClientGone then."""
+async def run_until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`. Cancels it when the client disconnects; raises ClientDisconnected."""
     working = asyncio.ensure_future(work)
-    watching = asyncio.ensure_future(_disconnected(receive))
+    watching = asyncio.ensure_future(_wait_for_disconnect(receive))
     try:
         await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
-        if working.cancelled() or not working.done():  # let go, or gone by itself
-            raise ClientGone
+        if working.cancelled() or not working.done():
+            raise ClientDisconnected
         return working.result()
     finally:
         for task in (working, watching):
@@ -44,8 +49,11 @@ async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
 
 
 class EventStream(Response):
-    """Server-sent events. What fails before the first becomes a whole error answer with its
-    status; what fails later, an error event and the end of the stream."""
+    """A stream of server-sent events.
+
+    A failure before the first event becomes an error answer with its status; a later one becomes
+    an error event at the end of the stream.
+    """
 
     def __init__(
         self,
@@ -53,7 +61,7 @@ class EventStream(Response):
         on_end: Callable[[], None],
         headers: Mapping[str, str] | None = None,
     ):
-        """`headers` go beside those of every stream."""
+        """`headers` are sent in addition to those of every stream."""
         super().__init__()
         self._events, self._on_end = events, on_end
         more = (headers or {}).items()
@@ -61,9 +69,9 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await until_disconnect(receive, self._send_all(scope, receive, send))
-        except ClientGone:
-            log.debug("a client hung up")
+            await run_until_disconnect(receive, self._send_all(scope, receive, send))
+        except ClientDisconnected:
+            log.debug("a client disconnected within its stream")
         finally:
             self._on_end()
 
@@ -79,16 +87,16 @@ class EventStream(Response):
                     await send({"type": "http.response.body", "body": data, "more_body": True})
                 last = DONE
             except Exception as error:
-                failure = error if isinstance(error, ServiceError) else unexpected()
+                failure = error if isinstance(error, ServiceError) else internal_error()
                 if failure is not error:
                     log.exception("a stream failed")
                 if not started:
                     await error_response(failure)(scope, receive, send)
                     return
-                last = event(error_body(failure))
+                last = encode_event(error_body(failure))
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
 
-async def _disconnected(receive: Receive) -> None:
+async def _wait_for_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -1,18 +1,18 @@
-"""Prompts and messages as bodies spell them, as the contract does."""
+"""Prompts and messages of HTTP bodies, as values of a ClientRequest."""
 
 from collections.abc import Iterable, Sequence
 
 from gateway.faces.http.dialect.fields import MESSAGE, Handling
-from protos.generated import common_pb2, gateway_pb2
+from gateway.requests.client_request import TokenIds
 from services.runtime.errors import InvalidArgument
 
 PROMPT_KINDS = "a string, a list of strings, a list of token ids, or a list of such lists"
 ROLE_ALIASES = {"developer": "system"}
-REFUSED = {name: known for name, known in MESSAGE.items() if known.handling is Handling.REFUSED}
+REFUSED = {name: rule for name, rule in MESSAGE.items() if rule.handling is Handling.REFUSED}
 
 
-def split_prompts(prompt: object) -> Sequence[str | list[int]]:
-    """Raises InvalidArgument for anything but the four kinds of prompts."""
+def split_prompts(prompt: object) -> Sequence[str | TokenIds]:
+    """The prompts of one field. Raises InvalidArgument for any other kind of value."""
     if isinstance(prompt, str):
         return [prompt]
     if prompt is None:
@@ -24,31 +24,25 @@ def split_prompts(prompt: object) -> Sequence[str | list[int]]:
     if all(isinstance(item, str) for item in prompt):
         return list(prompt)
     lists = prompt if all(isinstance(item, list) for item in prompt) else [prompt]
-    if not all(_is_token(token) for tokens in lists for token in tokens):
+    if not all(_is_token_id(token) for tokens in lists for token in tokens):
         raise InvalidArgument("prompt", f"must be {PROMPT_KINDS}; token ids are not negative")
     return list(lists)
 
 
-def prompt_request(prompt: str | list[int]) -> gateway_pb2.GenerateRequest:
-    if isinstance(prompt, str):
-        return gateway_pb2.GenerateRequest(prompt=prompt)
-    return gateway_pb2.GenerateRequest(prompt_tokens=common_pb2.TokenIds(ids=prompt))
+def decode_messages(messages: Iterable[object]) -> list[dict[str, str]]:
+    """Role and content of each message. Raises InvalidArgument naming the message and the field."""
+    return [_decode_message(f"messages[{at}]", message) for at, message in enumerate(messages)]
 
 
-def chat_messages(messages: Iterable[object]) -> list[gateway_pb2.ChatMessage]:
-    """Raises InvalidArgument naming the message and what in it is wrong."""
-    return [_message(f"messages[{at}]", message) for at, message in enumerate(messages)]
-
-
-def unknown_in(messages: object) -> list[str]:
-    """Fields of messages that nobody knows, each once."""
+def find_unknown_fields(messages: object) -> list[str]:
+    """Names of unknown fields in messages, each once."""
     if not isinstance(messages, list):
         return []
     found = (m.keys() - MESSAGE.keys() for m in messages if isinstance(m, dict))
     return [f"messages[].{name}" for name in sorted(set().union(*found))]
 
 
-def _message(where: str, message: object) -> gateway_pb2.ChatMessage:
+def _decode_message(where: str, message: object) -> dict[str, str]:
     if not isinstance(message, dict):
         raise InvalidArgument(where, "must be an object with role and content")
     for name in REFUSED.keys() & message.keys():
@@ -57,20 +51,20 @@ def _message(where: str, message: object) -> gateway_pb2.ChatMessage:
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str):
         raise InvalidArgument(f"{where}.role", "must be a string")
-    text = _content_text(f"{where}.content", "" if content is None else content)
-    return gateway_pb2.ChatMessage(role=ROLE_ALIASES.get(role, role), content=text)
+    text = _decode_content(f"{where}.content", "" if content is None else content)
+    return {"role": ROLE_ALIASES.get(role, role), "content": text}
 
 
-def _content_text(where: str, content: object) -> str:
-    """Parts are lines of one text, as other servers join them."""
+def _decode_content(where: str, content: object) -> str:
+    """A text. As at other servers, parts become its lines."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
         raise InvalidArgument(where, "must be a string or a list of text parts")
-    return "\n".join(_part_text(f"{where}[{at}]", part) for at, part in enumerate(content))
+    return "\n".join(_decode_part(f"{where}[{at}]", part) for at, part in enumerate(content))
 
 
-def _part_text(where: str, part: object) -> str:
+def _decode_part(where: str, part: object) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
     if not isinstance(part, dict) or kind != "text":
         raise InvalidArgument(where, f"only parts of type 'text' are supported, not {kind!r}")
@@ -80,5 +74,5 @@ def _part_text(where: str, part: object) -> str:
     return text
 
 
-def _is_token(value: object) -> bool:
+def _is_token_id(value: object) -> bool:
     return type(value) is int and 0 <= value < 2**32

@@ -1,5 +1,4 @@
-"""`/docs`: a page of ours, drawn from /openapi.json by the reader's browser; nothing of it is asked
-of anybody else."""
+"""`/docs`: a page that the browser renders from /openapi.json, without other servers."""
 
 from fastapi import FastAPI, Request, Response
 
@@ -11,7 +10,7 @@ DOCS_PATHS = frozenset(("/docs", *(f"/docs/{name}" for name in FILES)))
 
 
 def add_docs(app: FastAPI) -> None:
-    """The page, and its script and style beside it."""
+    """Adds the page, its script and its style sheet."""
 
     @app.get("/docs", include_in_schema=False)
     async def index(request: Request) -> Response:

@@ -1,4 +1,4 @@
-"""Pages of other origins may ask, where the config names these."""
+"""Cross-origin requests from the origins that the config allows."""
 
 from collections.abc import Sequence
 
@@ -12,13 +12,13 @@ from gateway.config import ANY_ORIGIN
 from gateway.faces.http.errors import error_body
 from services.runtime.errors import InvalidArgument
 
-TOLD = (REQUEST_ID, "retry-after", "www-authenticate")  # headers that a page may read
-PREFLIGHT_KEPT_S = 600
+EXPOSED_HEADERS = (REQUEST_ID, "retry-after", "www-authenticate")
+PREFLIGHT_MAX_AGE_S = 600
 
 
 class Cors(CORSMiddleware):
-    """Starlette's; what it refuses is said as all else. Cookies and the like, of which we have
-    none, a proxy's may come along from origins that are named, and never with `*`."""
+    """Starlette's middleware with JSON errors. Credentials, such as a proxy's cookies, are allowed
+    from named origins but not with `*`."""
 
     def __init__(self, app: ASGIApp, origins: Sequence[str]):
         super().__init__(
@@ -27,14 +27,14 @@ class Cors(CORSMiddleware):
             allow_methods=("GET", "HEAD", "POST"),
             allow_headers=("*",),
             allow_credentials=ANY_ORIGIN not in origins,
-            expose_headers=TOLD,
-            max_age=PREFLIGHT_KEPT_S,
+            expose_headers=EXPOSED_HEADERS,
+            max_age=PREFLIGHT_MAX_AGE_S,
         )
 
     def preflight_response(self, request_headers: Headers) -> Response:
-        made = super().preflight_response(request_headers)
-        if made.status_code < 400:
-            return made
-        fault = InvalidArgument("", bytes(made.body).decode())
-        headers = {k: v for k, v in made.headers.items() if not k.startswith("content-")}
-        return JSONResponse(error_body(fault), made.status_code, headers)
+        response = super().preflight_response(request_headers)
+        if response.status_code < 400:
+            return response
+        error = InvalidArgument("", bytes(response.body).decode())
+        headers = {k: v for k, v in response.headers.items() if not k.startswith("content-")}
+        return JSONResponse(error_body(error), response.status_code, headers)

@@ -1,5 +1,4 @@
-"""What uvicorn leaves to the proxy before it: how many connections there may be, how long a request
-may take to say what it is, and refusals that clients understand."""
+"""Connection limits and header timeouts of the HTTP listener, with errors in OpenAI's format."""
 
 import asyncio
 import json
@@ -13,52 +12,55 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from gateway.admission.caller import REQUEST_ID
-from gateway.faces.http.entry.requests import Requests
+from gateway.faces.http.entry.request_guard import RequestGuard
 from gateway.faces.http.errors import error_body, error_response
 from services.runtime.errors import Code, InvalidArgument, ServiceError
 
-SPARE = 64  # connections over the bound that are still told so; more are cut
-RETRY_S = 1.0
+MAX_REFUSED = 64  # connections above the limit that get a 503; further ones are closed
+RETRY_AFTER_S = 1.0
 BEFORE_ANSWER = (h11.IDLE, h11.SEND_RESPONSE)
 
 
 class BoundedProtocol(H11Protocol):
-    """One connection. It may be idle for as long as `keep_alive_s` says; but from its first byte of
-    a request, `header_wait_s` are for all of its headers, however they come, and as long for what
-    comes behind an answer that is out. A connection over the bound is told 503."""
+    """One connection.
+
+    It may be idle for `keep_alive_s`. From the first byte of a request, all headers must arrive
+    within `header_wait_s`; so must the rest of a body behind an answer that is already sent. A
+    connection above `max_connections` gets a 503.
+    """
 
     def __init__(self, *args: Any, max_connections: int, header_wait_s: float, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self._max_connections, self._header_wait_s = max_connections, header_wait_s
-        self._late: asyncio.TimerHandle | None = None  # while a request has begun and says not what
+        self._timer: asyncio.TimerHandle | None = None  # runs while headers are incomplete
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # H11Protocol narrows it, too
         super().connection_made(transport)
         over = len(self.connections) - self._max_connections
-        if over > SPARE:
+        if over > MAX_REFUSED:
             transport.abort()
         elif over > 0:
-            self.app = FULL
-        self._watch()
+            self.app = REFUSE_CONNECTION
+        self._start_timer()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if self._begun and not self._answering:
-            self._watch()
+        if self._incomplete and not self._answering:
+            self._start_timer()
         else:
-            self._unwatch()
+            self._stop_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._unwatch()
+        self._stop_timer()
         super().connection_lost(exc)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self.conn.their_state is h11.SEND_BODY:  # the rest of a body that nobody wanted
-            self._watch()
+        if self.conn.their_state is h11.SEND_BODY:  # the rest of a body that no endpoint reads
+            self._start_timer()
 
     def send_400_response(self, msg: str) -> None:
-        """What is no HTTP, or too much of it."""
+        """Answers invalid HTTP and headers above the size limit."""
         error = sys.exception()
         hint = error.error_status_hint if isinstance(error, h11.RemoteProtocolError) else 400
         self._refuse(hint, f"{msg[:-1]}: {error}" if error else msg)
@@ -68,25 +70,25 @@ class BoundedProtocol(H11Protocol):
         return self.cycle is not None and not self.cycle.response_complete
 
     @property
-    def _begun(self) -> bool:
-        """Whether something came that is not all there."""
+    def _incomplete(self) -> bool:
+        """Whether an incomplete request has arrived."""
         return self.conn.their_state is not h11.IDLE or bool(self.conn.trailing_data[0])
 
-    def _watch(self) -> None:
-        if self._late is None:
-            self._late = self.loop.call_later(self._header_wait_s, self._on_late)
+    def _start_timer(self) -> None:
+        if self._timer is None:
+            self._timer = self.loop.call_later(self._header_wait_s, self._on_timeout)
 
-    def _unwatch(self) -> None:
-        if self._late is not None:
-            self._late.cancel()
-            self._late = None
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
-    def _on_late(self) -> None:
-        self._late = None
+    def _on_timeout(self) -> None:
+        self._timer = None
         if self._answering or self.transport.is_closing():
             return
-        if self.conn.their_state is h11.IDLE and self._begun:
-            self._refuse(408, f"the headers took over {self._header_wait_s:g} s")
+        if self.conn.their_state is h11.IDLE and self._incomplete:
+            self._refuse(408, f"the headers did not arrive within {self._header_wait_s:g} s")
         else:
             self.transport.close()
 
@@ -106,11 +108,11 @@ class BoundedProtocol(H11Protocol):
         self.transport.close()
 
 
-async def _full(scope: Scope, receive: Receive, send: Send) -> None:
-    why = ServiceError(Code.UNAVAILABLE, "there are too many connections; retry later", RETRY_S)
-    answer = error_response(why)
-    answer.headers["connection"] = "close"
-    await answer(scope, receive, send)
+async def _refuse_connection(scope: Scope, receive: Receive, send: Send) -> None:
+    error = ServiceError(Code.UNAVAILABLE, "too many connections; retry later", RETRY_AFTER_S)
+    response = error_response(error)
+    response.headers["connection"] = "close"
+    await response(scope, receive, send)
 
 
-FULL = Requests(_full)
+REFUSE_CONNECTION = RequestGuard(_refuse_connection)

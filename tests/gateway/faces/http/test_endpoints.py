@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gateway.faces.http.endpoints import near
+from gateway.faces.http.unserved import find_similar
 from tests.chromium import browsing
 from tests.gateway.gateway_fakes import House, demo_text, housing, tokens_of
 from tests.gateway.gateway_fixtures import STOP
@@ -65,9 +65,11 @@ async def test_the_root_says_where_to_look(house: House) -> None:
     [
         ("/chat/completions", ["/v1/chat/completions"]),
         ("/v1/v1/models", ["/v1/models"]),
-        ("/v1/chat/completion", ["/v1/chat/completions", "/v1/completions"]),
+        ("/v1/chat/completion", ["/v1/chat/completions"]),
         ("/v1/model", ["/v1/models"]),
-        ("/tokenise", ["/tokenize", "/detokenize"]),
+        ("/tokenise", ["/tokenize"]),
+        ("/v1/responses", []),
+        ("/v1/embedding", []),
         ("/models/", ["/v1/models"]),
         ("/zzz", []),
         ("//", []),
@@ -75,18 +77,18 @@ async def test_the_root_says_where_to_look(house: House) -> None:
     ],
 )
 def test_paths_that_may_have_been_meant(path: str, meant: list[str]) -> None:
-    assert list(near(path, PATHS))[: len(meant)] == meant
-    assert meant or not near(path, PATHS)
+    assert list(find_similar(path, PATHS))[: len(meant)] == meant
+    assert meant or not find_similar(path, PATHS)
 
 
 async def test_a_path_that_is_none_and_a_method_that_is_not_for_it(house: House) -> None:
     reply = await house.http("POST", "/chat/completions", {})
     assert reply.status == 404
     assert reply.json["error"] == {
-        "message": "POST /chat/completions: Not Found; did you mean /v1/chat/completions?",
+        "message": "POST /chat/completions is not served: did you mean /v1/chat/completions?",
         "type": "invalid_request_error", "param": None, "code": None,
     }  # fmt: skip
-    assert "; / says what there is" in (await house.http("GET", "/zzz")).json["error"]["message"]
+    assert ": GET / lists the endpoints" in (await house.http("GET", "/zzz")).json["error"]["message"]
     assert len((await house.http("GET", "/" + "x" * 9_000)).text) < 400
     for method, path, allowed in (
         ("GET", "/v1/completions", {"POST"}), ("DELETE", "/v1/models", {"GET", "HEAD"}),

@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from gateway.config import GatewayConfig
 from gateway.faces.grpc.service import mount
-from gateway.faces.http.entry.requests import Requests
+from gateway.faces.http.entry.request_guard import RequestGuard
 from gateway.faces.http.serve import serving_http
 from protos.generated import (
     gateway_pb2,
@@ -134,7 +134,7 @@ async def test_a_wrong_key_is_told_as_at_openai(
         }  # fmt: skip
         assert header[7:-4] not in reply.text
     warned = [each for each in caplog.records if each.levelno == logging.WARNING]
-    assert [each.getMessage() for each in warned] == ["127.0.0.1 gave a wrong API key"] * 3
+    assert [each.getMessage() for each in warned] == ["127.0.0.1 sent a wrong API key"] * 3
 
 
 async def test_with_any_of_the_keys_all_goes(locked: House) -> None:
@@ -322,7 +322,7 @@ async def test_who_is_cancelled_at_the_end_is_told_so(streams: bool) -> None:
         begun.set()
         await asyncio.Event().wait()
 
-    async with serving_http(Requests(endless), "127.0.0.1", 0) as port:
+    async with serving_http(RequestGuard(endless), "127.0.0.1", 0) as port:
         answer = asyncio.ensure_future(answered(port))
         await begun.wait()
     told = (await answer).decode()

@@ -61,7 +61,7 @@ async def test_headers_that_never_end(before: bytes, begun: bytes) -> None:
         line = await Line.to(house)
         if before:
             assert (await line.ask(before))[0] == 200
-        assert fault_of(await line.ask(begun)) == (408, "the headers took over 0.2 s")
+        assert fault_of(await line.ask(begun)) == (408, "the headers did not arrive within 0.2 s")
         assert await line.end() == b""
 
 
@@ -102,7 +102,7 @@ async def test_a_body_that_stops_coming() -> None:
         status, headers, body = await line.ask(POST + b'{"prompt"')
         assert (status, body["error"]["code"]) == (408, "body_too_slow")
         assert headers["connection"] == "close" and headers["x-request-id"]
-        assert body["error"]["message"] == "the body came too slowly: 9 bytes until now"
+        assert body["error"]["message"] == "the body arrived too slowly: 9 bytes before the timeout"
         assert await line.end() == b""
 
 
@@ -183,8 +183,8 @@ async def test_too_few_open_files_for_all_connections_are_told(
                 assert (await house.http("GET", "/ping")).status == 200
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
-    [said] = [r.getMessage() for r in caplog.records if "open at once" in r.getMessage()]
-    assert said.startswith("900 files") and "gateway.max_connections: 901" in said
+    [said] = [r.getMessage() for r in caplog.records if "may open" in r.getMessage()]
+    assert said.startswith("the process may open 900 files") and "max_connections=901" in said
 
 
 async def test_a_client_that_leaves_within_its_body_is_no_failure(

@@ -1,10 +1,10 @@
-"""HEAD wherever GET is: the same headers, and nothing behind them."""
+"""HEAD requests on every path that supports GET."""
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
-class Heads:
-    """Asks the app as with GET, and keeps the body back; its length stays in the headers."""
+class HeadMethod:
+    """Runs a HEAD request as GET and drops the body. The headers keep the body's length."""
 
     def __init__(self, app: ASGIApp):
         self._app = app
@@ -14,7 +14,7 @@ class Heads:
             await self._app(scope, receive, send)
             return
 
-        async def without_body(message: Message) -> None:
+        async def send_without_body(message: Message) -> None:
             await send({**message, "body": b""} if "body" in message else message)
 
-        await self._app({**scope, "method": "GET"}, receive, without_body)
+        await self._app({**scope, "method": "GET"}, receive, send_without_body)

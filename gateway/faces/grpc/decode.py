@@ -1,0 +1,66 @@
+"""gRPC messages as ClientRequests."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from google.protobuf.message import Message
+
+from gateway.requests.client_request import ClientRequest, Conversation, Prompt
+from gateway.requests.prompts import parse_template_kwargs
+from gateway.requests.sampling import RANGES, SWITCHES
+from gateway.requests.sla import BUDGETS
+from protos.generated import common_pb2, gateway_pb2
+
+OPTIONAL_FIELDS = (*RANGES, *SWITCHES, "seed")
+REPEATED_FIELDS = ("stop", "stop_token_ids", "allowed_token_ids", "bad_words")
+
+
+def decode_request(message: gateway_pb2.GenerateRequest) -> ClientRequest:
+    """Raises InvalidArgument for template arguments that are not a JSON object."""
+    return ClientRequest(
+        _decode_prompt(message),
+        _decode_sampling(message.sampling),
+        model=message.model,
+        sla_class=message.sla.name,
+        sla_budgets=_select_set(message.sla, BUDGETS),
+        application=message.application,
+        cache_salt=message.cache_salt,
+        user=message.user,
+        include_forecast=message.include_forecast,
+        priority=message.priority,
+        request_id=message.request_id,
+        **_select_set(message, ("add_special_tokens", "truncate_prompt_tokens")),
+    )
+
+
+def _decode_prompt(message: gateway_pb2.GenerateRequest) -> Prompt:
+    match message.WhichOneof("input"):
+        case "prompt":
+            return message.prompt
+        case "prompt_tokens":
+            return list(message.prompt_tokens.ids)
+        case "chat":
+            chat = message.chat
+            return Conversation(
+                [{"role": each.role, "content": each.content} for each in chat.messages],
+                parse_template_kwargs(chat.template_kwargs_json),
+                chat.add_generation_prompt if chat.HasField("add_generation_prompt") else None,
+                chat.continue_final_message,
+            )
+        case _:
+            return None
+
+
+def _decode_sampling(message: common_pb2.Sampling) -> dict[str, Any]:
+    given = _select_set(message, OPTIONAL_FIELDS)
+    for name in REPEATED_FIELDS:
+        if values := getattr(message, name):
+            given[name] = list(values)
+    if message.logit_bias:
+        given["logit_bias"] = dict(message.logit_bias)
+    return given
+
+
+def _select_set(message: Message, fields: Iterable[str]) -> dict[str, Any]:
+    """The optional fields of a message that are set."""
+    return {name: getattr(message, name) for name in fields if message.HasField(name)}

@@ -1,0 +1,78 @@
+"""What a client can use in place of an endpoint that the server does not have."""
+
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+
+MAX_PATH_CHARS = 100  # of a path that is compared or repeated in an error
+MAX_SUGGESTIONS = 3
+SIMILARITY = 0.85  # of two paths that one typing error separates
+
+CHAT = "use /v1/chat/completions"
+COMPLETIONS = "use /v1/completions"
+TEXT_ONLY = "this server only generates text"
+STATELESS = "this server stores nothing; send the conversation to /v1/chat/completions"
+NO_EMBEDDINGS = "this server has no embedding, pooling or ranking models"
+
+# Endpoints of OpenAI, vLLM, SGLang, TGI, Ollama and Anthropic, by the beginning of their path.
+UNSERVED: Mapping[str, str] = {
+    "/v1/responses": CHAT,
+    "/v1/messages": CHAT,
+    "/v1/realtime": CHAT,
+    "/v1/assistants": STATELESS,
+    "/v1/threads": STATELESS,
+    "/v1/conversations": STATELESS,
+    "/v1/files": STATELESS,
+    "/v1/batches": STATELESS,
+    "/v1/vector_stores": STATELESS,
+    "/v1/fine_tuning": "this server does not train models",
+    "/v1/embeddings": NO_EMBEDDINGS,
+    "/v1/rerank": NO_EMBEDDINGS,
+    "/v2/rerank": NO_EMBEDDINGS,
+    "/rerank": NO_EMBEDDINGS,
+    "/v1/score": NO_EMBEDDINGS,
+    "/score": NO_EMBEDDINGS,
+    "/pooling": NO_EMBEDDINGS,
+    "/classify": NO_EMBEDDINGS,
+    "/embed": NO_EMBEDDINGS,
+    "/encode": NO_EMBEDDINGS,
+    "/v1/moderations": "this server has no moderation model",
+    "/v1/audio": TEXT_ONLY,
+    "/v1/images": TEXT_ONLY,
+    "/v1/videos": TEXT_ONLY,
+    "/v1/load_lora_adapter": "this server has one model without adapters",
+    "/v1/unload_lora_adapter": "this server has one model without adapters",
+    "/invocations": CHAT,
+    "/api/chat": CHAT,
+    "/api/generate": COMPLETIONS,
+    "/api/tags": "use /v1/models",
+    "/generate": COMPLETIONS,
+    "/generate_stream": f"{COMPLETIONS} with stream set to true",
+    "/v1/engines": "use /v1/models",
+    "/get_model_info": "use /v1/models",
+    "/model_info": "use /v1/models",
+    "/info": "use / and /v1/models",
+    "/server_info": "use / and /load",
+    "/get_server_info": "use / and /load",
+    "/health_generate": "use /health",
+    "/get_load": "use /load",
+}
+
+
+def suggest_endpoint(path: str, served: Sequence[str]) -> str:
+    """What to use instead of an unknown path."""
+    for beginning, advice in UNSERVED.items():
+        if path == beginning or path.startswith(f"{beginning}/"):
+            return advice
+    similar = " or ".join(find_similar(path, served))
+    return f"did you mean {similar}?" if similar else "GET / lists the endpoints"
+
+
+def find_similar(path: str, served: Sequence[str]) -> Sequence[str]:
+    """Served paths with a missing or additional beginning, else those spelled almost alike."""
+    requested = path[:MAX_PATH_CHARS].rstrip("/")
+    if len(requested) < 2:
+        return []
+    named = [each for each in served if len(each) > 1]
+    parts = [each for each in named if each.endswith(requested) or requested.endswith(each)]
+    similar = parts or get_close_matches(requested, named, MAX_SUGGESTIONS, SIMILARITY)
+    return similar[:MAX_SUGGESTIONS]
