@@ -18,8 +18,7 @@ def test_each_is_told_once_and_named_every_time(caplog: pytest.LogCaptureFixture
         assert fields.handle(["mood"], KNOWN) == "mood"
         assert fields.handle([], KNOWN) == ""
     assert [record.getMessage() for record in caplog.records] == [
-        "requests contain the unknown field max_token, which is ignored; did you mean "
-        "max_tokens?",
+        "requests contain the unknown field max_token, which is ignored; did you mean max_tokens?",
         "requests contain the unknown field mood, which is ignored",
     ]
 

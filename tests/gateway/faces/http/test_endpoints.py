@@ -88,7 +88,9 @@ async def test_a_path_that_is_none_and_a_method_that_is_not_for_it(house: House)
         "message": "POST /chat/completions is not served: did you mean /v1/chat/completions?",
         "type": "invalid_request_error", "param": None, "code": None,
     }  # fmt: skip
-    assert ": GET / lists the endpoints" in (await house.http("GET", "/zzz")).json["error"]["message"]
+    assert (
+        ": GET / lists the endpoints" in (await house.http("GET", "/zzz")).json["error"]["message"]
+    )
     assert len((await house.http("GET", "/" + "x" * 9_000)).text) < 400
     for method, path, allowed in (
         ("GET", "/v1/completions", {"POST"}), ("DELETE", "/v1/models", {"GET", "HEAD"}),
