@@ -78,8 +78,8 @@ class HttpClient:
             }
         ).encode()
         sample = Sample(0.0)
-        await self._server.ask("/v1/completions", body, sample, 0.0)
-        if sample.problem or not sample.told:
+        await self._server.stream("/v1/completions", body, sample, 0.0)
+        if sample.problem or not sample.has_usage:
             raise RuntimeError(f"no usage at the end of the answer: {sample.problem}")
         return sample.output_tokens
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from benchmarks.harness.demo_load import Due
 from foretoken.bench.client import Server
-from foretoken.bench.samples import CUT, LATE, STOPPED, Sample
+from foretoken.bench.samples import STOPPED, TIMED_OUT, TRUNCATED, Sample
 
 PATH = "/v1/chat/completions"
 REFUSED = "429"
@@ -53,7 +53,7 @@ async def drive(url: str, load: Sequence[Due], bound_s: float) -> list[Answer]:
     for due, sample in zip(load, samples, strict=True):
         if (wait_s := began + due.at_s - time.perf_counter()) > 0:
             await asyncio.sleep(wait_s)
-        ask = server.ask(PATH, due.body, sample, began)
+        ask = server.stream(PATH, due.body, sample, began)
         asked.append(asyncio.create_task(ask))
     _, late = await asyncio.wait(asked, timeout=bound_s)
     for task in late:
@@ -74,7 +74,7 @@ def _answer(sample: Sample) -> Answer:
 
 def _problem(sample: Sample) -> str:
     if sample.problem == STOPPED:
-        return LATE
+        return TIMED_OUT
     if sample.status not in (0, 200):
         return str(sample.status)
-    return sample.problem or ("" if sample.told else CUT)
+    return sample.problem or ("" if sample.has_usage else TRUNCATED)

@@ -1,6 +1,6 @@
-"""An OpenAI-compatible server over HTTP: requests sent, their streams read as they come.
+"""A streaming HTTP client for OpenAI-compatible servers.
 
-Connections are kept and used again, as clients of users do; thousands may be open at once.
+Connections are kept alive and reused, as users' clients do; thousands may be open at a time.
 """
 
 import asyncio
@@ -10,26 +10,26 @@ import time
 from contextlib import suppress
 from typing import Any, cast
 
-from foretoken.bench.samples import CUT, LATE, STOPPED, UNREACHABLE, Sample
+from foretoken.bench.samples import STOPPED, TIMED_OUT, TRUNCATED, UNREACHABLE, Sample
 from foretoken.bench.wire import AnswerReader, EventReader, WireError
 from foretoken.client.address import SLA_HEADER, HttpAddress
 
 CONNECT_S = 10.0
-MOST_SAID = 300  # characters of a server's message that are kept
-KEPT_BODY_BYTES = 2**20  # of an answer that is no stream
+MAX_ERROR_CHARS = 300
+MAX_BODY_BYTES = 2**20  # of a response that is not a stream
 DONE = b"[DONE]"
 TEXT_KEYS = ("content", "reasoning_content", "reasoning", "tool_calls")
 
 
 class Unreachable(ValueError):
-    """Nobody answers there, or not in HTTP; a sentence."""
+    """The server cannot be reached or does not speak HTTP."""
 
 
 class Server:
-    """One server and the connections to it. Close it, within a running event loop."""
+    """One server and its connections. Use and close it within a running event loop."""
 
     def __init__(self, url: str, api_key: str = ""):
-        self.address = HttpAddress.of(url)
+        self.address = HttpAddress.parse(url)
         self._head = f"Host: {self.address.authority}\r\n"
         if api_key:
             self._head += f"Authorization: Bearer {api_key}\r\n"
@@ -37,11 +37,11 @@ class Server:
         self._idle: list[_Connection] = []
 
     async def fetch(self, method: str, path: str, timeout_s: float) -> tuple[int, bytes]:
-        """Status and body of a small answer. Raises Unreachable."""
+        """Return status and body of a small response. Raises Unreachable."""
         body = bytearray()
 
         def keep(piece: bytes) -> None:
-            if len(body) < KEPT_BODY_BYTES:
+            if len(body) < MAX_BODY_BYTES:
                 body.extend(piece)
 
         reader = AnswerReader(keep)
@@ -51,29 +51,31 @@ class Server:
         except TimeoutError:
             raise Unreachable(f"{self.address} does not answer within {timeout_s:g} s") from None
         except OSError as error:
-            why = error.strerror or str(error) or type(error).__name__
-            raise Unreachable(f"no server answers at {self.address}: {why}") from None
+            cause = error.strerror or str(error) or type(error).__name__
+            raise Unreachable(f"no server answers at {self.address}: {cause}") from None
         except WireError as error:
             raise Unreachable(f"{self.address}: {error}") from None
         if not reader.done:
-            raise Unreachable(f"{self.address} hung up before it had answered")
+            raise Unreachable(f"{self.address} closed the connection before it answered")
         return reader.status, bytes(body)
 
-    async def ask(
-        self, path: str, body: bytes, sample: Sample, began: float, timeout_s: float | None = None
+    async def stream(
+        self, path: str, body: bytes, sample: Sample, started: float, timeout_s: float | None = None
     ) -> None:
-        """Send a request that asks for a stream and note in `sample` what comes, in seconds from
-        `began` of `time.perf_counter`. Whatever goes wrong is its `problem`."""
-        taking = _Stream(sample, began)
+        """Send a streaming request and record its answer in `sample`.
+
+        Times count from `started` of `time.perf_counter`. A failure becomes the sample's `problem`.
+        """
+        recorder = _StreamRecorder(sample, started)
         request = self._request("POST", path, body, sample.sla_class)
-        sample.sent_s = time.perf_counter() - began
+        sample.sent_s = time.perf_counter() - started
         try:
             async with asyncio.timeout(timeout_s):
-                await self._exchange(request, taking.reader)
+                await self._exchange(request, recorder.reader)
         except TimeoutError:
-            sample.problem = LATE
+            sample.problem = TIMED_OUT
         except ConnectionResetError:
-            sample.problem = CUT
+            sample.problem = TRUNCATED
         except OSError:
             sample.problem = UNREACHABLE
         except WireError as error:
@@ -82,7 +84,7 @@ class Server:
             sample.problem = STOPPED
             raise
         finally:
-            taking.finish()
+            recorder.finish()
 
     async def close(self) -> None:
         for connection in self._idle:
@@ -97,15 +99,18 @@ class Server:
         return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
     async def _exchange(self, request: bytes, reader: AnswerReader) -> None:
-        """One request and its answer. A kept connection that its server has closed meanwhile is
-        no fault of the server's: the request goes over another. Raises OSError, WireError."""
+        """Send one request and read its response.
+
+        A reused connection that the server has closed is replaced without an error. Raises OSError
+        and WireError.
+        """
         while True:
-            kept = bool(self._idle)
-            connection = self._idle.pop() if kept else await self._connect()
+            reused = bool(self._idle)
+            connection = self._idle.pop() if reused else await self._connect()
             try:
                 await connection.exchange(request, reader)
             except OSError:
-                if kept and not reader.status:
+                if reused and not reader.status:
                     continue
                 raise
             finally:
@@ -120,14 +125,16 @@ class Server:
         host, port = self.address.host, self.address.port
         try:
             async with asyncio.timeout(CONNECT_S):
-                _, made = await loop.create_connection(_Connection, host, port, ssl=self._context)
+                _, connection = await loop.create_connection(
+                    _Connection, host, port, ssl=self._context
+                )
         except TimeoutError:
             raise ConnectionError(f"no connection within {CONNECT_S:g} s") from None
-        return made
+        return connection
 
 
 class _Connection(asyncio.Protocol):
-    """Carries one exchange at a time."""
+    """A connection that carries one exchange at a time."""
 
     def __init__(self) -> None:
         self.transport: asyncio.Transport
@@ -136,10 +143,12 @@ class _Connection(asyncio.Protocol):
         self._lost = False
 
     async def exchange(self, request: bytes, reader: AnswerReader) -> None:
-        """Until the answer is whole, or the connection is lost within it: ConnectionResetError
-        where nothing had come."""
+        """Wait until the response is complete or the connection closes.
+
+        Raises ConnectionResetError if it closes before the response begins.
+        """
         if self._lost:
-            raise ConnectionResetError("closed meanwhile")
+            raise ConnectionResetError("the connection is closed")
         self._reader, self._over = reader, asyncio.get_running_loop().create_future()
         try:
             self.transport.write(request)
@@ -148,7 +157,7 @@ class _Connection(asyncio.Protocol):
             self._reader = self._over = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)  # uvloop's is none of asyncio's classes
+        self.transport = cast(asyncio.Transport, transport)  # uvloop has its own class
 
     def data_received(self, data: bytes) -> None:
         reader, over = self._reader, self._over
@@ -171,62 +180,62 @@ class _Connection(asyncio.Protocol):
         if reader.status:
             over.set_result(None)
         else:
-            over.set_exception(ConnectionResetError("hung up"))
+            over.set_exception(ConnectionResetError("the server closed the connection"))
 
 
-class _Stream:
-    """Notes a stream's events in a sample."""
+class _StreamRecorder:
+    """Records the events of a stream in a sample."""
 
-    def __init__(self, sample: Sample, began: float):
-        self.reader = AnswerReader(self._take)
-        self._sample, self._began = sample, began
+    def __init__(self, sample: Sample, started: float):
+        self.reader = AnswerReader(self._on_body)
+        self._sample, self._started = sample, started
         self._events = EventReader()
-        self._refusal = bytearray()
+        self._error_body = bytearray()
         self._ended = False
 
     def finish(self) -> None:
-        """The exchange is over, one way or another."""
+        """Complete the sample once the exchange has ended."""
         sample = self._sample
         sample.status = self.reader.status
         if not sample.end_s:
-            sample.end_s = time.perf_counter() - self._began
+            sample.end_s = time.perf_counter() - self._started
         if sample.problem:
             return
         if sample.status != 200:
-            sample.problem = f"HTTP {sample.status}: {said_by(bytes(self._refusal))}"
+            sample.problem = f"HTTP {sample.status}: {error_text(bytes(self._error_body))}"
         elif not self._ended and not sample.finish_reason:
-            sample.problem = CUT
-        if not sample.told:
+            sample.problem = TRUNCATED
+        if not sample.has_usage:
             sample.output_tokens = len(sample.text_s)
 
-    def _take(self, piece: bytes) -> None:
+    def _on_body(self, piece: bytes) -> None:
         if self.reader.status != 200:
-            if len(self._refusal) < KEPT_BODY_BYTES:
-                self._refusal.extend(piece)
+            if len(self._error_body) < MAX_BODY_BYTES:
+                self._error_body.extend(piece)
             return
-        now_s = time.perf_counter() - self._began
+        now_s = time.perf_counter() - self._started
         for event in self._events.feed(piece):
             if event == DONE:
                 self._ended, self._sample.end_s = True, now_s
                 continue
             try:
-                self._note(event, now_s)
+                self._record(event, now_s)
             except (ValueError, TypeError, AttributeError):
-                raise WireError("an event of the stream is not as OpenAI's are") from None
+                raise WireError("an event of the stream is not in OpenAI's format") from None
 
-    def _note(self, event: bytes, now_s: float) -> None:
-        sample, told = self._sample, json.loads(event)
-        if told.get("error"):
-            sample.problem = said_by(event)
-        for choice in told.get("choices") or ():
+    def _record(self, event: bytes, now_s: float) -> None:
+        sample, content = self._sample, json.loads(event)
+        if content.get("error"):
+            sample.problem = error_text(event)
+        for choice in content.get("choices") or ():
             if reason := choice.get("finish_reason"):
                 sample.finish_reason, sample.end_s = str(reason), now_s
             if _has_text(choice):
                 sample.text_s.append(now_s)
-        if usage := told.get("usage"):
+        if usage := content.get("usage"):
             sample.prompt_tokens = int(usage.get("prompt_tokens") or 0)
             sample.output_tokens = int(usage.get("completion_tokens") or 0)
-            sample.told = True
+            sample.has_usage = True
 
 
 def _has_text(choice: dict[str, Any]) -> bool:
@@ -234,13 +243,13 @@ def _has_text(choice: dict[str, Any]) -> bool:
     return bool(choice.get("text") or (delta and any(delta.get(key) for key in TEXT_KEYS)))
 
 
-def said_by(body: bytes) -> str:
-    """What an error answer says, in whichever of the usual shapes; one line."""
+def error_text(body: bytes) -> str:
+    """Return the message of an error response, in any of the usual formats, as one line."""
     text = body.decode(errors="replace")
     with suppress(ValueError):
-        told = json.loads(text)
-        inner = told.get("error", told) if isinstance(told, dict) else told
+        content = json.loads(text)
+        inner = content.get("error", content) if isinstance(content, dict) else content
         if isinstance(inner, dict):
             inner = inner.get("message") or inner.get("detail") or inner
         text = inner if isinstance(inner, str) else json.dumps(inner)
-    return " ".join(text.split())[:MOST_SAID] or "no reason given"
+    return " ".join(text.split())[:MAX_ERROR_CHARS] or "no message"

@@ -1,4 +1,4 @@
-"""A load, sent: each request when it is due, or when one before it has ended."""
+"""Send a load: each request when it is due, or when an earlier one has ended."""
 
 import asyncio
 import time
@@ -18,7 +18,7 @@ Bodies = Iterator[tuple[str, bytes]]
 
 @dataclass
 class Progress:
-    """How far a load is, as it goes: `on_change` is called at each end of a request."""
+    """Progress of a load; `on_change` is called whenever a request ends."""
 
     on_change: Callable[["Progress"], None] = lambda _: None
     sent: int = 0
@@ -28,7 +28,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Target:
-    """Whom to ask and how. `classes`: SLA classes that requests name in turn; none where empty."""
+    """A server and its requests. `classes` are the SLA classes that requests name in turn."""
 
     server: Server
     writer: Writer
@@ -42,8 +42,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Round:
-    """What one load brought: its samples in the order they were sent, and how long all took.
-    `cpu`: what this client took of a core."""
+    """The result of one load: samples in send order, duration, and the client's share of a core."""
 
     samples: list[Sample]
     lasted_s: float
@@ -55,12 +54,15 @@ class Round:
 async def drive(
     target: Target, load: Load, seed: int, stop: asyncio.Event, progress: Progress | None = None
 ) -> Round:
-    """Send it all and await every answer. Once `stop` is set nothing more is sent, and what is
-    under way is hung up on. The same seed asks for the same, at the same times."""
-    sending = _Sending(target, target.bodies(seed), progress or Progress())
+    """Send the load and await every answer.
+
+    Once `stop` is set, sending ends and requests in flight are cancelled. The same seed sends the
+    same requests at the same times.
+    """
+    run = _LoadRun(target, target.bodies(seed), progress or Progress())
     work = _open_loop if load.rate else _closed_loop
     cpu_s = time.process_time()
-    sender = asyncio.create_task(work(sending, load, Random(seed)))
+    sender = asyncio.create_task(work(run, load, Random(seed)))
     stopping = asyncio.create_task(stop.wait())
     try:
         await asyncio.wait({sender, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -70,58 +72,58 @@ async def drive(
             task.cancel()
         with suppress(asyncio.CancelledError):
             await sender
-    lasted_s = time.perf_counter() - sending.began
+    lasted_s = time.perf_counter() - run.started
     cpu = (time.process_time() - cpu_s) / max(lasted_s, 1e-9)
-    return Round(sending.samples, lasted_s, stopped, cpu, load)
+    return Round(run.samples, lasted_s, stopped, cpu, load)
 
 
-class _Sending:
-    """What both loops share."""
+class _LoadRun:
+    """State that both loops share."""
 
     def __init__(self, target: Target, bodies: Bodies, progress: Progress):
         self.samples: list[Sample] = []
-        self.began = time.perf_counter()
+        self.started = time.perf_counter()
         self._target, self._bodies, self._progress = target, bodies, progress
         self._classes = cycle(target.classes or ("",))
 
     @property
     def now_s(self) -> float:
-        return time.perf_counter() - self.began
+        return time.perf_counter() - self.started
 
-    async def one(self, due_s: float) -> None:
-        """Ask one and note what comes; raises nothing but CancelledError."""
+    async def send_one(self, due_s: float) -> None:
+        """Send one request and record its sample. Raises only CancelledError."""
         progress, target = self._progress, self._target
         path, body = next(self._bodies)
         sample = Sample(due_s, next(self._classes))
         self.samples.append(sample)
         progress.sent += 1
         try:
-            await target.server.ask(path, body, sample, self.began, target.timeout_s)
+            await target.server.stream(path, body, sample, self.started, target.timeout_s)
         finally:
             progress.ended += 1
             progress.failed += bool(sample.problem)
             progress.on_change(progress)
 
 
-async def _open_loop(sending: _Sending, load: Load, rng: Random) -> None:
+async def _open_loop(run: _LoadRun, load: Load, rng: Random) -> None:
     times = due_times_s(load, rng)
     async with asyncio.TaskGroup() as group:
         for due_s in times:
-            if (wait_s := due_s - sending.now_s) > 0:
+            if (wait_s := due_s - run.now_s) > 0:
                 await asyncio.sleep(wait_s)
-            group.create_task(sending.one(due_s))
+            group.create_task(run.send_one(due_s))
 
 
-async def _closed_loop(sending: _Sending, load: Load, rng: Random) -> None:
+async def _closed_loop(run: _LoadRun, load: Load, rng: Random) -> None:
     numbers = count()
 
-    async def one_after_another() -> None:
+    async def send_in_turn() -> None:
         while not (
             (load.requests and next(numbers) >= load.requests)
-            or (load.seconds and sending.now_s >= load.seconds)
+            or (load.seconds and run.now_s >= load.seconds)
         ):
-            await sending.one(sending.now_s)
+            await run.send_one(run.now_s)
 
     async with asyncio.TaskGroup() as group:
         for _ in range(load.concurrency):
-            group.create_task(one_after_another())
+            group.create_task(send_in_turn())

@@ -1,11 +1,11 @@
-"""What a benchmark writes."""
+"""Write the results of a benchmark."""
 
 import json
 from pathlib import Path
 
 
 def write_json(path: Path, content: object) -> None:
-    """Raises ValueError where it can't."""
+    """Write JSON. Raises ValueError if the file cannot be written."""
     try:
         path.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n")
     except OSError as error:

@@ -1,7 +1,7 @@
-"""When requests are sent. Pure: the chance is a generator that is passed in.
+"""When requests are sent. Pure: the random generator is an argument.
 
-An open loop sends when a request is due, whatever became of those before it, as users do who don't
-know of one another. A closed loop keeps so many under way: the next one is sent when one ends.
+An open loop sends each request when it is due, whether or not earlier ones have ended. A closed
+loop keeps a fixed number in flight and sends the next request when one ends.
 """
 
 from collections.abc import Callable, Mapping
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from random import Random
 from types import MappingProxyType
 
-Gaps = Callable[[float, Random], float]  # the mean in seconds → the next gap
+Gaps = Callable[[float, Random], float]  # mean gap in seconds → next gap
 
 ARRIVALS: Mapping[str, Gaps] = MappingProxyType(
     {
@@ -21,10 +21,10 @@ ARRIVALS: Mapping[str, Gaps] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Load:
-    """What is asked of one server in one round.
+    """The load of one server in one round.
 
-    rate: requests a second of an open loop; 0: a closed loop of `concurrency`.
-    requests, seconds: where sending ends, whichever comes first; 0 where that is no end.
+    rate: requests per second of an open loop; 0 selects a closed loop of `concurrency`.
+    requests, seconds: sending ends at whichever comes first; 0 is no limit.
     """
 
     requests: int = 200
@@ -35,13 +35,13 @@ class Load:
 
     def __post_init__(self) -> None:
         if not (self.requests or self.seconds):
-            raise ValueError("a load needs an end: --requests or --seconds")
+            raise ValueError("the load has no end: set --requests or --seconds")
         if self.arrivals not in ARRIVALS:
             raise ValueError(f"unknown arrivals {self.arrivals!r}; known: {', '.join(ARRIVALS)}")
 
     @property
-    def most(self) -> int:
-        """Requests that are sent at most; 0: as many as the seconds hold."""
+    def max_requests(self) -> int:
+        """Upper bound on the requests sent; 0 is no bound."""
         if self.requests or not self.rate:
             return self.requests
         return max(1, round(self.rate * self.seconds))
@@ -49,12 +49,11 @@ class Load:
     def __str__(self) -> str:
         if self.rate:
             return f"open loop, {self.rate:g} requests/s, {self.arrivals}"
-        return f"closed loop, {self.concurrency} at once"
+        return f"closed loop, {self.concurrency} in flight"
 
 
 def due_times_s(load: Load, rng: Random) -> list[float]:
-    """Of an open loop, from its beginning: never falling, the first at 0, at most `load.most`, all
-    before `load.seconds` where that is an end."""
+    """Return the send times of an open loop, ascending from 0, in seconds."""
     gap, mean_s = ARRIVALS[load.arrivals], 1 / load.rate
     times: list[float] = []
     at_s = 0.0

@@ -1,4 +1,4 @@
-"""Figures of a load from its samples: latencies, throughput, goodput, errors. Pure."""
+"""Compute the figures of a load from its samples: latency, throughput, goodput, errors. Pure."""
 
 import re
 from collections import Counter
@@ -11,21 +11,21 @@ from types import MappingProxyType
 from foretoken.bench.samples import STOPPED, Sample
 
 SHARES = (0.5, 0.9, 0.99)
-ID = re.compile(r"\b(?=[\w-]*\d)(?=[\w-]*[a-zA-Z-])[\w-]{6,}\b")  # in an error's message
+ID = re.compile(r"\b(?=[\w-]*\d)(?=[\w-]*[a-zA-Z-])[\w-]{6,}\b")  # ids in error messages
 
 
 @dataclass(frozen=True)
 class Budgets:
-    """What a class promises, in seconds; what is infinite does not count."""
+    """Latency budgets of an SLA class, in seconds; an infinite budget is not checked."""
 
     ttft_s: float = inf
     tpot_s: float = inf
     mtpot_s: float = inf
 
     def met_by(self, sample: Sample) -> bool:
-        """A whole answer within all of them."""
+        """Whether the answer is complete and within all budgets."""
         return (
-            sample.whole
+            sample.complete
             and sample.ttft_s <= self.ttft_s
             and (sample.tpot_s or 0.0) <= self.tpot_s
             and sample.longest_gap_s <= self.mtpot_s
@@ -34,17 +34,17 @@ class Budgets:
 
 @dataclass(frozen=True)
 class Spread:
-    """Of one latency over a load; NaN throughout where there was none."""
+    """Distribution of one latency over a load; NaN if there is no value."""
 
     mean: float
     p50: float
     p90: float
     p99: float
-    most: float
+    maximum: float
     count: int
 
     @classmethod
-    def of(cls, values: Iterable[float]) -> "Spread":
+    def from_values(cls, values: Iterable[float]) -> "Spread":
         ordered = sorted(values)
         if not ordered:
             return cls(nan, nan, nan, nan, nan, 0)
@@ -53,7 +53,7 @@ class Spread:
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
-    """Of sorted values, between two of them in proportion, as numpy does."""
+    """Return the quantile of sorted values by linear interpolation, as numpy does."""
     at = share * (len(ordered) - 1)
     low = int(at)
     high = min(low + 1, len(ordered) - 1)
@@ -62,46 +62,46 @@ def quantile(ordered: Sequence[float], share: float) -> float:
 
 @dataclass(frozen=True)
 class Goodput:
-    """Of one SLA class: requests that kept its budgets."""
+    """Requests of one SLA class that met its budgets."""
 
     met: int
-    of: int
+    total: int
     per_s: float
 
     @property
     def share(self) -> float:
-        return self.met / self.of if self.of else nan
+        return self.met / self.total if self.total else nan
 
 
 LATENCIES: Mapping[str, Callable[[Sequence[Sample]], Iterable[float]]] = MappingProxyType(
     {
-        "ttft_s": lambda whole: (s.ttft_s for s in whole),
-        "tpot_s": lambda whole: (s.tpot_s for s in whole if s.tpot_s is not None),
-        "itl_s": lambda whole: (gap for s in whole for gap in s.gaps_s),
-        "longest_gap_s": lambda whole: (s.longest_gap_s for s in whole if len(s.text_s) > 1),
-        "e2e_s": lambda whole: (s.e2e_s for s in whole),
+        "ttft_s": lambda complete: (s.ttft_s for s in complete),
+        "tpot_s": lambda complete: (s.tpot_s for s in complete if s.tpot_s is not None),
+        "itl_s": lambda complete: (gap for s in complete for gap in s.gaps_s),
+        "longest_gap_s": lambda complete: (s.longest_gap_s for s in complete if len(s.text_s) > 1),
+        "e2e_s": lambda complete: (s.e2e_s for s in complete),
     }
 )
 
 
 @dataclass(frozen=True)
 class Figures:
-    """Of one round. Latencies and tokens are of whole answers; those that were hung up on by a
-    Ctrl-C count nowhere.
+    """The figures of one round. Latencies and tokens cover complete answers; requests that Ctrl-C
+    interrupted are not counted.
 
-    counted: whether tokens are the server's own count for all of them. late_s: between a request's
-    due time and its sending, this client's own doing.
+    has_usage: whether the server counted the tokens of every answer. late_s: delay between a
+    request's due time and its sending, caused by this client.
     """
 
     requests: int
-    whole: int
+    completed: int
     lasted_s: float
     requests_per_s: float
     tokens_per_s: float
     prompt_tokens: int
     output_tokens: int
-    counted: bool
-    at_once: int
+    has_usage: bool
+    peak_concurrency: int
     client_cpu: float
     latencies: Mapping[str, Spread]
     late_s: Spread
@@ -115,58 +115,60 @@ def figures(
     classes: Mapping[str, Budgets],
     client_cpu: float = 0.0,
 ) -> Figures:
-    """A request that named a class is judged by that alone, one that named none by each.
+    """Compute the figures of one round. O(messages · log messages).
 
-    O(messages · log messages).
+    A request that named a class is judged by that class, one that named none by every class.
     """
-    heard = [s for s in samples if s.problem != STOPPED]
-    whole = [s for s in heard if s.whole]
-    lasts_s = max(lasted_s, 1e-9)
-    tokens = sum(s.output_tokens for s in whole)
+    counted = [s for s in samples if s.problem != STOPPED]
+    complete = [s for s in counted if s.complete]
+    duration_s = max(lasted_s, 1e-9)
+    tokens = sum(s.output_tokens for s in complete)
     return Figures(
-        requests=len(heard),
-        whole=len(whole),
+        requests=len(counted),
+        completed=len(complete),
         lasted_s=lasted_s,
-        requests_per_s=len(whole) / lasts_s,
-        tokens_per_s=tokens / lasts_s,
-        prompt_tokens=sum(s.prompt_tokens for s in whole),
+        requests_per_s=len(complete) / duration_s,
+        tokens_per_s=tokens / duration_s,
+        prompt_tokens=sum(s.prompt_tokens for s in complete),
         output_tokens=tokens,
-        counted=all(s.told for s in whole),
-        at_once=most_at_once(samples),
+        has_usage=all(s.has_usage for s in complete),
+        peak_concurrency=peak_concurrency(samples),
         client_cpu=client_cpu,
-        latencies={name: Spread.of(take(whole)) for name, take in LATENCIES.items()},
-        late_s=Spread.of(max(0.0, s.sent_s - s.due_s) for s in whole),
+        latencies={
+            name: Spread.from_values(values(complete)) for name, values in LATENCIES.items()
+        },
+        late_s=Spread.from_values(max(0.0, s.sent_s - s.due_s) for s in complete),
         goodput={
-            name: _goodput([s for s in heard if s.sla_class in ("", name)], budgets, lasts_s)
+            name: _goodput([s for s in counted if s.sla_class in ("", name)], budgets, duration_s)
             for name, budgets in classes.items()
         },
-        errors=dict(Counter(kind_of(s.problem) for s in heard if s.problem).most_common()),
+        errors=dict(Counter(error_kind(s.problem) for s in counted if s.problem).most_common()),
     )
 
 
-def _goodput(samples: Sequence[Sample], budgets: Budgets, lasts_s: float) -> Goodput:
+def _goodput(samples: Sequence[Sample], budgets: Budgets, duration_s: float) -> Goodput:
     met = sum(map(budgets.met_by, samples))
-    return Goodput(met, len(samples), met / lasts_s)
+    return Goodput(met, len(samples), met / duration_s)
 
 
-def kind_of(problem: str) -> str:
-    """Problems that differ by an id alone are of one kind."""
+def error_kind(problem: str) -> str:
+    """Return the message without ids, so that equal errors are counted together."""
     return ID.sub("…", problem)
 
 
-def most_at_once(samples: Iterable[Sample]) -> int:
-    """Requests under way together, at most."""
+def peak_concurrency(samples: Iterable[Sample]) -> int:
+    """Return the largest number of requests in flight at one time."""
     edges = sorted(edge for s in samples for edge in ((s.sent_s, 1), (s.end_s, -1)))
-    now = most = 0
+    current = peak = 0
     for _, step in edges:
-        now += step
-        most = max(most, now)
-    return most
+        current += step
+        peak = max(peak, current)
+    return peak
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """By equal steps of time: tokens a second, and requests under way at each step's begin."""
+    """Tokens per second and requests in flight, at the start of equal time steps."""
 
     at_s: list[float]
     tokens_per_s: list[float]
@@ -174,13 +176,16 @@ class Timeline:
 
 
 def timeline(samples: Sequence[Sample], lasted_s: float, steps: int = 60) -> Timeline:
-    """An answer's tokens are spread evenly over its messages. O(messages + steps · requests)."""
+    """Compute the timeline; an answer's tokens are spread evenly over its messages.
+
+    O(messages + steps · requests).
+    """
     step_s = max(lasted_s, 1e-9) / steps
-    made = [0.0] * steps
+    generated = [0.0] * steps
     for sample in samples:
         share = sample.output_tokens / max(1, len(sample.text_s))
         for at_s in sample.text_s:
-            made[min(steps - 1, int(at_s / step_s))] += share
+            generated[min(steps - 1, int(at_s / step_s))] += share
     at = [number * step_s for number in range(steps)]
     running = [sum(s.sent_s <= t < s.end_s for s in samples) for t in at]
-    return Timeline(at, [tokens / step_s for tokens in made], running)
+    return Timeline(at, [tokens / step_s for tokens in generated], running)

@@ -1,4 +1,4 @@
-"""What a benchmark found, as tables to read and as JSON."""
+"""Report a benchmark as tables and as JSON."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -18,27 +18,26 @@ NAMES = MappingProxyType(
     {
         "ttft_s": "TTFT",
         "tpot_s": "TPOT",
-        "itl_s": "between messages",
+        "itl_s": "gap",
         "longest_gap_s": "longest gap",
         "e2e_s": "end to end",
     }
 )
-LATE_S = 0.01  # from there on the client's own lateness is worth a word
-BUSY = 0.8  # of a core, likewise
+LATE_S = 0.01  # a client that sends later than this is reported
+BUSY = 0.8  # share of a core from which the client is reported as busy
 
 
 @dataclass(frozen=True)
 class Headline:
-    """A figure that servers are compared by: its key in JSON, its name, and how it is spelled."""
+    """A figure of the comparison: its JSON key, its name, its value and its format."""
 
     key: str
     name: str
-    take: Callable[[Figures], float]
-    shown: Callable[[float], str]
+    value: Callable[[Figures], float]
+    format: Callable[[float], str]
 
 
 def ms(seconds: float) -> str:
-    """As milliseconds."""
     return number(seconds * 1e3)
 
 
@@ -53,53 +52,55 @@ def share(value: float) -> str:
 
 
 def tables(outcomes: Sequence[Outcome], plan: Plan) -> Iterator[RenderableType]:
-    """To print one after the other: a server's own, or, of several rounds, one beside another."""
-    heard = [outcome for outcome in outcomes if outcome.figures]
-    if not heard:
+    """Yield the tables to print: details of a single round, or medians side by side."""
+    measured = [outcome for outcome in outcomes if outcome.figures]
+    if not measured:
         yield Text("stopped before anything was measured")
-    elif len(outcomes) == 1 and len(heard[0].figures) == 1:
-        yield _one(heard[0], plan)
+    elif len(outcomes) == 1 and len(measured[0].figures) == 1:
+        yield _single_table(measured[0], plan)
     else:
-        yield _beside(heard, plan)
-    for outcome in heard:
-        yield from map(Text, _remarks(outcome, plan, named=len(outcomes) > 1))
+        yield _comparison_table(measured, plan)
+    for outcome in measured:
+        yield from map(Text, _warnings(outcome, plan, named=len(outcomes) > 1))
 
 
-def _one(outcome: Outcome, plan: Plan) -> RenderableType:
-    found, [went] = outcome.figures[0], outcome.rounds
-    title = f"{outcome.url}, {outcome.model}: {went.load}, {outcome.asked}"
-    times = _table("ms", "mean", "p50", "p90", "p99", "most")
+def _single_table(outcome: Outcome, plan: Plan) -> RenderableType:
+    found, [result] = outcome.figures[0], outcome.rounds
+    title = f"{outcome.url}, {outcome.model}: {result.load}, {outcome.workload}"
+    times = make_table("ms", "mean", "p50", "p90", "p99", "max")
     for name, spread in found.latencies.items():
-        times.add_row(NAMES[name], *map(ms, _of(spread)))
-    rates = _table("", "")
-    rates.add_row("whole answers", f"{found.whole} of {found.requests} in {found.lasted_s:.1f} s")
+        times.add_row(NAMES[name], *map(ms, _columns(spread)))
+    rates = make_table("", "")
+    rates.add_row(
+        "complete answers", f"{found.completed} of {found.requests} in {found.lasted_s:.1f} s"
+    )
     rates.add_row("requests/s", number(found.requests_per_s))
     rates.add_row("output tokens/s", number(found.tokens_per_s))
     rates.add_row("tokens in, out", f"{found.prompt_tokens:,}, {found.output_tokens:,}")
-    rates.add_row("at once, at most", str(found.at_once))
+    rates.add_row("peak concurrency", str(found.peak_concurrency))
     for name, good in found.goodput.items():
-        kept = f"{good.met} of {good.of}, {share(good.share)}, {number(good.per_s)}/s"
-        rates.add_row(f"goodput, {name}", f"{kept}  ({said(plan.classes[name])})")
+        met = f"{good.met} of {good.total}, {share(good.share)}, {number(good.per_s)}/s"
+        rates.add_row(f"goodput, {name}", f"{met}  ({format_budgets(plan.classes[name])})")
     return Group(Text(title, style="bold"), times, rates)
 
 
-def _beside(outcomes: Sequence[Outcome], plan: Plan) -> RenderableType:
-    """Medians of the rounds with their spread, a column a server."""
+def _comparison_table(outcomes: Sequence[Outcome], plan: Plan) -> RenderableType:
+    """Return the medians of the rounds with their range, one column per server."""
     rounds = max(len(outcome.figures) for outcome in outcomes)
-    spread = "median (lowest–highest)" if rounds > 1 else "one each"
+    spread = "median (lowest–highest)" if rounds > 1 else "one value"
     names = [f"{outcome.url}\n{outcome.model}" for outcome in outcomes]
     pair = len(outcomes) == 2
-    title = f"{plan.load}, {outcomes[0].asked}; {rounds} round(s), {spread}"
-    table = _table("", *names, *(["second / first"] if pair else []))
+    title = f"{plan.load}, {outcomes[0].workload}; {rounds} round(s), {spread}"
+    table = make_table("", *names, *(["second / first"] if pair else []))
     for headline in headlines(plan.classes):
-        values = [list(map(headline.take, outcome.figures)) for outcome in outcomes]
-        cells = [_cell(each, headline.shown) for each in values]
+        values = [list(map(headline.value, outcome.figures)) for outcome in outcomes]
+        cells = [format_cell(each, headline.format) for each in values]
         table.add_row(headline.name, *cells, *([_ratio(*values)] if pair else []))
     return Group(Text(title, style="bold"), table)
 
 
 def headlines(classes: Mapping[str, Budgets]) -> list[Headline]:
-    """What servers are compared by."""
+    """Return the figures that servers are compared by."""
 
     def latency(name: str, part: str) -> Callable[[Figures], float]:
         return lambda found: float(getattr(found.latencies[name], part))
@@ -120,7 +121,8 @@ def headlines(classes: Mapping[str, Budgets]) -> list[Headline]:
     ]
 
 
-def _cell(values: Sequence[float], shown: Callable[[float], str]) -> str:
+def format_cell(values: Sequence[float], shown: Callable[[float], str]) -> str:
+    """Return the median, with the range if there are several values."""
     known = [value for value in values if not isnan(value)]
     if not known:
         return "–"
@@ -133,40 +135,41 @@ def _ratio(first: Sequence[float], second: Sequence[float]) -> str:
     return number(median(second) / below) if below and second else "–"
 
 
-def _remarks(outcome: Outcome, plan: Plan, named: bool) -> Iterator[str]:
-    who = f"{outcome.url}: " if named else ""
+def _warnings(outcome: Outcome, plan: Plan, named: bool) -> Iterator[str]:
+    prefix = f"{outcome.url}: " if named else ""
     errors: dict[str, int] = {}
     for found in outcome.figures:
         for problem, times in found.errors.items():
             errors[problem] = errors.get(problem, 0) + times
     for problem, times in errors.items():
-        yield f"{who}{times} × {problem}"
-    if not all(found.counted for found in outcome.figures):
-        yield f"{who}tokens are counted by messages with text: the server tells no usage"
-    if any(went.stopped for went in outcome.rounds):
-        went = outcome.rounds[-1]
-        sent = f"{outcome.figures[-1].requests}{f' of {plan.load.most}' if plan.load.most else ''}"
-        yield f"{who}stopped after {sent} requests, {went.lasted_s:.1f} s"
+        yield f"{prefix}{times} × {problem}"
+    if not all(found.has_usage for found in outcome.figures):
+        yield f"{prefix}tokens are estimated from messages: the server reports no usage"
+    if any(result.stopped for result in outcome.rounds):
+        last = outcome.rounds[-1]
+        total = f" of {plan.load.max_requests}" if plan.load.max_requests else ""
+        sent = f"{outcome.figures[-1].requests}{total}"
+        yield f"{prefix}stopped after {sent} requests, {last.lasted_s:.1f} s"
     late_s = max((found.late_s.p99 for found in outcome.figures), default=nan)
     cpu = max((found.client_cpu for found in outcome.figures), default=0.0)
     if late_s > LATE_S or cpu > BUSY:
         yield (
-            f"{who}this client was busy: {cpu:.0%} of a core, 99 of 100 requests sent within "
-            f"{ms(late_s)} ms of their time"
+            f"{prefix}the client limits the load: it used {cpu:.0%} of a core and sent 1 % of "
+            f"requests more than {ms(late_s)} ms late"
         )
 
 
-def said(budgets: Budgets) -> str:
-    """`ttft_s=1, tpot_s=0.05`; what is infinite is left out."""
+def format_budgets(budgets: Budgets) -> str:
+    """Return the finite budgets, as `ttft_s=1, tpot_s=0.05`."""
     given = {key: value for key, value in asdict(budgets).items() if value != inf}
     return ", ".join(f"{key}={value:g}" for key, value in given.items()) or "no budgets"
 
 
-def _of(spread: Spread) -> tuple[float, ...]:
-    return spread.mean, spread.p50, spread.p90, spread.p99, spread.most
+def _columns(spread: Spread) -> tuple[float, ...]:
+    return spread.mean, spread.p50, spread.p90, spread.p99, spread.maximum
 
 
-def _table(*head: str) -> Table:
+def make_table(*head: str) -> Table:
     table = Table(show_header=any(head), box=None)
     for place, name in enumerate(head):
         table.add_column(name, justify="left" if place == 0 or len(head) == 2 else "right")
@@ -174,19 +177,23 @@ def _table(*head: str) -> Table:
 
 
 def as_json(outcomes: Sequence[Outcome], plan: Plan) -> dict[str, object]:
-    """All figures by round, the medians that servers are compared by, and every request."""
+    """Return all figures by round, the medians, and every request."""
     known = headlines(plan.classes)
     servers = [
         {
             "url": outcome.url,
             "model": outcome.model,
-            "asked": outcome.asked,
-            "medians": {h.key: median(map(h.take, outcome.figures)) for h in known}
+            "workload": outcome.workload,
+            "medians": {h.key: median(map(h.value, outcome.figures)) for h in known}
             if outcome.figures
             else {},
             "rounds": [
-                {**asdict(found), "stopped": went.stopped, "samples": list(map(_row, went.samples))}
-                for found, went in zip(outcome.figures, outcome.rounds, strict=True)
+                {
+                    **asdict(found),
+                    "stopped": result.stopped,
+                    "samples": list(map(_row, result.samples)),
+                }
+                for found, result in zip(outcome.figures, outcome.rounds, strict=True)
             ],
         }
         for outcome in outcomes
@@ -201,10 +208,10 @@ def _row(sample: Sample) -> dict[str, object]:
         "due_s": sample.due_s,
         "sent_s": sample.sent_s,
         "sla_class": sample.sla_class,
-        "ttft_s": sample.ttft_s if sample.whole else None,
-        "tpot_s": sample.tpot_s if sample.whole else None,
-        "longest_gap_s": sample.longest_gap_s if sample.whole else None,
-        "e2e_s": sample.e2e_s if sample.whole else None,
+        "ttft_s": sample.ttft_s if sample.complete else None,
+        "tpot_s": sample.tpot_s if sample.complete else None,
+        "longest_gap_s": sample.longest_gap_s if sample.complete else None,
+        "e2e_s": sample.e2e_s if sample.complete else None,
         "prompt_tokens": sample.prompt_tokens,
         "output_tokens": sample.output_tokens,
         "finish_reason": sample.finish_reason,
@@ -213,7 +220,7 @@ def _row(sample: Sample) -> dict[str, object]:
 
 
 def _finite(value: object) -> object:
-    """JSON knows neither NaN nor infinity: they are null."""
+    """Replace NaN and infinity, which JSON does not have, with null."""
     if isinstance(value, float):
         return value if isfinite(value) else None
     if isinstance(value, Mapping):

@@ -1,57 +1,60 @@
-"""What a server serves, asked before it is loaded: mistakes are one line each."""
+"""Find the served model before the load begins; each mistake is one sentence."""
 
 import json
 from dataclasses import dataclass
 
-from foretoken.bench.client import Server, said_by
+from foretoken.bench.client import Server, error_text
 
-ASK_S = 15.0
+TIMEOUT_S = 15.0
 DEMO = "demo"
 
 
 @dataclass(frozen=True)
-class Served:
-    """A model under the name that requests name it by."""
+class ServedModel:
+    """A model by the name that requests use."""
 
     model: str
     owner: str = ""
 
     @property
     def is_demo(self) -> bool:
-        """Whether it is the model that ships with foretoken, whose tasks we know."""
+        """Whether this is the demo model, whose tasks are known."""
         return self.owner == "foretoken" and self.model == DEMO
 
 
-async def find_served(server: Server, model: str = "") -> Served:
-    """The model of that name, or the first one. Raises ValueError, a sentence that says what to do:
-    nobody there, no such server, a key that is missing or wrong, no such model."""
-    status, body = await server.fetch("GET", "/v1/models", ASK_S)
+async def find_model(server: Server, model: str = "") -> ServedModel:
+    """Return the model of that name, or the first one.
+
+    Raises ValueError if the server is unreachable, is not OpenAI-compatible, rejects the API key or
+    does not serve the model.
+    """
+    status, body = await server.fetch("GET", "/v1/models", TIMEOUT_S)
     where = server.address
     if status in (401, 403):
         raise ValueError(
-            f"{where} refuses the key ({status}: {said_by(body)}); give --api-key or "
+            f"{where} rejects the API key ({status}: {error_text(body)}); set --api-key or "
             "FORETOKEN_API_KEY"
         )
     if status == 404 and model:
-        return Served(model)  # a server that lists nothing may still serve it
+        return ServedModel(model)  # a server without a list may still serve it
     if status != 200:
         raise ValueError(
-            f"{where} lists no models: GET {where.base}/v1/models answers {status}; is that an "
-            "OpenAI-compatible server?"
+            f"{where} is not an OpenAI-compatible server: GET {where.base}/v1/models returns "
+            f"{status}"
         )
     cards = _cards(body)
     if not cards:
         raise ValueError(f"{where} serves no model")
     if model and model not in cards:
-        raise ValueError(f"{where} serves no model {model!r}; it serves {', '.join(cards)}")
+        raise ValueError(f"{where} does not serve {model!r}; it serves {', '.join(cards)}")
     name = model or next(iter(cards))
-    return Served(name, cards[name])
+    return ServedModel(name, cards[name])
 
 
 def _cards(body: bytes) -> dict[str, str]:
-    """Owners by model."""
+    """Return the owner of each model."""
     try:
-        listed = json.loads(body)["data"]
-        return {str(card["id"]): str(card.get("owned_by") or "") for card in listed}
+        models = json.loads(body)["data"]
+        return {str(card["id"]): str(card.get("owned_by") or "") for card in models}
     except (ValueError, KeyError, TypeError, AttributeError):
         return {}

@@ -12,7 +12,7 @@ from typing import Any, Self, Unpack, cast
 import grpc
 from grpc import aio
 
-from foretoken.client.address import DEFAULT_ADDRESS
+from foretoken.client.address import DEFAULT_SERVER
 from foretoken.client.answers import (
     Answer,
     Chunk,
@@ -119,7 +119,7 @@ class Client:
     `api_key` is for a server that asks for one.
     """
 
-    def __init__(self, address: str = DEFAULT_ADDRESS, api_key: str = ""):
+    def __init__(self, address: str = DEFAULT_SERVER, api_key: str = ""):
         self.address = address
         self._key = _bearer(api_key)
         self._channel = grpc.insecure_channel(address, options=OPTIONS)
@@ -172,7 +172,7 @@ class Client:
 class AsyncClient:
     """The same for asyncio. Make it inside a running event loop."""
 
-    def __init__(self, address: str = DEFAULT_ADDRESS, api_key: str = ""):
+    def __init__(self, address: str = DEFAULT_SERVER, api_key: str = ""):
         self.address = address
         self._key = _bearer(api_key)
         self._channel = aio.insecure_channel(address, options=OPTIONS)

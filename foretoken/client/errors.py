@@ -1,4 +1,4 @@
-"""What can go wrong for a caller, each with what to do about it."""
+"""The exceptions that the clients raise, and the conversion from gRPC statuses."""
 
 import grpc
 
@@ -6,7 +6,7 @@ RETRY_AFTER = "retry-after-s"
 
 
 class ForetokenError(Exception):
-    """Base of all; `str()` is a sentence from the server."""
+    """Base of all client errors; `str()` is a sentence from the server."""
 
     def __init__(self, message: str, retry_after_s: float = 0.0):
         super().__init__(message)
@@ -14,30 +14,30 @@ class ForetokenError(Exception):
 
 
 class InvalidRequest(ForetokenError):
-    """The request is wrong; the message names the field. Retrying does not help."""
+    """The request is invalid; the message names the field. Do not retry."""
 
 
 class Unauthenticated(ForetokenError):
-    """The server wants an API key, and got none that it knows: give the client `api_key`."""
+    """The API key is missing or unknown. Pass `api_key` to the client."""
 
 
 class Overloaded(ForetokenError):
-    """The queue is full; retry after `retry_after_s`."""
+    """The queue is full. Retry after `retry_after_s`."""
 
 
 class DeadlineExceeded(ForetokenError):
-    """The deadline passed before the first token; retry with a later one."""
+    """The deadline passed before the first token. Retry with a later deadline."""
 
 
 class Unavailable(ForetokenError):
-    """The server cannot be reached or is shutting down; retrying is safe."""
+    """The server cannot be reached or is draining. Retrying is safe."""
 
 
 class ServerError(ForetokenError):
-    """The serving side failed; retrying is safe."""
+    """The server failed. Retrying is safe."""
 
 
-_KINDS: dict[grpc.StatusCode, type[ForetokenError]] = {
+_ERRORS: dict[grpc.StatusCode, type[ForetokenError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,
     grpc.StatusCode.NOT_FOUND: InvalidRequest,
     grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
@@ -50,8 +50,8 @@ _KINDS: dict[grpc.StatusCode, type[ForetokenError]] = {
 def from_status(
     code: grpc.StatusCode, details: str | None, trailers: object, address: str
 ) -> ForetokenError:
-    """The exception for a call that ended with `code`."""
-    kind = _KINDS.get(code, ServerError)
+    """Return the exception for a call to `address` that ended with `code`."""
+    kind = _ERRORS.get(code, ServerError)
     message = details or code.name
     if kind is Unavailable and "connect" in message.lower():
         message = f"no server answers at {address}; is `foretoken serve` running?"

@@ -1,39 +1,44 @@
-"""`foretoken bench`: load any OpenAI-compatible server, and say how it did."""
+"""`foretoken bench`: load OpenAI-compatible servers and report latency, throughput and goodput."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from foretoken.client.address import API_KEY_VARIABLE
+from foretoken.client.address import HttpAddress
+from foretoken.commands.options import ApiKeyOption
 from foretoken.commands.usage import UsageError, near
 
 if TYPE_CHECKING:
     from foretoken.bench.measures import Budgets
-    from foretoken.bench.run import Asking, Outcome, Plan, Tell
+    from foretoken.bench.run import OnProgress, Plan, Workload
+    from foretoken.bench.sweep import RateResult
 
 DEFAULT_REQUESTS, DEFAULT_CONCURRENCY = 200, 8
 COMPARED_ROUNDS = 3
-LOAD, ASKED, JUDGED, TOLD = "Load", "What is asked", "What is judged", "What is told"
+LOAD, REQUESTS, GOODPUT, OUTPUT = "Load", "Requests", "Goodput", "Output"
 ENDPOINTS = ("chat", "completions")
-WIDTH = 120  # what a table needs; a narrower terminal wraps it
-STOPPED = 130  # the status of what Ctrl-C ended
+MIN_WIDTH = 120  # columns that a table needs
+INTERRUPTED = 130  # exit status after Ctrl-C
 
 
 def bench(
     urls: Annotated[
         list[str] | None,
-        typer.Argument(metavar="URL...", help="http://host:port of a server; several: compared."),
+        typer.Argument(metavar="URL...", help="Servers, as --server."),
     ] = None,
-    compare: Annotated[
+    server: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="URL",
-            help="More servers, loaded in turns with the same requests.",
+            "--server",
+            "--compare",
+            metavar="ADDRESS",
+            help="http://host:port or host:port; several are loaded in turns and compared.",
             rich_help_panel=LOAD,
-            show_default="none",
+            show_default="required",
         ),
     ] = None,
     requests: Annotated[
@@ -41,9 +46,9 @@ def bench(
         typer.Option(
             metavar="N",
             min=0,
-            help="Requests a round.",
+            help="Requests per round.",
             rich_help_panel=LOAD,
-            show_default="200, or as --seconds last",
+            show_default="200, unless --seconds is set",
         ),
     ] = 0,
     seconds: Annotated[
@@ -51,24 +56,25 @@ def bench(
         typer.Option(
             metavar="S",
             min=0,
-            help="Send for so long; 0: until --requests are sent.",
+            help="Duration of a round; 0: until --requests are sent.",
             rich_help_panel=LOAD,
         ),
     ] = 0.0,
     rate: Annotated[
-        float,
+        str,
         typer.Option(
-            metavar="R",
-            min=0,
-            help="Open loop: requests a second, whatever becomes of them.",
+            metavar="R,R,…",
+            help="Open loop: requests per second. Several rates are swept, lowest first.",
             rich_help_panel=LOAD,
-            show_default="none: a closed loop",
+            show_default="a closed loop",
         ),
-    ] = 0.0,
+    ] = "",
     arrivals: Annotated[
         str,
         typer.Option(
-            metavar="HOW", help="Of an open loop: poisson or constant.", rich_help_panel=LOAD
+            metavar="NAME",
+            help="Arrivals of an open loop: poisson or constant.",
+            rich_help_panel=LOAD,
         ),
     ] = "poisson",
     concurrency: Annotated[
@@ -76,7 +82,7 @@ def bench(
         typer.Option(
             metavar="N",
             min=0,
-            help="Closed loop: requests at once.",
+            help="Closed loop: requests in flight.",
             rich_help_panel=LOAD,
             show_default="8",
         ),
@@ -86,64 +92,67 @@ def bench(
         typer.Option(
             metavar="N",
             min=0,
-            help="Loads of each server.",
+            help="Rounds per server.",
             rich_help_panel=LOAD,
-            show_default="1; 3 where servers are compared",
+            show_default="1; 3 to compare servers",
         ),
     ] = 0,
     warm_up: Annotated[
         int,
-        typer.Option(metavar="N", min=0, help="Requests before it counts.", rich_help_panel=LOAD),
+        typer.Option(
+            metavar="N", min=0, help="Requests before the measurement.", rich_help_panel=LOAD
+        ),
     ] = 8,
     timeout: Annotated[
         float,
         typer.Option(
-            metavar="S", min=0.001, help="Seconds an answer may take.", rich_help_panel=LOAD
+            metavar="S", min=0.001, help="Timeout of an answer, in seconds.", rich_help_panel=LOAD
         ),
     ] = 300.0,
     seed: Annotated[
         int,
         typer.Option(
-            min=0, help="Of prompts and arrivals: the same load again.", rich_help_panel=LOAD
+            min=0, help="Seed of prompts and arrivals, to repeat a load.", rich_help_panel=LOAD
         ),
     ] = 0,
     model: Annotated[
         str,
         typer.Option(
-            help="As the server calls it.",
-            rich_help_panel=ASKED,
+            metavar="NAME",
+            help="Model name.",
+            rich_help_panel=REQUESTS,
             show_default="the first that /v1/models lists",
         ),
     ] = "",
     endpoint: Annotated[
         str,
-        typer.Option(metavar="NAME", help="chat or completions.", rich_help_panel=ASKED),
+        typer.Option(metavar="NAME", help="chat or completions.", rich_help_panel=REQUESTS),
     ] = "chat",
     prompts: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            rich_help_panel=ASKED,
-            help="JSON lines with prompt or messages, and max_tokens if you like.",
-            show_default="random words, or the demo model's tasks",
+            rich_help_panel=REQUESTS,
+            help="JSON lines with `prompt` or `messages`, and optionally `max_tokens`.",
+            show_default="random words; for the demo model, its tasks",
         ),
     ] = None,
     input_tokens: Annotated[
         str,
         typer.Option(
             metavar="TOKENS",
-            rich_help_panel=ASKED,
+            rich_help_panel=REQUESTS,
             show_default="128",
-            help="Of random words: 128, 64-512, or lognormal:MEDIAN,SIGMA.",
+            help="Prompt length: 128, 64-512, or lognormal:MEDIAN,SIGMA.",
         ),
     ] = "",
     output_tokens: Annotated[
         str,
         typer.Option(
             metavar="TOKENS",
-            rich_help_panel=ASKED,
+            rich_help_panel=REQUESTS,
             show_default="64",
-            help="Their answers' length, spelled likewise.",
+            help="Answer length, in the same form.",
         ),
     ] = "",
     max_tokens: Annotated[
@@ -151,56 +160,47 @@ def bench(
         typer.Option(
             metavar="TOKENS",
             min=0,
-            help="Of answers to a file's or the demo's prompts; 0: open.",
-            rich_help_panel=ASKED,
+            help="Limit of answers to --prompts or the demo model's tasks; 0: none.",
+            rich_help_panel=REQUESTS,
         ),
     ] = 0,
     temperature: Annotated[
-        float, typer.Option(min=0, help="0 is greedy.", rich_help_panel=ASKED)
+        float, typer.Option(min=0, help="0 is greedy.", rich_help_panel=REQUESTS)
     ] = 0.0,
     ignore_eos: Annotated[
         bool | None,
         typer.Option(
-            "--ignore-eos/--heed-eos",
-            help="Answers go on to their max_tokens.",
-            rich_help_panel=ASKED,
-            show_default="ignored for random words",
+            "--ignore-eos/--stop-at-eos",
+            help="Whether answers run to max_tokens.",
+            rich_help_panel=REQUESTS,
+            show_default="ignore for random words",
         ),
     ] = None,
-    api_key: Annotated[
-        str,
-        typer.Option(
-            envvar=API_KEY_VARIABLE,
-            metavar="KEY",
-            help="Where the server wants one.",
-            rich_help_panel=ASKED,
-            show_default="none",
-        ),
-    ] = "",
+    api_key: ApiKeyOption = "",
     sla: Annotated[
         list[str] | None,
         typer.Option(
             metavar="CLASS:BUDGETS",
-            rich_help_panel=JUDGED,
-            help="Goodput by it, as interactive:ttft_s=1,tpot_s=0.05,mtpot_s=0.5; repeatable.",
+            rich_help_panel=GOODPUT,
+            help="Budgets for goodput: interactive:ttft_s=1,tpot_s=0.05,mtpot_s=0.5; repeatable.",
             show_default="the gateway's classes",
         ),
     ] = None,
     as_class: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="CLASS",
-            rich_help_panel=JUDGED,
+            metavar="CLASS,…",
+            rich_help_panel=GOODPUT,
             show_default="none",
-            help="Requests name it to a foretoken server and are judged by it; several: in turn.",
+            help="SLA class that requests name and are judged by; several in turn.",
         ),
     ] = None,
     json: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Write all figures and requests there.",
-            rich_help_panel=TOLD,
+            help="Write all figures and requests as JSON.",
+            rich_help_panel=OUTPUT,
             show_default="none",
         ),
     ] = None,
@@ -208,97 +208,127 @@ def bench(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Draw TTFT, TPOT and the course of the load there, as .png.",
-            rich_help_panel=TOLD,
+            help="Plot TTFT, TPOT and the course of the load (.png, .svg).",
+            rich_help_panel=OUTPUT,
             show_default="none",
         ),
     ] = None,
 ) -> None:
-    """Load an OpenAI-compatible server and tell its latencies, throughput and goodput.
+    """Load OpenAI-compatible servers and report latency, throughput and goodput.
 
-    Ctrl-C ends it early and tells what there is by then.
+    Ctrl-C ends the load early and reports what was measured.
     """
-    where = [*(urls or []), *(compare or [])]
-    if not where:
-        raise UsageError("which server? give its address, like http://127.0.0.1:8000")
-    if rate and concurrency:
-        raise UsageError("--rate makes an open loop and --concurrency a closed one: give one")
+    addresses = _http_addresses([*(urls or []), *(server or [])])
+    rates = _parse_rates(rate)
+    if rates and concurrency:
+        raise UsageError("--rate selects an open loop and --concurrency a closed loop: set one")
     if endpoint not in ENDPOINTS:
         raise UsageError(f"--endpoint takes {' or '.join(ENDPOINTS)}{near(endpoint, ENDPOINTS)}")
     if prompts and (input_tokens or output_tokens):
-        raise UsageError(
-            "--prompts brings its own lengths: leave --input-tokens and --output-tokens out"
-        )
+        raise UsageError("--prompts sets the lengths: remove --input-tokens and --output-tokens")
     _require_folders(json, plot)
     from foretoken.bench.load import Load
     from foretoken.bench.run import Plan
 
-    asking = _asking(prompts, input_tokens, output_tokens, max_tokens, endpoint == "chat",
-                     temperature, ignore_eos)  # fmt: skip
-    classes = _classes(sla or [], as_class or [])
+    workload = _workload(prompts, input_tokens, output_tokens, max_tokens, endpoint == "chat",
+                         temperature, ignore_eos)  # fmt: skip
+    named = [name.strip() for text in as_class or () for name in text.split(",") if name.strip()]
+    classes = _classes(sla or [], named)
     count = requests or (0 if seconds else DEFAULT_REQUESTS)
-    load = Load(count, seconds, rate, arrivals, concurrency or DEFAULT_CONCURRENCY)
+    load = Load(
+        count, seconds, rates[0] if rates else 0.0, arrivals, concurrency or DEFAULT_CONCURRENCY
+    )
     plan = Plan(
-        where, load, asking, classes, model, api_key, tuple(as_class or ()),
-        rounds or (COMPARED_ROUNDS if len(where) > 1 else 1), warm_up, timeout, seed,
+        addresses, load, workload, classes, model, api_key, tuple(named),
+        rounds or (COMPARED_ROUNDS if len(addresses) > 1 else 1), warm_up, timeout, seed,
     )  # fmt: skip
-    _run(plan, json, plot)
+    _run(plan, rates or [0.0], json, plot)
 
 
-def _run(plan: "Plan", json: Path | None, plot: Path | None) -> None:
+def _http_addresses(given: Sequence[str]) -> list[str]:
+    if not given:
+        raise UsageError("no server given: set --server, for example http://127.0.0.1:8000")
+    addresses = []
+    for text in given:
+        if text.startswith(("grpc://", "unix:")):
+            raise UsageError(f"bench measures over HTTP; {text} is a gRPC address")
+        addresses.append(str(HttpAddress.parse(text)))
+    return addresses
+
+
+def _parse_rates(text: str) -> list[float]:
+    try:
+        rates = [float(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        rates = [-1.0]
+    if any(not 0 < rate < inf for rate in rates):
+        raise UsageError(f"--rate takes requests per second, as 5 or 5,10,20; got {text!r}")
+    return rates
+
+
+def _run(plan: "Plan", rates: Sequence[float], json: Path | None, plot: Path | None) -> None:
     import uvloop
     from rich.console import Console
 
     from foretoken.bench.files import write_json
     from foretoken.bench.report import as_json, tables
+    from foretoken.bench.sweep import sweep_json, sweep_tables
     from services.runtime.open_files import allow_open_files
 
     allow_open_files()
-    with _progress() as tell:
-        outcomes, stopped = uvloop.run(_heeding_ctrl_c(plan, tell))
+    with _progress() as on_progress:
+        results, stopped = uvloop.run(_run_until_interrupt(plan, rates, on_progress))
     console = Console(highlight=False)
-    console.width = max(console.width, WIDTH)
-    for table in tables(outcomes, plan):
-        console.print(table)
-    if json:
-        write_json(json, as_json(outcomes, plan))
-    if plot:
+    console.width = max(console.width, MIN_WIDTH)
+    swept = len(rates) > 1
+    if swept:
+        console.print(sweep_tables(results))
+    for result in () if swept else results:
+        for table in tables(result.outcomes, result.plan):
+            console.print(table)
+    if json and results:
+        last = results[-1]
+        write_json(json, sweep_json(results) if swept else as_json(last.outcomes, last.plan))
+    if plot and results:
         from foretoken.bench.plot import draw
 
-        draw(plot, outcomes)
+        draw(plot, results[-1].outcomes)
     if stopped:
-        raise typer.Exit(STOPPED)
+        raise typer.Exit(INTERRUPTED)
 
 
-async def _heeding_ctrl_c(plan: "Plan", tell: "Tell") -> "tuple[list[Outcome], bool]":
+async def _run_until_interrupt(
+    plan: "Plan", rates: Sequence[float], on_progress: "OnProgress"
+) -> "tuple[list[RateResult], bool]":
+    """Return the results, partial after Ctrl-C, and whether Ctrl-C was pressed."""
     import asyncio
     import signal
 
-    from foretoken.bench.run import bench as run
+    from foretoken.bench.sweep import sweep
 
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGINT, stop.set)
     try:
-        return await run(plan, stop, tell), stop.is_set()
+        return await sweep(plan, rates, stop, on_progress), stop.is_set()
     finally:
         loop.remove_signal_handler(signal.SIGINT)
 
 
-def _asking(
+def _workload(
     file: Path | None, inputs: str, outputs: str, max_tokens: int, chat: bool,
     temperature: float, ignore_eos: bool | None,
-) -> "Asking":  # fmt: skip
-    from foretoken.bench.lengths import length_of
+) -> "Workload":  # fmt: skip
+    from foretoken.bench.lengths import parse_lengths
     from foretoken.bench.prompts import from_file
-    from foretoken.bench.run import Asking
+    from foretoken.bench.run import Workload
     from models.words import WORDS
 
-    return Asking(
+    return Workload(
         WORDS,
         from_file(file, max_tokens or None, chat) if file else None,
-        length_of(inputs, "--input-tokens") if inputs else None,
-        length_of(outputs, "--output-tokens") if outputs else None,
+        parse_lengths(inputs, "--input-tokens") if inputs else None,
+        parse_lengths(outputs, "--output-tokens") if outputs else None,
         max_tokens=max_tokens or None,
         chat=chat,
         temperature=temperature,
@@ -307,7 +337,7 @@ def _asking(
 
 
 def _classes(given: Sequence[str], named: Sequence[str]) -> "Mapping[str, Budgets]":
-    """Budgets by class: those given, else the gateway's that have any. Raises UsageError."""
+    """Return the budgets by class: those given, else the gateway's. Raises UsageError."""
     from foretoken.bench.measures import Budgets
     from gateway.config import SLA_CLASSES
     from gateway.requests.sla import BUDGETS, SlaError, parse_header
@@ -329,7 +359,8 @@ def _classes(given: Sequence[str], named: Sequence[str]) -> "Mapping[str, Budget
     missing = [name for name in named if name not in classes and name not in known]
     if missing:
         raise UsageError(
-            f"--as-class {missing[0]} has no budgets: give --sla {missing[0]}:ttft_s=…"
+            f"--as-class {missing[0]} has no budgets{near(missing[0], known)}; set them with "
+            f"--sla {missing[0]}:ttft_s=…"
         )
     if named:
         return {name: classes.get(name, known.get(name, Budgets())) for name in named}
@@ -337,19 +368,19 @@ def _classes(given: Sequence[str], named: Sequence[str]) -> "Mapping[str, Budget
 
 
 def _require_folders(*paths: Path | None) -> None:
-    """Found out before the work, not after it."""
+    """Raise UsageError before the load, not after it."""
     for path in paths:
         if path and not path.parent.is_dir():
-            raise UsageError(f"cannot write {path}: there is no folder {path.parent}")
+            raise UsageError(f"cannot write {path}: the folder {path.parent} does not exist")
 
 
 @contextmanager
-def _progress() -> "Iterator[Tell]":
-    """A bar on a terminal's stderr, gone when done."""
+def _progress() -> "Iterator[OnProgress]":
+    """Show a progress bar on stderr while the block runs, if stderr is a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from foretoken.bench.drive import Progress as Far
+    from foretoken.bench.drive import Progress as LoadProgress
     from foretoken.bench.load import Load
 
     console = Console(stderr=True)
@@ -357,17 +388,23 @@ def _progress() -> "Iterator[Tell]":
     with Progress(
         *columns, console=console, transient=True, disable=not console.is_terminal
     ) as bar:
-        task = bar.add_task("asking what is served", total=None)
+        task = bar.add_task("finding the served model", total=None)
         current = ""
 
-        def tell(what: str, load: Load, far: Far) -> None:
+        def update(what: str, load: Load, progress: LoadProgress) -> None:
             nonlocal current
             if what != current:
                 current = what
                 bar.reset(task)
-            failed = f", {far.failed} failed" if far.failed else ""
-            of = f" of {load.most}" if load.most else ""
-            said = f"{what}: {far.ended}{of}, {far.sent - far.ended} under way{failed}"
-            bar.update(task, description=said, completed=far.ended, total=load.most or None)
+            failed = f", {progress.failed} failed" if progress.failed else ""
+            total = f" of {load.max_requests}" if load.max_requests else ""
+            in_flight = progress.sent - progress.ended
+            text = f"{what}: {progress.ended}{total} done, {in_flight} in flight{failed}"
+            bar.update(
+                task,
+                description=text,
+                completed=progress.ended,
+                total=load.max_requests or None,
+            )
 
-        yield tell
+        yield update

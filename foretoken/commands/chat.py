@@ -1,6 +1,6 @@
-"""`foretoken chat`: a conversation in the terminal, streamed over gRPC or, of any OpenAI-compatible
-server, over HTTP."""
+"""`foretoken chat`: a conversation in the terminal, over gRPC or an OpenAI-compatible server."""
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
-from foretoken.client.address import API_KEY_VARIABLE, DEFAULT_ADDRESS
+from foretoken.client.address import (
+    DEFAULT_SERVER,
+    GrpcAddress,
+    HttpAddress,
+    ServerAddress,
+    resolve_server,
+)
+from foretoken.commands.options import ApiKeyOption, ServerOption
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -16,26 +23,28 @@ if TYPE_CHECKING:
     from foretoken.client.answers import Chunk
 
 Turns = list[dict[str, str]]
-ENDINGS = {"length": "cut at max_tokens", "deadline": "cut at the deadline"}
-FOOT = "Ctrl-C stops an answer, Ctrl-D leaves, /help tells more"
+FINISH_NOTES = {"length": "cut at max_tokens", "deadline": "cut at the deadline"}
+HINT = "Ctrl-C stops an answer, Ctrl-D exits, /help lists commands"
 
 
-class Answering(Protocol):
-    """An answer on its way."""
+class AnswerStream(Protocol):
+    """An answer that is being received."""
 
     def __iter__(self) -> "Iterator[Chunk]": ...
     def cancel(self) -> None: ...
 
 
-Ask = Callable[[Turns], Answering]
+Generate = Callable[[Turns], AnswerStream]
 
 
 def chat(
-    address: Annotated[
-        str, typer.Option(help="gRPC address, or http://host:port of any OpenAI-compatible server.")
-    ] = DEFAULT_ADDRESS,
-    model: Annotated[str, typer.Option(help="Model.", show_default="the served one")] = "",
-    system: Annotated[str, typer.Option(help="System prompt.", show_default="none")] = "",
+    server: ServerOption = DEFAULT_SERVER,
+    model: Annotated[
+        str, typer.Option(metavar="NAME", help="Model name.", show_default="the served model")
+    ] = "",
+    system: Annotated[
+        str, typer.Option(metavar="TEXT", help="System prompt.", show_default="none")
+    ] = "",
     max_tokens: Annotated[
         int | None, typer.Option(help="Longest answer, in tokens.", show_default="the server's")
     ] = None,
@@ -43,174 +52,194 @@ def chat(
         float | None, typer.Option(help="0 is greedy.", show_default="the server's")
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(help="For the same answers again.", show_default="none")
+        int | None, typer.Option(help="Sampling seed, to repeat an answer.", show_default="none")
     ] = None,
-    sla: Annotated[str, typer.Option(help="SLA class.", show_default="the server's")] = "",
-    api_key: Annotated[
-        str,
-        typer.Option(
-            envvar=API_KEY_VARIABLE,
-            metavar="KEY",
-            help="Where the server wants one.",
-            show_default="none",
-        ),
+    sla: Annotated[
+        str, typer.Option(metavar="CLASS", help="SLA class.", show_default="the server's")
     ] = "",
+    api_key: ApiKeyOption = "",
 ) -> None:
-    """Talk to the model. Ctrl-C cancels an answer; Ctrl-D or /exit leaves."""
+    """Talk to the model. Ctrl-C cancels an answer; Ctrl-D or /exit leaves.
+
+    With input from a pipe, each line is one question and stdout holds the answers alone.
+    """
     from rich.console import Console
 
     from foretoken.client.errors import ForetokenError
 
     given = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
     options = {key: value for key, value in given.items() if value is not None}
-    console = Console(highlight=False, soft_wrap=True)
-    reach = _over_http if address.startswith(("http://", "https://")) else _over_grpc
-    with reach(address, api_key) as (models, generate):
+    answers = Console(highlight=False, soft_wrap=True)
+    notes = Console(highlight=False, soft_wrap=True, stderr=True)
+    with _connect(resolve_server(server), api_key) as (list_models, generate):
         try:
-            name = model or _first(models(), address)
+            name = model or _first(list_models(), server)
         except ForetokenError as error:
-            console.print(f"foretoken chat: {error}", style="red", markup=False)
+            notes.print(f"foretoken chat: {error}", style="red", markup=False)
             raise typer.Exit(1) from None
-        console.print(f"{name} at {address} — {FOOT}", style="dim")
-        Conversation(lambda turns: generate(turns, name, sla, options), console, system).run()
-
-
-Generate = Callable[[Turns, str, str, Mapping[str, Any]], Answering]
-Reached = tuple[Callable[[], list[str]], Generate]
-
-
-@contextmanager
-def _over_grpc(address: str, api_key: str) -> Iterator[Reached]:
-    from foretoken.client.client import Client
-
-    with Client(address, api_key) as client:
-        yield (
-            client.models,
-            lambda turns, model, sla, options: client.generate(
-                messages=turns, model=model, sla=sla or None, application="chat", **options
-            ),
+        notes.print(f"{name} at {server} — {HINT}", style="dim")
+        conversation = Conversation(
+            lambda turns: generate(turns, name, sla, options), answers, notes, system
         )
+        conversation.run()
+    if conversation.failed and not sys.stdin.isatty():
+        raise typer.Exit(1)
+
+
+GenerateAt = Callable[[Turns, str, str, Mapping[str, Any]], AnswerStream]
+Connection = tuple[Callable[[], list[str]], GenerateAt]
 
 
 @contextmanager
-def _over_http(address: str, api_key: str) -> Iterator[Reached]:
+def _connect(server: ServerAddress, api_key: str) -> Iterator[Connection]:
+    from foretoken.client.client import Client
     from foretoken.client.http import HttpServer
 
-    server = HttpServer(address, api_key)
-    yield (
-        server.models,
-        lambda turns, model, sla, options: server.generate(turns, model, sla, **options),
-    )
+    match server:
+        case HttpAddress():
+            over_http = HttpServer(server, api_key)
+            yield (
+                over_http.models,
+                lambda turns, model, sla, options: over_http.generate(turns, model, sla, **options),
+            )
+        case GrpcAddress():
+            with Client(server.target, api_key) as client:
+                yield (
+                    client.models,
+                    lambda turns, model, sla, options: client.generate(
+                        messages=turns,
+                        model=model,
+                        sla=sla or None,
+                        application="chat",
+                        **options,
+                    ),
+                )
 
 
-def _first(models: list[str], address: str) -> str:
+def _first(models: list[str], server: str) -> str:
     if not models:
-        raise ValueError(f"{address} serves no model")
+        raise ValueError(f"{server} serves no model")
     return models[0]
 
 
 class Conversation:
-    """The turns so far. A cancelled or failed answer leaves what was shown, or takes its
-    question back when nothing was."""
+    """The turns so far, and the loop that extends them.
 
-    def __init__(self, ask: Ask, console: "Console", system: str = ""):
+    A cancelled or failed answer keeps the text that was shown; without any, its question is
+    removed again. Answers go to stdout, everything else to stderr.
+    """
+
+    def __init__(
+        self, generate: Generate, answers: "Console", notes: "Console", system: str = ""
+    ) -> None:
         self.turns: Turns = []
-        self._ask, self._console = ask, console
-        self._system(system)
-        self.over = False
+        self.failed = False
+        self._generate, self._answers, self._notes = generate, answers, notes
+        self._over = False
+        self._set_system(system)
 
     def run(self) -> None:
-        while not self.over and (said := self._read()) is not None:
-            if said:
-                self.take(said)
+        """Read lines until the input ends or the user leaves."""
+        while not self._over and (line := self._read()) is not None:
+            if line:
+                self.handle(line)
 
-    def take(self, said: str) -> None:
-        """A command, or a question; two slashes begin a question that begins with one."""
-        if said.startswith("//"):
-            self.say(said[1:])
-        elif said.startswith("/"):
-            self._obey(*said.partition(" ")[::2])
+    def handle(self, line: str) -> None:
+        """Run a command or ask a question; `//` begins a question that starts with a slash."""
+        if line.startswith("//"):
+            self.ask(line[1:])
+        elif line.startswith("/"):
+            self._run_command(*line.partition(" ")[::2])
         else:
-            self.say(said)
+            self.ask(line)
 
-    def say(self, said: str) -> None:
-        """One question, and its answer as it comes."""
-        self.turns.append({"role": "user", "content": said})
+    def ask(self, question: str) -> None:
+        """Send one question and print its answer as it arrives."""
+        self.turns.append({"role": "user", "content": question})
         answer = self._stream()
         if answer:
             self.turns.append({"role": "assistant", "content": answer})
         else:
             self.turns.pop()
 
-    def _obey(self, command: str, rest: str) -> None:
-        if command in COMMANDS:
-            COMMANDS[command].do(self, rest.strip())
+    def _run_command(self, name: str, rest: str) -> None:
+        if name in COMMANDS:
+            COMMANDS[name].run(self, rest.strip())
         else:
-            self._note(f"there is no command {command}; /help lists them")
+            self._note(f"unknown command {name}; /help lists commands")
 
     def _help(self, _: str) -> None:
-        width = max(len(f"{name} {each.takes}") for name, each in COMMANDS.items())
+        width = max(len(f"{name} {each.argument}") for name, each in COMMANDS.items())
         for name, each in COMMANDS.items():
-            self._note(f"{f'{name} {each.takes}':<{width}}  {each.about}")
+            self._note(f"{f'{name} {each.argument}':<{width}}  {each.about}")
 
     def _leave(self, _: str) -> None:
-        self.over = True
+        self._over = True
 
     def _clear(self, _: str) -> None:
         self.turns = [turn for turn in self.turns if turn["role"] == "system"]
-        self._note("forgotten")
+        self._note("conversation cleared")
 
-    def _change(self, text: str) -> None:
-        self._system(text)
-        self._note("the system prompt is set" if text else "there is no system prompt")
+    def _change_system(self, text: str) -> None:
+        self._set_system(text)
+        self._note("system prompt set" if text else "system prompt removed")
 
-    def _system(self, text: str) -> None:
-        said = [turn for turn in self.turns if turn["role"] != "system"]
-        self.turns = [*([{"role": "system", "content": text}] if text else []), *said]
+    def _set_system(self, text: str) -> None:
+        rest = [turn for turn in self.turns if turn["role"] != "system"]
+        self.turns = [*([{"role": "system", "content": text}] if text else []), *rest]
 
     def _note(self, text: str) -> None:
-        self._console.print(text, style="dim", markup=False)
+        self._notes.print(text, style="dim", markup=False)
 
     def _read(self) -> str | None:
+        """Return the next line without its ends; None at the end of the input."""
+        interactive = sys.stdin.isatty()
         try:
-            return self._console.input("[bold green]> [/]").strip()
+            return self._notes.input("[bold green]> [/]" if interactive else "").strip()
         except (EOFError, KeyboardInterrupt):
-            self._console.print()
+            if interactive:
+                self._notes.print()
             return None
 
     def _stream(self) -> str:
         from foretoken.client.errors import ForetokenError
 
         text = ""
-        stream = self._ask(self.turns)
+        stream = self._generate(self.turns)
         try:
             for chunk in stream:
                 text += chunk.text
-                self._console.print(chunk.text, end="", markup=False)
-                if chunk.finish_reason and (note := ENDINGS.get(chunk.finish_reason.value)):
-                    self._console.print(f" [{note}]", end="", style="dim", markup=False)
+                self._answers.print(chunk.text, end="", markup=False)
+                if chunk.finish_reason and (note := FINISH_NOTES.get(chunk.finish_reason.value)):
+                    self._note_inline(f" [{note}]", "dim")
         except KeyboardInterrupt:
             stream.cancel()
-            self._console.print(" [cancelled]", end="", style="dim", markup=False)
+            self._note_inline(" [cancelled]", "dim")
         except ForetokenError as error:
-            self._console.print(str(error), end="", style="red", markup=False)
-        self._console.print()
+            self.failed = True
+            self._note_inline(str(error), "red")
+        self._answers.print()
         return text
+
+    def _note_inline(self, text: str, style: str) -> None:
+        self._notes.print(text, end="" if sys.stdout.isatty() else "\n", style=style, markup=False)
 
 
 @dataclass(frozen=True)
-class Spoken:
-    """A command within the conversation: what it takes, what it does, and the doing."""
+class Command:
+    """A command inside the conversation."""
 
-    takes: str
+    argument: str
     about: str
-    do: Callable[[Conversation, str], None]
+    run: Callable[[Conversation, str], None]
 
 
-COMMANDS: Mapping[str, Spoken] = {
-    "/help": Spoken("", "what there is", Conversation._help),
-    "/system": Spoken("TEXT", "another system prompt; without a text, none", Conversation._change),
-    "/clear": Spoken("", "forget all but the system prompt", Conversation._clear),
-    "/exit": Spoken("", "leave", Conversation._leave),
-    "/quit": Spoken("", "leave", Conversation._leave),
+COMMANDS: Mapping[str, Command] = {
+    "/help": Command("", "list commands", Conversation._help),
+    "/system": Command(
+        "TEXT", "set the system prompt; without TEXT, remove it", Conversation._change_system
+    ),
+    "/clear": Command("", "forget all turns except the system prompt", Conversation._clear),
+    "/exit": Command("", "leave", Conversation._leave),
+    "/quit": Command("", "leave", Conversation._leave),
 }

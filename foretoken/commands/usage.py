@@ -9,7 +9,7 @@ from typer.core import TyperCommand
 
 from foretoken.commands.foreign import FOREIGN
 
-MANY = ("--train", "--data", "--predictor", "--compare")
+MANY_VALUED = ("--train", "--data", "--predictor", "--server", "--compare")
 
 
 class UsageError(ValueError):
@@ -52,7 +52,7 @@ def spread(args: Sequence[str]) -> list[str]:
     for arg in args:
         if arg.startswith("-"):
             name = arg.partition("=")[0]
-            option = name if name in MANY else ""
+            option = name if name in MANY_VALUED else ""
         elif option and out[-1] != option:
             out.append(option)
         out.append(arg)

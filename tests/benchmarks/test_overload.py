@@ -27,7 +27,7 @@ from benchmarks.overload import (
     takes_s,
     tokens_per_s,
 )
-from foretoken.bench.samples import CUT, LATE, UNREACHABLE
+from foretoken.bench.samples import TIMED_OUT, TRUNCATED, UNREACHABLE
 from foretoken.running.ports import free_port
 from models.tasks import examples
 from services.policies.preset import presets
@@ -152,9 +152,9 @@ async def answering(*answers: bytes) -> AsyncIterator[str]:
         (b"HTTP/1.1 503 Service Unavailable\r\n\r\n{}", "503"),
         (OK + TEXT + GONE, "request 1a2b3c gave up after 8 attempts"),
         (OK + TEXT + GONE + DONE, "request 1a2b3c gave up after 8 attempts"),
-        (OK + TEXT, CUT),
-        (b"", CUT),
-        (HANGS, LATE),
+        (OK + TEXT, TRUNCATED),
+        (b"", TRUNCATED),
+        (HANGS, TIMED_OUT),
     ],
 )
 async def test_every_way_an_answer_ends(answer: bytes, problem: str):
@@ -174,7 +174,7 @@ async def test_who_hangs_holds_up_nobody_and_answers_keep_the_loads_order():
     load = [Due(0.0, b"{}"), Due(0.2, b"{}")]
     async with answering(HANGS, WHOLE) as url:
         first, second = await drive(url, load, bound_s=0.5)
-    assert (first.problem, second.problem) == (LATE, "")
+    assert (first.problem, second.problem) == (TIMED_OUT, "")
     assert second.first_s > second.due_s == 0.2
 
 
@@ -187,7 +187,7 @@ def test_tokens_between_two_times():
         Answer(4, 6, 8, 20),  # all
         Answer(4, 7, 7, 1),  # all of one token
         Answer(4, 20, 30, 50),  # none
-        Answer(4, 0, 0, 0, LATE),
+        Answer(4, 0, 0, 0, TIMED_OUT),
     ]
     assert tokens_per_s(answers, 5, 10) == pytest.approx((50 + 20 + 1) / 5)
 
@@ -228,7 +228,7 @@ def test_who_is_best_and_nobody_who_is_told():
 
 
 def test_nobody_came_back():
-    found = figures_of([Answer(0, 0, 0, 0, LATE)], lasts_s=10)
+    found = figures_of([Answer(0, 0, 0, 0, TIMED_OUT)], lasts_s=10)
     assert isnan(found["norm_latency_s"]) and isnan(found["ttft_p50_s"])
     assert (found["tok_s"], found["goodput_share"], found["errors"]) == (0, 0, 1)
 

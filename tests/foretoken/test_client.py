@@ -156,9 +156,13 @@ class FakeStream:
         self.cancelled = True
 
 
+def _conversation(generate: Any, console: Console) -> Conversation:
+    return Conversation(generate, console, console, "be kind")
+
+
 def conversation(*streams: Any) -> tuple[Conversation, io.StringIO]:
     out, queue = io.StringIO(), list(streams)
-    return Conversation(lambda _: queue.pop(0), Console(file=out), "be kind"), out
+    return _conversation(lambda _: queue.pop(0), Console(file=out)), out
 
 
 def piece(text: str, reason: FinishReason | None = None) -> Any:
@@ -170,16 +174,16 @@ def test_a_conversation_remembers_its_turns() -> None:
         FakeStream(piece("hel"), piece("lo", FinishReason.STOP)),
         FakeStream(piece("[x]", FinishReason.LENGTH)),
     )
-    talk.say("hi")
-    talk.say("more")
+    talk.ask("hi")
+    talk.ask("more")
     assert [turn["content"] for turn in talk.turns] == ["be kind", "hi", "hello", "more", "[x]"]
-    assert out.getvalue() == "hello\n[x] [cut at max_tokens]\n"
+    assert out.getvalue() == "hello\n[x] [cut at max_tokens]\n\n"
 
 
 def test_ctrl_c_cancels_an_answer_and_keeps_what_was_said() -> None:
     stream = FakeStream(piece("hel"), KeyboardInterrupt())
     talk, out = conversation(stream)
-    talk.say("hi")
+    talk.ask("hi")
     assert stream.cancelled
     assert [turn["content"] for turn in talk.turns] == ["be kind", "hi", "hel"]
     assert "hel [cancelled]" in out.getvalue()
@@ -187,7 +191,7 @@ def test_ctrl_c_cancels_an_answer_and_keeps_what_was_said() -> None:
 
 def test_a_failed_answer_takes_its_question_back() -> None:
     talk, out = conversation(FakeStream(Overloaded("queue is full", 4)))
-    talk.say("hi")
+    talk.ask("hi")
     assert [turn["role"] for turn in talk.turns] == ["system"]
     assert "queue is full" in out.getvalue()
 
@@ -198,7 +202,7 @@ async def test_the_chat_command_talks_until_exit_or_ctrl_d(house: House, leave: 
     app.command()(chat)
     lines = f"12\n\nand more\n{leave}"
     result = await asyncio.to_thread(
-        CliRunner().invoke, app, ["--address", house.grpc_address, "--system", "be kind"], lines
+        CliRunner().invoke, app, ["--server", house.grpc_address, "--system", "be kind"], lines
     )
     assert result.exit_code == 0, result.output
     assert result.output.count("answer to") == 2
@@ -211,14 +215,14 @@ async def test_the_chat_command_talks_until_exit_or_ctrl_d(house: House, leave: 
 def test_the_chat_command_says_when_nobody_serves() -> None:
     app = Typer()
     app.command()(chat)
-    result = CliRunner().invoke(app, ["--address", "127.0.0.1:1"])
+    result = CliRunner().invoke(app, ["--server", "127.0.0.1:1"])
     assert result.exit_code == 1
     assert "is `foretoken serve` running?" in result.output
 
 
 def typed(talk: Conversation, *lines: str) -> None:
     for line in lines:
-        talk.take(line)
+        talk.handle(line)
 
 
 def test_commands_of_a_conversation() -> None:
@@ -226,14 +230,14 @@ def test_commands_of_a_conversation() -> None:
     typed(talk, "hi", "/system  be short ", "/frobnicate now", "/help")
     assert [turn["content"] for turn in talk.turns] == ["be short", "hi", "hello"]
     said = out.getvalue()
-    assert "there is no command /frobnicate; /help lists them" in said
+    assert "unknown command /frobnicate; /help lists commands" in said
     assert all(name in said for name in ("/help", "/exit", "/quit", "/system TEXT", "/clear"))
     typed(talk, "/clear")
     assert [turn["content"] for turn in talk.turns] == ["be short"]
     typed(talk, "/system")
-    assert talk.turns == [] and not talk.over
+    assert talk.turns == [] and not talk._over
     typed(talk, "/quit")
-    assert talk.over
+    assert talk._over
 
 
 def test_two_slashes_begin_a_question_with_one() -> None:

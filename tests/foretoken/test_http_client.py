@@ -7,6 +7,7 @@ import pytest
 from typer import Typer
 from typer.testing import CliRunner
 
+from foretoken.client.address import HttpAddress
 from foretoken.client.errors import (
     ForetokenError,
     InvalidRequest,
@@ -37,7 +38,7 @@ async def test_an_answer_streams_with_its_end_and_usage() -> None:
     async with faking(lambda _: HELLO, listing("m", "n")) as fake:
 
         def work() -> None:
-            server = HttpServer(f"{fake.url}/v1/", "sk-1")
+            server = HttpServer(HttpAddress.parse(f"{fake.url}/v1/"), "sk-1")
             assert server.models() == ["m", "n"]
             stream = server.generate(TURNS, "m", "interactive", max_tokens=9)
             chunks = list(stream)
@@ -59,10 +60,10 @@ async def test_an_answer_streams_with_its_end_and_usage() -> None:
         (refusal(404, "no such model"), InvalidRequest, "no such model"),
         (refusal(429, "queue is full"), Overloaded, "queue is full"),
         (refusal(503, "draining"), Unavailable, "draining"),
-        (Answer([b"<html>"], 500), ServerError, "answers 500"),
+        (Answer([b"<html>"], 500), ServerError, "answers with HTTP status 500"),
         (Answer([delta("a"), event(error={"message": "lost"})]), ServerError, "lost"),
         (Answer([b"data: {nonsense\n\n"]), Unavailable, "broke off"),
-        (Answer([delta("a")], hangs_up=True), Unavailable, "broke off"),
+        (Answer([delta("a")], hangs_up=True), Unavailable, "closed the connection"),
     ],
 )
 async def test_errors_are_those_of_the_grpc_client(
@@ -72,7 +73,7 @@ async def test_errors_are_those_of_the_grpc_client(
 
         def work() -> None:
             with pytest.raises(kind, match=said):
-                list(HttpServer(fake.url).generate(TURNS, "m", ""))
+                list(HttpServer(HttpAddress.parse(fake.url)).generate(TURNS, "m", ""))
 
         await asyncio.to_thread(work)
 
@@ -82,7 +83,7 @@ async def test_a_cancelled_answer_ends() -> None:
     async with faking(lambda _: endless) as fake:
 
         def work() -> str:
-            stream = HttpServer(fake.url).generate(TURNS, "m", "")
+            stream = HttpServer(HttpAddress.parse(fake.url)).generate(TURNS, "m", "")
             taken = []
             for chunk in stream:
                 taken.append(chunk.text)
@@ -101,7 +102,7 @@ async def invoke(*arguments: str, lines: str = "") -> Any:
 async def test_the_chat_command_talks_over_http() -> None:
     async with faking(lambda _: HELLO) as fake:
         done = await invoke(
-            "--address", fake.url, "--seed", "7", lines="hi\n/system be kind\nagain\n/quit\nno\n"
+            "--server", fake.url, "--seed", "7", lines="hi\n/system be kind\nagain\n/quit\nno\n"
         )
     assert done.exit_code == 0, done.output
     assert done.output.count("hello [cut at max_tokens]") == 2
@@ -114,16 +115,16 @@ async def test_the_chat_command_talks_over_http() -> None:
     ("models", "said"),
     [
         (refusal(401, "no key"), "no key"),
-        (Answer([b"<html>"]), "is no OpenAI-compatible server"),
+        (Answer([b"<html>"]), "is not an OpenAI-compatible server"),
     ],
 )
 async def test_the_chat_command_says_why_it_can_t(models: Answer, said: str) -> None:
     async with faking(models=models) as fake:
-        done = await invoke("--address", fake.url)
+        done = await invoke("--server", fake.url)
     assert done.exit_code == 1 and said in " ".join(done.output.split())
 
 
 async def test_nobody_there_is_one_line() -> None:
-    done = await invoke("--address", "http://127.0.0.1:1")
+    done = await invoke("--server", "http://127.0.0.1:1")
     assert done.exit_code == 1
     assert "no server answers at http://127.0.0.1:1" in done.output

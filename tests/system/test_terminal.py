@@ -83,7 +83,7 @@ def test_serve_shows_a_status_line_and_stops_on_ctrl_c():
 
 @pytest.mark.slow
 def test_chat_streams_a_conversation():
-    with serving() as live, terminal("chat", "--address", live.grpc) as screen:
+    with serving() as live, terminal("chat", "--server", live.grpc) as screen:
         screen.wait_for(r"demo")
         screen.type("Reverse: red blue green\r")
         screen.wait_for(r"green blue red")
@@ -95,7 +95,7 @@ def test_chat_streams_a_conversation():
 
 @pytest.mark.slow
 def test_chat_over_http_knows_commands():
-    with serving() as live, terminal("chat", "--address", f"{live.http}/v1") as screen:
+    with serving() as live, terminal("chat", "--server", f"{live.http}/v1") as screen:
         screen.wait_for(r"demo at http")
         screen.type("/help\r")
         screen.wait_for(r"/system TEXT")
@@ -108,7 +108,7 @@ def test_chat_over_http_knows_commands():
 @pytest.mark.slow
 def test_chat_says_in_a_line_that_nobody_listens():
     done = subprocess.run(
-        command("chat", "--address", "127.0.0.1:9"),
+        command("chat", "--server", "127.0.0.1:9"),
         input="Hello\n",
         capture_output=True,
         text=True,

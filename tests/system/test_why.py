@@ -53,7 +53,7 @@ def test_a_story_from_the_server_and_the_same_from_its_log(tmp_path: Path, mode:
         lost = why("nosuchid", "--server", live.grpc)
         assert live.stop() == 0
     assert told.returncode == 0 and told.stdout == short.stdout
-    assert told.stdout.splitlines()[0] == f"{own}-0, ended; seconds since it arrived"
+    assert told.stdout.splitlines()[0] == f"{own}-0, ended; times in seconds since its arrival"
     said = sentences(told.stdout)
     assert said[0].startswith("arrived with ") and "SLA custom (TTFT 1e-06 s)" in said[0]
     assert any(each.startswith("forecast by ") for each in said)
@@ -62,7 +62,7 @@ def test_a_story_from_the_server_and_the_same_from_its_log(tmp_path: Path, mode:
     assert said[-1].startswith("as its client saw it, SLA custom missed (")
     call = both.removeprefix("chatcmpl-")
     heads = [line for line in two.stdout.splitlines() if not line.startswith(" ")]
-    assert heads == [f"{call}-{n}, ended; seconds since it arrived" for n in (0, 1)]
+    assert heads == [f"{call}-{n}, ended; times in seconds since its arrival" for n in (0, 1)]
     assert lost.returncode == 1
     assert lost.stderr.startswith("foretoken why: no request 'nosuchid' is remembered: 0 are live")
     replayed = why(own, "--log", str(log))

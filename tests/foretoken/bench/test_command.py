@@ -36,10 +36,12 @@ def test_a_live_server_is_measured(live: Live, tmp_path: Path) -> None:
         live.http, "--requests", "12", "--concurrency", "4", "--max-tokens", "16",
         "--as-class", "interactive", "--json", str(out), "--plot", str(picture),
     )  # fmt: skip
-    assert "the demo's tasks" in told and "12 of 12" in told and "goodput, interactive" in told
+    assert (
+        "the demo model's tasks" in told and "12 of 12" in told and "goodput, interactive" in told
+    )
     [server] = json.loads(out.read_text())["servers"]
     [went] = server["rounds"]
-    assert (went["whole"], went["errors"], went["counted"]) == (12, {}, True)
+    assert (went["completed"], went["errors"], went["counted"]) == (12, {}, True)
     assert 1 <= went["at_once"] <= 4
     for sample in went["samples"]:
         assert 0 < sample["ttft_s"] <= sample["e2e_s"]
@@ -53,7 +55,7 @@ def test_words_of_a_length_come_as_they_are_asked_for(live: Live, tmp_path: Path
         live.http, "--endpoint", "completions", "--input-tokens", "40", "--output-tokens", "3",
         "--rate", "50", "--requests", "10", "--json", str(out),
     )  # fmt: skip
-    assert "open loop, 50 requests/s, poisson" in told and "as the server counts" in told
+    assert "open loop, 50 requests/s, poisson" in told and "server tokens" in told
     [went] = json.loads(out.read_text())["servers"][0]["rounds"]
     assert {s["output_tokens"] for s in went["samples"]} == {3}
     assert all(38 <= s["prompt_tokens"] <= 42 for s in went["samples"])
@@ -86,3 +88,35 @@ async def test_ctrl_c_tells_what_there_is_by_then() -> None:
     told = " ".join(out.decode().split())
     assert "stopped after" in told and "of 1000 requests" in told and "TTFT" in told
     assert errors == b""
+
+
+def test_rate_sweep_prints_a_row_per_rate_in_ascending_order(live: Live, tmp_path: Path) -> None:
+    out = tmp_path / "sweep.json"
+    printed = bench(
+        "--server", live.http, "--rate", "40,20", "--requests", "4", "--warm-up", "1",
+        "--max-tokens", "4", "--as-class", "interactive,standard", "--json", str(out),
+    )  # fmt: skip
+    assert "requests/s offered" in printed and "goodput, interactive" in printed
+    rates = json.loads(out.read_text())["rates"]
+    assert [each["load"]["rate"] for each in rates] == [20, 40]
+    for each in rates:
+        samples = each["servers"][0]["rounds"][0]["samples"]
+        assert [s["sla_class"] for s in samples] == ["interactive", "standard"] * 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--rate", "5,x"), "--rate takes requests per second, as 5 or 5,10,20; got '5,x'"),
+        (("--rate", "0"), "--rate takes requests per second"),
+        (("--as-class", "interactiv"), "did you mean interactive?"),
+        (("--rate", "5", "--concurrency", "2"), "set one"),
+    ],
+)
+def test_bench_rejects_a_wrong_load_in_one_line(arguments: tuple[str, ...], message: str) -> None:
+    done = subprocess.run(
+        command("bench", "http://127.0.0.1:1", *arguments),
+        capture_output=True, text=True, env=environment(), cwd=ROOT,
+    )  # fmt: skip
+    assert done.returncode == 2 and message in done.stderr
+    assert done.stderr.count("\n") == 1

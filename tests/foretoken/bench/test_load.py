@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretoken.bench.lengths import length_of
+from foretoken.bench.lengths import parse_lengths
 from foretoken.bench.load import ARRIVALS, Load, due_times_s
 
 RATES = st.floats(0.1, 500)
@@ -21,7 +21,7 @@ def test_times_rise_from_0_and_keep_both_ends(
     rate: float, arrivals: str, requests: int, seconds: float, seed: int
 ) -> None:
     if not (requests or seconds):
-        with pytest.raises(ValueError, match="needs an end"):
+        with pytest.raises(ValueError, match="has no end"):
             Load(requests, seconds, rate, arrivals)
         return
     load = Load(requests, seconds, rate, arrivals)
@@ -31,7 +31,7 @@ def test_times_rise_from_0_and_keep_both_ends(
     assert not requests or len(times) <= requests
     assert not seconds or times[-1] < seconds
     if requests and not seconds:
-        assert len(times) == requests == load.most
+        assert len(times) == requests == load.max_requests
 
 
 def test_constant_arrivals_are_even() -> None:
@@ -54,13 +54,13 @@ def test_unknown_arrivals_are_named() -> None:
 
 @given(st.integers(1, 1000), st.integers(0, 1000), st.integers())
 def test_a_range_is_drawn_within(low: int, more: int, seed: int) -> None:
-    drawn = length_of(f"{low}-{low + more}", "--x")(Random(seed))
+    drawn = parse_lengths(f"{low}-{low + more}", "--x")(Random(seed))
     assert low <= drawn <= low + more
-    assert length_of(str(low), "--x")(Random(seed)) == low
+    assert parse_lengths(str(low), "--x")(Random(seed)) == low
 
 
 def test_a_lognormal_has_its_median() -> None:
-    draw, rng = length_of("lognormal:100,0.8", "--x"), Random(2)
+    draw, rng = parse_lengths("lognormal:100,0.8", "--x"), Random(2)
     drawn = sorted(draw(rng) for _ in range(4_001))
     assert drawn[2_000] == pytest.approx(100, rel=0.1) and drawn[0] >= 1
 
@@ -70,5 +70,5 @@ def test_a_lognormal_has_its_median() -> None:
     ["", "0", "-3", "x", "4-2", "1-2-3", "lognormal:", "lognormal:5", "lognormal:0,1", "1e3"],
 )
 def test_a_length_that_is_none_is_one_line(text: str) -> None:
-    with pytest.raises(ValueError, match=r"--input-tokens takes tokens as 128, .*; got "):
-        length_of(text, "--input-tokens")
+    with pytest.raises(ValueError, match=r"--input-tokens: .* is not a length; use 128"):
+        parse_lengths(text, "--input-tokens")

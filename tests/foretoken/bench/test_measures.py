@@ -11,19 +11,21 @@ from hypothesis import strategies as st
 from foretoken.bench.measures import (
     Budgets,
     Spread,
+    error_kind,
     figures,
-    kind_of,
-    most_at_once,
+    peak_concurrency,
     quantile,
     timeline,
 )
-from foretoken.bench.samples import LATE, STOPPED, Sample
+from foretoken.bench.samples import STOPPED, TIMED_OUT, Sample
 
 
 def sample(
     due_s: float, *text_s: float, tokens: int = 0, sent_s: float | None = None, **more: object
 ) -> Sample:
-    made = Sample(due_s, text_s=array("d", text_s), output_tokens=tokens or len(text_s), told=True)
+    made = Sample(
+        due_s, text_s=array("d", text_s), output_tokens=tokens or len(text_s), has_usage=True
+    )
     made.sent_s = due_s if sent_s is None else sent_s
     made.end_s = text_s[-1] if text_s else due_s
     for name, value in more.items():
@@ -70,33 +72,38 @@ def test_a_request_s_times(
 )
 def test_budgets_are_kept_or_not(budgets: Budgets, met: bool) -> None:
     assert budgets.met_by(sample(1, 3, 4, 7)) is met
-    assert not budgets.met_by(sample(1, 3, 4, 7, problem=LATE))
+    assert not budgets.met_by(sample(1, 3, 4, 7, problem=TIMED_OUT))
 
 
 def test_a_round_s_figures() -> None:
     samples = [
         sample(0, 1, 2, tokens=4, prompt_tokens=10, sla_class="fast"),  # TTFT 1, TPOT 1/3
         sample(1, 4, 5, tokens=2, prompt_tokens=20, sla_class="slow"),  # TTFT 3, TPOT 1
-        sample(2, 3, sla_class="fast", told=False, sent_s=2.25),
+        sample(2, 3, sla_class="fast", has_usage=False, sent_s=2.25),
         sample(3, problem="HTTP 429: queue is full", end_s=3.5),
-        sample(3, problem=LATE, end_s=9),
+        sample(3, problem=TIMED_OUT, end_s=9),
         sample(4, problem=STOPPED, end_s=9),
     ]
     classes = {"fast": Budgets(ttft_s=1), "slow": Budgets(ttft_s=2)}
     found = figures(samples, 10, classes, client_cpu=0.25)
-    assert (found.requests, found.whole, found.output_tokens, found.prompt_tokens) == (5, 3, 7, 30)
+    assert (found.requests, found.completed, found.output_tokens, found.prompt_tokens) == (
+        5,
+        3,
+        7,
+        30,
+    )
     assert (found.requests_per_s, found.tokens_per_s, found.client_cpu) == (0.3, 0.7, 0.25)
-    assert not found.counted and found.late_s.most == 0.25
+    assert not found.has_usage and found.late_s.maximum == 0.25
     ttft = found.latencies["ttft_s"]
-    assert (ttft.p50, ttft.most, ttft.count) == (1, 3, 3)
+    assert (ttft.p50, ttft.maximum, ttft.count) == (1, 3, 3)
     assert ttft.mean == pytest.approx(5 / 3)
     assert found.latencies["tpot_s"].count == 2  # one token has none
     assert list(map(found.latencies["itl_s"].__getattribute__, ("count", "most"))) == [2, 1]
-    assert found.errors == {"HTTP 429: queue is full": 1, LATE: 1}
+    assert found.errors == {"HTTP 429: queue is full": 1, TIMED_OUT: 1}
     # Two named `fast` and kept it; those that named none count with both classes, and failed.
     fast, slow = found.goodput["fast"], found.goodput["slow"]
-    assert (fast.met, fast.of, fast.per_s) == (2, 4, 0.2)
-    assert (slow.met, slow.of, slow.share) == (0, 3, 0)
+    assert (fast.met, fast.total, fast.per_s) == (2, 4, 0.2)
+    assert (slow.met, slow.total, slow.share) == (0, 3, 0)
 
 
 def test_nothing_came_of_nothing() -> None:
@@ -112,15 +119,15 @@ def test_quantiles_are_numpy_s(values: list[float], share: float) -> None:
 
 
 def test_a_spread_is_of_all_values() -> None:
-    found = Spread.of([3, 1, 2])
-    assert (found.mean, found.p50, found.most, found.count) == (2, 2, 3, 3)
+    found = Spread.from_values([3, 1, 2])
+    assert (found.mean, found.p50, found.maximum, found.count) == (2, 2, 3, 3)
     assert found.p90 == pytest.approx(2.8) and found.p99 == pytest.approx(2.98)
 
 
 def test_requests_under_way_together() -> None:
     spans = [(0, 4), (1, 2), (2, 3), (3, 9), (9, 10)]
-    assert most_at_once(sample(a, b, sent_s=a) for a, b in spans) == 2
-    assert most_at_once([]) == 0
+    assert peak_concurrency(sample(a, b, sent_s=a) for a, b in spans) == 2
+    assert peak_concurrency([]) == 0
 
 
 @pytest.mark.parametrize(
@@ -132,7 +139,7 @@ def test_requests_under_way_together() -> None:
     ],
 )
 def test_errors_are_of_a_kind_but_for_ids(problem: str, kind: str) -> None:
-    assert kind_of(problem) == kind
+    assert error_kind(problem) == kind
 
 
 def test_a_timeline_spreads_tokens_over_messages() -> None:

@@ -6,13 +6,13 @@ from random import Random
 
 import pytest
 
-from foretoken.bench.lengths import length_of
-from foretoken.bench.prompts import Prompt, Scale, demo_tasks, from_file, synthetic
+from foretoken.bench.lengths import parse_lengths
+from foretoken.bench.prompts import Prompt, TokenScale, demo_tasks, from_file, synthetic
 
 
 def test_a_seed_asks_the_same_and_another_does_not() -> None:
-    draw = length_of("5-50", "-")
-    prompts = synthetic(draw, draw, Scale(), ("a", "b"), chat=True)
+    draw = parse_lengths("5-50", "-")
+    prompts = synthetic(draw, draw, TokenScale(), ("a", "b"), chat=True)
     one, same, other = (list(islice(prompts(Random(seed)), 9)) for seed in (1, 1, 2))
     assert one == same != other
     assert len({p.messages[0]["content"] for p in one}) == 9
@@ -31,7 +31,7 @@ def test_a_seed_asks_the_same_and_another_does_not() -> None:
 def test_words_for_so_many_tokens(
     few: tuple[int, int], many: tuple[int, int], tokens: int, words: int
 ) -> None:
-    assert Scale.through(few, many).words(tokens) == words
+    assert TokenScale.from_probes(few, many).words_for(tokens) == words
 
 
 def test_a_file_is_gone_through_again_and_again(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_a_file_is_gone_through_again_and_again(tmp_path: Path) -> None:
 def test_a_line_that_is_no_prompt_is_named(tmp_path: Path, line: str) -> None:
     file = tmp_path / "f.jsonl"
     file.write_text(f'{{"prompt": "fine"}}\n{line}\n')
-    with pytest.raises(ValueError, match=r"f.jsonl, line 2: takes a JSON object with `prompt`"):
+    with pytest.raises(ValueError, match=r"f.jsonl, line 2: expected a JSON object with `prompt`"):
         from_file(file, None, chat=True)
 
 
@@ -74,10 +74,10 @@ def test_a_file_without_prompts_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="cannot read"):
         from_file(file, None, chat=True)
     file.write_text("\n")
-    with pytest.raises(ValueError, match="holds no prompt"):
+    with pytest.raises(ValueError, match="contains no prompt"):
         from_file(file, None, chat=True)
     file.write_text('{"messages": [{"role": "user", "content": "b"}]}')
-    with pytest.raises(ValueError, match="line 1: is a conversation: give --endpoint chat"):
+    with pytest.raises(ValueError, match="line 1: has `messages`; use --endpoint chat"):
         from_file(file, None, chat=False)
 
 

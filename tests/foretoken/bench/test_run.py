@@ -12,15 +12,15 @@ from rich.console import Console
 
 from foretoken.bench.client import Server
 from foretoken.bench.drive import Progress
-from foretoken.bench.lengths import length_of
+from foretoken.bench.lengths import parse_lengths
 from foretoken.bench.load import Load
 from foretoken.bench.measures import Budgets
 from foretoken.bench.plot import draw
 from foretoken.bench.prompts import from_file
 from foretoken.bench.report import as_json, tables
-from foretoken.bench.run import Asking, Outcome, Plan, bench
-from foretoken.bench.samples import CUT, LATE, STOPPED, UNREACHABLE, Sample
-from foretoken.bench.served import Served, find_served
+from foretoken.bench.run import Outcome, Plan, Workload, bench
+from foretoken.bench.samples import STOPPED, TIMED_OUT, TRUNCATED, UNREACHABLE, Sample
+from foretoken.bench.served import ServedModel, find_model
 from foretoken.client.address import HttpAddress
 from tests.foretoken.bench.openai_fake import (
     DONE,
@@ -41,7 +41,7 @@ CLASSES = {"any": Budgets()}
 
 def plan(*urls: str, load: Load | None = None, **more: Any) -> Plan:
     load = load or Load(requests=6, concurrency=2)
-    return Plan(urls, load, more.pop("asking", Asking(WORDS)), CLASSES, **{"warm_up": 0} | more)
+    return Plan(urls, load, more.pop("workload", Workload(WORDS)), CLASSES, **{"warm_up": 0} | more)
 
 
 async def run(what: Plan, stop: asyncio.Event | None = None) -> list[Outcome]:
@@ -71,8 +71,8 @@ async def test_a_closed_loop_asks_so_many_and_no_more_at_once() -> None:
     assert last.body["stream_options"] == {"include_usage": True}
     assert (last.body["model"], last.body["ignore_eos"], last.body["max_tokens"]) == ("m", True, 64)
     found = outcome.figures[0]
-    assert (found.whole, found.output_tokens, found.prompt_tokens) == (6, 12, 18)
-    assert found.at_once <= 2 and found.counted and not found.errors
+    assert (found.completed, found.output_tokens, found.prompt_tokens) == (6, 12, 18)
+    assert found.peak_concurrency <= 2 and found.has_usage and not found.errors
     assert all(len(s.text_s) == 2 for s in outcome.rounds[0].samples)
 
 
@@ -90,21 +90,21 @@ async def test_an_open_loop_waits_for_nobody() -> None:
         [outcome] = await run(plan(fake.url, load=load))
     due = [s.due_s for s in outcome.rounds[0].samples]
     assert due == pytest.approx([number / 200 for number in range(8)])
-    assert outcome.figures[0].whole == outcome.figures[0].at_once == 8
+    assert outcome.figures[0].completed == outcome.figures[0].peak_concurrency == 8
 
 
 KINDS: list[tuple[Answer, str]] = [
     (Answer([delta("a"), DONE]), ""),
     (Answer([delta("a", "length")]), ""),  # some send no [DONE]
-    (Answer([delta("a")]), CUT),
-    (Answer([delta("a")], hangs_up=True), CUT),
+    (Answer([delta("a")]), TRUNCATED),
+    (Answer([delta("a")], hangs_up=True), TRUNCATED),
     (Answer([delta("a"), event(error={"message": "out of memory"}), DONE]), "out of memory"),
     (refusal(429, "queue is\nfull"), "HTTP 429: queue is full"),
     (Answer([b"<html>bad gateway</html>"], 502), "HTTP 502: <html>bad gateway</html>"),
     (Answer([b'{"detail": "Not Found"}'], 404), "HTTP 404: Not Found"),
-    (Answer([b"data: {nonsense\n\n"]), "an event of the stream is not as OpenAI's are"),
-    (Answer([b"data: [1]\n\n"]), "an event of the stream is not as OpenAI's are"),
-    (Answer([delta("a")], pause_s=30), LATE),
+    (Answer([b"data: {nonsense\n\n"]), "an event of the stream is not in OpenAI's format"),
+    (Answer([b"data: [1]\n\n"]), "an event of the stream is not in OpenAI's format"),
+    (Answer([delta("a")], pause_s=30), TIMED_OUT),
 ]
 
 
@@ -112,8 +112,8 @@ KINDS: list[tuple[Answer, str]] = [
 async def test_what_goes_wrong_is_told(answer: Answer, problem: str) -> None:
     async with faking(lambda _: answer) as fake:
         server, sample = Server(fake.url), Sample(0.0)
-        timeout_s = 0.1 if problem == LATE else 20.0
-        await server.ask("/v1/chat/completions", b"{}", sample, 0.0, timeout_s)
+        timeout_s = 0.1 if problem == TIMED_OUT else 20.0
+        await server.stream("/v1/chat/completions", b"{}", sample, 0.0, timeout_s)
         await server.close()
     assert sample.problem == problem
     assert sample.status == answer.status
@@ -121,7 +121,7 @@ async def test_what_goes_wrong_is_told(answer: Answer, problem: str) -> None:
 
 async def test_nobody_there_is_a_problem_of_each_request() -> None:
     server, sample = Server("127.0.0.1:1"), Sample(0.0)
-    await server.ask("/v1/completions", b"{}", sample, 0.0, 5.0)
+    await server.stream("/v1/completions", b"{}", sample, 0.0, 5.0)
     assert sample.problem == UNREACHABLE
 
 
@@ -133,7 +133,7 @@ async def test_a_kept_connection_that_was_closed_is_no_fault() -> None:
         server = Server(fake.url)
         for _ in range(3):
             sample = Sample(0.0)
-            await server.ask("/v1/chat/completions", b"{}", sample, 0.0, 20.0)
+            await server.stream("/v1/chat/completions", b"{}", sample, 0.0, 20.0)
             assert sample.problem == ""
             for kept in server._idle:
                 kept.transport.abort()  # as seen from here
@@ -149,8 +149,8 @@ async def test_tokens_are_counted_by_messages_where_the_server_tells_none() -> N
         outcomes = await run(what)
     assert outcomes[0].figures[0].output_tokens == 18
     told = shown(outcomes, what)
-    assert "tokens are counted by messages with text: the server tells no usage" in told
-    assert "taken as 1.3 tokens a word" in told
+    assert "tokens are estimated from messages: the server reports no usage" in told
+    assert "1.3 tokens per word" in told
 
 
 async def test_random_words_are_as_many_as_the_server_counts() -> None:
@@ -160,31 +160,31 @@ async def test_random_words_are_as_many_as_the_server_counts() -> None:
         words = len(asked.body["messages"][0]["content"].split())
         return Answer([delta("a", "length"), usage(5 + 2 * words, 1), DONE])
 
-    asking = Asking(WORDS, inputs=length_of("205", "-"), outputs=length_of("9", "-"))
+    asking = Workload(WORDS, inputs=parse_lengths("205", "-"), outputs=parse_lengths("9", "-"))
     async with faking(count) as fake:
-        [outcome] = await run(plan(fake.url, asking=asking))
+        [outcome] = await run(plan(fake.url, workload=asking))
     assert {s.prompt_tokens for s in outcome.rounds[0].samples} == {205}
     assert {asked.body["max_tokens"] for asked in measured(fake)} == {9}
-    assert outcome.asked == "random words, as the server counts"
+    assert outcome.workload == "random words, server tokens"
 
 
 async def test_a_file_s_prompts_and_completions(tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
     file.write_text('{"prompt": "one"}\n\n{"prompt": "two", "max_tokens": 7}\n')
-    asking = Asking(WORDS, file=from_file(file, 5, chat=False), chat=False)
+    asking = Workload(WORDS, file=from_file(file, 5, chat=False), chat=False)
     answer = Answer([event(choices=[{"text": "a", "finish_reason": "stop"}]), usage(1, 1), DONE])
     async with faking(lambda _: answer) as fake:
-        [outcome] = await run(plan(fake.url, asking=asking))
+        [outcome] = await run(plan(fake.url, workload=asking))
     assert {asked.path for asked in fake.asked} == {"/v1/completions"}
     sent = sorted((asked.body["prompt"], asked.body["max_tokens"]) for asked in fake.asked)
     assert sent == [("one", 5)] * 3 + [("two", 7)] * 3
-    assert outcome.figures[0].whole == 6 and "ignore_eos" not in fake.asked[0].body
+    assert outcome.figures[0].completed == 6 and "ignore_eos" not in fake.asked[0].body
 
 
 async def test_the_demo_is_asked_its_own_tasks() -> None:
     async with faking(models=listing("demo", owner="foretoken")) as fake:
         [outcome] = await run(plan(fake.url))
-    assert outcome.asked == "the demo's tasks" and len(fake.asked) == 6
+    assert outcome.workload == "the demo model's tasks" and len(fake.asked) == 6
     assert all(asked.body["messages"][-1]["role"] == "user" for asked in fake.asked)
 
 
@@ -192,13 +192,13 @@ async def test_classes_are_named_in_turn_and_judged_by_their_own() -> None:
     async with faking() as fake:
         what = plan(fake.url, as_classes=("fast", "slow"))
         classes = {"fast": Budgets(ttft_s=1e-9), "slow": Budgets()}
-        what = Plan(what.urls, what.load, what.asking, classes, "", "", what.as_classes, 1, 0)
+        what = Plan(what.urls, what.load, what.workload, classes, "", "", what.as_classes, 1, 0)
         [outcome] = await run(what)
     named = [asked.headers["x-foretoken-sla"] for asked in measured(fake)]
     assert sorted(named) == ["fast"] * 3 + ["slow"] * 3
     good = outcome.figures[0].goodput
-    assert (good["fast"].met, good["fast"].of) == (0, 3)
-    assert (good["slow"].met, good["slow"].of) == (3, 3)
+    assert (good["fast"].met, good["fast"].total) == (0, 3)
+    assert (good["slow"].met, good["slow"].total) == (3, 3)
 
 
 async def test_servers_are_compared_in_turns_with_the_same_requests(tmp_path: Path) -> None:
@@ -251,11 +251,15 @@ async def test_a_stop_tells_what_there_is() -> None:
 @pytest.mark.parametrize(
     ("models", "model", "said"),
     [
-        (refusal(401, "no key"), "", r"refuses the key \(401: no key\); give --api-key or FORETOK"),
-        (Answer([b"{}"], 404), "", r"GET /v1/models answers 404; is that an OpenAI-compatible"),
+        (
+            refusal(401, "no key"),
+            "",
+            r"rejects the API key \(401: no key\); set --api-key",
+        ),
+        (Answer([b"{}"], 404), "", r"GET /v1/models returns 404"),
         (Answer([b"[]"]), "", "serves no model$"),
         (Answer([b"<html>"]), "", "serves no model$"),
-        (listing("a", "b"), "c", "serves no model 'c'; it serves a, b"),
+        (listing("a", "b"), "c", "does not serve 'c'; it serves a, b"),
     ],
 )
 async def test_what_cannot_be_loaded_is_one_sentence(models: Answer, model: str, said: str) -> None:
@@ -267,11 +271,11 @@ async def test_what_cannot_be_loaded_is_one_sentence(models: Answer, model: str,
 
 async def test_a_server_that_refuses_all_is_not_measured() -> None:
     async with faking(lambda _: refusal(400, "no chat template")) as fake:
-        with pytest.raises(ValueError, match="answers no request: HTTP 400: no chat template"):
+        with pytest.raises(ValueError, match="fails every request: HTTP 400: no chat template"):
             await run(plan(fake.url))
     tasks = listing("demo", owner="foretoken")
     async with faking(lambda _: refusal(400, "no"), tasks) as fake:
-        with pytest.raises(ValueError, match="answers no request: HTTP 400: no"):
+        with pytest.raises(ValueError, match="fails every request: HTTP 400: no"):
             await run(plan(fake.url, warm_up=2))
 
 
@@ -284,7 +288,7 @@ async def test_nobody_and_nonsense_are_told_apart() -> None:
 
     other = await asyncio.start_server(speak, "127.0.0.1", 0)
     port = other.sockets[0].getsockname()[1]
-    with pytest.raises(ValueError, match=r"what answers does not speak HTTP/1.1"):
+    with pytest.raises(ValueError, match=r"the server does not speak HTTP/1.1"):
         await run(plan(f"http://127.0.0.1:{port}"))
     other.close()
 
@@ -292,8 +296,8 @@ async def test_nobody_and_nonsense_are_told_apart() -> None:
 async def test_a_model_s_owner_is_known() -> None:
     async with faking(models=listing("x", "y", owner="vllm")) as fake:
         server = Server(fake.url)
-        assert await find_served(server) == Served("x", "vllm")
-        assert await find_served(server, "y") == Served("y", "vllm")
+        assert await find_model(server) == ServedModel("x", "vllm")
+        assert await find_model(server, "y") == ServedModel("y", "vllm")
         await server.close()
 
 
@@ -308,13 +312,13 @@ async def test_a_model_s_owner_is_known() -> None:
     ],
 )
 def test_an_address_is_read(url: str, address: HttpAddress) -> None:
-    assert HttpAddress.of(url) == address
+    assert HttpAddress.parse(url) == address
 
 
 @pytest.mark.parametrize("url", ["", "ftp://h", "http://", "http://h:x", "http://h:99999"])
 def test_what_is_no_address_is_one_line(url: str) -> None:
-    with pytest.raises(ValueError, match="is no address of a server, like http"):
-        HttpAddress.of(url)
+    with pytest.raises(ValueError, match="is not a server address"):
+        HttpAddress.parse(url)
 
 
 async def test_progress_counts_each_end() -> None:

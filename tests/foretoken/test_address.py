@@ -1,0 +1,70 @@
+"""`--server` takes an HTTP address, a gRPC address, or a bare one whose protocol is detected."""
+
+import subprocess
+
+import pytest
+from openai import OpenAI
+from openai.types.chat import ChatCompletionUserMessageParam
+
+from foretoken.client.address import GrpcAddress, HttpAddress, resolve_server
+from tests.foretoken.bench.openai_fake import Answer, faking
+from tests.live import ROOT, command, environment, serving
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("http://h:8000/v1", HttpAddress("h", 8000)),
+        ("https://h/base", HttpAddress("h", 443, "/base", secure=True)),
+        ("grpc://h:50051", GrpcAddress("h:50051")),
+        ("grpc://[::1]:50051", GrpcAddress("[::1]:50051")),
+        ("unix:/run/foretoken.sock", GrpcAddress("unix:/run/foretoken.sock")),
+        ("127.0.0.1:1", GrpcAddress("127.0.0.1:1")),
+    ],
+)
+def test_resolve_server_parses_each_form(text: str, address: HttpAddress | GrpcAddress):
+    assert resolve_server(text) == address
+
+
+@pytest.mark.parametrize("text", ["", "ftp://h:1", "h:port", "http://", "grpc://"])
+def test_resolve_server_rejects_other_text_with_examples(text: str):
+    with pytest.raises(ValueError, match=r"is not a server address; examples: http://"):
+        resolve_server(text)
+
+
+async def test_bare_address_of_an_http_server_is_detected():
+    import asyncio
+
+    async with faking(lambda _: Answer()) as fake:
+        bare = fake.url.removeprefix("http://")
+        address = await asyncio.to_thread(resolve_server, bare)
+    assert address == HttpAddress.parse(fake.url)
+
+
+@pytest.mark.slow
+def test_every_form_of_a_live_server_with_a_key_works_in_why_and_chat():
+    def run(*arguments: str, text: str = "", key: str = "secret-1") -> tuple[int, str, str]:
+        variables = environment() | {"FORETOKEN_API_KEY": key}
+        done = subprocess.run(
+            command(*arguments), input=text, capture_output=True, text=True, timeout=60,
+            env=variables, cwd=ROOT,
+        )  # fmt: skip
+        return done.returncode, done.stdout, done.stderr
+
+    with serving("--api-key", "secret-1") as live:
+        client = OpenAI(base_url=f"{live.http}/v1", api_key="secret-1")
+        question = [ChatCompletionUserMessageParam(role="user", content="Count from 1 to 3.")]
+        answer_id = client.chat.completions.create(model="demo", messages=question).id
+        forms = (live.http, live.http.removeprefix("http://"), live.grpc, f"grpc://{live.grpc}")
+        for form in forms:
+            status, out, notes = run(
+                "chat", "--server", form, "--temperature", "0", text="Reverse: red blue green\n"
+            )
+            assert (status, out.strip()) == (0, "green blue red"), notes
+            assert form in notes and ">" not in out
+            status, out, notes = run("why", answer_id, "--server", form)
+            assert status == 0 and "times in seconds since its arrival" in out, notes
+            status, out, notes = run("why", answer_id, "--server", form, key="wrong")
+            assert status == 1 and not out and "key" in notes.lower()
+        status, _, notes = run("bench", f"grpc://{live.grpc}")
+        assert status == 2 and "bench measures over HTTP" in notes
