@@ -41,8 +41,8 @@ def test_a_live_server_is_measured(live: Live, tmp_path: Path) -> None:
     )
     [server] = json.loads(out.read_text())["servers"]
     [went] = server["rounds"]
-    assert (went["completed"], went["errors"], went["counted"]) == (12, {}, True)
-    assert 1 <= went["at_once"] <= 4
+    assert (went["completed"], went["errors"], went["has_usage"]) == (12, {}, True)
+    assert 1 <= went["peak_concurrency"] <= 4
     for sample in went["samples"]:
         assert 0 < sample["ttft_s"] <= sample["e2e_s"]
         assert 1 <= sample["output_tokens"] <= 16 and sample["prompt_tokens"] > 1

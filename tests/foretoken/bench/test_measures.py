@@ -98,7 +98,7 @@ def test_a_round_s_figures() -> None:
     assert (ttft.p50, ttft.maximum, ttft.count) == (1, 3, 3)
     assert ttft.mean == pytest.approx(5 / 3)
     assert found.latencies["tpot_s"].count == 2  # one token has none
-    assert list(map(found.latencies["itl_s"].__getattribute__, ("count", "most"))) == [2, 1]
+    assert list(map(found.latencies["itl_s"].__getattribute__, ("count", "maximum"))) == [2, 1]
     assert found.errors == {"HTTP 429: queue is full": 1, TIMED_OUT: 1}
     # Two named `fast` and kept it; those that named none count with both classes, and failed.
     fast, slow = found.goodput["fast"], found.goodput["slow"]
