@@ -1,4 +1,4 @@
-"""Every kind of bad input: a status, the field's name, and nothing of ours in the sentence."""
+"""Every kind of bad input: a status and the field's name, without internal details."""
 
 import json
 from collections.abc import AsyncIterator
@@ -22,15 +22,15 @@ MANY_BIASES = {str(token): 1 for token in range(301)}
 
 @pytest.fixture
 async def house() -> AsyncIterator[House]:
-    async with housing(lambda _: ANSWER) as made:
-        yield made
+    async with housing(lambda _: ANSWER) as running:
+        yield running
 
 
 def chat(**fields: Any) -> dict[str, Any]:
     return {**CHAT, **fields}
 
 
-def said(**message: Any) -> dict[str, Any]:
+def make_message(**message: Any) -> dict[str, Any]:
     return {"messages": [message]}
 
 
@@ -153,14 +153,34 @@ CHATS: list[tuple[object, str | None, str]] = [
     ({"messages": []}, "messages", "must not be empty"),
     ({"messages": "hi"}, "messages", "list"),
     ({"messages": ["hi"]}, "messages[0]", "object"),
-    (said(role="user", content=""), "messages", "must not all be empty"),
-    (said(role="user", content=5), "messages[0].content", "must be a string or a list"),
-    (said(role="wizard", content="x"), "messages[0].role", "known: system, user, assistant"),
-    (said(role="tool", content="x", tool_call_id="1"), "messages[0].tool_call_id", "supported"),
-    (said(content="x"), "messages[0].role", "must be a string"),
-    (said(role="user", content=[{"type": "image_url"}]), "messages[0].content[0]", "image_url"),
-    (said(role="user", content=[{"type": "text"}]), "messages[0].content[0].text", "string"),
-    (said(role="assistant", content="x", tool_calls=[{}]), "messages[0].tool_calls", "supported"),
+    (make_message(role="user", content=""), "messages", "must not all be empty"),
+    (make_message(role="user", content=5), "messages[0].content", "must be a string or a list"),
+    (
+        make_message(role="wizard", content="x"),
+        "messages[0].role",
+        "known: system, user, assistant",
+    ),
+    (
+        make_message(role="tool", content="x", tool_call_id="1"),
+        "messages[0].tool_call_id",
+        "supported",
+    ),
+    (make_message(content="x"), "messages[0].role", "must be a string"),
+    (
+        make_message(role="user", content=[{"type": "image_url"}]),
+        "messages[0].content[0]",
+        "image_url",
+    ),
+    (
+        make_message(role="user", content=[{"type": "text"}]),
+        "messages[0].content[0].text",
+        "string",
+    ),
+    (
+        make_message(role="assistant", content="x", tool_calls=[{}]),
+        "messages[0].tool_calls",
+        "supported",
+    ),
     (chat(tools=[{"type": "function"}]), "tools", "not supported"),
     (chat(tool_choice="required"), "tool_choice", "not supported"),
     (chat(functions=[{}]), "functions", "not supported"),
@@ -200,7 +220,9 @@ CHATS: list[tuple[object, str | None, str]] = [
 ]
 
 
-async def refused(house: House, path: str, body: object, field: str | None, part: str) -> None:
+async def check_refusal(
+    house: House, path: str, body: object, field: str | None, part: str
+) -> None:
     reply = await house.http("POST", path, body)
     error = reply.json["error"]
     assert (reply.status, error["param"]) == (400, field), error
@@ -209,21 +231,21 @@ async def refused(house: House, path: str, body: object, field: str | None, part
     assert "Traceback" not in reply.text and "/gateway" not in reply.text
 
 
-async def test_completions(house: House) -> None:
+async def test_bad_completions_are_400_naming_the_field(house: House) -> None:
     for body, field, part in COMPLETIONS:
-        await refused(house, "/v1/completions", body, field, part)
+        await check_refusal(house, "/v1/completions", body, field, part)
     assert not house.scheduler.requests
     assert house.gateway.live == 0
 
 
-async def test_chats(house: House) -> None:
+async def test_bad_chats_are_400_naming_the_field(house: House) -> None:
     for body, field, part in CHATS:
-        await refused(house, "/v1/chat/completions", body, field, part)
+        await check_refusal(house, "/v1/chat/completions", body, field, part)
     assert not house.scheduler.requests
 
 
-async def test_streams_are_refused_with_a_status_as_well(house: House) -> None:
-    await refused(house, "/v1/completions", {"prompt": "", "stream": True}, "prompt", "empty")
+async def test_bad_stream_request_has_an_error_status(house: House) -> None:
+    await check_refusal(house, "/v1/completions", {"prompt": "", "stream": True}, "prompt", "empty")
 
 
 @pytest.mark.parametrize(
@@ -242,13 +264,13 @@ async def test_streams_are_refused_with_a_status_as_well(house: House) -> None:
         ("x-foretoken-application", "a" * 300, "at most 256"),
     ],
 )
-async def test_headers(house: House, header: str, value: str, part: str) -> None:
+async def test_bad_headers_are_400(house: House, header: str, value: str, part: str) -> None:
     reply = await house.http("POST", "/v1/completions", {"prompt": "1,"}, {header: value})
     assert reply.status == 400
     assert part in reply.json["error"]["message"]
 
 
-async def test_unknown_models_are_not_found(house: House) -> None:
+async def test_unknown_model_is_404(house: House) -> None:
     for reply in (
         await house.http("POST", "/v1/completions", {"prompt": "1,", "model": "gpt-9"}),
         await house.http("POST", "/v1/chat/completions", chat(model="gpt-9")),
@@ -259,21 +281,21 @@ async def test_unknown_models_are_not_found(house: House) -> None:
         assert error["message"] == "model: 'gpt-9' is not served here; known: demo"
 
 
-async def test_other_paths_and_methods(house: House) -> None:
+async def test_unknown_path_or_method_is_named(house: House) -> None:
     for method, path, status in (("GET", "/v1/embeddings", 404), ("GET", "/v1/completions", 405)):
         reply = await house.http(method, path)
         assert reply.status == status
         assert path in reply.json["error"]["message"]
 
 
-async def test_bodies_are_bounded() -> None:
+async def test_too_large_body_is_413() -> None:
     async with housing(lambda _: ANSWER, max_body_bytes=1000) as house:
         reply = await house.http("POST", "/v1/completions", {"prompt": "x" * 1000})
         assert (reply.status, reply.json["error"]["code"]) == (413, "body_too_large")
         assert (await house.http("POST", "/v1/completions", {"prompt": "x"})).status == 200
 
 
-async def test_fields_that_change_nothing_are_ignored(house: House) -> None:
+async def test_fields_without_effect_are_accepted(house: House) -> None:
     extra = {
         "metadata": {"a": "b"}, "store": True, "service_tier": "auto",
         "parallel_tool_calls": False, "safety_identifier": "x", "prompt_cache_key": "y",
@@ -290,23 +312,23 @@ async def test_fields_that_change_nothing_are_ignored(house: House) -> None:
     ]
     reply = await house.http("POST", "/v1/chat/completions", {"messages": turns, **extra})
     assert reply.status == 200, reply.text
-    told = house.scheduler.requests[0].text
-    assert (told.instruction, told.user_input) == ("be kind", "2")
+    result = house.scheduler.requests[0].text
+    assert (result.instruction, result.user_input) == ("be kind", "2")
     body = {"prompt": "1,", "echo": False, "suffix": "", "best_of": 2, "n": 2, "logit_bias": {}}
     assert (await house.http("POST", "/v1/completions", body)).status == 200
 
 
-def sampled(**fields: Any) -> pb.GenerateRequest:
+def with_sampling(**fields: Any) -> pb.GenerateRequest:
     return pb.GenerateRequest(prompt="1,", sampling=common.Sampling(**fields))
 
 
-def talk(*turns: tuple[str, str]) -> pb.GenerateRequest:
+def conversation(*turns: tuple[str, str]) -> pb.GenerateRequest:
     messages = [pb.ChatMessage(role=role, content=content) for role, content in turns]
     return pb.GenerateRequest(chat=pb.Chat(messages=messages))
 
 
-def templated(content: str) -> pb.GenerateRequest:
-    request = talk(("user", "x"))
+def with_template_kwargs(content: str) -> pb.GenerateRequest:
+    request = conversation(("user", "x"))
     request.chat.template_kwargs_json = content
     return request
 
@@ -316,36 +338,36 @@ GRPC: list[tuple[pb.GenerateRequest, str]] = [
     (pb.GenerateRequest(prompt=""), "prompt: must not be empty"),
     (pb.GenerateRequest(prompt_tokens=common.TokenIds()), "prompt: must not be empty"),
     (pb.GenerateRequest(prompt_tokens=common.TokenIds(ids=[10**9])), "outside the vocabulary"),
-    (talk(), "messages: must not be empty"),
-    (talk(("user", "")), "messages: must not all be empty"),
-    (talk(("user", "x"), ("ghost", "x")), "messages[1].role: unknown role 'ghost'"),
-    (sampled(temperature=NAN), "temperature: must be a finite number, not nan"),
-    (sampled(temperature=INF), "temperature: must be a finite number, not inf"),
-    (sampled(temperature=-1), "temperature: must be between 0 and 2, not -1"),
-    (sampled(top_p=0), "top_p: "),
-    (sampled(top_p=NAN), "top_p: must be a finite number"),
-    (sampled(top_k=-3), "top_k: "),
-    (sampled(min_p=-0.5), "min_p: "),
-    (sampled(repetition_penalty=-1), "repetition_penalty: "),
-    (sampled(presence_penalty=3), "presence_penalty: "),
-    (sampled(frequency_penalty=NAN), "frequency_penalty: "),
-    (sampled(max_tokens=0), "max_tokens: must be at least 1, not 0"),
-    (sampled(max_tokens=2**31 - 1), "(512 tokens are what the cache can hold.)"),
-    (sampled(stop_token_ids=[10**9]), "stop_token_ids: token id 1000000000 is outside"),
-    (sampled(logit_bias={1: NAN}), "logit_bias: must be between -100 and 100, not nan"),
-    (sampled(bad_words=["", "x"]), "bad_words: a word must not be empty"),
-    (sampled(prompt_logprobs=-1), "prompt_logprobs: must be between 0 and 20, not -1"),
-    (templated("[1]"), "chat_template_kwargs: must be a JSON object"),
-    (templated("{"), "chat_template_kwargs: must be a JSON object"),
-    (templated("[" * 9_000), "chat_template_kwargs: must be a JSON object"),
-    (templated('{"tokenize": true}'), "chat_template_kwargs: cannot set tokenize"),
+    (conversation(), "messages: must not be empty"),
+    (conversation(("user", "")), "messages: must not all be empty"),
+    (conversation(("user", "x"), ("ghost", "x")), "messages[1].role: unknown role 'ghost'"),
+    (with_sampling(temperature=NAN), "temperature: must be a finite number, not nan"),
+    (with_sampling(temperature=INF), "temperature: must be a finite number, not inf"),
+    (with_sampling(temperature=-1), "temperature: must be between 0 and 2, not -1"),
+    (with_sampling(top_p=0), "top_p: "),
+    (with_sampling(top_p=NAN), "top_p: must be a finite number"),
+    (with_sampling(top_k=-3), "top_k: "),
+    (with_sampling(min_p=-0.5), "min_p: "),
+    (with_sampling(repetition_penalty=-1), "repetition_penalty: "),
+    (with_sampling(presence_penalty=3), "presence_penalty: "),
+    (with_sampling(frequency_penalty=NAN), "frequency_penalty: "),
+    (with_sampling(max_tokens=0), "max_tokens: must be at least 1, not 0"),
+    (with_sampling(max_tokens=2**31 - 1), "(512 tokens are what the cache can hold.)"),
+    (with_sampling(stop_token_ids=[10**9]), "stop_token_ids: token id 1000000000 is outside"),
+    (with_sampling(logit_bias={1: NAN}), "logit_bias: must be between -100 and 100, not nan"),
+    (with_sampling(bad_words=["", "x"]), "bad_words: a word must not be empty"),
+    (with_sampling(prompt_logprobs=-1), "prompt_logprobs: must be between 0 and 20, not -1"),
+    (with_template_kwargs("[1]"), "chat_template_kwargs: must be a JSON object"),
+    (with_template_kwargs("{"), "chat_template_kwargs: must be a JSON object"),
+    (with_template_kwargs("[" * 9_000), "chat_template_kwargs: must be a JSON object"),
+    (with_template_kwargs('{"tokenize": true}'), "chat_template_kwargs: cannot set tokenize"),
     (pb.GenerateRequest(prompt="1,", truncate_prompt_tokens=0), "truncate_prompt_tokens: must be"),
     (pb.GenerateRequest(prompt="1,", request_id="a b"), "request_id: at most 128 printable"),
-    (sampled(min_tokens=-1), "min_tokens: "),
-    (sampled(logprobs=21), "logprobs: must be between 0 and 20, not 21"),
-    (sampled(n=0), "n: must be at least 1, not 0"),
-    (sampled(n=1000), "n: at most 128 choices, not 1000"),
-    (sampled(stop=[""]), "stop: a stop string must not be empty"),
+    (with_sampling(min_tokens=-1), "min_tokens: "),
+    (with_sampling(logprobs=21), "logprobs: must be between 0 and 20, not 21"),
+    (with_sampling(n=0), "n: must be at least 1, not 0"),
+    (with_sampling(n=1000), "n: at most 128 choices, not 1000"),
+    (with_sampling(stop=[""]), "stop: a stop string must not be empty"),
     (pb.GenerateRequest(prompt="1,", sla=common.Sla(name="gold")), "sla: unknown class 'gold'"),
     (pb.GenerateRequest(prompt="1,", sla=common.Sla(ttft_s=NAN)), "sla: ttft_s must be a positive"),
     (pb.GenerateRequest(prompt="1,", sla=common.Sla(mtpot_s=-1)), "sla: mtpot_s must be"),
@@ -355,7 +377,7 @@ GRPC: list[tuple[pb.GenerateRequest, str]] = [
 ]
 
 
-async def test_grpc(house: House) -> None:
+async def test_bad_grpc_requests_are_invalid_argument(house: House) -> None:
     async with connect(house.grpc_address) as channel:
         stub = gateway_pb2_grpc.GatewayStub(channel)
         for request, part in GRPC:
@@ -376,7 +398,9 @@ async def test_grpc(house: House) -> None:
     assert not house.scheduler.requests
 
 
-async def test_a_bug_tells_nothing(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_internal_error_reveals_no_details(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(*_: object) -> None:
         raise RuntimeError("secret detail")
 

@@ -1,4 +1,4 @@
-"""What generation_config.json says counts where a request says nothing, and nowhere else."""
+"""Sampling defaults of generation_config.json apply to fields that a request leaves out."""
 
 import json
 from pathlib import Path
@@ -23,14 +23,14 @@ def folder(path: Path, content: str) -> str:
     return str(path)
 
 
-def resolved(defaults: dict[str, float], **asked: Any) -> Sampling:
+def resolved(defaults: dict[str, float], **given: Any) -> Sampling:
     parser = Parser(GatewayConfig(model=demo_folder()), demo_text(), lambda: 7, defaults)
-    sampling = common_pb2.Sampling(**asked)
+    sampling = common_pb2.Sampling(**given)
     request = gateway_pb2.GenerateRequest(prompt="hello", sampling=sampling)
     return parser.parse(decode_request(request), Reach(10_000, "the cache"), Clock(0.0)).sampling
 
 
-def test_a_model_s_own_defaults_and_what_a_request_says_instead(tmp_path):
+def test_request_fields_override_the_model_s_sampling_defaults(tmp_path):
     defaults = sampling_defaults(folder(tmp_path, json.dumps(QWEN)))
     assert defaults == {"temperature": 0.6, "top_k": 20, "top_p": 0.95}
     sampling = resolved(defaults)
@@ -39,7 +39,7 @@ def test_a_model_s_own_defaults_and_what_a_request_says_instead(tmp_path):
     assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.0, 0, 0.95)
 
 
-def test_without_the_file_or_a_word_of_sampling_openai_s_defaults_hold(tmp_path):
+def test_openai_s_defaults_apply_without_generation_config(tmp_path):
     assert sampling_defaults(str(tmp_path)) == {}
     assert sampling_defaults("organisation/model") == {}
     assert sampling_defaults(demo_folder()) == {}
@@ -57,7 +57,7 @@ def test_without_the_file_or_a_word_of_sampling_openai_s_defaults_hold(tmp_path)
         ('{"temperature": -1}', "temperature must be between 0 and 2, not -1; correct it, or set"),
     ],
 )
-def test_what_cannot_be_meant_is_one_line_at_start(tmp_path, content, sentence):
+def test_invalid_generation_config_is_a_config_error(tmp_path, content, sentence):
     with pytest.raises(ConfigError) as caught:
         sampling_defaults(folder(tmp_path, content))
     assert sentence in str(caught.value) and "\n" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""Reading in threads: order, bounds, who leaves, and a lane that large texts leave free."""
+"""The job pool: order, limits, cancellation, and the thread that large jobs leave free."""
 
 import asyncio
 import threading
@@ -15,8 +15,8 @@ LARGE = LARGE_BYTES + 1
 
 
 @dataclass
-class Desk:
-    """Work that lasts until it is let go; records what was begun."""
+class BlockingJobs:
+    """Jobs that run until released, and a record of their start and end."""
 
     begun: list[str] = field(default_factory=list)
     ended: list[str] = field(default_factory=list)
@@ -39,23 +39,25 @@ class Desk:
 
 
 @pytest.fixture
-async def desk() -> AsyncIterator[Desk]:
-    made = Desk()
-    yield made
-    made.release()
+async def jobs() -> AsyncIterator[BlockingJobs]:
+    jobs = BlockingJobs()
+    yield jobs
+    jobs.release()
 
 
-def begin(pool: ReadingPool, desk: Desk, name: str, size: int = 1) -> "asyncio.Task[str]":
-    return asyncio.ensure_future(pool.run(desk.work(name), size))
+def begin(pool: ReadingPool, jobs: BlockingJobs, name: str, size: int = 1) -> "asyncio.Task[str]":
+    return asyncio.ensure_future(pool.run(jobs.work(name), size))
 
 
-async def test_the_loop_goes_on_and_results_and_errors_come_back(desk: Desk) -> None:
+async def test_reading_pool_returns_results_and_errors_without_blocking_the_loop(
+    jobs: BlockingJobs,
+) -> None:
     pool = ReadingPool(1, 8, 100)
-    reading = begin(pool, desk, "a")
-    await until(lambda: desk.begun == ["a"])  # polled by the loop, which is free
-    assert not reading.done()
-    desk.release()
-    assert await reading == "A"
+    job = begin(pool, jobs, "a")
+    await until(lambda: jobs.begun == ["a"])  # the loop is not blocked
+    assert not job.done()
+    jobs.release()
+    assert await job == "A"
 
     def fail() -> None:
         raise ValueError("no text")
@@ -66,81 +68,83 @@ async def test_the_loop_goes_on_and_results_and_errors_come_back(desk: Desk) -> 
     pool.close()
 
 
-async def test_they_are_read_in_the_order_of_coming(desk: Desk) -> None:
+async def test_reading_pool_runs_jobs_in_order_of_arrival(jobs: BlockingJobs) -> None:
     pool = ReadingPool(1, 8, 100)
-    readings = [begin(pool, desk, name) for name in "abcd"]
+    running = [begin(pool, jobs, name) for name in "abcd"]
     await until(lambda: pool.waiting == 3)
-    desk.release()
-    assert await asyncio.gather(*readings) == ["A", "B", "C", "D"]
-    assert desk.begun == desk.ended == ["a", "b", "c", "d"]
+    jobs.release()
+    assert await asyncio.gather(*running) == ["A", "B", "C", "D"]
+    assert jobs.begun == jobs.ended == ["a", "b", "c", "d"]
     pool.close()
 
 
-async def test_large_texts_leave_a_thread_to_the_others(desk: Desk) -> None:
+async def test_reading_pool_keeps_a_thread_free_of_large_jobs(jobs: BlockingJobs) -> None:
     pool = ReadingPool(2, 8, 10**9)
-    large = [begin(pool, desk, name, LARGE) for name in ("l1", "l2", "l3")]
-    await until(lambda: desk.begun == ["l1"])
+    large = [begin(pool, jobs, name, LARGE) for name in ("l1", "l2", "l3")]
+    await until(lambda: jobs.begun == ["l1"])
     for name in ("s1", "s2"):
-        desk.work(name)
-    desk.release("s1", "s2")
-    assert await begin(pool, desk, "s1") == "S1"
-    assert await begin(pool, desk, "s2") == "S2"
-    assert (desk.begun, desk.ended, pool.waiting) == (["l1", "s1", "s2"], ["s1", "s2"], 2)
-    desk.release("l1", "l2", "l3")
+        jobs.work(name)
+    jobs.release("s1", "s2")
+    assert await begin(pool, jobs, "s1") == "S1"
+    assert await begin(pool, jobs, "s2") == "S2"
+    assert (jobs.begun, jobs.ended, pool.waiting) == (["l1", "s1", "s2"], ["s1", "s2"], 2)
+    jobs.release("l1", "l2", "l3")
     await asyncio.gather(*large)
-    assert desk.begun[-2:] == ["l2", "l3"]
+    assert jobs.begun[-2:] == ["l2", "l3"]
     pool.close()
 
 
-async def test_one_thread_reads_large_texts_too(desk: Desk) -> None:
+async def test_reading_pool_with_one_thread_runs_large_jobs(jobs: BlockingJobs) -> None:
     pool = ReadingPool(1, 8, 10**9)
-    reading = begin(pool, desk, "l", LARGE)
-    await until(lambda: desk.begun == ["l"])
-    desk.release()
-    assert await reading == "L"
+    job = begin(pool, jobs, "l", LARGE)
+    await until(lambda: jobs.begun == ["l"])
+    jobs.release()
+    assert await job == "L"
     pool.close()
 
 
-async def test_as_many_wait_as_may_and_one_more_is_refused(desk: Desk) -> None:
+async def test_reading_pool_refuses_a_job_above_the_queue_limit(jobs: BlockingJobs) -> None:
     pool = ReadingPool(1, 2, 100)
-    readings = [begin(pool, desk, name) for name in "abc"]
+    running = [begin(pool, jobs, name) for name in "abc"]
     await until(lambda: pool.waiting == 2)
     with pytest.raises(Refused, match="2 prompts of 2 bytes wait for tokenization") as caught:
-        await pool.run(desk.work("d"))
+        await pool.run(jobs.work("d"))
     assert (caught.value.bar, caught.value.retry_after_s) == (Bar.READING, 1.0)
-    desk.release()
-    await asyncio.gather(*readings)
-    assert await pool.run(desk.work("d")) == "D"
+    jobs.release()
+    await asyncio.gather(*running)
+    assert await pool.run(jobs.work("d")) == "D"
     pool.close()
 
 
-async def test_texts_wait_up_to_their_bytes_but_a_first_one_always(desk: Desk) -> None:
+async def test_reading_pool_limits_waiting_bytes_except_for_the_first_job(
+    jobs: BlockingJobs,
+) -> None:
     pool = ReadingPool(1, 8, 100)
-    readings = [begin(pool, desk, "a", 1000)]
-    await until(lambda: desk.begun == ["a"])
-    readings.append(begin(pool, desk, "b", 1000))
+    running = [begin(pool, jobs, "a", 1000)]
+    await until(lambda: jobs.begun == ["a"])
+    running.append(begin(pool, jobs, "b", 1000))
     await until(lambda: pool.waiting == 1)
     with pytest.raises(Refused, match="1 prompts of 1000 bytes wait"):
-        await pool.run(desk.work("c"), 1)
-    desk.release()
-    await asyncio.gather(*readings)
+        await pool.run(jobs.work("c"), 1)
+    jobs.release()
+    await asyncio.gather(*running)
     pool.close()
 
 
-async def test_who_leaves_gives_its_place_back(desk: Desk) -> None:
+async def test_reading_pool_frees_the_place_of_a_cancelled_job(jobs: BlockingJobs) -> None:
     pool = ReadingPool(1, 1, 100)
-    first, second = begin(pool, desk, "a"), begin(pool, desk, "b", 60)
+    first, second = begin(pool, jobs, "a"), begin(pool, jobs, "b", 60)
     await until(lambda: pool.waiting == 1)
     second.cancel()
     with pytest.raises(asyncio.CancelledError):
         await second
-    third = begin(pool, desk, "c", 60)
+    third = begin(pool, jobs, "c", 60)
     await until(lambda: pool.waiting == 1)
-    first.cancel()  # it is being read, which goes on; nobody waits for it
+    first.cancel()  # a running job finishes; its result is dropped
     with pytest.raises(asyncio.CancelledError):
         await first
-    assert desk.begun == ["a"]
-    desk.release()
+    assert jobs.begun == ["a"]
+    jobs.release()
     assert await third == "C"
-    assert desk.begun == desk.ended == ["a", "c"]
+    assert jobs.begun == jobs.ended == ["a", "c"]
     pool.close()

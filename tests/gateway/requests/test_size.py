@@ -1,4 +1,4 @@
-"""What is too long by its bytes: a bound that no text of that many tokens goes over."""
+"""The size limit of prompts: an upper bound for the bytes of a number of tokens."""
 
 import pytest
 from hypothesis import given
@@ -18,7 +18,7 @@ from tests.gateway.gateway_fakes import demo_text
 REACH = Reach(10, "the cache")
 
 
-def made(**parts: object) -> Tokenizer:
+def make_tokenizer(**parts: object) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE(vocab={"a": 0, "aaa": 1}, merges=[]))
     for name, part in parts.items():
         setattr(tokenizer, name, part)
@@ -45,15 +45,15 @@ BY_BYTE = pre_tokenizers.ByteLevel(add_prefix_space=False)
             {"pre_tokenizer": pre_tokenizers.Sequence(
                 [pre_tokenizers.Split("Bert(", "isolated"), BY_BYTE])}, 3,
         ),
-        ({"pre_tokenizer": pre_tokenizers.Metaspace()}, 0),  # what is unknown is joined or lost
+        ({"pre_tokenizer": pre_tokenizers.Metaspace()}, 0),  # unknown text is joined or lost
         ({}, 0),
     ],
 )  # fmt: skip
-def test_the_longest_token_by_hand(parts: dict[str, object], longest: int) -> None:
-    assert longest_token_bytes(made(**parts)) == longest
+def test_longest_token_of_each_tokenizer_kind(parts: dict[str, object], longest: int) -> None:
+    assert longest_token_bytes(make_tokenizer(**parts)) == longest
 
 
-def test_a_model_that_spells_the_unknown_byte_by_byte() -> None:
+def test_longest_token_with_byte_fallback() -> None:
     model = models.BPE(vocab={"▁": 0, "<0x00>": 1}, merges=[], byte_fallback=True)
     tokenizer = Tokenizer(model)
     blanks = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
@@ -61,8 +61,8 @@ def test_a_model_that_spells_the_unknown_byte_by_byte() -> None:
     assert longest_token_bytes(tokenizer) == 6
 
 
-def test_added_tokens_count_and_one_that_takes_blanks_along_has_no_bound() -> None:
-    tokenizer = made(pre_tokenizer=BY_BYTE)
+def test_longest_token_counts_added_tokens() -> None:
+    tokenizer = make_tokenizer(pre_tokenizer=BY_BYTE)
     tokenizer.add_special_tokens(["<|end|>"])
     assert longest_token_bytes(tokenizer) == 7
     tokenizer.add_tokens([AddedToken("<y>", rstrip=True)])
@@ -70,7 +70,7 @@ def test_added_tokens_count_and_one_that_takes_blanks_along_has_no_bound() -> No
 
 
 @given(st.text(max_size=200))
-def test_no_text_has_fewer_tokens_than_its_bytes_say(text: str) -> None:
+def test_longest_token_bounds_every_text(text: str) -> None:
     longest = longest_token_bytes(demo_text().backend)
     assert longest * len(demo_text().encode(text)) >= len(text.encode())
 

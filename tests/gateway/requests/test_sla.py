@@ -1,4 +1,4 @@
-"""SLA classes as requests name them, and verdicts worked by hand."""
+"""SLA classes of requests, and SLA results of hand-timeline timelines."""
 
 from math import inf, nan
 
@@ -24,7 +24,7 @@ TIGHT = Sla("tight", ttft_s=1.0, tpot_s=0.1, mtpot_s=0.5)
         ("batch", Sla("batch", inf, inf, inf)),
     ],
 )
-def test_header(header: str, expected: Sla) -> None:
+def test_sla_header_selects_class_and_budgets(header: str, expected: Sla) -> None:
     assert resolve(CLASSES, "standard", *parse_header(header)) == expected
 
 
@@ -40,77 +40,76 @@ def test_header(header: str, expected: Sla) -> None:
         ("ttft=1", "unknown budget 'ttft'; known: ttft_s, tpot_s, mtpot_s"),
     ],
 )
-def test_bad_headers(header: str, complaint: str) -> None:
+def test_bad_sla_header_is_an_error(header: str, complaint: str) -> None:
     with pytest.raises(SlaError, match=complaint):
         resolve(CLASSES, "standard", *parse_header(header))
 
 
-def test_no_class_of_the_config_is_called_as_those_that_clients_make() -> None:
+def test_config_refuses_a_class_named_custom() -> None:
     with pytest.raises(ValueError, match="'custom' are those with budgets of their own"):
         GatewayConfig(sla_classes={"custom": SlaClass(), "standard": SlaClass()})
 
 
-def test_nan_is_no_budget() -> None:
+def test_nan_budget_is_an_error() -> None:
     with pytest.raises(SlaError, match="ttft_s"):
         resolve(CLASSES, "standard", "", {"ttft_s": nan})
 
 
-def line(
+def make_timeline(
     placed_s: float = 0.1, tokens: tuple[float, ...] = (), away_before: tuple[int, ...] = (),
     ended_s: float = 10.0, rejected: bool = False,
 ) -> Timeline:  # fmt: skip
-    """A timeline from 0: token times, and which of them came after a preemption."""
-    made = Timeline(0.0, placed_s, rejected=rejected)
+    """A timeline from 0 s: token times, and the indices of tokens after a preemption."""
+    timeline = Timeline(0.0, placed_s, rejected=rejected)
     for at, now_s in enumerate(tokens):
-        made.away = at in away_before
-        made.on_tokens(1, now_s)
-    made.ended_s = ended_s
-    return made
+        timeline.away = at in away_before
+        timeline.on_tokens(1, now_s)
+    timeline.ended_s = ended_s
+    return timeline
 
 
 STEADY = (0.5, 0.55, 0.6, 0.65)
 
 
-@pytest.mark.parametrize(
-    ("timeline", "reason", "expected"),
-    [
-        (line(tokens=STEADY), FinishReason.STOP, Cause.NONE),
-        (line(tokens=STEADY), FinishReason.LENGTH, Cause.NONE),
-        (line(rejected=True), FinishReason.ERROR, Cause.REJECTED),
-        (line(placed_s=0.9, tokens=(1.2,)), FinishReason.STOP, Cause.QUEUED),
-        (line(placed_s=0.3, tokens=(1.2,)), FinishReason.STOP, Cause.PREFILL),
-        (line(placed_s=inf, ended_s=2.0), FinishReason.DEADLINE, Cause.QUEUED),
-        (line(placed_s=inf, ended_s=0.5), FinishReason.DEADLINE, Cause.QUEUED),
-        (line(placed_s=0.1, ended_s=0.5), FinishReason.DEADLINE, Cause.PREFILL),
-        (line(tokens=(0.5, 0.55, 1.2)), FinishReason.STOP, Cause.DECODE),
-        (line(tokens=(0.5, 0.55, 1.2), away_before=(2,)), FinishReason.STOP, Cause.PREEMPTED),
-        (line(tokens=(0.5, 0.65, 0.8)), FinishReason.STOP, Cause.DECODE),
-        (line(tokens=(0.5, 0.55, 0.9), away_before=(2,)), FinishReason.STOP, Cause.PREEMPTED),
-        (line(tokens=STEADY), FinishReason.CANCELLED, Cause.CLIENT),
-        (line(tokens=STEADY), FinishReason.DEADLINE, Cause.DECODE),
-        (line(placed_s=inf, ended_s=0.2), FinishReason.CANCELLED, Cause.CLIENT),
-    ],
-)
-def test_verdicts(timeline: Timeline, reason: FinishReason, expected: Cause) -> None:
-    assert verdict(TIGHT, timeline, reason) is expected
-
-
 def swapped(away_s: float, resumed_s: float, back_s: float, ended_s: float = 10.0) -> Timeline:
-    """A token at 0.5; preempted, resumed out of host memory, and the next token at `back_s`."""
-    made = line(tokens=(0.5,), ended_s=ended_s)
+    """A token at 0.5 s, a preemption, a resume from host memory, and a token at `back_s`."""
+    timeline = make_timeline(tokens=(0.5,), ended_s=ended_s)
     if away_s < inf:
-        made.on_preempted()
+        timeline.on_preempted()
     if resumed_s < inf:
-        made.on_resumed(True, resumed_s)
+        timeline.on_resumed(True, resumed_s)
     if back_s < inf:
-        made.on_tokens(1, back_s)
-    return made
+        timeline.on_tokens(1, back_s)
+    return timeline
 
 
 @pytest.mark.parametrize(
     ("timeline", "reason", "expected"),
     [
-        # MTPOT 0.5: the gap is 0.5 → back; the longer half of it is the cause.
+        (make_timeline(tokens=STEADY), FinishReason.STOP, Cause.NONE),
+        (make_timeline(tokens=STEADY), FinishReason.LENGTH, Cause.NONE),
+        (make_timeline(rejected=True), FinishReason.ERROR, Cause.REJECTED),
+        (make_timeline(placed_s=0.9, tokens=(1.2,)), FinishReason.STOP, Cause.QUEUED),
+        (make_timeline(placed_s=0.3, tokens=(1.2,)), FinishReason.STOP, Cause.PREFILL),
+        (make_timeline(placed_s=inf, ended_s=2.0), FinishReason.DEADLINE, Cause.QUEUED),
+        (make_timeline(placed_s=inf, ended_s=0.5), FinishReason.DEADLINE, Cause.QUEUED),
+        (make_timeline(placed_s=0.1, ended_s=0.5), FinishReason.DEADLINE, Cause.PREFILL),
+        (make_timeline(tokens=(0.5, 0.55, 1.2)), FinishReason.STOP, Cause.DECODE),
+        (
+            make_timeline(tokens=(0.5, 0.55, 1.2), away_before=(2,)),
+            FinishReason.STOP,
+            Cause.PREEMPTED,
+        ),
+        (make_timeline(tokens=(0.5, 0.65, 0.8)), FinishReason.STOP, Cause.DECODE),
+        (
+            make_timeline(tokens=(0.5, 0.55, 0.9), away_before=(2,)),
+            FinishReason.STOP,
+            Cause.PREEMPTED,
+        ),
+        (make_timeline(tokens=STEADY), FinishReason.CANCELLED, Cause.CLIENT),
+        (make_timeline(tokens=STEADY), FinishReason.DEADLINE, Cause.DECODE),
+        (make_timeline(placed_s=inf, ended_s=0.2), FinishReason.CANCELLED, Cause.CLIENT),
+        # MTPOT 0.5: the gap is from 0.5 to `back_s`; the longer part of it is the cause.
         (swapped(0.6, 0.7, 1.2), FinishReason.STOP, Cause.SWAP_IN),
         (swapped(0.6, 1.1, 1.2), FinishReason.STOP, Cause.PREEMPTED),
         (swapped(0.6, 0.62, 0.8), FinishReason.STOP, Cause.SWAP_IN),  # TPOT 0.1
@@ -119,39 +118,41 @@ def swapped(away_s: float, resumed_s: float, back_s: float, ended_s: float = 10.
         (swapped(0.6, 1.9, inf, ended_s=2.0), FinishReason.DEADLINE, Cause.PREEMPTED),
         (swapped(0.6, inf, inf, ended_s=2.0), FinishReason.DEADLINE, Cause.PREEMPTED),
         (swapped(0.6, 0.7, inf, ended_s=0.5), FinishReason.DEADLINE, Cause.PREEMPTED),
-        # A token that was under way when it was preempted does not hide that it was away.
+        # A token that arrives after the preemption does not hide the preemption.
         (swapped(inf, 0.7, 1.2), FinishReason.STOP, Cause.SWAP_IN),
     ],
 )
-def test_verdicts_of_who_was_swapped_out(
+def test_sla_result_names_the_cause_of_a_miss(
     timeline: Timeline, reason: FinishReason, expected: Cause
 ) -> None:
     assert verdict(TIGHT, timeline, reason) is expected
 
 
-def test_who_is_preempted_again_while_it_comes_back_waits_anew() -> None:
-    made = swapped(0.6, 0.7, inf)
-    made.on_preempted()
-    made.on_tokens(1, 1.2)
-    assert verdict(TIGHT, made, FinishReason.STOP) is Cause.PREEMPTED
+def test_second_preemption_ends_the_swap_in() -> None:
+    timeline = swapped(0.6, 0.7, inf)
+    timeline.on_preempted()
+    timeline.on_tokens(1, 1.2)
+    assert verdict(TIGHT, timeline, FinishReason.STOP) is Cause.PREEMPTED
 
 
-def test_who_resumes_without_a_swap_was_preempted() -> None:
-    made = line(tokens=(0.5,))
-    made.on_preempted()
-    made.on_resumed(False, 0.6)
-    made.on_tokens(1, 1.2)
-    assert verdict(TIGHT, made, FinishReason.STOP) is Cause.PREEMPTED
+def test_resume_without_swap_counts_as_preempted() -> None:
+    timeline = make_timeline(tokens=(0.5,))
+    timeline.on_preempted()
+    timeline.on_resumed(False, 0.6)
+    timeline.on_tokens(1, 1.2)
+    assert verdict(TIGHT, timeline, FinishReason.STOP) is Cause.PREEMPTED
 
 
-def test_the_longest_gap_is_judged_by_its_own_swap() -> None:
-    made = swapped(0.6, 0.7, 1.2)  # a gap of 0.7, of which 0.5 by the swap
-    made.on_preempted()
-    made.on_resumed(True, 2.1)
-    made.on_tokens(1, 2.2)  # a gap of 1.0, of which 0.1
-    assert verdict(TIGHT, made, FinishReason.STOP) is Cause.PREEMPTED
-    assert (made.swap_in_s, made.preempted_s) == pytest.approx((0.6, 1.7))
+def test_longest_gap_is_judged_by_its_own_swap() -> None:
+    timeline = swapped(0.6, 0.7, 1.2)  # a gap of 0.7, 0.5 of it the swap
+    timeline.on_preempted()
+    timeline.on_resumed(True, 2.1)
+    timeline.on_tokens(1, 2.2)  # a gap of 1.0, 0.1 of it the swap
+    assert verdict(TIGHT, timeline, FinishReason.STOP) is Cause.PREEMPTED
+    assert (timeline.swap_in_s, timeline.preempted_s) == pytest.approx((0.6, 1.7))
 
 
-def test_a_batch_class_is_kept_however_long_it_takes() -> None:
-    assert verdict(CLASSES["batch"], line(50, (90.0, 99.0)), FinishReason.STOP) is Cause.NONE
+def test_class_without_limits_is_always_met() -> None:
+    assert (
+        verdict(CLASSES["batch"], make_timeline(50, (90.0, 99.0)), FinishReason.STOP) is Cause.NONE
+    )

@@ -1,4 +1,4 @@
-"""Text in pieces equals the text in one, wherever it is cut."""
+"""Incremental decoding and stop strings equal their results on the complete text."""
 
 import json
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ token_ids = st.lists(st.integers(0, VOCABULARY - 1), max_size=60)
 
 
 def cut(items: Sequence[int], lengths: Sequence[int]) -> list[Sequence[int]]:
-    """`items` in chunks of these lengths, over and over."""
+    """`items` in chunks of these lengths, repeated."""
     chunks, at, turn = [], 0, 0
     while at < len(items):
         length = lengths[turn % len(lengths)]
@@ -33,14 +33,14 @@ def cut(items: Sequence[int], lengths: Sequence[int]) -> list[Sequence[int]]:
 
 
 @given(token_ids, st.lists(st.integers(1, 7), min_size=1, max_size=8))
-def test_any_tokens_in_any_chunks_decode_to_the_whole(ids: list[int], lengths: list[int]) -> None:
+def test_chunked_decoding_equals_complete_decoding(ids: list[int], lengths: list[int]) -> None:
     detokenizer = demo_text().detokenizer()
     pieces = [detokenizer.feed(chunk) for chunk in cut(ids, lengths)]
     assert "".join(pieces) + detokenizer.flush() == demo_text().decode(ids)
 
 
 @given(st.text(max_size=40), st.lists(st.integers(1, 5), min_size=1, max_size=5))
-def test_no_piece_holds_part_of_a_character(text: str, lengths: list[int]) -> None:
+def test_pieces_never_split_a_character(text: str, lengths: list[int]) -> None:
     detokenizer = demo_text().detokenizer()
     pieces = [detokenizer.feed(chunk) for chunk in cut(demo_text().encode(text), lengths)]
     pieces.append(detokenizer.flush())
@@ -48,7 +48,7 @@ def test_no_piece_holds_part_of_a_character(text: str, lengths: list[int]) -> No
     assert "�" in text or not any("�" in piece for piece in pieces)
 
 
-def test_an_incomplete_character_waits_and_ends_as_a_replacement() -> None:
+def test_incomplete_character_is_withheld_then_replaced() -> None:
     ids = demo_text().encode("😀")
     assert len(ids) == 4
     detokenizer = demo_text().detokenizer()
@@ -57,17 +57,17 @@ def test_an_incomplete_character_waits_and_ends_as_a_replacement() -> None:
 
 
 @pytest.mark.parametrize("text", ["a", "é", "漢", "👩‍👩‍👧", "Z͑ͫ̓", "\x00\n\t", "<|end|>x"])
-def test_bytes_of_tokens_spell_the_text(text: str) -> None:
+def test_token_bytes_join_to_the_text(text: str) -> None:
     ids = demo_text().encode(text)
     assert b"".join(demo_text().token_bytes(i) for i in ids) == text.encode()
 
 
-def stops_by_the_character(text: str, stops: Sequence[str]) -> tuple[str, bool]:
-    """What reading one character at a time finds: the dumb oracle."""
+def find_stop_by_character(text: str, stops: Sequence[str], included: bool) -> tuple[str, bool]:
+    """The reference: reads one character at a time."""
     for end in range(1, len(text) + 1):
         done = [s for s in stops if text[:end].endswith(s)]
         if done:
-            return text[: end - len(max(done, key=len))], True
+            return text[: end if included else end - len(max(done, key=len))], True
     return text, False
 
 
@@ -75,21 +75,22 @@ def stops_by_the_character(text: str, stops: Sequence[str]) -> tuple[str, bool]:
     st.text("abc", max_size=40),
     st.lists(st.text("abc", min_size=1, max_size=4), min_size=1, max_size=4),
     st.lists(st.integers(1, 6), min_size=1, max_size=6),
+    st.booleans(),
 )
-def test_stop_strings_are_found_alike_however_the_text_is_cut(
-    text: str, stops: list[str], lengths: list[int]
+def test_stop_matcher_result_does_not_depend_on_chunks(
+    text: str, stops: list[str], lengths: list[int], included: bool
 ) -> None:
-    matcher, out, found = StopMatcher(stops), "", False
+    matcher, out, found = StopMatcher(stops, included), "", False
     for chunk in cut([ord(c) for c in text], lengths):
         safe, found = matcher.feed("".join(map(chr, chunk)))
         out += safe
         if found:
             break
     out += "" if found else matcher.flush()
-    assert (out, found) == stops_by_the_character(text, stops)
+    assert (out, found) == find_stop_by_character(text, stops, included)
 
 
-def test_what_may_become_a_stop_string_is_held_back_and_no_more() -> None:
+def test_stop_matcher_withholds_only_possible_beginnings() -> None:
     matcher = StopMatcher(["END", "\n\n"])
     assert matcher.feed("the E") == ("the ", False)
     assert matcher.feed("N") == ("", False)
@@ -99,18 +100,18 @@ def test_what_may_become_a_stop_string_is_held_back_and_no_more() -> None:
     assert matcher.feed("D and more") == ("", True)
 
 
-def test_a_conversation_is_rendered_by_the_models_own_template() -> None:
+def test_conversation_is_rendered_by_the_model_s_template() -> None:
     ids = demo_text().encode_chat([{"role": "user", "content": "hi"}])
     rendered = demo_text().backend.decode(ids, skip_special_tokens=False)
     assert rendered == "<|user|>hi<|end|><|assistant|>"
 
 
-def test_what_the_template_refuses_is_told_in_its_words() -> None:
+def test_template_error_keeps_the_template_s_message() -> None:
     with pytest.raises(TemplateError, match="Unknown role: tool"):
         demo_text().encode_chat([{"role": "tool", "content": "x"}])
 
 
-def test_a_model_without_template_says_so(tmp_path: Path) -> None:
+def test_missing_chat_template_is_an_error(tmp_path: Path) -> None:
     tokenizer = make_tokenizer()
     tokenizer.chat_template = None
     tokenizer.save_pretrained(str(tmp_path))
@@ -118,7 +119,7 @@ def test_a_model_without_template_says_so(tmp_path: Path) -> None:
         Text(str(tmp_path)).encode_chat([{"role": "user", "content": "x"}])
 
 
-def test_context_and_vocabulary_come_from_the_models_config(tmp_path: Path) -> None:
+def test_context_and_vocabulary_come_from_the_model_config(tmp_path: Path) -> None:
     make_tokenizer().save_pretrained(str(tmp_path))
     config = {"model_type": "llama", "max_position_embeddings": 77, "vocab_size": 1024}
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -126,7 +127,7 @@ def test_context_and_vocabulary_come_from_the_models_config(tmp_path: Path) -> N
     assert (text.context_tokens, text.vocabulary_tokens) == (77, 1024)
 
 
-def test_broken_folders_are_one_line(tmp_path: Path) -> None:
+def test_broken_model_folder_is_a_one_line_config_error(tmp_path: Path) -> None:
     (empty := tmp_path / "empty").mkdir()
     (broken := tmp_path / "broken").mkdir()
     (broken / "tokenizer.json").write_text("{")
@@ -142,15 +143,17 @@ def test_broken_folders_are_one_line(tmp_path: Path) -> None:
 
 SPECIALS = [demo_text().encode(f"<|{name}|>")[0] for name in ("end", "user", "assistant")]
 END, USER, ASSISTANT = SPECIALS
-spiced = st.lists(st.one_of(st.integers(0, VOCABULARY - 1), st.sampled_from(SPECIALS)), max_size=40)
+ids_with_specials = st.lists(
+    st.one_of(st.integers(0, VOCABULARY - 1), st.sampled_from(SPECIALS)), max_size=40
+)
 
 
-def asking(**fields: Any) -> Sampling:
+def sampling_with(**fields: Any) -> Sampling:
     return Sampling(seed=0, max_tokens=99, **fields)
 
 
 @given(
-    spiced,
+    ids_with_specials,
     st.lists(st.integers(1, 7), min_size=1, max_size=8),
     st.booleans(),
     st.sampled_from([frozenset(), frozenset((USER, 40))]),
@@ -158,31 +161,31 @@ def asking(**fields: Any) -> Sampling:
     st.booleans(),
     st.booleans(),
 )
-def test_whatever_is_asked_of_special_tokens_pieces_decode_to_the_whole(
-    ids: list[int], lengths: list[int], skips: bool, stops: frozenset[int], ignores: bool,
-    includes: bool, stopped: bool,
+def test_chunked_decoding_equals_complete_decoding_with_all_options(
+    ids: list[int], lengths: list[int], skip: bool, stops: frozenset[int], ignore: bool,
+    include: bool, stopped: bool,
 ) -> None:  # fmt: skip
-    """The oracle: all tokens at once, without a last one that has ended the answer."""
-    sampling = asking(
-        skip_special_tokens=skips, stop_token_ids=stops, ignore_eos=ignores,
-        include_stop_str_in_output=includes,
+    """The reference decodes all tokens at once, without the one that ended the answer."""
+    sampling = sampling_with(
+        skip_special_tokens=skip, stop_token_ids=stops, ignore_eos=ignore,
+        include_stop_str_in_output=include,
     )  # fmt: skip
     detokenizer = demo_text().detokenizer(sampling)
     pieces = [detokenizer.feed(chunk) for chunk in cut(ids, lengths)]
-    enders = stops | (frozenset() if ignores else frozenset((END,)))
-    silent = ids and ids[-1] in enders and stopped and not includes
-    whole = demo_text().decode(ids[:-1] if silent else ids, skips)
+    enders = stops | (frozenset() if ignore else frozenset((END,)))
+    silent = ids and ids[-1] in enders and stopped and not include
+    whole = demo_text().decode(ids[:-1] if silent else ids, skip)
     assert "".join(pieces) + detokenizer.flush(stopped) == whole
 
 
-def test_a_stop_token_that_ends_nothing_is_text() -> None:
-    detokenizer = demo_text().detokenizer(asking(stop_token_ids=frozenset(tokens_of("2"))))
+def test_stop_token_within_an_answer_is_text() -> None:
+    detokenizer = demo_text().detokenizer(sampling_with(stop_token_ids=frozenset(tokens_of("2"))))
     assert [detokenizer.feed(tokens_of(c)) for c in "122"] == ["1", "", "2"]
     assert detokenizer.flush(stopped=False) == "2"
 
 
-def test_between_special_tokens_no_space_is_put_where_none_is_wanted() -> None:
-    """Of a tokenizer whose decoder joins tokens by spaces."""
+def test_spaces_between_special_tokens_are_optional() -> None:
+    """With a tokenizer whose decoder joins tokens by spaces."""
     vocabulary = {"<a>": 0, "<b>": 1, "x": 2, "?": 3}
     words = Tokenizer(tokenizer_models.WordLevel(vocabulary, unk_token="?"))
     words.add_special_tokens(["<a>", "<b>"])
@@ -192,37 +195,20 @@ def test_between_special_tokens_no_space_is_put_where_none_is_wanted() -> None:
             detokenizer = Detokenizer(words, False, frozenset(), unspaced)
             pieces = [detokenizer.feed(chunk) for chunk in cut([0, 1, 2, 0, 1], lengths)]
             assert "".join(pieces) + detokenizer.flush() == text
-    assert demo_text().detokenizer(asking(spaces_between_special_tokens=False)).feed([40]) != ""
+    assert (
+        demo_text().detokenizer(sampling_with(spaces_between_special_tokens=False)).feed([40]) != ""
+    )
 
 
-@given(
-    st.text("abc", max_size=40),
-    st.lists(st.text("abc", min_size=1, max_size=4), min_size=1, max_size=4),
-    st.lists(st.integers(1, 6), min_size=1, max_size=6),
-)
-def test_an_included_stop_string_is_the_text_s_end(
-    text: str, stops: list[str], lengths: list[int]
-) -> None:
-    matcher, out, found = StopMatcher(stops, included=True), "", False
-    for chunk in cut([ord(c) for c in text], lengths):
-        safe, found = matcher.feed("".join(map(chr, chunk)))
-        out += safe
-        if found:
-            break
-    out += "" if found else matcher.flush()
-    ends = [end for end in range(1, len(text) + 1) if text[:end].endswith(tuple(stops))]
-    assert (out, found) == (text[: ends[0]] if ends else text, bool(ends))
-
-
-def test_a_word_s_tokens_are_those_at_the_beginning_and_behind_a_space() -> None:
+def test_spell_word_covers_start_and_after_space() -> None:
     text = demo_text()
     assert list(text.spell_word("apple")) == [text.encode("apple"), text.encode(" apple")]
     assert list(text.spell_word(" apple")) == list(text.spell_word("apple"))
-    unknown = text.encode("漢")  # behind a space it is the same behind a token for the space
+    unknown = text.encode("漢")  # after a space: the same tokens after a token for the space
     assert list(text.spell_word("漢")) == [unknown]
 
 
-def test_what_ends_an_answer_is_read_as_a_worker_reads_it(tmp_path: Path) -> None:
+def test_end_tokens_are_read_as_the_worker_reads_them(tmp_path: Path) -> None:
     make_tokenizer().save_pretrained(str(tmp_path))
     assert Text(str(tmp_path)).eos_ids == {END}
     (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 7, "vocab_size": 1024}))

@@ -1,4 +1,4 @@
-"""Fields that nobody knows: told once, bounded, or refused with what was perhaps meant."""
+"""Unknown fields: logged once, limited, or refused with a suggestion."""
 
 import logging
 
@@ -11,7 +11,9 @@ from services.runtime.errors import InvalidArgument
 KNOWN = ("max_tokens", "temperature", "stop")
 
 
-def test_each_is_told_once_and_named_every_time(caplog: pytest.LogCaptureFixture) -> None:
+def test_unknown_field_is_logged_once_and_returned_each_time(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     fields = UnknownFields()
     with caplog.at_level(logging.WARNING, unknown.__name__):
         assert fields.handle(["max_token", "mood"], KNOWN) == "max_token, mood"
@@ -23,7 +25,7 @@ def test_each_is_told_once_and_named_every_time(caplog: pytest.LogCaptureFixture
     ]
 
 
-def test_refused_ones_come_with_a_hint() -> None:
+def test_refused_unknown_field_has_a_suggestion() -> None:
     fields = UnknownFields(refuses=True)
     assert fields.handle([], KNOWN) == ""
     for name, sentence in (
@@ -35,7 +37,7 @@ def test_refused_ones_come_with_a_hint() -> None:
         assert (caught.value.message, caught.value.field) == (sentence, name)
 
 
-def test_names_are_fit_for_a_header_and_few(caplog: pytest.LogCaptureFixture) -> None:
+def test_unknown_field_names_are_sanitized_and_limited(caplog: pytest.LogCaptureFixture) -> None:
     fields = UnknownFields()
     assert fields.handle(["a\r\nb", "é", "x" * 100, "messages[].x"], KNOWN) == ", ".join(
         ["a??b", "?", "x" * 64, "messages[].x"]
@@ -44,7 +46,7 @@ def test_names_are_fit_for_a_header_and_few(caplog: pytest.LogCaptureFixture) ->
     assert named.startswith("f0, f1, ") and named.endswith("f15, and 4 more")
 
 
-def test_memory_is_bounded(
+def test_logged_names_are_limited(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(unknown, "MAX_LOGGED", 2)

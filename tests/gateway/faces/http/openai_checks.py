@@ -1,7 +1,7 @@
-"""What the official `openai` client must see of any foretoken server, whatever its model.
+"""Checks of any foretoken server with the official `openai` client, for any model.
 
-Each check takes the server's base URL. Answers are compared with one another, greedy ones being
-the same each time, so that the same checks hold for scripted tokens and for a real model.
+Each check takes the server's base URL. Checks compare answers with one another: greedy answers
+repeat. So the same checks hold for scripted tokens and for a real model.
 """
 
 import asyncio
@@ -73,7 +73,7 @@ async def chat_streams_the_same_answer(url: str) -> None:
 
 
 @check
-async def forecasts_go_beside_chunks_for_who_asks(url: str) -> None:
+async def forecasts_are_sent_beside_chunks_on_request(url: str) -> None:
     options = {"include_usage": True, "include_forecast": True}
     async with connected(url) as client:
         whole = await ask(client)
@@ -86,13 +86,19 @@ async def forecasts_go_beside_chunks_for_who_asks(url: str) -> None:
     assert text == whole.choices[0].message.content
     for *parts, last in (talk, raw):
         assert last.usage.completion_tokens > 0 and "forecast" not in last.model_extra
-        told = [part.forecast for part in parts if "forecast" in part.model_extra]
-        for seen in told:
-            assert 0 <= seen["low_tokens"] <= seen["expected_tokens"] <= seen["high_tokens"] <= 24
-            assert seen["end_s"] >= 0
-        if told:  # a short answer may be over before anything is known
-            assert told[0]["ttft_s"] > 0 and told[0]["sla_expected"] in (True, False)
-            assert told[-1]["expected_tokens"] == last.usage.completion_tokens
+        result = [part.forecast for part in parts if "forecast" in part.model_extra]
+        for forecast in result:
+            assert (
+                0
+                <= forecast["low_tokens"]
+                <= forecast["expected_tokens"]
+                <= forecast["high_tokens"]
+                <= 24
+            )
+            assert forecast["end_s"] >= 0
+        if result:  # a short answer may end before its first forecast
+            assert result[0]["ttft_s"] > 0 and result[0]["sla_expected"] in (True, False)
+            assert result[-1]["expected_tokens"] == last.usage.completion_tokens
 
 
 @check
@@ -106,7 +112,7 @@ async def completions_stream_the_same_answer(url: str) -> None:
 
 
 @check
-async def the_blocking_client_works_alike(url: str) -> None:
+async def blocking_client_gets_the_same_answer(url: str) -> None:
     def blocking() -> tuple[str | None, str]:
         with OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
             whole = client.chat.completions.create(messages=QUESTION, **GREEDY)
@@ -165,7 +171,7 @@ async def n_and_many_prompts_are_numbered_in_order(url: str) -> None:
 
 
 @check
-async def streamed_choices_are_those_of_the_whole(url: str) -> None:
+async def streamed_choices_equal_complete_choices(url: str) -> None:
     async with connected(url) as client:
         whole = await ask(client, n=3, seed=5, temperature=1)
         texts, ended = ["", "", ""], [0, 0, 0]
@@ -246,7 +252,7 @@ async def mistakes_name_the_field(url: str) -> None:
 
 
 @check
-async def vllms_fields_and_our_headers_are_taken(url: str) -> None:
+async def vllm_fields_and_foretoken_headers_are_accepted(url: str) -> None:
     extra = {
         "top_k": 5, "min_p": 0.01, "repetition_penalty": 1.1, "min_tokens": 3, "ignore_eos": True,
         "cache_salt": "mine",
@@ -258,7 +264,7 @@ async def vllms_fields_and_our_headers_are_taken(url: str) -> None:
 
 
 @check
-async def a_stream_can_be_left(url: str) -> None:
+async def client_can_close_a_stream_early(url: str) -> None:
     async with connected(url) as client:
         stream = await ask(client, stream=True)
         async for _ in stream:

@@ -1,4 +1,4 @@
-"""vLLM's fields over HTTP: what they ask of a worker, and how answers are spelled."""
+"""vLLM's fields over HTTP: their effect on the worker's input and on the answer's format."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -9,15 +9,15 @@ import pytest
 from protos.generated import common_pb2 as common
 from tests.gateway.gateway_fakes import House, Reply, demo_text, housing, tokens_of
 
-SAID = tokens_of("12é")  # four tokens
+ANSWER = tokens_of("12é")  # four tokens
 END = demo_text().encode("<|end|>")[0]
 CHAT = [{"role": "user", "content": "1,"}]
 
 
 @pytest.fixture
 async def house() -> AsyncIterator[House]:
-    async with housing(lambda _: SAID) as made:
-        yield made
+    async with housing(lambda _: ANSWER) as running:
+        yield running
 
 
 async def complete(house: House, **fields: Any) -> Reply:
@@ -28,7 +28,7 @@ async def chat(house: House, **fields: Any) -> Reply:
     return await house.http("POST", "/v1/chat/completions", {"messages": CHAT, **fields})
 
 
-async def test_what_steers_sampling_reaches_the_worker(house: House) -> None:
+async def test_sampling_fields_reach_the_worker(house: House) -> None:
     word = demo_text().encode("apple")
     fields = {
         "stop_token_ids": [7, 5, 7], "logit_bias": {"3": -100, "40": 2.5}, "priority": -3,
@@ -51,7 +51,7 @@ async def test_what_steers_sampling_reaches_the_worker(house: House) -> None:
     assert not plain.bad_tokens
 
 
-async def test_an_answer_is_called_as_its_client_says_though_he_repeats_himself(
+async def test_answer_has_the_client_s_request_id_even_if_repeated(
     house: House,
 ) -> None:
     replies = await asyncio.gather(*(chat(house, request_id="again") for _ in range(3)))
@@ -63,30 +63,30 @@ async def test_an_answer_is_called_as_its_client_says_though_he_repeats_himself(
     assert all(name.startswith("again.") for name in wire)
 
 
-async def test_token_ids_are_told_where_vllm_tells_them(house: House) -> None:
+async def test_token_ids_are_returned_as_in_vllm(house: House) -> None:
     whole = (await complete(house, return_token_ids=True, n=2)).json
     prompt = demo_text().encode("1,")
     for choice in whole["choices"]:
-        assert (choice["prompt_token_ids"], choice["token_ids"]) == (prompt, SAID)
+        assert (choice["prompt_token_ids"], choice["token_ids"]) == (prompt, ANSWER)
     talk = (await chat(house, return_token_ids=True)).json
-    asked = demo_text().encode_chat(CHAT)
-    assert (talk["prompt_token_ids"], talk["choices"][0]["token_ids"]) == (asked, SAID)
+    prompt_ids = demo_text().encode_chat(CHAT)
+    assert (talk["prompt_token_ids"], talk["choices"][0]["token_ids"]) == (prompt_ids, ANSWER)
     events = (await complete(house, return_token_ids=True, stream=True)).events
     choices = [event["choices"][0] for event in events]
     assert [choice.get("prompt_token_ids") for choice in choices] == [
         prompt, *[None] * (len(choices) - 1),
     ]  # fmt: skip
-    assert [token for choice in choices for token in choice["token_ids"]] == SAID
+    assert [token for choice in choices for token in choice["token_ids"]] == ANSWER
     events = (await chat(house, return_token_ids=True, stream=True)).events
     assert [event.get("prompt_token_ids") for event in events] == [
-        asked, *[None] * (len(events) - 1),
+        prompt_ids, *[None] * (len(events) - 1),
     ]  # fmt: skip
-    assert [t for event in events for t in event["choices"][0]["token_ids"]] == SAID
+    assert [t for event in events for t in event["choices"][0]["token_ids"]] == ANSWER
     plain = (await complete(house)).json
     assert "token_ids" not in plain["choices"][0]
 
 
-async def test_usage_goes_with_each_chunk_where_it_is_asked_for(house: House) -> None:
+async def test_continuous_usage_is_sent_with_each_chunk(house: House) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     events = (await complete(house, stream=True, stream_options=options, n=2)).events
     *parts, end = events
@@ -97,22 +97,22 @@ async def test_usage_goes_with_each_chunk_where_it_is_asked_for(house: House) ->
         assert all(u["prompt_tokens"] == 2 for u in own)
         assert all(u["total_tokens"] == 2 + u["completion_tokens"] for u in own)
     assert (end["choices"], end["usage"]["completion_tokens"]) == ([], 8)
-    options = {"continuous_usage_stats": True}  # alone it says nothing, as at vLLM
+    options = {"continuous_usage_stats": True}  # without include_usage it has no effect, as in vLLM
     events = (await complete(house, stream=True, stream_options=options)).events
     assert not any("usage" in event for event in events)
 
 
-async def test_cached_tokens_are_told(house: House) -> None:
+async def test_usage_reports_cached_tokens(house: House) -> None:
     house.worker.cached_tokens = 2
-    told = (await complete(house, prompt=["1,", "1,2"], n=2)).json["usage"]
-    assert told == {
+    content = (await complete(house, prompt=["1,", "1,2"], n=2)).json["usage"]
+    assert content == {
         "prompt_tokens": 5, "completion_tokens": 16, "total_tokens": 21,
         "prompt_tokens_details": {"cached_tokens": 4},
     }  # fmt: skip
 
 
-async def test_a_prompt_is_scored_and_nothing_written(house: House) -> None:
-    """As lm-eval asks."""
+async def test_prompt_is_scored_without_an_answer(house: House) -> None:
+    """The request of lm-eval."""
     prompts = [demo_text().encode("apple fig,"), demo_text().encode("1 2")]
     reply = await complete(house, prompt=prompts, echo=True, logprobs=1, max_tokens=0)
     for choice, ids in zip(reply.json["choices"], prompts, strict=True):
@@ -131,8 +131,8 @@ async def test_a_prompt_is_scored_and_nothing_written(house: House) -> None:
     assert [prompt.max_tokens for prompt in house.worker.prompts] == [1, 1]
 
 
-async def test_with_a_token_more_its_score_is_behind_the_prompt_s(house: House) -> None:
-    """As older lm-evals ask, which leave the last out."""
+async def test_answer_scores_follow_prompt_scores(house: House) -> None:
+    """The request of older lm-eval versions, which drop the last score."""
     whole = (await complete(house, echo=True, logprobs=2, max_tokens=3, prompt="1é,")).json
     [choice] = whole["choices"]
     prompt = demo_text().encode("1é,")
@@ -151,7 +151,7 @@ async def test_with_a_token_more_its_score_is_behind_the_prompt_s(house: House) 
         assert rows == columns[name]
 
 
-async def test_echo_alone_is_the_prompt_before_each_answer(house: House) -> None:
+async def test_echo_prepends_the_prompt_to_each_answer(house: House) -> None:
     for prompts, texts in (
         (["1,", "2<|end|>"], ["1,12é", "1,12é", "2<|end|>12é", "2<|end|>12é"]),
         ([END, *tokens_of("7")], ["<|end|>712é", "<|end|>712é"]),
@@ -164,11 +164,11 @@ async def test_echo_alone_is_the_prompt_before_each_answer(house: House) -> None
     turns = [*CHAT, {"role": "assistant", "content": "so: "}]
     goes_on = {"continue_final_message": True, "echo": True, "messages": turns}
     for fields in (goes_on, {**goes_on, "add_generation_prompt": False}):
-        said = (await chat(house, **fields)).json["choices"][0]["message"]
-        assert said["content"] == "so: 12é"
+        message = (await chat(house, **fields)).json["choices"][0]["message"]
+        assert message["content"] == "so: 12é"
 
 
-async def test_a_prompt_s_scores_by_their_ids_as_vllm_has_them(house: House) -> None:
+async def test_prompt_logprobs_have_vllm_s_format(house: House) -> None:
     ids = demo_text().encode("1,")
     entry = {"logprob": -1.0, "rank": 1, "decoded_token": ","}
     rival = {"logprob": -2.0, "rank": 2, "decoded_token": demo_text().token_text(40)}
@@ -181,12 +181,12 @@ async def test_a_prompt_s_scores_by_their_ids_as_vllm_has_them(house: House) -> 
     assert talk["choices"][0]["message"]["content"] == "12é"
 
 
-async def test_a_worker_that_scores_too_little_fails_rather_than_lies(house: House) -> None:
+async def test_missing_prompt_scores_are_an_error(house: House) -> None:
     house.worker.script = None
     asking = asyncio.ensure_future(complete(house, echo=True, logprobs=0, max_tokens=0))
     await house.until(lambda: bool(house.worker.prompts))
     name = house.worker.prompts[0].request_id
-    house.worker.send(name, 0, SAID[:1], common.FINISH_REASON_LENGTH)
+    house.worker.send(name, 0, ANSWER[:1], common.FINISH_REASON_LENGTH)
     reply = await asking
     assert (reply.status, reply.json["error"]["message"]) == (
         500, "the worker scored 0 of 1 tokens of the prompt",
@@ -194,7 +194,7 @@ async def test_a_worker_that_scores_too_little_fails_rather_than_lies(house: Hou
     assert house.gateway.live == 0
 
 
-async def test_prompts_are_cut_to_their_last_tokens(house: House) -> None:
+async def test_truncate_prompt_tokens_keeps_the_last_tokens(house: House) -> None:
     ids = list(range(40, 60))
     await complete(house, prompt=ids, truncate_prompt_tokens=3)
     assert list(house.worker.prompts[-1].token_ids) == ids[-3:]
@@ -208,7 +208,7 @@ async def test_prompts_are_cut_to_their_last_tokens(house: House) -> None:
     assert list(house.worker.prompts[-1].token_ids) == demo_text().encode("1,2,3,4")[-2:]
 
 
-async def test_templates_get_what_a_client_says(house: House) -> None:
+async def test_chat_template_receives_client_options(house: House) -> None:
     turns = [*CHAT, {"role": "assistant", "content": "well, "}]
     for fields, rendered in (
         ({}, "<|user|>1,<|end|><|assistant|>well, <|end|><|assistant|>"),
@@ -222,13 +222,13 @@ async def test_templates_get_what_a_client_says(house: House) -> None:
         assert demo_text().decode(ids, skip_special_tokens=False) == rendered
 
 
-async def test_parts_of_a_message_are_lines(house: House) -> None:
+async def test_text_parts_become_lines(house: House) -> None:
     parts = [{"type": "text", "text": "red"}, {"type": "text", "text": "blue"}]
     await chat(house, messages=[{"role": "user", "content": parts}])
     assert house.scheduler.requests[-1].text.user_input == "red\nblue"
 
 
-async def test_overflow_is_told_in_the_words_that_clients_look_for(house: House) -> None:
+async def test_context_overflow_has_openai_s_wording(house: House) -> None:
     for reply in (
         await chat(house, messages=[{"role": "user", "content": "," * 600}]),
         await complete(house, prompt="," * 600, stream=True),
@@ -244,9 +244,9 @@ async def test_overflow_is_told_in_the_words_that_clients_look_for(house: House)
     assert other["code"] is None
 
 
-async def test_special_tokens_are_text_for_who_asks() -> None:
-    said = [*tokens_of("1"), demo_text().encode("<|user|>")[0], *tokens_of("2"), END]
-    async with housing(lambda _: said) as house:
+async def test_special_tokens_are_text_on_request() -> None:
+    answer = [*tokens_of("1"), demo_text().encode("<|user|>")[0], *tokens_of("2"), END]
+    async with housing(lambda _: answer) as house:
         for fields, text in (
             ({}, "12"),
             ({"skip_special_tokens": False}, "1<|user|>2"),
@@ -267,7 +267,7 @@ async def test_special_tokens_are_text_for_who_asks() -> None:
                     assert reply.json["choices"][0]["text"] == text, fields
 
 
-async def test_unknown_fields_are_named_in_the_answer(house: House) -> None:
+async def test_unknown_fields_are_named_in_a_header(house: House) -> None:
     for stream in (False, True):
         reply = await complete(house, stream=stream, mood="good", max_token=3)
         assert reply.status == 200
@@ -275,10 +275,10 @@ async def test_unknown_fields_are_named_in_the_answer(house: House) -> None:
         assert "x-foretoken-ignored-fields" not in (await complete(house, stream=stream)).headers
 
 
-async def test_or_refused_with_a_hint() -> None:
-    async with housing(lambda _: SAID, unknown_fields="refuse") as house:
+async def test_unknown_fields_are_refused_with_a_suggestion() -> None:
+    async with housing(lambda _: ANSWER, unknown_fields="refuse") as house:
         reply = await complete(house, max_token=3)
         assert (reply.status, reply.json["error"]["param"]) == (400, "max_token")
-        told = "max_token: unknown field; did you mean max_tokens?"
-        assert reply.json["error"]["message"] == told
+        content = "max_token: unknown field; did you mean max_tokens?"
+        assert reply.json["error"]["message"] == content
         assert (await complete(house, metadata={"a": "b"})).status == 200

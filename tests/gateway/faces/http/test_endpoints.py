@@ -1,4 +1,4 @@
-"""What the server says of itself, tokens both ways, and errors of paths and methods."""
+"""Status endpoints, /tokenize and /detokenize, /docs, and errors of paths and methods."""
 
 import asyncio
 import re
@@ -21,17 +21,17 @@ CHAT = [{"role": "user", "content": "sort the words"}]
 
 @pytest.fixture
 async def house() -> AsyncIterator[House]:
-    async with housing(lambda _: tokens_of("123")) as made:
-        yield made
+    async with housing(lambda _: tokens_of("123")) as running:
+        yield running
 
 
-async def test_small_answers(house: House) -> None:
-    for path, told in (
+async def test_status_endpoints_answer(house: House) -> None:
+    for path, content in (
         ("/version", {"version": version("foretoken")}), ("/ping", {"status": "ok"}),
         ("/load", {"server_load": 0}), ("/health", {"status": "ok"}),
     ):  # fmt: skip
         reply = await house.http("GET", path)
-        assert (reply.status, reply.json) == (200, told)
+        assert (reply.status, reply.json) == (200, content)
     assert (await house.http("POST", "/ping", {})).status == 200
     house.scheduler.streams[-1].put_nowait(house.scheduler.fleet([]))
     await house.until(lambda: not house.gateway.ready)
@@ -39,8 +39,8 @@ async def test_small_answers(house: House) -> None:
         assert (await house.http(method, "/ping")).status == 503
 
 
-async def test_load_counts_choices_that_are_being_answered() -> None:
-    async with housing() as house:  # its worker is silent
+async def test_load_counts_running_choices() -> None:
+    async with housing() as house:  # the worker sends no tokens
         request = {"prompt": "1,", "n": 2, "stream": True}
         asking = asyncio.ensure_future(house.http("POST", "/v1/completions", request))
         await house.until(lambda: len(house.worker.prompts) == 2)
@@ -51,17 +51,17 @@ async def test_load_counts_choices_that_are_being_answered() -> None:
         assert (await house.http("GET", "/load")).json == {"server_load": 0}
 
 
-async def test_the_root_says_where_to_look(house: House) -> None:
-    told = (await house.http("GET", "/")).json
-    assert (told["name"], told["version"]) == ("foretoken", version("foretoken"))
-    assert {*PATHS, "/health", "/metrics", "/version"} <= told["endpoints"].keys()
-    assert all(told["endpoints"].values())
+async def test_root_lists_the_endpoints(house: House) -> None:
+    content = (await house.http("GET", "/")).json
+    assert (content["name"], content["version"]) == ("foretoken", version("foretoken"))
+    assert {*PATHS, "/health", "/metrics", "/version"} <= content["endpoints"].keys()
+    assert all(content["endpoints"].values())
     for place in ("docs", "openapi", "ui"):
-        assert (await house.http("GET", told[place])).status == 200
+        assert (await house.http("GET", content[place])).status == 200
 
 
 @pytest.mark.parametrize(
-    ("path", "meant"),
+    ("path", "similar"),
     [
         ("/chat/completions", ["/v1/chat/completions"]),
         ("/v1/v1/models", ["/v1/models"]),
@@ -76,12 +76,30 @@ async def test_the_root_says_where_to_look(house: House) -> None:
         ("/" + "x" * 100_000, []),
     ],
 )
-def test_paths_that_may_have_been_meant(path: str, meant: list[str]) -> None:
-    assert list(find_similar(path, PATHS))[: len(meant)] == meant
-    assert meant or not find_similar(path, PATHS)
+def test_similar_paths_are_suggested(path: str, similar: list[str]) -> None:
+    assert list(find_similar(path, PATHS))[: len(similar)] == similar
+    assert similar or not find_similar(path, PATHS)
 
 
-async def test_a_path_that_is_none_and_a_method_that_is_not_for_it(house: House) -> None:
+@pytest.mark.parametrize(
+    ("path", "advice"),
+    [
+        ("/v1/responses", "use /v1/chat/completions"),
+        ("/v1/responses/resp_1", "use /v1/chat/completions"),
+        ("/v1/embeddings", "this server has no embedding, pooling or ranking models"),
+        ("/generate", "use /v1/completions"),
+        ("/api/tags", "use /v1/models"),
+    ],
+)
+async def test_known_endpoint_of_another_server_names_a_replacement(
+    house: House, path: str, advice: str
+) -> None:
+    reply = await house.http("POST", path, {})
+    assert reply.status == 404
+    assert reply.json["error"]["message"] == f"POST {path} is not served: {advice}"
+
+
+async def test_unknown_path_is_404_and_wrong_method_is_405(house: House) -> None:
     reply = await house.http("POST", "/chat/completions", {})
     assert reply.status == 404
     assert reply.json["error"] == {
@@ -101,7 +119,7 @@ async def test_a_path_that_is_none_and_a_method_that_is_not_for_it(house: House)
         assert reply.json["error"]["type"] == "invalid_request_error"
 
 
-async def test_a_prompt_and_back(house: House) -> None:
+async def test_tokenize_and_detokenize_are_inverse(house: House) -> None:
     text = "sort the words: é 漢字"
     reply = await house.http("POST", "/tokenize", {"model": "demo", "prompt": text})
     ids = demo_text().encode(text)
@@ -109,25 +127,25 @@ async def test_a_prompt_and_back(house: House) -> None:
         "count": len(ids), "max_model_len": 512, "tokens": ids, "token_strs": None,
     }  # fmt: skip
     spelled = {"prompt": "sort", "return_token_strs": True, "add_special_tokens": True}
-    told = (await house.http("POST", "/tokenize", spelled)).json
-    assert told["token_strs"] == [demo_text().backend.id_to_token(i) for i in told["tokens"]]
+    content = (await house.http("POST", "/tokenize", spelled)).json
+    assert content["token_strs"] == [demo_text().backend.id_to_token(i) for i in content["tokens"]]
     back = await house.http("POST", "/detokenize", {"model": "demo", "tokens": ids})
     assert back.json == {"prompt": text}
     assert (await house.http("POST", "/detokenize", {"tokens": []})).json == {"prompt": ""}
 
 
-async def test_a_conversation_as_it_is_answered(house: House) -> None:
+async def test_tokenize_renders_a_conversation_as_chat_does(house: House) -> None:
     body: dict[str, Any] = {"messages": CHAT}
     plain = {"add_generation_prompt": True, "continue_final_message": False,
              "add_special_tokens": False, "chat_template_kwargs": {}}  # fmt: skip
-    for asked in (body, {**body, **plain}):
-        told = (await house.http("POST", "/tokenize", asked)).json
-        assert told["tokens"] == demo_text().encode_chat(CHAT)
+    for fields in (body, {**body, **plain}):
+        content = (await house.http("POST", "/tokenize", fields)).json
+        assert content["tokens"] == demo_text().encode_chat(CHAT)
     await house.http("POST", "/v1/chat/completions", body)
-    assert list(house.worker.prompts[0].token_ids) == told["tokens"]
+    assert list(house.worker.prompts[0].token_ids) == content["tokens"]
 
 
-async def test_more_than_fits_is_counted_too(house: House) -> None:
+async def test_tokenize_accepts_more_than_the_context(house: House) -> None:
     reply = await house.http("POST", "/tokenize", {"prompt": "1," * 60_000})
     assert (reply.status, reply.json["count"]) == (200, 120_000)
     ids = reply.json["tokens"]
@@ -154,7 +172,7 @@ async def test_more_than_fits_is_counted_too(house: House) -> None:
         ("/detokenize", {"tokens": [1], "model": "none"}, 404, "model", "not served"),
     ],
 )
-async def test_what_is_no_text_or_tokens(
+async def test_tokenize_and_detokenize_refuse_bad_input(
     house: House, path: str, body: object, status: int, param: str | None, part: str
 ) -> None:
     reply = await house.http("POST", path, body)
@@ -162,7 +180,7 @@ async def test_what_is_no_text_or_tokens(
     assert part in reply.json["error"]["message"]
 
 
-async def test_the_docs_need_nobody_else(house: House) -> None:
+async def test_docs_reference_no_other_server(house: House) -> None:
     page = await house.http("GET", "/docs")
     assert page.headers["content-security-policy"].startswith("default-src 'self'; ")
     assert page.headers["content-type"] == "text/html; charset=utf-8"
@@ -173,14 +191,17 @@ async def test_the_docs_need_nobody_else(house: House) -> None:
     assert (await house.http("GET", "/docs/none.js")).status == 404
 
 
-async def test_the_docs_show_each_endpoint_with_its_fields(
-    house: House, chromium_program: str
-) -> None:
+async def test_docs_show_each_endpoint_with_its_fields(house: House, chromium_program: str) -> None:
     async with browsing(chromium_program) as browser, browser.tab() as tab:
-        for scheme in ("light", "dark"):
-            await tab.look(900, 900, scheme)
+        for width, scheme in ((1280, "light"), (900, "dark"), (390, "light")):
+            await tab.look(width, 900, scheme)
             await tab.open(f"{house.http_url}/docs")
             await tab.until("document.querySelectorAll('main section').length > 8")
+            assert await tab.value("document.documentElement.scrollWidth") == width
+            cut = "filter((each) => each.scrollWidth > each.clientWidth)"
+            tables = "[...document.querySelectorAll('.scroll')]"
+            assert await tab.value(f"{tables}.{cut}.length") == 0
+            await tab.shot(f"docs-{width}")
         shown = await tab.text("main")
         links = await tab.value("document.querySelectorAll('nav li a').length")
         sections = await tab.value("document.querySelectorAll('main section').length")
@@ -188,5 +209,6 @@ async def test_the_docs_show_each_endpoint_with_its_fields(
     for part in (
         "POST /v1/chat/completions", "temperature", "stream_options", "GET /health",
         f"curl '{house.http_url}/v1/completions'", "-d '{\"tokens\":[1,2,3]}'",
+        "0 to 2; 0 is greedy",
     ):  # fmt: skip
         assert part in shown, part

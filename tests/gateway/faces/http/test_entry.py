@@ -1,4 +1,4 @@
-"""What every request passes: its id, its key, HEAD, other origins, an answer to the cancelled."""
+"""Request ids, API keys, HEAD, CORS, and the answer to cancelled requests."""
 
 import asyncio
 import logging
@@ -37,17 +37,17 @@ MADE = re.compile(r"[0-9a-f]{32}")
 
 @pytest.fixture
 async def house() -> AsyncIterator[House]:
-    async with housing(lambda _: tokens_of("123")) as made:
-        yield made
+    async with housing(lambda _: tokens_of("123")) as running:
+        yield running
 
 
 @pytest.fixture
 async def locked() -> AsyncIterator[House]:
-    async with housing(lambda _: tokens_of("123"), api_keys=(KEY, OTHER)) as made:
-        yield made
+    async with housing(lambda _: tokens_of("123"), api_keys=(KEY, OTHER)) as running:
+        yield running
 
 
-async def test_an_id_is_echoed_where_it_is_good_and_made_where_not(house: House) -> None:
+async def test_request_id_is_echoed_if_valid_else_generated(house: House) -> None:
     for path, body, status in (
         ("/v1/completions", BODY, 200), ("/v1/completions", {**BODY, "stream": True}, 200),
         ("/v1/completions", {}, 400), ("/v1/none", None, 404), ("/v1/completions", None, 405),
@@ -59,32 +59,32 @@ async def test_an_id_is_echoed_where_it_is_good_and_made_where_not(house: House)
             ("é", False), ("", False),
         ):  # fmt: skip
             reply = await house.http(method, path, body, {"x-request-id": given})
-            told = reply.headers["x-request-id"]
+            content = reply.headers["x-request-id"]
             assert reply.status == status
-            assert told == given if echoed else MADE.fullmatch(told)
+            assert content == given if echoed else MADE.fullmatch(content)
     ids = {(await house.http("GET", "/health")).headers["x-request-id"] for _ in range(3)}
     assert len(ids) == 3
 
 
-async def test_lines_and_span_of_a_request_tell_its_id_and_whose_it_is(
+async def test_log_lines_and_span_carry_request_id_and_key_name(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from observability import logs
 
-    told: list[tuple[str, ...]] = []
+    content: list[tuple[str, ...]] = []
     spans = WrittenSpans()
     async with housing(lambda _: tokens_of("1"), spans=spans, api_keys=(KEY,)) as house:
         parse = house.gateway._parser.parse
 
         def parsing(*given: Any) -> Any:
-            told.append(logs._about.get())
+            content.append(logs._about.get())
             return parse(*given)
 
         monkeypatch.setattr(house.gateway._parser, "parse", parsing)
         headers = {**WITH_KEY, "x-request-id": "mine"}
         assert (await house.http("POST", "/v1/completions", BODY, headers)).status == 200
         request = house.scheduler.requests[0]
-    ((_, _, known, name),) = told
+    ((_, _, known, name),) = content
     assert (known, name) == ("mine", request.tenant)
     assert name.startswith("key-")
     assert spans.all[0].attributes["foretoken.client.request_id"] == "mine"
@@ -95,7 +95,7 @@ async def test_lines_and_span_of_a_request_tell_its_id_and_whose_it_is(
     ("fields", "tenant"),
     [({}, "key-"), ({"user": "ann"}, "ann"), ({"cache_salt": "salt"}, "salt")],
 )
-async def test_a_key_s_name_stands_for_who_names_nobody(
+async def test_key_name_is_the_tenant_of_requests_without_user(
     locked: House, fields: dict[str, str], tenant: str
 ) -> None:
     reply = await locked.http("POST", "/v1/completions", {**BODY, **fields}, WITH_KEY)
@@ -104,7 +104,7 @@ async def test_a_key_s_name_stands_for_who_names_nobody(
     assert locked.worker.prompts[0].cache_salt == fields.get("cache_salt", "")
 
 
-async def test_without_a_key_nothing_is_told_or_read(locked: House) -> None:
+async def test_missing_key_is_401_before_the_body_is_read(locked: House) -> None:
     for method, path in (
         ("POST", "/v1/completions"), ("POST", "/v1/chat/completions"), ("GET", "/v1/models"),
         ("GET", "/v1/models/demo"), ("POST", "/tokenize"), ("POST", "/detokenize"),
@@ -121,7 +121,7 @@ async def test_without_a_key_nothing_is_told_or_read(locked: House) -> None:
             assert error == {"type": "invalid_request_error", "param": None, "code": None}
 
 
-async def test_a_wrong_key_is_told_as_at_openai(
+async def test_wrong_key_has_openai_s_error(
     locked: House, caplog: pytest.LogCaptureFixture
 ) -> None:
     for header in (f"Bearer {KEY}x", "bearer sk-0123456789-none", f"Bearer {KEY[:-1]}"):
@@ -137,7 +137,7 @@ async def test_a_wrong_key_is_told_as_at_openai(
     assert [each.getMessage() for each in warned] == ["127.0.0.1 sent a wrong API key"] * 3
 
 
-async def test_with_any_of_the_keys_all_goes(locked: House) -> None:
+async def test_every_configured_key_is_accepted(locked: House) -> None:
     for key in (KEY, OTHER):
         headers = {"authorization": f"Bearer {key}"}
         for path in ("/v1/models", "/ui/board", "/ui/about"):
@@ -148,7 +148,7 @@ async def test_with_any_of_the_keys_all_goes(locked: House) -> None:
 OPEN = ("/health", "/ping", "/version", "/", "/docs", "/openapi.json", "/ui/", "/ui/page.js")
 
 
-async def test_some_is_open_and_counts_by_choice(locked: House) -> None:
+async def test_open_paths_need_no_key(locked: House) -> None:
     for path in (*OPEN, "/docs/docs.js", "/metrics", "/load"):
         assert (await locked.http("GET", path)).status == 200, path
     async with housing(lambda _: tokens_of("1"), api_keys=(KEY,), metrics_open=False) as house:
@@ -159,7 +159,7 @@ async def test_some_is_open_and_counts_by_choice(locked: House) -> None:
             assert (await house.http("GET", path)).status == 200, path
 
 
-async def test_keys_of_a_file_can_be_changed_while_it_runs(tmp_path: Path) -> None:
+async def test_key_file_is_reloaded(tmp_path: Path) -> None:
     from gateway.admission.keys import hash_key
 
     path = tmp_path / "keys"
@@ -167,7 +167,7 @@ async def test_keys_of_a_file_can_be_changed_while_it_runs(tmp_path: Path) -> No
     async with housing(lambda _: tokens_of("1"), api_key_file=str(path)) as house:
         assert (await house.http("POST", "/v1/completions", BODY, WITH_KEY)).status == 200
         assert house.scheduler.requests[0].tenant == "ann"
-        path.write_text(f"bob:{hash_key(OTHER)} # and nobody else\n")
+        path.write_text(f"bob:{hash_key(OTHER)} # the only key\n")
         house.gateway.keyring._looked_s -= 2
         assert (await house.http("POST", "/v1/completions", BODY, WITH_KEY)).status == 401
 
@@ -176,7 +176,7 @@ def metadata(*key: str) -> tuple[tuple[str, str], ...]:
     return tuple(("authorization", f"Bearer {each}") for each in key)
 
 
-async def test_grpc_wants_the_key_in_its_metadata(locked: House) -> None:
+async def test_grpc_requires_the_key_in_metadata(locked: House) -> None:
     channel = connect(locked.grpc_address)
     gateway, request = gateway_pb2_grpc.GatewayStub(channel), gateway_pb2.GenerateRequest()
     request.prompt = "1,"
@@ -209,9 +209,7 @@ async def test_grpc_wants_the_key_in_its_metadata(locked: House) -> None:
     await channel.close()
 
 
-async def test_over_a_unix_socket_what_is_counted_wants_no_key(
-    locked: House, tmp_path: Path
-) -> None:
+async def test_metrics_over_a_unix_socket_need_no_key(locked: House, tmp_path: Path) -> None:
     address = f"unix:{tmp_path / 'g.sock'}"
     async with listening([mount(locked.gateway)], address, parts=locked.gateway.parts):
         channel = connect(address)
@@ -222,15 +220,15 @@ async def test_over_a_unix_socket_what_is_counted_wants_no_key(
         await channel.close()
 
 
-async def test_grpc_tells_the_id_before_anything_else(house: House) -> None:
+async def test_grpc_sends_the_request_id_as_initial_metadata(house: House) -> None:
     channel = connect(house.grpc_address)
     stub = gateway_pb2_grpc.GatewayStub(channel)
-    for prompt in ("1,", ""):  # the second is refused
+    for prompt in ("1,", ""):  # the second one is an error
         request = gateway_pb2.GenerateRequest(prompt=prompt)
         for given, echoed in (("my-id", True), ("a b", False)):
             call = stub.Generate(request, metadata=(("x-request-id", given),))
-            told = str(dict(await call.initial_metadata())["x-request-id"])
-            assert told == given if echoed else MADE.fullmatch(told)
+            content = str(dict(await call.initial_metadata())["x-request-id"])
+            assert content == given if echoed else MADE.fullmatch(content)
             call.cancel()
     listing = stub.ListModels(gateway_pb2.ListModelsRequest())
     assert MADE.fullmatch(str(dict(await listing.initial_metadata())["x-request-id"]))
@@ -238,7 +236,7 @@ async def test_grpc_tells_the_id_before_anything_else(house: House) -> None:
     await channel.close()
 
 
-async def test_head_is_get_without_a_body(house: House) -> None:
+async def test_head_equals_get_without_a_body(house: House) -> None:
     for path in ("/health", "/ping", "/version", "/v1/models", "/load", "/", "/docs", "/ui/",
                  "/openapi.json", "/nowhere", "/v1/models/none"):  # fmt: skip
         get, head = await house.http("GET", path), await house.http("HEAD", path)
@@ -257,14 +255,14 @@ PREFLIGHT = {
 }
 
 
-async def test_other_origins_may_not_ask_by_default(house: House) -> None:
+async def test_cors_is_disabled_by_default(house: House) -> None:
     reply = await house.http("GET", "/health", headers=ORIGIN)
     assert not [name for name in reply.headers if name.startswith("access-control")]
     reply = await house.http("OPTIONS", "/v1/completions", headers=PREFLIGHT)
     assert (reply.status, reply.json["error"]["type"]) == (405, "invalid_request_error")
 
 
-async def test_origins_that_are_named_may_ask_with_credentials() -> None:
+async def test_cors_allows_named_origins_with_credentials() -> None:
     origins = ("https://page.example", "http://127.0.0.1:3000")
     async with housing(lambda _: tokens_of("1"), cors_origins=origins, api_keys=(KEY,)) as house:
         allowed = await house.http("OPTIONS", "/v1/completions", headers=PREFLIGHT)
@@ -274,7 +272,9 @@ async def test_origins_that_are_named_may_ask_with_credentials() -> None:
         assert headers["access-control-allow-credentials"] == "true"
         assert "x-foretoken-sla" in headers["access-control-allow-headers"]
         assert "POST" in headers["access-control-allow-methods"]
-        refused = await house.http("GET", "/v1/models", headers=ORIGIN)  # a page can tell why
+        refused = await house.http(
+            "GET", "/v1/models", headers=ORIGIN
+        )  # the page can read the error
         assert refused.status == 401
         assert refused.headers["access-control-allow-origin"] == "https://page.example"
         assert "x-request-id" in refused.headers["access-control-expose-headers"]
@@ -284,7 +284,7 @@ async def test_origins_that_are_named_may_ask_with_credentials() -> None:
         assert "access-control-allow-origin" not in reply.headers
 
 
-async def test_any_origin_may_ask_without_credentials() -> None:
+async def test_cors_wildcard_has_no_credentials() -> None:
     async with housing(lambda _: tokens_of("1"), cors_origins="*") as house:
         reply = await house.http("POST", "/v1/completions", BODY, ORIGIN)
         assert (reply.status, reply.headers["access-control-allow-origin"]) == (200, "*")
@@ -294,13 +294,13 @@ async def test_any_origin_may_ask_without_credentials() -> None:
 @pytest.mark.parametrize(
     "origin", ["page.example", "https://page.example/", "https://", "", "null"]
 )
-def test_an_origin_that_is_none(origin: str) -> None:
+def test_invalid_cors_origin_is_a_config_error(origin: str) -> None:
     with pytest.raises(ConfigError, match=r"gateway\.cors_origins: .* is no origin"):
         load(GatewayConfig, {"cors_origins": f"https://page.example,{origin}"})
 
 
 async def answered(port: int) -> bytes:
-    """All of what an endless request is told, once its server has ended."""
+    """The complete answer to an endless request, after its server has ended."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(b"GET / HTTP/1.1\r\nhost: x\r\nx-request-id: mine\r\n\r\n")
     try:
@@ -311,7 +311,7 @@ async def answered(port: int) -> bytes:
 
 
 @pytest.mark.parametrize("streams", [False, True])
-async def test_who_is_cancelled_at_the_end_is_told_so(streams: bool) -> None:
+async def test_cancelled_request_gets_an_answer(streams: bool) -> None:
     begun = asyncio.Event()
 
     async def endless(scope: Any, receive: Any, send: Any) -> None:
@@ -325,11 +325,13 @@ async def test_who_is_cancelled_at_the_end_is_told_so(streams: bool) -> None:
     async with serving_http(RequestGuard(endless), "127.0.0.1", 0) as port:
         answer = asyncio.ensure_future(answered(port))
         await begun.wait()
-    told = (await answer).decode()
-    assert "500" not in told.split("\r\n")[0] and "Internal Server Error" not in told
-    assert "x-request-id: mine" in told
-    assert '"code": "unavailable"' in told.replace('"code":"', '"code": "')
+    content = (await answer).decode()
+    assert "500" not in content.split("\r\n")[0] and "Internal Server Error" not in content
+    assert "x-request-id: mine" in content
+    assert '"code": "unavailable"' in content.replace('"code":"', '"code": "')
     if streams:
-        assert told.startswith("HTTP/1.1 200") and "data: 1\n\n" in told and "data: {" in told
+        assert (
+            content.startswith("HTTP/1.1 200") and "data: 1\n\n" in content and "data: {" in content
+        )
     else:
-        assert told.startswith("HTTP/1.1 503") and "retry-after: 1" in told
+        assert content.startswith("HTTP/1.1 503") and "retry-after: 1" in content

@@ -1,5 +1,4 @@
-"""The table of fields: none is missing, none is promised that no body has, and a value that would
-not change the answer is never refused."""
+"""The field table is complete, matches the bodies, and refuses only values with an effect."""
 
 from typing import Any
 
@@ -18,7 +17,7 @@ from gateway.faces.http.dialect.page import PAGE, render_page
 from gateway.faces.http.schema import Body, ChatBody, CompletionBody, read_body
 from services.runtime.errors import InvalidArgument
 
-# As vLLM 0.32's request classes have them.
+# Fields of vLLM 0.32's request classes.
 VLLM_BOTH = """model frequency_penalty logit_bias logprobs max_tokens n presence_penalty seed stop
 stream stream_options temperature top_p user use_beam_search top_k min_p repetition_penalty
 watermarking length_penalty stop_token_ids include_stop_str_in_output ignore_eos min_tokens
@@ -33,7 +32,7 @@ VLLM_CHAT = f"""{VLLM_BOTH} messages top_logprobs max_completion_tokens tools to
 reasoning_effort include_reasoning parallel_tool_calls add_generation_prompt continue_final_message
 documents chat_template chat_template_kwargs media_io_kwargs mm_processor_kwargs
 return_prompt_text"""
-# As SGLang's have them, beside those.
+# Additional fields of SGLang.
 SGLANG_BOTH = """return_hidden_states return_routed_experts routed_experts_start_len regex ebnf
 return_cached_tokens_details stop_regex no_stop_trim lora_path session_params custom_params
 custom_logit_processor images_config bootstrap_host bootstrap_port bootstrap_room routed_dp_rank
@@ -68,12 +67,12 @@ def refusals() -> list[tuple[type[Body], dict[str, Any], str, FieldRule]]:
     ],
     ids=["openai-chat", "openai", "vllm-chat", "vllm", "sglang-chat", "sglang"],
 )
-def test_no_field_is_missing(fields: dict[str, FieldRule], defined: list[str]) -> None:
+def test_every_known_field_has_a_rule(fields: dict[str, FieldRule], defined: list[str]) -> None:
     assert {*defined} - fields.keys() == set()
 
 
 @pytest.mark.parametrize("kind", [ChatBody, CompletionBody])
-def test_what_is_honoured_is_what_a_body_has(kind: type[Body]) -> None:
+def test_supported_fields_are_the_body_s_fields(kind: type[Body]) -> None:
     honoured = {name for name, known in kind.fields.items() if known.handling is Handling.SUPPORTED}
     assert honoured - ALIASES.keys() == kind.model_fields.keys()
     assert honoured >= ALIASES.keys()
@@ -91,7 +90,7 @@ def test_field_reference_page_is_up_to_date() -> None:
 
 
 @pytest.mark.parametrize("case", refusals(), ids=lambda case: f"{case[0].__name__}-{case[2]}")
-def test_a_refused_field_may_be_what_it_would_be_anyway(
+def test_refused_field_accepts_values_without_effect(
     case: tuple[type[Body], dict[str, Any], str, FieldRule],
 ) -> None:
     kind, body, name, known = case
@@ -103,7 +102,7 @@ def test_a_refused_field_may_be_what_it_would_be_anyway(
         assert caught.value.field == name
 
 
-def test_what_is_ignored_is_whatever_it_is() -> None:
+def test_ignored_field_accepts_any_value() -> None:
     for kind, body in BODIES:
         ignored = [
             name for name, known in kind.fields.items() if known.handling is Handling.IGNORED
@@ -114,7 +113,7 @@ def test_what_is_ignored_is_whatever_it_is() -> None:
             assert (read, read.unknown) == (read_body(kind, body), [])
 
 
-def test_what_nobody_knows_is_named_with_where_it_is() -> None:
+def test_unknown_fields_are_named_with_their_place() -> None:
     turns = [
         {"role": "user", "content": "a", "wish": 1, "name": "x"},
         {"role": "user", "content": "b", "wish": 2, "hope": None},
@@ -128,7 +127,7 @@ def test_what_nobody_knows_is_named_with_where_it_is() -> None:
     assert body.stream_options.include_usage
 
 
-def test_sglang_s_words_are_taken_and_vllm_s_count_beside_them() -> None:
+def test_sglang_aliases_yield_to_vllm_names() -> None:
     body = read_body(CompletionBody, {**COMPLETION, "rid": "a", "no_stop_trim": True})
     assert (body.request_id, body.include_stop_str_in_output) == ("a", True)
     for fields in ({"rid": "a", "request_id": "b"}, {"request_id": "b", "rid": "a"}):

@@ -1,4 +1,4 @@
-"""Who is slow, who says too much, and how many may be connected: over plain sockets."""
+"""Connection limits and timeouts of the HTTP listener, over plain sockets."""
 
 import asyncio
 import json
@@ -11,17 +11,17 @@ from tests.gateway.gateway_fakes import House, housing, tokens_of
 
 PING = b"GET /ping HTTP/1.1\r\nhost: x\r\n\r\n"
 POST = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n"
-WAIT_S = 30.0  # of any answer: only to fail by
+WAIT_S = 30.0  # of any answer; only a failing test takes it
 
 
-class Line:
-    """A connection, of which each byte is seen."""
+class RawConnection:
+    """A connection without an HTTP client."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
         self.reader, self.writer = reader, writer
 
     @classmethod
-    async def to(cls, house: House) -> "Line":
+    async def to(cls, house: House) -> "RawConnection":
         host, port = house.http_url.removeprefix("http://").split(":")
         return cls(*await asyncio.open_connection(host, int(port)))
 
@@ -38,7 +38,7 @@ class Line:
         return int(first.split()[1]), headers, json.loads(body)
 
     async def end(self) -> bytes:
-        """What comes until the server closes it."""
+        """The rest, until the server closes the connection."""
         async with asyncio.timeout(WAIT_S):
             return await self.reader.read()
 
@@ -46,8 +46,8 @@ class Line:
         self.writer.close()
 
 
-def fault_of(answer: tuple[int, dict[str, str], Any]) -> tuple[int, str]:
-    """An error as all are; and its words."""
+def check_error(answer: tuple[int, dict[str, str], Any]) -> tuple[int, str]:
+    """Status and message of an error in OpenAI's format."""
     status, headers, body = answer
     assert headers["content-type"] == "application/json" and headers["x-request-id"]
     assert body["error"].keys() == {"message", "type", "param", "code"}
@@ -56,18 +56,21 @@ def fault_of(answer: tuple[int, dict[str, str], Any]) -> tuple[int, str]:
 
 @pytest.mark.parametrize("begun", [b"GET /ping HTTP/1.1\r\nhost: x", b"P"])
 @pytest.mark.parametrize("before", [b"", PING])
-async def test_headers_that_never_end(before: bytes, begun: bytes) -> None:
+async def test_incomplete_headers_time_out(before: bytes, begun: bytes) -> None:
     async with housing(header_wait_s=0.2) as house:
-        line = await Line.to(house)
+        line = await RawConnection.to(house)
         if before:
             assert (await line.ask(before))[0] == 200
-        assert fault_of(await line.ask(begun)) == (408, "the headers did not arrive within 0.2 s")
+        assert check_error(await line.ask(begun)) == (
+            408,
+            "the headers did not arrive within 0.2 s",
+        )
         assert await line.end() == b""
 
 
-async def test_headers_that_drip_have_no_longer() -> None:
+async def test_slow_headers_time_out() -> None:
     async with housing(header_wait_s=0.3) as house:
-        line = await Line.to(house)
+        line = await RawConnection.to(house)
 
         async def drip() -> None:
             line.writer.write(b"GET /ping HTTP/1.1\r\nx: ")
@@ -80,25 +83,25 @@ async def test_headers_that_drip_have_no_longer() -> None:
         dripping.cancel()
 
 
-async def test_who_says_nothing_is_let_go_and_an_idle_one_stays() -> None:
+async def test_silent_connection_is_closed_and_idle_one_stays() -> None:
     async with housing(header_wait_s=0.2) as house:
-        silent, idle = await Line.to(house), await Line.to(house)
+        silent, idle = await RawConnection.to(house), await RawConnection.to(house)
         assert (await idle.ask(PING))[0] == 200
         assert await silent.end() == b""
-        assert (await idle.ask(PING))[0] == 200  # longer idle than headers may take
+        assert (await idle.ask(PING))[0] == 200  # idle longer than the header timeout
         idle.close()
 
 
-async def test_idle_connections_end_as_well() -> None:
+async def test_idle_connection_is_closed_after_keep_alive() -> None:
     async with housing(keep_alive_s=1) as house:
-        line = await Line.to(house)
+        line = await RawConnection.to(house)
         assert (await line.ask(PING))[0] == 200
         assert await line.end() == b""
 
 
-async def test_a_body_that_stops_coming() -> None:
+async def test_stalled_body_times_out() -> None:
     async with housing(body_wait_s=0.2) as house:
-        line = await Line.to(house)
+        line = await RawConnection.to(house)
         status, headers, body = await line.ask(POST + b'{"prompt"')
         assert (status, body["error"]["code"]) == (408, "body_too_slow")
         assert headers["connection"] == "close" and headers["x-request-id"]
@@ -106,9 +109,9 @@ async def test_a_body_that_stops_coming() -> None:
         assert await line.end() == b""
 
 
-async def test_a_body_that_takes_for_ever() -> None:
+async def test_slow_body_times_out() -> None:
     async with housing(max_body_s=0.3) as house:
-        line = await Line.to(house)
+        line = await RawConnection.to(house)
 
         async def drip() -> None:
             line.writer.write(POST)
@@ -121,38 +124,38 @@ async def test_a_body_that_takes_for_ever() -> None:
         dripping.cancel()
 
 
-async def test_what_comes_behind_an_answer_is_not_waited_for() -> None:
+async def test_body_behind_an_error_answer_is_not_awaited() -> None:
     async with housing(header_wait_s=0.2) as house:
-        line = await Line.to(house)
+        line = await RawConnection.to(house)
         body = b"POST /nowhere HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\nsome of it"
         assert (await line.ask(body))[0] == 404
         assert await line.end() == b""
 
 
-async def test_headers_have_a_longest() -> None:
+async def test_too_large_headers_are_431() -> None:
     async with housing(max_header_bytes=4096) as house:
-        line = await Line.to(house)
+        line = await RawConnection.to(house)
         fits = PING[:-2] + b"x: " + b"a" * 3000 + b"\r\n\r\n"
         assert (await line.ask(fits))[0] == 200
-        status, message = fault_of(await line.ask(PING[:-2] + b"x: " + b"a" * 5000))
+        status, message = check_error(await line.ask(PING[:-2] + b"x: " + b"a" * 5000))
         assert (status, message.startswith("Invalid HTTP request received")) == (431, True)
         assert await line.end() == b""
 
 
-async def test_what_is_no_http() -> None:
+async def test_invalid_http_is_400() -> None:
     async with housing() as house:
         for raw in (b"hello\r\n\r\n", b"GET /ping HTTP/1.1\r\nho st: x\r\n\r\n"):
-            line = await Line.to(house)
-            assert fault_of(await line.ask(raw))[0] == 400
+            line = await RawConnection.to(house)
+            assert check_error(await line.ask(raw))[0] == 400
             assert await line.end() == b""
 
 
-async def test_one_connection_too_many_is_told_so() -> None:
+async def test_connection_above_the_limit_is_503() -> None:
     async with housing(max_connections=2) as house:
-        held = [await Line.to(house), await Line.to(house)]
+        held = [await RawConnection.to(house), await RawConnection.to(house)]
         for line in held:
             assert (await line.ask(PING))[0] == 200
-        over = await Line.to(house)
+        over = await RawConnection.to(house)
         status, headers, body = await over.ask(PING)
         assert (status, headers["retry-after"], headers["connection"]) == (503, "1", "close")
         assert "too many connections" in body["error"]["message"] and headers["x-request-id"]
@@ -161,7 +164,7 @@ async def test_one_connection_too_many_is_told_so() -> None:
         held[0].close()
 
         async def comes_in() -> bool:
-            line = await Line.to(house)
+            line = await RawConnection.to(house)
             answer = await line.ask(PING)
             line.close()
             return answer[0] == 200
@@ -172,7 +175,7 @@ async def test_one_connection_too_many_is_told_so() -> None:
         held[1].close()
 
 
-async def test_too_few_open_files_for_all_connections_are_told(
+async def test_low_open_file_limit_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -183,15 +186,16 @@ async def test_too_few_open_files_for_all_connections_are_told(
                 assert (await house.http("GET", "/ping")).status == 200
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
-    [said] = [r.getMessage() for r in caplog.records if "may open" in r.getMessage()]
-    assert said.startswith("the process may open 900 files") and "max_connections=901" in said
+    [message] = [r.getMessage() for r in caplog.records if "may open" in r.getMessage()]
+    assert message.startswith("the process may open 900 files")
+    assert "max_connections=901" in message
 
 
-async def test_a_client_that_leaves_within_its_body_is_no_failure(
+async def test_disconnect_within_a_body_is_not_logged_as_a_failure(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with housing(lambda _: tokens_of("1")) as house:
-        line = await Line.to(house)
+        line = await RawConnection.to(house)
         line.writer.write(POST + b"{")
         await line.writer.drain()
         line.close()

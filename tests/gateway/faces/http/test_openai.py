@@ -1,4 +1,4 @@
-"""The official `openai` client against a gateway on a real socket; and what it never sends."""
+"""The official `openai` client against a gateway on a real socket, and requests it never sends."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -14,10 +14,10 @@ from tests.gateway.gateway_fakes import House, housing, tokens_of
 
 
 def answer(prompt: Prompt) -> Sequence[int]:
-    """Greedy: always the same to a prompt. Sampled: a text of its own for each seed."""
-    said = f" of {sum(prompt.token_ids[: prompt.prompt_tokens])}: sort the 😀 words é 漢字, please"
+    """One answer per prompt; with sampling, one per prompt and seed."""
+    text = f" of {sum(prompt.token_ids[: prompt.prompt_tokens])}: sort the 😀 words é 漢字, please"
     seed = prompt.sampling.seed if prompt.sampling.temperature else 0
-    return tokens_of(f"answer {seed}{said}")
+    return tokens_of(f"answer {seed}{text}")
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ async def test_openai_client(check: Check, openai_base_url: str) -> None:
     await check(openai_base_url)
 
 
-async def test_a_cache_salt_goes_with_every_prompt_to_the_worker(house: House) -> None:
+async def test_cache_salt_reaches_the_worker(house: House) -> None:
     longest = "s" * 256
     async with connected(house.http_url) as client:
         await ask(client, extra_body={"cache_salt": longest})
@@ -66,7 +66,7 @@ async def test_health_follows_the_fleet() -> None:
         assert (await house.http("GET", "/health")).status == 503
 
 
-async def test_metrics_count_what_was_served(house: House) -> None:
+async def test_metrics_count_served_requests(house: House) -> None:
     headers = {"x-foretoken-sla": "batch"}
     body = {"prompt": "1,", "max_tokens": 5}
     reply = await house.http("POST", "/v1/completions", body, headers)
@@ -94,7 +94,7 @@ async def test_metrics_count_what_was_served(house: House) -> None:
         assert line in text.splitlines(), line
 
 
-async def test_a_full_queue_is_429_with_retry_after(house: House) -> None:
+async def test_full_queue_is_429_with_retry_after(house: House) -> None:
     rejected = sched.Rejected(
         reason=sched.REJECT_REASON_QUEUE_FULL, message="1000 requests wait", retry_after_s=2.2
     )
@@ -118,19 +118,19 @@ async def test_a_full_queue_is_429_with_retry_after(house: House) -> None:
         (sched.REJECT_REASON_NO_MODEL, 404, "model_not_found", "model", None),
     ],
 )
-async def test_what_the_scheduler_refuses(
+async def test_scheduler_rejection_becomes_an_http_status(
     house: House, reason: sched.RejectReason.ValueType, status: int, code: str,
     param: str | None, retry_after: str | None,
 ) -> None:  # fmt: skip
-    rejected = sched.Rejected(reason=reason, message="it says why", retry_after_s=2.2)
+    rejected = sched.Rejected(reason=reason, message="the reason", retry_after_s=2.2)
     house.scheduler.answers = lambda _: sched.RequestEvent(rejected=rejected)
     reply = await house.http("POST", "/v1/completions", {"prompt": "1,"})
     error = reply.json["error"]
     assert (reply.status, error["code"], error["param"]) == (status, code, param)
-    assert (error["message"], reply.headers.get("retry-after")) == ("it says why", retry_after)
+    assert (error["message"], reply.headers.get("retry-after")) == ("the reason", retry_after)
 
 
-async def test_a_deadline_that_cannot_be_met_is_504_before_it_passes(house: House) -> None:
+async def test_unreachable_deadline_is_504_before_it_passes(house: House) -> None:
     finished = sched.Finished(reason=common.FINISH_REASON_DEADLINE)
     house.scheduler.answers = lambda _: sched.RequestEvent(finished=finished)
     headers = {"x-request-timeout-s": "3000"}
@@ -140,7 +140,7 @@ async def test_a_deadline_that_cannot_be_met_is_504_before_it_passes(house: Hous
         assert (reply.status, reply.json["error"]["code"]) == (504, "deadline_exceeded")
 
 
-async def test_a_deadline_while_queued_is_504() -> None:
+async def test_deadline_in_the_queue_is_504() -> None:
     async with housing(answer, place=False) as house:
         headers = {"x-request-timeout-s": "1"}
         for stream in (False, True):
@@ -150,7 +150,7 @@ async def test_a_deadline_while_queued_is_504() -> None:
         assert 0 < house.scheduler.requests[0].deadline_in_s <= 1
 
 
-async def test_a_deadline_amid_an_answer_is_its_finish_reason() -> None:
+async def test_deadline_within_an_answer_is_its_finish_reason() -> None:
     async with housing() as house:
         headers = {"x-request-timeout-s": "2"}
         body = {"prompt": "1,", "stream": True, "max_tokens": 400}
@@ -162,7 +162,7 @@ async def test_a_deadline_amid_an_answer_is_its_finish_reason() -> None:
         assert "".join(event["choices"][0]["text"] for event in events) == "12"
 
 
-async def test_a_failure_amid_a_stream_is_an_error_event() -> None:
+async def test_failure_within_a_stream_is_an_error_event() -> None:
     async with housing() as house:
         asking = asyncio.ensure_future(
             house.http("POST", "/v1/completions", {"prompt": "1,", "stream": True})

@@ -1,7 +1,7 @@
-// What a page's reader would complain of, as lists of what is wrong; put into the page by tests.
+// Accessibility checks that tests run in the page. Each returns a list of faults.
 
 window.probes = {
-  // What stands out beyond the screen, but for what scrolls by itself.
+  // Elements outside the screen, except within scrolling containers.
   overflowing() {
     const apart = ".scroll, .sr, .skip";
     const beyond = (box) => box.width > 1 && (box.right > innerWidth + 1 || box.left < -1);
@@ -10,7 +10,7 @@ window.probes = {
       .map(outline);
   },
 
-  // Controls without a name for who does not see them.
+  // Controls without an accessible name.
   unnamed() {
     const named = (element) =>
       element.textContent.trim() || element.labels?.length || element.ariaLabel;

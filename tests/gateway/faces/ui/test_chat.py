@@ -24,10 +24,10 @@ PROBES = Path(__file__).with_name("probes.js")
 
 @pytest.fixture
 async def tab(chromium_program: str) -> AsyncIterator[Tab]:
-    async with browsing(chromium_program) as browser, browser.tab() as made:
-        await made.look(1280, 800)
-        yield made
-        assert made.complaints == []
+    async with browsing(chromium_program) as browser, browser.tab() as new_tab:
+        await new_tab.look(1280, 800)
+        yield new_tab
+        assert new_tab.complaints == []
 
 
 async def opened(tab: Tab, server: ForecastServer) -> None:

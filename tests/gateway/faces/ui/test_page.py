@@ -1,4 +1,4 @@
-"""The live page over HTTP: its files and headers, the board, a request's story, and off."""
+"""The live page over HTTP: files, headers, board data and request stories."""
 
 import asyncio
 import json
@@ -24,11 +24,11 @@ NAMES = sorted(entry.name for entry in PAGE.iterdir())
 
 @pytest.fixture
 async def house() -> AsyncIterator[House]:
-    async with housing(lambda _: tokens_of("12345")) as made:
-        yield made
+    async with housing(lambda _: tokens_of("12345")) as running:
+        yield running
 
 
-async def test_every_file_is_served_with_its_type_and_headers(house: House) -> None:
+async def test_page_files_have_media_type_and_security_headers(house: House) -> None:
     assert {Path(name).suffix for name in NAMES} == set(MEDIA_TYPES)
     for name in NAMES:
         reply = await house.http("GET", f"/ui/{name}")
@@ -43,7 +43,7 @@ async def test_every_file_is_served_with_its_type_and_headers(house: House) -> N
     assert index.text == (PAGE / "index.html").read_text()
 
 
-async def test_a_file_that_a_browser_has_is_not_sent_again(house: House) -> None:
+async def test_page_file_is_not_sent_again_for_a_known_etag(house: House) -> None:
     first = await house.http("GET", "/ui/page.js")
     tag = first.headers["etag"]
     for known in (tag, f'"other", W/{tag}', "*"):
@@ -66,13 +66,13 @@ async def test_a_file_that_a_browser_has_is_not_sent_again(house: House) -> None
         "/uix",
     ],
 )  # fmt: skip
-async def test_nothing_else_is_served(house: House, path: str) -> None:
+async def test_paths_outside_the_page_are_404(house: House, path: str) -> None:
     reply = await house.http("GET", path, headers={"accept": "text/html"})
     assert reply.status == 404
     assert reply.json["error"]["type"] == "invalid_request_error"
 
 
-async def test_a_browser_is_led_there_from_the_root(house: House) -> None:
+async def test_root_redirects_browsers_to_the_page(house: House) -> None:
     browser = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
     for path, headers in (("/", browser), ("/ui", {})):
         reply = await house.http("GET", path, headers=headers)
@@ -82,12 +82,12 @@ async def test_a_browser_is_led_there_from_the_root(house: House) -> None:
         assert (reply.status, reply.json["ui"], reply.headers["vary"]) == (200, "/ui/", "accept")
 
 
-async def test_only_reading_is_allowed(house: House) -> None:
+async def test_page_paths_refuse_post(house: House) -> None:
     for path in ("/ui/", "/ui/page.js", "/ui/board", "/ui/about", "/ui/why/abcd"):
         assert (await house.http("POST", path, {})).status == 405
 
 
-async def test_off_there_is_nothing() -> None:
+async def test_disabled_page_has_no_paths() -> None:
     assert load(GatewayConfig, {"ui": "off"}).ui is False
     async with housing(lambda _: tokens_of("1"), ui=False) as house:
         for path in ("/ui", "/ui/", "/ui/page.js", "/ui/board", "/ui/about", "/ui/why/abcd"):
@@ -100,36 +100,36 @@ async def test_off_there_is_nothing() -> None:
         assert house.scheduler.fleet_asked == 0
 
 
-def test_an_option_turns_it_off() -> None:
+def test_command_line_option_disables_the_page() -> None:
     assert sections(ServeOptions(ui=False))["gateway"]["ui"] == "off"
     assert "ui" not in sections(ServeOptions())["gateway"]
 
 
-def test_the_page_asks_nothing_of_anybody_else() -> None:
+def test_page_files_reference_no_other_server() -> None:
     for name in NAMES:
         text = (PAGE / name).read_text().replace("http://www.w3.org/2000/svg", "")
         assert not re.search(r"https?://|\bsrc=.//|@import|eval\(|innerHTML", text), name
 
 
-async def test_the_api_is_described_without_the_page(house: House) -> None:
+async def test_openapi_does_not_list_page_paths(house: House) -> None:
     paths = (await house.http("GET", "/openapi.json")).json["paths"]
     assert "/v1/chat/completions" in paths
     assert not [path for path in paths if path.startswith("/ui")]
 
 
-async def test_about_tells_model_classes_and_presets(house: House) -> None:
+async def test_about_has_model_classes_and_presets(house: House) -> None:
     reply = await house.http("GET", "/ui/about")
     assert reply.headers["cache-control"] == "no-store"
-    told = reply.json
-    assert (told["model"], told["default_class"]) == ("demo", "standard")
-    assert told["max_context_tokens"] == 512
-    assert told["classes"] == {
+    content = reply.json
+    assert (content["model"], content["default_class"]) == ("demo", "standard")
+    assert content["max_context_tokens"] == 512
+    assert content["classes"] == {
         "interactive": {"ttft_s": 1.0, "tpot_s": 0.05, "mtpot_s": 0.5},
         "standard": {"ttft_s": 5.0, "tpot_s": 0.1, "mtpot_s": 1.5},
         "batch": {"ttft_s": None, "tpot_s": None, "mtpot_s": None},
     }
-    assert [each["name"] for each in told["presets"]] == list(presets_of())
-    assert all(each["about"] for each in told["presets"])
+    assert [each["name"] for each in content["presets"]] == list(presets_of())
+    assert all(each["about"] for each in content["presets"])
 
 
 def view(held: int, workers: int = 1) -> sched.FleetView:
@@ -143,14 +143,14 @@ def view(held: int, workers: int = 1) -> sched.FleetView:
     return sched.FleetView(workers=infos, queued=3, policy="foretoken", drain_s=float("inf"))
 
 
-async def test_the_board_by_hand(house: House) -> None:
+async def test_board_shows_fleet_and_queue(house: House) -> None:
     house.scheduler.view = view(held=128)
     reply = await house.http("GET", "/ui/board")
     assert reply.headers["content-type"] == "application/json"
     assert reply.headers["cache-control"] == "no-store"
-    told = json.loads(reply.text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
-    assert told.pop("age_s") >= 0
-    assert told == {
+    content = json.loads(reply.text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert content.pop("age_s") >= 0
+    assert content == {
         "ready": True, "draining": False, "preset": "foretoken", "queued": 3, "running": 2,
         "live": 0, "drain_s": None, "worker_count": 1, "window_s": 60, "classes": {},
         "workers": [{
@@ -160,7 +160,7 @@ async def test_the_board_by_hand(house: House) -> None:
     }  # fmt: skip
 
 
-async def test_the_board_counts_what_was_answered(house: House) -> None:
+async def test_board_counts_answers_by_class(house: House) -> None:
     for name, tokens in (("batch", 5), ("ttft_s=1e-9", 2)):
         body = {"prompt": "1,", "max_tokens": tokens}
         reply = await house.http("POST", "/v1/completions", body, {"x-foretoken-sla": name})
@@ -173,7 +173,7 @@ async def test_the_board_counts_what_was_answered(house: House) -> None:
     assert set(custom["missed"]) <= {"queued", "prefill"}
 
 
-async def test_a_snapshot_is_shared_by_all_who_look(
+async def test_board_viewers_share_one_snapshot(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(board_module, "REFRESH_S", 3600.0)
@@ -182,14 +182,14 @@ async def test_a_snapshot_is_shared_by_all_who_look(
     assert house.scheduler.fleet_asked == 1
 
 
-async def test_many_workers_are_shown_up_to_a_number(house: House) -> None:
+async def test_board_lists_a_limited_number_of_workers(house: House) -> None:
     house.scheduler.view = view(held=1, workers=300)
-    told = (await house.http("GET", "/ui/board")).json
-    assert (told["worker_count"], len(told["workers"])) == (300, 256)
-    assert told["running"] == 600
+    content = (await house.http("GET", "/ui/board")).json
+    assert (content["worker_count"], len(content["workers"])) == (300, 256)
+    assert content["running"] == 600
 
 
-async def test_without_a_scheduler_the_board_tells_what_it_said_last(
+async def test_board_shows_the_last_answer_of_a_lost_scheduler(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(board_module, "REFRESH_S", 0.0)
@@ -202,17 +202,17 @@ async def test_without_a_scheduler_the_board_tells_what_it_said_last(
     assert 0 < first["age_s"] < second["age_s"]
 
 
-async def test_a_scheduler_that_never_answered_is_no_empty_fleet() -> None:
+async def test_board_has_no_age_before_the_first_scheduler_answer() -> None:
     async with housing(with_worker=False) as house:
         await house.scheduler_server.stop(0)
-        told = (await house.http("GET", "/ui/board")).json
-        assert (told["age_s"], told["workers"], told["preset"]) == (None, [], "")
+        content = (await house.http("GET", "/ui/board")).json
+        assert (content["age_s"], content["workers"], content["preset"]) == (None, [], "")
 
 
-async def test_a_story_with_the_verdict_of_the_gateway(house: House) -> None:
+async def test_story_ends_with_the_gateway_s_sla_result(house: House) -> None:
     body = {"prompt": "1,", "max_tokens": 5}
-    asked = await house.http("POST", "/v1/completions", body, {"x-foretoken-sla": "batch"})
-    choice = asked.json["id"].removeprefix("cmpl-") + "-0"
+    reply = await house.http("POST", "/v1/completions", body, {"x-foretoken-sla": "batch"})
+    choice = reply.json["id"].removeprefix("cmpl-") + "-0"
     placed = sched.Chapter(at_s=0.25, kind="placed", text="admitted", times=3, until_s=0.5)
     house.scheduler.stories["some-id"] = sched.Story(request_id=choice, chapters=[placed])
     reply = await house.http("GET", "/ui/why/some-id")
@@ -227,7 +227,7 @@ async def test_a_story_with_the_verdict_of_the_gateway(house: House) -> None:
     assert last["text"].startswith("as its client saw it, SLA batch met; first token after ")
 
 
-async def test_an_id_that_nobody_remembers_is_404(house: House) -> None:
+async def test_unknown_request_id_is_404(house: House) -> None:
     reply = await house.http("GET", "/ui/why/nosuchid")
     assert reply.status == 404
     assert reply.json["error"] == {
@@ -236,6 +236,6 @@ async def test_an_id_that_nobody_remembers_is_404(house: House) -> None:
     }  # fmt: skip
 
 
-async def test_an_id_has_a_longest(house: House) -> None:
+async def test_too_long_request_id_is_400(house: House) -> None:
     reply = await house.http("GET", f"/ui/why/{'x' * 129}")
     assert (reply.status, reply.json["error"]["param"]) == (400, "request_id")
