@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 MADE := 'observability/grafana/*.json' 'observability/prometheus/*.yml'
 
 .PHONY: setup serve test test-slow clients test-clients lint types imports proto proto-check
-.PHONY: metrics metrics-check dashboards dashboards-check check
+.PHONY: metrics metrics-check dashboards dashboards-check docs docs-pages docs-check docs-serve check
 
 setup: $(STAMP)
 
@@ -67,4 +67,19 @@ dashboards-check: dashboards
 	git diff --exit-code -- $(MADE)
 	test -z "$$(git ls-files --others --exclude-standard -- $(MADE))"
 
-check: lint types imports proto-check metrics-check dashboards-check
+# The pages made from code: settings, presets and request fields.
+docs-pages: setup
+	$(BIN)/python docs/generate.py
+	$(BIN)/python -m gateway.faces.http.dialect.page
+
+docs-check: docs-pages
+	git diff --exit-code -- docs
+	test -z "$$(git ls-files --others --exclude-standard -- docs)"
+
+docs: docs-check
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
+docs-serve: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve
+
+check: lint types imports proto-check metrics-check dashboards-check docs

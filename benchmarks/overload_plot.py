@@ -1,0 +1,64 @@
+"""Draw latency per token and goodput against load from a record of `benchmarks.overload`.
+
+python -m benchmarks.overload_plot overload.json --out docs/images/load.svg
+"""
+
+import argparse
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import cast
+
+import matplotlib
+
+matplotlib.use("svg")
+from matplotlib import pyplot
+
+Rows = Mapping[str, Mapping[str, Mapping[str, float]]]  # system → load factor → figures
+PANELS = (
+    ("norm_latency_s", "latency per token, s (mean)", "log"),
+    ("goodput_share", "goodput, share of all arrivals", "linear"),
+)
+
+
+def read_rows(record: Path, systems: list[str]) -> Rows:
+    """Return the figures of `systems`; exits with a sentence if the record lacks one."""
+    content = json.loads(record.read_text())
+    if missing := [system for system in systems if system not in content]:
+        raise SystemExit(f"{record} has no row for {', '.join(missing)}")
+    return {system: cast(Mapping[str, Mapping[str, float]], content[system]) for system in systems}
+
+
+def draw(rows: Rows, title: str, out: Path) -> None:
+    """Write one figure with a panel for each quantity and a line for each system."""
+    pyplot.rcParams.update({"svg.hashsalt": "foretoken", "font.size": 10})
+    figure, axes = pyplot.subplots(1, len(PANELS), figsize=(9, 3.4), layout="constrained")
+    for axis, (key, label, scale) in zip(axes, PANELS, strict=True):
+        for system, by_factor in rows.items():
+            factors = sorted(by_factor, key=float)
+            axis.plot(
+                [float(factor) for factor in factors],
+                [by_factor[factor][key] for factor in factors],
+                marker="o",
+                label=system,
+            )
+        axis.set(xlabel="load, multiples of capacity", ylabel=label, yscale=scale)
+        axis.grid(alpha=0.3)
+    axes[0].legend()
+    figure.suptitle(title, fontsize=10)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(out, metadata={"Date": None})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("record", type=Path)
+    parser.add_argument("--systems", default="foretoken,fcfs,vllm")
+    parser.add_argument("--title", default="")
+    parser.add_argument("--out", type=Path, required=True)
+    asked = parser.parse_args()
+    draw(read_rows(asked.record, asked.systems.split(",")), asked.title, asked.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""The documentation site builds without a warning, and its generated pages are current."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.live import ROOT
+
+README_LINES_MAX = 200
+
+
+@pytest.mark.slow
+def test_site_builds_strictly(tmp_path: Path):
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "<math" in (tmp_path / "algorithms.html").read_text()
+
+
+@pytest.mark.slow
+def test_strict_build_rejects_a_broken_link(tmp_path: Path):
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs/index.md").write_text("# Home\n\n[gone](gone.md)\n")
+    (tmp_path / "mkdocs.yml").write_text("site_name: broken\n")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1
+
+
+@pytest.mark.slow
+def test_generated_pages_are_current():
+    """`python docs/generate.py` writes them."""
+    before = {page: (ROOT / page).read_text() for page in ("docs/settings.md", "docs/presets.md")}
+    script = (
+        "import runpy; pages = runpy.run_path('docs/generate.py');"
+        "print(pages['settings_page'](), end='\\0'); print(pages['presets_page'](), end='')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split("\0") == list(before.values())
+
+
+def test_readme_is_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= README_LINES_MAX
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
+def test_relative_links_lead_to_files(page: str):
+    links = re.findall(r"\]\((?!https?:|#)([^)#]+)", (ROOT / page).read_text())
+    assert links or page == "CONTRIBUTING.md"
+    for link in links:
+        assert (ROOT / link).exists(), f"{page} links to {link}"
+
+
+def test_code_map_names_existing_paths():
+    text = (ROOT / "docs/architecture.md").read_text()
+    paths = re.findall(
+        r"`((?:services|gateway|protos|observability|lab|models|benchmarks|deploy|foretoken)/[\w/.]*)`",
+        text,
+    )
+    assert len(paths) >= 15
+    for path in paths:
+        assert (ROOT / path).exists(), path
