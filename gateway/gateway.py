@@ -136,6 +136,11 @@ class Gateway:
         """Choices being answered."""
         return self._pipeline.live
 
+    @property
+    def arriving(self) -> int:
+        """Requests that wait for tokenization."""
+        return self._turnstile.waiting + self._reading.waiting
+
     # The request path, shared by gRPC and HTTP
 
     def admit(self, timeout_s: float = inf, choices: int = 1, sla_class: str = "") -> Clock:

@@ -28,6 +28,11 @@ class Turnstile:
         self._since_s = 0.0  # the first of them
         self._burst_since_s = 0.0
 
+    @property
+    def waiting(self) -> int:
+        """Requests in the queue."""
+        return len(self._waiting)
+
     def check(self) -> None:
         """Raises Refused when as many wait as may, to be tried again after as long as the next of
         them has waited: who came now as the last would wait so long."""

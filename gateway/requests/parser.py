@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import inf, isfinite
+from math import inf
 from typing import Any
 
 from gateway.config import GatewayConfig
@@ -199,14 +199,6 @@ class Parser:
             unique = dict.fromkeys(words)
             fields["bad_tokens"] = [ids for w in unique for ids in self._text.spell_word(w)]
         return fields
-
-
-def check_timeout(field_name: str, timeout_s: float) -> float:
-    """The timeout itself. Raises InvalidArgument unless it is positive and finite."""
-    if not (isfinite(timeout_s) and timeout_s > 0):
-        fault = f"must be a positive number of seconds, not {timeout_s:g}"
-        raise InvalidArgument(field_name, fault)
-    return timeout_s
 
 
 def _check_names(request: ClientRequest) -> None:

@@ -8,7 +8,7 @@ from google.protobuf.message import Message
 from gateway.requests.client_request import ClientRequest, Conversation, Prompt
 from gateway.requests.prompts import parse_template_kwargs
 from gateway.requests.sampling import RANGES, SWITCHES
-from gateway.requests.sla import BUDGETS
+from gateway.requests.sla import BUDGETS, OTHER
 from protos.generated import common_pb2, gateway_pb2
 
 OPTIONAL_FIELDS = (*RANGES, *SWITCHES, "seed")
@@ -31,6 +31,11 @@ def decode_request(message: gateway_pb2.GenerateRequest) -> ClientRequest:
         request_id=message.request_id,
         **_select_set(message, ("add_special_tokens", "truncate_prompt_tokens")),
     )
+
+
+def read_sla_class(message: common_pb2.Sla) -> str:
+    """The class that the request counts towards, before it is checked; empty: the default."""
+    return OTHER if _select_set(message, BUDGETS) else message.name
 
 
 def _decode_prompt(message: gateway_pb2.GenerateRequest) -> Prompt:

@@ -4,12 +4,12 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
 from typing import Any, cast
 
-from gateway.admission.keyed_calls import KeyedCalls
-from gateway.faces.grpc.decode import decode_request
+from gateway.faces.grpc.authentication import KeyInterceptor
+from gateway.faces.grpc.decode import decode_request, read_sla_class
+from gateway.faces.grpc.metadata import read_key, read_metadata, read_timeout, set_caller
 from gateway.gateway import Gateway
 from gateway.observed.traces import Trace
 from gateway.registration import add_to_server
-from gateway.requests.metadata import class_of, greet, key_of, metadata_of, timeout_s
 from gateway.sessions.call import ClientCall
 from gateway.sessions.foresight import Foreseen
 from gateway.sessions.session import ChoiceChunk
@@ -41,8 +41,8 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
         )
         with trace.failing():
             choices = max(1, min(request.sampling.n, self._gateway.config.max_choices))
-            sla_class = class_of(request.sla)
-            clock = self._gateway.admit(timeout_s(context, metadata), choices, sla_class)
+            sla_class = read_sla_class(request.sla)
+            clock = self._gateway.admit(read_timeout(context, metadata), choices, sla_class)
             await self._gateway.take_turn(sla_class)
             generation = await self._gateway.parse(decode_request(request), clock, trace)
             call = self._gateway.open([generation], trace=trace)
@@ -63,8 +63,8 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
 
     async def _authenticate(self, context: Any) -> Mapping[str, str]:
         """The call's metadata. Checks the API key and sets the caller of the present task."""
-        metadata = metadata_of(context)
-        await greet(context, metadata, self._gateway.keyring.check(key_of(metadata)))
+        metadata = read_metadata(context)
+        await set_caller(context, metadata, self._gateway.keyring.check(read_key(metadata)))
         return metadata
 
     async def ListModels(
@@ -86,7 +86,7 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
 
 def mount(gateway: Gateway) -> Mount:
     """The service for `services.runtime.server`."""
-    keys = KeyedCalls(gateway.keyring)
+    keys = KeyInterceptor(gateway.keyring)
     return Mount(SERVICE_NAME, add_to_server, GatewayService(gateway), [keys])
 
 

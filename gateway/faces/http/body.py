@@ -13,9 +13,9 @@ from gateway.faces.http.answers.sse import run_until_disconnect
 from gateway.faces.http.errors import BodyTooLarge, BodyTooSlow, ClientDisconnected
 from gateway.faces.http.schema import Json
 from gateway.gateway import Gateway
-from gateway.requests.metadata import TIMEOUT_KEY, parse_timeout
 from gateway.requests.reading_pool import LARGE_BYTES
 from gateway.requests.sla import SlaError, parse_header
+from gateway.requests.timeout import TIMEOUT_KEY, parse_timeout
 from services.runtime.errors import InvalidArgument
 
 SLA_HEADER = "x-foretoken-sla"

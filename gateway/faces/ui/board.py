@@ -63,6 +63,7 @@ class Board:
             "queued": view.queued,
             "running": sum(worker.running for worker in view.workers),
             "live": gateway.live,
+            "arriving": gateway.arriving,
             "drain_s": _finite_or_none(view.drain_s),
             "worker_count": len(view.workers),
             "workers": [_encode_worker(worker) for worker in workers[:MAX_WORKERS]],

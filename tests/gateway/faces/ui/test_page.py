@@ -152,7 +152,7 @@ async def test_board_shows_fleet_and_queue(house: House) -> None:
     assert content.pop("age_s") >= 0
     assert content == {
         "ready": True, "draining": False, "preset": "foretoken", "queued": 3, "running": 2,
-        "live": 0, "drain_s": None, "worker_count": 1, "window_s": 60, "classes": {},
+        "live": 0, "arriving": 0, "drain_s": None, "worker_count": 1, "window_s": 60, "classes": {},
         "workers": [{
             "id": "worker-0", "model": "demo", "running": 2, "kv_tokens": 512,
             "held_tokens": 128, "block_tokens": 16,

@@ -1,4 +1,4 @@
-"""Who calls over gRPC without a good key is refused, whichever service it is for."""
+"""Rejects gRPC calls without a valid API key, for every service of the port."""
 
 import logging
 from collections.abc import AsyncIterator
@@ -8,23 +8,23 @@ from grpc import aio
 
 from gateway.admission.keyring import Keyring
 from gateway.admission.keys import Unauthenticated
-from gateway.requests.metadata import greet, key_of, metadata_of
+from gateway.faces.grpc.metadata import read_key, read_metadata, set_caller
 from services.runtime.errors import guard, wrapped
 from services.runtime.observed.scrape import TELEMETRY
 
 log = logging.getLogger(__name__)
 
-# Health checks and reflection tell nothing of anybody's requests.
-OPEN = ("/grpc.health.v1.Health/", "/grpc.reflection.v1alpha.ServerReflection/")
-SCRAPING = f"/{TELEMETRY}/"
-UNIX = "unix:"  # a peer that came by a socket file, whose rights say who may
+# Health checks and reflection reveal nothing about requests.
+OPEN_SERVICES = ("/grpc.health.v1.Health/", "/grpc.reflection.v1alpha.ServerReflection/")
+TELEMETRY_PREFIX = f"/{TELEMETRY}/"
+UNIX = "unix:"  # a peer over a socket file, whose permissions control access
 
 
-class KeyedCalls(aio.ServerInterceptor):
-    """Looks at the metadata's `authorization: Bearer KEY` before anything of a call is read.
+class KeyInterceptor(aio.ServerInterceptor):
+    """Checks the metadata's `authorization: Bearer KEY` before a call's message is read.
 
-    What a process counts, asked for by the way of this port, wants a key too, `metrics_open` or
-    not: scrapers come by HTTP. Only over a Unix socket it does not.
+    Metrics over this port need a key whatever `metrics_open` says, because scrapers use HTTP. Only
+    over a Unix socket they need none.
     """
 
     def __init__(self, keyring: Keyring):
@@ -32,26 +32,28 @@ class KeyedCalls(aio.ServerInterceptor):
 
     async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
         handler, method = await continuation(handler_call_details), handler_call_details.method
-        if handler is None or not self._keyring.wanted or method.startswith(OPEN):
+        if handler is None or not self._keyring.wanted or method.startswith(OPEN_SERVICES):
             return handler
         metadata = dict(handler_call_details.invocation_metadata or ())
         try:
-            self._keyring.check(key_of(metadata))
+            self._keyring.check(read_key(metadata))
         except Unauthenticated as refusal:
-            return _refusing(handler, refusal, method.startswith(SCRAPING))
+            return _refuse_calls(handler, refusal, method.startswith(TELEMETRY_PREFIX))
         return handler
 
 
-def _refusing(handler: Any, refusal: Unauthenticated, unless_unix: bool) -> Any:
+def _refuse_calls(handler: Any, refusal: Unauthenticated, except_unix: bool) -> Any:
+    """A handler that raises `refusal`; with `except_unix`, not for peers over a Unix socket."""
+
     async def refuse(context: Any) -> None:
-        await greet(context, metadata_of(context), "")
+        await set_caller(context, read_metadata(context), "")
         if refusal.given:
-            log.warning("%s gave a wrong API key", context.peer())
+            log.warning("%s sent a wrong API key", context.peer())
         raise refusal
 
     def unary(inner: Any) -> Any:
         async def call(request: Any, context: Any) -> Any:
-            if unless_unix and context.peer().startswith(UNIX):
+            if except_unix and context.peer().startswith(UNIX):
                 return await inner(request, context)
             return await refuse(context)
 
