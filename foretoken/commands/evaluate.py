@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from services.predictor.judging.inputs import Tell
-    from services.predictor.judging.report import Findings
-    from services.predictor.judging.stopwatch import Fresh
+    from lab.data.examples import Tell
+    from lab.evaluation.report import Findings
+    from lab.evaluation.timing import Fresh
 
 WIDTH = 124  # what a table needs; a narrower terminal wraps it
 
@@ -42,8 +42,8 @@ def evaluate(
 
     A file given to both is judged on its validation rows and trained on with the rest.
     """
-    from services.predictor.judging.evaluate import Evaluation
-    from services.predictor.judging.evaluate import evaluate as run
+    from lab.evaluation.evaluate import Evaluation
+    from lab.evaluation.evaluate import evaluate as run
 
     _require_folders(json, plot)
     what = Evaluation(
@@ -88,7 +88,7 @@ def _progress() -> "Iterator[Tell]":
 def _show(findings: "Findings", json: Path | None, plot: Path | None) -> None:
     from rich.console import Console
 
-    from services.predictor.judging.report import as_rows, tables, write_json
+    from lab.evaluation.report import as_rows, tables, write_json
 
     found = as_rows(findings)
     console = Console()
@@ -98,6 +98,6 @@ def _show(findings: "Findings", json: Path | None, plot: Path | None) -> None:
     if json:
         write_json(json, found)
     if plot:
-        from services.predictor.judging.plot import plot as draw
+        from lab.evaluation.plot import plot as draw
 
         draw(plot, found)

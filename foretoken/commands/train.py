@@ -12,8 +12,8 @@ import typer
 from foretoken.commands.usage import ManyCommand
 
 if TYPE_CHECKING:
-    from services.predictor.training.artefact import Artefact
-    from services.predictor.training.stopping import Report
+    from lab.training.early_stopping import Report
+    from services.predictor.artefact.folder import Artefact
 
 app = typer.Typer(help="Train models before anything is served.", no_args_is_help=True)
 
@@ -48,8 +48,8 @@ def ranker(
     A quarter of the prompts, the one that `foretoken evaluate` judges on, trains nothing.
     """
     try:
-        from services.predictor.training.run import Training, train_ranker
-        from services.predictor.training.stopping import Course
+        from lab.training.early_stopping import Course
+        from lab.training.train import Training, train_ranker
 
         course = Course(epochs, patience, seed, layers)
         what = Training(data, out, course, encoder, fine_tune, threads or os.cpu_count() or 1)
@@ -90,7 +90,7 @@ def _reporting(look: Callable[[], None]) -> "Iterator[Report]":
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
     from rich.progress import TimeRemainingColumn as TimeLeft
 
-    from services.predictor.training.stopping import Report
+    from lab.training.early_stopping import Report
 
     console = Console(stderr=True, highlight=False)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeLeft())

@@ -7,24 +7,24 @@ from functools import partial
 
 from services.predictor.blend.content import ContentPredictor
 from services.predictor.blend.guard import Foreteller, Guarded, Unguarded
-from services.predictor.cascade.cascade import Cascade, Read
-from services.predictor.cascade.desk import Desk
-from services.predictor.cascade.pending import Pending
-from services.predictor.cascade.reading import Eyes, Reader
-from services.predictor.cascade.remembered import Remembered
 from services.predictor.config import PredictorConfig
 from services.predictor.encoder.extract import Extractor, NoEncoder, TextEncoder
 from services.predictor.interface import Options, Predictor, Prompt
-from services.predictor.learning.apart import run_apart, run_here
 from services.predictor.learning.learner import Learning
 from services.predictor.learning.outcomes import Outcomes
 from services.predictor.learning.records import KIND, READ_LATE, VERSION, EncodedBy
-from services.predictor.learning.refitting import Pace, Refitter
+from services.predictor.learning.refit_process import run_apart, run_here
+from services.predictor.learning.refitter import Pace, Refitter
 from services.predictor.learning.rules import OWN_RULES, RULES
 from services.predictor.metrics import PredictorMetrics
 from services.predictor.models.history import HistoryPredictor
-from services.predictor.models.told import read_lengths
+from services.predictor.models.lengths_file import read_lengths
 from services.predictor.predictors import ENCODERLESS, build
+from services.predictor.serving.executor import Desk
+from services.predictor.serving.forecast_cache import Remembered
+from services.predictor.serving.forecaster import Cascade, Read
+from services.predictor.serving.pending import Pending
+from services.predictor.serving.prompt_reader import Eyes, Reader
 from services.runtime.outcomelog import Journal
 from services.runtime.outcomelog.config import LogConfig
 
@@ -153,7 +153,7 @@ def _build(config: PredictorConfig, options: Options, manner: Manner) -> tuple[P
 
 
 def _pretrained(config: PredictorConfig, options: Options) -> tuple[ContentPredictor, str] | None:
-    from services.predictor.training.pretrained import build_pretrained
+    from services.predictor.artefact.pretrained import build_pretrained
 
     return build_pretrained(config.model, options, config.artefact)
 

@@ -8,8 +8,8 @@ from observability.metrics import predictor as catalogue
 from observability.metrics.instruments import Instruments
 from observability.metrics.metric import Metric
 from observability.metrics.reading import Look
-from services.predictor.cascade.cascade import PLAIN, REMEMBERED, WORDS
 from services.predictor.learning.scorecard import Judged, Standing
+from services.predictor.serving.forecaster import PLAIN, REMEMBERED, WORDS
 from services.runtime.outcomelog import Journal
 
 _GAUGES = (

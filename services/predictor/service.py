@@ -18,14 +18,14 @@ from observability.tracing import NO_SPANS, Spans
 from protos.generated import common_pb2, predictor_pb2, predictor_pb2_grpc
 from services.forecast import MOST_TOKENS
 from services.predictor.assembly import assemble
-from services.predictor.cascade.cascade import Answer, Asked, Read
-from services.predictor.cascade.feed import Feed
 from services.predictor.config import PredictorConfig
 from services.predictor.encoder.extract import TextEncoder, cut
 from services.predictor.interface import Prompt, Query
 from services.predictor.learning.records import MOST_NAME_CHARS
-from services.predictor.learning.refitting import Refitter
+from services.predictor.learning.refitter import Refitter
 from services.predictor.metrics import PredictorMetrics
+from services.predictor.serving.broadcast import Feed
+from services.predictor.serving.forecaster import Answer, Asked, Read
 from services.predictor.spans import PredictorSpans
 from services.runtime.codecs.common import decode_outcome, encode_forecast
 from services.runtime.errors import InvalidArgument

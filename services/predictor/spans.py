@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from observability.tracing import REQUEST_ID, Spans, Value
 from protos.generated import predictor_pb2
-from services.predictor.cascade.cascade import Answer, Read
+from services.predictor.serving.forecaster import Answer, Read
 
 MOST_UNREAD = 4_096  # traced requests whose prompts may still be read; the oldest makes room
 

@@ -32,8 +32,8 @@ from foretoken.running.ports import free_port
 from models.tasks import examples
 from services.policies.preset import presets
 from services.predictor.interface import Prompt, Query
+from services.predictor.models.lengths_file import read_lengths
 from services.predictor.models.oracle import OraclePredictor
-from services.predictor.models.told import read_lengths
 from tests.gateway.gateway_fakes import demo_text
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"

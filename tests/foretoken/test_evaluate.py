@@ -13,9 +13,9 @@ from rich.text import Text
 
 from foretoken.commands.evaluate import evaluate
 from foretoken.commands.usage import ManyCommand, spread
+from lab.evaluation.report import COLUMNS, JsonRow, read_json, tables, write_json
 from services.forecast import Forecast, certain
 from services.predictor.interface import Example, Query
-from services.predictor.judging.report import COLUMNS, JsonRow, read_json, tables, write_json
 from services.predictor.predictors import PREDICTORS
 from tests.live import ROOT, command, environment
 

@@ -94,7 +94,9 @@ async def test_an_encoder_that_breaks_leaves_history(
         assert (forecast.source, list(forecast.points)) == ("history", [7, UNCAPPED])
         await until(lambda: running.value("fallbacks_total", reason=reason) == 4)
     said = [
-        r.getMessage() for r in caplog.records if r.name == "services.predictor.cascade.reading"
+        r.getMessage()
+        for r in caplog.records
+        if r.name == "services.predictor.serving.prompt_reader"
     ]
     assert len(said) == 1 and "forecast by history; this is said once" in said[0]
 

@@ -5,11 +5,11 @@ from dataclasses import replace
 from services.core import FinishReason
 from services.forecast import certain
 from services.predictor.blend.guard import LEAST
-from services.predictor.cascade.cascade import Reading
-from services.predictor.cascade.newest import Newest
-from services.predictor.cascade.remembered import Remembered, Seen
 from services.predictor.interface import Prompt, Query
-from tests.predictor.cascade_machine import PACKED, Machine, Model, names
+from services.predictor.serving.forecast_cache import Remembered, Seen
+from services.predictor.serving.forecaster import Reading
+from services.predictor.serving.newest_first_queue import Newest
+from tests.predictor.serving_fixtures import PACKED, Machine, Model, names
 
 
 def test_the_newest_goes_first_and_the_oldest_goes_unread() -> None:

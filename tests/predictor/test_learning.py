@@ -17,13 +17,12 @@ from services.predictor.blend.content import ContentPredictor, Refit, Refitted
 from services.predictor.blend.guard import Made
 from services.predictor.blend.members import HistoryMember
 from services.predictor.blend.mixture import Mixture
-from services.predictor.cascade.desk import Desk
-from services.predictor.cascade.pending import Pending, Waiting
 from services.predictor.encoder.extract import Extractor
 from services.predictor.encoder.packing import pack
 from services.predictor.encoder.source import DEFAULT_NAME
 from services.predictor.interface import Example, Options, Prompt, Query
-from services.predictor.learning.apart import (
+from services.predictor.learning.records import EncodedBy, decode, encode
+from services.predictor.learning.refit_process import (
     FitFailed,
     read_result,
     read_task,
@@ -31,12 +30,13 @@ from services.predictor.learning.apart import (
     write_result,
     write_task,
 )
-from services.predictor.learning.records import EncodedBy, decode, encode
-from services.predictor.learning.refitting import Pace, Refitter
+from services.predictor.learning.refitter import Pace, Refitter
 from services.predictor.learning.rules import OWN_RULES, RULES
 from services.predictor.models.fitting import Fitted, Tick
 from services.predictor.models.frame import Frame
 from services.predictor.models.spread import Floats
+from services.predictor.serving.executor import Desk
+from services.predictor.serving.pending import Pending, Waiting
 from services.runtime.outcomelog import Row
 from services.runtime.outcomelog.config import LogConfig
 from services.runtime.outcomelog.sqlite import SqliteLog

@@ -15,20 +15,20 @@ from protos.generated import predictor_pb2
 from services.forecast import certain
 from services.predictor.blend.content import ContentPredictor
 from services.predictor.blend.members import FittedMember
-from services.predictor.cascade.budget import Budget
-from services.predictor.cascade.cascade import Asked
-from services.predictor.cascade.desk import Desk
-from services.predictor.cascade.feed import Feed
-from services.predictor.cascade.reading import BATCH, Eyes
 from services.predictor.encoder.encoder import Encoder
 from services.predictor.encoder.extract import Extractor
 from services.predictor.interface import Example, Features, Options, Prompt, Query
 from services.predictor.models.fitting import Fit
 from services.predictor.models.ridge import fit_ridge, fit_words
 from services.predictor.predictors import PREDICTORS
-from tests.predictor.cascade_machine import FEATURES, PACKED
+from services.predictor.serving.broadcast import Feed
+from services.predictor.serving.cpu_budget import Budget
+from services.predictor.serving.executor import Desk
+from services.predictor.serving.forecaster import Asked
+from services.predictor.serving.prompt_reader import BATCH, Eyes
 from tests.predictor.encoder.small_encoders import bert, saved
 from tests.predictor.predictor_serving import HashEncoder, asked, ended, mean, predicting
+from tests.predictor.serving_fixtures import FEATURES, PACKED
 from tests.reach import until
 
 # The budget

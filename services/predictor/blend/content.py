@@ -10,7 +10,7 @@ from services.forecast import Forecast
 from services.lengths import LEARNT_FROM
 from services.predictor.blend.members import Member
 from services.predictor.blend.mixture import Mixture
-from services.predictor.blend.recall import Recall
+from services.predictor.blend.quantile_cache import Recall
 from services.predictor.encoder.extract import without_meaning, wording
 from services.predictor.interface import Example, Features, Options, Query
 from services.predictor.models.fitting import Fit, Fitted, Model, Tick, untold

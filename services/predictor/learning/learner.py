@@ -8,10 +8,10 @@ from contextlib import suppress
 from functools import partial
 from typing import Protocol
 
-from services.predictor.cascade.desk import Desk, Do
 from services.predictor.interface import Example
 from services.predictor.learning.records import KIND, EncodedBy, Record, decode, without_features
 from services.predictor.learning.rules import Rule
+from services.predictor.serving.executor import Desk, Do
 from services.runtime.outcomelog import Row
 
 log = logging.getLogger(__name__)

@@ -6,10 +6,10 @@ from dataclasses import replace
 from services.core import Outcome
 from services.lengths import LEARNT_FROM
 from services.predictor.blend.guard import Foreteller
-from services.predictor.cascade.cascade import Late
-from services.predictor.cascade.pending import Pending, Waiting
 from services.predictor.learning.records import READ_LATE, encode
 from services.predictor.learning.scorecard import Judged, Scorecard, judge
+from services.predictor.serving.forecaster import Late
+from services.predictor.serving.pending import Pending, Waiting
 from services.runtime.outcomelog import Row
 
 

@@ -8,9 +8,9 @@ from google.protobuf.message import DecodeError
 from protos.generated import common_pb2, predictor_pb2
 from services.core import FinishReason, Outcome
 from services.forecast import MOST_TOKENS
-from services.predictor.cascade.pending import Waiting
 from services.predictor.encoder.packing import of_this_version, unpack
 from services.predictor.interface import Example, Features, Prompt, Query
+from services.predictor.serving.pending import Waiting
 from services.runtime.codecs.common import decode_reason, encode_reason
 from services.runtime.outcomelog import Row
 

@@ -8,7 +8,7 @@ from math import nan
 import numpy as np
 
 from services.forecast import Forecast
-from services.predictor.judging.scores import LEVELS, tau_b
+from services.predictor.models.scoring import LEVELS, tau_b
 from services.predictor.models.spread import Floats
 
 WINDOW = 1_000  # outcomes: a few minutes of traffic, and 90 % coverage to within 2 points

@@ -10,7 +10,7 @@ from scipy.stats import kendalltau
 
 from services.core import FinishReason
 from services.predictor.blend.content import LEAST_TO_FIT, ContentPredictor
-from services.predictor.blend.recall import STALE, Recall
+from services.predictor.blend.quantile_cache import STALE, Recall
 from services.predictor.interface import Example, Options, Query
 from services.predictor.models import ridge
 from services.predictor.models.fitting import untold

@@ -12,13 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import kendalltau, ks_2samp
 
+from lab.evaluation.scores import score
 from services.forecast import Forecast, certain, from_lengths
 from services.predictor.blend.content import ContentPredictor
 from services.predictor.blend.guard import LEAST, WINDOW, Guard, Guarded
 from services.predictor.interface import LAYERS, NUMBERS, Example, Features, Options, Prompt, Query
-from services.predictor.judging.scores import score, tau_b
 from services.predictor.learning.scorecard import RECENT, Judged, Scorecard, distance, judge
 from services.predictor.models.history import HistoryPredictor
+from services.predictor.models.scoring import tau_b
 from services.predictor.predictors import PREDICTORS
 from tests.predictor.predictor_serving import asked, ended, predicting
 

@@ -1,0 +1,61 @@
+"""The report as a picture: tau and pinball loss by predictor, and calibration."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from lab.evaluation.report import JsonRow, number
+from services.predictor.models.scoring import LEVELS
+
+WIDE = 0.8  # of the distance between two data sets, shared by their bars
+
+
+def plot(path: Path, rows: Sequence[JsonRow]) -> None:
+    """Write the picture; its ending is its format. Raises ValueError if not writable."""
+    figure = Figure(figsize=(9, 11), layout="constrained")
+    ranks, losses, calibration = figure.subplots(3, 1)
+    for axes in (ranks, losses, calibration):  # more predictors than the usual ten colours
+        axes.set_prop_cycle(color=colormaps["tab20"](np.arange(20)))
+    _bars(ranks, rows, "tau", "Kendall's tau-b (higher is better)")
+    _bars(losses, rows, "pinball", "pinball loss, tokens (lower is better)")
+    losses.set_yscale("log")
+    _calibration(calibration, rows)
+    figure.legend(*ranks.get_legend_handles_labels(), loc="outside right upper")
+    try:
+        figure.savefig(path, dpi=120)
+    except OSError as error:
+        raise ValueError(f"cannot write {path}: {error.strerror}") from None
+
+
+def _names(rows: Sequence[JsonRow], key: str) -> list[str]:
+    return [*dict.fromkeys(str(row[key]) for row in rows)]
+
+
+def _bars(axes: Axes, rows: Sequence[JsonRow], key: str, label: str) -> None:
+    """Groups of bars, a data set each; a constant forecast has no tau and so no bar."""
+    sets, predictors = _names(rows, "data"), _names(rows, "predictor")
+    height = {(row["data"], row["predictor"]): number(row, key) for row in rows}
+    width = WIDE / len(predictors)
+    for i, predictor in enumerate(predictors):
+        left = np.arange(len(sets)) + (i + 0.5) * width - WIDE / 2
+        axes.bar(left, [height.get((d, predictor), np.nan) for d in sets], width, label=predictor)
+    axes.set_xticks(range(len(sets)), sets, rotation=20 if len(sets) > 3 else 0)
+    axes.set_xlim(-0.5, len(sets) - 0.5)
+    axes.set_ylabel(label)
+
+
+def _calibration(axes: Axes, rows: Sequence[JsonRow]) -> None:
+    """How many lengths stay below each quantile: rows in domain, or all where there are none."""
+    rows = [row for row in rows if row["in_domain"]] or rows
+    axes.plot([0, 1], [0, 1], color="0.7", linestyle="--")
+    for predictor in _names(rows, "predictor"):
+        own = [row for row in rows if row["predictor"] == predictor]
+        shares = np.array([row["reached"] for row in own], np.float64)
+        weights = [number(row, "n") for row in own]
+        axes.plot(LEVELS, np.average(shares, axis=0, weights=weights), marker=".", label=predictor)
+    axes.set_xlabel("quantile of the forecast")
+    axes.set_ylabel("share of lengths up to it")

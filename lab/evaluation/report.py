@@ -1,0 +1,221 @@
+"""What was found, as JSON rows and as tables for a terminal."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from math import isfinite, nan
+from pathlib import Path
+
+import numpy as np
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from lab.data.split import JudgedRows
+from lab.evaluation.judge import Judgement
+from lab.evaluation.magnus_ladder import Ladder
+from services.predictor.models.oracle import SOURCE as ORACLE
+from services.predictor.models.scoring import tau_b
+
+JsonRow = dict[str, object]
+
+HIGH, LOW, NEITHER = 1, -1, 0
+COLUMNS = {  # a key of the JSON row: its heading, decimals, and which way is better
+    "tau": ("tau", 3, HIGH),
+    "tau_online": ("online", 3, HIGH),
+    "rmse": ("RMSE", 1, LOW),
+    "mae": ("MAE", 1, LOW),
+    "mean_relative_error": ("rel", 2, LOW),
+    "bucket_accuracy": ("bucket", 3, HIGH),
+    "pinball": ("pinball", 2, LOW),
+    "pinball_online": ("online", 2, LOW),
+    "crps": ("CRPS", 1, LOW),
+    "coverage_50": ("in 50%", 3, NEITHER),
+    "coverage_90": ("in 90%", 3, NEITHER),
+    "ms_batch1": ("ms", 2, LOW),
+    "ms_cached": ("cached", 3, LOW),
+    "ms_batch64": ("of 64", 3, LOW),
+}
+
+
+@dataclass(frozen=True)
+class Findings:
+    """All that `foretoken evaluate` found.
+
+    draws: tau-b between each row's length and another answer to the same prompt, a data set that
+    has such: about as well as any predictor can rank a model that samples.
+    ladders: by data set, then task (`""`: all of it); by `""`, all sets together.
+    earlier: rows of an earlier report, whose in-domain tau stands beside the online one.
+    """
+
+    judgements: Sequence[Judgement]
+    draws: Mapping[str, float] = field(default_factory=dict)
+    ladders: Mapping[str, Ladder] = field(default_factory=dict)
+    earlier: Sequence[JsonRow] = ()
+
+
+def draws_agree(judged: Sequence[JudgedRows]) -> dict[str, float]:
+    """Findings.draws of the judged rows."""
+    pairs = {
+        part.name: [(row.output_tokens, row.references[0]) for row in part.rows if row.references]
+        for part in judged
+    }
+    return {
+        name: tau_b(*np.array(both, np.float64).T) for name, both in pairs.items() if len(both) > 1
+    }
+
+
+def as_rows(findings: Findings) -> list[JsonRow]:
+    """A row a data set and predictor."""
+    return [_as_row(judgement, findings) for judgement in findings.judgements]
+
+
+def _as_row(judgement: Judgement, findings: Findings) -> JsonRow:
+    scores = asdict(judgement.scores)
+    timing = judgement.timing
+    online = judgement.online
+    ladder = findings.ladders.get(judgement.data, {})
+    return {
+        "data": judgement.data,
+        "predictor": judgement.predictor,
+        "in_domain": judgement.in_domain,
+        "n_train": judgement.n_train,
+        **scores,
+        "ms_batch1": timing.ms_batch1 if timing else None,
+        "ms_cached": timing.ms_cached if timing else None,
+        "ms_batch64": timing.ms_batch64 if timing else None,
+        "online_outcomes": online.outcomes if online else None,
+        "n_online": online.scores.n if online else None,
+        "tau_online": online.scores.tau if online else None,
+        "pinball_online": online.scores.pinball if online else None,
+        "coverage_90_online": online.scores.coverage_90 if online else None,
+        "tau_in_domain": _earlier_tau(judgement, findings.earlier),
+        "tau_draws": findings.draws.get(judgement.data),
+        "ladder": ladder.get("", {}),
+        "ladder_tasks": {task: rungs for task, rungs in ladder.items() if task},
+        "ladder_all_sets": findings.ladders.get("", {}).get("", {}),
+    }
+
+
+def _earlier_tau(judgement: Judgement, earlier: Sequence[JsonRow]) -> object:
+    """The predictor's tau on the same data set when it was trained on it."""
+    for row in earlier:
+        if (row.get("data"), row.get("predictor")) == (judgement.data, judgement.predictor):
+            return row.get("tau") if row.get("in_domain") else None
+    return None
+
+
+def write_json(path: Path, rows: Sequence[JsonRow]) -> None:
+    """NaN and infinities, which JSON has not, become null. Raises ValueError if not writable."""
+    text = json.dumps([_plain(row) for row in rows], indent=1, ensure_ascii=False, allow_nan=False)
+    try:
+        path.write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"cannot write {path}: {error.strerror}") from None
+
+
+def read_json(path: Path) -> list[JsonRow]:
+    """The rows of an earlier report. Raises ValueError."""
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} is no report of an earlier run: {error}") from None
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise ValueError(f"{path} is no report of an earlier run: not a list of rows")
+    return rows
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, float) and not isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: _plain(inner) for key, inner in value.items()}
+    return [_plain(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
+def tables(rows: Sequence[JsonRow]) -> Iterator[Table]:
+    """A table a data set, the best of each column in bold (the oracle does not compete)."""
+    for data in dict.fromkeys(row["data"] for row in rows):
+        own = [row for row in rows if row["data"] == data]
+        yield _table(own)
+        if own[0]["ladder"]:
+            yield _ladder_table(f"{data}: Magnus' ladder, RMSE in tokens", own[0])
+
+
+def _table(rows: Sequence[JsonRow]) -> Table:
+    first = rows[0]
+    domain = "in domain" if first["in_domain"] else "not trained on"
+    counts = f"{first['n']:,} rows judged, {_trained(rows):,} trained, {domain}"
+    title = f"{first['data']}: {counts}"
+    table = Table(title=title, caption=_caption(rows), box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("predictor", min_width=9)
+    shown = [key for key in COLUMNS if any(row[key] is not None for row in rows)]
+    for key in shown:
+        table.add_column(COLUMNS[key][0], justify="right")
+    best = {key: _best(rows, key) for key in shown}
+    for row in rows:
+        cells = [_cell(row, key, best[key]) for key in shown]
+        table.add_row(str(row["predictor"]), *cells)
+    return table
+
+
+def _trained(rows: Sequence[JsonRow]) -> int:
+    return int(max(number(row, "n_train") for row in rows))
+
+
+def _caption(rows: Sequence[JsonRow]) -> str:
+    first = rows[0]
+    notes = []
+    if isinstance(first["tau_draws"], float):
+        notes.append(f"another answer to the same prompt agrees at tau {first['tau_draws']:.3f}")
+    taught = [row for row in rows if row["online_outcomes"]]
+    if taught:
+        row = taught[0]
+        notes.append(
+            f"online: {row['n_online']} validation rows after {row['online_outcomes']} outcomes"
+        )
+    recovered = [_recovered(row) for row in rows if isinstance(row["tau_in_domain"], float)]
+    return "; ".join([*notes, *filter(None, recovered)])
+
+
+def _recovered(row: JsonRow) -> str:
+    """How much of the in-domain tau the outcomes brought back."""
+    within, online = row["tau_in_domain"], row["tau_online"]
+    if not isinstance(within, float) or not isinstance(online, float) or within <= 0:
+        return ""
+    return f"{row['predictor']}: {online / within:.0%} of its in-domain tau {within:.3f}"
+
+
+def _best(rows: Sequence[JsonRow], key: str) -> float:
+    way = COLUMNS[key][2]
+    numbers = [way * number(row, key) for row in rows if row["predictor"] != ORACLE]
+    return way * max(filter(isfinite, numbers), default=nan) if way else nan
+
+
+def number(row: JsonRow, key: str) -> float:
+    """A cell as a number; NaN where it is none."""
+    value = row[key]
+    return float(value) if isinstance(value, float | int) else nan
+
+
+def _cell(row: JsonRow, key: str, best: float) -> Text:
+    value = number(row, key)
+    if not isfinite(value):
+        return Text("–")
+    winner = value == best and row["predictor"] != ORACLE
+    return Text(f"{value:.{COLUMNS[key][1]}f}", style="bold" if winner else "")
+
+
+def _ladder_table(title: str, row: JsonRow) -> Table:
+    groups = {"this set": row["ladder"], "all sets": row["ladder_all_sets"]}
+    tasks = row["ladder_tasks"]
+    if isinstance(tasks, dict) and len(tasks) > 1:
+        groups |= tasks
+    table = Table(title=title, box=SIMPLE_HEAD)
+    table.add_column("rows")
+    for rung in row["ladder"] if isinstance(row["ladder"], dict) else ():
+        table.add_column(rung, justify="right")
+    for name, rungs in groups.items():
+        if isinstance(rungs, dict):
+            table.add_row(name, *(f"{error:.2f}" for error in rungs.values()))
+    return table

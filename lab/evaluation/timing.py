@@ -1,0 +1,91 @@
+"""Milliseconds a forecast, the reading of its prompt included."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from time import perf_counter
+from typing import Protocol, runtime_checkable
+
+from lab.data.examples import BATCH, prompt_of, query_of
+from lab.data.rows import Row
+from services.predictor.encoder.extract import Extracts
+from services.predictor.interface import Features, Predictor
+
+SINGLES = 200
+MOST = 512
+
+
+@runtime_checkable
+class Remembers(Protocol):
+    """A predictor that answers faster for a prompt it was asked about before."""
+
+    def forget(self) -> None: ...
+
+
+Fresh = Callable[[], Extracts]  # an extractor that has seen no prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Medians, in milliseconds a forecast.
+
+    ms_batch1: alone, its prompt never seen; ms_cached: the same prompts once more;
+    ms_batch64: in batches of 64, prompts never seen.
+    """
+
+    ms_batch1: float
+    ms_cached: float
+    ms_batch64: float
+
+
+def time_forecasts(
+    predictor: Predictor, rows: Sequence[Row], max_tokens: int, fresh: Fresh | None
+) -> Timing:
+    """Over at most 512 of the rows, each prompt once a pass; without `fresh` no prompt is read.
+
+    At least 200 single forecasts: where there are fewer prompts, passes with a fresh extractor
+    are added.
+    """
+    rows = list({row.prompt: row for row in rows}.values())[:MOST]
+    singles = [[row] for row in rows[:SINGLES]]
+    whole = max(len(rows) // BATCH, 1)  # a last, smaller batch would cost more a row
+    batches = [rows[i * BATCH : (i + 1) * BATCH] for i in range(whole)]
+    clock = _Clock(predictor, max_tokens)
+    unseen: list[float] = []
+    cached: list[float] = []
+    while len(unseen) < SINGLES:
+        extractor = _warm(clock, rows[-1:], fresh)
+        unseen += [clock.time(single, extractor) for single in singles]
+        cached += [clock.time(single, extractor) for single in singles]
+    extractor = _warm(clock, rows[-1:], fresh)
+    batched = [clock.time(batch, extractor) / len(batch) for batch in batches]
+    return Timing(median(unseen), median(cached), median(batched))
+
+
+def _warm(clock: "_Clock", rows: Sequence[Row], fresh: Fresh | None) -> Extracts | None:
+    """A fresh extractor, and a predictor that has built what it builds on its first forecast and
+    remembers no prompt."""
+    clock.time(rows, fresh() if fresh else None)
+    clock.forget()
+    return fresh() if fresh else None
+
+
+class _Clock:
+    def __init__(self, predictor: Predictor, max_tokens: int):
+        self._predictor = predictor
+        self._max_tokens = max_tokens
+
+    def forget(self) -> None:
+        if isinstance(self._predictor, Remembers):
+            self._predictor.forget()
+
+    def time(self, rows: Sequence[Row], extractor: Extracts | None) -> float:
+        """Milliseconds from the rows' text to their forecasts."""
+        prompts = [prompt_of(row) for row in rows]
+        start = perf_counter()
+        read: Sequence[Features | None] = [None] * len(rows)
+        if extractor:
+            read = extractor.extract(prompts)
+        queries = [query_of(r, f, self._max_tokens) for r, f in zip(rows, read, strict=True)]
+        self._predictor.forecast(queries)
+        return (perf_counter() - start) * 1e3

@@ -1,0 +1,153 @@
+"""Learning to rank with the encoder's weights trained too (papers/002 §4.1)."""
+
+from collections.abc import Iterator, Sequence
+from itertools import chain, islice
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from lab.training.early_stopping import BestWeights, Course, Report
+from lab.training.token_batches import BATCH, Choice, Ids, Texts, batches
+from lab.training.trainable_layers import Depth
+from services.predictor.encoder.encoder import padded
+from services.predictor.models.nets.losses import list_mle
+from services.predictor.models.scoring import tau_b
+from services.predictor.models.spread import Floats
+
+EPOCHS = 3
+ENCODER_RATE, HEAD_RATE, DECAY = 1e-4, 1e-3, 0.01
+PART_RATE = 2e-4  # of upper layers that learn alone
+WARM_UP = 0.1  # of all steps, to the full rate; then it falls evenly to 0
+CLIP = 1.0
+TRIALS_AN_EPOCH = 4
+TRIED = 1_000  # held-out prompts a trial
+
+
+class TunedRanker(nn.Module):
+    """An encoder with a linear head on the mean and the first of its last states, for both texts
+    of a prompt; beside it a level for who answers, so that the encoder need not learn that."""
+
+    def __init__(self, encoder: PreTrainedModel, populations: int, layers: int = 0):
+        """layers: how many upper ones are trained, 0 for all. Raises ValueError as Depth does."""
+        super().__init__()
+        self.encoder = encoder
+        self._depth = Depth(encoder, layers) if layers else None
+        self.head = nn.Linear(4 * encoder.config.hidden_size, 1)
+        self.levels = nn.Embedding(populations + 1, 1, padding_idx=0)
+        nn.init.zeros_(self.levels.weight)
+
+    def forward(self, texts: Texts) -> Tensor:
+        """Scores [n]; long answers score high."""
+        read = [self._read(part) for part in (texts.instructions, texts.user_inputs)]
+        scores: Tensor = self.head(torch.cat(read, dim=1)) + self.levels(texts.populations)
+        return scores[:, 0]
+
+    @torch.inference_mode()
+    def scores(self, texts: Texts) -> Floats:
+        """[n], in batches of like length."""
+        order = np.argsort(texts.tokens(), kind="stable")
+        said = np.empty(len(texts))
+        for rows in (order[i : i + BATCH] for i in range(0, len(order), BATCH)):
+            said[rows] = self(texts.take(rows)).numpy()
+        return said
+
+    def _read(self, texts: Sequence[Ids]) -> Tensor:
+        """[n, 2 · dim]; zeros for a text without tokens."""
+        filled = [i for i, ids in enumerate(texts) if ids]
+        out = torch.zeros(len(texts), 2 * self.encoder.config.hidden_size)
+        if not filled:
+            return out
+        states, mask = self._states([texts[i] for i in filled])
+        mean = (states * mask[:, :, None]).sum(dim=1) / mask.sum(dim=1, keepdim=True)
+        return out.index_copy(0, torch.tensor(filled), torch.cat([mean, states[:, 0]], dim=1))
+
+    def _states(self, texts: Sequence[Ids]) -> tuple[Tensor, Tensor]:
+        if self._depth is not None:
+            states, mask = self._depth(texts)
+            return states, mask
+        ids, mask = padded(texts, self.encoder.config.pad_token_id or 0)
+        return self.encoder(input_ids=ids, attention_mask=mask).last_hidden_state, mask
+
+
+def fine_tune(
+    ranker: TunedRanker, train_on: Texts, held: Texts, course: Course, report: Report
+) -> float:
+    """Minimises ListMLE; leaves the ranker with the weights of its best trial on `held`, in
+    evaluation mode, and returns the tau they had there.
+
+    The same by the seed, but for rounding. Raises ValueError when the loss is not finite.
+    """
+    torch.manual_seed(course.seed)  # of dropout
+    generator = np.random.default_rng(course.seed)
+    epoch_steps = -(-len(train_on) // BATCH)
+    steps = (course.epochs or EPOCHS) * epoch_steps
+    every = max(1, epoch_steps // TRIALS_AN_EPOCH)
+    optimizer, schedule = _optimizer(ranker, steps, course.layers)
+    best = BestWeights(ranker, course.patience)
+    tried = held.take(np.arange(min(len(held), TRIED)))
+    ranker.train()
+    said = "fine-tuning"
+    for step, rows in enumerate(_batches(train_on, generator, steps), start=1):
+        _step(ranker, train_on.take(rows), optimizer, schedule)
+        report.tell(said, step, steps)
+        if step % every == 0 or step == steps:
+            tau = _try(ranker, tried)
+            said = f"fine-tuning, tau {tau:.3f}"
+            report.note(f"fine-tuning, step {step} of {steps}: tau {tau:.3f}")
+            if best.offer(tau):
+                break
+    best.restore()
+    ranker.eval()
+    return best.tau
+
+
+def _batches(texts: Texts, generator: np.random.Generator, steps: int) -> Iterator[Choice]:
+    """Epoch after epoch."""
+    epochs = (batches(texts, generator) for _ in range(steps))
+    return islice(chain.from_iterable(epochs), steps)
+
+
+def _step(
+    ranker: TunedRanker,
+    texts: Texts,
+    optimizer: torch.optim.Optimizer,
+    schedule: torch.optim.lr_scheduler.LRScheduler,
+) -> None:
+    cost = list_mle(ranker(texts), texts.lengths)
+    if not torch.isfinite(cost):
+        raise ValueError("the fine-tuning diverged; try another --seed, or another --encoder")
+    optimizer.zero_grad()
+    cost.backward()  # type: ignore[no-untyped-call]  # PyTorch gives it no types
+    nn.utils.clip_grad_norm_(ranker.parameters(), CLIP)
+    optimizer.step()
+    schedule.step()
+
+
+def _try(ranker: TunedRanker, held: Texts) -> float:
+    ranker.eval()
+    tau = tau_b(ranker.scores(held), held.lengths.numpy().astype(float))
+    ranker.train()
+    return tau
+
+
+def _optimizer(
+    ranker: TunedRanker, steps: int, layers: int
+) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
+    optimizer = torch.optim.AdamW(
+        [
+            {
+                "params": [p for p in ranker.encoder.parameters() if p.requires_grad],
+                "lr": PART_RATE if layers else ENCODER_RATE,
+            },
+            {"params": [*ranker.head.parameters(), *ranker.levels.parameters()], "lr": HEAD_RATE},
+        ],
+        weight_decay=DECAY,
+    )
+    warm = max(1, round(WARM_UP * steps))
+
+    def share(step: int) -> float:
+        return min((step + 1) / warm, (steps - step) / max(1, steps - warm))
+
+    return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, share)

@@ -1,0 +1,104 @@
+"""Prompts as token ids, and in which order and company they are learnt from."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lab.data.examples import Tell, prompt_of
+from lab.data.rows import Row
+from services.predictor.encoder.encoder import Encoder
+from services.predictor.encoder.extract import split_prompt
+from services.predictor.models.nets.losses import LIST
+
+BATCH = 2 * LIST
+_POOL = 32 * BATCH  # prompts among which those of like length are put together
+
+Ids = Sequence[int]
+Choice = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Prompts read, a place each in every field.
+
+    instructions, user_inputs: the two texts that are encoded in service; empty without tokens.
+    populations: [n] who answered, 0 for one not known; lengths: [n] in tokens.
+    """
+
+    instructions: Sequence[Ids]
+    user_inputs: Sequence[Ids]
+    populations: Tensor
+    lengths: Tensor
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def take(self, rows: Choice) -> "Texts":
+        return Texts(
+            [self.instructions[i] for i in rows],
+            [self.user_inputs[i] for i in rows],
+            self.populations[torch.from_numpy(rows)],
+            self.lengths[torch.from_numpy(rows)],
+        )
+
+    def tokens(self) -> Choice:
+        both = zip(self.instructions, self.user_inputs, strict=True)
+        return np.array([len(a) + len(b) for a, b in both])
+
+
+Population = tuple[str, str]  # model, application
+
+
+def populations_of(rows: Sequence[Row]) -> dict[Population, int]:
+    return {key: place for place, key in enumerate(sorted({_population(r) for r in rows}), start=1)}
+
+
+def read_texts(
+    rows: Sequence[Row], known: dict[Population, int], encoder: Encoder, tell: Tell
+) -> Texts:
+    """Rows as the encoder's own tokens, cut as in service."""
+    empty = len(encoder.token_ids(""))
+    seen: dict[str, Ids] = {"": []}
+
+    def ids(text: str) -> Ids:
+        head = text[: encoder.head_chars]
+        if head not in seen:
+            found = encoder.token_ids(head)
+            seen[head] = found if len(found) > empty else []
+        return seen[head]
+
+    instructions, user_inputs = [], []
+    for i, row in enumerate(rows):
+        if i % 256 == 0:
+            tell("reading prompts", i, len(rows))
+        prompt = prompt_of(row)
+        instruction, user_input = split_prompt(prompt.instruction, prompt.user_input)
+        instructions.append(ids(instruction))
+        user_inputs.append(ids(user_input))
+    return Texts(
+        instructions,
+        user_inputs,
+        torch.tensor([known.get(_population(row), 0) for row in rows], dtype=torch.long),
+        torch.tensor([float(row.output_tokens) for row in rows]),
+    )
+
+
+def batches(texts: Texts, generator: np.random.Generator) -> Iterator[Choice]:
+    """An epoch: every prompt once, those of like length together, in whole lists; the last batch
+    is filled up with prompts seen before."""
+    order = generator.permutation(len(texts))
+    sizes = texts.tokens()
+    pools = [order[i : i + _POOL] for i in range(0, len(order), _POOL)]
+    alike = np.concatenate([pool[np.argsort(sizes[pool], kind="stable")] for pool in pools])
+    alike = np.concatenate([alike, generator.choice(order, -len(order) % BATCH)])
+    made = alike.reshape(-1, BATCH)
+    for batch in generator.permutation(made, axis=0):
+        yield generator.permutation(batch)  # lists of ListMLE, ties in no order
+
+
+def _population(row: Row) -> Population:
+    return row.model, row.task.partition("/")[0]

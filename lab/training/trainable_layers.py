@@ -1,0 +1,80 @@
+"""An encoder cut in two: lower layers as they are, their states kept; upper ones that learn."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from lab.training.token_batches import Ids
+from services.predictor.encoder.encoder import padded
+
+_KEPT_TOKENS = 4_000_000  # of half-precision states: 3 GB at 384 dimensions; then they are computed
+
+_SHUT = -1e9  # added to what attention must not see
+
+
+class Depth(nn.Module):
+    """Token states by an encoder of which only the upper `trained` layers learn.
+
+    Reading a text a second time costs its upper layers alone. Raises ValueError for an encoder
+    that is not built as BERT is (embeddings, then encoder.layer), or has fewer layers.
+    """
+
+    def __init__(self, encoder: PreTrainedModel, trained: int):
+        super().__init__()
+        self.encoder = encoder
+        try:
+            layers = list(encoder.encoder.layer)
+            embeddings = encoder.embeddings
+        except AttributeError:
+            raise ValueError("only encoders built as BERT can be trained in part") from None
+        if not 1 <= trained <= len(layers):
+            raise ValueError(f"the encoder has {len(layers)} layers; {trained} cannot be trained")
+        self._lower = [embeddings, *layers[: len(layers) - trained]]
+        self._upper = layers[len(layers) - trained :]
+        self._kept: dict[tuple[int, ...], Tensor] = {}
+        self._kept_tokens = 0
+        for module in self._lower:
+            module.requires_grad_(False)
+
+    def forward(self, texts: Sequence[Ids]) -> tuple[Tensor, Tensor]:
+        """States [n, longest, dim] and mask [n, longest] of texts that are not empty."""
+        low = self._low(texts)
+        mask = nn.utils.rnn.pad_sequence([torch.ones(len(s)) for s in low], batch_first=True)
+        states = nn.utils.rnn.pad_sequence(low, batch_first=True)
+        for layer in self._upper:
+            states = _through(layer, states, mask)
+        return states, mask
+
+    def train(self, mode: bool = True) -> "Depth":
+        """Dropout in the upper layers alone."""
+        super().train(mode)
+        for module in self._lower:
+            module.train(False)
+        return self
+
+    def _low(self, texts: Sequence[Ids]) -> list[Tensor]:
+        keys = [tuple(ids) for ids in texts]
+        new = [key for key in dict.fromkeys(keys) if key not in self._kept]
+        computed = dict(zip(new, self._compute(new), strict=True)) if new else {}
+        for key, states in computed.items():
+            if self._kept_tokens < _KEPT_TOKENS:
+                self._kept[key] = states
+                self._kept_tokens += len(states)
+        return [(computed[key] if key in computed else self._kept[key]).float() for key in keys]
+
+    @torch.no_grad()
+    def _compute(self, texts: Sequence[Ids]) -> list[Tensor]:
+        ids, mask = padded(texts, self.encoder.config.pad_token_id or 0)
+        embeddings, *layers = self._lower
+        states = embeddings(input_ids=ids)
+        for layer in layers:
+            states = _through(layer, states, mask.float())
+        return [row[: len(text)].half() for row, text in zip(states, texts, strict=True)]
+
+
+def _through(layer: nn.Module, states: Tensor, mask: Tensor) -> Tensor:
+    told = layer(states, (1 - mask)[:, None, None, :] * _SHUT)
+    passed: Tensor = told[0] if isinstance(told, tuple) else told
+    return passed

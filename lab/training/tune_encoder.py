@@ -1,0 +1,67 @@
+"""A fine-tuned encoder, from a named one to a folder that `Encoder.load` serves."""
+
+import json
+import shutil
+from pathlib import Path
+
+import torch
+from transformers import AutoModel, AutoTokenizer, PreTrainedModel
+
+from lab.training.datasets import Divided
+from lab.training.early_stopping import Course, Report
+from lab.training.finetune import TunedRanker, fine_tune
+from lab.training.token_batches import populations_of, read_texts
+from services.predictor.encoder.encoder import Encoder
+from services.predictor.encoder.source import find_folder, no_bar
+
+_TOKENIZER = ("tokenizer*.json", "special_tokens_map.json", "vocab.txt")
+_POOLING = "1_Pooling"
+
+
+def tune_encoder(
+    name: str, encoder: Encoder, parts: Divided, to: Path, course: Course, report: Report
+) -> None:
+    """Trains the named encoder's weights to rank and writes it to a folder. `encoder` is the same
+    one as it serves: training reads the tokens that serving will."""
+    known = populations_of(parts.train)
+    train_on, held = (
+        read_texts(rows, known, encoder, report.tell) for rows in (parts.train, parts.held)
+    )
+    torch.manual_seed(course.seed)
+    source = find_folder(name)
+    ranker = TunedRanker(_load(source), len(known), course.layers)
+    fine_tune(ranker, train_on, held, course, report)
+    _save(ranker.encoder, source, to)
+
+
+def _load(folder: Path) -> PreTrainedModel:
+    with no_bar():
+        model: PreTrainedModel = AutoModel.from_pretrained(folder, dtype=torch.float32)
+    return model
+
+
+def _save(model: PreTrainedModel, source: Path, to: Path) -> None:
+    """With `modules.json` as sentence-transformers writes it, since it pools by the mean now,
+    however its source did."""
+    with no_bar():
+        model.save_pretrained(to)
+    for file in to.glob("*.safetensors"):  # written for no other user to read, unlike the rest
+        file.chmod((to / "config.json").stat().st_mode)
+    if (source / "tokenizer.json").is_file():
+        for pattern in _TOKENIZER:
+            for file in source.glob(pattern):
+                shutil.copyfile(file, to / file.name)
+    else:
+        AutoTokenizer.from_pretrained(source).save_pretrained(to)
+    kinds = [("Transformer", ""), ("Pooling", _POOLING)]
+    modules = [
+        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for i, (kind, path) in enumerate(kinds)
+    ]
+    pooling = {
+        "word_embedding_dimension": model.config.hidden_size,
+        "pooling_mode_mean_tokens": True,
+    }
+    (to / _POOLING).mkdir()
+    (to / _POOLING / "config.json").write_text(json.dumps(pooling))
+    (to / "modules.json").write_text(json.dumps(modules))

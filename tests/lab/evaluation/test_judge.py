@@ -1,0 +1,311 @@
+"""Judging a predictor: what it is taught, asked and timed with, in which order."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lab.data.examples import examples_of, extract_all, prompt_of, query_of
+from lab.data.feature_store import FeatureStore
+from lab.data.rows import Row
+from lab.data.split import is_validation
+from lab.evaluation.judge import Bench, JudgedSet, Judgement
+from lab.evaluation.magnus_ladder import (
+    Requests,
+    climb,
+    requests_of,
+    rmse_of,
+    some_of_each_task,
+    user_input_tokens,
+)
+from lab.evaluation.timing import time_forecasts
+from services.core import FinishReason
+from services.forecast import Forecast, certain
+from services.predictor.interface import LAYERS, NUMBERS, Example, Features, Prompt, Query
+from services.predictor.models.maximum import MaxPredictor
+from services.predictor.models.spread import Floats
+
+DIM = 16
+STORED = [Prompt("", text, 1, ()) for text in ("a", "bc", "def")]
+
+
+def quiet(what: str, done: int, of: int) -> None:
+    """Tells nobody."""
+
+
+def row(i: int, tokens: int = 7, cap: int = 0) -> Row:
+    return Row("set", f"r-{i}", f"prompt {i}", "m", "chat/easy", 4, tokens, cap=cap)
+
+
+def features_of(prompt: Prompt) -> Features:
+    """A row of numbers that depends on the prompt alone."""
+    rng = np.random.default_rng(list(prompt.user_input.encode()))
+    words = np.unique(rng.integers(0, 100, rng.integers(0, 9))).astype(np.int32)
+    instruction = np.full((LAYERS, DIM), len(prompt.instruction), np.float32)
+    numbers = np.zeros(len(NUMBERS), np.float32)
+    return Features(instruction, rng.random((LAYERS, DIM), np.float32), words, numbers)
+
+
+class Extractor:
+    """Remembers what it was handed."""
+
+    def __init__(self, asked: list[str]):
+        self._asked = asked
+
+    def extract(self, prompts: Sequence[Prompt], /) -> list[Features]:
+        self._asked += [prompt.user_input for prompt in prompts]
+        return [features_of(prompt) for prompt in prompts]
+
+
+class Diary:
+    """A predictor that writes down what it is told; it expects the mean of what it learnt."""
+
+    version = 0
+
+    def __init__(self, pages: list[str]):
+        self._pages = pages
+        self._lengths: list[int] = []
+
+    def forecast(self, batch: Sequence[Query]) -> list[Forecast]:
+        self._pages.append(f"asked {len(batch)}")
+        return [certain(round(np.mean(self._lengths)))] * len(batch)
+
+    def learn(self, examples: Sequence[Example]) -> int:
+        self._pages.append(f"learnt {len(examples)}")
+        self._lengths += [example.output_tokens for example in examples]
+        return len(examples)
+
+    def fit(self, tick: Callable[[float], None]) -> None:
+        tick(0.5)
+        self._pages.append("fitted")
+
+
+def judged(name: str, in_domain: bool, rows: Sequence[Row]) -> JudgedSet:
+    return JudgedSet(name, in_domain, rows, examples_of(rows, {}, 100))
+
+
+def bench(train: Sequence[Row], sets: Sequence[JudgedSet], online: int = 0) -> Bench:
+    return Bench(examples_of(train, {}, 100), sets, 100, online, 0, None, quiet)
+
+
+def without_timing(pages: Iterable[str]) -> list[str]:
+    return [page for page in pages if page != "asked 1"]
+
+
+def test_first_all_is_learnt_then_fitted_then_asked_in_batches():
+    pages: list[str] = []
+    part = judged("set", True, [row(i) for i in range(70)])
+    [found] = bench([row(i) for i in range(300)], [part]).judge("diary", lambda: Diary(pages))
+    assert pages[:5] == ["learnt 256", "learnt 44", "fitted", "asked 64", "asked 6"]
+    assert "learnt" not in " ".join(pages[5:])
+    assert (found.data, found.predictor, found.n_train, found.scores.n) == ("set", "diary", 300, 70)
+    assert found.scores.rmse == 0
+    assert found.online is None
+
+
+def test_a_set_outside_the_training_is_learnt_online_by_a_predictor_of_its_own():
+    pages: list[str] = []
+    rows = [row(i, tokens=50) for i in range(800)]
+    sets = [judged("b", False, rows), judged("c", False, rows)]
+    train = [row(i, tokens=10) for i in range(900, 910)]
+    first, second = bench(train, sets, online=300).judge("diary", lambda: Diary(pages))
+    held = sum(is_validation(r.prompt) for r in rows)
+    for found in (first, second):
+        assert found.scores.rmse == 40
+        assert found.online is not None
+        assert (found.online.outcomes, found.online.scores.n) == (300, held)
+        mean = round((300 * 50 + 10 * 10) / 310)
+        assert found.online.scores.mae == 50 - mean
+    taught = ["learnt 10", "fitted"]
+    online = ["learnt 50"] * 5 + ["fitted", "learnt 50", "fitted"]
+    lessons = [page for page in pages if not page.startswith("asked")]
+    assert lessons == [*taught, *online, *taught, *online]
+
+
+def test_online_learning_never_sees_what_it_is_judged_on():
+    learnt: list[Example] = []
+
+    class Spy(Diary):
+        def learn(self, examples: Sequence[Example]) -> int:
+            learnt.extend(examples)
+            return super().learn(examples)
+
+    rows = [row(i, tokens=i + 1) for i in range(60)]
+    part = judged("b", False, rows)
+    [found] = bench([row(99)], [part], online=1000).judge("spy", lambda: Spy([]))
+    held = {r.output_tokens for r in rows if is_validation(r.prompt)}
+    assert found.online is not None
+    assert found.online.outcomes == 60 - len(held)
+    assert not held & {example.output_tokens for example in learnt[1:]}
+
+
+def test_a_forecast_is_judged_within_max_tokens():
+    part = judged("set", True, [row(0, tokens=30, cap=30)])
+    [found] = bench([row(1, tokens=90)], [part]).judge("diary", lambda: Diary([]))
+    assert found.scores.mae == 0
+
+
+def test_the_oracle_knows():
+    part = judged("set", True, [row(i, tokens=i + 1) for i in range(5)])
+    [found] = bench([row(9)], [part]).judge_oracle()
+    assert isinstance(found, Judgement)
+    assert (found.predictor, found.n_train, found.timing) == ("oracle", 0, None)
+    assert found.scores.tau == pytest.approx(1)
+    assert found.scores.rmse == 0
+
+
+def test_a_row_as_a_finished_request():
+    whole, cut = examples_of([row(0), row(1, tokens=20, cap=20)], {}, 100)
+    assert whole == Example(Query("m", "chat", 4, 100), 7, FinishReason.STOP)
+    assert cut == Example(Query("m", "chat", 4, 20), 20, FinishReason.LENGTH)
+
+
+def test_a_prompt_of_a_row_carries_its_conversation():
+    later = Row("d", "c-2", "Sum:\n1 and 1", "m", "t", 4, 7, 30, answers=(5,))
+    assert prompt_of(later) == Prompt("", "Sum:\n1 and 1", 34, (5,))
+
+
+def test_equal_prompts_are_read_once_in_order_of_length():
+    asked: list[str] = []
+    prompts = [Prompt("", text, 1, ()) for text in ("long prompt", "b", "a", "b")]
+    found = extract_all(prompts, Extractor(asked), quiet)
+    assert asked == ["a", "b", "long prompt"]
+    assert [f.user_input[0, 0] for f in found] == [features_of(p).user_input[0, 0] for p in prompts]
+
+
+def test_single_forecasts_are_at_least_200_of_prompts_never_seen():
+    asked: list[list[str]] = []
+
+    def fresh() -> Extractor:
+        asked.append([])
+        return Extractor(asked[-1])
+
+    pages: list[str] = []
+    diary = Diary(pages)
+    diary.learn(examples_of([row(0)], {}, 100))
+    timing = time_forecasts(diary, [row(i) for i in range(150)], 100, fresh)
+    assert min(timing.ms_batch1, timing.ms_cached, timing.ms_batch64) > 0
+    prompts = [f"prompt {i}" for i in range(150)]
+    warm, passed = asked[::2], asked[1::2]
+    assert warm == [["prompt 149"]] * 3
+    assert passed == [prompts * 2, prompts * 2, prompts[:128]]
+    assert pages.count("asked 64") == 2
+
+
+class TestStore:
+    def get(self, folder: Path, made: list[int], encoder: str = "enc") -> list[Features]:
+        def make(prompts: Sequence[Prompt]) -> list[Features]:
+            made.append(len(prompts))
+            return [features_of(prompt) for prompt in prompts]
+
+        return FeatureStore(folder, encoder).get(STORED, make)
+
+    def test_what_was_made_is_read_again(self, tmp_path: Path):
+        made: list[int] = []
+        first, second = self.get(tmp_path, made), self.get(tmp_path, made)
+        assert made == [3]
+        for a, b in zip(first, second, strict=True):
+            for name in ("instruction", "user_input", "words", "numbers"):
+                assert np.array_equal(getattr(a, name), getattr(b, name))
+                assert getattr(a, name).dtype == getattr(b, name).dtype
+
+    def test_another_encoder_has_its_own(self, tmp_path: Path):
+        made: list[int] = []
+        self.get(tmp_path, made)
+        self.get(tmp_path, made, "other")
+        assert made == [3, 3]
+
+    def test_a_broken_file_is_made_anew(self, tmp_path: Path):
+        made: list[int] = []
+        self.get(tmp_path, made)
+        [path] = tmp_path.iterdir()
+        path.write_bytes(path.read_bytes()[:50])
+        self.get(tmp_path, made)
+        self.get(tmp_path, made)
+        assert made == [3, 3]
+
+
+def test_the_ladder_on_answers_that_each_rung_explains_more_of():
+    """Two tasks: one doubles the input, one halves it; and the user's first value adds 40."""
+    rng = np.random.default_rng(0)
+    tasks = np.array(["double", "halve"] * 600)
+    length = rng.integers(20, 100, 1200).astype(float)
+    loud = rng.integers(0, 2, 1200)
+    instruction = np.zeros((1200, DIM), np.float32)
+    instruction[:, 0] = tasks == "double"
+    user_input = np.zeros((1200, DIM), np.float32)
+    user_input[:, 0] = loud
+    output: Floats = np.where(tasks == "double", 2 * length, length / 2) + 40 * loud
+
+    def part(chosen: slice) -> Requests:
+        return Requests(
+            [*tasks[chosen]],
+            length[chosen],
+            output[chosen],
+            instruction[chosen],
+            user_input[chosen],
+        )
+
+    test = part(slice(800, None))
+    forecasts = climb(part(slice(800)), test)
+    assert list(forecasts) == ["UILO", "RAFT", "INST", "USIN"]
+    rmse = rmse_of(forecasts, test.output_tokens, np.full(400, True))
+    assert rmse["UILO"] > 40
+    assert 18 < rmse["RAFT"] < 24  # ±20 is all that neither task nor length tell
+    assert 18 < rmse["INST"] < 24
+    assert rmse["USIN"] < 4
+
+
+def test_a_task_that_was_not_trained_gets_the_forest_of_all():
+    ones = np.ones((20, DIM), np.float32)
+    train = Requests(["a"] * 20, np.full(20, 9.0), np.full(20, 30.0), ones, ones)
+    test = Requests(["b"], np.array([9.0]), np.array([1.0]), ones[:1], ones[:1])
+    forecasts = climb(train, test)
+    assert forecasts["RAFT"] == pytest.approx([30.0])
+    assert rmse_of(forecasts, test.output_tokens, np.array([True]))["UILO"] == 8
+
+
+def test_no_task_outweighs_the_others():
+    rows = [replace(row(i), task=("rare", "often")[i > 3]) for i in range(50)]
+    chosen = some_of_each_task(rows, 10, 0)
+    assert Counter(r.task for r in chosen) == {"rare": 4, "often": 10}
+    assert chosen == some_of_each_task(rows, 10, 0)
+    assert len({r.id for r in chosen}) == 14
+
+
+def test_the_user_inputs_own_tokens():
+    asked = Row("d", "x", "Fix the bug:\ncode", "m", "t", 10, 1)
+    assert user_input_tokens(asked) == 6  # Fix, the, bug, and the colon taken off
+    assert user_input_tokens(row(0)) == 4
+    requests = requests_of([asked], [features_of(prompt_of(asked))])
+    assert requests.instruction.shape == (1, DIM)
+    assert list(requests.user_input_tokens) == [6]
+
+
+def test_a_forecast_is_timed_without_what_was_said_of_the_prompt_before() -> None:
+    """Judging has asked about every prompt already; a predictor that remembers must forget."""
+
+    class Remembering(MaxPredictor):
+        def __init__(self) -> None:
+            self.asked: set[int] = set()
+            self.new: list[int] = []
+
+        def forget(self) -> None:
+            self.asked.clear()
+
+        def forecast(self, batch: Sequence[Query]) -> list[Forecast]:
+            tokens = [query.prompt_tokens for query in batch]
+            self.new.append(len(set(tokens) - self.asked))
+            self.asked |= set(tokens)
+            return super().forecast(batch)
+
+    predictor = Remembering()
+    rows = [replace(row(i), prompt=f"prompt {i}", input_tokens=i) for i in range(250)]
+    predictor.forecast([query_of(each, None, 100) for each in rows])
+    time_forecasts(predictor, rows, 100, None)
+    singles, again = predictor.new[2:202], predictor.new[202:402]
+    assert singles == [1] * 200 and again == [0] * 200
+    assert predictor.new[403:] == [64] * 3
