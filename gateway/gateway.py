@@ -43,7 +43,7 @@ from protos.generated.worker_pb2_grpc import WorkerStub
 from services.runtime.backoff import Backoff
 from services.runtime.errors import Code, ServiceError
 from services.runtime.observed.tracing import outgoing
-from services.verdict import Cause
+from services.sla import SlaMissCause
 
 SWEEP_S = 0.1
 WHY_S = 10.0  # what a scheduler gets to tell a story
@@ -227,7 +227,7 @@ class Gateway:
         except Refused as refusal:
             name = self.metrics.known(sla_class or self.config.default_sla)
             self.metrics.on_refused(refusal.bar, name, choices)
-            self.recent.add(name, Cause.REJECTED, 0, time.monotonic(), choices)
+            self.recent.add(name, SlaMissCause.REJECTED, 0, time.monotonic(), choices)
             raise
 
     # What it tells of itself and of the scheduler

@@ -48,7 +48,6 @@ class FinishReason(StrEnum):
 class RejectReason(StrEnum):
     QUEUE_FULL = "queue_full"
     TOO_LONG = "too_long"
-    DRAINING = "draining"
     DUPLICATE = "duplicate"
     NO_MODEL = "no_model"
     TOO_LATE = "too_late"
@@ -60,13 +59,6 @@ class Residency(StrEnum):
     KEEP = "keep"
     OFFLOAD = "offload"
     DROP = "drop"
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """Not now: nothing is wrong, the next event may change it."""
-
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +144,7 @@ class Pause:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class QueuePosition:
     """A request as a plan ranks it; `wait_s` until it is expected to run, 0 while it does."""
 
     request_id: str
@@ -190,7 +182,7 @@ class Plan:
     prefetch: tuple[str, ...] = ()
     cancel: tuple[str, ...] = ()
     victims: tuple[str, ...] = ()
-    order: tuple[Standing, ...] = ()
+    order: tuple[QueuePosition, ...] = ()
     residency: str = ""
     costs: KVCosts = UNMEASURED_KV
     batches: tuple[StaticBatch, ...] = ()
@@ -198,7 +190,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class RequestProgress:
     request_id: str
     output_tokens: int
     held_tokens: int
@@ -241,9 +233,9 @@ class Report:
 
     seq: int
     applied_plan_seq: int
-    progress: tuple[Progress, ...] = ()
+    progress: tuple[RequestProgress, ...] = ()
     finished: tuple[Completion, ...] = ()
-    evicted: tuple[Progress, ...] = ()
+    evicted: tuple[RequestProgress, ...] = ()
     timings: tuple[StepTiming, ...] = ()
     swaps: tuple[SwapTiming, ...] = ()
     free_blocks: int = 0

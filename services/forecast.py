@@ -17,8 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 MAX_POINTS = 64
-MOST_TOKENS = 2**24 - 1  # longer than any context there is; keeps a table's arithmetic exact
-UNCAPPED = MOST_TOKENS  # max_tokens of a forecast of no particular request
+MAX_FORECAST_TOKENS = (
+    2**24 - 1
+)  # longer than any context there is; keeps a table's arithmetic exact
+UNCAPPED = MAX_FORECAST_TOKENS  # max_tokens of a forecast of no particular request
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -49,8 +51,8 @@ class Forecast:
             raise ValueError(f"a forecast has 1 to {MAX_POINTS} points and a weight for each")
         if any(b <= a for a, b in zip(self.points, self.points[1:], strict=False)):
             raise ValueError("forecast points must ascend")
-        if max(self.max_tokens, self.points[-1]) > MOST_TOKENS:
-            raise ValueError(f"a forecast is of at most {MOST_TOKENS} tokens")
+        if max(self.max_tokens, self.points[-1]) > MAX_FORECAST_TOKENS:
+            raise ValueError(f"a forecast is of at most {MAX_FORECAST_TOKENS} tokens")
         if not self.points[0] > 0 or not self.points[-1] <= self.max_tokens:
             raise ValueError("forecast points must lie in (0, max_tokens]")
         if not min(self.weights) > 0 or not abs(sum(self.weights) - 1) < 1e-6:

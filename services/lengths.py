@@ -8,11 +8,11 @@ from services.core import FinishReason
 from services.forecast import UNCAPPED, Forecast, from_masses
 
 WINDOW = 1_000  # Past-Future's w (papers/000 §3.2)
-LEARNT_FROM = frozenset({FinishReason.STOP, FinishReason.LENGTH})  # the others were cut short
+LEARNABLE_REASONS = frozenset({FinishReason.STOP, FinishReason.LENGTH})  # the others were cut short
 PRIOR = 1.0
 
 
-class Lengths:
+class LengthWindow:
     """The last `window` output lengths of one population, and the forecast that they make.
 
     **The start.** The paper's window begins with w entries of `max_tokens`, which answers replace

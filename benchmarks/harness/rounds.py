@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from services.core import Completion, FinishReason, Progress, Report, Request, WorkerView
+from services.core import Completion, FinishReason, Report, Request, RequestProgress, WorkerView
 from services.costs import CostModel
 from services.forecast import Forecast
-from services.policies.memory import Memory
+from services.policies.memory import PolicyMemory
 from services.policies.preset import choose
 from services.scheduler.core import events as ev
 from services.scheduler.core.admission import Limits
@@ -77,7 +77,7 @@ class Busy:
             self._reports,
             self.state.workers["w"].plan_seq,
             tuple(
-                Progress(n, self._made[n], self._prompts[n] + self._made[n], self._blocks(n))
+                RequestProgress(n, self._made[n], self._prompts[n] + self._made[n], self._blocks(n))
                 for n in rest
             ),
             tuple(Completion(n, self._made[n], FinishReason.STOP) for n in ended),
@@ -88,7 +88,7 @@ class Busy:
         took.report_us.append((noted - began) * 1e6 / max(1, len(names)))
         self._submit(max(FINISHED, len(ended)))
         if self._cuts:
-            self.state.rounds.memory = Memory()
+            self.state.rounds.memory = PolicyMemory()
         began = time.perf_counter()
         answer(self.state, self.now)
         took.rounds_ms.append((time.perf_counter() - began) * 1e3)

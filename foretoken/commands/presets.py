@@ -8,7 +8,7 @@ import typer
 if TYPE_CHECKING:
     from services.policies.parameters import Param
     from services.policies.preset import Preset
-    from services.policies.rows import Row
+    from services.policies.preset_table import PresetRow
 
 INDENT = "  "
 
@@ -21,9 +21,9 @@ def presets(
 ) -> None:
     """List the policies there are, or print one: what it chooses, and where it is from."""
     from services.policies.preset import require_known
-    from services.policies.rows import rows
+    from services.policies.preset_table import load_preset_rows
 
-    known = rows(file)
+    known = load_preset_rows(file)
     if name:
         require_known("preset", name, known)
         lines = described(known[name], file)
@@ -33,7 +33,7 @@ def presets(
         print(line)
 
 
-def listed(known: "Mapping[str, Row]") -> Iterator[str]:
+def listed(known: "Mapping[str, PresetRow]") -> Iterator[str]:
     from services.policies.preset import DEFAULT
 
     width = max(map(len, known))
@@ -42,9 +42,9 @@ def listed(known: "Mapping[str, Row]") -> Iterator[str]:
         yield f"{name:<{width}}  {row.preset.about}{mark}".rstrip()
 
 
-def described(row: "Row", file: str = "") -> Iterator[str]:
+def described(row: "PresetRow", file: str = "") -> Iterator[str]:
     """Every choice, with the others there are, and under it the numbers that it takes."""
-    from services.policies.preset import FORMED
+    from services.policies.preset import FORMS_BY_ARRANGEMENT
 
     preset = row.preset
     yield f"{preset.name}: {preset.about}"
@@ -52,7 +52,7 @@ def described(row: "Row", file: str = "") -> Iterator[str]:
     yield ""
     stages, numbers = preset.stages(), preset.numbers()
     yield from _choice("predictor", preset.predictor, ())
-    yield from _choice("arrangement", preset.arrangement, FORMED)
+    yield from _choice("arrangement", preset.arrangement, FORMS_BY_ARRANGEMENT)
     for stage, known in stages.items():
         yield from _choice(stage, getattr(preset, stage), known)
         for number, param in numbers.get(stage, {}).items():

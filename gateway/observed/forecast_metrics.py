@@ -7,7 +7,7 @@ from gateway.sessions.foresight import Foresight
 from observability.metrics.gateway import FORECAST_TOLD, PROMISED_TTFT, SLA_FORESEEN
 from observability.metrics.instruments import Instruments
 from services.core import FinishReason
-from services.verdict import Cause
+from services.sla import SlaMissCause
 
 WHOLE = (FinishReason.STOP, FinishReason.LENGTH)  # how long others would have been nobody knows
 
@@ -31,7 +31,7 @@ class ForecastMetrics:
             self._covered.labels(_yes(covered)).inc()
         if (kept := foresight.kept(ended.line)) is not None:
             self._kept.labels(_yes(kept)).inc()
-        if opening.sla_expected is not None and ended.cause is not Cause.CLIENT:
+        if opening.sla_expected is not None and ended.cause is not SlaMissCause.CLIENT:
             foreseen = "held" if opening.sla_expected else "broken"
             self._foreseen.labels(foreseen, "missed" if ended.cause else "met").inc()
 

@@ -12,7 +12,7 @@ from gateway.sessions.placement import Cause as Lost
 from observability.metrics import gateway as catalogue
 from observability.metrics.instruments import Instruments
 from services.core import FinishReason, Sla
-from services.verdict import Cause
+from services.sla import SlaMissCause
 
 REJECTED = "rejected"
 MET, MISSED = "met", "missed"
@@ -56,7 +56,7 @@ class Metrics:
             self._goodput_tokens.labels(name)
             for by_class in (self._ttft, self._tpot, self._mtpot, self._e2e):
                 by_class.labels(name)
-            for cause in Cause:
+            for cause in SlaMissCause:
                 self._sla.labels(name, MISSED if cause else MET, cause.value)
         for lost in Lost:
             self.resubmissions.labels(lost.value)
@@ -75,7 +75,7 @@ class Metrics:
     def on_refused(self, bar: Bar, name: str, choices: int) -> None:
         """So many choices of a class were refused before they were let in."""
         self.refusals.labels(bar.value).inc()
-        self._sla.labels(name, MISSED, Cause.REJECTED.value).inc(choices)
+        self._sla.labels(name, MISSED, SlaMissCause.REJECTED.value).inc(choices)
 
     def on_settled(self, ended: Ended) -> None:
         """A choice is over, and its client has all of it that it will ever have."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from services.core import FinishReason, Sla
-from services.verdict import Cause, Timeline, verdict
+from services.sla import RequestTimeline, SlaMissCause, judge_sla
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,13 +15,13 @@ class Ended:
     tells of it afterwards tells the same."""
 
     sla: Sla
-    line: Timeline
+    line: RequestTimeline
     reason: FinishReason
-    cause: Cause  # NONE where its SLA was kept
+    cause: SlaMissCause  # NONE where its SLA was kept
 
     @classmethod
-    def judged(cls, sla: Sla, line: Timeline, reason: FinishReason) -> Self:
-        return cls(sla, line, reason, verdict(sla, line, reason))
+    def judged(cls, sla: Sla, line: RequestTimeline, reason: FinishReason) -> Self:
+        return cls(sla, line, reason, judge_sla(sla, line, reason))
 
 
 class Delivery:
@@ -34,7 +34,7 @@ class Delivery:
     __slots__ = ("_back", "line")
 
     def __init__(self, arrival_s: float):
-        self.line = Timeline(arrival_s)
+        self.line = RequestTimeline(arrival_s)
         self._back: deque[tuple[int, float]] = deque()
 
     def on_back(self, at: int, swap_in_s: float) -> None:
@@ -53,7 +53,7 @@ class Delivery:
             line.on_resumed(True, now_s - swap_in_s)
         line.on_tokens(tokens, now_s)
 
-    def of(self, came: Timeline) -> Timeline:
+    def of(self, came: RequestTimeline) -> RequestTimeline:
         """The whole timeline: with what only that of the tokens as they came can tell."""
         line = self.line
         line.placed_s, line.rejected = came.placed_s, came.rejected

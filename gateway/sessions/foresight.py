@@ -12,7 +12,7 @@ from math import ceil, floor, isfinite
 from gateway.sessions.promises import Promises
 from services.core import Sla
 from services.forecast import Forecast
-from services.verdict import Timeline
+from services.sla import RequestTimeline
 
 LOW, HIGH = 0.05, 0.95  # quantiles of what is told to be the 90 % interval
 PRIOR_TOKENS = 16  # so many gaps of its own say as much of a stream's pace as what was foretold
@@ -99,7 +99,7 @@ class Foresight:
             self.opening = seen
         return seen
 
-    def kept(self, line: Timeline) -> bool | None:
+    def kept(self, line: RequestTimeline) -> bool | None:
         """Whether the first token went out as was promised, when `line` is all that its client
         will ever have. None where no promise was told before any token had come, or it ended
         without one before then: who says it when it is there has promised nothing."""
@@ -108,7 +108,7 @@ class Foresight:
         kept = line.ttft_s <= self.ttft_s
         return None if kept and not line.tokens else kept
 
-    def teach(self, line: Timeline) -> None:
+    def teach(self, line: RequestTimeline) -> None:
         """The promises to come learn what came of this one. Once a choice."""
         if self.ttft_s is not None and self.kept(line) is not None:
             self._promises.learn(self._expected_s, self.ttft_s, line.ttft_s)

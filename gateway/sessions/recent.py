@@ -3,7 +3,7 @@
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
-from services.verdict import Cause
+from services.sla import SlaMissCause
 
 WINDOW_S = 60
 
@@ -17,16 +17,16 @@ class Kept:
     tokens: int = 0
     good_tokens: int = 0  # of those whose SLA was kept
 
-    def add(self, cause: Cause, requests: int, tokens: int) -> None:
+    def add(self, cause: SlaMissCause, requests: int, tokens: int) -> None:
         self.tokens += tokens
-        if cause is Cause.NONE:
+        if cause is SlaMissCause.NONE:
             self.met += requests
             self.good_tokens += tokens
         else:
             self.missed[cause.value] = requests
 
 
-Key = tuple[str, Cause]
+Key = tuple[str, SlaMissCause]
 
 
 @dataclass(slots=True)
@@ -50,7 +50,9 @@ class Recent:
         self._requests: Counter[Key] = Counter()
         self._tokens: Counter[Key] = Counter()
 
-    def add(self, name: str, cause: Cause, tokens: int, now_s: float, choices: int = 1) -> None:
+    def add(
+        self, name: str, cause: SlaMissCause, tokens: int, now_s: float, choices: int = 1
+    ) -> None:
         """Choices of SLA class `name` have ended with so many tokens delivered, all together."""
         self._forget(now_s)
         if not self._seconds or self._seconds[-1].at_s < int(now_s):

@@ -9,7 +9,7 @@ from gateway.requests.incremental import Detokenizer, StopMatcher
 from gateway.sessions.delivery import Delivery
 from gateway.sessions.foresight import Foreseen, Foresight
 from services.core import FinishReason
-from services.verdict import Timeline
+from services.sla import RequestTimeline
 
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 
@@ -78,7 +78,7 @@ class Session:
         string that ends it is part of its text."""
         self.index = index
         self.output: list[int] = []
-        self.line = Timeline(arrival_s)  # of its tokens as they came
+        self.line = RequestTimeline(arrival_s)  # of its tokens as they came
         self.delivery = Delivery(arrival_s)
         self.foresight = foresight
         self.reason: FinishReason | None = None

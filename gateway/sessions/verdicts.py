@@ -5,7 +5,7 @@ from collections import OrderedDict
 from gateway.sessions.delivery import Ended
 from gateway.sessions.recent import Recent
 from protos.generated import scheduler_pb2
-from services.verdict import sentence
+from services.sla import explain_sla
 
 JUDGED = "judged"  # a chapter's kind
 
@@ -27,6 +27,6 @@ class Verdicts:
     def judge(self, story: scheduler_pb2.Story) -> None:
         """Add the verdict of one that ended here: a scheduler knows workers' reports alone."""
         if ended := self._ended.get(story.request_id):
-            text = f"as its client saw it, {sentence(ended.sla, ended.line, ended.reason)}"
+            text = f"as its client saw it, {explain_sla(ended.sla, ended.line, ended.reason)}"
             at_s = ended.line.ended_s - ended.line.arrival_s
             story.chapters.add(at_s=at_s, kind=JUDGED, text=text, times=1)

@@ -22,29 +22,33 @@ from services.policies.arrange.batch import NOTES as BATCH_NOTES
 from services.policies.arrange.batch import arrange_batches
 from services.policies.arrange.continuous import arrange_continuous
 from services.policies.decision import Decision
-from services.policies.form.forms import FORMS
-from services.policies.memory import Memory
-from services.policies.order.levels import by_level
-from services.policies.order.orders import ORDERS
+from services.policies.form.registry import FORMS
+from services.policies.memory import PolicyMemory
+from services.policies.order.priority import by_level
 from services.policies.order.ranking import Ranking
+from services.policies.order.registry import ORDERS
 from services.policies.place.cached import cached_tokens
-from services.policies.preset import PLACED, Preset
+from services.policies.preset import PLACEMENTS_BY_ARRANGEMENT, Preset
 from services.policies.slice import SLICES
-from services.policies.snapshot import NOWHERE, Contest, Snapshot, Worker
+from services.policies.snapshot import NOWHERE, Candidates, Snapshot, WorkerSnapshot
 
 REFLECTIONS = {name: form.reflect for name, form in FORMS.items()}
 
 
 def decide(
-    snapshot: Snapshot, preset: Preset, memory: Memory, rng: np.random.Generator, number: int = 0
+    snapshot: Snapshot,
+    preset: Preset,
+    memory: PolicyMemory,
+    rng: np.random.Generator,
+    number: int = 0,
 ) -> Decision:
     """The round's decision, with the memory for the next one. Equal inputs, equal decisions."""
-    ranking = rank(snapshot, preset, memory)
-    contest = narrow(snapshot, ranking, preset, number)
-    return complete(arrange(contest, snapshot.forecasts, preset, rng), ranking)
+    ranking = rank_requests(snapshot, preset, memory)
+    contest = select_candidates(snapshot, ranking, preset, number)
+    return complete_decision(arrange(contest, snapshot.forecasts, preset, rng), ranking)
 
 
-def rank(snapshot: Snapshot, preset: Preset, memory: Memory) -> Ranking:
+def rank_requests(snapshot: Snapshot, preset: Preset, memory: PolicyMemory) -> Ranking:
     """Everybody in order, lower priorities first, once the form has learnt from what came of its
     decisions."""
     reflect = REFLECTIONS.get(preset.form)
@@ -54,7 +58,7 @@ def rank(snapshot: Snapshot, preset: Preset, memory: Memory) -> Ranking:
     return by_level(ranking, snapshot.jobs.priority)
 
 
-def complete(decision: Decision, ranking: Ranking) -> Decision:
+def complete_decision(decision: Decision, ranking: Ranking) -> Decision:
     """What the order adds to an arrangement, when it next moves somebody; and the memory of
     both."""
     memory = ranking.memory.with_notes(decision.rows, decision.serials, decision.notes)
@@ -65,7 +69,9 @@ def complete(decision: Decision, ranking: Ranking) -> Decision:
     )
 
 
-def narrow(snapshot: Snapshot, ranking: Ranking, preset: Preset, number: int) -> Contest:
+def select_candidates(
+    snapshot: Snapshot, ranking: Ranking, preset: Preset, number: int
+) -> Candidates:
     """Those who run or could, in order. Who is cut into batches is everybody; else the running,
     and of those who wait the most urgent, as far as places and memory could reach: of each model,
     and of each length that only some of its workers can hold, so that a long queue for one never
@@ -77,13 +83,18 @@ def narrow(snapshot: Snapshot, ranking: Ranking, preset: Preset, number: int) ->
         picked = np.concatenate([picked, *_heads(snapshot, ranking)])
     serial = snapshot.jobs.serial
     picked = picked[np.lexsort((serial[ranking.rows[picked]], ranking.key[picked]))]
-    rows, key, line, runs = ranking.rows[picked], ranking.key[picked], ranking.line, picked >= split
-    jobs, memory = snapshot.jobs.take(rows), ranking.memory
+    rows, key, line, runs = (
+        ranking.rows[picked],
+        ranking.key[picked],
+        ranking.queue_key,
+        picked >= split,
+    )
+    jobs, memory = snapshot.jobs.select(rows), ranking.memory
     line = line[picked]
     if SLICES[preset.slice].returns:
-        line = np.where(runs & jobs.spent, key, line)
+        line = np.where(runs & jobs.slice_exhausted, key, line)
     notes = memory.notes.recall(arrangement.notes, rows, jobs.serial)
-    return Contest(
+    return Candidates(
         number,
         snapshot.now,
         rows,
@@ -99,7 +110,7 @@ def narrow(snapshot: Snapshot, ranking: Ranking, preset: Preset, number: int) ->
 
 
 def _looks_at_cached(preset: Preset) -> bool:
-    return PLACED[preset.arrangement][preset.place].cached
+    return PLACEMENTS_BY_ARRANGEMENT[preset.arrangement][preset.place].cached
 
 
 _NO_CACHED: Ints = np.zeros((0, 0), np.int64)
@@ -126,10 +137,12 @@ def _heads(snapshot: Snapshot, ranking: Ranking) -> list[Ints]:
     return heads
 
 
-def _head(snapshot: Snapshot, ranking: Ranking, at: Ints, workers: tuple[Worker, ...]) -> Ints:
+def _head(
+    snapshot: Snapshot, ranking: Ranking, at: Ints, workers: tuple[WorkerSnapshot, ...]
+) -> Ints:
     """The most urgent of these, no more than have places, or would fit if they never grew; and
     one beyond, which says why it waits."""
-    most = sum(worker.places for worker in workers) + 1
+    most = sum(worker.max_running for worker in workers) + 1
     at = _first(at, ranking.key[at], snapshot.jobs.serial[ranking.queued[at]], most)
     rows = ranking.queued[at]
     order = np.lexsort((snapshot.jobs.serial[rows], ranking.key[at]))
@@ -152,7 +165,7 @@ def _first(at: Ints, key: Floats, serial: Ints, most: int) -> Ints:
 
 
 def arrange(
-    contest: Contest, forecasts: ForecastTable, preset: Preset, rng: np.random.Generator
+    contest: Candidates, forecasts: ForecastTable, preset: Preset, rng: np.random.Generator
 ) -> Decision:
     """What becomes of those who run or could."""
     return ARRANGEMENTS[preset.arrangement].arrange(contest, forecasts, preset, rng)
@@ -163,7 +176,7 @@ class Arrangement:
     """`notes` name what it remembers of jobs; `pools`: whether everybody who waits is looked at,
     however many could run."""
 
-    arrange: Callable[[Contest, ForecastTable, Preset, np.random.Generator], Decision]
+    arrange: Callable[[Candidates, ForecastTable, Preset, np.random.Generator], Decision]
     notes: tuple[str, ...] = ()
     pools: bool = False
 

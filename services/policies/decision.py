@@ -1,56 +1,158 @@
-"""What a round says: who runs next, where, for how many tokens, and why the others wait."""
+"""The result of a round: what each worker runs next, and why other requests wait."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import IntEnum
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from services.forecast import Floats, Ints
-from services.policies.memory import Memory
+from services.policies.memory import PolicyMemory
 
 
-class Reason(IntEnum):
-    """Why a waiting job does or does not run next; `Why.a` and `Why.b` are the numbers it
-    is about."""
+class WaitReason(IntEnum):
+    """Why a waiting request is or is not admitted; the keys of EXPLANATIONS."""
 
-    ADMITTED = 0  # a: KV tokens foreseen with it, b: how many may be planned
-    MEMORY = 1  # a: KV tokens needed with it, b: how many may be planned
-    PLACES = 2  # a: how many would run, b: how many may
-    BEHIND = 3  # stands behind one that does not fit; a: its place in the line
-    NO_WORKER = 4  # no worker with its model, its KV or its length has a place for it
-    IN_BATCH = 5  # any worker takes its batch; a: batches before it, b: how many are in it
-    BUDGET = 6  # a: tokens to compute next with it, b: how many a step has
-    BOUND = 7  # its batch waits for one worker; a: batches before it there, b: the worker's number
-    POOLED = 8  # the pool is cut into batches at its time; a: seconds until then
-    UNCUT = 9  # the pool is cut when a worker has nothing to do; a: its place in the pool
-
-
-SENTENCES = {
-    Reason.ADMITTED: "admitted: {a:.0f} tokens of KV foreseen with it, {b:.0f} may be planned",
-    Reason.MEMORY: "needs {a:.0f} tokens of KV in all, {b:.0f} may be planned",
-    Reason.PLACES: "{a:.0f} requests run, {b:.0f} is the most this worker takes",
-    Reason.BEHIND: "stands at place {a:.0f}, behind one that does not fit",
-    Reason.NO_WORKER: "no worker that could run it has a place",
-    Reason.IN_BATCH: "in a batch of {b:.0f}, {a:.0f} batches come before it",
-    Reason.BUDGET: "with it {a:.0f} tokens are to be computed next, a step has {b:.0f}",
-    Reason.BOUND: "in a batch for worker {b:.0f}, {a:.0f} batches come before it there",
-    Reason.POOLED: "waits for the pool to be cut into batches, in {a:.1f} s",
-    Reason.UNCUT: "stands at place {a:.0f} of the pool, until a worker has ended its batch",
-}
+    ADMITTED = 0
+    MEMORY = 1
+    SLOTS = 2
+    BLOCKED = 3
+    NO_WORKER = 4
+    IN_BATCH = 5
+    STEP_BUDGET = 6
+    ASSIGNED = 7
+    CUT_SCHEDULED = 8
+    CUT_ON_IDLE = 9
 
 
 @dataclass(frozen=True, slots=True)
-class Why:
-    """What became of one waiting job that was looked at, and the numbers behind it."""
+class WaitExplanation:
+    """The reason for one waiting request. Subclasses add up to two numbers as fields and the
+    sentence that shows them."""
 
-    reason: Reason
-    a: float
-    b: float
+    reason: ClassVar[WaitReason]
+    sentence: ClassVar[str]
 
     def __str__(self) -> str:
-        return SENTENCES[self.reason].format(a=self.a, b=self.b)
+        return self.sentence.format(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted(WaitExplanation):
+    """`forecast_tokens` is the worker's forecast peak of KV tokens with this request."""
+
+    reason = WaitReason.ADMITTED
+    sentence = (
+        "admitted: forecast peak {0.forecast_tokens:.0f} KV tokens of {0.plannable_tokens:.0f}"
+    )
+    forecast_tokens: float
+    plannable_tokens: float
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryShort(WaitExplanation):
+    reason = WaitReason.MEMORY
+    sentence = "needs {0.needed_tokens:.0f} KV tokens in all, limit {0.plannable_tokens:.0f}"
+    needed_tokens: float
+    plannable_tokens: float
+
+
+@dataclass(frozen=True, slots=True)
+class SlotsFull(WaitExplanation):
+    reason = WaitReason.SLOTS
+    sentence = "{0.running:.0f} requests run, the worker runs at most {0.max_running:.0f}"
+    running: float
+    max_running: float
+
+
+@dataclass(frozen=True, slots=True)
+class BlockedInQueue(WaitExplanation):
+    """A request ahead of it does not fit (head-of-line blocking)."""
+
+    reason = WaitReason.BLOCKED
+    sentence = "queue position {0.position:.0f}, behind a request that does not fit"
+    position: float
+
+
+@dataclass(frozen=True, slots=True)
+class NoWorker(WaitExplanation):
+    """No worker with its model, its KV or enough context has a free slot."""
+
+    reason = WaitReason.NO_WORKER
+    sentence = "no worker that can run it has a free slot"
+
+
+@dataclass(frozen=True, slots=True)
+class InBatch(WaitExplanation):
+    """Its batch may go to any worker."""
+
+    reason = WaitReason.IN_BATCH
+    sentence = "in a batch of {0.batch_size:.0f}, {0.batches_ahead:.0f} batches ahead"
+    batches_ahead: float
+    batch_size: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepBudgetFull(WaitExplanation):
+    """`needed_tokens` are the tokens that the next steps compute with this request."""
+
+    reason = WaitReason.STEP_BUDGET
+    sentence = "needs {0.needed_tokens:.0f} tokens per step, budget {0.budget_tokens:.0f}"
+    needed_tokens: float
+    budget_tokens: float
+
+
+@dataclass(frozen=True, slots=True)
+class AssignedBatch(WaitExplanation):
+    """Its batch waits for one worker."""
+
+    reason = WaitReason.ASSIGNED
+    sentence = "in a batch for worker {0.worker:.0f}, {0.batches_ahead:.0f} batches ahead"
+    batches_ahead: float
+    worker: float
+
+
+@dataclass(frozen=True, slots=True)
+class CutScheduled(WaitExplanation):
+    """The batch interval has not ended."""
+
+    reason = WaitReason.CUT_SCHEDULED
+    sentence = "waits {0.wait_s:.1f} s until the pool is cut into batches"
+    wait_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CutOnIdle(WaitExplanation):
+    """The pool is cut when a worker finishes its batch."""
+
+    reason = WaitReason.CUT_ON_IDLE
+    sentence = "pool position {0.position:.0f}, waits for a worker to finish its batch"
+    position: float
+
+
+EXPLANATIONS: dict[WaitReason, type[WaitExplanation]] = {
+    kind.reason: kind
+    for kind in (
+        Admitted,
+        MemoryShort,
+        SlotsFull,
+        BlockedInQueue,
+        NoWorker,
+        InBatch,
+        StepBudgetFull,
+        AssignedBatch,
+        CutScheduled,
+        CutOnIdle,
+    )
+}
+
+
+def explain(reason: int, first_value: float, second_value: float) -> WaitExplanation:
+    """The explanation of a reason and its columns; a column without a field is ignored."""
+    kind = EXPLANATIONS[WaitReason(reason)]
+    return kind(*(first_value, second_value)[: len(fields(kind))])
 
 
 _NO_ROWS = np.zeros(0, np.int64)
@@ -58,45 +160,45 @@ _NO_NUMBERS = np.zeros(0)
 
 
 @dataclass(frozen=True)
-class Whys:
-    """The same of all of them, in columns; `rows` are the board's."""
+class WaitExplanations:
+    """Explanations of many requests in columns; `rows` are board rows. `first_values` and
+    `second_values` are the fields of `EXPLANATIONS[reason]`, in their order; 0 where it has
+    fewer."""
 
     rows: Ints = field(default_factory=_NO_ROWS.copy)
     reasons: Ints = field(default_factory=_NO_ROWS.copy)
-    a: Floats = field(default_factory=_NO_NUMBERS.copy)
-    b: Floats = field(default_factory=_NO_NUMBERS.copy)
+    first_values: Floats = field(default_factory=_NO_NUMBERS.copy)
+    second_values: Floats = field(default_factory=_NO_NUMBERS.copy)
 
-    def at(self, which: NDArray[np.bool_]) -> "Whys":
-        """Those for which it is true."""
-        return Whys(*(getattr(self, name)[which] for name in _WHY_COLUMNS))
+    def select(self, mask: NDArray[np.bool_]) -> "WaitExplanations":
+        return WaitExplanations(*(getattr(self, each.name)[mask] for each in fields(self)))
 
-    def of(self, row: int) -> Why | None:
-        """None for one that was not looked at."""
+    def for_row(self, row: int) -> WaitExplanation | None:
+        """None for a row that the round did not consider."""
         at = np.flatnonzero(self.rows == row)
         if not len(at):
             return None
         i = at[-1]
-        return Why(Reason(int(self.reasons[i])), float(self.a[i]), float(self.b[i]))
+        values = float(self.first_values[i]), float(self.second_values[i])
+        return explain(int(self.reasons[i]), *values)
 
     @staticmethod
-    def joined(parts: Sequence["Whys"]) -> "Whys":
+    def concatenate(parts: Sequence["WaitExplanations"]) -> "WaitExplanations":
         if not parts:
-            return Whys()
-        return Whys(*(np.concatenate([getattr(p, name) for p in parts]) for name in _WHY_COLUMNS))
-
-
-_WHY_COLUMNS = ("rows", "reasons", "a", "b")
+            return WaitExplanations()
+        names = [each.name for each in fields(WaitExplanations)]
+        return WaitExplanations(*(np.concatenate([getattr(p, n) for p in parts]) for n in names))
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
-    """One worker's part of a decision; all but the peak are board rows.
+class WorkerDecision:
+    """What one worker runs next; the arrays hold board rows.
 
-    `run` are those who run next, the most urgent first, and `limits` the output each may have
-    made before it stops by itself. `pause` run now and don't next; their KV stays where the
-    preset's residency puts it. `victims` go first to last when memory runs out. Those who come in
-    in `lockstep` are a static batch: they begin together, padded to the longest, and nobody leaves
-    before all have ended or made what they may.
+    `run` is in order of urgency; `limits`, parallel to it, is the total output at which each
+    request stops. `pause` are running requests that do not run next; the preset's residency
+    decides where their KV stays. `victims` is the eviction order when memory runs out. With
+    `lockstep`, the newly admitted requests form a static batch: they start together, padded to the
+    longest prompt, and none leaves before all have finished or reached their limit.
     """
 
     worker: int
@@ -110,18 +212,21 @@ class Share:
 
 @dataclass(frozen=True)
 class Decision:
-    """Of one round. `rows` and their `serials` are those it is about: a row that has another
-    serial by the time it is carried out is another job's, and is left alone. Time alone calls
-    for the next round at `next_s`; events may do so from `not_before_s` on. `numbers` and `notes`
-    (parallel to `rows`) are what the arrangement adds to the `memory`."""
+    """The result of one round.
+
+    `rows` and `serials` name the requests it considered. A row with another serial by the time the
+    decision is applied belongs to a newer request and is left alone. Without events, the next
+    round is due at `next_s`; events start one no earlier than `not_before_s`. `numbers` and
+    `notes` (parallel to `rows`) are what the arrangement adds to `memory`.
+    """
 
     round: int
-    shares: tuple[Share, ...] = ()
-    why: Whys = field(default_factory=Whys)
+    workers: tuple[WorkerDecision, ...] = ()
+    explanations: WaitExplanations = field(default_factory=WaitExplanations)
     rows: Ints = field(default_factory=_NO_ROWS.copy)
     serials: Ints = field(default_factory=_NO_ROWS.copy)
     next_s: float = np.inf
     not_before_s: float = 0.0
     numbers: Mapping[str, float] = field(default_factory=dict)
     notes: Mapping[str, Floats] = field(default_factory=dict)
-    memory: Memory = field(default_factory=Memory)
+    memory: PolicyMemory = field(default_factory=PolicyMemory)

@@ -9,7 +9,7 @@ from services.forecast import Floats, Ints
 
 
 @dataclass(frozen=True)
-class Columns:
+class MemoryColumns:
     """Columns of jobs, one value a board row.
 
     A row is reused by later jobs: `serials` says whose values stand in it, and whoever else asks
@@ -34,15 +34,15 @@ class Columns:
         ]
 
     @staticmethod
-    def of(rows: Ints, serials: Ints, values: Mapping[str, Floats]) -> "Columns":
+    def of(rows: Ints, serials: Ints, values: Mapping[str, Floats]) -> "MemoryColumns":
         """These values of exactly these jobs; of others nothing is kept. O(board rows)."""
         size = int(rows.max()) + 1 if len(rows) else 0
         owners = np.full(size, -1, np.int64)
         owners[rows] = serials
         kept = {name: _spread(size, rows, column) for name, column in values.items()}
-        return Columns(kept, owners)
+        return MemoryColumns(kept, owners)
 
-    def merged(self, rows: Ints, serials: Ints, values: Mapping[str, Floats]) -> "Columns":
+    def merged(self, rows: Ints, serials: Ints, values: Mapping[str, Floats]) -> "MemoryColumns":
         """These values of these jobs beside what is known of others. O(board rows)."""
         if not len(rows) or not values:
             return self
@@ -55,17 +55,17 @@ class Columns:
             column = kept.setdefault(name, np.zeros(size))
             (recalled,) = (values[name],) if name in values else self.recall([name], rows, serials)
             column[rows] = recalled
-        return Columns(kept, owners)
+        return MemoryColumns(kept, owners)
 
 
 @dataclass(frozen=True)
-class Memory:
+class PolicyMemory:
     """Numbers of the whole; what the order remembers of each job that waits or runs (`ranks`),
     and what the arrangement noted of those it saw (`notes`)."""
 
     numbers: Mapping[str, float] = field(default_factory=dict)
-    ranks: Columns = field(default_factory=Columns)
-    notes: Columns = field(default_factory=Columns)
+    ranks: MemoryColumns = field(default_factory=MemoryColumns)
+    notes: MemoryColumns = field(default_factory=MemoryColumns)
 
     def number(self, name: str, default: float = 0.0) -> float:
         return self.numbers.get(name, default)
@@ -74,14 +74,14 @@ class Memory:
         """Of the order's columns."""
         return self.ranks.recall(names, rows, serials)
 
-    def with_numbers(self, **numbers: float) -> "Memory":
+    def with_numbers(self, **numbers: float) -> "PolicyMemory":
         return replace(self, numbers={**self.numbers, **numbers})
 
-    def with_columns(self, rows: Ints, serials: Ints, **columns: Floats) -> "Memory":
+    def with_columns(self, rows: Ints, serials: Ints, **columns: Floats) -> "PolicyMemory":
         """With these as the order's columns."""
-        return replace(self, ranks=Columns.of(rows, serials, columns))
+        return replace(self, ranks=MemoryColumns.of(rows, serials, columns))
 
-    def with_notes(self, rows: Ints, serials: Ints, notes: Mapping[str, Floats]) -> "Memory":
+    def with_notes(self, rows: Ints, serials: Ints, notes: Mapping[str, Floats]) -> "PolicyMemory":
         return replace(self, notes=self.notes.merged(rows, serials, notes))
 
 

@@ -8,14 +8,14 @@ from importlib.resources import files
 from typing import Any
 
 from services.core import Residency
-from services.policies.arrange.binding import BATCH_PLACES, BatchPlace
+from services.policies.arrange.batch_placement import BATCH_PLACEMENTS, BatchPlacement
 from services.policies.estimate import ESTIMATES
-from services.policies.form.batches import CUTS
-from services.policies.form.forms import FORMS
+from services.policies.form.batch_cuts import CUTS
+from services.policies.form.registry import FORMS
 from services.policies.interval import INTERVALS
-from services.policies.order.orders import ORDERS
+from services.policies.order.registry import ORDERS
 from services.policies.parameters import Param, resolve
-from services.policies.place.places import PLACES, Place
+from services.policies.place.placements import PLACEMENTS, Placement
 from services.policies.slice import SLICES
 from services.policies.victim import VICTIMS
 
@@ -42,13 +42,13 @@ RESIDENCIES = {
 }
 
 # What each arrangement forms by, with the numbers of each.
-FORMED: dict[str, dict[str, dict[str, Param]]] = {
+FORMS_BY_ARRANGEMENT: dict[str, dict[str, dict[str, Param]]] = {
     "continuous": {name: form.params for name, form in FORMS.items()},
     "batch": {name: cut.params for name, cut in CUTS.items()},
 }
-PLACED: dict[str, Mapping[str, Place | BatchPlace]] = {
-    "continuous": PLACES,
-    "batch": BATCH_PLACES,
+PLACEMENTS_BY_ARRANGEMENT: dict[str, Mapping[str, Placement | BatchPlacement]] = {
+    "continuous": PLACEMENTS,
+    "batch": BATCH_PLACEMENTS,
 }
 # Continuous: whoever has ended leaves, and others may join. Static: a batch begins together, padded
 # to its longest, and nobody leaves before all have ended or made their slice.
@@ -78,7 +78,7 @@ class Preset:
     source: str = ""
 
     def __post_init__(self) -> None:
-        require_known("preset.arrangement", self.arrangement, FORMED)
+        require_known("preset.arrangement", self.arrangement, FORMS_BY_ARRANGEMENT)
         for key, known in self.stages().items():
             require_known(f"preset.{key}", getattr(self, key), known)
         object.__setattr__(self, "params", resolve("preset", self.takes(), self.params))
@@ -92,8 +92,8 @@ class Preset:
             "estimator": ESTIMATES,
             "batch_mode": BATCH_MODES,
             "order": ORDERS,
-            "form": FORMED[self.arrangement],
-            "place": PLACED[self.arrangement],
+            "form": FORMS_BY_ARRANGEMENT[self.arrangement],
+            "place": PLACEMENTS_BY_ARRANGEMENT[self.arrangement],
             "slice": SLICES,
             "interval": INTERVALS,
             "victim": VICTIMS,
@@ -104,8 +104,8 @@ class Preset:
         """What these choices take, by stage."""
         return {
             "order": ORDERS[self.order].params,
-            "form": FORMED[self.arrangement][self.form],
-            "place": PLACED[self.arrangement][self.place].params,
+            "form": FORMS_BY_ARRANGEMENT[self.arrangement][self.form],
+            "place": PLACEMENTS_BY_ARRANGEMENT[self.arrangement][self.place].params,
             "slice": SLICES[self.slice].params,
             "interval": INTERVALS[self.interval].params,
         }
@@ -191,8 +191,16 @@ def _numbers() -> dict[str, str]:
     """Every number there is, with the choices that take it."""
     stages = {
         "order": {name: order.params for name, order in ORDERS.items()},
-        "form": {name: params for forms in FORMED.values() for name, params in forms.items()},
-        "place": {name: place.params for each in PLACED.values() for name, place in each.items()},
+        "form": {
+            name: params
+            for forms in FORMS_BY_ARRANGEMENT.values()
+            for name, params in forms.items()
+        },
+        "place": {
+            name: place.params
+            for each in PLACEMENTS_BY_ARRANGEMENT.values()
+            for name, place in each.items()
+        },
         "slice": {name: each.params for name, each in SLICES.items()},
         "interval": {name: each.params for name, each in INTERVALS.items()},
     }

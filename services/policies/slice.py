@@ -7,7 +7,7 @@ import numpy as np
 
 from services.forecast import Ints
 from services.policies.parameters import Param, Params
-from services.policies.snapshot import Contest, Worker
+from services.policies.snapshot import Candidates, WorkerSnapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,21 +16,21 @@ class Slice:
     first), the output each may have made before it stops by itself. `returns`: whoever has made
     it goes back to the pool, and stands in the line as those who wait do."""
 
-    limits: Callable[[Contest, Worker, Ints, Params], Ints]
+    limits: Callable[[Candidates, WorkerSnapshot, Ints, Params], Ints]
     params: dict[str, Param] = field(default_factory=dict)
     returns: bool = False
 
 
-def whole(contest: Contest, worker: Worker, at: Ints, params: Params) -> Ints:
+def whole(contest: Candidates, worker: WorkerSnapshot, at: Ints, params: Params) -> Ints:
     """All that was asked for: sequence-level scheduling."""
     return contest.jobs.cap[at]
 
 
-def tokens(contest: Contest, worker: Worker, at: Ints, params: Params) -> Ints:
+def tokens(contest: Candidates, worker: WorkerSnapshot, at: Ints, params: Params) -> Ints:
     """`slice_tokens` beyond what is there (ALGORITHMS 4). Who runs and has half a slice left
     goes on with what it has; the next half is granted in good time, so that planning never
     stalls the device."""
-    jobs, runs = contest.jobs, contest.runs[at]
+    jobs, runs = contest.jobs, contest.is_running[at]
     output, limit, cap = jobs.output[at], jobs.limit[at], jobs.cap[at]
     slice_tokens = int(params["slice_tokens"])
     fresh = np.minimum(cap, output + slice_tokens)
@@ -38,23 +38,23 @@ def tokens(contest: Contest, worker: Worker, at: Ints, params: Params) -> Ints:
     return np.where(enough, limit, np.maximum(fresh, np.where(runs, limit, 0)))
 
 
-def turns(contest: Contest, worker: Worker, at: Ints, params: Params) -> Ints:
+def turns(contest: Candidates, worker: WorkerSnapshot, at: Ints, params: Params) -> Ints:
     """`slice_tokens`, and nothing more before they are made: then back to the pool, with whatever
     has arrived meanwhile (papers/003 §4.1)."""
     jobs = contest.jobs
     output, limit, cap = jobs.output[at], jobs.limit[at], jobs.cap[at]
     fresh = np.minimum(cap, output + int(params["slice_tokens"]))
-    return np.where(contest.runs[at] & (output < limit), limit, fresh)
+    return np.where(contest.is_running[at] & (output < limit), limit, fresh)
 
 
-def promised(contest: Contest, worker: Worker, at: Ints, params: Params) -> Ints:
+def promised(contest: Candidates, worker: WorkerSnapshot, at: Ints, params: Params) -> Ints:
     """As many as can be made before the first token of somebody who waits here or anywhere is due,
     `slice_tokens` at least: so a worker comes back by itself before a promise is broken, though no
     plan should reach it. All that was asked for while nobody waits for a first token that is due.
     Who runs is not told a number that hardly differs from what it has."""
-    jobs, runs = contest.jobs, contest.runs[at]
+    jobs, runs = contest.jobs, contest.is_running[at]
     output, limit, cap = jobs.output[at], jobs.limit[at], jobs.cap[at]
-    due_s = (jobs.arrival_s + jobs.ttft_s - contest.now)[~contest.runs & (jobs.output == 0)]
+    due_s = (jobs.arrival_s + jobs.ttft_s - contest.now)[~contest.is_running & (jobs.output == 0)]
     least_s = float(np.min(due_s[due_s > 0], initial=np.inf))
     if np.isinf(least_s):
         return cap

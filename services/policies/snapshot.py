@@ -20,7 +20,7 @@ _NO_INTS: Ints = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
-class Jobs:
+class RequestColumns:
     """One row a live job; lengths in tokens, times in seconds of the scheduler's clock.
 
     `home` is the worker that has its tokens, or NOWHERE; `held` what it has in KV there, on the
@@ -57,9 +57,9 @@ class Jobs:
     mtpot_s: Floats
     weight: Floats
 
-    def take(self, rows: Ints) -> "Jobs":
+    def select(self, rows: Ints) -> "RequestColumns":
         """These rows, copied."""
-        return Jobs(*(getattr(self, each.name)[rows] for each in fields(self)))
+        return RequestColumns(*(getattr(self, each.name)[rows] for each in fields(self)))
 
     def __len__(self) -> int:
         return len(self.serial)
@@ -70,22 +70,22 @@ class Jobs:
         return self.prompt + self.output
 
     @property
-    def left(self) -> Floats:
+    def expected_remaining(self) -> Floats:
         """Output tokens still expected."""
         return np.maximum(self.total - self.output, 0.0)
 
     @property
-    def spent(self) -> Bools:
+    def slice_exhausted(self) -> Bools:
         """Those whose slice has ended, but not their answer."""
         spent: Bools = (self.output >= self.limit) & (self.limit < self.cap)
         return spent
 
 
-FLOATS = frozenset(name for name, kind in get_type_hints(Jobs).items() if kind == Floats)
+FLOATS = frozenset(name for name, kind in get_type_hints(RequestColumns).items() if kind == Floats)
 
 
 @dataclass(frozen=True, slots=True)
-class Worker:
+class WorkerSnapshot:
     """A worker as a round sees it. `number` is what a job's `home` names; `shared_blocks` counts
     how often a block is held beyond its first holder; `prefixes` are the hashes, ascending, of the
     prompts' blocks that it said it has cached."""
@@ -94,7 +94,7 @@ class Worker:
     model: int
     kv_tokens: int
     block_tokens: int
-    places: int
+    max_running: int
     reach_tokens: int
     cost: CostModel
     shared_blocks: int = 0
@@ -108,7 +108,7 @@ class Worker:
     @property
     def full_seqs(self) -> int:
         """As many as run there when its memory is full."""
-        return max(1, min(self.places, self.kv_tokens // USUAL_TOKENS))
+        return max(1, min(self.max_running, self.kv_tokens // USUAL_TOKENS))
 
     @property
     def full_speed(self) -> float:
@@ -129,10 +129,10 @@ class Snapshot:
     Nobody may write to the columns."""
 
     now: float
-    jobs: Jobs
+    jobs: RequestColumns
     queued: Ints
     running: Ints
-    workers: tuple[Worker, ...]
+    workers: tuple[WorkerSnapshot, ...]
     forecasts: ForecastTable
     chains: Ints = field(default_factory=lambda: np.zeros((0, CHAIN), np.int64))
     evictions: int = 0
@@ -140,7 +140,7 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class Contest:
+class Candidates:
     """Those who run or could, a row each: what a round comes down to once they are in order.
 
     Rows are compact here: `rows` says which of the board's they are. `runs` are those that run
@@ -154,20 +154,20 @@ class Contest:
     round: int
     now: float
     rows: Ints
-    runs: Bools
+    is_running: Bools
     key: Floats
-    line: Floats
-    jobs: Jobs
-    workers: tuple[Worker, ...]
+    queue_key: Floats
+    jobs: RequestColumns
+    workers: tuple[WorkerSnapshot, ...]
     cached: Ints = field(default_factory=lambda: np.zeros((0, 0), np.int64))
     numbers: Mapping[str, float] = field(default_factory=dict)
     notes: Mapping[str, Floats] = field(default_factory=dict)
 
-    def note(self, name: str) -> Floats:
+    def noted(self, name: str) -> Floats:
         """A column of what was noted; 0 of those not seen."""
         return self.notes.get(name, np.zeros(len(self.rows)))
 
-    def resting(self) -> Bools:
+    def is_paused_with_kv(self) -> Bools:
         """Those that wait with KV at their home."""
-        resting: Bools = ~self.runs & (self.jobs.home != NOWHERE) & (self.jobs.held > 0)
+        resting: Bools = ~self.is_running & (self.jobs.home != NOWHERE) & (self.jobs.held > 0)
         return resting

@@ -5,29 +5,29 @@ from collections.abc import Callable
 import numpy as np
 
 from services.forecast import Floats, Ints
-from services.policies.snapshot import Bools, Jobs
+from services.policies.snapshot import Bools, RequestColumns
 
 
-def newest(jobs: Jobs, runs: Bools, key: Floats) -> Ints:
+def newest(jobs: RequestColumns, runs: Bools, key: Floats) -> Ints:
     """The latest admitted first (papers/000 §2.4): who enters now, and of these the last."""
     admitted = np.where(runs, jobs.admitted, 0)
     entering = np.where(runs, 0, np.arange(1, len(runs) + 1))
     return np.lexsort((-admitted, -entering))
 
 
-def least_urgent(jobs: Jobs, runs: Bools, key: Floats) -> Ints:
+def least_urgent(jobs: RequestColumns, runs: Bools, key: Floats) -> Ints:
     """The last of the order first."""
     return np.lexsort((-jobs.serial, -key))
 
 
-def relief(jobs: Jobs, runs: Bools, key: Floats) -> Ints:
+def relief(jobs: RequestColumns, runs: Bools, key: Floats) -> Ints:
     """Whose going relieves the most first: the expected final footprint times the tokens still
     expected (ALGORITHMS §6); among equals the one that came last."""
-    relieved = (jobs.context + jobs.left) * jobs.left
+    relieved = (jobs.context + jobs.expected_remaining) * jobs.expected_remaining
     return np.lexsort((-jobs.serial, -relieved))
 
 
-Victim = Callable[[Jobs, Bools, Floats], Ints]
+Victim = Callable[[RequestColumns, Bools, Floats], Ints]
 VICTIMS: dict[str, Victim] = {
     "newest": newest,
     "least_urgent": least_urgent,

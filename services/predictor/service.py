@@ -16,7 +16,7 @@ from observability.metrics.metric import Metric
 from observability.metrics.reading import Look
 from observability.tracing import NO_SPANS, Spans
 from protos.generated import common_pb2, predictor_pb2, predictor_pb2_grpc
-from services.forecast import MOST_TOKENS
+from services.forecast import MAX_FORECAST_TOKENS
 from services.predictor.assembly import assemble
 from services.predictor.config import PredictorConfig
 from services.predictor.encoder.extract import TextEncoder, cut
@@ -117,8 +117,10 @@ class PredictorService(predictor_pb2_grpc.PredictorServicer):
         _require_few("outcomes", len(request.outcomes))
         for i, message in enumerate(request.outcomes):
             _require_named(f"outcomes[{i}]", message.model, message.application)
-            if message.output_tokens > MOST_TOKENS:
-                raise InvalidArgument(f"outcomes[{i}].output_tokens", f"at most {MOST_TOKENS}")
+            if message.output_tokens > MAX_FORECAST_TOKENS:
+                raise InvalidArgument(
+                    f"outcomes[{i}].output_tokens", f"at most {MAX_FORECAST_TOKENS}"
+                )
         journal, outcomes = self._parts.journal, [decode_outcome(m) for m in request.outcomes]
         if self._parts.outcomes.settle(outcomes, time.time(), self._put_row):
             self._say_set_aside()
@@ -182,7 +184,9 @@ class PredictorService(predictor_pb2_grpc.PredictorServicer):
             cut(text.instruction, self._max_text_bytes),
             cut(text.user_input, self._max_text_bytes),
             message.prompt_tokens,
-            tuple(min(tokens, MOST_TOKENS) for tokens in text.answer_tokens[-MOST_ANSWERS:]),
+            tuple(
+                min(tokens, MAX_FORECAST_TOKENS) for tokens in text.answer_tokens[-MOST_ANSWERS:]
+            ),
         )
 
     # Learning and telling
@@ -266,9 +270,10 @@ def _whose(inputs: Sequence[predictor_pb2.ForecastInput]) -> tuple[str, str]:
 
 def _require_sound(i: int, message: predictor_pb2.ForecastInput) -> None:
     _require_named(f"inputs[{i}]", message.model, message.application)
-    if not 1 <= message.max_tokens <= MOST_TOKENS:
+    if not 1 <= message.max_tokens <= MAX_FORECAST_TOKENS:
         raise InvalidArgument(
-            f"inputs[{i}].max_tokens", f"must be 1 to {MOST_TOKENS}, got {message.max_tokens}"
+            f"inputs[{i}].max_tokens",
+            f"must be 1 to {MAX_FORECAST_TOKENS}, got {message.max_tokens}",
         )
 
 

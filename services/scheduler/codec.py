@@ -16,7 +16,6 @@ MOST_TENANT_CHARS = 256
 _REJECT_TO_PROTO: dict[RejectReason, scheduler_pb2.RejectReason.ValueType] = {
     RejectReason.QUEUE_FULL: scheduler_pb2.REJECT_REASON_QUEUE_FULL,
     RejectReason.TOO_LONG: scheduler_pb2.REJECT_REASON_TOO_LONG,
-    RejectReason.DRAINING: scheduler_pb2.REJECT_REASON_DRAINING,
     RejectReason.DUPLICATE: scheduler_pb2.REJECT_REASON_DUPLICATE,
     RejectReason.NO_MODEL: scheduler_pb2.REJECT_REASON_NO_MODEL,
     RejectReason.TOO_LATE: scheduler_pb2.REJECT_REASON_TOO_LATE,
@@ -72,14 +71,15 @@ def decode_arrangement(message: batcher_pb2.Arrangement) -> ev.Arranged:
         )
         for portion in message.portions
     )
-    whys = zip(message.why.rows, message.why.reasons, message.why.a, message.why.b, strict=False)
-    why = tuple(ev.Said(*each) for each in whys)
+    given = message.explanations
+    columns = given.rows, given.reasons, given.first_values, given.second_values
+    explanations = tuple(ev.WaitExplanationRow(*each) for each in zip(*columns, strict=False))
     return ev.Arranged(
         message.round,
         portions,
         message.next_s,
         message.not_before_s,
-        why,
+        explanations,
         dict(message.numbers),
         {name: decode_floats(data, name) for name, data in message.notes.items()},
     )

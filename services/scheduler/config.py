@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 
 from services.policies.preset import DEFAULT, Preset, choose
-from services.policies.rows import presets_of
+from services.policies.preset_table import load_presets
 from services.runtime.main import ServedSettings
 
 
@@ -55,4 +55,4 @@ class SchedulerConfig(ServedSettings):
 
     def chosen(self) -> Preset:
         """The row to serve by. Raises ValueError for what is unknown or can't work."""
-        return choose(self.policy, self.preset, presets_of(self.presets_file))
+        return choose(self.policy, self.preset, load_presets(self.presets_file))

@@ -13,7 +13,7 @@ from services.batcher.config import BatcherConfig
 from services.batcher.service import BatcherService
 from services.forecast import Forecast
 from services.policies.preset import Preset, choose
-from services.policies.snapshot import Contest
+from services.policies.snapshot import Candidates
 from services.runtime.codecs.arrange import (
     Telling,
     encode_contest,
@@ -91,7 +91,7 @@ async def apart(
 # Two who wait, and what the service answers to those who ask about them
 
 
-def two_wait() -> Contest:
+def two_wait() -> Candidates:
     made = jobs(2, forecast=[0, 1])
     return contest(made, [False, False], seat(), number=3)
 

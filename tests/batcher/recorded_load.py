@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from services.core import Completion, FinishReason, Progress, Report, Request, WorkerView
+from services.core import Completion, FinishReason, Report, Request, RequestProgress, WorkerView
 from services.costs import CostModel
 from services.forecast import UNCAPPED, Forecast
 from services.policies.preset import Preset
@@ -132,11 +132,11 @@ class Recorder:
                 victim = worker.here.get(name)
                 if victim and victim.runs:
                     victim.runs = False
-                    evicted.append(Progress(name, victim.made, 0))
+                    evicted.append(RequestProgress(name, victim.made, 0))
         if worker.here or finished:
             worker.reports += 1
             progress = tuple(
-                Progress(name, here.made, tokens, tokens // BLOCK)
+                RequestProgress(name, here.made, tokens, tokens // BLOCK)
                 for name, here in worker.here.items()
                 if here.runs and (tokens := self._tokens(name, here))
             )

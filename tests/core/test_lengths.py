@@ -7,15 +7,15 @@ from hypothesis import strategies as st
 
 from services.core import FinishReason, Outcome, Request
 from services.forecast import MAX_POINTS, UNCAPPED, Forecast
-from services.lengths import Lengths
+from services.lengths import LengthWindow
 from services.scheduler.links.fallback import History
 
 CAP = 64
 
 
-def told(*answers: int | str, window: int = 1_000, prior: float = 1.0) -> Lengths:
+def told(*answers: int | str, window: int = 1_000, prior: float = 1.0) -> LengthWindow:
     """Answers that ended by themselves; "9+" was cut at its max_tokens of 9."""
-    lengths = Lengths(window, prior)
+    lengths = LengthWindow(window, prior)
     for answer in answers:
         cut = str(answer).endswith("+")
         tokens = int(str(answer).rstrip("+"))
@@ -24,7 +24,7 @@ def told(*answers: int | str, window: int = 1_000, prior: float = 1.0) -> Length
     return lengths
 
 
-def table(lengths: Lengths) -> dict[float, float]:
+def table(lengths: LengthWindow) -> dict[float, float]:
     made = lengths.forecast("x")
     return dict(zip(made.points, made.weights, strict=True))
 
@@ -65,7 +65,7 @@ def test_a_full_window_is_the_paper_s(
 
 
 def test_what_ended_for_its_length_below_its_cap_has_ended() -> None:
-    lengths = Lengths()
+    lengths = LengthWindow()
     lengths.add(9, FinishReason.LENGTH, 100)  # the context was full
     assert table(lengths) == pytest.approx({9: 0.5, UNCAPPED: 0.5})
 

@@ -106,7 +106,7 @@ async def test_a_writer_that_does_not_come_back_is_let_go() -> None:
             "maximum context length is exceeded: 1000 wait",
             0.0,
         ),
-        (sched.REJECT_REASON_DRAINING, Unavailable, "1000 wait", 7.5),
+        (sched.REJECT_REASON_UNSPECIFIED, Unavailable, "1000 wait", 7.5),
         (sched.REJECT_REASON_TOO_LATE, Overloaded, "1000 wait", 7.5),
         (sched.REJECT_REASON_NO_MODEL, InvalidRequest, "1000 wait", 0.0),
     ],

@@ -11,7 +11,7 @@ from gateway.sessions.foresight import Foresight, Foretold
 from gateway.sessions.promises import Promises
 from services.core import FinishReason, Sla
 from services.forecast import UNCAPPED, Forecast
-from services.verdict import Timeline
+from services.sla import RequestTimeline
 
 STOP, CANCELLED = FinishReason.STOP, FinishReason.CANCELLED
 HALVES = Forecast((10.0, 20.0), (0.5, 0.5), UNCAPPED)
@@ -27,7 +27,7 @@ def counted(
     sight.hear(Foretold(HALVES, 0.1, 0.5))
     if told_at is not None:
         sight.at(told_at, False, 0.1)
-    line = Timeline(0.0, placed_s=0.0)
+    line = RequestTimeline(0.0, placed_s=0.0)
     if tokens:
         line.on_tokens(1, first_s)
         line.on_tokens(tokens - 1, first_s + 1.0)

@@ -11,11 +11,19 @@ from services.forecast import Floats, Forecast, Ints, certain, from_lengths
 from services.forecasttable import ForecastTable
 from services.policies.form.demand import Demand, WorkerQueue
 from services.policies.form.fill import Filled, fill
-from services.policies.form.forms import FORMS
-from services.policies.memory import Memory
+from services.policies.form.registry import FORMS
+from services.policies.memory import PolicyMemory
 from services.policies.order.ranking import Ranking
 from services.policies.parameters import resolve
-from services.policies.snapshot import FLOATS, NOWHERE, Bools, Contest, Jobs, Snapshot, Worker
+from services.policies.snapshot import (
+    FLOATS,
+    NOWHERE,
+    Bools,
+    Candidates,
+    RequestColumns,
+    Snapshot,
+    WorkerSnapshot,
+)
 
 COST = CostModel(0.01, 0.0001, 0.001, 0.0)
 Row = tuple[int, int, int]  # prompt, generated, true length (= max_tokens)
@@ -32,15 +40,15 @@ def seat(
     shared_blocks: int = 0,
     prefixes: Sequence[int] = (),
     cost: CostModel = COST,
-) -> Worker:
+) -> WorkerSnapshot:
     reach = kv_tokens if reach_tokens is None else reach_tokens
     cached = np.array(sorted(prefixes), np.int64)
-    return Worker(
+    return WorkerSnapshot(
         number, model, kv_tokens, block_tokens, places, reach, cost, shared_blocks, cached
     )
 
 
-def jobs(count: int, **columns: Sequence[float] | Ints | Floats) -> Jobs:
+def jobs(count: int, **columns: Sequence[float] | Ints | Floats) -> RequestColumns:
     """So many; nobody may write to them."""
     plain: dict[str, Sequence[float] | Ints | Floats] = {
         "serial": np.arange(1, count + 1),
@@ -56,23 +64,27 @@ def jobs(count: int, **columns: Sequence[float] | Ints | Floats) -> Jobs:
         "weight": np.ones(count),
     }
     made = []
-    for each in fields(Jobs):
+    for each in fields(RequestColumns):
         values = (plain | columns).get(each.name, np.zeros(count))
         column = np.array(values, float if each.name in FLOATS else np.int64)
         assert len(column) == count
         column.flags.writeable = False
         made.append(column)
-    return Jobs(*made)
+    return RequestColumns(*made)
 
 
 def contest(
-    of: Jobs, runs: Sequence[bool], *workers: Worker, number: int = 1, now: float = 0.0
-) -> Contest:
+    of: RequestColumns,
+    runs: Sequence[bool],
+    *workers: WorkerSnapshot,
+    number: int = 1,
+    now: float = 0.0,
+) -> Candidates:
     """Their keys are their places; who runs makes way for nobody."""
     key = np.arange(len(of), dtype=float)
     running = np.array(runs, bool)
     line = np.where(running, -np.inf, key)
-    return Contest(number, now, np.arange(len(of)), running, key, line, of, workers)
+    return Candidates(number, now, np.arange(len(of)), running, key, line, of, workers)
 
 
 def ranking(snapshot: Snapshot, key: Floats) -> Ranking:
@@ -80,7 +92,7 @@ def ranking(snapshot: Snapshot, key: Floats) -> Ranking:
     rows = np.concatenate([snapshot.queued, snapshot.running])
     nothing = np.zeros(len(rows))
     split = len(snapshot.queued)
-    return Ranking(rows, split, key, key, nothing, nothing, np.inf, Memory())
+    return Ranking(rows, split, key, key, nothing, nothing, np.inf, PolicyMemory())
 
 
 def table(*forecasts: Forecast) -> ForecastTable:
@@ -92,8 +104,8 @@ def table(*forecasts: Forecast) -> ForecastTable:
 
 def demanded(
     form: str,
-    made: Jobs,
-    worker: Worker,
+    made: RequestColumns,
+    worker: WorkerSnapshot,
     forecasts: ForecastTable,
     params: Mapping[str, float],
     seed: int = 0,
@@ -168,7 +180,7 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
         ]  # fmt: skip
         phase[row] = rng.choice([0, 1, 1, 2, 3])  # free, waits, runs, rests
         if phase[row] == 2:
-            able = [w for w in able if np.sum((home == w.number) & (phase == 2)) < w.places]
+            able = [w for w in able if np.sum((home == w.number) & (phase == 2)) < w.max_running]
         if phase[row] >= 2 and able:
             home[row], held[row] = able[0].number, prompt[row] + output[row]
         elif phase[row] >= 2:

@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.costs import CostModel
-from services.policies.arrange.binding import BATCH_PLACES
+from services.policies.arrange.batch_placement import BATCH_PLACEMENTS
 from services.policies.decide import decide
-from services.policies.decision import SENTENCES, Decision, Reason, Whys
-from services.policies.form.forms import FORMS
+from services.policies.decision import EXPLANATIONS, Decision, WaitExplanations, WaitReason
+from services.policies.form.registry import FORMS
 from services.policies.interval import INTERVALS
-from services.policies.memory import Memory
-from services.policies.place.places import PLACES
+from services.policies.memory import PolicyMemory
+from services.policies.place.placements import PLACEMENTS
 from services.policies.preset import Preset, choose, presets
 from services.policies.slice import SLICES
 from services.policies.snapshot import NOWHERE, Snapshot
@@ -24,7 +24,7 @@ from tests.policies.made_snapshots import jobs, seat, snapshots, table
 ALL = sorted(presets())
 
 
-def frozen(memory: Memory) -> Memory:
+def frozen(memory: PolicyMemory) -> PolicyMemory:
     """The same, and nobody may write to it."""
     for columns in (memory.ranks, memory.notes):
         for column in (columns.serials, *columns.values.values()):
@@ -32,7 +32,7 @@ def frozen(memory: Memory) -> Memory:
     return memory
 
 
-def decided(snapshot: Snapshot, preset: str, memory: Memory, seed: int) -> Decision:
+def decided(snapshot: Snapshot, preset: str, memory: PolicyMemory, seed: int) -> Decision:
     return decide(snapshot, choose(preset), frozen(memory), np.random.default_rng(seed), 7)
 
 
@@ -52,8 +52,8 @@ def conserves(preset: Preset) -> bool:
     nor where who waits is dealt in turns, whatever there is to do: it may be a full worker's turn,
     and the next round begins with another."""
     if preset.arrangement == "continuous":
-        return not PLACES[preset.place].by_turn
-    waits = BATCH_PLACES[preset.place].bind or INTERVALS[preset.interval].ahead
+        return not PLACEMENTS[preset.place].by_turn
+    waits = BATCH_PLACEMENTS[preset.place].bind or INTERVALS[preset.interval].ahead
     return not (waits or SLICES[preset.slice].returns)
 
 
@@ -61,20 +61,22 @@ def check(snapshot: Snapshot, decision: Decision, preset: Preset) -> None:
     stays = preset.arrangement == "continuous"
     jobs, running = snapshot.jobs, set(snapshot.running.tolist())
     queued = set(snapshot.queued.tolist())
-    assert [share.worker for share in decision.shares] == [w.number for w in snapshot.workers]
+    assert [share.worker for share in decision.workers] == [w.number for w in snapshot.workers]
     assert jobs.serial[decision.rows].tolist() == decision.serials.tolist()
     seen: list[int] = []
-    for worker, share in zip(snapshot.workers, decision.shares, strict=True):
+    for worker, share in zip(snapshot.workers, decision.workers, strict=True):
         here = {row for row in running if jobs.home[row] == worker.number}
         run, paused = set(share.run.tolist()), set(share.pause.tolist())
         seen += share.run.tolist()
-        assert len(share.run) <= worker.places
+        assert len(share.run) <= worker.max_running
         assert run & here == here - paused
         assert paused <= here
         assert run - here <= queued
         bound = stays and not preset.params.get("move_gain")
         assert all(could_run(snapshot, row, worker.number, bound) for row in run - here)
-        returns = {row for row in here if SLICES[preset.slice].returns and jobs.spent[row]}
+        returns = {
+            row for row in here if SLICES[preset.slice].returns and jobs.slice_exhausted[row]
+        }
         renews = stays and FORMS[preset.form].renews  # paused for want of room at a slice's end
         assert renews or not paused - returns or run - here  # nobody is paused for nothing
         assert sorted(share.victims.tolist()) == sorted(run)
@@ -83,15 +85,15 @@ def check(snapshot: Snapshot, decision: Decision, preset: Preset) -> None:
         assert (share.limits >= np.minimum(cap, output + 1)).all()
     assert len(set(seen)) == len(seen)
     idle = [
-        (w.number, share) for w, share in zip(snapshot.workers, decision.shares, strict=True)
+        (w.number, share) for w, share in zip(snapshot.workers, decision.workers, strict=True)
         if not any(jobs.home[row] == w.number for row in running)
     ]  # fmt: skip
     left = queued - set(seen)
     for number, share in idle if conserves(preset) else []:
         assert len(share.run) or not any(could_run(snapshot, row, number, stays) for row in left)
-    whys = decision.why
+    whys = decision.explanations
     assert len(set(whys.rows.tolist())) == len(whys.rows)
-    admitted = set(whys.rows[whys.reasons == Reason.ADMITTED].tolist())
+    admitted = set(whys.rows[whys.reasons == WaitReason.ADMITTED].tolist())
     assert admitted == set(seen) - running
     assert set(whys.rows.tolist()) == set(decision.rows.tolist()) - running
 
@@ -104,12 +106,12 @@ def test_whatever_the_board_every_decision_can_be_carried_out(
 ) -> None:
     """Columns are read-only, and so is the memory: who writes to them raises."""
     before = pickle.dumps(snapshot)
-    first = decided(snapshot, preset, Memory(), seed)
+    first = decided(snapshot, preset, PolicyMemory(), seed)
     check(snapshot, first, choose(preset))
     second = decided(snapshot, preset, first.memory, seed)
     check(snapshot, second, choose(preset))
     assert pickle.dumps(snapshot) == before
-    assert pickle.dumps(decided(snapshot, preset, Memory(), seed)) == pickle.dumps(first)
+    assert pickle.dumps(decided(snapshot, preset, PolicyMemory(), seed)) == pickle.dumps(first)
     assert pickle.dumps(decided(snapshot, preset, first.memory, seed)) == pickle.dumps(second)
 
 
@@ -123,17 +125,17 @@ def test_every_form_goes_with_slices_and_an_order_that_preempts(
     cells = {"form": form, "victim": "relief", "residency": residency}
     for base in ("alise", "fcfs"):
         chosen = choose(base, cells | ({"slice": "turns"} if base == "fcfs" else {}))
-        decision = decide(snapshot, chosen, Memory(), np.random.default_rng(seed), 7)
+        decision = decide(snapshot, chosen, PolicyMemory(), np.random.default_rng(seed), 7)
         check(snapshot, decision, chosen)
 
 
 @pytest.mark.parametrize("preset", ALL)
 def test_nobody_there_is_no_mistake(preset: str) -> None:
     nobody = Snapshot(0.0, jobs(0), np.arange(0), np.arange(0), (), table())
-    decision = decided(nobody, preset, Memory(), 0)
-    assert (decision.shares, len(decision.why.rows)) == ((), 0)
+    decision = decided(nobody, preset, PolicyMemory(), 0)
+    assert (decision.workers, len(decision.explanations.rows)) == ((), 0)
     three = Snapshot(0.0, jobs(3), np.arange(3), np.arange(0), (), table())
-    assert decided(three, preset, Memory(), 0).shares == ()
+    assert decided(three, preset, PolicyMemory(), 0).workers == ()
 
 
 def one_each(*lengths: int) -> Snapshot:
@@ -147,7 +149,9 @@ def one_each(*lengths: int) -> Snapshot:
 @pytest.mark.parametrize("preset", ALL)
 def test_who_fits_only_the_large_worker_is_not_passed_over_for_the_small_one(preset: str) -> None:
     snapshot = one_each(4_000, 50)
-    shares = {s.worker: s.run.tolist() for s in decided(snapshot, preset, Memory(), 0).shares}
+    shares = {
+        s.worker: s.run.tolist() for s in decided(snapshot, preset, PolicyMemory(), 0).workers
+    }
     assert 0 in shares[2]
     assert 1 in shares[1] + shares[2]
 
@@ -162,11 +166,11 @@ def test_an_idle_worker_takes_whom_a_quicker_one_has_no_room_for(preset: str) ->
     made = jobs(3, prompt=[60] * 3, cap=[30] * 3, total=[30.0] * 3)
     workers = (seat(1, 100, 4, cost=QUICK), seat(2, 100, 4, cost=SLOW))
     snapshot = Snapshot(0.0, made, np.arange(3), np.arange(0), workers, table())
-    decision = decided(snapshot, preset, Memory(), 0)
-    assert sorted(len(share.run) for share in decision.shares) == [1, 1]
-    [left] = {0, 1, 2} - {row for share in decision.shares for row in share.run.tolist()}
-    told = decision.why.of(left)
-    assert told is not None and told.reason is not Reason.ADMITTED
+    decision = decided(snapshot, preset, PolicyMemory(), 0)
+    assert sorted(len(share.run) for share in decision.workers) == [1, 1]
+    [left] = {0, 1, 2} - {row for share in decision.workers for row in share.run.tolist()}
+    told = decision.explanations.for_row(left)
+    assert told is not None and told.reason is not WaitReason.ADMITTED
 
 
 def test_a_batch_is_cut_for_the_worker_that_takes_it() -> None:
@@ -174,19 +178,19 @@ def test_a_batch_is_cut_for_the_worker_that_takes_it() -> None:
     made = jobs(2, prompt=[10, 10], cap=[890, 90])
     workers = (seat(1, 1_000, 4), seat(2, 2_000, 4, reach_tokens=500))
     snapshot = Snapshot(0.0, made, np.arange(2), np.arange(0), workers, table())
-    shares = decided(snapshot, "vs", Memory(), 0).shares
+    shares = decided(snapshot, "vs", PolicyMemory(), 0).workers
     assert all(0 not in share.run for share in shares if share.worker == 2)
     assert sorted(row for share in shares for row in share.run.tolist()) == [0, 1]
 
 
 def test_every_reason_reads_as_a_sentence() -> None:
-    assert SENTENCES.keys() == set(Reason)
-    rows, reasons = np.array([4, 2]), np.array([Reason.MEMORY, Reason.BEHIND])
-    whys = Whys(rows, reasons, np.array([120.0, 3.0]), np.array([100.0, 0.0]))
-    assert str(whys.of(4)) == "needs 120 tokens of KV in all, 100 may be planned"
-    assert str(whys.of(2)) == "stands at place 3, behind one that does not fit"
-    assert whys.of(3) is None
-    joined = Whys.joined([whys, Whys()])
-    assert [getattr(joined, each.name).tolist() for each in fields(Whys)] == [
-        [4, 2], [Reason.MEMORY, Reason.BEHIND], [120, 3], [100, 0],
+    assert EXPLANATIONS.keys() == set(WaitReason)
+    rows, reasons = np.array([4, 2]), np.array([WaitReason.MEMORY, WaitReason.BLOCKED])
+    whys = WaitExplanations(rows, reasons, np.array([120.0, 3.0]), np.array([100.0, 0.0]))
+    assert str(whys.for_row(4)) == "needs 120 KV tokens in all, limit 100"
+    assert str(whys.for_row(2)) == "queue position 3, behind a request that does not fit"
+    assert whys.for_row(3) is None
+    joined = WaitExplanations.concatenate([whys, WaitExplanations()])
+    assert [getattr(joined, each.name).tolist() for each in fields(WaitExplanations)] == [
+        [4, 2], [WaitReason.MEMORY, WaitReason.BLOCKED], [120, 3], [100, 0],
     ]  # fmt: skip

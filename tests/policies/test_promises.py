@@ -11,9 +11,9 @@ from services.forecast import from_lengths
 from services.policies.decide import decide
 from services.policies.form.fill import fill
 from services.policies.form.sums import Sums
-from services.policies.memory import Memory
+from services.policies.memory import PolicyMemory
 from services.policies.preset import Preset, choose
-from services.policies.snapshot import NOWHERE, Snapshot, Worker
+from services.policies.snapshot import NOWHERE, Snapshot, WorkerSnapshot
 from tests.policies.made_snapshots import demanded, jobs, seat, table
 from tests.policies.test_decide import check
 from tests.scheduler.load.scheduler_load import Load
@@ -46,7 +46,7 @@ class Ask:
 class Dumb:
     """One worker; whoever is paused loses its KV. `most` is the most that was ever held."""
 
-    worker: Worker
+    worker: WorkerSnapshot
     asks: list[Ask]
     most: int = 0
     rounds: int = 0
@@ -79,12 +79,12 @@ class Dumb:
             float(len(asks) + self.rounds), made, queued, running, (self.worker,), forecasts
         )
 
-    def carry_out(self, preset: Preset, memory: Memory) -> Memory:
+    def carry_out(self, preset: Preset, memory: PolicyMemory) -> PolicyMemory:
         self.rounds += 1
         snapshot = self.snapshot()
         decision = decide(snapshot, preset, memory, np.random.default_rng(0), self.rounds)
         check(snapshot, decision, preset)
-        (share,) = decision.shares
+        (share,) = decision.workers
         for row in share.pause.tolist():
             self.asks[row].runs = False
             self.asks[row].preemptions += 1
@@ -120,7 +120,7 @@ def test_nobody_is_evicted_and_all_end(
     """Decided every so many tokens. 112 tokens are enough for each of them alone."""
     preset = choose("fcfs", FIRM[name])
     asks = [Ask(prompt, length, length + spare) for prompt, length, spare in rows]
-    dumb, memory = Dumb(seat(1, kv_tokens, 8, block_tokens=block), asks), Memory()
+    dumb, memory = Dumb(seat(1, kv_tokens, 8, block_tokens=block), asks), PolicyMemory()
     for _ in range(2_000):
         memory = dumb.carry_out(preset, memory)
         for _ in range(stride):
@@ -134,7 +134,7 @@ def test_nobody_is_evicted_and_all_end(
 def test_outputs_that_nobody_foresees_do_run_out_of_memory() -> None:
     """The dumb worker can tell: prompts alone fit."""
     dumb = Dumb(seat(1, 112, 8), [Ask(10, 40, 40) for _ in range(8)])
-    dumb.carry_out(choose("fcfs"), Memory())
+    dumb.carry_out(choose("fcfs"), PolicyMemory())
     for _ in range(40):
         dumb.step()
     assert dumb.most == 8 * 50

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from services.policies.preset import CHOICES, choose, presets
-from services.policies.rows import presets_of, rows
+from services.policies.preset_table import load_preset_rows, load_presets
 
 WHOLE = "\n".join(
     f'{key} = "{value}"' for key in CHOICES for value in [getattr(choose("fcfs"), key)]
@@ -19,7 +19,7 @@ def read(folder: Path, text: str) -> str:
 
 
 def test_every_row_says_what_it_is_in_a_line_and_where_it_is_from() -> None:
-    for name, row in rows().items():
+    for name, row in load_preset_rows().items():
         preset = row.preset
         assert preset == presets()[name]
         assert preset.about and preset.source and "\n" not in preset.about
@@ -33,7 +33,7 @@ def test_a_row_like_another_keeps_what_it_does_not_say(tmp_path: Path) -> None:
         '[mine]\nlike = "alise"\nresidency = "cost"\nparams = { ageing_s = 3 }\n'
         '[plain]\nlike = "mine"\norder = "arrival"\nabout = "Without queues"\nsource = "me"\n',
     )
-    known = rows(file)
+    known = load_preset_rows(file)
     assert [*known] == [*presets(), "mine", "plain"]
     alise, mine, plain = (known[name].preset for name in ("alise", "mine", "plain"))
     assert {key for key in CHOICES if getattr(mine, key) != getattr(alise, key)} == {"residency"}
@@ -42,13 +42,13 @@ def test_a_row_like_another_keeps_what_it_does_not_say(tmp_path: Path) -> None:
     assert (plain.order, plain.residency, plain.about) == ("arrival", "cost", "Without queues")
     assert plain.params == {"watermark": 0.95, "slice_tokens": 32}
     assert plain.source == "me" and known["plain"].given == {"watermark", "slice_tokens"}
-    assert choose("plain", {"watermark": 0.5}, presets_of(file)).params["watermark"] == 0.5
+    assert choose("plain", {"watermark": 0.5}, load_presets(file)).params["watermark"] == 0.5
 
 
 def test_a_row_may_stand_by_itself(tmp_path: Path) -> None:
-    preset = presets_of(read(tmp_path, f"[mine]\n{WHOLE}\n"))["mine"]
+    preset = load_presets(read(tmp_path, f"[mine]\n{WHOLE}\n"))["mine"]
     assert preset.params == {"watermark": 0.95} and preset.order == "arrival"
-    assert not rows(read(tmp_path, f"[mine]\n{WHOLE}\n"))["mine"].given
+    assert not load_preset_rows(read(tmp_path, f"[mine]\n{WHOLE}\n"))["mine"].given
 
 
 @pytest.mark.parametrize(
@@ -72,10 +72,10 @@ def test_a_row_may_stand_by_itself(tmp_path: Path) -> None:
 def test_a_mistake_in_a_row_names_it(tmp_path: Path, text: str, sentence: str) -> None:
     file = read(tmp_path, text)
     with pytest.raises(ValueError, match=sentence) as raised:
-        rows(file)
+        load_preset_rows(file)
     assert str(raised.value).startswith(file)
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"cannot read presets from .*none.toml: No such file"):
-        rows(str(tmp_path / "none.toml"))
+        load_preset_rows(str(tmp_path / "none.toml"))

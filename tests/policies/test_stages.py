@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from services.costs import CostModel
 from services.forecast import Floats, Ints
-from services.policies.decide import narrow
+from services.policies.decide import select_candidates
 from services.policies.interval import INTERVALS
-from services.policies.memory import Memory
-from services.policies.place.places import PLACES
+from services.policies.memory import PolicyMemory
+from services.policies.place.placements import PLACEMENTS
 from services.policies.preset import choose
 from services.policies.slice import SLICES
-from services.policies.snapshot import NOWHERE, Contest, Jobs, Snapshot, Worker
+from services.policies.snapshot import NOWHERE, Candidates, RequestColumns, Snapshot, WorkerSnapshot
 from services.policies.victim import VICTIMS
 from tests.policies.made_snapshots import COST, contest, jobs, ranking, seat, snapshots, table
 
@@ -31,9 +31,9 @@ def literal_narrow(snapshot: Snapshot, key: dict[int, float]) -> set[int]:
     some of its workers can hold, the most urgent."""
     jobs = snapshot.jobs
 
-    def head(rows: list[int], workers: list[Worker]) -> list[int]:
+    def head(rows: list[int], workers: list[WorkerSnapshot]) -> list[int]:
         rows = sorted(rows, key=lambda row: (key[row], jobs.serial[row]))
-        rows = rows[: sum(worker.places for worker in workers) + 1]
+        rows = rows[: sum(worker.max_running for worker in workers) + 1]
         room, total, taken = sum(worker.room_tokens for worker in workers), 0, []
         for row in rows:
             taken.append(row)
@@ -73,12 +73,12 @@ def test_narrow_keeps_the_head_of_each_line(snapshot: Snapshot, seed: int) -> No
     keys = np.random.default_rng(seed).integers(0, 3, count).astype(float)
     ranked = ranking(snapshot, keys)
     key = dict(zip(ranked.rows.tolist(), keys.tolist(), strict=True))
-    found = narrow(snapshot, ranked, FCFS, 7)
+    found = select_candidates(snapshot, ranked, FCFS, 7)
     serial = snapshot.jobs.serial
     expected = sorted(literal_narrow(snapshot, key), key=lambda row: (key[row], serial[row]))
     assert found.rows.tolist() == expected
     assert found.round == 7
-    assert found.runs.tolist() == np.isin(found.rows, snapshot.running).tolist()
+    assert found.is_running.tolist() == np.isin(found.rows, snapshot.running).tolist()
     assert found.key.tolist() == [key[row] for row in expected]
     assert found.jobs.serial.tolist() == serial[expected].tolist()
 
@@ -88,33 +88,33 @@ def test_of_a_thousand_equals_the_oldest_are_looked_at() -> None:
     snapshot = Snapshot(
         0.0, jobs(1_000, serial=serial), np.arange(1_000), np.arange(0), (seat(places=9),), table()
     )
-    found = narrow(snapshot, ranking(snapshot, np.zeros(1_000)), FCFS, 1)
+    found = select_candidates(snapshot, ranking(snapshot, np.zeros(1_000)), FCFS, 1)
     assert found.jobs.serial.tolist() == list(range(10))
 
 
 def test_without_workers_nobody_who_waits_is_looked_at() -> None:
     snapshot = Snapshot(0.0, jobs(3), np.arange(3), np.arange(0), (), table())
-    assert len(narrow(snapshot, ranking(snapshot, np.zeros(3)), FCFS, 1).rows) == 0
+    assert len(select_candidates(snapshot, ranking(snapshot, np.zeros(3)), FCFS, 1).rows) == 0
 
 
 # Places
 
 
-def literal_least_load(asked: Contest) -> list[int]:
+def literal_least_load(asked: Candidates) -> list[int]:
     jobs, workers = asked.jobs, asked.workers
-    weight = [float(jobs.context[i] + jobs.left[i]) for i in range(len(jobs))]
-    waits = [i for i in range(len(jobs)) if not asked.runs[i]]
+    weight = [float(jobs.context[i] + jobs.expected_remaining[i]) for i in range(len(jobs))]
+    waits = [i for i in range(len(jobs)) if not asked.is_running[i]]
     at = [NOWHERE] * len(jobs)
     load: dict[int, float] = {}
     free: dict[int, int] = {}
     for w in workers:
         here = [i for i in range(len(jobs)) if jobs.home[i] == w.number]
         load[w.number] = sum(weight[i] for i in here) / w.full_speed
-        first = min((asked.line[i] for i in waits), default=0.0)
-        stay = [i for i in here if asked.runs[i] and asked.line[i] <= first]
-        free[w.number] = max(0, w.places - len(stay))
+        first = min((asked.queue_key[i] for i in waits), default=0.0)
+        stay = [i for i in here if asked.is_running[i] and asked.queue_key[i] <= first]
+        free[w.number] = max(0, w.max_running - len(stay))
     for i in range(len(jobs)):
-        if asked.runs[i] or (jobs.home[i] != NOWHERE and jobs.held[i] > 0):
+        if asked.is_running[i] or (jobs.home[i] != NOWHERE and jobs.held[i] > 0):
             at[i] = int(jobs.home[i])
     for i in waits:
         if at[i] != NOWHERE:
@@ -137,13 +137,13 @@ def literal_least_load(asked: Contest) -> list[int]:
 def test_least_load_deals_to_who_is_through_the_soonest(snapshot: Snapshot, seed: int) -> None:
     count = len(snapshot.queued) + len(snapshot.running)
     key = np.random.default_rng(seed).permutation(count).astype(float)
-    found = narrow(snapshot, ranking(snapshot, key), FCFS, 1)
-    assert PLACES["least_load"].deal(found, {}).tolist() == literal_least_load(found)
+    found = select_candidates(snapshot, ranking(snapshot, key), FCFS, 1)
+    assert PLACEMENTS["least_load"].deal(found, {}).tolist() == literal_least_load(found)
 
 
-def dealt(place: str, count: int, *workers: Worker, number: int = 0) -> Counter[int]:
+def dealt(place: str, count: int, *workers: WorkerSnapshot, number: int = 0) -> Counter[int]:
     asked = contest(jobs(count), [False] * count, *workers, number=number)
-    return Counter(PLACES[place].deal(asked, {}).tolist())
+    return Counter(PLACEMENTS[place].deal(asked, {}).tolist())
 
 
 def test_a_small_worker_gets_its_share_and_not_half() -> None:
@@ -178,7 +178,7 @@ def test_turns_go_round_whoever_comes_and_however_many() -> None:
 # Slices, victims, intervals
 
 
-def granted(name: str, made: Jobs, runs: Sequence[bool], size: int) -> list[int]:
+def granted(name: str, made: RequestColumns, runs: Sequence[bool], size: int) -> list[int]:
     asked = contest(made, runs, seat())
     at = np.arange(len(made))
     limits = SLICES[name].limits(asked, seat(), at, {"slice_tokens": size})
@@ -265,13 +265,13 @@ def ints(*values: int) -> Ints:
     return np.array(values, np.int64)
 
 
-def recalled(memory: Memory, name: str, rows: Ints, serials: Ints) -> Floats:
+def recalled(memory: PolicyMemory, name: str, rows: Ints, serials: Ints) -> Floats:
     [values] = memory.recall((name,), rows, serials)
     return values
 
 
 def test_memory_is_of_a_job_and_not_of_its_row() -> None:
-    first = Memory().with_columns(ints(0, 3), ints(10, 11), a=np.array([1.5, 2.5]))
+    first = PolicyMemory().with_columns(ints(0, 3), ints(10, 11), a=np.array([1.5, 2.5]))
     assert recalled(first, "a", ints(0, 3), ints(10, 11)).tolist() == [1.5, 2.5]
     assert recalled(first, "a", ints(0, 3), ints(12, 11)).tolist() == [0, 2.5]
     assert recalled(first, "a", ints(1, 2, 9), ints(10, 11, 12)).tolist() == [0, 0, 0]
@@ -280,7 +280,7 @@ def test_memory_is_of_a_job_and_not_of_its_row() -> None:
 
 
 def test_the_next_memory_keeps_nothing_of_others_and_leaves_the_last_as_it_was() -> None:
-    first = Memory().with_numbers(n=1.0).with_columns(ints(0, 3), ints(10, 11), a=np.ones(2))
+    first = PolicyMemory().with_numbers(n=1.0).with_columns(ints(0, 3), ints(10, 11), a=np.ones(2))
     later = first.with_numbers(n=2.0).with_columns(ints(1), ints(12), b=np.array([7.0]))
     assert (first.number("n"), later.number("n"), later.number("m", 9.0)) == (1, 2, 9)
     assert recalled(later, "a", ints(0, 3), ints(10, 11)).tolist() == [0, 0]
@@ -294,7 +294,7 @@ def test_the_next_memory_keeps_nothing_of_others_and_leaves_the_last_as_it_was()
 @given(st.lists(st.dictionaries(st.integers(0, 6), st.integers(1, 9)), min_size=1, max_size=6))
 def test_memory_says_what_a_dictionary_says(rounds: list[dict[int, int]]) -> None:
     """Rows to serials, a round each; what is remembered of a serial is ten times its number."""
-    memory = Memory()
+    memory = PolicyMemory()
     known: dict[tuple[int, int], int] = {}
     for owners in rounds:
         rows, serials = ints(*owners), ints(*owners.values())
@@ -307,7 +307,7 @@ def test_memory_says_what_a_dictionary_says(rounds: list[dict[int, int]]) -> Non
 @given(st.lists(st.dictionaries(st.integers(0, 6), st.integers(1, 9)), min_size=1, max_size=6))
 def test_notes_are_kept_of_those_that_were_not_looked_at(rounds: list[dict[int, int]]) -> None:
     """A column each round, named by whether it is odd; the other column of a job stays too."""
-    memory = Memory()
+    memory = PolicyMemory()
     known: dict[tuple[str, int], tuple[int, int]] = {}  # by row: whose, and its number
     for nth, owners in enumerate(rounds):
         rows, serials = ints(*owners), ints(*owners.values())

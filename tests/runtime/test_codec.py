@@ -16,13 +16,13 @@ from services.core import (
     Outcome,
     Pause,
     Plan,
-    Progress,
+    QueuePosition,
     Reject,
     RejectReason,
     Report,
+    RequestProgress,
     Residency,
     Sla,
-    Standing,
     StaticBatch,
     WorkerView,
 )
@@ -58,7 +58,7 @@ def many(strategy: st.SearchStrategy) -> st.SearchStrategy:
 GRANTS = many(st.builds(Grant, NAMES, UINT32))
 TIMINGS = st.builds(StepTiming, UINT32, UINT32, UINT64, SECONDS)
 SWAPS = st.builds(SwapTiming, st.sampled_from(Direction), UINT32, SECONDS)
-PROGRESS = many(st.builds(Progress, NAMES, UINT32, UINT32, UINT32))
+PROGRESS = many(st.builds(RequestProgress, NAMES, UINT32, UINT32, UINT32))
 PLANS = st.builds(
     Plan,
     seq=UINT64,
@@ -68,7 +68,7 @@ PLANS = st.builds(
     prefetch=many(NAMES),
     cancel=many(NAMES),
     victims=many(NAMES),
-    order=many(st.builds(Standing, NAMES, SECONDS)),
+    order=many(st.builds(QueuePosition, NAMES, SECONDS)),
     residency=NAMES,
     costs=st.builds(KVCosts, SECONDS, SECONDS, SECONDS),
     batches=many(st.builds(StaticBatch, UINT64, many(NAMES))),
@@ -143,13 +143,14 @@ VIEW = WorkerView("w", "unix:/w", "demo", 6_400, 16, 32, 2_048, 512, 25_600, "im
 ALL_SET: dict[str, Plan | Report | CostModel | Outcome] = {
     "plan": Plan(
         3, (Grant("a", 9),), (Grant("b", 8),), (Pause("c", Residency.OFFLOAD),), ("d",), ("e",),
-        ("f",), (Standing("a", 0.0), Standing("g", inf)), "swap", KVCosts(1e-4, 1e-6, 2e-6),
+        ("f",), (QueuePosition("a", 0.0), QueuePosition("g", inf)), "swap",
+        KVCosts(1e-4, 1e-6, 2e-6),
         (StaticBatch(1, ("a", "g")),),
         32,
     ),
     "report": Report(
-        4, 3, (Progress("a", 1, 9, 2),), (Completion("b", 2, FinishReason.STOP),),
-        (Progress("c", 3, 11, 4),), (StepTiming(1, 2, 3, 0.5),),
+        4, 3, (RequestProgress("a", 1, 9, 2),), (Completion("b", 2, FinishReason.STOP),),
+        (RequestProgress("c", 3, 11, 4),), (StepTiming(1, 2, 3, 0.5),),
         (SwapTiming(Direction.UPLOAD, 7, 0.25, 0.125),), 640, 5, (-8, 9), (2**62,),
     ),
     "cost": CostModel(
@@ -254,7 +255,7 @@ def test_waits_and_costs_can_be_sorted_by_whatever_comes(bad: float) -> None:
         costs=scheduler_pb2.KVCosts(recompute_token_s=bad, offload_token_s=bad, upload_token_s=bad),
     )
     plan = attach_codec.decode_plan(message)
-    assert (plan.order, plan.costs) == ((Standing("a", 0.0),), KVCosts())
+    assert (plan.order, plan.costs) == ((QueuePosition("a", 0.0),), KVCosts())
 
 
 def test_a_plan_of_an_older_scheduler_orders_nothing() -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from services.policies.preset import CHOICES, DEFAULT, presets
-from services.policies.rows import presets_of
+from services.policies.preset_table import load_presets
 from tests.live import ROOT, command, environment
 
 DEMO = ROOT / "models/demo"
@@ -194,7 +194,7 @@ def test_a_preset_is_printed_whole(tmp_path: Path):
     shown = run("presets", "mine", "--presets", str(mine)).stdout.splitlines()
     assert shown[:2] == ["mine: like alise", f"from {mine}"]
     cells = {line.split()[0]: line.split()[1] for line in shown[3:-2]}
-    preset = presets_of(str(mine))["mine"]
+    preset = load_presets(str(mine))["mine"]
     assert cells == {key: getattr(preset, key) for key in CHOICES} | {
         "watermark": "0.9",
         "slice_tokens": "32",

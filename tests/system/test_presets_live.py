@@ -9,7 +9,7 @@ import pytest
 
 from foretoken.client.answers import Choice
 from services.core import FinishReason
-from services.policies.order.orders import ORDERS
+from services.policies.order.registry import ORDERS
 from services.policies.preset import RESIDENCIES, Preset, presets
 from tests.reach import until
 from tests.system.mixed_load import Ask, Expected, asks, expected, lengths

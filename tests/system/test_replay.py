@@ -137,7 +137,7 @@ def test_a_log_of_everything_that_can_happen_replays(tmp_path: Path):
         step(Round())
         contest = state.rounds.contest
         assert contest is not None
-        [share] = state.rounds.arrange(contest).shares
+        [share] = state.rounds.arrange(contest).workers
         run, limits = tuple(share.run.tolist()), tuple(share.limits.tolist())
         step(Arranged(contest.round, (Portion(share.worker, run, limits, (), run, 0.0),)))
         step(Submitted("g", Request("d", "demo", 10, 50, 0.0)))

@@ -12,8 +12,8 @@ from services.core import (
     Grant,
     Pause,
     Plan,
-    Progress,
     Report,
+    RequestProgress,
     Residency,
 )
 from services.costs import Direction, SwapTiming
@@ -115,7 +115,7 @@ def test_who_is_paused_evicted_or_cancelled_ends_a_slice():
     told.make("r", range(3, 4), 5.5)  # made before it read that it should stop
     told.spans.planned(admit("r", 99), 8.0)
     told.make("r", range(4, 5), 9.0)
-    told.spans.reported(Report(1, 1, evicted=(Progress("r", 5, 0),)), 10.0)
+    told.spans.reported(Report(1, 1, evicted=(RequestProgress("r", 5, 0),)), 10.0)
     told.spans.planned(admit("r", 99), 12.0)
     told.spans.planned(plan(cancel=("r",)), 13.0)
     told.make("r", range(5, 6), 14.0)  # nobody's any more

@@ -18,19 +18,19 @@ import numpy as np
 
 from services.forecast import Floats, Ints
 from services.forecasttable import ForecastTable
-from services.policies.arrange.binding import BATCH_PLACES, NO_SEAT
-from services.policies.arrange.share import share_of, whys
-from services.policies.arrange.standing import NEXT, NOTES, recalled
-from services.policies.decision import Decision, Reason, Share, Whys
+from services.policies.arrange.batch_placement import BATCH_PLACEMENTS, NO_SEAT
+from services.policies.arrange.batch_state import NEXT, NOTES, recalled
+from services.policies.arrange.results import whys, worker_decision
+from services.policies.decision import Decision, WaitExplanations, WaitReason, WorkerDecision
 from services.policies.estimate import ESTIMATES
-from services.policies.form.batches import CUTS
+from services.policies.form.batch_cuts import CUTS
 from services.policies.form.pool import Batches, Sizes
 from services.policies.interval import INTERVALS
-from services.policies.order.levels import levels
-from services.policies.order.orders import ORDERS
+from services.policies.order.priority import levels
+from services.policies.order.registry import ORDERS
 from services.policies.preset import Preset
 from services.policies.slice import SLICES
-from services.policies.snapshot import Bools, Contest, Worker
+from services.policies.snapshot import Bools, Candidates, WorkerSnapshot
 
 __all__ = ["NOTES", "arrange_batches"]
 
@@ -40,11 +40,11 @@ PUT_OFF = "batch_put_off"  # whether the last round put cutting off
 
 
 def arrange_batches(
-    contest: Contest, forecasts: ForecastTable, preset: Preset, rng: np.random.Generator
+    contest: Candidates, forecasts: ForecastTable, preset: Preset, rng: np.random.Generator
 ) -> Decision:
     """What becomes of everybody. O(n log n) and what the cut takes."""
     if not contest.workers:
-        told = whys(contest, np.flatnonzero(~contest.runs), Reason.NO_WORKER)
+        told = whys(contest, np.flatnonzero(~contest.is_running), WaitReason.NO_WORKER)
         return Decision(contest.round, (), told, contest.rows, contest.jobs.serial)
     return _Round(contest, preset).decided()
 
@@ -52,10 +52,10 @@ def arrange_batches(
 class _Round:
     """One round's work; `standing` is changed as it goes on."""
 
-    def __init__(self, contest: Contest, preset: Preset):
+    def __init__(self, contest: Candidates, preset: Preset):
         self.contest, self.preset, self.params = contest, preset, preset.params
         self.cut = CUTS[preset.form]
-        self.bind = BATCH_PLACES[preset.place].bind
+        self.bind = BATCH_PLACEMENTS[preset.place].bind
         self.interval = INTERVALS[preset.interval]
         self.of_batch = ORDERS[preset.order].of_batch
         self.level = contest.jobs.priority
@@ -65,7 +65,7 @@ class _Round:
         self.workers = contest.workers
         self.rooms = [self.cut.room(worker, self.params) for worker in self.workers]
         self.able = np.array([_able(contest, worker) for worker in self.workers])
-        self.stays = contest.runs & ~self.standing.paused
+        self.stays = contest.is_running & ~self.standing.paused
         home = contest.jobs.home
         self.lines = [np.flatnonzero(self.stays & (home == w.number)) for w in self.workers]
         self.fastest = sorted(range(len(self.workers)), key=lambda i: -self.workers[i].full_speed)
@@ -111,7 +111,7 @@ class _Round:
 
     def _waits(self) -> Bools:
         """Those who are not sent in this round, nor run until it is carried out."""
-        return ~self.contest.runs & ~self.standing.sent
+        return ~self.contest.is_running & ~self.standing.sent
 
     def _pool(self) -> Ints:
         """In no batch, and could be."""
@@ -122,16 +122,16 @@ class _Round:
         batch = self.standing.batch
         ready = self._waits() & (batch > 0)
         if self.standing.paused.any():
-            ready &= ~np.isin(batch, batch[self.contest.runs])
+            ready &= ~np.isin(batch, batch[self.contest.is_running])
         at = np.flatnonzero(ready)
         return Batches.of(at, batch[at], self.sizes)
 
     def _idle(self) -> list[int]:
         """Workers with nothing to do, the fastest first."""
         free = (i for i in self.fastest if not len(self.lines[i]) and i not in self.sent)
-        return [i for i in free if self.workers[i].places > 0]
+        return [i for i in free if self.workers[i].max_running > 0]
 
-    def _serve_s(self, worker: Worker, batches: Batches) -> Floats:
+    def _serve_s(self, worker: WorkerSnapshot, batches: Batches) -> Floats:
         columns = (batches.size, batches.length, batches.expected)
         return self.estimate(worker.cost, *(column.astype(float) for column in columns))
 
@@ -148,7 +148,7 @@ class _Round:
     def _loads_s(self) -> Floats:
         """Of each worker, what it runs and all that is bound to it are estimated to take."""
         standing, loads_s = self.standing, np.zeros(len(self.workers))
-        waits = ~self.contest.runs & (standing.seat > 0)
+        waits = ~self.contest.is_running & (standing.seat > 0)
         at = np.flatnonzero(waits & (standing.batch > 0))
         heads = at[np.unique(standing.batch[at], return_index=True)[1]]
         items = np.concatenate([heads, np.flatnonzero(waits & (standing.batch == 0))])
@@ -269,7 +269,7 @@ class _Round:
                     left[nth] = np.setdiff1d(members, part)
                     break
 
-    def _by_urgency(self, batches: Batches, worker: Worker) -> list[int]:
+    def _by_urgency(self, batches: Batches, worker: WorkerSnapshot) -> list[int]:
         """By the most urgent member; or, where the order has a key of batches, by that, for this
         worker, and among equals by the most urgent member."""
         first = batches.members[batches.starts]
@@ -293,7 +293,7 @@ class _Round:
     def _cut_for_idle(self) -> None:
         """For each kind of worker that has nothing to do, the pool as it could hold it; its most
         urgent batches. What is alike is cut once."""
-        kinds: dict[Worker, list[int]] = {}
+        kinds: dict[WorkerSnapshot, list[int]] = {}
         for i in self._idle():
             worker = self.workers[i]
             kind = worker if self.bind else replace(worker, number=0, shared_blocks=0)
@@ -330,13 +330,13 @@ class _Round:
 
     # What is said of it
 
-    def _share(self, i: int, worker: Worker) -> Share:
-        runs = self.contest.runs & (self.contest.jobs.home == worker.number)
+    def _share(self, i: int, worker: WorkerSnapshot) -> WorkerDecision:
+        runs = self.contest.is_running & (self.contest.jobs.home == worker.number)
         begins = self.sent.get(i, np.zeros(0, np.int64))
         line = np.concatenate([np.flatnonzero(runs), begins])
         run = np.concatenate([~self.standing.paused[runs], np.ones(len(begins), bool)])
         lockstep = self.preset.static and len(begins) > 0
-        return share_of(self.contest, worker, self.preset, line, run, 0.0, lockstep)
+        return worker_decision(self.contest, worker, self.preset, line, run, 0.0, lockstep)
 
     def _next_s(self) -> float:
         now = self.contest.now
@@ -346,30 +346,30 @@ class _Round:
             return max(self.until_s, float(np.nextafter(now, np.inf)))
         return float("inf")
 
-    def _whys(self) -> Whys:
+    def _whys(self) -> WaitExplanations:
         """Of everybody who waits, in columns."""
         contest, standing = self.contest, self.standing
-        reasons = np.full(len(contest.rows), Reason.NO_WORKER, np.int64)
+        reasons = np.full(len(contest.rows), WaitReason.NO_WORKER, np.int64)
         a, b = np.zeros(len(reasons)), np.zeros(len(reasons))
         pool = self._pool()
         if self.interval.ahead:
-            reasons[pool], a[pool] = Reason.POOLED, max(0.0, self.until_s - contest.now)
+            reasons[pool], a[pool] = WaitReason.CUT_SCHEDULED, max(0.0, self.until_s - contest.now)
         else:
-            reasons[pool], a[pool] = Reason.UNCUT, np.arange(len(pool))
+            reasons[pool], a[pool] = WaitReason.CUT_ON_IDLE, np.arange(len(pool))
         at = np.flatnonzero(self._waits() & (standing.batch > 0))
         if len(at):
             batches = Batches.of(at, standing.batch[at], self.sizes)
             seats, which = batches.first(standing.seat), batches.members
             bound = np.repeat(seats > 0, batches.size)
-            reasons[which] = np.where(bound, Reason.BOUND, Reason.IN_BATCH)
+            reasons[which] = np.where(bound, WaitReason.ASSIGNED, WaitReason.IN_BATCH)
             a[which] = np.repeat(self._before(batches, seats), batches.size)
             b[which] = np.repeat(np.where(seats > 0, seats, batches.size), batches.size)
         for i, members in self.sent.items():
             tokens = self.sizes.length[members].max() + self.sizes.makes[members].max()
-            reasons[members] = Reason.ADMITTED
+            reasons[members] = WaitReason.ADMITTED
             a[members], b[members] = len(members) * tokens, self.rooms[i].tokens
-        told = ~contest.runs
-        return Whys(contest.rows[told], reasons[told], a[told], b[told])
+        told = ~contest.is_running
+        return WaitExplanations(contest.rows[told], reasons[told], a[told], b[told])
 
     def _before(self, batches: Batches, seats: Ints) -> Ints:
         """How many batches each worker, or all of them, would take before each."""
@@ -383,17 +383,17 @@ class _Round:
         return before
 
 
-def _able(contest: Contest, worker: Worker) -> Bools:
+def _able(contest: Candidates, worker: WorkerSnapshot) -> Bools:
     jobs = contest.jobs
     reach = jobs.prompt + jobs.cap
     able: Bools = (jobs.model == worker.model) & (reach <= worker.reach_tokens)
-    return able & (worker.places > 0)
+    return able & (worker.max_running > 0)
 
 
-def _sizes(contest: Contest, preset: Preset, foresees: bool) -> Sizes:
+def _sizes(contest: Candidates, preset: Preset, foresees: bool) -> Sizes:
     """In whole tokens, one at least."""
     jobs, everybody = contest.jobs, np.arange(len(contest.rows))
     limits = SLICES[preset.slice].limits(contest, contest.workers[0], everybody, preset.params)
     most = np.maximum(limits - jobs.output, 1)
-    expected = np.clip(np.ceil(jobs.left).astype(np.int64), 1, most)
+    expected = np.clip(np.ceil(jobs.expected_remaining).astype(np.int64), 1, most)
     return Sizes(jobs.context, expected if foresees else most, expected)

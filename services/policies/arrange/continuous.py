@@ -8,24 +8,24 @@ import numpy as np
 
 from services.forecast import Ints
 from services.forecasttable import ForecastTable
-from services.policies.arrange.share import share_of, whys
-from services.policies.decision import Decision, Reason, Whys
+from services.policies.arrange.results import whys, worker_decision
+from services.policies.decision import Decision, WaitExplanations, WaitReason
 from services.policies.form.demand import WorkerQueue
 from services.policies.form.fill import Filled, fill, fill_places
-from services.policies.form.forms import FORMS
+from services.policies.form.registry import FORMS
 from services.policies.interval import INTERVALS
-from services.policies.place.places import PLACES
-from services.policies.place.seats import takes
+from services.policies.place.eligibility import takes
+from services.policies.place.placements import PLACEMENTS
 from services.policies.preset import RESIDENCIES, Preset
 from services.policies.slice import SLICES
-from services.policies.snapshot import NOWHERE, Bools, Contest, Worker
+from services.policies.snapshot import NOWHERE, Bools, Candidates, WorkerSnapshot
 
 
 @dataclass(frozen=True, slots=True)
 class _Line:
     """A worker's line, in order, and what filling made of it, parallel to it."""
 
-    worker: Worker
+    worker: WorkerSnapshot
     at: Ints
     filled: Filled
 
@@ -36,34 +36,36 @@ class _Line:
 
 
 def arrange_continuous(
-    contest: Contest, forecasts: ForecastTable, preset: Preset, rng: np.random.Generator
+    contest: Candidates, forecasts: ForecastTable, preset: Preset, rng: np.random.Generator
 ) -> Decision:
     """Every worker's share of those who run or could."""
 
-    def line_of(worker: Worker, at: Ints) -> _Line:
-        at = at[np.lexsort((~contest.runs[at], contest.line[at]))]
-        runs = contest.runs[at]
+    def line_of(worker: WorkerSnapshot, at: Ints) -> _Line:
+        at = at[np.lexsort((~contest.is_running[at], contest.queue_key[at]))]
+        runs = contest.is_running[at]
         if not runs.all() or (len(at) and FORMS[preset.form].renews):
             return _Line(worker, at, _filled(contest, worker, at, forecasts, preset, rng))
         nothing = np.zeros(len(at))
         return _Line(worker, at, Filled(runs, np.zeros(len(at), np.int64), nothing, nothing, 0.0))
 
-    place = PLACES[preset.place]
+    place = PLACEMENTS[preset.place]
     dealt = place.deal(contest, preset.params)
     lines = [line_of(worker, np.flatnonzero(dealt == worker.number)) for worker in contest.workers]
     if not place.by_turn:
         dealt = _dealt_to_idle(contest, dealt, lines, line_of)
-    shares, told = [], [whys(contest, np.flatnonzero(dealt == NOWHERE), Reason.NO_WORKER)]
+    shares, told = [], [whys(contest, np.flatnonzero(dealt == NOWHERE), WaitReason.NO_WORKER)]
     for line in lines:
-        filled, waits = line.filled, ~contest.runs[line.at]
+        filled, waits = line.filled, ~contest.is_running[line.at]
         rows = contest.rows[line.at[waits]]
-        told.append(Whys(rows, filled.reasons[waits], filled.a[waits], filled.b[waits]))
-        shares.append(share_of(contest, line.worker, preset, line.at, filled.run, filled.peak))
+        told.append(WaitExplanations(rows, filled.reasons[waits], filled.a[waits], filled.b[waits]))
+        shares.append(
+            worker_decision(contest, line.worker, preset, line.at, filled.run, filled.peak)
+        )
     not_before_s = INTERVALS[preset.interval].ends(contest, preset.params)
     return Decision(
         contest.round,
         tuple(shares),
-        Whys.joined(told),
+        WaitExplanations.concatenate(told),
         contest.rows,
         contest.jobs.serial,
         not_before_s if not_before_s > contest.now else np.inf,
@@ -72,12 +74,15 @@ def arrange_continuous(
 
 
 def _dealt_to_idle(
-    contest: Contest, dealt: Ints, lines: list[_Line], line_of: Callable[[Worker, Ints], _Line]
+    contest: Candidates,
+    dealt: Ints,
+    lines: list[_Line],
+    line_of: Callable[[WorkerSnapshot, Ints], _Line],
 ) -> Ints:
     """A worker that would do nothing takes whom it can of those that don't come in where they were
     dealt: a slow one at once is sooner than a quick one later. Changes `lines`; returns who is
     dealt where now. O(waiting), where somebody waits beside an idle worker."""
-    dealt, free = dealt.copy(), ~contest.runs & ~contest.resting()
+    dealt, free = dealt.copy(), ~contest.is_running & ~contest.is_paused_with_kv()
     for line in lines:
         free[line.at[line.filled.run]] = False
     for i, idle in enumerate(lines):
@@ -85,7 +90,9 @@ def _dealt_to_idle(
             continue
         spare = np.flatnonzero(free & (dealt != idle.worker.number))
         spare = spare[takes(contest, idle.worker, spare)]
-        spare = spare[np.argsort(contest.line[spare], kind="stable")][: idle.worker.places]
+        spare = spare[np.argsort(contest.queue_key[spare], kind="stable")][
+            : idle.worker.max_running
+        ]
         if not len(spare):
             continue
         tried = line_of(idle.worker, np.concatenate([idle.at, spare]))
@@ -101,14 +108,14 @@ def _dealt_to_idle(
 
 
 def _filled(
-    contest: Contest,
-    worker: Worker,
+    contest: Candidates,
+    worker: WorkerSnapshot,
     at: Ints,
     forecasts: ForecastTable,
     preset: Preset,
     rng: np.random.Generator,
 ) -> Filled:
-    jobs, runs = contest.jobs.take(at), contest.runs[at]
+    jobs, runs = contest.jobs.select(at), contest.is_running[at]
     here = jobs.home == worker.number  # what one who moves holds elsewhere counts for nothing
     jobs = replace(jobs, held=np.where(here, jobs.held, 0), blocks=np.where(here, jobs.blocks, 0))
     limits = SLICES[preset.slice].limits(contest, worker, at, preset.params)
@@ -117,6 +124,6 @@ def _filled(
     first = int(np.argmin(runs))
     alone = bool(jobs.prompt[first] + jobs.cap[first] <= worker.kv_tokens)
     if RESIDENCIES[preset.residency].held_fast:
-        holds = runs | (contest.resting()[at] & here)
-        return fill_places(runs, holds, demand, worker.places, alone)
-    return fill(runs, demand, worker.places, alone)
+        holds = runs | (contest.is_paused_with_kv()[at] & here)
+        return fill_places(runs, holds, demand, worker.max_running, alone)
+    return fill(runs, demand, worker.max_running, alone)

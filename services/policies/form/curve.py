@@ -12,7 +12,7 @@ import numpy as np
 from services.forecast import Floats, Ints
 from services.forecasttable import After
 from services.policies.form.demand import Demand, Need, WorkerQueue, needed
-from services.policies.memory import Memory
+from services.policies.memory import PolicyMemory
 from services.policies.parameters import Param, Params
 from services.policies.snapshot import Bools, Snapshot
 
@@ -111,7 +111,7 @@ def _times(output: Ints, after: After) -> Ints:
     return found.astype(np.int64)
 
 
-def feedback(snapshot: Snapshot, params: Params, memory: Memory) -> Memory:
+def feedback(snapshot: Snapshot, params: Params, memory: PolicyMemory) -> PolicyMemory:
     """z moved by what has come of it: up by STEP for every eviction, down by STEP ·
     `eviction_share` for every request that has ended, so that it comes to rest where evictions are
     that share of endings (Robbins–Monro with a constant step, which follows a load that drifts).

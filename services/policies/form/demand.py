@@ -8,10 +8,10 @@ import numpy as np
 
 from services.forecast import Floats, Ints
 from services.forecasttable import ForecastTable
-from services.policies.decision import Reason
-from services.policies.memory import Memory
+from services.policies.decision import WaitReason
+from services.policies.memory import PolicyMemory
 from services.policies.parameters import Param, Params
-from services.policies.snapshot import Bools, Jobs, Snapshot, Worker
+from services.policies.snapshot import Bools, RequestColumns, Snapshot, WorkerSnapshot
 
 ANY = 2**31  # places: as many as the worker has
 Need = Callable[[int], float]
@@ -43,10 +43,10 @@ class Demand(ABC):
         fits: Bools = self.held[later] <= self.limit - float(np.sum(self.held[kept]))
         return fits
 
-    def refusal(self, order: Ints, need: float) -> tuple[Reason, float, float]:
+    def refusal(self, order: Ints, need: float) -> tuple[WaitReason, float, float]:
         """Why the last of `order` does not fit behind those before it, who need `need` tokens of
         KV with it; and the reason's two numbers."""
-        return Reason.MEMORY, need, self.limit
+        return WaitReason.MEMORY, need, self.limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +55,10 @@ class WorkerQueue:
     the output that each may have made before it stops by itself, if it runs next; `numbers` what
     the policies remember of the whole."""
 
-    jobs: Jobs
+    jobs: RequestColumns
     runs: Bools
     limits: Ints
-    worker: Worker
+    worker: WorkerSnapshot
     forecasts: ForecastTable
     numbers: Mapping[str, float]
 
@@ -71,7 +71,7 @@ class Form:
 
     demand: Callable[[WorkerQueue, Params, np.random.Generator], Demand]
     params: dict[str, Param] = field(default_factory=dict)
-    reflect: Callable[[Snapshot, Params, Memory], Memory] | None = None
+    reflect: Callable[[Snapshot, Params, PolicyMemory], PolicyMemory] | None = None
     renews: bool = False
 
 

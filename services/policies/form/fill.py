@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from services.forecast import Floats, Ints
-from services.policies.decision import Reason
+from services.policies.decision import WaitReason
 from services.policies.form.demand import Demand
 from services.policies.snapshot import Bools
 
@@ -32,7 +32,7 @@ class Filled:
     peak: float
 
 
-_NOBODY = (Reason.BEHIND, 0.0, 0.0)  # there is nobody to tell
+_NOBODY = (WaitReason.BLOCKED, 0.0, 0.0)  # there is nobody to tell
 
 
 def fill(runs: Bools, demand: Demand, places: int, alone: bool) -> Filled:
@@ -57,7 +57,7 @@ def fill(runs: Bools, demand: Demand, places: int, alone: bool) -> Filled:
         waits = waits[waits == front]
         stopped = demand.refusal(np.arange(front + 1), need(fits + 1)) if len(waits) else _NOBODY
     else:
-        stopped = (Reason.PLACES, float(np.count_nonzero(run)), float(places))
+        stopped = (WaitReason.SLOTS, float(np.count_nonzero(run)), float(places))
     peak = _peak(demand, run) if run[front:].any() else need(fits)
     return _told(run, entering, waits, peak, demand.limit, stopped)
 
@@ -80,7 +80,7 @@ def fill_places(runs: Bools, holds: Bools, demand: Demand, places: int, alone: b
     if fits < min(len(fresh), places) and len(waits) and waits[0] == fresh[fits]:
         stopped = demand.refusal(order[: base + fits + 1], need(fits + 1))
     else:
-        stopped = (Reason.PLACES, float(np.count_nonzero(run)), float(places))
+        stopped = (WaitReason.SLOTS, float(np.count_nonzero(run)), float(places))
     return _told(run, entering, waits, need(fits), demand.limit, stopped)
 
 
@@ -111,11 +111,11 @@ def _told(
     waits: Ints,
     peak: float,
     limit: float,
-    stopped: tuple[Reason, float, float],
+    stopped: tuple[WaitReason, float, float],
 ) -> Filled:
-    reasons = np.full(len(run), Reason.BEHIND, np.int64)
+    reasons = np.full(len(run), WaitReason.BLOCKED, np.int64)
     a, b = np.arange(len(run), dtype=float), np.zeros(len(run))
-    reasons[entering], a[entering], b[entering] = Reason.ADMITTED, peak, limit
+    reasons[entering], a[entering], b[entering] = WaitReason.ADMITTED, peak, limit
     if len(waits):
         reasons[waits[0]], a[waits[0]], b[waits[0]] = stopped
     return Filled(run, reasons, a, b, peak)

@@ -6,7 +6,7 @@ import numpy as np
 
 from services.costs import CostModel
 from services.forecast import Floats, Ints
-from services.policies.snapshot import Bools, Worker
+from services.policies.snapshot import Bools, WorkerSnapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +31,9 @@ class Room:
     cost: CostModel
 
     @staticmethod
-    def of(worker: Worker, share: float, most: int) -> "Room":
+    def of(worker: WorkerSnapshot, share: float, most: int) -> "Room":
         """A share of its KV, and so many at once if it has the places."""
-        places = min(worker.places, most)
+        places = min(worker.max_running, most)
         return Room(share * worker.kv_tokens, places, worker.block_tokens, worker.cost)
 
     def most(self, length: Ints, makes: int) -> Ints:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from services.forecast import Floats, Ints
-from services.policies.decision import Reason
+from services.policies.decision import WaitReason
 from services.policies.form.demand import Demand, Need, WorkerQueue, needed
 from services.policies.form.sums import Sums
 from services.policies.parameters import Param, Params
@@ -33,10 +33,10 @@ class Steps(Demand):
         fits = Demand.able(self, kept, later)
         return fits & (float(np.sum(self.cost[kept])) < self.budget)
 
-    def refusal(self, order: Ints, need: float) -> tuple[Reason, float, float]:
+    def refusal(self, order: Ints, need: float) -> tuple[WaitReason, float, float]:
         if need > self.limit:
-            return Reason.MEMORY, need, self.limit
-        return Reason.BUDGET, float(np.sum(self.cost[order])), self.budget
+            return WaitReason.MEMORY, need, self.limit
+        return WaitReason.STEP_BUDGET, float(np.sum(self.cost[order])), self.budget
 
 
 def token_budget(queue: WorkerQueue, params: Params, rng: np.random.Generator) -> Demand:

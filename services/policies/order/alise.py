@@ -15,10 +15,10 @@ from math import inf
 import numpy as np
 
 from services.forecast import Floats, Ints
-from services.policies.memory import Memory
+from services.policies.memory import PolicyMemory
 from services.policies.order.pace import keep_pace
 from services.policies.order.ranking import CLASS, HYSTERESIS, Ranking, fresh, next_of, steady
-from services.policies.order.starving import at_front, starving
+from services.policies.order.starvation import at_front, starving
 from services.policies.parameters import Param, Params
 from services.policies.snapshot import Snapshot
 
@@ -33,7 +33,7 @@ PARAMS = {
 }
 
 
-def alise(snapshot: Snapshot, params: Params, memory: Memory) -> Ranking:
+def alise(snapshot: Snapshot, params: Params, memory: PolicyMemory) -> Ranking:
     """The order, and what it remembers of each job: its L̂, and how far it was moved.
 
     O(jobs), vectorised. A running job is passed in the line by one of a better level that needs

@@ -4,7 +4,7 @@ from math import inf
 
 import numpy as np
 
-from services.policies.memory import Memory
+from services.policies.memory import PolicyMemory
 from services.policies.order.pace import keep_pace
 from services.policies.order.ranking import Ranking, sticky
 from services.policies.parameters import Param, Params
@@ -14,7 +14,7 @@ PARAMS: dict[str, Param] = {}
 AGES = 1e9  # longer than any request is old
 
 
-def arrival(snapshot: Snapshot, params: Params, memory: Memory) -> Ranking:
+def arrival(snapshot: Snapshot, params: Params, memory: PolicyMemory) -> Ranking:
     """By arrival; who runs stays. O(jobs)."""
     rows = np.concatenate([snapshot.queued, snapshot.running])
     jobs = snapshot.jobs

@@ -14,17 +14,17 @@ from math import inf
 import numpy as np
 
 from services.forecast import Floats, Ints
-from services.policies.memory import Memory
+from services.policies.memory import PolicyMemory
 from services.policies.order.pace import Pace, keep_pace
 from services.policies.order.ranking import CLASS, Ranking, fresh, next_of, steady
 from services.policies.parameters import Param, Params
-from services.policies.snapshot import Bools, Jobs, Snapshot
+from services.policies.snapshot import Bools, RequestColumns, Snapshot
 
 # Who runs counts as due, or short of time, so much sooner; infinite: nobody makes way.
 PARAMS = {"hysteresis_s": Param(0.5, 0.0, inf)}
 
 
-def edf(snapshot: Snapshot, params: Params, memory: Memory) -> Ranking:
+def edf(snapshot: Snapshot, params: Params, memory: PolicyMemory) -> Ranking:
     """By the next deadline, passed ones included: of the first token, then of the next. O(jobs)."""
     rows = np.concatenate([snapshot.queued, snapshot.running])
     pace, memory = keep_pace(snapshot, memory)
@@ -32,7 +32,7 @@ def edf(snapshot: Snapshot, params: Params, memory: Memory) -> Ranking:
     return _ranking(snapshot, params, memory, pace, rows, due_s, np.isfinite(due_s), inf)
 
 
-def slack(snapshot: Snapshot, params: Params, memory: Memory) -> Ranking:
+def slack(snapshot: Snapshot, params: Params, memory: PolicyMemory) -> Ranking:
     """By the least slack, the time to a deadline without the time still needed, while there is any;
     who can't meet its SLA any more goes behind, with those who have none, by arrival. O(jobs)."""
     rows = np.concatenate([snapshot.queued, snapshot.running])
@@ -44,7 +44,7 @@ def slack(snapshot: Snapshot, params: Params, memory: Memory) -> Ranking:
     return _ranking(snapshot, params, memory, pace, rows, spare_s, first, next_s)
 
 
-def next_deadline_s(jobs: Jobs, rows: Ints) -> Floats:
+def next_deadline_s(jobs: RequestColumns, rows: Ints) -> Floats:
     """When each is next due, infinite where nothing is."""
     first_s, due_s = _first_s(jobs, rows)
     next_s = first_s + np.maximum(jobs.output[rows], 1) * jobs.tpot_s[rows]
@@ -67,7 +67,7 @@ def slack_s(snapshot: Snapshot, rows: Ints, pace: Pace) -> Floats:
     return np.minimum(spare_s, jobs.deadline_s[rows] - ends_s)
 
 
-def _first_s(jobs: Jobs, rows: Ints) -> tuple[Floats, Floats]:
+def _first_s(jobs: RequestColumns, rows: Ints) -> tuple[Floats, Floats]:
     """When the first token came, infinite before, and when it was due. One that came before this
     scheduler knew of the request is taken to have come when it was due, or with the request where
     that was never."""
@@ -80,7 +80,7 @@ def _first_s(jobs: Jobs, rows: Ints) -> tuple[Floats, Floats]:
 def _ranking(
     snapshot: Snapshot,
     params: Params,
-    memory: Memory,
+    memory: PolicyMemory,
     pace: Pace,
     rows: Ints,
     due_s: Floats,

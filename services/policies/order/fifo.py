@@ -5,7 +5,7 @@ from math import inf
 
 import numpy as np
 
-from services.policies.memory import Memory
+from services.policies.memory import PolicyMemory
 from services.policies.order.pace import keep_pace
 from services.policies.order.ranking import Ranking, sticky
 from services.policies.parameters import Param, Params
@@ -14,7 +14,7 @@ from services.policies.snapshot import Snapshot
 PARAMS: dict[str, Param] = {}
 
 
-def fifo(snapshot: Snapshot, params: Params, memory: Memory) -> Ranking:
+def fifo(snapshot: Snapshot, params: Params, memory: PolicyMemory) -> Ranking:
     """By when each came to wait the last time; who runs stays. O(jobs)."""
     rows = np.concatenate([snapshot.queued, snapshot.running])
     jobs, split = snapshot.jobs, len(snapshot.queued)

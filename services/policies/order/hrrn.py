@@ -10,7 +10,7 @@ from math import inf
 import numpy as np
 
 from services.forecast import Floats
-from services.policies.memory import Memory
+from services.policies.memory import PolicyMemory
 from services.policies.order.pace import keep_pace
 from services.policies.order.ranking import Ranking, sticky
 from services.policies.parameters import Param, Params
@@ -19,7 +19,7 @@ from services.policies.snapshot import Snapshot
 PARAMS: dict[str, Param] = {}
 
 
-def hrrn(snapshot: Snapshot, params: Params, memory: Memory) -> Ranking:
+def hrrn(snapshot: Snapshot, params: Params, memory: PolicyMemory) -> Ranking:
     """By response ratio, since arrival; who runs stays. Ratios change with time, but nothing comes
     of it before a place is free: no round is asked for. O(jobs)."""
     rows = np.concatenate([snapshot.queued, snapshot.running])

@@ -17,9 +17,9 @@ from math import inf
 import numpy as np
 
 from services.forecast import Floats
-from services.policies.memory import Memory
+from services.policies.memory import PolicyMemory
+from services.policies.order.iterations import progress, served_s
 from services.policies.order.pace import keep_pace
-from services.policies.order.progress import progress, served_s
 from services.policies.order.ranking import CLASS, TICK_S, Ranking, fresh, next_of, steady
 from services.policies.parameters import Param, Params
 from services.policies.snapshot import Snapshot
@@ -34,7 +34,7 @@ PARAMS = {
 }
 
 
-def mlfq(snapshot: Snapshot, params: Params, memory: Memory) -> Ranking:
+def mlfq(snapshot: Snapshot, params: Params, memory: PolicyMemory) -> Ranking:
     """By queue, then by when it was joined. O(jobs · queues) at most, O(jobs) as a rule."""
     rows = np.concatenate([snapshot.queued, snapshot.running])
     jobs, split, now = snapshot.jobs, len(snapshot.queued), snapshot.now

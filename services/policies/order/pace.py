@@ -8,8 +8,8 @@ import numpy as np
 from services.costs import CostModel
 from services.forecast import Floats, Ints
 from services.forecasttable import ForecastTable
-from services.policies.memory import Memory
-from services.policies.snapshot import Jobs, Snapshot
+from services.policies.memory import PolicyMemory
+from services.policies.snapshot import RequestColumns, Snapshot
 
 SEQS = "pace_seqs"
 
@@ -27,7 +27,7 @@ class Pace:
     token_s: float
     context_token_s: float
 
-    def remaining_s(self, jobs: Jobs, rows: Ints, tokens: Floats) -> Floats:
+    def remaining_s(self, jobs: RequestColumns, rows: Ints, tokens: Floats) -> Floats:
         """To make so many tokens more (one at least), and what KV of theirs is missing first."""
         context = jobs.prompt[rows] + jobs.output[rows]
         tokens = np.maximum(tokens, 1.0)
@@ -35,7 +35,9 @@ class Pace:
         remaining_s: Floats = decode_s + self._missing_s(jobs, rows)
         return remaining_s
 
-    def spread_s(self, jobs: Jobs, rows: Ints, forecasts: ForecastTable) -> tuple[Floats, Floats]:
+    def spread_s(
+        self, jobs: RequestColumns, rows: Ints, forecasts: ForecastTable
+    ) -> tuple[Floats, Floats]:
         """The same to each length that is foreseen, given what is there, and the masses of those;
         both (rows, 64). O(rows · 64)."""
         points, masses = forecasts.conditioned(
@@ -50,7 +52,7 @@ class Pace:
         seconds += self._missing_s(jobs, rows)[:, None]
         return seconds, masses
 
-    def _missing_s(self, jobs: Jobs, rows: Ints) -> Floats:
+    def _missing_s(self, jobs: RequestColumns, rows: Ints) -> Floats:
         """To make what KV is missing."""
         context = jobs.prompt[rows] + jobs.output[rows]
         missing_s: Floats = np.maximum(context - jobs.held[rows], 0) * self.prefill_token_s
@@ -64,7 +66,7 @@ class Pace:
         context = float(np.mean(jobs.prompt[rows] + jobs.output[rows])) if len(rows) else 0.0
         return max(1e-6, self.seqs * (self.token_s + self.context_token_s * context))
 
-    def on_clock_s(self, jobs: Jobs, rows: Ints, tokens: Floats, step_s: float) -> Floats:
+    def on_clock_s(self, jobs: RequestColumns, rows: Ints, tokens: Floats, step_s: float) -> Floats:
         """Until so many tokens more (one at least) are made, from when it runs: a step each, and
         what KV is missing first."""
         on_clock_s: Floats = np.maximum(tokens, 1.0) * step_s + self._missing_s(jobs, rows)
@@ -82,7 +84,7 @@ def pace_of(costs: Sequence[CostModel], seqs: float) -> Pace:
     )
 
 
-def keep_pace(snapshot: Snapshot, memory: Memory) -> tuple[Pace, Memory]:
+def keep_pace(snapshot: Snapshot, memory: PolicyMemory) -> tuple[Pace, PolicyMemory]:
     """The fleet's pace by now. How many run at once is followed by doublings only, so that ranks
     hold still while a batch breathes."""
     seqs = max(1.0, len(snapshot.running) / max(1, len(snapshot.workers)))

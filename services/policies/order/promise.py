@@ -22,13 +22,13 @@ from math import inf
 import numpy as np
 
 from services.forecast import Floats, Ints
-from services.policies.memory import Memory
+from services.policies.memory import PolicyMemory
 from services.policies.order.deadlines import slack_s
-from services.policies.order.fair import over_share
+from services.policies.order.fairness import over_share
 from services.policies.order.pace import Pace, keep_pace
 from services.policies.order.ranking import CLASS, HYSTERESIS, Ranking, fresh, next_of, steady
 from services.policies.order.shortest import SIZES, TAIL_PARAMS
-from services.policies.order.starving import at_front, starving
+from services.policies.order.starvation import at_front, starving
 from services.policies.parameters import Param, Params, named
 from services.policies.snapshot import Bools, Snapshot
 
@@ -49,7 +49,7 @@ PARAMS = {
 }
 
 
-def promise(snapshot: Snapshot, params: Params, memory: Memory) -> Ranking:
+def promise(snapshot: Snapshot, params: Params, memory: PolicyMemory) -> Ranking:
     """O(jobs log jobs), vectorised, and O(64) for each whose size changed."""
     rows = np.concatenate([snapshot.queued, snapshot.running])
     split, jobs = len(snapshot.queued), snapshot.jobs
@@ -89,7 +89,7 @@ def promise(snapshot: Snapshot, params: Params, memory: Memory) -> Ranking:
 def _sizes(
     snapshot: Snapshot,
     params: Params,
-    memory: Memory,
+    memory: PolicyMemory,
     pace: Pace,
     rows: Ints,
     stays: Bools,

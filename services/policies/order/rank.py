@@ -23,9 +23,9 @@ from math import inf
 import numpy as np
 
 from services.forecast import Floats
-from services.policies.memory import Memory
+from services.policies.memory import PolicyMemory
+from services.policies.order.iterations import progress
 from services.policies.order.pace import keep_pace
-from services.policies.order.progress import progress
 from services.policies.order.ranking import (
     CLASS,
     HYSTERESIS,
@@ -50,7 +50,7 @@ PARAMS = {
 }
 
 
-def rank(snapshot: Snapshot, params: Params, memory: Memory) -> Ranking:
+def rank(snapshot: Snapshot, params: Params, memory: PolicyMemory) -> Ranking:
     """The promoted, then all others by score. A running job is passed by one whose score is less
     by a share of `hysteresis`, or who is promoted where it is not. O(jobs)."""
     rows = np.concatenate([snapshot.queued, snapshot.running])

@@ -6,7 +6,7 @@ from math import inf
 import numpy as np
 
 from services.forecast import Floats, Ints
-from services.policies.memory import Memory
+from services.policies.memory import PolicyMemory
 from services.policies.parameters import Param
 from services.policies.snapshot import Bools, Snapshot
 
@@ -32,11 +32,11 @@ class Ranking:
     rows: Ints
     split: int
     key: Floats
-    line: Floats
+    queue_key: Floats
     remaining_s: Floats
     lift_s: Floats
     next_s: float
-    memory: Memory
+    memory: PolicyMemory
 
     @property
     def queued(self) -> Ints:

@@ -14,10 +14,10 @@ from collections.abc import Callable
 import numpy as np
 
 from services.forecast import Floats, Ints
-from services.policies.memory import Memory
+from services.policies.memory import PolicyMemory
 from services.policies.order.pace import Pace, keep_pace
 from services.policies.order.ranking import HYSTERESIS, Ranking, fresh, steady
-from services.policies.order.starving import AGEING, at_front, starving
+from services.policies.order.starvation import AGEING, at_front, starving
 from services.policies.parameters import Param, Params
 from services.policies.snapshot import Snapshot
 
@@ -35,12 +35,12 @@ TAIL_PARAMS = {
 }
 
 
-Size = Callable[[Snapshot, Params, Memory, Pace, Ints], tuple[Floats, dict[str, Floats]]]
+Size = Callable[[Snapshot, Params, PolicyMemory, Pace, Ints], tuple[Floats, dict[str, Floats]]]
 """How large each row is, in seconds, and what is to be remembered of how that was found."""
 
 
 def mean_s(
-    snapshot: Snapshot, params: Params, memory: Memory, pace: Pace, rows: Ints
+    snapshot: Snapshot, params: Params, memory: PolicyMemory, pace: Pace, rows: Ints
 ) -> tuple[Floats, dict[str, Floats]]:
     """The mean remaining time, given what is there. O(jobs)."""
     jobs = snapshot.jobs
@@ -48,7 +48,7 @@ def mean_s(
 
 
 def gittins_s(
-    snapshot: Snapshot, params: Params, memory: Memory, pace: Pace, rows: Ints
+    snapshot: Snapshot, params: Params, memory: PolicyMemory, pace: Pace, rows: Ints
 ) -> tuple[Floats, dict[str, Floats]]:
     """Gittins' index, the best chance to end a second there is, which is here its reciprocal: the
     seconds an end costs at best. O(jobs), and O(64) for each that changed."""
@@ -57,7 +57,7 @@ def gittins_s(
 
 
 def tail_s(
-    snapshot: Snapshot, params: Params, memory: Memory, pace: Pace, rows: Ints
+    snapshot: Snapshot, params: Params, memory: PolicyMemory, pace: Pace, rows: Ints
 ) -> tuple[Floats, dict[str, Floats]]:
     """Mean + `tail_weight` · (CVaR − mean), CVaR the mean of the longest `tail_share` of what may
     come. O(jobs), and O(64) for each that changed."""
@@ -75,24 +75,24 @@ def tail_s(
 SIZES: dict[str, Size] = {"gittins": gittins_s, "srtf": mean_s, "tail": tail_s}
 
 
-def srtf(snapshot: Snapshot, params: Params, memory: Memory) -> Ranking:
+def srtf(snapshot: Snapshot, params: Params, memory: PolicyMemory) -> Ranking:
     """By the mean remaining time."""
     return _ranking(snapshot, params, memory, mean_s)
 
 
-def gittins(snapshot: Snapshot, params: Params, memory: Memory) -> Ranking:
+def gittins(snapshot: Snapshot, params: Params, memory: PolicyMemory) -> Ranking:
     """By Gittins' index."""
     return _ranking(snapshot, params, memory, gittins_s)
 
 
-def tail(snapshot: Snapshot, params: Params, memory: Memory) -> Ranking:
+def tail(snapshot: Snapshot, params: Params, memory: PolicyMemory) -> Ranking:
     """By the mean, inflated by the tail."""
     return _ranking(snapshot, params, memory, tail_s)
 
 
 def _sized(
     snapshot: Snapshot,
-    memory: Memory,
+    memory: PolicyMemory,
     pace: Pace,
     rows: Ints,
     size: Callable[[Floats, Floats], Floats],
@@ -141,7 +141,7 @@ def mean_of_longest(seconds: Floats, masses: Floats, share: float) -> Floats:
     return mean
 
 
-def _ranking(snapshot: Snapshot, params: Params, memory: Memory, size: Size) -> Ranking:
+def _ranking(snapshot: Snapshot, params: Params, memory: PolicyMemory, size: Size) -> Ranking:
     """By size, but for who has starved; a running job is passed by one that is smaller by a share
     of `hysteresis`."""
     rows = np.concatenate([snapshot.queued, snapshot.running])

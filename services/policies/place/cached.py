@@ -3,10 +3,10 @@
 import numpy as np
 
 from services.forecast import Ints
-from services.policies.snapshot import Bools, Jobs, Snapshot
+from services.policies.snapshot import Bools, RequestColumns, Snapshot
 
 
-def cached_tokens(snapshot: Snapshot, rows: Ints, jobs: Jobs) -> Ints:
+def cached_tokens(snapshot: Snapshot, rows: Ints, jobs: RequestColumns) -> Ints:
     """Prompt tokens that each of these would find cached at each worker, (rows, workers): as many
     of a prompt's first blocks as are there without a gap.
 

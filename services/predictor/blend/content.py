@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from services.forecast import Forecast
-from services.lengths import LEARNT_FROM
+from services.lengths import LEARNABLE_REASONS
 from services.predictor.blend.members import Member
 from services.predictor.blend.mixture import Mixture
 from services.predictor.blend.quantile_cache import Recall
@@ -126,7 +126,7 @@ class ContentPredictor:
         return self._recall.edition
 
     def learn(self, examples: Sequence[Example]) -> int:
-        fit = [e for e in examples if e.reason in LEARNT_FROM and e.output_tokens > 0]
+        fit = [e for e in examples if e.reason in LEARNABLE_REASONS and e.output_tokens > 0]
         self.version += len(fit)
         self._history.learn(fit)
         if read := [e for e in fit if e.query.features is not None]:

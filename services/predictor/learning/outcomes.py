@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from services.core import Outcome
-from services.lengths import LEARNT_FROM
+from services.lengths import LEARNABLE_REASONS
 from services.predictor.blend.guard import Foreteller
 from services.predictor.learning.records import READ_LATE, encode
 from services.predictor.learning.scorecard import Judged, Scorecard, judge
@@ -43,7 +43,7 @@ class Outcomes:
         excess: list[float] = []
         for outcome in outcomes:
             waiting = self.pending.pop(outcome.request_id)
-            if waiting and outcome.reason in LEARNT_FROM and outcome.output_tokens:
+            if waiting and outcome.reason in LEARNABLE_REASONS and outcome.output_tokens:
                 excess += self._judge(outcome, waiting)
             put(encode(outcome, waiting, self._encoder, self._writer, finished_at_s))
             self._ended(outcome, waiting, finished_at_s)

@@ -7,7 +7,7 @@ from google.protobuf.message import DecodeError
 
 from protos.generated import common_pb2, predictor_pb2
 from services.core import FinishReason, Outcome
-from services.forecast import MOST_TOKENS
+from services.forecast import MAX_FORECAST_TOKENS
 from services.predictor.encoder.packing import of_this_version, unpack
 from services.predictor.interface import Example, Features, Prompt, Query
 from services.predictor.serving.pending import Waiting
@@ -75,7 +75,7 @@ def decode(row: Row, by: EncodedBy | None) -> Record:
         record = predictor_pb2.OutcomeRecord.FromString(row.payload)
     except DecodeError as error:
         raise ValueError("not an outcome record") from error
-    if max(record.output_tokens, record.max_tokens) > MOST_TOKENS:
+    if max(record.output_tokens, record.max_tokens) > MAX_FORECAST_TOKENS:
         raise ValueError("an outcome record of more tokens than there can be")
     if max(len(record.model), len(record.application)) > MOST_NAME_CHARS:
         raise ValueError("an outcome record with too long a name")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from urllib.parse import quote
 
 from services.forecast import Forecast
-from services.lengths import LEARNT_FROM, Lengths
+from services.lengths import LEARNABLE_REASONS, LengthWindow
 from services.predictor.interface import Example, Options, Query
 
 SOURCE = "history"
@@ -20,7 +20,7 @@ class _Population:
     """The last lengths of one key; the version counts all that it has seen."""
 
     shared_key: str
-    lengths: Lengths
+    lengths: LengthWindow
     version: int = 0
 
     def add(self, example: Example) -> None:
@@ -51,7 +51,7 @@ class HistoryPredictor:
         return [self._forecast(self._key_for(query)) for query in batch]
 
     def learn(self, examples: Sequence[Example]) -> int:
-        fit = [e for e in examples if e.reason in LEARNT_FROM and e.output_tokens > 0]
+        fit = [e for e in examples if e.reason in LEARNABLE_REASONS and e.output_tokens > 0]
         for example in fit:
             query = example.query
             for key in {(query.model, ""), (query.model, query.application)}:
@@ -78,7 +78,9 @@ class HistoryPredictor:
         return self._populations[key]
 
     def _empty(self, key: Key) -> _Population:
-        return _Population(_shared_key(key), Lengths(self._options.window, self._options.prior))
+        return _Population(
+            _shared_key(key), LengthWindow(self._options.window, self._options.prior)
+        )
 
 
 def _shared_key(key: Key) -> str:

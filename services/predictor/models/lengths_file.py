@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from services.forecast import MOST_TOKENS
+from services.forecast import MAX_FORECAST_TOKENS
 from services.predictor.encoder.extract import cut
 from services.predictor.interface import Wording
 from services.runtime.config import ConfigError
@@ -68,7 +68,7 @@ def _row(where: str, line: str, max_text_bytes: int) -> tuple[Wording, int]:
         raise ConfigError(f"{where}: 'prompt' must be text")
     if not isinstance(instruction, str | None):
         raise ConfigError(f"{where}: 'instruction' must be text")
-    if type(tokens) is not int or not 1 <= tokens <= MOST_TOKENS:
-        raise ConfigError(f"{where}: 'output_tokens' must be a number, 1 to {MOST_TOKENS}")
+    if type(tokens) is not int or not 1 <= tokens <= MAX_FORECAST_TOKENS:
+        raise ConfigError(f"{where}: 'output_tokens' must be a number, 1 to {MAX_FORECAST_TOKENS}")
     meant = None if instruction is None else cut(instruction, max_text_bytes)
     return (meant, cut(prompt, max_text_bytes)), tokens

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from services.core import Outcome
 from services.forecast import Forecast
-from services.lengths import LEARNT_FROM
+from services.lengths import LEARNABLE_REASONS
 from services.predictor.blend.guard import Foreteller, Made
 from services.predictor.encoder.extract import Extracts
 from services.predictor.encoder.packing import pack
@@ -120,7 +120,7 @@ class Cascade:
         """Nobody waits for its forecast any more. If it is fit to learn from it is read all the
         same, after all those that somebody waits for."""
         name = outcome.request_id
-        fit = outcome.reason in LEARNT_FROM and outcome.output_tokens > 0
+        fit = outcome.reason in LEARNABLE_REASONS and outcome.output_tokens > 0
         late = Late(outcome, waiting, finished_at_s) if waiting and fit else None
         if name in self._under_way:
             self._under_way[name] = late

@@ -10,11 +10,11 @@ from math import isfinite
 import numpy as np
 
 from protos.generated import batcher_pb2
-from services.forecast import MAX_POINTS, MOST_TOKENS, Floats, Ints
+from services.forecast import MAX_FORECAST_TOKENS, MAX_POINTS, Floats, Ints
 from services.forecasttable import ForecastTable
 from services.policies.decision import Decision
 from services.policies.preset import CHOICES, Preset
-from services.policies.snapshot import FLOATS, Contest, Jobs, Worker
+from services.policies.snapshot import FLOATS, Candidates, RequestColumns, WorkerSnapshot
 from services.runtime.codecs.common import decode_cost_model, encode_cost_model
 from services.runtime.errors import InvalidArgument
 
@@ -66,18 +66,18 @@ class Telling:
         return news
 
 
-def encode_contest(contest: Contest, telling: Telling) -> batcher_pb2.ArrangeMessage:
+def encode_contest(contest: Candidates, telling: Telling) -> batcher_pb2.ArrangeMessage:
     jobs = contest.jobs
     message = batcher_pb2.Contest(
         round=contest.round,
         now=contest.now,
         rows=_ints(contest.rows),
-        runs=contest.runs.astype(np.uint8).tobytes(),
+        runs=contest.is_running.astype(np.uint8).tobytes(),
         key=_floats(contest.key),
-        line=_floats(contest.line),
+        line=_floats(contest.queue_key),
         columns={
             each.name: (_floats if each.name in FLOATS else _ints)(getattr(jobs, each.name))
-            for each in fields(Jobs)
+            for each in fields(RequestColumns)
         },
         seats=[_encode_seat(worker) for worker in contest.workers],
         forecasts=telling.news(jobs.forecast),
@@ -88,7 +88,7 @@ def encode_contest(contest: Contest, telling: Telling) -> batcher_pb2.ArrangeMes
     return batcher_pb2.ArrangeMessage(contest=message)
 
 
-def decode_contest(message: batcher_pb2.Contest, table: ForecastTable) -> Contest:
+def decode_contest(message: batcher_pb2.Contest, table: ForecastTable) -> Candidates:
     """A contest, its new forecasts written to the table; raises InvalidArgument."""
     if not isfinite(message.now):
         raise InvalidArgument("now", "must be finite")
@@ -98,22 +98,24 @@ def decode_contest(message: batcher_pb2.Contest, table: ForecastTable) -> Contes
     count = len(rows)
     if len(np.unique(rows)) < count:
         raise InvalidArgument("rows", "must differ")
-    unknown = message.columns.keys() - {each.name for each in fields(Jobs)}
+    unknown = message.columns.keys() - {each.name for each in fields(RequestColumns)}
     if unknown:
         raise InvalidArgument("columns", f"{', '.join(sorted(unknown))} not known here")
-    columns = {each.name: _read_column(message, each.name, count) for each in fields(Jobs)}
+    columns = {
+        each.name: _read_column(message, each.name, count) for each in fields(RequestColumns)
+    }
     known = np.unique(columns["forecast"]).tolist()
     if not all(row < table.rows and table.edition(row) for row in known):
         raise InvalidArgument("columns['forecast']", "names a row that was never told")
     seats = _decode_seats(message.seats)
-    return Contest(
+    return Candidates(
         message.round,
         message.now,
         rows,
         _parallel(_read(message.runs, np.uint8, "runs"), count, "runs") > 0,
         _parallel(_read_floats(message.key, "key"), count, "key"),
         _parallel(_read_floats(message.line, "line"), count, "line"),
-        Jobs(**columns),
+        RequestColumns(**columns),
         seats,
         _read_cached(message.cached, count, len(seats)),
         dict(message.numbers),
@@ -154,15 +156,15 @@ def encode_decision(decision: Decision) -> batcher_pb2.Arrangement:
                 peak_tokens=share.peak_tokens,
                 lockstep=share.lockstep,
             )
-            for share in decision.shares
+            for share in decision.workers
         ],
         next_s=decision.next_s,
         not_before_s=decision.not_before_s,
-        why=batcher_pb2.Whys(
-            rows=decision.why.rows.tolist(),
-            reasons=decision.why.reasons.tolist(),
-            a=decision.why.a.tolist(),
-            b=decision.why.b.tolist(),
+        explanations=batcher_pb2.WaitExplanations(
+            rows=decision.explanations.rows.tolist(),
+            reasons=decision.explanations.reasons.tolist(),
+            first_values=decision.explanations.first_values.tolist(),
+            second_values=decision.explanations.second_values.tolist(),
         ),
         numbers=decision.numbers,
         notes={name: _floats(column) for name, column in decision.notes.items()},
@@ -176,7 +178,7 @@ def _put(table: ForecastTable, told: batcher_pb2.ForecastRow) -> None:
         and len(points) == len(weights)
         and bool(np.all(np.diff(points) > 0))
         and points[0] > 0
-        and points[-1] <= MOST_TOKENS
+        and points[-1] <= MAX_FORECAST_TOKENS
         and bool(np.all(weights > 0))
         and abs(float(weights.sum()) - 1) < SUMS_TO
         and told.row < MOST_FORECASTS
@@ -186,26 +188,26 @@ def _put(table: ForecastTable, told: batcher_pb2.ForecastRow) -> None:
     table.put(told.row, points, weights)
 
 
-def _encode_seat(worker: Worker) -> batcher_pb2.Seat:
+def _encode_seat(worker: WorkerSnapshot) -> batcher_pb2.Seat:
     return batcher_pb2.Seat(
         number=worker.number,
         model=worker.model,
         kv_tokens=worker.kv_tokens,
         block_tokens=worker.block_tokens,
-        places=worker.places,
+        places=worker.max_running,
         reach_tokens=worker.reach_tokens,
         shared_blocks=worker.shared_blocks,
         cost=encode_cost_model("", worker.cost),
     )
 
 
-def _decode_seats(messages: Sequence[batcher_pb2.Seat]) -> tuple[Worker, ...]:
+def _decode_seats(messages: Sequence[batcher_pb2.Seat]) -> tuple[WorkerSnapshot, ...]:
     if len({message.number for message in messages}) < len(messages):
         raise InvalidArgument("seats", "two have one number")
     return tuple(_decode_seat(message) for message in messages)
 
 
-def _decode_seat(message: batcher_pb2.Seat) -> Worker:
+def _decode_seat(message: batcher_pb2.Seat) -> WorkerSnapshot:
     if not message.block_tokens:
         raise InvalidArgument("seats", "block_tokens must be positive")
     if message.kv_tokens > MOST_KV_TOKENS:
@@ -220,7 +222,7 @@ def _decode_seat(message: batcher_pb2.Seat) -> Worker:
         known = decode_cost_model(cost)
     except ValueError as error:
         raise InvalidArgument("seats", str(error)) from error
-    return Worker(
+    return WorkerSnapshot(
         message.number,
         message.model,
         message.kv_tokens,

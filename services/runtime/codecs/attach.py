@@ -11,10 +11,10 @@ from services.core import (
     HeldRequest,
     Pause,
     Plan,
-    Progress,
+    QueuePosition,
     Report,
+    RequestProgress,
     Residency,
-    Standing,
     StaticBatch,
     WorkerView,
 )
@@ -124,7 +124,7 @@ def decode_plan(message: scheduler_pb2.Plan) -> Plan:
         prefetch=tuple(message.prefetch),
         cancel=tuple(message.cancel),
         victims=tuple(message.victims),
-        order=tuple(Standing(s.request_id, _not_negative(s.wait_s)) for s in message.order),
+        order=tuple(QueuePosition(s.request_id, _not_negative(s.wait_s)) for s in message.order),
         residency=message.residency,
         costs=_decode_costs(message.costs),
         batches=tuple(StaticBatch(b.number, tuple(b.members)) for b in message.batches),
@@ -199,7 +199,7 @@ def decode_report(message: scheduler_pb2.Report) -> Report:
     )
 
 
-def _encode_progress(progress: Progress) -> scheduler_pb2.Progress:
+def _encode_progress(progress: RequestProgress) -> scheduler_pb2.Progress:
     return scheduler_pb2.Progress(
         request_id=progress.request_id,
         output_tokens=progress.output_tokens,
@@ -208,5 +208,7 @@ def _encode_progress(progress: Progress) -> scheduler_pb2.Progress:
     )
 
 
-def _decode_progress(message: scheduler_pb2.Progress) -> Progress:
-    return Progress(message.request_id, message.output_tokens, message.held_tokens, message.blocks)
+def _decode_progress(message: scheduler_pb2.Progress) -> RequestProgress:
+    return RequestProgress(
+        message.request_id, message.output_tokens, message.held_tokens, message.blocks
+    )

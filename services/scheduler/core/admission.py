@@ -7,8 +7,8 @@ from math import inf
 import numpy as np
 
 from services.core import Reject, RejectReason, Request
-from services.forecast import MOST_TOKENS
-from services.policies.snapshot import Snapshot, Worker
+from services.forecast import MAX_FORECAST_TOKENS
+from services.policies.snapshot import Snapshot, WorkerSnapshot
 from services.scheduler.core.ledger import Ledger
 
 UNKNOWN_S = 1.0  # nothing attached or measured yet: ask again soon
@@ -75,11 +75,11 @@ def senseless(request: Request) -> Reject | None:
             RejectReason.TOO_LONG,
             f"prompt ({prompt}) and max_tokens ({most}) must each be at least 1 token",
         )
-    if prompt + most > MOST_TOKENS:
+    if prompt + most > MAX_FORECAST_TOKENS:
         return Reject(
             RejectReason.TOO_LONG,
             f"prompt ({prompt}) + max_tokens ({most}) = {prompt + most} tokens, "
-            f"but no request may be longer than {MOST_TOKENS} tokens",
+            f"but no request may be longer than {MAX_FORECAST_TOKENS} tokens",
         )
     return None
 
@@ -118,7 +118,7 @@ def drains_s(snapshot: Snapshot) -> dict[int, float]:
     return drains
 
 
-def _rate(snapshot: Snapshot, worker: Worker) -> float:
+def _rate(snapshot: Snapshot, worker: WorkerSnapshot) -> float:
     """Tokens a second that a worker makes of those that run there."""
     jobs = snapshot.jobs
     here = snapshot.running[jobs.home[snapshot.running] == worker.number]

@@ -196,7 +196,7 @@ def _leaves_s(ledger: Ledger, workers: Sequence[WorkerJobs], steps_s: dict[str, 
     first_s = inf
     for worker in workers:
         runs = (board.phase == RequestPhase.RUNNING) & (board.jobs.home == worker.number)
-        left = board.jobs.left[runs]
+        left = board.jobs.expected_remaining[runs]
         if len(left):
             first_s = min(first_s, max(1.0, float(left.min())) * steps_s[worker.view.worker_id])
     return first_s

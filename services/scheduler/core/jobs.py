@@ -7,7 +7,7 @@ import numpy as np
 from services.core import Grant, HeldRequest, Pause, Report, Request, StaticBatch, WorkerView
 from services.costs import CostModel
 from services.forecast import Forecast, Ints
-from services.policies.decision import Share
+from services.policies.decision import WorkerDecision
 from services.runtime.prefix import MOST_TOLD
 
 
@@ -153,7 +153,7 @@ class WorkerJobs:
         """KV tokens of the blocks that somebody holds, by its last report."""
         return (self.kv_blocks - self.free_blocks) * self.view.block_tokens
 
-    def heed(self, share: Share) -> None:
+    def heed(self, share: WorkerDecision) -> None:
         """What a round says of it beside who runs. A peak is foreseen only where somebody waits."""
         self.victims = share.victims
         if share.peak_tokens or not len(share.run):

@@ -11,10 +11,10 @@ from math import inf
 
 import numpy as np
 
-from services.core import Grant, HeldRequest, Pause, Progress, Request, Residency, WorkerView
+from services.core import Grant, HeldRequest, Pause, Request, RequestProgress, Residency, WorkerView
 from services.costs import CostModel
 from services.forecast import Forecast, Ints
-from services.policies.snapshot import Worker
+from services.policies.snapshot import WorkerSnapshot
 from services.scheduler.core.board import Board, RequestPhase
 from services.scheduler.core.jobs import Job, WorkerJobs
 
@@ -79,10 +79,10 @@ class Ledger:
     def worker_of(self, number: int) -> WorkerJobs | None:
         return self.workers.get(self._numbers.get(number, ""))
 
-    def seats(self) -> tuple[Worker, ...]:
+    def seats(self) -> tuple[WorkerSnapshot, ...]:
         """The workers as a round sees them: not those that are leaving."""
         return tuple(
-            Worker(
+            WorkerSnapshot(
                 worker.number,
                 self.board.model(worker.view.model),
                 worker.room_tokens,
@@ -171,7 +171,7 @@ class Ledger:
         self.board.jobs.limit[job.row] = limit
         worker.draft.extend.append(Grant(job.request_id, limit))
 
-    def progress(self, told: Iterable[tuple[Job, Progress]], now: float) -> None:
+    def progress(self, told: Iterable[tuple[Job, RequestProgress]], now: float) -> None:
         """What workers have of these by their last word."""
         numbers = [(j.row, p.output_tokens, p.held_tokens, p.blocks) for j, p in told]
         if numbers:
@@ -269,5 +269,5 @@ class Ledger:
         self.board.foresee(job.row, forecast)
 
 
-def _as_progress(held: HeldRequest) -> Progress:
-    return Progress(held.request_id, held.output_tokens, held.held_tokens, held.blocks)
+def _as_progress(held: HeldRequest) -> RequestProgress:
+    return RequestProgress(held.request_id, held.output_tokens, held.held_tokens, held.blocks)

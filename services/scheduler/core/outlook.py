@@ -13,7 +13,7 @@ import numpy as np
 from services.forecast import Floats, Ints
 from services.policies.decision import Decision
 from services.policies.order.ranking import Ranking
-from services.policies.snapshot import Snapshot, Worker
+from services.policies.snapshot import Snapshot, WorkerSnapshot
 
 _NOBODY: Ints = np.zeros(0, np.int64)
 
@@ -56,7 +56,7 @@ class Outlook:
         now. Each is told once."""
         if not len(self._rows):
             return []
-        runs = [share.run for share in decision.shares]
+        runs = [share.run for share in decision.workers]
         enters = np.isin(self._rows, np.concatenate([_NOBODY, *runs]))
         late = self._spare_s < np.where(enters, 0.0, self._waits_s)
         here = serial[self._rows] == self._serials
@@ -77,7 +77,7 @@ class Outlook:
         return budgeted
 
 
-def _prefill_s(workers: list[Worker], prompt: Ints) -> Floats:
+def _prefill_s(workers: list[WorkerSnapshot], prompt: Ints) -> Floats:
     """Of prompts, alone, on the fastest."""
     base_s = min(worker.cost.base_s for worker in workers)
     token_s = min(worker.cost.prefill_token_s for worker in workers)

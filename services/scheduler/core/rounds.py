@@ -13,15 +13,21 @@ from math import inf
 
 import numpy as np
 
-from services.core import Plan, Standing, StaticBatch
+from services.core import Plan, QueuePosition, StaticBatch
 from services.forecast import Ints
-from services.policies.decide import arrange, complete, narrow, rank
-from services.policies.decision import Decision, Reason, Share, Why, Whys
-from services.policies.memory import Memory
+from services.policies.decide import arrange, complete_decision, rank_requests, select_candidates
+from services.policies.decision import (
+    Decision,
+    WaitExplanation,
+    WaitExplanations,
+    WaitReason,
+    WorkerDecision,
+)
+from services.policies.memory import PolicyMemory
 from services.policies.order.ranking import Ranking
-from services.policies.place.places import PLACES
+from services.policies.place.placements import PLACEMENTS
 from services.policies.preset import RESIDENCIES, Preset
-from services.policies.snapshot import CHAIN, Contest, Snapshot
+from services.policies.snapshot import CHAIN, Candidates, Snapshot
 from services.scheduler.core import events as ev
 from services.scheduler.core import static_batches
 from services.scheduler.core.board import RequestPhase
@@ -37,14 +43,16 @@ class Rounds:
 
     def __init__(self, preset: Preset, ledger: Ledger):
         self.preset = preset
-        self.memory = Memory()
+        self.memory = PolicyMemory()
         self.number = 0
         self.next_s = inf  # when time alone calls for the next one
         self.not_before_s = -inf  # when events may
-        self.contest: Contest | None = None  # of the round that is out to be arranged
+        self.contest: Candidates | None = None  # of the round that is out to be arranged
         self.decision = Decision(0)
         self.posed_s = -inf  # when the last was
-        self.said: Ints = np.zeros(len(Reason), np.int64)  # of those who waited, by Reason, so far
+        self.said: Ints = np.zeros(
+            len(WaitReason), np.int64
+        )  # of those who waited, by Reason, so far
         self.late: tuple[Job, ...] = ()  # of the last round; see Outlook
         self._ledger = ledger
         self._outlook = Outlook()
@@ -54,18 +62,18 @@ class Rounds:
     @property
     def prefix_blocks(self) -> int:
         """Of a text, how many of whose first blocks' hashes help to place it; 0: none do."""
-        return CHAIN if PLACES[self.preset.place].cached else 0
+        return CHAIN if PLACEMENTS[self.preset.place].cached else 0
 
-    def pose(self, snapshot: Snapshot) -> Contest:
+    def pose(self, snapshot: Snapshot) -> Candidates:
         """Everybody in order, and of these who run or could."""
         self.number += 1
-        self._ranking = rank(snapshot, self.preset, self.memory)
+        self._ranking = rank_requests(snapshot, self.preset, self.memory)
         self.memory = self._ranking.memory
         self.posed_s = snapshot.now
         self._outlook.look(snapshot, self._ranking)
-        return narrow(snapshot, self._ranking, self.preset, self.number)
+        return select_candidates(snapshot, self._ranking, self.preset, self.number)
 
-    def arrange(self, contest: Contest) -> Decision:
+    def arrange(self, contest: Candidates) -> Decision:
         """By our own copy of the functions; the round's number seeds what is drawn."""
         rng = np.random.default_rng(contest.round)
         return arrange(contest, self._ledger.board.forecasts, self.preset, rng)
@@ -73,16 +81,16 @@ class Rounds:
     def take(self, arranged: Decision, now: float) -> list[ev.Action]:
         """Carry a decision out; what gateways must be told of it."""
         assert self._ranking is not None
-        self.decision = decision = complete(arranged, self._ranking)
+        self.decision = decision = complete_decision(arranged, self._ranking)
         self.memory = decision.memory
         self.next_s, self.not_before_s = decision.next_s, decision.not_before_s
-        self.said += np.bincount(decision.why.reasons, minlength=len(Reason))
+        self.said += np.bincount(decision.explanations.reasons, minlength=len(WaitReason))
         serial = self._ledger.board.jobs.serial
         self.late = tuple(self._ledger.jobs_of(self._outlook.late(decision, serial)))
         serials = serial[decision.rows]
         stale = frozenset(decision.rows[serials != decision.serials].tolist())
         told: list[ev.Action] = []
-        for share in decision.shares:
+        for share in decision.workers:
             worker = self._ledger.worker_of(share.worker)
             if worker and not worker.leaving:  # it may have said so since the round was posed
                 told += self._carry_out(share, worker, stale, now)
@@ -90,9 +98,9 @@ class Rounds:
             self.next_s = inf  # there is nobody whom waiting could move
         return told
 
-    def why(self, job: Job) -> Why | None:
+    def why(self, job: Job) -> WaitExplanation | None:
         """What the last round found of one that waits."""
-        return self.decision.why.of(job.row)
+        return self.decision.explanations.for_row(job.row)
 
     @property
     def ranking(self) -> Ranking | None:
@@ -100,7 +108,7 @@ class Rounds:
         return self._ranking
 
     def _carry_out(
-        self, share: Share, worker: WorkerJobs, stale: frozenset[int], now: float
+        self, share: WorkerDecision, worker: WorkerJobs, stale: frozenset[int], now: float
     ) -> Iterator[ev.Action]:
         ledger = self._ledger
         board = ledger.board
@@ -189,7 +197,7 @@ class Rounds:
         names = self._ledger.names(worker.victims[:MOST_VICTIMS].tolist())
         return tuple(name for name in names if name in worker.running)
 
-    def _standings(self, worker: WorkerJobs, now: float) -> tuple[Standing, ...]:
+    def _standings(self, worker: WorkerJobs, now: float) -> tuple[QueuePosition, ...]:
         """Who runs at a worker, most urgent first, then who waits with KV there and how long:
         ALISE's EWT (papers/001 Eq. 7), the time that all who come before it still take, or until
         ageing has brought it to the front, whichever is less. Of those that wait without KV the
@@ -206,7 +214,7 @@ class Rounds:
         running = np.flatnonzero(runs)
         running = running[np.lexsort((board.jobs.serial[rows[running]], ranking.key[running]))]
         names = self._ledger.names(rows[running].tolist())
-        standings = [Standing(name, 0.0) for name in names]
+        standings = [QueuePosition(name, 0.0) for name in names]
         if not rests.any():
             return tuple(standings)
         resting = np.flatnonzero(rests)
@@ -215,19 +223,19 @@ class Rounds:
         share = np.where(runs | rests, 1.0, np.where(waits & (held[rows] == 0), self._share(), 0.0))
         wait_s = ahead_s(ranking, resting, share)
         left_s = np.minimum(wait_s, ranking.lift_s[resting]).tolist()
-        return (*standings, *(Standing(n, w) for n, w in zip(names, left_s, strict=True)))
+        return (*standings, *(QueuePosition(n, w) for n, w in zip(names, left_s, strict=True)))
 
     def _share(self) -> float:
         return 1 / max(1, len(self._ledger.workers))
 
 
-def decision_of(contest: Contest, arranged: ev.Arranged) -> Decision:
+def decision_of(contest: Candidates, arranged: ev.Arranged) -> Decision:
     """A batcher's portions as the decision they stand for."""
     shares = [_share_of(portion) for portion in arranged.portions or ()]
     return Decision(
         contest.round,
         tuple(shares),
-        _whys_of(arranged.why),
+        _explanations(arranged.explanations),
         rows=contest.rows,
         serials=contest.jobs.serial,
         next_s=arranged.next_s,
@@ -237,18 +245,20 @@ def decision_of(contest: Contest, arranged: ev.Arranged) -> Decision:
     )
 
 
-def _whys_of(said: Sequence[ev.Said]) -> Whys:
-    if not said:
-        return Whys()
-    rows, reasons, a, b = zip(*said, strict=True)
-    return Whys(np.array(rows), np.array(reasons), np.array(a, float), np.array(b, float))
+def _explanations(given: Sequence[ev.WaitExplanationRow]) -> WaitExplanations:
+    if not given:
+        return WaitExplanations()
+    rows, reasons, first, second = zip(*given, strict=True)
+    return WaitExplanations(
+        np.array(rows), np.array(reasons), np.array(first, float), np.array(second, float)
+    )
 
 
-def _share_of(portion: ev.Portion) -> Share:
+def _share_of(portion: ev.Portion) -> WorkerDecision:
     def rows(values: Sequence[int]) -> Ints:
         return np.array(values, np.int64)
 
-    return Share(
+    return WorkerDecision(
         portion.worker,
         rows(portion.run),
         rows(portion.limits),

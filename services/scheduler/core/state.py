@@ -13,12 +13,12 @@ from math import inf
 from services.core import (
     Completion,
     FinishReason,
-    Progress,
     Reject,
     Report,
     Request,
+    RequestProgress,
 )
-from services.lengths import LEARNT_FROM
+from services.lengths import LEARNABLE_REASONS
 from services.policies.decision import Decision
 from services.policies.preset import Preset
 from services.scheduler.core import adoption, evacuation, static_batches
@@ -192,7 +192,7 @@ class SchedulerState:
         self._actions.append(finish(self.ledger, job, reason, output_tokens, now, message))
 
     def _learn(self, job: Job, reason: FinishReason, output_tokens: int, now: float) -> None:
-        if reason in LEARNT_FROM:
+        if reason in LEARNABLE_REASONS:
             self._actions.append(learn(self.ledger, job, reason, output_tokens, now))
 
     # Time
@@ -314,7 +314,7 @@ class SchedulerState:
         return job if job and self.ledger.home(job) == worker.view.worker_id else None
 
     def _evicted(
-        self, job: Job, worker: WorkerJobs, told: Progress, report: Report, now: float
+        self, job: Job, worker: WorkerJobs, told: RequestProgress, report: Report, now: float
     ) -> None:
         """Unless it was paused before, and runs again by a plan that came after."""
         runs = job.request_id in worker.running
@@ -348,7 +348,7 @@ class SchedulerState:
             self._end_hopeless(late, now)
             snapshot = self.ledger.board.snapshot(now, snapshot.workers)
         contest = self.rounds.pose(snapshot)
-        if self._apart and not contest.runs.all():
+        if self._apart and not contest.is_running.all():
             self.rounds.contest = contest
             self._actions.append(ev.AskArrange(contest.round))
         else:

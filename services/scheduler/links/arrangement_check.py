@@ -4,22 +4,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.forecast import Ints
-from services.policies.decision import Reason
-from services.policies.interval import LONGEST_S
-from services.policies.snapshot import Bools, Contest, Worker
+from services.policies.decision import WaitReason
+from services.policies.interval import MAX_INTERVAL_S
+from services.policies.snapshot import Bools, Candidates, WorkerSnapshot
 from services.scheduler.core.events import Arranged, Portion
 
 Numbers = tuple[int, ...]
-REASONS = frozenset(int(reason) for reason in Reason)
+REASONS = frozenset(int(reason) for reason in WaitReason)
 
 
-def flaw(contest: Contest, arranged: Arranged) -> str:
+def flaw(contest: Candidates, arranged: Arranged) -> str:
     """A sentence on the first thing that can't be; empty when there is none."""
     portions = arranged.portions or ()
     if not arranged.next_s > contest.now:
         return f"the next round is due at {arranged.next_s:g}, not after {contest.now:g}"
-    if not arranged.not_before_s <= contest.now + LONGEST_S:
-        return f"no round before {arranged.not_before_s:g}: longer than {LONGEST_S:g} s"
+    if not arranged.not_before_s <= contest.now + MAX_INTERVAL_S:
+        return f"no round before {arranged.not_before_s:g}: longer than {MAX_INTERVAL_S:g} s"
     seats = {worker.number: worker for worker in contest.workers}
     if sorted(portion.worker for portion in portions) != sorted(seats):
         return "not one portion for each worker"
@@ -30,13 +30,13 @@ def flaw(contest: Contest, arranged: Arranged) -> str:
             return f"worker {portion.worker}: {what}"
     if any(len(column) != len(contest.rows) for column in arranged.notes.values()):
         return "notes what is not one number for each row"
-    if any(each.reason not in REASONS for each in arranged.why):
+    if any(each.reason not in REASONS for each in arranged.explanations):
         return "gives a reason that is not known here"
     entering = [row for portion in portions for row in portion.run]
     if len(set(entering)) < len(entering):
         return "a row runs twice"
-    waits = arranged.next_s <= contest.now + LONGEST_S
-    if not entering and not waits and not contest.runs.any() and _could_run(contest).any():
+    waits = arranged.next_s <= contest.now + MAX_INTERVAL_S
+    if not entering and not waits and not contest.is_running.any() and _could_run(contest).any():
         return "nobody runs, though somebody could"
     return ""
 
@@ -57,13 +57,13 @@ class _Rows:
         return self._order[place] if np.array_equal(self._sorted[place], asked) else None
 
 
-def _flaw_of(portion: Portion, worker: Worker, contest: Contest, board: _Rows) -> str:
+def _flaw_of(portion: Portion, worker: WorkerSnapshot, contest: Candidates, board: _Rows) -> str:
     run, pause, victims = (board.at(r) for r in (portion.run, portion.pause, portion.victims))
     if run is None or pause is None or victims is None:
         return "names a row that was not in the contest"
     jobs = contest.jobs
-    here = contest.runs & (jobs.home == worker.number)
-    elsewhere = contest.runs & ~here
+    here = contest.is_running & (jobs.home == worker.number)
+    elsewhere = contest.is_running & ~here
     if elsewhere[run].any() or not here[pause].all():
         return "moves or pauses one that does not run there"
     if np.isin(pause, run).any():
@@ -81,17 +81,17 @@ def _flaw_of(portion: Portion, worker: Worker, contest: Contest, board: _Rows) -
     return ""
 
 
-def _able(contest: Contest, worker: Worker) -> Bools:
+def _able(contest: Candidates, worker: WorkerSnapshot) -> Bools:
     """Who could run there: who rests there was taken once already."""
     jobs = contest.jobs
     fits = (jobs.model == worker.model) & (jobs.prompt + jobs.cap <= worker.reach_tokens)
-    able: Bools = fits | (contest.resting() & (jobs.home == worker.number))
+    able: Bools = fits | (contest.is_paused_with_kv() & (jobs.home == worker.number))
     return able
 
 
-def _could_run(contest: Contest) -> Bools:
+def _could_run(contest: Candidates) -> Bools:
     able = np.zeros(len(contest.rows), bool)
     for worker in contest.workers:
-        if worker.places:
+        if worker.max_running:
             able |= _able(contest, worker)
-    return able & ~contest.runs
+    return able & ~contest.is_running

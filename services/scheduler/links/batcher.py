@@ -15,7 +15,7 @@ from grpc import aio
 from protos.generated import batcher_pb2, batcher_pb2_grpc
 from services.forecasttable import ForecastTable
 from services.policies.preset import Preset
-from services.policies.snapshot import Contest
+from services.policies.snapshot import Candidates
 from services.runtime.backoff import Backoff
 from services.runtime.codecs.arrange import Telling, encode_contest, encode_hello
 from services.runtime.streams import Outbox
@@ -55,7 +55,7 @@ class BatcherLink:
         self._call: ArrangeCall | None = None
         self._outbox: Outbox[batcher_pb2.ArrangeMessage] | None = None  # while rounds can be asked
         self._telling = Telling(table)
-        self._asked: Contest | None = None  # the round that is out
+        self._asked: Candidates | None = None  # the round that is out
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -63,7 +63,7 @@ class BatcherLink:
         """Whether the next round will be asked of the batcher."""
         return self._outbox is not None
 
-    def ask(self, contest: Contest) -> None:
+    def ask(self, contest: Candidates) -> None:
         """Never waits: the answer, or that there is none, is dispatched later."""
         loop = asyncio.get_running_loop()
         self._asked = contest
@@ -122,13 +122,13 @@ class BatcherLink:
         self._dispatch(arranged)
         return True
 
-    def _late(self, contest: Contest) -> None:
+    def _late(self, contest: Candidates) -> None:
         """The stream is cut, so that nothing piles up behind."""
         log.warning("the batcher took over %g s for a round", self._timeout_s)
         self._hang_up()
         self._give_up(contest, "late")
 
-    def _give_up(self, contest: Contest, why: str) -> None:
+    def _give_up(self, contest: Candidates, why: str) -> None:
         """Arrange it at home."""
         if contest is not self._asked:
             return

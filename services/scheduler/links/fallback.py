@@ -2,17 +2,17 @@
 
 from services.core import Outcome, Request
 from services.forecast import Forecast
-from services.lengths import LEARNT_FROM, Lengths
+from services.lengths import LEARNABLE_REASONS, LengthWindow
 
 
 class History:
     """Output lengths of the last finished requests, whatever they were about."""
 
     def __init__(self) -> None:
-        self._lengths = Lengths()
+        self._lengths = LengthWindow()
 
     def learn(self, outcome: Outcome) -> None:
-        if outcome.reason in LEARNT_FROM and outcome.output_tokens > 0:
+        if outcome.reason in LEARNABLE_REASONS and outcome.output_tokens > 0:
             self._lengths.add(outcome.output_tokens, outcome.reason, outcome.max_tokens)
 
     def forecast(self, request: Request) -> Forecast:

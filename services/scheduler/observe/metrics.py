@@ -12,12 +12,12 @@ from observability.metrics.instruments import Instruments
 from observability.metrics.names import Names
 from services.core import RejectReason
 from services.forecast import Ints
-from services.policies.decision import Reason
+from services.policies.decision import WaitReason
 from services.scheduler.core import events as ev
 from services.scheduler.core.state import SchedulerState
 
 MOST_PLANS = 256  # of a worker, sent and not heard of yet: with more, the oldest age is not told
-REASONS = {reason: reason.name.lower() for reason in Reason}
+REASONS = {reason: reason.name.lower() for reason in WaitReason}
 
 
 class SchedulerMetrics:
@@ -44,7 +44,7 @@ class SchedulerMetrics:
         ledger, rounds, read = state.ledger, state.rounds, self._make.reading
         read(catalogue.WAITING, lambda: ledger.waiting)
         read(catalogue.RUNNING, lambda: ledger.running)
-        read(catalogue.WAITING_FOR, lambda: _waiting_for(rounds.decision.why.reasons))
+        read(catalogue.WAITING_FOR, lambda: _waiting_for(rounds.decision.explanations.reasons))
         read(catalogue.DECISIONS, lambda: _by_reason(rounds.said))
         read(catalogue.ADMITTED, lambda: {n: w.admitted for n, w in list(state.workers.items())})
         read(catalogue.MOVES, lambda: ledger.moves)
@@ -101,8 +101,8 @@ def _by_reason(counts: Ints) -> Mapping[str, float]:
 
 def _waiting_for(reasons: Ints) -> Mapping[str, float]:
     """Of those that a round looked at and left in the queue."""
-    by_reason = dict(_by_reason(np.bincount(reasons, minlength=len(Reason))))
-    del by_reason[REASONS[Reason.ADMITTED]]
+    by_reason = dict(_by_reason(np.bincount(reasons, minlength=len(WaitReason))))
+    del by_reason[REASONS[WaitReason.ADMITTED]]
     return by_reason
 
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any
 
-from services.core import FinishReason, Progress, Request
+from services.core import FinishReason, Request, RequestProgress
 from services.scheduler.core import events as ev
-from services.verdict import Timeline, sentence
+from services.sla import RequestTimeline, explain_sla
 
 
 class ReplayJudge:
@@ -18,7 +18,7 @@ class ReplayJudge:
 
     def __init__(self) -> None:
         self.verdicts: dict[str, str] = {}
-        self._live: dict[str, tuple[Request, Timeline]] = {}
+        self._live: dict[str, tuple[Request, RequestTimeline]] = {}
         self._kinds: dict[str, Callable[[Any, float], None]] = {
             "place": self._placed,
             "resume": self._resumed,
@@ -33,7 +33,7 @@ class ReplayJudge:
             asked = event.request
             refused = any(isinstance(a, ev.Refuse) and not asked.delivered_tokens for a in actions)
             if asked.request_id not in self._live or not refused:
-                self._live[asked.request_id] = (asked, Timeline(asked.arrival_s))
+                self._live[asked.request_id] = (asked, RequestTimeline(asked.arrival_s))
         elif isinstance(event, ev.Reported):
             for told in (*event.report.progress, *event.report.evicted):
                 self._made(told, now)
@@ -43,7 +43,7 @@ class ReplayJudge:
         if isinstance(event, ev.Cancelled):
             self._ends(event.request_id, event.reason, event.output_tokens, now)
 
-    def _made(self, told: Progress, now: float) -> None:
+    def _made(self, told: RequestProgress, now: float) -> None:
         request, line = self._live.get(told.request_id, (None, None))
         if request and line:
             count = told.output_tokens - request.delivered_tokens - line.tokens
@@ -81,9 +81,9 @@ class ReplayJudge:
         request, line = self._live.get(request_id, (None, None))
         if request is None or line is None:
             return
-        self._made(Progress(request_id, output, 0), now)
+        self._made(RequestProgress(request_id, output, 0), now)
         line.ended_s = now
         if not request.delivered_tokens:  # else only its gateway saw all of it
-            said = sentence(request.sla, line, reason)
+            said = explain_sla(request.sla, line, reason)
             self.verdicts[request_id] = f"by its worker's reports, {said}"
         del self._live[request_id]

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from services.core import Request
 from services.forecast import Forecast
-from services.policies.decision import Reason, Why
+from services.policies.decision import explain
 from services.scheduler.core.events import Finish
 
 MOST_CHAPTERS = 64  # a request preempted ten times has some fifty
@@ -177,7 +177,7 @@ def _forecast(forecast: Forecast, mean: float, cap: int) -> str:
 
 
 def _waits(reason: int, a: float, b: float) -> str:
-    return f"waits: {Why(Reason(reason), a, b)}"
+    return f"waits: {explain(reason, a, b)}"
 
 
 def _placed(worker: str, limit: int, numbers: Numbers) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from services.forecast import Floats, Ints
-from services.policies.snapshot import Jobs
+from services.policies.snapshot import RequestColumns
 
 NOTHING, EXTENDED = -2, -1  # what repeats itself; else a Reason
 IDLE = np.iinfo(np.int64).max  # the limit of one that does not run: none is beyond it
@@ -37,7 +37,7 @@ class Columns:
         self.times[rows] += 1
         self.limit[rows], self.until_s[rows] = limit[rows], now
 
-    def shifted(self, jobs: Jobs) -> Iterator[tuple[int, int, int]]:
+    def shifted(self, jobs: RequestColumns) -> Iterator[tuple[int, int, int]]:
         """Of those watched whose KV is elsewhere by now: row, where, and its tokens. O(rows)."""
         rows = np.flatnonzero(self.kv != UNWATCHED)
         held = jobs.held[rows]

@@ -13,7 +13,7 @@ from itertools import chain, islice
 import numpy as np
 
 from services.core import FinishReason
-from services.policies.decision import Decision, Reason, Whys
+from services.policies.decision import Decision, WaitExplanations, WaitReason
 from services.policies.slice import SLICES
 from services.policies.snapshot import Bools
 from services.scheduler.core import events as ev
@@ -32,7 +32,7 @@ from services.scheduler.observe.story_columns import (
 from services.scheduler.observe.story_writer import StoryWriter
 
 ADMITTED, QUEUED = (
-    int(Reason.ADMITTED),
+    int(WaitReason.ADMITTED),
     int(RequestPhase.QUEUED),
 )  # numpy compares these much faster
 DECIDE = ("round", "arranged")  # events
@@ -211,17 +211,20 @@ class StoryRecorder:
         """What a round found of those who wait; and the numbers of those it admitted."""
         self._decision = decision = state.rounds.decision
         self._notes.decide(now)
-        why = decision.why
+        why = decision.explanations
         if len(why.rows) and event.kind == "arranged":
-            why = why.at(self._current(decision, state))
+            why = why.select(self._current(decision, state))
         return self._reasons(why, now) if len(why.rows) else {}
 
-    def _reasons(self, why: Whys, now: float) -> Admitted:
+    def _reasons(self, why: WaitExplanations, now: float) -> Admitted:
         """Who waits for the same reason as before waits on, as does who is not looked at for a
         while. O(rows) in one pass of numpy, and a tuple or two for each of those with another."""
         repeats, tales = self._notes.columns.repeats, self._notes.rows
         other = (repeats.take(why.rows) != why.reasons).nonzero()[0]
-        columns = (column.take(other).tolist() for column in (why.rows, why.reasons, why.a, why.b))
+        columns = (
+            column.take(other).tolist()
+            for column in (why.rows, why.reasons, why.first_values, why.second_values)
+        )
         admitted: Admitted = {}
         before = self._notes.rounds - 1
         for row, reason, a, b in zip(*columns, strict=True):
@@ -237,7 +240,7 @@ class StoryRecorder:
 
     def _current(self, decision: Decision, state: SchedulerState) -> Bools:
         """Of the reasons of a batcher of its own: whether they are of who waits there now."""
-        board, rows = state.ledger.board, decision.why.rows
+        board, rows = state.ledger.board, decision.explanations.rows
         serials = dict(zip(decision.rows.tolist(), decision.serials.tolist(), strict=True))
         now_there = board.jobs.serial
         return np.array(

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 
-from services.core import Completion, FinishReason, Progress, Report
+from services.core import Completion, FinishReason, Report, RequestProgress
 from services.costs import StepTiming, SwapTiming
 from services.worker.requests.kv_manager import KVManager
 from services.worker.requests.sequence import Sequence
@@ -128,5 +128,7 @@ class Reporter:
             self._steps = 0
 
 
-def _progress(sequences: Iterable[Sequence], blocks: Mapping[str, int]) -> tuple[Progress, ...]:
+def _progress(
+    sequences: Iterable[Sequence], blocks: Mapping[str, int]
+) -> tuple[RequestProgress, ...]:
     return tuple(s.progress(blocks.get(s.request_id, 0)) for s in sequences)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
-from services.core import FinishReason, HeldRequest, Progress
+from services.core import FinishReason, HeldRequest, RequestProgress
 from services.worker.requests.prompt import Prompt
 from services.worker.requests.scores import Opening, PromptLogprobs
 
@@ -137,9 +137,9 @@ class Sequence:
         """Of those, what a scheduler is told: never the newest token that it knows of."""
         return min(self.held_tokens, self.prompt_tokens + self.output_tokens + self.untold - 1)
 
-    def progress(self, blocks: int) -> Progress:
+    def progress(self, blocks: int) -> RequestProgress:
         """How far it is; it has so many blocks of the device."""
-        return Progress(self.request_id, self.output_tokens, self.told_tokens, blocks)
+        return RequestProgress(self.request_id, self.output_tokens, self.told_tokens, blocks)
 
     def held(self, blocks: int) -> HeldRequest:
         """All that a scheduler which never heard of it has to know."""

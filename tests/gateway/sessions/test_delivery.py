@@ -9,20 +9,20 @@ from hypothesis import strategies as st
 
 from gateway.sessions.delivery import Delivery, unsent
 from services.core import FinishReason, Sla
-from services.verdict import Cause, Timeline, verdict
+from services.sla import RequestTimeline, SlaMissCause, judge_sla
 
 SLA = Sla("tight", ttft_s=1.0, tpot_s=0.1, mtpot_s=0.5)
 STOP = FinishReason.STOP
 
 
-def came(away: bool = False, placed_s: float = 0.1, rejected: bool = False) -> Timeline:
-    return Timeline(0.0, placed_s=placed_s, away=away, rejected=rejected)
+def came(away: bool = False, placed_s: float = 0.1, rejected: bool = False) -> RequestTimeline:
+    return RequestTimeline(0.0, placed_s=placed_s, away=away, rejected=rejected)
 
 
-def judged(delivery: Delivery, reason: FinishReason = STOP) -> Cause:
+def judged(delivery: Delivery, reason: FinishReason = STOP) -> SlaMissCause:
     line = delivery.of(came())
     line.ended_s = max(line.last_token_s, 0.0)
-    return verdict(SLA, line, reason)
+    return judge_sla(SLA, line, reason)
 
 
 def sent(*messages: tuple[int, float]) -> Delivery:
@@ -45,13 +45,15 @@ def test_times_are_those_of_taking() -> None:
 @pytest.mark.parametrize(
     ("delivery", "expected"),
     [
-        (sent((1, 0.2), (9, 0.6)), Cause.NONE),
-        (sent((1, 1.2)), Cause.PREFILL),  # placed at 0.1
-        (sent((9, 0.2), (9, 0.8)), Cause.DECODE),  # a gap of 0.6 of the allowed 0.5
-        (sent((1, 0.2), (1, 0.4), (1, 0.6)), Cause.DECODE),  # 0.2 apart, of the allowed 0.1
+        (sent((1, 0.2), (9, 0.6)), SlaMissCause.NONE),
+        (sent((1, 1.2)), SlaMissCause.PREFILL),  # placed at 0.1
+        (sent((9, 0.2), (9, 0.8)), SlaMissCause.DECODE),  # a gap of 0.6 of the allowed 0.5
+        (sent((1, 0.2), (1, 0.4), (1, 0.6)), SlaMissCause.DECODE),  # 0.2 apart, of the allowed 0.1
     ],
 )
-def test_what_is_taken_late_is_ours_whoever_was_slow(delivery: Delivery, expected: Cause) -> None:
+def test_what_is_taken_late_is_ours_whoever_was_slow(
+    delivery: Delivery, expected: SlaMissCause
+) -> None:
     """A client that does not read, and a gateway that does not write, look the same."""
     assert judged(delivery) is expected
 
@@ -59,16 +61,16 @@ def test_what_is_taken_late_is_ours_whoever_was_slow(delivery: Delivery, expecte
 @pytest.mark.parametrize(
     ("back", "swap_in_s", "expected"),
     [
-        (3, 0.0, Cause.PREEMPTED),
-        (3, 0.5, Cause.SWAP_IN),
-        (3, 0.2, Cause.PREEMPTED),
-        (2, 0.5, Cause.DECODE),  # it was away before tokens that came without a gap
-        (9, 0.5, Cause.DECODE),  # and after all that was sent
-        (4, 0.5, Cause.SWAP_IN),  # a message waited for what was kept back, or for its turn
+        (3, 0.0, SlaMissCause.PREEMPTED),
+        (3, 0.5, SlaMissCause.SWAP_IN),
+        (3, 0.2, SlaMissCause.PREEMPTED),
+        (2, 0.5, SlaMissCause.DECODE),  # it was away before tokens that came without a gap
+        (9, 0.5, SlaMissCause.DECODE),  # and after all that was sent
+        (4, 0.5, SlaMissCause.SWAP_IN),  # a message waited for what was kept back, or for its turn
     ],
 )
 def test_the_gap_before_the_token_that_came_back_is_the_absence(
-    back: int, swap_in_s: float, expected: Cause
+    back: int, swap_in_s: float, expected: SlaMissCause
 ) -> None:
     """Three tokens go out, then, 0.6 s later, three more; it was away before token `back`."""
     delivery = sent((1, 0.1), (2, 0.15))
@@ -96,12 +98,12 @@ def test_an_end_without_its_tokens_is_laid_to_what_it_waited_for() -> None:
     delivery = sent((1, 0.1))
     line = delivery.of(came(away=True))
     line.ended_s = 5.0
-    assert verdict(SLA, line, FinishReason.DEADLINE) is Cause.PREEMPTED
+    assert judge_sla(SLA, line, FinishReason.DEADLINE) is SlaMissCause.PREEMPTED
     nothing = Delivery(0.0).of(came(placed_s=inf))
     nothing.ended_s = 0.5
-    assert verdict(SLA, nothing, FinishReason.DEADLINE) is Cause.QUEUED
+    assert judge_sla(SLA, nothing, FinishReason.DEADLINE) is SlaMissCause.QUEUED
     refused = Delivery(0.0).of(came(rejected=True))
-    assert verdict(SLA, refused, FinishReason.ERROR) is Cause.REJECTED
+    assert judge_sla(SLA, refused, FinishReason.ERROR) is SlaMissCause.REJECTED
 
 
 @pytest.mark.parametrize("reason", [None, *FinishReason])

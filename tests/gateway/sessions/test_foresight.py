@@ -10,7 +10,7 @@ from gateway.sessions.foresight import Foreseen, Foresight, Foretold
 from gateway.sessions.promises import LEAST, Promises
 from services.core import Sla
 from services.forecast import UNCAPPED, Forecast, certain
-from services.verdict import Timeline
+from services.sla import RequestTimeline
 from tests.core.forecasts import forecasts
 
 QUARTERS = Forecast((10.0, 20.0, 40.0, 100.0), (0.25,) * 4, UNCAPPED, "history")
@@ -139,9 +139,9 @@ def test_one_resumed_has_no_promise() -> None:
     assert sight.kept(came(0.1)) is None
 
 
-def came(ttft_s: float, tokens: int = 5) -> Timeline:
+def came(ttft_s: float, tokens: int = 5) -> RequestTimeline:
     """Of one that arrived at 10 s: its first token, or its end without any."""
-    line = Timeline(10.0, ended_s=10.0 + ttft_s)
+    line = RequestTimeline(10.0, ended_s=10.0 + ttft_s)
     if tokens:
         line.on_tokens(tokens, line.ended_s)
     return line
@@ -157,7 +157,7 @@ def came(ttft_s: float, tokens: int = 5) -> Timeline:
     ],
 )
 def test_a_promise_of_1_02_s_is_kept_by_the_first_token_that_goes_out_by_then(
-    line: Timeline, kept: bool | None
+    line: RequestTimeline, kept: bool | None
 ) -> None:
     sight = foresight()
     assert sight.kept(line) is None  # nothing told yet, nothing to keep

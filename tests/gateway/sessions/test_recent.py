@@ -4,16 +4,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.sessions.recent import WINDOW_S, Kept, Recent
-from services.verdict import Cause
+from services.sla import SlaMissCause
 
 
 def test_a_minute_by_hand() -> None:
     recent = Recent()
-    recent.add("interactive", Cause.NONE, 40, 100.2)
-    recent.add("interactive", Cause.QUEUED, 7, 100.9)
-    recent.add("batch", Cause.REJECTED, 0, 100.9, choices=3)
-    recent.add("interactive", Cause.QUEUED, 0, 130.0)
-    recent.add("batch", Cause.NONE, 300, 159.99)
+    recent.add("interactive", SlaMissCause.NONE, 40, 100.2)
+    recent.add("interactive", SlaMissCause.QUEUED, 7, 100.9)
+    recent.add("batch", SlaMissCause.REJECTED, 0, 100.9, choices=3)
+    recent.add("interactive", SlaMissCause.QUEUED, 0, 130.0)
+    recent.add("batch", SlaMissCause.NONE, 300, 159.99)
     assert recent.by_class(159.99) == {
         "interactive": Kept(met=1, missed={"queued": 2}, tokens=47, good_tokens=40),
         "batch": Kept(met=1, missed={"rejected": 3}, tokens=300, good_tokens=300),
@@ -27,8 +27,8 @@ def test_a_minute_by_hand() -> None:
 
 def test_an_end_told_late_counts_in_the_last_second() -> None:
     recent = Recent()
-    recent.add("a", Cause.NONE, 1, 20.0)
-    recent.add("a", Cause.NONE, 1, 19.5)
+    recent.add("a", SlaMissCause.NONE, 1, 20.0)
+    recent.add("a", SlaMissCause.NONE, 1, 19.5)
     assert recent.by_class(79.9) == {"a": Kept(met=2, tokens=2, good_tokens=2)}
     assert recent.by_class(80.0) == {}
 
@@ -36,7 +36,7 @@ def test_an_end_told_late_counts_in_the_last_second() -> None:
 ENDS = st.lists(
     st.tuples(
         st.sampled_from(("a", "b")),
-        st.sampled_from(list(Cause)),
+        st.sampled_from(list(SlaMissCause)),
         st.integers(0, 9),
         st.floats(0, 40),  # since the end before
     ),
@@ -46,7 +46,7 @@ ENDS = st.lists(
 
 @given(ENDS, st.floats(0, 90))
 def test_sums_are_those_of_counting_anew(
-    ends: list[tuple[str, Cause, int, float]], wait_s: float
+    ends: list[tuple[str, SlaMissCause, int, float]], wait_s: float
 ) -> None:
     recent, told, now_s = Recent(), [], 5.0
     for name, cause, tokens, since_s in ends:
@@ -60,7 +60,7 @@ def test_sums_are_those_of_counting_anew(
             continue
         kept = expected.setdefault(name, Kept())
         kept.tokens += tokens
-        if cause is Cause.NONE:
+        if cause is SlaMissCause.NONE:
             kept.met += 1
             kept.good_tokens += tokens
         else:

@@ -13,7 +13,7 @@ from gateway.sessions.delivery import Ended
 from gateway.sessions.session import Session
 from services.core import FinishReason, Sla
 from services.runtime.errors import Code, ServiceError
-from services.verdict import Timeline
+from services.sla import RequestTimeline
 from tests.gateway.gateway_fakes import demo_text, tokens_of
 
 STOP, CANCELLED, ERROR = FinishReason.STOP, FinishReason.CANCELLED, FinishReason.ERROR
@@ -27,7 +27,7 @@ class Desk:
     whole: bool = False
     call: ClientCall = field(init=False)
     gaps: list[tuple[float, int]] = field(default_factory=list)
-    settled: list[tuple[int, Timeline, FinishReason]] = field(default_factory=list)
+    settled: list[tuple[int, RequestTimeline, FinishReason]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.call = ClientCall("c", 0, self, self.whole)

@@ -4,13 +4,13 @@ from gateway.sessions.delivery import Ended
 from gateway.sessions.verdicts import Verdicts
 from protos.generated import scheduler_pb2
 from services.core import FinishReason, Sla
-from services.verdict import Timeline, sentence
+from services.sla import RequestTimeline, explain_sla
 
 SLA = Sla("interactive", ttft_s=1.0, tpot_s=0.05, mtpot_s=0.5)
 
 
-def line(first_s: float, *more_s: float) -> Timeline:
-    made = Timeline(10.0, placed_s=10.1)
+def line(first_s: float, *more_s: float) -> RequestTimeline:
+    made = RequestTimeline(10.0, placed_s=10.1)
     for at_s in (first_s, *more_s):
         made.on_tokens(1, at_s)
     made.ended_s = made.last_token_s
@@ -23,18 +23,18 @@ def story(name: str) -> scheduler_pb2.Story:
 
 
 def test_sentences() -> None:
-    kept = sentence(SLA, line(10.5, 10.54, 10.58), FinishReason.STOP)
+    kept = explain_sla(SLA, line(10.5, 10.54, 10.58), FinishReason.STOP)
     assert kept == (
         "SLA interactive met; first token after 0.500 s of 1 s, mean gap 0.040 s of 0.05 s, "
         "longest gap 0.040 s of 0.5 s"
     )
-    late = sentence(SLA, line(12.0), FinishReason.STOP)
+    late = explain_sla(SLA, line(12.0), FinishReason.STOP)
     assert late == (
         "SLA interactive missed (prefill): its prompt was worked on for too long; "
         "first token after 2.000 s of 1 s"
     )
-    nothing = Timeline(10.0, ended_s=11.0)
-    assert sentence(Sla(), nothing, FinishReason.CANCELLED) == (
+    nothing = RequestTimeline(10.0, ended_s=11.0)
+    assert explain_sla(Sla(), nothing, FinishReason.CANCELLED) == (
         "SLA default missed (client): its client left"
     )
 

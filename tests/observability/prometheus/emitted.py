@@ -22,7 +22,7 @@ from observability.promql import labels_of
 from services.costs import CostModel
 from services.estimator.metrics import EstimatorMetrics
 from services.policies.preset import DEFAULT, choose
-from services.policies.rows import presets_of
+from services.policies.preset_table import load_presets
 from services.predictor.learning.scorecard import Standing
 from services.predictor.metrics import PredictorMetrics
 from services.predictor.predictors import PREDICTORS
@@ -41,7 +41,7 @@ EVERYWHERE = {
     "model_name": ("demo",),
     "worker": ("worker-0", "worker-1"),
     "class": (*SLA_CLASSES, OTHER),
-    "preset": tuple(presets_of()),
+    "preset": tuple(load_presets()),
 }
 YES_NO = ("yes", "no")
 # What first appears when it happens.

@@ -9,9 +9,9 @@ import numpy as np
 from services.forecast import certain
 from services.policies.decide import decide
 from services.policies.decision import Decision
-from services.policies.memory import Memory
+from services.policies.memory import PolicyMemory
 from services.policies.preset import choose
-from services.policies.snapshot import NOWHERE, Jobs, Snapshot, Worker
+from services.policies.snapshot import NOWHERE, RequestColumns, Snapshot, WorkerSnapshot
 from tests.policies.made_snapshots import jobs, table
 
 
@@ -57,13 +57,13 @@ class Fleet:
     """`told` are the batches in the order in which they were begun."""
 
     preset: str
-    workers: tuple[Worker, ...]
+    workers: tuple[WorkerSnapshot, ...]
     overrides: Mapping[str, object] = field(default_factory=dict)
     tick_s: float = 1.0
     now: float = 0.0
     asked: list[Asked] = field(default_factory=list)
     told: list[Begun] = field(default_factory=list)
-    memory: Memory = field(default_factory=Memory)
+    memory: PolicyMemory = field(default_factory=PolicyMemory)
     decision: Decision = field(default_factory=lambda: Decision(0))
 
     def __post_init__(self) -> None:
@@ -79,7 +79,7 @@ class Fleet:
             one = Asked(prompt, length, max(cap, length), expected, self.now, since_s=self.now)
             self.asked.append(one)
 
-    def jobs(self) -> Jobs:
+    def jobs(self) -> RequestColumns:
         left = self.asked
         total = np.array([max(each.foreseen, each.output) for each in left], float)
         columns = ("prompt", "output", "cap", "limit", "home", "arrival_s", "since_s")
@@ -104,7 +104,7 @@ class Fleet:
         rng = np.random.default_rng(0)
         self.decision = decide(snapshot, self.row, self.memory, rng, self.rounds)
         self.memory = self.decision.memory
-        for share in self.decision.shares:
+        for share in self.decision.workers:
             self._carry_out(
                 share.worker, share.run.tolist(), share.limits.tolist(), share.pause.tolist()
             )

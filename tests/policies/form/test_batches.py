@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from services.costs import CostModel
 from services.forecast import Ints
-from services.policies.form.batches import CUTS
+from services.policies.form.batch_cuts import CUTS
 from services.policies.form.pool import Batches, Room, Sizes
 from services.policies.form.wma import own, wma
 from services.policies.parameters import resolve

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.costs import CostModel
-from services.policies.arrange.binding import NO_SEAT, max_min, round_robin
-from services.policies.decision import Reason
+from services.policies.arrange.batch_placement import NO_SEAT, max_min, round_robin
+from services.policies.decision import WaitReason
 from services.policies.order.hrrn import by_ratio
-from services.policies.preset import PLACED, choose, presets
-from services.policies.snapshot import Worker
+from services.policies.preset import PLACEMENTS_BY_ARRANGEMENT, choose, presets
+from services.policies.snapshot import WorkerSnapshot
 from tests.policies.form.batch_fleet import Fleet
 from tests.policies.made_snapshots import seat
 
@@ -21,7 +21,7 @@ BATCHED = [name for name, row in presets().items() if row.arrangement == "batch"
 COST = CostModel(base_s=0.5, prefill_token_s=0.1, decode_seq_s=0.0, context_token_s=0.0)
 
 
-def seats(count: int, kv_tokens: int = 10_000, places: int = 99) -> tuple[Worker, ...]:
+def seats(count: int, kv_tokens: int = 10_000, places: int = 99) -> tuple[WorkerSnapshot, ...]:
     return tuple(seat(number, kv_tokens, places, cost=COST) for number in range(1, count + 1))
 
 
@@ -126,9 +126,9 @@ def test_who_comes_back_is_cut_together_with_who_waits() -> None:
     fleet.run(1)
     fleet.ask((4, 1))
     first = fleet.round()
-    assert first.shares[0].pause.tolist() == [0, 1] and not len(first.shares[0].run)
+    assert first.workers[0].pause.tolist() == [0, 1] and not len(first.workers[0].run)
     assert fleet.now < first.next_s < fleet.now + 1e-6
-    assert sorted(fleet.round().shares[0].run.tolist()) == [0, 1, 2]
+    assert sorted(fleet.round().workers[0].run.tolist()) == [0, 1, 2]
 
 
 def test_an_interval_transcript() -> None:
@@ -151,7 +151,7 @@ def test_an_interval_transcript() -> None:
     fleet.ask((20, 1))
     waits = fleet.round()
     assert waits.next_s == 2.0 and len(fleet.told) == 2
-    assert str(waits.why.of(2)) == "waits for the pool to be cut into batches, in 1.0 s"
+    assert str(waits.explanations.for_row(2)) == "waits 1.0 s until the pool is cut into batches"
     fleet.now = 2.0
     last = fleet.round()
     assert begun(fleet)[2:] == [(2, 2, [2])]
@@ -166,10 +166,12 @@ def test_the_interval_follows_the_least_load() -> None:
     decision = fleet.round()
     assert decision.numbers["batch_until_s"] == 5.0
     assert sorted(decision.notes["seat"].tolist()) == [1, 1, 2, 2]
-    waiting = [str(decision.why.of(row)) for row in range(4) if not fleet.asked[row].runs]
+    waiting = [
+        str(decision.explanations.for_row(row)) for row in range(4) if not fleet.asked[row].runs
+    ]
     assert sorted(waiting) == [
-        "in a batch for worker 1, 0 batches come before it there",
-        "in a batch for worker 2, 0 batches come before it there",
+        "in a batch for worker 1, 0 batches ahead",
+        "in a batch for worker 2, 0 batches ahead",
     ]
 
 
@@ -229,9 +231,9 @@ def test_open_batches_take_who_comes_until_they_are_sent() -> None:
     fleet.ask((10, 3))
     fleet.run(1)
     fleet.ask((11, 3), (900, 90))
-    told = fleet.round().why
-    assert str(told.of(2)) == "in a batch of 2, 0 batches come before it"
-    assert str(told.of(3)) == "in a batch of 1, 1 batches come before it"
+    told = fleet.round().explanations
+    assert str(told.for_row(2)) == "in a batch of 2, 0 batches ahead"
+    assert str(told.for_row(3)) == "in a batch of 1, 1 batches ahead"
     fleet.run(5)
     assert begun(fleet) == [(0, 1, [0]), (3, 1, [1, 2]), (6, 1, [3])]
 
@@ -246,7 +248,7 @@ def test_a_batch_that_ran_out_of_memory_is_halved_and_closed() -> None:
     fleet.evict(2)
     fleet.ask((10, 9), foreseen=3)
     halved = fleet.round()
-    assert halved.shares[0].pause.tolist() == [0, 1, 3] and halved.next_s < fleet.now + 1e-6
+    assert halved.workers[0].pause.tolist() == [0, 1, 3] and halved.next_s < fleet.now + 1e-6
     assert halved.notes["closed"][np.argsort(halved.rows)].tolist() == [1, 1, 1, 1, 0]
     fleet.run(30)
     assert sorted(rows for _, _, rows in begun(fleet)[1:]) == [[0, 2], [1, 3], [4]]
@@ -277,8 +279,8 @@ def test_static_batches_say_so_when_they_begin() -> None:
     for mode, lockstep in (("static", True), ("continuous", False)):
         fleet = Fleet("vs", seats(1), {"batch_mode": mode})
         fleet.ask((4, 2))
-        assert [share.lockstep for share in fleet.round().shares] == [lockstep]
-        assert [share.lockstep for share in fleet.round().shares] == [False]
+        assert [share.lockstep for share in fleet.round().workers] == [lockstep]
+        assert [share.lockstep for share in fleet.round().workers] == [False]
 
 
 def test_who_has_ended_leaves_a_continuous_batch_and_nobody_joins_it() -> None:
@@ -294,7 +296,7 @@ def test_who_has_ended_leaves_a_continuous_batch_and_nobody_joins_it() -> None:
 
 changes = st.fixed_dictionaries({
     "batch_mode": st.sampled_from(["static", "continuous"]),
-    "place": st.sampled_from(sorted(PLACED["batch"])),
+    "place": st.sampled_from(sorted(PLACEMENTS_BY_ARRANGEMENT["batch"])),
     "interval": st.sampled_from(["events", "load"]),
 })  # fmt: skip
 
@@ -332,11 +334,11 @@ def test_all_are_served_nobody_twice_at_once_and_what_runs_fits(
             fleet.workers = workers[:2] if 6 <= tick < 8 else workers
         fleet.rounds_until_settled()
         decision = fleet.decision
-        runs = [row for share in decision.shares for row in share.run.tolist()]
+        runs = [row for share in decision.workers for row in share.run.tolist()]
         assert len(set(runs)) == len(runs)
         alive = {row for row, each in enumerate(fleet.asked) if not each.over}
-        assert set(decision.why.rows.tolist()) | set(runs) == alive
-        assert len(set(decision.why.rows.tolist())) == len(decision.why.rows)
+        assert set(decision.explanations.rows.tolist()) | set(runs) == alive
+        assert len(set(decision.explanations.rows.tolist())) == len(decision.explanations.rows)
         fleet.tick()
         if tick >= 12 and fleet.over:
             break
@@ -344,7 +346,7 @@ def test_all_are_served_nobody_twice_at_once_and_what_runs_fits(
     share = fleet.row.params.get("zeta", 1.0)
     for each in fleet.told:
         worker, makes = workers[each.worker - 1], each.expected if form == "wma" else each.makes
-        assert len(each.rows) <= worker.places
+        assert len(each.rows) <= worker.max_running
         fits = each.tokens(makes, worker.block_tokens) <= share * worker.kv_tokens
         assert fits or len(each.rows) == 1
 
@@ -367,8 +369,8 @@ def test_every_row_serves_all_it_is_asked(preset: str) -> None:
 def test_who_fits_nowhere_is_told_so() -> None:
     fleet = Fleet("scls", seats(1, kv_tokens=100))
     fleet.ask((90, 20))
-    told = fleet.round().why.of(0)
-    assert told is not None and told.reason is Reason.NO_WORKER
+    told = fleet.round().explanations.for_row(0)
+    assert told is not None and told.reason is WaitReason.NO_WORKER
 
 
 def test_what_one_small_worker_leaves_of_a_batch_another_takes_at_once() -> None:

@@ -13,18 +13,22 @@ from services.forecast import Forecast, Ints, certain, from_lengths
 from services.policies.form.curve import LARGEST_Z, TIMES, Curve, Z, feedback
 from services.policies.form.demand import WorkerQueue
 from services.policies.form.fill import fill
-from services.policies.form.forms import FORMS
 from services.policies.form.peak import peak_tokens
-from services.policies.memory import Memory
+from services.policies.form.registry import FORMS
+from services.policies.memory import PolicyMemory
 from services.policies.parameters import resolve
-from services.policies.snapshot import Jobs, Snapshot
+from services.policies.snapshot import RequestColumns, Snapshot
 from tests.policies.made_snapshots import demanded, jobs, seat, table
 
 FIXED_Z = {"eviction_share": 0.0}
 
 
 def curve(
-    made: Jobs, forecasts: Sequence[Forecast], z: float = 1.0, kv: int = 1_000, block: int = 1
+    made: RequestColumns,
+    forecasts: Sequence[Forecast],
+    z: float = 1.0,
+    kv: int = 1_000,
+    block: int = 1,
 ) -> Curve:
     worker = seat(kv_tokens=kv, block_tokens=block)
     demand = demanded("curve", made, worker, table(*forecasts), FIXED_Z | {"z": z})
@@ -198,7 +202,7 @@ def seen(evictions: int, endings: int, waiting: int = 1) -> Snapshot:
 def test_feedback_as_a_transcript() -> None:
     """Every eviction is 0.1 up, every ending 0.1 · 0.05 = 0.005 down; nothing counts twice."""
     given_params = {"z": 1.0, "reserved": 0.0, "eviction_share": 0.05}
-    memory, zs = Memory(), []
+    memory, zs = PolicyMemory(), []
     for evictions, endings in [(0, 0), (1, 0), (1, 20), (1, 20), (4, 40), (99, 40), (99, 4_000)]:
         memory = feedback(seen(evictions, endings), given_params, memory)
         zs.append(memory.number(Z, -1.0))
@@ -208,7 +212,7 @@ def test_feedback_as_a_transcript() -> None:
 def test_what_ends_while_nobody_waits_lowers_no_z() -> None:
     """1,000 endings are seen, and left out; the next 20 are 0.1 down, and an eviction counts."""
     given_params = {"z": 1.0, "reserved": 0.0, "eviction_share": 0.05}
-    memory, zs = Memory(), []
+    memory, zs = PolicyMemory(), []
     for evictions, endings, waiting in [(0, 1_000, 0), (0, 1_020, 1), (1, 1_020, 0)]:
         memory = feedback(seen(evictions, endings, waiting), given_params, memory)
         zs.append(memory.number(Z))
@@ -216,7 +220,7 @@ def test_what_ends_while_nobody_waits_lowers_no_z() -> None:
 
 
 def test_asked_for_no_share_z_stays_what_it_is() -> None:
-    memory = Memory()
+    memory = PolicyMemory()
     assert feedback(seen(9, 9), {"z": 1.0, "eviction_share": 0.0}, memory) is memory
 
 
@@ -236,7 +240,7 @@ def evicted_share(params: dict[str, float], endings: int, seed: int) -> float:
     rng = np.random.default_rng(seed)
     forecasts = table(from_lengths(range(1, 91), 100, "h"))
     asked = resolve("curve", FORMS["curve"].params, params)
-    worker, memory = seat(kv_tokens=2_000), Memory()
+    worker, memory = seat(kv_tokens=2_000), PolicyMemory()
     runs: list[list[int]] = []  # output, length
     waits: list[list[int]] = []
     evictions = ended = early = 0

@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.policies.decision import Reason
+from services.policies.decision import WaitReason
 from services.policies.form.fill import Filled, fill, fill_places
 from services.policies.form.past_future import Peaks
 from services.policies.form.peak import peak_tokens
@@ -68,14 +68,18 @@ def test_the_first_comes_to_an_idle_worker_whatever_the_policy_says() -> None:
 
 def test_everybody_who_waits_is_told_why() -> None:
     told = filled([(W, 50), (R, 60), (W, 10), (W, 20)], 100)
-    assert told.reasons[[0, 2, 3]].tolist() == [Reason.ADMITTED, Reason.BEHIND, Reason.BEHIND]
+    assert told.reasons[[0, 2, 3]].tolist() == [
+        WaitReason.ADMITTED,
+        WaitReason.BLOCKED,
+        WaitReason.BLOCKED,
+    ]
     assert (told.a[0], told.b[0], told.a[2], told.a[3]) == (50, 100, 2, 3)
     told = filled([(W, 50), (W, 60), (W, 10), (R, 20)], 100)
-    assert told.reasons[:3].tolist() == [Reason.ADMITTED, Reason.MEMORY, Reason.BEHIND]
+    assert told.reasons[:3].tolist() == [WaitReason.ADMITTED, WaitReason.MEMORY, WaitReason.BLOCKED]
     assert (told.a[1], told.b[1]) == (110, 100)
     assert (told.a[0], told.peak) == (70, 70)
     told = filled([(R, 1), (W, 1), (W, 1), (W, 1)], 100, places=2)
-    assert told.reasons[1:].tolist() == [Reason.ADMITTED, Reason.PLACES, Reason.BEHIND]
+    assert told.reasons[1:].tolist() == [WaitReason.ADMITTED, WaitReason.SLOTS, WaitReason.BLOCKED]
     assert (told.a[2], told.b[2]) == (2, 2)
 
 
@@ -147,15 +151,15 @@ def test_fill_does_what_its_promise_says(
     waiting = [i for i in range(len(line)) if not runs[i]]
     left_out = [i for i in waiting if i not in expected.run]
     for i in waiting:
-        why = (Reason(int(told.reasons[i])), told.a[i], told.b[i])
+        why = (WaitReason(int(told.reasons[i])), told.a[i], told.b[i])
         if i in expected.run:
-            assert why == (Reason.ADMITTED, need(expected.run), limit)
+            assert why == (WaitReason.ADMITTED, need(expected.run), limit)
         elif expected.by_places and i == left_out[0]:
-            assert why == (Reason.PLACES, len(expected.run), places)
+            assert why == (WaitReason.SLOTS, len(expected.run), places)
         elif i == expected.stop:
-            assert why == (Reason.MEMORY, need(list(range(i + 1))), limit)
+            assert why == (WaitReason.MEMORY, need(list(range(i + 1))), limit)
         else:
-            assert why == (Reason.BEHIND, i, 0)
+            assert why == (WaitReason.BLOCKED, i, 0)
     if not any(i in expected.run for i in waiting):
         assert expected.run == [i for i in range(len(line)) if runs[i]]
 
@@ -178,7 +182,7 @@ def test_fill_keeps_its_promise_to_those_who_are_due(
     assert np.flatnonzero(told.run).tolist() == expected.run
     assert told.peak == held[expected.run].sum()
     waits = [i for i in range(len(line)) if not runs[i] and not told.run[i]]
-    assert all(told.reasons[i] == Reason.BEHIND for i in waits[1:])
+    assert all(told.reasons[i] == WaitReason.BLOCKED for i in waits[1:])
 
 
 def literal_places(
@@ -217,15 +221,15 @@ def test_fill_places_does_what_its_promise_says(
     run = np.flatnonzero(told.run).tolist()
     assert run == literal_places(line, limit, places, alone)
     waits = np.flatnonzero(~told.run & ~runs).tolist()
-    assert all(told.reasons[i] == Reason.ADMITTED for i in run if not runs[i])
-    assert all(told.reasons[i] == Reason.BEHIND for i in waits[1:])
-    if waits and told.reasons[waits[0]] == Reason.MEMORY:
+    assert all(told.reasons[i] == WaitReason.ADMITTED for i in run if not runs[i])
+    assert all(told.reasons[i] == WaitReason.BLOCKED for i in waits[1:])
+    if waits and told.reasons[waits[0]] == WaitReason.MEMORY:
         fresh = [i for i in range(waits[0] + 1) if not holds[i]]
         need = float(held[holds].sum() + held[fresh].sum())
         assert (told.a[waits[0]], told.b[waits[0]]) == (need, limit)
         assert need > limit
     elif waits:
-        assert told.reasons[waits[0]] == Reason.PLACES
+        assert told.reasons[waits[0]] == WaitReason.SLOTS
         assert len(run) == places
 
 
@@ -234,5 +238,5 @@ def test_where_paused_kv_keeps_the_device_who_waits_for_a_place_is_told_so() -> 
     runs, holds = np.array([R, W, W]), np.array([True, True, False])
     told = fill_places(runs, holds, Sums(np.array([40.0, 40.0, 40.0]), 100), 1, alone=False)
     assert told.run.tolist() == [True, False, False]
-    assert told.reasons[1:].tolist() == [Reason.PLACES, Reason.BEHIND]
+    assert told.reasons[1:].tolist() == [WaitReason.SLOTS, WaitReason.BLOCKED]
     assert (told.a[1], told.b[1]) == (1, 1)

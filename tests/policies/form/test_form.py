@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from services.forecast import Forecast, certain
-from services.policies.decision import Reason
+from services.policies.decision import WaitReason
 from services.policies.form.demand import Demand
 from services.policies.form.fill import fill
-from services.policies.form.forms import FORMS
 from services.policies.form.past_future import Peaks
 from services.policies.form.peak import peak_tokens
+from services.policies.form.registry import FORMS
 from services.policies.parameters import resolve
 from services.policies.preset import choose
 from tests.policies.made_snapshots import Row, demanded, formed, jobs, seat, table
@@ -46,7 +46,7 @@ def test_figure_6_peaks() -> None:
     assert formed("past_future", CAPACITY, *AT_T1, {"reserved": 0})[1].peak == 21
     admit, filled = formed("past_future", CAPACITY, *AT_T, {"reserved": 0})
     assert (admit, filled.peak) == (0, 16)
-    assert (filled.reasons[2], filled.a[2], filled.b[2]) == (Reason.MEMORY, 22, 21)
+    assert (filled.reasons[2], filled.a[2], filled.b[2]) == (WaitReason.MEMORY, 22, 21)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_hand_worked_table(form: str, params: dict[str, float], admit: int, peak
     queue = [(10, 0, 20), (20, 0, 4), (30, 0, 4), (40, 0, 4)]
     came, filled = formed(form, 100, [(10, 0, 4)], queue, params)
     assert (came, filled.peak) == (admit, peak)
-    reasons = [Reason.ADMITTED] * admit + [Reason.MEMORY] + [Reason.BEHIND] * 3
+    reasons = [WaitReason.ADMITTED] * admit + [WaitReason.MEMORY] + [WaitReason.BLOCKED] * 3
     assert list(filled.reasons[1:]) == reasons[:4]
 
 
@@ -97,7 +97,7 @@ def test_every_form_stops_at_the_first_that_does_not_fit(form: str) -> None:
 def test_every_form_keeps_to_the_places(form: str) -> None:
     admit, filled = formed(form, 1_000, [(1, 0, 1)] * 3, [(1, 0, 1)] * 5, most=5)
     assert admit == 2
-    assert (filled.reasons[5], filled.a[5], filled.b[5]) == (Reason.PLACES, 5, 5)
+    assert (filled.reasons[5], filled.a[5], filled.b[5]) == (WaitReason.SLOTS, 5, 5)
     assert formed(form, 1_000, [(1, 0, 1)] * 3, [(1, 0, 1)], most=2)[0] == 0
 
 
@@ -137,7 +137,7 @@ def test_behind_one_that_came_in_alone_the_next_is_told_what_both_need(
 ) -> None:
     """Each holds 60 and makes 10: who waits is told of both, not of the one that runs."""
     _, filled = formed(form, 100, [], [(60, 0, 10), (60, 0, 10)], TIGHT[form])
-    assert (filled.reasons[1], filled.a[1]) == (Reason.MEMORY, needed)
+    assert (filled.reasons[1], filled.a[1]) == (WaitReason.MEMORY, needed)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -255,7 +255,7 @@ def test_no_more_run_than_a_batch_has() -> None:
     """One runs; of four that wait two come in, and the next is told of a batch of three."""
     came, told = formed("fixed", 1_000, [(5, 0, 5)], [(5, 0, 5)] * 4, {"batch_size": 3})
     assert came == 2
-    assert (told.reasons[3], told.a[3], told.b[3]) == (Reason.PLACES, 3, 3)
+    assert (told.reasons[3], told.a[3], told.b[3]) == (WaitReason.SLOTS, 3, 3)
     assert formed("fixed", 1_000, [(5, 0, 5)] * 4, [(5, 0, 5)], {"batch_size": 3})[0] == 0
     assert formed("fixed", 25, [(5, 0, 5)], [(5, 0, 5)] * 4, {"batch_size": 3})[0] == 1
 
@@ -276,15 +276,15 @@ def test_a_step_has_so_many_tokens() -> None:
     demand = demanded("token_budget", made, worker, forecasts, {"budget_tokens": 50}, 0, runs)
     told = fill(runs, demand, 99, alone=True)
     assert told.run.tolist() == [True, True, True, True, False]
-    assert (told.reasons[4], told.a[4], told.b[4]) == (Reason.BUDGET, 97, 50)
+    assert (told.reasons[4], told.a[4], told.b[4]) == (WaitReason.STEP_BUDGET, 97, 50)
     full = demanded("token_budget", made, worker, forecasts, {"budget_tokens": 32}, 0, runs)
     told = fill(runs, full, 99, alone=True)
     assert told.run.tolist() == [True, True, True, False, False]
-    assert (told.reasons[3], told.a[3], told.b[3]) == (Reason.BUDGET, 92, 32)
+    assert (told.reasons[3], told.a[3], told.b[3]) == (WaitReason.STEP_BUDGET, 92, 32)
     small = demanded("token_budget", made, seat(kv_tokens=150), forecasts, {}, 0, runs)
     told = fill(runs, small, 99, alone=True)
     held = 23 + 21 + 40 + 60
-    assert (told.reasons[3], told.a[3], told.b[3]) == (Reason.MEMORY, held, 0.95 * 150)
+    assert (told.reasons[3], told.a[3], told.b[3]) == (WaitReason.MEMORY, held, 0.95 * 150)
 
 
 def test_parameters_have_defaults_bounds_and_names() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.forecast import Forecast, Ints, certain
-from services.policies.decision import Reason
+from services.policies.decision import WaitReason
 from services.policies.form.fill import fill
 from services.policies.form.past_future import Peaks
 from services.policies.form.peak import PrefixPeaks, Statistic, largest, mean, peak_tokens
@@ -151,5 +151,5 @@ def test_search_agrees_with_a_scan_over_drawn_futures(
         scanned = 1
     assert np.count_nonzero(filled.run) - running == scanned
     if scanned < queued:
-        assert filled.reasons[running + scanned] == Reason.MEMORY
+        assert filled.reasons[running + scanned] == WaitReason.MEMORY
         assert filled.a[running + scanned] == pytest.approx(need(scanned + 1))

@@ -11,7 +11,7 @@ from services.costs import CostModel
 from services.forecast import Forecast, certain
 from services.forecasttable import ForecastTable
 from services.policies.decide import decide
-from services.policies.memory import Memory
+from services.policies.memory import PolicyMemory
 from services.policies.preset import choose
 from services.policies.snapshot import NOWHERE, Snapshot
 from tests.policies.made_snapshots import jobs, seat
@@ -42,7 +42,7 @@ class World:
         self.preset = choose(preset, cells)
         self.worker = replace(seat(kv_tokens=10_000, places=places), cost=SECOND)
         self.forecasts = ForecastTable()
-        self.memory = Memory()
+        self.memory = PolicyMemory()
         self.now, self.round, self.ran = 0.0, 0, list[set[str]]()
         self.rows: list[Job | None] = []
         self.ended: dict[str, float] = {}
@@ -88,7 +88,7 @@ class World:
         rng = np.random.default_rng(0)
         decision = decide(self.snapshot(), self.preset, self.memory, rng, self.round)
         self.memory = decision.memory
-        (share,) = decision.shares
+        (share,) = decision.workers
         for row in share.pause.tolist():
             job = self.at(row)
             job.runs, job.since_s = False, self.now

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.forecast import Floats
-from services.policies.memory import Memory
-from services.policies.order.orders import ORDERS, Order
+from services.policies.memory import PolicyMemory
 from services.policies.order.ranking import Ranking
+from services.policies.order.registry import ORDERS, Order
 from services.policies.snapshot import Snapshot
 from tests.policies.made_snapshots import snapshots
 
@@ -58,7 +58,7 @@ def later(snapshot: Snapshot, seed: int) -> Snapshot:
     )
 
 
-def ranked(order: Order, snapshot: Snapshot, memory: Memory) -> Ranking:
+def ranked(order: Order, snapshot: Snapshot, memory: PolicyMemory) -> Ranking:
     params = {name: param.default for name, param in order.params.items()}
     return order.rank(snapshot, params, memory)
 
@@ -69,13 +69,13 @@ def ranked(order: Order, snapshot: Snapshot, memory: Memory) -> Ranking:
 def test_every_ranking_is_one_and_the_same_from_the_same(
     name: str, snapshot: Snapshot, seeds: list[int]
 ) -> None:
-    order, memory = ORDERS[name], Memory()
+    order, memory = ORDERS[name], PolicyMemory()
     for seed in seeds:
         snapshot = with_budgets(snapshot, seed)
         found, again = ranked(order, snapshot, memory), ranked(order, snapshot, memory)
         rows = [*snapshot.queued.tolist(), *snapshot.running.tolist()]
         assert (found.rows.tolist(), found.split) == (rows, len(snapshot.queued))
-        for column in ("key", "line", "remaining_s", "lift_s"):
+        for column in ("key", "queue_key", "remaining_s", "lift_s"):
             values = getattr(found, column)
             assert values.tolist() == getattr(again, column).tolist()
             assert len(values) == len(rows)
@@ -85,10 +85,10 @@ def test_every_ranking_is_one_and_the_same_from_the_same(
         assert (found.lift_s >= 0).all()
         assert found.next_s > snapshot.now
         waits, runs = slice(found.split), slice(found.split, None)
-        assert found.line[waits].tolist() == found.key[waits].tolist()
-        assert (found.line[runs] <= found.key[runs]).all()
+        assert found.queue_key[waits].tolist() == found.key[waits].tolist()
+        assert (found.queue_key[runs] <= found.key[runs]).all()
         if not order.preempts:
-            assert (found.line[runs] == -np.inf).all()
+            assert (found.queue_key[runs] == -np.inf).all()
         memory, snapshot = found.memory, later(snapshot, seed)
 
 
@@ -99,7 +99,7 @@ def test_nothing_is_remembered_of_who_has_gone(name: str, snapshot: Snapshot, se
     """Half of the rows are freed, and later others' jobs; those are ranked as if the board were
     new to all but those who stayed."""
     order = ORDERS[name]
-    memory = ranked(order, snapshot, Memory()).memory
+    memory = ranked(order, snapshot, PolicyMemory()).memory
     stay = np.random.default_rng(seed).random(len(snapshot.jobs)) < 0.5
     fewer = replace(
         snapshot,

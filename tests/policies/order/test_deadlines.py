@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from services.costs import CostModel
 from services.forecast import certain
-from services.policies.memory import Memory
-from services.policies.order.orders import ORDERS
+from services.policies.memory import PolicyMemory
 from services.policies.order.ranking import CLASS
+from services.policies.order.registry import ORDERS
 from services.policies.snapshot import Snapshot
 from tests.policies.made_snapshots import jobs, seat, snapshots, table
 from tests.policies.order.test_all import with_budgets
@@ -52,7 +52,7 @@ def test_the_earliest_deadline_is_of_the_next_token() -> None:
             deadline_s=[30.0, inf, 21.0, inf, inf, inf],
         ),
         PARAMS,
-        Memory(),
+        PolicyMemory(),
     )
     assert found.key[:4].tolist() == [5, 2, 1, -5]
     assert np.argsort(found.key).tolist() == [3, 2, 1, 0, 5, 4]
@@ -71,7 +71,7 @@ def test_the_least_slack_first_and_those_that_are_lost_behind() -> None:
             deadline_s=[inf, inf, inf, 32.5, inf],
         ),
         PARAMS,
-        Memory(),
+        PolicyMemory(),
     )
     assert found.key[[0, 1, 3]].tolist() == [3, 1, 1.5]
     assert np.argsort(found.key).tolist() == [1, 3, 0, 4, 2]
@@ -90,16 +90,16 @@ def test_pace_is_judged_at_the_end() -> None:
         "output": [4, 7, 7],
         "held": [12, 15, 15],
     }
-    found = SLACK(board(20.0, running=3, **columns), PARAMS, Memory())
+    found = SLACK(board(20.0, running=3, **columns), PARAMS, PolicyMemory())
     assert found.key.tolist() == pytest.approx([2, 5, 2 * CLASS - 15])
-    assert found.line.tolist() == pytest.approx([1.5, 4.5, CLASS])
+    assert found.queue_key.tolist() == pytest.approx([1.5, 4.5, CLASS])
 
 
 def test_a_first_token_that_came_before_its_scheduler_was_in_time() -> None:
     """4 tokens were delivered before; the first is taken to have come when it was due, at 11 s, so
     the tenth is due at 29. Its 12 tokens of context have to be made again: 1.5 s, and 6 s."""
     found = SLACK(
-        board(20.0, arrival_s=[5.0], ttft_s=[6.0], tpot_s=[2.0], output=[4]), PARAMS, Memory()
+        board(20.0, arrival_s=[5.0], ttft_s=[6.0], tpot_s=[2.0], output=[4]), PARAMS, PolicyMemory()
     )
     assert found.key.tolist() == pytest.approx([29 - 20 - 7.5])
 
@@ -110,10 +110,10 @@ def test_nobody_is_passed_by_less_than_the_hysteresis_or_without_a_promise() -> 
         "deadline_s": [7.75, 7.25, inf, 8.0, inf],
         "output": [0, 0, 0, 4, 4],
     }
-    found = EDF(board(5.0, running=2, **columns), PARAMS, Memory())
-    assert found.line.tolist() == [2.75, 2.25, 2 * CLASS - 5, 2.5, CLASS]
-    never = EDF(board(5.0, running=2, **columns), {"hysteresis_s": inf}, Memory())
-    assert never.line[3:].tolist() == [-inf, -inf]
+    found = EDF(board(5.0, running=2, **columns), PARAMS, PolicyMemory())
+    assert found.queue_key.tolist() == [2.75, 2.25, 2 * CLASS - 5, 2.5, CLASS]
+    never = EDF(board(5.0, running=2, **columns), {"hysteresis_s": inf}, PolicyMemory())
+    assert never.queue_key[3:].tolist() == [-inf, -inf]
 
 
 def first_of(snapshot: Snapshot, row: int) -> tuple[float, float]:
@@ -159,7 +159,7 @@ def test_orders_are_those_of_a_job_at_a_time(snapshot: Snapshot, seed: int) -> N
         (EDF, literal_edf, isfinite),
         (SLACK, literal_slack, lambda spare_s: isfinite(spare_s) and spare_s > 0),
     ):
-        found = rank(snapshot, PARAMS, Memory())
+        found = rank(snapshot, PARAMS, PolicyMemory())
         rows = found.rows.tolist()
         expected = []
         for row in rows:

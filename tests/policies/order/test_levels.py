@@ -12,8 +12,8 @@ from services.core import Request
 from services.forecast import Ints, certain
 from services.policies.decide import decide
 from services.policies.decision import Decision
-from services.policies.memory import Memory
-from services.policies.order.levels import by_level, levels
+from services.policies.memory import PolicyMemory
+from services.policies.order.priority import by_level, levels
 from services.policies.order.ranking import Ranking
 from services.policies.preset import choose, presets
 from services.policies.snapshot import Snapshot
@@ -27,13 +27,13 @@ INF = np.inf
 def made(key: list[float], line: list[float], split: int) -> Ranking:
     nothing = np.zeros(len(key))
     keys, lines = np.array(key), np.array(line)
-    return Ranking(np.arange(len(key)), split, keys, lines, nothing, nothing, INF, Memory())
+    return Ranking(np.arange(len(key)), split, keys, lines, nothing, nothing, INF, PolicyMemory())
 
 
 def standing(ranking: Ranking) -> list[int]:
     """Rows in the line's order, who runs before who is equal."""
     runs = np.arange(len(ranking.rows)) >= ranking.split
-    return [int(row) for row in ranking.rows[np.lexsort((~runs, ranking.line))]]
+    return [int(row) for row in ranking.rows[np.lexsort((~runs, ranking.queue_key))]]
 
 
 TABLE = [
@@ -81,7 +81,7 @@ def prioritized(snapshot: Snapshot, priority: Ints) -> Snapshot:
 
 
 def decided(snapshot: Snapshot, preset: str, seed: int) -> Decision:
-    return decide(snapshot, choose(preset), Memory(), np.random.default_rng(seed), 7)
+    return decide(snapshot, choose(preset), PolicyMemory(), np.random.default_rng(seed), 7)
 
 
 @pytest.mark.parametrize("preset", ALL)
@@ -121,7 +121,7 @@ def test_nobody_is_admitted_past_one_of_a_lower_number_that_fits(
     workers = (seat(1, 100_000, places),)
     queued, running = np.flatnonzero(~runs), np.flatnonzero(runs)
     snapshot = Snapshot(100.0, board, queued, running, workers, forecasts)
-    run = set(decided(snapshot, preset, seed).shares[0].run.tolist())
+    run = set(decided(snapshot, preset, seed).workers[0].run.tolist())
     enter = [int(priority[row]) for row in queued if row in run]
     wait = [int(priority[row]) for row in queued if row not in run]
     assert not (enter and wait) or max(enter) <= min(wait)

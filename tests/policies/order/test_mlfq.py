@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from services.costs import CostModel
 from services.forecast import certain
-from services.policies.memory import Memory
-from services.policies.order.orders import ORDERS
+from services.policies.memory import PolicyMemory
 from services.policies.order.ranking import CLASS
+from services.policies.order.registry import ORDERS
 from services.policies.snapshot import Snapshot
 from tests.policies.made_snapshots import jobs, seat, snapshots, table
 from tests.policies.order.order_world import World, a_turn_later, stream
@@ -74,7 +74,7 @@ class Literal:
 @settings(max_examples=150)
 @given(snapshots(), st.lists(st.integers(0, 2**32), min_size=1, max_size=6))
 def test_rounds_are_the_queues_of_a_job_at_a_time(snapshot: Snapshot, seeds: list[int]) -> None:
-    literal, memory = Literal(), Memory()
+    literal, memory = Literal(), PolicyMemory()
     workers = tuple(replace(worker, cost=STEP) for worker in snapshot.workers)
     snapshot = replace(snapshot, workers=workers)
     for number, seed in enumerate(seeds, 1):
@@ -83,7 +83,9 @@ def test_rounds_are_the_queues_of_a_job_at_a_time(snapshot: Snapshot, seeds: lis
         expected = literal.rank(snapshot)
         rows = found.rows.tolist()
         assert found.key.tolist() == pytest.approx([expected[row][0] for row in rows], abs=1e-6)
-        assert found.line.tolist() == pytest.approx([expected[row][1] for row in rows], abs=1e-6)
+        assert found.queue_key.tolist() == pytest.approx(
+            [expected[row][1] for row in rows], abs=1e-6
+        )
         before = snapshot.jobs
         rng = np.random.default_rng(seed)
         snapshot = a_turn_later(snapshot, number, rng, 12, (0.0, 0.5, 3.0, 25.0))
@@ -98,7 +100,7 @@ def test_a_prompt_joins_the_first_queue_that_takes_it_in_one_piece() -> None:
     of = jobs(5, prompt=[2, 6, 7, 62, 999])
     worker = replace(seat(), cost=STEP)
     snapshot = Snapshot(0.0, of, np.arange(5), np.arange(0), (worker,), table(certain(50)))
-    assert np.floor(MLFQ(snapshot, PARAMS, Memory()).key / CLASS).tolist() == [0, 0, 1, 3, 4]
+    assert np.floor(MLFQ(snapshot, PARAMS, PolicyMemory()).key / CLASS).tolist() == [0, 0, 1, 3, 4]
 
 
 def test_a_transcript_of_three() -> None:
@@ -155,10 +157,10 @@ def literal_ratio(snapshot: Snapshot, row: int) -> float:
 @settings(max_examples=100)
 @given(snapshots())
 def test_hrrn_is_the_ratio_and_nobody_who_runs_makes_way(snapshot: Snapshot) -> None:
-    found = HRRN(snapshot, {}, Memory())
+    found = HRRN(snapshot, {}, PolicyMemory())
     expected = [-literal_ratio(snapshot, row) for row in found.rows.tolist()]
     assert found.key.tolist() == pytest.approx(expected)
-    assert (found.line[found.split :] == -inf).all()
+    assert (found.queue_key[found.split :] == -inf).all()
 
 
 def test_a_transcript_of_response_ratios() -> None:

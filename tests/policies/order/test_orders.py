@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.policies.memory import Memory
+from services.policies.memory import PolicyMemory
 from services.policies.order.alise import LEVEL, alise
 from services.policies.order.arrival import AGES, arrival
 from services.policies.order.pace import SEQS, keep_pace
@@ -36,7 +36,7 @@ def takes_s(snapshot: Snapshot, row: int, tokens: float, seqs: float) -> float:
 @given(snapshots())
 def test_arrival_ranks_by_arrival_and_nobody_who_runs_makes_way(snapshot: Snapshot) -> None:
     jobs = snapshot.jobs
-    found = arrival(snapshot, {}, Memory())
+    found = arrival(snapshot, {}, PolicyMemory())
     rows = [*snapshot.queued.tolist(), *snapshot.running.tolist()]
     assert found.rows.tolist() == rows
     assert found.split == len(snapshot.queued)
@@ -44,7 +44,7 @@ def test_arrival_ranks_by_arrival_and_nobody_who_runs_makes_way(snapshot: Snapsh
     for at, row in enumerate(rows):
         evicted = AGES if jobs.preemptions[row] else 0.0
         assert found.key[at] == pytest.approx(jobs.arrival_s[row] - 100 - evicted)
-        assert found.line[at] == (found.key[at] if at < found.split else -inf)
+        assert found.queue_key[at] == (found.key[at] if at < found.split else -inf)
         left = max(0.0, float(jobs.total[row]) - int(jobs.output[row]))
         assert found.remaining_s[at] == pytest.approx(takes_s(snapshot, row, left, seqs))
     assert (found.lift_s == inf).all()
@@ -150,14 +150,14 @@ def test_alise_ranks_as_its_promise_says_round_for_round(
     snapshot: Snapshot, seeds: list[int]
 ) -> None:
     """Answers grow, time passes, and some rows are other jobs' by the next round."""
-    literal, memory = Literal(), Memory()
+    literal, memory = Literal(), PolicyMemory()
     for number, seed in enumerate(seeds, 1):
         found = alise(snapshot, PARAMS, memory)
         memory = found.memory
         expected = literal.rank(snapshot)
         rows = found.rows.tolist()
         assert found.key.tolist() == pytest.approx([expected[row][0] for row in rows])
-        assert found.line.tolist() == pytest.approx([expected[row][1] for row in rows])
+        assert found.queue_key.tolist() == pytest.approx([expected[row][1] for row in rows])
         assert found.remaining_s.tolist() == pytest.approx([expected[row][2] for row in rows])
         assert memory.number(SEQS) == literal.seqs
         rng = np.random.default_rng(seed)
@@ -185,14 +185,14 @@ def waiting(now: float, since_s: list[float], running: int = 0, workers: int = 1
     return Snapshot(now, made, np.arange(split), np.arange(split, count), seats, table())
 
 
-def levels(snapshot: Snapshot, memory: Memory) -> tuple[list[float], Memory, float]:
+def levels(snapshot: Snapshot, memory: PolicyMemory) -> tuple[list[float], PolicyMemory, float]:
     found = alise(snapshot, PARAMS, memory)
     return np.floor(found.key / LEVEL).tolist(), found.memory, found.next_s
 
 
 def test_ageing_lifts_once_by_one_and_starvation_one_a_worker() -> None:
     """Three wait from the start, each of the second queue; after 40 s they starve."""
-    at, memory, next_s = levels(waiting(0.0, [0.0, 0.0, 0.0]), Memory())
+    at, memory, next_s = levels(waiting(0.0, [0.0, 0.0, 0.0]), PolicyMemory())
     own = at[0]
     assert (at, next_s) == ([own] * 3, 10.0)
     at, memory, next_s = levels(waiting(10.0, [0.0, 0.0, 0.0]), memory)
@@ -208,7 +208,7 @@ def test_ageing_lifts_once_by_one_and_starvation_one_a_worker() -> None:
 
 
 def test_how_many_run_at_once_is_followed_by_doublings() -> None:
-    memory = Memory()
+    memory = PolicyMemory()
     seen = []
     for running in (8, 12, 16, 17, 9, 8, 1):
         snapshot = waiting(0.0, [0.0] * running, running=running)

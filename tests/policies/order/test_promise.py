@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from services.costs import CostModel
 from services.forecast import Floats, Ints, certain
-from services.policies.memory import Memory
-from services.policies.order.fair import over_share
+from services.policies.memory import PolicyMemory
+from services.policies.order.fairness import over_share
 from services.policies.order.promise import PARAMS, promise
 from services.policies.order.ranking import CLASS, Ranking
 from services.policies.parameters import resolve
@@ -43,9 +43,9 @@ def board(
     return Snapshot(NOW, made, np.arange(split), np.arange(split, count), (worker,), forecasts)
 
 
-def ranked(snapshot: Snapshot, memory: Memory | None = None, **params: float) -> Ranking:
+def ranked(snapshot: Snapshot, memory: PolicyMemory | None = None, **params: float) -> Ranking:
     given_params = resolve("promise", PARAMS, {"pressed_s": 1.0, "pressed_share": 1.0} | params)
-    return promise(snapshot, given_params, memory or Memory())
+    return promise(snapshot, given_params, memory or PolicyMemory())
 
 
 def line(ranking: Ranking) -> list[int]:
@@ -98,7 +98,7 @@ def test_who_runs_lends_its_place_where_its_promise_lets_it(
         tpot_s=[tpot_s] * 3, ttft_s=[5.0] * 3, mtpot_s=[mtpot_s] * 3,
     )  # fmt: skip
     found = ranked(snapshot, lend_s=0.5)
-    by_row = dict(zip(found.rows.tolist(), found.line.tolist(), strict=True))
+    by_row = dict(zip(found.rows.tolist(), found.queue_key.tolist(), strict=True))
     assert (by_row[0] < by_row[1]) == lends
     assert max(by_row[0], by_row[1]) < by_row[2]
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from services.costs import CostModel
 from services.forecast import Forecast
-from services.policies.memory import Memory
-from services.policies.order.orders import ORDERS
+from services.policies.memory import PolicyMemory
 from services.policies.order.ranking import CLASS
+from services.policies.order.registry import ORDERS
 from services.policies.snapshot import Snapshot
 from tests.policies.made_snapshots import jobs, seat, snapshots, table
 from tests.policies.order.order_world import World, a_turn_later, stream
@@ -96,7 +96,7 @@ class Literal:
 @settings(max_examples=100)
 @given(snapshot=snapshots(), seeds=st.lists(st.integers(0, 2**32), min_size=1, max_size=6))
 def test_rounds_are_the_authors_loop(among: float, snapshot: Snapshot, seeds: list[int]) -> None:
-    literal, memory = Literal(), Memory()
+    literal, memory = Literal(), PolicyMemory()
     workers = tuple(replace(worker, cost=STEP) for worker in snapshot.workers)
     snapshot = replace(snapshot, workers=workers)
     for number, seed in enumerate(seeds, 1):
@@ -105,7 +105,9 @@ def test_rounds_are_the_authors_loop(among: float, snapshot: Snapshot, seeds: li
         expected = literal.rank(snapshot, among == BY_RANK)
         rows = found.rows.tolist()
         assert found.key.tolist() == pytest.approx([expected[row][0] for row in rows], abs=1e-6)
-        assert found.line.tolist() == pytest.approx([expected[row][1] for row in rows], abs=1e-6)
+        assert found.queue_key.tolist() == pytest.approx(
+            [expected[row][1] for row in rows], abs=1e-6
+        )
         rng = np.random.default_rng(seed)
         snapshot = a_turn_later(snapshot, number, rng, 4, (0.0, 0.5, 3.0, 9.0))
         told = snapshot.jobs.forecast
@@ -119,7 +121,7 @@ def test_a_score_is_of_the_prompt_alone_until_a_better_forecast_comes() -> None:
     interned = table(halves, Forecast((30.0,), (1.0,), 100))
     of = jobs(3, output=[0, 20, 0], held=[0, 30, 0], cap=[100, 100, 70], forecast=[0, 0, 0])
     first = Snapshot(0.0, of, np.array([0, 2]), np.array([1]), (seat(),), interned)
-    found = RANK(first, PARAMS, Memory())
+    found = RANK(first, PARAMS, PolicyMemory())
     assert found.key.tolist() == [50, 40, 50]
     told = replace(first, jobs=replace(of, forecast=np.array([0, 1, 0]), output=of.output + 9))
     assert RANK(told, PARAMS, found.memory).key.tolist() == [50, 40, 30]
@@ -132,7 +134,7 @@ def test_time_alone_promotes_when_it_was_said_to() -> None:
     first = Snapshot(
         5.0, of, np.array([0]), np.arange(0), (worker,), table(Forecast((9.0,), (1.0,), 100))
     )
-    found = RANK(first, PARAMS, Memory())
+    found = RANK(first, PARAMS, PolicyMemory())
     assert (found.key.tolist(), found.lift_s.tolist(), found.next_s) == ([9], [8], 13)
     found = RANK(replace(first, now=12.9), PARAMS, found.memory)
     assert (found.key.tolist(), found.next_s) == ([9], 13)
@@ -145,8 +147,8 @@ def test_who_stands_behind_the_promoted_cannot_say_when_it_comes_to_the_front() 
     worker = replace(seat(), cost=STEP)
     interned = table(Forecast((9.0,), (1.0,), 100))
     snapshot = Snapshot(9.0, of, np.array([0, 1]), np.arange(0), (worker,), interned)
-    assert RANK(snapshot, PARAMS, Memory()).lift_s.tolist() == [1, 9]
-    assert RANK(replace(snapshot, now=10.0), PARAMS, Memory()).lift_s.tolist() == [inf, inf]
+    assert RANK(snapshot, PARAMS, PolicyMemory()).lift_s.tolist() == [1, 9]
+    assert RANK(replace(snapshot, now=10.0), PARAMS, PolicyMemory()).lift_s.tolist() == [inf, inf]
 
 
 # In a world of one place, a token a second.

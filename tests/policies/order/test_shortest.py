@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from services.costs import CostModel
 from services.forecast import Forecast, certain
 from services.forecasttable import ForecastTable
-from services.policies.memory import Memory
-from services.policies.order.orders import ORDERS
+from services.policies.memory import PolicyMemory
 from services.policies.order.pace import keep_pace
 from services.policies.order.ranking import Ranking
+from services.policies.order.registry import ORDERS
 from services.policies.order.shortest import mean_of_longest, seconds_an_end
 from services.policies.snapshot import Snapshot
 from tests.policies.made_snapshots import jobs, seat, snapshots, table
@@ -52,7 +52,7 @@ def ranked(
     snapshot = Snapshot(
         0.0, of, np.arange(split), np.arange(split, len(forecasts)), (worker,), interned
     )
-    return ORDERS[name].rank(snapshot, PLAIN | params, Memory())
+    return ORDERS[name].rank(snapshot, PLAIN | params, PolicyMemory())
 
 
 # By hand. Whoever has no KV yet needs 10 · 0.5 = 5 s for its prompt first.
@@ -100,11 +100,11 @@ def test_near_equal_ones_do_not_trade_places() -> None:
     others = [certain(11), certain(10), certain(40)]
     found = ranked("srtf", [*others[:2], others[2]], output=[0, 0, 20], running=1)
     assert found.key.tolist() == [16, 15, 20]
-    assert found.line.tolist() == [16, 15, 16]
+    assert found.queue_key.tolist() == [16, 15, 16]
     never = ranked("srtf", others, output=[0, 0, 20], running=1, hysteresis=np.inf)
-    assert never.line.tolist() == [16, 15, -np.inf]
+    assert never.queue_key.tolist() == [16, 15, -np.inf]
     come = ranked("srtf", others, output=[0, 0, 0], running=1)
-    assert come.line[2] == -np.inf  # it has only just come
+    assert come.queue_key[2] == -np.inf  # it has only just come
 
 
 # Against brute force
@@ -134,7 +134,7 @@ def brute_tail(points: list[tuple[float, float]], weight: float, share: float) -
 def remaining(snapshot: Snapshot, row: int) -> list[tuple[float, float]]:
     """Of a job: seconds to each length beyond what it has, and their masses."""
     made = snapshot.jobs
-    pace, _ = keep_pace(snapshot, Memory())
+    pace, _ = keep_pace(snapshot, PolicyMemory())
     points, weights = snapshot.forecasts.points_of(int(made.forecast[row]))
     output, cap = int(made.output[row]), int(made.cap[row])
     ahead = [(p, w) for p, w in zip(points.tolist(), weights.tolist(), strict=True) if p > output]
@@ -168,8 +168,8 @@ def test_keys_are_what_brute_force_says(snapshot: Snapshot, data: st.DataObject)
         jobs=replace(snapshot.jobs, forecast=np.arange(len(snapshot.jobs))),
     )
     plain, tailed = PLAIN, PLAIN | {"tail_weight": 1.5, "tail_share": 0.3}
-    indexed = ORDERS["gittins"].rank(snapshot, plain, Memory())
-    inflated = ORDERS["tail"].rank(snapshot, tailed, Memory())
+    indexed = ORDERS["gittins"].rank(snapshot, plain, PolicyMemory())
+    inflated = ORDERS["tail"].rank(snapshot, tailed, PolicyMemory())
     for at, row in enumerate(indexed.rows.tolist()):
         points = remaining(snapshot, row)
         assert indexed.key[at] == pytest.approx(brute_gittins(points))
@@ -183,11 +183,11 @@ def test_what_is_remembered_is_what_would_be_made_again(
 ) -> None:
     """Answers grow, KV comes and goes, and a shared forecast is renewed."""
     forecasts = snapshot.forecasts
-    memory = {name: Memory() for name in ("gittins", "tail")}
+    memory = {name: PolicyMemory() for name in ("gittins", "tail")}
     for seed in seeds:
         for name in memory:
             found = ORDERS[name].rank(snapshot, PLAIN, memory[name])
-            anew = ORDERS[name].rank(snapshot, PLAIN, Memory(memory[name].numbers))
+            anew = ORDERS[name].rank(snapshot, PLAIN, PolicyMemory(memory[name].numbers))
             assert found.key.tolist() == anew.key.tolist()
             memory[name] = found.memory
         rng = np.random.default_rng(seed)

@@ -4,7 +4,7 @@ import numpy as np
 
 from services.costs import CostModel
 from services.policies.decide import arrange
-from services.policies.place.moving import moved
+from services.policies.place.migration import moved
 from services.policies.preset import choose
 from tests.policies.made_snapshots import contest, jobs, seat
 from tests.policies.made_snapshots import table as forecasts
@@ -101,4 +101,4 @@ def test_what_one_who_moves_holds_elsewhere_is_no_block_here() -> None:
     home = seat(1, 1_000, places=1, block_tokens=16, cost=cost)
     asked = contest(made, [True, False], home, seat(2, 112, block_tokens=16, cost=cost))
     decision = arrange(asked, forecasts(), preset, np.random.default_rng(0))
-    assert [share.run.tolist() for share in decision.shares] == [[0], [1]]
+    assert [share.run.tolist() for share in decision.workers] == [[0], [1]]

@@ -13,9 +13,9 @@ from services.costs import CostModel
 from services.forecasttable import ForecastTable
 from services.policies.decide import arrange
 from services.policies.place.cached import cached_tokens
+from services.policies.place.eligibility import free_places, seated, settled, takes
 from services.policies.place.loads import by_seconds, work_s
-from services.policies.place.places import PLACES
-from services.policies.place.seats import free_places, seated, settled, takes
+from services.policies.place.placements import PLACEMENTS
 from services.policies.preset import choose
 from services.policies.snapshot import CHAIN, NOWHERE, Snapshot
 from services.runtime.codecs.arrange import (
@@ -223,7 +223,7 @@ def test_cached_is_what_is_there_without_a_gap(
         0.0, made, np.arange(count + 1), np.arange(0), tuple(workers), forecasts(), table
     )
     rows = np.arange(1, count + 1)
-    found = cached_tokens(snapshot, rows, made.take(rows))
+    found = cached_tokens(snapshot, rows, made.select(rows))
     for row, chain in enumerate(chains):
         for column, worker in enumerate(workers):
             blocks = 0
@@ -242,17 +242,17 @@ def test_nobody_is_dealt_to_who_cant_take_it_or_has_no_place(
 ) -> None:
     asked = narrowed(snapshot, seed)
     made, workers = asked.jobs, {worker.number: worker for worker in asked.workers}
-    for place, chosen in PLACES.items():
+    for place, chosen in PLACEMENTS.items():
         params = {"move_gain": gain} if "move_gain" in chosen.params else {}
         at = np.array(placed(place, asked, **params))
         assert at.tolist() == placed(place, asked, **params)
-        assert np.array_equal(at[asked.runs], made.home[asked.runs])
-        rests = asked.resting()
+        assert np.array_equal(at[asked.is_running], made.home[asked.is_running])
+        rests = asked.is_paused_with_kv()
         stays = rests & (at == made.home)
         assert gain or place in ("least_load", "round_robin") or stays[rests].all()
-        fresh = ~asked.runs & ~rests
+        fresh = ~asked.is_running & ~rests
         for number, worker in workers.items():
-            dealt = np.flatnonzero(~asked.runs & ~stays & (at == number))
+            dealt = np.flatnonzero(~asked.is_running & ~stays & (at == number))
             assert takes(asked, worker, dealt).all()
             if fresh.any():
                 assert np.count_nonzero(fresh & (at == number)) <= free_places(asked, worker)
@@ -266,11 +266,11 @@ def test_nobody_waits_for_a_place_while_one_that_takes_it_is_free(
     snapshot: Snapshot, seed: int
 ) -> None:
     asked = narrowed(snapshot, seed)
-    if asked.runs.all():
+    if asked.is_running.all():
         return
-    for place in PLACES:
+    for place in PLACEMENTS:
         at = np.array(placed(place, asked))
-        fresh = ~asked.runs & ~asked.resting()
+        fresh = ~asked.is_running & ~asked.is_paused_with_kv()
         for worker in asked.workers:
             dealt = np.count_nonzero(fresh & (at == worker.number))
             if dealt < free_places(asked, worker):

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from services.core import (
-    Progress,
     Reject,
     RejectReason,
     Request,
+    RequestProgress,
 )
 from services.scheduler.core import events as ev
 from tests.scheduler.state_driver import (
@@ -89,7 +89,12 @@ def test_an_odd_request_never_raises(policy: str, odd: Request):
     told(s, worker(), 0.0)
     submitted(s, request("b"))
     actions = submitted(s, odd, 1.0)
-    report(s, 1, 2.0, progress=(Progress(odd.request_id, 3, 13, 1), Progress("b", 2, 12, 1)))
+    report(
+        s,
+        1,
+        2.0,
+        progress=(RequestProgress(odd.request_id, 3, 13, 1), RequestProgress("b", 2, 12, 1)),
+    )
     told(s, ev.Tick(), 100.0)
     told(s, ev.GatewayLost(G), 101.0)
     assert not s.jobs and isinstance(actions, list)

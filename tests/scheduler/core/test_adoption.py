@@ -11,10 +11,10 @@ from services.core import (
     FinishReason,
     Grant,
     HeldRequest,
-    Progress,
     Reject,
     RejectReason,
     Request,
+    RequestProgress,
     WorkerView,
 )
 from services.forecast import certain
@@ -81,7 +81,7 @@ def test_a_worker_that_is_back_first_keeps_what_its_gateway_then_asks_for() -> N
     assert (ask.kind, resume) == ("ask_forecast", ev.Resume(G, "a", held_tokens=30))
     assert numbers(s, "a") == RUNS
     assert told(s, ev.Forecasted((("a", certain(50)),)), 1.1) == []  # nothing is planned anew
-    assert report(s, 1, 2.0, progress=(Progress("a", 30, 40, 3),)) == []
+    assert report(s, 1, 2.0, progress=(RequestProgress("a", 30, 40, 3),)) == []
     learn, finish = report(s, 2, 3.0, finished=(Completion("a", 50, FinishReason.LENGTH),))
     assert (learn.outcome.output_tokens, finish.output_tokens, finish.preemptions) == (50, 50, 0)
 
@@ -172,7 +172,9 @@ def test_one_that_runs_elsewhere_by_now_is_cancelled_where_it_was() -> None:
     [plan] = told(s, back(held("a")), 1.0)
     assert (plan.worker_id, plan.plan.cancel) == ("w0", ("a",))
     assert numbers(s, "a")["home"] == "w1"
-    assert report(s, 1, 2.0, progress=(Progress("a", 33, 43),)) == []  # it has not read of it yet
+    assert (
+        report(s, 1, 2.0, progress=(RequestProgress("a", 33, 43),)) == []
+    )  # it has not read of it yet
     assert report(s, 2, 2.0, finished=(Completion("a", 50, FinishReason.LENGTH),)) == []
     assert numbers(s, "a")["output"] == 0
 
@@ -200,7 +202,7 @@ def test_a_gateway_that_comes_back_goes_on_with_what_runs() -> None:
     s = state()
     told(s, worker(), 0.0)
     admitted(s, request("a"))
-    report(s, 1, 1.0, progress=(Progress("a", 20, 30, 2),))
+    report(s, 1, 1.0, progress=(RequestProgress("a", 20, 30, 2),))
     assert told(s, ev.Submitted("gateway#2", again("a")), 2.0) == [
         ev.Resume("gateway#2", "a", held_tokens=30)
     ]
@@ -233,8 +235,8 @@ def test_what_an_orphan_did_meanwhile_is_not_forgotten() -> None:
         s,
         1,
         0.5,
-        progress=(Progress("a", 30, 40, 3),),
-        evicted=(Progress("b", 22, 0),),
+        progress=(RequestProgress("a", 30, 40, 3),),
+        evicted=(RequestProgress("b", 22, 0),),
         finished=(Completion("c", 50, FinishReason.LENGTH),),
     )
     s.step(ev.Submitted(G, again("a")), 1.0)
@@ -266,7 +268,7 @@ def test_another_worker_of_that_name_displaces_the_first_and_its_jobs_wait() -> 
     s = state()
     told(s, worker(), 0.0)
     admitted(s, request("a"))
-    report(s, 1, 1.0, progress=(Progress("a", 9, 19),))
+    report(s, 1, 1.0, progress=(RequestProgress("a", 9, 19),))
     displace, preempt, place, plan = told(s, worker(link="#2"), 2.0)
     assert displace == ev.Displace("w0#1", "w0")
     assert preempt == ev.Preempt(G, "a", 9)

@@ -11,9 +11,9 @@ from services.core import (
     HeldRequest,
     Pause,
     Plan,
-    Progress,
     Report,
     Request,
+    RequestProgress,
     Residency,
     WorkerView,
 )
@@ -58,7 +58,7 @@ def test_who_runs_is_begun_elsewhere_once_its_worker_has_stopped_it() -> None:
     assert plans(asked)["w0"].pause == (Pause("a", Residency.DROP),)
     assert queued(s) == ["a"]
     assert plans(told(s, ev.Tick(), 1.1)) == {}  # not begun while it may still end there
-    stopped = reported(s, 2, 1.2, progress=(Progress("a", 7, 0, 0),))
+    stopped = reported(s, 2, 1.2, progress=(RequestProgress("a", 7, 0, 0),))
     assert [type(action) for action in stopped[:2]] == [ev.Preempt, ev.Place]
     assert stopped[0].output_tokens == 7
     assert stopped[1].worker_id == "w1"
@@ -114,7 +114,7 @@ def test_who_rests_there_begins_anew_elsewhere() -> None:
     s = state()
     told(s, worker("w0"), 0.0)
     admitted(s, request("a"))
-    s.step(ev.Reported("w0#1", "w0", Report(1, 1, evicted=(Progress("a", 20, 30, 0),))), 0.5)
+    s.step(ev.Reported("w0#1", "w0", Report(1, 1, evicted=(RequestProgress("a", 20, 30, 0),))), 0.5)
     s.step(worker("w1"), 0.5)
     handed = leaving(s, 1.0)
     assert plans(handed)["w0"].cancel == ("a",)
@@ -168,7 +168,7 @@ def test_who_ended_before_it_read_that_it_may_go_on_is_awaited_by_nobody() -> No
     s = state()
     told(s, worker("w0"), 0.0)
     admitted(s, request("a"))
-    reported(s, 1, 0.5, evicted=(Progress("a", 20, 30, 0),))  # admitted again, by plan 2
+    reported(s, 1, 0.5, evicted=(RequestProgress("a", 20, 30, 0),))  # admitted again, by plan 2
     assert s.workers["w0"].plan_seq == 2
     ended = reported(s, 1, 0.6, 2, finished=(Completion("a", 30, FinishReason.STOP),))
     assert plans(ended)["w0"].cancel == ("a",)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from services.core import Completion, FinishReason, Progress, Request, WorkerView
+from services.core import Completion, FinishReason, Request, RequestProgress, WorkerView
 from services.costs import CostModel
 from services.forecast import UNCAPPED, Forecast, certain
 from services.scheduler.core import events as ev
@@ -72,7 +72,7 @@ def test_prompts_that_came_before_are_in_the_way_and_those_that_decode_take_thei
     """One decodes, and two begin with the same round: 10 and 10 + 20 tokens of prompt."""
     s = served()
     admitted(s, request("old", prompt=40))
-    report(s, 1, 0.0, progress=(Progress("old", 5, 44, 3),))
+    report(s, 1, 0.0, progress=(RequestProgress("old", 5, 44, 3),))
     for asked in (asker("a"), asker("b", prompt_tokens=20)):
         s.step(ev.Submitted(G, asked), 0.0)
     a, b = foretold(told(s, ev.Forecasted((("a", SOME), ("b", SOME))), 0.0))
@@ -86,7 +86,7 @@ def test_one_that_waits_is_promised_its_turn() -> None:
     present. Another waits, but came later."""
     s = served(places=1)
     submitted(s, request("runs"), 0.0, certain(20))
-    report(s, 1, 0.0, progress=(Progress("runs", 5, 14, 1),))
+    report(s, 1, 0.0, progress=(RequestProgress("runs", 5, 14, 1),))
     submitted(s, request("later"), 0.0, certain(30))
     [word] = submitted(s, asker(arrival_s=-0.25), 0.0)
     assert queued(s) == ["later", "r"]
@@ -114,7 +114,7 @@ def test_one_that_ran_before_its_forecast_came_keeps_the_promise_of_then() -> No
     told(s, ev.Submitted(G, asker()), 0.0)
     assert foretold(told(s, ev.Tick(), 1.0)) == []
     assert list(s.workers["w0"].running) == ["r"]
-    report(s, 1, 1.3, progress=(Progress("r", 2, 11, 1),))
+    report(s, 1, 1.3, progress=(RequestProgress("r", 2, 11, 1),))
     [word] = foretold(told(s, ev.Forecasted((("r", SOME),)), 1.4))
     assert word.ttft_s == pytest.approx(1.0 + 0.15)
     [again] = foretold(told(s, ev.Forecasted((("r", OTHERS),)), 1.5))
@@ -186,7 +186,7 @@ def test_a_gateway_that_is_back_is_told_again() -> None:
 def test_one_whose_worker_is_lost_is_told_no_second_promise() -> None:
     s = served()
     submitted(s, asker(), 0.0)
-    report(s, 1, 0.5, progress=(Progress("r", 3, 12, 1),))
+    report(s, 1, 0.5, progress=(RequestProgress("r", 3, 12, 1),))
     told(s, ev.WorkerLost("w0#1", "w0"), 1.0)
     assert foretold(told(s, ev.Forecasted((("r", OTHERS),)), 1.0)) == []  # nobody could run it
     view = WorkerView("w0", "unix:/w0", "demo", 1_000, 16, 8, 500)

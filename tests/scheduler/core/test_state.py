@@ -11,12 +11,12 @@ from services.core import (
     Grant,
     Outcome,
     Plan,
-    Progress,
     Report,
     Request,
+    RequestProgress,
 )
 from services.forecast import Forecast, certain, from_lengths
-from services.policies.decision import Reason
+from services.policies.decision import MemoryShort, WaitReason
 from services.policies.preset import choose
 from services.scheduler.core import events as ev
 from services.scheduler.core.state import SchedulerState
@@ -47,7 +47,7 @@ def test_a_request_from_arrival_to_its_outcome():
         ev.SendPlan("w0", "w0#1", Plan(1, admit=(Grant("a", 50),), victims=("a",))),
     ]
     assert s.round_due_s == inf
-    assert report(s, 1, 3.0, progress=(Progress("a", 16, 26),)) == []
+    assert report(s, 1, 3.0, progress=(RequestProgress("a", 16, 26),)) == []
     assert report(s, 2, 4.0, finished=(Completion("a", 30, FinishReason.STOP),)) == [
         ev.Learn(Outcome("a", "demo", "", 10, 30, 50, FinishReason.STOP, 4.0, 0)),
         ev.Finish(G, "a", FinishReason.STOP, 30, 0, 2.0),
@@ -90,7 +90,7 @@ def test_what_waits_is_looked_at_again_only_after_an_event():
     told(s, worker(kv_tokens=128), 0.0)
     admitted(s, request("a", prompt=60))
     waits(s, request("b", prompt=60))
-    assert (why(s, "b").reason, why(s, "b").a) == (Reason.MEMORY, 64 + 64)
+    assert why(s, "b") == MemoryShort(64 + 64, 0.95 * 128)
     assert s.step(ev.Tick(), 2.0) == [] and s.round_due_s == inf
     done = (Completion("a", 30, FinishReason.STOP),)
     assert "b" in [a.request_id for a in report(s, 1, 3.0, finished=done) if a.kind == "place"]
@@ -103,7 +103,7 @@ def test_the_newest_is_evicted_first_whether_it_has_just_come_or_come_back():
         admitted(s, request(name))
     s.step(ev.Submitted(G, request("c", at=1.0)), 1.0)
     s.step(ev.Forecasted((("c", certain(50)),)), 1.0)
-    [*_, plan] = report(s, 1, 1.0, evicted=(Progress("a", 4, 0),))
+    [*_, plan] = report(s, 1, 1.0, evicted=(RequestProgress("a", 4, 0),))
     assert [grant.request_id for grant in plan.plan.admit] == ["a", "c"]
     assert plan.plan.victims == ("c", "a", "b")
 
@@ -114,9 +114,9 @@ def test_an_evicted_request_goes_in_front_and_returns_without_a_new_place():
     admitted(s, request("a", prompt=30))
     admitted(s, request("b", prompt=30, at=1.0), 1.0)
     waits(s, request("c", prompt=46, at=2.0), 2.0)
-    assert report(s, 1, 3.0, evicted=(Progress("b", 20, 0),))[0] == ev.Preempt(G, "b", 20)
+    assert report(s, 1, 3.0, evicted=(RequestProgress("b", 20, 0),))[0] == ev.Preempt(G, "b", 20)
     assert queued(s) == ["b", "c"]
-    assert why(s, "b").reason is Reason.MEMORY and why(s, "c").reason is Reason.BEHIND
+    assert why(s, "b").reason is WaitReason.MEMORY and why(s, "c").reason is WaitReason.BLOCKED
     assert report(s, 2, 4.0, finished=(Completion("a", 50, FinishReason.LENGTH),))[2:] == [
         ev.Resume(G, "b", held_tokens=0),
         ev.SendPlan("w0", "w0#1", Plan(3, admit=(Grant("b", 50),), victims=("b",))),
@@ -129,7 +129,7 @@ def test_an_evicted_request_may_move_and_its_old_worker_forgets_it():
     admitted(s, request("a", prompt=30))
     admitted(s, request("b", prompt=30))
     told(s, worker("w1"), 1.0)
-    [preempt, place, *plans] = report(s, 1, 2.0, evicted=(Progress("a", 20, 0),))
+    [preempt, place, *plans] = report(s, 1, 2.0, evicted=(RequestProgress("a", 20, 0),))
     assert preempt == ev.Preempt(G, "a", 20)
     assert place == ev.Place(G, "a", "w1", "unix:/w1", queued_s=0.0)
     assert plans == [
@@ -143,12 +143,12 @@ def test_slices_are_extended_before_they_run_out():
     told(s, worker(), 0.0)
     admitted(s, request("a"))
     assert s.ledger.board.jobs.limit[s.jobs["a"].row] == 20
-    assert report(s, 1, 1.0, progress=(Progress("a", 9, 19),)) == []
-    [plan] = report(s, 2, 2.0, progress=(Progress("a", 12, 22),))
+    assert report(s, 1, 1.0, progress=(RequestProgress("a", 9, 19),)) == []
+    [plan] = report(s, 2, 2.0, progress=(RequestProgress("a", 12, 22),))
     assert plan.plan == Plan(2, extend=(Grant("a", 32),), victims=("a",))
-    [plan] = report(s, 3, 3.0, progress=(Progress("a", 32, 42),))
+    [plan] = report(s, 3, 3.0, progress=(RequestProgress("a", 32, 42),))
     assert plan.plan.extend == (Grant("a", 50),)
-    assert report(s, 4, 4.0, progress=(Progress("a", 49, 59),)) == []
+    assert report(s, 4, 4.0, progress=(RequestProgress("a", 49, 59),)) == []
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "conservative", "past-future", "vs"])
@@ -156,7 +156,7 @@ def test_a_whole_grant_is_never_extended(policy: str):
     s = state(policy)
     told(s, worker(), 0.0)
     admitted(s, request("a"))
-    assert report(s, 1, 1.0, progress=(Progress("a", 49, 59),)) == []
+    assert report(s, 1, 1.0, progress=(RequestProgress("a", 49, 59),)) == []
 
 
 def test_cancelling_at_every_stage_leaves_nothing():
@@ -172,7 +172,7 @@ def test_cancelling_at_every_stage_leaves_nothing():
     admitted(s, request("a"))
     assert told(s, cancel, 0.0) == [ev.SendPlan("w0", "w0#1", Plan(2, cancel=("a",)))]  # running
     admitted(s, request("a"))
-    s.step(ev.Reported("w0#1", "w0", Report(1, 0, evicted=(Progress("a", 4, 0),))), 1.0)
+    s.step(ev.Reported("w0#1", "w0", Report(1, 0, evicted=(RequestProgress("a", 4, 0),))), 1.0)
     [plan] = told(s, cancel, 1.0)  # evicted, its tokens still at the worker
     assert plan.plan.cancel == ("a",)
     assert not s.jobs and not queued(s) and not s.workers["w0"].running
@@ -221,7 +221,7 @@ def test_a_lost_worker_gives_its_requests_back():
     s = state()
     told(s, worker(), 0.0)
     admitted(s, request("a"))
-    report(s, 1, 1.0, progress=(Progress("a", 9, 19),))
+    report(s, 1, 1.0, progress=(RequestProgress("a", 9, 19),))
     assert told(s, ev.WorkerLost("w0#1", "w0"), 2.0) == [ev.Preempt(G, "a", 9)]
     place, _ = told(s, worker("w1"), 4.0)
     assert place == ev.Place(G, "a", "w1", "unix:/w1", queued_s=2.0)
@@ -264,8 +264,8 @@ def test_a_deadline_that_can_not_be_met_any_more_is_told_early():
     told(s, worker(kv_tokens=128), 0.0)
     admitted(s, request("a", prompt=60))
     waits(s, request("b", prompt=80, most=40, deadline=4.0))
-    assert report(s, 1, 3.9, progress=(Progress("a", 1, 61),)) == []
-    assert report(s, 2, 3.983, progress=(Progress("a", 2, 62),)) == [
+    assert report(s, 1, 3.9, progress=(RequestProgress("a", 1, 61),)) == []
+    assert report(s, 2, 3.983, progress=(RequestProgress("a", 2, 62),)) == [
         ev.Finish(
             G, "b", FinishReason.DEADLINE, 0, 0, 3.983, "the deadline could not be met any more"
         )

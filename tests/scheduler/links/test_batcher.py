@@ -9,7 +9,7 @@ from services.core import (
     FinishReason,
     Grant,
     Plan,
-    Progress,
+    RequestProgress,
 )
 from services.scheduler.core import events as ev
 from tests.scheduler.state_driver import (
@@ -45,7 +45,7 @@ def test_apart_nobody_is_asked_while_nobody_waits():
     told(s, worker(), 0.0)
     submitted(s, request("a"))
     s.step(ev.Arranged(2, portions(s, "a")), 0.0)
-    assert report(s, 1, 1.0, progress=(Progress("a", 16, 26),)) == []
+    assert report(s, 1, 1.0, progress=(RequestProgress("a", 16, 26),)) == []
 
 
 def test_what_comes_while_a_round_is_out_waits_for_the_next():

@@ -3,7 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
-from services.core import Completion, FinishReason, Progress, Report, Request, WorkerView
+from services.core import Completion, FinishReason, Report, Request, RequestProgress, WorkerView
 from services.costs import CostModel
 from services.forecast import Forecast
 from services.policies.preset import choose
@@ -70,7 +70,7 @@ class Load:
         self.last_s: dict[str, float] = {}
         self._report_seq = self._plan_seq = 0
         self._planned = False
-        self._dropped: list[Progress] = []  # not reported yet
+        self._dropped: list[RequestProgress] = []  # not reported yet
         view = WorkerView("w", "w", "demo", kv_tokens, 16, places, kv_tokens)
         self._step(ev.WorkerAttached("w#1", view))
         self._step(ev.Costed("w", COST))
@@ -155,7 +155,7 @@ class Load:
         if ended or evicted or sliced or report or self._planned:
             self._report(ended, evicted)
 
-    def _evict(self) -> list[Progress]:
+    def _evict(self) -> list[RequestProgress]:
         fast = self.state.preset.residency == "defer"
         evicted = []
         for name in self.victims:
@@ -165,17 +165,21 @@ class Load:
             if here and here.runs:
                 here.runs = False
                 rests = self.state.preset.residency == "swap"
-                evicted.append(Progress(name, here.made, here.held) if rests else self._drop(name))
+                evicted.append(
+                    RequestProgress(name, here.made, here.held) if rests else self._drop(name)
+                )
         self.told.evictions += len(evicted)
         return evicted
 
-    def _drop(self, name: str) -> Progress:
+    def _drop(self, name: str) -> RequestProgress:
         self.here[name].held = 0
-        return Progress(name, self.here[name].made, 0)
+        return RequestProgress(name, self.here[name].made, 0)
 
-    def _report(self, ended: list[Completion], evicted: list[Progress]) -> None:
+    def _report(self, ended: list[Completion], evicted: list[RequestProgress]) -> None:
         self._report_seq += 1
         self._planned = False
-        progress = tuple(Progress(name, h.made, h.held) for name, h in self.here.items() if h.runs)
+        progress = tuple(
+            RequestProgress(name, h.made, h.held) for name, h in self.here.items() if h.runs
+        )
         report = Report(self._report_seq, self._plan_seq, progress, tuple(ended), tuple(evicted))
         self._step(ev.Reported("w#1", "w", report))

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from services.policies.decision import Reason, Share
-from services.policies.interval import LONGEST_S
-from services.policies.order.orders import ORDERS
+from services.policies.decision import WaitReason, WorkerDecision
+from services.policies.interval import MAX_INTERVAL_S
+from services.policies.order.registry import ORDERS
 from services.policies.parameters import Params
-from services.policies.place.places import PLACES
+from services.policies.place.placements import PLACEMENTS
 from services.policies.preset import Preset, choose, presets
 from services.policies.slice import SLICES
-from services.policies.snapshot import NOWHERE, Jobs, Worker
+from services.policies.snapshot import NOWHERE, RequestColumns, WorkerSnapshot
 from tests.scheduler.load.scheduler_load import Ask, Load
 from tests.scheduler.load.watched_fleet import REQUESTS, Fleet, Seen, due_within
 
@@ -24,11 +24,13 @@ SMALL = {"slice_tokens": 8, "interval_s": 0.1}  # for answers of some 20 tokens
 
 # Who waits by a rule of its own: for its worker, or for the interval's time.
 BY_RULE = {
-    Reason[name] for name in ("BOUND", "POOLED", "IN_BATCH", "UNCUT") if name in Reason.__members__
+    WaitReason[name]
+    for name in ("ASSIGNED", "CUT_SCHEDULED", "IN_BATCH", "CUT_ON_IDLE")
+    if name in WaitReason.__members__
 }
 
 # Places that give a worker its turn, whether or not it has room and another is idle.
-BY_TURN = {name for name, place in PLACES.items() if place.by_turn}
+BY_TURN = {name for name, place in PLACEMENTS.items() if place.by_turn}
 
 # Forms whose decisions hold what they grant, whatever comes: nobody is ever evicted.
 HOLDS: dict[str, Callable[[Params], bool]] = {
@@ -69,10 +71,10 @@ def test_through_many_rounds(name: str, seed: int) -> None:
 
 def check(preset: Preset, seen: Seen) -> None:
     running = set(seen.snapshot.running.tolist())
-    runs = [row for share in seen.decision.shares for row in share.run.tolist()]
+    runs = [row for share in seen.decision.workers for row in share.run.tolist()]
     assert len(set(runs)) == len(runs)
     assert set(runs) <= running | set(seen.snapshot.queued.tolist())
-    for worker, share in zip(seen.snapshot.workers, seen.decision.shares, strict=True):
+    for worker, share in zip(seen.snapshot.workers, seen.decision.workers, strict=True):
         here = {row for row in running if seen.snapshot.jobs.home[row] == worker.number}
         check_pauses(preset, seen.snapshot.jobs, here, share)
         check_room(preset, seen.snapshot.jobs, worker, here, share)
@@ -81,19 +83,27 @@ def check(preset: Preset, seen: Seen) -> None:
     check_reasons(seen)
 
 
-def check_pauses(preset: Preset, jobs: Jobs, here: set[int], share: Share) -> None:
+def check_pauses(
+    preset: Preset, jobs: RequestColumns, here: set[int], share: WorkerDecision
+) -> None:
     """Only those that run there; to make room for somebody, or because their slice has ended."""
     paused = set(share.pause.tolist())
     assert paused <= here and not paused & set(share.run.tolist())
     if SLICES[preset.slice].returns:
-        paused -= {row for row in paused if jobs.spent[row]}
+        paused -= {row for row in paused if jobs.slice_exhausted[row]}
     assert not paused or set(share.run.tolist()) - here
 
 
-def check_room(preset: Preset, jobs: Jobs, worker: Worker, here: set[int], share: Share) -> None:
+def check_room(
+    preset: Preset,
+    jobs: RequestColumns,
+    worker: WorkerSnapshot,
+    here: set[int],
+    share: WorkerDecision,
+) -> None:
     """Who enters finds room for what is there now; where a form promises it, for all that is
     granted."""
-    assert len(share.run) <= worker.places
+    assert len(share.run) <= worker.max_running
     if len(share.run) < 2 or not set(share.run.tolist()) - here:
         return
     context = worker.whole_blocks(jobs.context[share.run])
@@ -103,26 +113,26 @@ def check_room(preset: Preset, jobs: Jobs, worker: Worker, here: set[int], share
     assert not holds(preset) or np.sum(granted) <= room
 
 
-def check_idle(preset: Preset, seen: Seen, worker: Worker, runs: set[int]) -> None:
+def check_idle(preset: Preset, seen: Seen, worker: WorkerSnapshot, runs: set[int]) -> None:
     """Nobody waits whom an idle worker could take, but by a rule of the row; and then not for
     ever: somebody runs, whose end is an event, or time alone calls for the next round."""
     jobs = seen.snapshot.jobs
     able = [
         row
         for row in seen.snapshot.queued.tolist()
-        if row not in runs and could_run(jobs, row, worker) and worker.places
+        if row not in runs and could_run(jobs, row, worker) and worker.max_running
     ]
     if not able or preset.place in BY_TURN:
         return
-    told = {row: seen.decision.why.of(row) for row in able}
+    told = {row: seen.decision.explanations.for_row(row) for row in able}
     assert preset.arrangement == "batch" and all(
         why and why.reason in BY_RULE for why in told.values()
     )
-    soon = due_within(seen.decision, seen.snapshot.now, LONGEST_S)
-    assert runs or soon or seen.decision.not_before_s <= seen.snapshot.now + LONGEST_S
+    soon = due_within(seen.decision, seen.snapshot.now, MAX_INTERVAL_S)
+    assert runs or soon or seen.decision.not_before_s <= seen.snapshot.now + MAX_INTERVAL_S
 
 
-def could_run(jobs: Jobs, row: int, worker: Worker) -> bool:
+def could_run(jobs: RequestColumns, row: int, worker: WorkerSnapshot) -> bool:
     rests = jobs.home[row] != NOWHERE and jobs.held[row] > 0
     if rests:
         return bool(jobs.home[row] == worker.number)
@@ -132,16 +142,16 @@ def could_run(jobs: Jobs, row: int, worker: Worker) -> bool:
 
 def check_reasons(seen: Seen) -> None:
     """Everybody looked at is told why, and the numbers say so."""
-    why = seen.decision.why
-    runs = {row for share in seen.decision.shares for row in share.run.tolist()}
+    why = seen.decision.explanations
+    runs = {row for share in seen.decision.workers for row in share.run.tolist()}
     running = set(seen.snapshot.running.tolist())
     assert len(set(why.rows.tolist())) == len(why.rows)
     assert set(why.rows.tolist()) == set(seen.contest.rows.tolist()) - running
-    of = {reason: why.rows[why.reasons == reason] for reason in Reason}
-    assert set(of[Reason.ADMITTED].tolist()) == runs - running
-    memory, places = why.reasons == Reason.MEMORY, why.reasons == Reason.PLACES
-    assert (why.a[memory] > why.b[memory]).all()
-    assert (why.a[places] >= why.b[places]).all()
+    of = {reason: why.rows[why.reasons == reason] for reason in WaitReason}
+    assert set(of[WaitReason.ADMITTED].tolist()) == runs - running
+    memory, places = why.reasons == WaitReason.MEMORY, why.reasons == WaitReason.SLOTS
+    assert (why.first_values[memory] > why.second_values[memory]).all()
+    assert (why.first_values[places] >= why.second_values[places]).all()
 
 
 # Nobody starves, where an order promises it

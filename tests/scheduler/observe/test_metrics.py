@@ -6,7 +6,15 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from observability.metrics.metric import SLACK_S
-from services.core import Completion, FinishReason, Progress, Report, Request, Sla, WorkerView
+from services.core import (
+    Completion,
+    FinishReason,
+    Report,
+    Request,
+    RequestProgress,
+    Sla,
+    WorkerView,
+)
 from services.costs import CostModel
 from services.forecast import certain
 from services.policies.preset import choose
@@ -75,9 +83,9 @@ def test_decisions_by_reason_and_who_was_stopped_by_whom() -> None:
     assert s.value("scheduler_requests_running") == 2
     assert s.by("num_preemptions_total", "cause") == {}
 
-    report(s, 1, 3.0, evicted=(Progress("b", 20, 0),))  # it stands before `c` now
-    assert s.by("scheduler_decisions_total", "reason") == {"admitted": 2, "memory": 2, "behind": 1}
-    assert s.by("scheduler_requests_waiting_for", "reason") == {"memory": 1, "behind": 1}
+    report(s, 1, 3.0, evicted=(RequestProgress("b", 20, 0),))  # it stands before `c` now
+    assert s.by("scheduler_decisions_total", "reason") == {"admitted": 2, "memory": 2, "blocked": 1}
+    assert s.by("scheduler_requests_waiting_for", "reason") == {"memory": 1, "blocked": 1}
     assert (s.value("scheduler_requests_waiting"), s.value("workers_attached")) == (2, 1)
     assert s.by("num_preemptions_total", "cause") == {"evicted": 1}
 
@@ -114,9 +122,11 @@ def test_pauses_moves_and_how_old_plans_are_when_they_are_applied() -> None:
     s = Counting("alise", place="max_min", move_gain=1.0)
     attached(s, "w0")
     submitted(s, Request("a", "demo", 100, 700, 0.0), 0.0)
-    told(s, ev.Reported("w0#1", "w0", Report(1, 1, progress=(Progress("a", 5, 104, 7),))), 0.5)
+    told(
+        s, ev.Reported("w0#1", "w0", Report(1, 1, progress=(RequestProgress("a", 5, 104, 7),))), 0.5
+    )
     submitted(s, Request("b", "demo", 10, 30, 1.0), 1.0)
-    here = (Progress("a", 6, 105, 7), Progress("b", 1, 10, 1))
+    here = (RequestProgress("a", 6, 105, 7), RequestProgress("b", 1, 10, 1))
     told(s, ev.Reported("w0#1", "w0", Report(2, 1, progress=here, free_blocks=117)), 1.2)
     assert s.value("scheduler_plan_age_seconds_count") == 1
     told(s, ev.Reported("w0#1", "w0", Report(3, 2, progress=here, free_blocks=117)), 1.5)

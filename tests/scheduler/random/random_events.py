@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from services.core import Completion, FinishReason, Progress, Report, Request, WorkerView
+from services.core import Completion, FinishReason, Report, Request, RequestProgress, WorkerView
 from services.costs import CostModel
 from services.forecast import UNCAPPED, Forecast, certain, from_lengths
 from services.policies.preset import choose
@@ -89,7 +89,7 @@ class RandomEvents(RuleBasedStateMachine):
                 tuple(s.victims.tolist()),
                 s.peak_tokens,
             )
-            for s in decision.shares
+            for s in decision.workers
         )
         self.answer = ev.Arranged(action.round, portions, decision.next_s, decision.not_before_s)
 
@@ -341,9 +341,9 @@ class RandomEvents(RuleBasedStateMachine):
         worker = data.draw(st.sampled_from(sorted(busy)))
         name = data.draw(st.sampled_from(busy[worker]))
         told: dict[str, Any] = {
-            "progress": Progress(name, output, 10, 1),
+            "progress": RequestProgress(name, output, 10, 1),
             "finished": Completion(name, output, FinishReason.STOP),
-            "evicted": Progress(name, output, held),
+            "evicted": RequestProgress(name, output, held),
         }
         if what != "progress":
             self.workers[worker].running.discard(name)
@@ -359,7 +359,7 @@ class RandomEvents(RuleBasedStateMachine):
         if self.unforecast:
             self.forecast(shared=False, tokens=tokens)
         for worker, names in self.busy().items():
-            self.tell(worker, progress=tuple(Progress(n, output, 10, 1) for n in names))
+            self.tell(worker, progress=tuple(RequestProgress(n, output, 10, 1) for n in names))
         for _ in range(2):
             self.step(ev.Round())
             if self.answer:
@@ -374,7 +374,7 @@ class RandomEvents(RuleBasedStateMachine):
         worker = data.draw(st.sampled_from(sorted(paused)))
         name = data.draw(st.sampled_from(paused[worker]))
         what = data.draw(st.sampled_from(["progress", "evicted"]))
-        news: Any = {what: (Progress(name, 2, held),)}
+        news: Any = {what: (RequestProgress(name, 2, held),)}
         self.tell(worker, late, **news)
 
     def tell(self, name: str, late: bool = False, **what: Any) -> None:

@@ -5,7 +5,7 @@ from math import inf
 
 import pytest
 
-from services.core import Completion, FinishReason, Progress, Request
+from services.core import Completion, FinishReason, Request, RequestProgress
 from services.costs import CostModel
 from services.forecast import Forecast, certain
 from services.policies.preset import choose
@@ -28,7 +28,7 @@ def test_prefill_of_what_is_not_held_counts() -> None:
     d.step(ev.Costed("w0", CostModel(0.0, 0.002, 0.01, 0.0)), 0.0)
     d.submit("a", 30, prompt=100)
     assert d.remaining_s("a") == about(0.3 + 0.2)
-    d.report(1.0, progress=(Progress("a", 10, 60),))  # 110 tokens, 60 of them with KV
+    d.report(1.0, progress=(RequestProgress("a", 10, 60),))  # 110 tokens, 60 of them with KV
     assert d.remaining_s("a") == about(0.2 + 0.1)
 
 
@@ -135,7 +135,7 @@ def test_two_of_the_front_never_run_at_one_worker() -> None:
     d.attach("w1", places=2)
     for at, name in enumerate(("a", "b", "c", "d")):
         d.submit(name, 400, 0.1 * at)
-        d.report(d.now, on=d.home(name), progress=(Progress(name, 1, 11),))
+        d.report(d.now, on=d.home(name), progress=(RequestProgress(name, 1, 11),))
     homes = {name: d.home(name) for name in "abcd"}
     for name in ("s", "t", "u", "v"):
         d.submit(name, 2, 0.5)
@@ -270,7 +270,7 @@ def test_past_the_end_of_a_distribution_the_mean_is_the_cap_and_never_negative(o
     d.progress("a", output, 1.0)
     jobs = d.state.ledger.board.jobs
     assert jobs.total[d.row("a")] == 1_000
-    assert jobs.left[d.row("a")] == 1_000 - output
+    assert jobs.expected_remaining[d.row("a")] == 1_000 - output
     assert d.state.drain_s >= 0 and d.remaining_s("a") > 0
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from services.core import Grant, Progress, Report, Request, WorkerView
+from services.core import Grant, Report, Request, RequestProgress, WorkerView
 from services.costs import CostModel
 from services.policies.preset import choose
 from services.policies.snapshot import NOWHERE
@@ -28,14 +28,16 @@ def paused(gain: float) -> Any:
     s = SchedulerState(choose("alise", {"place": "max_min", "move_gain": gain}))
     attach(s, "w0")
     submitted(s, Request("a", "demo", 100, 700, 0.0), 0.0)
-    told(s, ev.Reported("w0#1", "w0", Report(1, 1, progress=(Progress("a", 5, 104, 7),))), 0.5)
+    told(
+        s, ev.Reported("w0#1", "w0", Report(1, 1, progress=(RequestProgress("a", 5, 104, 7),))), 0.5
+    )
     submitted(s, Request("b", "demo", 10, 30, 1.0), 1.0)
     assert list(s.workers["w0"].running) == ["b"] and s.workers["w0"].pausing == {"a": 2}
     return s
 
 
 def stopped(s: Any) -> Any:
-    here = (Progress("a", 6, 105, 7), Progress("b", 1, 10, 1))
+    here = (RequestProgress("a", 6, 105, 7), RequestProgress("b", 1, 10, 1))
     return told(s, ev.Reported("w0#1", "w0", Report(2, 2, progress=here, free_blocks=117)), 1.5)
 
 
@@ -62,11 +64,13 @@ def test_a_move_is_a_cancel_a_grant_and_a_place() -> None:
 
 def test_what_its_old_home_still_says_changes_nothing() -> None:
     s, _ = rests(gain=1.0)
-    late = Report(3, 2, progress=(Progress("a", 7, 106, 7),), evicted=(Progress("a", 7, 106),))
+    late = Report(
+        3, 2, progress=(RequestProgress("a", 7, 106, 7),), evicted=(RequestProgress("a", 7, 106),)
+    )
     told(s, ev.Reported("w0#1", "w0", late), 2.0)
     job = s.jobs["a"]
     assert (s.ledger.home(job), s.ledger.held(job), s.ledger.output(job)) == ("w1", 0, 6)
-    here = Report(1, 1, progress=(Progress("a", 9, 108, 7),))
+    here = Report(1, 1, progress=(RequestProgress("a", 9, 108, 7),))
     told(s, ev.Reported("w1#1", "w1", here), 3.0)
     assert (s.ledger.held(job), s.ledger.output(job)) == (108, 9)
 

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from services.core import Progress, Report, Request, WorkerView
+from services.core import Report, Request, RequestProgress, WorkerView
 from services.costs import CostModel
 from services.forecast import certain
-from services.policies.decision import Reason
+from services.policies.decision import MemoryShort
 from services.scheduler.core import events as ev
 from tests.scheduler.state_driver import (
     G,
@@ -132,7 +132,7 @@ def test_blocks_are_given_whole() -> None:
     for name in "ab":
         admitted(s, request(name, prompt=17))
     waits(s, request("c", prompt=17))
-    assert (why(s, "c").reason, why(s, "c").a, why(s, "c").b) == (Reason.MEMORY, 96, 0.95 * 96)
+    assert why(s, "c") == MemoryShort(96, 0.95 * 96)
 
 
 def test_what_several_share_is_counted_once() -> None:
@@ -142,7 +142,7 @@ def test_what_several_share_is_counted_once() -> None:
     for name in "ab":
         admitted(s, request(name, prompt=130))
     waits(s, request("c", prompt=90))
-    here = tuple(Progress(name, 1, 131, 9) for name in "ab")
+    here = tuple(RequestProgress(name, 1, 131, 9) for name in "ab")
     report(s, 1, 1.0, progress=here, free_blocks=2)
     assert "c" not in s.workers["w0"].running
     report(s, 2, 2.0, free_blocks=8, shared_blocks=6)
@@ -154,10 +154,10 @@ def test_blocks_that_are_held_count_where_they_are_more_than_the_tokens() -> Non
     s = state()
     attach(s, "w0", 160)
     admitted(s, request("a"))
-    report(s, 1, 1.0, progress=(Progress("a", 1, 11, 7),), free_blocks=3)
+    report(s, 1, 1.0, progress=(RequestProgress("a", 1, 11, 7),), free_blocks=3)
     waits(s, request("b", prompt=40), 1.0)
     assert why(s, "b").a == 7 * 16 + 3 * 16
-    report(s, 2, 2.0, progress=(Progress("a", 2, 12, 1),), free_blocks=9)
+    report(s, 2, 2.0, progress=(RequestProgress("a", 2, 12, 1),), free_blocks=9)
     assert "b" in s.workers["w0"].running
 
 
@@ -166,7 +166,7 @@ def test_usage_is_what_the_worker_reports_not_what_was_planned() -> None:
     attach(s, "w0", 160)
     admitted(s, request("a"))
     assert [w.held_tokens for w in s.fleet().workers] == [0]
-    report(s, 1, 1.0, progress=(Progress("a", 1, 11, 7),), free_blocks=3)
+    report(s, 1, 1.0, progress=(RequestProgress("a", 1, 11, 7),), free_blocks=3)
     assert [w.held_tokens for w in s.fleet().workers] == [7 * 16]
     s.step(ev.Reported("w0#1", "w0", Report(1, 0, free_blocks=9)), 1.5)  # twice: not heard
     assert [w.held_tokens for w in s.fleet().workers] == [7 * 16]

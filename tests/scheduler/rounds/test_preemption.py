@@ -10,9 +10,9 @@ from services.core import (
     Grant,
     Pause,
     Plan,
-    Progress,
+    QueuePosition,
+    RequestProgress,
     Residency,
-    Standing,
 )
 from services.costs import KVCosts
 from services.policies.preset import choose
@@ -33,7 +33,7 @@ def test_preempt_on_arrival() -> None:
         admit=(Grant("short", 32),),
         pause=(Pause("long", Residency.KEEP),),
         victims=("short",),
-        order=(Standing("short", 0.0), Standing("long", about(0.2))),
+        order=(QueuePosition("short", 0.0), QueuePosition("long", about(0.2))),
         residency="swap",
         costs=KVCosts(0.0, 0.001, 0.002),
     )
@@ -98,7 +98,7 @@ def test_who_has_only_just_come_is_not_paused() -> None:
     d.submit("long", 400)
     d.submit("short", 20, 1.0)
     assert d.running == ["long"]
-    d.report(2.0, progress=(Progress("long", 0, 10),))
+    d.report(2.0, progress=(RequestProgress("long", 0, 10),))
     assert d.running == ["short"]
 
 
@@ -115,7 +115,7 @@ def test_who_has_only_just_come_is_not_paused() -> None:
 def test_hysteresis(running: int, queued: int, swapped: bool) -> None:
     d = Driver(places=1)
     d.submit("a", running)
-    d.report(1.0, progress=(Progress("a", 0, 10),))
+    d.report(1.0, progress=(RequestProgress("a", 0, 10),))
     d.submit("b", queued, 1.0)
     assert d.running == (["b"] if swapped else ["a"])
 

@@ -2,7 +2,14 @@
 
 from math import inf
 
-from services.core import Completion, FinishReason, Grant, Progress, Standing, WorkerView
+from services.core import (
+    Completion,
+    FinishReason,
+    Grant,
+    QueuePosition,
+    RequestProgress,
+    WorkerView,
+)
 from services.scheduler.core import events as ev
 from tests.scheduler.rounds.alise_driver import FRONT, Driver, G, about
 
@@ -15,39 +22,44 @@ def test_expected_waits_by_hand() -> None:
     for name, tokens in {"x": 10, "y": 30, "z": 500, "p": 60, "q": 300}.items():
         d.submit(name, tokens, 0.0)
         d.progress(name, 0, 0.0)
-    evicted = (Progress("p", 0, 10), Progress("q", 0, 10))
+    evicted = (RequestProgress("p", 0, 10), RequestProgress("q", 0, 10))
     d.state.workers["w0"].view = WorkerView("w0", "", "demo", 10_000, 16, 3, 5_000)
     d.report(0.0, evicted=evicted)
     d.submit("fresh", 50, 0.0)
     d.plans.clear()
-    d.report(0.25, progress=(Progress("z", 20, 30),))  # 480 left; its slice goes on
+    d.report(0.25, progress=(RequestProgress("z", 20, 30),))  # 480 left; its slice goes on
     assert d.queued == ["fresh", "p", "q"]
     [plan] = d.plans
     assert plan.extend == (Grant("z", 52),)
     assert plan.order == (
-        Standing("x", 0.0),
-        Standing("y", 0.0),
-        Standing("z", 0.0),
-        Standing("p", about(0.1 + 0.3 + 0.5)),
-        Standing("q", about(0.1 + 0.3 + 0.5 + 0.6)),
+        QueuePosition("x", 0.0),
+        QueuePosition("y", 0.0),
+        QueuePosition("z", 0.0),
+        QueuePosition("p", about(0.1 + 0.3 + 0.5)),
+        QueuePosition("q", about(0.1 + 0.3 + 0.5 + 0.6)),
     )
     assert plan.victims == ("z", "y", "x")
     d.plans.clear()
-    d.report(0.95, progress=(Progress("z", 40, 50),))
+    d.report(0.95, progress=(RequestProgress("z", 40, 50),))
     [plan] = d.plans
     assert plan.order[-2:] == (
-        Standing("p", about(0.9)),
-        Standing("q", about(1.5)),
+        QueuePosition("p", about(0.9)),
+        QueuePosition("q", about(1.5)),
     )
     for name in "xy":  # who doubles what it was to make is after all these
         d.progress(name, 300, 1.0)
     d.plans.clear()
-    d.report(2.9, progress=(Progress("z", 60, 70),))
-    assert d.plans[-1].order[-2:] == (Standing("p", about(0.1)), Standing("q", about(0.1)))
+    d.report(2.9, progress=(RequestProgress("z", 60, 70),))
+    assert d.plans[-1].order[-2:] == (
+        QueuePosition("p", about(0.1)),
+        QueuePosition("q", about(0.1)),
+    )
     d.plans.clear()
-    d.report(3.1, progress=(Progress("z", 80, 90),))  # `p` is there, and q's turn is after it
+    d.report(
+        3.1, progress=(RequestProgress("z", 80, 90),)
+    )  # `p` is there, and q's turn is after it
     assert d.levels() | {"p": FRONT} == d.levels()
-    assert d.plans[-1].order[-2:] == (Standing("p", 0.0), Standing("q", about(0.6 + 0.5)))
+    assert d.plans[-1].order[-2:] == (QueuePosition("p", 0.0), QueuePosition("q", about(0.6 + 0.5)))
 
 
 def test_who_rests_at_a_worker_goes_home_to_it_only() -> None:
@@ -55,7 +67,9 @@ def test_who_rests_at_a_worker_goes_home_to_it_only() -> None:
     d.submit("a", 400, prompt=100)
     d.progress("a", 100, 1.0, prompt=100)
     d.submit("b", 420, prompt=90)
-    d.report(2.0, evicted=(Progress("b", 8, 98),), progress=(Progress("a", 150, 250),))
+    d.report(
+        2.0, evicted=(RequestProgress("b", 8, 98),), progress=(RequestProgress("a", 150, 250),)
+    )
     assert ev.Preempt(G, "b", 8) in d.told
     d.attach("w1")
     d.report(3.0, on="w1")
@@ -73,7 +87,7 @@ def test_who_lost_its_kv_is_free_to_go_elsewhere() -> None:
     assert d.queued == ["a"]
     d.attach("w1")
     d.told.clear()
-    d.report(3.0, applied=2, evicted=(Progress("a", 152, 0),))
+    d.report(3.0, applied=2, evicted=(RequestProgress("a", 152, 0),))
     assert list(d.state.workers["w1"].running) == ["a"]
     assert d.told == [
         ev.Preempt(G, "a", 152),
@@ -88,7 +102,7 @@ def test_news_of_one_that_was_paused_meanwhile() -> None:
     d.submit("a", 400, prompt=100)
     d.progress("a", 150, 1.0, prompt=100)
     d.submit("b", 20, 2.0, prompt=100)
-    d.report(2.1, applied=2, progress=(Progress("a", 153, 253),))
+    d.report(2.1, applied=2, progress=(RequestProgress("a", 153, 253),))
     assert d.state.ledger.output(d.state.jobs["a"]) == 153
     d.report(2.2, applied=2, finished=(Completion("a", 154, FinishReason.STOP),))
     assert d.queued == [] and "a" not in d.state.jobs
@@ -104,9 +118,9 @@ def test_an_eviction_before_a_pause_that_is_over_is_history() -> None:
     d.step(ev.Cancelled(G, "b", FinishReason.CANCELLED, 0), 2.0)  # plan 4 lets it run again
     assert d.running == ["a"]
     d.told.clear()
-    d.report(2.1, applied=2, evicted=(Progress("a", 151, 0),))
+    d.report(2.1, applied=2, evicted=(RequestProgress("a", 151, 0),))
     assert d.running == ["a"] and d.told == []
-    d.report(2.2, applied=d.plans[-1].seq, evicted=(Progress("a", 151, 0),))
+    d.report(2.2, applied=d.plans[-1].seq, evicted=(RequestProgress("a", 151, 0),))
     assert d.state.ledger.preemptions(d.state.jobs["a"]) == 2 and ev.Preempt(G, "a", 151) in d.told
 
 

@@ -2,7 +2,15 @@
 
 from typing import Any
 
-from services.core import Completion, FinishReason, Grant, Plan, Progress, StaticBatch, WorkerView
+from services.core import (
+    Completion,
+    FinishReason,
+    Grant,
+    Plan,
+    RequestProgress,
+    StaticBatch,
+    WorkerView,
+)
 from services.costs import BatchTiming
 from services.forecast import certain
 from services.policies.preset import choose
@@ -36,8 +44,8 @@ def timed(actions: Any) -> list[BatchTiming]:
     return [action.timing for action in actions if action.kind == "timed"]
 
 
-def made(**outputs: int) -> tuple[Progress, ...]:
-    return tuple(Progress(name, tokens, tokens) for name, tokens in outputs.items())
+def made(**outputs: int) -> tuple[RequestProgress, ...]:
+    return tuple(RequestProgress(name, tokens, tokens) for name, tokens in outputs.items())
 
 
 def ended(name: str, tokens: int, reason: FinishReason = FinishReason.STOP) -> Completion:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from textwrap import dedent
 from typing import Any
 
-from services.core import Grant, HeldRequest, Plan, Progress, Report, Standing
+from services.core import Grant, HeldRequest, Plan, QueuePosition, Report, RequestProgress
 from services.costs import Direction
 from services.worker.kv.moves import Moves
 from services.worker.requests.batch import NewToken, StepBatch
@@ -130,7 +130,7 @@ class Transcript:
 
     def rank(self, residency: str, waits_s: dict[str, float], **directives: Any) -> None:
         """A plan with this order of requests and their expected waits."""
-        order = [Standing(name, wait_s) for name, wait_s in waits_s.items()]
+        order = [QueuePosition(name, wait_s) for name, wait_s in waits_s.items()]
         self.plan(order=order, residency=residency, **directives)
 
     def _report(self) -> None:
@@ -175,5 +175,5 @@ def _said(report: Report) -> str:
     return f"report plan {report.applied_plan_seq}, free {report.free_blocks}{shared}: {said}"
 
 
-def _rests(progress: Progress) -> str:
+def _rests(progress: RequestProgress) -> str:
     return f" ({progress.held_tokens} rest)" if progress.held_tokens else ""

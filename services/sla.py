@@ -11,7 +11,7 @@ from math import inf
 from services.core import FinishReason, Sla
 
 
-class Cause(StrEnum):
+class SlaMissCause(StrEnum):
     """Which stage broke the agreement."""
 
     NONE = ""
@@ -25,7 +25,7 @@ class Cause(StrEnum):
 
 
 @dataclass(slots=True)
-class Timeline:
+class RequestTimeline:
     """When what happened to one choice, on its owner's clock."""
 
     arrival_s: float
@@ -98,7 +98,7 @@ class Timeline:
         return self.decode_s / (self.tokens - 1) if self.tokens > 1 else 0.0
 
 
-def verdict(sla: Sla, line: Timeline, reason: FinishReason) -> Cause:
+def judge_sla(sla: Sla, line: RequestTimeline, reason: FinishReason) -> SlaMissCause:
     """NONE when the agreement was kept, else the stage that broke it first.
 
     A TTFT miss is laid to the longer of queueing and prefill; a gap or pace miss to preemption
@@ -108,51 +108,55 @@ def verdict(sla: Sla, line: Timeline, reason: FinishReason) -> Cause:
     slow to write them, and we don't excuse ourselves by what may be our own doing.
     """
     if line.rejected:
-        return Cause.REJECTED
+        return SlaMissCause.REJECTED
     if line.ttft_s > sla.ttft_s:
-        return Cause.QUEUED if line.queued_s * 2 >= line.ttft_s else Cause.PREFILL
+        return SlaMissCause.QUEUED if line.queued_s * 2 >= line.ttft_s else SlaMissCause.PREFILL
     if line.longest_gap_s > sla.mtpot_s:
         preempted = line.preempted_gap_s > sla.mtpot_s
-        return _of_absence(line.swap_in_gap_s, line.preempted_gap_s) if preempted else Cause.DECODE
+        return (
+            _of_absence(line.swap_in_gap_s, line.preempted_gap_s)
+            if preempted
+            else SlaMissCause.DECODE
+        )
     if line.tpot_s > sla.tpot_s:
         steps = max(1, line.tokens - 1)
         unbroken_s = (line.decode_s - line.preempted_s) / steps
         unbroken = unbroken_s <= sla.tpot_s
-        return _of_absence(line.swap_in_s, line.preempted_s) if unbroken else Cause.DECODE
+        return _of_absence(line.swap_in_s, line.preempted_s) if unbroken else SlaMissCause.DECODE
     return _of_ending(line, reason)
 
 
-def _of_absence(swap_in_s: float, away_s: float) -> Cause:
-    return Cause.SWAP_IN if swap_in_s * 2 > away_s else Cause.PREEMPTED
+def _of_absence(swap_in_s: float, away_s: float) -> SlaMissCause:
+    return SlaMissCause.SWAP_IN if swap_in_s * 2 > away_s else SlaMissCause.PREEMPTED
 
 
-def _of_ending(line: Timeline, reason: FinishReason) -> Cause:
+def _of_ending(line: RequestTimeline, reason: FinishReason) -> SlaMissCause:
     if reason in (FinishReason.STOP, FinishReason.LENGTH):
-        return Cause.NONE
+        return SlaMissCause.NONE
     if reason is FinishReason.CANCELLED:
-        return Cause.CLIENT
+        return SlaMissCause.CLIENT
     if line.tokens and line.away:
         swap_in_s = max(0.0, line.ended_s - line.swap_in_since_s)
         return _of_absence(swap_in_s, line.ended_s - line.last_token_s)
     if line.tokens:
-        return Cause.DECODE
-    return Cause.QUEUED if line.placed_s == inf else Cause.PREFILL
+        return SlaMissCause.DECODE
+    return SlaMissCause.QUEUED if line.placed_s == inf else SlaMissCause.PREFILL
 
 
 BECAUSE = {
-    Cause.REJECTED: "it was refused",
-    Cause.QUEUED: "it waited too long to be placed",
-    Cause.PREFILL: "its prompt was worked on for too long",
-    Cause.PREEMPTED: "it was preempted for too long",
-    Cause.SWAP_IN: "its KV took too long to come back from host memory",
-    Cause.DECODE: "its tokens came too slowly, or not to their end",
-    Cause.CLIENT: "its client left",
+    SlaMissCause.REJECTED: "it was refused",
+    SlaMissCause.QUEUED: "it waited too long to be placed",
+    SlaMissCause.PREFILL: "its prompt was worked on for too long",
+    SlaMissCause.PREEMPTED: "it was preempted for too long",
+    SlaMissCause.SWAP_IN: "its KV took too long to come back from host memory",
+    SlaMissCause.DECODE: "its tokens came too slowly, or not to their end",
+    SlaMissCause.CLIENT: "its client left",
 }
 
 
-def sentence(sla: Sla, line: Timeline, reason: FinishReason) -> str:
+def explain_sla(sla: Sla, line: RequestTimeline, reason: FinishReason) -> str:
     """The verdict in words, with what was measured beside the budgets that there are."""
-    cause = verdict(sla, line, reason)
+    cause = judge_sla(sla, line, reason)
     missed = f"SLA {sla.name} missed ({cause}): {BECAUSE.get(cause, '')}"
     said = missed if cause else f"SLA {sla.name} met"
     if not line.tokens:

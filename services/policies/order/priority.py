@@ -21,14 +21,14 @@ def by_level(ranking: Ranking, priority: Ints) -> Ranking:
     if not len(level) or not np.any(level != level[0]):
         return ranking
     nth = np.unique(level, return_inverse=True)[1]
-    both = np.concatenate([ranking.key, ranking.line])
+    both = np.concatenate([ranking.key, ranking.queue_key])
     place = np.unique(both, return_inverse=True)[1].astype(float)  # keys and lines are compared
     key = place[: len(level)] + nth * float(len(both))
     line = place[len(level) :] + nth * float(len(both))
     return replace(
         ranking,
         key=key,
-        line=np.where(np.isneginf(ranking.line), -np.inf, line),
+        queue_key=np.where(np.isneginf(ranking.queue_key), -np.inf, line),
         lift_s=np.where(nth > 0, np.inf, ranking.lift_s),
     )
 

@@ -5,16 +5,16 @@ from collections.abc import Sequence
 import numpy as np
 
 from services.forecast import Ints
-from services.policies.snapshot import NOWHERE, Bools, Contest, Worker
+from services.policies.snapshot import NOWHERE, Bools, Candidates, WorkerSnapshot
 
 
-def settled(contest: Contest) -> Ints:
+def settled(contest: Candidates) -> Ints:
     """The worker of everyone who has one: who runs, or waits with KV there. Else NOWHERE."""
-    fixed = contest.runs | contest.resting()
+    fixed = contest.is_running | contest.is_paused_with_kv()
     return np.where(fixed, contest.jobs.home, NOWHERE)
 
 
-def takes(contest: Contest, worker: Worker, rows: Ints) -> Bools:
+def takes(contest: Candidates, worker: WorkerSnapshot, rows: Ints) -> Bools:
     """Who has its model, and could make all it may there."""
     jobs = contest.jobs
     reach = jobs.prompt[rows] + jobs.cap[rows]
@@ -22,16 +22,16 @@ def takes(contest: Contest, worker: Worker, rows: Ints) -> Bools:
     return able
 
 
-def free_places(contest: Contest, worker: Worker) -> int:
+def free_places(contest: Candidates, worker: WorkerSnapshot) -> int:
     """Free ones, and those whose holders the first who waits may pass."""
-    here = contest.runs & (contest.jobs.home == worker.number)
-    first = contest.line[~contest.runs].min()
-    stay = int(np.count_nonzero(contest.line[here] <= first))
-    return max(0, worker.places - stay)
+    here = contest.is_running & (contest.jobs.home == worker.number)
+    first = contest.queue_key[~contest.is_running].min()
+    stay = int(np.count_nonzero(contest.queue_key[here] <= first))
+    return max(0, worker.max_running - stay)
 
 
 def seated(
-    contest: Contest, workers: Sequence[Worker], free: Sequence[int], fresh: Ints
+    contest: Candidates, workers: Sequence[WorkerSnapshot], free: Sequence[int], fresh: Ints
 ) -> tuple[Ints, Ints]:
     """The most urgent of `fresh`, as many as places can be found for, in their order; and how hard
     each is to seat: whoever fits fewer workers has the greater number. Dealt by falling numbers,

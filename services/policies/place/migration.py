@@ -5,14 +5,14 @@ import numpy as np
 
 from services.forecast import Floats, Ints
 from services.policies.parameters import Param
+from services.policies.place.eligibility import settled, takes
 from services.policies.place.loads import works_s
-from services.policies.place.seats import settled, takes
-from services.policies.snapshot import Contest
+from services.policies.snapshot import Candidates
 
 MOVE_GAIN = {"move_gain": Param(0.0, 0.0, 1e6)}
 
 
-def moved(contest: Contest, gain: float) -> Ints:
+def moved(contest: Candidates, gain: float) -> Ints:
     """As `settled`, but that some of those who rest are moved; none at a `gain` of 0.
 
     Who has to wait where its KV is goes to a worker that has room for it, if the work ahead of it
@@ -22,18 +22,20 @@ def moved(contest: Contest, gain: float) -> Ints:
     runs is never moved. O(resting · workers).
     """
     at = settled(contest)
-    rests = np.flatnonzero(contest.resting())
+    rests = np.flatnonzero(contest.is_paused_with_kv())
     if gain <= 0 or len(contest.workers) < 2 or not len(rests):
         return at
     turn = np.empty(len(at), np.int64)  # everybody's place, were there one line for all
-    turn[np.lexsort((np.arange(len(at)), ~contest.runs, contest.line))] = np.arange(len(at))
+    turn[np.lexsort((np.arange(len(at)), ~contest.is_running, contest.queue_key))] = np.arange(
+        len(at)
+    )
     rests = rests[np.argsort(turn[rests])]
     jobs, workers = contest.jobs, contest.workers
     index = {worker.number: i for i, worker in enumerate(workers)}
-    places = np.array([worker.places for worker in workers])
+    places = np.array([worker.max_running for worker in workers])
     rooms = np.array([worker.room_tokens for worker in workers], float)
     work = works_s(contest)
-    finals = np.repeat((jobs.context + jobs.left)[:, None], len(workers), axis=1)
+    finals = np.repeat((jobs.context + jobs.expected_remaining)[:, None], len(workers), axis=1)
     ones = np.ones_like(work)
     work_s, tokens, count = (_ahead(contest, turn, rests, v) for v in (work, finals, ones))
     again_s = _again_s(contest)[rests]
@@ -54,7 +56,7 @@ def moved(contest: Contest, gain: float) -> Ints:
     return at
 
 
-def _again_s(contest: Contest) -> Floats:
+def _again_s(contest: Candidates) -> Floats:
     """Seconds in which each one's KV is made anew at each worker, (rows, workers)."""
     missing = np.repeat(contest.jobs.context[:, None], len(contest.workers), axis=1)
     if contest.cached.size:
@@ -63,14 +65,14 @@ def _again_s(contest: Contest) -> Floats:
     return again
 
 
-def _ahead(contest: Contest, turn: Ints, rests: Ints, values: Floats) -> Floats:
+def _ahead(contest: Candidates, turn: Ints, rests: Ints, values: Floats) -> Floats:
     """What is served before each of those who rest, in order, at each worker: `values` (rows,
     workers) of all that run there, where it is at home of those of them with an earlier turn, and
     of those who rest there and come before it."""
     home = contest.jobs.home
     ahead = np.zeros((len(rests), len(contest.workers)))
     for i, worker in enumerate(contest.workers):
-        runs = np.flatnonzero(contest.runs & (home == worker.number))
+        runs = np.flatnonzero(contest.is_running & (home == worker.number))
         runs = runs[np.argsort(turn[runs])]
         totals = np.concatenate([[0.0], np.cumsum(values[runs, i])])
         here = home[rests] == worker.number

@@ -19,14 +19,14 @@ CELLS = ("like", *CHOICES, "params", *TEXTS)
 
 
 @dataclass(frozen=True)
-class Row:
+class PresetRow:
     """`given` are the numbers that it says itself; the others of its params are defaults."""
 
     preset: Preset
     given: frozenset[str]
 
 
-def rows(file: str = "") -> dict[str, Row]:
+def load_preset_rows(file: str = "") -> dict[str, PresetRow]:
     """All of them by name, those of the user's file last. Raises ValueError, which names the row,
     for a mistake in it, and for a file that can't be read."""
     known = _shipped()
@@ -40,15 +40,15 @@ def rows(file: str = "") -> dict[str, Row]:
     return known
 
 
-def presets_of(file: str = "") -> dict[str, Preset]:
-    return {name: row.preset for name, row in rows(file).items()}
+def load_presets(file: str = "") -> dict[str, Preset]:
+    return {name: row.preset for name, row in load_preset_rows(file).items()}
 
 
-def _shipped() -> dict[str, Row]:
+def _shipped() -> dict[str, PresetRow]:
     text = files("services.policies").joinpath("presets.toml").read_text()
     tables = tomllib.loads(text)
     return {
-        name: Row(read_row(name, cells), frozenset(cells.get("params", ())))
+        name: PresetRow(read_row(name, cells), frozenset(cells.get("params", ())))
         for name, cells in tables.items()
     }
 
@@ -62,7 +62,7 @@ def _tables(file: str) -> dict[str, Any]:
         raise ValueError(f"{file} is no TOML: {error}") from None
 
 
-def _added(name: str, cells: Any, known: Mapping[str, Row], file: str) -> Row:
+def _added(name: str, cells: Any, known: Mapping[str, PresetRow], file: str) -> PresetRow:
     if not isinstance(cells, dict):
         raise ValueError("is no row; a row is a table, [NAME] and its cells")
     if name in known:
@@ -78,7 +78,7 @@ def _added(name: str, cells: Any, known: Mapping[str, Row], file: str) -> Row:
     if "like" not in cells:
         if missing := [key for key in CHOICES if key not in cells]:
             raise ValueError(f'has no {", ".join(missing)}; give all, or like = "ROW"')
-        return Row(read_row(name, cells | texts), frozenset(cells.get("params", ())))
+        return PresetRow(read_row(name, cells | texts), frozenset(cells.get("params", ())))
     base = cells["like"]
     require_known("row", base, known)
     params = cells.get("params", {})
@@ -86,4 +86,4 @@ def _added(name: str, cells: Any, known: Mapping[str, Row], file: str) -> Row:
     preset = choose(base, given, {base: known[base].preset})
     about, source = texts.get("about", f"like {base}"), texts["source"]
     kept = (known[base].given | set(params)) & set(preset.params)
-    return Row(replace(preset, name=name, about=about, source=source), frozenset(kept))
+    return PresetRow(replace(preset, name=name, about=about, source=source), frozenset(kept))

@@ -17,7 +17,7 @@ the next one's turn) → the worker of each batch, by its place among them, or N
 
 
 @dataclass(frozen=True, slots=True)
-class BatchPlace:
+class BatchPlacement:
     """`bind`: batches wait for a worker each; None: whoever has nothing to do takes the next."""
 
     bind: Bind | None = None
@@ -53,8 +53,8 @@ def max_min(loads_s: Floats, serve_s: Floats, able: Bools, last: int) -> Ints:
     return seats
 
 
-BATCH_PLACES: dict[str, BatchPlace] = {
-    "least_load": BatchPlace(),
-    "round_robin": BatchPlace(round_robin),
-    "max_min": BatchPlace(max_min),
+BATCH_PLACEMENTS: dict[str, BatchPlacement] = {
+    "least_load": BatchPlacement(),
+    "round_robin": BatchPlacement(round_robin),
+    "max_min": BatchPlacement(max_min),
 }

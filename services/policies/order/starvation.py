@@ -15,10 +15,10 @@ from math import inf
 import numpy as np
 
 from services.forecast import Floats, Ints
-from services.policies.memory import Memory
+from services.policies.memory import PolicyMemory
 from services.policies.order.ranking import CLASS, TICK_S, next_of
 from services.policies.parameters import Param
-from services.policies.snapshot import Bools, Jobs, Snapshot, Worker
+from services.policies.snapshot import Bools, RequestColumns, Snapshot, WorkerSnapshot
 
 STARVED, FRONT = "starved", "front"
 
@@ -43,7 +43,7 @@ class Starving:
 
 
 def starving(
-    snapshot: Snapshot, rows: Ints, split: int, memory: Memory, starved_s: float
+    snapshot: Snapshot, rows: Ints, split: int, memory: PolicyMemory, starved_s: float
 ) -> Starving:
     """Of these, of whom those before `split` wait, once who waited `starved_s` is starved.
     O(jobs), and O(jobs · workers) while anybody starves."""
@@ -54,7 +54,7 @@ def starving(
     starved = (was_starved > 0) | (waited_s >= starved_s - TICK_S)
     front = was_front > 0
     if starved.any():
-        front = _to_front(front, starved, jobs.take(rows), split, snapshot.workers)
+        front = _to_front(front, starved, jobs.select(rows), split, snapshot.workers)
     crowded = bool((starved & ~front)[:split].any())  # time alone brings nobody to the front
     lift_s = np.where(front, 0.0, inf if crowded else np.maximum(0.0, starved_s - waited_s))
     waits = ~front[:split]
@@ -68,7 +68,11 @@ def at_front(key: Floats, front: Bools, age_s: Floats) -> Floats:
 
 
 def _to_front(
-    front: Bools, starved: Bools, jobs: Jobs, split: int, workers: Sequence[Worker]
+    front: Bools,
+    starved: Bools,
+    jobs: RequestColumns,
+    split: int,
+    workers: Sequence[WorkerSnapshot],
 ) -> Bools:
     """Who runs at the front, or rests, keeps its worker's seat. The others go to the starved, the
     oldest first: each worker's to one that rests there; and as nobody knows yet where one without
@@ -98,10 +102,10 @@ def _to_front(
     return front
 
 
-def _oldest(among: Bools, jobs: Jobs) -> int | None:
+def _oldest(among: Bools, jobs: RequestColumns) -> int | None:
     at = np.flatnonzero(among)
     return int(at[np.lexsort((jobs.serial[at], jobs.arrival_s[at]))[0]]) if len(at) else None
 
 
-def _older(jobs: Jobs, one: int, other: int) -> bool:
+def _older(jobs: RequestColumns, one: int, other: int) -> bool:
     return bool(jobs.arrival_s[one] <= jobs.arrival_s[other])

@@ -5,9 +5,9 @@ from collections.abc import Callable
 import numpy as np
 
 from services.forecast import Ints
+from services.policies.place.eligibility import free_places, seated, takes
 from services.policies.place.loads import Loads
-from services.policies.place.seats import free_places, seated, takes
-from services.policies.snapshot import NOWHERE, Contest
+from services.policies.snapshot import NOWHERE, Candidates
 
 # Of the workers that can (indices), by their scores for this job; `turn` counts jobs and rounds.
 Pick = Callable[[list[float], int, list[int]], int]
@@ -22,7 +22,7 @@ def next_in_turn(scores: list[float], turn: int, able: list[int]) -> int:
 
 
 def deal(
-    contest: Contest, at: Ints, loads: Loads, pick: Pick = least, longest_first: bool = False
+    contest: Candidates, at: Ints, loads: Loads, pick: Pick = least, longest_first: bool = False
 ) -> Ints:
     """The worker's number for every row, NOWHERE for who finds no place; `at` is the same of those
     who have one before.

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from services.forecast import Floats
-from services.policies.memory import Memory
+from services.policies.memory import PolicyMemory
 from services.policies.order import (
     alise,
     arrival,
@@ -27,7 +27,7 @@ class Order:
     one who runs. `of_batch` is a batch's key by the longest wait in it and the time it is served
     in, ascending by urgency; None where a batch is as urgent as its most urgent member."""
 
-    rank: Callable[[Snapshot, Params, Memory], Ranking]
+    rank: Callable[[Snapshot, Params, PolicyMemory], Ranking]
     params: dict[str, Param]
     preempts: bool
     of_batch: Callable[[Floats, Floats], Floats] | None = None

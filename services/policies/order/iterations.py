@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from services.forecast import Floats, Ints
-from services.policies.memory import Memory
+from services.policies.memory import PolicyMemory
 from services.policies.order.pace import Pace
 from services.policies.snapshot import Bools, Snapshot
 
@@ -20,7 +20,7 @@ ROUND_S = "ranked_s"
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class IterationProgress:
     """Since the last round, parallel to the rows it was asked of: `tokens` made and KV `prefilled`,
     whether a job `ran`, and the `waited_s` of those who wait now. `seen`: it was there before;
     of who was not, only the waiting counts."""
@@ -37,7 +37,9 @@ class Progress:
         return self.tokens + (self.prefilled > 0)
 
 
-def progress(snapshot: Snapshot, memory: Memory, rows: Ints, split: int) -> tuple[Progress, Memory]:
+def progress(
+    snapshot: Snapshot, memory: PolicyMemory, rows: Ints, split: int
+) -> tuple[IterationProgress, PolicyMemory]:
     """Of these, of whom those before `split` wait; and the memory of when it was asked. Its
     columns are for the caller to remember. O(jobs)."""
     jobs = snapshot.jobs
@@ -53,10 +55,10 @@ def progress(snapshot: Snapshot, memory: Memory, rows: Ints, split: int) -> tupl
     waited_s = np.maximum(snapshot.now - np.where(seen, last_s, since_s), 0.0)
     waited_s[split:] = 0.0
     columns = {MADE: output + 1.0, HELD: held.astype(float)}
-    found = Progress(seen, ran, tokens, prefilled, waited_s, columns)
+    found = IterationProgress(seen, ran, tokens, prefilled, waited_s, columns)
     return found, memory.with_numbers(**{ROUND_S: snapshot.now})
 
 
-def served_s(done: Progress, pace: Pace, step_s: float) -> Floats:
+def served_s(done: IterationProgress, pace: Pace, step_s: float) -> Floats:
     """The time on the clock in which they ran since the last round."""
     return done.tokens * step_s + done.prefilled * pace.prefill_token_s

@@ -5,14 +5,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from services.forecast import Floats, Ints
-from services.policies.snapshot import Bools, Contest
+from services.policies.snapshot import Bools, Candidates
 
 NEXT = "batch_next"  # the last id that was given
 NOTES = ("batch", "seat", "closed", "sent", "serve_s", "evictions")
 
 
 @dataclass(slots=True)
-class Standing:
+class BatchState:
     """Columns parallel to the contest, changed while a round is arranged.
 
     `batch` is the id, 0 in the pool; `seat` the worker it waits for or was sent to, 0 for any;
@@ -34,14 +34,14 @@ class Standing:
         self.last += count
         return np.arange(self.last - count + 1, self.last + 1)
 
-    def notes(self, contest: Contest) -> dict[str, Floats]:
+    def notes(self, contest: Candidates) -> dict[str, Floats]:
         """To be remembered."""
         columns = (self.batch, self.seat, self.closed, self.sent, self.serve_s)
         kept = (*columns, contest.jobs.evictions)
         return {name: column.astype(float) for name, column in zip(NOTES, kept, strict=True)}
 
 
-def recalled(contest: Contest, returns: bool, splits: bool) -> Standing:
+def recalled(contest: Candidates, returns: bool, splits: bool) -> BatchState:
     """As it stands now.
 
     Where slices `return`, whoever has made its own goes back to the pool; so does whoever was sent
@@ -49,24 +49,24 @@ def recalled(contest: Contest, returns: bool, splits: bool) -> Standing:
     and it `splits`, its members wait again in two halves that nobody can be added to, those that
     still run with the rest (papers/004 §III-C).
     """
-    waits, jobs = ~contest.runs, contest.jobs
-    batch = contest.note("batch").astype(np.int64)
-    sent = contest.note("sent") > 0
-    evicted = waits & sent & (jobs.evictions > contest.note("evictions"))
-    standing = Standing(
+    waits, jobs = ~contest.is_running, contest.jobs
+    batch = contest.noted("batch").astype(np.int64)
+    sent = contest.noted("sent") > 0
+    evicted = waits & sent & (jobs.evictions > contest.noted("evictions"))
+    standing = BatchState(
         batch,
-        contest.note("seat").astype(np.int64),
-        contest.note("closed") > 0,
+        contest.noted("seat").astype(np.int64),
+        contest.noted("closed") > 0,
         sent,
-        contest.note("serve_s").copy(),
-        contest.runs & jobs.spent if returns else np.zeros(len(waits), bool),
+        contest.noted("serve_s").copy(),
+        contest.is_running & jobs.slice_exhausted if returns else np.zeros(len(waits), bool),
         int(contest.numbers.get(NEXT, 0)),
     )
     back = standing.paused | (waits & sent)
     if splits:
         for broken in np.unique(batch[evicted & (batch > 0)]).tolist():
             members = np.flatnonzero(batch == broken)
-            standing.paused[members] |= contest.runs[members]
+            standing.paused[members] |= contest.is_running[members]
             back[members] = False
             _split(standing, members)
     _forget(standing, back)
@@ -77,7 +77,7 @@ def recalled(contest: Contest, returns: bool, splits: bool) -> Standing:
     return standing
 
 
-def _split(standing: Standing, members: Ints) -> None:
+def _split(standing: BatchState, members: Ints) -> None:
     half = (len(members) + 1) // 2
     for part in (members[:half], members[half:]):
         if len(part):
@@ -88,7 +88,7 @@ def _split(standing: Standing, members: Ints) -> None:
     standing.serve_s[members] = 0.0
 
 
-def _forget(standing: Standing, rows: Bools) -> None:
+def _forget(standing: BatchState, rows: Bools) -> None:
     standing.batch[rows] = 0
     standing.seat[rows] = 0
     standing.closed[rows] = standing.sent[rows] = False

@@ -7,7 +7,7 @@ from services.forecast import Ints
 from services.policies.form import dp, fixed, wma
 from services.policies.form.pool import Batches, Room, Sizes
 from services.policies.parameters import Param, Params
-from services.policies.snapshot import Worker
+from services.policies.snapshot import WorkerSnapshot
 
 MOST = 4_096
 
@@ -29,7 +29,7 @@ class Cut:
     inserts: bool = False
     in_order: bool = False
 
-    def room(self, worker: Worker, params: Params) -> Room:
+    def room(self, worker: WorkerSnapshot, params: Params) -> Room:
         """What one batch may take of it."""
         return Room.of(worker, params.get("zeta", 1.0), int(params["batch_size"]))
 
