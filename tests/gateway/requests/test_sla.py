@@ -7,7 +7,7 @@ import pytest
 from gateway.config import SLA_CLASSES, GatewayConfig, SlaClass
 from gateway.requests.sla import SlaError, parse_header, resolve
 from services.core import FinishReason, Sla
-from services.sla import SlaMissCause, RequestTimeline, judge_sla
+from services.sla import RequestTimeline, SlaMissCause, judge_sla
 
 CLASSES = {name: kind.named(name) for name, kind in SLA_CLASSES.items()}
 TIGHT = Sla("tight", ttft_s=1.0, tpot_s=0.1, mtpot_s=0.5)
@@ -71,7 +71,9 @@ def make_timeline(
 STEADY = (0.5, 0.55, 0.6, 0.65)
 
 
-def swapped(away_s: float, resumed_s: float, back_s: float, ended_s: float = 10.0) -> RequestTimeline:
+def swapped(
+    away_s: float, resumed_s: float, back_s: float, ended_s: float = 10.0
+) -> RequestTimeline:
     """A token at 0.5 s, a preemption, a resume from host memory, and a token at `back_s`."""
     timeline = make_timeline(tokens=(0.5,), ended_s=ended_s)
     if away_s < inf:
@@ -154,5 +156,6 @@ def test_longest_gap_is_judged_by_its_own_swap() -> None:
 
 def test_class_without_limits_is_always_met() -> None:
     assert (
-        judge_sla(CLASSES["batch"], make_timeline(50, (90.0, 99.0)), FinishReason.STOP) is SlaMissCause.NONE
+        judge_sla(CLASSES["batch"], make_timeline(50, (90.0, 99.0)), FinishReason.STOP)
+        is SlaMissCause.NONE
     )
