@@ -162,8 +162,8 @@ async def _round_apart(
     state, now = busy.state, busy.now
     began = time.perf_counter()
     state.step(ev.Round(), now)
-    if state.rounds.contest:
-        arranger.ask(state.rounds.contest)
+    if state.rounds.candidates:
+        arranger.ask(state.rounds.candidates)
         state.step(await arranged.get(), now)
     return (time.perf_counter() - began) * 1e3
 

@@ -13,12 +13,9 @@ from services.scheduler.service import SchedulerService
 
 
 def build(config: SchedulerConfig, registry: CollectorRegistry, tracing: Tracing) -> Unit:
-    advisers = PeerChannels(
-        connect(config.predictor_address),
-        connect(config.estimator_address),
-    )
+    channels = PeerChannels(connect(config.predictor_address), connect(config.estimator_address))
     batcher = connect(config.batcher_address) if config.batcher_address else None
-    service = SchedulerService(config, advisers, registry, batcher, tracing.service(config.section))
+    service = SchedulerService(config, channels, registry, batcher, tracing.service(config.section))
     mount = Mount(
         "foretoken.v1.Scheduler", scheduler_pb2_grpc.add_SchedulerServicer_to_server, service
     )

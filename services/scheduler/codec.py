@@ -1,4 +1,4 @@
-"""Between the scheduler's events and actions and their messages."""
+"""Converts between the scheduler's messages and its events and actions."""
 
 from math import inf
 
@@ -11,7 +11,7 @@ from services.runtime.prefix import decode_hashes
 from services.scheduler.core import events as ev
 from services.scheduler.observe.story import Story
 
-MOST_TENANT_CHARS = 256
+MAX_TENANT_CHARS = 256
 
 _REJECT_TO_PROTO: dict[RejectReason, scheduler_pb2.RejectReason.ValueType] = {
     RejectReason.QUEUE_FULL: scheduler_pb2.REJECT_REASON_QUEUE_FULL,
@@ -23,7 +23,7 @@ _REJECT_TO_PROTO: dict[RejectReason, scheduler_pb2.RejectReason.ValueType] = {
 
 
 def decode_request(message: scheduler_pb2.NewRequest, now: float) -> Request:
-    """Ages and remaining times become readings of our clock."""
+    """Ages and remaining times become readings of the scheduler's clock."""
     arrival = now - max(0.0, message.age_s)
     deadline = now + message.deadline_in_s if message.HasField("deadline_in_s") else inf
     return Request(
@@ -38,7 +38,7 @@ def decode_request(message: scheduler_pb2.NewRequest, now: float) -> Request:
         sla=decode_sla(message.sla),
         worker_id=message.worker_id,
         prefix_hashes=decode_hashes(message.prefix_hashes, CHAIN),
-        tenant=message.tenant[:MOST_TENANT_CHARS],
+        tenant=message.tenant[:MAX_TENANT_CHARS],
         include_forecast=message.include_forecast,
         priority=message.priority,
     )
@@ -85,66 +85,48 @@ def decode_arrangement(message: batcher_pb2.Arrangement) -> ev.Arranged:
     )
 
 
-def _place(action: ev.Place) -> scheduler_pb2.RequestEvent:
-    placed = scheduler_pb2.Placed(
-        worker_id=action.worker_id, worker_address=action.address, queued_s=action.queued_s
-    )
-    return scheduler_pb2.RequestEvent(request_id=action.request_id, placed=placed)
-
-
-def _preempt(action: ev.Preempt) -> scheduler_pb2.RequestEvent:
-    preempted = scheduler_pb2.Preempted(output_tokens=action.output_tokens)
-    return scheduler_pb2.RequestEvent(request_id=action.request_id, preempted=preempted)
-
-
-def _resume(action: ev.Resume) -> scheduler_pb2.RequestEvent:
-    resumed = scheduler_pb2.Resumed(held_tokens=action.held_tokens)
-    return scheduler_pb2.RequestEvent(request_id=action.request_id, resumed=resumed)
-
-
-def _finish(action: ev.Finish) -> scheduler_pb2.RequestEvent:
-    finished = scheduler_pb2.Finished(
-        reason=encode_reason(action.reason),
-        output_tokens=action.output_tokens,
-        preemptions=action.preemptions,
-        queued_s=action.queued_s,
-        message=action.message,
-    )
-    return scheduler_pb2.RequestEvent(request_id=action.request_id, finished=finished)
-
-
-def _refuse(action: ev.Refuse) -> scheduler_pb2.RequestEvent:
-    rejected = scheduler_pb2.Rejected(
-        reason=_REJECT_TO_PROTO[action.reject.reason],
-        message=action.reject.message,
-        retry_after_s=action.reject.retry_after_s,
-    )
-    return scheduler_pb2.RequestEvent(request_id=action.request_id, rejected=rejected)
-
-
-def _forecast_update(action: ev.SendForecast) -> scheduler_pb2.RequestEvent:
-    update = scheduler_pb2.ForecastUpdate(
-        forecast=encode_forecast(action.forecast), token_s=action.token_s, ttft_s=action.ttft_s
-    )
-    return scheduler_pb2.RequestEvent(request_id=action.request_id, forecast_update=update)
-
-
-def encode_request_event(
-    action: ev.Place | ev.Preempt | ev.Resume | ev.SendForecast | ev.Finish | ev.Refuse,
-) -> scheduler_pb2.SchedulerEvent:
+def encode_request_event(action: ev.GatewayMessage) -> scheduler_pb2.SchedulerEvent:
+    event = scheduler_pb2.RequestEvent(request_id=action.request_id)
     match action:
         case ev.Place():
-            event = _place(action)
+            event.placed.CopyFrom(
+                scheduler_pb2.Placed(
+                    worker_id=action.worker_id,
+                    worker_address=action.address,
+                    queued_s=action.queued_s,
+                )
+            )
         case ev.Preempt():
-            event = _preempt(action)
+            preempted = scheduler_pb2.Preempted(output_tokens=action.output_tokens)
+            event.preempted.CopyFrom(preempted)
         case ev.Resume():
-            event = _resume(action)
+            event.resumed.CopyFrom(scheduler_pb2.Resumed(held_tokens=action.held_tokens))
         case ev.SendForecast():
-            event = _forecast_update(action)
+            event.forecast_update.CopyFrom(
+                scheduler_pb2.ForecastUpdate(
+                    forecast=encode_forecast(action.forecast),
+                    token_s=action.token_s,
+                    ttft_s=action.ttft_s,
+                )
+            )
         case ev.Finish():
-            event = _finish(action)
+            event.finished.CopyFrom(
+                scheduler_pb2.Finished(
+                    reason=encode_reason(action.reason),
+                    output_tokens=action.output_tokens,
+                    preemptions=action.preemptions,
+                    queued_s=action.queued_s,
+                    message=action.message,
+                )
+            )
         case ev.Refuse():
-            event = _refuse(action)
+            event.rejected.CopyFrom(
+                scheduler_pb2.Rejected(
+                    reason=_REJECT_TO_PROTO[action.reject.reason],
+                    message=action.reject.message,
+                    retry_after_s=action.reject.retry_after_s,
+                )
+            )
     return scheduler_pb2.SchedulerEvent(request=event)
 
 

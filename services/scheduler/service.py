@@ -1,9 +1,10 @@
-"""The scheduler's servicer: decode, step, carry out. It alone reads the clock."""
+"""The scheduler's servicer: decodes messages, steps the state, performs its actions. It is the only
+reader of the clock."""
 
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator
 from contextlib import ExitStack, suppress
 from itertools import count
 from math import inf
@@ -46,14 +47,12 @@ from services.scheduler.observe.story_recorder import StoryRecorder
 
 log = logging.getLogger(__name__)
 
-REPORT_S = 0.01  # a worker's next is about so far away
-OUTCOMES_S = 1.0  # what the predictor gets to hear the last of them
-
-GatewayEvents = ev.Place | ev.Preempt | ev.Resume | ev.SendForecast | ev.Finish | ev.Refuse
+REPORT_S = 0.01  # about the time between two reports of a worker
+OUTCOMES_S = 1.0  # bound on delivering the last outcomes to the predictor
 
 
 class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
-    """Owns the state and every stream into it. `run` must be running for answers to come.
+    """Owns the state and every stream into it. `run` must run for answers to arrive.
 
     Raises ValueError at construction for an unknown policy or choice.
     """
@@ -61,12 +60,12 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
     def __init__(
         self,
         config: SchedulerConfig,
-        advisers: PeerChannels,
+        channels: PeerChannels,
         registry: CollectorRegistry,
         batcher: aio.Channel | None = None,
         spans: Spans = NO_SPANS,
     ):
-        """`batcher`: the way to a batcher of its own, where there is one."""
+        """`batcher` is the channel to a batcher process, if there is one."""
         preset = config.chosen()
         self.config = config
         self.state = SchedulerState(preset, limits_of(config), apart=batcher is not None)
@@ -74,8 +73,8 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         self.metrics = SchedulerMetrics(registry)
         self.metrics.watch(self.state)
         self._spans = SchedulerSpans(spans)
-        self._advice = PeerServices(config, advisers, self, self._spans.forecast_parent)
-        self._arranger = batcher and BatcherLink(
+        self._peers = PeerServices(config, channels, self, self._spans.forecast_parent)
+        self._batcher = batcher and BatcherLink(
             batcher,
             preset,
             self.state.ledger.board.forecasts,
@@ -88,48 +87,34 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         self._workers: dict[str, Outbox[scheduler_pb2.Plan]] = {}
         self._displaced: set[str] = set()
         self._retimed = asyncio.Event()
-        self._due_s = inf  # when the next Tick is due, as the timekeeper has it
-        self._round: asyncio.TimerHandle | None = None  # the next one, while one is wanted
-        self._rest_until_s = 0.0  # so that rounds leave the loop its share
-        self._told_fleet = ev.Fleet()
+        self._due_s = inf  # time of the next Tick
+        self._round: asyncio.TimerHandle | None = None  # the scheduled round
+        self._rest_until_s = 0.0  # rounds leave the event loop its share of time
+        self._sent_fleet = ev.Fleet()
         self._over = False  # handed over
         self._log: EventLog | None = None
-        self._perform: dict[str, Callable[[Any], None]] = {
-            "ask_forecast": self._advice.ask_forecast,
-            "ask_arrange": self._ask_arrange,
-            "displace": self._displace,
-            "learn": self._advice.learn,
-            "timed": self._timed,
-            "send_plan": self._send_plan,
-            "place": self._tell_gateway,
-            "preempt": self._tell_gateway,
-            "resume": self._tell_gateway,
-            "foretell": self._tell_gateway,
-            "finish": self._tell_end,
-            "refuse": self._tell_end,
-        }
 
     async def run(self) -> None:
-        """Keep deadlines and talk to the advisers, until cancelled."""
+        """Keep deadlines and talk to peers until cancelled."""
         with ExitStack() as stack:
             if self.config.event_log:
                 self._log = stack.enter_context(self._open_log())
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._keep_time())
-                tasks.create_task(self._keep_fleet_told())
-                tasks.create_task(self._advice.run())
-                if self._arranger:
-                    tasks.create_task(self._arranger.run())
+                tasks.create_task(self._keep_fleet_current())
+                tasks.create_task(self._peers.run())
+                if self._batcher:
+                    tasks.create_task(self._batcher.run())
 
     def _open_log(self) -> EventLog:
         state = self.state
-        head = Head(state.preset, state.limits, self._arranger is not None, our_version())
+        head = Head(state.preset, state.limits, self._batcher is not None, our_version())
         return EventLog(Path(self.config.event_log), self.config.event_log_max_bytes, head)
 
     async def hand_over(self) -> None:
-        """End at once, as if killed, but for what is still to be learnt: every stream ends, nobody
-        is refused, cancelled or waited for. Gateways keep their requests and announce them to the
-        next scheduler, workers go on inside their budgets and are adopted by it."""
+        """End every stream at once, without refusing or cancelling requests, and deliver the last
+        outcomes. Gateways keep their requests and submit them to the next scheduler; workers go on
+        within their budgets and are adopted by it."""
         self._over = True
         for to_gateway in self._gateways.values():
             to_gateway.close()
@@ -137,46 +122,71 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             to_worker.close()
         with suppress(TimeoutError):
             async with asyncio.timeout(OUTCOMES_S):
-                await self._advice.told()
+                await self._peers.outcomes.wait_delivered()
 
     async def wind_up(self) -> None:
-        """The last answers have been given: return once their workers have said so, too, and the
-        predictor was told, or can't be."""
+        """After the last answers: wait until workers have reported them and the predictor has
+        their outcomes, for OUTCOMES_S at most."""
         with suppress(TimeoutError):
             async with asyncio.timeout(OUTCOMES_S):
-                while self.state.jobs:  # noqa: ASYNC110 - it takes a report
+                while self.state.jobs:  # noqa: ASYNC110 - reports end them
                     await asyncio.sleep(REPORT_S)
-                await self._advice.told()
+                await self._peers.outcomes.wait_delivered()
 
     def dispatch(self, event: ev.Event) -> None:
-        """One step of the state, and everything it asks for; nothing once it was handed over."""
+        """Step the state and perform its actions. Does nothing after the hand-over."""
         if self._over:
             return
         now = time.monotonic()
-        actions = self.state.step(event, now)
+        self.state.step(event, now)
+        step = self.state.last_step
         if self._log:
-            self._log.append(now, event, actions)
-        self._tell(event, now, actions)
-        self._spans.tell(event, now, actions, self.state.jobs)
-        self.metrics.stepped(event, now, actions, self.state)
-        for action in actions:
-            self._perform[action.kind](action)
-        self._await_round(now)
+            self._log.append(step)
+        self._record_stories(step)
+        self._spans.observe(step)
+        self.metrics.observe(step, self.state)
+        for action in step.actions:
+            self._perform(action)
+        self._schedule_round(now)
         if self.state.next_deadline() < self._due_s:
             self._retimed.set()
 
-    def _tell(self, event: ev.Event, now: float, actions: Sequence[ev.Action]) -> None:
-        """For `foretoken why`. A mistake in the telling ends that, not the serving."""
+    def _record_stories(self, step: ev.Step) -> None:
+        """For `foretoken why`. A defect there ends the stories, not the serving."""
         if self.recorder is None:
             return
         try:
-            self.recorder.tell(event, now, actions, self.state)
+            self.recorder.observe(step, self.state)
         except Exception:
-            log.exception("no stories of requests are told any more")
+            log.exception("recording stories failed; `foretoken why` has no answers until restart")
             self.recorder = None
 
-    def _await_round(self, now: float) -> None:
-        """Start a round once the loop has taken in what lies there already."""
+    def _perform(self, action: ev.Action) -> None:  # noqa: C901 - a case per action
+        match action:
+            case ev.SendPlan():
+                if to_worker := self._workers.get(action.link):
+                    to_worker.put(encode_plan(action.plan))
+            case ev.Finish() | ev.Refuse():
+                self._send_to_gateway(action)
+                self._forget(action.request_id)
+            case ev.Place() | ev.Preempt() | ev.Resume() | ev.SendForecast():
+                self._send_to_gateway(action)
+            case ev.AskForecast():
+                self._peers.forecasts.ask(action.requests)
+            case ev.AskArrange():
+                if self._batcher and self.state.rounds.candidates:
+                    self._batcher.ask(self.state.rounds.candidates)
+            case ev.Learn():
+                self._peers.learn(action.outcome)
+            case ev.Timed():
+                self._peers.cost_models.observe_batch(action.worker_id, action.timing)
+            case ev.Displace():
+                if to_worker := self._workers.get(action.link):
+                    self._displaced.add(action.link)  # its stream ends with the reason
+                    to_worker.close()
+
+    def _schedule_round(self, now: float) -> None:
+        """Start a round once the loop has processed the events that are there already."""
         due_s = self.state.round_due_s
         if self._round is None and due_s < inf:
             delay_s = max(0.0, due_s - now, self._rest_until_s - now)
@@ -184,31 +194,20 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
 
     def _start_round(self) -> None:
         self._round = None
-        started_s = time.thread_time()  # not what others on this core took meanwhile
+        started_s = time.thread_time()  # excludes the time of other threads on this core
         self.dispatch(ev.Round())
         took_s = time.thread_time() - started_s
         self.metrics.round_seconds.observe(took_s)
         share = self.config.round_share
         self._rest_until_s = time.monotonic() + took_s * (1 / share - 1)
 
-    def _ask_arrange(self, action: ev.AskArrange) -> None:
-        if self._arranger and self.state.rounds.contest:
-            self._arranger.ask(self.state.rounds.contest)
-
-    def _displace(self, action: ev.Displace) -> None:
-        """Its stream ends with the reason; the worker that comes after it stays."""
-        if outbox := self._workers.get(action.link):
-            self._displaced.add(action.link)
-            outbox.close()
-
-    async def _keep_fleet_told(self) -> None:
-        """Gateways refuse at the door by the queue's length and drain time: what they know of
-        these is never much older than an interval."""
+    async def _keep_fleet_current(self) -> None:
+        """Gateways refuse requests by the queue's length and drain time: send them changes."""
         while True:
             await asyncio.sleep(self.config.fleet_interval_s)
-            fleet, told = self.state.fleet(), self._told_fleet
-            if _noticeable(fleet.queued, told.queued) or _noticeable(fleet.drain_s, told.drain_s):
-                self._tell_fleet()
+            fleet, sent = self.state.fleet(), self._sent_fleet
+            if _differs(fleet.queued, sent.queued) or _differs(fleet.drain_s, sent.drain_s):
+                self._send_fleet()
 
     async def _keep_time(self) -> None:
         while not self._over:
@@ -221,30 +220,19 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             except TimeoutError:
                 self.dispatch(ev.Tick())
 
-    def _send_plan(self, action: ev.SendPlan) -> None:
-        if outbox := self._workers.get(action.link):
-            outbox.put(encode_plan(action.plan))
-
-    def _timed(self, action: ev.Timed) -> None:
-        self._advice.observe_batch(action.worker_id, action.timing)
-
-    def _tell_gateway(self, action: GatewayEvents) -> None:
+    def _send_to_gateway(self, action: ev.GatewayMessage) -> None:
         if outbox := self._gateways.get(action.link):
             outbox.put(encode_request_event(action))
 
-    def _tell_end(self, action: ev.Finish | ev.Refuse) -> None:
-        self._tell_gateway(action)
-        self._forget(action.request_id)
-
     def _forget(self, request_id: str) -> None:
-        """Nothing of a request that is here no more is kept for its forecast; one refused for its
-        name leaves the text of the one that has it."""
+        """Drop what is kept for the forecast of an ended request. A request refused as a duplicate
+        leaves the text of the live one."""
         if request_id not in self.state.jobs:
-            self._advice.drop_text(request_id)
+            self._peers.forecasts.forget(request_id)
 
-    def _tell_fleet(self) -> None:
-        self._told_fleet = self.state.fleet()
-        fleet = scheduler_pb2.SchedulerEvent(fleet=encode_fleet(self._told_fleet))
+    def _send_fleet(self) -> None:
+        self._sent_fleet = self.state.fleet()
+        fleet = scheduler_pb2.SchedulerEvent(fleet=encode_fleet(self._sent_fleet))
         for outbox in self._gateways.values():
             outbox.put(fleet)
 
@@ -259,7 +247,10 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         self, request: scheduler_pb2.WhyRequest, context: Any
     ) -> scheduler_pb2.WhyResponse:
         if self.recorder is None:
-            raise ServiceError(Code.UNAVAILABLE, "no stories are told any more; the log says why")
+            raise ServiceError(
+                Code.UNAVAILABLE,
+                "recording stories failed; see the scheduler's log, then restart it",
+            )
         stories = find_stories(request.request_id, self.recorder, self.state)
         return scheduler_pb2.WhyResponse(stories=[encode_story(story) for story in stories])
 
@@ -269,7 +260,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         first = await anext(aiter(requests), None)
         if first is None or not first.HasField("hello"):
             raise InvalidArgument("hello", "the first message of Submit must be a hello")
-        self._require_here()
+        self._require_serving()
         link = f"{first.hello.gateway_id}#{next(self._links)}"
         outbox: Outbox[scheduler_pb2.SchedulerEvent] = Outbox(self.config.outbox_limit)
         self._gateways[link] = outbox
@@ -297,7 +288,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         now = time.monotonic()
         request = decode_request(message, now)
         self._spans.submitted(request.request_id, message.traceparent, now)
-        self._advice.keep_text(request.request_id, message.text)
+        self._peers.forecasts.keep_text(request.request_id, message.text)
         self.dispatch(ev.Submitted(link, request))
 
     async def Attach(
@@ -306,15 +297,15 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         first = await anext(aiter(requests), None)
         if first is None or not first.HasField("hello"):
             raise InvalidArgument("hello", "the first message of Attach must be a hello")
-        self._require_here()
+        self._require_serving()
         view = decode_worker_hello(first.hello)
         link = f"{view.worker_id}#{next(self._links)}"
         outbox: Outbox[scheduler_pb2.Plan] = Outbox(self.config.outbox_limit)
         self._workers[link] = outbox
-        self._advice.unwatch(view.worker_id)
+        self._peers.cost_models.forget_worker(view.worker_id)
         self.dispatch(ev.WorkerAttached(link, view, decode_held(first.hello)))
-        self._advice.observe(view.worker_id, first.hello.profile, first.hello.swaps)
-        self._tell_fleet()
+        self._peers.cost_models.observe(view.worker_id, first.hello.profile, first.hello.swaps)
+        self._send_fleet()
         log.info("worker %s attached: %s, %d KV tokens", view.worker_id, view.model, view.kv_tokens)
         try:
             reader = self._read_worker(link, view.worker_id, requests)
@@ -329,13 +320,13 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             self._displaced.discard(link)
             self.dispatch(ev.WorkerLost(link, view.worker_id))
             if view.worker_id not in self.state.workers:
-                self._advice.unwatch(view.worker_id)
-            self._tell_fleet()
-            log.info("worker %s left", view.worker_id)
+                self._peers.cost_models.forget_worker(view.worker_id)
+            self._send_fleet()
+            log.info("worker %s detached", view.worker_id)
 
-    def _require_here(self) -> None:
+    def _require_serving(self) -> None:
         if self._over:
-            raise ServiceError(Code.UNAVAILABLE, "this scheduler is leaving; another follows")
+            raise ServiceError(Code.UNAVAILABLE, "this scheduler is shutting down; connect again")
 
     async def _read_worker(
         self, link: str, worker_id: str, requests: AsyncIterator[scheduler_pb2.WorkerMessage]
@@ -344,11 +335,11 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             if message.HasField("report"):
                 report = message.report
                 self.dispatch(ev.Reported(link, worker_id, decode_report(report)))
-                self._advice.observe(worker_id, report.timings, report.swaps)
+                self._peers.cost_models.observe(worker_id, report.timings, report.swaps)
             elif message.HasField("draining"):
                 drain_s = decode_drain_s(message.draining)
                 self.dispatch(ev.WorkerDraining(link, worker_id, drain_s))
-                log.info("worker %s is leaving", worker_id)
+                log.info("worker %s drains within %g s", worker_id, drain_s)
 
 
 def limits_of(config: SchedulerConfig) -> Limits:
@@ -357,6 +348,6 @@ def limits_of(config: SchedulerConfig) -> Limits:
     )
 
 
-def _noticeable(value: float, told: float) -> bool:
-    """A tenth more or less, or any, or none any more."""
-    return abs(value - told) > 0.1 * max(value, told)
+def _differs(value: float, sent: float) -> bool:
+    """By more than a tenth; zero differs from anything else."""
+    return abs(value - sent) > 0.1 * max(value, sent)

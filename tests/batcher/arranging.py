@@ -63,8 +63,8 @@ class Apart:
         asked = [action for action in actions if isinstance(action, ev.AskArrange)]
         if not asked:
             return actions
-        assert self.state.rounds.contest is not None
-        self.arranger.ask(self.state.rounds.contest)
+        assert self.state.rounds.candidates is not None
+        self.arranger.ask(self.state.rounds.candidates)
         async with asyncio.timeout(PATIENT_S):
             arranged = await self.arranged.get()
         rest = [action for action in actions if not isinstance(action, ev.AskArrange)]

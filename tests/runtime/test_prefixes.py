@@ -27,7 +27,7 @@ from services.runtime.prefix import (
 )
 from services.scheduler.codec import decode_request
 from services.scheduler.core import events as ev
-from services.scheduler.core.jobs import Prefixes
+from services.scheduler.core.jobs import PrefixIndex
 from services.scheduler.core.state import SchedulerState
 from services.worker.kv.prefixes import CachedPrefixes
 from tests.scheduler.state_driver import G, told
@@ -210,12 +210,12 @@ def test_what_is_overwritten_is_told_to_be_gone() -> None:
 
 
 def test_the_board_keeps_what_was_told_sorted_and_bounded() -> None:
-    known = Prefixes()
+    known = PrefixIndex()
     assert known.sorted.tolist() == []
-    known.hear(Report(1, 0, prefixes_added=(5, -7, 3)))
-    known.hear(Report(2, 0, prefixes_added=(9,), prefixes_gone=(5, 1)))
+    known.update(Report(1, 0, prefixes_added=(5, -7, 3)))
+    known.update(Report(2, 0, prefixes_added=(9,), prefixes_gone=(5, 1)))
     assert known.sorted.tolist() == [-7, 3, 9]
-    known.hear(Report(3, 0, prefixes_added=tuple(range(100, 100 + 2 * MOST_TOLD))))
+    known.update(Report(3, 0, prefixes_added=tuple(range(100, 100 + 2 * MOST_TOLD))))
     assert len(known.sorted) == MOST_TOLD
 
 

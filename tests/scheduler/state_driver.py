@@ -12,7 +12,7 @@ from services.forecast import certain
 from services.policies.preset import choose
 from services.scheduler.core import events as ev
 from services.scheduler.core.admission import Limits
-from services.scheduler.core.board import RequestPhase
+from services.scheduler.core.phases import RequestPhase
 from services.scheduler.core.state import SchedulerState
 
 G = "gateway#1"
@@ -67,4 +67,4 @@ def report(s: Any, seq: int, now: float, on: str = "w0", **what: Any) -> Any:
 
 def why(s: Any, name: str) -> Any:
     """Why it waits, by the last round."""
-    return s.rounds.why(s.jobs[name])
+    return s.rounds.decision.why.of(s.jobs[name].row)

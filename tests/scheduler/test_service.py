@@ -147,8 +147,8 @@ async def test_every_metric_is_there_once_it_has_worked() -> None:
 
 def kept(live: Live) -> set[str]:
     """Requests of which something is kept to ask for a forecast with."""
-    forecasts = live.service._advice._forecasts
-    return {*forecasts._texts, *forecasts._questions, *forecasts._caps}
+    forecasts = live.service._peers.forecasts
+    return {*forecasts._texts, *forecasts._questions, *forecasts._max_tokens}
 
 
 async def test_nothing_is_kept_of_who_was_refused_cancelled_or_has_ended() -> None:

@@ -19,9 +19,9 @@ from foretoken.running.options import ServeOptions
 from services.costs import CostModel
 from services.policies.snapshot import CHAIN
 from services.runtime.server import Lifecycle
-from services.scheduler.core.board import RequestPhase
-from services.scheduler.core.events import Costed, Place, Reported, SendPlan, Submitted
-from services.scheduler.observe.event_log import Entry, read
+from services.scheduler.core.events import Costed, Place, Reported, SendPlan, Step, Submitted
+from services.scheduler.core.phases import RequestPhase
+from services.scheduler.observe.event_log import read
 from tests.reach import until
 
 GREEDY: Any = {"temperature": 0.0, "ignore_eos": True}
@@ -47,7 +47,7 @@ async def two_alike(policy: str, log: Path, *sets: str) -> AsyncIterator[Endpoin
         yield system
 
 
-def placed(entries: list[Entry]) -> dict[str, list[str]]:
+def placed(entries: list[Step]) -> dict[str, list[str]]:
     """Where each request was, one after the other; in the order of their coming."""
     homes: dict[str, list[str]] = defaultdict(list)
     for action in (action for entry in entries for action in entry.actions):

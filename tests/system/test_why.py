@@ -55,11 +55,16 @@ def test_a_story_from_the_server_and_the_same_from_its_log(tmp_path: Path, mode:
     assert told.returncode == 0 and told.stdout == short.stdout
     assert told.stdout.splitlines()[0] == f"{own}-0, ended; times in seconds since its arrival"
     said = sentences(told.stdout)
-    assert said[0].startswith("arrived with ") and "SLA custom (TTFT 1e-06 s)" in said[0]
+    assert said[0].startswith("received by the gateway; ")
+    assert said[1].startswith("arrived with ") and "SLA custom (TTFT 1e-06 s)" in said[1]
     assert any(each.startswith("forecast by ") for each in said)
-    assert any(each.startswith("admitted at worker-0, to stop at 160 output") for each in said)
-    assert said[-2].startswith("ended (")
-    assert said[-1].startswith("as its client saw it, SLA custom missed (")
+    assert any(each.startswith("admitted at worker-0, budget 160 output") for each in said)
+    [judged] = [
+        each for each in said if each.startswith("as its client saw it, SLA custom missed (")
+    ]
+    assert any(each.startswith("ended (") for each in said[-2:]) and judged in said[-2:]
+    times = [float(line.split()[0]) for line in told.stdout.splitlines()[1:]]
+    assert times == sorted(times)
     call = both.removeprefix("chatcmpl-")
     heads = [line for line in two.stdout.splitlines() if not line.startswith(" ")]
     assert heads == [f"{call}-{n}, ended; times in seconds since its arrival" for n in (0, 1)]
@@ -68,5 +73,7 @@ def test_a_story_from_the_server_and_the_same_from_its_log(tmp_path: Path, mode:
     replayed = why(own, "--log", str(log))
     assert replayed.returncode == 0, replayed.stderr
     assert replayed.stdout.startswith("preset foretoken, ")
-    assert sentences(replayed.stdout)[:-1] == said[:-1]
-    assert sentences(replayed.stdout)[-1].startswith("by its worker's reports, SLA custom missed (")
+    *replayed_story, verdict = sentences(replayed.stdout)
+    assert replayed_story == [each for each in said if each != judged]
+    by_reports = "by its worker's reports, without delivery to the client, SLA custom missed ("
+    assert verdict.startswith(by_reports)

@@ -1,12 +1,11 @@
-"""The board: every live request as a row of columns, every forecast interned once.
+"""The board: every live request as a row of columns, every distinct forecast stored once.
 
-Rows are reused; a serial, never twice given, tells one tenant of a row from the next. Columns grow
-in place by doubling. What happens to many requests at once is written at once.
+Rows are reused; a serial, never reused, distinguishes successive requests of a row. Columns grow in
+place by doubling. Changes of many requests are written as one vectorised operation.
 """
 
 from collections.abc import Mapping
 from dataclasses import fields
-from enum import IntEnum
 from math import inf
 
 import numpy as np
@@ -15,57 +14,42 @@ from numpy.typing import NDArray
 from services.core import Request
 from services.forecast import UNCAPPED, Forecast, Ints
 from services.forecasttable import ForecastTable
-from services.policies.snapshot import (
-    CHAIN,
-    FLOATS,
-    NOWHERE,
-    RequestColumns,
-    Snapshot,
-    WorkerSnapshot,
-)
+from services.policies.snapshot import CHAIN, FLOATS, NOWHERE, Jobs, Snapshot, Worker
+from services.scheduler.core.phases import RequestPhase
 from services.scheduler.core.tenants import Tenants
 
-FIRST_ROWS = 256
-UNFORESEEN = Forecast((float(UNCAPPED),), (1.0,), UNCAPPED, "unforeseen", 0, "unforeseen")
-
-
-class RequestPhase(IntEnum):
-    FREE = 0  # nobody's row
-    FORECASTING = 1
-    AWAITED = 2  # a worker that is not back yet is said to have it
-    QUEUED = 3
-    RUNNING = 4
+INITIAL_ROWS = 256
+UNKNOWN = Forecast((float(UNCAPPED),), (1.0,), UNCAPPED, "unknown", 0, "unknown")
 
 
 class Board:
-    """Owned by the state, changed by nobody else. Policies see it through `snapshot`."""
+    """Owned and changed by the ledger. Policies read it through `snapshot`."""
 
     def __init__(self, tenant_weights: Mapping[str, float] | None = None) -> None:
         self.tenants = Tenants(tenant_weights or {})
-        self.forecasts = ForecastTable(FIRST_ROWS)
-        self.phase: NDArray[np.int8] = np.zeros(FIRST_ROWS, np.int8)
-        self.jobs = _blank(FIRST_ROWS)
+        self.forecasts = ForecastTable(INITIAL_ROWS)
+        self.phase: NDArray[np.int8] = np.zeros(INITIAL_ROWS, np.int8)
+        self.jobs = _zeroed(INITIAL_ROWS)
         self._frozen = _read_only(self.jobs)
-        self.chains: Ints = np.zeros((FIRST_ROWS, CHAIN), np.int64)
-        self.evictions = self.endings = 0  # so far
-        self._free = list(range(FIRST_ROWS))[::-1]
+        self.chains: Ints = np.zeros((INITIAL_ROWS, CHAIN), np.int64)
+        self.evictions = self.endings = 0  # totals
+        self._free = list(range(INITIAL_ROWS))[::-1]
         self._serial = self._admitted = 0
         self.models: dict[str, int] = {}
-        self._unforeseen = self.forecasts.intern(UNFORESEEN)
+        self._unknown = self.forecasts.intern(UNKNOWN)
 
-    def model(self, name: str) -> int:
+    def model_number(self, name: str) -> int:
         return self.models.setdefault(name, len(self.models))
 
     def add(self, request: Request) -> int:
-        """A row for a request, with nothing foreseen of it."""
+        """Fill a row for a request without a forecast; returns the row."""
         if not self._free:
             self._grow()
         row = self._free.pop()
         self._serial += 1
         jobs = self.jobs
-        self.phase[row] = RequestPhase.FORECASTING
         jobs.serial[row] = self._serial
-        jobs.model[row] = self.model(request.model)
+        jobs.model[row] = self.model_number(request.model)
         jobs.home[row] = NOWHERE
         jobs.prompt[row] = request.prompt_tokens
         jobs.output[row] = request.delivered_tokens
@@ -77,7 +61,7 @@ class Board:
         jobs.priority[row] = request.priority
         self.chains[row] = 0
         self.chains[row, : len(request.prefix_hashes)] = request.prefix_hashes
-        jobs.forecast[row] = self._unforeseen
+        jobs.forecast[row] = self._unknown
         jobs.arrival_s[row], jobs.deadline_s[row] = request.arrival_s, request.deadline_s
         jobs.ttft_s[row], jobs.tpot_s[row] = request.sla.ttft_s, request.sla.tpot_s
         jobs.mtpot_s[row] = request.sla.mtpot_s
@@ -85,42 +69,42 @@ class Board:
         return row
 
     def remove(self, row: int) -> None:
+        """Free a row."""
         self._release(int(self.jobs.forecast[row]))
         self.tenants.leave(int(self.jobs.tenant[row]))
-        self.jobs.forecast[row] = self._unforeseen
-        self.phase[row] = RequestPhase.FREE
+        self.jobs.forecast[row] = self._unknown
         self._free.append(row)
 
-    def foresee(self, row: int, forecast: Forecast) -> None:
-        """Its forecast from now on; the one before is forgotten with its last user."""
+    def set_forecast(self, row: int, forecast: Forecast) -> None:
+        """Replace a row's forecast. The earlier one is dropped with its last user."""
         jobs, known = self.jobs, int(self.jobs.forecast[row])
         jobs.forecast[row] = self.forecasts.intern(forecast)
         jobs.total[row] = forecast.mean(int(jobs.output[row]), int(jobs.cap[row]))
         self._release(known)
 
     def _release(self, forecast: int) -> None:
-        if forecast != self._unforeseen:
+        if forecast != self._unknown:
             self.forecasts.release(forecast)
 
     def renew(self, forecast: Forecast) -> None:
-        """A population's newer forecast, for all who have its older one."""
+        """Replace a population's forecast for every row that uses an earlier version of it."""
         row = self.forecasts.renew(forecast)
         if row is not None:
-            live = (self.jobs.forecast == row) & (self.phase != RequestPhase.FREE)
-            self.recount(np.flatnonzero(live))
+            live = (self.jobs.forecast == row) & (self.phase != RequestPhase.NONE)
+            self.update_totals(np.flatnonzero(live))
 
     def advance(self, rows: Ints, output: Ints, held: Ints, blocks: Ints, now: float) -> None:
-        """What these have by their worker's last word, which never takes tokens back. One pass of
-        numpy over all rows of a report: below a microsecond each."""
+        """Apply a report's progress. Output never decreases. One vectorised pass over the rows of a
+        report: below a microsecond each."""
         jobs = self.jobs
         first = rows[(output > 0) & (jobs.first_s[rows] == inf)]
         jobs.first_s[first] = now
         jobs.output[rows] = np.maximum(jobs.output[rows], output)
         jobs.held[rows], jobs.blocks[rows] = held, blocks
-        self.recount(rows)
+        self.update_totals(rows)
 
-    def recount(self, rows: Ints) -> None:
-        """The lengths expected of these, given what is there."""
+    def update_totals(self, rows: Ints) -> None:
+        """Recompute the expected total output of these rows, given their output so far."""
         jobs = self.jobs
         jobs.total[rows] = self.forecasts.mean(
             jobs.forecast[rows], jobs.output[rows], jobs.cap[rows]
@@ -128,23 +112,17 @@ class Board:
 
     def admit(self, row: int, home: int, limit: int) -> None:
         self._admitted += 1
-        self.phase[row] = RequestPhase.RUNNING
         self.jobs.home[row], self.jobs.limit[row] = home, limit
         self.jobs.admitted[row] = self._admitted
 
-    def queue(self, row: int, now: float) -> None:
-        """It waits from now on."""
-        self.phase[row] = RequestPhase.QUEUED
-        self.jobs.since_s[row] = now
-
     def lose_home(self, rows: Ints) -> None:
-        """Nothing of these is left anywhere."""
+        """Record that no worker holds any KV of these rows."""
         jobs = self.jobs
         jobs.home[rows] = NOWHERE
         jobs.held[rows] = jobs.blocks[rows] = 0
 
-    def snapshot(self, now: float, workers: tuple[WorkerSnapshot, ...]) -> Snapshot:
-        """The board as it is: nothing is copied, and policies can't write to it."""
+    def snapshot(self, now: float, workers: tuple[Worker, ...]) -> Snapshot:
+        """A read-only view; nothing is copied."""
         return Snapshot(
             now,
             self._frozen,
@@ -159,11 +137,11 @@ class Board:
 
     def _grow(self) -> None:
         rows = len(self.phase)
-        more = _blank(rows)
-        self.jobs = RequestColumns(
+        more = _zeroed(rows)
+        self.jobs = Jobs(
             *(
                 np.concatenate([getattr(self.jobs, each.name), getattr(more, each.name)])
-                for each in fields(RequestColumns)
+                for each in fields(Jobs)
             )
         )
         self._frozen = _read_only(self.jobs)
@@ -172,17 +150,14 @@ class Board:
         self._free = list(range(rows, 2 * rows))[::-1]
 
 
-def _blank(rows: int) -> RequestColumns:
-    return RequestColumns(
-        *(
-            np.zeros(rows, float if each.name in FLOATS else np.int64)
-            for each in fields(RequestColumns)
-        )
+def _zeroed(rows: int) -> Jobs:
+    return Jobs(
+        *(np.zeros(rows, float if each.name in FLOATS else np.int64) for each in fields(Jobs))
     )
 
 
-def _read_only(jobs: RequestColumns) -> RequestColumns:
-    views = [getattr(jobs, each.name).view() for each in fields(RequestColumns)]
+def _read_only(jobs: Jobs) -> Jobs:
+    views = [getattr(jobs, each.name).view() for each in fields(Jobs)]
     for view in views:
         view.flags.writeable = False
-    return RequestColumns(*views)
+    return Jobs(*views)

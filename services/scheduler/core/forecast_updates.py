@@ -1,19 +1,20 @@
-"""What askers, requests whose clients want to know, are told is foreseen of them.
+"""Forecast updates for requests whose clients ask for them (`include_forecast`).
 
-A forecast is told once it is known and a round has looked at its request, which has found when its
-first token comes: that is its promise, told once. From then on whatever replaces the forecast is
-told too. Times are what is expected by the last forecasts and cost models:
+The first update is sent once the forecast is known and a round has ranked the request; it carries
+the expected time to the first token (the promise), which is sent once. Every later forecast is sent
+as it arrives. Times follow from the current forecasts and cost models:
 
-  a token   a step of all that run at its worker now; who waits may come to any that has its model
-  a promise, of one that runs: the prompts its worker was given up to its own, in a step with those
-            that run there
-            of one that waits: until the first that runs has ended, then the work of those that
-            wait ahead of it, at the rate of its model's workers now, but no longer than until
-            ageing brings it to the front; then its prompt, in a step with as many as run now
+  token_s   a decode step of all requests that run at its worker; while it waits, the mean over the
+            workers of its model
+  ttft_s    of a running request: the prefill of all prompts that its worker was given up to its
+            own, in one step with the requests that decode there
+            of a waiting request: the time until the first running request ends, plus the work of
+            the waiting requests ahead of it at its model's present rate (at most the time until
+            ageing brings it to the front), plus its own prefill
 
-No bounds: that memory is short for it, that its prefix is cached and who comes later and goes ahead
-are not foreseen. What is told is expected; the gateway, where it shows what came, makes of it what
-a client is promised. Nothing is done where nobody asks.
+These are expectations, not bounds: memory pressure, cached prefixes and later arrivals are not
+considered. The gateway calibrates them against what it observes. Without such requests this costs
+nothing.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,77 +22,77 @@ from math import inf
 
 import numpy as np
 
-from services.forecast import Floats, Forecast
+from services.forecast import Floats, Forecast, Ints
 from services.policies.order.ranking import Ranking
-from services.scheduler.core.board import RequestPhase
 from services.scheduler.core.events import SendForecast
 from services.scheduler.core.jobs import Job, WorkerJobs
 from services.scheduler.core.ledger import Ledger
+from services.scheduler.core.phases import RequestPhase
 
-LEAST_S = 1e-6  # a token takes no less, whatever a cost model says
-RETELL_S = 2.0  # a population's forecast changes with every outcome: it is told anew so often
+MIN_S = 1e-6  # a token takes at least this, whatever a cost model says
+RESEND_S = 2.0  # population forecasts change with every outcome; send them this often at most
 
 
 class ForecastUpdates:
-    """Owned by the state. What is returned is to be told, in order."""
+    """Owned by the state. Its methods return the updates to send, in order."""
 
     def __init__(self, ledger: Ledger):
         self._ledger = ledger
-        self._retold_s = -inf
+        self._resent_s = -inf
 
     def replaced(self, jobs: Iterable[Job]) -> list[SendForecast]:
-        """Of these askers a forecast has come; those that no round knows yet are told after it."""
-        untold = self._ledger.untold
-        known = [job for job in jobs if job.request_id not in untold]
-        return self._tell(known, self._steps_s()) if known else []
+        """These jobs have a new forecast. Those that no round has ranked yet are sent after it."""
+        waiting = self._ledger.awaiting_promise
+        known = [job for job in jobs if job.request_id not in waiting]
+        return self._send(known, self._steps_s()) if known else []
 
     def refreshed(self, forecasts: Sequence[Forecast], now: float) -> list[SendForecast]:
-        """Of whole populations newer ones have come. O(askers)."""
+        """Whole populations have newer forecasts. O(requests with include_forecast)."""
         newer = {forecast.shared_key: forecast for forecast in forecasts}
-        found = [job for job in self._ledger.askers.values() if job.shared_key in newer]
+        found = [job for job in self._ledger.with_forecast.values() if job.shared_key in newer]
         for job in found:
             job.forecast = newer[job.shared_key]
-        if not found or now < self._retold_s + RETELL_S:
+        if not found or now < self._resent_s + RESEND_S:
             return []
-        self._retold_s = now
+        self._resent_s = now
         return self.replaced(found)
 
-    def looked_at(self, ranking: Ranking, next_s: float, now: float) -> list[SendForecast]:
-        """A round is over, and the next comes at `next_s` if nothing happens: who it has looked at
-        first has its promise, unless it has tokens. O(jobs), and O(untold)."""
-        ledger, untold = self._ledger, self._ledger.untold
+    def ranked(self, ranking: Ranking, next_s: float, now: float) -> list[SendForecast]:
+        """A round is over; without events the next one is at `next_s`. Requests that it ranked for
+        the first time get their promise, unless they have tokens. O(jobs)."""
+        ledger, waiting = self._ledger, self._ledger.awaiting_promise
         steps_s = self._steps_s()
         firsts_s = {
-            **_of_running(ledger, untold.values()),
-            **_of_waiting(ledger, untold.values(), ranking, next_s, now, steps_s),
+            **_running_firsts_s(ledger, waiting.values()),
+            **_waiting_firsts_s(ledger, waiting.values(), ranking, next_s, now, steps_s),
         }
-        found = [untold.pop(name) for name in firsts_s]
+        found = [waiting.pop(name) for name in firsts_s]
         for job in found:
             if not (job.promised or job.request.worker_id or ledger.output(job)):
                 job.promised = True
                 job.ttft_s = max(0.0, now - job.request.arrival_s) + firsts_s[job.request_id]
-        return self._tell(found, steps_s)
+        return self._send(found, steps_s)
 
-    def _tell(self, jobs: Sequence[Job], steps_s: dict[str, float]) -> list[SendForecast]:
-        """Of those of whom a forecast is known; while no worker has its model, it waits for one."""
-        told = []
+    def _send(self, jobs: Sequence[Job], steps_s: dict[str, float]) -> list[SendForecast]:
+        """Updates for the jobs with a forecast; a job whose model has no worker waits for one."""
+        updates = []
         for job in jobs:
             token_s = self._token_s(job, steps_s)
             if not token_s:
-                self._ledger.untold[job.request_id] = job
+                self._ledger.awaiting_promise[job.request_id] = job
             elif job.forecast:
-                told.append(
+                updates.append(
                     SendForecast(job.link, job.request_id, job.forecast, token_s, job.ttft_s)
                 )
                 job.ttft_s = None
-        return told
+        return updates
 
     def _steps_s(self) -> dict[str, float]:
-        """The time of a step at each worker. O(rows) a worker."""
+        """The time of a decode step at each worker. O(rows) a worker."""
         return {name: _step_s(self._ledger, w) for name, w in self._ledger.workers.items()}
 
     def _token_s(self, job: Job, steps_s: dict[str, float]) -> float:
-        """0 while no worker has its model."""
+        """0 while no worker serves its model."""
         home = self._ledger.home(job)
         if self._ledger.phase(job) is RequestPhase.RUNNING and home in steps_s:
             return steps_s[home]
@@ -99,117 +100,117 @@ class ForecastUpdates:
 
 
 def _serving(ledger: Ledger, job: Job) -> list[WorkerJobs]:
-    model = job.request.model
-    return [worker for worker in ledger.workers.values() if worker.view.model == model]
+    return [worker for worker in ledger.workers.values() if worker.serves(job.request)]
 
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / max(1, len(values))
 
 
-def _step_s(ledger: Ledger, worker: WorkerJobs) -> float:
-    """Of all that run there, a token each; of one alone where nobody does."""
+def _running_rows(ledger: Ledger, worker: WorkerJobs) -> Ints:
     board = ledger.board
-    rows = np.flatnonzero(
-        (board.phase == RequestPhase.RUNNING) & (board.jobs.home == worker.number)
-    )
-    context = board.jobs.prompt[rows] + board.jobs.output[rows]
-    return max(LEAST_S, worker.cost.step_s(0, max(1, len(rows)), float(context.sum())))
+    runs = (board.phase == RequestPhase.RUNNING) & (board.jobs.home == worker.number)
+    return np.flatnonzero(runs)
 
 
-def _of_running(ledger: Ledger, askers: Iterable[Job]) -> dict[str, float]:
-    """Seconds until the first token of those that run by now, by request."""
+def _step_s(ledger: Ledger, worker: WorkerJobs) -> float:
+    """The step time of all requests that run there, a token each; of one if none runs."""
+    rows = _running_rows(ledger, worker)
+    context = ledger.board.jobs.prompt[rows] + ledger.board.jobs.output[rows]
+    return max(MIN_S, worker.cost.step_s(0, max(1, len(rows)), float(context.sum())))
+
+
+def _running_firsts_s(ledger: Ledger, jobs: Iterable[Job]) -> dict[str, float]:
+    """Seconds until the first token of the running jobs, by request."""
     by_home: dict[str, list[Job]] = {}
-    for job in askers:
+    for job in jobs:
         if ledger.phase(job) is RequestPhase.RUNNING:
             by_home.setdefault(ledger.home(job), []).append(job)
     firsts_s: dict[str, float] = {}
-    for home, jobs in by_home.items():
-        firsts_s |= _of_begun(ledger, ledger.workers[home], jobs)
+    for home, here in by_home.items():
+        firsts_s |= _firsts_at_worker_s(ledger, ledger.workers[home], here)
     return firsts_s
 
 
-def _of_begun(ledger: Ledger, worker: WorkerJobs, jobs: Sequence[Job]) -> dict[str, float]:
-    """Of those at one worker. O(n log n) of all that run there."""
-    board, columns = ledger.board, ledger.board.jobs
-    rows = np.flatnonzero((board.phase == RequestPhase.RUNNING) & (columns.home == worker.number))
+def _firsts_at_worker_s(
+    ledger: Ledger, worker: WorkerJobs, jobs: Sequence[Job]
+) -> dict[str, float]:
+    """O(n log n) of all requests that run at this worker."""
+    columns, rows = ledger.board.jobs, _running_rows(ledger, worker)
     rows = rows[np.argsort(columns.admitted[rows])]
     context, held = columns.prompt[rows] + columns.output[rows], columns.held[rows]
-    begins = held < columns.prompt[rows]
-    missing = np.cumsum(np.where(begins, context - held, 0))
-    read = np.cumsum(np.where(begins, context, 0)) + context[~begins].sum()
-    decoding = len(rows) - int(np.count_nonzero(begins))
-    at = {row: place for place, row in enumerate(rows.tolist())}
+    prefills = held < columns.prompt[rows]
+    missing = np.cumsum(np.where(prefills, context - held, 0))
+    read = np.cumsum(np.where(prefills, context, 0)) + context[~prefills].sum()
+    decoding = len(rows) - int(np.count_nonzero(prefills))
+    positions = {row: at for at, row in enumerate(rows.tolist())}
     firsts_s = {}
     for job in jobs:
-        place = at[job.row]
-        step_s = worker.cost.step_s(float(missing[place]), decoding, float(read[place]))
-        firsts_s[job.request_id] = max(LEAST_S, step_s)
+        at = positions[job.row]
+        step_s = worker.cost.step_s(float(missing[at]), decoding, float(read[at]))
+        firsts_s[job.request_id] = max(MIN_S, step_s)
     return firsts_s
 
 
-def _of_waiting(
+def _waiting_firsts_s(
     ledger: Ledger,
-    askers: Iterable[Job],
+    jobs: Iterable[Job],
     ranking: Ranking,
     next_s: float,
     now: float,
     steps_s: dict[str, float],
 ) -> dict[str, float]:
-    """Of those that a round has found in the queue and left there, and that some worker serves:
-    once their forecasts are known, for without one they are taken to be the longest."""
-    waiting = [job for job in askers if job.forecast and ledger.phase(job) is RequestPhase.QUEUED]
-    places = _places(ranking, [job.row for job in waiting])
+    """Seconds until the first token of the jobs that the round left in the queue and that a worker
+    serves. A job without a forecast is skipped: it would count as the longest."""
+    waiting = [job for job in jobs if job.forecast and ledger.phase(job) is RequestPhase.QUEUED]
+    positions = _positions(ranking, [job.row for job in waiting])
     by_model: dict[str, list[Job]] = {}
     for job in waiting:
-        if job.row in places and _serving(ledger, job):
+        if job.row in positions and _serving(ledger, job):
             by_model.setdefault(job.request.model, []).append(job)
     firsts_s: dict[str, float] = {}
-    for jobs in by_model.values():
-        workers = _serving(ledger, jobs[0])
+    for same_model in by_model.values():
+        workers = _serving(ledger, same_model[0])
         steps = [steps_s[worker.view.worker_id] for worker in workers]
         rate = sum(
             max(1, len(w.running)) / step_s for w, step_s in zip(workers, steps, strict=True)
         )
         prompt_s = _mean([w.cost.prefill_token_s + w.cost.context_token_s for w in workers])
-        leaves_s = _leaves_s(ledger, workers, steps_s)
-        if leaves_s == inf:  # nobody runs: the next round may begin them
-            leaves_s = next_s - now if now < next_s < inf else 0.0
-        ahead_s = _ahead_s(ledger, ranking, jobs[0], rate, prompt_s / len(workers))
-        for job in jobs:
-            at = places[job.row]
-            wait_s = min(leaves_s + float(ahead_s[at]), max(0.0, float(ranking.lift_s[at])))
-            begin_s = job.request.prompt_tokens * prompt_s + _mean(steps)
-            firsts_s[job.request_id] = max(LEAST_S, wait_s + begin_s)
+        first_end_s = _first_end_s(ledger, workers, steps_s)
+        if first_end_s == inf:  # nothing runs: the next round may admit it
+            first_end_s = next_s - now if now < next_s < inf else 0.0
+        ahead_s = _ahead_s(ledger, ranking, same_model[0], rate, prompt_s / len(workers))
+        for job in same_model:
+            at = positions[job.row]
+            wait_s = min(first_end_s + float(ahead_s[at]), max(0.0, float(ranking.lift_s[at])))
+            prefill_s = job.request.prompt_tokens * prompt_s + _mean(steps)
+            firsts_s[job.request_id] = max(MIN_S, wait_s + prefill_s)
     return firsts_s
 
 
-def _places(ranking: Ranking, rows: Sequence[int]) -> dict[int, int]:
-    """Where those of these rows stand that the ranking found in the queue."""
+def _positions(ranking: Ranking, rows: Sequence[int]) -> dict[int, int]:
+    """Positions in the ranked queue of those of these rows that are in it."""
     at = np.flatnonzero(np.isin(ranking.queued, np.array(rows, np.int64)))
     return dict(zip(ranking.queued[at].tolist(), at.tolist(), strict=True))
 
 
-def _leaves_s(ledger: Ledger, workers: Sequence[WorkerJobs], steps_s: dict[str, float]) -> float:
-    """Until the first that runs at one of these is expected to end; infinite where nobody does."""
-    board = ledger.board
+def _first_end_s(ledger: Ledger, workers: Sequence[WorkerJobs], steps_s: dict[str, float]) -> float:
+    """Expected time until the first request that runs at these workers ends; infinite if none."""
     first_s = inf
     for worker in workers:
-        runs = (board.phase == RequestPhase.RUNNING) & (board.jobs.home == worker.number)
-        left = board.jobs.expected_remaining[runs]
+        left = ledger.board.jobs.left[_running_rows(ledger, worker)]
         if len(left):
             first_s = min(first_s, max(1.0, float(left.min())) * steps_s[worker.view.worker_id])
     return first_s
 
 
 def _ahead_s(ledger: Ledger, ranking: Ranking, job: Job, rate: float, prompt_s: float) -> Floats:
-    """Of each that the ranking found in the queue, the time that all of this one's model take that
-    still wait and are more urgent: tokens expected of them at `rate` a second, prompts at
-    `prompt_s` a token. O(queued log queued)."""
+    """For each position of the ranked queue, the work of the more urgent waiting requests of this
+    job's model: expected output tokens at `rate` per second, prompts at `prompt_s` per token.
+    O(queued log queued)."""
     board, rows, columns = ledger.board, ranking.queued, ledger.board.jobs
-    counts = (board.phase[rows] == RequestPhase.QUEUED) & (
-        columns.model[rows] == columns.model[job.row]
-    )
+    counts = board.phase[rows] == RequestPhase.QUEUED
+    counts &= columns.model[rows] == columns.model[job.row]
     left = np.maximum(columns.total[rows] - columns.output[rows], 1.0)
     missing = np.maximum(columns.prompt[rows] + columns.output[rows] - columns.held[rows], 0)
     takes_s = np.where(counts, left / rate + missing * prompt_s, 0.0)

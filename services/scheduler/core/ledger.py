@@ -1,8 +1,8 @@
-"""Where every live request is: being forecast, awaited, queued, or running at a worker — in one
-place only.
+"""Live requests and attached workers: which phase each request is in, and where its tokens are.
 
-The ledger moves requests and notes what their workers must be told (each worker's draft). Why
-and when they move is the affair of the state and of its rounds.
+The ledger is the only component that changes a request's phase. Each change checks the table of
+legal transitions, is recorded as a `Transition`, and produces the message that the gateway needs.
+Directives for workers collect in each worker's draft. The state and its rounds decide when and why.
 """
 
 from collections import Counter
@@ -11,37 +11,54 @@ from math import inf
 
 import numpy as np
 
-from services.core import Grant, HeldRequest, Pause, Request, RequestProgress, Residency, WorkerView
+from services.core import (
+    FinishReason,
+    Grant,
+    HeldRequest,
+    Pause,
+    Progress,
+    Reject,
+    Request,
+    Residency,
+    WorkerView,
+)
 from services.costs import CostModel
-from services.forecast import Forecast, Ints
-from services.policies.snapshot import WorkerSnapshot
-from services.scheduler.core.board import Board, RequestPhase
+from services.forecast import Ints
+from services.policies.snapshot import Worker
+from services.scheduler.core.board import Board
+from services.scheduler.core.events import Action, Finish, Place, Preempt, Refuse, Resume
 from services.scheduler.core.jobs import Job, WorkerJobs
+from services.scheduler.core.phases import RequestPhase, Transition, TransitionCause, require_legal
 
-# Who stops one that runs: a plan, its worker for want of memory, or its worker's loss.
-PREEMPTED_BY = ("paused", "evicted", "lost")
 UNMEASURED = CostModel(base_s=0.01, prefill_token_s=1e-4, decode_seq_s=1e-4, context_token_s=0.0)
+NONE, RUNNING = RequestPhase.NONE, RequestPhase.RUNNING
 
 
 class Ledger:
-    """Live jobs, the board and the workers. Owned by the state, changed by nobody else."""
+    """Owned by the state. `begin_step` sets the time of all changes until the next one; `actions`
+    and `transitions` are those of the step so far."""
 
     def __init__(self, tenant_weights: Mapping[str, float] | None = None) -> None:
         self.board = Board(tenant_weights)
         self.jobs: dict[str, Job] = {}
         self.workers: dict[str, WorkerJobs] = {}
-        self.askers: dict[str, Job] = {}  # whose clients are told what is foreseen of them
-        self.untold: dict[str, Job] = {}  # of these, who is told once a round has looked at it
+        self.with_forecast: dict[str, Job] = {}  # requests with include_forecast
+        self.awaiting_promise: dict[str, Job] = {}  # of these, the ones that no round has timed yet
         self.running = 0
-        self.moves = 0  # admissions elsewhere than where KV rested, so far
-        self.preempted = dict.fromkeys(PREEMPTED_BY, 0)  # by who stopped them, so far
-        self.lost_workers = 0  # so far
+        self.moves = 0  # total admissions at another worker than the one with the request's KV
+        self.lost_workers = 0  # total
+        self.now = 0.0
+        self.actions: list[Action] = []
+        self.transitions: list[Transition] = []
         self._waiting: Counter[str] = Counter()  # by model
         self._by_row: dict[int, Job] = {}
-        self._numbers: dict[int, str] = {}  # workers' names
+        self._worker_ids: dict[int, str] = {}  # by number
         self._next_number = 0
 
-    # What it says
+    def begin_step(self, now: float) -> None:
+        self.now, self.actions, self.transitions = now, [], []
+
+    # Queries
 
     @property
     def waiting(self) -> int:
@@ -54,8 +71,8 @@ class Ledger:
         return RequestPhase(int(self.board.phase[job.row]))
 
     def home(self, job: Job) -> str:
-        """The worker that has its tokens; empty for none."""
-        return self._numbers.get(int(self.board.jobs.home[job.row]), "")
+        """The worker that has its tokens; empty if none."""
+        return self._worker_ids.get(int(self.board.jobs.home[job.row]), "")
 
     def output(self, job: Job) -> int:
         return int(self.board.jobs.output[job.row])
@@ -66,25 +83,32 @@ class Ledger:
     def preemptions(self, job: Job) -> int:
         return int(self.board.jobs.preemptions[job.row])
 
-    def job_of(self, row: int) -> Job | None:
+    def queued_s(self, job: Job) -> float:
+        """Its time in the queue so far."""
+        if self.phase(job) is RUNNING:
+            return job.queued_s
+        since_s = float(self.board.jobs.since_s[job.row])
+        return job.queued_s + self.now - (since_s if since_s < inf else job.request.arrival_s)
+
+    def job_at(self, row: int) -> Job | None:
         return self._by_row.get(row)
 
-    def jobs_of(self, rows: Iterable[int]) -> Iterator[Job]:
-        """Of those that are there."""
+    def jobs_at(self, rows: Iterable[int]) -> Iterator[Job]:
+        """The live jobs of these rows."""
         return (self._by_row[row] for row in rows if row in self._by_row)
 
     def names(self, rows: Iterable[int]) -> tuple[str, ...]:
-        return tuple(job.request_id for job in self.jobs_of(rows))
+        return tuple(job.request_id for job in self.jobs_at(rows))
 
-    def worker_of(self, number: int) -> WorkerJobs | None:
-        return self.workers.get(self._numbers.get(number, ""))
+    def worker_numbered(self, number: int) -> WorkerJobs | None:
+        return self.workers.get(self._worker_ids.get(number, ""))
 
-    def seats(self) -> tuple[WorkerSnapshot, ...]:
-        """The workers as a round sees them: not those that are leaving."""
+    def worker_snapshots(self) -> tuple[Worker, ...]:
+        """The workers that a round may use: those that are leaving are left out."""
         return tuple(
-            WorkerSnapshot(
+            Worker(
                 worker.number,
-                self.board.model(worker.view.model),
+                self.board.model_number(worker.view.model),
                 worker.room_tokens,
                 worker.view.block_tokens,
                 worker.places,
@@ -97,177 +121,255 @@ class Ledger:
             if not worker.leaving
         )
 
-    def jobs_at(self, worker: WorkerJobs) -> list[Job]:
-        """All that run there, or have their tokens there. O(rows)."""
-        return list(self.jobs_of(self._rows_at(worker.number).tolist()))
+    def jobs_with_home(self, worker: WorkerJobs) -> list[Job]:
+        """The jobs that run there or have their tokens there. O(rows)."""
+        return list(self.jobs_at(self._rows_with_home(worker.number).tolist()))
 
-    # What it does with requests
+    def _rows_with_home(self, number: int) -> Ints:
+        return np.flatnonzero((self.board.jobs.home == number) & (self.board.phase != NONE))
+
+    # Changes of requests
 
     def add(self, request: Request, link: str) -> Job:
         job = Job(request, link, self.board.add(request))
         self.jobs[request.request_id] = self._by_row[job.row] = job
-        self._count_waiting(job, 1)
         if request.include_forecast:
-            self.askers[job.request_id] = self.untold[job.request_id] = job
+            self.with_forecast[job.request_id] = self.awaiting_promise[job.request_id] = job
+        self._move(job, RequestPhase.FORECASTING, TransitionCause.ARRIVED)
         return job
 
-    def await_home(self, job: Job) -> None:
-        """It stays out of the queue: a worker may come back with it."""
-        self.board.phase[job.row] = RequestPhase.AWAITED
+    def reject(self, request: Request, link: str, reject: Reject) -> None:
+        """Refuse a request that has no record here."""
+        cause, name = TransitionCause.REFUSED, request.request_id
+        require_legal(name, NONE, NONE, cause)
+        reason, message = reject.reason.value, reject.message
+        self.transitions.append(
+            Transition(name, NONE, NONE, cause, self.now, reason=reason, message=message)
+        )
+        self.actions.append(Refuse(link, name, reject))
+
+    def refuse(self, job: Job, reject: Reject) -> None:
+        """Refuse a request that was accepted before."""
+        self.actions.append(Refuse(job.link, job.request_id, reject))
+        self.drop(job, TransitionCause.REFUSED, reject.reason.value, reject.message)
+
+    def await_worker(self, job: Job) -> None:
+        """Keep it out of the queue: the worker that its gateway names may attach again."""
+        self._move(job, RequestPhase.AWAITING_WORKER, TransitionCause.AWAITED)
 
     def enqueue(self, job: Job) -> None:
-        """It waits, since it arrived or since it last ran."""
-        since_s = float(self.board.jobs.since_s[job.row])
-        self.board.queue(job.row, job.request.arrival_s if since_s == inf else since_s)
+        self._queue_since_arrival(job)
+        self._move(job, RequestPhase.QUEUED, TransitionCause.ENQUEUED)
 
-    def is_leaving(self, job: Job, worker: WorkerJobs) -> bool:
-        """It is to go there from a home that has not said yet that it stopped: it might end there
-        meanwhile, and nobody would know. The report that says so calls for another round."""
+    def start_over(self, job: Job) -> None:
+        """Queue a request whose worker did not attach again, or attached without it."""
+        self._queue_since_arrival(job)
+        self._move(job, RequestPhase.QUEUED, TransitionCause.NOT_HELD)
+
+    def _queue_since_arrival(self, job: Job) -> None:
+        since_s = self.board.jobs.since_s
+        if since_s[job.row] == inf:
+            since_s[job.row] = job.request.arrival_s
+
+    def note(self, job: Job, cause: TransitionCause) -> None:
+        """Record, and tell its gateway, a cause that leaves the phase as it is."""
+        self._move(job, self.phase(job), cause)
+
+    def is_stopping_elsewhere(self, job: Job, worker: WorkerJobs) -> bool:
+        """Whether another worker has not confirmed yet that it stopped this request. It may still
+        end there; the report that confirms the pause triggers another round."""
         home = self.workers.get(self.home(job))
         return home is not None and home is not worker and job.request_id in home.pausing
 
-    def admit(self, job: Job, worker: WorkerJobs, limit: int, now: float) -> bool:
-        """Queued → running; whether its tokens must be sent there first."""
+    def admit(self, job: Job, worker: WorkerJobs, limit: int) -> None:
+        """Queued → running; placed if its tokens must be sent to this worker, else resumed."""
         jobs = self.board.jobs
-        job.queued_s += now - float(jobs.since_s[job.row])
+        job.queued_s += self.now - float(jobs.since_s[job.row])
         stays = int(jobs.home[job.row]) == worker.number
         if not stays:
             self.moves += int(jobs.held[job.row]) > 0
             self.leave_home(job)
-        self._run(job, worker, limit)
         worker.admitted += 1
         worker.draft.admit.append(Grant(job.request_id, limit))
         job.admitted_seq = worker.plan_seq + 1
         job.resumed_seq = job.admitted_seq if stays else 0
         worker.pausing.pop(job.request_id, None)
-        return not stays
+        self._run(job, worker, limit, TransitionCause.RESUMED if stays else TransitionCause.PLACED)
 
-    def adopt(self, job: Job, worker: WorkerJobs, held: HeldRequest, now: float) -> None:
-        """It is at that worker already, running or not, and stays there. Plans of an earlier
-        stream are no measure of what it reports on this one."""
+    def adopt(self, job: Job, worker: WorkerJobs, held: HeldRequest) -> None:
+        """Leave it at a worker that has it already. Sequence numbers of an earlier stream's plans
+        do not apply to the reports of this one."""
         jobs, row = self.board.jobs, job.row
         job.admitted_seq = job.resumed_seq = 0
-        self.board.jobs.home[row] = worker.number
-        self.progress([(job, _as_progress(held))], now)
+        jobs.home[row] = worker.number
+        self.progress([(job, _as_progress(held))])
         jobs.limit[row] = held.limit_tokens
         if held.running:
-            self._run(job, worker, held.limit_tokens)
+            self._run(job, worker, held.limit_tokens, TransitionCause.ADOPTED)
         else:
-            self.board.queue(row, now)
+            jobs.since_s[row] = self.now
+            self._move(job, RequestPhase.QUEUED, TransitionCause.ADOPTED)
 
-    def _run(self, job: Job, worker: WorkerJobs, limit: int) -> None:
+    def _run(self, job: Job, worker: WorkerJobs, limit: int, cause: TransitionCause) -> None:
         self.board.admit(job.row, worker.number, limit)
         worker.running[job.request_id] = job
-        self.running += 1
-        self._count_waiting(job, -1)
-
-    def _count_waiting(self, job: Job, more: int) -> None:
-        model = job.request.model
-        self._waiting[model] += more
-        if not self._waiting[model]:
-            del self._waiting[model]
+        self._move(job, RUNNING, cause)
 
     def extend(self, job: Job, worker: WorkerJobs, limit: int) -> None:
         self.board.jobs.limit[job.row] = limit
         worker.draft.extend.append(Grant(job.request_id, limit))
 
-    def progress(self, told: Iterable[tuple[Job, RequestProgress]], now: float) -> None:
-        """What workers have of these by their last word."""
-        numbers = [(j.row, p.output_tokens, p.held_tokens, p.blocks) for j, p in told]
+    def progress(self, progress: Iterable[tuple[Job, Progress]]) -> None:
+        """Apply what workers report of these jobs."""
+        numbers = [(j.row, p.output_tokens, p.held_tokens, p.blocks) for j, p in progress]
         if numbers:
             rows, output, held, blocks = np.array(numbers, np.int64).T
-            self.board.advance(rows, output, held, blocks, now)
+            self.board.advance(rows, output, held, blocks, self.now)
 
-    def pause(self, job: Job, worker: WorkerJobs, residency: Residency, now: float) -> None:
-        """Running → queued; KV that is to be kept goes where its worker's policy puts it."""
+    def pause(self, job: Job, worker: WorkerJobs, residency: Residency) -> None:
+        """Running → queued. KV that the residency keeps stays at its worker."""
         worker.draft.pause.append(Pause(job.request_id, residency))
         worker.pausing[job.request_id] = worker.plan_seq + 1
-        self._requeue(job, worker, now, "paused")
+        self._requeue(job, worker, TransitionCause.PAUSED)
 
-    def evict(self, job: Job, worker: WorkerJobs, now: float) -> None:
-        """Running → queued: its worker let it go for want of memory."""
+    def evict(self, job: Job, worker: WorkerJobs) -> None:
+        """Running → queued, because its worker ran out of memory."""
         self.board.jobs.evictions[job.row] += 1
         self.board.evictions += 1
-        self._requeue(job, worker, now, "evicted")
+        self._requeue(job, worker, TransitionCause.EVICTED)
 
-    def _requeue(self, job: Job, worker: WorkerJobs, now: float, by: str) -> None:
+    def _requeue(self, job: Job, worker: WorkerJobs, cause: TransitionCause) -> None:
         del worker.running[job.request_id]
-        self.preempted[by] += 1
-        self.running -= 1
-        self._count_waiting(job, 1)
         self.board.jobs.preemptions[job.row] += 1
-        self.board.queue(job.row, now)
+        self._move(job, RequestPhase.QUEUED, cause)
+        self.board.jobs.since_s[job.row] = self.now
 
-    def take_paused(self, worker: WorkerJobs, applied_plan_seq: int) -> list[Job]:
-        """Those of whom the worker has now said that they do not run any more."""
-        if not worker.pausing:
-            return []
-        done = [name for name, seq in worker.pausing.items() if seq <= applied_plan_seq]
-        for name in done:
-            del worker.pausing[name]
-        return [self.jobs[name] for name in done]
+    def note_stopped(self, worker: WorkerJobs, applied_plan_seq: int) -> None:
+        """Paused requests whose worker has now applied the plan that paused them."""
+        if worker.pausing:
+            for name in [n for n, seq in worker.pausing.items() if seq <= applied_plan_seq]:
+                del worker.pausing[name]
+                self.note(self.jobs[name], TransitionCause.STOPPED)
 
-    def drop(self, job: Job) -> None:
-        """Forget a request wherever it is; its worker is told to."""
-        self._forget_at_home(job)
-        self.end(job)
+    def drop(self, job: Job, cause: TransitionCause, reason: str = "", message: str = "",
+             output_tokens: int | None = None) -> None:  # fmt: skip
+        """End a request wherever it is, and tell its worker to cancel it."""
+        self._cancel_at_home(job)
+        self.end(job, cause, reason, message, output_tokens)
 
-    def end(self, job: Job) -> None:
-        """Forget a request wherever it is; its worker has done so."""
-        home = self.workers.get(self.home(job))
-        if home:
+    def end(self, job: Job, cause: TransitionCause, reason: str = "", message: str = "",
+            output_tokens: int | None = None) -> None:  # fmt: skip
+        """End a request wherever it is; its worker does not have it any more, or is told."""
+        if home := self.workers.get(self.home(job)):
             home.pausing.pop(job.request_id, None)
-        if home and home.running.pop(job.request_id, None):
-            self.running -= 1
-        else:
-            self._count_waiting(job, -1)
+            home.running.pop(job.request_id, None)
+        self._move(job, NONE, cause, reason, message, output_tokens)
         del self.jobs[job.request_id], self._by_row[job.row]
         if job.request.include_forecast:
-            del self.askers[job.request_id]
-            self.untold.pop(job.request_id, None)
+            del self.with_forecast[job.request_id]
+            self.awaiting_promise.pop(job.request_id, None)
         self.board.endings += 1
         self.board.remove(job.row)
 
     def leave_home(self, job: Job) -> None:
-        """One that waits begins anew from its tokens, wherever it is placed."""
-        self._forget_at_home(job)
+        """Make a queued request start from its tokens alone, wherever it is placed next."""
+        self._cancel_at_home(job)
         self.board.lose_home(np.array([job.row]))
 
-    def _forget_at_home(self, job: Job) -> None:
-        home = self.workers.get(self.home(job))
-        if home:
+    def _cancel_at_home(self, job: Job) -> None:
+        if home := self.workers.get(self.home(job)):
             home.draft.forget(job.request_id)
             home.pausing.pop(job.request_id, None)
 
-    # And with workers
+    def _move(self, job: Job, after: RequestPhase, cause: TransitionCause, reason: str = "",
+              message: str = "", output_tokens: int | None = None) -> None:  # fmt: skip
+        """The only writer of the phase column."""
+        before = self.phase(job)
+        require_legal(job.request_id, before, after, cause)
+        transition = Transition(
+            job.request_id,
+            before,
+            after,
+            cause,
+            self.now,
+            self.home(job),
+            self.output(job) if output_tokens is None else output_tokens,
+            self.held(job),
+            reason,
+            message,
+            job.queued_s if after is RUNNING else self.queued_s(job),
+            self.preemptions(job),
+        )
+        self.board.phase[job.row] = after
+        self.running += (after is RUNNING) - (before is RUNNING)
+        self._count_waiting(job.request.model, _waits(after) - _waits(before))
+        self.transitions.append(transition)
+        if action := self._message(job.link, transition):
+            self.actions.append(action)
+
+    def _count_waiting(self, model: str, change: int) -> None:
+        self._waiting[model] += change
+        if not self._waiting[model]:
+            del self._waiting[model]
+
+    def _message(self, link: str, t: Transition) -> Action | None:
+        """The message to the gateway about a transition, if it needs one."""
+        match t.cause:
+            case TransitionCause.PLACED:
+                address = self.workers[t.worker_id].view.address
+                return Place(link, t.request_id, t.worker_id, address, t.queued_s)
+            case TransitionCause.RESUMED:
+                return Resume(link, t.request_id, t.held_tokens)
+            case TransitionCause.ADOPTED | TransitionCause.REJOINED if t.after is RUNNING:
+                return Resume(link, t.request_id, t.held_tokens)
+            case (
+                TransitionCause.ADOPTED
+                | TransitionCause.REJOINED
+                | TransitionCause.NOT_HELD
+                | TransitionCause.STOPPED
+                | TransitionCause.EVICTED
+                | TransitionCause.LOST
+            ):
+                return Preempt(link, t.request_id, t.output_tokens)
+            case TransitionCause.FINISHED:
+                return Finish(
+                    link,
+                    t.request_id,
+                    FinishReason(t.reason),
+                    t.output_tokens,
+                    t.preemptions,
+                    t.queued_s,
+                    t.message,
+                )
+            case _:
+                return None
+
+    # Changes of workers
 
     def attach(self, view: WorkerView, link: str) -> WorkerJobs:
         self._next_number += 1
         worker = WorkerJobs(view, link, self._next_number, UNMEASURED)
         worker.free_blocks = worker.kv_blocks
         self.workers[view.worker_id] = worker
-        self._numbers[worker.number] = view.worker_id
+        self._worker_ids[worker.number] = view.worker_id
         return worker
 
-    def detach(self, worker_id: str, now: float) -> list[Job]:
-        """Forget a worker; those who ran there, or had not been told to stop, are returned. All
-        that was there waits, without KV."""
+    def detach(self, worker_id: str) -> None:
+        """Forget a worker. Its running requests, and its paused ones whether or not it confirmed,
+        wait without KV."""
         worker = self.workers[worker_id]
-        ran = list(worker.running.values())
-        for job in ran:
-            self._requeue(job, worker, now, "lost")
+        for job in list(worker.running.values()):
+            self._requeue(job, worker, TransitionCause.LOST)
+        for name in worker.pausing:
+            self.note(self.jobs[name], TransitionCause.STOPPED)
         self.lost_workers += 1
-        self.board.lose_home(self._rows_at(worker.number))
-        del self.workers[worker_id], self._numbers[worker.number]
-        return ran + [self.jobs[name] for name in worker.pausing]
-
-    def _rows_at(self, number: int) -> Ints:
-        at = (self.board.jobs.home == number) & (self.board.phase != RequestPhase.FREE)
-        return np.flatnonzero(at)
-
-    def foresee(self, job: Job, forecast: Forecast) -> None:
-        self.board.foresee(job.row, forecast)
+        self.board.lose_home(self._rows_with_home(worker.number))
+        del self.workers[worker_id], self._worker_ids[worker.number]
 
 
-def _as_progress(held: HeldRequest) -> RequestProgress:
-    return RequestProgress(held.request_id, held.output_tokens, held.held_tokens, held.blocks)
+def _waits(phase: RequestPhase) -> bool:
+    return phase is not NONE and phase is not RUNNING
+
+
+def _as_progress(held: HeldRequest) -> Progress:
+    return Progress(held.request_id, held.output_tokens, held.held_tokens, held.blocks)

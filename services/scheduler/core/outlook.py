@@ -1,9 +1,9 @@
-"""Outlook: of each request, once, whether its first token is foreseen to come in time.
+"""Predicts once per request whether its first token will meet its TTFT budget. Only a metric uses
+the result; no decision does.
 
-When a round first looks at it: after the time that all before it in the queue still take the
-workers of its model, none where it goes in at once, and its own prefill on the fastest of them.
-Ageing may bring it to the front sooner, and those who run now, and end meanwhile, are not waited
-for. Nothing is decided by it: it is counted.
+The prediction is made in the first round that sees the request: the work ahead of it in the queue
+over its model's workers (none if it is admitted at once), then its prefill on the fastest of them.
+Ageing may bring it to the front sooner. Requests that run now and end meanwhile are not counted.
 """
 
 from math import inf
@@ -13,59 +13,61 @@ import numpy as np
 from services.forecast import Floats, Ints
 from services.policies.decision import Decision
 from services.policies.order.ranking import Ranking
-from services.policies.snapshot import Snapshot, WorkerSnapshot
+from services.policies.snapshot import Snapshot
+from services.scheduler.core.admission import fastest_prefill_s
 
-_NOBODY: Ints = np.zeros(0, np.int64)
+_NO_ROWS: Ints = np.zeros(0, np.int64)
 
 
 class Outlook:
-    """`look` at each round's line, then ask who of it will be `late`, given what was decided."""
+    """Call `update` with each round's ranking, then `pop_late` with its decision."""
 
     def __init__(self) -> None:
-        self._seen: Ints = _NOBODY  # by row, the serial of who was looked at
-        self._rows: Ints = _NOBODY  # whose first look it is, and who have a budget
-        self._serials: Ints = _NOBODY
-        self._waits_s: Floats = np.zeros(0)  # what goes before each of these
-        self._spare_s: Floats = np.zeros(0)  # of its budget, were it prefilled at once
+        self._seen: Ints = _NO_ROWS  # by row, the serial of the request that was seen there
+        self._rows: Ints = _NO_ROWS  # new requests with a TTFT budget
+        self._serials: Ints = _NO_ROWS
+        self._waits_s: Floats = np.zeros(0)  # work ahead of each of these
+        self._spare_s: Floats = np.zeros(0)  # its budget less its prefill
 
-    def look(self, snapshot: Snapshot, ranking: Ranking) -> None:
-        """O(queued), and O(jobs log new) where somebody is new, vectorised."""
-        self._rows = _NOBODY
+    def update(self, snapshot: Snapshot, ranking: Ranking) -> None:
+        """O(queued), and O(jobs log new) if there are new requests; vectorised."""
+        self._rows = _NO_ROWS
         if not snapshot.workers:
-            return  # nothing is known of when there will be
+            return  # the first round with a worker makes the prediction
         at = self._new(snapshot, ranking)
         if not len(at):
             return
         jobs, rows = snapshot.jobs, ranking.rows[at]
         waits_s, prefill_s = np.zeros(len(at)), np.full(len(at), -inf)
         for model in np.unique(jobs.model[rows]).tolist():
-            workers = [worker for worker in snapshot.workers if worker.model == model]
+            workers = tuple(worker for worker in snapshot.workers if worker.model == model)
             if workers:
                 mine = np.flatnonzero(jobs.model[rows] == model)
                 share = np.zeros(len(ranking.rows))
                 share[: ranking.split] = (jobs.model[ranking.queued] == model) / len(workers)
                 lift_s = np.maximum(ranking.lift_s[at[mine]], 0.0)
-                waits_s[mine] = np.minimum(ahead_s(ranking, at[mine], share), lift_s)
-                prefill_s[mine] = _prefill_s(workers, jobs.prompt[rows[mine]])
+                waits_s[mine] = np.minimum(work_ahead_s(ranking, at[mine], share), lift_s)
+                prefill_s[mine] = fastest_prefill_s(workers, jobs.prompt[rows[mine]])
         self._rows, self._serials, self._waits_s = rows, jobs.serial[rows], waits_s
         due_s = jobs.arrival_s[rows] + jobs.ttft_s[rows]
         self._spare_s = due_s - snapshot.now - prefill_s
 
-    def late(self, decision: Decision, serial: Ints) -> list[int]:
-        """Rows of those who will not have their first token in time; `serial` is the board's by
-        now. Each is told once."""
+    def pop_late(self, decision: Decision, serial: Ints) -> list[int]:
+        """Rows that are expected to miss their TTFT budget, each once. `serial` is the board's
+        current column."""
         if not len(self._rows):
             return []
-        runs = [share.run for share in decision.workers]
-        enters = np.isin(self._rows, np.concatenate([_NOBODY, *runs]))
+        runs = [share.run for share in decision.shares]
+        enters = np.isin(self._rows, np.concatenate([_NO_ROWS, *runs]))
         late = self._spare_s < np.where(enters, 0.0, self._waits_s)
         here = serial[self._rows] == self._serials
         rows: list[int] = self._rows[late & here].tolist()
-        self._rows = _NOBODY
+        self._rows = _NO_ROWS
         return rows
 
     def _new(self, snapshot: Snapshot, ranking: Ranking) -> Ints:
-        """Where those stand in the line who have a budget, no token, and were not seen before."""
+        """Positions in the ranking of queued requests seen for the first time that have a budget
+        and no output."""
         jobs, rows = snapshot.jobs, ranking.queued
         if len(self._seen) < len(jobs):
             more = np.zeros(len(jobs) - len(self._seen), np.int64)
@@ -77,16 +79,9 @@ class Outlook:
         return budgeted
 
 
-def _prefill_s(workers: list[WorkerSnapshot], prompt: Ints) -> Floats:
-    """Of prompts, alone, on the fastest."""
-    base_s = min(worker.cost.base_s for worker in workers)
-    token_s = min(worker.cost.prefill_token_s for worker in workers)
-    return np.asarray(base_s + token_s * prompt, float)
-
-
-def ahead_s(ranking: Ranking, at: Ints, share: Floats) -> Floats:
-    """The time that all before each of these, which come in any order, still take: of everybody
-    their share. O(jobs log these)."""
+def work_ahead_s(ranking: Ranking, at: Ints, share: Floats) -> Floats:
+    """The remaining time of everything ahead of these positions, each entry weighted by its share.
+    Positions come in any order. O(jobs log positions)."""
     order = np.argsort(ranking.key[at], kind="stable")
     ahead = np.searchsorted(ranking.key[at[order]], ranking.key, side="right")
     takes_s = np.bincount(ahead, ranking.remaining_s * share, len(at) + 1)

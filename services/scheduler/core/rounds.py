@@ -1,10 +1,10 @@
-"""A round: one question of the board, and what of its answer is news to whom.
+"""Scheduling rounds: a decision about the board, and the directives that carry it out.
 
-    snapshot → decide → the difference to what runs → one plan for each worker it concerns
+    snapshot → decide → difference to the current state → one plan for each worker it changes
 
-Decided here, or, where the batcher is a process of its own, narrowed here, arranged there and
-carried out when the answer has come: the same functions, so the same decisions. An answer that
-does not come is made here. Rows that were given to another request meanwhile are left alone.
+In process, a round calls `decide`. With a batcher process, the same functions run in two places:
+candidates are ranked and narrowed here, arranged there, and completed here when the answer arrives.
+Rows that belong to another request by then are skipped.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,164 +13,134 @@ from math import inf
 
 import numpy as np
 
-from services.core import Plan, QueuePosition, StaticBatch
+from services.core import Plan, Standing, StaticBatch
 from services.forecast import Ints
-from services.policies.decide import arrange, complete_decision, rank_requests, select_candidates
-from services.policies.decision import (
-    Decision,
-    WaitExplanation,
-    WaitExplanations,
-    WaitReason,
-    WorkerDecision,
-)
-from services.policies.memory import PolicyMemory
+from services.policies.decide import arrange, complete, narrow, rank
+from services.policies.decision import Decision, Reason, Share, Whys
+from services.policies.memory import Memory
 from services.policies.order.ranking import Ranking
-from services.policies.place.placements import PLACEMENTS
+from services.policies.place.places import PLACES
 from services.policies.preset import RESIDENCIES, Preset
-from services.policies.snapshot import CHAIN, Candidates, Snapshot
-from services.scheduler.core import events as ev
-from services.scheduler.core import static_batches
-from services.scheduler.core.board import RequestPhase
+from services.policies.snapshot import CHAIN, Contest, Snapshot
+from services.scheduler.core.events import Arranged, Portion, Said, SendPlan
 from services.scheduler.core.jobs import Draft, Job, WorkerJobs
 from services.scheduler.core.ledger import Ledger
-from services.scheduler.core.outlook import Outlook, ahead_s
+from services.scheduler.core.outlook import Outlook, work_ahead_s
+from services.scheduler.core.phases import RequestPhase
+from services.scheduler.core.static_batches import begin_batch
 
-MOST_VICTIMS = 64  # named in a plan; the next one names the next
+MAX_VICTIMS = 64  # per plan; the next plan names the next ones
 
 
 class Rounds:
-    """The preset at work on a ledger. Owned by the state."""
+    """Runs a preset on a ledger. Owned by the state."""
 
     def __init__(self, preset: Preset, ledger: Ledger):
         self.preset = preset
-        self.memory = PolicyMemory()
+        self.memory = Memory()
         self.number = 0
-        self.next_s = inf  # when time alone calls for the next one
-        self.not_before_s = -inf  # when events may
-        self.contest: Candidates | None = None  # of the round that is out to be arranged
+        self.next_s = inf  # time alone calls for a round then
+        self.not_before_s = -inf  # events call for a round from then on
+        self.candidates: Contest | None = None  # those that the batcher is arranging
         self.decision = Decision(0)
-        self.posed_s = -inf  # when the last was
-        self.said: Ints = np.zeros(
-            len(WaitReason), np.int64
-        )  # of those who waited, by Reason, so far
-        self.late: tuple[Job, ...] = ()  # of the last round; see Outlook
+        self.ranking: Ranking | None = None  # of the last round
+        self.began_s = -inf  # time of the last round's snapshot
+        self.reasons: Ints = np.zeros(len(Reason), np.int64)  # totals, by Reason
+        self.late: tuple[Job, ...] = ()  # from the last round; see Outlook
         self._ledger = ledger
         self._outlook = Outlook()
-        self._ranking: Ranking | None = None
-        self._batches = 0  # static ones so far
+        self._batches = 0  # total static batches
 
     @property
     def prefix_blocks(self) -> int:
-        """Of a text, how many of whose first blocks' hashes help to place it; 0: none do."""
-        return CHAIN if PLACEMENTS[self.preset.place].cached else 0
+        """Leading prompt blocks whose hashes the preset places by; 0 for none."""
+        return CHAIN if PLACES[self.preset.place].cached else 0
 
-    def pose(self, snapshot: Snapshot) -> Candidates:
-        """Everybody in order, and of these who run or could."""
+    def begin(self, snapshot: Snapshot) -> Contest:
+        """Rank all requests and narrow them to the candidates of this round."""
         self.number += 1
-        self._ranking = rank_requests(snapshot, self.preset, self.memory)
-        self.memory = self._ranking.memory
-        self.posed_s = snapshot.now
-        self._outlook.look(snapshot, self._ranking)
-        return select_candidates(snapshot, self._ranking, self.preset, self.number)
+        self.ranking = rank(snapshot, self.preset, self.memory)
+        self.memory = self.ranking.memory
+        self.began_s = snapshot.now
+        self._outlook.update(snapshot, self.ranking)
+        return narrow(snapshot, self.ranking, self.preset, self.number)
 
-    def arrange(self, contest: Candidates) -> Decision:
-        """By our own copy of the functions; the round's number seeds what is drawn."""
-        rng = np.random.default_rng(contest.round)
-        return arrange(contest, self._ledger.board.forecasts, self.preset, rng)
+    def arrange(self, candidates: Contest) -> Decision:
+        """Arrange in process; the round's number seeds the policies' random numbers."""
+        rng = np.random.default_rng(candidates.round)
+        return arrange(candidates, self._ledger.board.forecasts, self.preset, rng)
 
-    def take(self, arranged: Decision, now: float) -> list[ev.Action]:
-        """Carry a decision out; what gateways must be told of it."""
-        assert self._ranking is not None
-        self.decision = decision = complete_decision(arranged, self._ranking)
+    def apply(self, arranged: Decision) -> None:
+        """Carry a decision out: move requests in the ledger and draft directives for workers."""
+        assert self.ranking is not None
+        self.decision = decision = complete(arranged, self.ranking)
         self.memory = decision.memory
         self.next_s, self.not_before_s = decision.next_s, decision.not_before_s
-        self.said += np.bincount(decision.explanations.reasons, minlength=len(WaitReason))
-        serial = self._ledger.board.jobs.serial
-        self.late = tuple(self._ledger.jobs_of(self._outlook.late(decision, serial)))
-        serials = serial[decision.rows]
-        stale = frozenset(decision.rows[serials != decision.serials].tolist())
-        told: list[ev.Action] = []
-        for share in decision.workers:
-            worker = self._ledger.worker_of(share.worker)
-            if worker and not worker.leaving:  # it may have said so since the round was posed
-                told += self._carry_out(share, worker, stale, now)
-        if not self._ledger.waiting:
-            self.next_s = inf  # there is nobody whom waiting could move
-        return told
-
-    def why(self, job: Job) -> WaitExplanation | None:
-        """What the last round found of one that waits."""
-        return self.decision.explanations.for_row(job.row)
-
-    @property
-    def ranking(self) -> Ranking | None:
-        """Of the last round that was posed; None before the first."""
-        return self._ranking
-
-    def _carry_out(
-        self, share: WorkerDecision, worker: WorkerJobs, stale: frozenset[int], now: float
-    ) -> Iterator[ev.Action]:
+        self.reasons += np.bincount(decision.why.reasons, minlength=len(Reason))
         ledger = self._ledger
-        board = ledger.board
-        paused = RESIDENCIES[self.preset.residency].paused
+        serial = ledger.board.jobs.serial
+        self.late = tuple(ledger.jobs_at(self._outlook.pop_late(decision, serial)))
+        stale = frozenset(decision.rows[serial[decision.rows] != decision.serials].tolist())
+        for share in decision.shares:
+            worker = ledger.worker_numbered(share.worker)
+            if worker and not worker.leaving:  # it may have started to leave during the round
+                self._apply_share(share, worker, stale)
+        if not ledger.waiting:
+            self.next_s = inf  # no waiting request can be moved by time
+
+    def _apply_share(self, share: Share, worker: WorkerJobs, stale: frozenset[int]) -> None:
+        ledger = self._ledger
+        phase, columns = ledger.board.phase, ledger.board.jobs
+        residency = RESIDENCIES[self.preset.residency].paused
         for _, job in self._current(share.pause, stale):
             if job.request_id in worker.running:
-                ledger.pause(job, worker, paused, now)
-        enters = board.phase[share.run] == RequestPhase.QUEUED
-        longer = (board.phase[share.run] == RequestPhase.RUNNING) & (
-            share.limits > board.jobs.limit[share.run]
+                ledger.pause(job, worker, residency)
+        enters = phase[share.run] == RequestPhase.QUEUED
+        longer = (phase[share.run] == RequestPhase.RUNNING) & (
+            share.limits > columns.limit[share.run]
         )
-        jobs, limits = board.jobs, share.limits[longer].tolist()
-        together: list[Job] = []
+        limits = share.limits[longer].tolist()
+        batch: list[Job] = []
         for at, job in self._current(share.run[longer], stale):
             if job.request_id in worker.running:
-                if share.lockstep and jobs.output[job.row] >= jobs.limit[job.row]:
-                    together.append(job)  # its last batch is over, for it
+                if share.lockstep and columns.output[job.row] >= columns.limit[job.row]:
+                    batch.append(job)  # its previous batch is over
                 ledger.extend(job, worker, limits[at])
         places = max(0, worker.places - len(worker.running))
         limits = share.limits[enters].tolist()
         for at, job in self._current(share.run[enters][:places], stale):
-            if ledger.is_leaving(job, worker):
-                continue
-            yield self._admit(job, worker, limits[at], now)
-            if share.lockstep:
-                together.append(job)
-        if together:
-            self._batch(together, worker, now)
-        worker.heed(share)
+            if not ledger.is_stopping_elsewhere(job, worker):
+                ledger.admit(job, worker, limits[at])
+                if share.lockstep:
+                    batch.append(job)
+        if batch:
+            self._begin_batch(batch, worker)
+        worker.apply_share(share)
 
-    def _batch(self, members: list[Job], worker: WorkerJobs, now: float) -> None:
-        """A static one of these, who begin now."""
+    def _begin_batch(self, members: list[Job], worker: WorkerJobs) -> None:
         self._batches += 1
         names = tuple(job.request_id for job in members)
         worker.draft.batches.append(StaticBatch(self._batches, names))
-        worker.served.append(static_batches.begin(members, self._ledger.board, now))
+        worker.served.append(begin_batch(members, self._ledger))
 
     def _current(self, rows: Ints, stale: frozenset[int]) -> Iterator[tuple[int, Job]]:
-        """The jobs of these rows, with their places among them, but for those that are gone."""
+        """The jobs of these rows with their positions; rows of ended requests are skipped."""
         for at, row in enumerate(rows.tolist()):
-            job = None if row in stale else self._ledger.job_of(row)
+            job = None if row in stale else self._ledger.job_at(row)
             if job:
                 yield at, job
 
-    def _admit(self, job: Job, worker: WorkerJobs, limit: int, now: float) -> ev.Action:
-        ledger = self._ledger
-        if ledger.admit(job, worker, limit, now):
-            view = worker.view
-            return ev.Place(job.link, job.request_id, view.worker_id, view.address, job.queued_s)
-        return ev.Resume(job.link, job.request_id, ledger.held(job))
-
     # Plans
 
-    def take_plans(self, now: float) -> list[ev.SendPlan]:
-        """One plan for every worker whose directives have changed since the last call."""
+    def pop_plans(self) -> list[SendPlan]:
+        """One plan for every worker whose directives changed since the last call."""
         return [
-            ev.SendPlan(worker_id, worker.link, self._plan(worker, now))
+            SendPlan(worker_id, worker.link, self._plan(worker))
             for worker_id, worker in self._ledger.workers.items()
             if worker.draft
         ]
 
-    def _plan(self, worker: WorkerJobs, now: float) -> Plan:
+    def _plan(self, worker: WorkerJobs) -> Plan:
         draft, worker.draft = worker.draft, Draft()
         worker.plan_seq += 1
         plan = Plan(
@@ -187,57 +157,54 @@ class Rounds:
             return plan
         return replace(
             plan,
-            order=self._standings(worker, now),
+            order=self._queue_positions(worker),
             residency=self.preset.residency,
             costs=worker.cost.kv_costs,
         )
 
     def _victims(self, worker: WorkerJobs) -> tuple[str, ...]:
-        """The first of them: the worker asks for more with its next report."""
-        names = self._ledger.names(worker.victims[:MOST_VICTIMS].tolist())
+        names = self._ledger.names(worker.victims[:MAX_VICTIMS].tolist())
         return tuple(name for name in names if name in worker.running)
 
-    def _standings(self, worker: WorkerJobs, now: float) -> tuple[QueuePosition, ...]:
-        """Who runs at a worker, most urgent first, then who waits with KV there and how long:
-        ALISE's EWT (papers/001 Eq. 7), the time that all who come before it still take, or until
-        ageing has brought it to the front, whichever is less. Of those that wait without KV the
-        worker gets its share. O(jobs) where anybody rests there."""
-        if self._ranking is None:
+    def _queue_positions(self, worker: WorkerJobs) -> tuple[Standing, ...]:
+        """A worker's running requests, most urgent first, then its waiting ones with KV there and
+        their expected wait: the remaining time of all requests ahead, at most the time until
+        ageing brings it to the front ("ALISE" (Zhao et al., 2024), Eq. 7). Waiting requests
+        without KV count for this worker's share of the fleet. O(jobs) if a request has KV here."""
+        if self.ranking is None:
             return ()
-        board, ranking = self._ledger.board, self._ranking
-        phase, home, held = board.phase, board.jobs.home, board.jobs.held
+        board, ranking = self._ledger.board, self.ranking
+        phase, held = board.phase, board.jobs.held
         rows = ranking.rows
-        here = home[rows] == worker.number
+        here = board.jobs.home[rows] == worker.number
         runs = here & (phase[rows] == RequestPhase.RUNNING)
         waits = phase[rows] == RequestPhase.QUEUED
         rests = here & waits & (held[rows] > 0)
-        running = np.flatnonzero(runs)
-        running = running[np.lexsort((board.jobs.serial[rows[running]], ranking.key[running]))]
-        names = self._ledger.names(rows[running].tolist())
-        standings = [QueuePosition(name, 0.0) for name in names]
+        positions = [Standing(name, 0.0) for name in self._by_key(runs)[1]]
         if not rests.any():
-            return tuple(standings)
-        resting = np.flatnonzero(rests)
-        resting = resting[np.lexsort((board.jobs.serial[rows[resting]], ranking.key[resting]))]
-        names = self._ledger.names(rows[resting].tolist())
-        share = np.where(runs | rests, 1.0, np.where(waits & (held[rows] == 0), self._share(), 0.0))
-        wait_s = ahead_s(ranking, resting, share)
-        left_s = np.minimum(wait_s, ranking.lift_s[resting]).tolist()
-        return (*standings, *(QueuePosition(n, w) for n, w in zip(names, left_s, strict=True)))
+            return tuple(positions)
+        at, names = self._by_key(rests)
+        others = 1 / max(1, len(self._ledger.workers))
+        share = np.where(runs | rests, 1.0, np.where(waits & (held[rows] == 0), others, 0.0))
+        wait_s = np.minimum(work_ahead_s(ranking, at, share), ranking.lift_s[at]).tolist()
+        return (*positions, *(Standing(n, w) for n, w in zip(names, wait_s, strict=True)))
 
-    def _share(self) -> float:
-        return 1 / max(1, len(self._ledger.workers))
+    def _by_key(self, which: Ints) -> tuple[Ints, tuple[str, ...]]:
+        """Positions and names of these entries of the ranking, most urgent first."""
+        assert self.ranking is not None
+        at, serial = np.flatnonzero(which), self._ledger.board.jobs.serial
+        at = at[np.lexsort((serial[self.ranking.rows[at]], self.ranking.key[at]))]
+        return at, self._ledger.names(self.ranking.rows[at].tolist())
 
 
-def decision_of(contest: Candidates, arranged: ev.Arranged) -> Decision:
-    """A batcher's portions as the decision they stand for."""
-    shares = [_share_of(portion) for portion in arranged.portions or ()]
+def decision_of(candidates: Contest, arranged: Arranged) -> Decision:
+    """The decision that a batcher's answer describes."""
     return Decision(
-        contest.round,
-        tuple(shares),
-        _explanations(arranged.explanations),
-        rows=contest.rows,
-        serials=contest.jobs.serial,
+        candidates.round,
+        tuple(_share(portion) for portion in arranged.portions or ()),
+        _whys(arranged.why),
+        rows=candidates.rows,
+        serials=candidates.jobs.serial,
         next_s=arranged.next_s,
         not_before_s=arranged.not_before_s,
         numbers=dict(arranged.numbers),
@@ -245,25 +212,14 @@ def decision_of(contest: Candidates, arranged: ev.Arranged) -> Decision:
     )
 
 
-def _explanations(given: Sequence[ev.WaitExplanationRow]) -> WaitExplanations:
-    if not given:
-        return WaitExplanations()
-    rows, reasons, first, second = zip(*given, strict=True)
-    return WaitExplanations(
-        np.array(rows), np.array(reasons), np.array(first, float), np.array(second, float)
-    )
+def _whys(said: Sequence[Said]) -> Whys:
+    if not said:
+        return Whys()
+    rows, reasons, a, b = zip(*said, strict=True)
+    return Whys(np.array(rows), np.array(reasons), np.array(a, float), np.array(b, float))
 
 
-def _share_of(portion: ev.Portion) -> WorkerDecision:
-    def rows(values: Sequence[int]) -> Ints:
-        return np.array(values, np.int64)
-
-    return WorkerDecision(
-        portion.worker,
-        rows(portion.run),
-        rows(portion.limits),
-        rows(portion.pause),
-        rows(portion.victims),
-        portion.peak_tokens,
-        portion.lockstep,
-    )
+def _share(portion: Portion) -> Share:
+    columns = (portion.run, portion.limits, portion.pause, portion.victims)
+    run, limits, pause, victims = (np.array(column, np.int64) for column in columns)
+    return Share(portion.worker, run, limits, pause, victims, portion.peak_tokens, portion.lockstep)

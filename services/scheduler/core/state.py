@@ -1,43 +1,36 @@
-"""The scheduler's core: `step(event, now) → actions`, no clock and no I/O.
+"""The scheduler's core: `step(event, now) → actions`, without clock or I/O.
 
-An event changes the board and marks it dirty; a Round decides (`rounds/rounds.py`) and sends every
-worker whose directives changed one plan. Whoever owns the clock starts a Round when `round_due_s`
-has come: what happens at once makes one round, however much it is. Nothing here knows a policy.
+An event changes the ledger and marks it dirty. A Round decides (`rounds.py`) and sends one plan to
+every worker whose directives changed. The component that owns the clock starts a Round once
+`round_due_s` has come, so that one round serves all events that arrived together. Policies are data
+here: nothing tests a preset's name.
 """
 
 from collections import deque
-from collections.abc import Callable
 from heapq import heappop, heappush
 from math import inf
 
-from services.core import (
-    Completion,
-    FinishReason,
-    Reject,
-    Report,
-    Request,
-    RequestProgress,
-)
-from services.lengths import LEARNABLE_REASONS
+from services.core import Completion, FinishReason, Outcome, Progress, Reject, Report, Request
+from services.lengths import LEARNT_FROM
 from services.policies.decision import Decision
 from services.policies.preset import Preset
-from services.scheduler.core import adoption, evacuation, static_batches
+from services.scheduler.core import adoption, evacuation
 from services.scheduler.core import events as ev
-from services.scheduler.core.admission import Limits, drains_s, hopeless, refusal
-from services.scheduler.core.board import RequestPhase
-from services.scheduler.core.endings import finish, learn
+from services.scheduler.core.admission import Limits, drain_times_s, past_saving, refusal
 from services.scheduler.core.forecast_updates import ForecastUpdates
 from services.scheduler.core.jobs import Job, WorkerJobs
 from services.scheduler.core.ledger import Ledger
+from services.scheduler.core.phases import RequestPhase, TransitionCause
 from services.scheduler.core.rounds import Rounds, decision_of
+from services.scheduler.core.static_batches import pop_ended
 
 DEFAULT_LIMITS = Limits()
 
 
 class SchedulerState:
-    """All the scheduler knows. Mutated by `step` alone; the same events give the same actions.
+    """Everything the scheduler knows. Only `step` changes it, and equal events give equal actions.
 
-    `apart`: rounds are arranged by a batcher of its own (AskArrange, answered by Arranged).
+    `apart`: a batcher process arranges the rounds (AskArrange, answered by Arranged).
     """
 
     def __init__(self, preset: Preset, limits: Limits = DEFAULT_LIMITS, apart: bool = False):
@@ -45,35 +38,52 @@ class SchedulerState:
         self.limits = limits
         self.ledger = Ledger(limits.tenant_weights)
         self.rounds = Rounds(preset, self.ledger)
-        self._foretelling = ForecastUpdates(self.ledger)
-        self._drains_s: dict[int, float] = {}  # each model's queue, by the last round's reckoning
+        self.last_step = ev.Step(ev.Tick(), -inf, (), ())
+        self._forecast_updates = ForecastUpdates(self.ledger)
+        self._drains_s: dict[int, float] = {}  # by model, from the last round
         self._apart = apart
         self._dirty = False
-        self._timers: list[tuple[float, int, str, str]] = []  # when, job's serial and id, or worker
-        self._unforeseen: deque[tuple[float, Job]] = deque()  # by when they are to be
-        self._actions: list[ev.Action] = []
-        self._handlers: dict[str, Callable[..., None]] = {
-            "submitted": self._submitted,
-            "forecasted": self._forecasted,
-            "refreshed": self._refreshed,
-            "cancelled": self._cancelled,
-            "gateway_lost": self._gateway_lost,
-            "worker_attached": self._worker_attached,
-            "worker_lost": self._worker_lost,
-            "worker_draining": self._worker_draining,
-            "reported": self._reported,
-            "costed": self._costed,
-            "round": self._round,
-            "arranged": self._arranged,
-            "tick": self._tick,
-        }
+        self._timers: list[tuple[float, int, str, str]] = []  # due, serial, request, worker
+        self._forecasting: deque[tuple[float, Job]] = deque()  # with the end of their patience
 
     def step(self, event: ev.Event, now: float) -> list[ev.Action]:
-        """Take one event at time `now` (never falling); returns what is to be done, in order."""
-        self._handlers[event.kind](event, now)
-        self._ring(now)
-        actions, self._actions = self._actions, []
+        """Apply one event at time `now`, which never decreases; returns the actions in order."""
+        self.ledger.begin_step(now)
+        self._apply(event, now)
+        self._run_timers(now)
+        actions = self.ledger.actions
+        self.last_step = ev.Step(event, now, actions, self.ledger.transitions)
         return actions
+
+    def _apply(self, event: ev.Event, now: float) -> None:  # noqa: C901, PLR0912 - a case per event
+        match event:
+            case ev.Submitted():
+                self._submitted(event, now)
+            case ev.Forecasted():
+                self._forecasted(event)
+            case ev.Refreshed():
+                self._refreshed(event, now)
+            case ev.Cancelled():
+                self._cancelled(event)
+            case ev.GatewayLost():
+                self._gateway_lost(event)
+            case ev.WorkerAttached():
+                self._worker_attached(event, now)
+            case ev.WorkerLost():
+                self._worker_lost(event)
+            case ev.WorkerDraining():
+                self._worker_draining(event)
+            case ev.Reported():
+                self._reported(event)
+            case ev.Costed():
+                if worker := self.workers.get(event.worker_id):
+                    worker.cost = event.cost
+            case ev.Round():
+                self._round(now)
+            case ev.Arranged():
+                self._arranged(event, now)
+            case ev.Tick():
+                pass  # every step runs the timers
 
     @property
     def jobs(self) -> dict[str, Job]:
@@ -85,18 +95,18 @@ class SchedulerState:
 
     @property
     def round_due_s(self) -> float:
-        """From when on a Round is wanted; infinite while there is nothing new to decide."""
-        if not self._dirty or self.rounds.contest is not None:
+        """The time from which a Round is due; infinite while there is nothing new to decide."""
+        if not self._dirty or self.rounds.candidates is not None:
             return inf
         return self.rounds.not_before_s
 
     @property
     def drain_s(self) -> float:
-        """How long the queue takes, of several models the longest; 0 while nobody waits."""
+        """The longest drain time of any model's queue; 0 with empty queues."""
         return max(self._drains_s.values(), default=0.0)
 
     def next_deadline(self) -> float:
-        """When a Tick is due; infinite when nothing waits for time."""
+        """The time at which a Tick is due; infinite if there is no timer."""
         timer_s = self._timers[0][0] if self._timers else inf
         return min(timer_s, self._patience_ends_s(), self.rounds.next_s)
 
@@ -113,87 +123,100 @@ class SchedulerState:
         shared.pop("", None)
         return list(shared.values())
 
-    # Requests come and go
+    # Requests
 
     def _submitted(self, event: ev.Submitted, now: float) -> None:
-        request = event.request
+        request, ledger = event.request, self.ledger
         known = self.jobs.get(request.request_id)
         if known and known.link != event.link:
-            if request.worker_id and request.worker_id == self.ledger.home(known):
-                known.link = event.link  # its gateway is back and has gone on with it
-                self._actions.append(adoption.standing(self.ledger, known))
-                if request.include_forecast:
-                    self._actions += self._foretelling.replaced([known])
+            if request.worker_id and request.worker_id == ledger.home(known):
+                self._rejoin(known, event.link)
                 return
-            self._drop(known)  # resubmitted on a new stream before the old one fell
+            self._drop(known, TransitionCause.SUPERSEDED)  # its earlier stream has not ended yet
         if reject := self._refusal(request, now):
-            self._actions.append(ev.Refuse(event.link, request.request_id, reject))
+            ledger.reject(request, event.link, reject)
             return
-        adoption.disown(self.ledger, request)
-        job = self.ledger.add(request, event.link)
+        adoption.disown(ledger, request)
+        job = ledger.add(request, event.link)
         if request.deadline_s < inf:
             self._set_timer(request.deadline_s, job)
-        self._actions.append(ev.AskForecast((request,)))
+        ledger.actions.append(ev.AskForecast((request,)))
         if request.worker_id:
-            self._actions += adoption.find_home(self.ledger, job, now)
-        phase = self.ledger.phase(job)
-        if phase is RequestPhase.FORECASTING:
-            self._unforeseen.append((now + self.limits.patience_s, job))
-        elif phase is RequestPhase.AWAITED:
-            self._set_timer(now + self.limits.adopt_s, job)
-        else:
-            self._dirty = True  # adopted
+            adoption.find_home(ledger, job)
+        match ledger.phase(job):
+            case RequestPhase.FORECASTING:
+                self._forecasting.append((now + self.limits.patience_s, job))
+            case RequestPhase.AWAITING_WORKER:
+                self._set_timer(now + self.limits.adopt_s, job)
+            case _:
+                self._dirty = True  # adopted
+
+    def _rejoin(self, job: Job, link: str) -> None:
+        """The gateway reconnected and continues a request that is still at its worker."""
+        job.link = link
+        self.ledger.note(job, TransitionCause.REJOINED)
+        if job.request.include_forecast:
+            self.ledger.actions += self._forecast_updates.replaced([job])
 
     def _refusal(self, request: Request, now: float) -> Reject | None:
         model = self.ledger.board.models.get(request.model)
         drain_s = 0.0 if model is None else self._drains_s.get(model, 0.0)
         return refusal(self.ledger, self.limits, request, drain_s, now)
 
-    def _forecasted(self, event: ev.Forecasted, now: float) -> None:
-        asked: list[Job] = []
+    def _forecasted(self, event: ev.Forecasted) -> None:
+        changed: list[Job] = []
         for request_id, forecast in event.forecasts:
-            job = self.jobs.get(request_id)
-            if job:
+            if job := self.jobs.get(request_id):
                 job.shared_key = forecast.shared_key
-                self.ledger.foresee(job, forecast)
+                self.ledger.board.set_forecast(job.row, forecast)
                 if job.request.include_forecast and job.forecast != forecast:
                     job.forecast = forecast
-                    asked.append(job)
+                    changed.append(job)
                 if self.ledger.phase(job) is RequestPhase.FORECASTING:
                     self.ledger.enqueue(job)
                 self._dirty = True
-        if asked:
-            self._actions += self._foretelling.replaced(asked)
+        if changed:
+            self.ledger.actions += self._forecast_updates.replaced(changed)
 
     def _refreshed(self, event: ev.Refreshed, now: float) -> None:
         for forecast in event.forecasts:
             self.ledger.board.renew(forecast)
-        if self.ledger.askers:
-            self._actions += self._foretelling.refreshed(event.forecasts, now)
+        if self.ledger.with_forecast:
+            self.ledger.actions += self._forecast_updates.refreshed(event.forecasts, now)
         self._dirty = True
 
-    def _cancelled(self, event: ev.Cancelled, now: float) -> None:
+    def _cancelled(self, event: ev.Cancelled) -> None:
         job = self.jobs.get(event.request_id)
         if job and job.link == event.link:
-            self._learn(job, event.reason, event.output_tokens, now)
-            self._drop(job)
+            self._learn(job, event.reason, event.output_tokens)
+            cause = TransitionCause.CANCELLED
+            self._drop(job, cause, event.reason, output_tokens=event.output_tokens)
 
-    def _gateway_lost(self, event: ev.GatewayLost, now: float) -> None:
+    def _gateway_lost(self, event: ev.GatewayLost) -> None:
         for job in [job for job in self.jobs.values() if job.link == event.link]:
-            self._drop(job)
+            self._drop(job, TransitionCause.GATEWAY_LOST, "gateway_lost")
 
-    def _drop(self, job: Job) -> None:
-        self.ledger.drop(job)
+    def _drop(self, job: Job, cause: TransitionCause, reason: str = "", message: str = "",
+              output_tokens: int | None = None) -> None:  # fmt: skip
+        self.ledger.drop(job, cause, reason, message, output_tokens)
         self._dirty = True
 
-    def _finish(
-        self, job: Job, reason: FinishReason, output_tokens: int, now: float, message: str = ""
-    ) -> None:
-        self._actions.append(finish(self.ledger, job, reason, output_tokens, now, message))
-
-    def _learn(self, job: Job, reason: FinishReason, output_tokens: int, now: float) -> None:
-        if reason in LEARNABLE_REASONS:
-            self._actions.append(learn(self.ledger, job, reason, output_tokens, now))
+    def _learn(self, job: Job, reason: FinishReason, output_tokens: int) -> None:
+        if reason not in LEARNT_FROM:
+            return
+        request = job.request
+        outcome = Outcome(
+            request.request_id,
+            request.model,
+            request.application,
+            request.prompt_tokens,
+            output_tokens,
+            request.max_tokens,
+            reason,
+            self.ledger.now - request.arrival_s,
+            self.ledger.preemptions(job),
+        )
+        self.ledger.actions.append(ev.Learn(outcome))
 
     # Time
 
@@ -203,11 +226,8 @@ class SchedulerState:
     def _serial(self, job: Job) -> int:
         return int(self.ledger.board.jobs.serial[job.row])
 
-    def _tick(self, event: ev.Tick, now: float) -> None:
-        """Time has passed; every step looks at what was due."""
-
-    def _ring(self, now: float) -> None:
-        """What is due by now: deadlines, waits for who did not come back, and the next round."""
+    def _run_timers(self, now: float) -> None:
+        """Handle what is due: deadlines, waits for a worker or a forecast, and the next round."""
         while self._timers and self._timers[0][0] <= now:
             _, serial, request_id, worker_id = heappop(self._timers)
             if worker_id:
@@ -215,7 +235,7 @@ class SchedulerState:
             elif (job := self.jobs.get(request_id)) and self._serial(job) == serial:
                 self._job_due(job, now)
         while self._patience_ends_s() <= now:
-            self.ledger.enqueue(self._unforeseen.popleft()[1])
+            self.ledger.enqueue(self._forecasting.popleft()[1])
             self._dirty = True
         if self.rounds.next_s <= now:
             self.rounds.next_s = inf
@@ -223,149 +243,135 @@ class SchedulerState:
 
     def _job_due(self, job: Job, now: float) -> None:
         if job.request.deadline_s <= now:
-            output_tokens = self.ledger.output(job)
-            self._finish(job, FinishReason.DEADLINE, output_tokens, now, "the deadline passed")
-            self._drop(job)
-        elif self.ledger.phase(job) is RequestPhase.AWAITED:
-            self._actions += adoption.begin_anew(self.ledger, job)
+            self._end_at_deadline(job, "the deadline passed")
+        elif self.ledger.phase(job) is RequestPhase.AWAITING_WORKER:
+            adoption.start_over(self.ledger, job)
             self._dirty = True
 
-    def _patience_ends_s(self) -> float:
-        """When the first that still has no forecast goes on without."""
-        while self._unforeseen and not self._is_unforeseen(self._unforeseen[0][1]):
-            self._unforeseen.popleft()
-        return self._unforeseen[0][0] if self._unforeseen else inf
+    def _end_at_deadline(self, job: Job, message: str) -> None:
+        self._drop(job, TransitionCause.FINISHED, FinishReason.DEADLINE, message)
 
-    def _is_unforeseen(self, job: Job) -> bool:
+    def _patience_ends_s(self) -> float:
+        """When the first request without a forecast is queued without one."""
+        while self._forecasting and not self._is_forecasting(self._forecasting[0][1]):
+            self._forecasting.popleft()
+        return self._forecasting[0][0] if self._forecasting else inf
+
+    def _is_forecasting(self, job: Job) -> bool:
         live = self.jobs.get(job.request_id) is job
         return live and self.ledger.phase(job) is RequestPhase.FORECASTING
 
-    def _end_hopeless(self, rows: list[int], now: float) -> None:
-        for row in rows:
-            job = self.ledger.job_of(row)
-            if job:
-                why = "the deadline could not be met any more"
-                self._finish(job, FinishReason.DEADLINE, self.ledger.output(job), now, why)
-                self._drop(job)
-
-    # Workers come, report and go
+    # Workers
 
     def _worker_attached(self, event: ev.WorkerAttached, now: float) -> None:
-        worker_id = event.view.worker_id
-        self._actions += adoption.attach(self.ledger, event, now)
-        self.workers[worker_id].draft.ask_prefixes = self.rounds.prefix_blocks > 0
-        if self.workers[worker_id].orphans:
-            heappush(self._timers, (now + self.limits.adopt_s, -1, "", worker_id))
+        worker = adoption.attach(self.ledger, event)
+        worker.draft.ask_prefixes = self.rounds.prefix_blocks > 0
+        if worker.orphans:
+            heappush(self._timers, (now + self.limits.adopt_s, -1, "", event.view.worker_id))
         self._dirty = True
 
-    def _worker_lost(self, event: ev.WorkerLost, now: float) -> None:
-        worker = self.workers.get(event.worker_id)
-        if worker and worker.link == event.link:
-            self._actions += adoption.lose(self.ledger, event.worker_id, now)
+    def _worker_lost(self, event: ev.WorkerLost) -> None:
+        if self._on_stream(event.worker_id, event.link):
+            self.ledger.detach(event.worker_id)
             self._dirty = True
 
-    def _worker_draining(self, event: ev.WorkerDraining, now: float) -> None:
-        worker = self.workers.get(event.worker_id)
-        if worker and worker.link == event.link:
+    def _worker_draining(self, event: ev.WorkerDraining) -> None:
+        if worker := self._on_stream(event.worker_id, event.link):
             worker.leaving = True
             self._dirty = True
 
-    def _costed(self, event: ev.Costed, now: float) -> None:
-        if event.worker_id in self.workers:
-            self.workers[event.worker_id].cost = event.cost
+    def _on_stream(self, worker_id: str, link: str) -> WorkerJobs | None:
+        """The worker, unless this stream is not its current one."""
+        worker = self.workers.get(worker_id)
+        return worker if worker and worker.link == link else None
 
-    def _reported(self, event: ev.Reported, now: float) -> None:
-        worker = self.workers.get(event.worker_id)
-        report = event.report
-        if not worker or worker.link != event.link or report.seq <= worker.report_seq:
+    def _reported(self, event: ev.Reported) -> None:
+        worker, report = self._on_stream(event.worker_id, event.link), event.report
+        if not worker or report.seq <= worker.report_seq:
             return
         worker.report_seq = report.seq
         worker.free_blocks, worker.shared_blocks = report.free_blocks, report.shared_blocks
-        worker.hear_of_orphans(report)
-        worker.prefixes.hear(report)
-        here = worker.number
-        home, jobs = self.ledger.board.jobs.home, self.jobs
+        worker.update_orphans(report)
+        worker.prefixes.update(report)
+        here, home, jobs = worker.number, self.ledger.board.jobs.home, self.jobs
         self.ledger.progress(
             [
-                (job, told)
-                for told in report.progress
-                if (job := jobs.get(told.request_id)) and home[job.row] == here
-            ],
-            now,
+                (job, progress)
+                for progress in report.progress
+                if (job := jobs.get(progress.request_id)) and home[job.row] == here
+            ]
         )
         for completion in report.finished:
-            if job := self._here(completion.request_id, worker):
+            if job := self._job_here(completion.request_id, worker):
                 if job.admitted_seq > report.applied_plan_seq:
-                    worker.draft.forget(job.request_id)  # or it would await a prompt, once it reads
-                self._completed(job, completion, now)
-        for told in report.evicted:
-            if job := self._here(told.request_id, worker):
-                self._evicted(job, worker, told, report, now)
-        for job in self.ledger.take_paused(worker, report.applied_plan_seq):
-            self._tell_preempted(job)
+                    worker.draft.forget(job.request_id)  # else the worker would await its prompt
+                self._completed(job, completion)
+        for progress in report.evicted:
+            if job := self._job_here(progress.request_id, worker):
+                self._evicted(job, worker, progress, report)
+        self.ledger.note_stopped(worker, report.applied_plan_seq)
         if worker.served:
-            over = static_batches.take_over(worker, report, self.ledger, now)
-            self._actions += [ev.Timed(event.worker_id, timing) for timing in over]
+            timings = pop_ended(worker, report, self.ledger)
+            self.ledger.actions += [ev.Timed(event.worker_id, timing) for timing in timings]
         self._dirty = True
 
-    def _here(self, request_id: str, worker: WorkerJobs) -> Job | None:
+    def _job_here(self, request_id: str, worker: WorkerJobs) -> Job | None:
         """A job that runs there, or was paused or evicted there."""
         job = self.jobs.get(request_id)
         return job if job and self.ledger.home(job) == worker.view.worker_id else None
 
-    def _evicted(
-        self, job: Job, worker: WorkerJobs, told: RequestProgress, report: Report, now: float
-    ) -> None:
-        """Unless it was paused before, and runs again by a plan that came after."""
+    def _evicted(self, job: Job, worker: WorkerJobs, progress: Progress, report: Report) -> None:
+        """Requeue an evicted request, unless a later plan has resumed it already."""
         runs = job.request_id in worker.running
-        self.ledger.progress([(job, told)], now)
+        self.ledger.progress([(job, progress)])
         if runs and report.applied_plan_seq >= job.resumed_seq:
-            self.ledger.evict(job, worker, now)
-            self._tell_preempted(job)
+            self.ledger.evict(job, worker)
         elif worker.pausing.pop(job.request_id, None):
-            self._tell_preempted(job)  # it stopped before it read that it should
+            self.ledger.note(job, TransitionCause.STOPPED)  # evicted before it read the pause
 
-    def _completed(self, job: Job, completion: Completion, now: float) -> None:
-        self._learn(job, completion.reason, completion.output_tokens, now)
-        self._finish(job, completion.reason, completion.output_tokens, now)
-        self.ledger.end(job)
+    def _completed(self, job: Job, completion: Completion) -> None:
+        self._learn(job, completion.reason, completion.output_tokens)
+        cause = TransitionCause.FINISHED
+        self.ledger.end(job, cause, completion.reason, "", completion.output_tokens)
 
-    def _tell_preempted(self, job: Job) -> None:
-        self._actions.append(adoption.preempt(self.ledger, job))
+    # Rounds
 
-    # A planning round
-
-    def _round(self, event: ev.Round, now: float) -> None:
-        """Early or twice, it only looks again; while one is out, there is nothing to ask."""
-        if self.rounds.contest is not None:
+    def _round(self, now: float) -> None:
+        """Decide, or ask the batcher to. Does nothing while the batcher's answer is pending."""
+        if self.rounds.candidates is not None:
             return
         self._dirty = False
-        if evacuation.evacuate_all(self.ledger, now) and self._apart:
-            self._actions += self.rounds.take_plans(now)  # an arrangement may take its time
-        snapshot = self.ledger.board.snapshot(now, self.ledger.seats())
-        self._drains_s = drains_s(snapshot)
-        if late := hopeless(snapshot):
-            self._end_hopeless(late, now)
+        if evacuation.evacuate_all(self.ledger) and self._apart:
+            self._send_plans()  # before the batcher's answer
+        snapshot = self.ledger.board.snapshot(now, self.ledger.worker_snapshots())
+        self._drains_s = drain_times_s(snapshot)
+        if late := past_saving(snapshot):
+            for job in list(self.ledger.jobs_at(late)):
+                self._end_at_deadline(job, "the deadline could not be met any more")
             snapshot = self.ledger.board.snapshot(now, snapshot.workers)
-        contest = self.rounds.pose(snapshot)
-        if self._apart and not contest.is_running.all():
-            self.rounds.contest = contest
-            self._actions.append(ev.AskArrange(contest.round))
+        candidates = self.rounds.begin(snapshot)
+        if self._apart and not candidates.runs.all():
+            self.rounds.candidates = candidates
+            self.ledger.actions.append(ev.AskArrange(candidates.round))
         else:
-            self._carry_out(self.rounds.arrange(contest), now)
+            self._carry_out(self.rounds.arrange(candidates), now)
 
     def _arranged(self, event: ev.Arranged, now: float) -> None:
-        contest = self.rounds.contest
-        if contest is None or contest.round != event.round:
+        candidates = self.rounds.candidates
+        if candidates is None or candidates.round != event.round:
             return
-        self.rounds.contest = None
-        told = event.portions is not None
-        self._carry_out(decision_of(contest, event) if told else self.rounds.arrange(contest), now)
+        self.rounds.candidates = None
+        answered = event.portions is not None
+        self._carry_out(
+            decision_of(candidates, event) if answered else self.rounds.arrange(candidates), now
+        )
 
     def _carry_out(self, decision: Decision, now: float) -> None:
-        """What it says, and what has happened since the last, in one plan for each worker."""
-        self._actions += self.rounds.take(decision, now)
-        if self.ledger.untold and (ranking := self.rounds.ranking):
+        self.rounds.apply(decision)
+        if self.ledger.awaiting_promise and (ranking := self.rounds.ranking):
             next_s = self.rounds.next_s
-            self._actions += self._foretelling.looked_at(ranking, next_s, now)
-        self._actions += self.rounds.take_plans(now)
+            self.ledger.actions += self._forecast_updates.ranked(ranking, next_s, now)
+        self._send_plans()
+
+    def _send_plans(self) -> None:
+        self.ledger.actions += self.rounds.pop_plans()

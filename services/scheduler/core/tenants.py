@@ -1,12 +1,12 @@
-"""Tenants of live requests as numbers: names are known for as long as somebody has them."""
+"""Numbers for the tenants of live requests."""
 
 from collections.abc import Mapping
 from heapq import heappop, heappush
 
 
 class Tenants:
-    """Numbers are dense, the least that is free is given next: there are never more of them than
-    there were live requests at once. `weights` are what tenants count for; 1 for all others."""
+    """Assigns dense numbers: the lowest free number first, so there are never more numbers than
+    requests were live at once. `weights` maps a tenant to its share; the default is 1."""
 
     def __init__(self, weights: Mapping[str, float]):
         self._weights = weights
@@ -16,22 +16,22 @@ class Tenants:
         self._free: list[int] = []
 
     def enter(self, name: str) -> tuple[int, float]:
-        """One more request of this tenant; its number, and what it counts for. O(log tenants)."""
+        """Count one more request of this tenant; returns its number and weight. O(log tenants)."""
         number = self._numbers.get(name)
         if number is None:
-            number = self._numbers[name] = self._new(name)
+            number = self._numbers[name] = self._allocate(name)
         self._live[number] += 1
         return number, self._weights.get(name, 1.0)
 
     def leave(self, number: int) -> None:
-        """One request less; with its last, the name is forgotten."""
+        """Count one request less. The last one frees the number."""
         self._live[number] -= 1
         if not self._live[number]:
             del self._numbers[self._names[number]]
             self._names[number] = ""
             heappush(self._free, number)
 
-    def _new(self, name: str) -> int:
+    def _allocate(self, name: str) -> int:
         if self._free:
             number = heappop(self._free)
             self._names[number] = name
@@ -41,5 +41,5 @@ class Tenants:
         return len(self._names) - 1
 
     def __len__(self) -> int:
-        """Tenants that have a live request."""
+        """Tenants with a live request."""
         return len(self._numbers)

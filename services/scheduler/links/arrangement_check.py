@@ -1,97 +1,97 @@
-"""What is wrong with a batcher's answer: nothing it says is carried out unless it could be ours."""
+"""Checks a batcher's answer: the scheduler applies only what it could have decided itself."""
 
 import numpy as np
 from numpy.typing import NDArray
 
 from services.forecast import Ints
-from services.policies.decision import WaitReason
-from services.policies.interval import MAX_INTERVAL_S
-from services.policies.snapshot import Bools, Candidates, WorkerSnapshot
+from services.policies.decision import Reason
+from services.policies.interval import LONGEST_S
+from services.policies.snapshot import Bools, Contest, Worker
 from services.scheduler.core.events import Arranged, Portion
 
 Numbers = tuple[int, ...]
-REASONS = frozenset(int(reason) for reason in WaitReason)
+REASONS = frozenset(int(reason) for reason in Reason)
 
 
-def flaw(contest: Candidates, arranged: Arranged) -> str:
-    """A sentence on the first thing that can't be; empty when there is none."""
+def find_flaw(contest: Contest, arranged: Arranged) -> str:
+    """A sentence about the first thing that cannot be right; empty if there is none."""
     portions = arranged.portions or ()
     if not arranged.next_s > contest.now:
         return f"the next round is due at {arranged.next_s:g}, not after {contest.now:g}"
-    if not arranged.not_before_s <= contest.now + MAX_INTERVAL_S:
-        return f"no round before {arranged.not_before_s:g}: longer than {MAX_INTERVAL_S:g} s"
-    seats = {worker.number: worker for worker in contest.workers}
-    if sorted(portion.worker for portion in portions) != sorted(seats):
-        return "not one portion for each worker"
-    board = _Rows(contest.rows)
+    if not arranged.not_before_s <= contest.now + LONGEST_S:
+        return f"no round before {arranged.not_before_s:g}: longer than {LONGEST_S:g} s"
+    workers = {worker.number: worker for worker in contest.workers}
+    if sorted(portion.worker for portion in portions) != sorted(workers):
+        return "there is not exactly one portion for each worker"
+    index = _RowIndex(contest.rows)
     for portion in portions:
-        what = _flaw_of(portion, seats[portion.worker], contest, board)
-        if what:
-            return f"worker {portion.worker}: {what}"
+        if flaw := _portion_flaw(portion, workers[portion.worker], contest, index):
+            return f"worker {portion.worker}: {flaw}"
     if any(len(column) != len(contest.rows) for column in arranged.notes.values()):
-        return "notes what is not one number for each row"
-    if any(each.reason not in REASONS for each in arranged.explanations):
-        return "gives a reason that is not known here"
+        return "a notes column does not have one number for each row"
+    if any(each.reason not in REASONS for each in arranged.why):
+        return "a reason is unknown"
     entering = [row for portion in portions for row in portion.run]
     if len(set(entering)) < len(entering):
         return "a row runs twice"
-    waits = arranged.next_s <= contest.now + MAX_INTERVAL_S
-    if not entering and not waits and not contest.is_running.any() and _could_run(contest).any():
-        return "nobody runs, though somebody could"
+    waits = arranged.next_s <= contest.now + LONGEST_S
+    if not entering and not waits and not contest.runs.any() and _any_could_run(contest):
+        return "nothing runs, although a request could"
     return ""
 
 
-class _Rows:
-    """Finds the board's rows in a contest."""
+class _RowIndex:
+    """Maps board rows to positions among the candidates."""
 
     def __init__(self, rows: Ints):
         self._order = np.argsort(rows)
         self._sorted = rows[self._order]
 
-    def at(self, rows: Numbers) -> Ints | None:
-        """Their places in the contest; None unless all are there."""
-        asked = np.array(rows, np.int64)
-        place = np.searchsorted(self._sorted, asked)
-        if len(asked) and (int(place.max()) == len(self._sorted)):
+    def positions(self, rows: Numbers) -> Ints | None:
+        """None unless all rows are candidates."""
+        wanted = np.array(rows, np.int64)
+        at = np.searchsorted(self._sorted, wanted)
+        if len(wanted) and (int(at.max()) == len(self._sorted)):
             return None
-        return self._order[place] if np.array_equal(self._sorted[place], asked) else None
+        return self._order[at] if np.array_equal(self._sorted[at], wanted) else None
 
 
-def _flaw_of(portion: Portion, worker: WorkerSnapshot, contest: Candidates, board: _Rows) -> str:
-    run, pause, victims = (board.at(r) for r in (portion.run, portion.pause, portion.victims))
+def _portion_flaw(portion: Portion, worker: Worker, contest: Contest, index: _RowIndex) -> str:
+    columns = (portion.run, portion.pause, portion.victims)
+    run, pause, victims = (index.positions(rows) for rows in columns)
     if run is None or pause is None or victims is None:
-        return "names a row that was not in the contest"
+        return "it names a row that is not a candidate"
     jobs = contest.jobs
-    here = contest.is_running & (jobs.home == worker.number)
-    elsewhere = contest.is_running & ~here
+    here = contest.runs & (jobs.home == worker.number)
+    elsewhere = contest.runs & ~here
     if elsewhere[run].any() or not here[pause].all():
-        return "moves or pauses one that does not run there"
+        return "it moves or pauses a request that does not run there"
     if np.isin(pause, run).any():
-        return "pauses one that is to run"
+        return "it pauses a request that it also runs"
     if len(set(portion.victims)) < len(victims) or not np.isin(victims, run).all():
-        return "names victims that are not to run"
-    if not (here | _able(contest, worker))[run].all():
-        return "runs one that it could not hold"
+        return "it names victims that do not run"
+    if not (here | _could_run(contest, worker))[run].all():
+        return "it runs a request that the worker could not hold"
     if len(portion.limits) != len(run):
         return f"{len(portion.limits)} limits for {len(run)} rows"
     limits: NDArray[np.float64] = np.array(portion.limits, float)
-    least = np.minimum(jobs.cap, jobs.output + 1)[run]
-    if np.any(limits < least) or np.any(limits > np.maximum(jobs.cap, jobs.limit)[run]):
-        return "a limit is below what is there, or beyond what was asked for"
+    lowest = np.minimum(jobs.cap, jobs.output + 1)[run]
+    if np.any(limits < lowest) or np.any(limits > np.maximum(jobs.cap, jobs.limit)[run]):
+        return "a limit is below the present output, or above max_tokens"
     return ""
 
 
-def _able(contest: Candidates, worker: WorkerSnapshot) -> Bools:
-    """Who could run there: who rests there was taken once already."""
+def _could_run(contest: Contest, worker: Worker) -> Bools:
+    """Candidates that this worker could run. It accepted those with KV there once already."""
     jobs = contest.jobs
     fits = (jobs.model == worker.model) & (jobs.prompt + jobs.cap <= worker.reach_tokens)
-    able: Bools = fits | (contest.is_paused_with_kv() & (jobs.home == worker.number))
+    able: Bools = fits | (contest.resting() & (jobs.home == worker.number))
     return able
 
 
-def _could_run(contest: Candidates) -> Bools:
+def _any_could_run(contest: Contest) -> bool:
     able = np.zeros(len(contest.rows), bool)
     for worker in contest.workers:
-        if worker.max_running:
-            able |= _able(contest, worker)
-    return able & ~contest.is_running
+        if worker.places:
+            able |= _could_run(contest, worker)
+    return bool((able & ~contest.runs).any())

@@ -1,8 +1,8 @@
-"""Rounds arranged by a batcher that is a process of its own.
+"""The link to a batcher process, which arranges rounds.
 
-One stream, kept open; on it each forecast crosses once in its life. A round whose answer is not
-there in time, can't be right, or that nobody can be asked about, is arranged at home: admission
-never stops because a peer did. A batcher that fails so is left alone for a doubling while.
+The link keeps one stream open, on which each forecast is sent once. A round whose answer is late or
+invalid, or that cannot be sent, is arranged by the scheduler: admission never waits for a peer.
+After a failure the link reconnects with exponential backoff.
 """
 
 import asyncio
@@ -15,27 +15,28 @@ from grpc import aio
 from protos.generated import batcher_pb2, batcher_pb2_grpc
 from services.forecasttable import ForecastTable
 from services.policies.preset import Preset
-from services.policies.snapshot import Candidates
+from services.policies.snapshot import Contest
 from services.runtime.backoff import Backoff
 from services.runtime.codecs.arrange import Telling, encode_contest, encode_hello
 from services.runtime.streams import Outbox
 from services.scheduler.codec import decode_arrangement
 from services.scheduler.core.events import Arranged
-from services.scheduler.links.arrangement_check import flaw
+from services.scheduler.links.arrangement_check import find_flaw
 from services.scheduler.observe.metrics import SchedulerMetrics
 
 log = logging.getLogger(__name__)
 
-# Who is back is found in seconds; until then a try costs a connection, or one late round.
-PAUSES = Backoff(first_s=0.1, longest_s=5.0)
-FORGIVING = 16  # rounds answered on a stream make up for one failure
-MOST_QUEUED = 4  # a hello and a round; a stream on which one is late is cut before the next
+# A batcher that is back is found within seconds; a failed try costs a connection or one late round.
+RECONNECTS = Backoff(first_s=0.1, longest_s=5.0)
+ANSWERS_PER_FAILURE = 16  # rounds answered on a stream offset one failure
+MAX_QUEUED = 4  # a hello and a round; a stream with a late round is closed before the next
 
 ArrangeCall = aio.StreamStreamCall[batcher_pb2.ArrangeMessage, batcher_pb2.Arrangement]
 
 
 class BatcherLink:
-    """Asks as the state does, `dispatch`es what is answered; `run` keeps the stream."""
+    """`ask` sends a round and never waits; its answer, or the lack of one, is dispatched. `run`
+    keeps the stream open."""
 
     def __init__(
         self,
@@ -53,40 +54,39 @@ class BatcherLink:
         self._metrics = metrics
         self._dispatch = dispatch
         self._call: ArrangeCall | None = None
-        self._outbox: Outbox[batcher_pb2.ArrangeMessage] | None = None  # while rounds can be asked
+        self._outbox: Outbox[batcher_pb2.ArrangeMessage] | None = None  # while connected
         self._telling = Telling(table)
-        self._asked: Candidates | None = None  # the round that is out
+        self._pending: Contest | None = None  # the round that waits for its answer
         self._timer: asyncio.TimerHandle | None = None
 
     @property
     def connected(self) -> bool:
-        """Whether the next round will be asked of the batcher."""
+        """Whether the next round is sent to the batcher."""
         return self._outbox is not None
 
-    def ask(self, contest: Candidates) -> None:
-        """Never waits: the answer, or that there is none, is dispatched later."""
+    def ask(self, contest: Contest) -> None:
         loop = asyncio.get_running_loop()
-        self._asked = contest
+        self._pending = contest
         if self._outbox is None:
-            loop.call_soon(self._give_up, contest, "gone")
+            loop.call_soon(self._fall_back, contest, "gone")
             return
         self._timer = loop.call_later(self._timeout_s, self._late, contest)
         self._outbox.put(encode_contest(contest, self._telling))
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Reconnect until cancelled."""
         failures = 0
         try:
             while True:
                 answered = await self._follow()
-                failures = max(0, failures + 1 - answered // FORGIVING)
-                await asyncio.sleep(PAUSES.after_s(max(0, failures - 1)))
+                failures = max(0, failures + 1 - answered // ANSWERS_PER_FAILURE)
+                await asyncio.sleep(RECONNECTS.after_s(max(0, failures - 1)))
         finally:
             self._settle()
 
     async def _follow(self) -> int:
-        """One stream to its end; how many rounds were answered on it."""
-        outbox: Outbox[batcher_pb2.ArrangeMessage] = Outbox(MOST_QUEUED)
+        """Read one stream to its end; returns the number of rounds answered on it."""
+        outbox: Outbox[batcher_pb2.ArrangeMessage] = Outbox(MAX_QUEUED)
         outbox.put(encode_hello(self._preset))
         self._telling = Telling(self._table)
         self._call = call = self._stub.Arrange(aiter(outbox))
@@ -97,47 +97,50 @@ class BatcherLink:
             async for arrangement in call:
                 answered += self._answered(arrangement)
         except aio.AioRpcError as error:
-            log.warning("batcher: %s; rounds are arranged here", error.details())
+            log.warning("batcher: %s; the scheduler arranges rounds", error.details())
         except asyncio.CancelledError:
-            if not _cut(call):
+            if not _closed_by_us(call):
                 raise
         finally:
-            self._hang_up()
-        if self._asked:
-            self._give_up(self._asked, "gone")
+            self._close()
+        if self._pending:
+            self._fall_back(self._pending, "gone")
         return answered
 
     def _answered(self, arrangement: batcher_pb2.Arrangement) -> bool:
-        contest = self._asked
+        contest = self._pending
         if contest is None or arrangement.round != contest.round:
-            return False  # of no round that is out: the one that is gets late
+            return False  # not the pending round, which will be late
         arranged = decode_arrangement(arrangement)
-        if what := flaw(contest, arranged):
-            log.warning("the batcher's answer can't be right: %s", what)
-            self._hang_up()
-            self._give_up(contest, "wrong")
+        if flaw := find_flaw(contest, arranged):
+            log.warning("the batcher's answer is invalid: %s; the scheduler arranges rounds", flaw)
+            self._close()
+            self._fall_back(contest, "wrong")
             return False
         self._settle()
         self._metrics.arranged.labels("batcher").inc()
         self._dispatch(arranged)
         return True
 
-    def _late(self, contest: Candidates) -> None:
-        """The stream is cut, so that nothing piles up behind."""
-        log.warning("the batcher took over %g s for a round", self._timeout_s)
-        self._hang_up()
-        self._give_up(contest, "late")
+    def _late(self, contest: Contest) -> None:
+        """Close the stream, so that rounds do not queue behind the late one."""
+        log.warning(
+            "the batcher took longer than %g s (batcher_timeout_s); the scheduler arranges rounds",
+            self._timeout_s,
+        )
+        self._close()
+        self._fall_back(contest, "late")
 
-    def _give_up(self, contest: Candidates, why: str) -> None:
-        """Arrange it at home."""
-        if contest is not self._asked:
+    def _fall_back(self, contest: Contest, why: str) -> None:
+        """Let the scheduler arrange this round."""
+        if contest is not self._pending:
             return
         self._settle()
         self._metrics.arranged.labels(why).inc()
         self._dispatch(Arranged(contest.round, None, inf))
 
-    def _hang_up(self) -> None:
-        """Rounds are arranged at home from now on; reading from the call ends."""
+    def _close(self) -> None:
+        """End the stream; `_follow` returns."""
         if self._outbox:
             self._outbox.close()
         if self._call:
@@ -145,13 +148,14 @@ class BatcherLink:
         self._outbox = self._call = None
 
     def _settle(self) -> None:
-        self._asked = None
+        self._pending = None
         if self._timer:
             self._timer.cancel()
             self._timer = None
 
 
-def _cut(call: ArrangeCall) -> bool:
-    """Whether reading ended because we hung up, and not because our own task is to end."""
+def _closed_by_us(call: ArrangeCall) -> bool:
+    """Whether reading ended because `_close` cancelled the call, not because our task is
+    cancelled."""
     task = asyncio.current_task()
     return call.cancelled() and not (task and task.cancelling())

@@ -1,8 +1,8 @@
-"""Timings told to the estimator, and the cost models that it makes of them."""
+"""Sends workers' timings to the estimator, and follows the cost models that it fits."""
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import isfinite
@@ -14,52 +14,51 @@ from protos.generated import common_pb2, estimator_pb2, estimator_pb2_grpc
 from services.costs import BatchTiming, CostModel
 from services.runtime.codecs.common import decode_cost_model, encode_batch
 from services.scheduler.core import events as ev
-from services.scheduler.links.delivery import RETRIES, Backlog, deliver
-from services.scheduler.links.interface import MOST_PER_CALL, Owner, sentence
+from services.scheduler.links.delivery import MAX_PER_CALL, Backlog, LinkOwner, deliver, follow
 
 log = logging.getLogger(__name__)
 
-MOST_WAITING = 8_192  # reports' timings, some 20 each; a minute or two of a large fleet
+MAX_WAITING = 8_192  # timing messages of about 20 timings; a minute or two of a large fleet
 OBSERVE_S = 5.0
 
 
 @dataclass
-class Watched:
-    """A worker whose cost model is followed, once its start-up profile has been told."""
+class FollowedWorker:
+    """A worker whose cost model is followed once its start-up profile has been delivered."""
 
     profile: estimator_pb2.ObserveTimingsRequest
-    watch: asyncio.Task[None] | None = None
+    task: asyncio.Task[None] | None = None
 
 
-class Costs:
-    """What is observed first of a worker is its start-up profile: it is kept, and told again to
-    an estimator that does not know the worker, since it alone has steps of every kind."""
+class CostModels:
+    """Keeps each worker's start-up profile and sends it again to an estimator that does not know
+    the worker: only the profile has steps of every kind."""
 
-    def __init__(self, estimator: aio.Channel, owner: Owner):
+    def __init__(self, estimator: aio.Channel, owner: LinkOwner):
         self._estimator = estimator_pb2_grpc.EstimatorStub(estimator)
         self._owner = owner
-        self._workers: dict[str, Watched] = {}  # as many as are attached
+        self._workers: dict[str, FollowedWorker] = {}  # the attached ones
         dropped = owner.metrics.advice_dropped.labels("timings")
-        self._backlog: Backlog[estimator_pb2.ObserveTimingsRequest] = Backlog(MOST_WAITING, dropped)
+        self._backlog: Backlog[estimator_pb2.ObserveTimingsRequest] = Backlog(MAX_WAITING, dropped)
 
     def observe(
         self,
         worker_id: str,
         timings: Sequence[common_pb2.StepTiming],
-        swaps: Sequence[common_pb2.SwapTiming],
+        swaps: Sequence[common_pb2.SwapTiming] = (),
     ) -> None:
+        """Send a worker's timings; the first ones after it attached are its start-up profile."""
         message = estimator_pb2.ObserveTimingsRequest(
-            worker_id=worker_id, timings=timings[-MOST_PER_CALL:], swaps=swaps[-MOST_PER_CALL:]
+            worker_id=worker_id, timings=timings[-MAX_PER_CALL:], swaps=swaps[-MAX_PER_CALL:]
         )
         first = worker_id not in self._workers
         if first:
-            self._workers[worker_id] = Watched(message)
+            self._workers[worker_id] = FollowedWorker(message)
         if first or timings or swaps:
             self._backlog.put(message)
 
     def observe_batch(self, worker_id: str, batch: BatchTiming) -> None:
-        """A static batch that has ended there; of a worker that has not introduced itself, or has
-        left, it is not told."""
+        """Send the timing of a static batch that has ended at an attached worker."""
         if worker_id in self._workers:
             self._backlog.put(
                 estimator_pb2.ObserveTimingsRequest(
@@ -67,22 +66,21 @@ class Costs:
                 )
             )
 
-    def unwatch(self, worker_id: str) -> None:
-        """It has left. Should it return, it is watched anew, and its model comes at once."""
-        watched = self._workers.pop(worker_id, None)
-        if watched and watched.watch:
-            watched.watch.cancel()
+    def forget_worker(self, worker_id: str) -> None:
+        """Stop following a worker that left. If it returns, its model arrives again at once."""
+        worker = self._workers.pop(worker_id, None)
+        if worker and worker.task:
+            worker.task.cancel()
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             while True:
-                [message] = await self._backlog.take(1)
+                [message] = await self._backlog.pop(1)
                 what = f"timings of {message.worker_id} to the estimator"
                 await deliver(partial(self._observe, message), what)
-                watched = self._workers.get(message.worker_id)
-                if watched and not watched.watch:
-                    work = self._follow(message.worker_id, watched.profile)
-                    watched.watch = tasks.create_task(work)
+                worker = self._workers.get(message.worker_id)
+                if worker and not worker.task:
+                    worker.task = tasks.create_task(self._follow(message.worker_id, worker.profile))
 
     async def _observe(
         self, message: estimator_pb2.ObserveTimingsRequest
@@ -90,26 +88,22 @@ class Costs:
         return await self._estimator.Observe(message, timeout=OBSERVE_S)
 
     async def _follow(self, worker_id: str, profile: estimator_pb2.ObserveTimingsRequest) -> None:
-        """Take each newer model; while the estimator is away the last one stays."""
+        """Apply each newer model; while the estimator is away the last one stays in use."""
         request = estimator_pb2.GetCostModelRequest(worker_id=worker_id)
-        failures = 0
-        while True:
-            try:
-                await self._introduce(request, profile)
-                async for message in self._estimator.WatchCostModel(request):
-                    failures = 0
-                    self._take(worker_id, message)
-            except aio.AioRpcError as error:
-                log.info("cost model of %s: %s; asking again", worker_id, sentence(error))
-            await asyncio.sleep(RETRIES.after_s(failures))
-            failures += 1
+
+        async def open_stream() -> AsyncIterator[estimator_pb2.CostModel]:
+            await self._introduce(request, profile)
+            return aiter(self._estimator.WatchCostModel(request))
+
+        what = f"cost model of {worker_id}"
+        await follow(open_stream, partial(self._apply, worker_id), what)
 
     async def _introduce(
         self,
         request: estimator_pb2.GetCostModelRequest,
         profile: estimator_pb2.ObserveTimingsRequest,
     ) -> None:
-        """Tell the profile where no model of the worker is known. Raises AioRpcError."""
+        """Send the profile if the estimator does not know the worker. Raises AioRpcError."""
         try:
             await self._estimator.GetCostModel(request, timeout=OBSERVE_S)
         except aio.AioRpcError as error:
@@ -117,21 +111,21 @@ class Costs:
                 raise
             await self._observe(profile)
 
-    def _take(self, worker_id: str, message: estimator_pb2.CostModel) -> None:
-        """Whatever its version: an estimator that was restarted counts from 1 again."""
+    def _apply(self, worker_id: str, message: estimator_pb2.CostModel) -> None:
+        """Versions are ignored: a restarted estimator counts from 1 again."""
         try:
             model = decode_cost_model(message)
         except ValueError as error:
-            log.warning("no cost model of %s: %s", worker_id, error)
+            log.warning("the cost model of %s is invalid and ignored: %s", worker_id, error)
             return
-        if _is_sound(model):
+        if _is_plausible(model):
             self._owner.dispatch(ev.Costed(worker_id, model))
         else:
-            log.warning("no cost model of %s can be %s", worker_id, model)
+            log.warning("the cost model of %s is implausible and ignored: %s", worker_id, model)
 
 
-def _is_sound(model: CostModel) -> bool:
-    """No time below zero or beyond measure, and reading a prompt takes some."""
+def _is_plausible(model: CostModel) -> bool:
+    """All times are finite and not negative, and prefill takes time."""
     times = (
         model.base_s, model.prefill_token_s, model.decode_seq_s, model.context_token_s,
         model.offload_token_s, model.upload_token_s, model.quantize_token_s,

@@ -1,24 +1,28 @@
-"""Telling a service something that must not be lost: kept, in order, until it is told."""
+"""Reliable links to peers: backlogs that are delivered in order, and streams that are reopened."""
 
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
-from typing import Generic, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Generic, Protocol, TypeVar
 
 import grpc
 from grpc import aio
 from prometheus_client import Counter
 
+from services.core import Request
 from services.runtime.backoff import Backoff
-from services.scheduler.links.interface import sentence
+from services.scheduler.core import events as ev
+from services.scheduler.observe.metrics import SchedulerMetrics
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
+MAX_PER_CALL = 1_024  # items of one Forecast or Observe message
+MAX_KEPT = 65_536  # texts, questions and outcomes kept while a service is away
 RETRIES = Backoff(0.1, 5.0)
-# Told again: nothing is wrong with what was said. Anything else would fail again.
-PASSING = frozenset(
+# Errors of the connection or the load: the same message may succeed later.
+TRANSIENT = frozenset(
     {
         grpc.StatusCode.UNAVAILABLE,
         grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -29,12 +33,38 @@ PASSING = frozenset(
 )
 
 
-class Backlog(Generic[T]):
-    """What is still to be told, oldest first; when full the oldest makes room, and is counted."""
+class SharedForecasts(Protocol):
+    def shared_representatives(self) -> Sequence[Request]:
+        """One live request for each population forecast in use."""
+        ...
 
-    def __init__(self, most: int, dropped: Counter):
+
+class LinkOwner(Protocol):
+    """The service that owns the links and receives their events."""
+
+    @property
+    def state(self) -> SharedForecasts: ...
+
+    @property
+    def metrics(self) -> SchedulerMetrics: ...
+
+    def dispatch(self, event: ev.Event) -> None: ...
+
+
+def describe(error: Exception) -> str:
+    """A failed call in one line, for the log."""
+    if isinstance(error, aio.AioRpcError):
+        code: grpc.StatusCode = error.code()
+        return f"{code.name}: {error.details()}"
+    return str(error)
+
+
+class Backlog(Generic[T]):
+    """Items to deliver, oldest first. When it is full the oldest is dropped and counted."""
+
+    def __init__(self, max_items: int, dropped: Counter):
         self._items: deque[T] = deque()
-        self._most = most
+        self._max_items = max_items
         self._dropped = dropped
         self._filled = asyncio.Event()
 
@@ -42,38 +72,52 @@ class Backlog(Generic[T]):
         return len(self._items)
 
     def put(self, item: T) -> None:
-        if len(self._items) >= self._most:
+        if len(self._items) >= self._max_items:
             self._items.popleft()
             self._dropped.inc()
         self._items.append(item)
         self._filled.set()
 
-    async def take(self, most: int) -> list[T]:
-        """Wait for one, then take all that came with it."""
+    async def pop(self, max_items: int) -> list[T]:
+        """Wait for an item, then return all that are there, up to `max_items`."""
         while not self._items:
             self._filled.clear()
             await self._filled.wait()
-        return [self._items.popleft() for _ in range(min(most, len(self._items)))]
+        return [self._items.popleft() for _ in range(min(max_items, len(self._items)))]
 
 
 async def deliver(send: Callable[[], Awaitable[T]], what: str) -> T | None:
-    """`send`'s answer, tried until there is one; None when it is refused for good.
-
-    Said in the log once an outage.
-    """
+    """Retry `send` until it returns; None if the peer refuses the message permanently. Each outage
+    is logged once."""
     failures = 0
     while True:
         try:
             answer = await send()
         except aio.AioRpcError as error:
-            if error.code() not in PASSING:
-                log.warning("%s: %s; not said again", what, sentence(error))
+            if error.code() not in TRANSIENT:
+                log.warning("%s: refused with %s; dropped", what, describe(error))
                 return None
             if not failures:
-                log.warning("%s: %s; kept, and said again", what, sentence(error))
+                log.warning("%s: %s; retrying", what, describe(error))
             await asyncio.sleep(RETRIES.after_s(failures))
             failures += 1
         else:
             if failures:
-                log.warning("%s: said at last", what)
+                log.warning("%s: delivered after %d failures", what, failures)
             return answer
+
+
+async def follow(
+    open_stream: Callable[[], Awaitable[AsyncIterator[T]]], apply: Callable[[T], None], what: str
+) -> None:
+    """Apply every message of a stream, which is reopened with backoff whenever it ends."""
+    failures = 0
+    while True:
+        try:
+            async for message in await open_stream():
+                failures = 0
+                apply(message)
+        except aio.AioRpcError as error:
+            log.info("%s: %s; reconnecting", what, describe(error))
+        await asyncio.sleep(RETRIES.after_s(failures))
+        failures += 1

@@ -1,4 +1,4 @@
-"""The forecast that stands in when the predictor does not answer: what finished here lately."""
+"""The forecast to use when the predictor does not answer: the lengths of recent outcomes."""
 
 from services.core import Outcome, Request
 from services.forecast import Forecast
@@ -6,7 +6,7 @@ from services.lengths import LEARNABLE_REASONS, LengthWindow
 
 
 class History:
-    """Output lengths of the last finished requests, whatever they were about."""
+    """Output lengths of the last finished requests, whatever their prompts."""
 
     def __init__(self) -> None:
         self._lengths = LengthWindow()
@@ -16,5 +16,5 @@ class History:
             self._lengths.add(outcome.output_tokens, outcome.reason, outcome.max_tokens)
 
     def forecast(self, request: Request) -> Forecast:
-        """Their distribution; `max_tokens` before there is any."""
+        """Their distribution; `max_tokens` without outcomes."""
         return self._lengths.forecast("fallback").truncated(request.max_tokens)

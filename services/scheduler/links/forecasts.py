@@ -1,15 +1,13 @@
-"""Forecasts asked of the predictor. Nobody waits long: history stands in, and the better forecast
-is taken whenever it comes."""
+"""Asks the predictor for forecasts. History answers when the predictor is late, and the predictor's
+forecast replaces it whenever it arrives."""
 
 import asyncio
 import logging
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice, takewhile
 from math import inf
-from typing import TypeVar
 
 import grpc
 from grpc import aio
@@ -20,23 +18,22 @@ from services.core import Outcome, Request
 from services.forecast import Forecast
 from services.runtime.backoff import Backoff
 from services.runtime.codecs.common import decode_forecast
+from services.scheduler.bounded_dict import BoundedDict
 from services.scheduler.codec import encode_forecast_input
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.core import events as ev
 from services.scheduler.links.breaker import Breaker, BreakerPhase
-from services.scheduler.links.delivery import RETRIES
+from services.scheduler.links.delivery import MAX_KEPT, MAX_PER_CALL, LinkOwner, describe, follow
 from services.scheduler.links.fallback import History
-from services.scheduler.links.interface import MOST_KEPT, MOST_PER_CALL, Owner, sentence
 
 log = logging.getLogger(__name__)
-V = TypeVar("V")
 
-REFRESH_S = 1.0  # no request waits for a shared forecast to be renewed
+REFRESH_S = 1.0  # no request waits for a refresh of shared forecasts
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A request whose forecast is asked for, and when history answers if nobody else does."""
+    """A request whose forecast is asked for; history answers at `due_s`."""
 
     request: Request
     asked_s: float
@@ -45,28 +42,28 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class NoAnswer:
-    """Why there is none; `lives` when the predictor only can't take what it was asked."""
+    """Why a call gave no forecasts. `alive`: the predictor works, but refused this call."""
 
     why: str
-    lives: bool = False
+    alive: bool = False
 
 
-LATE = NoAnswer("it takes longer than forecast_timeout_s")
+LATE = NoAnswer("no answer within forecast_timeout_s")
 
 
 class Forecasts:
-    """At most one call is under way; what is asked meanwhile goes into the next.
+    """At most one call is pending; questions that arrive meanwhile go into the next.
 
-    A question is answered by its deadline, at once while the breaker is open: by the predictor,
-    or else by history. It is put all the same, for as long as its answer may come late, and that
-    answer replaces history's. Other than by a call, better forecasts come unasked (Improve).
+    A question is answered by its deadline (at once while the breaker is open), by the predictor or
+    by history. It is sent to the predictor in any case, as long as a late answer is still useful;
+    that answer replaces history's. Improved forecasts also arrive unasked, on the Improve stream.
     """
 
     def __init__(
         self,
         config: SchedulerConfig,
         predictor: "predictor_pb2_grpc.PredictorAsyncStub",
-        owner: Owner,
+        owner: LinkOwner,
         traceparent: Callable[[str], str] = lambda _: "",
     ):
         self._config = config
@@ -76,34 +73,35 @@ class Forecasts:
         self._history = History()
         pauses = Backoff(config.forecast_pause_s, config.forecast_pause_max_s)
         self._breaker = Breaker(config.forecast_failures_max, pauses)
-        self._tell_phase()
-        self._texts: OrderedDict[str, common_pb2.PromptText] = OrderedDict()
-        self._questions: OrderedDict[str, Question] = OrderedDict()  # for the next call
-        self._unanswered: OrderedDict[str, Question] = OrderedDict()  # by their deadlines
-        self._caps: OrderedDict[str, int] = OrderedDict()  # max_tokens of those asked about
+        self._publish_breaker()
+        self._texts = BoundedDict[str, common_pb2.PromptText](MAX_KEPT)
+        self._questions = BoundedDict[str, Question](MAX_KEPT)  # for the next call
+        self._max_tokens = BoundedDict[str, int](MAX_KEPT)  # of requests that were asked about
+        self._unanswered: dict[str, Question] = {}  # by deadline
         self._asked = asyncio.Event()
         self._awaited = asyncio.Event()
 
-    # What the service calls; none of these waits
+    # Called by the service; none of these waits
 
     def keep_text(self, request_id: str, text: common_pb2.PromptText) -> None:
-        """Hold a prompt's text until its forecast is asked; dropped right after."""
-        _put_bounded(self._texts, request_id, text)
+        """Keep a prompt's text until its forecast is asked."""
+        self._texts[request_id] = text
 
     def forget(self, request_id: str) -> None:
-        """The request was refused, or has ended."""
-        for kept in (self._texts, self._questions, self._unanswered, self._caps):
-            kept.pop(request_id, None)
+        """The request was refused or has ended."""
+        self._texts.pop(request_id, None)
+        self._questions.pop(request_id, None)
+        self._unanswered.pop(request_id, None)
+        self._max_tokens.pop(request_id, None)
 
     def ask(self, requests: Iterable[Request]) -> None:
         now = _now()
-        waits_s = (
-            self._config.forecast_timeout_s if self._breaker.phase is BreakerPhase.CLOSED else 0.0
-        )
+        closed = self._breaker.phase is BreakerPhase.CLOSED
+        wait_s = self._config.forecast_timeout_s if closed else 0.0
         for request in requests:
-            question = Question(request, now, now + waits_s)
-            _put_bounded(self._questions, request.request_id, question)
-            _put_bounded(self._caps, request.request_id, request.max_tokens)
+            question = Question(request, now, now + wait_s)
+            self._questions[request.request_id] = question
+            self._max_tokens[request.request_id] = request.max_tokens
             self._unanswered[request.request_id] = question
         self._asked.set()
         self._awaited.set()
@@ -115,7 +113,7 @@ class Forecasts:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._ask_loop())
             tasks.create_task(self._deadline_loop())
-            tasks.create_task(self._improve_loop())
+            tasks.create_task(follow(self._open_improve, self._improved, "improved forecasts"))
 
     # Calls
 
@@ -125,22 +123,23 @@ class Forecasts:
                 self._asked.clear()
                 await self._asked.wait()
             await asyncio.sleep(self._breaker.wait_s(_now()))
-            if questions := self._take_questions():
-                await self._put(questions)
+            if questions := self._pop_questions():
+                await self._send(questions)
 
-    def _take_questions(self) -> list[Question]:
-        """Those whose answer would still be taken, the oldest first."""
+    def _pop_questions(self) -> list[Question]:
+        """The oldest questions whose answer is still useful."""
         oldest_s = _now() - self._config.forecast_late_s
-        names = list(islice(self._questions, MOST_PER_CALL))
-        taken = [self._questions.pop(name) for name in names]
-        for question in taken:
+        names = list(islice(self._questions, MAX_PER_CALL))
+        popped = [self._questions.pop(name) for name in names]
+        for question in popped:
             if question.asked_s < oldest_s:
                 self._texts.pop(question.request.request_id, None)
-        return [q for q in taken if q.asked_s >= oldest_s]
+        return [q for q in popped if q.asked_s >= oldest_s]
 
-    async def _put(self, questions: Sequence[Question]) -> None:
-        """One call, failed at its deadline, and given up after `forecast_late_s`."""
-        self._turn(self._breaker.asked())
+    async def _send(self, questions: Sequence[Question]) -> None:
+        """One call. It counts as failed at its deadline, and is cancelled after
+        `forecast_late_s`."""
+        self._set_breaker(self._breaker.asked())
         requests = [q.request for q in questions]
         call = asyncio.ensure_future(self._call(requests, self._config.forecast_late_s))
         try:
@@ -148,7 +147,7 @@ class Forecasts:
             in_time = call.done()
             if not in_time:
                 self._failed(questions, "late", LATE)
-            forecasts = _decoded(await call, requests)
+            forecasts = _decode(await call, requests)
         finally:
             call.cancel()
         if not isinstance(forecasts, NoAnswer):
@@ -170,44 +169,39 @@ class Forecasts:
             answer = await self._predictor.Forecast(message, timeout=timeout_s)
         except aio.AioRpcError as error:
             code: grpc.StatusCode = error.code()
-            return NoAnswer(sentence(error), code is grpc.StatusCode.INVALID_ARGUMENT)
+            return NoAnswer(describe(error), code is grpc.StatusCode.INVALID_ARGUMENT)
         if len(answer.forecasts) != len(requests):
             return NoAnswer(f"{len(answer.forecasts)} forecasts for {len(requests)} requests")
         return answer.forecasts
 
     def _answered(self, forecasts: Sequence[tuple[str, Forecast]], in_time: bool) -> None:
-        self._turn(self._breaker.answered() if in_time else self._breaker.late(_now()))
-        known = sum(self._unanswered.pop(name, None) is None for name, _ in forecasts)
-        self._owner.metrics.forecasts_replaced.labels("late").inc(known)
+        self._set_breaker(self._breaker.answered() if in_time else self._breaker.late(_now()))
+        replaced = sum(self._unanswered.pop(name, None) is None for name, _ in forecasts)
+        self._owner.metrics.forecasts_replaced.labels("late").inc(replaced)
         self._owner.dispatch(ev.Forecasted(tuple(forecasts)))
 
-    def _failed(self, questions: Sequence[Question], reason: str, said: NoAnswer) -> None:
-        """Those who wait for this call wait no longer; once the breaker opens, nobody does."""
-        breaker, whose = self._breaker, self._whose(questions)
-        with concerning(whose, self._traceparent(whose)):
-            self._turn(breaker.answered() if said.lives else breaker.failed(_now()), said.why)
+    def _failed(self, questions: Sequence[Question], reason: str, answer: NoAnswer) -> None:
+        """History answers the questions of this call; all questions once the breaker opens."""
+        breaker = self._breaker
+        subject = questions[0].request.request_id if len(questions) == 1 else ""
+        with concerning(subject, self._traceparent(subject)):
+            breaker = breaker.answered() if answer.alive else breaker.failed(_now())
+            self._set_breaker(breaker, answer.why)
         if self._breaker.phase is not BreakerPhase.CLOSED:
             questions = [*questions, *self._unanswered.values()]
-        self._stand_in(questions, reason)
+        self._answer_from_history(questions, reason)
 
-    @staticmethod
-    def _whose(questions: Sequence[Question]) -> str:
-        """The request that a call was about; of many, nobody's."""
-        return questions[0].request.request_id if len(questions) == 1 else ""
-
-    def _turn(self, breaker: Breaker, why: str = "") -> None:
+    def _set_breaker(self, breaker: Breaker, why: str = "") -> None:
         if why:
-            log.info("no forecast: %s", why)
-        if breaker.phase is BreakerPhase.OPEN and self._breaker.phase is BreakerPhase.CLOSED:
-            log.warning("the predictor does not answer (%s); until it does, history does", why)
-        elif (
-            breaker.phase is BreakerPhase.CLOSED and self._breaker.phase is not BreakerPhase.CLOSED
-        ):
+            log.info("no forecast from the predictor: %s", why)
+        before, self._breaker = self._breaker.phase, breaker
+        if breaker.phase is BreakerPhase.OPEN and before is BreakerPhase.CLOSED:
+            log.warning("the predictor does not answer (%s); history forecasts until it does", why)
+        elif breaker.phase is BreakerPhase.CLOSED and before is not BreakerPhase.CLOSED:
             log.warning("the predictor answers again")
-        self._breaker = breaker
-        self._tell_phase()
+        self._publish_breaker()
 
-    def _tell_phase(self) -> None:
+    def _publish_breaker(self) -> None:
         for phase in BreakerPhase:
             self._owner.metrics.breaker.labels(phase.value).set(phase is self._breaker.phase)
 
@@ -223,16 +217,16 @@ class Forecasts:
                     async with asyncio.timeout(left_s if first else None):
                         await self._awaited.wait()
             else:
-                self._stand_in_for_due()
+                self._answer_due()
 
-    def _stand_in_for_due(self) -> None:
+    def _answer_due(self) -> None:
         now = _now()
         due = list(takewhile(lambda q: q.due_s <= now, self._unanswered.values()))
-        self._stand_in([q for q in due if q.due_s > q.asked_s], "late")
-        self._stand_in([q for q in due if q.due_s == q.asked_s], "open")
+        self._answer_from_history([q for q in due if q.due_s > q.asked_s], "late")
+        self._answer_from_history([q for q in due if q.due_s == q.asked_s], "open")
 
-    def _stand_in(self, questions: Iterable[Question], reason: str) -> None:
-        """Answer from history what has no answer yet."""
+    def _answer_from_history(self, questions: Iterable[Question], reason: str) -> None:
+        """Answer those of these questions that have no answer yet."""
         names = (q.request.request_id for q in questions)
         asked = [self._unanswered.pop(name).request for name in names if name in self._unanswered]
         if asked:
@@ -243,42 +237,32 @@ class Forecasts:
     # Better forecasts
 
     async def refresh(self) -> bool:
-        """Renew the forecasts that whole populations share; whether they are as new as can be."""
-        requests = self._owner.state.shared_representatives()[:MOST_PER_CALL]
+        """Refresh the forecasts that whole populations share; returns whether they are current."""
+        requests = self._owner.state.shared_representatives()[:MAX_PER_CALL]
         if not requests:
             return True
         if self._breaker.phase is not BreakerPhase.CLOSED:
             return False
         forecasts = _shared(await self._call(requests, REFRESH_S))
         if isinstance(forecasts, NoAnswer):
-            log.info("shared forecasts are not renewed: %s", forecasts.why)
+            log.info("shared forecasts are not refreshed: %s", forecasts.why)
             return False
         self._owner.dispatch(ev.Refreshed(forecasts))
         return True
 
-    async def _improve_loop(self) -> None:
-        """Follow the predictor's second thoughts; while it is away there are none."""
-        failures = 0
-        while True:
-            try:
-                async for message in self._predictor.Improve(predictor_pb2.ImproveRequest()):
-                    failures = 0
-                    self._improved(message)
-            except aio.AioRpcError as error:
-                log.info("no better forecasts: %s", sentence(error))
-            await asyncio.sleep(RETRIES.after_s(failures))
-            failures += 1
+    async def _open_improve(self) -> AsyncIterator[predictor_pb2.ImprovedForecasts]:
+        return aiter(self._predictor.Improve(predictor_pb2.ImproveRequest()))
 
     def _improved(self, message: predictor_pb2.ImprovedForecasts) -> None:
-        """Of requests that are known here still; an answer that can't be is left out."""
+        """Apply improved forecasts of requests that are still known."""
         try:
             better = tuple(
-                (name, decode_forecast(forecast, self._caps[name]))
+                (name, decode_forecast(forecast, self._max_tokens[name]))
                 for name, forecast in zip(message.request_ids, message.forecasts, strict=True)
-                if name in self._caps
+                if name in self._max_tokens
             )
         except ValueError as error:
-            log.warning("a better forecast is none: %s", error)
+            log.warning("improved forecasts are invalid and ignored: %s", error)
             return
         if better:
             self._owner.metrics.forecasts_replaced.labels("improved").inc(len(better))
@@ -289,10 +273,10 @@ def _now() -> float:
     return asyncio.get_running_loop().time()
 
 
-def _decoded(
+def _decode(
     answer: Sequence[common_pb2.Forecast] | NoAnswer, requests: Sequence[Request]
 ) -> list[tuple[str, Forecast]] | NoAnswer:
-    """By request, each cut at what it may have."""
+    """Forecasts by request, each truncated at its max_tokens."""
     if isinstance(answer, NoAnswer):
         return answer
     pairs = zip(answer, requests, strict=True)
@@ -305,17 +289,10 @@ def _decoded(
 def _shared(
     answer: Sequence[common_pb2.Forecast] | NoAnswer,
 ) -> tuple[Forecast, ...] | NoAnswer:
-    """Those of whole populations, cut nowhere: requests of all lengths share them."""
+    """Population forecasts, not truncated: requests with any max_tokens share them."""
     if isinstance(answer, NoAnswer):
         return answer
     try:
         return tuple(decode_forecast(m) for m in answer if m.shared_key)
     except ValueError as error:
         return NoAnswer(str(error))
-
-
-def _put_bounded(kept: OrderedDict[str, V], name: str, value: V) -> None:
-    """The oldest makes room."""
-    kept[name] = value
-    if len(kept) > MOST_KEPT:
-        kept.popitem(last=False)

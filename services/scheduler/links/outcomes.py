@@ -1,4 +1,4 @@
-"""Finished requests told to the predictor, and shared forecasts renewed by what it learnt."""
+"""Sends outcomes to the predictor, and refreshes shared forecasts after it learned from them."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -7,17 +7,22 @@ from functools import partial
 from protos.generated import predictor_pb2, predictor_pb2_grpc
 from services.core import Outcome
 from services.runtime.codecs.common import encode_outcome
-from services.scheduler.links.delivery import Backlog, deliver
-from services.scheduler.links.interface import MOST_KEPT, MOST_PER_CALL, Owner
+from services.scheduler.links.delivery import (
+    MAX_KEPT,
+    MAX_PER_CALL,
+    Backlog,
+    LinkOwner,
+    deliver,
+)
 
-OBSERVE_S = 5.0  # nobody waits for it, and what was learnt twice would count twice
-NEVER = -1  # no version has been seen
+OBSERVE_S = 5.0  # long, because an outcome sent twice counts twice; no request waits for it
+NO_VERSION = -1
 
 
 class Outcomes:
-    """Every outcome is told, once and in order, however long the predictor is away.
+    """Delivers every outcome once and in order, however long the predictor is away.
 
-    `refresh` renews the shared forecasts; whether it could.
+    `refresh` renews the shared forecasts and returns whether it succeeded.
     """
 
     def __init__(
@@ -25,34 +30,34 @@ class Outcomes:
         interval_s: float,
         predictor: "predictor_pb2_grpc.PredictorAsyncStub",
         refresh: Callable[[], Awaitable[bool]],
-        owner: Owner,
+        owner: LinkOwner,
     ):
         self._interval_s = interval_s
         self._predictor = predictor
         self._refresh = refresh
         dropped = owner.metrics.advice_dropped.labels("outcome")
-        self._backlog: Backlog[Outcome] = Backlog(MOST_KEPT, dropped)
-        self._version = NEVER
-        self._all_told = asyncio.Event()
-        self._all_told.set()
+        self._backlog: Backlog[Outcome] = Backlog(MAX_KEPT, dropped)
+        self._version = NO_VERSION
+        self._delivered = asyncio.Event()
+        self._delivered.set()
 
     def learn(self, outcome: Outcome) -> None:
-        self._all_told.clear()
+        self._delivered.clear()
         self._backlog.put(outcome)
 
-    async def told(self) -> None:
-        """Return once there is nothing left to tell."""
-        await self._all_told.wait()
+    async def wait_delivered(self) -> None:
+        """Return once every outcome is delivered."""
+        await self._delivered.wait()
 
     async def run(self) -> None:
         while True:
-            outcomes = await self._backlog.take(MOST_PER_CALL)
+            outcomes = await self._backlog.pop(MAX_PER_CALL)
             message = predictor_pb2.ObserveOutcomesRequest(
                 outcomes=[encode_outcome(o) for o in outcomes]
             )
             answer = await deliver(partial(self._observe, message), "outcomes to the predictor")
             if not self._backlog:
-                self._all_told.set()
+                self._delivered.set()
             if answer and answer.version != self._version and await self._refresh():
                 self._version = answer.version
             await asyncio.sleep(self._interval_s)

@@ -1,29 +1,32 @@
-"""A run written down: a head that says what was run, then one line a step, with its time, event
-and actions. ReplayedRun through the same `step`, it gives the same actions and the same stories."""
+"""An event log: a header that says which preset ran, then one line per step with its time, event,
+actions and transitions. Replaying the events gives the same actions and the same stories.
+"""
 
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, Self
+from typing import Any, Self, get_args
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from services.policies.preset import Preset
+from services.scheduler.core import events as ev
 from services.scheduler.core.admission import Limits
-from services.scheduler.core.events import Action, Event
+from services.scheduler.core.phases import Transition
 
 log = logging.getLogger(__name__)
 
-FORMAT = 2  # of the lines; another one is not read
+FORMAT = 3  # of the lines; no other format is read
 MARK = "foretoken_event_log"
 
 
 @dataclass(frozen=True)
 class Head:
-    """All that a state is made of. `written_by` is the version that ran."""
+    """Everything that a state is constructed from. `written_by` is the foretoken version."""
 
     preset: Preset
     limits: Limits
@@ -31,13 +34,26 @@ class Head:
     written_by: str = ""
 
 
-class Entry(NamedTuple):
-    now: float
-    event: Annotated[Event, Field(discriminator="kind")]
-    actions: list[Annotated[Action, Field(discriminator="kind")]]
+@cache
+def _adapters() -> Mapping[str, TypeAdapter[Any]]:
+    """An encoder for each type of event and action, by the name that a line gives it."""
+    types = (*get_args(ev.Event), *get_args(ev.Action))
+    return {each.__name__: TypeAdapter(each) for each in types}
 
 
-_ENTRY: TypeAdapter[Entry] = TypeAdapter(Entry)
+@cache
+def _transition_adapter() -> TypeAdapter[Transition]:
+    return TypeAdapter(Transition)
+
+
+def _encode(value: ev.Event | ev.Action) -> tuple[str, Any]:
+    name = type(value).__name__
+    return name, _adapters()[name].dump_python(value)
+
+
+def _decode(pair: tuple[str, Any]) -> Any:
+    name, fields = pair
+    return _adapters()[name].validate_python(fields)
 
 
 def our_version() -> str:
@@ -48,20 +64,21 @@ def our_version() -> str:
 
 
 class EventLog:
-    """Appends to a fresh file; past `max_bytes` it stops and says so, for a replay needs the
-    beginning more than the end."""
+    """Appends to a new file. At `max_bytes` it stops with a warning: a replay needs the
+    beginning."""
 
     def __init__(self, path: Path, max_bytes: int, head: Head):
         self._file = path.open("wb")
         self._left = max_bytes
         self._write({MARK: FORMAT, **asdict(head)})
 
-    def append(self, now: float, event: Event, actions: Sequence[Action]) -> None:
+    def append(self, step: ev.Step) -> None:
         if self._left <= 0:
             return
-        self._write(_ENTRY.dump_python(Entry(now, event, list(actions))))
+        actions = [_encode(action) for action in step.actions]
+        self._write((step.now, _encode(step.event), actions, step.transitions))
         if self._left <= 0:
-            log.warning("event log is full, nothing more is written to %s", self._file.name)
+            log.warning("event log %s is full (event_log_max_bytes); it ends here", self._file.name)
 
     def _write(self, value: object) -> None:
         line = json.dumps(value, default=dict).encode() + b"\n"  # Python's JSON keeps infinities
@@ -76,8 +93,7 @@ class EventLog:
 
 
 def read_head(path: Path) -> Head:
-    """What was run. Raises ValueError for a file that is no event log, or one of another format,
-    and OSError."""
+    """Raises ValueError for a file that is not an event log of this format, and OSError."""
     with path.open("rb") as file:
         first = file.readline(2**20)
     try:
@@ -86,13 +102,11 @@ def read_head(path: Path) -> Head:
         head = None
     if not isinstance(head, dict) or MARK not in head:
         raise ValueError(
-            f"{path} is no event log of foretoken: its first line is not the head that says which "
-            "preset was run; `--set scheduler.event_log=FILE` writes one"
+            f"{path} is not a foretoken event log: its first line is not a header with the preset; "
+            "`--set scheduler.event_log=FILE` writes an event log"
         )
     if head[MARK] != FORMAT:
-        raise ValueError(
-            f"{path} has format {head[MARK]} of event logs; this version reads {FORMAT}"
-        )
+        raise ValueError(f"{path} has event log format {head[MARK]}; this version reads {FORMAT}")
     return _decode_head(path, head)
 
 
@@ -103,12 +117,12 @@ def _decode_head(path: Path, head: Mapping[str, Any]) -> Head:
         return Head(Preset(**head["preset"]), limits, bool(head["apart"]), written_by)
     except (TypeError, KeyError, ValueError) as error:
         by = f" was written by foretoken {written_by} and" if written_by else ""
-        raise ValueError(f"{path}{by} can't be replayed here: {error}") from None
+        raise ValueError(f"{path}{by} cannot be replayed by this version: {error}") from None
 
 
-def read(path: Path) -> Iterator[Entry]:
-    """The steps of a log, in order. A last line that was cut off, as when its process was ended,
-    is left out. Raises ValueError as `read_head`, and on a broken line."""
+def read(path: Path) -> Iterator[ev.Step]:
+    """The steps of a log, in order. A truncated last line, left by a killed process, is skipped.
+    Raises ValueError as `read_head` does, and for a malformed line."""
     read_head(path)
     with path.open("rb") as file:
         next(file)
@@ -116,6 +130,8 @@ def read(path: Path) -> Iterator[Entry]:
             if not line.endswith(b"\n"):
                 return
             try:
-                yield _ENTRY.validate_python(json.loads(line))
-            except (ValueError, ValidationError):
-                raise ValueError(f"line {number} of {path} is no step of a scheduler") from None
+                now, event, actions, transitions = json.loads(line)
+                changes = [_transition_adapter().validate_python(each) for each in transitions]
+                yield ev.Step(_decode(event), now, [_decode(each) for each in actions], changes)
+            except (ValueError, TypeError, KeyError, ValidationError):
+                raise ValueError(f"line {number} of {path} is not a step of a scheduler") from None

@@ -1,4 +1,4 @@
-"""A run's event log, run again: its state and its stories as they were."""
+"""Replays an event log: rebuilds the state, the stories and the SLA verdicts of the run."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +11,8 @@ from services.scheduler.observe.story_recorder import StoryRecorder
 
 @dataclass(frozen=True)
 class ReplayedRun:
-    """`differing` of the `steps` came out otherwise than was written: by another version of
-    policies, say. What is told is then what would happen here."""
+    """`differing` of the `steps` gave other actions than the log has, for example because another
+    version wrote it. The stories then describe what this version would do."""
 
     head: Head
     state: SchedulerState
@@ -22,16 +22,16 @@ class ReplayedRun:
     differing: int
 
 
-def replay(path: Path, ended_most: int) -> ReplayedRun:
-    """Raises ValueError for a file that is none of ours, and OSError."""
+def replay(path: Path, max_ended: int) -> ReplayedRun:
+    """Raises ValueError for a file that is not an event log, and OSError."""
     head = read_head(path)
     state = SchedulerState(head.preset, head.limits, head.apart)
-    recorder, judge = StoryRecorder(ended_most), ReplayJudge()
+    recorder, judge = StoryRecorder(max_ended), ReplayJudge()
     steps = differing = 0
-    for entry in read(path):
-        actions = state.step(entry.event, entry.now)
-        recorder.tell(entry.event, entry.now, actions, state)
-        judge.hear(entry.event, entry.now, actions)
+    for logged in read(path):
+        actions = state.step(logged.event, logged.now)
+        recorder.observe(state.last_step, state)
+        judge.observe(state.last_step)
         steps += 1
-        differing += actions != entry.actions
+        differing += actions != logged.actions
     return ReplayedRun(head, state, recorder, judge, steps, differing)

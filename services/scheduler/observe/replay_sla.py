@@ -1,89 +1,81 @@
-"""How a replayed run's requests kept their SLAs, by what workers reported.
+"""Judges the SLAs of a replayed run by its workers' reports.
 
-While it serves, the gateway knows better: it has the tokens. Of a log there are the reports alone:
-a token is taken to come when it is told, several told together at equal gaps.
+A serving gateway knows better: it has the tokens. An event log has only the reports, so tokens
+count as arrived when they are reported, several in one report at equal gaps. Delivery to the client
+is not included.
 """
 
-from collections.abc import Callable, Sequence
-from math import inf
-from typing import Any
-
-from services.core import FinishReason, Request, RequestProgress
+from services.core import FinishReason, Request
 from services.scheduler.core import events as ev
-from services.sla import RequestTimeline, explain_sla
+from services.scheduler.core.phases import RequestPhase, Transition, TransitionCause
+from services.verdict import Timeline, sentence
 
 
 class ReplayJudge:
-    """Follows every request of a log; what it says of those that have ended is in `verdicts`."""
+    """Follows every request of a log. `verdicts` holds a sentence for each that has ended."""
 
     def __init__(self) -> None:
         self.verdicts: dict[str, str] = {}
-        self._live: dict[str, tuple[Request, RequestTimeline]] = {}
-        self._kinds: dict[str, Callable[[Any, float], None]] = {
-            "place": self._placed,
-            "resume": self._resumed,
-            "preempt": self._preempted,
-            "finish": self._finished,
-            "refuse": self._refused,
-        }
+        self._live: dict[str, tuple[Request, Timeline]] = {}
 
-    def hear(self, event: ev.Event, now: float, actions: Sequence[ev.Action]) -> None:
-        """One step of the log."""
-        if isinstance(event, ev.Submitted):
-            asked = event.request
-            refused = any(isinstance(a, ev.Refuse) and not asked.delivered_tokens for a in actions)
-            if asked.request_id not in self._live or not refused:
-                self._live[asked.request_id] = (asked, RequestTimeline(asked.arrival_s))
-        elif isinstance(event, ev.Reported):
-            for told in (*event.report.progress, *event.report.evicted):
-                self._made(told, now)
-        for action in actions:
-            if heard := self._kinds.get(action.kind):
-                heard(action, now)
-        if isinstance(event, ev.Cancelled):
-            self._ends(event.request_id, event.reason, event.output_tokens, now)
+    def observe(self, step: ev.Step) -> None:
+        match step.event:
+            case ev.Submitted(request=request):
+                refused = any(t.cause is TransitionCause.REFUSED for t in step.transitions)
+                if request.request_id not in self._live or not (
+                    refused and not request.delivered_tokens
+                ):
+                    self._live[request.request_id] = (request, Timeline(request.arrival_s))
+            case ev.Reported(report=report):
+                for progress in (*report.progress, *report.evicted):
+                    self._generated(progress.request_id, progress.output_tokens, step.now)
+        for transition in step.transitions:
+            self._changed(transition)
 
-    def _made(self, told: RequestProgress, now: float) -> None:
-        request, line = self._live.get(told.request_id, (None, None))
-        if request and line:
-            count = told.output_tokens - request.delivered_tokens - line.tokens
+    def _generated(self, request_id: str, output_tokens: int, now: float) -> None:
+        if known := self._live.get(request_id):
+            request, timeline = known
+            count = output_tokens - request.delivered_tokens - timeline.tokens
             if count > 0:
-                line.on_tokens(count, now, gaps=count)
+                timeline.on_tokens(count, now, gaps=count)
 
-    def _placed(self, action: ev.Place, now: float) -> None:
-        _, line = self._live.get(action.request_id, (None, None))
-        if line and line.placed_s < inf:
-            line.on_resumed(False, now)
-        elif line:
-            line.placed_s = now
-
-    def _resumed(self, action: ev.Resume, now: float) -> None:
-        _, line = self._live.get(action.request_id, (None, None))
-        if line:
-            line.placed_s = min(line.placed_s, now)
-            line.on_resumed(action.held_tokens > 0, now)
-
-    def _preempted(self, action: ev.Preempt, now: float) -> None:
-        _, line = self._live.get(action.request_id, (None, None))
-        if line:
-            line.on_preempted()
-
-    def _finished(self, action: ev.Finish, now: float) -> None:
-        self._ends(action.request_id, action.reason, action.output_tokens, now)
-
-    def _refused(self, action: ev.Refuse, now: float) -> None:
-        _, line = self._live.get(action.request_id, (None, None))
-        if line:
-            line.rejected = True
-            self._ends(action.request_id, FinishReason.ERROR, 0, now)
-
-    def _ends(self, request_id: str, reason: FinishReason, output: int, now: float) -> None:
-        request, line = self._live.get(request_id, (None, None))
-        if request is None or line is None:
+    def _changed(self, t: Transition) -> None:
+        known = self._live.get(t.request_id)
+        if known is None:
             return
-        self._made(RequestProgress(request_id, output, 0), now)
-        line.ended_s = now
-        if not request.delivered_tokens:  # else only its gateway saw all of it
-            said = explain_sla(request.sla, line, reason)
-            self.verdicts[request_id] = f"by its worker's reports, {said}"
-        del self._live[request_id]
+        _, timeline = known
+        match t.cause:
+            case TransitionCause.PLACED if timeline.placed_s == float("inf"):
+                timeline.placed_s = t.at_s
+            case TransitionCause.PLACED:
+                timeline.on_resumed(False, t.at_s)
+            case TransitionCause.RESUMED | TransitionCause.ADOPTED | TransitionCause.REJOINED if (
+                t.after is RequestPhase.RUNNING
+            ):
+                timeline.placed_s = min(timeline.placed_s, t.at_s)
+                timeline.on_resumed(t.held_tokens > 0, t.at_s)
+            case (
+                TransitionCause.ADOPTED
+                | TransitionCause.REJOINED
+                | TransitionCause.NOT_HELD
+                | TransitionCause.STOPPED
+                | TransitionCause.EVICTED
+                | TransitionCause.LOST
+            ):
+                timeline.on_preempted()
+            case TransitionCause.REFUSED:
+                timeline.rejected = True
+                self._end(t, FinishReason.ERROR)
+            case TransitionCause.FINISHED | TransitionCause.CANCELLED:
+                self._end(t, FinishReason(t.reason))
+
+    def _end(self, t: Transition, reason: FinishReason) -> None:
+        output_tokens = 0 if t.cause is TransitionCause.REFUSED else t.output_tokens
+        self._generated(t.request_id, output_tokens, t.at_s)
+        request, timeline = self._live.pop(t.request_id)
+        timeline.ended_s = t.at_s
+        if not request.delivered_tokens:  # else its earlier tokens are not in this log
+            verdict = sentence(request.sla, timeline, reason)
+            self.verdicts[t.request_id] = (
+                f"by its worker's reports, without delivery to the client, {verdict}"
+            )

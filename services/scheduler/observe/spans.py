@@ -1,85 +1,69 @@
-"""What happened here to traced requests, as spans: from the state's events and actions.
+"""Spans of traced requests, from the transitions of the state.
 
-A `queue` lasts from a request's arrival, or from when it had to stop, until it may run; a
-`forecast` from the question until the first answer, whoever gives it. The state knows nothing of
-this. Costs a look at a dict where nobody is traced.
+A `queue` span lasts from a request's arrival, or from its preemption, until it is admitted. A
+`forecast` span lasts from the question until the first answer. Without traced requests a step costs
+one dictionary lookup.
 """
 
-from collections import OrderedDict
-from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Any
 
 from observability.tracing import NO_SPAN, REQUEST_ID, Span, Spans, Value
 from services.forecast import Forecast
+from services.scheduler.bounded_dict import BoundedDict
 from services.scheduler.core import events as ev
+from services.scheduler.core.phases import RequestPhase, Transition, TransitionCause
 
-MOST_TRACED = 16_384  # the oldest makes room
+MAX_TRACED = 16_384  # the oldest is dropped
 WHY, END = "foretoken.queue.reason", "foretoken.queue.end"
 
 
 @dataclass(slots=True)
 class _Traced:
     parent: str
-    waits_since_s: float  # infinite while it may run
-    cap: int = 0  # its max_tokens, once its forecast is asked for
+    waits_since_s: float  # infinite while it runs
+    max_tokens: int = 0  # known once its forecast is asked for
     why: str = "arrival"
     forecast: Span = NO_SPAN
 
 
 class SchedulerSpans:
-    """Told of each step of the state, before its actions are carried out."""
+    """Observes each step of the state, before its actions are carried out."""
 
     def __init__(self, spans: Spans):
         self._spans = spans
-        self._traced: OrderedDict[str, _Traced] = OrderedDict()
-        self._handlers: dict[str, Callable[[Any, float], None]] = {
-            "ask_forecast": self._ask_forecast,
-            "place": self._place,
-            "preempt": self._preempt,
-            "resume": self._resume,
-            "finish": self._finish,
-            "refuse": self._refuse,
-        }
+        self._traced = BoundedDict[str, _Traced](MAX_TRACED)
 
     def submitted(self, request_id: str, parent: str, now: float) -> None:
-        """It has come, traced under `parent`. Told of again, it goes on as it was."""
+        """Trace a request under `parent`. A request that is traced already is left as it is."""
         if parent and self._spans.on and request_id not in self._traced:
             self._traced[request_id] = _Traced(parent, now)
-            if len(self._traced) > MOST_TRACED:
-                self._traced.popitem(last=False)
 
     def forecast_parent(self, request_id: str) -> str:
-        """What the predictor's part is traced under, while its answer is awaited."""
+        """The parent of the predictor's spans while its answer is pending; empty if untraced."""
         traced = self._traced.get(request_id)
         return traced.forecast.traceparent if traced else ""
 
-    def tell(
-        self, event: ev.Event, now: float, actions: Sequence[ev.Action], live: Collection[str]
-    ) -> None:
-        """`live`: the requests that are here after it. O(actions)."""
+    def observe(self, step: ev.Step) -> None:
+        """O(actions + transitions)."""
         if not self._traced:
             return
-        if isinstance(event, ev.Forecasted):
-            for request_id, forecast in event.forecasts:
-                self._forecasted(request_id, forecast, now)
-        for action in actions:
-            if handle := self._handlers.get(action.kind):
-                handle(action, now)
-        if isinstance(event, ev.Cancelled):
-            self._leave(event.request_id, event.reason.value, now)
-        elif isinstance(event, ev.GatewayLost):
-            for request_id in [name for name in self._traced if name not in live]:
-                self._leave(request_id, "gateway_lost", now)
+        if isinstance(step.event, ev.Forecasted):
+            for request_id, forecast in step.event.forecasts:
+                self._forecasted(request_id, forecast, step.now)
+        for action in step.actions:
+            if isinstance(action, ev.AskForecast):
+                self._ask_forecast(action, step.now)
+        for transition in step.transitions:
+            self._changed(transition)
 
     def _ask_forecast(self, action: ev.AskForecast, now: float) -> None:
         for request in action.requests:
             if traced := self._traced.get(request.request_id):
-                traced.forecast.end(now)  # asked for again: the first question is over
-                about = {REQUEST_ID: request.request_id}
-                traced.cap = request.max_tokens
-                traced.forecast = self._spans.begin("forecast", traced.parent, now, about)
+                traced.forecast.end(now)  # submitted again: the first question is over
+                attributes = {REQUEST_ID: request.request_id}
+                traced.max_tokens = request.max_tokens
+                traced.forecast = self._spans.begin("forecast", traced.parent, now, attributes)
 
     def _forecasted(self, request_id: str, forecast: Forecast, now: float) -> None:
         traced = self._traced.get(request_id)
@@ -88,42 +72,43 @@ class SchedulerSpans:
         traced.forecast.put(
             {
                 "foretoken.forecast.source": forecast.source,
-                "foretoken.forecast.mean_tokens": float(forecast.mean(0, traced.cap)),
+                "foretoken.forecast.mean_tokens": float(forecast.mean(0, traced.max_tokens)),
             }
         )
         traced.forecast.end(now)
         traced.forecast = NO_SPAN
 
-    def _place(self, action: ev.Place, now: float) -> None:
-        self._runs(action.request_id, {END: "placed", "foretoken.worker": action.worker_id}, now)
-
-    def _resume(self, action: ev.Resume, now: float) -> None:
-        about: dict[str, Value] = {
-            END: "resumed",
-            "foretoken.queue.held_tokens": action.held_tokens,
-        }
-        self._runs(action.request_id, about, now)
-
-    def _preempt(self, action: ev.Preempt, now: float) -> None:
-        if traced := self._traced.get(action.request_id):
-            traced.waits_since_s, traced.why = min(now, traced.waits_since_s), "preempted"
-
-    def _finish(self, action: ev.Finish, now: float) -> None:
-        self._leave(action.request_id, action.reason.value, now)
-
-    def _refuse(self, action: ev.Refuse, now: float) -> None:
-        self._leave(action.request_id, action.reject.reason.value, now)
-
-    def _runs(self, request_id: str, about: dict[str, Value], now: float) -> None:
-        traced = self._traced.get(request_id)
-        if traced is None or traced.waits_since_s == inf:
+    def _changed(self, t: Transition) -> None:
+        traced = self._traced.get(t.request_id)
+        if traced is None:
             return
-        about |= {REQUEST_ID: request_id, WHY: traced.why}
-        self._spans.record("queue", traced.parent, traced.waits_since_s, now, about)
-        traced.waits_since_s = inf
+        match t.cause:
+            case TransitionCause.PLACED:
+                self._end_queue(t, {END: "placed", "foretoken.worker": t.worker_id})
+            case TransitionCause.RESUMED | TransitionCause.ADOPTED | TransitionCause.REJOINED if (
+                t.after is RequestPhase.RUNNING
+            ):
+                self._end_queue(t, {END: "resumed", "foretoken.queue.held_tokens": t.held_tokens})
+            case (
+                TransitionCause.ADOPTED
+                | TransitionCause.REJOINED
+                | TransitionCause.NOT_HELD
+                | TransitionCause.STOPPED
+                | TransitionCause.EVICTED
+                | TransitionCause.LOST
+            ):
+                traced.waits_since_s, traced.why = min(t.at_s, traced.waits_since_s), "preempted"
+            case TransitionCause.SUPERSEDED:
+                pass  # the new submission continues the trace
+            case _ if t.after is RequestPhase.NONE:
+                self._end_queue(t, {END: str(t.reason)})
+                traced.forecast.end(t.at_s)
+                del self._traced[t.request_id]
 
-    def _leave(self, request_id: str, why: str, now: float) -> None:
-        """It is here no more; where it waited still, that ends so."""
-        self._runs(request_id, {END: why}, now)
-        if traced := self._traced.pop(request_id, None):
-            traced.forecast.end(now)
+    def _end_queue(self, t: Transition, attributes: dict[str, Value]) -> None:
+        traced = self._traced[t.request_id]
+        if traced.waits_since_s == inf:
+            return
+        attributes |= {REQUEST_ID: t.request_id, WHY: traced.why}
+        self._spans.record("queue", traced.parent, traced.waits_since_s, t.at_s, attributes)
+        traced.waits_since_s = inf

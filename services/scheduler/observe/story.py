@@ -1,7 +1,7 @@
-"""A request's story: what was decided of it and why, as chapters of plain words.
+"""A request's story: what the scheduler decided about it and why, as chapters in plain words.
 
-A chapter keeps numbers; its sentence is made when somebody reads it. What repeats is one chapter
-with a count and until when. A story is bounded: of a very long one the middle is left out.
+A chapter stores numbers; its sentence is made when it is read. A condition that repeats is one
+chapter with a count and an end time. Stories are bounded: a long one loses its middle.
 """
 
 from collections.abc import Callable, Iterator
@@ -11,21 +11,23 @@ from typing import Any, NamedTuple
 
 from services.core import Request
 from services.forecast import Forecast
-from services.policies.decision import explain
-from services.scheduler.core.events import Finish
+from services.policies.decision import Reason, Why
+from services.scheduler.core.phases import Transition
 
-MOST_CHAPTERS = 64  # a request preempted ten times has some fifty
-FIRST_KEPT = 24  # of a longer one; and the last, as many as there is room for
-MOST_NAMES = 3  # of those for whom one was paused
+MAX_CHAPTERS = 64  # a request preempted ten times has about fifty
+FIRST_KEPT = 24  # of a longer story; the rest of the room is for its end
+MAX_NAMES = 3  # requests named in the chapter of a pause
+MIN_GATEWAY_S = 1e-3  # shorter times at the gateway get no chapter
 
 
 class Kind:
-    """The word for what happened. No enum: reading a member of one costs as much as a chapter."""
+    """The word for what happened. Not an enum: reading a member costs as much as a chapter."""
 
+    RECEIVED = "received"
     ARRIVED = "arrived"
     REFUSED = "refused"
     FORECAST = "forecast"
-    LINE = "line"
+    POSITION = "position"
     WAITS = "waits"
     PLACED = "placed"
     RESUMED = "resumed"
@@ -35,7 +37,6 @@ class Kind:
     STARTED = "started"
     PAUSED = "paused"
     EVICTED = "evicted"
-    RETURNED = "returned"
     LOST = "lost"
     SWAPPED_OUT = "swapped out"
     SWAPPED_IN = "swapped in"
@@ -49,11 +50,11 @@ class Kind:
 
 
 Numbers = tuple[float, float] | None
-Values = tuple[Any, ...]  # what a kind's sentence below takes
+Values = tuple[Any, ...]  # arguments of the kind's sentence below
 
 
 class Chapter(NamedTuple):
-    """What happened at `at_s`; `times` over, the last at `until_s`, where it went on."""
+    """What happened at `at_s`; `times` over, the last at `until_s`, if it repeated."""
 
     at_s: float
     kind: str
@@ -67,13 +68,13 @@ class Chapter(NamedTuple):
 
 
 Noted = tuple[float, str, Values] | tuple[float, str, Values, int, float]
-"""A chapter as it is kept, in a plain tuple: a named one costs ten times that."""
+"""A stored chapter. A plain tuple: a named one costs ten times as much."""
 Waits = tuple[float, int, tuple[int, float, float]]
-"""Since when one waits, how many rounds there had been, the reason, and its numbers at first."""
+"""Start of a wait, rounds before it, and its reason with its numbers at the start."""
 
 
 class StoryLine(NamedTuple):
-    """A chapter as it is told: seconds since the request reached its gateway."""
+    """A chapter as it is printed: seconds since the request reached its gateway."""
 
     at_s: float
     kind: str
@@ -97,10 +98,10 @@ class OpenStory:
     chapters: list[Noted]
     row: int = -1
     runs: bool = False
-    watched: bool = False  # where its KV is
-    worker: str = ""  # where it was placed last
-    forecast: tuple[str, int] = ("", -1)  # source and version of the one told last
-    waits: Waits | None = None  # what goes on, and is no chapter yet
+    watched: bool = False  # whether its KV is followed
+    worker: str = ""  # the last worker that had it
+    forecast: tuple[str, int] = ("", -1)  # source and version of the last forecast
+    waits: Waits | None = None  # repeats, not a chapter yet
     skipped: int = 0
 
     @property
@@ -114,148 +115,160 @@ class OpenStory:
     def add(self, noted: Noted) -> None:
         chapters = self.chapters
         chapters.append(noted)
-        if len(chapters) > MOST_CHAPTERS:
+        if len(chapters) > MAX_CHAPTERS:
             del chapters[FIRST_KEPT]
             self.skipped += 1
 
-    def told(self) -> Iterator[Chapter]:
+    def written(self) -> Iterator[Chapter]:
         for number, noted in enumerate(self.chapters):
             if self.skipped and number == FIRST_KEPT:
                 yield Chapter(noted[0], Kind.SKIPPED, (self.skipped,))
             yield Chapter(*noted)
 
     def story(self, live: bool, chapters: Iterator[Chapter]) -> Story:
+        """These chapters, ordered by time, in seconds since the request's arrival."""
         arrival_s = self.request.arrival_s
-        return Story(
-            self.request_id,
-            live,
-            tuple(
-                StoryLine(
-                    chapter.at_s - arrival_s,
-                    chapter.kind,
-                    chapter.text,
-                    chapter.times,
-                    max(0.0, chapter.until_s - arrival_s),
-                )
-                for chapter in chapters
-            ),
-        )
+        lines = [
+            StoryLine(
+                chapter.at_s - arrival_s,
+                chapter.kind,
+                chapter.text,
+                chapter.times,
+                max(0.0, chapter.until_s - arrival_s),
+            )
+            for chapter in chapters
+        ]
+        return Story(self.request_id, live, tuple(sorted(lines, key=lambda line: line.at_s)))
 
 
-# What each kind says
+def open_story(request: Request, link: str, now: float, others: int) -> OpenStory:
+    """The story of a request that reaches the scheduler now, while `others` wait."""
+    chapters: list[Noted] = [(now, Kind.ARRIVED, (request, now, others))]
+    if now - request.arrival_s >= MIN_GATEWAY_S:
+        chapters.insert(0, (request.arrival_s, Kind.RECEIVED, (request, now)))
+    return OpenStory(request, link, chapters)
+
+
+# The sentence of each kind
+
+
+def _received(request: Request, now: float) -> str:
+    age_s = now - request.arrival_s
+    if request.delivered_tokens or request.worker_id:
+        return f"received by the gateway, which submitted it again after {age_s:.3f} s"
+    return (
+        f"received by the gateway; {age_s:.3f} s for parsing, tokenization and its queue "
+        "until it reached the scheduler"
+    )
 
 
 def _arrived(request: Request, now: float, others: int) -> str:
-    sla, left_s = request.sla, request.deadline_s - now
+    sla = request.sla
     budgets = [
         f"{name} {value_s:g} s"
         for name, value_s in (("TTFT", sla.ttft_s), ("TPOT", sla.tpot_s), ("MTPOT", sla.mtpot_s))
         if value_s < inf
     ]
-    most = request.max_tokens
-    said = f"arrived with {request.prompt_tokens} prompt tokens, to make {most} at most"
-    said += f"; SLA {sla.name}"
-    if budgets:
-        said += f" ({', '.join(budgets)})"
+    parts = [
+        f"arrived with {request.prompt_tokens} prompt tokens and max_tokens {request.max_tokens}",
+        f"SLA {sla.name}" + (f" ({', '.join(budgets)})" if budgets else ""),
+    ]
     if others:
-        said += f"; {others} others wait" if others > 1 else "; 1 other waits"
-    if left_s < inf:
-        said += f"; its deadline is in {left_s:.3g} s"
+        parts.append(f"{others} other requests wait" if others > 1 else "1 other request waits")
+    if request.deadline_s < inf:
+        parts.append(f"deadline in {request.deadline_s - now:.3g} s")
     if request.delivered_tokens:
-        said += f"; submitted again, its client has {request.delivered_tokens} output tokens"
-    return said
+        parts.append(f"submitted again after {request.delivered_tokens} delivered output tokens")
+    return "; ".join(parts)
 
 
 def _forecast(forecast: Forecast, mean: float, cap: int) -> str:
-    """Quantiles of the whole answer, `mean` given what was made of it by then."""
+    """Quantiles of the whole answer; `mean` is conditioned on the output at that time."""
     name = f"{forecast.source} v{forecast.version}" if forecast.version else forecast.source
-    half, most = (min(cap, forecast.quantile(q)) for q in (0.5, 0.9))
+    median, high = (min(cap, forecast.quantile(q)) for q in (0.5, 0.9))
     return (
         f"forecast by {name}: {mean:.0f} output tokens expected, "
-        f"half of such answers end by {half:.0f}, nine in ten by {most:.0f}"
+        f"median {median:.0f}, 90th percentile {high:.0f}"
     )
 
 
 def _waits(reason: int, a: float, b: float) -> str:
-    return f"waits: {explain(reason, a, b)}"
+    return f"waits: {Why(Reason(reason), a, b)}"
 
 
 def _placed(worker: str, limit: int, numbers: Numbers) -> str:
-    return f"admitted at {worker}, {_limit(limit)}{_foreseen(numbers)}"
+    return f"admitted at {worker}, {_limit(limit)}{_expected_kv(numbers)}"
 
 
 def _resumed(worker: str, limit: int, held: int, numbers: Numbers) -> str:
-    kv = f"{held} tokens of its KV kept" if held else "its KV made anew"
-    return f"admitted again at {worker}, {kv}, {_limit(limit)}{_foreseen(numbers)}"
+    kv = f"{held} KV tokens kept" if held else "KV recomputed"
+    return f"resumed at {worker}, {kv}, {_limit(limit)}{_expected_kv(numbers)}"
 
 
-def _moved(there: str, worker: str, limit: int, numbers: Numbers) -> str:
-    return f"moved from {there} to {worker}, its KV made anew, {_limit(limit)}{_foreseen(numbers)}"
+def _moved(source: str, worker: str, limit: int, numbers: Numbers) -> str:
+    return f"moved from {source} to {worker}, KV recomputed, {_limit(limit)}{_expected_kv(numbers)}"
 
 
 def _limit(limit: int) -> str:
-    return f"to stop at {limit} output tokens"
+    return f"budget {limit} output tokens"
 
 
-def _foreseen(numbers: Numbers) -> str:
-    """Of an admission, where its form has any."""
+def _expected_kv(numbers: Numbers) -> str:
     if numbers is None or not numbers[1]:
         return ""
-    return f": {numbers[0]:.0f} tokens of KV foreseen with it, {numbers[1]:.0f} may be planned"
+    return f": {numbers[0]:.0f} KV tokens expected with it, {numbers[1]:.0f} may be planned"
 
 
 def _adopted(worker: str, output: int, runs: bool) -> str:
-    doing = "runs" if runs else "rests"
-    return f"taken over: it {doing} at {worker} already, with {output} output tokens"
+    state = "runs" if runs else "is paused"
+    return f"adopted: it {state} at {worker} with {output} output tokens"
 
 
 def _paused(worker: str, output: int, others: tuple[str, ...], more: int) -> str:
-    said = f"paused at {worker} after {output} output tokens by the plan"
+    text = f"paused at {worker} by the plan after {output} output tokens"
     if others:
-        said += f", for {', '.join(others)}" + (f" and {more} more" if more else "")
-    return said
+        text += f", for {', '.join(others)}" + (f" and {more} more" if more else "")
+    return text
 
 
 def _evicted(worker: str, output: int, held: int) -> str:
-    kv = f"{held} tokens of its KV are kept" if held else "its KV was dropped"
+    kv = f"{held} KV tokens kept" if held else "KV dropped"
     return f"evicted by {worker} after {output} output tokens: memory ran out; {kv}"
 
 
-def _finished(end: Finish) -> str:
-    said = f"ended ({end.reason.value}) with {end.output_tokens} output tokens, "
+def _finished(end: Transition) -> str:
+    text = f"ended ({end.reason}) with {end.output_tokens} output tokens, "
     if end.preemptions:
-        said += (
+        text += (
             "preempted once, " if end.preemptions == 1 else f"preempted {end.preemptions} times, "
         )
-    said += f"queued {end.queued_s:.3f} s"
-    return f"{said}: {end.message}" if end.message else said
+    text += f"queued {end.queued_s:.3f} s"
+    return f"{text}: {end.message}" if end.message else text
 
 
 SENTENCES: dict[str, Callable[..., str]] = {
+    Kind.RECEIVED: _received,
     Kind.ARRIVED: _arrived,
     Kind.REFUSED: lambda message: f"refused: {message}",
     Kind.FORECAST: _forecast,
-    Kind.LINE: lambda place, of: f"stands at place {place} of {of} in the line",
+    Kind.POSITION: lambda position, count: f"position {position} of {count} in the queue",
     Kind.WAITS: _waits,
     Kind.PLACED: _placed,
     Kind.RESUMED: _resumed,
     Kind.MOVED: _moved,
     Kind.ADOPTED: _adopted,
-    Kind.EXTENDED: lambda limit: f"its slice was extended, {_limit(limit)}",
-    Kind.STARTED: lambda output, worker: f"{worker} reports its first tokens: {output}",
+    Kind.EXTENDED: lambda limit: f"slice extended, {_limit(limit)}",
+    Kind.STARTED: lambda output, worker: f"{worker} reports the first output tokens: {output}",
     Kind.PAUSED: _paused,
     Kind.EVICTED: _evicted,
-    Kind.RETURNED: lambda worker, output: (
-        f"its slice at {worker} is made, {output} output tokens so far: back in the line"
-    ),
-    Kind.LOST: lambda worker: f"lost with {worker}: waits again, its KV is gone",
-    Kind.SWAPPED_OUT: lambda held: f"{held} tokens of its KV went to host memory",
-    Kind.SWAPPED_IN: lambda held: f"{held} tokens of its KV are back on the device",
-    Kind.DROPPED: lambda: "its KV was dropped, to be made anew",
-    Kind.REJOINED: lambda: "its gateway came back to it on a new stream",
-    Kind.SKIPPED: lambda count: f"… {count} chapters are left out here",
+    Kind.LOST: lambda worker: f"worker {worker} was lost; the request waits again without KV",
+    Kind.SWAPPED_OUT: lambda held: f"{held} KV tokens moved to host memory",
+    Kind.SWAPPED_IN: lambda held: f"{held} KV tokens moved back to the device",
+    Kind.DROPPED: lambda: "KV dropped; it will be recomputed",
+    Kind.REJOINED: lambda: "the gateway reconnected and continues the request",
+    Kind.SKIPPED: lambda count: f"… {count} chapters omitted",
     Kind.FINISHED: _finished,
     Kind.STOPPED: lambda output: f"ended by a stop string with {output} output tokens",
     Kind.CANCELLED: lambda output: f"cancelled with {output} output tokens",
-    Kind.LEFT: lambda: "its gateway's stream ended, and it with it",
+    Kind.LEFT: lambda: "ended because the gateway's stream ended",
 }

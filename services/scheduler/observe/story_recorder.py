@@ -1,28 +1,32 @@
-"""Tells requests' stories from the steps of a state: beside it while it serves, or from its log.
+"""Records requests' stories from the steps of a state, while it serves or from its event log.
 
-    recorder.tell(event, now, actions, state)   after every step
+    recorder.observe(state.last_step, state)   after every step
 
-It stands on the path of every round, so it does little: a change is a tuple noted, in a
-microsecond or two, and its sentence is made when somebody reads it. Here is what each step means;
-`StoryWriter` keeps what is written.
+This is on the path of every round: a change is a tuple stored in a microsecond or two, and its
+sentence is made when it is read. This module interprets each step; `StoryWriter` stores it.
 """
 
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence
 from itertools import chain, islice
 
 import numpy as np
 
-from services.core import FinishReason
-from services.policies.decision import Decision, WaitExplanations, WaitReason
-from services.policies.slice import SLICES
+from services.core import FinishReason, Plan
+from services.policies.decision import Decision, Reason, Whys
 from services.policies.snapshot import Bools
 from services.scheduler.core import events as ev
-from services.scheduler.core.board import RequestPhase
-from services.scheduler.core.jobs import Job
+from services.scheduler.core.phases import RequestPhase, Transition, TransitionCause
 from services.scheduler.core.state import SchedulerState
-from services.scheduler.observe.story import MOST_NAMES, Chapter, Kind, OpenStory, Story
+from services.scheduler.observe.story import (
+    MAX_NAMES,
+    Chapter,
+    Kind,
+    Numbers,
+    OpenStory,
+    Story,
+    open_story,
+)
 from services.scheduler.observe.story_columns import (
-    IDLE,
     IN_HOST,
     NO_KV,
     NOTHING,
@@ -31,310 +35,246 @@ from services.scheduler.observe.story_columns import (
 )
 from services.scheduler.observe.story_writer import StoryWriter
 
-ADMITTED, QUEUED = (
-    int(WaitReason.ADMITTED),
-    int(RequestPhase.QUEUED),
-)  # numpy compares these much faster
-DECIDE = ("round", "arranged")  # events
-OF_ONE = (ev.Place, ev.Resume, ev.Preempt, ev.Finish, ev.Refuse)  # actions, of one request
+ADMITTED, QUEUED = int(Reason.ADMITTED), int(RequestPhase.QUEUED)  # numpy compares ints faster
 
-Admitted = dict[int, tuple[float, float]]  # by row, the numbers of its admission
-_NOBODY: Admitted = {}
+AdmittedNumbers = dict[int, tuple[float, float]]  # by row, the numbers of an admission
+_NONE_ADMITTED: AdmittedNumbers = {}
 
 
 class StoryRecorder:
-    """Stories of all live requests, and of the last `ended_most` that have ended."""
+    """Stories of all live requests, and of the last `max_ended` that ended."""
 
-    def __init__(self, ended_most: int):
-        self._notes = StoryWriter(ended_most)
-        self.store = self._notes.store
+    def __init__(self, max_ended: int):
+        self._writer = StoryWriter(max_ended)
+        self.store = self._writer.store
         self._decision: Decision | None = None
-        self._events: dict[str, Callable[..., None]] = {
-            "submitted": self._submitted,
-            "forecasted": self._forecasted,
-            "reported": self._reported,
-        }
-        self._actions: dict[type, Callable[..., None]] = {
-            ev.Place: self._placed,
-            ev.Resume: self._resumed,
-            ev.Preempt: self._preempted,
-            ev.Finish: self._finished,
-            ev.Refuse: self._refuse,
-        }
-        self._after: dict[str, Callable[..., None]] = {
-            "cancelled": self._cancelled,
-            "gateway_lost": self._gateway_lost,
-        }
 
-    def tell(
-        self, event: ev.Event, now: float, actions: Sequence[ev.Action], state: SchedulerState
-    ) -> None:
-        """What this step meant, once it was taken."""
-        if handler := self._events.get(event.kind):
-            handler(event, now, actions, state)
-        admitted = _NOBODY
+    def observe(self, step: ev.Step, state: SchedulerState) -> None:
+        match step.event:
+            case ev.Forecasted():
+                self._forecasted(step.event, step.now, state)
+            case ev.Reported():
+                self._reported(step.event, step.now, state)
+        admitted = _NONE_ADMITTED
         if state.rounds.decision is not self._decision:
-            admitted = self._decided(event, now, state)
-        for action in actions:
-            if isinstance(action, ev.SendPlan):
-                self._planned(action, now, state)
-            elif isinstance(action, OF_ONE) and (tale := self.store.live.get(action.request_id)):
-                self._actions[type(action)](tale, action, now, event, state, admitted)
-        if after := self._after.get(event.kind):
-            after(event, now, state)
-        self._notes.deciding = False
+            admitted = self._decided(step, state)
+        for transition in step.transitions:
+            self._changed(transition, step, state, admitted)
+        for action in step.actions:
+            if isinstance(action, ev.SendPlan) and action.plan.extend:
+                self._writer.columns.count_extensions(state.ledger.board.jobs.limit, step.now)
+        self._writer.deciding = False
 
-    # What is asked
+    # Queries
 
     def story(self, request_id: str, state: SchedulerState) -> Story | None:
-        tale = self.store.live.get(request_id)
-        if tale:
-            return tale.story(True, chain(tale.told(), self._so_far(tale, state)))
-        tale = self.store.over(request_id)
-        return tale.story(False, tale.told()) if tale else None
+        if story := self.store.live.get(request_id):
+            return story.story(True, chain(story.written(), self._so_far(story, state)))
+        ended = self.store.ended(request_id)
+        return ended.story(False, ended.written()) if ended else None
 
-    def _so_far(self, tale: OpenStory, state: SchedulerState) -> Iterator[Chapter]:
-        """What repeats itself, and where one that waits stands by the last round."""
-        if self._notes.columns.repeats[tale.row] != NOTHING:
-            yield Chapter(*self._notes.pending(tale))
+    def _so_far(self, story: OpenStory, state: SchedulerState) -> Iterator[Chapter]:
+        """The repeating condition, and the queue position in the last round."""
+        if self._writer.columns.repeats[story.row] != NOTHING:
+            yield Chapter(*self._writer.pending(story))
         ranking = state.rounds.ranking
-        if ranking is None or state.ledger.board.phase[tale.row] != QUEUED:
+        if ranking is None or state.ledger.board.phase[story.row] != QUEUED:
             return
-        at = np.flatnonzero(ranking.queued == tale.row)
+        at = np.flatnonzero(ranking.queued == story.row)
         if len(at):
             key = ranking.key[: ranking.split]
-            place = int(np.count_nonzero(key < key[at[0]])) + 1
-            yield Chapter(max(self._notes.decided_s, tale.last_s), Kind.LINE, (place, len(key)))
+            position = int(np.count_nonzero(key < key[at[0]])) + 1
+            at_s = max(self._writer.decided_s, story.last_s)
+            yield Chapter(at_s, Kind.POSITION, (position, len(key)))
 
     # Events
 
-    def _submitted(
-        self, event: ev.Submitted, now: float, actions: Sequence[ev.Action], state: SchedulerState
-    ) -> None:
-        asked = event.request
-        job, known = state.jobs.get(asked.request_id), self.store.live.get(asked.request_id)
-        if known and known.link == event.link:
-            return  # refused for its name; the one that has it goes on
-        if known and job and job.request is not asked:
-            known.link = event.link
-            self._notes.add(known, now, Kind.REJOINED)
-            return
-        if known:
-            self._notes.end(known, now, Kind.LEFT)
-        others = state.ledger.waiting - (job is not None)
-        tale = OpenStory(asked, event.link, [(now, Kind.ARRIVED, (asked, now, others))])
-        if job:
-            self._notes.begin(tale, job.row, len(state.ledger.board.phase))
-            return
-        [message] = {
-            a.message if isinstance(a, ev.Finish) else a.reject.message  # its deadline had passed
-            for a in actions
-            if isinstance(a, ev.Refuse | ev.Finish) and a.request_id == asked.request_id
-        }
-        tale.add((now, Kind.REFUSED, (message,)))
-        self.store.refuse(tale)
-
-    def _forecasted(
-        self, event: ev.Forecasted, now: float, actions: Sequence[ev.Action], state: SchedulerState
-    ) -> None:
+    def _forecasted(self, event: ev.Forecasted, now: float, state: SchedulerState) -> None:
         total = state.ledger.board.jobs.total
         for request_id, forecast in event.forecasts:
-            tale = self.store.live.get(request_id)
-            told = (forecast.source, forecast.version)
-            if tale and tale.forecast != told:
-                tale.forecast = told
-                self._notes.add(
-                    tale,
-                    now,
-                    Kind.FORECAST,
-                    (forecast, total.item(tale.row), tale.request.max_tokens),
-                )
+            story = self.store.live.get(request_id)
+            version = (forecast.source, forecast.version)
+            if story and story.forecast != version:
+                story.forecast = version
+                values = (forecast, total.item(story.row), story.request.max_tokens)
+                self._writer.add(story, now, Kind.FORECAST, values)
 
-    def _reported(
-        self, event: ev.Reported, now: float, actions: Sequence[ev.Action], state: SchedulerState
-    ) -> None:
-        output = state.ledger.board.jobs.output
-        if self._notes.unstarted:
-            for row, tale in [*self._notes.unstarted.items()]:
-                if (made := output.item(row)) > tale.request.delivered_tokens:
-                    self._notes.starts(tale, made, now)
-        for told in event.report.evicted:
-            evicted = self.store.live.get(told.request_id)
+    def _reported(self, event: ev.Reported, now: float, state: SchedulerState) -> None:
+        writer, output = self._writer, state.ledger.board.jobs.output
+        if writer.unstarted:
+            for row, story in [*writer.unstarted.items()]:
+                if (tokens := output.item(row)) > story.request.delivered_tokens:
+                    writer.start(story, tokens, now)
+        for progress in event.report.evicted:
+            evicted = self.store.live.get(progress.request_id)
             if evicted and evicted.runs:
-                kv = NO_KV if not told.held_tokens else ON_DEVICE if told.blocks else IN_HOST
-                self._notes.watch(evicted, kv)
-        if self._notes.watched:
-            self._follow_kv(now, state)
-        if SLICES[state.preset.slice].returns:
-            self._returned({told.request_id for told in event.report.evicted}, now, state)
+                kv = ON_DEVICE if progress.blocks else IN_HOST
+                writer.watch(evicted, kv if progress.held_tokens else NO_KV)
+        if writer.watched:
+            for row, kv, held in writer.columns.moved_kv(state.ledger.board.jobs):
+                self._kv_moved(writer.rows[row], kv, held, now)
 
-    def _follow_kv(self, now: float, state: SchedulerState) -> None:
-        """KV of those that were preempted: gone to host memory, back, or dropped."""
-        for row, kv, held in self._notes.columns.shifted(state.ledger.board.jobs):
-            self._shifted(self._notes.rows[row], kv, held, now)
-
-    def _shifted(self, tale: OpenStory, kv: int, held: int, now: float) -> None:
-        before = int(self._notes.columns.kv[tale.row])
-        self._notes.watch(tale, UNWATCHED if tale.runs and kv == ON_DEVICE else kv)
+    def _kv_moved(self, story: OpenStory, kv: int, held: int, now: float) -> None:
+        """The KV of a preempted request went to host memory, returned, or was dropped."""
+        before = int(self._writer.columns.kv[story.row])
+        self._writer.watch(story, UNWATCHED if story.runs and kv == ON_DEVICE else kv)
         if before == NO_KV:
-            return  # it is made anew
+            return  # it is recomputed
         if kv == NO_KV:
-            self._notes.add(tale, now, Kind.DROPPED)
+            self._writer.add(story, now, Kind.DROPPED)
         else:
             kind = Kind.SWAPPED_OUT if kv == IN_HOST else Kind.SWAPPED_IN
-            self._notes.add(tale, now, kind, (held,))
-
-    def _returned(self, evicted: Set[str], now: float, state: SchedulerState) -> None:
-        """Who ran, waits again, and was not stopped: its slice is made."""
-        board = state.ledger.board
-        runs = self._notes.columns.limit < IDLE
-        for row in np.flatnonzero(runs & (board.phase[: len(runs)] == QUEUED)).tolist():
-            tale = self._notes.rows[row]
-            if tale.request.request_id not in evicted:
-                values = (tale.worker, int(board.jobs.output[row]))
-                self._notes.stops(tale, now, Kind.RETURNED, values, ON_DEVICE)
-
-    def _cancelled(self, event: ev.Cancelled, now: float, state: SchedulerState) -> None:
-        tale = self.store.live.get(event.request_id)
-        if tale and tale.link == event.link and event.request_id not in state.jobs:
-            cancelled = event.reason is FinishReason.CANCELLED
-            kind = Kind.CANCELLED if cancelled else Kind.STOPPED
-            self._notes.end(tale, now, kind, (event.output_tokens,))
-
-    def _gateway_lost(self, event: ev.GatewayLost, now: float, state: SchedulerState) -> None:
-        for tale in [tale for tale in self.store.live.values() if tale.link == event.link]:
-            self._notes.end(tale, now, Kind.LEFT)
+            self._writer.add(story, now, kind, (held,))
 
     # Decisions
 
-    def _decided(self, event: ev.Event, now: float, state: SchedulerState) -> Admitted:
-        """What a round found of those who wait; and the numbers of those it admitted."""
+    def _decided(self, step: ev.Step, state: SchedulerState) -> AdmittedNumbers:
+        """Record why requests wait; returns the numbers of the admitted ones."""
         self._decision = decision = state.rounds.decision
-        self._notes.decide(now)
-        why = decision.explanations
-        if len(why.rows) and event.kind == "arranged":
-            why = why.select(self._current(decision, state))
-        return self._reasons(why, now) if len(why.rows) else {}
+        self._writer.begin_round(step.now)
+        why = decision.why
+        if len(why.rows) and isinstance(step.event, ev.Arranged):
+            why = why.at(self._current(decision, state))
+        return self._reasons(why, step.now) if len(why.rows) else {}
 
-    def _reasons(self, why: WaitExplanations, now: float) -> Admitted:
-        """Who waits for the same reason as before waits on, as does who is not looked at for a
-        while. O(rows) in one pass of numpy, and a tuple or two for each of those with another."""
-        repeats, tales = self._notes.columns.repeats, self._notes.rows
-        other = (repeats.take(why.rows) != why.reasons).nonzero()[0]
+    def _reasons(self, why: Whys, now: float) -> AdmittedNumbers:
+        """A request that the round did not consider, or that has the same reason as before,
+        continues to wait. O(rows) in one vectorised pass, and a tuple for each new reason."""
+        repeats, stories = self._writer.columns.repeats, self._writer.rows
+        changed = (repeats.take(why.rows) != why.reasons).nonzero()[0]
         columns = (
-            column.take(other).tolist()
-            for column in (why.rows, why.reasons, why.first_values, why.second_values)
+            column.take(changed).tolist() for column in (why.rows, why.reasons, why.a, why.b)
         )
-        admitted: Admitted = {}
-        before = self._notes.rounds - 1
+        admitted: AdmittedNumbers = {}
+        before = self._writer.rounds - 1
         for row, reason, a, b in zip(*columns, strict=True):
             if reason == ADMITTED:
                 admitted[row] = a, b
                 continue
-            if tale := tales.get(row):
+            if story := stories.get(row):
                 if repeats.item(row) != NOTHING:
-                    self._notes.flush(tale)
-                tale.waits = now, before, (reason, a, b)
+                    self._writer.flush(story)
+                story.waits = now, before, (reason, a, b)
                 repeats[row] = reason
         return admitted
 
     def _current(self, decision: Decision, state: SchedulerState) -> Bools:
-        """Of the reasons of a batcher of its own: whether they are of who waits there now."""
-        board, rows = state.ledger.board, decision.explanations.rows
+        """Which reasons from a batcher still belong to the request in their row."""
+        rows, now_there = decision.why.rows, state.ledger.board.jobs.serial
         serials = dict(zip(decision.rows.tolist(), decision.serials.tolist(), strict=True))
-        now_there = board.jobs.serial
         return np.array(
             [row in serials and serials[row] == now_there[row] for row in rows.tolist()], bool
         )
 
-    # Actions
+    # Transitions
+
+    def _changed(
+        self, t: Transition, step: ev.Step, state: SchedulerState, admitted: AdmittedNumbers
+    ) -> None:
+        if t.cause is TransitionCause.ARRIVED:
+            self._arrived(t, step, state)
+            return
+        story = self.store.live.get(t.request_id)
+        if story is None:
+            if t.after is RequestPhase.NONE:
+                self._refused_on_arrival(t, step.event, state)
+            return
+        match t.cause:
+            case TransitionCause.PLACED:
+                self._placed(story, t, state, admitted.get(story.row))
+            case TransitionCause.RESUMED:
+                self._resumed(story, t, state, admitted.get(story.row))
+            case TransitionCause.ADOPTED:
+                self._adopted(story, t, state)
+            case TransitionCause.REJOINED:
+                story.link = state.jobs[t.request_id].link
+                self._writer.add(story, t.at_s, Kind.REJOINED)
+            case TransitionCause.PAUSED | TransitionCause.EVICTED | TransitionCause.LOST:
+                self._stopped(story, t, step.actions)
+            case _ if t.after is RequestPhase.NONE:
+                self._ended(story, t)
+
+    def _arrived(self, t: Transition, step: ev.Step, state: SchedulerState) -> None:
+        job = state.jobs.get(t.request_id)
+        if job is None:
+            return  # it ends in this step; see _refused_on_arrival
+        others = state.ledger.waiting - 1
+        story = open_story(job.request, job.link, t.at_s, others)
+        self._writer.open(story, job.row, len(state.ledger.board.phase))
+
+    def _refused_on_arrival(self, t: Transition, event: ev.Event, state: SchedulerState) -> None:
+        """A request that was not accepted, or whose deadline had passed already."""
+        if isinstance(event, ev.Submitted) and event.request.request_id == t.request_id:
+            story = open_story(event.request, event.link, t.at_s, state.ledger.waiting)
+            story.add((t.at_s, Kind.REFUSED, (t.message,)))
+            self.store.refuse(story)
 
     def _placed(
-        self, tale: OpenStory, action: ev.Place, now: float, event: ev.Event,
-        state: SchedulerState,
-        admitted: Admitted,
-    ) -> None:  # fmt: skip
-        there, here = tale.worker, action.worker_id
-        limit = self._notes.runs(tale, state.ledger.board.jobs.limit)
-        numbers = admitted.get(tale.row)
-        if there and there != here:
-            self._notes.add(tale, now, Kind.MOVED, (there, here, limit, numbers))
-        elif there:
-            self._notes.add(tale, now, Kind.RESUMED, (here, limit, 0, numbers))
+        self, story: OpenStory, t: Transition, state: SchedulerState, numbers: Numbers
+    ) -> None:
+        limit = self._writer.run(story, state.ledger.board.jobs.limit)
+        if story.worker and story.worker != t.worker_id:
+            moved = (story.worker, t.worker_id, limit, numbers)
+            self._writer.add(story, t.at_s, Kind.MOVED, moved)
+        elif story.worker:
+            self._writer.add(story, t.at_s, Kind.RESUMED, (t.worker_id, limit, 0, numbers))
         else:
-            self._notes.add(tale, now, Kind.PLACED, (here, limit, numbers))
-            self._notes.unstarted[tale.row] = tale
-        tale.worker = here
-        if tale.watched:
-            self._notes.watch(tale, UNWATCHED)
+            self._writer.add(story, t.at_s, Kind.PLACED, (t.worker_id, limit, numbers))
+            self._writer.unstarted[story.row] = story
+        story.worker = t.worker_id
+        if story.watched:
+            self._writer.watch(story, UNWATCHED)
 
     def _resumed(
-        self, tale: OpenStory, action: ev.Resume, now: float, event: ev.Event,
-        state: SchedulerState,
-        admitted: Admitted,
-    ) -> None:  # fmt: skip
-        """Again where its tokens are; where no round said so, it was taken over there."""
-        if event.kind in DECIDE:
-            limit = self._notes.runs(tale, state.ledger.board.jobs.limit)
-            values = (tale.worker, limit, action.held_tokens, admitted.get(tale.row))
-            self._notes.add(tale, now, Kind.RESUMED, values)
-            if self._notes.columns.kv[tale.row] != IN_HOST:
-                self._notes.watch(tale, UNWATCHED)
-        elif not tale.runs and (job := state.jobs.get(action.request_id)):
-            self._adopt(tale, job, now, state)
-            self._notes.runs(tale, state.ledger.board.jobs.limit)
+        self, story: OpenStory, t: Transition, state: SchedulerState, numbers: Numbers
+    ) -> None:
+        limit = self._writer.run(story, state.ledger.board.jobs.limit)
+        values = (story.worker, limit, t.held_tokens, numbers)
+        self._writer.add(story, t.at_s, Kind.RESUMED, values)
+        if self._writer.columns.kv[story.row] != IN_HOST:
+            self._writer.watch(story, UNWATCHED)
 
-    def _adopt(self, tale: OpenStory, job: Job, now: float, state: SchedulerState) -> None:
-        tale.worker = state.ledger.home(job)
-        runs = state.ledger.phase(job) is RequestPhase.RUNNING
-        values = (tale.worker, state.ledger.output(job), runs)
-        self._notes.add(tale, now, Kind.ADOPTED, values)
+    def _adopted(self, story: OpenStory, t: Transition, state: SchedulerState) -> None:
+        runs = t.after is RequestPhase.RUNNING
+        story.worker = t.worker_id
+        self._writer.add(story, t.at_s, Kind.ADOPTED, (t.worker_id, t.output_tokens, runs))
+        if runs:
+            self._writer.run(story, state.ledger.board.jobs.limit)
 
-    def _planned(self, action: ev.SendPlan, now: float, state: SchedulerState) -> None:
-        plan = action.plan
-        if plan.extend:
-            self._notes.columns.extended(state.ledger.board.jobs.limit, now)
-        for pause in plan.pause:
-            tale = self.store.live.get(pause.request_id)
-            if tale is None:
-                continue
-            others = tuple(grant.request_id for grant in islice(plan.admit, MOST_NAMES))
-            output = int(state.ledger.board.jobs.output[tale.row])
-            values = (action.worker_id, output, others, len(plan.admit) - len(others))
-            self._notes.stops(tale, now, Kind.PAUSED, values, ON_DEVICE)
-
-    def _preempted(
-        self, tale: OpenStory, action: ev.Preempt, now: float, event: ev.Event,
-        state: SchedulerState,
-        admitted: Admitted,
-    ) -> None:  # fmt: skip
-        """Of those that ran: evicted, or lost with their worker. A pause was told with its plan."""
-        if not tale.runs:
-            job = state.jobs.get(action.request_id)  # what is told may have ended it
-            if job and not tale.worker and state.ledger.home(job):
-                self._adopt(tale, job, now, state)
-        elif isinstance(event, ev.Reported):
-            kv = int(self._notes.columns.kv[tale.row])
-            held = int(state.ledger.board.jobs.held[tale.row])
-            values = (tale.worker, action.output_tokens, held)
-            self._notes.stops(tale, now, Kind.EVICTED, values, kv)
+    def _stopped(self, story: OpenStory, t: Transition, actions: Sequence[ev.Action]) -> None:
+        writer = self._writer
+        if t.cause is TransitionCause.PAUSED:
+            values = (t.worker_id, t.output_tokens, *_admitted_by(actions, t.worker_id))
+            writer.stop(story, t.at_s, Kind.PAUSED, values, ON_DEVICE)
+        elif t.cause is TransitionCause.EVICTED:
+            kv = int(writer.columns.kv[story.row])
+            evicted = (story.worker, t.output_tokens, t.held_tokens)
+            writer.stop(story, t.at_s, Kind.EVICTED, evicted, kv)
         else:
-            self._notes.stops(tale, now, Kind.LOST, (tale.worker,), UNWATCHED)
+            writer.stop(story, t.at_s, Kind.LOST, (story.worker,), UNWATCHED)
 
-    def _finished(
-        self, tale: OpenStory, action: ev.Finish, now: float, event: ev.Event,
-        state: SchedulerState,
-        admitted: Admitted,
-    ) -> None:  # fmt: skip
-        if action.output_tokens and tale.row in self._notes.unstarted:
-            self._notes.starts(tale, action.output_tokens, now)
-        self._notes.end(tale, now, Kind.FINISHED, (action,))
+    def _ended(self, story: OpenStory, t: Transition) -> None:
+        """A request refused under the id of a live one leaves the story of the live one open."""
+        writer = self._writer
+        match t.cause:
+            case TransitionCause.FINISHED:
+                if t.output_tokens and story.row in writer.unstarted:
+                    writer.start(story, t.output_tokens, t.at_s)
+                writer.end(story, t.at_s, Kind.FINISHED, (t,))
+            case TransitionCause.CANCELLED:
+                kind = Kind.CANCELLED if t.reason == FinishReason.CANCELLED else Kind.STOPPED
+                writer.end(story, t.at_s, kind, (t.output_tokens,))
+            case TransitionCause.REFUSED:
+                if t.before is not RequestPhase.NONE:
+                    writer.end(story, t.at_s, Kind.REFUSED, (t.message,))
+            case _:
+                writer.end(story, t.at_s, Kind.LEFT)
 
-    def _refuse(
-        self, tale: OpenStory, action: ev.Refuse, now: float, event: ev.Event,
-        state: SchedulerState,
-        admitted: Admitted,
-    ) -> None:  # fmt: skip
-        """One that was let in, and that no worker there is now can serve."""
-        if action.request_id not in state.jobs:
-            self._notes.end(tale, now, Kind.REFUSED, (action.reject.message,))
+
+def _admitted_by(actions: Sequence[ev.Action], worker_id: str) -> tuple[tuple[str, ...], int]:
+    """Requests that the worker's plan of this step admits: the first few, and how many more."""
+    plans: Iterator[Plan] = (
+        a.plan for a in actions if isinstance(a, ev.SendPlan) and a.worker_id == worker_id
+    )
+    admits = [grant.request_id for plan in plans for grant in plan.admit]
+    return tuple(islice(admits, MAX_NAMES)), max(0, len(admits) - MAX_NAMES)

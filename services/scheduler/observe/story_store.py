@@ -1,52 +1,47 @@
-"""Where stories stand: of all who live, of the last that have ended, of some that were refused."""
+"""Bounded storage of request stories."""
 
-from collections import OrderedDict
 from itertools import chain
 
+from services.scheduler.bounded_dict import BoundedDict
 from services.scheduler.observe.story import OpenStory
 
-REFUSED_SHARE = 4  # one in so many stories may be of one refused: a storm of them hides no other
+REFUSED_SHARE = 4  # refused requests fill at most 1/4 of the bound, so that they displace no others
 
 
 class StoryStore:
-    """`live` are found by their ids; of those that have ended `ended_most` are kept, and a share as
-    many of those refused at the door; the oldest go first."""
+    """Stories of live requests by id, of the last `max_ended` that ended, and of some refused
+    ones."""
 
-    def __init__(self, ended_most: int):
+    def __init__(self, max_ended: int):
         self.live: dict[str, OpenStory] = {}
         self.ended_count = 0
-        self._ended_most = ended_most
-        self._ended: OrderedDict[str, OpenStory] = OrderedDict()
-        self._refused: OrderedDict[str, OpenStory] = OrderedDict()
+        self._ended = BoundedDict[str, OpenStory](max_ended)
+        self._refused = BoundedDict[str, OpenStory](max_ended // REFUSED_SHARE)
 
     @property
     def kept_count(self) -> int:
-        """Of those that have ended."""
+        """Stories of ended requests."""
         return len(self._ended) + len(self._refused)
 
     def knows(self, request_id: str) -> bool:
-        return request_id in self.live or self.over(request_id) is not None
+        return request_id in self.live or self.ended(request_id) is not None
 
-    def over(self, request_id: str) -> OpenStory | None:
-        """One that has ended, or was refused."""
+    def ended(self, request_id: str) -> OpenStory | None:
         return self._ended.get(request_id) or self._refused.get(request_id)
 
-    def ids(self, beginning: str) -> list[str]:
-        """Requests whose ids begin so. O(stories)."""
+    def ids(self, prefix: str) -> list[str]:
+        """Requests whose ids start with this. O(stories)."""
         every = chain(self.live, self._ended, self._refused)
-        return [request_id for request_id in every if request_id.startswith(beginning)]
+        return [request_id for request_id in every if request_id.startswith(prefix)]
 
-    def end(self, tale: OpenStory) -> None:
-        del self.live[tale.request.request_id]
-        self._keep(tale, self._ended, self._ended_most)
+    def end(self, story: OpenStory) -> None:
+        del self.live[story.request_id]
+        self._keep(story, self._ended)
 
-    def refuse(self, tale: OpenStory) -> None:
-        self._keep(tale, self._refused, self._ended_most // REFUSED_SHARE)
+    def refuse(self, story: OpenStory) -> None:
+        self._keep(story, self._refused)
 
-    def _keep(self, tale: OpenStory, among: "OrderedDict[str, OpenStory]", most: int) -> None:
+    def _keep(self, story: OpenStory, among: BoundedDict[str, OpenStory]) -> None:
         self.ended_count += 1
-        name = tale.request.request_id
-        among.pop(name, None)
-        among[name] = tale
-        while len(among) > most:
-            among.popitem(last=False)
+        among.pop(story.request_id, None)
+        among[story.request_id] = story

@@ -25,7 +25,7 @@ from services.runtime.codecs.arrange import (
     encode_decision,
 )
 from services.scheduler.codec import decode_arrangement
-from services.scheduler.links.arrangement_check import flaw
+from services.scheduler.links.arrangement_check import find_flaw
 from tests.policies.made_snapshots import contest, jobs, seat, snapshots
 from tests.policies.made_snapshots import table as forecasts
 from tests.policies.place.contests import narrowed, placed, with_cached
@@ -292,4 +292,4 @@ def test_a_batcher_of_its_own_places_and_moves_the_same(
     at_home = arrange(asked, snapshot.forecasts, preset, np.random.default_rng(0))
     apart = arrange(there, mirror, preset, np.random.default_rng(0))
     assert encode_decision(apart) == encode_decision(at_home)
-    assert flaw(asked, decode_arrangement(encode_decision(apart))) == ""
+    assert find_flaw(asked, decode_arrangement(encode_decision(apart))) == ""

@@ -150,13 +150,15 @@ def test_who_has_less_time_than_the_queue_takes_is_told_when_to_come_back():
     [refused] = s.step(ev.Submitted(G, request("late", deadline=50.0)), 1.0)
     assert refused.reject == Reject(
         RejectReason.TOO_LATE,
-        "the queue takes some 58 s, longer than the 49.0 s that this request has; "
+        "the queue drains in about 58 s, longer than the 49.0 s until the deadline; "
         "try again in 58 s, or with a later deadline",
         s.drain_s,
     )
-    assert s.step(ev.Submitted(G, request("patient", deadline=70.0)), 1.0)[0].kind == "ask_forecast"
+    patient = s.step(ev.Submitted(G, request("patient", deadline=70.0)), 1.0)
+    assert isinstance(patient[0], ev.AskForecast)
     begun = Request("begun", "demo", 10, 400, 0.0, delivered_tokens=3, deadline_s=50.0)
-    assert s.step(ev.Submitted(G, begun), 1.0)[0].kind == "ask_forecast"  # it has waited already
+    resubmitted = s.step(ev.Submitted(G, begun), 1.0)
+    assert isinstance(resubmitted[0], ev.AskForecast)  # it has waited already
 
 
 def test_a_refusal_looks_at_no_queue():

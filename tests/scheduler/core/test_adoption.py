@@ -19,7 +19,7 @@ from services.core import (
 )
 from services.forecast import certain
 from services.scheduler.core import events as ev
-from services.scheduler.core.board import RequestPhase
+from services.scheduler.core.phases import RequestPhase
 from tests.scheduler.state_driver import (
     G,
     admitted,
@@ -78,7 +78,7 @@ def test_a_worker_that_is_back_first_keeps_what_its_gateway_then_asks_for() -> N
     s = state()
     assert told(s, back(held("a")), 0.0) == []
     ask, resume = told(s, ev.Submitted(G, again("a")), 1.0)
-    assert (ask.kind, resume) == ("ask_forecast", ev.Resume(G, "a", held_tokens=30))
+    assert (type(ask), resume) == (ev.AskForecast, ev.Resume(G, "a", held_tokens=30))
     assert numbers(s, "a") == RUNS
     assert told(s, ev.Forecasted((("a", certain(50)),)), 1.1) == []  # nothing is planned anew
     assert report(s, 1, 2.0, progress=(RequestProgress("a", 30, 40, 3),)) == []
@@ -89,9 +89,9 @@ def test_a_worker_that_is_back_first_keeps_what_its_gateway_then_asks_for() -> N
 def test_a_gateway_that_is_back_first_waits_for_its_worker() -> None:
     s = state()
     told(s, back(name="w1"), 0.0)
-    assert [a.kind for a in told(s, ev.Submitted(G, again("a")), 1.0)] == ["ask_forecast"]
+    assert [type(a) for a in told(s, ev.Submitted(G, again("a")), 1.0)] == [ev.AskForecast]
     told(s, ev.Forecasted((("a", certain(50)),)), 1.1)
-    assert numbers(s, "a")["phase"] is RequestPhase.AWAITED  # w1 is idle, but it is not there
+    assert numbers(s, "a")["phase"] is RequestPhase.AWAITING_WORKER  # w1 is not attached
     assert told(s, back(held("a")), 5.0) == [ev.Resume(G, "a", held_tokens=30)]
     assert numbers(s, "a") == RUNS
     assert told(s, ev.Tick(), 1.0 + ADOPT_S) == []
@@ -102,7 +102,7 @@ def test_one_that_rests_at_its_worker_waits_there_with_its_kv() -> None:
     s = state()
     told(s, back(held("a", running=False)), 0.0)
     actions = told(s, ev.Submitted(G, again("a")), 1.0)
-    assert [a.kind for a in actions] == ["ask_forecast", "preempt", "resume", "send_plan"]
+    assert [type(a) for a in actions] == [ev.AskForecast, ev.Preempt, ev.Resume, ev.SendPlan]
     assert actions[1:3] == [ev.Preempt(G, "a", 20), ev.Resume(G, "a", held_tokens=30)]
     assert actions[3].plan.admit == (Grant("a", 50),)
 
@@ -124,7 +124,7 @@ def test_one_that_is_not_asked_for_where_it_is_begins_anew_and_is_cancelled_firs
     told(s, back(held("a")), 0.0)
     told(s, ev.Submitted(G, again("a", at="")), 1.0)
     place, plan = told(s, ev.Forecasted((("a", certain(50)),)), 1.1)
-    assert (place.kind, place.worker_id) == ("place", "w0")
+    assert (type(place), place.worker_id) == (ev.Place, "w0")
     assert (plan.plan.cancel, plan.plan.admit) == (("a",), (Grant("a", 50),))
     assert s.workers["w0"].orphans == {}
 
@@ -160,7 +160,7 @@ def test_a_wait_that_was_begun_anew_is_not_ended_by_the_first() -> None:
     told(s, ev.Submitted("gateway#2", again("a")), 8.0)
     assert s.jobs["a"].row == row
     told(s, ev.Tick(), ADOPT_S)
-    assert numbers(s, "a")["phase"] is RequestPhase.AWAITED
+    assert numbers(s, "a")["phase"] is RequestPhase.AWAITING_WORKER
     told(s, ev.Tick(), ADOPT_S + 8.0)
     assert numbers(s, "a")["home"] == "w1"
 

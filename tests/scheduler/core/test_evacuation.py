@@ -70,7 +70,7 @@ def test_who_ends_before_it_is_stopped_has_ended() -> None:
     s = two()
     leaving(s, 1.0)
     ended = reported(s, 1, 1.1, finished=(Completion("a", 50, FinishReason.LENGTH),))
-    assert [action.kind for action in ended] == ["learn", "finish"]
+    assert [type(action) for action in ended] == [ev.Learn, ev.Finish]
     assert not s.jobs
 
 
@@ -140,7 +140,7 @@ def test_one_that_comes_back_under_its_name_is_as_any_other() -> None:
     told(s, ev.WorkerLost("w0#1", "w0"), 1.1)
     told(s, worker("w0", link="#2"), 1.2)
     assert leaving(s, 1.3) == []  # said by the stream that is gone
-    assert not s.workers["w0"].leaving and len(s.ledger.seats()) == 2
+    assert not s.workers["w0"].leaving and len(s.ledger.worker_snapshots()) == 2
 
 
 @pytest.mark.parametrize("policy", sorted(presets()))

@@ -15,7 +15,7 @@ from services.costs import CostModel
 from services.forecast import UNCAPPED, Forecast, certain
 from services.scheduler.core import events as ev
 from services.scheduler.core.admission import Limits
-from services.scheduler.core.forecast_updates import RETELL_S
+from services.scheduler.core.forecast_updates import RESEND_S
 from services.scheduler.core.ledger import UNMEASURED
 from services.scheduler.observe.event_log import EventLog, Head, read
 from tests.scheduler.state_driver import G, admitted, queued, report, request, state, told
@@ -65,7 +65,7 @@ def test_who_does_not_ask_is_told_nothing() -> None:
     s = served()
     assert submitted(s, request("r"), 0.0) == []
     assert foretold(told(s, ev.Forecasted((("r", OTHERS),)), 0.0)) == []
-    assert not s.ledger.askers and not s.ledger.untold
+    assert not s.ledger.with_forecast and not s.ledger.awaiting_promise
 
 
 def test_prompts_that_came_before_are_in_the_way_and_those_that_decode_take_their_share() -> None:
@@ -155,8 +155,8 @@ def test_a_populations_forecast_is_told_anew_now_and_then() -> None:
         ("a", of_all(11, 2)),
         ("b", of_all(11, 2)),
     ]
-    assert foretold(told(s, ev.Refreshed((of_all(12, 3),)), 1.0 + RETELL_S / 2)) == []
-    words = foretold(told(s, ev.Refreshed((of_all(13, 4),)), 1.0 + RETELL_S))
+    assert foretold(told(s, ev.Refreshed((of_all(12, 3),)), 1.0 + RESEND_S / 2)) == []
+    words = foretold(told(s, ev.Refreshed((of_all(13, 4),)), 1.0 + RESEND_S))
     assert [w.forecast for w in words] == [of_all(13, 4)] * 2
 
 
@@ -207,7 +207,7 @@ def test_nothing_is_kept_of_one_that_is_over(how: str) -> None:
     else:
         told(s, ev.Cancelled(G, "r", FinishReason.CANCELLED, 3), 1.0)
         assert submitted(s, asker("long", max_tokens=10_000), 1.0) == []
-    assert not s.ledger.askers and not s.ledger.untold
+    assert not s.ledger.with_forecast and not s.ledger.awaiting_promise
 
 
 def test_a_log_of_it_reads_as_it_was_written(tmp_path: Path) -> None:
@@ -215,17 +215,18 @@ def test_a_log_of_it_reads_as_it_was_written(tmp_path: Path) -> None:
     path = tmp_path / "log"
     written = list(_steps(s))
     with EventLog(path, 2**20, Head(s.preset, Limits())) as log:
-        for now, event, actions in written:
-            log.append(now, event, actions)
-    assert [tuple(entry) for entry in read(path)] == written
+        for step in written:
+            log.append(step)
+    assert list(read(path)) == written
 
 
-def _steps(s: Any) -> Iterator[tuple[float, ev.Event, list[ev.Action]]]:
+def _steps(s: Any) -> Iterator[ev.Step]:
     events: list[ev.Event] = [
         ev.Submitted(G, asker()), ev.Forecasted((("r", SOME),)), ev.Round(),
     ]  # fmt: skip
     for at, event in enumerate(events):
-        yield float(at), event, s.step(event, float(at))
+        s.step(event, float(at))
+        yield s.last_step
 
 
 def test_a_promise_is_given_once_though_no_worker_has_its_model_for_a_while() -> None:

@@ -93,7 +93,9 @@ def test_what_waits_is_looked_at_again_only_after_an_event():
     assert why(s, "b") == MemoryShort(64 + 64, 0.95 * 128)
     assert s.step(ev.Tick(), 2.0) == [] and s.round_due_s == inf
     done = (Completion("a", 30, FinishReason.STOP),)
-    assert "b" in [a.request_id for a in report(s, 1, 3.0, finished=done) if a.kind == "place"]
+    assert "b" in [
+        a.request_id for a in report(s, 1, 3.0, finished=done) if isinstance(a, ev.Place)
+    ]
 
 
 def test_the_newest_is_evicted_first_whether_it_has_just_come_or_come_back():

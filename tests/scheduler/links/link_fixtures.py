@@ -151,12 +151,9 @@ def request(request_id: str, max_tokens: int = 100) -> Request:
     return Request(request_id, "demo", 10, max_tokens, 0.0)
 
 
-def asking(*request_ids: str) -> ev.AskForecast:
-    return ev.AskForecast(tuple(request(r) for r in request_ids))
+def asking(*request_ids: str) -> tuple[Request, ...]:
+    return tuple(request(r) for r in request_ids)
 
 
-def learning(request_ids: Sequence[str], tokens: int = 7) -> list[ev.Learn]:
-    return [
-        ev.Learn(Outcome(r, "demo", "", 10, tokens, 100, FinishReason.STOP, 1.0, 0))
-        for r in request_ids
-    ]
+def learning(request_ids: Sequence[str], tokens: int = 7) -> list[Outcome]:
+    return [Outcome(r, "demo", "", 10, tokens, 100, FinishReason.STOP, 1.0, 0) for r in request_ids]

@@ -65,7 +65,7 @@ def test_an_answer_to_another_round_is_not_taken(number: int):
     told(s, worker(), 0.0)
     submitted(s, request("a"))
     assert s.step(ev.Arranged(number, portions(s, "a")), 1.0) == []
-    assert s.rounds.contest.round == 2
+    assert s.rounds.candidates.round == 2
     assert len(s.step(ev.Arranged(2, portions(s, "a")), 1.0)) == 2
     assert s.step(ev.Arranged(2, portions(s, "a")), 1.0) == []
 

@@ -53,12 +53,12 @@ async def test_a_restarted_estimator_is_told_the_profile_and_makes_no_prompt_fre
     owner = Owner()
     async with advising(owner, estimator=socket_in(tmp_path)) as advice:
         async with estimator_at(socket_in(tmp_path), estimator()):
-            advice.observe("w", PROFILE, SWAPS)
+            advice.cost_models.observe("w", PROFILE, SWAPS)
             await until(lambda: len(costs(owner)) == 1)
-            advice.observe("w", DECODES)
+            advice.cost_models.observe("w", DECODES)
             await until(lambda: costs(owner)[-1].version == 2)
         async with estimator_at(socket_in(tmp_path), estimator()):
-            advice.observe("w", DECODES)
+            advice.cost_models.observe("w", DECODES)
             await until(lambda: costs(owner)[-1].version == 1, 20)
     for model in costs(owner):
         assert model.prefill_token_s == pytest.approx(1e-4, rel=0.01)
@@ -68,9 +68,9 @@ async def test_a_restarted_estimator_is_told_the_profile_and_makes_no_prompt_fre
 async def test_timings_of_an_outage_are_told_once_the_estimator_is_there(tmp_path: Path) -> None:
     owner = Owner()
     async with advising(owner, estimator=socket_in(tmp_path)) as advice:
-        advice.observe("w", PROFILE)
+        advice.cost_models.observe("w", PROFILE)
         for _ in range(4):
-            advice.observe("w", steps((0, 1, 9), (0, 2, 99), slower=1.5) * 8)
+            advice.cost_models.observe("w", steps((0, 1, 9), (0, 2, 99), slower=1.5) * 8)
         registry = CollectorRegistry()
         service = EstimatorService(EstimatorConfig(refit_samples=8), registry)
         async with estimator_at(socket_in(tmp_path), service):
@@ -91,11 +91,11 @@ async def test_a_worker_that_comes_back_is_watched_anew_by_its_new_profile(tmp_p
         estimator_at(socket_in(tmp_path), estimator()),
         advising(owner, estimator=socket_in(tmp_path)) as advice,
     ):
-        advice.observe("w", PROFILE)
+        advice.cost_models.observe("w", PROFILE)
         await until(lambda: len(costs(owner)) == 1)
-        advice.unwatch("w")
-        advice.unwatch("never seen")
-        advice.observe("w", [])  # it says nothing of itself, and yet its model comes
+        advice.cost_models.forget_worker("w")
+        advice.cost_models.forget_worker("never seen")
+        advice.cost_models.observe("w", [])  # it says nothing of itself, and yet its model comes
         await until(lambda: len(costs(owner)) == 2)
     assert [c.version for c in costs(owner)] == [1, 1]
 
@@ -108,15 +108,15 @@ async def test_a_batch_that_has_ended_is_learnt_from(tmp_path: Path) -> None:
         estimator_at(socket_in(tmp_path), EstimatorService(config, CollectorRegistry())),
         advising(owner, estimator=socket_in(tmp_path)) as advice,
     ):
-        advice.observe("w", PROFILE)
+        advice.cost_models.observe("w", PROFILE)
         await until(lambda: len(costs(owner)) == 1)
         ended = BatchTiming(7, 100, 50, 30.0)
-        advice.observe_batch("w", ended)
-        advice.observe_batch("never seen", ended)
-        advice.observe("w", DECODES)  # by then the refresh is due
+        advice.cost_models.observe_batch("w", ended)
+        advice.cost_models.observe_batch("never seen", ended)
+        advice.cost_models.observe("w", DECODES)  # by then the refresh is due
         await until(lambda: costs(owner)[-1].neighbours == Neighbours.of([ended]))
-        advice.unwatch("w")
-        advice.observe_batch("w", ended)
+        advice.cost_models.forget_worker("w")
+        advice.cost_models.observe_batch("w", ended)
     assert costs(owner, "never seen") == []
 
 
@@ -154,6 +154,6 @@ async def test_a_model_that_cannot_be_is_not_believed(tmp_path: Path) -> None:
         estimator_at(socket_in(tmp_path), wild),
         advising(owner, estimator=socket_in(tmp_path)) as advice,
     ):
-        advice.observe("w", DECODES)
+        advice.cost_models.observe("w", DECODES)
         await until(lambda: len(costs(owner)) >= 2)
     assert [c.version for c in costs(owner)][:2] == [7, 3]

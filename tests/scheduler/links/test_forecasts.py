@@ -10,7 +10,6 @@ import grpc
 import pytest
 
 from protos.generated import common_pb2, predictor_pb2
-from services.scheduler.core import events as ev
 from tests.observability.lines import lines_of
 from tests.reach import until
 from tests.scheduler.links.link_fixtures import (
@@ -42,11 +41,11 @@ async def test_a_predictor_that_is_there_answers_in_one_call_for_all_asked_meanw
         advising(owner, socket_in(tmp_path), **PATIENT) as advice,
     ):
         told.free.clear()
-        advice.keep_text("a", common_pb2.PromptText(user_input="hello"))
-        advice.ask_forecast(asking("a"))
+        advice.forecasts.keep_text("a", common_pb2.PromptText(user_input="hello"))
+        advice.forecasts.ask(asking("a"))
         await until(lambda: len(told.calls) == 1)
         for name in ("b", "c"):
-            advice.ask_forecast(asking(name))
+            advice.forecasts.ask(asking(name))
         told.free.set()
         await until(lambda: len(owner.events) == 2)
     assert told.names() == [["a"], ["b", "c"]]
@@ -66,9 +65,9 @@ async def test_a_request_starts_on_history_and_takes_the_answer_that_comes_late(
     ):
         for learn in learning(["old"]):
             advice.learn(learn)
-        advice.ask_forecast(asking("a"))
+        advice.forecasts.ask(asking("a"))
         await until(lambda: owner.sources("a") == ["fallback"])
-        advice.ask_forecast(asking("b"))  # nor does it wait for the call that hangs
+        advice.forecasts.ask(asking("b"))  # nor does it wait for the call that hangs
         await until(lambda: owner.sources("b") == ["fallback"])
         told.free.set()
         await until(lambda: owner.sources("b") == ["fallback", "told"])
@@ -88,9 +87,9 @@ async def test_an_answer_that_never_comes_is_given_up_and_the_next_question_put(
         predictor_at(socket_in(tmp_path), told),
         advising(owner, socket_in(tmp_path), forecast_late_s=0.2) as advice,
     ):
-        advice.ask_forecast(asking("a"))
+        advice.forecasts.ask(asking("a"))
         await until(lambda: owner.sources("a") == ["fallback"])
-        advice.ask_forecast(asking("b"))
+        advice.forecasts.ask(asking("b"))
         await until(lambda: len(told.calls) == 2)
     assert told.names() == [["a"], ["b"]]
     assert owner.sources("a") == ["fallback"]
@@ -103,17 +102,17 @@ async def test_while_the_predictor_is_gone_history_answers_at_once_and_then_it_i
     settings = PATIENT | HASTY | {"forecast_pause_s": 2.0, "forecast_pause_max_s": 2.0}
     async with advising(owner, socket_in(tmp_path), **settings) as advice:
         for name in ("a", "b"):
-            advice.ask_forecast(asking(name))
+            advice.forecasts.ask(asking(name))
             await until(partial(owner.has, name, ["fallback"]))
         assert owner.value("forecast_fallbacks_total", reason="failed") == 2
         assert owner.value("forecast_breaker", phase="open") == 1
-        advice.ask_forecast(asking("c", "d"))
+        advice.forecasts.ask(asking("c", "d"))
         await until(lambda: owner.sources("d") == ["fallback"])
         assert owner.value("forecast_fallbacks_total", reason="open") == 2
 
         async with predictor_at(socket_in(tmp_path), told):
             await until(lambda: owner.value("forecast_breaker", phase="closed") == 1)
-            advice.ask_forecast(asking("e"))
+            advice.forecasts.ask(asking("e"))
             await until(lambda: owner.sources("e") == ["told"])
     assert told.names() == [["c", "d"], ["e"]]  # those asked in the pause are in the probe
     assert owner.sources("c") == owner.sources("d") == ["fallback", "told"]
@@ -126,7 +125,7 @@ async def test_a_predictor_too_slow_to_wait_for_still_improves_what_runs(tmp_pat
         async with advising(owner, socket_in(tmp_path), **settings) as advice:
             for name in ("a", "b", "c"):
                 told.free.clear()
-                advice.ask_forecast(asking(name))
+                advice.forecasts.ask(asking(name))
                 await until(partial(owner.has, name, ["fallback"]))
                 told.free.set()
                 await until(partial(owner.has, name, ["fallback", "told"]))
@@ -139,11 +138,11 @@ async def test_questions_too_old_are_not_put(tmp_path: Path) -> None:
     settings |= {"forecast_pause_s": 1.0, "forecast_pause_max_s": 1.0}
     async with advising(owner, socket_in(tmp_path), **settings) as advice:
         for name in ("fails", "is too old"):
-            advice.ask_forecast(asking(name))
+            advice.forecasts.ask(asking(name))
             await until(partial(owner.has, name, ["fallback"]))
         async with predictor_at(socket_in(tmp_path), told):
             for number in count():
-                advice.ask_forecast(asking(f"new {number}"))
+                advice.forecasts.ask(asking(f"new {number}"))
                 await asyncio.sleep(0.02)
                 if told.calls:
                     break
@@ -162,7 +161,7 @@ async def test_what_it_refuses_history_answers_and_only_faults_of_its_own_count(
         predictor_at(socket_in(tmp_path), told),
         advising(owner, socket_in(tmp_path), **settings) as advice,
     ):
-        advice.ask_forecast(asking("a"))
+        advice.forecasts.ask(asking("a"))
         await until(lambda: owner.sources("a") == ["fallback"])
     is_open = code is grpc.StatusCode.INTERNAL
     assert owner.value("forecast_breaker", phase="open") == is_open
@@ -181,7 +180,7 @@ async def test_what_is_logged_of_a_call_about_one_request_says_its_trace(tmp_pat
         ) as advice,
     ):
         with lines_of("services.scheduler.links.forecasts") as lines:
-            advice.ask_forecast(asking("a"))
+            advice.forecasts.ask(asking("a"))
             await until(lambda: owner.sources("a") == ["fallback"])
             [line] = [each for each in lines() if each["message"].startswith("no forecast")]
     assert (line["request_id"], line["trace_id"]) == ("a", "ab" * 16)
@@ -194,7 +193,7 @@ async def test_an_answer_that_is_no_distribution_is_none(tmp_path: Path) -> None
         predictor_at(socket_in(tmp_path), told),
         advising(owner, socket_in(tmp_path), **PATIENT) as advice,
     ):
-        advice.ask_forecast(asking("a"))
+        advice.forecasts.ask(asking("a"))
         await until(lambda: owner.sources("a") == ["fallback"])
 
 
@@ -205,7 +204,7 @@ async def test_a_forecast_reaches_as_far_as_its_request_may_go(tmp_path: Path) -
         predictor_at(socket_in(tmp_path), told),
         advising(owner, socket_in(tmp_path), **PATIENT) as advice,
     ):
-        advice.ask_forecast(ev.AskForecast((request("a", 100), request("b", 30))))
+        advice.forecasts.ask((request("a", 100), request("b", 30)))
         await until(lambda: len(owner.events) == 1)
     assert [f.max_tokens for n in "ab" for f in owner.forecasts(n)] == [100, 30]
     assert owner.forecasts("a")[0].mean_remaining(60) > 0
@@ -220,7 +219,7 @@ async def test_better_forecasts_are_followed_across_a_restart(tmp_path: Path) ->
     owner, first, second = Owner(), Told(), Told()
     async with advising(owner, socket_in(tmp_path), **PATIENT) as advice:
         async with predictor_at(socket_in(tmp_path), first):
-            advice.ask_forecast(asking("a", "b"))
+            advice.forecasts.ask(asking("a", "b"))
             await until(lambda: owner.sources("a") == ["told"] and bool(first.followers))
             first.followers[0].put_nowait(better(150, "unknown", "a"))
             await until(lambda: owner.sources("a") == ["told", "better"])
@@ -231,7 +230,7 @@ async def test_better_forecasts_are_followed_across_a_restart(tmp_path: Path) ->
             await until(lambda: bool(second.followers), 20)
             second.followers[0].put_nowait(better(15, "b"))
             await until(lambda: owner.sources("b") == ["told", "better"])
-            advice.drop_text("b")
+            advice.forecasts.forget("b")
             second.followers[0].put_nowait(better(14, "b"))
             second.followers[0].put_nowait(better(14, "a"))
             await until(lambda: len(owner.sources("a")) == 4)
@@ -249,12 +248,12 @@ async def test_of_a_request_that_has_ended_nothing_is_kept_or_asked(tmp_path: Pa
         advising(owner, socket_in(tmp_path), **PATIENT) as advice,
     ):
         for name in ("a", "b", "c"):
-            advice.keep_text(name, common_pb2.PromptText(user_input=name))
-        advice.drop_text("a")  # refused at the door
-        advice.ask_forecast(asking("a"))
+            advice.forecasts.keep_text(name, common_pb2.PromptText(user_input=name))
+        advice.forecasts.forget("a")  # refused at the door
+        advice.forecasts.ask(asking("a"))
         await until(lambda: len(told.calls) == 1)
-        advice.ask_forecast(asking("b", "c"))
-        advice.drop_text("b")  # cancelled while its question waits
+        advice.forecasts.ask(asking("b", "c"))
+        advice.forecasts.forget("b")  # cancelled while its question waits
         told.free.set()
         await until(lambda: owner.sources("c") == ["told"])
     assert told.names() == [["a"], ["c"]]

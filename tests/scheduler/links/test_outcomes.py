@@ -101,7 +101,7 @@ async def test_the_real_predictor_is_asked_and_taught(tmp_path: Path) -> None:
         predictor_at(socket_in(tmp_path), predictor),
         advising(owner, socket_in(tmp_path), **PATIENT) as advice,
     ):
-        advice.ask_forecast(asking("a"))
+        advice.forecasts.ask(asking("a"))
         await until(lambda: bool(owner.events))
         for learn in learning(["a", "b"]):
             advice.learn(learn)
@@ -117,11 +117,11 @@ async def test_a_backlog_drops_its_oldest_and_counts_them() -> None:
     backlog: Backlog[int] = Backlog(3, owner.metrics.advice_dropped.labels("outcome"))
     for number in range(5):
         backlog.put(number)
-    assert await backlog.take(2) == [2, 3]
+    assert await backlog.pop(2) == [2, 3]
     backlog.put(5)
-    assert await backlog.take(9) == [4, 5]
+    assert await backlog.pop(9) == [4, 5]
     assert owner.value("advice_dropped_total", kind="outcome") == 2
-    waiting = asyncio.ensure_future(backlog.take(9))
+    waiting = asyncio.ensure_future(backlog.pop(9))
     await asyncio.sleep(0)
     backlog.put(6)
     assert await waiting == [6]

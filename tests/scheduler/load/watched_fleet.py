@@ -15,22 +15,14 @@ from typing import Any
 import numpy as np
 
 from protos.generated import batcher_pb2
-from services.core import (
-    Completion,
-    FinishReason,
-    Report,
-    Request,
-    RequestProgress,
-    Sla,
-    WorkerView,
-)
+from services.core import Completion, FinishReason, Progress, Report, Request, Sla, WorkerView
 from services.costs import CostModel
 from services.forecast import UNCAPPED, Forecast
 from services.forecasttable import ForecastTable
 from services.policies.decide import arrange, decide
 from services.policies.decision import Decision
 from services.policies.preset import Preset
-from services.policies.snapshot import Candidates, Snapshot
+from services.policies.snapshot import Contest, Snapshot
 from services.runtime.codecs.arrange import (
     Telling,
     decode_contest,
@@ -43,7 +35,7 @@ from services.scheduler.codec import decode_arrangement
 from services.scheduler.core import events as ev
 from services.scheduler.core.rounds import Rounds, decision_of
 from services.scheduler.core.state import SchedulerState
-from services.scheduler.links.arrangement_check import flaw
+from services.scheduler.links.arrangement_check import find_flaw
 
 BLOCK = 16
 TICK_S = 0.05
@@ -76,14 +68,14 @@ class Batcher:
         self._preset = decode_hello(hello.hello)
         self._telling, self._table = Telling(table), ForecastTable()
 
-    def arrange(self, contest: Candidates) -> Decision:
+    def arrange(self, contest: Contest) -> Decision:
         data = encode_contest(contest, self._telling).SerializeToString()
         there = decode_contest(batcher_pb2.ArrangeMessage.FromString(data).contest, self._table)
         rng = np.random.default_rng(there.round)
         answer = encode_decision(arrange(there, self._table, self._preset, rng))
         back = batcher_pb2.Arrangement.FromString(answer.SerializeToString())
         arranged = decode_arrangement(back)
-        assert flaw(contest, arranged) == ""
+        assert find_flaw(contest, arranged) == ""
         return decision_of(contest, arranged)
 
 
@@ -92,7 +84,7 @@ class Seen:
     """A round: what was asked and what was said."""
 
     snapshot: Snapshot
-    contest: Candidates
+    contest: Contest
     decision: Decision
 
 
@@ -105,20 +97,20 @@ class Watched(Rounds):
         self.count = 0
         self._batcher = Batcher(state.preset, state.ledger.board.forecasts)
         self._copy = b""
-        self._posed: Candidates | None = None
+        self._posed: Contest | None = None
 
-    def pose(self, snapshot: Snapshot) -> Candidates:
+    def begin(self, snapshot: Snapshot) -> Contest:
         self._copy = pickle.dumps((snapshot, self.memory))
-        self._posed = super().pose(snapshot)
+        self._posed = super().begin(snapshot)
         return self._posed
 
-    def arrange(self, contest: Candidates) -> Decision:
+    def arrange(self, contest: Contest) -> Decision:
         arranged = super().arrange(contest)
         assert same_but_for_memory(self._batcher.arrange(contest), arranged)
         return arranged
 
-    def take(self, arranged: Decision, now: float) -> list[ev.Action]:
-        actions = super().take(arranged, now)
+    def apply(self, arranged: Decision) -> None:
+        super().apply(arranged)
         assert self._posed is not None
         snapshot, memory = pickle.loads(self._copy)
         number = self._posed.round
@@ -126,7 +118,6 @@ class Watched(Rounds):
         assert same(again, self.decision)
         self.seen = Seen(snapshot, self._posed, self.decision)
         self.count += 1
-        return actions
 
 
 def same_but_for_memory(a: Decision, b: Decision) -> bool:
@@ -152,7 +143,7 @@ class Seat:
     victims: tuple[str, ...] = ()
     plan_seq: int = 0
     reports: int = 0
-    dropped: list[RequestProgress] = field(default_factory=list)  # paused, and their KV is gone
+    dropped: list[Progress] = field(default_factory=list)  # paused, and their KV is gone
 
 
 @dataclass
@@ -278,7 +269,7 @@ class Fleet:
         assert used <= blocks
         seat.reports += 1
         progress = tuple(
-            RequestProgress(name, self.lives[name].made, here.held, _blocks(here.held))
+            Progress(name, self.lives[name].made, here.held, _blocks(here.held))
             for name, here in seat.here.items()
             if here.runs
         )
@@ -289,7 +280,7 @@ class Fleet:
         name = seat.view.worker_id
         self._step(ev.Reported(f"{name}#1", name, report))
 
-    def _evict(self, seat: Seat) -> list[RequestProgress]:
+    def _evict(self, seat: Seat) -> list[Progress]:
         """By the plan's victims, until what this tick will hold fits."""
         evicted = []
         for name in seat.victims:
@@ -320,12 +311,12 @@ class Fleet:
         life = self.lives[name]
         return life.request.prompt_tokens + max(life.made, min(life.made + TOKENS, here.limit))
 
-    def _drop(self, seat: Seat, name: str) -> RequestProgress:
+    def _drop(self, seat: Seat, name: str) -> Progress:
         seat.here[name].held = 0
         return self._progress(seat, name)
 
-    def _progress(self, seat: Seat, name: str) -> RequestProgress:
-        return RequestProgress(name, self.lives[name].made, seat.here[name].held)
+    def _progress(self, seat: Seat, name: str) -> Progress:
+        return Progress(name, self.lives[name].made, seat.here[name].held)
 
 
 def _blocks(tokens: int) -> int:

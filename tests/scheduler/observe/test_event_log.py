@@ -18,7 +18,7 @@ HEAD = Head(choose("alise", {"hysteresis": "inf"}), Limits(max_queue=7), True, "
 def written(path: Path, *times: float) -> Path:
     with EventLog(path, 2**20, HEAD) as log:
         for now in times:
-            log.append(now, ev.Tick(), [])
+            log.append(ev.Step(ev.Tick(), now, [], []))
     return path
 
 
@@ -40,14 +40,14 @@ def test_a_last_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
 def test_a_step_that_comes_out_otherwise_is_counted(tmp_path: Path) -> None:
     path = tmp_path / "log"
     with EventLog(path, 2**20, HEAD) as log:
-        log.append(1.0, ev.Tick(), [ev.AskArrange(9)])
+        log.append(ev.Step(ev.Tick(), 1.0, [ev.AskArrange(9)], []))
     assert replay(path, 10).differing == 1
 
 
 def test_past_its_bytes_it_stops(tmp_path: Path) -> None:
     path = tmp_path / "log"
     with EventLog(path, 1, HEAD) as log:
-        log.append(1.0, worker(), [])
+        log.append(ev.Step(worker(), 1.0, [], []))
     assert read_head(path) == HEAD and not list(read(path))
 
 
@@ -63,10 +63,16 @@ def changed(path: Path, **cells: object) -> Path:
 @pytest.mark.parametrize(
     ("cells", "said"),
     [
-        ({"foretoken_event_log": FORMAT + 1}, f"has format {FORMAT + 1} of event logs; this v"),
-        ({"preset": {"order": "best"}}, "by foretoken 0.1.0 and can't be replayed here: unknown"),
-        ({"preset": {"batching": "x"}}, "can't be replayed here: .*'batching'"),
-        ({"limits": {"max_age": 1}}, "can't be replayed here: .*'max_age'"),
+        (
+            {"foretoken_event_log": FORMAT + 1},
+            f"has event log format {FORMAT + 1}; this version reads {FORMAT}",
+        ),
+        (
+            {"preset": {"order": "best"}},
+            "by foretoken 0.1.0 and cannot be replayed by this version: unknown",
+        ),
+        ({"preset": {"batching": "x"}}, "cannot be replayed by this version: .*'batching'"),
+        ({"limits": {"max_age": 1}}, "cannot be replayed by this version: .*'max_age'"),
     ],
 )
 def test_what_cannot_be_replayed_is_said(
@@ -81,12 +87,12 @@ def test_what_cannot_be_replayed_is_said(
 def test_what_is_no_log_is_said(tmp_path: Path, text: str) -> None:
     path = tmp_path / "log"
     path.write_text(text, "latin-1")
-    with pytest.raises(ValueError, match="is no event log of foretoken: its first line is not"):
+    with pytest.raises(ValueError, match="is not a foretoken event log: its first line is not"):
         list(read(path))
 
 
 def test_a_broken_line_is_named(tmp_path: Path) -> None:
     path = written(tmp_path / "log", 1.0)
-    path.write_bytes(path.read_bytes() + b'[2.0, {"kind": "nothing"}, []]\n')
-    with pytest.raises(ValueError, match=r"line 3 of .* is no step of a scheduler"):
+    path.write_bytes(path.read_bytes() + b'[2.0, ["Nothing", {}], [], []]\n')
+    with pytest.raises(ValueError, match=r"line 3 of .* is not a step of a scheduler"):
         list(read(path))

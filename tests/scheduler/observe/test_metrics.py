@@ -47,7 +47,7 @@ class Counting(SchedulerState):
 
     def step(self, event: ev.Event, now: float) -> list[ev.Action]:
         actions = super().step(event, now)
-        self.metrics.stepped(event, now, actions, self)
+        self.metrics.observe(self.last_step, self)
         return actions
 
     def value(self, name: str, **labels: str) -> float | None:

@@ -3,10 +3,10 @@
 import pytest
 
 from observability.tracing import NO_SPANS
-from services.core import Completion, FinishReason, Report, RequestProgress
+from services.core import Completion, FinishReason, Progress, Report
 from services.forecast import certain
 from services.scheduler.core import events as ev
-from services.scheduler.observe.spans import MOST_TRACED, SchedulerSpans
+from services.scheduler.observe.spans import MAX_TRACED, SchedulerSpans
 from tests.observability.tracing.otlp import WrittenSpans
 from tests.scheduler.state_driver import G, request, state, worker
 
@@ -21,8 +21,8 @@ class Traced:
 
     def step(self, event: ev.Event, now: float) -> list[str]:
         actions = self.state.step(event, now)
-        self.spans.tell(event, now, actions, self.state.jobs)
-        return [action.kind for action in actions]
+        self.spans.observe(self.state.last_step)
+        return [type(action).__name__ for action in actions]
 
     def submit(self, name: str, now: float, parent: str = "p", **asked: int) -> list[str]:
         self.spans.submitted(name, parent, now)
@@ -47,16 +47,16 @@ class Traced:
 
 def test_a_request_s_waits_and_its_forecast():
     traced = Traced()
-    assert traced.submit("a", 1.0) == ["ask_forecast"]
+    assert traced.submit("a", 1.0) == ["AskForecast"]
     assert traced.spans.forecast_parent("a") == "#0"
     traced.foretell("a", 1.5)
     assert traced.spans.forecast_parent("a") == ""  # what is asked from here on is no part of it
     traced.foretell("a", 1.75)  # a better one changes nothing
     traced.step(worker(), 3.0)
-    assert "place" in traced.step(ev.Round(), 3.0)
-    evicted = Report(1, 1, evicted=(RequestProgress("a", 5, 0),))
-    assert "preempt" in traced.step(ev.Reported("w0#1", "w0", evicted), 4.0)
-    assert "resume" in traced.step(ev.Round(), 6.0)
+    assert "Place" in traced.step(ev.Round(), 3.0)
+    evicted = Report(1, 1, evicted=(Progress("a", 5, 0),))
+    assert "Preempt" in traced.step(ev.Reported("w0#1", "w0", evicted), 4.0)
+    assert "Resume" in traced.step(ev.Round(), 6.0)
     done = Report(2, 2, finished=(Completion("a", 9, FinishReason.STOP),))
     traced.step(ev.Reported("w0#1", "w0", done), 7.0)
     assert traced.queues == [
@@ -92,7 +92,7 @@ def test_one_that_comes_again_on_another_stream_ends_its_first_question():
     traced = Traced()
     traced.submit("a", 1.0)
     again = ev.Submitted("another", request("a", at=2.0))
-    assert "ask_forecast" in traced.step(again, 2.0)
+    assert "AskForecast" in traced.step(again, 2.0)
     traced.foretell("a", 3.0)
     spans = [span for span in traced.written.all if span.name == "forecast"]
     assert [(span.start_s, span.end_s) for span in spans] == [(1.0, 2.0), (2.0, 3.0)]
@@ -111,9 +111,9 @@ def test_who_is_not_traced_leaves_nothing():
 
 def test_what_is_kept_is_bounded():
     spans = SchedulerSpans(WrittenSpans())
-    for number in range(MOST_TRACED + 2):
+    for number in range(MAX_TRACED + 2):
         spans.submitted(f"r{number}", "p", 0.0)
-    assert len(spans._traced) == MOST_TRACED
+    assert len(spans._traced) == MAX_TRACED
 
 
 @pytest.mark.parametrize("again", [False, True])

@@ -8,9 +8,9 @@ import pytest
 from services.core import (
     Completion,
     FinishReason,
+    Progress,
     Report,
     Request,
-    RequestProgress,
     Sla,
 )
 from services.forecast import certain
@@ -19,15 +19,12 @@ from services.scheduler.core import events as ev
 from services.scheduler.observe.event_log import EventLog, Head
 from services.scheduler.observe.lookup import find_stories
 from services.scheduler.observe.replay import replay
-from services.scheduler.observe.story import FIRST_KEPT, MOST_CHAPTERS, Chapter, Kind, OpenStory
+from services.scheduler.observe.story import FIRST_KEPT, MAX_CHAPTERS, Chapter, Kind, OpenStory
 from services.scheduler.observe.story_recorder import StoryRecorder
 from tests.scheduler.rounds.alise_driver import Driver
 from tests.scheduler.state_driver import G, request, state, worker
 
-FORESEEN_30 = (
-    "forecast by history: 30 output tokens expected, "
-    "half of such answers end by 30, nine in ten by 30"
-)
+FORESEEN_30 = "forecast by history: 30 output tokens expected, median 30, 90th percentile 30"
 
 
 class Run:
@@ -36,7 +33,7 @@ class Run:
     def __init__(self, s: Any, ended_most: int = 100):
         self.state = s
         self.recorder = StoryRecorder(ended_most)
-        self.steps: list[tuple[float, ev.Event, list[ev.Action]]] = []
+        self.steps: list[ev.Step] = []
 
     def step(self, event: ev.Event, now: float) -> None:
         self.once(event, now)
@@ -44,9 +41,9 @@ class Run:
             self.once(ev.Round(), now)
 
     def once(self, event: ev.Event, now: float) -> None:
-        actions = self.state.step(event, now)
-        self.recorder.tell(event, now, actions, self.state)
-        self.steps.append((now, event, actions))
+        self.state.step(event, now)
+        self.recorder.observe(self.state.last_step, self.state)
+        self.steps.append(self.state.last_step)
 
     def submit(self, asked: Request, now: float, tokens: int = 0, link: str = G) -> None:
         self.step(ev.Submitted(link, asked), now)
@@ -61,6 +58,7 @@ class Run:
             f"{line.at_s:.1f} {line.text}"
             + (f" [{line.times} to {line.until_s:.1f}]" if line.times > 1 else "")
             for line in story.lines
+            if line.kind != Kind.RECEIVED
         ]
 
 
@@ -83,36 +81,35 @@ def test_one_that_waits_for_memory_runs_and_ends() -> None:
     sla = Sla("interactive", 1.0, 0.05)
     asked = Request("b", "demo", 70, 60, 10.0, deadline_s=30.0, sla=sla)
     r.submit(asked, 10.5, tokens=30)
-    report(r, 1, 11.0, progress=(RequestProgress("a", 1, 91, 6),))
+    report(r, 1, 11.0, progress=(Progress("a", 1, 91, 6),))
     assert r.told("b") == [
-        "0.5 arrived with 70 prompt tokens, to make 60 at most; SLA interactive "
-        "(TTFT 1 s, TPOT 0.05 s); its deadline is in 19.5 s",
+        "0.5 arrived with 70 prompt tokens and max_tokens 60; SLA interactive "
+        "(TTFT 1 s, TPOT 0.05 s); deadline in 19.5 s",
         f"0.5 {FORESEEN_30}",
-        "0.5 waits: needs 176 KV tokens in all, limit 152 [2 to 1.0]",
-        "1.0 stands at place 1 of 1 in the line",
+        "0.5 waits: needs 176 tokens of KV in all, 152 may be planned [2 to 1.0]",
+        "1.0 position 1 of 1 in the queue",
     ]
     r.submit(request("c", at=11.0), 11.0, tokens=30)
     report(r, 2, 12.0, finished=(Completion("a", 20, FinishReason.STOP),))
-    report(r, 3, 12.5, progress=(RequestProgress("b", 1, 71, 5),))
+    report(r, 3, 12.5, progress=(Progress("b", 1, 71, 5),))
     report(r, 4, 13.0, finished=(Completion("b", 60, FinishReason.LENGTH),))
     assert r.told("a") == [
-        "0.0 arrived with 90 prompt tokens, to make 50 at most; SLA default",
-        "0.0 forecast by history: 20 output tokens expected, "
-        "half of such answers end by 20, nine in ten by 20",
-        "0.0 admitted at w0, to stop at 50 output tokens: "
-        "96 tokens of KV foreseen with it, 152 may be planned",
-        "1.0 w0 reports its first tokens: 1",
+        "0.0 arrived with 90 prompt tokens and max_tokens 50; SLA default",
+        "0.0 forecast by history: 20 output tokens expected, median 20, 90th percentile 20",
+        "0.0 admitted at w0, budget 50 output tokens: "
+        "96 KV tokens expected with it, 152 may be planned",
+        "1.0 w0 reports the first output tokens: 1",
         "2.0 ended (stop) with 20 output tokens, queued 0.000 s",
     ]
     assert r.told("b")[2:] == [
-        "0.5 waits: needs 176 KV tokens in all, limit 152 [3 to 1.0]",
-        "2.0 admitted at w0, to stop at 60 output tokens: "
-        "96 tokens of KV foreseen with it, 152 may be planned",
-        "2.5 w0 reports its first tokens: 1",
+        "0.5 waits: needs 176 tokens of KV in all, 152 may be planned [3 to 1.0]",
+        "2.0 admitted at w0, budget 60 output tokens: "
+        "96 KV tokens expected with it, 152 may be planned",
+        "2.5 w0 reports the first output tokens: 1",
         "3.0 ended (length) with 60 output tokens, queued 2.000 s",
     ]
-    assert r.told("c")[0].endswith("SLA default; 1 other waits")
-    assert r.told("c")[2] == "0.0 waits: queue position 2, behind a request that does not fit"
+    assert r.told("c")[0].endswith("SLA default; 1 other request waits")
+    assert r.told("c")[2] == "0.0 waits: stands at place 2, behind one that does not fit"
 
 
 def test_evicted_lost_moved_and_left() -> None:
@@ -122,32 +119,32 @@ def test_evicted_lost_moved_and_left() -> None:
     r.submit(request("a", prompt=40, most=90), 0.0)
     r.submit(request("b", prompt=40, most=90), 0.1)
     r.submit(request("c", prompt=80, most=20), 0.2)
-    report(r, 1, 1.0, progress=(RequestProgress("a", 20, 60, 4), RequestProgress("b", 18, 58, 4)))
-    evicted = (RequestProgress("b", 28, 0, 0),)
-    report(r, 2, 2.0, progress=(RequestProgress("a", 30, 70, 5),), evicted=evicted)
+    report(r, 1, 1.0, progress=(Progress("a", 20, 60, 4), Progress("b", 18, 58, 4)))
+    evicted = (Progress("b", 28, 0, 0),)
+    report(r, 2, 2.0, progress=(Progress("a", 30, 70, 5),), evicted=evicted)
     report(r, 3, 3.0, finished=(Completion("a", 60, FinishReason.STOP),))
     r.step(worker("w1", kv_tokens=160), 4.0)
     r.step(ev.WorkerLost("w0#1", "w0"), 5.0)
     r.step(ev.Cancelled(G, "c", FinishReason.CANCELLED, 0), 6.0)
     r.step(ev.GatewayLost(G), 7.0)
-    full = "waits: needs 160 KV tokens in all, limit 152"
-    room = "to stop at 90 output tokens: 80 tokens of KV foreseen with it, 152 may be planned"
+    full = "waits: needs 160 tokens of KV in all, 152 may be planned"
+    room = "budget 90 output tokens: 80 KV tokens expected with it, 152 may be planned"
     assert r.told("b")[3:] == [
-        "1.0 w0 reports its first tokens: 18",
-        "2.0 evicted by w0 after 28 output tokens: memory ran out; its KV was dropped",
+        "1.0 w0 reports the first output tokens: 18",
+        "2.0 evicted by w0 after 28 output tokens: memory ran out; KV dropped",
         f"2.0 {full}",
-        f"3.0 admitted again at w0, its KV made anew, {room}",
-        "5.0 lost with w0: waits again, its KV is gone",
+        f"3.0 resumed at w0, KV recomputed, {room}",
+        "5.0 worker w0 was lost; the request waits again without KV",
         f"5.0 {full}",
-        f"6.0 moved from w0 to w1, its KV made anew, {room}",
-        "7.0 its gateway's stream ended, and it with it",
+        f"6.0 moved from w0 to w1, KV recomputed, {room}",
+        "7.0 ended because the gateway's stream ended",
     ]
     assert r.told("c")[2:] == [
-        "0.2 waits: needs 176 KV tokens in all, limit 152 [2 to 1.0]",
-        "2.0 waits: queue position 2, behind a request that does not fit",
+        "0.2 waits: needs 176 tokens of KV in all, 152 may be planned [2 to 1.0]",
+        "2.0 waits: stands at place 2, behind one that does not fit",
         f"3.0 {full}",
-        "4.0 admitted at w1, to stop at 20 output tokens: "
-        "80 tokens of KV foreseen with it, 152 may be planned",
+        "4.0 admitted at w1, budget 20 output tokens: "
+        "80 KV tokens expected with it, 152 may be planned",
         "6.0 cancelled with 0 output tokens",
     ]
     assert (
@@ -181,24 +178,22 @@ def test_paused_for_another_swapped_out_and_back() -> None:
     for at, output in ((1.0, 20), (2.0, 40)):
         d.progress("long", output, at)
     d.submit("short", 3, 3.0)
-    d.report(
-        4.0, progress=(RequestProgress("long", 45, 55, 55), RequestProgress("short", 1, 11, 11))
-    )
-    d.report(5.0, progress=(RequestProgress("long", 45, 55, 0),))
+    d.report(4.0, progress=(Progress("long", 45, 55, 55), Progress("short", 1, 11, 11)))
+    d.report(5.0, progress=(Progress("long", 45, 55, 0),))
     d.report(6.0, finished=(Completion("short", 3, FinishReason.STOP),))
-    d.report(7.0, progress=(RequestProgress("long", 46, 56, 56),))
+    d.report(7.0, progress=(Progress("long", 46, 56, 56),))
     assert d.tells("long")[2:] == [
-        "0.0 admitted at w0, to stop at 32 output tokens: "
-        "10 tokens of KV foreseen with it, 300 may be planned",
-        "1.0 w0 reports its first tokens: 20",
-        "1.0 its slice was extended, to stop at 72 output tokens [2 to 2.0]",
-        "3.0 paused at w0 after 40 output tokens by the plan, for short",
-        "4.0 waits: 1 requests run, the worker runs at most 1",
-        "5.0 55 tokens of its KV went to host memory",
-        "5.0 waits: 1 requests run, the worker runs at most 1",
-        "6.0 admitted again at w0, 55 tokens of its KV kept, to stop at 77 output tokens: "
-        "55 tokens of KV foreseen with it, 300 may be planned",
-        "7.0 56 tokens of its KV are back on the device",
+        "0.0 admitted at w0, budget 32 output tokens: "
+        "10 KV tokens expected with it, 300 may be planned",
+        "1.0 w0 reports the first output tokens: 20",
+        "1.0 slice extended, budget 72 output tokens [2 to 2.0]",
+        "3.0 paused at w0 by the plan after 40 output tokens, for short",
+        "4.0 waits: 1 requests run, 1 is the most this worker takes",
+        "5.0 55 KV tokens moved to host memory",
+        "5.0 waits: 1 requests run, 1 is the most this worker takes",
+        "6.0 resumed at w0, 55 KV tokens kept, budget 77 output tokens: "
+        "55 KV tokens expected with it, 300 may be planned",
+        "7.0 56 KV tokens moved back to the device",
     ]
 
 
@@ -212,7 +207,7 @@ def test_refused_and_who_comes_again() -> None:
     r.step(ev.Submitted("gateway#2", again), 0.3)
     assert r.told("c")[1:] == ["0.1 refused: 1 requests are waiting; try again in 1 s"]
     assert r.told("a")[0].startswith("0.0 arrived with 90") and len(r.told("a")) == 3
-    assert r.told("b")[0].endswith("submitted again, its client has 7 output tokens")
+    assert r.told("b")[0].endswith("submitted again after 7 delivered output tokens")
     assert [story.live for story in (r.recorder.story(n, r.state) for n in "abc") if story] == [
         True,
         True,
@@ -248,15 +243,33 @@ def test_the_ring_keeps_the_last_and_a_storm_of_refusals_hides_nobody() -> None:
     assert (r.recorder.store.kept_count, r.recorder.store.ended_count) == (10, 70)
 
 
+def test_time_at_the_gateway_comes_first() -> None:
+    r = run()
+    r.submit(request("a", at=10.0), 10.5)
+    again = Request("b", "demo", 10, 50, 8.0, delivered_tokens=3)
+    r.submit(again, 11.0)
+    r.submit(request("c", at=11.0), 11.0)
+    first = [story.lines[0] for n in "abc" if (story := r.recorder.story(n, r.state))]
+    assert [(line.at_s, line.text) for line in first[:2]] == [
+        (
+            0.0,
+            "received by the gateway; 0.500 s for parsing, tokenization and its queue until it "
+            "reached the scheduler",
+        ),
+        (0.0, "received by the gateway, which submitted it again after 3.000 s"),
+    ]
+    assert first[2].kind == Kind.ARRIVED
+
+
 def test_a_long_story_loses_its_middle() -> None:
     tale = OpenStory(request("a"), G, [])
-    for n in range(MOST_CHAPTERS + 10):
+    for n in range(MAX_CHAPTERS + 10):
         tale.add(Chapter(float(n), Kind.STOPPED, (n,)))
-    told = list(tale.told())
-    assert len(told) == MOST_CHAPTERS + 1
-    assert told[FIRST_KEPT].text == "… 10 chapters are left out here"
+    told = list(tale.written())
+    assert len(told) == MAX_CHAPTERS + 1
+    assert told[FIRST_KEPT].text == "… 10 chapters omitted"
     kept = [chapter.values[0] for chapter in told if chapter.kind == Kind.STOPPED]
-    assert kept == [*range(FIRST_KEPT), *range(FIRST_KEPT + 10, MOST_CHAPTERS + 10)]
+    assert kept == [*range(FIRST_KEPT), *range(FIRST_KEPT + 10, MAX_CHAPTERS + 10)]
 
 
 def test_a_log_tells_the_same_stories(tmp_path: Path) -> None:
@@ -264,14 +277,14 @@ def test_a_log_tells_the_same_stories(tmp_path: Path) -> None:
     for n, tokens in enumerate((400, 30, 120, 5)):
         d.submit(f"r{n}", tokens, float(n))
         d.progress("r0", 10 * n + 5, n + 0.5)
-    d.report(5.0, evicted=(RequestProgress("r0", 50, 60, 0),))
+    d.report(5.0, evicted=(Progress("r0", 50, 60, 0),))
     d.report(6.0, finished=(Completion("r1", 30, FinishReason.STOP),))
     d.step(ev.WorkerLost("w0#1", "w0"), 7.0)
     assert d.run
     path = tmp_path / "events.jsonl"
     with EventLog(path, 2**20, Head(d.state.preset, d.state.limits)) as log:
-        for now, event, actions in d.run.steps:
-            log.append(now, event, actions)
+        for step in d.run.steps:
+            log.append(step)
     again = replay(path, 100)
     assert again.differing == 0 and again.steps == len(d.run.steps)
     live = d.run.recorder
@@ -287,18 +300,18 @@ def test_a_log_is_judged_by_reports(tmp_path: Path) -> None:
     sla = Sla("interactive", 1.0, 0.05)
     for name in "ab":
         r.submit(Request(name, "demo", 10, 50, 0.0, sla=sla), 0.0)
-    report(r, 1, 0.9, progress=(RequestProgress("b", 1, 11, 1),))
-    report(r, 2, 2.0, progress=(RequestProgress("a", 1, 11, 1), RequestProgress("b", 12, 22, 2)))
+    report(r, 1, 0.9, progress=(Progress("b", 1, 11, 1),))
+    report(r, 2, 2.0, progress=(Progress("a", 1, 11, 1), Progress("b", 12, 22, 2)))
     done = (Completion("a", 1, FinishReason.STOP), Completion("b", 12, FinishReason.STOP))
     report(r, 3, 2.0, finished=done)
     path = tmp_path / "events.jsonl"
     with EventLog(path, 2**20, Head(r.state.preset, r.state.limits)) as log:
-        for now, event, actions in r.steps:
-            log.append(now, event, actions)
+        for step in r.steps:
+            log.append(step)
     assert replay(path, 100).judge.verdicts == {
-        "a": "by its worker's reports, SLA interactive missed (prefill): its prompt was worked on "
+        "a": "by its worker's reports, without delivery to the client, SLA interactive missed (prefill): its prompt was worked on "
         "for too long; first token after 2.000 s of 1 s",
-        "b": "by its worker's reports, SLA interactive missed (decode): its tokens came too "
+        "b": "by its worker's reports, without delivery to the client, SLA interactive missed (decode): its tokens came too "
         "slowly, or not to their end; first token after 0.900 s of 1 s, mean gap 0.100 s of "
         "0.05 s, longest gap 0.100 s",
     }

@@ -56,7 +56,7 @@ class RandomEvents(RuleBasedStateMachine):
         self.now += takes_s
         self.calm += 1
         actions = self.state.step(event, self.now)
-        self.recorder.tell(event, self.now, actions, self.state)
+        self.recorder.observe(self.state.last_step, self.state)
         for action in actions:
             match action:
                 case ev.AskForecast():
@@ -77,7 +77,7 @@ class RandomEvents(RuleBasedStateMachine):
     def ask_batcher(self, action: ev.AskArrange) -> None:
         """It sees the contest as it is now; when it answers is another matter."""
         assert self.answer is None
-        contest = self.state.rounds.contest
+        contest = self.state.rounds.candidates
         assert contest is not None and contest.round == action.round
         decision = self.state.rounds.arrange(contest)
         portions = tuple(
@@ -241,10 +241,10 @@ class RandomEvents(RuleBasedStateMachine):
     @rule()
     def arranged_again(self) -> None:
         """What was given up on comes after all."""
-        out = self.state.rounds.contest
+        out = self.state.rounds.candidates
         assert self.stale is not None
         self.step(self.stale)
-        assert self.state.rounds.contest is out
+        assert self.state.rounds.candidates is out
 
     # Workers
 

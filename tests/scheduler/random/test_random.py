@@ -6,12 +6,12 @@ import numpy as np
 from hypothesis import settings
 from hypothesis.stateful import invariant
 
-from services.scheduler.core.board import RequestPhase
+from services.scheduler.core.phases import RequestPhase
 from services.scheduler.observe.story import Kind
 from tests.scheduler.random.random_events import SHARED, RandomEvents
 
 COMES = {Kind.PLACED, Kind.RESUMED, Kind.MOVED, Kind.ADOPTED}
-GOES = {Kind.PAUSED, Kind.RETURNED, Kind.EVICTED, Kind.LOST}
+GOES = {Kind.PAUSED, Kind.EVICTED, Kind.LOST}
 
 
 class SchedulerMachine(RandomEvents):
@@ -35,7 +35,7 @@ class SchedulerMachine(RandomEvents):
         assert ledger.waiting == sum(ledger.waiting_for(m) for m in ("demo", "other"))
         rows = {job.row for job in self.state.jobs.values()}
         assert rows == set(np.flatnonzero(phase).tolist()) and len(rows) == len(self.live)
-        assert all(ledger.job_of(job.row) is job for job in self.state.jobs.values())
+        assert all(ledger.job_at(job.row) is job for job in self.state.jobs.values())
 
     @invariant()
     def forecasts_in_use_are_those_of_the_living(self) -> None:
@@ -66,17 +66,17 @@ class SchedulerMachine(RandomEvents):
             assert story and story.live and story.lines[0].kind == Kind.ARRIVED
             assert [line.at_s for line in story.lines] == sorted(line.at_s for line in story.lines)
             moves = [line for line in story.lines if line.kind in COMES | GOES]
-            runs = moves and moves[-1].kind in COMES and "it rests" not in moves[-1].text
+            runs = moves and moves[-1].kind in COMES and "is paused" not in moves[-1].text
             assert bool(runs) == (phase(job) is RequestPhase.RUNNING), story
 
     @invariant()
     def who_asks_is_told_once_its_forecast_is_known(self) -> None:
         ledger = self.state.ledger
         asking = {n for n, job in self.state.jobs.items() if job.request.include_forecast}
-        assert set(ledger.askers) == asking >= set(ledger.untold)
+        assert set(ledger.with_forecast) == asking >= set(ledger.awaiting_promise)
         known = {name for name in asking if self.state.jobs[name].forecast}
         assert known == {name for name in asking if name in self.forecasts}
-        assert known - set(ledger.untold) <= self.foretold
+        assert known - set(ledger.awaiting_promise) <= self.foretold
 
     @invariant()
     def bounds_hold(self) -> None:
@@ -103,7 +103,7 @@ class SchedulerMachine(RandomEvents):
 
     @invariant()
     def a_round_is_wanted_only_while_none_is_out(self) -> None:
-        assert (self.state.rounds.contest is not None) == (self.answer is not None)
+        assert (self.state.rounds.candidates is not None) == (self.answer is not None)
         assert self.answer is None or self.state.round_due_s == inf
 
 

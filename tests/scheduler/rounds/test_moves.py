@@ -9,7 +9,7 @@ from services.costs import CostModel
 from services.policies.preset import choose
 from services.policies.snapshot import NOWHERE
 from services.scheduler.core import events as ev
-from services.scheduler.core.board import RequestPhase
+from services.scheduler.core.phases import RequestPhase
 from services.scheduler.core.state import SchedulerState
 from tests.scheduler.state_driver import G, submitted, told
 
@@ -51,10 +51,10 @@ def rests(gain: float) -> tuple[Any, Any]:
 def test_a_move_is_a_cancel_a_grant_and_a_place() -> None:
     s, actions = rests(gain=1.0)
     job, jobs = s.jobs["a"], s.ledger.board.jobs
-    plans = {a.worker_id: a.plan for a in actions if a.kind == "send_plan"}
+    plans = {a.worker_id: a.plan for a in actions if isinstance(a, ev.SendPlan)}
     assert plans["w0"].cancel == ("a",)
     assert plans["w1"].admit == (Grant("a", 6 + 32),)
-    assert [a for a in actions if a.kind in ("place", "resume", "preempt")] == [
+    assert [a for a in actions if isinstance(a, ev.Place | ev.Resume | ev.Preempt)] == [
         ev.Place(G, "a", "w1", "unix:/w1", 0.5)
     ]
     assert (s.ledger.home(job), jobs.held[job.row], jobs.blocks[job.row]) == ("w1", 0, 0)
@@ -79,7 +79,7 @@ def test_what_its_old_home_still_says_changes_nothing() -> None:
 def test_it_stays_where_moving_is_off_or_not_worth_it(gain: float) -> None:
     """29 tokens of `b`, 0.29 s, against 0.106 s of computing it anew: 2.7 times."""
     s, actions = rests(gain)
-    assert not [a for a in actions if a.kind in ("place", "send_plan")]
+    assert not [a for a in actions if isinstance(a, ev.Place | ev.SendPlan)]
     assert s.ledger.home(s.jobs["a"]) == "w0"
 
 
@@ -91,9 +91,9 @@ def test_who_has_not_stopped_yet_does_not_move() -> None:
     assert s.ledger.phase(job) is RequestPhase.QUEUED and s.ledger.home(job) == "w0"
     assert not s.workers["w1"].running
     actions = stopped(s)
-    assert [(a.kind, a.request_id) for a in actions if a.kind in ("preempt", "place")] == [
-        ("preempt", "a"),
-        ("place", "a"),
+    assert [(type(a), a.request_id) for a in actions if isinstance(a, ev.Preempt | ev.Place)] == [
+        (ev.Preempt, "a"),
+        (ev.Place, "a"),
     ]
     assert list(s.workers["w1"].running) == ["a"]
 

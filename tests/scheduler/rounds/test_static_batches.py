@@ -35,13 +35,13 @@ def submitted(s: Any, *asked: Any, now: float = 0.0) -> Any:
 
 
 def plan_of(actions: Any) -> Plan:
-    [plan] = [action.plan for action in actions if action.kind == "send_plan"]
+    [plan] = [action.plan for action in actions if isinstance(action, ev.SendPlan)]
     assert isinstance(plan, Plan)
     return plan
 
 
 def timed(actions: Any) -> list[BatchTiming]:
-    return [action.timing for action in actions if action.kind == "timed"]
+    return [action.timing for action in actions if isinstance(action, ev.Timed)]
 
 
 def made(**outputs: int) -> tuple[RequestProgress, ...]:
@@ -97,7 +97,7 @@ def test_a_member_that_is_cancelled_before_the_plan_has_gone_is_not_in_it():
     draft.forget("a")
     assert draft.admit == [Grant("b", 9)] and draft.batches == [StaticBatch(1, ("b",))]
     draft.forget("b")
-    [plan] = [sent.plan for sent in s.rounds.take_plans(0.0) if sent.worker_id == "w1"]
+    [plan] = [sent.plan for sent in s.rounds.pop_plans() if sent.worker_id == "w1"]
     assert plan == Plan(1, cancel=("a", "b"))
 
 
@@ -128,7 +128,7 @@ def test_each_worker_has_its_own():
     view = WorkerView("w1", "unix:/w1", "demo", 1_000, 16, 8, 500)
     told(s, ev.WorkerAttached("w1#1", view), 0.0)
     actions = submitted(s, request("a"), request("b", 20))
-    plans = {a.worker_id: a.plan.batches for a in actions if a.kind == "send_plan"}
+    plans = {a.worker_id: a.plan.batches for a in actions if isinstance(a, ev.SendPlan)}
     assert sorted(plans.values(), key=str) == [(StaticBatch(1, ("a",)),), (StaticBatch(2, ("b",)),)]
     over = report(s, 1, 2.0, on="w1", finished=(ended("b", 5), ended("a", 5)))
     assert len(timed(over)) == 1, "what the other has is not heard of from here"
