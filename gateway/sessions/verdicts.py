@@ -30,3 +30,4 @@ class Verdicts:
             text = f"as its client saw it, {explain_sla(ended.sla, ended.line, ended.reason)}"
             at_s = ended.line.ended_s - ended.line.arrival_s
             story.chapters.add(at_s=at_s, kind=JUDGED, text=text, times=1)
+            story.chapters.sort(key=lambda chapter: chapter.at_s)

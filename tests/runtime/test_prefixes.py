@@ -240,7 +240,9 @@ def served(place: str) -> Any:
 def test_only_who_places_by_prefixes_asks_for_them(place: str, asks: int) -> None:
     s: Any = SchedulerState(choose("fcfs", {"place": place}))
     view = WorkerView("w0", "unix:/w0", "demo", 10_000, 16, 8, 5_000)
-    plans = [a.plan for a in told(s, ev.WorkerAttached("w0#1", view), 0.0) if a.kind == "send_plan"]
+    plans = [
+        a.plan for a in told(s, ev.WorkerAttached("w0#1", view), 0.0) if isinstance(a, ev.SendPlan)
+    ]
     assert [plan.prefix_blocks for plan in plans] == ([asks] if asks else [])
     assert s.fleet().prefix_blocks == asks
 
@@ -256,7 +258,7 @@ def test_a_request_goes_where_its_beginning_is() -> None:
         asked = Request(name, "demo", 500, 10, 1.0, prefix_hashes=chain)
         s.step(ev.Submitted(G, asked), 1.0)
         actions = told(s, ev.Forecasted(((name, certain(10)),)), 1.0)
-        [place] = [a.worker_id for a in actions if a.kind == "place"]
+        [place] = [a.worker_id for a in actions if isinstance(a, ev.Place)]
         s.step(ev.Cancelled(G, name, FinishReason.CANCELLED, 0), 1.0)
         return str(place)
 
