@@ -309,11 +309,12 @@ def test_a_log_is_judged_by_reports(tmp_path: Path) -> None:
         for step in r.steps:
             log.append(step)
     assert replay(path, 100).judge.verdicts == {
-        "a": "by its worker's reports, without delivery to the client, SLA interactive missed (prefill): its prompt was worked on "
-        "for too long; first token after 2.000 s of 1 s",
-        "b": "by its worker's reports, without delivery to the client, SLA interactive missed (decode): its tokens came too "
-        "slowly, or not to their end; first token after 0.900 s of 1 s, mean gap 0.100 s of "
-        "0.05 s, longest gap 0.100 s",
+        "a": "by its worker's reports, without delivery to the client, "
+        "SLA interactive missed (prefill): its prompt was worked on for too long; "
+        "first token after 2.000 s of 1 s",
+        "b": "by its worker's reports, without delivery to the client, "
+        "SLA interactive missed (decode): its tokens came too slowly, or not to their end; "
+        "first token after 0.900 s of 1 s, mean gap 0.100 s of 0.05 s, longest gap 0.100 s",
     }
 
 
