@@ -60,7 +60,7 @@ class SchedulerServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Submit(self, request_iterator, context):
-        """One stream a gateway: requests and cancels up, events of all its requests down. When the
+        """One stream per gateway: requests and cancels up, events of all its requests down. When the
         stream ends, every request submitted on it is cancelled.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -68,8 +68,8 @@ class SchedulerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Attach(self, request_iterator, context):
-        """A worker dials in: hello first, then reports up; plans down. When the stream ends, its
-        requests are requeued in front.
+        """One stream per worker, opened by the worker: a hello first, then reports up; plans down. When
+        the stream ends, its requests are queued again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -82,8 +82,8 @@ class SchedulerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Why(self, request, context):
-        """What was decided of a request and why. NOT_FOUND: it is not remembered, nor is any whose id
-        begins so; INVALID_ARGUMENT: several are. Both say so in a sentence; do not retry.
+        """What the scheduler decided about a request and why. NOT_FOUND: no remembered request has this
+        id or an id that starts with it. INVALID_ARGUMENT: several do. Do not retry either.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
