@@ -367,7 +367,7 @@ class Arrangement(_message.Message):
     PORTIONS_FIELD_NUMBER: _builtins.int
     NEXT_S_FIELD_NUMBER: _builtins.int
     NOT_BEFORE_S_FIELD_NUMBER: _builtins.int
-    WHY_FIELD_NUMBER: _builtins.int
+    EXPLANATIONS_FIELD_NUMBER: _builtins.int
     NUMBERS_FIELD_NUMBER: _builtins.int
     NOTES_FIELD_NUMBER: _builtins.int
     round: _builtins.int
@@ -378,7 +378,7 @@ class Arrangement(_message.Message):
     @_builtins.property
     def portions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Portion]: ...
     @_builtins.property
-    def why(self) -> Global___Whys: ...
+    def explanations(self) -> Global___WaitExplanations: ...
     @_builtins.property
     def numbers(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """memory for the next round"""
@@ -394,28 +394,28 @@ class Arrangement(_message.Message):
         portions: _abc.Iterable[Global___Portion] | None = ...,
         next_s: _builtins.float = ...,
         not_before_s: _builtins.float = ...,
-        why: Global___Whys | None = ...,
+        explanations: Global___WaitExplanations | None = ...,
         numbers: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         notes: _abc.Mapping[_builtins.str, _builtins.bytes] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["why", b"why"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["explanations", b"explanations"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_s", b"next_s", "not_before_s", b"not_before_s", "notes", b"notes", "numbers", b"numbers", "portions", b"portions", "round", b"round", "why", b"why"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["explanations", b"explanations", "next_s", b"next_s", "not_before_s", b"not_before_s", "notes", b"notes", "numbers", b"numbers", "portions", b"portions", "round", b"round"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Arrangement: _TypeAlias = Arrangement  # noqa: Y015
 
 @_typing.final
-class Whys(_message.Message):
-    """Why each waiting request that was considered waits, in columns."""
+class WaitExplanations(_message.Message):
+    """Why each waiting request that the round considered is or is not admitted, in columns."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     ROWS_FIELD_NUMBER: _builtins.int
     REASONS_FIELD_NUMBER: _builtins.int
-    A_FIELD_NUMBER: _builtins.int
-    B_FIELD_NUMBER: _builtins.int
+    FIRST_VALUES_FIELD_NUMBER: _builtins.int
+    SECOND_VALUES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def rows(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -423,26 +423,26 @@ class Whys(_message.Message):
         """WaitReason in services/policies/decision.py"""
 
     @_builtins.property
-    def a(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """its numbers"""
+    def first_values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """fields of EXPLANATIONS[reason] in decision.py, in order"""
 
     @_builtins.property
-    def b(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
+    def second_values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
     def __init__(
         self,
         *,
         rows: _abc.Iterable[_builtins.int] | None = ...,
         reasons: _abc.Iterable[_builtins.int] | None = ...,
-        a: _abc.Iterable[_builtins.float] | None = ...,
-        b: _abc.Iterable[_builtins.float] | None = ...,
+        first_values: _abc.Iterable[_builtins.float] | None = ...,
+        second_values: _abc.Iterable[_builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["a", b"a", "b", b"b", "reasons", b"reasons", "rows", b"rows"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_values", b"first_values", "reasons", b"reasons", "rows", b"rows", "second_values", b"second_values"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Whys: _TypeAlias = Whys  # noqa: Y015
+Global___WaitExplanations: _TypeAlias = WaitExplanations  # noqa: Y015
 
 @_typing.final
 class Portion(_message.Message):

@@ -31,8 +31,6 @@ class _RejectReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RejectRe
     """retry after retry_after_s"""
     REJECT_REASON_TOO_LONG: _RejectReason.ValueType  # 2
     """no worker can hold it; do not retry"""
-    REJECT_REASON_DRAINING: _RejectReason.ValueType  # 3
-    """shutting down; retry elsewhere or later"""
     REJECT_REASON_DUPLICATE: _RejectReason.ValueType  # 4
     """the request id is in use"""
     REJECT_REASON_NO_MODEL: _RejectReason.ValueType  # 5
@@ -47,8 +45,6 @@ REJECT_REASON_QUEUE_FULL: RejectReason.ValueType  # 1
 """retry after retry_after_s"""
 REJECT_REASON_TOO_LONG: RejectReason.ValueType  # 2
 """no worker can hold it; do not retry"""
-REJECT_REASON_DRAINING: RejectReason.ValueType  # 3
-"""shutting down; retry elsewhere or later"""
 REJECT_REASON_DUPLICATE: RejectReason.ValueType  # 4
 """the request id is in use"""
 REJECT_REASON_NO_MODEL: RejectReason.ValueType  # 5

@@ -19,10 +19,10 @@ from services.batcher.metrics import BatcherMetrics
 from services.batcher.service import BatcherService
 from services.forecast import Forecast
 from services.forecasttable import ForecastTable
-from services.policies.decide import arrange, narrow, rank
-from services.policies.memory import Memory
+from services.policies.decide import arrange, rank_requests, select_candidates
+from services.policies.memory import PolicyMemory
 from services.policies.preset import choose, presets
-from services.policies.snapshot import Contest, Jobs, Snapshot
+from services.policies.snapshot import Candidates, RequestColumns, Snapshot
 from services.runtime.codecs.arrange import (
     Telling,
     decode_contest,
@@ -128,7 +128,7 @@ async def test_a_contest_is_arranged_as_the_functions_say() -> None:
     hello = encode_hello(choose("past-future"))
     (told,) = await answer(hello, asked())
     rng = np.random.default_rng(3)
-    (share,) = arrange(two_wait(), FORECASTS, choose("past-future"), rng).shares
+    (share,) = arrange(two_wait(), FORECASTS, choose("past-future"), rng).workers
     assert told.round == 3
     (portion,) = told.portions
     assert list(portion.run) == share.run.tolist() == [0, 1]
@@ -174,10 +174,10 @@ def test_a_mirrored_row_is_the_same_bits_however_small_a_weight() -> None:
     assert drawn[0].tolist() == drawn[1].tolist()
 
 
-def plain(asked: Contest) -> list[Any]:
+def plain(asked: Candidates) -> list[Any]:
     """All of it, to be compared; a column's kind belongs to it."""
-    columns = [asked.rows, asked.runs, asked.key, asked.line]
-    columns += [getattr(asked.jobs, each.name) for each in fields(Jobs)]
+    columns = [asked.rows, asked.is_running, asked.key, asked.queue_key]
+    columns += [getattr(asked.jobs, each.name) for each in fields(RequestColumns)]
     numbers = [(str(column.dtype), column.tolist()) for column in columns]
     return [asked.round, asked.now, asked.workers, numbers]
 
@@ -189,7 +189,9 @@ def test_whatever_the_board_it_crosses_as_it_is_and_the_answer_is_taken(
     preset: str, snapshot: Snapshot, number: int
 ) -> None:
     chosen = choose(preset)
-    home = narrow(snapshot, rank(snapshot, chosen, Memory()), chosen, number)
+    home = select_candidates(
+        snapshot, rank_requests(snapshot, chosen, PolicyMemory()), chosen, number
+    )
     mirror = ForecastTable(1)
     message = encode_contest(home, Telling(snapshot.forecasts)).contest
     there = decode_contest(batcher_pb2.Contest.FromString(message.SerializeToString()), mirror)
@@ -202,6 +204,6 @@ def test_whatever_the_board_it_crosses_as_it_is_and_the_answer_is_taken(
     assert answers[0] == answers[1]
     arranged = decode_arrangement(answers[1])
     assert find_flaw(home, arranged) == ""
-    taken, made = decision_of(home, arranged).why, decisions[0].why
-    for name in ("rows", "reasons", "a", "b"):
+    taken, made = decision_of(home, arranged).explanations, decisions[0].explanations
+    for name in ("rows", "reasons", "first_values", "second_values"):
         assert getattr(taken, name).tolist() == getattr(made, name).tolist()

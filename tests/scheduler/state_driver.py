@@ -67,4 +67,4 @@ def report(s: Any, seq: int, now: float, on: str = "w0", **what: Any) -> Any:
 
 def why(s: Any, name: str) -> Any:
     """Why it waits, by the last round."""
-    return s.rounds.decision.why.of(s.jobs[name].row)
+    return s.rounds.decision.explanations.for_row(s.jobs[name].row)

@@ -7,8 +7,8 @@ from math import inf
 import numpy as np
 
 from services.core import Reject, RejectReason, Request
-from services.forecast import MOST_TOKENS, Floats, Ints
-from services.policies.snapshot import Snapshot, Worker
+from services.forecast import MAX_FORECAST_TOKENS, Floats, Ints
+from services.policies.snapshot import Snapshot, WorkerSnapshot
 from services.scheduler.core.ledger import Ledger
 
 UNKNOWN_S = 1.0  # retry time while no worker is attached or measured
@@ -75,11 +75,11 @@ def invalid_lengths(request: Request) -> Reject | None:
             RejectReason.TOO_LONG,
             f"prompt ({prompt}) and max_tokens ({most}) must each be at least 1 token",
         )
-    if prompt + most > MOST_TOKENS:
+    if prompt + most > MAX_FORECAST_TOKENS:
         return Reject(
             RejectReason.TOO_LONG,
             f"prompt ({prompt}) + max_tokens ({most}) = {prompt + most} tokens, "
-            f"but no request may be longer than {MOST_TOKENS} tokens",
+            f"but no request may be longer than {MAX_FORECAST_TOKENS} tokens",
         )
     return None
 
@@ -119,7 +119,7 @@ def drain_times_s(snapshot: Snapshot) -> dict[int, float]:
     return drains
 
 
-def _rate(snapshot: Snapshot, worker: Worker) -> float:
+def _rate(snapshot: Snapshot, worker: WorkerSnapshot) -> float:
     """Tokens per second that a worker generates with its running requests."""
     jobs = snapshot.jobs
     here = snapshot.running[jobs.home[snapshot.running] == worker.number]
@@ -128,7 +128,7 @@ def _rate(snapshot: Snapshot, worker: Worker) -> float:
     return worker.cost.decode_tokens_per_s(seqs, context)
 
 
-def fastest_prefill_s(workers: tuple[Worker, ...], tokens: Ints) -> Floats:
+def fastest_prefill_s(workers: tuple[WorkerSnapshot, ...], tokens: Ints) -> Floats:
     """The time to prefill each of these lengths alone, on the fastest worker."""
     base_s = min(worker.cost.base_s for worker in workers)
     token_s = min(worker.cost.prefill_token_s for worker in workers)

@@ -14,7 +14,14 @@ from numpy.typing import NDArray
 from services.core import Request
 from services.forecast import UNCAPPED, Forecast, Ints
 from services.forecasttable import ForecastTable
-from services.policies.snapshot import CHAIN, FLOATS, NOWHERE, Jobs, Snapshot, Worker
+from services.policies.snapshot import (
+    CHAIN,
+    FLOATS,
+    NOWHERE,
+    RequestColumns,
+    Snapshot,
+    WorkerSnapshot,
+)
 from services.scheduler.core.phases import RequestPhase
 from services.scheduler.core.tenants import Tenants
 
@@ -121,7 +128,7 @@ class Board:
         jobs.home[rows] = NOWHERE
         jobs.held[rows] = jobs.blocks[rows] = 0
 
-    def snapshot(self, now: float, workers: tuple[Worker, ...]) -> Snapshot:
+    def snapshot(self, now: float, workers: tuple[WorkerSnapshot, ...]) -> Snapshot:
         """A read-only view; nothing is copied."""
         return Snapshot(
             now,
@@ -138,10 +145,10 @@ class Board:
     def _grow(self) -> None:
         rows = len(self.phase)
         more = _zeroed(rows)
-        self.jobs = Jobs(
+        self.jobs = RequestColumns(
             *(
                 np.concatenate([getattr(self.jobs, each.name), getattr(more, each.name)])
-                for each in fields(Jobs)
+                for each in fields(RequestColumns)
             )
         )
         self._frozen = _read_only(self.jobs)
@@ -150,14 +157,17 @@ class Board:
         self._free = list(range(rows, 2 * rows))[::-1]
 
 
-def _zeroed(rows: int) -> Jobs:
-    return Jobs(
-        *(np.zeros(rows, float if each.name in FLOATS else np.int64) for each in fields(Jobs))
+def _zeroed(rows: int) -> RequestColumns:
+    return RequestColumns(
+        *(
+            np.zeros(rows, float if each.name in FLOATS else np.int64)
+            for each in fields(RequestColumns)
+        )
     )
 
 
-def _read_only(jobs: Jobs) -> Jobs:
-    views = [getattr(jobs, each.name).view() for each in fields(Jobs)]
+def _read_only(jobs: RequestColumns) -> RequestColumns:
+    views = [getattr(jobs, each.name).view() for each in fields(RequestColumns)]
     for view in views:
         view.flags.writeable = False
-    return Jobs(*views)
+    return RequestColumns(*views)

@@ -115,13 +115,14 @@ class Portion(NamedTuple):
     lockstep: bool = False
 
 
-class Said(NamedTuple):
-    """A waiting request, by its board row: a Reason and the numbers behind it."""
+class WaitExplanationRow(NamedTuple):
+    """Why a waiting request is or is not admitted: its board row, a WaitReason and the fields of
+    its explanation."""
 
     row: int
     reason: int
-    a: float
-    b: float
+    first_value: float
+    second_value: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +134,7 @@ class Arranged:
     portions: tuple[Portion, ...] | None
     next_s: float = inf
     not_before_s: float = 0.0
-    why: tuple[Said, ...] = ()
+    explanations: tuple[WaitExplanationRow, ...] = ()
     numbers: Mapping[str, float] = field(default_factory=dict)
     notes: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 

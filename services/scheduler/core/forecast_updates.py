@@ -198,7 +198,7 @@ def _first_end_s(ledger: Ledger, workers: Sequence[WorkerJobs], steps_s: dict[st
     """Expected time until the first request that runs at these workers ends; infinite if none."""
     first_s = inf
     for worker in workers:
-        left = ledger.board.jobs.left[_running_rows(ledger, worker)]
+        left = ledger.board.jobs.expected_remaining[_running_rows(ledger, worker)]
         if len(left):
             first_s = min(first_s, max(1.0, float(left.min())) * steps_s[worker.view.worker_id])
     return first_s

@@ -7,7 +7,7 @@ import numpy as np
 from services.core import Grant, HeldRequest, Pause, Report, Request, StaticBatch, WorkerView
 from services.costs import CostModel
 from services.forecast import Forecast, Ints
-from services.policies.decision import Share
+from services.policies.decision import WorkerDecision
 from services.runtime.prefix import MOST_TOLD
 
 
@@ -164,7 +164,7 @@ class WorkerJobs:
         total = request.prompt_tokens + request.max_tokens
         return self.serves(request) and total <= self.view.reach_tokens
 
-    def apply_share(self, share: Share) -> None:
+    def apply_share(self, share: WorkerDecision) -> None:
         """Keep the round's victims, and its expected peak if the round computed one."""
         self.victims = share.victims
         if share.peak_tokens or not len(share.run):

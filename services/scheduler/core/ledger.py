@@ -16,15 +16,15 @@ from services.core import (
     Grant,
     HeldRequest,
     Pause,
-    Progress,
     Reject,
     Request,
+    RequestProgress,
     Residency,
     WorkerView,
 )
 from services.costs import CostModel
 from services.forecast import Ints
-from services.policies.snapshot import Worker
+from services.policies.snapshot import WorkerSnapshot
 from services.scheduler.core.board import Board
 from services.scheduler.core.events import Action, Finish, Place, Preempt, Refuse, Resume
 from services.scheduler.core.jobs import Job, WorkerJobs
@@ -103,10 +103,10 @@ class Ledger:
     def worker_numbered(self, number: int) -> WorkerJobs | None:
         return self.workers.get(self._worker_ids.get(number, ""))
 
-    def worker_snapshots(self) -> tuple[Worker, ...]:
+    def worker_snapshots(self) -> tuple[WorkerSnapshot, ...]:
         """The workers that a round may use: those that are leaving are left out."""
         return tuple(
-            Worker(
+            WorkerSnapshot(
                 worker.number,
                 self.board.model_number(worker.view.model),
                 worker.room_tokens,
@@ -219,7 +219,7 @@ class Ledger:
         self.board.jobs.limit[job.row] = limit
         worker.draft.extend.append(Grant(job.request_id, limit))
 
-    def progress(self, progress: Iterable[tuple[Job, Progress]]) -> None:
+    def progress(self, progress: Iterable[tuple[Job, RequestProgress]]) -> None:
         """Apply what workers report of these jobs."""
         numbers = [(j.row, p.output_tokens, p.held_tokens, p.blocks) for j, p in progress]
         if numbers:
@@ -371,5 +371,5 @@ def _waits(phase: RequestPhase) -> bool:
     return phase is not NONE and phase is not RUNNING
 
 
-def _as_progress(held: HeldRequest) -> Progress:
-    return Progress(held.request_id, held.output_tokens, held.held_tokens, held.blocks)
+def _as_progress(held: HeldRequest) -> RequestProgress:
+    return RequestProgress(held.request_id, held.output_tokens, held.held_tokens, held.blocks)

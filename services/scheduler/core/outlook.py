@@ -57,7 +57,7 @@ class Outlook:
         current column."""
         if not len(self._rows):
             return []
-        runs = [share.run for share in decision.shares]
+        runs = [share.run for share in decision.workers]
         enters = np.isin(self._rows, np.concatenate([_NO_ROWS, *runs]))
         late = self._spare_s < np.where(enters, 0.0, self._waits_s)
         here = serial[self._rows] == self._serials

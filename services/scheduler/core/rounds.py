@@ -13,16 +13,16 @@ from math import inf
 
 import numpy as np
 
-from services.core import Plan, Standing, StaticBatch
+from services.core import Plan, QueuePosition, StaticBatch
 from services.forecast import Ints
-from services.policies.decide import arrange, complete, narrow, rank
-from services.policies.decision import Decision, Reason, Share, Whys
-from services.policies.memory import Memory
+from services.policies.decide import arrange, complete_decision, rank_requests, select_candidates
+from services.policies.decision import Decision, WaitExplanations, WaitReason, WorkerDecision
+from services.policies.memory import PolicyMemory
 from services.policies.order.ranking import Ranking
-from services.policies.place.places import PLACES
+from services.policies.place.placements import PLACEMENTS
 from services.policies.preset import RESIDENCIES, Preset
-from services.policies.snapshot import CHAIN, Contest, Snapshot
-from services.scheduler.core.events import Arranged, Portion, Said, SendPlan
+from services.policies.snapshot import CHAIN, Candidates, Snapshot
+from services.scheduler.core.events import Arranged, Portion, SendPlan, WaitExplanationRow
 from services.scheduler.core.jobs import Draft, Job, WorkerJobs
 from services.scheduler.core.ledger import Ledger
 from services.scheduler.core.outlook import Outlook, work_ahead_s
@@ -37,15 +37,15 @@ class Rounds:
 
     def __init__(self, preset: Preset, ledger: Ledger):
         self.preset = preset
-        self.memory = Memory()
+        self.memory = PolicyMemory()
         self.number = 0
         self.next_s = inf  # time alone calls for a round then
         self.not_before_s = -inf  # events call for a round from then on
-        self.candidates: Contest | None = None  # those that the batcher is arranging
+        self.candidates: Candidates | None = None  # those that the batcher is arranging
         self.decision = Decision(0)
         self.ranking: Ranking | None = None  # of the last round
         self.began_s = -inf  # time of the last round's snapshot
-        self.reasons: Ints = np.zeros(len(Reason), np.int64)  # totals, by Reason
+        self.reasons: Ints = np.zeros(len(WaitReason), np.int64)  # totals, by Reason
         self.late: tuple[Job, ...] = ()  # from the last round; see Outlook
         self._ledger = ledger
         self._outlook = Outlook()
@@ -54,18 +54,18 @@ class Rounds:
     @property
     def prefix_blocks(self) -> int:
         """Leading prompt blocks whose hashes the preset places by; 0 for none."""
-        return CHAIN if PLACES[self.preset.place].cached else 0
+        return CHAIN if PLACEMENTS[self.preset.place].cached else 0
 
-    def begin(self, snapshot: Snapshot) -> Contest:
+    def begin(self, snapshot: Snapshot) -> Candidates:
         """Rank all requests and narrow them to the candidates of this round."""
         self.number += 1
-        self.ranking = rank(snapshot, self.preset, self.memory)
+        self.ranking = rank_requests(snapshot, self.preset, self.memory)
         self.memory = self.ranking.memory
         self.began_s = snapshot.now
         self._outlook.update(snapshot, self.ranking)
-        return narrow(snapshot, self.ranking, self.preset, self.number)
+        return select_candidates(snapshot, self.ranking, self.preset, self.number)
 
-    def arrange(self, candidates: Contest) -> Decision:
+    def arrange(self, candidates: Candidates) -> Decision:
         """Arrange in process; the round's number seeds the policies' random numbers."""
         rng = np.random.default_rng(candidates.round)
         return arrange(candidates, self._ledger.board.forecasts, self.preset, rng)
@@ -73,22 +73,24 @@ class Rounds:
     def apply(self, arranged: Decision) -> None:
         """Carry a decision out: move requests in the ledger and draft directives for workers."""
         assert self.ranking is not None
-        self.decision = decision = complete(arranged, self.ranking)
+        self.decision = decision = complete_decision(arranged, self.ranking)
         self.memory = decision.memory
         self.next_s, self.not_before_s = decision.next_s, decision.not_before_s
-        self.reasons += np.bincount(decision.why.reasons, minlength=len(Reason))
+        self.reasons += np.bincount(decision.explanations.reasons, minlength=len(WaitReason))
         ledger = self._ledger
         serial = ledger.board.jobs.serial
         self.late = tuple(ledger.jobs_at(self._outlook.pop_late(decision, serial)))
         stale = frozenset(decision.rows[serial[decision.rows] != decision.serials].tolist())
-        for share in decision.shares:
+        for share in decision.workers:
             worker = ledger.worker_numbered(share.worker)
             if worker and not worker.leaving:  # it may have started to leave during the round
                 self._apply_share(share, worker, stale)
         if not ledger.waiting:
             self.next_s = inf  # no waiting request can be moved by time
 
-    def _apply_share(self, share: Share, worker: WorkerJobs, stale: frozenset[int]) -> None:
+    def _apply_share(
+        self, share: WorkerDecision, worker: WorkerJobs, stale: frozenset[int]
+    ) -> None:
         ledger = self._ledger
         phase, columns = ledger.board.phase, ledger.board.jobs
         residency = RESIDENCIES[self.preset.residency].paused
@@ -166,7 +168,7 @@ class Rounds:
         names = self._ledger.names(worker.victims[:MAX_VICTIMS].tolist())
         return tuple(name for name in names if name in worker.running)
 
-    def _queue_positions(self, worker: WorkerJobs) -> tuple[Standing, ...]:
+    def _queue_positions(self, worker: WorkerJobs) -> tuple[QueuePosition, ...]:
         """A worker's running requests, most urgent first, then its waiting ones with KV there and
         their expected wait: the remaining time of all requests ahead, at most the time until
         ageing brings it to the front ("ALISE" (Zhao et al., 2024), Eq. 7). Waiting requests
@@ -180,14 +182,14 @@ class Rounds:
         runs = here & (phase[rows] == RequestPhase.RUNNING)
         waits = phase[rows] == RequestPhase.QUEUED
         rests = here & waits & (held[rows] > 0)
-        positions = [Standing(name, 0.0) for name in self._by_key(runs)[1]]
+        positions = [QueuePosition(name, 0.0) for name in self._by_key(runs)[1]]
         if not rests.any():
             return tuple(positions)
         at, names = self._by_key(rests)
         others = 1 / max(1, len(self._ledger.workers))
         share = np.where(runs | rests, 1.0, np.where(waits & (held[rows] == 0), others, 0.0))
         wait_s = np.minimum(work_ahead_s(ranking, at, share), ranking.lift_s[at]).tolist()
-        return (*positions, *(Standing(n, w) for n, w in zip(names, wait_s, strict=True)))
+        return (*positions, *(QueuePosition(n, w) for n, w in zip(names, wait_s, strict=True)))
 
     def _by_key(self, which: Ints) -> tuple[Ints, tuple[str, ...]]:
         """Positions and names of these entries of the ranking, most urgent first."""
@@ -197,12 +199,12 @@ class Rounds:
         return at, self._ledger.names(self.ranking.rows[at].tolist())
 
 
-def decision_of(candidates: Contest, arranged: Arranged) -> Decision:
+def decision_of(candidates: Candidates, arranged: Arranged) -> Decision:
     """The decision that a batcher's answer describes."""
     return Decision(
         candidates.round,
         tuple(_share(portion) for portion in arranged.portions or ()),
-        _whys(arranged.why),
+        _explanations(arranged.explanations),
         rows=candidates.rows,
         serials=candidates.jobs.serial,
         next_s=arranged.next_s,
@@ -212,14 +214,18 @@ def decision_of(candidates: Contest, arranged: Arranged) -> Decision:
     )
 
 
-def _whys(said: Sequence[Said]) -> Whys:
-    if not said:
-        return Whys()
-    rows, reasons, a, b = zip(*said, strict=True)
-    return Whys(np.array(rows), np.array(reasons), np.array(a, float), np.array(b, float))
+def _explanations(rows: Sequence[WaitExplanationRow]) -> WaitExplanations:
+    if not rows:
+        return WaitExplanations()
+    row, reason, first, second = zip(*rows, strict=True)
+    return WaitExplanations(
+        np.array(row), np.array(reason), np.array(first, float), np.array(second, float)
+    )
 
 
-def _share(portion: Portion) -> Share:
+def _share(portion: Portion) -> WorkerDecision:
     columns = (portion.run, portion.limits, portion.pause, portion.victims)
     run, limits, pause, victims = (np.array(column, np.int64) for column in columns)
-    return Share(portion.worker, run, limits, pause, victims, portion.peak_tokens, portion.lockstep)
+    return WorkerDecision(
+        portion.worker, run, limits, pause, victims, portion.peak_tokens, portion.lockstep
+    )

@@ -10,8 +10,16 @@ from collections import deque
 from heapq import heappop, heappush
 from math import inf
 
-from services.core import Completion, FinishReason, Outcome, Progress, Reject, Report, Request
-from services.lengths import LEARNT_FROM
+from services.core import (
+    Completion,
+    FinishReason,
+    Outcome,
+    Reject,
+    Report,
+    Request,
+    RequestProgress,
+)
+from services.lengths import LEARNABLE_REASONS
 from services.policies.decision import Decision
 from services.policies.preset import Preset
 from services.scheduler.core import adoption, evacuation
@@ -202,7 +210,7 @@ class SchedulerState:
         self._dirty = True
 
     def _learn(self, job: Job, reason: FinishReason, output_tokens: int) -> None:
-        if reason not in LEARNT_FROM:
+        if reason not in LEARNABLE_REASONS:
             return
         request = job.request
         outcome = Outcome(
@@ -320,7 +328,9 @@ class SchedulerState:
         job = self.jobs.get(request_id)
         return job if job and self.ledger.home(job) == worker.view.worker_id else None
 
-    def _evicted(self, job: Job, worker: WorkerJobs, progress: Progress, report: Report) -> None:
+    def _evicted(
+        self, job: Job, worker: WorkerJobs, progress: RequestProgress, report: Report
+    ) -> None:
         """Requeue an evicted request, unless a later plan has resumed it already."""
         runs = job.request_id in worker.running
         self.ledger.progress([(job, progress)])
@@ -350,7 +360,7 @@ class SchedulerState:
                 self._end_at_deadline(job, "the deadline could not be met any more")
             snapshot = self.ledger.board.snapshot(now, snapshot.workers)
         candidates = self.rounds.begin(snapshot)
-        if self._apart and not candidates.runs.all():
+        if self._apart and not candidates.is_running.all():
             self.rounds.candidates = candidates
             self.ledger.actions.append(ev.AskArrange(candidates.round))
         else:

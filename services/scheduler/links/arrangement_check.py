@@ -4,38 +4,43 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.forecast import Ints
-from services.policies.decision import Reason
-from services.policies.interval import LONGEST_S
-from services.policies.snapshot import Bools, Contest, Worker
+from services.policies.decision import WaitReason
+from services.policies.interval import MAX_INTERVAL_S
+from services.policies.snapshot import Bools, Candidates, WorkerSnapshot
 from services.scheduler.core.events import Arranged, Portion
 
 Numbers = tuple[int, ...]
-REASONS = frozenset(int(reason) for reason in Reason)
+REASONS = frozenset(int(reason) for reason in WaitReason)
 
 
-def find_flaw(contest: Contest, arranged: Arranged) -> str:
+def find_flaw(candidates: Candidates, arranged: Arranged) -> str:
     """A sentence about the first thing that cannot be right; empty if there is none."""
     portions = arranged.portions or ()
-    if not arranged.next_s > contest.now:
-        return f"the next round is due at {arranged.next_s:g}, not after {contest.now:g}"
-    if not arranged.not_before_s <= contest.now + LONGEST_S:
-        return f"no round before {arranged.not_before_s:g}: longer than {LONGEST_S:g} s"
-    workers = {worker.number: worker for worker in contest.workers}
+    if not arranged.next_s > candidates.now:
+        return f"the next round is due at {arranged.next_s:g}, not after {candidates.now:g}"
+    if not arranged.not_before_s <= candidates.now + MAX_INTERVAL_S:
+        return f"no round before {arranged.not_before_s:g}: longer than {MAX_INTERVAL_S:g} s"
+    workers = {worker.number: worker for worker in candidates.workers}
     if sorted(portion.worker for portion in portions) != sorted(workers):
         return "there is not exactly one portion for each worker"
-    index = _RowIndex(contest.rows)
+    index = _RowIndex(candidates.rows)
     for portion in portions:
-        if flaw := _portion_flaw(portion, workers[portion.worker], contest, index):
+        if flaw := _portion_flaw(portion, workers[portion.worker], candidates, index):
             return f"worker {portion.worker}: {flaw}"
-    if any(len(column) != len(contest.rows) for column in arranged.notes.values()):
+    if any(len(column) != len(candidates.rows) for column in arranged.notes.values()):
         return "a notes column does not have one number for each row"
-    if any(each.reason not in REASONS for each in arranged.why):
+    if any(each.reason not in REASONS for each in arranged.explanations):
         return "a reason is unknown"
     entering = [row for portion in portions for row in portion.run]
     if len(set(entering)) < len(entering):
         return "a row runs twice"
-    waits = arranged.next_s <= contest.now + LONGEST_S
-    if not entering and not waits and not contest.runs.any() and _any_could_run(contest):
+    waits = arranged.next_s <= candidates.now + MAX_INTERVAL_S
+    if (
+        not entering
+        and not waits
+        and not candidates.is_running.any()
+        and _any_could_run(candidates)
+    ):
         return "nothing runs, although a request could"
     return ""
 
@@ -56,21 +61,23 @@ class _RowIndex:
         return self._order[at] if np.array_equal(self._sorted[at], wanted) else None
 
 
-def _portion_flaw(portion: Portion, worker: Worker, contest: Contest, index: _RowIndex) -> str:
+def _portion_flaw(
+    portion: Portion, worker: WorkerSnapshot, candidates: Candidates, index: _RowIndex
+) -> str:
     columns = (portion.run, portion.pause, portion.victims)
     run, pause, victims = (index.positions(rows) for rows in columns)
     if run is None or pause is None or victims is None:
         return "it names a row that is not a candidate"
-    jobs = contest.jobs
-    here = contest.runs & (jobs.home == worker.number)
-    elsewhere = contest.runs & ~here
+    jobs = candidates.jobs
+    here = candidates.is_running & (jobs.home == worker.number)
+    elsewhere = candidates.is_running & ~here
     if elsewhere[run].any() or not here[pause].all():
         return "it moves or pauses a request that does not run there"
     if np.isin(pause, run).any():
         return "it pauses a request that it also runs"
     if len(set(portion.victims)) < len(victims) or not np.isin(victims, run).all():
         return "it names victims that do not run"
-    if not (here | _could_run(contest, worker))[run].all():
+    if not (here | _could_run(candidates, worker))[run].all():
         return "it runs a request that the worker could not hold"
     if len(portion.limits) != len(run):
         return f"{len(portion.limits)} limits for {len(run)} rows"
@@ -81,17 +88,17 @@ def _portion_flaw(portion: Portion, worker: Worker, contest: Contest, index: _Ro
     return ""
 
 
-def _could_run(contest: Contest, worker: Worker) -> Bools:
+def _could_run(candidates: Candidates, worker: WorkerSnapshot) -> Bools:
     """Candidates that this worker could run. It accepted those with KV there once already."""
-    jobs = contest.jobs
+    jobs = candidates.jobs
     fits = (jobs.model == worker.model) & (jobs.prompt + jobs.cap <= worker.reach_tokens)
-    able: Bools = fits | (contest.resting() & (jobs.home == worker.number))
+    able: Bools = fits | (candidates.is_paused_with_kv() & (jobs.home == worker.number))
     return able
 
 
-def _any_could_run(contest: Contest) -> bool:
-    able = np.zeros(len(contest.rows), bool)
-    for worker in contest.workers:
-        if worker.places:
-            able |= _could_run(contest, worker)
-    return bool((able & ~contest.runs).any())
+def _any_could_run(candidates: Candidates) -> bool:
+    able = np.zeros(len(candidates.rows), bool)
+    for worker in candidates.workers:
+        if worker.max_running:
+            able |= _could_run(candidates, worker)
+    return bool((able & ~candidates.is_running).any())

@@ -15,7 +15,7 @@ from grpc import aio
 from protos.generated import batcher_pb2, batcher_pb2_grpc
 from services.forecasttable import ForecastTable
 from services.policies.preset import Preset
-from services.policies.snapshot import Contest
+from services.policies.snapshot import Candidates
 from services.runtime.backoff import Backoff
 from services.runtime.codecs.arrange import Telling, encode_contest, encode_hello
 from services.runtime.streams import Outbox
@@ -56,7 +56,7 @@ class BatcherLink:
         self._call: ArrangeCall | None = None
         self._outbox: Outbox[batcher_pb2.ArrangeMessage] | None = None  # while connected
         self._telling = Telling(table)
-        self._pending: Contest | None = None  # the round that waits for its answer
+        self._pending: Candidates | None = None  # the round that waits for its answer
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -64,14 +64,14 @@ class BatcherLink:
         """Whether the next round is sent to the batcher."""
         return self._outbox is not None
 
-    def ask(self, contest: Contest) -> None:
+    def ask(self, candidates: Candidates) -> None:
         loop = asyncio.get_running_loop()
-        self._pending = contest
+        self._pending = candidates
         if self._outbox is None:
-            loop.call_soon(self._fall_back, contest, "gone")
+            loop.call_soon(self._fall_back, candidates, "gone")
             return
-        self._timer = loop.call_later(self._timeout_s, self._late, contest)
-        self._outbox.put(encode_contest(contest, self._telling))
+        self._timer = loop.call_later(self._timeout_s, self._late, candidates)
+        self._outbox.put(encode_contest(candidates, self._telling))
 
     async def run(self) -> None:
         """Reconnect until cancelled."""
@@ -108,36 +108,36 @@ class BatcherLink:
         return answered
 
     def _answered(self, arrangement: batcher_pb2.Arrangement) -> bool:
-        contest = self._pending
-        if contest is None or arrangement.round != contest.round:
+        candidates = self._pending
+        if candidates is None or arrangement.round != candidates.round:
             return False  # not the pending round, which will be late
         arranged = decode_arrangement(arrangement)
-        if flaw := find_flaw(contest, arranged):
+        if flaw := find_flaw(candidates, arranged):
             log.warning("the batcher's answer is invalid: %s; the scheduler arranges rounds", flaw)
             self._close()
-            self._fall_back(contest, "wrong")
+            self._fall_back(candidates, "wrong")
             return False
         self._settle()
         self._metrics.arranged.labels("batcher").inc()
         self._dispatch(arranged)
         return True
 
-    def _late(self, contest: Contest) -> None:
+    def _late(self, candidates: Candidates) -> None:
         """Close the stream, so that rounds do not queue behind the late one."""
         log.warning(
             "the batcher took longer than %g s (batcher_timeout_s); the scheduler arranges rounds",
             self._timeout_s,
         )
         self._close()
-        self._fall_back(contest, "late")
+        self._fall_back(candidates, "late")
 
-    def _fall_back(self, contest: Contest, why: str) -> None:
+    def _fall_back(self, candidates: Candidates, why: str) -> None:
         """Let the scheduler arrange this round."""
-        if contest is not self._pending:
+        if candidates is not self._pending:
             return
         self._settle()
         self._metrics.arranged.labels(why).inc()
-        self._dispatch(Arranged(contest.round, None, inf))
+        self._dispatch(Arranged(candidates.round, None, inf))
 
     def _close(self) -> None:
         """End the stream; `_follow` returns."""

@@ -12,14 +12,14 @@ from observability.metrics.instruments import Instruments
 from observability.metrics.names import Names
 from services.core import RejectReason
 from services.forecast import Ints
-from services.policies.decision import Reason
+from services.policies.decision import WaitReason
 from services.scheduler.core import events as ev
 from services.scheduler.core.phases import Transition, TransitionCause
 from services.scheduler.core.state import SchedulerState
 
 MAX_PLANS = 256  # sent to a worker and not applied yet; beyond it the oldest age is not observed
 PREEMPTIONS = (TransitionCause.PAUSED, TransitionCause.EVICTED, TransitionCause.LOST)
-REASONS = {reason: reason.name.lower() for reason in Reason}
+REASONS = {reason: reason.name.lower() for reason in WaitReason}
 
 
 class SchedulerMetrics:
@@ -47,7 +47,7 @@ class SchedulerMetrics:
         ledger, rounds, read = state.ledger, state.rounds, self._make.reading
         read(catalogue.WAITING, lambda: ledger.waiting)
         read(catalogue.RUNNING, lambda: ledger.running)
-        read(catalogue.WAITING_FOR, lambda: _waiting_for(rounds.decision.why.reasons))
+        read(catalogue.WAITING_FOR, lambda: _waiting_for(rounds.decision.explanations.reasons))
         read(catalogue.DECISIONS, lambda: _by_reason(rounds.reasons))
         read(catalogue.ADMITTED, lambda: {n: w.admitted for n, w in list(state.workers.items())})
         read(catalogue.MOVES, lambda: ledger.moves)
@@ -103,8 +103,8 @@ def _by_reason(counts: Ints) -> Mapping[str, float]:
 
 def _waiting_for(reasons: Ints) -> Mapping[str, float]:
     """Requests that the last round considered and left in the queue, by reason."""
-    by_reason = dict(_by_reason(np.bincount(reasons, minlength=len(Reason))))
-    del by_reason[REASONS[Reason.ADMITTED]]
+    by_reason = dict(_by_reason(np.bincount(reasons, minlength=len(WaitReason))))
+    del by_reason[REASONS[WaitReason.ADMITTED]]
     return by_reason
 
 

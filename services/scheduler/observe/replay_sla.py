@@ -8,7 +8,7 @@ is not included.
 from services.core import FinishReason, Request
 from services.scheduler.core import events as ev
 from services.scheduler.core.phases import RequestPhase, Transition, TransitionCause
-from services.verdict import Timeline, sentence
+from services.sla import RequestTimeline, explain_sla
 
 
 class ReplayJudge:
@@ -16,7 +16,7 @@ class ReplayJudge:
 
     def __init__(self) -> None:
         self.verdicts: dict[str, str] = {}
-        self._live: dict[str, tuple[Request, Timeline]] = {}
+        self._live: dict[str, tuple[Request, RequestTimeline]] = {}
 
     def observe(self, step: ev.Step) -> None:
         match step.event:
@@ -25,7 +25,7 @@ class ReplayJudge:
                 if request.request_id not in self._live or not (
                     refused and not request.delivered_tokens
                 ):
-                    self._live[request.request_id] = (request, Timeline(request.arrival_s))
+                    self._live[request.request_id] = (request, RequestTimeline(request.arrival_s))
             case ev.Reported(report=report):
                 for progress in (*report.progress, *report.evicted):
                     self._generated(progress.request_id, progress.output_tokens, step.now)
@@ -75,7 +75,7 @@ class ReplayJudge:
         request, timeline = self._live.pop(t.request_id)
         timeline.ended_s = t.at_s
         if not request.delivered_tokens:  # else its earlier tokens are not in this log
-            verdict = sentence(request.sla, timeline, reason)
+            verdict = explain_sla(request.sla, timeline, reason)
             self.verdicts[t.request_id] = (
                 f"by its worker's reports, without delivery to the client, {verdict}"
             )

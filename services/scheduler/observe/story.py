@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from services.core import Request
 from services.forecast import Forecast
-from services.policies.decision import Reason, Why
+from services.policies.decision import explain
 from services.scheduler.core.phases import Transition
 
 MAX_CHAPTERS = 64  # a request preempted ten times has about fifty
@@ -192,8 +192,8 @@ def _forecast(forecast: Forecast, mean: float, cap: int) -> str:
     )
 
 
-def _waits(reason: int, a: float, b: float) -> str:
-    return f"waits: {Why(Reason(reason), a, b)}"
+def _waits(reason: int, first: float, second: float) -> str:
+    return f"waits: {explain(reason, first, second)}"
 
 
 def _placed(worker: str, limit: int, numbers: Numbers) -> str:
@@ -216,7 +216,7 @@ def _limit(limit: int) -> str:
 def _expected_kv(numbers: Numbers) -> str:
     if numbers is None or not numbers[1]:
         return ""
-    return f": {numbers[0]:.0f} KV tokens expected with it, {numbers[1]:.0f} may be planned"
+    return f": forecast peak {numbers[0]:.0f} KV tokens of {numbers[1]:.0f}"
 
 
 def _adopted(worker: str, output: int, runs: bool) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from services.forecast import Floats, Ints
-from services.policies.snapshot import Jobs
+from services.policies.snapshot import RequestColumns
 
 NOTHING, EXTENDED = -2, -1  # values of `repeats` besides a Reason
 IDLE = np.iinfo(np.int64).max  # `limit` of a request that does not run: no limit exceeds it
@@ -37,7 +37,7 @@ class StoryColumns:
         self.times[rows] += 1
         self.limit[rows], self.until_s[rows] = limit[rows], now
 
-    def moved_kv(self, jobs: Jobs) -> Iterator[tuple[int, int, int]]:
+    def moved_kv(self, jobs: RequestColumns) -> Iterator[tuple[int, int, int]]:
         """Watched rows whose KV has moved: row, new location, tokens. O(rows)."""
         rows = np.flatnonzero(self.kv != UNWATCHED)
         held = jobs.held[rows]

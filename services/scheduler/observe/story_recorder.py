@@ -12,7 +12,7 @@ from itertools import chain, islice
 import numpy as np
 
 from services.core import FinishReason, Plan
-from services.policies.decision import Decision, Reason, Whys
+from services.policies.decision import Decision, WaitExplanations, WaitReason
 from services.policies.snapshot import Bools
 from services.scheduler.core import events as ev
 from services.scheduler.core.phases import RequestPhase, Transition, TransitionCause
@@ -35,7 +35,7 @@ from services.scheduler.observe.story_columns import (
 )
 from services.scheduler.observe.story_writer import StoryWriter
 
-ADMITTED, QUEUED = int(Reason.ADMITTED), int(RequestPhase.QUEUED)  # numpy compares ints faster
+ADMITTED, QUEUED = int(WaitReason.ADMITTED), int(RequestPhase.QUEUED)  # numpy compares ints faster
 
 AdmittedNumbers = dict[int, tuple[float, float]]  # by row, the numbers of an admission
 _NONE_ADMITTED: AdmittedNumbers = {}
@@ -132,18 +132,19 @@ class StoryRecorder:
         """Record why requests wait; returns the numbers of the admitted ones."""
         self._decision = decision = state.rounds.decision
         self._writer.begin_round(step.now)
-        why = decision.why
+        why = decision.explanations
         if len(why.rows) and isinstance(step.event, ev.Arranged):
-            why = why.at(self._current(decision, state))
+            why = why.select(self._current(decision, state))
         return self._reasons(why, step.now) if len(why.rows) else {}
 
-    def _reasons(self, why: Whys, now: float) -> AdmittedNumbers:
+    def _reasons(self, why: WaitExplanations, now: float) -> AdmittedNumbers:
         """A request that the round did not consider, or that has the same reason as before,
         continues to wait. O(rows) in one vectorised pass, and a tuple for each new reason."""
         repeats, stories = self._writer.columns.repeats, self._writer.rows
         changed = (repeats.take(why.rows) != why.reasons).nonzero()[0]
         columns = (
-            column.take(changed).tolist() for column in (why.rows, why.reasons, why.a, why.b)
+            column.take(changed).tolist()
+            for column in (why.rows, why.reasons, why.first_values, why.second_values)
         )
         admitted: AdmittedNumbers = {}
         before = self._writer.rounds - 1
@@ -160,7 +161,7 @@ class StoryRecorder:
 
     def _current(self, decision: Decision, state: SchedulerState) -> Bools:
         """Which reasons from a batcher still belong to the request in their row."""
-        rows, now_there = decision.why.rows, state.ledger.board.jobs.serial
+        rows, now_there = decision.explanations.rows, state.ledger.board.jobs.serial
         serials = dict(zip(decision.rows.tolist(), decision.serials.tolist(), strict=True))
         return np.array(
             [row in serials and serials[row] == now_there[row] for row in rows.tolist()], bool

@@ -15,14 +15,22 @@ from typing import Any
 import numpy as np
 
 from protos.generated import batcher_pb2
-from services.core import Completion, FinishReason, Progress, Report, Request, Sla, WorkerView
+from services.core import (
+    Completion,
+    FinishReason,
+    Report,
+    Request,
+    RequestProgress,
+    Sla,
+    WorkerView,
+)
 from services.costs import CostModel
 from services.forecast import UNCAPPED, Forecast
 from services.forecasttable import ForecastTable
 from services.policies.decide import arrange, decide
 from services.policies.decision import Decision
 from services.policies.preset import Preset
-from services.policies.snapshot import Contest, Snapshot
+from services.policies.snapshot import Candidates, Snapshot
 from services.runtime.codecs.arrange import (
     Telling,
     decode_contest,
@@ -68,7 +76,7 @@ class Batcher:
         self._preset = decode_hello(hello.hello)
         self._telling, self._table = Telling(table), ForecastTable()
 
-    def arrange(self, contest: Contest) -> Decision:
+    def arrange(self, contest: Candidates) -> Decision:
         data = encode_contest(contest, self._telling).SerializeToString()
         there = decode_contest(batcher_pb2.ArrangeMessage.FromString(data).contest, self._table)
         rng = np.random.default_rng(there.round)
@@ -84,7 +92,7 @@ class Seen:
     """A round: what was asked and what was said."""
 
     snapshot: Snapshot
-    contest: Contest
+    contest: Candidates
     decision: Decision
 
 
@@ -97,14 +105,14 @@ class Watched(Rounds):
         self.count = 0
         self._batcher = Batcher(state.preset, state.ledger.board.forecasts)
         self._copy = b""
-        self._posed: Contest | None = None
+        self._posed: Candidates | None = None
 
-    def begin(self, snapshot: Snapshot) -> Contest:
+    def begin(self, snapshot: Snapshot) -> Candidates:
         self._copy = pickle.dumps((snapshot, self.memory))
         self._posed = super().begin(snapshot)
         return self._posed
 
-    def arrange(self, contest: Contest) -> Decision:
+    def arrange(self, contest: Candidates) -> Decision:
         arranged = super().arrange(contest)
         assert same_but_for_memory(self._batcher.arrange(contest), arranged)
         return arranged
@@ -143,7 +151,7 @@ class Seat:
     victims: tuple[str, ...] = ()
     plan_seq: int = 0
     reports: int = 0
-    dropped: list[Progress] = field(default_factory=list)  # paused, and their KV is gone
+    dropped: list[RequestProgress] = field(default_factory=list)  # paused, and their KV is gone
 
 
 @dataclass
@@ -269,7 +277,7 @@ class Fleet:
         assert used <= blocks
         seat.reports += 1
         progress = tuple(
-            Progress(name, self.lives[name].made, here.held, _blocks(here.held))
+            RequestProgress(name, self.lives[name].made, here.held, _blocks(here.held))
             for name, here in seat.here.items()
             if here.runs
         )
@@ -280,7 +288,7 @@ class Fleet:
         name = seat.view.worker_id
         self._step(ev.Reported(f"{name}#1", name, report))
 
-    def _evict(self, seat: Seat) -> list[Progress]:
+    def _evict(self, seat: Seat) -> list[RequestProgress]:
         """By the plan's victims, until what this tick will hold fits."""
         evicted = []
         for name in seat.victims:
@@ -311,12 +319,12 @@ class Fleet:
         life = self.lives[name]
         return life.request.prompt_tokens + max(life.made, min(life.made + TOKENS, here.limit))
 
-    def _drop(self, seat: Seat, name: str) -> Progress:
+    def _drop(self, seat: Seat, name: str) -> RequestProgress:
         seat.here[name].held = 0
         return self._progress(seat, name)
 
-    def _progress(self, seat: Seat, name: str) -> Progress:
-        return Progress(name, self.lives[name].made, seat.here[name].held)
+    def _progress(self, seat: Seat, name: str) -> RequestProgress:
+        return RequestProgress(name, self.lives[name].made, seat.here[name].held)
 
 
 def _blocks(tokens: int) -> int:

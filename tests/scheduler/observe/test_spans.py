@@ -3,7 +3,7 @@
 import pytest
 
 from observability.tracing import NO_SPANS
-from services.core import Completion, FinishReason, Progress, Report
+from services.core import Completion, FinishReason, Report, RequestProgress
 from services.forecast import certain
 from services.scheduler.core import events as ev
 from services.scheduler.observe.spans import MAX_TRACED, SchedulerSpans
@@ -54,7 +54,7 @@ def test_a_request_s_waits_and_its_forecast():
     traced.foretell("a", 1.75)  # a better one changes nothing
     traced.step(worker(), 3.0)
     assert "Place" in traced.step(ev.Round(), 3.0)
-    evicted = Report(1, 1, evicted=(Progress("a", 5, 0),))
+    evicted = Report(1, 1, evicted=(RequestProgress("a", 5, 0),))
     assert "Preempt" in traced.step(ev.Reported("w0#1", "w0", evicted), 4.0)
     assert "Resume" in traced.step(ev.Round(), 6.0)
     done = Report(2, 2, finished=(Completion("a", 9, FinishReason.STOP),))

@@ -8,9 +8,9 @@ import pytest
 from services.core import (
     Completion,
     FinishReason,
-    Progress,
     Report,
     Request,
+    RequestProgress,
     Sla,
 )
 from services.forecast import certain
@@ -81,35 +81,33 @@ def test_one_that_waits_for_memory_runs_and_ends() -> None:
     sla = Sla("interactive", 1.0, 0.05)
     asked = Request("b", "demo", 70, 60, 10.0, deadline_s=30.0, sla=sla)
     r.submit(asked, 10.5, tokens=30)
-    report(r, 1, 11.0, progress=(Progress("a", 1, 91, 6),))
+    report(r, 1, 11.0, progress=(RequestProgress("a", 1, 91, 6),))
     assert r.told("b") == [
         "0.5 arrived with 70 prompt tokens and max_tokens 60; SLA interactive "
         "(TTFT 1 s, TPOT 0.05 s); deadline in 19.5 s",
         f"0.5 {FORESEEN_30}",
-        "0.5 waits: needs 176 tokens of KV in all, 152 may be planned [2 to 1.0]",
+        "0.5 waits: needs 176 KV tokens in all, limit 152 [2 to 1.0]",
         "1.0 position 1 of 1 in the queue",
     ]
     r.submit(request("c", at=11.0), 11.0, tokens=30)
     report(r, 2, 12.0, finished=(Completion("a", 20, FinishReason.STOP),))
-    report(r, 3, 12.5, progress=(Progress("b", 1, 71, 5),))
+    report(r, 3, 12.5, progress=(RequestProgress("b", 1, 71, 5),))
     report(r, 4, 13.0, finished=(Completion("b", 60, FinishReason.LENGTH),))
     assert r.told("a") == [
         "0.0 arrived with 90 prompt tokens and max_tokens 50; SLA default",
         "0.0 forecast by history: 20 output tokens expected, median 20, 90th percentile 20",
-        "0.0 admitted at w0, budget 50 output tokens: "
-        "96 KV tokens expected with it, 152 may be planned",
+        "0.0 admitted at w0, budget 50 output tokens: forecast peak 96 KV tokens of 152",
         "1.0 w0 reports the first output tokens: 1",
         "2.0 ended (stop) with 20 output tokens, queued 0.000 s",
     ]
     assert r.told("b")[2:] == [
-        "0.5 waits: needs 176 tokens of KV in all, 152 may be planned [3 to 1.0]",
-        "2.0 admitted at w0, budget 60 output tokens: "
-        "96 KV tokens expected with it, 152 may be planned",
+        "0.5 waits: needs 176 KV tokens in all, limit 152 [3 to 1.0]",
+        "2.0 admitted at w0, budget 60 output tokens: forecast peak 96 KV tokens of 152",
         "2.5 w0 reports the first output tokens: 1",
         "3.0 ended (length) with 60 output tokens, queued 2.000 s",
     ]
     assert r.told("c")[0].endswith("SLA default; 1 other request waits")
-    assert r.told("c")[2] == "0.0 waits: stands at place 2, behind one that does not fit"
+    assert r.told("c")[2] == "0.0 waits: queue position 2, behind a request that does not fit"
 
 
 def test_evicted_lost_moved_and_left() -> None:
@@ -119,16 +117,16 @@ def test_evicted_lost_moved_and_left() -> None:
     r.submit(request("a", prompt=40, most=90), 0.0)
     r.submit(request("b", prompt=40, most=90), 0.1)
     r.submit(request("c", prompt=80, most=20), 0.2)
-    report(r, 1, 1.0, progress=(Progress("a", 20, 60, 4), Progress("b", 18, 58, 4)))
-    evicted = (Progress("b", 28, 0, 0),)
-    report(r, 2, 2.0, progress=(Progress("a", 30, 70, 5),), evicted=evicted)
+    report(r, 1, 1.0, progress=(RequestProgress("a", 20, 60, 4), RequestProgress("b", 18, 58, 4)))
+    evicted = (RequestProgress("b", 28, 0, 0),)
+    report(r, 2, 2.0, progress=(RequestProgress("a", 30, 70, 5),), evicted=evicted)
     report(r, 3, 3.0, finished=(Completion("a", 60, FinishReason.STOP),))
     r.step(worker("w1", kv_tokens=160), 4.0)
     r.step(ev.WorkerLost("w0#1", "w0"), 5.0)
     r.step(ev.Cancelled(G, "c", FinishReason.CANCELLED, 0), 6.0)
     r.step(ev.GatewayLost(G), 7.0)
-    full = "waits: needs 160 tokens of KV in all, 152 may be planned"
-    room = "budget 90 output tokens: 80 KV tokens expected with it, 152 may be planned"
+    full = "waits: needs 160 KV tokens in all, limit 152"
+    room = "budget 90 output tokens: forecast peak 80 KV tokens of 152"
     assert r.told("b")[3:] == [
         "1.0 w0 reports the first output tokens: 18",
         "2.0 evicted by w0 after 28 output tokens: memory ran out; KV dropped",
@@ -140,11 +138,10 @@ def test_evicted_lost_moved_and_left() -> None:
         "7.0 ended because the gateway's stream ended",
     ]
     assert r.told("c")[2:] == [
-        "0.2 waits: needs 176 tokens of KV in all, 152 may be planned [2 to 1.0]",
-        "2.0 waits: stands at place 2, behind one that does not fit",
+        "0.2 waits: needs 176 KV tokens in all, limit 152 [2 to 1.0]",
+        "2.0 waits: queue position 2, behind a request that does not fit",
         f"3.0 {full}",
-        "4.0 admitted at w1, budget 20 output tokens: "
-        "80 KV tokens expected with it, 152 may be planned",
+        "4.0 admitted at w1, budget 20 output tokens: forecast peak 80 KV tokens of 152",
         "6.0 cancelled with 0 output tokens",
     ]
     assert (
@@ -178,21 +175,22 @@ def test_paused_for_another_swapped_out_and_back() -> None:
     for at, output in ((1.0, 20), (2.0, 40)):
         d.progress("long", output, at)
     d.submit("short", 3, 3.0)
-    d.report(4.0, progress=(Progress("long", 45, 55, 55), Progress("short", 1, 11, 11)))
-    d.report(5.0, progress=(Progress("long", 45, 55, 0),))
+    d.report(
+        4.0, progress=(RequestProgress("long", 45, 55, 55), RequestProgress("short", 1, 11, 11))
+    )
+    d.report(5.0, progress=(RequestProgress("long", 45, 55, 0),))
     d.report(6.0, finished=(Completion("short", 3, FinishReason.STOP),))
-    d.report(7.0, progress=(Progress("long", 46, 56, 56),))
+    d.report(7.0, progress=(RequestProgress("long", 46, 56, 56),))
     assert d.tells("long")[2:] == [
-        "0.0 admitted at w0, budget 32 output tokens: "
-        "10 KV tokens expected with it, 300 may be planned",
+        "0.0 admitted at w0, budget 32 output tokens: forecast peak 10 KV tokens of 300",
         "1.0 w0 reports the first output tokens: 20",
         "1.0 slice extended, budget 72 output tokens [2 to 2.0]",
         "3.0 paused at w0 by the plan after 40 output tokens, for short",
-        "4.0 waits: 1 requests run, 1 is the most this worker takes",
+        "4.0 waits: 1 requests run, the worker runs at most 1",
         "5.0 55 KV tokens moved to host memory",
-        "5.0 waits: 1 requests run, 1 is the most this worker takes",
+        "5.0 waits: 1 requests run, the worker runs at most 1",
         "6.0 resumed at w0, 55 KV tokens kept, budget 77 output tokens: "
-        "55 KV tokens expected with it, 300 may be planned",
+        "forecast peak 55 KV tokens of 300",
         "7.0 56 KV tokens moved back to the device",
     ]
 
@@ -277,7 +275,7 @@ def test_a_log_tells_the_same_stories(tmp_path: Path) -> None:
     for n, tokens in enumerate((400, 30, 120, 5)):
         d.submit(f"r{n}", tokens, float(n))
         d.progress("r0", 10 * n + 5, n + 0.5)
-    d.report(5.0, evicted=(Progress("r0", 50, 60, 0),))
+    d.report(5.0, evicted=(RequestProgress("r0", 50, 60, 0),))
     d.report(6.0, finished=(Completion("r1", 30, FinishReason.STOP),))
     d.step(ev.WorkerLost("w0#1", "w0"), 7.0)
     assert d.run
@@ -300,8 +298,8 @@ def test_a_log_is_judged_by_reports(tmp_path: Path) -> None:
     sla = Sla("interactive", 1.0, 0.05)
     for name in "ab":
         r.submit(Request(name, "demo", 10, 50, 0.0, sla=sla), 0.0)
-    report(r, 1, 0.9, progress=(Progress("b", 1, 11, 1),))
-    report(r, 2, 2.0, progress=(Progress("a", 1, 11, 1), Progress("b", 12, 22, 2)))
+    report(r, 1, 0.9, progress=(RequestProgress("b", 1, 11, 1),))
+    report(r, 2, 2.0, progress=(RequestProgress("a", 1, 11, 1), RequestProgress("b", 12, 22, 2)))
     done = (Completion("a", 1, FinishReason.STOP), Completion("b", 12, FinishReason.STOP))
     report(r, 3, 2.0, finished=done)
     path = tmp_path / "events.jsonl"

@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.core import Plan, Progress, Report, Request, WorkerView
+from services.core import Plan, Report, Request, RequestProgress, WorkerView
 from services.costs import CostModel
 from services.forecast import Forecast
-from services.policies.decide import rank
+from services.policies.decide import rank_requests
 from services.policies.order.alise import LEVEL
 from services.policies.order.ranking import Ranking
 from services.policies.preset import choose
@@ -70,7 +70,7 @@ class Driver:
         self.step(ev.Reported(f"{on}#1", on, report), now)
 
     def progress(self, name: str, output: int, now: float, prompt: int = 10) -> None:
-        self.report(now, progress=(Progress(name, output, prompt + output),))
+        self.report(now, progress=(RequestProgress(name, output, prompt + output),))
 
     def row(self, name: str) -> int:
         return int(self.state.jobs[name].row)
@@ -95,7 +95,7 @@ class Driver:
         """Everybody's rank as it is now."""
         state = self.state
         snapshot = state.ledger.board.snapshot(self.now, state.ledger.worker_snapshots())
-        return rank(snapshot, state.preset, state.rounds.memory)
+        return rank_requests(snapshot, state.preset, state.rounds.memory)
 
     def remaining_s(self, name: str) -> float:
         ranking = self.ranked()
