@@ -1,10 +1,10 @@
-"""foretoken: LLM serving that keeps SLAs by foreseeing how long each answer will be."""
+"""foretoken: SLA-aware LLM serving that schedules by forecast."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from foretoken.client.answers import Answer, Choice, Chunk, Foreseen, Usage
+    from foretoken.client.answers import Answer, Choice, Chunk, Forecast, Usage
     from foretoken.client.client import AsyncClient, Client
     from foretoken.client.errors import (
         DeadlineExceeded,
@@ -23,7 +23,7 @@ __all__ = [
     "Chunk",
     "Client",
     "DeadlineExceeded",
-    "Foreseen",
+    "Forecast",
     "ForetokenError",
     "InvalidRequest",
     "Overloaded",
@@ -33,14 +33,14 @@ __all__ = [
     "Usage",
 ]
 
-_HOMES = ("foretoken.client.client", "foretoken.client.answers", "foretoken.client.errors")
+_MODULES = ("foretoken.client.client", "foretoken.client.answers", "foretoken.client.errors")
 
 
 def __getattr__(name: str) -> object:
-    """Loaded when first asked for: the command must be able to settle gRPC's options first."""
+    """Import a name on first use, so that the command can set gRPC's options before the import."""
     if name in __all__:
-        for home in map(import_module, _HOMES):
-            if hasattr(home, name):
-                found: object = getattr(home, name)
+        for module in map(import_module, _MODULES):
+            if hasattr(module, name):
+                found: object = getattr(module, name)
                 return found
     raise AttributeError(f"module 'foretoken' has no attribute {name!r}")

@@ -1,6 +1,6 @@
-"""The command `foretoken`; `python -m foretoken` is the same.
+"""The `foretoken` command; `python -m foretoken` runs it, too.
 
-What a command needs is imported when it runs: a mistyped option is answered at once.
+Each command imports what it needs when it runs, so that a mistyped option is reported at once.
 """
 
 import os
@@ -10,7 +10,7 @@ from typing import Annotated, NoReturn
 from foretoken.running.interrupts import quiet_interrupts
 
 if sys.argv[1:2] == ["serve"]:
-    quiet_interrupts()  # until there is something to be ended in order
+    quiet_interrupts()  # until there is something to clean up
 
 import typer
 
@@ -24,21 +24,21 @@ from foretoken.commands.train import app as train
 from foretoken.commands.usage import Command, ManyCommand, ServeCommand, UsageError
 from foretoken.commands.why import why
 
-SERVE, ASK, LEARN = "Serve", "Ask a server", "Predictors"
-MISTAKE = 2
+SERVE, CLIENT, LAB = "Serve", "Use a server", "Predictors"
+USAGE_ERROR = 2
 CONTEXT = {"help_option_names": ["-h", "--help"]}
 
 app = typer.Typer(
     name="foretoken",
-    help="SLA-aware LLM serving that schedules by foresight.",
+    help="SLA-aware LLM serving that schedules by forecast.",
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings=CONTEXT,
 )
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(requested: bool) -> None:
+    if requested:
         from services.runtime.version import foretoken_version
 
         print(f"foretoken {foretoken_version()}")
@@ -52,7 +52,7 @@ def root(
         bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_version)
     ] = False,
 ) -> None:
-    """SLA-aware LLM serving that schedules by foresight."""
+    """SLA-aware LLM serving that schedules by forecast."""
     if context.invoked_subcommand is None:
         print(context.get_help())
 
@@ -60,18 +60,18 @@ def root(
 app.command(cls=ServeCommand, rich_help_panel=SERVE)(serve)
 app.command(cls=Command, rich_help_panel=SERVE)(presets)
 app.command(cls=Command, rich_help_panel=SERVE)(key)
-app.command(cls=Command, rich_help_panel=ASK)(chat)
-app.command(cls=ManyCommand, rich_help_panel=ASK)(bench)
-app.command(cls=Command, rich_help_panel=ASK)(why)
-app.command(cls=ManyCommand, rich_help_panel=LEARN)(evaluate)
-app.add_typer(train, name="train", rich_help_panel=LEARN)
+app.command(cls=Command, rich_help_panel=CLIENT)(chat)
+app.command(cls=ManyCommand, rich_help_panel=CLIENT)(bench)
+app.command(cls=Command, rich_help_panel=CLIENT)(why)
+app.command(cls=ManyCommand, rich_help_panel=LAB)(evaluate)
+app.add_typer(train, name="train", rich_help_panel=LAB)
 
 
 def main() -> None:
-    """Run the command; a mistake of the user's is one line and status 2."""
-    # gRPC's core would otherwise remark on every process we start. Read when it is first imported.
+    """Run the command; a usage error is one line and status 2."""
+    # gRPC logs a warning for every child process otherwise. Read when gRPC is first imported.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
-    os.environ.setdefault("HF_HUB_ETAG_TIMEOUT", "4")  # seconds; a hub that is away is soon known
+    os.environ.setdefault("HF_HUB_ETAG_TIMEOUT", "4")  # fail soon without a hub
     try:
         status = app(prog_name="foretoken", standalone_mode=False)
     except UsageError as error:
@@ -81,18 +81,18 @@ def main() -> None:
 
         leave("foretoken", error)
     except Exception as error:
-        # What the parser of the command line found; its classes have no public name.
+        # An error of the command line parser, whose classes are not public.
         if not hasattr(error, "format_message"):
             raise
-        if said := " ".join(error.format_message().split()):  # nothing: help was shown instead
-            _complain(said)
-        sys.exit(MISTAKE)
+        if message := " ".join(error.format_message().split()):  # empty: help was printed
+            _complain(message)
+        sys.exit(USAGE_ERROR)
     sys.exit(status if isinstance(status, int) else 0)
 
 
-def _complain(what: str) -> NoReturn:
-    print(f"foretoken: {what}", file=sys.stderr)
-    sys.exit(MISTAKE)
+def _complain(message: str) -> NoReturn:
+    print(f"foretoken: {message}", file=sys.stderr)
+    sys.exit(USAGE_ERROR)
 
 
 if __name__ == "__main__":

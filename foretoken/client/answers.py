@@ -1,4 +1,4 @@
-"""What a client gets back, and the request it sends: plain values around the messages."""
+"""Requests and answers of the clients, as plain values."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +13,7 @@ SLA_BUDGETS = ("ttft_s", "tpot_s", "mtpot_s")
 
 
 class SamplingOptions(TypedDict, total=False):
-    """Keyword arguments of `generate` and `complete`; what is left out has its default."""
+    """Sampling arguments of `generate` and `complete`; missing ones have the server's defaults."""
 
     temperature: float
     top_p: float
@@ -40,13 +40,13 @@ class SamplingOptions(TypedDict, total=False):
 
 
 class RequestOptions(SamplingOptions, total=False):
-    """With what concerns the request beside its sampling.
+    """Sampling arguments and request options.
 
-    `application` groups requests whose lengths are alike; only those of the same `cache_salt` share
-    the KV of a common beginning; `user` is whose it is where the salt does not say so; a lower
-    `priority` goes before a higher; the answer is called `request_id`. With `include_forecast`,
-    chunks carry what is foreseen of their choice. `truncate_prompt_tokens` keeps the prompt's last
-    so many, -1 what fits. The last three are for a conversation's template.
+    application: groups requests with similar output lengths. cache_salt: only requests with the
+    same salt share cached prefixes. user: the tenant, if there is no salt. priority: lower goes
+    first. request_id: id of the answer. include_forecast: chunks carry a length forecast.
+    truncate_prompt_tokens: keeps the last tokens of the prompt; -1 keeps what fits. The last three
+    are for the chat template.
     """
 
     application: str
@@ -70,12 +70,12 @@ OWN_OPTIONS = RequestOptions.__annotations__.keys() - SamplingOptions.__annotati
 class Usage:
     prompt_tokens: int
     completion_tokens: int
-    cached_tokens: int = 0  # of the prompt's, whose KV was there already
+    cached_tokens: int = 0  # prompt tokens found in the prefix cache
 
 
 @dataclass(frozen=True)
 class Logprob:
-    """A token's log-probability and those of its likeliest rivals, by token id."""
+    """Log-probability of a token, and of the most likely tokens by id."""
 
     token_id: int
     logprob: float
@@ -83,10 +83,12 @@ class Logprob:
 
 
 @dataclass(frozen=True)
-class Foreseen:
-    """A choice's length in tokens as it is foreseen by now, with its 90 % interval, and the seconds
-    to its expected end. Until text has come also the promised time to the first token, from
-    arrival, which about 90 % keep, and whether the SLA is expected to hold; None after that."""
+class Forecast:
+    """Forecast of a choice: its length with a 90 % interval, and the seconds to its end.
+
+    ttft_s: promised time to first token from arrival, kept by about 90 %; sla_expected: whether the
+    SLA is expected to be met. Both are None once text has arrived.
+    """
 
     expected_tokens: float
     low_tokens: int
@@ -98,22 +100,24 @@ class Foreseen:
 
 @dataclass(frozen=True)
 class Chunk:
-    """What has been added to one choice; `finish_reason` is set on its last chunk, `forecast` where
-    it was asked for and is known: once perhaps before there is any text. `prompt_logprobs`, where
-    asked for, come with its first tokens: of each of the prompt's but the first."""
+    """New text of one choice. The last chunk has a `finish_reason`.
+
+    forecast: if requested and known, possibly before any text. prompt_logprobs: if requested, with
+    the first tokens, for every prompt token except the first.
+    """
 
     index: int
     text: str
     token_ids: Sequence[int]
     logprobs: Sequence[Logprob] = ()
     finish_reason: FinishReason | None = None
-    forecast: Foreseen | None = None
+    forecast: Forecast | None = None
     prompt_logprobs: Sequence[Logprob] = ()
 
 
 @dataclass
 class Choice:
-    """One whole answer."""
+    """One complete choice."""
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
@@ -131,7 +135,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Answer:
-    """All choices of a request; `text` and `finish_reason` are the first's."""
+    """All choices of a request; `text` and `finish_reason` are those of the first."""
 
     request_id: str
     choices: Sequence[Choice]
@@ -154,7 +158,10 @@ def make_request(
     sla: str | Mapping[str, float] | None,
     given: RequestOptions,
 ) -> gateway_pb2.GenerateRequest:
-    """Raises TypeError or ValueError for what no message can carry; ranges the server checks."""
+    """Build the gRPC request. Raises TypeError or ValueError for invalid types.
+
+    The server checks ranges.
+    """
     if sum(given is not None for given in (prompt, messages, tokens)) != 1:
         raise TypeError("give exactly one of prompt, messages and tokens")
     options: dict[str, Any] = {**given}
@@ -164,7 +171,7 @@ def make_request(
     if template_kwargs := options.pop("chat_template_kwargs", None):
         template["template_kwargs_json"] = json.dumps(dict(template_kwargs))
     if template and messages is None:
-        raise TypeError(f"{next(iter(template))} is for messages")
+        raise TypeError(f"{next(iter(template))} requires messages")
     own = {name: options.pop(name) for name in list(options) if name in OWN_OPTIONS}
     request = gateway_pb2.GenerateRequest(
         model=model, sampling=common_pb2.Sampling(**options), **own
@@ -188,7 +195,7 @@ def decode_chunk(response: gateway_pb2.GenerateResponse) -> Chunk:
         list(response.token_ids),
         _logprobs(response.logprobs),
         decode_reason(response.finish_reason),
-        _foreseen(response.forecast) if response.HasField("forecast") else None,
+        _forecast(response.forecast) if response.HasField("forecast") else None,
         _logprobs(response.prompt_logprobs),
     )
 
@@ -200,14 +207,14 @@ def _logprobs(items: Iterable[common_pb2.TokenLogprob]) -> list[Logprob]:
     ]
 
 
-def _foreseen(told: gateway_pb2.Foreseen) -> Foreseen:
-    return Foreseen(
-        told.expected_tokens,
-        told.low_tokens,
-        told.high_tokens,
-        told.end_s,
-        told.ttft_s if told.HasField("ttft_s") else None,
-        told.sla_expected if told.HasField("sla_expected") else None,
+def _forecast(message: gateway_pb2.Foreseen) -> Forecast:
+    return Forecast(
+        message.expected_tokens,
+        message.low_tokens,
+        message.high_tokens,
+        message.end_s,
+        message.ttft_s if message.HasField("ttft_s") else None,
+        message.sla_expected if message.HasField("sla_expected") else None,
     )
 
 
@@ -216,7 +223,7 @@ def decode_usage(usage: gateway_pb2.Usage) -> Usage:
 
 
 def assemble(request_id: str, chunks: Iterable[Chunk], usage: Usage | None) -> Answer:
-    """All chunks of a finished call as one answer."""
+    """Join all chunks of a finished call."""
     choices: dict[int, Choice] = {}
     for chunk in chunks:
         choices.setdefault(chunk.index, Choice()).add(chunk)

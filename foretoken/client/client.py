@@ -28,7 +28,7 @@ from protos.generated import gateway_pb2, gateway_pb2_grpc
 from services.runtime.channel import OPTIONS
 
 TIMEOUT_KEY = "x-request-timeout-s"
-GRACE_S = 2.0  # the server ends an answer at its timeout; this is for when it cannot
+GRACE_S = 2.0  # beyond the timeout that the server enforces
 
 Messages = Iterable[Mapping[str, str]]
 Sla = str | Mapping[str, float]
@@ -36,9 +36,9 @@ Metadata = tuple[tuple[str, str], ...]
 
 
 class Stream:
-    """An answer on its way: iterate its chunks. Leaving it early cancels the request.
+    """An answer that is being received: iterate its chunks. Leaving early cancels the request.
 
-    `usage` is known once it has ended. Iterating raises a `ForetokenError`.
+    `usage` is set at the end. Iterating raises `ForetokenError`.
     """
 
     def __init__(self, call: Any, address: str):
@@ -64,17 +64,17 @@ class Stream:
             self.cancel()
 
     def cancel(self) -> None:
-        """Stop the answer here; iterating ends. Nothing happens when it is over."""
+        """Cancel the request; iteration ends. Does nothing once it has ended."""
         self._call.cancel()
 
     def complete(self) -> Answer:
-        """Wait for the whole answer."""
+        """Wait for the complete answer."""
         chunks = list(self)
         return assemble(self.request_id, chunks, self.usage)
 
 
 class AsyncStream:
-    """As `Stream`, with `async for` and `await stream.complete()`."""
+    """The asynchronous `Stream`: `async for`, and `await stream.complete()`."""
 
     def __init__(self, call: Any, address: str):
         self._call, self._address = call, address
@@ -103,20 +103,20 @@ class AsyncStream:
             self.cancel()
 
     def cancel(self) -> None:
-        """Stop the answer here; iterating ends. Nothing happens when it is over."""
+        """Cancel the request; iteration ends. Does nothing once it has ended."""
         self._cancelled = True
         self._call.cancel()
 
     async def complete(self) -> Answer:
-        """Wait for the whole answer."""
+        """Wait for the complete answer."""
         chunks = [chunk async for chunk in self]
         return assemble(self.request_id, chunks, self.usage)
 
 
 class Client:
-    """A blocking client, safe to share between threads. Close it, or use it in a `with`.
+    """A blocking client, safe to share between threads. Close it, or use it in a `with` block.
 
-    `api_key` is for a server that asks for one.
+    `api_key` is needed if the server requires one.
     """
 
     def __init__(self, address: str = DEFAULT_SERVER, api_key: str = ""):
@@ -139,17 +139,17 @@ class Client:
         """Start an answer to exactly one of a prompt, a conversation, or token ids.
 
         `sla` is a class name or a mapping of budgets; after `timeout_s` the answer ends with
-        finish reason `deadline`, or raises DeadlineExceeded if nothing had come.
+        finish reason `deadline`, or raises DeadlineExceeded before the first token.
         """
         request = make_request(prompt, messages, tokens, model, sla, options)
         return Stream(self._stub.Generate(request, **_timing(timeout_s, self._key)), self.address)
 
     def complete(self, prompt: str | None = None, **options: Any) -> Answer:
-        """The whole answer; takes what `generate` takes."""
+        """Return the complete answer; takes the arguments of `generate`."""
         return self.generate(prompt, **options).complete()
 
     def models(self) -> list[str]:
-        """Names of the served models."""
+        """Return the names of the served models."""
         try:
             listed = self._stub.ListModels(
                 gateway_pb2.ListModelsRequest(), timeout=10, metadata=self._key
@@ -196,11 +196,11 @@ class AsyncClient:
         )
 
     async def complete(self, prompt: str | None = None, **options: Any) -> Answer:
-        """The whole answer; takes what `generate` takes."""
+        """Return the complete answer; takes the arguments of `generate`."""
         return await self.generate(prompt, **options).complete()
 
     async def models(self) -> list[str]:
-        """Names of the served models."""
+        """Return the names of the served models."""
         try:
             listed = await self._stub.ListModels(
                 gateway_pb2.ListModelsRequest(), timeout=10, metadata=self._key

@@ -1,4 +1,4 @@
-"""`foretoken key`: a new API key, and the line by which a server knows it."""
+"""`foretoken key`: create an API key and its line for the key file."""
 
 import sys
 from typing import Annotated
@@ -9,16 +9,18 @@ from foretoken.commands.usage import UsageError
 
 
 def key(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Whose it is; logs tell it.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Owner of the key, shown in logs.")],
 ) -> None:
-    """Make an API key: on stderr the key, for its holder; on stdout a line for --api-key-file.
+    """Create an API key: the key on stderr, its line for --api-key-file on stdout.
 
-    That line holds a hash, from which nobody gets the key back.
+    The line holds a hash; the key cannot be recovered from it.
     """
     from gateway.admission.keys import NAME, hash_key, new_key
 
     if not NAME.fullmatch(name):
-        raise UsageError(f"a key's name is up to 64 letters, digits and ._- alone, got {name!r}")
-    made = new_key()
-    print(made, file=sys.stderr)
-    print(f"{name}:{hash_key(made)}")
+        raise UsageError(
+            f"a key name has at most 64 letters, digits, dots, dashes or underscores; got {name!r}"
+        )
+    secret = new_key()
+    print(secret, file=sys.stderr)
+    print(f"{name}:{hash_key(secret)}")

@@ -1,4 +1,4 @@
-"""`foretoken presets`: the rows there are, and what one of them chooses."""
+"""`foretoken presets`: list the presets, or print one with its alternatives."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated
@@ -15,25 +15,27 @@ INDENT = "  "
 
 def presets(
     name: Annotated[
-        str, typer.Argument(help="A row to print whole; all in a line each without.")
+        str, typer.Argument(help="Preset to print in full; without it, all are listed.")
     ] = "",
-    file: Annotated[str, typer.Option("--presets", metavar="FILE", help="TOML of more rows.")] = "",
+    file: Annotated[
+        str, typer.Option("--presets", metavar="FILE", help="TOML file with more presets.")
+    ] = "",
 ) -> None:
-    """List the policies there are, or print one: what it chooses, and where it is from."""
+    """List the presets, or print the choices, numbers and source of one."""
     from services.policies.preset import require_known
     from services.policies.preset_table import load_preset_rows
 
     known = load_preset_rows(file)
     if name:
         require_known("preset", name, known)
-        lines = described(known[name], file)
+        lines = describe(known[name], file)
     else:
-        lines = listed(known)
+        lines = list_presets(known)
     for line in lines:
         print(line)
 
 
-def listed(known: "Mapping[str, PresetRow]") -> Iterator[str]:
+def list_presets(known: "Mapping[str, PresetRow]") -> Iterator[str]:
     from services.policies.preset import DEFAULT
 
     width = max(map(len, known))
@@ -42,8 +44,8 @@ def listed(known: "Mapping[str, PresetRow]") -> Iterator[str]:
         yield f"{name:<{width}}  {row.preset.about}{mark}".rstrip()
 
 
-def described(row: "PresetRow", file: str = "") -> Iterator[str]:
-    """Every choice, with the others there are, and under it the numbers that it takes."""
+def describe(row: "PresetRow", file: str = "") -> Iterator[str]:
+    """Yield each choice with its alternatives, and below it the numbers it takes."""
     from services.policies.preset import FORMS_BY_ARRANGEMENT
 
     preset = row.preset
@@ -60,7 +62,7 @@ def described(row: "PresetRow", file: str = "") -> Iterator[str]:
     yield ""
     more = f" --presets {file}" if file else ""
     command = f"foretoken serve{more} --policy {preset.name} --set preset.KEY=VALUE"
-    yield f"{command} replaces any of them."
+    yield f"{command} replaces a choice or number."
 
 
 def _choice(stage: str, chosen: str, known: Iterable[str]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""`foretoken serve`: pick embedded or separate, run it, leave cleanly."""
+"""Run `foretoken serve`, embedded or with separate processes, until a signal."""
 
 import logging
 import os
@@ -7,12 +7,12 @@ from typing import Any
 
 import uvloop
 
+from foretoken.running.console import lines
 from foretoken.running.embedded import serve_embedded
 from foretoken.running.interrupts import quiet_interrupts
-from foretoken.running.leaving import Interrupted
 from foretoken.running.options import ServeOptions, secrets, sections
 from foretoken.running.separate import serve_separate
-from foretoken.running.told import lines
+from foretoken.running.shutdown import Interrupted
 from services.runtime.config import check_environment, load
 from services.runtime.main import end_at_once
 from services.runtime.observed.logs import LoggingConfig, log_as
@@ -23,8 +23,11 @@ Mode = Callable[[ServeOptions, Lifecycle], Coroutine[Any, Any, None]]
 
 
 def serve(options: ServeOptions) -> None:
-    """Run until Ctrl-C or SIGTERM. Raises ConfigError or ValueError for a user's mistake, and
-    GaveUp when a process it can't do without keeps ending."""
+    """Run until Ctrl-C or SIGTERM.
+
+    Raises ConfigError or ValueError for a mistake in the settings, and GaveUp when a required
+    process keeps exiting.
+    """
     check_environment()
     os.environ.update(secrets(options))
     logs = sections(options)["logging"]
@@ -39,7 +42,7 @@ def serve(options: ServeOptions) -> None:
     except Interrupted as interrupted:
         end_at_once(interrupted.status)
     finally:
-        quiet_interrupts()  # nothing is left to be ended in order
+        quiet_interrupts()  # nothing is left to clean up
     end_at_once()
 
 

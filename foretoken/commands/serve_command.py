@@ -1,4 +1,4 @@
-"""`foretoken serve`: its options."""
+"""The options of `foretoken serve`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -18,7 +18,7 @@ def serve(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="Folder or hub name of a causal LM.",
+            help="Folder or hub name of a causal language model.",
             show_default="the demo model",
         ),
     ] = "",
@@ -26,7 +26,7 @@ def serve(
         str,
         typer.Option(
             metavar="MODEL",
-            help="The same, as an option.",
+            help="The model, as an option.",
             rich_help_panel=MODEL,
             show_default="the demo model",
         ),
@@ -35,9 +35,9 @@ def serve(
         str,
         typer.Option(
             metavar="NAME",
-            help="What clients call the model.",
+            help="Name of the model for clients.",
             rich_help_panel=MODEL,
-            show_default="the folder's or hub's name",
+            show_default="the folder's or hub name",
         ),
     ] = "",
     max_model_len: Annotated[
@@ -45,7 +45,7 @@ def serve(
         typer.Option(
             metavar="TOKENS",
             min=0,
-            help="Prompt and answer together; 0: as the model takes.",
+            help="Longest prompt and answer together; 0: the model's limit.",
             rich_help_panel=MODEL,
         ),
     ] = 0,
@@ -62,7 +62,7 @@ def serve(
         str,
         typer.Option(
             metavar="FILE",
-            help="Jinja template of conversations.",
+            help="Jinja chat template.",
             rich_help_panel=MODEL,
             show_default="the model's own",
         ),
@@ -71,7 +71,7 @@ def serve(
         str,
         typer.Option(
             metavar="NAME",
-            help="auto, cpu, cuda, or cuda:1 and so on.",
+            help="auto, cpu, cuda or cuda:N.",
             rich_help_panel=MODEL,
             show_default="auto",
         ),
@@ -81,7 +81,7 @@ def serve(
         typer.Option(
             metavar="N",
             min=0,
-            help="Processes that one replica is spread over, a GPU each.",
+            help="Processes per replica, one GPU each.",
             rich_help_panel=MODEL,
             show_default="1",
         ),
@@ -94,7 +94,7 @@ def serve(
         int,
         typer.Option(
             metavar="TOKENS",
-            help="KV cache of a worker; 0: by free memory.",
+            help="KV cache tokens per worker; 0: what memory allows.",
             rich_help_panel=MEMORY,
         ),
     ] = 0,
@@ -102,7 +102,7 @@ def serve(
         str,
         typer.Option(
             metavar="NAME",
-            help="KV on the device: auto, as the model's; int8, half the bytes.",
+            help="KV cache dtype: auto (the model's) or int8.",
             rich_help_panel=MEMORY,
             show_default="auto",
         ),
@@ -111,16 +111,16 @@ def serve(
         float | None,
         typer.Option(
             metavar="GIB",
-            help="Host memory of a worker for KV that waits; 0: none.",
+            help="Host memory per worker for the KV of paused requests; 0: none.",
             rich_help_panel=MEMORY,
-            show_default="up to 4 GiB of what is free",
+            show_default="up to 4 GiB of free memory",
         ),
     ] = None,
     policy: Annotated[
         str,
         typer.Option(
             metavar="NAME",
-            help="Preset, as `foretoken presets` lists them.",
+            help="Scheduling preset; `foretoken presets` lists them.",
             rich_help_panel=POLICY,
             show_default="foretoken",
         ),
@@ -129,14 +129,14 @@ def serve(
         str,
         typer.Option(
             metavar="FILE",
-            help="TOML of more presets, as presets.toml has them.",
+            help="TOML file with more presets.",
             rich_help_panel=POLICY,
             show_default="none",
         ),
     ] = "",
     host: Annotated[
         str,
-        typer.Option(metavar="ADDRESS", help="Where to listen.", rich_help_panel=ADDRESS),
+        typer.Option(metavar="ADDRESS", help="Address to listen on.", rich_help_panel=ADDRESS),
     ] = "127.0.0.1",
     http_port: Annotated[
         int,
@@ -166,15 +166,15 @@ def serve(
             metavar="KEY",
             envvar=API_KEY_VARIABLE,
             rich_help_panel=REQUESTS,
-            help="A key that clients must bring; repeatable.",
-            show_default="none is asked for",
+            help="API key that clients must send; repeatable.",
+            show_default="no key required",
         ),
     ] = None,
     api_key_file: Annotated[
         str,
         typer.Option(
             metavar="FILE",
-            help="Keys by name, hashed, a line each, as `foretoken key` prints.",
+            help="File of named, hashed keys; `foretoken key` prints its lines.",
             rich_help_panel=REQUESTS,
             show_default="none",
         ),
@@ -183,7 +183,7 @@ def serve(
         str,
         typer.Option(
             metavar="ORIGINS",
-            help="Origins by commas whose pages may ask; *: any.",
+            help="Allowed CORS origins, comma-separated; *: any.",
             rich_help_panel=REQUESTS,
             show_default="none",
         ),
@@ -191,8 +191,8 @@ def serve(
     unknown_fields: Annotated[
         str,
         typer.Option(
-            metavar="WHAT",
-            help="Fields of requests that nobody knows: ignore or refuse.",
+            metavar="ACTION",
+            help="Unknown request fields: ignore or refuse.",
             rich_help_panel=REQUESTS,
             show_default="ignore",
         ),
@@ -201,7 +201,7 @@ def serve(
         bool,
         typer.Option(
             "--separate",
-            help="Every service a process of its own, over TCP.",
+            help="Run every service as a separate process over TCP.",
             rich_help_panel=PROCESSES,
         ),
     ] = False,
@@ -209,7 +209,7 @@ def serve(
         str,
         typer.Option(
             metavar="LEVEL",
-            help="Of every process: debug, info, warning or error.",
+            help="Log level of every process: debug, info, warning or error.",
             rich_help_panel=PROCESSES,
             show_default="warning",
         ),
@@ -219,21 +219,21 @@ def serve(
         typer.Option(
             "--set",
             metavar="SECTION.KEY=VALUE",
-            help="Any setting; repeatable; wins over all.",
+            help="Any setting; repeatable; overrides the other options.",
             rich_help_panel=PROCESSES,
             show_default="none",
         ),
     ] = None,
 ) -> None:
-    """Start everything on this machine and serve a model."""
+    """Start all services on this machine and serve a model."""
     if name and model and name != model:
-        raise UsageError(f"two models are given, {name} and --model {model}: which one?")
+        raise UsageError(f"two models are given, {name} and --model {model}; give one")
     if log_level and log_level.lower() not in LEVELS:
         raise UsageError(
             f"--log-level takes {', '.join(LEVELS)}; got {log_level!r}{near(log_level, LEVELS)}"
         )
     if chat_template and not Path(chat_template).expanduser().is_file():
-        raise UsageError(f"there is no chat template {chat_template}")
+        raise UsageError(f"the chat template {chat_template} does not exist")
     from foretoken.commands.serve import serve as run
     from foretoken.running.model import locate
     from foretoken.running.options import ServeOptions, demo_model

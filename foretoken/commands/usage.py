@@ -1,4 +1,4 @@
-"""A command line's mistakes in a line each, with what would be right."""
+"""Report each mistake on the command line in one line, with a suggestion."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
@@ -7,17 +7,17 @@ from typing import Any
 
 from typer.core import TyperCommand
 
-from foretoken.commands.foreign import FOREIGN
+from foretoken.commands.foreign_options import FOREIGN
 
 MANY_VALUED = ("--train", "--data", "--predictor", "--server", "--compare")
 
 
 class UsageError(ValueError):
-    """A mistake on the command line; one line."""
+    """A mistake on the command line, described in one line."""
 
 
 class Command(TyperCommand):
-    """Says what is unknown, and what was meant, in one line."""
+    """A command that reports an unknown option with a suggestion."""
 
     foreign: Mapping[str, str] = MappingProxyType({})
 
@@ -29,11 +29,11 @@ class Command(TyperCommand):
             if unknown is None or not hasattr(error, "possibilities"):
                 raise
             ours = {name for param in self.params for name in param.opts}
-            raise UsageError(answer(unknown, args, ours, self.foreign)) from None
+            raise UsageError(describe_unknown(unknown, args, ours, self.foreign)) from None
 
 
 class ServeCommand(Command):
-    """`foretoken serve`, which others' options are answered for."""
+    """`foretoken serve`, which translates the options of other servers."""
 
     foreign = FOREIGN
 
@@ -42,10 +42,10 @@ class ManyCommand(Command):
     """Lets `--train a b c` stand for `--train a --train b --train c`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # click's Context, or typer's
-        return super().parse_args(ctx, spread(args))
+        return super().parse_args(ctx, repeat_options(args))
 
 
-def spread(args: Sequence[str]) -> list[str]:
+def repeat_options(args: Sequence[str]) -> list[str]:
     """Repeat a many-valued option before each of its further values."""
     out: list[str] = []
     option = ""
@@ -59,24 +59,24 @@ def spread(args: Sequence[str]) -> list[str]:
     return out
 
 
-def answer(
+def describe_unknown(
     unknown: str, args: Sequence[str], ours: Iterable[str], foreign: Mapping[str, str]
 ) -> str:
-    """What to say of an unknown option: all of theirs among `args` at once, else what is near."""
+    """Describe an unknown option: translate all foreign options in `args`, else suggest one."""
     ours = set(ours)
     named = dict.fromkeys(arg.partition("=")[0] for arg in args if arg.startswith("-"))
     theirs = [name for name in named if name in foreign and name not in ours]
     if unknown in theirs or any(name.startswith(unknown) for name in theirs):
-        return "; ".join(_told(name, foreign[name]) for name in theirs)
-    hint = near(unknown, ours) or "; --help lists what there is"
+        return "; ".join(_translate(name, foreign[name]) for name in theirs)
+    hint = near(unknown, ours) or "; --help lists all options"
     return f"unknown option {unknown}{hint}"
 
 
-def _told(name: str, said: str) -> str:
-    return f"{name} is {said} here" if said.startswith("-") else f"{name} {said}"
+def _translate(name: str, ours: str) -> str:
+    return f"{name}: use {ours}" if ours.startswith("-") else f"{name} {ours}"
 
 
 def near(word: str, known: Iterable[str]) -> str:
-    """`, did you mean …?` where one is like it."""
+    """Return `, did you mean …?` if a known word is similar, else an empty string."""
     close = get_close_matches(word, list(known), n=1)
     return f", did you mean {close[0]}?" if close else ""

@@ -1,6 +1,6 @@
-"""The control plane in this process: scheduler, estimator and gateway, wired to one another.
+"""Build the control plane of an embedded system: scheduler, estimator and gateway in one process.
 
-Imported once the processes of the others have been started: it takes a second, and so do they.
+The import takes a second, so it happens while the child processes start.
 """
 
 from dataclasses import dataclass
@@ -25,8 +25,8 @@ from services.scheduler.service import SchedulerService
 
 
 @dataclass(frozen=True)
-class Control:
-    """The control plane's objects, wired to one another in process."""
+class ControlPlane:
+    """Scheduler and gateway, connected by in-process channels."""
 
     scheduler: SchedulerService
     gateway: Gateway
@@ -34,14 +34,17 @@ class Control:
     scheduler_mount: Mount
 
 
-def build_control(
+def build_control_plane(
     overrides: Sections,
     predictor: aio.Channel,
     registry: CollectorRegistry,
     tracing: Tracing = OFF,
-) -> Control:
-    """Config → objects; `predictor` leads to its own process. `registry` counts what is not the
-    gateway's, which has its own: its series have labels of theirs."""
+) -> ControlPlane:
+    """Build the objects from their configs. `predictor` is a channel to its process.
+
+    `registry` holds the series of scheduler and estimator. The gateway has its own registry,
+    because its series have other labels.
+    """
     config = load(SchedulerConfig, overrides["scheduler"])
     estimator = load(EstimatorConfig, overrides["estimator"])
     server = InProcessServer()
@@ -69,4 +72,4 @@ def build_control(
         ),
     ):
         mount.add(mount.servicer, server)
-    return Control(scheduler, gateway, channel, scheduler_mount)
+    return ControlPlane(scheduler, gateway, channel, scheduler_mount)

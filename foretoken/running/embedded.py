@@ -1,7 +1,6 @@
-"""Everything on one machine: the control plane in this process, the predictor and each worker in
-processes of their own.
+"""Run the control plane in this process, and the predictor and each worker as child processes.
 
-The control plane's services speak through in-process channels, the others through Unix sockets.
+Services of the control plane use in-process channels, child processes use Unix sockets.
 """
 
 import json
@@ -17,9 +16,10 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
 
-from foretoken.running.children.minding import Minder, minding
 from foretoken.running.children.processes import Child
-from foretoken.running.leaving import aside, starting
+from foretoken.running.children.supervisor import Supervisor, supervise
+from foretoken.running.console import status
+from foretoken.running.console.progress import Progress
 from foretoken.running.options import (
     Sections,
     ServeOptions,
@@ -27,8 +27,7 @@ from foretoken.running.options import (
     predictor_sections,
     sections,
 )
-from foretoken.running.told import status
-from foretoken.running.told.progress import Progress
+from foretoken.running.shutdown import interruptible_start, run_in_daemon_thread
 from gateway.config import GatewayConfig
 from observability.exposition import expose
 from protos.generated import scheduler_pb2
@@ -44,12 +43,12 @@ from services.runtime.tasks import background
 from services.worker.config import WorkerConfig
 
 if TYPE_CHECKING:
-    from foretoken.running.control import Control
+    from foretoken.running.control import ControlPlane
     from gateway.gateway import Gateway
     from services.scheduler.service import SchedulerService
 
 
-CONTROL = (
+CONTROL_MODULES = (
     "foretoken.running.control",
     "gateway.faces.http.app",
     "gateway.faces.http.serve",
@@ -61,35 +60,35 @@ CONTROL = (
 async def embedded(
     options: ServeOptions, lifecycle: Lifecycle, progress: Progress | None = None
 ) -> AsyncIterator["Endpoints"]:
-    """The whole system, ready, for as long as the block runs."""
-    overrides, say = sections(options), progress.say if progress else _unheard
+    """Start the whole system; it is ready while the block runs, and drained afterwards."""
+    overrides, report = sections(options), progress.report if progress else _ignore
     for kind in (GatewayConfig, EstimatorConfig, WorkerConfig):
-        load(kind, overrides[kind.section])  # a mistake is told before anything starts
+        load(kind, overrides[kind.section])  # report a mistake before anything starts
     async with AsyncExitStack() as stack:
         tracing = stack.enter_context(closing(tracing_of(overrides["tracing"])))
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="foretoken-")))
         socket = f"unix:{folder}/scheduler.sock"
-        advice = _predictor(overrides, folder)
+        advice = _predictor_sections(overrides, folder)
         predictor = connect(advice["predictor"]["address"])
         stack.push_async_callback(predictor.close)
         workers = [
-            _worker(overrides, folder, socket, number, options.workers)
+            _worker_settings(overrides, folder, socket, number, options.workers)
             for number in range(options.workers)
         ]
         peers = [settings["address"] for settings in (*workers, advice["predictor"])]
         overrides["gateway"] = {"metrics_peers": json.dumps(peers)} | overrides["gateway"]
         children = _children(overrides, workers, advice)
-        told = progress.told if progress else _unheard
-        minder = await stack.enter_async_context(minding(children, lifecycle, told))
-        say("importing the control plane")
-        await aside(_import_control)
-        from foretoken.running.control import build_control  # by now imported, as CONTROL
+        on_stage = progress.update if progress else _ignore
+        supervisor = await stack.enter_async_context(supervise(children, lifecycle, on_stage))
+        report("importing the control plane")
+        await run_in_daemon_thread(_import_control)
+        from foretoken.running.control import build_control_plane  # imported above, in a thread
         from gateway.faces.grpc.service import mount
         from gateway.faces.http.app import build_app
         from gateway.faces.http.serve import serving_http
 
-        say("building the control plane")
-        control = build_control(overrides, predictor, CollectorRegistry(), tracing)
+        report("building the control plane")
+        control = build_control_plane(overrides, predictor, CollectorRegistry(), tracing)
         gateway, scheduler = control.gateway, control.scheduler
         config = gateway.config
         await stack.enter_async_context(background(scheduler.run(), gateway.run()))
@@ -107,39 +106,39 @@ async def embedded(
         http_port = await stack.enter_async_context(
             serving_http(build_app(gateway), config.host, config.http_port, config)
         )
-        # Before what they speak to: nobody misses a peer.
-        stack.push_async_callback(_end_children, minder, scheduler)
-        say("waiting for the workers")
-        fleet = await status.fleet_of(control.channel, lambda: minder.count("worker"))
+        # Children stop before the services that they call.
+        stack.push_async_callback(_stop_children, supervisor, scheduler)
+        report("waiting for the workers")
+        fleet = await status.wait_for_workers(control.channel, lambda: supervisor.count("worker"))
         http = f"http://{config.host}:{http_port}"
-        await status.healthy(f"{http}/health")
-        say("waiting for the predictor")
-        await status.forecasting(predictor, lifecycle)
-        minder.settle()
+        await status.wait_until_healthy(f"{http}/health")
+        report("waiting for the predictor")
+        await status.wait_for_predictor(predictor, lifecycle)
+        supervisor.finish_start()
         yield Endpoints(control, f"{config.host}:{grpc.port}", http, fleet)
         await grpc.set_serving(False)
-        async with status.saying_what_is_left(partial(_live, gateway)):
+        async with status.reporting_drain(partial(_count_live, gateway)):
             await lifecycle.drain(gateway.drain(), config.drain_s)
 
 
-async def _end_children(minder: Minder, scheduler: "SchedulerService") -> None:
-    """Once the predictor was told what came of the last requests, all at the same time."""
+async def _stop_children(supervisor: Supervisor, scheduler: "SchedulerService") -> None:
+    """Stop all children, once the predictor has received the last outcomes."""
     await scheduler.wind_up()
-    await minder.stop(("worker", "predictor"))
+    await supervisor.stop(("worker", "predictor"))
 
 
-async def _live(gateway: "Gateway") -> int:
+async def _count_live(gateway: "Gateway") -> int:
     return gateway.live
 
 
 def _import_control() -> None:
     with importing():
-        for name in CONTROL:
+        for name in CONTROL_MODULES:
             import_module(name)
 
 
-def _unheard(*stage: str) -> None:
-    """Told to nobody."""
+def _ignore(*stage: str) -> None:
+    """Drop a progress report."""
 
 
 def _children(
@@ -155,21 +154,20 @@ def _children(
     ]
 
 
-def _predictor(overrides: Sections, folder: Path) -> Sections:
-    """Raises ConfigError for values that can't be; what only it can tell, it tells when it
-    starts."""
+def _predictor_sections(overrides: Sections, folder: Path) -> Sections:
+    """Return the predictor's sections. Raises ConfigError for invalid values."""
     own = {
         "address": f"unix:{folder}/predictor.sock",
         "started_by": str(os.getpid()),
         "log_level": "WARNING",
     }
-    told = predictor_sections(overrides, own)
-    load(PredictorConfig, told["predictor"])
-    load(LogConfig, told["log"])
-    return told
+    settings = predictor_sections(overrides, own)
+    load(PredictorConfig, settings["predictor"])
+    load(LogConfig, settings["log"])
+    return settings
 
 
-def _worker(
+def _worker_settings(
     overrides: Sections, folder: Path, scheduler: str, number: int, workers: int
 ) -> dict[str, str]:
     return {
@@ -185,26 +183,26 @@ def _worker(
 
 @dataclass(frozen=True)
 class Endpoints:
-    """Where a running system is reached."""
+    """The addresses of a running system."""
 
-    control: "Control"
+    control: "ControlPlane"
     grpc: str
     http: str
     fleet: scheduler_pb2.FleetView
 
     async def scrape(self) -> str:
-        """What the gateway has counted."""
+        """Return the gateway's own metrics."""
         return expose(self.control.gateway.parts[:1])
 
 
 async def serve_embedded(options: ServeOptions, lifecycle: Lifecycle) -> None:
-    """Raises Interrupted where a signal comes before it is ready."""
+    """Serve until a signal. Raises Interrupted if the signal arrives before the system is ready."""
     with closing(Progress()) as progress:
         async with (
-            starting(lifecycle) as is_ready,
+            interruptible_start(lifecycle) as end_start,
             embedded(options, lifecycle, progress) as system,
         ):
-            is_ready()
+            end_start()
             progress.close()
             print(status.ready_line(system.fleet, system.http, system.grpc), flush=True)
             async with background(status.show(system.control.channel, system.scrape)):

@@ -1,4 +1,4 @@
-"""Ctrl-C where nothing has to be ended in order. Imported before anything that takes time."""
+"""Ctrl-C while there is nothing to clean up. Imported before anything that takes time."""
 
 import os
 import signal
@@ -6,9 +6,9 @@ from types import FrameType
 
 
 def quiet_interrupts() -> None:
-    """From now on Ctrl-C ends the process without a word, wherever it is, with status 130."""
-    signal.signal(signal.SIGINT, _leave)
+    """Let Ctrl-C end the process at once and silently, with status 130."""
+    signal.signal(signal.SIGINT, _exit)
 
 
-def _leave(number: int, frame: FrameType | None) -> None:
+def _exit(number: int, frame: FrameType | None) -> None:
     os._exit(128 + number)

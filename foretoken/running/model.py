@@ -1,7 +1,6 @@
-"""Where a served model is: a folder, what the hub's cache holds, or the hub itself.
+"""Find the served model: a folder, a snapshot in the hub's cache, or a download.
 
-Found once, before any process is started: each of them would look for itself, and without a network
-retry for long. What they all get is a folder.
+The model is resolved once, before any process starts. Every process then receives a folder.
 """
 
 import json
@@ -15,10 +14,10 @@ from typing import TypeVar
 
 from services.runtime.config import ConfigError
 
-HUB_S = 4.0  # for the hub to answer; with its name to be looked up, some more
-LIMIT_S = HUB_S + 1.0
-READ = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
-READ_OLD = ["*.json", "*.bin", "*.txt", "*.model", "*.jinja"]  # where there are no safetensors
+HUB_TIMEOUT_S = 4.0
+LOOKUP_S = HUB_TIMEOUT_S + 1.0  # including the DNS lookup
+FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
+FILES_WITHOUT_SAFETENSORS = ["*.json", "*.bin", "*.txt", "*.model", "*.jinja"]
 WEIGHTS = (".safetensors", ".bin")
 
 T = TypeVar("T")
@@ -26,35 +25,35 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Located:
-    """A model's folder, and what clients call it; empty: as the folder is called."""
+    """A model's folder and its name for clients; an empty name means the folder's name."""
 
     folder: str
     name: str = ""
 
 
 def locate(model: str) -> Located:
-    """The model of that folder or hub name; downloads what isn't there.
+    """Return the model of a folder or hub name, downloading it if necessary.
 
-    Raises ConfigError, one line, within seconds where there is neither folder nor hub.
+    Raises ConfigError within seconds if there is no such folder and the hub is unreachable.
     """
     path = Path(model).expanduser()
     if path.is_dir():
         return Located(str(path) if model.startswith("~") else model)
     if path.is_file():
-        raise ConfigError(f"{model} is a file; a model is a folder, or a name on the hub")
+        raise ConfigError(f"{model} is a file; pass the model's folder or its name on the hub")
     if not _could_be_hub_name(model):
-        raise ConfigError(f"there is no folder {model}{_meant(path, ', ')}")
-    folder = _cached(model) or _fetched(model, path)
+        raise ConfigError(f"there is no folder {model}{_suggest(path, ', ')}")
+    folder = _cached(model) or _download(model, path)
     return Located(folder, model)
 
 
 def _could_be_hub_name(model: str) -> bool:
-    """`owner/name`, or one word."""
+    """Whether the text is `owner/name` or a single word."""
     return model.count("/") <= 1 and not model.startswith(("/", ".", "~")) and model[-1] != "/"
 
 
-def _meant(path: Path, lead: str) -> str:
-    """A folder beside with a similar name; empty where there is none."""
+def _suggest(path: Path, lead: str) -> str:
+    """Return a hint at a sibling folder with a similar name, or an empty string."""
     try:
         beside = [each.name for each in path.parent.iterdir() if each.is_dir()]
     except OSError:
@@ -64,12 +63,12 @@ def _meant(path: Path, lead: str) -> str:
 
 
 def _cached(model: str) -> str:
-    """The folder of a snapshot that is whole; empty where there is none."""
+    """Return the folder of a complete snapshot in the cache, or an empty string."""
     from huggingface_hub import snapshot_download
 
     try:
         folder = Path(snapshot_download(model, local_files_only=True))
-    except Exception:  # a name that is none, no such snapshot, …: then it isn't cached
+    except Exception:  # an invalid name or no snapshot: not cached
         return ""
     files = {each.name for each in folder.iterdir()}
     indexed = [each for each in files if each.endswith(".index.json")]
@@ -85,36 +84,40 @@ def _shards(index: Path) -> set[str]:
         return {index.name + " is broken"}
 
 
-def _fetched(model: str, path: Path) -> str:
+def _download(model: str, path: Path) -> str:
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
 
     where = os.environ.get("HF_ENDPOINT", "the hub")
     try:
-        told = _within(LIMIT_S, lambda: HfApi().model_info(model, timeout=HUB_S))
-        names = [file.rfilename for file in told.siblings or ()]
-        patterns = READ if any(name.endswith(".safetensors") for name in names) else READ_OLD
+        info = _run_within(LOOKUP_S, lambda: HfApi().model_info(model, timeout=HUB_TIMEOUT_S))
+        names = [file.rfilename for file in info.siblings or ()]
+        patterns = (
+            FILES
+            if any(name.endswith(".safetensors") for name in names)
+            else FILES_WITHOUT_SAFETENSORS
+        )
         return str(snapshot_download(model, allow_patterns=patterns))
     except GatedRepoError:
         raise ConfigError(
-            f"{model} is gated: accept its terms on its page and set HF_TOKEN"
+            f"{model} is gated: accept its terms on the hub and set HF_TOKEN"
         ) from None
     except RepositoryNotFoundError:
         raise ConfigError(
-            f"there is no folder {model} here, and {where} has no model of that name; a private "
-            f"one needs HF_TOKEN{_meant(path, '; ')}"
+            f"there is no folder {model}, and {where} has no model of that name; a private model "
+            f"needs HF_TOKEN{_suggest(path, '; ')}"
         ) from None
     except HfHubHTTPError as error:
-        why = (str(error).strip().splitlines() or ["an error"])[0]
-        raise ConfigError(f"{where} does not give {model}: {why}") from None
-    except Exception as error:  # of whichever HTTP client the hub's library has
+        cause = (str(error).strip().splitlines() or ["an error"])[0]
+        raise ConfigError(f"{where} does not serve {model}: {cause}") from None
+    except Exception as error:  # depends on the HTTP client of the hub's library
         if os.environ.get("HF_HUB_OFFLINE"):
-            reach = "HF_HUB_OFFLINE keeps the hub away"
+            reach = "HF_HUB_OFFLINE is set"
         else:
             reach = f"{where} cannot be reached ({_first_line(error)})"
         raise ConfigError(
-            f"no folder {model} here, and {reach}; give a folder, or download the model where "
-            f"there is a network{_meant(path, '; ')}"
+            f"there is no folder {model}, and {reach}; pass a folder, or download the model on a "
+            f"machine with a network{_suggest(path, '; ')}"
         ) from None
 
 
@@ -122,9 +125,11 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
 
 
-def _within(limit_s: float, work: Callable[[], T]) -> T:
-    """Its result, or TimeoutError after the limit: looking up a name knows no limit of its own. The
-    thread is left behind, and ends with the process."""
+def _run_within(limit_s: float, work: Callable[[], T]) -> T:
+    """Return the result of `work`, or raise TimeoutError; a DNS lookup has no timeout of its own.
+
+    After a timeout the daemon thread is left behind.
+    """
     found: list[T] = []
     failed: list[Exception] = []
 

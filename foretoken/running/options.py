@@ -1,4 +1,4 @@
-"""`foretoken serve`'s options, spread over the sections they belong to."""
+"""Distribute the options of `foretoken serve` over the config sections."""
 
 import json
 import os
@@ -18,15 +18,15 @@ Sections = dict[str, dict[str, str]]
 
 
 def demo_model() -> str:
-    """The model that ships with foretoken."""
+    """Return the folder of the demo model."""
     return str(files("models").joinpath("demo"))
 
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """What was asked on the command line; empty, None, or 0 where it was left out."""
+    """The command line; an option that was not given is empty, None or 0."""
 
-    model: str = ""  # a folder by now; none: the demo
+    model: str = ""  # a folder; empty: the demo model
     served_model_name: str = ""
     max_model_len: int = 0
     dtype: str = ""
@@ -53,7 +53,7 @@ class ServeOptions:
 
 
 def sections(options: ServeOptions) -> Sections:
-    """Overrides for each section; `--set` wins over the short options.
+    """Return the overrides of each section; `--set` wins over the named options.
 
     `--set preset.key=value` replaces a choice of the preset. Raises ConfigError.
     """
@@ -69,9 +69,9 @@ def sections(options: ServeOptions) -> Sections:
         }
         | _if_set("ui", None if options.ui else "off")
         | _if_set("served_model_name", options.served_model_name or None)
-        | _if_set("chat_template", _absolute(options.chat_template))
-        | _if_set("api_key_file", _absolute(options.api_key_file))
-        | _if_set("cors_origins", _listed(options.cors_origins))
+        | _if_set("chat_template", _absolute_path(options.chat_template))
+        | _if_set("api_key_file", _absolute_path(options.api_key_file))
+        | _if_set("cors_origins", _as_json_list(options.cors_origins))
         | _if_set("unknown_fields", options.unknown_fields or None),
         "worker": {"model": model}
         | _if_set("max_context_tokens", options.max_model_len or None)
@@ -82,12 +82,12 @@ def sections(options: ServeOptions) -> Sections:
         | _if_set("kv_dtype", options.kv_dtype or None)
         | _if_set("host_gib", options.host_gib),
         "scheduler": _if_set("policy", options.policy or None)
-        | _if_set("presets_file", _absolute(options.presets)),
+        | _if_set("presets_file", _absolute_path(options.presets)),
     }
     preset = given.pop("preset")
     if preset:
         if "preset" in given["scheduler"]:
-            raise ConfigError("give --set preset.key=value or scheduler.preset, not both")
+            raise ConfigError("use --set preset.key=value or scheduler.preset, not both")
         given["scheduler"]["preset"] = json.dumps(preset)
     levels = dict.fromkeys(SERVICES, level)
     return {
@@ -96,20 +96,18 @@ def sections(options: ServeOptions) -> Sections:
 
 
 def secrets(options: ServeOptions) -> dict[str, str]:
-    """Environment variables that say what no list of processes may show: the gateway reads them
-    wherever it runs."""
+    """Return the environment variables for values that a process list must not show."""
     keys = json.dumps(list(options.api_keys))
     return {f"{ENV_PREFIX}GATEWAY_API_KEYS": keys} if options.api_keys else {}
 
 
 def chosen_preset(overrides: Sections) -> Preset:
-    """The scheduler's preset: a mistake in it should end the start, not the first request. Raises
-    ValueError."""
+    """Return the scheduler's preset, so that a mistake ends the start. Raises ValueError."""
     return load(SchedulerConfig, overrides["scheduler"]).chosen()
 
 
 def local_worker(number: int, workers: int) -> dict[str, str]:
-    """What the worker of this number, of so many on this machine, is told of itself."""
+    """Return the settings of worker `number` of `workers` on this machine."""
     return {
         "worker_id": f"worker-{number}",
         "local_rank": str(number),
@@ -117,13 +115,11 @@ def local_worker(number: int, workers: int) -> dict[str, str]:
     }
 
 
-def _absolute(file: str) -> str | None:
-    """Of a file that another process reads."""
+def _absolute_path(file: str) -> str | None:
     return str(Path(file).expanduser().absolute()) if file else None
 
 
-def _listed(text: str) -> str | None:
-    """What stands between commas, as settings spell a list."""
+def _as_json_list(text: str) -> str | None:
     return json.dumps([part.strip() for part in text.split(",")]) if text else None
 
 
@@ -132,8 +128,11 @@ def _if_set(key: str, value: object) -> dict[str, str]:
 
 
 def outcome_log(overrides: Sections, predictor: str) -> dict[str, str]:
-    """Overrides of `log`. What a predictor that reads prompts has learnt outlives the process,
-    in the user's state folder, unless the log was given a place or, empty, none."""
+    """Return the overrides of section `log`.
+
+    A predictor that reads prompts keeps its outcomes in the user's state folder, unless `log.path`
+    is set (empty: in memory).
+    """
     given = overrides["log"]
     if predictor not in READS or "path" in load(LogConfig, given).model_fields_set:
         return given
@@ -142,14 +141,16 @@ def outcome_log(overrides: Sections, predictor: str) -> dict[str, str]:
 
 
 def predictor_sections(overrides: Sections, own: dict[str, str]) -> Sections:
-    """What the predictor's process is told; `own` where its section does not say otherwise. The
-    preset chooses its model unless its section does. Raises ValueError."""
+    """Return the sections of the predictor's process; `own` holds defaults.
+
+    The preset chooses the model unless the section does. Raises ValueError.
+    """
     chosen = {"model": chosen_preset(overrides).predictor} | own | overrides["predictor"]
     return {"predictor": chosen, "log": outcome_log(overrides, chosen["model"])}
 
 
 def as_arguments(overrides: Sections) -> list[str]:
-    """The same overrides as a service process takes them."""
+    """Return the overrides as command line arguments of a service process."""
     return [
         part
         for section, settings in overrides.items()

@@ -1,4 +1,4 @@
-"""Every service a process of its own, over TCP, as deploy/compose.yaml runs them."""
+"""Run every service as a separate process over TCP, as deploy/compose.yaml does."""
 
 import json
 import os
@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from contextlib import AsyncExitStack, closing
 from tempfile import TemporaryDirectory
 
-from foretoken.running.children.minding import minding
 from foretoken.running.children.processes import Child
-from foretoken.running.leaving import starting
+from foretoken.running.children.supervisor import supervise
+from foretoken.running.console import status
+from foretoken.running.console.progress import Progress
 from foretoken.running.options import (
     Sections,
     ServeOptions,
@@ -17,22 +18,21 @@ from foretoken.running.options import (
     sections,
 )
 from foretoken.running.ports import free_ports
-from foretoken.running.told import status
-from foretoken.running.told.progress import Progress
+from foretoken.running.shutdown import interruptible_start
 from services.runtime.channel import connect
 from services.runtime.config import COMMON
 from services.runtime.server import Lifecycle
 from services.runtime.tasks import background
 
-# A scheduler that died is back within this time, on a busy machine, too; requests wait for it.
+# A scheduler that exits is restarted within this time even on a busy machine; requests wait for it.
 SCHEDULER_WAIT = {"scheduler_wait_s": "30"}
 ADVISERS = ("predictor", "batcher", "estimator")
 
 
-def wire(overrides: Sections, workers: int) -> list[tuple[str, str, Sections]]:
-    """(section, module, overrides) of every process, in starting order, with addresses filled in.
+def assign_addresses(overrides: Sections, workers: int) -> list[tuple[str, str, Sections]]:
+    """Return (section, module, overrides) of every process, in start order, with addresses.
 
-    Internal services listen on free ports of the loopback unless `--set` says where.
+    Internal services listen on free loopback ports unless `--set` names an address.
     """
     ports = iter(free_ports(len(ADVISERS) + 1 + workers + 2))
     addresses = {
@@ -62,7 +62,7 @@ def wire(overrides: Sections, workers: int) -> list[tuple[str, str, Sections]]:
     units.append(("gateway", "gateway", gateway | _with_ports(overrides["gateway"], ports)))
     shared: dict[str, Sections] = {"predictor": {"log": predictor["log"]}}
     common = {name: overrides[name] for name in COMMON}
-    # What matters is told by the one who started them, and who minds them.
+    # The supervisor reports what matters about its children.
     quiet = {"log_level": "WARNING", "started_by": str(os.getpid())}
     return [
         (name, module, {name: quiet | settings, **shared.get(name, {}), **common})
@@ -71,13 +71,13 @@ def wire(overrides: Sections, workers: int) -> list[tuple[str, str, Sections]]:
 
 
 def _with_ports(gateway: dict[str, str], free: Iterator[int]) -> dict[str, str]:
-    """Port 0 made a real one, since the ready line names it."""
+    """Replace port 0 by a free port, since the ready line prints it."""
     ports = {key: gateway[key] for key in ("http_port", "grpc_port")}
     return gateway | {key: port if int(port) else str(next(free)) for key, port in ports.items()}
 
 
 def _children(units: list[tuple[str, str, Sections]]) -> list[Child]:
-    """By their names; workers go by their ids."""
+    """Return the children; a worker's name is its id."""
     return [
         Child(overrides[section].get("worker_id", section), section, module, overrides)
         for section, module, overrides in units
@@ -85,17 +85,17 @@ def _children(units: list[tuple[str, str, Sections]]) -> list[Child]:
 
 
 async def serve_separate(options: ServeOptions, lifecycle: Lifecycle) -> None:
-    """Raises Interrupted where a signal comes before it is ready."""
-    units = wire(sections(options), options.workers)
+    """Serve until a signal. Raises Interrupted if the signal arrives before the system is ready."""
+    units = assign_addresses(sections(options), options.workers)
     gateway = units[-1][2]["gateway"]
     host = gateway["host"]
     http, grpc = f"http://{host}:{gateway['http_port']}", f"{host}:{gateway['grpc_port']}"
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(TemporaryDirectory(prefix="foretoken-"))
-        # What it counts it tells there without a key: those of a file are known by their hashes.
+        # Metrics are read over this socket, which needs no API key.
         gateway["socket"] = socket = f"{folder}/gateway.sock"
         progress = stack.enter_context(closing(Progress()))
-        is_ready = await stack.enter_async_context(starting(lifecycle))
+        end_start = await stack.enter_async_context(interruptible_start(lifecycle))
         channels = [
             connect(address)
             for address in (
@@ -107,19 +107,19 @@ async def serve_separate(options: ServeOptions, lifecycle: Lifecycle) -> None:
         for channel in channels:
             stack.push_async_callback(channel.close)
         predictor, scheduler, front = channels
-        minder = await stack.enter_async_context(
-            minding(_children(units), lifecycle, progress.told)
+        supervisor = await stack.enter_async_context(
+            supervise(_children(units), lifecycle, progress.update)
         )
-        fleet = await status.fleet_of(scheduler, lambda: minder.count("worker"))
-        await status.healthy(f"{http}/health")
-        await status.forecasting(predictor, lifecycle)
-        minder.settle()
-        is_ready()
+        fleet = await status.wait_for_workers(scheduler, lambda: supervisor.count("worker"))
+        await status.wait_until_healthy(f"{http}/health")
+        await status.wait_for_predictor(predictor, lifecycle)
+        supervisor.finish_start()
+        end_start()
         progress.close()
         print(status.ready_line(fleet, http, grpc), flush=True)
-        async with background(status.show(scheduler, status.scraping(front))):
+        async with background(status.show(scheduler, status.scrape_over(front))):
             await lifecycle.draining.wait()
-        async with status.saying_what_is_left(status.live_of(scheduler)):
-            await minder.stop(("gateway",))
-        await minder.stop(("worker", "scheduler"))
-        await minder.stop(ADVISERS)
+        async with status.reporting_drain(status.live_counter(scheduler)):
+            await supervisor.stop(("gateway",))
+        await supervisor.stop(("worker", "scheduler"))
+        await supervisor.stop(ADVISERS)

@@ -9,7 +9,7 @@ import pytest
 from grpc import aio
 from prometheus_client import CollectorRegistry
 
-from foretoken.running.control import build_control
+from foretoken.running.control import build_control_plane
 from foretoken.running.options import ServeOptions, sections
 from observability.metrics import estimator as catalogue
 from protos.generated import common_pb2, estimator_pb2, estimator_pb2_grpc, scheduler_pb2
@@ -318,7 +318,7 @@ async def test_samples_and_refits_are_counted() -> None:
 
 
 async def test_what_a_worker_reports_of_its_swaps_comes_back_to_the_scheduler_as_prices() -> None:
-    scheduler = build_control(
+    scheduler = build_control_plane(
         sections(ServeOptions()), connect("unix:/none"), CollectorRegistry()
     ).scheduler
     workers = scheduler.state.workers

@@ -321,9 +321,9 @@ async def test_an_async_client_takes_vllm_s_options_by_their_names(house: House)
             include_stop_str_in_output=True, spaces_between_special_tokens=False,
         )  # fmt: skip
         scored = await client.complete("1,2", max_tokens=0, prompt_logprobs=0)
-        with pytest.raises(TypeError, match="add_generation_prompt is for messages"):
+        with pytest.raises(TypeError, match="add_generation_prompt requires messages"):
             client.generate("1,", add_generation_prompt=False)
-        with pytest.raises(InvalidRequest, match="can't set tools"):
+        with pytest.raises(InvalidRequest, match="cannot set tools"):
             await client.complete(messages=turns, chat_template_kwargs={"tools": []})
         with pytest.raises(InvalidRequest, match="This model's maximum context length is 512"):
             await client.complete("1,", max_tokens=600)

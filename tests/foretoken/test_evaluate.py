@@ -12,7 +12,7 @@ import typer
 from rich.text import Text
 
 from foretoken.commands.evaluate import evaluate
-from foretoken.commands.usage import ManyCommand, spread
+from foretoken.commands.usage import ManyCommand, repeat_options
 from lab.evaluation.report import COLUMNS, JsonRow, read_json, tables, write_json
 from services.forecast import Forecast, certain
 from services.predictor.interface import Example, Query
@@ -188,7 +188,7 @@ def test_help_names_the_options():
     ],
 )
 def test_an_option_takes_many_values(typed: str, meant: str):
-    assert spread(typed.split()) == meant.split()
+    assert repeat_options(typed.split()) == meant.split()
 
 
 def test_the_best_is_bold_and_the_oracle_does_not_compete():

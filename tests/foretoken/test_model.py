@@ -46,7 +46,7 @@ def test_a_mistyped_folder_is_told_at_once(beside: Path, name: str, said: str) -
 
 def test_a_file_is_no_model(beside: Path) -> None:
     (beside / "x.gguf").touch()
-    with pytest.raises(ConfigError, match=r"x.gguf is a file; a model is a folder"):
+    with pytest.raises(ConfigError, match=r"x.gguf is a file; pass the model's folder"):
         locate("x.gguf")
 
 
@@ -100,18 +100,20 @@ def test_a_snapshot_that_lacks_something_is_none(tmp_path: Path, missing: str) -
     elif missing == "model.safetensors":
         (folder / "model-1.safetensors").unlink()
     said = located("Qwen/Qwen3", tmp_path, tmp_path, HF_ENDPOINT="http://127.0.0.1:1")
-    assert said.startswith("refused: no folder Qwen/Qwen3 here, and http://127.0.0.1:1 cannot be")
+    assert said.startswith(
+        "refused: there is no folder Qwen/Qwen3, and http://127.0.0.1:1 cannot be"
+    )
 
 
 def test_a_hub_that_is_away_is_told_with_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "Qwen" / "Qwen3-8B").mkdir(parents=True)
     said = located("Qwen/Qwen3", tmp_path, tmp_path, HF_ENDPOINT="http://127.0.0.1:1")
     assert said.endswith(
-        "; give a folder, or download the model where there is a network; did you mean "
+        "; pass a folder, or download the model on a machine with a network; did you mean "
         "Qwen/Qwen3-8B?"
     )
     said = located("Qwen/Qwen3", tmp_path, tmp_path, HF_HUB_OFFLINE="1")
-    assert "and HF_HUB_OFFLINE keeps the hub away; give a folder" in said
+    assert "and HF_HUB_OFFLINE is set; pass a folder" in said
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from foretoken.running.options import ServeOptions, demo_model, secrets, sections
-from foretoken.running.separate import wire
+from foretoken.running.separate import assign_addresses
 from gateway.config import GatewayConfig
 from services.runtime.config import check_environment, load
 from services.worker.config import WorkerConfig
@@ -37,7 +37,7 @@ def test_a_policy_left_out_leaves_the_scheduler_s_own() -> None:
 
 def test_what_all_share_reaches_every_process() -> None:
     sets = ["tracing.endpoint=collector:4317", "logging.format=json"]
-    units = wire(sections(ServeOptions(sets=sets, http_port=1, grpc_port=1)), 2)
+    units = assign_addresses(sections(ServeOptions(sets=sets, http_port=1, grpc_port=1)), 2)
     assert len(units) == 7
     for _, _, overrides in units:
         assert overrides["tracing"] == {"endpoint": "collector:4317"}
@@ -72,13 +72,13 @@ def test_a_log_level_is_every_process_s() -> None:
         "worker": "ERROR",
         **dict.fromkeys(("log", "tracing", "logging")),
     }
-    for _, _, overrides in wire(told, 1):
+    for _, _, overrides in assign_addresses(told, 1):
         assert {s.get("log_level") for s in overrides.values()} & {"DEBUG", "ERROR"}
 
 
 def test_keys_are_in_no_list_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     options = ServeOptions(api_keys=["sk-1", "sk-2"])
-    assert "sk-1" not in str(wire(sections(options), 1))
+    assert "sk-1" not in str(assign_addresses(sections(options), 1))
     for name, value in secrets(options).items():
         monkeypatch.setenv(name, value)
     check_environment()

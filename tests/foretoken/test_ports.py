@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from foretoken.running import ports
-from foretoken.running.ports import LOWEST, PORTS, free_port, free_ports
+from foretoken.running.ports import MIN_PORT, PORTS, free_port, free_ports
 from services.runtime.config import ConfigError
 
 FIRST_OUT = 32_768  # that Linux gives to a connection on its way out; others begin above
@@ -23,12 +23,12 @@ def test_they_differ_and_can_be_listened_on() -> None:
 
 
 def test_no_connection_on_its_way_out_gets_one() -> None:
-    assert LOWEST >= 1_024 and max(free_ports(50)) < LOWEST + PORTS <= FIRST_OUT
+    assert MIN_PORT >= 1_024 and max(free_ports(50)) < MIN_PORT + PORTS <= FIRST_OUT
 
 
 def test_where_all_are_taken_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", free_port())) as taken:
-        monkeypatch.setattr(ports, "LOWEST", taken.getsockname()[1])
+        monkeypatch.setattr(ports, "MIN_PORT", taken.getsockname()[1])
         monkeypatch.setattr(ports, "PORTS", 1)
         with pytest.raises(ConfigError, match=r"no ports are free from \d+ to \d+"):
             free_port()

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from foretoken.running.children.minding import minding
 from foretoken.running.children.processes import Child
+from foretoken.running.children.supervisor import supervise
 from foretoken.running.options import Sections
 from protos.generated import predictor_pb2, predictor_pb2_grpc
 from services.runtime.channel import connect
@@ -32,8 +32,8 @@ async def predictor(
     channel = connect(address)
     own: Sections = {"predictor": {"address": address, "log_level": "WARNING"} | settings}
     try:
-        async with minding([Child("predictor", "predictor", MODULE, own)], Lifecycle()) as minder:
-            minder.settle()
+        async with supervise([Child("predictor", "predictor", MODULE, own)], Lifecycle()) as minder:
+            minder.finish_start()
             yield predictor_pb2_grpc.PredictorStub(channel)
     finally:
         await channel.close()

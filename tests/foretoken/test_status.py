@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from foretoken.running.children.minding import minding
 from foretoken.running.children.processes import Child
+from foretoken.running.children.supervisor import supervise
+from foretoken.running.console import status
 from foretoken.running.options import Sections
-from foretoken.running.told import status
 from protos.generated import predictor_pb2, predictor_pb2_grpc
 from services.runtime.channel import connect
 from services.runtime.server import Lifecycle
@@ -19,7 +19,7 @@ ASKED = predictor_pb2.ForecastRequest(
 
 
 def said(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [r.getMessage() for r in caplog.records if r.name == "foretoken.running.told.status"]
+    return [r.getMessage() for r in caplog.records if r.name == "foretoken.running.console.status"]
 
 
 async def test_a_predictor_that_comes_late_is_waited_for(
@@ -28,12 +28,12 @@ async def test_a_predictor_that_comes_late_is_waited_for(
     address, lifecycle = f"unix:{tmp_path}/p.sock", Lifecycle()
     settings: Sections = {"predictor": {"address": address, "log_level": "WARNING"}}
     channel = connect(address)
-    waiting = asyncio.ensure_future(status.forecasting(channel, lifecycle, 120.0))
+    waiting = asyncio.ensure_future(status.wait_for_predictor(channel, lifecycle, 120.0))
     try:
         await asyncio.wait({waiting}, timeout=0.5)  # its first attempts find nobody
         assert not waiting.done()
         child = Child("predictor", "predictor", "services.predictor", settings)
-        async with minding([child], lifecycle):
+        async with supervise([child], lifecycle):
             await waiting
             stub = predictor_pb2_grpc.PredictorStub(channel)
             answer = await stub.Forecast(ASKED, wait_for_ready=False, timeout=60)
@@ -49,11 +49,11 @@ async def test_one_that_stays_away_is_waited_for_so_long_and_a_line_says_who_sta
 ) -> None:
     channel = connect(f"unix:{tmp_path}/nobody.sock")
     try:
-        await status.forecasting(channel, Lifecycle(), 0.2)
+        await status.wait_for_predictor(channel, Lifecycle(), 0.2)
     finally:
         await channel.close()
     assert said(caplog) == [
-        "the predictor is not up after 0.2 s: until it is, forecasts come from history"
+        "the predictor is not reachable after 0.2 s; until it is, forecasts use history"
     ]
 
 
@@ -64,7 +64,7 @@ async def test_a_signal_to_leave_ends_the_wait(
     asyncio.get_running_loop().call_later(0.1, lifecycle.signal)
     try:
         async with asyncio.timeout(60):
-            await status.forecasting(channel, lifecycle, 600.0)
+            await status.wait_for_predictor(channel, lifecycle, 600.0)
     finally:
         await channel.close()
     assert said(caplog) == []

@@ -6,8 +6,8 @@ from io import StringIO
 import pytest
 from prometheus_client import CollectorRegistry
 
-from foretoken.running.told.progress import Progress
-from foretoken.running.told.throughput import Throughput, Totals, totals_of
+from foretoken.running.console.progress import Progress
+from foretoken.running.console.throughput import ThroughputReport, Totals, parse_totals
 from gateway.admission.door import Bar
 from gateway.observed.metrics import Metrics
 from observability.exposition import Part, expose
@@ -31,29 +31,31 @@ def test_totals_are_read_from_what_a_gateway_really_tells() -> None:
     metrics.prompt_tokens.inc(11)
     metrics.generation_tokens.inc(22)
     metrics.on_refused(Bar.QUEUE, "batch", 3)
-    assert totals_of(expose([Part(registry, {"model_name": "m"})])) == Totals(11, 22, 0, 3)
+    assert parse_totals(expose([Part(registry, {"model_name": "m"})])) == Totals(11, 22, 0, 3)
 
 
 def test_a_line_a_look_and_none_when_idle() -> None:
-    throughput = Throughput()
-    assert throughput.look(0.0, Totals(5, 5, 1, 1), BUSY) == ""  # nothing to compare with
-    assert throughput.look(10.0, Totals(5, 5, 1, 1), IDLE) == ""
-    assert throughput.look(20.0, Totals(105, 2_005, 10, 2), BUSY) == (
+    throughput = ThroughputReport()
+    assert throughput.update(0.0, Totals(5, 5, 1, 1), BUSY) == ""  # nothing to compare with
+    assert throughput.update(10.0, Totals(5, 5, 1, 1), IDLE) == ""
+    assert throughput.update(20.0, Totals(105, 2_005, 10, 2), BUSY) == (
         "prompt 10.0 tokens/s, generation 200.0 tokens/s, 5 running, 4 waiting, KV 50%, "
         "goodput 90% of 10 in the last minute"
     )
     # In flight, and nothing came: that is worth a line too.
-    assert throughput.look(30.0, Totals(105, 2_005, 10, 2), BUSY).startswith("prompt 0.0 tokens/s")
-    assert throughput.look(90.0, Totals(205, 2_005, 10, 2), IDLE) == (
+    assert throughput.update(30.0, Totals(105, 2_005, 10, 2), BUSY).startswith(
+        "prompt 0.0 tokens/s"
+    )
+    assert throughput.update(90.0, Totals(205, 2_005, 10, 2), IDLE) == (
         "prompt 1.7 tokens/s, generation 0.0 tokens/s, 0 running, 0 waiting, KV 0%"
     )  # who ended before is not of this minute
 
 
 def test_a_gateway_that_was_started_again_counts_from_0() -> None:
-    throughput = Throughput()
-    throughput.look(0.0, Totals(500, 500, 10, 0), BUSY)
-    assert throughput.look(10.0, Totals(5, 5, 0, 0), BUSY) == ""
-    assert "generation 1.0 tokens/s" in throughput.look(20.0, Totals(5, 15, 0, 0), BUSY)
+    throughput = ThroughputReport()
+    throughput.update(0.0, Totals(500, 500, 10, 0), BUSY)
+    assert throughput.update(10.0, Totals(5, 5, 0, 0), BUSY) == ""
+    assert "generation 1.0 tokens/s" in throughput.update(20.0, Totals(5, 15, 0, 0), BUSY)
 
 
 def test_without_a_terminal_a_stage_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,8 +63,8 @@ def test_without_a_terminal_a_stage_is_one_line(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(sys, "stderr", said)
     progress = Progress()
     for name, stage in [("worker-0", "loading"), ("worker-0", "loading"), ("worker-0", UP)]:
-        progress.told(name, stage)
-    progress.say("waiting")
+        progress.update(name, stage)
+    progress.report("waiting")
     progress.close()
-    progress.told("worker-0", "loading again")
+    progress.update("worker-0", "loading again")
     assert said.getvalue() == "worker-0: loading\nwaiting\n"

@@ -7,8 +7,8 @@ import typer
 from typer.main import get_command
 
 from foretoken.__main__ import app
-from foretoken.commands.foreign import FOREIGN
-from foretoken.commands.usage import answer, near, spread
+from foretoken.commands.foreign_options import FOREIGN
+from foretoken.commands.usage import describe_unknown, near, repeat_options
 from gateway.config import GatewayConfig
 from services.batcher.config import BatcherConfig
 from services.estimator.config import EstimatorConfig
@@ -40,21 +40,23 @@ OURS = options_of("serve")
 
 @pytest.mark.parametrize("theirs", FOREIGN)
 def test_a_foreign_option_is_answered_with_what_there_is(theirs: str) -> None:
-    assert theirs not in OURS, "it is ours: nobody is ever told"
+    assert theirs not in OURS, "an option of our own is never translated"
     said = FOREIGN[theirs]
-    assert said.startswith(("--", "is not there: ", "is not needed: ", "is not there for "))
+    assert said.startswith(("--", "is not supported: ", "is not needed: ", "is not supported for "))
     for section, key in SETTING.findall(said):
         assert key in KNOWN[section]
     for option in OPTION.findall(said):
         assert option in OURS
-    told = answer(theirs[:2] if theirs[1] != "-" else theirs, [f"{theirs}=3"], OURS, FOREIGN)
-    assert told.startswith(f"{theirs} is ") and "\n" not in told
+    told = describe_unknown(
+        theirs[:2] if theirs[1] != "-" else theirs, [f"{theirs}=3"], OURS, FOREIGN
+    )
+    assert told.startswith((f"{theirs}: use --", f"{theirs} is not ")) and "\n" not in told
 
 
 def test_all_foreign_options_are_answered_at_once() -> None:
     args = ["m", "-tp", "2", "--max-num-seqs=4", "--policy", "fcfs", "--polcy"]
-    assert answer("-t", args, OURS, FOREIGN) == (
-        "-tp is --tensor-parallel N here; --max-num-seqs is --set worker.max_running=VALUE here"
+    assert describe_unknown("-t", args, OURS, FOREIGN) == (
+        "-tp: use --tensor-parallel N; --max-num-seqs: use --set worker.max_running=VALUE"
     )
 
 
@@ -63,11 +65,11 @@ def test_all_foreign_options_are_answered_at_once() -> None:
     [
         ("--polcy", "unknown option --polcy, did you mean --policy?"),
         ("--kv-token", "unknown option --kv-token, did you mean --kv-tokens?"),
-        ("--frobnicate", "unknown option --frobnicate; --help lists what there is"),
+        ("--frobnicate", "unknown option --frobnicate; --help lists all options"),
     ],
 )
 def test_a_typo_is_answered_with_what_is_near(unknown: str, said: str) -> None:
-    assert answer(unknown, [unknown, "x"], OURS, FOREIGN) == said
+    assert describe_unknown(unknown, [unknown, "x"], OURS, FOREIGN) == said
 
 
 def test_near_is_empty_where_nothing_is() -> None:
@@ -76,7 +78,7 @@ def test_near_is_empty_where_nothing_is() -> None:
 
 def test_servers_to_compare_are_spread() -> None:
     meant = ["--compare", "A", "--compare", "B", "--rate", "3"]
-    assert spread(["--compare", "A", "B", "--rate", "3"]) == meant
+    assert repeat_options(["--compare", "A", "B", "--rate", "3"]) == meant
 
 
 @pytest.mark.parametrize("command", ["serve", "bench", "chat"])

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from foretoken import AsyncClient, Chunk, Foreseen
+from foretoken import AsyncClient, Chunk, Forecast
 from gateway.sessions.promises import LEAST
 from protos.generated import common_pb2 as common
 from protos.generated import scheduler_pb2 as sched
@@ -33,7 +33,7 @@ def foretold(*points: float, ttft_s: float | None = 0.25) -> sched.ForecastUpdat
     )
 
 
-def lengths(seen: Foreseen | None) -> tuple[float, ...] | None:
+def lengths(seen: Forecast | None) -> tuple[float, ...] | None:
     return (seen.low_tokens, round(seen.expected_tokens, 6), seen.high_tokens) if seen else None
 
 

@@ -12,7 +12,7 @@ from grpc import aio
 from prometheus_client import CollectorRegistry
 
 from foretoken.running.options import ServeOptions, outcome_log, sections
-from foretoken.running.separate import wire
+from foretoken.running.separate import assign_addresses
 from observability.metrics import predictor as catalogue
 from protos.generated import common_pb2, predictor_pb2, predictor_pb2_grpc
 from services.forecast import UNCAPPED
@@ -220,7 +220,7 @@ def test_what_reads_prompts_remembers_in_the_user_s_state_folder(
 
 def test_the_log_s_settings_reach_the_predictor_s_own_process() -> None:
     sets = ("log.path=/tmp/x.sqlite", "log.keep_text=true", "predictor.model=blend")
-    units = wire(sections(ServeOptions(sets=sets, http_port=1, grpc_port=1)), 1)
+    units = assign_addresses(sections(ServeOptions(sets=sets, http_port=1, grpc_port=1)), 1)
     told = {name: overrides for name, _, overrides in units}
     assert told["predictor"]["log"] == {"path": "/tmp/x.sqlite", "keep_text": "true"}
     others = {name: set(overrides) for name, overrides in told.items() if name != "predictor"}

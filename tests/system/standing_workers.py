@@ -19,7 +19,7 @@ from typing import IO
 from prometheus_client import CollectorRegistry
 
 from foretoken import AsyncClient
-from foretoken.running.control import Control, build_control
+from foretoken.running.control import ControlPlane, build_control_plane
 from foretoken.running.options import ServeOptions, chosen_preset, demo_model, sections
 from foretoken.running.ports import free_port
 from gateway.faces.grpc.service import mount
@@ -68,7 +68,7 @@ class Workers:
 class System:
     """A running system; `control` lets a test look inside."""
 
-    control: Control
+    control: ControlPlane
     client: AsyncClient
     preset: Preset
     registry: CollectorRegistry
@@ -153,7 +153,7 @@ async def system(
         )
         await stack.enter_async_context(background(predictor.run()))
         channel = await stack.enter_async_context(reaching("in-process", NAME, ADD, predictor))
-        control = build_control(overrides, channel, registry)
+        control = build_control_plane(overrides, channel, registry)
         scheduler, gateway = control.scheduler, control.gateway
         await stack.enter_async_context(background(scheduler.run(), gateway.run()))
         await stack.enter_async_context(listening([control.scheduler_mount], workers.scheduler))

@@ -60,7 +60,7 @@ async def test_under_load_it_says_what_it_waits_for_and_a_second_ends_it(tmp_pat
             for each in chunks:
                 await anext(each)
             live.process.send_signal(signal.SIGINT)
-            waits = "3 requests are being answered; Ctrl-C again stops now"
+            waits = "3 requests are still running; press Ctrl-C again to stop now"
             await asyncio.to_thread(wait_for, lambda: waits in says.read_text())
             assert live.process.poll() is None
             live.process.send_signal(signal.SIGINT)

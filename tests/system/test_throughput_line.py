@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from foretoken import Client
-from foretoken.running.told.throughput import EVERY_S
+from foretoken.running.console.throughput import INTERVAL_S
 from tests.live import serving
 
 KEY = "sk-of-a-test"
@@ -17,7 +17,7 @@ KEY = "sk-of-a-test"
 def test_under_load_a_line_says_how_much_comes(tmp_path: Path, mode: list[str]) -> None:
     said = tmp_path / "stderr"
     with serving("--api-key", KEY, *mode, says=said) as live, Client(live.grpc, KEY) as client:
-        until_s = time.monotonic() + 4 * EVERY_S
+        until_s = time.monotonic() + 4 * INTERVAL_S
         while "generation " not in said.read_text():
             assert time.monotonic() < until_s, said.read_text()
             assert client.complete("Count from 1 to 90.\n", max_tokens=100).text

@@ -306,5 +306,5 @@ def test_without_a_collector_each_process_says_so_once_in_json(tmp_path: Path) -
     lines = [json.loads(line) for line in says.read_text().splitlines()]
     said = [line["service"] for line in lines if endpoint in line["message"]]
     assert sorted(said) == ["predictor", "serve", "worker"]
-    others = [line for line in lines if line["logger"] != "foretoken.running.told.lines"]
+    others = [line for line in lines if line["logger"] != "foretoken.running.console.lines"]
     assert {line["level"] for line in others} == {"WARNING"}

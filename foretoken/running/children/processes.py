@@ -1,4 +1,4 @@
-"""Service processes started by `foretoken serve`: begun, listened to, ended."""
+"""Start, read and stop the service processes of `foretoken serve`."""
 
 import asyncio
 import os
@@ -11,14 +11,14 @@ from services.runtime.server import Lifecycle
 from services.runtime.startup import STAGE_MARK
 from services.runtime.tasks import to_its_end
 
-LINE_BYTES = 2**20  # of what a child says, in one line
+MAX_LINE_BYTES = 2**20  # of a child's stderr
 
-ToldStage = Callable[[str, str], None]  # the child's name, and what it is at
+OnStage = Callable[[str, str], None]  # called with the child's name and its stage
 
 
 @dataclass(frozen=True)
 class Child:
-    """`python -m module`, to be minded. `section` is what it is: a worker, the predictor, …"""
+    """A process to keep running: `python -m module`. `section` is its config section."""
 
     name: str  # worker-0, predictor, …
     section: str
@@ -27,15 +27,15 @@ class Child:
 
 
 @dataclass(frozen=True)
-class Ended:
-    """How a process ended: `reason` is its own last words, empty if it left none."""
+class Exit:
+    """How a process exited; `reason` is its own error message, if it printed one."""
 
     status: int
     reason: str = ""
 
     @property
-    def by_itself(self) -> bool:
-        """It left with a complaint, and was not killed."""
+    def failed(self) -> bool:
+        """Whether it exited with an error, and was not killed by a signal."""
         return self.status > 0
 
     def __str__(self) -> str:
@@ -43,50 +43,52 @@ class Ended:
 
 
 class Running:
-    """A started process. It has a session of its own, so that Ctrl-C reaches us alone and we stop
-    it when drained."""
+    """A started process. It runs in its own session, so that Ctrl-C does not reach it: it is
+    stopped once the system has drained."""
 
-    def __init__(self, child: Child, process: asyncio.subprocess.Process, told: ToldStage):
-        self._child, self._process, self._told = child, process, told
+    def __init__(self, child: Child, process: asyncio.subprocess.Process, on_stage: OnStage):
+        self._child, self._process, self._on_stage = child, process, on_stage
         self._reading = asyncio.create_task(self._read())
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
-    async def ended(self) -> Ended:
-        """Once it has; may be asked again."""
+    async def wait(self) -> Exit:
+        """Wait until it exits. May be called repeatedly."""
         reason = await asyncio.shield(self._reading)
-        return Ended(await self._process.wait(), reason)
+        return Exit(await self._process.wait(), reason)
 
     async def stop(self, lifecycle: Lifecycle, grace_s: float) -> None:
-        """SIGTERM, then SIGKILL after a while or at a second signal to us."""
+        """Send SIGTERM, then SIGKILL after `grace_s` or at a second signal to this process."""
         if self._process.returncode is None:
             self._process.terminate()
-            if lifecycle.aborting.is_set() or not await lifecycle.drain(self._over(), grace_s):
+            if lifecycle.aborting.is_set() or not await lifecycle.drain(
+                self._wait_for_exit(), grace_s
+            ):
                 self._process.kill()
         await self._process.wait()
-        # What holds its stderr open by now is no child of ours.
+        # Another process may hold its stderr open.
         await asyncio.wait({self._reading}, timeout=1.0)
         self._reading.cancel()
 
-    async def _over(self) -> None:
+    async def _wait_for_exit(self) -> None:
         await self._process.wait()
 
     async def _read(self) -> str:
-        """Pass its stderr on until it ends; its last words are what it gives as the reason."""
+        """Forward its stderr until it ends; return its error message."""
         mark, reason = f"foretoken {self._child.section}: ", ""
-        while line := await self._line():
+        while line := await self._read_line():
             if line.startswith(STAGE_MARK):
-                self._told(self._child.name, line.removeprefix(STAGE_MARK).strip())
+                self._on_stage(self._child.name, line.removeprefix(STAGE_MARK).strip())
             elif line.startswith(mark):
                 reason = line.removeprefix(mark).strip()
             else:
                 sys.stderr.write(line)
         return reason
 
-    async def _line(self) -> str:
-        """The next one; empty at the end. One that is too long is left out."""
+    async def _read_line(self) -> str:
+        """Return the next line, empty at the end. A line that is too long is dropped."""
         assert self._process.stderr is not None
         while True:
             try:
@@ -95,8 +97,8 @@ class Running:
                 continue
 
 
-async def start(child: Child, told: ToldStage) -> Running:
-    """Cancelled while it does, it leaves no process behind."""
+async def start(child: Child, on_stage: OnStage) -> Running:
+    """Start a child. Leaves no process behind when cancelled."""
     starting = asyncio.ensure_future(
         asyncio.create_subprocess_exec(
             sys.executable,
@@ -107,17 +109,17 @@ async def start(child: Child, told: ToldStage) -> Running:
             stderr=asyncio.subprocess.PIPE,
             start_new_session=True,
             env=dict(os.environ),
-            limit=LINE_BYTES,
+            limit=MAX_LINE_BYTES,
         )
     )
     try:
-        return Running(child, await asyncio.shield(starting), told)
+        return Running(child, await asyncio.shield(starting), on_stage)
     except asyncio.CancelledError:
-        await to_its_end(_undone(starting))
+        await to_its_end(_kill_started(starting))
         raise
 
 
-async def _undone(starting: asyncio.Future[asyncio.subprocess.Process]) -> None:
+async def _kill_started(starting: asyncio.Future[asyncio.subprocess.Process]) -> None:
     process = await starting
     process.kill()
     await process.wait()

@@ -1,23 +1,20 @@
-"""How vLLM, SGLang, TGI and llama.cpp spell options of a server, and what they are here.
-
-Whoever comes from there has scripts and habits.
-"""
+"""Server options of vLLM, SGLang, TGI and llama.cpp, and what to use instead."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
 
 SET = "--set {}=VALUE"
-AS_IT_IS = "is not needed: "
-SEED = "is not there: requests bring their own seed"
+NOT_NEEDED = "is not needed: "
+SEED = "is not supported: requests set their own seed"
 
-# Theirs → ours, or a sentence after the option's name. Whatever is an option of ours is none here.
+# Foreign option → foretoken's option, or the rest of a sentence.
 FOREIGN: Mapping[str, str] = MappingProxyType(
     {
         # vLLM
         "--tensor-parallel-size": "--tensor-parallel N",
         "-tp": "--tensor-parallel N",
-        "--pipeline-parallel-size": "is not there: spread a model with --tensor-parallel N",
-        "-pp": "is not there: spread a model with --tensor-parallel N",
+        "--pipeline-parallel-size": "is not supported: spread a model with --tensor-parallel N",
+        "-pp": "is not supported: spread a model with --tensor-parallel N",
         "--data-parallel-size": "--workers N",
         "-dp": "--workers N",
         "--gpu-memory-utilization": "--kv-tokens N (tokens, not a share of memory), or "
@@ -29,31 +26,31 @@ FOREIGN: Mapping[str, str] = MappingProxyType(
         "--kv-cache-memory-bytes": "--kv-tokens N (tokens, not bytes)",
         "--num-gpu-blocks-override": "--kv-tokens N (tokens, not blocks)",
         "--swap-space": "--host-gib GIB",
-        "--cpu-offload-gb": "is not there for weights; --host-gib GIB is for KV that waits",
+        "--cpu-offload-gb": "is not supported for weights; --host-gib GIB is for paused KV",
         "--enforce-eager": "--set worker.cuda_graphs=off --set worker.compile=off",
-        "--enable-prefix-caching": AS_IT_IS + "prefixes are always shared",
+        "--enable-prefix-caching": NOT_NEEDED + "prefix caching is always on",
         "--no-enable-prefix-caching": "--set worker.prefix_sharing=false",
-        "--enable-chunked-prefill": AS_IT_IS + "prefill is always chunked",
-        "--no-enable-chunked-prefill": "is not there: prefill is always chunked",
+        "--enable-chunked-prefill": NOT_NEEDED + "prefill is always chunked",
+        "--no-enable-chunked-prefill": "is not supported: prefill is always chunked",
         "--scheduling-policy": "--policy NAME, as `foretoken presets` lists them",
-        "--load-format": AS_IT_IS + "weights are read from safetensors, or as transformers can",
-        "--tokenizer": "is not there: the tokenizer is the model's",
-        "--revision": "is not there: give the folder of that revision",
-        "--download-dir": "is not there: set HF_HOME, or give a folder",
+        "--load-format": NOT_NEEDED + "transformers reads the weights, safetensors first",
+        "--tokenizer": "is not supported: the model's own tokenizer is used",
+        "--revision": "is not supported: pass the folder of that revision",
+        "--download-dir": "is not supported: set HF_HOME, or pass a folder",
         "--generation-config": "--set gateway.generation_config=auto | off",
         "--uvicorn-log-level": "--log-level LEVEL",
         "--allowed-origins": "--cors-origins ORIGINS",
-        "--disable-log-requests": AS_IT_IS + "requests are logged at --log-level debug alone",
-        "--disable-log-stats": AS_IT_IS + "figures are at /metrics",
-        "--enable-auto-tool-choice": "is not there: tools are not served yet",
-        "--tool-call-parser": "is not there: tools are not served yet",
-        "--enable-lora": "is not there: adapters are not served yet",
-        "--speculative-config": "is not there: speculative decoding is not served yet",
-        "--hf-token": "is not there: set HF_TOKEN",
-        "--root-path": "is not there: let the proxy strip it",
+        "--disable-log-requests": NOT_NEEDED + "requests are logged only at --log-level debug",
+        "--disable-log-stats": NOT_NEEDED + "see /metrics",
+        "--enable-auto-tool-choice": "is not supported: tool calls are not implemented yet",
+        "--tool-call-parser": "is not supported: tool calls are not implemented yet",
+        "--enable-lora": "is not supported: adapters are not implemented yet",
+        "--speculative-config": "is not supported: speculative decoding is not implemented yet",
+        "--hf-token": "is not supported: set HF_TOKEN",
+        "--root-path": "is not supported: configure the proxy to strip it",
         "--seed": SEED,
-        "--ssl-keyfile": "is not there: let a proxy speak TLS",
-        "--ssl-certfile": "is not there: let a proxy speak TLS",
+        "--ssl-keyfile": "is not supported: terminate TLS in a proxy",
+        "--ssl-certfile": "is not supported: terminate TLS in a proxy",
         # SGLang
         "--model-path": "--model MODEL",
         "--tp-size": "--tensor-parallel N",
@@ -68,16 +65,16 @@ FOREIGN: Mapping[str, str] = MappingProxyType(
         "--schedule-policy": "--policy NAME, as `foretoken presets` lists them",
         "--disable-radix-cache": "--set worker.prefix_sharing=false",
         "--attention-backend": SET.format("worker.kernels"),
-        "--tokenizer-path": "is not there: the tokenizer is the model's",
-        "--enable-metrics": AS_IT_IS + "/metrics is always there",
+        "--tokenizer-path": "is not supported: the model's own tokenizer is used",
+        "--enable-metrics": NOT_NEEDED + "/metrics is always available",
         "--random-seed": SEED,
         # TGI
         "--model-id": "--model MODEL",
         "--num-shard": "--tensor-parallel N",
         "--hostname": "--host ADDRESS",
         "--max-concurrent-requests": SET.format("gateway.max_sessions"),
-        "--max-input-length": "--max-model-len TOKENS, of prompt and answer together",
-        "--max-input-tokens": "--max-model-len TOKENS, of prompt and answer together",
+        "--max-input-length": "--max-model-len TOKENS (prompt and answer together)",
+        "--max-input-tokens": "--max-model-len TOKENS (prompt and answer together)",
         "--max-batch-prefill-tokens": SET.format("worker.max_batch_tokens"),
         "--max-batch-total-tokens": "--kv-tokens N",
         "--cuda-memory-fraction": "--kv-tokens N (tokens, not a share of memory), or "
@@ -95,17 +92,17 @@ FOREIGN: Mapping[str, str] = MappingProxyType(
         "-np": SET.format("worker.max_running"),
         "--threads": SET.format("worker.torch_threads"),
         "-t": SET.format("worker.torch_threads"),
-        "--n-gpu-layers": "is not there: a model runs whole on --device cpu or cuda",
-        "-ngl": "is not there: a model runs whole on --device cpu or cuda",
+        "--n-gpu-layers": "is not supported: the whole model runs on --device cpu or cuda",
+        "-ngl": "is not supported: the whole model runs on --device cpu or cuda",
         "--cache-type-k": "--kv-dtype auto | int8",
         "--cache-type-v": "--kv-dtype auto | int8",
         "--chat-template-file": "--chat-template FILE",
-        "--cont-batching": AS_IT_IS + "batches are always continuous",
-        "--metrics": AS_IT_IS + "/metrics is always there",
+        "--cont-batching": NOT_NEEDED + "batches are always continuous",
+        "--metrics": NOT_NEEDED + "/metrics is always available",
         "--hf-repo": "--model MODEL",
-        # of several
-        "--quantization": "is not there: KV can be INT8 (--kv-dtype int8), weights are as they are",
-        "-q": "is not there: KV can be INT8 (--kv-dtype int8), weights are as they are",
-        "--trust-remote-code": "is not there: no code of a model's folder is run",
+        # several of them
+        "--quantization": "is not supported for weights; KV can be INT8 (--kv-dtype int8)",
+        "-q": "is not supported for weights; KV can be INT8 (--kv-dtype int8)",
+        "--trust-remote-code": "is not supported: code from a model's folder is never executed",
     }
 )

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from foretoken.running.children.minding import Minder, ProcessFailed, minding
-from foretoken.running.children.patience import Lives, Patience
 from foretoken.running.children.processes import Child
+from foretoken.running.children.restart_policy import RestartCounter, RestartPolicy
+from foretoken.running.children.supervisor import ProcessFailed, Supervisor, supervise
 from services.runtime.backoff import Backoff
 from services.runtime.errors import GaveUp
 from services.runtime.server import Lifecycle
@@ -21,22 +21,22 @@ from services.runtime.tasks import cause
 from tests.reach import until
 from tests.system.children import children, is_alive
 
-MODULE = "tests.foretoken.mortal"
-SOON = Patience(Backoff(0.01, 0.02), ends_max=3)
+MODULE = "tests.foretoken.crashing_child"
+SOON = RestartPolicy(Backoff(0.01, 0.02), max_exits=3)
 NEVER_S = 60.0  # no test waits for so long where all is right
 
 
 def test_how_long_it_is_waited_for_and_when_no_more() -> None:
-    lives = Lives(Patience())
-    assert [lives.ended(59.0) for _ in range(4)] == [0.5, 1.0, 2.0, 4.0]
-    assert lives.ended(61.0) == 0.5  # what ran for long begins anew
-    assert [lives.ended(1.0) for _ in range(4)] == [0.5, 1.0, 2.0, 4.0]
-    assert lives.ended(60.0) is None
+    lives = RestartCounter(RestartPolicy())
+    assert [lives.record_exit(59.0) for _ in range(4)] == [0.5, 1.0, 2.0, 4.0]
+    assert lives.record_exit(61.0) == 0.5  # what ran for long begins anew
+    assert [lives.record_exit(1.0) for _ in range(4)] == [0.5, 1.0, 2.0, 4.0]
+    assert lives.record_exit(60.0) is None
 
 
 @dataclass
 class Minded:
-    minder: Minder
+    minder: Supervisor
     lifecycle: Lifecycle
     stages: list[tuple[str, str]] = field(default_factory=list)
 
@@ -61,13 +61,13 @@ async def minded(*those: Child) -> AsyncIterator[Minded]:
     def told(name: str, stage: str) -> None:
         stages.append((name, stage))
 
-    async with minding(those, lifecycle, told, SOON) as minder:
+    async with supervise(those, lifecycle, told, SOON) as minder:
         yield Minded(minder, lifecycle, stages)
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [
-        r.getMessage() for r in caplog.records if r.name == "foretoken.running.children.minding"
+        r.getMessage() for r in caplog.records if r.name == "foretoken.running.children.supervisor"
     ]
 
 
@@ -75,7 +75,7 @@ async def test_one_that_is_killed_comes_back_as_the_same(caplog: pytest.LogCaptu
     async with minded(child("worker-0", "stays"), child("predictor", "stays")) as it:
         await it.up("worker-0")
         await it.up("predictor")
-        it.minder.settle()
+        it.minder.finish_start()
         [first] = [pid for pid in mine() if "worker.does" in arguments(pid)]
         os.kill(first, signal.SIGKILL)
         await it.up("worker-0", 2)
@@ -84,7 +84,7 @@ async def test_one_that_is_killed_comes_back_as_the_same(caplog: pytest.LogCaptu
         assert ("worker-0", "thinking") in it.stages
     assert mine() == []
     again, back = warnings(caplog)
-    assert again == "worker-0 ended (status -9): it is started again"
+    assert again == "worker-0 exited (status -9); restarting it"
     assert back.startswith("worker-0 is back after ")
 
 
@@ -113,8 +113,8 @@ async def test_an_adviser_that_keeps_dying_is_done_without(
         await until(lambda: it.minder.count("predictor") == 0, 30)
         assert len(mine()) == 1
     assert warnings(caplog)[-1] == (
-        "predictor ended 3 times, each within 60 s of its start, and is given up; the last time "
-        "with status 3: forecasts come from history"
+        "predictor exited 3 times, each within 60 s of its start, and is not restarted; the last "
+        "exit was status 3; forecasts come from history"
     )
 
 
@@ -125,7 +125,7 @@ async def test_the_last_worker_that_is_given_up_ends_the_block(tmp_path: Path) -
         async with minded(*once) as it:
             await it.up("worker-0")
             await it.up("worker-1")
-            it.minder.settle()
+            it.minder.finish_start()
             first, second = mine()
             os.kill(first, signal.SIGKILL)
             await until(lambda: it.minder.count("worker") == 1, 30)
@@ -134,8 +134,8 @@ async def test_the_last_worker_that_is_given_up_ends_the_block(tmp_path: Path) -
             await asyncio.sleep(NEVER_S)
     assert isinstance(reason := cause(caught.value), GaveUp)
     assert str(reason).endswith(
-        " ended 3 times, each within 60 s of its start, and is given up; the last time with it "
-        "will not"
+        " exited 3 times, each within 60 s of its start, and is not restarted; the last exit was"
+        " it will not"
     )
 
 
@@ -143,7 +143,7 @@ async def test_a_stopped_one_stays_away_while_the_others_go_on() -> None:
     async with minded(child("worker-0", "stays"), child("predictor", "stays")) as it:
         await it.up("worker-0")
         await it.up("predictor")
-        it.minder.settle()
+        it.minder.finish_start()
         await it.minder.stop(("worker",))
         [left] = mine()
         assert "predictor.does" in arguments(left)
@@ -153,7 +153,7 @@ async def test_a_second_signal_ends_who_does_not_hear_the_first() -> None:
     async with minded(child("worker-0", "deaf"), child("worker-1", "deaf")) as it:
         await it.up("worker-0")
         await it.up("worker-1")
-        it.minder.settle()
+        it.minder.finish_start()
         stopping = asyncio.ensure_future(it.minder.stop(("worker",)))
         await asyncio.sleep(0.1)
         assert len(mine()) == 2 and not stopping.done()

@@ -1,12 +1,12 @@
-"""Tokens a second and goodput, from what a gateway has counted. Pure."""
+"""Compute tokens per second and goodput from a gateway's metrics. Pure."""
 
 from collections import deque
 from dataclasses import astuple, dataclass
 
 from protos.generated import scheduler_pb2
 
-EVERY_S = 10.0
-WINDOW_S = 60.0  # of goodput
+INTERVAL_S = 10.0
+GOODPUT_WINDOW_S = 60.0
 
 PROMPT = "foretoken_prompt_tokens_total"
 GENERATION = "foretoken_generation_tokens_total"
@@ -15,7 +15,7 @@ SLA = "foretoken_sla_requests_total"
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """So far, by a gateway's metrics: tokens taken in and given out, and requests by their SLAs."""
+    """Counters of a gateway: prompt and output tokens, requests that met or missed their SLA."""
 
     prompt_tokens: float = 0.0
     generation_tokens: float = 0.0
@@ -23,8 +23,8 @@ class Totals:
     missed: float = 0.0
 
 
-def totals_of(text: str) -> Totals:
-    """As the exposition says them. O(lines)."""
+def parse_totals(text: str) -> Totals:
+    """Parse the counters from Prometheus text. O(lines)."""
     prompt = generation = met = missed = 0.0
     for line in text.splitlines():
         series, _, number = line.rpartition(" ")
@@ -40,23 +40,23 @@ def totals_of(text: str) -> Totals:
     return Totals(prompt, generation, met, missed)
 
 
-class Throughput:
-    """What came between two looks; of SLAs, within the last minute."""
+class ThroughputReport:
+    """Rates since the previous update, and goodput over the last minute."""
 
     def __init__(self) -> None:
-        self._looks: deque[tuple[float, Totals]] = deque()
+        self._updates: deque[tuple[float, Totals]] = deque()
 
-    def look(self, now_s: float, totals: Totals, fleet: scheduler_pb2.FleetView) -> str:
-        """A line on the time since the last look; empty at the first, and where nothing went on."""
-        looks = self._looks
-        if looks and any(
-            a < b for a, b in zip(astuple(totals), astuple(looks[-1][1]), strict=True)
+    def update(self, now_s: float, totals: Totals, fleet: scheduler_pb2.FleetView) -> str:
+        """Return a line about the time since the last update; empty without one or without load."""
+        updates = self._updates
+        if updates and any(
+            a < b for a, b in zip(astuple(totals), astuple(updates[-1][1]), strict=True)
         ):
-            looks.clear()  # another process counts, from 0
-        before = looks[-1] if looks else None
-        looks.append((now_s, totals))
-        while looks[0][0] < now_s - WINDOW_S:
-            looks.popleft()
+            updates.clear()  # the gateway restarted
+        before = updates[-1] if updates else None
+        updates.append((now_s, totals))
+        while updates[0][0] < now_s - GOODPUT_WINDOW_S:
+            updates.popleft()
         if before is None:
             return ""
         since_s, then = before
@@ -68,19 +68,19 @@ class Throughput:
             return ""
         return (
             f"prompt {prompt:.1f} tokens/s, generation {generation:.1f} tokens/s, "
-            f"{running} running, {fleet.queued} waiting, KV {kv_share(fleet):.0%}"
+            f"{running} running, {fleet.queued} waiting, KV {kv_usage(fleet):.0%}"
             f"{self._goodput(totals)}"
         )
 
     def _goodput(self, totals: Totals) -> str:
-        first = self._looks[0][1]
+        first = self._updates[0][1]
         met, missed = totals.met - first.met, totals.missed - first.missed
         if not met + missed:
             return ""
         return f", goodput {met / (met + missed):.0%} of {met + missed:.0f} in the last minute"
 
 
-def kv_share(fleet: scheduler_pb2.FleetView) -> float:
-    """Of the workers' KV tokens, those in use."""
+def kv_usage(fleet: scheduler_pb2.FleetView) -> float:
+    """Return the share of the workers' KV tokens that is in use."""
     capacity = sum(worker.kv_tokens for worker in fleet.workers) or 1
     return sum(worker.held_tokens for worker in fleet.workers) / capacity

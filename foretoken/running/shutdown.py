@@ -1,8 +1,7 @@
-"""How `foretoken serve` is left: at any moment, without a traceback.
+"""How `foretoken serve` stops, at any moment and without a traceback.
 
 before it is ready     at once; status 130 after Ctrl-C, 143 after SIGTERM
-while it serves        once the answers that are being given are over, or at a second signal;
-                       status 0
+while it serves        once running requests have ended, or at a second signal; status 0
 """
 
 import asyncio
@@ -18,17 +17,19 @@ T = TypeVar("T")
 
 
 class Interrupted(Exception):
-    """A signal came while all was still starting."""
+    """A signal arrived before the system was ready."""
 
     def __init__(self, number: int):
-        super().__init__(f"left by signal {number} while starting")
+        super().__init__(f"stopped by signal {number} during the start")
         self.status = 128 + number
 
 
 @asynccontextmanager
-async def starting(lifecycle: Lifecycle) -> AsyncIterator[Callable[[], None]]:
-    """The block is a start until it calls what this gives: a signal until then ends it. Raises
-    Interrupted."""
+async def interruptible_start(lifecycle: Lifecycle) -> AsyncIterator[Callable[[], None]]:
+    """Cancel the block when a signal arrives, until it calls the yielded function.
+
+    Raises Interrupted instead of whatever the cancellation caused.
+    """
     limit = asyncio.timeout(None)
 
     async def expire() -> None:
@@ -43,7 +44,7 @@ async def starting(lifecycle: Lifecycle) -> AsyncIterator[Callable[[], None]]:
             finally:
                 watch.cancel()
     except BaseException:
-        if limit.expired():  # what broke because of that is nobody's business
+        if limit.expired():
             raise Interrupted(lifecycle.number) from None
         raise
 
@@ -52,27 +53,30 @@ def _end(watch: asyncio.Task[None]) -> None:
     watch.cancel()
 
 
-async def aside(work: Callable[[], T]) -> T:
-    """`work` in a thread, so that signals are heard meanwhile. Cancelled, it is left to itself:
-    unlike asyncio.to_thread's, nobody waits for it at the end."""
+async def run_in_daemon_thread(work: Callable[[], T]) -> T:
+    """Run `work` in a thread, so that the event loop handles signals meanwhile.
+
+    Unlike `asyncio.to_thread`, a cancelled call leaves the thread behind, and the process does not
+    wait for it at exit.
+    """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 
-    def settle(result: Callable[[], None]) -> None:
+    def settle(action: Callable[[], None]) -> None:
         if not done.cancelled():
-            result()
+            action()
 
-    def deliver(result: Callable[[], None]) -> None:
+    def deliver(action: Callable[[], None]) -> None:
         if not loop.is_closed():
-            loop.call_soon_threadsafe(settle, result)
+            loop.call_soon_threadsafe(settle, action)
 
     def run() -> None:
         try:
-            made = work()
+            result = work()
         except BaseException as error:
             deliver(partial(done.set_exception, error))
         else:
-            deliver(partial(done.set_result, made))
+            deliver(partial(done.set_result, result))
 
-    threading.Thread(target=run, name="aside", daemon=True).start()
+    threading.Thread(target=run, name="daemon-work", daemon=True).start()
     return await done

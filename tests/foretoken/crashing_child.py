@@ -1,4 +1,4 @@
-"""`python -m tests.foretoken.mortal --set SECTION.does=…`: a child that does as it is told.
+"""`python -m tests.foretoken.crashing_child --set SECTION.does=…`: a child that does as it is told.
 
 stays            until SIGTERM
 deaf             stays, and hears no SIGTERM

@@ -1,0 +1,143 @@
+"""Supervise child processes: restart one that ends, and give up one that keeps ending.
+
+Requests continue meanwhile: the gateway resubmits, the scheduler requeues and adopts, and every
+advisory service has a fallback. A restarted child keeps its name, address and device.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Collection, Sequence
+from contextlib import asynccontextmanager
+
+from foretoken.running.children.processes import Child, Exit, OnStage, Running, start
+from foretoken.running.children.restart_policy import RestartCounter, RestartPolicy
+from services.runtime.config import ConfigError
+from services.runtime.errors import GaveUp
+from services.runtime.server import Lifecycle
+from services.runtime.startup import UP
+from services.runtime.tasks import to_its_end
+
+log = logging.getLogger(__name__)
+
+STOP_S = 40.0  # between SIGTERM and SIGKILL; longer than a service's drain limit
+ABANDON_S = 1.0  # the same while the system is still starting
+# Nothing is served once every child of one of these sections has been given up.
+REQUIRED = ("gateway", "scheduler", "worker")
+FALLBACKS = {
+    "worker": "its requests go to the other workers",
+    "predictor": "forecasts come from history",
+    "batcher": "the scheduler arranges rounds",
+    "estimator": "cost models are no longer updated",
+}
+
+
+class ProcessFailed(ConfigError):
+    """A child rejected its settings."""
+
+
+class Supervisor:
+    """Keeps children running. `supervise` owns it and fails with its errors."""
+
+    def __init__(
+        self,
+        children: Sequence[Child],
+        lifecycle: Lifecycle,
+        on_stage: OnStage,
+        policy: RestartPolicy,
+    ):
+        self._lifecycle, self._on_stage, self._policy = lifecycle, on_stage, policy
+        self._kept = {child.name: child for child in children}  # not given up
+        self._started = False
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._down_since_s: dict[str, float] = {}
+
+    def finish_start(self) -> None:
+        """All children are up: from now on a child that exits is restarted, whatever it reports."""
+        self._started = True
+
+    def count(self, section: str) -> int:
+        """Return the number of children of a section that are not given up."""
+        return sum(child.section == section for child in self._kept.values())
+
+    async def stop(self, sections: Collection[str]) -> None:
+        """Stop the children of these sections concurrently, for good."""
+        tasks = [
+            self._tasks[name]
+            for name, child in self._kept.items()
+            if child.section in sections and name in self._tasks
+        ]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def start(self, group: asyncio.TaskGroup) -> None:
+        for name, child in self._kept.items():
+            self._tasks[name] = group.create_task(self._keep(child), name=name)
+
+    async def _keep(self, child: Child) -> None:
+        restarts, clock = RestartCounter(self._policy), asyncio.get_running_loop().time
+        while True:
+            started_s = clock()
+            running = await start(child, self._report_stage)
+            ended = await self._wait(running)
+            if self._rejects_settings(child, ended):
+                raise ProcessFailed(ended.reason or f"the {child.name} process ended with {ended}")
+            delay_s = restarts.record_exit(clock() - started_s)
+            if delay_s is None:
+                return self._give_up(child, ended)
+            self._down_since_s.setdefault(child.name, clock())
+            log.warning("%s exited (%s); restarting it", child.name, ended)
+            await asyncio.sleep(delay_s)
+
+    async def _wait(self, running: Running) -> Exit:
+        """Wait until the child exits; stop it if this task is cancelled."""
+        try:
+            return await running.wait()
+        finally:
+            grace_s = STOP_S if self._started else ABANDON_S
+            await to_its_end(running.stop(self._lifecycle, grace_s))
+
+    def _rejects_settings(self, child: Child, ended: Exit) -> bool:
+        """Whether a restart would fail the same way: the child exited during the system's start,
+        with a message, or is required."""
+        if self._started or not ended.failed:
+            return False
+        return bool(ended.reason) or child.section in REQUIRED
+
+    def _give_up(self, child: Child, ended: Exit) -> None:
+        del self._kept[child.name]
+        policy = self._policy
+        message = (
+            f"{child.name} exited {policy.max_exits} times, each within {policy.steady_s:g} s of "
+            f"its start, and is not restarted; the last exit was {ended}"
+        )
+        if child.section in REQUIRED and not self.count(child.section):
+            raise GaveUp(message)
+        log.warning("%s; %s", message, FALLBACKS[child.section])
+
+    def _report_stage(self, name: str, stage: str) -> None:
+        self._on_stage(name, stage)
+        if stage == UP and (down_s := self._down_since_s.pop(name, None)) is not None:
+            log.warning("%s is back after %.1f s", name, asyncio.get_running_loop().time() - down_s)
+
+
+@asynccontextmanager
+async def supervise(
+    children: Sequence[Child],
+    lifecycle: Lifecycle,
+    on_stage: OnStage = lambda *_: None,
+    policy: RestartPolicy | None = None,
+) -> AsyncIterator[Supervisor]:
+    """Keep these children running while the block runs, then stop them concurrently.
+
+    The block fails with ProcessFailed if a child rejects its settings during the start, and with
+    GaveUp once all children of a required section are given up. `on_stage` receives the stages of
+    each start.
+    """
+    supervisor = Supervisor(children, lifecycle, on_stage, policy or RestartPolicy())
+    async with asyncio.TaskGroup() as group:
+        supervisor.start(group)
+        try:
+            yield supervisor
+        finally:
+            await supervisor.stop({child.section for child in children})
