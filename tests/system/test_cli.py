@@ -110,7 +110,10 @@ def test_a_mistake_is_one_line(arguments: list[str], said: str):
         (["serve", "a", "b"], "unexpected extra argument"),
         (["sreve"], "No such command 'sreve'. Did you mean 'serve'?"),
         (["why"], "Missing argument 'ID'."),
-        (["key", "a b"], "a key name has at most 64 letters, digits, dots, dashes or underscores; got 'a b'"),
+        (
+            ["key", "a b"],
+            "a key name has at most 64 letters, digits, dots, dashes or underscores; got 'a b'",
+        ),
         (["chat", "--server", "http://:1"], "'http://:1' is not a server address"),
         (["bench"], "no server given: set --server, for example http://127.0.0.1:8000"),
         (["bench", "127.0.0.1:1"], "no server answers at http://127.0.0.1:1: Connection refused"),
