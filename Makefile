@@ -1,13 +1,15 @@
-# make serve: from a fresh machine to a running server. make test: the tests, one process a core, but
-# for those marked slow; make test-slow: these. make test-clients: users' own clients against a live
-# server, at pinned versions and in environments of their own (about 3 GB, made by make clients).
+# make serve: from a fresh machine to a running server
+# make test: tests that are not marked slow, one process per core; property tests try fixed examples
+# make test-slow: tests marked slow; make soak: property tests with fresh seeds
+# make test-clients: third-party clients against a live server, at pinned versions in separate
+# environments (about 3 GB, created by make clients)
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 MADE := 'observability/grafana/*.json' 'observability/prometheus/*.yml'
 
-.PHONY: setup serve test test-slow clients test-clients lint types imports proto proto-check
+.PHONY: setup serve test test-slow soak clients test-clients lint types imports proto proto-check
 .PHONY: metrics metrics-check dashboards dashboards-check docs docs-pages docs-check docs-serve check
 
 setup: $(STAMP)
@@ -25,6 +27,10 @@ test: setup
 
 test-slow: setup
 	$(BIN)/python -m pytest --numprocesses logical --dist worksteal -m "slow and not clients" $(ARGS)
+
+# Property tests with fresh seeds; a failure prints the @reproduce_failure line that repeats it.
+soak: setup
+	$(BIN)/python -m pytest --numprocesses logical --dist worksteal --hypothesis-profile fresh -m "property and not clients" $(ARGS)
 
 clients: setup
 	$(BIN)/python -m tests.clients.environments

@@ -1,15 +1,14 @@
-"""What holds for every test.
+"""Settings for every test.
 
-Triton reads TRITON_INTERPRET when it is first imported, PyTorch OMP_NUM_THREADS, Numba where it
-keeps what it compiled: all are set before anything is. Tests run side by side, one process a core,
-so each computes in one thread.
+Triton reads TRITON_INTERPRET, PyTorch OMP_NUM_THREADS and Numba its cache directory on first import,
+so they are set first. Tests run in parallel, one process per core, so each computes in one thread.
 """
 
 import os
 import shutil
 
 import pytest
-from hypothesis import settings
+from hypothesis import is_hypothesis_test, settings
 
 from services.worker.compiled_code import keep_what_numba_compiles
 
@@ -17,11 +16,15 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 keep_what_numba_compiles()
 
-# How long an example takes says only how busy the machine is.
-settings.register_profile("untimed", deadline=None)
-settings.load_profile("untimed")
+# `fixed` tries the same examples in every run; `fresh` draws new ones and prints how to reproduce a
+# failure. Neither has a deadline: an example's time says only how busy the machine is.
+settings.register_profile("fixed", deadline=None, derandomize=True)
+settings.register_profile(
+    "fresh", deadline=None, derandomize=False, database=None, print_blob=True, max_examples=400
+)
+settings.load_profile("fixed")
 
-# Programs that no Python package brings: the fixture that asks for one, its name, and its package.
+# Programs that no Python package provides, by fixture: the program and its Debian package.
 PROGRAMS = {
     "redis_program": ("redis-server", "redis-server"),
     "prometheus_program": ("prometheus", "prometheus"),
@@ -30,15 +33,22 @@ PROGRAMS = {
 }
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark every property test, so that `-m property` selects them."""
+    for item in items:
+        if is_hypothesis_test(getattr(item, "obj", None)):
+            item.add_marker(pytest.mark.property)
+
+
 def missing(fixture: str) -> str:
-    """What to say where the program that a fixture stands for is not installed; else nothing."""
+    """Why the fixture's program cannot be used; empty if it is installed."""
     program, package = PROGRAMS[fixture]
-    said = f"{program} is not installed; install it (on Debian: apt-get install {package})"
-    return "" if shutil.which(program) else said
+    message = f"{program} is not installed; install it (on Debian: apt-get install {package})"
+    return "" if shutil.which(program) else message
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip whoever asks for a program that is missing, from here, so that one line says it."""
+    """Skip a test whose program is missing, here, so that all skips report one line."""
     if isinstance(item, pytest.Function):
         for fixture in PROGRAMS:
             if fixture in item.fixturenames and (why := missing(fixture)):
@@ -53,23 +63,23 @@ def _program(fixture: str) -> str:
 
 @pytest.fixture(scope="session")
 def redis_program() -> str:
-    """Where redis-server is."""
+    """Path of redis-server."""
     return _program("redis_program")
 
 
 @pytest.fixture(scope="session")
 def prometheus_program() -> str:
-    """Where prometheus is."""
+    """Path of prometheus."""
     return _program("prometheus_program")
 
 
 @pytest.fixture(scope="session")
 def promtool_program() -> str:
-    """Where promtool is; it comes with prometheus."""
+    """Path of promtool, which is part of prometheus."""
     return _program("promtool_program")
 
 
 @pytest.fixture(scope="session")
 def chromium_program() -> str:
-    """Where Debian's Chromium is."""
+    """Path of Debian's Chromium."""
     return _program("chromium_program")

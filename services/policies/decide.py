@@ -24,7 +24,7 @@ from services.policies.arrange.continuous import arrange_continuous
 from services.policies.decision import Decision
 from services.policies.form.registry import FORMS
 from services.policies.memory import PolicyMemory
-from services.policies.order.priority import by_level
+from services.policies.order.priority import rank_by_priority
 from services.policies.order.ranking import Ranking
 from services.policies.order.registry import ORDERS
 from services.policies.place.cached import cached_tokens
@@ -55,7 +55,7 @@ def rank_requests(snapshot: Snapshot, preset: Preset, memory: PolicyMemory) -> R
     if reflect:
         memory = reflect(snapshot, preset.params, memory)
     ranking = ORDERS[preset.order].rank(snapshot, preset.params, memory)
-    return by_level(ranking, snapshot.jobs.priority)
+    return rank_by_priority(ranking, snapshot.jobs.priority)
 
 
 def complete_decision(decision: Decision, ranking: Ranking) -> Decision:

@@ -53,7 +53,7 @@ def conserves(preset: Preset) -> bool:
     and the next round begins with another."""
     if preset.arrangement == "continuous":
         return not PLACEMENTS[preset.place].by_turn
-    waits = BATCH_PLACEMENTS[preset.place].bind or INTERVALS[preset.interval].ahead
+    waits = BATCH_PLACEMENTS[preset.place].assign or INTERVALS[preset.interval].ahead
     return not (waits or SLICES[preset.slice].returns)
 
 

@@ -9,18 +9,18 @@ from services.forecast import Floats, Ints
 from services.policies.parameters import Param
 from services.policies.snapshot import Bools
 
-NO_SEAT = -1
+UNASSIGNED = -1
 
-Bind = Callable[[Floats, Floats, Bools, int], Ints]
+Assign = Callable[[Floats, Floats, Bools, int], Ints]
 """(loads_s of the workers, seconds and ability of (workers, batches), the worker after which it is
-the next one's turn) → the worker of each batch, by its place among them, or NO_SEAT."""
+the next one's turn) → the worker of each batch, by its place among them, or UNASSIGNED."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchPlacement:
-    """`bind`: batches wait for a worker each; None: whoever has nothing to do takes the next."""
+    """`assign`: batches wait for a worker each; None: whoever has nothing to do takes the next."""
 
-    bind: Bind | None = None
+    assign: Assign | None = None
     params: dict[str, Param] = field(default_factory=dict)
     cached: bool = False
 
@@ -28,11 +28,11 @@ class BatchPlacement:
 def round_robin(loads_s: Floats, serve_s: Floats, able: Bools, last: int) -> Ints:
     """In turns, of those that could take it, whatever they have to do. O(batches · workers)."""
     count = len(loads_s)
-    seats = np.full(able.shape[1], NO_SEAT, np.int64)
+    seats = np.full(able.shape[1], UNASSIGNED, np.int64)
     for batch in range(able.shape[1]):
         turns = ((last + 1 + step) % count for step in range(count))
-        seat = next((seat for seat in turns if able[seat, batch]), NO_SEAT)
-        if seat != NO_SEAT:
+        seat = next((seat for seat in turns if able[seat, batch]), UNASSIGNED)
+        if seat != UNASSIGNED:
             seats[batch] = last = seat
     return seats
 
@@ -42,7 +42,7 @@ def max_min(loads_s: Floats, serve_s: Floats, able: Bools, last: int) -> Ints:
     (papers/003 §4.5, Eq. 11). How long it is, is what the first of them takes for it.
     O(batches · workers)."""
     loads = loads_s.tolist()
-    seats = np.full(able.shape[1], NO_SEAT, np.int64)
+    seats = np.full(able.shape[1], UNASSIGNED, np.int64)
     longest = serve_s[able.argmax(axis=0), np.arange(able.shape[1])]
     for batch in np.argsort(-longest, kind="stable").tolist():
         could = np.flatnonzero(able[:, batch]).tolist()

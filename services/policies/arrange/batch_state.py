@@ -1,95 +1,102 @@
-"""What is known of batches from one round to the next, and what has come of them since."""
+"""Batch membership of requests: carried from round to round, updated within one.
 
-from dataclasses import dataclass
+Values only: each update returns a new state, so that a round is a chain of functions.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
 from services.forecast import Floats, Ints
 from services.policies.snapshot import Bools, Candidates
 
-NEXT = "batch_next"  # the last id that was given
+LAST_ID = "batch_next"  # the last batch id given out
+LAST_WORKER = "batch_turn"  # the number of the worker that took the last batch in turn
 NOTES = ("batch", "seat", "closed", "sent", "serve_s", "evictions")
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class BatchState:
-    """Columns parallel to the contest, changed while a round is arranged.
+    """Columns parallel to the candidates; positions below are positions in them.
 
-    `batch` is the id, 0 in the pool; `seat` the worker it waits for or was sent to, 0 for any;
-    `closed`: nobody may be added to it; `sent`: it was given to its worker. `serve_s` is what it is
-    estimated to take there, the same from when it was sent until it is over, so that no error
-    builds up in a load (papers/003 §4.5). `paused` run and go back to the pool. `last` is the
-    last id given.
+    `batch` is a batch id, 0 in the pool. `worker` is the number of the worker that the batch waits
+    for or was sent to, 0 for any. A `closed` batch takes no more requests. A `sent` request was
+    given to its worker. `serve_s` is the batch's estimated time there; it stays as it was at
+    dispatch, so that no error accumulates in a load (SCLS, §4.5). `paused` requests run and return
+    to the pool. `begins` maps a worker's index to the positions that it begins in this round.
     """
 
     batch: Ints
-    seat: Ints
+    worker: Ints
     closed: Bools
     sent: Bools
     serve_s: Floats
     paused: Bools
-    last: int
+    last_id: int = 0
+    last_worker: int = 0
+    begins: Mapping[int, Ints] = field(default_factory=dict)
 
-    def new_ids(self, count: int) -> Ints:
-        self.last += count
-        return np.arange(self.last - count + 1, self.last + 1)
+    def updated(self, at: Ints, **values: Any) -> "BatchState":
+        """A copy with these columns set at positions `at`."""
+        columns: dict[str, Any] = {name: getattr(self, name).copy() for name in values}
+        for name, value in values.items():
+            columns[name][at] = value
+        return replace(self, **columns)
 
-    def notes(self, contest: Candidates) -> dict[str, Floats]:
-        """To be remembered."""
-        columns = (self.batch, self.seat, self.closed, self.sent, self.serve_s)
-        kept = (*columns, contest.jobs.evictions)
+    def new_ids(self, count: int) -> tuple["BatchState", Ints]:
+        """`count` unused batch ids."""
+        last = self.last_id + count
+        return replace(self, last_id=last), np.arange(self.last_id + 1, last + 1)
+
+    def notes(self, candidates: Candidates) -> dict[str, Floats]:
+        """What the next round recalls."""
+        columns = (self.batch, self.worker, self.closed, self.sent, self.serve_s)
+        kept = (*columns, candidates.jobs.evictions)
         return {name: column.astype(float) for name, column in zip(NOTES, kept, strict=True)}
 
 
-def recalled(contest: Candidates, returns: bool, splits: bool) -> BatchState:
-    """As it stands now.
+def recall_state(candidates: Candidates, returns: bool, splits: bool) -> BatchState:
+    """The state at the start of a round.
 
-    Where slices `return`, whoever has made its own goes back to the pool; so does whoever was sent
-    and waits again, its worker being gone or having had no place. Where memory ran out in a batch
-    and it `splits`, its members wait again in two halves that nobody can be added to, those that
-    still run with the rest (papers/004 §III-C).
+    With `returns`, a request that has used up its slice goes back to the pool. So does a request
+    that was sent and waits again, because its worker is gone or had no free slot. With `splits`, a
+    batch that ran out of memory is split into two closed halves, which wait again together with
+    the members that still run (Magnus, §III-C).
     """
-    waits, jobs = ~contest.is_running, contest.jobs
-    batch = contest.noted("batch").astype(np.int64)
-    sent = contest.noted("sent") > 0
-    evicted = waits & sent & (jobs.evictions > contest.noted("evictions"))
-    standing = BatchState(
-        batch,
-        contest.noted("seat").astype(np.int64),
-        contest.noted("closed") > 0,
+    waits, jobs = ~candidates.is_running, candidates.jobs
+    sent = candidates.noted("sent") > 0
+    evicted = waits & sent & (jobs.evictions > candidates.noted("evictions"))
+    exhausted = jobs.slice_exhausted if returns else np.zeros(len(waits), bool)
+    state = BatchState(
+        candidates.noted("batch").astype(np.int64),
+        candidates.noted("seat").astype(np.int64),
+        candidates.noted("closed") > 0,
         sent,
-        contest.noted("serve_s").copy(),
-        contest.is_running & jobs.slice_exhausted if returns else np.zeros(len(waits), bool),
-        int(contest.numbers.get(NEXT, 0)),
+        candidates.noted("serve_s"),
+        candidates.is_running & exhausted,
+        int(candidates.numbers.get(LAST_ID, 0)),
+        int(candidates.numbers.get(LAST_WORKER, 0)),
     )
-    back = standing.paused | (waits & sent)
+    back = state.paused | (waits & sent)
     if splits:
-        for broken in np.unique(batch[evicted & (batch > 0)]).tolist():
-            members = np.flatnonzero(batch == broken)
-            standing.paused[members] |= contest.is_running[members]
+        for broken in np.unique(state.batch[evicted & (state.batch > 0)]).tolist():
+            members = np.flatnonzero(state.batch == broken)
+            paused = state.paused[members] | candidates.is_running[members]
+            state = _split(state.updated(members, paused=paused), members)
             back[members] = False
-            _split(standing, members)
-    _forget(standing, back)
-    numbers = np.array([worker.number for worker in contest.workers], np.int64)
-    lost = waits & ~np.isin(standing.seat, numbers)
-    standing.seat[lost] = 0
-    standing.serve_s[lost] = 0.0
-    return standing
+    rows = np.flatnonzero(back)
+    state = state.updated(rows, batch=0, worker=0, closed=False, sent=False, serve_s=0.0)
+    numbers = np.array([worker.number for worker in candidates.workers], np.int64)
+    lost = np.flatnonzero(waits & ~np.isin(state.worker, numbers))
+    return state.updated(lost, worker=0, serve_s=0.0)
 
 
-def _split(standing: BatchState, members: Ints) -> None:
+def _split(state: BatchState, members: Ints) -> BatchState:
     half = (len(members) + 1) // 2
     for part in (members[:half], members[half:]):
         if len(part):
-            standing.batch[part] = standing.new_ids(1)
-    standing.closed[members] = True
-    standing.sent[members] = False
-    standing.seat[members] = 0
-    standing.serve_s[members] = 0.0
-
-
-def _forget(standing: BatchState, rows: Bools) -> None:
-    standing.batch[rows] = 0
-    standing.seat[rows] = 0
-    standing.closed[rows] = standing.sent[rows] = False
-    standing.serve_s[rows] = 0.0
+            state, ids = state.new_ids(1)
+            state = state.updated(part, batch=ids)
+    return state.updated(members, closed=True, sent=False, worker=0, serve_s=0.0)

@@ -8,7 +8,7 @@ import numpy as np
 
 from services.forecast import Ints
 from services.forecasttable import ForecastTable
-from services.policies.arrange.results import whys, worker_decision
+from services.policies.arrange.results import explain_all, worker_decision
 from services.policies.decision import Decision, WaitExplanations, WaitReason
 from services.policies.form.demand import WorkerQueue
 from services.policies.form.fill import Filled, fill, fill_places
@@ -53,7 +53,10 @@ def arrange_continuous(
     lines = [line_of(worker, np.flatnonzero(dealt == worker.number)) for worker in contest.workers]
     if not place.by_turn:
         dealt = _dealt_to_idle(contest, dealt, lines, line_of)
-    shares, told = [], [whys(contest, np.flatnonzero(dealt == NOWHERE), WaitReason.NO_WORKER)]
+    shares, told = (
+        [],
+        [explain_all(contest, np.flatnonzero(dealt == NOWHERE), WaitReason.NO_WORKER)],
+    )
     for line in lines:
         filled, waits = line.filled, ~contest.is_running[line.at]
         rows = contest.rows[line.at[waits]]

@@ -35,7 +35,7 @@ def worker_decision(
     )
 
 
-def whys(contest: Candidates, at: Ints, reason: WaitReason) -> WaitExplanations:
+def explain_all(contest: Candidates, at: Ints, reason: WaitReason) -> WaitExplanations:
     """The same of all of these positions, with no numbers to it."""
     nothing: Floats = np.zeros(len(at))
     return WaitExplanations(contest.rows[at], np.full(len(at), reason, np.int64), nothing, nothing)

@@ -14,24 +14,24 @@ MOST = 4_096
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """`cut` says of positions in the contest, in order of urgency, which batch each is in: those
-    already `known` are numbered from 0, new ones from there on.
+    """`cut` returns a batch label for each position (in order of urgency): `known` batches have the
+    first labels, new batches follow.
 
-    `foresees`: memory is planned for what is expected to be made, not for the most there may be.
-    `inserts`: batches stay open until a worker takes them; whoever comes is put into one at once,
-    and one that was too large for its worker's memory is halved and closed. `in_order`: who is in
-    the first batches does not depend on who comes after them.
+    `uses_forecast`: memory is planned for the expected output, not for the most a slice allows.
+    `inserts`: batches stay open until a worker takes them. A request joins one on arrival, and a
+    batch that runs out of memory is halved and closed. `in_order`: the first batches do not depend
+    on the requests behind them.
     """
 
     cut: Callable[[Sizes, Ints, Batches, Room, Params], Ints]
     params: dict[str, Param] = field(default_factory=dict)
-    foresees: bool = False
+    uses_forecast: bool = False
     inserts: bool = False
     in_order: bool = False
 
     def room(self, worker: WorkerSnapshot, params: Params) -> Room:
         """What one batch may take of it."""
-        return Room.of(worker, params.get("zeta", 1.0), int(params["batch_size"]))
+        return Room.for_worker(worker, params.get("zeta", 1.0), int(params["batch_size"]))
 
 
 CUTS: dict[str, Cut] = {
@@ -44,7 +44,7 @@ CUTS: dict[str, Cut] = {
             "zeta": Param(0.7, 0.01, 1.0),
             "wma_max": Param(50_000, 0, 2**53),
         },
-        foresees=True,
+        uses_forecast=True,
         inserts=True,
     ),
 }

@@ -31,7 +31,7 @@ class Room:
     cost: CostModel
 
     @staticmethod
-    def of(worker: WorkerSnapshot, share: float, most: int) -> "Room":
+    def for_worker(worker: WorkerSnapshot, share: float, most: int) -> "Room":
         """A share of its KV, and so many at once if it has the places."""
         places = min(worker.max_running, most)
         return Room(share * worker.kv_tokens, places, worker.block_tokens, worker.cost)
@@ -72,7 +72,7 @@ class Batches:
     expected: Ints
 
     @staticmethod
-    def of(at: Ints, ids: Ints, sizes: Sizes) -> "Batches":
+    def group(at: Ints, ids: Ints, sizes: Sizes) -> "Batches":
         """`ids`, parallel to the positions `at`, say who is in which. O(n log n)."""
         order = np.lexsort((at, ids))
         members, sorted_ids = at[order], ids[order]
@@ -88,16 +88,16 @@ class Batches:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def of_batch(self, nth: int) -> Ints:
+    def members_of(self, nth: int) -> Ints:
         """The positions in it, the most urgent first."""
         start = int(self.starts[nth])
         return self.members[start : start + int(self.size[nth])]
 
-    def first(self, column: Ints) -> Ints:
+    def first_values(self, column: Ints) -> Ints:
         """Of each batch the value of its most urgent member."""
         return column[self.members[self.starts]]
 
-    def least(self, column: Floats) -> Floats:
+    def min_values(self, column: Floats) -> Floats:
         """Of each batch the least of its members'."""
         if not len(self):
             return column[:0]

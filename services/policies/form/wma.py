@@ -34,7 +34,7 @@ def insert(sizes: Sizes, at: Ints, known: Batches, room: Room, params: Params) -
     open_ = _Open(len(known) + len(at), room)
     owns = own(sizes.length, sizes.makes)
     sized = known.size.tolist(), known.length.tolist(), known.makes.tolist()
-    for size, length, makes, mine in zip(*sized, known.least(owns).tolist(), strict=True):
+    for size, length, makes, mine in zip(*sized, known.min_values(owns).tolist(), strict=True):
         open_.begin(size, length, makes, mine)
     labels = np.zeros(len(at), np.int64)
     columns = sizes.length[at].tolist(), sizes.makes[at].tolist(), owns[at].tolist()

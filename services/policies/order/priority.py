@@ -10,7 +10,7 @@ from services.forecast import Ints
 from services.policies.order.ranking import Ranking
 
 
-def by_level(ranking: Ranking, priority: Ints) -> Ranking:
+def rank_by_priority(ranking: Ranking, priority: Ints) -> Ranking:
     """The same ranking with everybody of a lower priority ahead of everybody of a higher one, and
     within one exactly as it was; `priority` is the jobs' column. Who makes way for nobody still
     does not. Where all are equal, it is the ranking itself: one comparison a job, no copy.
@@ -33,7 +33,7 @@ def by_level(ranking: Ranking, priority: Ints) -> Ranking:
     )
 
 
-def levels(at: Ints, priority: Ints) -> Iterator[Ints]:
+def split_by_priority(at: Ints, priority: Ints) -> Iterator[Ints]:
     """These positions by their priority, the lower first, in their order within one."""
     level = priority[at]
     for each in np.unique(level).tolist():

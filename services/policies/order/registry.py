@@ -24,13 +24,13 @@ from services.policies.snapshot import Snapshot
 @dataclass(frozen=True, slots=True)
 class Order:
     """`rank` with the numbers it takes; `preempts` says whether one who waits may stand ahead of
-    one who runs. `of_batch` is a batch's key by the longest wait in it and the time it is served
+    one who runs. `batch_key` is a batch's key by the longest wait in it and the time it is served
     in, ascending by urgency; None where a batch is as urgent as its most urgent member."""
 
     rank: Callable[[Snapshot, Params, PolicyMemory], Ranking]
     params: dict[str, Param]
     preempts: bool
-    of_batch: Callable[[Floats, Floats], Floats] | None = None
+    batch_key: Callable[[Floats, Floats], Floats] | None = None
 
 
 ORDERS = {
@@ -42,7 +42,7 @@ ORDERS = {
     "tail": Order(shortest.tail, shortest.TAIL_PARAMS, preempts=True),
     "rank": Order(rank.rank, rank.PARAMS, preempts=True),
     "mlfq": Order(mlfq.mlfq, mlfq.PARAMS, preempts=True),
-    "hrrn": Order(hrrn.hrrn, hrrn.PARAMS, preempts=False, of_batch=hrrn.by_ratio),
+    "hrrn": Order(hrrn.hrrn, hrrn.PARAMS, preempts=False, batch_key=hrrn.by_ratio),
     "edf": Order(deadlines.edf, deadlines.PARAMS, preempts=True),
     "promise": Order(promise.promise, promise.PARAMS, preempts=True),
     "slack": Order(deadlines.slack, deadlines.PARAMS, preempts=True),

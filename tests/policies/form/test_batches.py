@@ -43,7 +43,7 @@ def cut(
     room = Room(tokens, places, block_tokens, cost)
     given_params = resolve(form, CUTS[form].params, params)
     labels = CUTS[form].cut(
-        made, np.array(waits, np.int64), Batches.of(at, ids, made), room, given_params
+        made, np.array(waits, np.int64), Batches.group(at, ids, made), room, given_params
     )
     batches = [list(batch) for batch in known]
     batches += [[] for _ in range(int(labels.max(initial=-1)) + 1 - len(known))]

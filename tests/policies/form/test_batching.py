@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.costs import CostModel
-from services.policies.arrange.batch_placement import NO_SEAT, max_min, round_robin
+from services.policies.arrange.batch_placement import UNASSIGNED, max_min, round_robin
 from services.policies.decision import WaitReason
 from services.policies.order.hrrn import by_ratio
 from services.policies.preset import PLACEMENTS_BY_ARRANGEMENT, choose, presets
@@ -40,7 +40,7 @@ def test_the_longest_goes_to_the_least_loaded() -> None:
     able[1, 1] = False  # the second can't take the longest: 4 → first (9), then 3 and 2 → second
     assert max_min(np.array([5.0, 0.0]), same, able, -1).tolist() == [1, 0, 1]
     able[:, 0] = False
-    assert max_min(np.array([5.0, 0.0]), same, able, -1).tolist() == [NO_SEAT, 0, 1]
+    assert max_min(np.array([5.0, 0.0]), same, able, -1).tolist() == [UNASSIGNED, 0, 1]
 
 
 @given(
@@ -58,7 +58,7 @@ def test_max_min_is_what_it_is_defined_as(loads: list[int], takes: list[int], se
             assert now[found[batch]] == min(now[w] for w in could) and found[batch] in could
             now[found[batch]] += takes[batch]
         else:
-            assert found[batch] == NO_SEAT
+            assert found[batch] == UNASSIGNED
 
 
 def test_max_min_is_within_four_thirds_of_the_best_there_is() -> None:

@@ -112,9 +112,9 @@ def test_nothing_is_remembered_of_who_has_gone(name: str, snapshot: Snapshot, se
     assert left in (set(), set(fewer.jobs.serial[here].tolist()))
 
 
-def test_orders_of_batches() -> None:
+def test_orders_batch_keyes() -> None:
     """Only HRRN has a key of its own for a batch: (8 + 2) / 2 = 5 before (8 + 4) / 4 = 3."""
-    assert [name for name in ALL if ORDERS[name].of_batch] == ["hrrn"]
-    of_batch = ORDERS["hrrn"].of_batch
-    assert of_batch is not None
-    assert of_batch(np.array([8.0, 8.0]), np.array([2.0, 4.0])).tolist() == [-5, -3]
+    assert [name for name in ALL if ORDERS[name].batch_key] == ["hrrn"]
+    batch_key = ORDERS["hrrn"].batch_key
+    assert batch_key is not None
+    assert batch_key(np.array([8.0, 8.0]), np.array([2.0, 4.0])).tolist() == [-5, -3]

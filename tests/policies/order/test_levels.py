@@ -13,7 +13,7 @@ from services.forecast import Ints, certain
 from services.policies.decide import decide
 from services.policies.decision import Decision
 from services.policies.memory import PolicyMemory
-from services.policies.order.priority import by_level, levels
+from services.policies.order.priority import rank_by_priority, split_by_priority
 from services.policies.order.ranking import Ranking
 from services.policies.preset import choose, presets
 from services.policies.snapshot import Snapshot
@@ -41,7 +41,13 @@ TABLE = [
     ("lower goes first, whatever the key", [3, 1, 2, 9], [2, 9], [0, 1, 0, 0], [2, 0, 3, 1]),
     ("one that waits passes one that runs", [5, 6, 1, 2], [1, 2], [-1, 0, 0, 0], [0, 2, 3, 1]),
     ("who makes way for nobody stays", [5, 6, 1, 2], [-INF, -INF], [-9, 0, 3, 3], [2, 3, 0, 1]),
-    ("infinite keys have levels, too", [INF, INF, INF, 2], [INF, 2], [2, 1, 1, 1], [3, 2, 1, 0]),
+    (
+        "infinite keys are ranked too",
+        [INF, INF, INF, 2],
+        [INF, 2],
+        [2, 1, 1, 1],
+        [3, 2, 1, 0],
+    ),
 ]
 
 
@@ -49,22 +55,22 @@ TABLE = [
                          ids=[t[0] for t in TABLE])  # fmt: skip
 def test_the_line(key: list[float], runs: list[float], priority: list[int], line: list[int]):
     ranking = made(key, [*key[:2], *runs], 2)
-    assert standing(by_level(ranking, np.array(priority))) == line
+    assert standing(rank_by_priority(ranking, np.array(priority))) == line
 
 
 def test_equal_priorities_are_the_same_ranking():
     ranking = made([3, 1], [3, 1], 2)
-    assert by_level(ranking, np.array([7, 7])) is ranking
-    assert by_level(made([], [], 0), np.zeros(0, np.int64)).rows.tolist() == []
+    assert rank_by_priority(ranking, np.array([7, 7])) is ranking
+    assert rank_by_priority(made([], [], 0), np.zeros(0, np.int64)).rows.tolist() == []
 
 
 def test_waiting_brings_only_the_first_level_to_the_front():
     ranking = replace(made([3, 1], [3, 1], 2), lift_s=np.array([4.0, 5.0]))
-    assert by_level(ranking, np.array([1, 0])).lift_s.tolist() == [INF, 5.0]
+    assert rank_by_priority(ranking, np.array([1, 0])).lift_s.tolist() == [INF, 5.0]
 
 
 def test_positions_by_level_keep_their_order():
-    found = levels(np.array([4, 1, 3, 0]), np.array([5, -1, 9, -1, 5]))
+    found = split_by_priority(np.array([4, 1, 3, 0]), np.array([5, -1, 9, -1, 5]))
     assert [each.tolist() for each in found] == [[1, 3], [4, 0]]
 
 
