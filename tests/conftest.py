@@ -1,7 +1,8 @@
 """Settings for every test.
 
-Triton reads TRITON_INTERPRET, PyTorch OMP_NUM_THREADS and Numba its cache directory on first import,
-so they are set first. Tests run in parallel, one process per core, so each computes in one thread.
+Triton reads TRITON_INTERPRET, PyTorch OMP_NUM_THREADS and Numba its cache directory on first
+import, so they are set first. Tests run in parallel, one process per core, so each computes in one
+thread.
 """
 
 import os
