@@ -19,7 +19,7 @@ import numpy as np
 
 from services.core import Grant, Plan
 from services.costs import BatchTiming, CostModel, StepTiming
-from services.estimator.batches import Learning
+from services.estimator.batches import BatchLearning
 from services.estimator.state import EstimatorState
 from services.policies.estimate import ESTIMATES
 from services.worker.compiled_code import keep_what_numba_compiles
@@ -35,10 +35,10 @@ STAY = 0.3  # of a batch's requests, for the next slice
 LEARNT = 200  # slices before those that count
 REFRESH_S = 2.0  # neighbours are renewed so often here; a slice takes a tenth of a second
 RULES = {  # what a batch must be off by to be learnt from
-    "linear": Learning(REFRESH_S),
-    "knn": Learning(REFRESH_S),
-    "knn, off by 0.02 s": Learning(REFRESH_S, off_s=0.02),
-    "knn, of every batch": Learning(REFRESH_S, off_s=0.0, off_share=0.0),
+    "linear": BatchLearning(REFRESH_S),
+    "knn": BatchLearning(REFRESH_S),
+    "knn, off by 0.02 s": BatchLearning(REFRESH_S, off_s=0.02),
+    "knn, of every batch": BatchLearning(REFRESH_S, off_s=0.0, off_share=0.0),
 }
 SAMPLING = SamplingParams(temperature=0.0, ignore_eos=True)
 

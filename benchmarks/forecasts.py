@@ -20,7 +20,7 @@ from services.predictor.blend.content import ContentPredictor
 from services.predictor.blend.members import Member
 from services.predictor.interface import LAYERS, NUMBERS, Example, Features, Options, Query
 from services.predictor.models.frame import Frame
-from services.predictor.models.retrieval import Memory
+from services.predictor.models.retrieval import EmbeddingIndex
 from services.predictor.predictors import build
 
 DIM = 384
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def _members(blend: ContentPredictor, fresh: Sequence[Query]) -> dict[str, Figure]:
-    frames = [Frame.of([query]) for query in fresh]
+    frames = [Frame.from_queries([query]) for query in fresh]
 
     def timed(member: Member) -> Figure:
         return _each(lambda i: member.spread(frames[i]), len(frames))
@@ -56,7 +56,7 @@ def _members(blend: ContentPredictor, fresh: Sequence[Query]) -> dict[str, Figur
 
 
 def _retrieval(rng: np.random.Generator, repeats: int, remembered: int) -> dict[str, Figure]:
-    memory = Memory(remembered)
+    memory = EmbeddingIndex(remembered)
     topics = rng.normal(size=(TOPICS, 2 * DIM)).astype(np.float32)
 
     def vectors(count: int) -> NDArray[np.float32]:

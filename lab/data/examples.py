@@ -1,24 +1,27 @@
-"""From rows to what predictors read: prompts, features, queries, examples."""
+"""Converts data set rows to prompts, features, queries and examples."""
 
 from collections.abc import Callable, Mapping, Sequence
 
 from lab.data.rows import Row
 from services.core import FinishReason
-from services.predictor.encoder.extract import Extracts
+from services.predictor.encoder.extract import FeatureExtractor
 from services.predictor.interface import Example, Features, Prompt, Query
 
 BATCH = 64
 
-Known = Mapping[Prompt, Features]
-Tell = Callable[[str, int, int], None]  # what goes on, how many are done, of how many
+FeaturesByPrompt = Mapping[Prompt, Features]
+ReportProgress = Callable[[str, int, int], None]  # task, items done, items in total
 
 
 def prompt_of(row: Row) -> Prompt:
     return Prompt("", row.prompt, _prompt_tokens(row), row.answers)
 
 
-def extract_all(prompts: Sequence[Prompt], extractor: Extracts, tell: Tell) -> list[Features]:
-    """Features of each prompt, equal prompts extracted once; alike in length go together."""
+def extract_all(
+    prompts: Sequence[Prompt], extractor: FeatureExtractor, tell: ReportProgress
+) -> list[Features]:
+    """Returns the features of each prompt. Equal prompts are extracted once, in batches of similar
+    length."""
     unique = sorted(set(prompts), key=lambda p: (len(p.user_input), p.user_input))
     known: dict[Prompt, Features] = {}
     for start in range(0, len(unique), BATCH):
@@ -29,13 +32,14 @@ def extract_all(prompts: Sequence[Prompt], extractor: Extracts, tell: Tell) -> l
 
 
 def query_of(row: Row, features: Features | None, max_tokens: int) -> Query:
-    """The request that the row stands for; `max_tokens` where the row tells no cap."""
+    """Returns the request of a row; `max_tokens` applies to rows without a cap."""
     application = row.task.partition("/")[0]
     return Query(row.model, application, _prompt_tokens(row), row.cap or max_tokens, features)
 
 
-def examples_of(rows: Sequence[Row], features: Known, max_tokens: int) -> list[Example]:
-    """Finished requests, in the rows' order; without features where the mapping has none."""
+def examples_of(rows: Sequence[Row], features: FeaturesByPrompt, max_tokens: int) -> list[Example]:
+    """Returns finished requests in the rows' order, without features for prompts missing in
+    `features`."""
     return [_example(row, features.get(prompt_of(row)), max_tokens) for row in rows]
 
 

@@ -1,4 +1,4 @@
-"""Features of whole data sets kept on disk, so that a repeated trial reads no prompt twice."""
+"""Stores the features of data sets on disk, so that repeated runs read each prompt once."""
 
 import hashlib
 import logging
@@ -19,8 +19,8 @@ Make = Callable[[Sequence[Prompt]], list[Features]]
 class FeatureStore:
     """A folder of .npz files named by the hash of the encoder's name and the prompts.
 
-    Two runs may share it: a file is written whole, then renamed. A broken file is made anew.
-    Delete the folder after a change of the extractor.
+    Several processes may share it: files are written completely and then renamed. A broken file is
+    replaced. Delete the folder after changing the extractor.
     """
 
     def __init__(self, folder: Path, encoder: str):
@@ -29,13 +29,13 @@ class FeatureStore:
         self._salt = f"{encoder} {LAYERS} {WORD_COLUMNS} {NUMBERS}"
 
     def get(self, prompts: Sequence[Prompt], make: Make) -> list[Features]:
-        """The features of the prompts, from disk or else made and written."""
+        """Returns the features from disk, or makes and stores them."""
         path = self._folder / f"{self._key(prompts)}.npz"
         if path.exists():
             try:
                 return _load(path)
             except (OSError, ValueError, KeyError, BadZipFile) as error:
-                log.warning("%s is broken and made anew: %s", path, error)
+                log.warning("%s is broken and is replaced: %s", path, error)
         features = make(prompts)
         _save(path, features)
         return features

@@ -1,9 +1,9 @@
-"""Data sets that predictors are judged on: prompts with the lengths of real answers.
+"""Data sets: prompts with the lengths of real answers.
 
-A file is JSON lines, plain or gzip. Each line has `id`, `prompt`, `model`, `task`, `input_tokens`
-and `output_tokens`; optional are `cap` (max_tokens of the run), `turn` and `context_tokens` (of a
-conversation), `ref_tokens` (lengths of several reference answers, the first of them the row's own)
-and, in place of `output_tokens`, `samples`: [name, tokens, finished] of several answers.
+A file has JSON lines, plain or gzip. Each line has `id`, `prompt`, `model`, `task`, `input_tokens`
+and `output_tokens`. Optional fields are `cap` (max_tokens of the run), `turn` and `context_tokens`
+(of a conversation), `ref_tokens` (lengths of several reference answers, the first of them the row's
+own) and, instead of `output_tokens`, `samples`: [name, tokens, finished] of several answers.
 """
 
 import gzip
@@ -20,12 +20,12 @@ Record = Mapping[str, object]
 
 
 class DataError(ValueError):
-    """A data file that cannot be used; the message names it, and the line."""
+    """A data file cannot be used; the message names the file and line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A file of rows; `field` names where the length stands when not in `output_tokens`."""
+    """A data file; `field` names the field with the length, `output_tokens` if empty."""
 
     path: Path
     field: str = ""
@@ -38,10 +38,10 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A prompt, who answered it, and how long the answer was; lengths in tokens.
+    """A prompt, the model that answered it, and the length of the answer in tokens.
 
-    `answers` are the earlier answers of the same conversation, oldest first; `references` other
-    answers to the same prompt.
+    answers: earlier answers of the same conversation, oldest first.
+    references: lengths of other answers to the same prompt.
     """
 
     data: str
@@ -59,50 +59,50 @@ class Row:
 
 
 def parse_source(spec: str) -> Source:
-    """`FILE` or `FILE:field`, the field's objects joined by dots."""
+    """Parses `FILE` or `FILE:field`, where dots select nested fields."""
     path, _, field = spec.rpartition(":")
     if not path or Path(spec).exists():
         return Source(Path(spec))
     return Source(Path(path), field)
 
 
-def read_rows(source: Source, most: int = 0, seed: int = 0) -> list[Row]:
-    """The rows of a file in its order; of more than `most` (0: any number) a seeded choice.
+def read_rows(source: Source, limit: int = 0, seed: int = 0) -> list[Row]:
+    """Returns the rows in file order, or a seeded sample of `limit` rows (0: all).
 
-    Left out are empty answers, answers all of whose samples were cut, and rows without the
-    source's field. Raises DataError.
+    Skips empty answers, answers whose samples were all truncated, and rows without the source's
+    field. Raises DataError.
     """
     rows = [row for record in _records(source.path) if (row := _row(source, record)) is not None]
     if not rows:
         wanted = f"the field {source.field!r}" if source.field else "an answer's length"
         raise DataError(f"no row of {source.path} has {wanted}")
     rows = _with_answers(rows)
-    if not 0 < most < len(rows):
+    if not 0 < limit < len(rows):
         return rows
-    chosen = np.random.default_rng(seed).choice(len(rows), most, replace=False)
+    chosen = np.random.default_rng(seed).choice(len(rows), limit, replace=False)
     return [rows[i] for i in np.sort(chosen)]
 
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """A record and where it stands, for the message when it is wrong."""
+    """A record with its file and line for error messages."""
 
     where: str
     record: Record
 
-    def wrong(self, problem: str) -> DataError:
+    def error(self, problem: str) -> DataError:
         return DataError(f"{self.where}: {problem}")
 
     def text(self, key: str) -> str:
         value = self.record.get(key)
         if not isinstance(value, str):
-            raise self.wrong(f"{key!r} must be text")
+            raise self.error(f"{key!r} must be text")
         return value
 
     def count(self, key: str, default: int | None = None) -> int:
         value = self.record.get(key, default)
         if not _is_count(value):
-            raise self.wrong(f"{key!r} must be a number of tokens, 0 or more")
+            raise self.error(f"{key!r} must be a number of tokens, 0 or more")
         return cast(int, value)
 
 
@@ -118,7 +118,7 @@ def _records(path: Path) -> Iterator[_Line]:
                 if line.strip():
                     yield _Line(f"{path}:{number}", _parsed(f"{path}:{number}", line))
     except FileNotFoundError:
-        raise DataError(f"there is no file {path}") from None
+        raise DataError(f"the file {path} does not exist") from None
     except (OSError, EOFError, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read: {error}") from None
 
@@ -141,7 +141,7 @@ def _row(source: Source, line: _Line) -> Row | None:
         data=source.name,
         id=line.text("id"),
         prompt=line.text("prompt"),
-        # Another label is another model's answer: its lengths are a population of their own.
+        # A label field holds another model's answers, a separate population of lengths.
         model=source.field or line.text("model"),
         task=line.text("task"),
         input_tokens=line.count("input_tokens"),
@@ -154,55 +154,59 @@ def _row(source: Source, line: _Line) -> Row | None:
 
 
 def _lengths(source: Source, line: _Line) -> list[int]:
-    """The row's own length, then those of other answers to its prompt; empty: leave it out."""
+    """The row's own length, then those of other answers; empty to skip the row."""
     if source.field:
-        return _dug(line, line.record, source.field)
+        return _field_lengths(line, line.record, source.field)
     if "output_tokens" in line.record:
-        return [line.count("output_tokens"), *_others(line)]
+        return [line.count("output_tokens"), *_reference_lengths(line)]
     if "samples" in line.record:
         return _finished(line)
-    raise line.wrong("neither 'output_tokens' nor 'samples'")
+    raise line.error("neither 'output_tokens' nor 'samples'")
 
 
-def _others(line: _Line) -> list[int]:
+def _reference_lengths(line: _Line) -> list[int]:
     lengths = line.record.get("ref_tokens", [])
     if not isinstance(lengths, list) or not all(map(_is_count, lengths)):
-        raise line.wrong("'ref_tokens' must be a list of numbers of tokens")
+        raise line.error("'ref_tokens' must be a list of numbers of tokens")
     return lengths[1:]
 
 
 def _finished(line: _Line) -> list[int]:
-    """Lengths of the samples that were not cut; one without an end mark counts as finished."""
+    """Lengths of the samples that were not truncated; a sample without an end mark counts as
+    finished."""
     samples = line.record["samples"]
     try:
         return [int(n) for _, n, *end in cast(list[list[int]], samples) if n > 0 and end != [0]]
     except (TypeError, ValueError):
-        raise line.wrong("'samples' must be a list of [name, tokens, finished]") from None
+        raise line.error("'samples' must be a list of [name, tokens, finished]") from None
 
 
-def _dug(line: _Line, record: Record, field: str) -> list[int]:
-    """The value at `field`, then its siblings. A key may itself hold dots."""
+def _field_lengths(line: _Line, record: Record, field: str) -> list[int]:
+    """The value at `field`, then its siblings. Keys may contain dots."""
     if field in record:
         own = _Line(line.where, record).count(field)
         others = (value for key, value in record.items() if key != field and _is_count(value))
         return [own, *cast(Iterator[int], others)]
     head, _, rest = field.partition(".")
     inner = record.get(head)
-    return _dug(line, inner, rest) if rest and isinstance(inner, dict) else []
+    return _field_lengths(line, inner, rest) if rest and isinstance(inner, dict) else []
 
 
 def _with_answers(rows: Sequence[Row]) -> list[Row]:
-    """A request carries its conversation, so the lengths of earlier answers are known with it."""
-    told: defaultdict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
+    """Adds the lengths of earlier answers of the same conversation."""
+    lengths_by_turn: defaultdict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
     for row in rows:
         if row.turn:
-            told[_conversation(row)].append((row.turn, row.output_tokens))
-    return [_answered(row, told[_conversation(row)]) if row.turn else row for row in rows]
+            lengths_by_turn[_conversation(row)].append((row.turn, row.output_tokens))
+    return [
+        _with_earlier_answers(row, lengths_by_turn[_conversation(row)]) if row.turn else row
+        for row in rows
+    ]
 
 
 def _conversation(row: Row) -> tuple[str, str]:
     return row.id.rpartition("-")[0], row.model
 
 
-def _answered(row: Row, told: Sequence[tuple[int, int]]) -> Row:
-    return replace(row, answers=tuple(n for turn, n in sorted(told) if turn < row.turn))
+def _with_earlier_answers(row: Row, lengths_by_turn: Sequence[tuple[int, int]]) -> Row:
+    return replace(row, answers=tuple(n for turn, n in sorted(lengths_by_turn) if turn < row.turn))

@@ -1,4 +1,4 @@
-"""A whole evaluation: from names of files and predictors to findings."""
+"""Runs a complete evaluation: from names of files and predictors to findings."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,36 +8,36 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from lab.data.examples import Tell, prompt_of
+from lab.data.examples import ReportProgress, prompt_of
 from lab.data.rows import Row
-from lab.evaluation.judge import BLIND, Bench, Judgement
+from lab.evaluation.judge import PROMPTLESS, Judgement, PredictorEvaluator
 from lab.evaluation.magnus_ladder import (
-    TEST_A_TASK,
-    TRAIN_A_TASK,
+    MAX_TEST_ROWS_PER_TASK,
+    MAX_TRAIN_ROWS_PER_TASK,
     Ladder,
     Requests,
-    climb,
+    ladder_forecasts,
     requests_of,
     rmse_of,
-    some_of_each_task,
+    sample_rows_per_task,
 )
-from lab.evaluation.prepare import Material, open_store, prepare, read_split
+from lab.evaluation.prepare import PreparedData, open_store, prepare, read_split
 from lab.evaluation.report import Findings, draws_agree, read_json
-from lab.evaluation.timing import Fresh
+from lab.evaluation.timing import MakeExtractor
 from services.predictor.interface import Options
 from services.predictor.models.oracle import SOURCE as ORACLE
 from services.predictor.predictors import PREDICTORS, build
 
-Open = Callable[[str], Fresh]  # an encoder's name → what makes extractors that share it
+Open = Callable[[str], MakeExtractor]  # encoder name → factory of extractors that share it
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What to judge, and how.
+    """What to evaluate, and how.
 
-    predictors: by name, all when empty. rows: at most so many of a file, 0 for all. max_tokens:
-    of requests whose row tells no cap. online: outcomes learnt from of a set not trained on.
-    earlier: an earlier report, whose in-domain tau stands beside the online one.
+    predictors: names; empty for all. rows: limit per file, 0 for all.
+    max_tokens: for requests without a cap. online: outcomes learned from a set not trained on.
+    earlier: an earlier report, for its in-domain tau.
     """
 
     train: Sequence[str]
@@ -53,35 +53,48 @@ class Evaluation:
     earlier: Path | None = None
 
 
-def evaluate(what: Evaluation, open_encoder: Open, tell: Tell) -> Findings:
-    """Raises ValueError for a mistake of the user's. The encoder is opened only if one reads."""
-    names = _known([*dict.fromkeys(what.predictors)] or [*PREDICTORS])
-    earlier = read_json(what.earlier) if what.earlier else []
-    rows = read_split(what.train, what.data, what.rows, what.seed)
-    fresh = open_encoder(what.encoder) if set(names) - BLIND else None
-    store = open_store(what.cache, what.encoder) if fresh else None
-    material = prepare(rows, fresh() if fresh else None, store, what.max_tokens, what.seed, tell)
+def evaluate(evaluation: Evaluation, open_encoder: Open, tell: ReportProgress) -> Findings:
+    """Evaluates the predictors. Raises ValueError for invalid input. The encoder is opened only if
+    a predictor reads prompts."""
+    names = _require_known([*dict.fromkeys(evaluation.predictors)] or [*PREDICTORS])
+    earlier = read_json(evaluation.earlier) if evaluation.earlier else []
+    rows = read_split(evaluation.train, evaluation.data, evaluation.rows, evaluation.seed)
+    fresh = open_encoder(evaluation.encoder) if set(names) - PROMPTLESS else None
+    store = open_store(evaluation.cache, evaluation.encoder) if fresh else None
+    material = prepare(
+        rows, fresh() if fresh else None, store, evaluation.max_tokens, evaluation.seed, tell
+    )
     return Findings(
-        judgements=_judged(what, names, material, fresh, tell),
+        judgements=_judged(evaluation, names, material, fresh, tell),
         draws=draws_agree(rows.judged),
-        ladders=_ladders(material, what.seed, tell) if fresh and what.ladder else {},
+        ladders=_ladders(material, evaluation.seed, tell) if fresh and evaluation.ladder else {},
         earlier=earlier,
     )
 
 
-def _known(names: Sequence[str]) -> Sequence[str]:
+def _require_known(names: Sequence[str]) -> Sequence[str]:
     for name in names:
         if name not in PREDICTORS:
             known = ", ".join(sorted(PREDICTORS))
-            raise ValueError(f"no predictor is called {name!r}; known: {known}")
+            raise ValueError(f"unknown predictor {name!r}; known: {known}")
     return names
 
 
 def _judged(
-    what: Evaluation, names: Sequence[str], material: Material, fresh: Fresh | None, tell: Tell
+    evaluation: Evaluation,
+    names: Sequence[str],
+    material: PreparedData,
+    fresh: MakeExtractor | None,
+    tell: ReportProgress,
 ) -> list[Judgement]:
-    bench = Bench(
-        material.train, material.sets, what.max_tokens, what.online, what.seed, fresh, tell
+    bench = PredictorEvaluator(
+        material.train,
+        material.sets,
+        evaluation.max_tokens,
+        evaluation.online,
+        evaluation.seed,
+        fresh,
+        tell,
     )
     found: list[Judgement] = []
     for name in names:
@@ -90,17 +103,17 @@ def _judged(
     return found
 
 
-def _ladders(material: Material, seed: int, tell: Tell) -> dict[str, Ladder]:
-    """The ladder of each data set and of its tasks; all sets together by an empty name.
+def _ladders(material: PreparedData, seed: int, tell: ReportProgress) -> dict[str, Ladder]:
+    """Ladder of each data set and of its tasks; the key "" holds all sets together.
 
-    As in the paper, no task has more rows than the others by much.
+    Tasks are sampled to similar sizes, as in the paper.
     """
     tell("Magnus' ladder", 0, 0)
-    trained = some_of_each_task(material.rows.train, TRAIN_A_TASK, seed)
+    trained = sample_rows_per_task(material.rows.train, MAX_TRAIN_ROWS_PER_TASK, seed)
     all_judged = [row for part in material.sets for row in part.rows]
-    judged = some_of_each_task(all_judged, TEST_A_TASK, seed)
+    judged = sample_rows_per_task(all_judged, MAX_TEST_ROWS_PER_TASK, seed)
     test = _requests(judged, material)
-    forecasts = climb(_requests(trained, material), test, seed)
+    forecasts = ladder_forecasts(_requests(trained, material), test, seed)
     data, tasks = np.array([r.data for r in judged]), np.array([r.task for r in judged])
 
     def rmse(chosen: NDArray[np.bool_]) -> dict[str, float]:
@@ -114,5 +127,5 @@ def _ladders(material: Material, seed: int, tell: Tell) -> dict[str, Ladder]:
     return found
 
 
-def _requests(rows: Sequence[Row], material: Material) -> Requests:
+def _requests(rows: Sequence[Row], material: PreparedData) -> Requests:
     return requests_of(rows, [material.features[prompt_of(row)] for row in rows])

@@ -1,4 +1,4 @@
-"""Judge a predictor: teach it, ask it, score it; in its domain and out of it."""
+"""Evaluates a predictor: trains it, forecasts and scores, in domain and out of domain."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -6,11 +6,11 @@ from typing import Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
-from lab.data.examples import BATCH, Tell
+from lab.data.examples import BATCH, ReportProgress
 from lab.data.rows import Row
 from lab.data.split import is_validation
 from lab.evaluation.scores import Scores, score
-from lab.evaluation.timing import Fresh, Timing, time_forecasts
+from lab.evaluation.timing import MakeExtractor, Timing, time_forecasts
 from services.forecast import Forecast, certain
 from services.predictor.interface import Example, Predictor
 from services.predictor.models.oracle import SOURCE as ORACLE
@@ -18,23 +18,22 @@ from services.predictor.models.oracle import SOURCE as ORACLE
 TEACH_BATCH = 256
 ONLINE_CHUNK = 50
 ONLINE_REFIT = 250  # outcomes between two fits
-BLIND = frozenset({"history", "max", ORACLE})  # read no prompt: need no encoder
+PROMPTLESS = frozenset({"history", "max", ORACLE})  # read no prompts and need no encoder
 
 T = TypeVar("T")
 Make = Callable[[], Predictor]
 
 
 @runtime_checkable
-class Fits(Protocol):
-    """A predictor too heavy to learn at once: it refits from what it has been taught, and tells
-    `tick` which share of that is done."""
+class Refits(Protocol):
+    """A predictor that must be fitted after learning; reports progress to `tick`."""
 
     def fit(self, tick: Callable[[float], None]) -> None: ...
 
 
 @dataclass(frozen=True)
 class JudgedSet:
-    """A data set to judge on: its rows, and the finished requests they stand for."""
+    """A data set to evaluate: its rows and the matching examples."""
 
     name: str
     in_domain: bool
@@ -44,7 +43,7 @@ class JudgedSet:
 
 @dataclass(frozen=True)
 class Online:
-    """Scores on the validation rows after `outcomes` of the set's other rows were learnt from."""
+    """Scores on the validation rows after learning `outcomes` of the set's other rows."""
 
     outcomes: int
     scores: Scores
@@ -52,7 +51,8 @@ class Online:
 
 @dataclass(frozen=True)
 class Judgement:
-    """How a predictor did on a data set. Timing is missing for the oracle, online in domain."""
+    """Accuracy of a predictor on a data set. The oracle has no timing; in-domain sets have no
+    online scores."""
 
     data: str
     predictor: str
@@ -64,20 +64,21 @@ class Judgement:
 
 
 @dataclass(frozen=True)
-class Bench:
-    """What every predictor is judged with; the same for all of them."""
+class PredictorEvaluator:
+    """Evaluation settings that all predictors share."""
 
     train: Sequence[Example]
     sets: Sequence[JudgedSet]
     max_tokens: int
     online_outcomes: int
     seed: int
-    fresh: Fresh | None
-    tell: Tell
+    fresh: MakeExtractor | None
+    tell: ReportProgress
 
     def judge(self, name: str, make: Make) -> Iterator[Judgement]:
-        """A judgement a data set. Every set is forecast before any is learnt from; a set outside
-        the training then teaches a predictor that knows the training and no other set."""
+        """Yields one judgement per data set. All sets are forecast before any is learned from.
+        Online learning on an out-of-domain set starts from a predictor that knows only the training
+        set."""
         predictor = self._taught(name, make)
         plain = [self._judged(name, predictor, part) for part in self.sets]
         spare: Predictor | None = predictor
@@ -91,7 +92,7 @@ class Bench:
             )
 
     def judge_oracle(self) -> Iterator[Judgement]:
-        """The bound: what cannot be beaten, because it is told the judged rows themselves."""
+        """Yields the upper bound: a predictor that knows the true lengths."""
         for part in self.sets:
             lengths = _lengths(part.examples)
             scores = score([certain(length, ORACLE) for length in lengths], lengths)
@@ -106,13 +107,13 @@ class Bench:
         return predictor
 
     def _fit(self, name: str, predictor: Predictor) -> None:
-        if isinstance(predictor, Fits):
+        if isinstance(predictor, Refits):
             predictor.fit(lambda share: self.tell(f"{name}: fitting", round(100 * share), 100))
 
     def _judged(self, name: str, predictor: Predictor, part: JudgedSet) -> tuple[Scores, Timing]:
         scores = self._scored(f"{name}: {part.name}", predictor, part.examples)
         self.tell(f"{name}: timing", 0, 0)
-        fresh = None if name in BLIND else self.fresh
+        fresh = None if name in PROMPTLESS else self.fresh
         return scores, time_forecasts(predictor, part.rows, self.max_tokens, fresh)
 
     def _scored(self, what: str, predictor: Predictor, examples: Sequence[Example]) -> Scores:
@@ -123,7 +124,7 @@ class Bench:
         return score(forecasts, _lengths(examples))
 
     def _online(self, name: str, predictor: Predictor, part: JudgedSet) -> Online | None:
-        """The rows judged are those judged in domain, so that the two can be compared."""
+        """Scores the rows that an in-domain run scores, so that both are comparable."""
         unseen = [is_validation(row.prompt) for row in part.rows]
         asked = [e for e, held in zip(part.examples, unseen, strict=True) if held]
         others = [e for e, held in zip(part.examples, unseen, strict=True) if not held]
@@ -136,7 +137,7 @@ class Bench:
         return Online(len(lessons), scores)
 
     def _teach_online(self, name: str, predictor: Predictor, lessons: Sequence[Example]) -> None:
-        """As in service: outcomes come in small batches, and a fit every 250 of them."""
+        """Learns as the service does: outcomes in small batches with a fit every 250."""
         for done, chunk in _chunks(lessons, ONLINE_CHUNK):
             self.tell(f"{name}: learning online", done, len(lessons))
             predictor.learn(chunk)
@@ -146,7 +147,7 @@ class Bench:
 
 
 def forecast_within(predictor: Predictor, examples: Sequence[Example]) -> list[Forecast]:
-    """Forecasts as a request meets them: cut at its max_tokens."""
+    """Forecasts truncated at each request's max_tokens."""
     queries = [example.query for example in examples]
     return [
         forecast.truncated(query.max_tokens)
@@ -159,5 +160,5 @@ def _lengths(examples: Sequence[Example]) -> list[int]:
 
 
 def _chunks(items: Sequence[T], size: int) -> Iterator[tuple[int, Sequence[T]]]:
-    """Chunks, each with how many items come before it."""
+    """Yields chunks with the number of items before each."""
     return ((start, items[start : start + size]) for start in range(0, len(items), size))

@@ -1,9 +1,9 @@
-"""Magnus' ladder: what each thing known of a request takes off the error (papers/004, Table II).
+"""Magnus' ablation: forecast error by the inputs used (Cheng et al., ICWS 2024, Table II).
 
-UILO  the user input's length is the forecast;
-RAFT  a random forest a task, on the user input's length;
-INST  one forest over all tasks, on the instruction's embedding folded to 4 values and the length;
-USIN  INST and the user input's embedding folded to 16.
+UILO: the user input's length is the forecast.
+RAFT: a random forest per task, on the user input's length.
+INST: one forest over all tasks, on the instruction embedding in 4 values and the length.
+USIN: INST plus the user input's embedding in 16 values.
 """
 
 import re
@@ -18,25 +18,25 @@ from sklearn.ensemble import RandomForestRegressor
 from lab.data.rows import Row
 from services.predictor.encoder.extract import split_prompt
 from services.predictor.interface import Features
-from services.predictor.models.forest import INSTRUCTION_VALUES, USER_INPUT_VALUES, fold
+from services.predictor.models.forest import INSTRUCTION_VALUES, USER_INPUT_VALUES, fold_vectors
 from services.predictor.models.spread import Floats
 
-Forecasts = dict[str, Floats]  # a rung's forecasts, in tokens
-Ladder = dict[str, dict[str, float]]  # of a group of rows, each rung's error in tokens
+Forecasts = dict[str, Floats]  # forecasts in tokens by method
+Ladder = dict[str, dict[str, float]]  # error in tokens by group of rows and method
 
 Chosen = NDArray[np.bool_] | slice
 
 TREES = 100
-LEAF_MIN = 5  # rows; whole trees on one number only learn the noise
-COLUMNS_A_SPLIT = 0.5  # of them, so that the length does not make every split
-TRAIN_A_TASK = 5_000  # rows at most; the paper has 2,000 and 500
-TEST_A_TASK = 500
+LEAF_MIN = 5  # rows; full-depth trees on one input overfit
+COLUMNS_PER_SPLIT = 0.5  # share of columns per split, so that the length does not dominate
+MAX_TRAIN_ROWS_PER_TASK = 5_000  # the paper uses 2,000 and 500
+MAX_TEST_ROWS_PER_TASK = 500
 _PIECES = re.compile(r"\w+|[^\w\s]")
 
 
 @dataclass(frozen=True)
 class Requests:
-    """What the ladder stands on; n rows each: embeddings [n, dim], lengths in tokens [n]."""
+    """Inputs of the ablation for n rows: embeddings [n, dim], lengths in tokens [n]."""
 
     tasks: Sequence[str]
     user_input_tokens: Floats
@@ -46,7 +46,8 @@ class Requests:
 
 
 def requests_of(rows: Sequence[Row], features: Sequence[Features]) -> Requests:
-    """A task is a row's whole `task`: to translate one way is a task, the other way another."""
+    """Builds the inputs. A task is a row's complete `task`, so each translation direction is a
+    task."""
     return Requests(
         [row.task for row in rows],
         np.array([user_input_tokens(row) for row in rows], np.float64),
@@ -56,43 +57,42 @@ def requests_of(rows: Sequence[Row], features: Sequence[Features]) -> Requests:
     )
 
 
-def some_of_each_task(rows: Sequence[Row], most: int, seed: int) -> list[Row]:
-    """At most `most` rows of a task, a seeded choice, so that no task outweighs the others."""
+def sample_rows_per_task(rows: Sequence[Row], limit: int, seed: int) -> list[Row]:
+    """Returns a seeded sample of at most `limit` rows per task."""
     taken: Counter[str] = Counter()
     chosen = []
     for i in np.random.default_rng(seed).permutation(len(rows)):
         taken[rows[i].task] += 1
-        if taken[rows[i].task] <= most:
+        if taken[rows[i].task] <= limit:
             chosen.append(rows[i])
     return chosen
 
 
 def user_input_tokens(row: Row) -> int:
-    """The row's input tokens less its instruction's, which are its words and marks: so short and
-    common a text has one token for each."""
+    """The row's input tokens minus the instruction's, estimated by its words and marks."""
     instruction, _ = split_prompt("", row.prompt)
     return max(row.input_tokens - len(_PIECES.findall(instruction)), 1)
 
 
-def climb(train: Requests, test: Requests, seed: int = 0) -> Forecasts:
-    """Each rung's forecasts of the test rows, in the order of the ladder."""
+def ladder_forecasts(train: Requests, test: Requests, seed: int = 0) -> Forecasts:
+    """Forecasts of the test rows by each method, in the order of the table."""
     length, test_length = (r.user_input_tokens[:, None] for r in (train, test))
     told, test_told = (
-        np.hstack([fold(r.instruction, INSTRUCTION_VALUES), r.user_input_tokens[:, None]])
+        np.hstack([fold_vectors(r.instruction, INSTRUCTION_VALUES), r.user_input_tokens[:, None]])
         for r in (train, test)
     )
-    meant, test_meant = (fold(r.user_input, USER_INPUT_VALUES) for r in (train, test))
+    meant, test_meant = (fold_vectors(r.user_input, USER_INPUT_VALUES) for r in (train, test))
     forest = _Forest(train.output_tokens, seed)
     return {
         "UILO": test.user_input_tokens,
-        "RAFT": _a_task_each(train.tasks, test.tasks, length, test_length, forest),
+        "RAFT": _forest_per_task(train.tasks, test.tasks, length, test_length, forest),
         "INST": forest.forecast(told, test_told),
         "USIN": forest.forecast(np.hstack([told, meant]), np.hstack([test_told, test_meant])),
     }
 
 
 def rmse_of(forecasts: Forecasts, true: Floats, chosen: NDArray[np.bool_]) -> dict[str, float]:
-    """Each rung's root mean square error in tokens, over the chosen rows."""
+    """Root mean square error in tokens of each method over the chosen rows."""
     return {
         rung: float(np.sqrt(np.mean((values - true)[chosen] ** 2)))
         for rung, values in forecasts.items()
@@ -108,7 +108,7 @@ class _Forest:
         forest = RandomForestRegressor(
             TREES,
             min_samples_leaf=LEAF_MIN,
-            max_features=COLUMNS_A_SPLIT,
+            max_features=COLUMNS_PER_SPLIT,
             n_jobs=-1,
             random_state=self.seed,
         )
@@ -116,10 +116,10 @@ class _Forest:
         return np.asarray(forest.predict(test), np.float64)
 
 
-def _a_task_each(
+def _forest_per_task(
     tasks: Sequence[str], test_tasks: Sequence[str], length: Floats, test: Floats, forest: _Forest
 ) -> Floats:
-    """A task that no row trained has the forest of all of them."""
+    """Forecasts by the forest of each task; unknown tasks use a forest of all rows."""
     of, test_of = np.array(tasks), np.array(test_tasks)
     out = np.empty(len(test))
     for task in np.unique(test_of):

@@ -1,4 +1,4 @@
-"""The report as a picture: tau and pinball loss by predictor, and calibration."""
+"""Plots a report: tau and pinball loss by predictor, and calibration."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,14 +11,14 @@ from matplotlib.figure import Figure
 from lab.evaluation.report import JsonRow, number
 from services.predictor.models.scoring import LEVELS
 
-WIDE = 0.8  # of the distance between two data sets, shared by their bars
+WIDE = 0.8  # share of the distance between two data sets that bars fill
 
 
 def plot(path: Path, rows: Sequence[JsonRow]) -> None:
-    """Write the picture; its ending is its format. Raises ValueError if not writable."""
+    """Writes the plot; the file suffix selects the format. Raises ValueError if not writable."""
     figure = Figure(figsize=(9, 11), layout="constrained")
     ranks, losses, calibration = figure.subplots(3, 1)
-    for axes in (ranks, losses, calibration):  # more predictors than the usual ten colours
+    for axes in (ranks, losses, calibration):  # the default has ten colours, fewer than predictors
         axes.set_prop_cycle(color=colormaps["tab20"](np.arange(20)))
     _bars(ranks, rows, "tau", "Kendall's tau-b (higher is better)")
     _bars(losses, rows, "pinball", "pinball loss, tokens (lower is better)")
@@ -36,7 +36,7 @@ def _names(rows: Sequence[JsonRow], key: str) -> list[str]:
 
 
 def _bars(axes: Axes, rows: Sequence[JsonRow], key: str, label: str) -> None:
-    """Groups of bars, a data set each; a constant forecast has no tau and so no bar."""
+    """One group of bars per data set. A constant forecast has no tau and no bar."""
     sets, predictors = _names(rows, "data"), _names(rows, "predictor")
     height = {(row["data"], row["predictor"]): number(row, key) for row in rows}
     width = WIDE / len(predictors)
@@ -49,7 +49,7 @@ def _bars(axes: Axes, rows: Sequence[JsonRow], key: str, label: str) -> None:
 
 
 def _calibration(axes: Axes, rows: Sequence[JsonRow]) -> None:
-    """How many lengths stay below each quantile: rows in domain, or all where there are none."""
+    """Share of lengths below each quantile: in-domain rows, or all rows when there are none."""
     rows = [row for row in rows if row["in_domain"]] or rows
     axes.plot([0, 1], [0, 1], color="0.7", linestyle="--")
     for predictor in _names(rows, "predictor"):

@@ -1,4 +1,4 @@
-"""Everything that is done once, before the first predictor: read, split, extract."""
+"""Prepares the data once for all predictors: reads, splits and extracts."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from lab.data.examples import (
-    Known,
-    Tell,
+    FeaturesByPrompt,
+    ReportProgress,
     examples_of,
     extract_all,
     prompt_of,
@@ -18,41 +18,41 @@ from lab.data.feature_store import FeatureStore
 from lab.data.rows import DataError, parse_source, read_rows
 from lab.data.split import Split, split
 from lab.evaluation.judge import JudgedSet
-from services.predictor.encoder.extract import Extracts
+from services.predictor.encoder.extract import FeatureExtractor
 from services.predictor.interface import Example, Features, Prompt
 
 
 @dataclass(frozen=True)
-class Material:
-    """Rows to train on and to judge, and as finished requests; features by prompt."""
+class PreparedData:
+    """Rows to train on and to evaluate, the matching examples, and features by prompt."""
 
     rows: Split
     train: Sequence[Example]
     sets: Sequence[JudgedSet]
-    features: Known
+    features: FeaturesByPrompt
 
 
-def read_split(train: Sequence[str], data: Sequence[str], most: int, seed: int) -> Split:
-    """Read each file once and split it. Raises DataError."""
+def read_split(train: Sequence[str], data: Sequence[str], limit: int, seed: int) -> Split:
+    """Reads each file once and splits the rows. Raises DataError."""
     train_sources, data_sources = ([*dict.fromkeys(map(parse_source, s))] for s in (train, data))
     sources = [*dict.fromkeys([*train_sources, *data_sources])]
     if len({source.name for source in sources}) < len(sources):
-        raise DataError("two of the files have the same name; a table could not tell them apart")
-    sets = {source: read_rows(source, most, seed) for source in sources}
+        raise DataError("two files have the same name; rename one to tell their tables apart")
+    sets = {source: read_rows(source, limit, seed) for source in sources}
     return split(sets, train_sources, data_sources)
 
 
 def prepare(
     rows: Split,
-    extractor: Extracts | None,
+    extractor: FeatureExtractor | None,
     store: FeatureStore | None,
     max_tokens: int,
     seed: int,
-    tell: Tell,
-) -> Material:
-    """Features of all rows, once for all predictors; none without an extractor.
+    tell: ReportProgress,
+) -> PreparedData:
+    """Extracts the features of all rows; none without an extractor.
 
-    Training rows come in a seeded order: outcomes reach a service mixed, not file by file.
+    Training rows are shuffled, because a service receives outcomes in mixed order.
     """
     known = _features(rows, extractor, store, tell) if extractor else {}
     order = np.random.default_rng(seed).permutation(len(rows.train))
@@ -61,10 +61,12 @@ def prepare(
         JudgedSet(p.name, p.in_domain, p.rows, examples_of(p.rows, known, max_tokens))
         for p in rows.judged
     ]
-    return Material(rows, train, sets, known)
+    return PreparedData(rows, train, sets, known)
 
 
-def _features(rows: Split, extractor: Extracts, store: FeatureStore | None, tell: Tell) -> Known:
+def _features(
+    rows: Split, extractor: FeatureExtractor, store: FeatureStore | None, tell: ReportProgress
+) -> FeaturesByPrompt:
     def make(prompts: Sequence[Prompt]) -> list[Features]:
         return extract_all(prompts, extractor, tell)
 
@@ -75,7 +77,7 @@ def _features(rows: Split, extractor: Extracts, store: FeatureStore | None, tell
 
 
 def _prompts_by_set(rows: Split) -> list[list[Prompt]]:
-    """Each set's prompts, once and in an order of their own: the same store key for any split."""
+    """Unique sorted prompts of each set, so that the store key does not depend on the split."""
     sets: defaultdict[str, set[Prompt]] = defaultdict(set)
     for part in [rows.train, *(judged.rows for judged in rows.judged)]:
         for row in part:
@@ -84,7 +86,7 @@ def _prompts_by_set(rows: Split) -> list[list[Prompt]]:
 
 
 def open_store(folder: str, encoder: str) -> FeatureStore | None:
-    """Raises DataError where the folder cannot be made."""
+    """Raises DataError when the folder cannot be created."""
     try:
         return FeatureStore(Path(folder), encoder) if folder else None
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What was found, as JSON rows and as tables for a terminal."""
+"""Formats findings as JSON rows and terminal tables."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ from services.predictor.models.scoring import tau_b
 JsonRow = dict[str, object]
 
 HIGH, LOW, NEITHER = 1, -1, 0
-COLUMNS = {  # a key of the JSON row: its heading, decimals, and which way is better
+COLUMNS = {  # key of the JSON row: heading, decimals, better direction
     "tau": ("tau", 3, HIGH),
     "tau_online": ("online", 3, HIGH),
     "rmse": ("RMSE", 1, LOW),
@@ -40,12 +40,12 @@ COLUMNS = {  # a key of the JSON row: its heading, decimals, and which way is be
 
 @dataclass(frozen=True)
 class Findings:
-    """All that `foretoken evaluate` found.
+    """Results of `foretoken evaluate`.
 
-    draws: tau-b between each row's length and another answer to the same prompt, a data set that
-    has such: about as well as any predictor can rank a model that samples.
-    ladders: by data set, then task (`""`: all of it); by `""`, all sets together.
-    earlier: rows of an earlier report, whose in-domain tau stands beside the online one.
+    draws: by data set, tau-b between a row's length and another answer to the same prompt: a bound
+      for ranking a model that samples.
+    ladders: by data set, then task ("" for the whole set); "" for all sets together.
+    earlier: rows of an earlier report with in-domain taus.
     """
 
     judgements: Sequence[Judgement]
@@ -55,7 +55,7 @@ class Findings:
 
 
 def draws_agree(judged: Sequence[JudgedRows]) -> dict[str, float]:
-    """Findings.draws of the judged rows."""
+    """Returns Findings.draws of the evaluated rows."""
     pairs = {
         part.name: [(row.output_tokens, row.references[0]) for row in part.rows if row.references]
         for part in judged
@@ -66,7 +66,7 @@ def draws_agree(judged: Sequence[JudgedRows]) -> dict[str, float]:
 
 
 def as_rows(findings: Findings) -> list[JsonRow]:
-    """A row a data set and predictor."""
+    """Returns one row per data set and predictor."""
     return [_as_row(judgement, findings) for judgement in findings.judgements]
 
 
@@ -98,7 +98,7 @@ def _as_row(judgement: Judgement, findings: Findings) -> JsonRow:
 
 
 def _earlier_tau(judgement: Judgement, earlier: Sequence[JsonRow]) -> object:
-    """The predictor's tau on the same data set when it was trained on it."""
+    """The predictor's in-domain tau on the same data set in the earlier report."""
     for row in earlier:
         if (row.get("data"), row.get("predictor")) == (judgement.data, judgement.predictor):
             return row.get("tau") if row.get("in_domain") else None
@@ -106,7 +106,7 @@ def _earlier_tau(judgement: Judgement, earlier: Sequence[JsonRow]) -> object:
 
 
 def write_json(path: Path, rows: Sequence[JsonRow]) -> None:
-    """NaN and infinities, which JSON has not, become null. Raises ValueError if not writable."""
+    """Writes the rows; NaN and infinities become null. Raises ValueError if not writable."""
     text = json.dumps([_plain(row) for row in rows], indent=1, ensure_ascii=False, allow_nan=False)
     try:
         path.write_text(text + "\n", encoding="utf-8")
@@ -115,13 +115,13 @@ def write_json(path: Path, rows: Sequence[JsonRow]) -> None:
 
 
 def read_json(path: Path) -> list[JsonRow]:
-    """The rows of an earlier report. Raises ValueError."""
+    """Reads the rows of an earlier report. Raises ValueError."""
     try:
         rows = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ValueError(f"{path} is no report of an earlier run: {error}") from None
+        raise ValueError(f"{path} is not a report of an earlier run: {error}") from None
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise ValueError(f"{path} is no report of an earlier run: not a list of rows")
+        raise ValueError(f"{path} is not a report of an earlier run: not a list of rows")
     return rows
 
 
@@ -134,7 +134,8 @@ def _plain(value: object) -> object:
 
 
 def tables(rows: Sequence[JsonRow]) -> Iterator[Table]:
-    """A table a data set, the best of each column in bold (the oracle does not compete)."""
+    """Yields one table per data set with the best value of each column in bold (except the
+    oracle's)."""
     for data in dict.fromkeys(row["data"] for row in rows):
         own = [row for row in rows if row["data"] == data]
         yield _table(own)
@@ -179,7 +180,7 @@ def _caption(rows: Sequence[JsonRow]) -> str:
 
 
 def _recovered(row: JsonRow) -> str:
-    """How much of the in-domain tau the outcomes brought back."""
+    """Share of the in-domain tau that online learning recovers."""
     within, online = row["tau_in_domain"], row["tau_online"]
     if not isinstance(within, float) or not isinstance(online, float) or within <= 0:
         return ""

@@ -1,4 +1,4 @@
-"""How good forecasts were, against the true lengths. Pure and vectorised over rows."""
+"""Accuracy of forecasts against true lengths. Pure and vectorised."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,17 +15,18 @@ BUCKETS = 10
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Of n forecasts, lengths in tokens; a point forecast is the distribution's mean.
+    """Accuracy of n forecasts, lengths in tokens; the point forecast is the distribution's mean.
 
-    tau: Kendall's tau-b of means and lengths; NaN where either is constant.
+    tau: Kendall's tau-b of means and lengths; NaN when either is constant.
     mean_relative_error: mean of |mean − length| / length.
-    bucket_accuracy: share of means in their length's bucket: [0, longest length] in ten of equal
-        width (`bucket_tokens`), longer means in the last (papers/001 Table 2: "evenly divided
-        bins"; their number is left open there, ten is S3's).
-    pinball: mean over LEVELS of the quantile loss.
+    bucket_accuracy: share of means in their length's bucket. [0, longest length] is divided into
+      ten equal buckets of `bucket_tokens`; longer means are in the last. ALISE (Zhao et al., 2024,
+      Table 2) uses "evenly divided bins" of an unstated number; ten is the number of classes of
+      Learning to Rank's baseline.
+    pinball: quantile loss averaged over LEVELS.
     crps: mean continuous ranked probability score, exact for weighted points.
-    coverage_50, coverage_90: share of lengths in the central interval, its ends included.
-    reached: share of lengths ≤ the quantile, a level of LEVELS.
+    coverage_50, coverage_90: share of lengths in the central interval, ends included.
+    reached: share of lengths ≤ the quantile, per level of LEVELS.
     """
 
     n: int
@@ -43,7 +44,7 @@ class Scores:
 
 
 def score(forecasts: Sequence[Forecast], lengths: Sequence[int]) -> Scores:
-    """Raises ValueError unless there is a length for each of at least one forecast.
+    """Scores at least one forecast. Raises ValueError unless each forecast has a length.
 
     O(n · (64 + log n)) time, two arrays of n · 64 numbers.
     """
@@ -72,7 +73,7 @@ def score(forecasts: Sequence[Forecast], lengths: Sequence[int]) -> Scores:
 
 
 def _padded(forecasts: Sequence[Forecast]) -> tuple[Floats, Floats]:
-    """Points [n, 64] and P(L ≤ point); behind the last point it is repeated, with all mass."""
+    """Points [n, 64] and P(L ≤ point). The last point is repeated with mass 1."""
     points = np.empty((len(forecasts), MAX_POINTS))
     mass = np.ones_like(points)
     for i, forecast in enumerate(forecasts):
@@ -84,7 +85,7 @@ def _padded(forecasts: Sequence[Forecast]) -> tuple[Floats, Floats]:
 
 
 def _quantile(points: Floats, mass: Floats, level: float) -> Floats:
-    """What Forecast.quantile(level) says, a row."""
+    """Forecast.quantile(level) of each row."""
     column = np.sum(mass < level - 1e-12, axis=1)
     quantile: Floats = np.take_along_axis(points, column[:, None], axis=1)[:, 0]
     return quantile
@@ -100,7 +101,7 @@ def _pinball(quantiles: Floats, true: Floats) -> float:
 
 
 def _crps(points: Floats, mass: Floats, true: Floats) -> float:
-    """E|X − y| − E|X − X'| / 2; the second is ∫ F (1 − F), a sum of steps."""
+    """E|X − y| − E|X − X'| / 2; the second term is ∫ F (1 − F), a sum of steps."""
     weights = np.diff(mass, axis=1, prepend=0)
     apart = np.sum(weights * np.abs(points - true[:, None]), axis=1)
     spread = np.sum(mass[:, :-1] * (1 - mass[:, :-1]) * np.diff(points, axis=1), axis=1)

@@ -1,4 +1,4 @@
-"""Milliseconds a forecast, the reading of its prompt included."""
+"""Measures milliseconds per forecast, including reading the prompt."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,29 +8,29 @@ from typing import Protocol, runtime_checkable
 
 from lab.data.examples import BATCH, prompt_of, query_of
 from lab.data.rows import Row
-from services.predictor.encoder.extract import Extracts
+from services.predictor.encoder.extract import FeatureExtractor
 from services.predictor.interface import Features, Predictor
 
 SINGLES = 200
-MOST = 512
+MAX_ROWS = 512
 
 
 @runtime_checkable
-class Remembers(Protocol):
-    """A predictor that answers faster for a prompt it was asked about before."""
+class HasCache(Protocol):
+    """A predictor that caches forecasts of prompts."""
 
     def forget(self) -> None: ...
 
 
-Fresh = Callable[[], Extracts]  # an extractor that has seen no prompt
+MakeExtractor = Callable[[], FeatureExtractor]  # makes an extractor with an empty cache
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Medians, in milliseconds a forecast.
+    """Median milliseconds per forecast.
 
-    ms_batch1: alone, its prompt never seen; ms_cached: the same prompts once more;
-    ms_batch64: in batches of 64, prompts never seen.
+    ms_batch1: single new prompts. ms_cached: the same prompts again. ms_batch64: new prompts in
+      batches of 64.
     """
 
     ms_batch1: float
@@ -39,14 +39,14 @@ class Timing:
 
 
 def time_forecasts(
-    predictor: Predictor, rows: Sequence[Row], max_tokens: int, fresh: Fresh | None
+    predictor: Predictor, rows: Sequence[Row], max_tokens: int, fresh: MakeExtractor | None
 ) -> Timing:
     """Over at most 512 of the rows, each prompt once a pass; without `fresh` no prompt is read.
 
     At least 200 single forecasts: where there are fewer prompts, passes with a fresh extractor
     are added.
     """
-    rows = list({row.prompt: row for row in rows}.values())[:MOST]
+    rows = list({row.prompt: row for row in rows}.values())[:MAX_ROWS]
     singles = [[row] for row in rows[:SINGLES]]
     whole = max(len(rows) // BATCH, 1)  # a last, smaller batch would cost more a row
     batches = [rows[i * BATCH : (i + 1) * BATCH] for i in range(whole)]
@@ -62,7 +62,9 @@ def time_forecasts(
     return Timing(median(unseen), median(cached), median(batched))
 
 
-def _warm(clock: "_Clock", rows: Sequence[Row], fresh: Fresh | None) -> Extracts | None:
+def _warm(
+    clock: "_Clock", rows: Sequence[Row], fresh: MakeExtractor | None
+) -> FeatureExtractor | None:
     """A fresh extractor, and a predictor that has built what it builds on its first forecast and
     remembers no prompt."""
     clock.time(rows, fresh() if fresh else None)
@@ -76,10 +78,10 @@ class _Clock:
         self._max_tokens = max_tokens
 
     def forget(self) -> None:
-        if isinstance(self._predictor, Remembers):
+        if isinstance(self._predictor, HasCache):
             self._predictor.forget()
 
-    def time(self, rows: Sequence[Row], extractor: Extracts | None) -> float:
+    def time(self, rows: Sequence[Row], extractor: FeatureExtractor | None) -> float:
         """Milliseconds from the rows' text to their forecasts."""
         prompts = [prompt_of(row) for row in rows]
         start = perf_counter()

@@ -1,4 +1,4 @@
-"""Early stopping on Kendall's tau, with the weights that had the best."""
+"""Early stopping by Kendall's tau; keeps the best weights."""
 
 from dataclasses import dataclass, field
 from math import isnan, nan
@@ -7,27 +7,30 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from lab.data.examples import Tell
+from lab.data.examples import ReportProgress
 
 
 class Note(Protocol):
-    """Told a sentence that is worth keeping."""
+    """Prints a line."""
 
     def __call__(self, line: str, /) -> None: ...
 
 
 @dataclass(frozen=True)
-class Report:
-    """Who is told how the work goes on."""
+class TrainingReporter:
+    """Callbacks for progress and log lines."""
 
-    tell: Tell
+    tell: ReportProgress
     note: Note
 
 
 @dataclass(frozen=True)
-class Course:
-    """How long to train: at most `epochs` (0: as many as usual), and `patience` trials without a
-    better tau. `layers`: how many upper ones of an encoder learn, 0 for all."""
+class TrainingOptions:
+    """How long to train.
+
+    epochs: maximum, 0 for the default. patience: trials without improvement before stopping.
+    layers: number of upper encoder layers to train, 0 for all.
+    """
 
     epochs: int = 0
     patience: int = 3
@@ -37,7 +40,7 @@ class Course:
 
 @dataclass
 class BestWeights:
-    """Keeps the weights a module had when it did best; `tau` is what it did then."""
+    """Keeps the module's weights with the best tau."""
 
     module: nn.Module
     patience: int
@@ -47,8 +50,8 @@ class BestWeights:
 
     @torch.no_grad()
     def offer(self, tau: float) -> bool:
-        """True when patience is at an end. Where lengths have no order, and tau is always NaN,
-        the last weights are kept and nothing ends."""
+        """Returns True when patience is exhausted. When tau is always NaN (lengths without an
+        order), the last weights are kept and training continues."""
         if not (isnan(self.tau) or tau > self.tau):
             self._worse += 1
             return self._worse >= self.patience
@@ -57,6 +60,6 @@ class BestWeights:
         return False
 
     def restore(self) -> None:
-        """Puts the best weights back; leaves a module alone that was never tried."""
+        """Restores the best weights; does nothing before the first trial."""
         if self._kept:
             self.module.load_state_dict(self._kept)

@@ -1,4 +1,4 @@
-"""Learning to rank with the encoder's weights trained too (papers/002 §4.1)."""
+"""Learning to rank with a trainable encoder (Learning to Rank, Fu et al., NeurIPS 2024, §4.1)."""
 
 from collections.abc import Iterator, Sequence
 from itertools import chain, islice
@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from lab.training.early_stopping import BestWeights, Course, Report
-from lab.training.token_batches import BATCH, Choice, Ids, Texts, batches
-from lab.training.trainable_layers import Depth
+from lab.training.early_stopping import BestWeights, TrainingOptions, TrainingReporter
+from lab.training.token_batches import BATCH, Ids, RowIndices, TokenizedPrompts, batches
+from lab.training.trainable_layers import PartiallyTrainedEncoder
 from services.predictor.encoder.encoder import padded
 from services.predictor.models.nets.losses import list_mle
 from services.predictor.models.scoring import tau_b
@@ -18,40 +18,41 @@ from services.predictor.models.spread import Floats
 
 EPOCHS = 3
 ENCODER_RATE, HEAD_RATE, DECAY = 1e-4, 1e-3, 0.01
-PART_RATE = 2e-4  # of upper layers that learn alone
-WARM_UP = 0.1  # of all steps, to the full rate; then it falls evenly to 0
+PART_RATE = 2e-4  # rate when only upper layers are trained
+WARM_UP = 0.1  # share of steps with a rising rate; then the rate falls linearly to 0
 CLIP = 1.0
-TRIALS_AN_EPOCH = 4
-TRIED = 1_000  # held-out prompts a trial
+TRIALS_PER_EPOCH = 4
+MAX_TRIAL_PROMPTS = 1_000  # held-out prompts per trial
 
 
 class TunedRanker(nn.Module):
-    """An encoder with a linear head on the mean and the first of its last states, for both texts
-    of a prompt; beside it a level for who answers, so that the encoder need not learn that."""
+    """An encoder with a linear head on the mean and first token of the last states of both prompt
+    parts, plus a level per population, so that the encoder need not learn populations."""
 
     def __init__(self, encoder: PreTrainedModel, populations: int, layers: int = 0):
-        """layers: how many upper ones are trained, 0 for all. Raises ValueError as Depth does."""
+        """layers: number of upper layers to train, 0 for all. Raises ValueError as
+        PartiallyTrainedEncoder does."""
         super().__init__()
         self.encoder = encoder
-        self._depth = Depth(encoder, layers) if layers else None
+        self._depth = PartiallyTrainedEncoder(encoder, layers) if layers else None
         self.head = nn.Linear(4 * encoder.config.hidden_size, 1)
         self.levels = nn.Embedding(populations + 1, 1, padding_idx=0)
         nn.init.zeros_(self.levels.weight)
 
-    def forward(self, texts: Texts) -> Tensor:
+    def forward(self, texts: TokenizedPrompts) -> Tensor:
         """Scores [n]; long answers score high."""
         read = [self._read(part) for part in (texts.instructions, texts.user_inputs)]
         scores: Tensor = self.head(torch.cat(read, dim=1)) + self.levels(texts.populations)
         return scores[:, 0]
 
     @torch.inference_mode()
-    def scores(self, texts: Texts) -> Floats:
-        """[n], in batches of like length."""
+    def scores(self, texts: TokenizedPrompts) -> Floats:
+        """[n], computed in batches of similar length."""
         order = np.argsort(texts.tokens(), kind="stable")
-        said = np.empty(len(texts))
+        title = np.empty(len(texts))
         for rows in (order[i : i + BATCH] for i in range(0, len(order), BATCH)):
-            said[rows] = self(texts.take(rows)).numpy()
-        return said
+            title[rows] = self(texts.select(rows)).numpy()
+        return title
 
     def _read(self, texts: Sequence[Ids]) -> Tensor:
         """[n, 2 · dim]; zeros for a text without tokens."""
@@ -72,29 +73,33 @@ class TunedRanker(nn.Module):
 
 
 def fine_tune(
-    ranker: TunedRanker, train_on: Texts, held: Texts, course: Course, report: Report
+    ranker: TunedRanker,
+    train_on: TokenizedPrompts,
+    held: TokenizedPrompts,
+    course: TrainingOptions,
+    report: TrainingReporter,
 ) -> float:
-    """Minimises ListMLE; leaves the ranker with the weights of its best trial on `held`, in
-    evaluation mode, and returns the tau they had there.
+    """Minimises ListMLE, restores the weights of the best trial on `held`, and returns its tau. The
+    ranker is left in evaluation mode.
 
-    The same by the seed, but for rounding. Raises ValueError when the loss is not finite.
+    Deterministic by the seed except for rounding. Raises ValueError when the loss is not finite.
     """
-    torch.manual_seed(course.seed)  # of dropout
+    torch.manual_seed(course.seed)  # seeds dropout
     generator = np.random.default_rng(course.seed)
     epoch_steps = -(-len(train_on) // BATCH)
     steps = (course.epochs or EPOCHS) * epoch_steps
-    every = max(1, epoch_steps // TRIALS_AN_EPOCH)
+    every = max(1, epoch_steps // TRIALS_PER_EPOCH)
     optimizer, schedule = _optimizer(ranker, steps, course.layers)
     best = BestWeights(ranker, course.patience)
-    tried = held.take(np.arange(min(len(held), TRIED)))
+    tried = held.select(np.arange(min(len(held), MAX_TRIAL_PROMPTS)))
     ranker.train()
-    said = "fine-tuning"
+    title = "fine-tuning"
     for step, rows in enumerate(_batches(train_on, generator, steps), start=1):
-        _step(ranker, train_on.take(rows), optimizer, schedule)
-        report.tell(said, step, steps)
+        _step(ranker, train_on.select(rows), optimizer, schedule)
+        report.tell(title, step, steps)
         if step % every == 0 or step == steps:
-            tau = _try(ranker, tried)
-            said = f"fine-tuning, tau {tau:.3f}"
+            tau = _held_out_tau(ranker, tried)
+            title = f"fine-tuning, tau {tau:.3f}"
             report.note(f"fine-tuning, step {step} of {steps}: tau {tau:.3f}")
             if best.offer(tau):
                 break
@@ -103,15 +108,17 @@ def fine_tune(
     return best.tau
 
 
-def _batches(texts: Texts, generator: np.random.Generator, steps: int) -> Iterator[Choice]:
-    """Epoch after epoch."""
+def _batches(
+    texts: TokenizedPrompts, generator: np.random.Generator, steps: int
+) -> Iterator[RowIndices]:
+    """Yields batches of `steps` steps over repeated epochs."""
     epochs = (batches(texts, generator) for _ in range(steps))
     return islice(chain.from_iterable(epochs), steps)
 
 
 def _step(
     ranker: TunedRanker,
-    texts: Texts,
+    texts: TokenizedPrompts,
     optimizer: torch.optim.Optimizer,
     schedule: torch.optim.lr_scheduler.LRScheduler,
 ) -> None:
@@ -125,7 +132,7 @@ def _step(
     schedule.step()
 
 
-def _try(ranker: TunedRanker, held: Texts) -> float:
+def _held_out_tau(ranker: TunedRanker, held: TokenizedPrompts) -> float:
     ranker.eval()
     tau = tau_b(ranker.scores(held), held.lengths.numpy().astype(float))
     ranker.train()

@@ -1,34 +1,40 @@
-"""The project's ranker over a frozen encoder, each net stopped by held-out prompts."""
+"""Trains the ranker over a frozen encoder; held-out prompts stop each net."""
 
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from lab.training.datasets import Lessons
-from lab.training.early_stopping import BestWeights, Course, Report
+from lab.training.datasets import TrainingSet
+from lab.training.early_stopping import BestWeights, TrainingOptions, TrainingReporter
 from services.predictor.artefact.tensors import Calibration
 from services.predictor.blend.mixture import WINDOW
-from services.predictor.models.fitting import PARTS, Rows, by_parts
+from services.predictor.models.fitting import PARTS, Rows, cross_fit
 from services.predictor.models.nets.crossfit import Ensemble
-from services.predictor.models.nets.net import Inputs, Net, Preparation, Watch, train
-from services.predictor.models.nets.recipes import RANKER, Scored
+from services.predictor.models.nets.net import EpochCallback, Inputs, Net, Preparation, train
+from services.predictor.models.nets.recipes import RANKER, ScoreModel
 from services.predictor.models.scale import Scale
 from services.predictor.models.scoring import tau_b
 from services.predictor.models.spread import Floats
 
-Trained = tuple[Scored, Calibration]
+Trained = tuple[ScoreModel, Calibration]
 
 
-def fit(train_on: Lessons, held: Lessons | None, course: Course, report: Report) -> Trained:
-    """As `fit_ranker`, but each net keeps its best epoch by tau on `held`, whose prompts none
-    is trained on. What is said unseen stays honest: a net's own left-out part chooses nothing.
+def fit(
+    train_on: TrainingSet,
+    held: TrainingSet | None,
+    course: TrainingOptions,
+    report: TrainingReporter,
+) -> Trained:
+    """Like `fit_ranker`, but each net keeps its best epoch by tau on `held`, which trains no net.
+
+    Out-of-fold forecasts stay unbiased, because a net's held-out part selects nothing.
     """
     frame, lengths = train_on.frame, train_on.lengths
     preparation = Preparation.fit(frame, RANKER.view)
     labels = torch.from_numpy(lengths).float()
-    tried = (preparation.inputs(held.frame), held.lengths) if held else None
-    made: list[Net] = []
+    held_inputs = (preparation.inputs(held.frame), held.lengths) if held else None
+    nets_done: list[Net] = []
 
     def tick(share: float) -> None:
         report.tell("ranker", round(share * PARTS), PARTS)
@@ -37,31 +43,30 @@ def fit(train_on: Lessons, held: Lessons | None, course: Course, report: Report)
         torch.manual_seed(course.seed)
         net = Net(preparation, RANKER.outputs)
         best = BestWeights(net, course.patience)
-        watch = _watching(net, best, tried, _teller(report, len(made)))
-        inputs = preparation.inputs(frame.take(rows))
+        watch = _epoch_callback(net, best, held_inputs, _epoch_reporter(report, len(nets_done)))
+        inputs = preparation.inputs(frame.select_rows(rows))
         train(net, inputs, labels[torch.from_numpy(rows)], _loss, course.seed, course.epochs, watch)
         best.restore()
         net.settle(inputs)
-        made.append(net)
+        nets_done.append(net)
         return net
 
-    def say(net: Net, rows: Rows) -> Floats:
-        return net.scores(preparation.inputs(frame.take(rows)))
+    def predict(net: Net, rows: Rows) -> Floats:
+        return net.scores(preparation.inputs(frame.select_rows(rows)))
 
-    nets, unseen = by_parts(frame, course.seed, tick, fit_part, say)
+    nets, unseen = cross_fit(frame, course.seed, tick, fit_part, predict)
     return _calibrated(Ensemble(preparation, tuple(nets)), unseen[:, 0], train_on)
 
 
-def calibrate_anew(model: Scored, by: Lessons) -> Trained:
-    """The model with its lengths taken from requests that neither nets nor encoder were trained
-    on."""
+def recalibrate(model: ScoreModel, by: TrainingSet) -> Trained:
+    """Recalibrates lengths on requests that trained neither the nets nor the encoder."""
     return _calibrated(model.ensemble, model.ensemble.scores(by.frame)[:, 0], by)
 
 
-def _calibrated(ensemble: Ensemble, unseen: Floats, by: Lessons) -> Trained:
+def _calibrated(ensemble: Ensemble, unseen: Floats, by: TrainingSet) -> Trained:
     scale = Scale.fit(unseen, by.lengths)
     last = slice(-WINDOW, None)
-    return Scored(ensemble, scale), Calibration(
+    return ScoreModel(ensemble, scale), Calibration(
         scale.spread(unseen[last]), by.frame.applications[last], by.lengths[last], len(unseen)
     )
 
@@ -70,19 +75,19 @@ def _loss(scores: Tensor, lengths: Tensor) -> Tensor:
     return RANKER.loss(scores[:, 0], lengths)
 
 
-def _watching(
+def _epoch_callback(
     net: Net,
     best: BestWeights,
-    tried: tuple[Inputs, Floats] | None,
+    held_inputs: tuple[Inputs, Floats] | None,
     tell: Callable[[int, float], None],
-) -> Watch:
-    """Tries the net on held-out prompts and their lengths; without any nothing stops it."""
+) -> EpochCallback:
+    """Evaluates the net on held-out prompts after each epoch; never stops without any."""
 
     def watch(epoch: int) -> bool:
-        if tried is None:
+        if held_inputs is None:
             return False
         net.eval()
-        tau = tau_b(net.scores(tried[0])[:, 0], tried[1])
+        tau = tau_b(net.scores(held_inputs[0])[:, 0], held_inputs[1])
         net.train()
         tell(epoch, tau)
         return best.offer(tau)
@@ -90,7 +95,7 @@ def _watching(
     return watch
 
 
-def _teller(report: Report, part: int) -> Callable[[int, float], None]:
+def _epoch_reporter(report: TrainingReporter, part: int) -> Callable[[int, float], None]:
     def tell(epoch: int, tau: float) -> None:
         said = f"ranker, net {part + 1} of {PARTS}, epoch {epoch + 1}: tau {tau:.3f}"
         report.tell(said, part, PARTS)

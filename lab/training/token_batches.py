@@ -1,4 +1,4 @@
-"""Prompts as token ids, and in which order and company they are learnt from."""
+"""Prompts as token ids, in training batches."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -8,25 +8,25 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lab.data.examples import Tell, prompt_of
+from lab.data.examples import ReportProgress, prompt_of
 from lab.data.rows import Row
 from services.predictor.encoder.encoder import Encoder
 from services.predictor.encoder.extract import split_prompt
 from services.predictor.models.nets.losses import LIST
 
 BATCH = 2 * LIST
-_POOL = 32 * BATCH  # prompts among which those of like length are put together
+_POOL = 32 * BATCH  # prompts per sorting pool
 
 Ids = Sequence[int]
-Choice = NDArray[np.int64]
+RowIndices = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Texts:
-    """Prompts read, a place each in every field.
+class TokenizedPrompts:
+    """Tokenized prompts; all fields have one entry per prompt.
 
-    instructions, user_inputs: the two texts that are encoded in service; empty without tokens.
-    populations: [n] who answered, 0 for one not known; lengths: [n] in tokens.
+    instructions, user_inputs: token ids as encoded in service; empty without tokens.
+    populations: [n] index of model and application, 0 for unknown. lengths: [n] in tokens.
     """
 
     instructions: Sequence[Ids]
@@ -37,15 +37,15 @@ class Texts:
     def __len__(self) -> int:
         return len(self.lengths)
 
-    def take(self, rows: Choice) -> "Texts":
-        return Texts(
+    def select(self, rows: RowIndices) -> "TokenizedPrompts":
+        return TokenizedPrompts(
             [self.instructions[i] for i in rows],
             [self.user_inputs[i] for i in rows],
             self.populations[torch.from_numpy(rows)],
             self.lengths[torch.from_numpy(rows)],
         )
 
-    def tokens(self) -> Choice:
+    def tokens(self) -> RowIndices:
         both = zip(self.instructions, self.user_inputs, strict=True)
         return np.array([len(a) + len(b) for a, b in both])
 
@@ -58,9 +58,9 @@ def populations_of(rows: Sequence[Row]) -> dict[Population, int]:
 
 
 def read_texts(
-    rows: Sequence[Row], known: dict[Population, int], encoder: Encoder, tell: Tell
-) -> Texts:
-    """Rows as the encoder's own tokens, cut as in service."""
+    rows: Sequence[Row], known: dict[Population, int], encoder: Encoder, tell: ReportProgress
+) -> TokenizedPrompts:
+    """Tokenizes rows with the encoder's tokenizer and truncation."""
     empty = len(encoder.token_ids(""))
     seen: dict[str, Ids] = {"": []}
 
@@ -79,7 +79,7 @@ def read_texts(
         instruction, user_input = split_prompt(prompt.instruction, prompt.user_input)
         instructions.append(ids(instruction))
         user_inputs.append(ids(user_input))
-    return Texts(
+    return TokenizedPrompts(
         instructions,
         user_inputs,
         torch.tensor([known.get(_population(row), 0) for row in rows], dtype=torch.long),
@@ -87,9 +87,9 @@ def read_texts(
     )
 
 
-def batches(texts: Texts, generator: np.random.Generator) -> Iterator[Choice]:
-    """An epoch: every prompt once, those of like length together, in whole lists; the last batch
-    is filled up with prompts seen before."""
+def batches(texts: TokenizedPrompts, generator: np.random.Generator) -> Iterator[RowIndices]:
+    """Yields one epoch of shuffled batches with prompts of similar length. The last batch is filled
+    with repeated prompts."""
     order = generator.permutation(len(texts))
     sizes = texts.tokens()
     pools = [order[i : i + _POOL] for i in range(0, len(order), _POOL)]
@@ -97,7 +97,7 @@ def batches(texts: Texts, generator: np.random.Generator) -> Iterator[Choice]:
     alike = np.concatenate([alike, generator.choice(order, -len(order) % BATCH)])
     made = alike.reshape(-1, BATCH)
     for batch in generator.permutation(made, axis=0):
-        yield generator.permutation(batch)  # lists of ListMLE, ties in no order
+        yield generator.permutation(batch)  # ListMLE orders ties by position, so shuffle
 
 
 def _population(row: Row) -> Population:

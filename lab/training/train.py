@@ -1,4 +1,4 @@
-"""A whole training: from names of files to an artefact."""
+"""Runs a complete training: from names of files to an artefact."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -11,18 +11,18 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from lab.data.examples import Known
+from lab.data.examples import FeaturesByPrompt
 from lab.evaluation.scores import score
 from lab.training import ranker
 from lab.training.datasets import (
-    Divided,
-    Lessons,
+    RowSplit,
+    TrainingSet,
     divide,
-    lessons_of,
     read_all,
     read_features,
+    training_set,
 )
-from lab.training.early_stopping import Course, Report
+from lab.training.early_stopping import TrainingOptions, TrainingReporter
 from lab.training.tune_encoder import tune_encoder
 from services.predictor.artefact.folder import Artefact, check_out, load, staged, write
 from services.predictor.artefact.manifest import (
@@ -37,73 +37,75 @@ from services.predictor.artefact.manifest import (
 from services.predictor.encoder.encoder import Encoder
 from services.predictor.encoder.extract import Extractor
 from services.predictor.encoder.source import DEFAULT_NAME, find_folder
-from services.predictor.models.nets.recipes import Scored
+from services.predictor.models.nets.recipes import ScoreModel
 from services.predictor.models.scoring import tau_b
 from services.predictor.models.spread import Floats, forecasts, mean
 
 
 @dataclass(frozen=True)
 class Training:
-    """What to train a ranker on, and how; `threads` of PyTorch. Where the encoder is fine-tuned,
-    the course's epochs are its own, and the ranker on top takes as many as usual."""
+    """Settings of a training; `threads` of PyTorch. With `fine_tune`, the epochs apply to the
+    encoder and the ranker on top uses its default."""
 
     data: Sequence[str]
     out: Path
-    course: Course
+    course: TrainingOptions
     encoder: str = DEFAULT_NAME
     fine_tune: bool = False
     threads: int = 1
 
 
-def train_ranker(what: Training, report: Report) -> Artefact:
-    """Trains, saves, and loads what was saved. Raises ValueError for a mistake of the user's;
-    whatever ends it early leaves `what.out` as it was."""
-    _check(what)
-    torch.set_num_threads(what.threads)
-    parts = divide(read_all(what.data), what.course.seed, 2 if what.fine_tune else 1)
-    encoder = Encoder.load(what.encoder, threads=what.threads)
-    with staged(what.out) as folder:
-        if what.fine_tune:
+def train_ranker(training: Training, report: TrainingReporter) -> Artefact:
+    """Trains, writes and loads the artefact. Raises ValueError for invalid input; on failure
+    `training.out` is unchanged."""
+    _check(training)
+    torch.set_num_threads(training.threads)
+    parts = divide(read_all(training.data), training.course.seed, 2 if training.fine_tune else 1)
+    encoder = Encoder.load(training.encoder, threads=training.threads)
+    with staged(training.out) as folder:
+        if training.fine_tune:
             inside = folder / INSIDE
-            tune_encoder(what.encoder, encoder, parts, inside, what.course, report)
-            encoder = Encoder.load(str(inside), threads=what.threads)
+            tune_encoder(training.encoder, encoder, parts, inside, training.course, report)
+            encoder = Encoder.load(str(inside), threads=training.threads)
         known = read_features(parts, Extractor(encoder), report.tell)
-        model, calibration = _trained(what, parts, known, report)
-        manifest = _manifest(what, folder, parts, _metrics(model, parts, known))
+        model, calibration = _fit(training, parts, known, report)
+        manifest = _manifest(training, folder, parts, _metrics(model, parts, known))
         write(folder, model, calibration, manifest)
-    return load(what.out)
+    return load(training.out)
 
 
-def _check(what: Training) -> None:
-    check_out(what.out)
-    inside = Path(what.encoder).resolve().is_relative_to(what.out.resolve())
-    if inside and not what.fine_tune:
+def _check(training: Training) -> None:
+    check_out(training.out)
+    inside = Path(training.encoder).resolve().is_relative_to(training.out.resolve())
+    if inside and not training.fine_tune:
         raise ArtefactError(
-            f"the encoder {what.encoder} lies in {what.out}, which would be replaced: "
+            f"the encoder {training.encoder} lies in {training.out}, which would be replaced: "
             "give another --out"
         )
 
 
-def _trained(what: Training, parts: Divided, known: Known, report: Report) -> ranker.Trained:
-    train_on, held = lessons_of(parts.train, known), lessons_of(parts.held, known)
-    assert train_on, "divide leaves rows to train on"
-    if not what.fine_tune:
-        return ranker.fit(train_on, held, what.course, report)
-    trained = ranker.fit(train_on, held, replace(what.course, epochs=0), report)
-    return ranker.calibrate_anew(trained[0], held) if held else trained
+def _fit(
+    training: Training, parts: RowSplit, known: FeaturesByPrompt, report: TrainingReporter
+) -> ranker.Trained:
+    train_on, held = training_set(parts.train, known), training_set(parts.held, known)
+    assert train_on, "divide() returned no training rows"
+    if not training.fine_tune:
+        return ranker.fit(train_on, held, training.course, report)
+    trained = ranker.fit(train_on, held, replace(training.course, epochs=0), report)
+    return ranker.recalibrate(trained[0], held) if held else trained
 
 
-def _manifest(what: Training, folder: Path, parts: Divided, metrics: Metrics) -> Manifest:
+def _manifest(training: Training, folder: Path, parts: RowSplit, metrics: Metrics) -> Manifest:
     inside = folder / INSIDE
-    source = inside if what.fine_tune else find_folder(what.encoder)
+    source = inside if training.fine_tune else find_folder(training.encoder)
     return Manifest(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         foretoken=version("foretoken"),
-        encoder=INSIDE if what.fine_tune else _lasting(what.encoder),
+        encoder=INSIDE if training.fine_tune else _absolute_if_folder(training.encoder),
         encoder_sha256=weights_digest(source),
         features=FEATURES,
-        fine_tuned=what.fine_tune,
-        seed=what.course.seed,
+        fine_tuned=training.fine_tune,
+        seed=training.course.seed,
         trained_on=tuple(
             TrainedOn(data=name, rows=rows)
             for name, rows in sorted(Counter(row.data for row in parts.train).items())
@@ -112,21 +114,23 @@ def _manifest(what: Training, folder: Path, parts: Divided, metrics: Metrics) ->
     )
 
 
-def _lasting(encoder: str) -> str:
-    """A folder by its whole path, so that the artefact can be loaded from anywhere."""
+def _absolute_if_folder(encoder: str) -> str:
+    """Makes a folder's path absolute, so that the artefact loads from any directory."""
     own = encoder != DEFAULT_NAME and Path(encoder).is_dir()
     return str(Path(encoder).resolve()) if own else encoder
 
 
-def _metrics(model: Scored, parts: Divided, known: Known) -> Metrics:
-    held, judged = (lessons_of(rows, known) for rows in (parts.held, parts.judged))
+def _metrics(model: ScoreModel, parts: RowSplit, known: FeaturesByPrompt) -> Metrics:
+    held, judged = (training_set(rows, known) for rows in (parts.held, parts.judged))
     tau_held = _tau(mean(model.spread(held.frame)), held.lengths) if held else None
     if judged is None:
         return Metrics(n=0, tau_held=tau_held)
     return _judged(model, judged, np.array([row.data for row in parts.judged]), tau_held)
 
 
-def _judged(model: Scored, on: Lessons, data: np.ndarray, tau_held: float | None) -> Metrics:
+def _judged(
+    model: ScoreModel, on: TrainingSet, data: np.ndarray, tau_held: float | None
+) -> Metrics:
     spread = model.spread(on.frame)
     scores = score(forecasts(spread, "ranker", 0), [int(n) for n in on.lengths])
     means = mean(spread)
@@ -138,16 +142,16 @@ def _judged(model: Scored, on: Lessons, data: np.ndarray, tau_held: float | None
             for name in np.unique(data)
         },
         tau_held=tau_held,
-        pinball=_said(scores.pinball),
+        pinball=_finite_or_none(scores.pinball),
         coverage_50=scores.coverage_50,
         coverage_90=scores.coverage_90,
     )
 
 
 def _tau(forecast: Floats, true: Floats) -> float | None:
-    return _said(tau_b(forecast, true))
+    return _finite_or_none(tau_b(forecast, true))
 
 
-def _said(value: float) -> float | None:
-    """JSON has no NaN."""
+def _finite_or_none(value: float) -> float | None:
+    """Replaces NaN, which JSON does not support."""
     return value if isfinite(value) else None

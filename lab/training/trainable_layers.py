@@ -1,4 +1,4 @@
-"""An encoder cut in two: lower layers as they are, their states kept; upper ones that learn."""
+"""Splits an encoder into frozen lower layers with cached states and trainable upper layers."""
 
 from collections.abc import Sequence
 
@@ -9,16 +9,16 @@ from transformers import PreTrainedModel
 from lab.training.token_batches import Ids
 from services.predictor.encoder.encoder import padded
 
-_KEPT_TOKENS = 4_000_000  # of half-precision states: 3 GB at 384 dimensions; then they are computed
+_KEPT_TOKENS = 4_000_000  # cache limit: 3 GB of half-precision states at 384 dimensions
 
-_SHUT = -1e9  # added to what attention must not see
+_SHUT = -1e9  # attention mask value
 
 
-class Depth(nn.Module):
-    """Token states by an encoder of which only the upper `trained` layers learn.
+class PartiallyTrainedEncoder(nn.Module):
+    """Token states of an encoder whose upper `trained` layers are trainable.
 
-    Reading a text a second time costs its upper layers alone. Raises ValueError for an encoder
-    that is not built as BERT is (embeddings, then encoder.layer), or has fewer layers.
+    Repeated texts cost only the upper layers. Raises ValueError for an encoder without BERT's
+    structure (embeddings, then encoder.layer) or with fewer layers.
     """
 
     def __init__(self, encoder: PreTrainedModel, trained: int):
@@ -28,7 +28,7 @@ class Depth(nn.Module):
             layers = list(encoder.encoder.layer)
             embeddings = encoder.embeddings
         except AttributeError:
-            raise ValueError("only encoders built as BERT can be trained in part") from None
+            raise ValueError("only encoders with BERT's structure support --layers") from None
         if not 1 <= trained <= len(layers):
             raise ValueError(f"the encoder has {len(layers)} layers; {trained} cannot be trained")
         self._lower = [embeddings, *layers[: len(layers) - trained]]
@@ -39,7 +39,7 @@ class Depth(nn.Module):
             module.requires_grad_(False)
 
     def forward(self, texts: Sequence[Ids]) -> tuple[Tensor, Tensor]:
-        """States [n, longest, dim] and mask [n, longest] of texts that are not empty."""
+        """States [n, longest, dim] and mask [n, longest] of non-empty texts."""
         low = self._low(texts)
         mask = nn.utils.rnn.pad_sequence([torch.ones(len(s)) for s in low], batch_first=True)
         states = nn.utils.rnn.pad_sequence(low, batch_first=True)
@@ -47,8 +47,8 @@ class Depth(nn.Module):
             states = _through(layer, states, mask)
         return states, mask
 
-    def train(self, mode: bool = True) -> "Depth":
-        """Dropout in the upper layers alone."""
+    def train(self, mode: bool = True) -> "PartiallyTrainedEncoder":
+        """Enables dropout in the upper layers only."""
         super().train(mode)
         for module in self._lower:
             module.train(False)
@@ -75,6 +75,6 @@ class Depth(nn.Module):
 
 
 def _through(layer: nn.Module, states: Tensor, mask: Tensor) -> Tensor:
-    told = layer(states, (1 - mask)[:, None, None, :] * _SHUT)
-    passed: Tensor = told[0] if isinstance(told, tuple) else told
+    output = layer(states, (1 - mask)[:, None, None, :] * _SHUT)
+    passed: Tensor = output[0] if isinstance(output, tuple) else output
     return passed

@@ -1,4 +1,4 @@
-"""A fine-tuned encoder, from a named one to a folder that `Encoder.load` serves."""
+"""Fine-tunes an encoder and writes a folder that `Encoder.load` accepts."""
 
 import json
 import shutil
@@ -7,22 +7,27 @@ from pathlib import Path
 import torch
 from transformers import AutoModel, AutoTokenizer, PreTrainedModel
 
-from lab.training.datasets import Divided
-from lab.training.early_stopping import Course, Report
+from lab.training.datasets import RowSplit
+from lab.training.early_stopping import TrainingOptions, TrainingReporter
 from lab.training.finetune import TunedRanker, fine_tune
 from lab.training.token_batches import populations_of, read_texts
 from services.predictor.encoder.encoder import Encoder
-from services.predictor.encoder.source import find_folder, no_bar
+from services.predictor.encoder.source import find_folder, without_progress_bar
 
 _TOKENIZER = ("tokenizer*.json", "special_tokens_map.json", "vocab.txt")
 _POOLING = "1_Pooling"
 
 
 def tune_encoder(
-    name: str, encoder: Encoder, parts: Divided, to: Path, course: Course, report: Report
+    name: str,
+    encoder: Encoder,
+    parts: RowSplit,
+    to: Path,
+    course: TrainingOptions,
+    report: TrainingReporter,
 ) -> None:
-    """Trains the named encoder's weights to rank and writes it to a folder. `encoder` is the same
-    one as it serves: training reads the tokens that serving will."""
+    """Fine-tunes the named encoder to rank prompts and writes it to `to`. `encoder` is the same one
+    as served, so that training reads the tokens that serving reads."""
     known = populations_of(parts.train)
     train_on, held = (
         read_texts(rows, known, encoder, report.tell) for rows in (parts.train, parts.held)
@@ -35,17 +40,19 @@ def tune_encoder(
 
 
 def _load(folder: Path) -> PreTrainedModel:
-    with no_bar():
+    with without_progress_bar():
         model: PreTrainedModel = AutoModel.from_pretrained(folder, dtype=torch.float32)
     return model
 
 
 def _save(model: PreTrainedModel, source: Path, to: Path) -> None:
-    """With `modules.json` as sentence-transformers writes it, since it pools by the mean now,
-    however its source did."""
-    with no_bar():
+    """Writes `modules.json` in the format of sentence-transformers: the tuned encoder pools by the
+    mean, whatever its source did."""
+    with without_progress_bar():
         model.save_pretrained(to)
-    for file in to.glob("*.safetensors"):  # written for no other user to read, unlike the rest
+    for file in to.glob(
+        "*.safetensors"
+    ):  # written unreadable for other users, unlike the other files
         file.chmod((to / "config.json").stat().st_mode)
     if (source / "tokenizer.json").is_file():
         for pattern in _TOKENIZER:

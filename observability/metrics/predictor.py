@@ -1,84 +1,93 @@
-"""What the predictor counts: its forecasts, how good they were, and what it learns from."""
+"""Metrics of the predictor: its forecasts, their accuracy, and learning."""
 
 from observability.metrics.metric import FIT_S, RATIO, counter, gauge, histogram
 
-FORECASTS = counter("predictor_forecasts", "Forecasts made, by their source.", "source")
+FORECASTS = counter("predictor_forecasts", "Forecasts answered, by source.", "source")
 OUTCOMES = counter(
-    "predictor_outcomes", "Finished requests seen, by whether they were learnt.", "learnt"
+    "predictor_outcomes", "Finished requests, by whether they were learned from.", "learnt"
 )
-FORECAST = histogram("predictor_forecast_seconds", "Time to forecast one batch.")
+FORECAST = histogram("predictor_forecast_seconds", "Time to answer one Forecast call.")
 ERROR = histogram(
     "predictor_relative_error",
-    "Distance of a forecast's mean from the length that came, over that length, by source.",
+    "Error of the forecast mean relative to the true length, by source of the forecast.",
     "source", buckets=RATIO,
 )  # fmt: skip
 FALLBACKS = counter(
     "predictor_fallbacks",
-    "Prompts that a model was to read or foretell and did not, by the reason.",
+    "Prompts that the model could not read or forecast, by reason.",
     "reason",
 )  # fmt: skip
 ANSWERED = counter(
     "predictor_answered",
-    "Requests answered at once, by what was known: the prompt as read before (remembered), its "
-    "words, or nothing of it (plain).",
+    "Immediate forecasts, by stage: cached result of an earlier reading (remembered), from words "
+    "(words), or without the prompt (plain).",
     "stage",
 )  # fmt: skip
 READ = counter(
     "predictor_read",
-    "Prompts read, of requests that wait for their outcome and of those that have ended.",
+    "Prompts read, by state of the request: waiting for its outcome, or ended.",
     "of",
 )  # fmt: skip
-IMPROVED = counter("predictor_improved", "Better forecasts told after the prompt was read.")
-READING_LAG = histogram("predictor_reading_lag_seconds", "From a request to its better forecast.")
-REFITS = counter("predictor_refits", "Fits that ended, by their result.", "result")
-REFIT = histogram("predictor_refit_seconds", "Time a fit took.", buckets=FIT_S)
+IMPROVED = counter("predictor_improved", "Improved forecasts sent after the prompt was read.")
+READING_LAG = histogram(
+    "predictor_reading_lag_seconds", "Time from a request to its improved forecast."
+)
+REFITS = counter("predictor_refits", "Finished fits, by result.", "result")
+REFIT = histogram("predictor_refit_seconds", "Duration of a fit.", buckets=FIT_S)
 SET_ASIDE = gauge(
     "predictor_set_aside",
-    "1 while the model does worse than history and history's forecasts are given.",
+    "1 while the prompt model is less accurate than history, so that history's forecasts are used.",
 )
 COVERAGE = gauge(
     "predictor_coverage",
-    "Share of the last outcomes inside the forecast's central interval of 50 or 90 %.",
+    "Share of recent outcomes inside the forecast's central 50 % or 90 % interval.",
     "interval",
 )  # fmt: skip
-SCORED = gauge("predictor_scored", "Outcomes that tau, coverage, pinball and drift are taken over.")
-TAU = gauge("predictor_tau", "Kendall's tau-b of forecast means and lengths.")
-PINBALL = gauge("predictor_pinball_tokens", "Mean quantile loss.")
+SCORED = gauge("predictor_scored", "Outcomes in the window of tau, coverage, pinball and drift.")
+TAU = gauge("predictor_tau", "Kendall's tau-b of forecast means and true lengths.")
+PINBALL = gauge("predictor_pinball_tokens", "Mean quantile loss in tokens.")
 DRIFT = gauge(
     "predictor_drift",
-    "Kolmogorov-Smirnov distance of where the last 250 outcomes lay in their forecasts from where "
-    "those before lay.",
+    "Calibration drift: Kolmogorov-Smirnov distance between the forecast levels of the last 250 "
+    "outcomes and of those before.",
 )
 MODEL_VERSION = gauge("predictor_model_version", "Fits adopted since the start.")
 MODEL_AGE = gauge(
-    "predictor_model_age_seconds", "Since the last fit was adopted; absent before the first."
+    "predictor_model_age_seconds",
+    "Time since the last fit was adopted; absent before the first fit.",
 )
-LISTENERS = gauge("predictor_listeners", "Streams that better forecasts are told to.")
-UNREAD = gauge("predictor_unread", "Requests that wait with a prompt to be read.")
+LISTENERS = gauge("predictor_listeners", "Streams that receive improved forecasts.")
+UNREAD = gauge("predictor_unread", "Running requests whose prompts wait to be read.")
 UNREAD_ENDED = gauge(
-    "predictor_unread_ended", "Requests that have ended, whose prompts wait to be learnt from."
+    "predictor_unread_ended", "Ended requests whose prompts wait to be read for learning."
 )
-UNREAD_DROPPED = counter("predictor_unread_dropped", "Prompts never read: newer ones came.")
+UNREAD_DROPPED = counter(
+    "predictor_unread_dropped", "Prompts dropped from the reading queues for newer ones."
+)
 IMPROVED_DROPPED = counter(
-    "predictor_improved_dropped", "Batches of better forecasts that a listener was too slow for."
+    "predictor_improved_dropped",
+    "Batches of improved forecasts dropped because a listener was too slow.",
 )
 CPU_SHARE = gauge(
-    "predictor_cpu_share", "Of one core, spent on reading and learning since the last look."
+    "predictor_cpu_share", "Share of one core spent on reading and learning in the last second."
 )
-EXAMPLES = gauge("predictor_examples", "Outcomes learnt with their prompt's features.")
-PENDING = gauge("predictor_pending", "Requests whose outcome is awaited.")
+EXAMPLES = gauge("predictor_examples", "Outcomes learned together with their prompts.")
+PENDING = gauge("predictor_pending", "Requests without an outcome yet.")
 PENDING_DROPPED = counter(
-    "predictor_pending_dropped", "Requests whose features went before their outcome came."
+    "predictor_pending_dropped",
+    "Requests dropped before their outcome arrived, because too many were pending.",
 )
-LOG_PENDING = gauge("predictor_log_pending", "Outcomes not yet written to the log.")
-LOG_WRITTEN = counter("predictor_log_written", "Outcomes written to the log.")
-LOG_DROPPED = counter("predictor_log_dropped", "Outcomes never written to the log.")
-LOG_DELIVERED = counter("predictor_log_delivered", "Outcomes read from the log.")
-LOG_UNREADABLE = counter("predictor_log_unreadable", "Rows of the log that could not be used.")
+LOG_PENDING = gauge("predictor_log_pending", "Outcomes waiting to be written to the outcome log.")
+LOG_WRITTEN = counter("predictor_log_written", "Outcomes written to the outcome log.")
+LOG_DROPPED = counter(
+    "predictor_log_dropped", "Outcomes dropped instead of written to the outcome log."
+)
+LOG_DELIVERED = counter("predictor_log_delivered", "Outcomes read from the outcome log.")
+LOG_UNREADABLE = counter("predictor_log_unreadable", "Unusable rows of the outcome log.")
 LOG_FROM_FUTURE = counter(
-    "predictor_log_from_future", "Rows of the log that a newer foretoken wrote."
+    "predictor_log_from_future", "Outcome log rows written by a newer foretoken, which are skipped."
 )
-LOG_UNAVAILABLE = gauge("predictor_log_unavailable", "1 while the log cannot be used.")
+LOG_UNAVAILABLE = gauge("predictor_log_unavailable", "1 while the outcome log is unavailable.")
 
 ALL = (
     FORECASTS, OUTCOMES, FORECAST, ERROR, FALLBACKS, ANSWERED, READ, IMPROVED, READING_LAG, REFITS,

@@ -1,4 +1,4 @@
-"""`python -m services.estimator`: config → objects → serve."""
+"""Entry point: `python -m services.estimator`."""
 
 from prometheus_client import CollectorRegistry
 

@@ -1,4 +1,4 @@
-"""A bounded memory of step timings that no monotonous hour can wash out."""
+"""A bounded store of step timings that keeps samples of rare step sizes."""
 
 from collections import OrderedDict, deque
 from collections.abc import Iterator
@@ -10,13 +10,13 @@ Cell = tuple[int, int, int]
 
 
 class Coverage:
-    """The latest samples of every kind of step seen, `window` in all.
+    """The latest samples of every kind of step, `window` in total.
 
-    A step is of one of three shapes (prefill only, decode only, both); each shape has a third of
-    the window, divided into cells of like size (powers of two of prefill tokens, sequences and
-    context tokens) of `CELL` samples. A full cell forgets its oldest sample; a shape with too
-    many cells forgets the one that was not seen for longest. So a worker's first profile stays
-    until fresher steps of the same size replace it.
+    Steps have three shapes (prefill only, decode only, mixed). Each shape gets a third of the
+    window, divided into cells of similar size (powers of two of prefill tokens, sequences and
+    context tokens) with `CELL` samples each. A full cell drops its oldest sample; a shape with too
+    many cells drops the least recently updated one. A worker's first profile therefore stays until
+    newer steps of the same size replace it.
     """
 
     CELL = 8
@@ -27,7 +27,7 @@ class Coverage:
         self._shapes: dict[tuple[bool, bool], OrderedDict[Cell, deque[StepTiming]]] = {}
 
     def add(self, timing: StepTiming) -> bool:
-        """Keep a sample; False for one that says nothing: no work, or no positive finite time."""
+        """Stores a sample; returns False for one without work or a positive finite time."""
         shape = (timing.prefill_tokens > 0, timing.decode_seqs > 0)
         if not any(shape) or not isfinite(timing.elapsed_s) or timing.elapsed_s <= 0:
             return False

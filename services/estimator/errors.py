@@ -1,4 +1,4 @@
-"""How far off the estimator was, told before it learnt: its own judge."""
+"""Accuracy of estimates made before learning from the measurement."""
 
 from collections import deque
 
@@ -6,24 +6,24 @@ import numpy as np
 
 
 class Errors:
-    """Relative errors of what was told and then measured, over the latest WINDOW of them."""
+    """Relative errors of the latest WINDOW estimates."""
 
     WINDOW = 512
-    FEWEST = 32  # a tenth of fewer says nothing of a tail
+    MIN_SAMPLES = 32  # fewer do not determine the 90th percentile
 
     def __init__(self) -> None:
         self._latest: deque[float] = deque(maxlen=self.WINDOW)
 
-    def add(self, told_s: float, measured_s: float) -> None:
+    def add(self, expected_s: float, measured_s: float) -> None:
         """`measured_s` must be positive."""
-        self._latest.append(abs(told_s - measured_s) / measured_s)
+        self._latest.append(abs(expected_s - measured_s) / measured_s)
 
     def __len__(self) -> int:
         return len(self._latest)
 
     def quantiles(self) -> tuple[float, float] | None:
-        """Median and 90th percentile; None while fewer than FEWEST were told. O(WINDOW)."""
-        if len(self) < self.FEWEST:
+        """Median and 90th percentile; None with fewer than MIN_SAMPLES. O(WINDOW)."""
+        if len(self) < self.MIN_SAMPLES:
             return None
         median, p90 = np.quantile(np.fromiter(self._latest, float, len(self)), (0.5, 0.9))
         return float(median), float(p90)

@@ -1,4 +1,4 @@
-"""The linear cost model: SCLS' estimator (papers/003 §4.2) in its continuous-batching form."""
+"""The linear cost model of SCLS (Cheng et al., 2024, §4.2), adapted to continuous batching."""
 
 from collections.abc import Iterable
 
@@ -9,39 +9,39 @@ from services.costs import CostModel, StepTiming
 from services.forecast import Floats
 
 SOURCE = "linear"
-FEWEST_SAMPLES = 8  # two a coefficient; fewer would be fitted to noise
-SPREAD = 2.0  # largest over smallest step that reads prompts: a slope needs two sizes
-OWN_SHARE = 0.01  # of a column's length that the other columns do not explain; 0 if colinear
-TRIMMED = 0.05  # share of worst samples that the start is found without
-PREFILL = 1  # its column of the work
-RIDGE = 1e-4  # pulls colinear columns together, moves a determined fit by about 1e-8
-USUAL_MISS = 0.1  # of log time, some 10 %: beyond it a step counts less the further off it is
+MIN_SAMPLES = 8  # two per coefficient
+MIN_PREFILL_RATIO = 2.0  # largest over smallest prefill step: a slope needs two sizes
+MIN_OWN_SHARE = 0.01  # of a column's length that is independent of the other columns
+TRIMMED_SHARE = 0.05  # share of the worst samples that the start ignores
+PREFILL = 1  # column of prefill tokens
+RIDGE = 1e-4  # regularises colinear columns; moves a determined fit by about 1e-8
+LOG_ERROR_SCALE = 0.1  # of log time: steps with larger errors have less influence
 TOLERANCE = 1e-8
-NOTHING = 1e-3  # of its start; `curve_fit` stays off its bounds, where this means 0
+MIN_SHARE = 1e-3  # of the start; smaller means 0, as `curve_fit` never reaches its bounds
 
 
 def fit(samples: Iterable[StepTiming], version: int) -> CostModel | None:
-    """Non-negative coefficients of least relative error over positive timings; None while the
-    samples do not determine each of them.
+    """Fits non-negative coefficients with the least relative error over positive timings; None
+    while the samples do not determine all coefficients.
 
-    They do when there are enough, when prompts were read in steps of more than one size, when no
-    column of the work is all but a sum of the others (a hundredth of its length, each step
-    weighed by its time, is its own), and when noise leaves a prompt's token some time. A handful
-    of decode steps would fit well, and say that prompts are free.
+    They do when there are enough samples, prefill steps of more than one size, no column that is
+    nearly a combination of the others (at least 1 % of its length is independent, with each step
+    weighted by its time), and a positive time per prompt token. Decode steps alone would fit well
+    and make prompts free.
 
-    Two parts. Where to start is a convex problem, so it is solved exactly: non-negative least
-    squares, each step weighed by its own measured time (bounded below, so that a broken clock's
-    near-zeros cannot outweigh all others), and once more without the worst 5 %, weighed by the
-    fitted time. From there SciPy's `curve_fit`, which SCLS uses, minimises log(fitted / measured)
-    by Cauchy's loss: noise is a factor and so has no side there, and a warm-up or a pause of the
-    host, however long, pulls ever less. It keeps at 0 what the start has at 0, where a bound
-    would end near it. Errors are over all samples. O(samples): some 6 ms at 2,000.
+    The fit has two parts. The start is a convex problem and solved exactly: non-negative least
+    squares with each step weighted by its measured time (bounded below, so that near-zero times of
+    a broken clock do not dominate), then once more without the worst 5 %, weighted by the fitted
+    time. From there SciPy's `curve_fit`, which SCLS uses, minimises log(fitted / measured) with the
+    Cauchy loss: noise is a symmetric factor, and warm-ups and host pauses have little influence
+    however long they are. Coefficients that are 0 at the start stay 0. Errors cover all samples.
+    O(samples): about 6 ms for 2,000.
     """
     rows = np.array(
         [(1, s.prefill_tokens, s.decode_seqs, s.context_tokens, s.elapsed_s) for s in samples],
         float,
     ).reshape(-1, 5)
-    if len(rows) < FEWEST_SAMPLES:
+    if len(rows) < MIN_SAMPLES:
         return None
     work, elapsed = rows[:, :4], rows[:, 4]
     scale = np.maximum(elapsed, 0.5 * np.quantile(elapsed, 0.1))
@@ -66,32 +66,32 @@ def fit(samples: Iterable[StepTiming], version: int) -> CostModel | None:
 
 
 def _start(work: Floats, elapsed: Floats, scale: Floats) -> Floats:
-    """Near enough for what follows, and sure of what is nothing."""
+    """Initial coefficients; decides which are 0."""
     found = _solve(work, elapsed, scale)
     fitted = _positive(work @ found)
     miss = np.abs(np.log(fitted / elapsed))
-    kept = miss <= np.quantile(miss, 1 - TRIMMED)
+    kept = miss <= np.quantile(miss, 1 - TRIMMED_SHARE)
     return _solve(work[kept], elapsed[kept], fitted[kept])
 
 
 def _curve(work: Floats, elapsed: Floats, start: Floats) -> Floats:
-    """The coefficients above 0, as shares of their start, by `curve_fit`."""
+    """Refines the positive coefficients, relative to their start, with `curve_fit`."""
     some = start > 0
     part = work[:, some] * start[some]
-    told = part.sum(axis=1) > 0  # without the others such a step can't be told at all
-    part, measured = part[told], np.log(elapsed[told])
+    has_work = part.sum(axis=1) > 0  # steps with no work in the remaining columns are skipped
+    part, measured = part[has_work], np.log(elapsed[has_work])
     if len(part) <= part.shape[1]:
         return start
     try:
         shares, _ = curve_fit(
             _log_s, part.T, measured, p0=np.ones(part.shape[1]), jac=_slopes,
-            bounds=(0.0, np.inf), loss="cauchy", f_scale=USUAL_MISS,
+            bounds=(0.0, np.inf), loss="cauchy", f_scale=LOG_ERROR_SCALE,
             ftol=TOLERANCE, xtol=TOLERANCE, gtol=TOLERANCE, check_finite=False,
         )  # fmt: skip
-    except RuntimeError:  # it found no end; the start is a fit of its own
+    except RuntimeError:  # no convergence: the start is a valid fit
         return start
     found = start.copy()
-    found[some] *= np.where(shares > NOTHING, shares, 0.0)
+    found[some] *= np.where(shares > MIN_SHARE, shares, 0.0)
     return found
 
 
@@ -104,19 +104,22 @@ def _slopes(parts: Floats, *shares: float) -> Floats:
 
 
 def _determine(work: Floats, scale: Floats) -> bool:
-    """Whether such steps tell the four coefficients apart."""
-    return _varies(work[:, PREFILL]) and float(_own_shares(work / scale[:, None]).min()) > OWN_SHARE
+    """Returns whether the steps determine the four coefficients."""
+    return (
+        _varies(work[:, PREFILL])
+        and float(_own_shares(work / scale[:, None]).min()) > MIN_OWN_SHARE
+    )
 
 
 def _varies(column: Floats) -> bool:
     some = column[column > 0]
-    return bool(len(some) and some.max() >= SPREAD * some.min())
+    return bool(len(some) and some.max() >= MIN_PREFILL_RATIO * some.min())
 
 
 def _own_shares(columns: Floats) -> Floats:
-    """For each column the share of its length that is orthogonal to all others.
+    """Share of each column's length that is orthogonal to all others.
 
-    The inverse of the Gram matrix of unit columns has 1 / share² on its diagonal.
+    The inverse Gram matrix of unit columns has 1 / share² on its diagonal.
     """
     length = np.linalg.norm(columns, axis=0)
     if not length.all():
@@ -128,7 +131,7 @@ def _own_shares(columns: Floats) -> Floats:
 
 
 def _solve(work: Floats, elapsed: Floats, scale: Floats) -> Floats:
-    """argmin over c ≥ 0 of Σ ((work·c − elapsed) / scale)², columns brought to unit length."""
+    """argmin over c ≥ 0 of Σ ((work·c − elapsed) / scale)², with columns scaled to unit length."""
     weighted = work / scale[:, None]
     length = _positive(np.linalg.norm(weighted, axis=0))
     matrix = np.vstack([weighted / length, RIDGE * np.eye(work.shape[1])])

@@ -1,4 +1,4 @@
-"""What the estimator counts."""
+"""Metrics of the estimator."""
 
 from collections import OrderedDict
 
@@ -9,13 +9,13 @@ from observability.metrics.instruments import Instruments
 from services.costs import CostModel, Direction
 from services.estimator.state import Observed
 
-MOST_SHOWN = 64  # workers, eight series each; the one renewed longest ago makes room
+MAX_WORKERS_SHOWN = 64  # workers, eight series each; the least recently updated is evicted
 QUANTILES = ("0.5", "0.9")
 Errors = tuple[float, float]  # median and 90th percentile
 
 
 class EstimatorMetrics:
-    """Prometheus series of one estimator, in the registry given."""
+    """Prometheus series of one estimator in the given registry."""
 
     def __init__(self, registry: CollectorRegistry):
         make = Instruments(registry)
@@ -30,10 +30,10 @@ class EstimatorMetrics:
         self._batch_error = make.gauge(catalogue.BATCH_ERROR)
         self._swap_token_s = make.gauge(catalogue.SWAP_TOKEN)
         self._quantize_token_s = make.gauge(catalogue.QUANTIZE_TOKEN)
-        self._shown: OrderedDict[str, None] = OrderedDict()  # workers, by when they were renewed
+        self._shown: OrderedDict[str, None] = OrderedDict()  # workers by time of update
 
     def observed(self, timings: int, swaps: int, batches: int, seen: Observed) -> None:
-        """Count what came, and how much of it was of use."""
+        """Counts the timings received and how many were usable."""
         self.samples.labels("yes").inc(timings - seen.dropped)
         self.samples.labels("no").inc(seen.dropped)
         self.swaps.labels("yes").inc(seen.swaps_kept)
@@ -42,10 +42,10 @@ class EstimatorMetrics:
         self.batches.labels("no").inc(batches - seen.batches_kept)
 
     def show(self, worker_id: str, model: CostModel, batch_error: Errors | None) -> None:
-        """A worker's newest model, and how far off whole batches were, where enough were told."""
+        """Exports a worker's newest model and the error of its batch estimates, if known."""
         self._shown[worker_id] = None
         self._shown.move_to_end(worker_id)
-        if len(self._shown) > MOST_SHOWN:
+        if len(self._shown) > MAX_WORKERS_SHOWN:
             self.hide(next(iter(self._shown)))
         for quantile, error in zip(QUANTILES, (model.error_p50, model.error_p90), strict=True):
             self._error.labels(worker_id, quantile).set(error)
@@ -57,7 +57,7 @@ class EstimatorMetrics:
         self._quantize_token_s.labels(worker_id).set(model.quantize_token_s)
 
     def hide(self, worker_id: str) -> None:
-        """The worker has gone, or others need the room."""
+        """Removes the series of a worker that left or was evicted."""
         if worker_id not in self._shown:
             return
         del self._shown[worker_id]

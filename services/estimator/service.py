@@ -1,4 +1,4 @@
-"""The estimator's servicer: timings in, cost models out, newer ones pushed to who watches."""
+"""The estimator's servicer: receives timings, fits cost models and streams them to watchers."""
 
 import asyncio
 from collections import Counter
@@ -20,8 +20,8 @@ from services.runtime.codecs.common import (
 )
 from services.runtime.errors import InvalidArgument, ServiceError
 
-MOST_PER_CALL = 1_024  # timings one Observe may carry, and swaps, and batches
-MOST_NAME_CHARS = 256
+MAX_PER_CALL = 1_024  # timings per Observe; likewise swaps and batches
+MAX_NAME_CHARS = 256
 
 
 class EstimatorService(estimator_pb2_grpc.EstimatorServicer):
@@ -33,8 +33,8 @@ class EstimatorService(estimator_pb2_grpc.EstimatorServicer):
         )
         self._metrics = EstimatorMetrics(registry)
         self._watchers_max = config.watchers_max
-        self._watching: Counter[str] = Counter()  # by worker
-        self._changed = asyncio.Event()  # set and replaced at each newer model of any worker
+        self._watching: Counter[str] = Counter()  # watchers by worker
+        self._changed = asyncio.Event()  # set and replaced when any worker has a new model
 
     async def GetCostModel(
         self, request: estimator_pb2.GetCostModelRequest, context: object
@@ -43,14 +43,14 @@ class EstimatorService(estimator_pb2_grpc.EstimatorServicer):
         if model is None:
             raise ServiceError(
                 grpc.StatusCode.NOT_FOUND,
-                f"no cost model of worker {request.worker_id!r}: its steps do not tell one yet",
+                f"worker {request.worker_id!r} has no cost model yet: too few step timings",
             )
         return encode_cost_model(request.worker_id, model)
 
     async def WatchCostModel(
         self, request: estimator_pb2.GetCostModelRequest, context: object
     ) -> AsyncIterator[estimator_pb2.CostModel]:
-        """A slow reader misses versions in between, never the newest."""
+        """Streams new versions. A slow reader may miss intermediate ones."""
         worker_id = _worker_id(request.worker_id)
         self._enter_watch(worker_id)
         try:
@@ -83,12 +83,12 @@ class EstimatorService(estimator_pb2_grpc.EstimatorServicer):
         return estimator_pb2.ObserveTimingsResponse(version=seen.version)
 
     def _announce(self, worker_id: str) -> None:
-        self._show(worker_id)
+        self._update_metrics(worker_id)
         self._changed.set()
         self._changed = asyncio.Event()
 
-    def _show(self, worker_id: str) -> None:
-        """In metrics, while somebody watches the worker: what has left is not told of."""
+    def _update_metrics(self, worker_id: str) -> None:
+        """Exports the worker's metrics while it is watched, so that workers that left disappear."""
         model = self._state.model(worker_id)
         if model is not None and worker_id in self._watching:
             self._metrics.show(worker_id, model, self._state.batch_error(worker_id))
@@ -97,15 +97,15 @@ class EstimatorService(estimator_pb2_grpc.EstimatorServicer):
         if self._watching.total() >= self._watchers_max:
             raise ServiceError(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
-                f"{self._watchers_max} streams watch cost models already; close one or raise "
+                f"{self._watchers_max} streams already watch cost models; close one or raise "
                 "estimator.watchers_max",
             )
         self._watching[worker_id] += 1
         self._metrics.watchers.set(self._watching.total())
-        self._show(worker_id)
+        self._update_metrics(worker_id)
 
     def _leave_watch(self, worker_id: str) -> None:
-        """Who watched a worker until the last has seen it go."""
+        """Removes the worker's metrics with its last watcher."""
         self._watching[worker_id] -= 1
         self._metrics.watchers.set(self._watching.total())
         if not self._watching[worker_id]:
@@ -114,11 +114,11 @@ class EstimatorService(estimator_pb2_grpc.EstimatorServicer):
 
 
 def _require_few(field: str, count: int) -> None:
-    if count > MOST_PER_CALL:
-        raise InvalidArgument(field, f"at most {MOST_PER_CALL} a call, got {count}")
+    if count > MAX_PER_CALL:
+        raise InvalidArgument(field, f"at most {MAX_PER_CALL} per call, got {count}")
 
 
 def _worker_id(worker_id: str) -> str:
-    if not 1 <= len(worker_id) <= MOST_NAME_CHARS:
-        raise InvalidArgument("worker_id", f"must have 1 to {MOST_NAME_CHARS} characters")
+    if not 1 <= len(worker_id) <= MAX_NAME_CHARS:
+        raise InvalidArgument("worker_id", f"must have 1 to {MAX_NAME_CHARS} characters")
     return worker_id

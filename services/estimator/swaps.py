@@ -1,4 +1,4 @@
-"""How long a token of KV takes between device and host memory, from swaps as they were measured."""
+"""Time per token of KV transfers between device and host memory."""
 
 from bisect import bisect_left
 from collections import deque
@@ -7,19 +7,18 @@ from math import isfinite
 
 from services.costs import Direction, SwapTiming
 
-Sample = tuple[float, int]  # seconds a token, tokens
+Sample = tuple[float, int]  # seconds per token, tokens
 
 
 class SwapRates:
-    """Seconds a token each way, over the latest WINDOW swaps of that way.
+    """Seconds per token in each direction, over the latest WINDOW swaps.
 
-    The rate is the median by token: half of the tokens went faster, half slower. Large swaps, in
-    which the cost of a call vanishes, count for more, and pauses of the host for nothing while
-    most tokens had none.
+    The rate is the token-weighted median. Large swaps, with little overhead per call, count more;
+    host pauses have no influence while most tokens had none.
     """
 
     WINDOW = 256
-    FEWEST = 3  # the first ones pay for what is set up lazily
+    MIN_SAMPLES = 3  # the first swaps include lazy initialisation
 
     def __init__(self) -> None:
         self._samples: dict[Direction, deque[Sample]] = {
@@ -30,7 +29,7 @@ class SwapRates:
         }
 
     def add(self, swap: SwapTiming) -> bool:
-        """Keep a sample; False for one that says nothing: no tokens, no positive finite time."""
+        """Stores a sample; returns False for one without tokens or a positive finite time."""
         if swap.tokens <= 0 or not isfinite(swap.elapsed_s) or swap.elapsed_s <= 0:
             return False
         self._samples[swap.direction].append((swap.elapsed_s / swap.tokens, swap.tokens))
@@ -39,16 +38,16 @@ class SwapRates:
         return True
 
     def token_s(self, direction: Direction) -> float:
-        """0 while fewer than FEWEST were seen. O(WINDOW · log WINDOW), some 30 µs."""
+        """0 with fewer than MIN_SAMPLES samples. O(WINDOW · log WINDOW), about 30 µs."""
         return self._rate(self._samples[direction])
 
     @property
     def quantize_token_s(self) -> float:
-        """What the device computes of a token, there and back; a way not yet known counts 0."""
+        """Device time per token in both directions; an unknown direction counts 0."""
         return sum(self._rate(samples) for samples in self._computed.values())
 
     def _rate(self, samples: deque[Sample]) -> float:
-        return _median_by_token(samples) if len(samples) >= self.FEWEST else 0.0
+        return _median_by_token(samples) if len(samples) >= self.MIN_SAMPLES else 0.0
 
 
 def _median_by_token(samples: deque[Sample]) -> float:

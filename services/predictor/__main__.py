@@ -1,4 +1,4 @@
-"""`python -m services.predictor`: config → objects → serve."""
+"""Entry point: `python -m services.predictor`."""
 
 import os
 import sys
@@ -16,12 +16,12 @@ from services.runtime.outcomelog.config import LogConfig
 from services.runtime.server import Mount
 from services.runtime.startup import teller
 
-# Of this process: a call is answered though the thread that reads holds the interpreter.
+# Interpreter switch interval: the event loop answers while the prompt-reading thread computes.
 SWITCH_S = 0.0005
 
 
 def prepare(config: PredictorConfig, sets: Sets) -> Build:
-    """Makes this process one that leaves the cores to those who serve: tokens are due first."""
+    """Lowers the priority of this process so that token generation gets the cores first."""
     os.nice(config.nice)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported, with the encoder
     sys.setswitchinterval(SWITCH_S)
@@ -31,7 +31,7 @@ def prepare(config: PredictorConfig, sets: Sets) -> Build:
 def build(
     config: PredictorConfig, log: LogConfig, registry: CollectorRegistry, tracing: Tracing
 ) -> Unit:
-    teller(config.started_by)("reading the encoder and what was learnt")
+    teller(config.started_by)("loading the encoder and the learned state")
     service = PredictorService(config, registry, log, spans=tracing.service(config.section))
     mount = Mount(
         "foretoken.v1.Predictor", predictor_pb2_grpc.add_PredictorServicer_to_server, service

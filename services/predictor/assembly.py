@@ -1,4 +1,4 @@
-"""Config → the parts of a predictor service, wired to one another."""
+"""Builds the parts of the predictor service from its config and connects them."""
 
 import secrets
 from collections.abc import Callable
@@ -6,38 +6,42 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from services.predictor.blend.content import ContentPredictor
-from services.predictor.blend.guard import Foreteller, Guarded, Unguarded
+from services.predictor.blend.guard import Forecaster, GuardedForecaster, PlainForecaster
 from services.predictor.config import PredictorConfig
 from services.predictor.encoder.extract import Extractor, NoEncoder, TextEncoder
 from services.predictor.interface import Options, Predictor, Prompt
-from services.predictor.learning.learner import Learning
-from services.predictor.learning.outcomes import Outcomes
+from services.predictor.learning.learner import OutcomeLearner
+from services.predictor.learning.outcomes import OutcomeRecorder
 from services.predictor.learning.records import KIND, READ_LATE, VERSION, EncodedBy
-from services.predictor.learning.refit_process import run_apart, run_here
-from services.predictor.learning.refitter import Pace, Refitter
+from services.predictor.learning.refit_process import run_in_process, run_on_executor
+from services.predictor.learning.refitter import RefitSchedule, Refitter
 from services.predictor.learning.rules import OWN_RULES, RULES
 from services.predictor.metrics import PredictorMetrics
 from services.predictor.models.history import HistoryPredictor
 from services.predictor.models.lengths_file import read_lengths
 from services.predictor.predictors import ENCODERLESS, build
-from services.predictor.serving.executor import Desk
-from services.predictor.serving.forecast_cache import Remembered
-from services.predictor.serving.forecaster import Cascade, Read
-from services.predictor.serving.pending import Pending
-from services.predictor.serving.prompt_reader import Eyes, Reader
+from services.predictor.serving.executor import CpuBudgetedExecutor
+from services.predictor.serving.forecast_cache import ForecastCache
+from services.predictor.serving.forecaster import ReadingResult, TwoStageForecaster
+from services.predictor.serving.pending import PendingForecasts
+from services.predictor.serving.prompt_reader import PromptBatchReader, PromptReadingLoop
 from services.runtime.outcomelog import Journal
 from services.runtime.outcomelog.config import LogConfig
 
-# A look costs a tenth of a millisecond. An outcome is learnt about so long after it came, and
-# shared forecasts are renewed with it.
+# Delay between an outcome and learning from it. A poll costs 0.1 ms.
 POLL_S = 0.05
 NO_ENCODER = "none"
 
 
 @dataclass(frozen=True)
-class Manner:
-    """How prompts are read and learnt from: by the encoder of that name, and whether `at_once`; on
-    how many examples, how often, and whether `here` or in a process of its own."""
+class ReadingMode:
+    """How prompts are read and learned from.
+
+    encoder: name of the sentence encoder, or NO_ENCODER.
+    at_once: read the prompt before the answer; otherwise in the background.
+    examples, interval_s: size of the training set and time between refits.
+    here: refit on the executor; otherwise in a separate process.
+    """
 
     encoder: str
     at_once: bool
@@ -46,12 +50,12 @@ class Manner:
     here: bool
 
 
-# A fit of words takes 0.05 s of 2,000 examples, and a process of its own 2 s to start.
-WORDS = Manner(NO_ENCODER, at_once=True, examples=4_000, interval_s=5.0, here=True)
+# Fitting the word model to 2,000 examples takes 0.05 s; starting a process would take 2 s.
+WORDS = ReadingMode(NO_ENCODER, at_once=True, examples=4_000, interval_s=5.0, here=True)
 
 
-def _manner(config: PredictorConfig) -> Manner:
-    own = Manner(config.encoder, False, config.examples, config.refit_interval_s, False)
+def _manner(config: PredictorConfig) -> ReadingMode:
+    own = ReadingMode(config.encoder, False, config.examples, config.refit_interval_s, False)
     if config.model not in ENCODERLESS:
         return own
     examples = min(WORDS.examples, own.examples)
@@ -60,21 +64,21 @@ def _manner(config: PredictorConfig) -> Manner:
 
 @dataclass(frozen=True)
 class Content:
-    """What only a predictor that reads prompts has."""
+    """Parts that exist only for a predictor that reads prompts."""
 
-    reader: Reader
+    reader: PromptReadingLoop
     refitter: Refitter
-    desk: Desk
+    executor: CpuBudgetedExecutor
 
 
 @dataclass(frozen=True)
 class Parts:
-    """One predictor with all that teaches and judges it."""
+    """One predictor with the parts that train and score it."""
 
-    foreteller: Foreteller
-    cascade: Cascade
-    outcomes: Outcomes
-    learning: Learning
+    forecaster: Forecaster
+    two_stage: TwoStageForecaster
+    outcomes: OutcomeRecorder
+    learning: OutcomeLearner
     journal: Journal
     content: Content | None
 
@@ -83,25 +87,26 @@ def assemble(
     config: PredictorConfig,
     log: LogConfig,
     metrics: PredictorMetrics,
-    changed: Callable[[Read], None],
+    changed: Callable[[ReadingResult], None],
     encoder: TextEncoder | None = None,
 ) -> Parts:
-    """Loads an encoder where prompts are read and none is given, which takes seconds. `changed` is
-    told what reading has changed.
+    """Builds all parts. `changed` is called with the result of every batch of prompts that was
+    read.
 
-    Raises ValueError for a predictor, an encoder or a log that cannot be.
+    Loads the sentence encoder when the predictor reads prompts and none is given, which takes
+    seconds. Raises ValueError for an unusable predictor, encoder or log.
     """
     manner = _manner(config)
     options = _options(config, manner)
     predictor, reads = _build(config, options, manner)
     extractor = Extractor(encoder or _load(reads, config), config.cache_entries) if reads else None
-    foreteller = _foreteller(predictor, options)
-    pending, writer = Pending(config.pending_max), secrets.token_hex(4)
-    desk = Desk(config.cpu_share, config.cpu_saved_s)
-    cascade = Cascade(
-        foreteller,
+    forecaster = _forecaster(predictor, options)
+    pending, writer = PendingForecasts(config.pending_max), secrets.token_hex(4)
+    executor = CpuBudgetedExecutor(config.cpu_share, config.cpu_saved_s)
+    two_stage = TwoStageForecaster(
+        forecaster,
         pending,
-        Remembered(config.cache_entries),
+        ForecastCache(config.cache_entries),
         config.unread_max,
         extractor is not None,
         log.keep_text,
@@ -109,30 +114,36 @@ def assemble(
         extractor if manner.at_once else None,
     )
     content = None
-    if extractor and isinstance(predictor, ContentPredictor) and isinstance(foreteller, Guarded):
-        reader = Reader(Eyes(extractor, foreteller.read), cascade, desk)
-        refitter = _refitter(predictor, config, manner, metrics, desk)
-        content = Content(reader, refitter, desk)
-    learning = Learning(
-        foreteller,
+    if (
+        extractor
+        and isinstance(predictor, ContentPredictor)
+        and isinstance(forecaster, GuardedForecaster)
+    ):
+        reader = PromptReadingLoop(
+            PromptBatchReader(extractor, forecaster.read), two_stage, executor
+        )
+        refitter = _refitter(predictor, config, manner, metrics, executor)
+        content = Content(reader, refitter, executor)
+    learning = OutcomeLearner(
+        forecaster,
         RULES[config.learn_rule or OWN_RULES.get(config.model, "all")],
         EncodedBy(reads, _shape(extractor)) if extractor else None,
         writer,
         config.examples,
-        desk,
+        executor,
         partial(_count_learnt, metrics),
     )
     return Parts(
-        foreteller,
-        cascade,
-        Outcomes(foreteller, pending, cascade.end, metrics.judged, reads, writer),
+        forecaster,
+        two_stage,
+        OutcomeRecorder(forecaster, pending, two_stage.end, metrics.judged, reads, writer),
         learning,
         Journal(log.open(), learning.deliver, {KIND: VERSION, READ_LATE: VERSION}, poll_s=POLL_S),
         content,
     )
 
 
-def _options(config: PredictorConfig, manner: Manner) -> Options:
+def _options(config: PredictorConfig, manner: ReadingMode) -> Options:
     return Options(
         window=config.window,
         application_min=config.application_min,
@@ -144,8 +155,9 @@ def _options(config: PredictorConfig, manner: Manner) -> Options:
     )
 
 
-def _build(config: PredictorConfig, options: Options, manner: Manner) -> tuple[Predictor, str]:
-    """The predictor, and the name of the encoder it reads prompts with; empty where it does not."""
+def _build(config: PredictorConfig, options: Options, manner: ReadingMode) -> tuple[Predictor, str]:
+    """Returns the predictor and the name of its encoder; the name is empty when it reads no
+    prompts."""
     if config.artefact and (found := _pretrained(config, options)):
         return found
     predictor = build(config.model, options)
@@ -167,33 +179,33 @@ def _load(encoder: str, config: PredictorConfig) -> TextEncoder:
 
 
 def _shape(extractor: Extractor) -> tuple[int, ...]:
-    """Of a part's embedding; a prompt without text needs no encoding."""
+    """Shape of one part's embedding. An empty prompt needs no encoding."""
     return extractor.extract([Prompt("", "", 0)])[0].instruction.shape
 
 
-def _foreteller(predictor: Predictor, options: Options) -> Foreteller:
+def _forecaster(predictor: Predictor, options: Options) -> Forecaster:
     if not isinstance(predictor, ContentPredictor):
-        return Unguarded(predictor)
-    return Guarded(predictor, HistoryPredictor(options))
+        return PlainForecaster(predictor)
+    return GuardedForecaster(predictor, HistoryPredictor(options))
 
 
 def _refitter(
     predictor: ContentPredictor,
     config: PredictorConfig,
-    manner: Manner,
+    manner: ReadingMode,
     metrics: PredictorMetrics,
-    desk: Desk,
+    executor: CpuBudgetedExecutor,
 ) -> Refitter:
-    apart = partial(run_apart, timeout_s=config.refit_timeout_s)
-    pace = Pace(
+    apart = partial(run_in_process, timeout_s=config.refit_timeout_s)
+    pace = RefitSchedule(
         manner.interval_s,
         config.refit_examples_min,
         config.refit_new_min,
         config.refit_new_share,
         config.seed,
     )
-    run = partial(run_here, desk) if manner.here else apart
-    return Refitter(predictor, pace, run, partial(_count_refit, metrics), desk)
+    run = partial(run_on_executor, executor) if manner.here else apart
+    return Refitter(predictor, pace, run, partial(_count_refit, metrics), executor)
 
 
 def _count_learnt(metrics: PredictorMetrics, learnt: int, passed_over: int) -> None:

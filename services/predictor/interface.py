@@ -1,7 +1,7 @@
-"""What every predictor is: forecasts for a batch of requests, learnt from finished ones.
+"""The predictor interface and its value types.
 
-A `Prompt` is read into `Features`, which stand for it in a `Query`; with its answer's length that
-is an `Example`.
+A `Prompt` is read into `Features`, which represent it in a `Query`. A query with the length of its
+answer is an `Example`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +19,7 @@ Vector = NDArray[np.float32]
 Columns = NDArray[np.int32]
 
 WORD_COLUMNS = 2**18
-LAYERS = 3  # of the encoder, whose states are kept: meaning, and more of the wording before it
+LAYERS = 3  # last encoder layers whose states are kept; the earlier ones carry more of the wording
 NUMBERS = (  # each as log(1 + x)
     "user_input_chars",
     "instruction_chars",
@@ -27,17 +27,17 @@ NUMBERS = (  # each as log(1 + x)
     "turns",  # answers already given in this conversation
     "last_answer_tokens",
     "mean_answer_tokens",
-    "largest_number",  # of six digits at most: “in 200 words”, “ten times” aside
+    "largest_number",  # at most six digits, as in "in 200 words"; not spelled-out numbers
     "user_input_words",
 )
 
-Wording = tuple[str | None, str]  # instruction (None: whatever it is), user input
-Told = Mapping[Wording, int]  # output tokens of what is so asked
+Wording = tuple[str | None, str]  # instruction (None matches any), user input
+KnownLengths = Mapping[Wording, int]  # output tokens by wording
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What is known of a request before it runs.
+    """A prompt before its request runs.
 
     answers: tokens of the assistant's earlier answers in this conversation, in order.
     """
@@ -50,13 +50,13 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """Meaning, words and sizes of one prompt.
+    """Embeddings, words and sizes of one prompt.
 
-    instruction, user_input: [LAYERS, dim]: the mean states of the encoder's last layers, each of
-        unit length; the last row is the sentence embedding, repeated where its pooling changes
-        the dimension. Zeros where a part is empty, and for layers the encoder lacks.
-    words: hashed word uni- and bigrams of both parts, columns in [0, WORD_COLUMNS), ascending,
-        once each, at most 512.
+    instruction, user_input: [LAYERS, dim], the mean states of the encoder's last layers, each of
+      unit length. The last row is the sentence embedding, repeated when its pooling changes the
+      dimension. Zeros for an empty part and for layers that the encoder lacks.
+    words: hashed word uni- and bigrams of both parts, unique columns in [0, WORD_COLUMNS),
+      ascending, at most 512.
     numbers: [len(NUMBERS)], in the order of NUMBERS.
     """
 
@@ -68,10 +68,10 @@ class Features:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A request whose output length is asked for.
+    """A request whose output length is to be forecast.
 
-    `features` stands for the prompt's text; None where no encoder runs or it failed. `prompt` is
-    the text itself, for who looks it up; nobody keeps it.
+    features: None when no encoder runs or it failed.
+    prompt: the text, for predictors that use it directly. It is not stored.
     """
 
     model: str
@@ -84,7 +84,7 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A finished request: what was asked, and how long its answer was."""
+    """A finished request and the length of its answer."""
 
     query: Query
     output_tokens: int
@@ -93,7 +93,7 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a predictor may be told; the reasons of the defaults stand in config.py."""
+    """Settings of a predictor; config.py gives the reasons for the defaults."""
 
     window: int = WINDOW
     application_min: int = 30
@@ -101,21 +101,22 @@ class Options:
     examples: int = 50_000
     neighbours_window: int = 50_000
     similarity_min: float = 0.6
-    prior: float = PRIOR  # entries that stand for the empty part of a window
-    lengths: Callable[[], Told] = dict  # read when an oracle is built
+    prior: float = PRIOR  # pseudo-entries for the empty part of a window
+    lengths: Callable[[], KnownLengths] = dict  # called when an oracle is built
 
 
 class Predictor(Protocol):
-    """Forecasts output lengths and learns from outcomes; `version` counts what it has learnt."""
+    """Forecasts output lengths and learns from outcomes. `version` increases when it learns."""
 
     @property
     def version(self) -> int: ...
 
     def forecast(self, batch: Sequence[Query]) -> list[Forecast]:
-        """One forecast a query, in order, not cut at the query's own `max_tokens`; a shared one is
-        UNCAPPED."""
+        """Returns one forecast per query, in order, not truncated at the query's `max_tokens`. A
+        shared forecast is UNCAPPED."""
         ...
 
     def learn(self, examples: Sequence[Example]) -> int:
-        """Learn from what is fit to learn from; how many that were. Quick: no fitting here."""
+        """Learns from the usable examples and returns their number. Fast: fitting happens
+        elsewhere."""
         ...

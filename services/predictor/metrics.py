@@ -1,4 +1,4 @@
-"""What the predictor counts."""
+"""Metrics of the predictor."""
 
 from collections.abc import Mapping
 
@@ -8,7 +8,7 @@ from observability.metrics import predictor as catalogue
 from observability.metrics.instruments import Instruments
 from observability.metrics.metric import Metric
 from observability.metrics.reading import Look
-from services.predictor.learning.scorecard import Judged, Standing
+from services.predictor.learning.scorecard import JudgedForecast, ScorecardSummary
 from services.predictor.serving.forecaster import PLAIN, REMEMBERED, WORDS
 from services.runtime.outcomelog import Journal
 
@@ -20,10 +20,10 @@ _GAUGES = (
 
 
 class PredictorMetrics:
-    """Prometheus series of one predictor, in the registry given."""
+    """Prometheus series of one predictor in the given registry."""
 
     def __init__(self, registry: CollectorRegistry):
-        self._make = make = Instruments(registry)
+        self._instruments = make = Instruments(registry)
         self.forecasts = make.counter(catalogue.FORECASTS)
         self.outcomes = make.counter(catalogue.OUTCOMES, "yes", "no")
         self.forecast_seconds = make.histogram(catalogue.FORECAST)
@@ -41,22 +41,22 @@ class PredictorMetrics:
             metric.name.removeprefix("predictor_"): make.gauge(metric) for metric in _GAUGES
         }
 
-    def read_from(self, kept: Mapping[Metric, Look]) -> None:
-        """What others count anyway is looked at when it is asked for."""
+    def register_readings(self, kept: Mapping[Metric, Look]) -> None:
+        """Registers values that other parts count; they are read at each scrape."""
         for metric, look in kept.items():
-            self._make.reading(metric, look)
+            self._instruments.reading(metric, look)
 
-    def tell(self, **values: float) -> None:
-        """Sets gauges, by their names without the prefix."""
+    def set_gauges(self, **values: float) -> None:
+        """Sets gauges by name, without the `predictor_` prefix."""
         for name, value in values.items():
             self._gauges[name].set(value)
 
-    def judged(self, source: str, judged: Judged) -> None:
-        """What was foretold of one, by whom, beside what came."""
+    def judged(self, source: str, judged: JudgedForecast) -> None:
+        """Records the relative error of one forecast by its source."""
         self._error.labels(source).observe(abs(judged.mean - judged.tokens) / judged.tokens)
 
-    def scored(self, scores: Standing) -> None:
-        self.tell(
+    def set_scorecard(self, scores: ScorecardSummary) -> None:
+        self.set_gauges(
             scored=scores.count,
             tau=scores.tau,
             pinball_tokens=scores.pinball_tokens,
@@ -65,5 +65,5 @@ class PredictorMetrics:
         self._coverage.labels("50").set(scores.coverage_50)
         self._coverage.labels("90").set(scores.coverage_90)
 
-    def logged(self, journal: Journal) -> None:
-        self.tell(log_pending=journal.pending, log_unavailable=journal.unavailable)
+    def set_log_gauges(self, journal: Journal) -> None:
+        self.set_gauges(log_pending=journal.pending, log_unavailable=journal.unavailable)

@@ -1,4 +1,4 @@
-"""The predictors there are, by name."""
+"""Predictors by name."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -12,12 +12,13 @@ from services.predictor.models.maximum import MaxPredictor
 from services.predictor.models.oracle import OraclePredictor
 
 FITTED = ("ranker", "forest", "trees", "ridge", "classify", "proxy", "words")
-ENCODERLESS = frozenset({"words"})  # these read words and sizes: prompts need no encoder
+ENCODERLESS = frozenset({"words"})  # read words and sizes only, so they need no encoder
 BLEND = ("history", "retrieval", "ranker", "forest", "trees", "ridge")
 
 
 def _fits() -> dict[str, Fit]:
-    """Imported when one is built: PyTorch and scikit-learn take seconds that history needs not."""
+    """Fit functions by name. Imported on first use: PyTorch and scikit-learn take seconds to load
+    and history needs neither."""
     from services.predictor.models.forest import fit_forest, fit_trees
     from services.predictor.models.nets.recipes import fit_classify, fit_proxy, fit_ranker
     from services.predictor.models.ridge import fit_ridge, fit_words
@@ -44,11 +45,11 @@ def _retrieval(options: Options) -> Member:
 
 
 def _plain_retrieval(options: Options) -> Member:
-    """Weighted as the paper has it."""
+    """Weights neighbours as ALISE does."""
     from services.predictor.models.retrieval import Neighbours, RetrievalMember
 
-    told = Neighbours.spread_plainly
-    return RetrievalMember(options.neighbours_window, options.similarity_min, told)
+    to_quantiles = Neighbours.spread_unsharpened
+    return RetrievalMember(options.neighbours_window, options.similarity_min, to_quantiles)
 
 
 MEMBERS: dict[str, Callable[[Options], Member]] = {
@@ -59,7 +60,7 @@ MEMBERS: dict[str, Callable[[Options], Member]] = {
 }
 
 
-READS: dict[str, tuple[str, ...]] = {  # which members each predictor that reads prompts has
+READS: dict[str, tuple[str, ...]] = {  # members of each predictor that reads prompts
     **{name: (name,) for name in MEMBERS if name != "history"},
     "blend": BLEND,
 }
@@ -68,8 +69,10 @@ READS: dict[str, tuple[str, ...]] = {  # which members each predictor that reads
 def build_reading(
     name: str, options: Options, given: Mapping[str, Member] = MappingProxyType({})
 ) -> ContentPredictor:
-    """One of READS, with those members that are given in place of fresh ones. Raises ValueError
-    when it has no such member."""
+    """Builds a predictor of READS; `given` members replace new ones.
+
+    Raises ValueError when the predictor has no such member.
+    """
     names = READS.get(name, ())
     if unknown := set(given) - set(names):
         raise ValueError(f"the predictor {name!r} has no {' or '.join(sorted(unknown))}")
@@ -91,8 +94,8 @@ PREDICTORS = PLAIN | {name: _reading(name) for name in READS}
 
 
 def build(name: str, options: Options) -> Predictor:
-    """The predictor of that name; raises ValueError listing the known ones."""
+    """Builds the predictor of that name; raises ValueError with the known names."""
     if name not in PREDICTORS:
         known = ", ".join(sorted(PREDICTORS))
-        raise ValueError(f"no predictor is called {name!r}; known: {known}")
+        raise ValueError(f"unknown predictor {name!r}; known: {known}")
     return PREDICTORS[name](options)

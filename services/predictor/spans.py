@@ -1,30 +1,30 @@
-"""What the predictor did for traced requests, as spans: what it told at once, and what it read."""
+"""Trace spans of the predictor: immediate forecasts and prompt reading."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
 
 from observability.tracing import REQUEST_ID, Spans, Value
 from protos.generated import predictor_pb2
-from services.predictor.serving.forecaster import Answer, Read
+from services.predictor.serving.forecaster import ImmediateForecast, ReadingResult
 
-MOST_UNREAD = 4_096  # traced requests whose prompts may still be read; the oldest makes room
+MAX_UNREAD_SPANS = 4_096  # traced requests whose prompts are unread; the oldest is evicted
 
 
 class PredictorSpans:
-    """Costs a look at a flag where tracing is off."""
+    """Records spans for traced requests. When tracing is off, a call costs one flag check."""
 
     def __init__(self, spans: Spans):
         self._spans = spans
-        self._unread: OrderedDict[str, str] = OrderedDict()  # by request: what it's traced under
+        self._unread: OrderedDict[str, str] = OrderedDict()  # traceparent by request id
 
     def answered(
         self,
         inputs: Sequence[predictor_pb2.ForecastInput],
-        answers: Sequence[Answer],
+        answers: Sequence[ImmediateForecast],
         since_s: float,
         now_s: float,
     ) -> None:
-        """One call: an answer an input."""
+        """Records one Forecast call; `answers` has one entry per input."""
         if not self._spans.on:
             return
         for message, answer in zip(inputs, answers, strict=True):
@@ -38,11 +38,11 @@ class PredictorSpans:
             }
             self._spans.record("foretell", message.traceparent, since_s, now_s, about)
             self._unread[message.request_id] = message.traceparent
-            if len(self._unread) > MOST_UNREAD:
+            if len(self._unread) > MAX_UNREAD_SPANS:
                 self._unread.popitem(last=False)
 
-    def read(self, read: Read, now_s: float) -> None:
-        """Prompts were read, and better forecasts are on their way."""
+    def read(self, read: ReadingResult, now_s: float) -> None:
+        """Records that prompts were read and their improved forecasts sent."""
         if not self._unread:
             return
         for (request_id, forecast), since_s in zip(read.better, read.since_s, strict=True):

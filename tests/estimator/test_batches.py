@@ -1,4 +1,4 @@
-"""What is learnt from finished batches, when, and how far off the estimator says it was."""
+"""Learning from finished batches, and the error that the estimator reports."""
 
 from math import inf, nan
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from services.costs import BatchTiming, CostModel, Direction, Neighbours, StepTiming, SwapTiming
-from services.estimator.batches import Batches, Learning
+from services.estimator.batches import BatchLearning, BatchMemory
 from services.estimator.errors import Errors
 from services.estimator.state import EstimatorState
 from services.policies.estimate import ESTIMATES
@@ -24,32 +24,32 @@ def batch(seconds: float, seqs: int = 4, length: int = 100, generated: int = 50)
     return BatchTiming(seqs, length, generated, seconds)
 
 
-def told(batches: Batches, now: float) -> bool:
+def told(batches: BatchMemory, now: float) -> bool:
     return batches.refresh(COST, now)
 
 
-def test_magnus_rule_by_hand() -> None:
-    """4 sequences of 100 for 50 tokens: 0.1 + 400·0.001 + 50·(0.1 + 4·0.01) = 7.5 s. Off by more
-    than 2 s and more than 20 %: 9.4 s is 1.9 s off, 9.6 s is 2.1 s (21.9 %) off; 5.4 s is 2.1 s
-    (38.9 %) off."""
+def test_magnus_rule_matches_worked_example() -> None:
+    """4 sequences of 100 for 50 tokens take 0.1 + 400·0.001 + 50·(0.1 + 4·0.01) = 7.5 s. The limits
+    are 2 s and 20 %: 9.4 s is off by 1.9 s, 9.6 s by 2.1 s (21.9 %), and 5.4 s by 2.1 s (38.9 %).
+    """
     assert COST.serve_s(4, 100, 50) == pytest.approx(7.5)
-    batches = Batches(Learning())
+    batches = BatchMemory(BatchLearning())
     for seconds in (9.4, 9.6, 5.4):
         assert batches.add(batch(seconds), 0.0)
     assert told(batches, 120.0)
     assert batches.neighbours == Neighbours.of([batch(9.6), batch(5.4)])
 
 
-def test_a_long_batch_must_be_off_by_a_fifth_too() -> None:
-    """20 as long tokens: 0.5 + 1000·0.14 = 140.5 s, and 167 s is 26.5 s but only 15.9 % off."""
-    batches = Batches(Learning())
+def test_long_batch_needs_relative_error() -> None:
+    """20 times the tokens: 0.5 + 1000·0.14 = 140.5 s; 167 s is off by 26.5 s but only 15.9 %."""
+    batches = BatchMemory(BatchLearning())
     batches.add(batch(167.0, generated=1_000), 0.0)
     assert not told(batches, 120.0)
     assert not batches.neighbours
 
 
-def test_refreshes_as_a_transcript() -> None:
-    batches = Batches(Learning(refresh_s=120.0))
+def test_refresh_transcript() -> None:
+    batches = BatchMemory(BatchLearning(refresh_s=120.0))
     assert not told(batches, 500.0), "nothing waits"
     batches.add(batch(20.0), 1_000.0)
     batches.add(batch(21.0), 1_100.0)
@@ -62,13 +62,13 @@ def test_refreshes_as_a_transcript() -> None:
     assert list(batches.neighbours.columns[3]) == [20.0, 21.0, 22.0]
 
 
-def test_what_is_kept_is_bounded_and_the_oldest_goes() -> None:
-    batches = Batches(Learning(neighbours=3))
+def test_batch_memory_is_bounded() -> None:
+    batches = BatchMemory(BatchLearning(neighbours=3))
     for seconds in range(20, 25):
         batches.add(batch(float(seconds)), 0.0)
     assert told(batches, 120.0)
     assert list(batches.neighbours.columns[3]) == [22.0, 23.0, 24.0]
-    for seconds in range(Batches.WAITING + 5):
+    for seconds in range(BatchMemory.WAITING + 5):
         batches.add(batch(100.0 + seconds), 200.0)
     assert told(batches, 400.0)
     assert len(batches.errors) == Errors.WINDOW
@@ -81,8 +81,8 @@ def test_what_is_kept_is_bounded_and_the_oldest_goes() -> None:
         batch(1.0, generated=0), batch(1.0, generated=2**31),
     ],
 )  # fmt: skip
-def test_nonsense_is_no_batch(junk: BatchTiming) -> None:
-    batches = Batches(Learning())
+def test_invalid_batch_is_rejected(junk: BatchTiming) -> None:
+    batches = BatchMemory(BatchLearning())
     assert not batches.add(junk, 0.0)
     assert not told(batches, 1e9)
 
@@ -93,8 +93,8 @@ def learnt_state() -> EstimatorState:
     return state
 
 
-def test_a_worker_s_batches_change_what_knn_says_and_nothing_else() -> None:
-    """Five of 20 s where the linear model says 7.5 s."""
+def test_batches_change_only_knn_estimate() -> None:
+    """Five batches of 20 s where the linear model estimates 7.5 s."""
     state = learnt_state()
     before = state.model("w")
     assert before is not None
@@ -110,7 +110,7 @@ def test_a_worker_s_batches_change_what_knn_says_and_nothing_else() -> None:
     assert ESTIMATES["knn"](after, *asked) == pytest.approx([20.0])
 
 
-def test_neighbours_stay_through_refits_and_prices() -> None:
+def test_neighbours_survive_refits_and_prices() -> None:
     state = learnt_state()
     state.observe("w", [], batches=[batch(20.0)], now=0.0)
     state.observe("w", [], now=120.0)
@@ -121,7 +121,7 @@ def test_neighbours_stay_through_refits_and_prices() -> None:
     assert (model.version, len(model.neighbours)) == (4, 1)
 
 
-def test_batches_wait_for_a_model_to_tell_them() -> None:
+def test_batches_wait_for_first_model() -> None:
     state = EstimatorState()
     seen = state.observe("w", [], batches=[batch(20.0)], now=0.0)
     assert not state.observe("w", [], now=500.0).renewed
@@ -131,8 +131,9 @@ def test_batches_wait_for_a_model_to_tell_them() -> None:
     assert (seen.version, seen.taught) == (2, True)
 
 
-def test_the_batches_error_is_that_of_the_model_which_had_not_learnt_them() -> None:
-    """All are 15 s where 7.5 s is said, half of it; once learnt, nothing is missed."""
+def test_batch_error_precedes_learning() -> None:
+    """All batches take 15 s against an estimate of 7.5 s, an error of one half; after learning it
+    is zero."""
     state = learnt_state()
     assert state.batch_error("w") is None
     state.observe("w", [], batches=[batch(15.0)] * 40, now=0.0)
@@ -145,9 +146,9 @@ def test_the_batches_error_is_that_of_the_model_which_had_not_learnt_them() -> N
     assert state.batch_error("unknown") is None
 
 
-def test_a_step_s_error_is_told_before_it_is_learnt_from() -> None:
-    """The worker gets twice as slow: each step then takes twice what was said, half is missed.
-    Only the fit's own error forgives it."""
+def test_step_error_precedes_learning() -> None:
+    """The worker becomes twice as slow, so each estimate is off by one half. Only the error of the
+    fit is small."""
     state = learnt_state()
     model = state.model("w")
     assert model is not None
@@ -164,9 +165,9 @@ def test_a_step_s_error_is_told_before_it_is_learnt_from() -> None:
     assert model.error_p90 == pytest.approx(0.5, rel=1e-3)
 
 
-def test_errors_by_hand() -> None:
+def test_errors_match_worked_example() -> None:
     errors = Errors()
-    for number in range(Errors.FEWEST - 1):
+    for number in range(Errors.MIN_SAMPLES - 1):
         errors.add(1.0 + number / 100, 1.0)
     assert errors.quantiles() is None
     errors.add(0.5, 1.0)

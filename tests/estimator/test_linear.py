@@ -1,4 +1,4 @@
-"""The linear cost model: what it recovers, what it ignores, what it does not forget."""
+"""The linear cost model: accuracy, robustness and memory."""
 
 from collections.abc import Iterable
 from math import inf, nan
@@ -36,7 +36,7 @@ def coefficients(model: CostModel | None) -> tuple[float, float, float, float]:
     return model.base_s, model.prefill_token_s, model.decode_seq_s, model.context_token_s
 
 
-def test_exact_timings_give_the_exact_model() -> None:
+def test_exact_timings_give_exact_model() -> None:
     rng = np.random.default_rng(0)
     model = fit(timed(mixed(rng, 64), rng), version=3)
     assert coefficients(model) == pytest.approx(coefficients(TRUE), rel=1e-4)
@@ -46,7 +46,7 @@ def test_exact_timings_give_the_exact_model() -> None:
 
 
 @pytest.mark.parametrize("noise", [0.05, 0.2])
-def test_noisy_timings_give_the_model_without_bias(noise: float) -> None:
+def test_noisy_timings_give_unbiased_model(noise: float) -> None:
     rng = np.random.default_rng(1)
     model = fit(timed(mixed(rng, 2_000), rng, noise), version=1)
     assert coefficients(model)[1:] == pytest.approx(coefficients(TRUE)[1:], rel=0.5 * noise)
@@ -56,7 +56,7 @@ def test_noisy_timings_give_the_model_without_bias(noise: float) -> None:
     assert model.error_p50 < model.error_p90
 
 
-def test_pauses_and_broken_clocks_do_not_move_it() -> None:
+def test_fit_ignores_pauses_and_broken_clocks() -> None:
     rng = np.random.default_rng(2)
     samples = timed(mixed(rng, 1_000), rng, 0.05)
     for i in range(0, 1_000, 50):
@@ -69,8 +69,8 @@ def test_pauses_and_broken_clocks_do_not_move_it() -> None:
         assert model.step_s(*step) == pytest.approx(TRUE.step_s(*step), rel=0.05)
 
 
-def test_warm_up_and_a_busy_host_do_not_move_it() -> None:
-    """A tenth of the steps takes 3 to 30 times as long, never less: noise with one side."""
+def test_fit_ignores_warm_up_and_busy_host() -> None:
+    """A tenth of the steps takes 3 to 30 times as long: one-sided noise."""
     rng = np.random.default_rng(10)
     samples = timed(mixed(rng, 1_000), rng, 0.05)
     for i in range(0, 1_000, 10):
@@ -98,34 +98,32 @@ DECODED = [(0, n, n * length) for n in (1, 4, 16) for length in (20, 300)]
         ("no context was ever told", [(p, d, 0) for p, d, _ in READ + DECODED]),
     ],
 )
-def test_what_the_samples_do_not_determine_is_not_said(
-    why: str, steps: list[tuple[int, int, int]]
-) -> None:
+def test_underdetermined_samples_give_no_model(why: str, steps: list[tuple[int, int, int]]) -> None:
     rng = np.random.default_rng(3)
     assert fit(timed(steps * 10, rng), version=1) is None
     assert fit(timed(steps * 10, rng, 0.05), version=1) is None
 
 
-def test_a_few_steps_of_every_kind_determine_a_model() -> None:
-    """One sequence at a time will do, if prompts and contexts differ."""
+def test_few_varied_steps_determine_model() -> None:
+    """Single sequences suffice if prompts and contexts differ."""
     steps = [*READ, (0, 1, 20), (0, 1, 150), (0, 1, 300)] * 2
     model = fit(timed(steps, np.random.default_rng(3)), version=1)
     assert coefficients(model) == pytest.approx(coefficients(TRUE), rel=0.02)
 
 
-def test_a_prompt_that_seems_to_cost_nothing_is_noise() -> None:
+def test_zero_prefill_cost_gives_no_model() -> None:
     steps = [StepTiming(p, d, c, 0.01 / (1 + p)) for p, d, c in (READ + DECODED) * 3]
     assert fit(steps, version=1) is None
 
 
 def test_coefficients_are_never_negative() -> None:
-    """Steps that get faster with more to decode: a plain least-squares line would slope down."""
+    """Steps that get faster with more decodes have a negative slope in plain least squares."""
     rows = [StepTiming(0, n, 50 * n + n * n, 0.1 / n) for n in range(1, 40)]
     rows += [StepTiming(16 * n, 0, 16 * n, 0.1 + 0.001 * n) for n in range(1, 20)]
     assert min(coefficients(fit(rows, version=1))) >= 0
 
 
-def test_a_model_stays_until_samples_determine_a_newer_one() -> None:
+def test_model_stays_until_new_fit_is_determined() -> None:
     rng = np.random.default_rng(9)
     state = EstimatorState(refit_samples=8)
     known = state.observe("w", timed([*READ, *DECODED] * 2, rng))
@@ -136,13 +134,13 @@ def test_a_model_stays_until_samples_determine_a_newer_one() -> None:
     assert coefficients(state.model("w")) == pytest.approx(coefficients(TRUE), rel=0.02)
 
 
-def test_too_few_samples_are_no_model() -> None:
+def test_too_few_samples_give_no_model() -> None:
     rng = np.random.default_rng(4)
     assert fit(timed(mixed(rng, 7), rng), version=1) is None
     assert fit([], version=1) is None
 
 
-def test_junk_is_dropped_and_counted() -> None:
+def test_invalid_timings_are_dropped_and_counted() -> None:
     state = EstimatorState()
     junk = [
         StepTiming(10, 0, 10, 0.0),
@@ -156,7 +154,7 @@ def test_junk_is_dropped_and_counted() -> None:
     assert state.model("w") is None
 
 
-def test_an_all_decode_hour_does_not_forget_prefill() -> None:
+def test_coverage_keeps_prefill_during_long_decode() -> None:
     rng = np.random.default_rng(5)
     state = EstimatorState(refit_samples=1_000)
     profile = [(2**k, 0, 2**k) for k in range(4, 10)] + [(0, 2**k, 2**k * 64) for k in range(7)]
@@ -171,7 +169,7 @@ def test_an_all_decode_hour_does_not_forget_prefill() -> None:
     assert model.step_s(0, 1, 64) == pytest.approx(TRUE.step_s(0, 1, 64), rel=0.1)
 
 
-def test_coverage_keeps_the_latest_of_each_kind_within_its_window() -> None:
+def test_coverage_keeps_latest_of_each_kind() -> None:
     coverage = Coverage(window=240)
     for i in range(500):
         assert coverage.add(StepTiming(0, 4, 100, 1.0 + i))
@@ -183,7 +181,7 @@ def test_coverage_keeps_the_latest_of_each_kind_within_its_window() -> None:
     assert shapes == {(True, False), (False, True), (True, True)}
 
 
-def test_versions_rise_by_one_a_refit_and_refits_are_spaced() -> None:
+def test_version_increases_by_one_per_spaced_refit() -> None:
     rng = np.random.default_rng(6)
     state = EstimatorState(refit_samples=64)
     versions = [
@@ -193,7 +191,7 @@ def test_versions_rise_by_one_a_refit_and_refits_are_spaced() -> None:
     assert versions == [0, 1, 1, 2, 2, 3, 3]
 
 
-def test_it_follows_a_worker_that_got_slower() -> None:
+def test_fit_follows_slower_worker() -> None:
     rng = np.random.default_rng(7)
     state = EstimatorState()
     steps = [(0, 8, 8 * 64), (0, 1, 64), (16, 0, 16), (64, 0, 64), (32, 8, 600)] * 8
@@ -206,7 +204,7 @@ def test_it_follows_a_worker_that_got_slower() -> None:
     assert model.step_s(32, 8, 600) == pytest.approx(2 * TRUE.step_s(32, 8, 600), rel=0.01)
 
 
-def test_workers_are_apart_and_bounded() -> None:
+def test_workers_are_separate_and_bounded() -> None:
     rng = np.random.default_rng(8)
     state = EstimatorState(workers_max=2)
     for worker in ("a", "b", "a", "c"):

@@ -1,4 +1,4 @@
-"""The estimator through its contract, over a socket and in process."""
+"""The estimator's API over a socket and in process."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -15,7 +15,7 @@ from observability.metrics import estimator as catalogue
 from protos.generated import common_pb2, estimator_pb2, estimator_pb2_grpc, scheduler_pb2
 from services.costs import CostModel
 from services.estimator.config import EstimatorConfig
-from services.estimator.metrics import MOST_SHOWN, EstimatorMetrics
+from services.estimator.metrics import MAX_WORKERS_SHOWN, EstimatorMetrics
 from services.estimator.service import EstimatorService
 from services.runtime.channel import connect
 from services.runtime.tasks import background
@@ -36,7 +36,7 @@ def service(registry: CollectorRegistry | None = None, watchers_max: int = 8) ->
 def timings(
     count: int, worker_id: str = "w0", base_s: float = 0.002
 ) -> estimator_pb2.ObserveTimingsRequest:
-    """Steps of base + 1 ms a sequence + 0.1 ms a prefill token, whatever their context."""
+    """Steps of base + 1 ms per sequence + 0.1 ms per prefill token."""
     steps = [(16 * (i % 3), i % 5, i % 7) for i in range(1, count + 1)]
     return estimator_pb2.ObserveTimingsRequest(
         worker_id=worker_id,
@@ -55,7 +55,7 @@ def timings(
 def swaps(
     direction: common_pb2.Direction.ValueType, *tokens: int
 ) -> estimator_pb2.ObserveTimingsRequest:
-    """Swaps at 10 µs a token."""
+    """Swaps at 10 µs per token."""
     return estimator_pb2.ObserveTimingsRequest(
         worker_id="w0",
         swaps=[
@@ -65,15 +65,13 @@ def swaps(
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_timings_in_model_out(way: str) -> None:
+async def test_timings_produce_cost_model(way: str) -> None:
     async with reaching(way, NAME, ADD, service()) as channel:
         stub = estimator_pb2_grpc.EstimatorStub(channel)
         with pytest.raises(aio.AioRpcError) as caught:
             await stub.GetCostModel(ASK)
         assert caught.value.code() == grpc.StatusCode.NOT_FOUND
-        assert caught.value.details() == (
-            "no cost model of worker 'w0': its steps do not tell one yet"
-        )
+        assert caught.value.details() == ("worker 'w0' has no cost model yet: too few step timings")
 
         assert (await stub.Observe(timings(4))).version == 0
         assert (await stub.Observe(timings(20))).version == 1
@@ -86,7 +84,7 @@ async def test_timings_in_model_out(way: str) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_a_watcher_waits_for_the_first_model_then_gets_each_newer_one(way: str) -> None:
+async def test_watcher_receives_first_and_newer_models(way: str) -> None:
     async with reaching(way, NAME, ADD, service()) as channel, asyncio.timeout(20):
         stub = estimator_pb2_grpc.EstimatorStub(channel)
         call = stub.WatchCostModel(ASK)
@@ -103,7 +101,7 @@ async def test_a_watcher_waits_for_the_first_model_then_gets_each_newer_one(way:
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_swaps_in_prices_out_and_watchers_are_told(way: str) -> None:
+async def test_swaps_produce_prices_for_watchers(way: str) -> None:
     registry = CollectorRegistry()
     async with reaching(way, NAME, ADD, service(registry)) as channel, asyncio.timeout(20):
         stub = estimator_pb2_grpc.EstimatorStub(channel)
@@ -127,8 +125,8 @@ async def test_swaps_in_prices_out_and_watchers_are_told(way: str) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_batches_in_neighbours_out(way: str) -> None:
-    """16 tokens of 2 prompts of 8 take 0.002 + 16·0.0001 + 16·0.004 = 0.0676 s, and not 10 s."""
+async def test_batches_produce_neighbours(way: str) -> None:
+    """16 tokens of 2 prompts of 8 take 0.002 + 16·0.0001 + 16·0.004 = 0.0676 s, not 10 s."""
     registry = CollectorRegistry()
     async with reaching(way, NAME, ADD, service(registry)) as channel, asyncio.timeout(20):
         stub = estimator_pb2_grpc.EstimatorStub(channel)
@@ -162,8 +160,8 @@ async def test_batches_in_neighbours_out(way: str) -> None:
         assert uncatalogued(registry, catalogue.ALL) == set()
 
 
-async def test_errors_are_of_steps_told_before_they_were_learnt_from() -> None:
-    """At first they are the fit's own; then every step takes twice what was told."""
+async def test_error_covers_estimates_before_learning() -> None:
+    """First the error is the fit's; then every step takes twice its estimate."""
     registry = CollectorRegistry()
     value = registry.get_sample_value
     one, median = {"worker": "w0"}, {"worker": "w0", "quantile": "0.5"}
@@ -186,7 +184,7 @@ async def test_errors_are_of_steps_told_before_they_were_learnt_from() -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_each_worker_s_model_is_told_of_while_it_is_watched(way: str) -> None:
+async def test_worker_metrics_exist_while_watched(way: str) -> None:
     registry = CollectorRegistry()
 
     def told() -> dict[str, float | None]:
@@ -209,12 +207,12 @@ async def test_each_worker_s_model_is_told_of_while_it_is_watched(way: str) -> N
             timing.elapsed_s *= 1 + number % 3
         error = told()["w0"]
         await stub.Observe(uneven)
-        assert told()["w0"] == error  # another's fit is nothing to it
+        assert told()["w0"] == error  # the fit of another worker does not matter
         assert (told()["w1"] or 0) > 0.1
 
         watching["w1"].cancel()
         await until(lambda: told().keys() == {"w0"})
-        await stub.Observe(timings(20, "w1"))  # what was under way when it left
+        await stub.Observe(timings(20, "w1"))  # timings in flight when the watcher left
         assert told() == {"w0": error}
         again = asyncio.ensure_future(_watch(stub, "w1"))
         await until(lambda: told().keys() == {"w0", "w1"})
@@ -223,21 +221,21 @@ async def test_each_worker_s_model_is_told_of_while_it_is_watched(way: str) -> N
         await until(lambda: not told())
 
 
-def test_workers_told_of_are_few() -> None:
+def test_number_of_workers_in_metrics_is_bounded() -> None:
     registry = CollectorRegistry()
     metrics, model = EstimatorMetrics(registry), CostModel(0.001, 0.001, 0.001, 0.001)
-    for number in (*range(MOST_SHOWN), 0, MOST_SHOWN):
+    for number in (*range(MAX_WORKERS_SHOWN), 0, MAX_WORKERS_SHOWN):
         metrics.show(f"w{number}", model, (0.1, 0.2))
     for metric in (catalogue.ERROR, catalogue.BATCH_ERROR, catalogue.ERROR_STEPS):
         samples = [s for f in registry.collect() for s in f.samples if s.name == metric.family]
         workers = {sample.labels["worker"] for sample in samples}
-        assert len(workers) == MOST_SHOWN and "w1" not in workers
-    for number in range(MOST_SHOWN + 1):
+        assert len(workers) == MAX_WORKERS_SHOWN and "w1" not in workers
+    for number in range(MAX_WORKERS_SHOWN + 1):
         metrics.hide(f"w{number}")
     assert not [s for f in registry.collect() for s in f.samples if "worker" in s.labels]
 
 
-async def test_a_slow_watcher_skips_to_the_newest() -> None:
+async def test_slow_watcher_skips_to_newest() -> None:
     watched = service()
     stream = watched.WatchCostModel(ASK, None)
     for _ in range(5):
@@ -250,7 +248,7 @@ async def test_a_slow_watcher_skips_to_the_newest() -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_watchers_are_bounded_and_make_room_when_they_leave(way: str) -> None:
+async def test_number_of_watchers_is_bounded(way: str) -> None:
     registry = CollectorRegistry()
     async with (
         reaching(way, NAME, ADD, service(registry, watchers_max=1)) as channel,
@@ -276,16 +274,16 @@ async def _watch(stub: "estimator_pb2_grpc.EstimatorAsyncStub", worker_id: str =
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_bad_input_is_refused_by_field(way: str) -> None:
+async def test_invalid_input_is_rejected_with_field_name(way: str) -> None:
     async with reaching(way, NAME, ADD, service()) as channel:
         stub = estimator_pb2_grpc.EstimatorStub(channel)
         for call, sentence in (
             (stub.GetCostModel(estimator_pb2.GetCostModelRequest()), "worker_id: must have 1 to"),
             (stub.Observe(timings(5, "w" * 257)), "worker_id: must have 1 to 256 characters"),
-            (stub.Observe(timings(1_025)), "timings: at most 1024 a call, got 1025"),
+            (stub.Observe(timings(1_025)), "timings: at most 1024 per call, got 1025"),
             (
                 stub.Observe(swaps(common_pb2.DIRECTION_UPLOAD, *[1] * 1_025)),
-                "swaps: at most 1024 a call, got 1025",
+                "swaps: at most 1024 per call, got 1025",
             ),
             (
                 stub.Observe(
@@ -293,7 +291,7 @@ async def test_bad_input_is_refused_by_field(way: str) -> None:
                         worker_id="w0", batches=[estimator_pb2.BatchTiming()] * 1_025
                     )
                 ),
-                "batches: at most 1024 a call, got 1025",
+                "batches: at most 1024 per call, got 1025",
             ),
         ):
             with pytest.raises(aio.AioRpcError) as caught:
@@ -317,7 +315,7 @@ async def test_samples_and_refits_are_counted() -> None:
     assert value("foretoken_estimator_refits_total") == 1
 
 
-async def test_what_a_worker_reports_of_its_swaps_comes_back_to_the_scheduler_as_prices() -> None:
+async def test_worker_swap_reports_become_scheduler_prices() -> None:
     scheduler = build_control_plane(
         sections(ServeOptions()), connect("unix:/none"), CollectorRegistry()
     ).scheduler

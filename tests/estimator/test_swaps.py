@@ -1,4 +1,4 @@
-"""What a swap is expected to cost: learnt from swaps as they were measured, each way by itself."""
+"""Swap prices learned from measured swaps, per direction."""
 
 from math import inf, nan
 
@@ -28,15 +28,15 @@ def learnt(timings: list[SwapTiming]) -> SwapRates:
     return rates
 
 
-def test_each_way_has_its_own_rate() -> None:
+def test_directions_have_separate_rates() -> None:
     rates = learnt(swaps(OFFLOAD, 2e-6, 160, 320, 640) + swaps(UPLOAD, 5e-6, 160, 16, 32))
     assert rates.token_s(OFFLOAD) == pytest.approx(2e-6)
     assert rates.token_s(UPLOAD) == pytest.approx(5e-6)
 
 
-def test_what_the_device_computes_is_told_apart_by_hand() -> None:
-    """Of 4 µs a token out 1 is gathering, of 2 µs in 0.5 is scattering: 1.5 µs there and back. A
-    part larger than its whole is none, and says nothing of the whole."""
+def test_device_time_matches_worked_example() -> None:
+    """Gathering takes 1 of 4 µs per token out, scattering 0.5 of 2 µs in: 1.5 µs in total. A part
+    larger than the whole is ignored."""
     rates = learnt([SwapTiming(OFFLOAD, 100, 4e-4, 1e-4)] * 3)
     assert rates.quantize_token_s == pytest.approx(1e-6)
     for timing in [SwapTiming(UPLOAD, 100, 2e-4, 5e-5)] * 3 + [
@@ -46,7 +46,7 @@ def test_what_the_device_computes_is_told_apart_by_hand() -> None:
     assert rates.quantize_token_s == pytest.approx(1.5e-6)
 
 
-def test_two_swaps_are_no_rate() -> None:
+def test_two_swaps_give_no_rate() -> None:
     rates = learnt(swaps(OFFLOAD, 1e-6, 100, 100))
     assert (rates.token_s(OFFLOAD), rates.token_s(UPLOAD)) == (0, 0)
 
@@ -54,18 +54,18 @@ def test_two_swaps_are_no_rate() -> None:
 @pytest.mark.parametrize(
     ("tokens", "elapsed_s"), [(0, 1.0), (-5, 1.0), (9, 0.0), (9, -1.0), (9, nan), (9, inf)]
 )
-def test_nonsense_is_no_sample(tokens: int, elapsed_s: float) -> None:
+def test_invalid_swap_is_rejected(tokens: int, elapsed_s: float) -> None:
     rates = SwapRates()
     assert not rates.add(SwapTiming(OFFLOAD, tokens, elapsed_s))
 
 
-def test_large_swaps_count_for_more() -> None:
-    """Worked by hand: of 1,240 tokens half are reached within the one swap of 1,000."""
+def test_large_swaps_weigh_more() -> None:
+    """Half of 1,240 tokens is reached within the swap of 1,000."""
     rates = learnt(swaps(OFFLOAD, 9e-6, 80, 80, 80) + swaps(OFFLOAD, 1e-6, 1_000))
     assert rates.token_s(OFFLOAD) == pytest.approx(1e-6)
 
 
-def test_pauses_do_not_move_it() -> None:
+def test_rate_ignores_pauses() -> None:
     rng = np.random.default_rng(0)
     sound = [
         SwapTiming(UPLOAD, n, n * 3e-6 * float(rng.lognormal(0, 0.1)))
@@ -75,7 +75,7 @@ def test_pauses_do_not_move_it() -> None:
     assert learnt(sound + paused).token_s(UPLOAD) == pytest.approx(3e-6, rel=0.05)
 
 
-def test_it_follows_a_worker_that_got_slower_and_stays_bounded() -> None:
+def test_rate_follows_slower_worker_and_is_bounded() -> None:
     rates = learnt(swaps(OFFLOAD, 1e-6, *[64] * 1_000))
     for timing in swaps(OFFLOAD, 4e-6, *[64] * 200):
         rates.add(timing)
@@ -83,14 +83,14 @@ def test_it_follows_a_worker_that_got_slower_and_stays_bounded() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(1e-9, 1), st.integers(1, 50)), min_size=3, max_size=40))
-def test_the_rate_against_a_dumb_oracle(seen: list[tuple[float, int]]) -> None:
-    """As if every token had been timed by itself: the middle one of them all."""
+def test_rate_matches_reference_implementation(seen: list[tuple[float, int]]) -> None:
+    """The reference repeats each sample once per token and takes the median."""
     timings = [SwapTiming(OFFLOAD, n, n * token_s) for token_s, n in seen]
     every = sorted(t.elapsed_s / t.tokens for t in timings for _ in range(t.tokens))
     assert learnt(timings).token_s(OFFLOAD) == every[(len(every) - 1) // 2]
 
 
-def test_swaps_seen_before_the_first_model_are_in_it() -> None:
+def test_first_model_includes_earlier_swaps() -> None:
     state = EstimatorState()
     seen = state.observe("w", [], swaps(OFFLOAD, 1e-6, 64, 64, 64))
     assert (seen.version, seen.renewed) == (0, False)
@@ -102,18 +102,18 @@ def test_swaps_seen_before_the_first_model_are_in_it() -> None:
     assert model.kv_costs == KVCosts(model.prefill_token_s, model.offload_token_s, 0)
 
 
-def test_a_price_that_changes_noticeably_is_a_new_version_of_the_same_fit() -> None:
+def test_changed_price_makes_new_version() -> None:
     state = EstimatorState()
     state.observe("w", STEPS)
     fitted = state.model("w")
     assert fitted is not None
 
     transcript = [
-        (swaps(UPLOAD, 1e-6, 64, 64), 1),  # too few to say
+        (swaps(UPLOAD, 1e-6, 64, 64), 1),  # too few samples
         (swaps(UPLOAD, 1e-6, 64), 2),  # the first price
         (swaps(UPLOAD, 1.05e-6, *[64] * 9), 2),  # about the same
         (swaps(UPLOAD, 2e-6, *[64] * 40), 3),
-        (swaps(OFFLOAD, 2e-6, *[64] * 3), 4),  # the other way's first
+        (swaps(OFFLOAD, 2e-6, *[64] * 3), 4),  # first price of the other direction
         ([SwapTiming(OFFLOAD, 0, 1.0)], 4),
     ]
     for timings, version in transcript:
@@ -130,7 +130,7 @@ def test_steps_and_swaps_together_make_one_version() -> None:
     assert (seen.version, seen.refitted, seen.repriced, seen.swaps_kept) == (1, True, False, 3)
 
 
-def test_workers_prices_are_apart() -> None:
+def test_prices_are_separate_per_worker() -> None:
     state = EstimatorState()
     for worker_id, token_s in (("a", 1e-6), ("b", 7e-6)):
         state.observe(worker_id, STEPS, swaps(UPLOAD, token_s, 64, 64, 64))

@@ -62,21 +62,21 @@ def far(tmp_path: Path) -> Path:
     return data_set(tmp_path / "far.jsonl", 600, 300, "n")
 
 
-BLIND = ("--predictor", "history", "max", "oracle")
+PROMPTLESS = ("--predictor", "history", "max", "oracle")
 
 
-def test_a_report_of_two_sets(near: Path, far: Path, tmp_path: Path):
+def test_evaluate_reports_two_sets(near: Path, far: Path, tmp_path: Path):
     out = tmp_path / "report.json"
-    done = run("--train", near, "--data", near, far, *BLIND, "--json", out, "--online", "200")
+    done = run("--train", near, "--data", near, far, *PROMPTLESS, "--json", out, "--online", "200")
     assert done.returncode == 0, done.stderr
     rows = json.loads(out.read_text())
     names = [(row["data"], row["predictor"]) for row in rows]
-    assert sorted(names) == sorted((d, p) for d in ("near", "far") for p in BLIND[1:])
+    assert sorted(names) == sorted((d, p) for d in ("near", "far") for p in PROMPTLESS[1:])
     assert out.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
     found = dict(zip(names, rows, strict=True))
     for row in rows:
         assert row.keys() >= ASKED | TIMED | {"n", "n_train"}
-    history, most, oracle = (found["near", name] for name in BLIND[1:])
+    history, most, oracle = (found["near", name] for name in PROMPTLESS[1:])
     assert history["n"] + history["n_train"] == 400
     assert found["far", "max"]["n"] == 600
     assert history["tau"] > 0.2  # the applications differ
@@ -94,7 +94,7 @@ def test_a_report_of_two_sets(near: Path, far: Path, tmp_path: Path):
         assert said in done.stdout
 
 
-def test_an_earlier_report_stands_beside(near: Path, far: Path, tmp_path: Path):
+def test_evaluate_compares_with_earlier_report(near: Path, far: Path, tmp_path: Path):
     early, late = tmp_path / "early.json", tmp_path / "late.json"
     only = ("--predictor", "history")
     assert run("--train", far, "--data", far, *only, "--json", early).returncode == 0
@@ -106,22 +106,34 @@ def test_an_earlier_report_stands_beside(near: Path, far: Path, tmp_path: Path):
     assert after["n_online"] == before["n"]
 
 
-def test_the_same_seed_says_the_same(near: Path, far: Path, tmp_path: Path):
+def test_evaluate_is_deterministic_by_seed(near: Path, far: Path, tmp_path: Path):
     said = []
     for name in ("a.json", "b.json"):
         out = tmp_path / name
-        run("--train", near, "--data", far, *BLIND, "--json", out, "--rows", "300", "--seed", "5")
+        run(
+            "--train",
+            near,
+            "--data",
+            far,
+            *PROMPTLESS,
+            "--json",
+            out,
+            "--rows",
+            "300",
+            "--seed",
+            "5",
+        )
         rows = json.loads(out.read_text())
         said.append([{k: v for k, v in row.items() if k not in TIMED} for row in rows])
     assert said[0] == said[1]
     assert said[0][0]["n"] == 300
 
 
-def test_an_unknown_predictor_is_told_the_known(near: Path):
+def test_unknown_predictor_lists_known_ones(near: Path):
     done = run("--train", near, "--data", near, "--predictor", "history", "histroy")
     assert (done.returncode, done.stdout) == (2, "")
     [said] = done.stderr.strip().splitlines()
-    assert said.startswith("foretoken: no predictor is called 'histroy'; known: ")
+    assert said.startswith("foretoken: unknown predictor 'histroy'; known: ")
     assert {"history", "max", "oracle"} <= set(said.partition("known: ")[2].split(", "))
 
 
@@ -138,21 +150,21 @@ def mistake(*arguments: str | Path) -> str:
     return str(caught.value)
 
 
-def test_a_file_that_is_missing_broken_or_empty(near: Path, tmp_path: Path):
+def test_missing_broken_or_empty_file_is_reported(near: Path, tmp_path: Path):
     none = tmp_path / "none.jsonl"
     empty = data_set(tmp_path / "empty.jsonl", 0, 10)
     wrong = tmp_path / "wrong.jsonl"
     wrong.write_text("no json\n")
-    assert mistake("--train", near, "--data", none) == f"there is no file {none}"
+    assert mistake("--train", near, "--data", none) == f"the file {none} does not exist"
     assert "has an answer's length" in mistake("--train", empty, "--data", near)
     assert mistake("--train", wrong, "--data", near).startswith(f"{wrong}:1: not JSON")
     assert "has the field 'other'" in mistake("--train", f"{near}:other", "--data", near)
-    assert "no report of an earlier run" in mistake(
+    assert "not a report of an earlier run" in mistake(
         "--train", near, "--data", near, "--beside", wrong
     )
 
 
-def test_files_that_cannot_be_told_apart_or_written(near: Path, tmp_path: Path):
+def test_equal_file_names_and_unwritable_output_are_rejected(near: Path, tmp_path: Path):
     (tmp_path / "twin").mkdir()
     same = data_set(tmp_path / "twin" / "near.jsonl", 9, 9)
     assert "same name" in mistake("--train", near, "--data", same)
@@ -160,14 +172,14 @@ def test_files_that_cannot_be_told_apart_or_written(near: Path, tmp_path: Path):
     assert "there is no folder" in mistake("--train", near, "--data", near, "--json", nowhere)
 
 
-def test_a_split_that_leaves_no_rows(near: Path, tmp_path: Path):
+def test_empty_split_is_reported(near: Path, tmp_path: Path):
     copy = tmp_path / "copy.jsonl"
     copy.write_text(near.read_text())
-    assert "left to train on" in mistake("--train", near, "--data", copy)
+    assert "remain to train on" in mistake("--train", near, "--data", copy)
     record = {**json.loads(near.read_text().splitlines()[0]), "prompt": "prompt 0"}
     one = tmp_path / "one.jsonl"
     one.write_text(json.dumps(record))
-    assert "left to judge" in mistake("--train", one, "--data", one)
+    assert "remain to evaluate" in mistake("--train", one, "--data", one)
 
 
 def test_help_names_the_options():
@@ -187,11 +199,11 @@ def test_help_names_the_options():
         ("--data a --no-ladder b", "--data a --no-ladder b"),
     ],
 )
-def test_an_option_takes_many_values(typed: str, meant: str):
+def test_option_accepts_many_values(typed: str, meant: str):
     assert repeat_options(typed.split()) == meant.split()
 
 
-def test_the_best_is_bold_and_the_oracle_does_not_compete():
+def test_best_value_is_bold_except_oracle():
     shown: JsonRow = {"data": "set", "in_domain": True, "n": 9, "n_train": 8, "ladder": {}}
     shown |= dict.fromkeys([*COLUMNS, "tau_draws", "online_outcomes", "tau_in_domain"])
     [table] = tables(
@@ -208,13 +220,13 @@ def test_the_best_is_bold_and_the_oracle_does_not_compete():
     assert [cell.style for cell in taus] == ["", "bold", "", ""]
 
 
-def test_what_json_cannot_say_is_null(tmp_path: Path):
+def test_nan_becomes_null_in_json(tmp_path: Path):
     path = tmp_path / "report.json"
     write_json(path, [{"tau": nan, "reached": [0.5, inf], "ladder": {"UILO": nan}}])
     assert read_json(path) == [{"tau": None, "reached": [0.5, None], "ladder": {"UILO": None}}]
 
 
-class Reader:
+class PromptReadingLoop:
     """Reads of a prompt how long it is, and expects what prompts of that length got."""
 
     version = 0
@@ -235,10 +247,10 @@ class Reader:
 
 
 @pytest.mark.slow
-def test_a_predictor_that_reads_prompts_gets_them_read(
+def test_prompt_predictor_receives_features(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    monkeypatch.setitem(PREDICTORS, "reader", lambda _: Reader())
+    monkeypatch.setitem(PREDICTORS, "reader", lambda _: PromptReadingLoop())
     path = tmp_path / "lines.jsonl"
     records = [
         {

@@ -1,4 +1,4 @@
-"""What holds for every test of the predictor."""
+"""Fixtures of all predictor tests."""
 
 import pytest
 
@@ -6,6 +6,6 @@ from services.predictor import service
 
 
 @pytest.fixture(autouse=True)
-def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Observe waits for its outcomes to be learnt; here also on a machine that stood still."""
-    monkeypatch.setattr(service, "LEARN_S", 10.0)
+def _long_observe_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Observe waits longer for learning, so that tests pass on a slow machine."""
+    monkeypatch.setattr(service, "OBSERVE_WAIT_S", 10.0)

@@ -1,4 +1,4 @@
-"""A predictor service that runs, and requests whose length follows their prompt."""
+"""A running predictor service, and requests whose answer length follows their prompt."""
 
 import asyncio
 import random
@@ -22,9 +22,9 @@ from tests.reach import reaching, until
 
 NAME = "foretoken.v1.Predictor"
 ADD = predictor_pb2_grpc.add_PredictorServicer_to_server
-PATIENT_S = 20.0  # to read prompts: a test machine may be busy
+PATIENT_S = 20.0  # to read prompts on a busy test machine
 
-ASKED = {  # what is asked for, and about how many tokens that takes
+ASKED = {  # kind of request and its mean length
     "Say yes or no: is {} an even number?": 4,
     "Write a long essay about the history of the number {}.": 400,
 }
@@ -38,7 +38,7 @@ def real_encoder() -> TextEncoder:
 
 
 class HashEncoder:
-    """Vectors that tell texts apart and mean nothing; quick to make."""
+    """Fast vectors that differ by text and have no meaning."""
 
     head_chars = 512
     dim = 8
@@ -51,7 +51,7 @@ class HashEncoder:
 
 @dataclass(frozen=True)
 class Running:
-    """A running service, by its stub and its series."""
+    """A running service with its stub and metrics."""
 
     stub: "predictor_pb2_grpc.PredictorAsyncStub"
     registry: CollectorRegistry
@@ -60,23 +60,23 @@ class Running:
     def value(self, name: str, **labels: str) -> float:
         return self.registry.get_sample_value(f"foretoken_predictor_{name}", labels) or 0.0
 
-    async def foretell(self, *inputs: predictor_pb2.ForecastInput) -> list[common_pb2.Forecast]:
+    async def forecast(self, *inputs: predictor_pb2.ForecastInput) -> list[common_pb2.Forecast]:
         return list((await self.stub.Forecast(forecast_of(*inputs))).forecasts)
 
     async def improved(self, *inputs: predictor_pb2.ForecastInput) -> list[common_pb2.Forecast]:
-        """What is told of each after it was asked for and read."""
+        """Improved forecasts of requests after their prompts were read."""
         stream = self.stub.Improve(predictor_pb2.ImproveRequest())
         told: dict[str, common_pb2.Forecast] = {}
         reader = asyncio.create_task(_gather(stream, told, {i.request_id for i in inputs}))
         await until(lambda: self.service.listeners > 0)
-        await self.foretell(*inputs)
+        await self.forecast(*inputs)
         await asyncio.wait_for(reader, PATIENT_S)
         stream.cancel()
         await until(lambda: self.service.listeners == 0)
         return [told[each.request_id] for each in inputs]
 
     async def read(self, count: int) -> None:
-        """Return when so many prompts were read in all, of requests that waited."""
+        """Waits until `count` prompts of running requests were read."""
         await until(lambda: self.value("read_total", of="waiting") >= count)
 
     async def observe(self, *outcomes: predictor_pb2.Outcome) -> int:
@@ -103,7 +103,7 @@ async def predicting(
     way: str = "in-process",
     **settings: Any,
 ) -> AsyncIterator[Running]:
-    """The service with its background work; models are not fitted unless settings say when."""
+    """Runs the service with its background tasks. Models are refitted only if settings say so."""
     given = {"cpu_share": 1, "refit_interval_s": 3_600, **settings}
     registry = CollectorRegistry()
     config = PredictorConfig(model=model, **given)
@@ -140,7 +140,7 @@ def ended(request_id: str, tokens: int, **fields: Any) -> predictor_pb2.Outcome:
 def requests(
     count: int, seed: int = 0
 ) -> list[tuple[predictor_pb2.ForecastInput, predictor_pb2.Outcome]]:
-    """Requests and their outcomes: the prompt says how long the answer will be."""
+    """Requests and outcomes whose length follows the prompt."""
     rng = random.Random(seed)
     pairs = []
     for number in range(count):

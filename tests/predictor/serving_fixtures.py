@@ -1,17 +1,22 @@
-"""A cascade without its thread, driven by hand, and what it told."""
+"""A two-stage forecaster driven without its thread."""
 
 from collections.abc import Sequence
 
 from services.core import FinishReason, Outcome
 from services.forecast import Forecast, certain
-from services.predictor.blend.guard import Guarded
+from services.predictor.blend.guard import GuardedForecaster
 from services.predictor.encoder.extract import Extractor
 from services.predictor.encoder.packing import pack
 from services.predictor.interface import Example, Prompt, Query
 from services.predictor.models.history import HistoryPredictor
-from services.predictor.serving.forecast_cache import Remembered
-from services.predictor.serving.forecaster import Asked, Cascade, Read, Reading
-from services.predictor.serving.pending import Pending
+from services.predictor.serving.forecast_cache import ForecastCache
+from services.predictor.serving.forecaster import (
+    ForecastQuery,
+    PromptReading,
+    ReadingResult,
+    TwoStageForecaster,
+)
+from services.predictor.serving.pending import PendingForecasts
 from tests.predictor.predictor_serving import HashEncoder
 
 FEATURES = Extractor(HashEncoder()).extract([Prompt("be brief", "hello", 5)])[0]
@@ -19,7 +24,7 @@ PACKED = pack(FEATURES)
 
 
 class Model:
-    """Says 9 tokens of what is read, and 30 by words where it has learnt those."""
+    """Forecasts 9 tokens for read prompts, and 30 by words if enabled."""
 
     version = 0
 
@@ -36,36 +41,38 @@ class Model:
         return len(examples)
 
 
-class Machine:
-    """A cascade, and what it told."""
+class ForecasterHarness:
+    """A two-stage forecaster that records its reading results."""
 
     def __init__(self, model: Model | None = None, unread_max: int = 100):
         self.model = model or Model()
-        self.guarded = Guarded(self.model, HistoryPredictor())
-        self.pending = Pending(100)
-        self.told: list[Read] = []
-        self.cascade = Cascade(
-            self.guarded, self.pending, Remembered(50), unread_max, True, False, self.told.append
+        self.guarded = GuardedForecaster(self.model, HistoryPredictor())
+        self.pending = PendingForecasts(100)
+        self.told: list[ReadingResult] = []
+        self.two_stage = TwoStageForecaster(
+            self.guarded, self.pending, ForecastCache(50), unread_max, True, False, self.told.append
         )
 
     def ask(self, name: str, text: str | None = None) -> tuple[str, str]:
         prompt = Prompt("", text or name, 3)
         query = Query("demo", "", 3, 99, prompt=prompt)
-        [answer] = self.cascade.answer([Asked(name, query, 1.0)])
+        [answer] = self.two_stage.answer([ForecastQuery(name, query, 1.0)])
         return answer.stage, answer.made.given.source
 
     def end(self, name: str, reason: FinishReason = FinishReason.STOP) -> None:
         outcome = Outcome(name, "demo", "", 3, 7, 99, reason, 1.0, 0)
-        self.cascade.end(outcome, self.pending.pop(name), 5.0)
+        self.two_stage.end(outcome, self.pending.pop(name), 5.0)
 
-    def take(self, most: int = 8) -> list[Asked]:
-        return self.cascade.take(most)
+    def next_batch(self, most: int = 8) -> list[ForecastQuery]:
+        return self.two_stage.next_batch(most)
 
-    def read(self, batch: Sequence[Asked]) -> Read:
-        said = [Reading(FEATURES, PACKED, None if a.late else certain(9, "model")) for a in batch]
-        self.cascade.read(batch, said)
+    def read(self, batch: Sequence[ForecastQuery]) -> ReadingResult:
+        said = [
+            PromptReading(FEATURES, PACKED, None if a.late else certain(9, "model")) for a in batch
+        ]
+        self.two_stage.read(batch, said)
         return self.told[-1]
 
 
-def names(batch: Sequence[Asked]) -> list[str]:
+def names(batch: Sequence[ForecastQuery]) -> list[str]:
     return [asked.request_id for asked in batch]

@@ -1,4 +1,4 @@
-"""Whatever comes in, every request is foretold, what can be is learnt, and the rest is counted."""
+"""Unusual input and failing parts: requests are still forecast, and failures are counted."""
 
 import asyncio
 import logging
@@ -42,13 +42,13 @@ PROMPTS = {
 
 async def foretold_and_learnt(running: Running, name: str, prompt: str) -> None:
     before = running.value("outcomes_total", learnt="yes")
-    (forecast,) = await running.foretell(asked(name, prompt, prompt))
+    (forecast,) = await running.forecast(asked(name, prompt, prompt))
     assert forecast.points and min(forecast.points) > 0
     await running.observe(ended(name, 7))
     assert running.value("outcomes_total", learnt="yes") == before + 1
 
 
-async def test_any_prompt_is_read_foretold_and_learnt() -> None:
+async def test_any_prompt_is_forecast_and_learned() -> None:
     async with predicting("retrieval", encoder=real_encoder(), way="socket") as running:
         for name, prompt in PROMPTS.items():
             await foretold_and_learnt(running, name, prompt)
@@ -57,7 +57,7 @@ async def test_any_prompt_is_read_foretold_and_learnt() -> None:
         await until(lambda: running.value("examples") == len(PROMPTS))
 
 
-async def test_long_texts_are_cut_as_at_the_gateway() -> None:
+async def test_long_texts_are_truncated_as_in_gateway() -> None:
     lengths: list[int] = []
 
     class Measuring(HashEncoder):
@@ -71,7 +71,7 @@ async def test_long_texts_are_cut_as_at_the_gateway() -> None:
 
 
 class Broken(HashEncoder):
-    """Gives NaN, or raises, as it is told."""
+    """An encoder that returns NaN or raises."""
 
     raises = False
 
@@ -82,7 +82,7 @@ class Broken(HashEncoder):
 
 
 @pytest.mark.parametrize(("raises", "reason"), [(False, "broken"), (True, "failed")])
-async def test_an_encoder_that_breaks_leaves_history(
+async def test_failing_encoder_falls_back_to_history(
     raises: bool, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     encoder = Broken()
@@ -90,7 +90,7 @@ async def test_an_encoder_that_breaks_leaves_history(
         encoder.raises = raises
         for number in range(3):
             await foretold_and_learnt(running, f"r{number}", f"prompt {number}")
-        (forecast,) = await running.foretell(asked("a", "one more"))
+        (forecast,) = await running.forecast(asked("a", "one more"))
         assert (forecast.source, list(forecast.points)) == ("history", [7, UNCAPPED])
         await until(lambda: running.value("fallbacks_total", reason=reason) == 4)
     said = [
@@ -98,10 +98,10 @@ async def test_an_encoder_that_breaks_leaves_history(
         for r in caplog.records
         if r.name == "services.predictor.serving.prompt_reader"
     ]
-    assert len(said) == 1 and "forecast by history; this is said once" in said[0]
+    assert len(said) == 1 and "history is used (logged once per reason)" in said[0]
 
 
-async def test_a_slow_encoder_keeps_nobody_waiting() -> None:
+async def test_slow_encoder_does_not_delay_forecasts() -> None:
     class Slow(HashEncoder):
         def encode(self, texts: Sequence[str]) -> np.ndarray:
             released.wait(10)
@@ -122,7 +122,7 @@ async def test_a_slow_encoder_keeps_nobody_waiting() -> None:
         await until(lambda: running.value("examples") == 1)
 
 
-async def test_a_model_that_fails_leaves_history(
+async def test_failing_model_falls_back_to_history(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Fails(ContentPredictor):
@@ -134,7 +134,7 @@ async def test_a_model_that_fails_leaves_history(
     monkeypatch.setitem(PREDICTORS, "fails", lambda _: Fails("fails", {}, Options()))
     async with predicting("fails") as running:
         for number in range(2):
-            await running.foretell(asked(f"r{number}", "hello"))
+            await running.forecast(asked(f"r{number}", "hello"))
             await running.read(number + 1)
             await running.observe(ended(f"r{number}", 7))
         assert running.value("fallbacks_total", reason="model") == 2
@@ -142,7 +142,7 @@ async def test_a_model_that_fails_leaves_history(
     assert sum("(model: a bug)" in r.getMessage() for r in caplog.records) == 1
 
 
-async def test_words_that_fail_leave_history(
+async def test_failing_word_model_falls_back_to_history(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Fails(ContentPredictor):
@@ -156,15 +156,15 @@ async def test_words_that_fail_leave_history(
         with lines_of("services.predictor.service") as lines:
             one = asked("traced", "hello")
             one.traceparent = f"00-{'ab' * 16}-{'cd' * 8}-01"
-            await running.foretell(one)
+            await running.forecast(one)
             [line] = lines()
         assert (line["request_id"], line["trace_id"]) == ("traced", "ab" * 16)
         await foretold_and_learnt(running, "r1", "hello")
         assert running.value("fallbacks_total", reason="model") == 2
-    assert sum("the model failed" in r.getMessage() for r in caplog.records) == 1
+    assert sum("the prompt model failed" in r.getMessage() for r in caplog.records) == 1
 
 
-async def test_a_corrupt_log_is_moved_aside_and_said(
+async def test_corrupt_log_is_set_aside_with_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "outcomes.sqlite"
@@ -177,7 +177,7 @@ async def test_a_corrupt_log_is_moved_aside_and_said(
         await until(lambda: running.value("outcomes_total", learnt="yes") == 1)
 
 
-async def test_rows_of_the_future_and_junk_are_passed_over(
+async def test_newer_and_invalid_log_rows_are_skipped(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     log = LogConfig(path=str(tmp_path / "outcomes.sqlite"))
@@ -194,10 +194,10 @@ async def test_rows_of_the_future_and_junk_are_passed_over(
     said = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
     assert len(said) == 2
     assert any("written by a newer foretoken" in line for line in said)
-    assert any("rows that are no outcomes" in line for line in said)
+    assert any("unreadable rows" in line for line in said)
 
 
-def test_a_log_that_cannot_be_ends_the_start_with_a_sentence(tmp_path: Path) -> None:
+def test_unusable_log_prevents_start_with_message(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for path in (f"{tmp_path}/file/outcomes.sqlite", "kafka://somewhere"):
         with pytest.raises(ValueError, match="outcome log"):
@@ -205,7 +205,7 @@ def test_a_log_that_cannot_be_ends_the_start_with_a_sentence(tmp_path: Path) -> 
 
 
 class Flaky(MemoryLog):
-    """A log that can be gone."""
+    """A log that can become unavailable."""
 
     gone = False
 
@@ -222,7 +222,7 @@ class Flaky(MemoryLog):
             raise LogUnavailable("the log is away")
 
 
-async def test_a_log_that_is_gone_and_back_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_log_outage_loses_no_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
     flaky = Flaky(100)
     monkeypatch.setattr(LogConfig, "open", lambda _: flaky)
     async with predicting() as running:
@@ -230,11 +230,11 @@ async def test_a_log_that_is_gone_and_back_costs_nothing(monkeypatch: pytest.Mon
         flaky.gone = True
         await until(lambda: running.value("log_unavailable") == 1)
         async with asyncio.timeout(2):
-            (forecast,) = await running.foretell(asked("b", "hello"))
+            (forecast,) = await running.forecast(asked("b", "hello"))
             await running.observe(ended("b", 9))
         assert list(forecast.points) == [7, UNCAPPED]
         flaky.gone = False
         await until(lambda: running.value("outcomes_total", learnt="yes") == 2)
-        (forecast,) = await running.foretell(asked("c", "hello"))
+        (forecast,) = await running.forecast(asked("c", "hello"))
         assert list(forecast.points) == [7, 9, UNCAPPED]
         await until(lambda: running.value("log_unavailable") == 0)

@@ -1,4 +1,4 @@
-"""Outcomes join their forecasts, go through the log and teach; fits run beside serving."""
+"""Learning: pending forecasts, log rows, refits and replay."""
 
 import asyncio
 import os
@@ -14,7 +14,7 @@ from protos.generated import predictor_pb2
 from services.core import FinishReason, Outcome
 from services.forecast import UNCAPPED, certain
 from services.predictor.blend.content import ContentPredictor, Refit, Refitted
-from services.predictor.blend.guard import Made
+from services.predictor.blend.guard import ForecastPair
 from services.predictor.blend.members import HistoryMember
 from services.predictor.blend.mixture import Mixture
 from services.predictor.encoder.extract import Extractor
@@ -26,17 +26,17 @@ from services.predictor.learning.refit_process import (
     FitFailed,
     read_result,
     read_task,
-    run_apart,
+    run_in_process,
     write_result,
     write_task,
 )
-from services.predictor.learning.refitter import Pace, Refitter
+from services.predictor.learning.refitter import RefitSchedule, Refitter
 from services.predictor.learning.rules import OWN_RULES, RULES
-from services.predictor.models.fitting import Fitted, Tick
+from services.predictor.models.fitting import Fitted, ProgressCallback
 from services.predictor.models.frame import Frame
 from services.predictor.models.spread import Floats
-from services.predictor.serving.executor import Desk
-from services.predictor.serving.pending import Pending, Waiting
+from services.predictor.serving.executor import CpuBudgetedExecutor
+from services.predictor.serving.pending import PendingForecast, PendingForecasts
 from services.runtime.outcomelog import Row
 from services.runtime.outcomelog.config import LogConfig
 from services.runtime.outcomelog.sqlite import SqliteLog
@@ -52,40 +52,40 @@ from tests.predictor.predictor_serving import (
 from tests.reach import until
 
 FEATURES = Extractor(HashEncoder()).extract([Prompt("be brief", "hello", 5)])[0]
-MADE = Made(certain(30, "model"), certain(20, "history"), certain(30, "model"))
+MADE = ForecastPair(certain(30, "model"), certain(20, "history"), certain(30, "model"))
 OUTCOME = Outcome("r", "demo", "chat", 12, 34, 99, FinishReason.STOP, 1.0, 0)
 YES = asked("a", "Say yes or no: is 77 an even number?")
 ESSAY = asked("b", "Write a long essay about the history of the number 77.")
 BY = EncodedBy("minilm", FEATURES.instruction.shape)
 
 
-# Waiting for the outcome
+# Pending forecasts
 
 
-def test_the_oldest_waits_no_longer_and_is_counted() -> None:
-    pending = Pending(2)
+def test_pending_evicts_oldest_and_counts_it() -> None:
+    pending = PendingForecasts(2)
     for name in "abc":
-        pending.put(name, Waiting(MADE))
+        pending.put(name, PendingForecast(MADE))
     assert (len(pending), pending.dropped, pending.pop("a")) == (2, 1, None)
-    assert pending.pop("b") == Waiting(MADE)
+    assert pending.pop("b") == PendingForecast(MADE)
     assert pending.pop("b") is None
 
 
-def test_a_renewed_forecast_does_not_replace_the_first() -> None:
-    pending = Pending(2)
-    pending.put("a", Waiting(MADE, b"features"))
-    pending.put("a", Waiting(MADE))
-    assert pending.pop("a") == Waiting(MADE, b"features")
-    pending.put("", Waiting(MADE))
+def test_renewed_forecast_does_not_replace_first() -> None:
+    pending = PendingForecasts(2)
+    pending.put("a", PendingForecast(MADE, b"features"))
+    pending.put("a", PendingForecast(MADE))
+    assert pending.pop("a") == PendingForecast(MADE, b"features")
+    pending.put("", PendingForecast(MADE))
     assert len(pending) == 0
 
 
 # Rows
 
 
-def test_a_row_holds_what_is_learnt_and_no_text() -> None:
+def test_log_row_has_features_but_no_text() -> None:
     prompt = Prompt("be brief", "hello", 5, (7,))
-    row = encode(OUTCOME, Waiting(MADE, pack(FEATURES)), "minilm", "w1", 1.5e9)
+    row = encode(OUTCOME, PendingForecast(MADE, pack(FEATURES)), "minilm", "w1", 1.5e9)
     record = decode(row, BY)
     assert (record.writer, record.foretold_mean) == ("w1", 30)
     example = record.example
@@ -98,7 +98,7 @@ def test_a_row_holds_what_is_learnt_and_no_text() -> None:
     np.testing.assert_array_equal(query.features.words, FEATURES.words)
     np.testing.assert_allclose(query.features.user_input, FEATURES.user_input, atol=1e-3)
     assert b"hello" not in row.payload
-    kept = encode(OUTCOME, Waiting(MADE, b"", prompt), "minilm", "w1", 1.5e9)
+    kept = encode(OUTCOME, PendingForecast(MADE, b"", prompt), "minilm", "w1", 1.5e9)
     text = predictor_pb2.OutcomeRecord.FromString(kept.payload).text
     assert (text.instruction, text.user_input, list(text.answer_tokens)) == (
         "be brief", "hello", [7],
@@ -106,8 +106,8 @@ def test_a_row_holds_what_is_learnt_and_no_text() -> None:
 
 
 @pytest.mark.parametrize("by", [None, EncodedBy("labse", BY.shape), EncodedBy("minilm", (3, 768))])
-def test_another_encoder_s_features_are_not_learnt(by: EncodedBy | None) -> None:
-    row = encode(OUTCOME, Waiting(MADE, pack(FEATURES)), "minilm", "w1", 0)
+def test_features_of_other_encoder_are_ignored(by: EncodedBy | None) -> None:
+    row = encode(OUTCOME, PendingForecast(MADE, pack(FEATURES)), "minilm", "w1", 0)
     example = decode(row, by).example
     assert (example.query.features, example.output_tokens) == (None, 34)
 
@@ -115,32 +115,34 @@ def test_another_encoder_s_features_are_not_learnt(by: EncodedBy | None) -> None
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
-        ({"output_tokens": 2**31}, "more tokens than there can be"),
-        ({"model": "m" * 257}, "too long a name"),
-        ({"foretold_mean": float("nan")}, "no number"),
+        ({"output_tokens": 2**31}, "exceeds the token limit"),
+        ({"model": "m" * 257}, "name that is too long"),
+        ({"foretold_mean": float("nan")}, "invalid forecast"),
         ({"features": b"\x02junk", "encoder": "minilm"}, "features"),
     ],
 )
-def test_rows_that_make_no_sense_are_refused(fields: dict[str, Any], sentence: str) -> None:
+def test_invalid_log_rows_are_rejected(fields: dict[str, Any], sentence: str) -> None:
     payload = predictor_pb2.OutcomeRecord(**fields).SerializeToString()
     with pytest.raises(ValueError, match=sentence):
         decode(Row("outcome", 1, payload), BY)
-    with pytest.raises(ValueError, match="not an outcome record"):
+    with pytest.raises(ValueError, match="is not an outcome record"):
         decode(Row("outcome", 1, b"\xff\xff"), BY)
 
 
 @pytest.mark.parametrize(
     ("foretold", "tokens", "enters"),
     [
-        (0, 50, True),  # nothing was foretold
-        (50, 60, False),  # off by 10: not by more
+        (0, 50, True),  # no forecast
+        (50, 60, False),  # off by exactly 10 tokens
         (50, 61, True),
         (200, 220, False),  # 20 tokens, but 9 % of 220
         (200, 180, True),  # 20 tokens, 11 % of 180
         (30, 30, False),
     ],
 )
-def test_magnus_rule(foretold: float, tokens: int, enters: bool) -> None:
+def test_magnus_rule_selects_mispredicted_prompts(
+    foretold: float, tokens: int, enters: bool
+) -> None:
     assert RULES["mispredicted"](foretold, tokens) is enters
     assert RULES["all"](foretold, tokens)
     assert set(OWN_RULES.values()) <= set(RULES)
@@ -149,8 +151,8 @@ def test_magnus_rule(foretold: float, tokens: int, enters: bool) -> None:
 # Fitting
 
 
-class Asked:
-    """A predictor whose fits are counted."""
+class CountingPredictor:
+    """A predictor that counts its fits."""
 
     def __init__(self, pending: int):
         self.pending = pending
@@ -170,11 +172,13 @@ def refitted(examples: int) -> Refitted:
     return Refitted({}, Mixture(0), examples)
 
 
-PACE = Pace(interval_s=0.01, examples_min=64, new_min=50, new_share=0.05, seed=0)
+PACE = RefitSchedule(interval_s=0.01, examples_min=64, new_min=50, new_share=0.05, seed=0)
 
 
-async def refitting(asked: Asked, results: Sequence[Refitted | str], examples: int = 64) -> list:
-    """What ended, once all results were asked for and some looks more have passed."""
+async def refitting(
+    asked: CountingPredictor, results: Sequence[Refitted | str], examples: int = 64
+) -> list:
+    """Returns the results of all refits after a few more checks."""
     left, ends = list(results), []
 
     async def run(refit: Refit) -> Refitted:
@@ -183,42 +187,42 @@ async def refitting(asked: Asked, results: Sequence[Refitted | str], examples: i
             raise FitFailed(result)
         return result
 
-    desk = Desk(share=1, saved_s=1)
-    refitter = Refitter(asked, PACE, run, lambda result, _: ends.append(result), desk)
+    executor = CpuBudgetedExecutor(share=1, saved_s=1)
+    refitter = Refitter(asked, PACE, run, lambda result, _: ends.append(result), executor)
     task = asyncio.create_task(refitter.run(lambda: examples))
     await until(lambda: not left)
     await asyncio.sleep(0.05)
     task.cancel()
-    desk.close()
+    executor.close()
     assert refitter.version == len(asked.adopted)
     return ends
 
 
-async def test_a_fit_is_due_when_enough_is_new() -> None:
+async def test_refit_is_due_after_enough_new_examples() -> None:
     for pending, results in ((49, []), (50, [refitted(50)])):
-        asked = Asked(pending)
+        asked = CountingPredictor(pending)
         assert await refitting(asked, results) == ["adopted"] * len(results)
-    assert await refitting(Asked(50), [], examples=63) == []
+    assert await refitting(CountingPredictor(50), [], examples=63) == []
 
 
-async def test_a_twentieth_of_what_was_fitted_has_to_be_new() -> None:
-    asked = Asked(50)
+async def test_refit_needs_share_of_new_examples() -> None:
+    asked = CountingPredictor(50)
 
     async def more(count: int) -> None:
         await until(lambda: bool(asked.adopted))
         asked.pending = count
 
     for count, fits in ((99, 1), (100, 2)):
-        asked = Asked(50)
+        asked = CountingPredictor(50)
         results = [refitted(2_000)] * fits
         _, ends = await asyncio.gather(more(count), refitting(asked, results))
         assert ends == ["adopted"] * fits
 
 
-async def test_a_fit_that_failed_is_tried_again_and_said(caplog: pytest.LogCaptureFixture) -> None:
-    ends = await refitting(Asked(50), ["status -9", refitted(50)])
+async def test_failed_fit_is_retried_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    ends = await refitting(CountingPredictor(50), ["status -9", refitted(50)])
     assert ends == ["failed", "adopted"]
-    assert "could not be fitted anew (status -9): tried again in 0.01 s" in caplog.text
+    assert "could not be refitted (status -9); retrying in 0.01 s" in caplog.text
 
 
 def history_refit(count: int) -> Refit:
@@ -230,7 +234,7 @@ def history_refit(count: int) -> Refit:
     return refit
 
 
-def test_a_refit_and_its_result_pass_through_files(tmp_path: Path) -> None:
+def test_refit_and_result_round_trip_through_files(tmp_path: Path) -> None:
     refit = history_refit(150)
     write_task(tmp_path, refit)
     back = read_task(tmp_path)
@@ -243,45 +247,45 @@ def test_a_refit_and_its_result_pass_through_files(tmp_path: Path) -> None:
     np.testing.assert_array_equal(read.mixture.weights("demo"), result.mixture.weights("demo"))
 
 
-def dies(frame: Frame, lengths: Floats, seed: int, tick: Tick) -> Fitted:
+def dies(frame: Frame, lengths: Floats, seed: int, tick: ProgressCallback) -> Fitted:
     os.kill(os.getpid(), signal.SIGKILL)
     raise AssertionError
 
 
-def sulks(frame: Frame, lengths: Floats, seed: int, tick: Tick) -> Fitted:
+def sulks(frame: Frame, lengths: Floats, seed: int, tick: ProgressCallback) -> Fitted:
     raise RuntimeError("these lengths are no good")
 
 
 @pytest.mark.slow
-async def test_a_fit_that_dies_fails_or_lasts_is_told_apart() -> None:
+async def test_refit_process_reports_crash_failure_and_timeout() -> None:
     refit = history_refit(64)
-    with pytest.raises(FitFailed, match="status -9: it said nothing"):
-        await run_apart(Refit({"x": dies}, refit.examples, 0), 60)
+    with pytest.raises(FitFailed, match="status -9: no output"):
+        await run_in_process(Refit({"x": dies}, refit.examples, 0), 60)
     with pytest.raises(FitFailed, match="these lengths are no good"):
-        await run_apart(Refit({"x": sulks}, refit.examples, 0), 60)
-    with pytest.raises(FitFailed, match=r"it took over 0\.05 s"):
-        await run_apart(refit, 0.05)
+        await run_in_process(Refit({"x": sulks}, refit.examples, 0), 60)
+    with pytest.raises(FitFailed, match=r"the fit took longer than 0\.05 s"):
+        await run_in_process(refit, 0.05)
 
 
-# Whole
+# Service
 
 
 @pytest.mark.slow
-async def test_a_restart_replays_the_log_fits_and_foretells_by_the_prompt(tmp_path: Path) -> None:
+async def test_restart_replays_log_and_refits(tmp_path: Path) -> None:
     log = LogConfig(path=str(tmp_path / "outcomes.sqlite"))
     pairs = requests(80)
     async with predicting("ridge", log, real_encoder()) as running:
-        await running.foretell(*(input_ for input_, _ in pairs))
+        await running.forecast(*(input_ for input_, _ in pairs))
         await running.observe(*(outcome for _, outcome in pairs))
         await until(lambda: running.value("examples") == 80, 60)
         assert running.value("outcomes_total", learnt="yes") == 80
-        (before,) = await running.foretell(asked("", "hello"))
+        (before,) = await running.forecast(asked("", "hello"))
     async with predicting("ridge", log, real_encoder(), refit_interval_s=0.1) as running:
         await until(lambda: running.value("outcomes_total", learnt="yes") == 80)
-        (after,) = await running.foretell(asked("", "hello"))
+        (after,) = await running.forecast(asked("", "hello"))
         assert (after.points, after.weights) == (before.points, before.weights)
         await until(lambda: running.value("refits_total", result="adopted") == 1, 60)
-        short, long = await running.foretell(YES, ESSAY)
+        short, long = await running.forecast(YES, ESSAY)
         assert (short.source, long.source) == ("words", "words")
         assert mean(short) * 2 < mean(long)
         await running.observe(ended("a", 4), ended("b", 400))
@@ -296,10 +300,10 @@ async def test_a_restart_replays_the_log_fits_and_foretells_by_the_prompt(tmp_pa
         assert running.value("model_age_seconds") > 0
 
 
-async def test_a_long_log_is_replayed_whole(tmp_path: Path) -> None:
+async def test_long_log_is_replayed_completely(tmp_path: Path) -> None:
     log = LogConfig(path=str(tmp_path / "outcomes.sqlite"))
     kept = SqliteLog.open(log.path, 10_000)
-    waiting = Waiting(MADE, pack(FEATURES))
+    waiting = PendingForecast(MADE, pack(FEATURES))
     count = 2_000
     await kept.append([encode(OUTCOME, waiting, DEFAULT_NAME, "other", 0)] * count)
     await kept.close()
@@ -308,26 +312,26 @@ async def test_a_long_log_is_replayed_whole(tmp_path: Path) -> None:
         assert running.value("outcomes_total", learnt="yes") == count
 
 
-async def test_two_services_on_one_log_learn_the_same(tmp_path: Path) -> None:
+async def test_replicas_on_one_log_learn_the_same(tmp_path: Path) -> None:
     log = LogConfig(path=str(tmp_path / "outcomes.sqlite"))
     async with predicting(log=log) as one, predicting(log=log) as other:
         await one.observe(*(ended("", n) for n in (5, 6, 7)))
         await other.observe(*(ended("", n) for n in (8, 8)))
         await until(lambda: one.value("outcomes_total", learnt="yes") == 5)
         await until(lambda: other.value("outcomes_total", learnt="yes") == 5)
-        first, second = [await r.foretell(asked("", "hello")) for r in (one, other)]
+        first, second = [await r.forecast(asked("", "hello")) for r in (one, other)]
         assert first == second and list(first[0].points) == [5, 6, 7, 8, UNCAPPED]
 
 
-async def test_what_the_rule_leaves_out_teaches_its_length_alone(tmp_path: Path) -> None:
+async def test_unselected_prompt_teaches_only_its_length(tmp_path: Path) -> None:
     log = LogConfig(path=str(tmp_path / "outcomes.sqlite"))
     kept = SqliteLog.open(log.path, 100)
     rows = [
-        encode(outcome, Waiting(MADE, pack(FEATURES)), DEFAULT_NAME, "other", 0)
+        encode(outcome, PendingForecast(MADE, pack(FEATURES)), DEFAULT_NAME, "other", 0)
         for outcome in (OUTCOME, Outcome("s", "demo", "", 12, 31, 99, FinishReason.STOP, 1.0, 0))
     ]
     late = Outcome("t", "demo", "", 12, 300, 999, FinishReason.STOP, 1.0, 0)
-    rows.append(encode(late, Waiting(MADE, pack(FEATURES)), DEFAULT_NAME, "other", 0))
+    rows.append(encode(late, PendingForecast(MADE, pack(FEATURES)), DEFAULT_NAME, "other", 0))
     await kept.append(rows)
     await kept.close()
     async with (
@@ -341,11 +345,11 @@ async def test_what_the_rule_leaves_out_teaches_its_length_alone(tmp_path: Path)
         assert [r.value("examples") for r in (all_, some, forest)] == [3, 1, 1]
 
 
-async def test_text_is_kept_only_where_it_is_wanted(tmp_path: Path) -> None:
+async def test_text_is_logged_only_when_enabled(tmp_path: Path) -> None:
     for keep in (False, True):
         log = LogConfig(path=str(tmp_path / f"{keep}.sqlite"), keep_text=keep)
         async with predicting(log=log) as running:
-            await running.foretell(asked("a", "a secret"))
+            await running.forecast(asked("a", "a secret"))
             await running.observe(ended("a", 5))
         kept = SqliteLog.open(log.path, 10)
         (entry,) = await kept.read("", 10)
@@ -353,13 +357,13 @@ async def test_text_is_kept_only_where_it_is_wanted(tmp_path: Path) -> None:
         assert (b"a secret" in entry.row.payload) is keep
 
 
-async def test_outcomes_are_scored_by_the_forecasts_they_had() -> None:
+async def test_outcome_is_scored_by_its_own_forecast() -> None:
     async with predicting() as running:
         await running.observe(*(ended("", n) for n in (10, 20, 30, 40)))
-        await running.foretell(asked("a", "x"), asked("b", "y"), asked("c", "z"))
+        await running.forecast(asked("a", "x"), asked("b", "y"), asked("c", "z"))
         await running.observe(
             ended("a", 20), ended("b", 500), ended("c", 25, reason=0), ended("never asked", 7)
         )
         await until(lambda: running.value("scored") == 2)
-        assert running.value("coverage", interval="90") == 1  # 500 is within what a cap of 1,000 is
+        assert running.value("coverage", interval="90") == 1  # 500 is less than max_tokens of 1,000
         assert running.value("pending") == 0

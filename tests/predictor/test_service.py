@@ -1,4 +1,4 @@
-"""The predictor through its contract, over a socket and in process."""
+"""The predictor's API over a socket and in process."""
 
 import asyncio
 import os
@@ -48,7 +48,7 @@ def finished(
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_forecasts_follow_what_was_observed(way: str) -> None:
+async def test_forecast_uses_observed_outcomes(way: str) -> None:
     async with predicting(way=way) as running:
         stub = running.stub
         cold = await stub.Forecast(asked(30, 40))
@@ -69,7 +69,7 @@ async def test_forecasts_follow_what_was_observed(way: str) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_max_answers_the_same_whatever_was_observed(way: str) -> None:
+async def test_max_predictor_ignores_outcomes(way: str) -> None:
     async with predicting("max", way=way) as running:
         stub = running.stub
         assert (await stub.Observe(finished(5))).version == 0
@@ -84,14 +84,17 @@ async def test_max_answers_the_same_whatever_was_observed(way: str) -> None:
     [
         (asked(5, 0), "inputs[1].max_tokens: must be 1 to 16777215, got 0"),
         (asked(2**31), "inputs[0].max_tokens: must be 1 to 16777215"),
-        (asked(*[5] * 1_025), "inputs: at most 1024 a call, got 1025"),
-        (asked(5, application="a" * 257), "inputs[0]: a name has at most 256 characters"),
-        (finished(*[5] * 1_025), "outcomes: at most 1024 a call, got 1025"),
+        (asked(*[5] * 1_025), "inputs: at most 1024 per call, got 1025"),
+        (
+            asked(5, application="a" * 257),
+            "inputs[0]: model and application names have at most 256 characters",
+        ),
+        (finished(*[5] * 1_025), "outcomes: at most 1024 per call, got 1025"),
         (finished(2**31), "outcomes[0].output_tokens: at most 16777215"),
     ],
 )
 @pytest.mark.parametrize("way", WAYS)
-async def test_bad_input_is_refused_by_field(
+async def test_invalid_input_is_rejected_with_field_name(
     way: str,
     request_: predictor_pb2.ForecastRequest | predictor_pb2.ObserveOutcomesRequest,
     sentence: str,
@@ -107,7 +110,7 @@ async def test_bad_input_is_refused_by_field(
     assert sentence in (caught.value.details() or "")
 
 
-async def test_a_full_batch_is_answered_in_order() -> None:
+async def test_full_batch_is_answered_in_order() -> None:
     async with predicting("max", way="socket") as running:
         answer = await running.stub.Forecast(asked(*range(1, 1_025)))
     assert [f.points[0] for f in answer.forecasts] == list(range(1, 1_025))
@@ -122,27 +125,27 @@ async def test_forecasts_and_outcomes_are_counted() -> None:
         assert running.value("outcomes_total", learnt="no") == 1
 
 
-async def test_errors_are_relative_and_by_who_foretold() -> None:
-    """Nothing is known yet, so all 1,000 tokens are expected: of 400, 600 too many; of 1,000 none.
-    One that nobody asked about is no error, nor is one that was cut short."""
+async def test_relative_error_is_recorded_by_source() -> None:
+    """Without outcomes all 1,000 tokens are expected: for 400 the error is 600, for 1,000 it is 0.
+    Unknown and truncated requests record no error."""
     async with predicting() as running:
-        await running.foretell(*(in_words(name, "hello") for name in "abc"))
+        await running.forecast(*(in_words(name, "hello") for name in "abc"))
         await running.observe(ended("a", 400), ended("b", 1_000), ended("unknown", 5))
         await running.observe(ended("c", 5, reason=common_pb2.FINISH_REASON_CANCELLED))
         assert running.value("relative_error_count", source="history") == 2
         assert running.value("relative_error_sum", source="history") == 1.5
         assert running.value("relative_error_bucket", source="history", le="0.05") == 1
         missing = unseen(running.registry, catalogue.ALL)
-        assert missing == [catalogue.MODEL_AGE.family]  # nothing was fitted yet
+        assert missing == [catalogue.MODEL_AGE.family]  # no fit yet
         assert uncatalogued(running.registry, catalogue.ALL) == set()
 
 
-def test_an_unknown_predictor_is_no_service() -> None:
+def test_unknown_predictor_prevents_start() -> None:
     with pytest.raises(ValueError, match="known: blend, classify, forest, history, max"):
         PredictorService(PredictorConfig(model="psychic"), CollectorRegistry())
 
 
-def test_history_starts_without_what_only_models_need() -> None:
+def test_history_starts_without_model_libraries() -> None:
     program = (
         "import sys, services.predictor.__main__; from prometheus_client import CollectorRegistry;"
         "from services.predictor.service import PredictorService as S;"
@@ -154,7 +157,7 @@ def test_history_starts_without_what_only_models_need() -> None:
     assert said.stdout.strip() == b"set()"
 
 
-def test_its_own_process_leaves_the_cores_to_others() -> None:
+def test_process_lowers_its_priority() -> None:
     program = (
         "import os, sys; from services.predictor.__main__ import prepare;"
         "from services.predictor.config import PredictorConfig as C;"
@@ -168,7 +171,7 @@ def test_its_own_process_leaves_the_cores_to_others() -> None:
     assert said.stdout.split() == [b"3", b"1"]
 
 
-async def test_as_a_process_of_its_own_it_serves_all_there_is(tmp_path: Path) -> None:
+async def test_separate_process_serves_all_methods(tmp_path: Path) -> None:
     address = f"unix:{tmp_path}/predictor.sock"
     sets = [f"predictor.address={address}", "predictor.nice=1", "predictor.log_level=ERROR"]
     process = await asyncio.create_subprocess_exec(
@@ -198,7 +201,7 @@ async def test_as_a_process_of_its_own_it_serves_all_there_is(tmp_path: Path) ->
         await channel.close()
 
 
-def test_what_reads_prompts_remembers_in_the_user_s_state_folder(
+def test_prompt_predictor_logs_to_state_folder(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def place(predictor: str, *sets: str) -> str | None:
@@ -218,7 +221,7 @@ def test_what_reads_prompts_remembers_in_the_user_s_state_folder(
     assert not list(tmp_path.iterdir())
 
 
-def test_the_log_s_settings_reach_the_predictor_s_own_process() -> None:
+def test_log_settings_reach_predictor_process() -> None:
     sets = ("log.path=/tmp/x.sqlite", "log.keep_text=true", "predictor.model=blend")
     units = assign_addresses(sections(ServeOptions(sets=sets, http_port=1, grpc_port=1)), 1)
     told = {name: overrides for name, _, overrides in units}

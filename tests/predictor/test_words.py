@@ -1,4 +1,4 @@
-"""The predictor that reads words and sizes alone: at once, without an encoder."""
+"""The words predictor: words and sizes only, without an encoder."""
 
 import subprocess
 import sys
@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from scipy.stats import kendalltau
 
-from services.predictor.encoder.extract import NoEncoder, without_meaning
+from services.predictor.encoder.extract import NoEncoder, word_features
 from services.predictor.encoder.words import count, largest_number
 from services.predictor.interface import LAYERS, Example, Prompt, Query
-from services.predictor.models.fitting import untold
+from services.predictor.models.fitting import ignore_progress
 from services.predictor.models.frame import Frame, prompts
 from services.predictor.models.ridge import fit_words
 from tests.predictor.predictor_serving import ASKED, asked, ended, mean, predicting
@@ -23,24 +23,24 @@ from tests.reach import until
         ("", 0, 0),
         ("Write star 90 times.", 90, 4),
         ("From 7 to 12, in 200 words!", 200, 7),
-        ("call 1234567", 0, 2),  # seven digits are no length
+        ("call 1234567", 0, 2),  # seven digits are ignored
         ("x7y 8", 8, 2),
     ],
 )
-def test_what_a_prompt_says_in_numbers(text: str, largest: int, words: int) -> None:
+def test_largest_number_of_prompt(text: str, largest: int, words: int) -> None:
     assert largest_number("", text) == largest
     assert count(text) == words
 
 
-def test_rows_of_the_same_words_are_one_prompt_where_nothing_has_a_meaning() -> None:
+def test_equal_words_are_one_prompt_without_embeddings() -> None:
     texts = ["go far", "stay", "go far", "far go"]
-    queries = [Query("m", "", 3, 9, without_meaning(Prompt("", text, 3))) for text in texts]
-    first, second, third, fourth = prompts(Frame.of(queries)).tolist()
+    queries = [Query("m", "", 3, 9, word_features(Prompt("", text, 3))) for text in texts]
+    first, second, third, fourth = prompts(Frame.from_queries(queries)).tolist()
     assert first == third
     assert len({first, second, fourth}) == 3
 
 
-def test_without_an_encoder_nothing_means_anything() -> None:
+def test_no_encoder_gives_zero_embeddings() -> None:
     assert NoEncoder().encode(["a", "b"]).shape == (2, LAYERS, 1)
     assert not NoEncoder().encode(["a"]).any()
 
@@ -49,32 +49,31 @@ def times(number: int) -> Prompt:
     return Prompt("", f"Say it {number} times.", 5)
 
 
-def test_a_number_that_was_never_seen_is_foretold_by_its_size() -> None:
+def test_unseen_number_is_forecast_by_size() -> None:
     rng = np.random.default_rng(0)
     numbers = 2 * rng.integers(0, 100, 400) + 1
     examples = [
-        Example(Query("m", "", 5, 1_000, without_meaning(times(int(n)))), int(3 * n))
-        for n in numbers
+        Example(Query("m", "", 5, 1_000, word_features(times(int(n)))), int(3 * n)) for n in numbers
     ]
-    frame = Frame.of([example.query for example in examples])
+    frame = Frame.from_queries([example.query for example in examples])
     lengths = np.array([float(example.output_tokens) for example in examples])
-    model = fit_words(frame, lengths, 0, untold).model
-    unseen = range(10, 190, 20)  # the odd were seen
-    asked_for = [Query("m", "", 5, 1_000, without_meaning(times(n))) for n in unseen]
-    told = model.spread(Frame.of(asked_for))
+    model = fit_words(frame, lengths, 0, ignore_progress).model
+    unseen = range(10, 190, 20)  # odd numbers were seen
+    asked_for = [Query("m", "", 5, 1_000, word_features(times(n))) for n in unseen]
+    told = model.spread(Frame.from_queries(asked_for))
     assert kendalltau(told.mean(axis=1), unseen).statistic > 0.8
 
 
-async def test_it_learns_while_it_serves_and_answers_at_once() -> None:
-    """After some outcomes short and long are told apart by their words, of prompts never seen."""
+async def test_words_predictor_learns_online_and_answers_at_once() -> None:
+    """After some outcomes, new short and long prompts are distinguished by their words."""
     (short, long) = ASKED
     async with predicting(model="words", refit_interval_s=0.2) as running:
         for number in range(80):
             kind = long if number % 2 else short
-            await running.foretell(asked(f"r{number}", kind.format(number)))
+            await running.forecast(asked(f"r{number}", kind.format(number)))
             await running.observe(ended(f"r{number}", ASKED[kind]))
         await until(lambda: running.value("refits_total", result="adopted") > 0, 20)
-        told = await running.foretell(
+        told = await running.forecast(
             asked("a", short.format("many")), asked("b", long.format("many"))
         )
         assert mean(told[0]) < 40 < 200 < mean(told[1])
@@ -82,7 +81,7 @@ async def test_it_learns_while_it_serves_and_answers_at_once() -> None:
         assert running.value("read_total", of="waiting") == 0
 
 
-def test_its_process_never_loads_an_encoder() -> None:
+def test_words_process_never_loads_encoder() -> None:
     code = (
         "import sys; from prometheus_client import CollectorRegistry;"
         "from services.predictor.config import PredictorConfig as C;"

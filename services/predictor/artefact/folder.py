@@ -1,4 +1,4 @@
-"""A trained ranker in a folder: manifest.json, ranker.safetensors, and encoder/ if fine-tuned."""
+"""Ranker artefacts: folders with manifest.json, ranker.safetensors, and encoder/ if fine-tuned."""
 
 import logging
 import shutil
@@ -31,37 +31,38 @@ from services.predictor.artefact.tensors import (
 )
 from services.predictor.blend.content import Refitted
 from services.predictor.models.fitting import Fitted
-from services.predictor.models.nets.recipes import Scored
+from services.predictor.models.nets.recipes import ScoreModel
 
 log = logging.getLogger(__name__)
 
 MEMBER = "ranker"
 _RANKER = "ranker.safetensors"
-_ASIDE_MOST = 1_000  # tries for a free name
+_MAX_ASIDE_NAMES = 1_000  # attempts to find a free name
 
 
 @dataclass(frozen=True)
 class Artefact:
-    """A ranker ready to forecast, and the encoder whose features it reads.
+    """A ranker ready to forecast and the encoder whose features it reads.
 
-    encoder: what `Encoder.load` takes.
+    encoder: argument of `Encoder.load`.
     """
 
-    model: Scored
+    model: ScoreModel
     encoder: str
     manifest: Manifest
     calibration: Calibration
 
     def refitted(self, member: str = MEMBER) -> Refitted:
-        """What a content predictor adopts before any outcome, as if that member had just been
-        fitted: the model, and what it said of training requests unseen."""
+        """Returns the trained state that a content predictor adopts before the first outcome: the
+        model and its out-of-fold forecasts."""
         own = self.calibration
         fitted = {member: Fitted(self.model, own.spread)}
         return Refitted.weigh(fitted, own.applications, own.lengths)
 
 
 def load(path: Path) -> Artefact:
-    """Raises ArtefactError with what is wrong and what to do; nothing in the folder is run."""
+    """Loads an artefact without running any code in it. Raises ArtefactError with the fault and the
+    remedy."""
     folder = Path(path)
     manifest = read_manifest(folder)
     _check_encoder(folder, manifest)
@@ -70,26 +71,26 @@ def load(path: Path) -> Artefact:
         model = from_tensors(tensors, described["model"])
         calibration = calibration_from_tensors(tensors, described["calibration"])
     except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
-        raise _broken(folder, f"its {_RANKER} holds another model: {error}") from None
+        raise _broken(folder, f"its {_RANKER} holds a different model: {error}") from None
     inside = manifest.encoder == INSIDE
     encoder = str((folder / INSIDE).resolve()) if inside else manifest.encoder
     return Artefact(model, encoder, manifest, calibration)
 
 
 def check_installed(artefact: Artefact, encoder: Path) -> None:
-    """Raises ArtefactError where the folder's encoder isn't the one the ranker was trained on."""
+    """Raises ArtefactError when the encoder differs from the one the ranker was trained on."""
     if weights_digest(encoder) != artefact.manifest.encoder_sha256:
         raise ArtefactError(
-            f"the ranker was trained on another version of the encoder {artefact.encoder!r}: "
-            "install that one, or train the ranker anew with foretoken train ranker"
+            f"the ranker was trained on a different version of the encoder {artefact.encoder!r}: "
+            "install that version, or retrain the ranker with foretoken train ranker"
         )
 
 
 def load_or_set_aside(path: Path) -> Artefact | None:
-    """The artefact, or None and a warning where there is none to use; serving goes on without.
+    """Returns the artefact, or logs a warning and returns None when it cannot be used.
 
-    A broken one is renamed to `<path>.corrupt-<n>`, one of another foretoken to `.future-<n>` or
-    `.old-<n>`; a folder that was never an artefact stays where it is.
+    A broken artefact is renamed to `<path>.corrupt-<n>`, one of another foretoken version to
+    `.future-<n>` or `.old-<n>`. A folder that is not an artefact stays in place.
     """
     folder = Path(path)
     try:
@@ -100,13 +101,13 @@ def load_or_set_aside(path: Path) -> Artefact | None:
 
 
 def check_out(out: Path) -> None:
-    """Raises ArtefactError unless an artefact can be written there: in a folder's place only if
-    it is one itself, or empty."""
+    """Raises ArtefactError unless an artefact can be written there: the folder must be missing,
+    empty or an artefact."""
     if not out.resolve().parent.is_dir():
         raise ArtefactError(f"cannot write {out}: there is no folder {out.resolve().parent}")
     if out.exists() and not (_is_artefact(out) or _is_empty(out)):
         raise ArtefactError(
-            f"{out} exists and is no ranker artefact: it is left as it is; give another --out"
+            f"{out} exists and is not a ranker artefact: it is left as it is; give another --out"
         )
 
 
@@ -131,12 +132,12 @@ def staged(out: Path) -> Iterator[Path]:
         shutil.rmtree(stage, ignore_errors=True)
 
 
-def write(folder: Path, model: Scored, calibration: Calibration, manifest: Manifest) -> None:
-    """The ranker and its manifest into a staged folder."""
+def write(folder: Path, model: ScoreModel, calibration: Calibration, manifest: Manifest) -> None:
+    """Writes the ranker and its manifest into a staged folder."""
     tensors, of_model = to_tensors(model)
     unseen, of_calibration = calibration_to_tensors(calibration)
     path = folder / _RANKER
-    # Not save_file, whose files no other user may read.
+    # save_file would make a file that other users cannot read.
     path.write_bytes(save(tensors | unseen, {"model": of_model, "calibration": of_calibration}))
     whole = manifest.model_copy(update={"ranker_sha256": digest(path)})
     (folder / FILE).write_text(whole.model_dump_json(indent=2) + "\n", encoding="utf-8")
@@ -156,7 +157,7 @@ def _read(folder: Path, manifest: Manifest) -> tuple[Tensors, dict[str, str]]:
     except (OSError, SafetensorError) as error:
         raise _broken(folder, f"its {_RANKER} cannot be read: {error}") from None
     if not all(torch.isfinite(tensor).all() for tensor in tensors.values()):
-        raise _broken(folder, "it holds numbers that are not finite")
+        raise _broken(folder, "it has values that are not finite")
     return tensors, described
 
 
@@ -172,26 +173,31 @@ def _check_encoder(folder: Path, manifest: Manifest) -> None:
 def _broken(folder: Path, why: str) -> ArtefactError:
     return ArtefactError(
         f"the ranker artefact {folder} is broken: {why}; "
-        f"train it anew: foretoken train ranker --data FILE --out {folder}"
+        f"retrain it: foretoken train ranker --data FILE --out {folder}"
     )
 
 
 def _set_aside(folder: Path, error: ArtefactError) -> None:
     if not _is_artefact(folder):
-        log.warning("serving goes on without a trained ranker: %s", error)
+        log.warning("serving continues without a trained ranker: %s", error)
         return
-    names = (folder.with_name(f"{folder.name}.{error.aside}-{n}") for n in range(1, _ASIDE_MOST))
+    names = (
+        folder.with_name(f"{folder.name}.{error.aside}-{n}") for n in range(1, _MAX_ASIDE_NAMES)
+    )
     try:
         aside = next(name for name in names if not name.exists())
         folder.rename(aside)
     except (OSError, StopIteration) as failure:
-        log.warning("%s cannot be moved aside (%s); left unused: %s", folder, failure, error)
+        log.warning("%s cannot be renamed (%s) and is ignored: %s", folder, failure, error)
         return
-    log.warning("%s was moved aside to %s, and serving goes on without: %s", folder, aside, error)
+    log.warning(
+        "%s was renamed to %s; serving continues without a trained ranker: %s", folder, aside, error
+    )
 
 
 def _replace(out: Path, stage: Path) -> None:
-    """Puts the stage where `out` is; an artefact already there goes when the new one stands."""
+    """Moves the staged folder to `out`; an existing artefact is deleted after the new one is in
+    place."""
     check_out(out)
     if not _is_artefact(out):
         stage.rename(out)
@@ -207,7 +213,7 @@ def _replace(out: Path, stage: Path) -> None:
 
 
 def _is_artefact(folder: Path) -> bool:
-    """It is one, or was before it broke."""
+    """Returns whether the folder is an artefact, intact or broken."""
     return (folder / _RANKER).is_file() or (folder / FILE).is_file()
 
 

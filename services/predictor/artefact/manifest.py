@@ -1,4 +1,4 @@
-"""What an artefact says of itself: who trained it, on what, and how well it did."""
+"""The manifest of an artefact: training data, encoder and accuracy."""
 
 import hashlib
 import json
@@ -12,14 +12,14 @@ from services.predictor.interface import LAYERS, NUMBERS, WORD_COLUMNS
 FILE = "manifest.json"
 FORMAT: Literal["foretoken-ranker"] = "foretoken-ranker"
 VERSION: Literal[1] = 1
-INSIDE = "encoder/"  # the encoder that the artefact itself holds
-FEATURES = f"{LAYERS} layers, {WORD_COLUMNS} words, {' '.join(NUMBERS)}"  # what nets read
+INSIDE = "encoder/"  # the encoder inside the artefact
+FEATURES = f"{LAYERS} layers, {WORD_COLUMNS} words, {' '.join(NUMBERS)}"  # inputs of the nets
 
 
 class ArtefactError(ValueError):
-    """An artefact that cannot be used; the sentence says why, and what to do.
+    """An artefact cannot be used; the message says why and what to do.
 
-    `aside` is how one moved out of the way is named.
+    `aside` is the suffix of the renamed folder.
     """
 
     aside = "corrupt"
@@ -32,7 +32,7 @@ class FutureArtefactError(ArtefactError):
 
 
 class OldArtefactError(ArtefactError):
-    """Whole, but trained on what foretoken no longer reads of a prompt."""
+    """Intact, but trained on features that foretoken no longer reads."""
 
     aside = "old"
 
@@ -42,16 +42,16 @@ class _Part(BaseModel):
 
 
 class TrainedOn(_Part):
-    """A data set by name, and how many of its rows trained."""
+    """Name of a data set and number of its rows used for training."""
 
     data: str
     rows: int
 
 
 class Metrics(_Part):
-    """Of the project's validation rows, which trained nothing; null where there were too few.
+    """Accuracy on the validation rows, which are not trained on; null when there are too few.
 
-    tau_held: on the held-out prompts that chose when training ended, so a little too high.
+    tau_held: on the held-out prompts that stopped the training, so slightly optimistic.
     """
 
     n: int
@@ -72,50 +72,52 @@ class Manifest(_Part):
     foretoken: str
     encoder: str
     encoder_sha256: str
-    features: str  # FEATURES when it was trained
+    features: str  # FEATURES at training time
     fine_tuned: bool
     seed: int
     trained_on: tuple[TrainedOn, ...]
     metrics: Metrics
-    ranker_sha256: str = ""  # filled in when saved
+    ranker_sha256: str = ""  # set by `write`
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Raises ArtefactError, and the kind of it that it is."""
-    advice = f"train it anew: foretoken train ranker --data FILE --out {folder}"
+    """Raises ArtefactError or one of its subclasses."""
+    advice = f"retrain it: foretoken train ranker --data FILE --out {folder}"
     if not folder.is_dir():
         raise ArtefactError(f"there is no ranker artefact {folder}; {advice}")
     try:
-        said = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        content = json.loads((folder / FILE).read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ArtefactError(f"{folder} is no ranker artefact: it has no {FILE}; {advice}") from None
+        raise ArtefactError(
+            f"{folder} is not a ranker artefact: it has no {FILE}; {advice}"
+        ) from None
     except (OSError, ValueError) as error:
         raise ArtefactError(f"{folder / FILE} cannot be read: {error}; {advice}") from None
-    if not isinstance(said, dict) or said.get("format") != FORMAT:
-        raise ArtefactError(f"{folder / FILE} does not say {FORMAT!r}; {advice}")
-    version = said.get("version")
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise ArtefactError(f"{folder / FILE} does not have the format {FORMAT!r}; {advice}")
+    version = content.get("version")
     if isinstance(version, int) and version > VERSION:
         raise FutureArtefactError(
             f"{folder} has version {version}, and this foretoken reads up to {VERSION}: "
             f"upgrade foretoken, or {advice}"
         )
     try:
-        manifest = Manifest.model_validate(said)
+        manifest = Manifest.model_validate(content)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "the whole"
+        where = ".".join(map(str, first["loc"])) or "manifest"
         raise ArtefactError(
             f"{folder / FILE} is broken: {where}: {first['msg']}; {advice}"
         ) from None
     if manifest.features != FEATURES:
         raise OldArtefactError(
-            f"{folder} was trained on other features than are read now; {advice}"
+            f"{folder} was trained on features that this foretoken does not read; {advice}"
         )
     return manifest
 
 
 def digest(*files: Path) -> str:
-    """SHA-256 over the files' contents, end to end."""
+    """SHA-256 of the concatenated files."""
     sha = hashlib.sha256()
     for path in files:
         with path.open("rb") as file:
@@ -125,6 +127,6 @@ def digest(*files: Path) -> str:
 
 
 def weights_digest(encoder: Path) -> str:
-    """Of an encoder folder's weights and tokenizer: what its vectors follow from."""
+    """Digest of an encoder folder's weights and tokenizer, which determine its vectors."""
     kinds = ("*.safetensors", "pytorch_model*.bin", "tokenizer.json")
     return digest(*sorted({path for kind in kinds for path in encoder.glob(kind)}))

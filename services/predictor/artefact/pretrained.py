@@ -1,5 +1,4 @@
-"""Starting from a ranker that was trained beforehand: its order is kept, its lengths follow the
-outcomes."""
+"""Predictors that start from a trained ranker: the order is kept, lengths adapt to outcomes."""
 
 import logging
 from dataclasses import dataclass
@@ -11,10 +10,10 @@ from services.predictor.blend.content import ContentPredictor
 from services.predictor.blend.members import FittedMember
 from services.predictor.encoder.source import find_folder
 from services.predictor.interface import Options
-from services.predictor.models.fitting import Fitted, Rows, Tick, by_parts
+from services.predictor.models.fitting import Fitted, ProgressCallback, Rows, cross_fit
 from services.predictor.models.frame import Frame
 from services.predictor.models.nets.crossfit import Ensemble
-from services.predictor.models.nets.recipes import Scored
+from services.predictor.models.nets.recipes import ScoreModel
 from services.predictor.models.scale import Scale
 from services.predictor.models.spread import Floats
 from services.predictor.predictors import build_reading
@@ -25,10 +24,10 @@ log = logging.getLogger(__name__)
 def build_pretrained(
     name: str, options: Options, folder: str
 ) -> tuple[ContentPredictor, str] | None:
-    """The predictor with its ranker out of the artefact, and the encoder it reads with.
+    """Returns the predictor with the artefact's ranker and the name of its encoder.
 
-    None, with a warning, where the artefact cannot be used: it was moved aside, and serving goes on
-    without. Raises ValueError for a predictor without a ranker.
+    Returns None with a warning when the artefact cannot be used. Raises ValueError for a predictor
+    without a ranker.
     """
     artefact = load_or_set_aside(Path(folder))
     if artefact is None:
@@ -36,7 +35,7 @@ def build_pretrained(
     try:
         check_installed(artefact, find_folder(artefact.encoder))
     except ArtefactError as error:
-        log.warning("serving goes on without a trained ranker: %s", error)
+        log.warning("serving continues without a trained ranker: %s", error)
         return None
     predictor = build_reading(name, options, {MEMBER: trained_member(artefact.model)})
     predictor.adopt(artefact.refitted())
@@ -45,26 +44,26 @@ def build_pretrained(
 
 @dataclass(frozen=True)
 class Rescaling:
-    """A fit that keeps trained nets and learns which lengths their scores stand for here: score
-    → rank → lengths of recent requests (papers/002). Can be pickled."""
+    """A fit that keeps the trained nets and relearns the lengths of their scores: score → rank →
+    lengths of recent requests (Learning to Rank, Fu et al., NeurIPS 2024). Picklable."""
 
     ensemble: Ensemble
 
-    def __call__(self, frame: Frame, lengths: Floats, seed: int, tick: Tick) -> Fitted:
+    def __call__(self, frame: Frame, lengths: Floats, seed: int, tick: ProgressCallback) -> Fitted:
         scores = self.ensemble.scores(frame)[:, 0]
 
         def fit(rows: Rows) -> Scale:
             return Scale.fit(scores[rows], lengths[rows])
 
-        def say(scale: Scale, rows: Rows) -> Floats:
+        def predict(scale: Scale, rows: Rows) -> Floats:
             return scale.spread(scores[rows])
 
-        _, unseen = by_parts(frame, seed, tick, fit, say)
-        return Fitted(Scored(self.ensemble, Scale.fit(scores, lengths)), unseen)
+        _, unseen = cross_fit(frame, seed, tick, fit, predict)
+        return Fitted(ScoreModel(self.ensemble, Scale.fit(scores, lengths)), unseen)
 
 
-def trained_member(model: Scored) -> FittedMember:
-    """Ready at once; a refit changes its scale only."""
+def trained_member(model: ScoreModel) -> FittedMember:
+    """A member that is ready at once; a refit changes only its scale."""
     member = FittedMember(Rescaling(model.ensemble))
     member.adopt(model)
     return member

@@ -1,4 +1,4 @@
-"""A ranker as named tensors and a description in JSON, so that no file holds code."""
+"""Serialises a ranker as named tensors and a JSON description, so that no file contains code."""
 
 import json
 from collections.abc import Mapping
@@ -9,20 +9,22 @@ import torch
 from torch import Tensor
 
 from services.predictor.models.nets.crossfit import Ensemble
-from services.predictor.models.nets.net import Net, Preparation, View
-from services.predictor.models.nets.recipes import RANKER, Scored
+from services.predictor.models.nets.net import FeatureSelection, Net, Preparation
+from services.predictor.models.nets.recipes import RANKER, ScoreModel
 from services.predictor.models.scale import Scale
 from services.predictor.models.spread import Floats
 
 Tensors = Mapping[str, Tensor]
 
-_ARRAYS = ("known", "idf", "middle", "deviation")  # of Preparation
+_ARRAYS = ("known", "idf", "middle", "deviation")  # fields of Preparation
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """What a model said [n, 64] of training requests without having seen them, who asked them and
-    how long the answers were [n]; `examples` is how many such there were."""
+    """Out-of-fold quantiles [n, 64] of training requests, their applications and true lengths [n].
+
+    `examples` is the number of requests before truncation to n.
+    """
 
     spread: Floats
     applications: tuple[str, ...]
@@ -30,8 +32,8 @@ class Calibration:
     examples: int
 
 
-def to_tensors(model: Scored) -> tuple[dict[str, Tensor], str]:
-    """What `from_tensors` makes the same model of."""
+def to_tensors(model: ScoreModel) -> tuple[dict[str, Tensor], str]:
+    """Returns tensors and a description, the inverse of `from_tensors`."""
     preparation = model.ensemble.preparation
     arrays = {f"preparation.{name}": getattr(preparation, name) for name in _ARRAYS}
     arrays |= {"scale.knots": model.scale.knots, "scale.logs": model.scale.logs}
@@ -46,17 +48,17 @@ def to_tensors(model: Scored) -> tuple[dict[str, Tensor], str]:
     return tensors, json.dumps(described)
 
 
-def from_tensors(tensors: Tensors, described: str) -> Scored:
-    """Raises KeyError, TypeError, ValueError or RuntimeError for what `to_tensors` never wrote."""
+def from_tensors(tensors: Tensors, described: str) -> ScoreModel:
+    """Raises KeyError, TypeError, ValueError or RuntimeError for invalid input."""
     known = json.loads(described)
     preparation = Preparation(
-        view=View(**known["view"]),
+        view=FeatureSelection(**known["view"]),
         names=dict(known["names"]),
         **{name: tensors[f"preparation.{name}"].numpy() for name in _ARRAYS},
     )
     nets = tuple(_net(preparation, tensors, f"net.{i}.") for i in range(known["nets"]))
     scale = Scale(tensors["scale.knots"].numpy(), tensors["scale.logs"].numpy())
-    return Scored(Ensemble(preparation, nets), scale)
+    return ScoreModel(Ensemble(preparation, nets), scale)
 
 
 def calibration_to_tensors(calibration: Calibration) -> tuple[dict[str, Tensor], str]:
@@ -69,7 +71,7 @@ def calibration_to_tensors(calibration: Calibration) -> tuple[dict[str, Tensor],
 
 
 def calibration_from_tensors(tensors: Tensors, described: str) -> Calibration:
-    """Raises as `from_tensors` does."""
+    """Raises the same errors as `from_tensors`."""
     known = json.loads(described)
     spread = tensors["unseen.spread"].numpy().astype(float)
     lengths = tensors["unseen.lengths"].numpy().astype(float)

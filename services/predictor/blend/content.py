@@ -1,4 +1,4 @@
-"""The predictor that reads prompts: one member, or several and the mixture that weighs them."""
+"""A predictor that reads prompts: one member, or several weighted by a mixture."""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -10,31 +10,31 @@ from services.forecast import Forecast
 from services.lengths import LEARNABLE_REASONS
 from services.predictor.blend.members import Member
 from services.predictor.blend.mixture import Mixture
-from services.predictor.blend.quantile_cache import Recall
-from services.predictor.encoder.extract import without_meaning, wording
+from services.predictor.blend.quantile_cache import QuantileCache
+from services.predictor.encoder.extract import without_embeddings, word_features
 from services.predictor.interface import Example, Features, Options, Query
-from services.predictor.models.fitting import Fit, Fitted, Model, Tick, untold
+from services.predictor.models.fitting import Fit, Fitted, Model, ProgressCallback, ignore_progress
 from services.predictor.models.frame import Frame
 from services.predictor.models.history import HistoryPredictor
 from services.predictor.models.spread import Floats, forecasts
 
-LEAST_TO_FIT = 64  # examples
-WORDS_MOST = 64  # prompts of one call told by their words
-WORDS = "words"  # the source of such forecasts
-_JUDGED = 8_000  # the last examples, on which members are weighed
+MIN_EXAMPLES_TO_FIT = 64  # examples
+MAX_PROMPTS_BY_WORDS = 64  # per call
+WORDS = "words"  # source of forecasts from words alone
+_JUDGED = 8_000  # latest examples, used to weigh members
 
 
 @dataclass(frozen=True)
 class Refit:
-    """Everything that has to be fitted anew, as a value that another process can run."""
+    """A complete fit as a value that another process can run."""
 
     fits: Mapping[str, Fit]
     examples: tuple[Example, ...]
     seed: int
     by_words: Fit | None = None
 
-    def run(self, tick: Tick = untold) -> "Refitted":
-        frame = Frame.of([example.query for example in self.examples])
+    def run(self, tick: ProgressCallback = ignore_progress) -> "Refitted":
+        frame = Frame.from_queries([example.query for example in self.examples])
         lengths = np.array([float(example.output_tokens) for example in self.examples])
         done: dict[str, Fitted] = {}
         for number, (name, fit) in enumerate(self.fits.items()):
@@ -46,12 +46,14 @@ class Refit:
         refitted = Refitted.weigh(done, frame.applications, lengths)
         if self.by_words is None:
             return replace(refitted, by_words=done[WORDS].model if WORDS in done else None)
-        return replace(refitted, by_words=self.by_words(frame, lengths, self.seed, untold).model)
+        return replace(
+            refitted, by_words=self.by_words(frame, lengths, self.seed, ignore_progress).model
+        )
 
 
 @dataclass(frozen=True)
 class Refitted:
-    """New models, and how far each is believed, by what it said of examples unseen."""
+    """New models and their mixture, weighted by out-of-fold forecasts."""
 
     models: Mapping[str, Model]
     mixture: Mixture
@@ -62,7 +64,7 @@ class Refitted:
     def weigh(
         fitted: Mapping[str, Fitted], applications: Sequence[str], lengths: Floats
     ) -> "Refitted":
-        """By the last examples; a second or two for 8,000 of them."""
+        """Weighs the models on the last examples; 1 to 2 s for 8,000."""
         mixture = Mixture(len(fitted))
         unseen = [each.unseen[-_JUDGED:] for each in fitted.values()]
         mixture.start(unseen, applications[-_JUDGED:], lengths[-_JUDGED:])
@@ -71,11 +73,11 @@ class Refitted:
 
 
 class ContentPredictor:
-    """Forecasts by the members that are ready; by plain history where none is or no text was read.
+    """Forecasts with the ready members; with history when none is ready or the prompt was not read.
 
-    `learn` is quick: members that learn at once do, examples are kept for the next fit, and the
-    mixture is told how each member's spread, made before, has fared. `refit` gives the slow work
-    as a value; `adopt` swaps its result in at once.
+    `learn` is fast: it updates members that learn online, stores examples for the next fit, and
+    updates the mixture with each member's earlier forecast. `refit` returns the slow work as a
+    value; `adopt` installs its result.
     """
 
     def __init__(
@@ -95,7 +97,7 @@ class ContentPredictor:
         self._new = 0
         self._ready: tuple[str, ...] = ()
         self._mixture = Mixture(0)
-        self._recall = Recall()
+        self._recall = QuantileCache()
 
     def forecast(self, batch: Sequence[Query]) -> list[Forecast]:
         read = [i for i, query in enumerate(batch) if self._ready and query.features is not None]
@@ -109,11 +111,13 @@ class ContentPredictor:
         return forecast
 
     def by_words(self, batch: Sequence[Query]) -> list[Forecast | None]:
-        """What words alone tell of prompts; None where there is no prompt, and before the first
-        fit. Of the first WORDS_MOST prompts: each takes some 0.1 ms. It reads what no other
-        call changes, so it may be called while one runs in another thread."""
+        """Forecasts from words alone; None without a prompt and before the first fit.
+
+        At most MAX_PROMPTS_BY_WORDS prompts, 0.1 ms each. It only reads state that no other method
+        changes, so it may run while another method runs in a different thread.
+        """
         model, told = self._by_words, [None] * len(batch)
-        rows = [i for i, query in enumerate(batch) if query.prompt][:WORDS_MOST]
+        rows = [i for i, query in enumerate(batch) if query.prompt][:MAX_PROMPTS_BY_WORDS]
         if model is None or not rows:
             return [*told]
         spread = model.spread(_unread([batch[i] for i in rows]))
@@ -122,7 +126,8 @@ class ContentPredictor:
 
     @property
     def edition(self) -> int:
-        """Rises when the same prompt may be foretold otherwise: with a fit, and with outcomes."""
+        """Increases when the forecast of a known prompt may change: after a fit and after enough
+        outcomes."""
         return self._recall.edition
 
     def learn(self, examples: Sequence[Example]) -> int:
@@ -135,19 +140,19 @@ class ContentPredictor:
 
     @property
     def pending(self) -> int:
-        """Examples that came since the last refit was asked for."""
+        """Examples since the last refit."""
         return self._new
 
     def refit(self, seed: int = 0) -> Refit | None:
-        """The next fit, or None while there is too little to fit on."""
-        if len(self._examples) < LEAST_TO_FIT:
+        """Returns the next fit, or None while there are too few examples."""
+        if len(self._examples) < MIN_EXAMPLES_TO_FIT:
             return None
         self._new = 0
         fits = {name: member.fit for name, member in self._members.items()}
         return Refit(fits, tuple(self._examples), seed, self._fit_words)
 
     def adopt(self, refitted: Refitted) -> None:
-        """Swaps the new models and their mixture in."""
+        """Installs the new models and their mixture."""
         for name, model in refitted.models.items():
             self._members[name].adopt(model)
         self._ready = tuple(refitted.models)
@@ -158,26 +163,26 @@ class ContentPredictor:
         self.version += 1
 
     def forget(self) -> None:
-        """What was said of prompts before; the next forecast of each asks the members again."""
+        """Clears the cache, so that the next forecast asks the members again."""
         self._recall.forget()
 
-    def fit(self, tick: Tick = untold) -> None:
-        """Refits here and now; for benchmarks and tests."""
+    def fit(self, tick: ProgressCallback = ignore_progress) -> None:
+        """Refits synchronously, for benchmarks and tests."""
         if refit := self.refit():
             self.adopt(refit.run(tick))
 
     @property
     def members(self) -> Mapping[str, Member]:
-        """Those that are ready, by name."""
+        """Ready members by name."""
         return {name: self._members[name] for name in self._ready}
 
     def weights(self, application: str) -> dict[str, float]:
-        """How far each member is believed for an application."""
+        """Weight of each member for an application."""
         return dict(zip(self._ready, self._mixture.weights(application).tolist(), strict=True))
 
     def _learn_read(self, examples: Sequence[Example]) -> None:
         queries = [example.query for example in examples]
-        frame = Frame.of(queries)
+        frame = Frame.from_queries(queries)
         if self._ready:
             lengths = np.array([float(example.output_tokens) for example in examples])
             said = self._recall.spreads(queries, self._ask)
@@ -189,16 +194,16 @@ class ContentPredictor:
         self._new += len(examples)
 
     def _ask(self, queries: Sequence[Query]) -> list[Floats]:
-        frame = Frame.of(queries)
+        frame = Frame.from_queries(queries)
         return [self._members[name].spread(frame) for name in self._ready]
 
 
 def _unread(queries: Sequence[Query]) -> Frame:
-    """Of prompts their words and sizes, whether or not an encoder has read them."""
-    return Frame.of([replace(q, features=_wording(q)) for q in queries])
+    """Frame of words and sizes alone, with or without embeddings."""
+    return Frame.from_queries([replace(q, features=_wording(q)) for q in queries])
 
 
 def _wording(query: Query) -> Features | None:
     if query.features:
-        return wording(query.features)
-    return without_meaning(query.prompt) if query.prompt else None
+        return without_embeddings(query.features)
+    return word_features(query.prompt) if query.prompt else None

@@ -1,4 +1,4 @@
-"""A model has to be worth more than plain history: while it is not, it is set aside."""
+"""Sets a prompt model aside while it is less accurate than history."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -11,18 +11,16 @@ from services.forecast import Forecast
 from services.predictor.interface import Example, Predictor, Query
 from services.predictor.models.history import SOURCE as HISTORY
 
-WINDOW = 1_000  # outcomes that model and history are compared over
-LEAST = 200  # outcomes before a verdict; fewer are a matter of a few long answers
-CLEARLY = (
-    2.0  # standard errors of the mean difference that a verdict before the window is full needs
-)
+WINDOW = 1_000  # outcomes in a full comparison
+MIN_OUTCOMES = 200  # fewer outcomes depend on a few long answers
+SIGNIFICANT_STD_ERRORS = 2.0  # required of the mean difference before the window is full
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
-    """What was foretold of a request at one moment: what was given, and what is judged.
+class ForecastPair:
+    """The forecasts of a request at one time: the one given, and the two that are compared.
 
-    `by_model` is None where no model read the prompt.
+    `by_model` is None when no model read the prompt.
     """
 
     given: Forecast
@@ -30,11 +28,11 @@ class Made:
     by_model: Forecast | None = None
 
 
-class Guard:
-    """Sets a model aside and takes it back, by how much worse than history's its losses are.
+class ModelGuard:
+    """Compares the model's losses with history's and sets the model aside or reinstates it.
 
-    Over a full window any difference counts, before only a clear one. Each change begins the
-    comparison anew, so there are at least LEAST outcomes between two changes.
+    A full window decides by any difference, a shorter one only by a significant one. Each change
+    restarts the comparison, so changes are at least MIN_OUTCOMES outcomes apart.
     """
 
     def __init__(self) -> None:
@@ -42,13 +40,14 @@ class Guard:
         self._excess: deque[float] = deque(maxlen=WINDOW)
 
     def observe(self, excess: Sequence[float]) -> bool:
-        """The model's losses less history's, an outcome each; whether this changed the verdict."""
+        """Adds the model's losses minus history's, one per outcome. Returns whether the decision
+        changed."""
         self._excess.extend(excess)
-        if len(self._excess) < LEAST:
+        if len(self._excess) < MIN_OUTCOMES:
             return False
         differences = np.array(self._excess)
         error = differences.std() / np.sqrt(len(differences))
-        margin = 0.0 if len(differences) == WINDOW else CLEARLY * error
+        margin = 0.0 if len(differences) == WINDOW else SIGNIFICANT_STD_ERRORS * error
         worse = differences.mean() * (-1 if self.set_aside else 1)
         if worse <= margin:
             return False
@@ -57,8 +56,8 @@ class Guard:
         return True
 
 
-class Guardable(Predictor, Protocol):
-    """Of `ContentPredictor`, what is guarded."""
+class PromptModel(Predictor, Protocol):
+    """The part of ContentPredictor that is guarded."""
 
     @property
     def edition(self) -> int: ...
@@ -66,8 +65,8 @@ class Guardable(Predictor, Protocol):
     def by_words(self, batch: Sequence[Query]) -> list[Forecast | None]: ...
 
 
-class Unguarded:
-    """A predictor that stands for itself: what it says is given. It reads no prompts."""
+class PlainForecaster:
+    """Serves the forecasts of a predictor that reads no prompts."""
 
     set_aside = False
     edition = 0
@@ -79,42 +78,42 @@ class Unguarded:
     def version(self) -> int:
         return self._predictor.version
 
-    def forecast(self, batch: Sequence[Query]) -> list[Made]:
-        return [Made(forecast, forecast) for forecast in self._predictor.forecast(batch)]
+    def forecast(self, batch: Sequence[Query]) -> list[ForecastPair]:
+        return [ForecastPair(forecast, forecast) for forecast in self._predictor.forecast(batch)]
 
     def by_history(self, batch: Sequence[Query]) -> list[Forecast]:
         return self._predictor.forecast(batch)
 
-    def choose(self, by_model: Forecast, by_history: Forecast) -> Made:
-        return Made(by_history, by_history)
+    def choose(self, by_model: Forecast, by_history: Forecast) -> ForecastPair:
+        return ForecastPair(by_history, by_history)
 
     def learn(self, examples: Sequence[Example]) -> int:
         return self._predictor.learn(examples)
 
     def study(self, examples: Sequence[Example]) -> None:
-        """It has learnt all there is."""
+        """Does nothing: `learn` has learned everything."""
 
     def compare(self, excess: Sequence[float]) -> bool:
-        """There is nothing to choose between."""
+        """Returns False: there is no second model."""
         return False
 
 
-class Guarded:
-    """A model beside history. Both foretell and learn everything; the guard says who is heard.
+class GuardedForecaster:
+    """Serves a prompt model or history, whichever the guard selects. Both learn from all outcomes.
 
-    Where the model has nothing to read or knows nothing yet, history is this one's, which learns
-    at once; the model learns when it is told to `study`. `read` and `study` take milliseconds and
-    touch the model alone, so they may run in another thread, one at a time; all else is quick.
+    History also answers when the model cannot. It learns at once; the model learns in `study`.
+    `read` and `study` take milliseconds and touch the model alone, so they may run in another
+    thread, one at a time. All other methods are fast.
     """
 
-    def __init__(self, model: Guardable, history: Predictor):
+    def __init__(self, model: PromptModel, history: Predictor):
         self._model = model
         self._history = history
-        self._guard = Guard()
+        self._guard = ModelGuard()
 
     @property
     def version(self) -> int:
-        """Of what is shared: history."""
+        """Version of history, the source of shared forecasts."""
         return self._history.version
 
     @property
@@ -123,14 +122,14 @@ class Guarded:
 
     @property
     def edition(self) -> int:
-        """Of the model: rises when it may say otherwise of the same prompt."""
+        """Edition of the model: increases when the forecast of a known prompt may change."""
         return self._model.edition
 
-    def forecast(self, batch: Sequence[Query]) -> list[Made]:
-        """At once: by words where the model can, else by history."""
+    def forecast(self, batch: Sequence[Query]) -> list[ForecastPair]:
+        """Immediate forecasts: from words when the model can, else from history."""
         pairs = zip(self._model.by_words(batch), self._history.forecast(batch), strict=True)
         return [
-            self.choose(by_words, by_history) if by_words else Made(by_history, by_history)
+            self.choose(by_words, by_history) if by_words else ForecastPair(by_history, by_history)
             for by_words, by_history in pairs
         ]
 
@@ -138,13 +137,13 @@ class Guarded:
         return self._history.forecast(batch)
 
     def read(self, batch: Sequence[Query]) -> list[Forecast | None]:
-        """The model's word of queries with features; None where it knows nothing yet."""
+        """The model's forecasts of queries with features; None when it has none."""
         said = self._model.forecast(batch)
         return [None if forecast.source == HISTORY else forecast for forecast in said]
 
-    def choose(self, by_model: Forecast, by_history: Forecast) -> Made:
-        """What is given of the two."""
-        return Made(by_history if self.set_aside else by_model, by_history, by_model)
+    def choose(self, by_model: Forecast, by_history: Forecast) -> ForecastPair:
+        """Pairs both forecasts and selects the one to give."""
+        return ForecastPair(by_history if self.set_aside else by_model, by_history, by_model)
 
     def learn(self, examples: Sequence[Example]) -> int:
         return self._history.learn(examples)
@@ -153,8 +152,8 @@ class Guarded:
         self._model.learn(examples)
 
     def compare(self, excess: Sequence[float]) -> bool:
-        """As `Guard.observe`."""
+        """See `ModelGuard.observe`."""
         return self._guard.observe(excess)
 
 
-Foreteller = Unguarded | Guarded
+Forecaster = PlainForecaster | GuardedForecaster

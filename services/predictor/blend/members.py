@@ -1,4 +1,4 @@
-"""Members: what a content predictor is made of, each with what it has learnt so far."""
+"""Members of a content predictor with their learned state."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -7,16 +7,16 @@ from typing import Protocol
 import numpy as np
 
 from services.predictor.interface import Example, Options, Query
-from services.predictor.models.fitting import Fit, Fitted, Model, Tick
+from services.predictor.models.fitting import Fit, Fitted, Model, ProgressCallback
 from services.predictor.models.frame import Frame
 from services.predictor.models.history import HistoryPredictor
-from services.predictor.models.spread import Floats, of_samples
+from services.predictor.models.spread import Floats, from_samples
 
-ANYONE = "*"  # the population of all models together
+ANYONE = "*"  # the population of all models
 
 
 class Member(Protocol):
-    """One way to foretell. `fit` is what the background does for it; `adopt` takes the result."""
+    """One forecasting method. `fit` runs in the background; `adopt` installs its result."""
 
     @property
     def fit(self) -> Fit: ...
@@ -27,16 +27,16 @@ class Member(Protocol):
     def adopt(self, model: Model) -> None: ...
 
     def learn(self, frame: Frame, examples: Sequence[Example]) -> None:
-        """What can be learnt at once, outcome by outcome; the frame is the examples' columns."""
+        """Learns online from outcomes; `frame` holds the examples' columns."""
         ...
 
     def spread(self, frame: Frame) -> Floats:
-        """[n, 64]; only when ready."""
+        """[n, 64] quantiles; only when ready."""
         ...
 
 
 class FittedMember:
-    """A member that knows only what it was last fitted on."""
+    """A member that changes only when it is refitted."""
 
     def __init__(self, fit: Fit):
         self.fit = fit
@@ -50,18 +50,18 @@ class FittedMember:
         self._model = model
 
     def learn(self, frame: Frame, examples: Sequence[Example]) -> None:
-        """Nothing until the next fit."""
+        """Does nothing until the next fit."""
 
     def spread(self, frame: Frame) -> Floats:
-        assert self._model is not None, "asked before it was ready"
+        assert self._model is not None, "spread() called before the member is ready"
         return self._model.spread(frame)
 
 
 class HistoryMember:
-    """The last lengths of the same model and application; of everything, for an unknown model.
+    """Recent lengths of the same model and application; of all models for an unknown one.
 
-    It speaks once it has learnt, so it takes no safe start; a spread needs a number for answers
-    that were cut, and takes the longest met.
+    It is ready only after it has learned, so it needs no prior. Truncated answers count as the
+    longest length seen.
     """
 
     def __init__(self, options: Options):
@@ -75,7 +75,7 @@ class HistoryMember:
         return bool(self._known)
 
     def adopt(self, model: Model) -> None:
-        """Nothing: history has learnt outcome by outcome."""
+        """Does nothing: history learns online."""
 
     def learn(self, frame: Frame, examples: Sequence[Example]) -> None:
         for example in examples:
@@ -98,20 +98,20 @@ class HistoryMember:
             if id(forecast) not in made:
                 cut = forecast.truncated(self._longest)
                 points, weights = np.array([cut.points]), np.array([cut.weights])
-                made[id(forecast)] = of_samples(points, weights)[0]
+                made[id(forecast)] = from_samples(points, weights)[0]
             rows.append(made[id(forecast)])
         return np.stack(rows)
 
 
 class _NoModel:
-    """What history is fitted to: it is never asked."""
+    """Placeholder model of history, which is never used."""
 
     def spread(self, frame: Frame) -> Floats:
         raise AssertionError("history has no fitted model")
 
 
-def fit_history(frame: Frame, lengths: Floats, seed: int, tick: Tick) -> Fitted:
-    """What history says of each row, once it has seen all of them."""
+def fit_history(frame: Frame, lengths: Floats, seed: int, tick: ProgressCallback) -> Fitted:
+    """Returns history's forecast of each row after all rows were learned."""
     member = HistoryMember(Options(window=len(lengths)))
     examples = [
         Example(Query(model, application, 0, int(length)), int(length))

@@ -1,8 +1,9 @@
-"""Which member to believe: weights by pinball loss, and recalibration, an application each.
+"""Weights of the members and recalibration per application.
 
-The blend's quantiles are weighted geometric means of the members'. Weights descend the blend's own
-pinball loss, multiplicatively (exponentiated gradient: Kivinen, Warmuth 1997). Weighing the members
-by their log-losses, each for itself, was measured worse: it cannot see that two err together.
+The blend's quantiles are weighted geometric means of the members' quantiles. The weights descend
+the pinball loss of the blend by exponentiated gradient (Kivinen and Warmuth, Information and
+Computation 1997). Weights from each member's own log-loss were measured worse: they ignore
+correlated errors.
 """
 
 from collections import deque
@@ -12,28 +13,28 @@ from dataclasses import dataclass, field
 import numpy as np
 from cachetools import LRUCache
 
-from services.predictor.models.spread import LEVELS, Floats, average, levels_of, recalibrated
+from services.predictor.models.spread import LEVELS, Floats, average, quantile_levels, recalibrated
 
-WINDOW = 1_000  # outcomes an application, from which levels are calibrated
-_CALIBRATION_PRIOR = 30  # outcomes' worth of belief in the levels as they are
-_APPLICATIONS = 1_024  # names come from clients; the one unseen for longest goes first
-_OWN = 100  # unseen outcomes from which an application starts with weights of its own
-_ROUNDS, _RATE = 60, 6.0  # of the descent at a start
-_ONLINE_RATE = 0.05  # an outcome
+WINDOW = 1_000  # outcomes per application for calibration
+_CALIBRATION_PRIOR = 30  # pseudo-outcomes for the uncalibrated levels
+_APPLICATIONS = 1_024  # clients choose the names; least recently used is evicted
+_OWN = 100  # out-of-fold outcomes required for weights per application
+_ROUNDS, _RATE = 60, 6.0  # descent in `start`
+_ONLINE_RATE = 0.05  # per outcome
 _LARGEST_STEP = 2.0
-_FLOOR = 1e-3  # a member never quite forgotten can come back
+_FLOOR = 1e-3  # minimum weight, so that a member can recover
 
 
 @dataclass
 class _Belief:
-    """What holds for one application, or for all together."""
+    """Weights and calibration of one application, or of all together."""
 
     weights: Floats
     levels: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
     map: Floats = field(default_factory=lambda: LEVELS)
 
     def step(self, logs: Floats, true: Floats, rate: float) -> None:
-        """Against the gradient of the pinball loss at these outcomes; O(n · 64 · members)."""
+        """One step against the gradient of the pinball loss; O(n · 64 · members)."""
         slope = rate * _gradient(logs, true, self.weights)
         moved = self.weights * np.exp(-np.clip(slope, -_LARGEST_STEP, _LARGEST_STEP))
         floored = np.maximum(moved / moved.sum(), _FLOOR)
@@ -46,10 +47,10 @@ class _Belief:
 
 
 class Mixture:
-    """Members' weights and a map of levels for each application, and for those unknown.
+    """Weights of the members and a calibration map for each application, with defaults for unknown
+    ones.
 
-    Built from spreads that members gave unseen, and what came true; `observe` goes on from there
-    with spreads given before the outcome.
+    `start` uses out-of-fold forecasts; `observe` continues with forecasts made before the outcome.
     """
 
     def __init__(self, members: int):
@@ -59,7 +60,7 @@ class Mixture:
     def start(
         self, spreads: Sequence[Floats], applications: Sequence[str], lengths: Floats
     ) -> None:
-        """Descends to the weights of all together, from there to each application's own."""
+        """Fits the weights of all applications together, then each application's own from there."""
         logs, true, names = _logs(spreads), np.log(lengths), np.array(applications)
         _descend(self._all, logs, true)
         for name, count in zip(*np.unique(names, return_counts=True), strict=True):
@@ -71,7 +72,7 @@ class Mixture:
     def observe(
         self, spreads: Sequence[Floats], applications: Sequence[str], lengths: Floats
     ) -> None:
-        """A step for each application met. O(n · 64 · members + applications · window)."""
+        """One step per application. O(n · 64 · members + applications · window)."""
         self._calibrate(spreads, applications, lengths)
         logs, true, names = _logs(spreads), np.log(lengths), np.array(applications)
         self._all.step(logs, true, _ONLINE_RATE * len(true))
@@ -80,7 +81,8 @@ class Mixture:
             self._belief(str(name)).step(logs[rows], true[rows], _ONLINE_RATE * rows.sum())
 
     def combine(self, spreads: Sequence[Floats], applications: Sequence[str]) -> Floats:
-        """Members' spreads [n, 64] each → the believed one, recalibrated."""
+        """Returns the weighted and recalibrated quantiles [n, 64] of the members' quantiles [n, 64]
+        each."""
         beliefs = [self._own.get(name, self._all) for name in applications]
         mixed = average(spreads, np.stack([b.weights for b in beliefs]))
         return recalibrated(mixed, np.stack([b.map for b in beliefs]))
@@ -93,7 +95,7 @@ class Mixture:
     ) -> None:
         names = np.array(applications)
         beliefs = [self._own.get(name, self._all) for name in applications]
-        levels = levels_of(average(spreads, np.stack([b.weights for b in beliefs])), lengths)
+        levels = quantile_levels(average(spreads, np.stack([b.weights for b in beliefs])), lengths)
         self._all.calibrate(levels, LEVELS)
         for name in np.unique(names):
             self._belief(str(name)).calibrate(levels[names == name], self._all.map)
@@ -114,7 +116,7 @@ def _descend(belief: _Belief, logs: Floats, true: Floats) -> None:
 
 
 def _gradient(logs: Floats, true: Floats, weights: Floats) -> Floats:
-    """Of the mean pinball loss in tokens, per mean token, by the weights; sums to about 0.
+    """Gradient by weight of the mean pinball loss in tokens, per mean token; its mean is 0.
 
     logs: [n, 64, members]; true: log lengths [n].
     """

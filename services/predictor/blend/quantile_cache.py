@@ -1,4 +1,4 @@
-"""What was said of a prompt before, for as long as it would be said again."""
+"""Caches the members' quantiles of recent prompts."""
 
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
@@ -9,25 +9,25 @@ from cachetools import LRUCache
 from services.predictor.interface import Query
 from services.predictor.models.spread import Floats
 
-MOST = 4_096  # prompts; six members' spreads are 3 kB each
-STALE = 256  # outcomes learnt, after which history and neighbours may say otherwise
+MAX_PROMPTS = 4_096  # with six members 3 kB each
+MAX_OUTCOMES_BEHIND = 256  # entries expire after this many outcomes
 
 Key = tuple[str, str, bytes]
 
 
-class Recall:
-    """Members' spreads [members, 64] by model, application and features; of MOST prompts, the
-    least recently asked about goes first."""
+class QuantileCache:
+    """Members' quantiles [members, 64] by model, application and features; LRU with MAX_PROMPTS
+    entries."""
 
     def __init__(self) -> None:
-        self.edition = 0  # counts what was forgotten
-        self._said: LRUCache[Key, Floats] = LRUCache(MOST)
+        self.edition = 0  # increases when the cache is cleared
+        self._said: LRUCache[Key, Floats] = LRUCache(MAX_PROMPTS)
         self._learnt = 0
 
     def spreads(
         self, queries: Sequence[Query], ask: Callable[[Sequence[Query]], list[Floats]]
     ) -> list[Floats]:
-        """[n, 64] a member: remembered rows, and `ask`'s for the others, in one call."""
+        """[n, 64] per member: cached rows, and one call of `ask` for the others."""
         keys = [_key(query) for query in queries]
         new = {k: q for k, q in zip(keys, queries, strict=True) if k not in self._said}
         said = {key: self._said[key] for key in keys if key in self._said}
@@ -39,7 +39,7 @@ class Recall:
 
     def learnt(self, outcomes: int) -> None:
         self._learnt += outcomes
-        if self._learnt >= STALE:
+        if self._learnt >= MAX_OUTCOMES_BEHIND:
             self.forget()
 
     def forget(self) -> None:

@@ -1,8 +1,8 @@
-"""BERT's layers in INT8 on packed rows: no padding, and a text's rows read nothing of another's.
+"""BERT in INT8 on packed rows: no padding, and each text attends only to itself.
 
-Weights are symmetric, one scale an output channel; activations are scaled row by row as they
-come. A product of a row's 8 bits and a weight's 7 fits the 16-bit sums that processors without
-VNNI make (255 · 64 · 2 < 2^15), so nothing saturates; the other split loses more.
+Weights are quantized symmetrically with one scale per output channel, activations per row at run
+time. Activations have 8 bits and weights 7, so that products fit the 16-bit sums of processors
+without VNNI (255 · 64 · 2 < 2^15) without saturation; other splits lose more accuracy.
 """
 
 import warnings
@@ -19,11 +19,11 @@ from transformers.models.bert.modeling_bert import BertLayer
 _ROW_LEVELS = 127.0
 _ROW_ZERO = 128
 _WEIGHT_LEVELS = 64
-_SMALLEST = 1e-30  # a row or channel of zeros has this scale, and stays zero
+_SMALLEST = 1e-30  # scale of an all-zero row or channel, which stays zero
 
 
 class Int8Linear:
-    """x [rows, in] → [rows, out] float32. Row results don't depend on what other rows hold."""
+    """x [rows, in] → [rows, out] float32. The result of a row does not depend on other rows."""
 
     def __init__(self, *parts: nn.Linear):
         weight = torch.cat([part.weight.detach().float() for part in parts])
@@ -41,7 +41,7 @@ class Int8Linear:
 def _quantized(weight: Tensor) -> Tensor:
     scales = (weight.abs().amax(1).double() / _WEIGHT_LEVELS).clamp_min(_SMALLEST)
     zeros = torch.zeros(len(scales), dtype=torch.int64)
-    with warnings.catch_warnings():  # its successor in PyTorch is 1.7 times slower on 20 rows
+    with warnings.catch_warnings():  # deprecated, but the successor is 1.7 times slower on 20 rows
         warnings.filterwarnings("ignore", "torch.quantize_per_tensor", UserWarning)
         return torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8)
 
@@ -64,7 +64,7 @@ class _Layer:
         return cast(Tensor, self._norm(self._down(self._activation(self._up(x))) + x))
 
     def _attend(self, x: Tensor, lengths: list[int]) -> Tensor:
-        """Each text within itself: [rows, dim] → [rows, dim]."""
+        """Attention within each text: [rows, dim] → [rows, dim]."""
         rows = x.shape[0]
         qkv = self._qkv(x).view(1, rows, 3, self._heads, -1).permute(2, 0, 3, 1, 4)
         texts = qkv.split_with_sizes(lengths, 3)
@@ -73,10 +73,10 @@ class _Layer:
 
 
 class Int8Bert:
-    """The hidden states of a `BertModel`'s last layers, close to its own.
+    """Approximates the hidden states of a `BertModel`'s last layers.
 
-    Raises ValueError for a decoder, RuntimeError or AttributeError where PyTorch has no such
-    INT8 product on this processor.
+    Raises ValueError for a decoder, and RuntimeError or AttributeError when PyTorch has no INT8
+    product for this processor.
     """
 
     def __init__(self, model: BertModel, layers: int):
@@ -93,7 +93,7 @@ class Int8Bert:
         self._given = layers
 
     def __call__(self, texts: Sequence[Sequence[int]]) -> list[Tensor]:
-        """Token ids a text → its states [layers, tokens, dim]."""
+        """Token ids per text → states [layers, tokens, dim] per text."""
         lengths = [len(ids) for ids in texts]
         ids = torch.tensor([token for text in texts for token in text])
         places = torch.cat([self._places[:length] for length in lengths])

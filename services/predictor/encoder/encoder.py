@@ -1,4 +1,4 @@
-"""Sentence encoder: any text to unit vectors, on the CPU, in a bounded time."""
+"""Sentence encoder: text to unit vectors on the CPU in bounded time."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,37 +12,43 @@ from torch import Tensor
 from transformers import AutoModel, AutoTokenizer, BertModel, PreTrainedModel
 
 from services.predictor.encoder.bert import Int8Bert
-from services.predictor.encoder.source import DEFAULT_NAME, Pool, find_folder, find_pool, no_bar
+from services.predictor.encoder.source import (
+    DEFAULT_NAME,
+    Pool,
+    find_folder,
+    find_pool,
+    without_progress_bar,
+)
 from services.predictor.interface import LAYERS
 
 Matrix = NDArray[np.float32]
 Rows = Sequence[Sequence[int]]  # token ids a text
 States = Callable[[Rows], list[Tensor]]  # → [layers, tokens, dim] a text
 
-# English words have four to five characters a token, code with its blanks up to eight. The head
-# is kept: a request says first what it wants, and a tail would tie the vector to where it ends.
+# English has four to five characters per token, code with its blanks up to eight. The head of a
+# prompt is kept because it states the task.
 CHARS_PER_TOKEN = 8
-# A full cap delays a request by some 20 ms, twice the tokens by 30 to 48; the median prompt has 16
-# to 40 tokens and is read wholly.
+# 64 tokens delay a request by 20 ms, 128 by 30 to 48 ms. The median prompt has 16 to 40 tokens
+# and is read completely.
 CAP_TOKENS = 64
-PASS_TOKENS = 1_024  # in one forward: activations stay in cache, memory bounded
-AGREEMENT = 0.98  # cosine to the model's own states below which INT8 is not used
+PASS_TOKENS = 1_024  # per forward pass: activations stay in cache
+AGREEMENT = 0.98  # minimum cosine similarity of INT8 and fp32 states
 _PROBE = "Name three reasons why the sky is blue, then write them as a poem in C++ comments."
 _SENTENCE_MAX = 300
 
 
 class Encoder:
-    """Encodes texts of any content; safe to call from several threads.
+    """Encodes any text; thread-safe.
 
-    `broken` counts rows that came out NaN or infinite (returned as zeros), `tokens` those that
-    went through the model. `precision` is "int8" for BERT models that keep their meaning in it
-    on this processor, else "fp32".
+    `broken` counts rows with NaN or infinite values (returned as zeros), `tokens` the tokens that
+    went through the model. `precision` is "int8" for BERT models that INT8 represents accurately on
+    this processor, else "fp32".
     """
 
     def __init__(
         self, tokenizer: Tokenizer, model: PreTrainedModel, pool: Pool, cap: int, threads: int
     ):
-        """Wrap loaded parts; `load` finds them. Changes the tokenizer's truncation."""
+        """Wraps loaded parts; use `load`. Changes the tokenizer's truncation."""
         places = getattr(model.config, "max_position_embeddings", cap + 2)
         self.cap_tokens = min(cap, places - 2)  # RoBERTa's positions start at 2
         self.head_chars = self.cap_tokens * CHARS_PER_TOKEN
@@ -58,20 +64,22 @@ class Encoder:
     def load(
         cls, name: str = DEFAULT_NAME, cap_tokens: int = CAP_TOKENS, threads: int = 1
     ) -> "Encoder":
-        """The packaged default, a folder, or a Hub id of a transformers encoder.
+        """Loads the packaged default, a folder, or a Hub id of a transformers encoder.
 
-        threads: within one encode. One is the default since two that share their cores with
-        other services wait for each other. Raises ValueError with the reason and the choices.
+          threads: threads per call. The default is one, because more threads compete with the other
+            services for cores.
+
+        Raises ValueError with the reason and the choices.
         """
         if cap_tokens < 8 or threads < 1:
-            raise ValueError("an encoder needs cap_tokens of 8 or more, and a thread")
+            raise ValueError("an encoder needs cap_tokens >= 8 and threads >= 1")
         try:
             folder = find_folder(name)
             tokenizer, model = _load_tokenizer(folder), _load_model(folder)
             if tokenizer.get_vocab_size() > model.config.vocab_size:
-                raise ValueError("its tokenizer knows more tokens than its model")
+                raise ValueError("its tokenizer has a larger vocabulary than its model")
             return cls(tokenizer, model, find_pool(folder, name, model), cap_tokens, threads)
-        except Exception as error:  # whatever transformers, tokenizers or the Hub say of it
+        except Exception as error:  # from transformers, tokenizers or the Hub
             why = " ".join(str(error).split())[:_SENTENCE_MAX] or type(error).__name__
             raise ValueError(
                 f"cannot load encoder {name!r}: {why}. Give {DEFAULT_NAME!r}, a folder with a "
@@ -79,11 +87,10 @@ class Encoder:
             ) from error
 
     def encode(self, texts: Sequence[str]) -> Matrix:
-        """[n, LAYERS, dim], each of unit length, the sentence embedding last.
+        """Returns [n, LAYERS, dim] of unit length, the sentence embedding last.
 
-        Zeros for a text without tokens, a broken one, and layers that the model does not have.
-
-        Only the first `head_chars` characters of a text are read, and of these `cap_tokens`.
+        Rows are zero for a text without tokens, a broken one, and layers that the model lacks. Only
+        the first `head_chars` characters of a text are read, and of these `cap_tokens` tokens.
         """
         out = np.zeros((len(texts), LAYERS, self.dim), np.float32)
         rows = [self.token_ids(text) for text in texts]
@@ -94,7 +101,7 @@ class Encoder:
         return self._unit(out)
 
     def token_ids(self, text: str) -> list[int]:
-        """What of the text goes through the model, with the special tokens around it."""
+        """Token ids that go through the model, including special tokens."""
         head = text[: self.head_chars]
         clean = head if head.isascii() else head.encode("utf-8", "replace").decode()
         ids: list[int] = self._tokenizer.encode(clean).ids
@@ -105,8 +112,8 @@ class Encoder:
             return torch.stack([self._pooled(states) for states in self._states(rows)])
 
     def _pooled(self, states: Tensor) -> Tensor:
-        """[layers, tokens, dim] → [LAYERS, dim], zeros for layers the model lacks; the sentence
-        embedding alone, repeated, where its pooling changes the dimension."""
+        """[layers, tokens, dim] → [LAYERS, dim], with zeros for missing layers. When the pooling
+        changes the dimension, all rows are the sentence embedding."""
         sentence = self._pool(states[-1])
         if len(sentence) != states.shape[-1]:
             return sentence.expand(LAYERS, -1)
@@ -123,11 +130,15 @@ class Encoder:
         return unit
 
     def _choose(self, model: PreTrainedModel) -> tuple[States, str]:
-        """INT8 where it is built and agrees with the model itself on a probe."""
+        """Selects INT8 when it is available and agrees with the model on a probe."""
         own = _Padded(model)
         try:
             fast = Int8Bert(model, LAYERS) if type(model) is BertModel else None
-        except (ValueError, RuntimeError, AttributeError):  # a decoder, or no INT8 here
+        except (
+            ValueError,
+            RuntimeError,
+            AttributeError,
+        ):  # a decoder, or no INT8 on this processor
             fast = None
         return (fast, "int8") if fast and self._agree(fast, own) else (own, "fp32")
 
@@ -142,7 +153,7 @@ class Encoder:
 
 
 class _Padded:
-    """Any encoder's own forward in fp32, rows padded to the longest."""
+    """The model's own forward in fp32; rows are padded to the longest."""
 
     def __init__(self, model: PreTrainedModel):
         self._model = model
@@ -150,8 +161,8 @@ class _Padded:
 
     def __call__(self, rows: Rows) -> list[Tensor]:
         ids, mask = padded(rows, self._pad)
-        told = self._model(input_ids=ids, attention_mask=mask, output_hidden_states=True)
-        states = torch.stack([*told.hidden_states[-LAYERS:-1], told.last_hidden_state])
+        output = self._model(input_ids=ids, attention_mask=mask, output_hidden_states=True)
+        states = torch.stack([*output.hidden_states[-LAYERS:-1], output.last_hidden_state])
         return [states[:, i, : len(row)] for i, row in enumerate(rows)]
 
 
@@ -164,7 +175,7 @@ def padded(rows: Rows, pad: int) -> tuple[Tensor, Tensor]:
 
 
 def _passes(wanted: list[int], lengths: list[int]) -> Iterator[list[int]]:
-    """Rows of like length together, at most PASS_TOKENS (padded) at a time."""
+    """Yields groups of rows of similar length with at most PASS_TOKENS padded tokens."""
     some: list[int] = []
     for i in sorted(wanted, key=lengths.__getitem__):
         if some and (len(some) + 1) * lengths[i] > PASS_TOKENS:
@@ -177,10 +188,9 @@ def _passes(wanted: list[int], lengths: list[int]) -> Iterator[list[int]]:
 
 @contextmanager
 def _torch_threads(count: int) -> Iterator[None]:
-    """PyTorch's threads for this thread's work, as they were afterwards.
+    """Sets PyTorch's thread count for the block and restores it.
 
-    The number is the calling thread's own but for threads that PyTorch meets for the first time
-    meanwhile; a thread at work elsewhere keeps its own.
+    The count is thread-local, except in threads that use PyTorch for the first time meanwhile.
     """
     before = torch.get_num_threads()
     if before == count:
@@ -202,11 +212,13 @@ def _load_tokenizer(folder: Path) -> Tokenizer:
 
 
 def _load_model(folder: Path) -> PreTrainedModel:
-    with no_bar():
+    with without_progress_bar():
         model, seen = AutoModel.from_pretrained(
             folder, dtype=torch.float32, output_loading_info=True
         )
     missing = [key for key in seen["missing_keys"] if not key.startswith("pooler.")]
     if missing:
-        raise ValueError(f"{len(missing)} weights are not in its files, as {sorted(missing)[0]}")
+        raise ValueError(
+            f"{len(missing)} weights are missing from its files, for example {sorted(missing)[0]}"
+        )
     return model.eval()

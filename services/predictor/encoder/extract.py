@@ -1,4 +1,4 @@
-"""Prompt → Features, with what was computed before kept."""
+"""Extracts features of prompts and caches them."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 from services.predictor.encoder import words
 from services.predictor.interface import LAYERS, Columns, Features, Prompt, Vector
 
-_BLANK: Vector = np.zeros((1, 1), np.float32)
-_BLANK.flags.writeable = False
+_NO_EMBEDDING: Vector = np.zeros((1, 1), np.float32)
+_NO_EMBEDDING.flags.writeable = False
 
 
 class TextEncoder(Protocol):
-    """Texts → [n, LAYERS, dim] float32, unit length or zeros; reads a text's `head_chars`."""
+    """Texts → [n, LAYERS, dim] float32, unit length or zeros; reads `head_chars` characters per
+    text."""
 
     @property
     def head_chars(self) -> int: ...
@@ -27,14 +28,14 @@ class TextEncoder(Protocol):
     def encode(self, texts: Sequence[str]) -> NDArray[np.float32]: ...
 
 
-class Extracts(Protocol):
-    """Makes features of prompts; one each, in order."""
+class FeatureExtractor(Protocol):
+    """Extracts features of prompts, in order."""
 
     def extract(self, prompts: Sequence[Prompt], /) -> list[Features]: ...
 
 
 def cut(text: str, max_bytes: int) -> str:
-    """The text's head of at most so many bytes of UTF-8."""
+    """Truncates the text to at most `max_bytes` of UTF-8."""
     if len(text) * 4 <= max_bytes:
         return text
     head = text[:max_bytes].encode("utf-8", "surrogatepass")[:max_bytes]
@@ -42,8 +43,8 @@ def cut(text: str, max_bytes: int) -> str:
 
 
 def split_prompt(instruction: str, user_input: str) -> tuple[str, str]:
-    """(instruction, user input); where only an input is given and its first line is followed by
-    more text, that line is the instruction, as in Alpaca's prompts and Magnus' tasks."""
+    """Returns (instruction, user input). Without an instruction, the first line of a multi-line
+    user input is the instruction, as in the prompts of Alpaca and Magnus."""
     if instruction:
         return instruction, user_input
     first, _, rest = user_input.lstrip().partition("\n")
@@ -51,16 +52,16 @@ def split_prompt(instruction: str, user_input: str) -> tuple[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
-    """What stands for one part's text, whatever prompt it is in."""
+class _EncodedPart:
+    """Features of one part of a prompt."""
 
     vector: Vector
     columns: Columns
 
 
 @dataclass(frozen=True, slots=True)
-class _Parts:
-    """A prompt's two texts and the keys of what is read of them."""
+class _SplitPrompt:
+    """A prompt's two texts and their cache keys."""
 
     prompt: Prompt
     instruction: str
@@ -69,72 +70,71 @@ class _Parts:
 
 
 class Extractor:
-    """Texts' embeddings and words, computed once while they are remembered.
+    """Extracts embeddings and words with an LRU cache of `cache_entries` parts and as many prompts.
 
-    cache_entries: parts remembered, 1 or more, and as many prompts; the least recently used goes
-    first. An entry is up to 6.7 kB with 384 dimensions. Safe to call from several threads, which
-    may at worst compute the same part twice.
+    An entry takes up to 6.7 kB with 384 dimensions. Thread-safe; two threads may compute the same
+    part twice.
     """
 
     def __init__(self, encoder: TextEncoder, cache_entries: int = 4_096):
         self._encoder = encoder
         self._head_chars = max(encoder.head_chars, words.HEAD_CHARS)
-        self._parts: LRUCache[bytes, _Part] = LRUCache(cache_entries)
+        self._parts: LRUCache[bytes, _EncodedPart] = LRUCache(cache_entries)
         self._bags: LRUCache[tuple[bytes, bytes], Columns] = LRUCache(cache_entries)
-        self._lock = Lock()  # of both; even a look changes their order
+        self._lock = Lock()  # for both caches: an LRU lookup also writes
 
     def extract(self, texts: Sequence[Prompt]) -> list[Features]:
-        """One a prompt, in order. Parts that occur twice are encoded once."""
-        asked = [self._read(prompt) for prompt in texts]
-        known = self._know(asked)
-        return [self._features(parts, known) for parts in asked]
+        """Returns features in order. A repeated part is encoded once."""
+        split = [self._read(prompt) for prompt in texts]
+        known = self._parts_by_key(split)
+        return [self._features(parts, known) for parts in split]
 
-    def _read(self, prompt: Prompt) -> _Parts:
+    def _read(self, prompt: Prompt) -> _SplitPrompt:
         instruction, user_input = split_prompt(prompt.instruction, prompt.user_input)
         keys = (self._key(instruction), self._key(user_input))
-        return _Parts(prompt, instruction, user_input, keys)
+        return _SplitPrompt(prompt, instruction, user_input, keys)
 
     def _key(self, text: str) -> bytes:
-        """Of the part that is read: prompts that differ beyond it have the same features."""
+        """Hash of the text that is read; prompts that differ only after it share their features."""
         head = text[: self._head_chars].encode("utf-8", "surrogatepass")
         return blake2b(head, digest_size=16).digest()
 
-    def _know(self, asked: Iterable[_Parts]) -> dict[bytes, _Part]:
-        """Every part asked for, out of the cache or computed in one batch."""
-        known: dict[bytes, _Part] = {}
+    def _parts_by_key(self, split: Iterable[_SplitPrompt]) -> dict[bytes, _EncodedPart]:
+        """Returns all parts, from the cache or computed in one batch."""
+        known: dict[bytes, _EncodedPart] = {}
         new: dict[bytes, str] = {}
-        for parts in asked:
+        for parts in split:
             for key, text in zip(parts.keys, (parts.instruction, parts.user_input), strict=True):
                 if key in known or key in new:
                     continue
-                if (part := self._remembered(key)) is None:
+                if (part := self._cached_part(key)) is None:
                     new[key] = text
                 else:
                     known[key] = part
         return known | self._compute(new)
 
-    def _compute(self, new: dict[bytes, str]) -> dict[bytes, _Part]:
+    def _compute(self, new: dict[bytes, str]) -> dict[bytes, _EncodedPart]:
         if not new:
             return {}
         vectors = self._encoder.encode(list(new.values()))
         made = {
-            key: _Part(_shared(vector.copy()), _shared(words.columns(text)))
+            key: _EncodedPart(_read_only(vector.copy()), _read_only(words.columns(text)))
             for (key, text), vector in zip(new.items(), vectors, strict=True)
         }
         with self._lock:
             self._parts.update(made)
         return made
 
-    def _remembered(self, key: bytes) -> _Part | None:
+    def _cached_part(self, key: bytes) -> _EncodedPart | None:
         with self._lock:
             return self._parts.get(key)
 
-    def _features(self, parts: _Parts, known: dict[bytes, _Part]) -> Features:
+    def _features(self, parts: _SplitPrompt, known: dict[bytes, _EncodedPart]) -> Features:
         instruction, user_input = (known[key] for key in parts.keys)
         with self._lock:
             columns = self._bags.get(parts.keys)
         if columns is None:
-            columns = _shared(words.bag(instruction.columns, user_input.columns))
+            columns = _read_only(words.bag(instruction.columns, user_input.columns))
             with self._lock:
                 self._bags[parts.keys] = columns
         numbers = _numbers(parts.prompt, parts.instruction, parts.user_input)
@@ -142,7 +142,7 @@ class Extractor:
 
 
 class NoEncoder:
-    """Texts without meaning: for predictors that read words and sizes alone."""
+    """Zero embeddings, for predictors that read words and sizes only."""
 
     head_chars = 0
 
@@ -150,20 +150,20 @@ class NoEncoder:
         return np.zeros((len(texts), LAYERS, 1), np.float32)
 
 
-def without_meaning(prompt: Prompt) -> Features:
-    """Its words and sizes, and embeddings of one zero: what needs no encoder."""
+def word_features(prompt: Prompt) -> Features:
+    """Features without embeddings, computed without an encoder."""
     instruction, user_input = split_prompt(prompt.instruction, prompt.user_input)
     bag = words.bag(words.columns(instruction), words.columns(user_input))
-    return Features(_BLANK, _BLANK, bag, _numbers(prompt, instruction, user_input))
+    return Features(_NO_EMBEDDING, _NO_EMBEDDING, bag, _numbers(prompt, instruction, user_input))
 
 
-def wording(features: Features) -> Features:
-    """The same of a prompt that was read."""
-    return replace(features, instruction=_BLANK, user_input=_BLANK)
+def without_embeddings(features: Features) -> Features:
+    """Removes the embeddings of features."""
+    return replace(features, instruction=_NO_EMBEDDING, user_input=_NO_EMBEDDING)
 
 
 def _numbers(prompt: Prompt, instruction: str, user_input: str) -> Vector:
-    """In the order of NUMBERS."""
+    """Sizes in the order of NUMBERS."""
     answers = prompt.answers
     counts = (
         len(user_input),
@@ -181,7 +181,7 @@ def _numbers(prompt: Prompt, instruction: str, user_input: str) -> Vector:
 Array = TypeVar("Array", Vector, Columns)
 
 
-def _shared(array: Array) -> Array:
-    """Read-only, since cached features hand out the same array again."""
+def _read_only(array: Array) -> Array:
+    """Marks the array read-only, because cached features share it."""
     array.flags.writeable = False
     return array

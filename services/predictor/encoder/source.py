@@ -1,4 +1,4 @@
-"""Where a sentence encoder comes from, and how its tokens become one vector."""
+"""Locates sentence encoders and their pooling."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -22,22 +22,22 @@ Pool = Callable[[Tensor], Tensor]  # [tokens, dim] → [dim]
 
 
 def find_folder(name: str) -> Path:
-    """The folder of the default's package, of that path, or fetched from the Hub.
+    """Returns the folder of the packaged default, of that path, or of a Hub download.
 
-    Raises ValueError, or whatever the Hub's client says, where there is none.
+    Raises ValueError or the Hub client's errors when there is none.
     """
     if name == DEFAULT_NAME:
         return _packaged()
     if name and Path(name).is_dir():
         return Path(name)
     if name.count("/") > 1 or name.startswith(("/", ".", "~")):
-        raise ValueError("there is no such folder")
+        raise ValueError("the folder does not exist")
     return Path(snapshot_download(name, allow_patterns=_READ, ignore_patterns=["onnx/*"]))
 
 
 @contextmanager
-def no_bar() -> Iterator[None]:
-    """Without transformers' own progress bars."""
+def without_progress_bar() -> Iterator[None]:
+    """Disables transformers' progress bars."""
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
@@ -55,7 +55,7 @@ def _packaged() -> Path:
 
 
 def find_pool(folder: Path, name: str, model: PreTrainedModel) -> Pool:
-    """As sentence-transformers' `modules.json` says; LaBSE's own pooler; else the mean.
+    """Pooling by sentence-transformers' `modules.json`; LaBSE's own pooler; else the mean.
 
     Raises ValueError for a pooling other than the mean or the first token.
     """
@@ -83,7 +83,9 @@ def _configured(folder: Path) -> Pool:
     config = json.loads((folder / "config.json").read_text())
     chosen = [key for key, on in config.items() if key.startswith("pooling_mode_") and on is True]
     if len(chosen) != 1 or chosen[0] not in _POOLS:
-        raise ValueError(f"it pools by {chosen}; known are {sorted(_POOLS)}, one of them")
+        raise ValueError(
+            f"its pooling {chosen} is not supported; it must be one of {sorted(_POOLS)}"
+        )
     return _POOLS[chosen[0]]
 
 
@@ -95,11 +97,11 @@ def _own_pooler(model: PreTrainedModel) -> Pool:
 
 
 def _then_dense(pool: Pool, folder: Path) -> Pool:
-    """The layer after pooling, as LaBSE has it: tanh(W x + b)."""
+    """Adds the dense layer after pooling, as in LaBSE: tanh(W x + b)."""
     config = json.loads((folder / "config.json").read_text())
     activation = config["activation_function"].rsplit(".", 1)[-1]
     if activation not in ("Tanh", "Identity"):
-        raise ValueError(f"its dense layer's {activation} is not known")
+        raise ValueError(f"the activation {activation} of its dense layer is not supported")
     layer = nn.Linear(config["in_features"], config["out_features"], config.get("bias", True))
     weights = load_file(folder / "model.safetensors")
     layer.load_state_dict({key.removeprefix("linear."): value for key, value in weights.items()})

@@ -1,4 +1,4 @@
-"""What the log delivers becomes what the predictor knows: alike on every replica of one log."""
+"""Trains the predictor from the outcome log; all replicas of one log learn the same."""
 
 import asyncio
 import logging
@@ -11,61 +11,61 @@ from typing import Protocol
 from services.predictor.interface import Example
 from services.predictor.learning.records import KIND, EncodedBy, Record, decode, without_features
 from services.predictor.learning.rules import Rule
-from services.predictor.serving.executor import Desk, Do
+from services.predictor.serving.executor import CpuBudgetedExecutor, RunWork
 from services.runtime.outcomelog import Row
 
 log = logging.getLogger(__name__)
 
 
-STUDY_S = 1.0  # between two looks at what is to be studied; a model is fitted to thousands anyway
-SLICE = 16  # examples studied in one go, a few tens of milliseconds with six members
+STUDY_INTERVAL_S = 1.0  # between two checks of the backlog
+SLICE = 16  # examples per turn: a few tens of milliseconds with six members
 
 
-class Learns(Protocol):
-    """Of a foreteller, what learning needs."""
+class LearnsOutcomes(Protocol):
+    """The part of a forecaster that learning needs."""
 
     def learn(self, examples: Sequence[Example]) -> int:
-        """What takes microseconds: lengths. How many were learnt."""
+        """Learns lengths and returns how many were used. Takes microseconds."""
         ...
 
     def study(self, examples: Sequence[Example]) -> None:
-        """What takes milliseconds: prompts and their lengths."""
+        """Learns prompts with their lengths. Takes milliseconds."""
         ...
 
 
-class Learning:
-    """Takes rows as the journal delivers them, its own among them.
+class OutcomeLearner:
+    """Consumes rows as the journal delivers them, including rows of this process.
 
-    Lengths are learnt at once. Prompts are studied by and by in `run`, at the desk and out of its
-    budget. Of those that wait, the oldest go for new ones.
+    Lengths are learned at once. Prompts are studied later in `run`, on the executor and within its
+    budget. When the backlog is full, the oldest examples are dropped.
 
-    rule: which prompts are trained on; of the others the length alone is learnt. by: whose
-    features are read, None where no prompts are. writer: marks the rows of this process.
-    backlog_max: examples that wait, 10 kB each; no fewer than models are fitted to, so that none
-    is lost of a long log that is replayed. learnt: told how many outcomes were learnt and how many
-    passed over.
+      rule: which prompts to train on; of the others only the length is learned.
+      by: the encoder whose features are used, None when no prompts are read.
+      writer: marks rows of this process.
+      backlog_max: 10 kB each; at least the training set size, so that replaying a log loses none.
+      learnt: called with the number of outcomes learned and the number skipped.
     """
 
     def __init__(
         self,
-        foreteller: Learns,
+        forecaster: LearnsOutcomes,
         rule: Rule,
         by: EncodedBy | None,
         writer: str,
         backlog_max: int,
-        desk: Desk,
+        executor: CpuBudgetedExecutor,
         learnt: Callable[[int, int], None],
     ):
-        self.examples = 0  # studied with features
+        self.examples = 0  # examples studied with features
         self.unreadable = 0  # rows
-        self.unstudied = 0  # the model failed on them
-        self.own = 0  # rows of this process that came back
-        self._foreteller = foreteller
+        self.failed_to_study = 0  # examples that the model failed on
+        self.own = 0  # rows of this process that were delivered
+        self._forecaster = forecaster
         self._rule = rule
         self._by = by
         self._writer = writer
-        self._learnt = learnt
-        self._desk = desk
+        self._on_learnt = learnt
+        self._executor = executor
         self._backlog: deque[Example] = deque(maxlen=backlog_max)
         self._came = asyncio.Event()
         self._studied = asyncio.Event()
@@ -74,43 +74,43 @@ class Learning:
         records = [(row.kind, record) for row in rows if (record := self._read(row))]
         self.own += sum(record.writer == self._writer for _, record in records)
         first = [record.example for kind, record in records if kind == KIND]
-        learnt = self._foreteller.learn(first)
-        self._learnt(learnt, sum(row.kind == KIND for row in rows) - learnt)
+        learnt = self._forecaster.learn(first)
+        self._on_learnt(learnt, sum(row.kind == KIND for row in rows) - learnt)
         self._came.set()
-        ruled = [self._ruled(record) for _, record in records]
+        ruled = [self._apply_rule(record) for _, record in records]
         self._backlog.extend(example for example in ruled if example.query.features)
         if self._backlog:
             self._studied.clear()
 
     async def run(self) -> None:
-        """Study what waits, until cancelled."""
+        """Studies the backlog until cancelled."""
         while True:
             while self._backlog:
-                async with self._desk.turn() as do:
-                    await self._study(do)
+                async with self._executor.turn() as run:
+                    await self._study(run)
             self._studied.set()
-            await asyncio.sleep(STUDY_S)
+            await asyncio.sleep(STUDY_INTERVAL_S)
 
-    async def has_come(self, own: int, limit_s: float) -> None:
-        """Return when so many of our rows have come back, or the time is over."""
+    async def wait_for_own_rows(self, own: int, limit_s: float) -> None:
+        """Returns when `own` rows of this process have come back or the time is up."""
         with suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
                 while self.own < own:
                     self._came.clear()
                     await self._came.wait()
 
-    async def has_studied(self) -> None:
-        """Return when nothing waits to be studied."""
+    async def wait_until_studied(self) -> None:
+        """Returns when the backlog is empty."""
         await self._studied.wait()
 
-    async def _study(self, do: Do) -> None:
+    async def _study(self, run: RunWork) -> None:
         some = [self._backlog.popleft() for _ in range(min(SLICE, len(self._backlog)))]
         try:
-            await do(partial(self._foreteller.study, some))
+            await run(partial(self._forecaster.study, some))
         except Exception:
-            if not self.unstudied:
-                log.exception("the model could not learn from outcomes; this is said once")
-            self.unstudied += len(some)
+            if not self.failed_to_study:
+                log.exception("the prompt model could not learn from outcomes (logged once)")
+            self.failed_to_study += len(some)
         else:
             self.examples += len(some)
 
@@ -119,13 +119,11 @@ class Learning:
             return decode(row, self._by)
         except ValueError as error:
             if not self.unreadable:
-                log.warning(
-                    "the log holds rows that are no outcomes (%s): they are passed over", error
-                )
+                log.warning("the outcome log has unreadable rows (%s); they are skipped", error)
             self.unreadable += 1
             return None
 
-    def _ruled(self, record: Record) -> Example:
+    def _apply_rule(self, record: Record) -> Example:
         example = record.example
         if example.query.features is None or self._rule(
             record.foretold_mean, example.output_tokens

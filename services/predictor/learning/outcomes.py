@@ -1,68 +1,71 @@
-"""What came true beside what was foretold: judged, and handed to the log."""
+"""Scores forecasts by their outcomes and creates rows of the outcome log."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from services.core import Outcome
 from services.lengths import LEARNABLE_REASONS
-from services.predictor.blend.guard import Foreteller
+from services.predictor.blend.guard import Forecaster
 from services.predictor.learning.records import READ_LATE, encode
-from services.predictor.learning.scorecard import Judged, Scorecard, judge
-from services.predictor.serving.forecaster import Late
-from services.predictor.serving.pending import Pending, Waiting
+from services.predictor.learning.scorecard import JudgedForecast, Scorecard, judge
+from services.predictor.serving.forecaster import EndedRequest
+from services.predictor.serving.pending import PendingForecast, PendingForecasts
 from services.runtime.outcomelog import Row
 
 
-class Outcomes:
-    """Judges forecasts by their outcomes, and makes the log's rows of both. `ended` is told of each
-    outcome and of what waited for it, `told` of each that was foretold: the forecast's source, and
-    how good it was."""
+class OutcomeRecorder:
+    """Scores each outcome's forecast and creates its log row.
+
+    on_end: called with each outcome and its pending forecast.
+    on_scored: called with the source and the score of each scored forecast.
+    """
 
     def __init__(
         self,
-        foreteller: Foreteller,
-        pending: Pending,
-        ended: Callable[[Outcome, Waiting | None, float], None],
-        told: Callable[[str, Judged], None],
+        forecaster: Forecaster,
+        pending: PendingForecasts,
+        on_end: Callable[[Outcome, PendingForecast | None, float], None],
+        on_scored: Callable[[str, JudgedForecast], None],
         encoder: str,
         writer: str,
     ):
         self.pending = pending
         self.scorecard = Scorecard()
         self.judged = 0
-        self._foreteller = foreteller
-        self._ended = ended
-        self._told = told
+        self._forecaster = forecaster
+        self._on_end = on_end
+        self._on_scored = on_scored
         self._encoder = encoder
         self._writer = writer
 
     def settle(
         self, outcomes: Sequence[Outcome], finished_at_s: float, put: Callable[[Row], None]
     ) -> bool:
-        """Puts a row for each; whether the model was set aside or taken back by this."""
+        """Passes a row for each outcome to `put`. Returns whether the model was set aside or
+        reinstated."""
         excess: list[float] = []
         for outcome in outcomes:
             waiting = self.pending.pop(outcome.request_id)
             if waiting and outcome.reason in LEARNABLE_REASONS and outcome.output_tokens:
                 excess += self._judge(outcome, waiting)
             put(encode(outcome, waiting, self._encoder, self._writer, finished_at_s))
-            self._ended(outcome, waiting, finished_at_s)
-        return bool(excess) and self._foreteller.compare(excess)
+            self._on_end(outcome, waiting, finished_at_s)
+        return bool(excess) and self._forecaster.compare(excess)
 
-    def late(self, late: Late, packed: bytes) -> Row:
-        """The row of what was learnt from before, now that its prompt is read."""
+    def late(self, late: EndedRequest, packed: bytes) -> Row:
+        """Returns the second row of an outcome whose prompt was read after the request ended."""
         waiting = replace(late.waiting, packed=packed, prompt=None)
         return encode(
             late.outcome, waiting, self._encoder, self._writer, late.finished_at_s, READ_LATE
         )
 
-    def _judge(self, outcome: Outcome, waiting: Waiting) -> list[float]:
-        """The model's loss less history's, where a model foretold."""
+    def _judge(self, outcome: Outcome, waiting: PendingForecast) -> list[float]:
+        """Returns the model's loss minus history's, empty when no model made a forecast."""
         made, tokens, most = waiting.made, outcome.output_tokens, outcome.max_tokens
         self.judged += 1
         judged = judge(made.given, tokens, most)
         self.scorecard.add([judged])
-        self._told(made.given.source, judged)
+        self._on_scored(made.given.source, judged)
         if made.by_model is None:
             return []
         model, history = (judge(f, tokens, most) for f in (made.by_model, made.by_history))

@@ -1,4 +1,4 @@
-"""Finished requests ↔ rows of the outcome log."""
+"""Converts finished requests to and from rows of the outcome log."""
 
 from dataclasses import dataclass, replace
 from math import isfinite
@@ -8,23 +8,23 @@ from google.protobuf.message import DecodeError
 from protos.generated import common_pb2, predictor_pb2
 from services.core import FinishReason, Outcome
 from services.forecast import MAX_FORECAST_TOKENS
-from services.predictor.encoder.packing import of_this_version, unpack
+from services.predictor.encoder.packing import is_current_version, unpack
 from services.predictor.interface import Example, Features, Prompt, Query
-from services.predictor.serving.pending import Waiting
+from services.predictor.serving.pending import PendingForecast
 from services.runtime.codecs.common import decode_reason, encode_reason
 from services.runtime.outcomelog import Row
 
 KIND = "outcome"
-# The same record again, with features: its prompt was read after it had ended. Lengths are learnt
-# from the first, prompts from this.
+# The same record with features, written when the prompt was read after the request ended. Lengths
+# are learned from the first row, prompts from this one.
 READ_LATE = "outcome-read-late"
 VERSION = 1
-MOST_NAME_CHARS = 256
+MAX_NAME_CHARS = 256
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedBy:
-    """The encoder whose features are learnt from: its name, and the shape of its embeddings."""
+    """The encoder whose features are learned from: its name and the shape of its embeddings."""
 
     name: str
     shape: tuple[int, ...]
@@ -32,7 +32,7 @@ class EncodedBy:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A row as it is learnt from. `foretold_mean` is 0 where no model read the prompt."""
+    """A decoded row. `foretold_mean` is 0 when no model read the prompt."""
 
     example: Example
     writer: str
@@ -41,13 +41,13 @@ class Record:
 
 def encode(
     outcome: Outcome,
-    waiting: Waiting | None,
+    waiting: PendingForecast | None,
     encoder: str,
     writer: str,
     finished_at_s: float,
     kind: str = KIND,
 ) -> Row:
-    """The row to be kept; `waiting` is what was foretold of it here."""
+    """Returns the log row; `waiting` is the forecast made here, if any."""
     record = predictor_pb2.OutcomeRecord(
         request_id=outcome.request_id,
         model=outcome.model,
@@ -69,19 +69,19 @@ def encode(
 
 
 def decode(row: Row, by: EncodedBy | None) -> Record:
-    """Features of another encoder, or of an earlier version, are left out. Raises ValueError for
-    what is no record."""
+    """Decodes a row without features of other encoders or versions. Raises ValueError for a row
+    that is not a valid record."""
     try:
         record = predictor_pb2.OutcomeRecord.FromString(row.payload)
     except DecodeError as error:
-        raise ValueError("not an outcome record") from error
+        raise ValueError("the payload is not an outcome record") from error
     if max(record.output_tokens, record.max_tokens) > MAX_FORECAST_TOKENS:
-        raise ValueError("an outcome record of more tokens than there can be")
-    if max(len(record.model), len(record.application)) > MOST_NAME_CHARS:
-        raise ValueError("an outcome record with too long a name")
+        raise ValueError("the outcome record exceeds the token limit")
+    if max(len(record.model), len(record.application)) > MAX_NAME_CHARS:
+        raise ValueError("the outcome record has a name that is too long")
     mean = record.foretold_mean
     if not (isfinite(mean) and mean >= 0):
-        raise ValueError("an outcome record whose forecast is no number")
+        raise ValueError("the outcome record has an invalid forecast")
     query = Query(
         record.model,
         record.application,
@@ -94,12 +94,12 @@ def decode(row: Row, by: EncodedBy | None) -> Record:
 
 
 def without_features(example: Example) -> Example:
-    """The same request, of which only its length is learnt."""
+    """Returns the example without features, so that only its length is learned."""
     return replace(example, query=replace(example.query, features=None))
 
 
 def _features(record: predictor_pb2.OutcomeRecord, by: EncodedBy | None) -> Features | None:
-    if not of_this_version(record.features) or by is None or record.encoder != by.name:
+    if not is_current_version(record.features) or by is None or record.encoder != by.name:
         return None
     features = unpack(record.features)
     return features if features.instruction.shape == by.shape else None

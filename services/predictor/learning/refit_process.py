@@ -15,22 +15,22 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from services.predictor.blend.content import Refit, Refitted
-from services.predictor.serving.executor import Desk
+from services.predictor.serving.executor import CpuBudgetedExecutor
 
-NICE = 10  # a forecast or a token that is due comes first
+NICE = 10  # forecasts and token generation come first
 TASK, RESULT = "task", "result"  # files in the folder
 _PORTION = 64  # examples, about 1 MB, under 1 ms
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 class FitFailed(Exception):
-    """The process ended without a result; a sentence that says how."""
+    """The fit ended without a result; the message says how."""
 
 
-async def run_apart(refit: Refit, timeout_s: float) -> Refitted:
-    """The result of `refit.run()`. A process for each fit: it gives all its memory back.
+async def run_in_process(refit: Refit, timeout_s: float) -> Refitted:
+    """Returns the result of `refit.run()`, run in a new process that returns all its memory.
 
-    Killed when it takes longer, or when this is cancelled. Raises FitFailed.
+    The process is killed at the timeout and when this coroutine is cancelled. Raises FitFailed.
     """
     with TemporaryDirectory(prefix="foretoken-fit-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
@@ -42,10 +42,10 @@ async def run_apart(refit: Refit, timeout_s: float) -> Refitted:
             raise FitFailed(f"{type(error).__name__}: {error}") from error
 
 
-async def run_here(desk: Desk, refit: Refit) -> Refitted:
-    """The same at the desk: for what takes no longer than to start a process. Raises FitFailed."""
+async def run_on_executor(executor: CpuBudgetedExecutor, refit: Refit) -> Refitted:
+    """Runs the refit on the executor, for fits shorter than a process start. Raises FitFailed."""
     try:
-        return await desk.run(refit.run)
+        return await executor.run(refit.run)
     except (ValueError, ArithmeticError) as error:
         raise FitFailed(f"{type(error).__name__}: {error}") from error
 
@@ -57,21 +57,21 @@ async def _run(folder: Path, timeout_s: float) -> None:
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.PIPE,
-        start_new_session=True,  # Ctrl-C reaches us alone, and we end it
+        start_new_session=True,  # Ctrl-C reaches only the parent, which kills the child
         env=os.environ | _ONE_THREAD,
     )
     try:
         async with asyncio.timeout(timeout_s):
             _, said = await process.communicate()
     except TimeoutError:
-        raise FitFailed(f"it took over {timeout_s:g} s") from None
+        raise FitFailed(f"the fit took longer than {timeout_s:g} s") from None
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
     if process.returncode:
-        last = (said.decode(errors="replace").strip().splitlines() or ["it said nothing"])[-1]
-        raise FitFailed(f"it ended with status {process.returncode}: {last[:300]}")
+        last = (said.decode(errors="replace").strip().splitlines() or ["no output"])[-1]
+        raise FitFailed(f"the fit process ended with status {process.returncode}: {last[:300]}")
 
 
 def write_task(folder: Path, refit: Refit) -> None:
@@ -89,7 +89,7 @@ def read_task(folder: Path) -> Refit:
 
 
 def write_result(folder: Path, refitted: Refitted) -> None:
-    """Each model by itself."""
+    """Writes each model as a separate pickle."""
     with (folder / RESULT).open("wb") as file:
         pickle.dump(replace(refitted, models={}), file, pickle.HIGHEST_PROTOCOL)
         for name, model in refitted.models.items():
@@ -119,7 +119,7 @@ def main(folder: Path, parent: int) -> None:
 
     def tick(share: float) -> None:
         if os.getppid() != parent:
-            sys.exit("whoever asked for the fit is gone")
+            sys.exit("the parent process is gone")
 
     write_result(folder, read_task(folder).run(tick))
 

@@ -1,4 +1,4 @@
-"""When models are fitted anew, and by what the new ones take over."""
+"""Refits the models periodically and adopts the results."""
 
 import asyncio
 import logging
@@ -10,15 +10,15 @@ from typing import Protocol
 
 from services.predictor.blend.content import Refit, Refitted
 from services.predictor.learning.refit_process import FitFailed
-from services.predictor.serving.executor import Desk
+from services.predictor.serving.executor import CpuBudgetedExecutor
 
 log = logging.getLogger(__name__)
 
-FIRST_LOOK_S = 5.0  # while nothing was fitted yet, whoever waits for the first model waits less
+FIRST_CHECK_S = 5.0  # before the first fit, so that the first model comes early
 
 
 class Refittable(Protocol):
-    """Of `ContentPredictor`, what fitting needs."""
+    """The part of ContentPredictor that fitting needs."""
 
     @property
     def pending(self) -> int: ...
@@ -29,8 +29,8 @@ class Refittable(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
-    """How often, and on how much; the reasons stand in config.py."""
+class RefitSchedule:
+    """When to refit; config.py gives the reasons."""
 
     interval_s: float
     examples_min: int
@@ -40,75 +40,75 @@ class Pace:
 
 
 class Refitter:
-    """Looks every `interval_s` whether a fit is due, runs it apart, and adopts its result.
+    """Checks every `interval_s` whether a fit is due, runs it, and adopts its result.
 
-    The predictor is asked and told at the desk, where all that changes it happens. A fit that
-    fails is tried again at the next look; what serves meanwhile is what served before.
-    `ended` is told "adopted" or "failed", and the seconds it took.
+    All changes to the predictor happen on the executor. A failed fit is retried at the next check;
+    the current models continue to serve. `on_end` is called with "adopted" or "failed" and the
+    duration.
     """
 
     def __init__(
         self,
         predictor: Refittable,
-        pace: Pace,
+        pace: RefitSchedule,
         run: Callable[[Refit], Awaitable[Refitted]],
-        ended: Callable[[str, float], None],
-        desk: Desk,
+        on_end: Callable[[str, float], None],
+        executor: CpuBudgetedExecutor,
     ):
-        self.version = 0  # results adopted
+        self.version = 0  # number of adopted fits
         self.adopted_at_s = 0.0  # by time.monotonic()
         self._predictor = predictor
         self._pace = pace
         self._run = run
-        self._ended = ended
-        self._desk = desk
+        self._on_end = on_end
+        self._executor = executor
         self._fitted_on = 0
-        self._owed = False  # the last fit failed
-        self._tried = False
+        self._retry_pending = False  # the last fit failed
+        self._has_fitted = False
 
     async def run(self, examples: Callable[[], int]) -> None:
-        """Until cancelled. `examples` counts what there is to fit on."""
+        """Runs until cancelled. `examples` returns the size of the training set."""
         while True:
             if examples() >= self._pace.examples_min and self._is_due():
                 await self._refit()
-            await asyncio.sleep(self._pause_s())
+            await asyncio.sleep(self._check_interval_s())
 
     def _is_due(self) -> bool:
         enough = max(self._pace.new_min, self._pace.new_share * self._fitted_on)
-        return self._owed or self._predictor.pending >= enough
+        return self._retry_pending or self._predictor.pending >= enough
 
-    def _pause_s(self) -> float:
+    def _check_interval_s(self) -> float:
         most = self._pace.interval_s
-        return most if self._tried else min(most, FIRST_LOOK_S)
+        return most if self._has_fitted else min(most, FIRST_CHECK_S)
 
     async def _refit(self) -> None:
-        refit = await self._desk.run(partial(self._predictor.refit, self._pace.seed))
+        refit = await self._executor.run(partial(self._predictor.refit, self._pace.seed))
         if refit is None:
             return
-        self._tried = True
+        self._has_fitted = True
         began_s = time.monotonic()
         try:
             refitted = await self._run(refit)
         except FitFailed as failure:
-            self._owed = True
-            self._ended("failed", time.monotonic() - began_s)
+            self._retry_pending = True
+            self._on_end("failed", time.monotonic() - began_s)
             log.warning(
-                "the predictor's models could not be fitted anew (%s): tried again in %g s",
+                "the predictor's models could not be refitted (%s); retrying in %g s",
                 failure,
                 self._pace.interval_s,
             )
         else:
             await self._adopt(refitted)
-            self._ended("adopted", time.monotonic() - began_s)
+            self._on_end("adopted", time.monotonic() - began_s)
 
     async def _adopt(self, refitted: Refitted) -> None:
-        await self._desk.run(partial(self._predictor.adopt, refitted))
-        self._owed = False
+        await self._executor.run(partial(self._predictor.adopt, refitted))
+        self._retry_pending = False
         self._fitted_on = refitted.examples
         self.version += 1
         self.adopted_at_s = time.monotonic()
         log.info(
-            "the predictor's models, version %d, are fitted to %d outcomes",
+            "adopted the predictor's models, version %d, fitted to %d outcomes",
             self.version,
             refitted.examples,
         )

@@ -1,12 +1,12 @@
-"""What of a finished request's prompt enters the training set."""
+"""Selects the finished prompts that enter the training set."""
 
 from collections.abc import Callable
 
 Rule = Callable[[float, int], bool]
-"""(mean foretold, tokens generated) → whether it is trained on."""
+"""(forecast mean, tokens generated) → whether to train on the prompt."""
 
-_APART_TOKENS = 10
-_APART_SHARE = 0.1
+_MIN_ERROR_TOKENS = 10
+_MIN_ERROR_SHARE = 0.1
 
 
 def everything(mean: float, tokens: int) -> bool:
@@ -14,15 +14,14 @@ def everything(mean: float, tokens: int) -> bool:
 
 
 def mispredicted(mean: float, tokens: int) -> bool:
-    """Magnus (papers/004 §III-B): off by more than 10 tokens and more than 10 % of the length.
+    """Selects forecasts off by more than 10 tokens and more than 10 % of the length.
 
-    The training set then holds the hard requests more often than they come, so what is fitted to
-    it is biased towards them; it stays small, and does not forget them. Everything enters while
-    no model has foretold anything (mean 0).
+    Magnus (Cheng et al., ICWS 2024), §III-B. The training set stays small and over-represents hard
+    requests. Everything is selected while no model has made a forecast (mean 0).
     """
-    apart = abs(mean - tokens)
-    return not mean or (apart > _APART_TOKENS and apart > _APART_SHARE * tokens)
+    error = abs(mean - tokens)
+    return not mean or (error > _MIN_ERROR_TOKENS and error > _MIN_ERROR_SHARE * tokens)
 
 
 RULES: dict[str, Rule] = {"all": everything, "mispredicted": mispredicted}
-OWN_RULES = {"forest": "mispredicted"}  # as its paper has it; the others learn from all
+OWN_RULES = {"forest": "mispredicted"}  # Magnus' rule; the other models learn from all

@@ -1,4 +1,4 @@
-"""How good the forecasts given were, over the last outcomes."""
+"""Accuracy of recent forecasts."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -11,16 +11,16 @@ from services.forecast import Forecast
 from services.predictor.models.scoring import LEVELS, tau_b
 from services.predictor.models.spread import Floats
 
-WINDOW = 1_000  # outcomes: a few minutes of traffic, and 90 % coverage to within 2 points
-RECENT = 250  # of the window, compared with what came before for drift
+WINDOW = 1_000  # outcomes: estimates 90 % coverage within 2 points
+RECENT = 250  # latest outcomes, compared with the rest of the window for drift
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
-    """One forecast beside its outcome.
+class JudgedForecast:
+    """One forecast scored by its outcome.
 
-    level: P(L < tokens) + P(L = tokens) / 2, uniform in [0, 1] where forecasts are calibrated.
-    pinball_tokens: mean over LEVELS of the quantile loss.
+    level: P(L < tokens) + P(L = tokens) / 2, uniform in [0, 1] when forecasts are calibrated.
+    pinball_tokens: quantile loss averaged over LEVELS.
     """
 
     mean: float
@@ -32,13 +32,13 @@ class Judged:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """Of `count` outcomes; NaN where there are too few to say.
+class ScorecardSummary:
+    """Scores of `count` outcomes; NaN when there are too few.
 
-    tau: Kendall's tau-b of means and lengths. coverage_*: share of lengths in the central
-    interval, its ends included. drift: Kolmogorov-Smirnov distance, in [0, 1], between the levels
-    of the last 250 outcomes and of those before: forecasts have come to be wrong in another way,
-    whereas lengths that change as foretold are no drift.
+    tau: Kendall's tau-b of means and lengths.
+    coverage_50, coverage_90: share of lengths in the central interval, ends included.
+    drift: Kolmogorov-Smirnov distance in [0, 1] between the levels of the last 250 outcomes and of
+      those before. It measures a change in calibration, not a change in lengths.
     """
 
     count: int
@@ -49,8 +49,8 @@ class Standing:
     drift: float
 
 
-def judge(forecast: Forecast, tokens: int, max_tokens: int) -> Judged:
-    """The forecast as it was meant for the request: cut at its max_tokens."""
+def judge(forecast: Forecast, tokens: int, max_tokens: int) -> JudgedForecast:
+    """Scores the forecast truncated at the request's max_tokens."""
     cut = forecast.truncated(max(tokens, max_tokens, 1))
     points, mass = np.array(cut.points), np.cumsum(cut.weights)
     last = len(points) - 1
@@ -59,7 +59,7 @@ def judge(forecast: Forecast, tokens: int, max_tokens: int) -> Judged:
     below, upto = (
         mass[i - 1] if i else 0.0 for i in np.searchsorted(points, [tokens, tokens + 1e-9])
     )
-    return Judged(
+    return JudgedForecast(
         mean=cut.mean(),
         tokens=tokens,
         level=float(below + upto) / 2,
@@ -70,18 +70,18 @@ def judge(forecast: Forecast, tokens: int, max_tokens: int) -> Judged:
 
 
 class Scorecard:
-    """The last WINDOW judgements."""
+    """The last WINDOW scored forecasts."""
 
     def __init__(self) -> None:
-        self._judged: deque[Judged] = deque(maxlen=WINDOW)
+        self._judged: deque[JudgedForecast] = deque(maxlen=WINDOW)
 
-    def add(self, judged: Iterable[Judged]) -> None:
+    def add(self, judged: Iterable[JudgedForecast]) -> None:
         self._judged.extend(judged)
 
-    def scores(self) -> Standing:
-        """As long as `tau_b` takes, a few milliseconds."""
+    def scores(self) -> ScorecardSummary:
+        """Summarises the window in a few milliseconds."""
         if not self._judged:
-            return Standing(0, nan, nan, nan, nan, nan)
+            return ScorecardSummary(0, nan, nan, nan, nan, nan)
         means, tokens, levels, inside_50, inside_90, pinball = np.array(
             [
                 (j.mean, j.tokens, j.level, j.inside_50, j.inside_90, j.pinball_tokens)
@@ -89,7 +89,7 @@ class Scorecard:
             ],
             float,
         ).T
-        return Standing(
+        return ScorecardSummary(
             count=len(self._judged),
             tau=tau_b(means, tokens),
             coverage_50=float(inside_50.mean()),
@@ -100,7 +100,7 @@ class Scorecard:
 
 
 def distance(a: Floats, b: Floats) -> float:
-    """Kolmogorov-Smirnov: the most that two empirical distributions differ; NaN without both."""
+    """Kolmogorov-Smirnov distance of two samples; NaN when one is too small."""
     if not len(a) or len(b) < RECENT:
         return nan
     at = np.concatenate([a, b])

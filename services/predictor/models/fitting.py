@@ -1,4 +1,4 @@
-"""What fitting a model is: from a frame and its true lengths to a model and unseen spreads."""
+"""Interfaces of model fitting, and cross-fitting."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 from services.predictor.models.frame import Frame, prompts
 from services.predictor.models.spread import Floats
 
-Tick = Callable[[float], None]
-"""Told the share of the work done, in [0, 1]."""
+ProgressCallback = Callable[[float], None]
+"""Called with the share of the work done, in [0, 1]."""
 
 
-def untold(share: float) -> None:
-    """A tick that tells nobody."""
+def ignore_progress(share: float) -> None:
+    """A ProgressCallback that does nothing."""
 
 
 PARTS = 4
@@ -25,42 +25,42 @@ T = TypeVar("T")
 
 
 class Model(Protocol):
-    """Fitted, immutable, and can be pickled."""
+    """A fitted, immutable, picklable model."""
 
     def spread(self, frame: Frame) -> Floats:
-        """[n, 64]: the length distribution of each row."""
+        """[n, 64]: quantiles of the length of each row."""
         ...
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """A model, and what it says of each row it was fitted on when it has not seen its prompt."""
+    """A model and its out-of-fold quantiles for each training row."""
 
     model: Model
     unseen: Floats
 
 
-Fit = Callable[[Frame, Floats, int, Tick], Fitted]
-"""(frame, lengths [n], seed, tick) → Fitted; the same by the seed, but for rounding."""
+Fit = Callable[[Frame, Floats, int, ProgressCallback], Fitted]
+"""(frame, lengths [n], seed, tick) → Fitted; deterministic by the seed except for rounding."""
 
 
-def by_parts(
+def cross_fit(
     frame: Frame,
     seed: int,
-    tick: Tick,
+    tick: ProgressCallback,
     fit: Callable[[Rows], T],
-    say: Callable[[T, Rows], Floats],
+    predict: Callable[[T, Rows], Floats],
 ) -> tuple[list[T], Floats]:
-    """One model a part, fitted on all other parts, and what each says of its own [n, k].
+    """Fits one model per part on all other parts. Returns the models and their out-of-fold outputs
+    [n, k].
 
-    Rows of one prompt are in one part. Together the models are the predictor; what they say here
-    they say unseen.
+    Rows of one prompt are in the same part. Together the models form the predictor.
     """
     models: list[T] = []
     said: list[tuple[Rows, Floats]] = []
     for others, rows in _folds(frame, seed):
         models.append(fit(others))
-        said.append((rows, say(models[-1], rows)))
+        said.append((rows, predict(models[-1], rows)))
         tick(len(models) / PARTS)
     unseen = np.empty((len(frame), said[0][1].shape[1]))
     for rows, of_part in said:
@@ -69,11 +69,11 @@ def by_parts(
 
 
 def _folds(frame: Frame, seed: int) -> Iterator[tuple[Rows, Rows]]:
-    """PARTS times all other rows, and a part's own."""
-    from sklearn.model_selection import GroupKFold  # seconds that who only forecasts needs not
+    """Yields PARTS pairs of training rows and held-out rows."""
+    from sklearn.model_selection import GroupKFold  # takes seconds, so it is imported only to fit
 
     prompt = prompts(frame)
-    if len(np.unique(prompt)) < PARTS:  # a part would be empty: the rows are all there is to part
+    if len(np.unique(prompt)) < PARTS:  # a part would be empty: split rows, not prompts
         prompt = np.arange(len(frame))
     folds: Iterator[tuple[Rows, Rows]] = GroupKFold(PARTS, shuffle=True, random_state=seed).split(
         prompt, groups=prompt

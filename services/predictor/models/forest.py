@@ -1,4 +1,4 @@
-"""Forests whose leaves are samples: Magnus' on folded meaning, and ours on more of it."""
+"""Quantile forests: Magnus' forest on compressed embeddings, and extra-trees on principal axes."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -8,47 +8,47 @@ from numpy.typing import NDArray
 from sklearn.decomposition import PCA
 from sklearn.ensemble import ExtraTreesRegressor, RandomForestRegressor
 
-from services.predictor.models.fitting import PARTS, Fitted, Rows, Tick, by_parts
+from services.predictor.models.fitting import PARTS, Fitted, ProgressCallback, Rows, cross_fit
 from services.predictor.models.frame import Frame, sentences
-from services.predictor.models.spread import Floats, of_samples
+from services.predictor.models.spread import Floats, from_samples
 
-INSTRUCTION_VALUES = 4  # d_app and d_user of papers/004 §III-B
+INSTRUCTION_VALUES = 4  # d_app and d_user of Magnus (Cheng et al., ICWS 2024), §III-B
 USER_INPUT_VALUES = 16
 
-_TREES = 64 // PARTS  # a part
-_LEAF = 5  # requests at least
-_SAMPLES = 8  # quantiles kept of a leaf's lengths
-_AXES = 64  # principal ones of the encoder's states
+_TREES = 64 // PARTS  # per part
+_LEAF = 5  # minimum requests per leaf
+_SAMPLES = 8  # quantiles per leaf
+_AXES = 64  # principal axes of the encoder states
 _LEAF_LEVELS = (np.arange(_SAMPLES) + 0.5) / _SAMPLES
 
 
 class Tree(Protocol):
-    """What of scikit-learn's own tree is used."""
+    """The part of scikit-learn's tree that is used."""
 
     node_count: int
 
     def apply(self, columns: NDArray[np.float32]) -> NDArray[np.int64]:
-        """The leaf of each row."""
+        """Leaf of each row."""
         ...
 
 
 @dataclass(frozen=True)
-class Grown:
-    """Trees, and a few quantiles of the training lengths in each of their nodes.
+class QuantileForest:
+    """Trees with a few quantiles of the training lengths in each node.
 
-    A quantile forest (Meinshausen 2006): the spread is that of all leaves' lengths together. Few
-    samples a leaf answer one request in 0.2 ms, where the package quantile-forest, which looks up
-    every training length, takes 12.
+    A quantile forest (Meinshausen, JMLR 2006): the forecast is the distribution of all reached
+    leaves' lengths. A few samples per leaf answer a request in 0.2 ms; the package quantile-forest
+    looks up every training length and takes 12 ms.
     """
 
     trees: tuple[Tree, ...]
-    samples: tuple[Floats, ...]  # a tree: [nodes, _SAMPLES]
+    samples: tuple[Floats, ...]  # per tree: [nodes, _SAMPLES]
 
     def spread(self, columns: NDArray[np.float32]) -> Floats:
         """[n, columns] → [n, 64]. O(n · trees · depth)."""
         leaves = [tree.apply(columns) for tree in self.trees]
         drawn = [samples[leaf] for samples, leaf in zip(self.samples, leaves, strict=True)]
-        return of_samples(np.concatenate(drawn, axis=1))
+        return from_samples(np.concatenate(drawn, axis=1))
 
 
 def grow(
@@ -56,11 +56,11 @@ def grow(
     columns: NDArray[np.float32],
     targets: Floats,
     lengths: Floats,
-) -> Grown:
-    """Fits the forest to `targets`, and keeps the `lengths` that ended in each leaf."""
+) -> QuantileForest:
+    """Fits the forest to `targets` and stores the `lengths` of each leaf."""
     forest.fit(columns, targets)
     trees = tuple(estimator.tree_ for estimator in forest.estimators_)
-    return Grown(trees, tuple(_leaf_samples(tree, columns, lengths) for tree in trees))
+    return QuantileForest(trees, tuple(_leaf_samples(tree, columns, lengths) for tree in trees))
 
 
 def _leaf_samples(tree: Tree, columns: NDArray[np.float32], lengths: Floats) -> Floats:
@@ -73,13 +73,12 @@ def _leaf_samples(tree: Tree, columns: NDArray[np.float32], lengths: Floats) -> 
     return samples
 
 
-def fold(vectors: NDArray[np.floating], values: int) -> NDArray[np.float32]:
-    """Magnus' compression module: vectors [n, dim] folded to [n, values]
-    (papers/004 §III-B, Fig. 8).
+def fold_vectors(vectors: NDArray[np.floating], values: int) -> NDArray[np.float32]:
+    """Magnus' compression module (Cheng et al., ICWS 2024, §III-B, Fig. 8): vectors [n, dim] → [n,
+    values].
 
-    The columns are cut into `values` neighbouring groups of equal size (sizes differ by at most
-    one where `values` does not divide dim); each group becomes its sum over the square root of
-    its size. Raises ValueError unless 1 ≤ values ≤ dim. O(n · dim).
+    Each of `values` groups of neighbouring columns becomes its sum over the square root of its
+    size; sizes differ by at most one. Raises ValueError unless 1 ≤ values ≤ dim. O(n · dim).
     """
     dim = vectors.shape[1]
     if not 1 <= values <= dim:
@@ -90,14 +89,14 @@ def fold(vectors: NDArray[np.floating], values: int) -> NDArray[np.float32]:
 
 
 def magnus_columns(frame: Frame) -> NDArray[np.float32]:
-    """Instruction folded to 4 values, user input to 16, and the sizes (papers/004 §III-B).
+    """Inputs of Magnus' forest (§III-B): instruction in 4 values, user input in 16, and sizes.
 
-    Beside the paper's user-input length: the other sizes, which chats and several turns need.
+    The paper uses the user input's length only; conversations also need the other sizes.
     """
     return np.concatenate(
         [
-            fold(sentences(frame.instruction), INSTRUCTION_VALUES),
-            fold(sentences(frame.user_input), USER_INPUT_VALUES),
+            fold_vectors(sentences(frame.instruction), INSTRUCTION_VALUES),
+            fold_vectors(sentences(frame.user_input), USER_INPUT_VALUES),
             frame.numbers,
         ],
         axis=1,
@@ -108,29 +107,29 @@ def magnus_columns(frame: Frame) -> NDArray[np.float32]:
 class Forest:
     """Magnus' forest."""
 
-    grown: Grown
+    forest_: QuantileForest
 
     def spread(self, frame: Frame) -> Floats:
-        return self.grown.spread(magnus_columns(frame))
+        return self.forest_.spread(magnus_columns(frame))
 
 
-def fit_forest(frame: Frame, lengths: Floats, seed: int, tick: Tick) -> Fitted:
-    """papers/004 §III-B: a random forest regressor of the length."""
+def fit_forest(frame: Frame, lengths: Floats, seed: int, tick: ProgressCallback) -> Fitted:
+    """Fits Magnus' random forest regressor of the length (Cheng et al., ICWS 2024, §III-B)."""
     columns = magnus_columns(frame)
 
-    def fit(rows: Rows) -> Grown:
+    def fit(rows: Rows) -> QuantileForest:
         forest = RandomForestRegressor(
             _TREES, min_samples_leaf=_LEAF, max_features=0.5, random_state=seed
         )
         return grow(forest, columns[rows], lengths[rows], lengths[rows])
 
-    grown, unseen = by_parts(frame, seed, tick, fit, lambda g, rows: g.spread(columns[rows]))
-    return Fitted(Forest(_joined(grown)), unseen)
+    forest_, unseen = cross_fit(frame, seed, tick, fit, lambda g, rows: g.spread(columns[rows]))
+    return Fitted(Forest(_merge(forest_)), unseen)
 
 
 @dataclass(frozen=True)
 class Axes:
-    """Principal axes of the encoder's states, and one column a known name."""
+    """Principal axes of the encoder states and an indicator column per known name."""
 
     middle: NDArray[np.float32]
     deviation: NDArray[np.float32]
@@ -143,8 +142,8 @@ class Axes:
         middle, deviation = states.mean(axis=0), states.std(axis=0) + 1e-4
         scaled = (states - middle) / deviation
         most = min(count, *scaled.shape)
-        with np.errstate(invalid="ignore"):  # states all alike, as where none are read, explain 0/0
-            found = PCA(most, random_state=0).fit(scaled)  # a third of eigh's time
+        with np.errstate(invalid="ignore"):  # identical states (no encoder) give 0/0
+            found = PCA(most, random_state=0).fit(scaled)  # three times faster than eigh
         known = (tuple(sorted(set(frame.models))), tuple(sorted(set(frame.applications))))
         return Axes(middle, deviation, np.ascontiguousarray(found.components_.T), known)
 
@@ -161,29 +160,30 @@ class Trees:
     """Extra-trees on the principal axes."""
 
     axes: Axes
-    grown: Grown
+    forest_: QuantileForest
 
     def spread(self, frame: Frame) -> Floats:
-        return self.grown.spread(self.axes.columns(frame))
+        return self.forest_.spread(self.axes.columns(frame))
 
 
-def fit_trees(frame: Frame, lengths: Floats, seed: int, tick: Tick) -> Fitted:
-    """Extremely randomised trees (Geurts 2006) of the length's rank: good from few examples."""
+def fit_trees(frame: Frame, lengths: Floats, seed: int, tick: ProgressCallback) -> Fitted:
+    """Fits extremely randomised trees (Geurts et al., Machine Learning 2006) of the length's rank,
+    which work well with few examples."""
     axes = Axes.fit(frame, _AXES)
     columns = axes.columns(frame)
 
-    def fit(rows: Rows) -> Grown:
+    def fit(rows: Rows) -> QuantileForest:
         forest = ExtraTreesRegressor(
             _TREES, min_samples_leaf=_LEAF, max_features=0.3, random_state=seed
         )
         return grow(forest, columns[rows], ranks(lengths[rows]), lengths[rows])
 
-    grown, unseen = by_parts(frame, seed, tick, fit, lambda g, rows: g.spread(columns[rows]))
-    return Fitted(Trees(axes, _joined(grown)), unseen)
+    forest_, unseen = cross_fit(frame, seed, tick, fit, lambda g, rows: g.spread(columns[rows]))
+    return Fitted(Trees(axes, _merge(forest_)), unseen)
 
 
 def ranks(lengths: Floats) -> Floats:
-    """Each length's rank in (0, 1); equal lengths share the mean of theirs."""
+    """Rank of each length in (0, 1); ties share their mean rank."""
     _, inverse, counts = np.unique(lengths, return_inverse=True, return_counts=True)
     return np.asarray(((np.cumsum(counts) - counts / 2) / len(lengths))[inverse], float)
 
@@ -195,8 +195,8 @@ def _states(frame: Frame) -> NDArray[np.float32]:
     )
 
 
-def _joined(grown: list[Grown]) -> Grown:
-    return Grown(
-        tuple(tree for g in grown for tree in g.trees),
-        tuple(samples for g in grown for samples in g.samples),
+def _merge(forest_: list[QuantileForest]) -> QuantileForest:
+    return QuantileForest(
+        tuple(tree for g in forest_ for tree in g.trees),
+        tuple(samples for g in forest_ for samples in g.samples),
     )

@@ -1,4 +1,4 @@
-"""A batch of queries as columns, which is what models read."""
+"""A batch of queries as columns, the input of models."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,10 +12,10 @@ from services.predictor.interface import Columns, Features, Query
 
 @dataclass(frozen=True)
 class Frame:
-    """Columns of n queries, all with features of one encoder.
+    """Columns of n queries with features of one encoder.
 
-    instruction, user_input: [n, layers, dim]; numbers: [n, numbers]; words: all rows' hashed
-    columns end to end, row i's at words[starts[i]:starts[i + 1]].
+    instruction, user_input: [n, layers, dim]. numbers: [n, numbers].
+    words: hashed columns of all rows; row i has words[starts[i]:starts[i + 1]].
     """
 
     instruction: NDArray[np.float32]
@@ -27,8 +27,8 @@ class Frame:
     applications: tuple[str, ...]
 
     @staticmethod
-    def of(queries: Sequence[Query]) -> "Frame":
-        """Raises ValueError when a query has no features."""
+    def from_queries(queries: Sequence[Query]) -> "Frame":
+        """Raises ValueError for a query without features."""
         features = [_featured(query) for query in queries]
         return Frame(
             np.stack([f.instruction for f in features]),
@@ -43,7 +43,7 @@ class Frame:
     def __len__(self) -> int:
         return len(self.numbers)
 
-    def take(self, rows: NDArray[np.int64]) -> "Frame":
+    def select_rows(self, rows: NDArray[np.int64]) -> "Frame":
         sizes = np.diff(self.starts)[rows]
         starts = np.concatenate([[0], np.cumsum(sizes)])
         within = np.arange(starts[-1]) - np.repeat(starts[:-1], sizes)
@@ -59,8 +59,8 @@ class Frame:
 
 
 def prompts(frame: Frame) -> NDArray[np.int64]:
-    """A number a row, the same for rows of one prompt: of one meaning, or, where no encoder has
-    read any, of the same words."""
+    """Prompt number of each row: rows with equal sentence embeddings, or equal words when there are
+    no embeddings, share a number."""
     if frame.user_input.any() or frame.instruction.any():
         meant = zip(frame.user_input[:, -1], frame.instruction[:, -1], strict=True)
         texts = [a.tobytes() + b.tobytes() for a, b in meant]
@@ -71,12 +71,12 @@ def prompts(frame: Frame) -> NDArray[np.int64]:
 
 
 def sentences(layers: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The sentence embeddings [n, dim] of hidden states [n, layers, dim]: the last, unit length."""
+    """Unit sentence embeddings [n, dim] from hidden states [n, layers, dim]."""
     last = layers[:, -1]
     return np.asarray(last / np.maximum(np.linalg.norm(last, axis=1, keepdims=True), 1e-9))
 
 
 def _featured(query: Query) -> Features:
     if query.features is None:
-        raise ValueError("a content model was asked about a query without features")
+        raise ValueError("a prompt model needs queries with features")
     return query.features

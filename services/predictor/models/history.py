@@ -1,4 +1,5 @@
-"""Past-Future's predictor (papers/000 §3.2, Eq. 1): recent answers foretell the next ones."""
+"""History predictor: recent lengths forecast the next ones (Past-Future Scheduler, Gong et al.,
+ASPLOS 2025, §3.2, Eq. 1)."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -12,12 +13,12 @@ from services.predictor.interface import Example, Options, Query
 SOURCE = "history"
 DEFAULTS = Options()
 
-Key = tuple[str, str]  # model, application; the application is empty for all of a model
+Key = tuple[str, str]  # model, application; an empty application means the whole model
 
 
 @dataclass
 class _Population:
-    """The last lengths of one key; the version counts all that it has seen."""
+    """Recent lengths of one key; `version` counts all lengths added."""
 
     shared_key: str
     lengths: LengthWindow
@@ -32,14 +33,13 @@ class _Population:
 
 
 class HistoryPredictor:
-    """What the last `window` output lengths foretell (`Lengths`), by model and application.
+    """Forecasts from the last `window` output lengths of the same model and application.
 
-    An application with fewer than `application_min` outcomes is forecast by its model's. Before
-    any outcome of the model, a request is expected to run to its max_tokens. At most
-    `populations_max` keys are kept; the one that has learnt nothing for longest goes first.
+    An application with fewer than `application_min` outcomes uses its model's lengths. Before the
+    first outcome of a model, a request is expected to reach its max_tokens. At most
+    `populations_max` keys are kept; the least recently updated is evicted.
 
-    Forecasts are of populations, not of requests: UNCAPPED, the same object for the same key until
-    it learns again.
+    Forecasts are UNCAPPED and shared: the same object for a key until it learns again.
     """
 
     def __init__(self, options: Options = DEFAULTS):
@@ -84,5 +84,5 @@ class HistoryPredictor:
 
 
 def _shared_key(key: Key) -> str:
-    """`history/<model>[/<application>]`; a slash inside a name is escaped, so no two collide."""
+    """`history/<model>[/<application>]`, with slashes in names escaped."""
     return "/".join([SOURCE, *(quote(part, safe="") for part in key if part)])

@@ -1,4 +1,4 @@
-"""The file that tells the oracle how long answers will be."""
+"""Reads the oracle's file of known answer lengths."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -11,14 +11,14 @@ from services.runtime.config import ConfigError
 
 KEY = "predictor.oracle_file"
 
-KnownLength = tuple[str, Wording, int]  # where it stands, what is asked, output tokens
+KnownLength = tuple[str, Wording, int]  # file and line, wording, output tokens
 
 
 def read_lengths(path: str, max_text_bytes: int) -> dict[Wording, int]:
-    """JSON lines: `prompt` (the user input), `output_tokens` and, where only requests with that
-    system prompt are meant, `instruction`; other fields are passed over.
+    """Reads JSON lines with `prompt` (the user input), `output_tokens` and optionally
+    `instruction`, which restricts the line to one system prompt. Other fields are ignored.
 
-    Texts are cut as those of requests are. Raises ConfigError, which names the line.
+    Texts are truncated like those of requests. Raises ConfigError with the line.
     """
     if not path:
         raise ConfigError(

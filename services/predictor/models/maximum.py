@@ -1,4 +1,4 @@
-"""The predictor that expects the worst: every answer runs to its max_tokens."""
+"""Forecasts max_tokens for every request."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,8 @@ from services.predictor.interface import Example, Query
 
 
 class MaxPredictor:
-    """What TGI and FastGen assume of a request (papers/000 §2), as a forecast."""
+    """The assumption of TGI and FastGen (Past-Future Scheduler, Gong et al., ASPLOS 2025, §2) as a
+    forecast."""
 
     version = 0
 
@@ -15,5 +16,5 @@ class MaxPredictor:
         return [certain(query.max_tokens, "max") for query in batch]
 
     def learn(self, examples: Sequence[Example]) -> int:
-        """Nothing: what a request is allowed is all it knows."""
+        """Does nothing."""
         return 0

@@ -1,28 +1,29 @@
-"""The predictor that is told: lengths of answers that are already known, for benchmarks."""
+"""Forecasts known answer lengths, for benchmarks."""
 
 from collections.abc import Sequence
 
 from services.forecast import Forecast, certain
-from services.predictor.interface import Example, Prompt, Query, Told
+from services.predictor.interface import Example, KnownLengths, Prompt, Query
 
 SOURCE = "oracle"
 
 
 class OraclePredictor:
-    """All mass on the length it was told, cut at `max_tokens`; `max_tokens` as `max` foretells it
-    where it was told nothing. A length told for the very instruction goes before one told for any.
+    """Forecasts the known length, capped at `max_tokens`, and `max_tokens` for unknown prompts.
+
+    A length for the exact instruction takes precedence over one for any instruction.
     """
 
     version = 0
 
-    def __init__(self, lengths: Told):
+    def __init__(self, lengths: KnownLengths):
         self._lengths = lengths
 
     def forecast(self, batch: Sequence[Query]) -> list[Forecast]:
         return [self._forecast(query) for query in batch]
 
     def learn(self, examples: Sequence[Example]) -> int:
-        """Nothing: it knows already."""
+        """Does nothing."""
         return 0
 
     def _forecast(self, query: Query) -> Forecast:

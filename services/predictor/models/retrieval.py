@@ -1,4 +1,5 @@
-"""ALISE's forecast by retrieval (papers/001 §3.1): answers to like prompts are as long."""
+"""Forecasts by retrieval: similar prompts have answers of similar length (ALISE, Zhao et al., 2024,
+§3.1)."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -9,20 +10,27 @@ from numpy.typing import NDArray
 from usearch.index import Index
 
 from services.predictor.interface import Example
-from services.predictor.models.fitting import Fitted, Model, Rows, Tick, by_parts, untold
+from services.predictor.models.fitting import (
+    Fitted,
+    Model,
+    ProgressCallback,
+    Rows,
+    cross_fit,
+    ignore_progress,
+)
 from services.predictor.models.frame import Frame, sentences
 from services.predictor.models.nets.recipes import fit_proxy
-from services.predictor.models.spread import Floats, average, of_samples
+from services.predictor.models.spread import Floats, average, from_samples
 
 NEIGHBOURS = 32
-_SHARPNESS = 12.0  # of weights over similarity: 0.1 nearer counts exp(1.2) times as much
-_WIDTHS = (0.8, 1.0, 1.25)  # a neighbour's length stands for lengths near it
-_EXPANSION = 64  # candidates looked at for a new entry: half usearch's, for half the time
+_SHARPNESS = 12.0  # weight exponent: 0.1 more similarity gives exp(1.2) times the weight
+_WIDTHS = (0.8, 1.0, 1.25)  # factors that spread each neighbour's length
+_EXPANSION = 64  # usearch's expansion_add; half the default halves the time
 
 
 @dataclass(frozen=True)
 class Neighbours:
-    """A batch's neighbours: their lengths and similarities [n, k], the best similarity [n]."""
+    """Neighbours of a batch: lengths and similarities [n, k], and the best similarity [n]."""
 
     lengths: Floats
     similarities: Floats
@@ -32,27 +40,27 @@ class Neighbours:
         return np.asarray(self.similarities.max(axis=1))
 
     def spread(self) -> Floats:
-        """Lengths weighted by similarity (ALGORITHMS §2), sharpened."""
+        """Lengths weighted by sharpened similarity."""
         weights = np.exp(_SHARPNESS * (self.similarities - self.best[:, None]))
         samples = np.concatenate([self.lengths * width for width in _WIDTHS], axis=1)
-        return np.maximum(of_samples(samples, np.tile(weights, len(_WIDTHS))), 1)
+        return np.maximum(from_samples(samples, np.tile(weights, len(_WIDTHS))), 1)
 
-    def spread_plainly(self) -> Floats:
-        """The paper's weights, the similarities themselves: the mean is its Σ sim·L / Σ sim, as
-        closely as the levels of a spread say it. All alike where none is similar."""
+    def spread_unsharpened(self) -> Floats:
+        """Lengths weighted by similarity as in ALISE, so that the mean is Σ sim·L / Σ sim within
+        the resolution of 64 quantiles; equal weights when no neighbour is similar."""
         weights = np.maximum(self.similarities, 0.0)
         weights[self.best <= 0] = 1.0
-        return np.maximum(of_samples(self.lengths, weights), 1)
+        return np.maximum(from_samples(self.lengths, weights), 1)
 
 
-Told = Callable[[Neighbours], Floats]
+ToQuantiles = Callable[[Neighbours], Floats]
 
 
-class Memory:
-    """The last `window` (embedding, length) pairs in a usearch index; the oldest are forgotten.
+class EmbeddingIndex:
+    """A usearch index of the last `window` (embedding, length) pairs.
 
-    A prompt's vector is its two sentence embeddings end to end, so the similarity of two prompts
-    is the mean of their instructions' and their inputs'.
+    A prompt's vector is its two sentence embeddings concatenated, so the similarity of two prompts
+    is the mean similarity of their instructions and inputs.
     """
 
     def __init__(self, window: int):
@@ -66,7 +74,7 @@ class Memory:
         return len(self._lengths)
 
     def add(self, vectors: NDArray[np.float32], lengths: Sequence[float]) -> None:
-        """Vectors [n, dim], finite; O(log window) each."""
+        """Adds finite vectors [n, dim]; O(log window) each."""
         if self._index is None:
             self._index = Index(
                 ndim=vectors.shape[1], metric="cos", dtype="f16", expansion_add=_EXPANSION
@@ -80,14 +88,14 @@ class Memory:
         self._forget()
 
     def find(self, vectors: NDArray[np.float32]) -> Neighbours:
-        """The nearest remembered; k is NEIGHBOURS, or as many as there are."""
-        assert self._index is not None, "asked before anything was remembered"
+        """Returns the nearest NEIGHBOURS entries, or all when there are fewer."""
+        assert self._index is not None, "find() called on an empty index"
         k = min(NEIGHBOURS, len(self))
         matches = self._index.search(vectors, k)
         keys = np.asarray(matches.keys).reshape(len(vectors), k)
         distances = np.asarray(matches.distances, float).reshape(len(vectors), k)
         lengths = np.array([[self._lengths.get(int(key), 0.0) for key in row] for row in keys])
-        # A search may come back with fewer than k: what it left empty counts for nothing.
+        # A search may return fewer than k; missing neighbours get similarity -1.
         return Neighbours(np.maximum(lengths, 1), np.where(lengths > 0, 1 - distances, -1.0))
 
     def _forget(self) -> None:
@@ -100,19 +108,21 @@ class Memory:
 
 
 def vectors(frame: Frame) -> NDArray[np.float32]:
-    """[n, 2 · dim], unit length where there is any text."""
+    """[n, 2 · dim], unit length unless the prompt is empty."""
     joined = np.concatenate([sentences(frame.user_input), sentences(frame.instruction)], axis=1)
     norms = np.linalg.norm(joined, axis=1, keepdims=True)
     return np.asarray(joined / np.maximum(norms, 1e-9), np.float32)
 
 
 class RetrievalMember:
-    """Neighbours above the threshold of similarity; below it the regressor, where it is fitted."""
+    """Neighbours above the similarity threshold, a regressor below it."""
 
-    def __init__(self, window: int, threshold: float, told: Told = Neighbours.spread):
-        self.fit = Retrieve(window, threshold, told)
-        self._told = told
-        self._memory = Memory(window)
+    def __init__(
+        self, window: int, threshold: float, to_quantiles: ToQuantiles = Neighbours.spread
+    ):
+        self.fit = RetrievalFit(window, threshold, to_quantiles)
+        self._to_quantiles = to_quantiles
+        self._memory = EmbeddingIndex(window)
         self._threshold = threshold
         self._fallback: Model | None = None
 
@@ -129,36 +139,42 @@ class RetrievalMember:
     def spread(self, frame: Frame) -> Floats:
         found = self._memory.find(vectors(frame))
         if self._fallback is None or (found.best >= self._threshold).all():
-            return self._told(found)
-        return _either(found, self._told, self._fallback.spread(frame), self._threshold)
+            return self._to_quantiles(found)
+        return _neighbours_or_fallback(
+            found, self._to_quantiles, self._fallback.spread(frame), self._threshold
+        )
 
 
 @dataclass(frozen=True)
-class Retrieve:
-    """The background's part: fits the regressor, and judges both on prompts unseen."""
+class RetrievalFit:
+    """Fits the regressor and makes out-of-fold forecasts of both."""
 
     window: int
     threshold: float
-    told: Told = Neighbours.spread
+    to_quantiles: ToQuantiles = Neighbours.spread
 
-    def __call__(self, frame: Frame, lengths: Floats, seed: int, tick: Tick) -> Fitted:
+    def __call__(self, frame: Frame, lengths: Floats, seed: int, tick: ProgressCallback) -> Fitted:
         fallback = fit_proxy(frame, lengths, seed, tick)
         columns = vectors(frame)
 
-        def fit(rows: Rows) -> Memory:
-            memory = Memory(self.window)
+        def fit(rows: Rows) -> EmbeddingIndex:
+            memory = EmbeddingIndex(self.window)
             memory.add(columns[rows], lengths[rows].tolist())
             return memory
 
-        def say(memory: Memory, rows: Rows) -> Floats:
+        def say(memory: EmbeddingIndex, rows: Rows) -> Floats:
             found = memory.find(columns[rows])
-            return _either(found, self.told, fallback.unseen[rows], self.threshold)
+            return _neighbours_or_fallback(
+                found, self.to_quantiles, fallback.unseen[rows], self.threshold
+            )
 
-        _, unseen = by_parts(frame, seed, untold, fit, say)
+        _, unseen = cross_fit(frame, seed, ignore_progress, fit, say)
         return Fitted(fallback.model, unseen)
 
 
-def _either(found: Neighbours, told: Told, fallback: Floats, threshold: float) -> Floats:
-    """Neighbours where the best is near enough, the fallback elsewhere."""
+def _neighbours_or_fallback(
+    found: Neighbours, to_quantiles: ToQuantiles, fallback: Floats, threshold: float
+) -> Floats:
+    """Neighbours for rows with a similar neighbour, the fallback for others."""
     near = (found.best >= threshold).astype(float)[:, None]
-    return average([told(found), fallback], np.concatenate([near, 1 - near], axis=1))
+    return average([to_quantiles(found), fallback], np.concatenate([near, 1 - near], axis=1))

@@ -1,4 +1,4 @@
-"""Words and meaning, straight: a ridge regression of the length's rank."""
+"""Ridge regression of the length's rank on words and embeddings."""
 
 from dataclasses import dataclass, replace
 
@@ -6,21 +6,24 @@ import numpy as np
 import scipy.sparse as sparse
 from sklearn.linear_model import Ridge
 
-from services.predictor.models.fitting import Fitted, Model, Rows, Tick, by_parts
+from services.predictor.models.fitting import Fitted, Model, ProgressCallback, Rows, cross_fit
 from services.predictor.models.forest import Axes, ranks
 from services.predictor.models.frame import Frame
-from services.predictor.models.nets.net import Preparation, View
+from services.predictor.models.nets.net import FeatureSelection, Preparation
 from services.predictor.models.scale import Scale
 from services.predictor.models.spread import Floats
 
 _PENALTY = 3.0
 _AXES = 128
-_MEANING, _REST = 3.0, 0.2  # the meaning's size as a whole, and a number's, where a bag's is 1
+_MEANING, _REST = (
+    3.0,
+    0.2,
+)  # scale of the embeddings and of each number, relative to 1 for the bag of words
 
 
 @dataclass(frozen=True)
-class Design:
-    """A frame as one sparse matrix: the bag of words, and beside it meaning, sizes and names."""
+class DesignMatrix:
+    """Sparse design matrix: bag of words, principal axes, sizes and names."""
 
     preparation: Preparation
     axes: Axes
@@ -28,16 +31,18 @@ class Design:
     gain: Floats
 
     @staticmethod
-    def fit(frame: Frame) -> "Design":
+    def fit(frame: Frame) -> "DesignMatrix":
         axes = Axes.fit(frame, _AXES)
         dense = axes.columns(frame)
         meaning = axes.axes.shape[1]
         deviation = dense.std(axis=0) + 1e-4
         gain = _REST / deviation
         gain[:meaning] = _MEANING / np.sqrt((deviation[:meaning] ** 2).sum())
-        return Design(Preparation.fit(frame, View()), axes, dense.mean(axis=0), gain)
+        return DesignMatrix(
+            Preparation.fit(frame, FeatureSelection()), axes, dense.mean(axis=0), gain
+        )
 
-    def of(self, frame: Frame) -> sparse.csr_matrix:
+    def matrix(self, frame: Frame) -> sparse.csr_matrix:
         inputs = self.preparation.inputs(frame)
         ends = np.append(inputs.starts.numpy(), len(inputs.words))
         shape = (len(frame), len(self.preparation.idf))
@@ -46,7 +51,7 @@ class Design:
         return sparse.hstack([bag, sparse.csr_matrix(dense)], format="csr")
 
     def product(self, frame: Frame, slopes: Floats) -> Floats:
-        """`of(frame) @ slopes` without building the matrix, which few rows don't pay for."""
+        """`matrix(frame) @ slopes` without building the matrix, which is faster for few rows."""
         inputs = self.preparation.inputs(frame)
         words = len(self.preparation.idf)
         counted = np.append(0.0, np.cumsum(inputs.weights.numpy() * slopes[inputs.words.numpy()]))
@@ -57,55 +62,57 @@ class Design:
 
 
 @dataclass(frozen=True)
-class Straight:
-    """A linear score, and the lengths that such scores had."""
+class LinearModel:
+    """A linear score and the lengths observed at each score."""
 
-    columns: Design
+    design: DesignMatrix
     slopes: Floats
     scale: Scale
 
     def spread(self, frame: Frame) -> Floats:
-        return self.scale.spread(self.columns.product(frame, self.slopes))
+        return self.scale.spread(self.design.product(frame, self.slopes))
 
 
-def fit_ridge(frame: Frame, lengths: Floats, seed: int, tick: Tick) -> Fitted:
-    """TF-IDF and meaning → the length's rank → the lengths of that rank."""
+def fit_ridge(frame: Frame, lengths: Floats, seed: int, tick: ProgressCallback) -> Fitted:
+    """Fits TF-IDF and embeddings → rank of the length → lengths of that rank."""
     return _fit(frame, frame, lengths, seed, tick)
 
 
 @dataclass(frozen=True)
-class Blind:
-    """The same, blind to meaning: for prompts that no encoder has read, and others."""
+class WordsOnlyModel:
+    """A linear model that ignores embeddings, for prompts that no encoder has read."""
 
-    straight: Model
+    linear: Model
 
     def spread(self, frame: Frame) -> Floats:
-        return self.straight.spread(_blank(frame))
+        return self.linear.spread(_without_embeddings(frame))
 
 
-def fit_words(frame: Frame, lengths: Floats, seed: int, tick: Tick) -> Fitted:
-    """TF-IDF and sizes → the length's rank → the lengths of that rank."""
-    fitted = _fit(frame, _blank(frame), lengths, seed, tick)
-    return replace(fitted, model=Blind(fitted.model))
+def fit_words(frame: Frame, lengths: Floats, seed: int, tick: ProgressCallback) -> Fitted:
+    """Fits TF-IDF and sizes → rank of the length → lengths of that rank."""
+    fitted = _fit(frame, _without_embeddings(frame), lengths, seed, tick)
+    return replace(fitted, model=WordsOnlyModel(fitted.model))
 
 
-def _blank(frame: Frame) -> Frame:
+def _without_embeddings(frame: Frame) -> Frame:
     nothing = np.zeros((len(frame), 1, 1), np.float32)
     return replace(frame, instruction=nothing, user_input=nothing)
 
 
-def _fit(frame: Frame, seen: Frame, lengths: Floats, seed: int, tick: Tick) -> Fitted:
-    """To what is `seen` of the frame, whose prompts part the rows."""
-    columns = Design.fit(seen)
-    matrix = columns.of(seen)
+def _fit(
+    frame: Frame, visible: Frame, lengths: Floats, seed: int, tick: ProgressCallback
+) -> Fitted:
+    """Fits to `visible`; `frame` defines which rows share a prompt."""
+    design = DesignMatrix.fit(visible)
+    matrix = design.matrix(visible)
 
     def fit(rows: Rows) -> Floats:
         ridge = Ridge(alpha=_PENALTY, solver="lsqr", tol=1e-3)
         return np.asarray(ridge.fit(matrix[rows], ranks(lengths[rows]) - 0.5).coef_, float)
 
-    slopes, unseen = by_parts(
+    slopes, unseen = cross_fit(
         frame, seed, tick, fit, lambda slope, rows: np.asarray(matrix[rows] @ slope)[:, None]
     )
     scale = Scale.fit(unseen[:, 0], lengths)
-    straight = Straight(columns, np.mean(slopes, axis=0), scale)
-    return Fitted(straight, scale.spread(unseen[:, 0]))
+    linear = LinearModel(design, np.mean(slopes, axis=0), scale)
+    return Fitted(linear, scale.spread(unseen[:, 0]))

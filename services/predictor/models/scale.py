@@ -1,4 +1,4 @@
-"""From a score to a length distribution: score → rank among known requests → their lengths."""
+"""Maps scores to length distributions: score → rank among known requests → their lengths."""
 
 from dataclasses import dataclass
 
@@ -7,17 +7,17 @@ import numpy as np
 from services.predictor.models.spread import LEVELS, Floats
 
 KNOTS = 48
-_LEAST_KNOT = 12  # known requests a knot
+_LEAST_KNOT = 12  # known requests per knot
 _NEIGHBOURS = (30, 600)
-_STEEPEST = 0.1  # of log length, however far beyond
-_SLOPE = 0.01  # of log length a standard deviation of the score: keeps the order where lengths tie
+_STEEPEST = 0.1  # bound in log length beyond the ends
+_SLOPE = 0.01  # log length per standard deviation of the score: keeps the order when lengths tie
 
 
 @dataclass(frozen=True)
 class Scale:
-    """Quantile curves over the score, each rising with it, so that the order is the score's.
+    """Quantile curves that increase with the score, so that forecasts keep the order of scores.
 
-    knots: [k] scores, ascending; logs: [k, 64] log lengths at LEVELS.
+    knots: [k] ascending scores; logs: [k, 64] log lengths at LEVELS.
     """
 
     knots: Floats
@@ -25,10 +25,10 @@ class Scale:
 
     @staticmethod
     def fit(scores: Floats, lengths: Floats) -> "Scale":
-        """From scores given to requests unseen by what scored them, and their true lengths.
+        """Fits to out-of-fold scores and their true lengths.
 
-        A knot's lengths are those of the requests nearest to it in rank. Curves are made monotone
-        by the mean of the running maximum from below and minimum from above.
+        A knot takes the lengths of the requests nearest in rank. Curves are made monotone by the
+        mean of the running maximum from below and the running minimum from above.
         """
         order = np.argsort(scores, kind="stable")
         ranked, logs = scores[order], np.log(np.maximum(lengths[order], 1))
@@ -42,21 +42,21 @@ class Scale:
         rising = np.maximum.accumulate(rows, axis=0)
         falling = np.minimum.accumulate(rows[::-1], axis=0)[::-1]
         deviation = max(float(ranked.std()), 1e-9)
-        tilt = _sloped((knots - knots.mean()) / deviation)
+        tilt = _tilt((knots - knots.mean()) / deviation)
         knots = knots + 1e-9 * deviation * np.arange(k)
         return Scale(knots, (rising + falling) / 2 + tilt[:, None])
 
     def spread(self, scores: Floats) -> Floats:
-        """[n] scores → [n, 64]; linear between knots, at the slope alone beyond the ends."""
+        """[n] scores → [n, 64]; linear between knots, with the tilt alone beyond the ends."""
         right = np.clip(np.searchsorted(self.knots, scores), 1, len(self.knots) - 1)
         width = self.knots[right] - self.knots[right - 1]
         share = np.clip((scores - self.knots[right - 1]) / width, 0, 1)[:, None]
         logs = self.logs[right - 1] * (1 - share) + self.logs[right] * share
         beyond = scores - np.clip(scores, self.knots[0], self.knots[-1])
         deviation = max(float(self.knots.std()), 1e-9)
-        return np.exp(logs + _sloped(beyond / deviation)[:, None])
+        return np.exp(logs + _tilt(beyond / deviation)[:, None])
 
 
-def _sloped(deviations: Floats) -> Floats:
-    """Bounded: scores that hardly differ have a deviation near nothing to be measured in."""
+def _tilt(deviations: Floats) -> Floats:
+    """Bounded, because near-constant scores have a tiny deviation."""
     return np.clip(_SLOPE * deviations, -_STEEPEST, _STEEPEST)

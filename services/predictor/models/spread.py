@@ -1,8 +1,8 @@
-"""Spreads: the length distributions of a whole batch as one matrix of quantiles.
+"""Length distributions of a batch as a matrix of quantiles, called a spread.
 
-A spread is [n, 64]: row i holds, ascending, request i's length at LEVELS (the middles of 64 equal
-shares of probability). Predictors work on spreads, vectorised over the batch; they become
-`Forecast`s once, at the end.
+A spread is [n, 64]: row i holds request i's length at LEVELS, ascending (the midpoints of 64 equal
+probability intervals). Predictors compute on spreads, vectorised over the batch, and convert to
+`Forecast` at the end.
 """
 
 from collections.abc import Sequence
@@ -14,21 +14,21 @@ from services.forecast import MAX_POINTS, Forecast
 
 Floats = NDArray[np.float64]
 
-_LONGEST = 2.0**20  # tokens a forecast can speak of
+_LONGEST = 2.0**20  # maximum tokens of a forecast
 LEVELS: Floats = (np.arange(MAX_POINTS) + 0.5) / MAX_POINTS
-_FARTHEST = float(np.log(4))  # a spread read beyond its ends goes to four times as long, no more
-_LEAST_SLOPE = 1e-3  # of log length a point, beyond the ends
+_FARTHEST = float(np.log(4))  # extrapolation beyond the ends is limited to a factor of four
+_LEAST_SLOPE = 1e-3  # log length per point beyond the ends
 
 
-def of_samples(samples: Floats, weights: Floats | None = None) -> Floats:
-    """Weighted samples [n, m] as a spread. O(n · m log m)."""
+def from_samples(samples: Floats, weights: Floats | None = None) -> Floats:
+    """Quantiles of weighted samples [n, m]. O(n · m log m)."""
     if weights is None:
         return np.quantile(samples, LEVELS, axis=1, method="hazen").T
     order = np.argsort(samples, axis=1)
     ascending = np.take_along_axis(samples, order, 1)
     mass = np.cumsum(np.take_along_axis(weights, order, 1), axis=1)
     mass /= mass[:, -1:]
-    # One search for all rows: row i's masses lie in (i, i + 1].
+    # One search for all rows: the masses of row i are in (i, i + 1].
     rows = np.arange(len(samples))[:, None]
     at = np.searchsorted((mass + rows).ravel(), (LEVELS + rows).ravel() - 1e-9)
     return ascending.ravel()[np.minimum(at, samples.size - 1)].reshape(len(samples), -1)
@@ -39,19 +39,18 @@ def mean(spread: Floats) -> Floats:
 
 
 def average(spreads: Sequence[Floats], weights: Floats) -> Floats:
-    """Quantile by quantile, the weighted geometric mean; weights [n, members], rows sum to 1.
+    """Weighted geometric mean of each quantile; weights [n, members], rows sum to 1.
 
-    Averaging quantiles keeps the members' sharpness, where averaging their densities would widen
-    (Lichtendahl, Grushka-Cockayne, Winkler 2013).
+    Averaging quantiles keeps the members' sharpness; averaging densities would widen them
+    (Lichtendahl, Grushka-Cockayne and Winkler, Management Science 2013).
     """
     logs = np.log(np.stack(spreads, axis=2))
     return np.asarray(np.exp(np.einsum("nqm,nm->nq", logs, weights)))
 
 
-def levels_of(spread: Floats, lengths: Floats) -> Floats:
-    """The level at which each row's true length lies: uniform in (0, 1) where forecasts are
-    calibrated, below 0 or above 1 beyond the ends. The inverse of `recalibrated`'s reading, and
-    the middle of the levels where points are equal."""
+def quantile_levels(spread: Floats, lengths: Floats) -> Floats:
+    """Level of each row's true length: uniform in (0, 1) for calibrated forecasts, below 0 or above
+    1 beyond the ends. The inverse of `recalibrated`; the middle level when points are equal."""
     logs, true = np.log(spread), np.log(np.maximum(lengths, 1))[:, None]
     below, upto = (logs < true).sum(axis=1), (logs <= true).sum(axis=1)
     low = np.clip(below - 1, 0, MAX_POINTS - 2)
@@ -65,9 +64,12 @@ def levels_of(spread: Floats, lengths: Floats) -> Floats:
 
 
 def recalibrated(spread: Floats, levels: Floats) -> Floats:
-    """The spread read at other levels, a row of 64 a request or one for all: quantile q becomes
-    what was quantile levels[q] (Kuleshov, Fenner, Ermon 2018). Beyond the ends it goes on in log
-    length, by the slope of the last eighth."""
+    """Reads the spread at other levels: quantile q becomes quantile levels[q] (Kuleshov, Fenner and
+    Ermon, ICML 2018).
+
+      levels: [64] for all rows or [n, 64]. Beyond the ends, log length continues with the
+        slope of the last eighth.
+    """
     logs = np.log(spread)
     position = np.broadcast_to(levels, spread.shape) * MAX_POINTS - 0.5
     low = np.clip(np.floor(position).astype(int), 0, MAX_POINTS - 2)
@@ -88,8 +90,8 @@ def _end_slopes(logs: Floats) -> tuple[Floats, Floats]:
 
 
 def forecasts(spread: Floats, source: str, version: int) -> list[Forecast]:
-    """The rows as forecasts, rounded to a tenth of a token; equal points are joined. No forecast
-    is longer than a million tokens."""
+    """Converts rows to forecasts rounded to 0.1 tokens; equal points are merged, and lengths are
+    capped at 2^20 tokens."""
     sound = np.round(np.clip(spread, 1, _LONGEST), 1)
     return [_forecast(row, source, version) for row in sound]
 

@@ -1,4 +1,4 @@
-"""One message to everybody who listens."""
+"""Sends each message to all listeners."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -7,13 +7,16 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class Feed(Generic[T]):
-    """Every listener gets what is pushed while it listens; of one that is `most` behind the oldest
-    is dropped, counted in `dropped`: the newest is worth most."""
+class Broadcast(Generic[T]):
+    """Listeners receive every message pushed while they listen.
 
-    def __init__(self, most: int):
+    When a listener is `limit` messages behind, its oldest message is dropped and counted in
+    `dropped`.
+    """
+
+    def __init__(self, limit: int):
         self.dropped = 0
-        self._most = most
+        self._limit = limit
         self._listeners: set[asyncio.Queue[T]] = set()
 
     def __len__(self) -> int:
@@ -27,8 +30,8 @@ class Feed(Generic[T]):
             queue.put_nowait(message)
 
     async def listen(self) -> AsyncGenerator[T, None]:
-        """Until the listener leaves."""
-        queue: asyncio.Queue[T] = asyncio.Queue(self._most)
+        """Yields messages until the listener closes the generator."""
+        queue: asyncio.Queue[T] = asyncio.Queue(self._limit)
         self._listeners.add(queue)
         try:
             while True:

@@ -1,4 +1,4 @@
-"""One thread for all that reads and learns from prompts, within a budget of CPU time."""
+"""A single worker thread with a CPU time budget, for reading prompts and learning from them."""
 
 import asyncio
 import time
@@ -7,32 +7,33 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Generic, Protocol, TypeVar
 
-from services.predictor.serving.cpu_budget import Budget
+from services.predictor.serving.cpu_budget import CpuBudget
 
 T = TypeVar("T")
 
 
-class Do(Protocol):
-    """Runs work in the thread, and pays for it."""
+class RunWork(Protocol):
+    """Runs work in the thread and charges its CPU time."""
 
     def __call__(self, work: Callable[[], T]) -> Awaitable[T]: ...
 
 
-class Desk:
-    """Who asks first has the next turn; a turn begins when the budget allows it.
+class CpuBudgetedExecutor:
+    """Grants turns in request order; a turn starts when the budget allows it.
 
-    What the thread works on, models and encoder, is touched by nothing else, so it needs no locks.
-    `close` waits for work that runs, a fraction of a second.
+    Only this thread touches the models and the encoder, so they need no locks. `close` waits for
+    running work, a fraction of a second.
     """
 
     def __init__(self, share: float, saved_s: float):
-        self.budget = Budget(share, saved_s, time.monotonic())
+        self.budget = CpuBudget(share, saved_s, time.monotonic())
         self._turn = asyncio.Lock()
         self._thread = ThreadPoolExecutor(1, "foretoken-read")
 
     @asynccontextmanager
-    async def turn(self) -> AsyncIterator[Do]:
-        """The thread for one piece of work, to be chosen now that it can begin."""
+    async def turn(self) -> AsyncIterator[RunWork]:
+        """Waits for the thread. The caller chooses its work after the wait, when the work can
+        start."""
         async with self._turn:
             await asyncio.sleep(self.budget.wait_s(time.monotonic()))
             yield self._do
@@ -53,7 +54,7 @@ class Desk:
 
 
 class _Clocked(Generic[T]):
-    """Work, and the CPU time that its thread took for it."""
+    """Measures the CPU time that its thread spends on the work."""
 
     def __init__(self, work: Callable[[], T]):
         self.cpu_s = 0.0

@@ -1,4 +1,4 @@
-"""What was foretold of a prompt when it was read, for whoever asks the same again."""
+"""Forecasts of prompts that were read before."""
 
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -10,25 +10,24 @@ from services.predictor.interface import Prompt, Query
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """A prompt's forecast, its features as the log keeps them, and the edition of the models that
-    made it: another edition may say otherwise."""
+class CachedForecast:
+    """A prompt's forecast, its packed features, and the edition of the models that produced it."""
 
     by_model: Forecast
     packed: bytes
     edition: int
 
 
-class Remembered:
-    """By model, application and prompt, at most `most`; the least recently used goes first."""
+class ForecastCache:
+    """LRU cache by model, application and prompt, with at most `max_entries` entries."""
 
-    def __init__(self, most: int):
-        self._known: LRUCache[bytes, Seen] = LRUCache(most)
+    def __init__(self, max_entries: int):
+        self._known: LRUCache[bytes, CachedForecast] = LRUCache(max_entries)
 
-    def get(self, query: Query) -> Seen | None:
+    def get(self, query: Query) -> CachedForecast | None:
         return self._known.get(_key(query, query.prompt)) if query.prompt else None
 
-    def put(self, query: Query, seen: Seen) -> None:
+    def put(self, query: Query, seen: CachedForecast) -> None:
         if query.prompt:
             self._known[_key(query, query.prompt)] = seen
 

@@ -1,4 +1,5 @@
-"""Answers at once by what is known without reading; better ones when the prompt has been read."""
+"""Two-stage forecasts: an immediate one without reading the prompt, an improved one after reading
+it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -6,42 +7,43 @@ from dataclasses import dataclass, replace
 from services.core import Outcome
 from services.forecast import Forecast
 from services.lengths import LEARNABLE_REASONS
-from services.predictor.blend.guard import Foreteller, Made
-from services.predictor.encoder.extract import Extracts
+from services.predictor.blend.guard import Forecaster, ForecastPair
+from services.predictor.encoder.extract import FeatureExtractor
 from services.predictor.encoder.packing import pack
 from services.predictor.interface import Features, Prompt, Query
-from services.predictor.serving.forecast_cache import Remembered, Seen
-from services.predictor.serving.newest_first_queue import Newest
-from services.predictor.serving.pending import Pending, Waiting
+from services.predictor.serving.forecast_cache import CachedForecast, ForecastCache
+from services.predictor.serving.newest_first_queue import NewestFirstQueue
+from services.predictor.serving.pending import PendingForecast, PendingForecasts
 
-REMEMBERED, WORDS, PLAIN = "remembered", "words", "plain"  # stages that answer at once
+REMEMBERED, WORDS, PLAIN = "remembered", "words", "plain"  # stages of an immediate forecast
 
 
 @dataclass(frozen=True, slots=True)
-class Late:
-    """A request that ended before its prompt was read: what is left of it to learn from."""
+class EndedRequest:
+    """A request that finished before its prompt was read; kept to learn from."""
 
     outcome: Outcome
-    waiting: Waiting
+    waiting: PendingForecast
     finished_at_s: float
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A request to foretell; with `late`, one that is only to be learnt from."""
+class ForecastQuery:
+    """A request to forecast. With `late`, the request has ended and is only learned from."""
 
     request_id: str
     query: Query
     at_s: float
-    late: Late | None = None
+    late: EndedRequest | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """What came of a prompt: its features, also as the log keeps them, and the model's forecast.
+class PromptReading:
+    """Result of reading one prompt: features, the same packed for the log, and the model's
+    forecast.
 
-    `missed` says what failed, empty where nothing did; without a forecast and nothing missed, no
-    model is ready yet.
+    `missed` names the step that failed, empty for none. Without a forecast and without a failure,
+    no model is ready yet.
     """
 
     features: Features | None = None
@@ -51,97 +53,102 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
-    """What reading a batch has changed: better forecasts of requests that still wait, since when
-    they waited, features of those that ended, and reasons of what was missed. How many prompts
-    were read of requests that waited when it began, and how many of others."""
+class ReadingResult:
+    """Result of reading a batch.
+
+    waiting, ended: prompts read of requests that were waiting at the start, and of ended ones.
+    better: improved forecasts of waiting requests; since_s: when each was requested.
+    late: ended requests with their packed features.
+    missed: names of the steps that failed.
+    """
 
     waiting: int
     ended: int
     better: tuple[tuple[str, Forecast], ...]
     since_s: tuple[float, ...]
-    late: tuple[tuple[Late, bytes], ...]
+    late: tuple[tuple[EndedRequest, bytes], ...]
     missed: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What is given at once, and the stage it came from."""
+class ImmediateForecast:
+    """The forecast answered at once and the stage that produced it."""
 
-    made: Made
+    made: ForecastPair
     stage: str
 
 
-class Cascade:
-    """Requests that wait for their outcome, those whose prompts wait to be read, what was read.
+class TwoStageForecaster:
+    """Answers forecasts and keeps the queues of prompts to be read.
 
-    keeps_text: whether prompts go into the log. Prompts to be read are kept until they are, or
-    fall out. reads: whether there is anybody to read them. at_once: reads them before they are
-    answered, where that costs next to nothing; nothing is left to be read then.
+    reads: prompts are read at all.
+    keeps_text: prompts are written to the outcome log.
+    at_once: reads prompts before answering, for models without an encoder; nothing is queued then.
     """
 
     def __init__(
         self,
-        foreteller: Foreteller,
-        pending: Pending,
-        remembered: Remembered,
+        forecaster: Forecaster,
+        pending: PendingForecasts,
+        remembered: ForecastCache,
         unread_max: int,
         reads: bool,
         keeps_text: bool,
-        changed: Callable[[Read], None],
-        at_once: Extracts | None = None,
+        changed: Callable[[ReadingResult], None],
+        at_once: FeatureExtractor | None = None,
     ):
-        self.unread: Newest[Asked] = Newest(unread_max)
-        self.ended: Newest[Asked] = Newest(unread_max)
-        self._foreteller = foreteller
+        self.unread: NewestFirstQueue[ForecastQuery] = NewestFirstQueue(unread_max)
+        self.ended: NewestFirstQueue[ForecastQuery] = NewestFirstQueue(unread_max)
+        self._forecaster = forecaster
         self._pending = pending
         self._remembered = remembered
         self._reads, self._keeps_text = reads, keeps_text
         self._changed = changed
         self._at_once = at_once
-        self._under_way: dict[str, Late | None] = {}
+        self._in_progress: dict[str, EndedRequest | None] = {}
 
-    def answer(self, batch: Sequence[Asked]) -> list[Answer]:
-        """One each, in order. What could be better is left to be read."""
+    def answer(self, batch: Sequence[ForecastQuery]) -> list[ImmediateForecast]:
+        """Returns one forecast per query, in order, and queues the prompts whose forecasts can
+        improve."""
         if self._at_once:
-            return self._read_and_tell(batch, self._at_once)
+            return self._read_and_answer(batch, self._at_once)
         seen = [self._seen(asked.query) for asked in batch]
         others = iter(
-            self._foreteller.forecast(
+            self._forecaster.forecast(
                 [asked.query for asked, s in zip(batch, seen, strict=True) if not s]
             )
         )
         return [
-            self._recalled(asked, s) if s else self._told(asked, next(others))
+            self._answer_from_cache(asked, s) if s else self._answer_unread(asked, next(others))
             for asked, s in zip(batch, seen, strict=True)
         ]
 
-    def end(self, outcome: Outcome, waiting: Waiting | None, finished_at_s: float) -> None:
-        """Nobody waits for its forecast any more. If it is fit to learn from it is read all the
-        same, after all those that somebody waits for."""
+    def end(self, outcome: Outcome, waiting: PendingForecast | None, finished_at_s: float) -> None:
+        """Records that a request ended. If its outcome is usable, its prompt is read after all
+        prompts of running requests."""
         name = outcome.request_id
         fit = outcome.reason in LEARNABLE_REASONS and outcome.output_tokens > 0
-        late = Late(outcome, waiting, finished_at_s) if waiting and fit else None
-        if name in self._under_way:
-            self._under_way[name] = late
+        late = EndedRequest(outcome, waiting, finished_at_s) if waiting and fit else None
+        if name in self._in_progress:
+            self._in_progress[name] = late
         elif (asked := self.unread.pop(name)) and late:
             self.ended.put(name, replace(asked, late=late))
 
-    def take(self, most: int) -> list[Asked]:
-        """What to read next: the newest that wait, else the newest that ended."""
-        batch = self.unread.take(most) or self.ended.take(most)
-        self._under_way = {asked.request_id: asked.late for asked in batch}
+    def next_batch(self, limit: int) -> list[ForecastQuery]:
+        """Returns the newest waiting prompts, else the newest of ended requests."""
+        batch = self.unread.pop_newest(limit) or self.ended.pop_newest(limit)
+        self._in_progress = {asked.request_id: asked.late for asked in batch}
         return batch
 
-    def read(self, batch: Sequence[Asked], readings: Sequence[Reading]) -> None:
-        """What came of the batch last taken."""
+    def read(self, batch: Sequence[ForecastQuery], readings: Sequence[PromptReading]) -> None:
+        """Applies the readings of the batch from `next_batch`."""
         better: list[tuple[str, Forecast]] = []
         since_s: list[float] = []
-        late: list[tuple[Late, bytes]] = []
+        late: list[tuple[EndedRequest, bytes]] = []
         for asked, reading in zip(batch, readings, strict=True):
-            ended = self._under_way.pop(asked.request_id)
+            ended = self._in_progress.pop(asked.request_id)
             if reading.by_model:
-                seen = Seen(reading.by_model, reading.packed, self._foreteller.edition)
+                seen = CachedForecast(reading.by_model, reading.packed, self._forecaster.edition)
                 self._remembered.put(asked.query, seen)
             if ended and reading.packed:
                 late.append((ended, reading.packed))
@@ -151,7 +158,7 @@ class Cascade:
         missed = tuple(reading.missed for reading in readings if reading.missed)
         ended_before = sum(asked.late is not None for asked in batch)
         self._changed(
-            Read(
+            ReadingResult(
                 len(batch) - ended_before,
                 ended_before,
                 tuple(better),
@@ -161,42 +168,44 @@ class Cascade:
             )
         )
 
-    def _read_and_tell(self, batch: Sequence[Asked], reader: Extracts) -> list[Answer]:
+    def _read_and_answer(
+        self, batch: Sequence[ForecastQuery], reader: FeatureExtractor
+    ) -> list[ImmediateForecast]:
         rows = [i for i, asked in enumerate(batch) if asked.query.prompt]
         features = reader.extract([p for asked in batch if (p := asked.query.prompt)])
         queries = [asked.query for asked in batch]
         packed = [b""] * len(batch)
         for i, read in zip(rows, features, strict=True):
             queries[i], packed[i] = replace(queries[i], features=read), pack(read)
-        made = self._foreteller.forecast(queries)
+        made = self._forecaster.forecast(queries)
         for asked, each, bytes_ in zip(batch, made, packed, strict=True):
-            self._await(asked, Waiting(each, bytes_, self._kept(asked)))
-        return [Answer(each, WORDS if each.by_model else PLAIN) for each in made]
+            self._add_pending(asked, PendingForecast(each, bytes_, self._kept(asked)))
+        return [ImmediateForecast(each, WORDS if each.by_model else PLAIN) for each in made]
 
-    def _seen(self, query: Query) -> Seen | None:
+    def _seen(self, query: Query) -> CachedForecast | None:
         return self._remembered.get(query) if self._reads else None
 
-    def _recalled(self, asked: Asked, seen: Seen) -> Answer:
-        """As it was foretold before; read again where the models would say otherwise now."""
-        [by_history] = self._foreteller.by_history([asked.query])
-        made = self._foreteller.choose(seen.by_model, by_history)
-        if seen.edition == self._foreteller.edition:
-            self._await(asked, Waiting(made, seen.packed, self._kept(asked)))
+    def _answer_from_cache(self, asked: ForecastQuery, seen: CachedForecast) -> ImmediateForecast:
+        """Answers from the cache; queues the prompt again if the models have changed since."""
+        [by_history] = self._forecaster.by_history([asked.query])
+        made = self._forecaster.choose(seen.by_model, by_history)
+        if seen.edition == self._forecaster.edition:
+            self._add_pending(asked, PendingForecast(made, seen.packed, self._kept(asked)))
         else:
-            self._await(asked, Waiting(made, b"", self._kept(asked)))
-            self._leave(asked)
-        return Answer(made, REMEMBERED)
+            self._add_pending(asked, PendingForecast(made, b"", self._kept(asked)))
+            self._queue_unread(asked)
+        return ImmediateForecast(made, REMEMBERED)
 
-    def _told(self, asked: Asked, made: Made) -> Answer:
-        self._await(asked, Waiting(made, b"", self._kept(asked)))
-        self._leave(asked)
-        return Answer(made, WORDS if made.by_model else PLAIN)
+    def _answer_unread(self, asked: ForecastQuery, made: ForecastPair) -> ImmediateForecast:
+        self._add_pending(asked, PendingForecast(made, b"", self._kept(asked)))
+        self._queue_unread(asked)
+        return ImmediateForecast(made, WORDS if made.by_model else PLAIN)
 
-    def _await(self, asked: Asked, waiting: Waiting) -> None:
+    def _add_pending(self, asked: ForecastQuery, waiting: PendingForecast) -> None:
         self._pending.put(asked.request_id, waiting)
 
-    def _leave(self, asked: Asked) -> None:
-        """To be read, if there is text, and it was not read for this request before."""
+    def _queue_unread(self, asked: ForecastQuery) -> None:
+        """Queues the prompt if there is text that was not read for this request yet."""
         name = asked.request_id
         waiting = self._pending.get(name)
         if (
@@ -204,19 +213,19 @@ class Cascade:
             and asked.query.prompt
             and waiting
             and not waiting.packed
-            and name not in self._under_way
+            and name not in self._in_progress
         ):
             self.unread.put(name, asked)
 
-    def _improved(self, asked: Asked, reading: Reading) -> Made | None:
+    def _improved(self, asked: ForecastQuery, reading: PromptReading) -> ForecastPair | None:
         waiting = self._pending.get(asked.request_id)
         if waiting is None or not reading.packed:
             return None
         made = waiting.made
         if reading.by_model:
-            made = self._foreteller.choose(reading.by_model, made.by_history)
+            made = self._forecaster.choose(reading.by_model, made.by_history)
         self._pending.amend(asked.request_id, replace(waiting, made=made, packed=reading.packed))
         return made if reading.by_model else None
 
-    def _kept(self, asked: Asked) -> Prompt | None:
+    def _kept(self, asked: ForecastQuery) -> Prompt | None:
         return asked.query.prompt if self._keeps_text else None

@@ -1,4 +1,4 @@
-"""What waits by its key, no more than so much: the oldest goes, the newest is taken first."""
+"""A bounded queue by key that evicts the oldest item and serves the newest first."""
 
 from collections import OrderedDict
 from typing import Generic, TypeVar
@@ -6,12 +6,12 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class Newest(Generic[T]):
-    """At most `most` items; the oldest goes for a new one, counted in `dropped`."""
+class NewestFirstQueue(Generic[T]):
+    """Holds at most `limit` items. A new item evicts the oldest one, counted in `dropped`."""
 
-    def __init__(self, most: int):
+    def __init__(self, limit: int):
         self.dropped = 0
-        self._most = most
+        self._limit = limit
         self._items: OrderedDict[str, T] = OrderedDict()
 
     def __len__(self) -> int:
@@ -21,21 +21,21 @@ class Newest(Generic[T]):
         return self._items.get(key)
 
     def put(self, key: str, item: T) -> None:
-        """In place of what had the key before, as the newest."""
+        """Inserts or replaces an item as the newest."""
         self._items[key] = item
         self._items.move_to_end(key)
-        if len(self._items) > self._most:
+        if len(self._items) > self._limit:
             self._items.popitem(last=False)
             self.dropped += 1
 
     def amend(self, key: str, item: T) -> None:
-        """In place of what has the key, if anything has: it is as old as that was."""
+        """Replaces an existing item and keeps its age."""
         if key in self._items:
             self._items[key] = item
 
     def pop(self, key: str) -> T | None:
         return self._items.pop(key, None)
 
-    def take(self, most: int) -> list[T]:
-        """Removes and returns so many at most, the newest first."""
-        return [self._items.popitem()[1] for _ in range(min(most, len(self._items)))]
+    def pop_newest(self, limit: int) -> list[T]:
+        """Removes and returns at most `limit` items, newest first."""
+        return [self._items.popitem()[1] for _ in range(min(limit, len(self._items)))]

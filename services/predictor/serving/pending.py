@@ -1,30 +1,30 @@
-"""What was foretold of requests that still run, kept until their outcome comes."""
+"""Forecasts of requests that still run, kept until their outcome arrives."""
 
 from dataclasses import dataclass
 
-from services.predictor.blend.guard import Made
+from services.predictor.blend.guard import ForecastPair
 from services.predictor.interface import Prompt
-from services.predictor.serving.newest_first_queue import Newest
+from services.predictor.serving.newest_first_queue import NewestFirstQueue
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
-    """One request's forecast, and what it was made from.
+class PendingForecast:
+    """A request's forecast and its inputs.
 
-    packed: its features as the log keeps them; empty where there are none. prompt: its text, only
-    where that may be kept.
+    packed: features in the log's format, empty for none. prompt: the text, only if it may be
+    stored.
     """
 
-    made: Made
+    made: ForecastPair
     packed: bytes = b""
     prompt: Prompt | None = None
 
 
-class Pending(Newest[Waiting]):
-    """By the requests' ids; one without is not kept."""
+class PendingForecasts(NewestFirstQueue[PendingForecast]):
+    """Pending forecasts by request id. Requests without an id are not kept."""
 
-    def put(self, key: str, item: Waiting) -> None:
-        """What was made without features does not replace what waits: it renews a shared forecast
-        while the request runs, and the one to be judged is that of its beginning."""
+    def put(self, key: str, item: PendingForecast) -> None:
+        """A forecast without features does not replace an entry: it renews a shared forecast while
+        the request runs, and the first forecast is the one to be scored."""
         if key and (item.packed or self.get(key) is None):
             super().put(key, item)

@@ -1,4 +1,4 @@
-"""Prompts → features and forecasts, in the background."""
+"""Reads prompts in the background: features and forecasts."""
 
 import asyncio
 import logging
@@ -8,105 +8,114 @@ from functools import partial
 from typing import Protocol
 
 from services.forecast import Forecast
-from services.predictor.encoder.extract import Extracts
+from services.predictor.encoder.extract import FeatureExtractor
 from services.predictor.encoder.packing import pack
 from services.predictor.interface import Features, Prompt, Query
-from services.predictor.serving.executor import Desk
-from services.predictor.serving.forecaster import Asked, Reading
+from services.predictor.serving.executor import CpuBudgetedExecutor
+from services.predictor.serving.forecaster import ForecastQuery, PromptReading
 
 log = logging.getLogger(__name__)
 
-BATCH = 8  # prompts; the encoder gains little beyond a few, and newer ones may come meanwhile
+BATCH = 8  # prompts; larger batches gain little and delay newer prompts
 
 
 class Queue(Protocol):
-    """Of a cascade, what reading needs."""
+    """The part of TwoStageForecaster that reading needs."""
 
-    def take(self, most: int) -> list[Asked]: ...
+    def next_batch(self, limit: int) -> list[ForecastQuery]: ...
 
-    def read(self, batch: Sequence[Asked], readings: Sequence[Reading]) -> None: ...
+    def read(self, batch: Sequence[ForecastQuery], readings: Sequence[PromptReading]) -> None: ...
 
 
-class Eyes:
-    """Reads a batch, in the thread of the desk. Nothing that fails keeps another from being read.
+class PromptBatchReader:
+    """Reads a batch of prompts in the executor's thread. A failing prompt does not affect the
+    others.
 
-    foretell: the model's forecasts of queries with features.
+    forecast: the model's forecasts of queries with features.
     """
 
     def __init__(
-        self, extractor: Extracts, foretell: Callable[[Sequence[Query]], list[Forecast | None]]
+        self,
+        extractor: FeatureExtractor,
+        forecast: Callable[[Sequence[Query]], list[Forecast | None]],
     ):
         self._extractor = extractor
-        self._foretell = foretell
-        self._failures_said: set[str] = set()
+        self._forecast = forecast
+        self._failures_logged: set[str] = set()
 
-    def read(self, batch: Sequence[Asked]) -> list[Reading]:
-        """One each, in order."""
-        found = self._extract([asked.query.prompt or NO_PROMPT for asked in batch])
-        readings = [each if isinstance(each, Reading) else self._packed(each) for each in found]
-        return self._foretold(batch, readings)
+    def read(self, batch: Sequence[ForecastQuery]) -> list[PromptReading]:
+        """Returns one reading per query, in order."""
+        extracted = self._extract([asked.query.prompt or NO_PROMPT for asked in batch])
+        readings = [
+            each if isinstance(each, PromptReading) else self._pack(each) for each in extracted
+        ]
+        return self._with_forecasts(batch, readings)
 
-    def _extract(self, prompts: Sequence[Prompt]) -> list[Features | Reading]:
+    def _extract(self, prompts: Sequence[Prompt]) -> list[Features | PromptReading]:
         try:
             return [*self._extractor.extract(prompts)]
         except Exception as error:
             if len(prompts) == 1:
-                return [self._missed("failed", error)]
+                return [self._failed_reading("failed", error)]
             return [self._extract([prompt])[0] for prompt in prompts]
 
-    def _packed(self, features: Features) -> Reading:
+    def _pack(self, features: Features) -> PromptReading:
         try:
-            return Reading(features, pack(features))
+            return PromptReading(features, pack(features))
         except ValueError as error:
-            return self._missed("broken", error)
+            return self._failed_reading("broken", error)
 
-    def _foretold(self, batch: Sequence[Asked], readings: Sequence[Reading]) -> list[Reading]:
-        """Those that ended are read to be learnt from: nobody asks any more."""
+    def _with_forecasts(
+        self, batch: Sequence[ForecastQuery], readings: Sequence[PromptReading]
+    ) -> list[PromptReading]:
+        """Adds forecasts, except for ended requests, which are only learned from."""
         rows = [i for i, r in enumerate(readings) if r.features and not batch[i].late]
         queries = [replace(batch[i].query, features=readings[i].features) for i in rows]
-        said = list(readings)
+        results = list(readings)
         try:
-            forecasts = self._foretell(queries) if queries else []
+            forecasts = self._forecast(queries) if queries else []
         except Exception as error:
-            missed = self._missed("model", error).missed
+            missed = self._failed_reading("model", error).missed
             for i in rows:
-                said[i] = Reading(said[i].features, said[i].packed, missed=missed)
+                results[i] = PromptReading(results[i].features, results[i].packed, missed=missed)
         else:
             for i, forecast in zip(rows, forecasts, strict=True):
-                said[i] = Reading(said[i].features, said[i].packed, forecast)
-        return said
+                results[i] = PromptReading(results[i].features, results[i].packed, forecast)
+        return results
 
-    def _missed(self, reason: str, error: Exception) -> Reading:
-        if reason not in self._failures_said:
-            self._failures_said.add(reason)
+    def _failed_reading(self, reason: str, error: Exception) -> PromptReading:
+        if reason not in self._failures_logged:
+            self._failures_logged.add(reason)
             log.warning(
-                "a prompt could not be read (%s: %s): it is forecast by history; this is said once",
+                "a prompt could not be read (%s: %s); history is used (logged once per reason)",
                 reason,
                 error,
                 exc_info=error,
             )
-        return Reading(missed=reason)
+        return PromptReading(missed=reason)
 
 
 NO_PROMPT = Prompt("", "", 0)
 
 
-class Reader:
-    """Takes turns at the desk for as long as anything is unread; `wake` when something is."""
+class PromptReadingLoop:
+    """Reads batches on the executor while the queue is not empty; `wake` restarts it."""
 
-    def __init__(self, eyes: Eyes, queue: Queue, desk: Desk):
-        self._eyes, self._queue, self._desk = eyes, queue, desk
+    def __init__(
+        self, batch_reader: PromptBatchReader, queue: Queue, executor: CpuBudgetedExecutor
+    ):
+        self._batch_reader, self._queue, self._executor = batch_reader, queue, executor
         self._unread = asyncio.Event()
 
     def wake(self) -> None:
         self._unread.set()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Runs until cancelled."""
         while True:
             await self._unread.wait()
-            async with self._desk.turn() as do:
-                if batch := self._queue.take(BATCH):
-                    self._queue.read(batch, await do(partial(self._eyes.read, batch)))
+            async with self._executor.turn() as do:
+                if batch := self._queue.next_batch(BATCH):
+                    self._queue.read(batch, await do(partial(self._batch_reader.read, batch)))
                 else:
                     self._unread.clear()

@@ -1,4 +1,4 @@
-"""Data files become rows, and rows are split by their prompt; every mistake names its line."""
+"""Data files are parsed into rows and split by prompt; errors name the line."""
 
 import gzip
 import json
@@ -13,8 +13,8 @@ from lab.data.split import is_validation, normalised, split
 
 PLAIN = {"id": "a-0", "prompt": "Say hi", "model": "m", "task": "chat", "input_tokens": 2}
 ROW = {**PLAIN, "output_tokens": 9}
-HELD = "prompt 5"  # a validation row by its hash,
-KEPT = "prompt 0"  # and not
+HELD = "prompt 5"  # a validation row
+KEPT = "prompt 0"  # a training row
 
 
 def write(path: Path, *records: object) -> Path:
@@ -31,18 +31,18 @@ def read(folder: Path, *records: object) -> list[Row]:
 
 
 @pytest.mark.parametrize("name", ["talk.jsonl", "talk.jsonl.gz"])
-def test_a_row_of_a_file(tmp_path: Path, name: str):
+def test_row_is_parsed(tmp_path: Path, name: str):
     [row] = read_rows(Source(write(tmp_path / name, {**ROW, "cap": 40, "ref_tokens": [9, 7, 0]})))
     assert row == Row("talk", "a-0", "Say hi", "m", "chat", 2, 9, cap=40, references=(7,))
 
 
-def test_empty_answers_and_blank_lines_are_left_out(tmp_path: Path):
+def test_empty_answers_and_blank_lines_are_skipped(tmp_path: Path):
     path = write(tmp_path / "set.jsonl", ROW, {**ROW, "output_tokens": 0})
     path.write_text(path.read_text() + "\n\n")
     assert [row.output_tokens for row in read_rows(Source(path))] == [9]
 
 
-def test_another_label_is_another_model(tmp_path: Path):
+def test_label_field_is_separate_model(tmp_path: Path):
     tokens = {"t0.0": 5, "t0.7": 6}
     path = write(tmp_path / "set.jsonl", {**ROW, "small": tokens}, ROW)
     [row] = read_rows(parse_source(f"{path}:small.t0.0"))
@@ -51,26 +51,26 @@ def test_another_label_is_another_model(tmp_path: Path):
 
 
 @pytest.mark.parametrize("field", ["small.t0.9", "large.t0.0", "model.name", "small"])
-def test_a_label_no_row_has(tmp_path: Path, field: str):
+def test_missing_label_is_rejected(tmp_path: Path, field: str):
     path = write(tmp_path / "set.jsonl", {**ROW, "small": {"t0.0": 5}})
     with pytest.raises(DataError):
         read_rows(parse_source(f"{path}:{field}"))
 
 
-def test_a_path_may_hold_a_colon(tmp_path: Path):
+def test_path_may_contain_colon(tmp_path: Path):
     path = write(tmp_path / "a:b.jsonl", ROW)
     assert parse_source(str(path)) == Source(path)
     assert parse_source("data/set.jsonl") == Source(Path("data/set.jsonl"))
 
 
-def test_the_first_finished_sample_is_the_answer(tmp_path: Path):
+def test_first_finished_sample_is_answer(tmp_path: Path):
     samples = [["k50", 400, 0], ["k50", 30, 1], ["greedy", 20], ["nucleus", 50, 1]]
     cut = {**PLAIN, "samples": [["k50", 400, 0]]}
     [row] = read(tmp_path, {**PLAIN, "samples": samples}, cut)
     assert (row.output_tokens, row.references) == (30, (20, 50))
 
 
-def test_earlier_answers_of_a_conversation_are_known(tmp_path: Path):
+def test_earlier_answers_are_included(tmp_path: Path):
     turns = [("c-1", 1, "m", 10), ("c-3", 3, "m", 30), ("c-2", 2, "m", 20), ("c-2", 2, "n", 99)]
     rows = read(
         tmp_path,
@@ -81,10 +81,10 @@ def test_earlier_answers_of_a_conversation_are_known(tmp_path: Path):
     assert [row.answers for row in rows] == [(), (10, 20), (10,), (), (), ()]
 
 
-def test_some_of_a_file_are_the_same_ones_each_time(tmp_path: Path):
+def test_row_sample_is_deterministic(tmp_path: Path):
     path = write(tmp_path / "set.jsonl", *({**ROW, "id": f"a-{i}"} for i in range(50)))
-    ids = [row.id for row in read_rows(Source(path), most=10, seed=3)]
-    assert ids == [row.id for row in read_rows(Source(path), most=10, seed=3)]
+    ids = [row.id for row in read_rows(Source(path), limit=10, seed=3)]
+    assert ids == [row.id for row in read_rows(Source(path), limit=10, seed=3)]
     assert len(set(ids)) == 10
     assert ids == sorted(ids, key=lambda name: int(name[2:]))
 
@@ -103,14 +103,14 @@ def test_some_of_a_file_are_the_same_ones_each_time(tmp_path: Path):
         (json.dumps(PLAIN), "set.jsonl:2: neither 'output_tokens' nor 'samples'"),
     ],
 )
-def test_a_wrong_line_is_named(tmp_path: Path, line: str, said: str):
+def test_invalid_line_is_named(tmp_path: Path, line: str, said: str):
     path = tmp_path / "set.jsonl"
     path.write_text(json.dumps(ROW) + "\n" + line + "\n")
     with pytest.raises(DataError, match=said):
         read_rows(Source(path))
 
 
-def test_files_that_cannot_be_read(tmp_path: Path):
+def test_unreadable_files_are_reported(tmp_path: Path):
     (tmp_path / "plain.jsonl.gz").write_text("{}")
     whole = gzip.compress(json.dumps(ROW).encode() * 99)
     (tmp_path / "half.jsonl.gz").write_bytes(whole[: len(whole) // 2])
@@ -118,11 +118,11 @@ def test_files_that_cannot_be_read(tmp_path: Path):
     for name in ("plain.jsonl.gz", "half.jsonl.gz", "junk.jsonl", "."):
         with pytest.raises(DataError, match="cannot be read"):
             read_rows(Source(tmp_path / name))
-    with pytest.raises(DataError, match="there is no file"):
+    with pytest.raises(DataError, match="does not exist"):
         read_rows(Source(tmp_path / "none.jsonl"))
 
 
-def test_a_file_of_nothing(tmp_path: Path):
+def test_empty_file_is_rejected(tmp_path: Path):
     with pytest.raises(DataError, match=r"no row of .* has an answer's length"):
         read(tmp_path)
 
@@ -131,13 +131,13 @@ def row(data: str, prompt: str) -> Row:
     return Row(data, "x", prompt, "m", "chat", 1, 1)
 
 
-def test_the_hash_decides():
+def test_validation_rows_are_selected_by_hash():
     assert is_validation(HELD)
     assert not is_validation(KEPT)
     assert is_validation(f"  {HELD.upper()}\n")
 
 
-def test_in_domain_validation_rows_are_judged_and_the_rest_trains():
+def test_in_domain_split():
     a = Source(Path("a"))
     rows = [row("a", HELD), row("a", KEPT), row("a", HELD.upper())]
     parts = split({a: rows}, [a], [a])
@@ -147,7 +147,7 @@ def test_in_domain_validation_rows_are_judged_and_the_rest_trains():
     assert judged.rows == [rows[0], rows[2]]
 
 
-def test_out_of_domain_all_are_judged_and_none_of_their_prompts_trains():
+def test_out_of_domain_split():
     a, b = Source(Path("a")), Source(Path("b"))
     sets = {a: [row("a", KEPT), row("a", "other")], b: [row("b", f" {KEPT}"), row("b", HELD)]}
     parts = split(sets, [a], [b])
@@ -156,16 +156,16 @@ def test_out_of_domain_all_are_judged_and_none_of_their_prompts_trains():
     assert parts.judged[0].rows == sets[b]
 
 
-def test_a_split_that_leaves_nothing():
+def test_empty_split_is_rejected():
     a, b = Source(Path("a")), Source(Path("b"))
     with pytest.raises(DataError, match="none is a validation row"):
         split({a: [row("a", KEPT)]}, [a], [a])
-    with pytest.raises(DataError, match="no rows of a are left to train on"):
+    with pytest.raises(DataError, match="no rows of a remain to train on"):
         split({a: [row("a", KEPT)], b: [row("b", KEPT)]}, [a], [b])
 
 
 @given(st.lists(st.sampled_from(["A", "a ", "b", "c", "D\n", "d", "e"]), min_size=1))
-def test_no_prompt_is_on_both_sides(prompts: list[str]):
+def test_split_shares_no_prompt(prompts: list[str]):
     a = Source(Path("a"))
     rows = [row("a", prompt) for prompt in prompts]
     try:

@@ -1,4 +1,4 @@
-"""Judging a predictor: what it is taught, asked and timed with, in which order."""
+"""Evaluation of predictors: training, queries and timing, in order."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -12,13 +12,13 @@ from lab.data.examples import examples_of, extract_all, prompt_of, query_of
 from lab.data.feature_store import FeatureStore
 from lab.data.rows import Row
 from lab.data.split import is_validation
-from lab.evaluation.judge import Bench, JudgedSet, Judgement
+from lab.evaluation.judge import JudgedSet, Judgement, PredictorEvaluator
 from lab.evaluation.magnus_ladder import (
     Requests,
-    climb,
+    ladder_forecasts,
     requests_of,
     rmse_of,
-    some_of_each_task,
+    sample_rows_per_task,
     user_input_tokens,
 )
 from lab.evaluation.timing import time_forecasts
@@ -33,7 +33,7 @@ STORED = [Prompt("", text, 1, ()) for text in ("a", "bc", "def")]
 
 
 def quiet(what: str, done: int, of: int) -> None:
-    """Tells nobody."""
+    """Ignores progress."""
 
 
 def row(i: int, tokens: int = 7, cap: int = 0) -> Row:
@@ -41,7 +41,7 @@ def row(i: int, tokens: int = 7, cap: int = 0) -> Row:
 
 
 def features_of(prompt: Prompt) -> Features:
-    """A row of numbers that depends on the prompt alone."""
+    """Features that depend on the prompt only."""
     rng = np.random.default_rng(list(prompt.user_input.encode()))
     words = np.unique(rng.integers(0, 100, rng.integers(0, 9))).astype(np.int32)
     instruction = np.full((LAYERS, DIM), len(prompt.instruction), np.float32)
@@ -50,7 +50,7 @@ def features_of(prompt: Prompt) -> Features:
 
 
 class Extractor:
-    """Remembers what it was handed."""
+    """Records the prompts it receives."""
 
     def __init__(self, asked: list[str]):
         self._asked = asked
@@ -61,7 +61,7 @@ class Extractor:
 
 
 class Diary:
-    """A predictor that writes down what it is told; it expects the mean of what it learnt."""
+    """Records its calls; forecasts the mean of the learned lengths."""
 
     version = 0
 
@@ -87,15 +87,15 @@ def judged(name: str, in_domain: bool, rows: Sequence[Row]) -> JudgedSet:
     return JudgedSet(name, in_domain, rows, examples_of(rows, {}, 100))
 
 
-def bench(train: Sequence[Row], sets: Sequence[JudgedSet], online: int = 0) -> Bench:
-    return Bench(examples_of(train, {}, 100), sets, 100, online, 0, None, quiet)
+def bench(train: Sequence[Row], sets: Sequence[JudgedSet], online: int = 0) -> PredictorEvaluator:
+    return PredictorEvaluator(examples_of(train, {}, 100), sets, 100, online, 0, None, quiet)
 
 
 def without_timing(pages: Iterable[str]) -> list[str]:
     return [page for page in pages if page != "asked 1"]
 
 
-def test_first_all_is_learnt_then_fitted_then_asked_in_batches():
+def test_evaluator_learns_fits_then_forecasts_in_batches():
     pages: list[str] = []
     part = judged("set", True, [row(i) for i in range(70)])
     [found] = bench([row(i) for i in range(300)], [part]).judge("diary", lambda: Diary(pages))
@@ -106,7 +106,7 @@ def test_first_all_is_learnt_then_fitted_then_asked_in_batches():
     assert found.online is None
 
 
-def test_a_set_outside_the_training_is_learnt_online_by_a_predictor_of_its_own():
+def test_out_of_domain_set_is_learned_online_separately():
     pages: list[str] = []
     rows = [row(i, tokens=50) for i in range(800)]
     sets = [judged("b", False, rows), judged("c", False, rows)]
@@ -125,7 +125,7 @@ def test_a_set_outside_the_training_is_learnt_online_by_a_predictor_of_its_own()
     assert lessons == [*taught, *online, *taught, *online]
 
 
-def test_online_learning_never_sees_what_it_is_judged_on():
+def test_online_learning_excludes_validation_rows():
     learnt: list[Example] = []
 
     class Spy(Diary):
@@ -142,13 +142,13 @@ def test_online_learning_never_sees_what_it_is_judged_on():
     assert not held & {example.output_tokens for example in learnt[1:]}
 
 
-def test_a_forecast_is_judged_within_max_tokens():
+def test_forecast_is_truncated_at_max_tokens():
     part = judged("set", True, [row(0, tokens=30, cap=30)])
     [found] = bench([row(1, tokens=90)], [part]).judge("diary", lambda: Diary([]))
     assert found.scores.mae == 0
 
 
-def test_the_oracle_knows():
+def test_oracle_is_perfect():
     part = judged("set", True, [row(i, tokens=i + 1) for i in range(5)])
     [found] = bench([row(9)], [part]).judge_oracle()
     assert isinstance(found, Judgement)
@@ -157,18 +157,18 @@ def test_the_oracle_knows():
     assert found.scores.rmse == 0
 
 
-def test_a_row_as_a_finished_request():
+def test_row_becomes_example():
     whole, cut = examples_of([row(0), row(1, tokens=20, cap=20)], {}, 100)
     assert whole == Example(Query("m", "chat", 4, 100), 7, FinishReason.STOP)
     assert cut == Example(Query("m", "chat", 4, 20), 20, FinishReason.LENGTH)
 
 
-def test_a_prompt_of_a_row_carries_its_conversation():
+def test_prompt_includes_conversation():
     later = Row("d", "c-2", "Sum:\n1 and 1", "m", "t", 4, 7, 30, answers=(5,))
     assert prompt_of(later) == Prompt("", "Sum:\n1 and 1", 34, (5,))
 
 
-def test_equal_prompts_are_read_once_in_order_of_length():
+def test_equal_prompts_are_extracted_once_by_length():
     asked: list[str] = []
     prompts = [Prompt("", text, 1, ()) for text in ("long prompt", "b", "a", "b")]
     found = extract_all(prompts, Extractor(asked), quiet)
@@ -176,7 +176,7 @@ def test_equal_prompts_are_read_once_in_order_of_length():
     assert [f.user_input[0, 0] for f in found] == [features_of(p).user_input[0, 0] for p in prompts]
 
 
-def test_single_forecasts_are_at_least_200_of_prompts_never_seen():
+def test_timing_uses_at_least_200_new_prompts():
     asked: list[list[str]] = []
 
     def fresh() -> Extractor:
@@ -203,7 +203,7 @@ class TestStore:
 
         return FeatureStore(folder, encoder).get(STORED, make)
 
-    def test_what_was_made_is_read_again(self, tmp_path: Path):
+    def test_feature_store_round_trips(self, tmp_path: Path):
         made: list[int] = []
         first, second = self.get(tmp_path, made), self.get(tmp_path, made)
         assert made == [3]
@@ -212,13 +212,13 @@ class TestStore:
                 assert np.array_equal(getattr(a, name), getattr(b, name))
                 assert getattr(a, name).dtype == getattr(b, name).dtype
 
-    def test_another_encoder_has_its_own(self, tmp_path: Path):
+    def test_feature_store_separates_encoders(self, tmp_path: Path):
         made: list[int] = []
         self.get(tmp_path, made)
         self.get(tmp_path, made, "other")
         assert made == [3, 3]
 
-    def test_a_broken_file_is_made_anew(self, tmp_path: Path):
+    def test_feature_store_replaces_broken_file(self, tmp_path: Path):
         made: list[int] = []
         self.get(tmp_path, made)
         [path] = tmp_path.iterdir()
@@ -228,8 +228,8 @@ class TestStore:
         assert made == [3, 3]
 
 
-def test_the_ladder_on_answers_that_each_rung_explains_more_of():
-    """Two tasks: one doubles the input, one halves it; and the user's first value adds 40."""
+def test_ladder_error_decreases_with_inputs():
+    """One task doubles the input, one halves it, and the user input's first value adds 40."""
     rng = np.random.default_rng(0)
     tasks = np.array(["double", "halve"] * 600)
     length = rng.integers(20, 100, 1200).astype(float)
@@ -250,43 +250,43 @@ def test_the_ladder_on_answers_that_each_rung_explains_more_of():
         )
 
     test = part(slice(800, None))
-    forecasts = climb(part(slice(800)), test)
+    forecasts = ladder_forecasts(part(slice(800)), test)
     assert list(forecasts) == ["UILO", "RAFT", "INST", "USIN"]
     rmse = rmse_of(forecasts, test.output_tokens, np.full(400, True))
     assert rmse["UILO"] > 40
-    assert 18 < rmse["RAFT"] < 24  # ±20 is all that neither task nor length tell
+    assert 18 < rmse["RAFT"] < 24  # task and length leave an error of ±20
     assert 18 < rmse["INST"] < 24
     assert rmse["USIN"] < 4
 
 
-def test_a_task_that_was_not_trained_gets_the_forest_of_all():
+def test_unknown_task_uses_forest_of_all_tasks():
     ones = np.ones((20, DIM), np.float32)
     train = Requests(["a"] * 20, np.full(20, 9.0), np.full(20, 30.0), ones, ones)
     test = Requests(["b"], np.array([9.0]), np.array([1.0]), ones[:1], ones[:1])
-    forecasts = climb(train, test)
+    forecasts = ladder_forecasts(train, test)
     assert forecasts["RAFT"] == pytest.approx([30.0])
     assert rmse_of(forecasts, test.output_tokens, np.array([True]))["UILO"] == 8
 
 
-def test_no_task_outweighs_the_others():
+def test_rows_per_task_are_limited():
     rows = [replace(row(i), task=("rare", "often")[i > 3]) for i in range(50)]
-    chosen = some_of_each_task(rows, 10, 0)
+    chosen = sample_rows_per_task(rows, 10, 0)
     assert Counter(r.task for r in chosen) == {"rare": 4, "often": 10}
-    assert chosen == some_of_each_task(rows, 10, 0)
+    assert chosen == sample_rows_per_task(rows, 10, 0)
     assert len({r.id for r in chosen}) == 14
 
 
-def test_the_user_inputs_own_tokens():
+def test_user_input_tokens_exclude_instruction():
     asked = Row("d", "x", "Fix the bug:\ncode", "m", "t", 10, 1)
-    assert user_input_tokens(asked) == 6  # Fix, the, bug, and the colon taken off
+    assert user_input_tokens(asked) == 6  # "Fix", "the", "bug" and ":" are subtracted
     assert user_input_tokens(row(0)) == 4
     requests = requests_of([asked], [features_of(prompt_of(asked))])
     assert requests.instruction.shape == (1, DIM)
     assert list(requests.user_input_tokens) == [6]
 
 
-def test_a_forecast_is_timed_without_what_was_said_of_the_prompt_before() -> None:
-    """Judging has asked about every prompt already; a predictor that remembers must forget."""
+def test_timing_clears_forecast_cache() -> None:
+    """Evaluation has queried every prompt before, so a caching predictor must clear its cache."""
 
     class Remembering(MaxPredictor):
         def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""`foretoken train ranker`: as typed, and its parts, with encoders of two layers."""
+"""`foretoken train ranker` and its parts, with encoders of two layers."""
 
 import json
 import os
@@ -22,11 +22,11 @@ from lab.data.examples import prompt_of, query_of
 from lab.data.rows import DataError, Row, Source, read_rows
 from lab.data.split import is_validation
 from lab.training.datasets import divide
-from lab.training.early_stopping import BestWeights, Course, Report
+from lab.training.early_stopping import BestWeights, TrainingOptions, TrainingReporter
 from lab.training.finetune import TunedRanker, fine_tune
 from lab.training.token_batches import (
     BATCH,
-    Texts,
+    TokenizedPrompts,
     batches,
     populations_of,
     read_texts,
@@ -40,17 +40,17 @@ from services.predictor.models.scoring import tau_b
 from services.predictor.predictors import build
 from tests.live import ROOT, command, environment
 
-KINDS = {"name": 10, "list": 60, "essay": 400}  # what is asked for: how long it gets
+KINDS = {"name": 10, "list": 60, "essay": 400}  # kind of request: answer length
 THINGS = ["sea", "sun", "tree", "car", "cat", "king", "song", "ship"]
 WORDS = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", *KINDS, *THINGS, "a", "an", "of", "the", "and", "it"]
 
 
 def quiet(what: str, done: int, of: int) -> None:
-    """Nobody is told."""
+    """Ignores progress."""
 
 
 def rows_of(count: int, seed: int = 0) -> list[Row]:
-    """The kind that is asked for tells the length, but for a third of it."""
+    """Two thirds of the length follow from the kind of request."""
     rng = random.Random(seed)
     rows = []
     for i in range(count):
@@ -73,7 +73,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An encoder of two layers that has learnt nothing."""
+    """An untrained encoder of two layers."""
     folder = tmp_path_factory.mktemp("tiny")
     torch.manual_seed(0)
     BertModel(
@@ -121,10 +121,10 @@ def queries(name: str, source: Path, count: int = 40) -> list[Query]:
     return [query_of(row, f, 4096) for row, f in zip(rows, features, strict=True)]
 
 
-# --- the command
+# Command
 
 
-def test_a_ranker_over_a_frozen_encoder_serves_before_any_outcome(
+def test_ranker_over_frozen_encoder_serves_before_first_outcome(
     data: Path, tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     out = tmp_path / "ranker"
@@ -151,10 +151,8 @@ def test_a_ranker_over_a_frozen_encoder_serves_before_any_outcome(
         assert predictor.weights("anyone") == {"ranker": 1.0}
 
 
-def test_a_fine_tuned_encoder_lies_in_the_artefact_and_is_served(
-    data: Path, tiny: Path, tmp_path: Path
-):
-    out = tmp_path / "LaBSE"  # a name that must not bring back that model's own pooling
+def test_fine_tuned_encoder_is_served_from_artefact(data: Path, tiny: Path, tmp_path: Path):
+    out = tmp_path / "LaBSE"  # the name must not restore LaBSE's pooling
     in_process("--data", data, "--out", out, "--encoder", tiny, "--fine-tune", "--epochs", "8")
     made = artefact.load(out)
     assert made.manifest.fine_tuned
@@ -165,7 +163,7 @@ def test_a_fine_tuned_encoder_lies_in_the_artefact_and_is_served(
         "model.safetensors",
     }
     modes = {path.stat().st_mode for path in out.rglob("*") if path.is_file()}
-    assert len(modes) == 1  # the service may be another user
+    assert len(modes) == 1  # the service may run as another user
     served, source = Encoder.load(made.encoder), Encoder.load(str(tiny))
     before, after = (e.encode(["essay of the sea"])[0, -1] for e in (source, served))
     assert float(before @ after) < 0.999
@@ -174,7 +172,7 @@ def test_a_fine_tuned_encoder_lies_in_the_artefact_and_is_served(
     assert isinstance(predictor, ContentPredictor)
     predictor.adopt(made.refitted())
     assert all(f.source == "ranker" for f in predictor.forecast(queries(made.encoder, data)))
-    # `foretoken train ranker` and `foretoken evaluate` read such a folder as any other encoder.
+    # `foretoken train ranker` and `foretoken evaluate` accept the folder as an encoder.
     again = tmp_path / "again"
     in_process("--data", data, "--out", again, "--encoder", out / "encoder", "--epochs", "1")
     assert artefact.load(again).encoder == str(out / "encoder")
@@ -182,17 +180,17 @@ def test_a_fine_tuned_encoder_lies_in_the_artefact_and_is_served(
     assert "would be replaced" in replaced
 
 
-def test_the_same_seed_trains_the_same_ranker(data: Path, tiny: Path, tmp_path: Path):
+def test_training_is_deterministic_by_seed(data: Path, tiny: Path, tmp_path: Path):
     losses = []
     for name, seed in (("a", "5"), ("b", "5"), ("c", "6")):
         out = tmp_path / name
         in_process("--data", data, "--out", out, "--encoder", tiny, "--epochs", "1", "--seed", seed)
         losses.append(artefact.load(out).manifest.metrics.pinball)
-    assert losses[0] == pytest.approx(losses[1], rel=1e-3)  # sums of floats keep no order
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)  # float sums depend on the order
     assert losses[0] != pytest.approx(losses[2], rel=1e-2)
 
 
-def test_an_artefact_is_replaced_whole_and_nothing_else_is(data: Path, tiny: Path, tmp_path: Path):
+def test_training_replaces_only_artefacts(data: Path, tiny: Path, tmp_path: Path):
     out = tmp_path / "ranker"
     for seed in ("1", "2"):
         in_process("--data", data, "--out", out, "--encoder", tiny, "--epochs", "1", "--seed", seed)
@@ -201,20 +199,24 @@ def test_an_artefact_is_replaced_whole_and_nothing_else_is(data: Path, tiny: Pat
     other = tmp_path / "thesis"
     other.mkdir()
     (other / "chapter").write_text("work of years")
-    assert "exists and is no ranker artefact" in mistake("--data", data, "--out", other)
-    assert "exists and is no ranker artefact" in mistake("--data", data, "--out", other / "chapter")
+    assert "exists and is not a ranker artefact" in mistake("--data", data, "--out", other)
+    assert "exists and is not a ranker artefact" in mistake(
+        "--data", data, "--out", other / "chapter"
+    )
     assert (other / "chapter").read_text() == "work of years"
 
 
-def test_mistakes_are_one_sentence_and_leave_nothing(data: Path, tiny: Path, tmp_path: Path):
+def test_invalid_options_give_one_sentence_and_write_nothing(
+    data: Path, tiny: Path, tmp_path: Path
+):
     out, few = tmp_path / "ranker", tmp_path / "few.jsonl"
     few.write_text("".join(data.read_text().splitlines(keepends=True)[:50]))
     empty = tmp_path / "empty.jsonl"
     empty.touch()
     none = tmp_path / "none.jsonl"
-    assert mistake("--data", none, "--out", out) == f"there is no file {none}"
+    assert mistake("--data", none, "--out", out) == f"the file {none} does not exist"
     assert "has an answer's length" in mistake("--data", empty, "--out", out)
-    assert "rows are left to train on" in mistake("--data", few, "--out", out)
+    assert "rows remain to train on" in mistake("--data", few, "--out", out)
     assert "cannot load encoder './none'" in mistake(
         "--data", data, "--out", out, "--encoder", "./none"
     )
@@ -223,7 +225,7 @@ def test_mistakes_are_one_sentence_and_leave_nothing(data: Path, tiny: Path, tmp
 
 
 @pytest.mark.slow
-def test_ctrl_c_leaves_no_half_artefact(data: Path, tiny: Path, tmp_path: Path):
+def test_ctrl_c_writes_no_artefact(data: Path, tiny: Path, tmp_path: Path):
     out = tmp_path / "ranker"
     files = ["--data", str(data), "--out", str(out), "--encoder", str(tiny)]
     endless = ["--fine-tune", "--epochs", "1000", "--patience", "1000"]
@@ -236,7 +238,7 @@ def test_ctrl_c_leaves_no_half_artefact(data: Path, tiny: Path, tmp_path: Path):
     )
     try:
         assert process.stderr
-        assert "tau" in process.stderr.readline()  # it is at work
+        assert "tau" in process.stderr.readline()  # training has started
         assert list(tmp_path.iterdir())
         os.kill(process.pid, signal.SIGINT)
         _, said = process.communicate(timeout=60)
@@ -248,10 +250,10 @@ def test_ctrl_c_leaves_no_half_artefact(data: Path, tiny: Path, tmp_path: Path):
     assert list(tmp_path.iterdir()) == []
 
 
-# --- its parts
+# Parts
 
 
-def test_no_prompt_is_in_two_parts_and_the_judged_quarter_trains_nothing():
+def test_divide_separates_prompts():
     rows = [*rows_of(2_000), *rows_of(2_000)]  # every prompt twice
     parts = divide(rows, 0, tenths=2)
     divided = [parts.train, parts.held, parts.judged]
@@ -265,14 +267,14 @@ def test_no_prompt_is_in_two_parts_and_the_judged_quarter_trains_nothing():
     fewer = divide(rows, 0)
     assert {row.prompt for row in fewer.held} < prompts[1]
     assert fewer.judged == parts.judged
-    with pytest.raises(DataError, match="of 60 rows are left to train on"):
+    with pytest.raises(DataError, match="of 60 rows remain to train on"):
         divide(rows_of(60), 0)
 
 
-def test_an_epoch_has_every_prompt_in_whole_lists_of_like_length():
+def test_epoch_covers_all_prompts_in_full_batches():
     rng = np.random.default_rng(1)
     sizes = rng.integers(1, 60, 1_000)
-    texts = Texts(
+    texts = TokenizedPrompts(
         [[]] * 1_000,
         [[7] * size for size in sizes],
         torch.zeros(1_000, dtype=torch.long),
@@ -286,7 +288,7 @@ def test_an_epoch_has_every_prompt_in_whole_lists_of_like_length():
     assert order != sorted(order)
 
 
-def test_fine_tuning_learns_the_order_and_keeps_the_best_weights(tiny: Path):
+def test_fine_tuning_learns_order_and_keeps_best_weights(tiny: Path):
     rows, held = rows_of(600, seed=1), rows_of(150, seed=2)
     known = populations_of(rows)
     encoder = Encoder.load(str(tiny))
@@ -302,8 +304,14 @@ def test_fine_tuning_learns_the_order_and_keeps_the_best_weights(tiny: Path):
         assert what.startswith("fine-tuning")
         told.append((done, of))
 
-    tau = fine_tune(ranker, texts, stop, Course(epochs=8, patience=100), Report(tell, lines.append))
-    assert tau > 0.4 > untrained + 0.2  # knowing the kind gives 0.67
+    tau = fine_tune(
+        ranker,
+        texts,
+        stop,
+        TrainingOptions(epochs=8, patience=100),
+        TrainingReporter(tell, lines.append),
+    )
+    assert tau > 0.4 > untrained + 0.2  # the kind alone gives 0.67
     assert any(
         not torch.equal(before[key], value) for key, value in ranker.encoder.state_dict().items()
     )
@@ -312,26 +320,28 @@ def test_fine_tuning_learns_the_order_and_keeps_the_best_weights(tiny: Path):
     assert told[-1] == (80, 80)
 
 
-def test_patience_ends_the_fine_tuning(tiny: Path):
+def test_patience_stops_fine_tuning(tiny: Path):
     rows = rows_of(128)
     chance = np.random.default_rng(0).permutation([row.output_tokens for row in rows])
     encoder = Encoder.load(str(tiny))
     texts = read_texts(rows, populations_of(rows), encoder, quiet)
-    stop = Texts(
+    stop = TokenizedPrompts(
         texts.instructions, texts.user_inputs, texts.populations, torch.tensor(chance).float()
     )
     lines: list[str] = []
     ranker = TunedRanker(BertModel.from_pretrained(tiny), 1)
-    report = Report(quiet, lines.append)
-    fine_tune(ranker, texts, stop, Course(epochs=1_000, patience=2), report)
+    report = TrainingReporter(quiet, lines.append)
+    fine_tune(ranker, texts, stop, TrainingOptions(epochs=1_000, patience=2), report)
     assert 3 <= len(lines) < 200
 
 
-def test_a_text_without_tokens_adds_nothing(tiny: Path):
+def test_empty_text_does_not_change_score(tiny: Path):
     ranker = TunedRanker(BertModel.from_pretrained(tiny), 1).eval()
-    one = Texts([[]], [[1, 5, 8, 2]], torch.tensor([0]), torch.ones(1))
-    both = Texts([[], [1, 4, 2]], [[1, 5, 8, 2], []], torch.tensor([0, 0]), torch.ones(2))
-    none = Texts([[]], [[]], torch.tensor([0]), torch.ones(1))
+    one = TokenizedPrompts([[]], [[1, 5, 8, 2]], torch.tensor([0]), torch.ones(1))
+    both = TokenizedPrompts(
+        [[], [1, 4, 2]], [[1, 5, 8, 2], []], torch.tensor([0, 0]), torch.ones(2)
+    )
+    none = TokenizedPrompts([[]], [[]], torch.tensor([0]), torch.ones(1))
     assert ranker.scores(both)[0] == pytest.approx(ranker.scores(one)[0], abs=1e-5)
     assert ranker.scores(none)[0] == pytest.approx(float(ranker.head.bias.detach()))
 
@@ -346,7 +356,7 @@ def test_a_text_without_tokens_adds_nothing(tiny: Path):
         ([nan, 0.2, nan, 0.1], 3, 1),
     ],
 )
-def test_the_best_weights_are_kept(taus: Sequence[float], ends_at: int | None, kept: int):
+def test_best_weights_are_restored(taus: Sequence[float], ends_at: int | None, kept: int):
     module = nn.Linear(1, 1)
     best = BestWeights(module, patience=2)
     ended = None

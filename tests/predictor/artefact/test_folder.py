@@ -1,4 +1,4 @@
-"""A trained ranker as a folder: whole, broken, old, from the future; and in service."""
+"""Ranker artefacts: intact, broken, old and newer folders, and serving."""
 
 import json
 import pickle
@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file, save
 
 from lab.training import ranker
-from lab.training.datasets import Lessons
-from lab.training.early_stopping import Course, Report
+from lab.training.datasets import TrainingSet
+from lab.training.early_stopping import TrainingOptions, TrainingReporter
 from services.predictor.artefact import folder as artefact
 from services.predictor.artefact.folder import Artefact, load, load_or_set_aside
 from services.predictor.artefact.manifest import (
@@ -35,7 +35,7 @@ from services.predictor.blend.members import HistoryMember, Member
 from services.predictor.interface import LAYERS, NUMBERS, Example, Features, Options, Query
 from services.predictor.models.fitting import Fitted
 from services.predictor.models.frame import Frame
-from services.predictor.models.nets.recipes import Scored, fit_ranker
+from services.predictor.models.nets.recipes import ScoreModel, fit_ranker
 from services.predictor.models.scoring import tau_b
 from services.predictor.models.spread import mean
 from services.predictor.predictors import build
@@ -45,7 +45,7 @@ DIM = 8
 
 
 def examples(count: int, seed: int, scale: float = 1.0) -> list[Example]:
-    """Answers as long as the prompt's first coordinate says, roughly."""
+    """Answer lengths follow the prompt's first coordinate with noise."""
     rng = np.random.default_rng(seed)
     made = []
     for _ in range(count):
@@ -60,7 +60,7 @@ def examples(count: int, seed: int, scale: float = 1.0) -> list[Example]:
 
 def columns(of: Sequence[Example]) -> tuple[Frame, np.ndarray]:
     lengths = np.array([float(example.output_tokens) for example in of])
-    return Frame.of([example.query for example in of]), lengths
+    return Frame.from_queries([example.query for example in of]), lengths
 
 
 @pytest.fixture(scope="module")
@@ -78,14 +78,14 @@ def written(fitted: Fitted, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def saved(written: Path, tmp_path: Path) -> Path:
-    """A copy that a test may spoil."""
+    """An artefact that a test may damage."""
     shutil.copytree(written, tmp_path / "ranker")
     return tmp_path / "ranker"
 
 
 def save_to(out: Path, fitted: Fitted, encoder: str = "some-encoder") -> None:
     frame, lengths = columns(examples(300, 0))
-    assert isinstance(fitted.model, Scored)
+    assert isinstance(fitted.model, ScoreModel)
     with artefact.staged(out) as folder:
         if encoder == INSIDE:
             (folder / INSIDE).mkdir()
@@ -108,7 +108,7 @@ def manifest(encoder: str, inside: Path) -> Manifest:
     )
 
 
-def test_what_was_saved_is_what_is_loaded(written: Path, fitted: Fitted):
+def test_artefact_round_trips(written: Path, fitted: Fitted):
     made = load(written)
     asked, _ = columns(examples(50, 1))
     np.testing.assert_allclose(made.model.spread(asked), fitted.model.spread(asked), rtol=1e-3)
@@ -117,7 +117,7 @@ def test_what_was_saved_is_what_is_loaded(written: Path, fitted: Fitted):
     assert {path.name for path in written.iterdir()} == {"manifest.json", "ranker.safetensors"}
 
 
-def test_the_encoder_inside_is_named_by_its_place(fitted: Fitted, tmp_path: Path):
+def test_inner_encoder_is_loaded_from_artefact(fitted: Fitted, tmp_path: Path):
     out = tmp_path / "ranker"
     save_to(out, fitted, INSIDE)
     assert load(out).encoder == str(out / "encoder")
@@ -129,26 +129,26 @@ def test_the_encoder_inside_is_named_by_its_place(fitted: Fitted, tmp_path: Path
         load(out)
 
 
-def test_an_encoder_of_another_version_is_told(written: Path, tmp_path: Path):
+def test_encoder_version_mismatch_is_rejected(written: Path, tmp_path: Path):
     made = load(written)
-    artefact.check_installed(made, tmp_path)  # it was trained on one without any files, too
+    artefact.check_installed(made, tmp_path)  # also trained on an encoder without files
     (tmp_path / "model.safetensors").write_bytes(b"other")
-    with pytest.raises(ArtefactError, match="another version of the encoder 'some-encoder'"):
+    with pytest.raises(ArtefactError, match="a different version of the encoder 'some-encoder'"):
         artefact.check_installed(made, tmp_path)
 
 
-def test_trained_without_held_out_prompts_it_is_the_projects_own_ranker(fitted: Fitted):
+def test_training_without_held_out_prompts_equals_fit_ranker(fitted: Fitted):
     frame, lengths = columns(examples(300, 0))
     lines: list[str] = []
-    report = Report(lambda *_: None, lines.append)
-    model, calibration = ranker.fit(Lessons(frame, lengths), None, Course(), report)
+    report = TrainingReporter(lambda *_: None, lines.append)
+    model, calibration = ranker.fit(TrainingSet(frame, lengths), None, TrainingOptions(), report)
     asked, _ = columns(examples(50, 1))
     np.testing.assert_allclose(model.spread(asked), fitted.model.spread(asked), rtol=1e-3)
     np.testing.assert_array_equal(calibration.spread, fitted.unseen)
     assert lines == []
 
 
-# --- what can be wrong with a folder
+# Broken folders
 
 Spoil = Callable[[Path], object]
 
@@ -159,7 +159,7 @@ def rewrite(folder: Path, **changes: object) -> None:
 
 
 def spoil_tensors(folder: Path, spoil: Callable[[dict[str, torch.Tensor]], object]) -> None:
-    """Other tensors under a digest that fits them."""
+    """Changes the tensors and updates their digest."""
     path = folder / "ranker.safetensors"
     tensors = load_file(path)
     spoil(tensors)
@@ -189,8 +189,11 @@ CORRUPT: dict[str, tuple[Spoil, str]] = {
     "no manifest": (lambda f: (f / "manifest.json").unlink(), "it has no manifest.json"),
     "cut manifest": (lambda f: (f / "manifest.json").write_text('{"form'), "cannot be read"),
     "binary manifest": (lambda f: (f / "manifest.json").write_bytes(b"\xff\0"), "cannot be read"),
-    "not an object": (lambda f: (f / "manifest.json").write_text("[]"), "does not say"),
-    "another format": (lambda f: rewrite(f, format="other"), "does not say 'foretoken-ranker'"),
+    "not an object": (lambda f: (f / "manifest.json").write_text("[]"), "does not have the format"),
+    "another format": (
+        lambda f: rewrite(f, format="other"),
+        "does not have the format 'foretoken-ranker'",
+    ),
     "version as text": (lambda f: rewrite(f, version="1"), "is broken: version"),
     "unknown field": (lambda f: rewrite(f, mood="good"), "is broken: mood"),
     "wrong metrics": (lambda f: rewrite(f, metrics={"n": []}), "is broken: metrics.n"),
@@ -202,12 +205,12 @@ CORRUPT: dict[str, tuple[Spoil, str]] = {
         lambda f: spoil_tensors(f, lambda t: t["scale.logs"].fill_(torch.nan)),
         "not finite",
     ),
-    "another model": (lambda f: spoil_tensors(f, lambda t: t.popitem()), "holds another model"),
+    "another model": (lambda f: spoil_tensors(f, lambda t: t.popitem()), "holds a different model"),
 }
 
 
 @pytest.mark.parametrize(("spoil", "said"), CORRUPT.values(), ids=CORRUPT.keys())
-def test_a_corrupt_one_says_what_is_wrong_and_is_set_aside(
+def test_corrupt_artefact_is_set_aside_with_reason(
     saved: Path, spoil: Spoil, said: str, caplog: pytest.LogCaptureFixture
 ):
     spoil(saved)
@@ -220,11 +223,11 @@ def test_a_corrupt_one_says_what_is_wrong_and_is_set_aside(
     aside = saved.with_name("ranker.corrupt-1")
     assert aside.is_dir() and not saved.exists()
     [warning] = warnings(caplog)
-    assert warning.startswith(f"{saved} was moved aside to {aside}, ")
+    assert warning.startswith(f"{saved} was renamed to {aside}; ")
     assert said in warning
 
 
-def test_one_from_the_future_and_one_of_the_past(saved: Path, tmp_path: Path):
+def test_newer_and_older_artefacts_are_set_aside(saved: Path, tmp_path: Path):
     past = tmp_path / "past"
     shutil.copytree(saved, past)
     rewrite(saved, version=2, format="foretoken-ranker", encoder=5, new="field")
@@ -233,13 +236,13 @@ def test_one_from_the_future_and_one_of_the_past(saved: Path, tmp_path: Path):
     assert load_or_set_aside(saved) is None
     assert (tmp_path / "ranker.future-1").is_dir()
     rewrite(past, features="fewer")
-    with pytest.raises(OldArtefactError, match="trained on other features"):
+    with pytest.raises(OldArtefactError, match="trained on features that this"):
         load(past)
     assert load_or_set_aside(past) is None
     assert (tmp_path / "past.old-1").is_dir()
 
 
-def test_every_broken_one_is_kept(written: Path, tmp_path: Path):
+def test_each_broken_artefact_is_kept(written: Path, tmp_path: Path):
     path = tmp_path / "ranker"
     for number in (1, 2, 3):
         shutil.copytree(written, path)
@@ -250,18 +253,18 @@ def test_every_broken_one_is_kept(written: Path, tmp_path: Path):
     assert isinstance(load_or_set_aside(path), Artefact)
 
 
-def test_what_never_was_an_artefact_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+def test_other_folder_is_left_in_place(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "sea.jpg").touch()
     for name in ("photos", "nothing"):
         assert load_or_set_aside(tmp_path / name) is None
     assert [path.name for path in tmp_path.iterdir()] == ["photos"]
     photos, nothing = warnings(caplog)
-    assert "photos is no ranker artefact" in photos
+    assert "photos is not a ranker artefact" in photos
     assert "there is no ranker artefact" in nothing
 
 
-def test_one_that_cannot_be_moved_is_left_unused(
+def test_artefact_that_cannot_be_renamed_is_ignored(
     saved: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     def refuse(self: Path, target: Path) -> Path:
@@ -272,10 +275,10 @@ def test_one_that_cannot_be_moved_is_left_unused(
     assert load_or_set_aside(saved) is None
     assert saved.is_dir()
     [warning] = warnings(caplog)
-    assert "cannot be moved aside (no renaming" in warning
+    assert "cannot be renamed (no renaming" in warning
 
 
-def test_a_write_that_fails_leaves_what_was_there(saved: Path, fitted: Fitted):
+def test_failed_write_keeps_old_artefact(saved: Path, fitted: Fitted):
     before = (saved / "manifest.json").read_text()
     with pytest.raises(RuntimeError, match="the power went"), artefact.staged(saved) as folder:
         (folder / "manifest.json").write_text("half")
@@ -287,11 +290,11 @@ def test_a_write_that_fails_leaves_what_was_there(saved: Path, fitted: Fitted):
     assert [path.name for path in saved.parent.iterdir()] == ["ranker"]
 
 
-# --- in service
+# Serving
 
 
 @pytest.mark.parametrize("name", ["ranker", "blend"])
-def test_it_forecasts_before_any_outcome(written: Path, name: str):
+def test_artefact_forecasts_before_first_outcome(written: Path, name: str):
     predictor = build(name, Options())
     assert isinstance(predictor, ContentPredictor)
     predictor.adopt(load(written).refitted())
@@ -305,7 +308,7 @@ def test_it_forecasts_before_any_outcome(written: Path, name: str):
     assert predictor.learn(asked) == 200
 
 
-def test_a_trained_member_keeps_its_order_and_learns_the_lengths(written: Path):
+def test_trained_member_keeps_order_and_relearns_lengths(written: Path):
     made = load(written)
     options = Options()
     members: dict[str, Member] = {
@@ -326,7 +329,7 @@ def test_a_trained_member_keeps_its_order_and_learns_the_lengths(written: Path):
     assert predictor.weights("chat")["trained"] > 0.8
 
 
-def test_the_rescaling_can_go_to_another_process(written: Path):
+def test_rescaling_is_picklable(written: Path):
     frame, lengths = columns(examples(100, 5))
     rescaling = Rescaling(load(written).model.ensemble)
     other = pickle.loads(pickle.dumps(rescaling))

@@ -1,4 +1,4 @@
-"""Requests made up for predictors: what their answers' lengths follow from is known."""
+"""Synthetic requests whose answer lengths follow known features."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ DIM = 16
 def features(
     meaning: np.ndarray, words: Sequence[int] = (), user_input_chars: float = 40.0
 ) -> Features:
-    """`meaning` [DIM] is the user input's embedding in every layer; no instruction."""
+    """`meaning` [DIM] is the user input's embedding in every layer; there is no instruction."""
     unit = (meaning / np.linalg.norm(meaning)).astype(np.float32)
     numbers = np.zeros(len(NUMBERS), np.float32)
     numbers[0] = np.log1p(user_input_chars)
@@ -29,7 +29,7 @@ def query(given: Features | None, application: str = "chat", model: str = "m") -
 
 
 def examples(n: int, seed: int, application: str = "chat", factor: float = 1.0) -> list[Example]:
-    """Half the length's logarithm follows from the meaning, half from words; a tenth is noise."""
+    """Half of the log length follows from the embedding, half from words; a tenth is noise."""
     rng = np.random.default_rng(seed)
     direction = np.random.default_rng(0).normal(size=DIM)
     made = []

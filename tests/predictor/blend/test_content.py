@@ -1,4 +1,4 @@
-"""Content predictors on requests whose lengths follow from meaning and words."""
+"""Content predictors on requests whose lengths follow from embeddings and words."""
 
 import pickle
 import warnings
@@ -9,15 +9,15 @@ import pytest
 from scipy.stats import kendalltau
 
 from services.core import FinishReason
-from services.predictor.blend.content import LEAST_TO_FIT, ContentPredictor
-from services.predictor.blend.quantile_cache import STALE, Recall
+from services.predictor.blend.content import MIN_EXAMPLES_TO_FIT, ContentPredictor
+from services.predictor.blend.quantile_cache import MAX_OUTCOMES_BEHIND, QuantileCache
 from services.predictor.interface import Example, Options, Query
 from services.predictor.models import ridge
-from services.predictor.models.fitting import untold
+from services.predictor.models.fitting import ignore_progress
 from services.predictor.models.frame import Frame
 from services.predictor.models.nets.crossfit import crossfit
 from services.predictor.models.nets.recipes import CLASSIFY, RANKER
-from services.predictor.models.retrieval import Memory, Neighbours
+from services.predictor.models.retrieval import EmbeddingIndex, Neighbours
 from services.predictor.predictors import BLEND, build
 from tests.predictor.blend.made_features import DIM, examples, features, lengths, query
 
@@ -40,7 +40,7 @@ def tau(predictor: ContentPredictor, asked: list[Example]) -> float:
     [("retrieval", 0.3), ("retrieval-plain", 0.1), ("ranker", 0.7), ("forest", 0.3),
      ("trees", 0.5), ("ridge", 0.7), ("classify", 0.4), ("proxy", 0.4), ("blend", 0.7)],
 )  # fmt: skip
-def test_what_the_length_follows_from_is_found(name: str, least: float) -> None:
+def test_members_find_relevant_features(name: str, least: float) -> None:
     predictor, held = taught(name, examples(600, 1)), examples(300, 2)
     assert tau(predictor, held) > least
     levels = [f.survival(e.output_tokens) for f, e in
@@ -48,7 +48,7 @@ def test_what_the_length_follows_from_is_found(name: str, least: float) -> None:
     assert 0.8 <= np.mean([0.05 <= level <= 0.95 for level in levels]) <= 0.99
 
 
-def test_a_fit_is_the_same_again_and_can_cross_to_another_process() -> None:
+def test_fit_is_deterministic_and_picklable() -> None:
     train, held = examples(200, 1), [e.query for e in examples(20, 2)]
     predictor = build("blend", Options())
     assert isinstance(predictor, ContentPredictor)
@@ -64,10 +64,10 @@ def test_a_fit_is_the_same_again_and_can_cross_to_another_process() -> None:
     assert {f.source for f in first} == {"blend"}
 
 
-def test_history_speaks_until_there_is_enough_and_for_prompts_unread() -> None:
+def test_history_answers_before_fit_and_for_unread_prompts() -> None:
     predictor = build("blend", Options())
     assert isinstance(predictor, ContentPredictor)
-    few = examples(LEAST_TO_FIT - 1, 1)
+    few = examples(MIN_EXAMPLES_TO_FIT - 1, 1)
     predictor.learn(few)
     assert predictor.refit() is None
     asked = [few[0].query, query(None)]
@@ -79,7 +79,7 @@ def test_history_speaks_until_there_is_enough_and_for_prompts_unread() -> None:
     assert forecasts[1].shared_key and not forecasts[0].shared_key
 
 
-def test_what_was_cut_short_teaches_nothing() -> None:
+def test_truncated_answers_are_not_learned() -> None:
     predictor = build("blend", Options())
     one = examples(1, 1)[0]
     cut = [Example(one.query, 9, reason) for reason in FinishReason
@@ -87,8 +87,8 @@ def test_what_was_cut_short_teaches_nothing() -> None:
     assert predictor.learn([*cut, Example(one.query, 0), Example(one.query, 9)]) == 1
 
 
-def test_a_blend_follows_a_shift_before_any_new_fit() -> None:
-    """Answers become three times as long; recalibration alone must bring the forecasts along."""
+def test_blend_recalibrates_after_shift_without_refit() -> None:
+    """Answers become three times as long; recalibration alone must follow."""
     predictor = taught("blend", examples(600, 1))
     held = examples(300, 4, factor=3.0)
     queries = [e.query for e in held]
@@ -103,8 +103,8 @@ def test_a_blend_follows_a_shift_before_any_new_fit() -> None:
     assert before < 0.5 < 0.75 < covered()
 
 
-def test_an_application_of_its_own_kind_is_believed_its_own_way() -> None:
-    """In one application lengths follow the prompt, in the other they are drawn at random."""
+def test_applications_have_separate_weights() -> None:
+    """Lengths follow the prompt in one application and are random in the other."""
     rng = np.random.default_rng(0)
     noise = [Example(query(e.query.features, "noise"), int(rng.integers(1, 400)))
              for e in examples(500, 9)]  # fmt: skip
@@ -112,8 +112,8 @@ def test_an_application_of_its_own_kind_is_believed_its_own_way() -> None:
     assert predictor.weights("noise")["history"] > predictor.weights("chat")["history"] + 0.1
 
 
-def test_the_oldest_neighbours_are_forgotten() -> None:
-    memory = Memory(window=3)
+def test_index_evicts_oldest_neighbours() -> None:
+    memory = EmbeddingIndex(window=3)
     axes = np.eye(DIM, dtype=np.float32)
     for number in range(5):
         memory.add(axes[[number]], [10.0 * (number + 1)])
@@ -122,8 +122,8 @@ def test_the_oldest_neighbours_are_forgotten() -> None:
     assert sorted(found.lengths[0]) == [30.0, 40.0, 50.0] and found.best[0] < 0.1
 
 
-def test_neighbours_count_by_their_likeness() -> None:
-    memory = Memory(window=100)
+def test_neighbours_are_weighted_by_similarity() -> None:
+    memory = EmbeddingIndex(window=100)
     near, far = np.eye(DIM, dtype=np.float32)[:2]
     memory.add(np.stack([near, far]), [10.0, 500.0])
     asked = (near + 0.2 * far) / np.linalg.norm(near + 0.2 * far)
@@ -132,18 +132,18 @@ def test_neighbours_count_by_their_likeness() -> None:
     assert features(near).user_input.shape == (3, DIM)
 
 
-def test_neighbours_as_the_paper_weighs_them() -> None:
+def test_unsharpened_neighbours_match_alise() -> None:
     """ALISE: (0.8 · 100 + 0.6 · 300 + 0.2 · 500) / (0.8 + 0.6 + 0.2) = 360 / 1.6 = 225."""
     found = Neighbours(np.array([[300.0, 100.0, 500.0]]), np.array([[0.6, 0.8, 0.2]]))
-    assert found.spread_plainly().mean() == pytest.approx(225, rel=0.03)
-    assert found.spread().mean() < 150  # ours believes the nearest
+    assert found.spread_unsharpened().mean() == pytest.approx(225, rel=0.03)
+    assert found.spread().mean() < 150  # sharpened weights prefer the nearest
     unlike = Neighbours(np.array([[100.0, 300.0]]), np.array([[-0.5, 0.0]]))
-    assert unlike.spread_plainly().mean() == pytest.approx(200, rel=0.03)
+    assert unlike.spread_unsharpened().mean() == pytest.approx(200, rel=0.03)
 
 
-def test_nets_fused_say_what_they_say_one_by_one() -> None:
+def test_fused_nets_equal_separate_nets() -> None:
     train = examples(100, 1)
-    frame, targets = Frame.of([e.query for e in train]), lengths(train)
+    frame, targets = Frame.from_queries([e.query for e in train]), lengths(train)
     for recipe in (RANKER, CLASSIFY):
         aims = targets % 7 if recipe is CLASSIFY else targets
         ensemble, _ = crossfit(frame, aims, recipe, 0, lambda _: None)
@@ -152,32 +152,32 @@ def test_nets_fused_say_what_they_say_one_by_one() -> None:
         assert ensemble.scores(frame) == pytest.approx(apart, abs=1e-4)
 
 
-def test_a_prompt_met_again_is_not_asked_again_until_enough_was_learnt() -> None:
+def test_quantile_cache_expires_after_enough_outcomes() -> None:
     asked: list[int] = []
 
     def ask(queries: Sequence[Query]) -> list[np.ndarray]:
         asked.append(len(queries))
         return [np.full((len(queries), 64), float(len(asked))) for _ in range(2)]
 
-    recall, (a, b) = Recall(), [e.query for e in examples(2, 1)]
+    recall, (a, b) = QuantileCache(), [e.query for e in examples(2, 1)]
     assert recall.spreads([a, a], ask)[0][:, 0].tolist() == [1, 1]
     assert recall.spreads([a, b], ask)[1][:, 0].tolist() == [1, 2]
     other = query(a.features, "elsewhere")
     assert recall.spreads([other], ask)[0][0, 0] == 3
-    recall.learnt(STALE)
+    recall.learnt(MAX_OUTCOMES_BEHIND)
     assert recall.spreads([a], ask)[0][0, 0] == 4
     assert asked == [1, 1, 1, 1]
 
 
-def test_a_straight_score_is_the_matrix_product() -> None:
-    frame = Frame.of([e.query for e in examples(80, 1)])
-    columns = ridge.Design.fit(frame)
-    slopes = np.random.default_rng(0).normal(size=columns.of(frame).shape[1])
-    assert columns.product(frame, slopes) == pytest.approx(columns.of(frame) @ slopes, abs=1e-4)
+def test_linear_score_equals_matrix_product() -> None:
+    frame = Frame.from_queries([e.query for e in examples(80, 1)])
+    columns = ridge.DesignMatrix.fit(frame)
+    slopes = np.random.default_rng(0).normal(size=columns.matrix(frame).shape[1])
+    assert columns.product(frame, slopes) == pytest.approx(columns.matrix(frame) @ slopes, abs=1e-4)
 
 
 @pytest.mark.parametrize("prompts", [1, 3])
-def test_few_prompts_asked_again_and_again_can_be_learnt_from(prompts: int) -> None:
+def test_few_repeated_prompts_can_be_fitted(prompts: int) -> None:
     few = examples(prompts, 1)
     train = [Example(few[i % prompts].query, 20 + i % 7) for i in range(80)]
     predictor = taught("blend", train)
@@ -185,11 +185,11 @@ def test_few_prompts_asked_again_and_again_can_be_learnt_from(prompts: int) -> N
     assert forecast.source == "blend" and 18 <= forecast.mean() <= 28
 
 
-def test_words_alone_are_fitted_to_without_a_warning() -> None:
-    """Meaning is all alike where none is seen."""
+def test_word_model_fits_without_warning() -> None:
+    """All embeddings are equal without an encoder."""
     train = examples(300, 1)
-    frame = Frame.of([example.query for example in train])
+    frame = Frame.from_queries([example.query for example in train])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        fitted = ridge.fit_words(frame, lengths(train), 0, untold)
+        fitted = ridge.fit_words(frame, lengths(train), 0, ignore_progress)
     assert kendalltau(fitted.unseen.mean(axis=1), lengths(train)).statistic > 0.1

@@ -1,4 +1,4 @@
-"""Judging forecasts by their outcomes, and setting a model aside that history beats."""
+"""Scoring of forecasts, and the guard that sets an inaccurate model aside."""
 
 import logging
 from collections.abc import Sequence
@@ -15,9 +15,9 @@ from scipy.stats import kendalltau, ks_2samp
 from lab.evaluation.scores import score
 from services.forecast import Forecast, certain, from_lengths
 from services.predictor.blend.content import ContentPredictor
-from services.predictor.blend.guard import LEAST, WINDOW, Guard, Guarded
+from services.predictor.blend.guard import MIN_OUTCOMES, WINDOW, GuardedForecaster, ModelGuard
 from services.predictor.interface import LAYERS, NUMBERS, Example, Features, Options, Prompt, Query
-from services.predictor.learning.scorecard import RECENT, Judged, Scorecard, distance, judge
+from services.predictor.learning.scorecard import RECENT, JudgedForecast, Scorecard, distance, judge
 from services.predictor.models.history import HistoryPredictor
 from services.predictor.models.scoring import tau_b
 from services.predictor.predictors import PREDICTORS
@@ -32,7 +32,7 @@ FEATURES = Features(
 QUARTERS = Forecast((10.0, 20.0, 30.0, 40.0), (0.25, 0.25, 0.25, 0.25), 40)
 
 
-def test_a_judgement_by_hand() -> None:
+def test_judge_matches_worked_example() -> None:
     judged = judge(QUARTERS, 20, 1_000)
     assert (judged.mean, judged.level, judged.inside_50, judged.inside_90) == (
         25,
@@ -43,16 +43,16 @@ def test_a_judgement_by_hand() -> None:
     assert judge(QUARTERS, 41, 1_000).level == 1 and judge(QUARTERS, 5, 1_000).level == 0
     assert not judge(QUARTERS, 40, 1_000).inside_50 and judge(QUARTERS, 40, 1_000).inside_90
     assert not judge(QUARTERS, 41, 1_000).inside_90
-    # One point: every quantile is 30, and the levels 0.05 … 0.95 average to 1/2.
+    # One point: every quantile is 30 and the mean level is 1/2.
     assert judge(certain(30), 50, 1_000).pinball_tokens == pytest.approx(10)
 
 
-def test_a_forecast_is_judged_as_it_is_cut_at_the_request_s_max_tokens() -> None:
+def test_judge_truncates_forecast_at_max_tokens() -> None:
     assert judge(certain(500), 64, max_tokens=64).pinball_tokens == 0
 
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=80), st.integers(1, 60))
-def test_a_judgement_equals_the_benchmark_s_scores(lengths: list[int], tokens: int) -> None:
+def test_judge_equals_offline_scores(lengths: list[int], tokens: int) -> None:
     forecast = from_lengths(lengths, 60, "history")
     judged, expected = judge(forecast, tokens, 60), score([forecast], [tokens])
     assert judged.pinball_tokens == pytest.approx(expected.pinball)
@@ -64,7 +64,7 @@ pairs = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=2, ma
 
 
 @given(pairs)
-def test_tau_and_distance_against_scipy(values: list[tuple[int, int]]) -> None:
+def test_tau_and_distance_match_scipy(values: list[tuple[int, int]]) -> None:
     a, b = np.array(values, float).T
     expected = kendalltau(a, b).statistic
     assert tau_b(a, b) == pytest.approx(expected, nan_ok=True)
@@ -72,11 +72,11 @@ def test_tau_and_distance_against_scipy(values: list[tuple[int, int]]) -> None:
     assert distance(a, recent) == pytest.approx(ks_2samp(a, recent).statistic)
 
 
-def judgement(level: float, tokens: int = 10) -> Judged:
-    return Judged(float(tokens), tokens, level, level < 0.5, level < 0.9, 2.0)
+def judgement(level: float, tokens: int = 10) -> JudgedForecast:
+    return JudgedForecast(float(tokens), tokens, level, level < 0.5, level < 0.9, 2.0)
 
 
-def test_a_scorecard_is_of_the_last_thousand() -> None:
+def test_scorecard_covers_last_thousand() -> None:
     card = Scorecard()
     assert isnan(card.scores().tau) and card.scores().count == 0
     card.add(judgement(0.99) for _ in range(500))
@@ -86,7 +86,7 @@ def test_a_scorecard_is_of_the_last_thousand() -> None:
     assert (scores.coverage_50, scores.coverage_90) == (0.5, 0.9)
 
 
-def test_drift_is_forecasts_that_have_come_to_be_wrong_in_another_way() -> None:
+def test_drift_measures_change_of_calibration() -> None:
     steady, moved = Scorecard(), Scorecard()
     levels = np.random.default_rng(0).random(1_000)
     steady.add(judgement(level) for level in levels)
@@ -95,33 +95,33 @@ def test_drift_is_forecasts_that_have_come_to_be_wrong_in_another_way() -> None:
     assert 0.4 < moved.scores().drift < 0.6
 
 
-def test_no_verdict_before_there_are_enough_outcomes() -> None:
-    guard = Guard()
-    assert not guard.observe([5.0] * (LEAST - 1)) and not guard.set_aside
+def test_guard_needs_minimum_outcomes() -> None:
+    guard = ModelGuard()
+    assert not guard.observe([5.0] * (MIN_OUTCOMES - 1)) and not guard.set_aside
     assert guard.observe([5.0]) and guard.set_aside
 
 
-def test_a_small_difference_counts_over_a_full_window_alone() -> None:
+def test_guard_decides_small_difference_only_over_full_window() -> None:
     noise = np.random.default_rng(0).normal(size=WINDOW)
     small = (noise - noise.mean() + 0.01).tolist()
-    guard = Guard()
+    guard = ModelGuard()
     assert not any(guard.observe([each]) for each in small[:-1])
     assert guard.observe(small[-1:]) and guard.set_aside
 
 
-def test_a_model_comes_back_when_it_is_better_and_the_verdict_does_not_flap() -> None:
-    guard = Guard()
+def test_guard_reinstates_better_model_without_flapping() -> None:
+    guard = ModelGuard()
     turns = [i for i in range(4_000) if guard.observe([1.0 if (i // 50) % 2 else -1.0])]
-    assert all(b - a >= LEAST for a, b in pairwise(turns))
-    guard = Guard()
-    guard.observe([5.0] * LEAST)
+    assert all(b - a >= MIN_OUTCOMES for a, b in pairwise(turns))
+    guard = ModelGuard()
+    guard.observe([5.0] * MIN_OUTCOMES)
     assert guard.set_aside
-    assert not guard.observe([-1.0] * (LEAST - 1))
+    assert not guard.observe([-1.0] * (MIN_OUTCOMES - 1))
     assert guard.observe([-1.0]) and not guard.set_aside
 
 
 class Scripted:
-    """Says one length of every request it can read."""
+    """Forecasts one fixed length for every readable request."""
 
     version = 0
     edition = 0
@@ -139,8 +139,8 @@ class Scripted:
         return len(examples)
 
 
-def test_who_is_given_and_who_is_judged() -> None:
-    guarded = Guarded(Scripted(5), HistoryPredictor())
+def test_guarded_forecaster_selects_forecast() -> None:
+    guarded = GuardedForecaster(Scripted(5), HistoryPredictor())
     silent, history = (
         Query("demo", "", 1, 50),
         HistoryPredictor().forecast([Query("demo", "", 1, 5)]),
@@ -155,13 +155,13 @@ def test_who_is_given_and_who_is_judged() -> None:
     assert read is not None
     made = guarded.choose(read, history[0])
     assert (made.given, made.by_model, made.by_history) == (read, read, history[0])
-    assert guarded.compare([1.0] * LEAST) and guarded.set_aside
+    assert guarded.compare([1.0] * MIN_OUTCOMES) and guarded.set_aside
     made = guarded.choose(read, history[0])
     assert (made.given.source, made.by_model) == ("history", read)
 
 
 class Moody(ContentPredictor):
-    """Reads prompts, and foretells `tokens` of each whatever it says."""
+    """Reads prompts and forecasts `tokens` for each."""
 
     tokens = 900
 
@@ -173,7 +173,7 @@ class Moody(ContentPredictor):
         ]
 
 
-async def test_a_model_worse_than_history_is_set_aside_and_comes_back(
+async def test_inaccurate_model_is_set_aside_and_reinstated(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     moody = Moody("moody", {}, Options())
@@ -186,7 +186,7 @@ async def test_a_model_worse_than_history_is_set_aside_and_comes_back(
                 moody.tokens = foretold
                 ids = [f"{turn}-{i}" for i in range(100)]
                 already = running.value("read_total", of="waiting")
-                await running.foretell(*(asked(i, f"question {i}") for i in ids))
+                await running.forecast(*(asked(i, f"question {i}") for i in ids))
                 await running.read(int(already) + 100)
                 told = running.value("improved_total")
                 await running.observe(*(ended(i, tokens) for i in ids))
@@ -199,7 +199,7 @@ async def test_a_model_worse_than_history_is_set_aside_and_comes_back(
             assert (good[0], good[-1]) == ("history", "moody")
             assert running.value("set_aside") == 0
             said = [r.getMessage() for r in caplog.records]
-    assert [line for line in said if "set aside" in line or "taken back" in line] == [
-        "the model does worse than history and is set aside; it goes on learning",
-        "the model does better than history again and is taken back",
+    assert [line for line in said if "set aside" in line or "is used" in line] == [
+        "the prompt model is less accurate than history and is set aside; it continues to learn",
+        "the prompt model is more accurate than history again and is used",
     ]

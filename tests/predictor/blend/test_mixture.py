@@ -1,4 +1,4 @@
-"""Whom to believe: weights and calibration follow what came true, an application each."""
+"""Weights and calibration of members per application."""
 
 import numpy as np
 import pytest
@@ -8,17 +8,17 @@ from services.predictor.models import spread as sp
 
 
 def spreads_around(centres: np.ndarray, width: float) -> sp.Floats:
-    """Log-normal around each centre."""
+    """Log-normal quantiles around each centre."""
     from scipy.stats import norm
 
     return np.asarray(centres[:, None] * np.exp(width * norm.ppf(sp.LEVELS))[None, :])
 
 
-def test_before_any_outcome_all_are_believed_alike() -> None:
+def test_initial_weights_are_equal() -> None:
     assert Mixture(4).weights("chat") == pytest.approx([0.25] * 4)
 
 
-def test_each_application_believes_who_was_right_there() -> None:
+def test_each_application_weighs_its_best_member() -> None:
     rng = np.random.default_rng(0)
     centres = np.exp(rng.normal(4, 1, 400))
     right, wrong = spreads_around(centres, 0.2), spreads_around(rng.permutation(centres), 0.2)
@@ -31,8 +31,8 @@ def test_each_application_believes_who_was_right_there() -> None:
     assert mixture.weights("a")[0] > 0.8 and mixture.weights("b")[1] > 0.8
 
 
-def test_a_start_weighs_members_by_what_they_said_unseen() -> None:
-    """Two members are off to either side by as much: half of each is right; a third is noise."""
+def test_start_weighs_members_by_out_of_fold_forecasts() -> None:
+    """Two members err symmetrically, so each deserves half; a third is noise."""
     rng = np.random.default_rng(0)
     centres = np.exp(rng.normal(4, 1, 600))
     lengths = centres * np.exp(0.1 * rng.normal(size=600))
@@ -46,21 +46,21 @@ def test_a_start_weighs_members_by_what_they_said_unseen() -> None:
 
 
 @pytest.mark.parametrize("claimed", [0.1, 1.0])
-def test_too_narrow_and_too_wide_spreads_are_recalibrated(claimed: float) -> None:
+def test_narrow_and_wide_forecasts_are_recalibrated(claimed: float) -> None:
     rng = np.random.default_rng(1)
     centres = np.exp(rng.normal(4, 1, 2_000))
     lengths = centres * np.exp(0.4 * rng.normal(size=2_000))
     told = spreads_around(centres, claimed)
     mixture = Mixture(1)
     mixture.observe([told[:1_000]], ("a",) * 1_000, lengths[:1_000])
-    levels = sp.levels_of(mixture.combine([told[1_000:]], ("a",) * 1_000), lengths[1_000:])
-    raw = sp.levels_of(told[1_000:], lengths[1_000:])
+    levels = sp.quantile_levels(mixture.combine([told[1_000:]], ("a",) * 1_000), lengths[1_000:])
+    raw = sp.quantile_levels(told[1_000:], lengths[1_000:])
     covered = ((levels > 0.05) & (levels < 0.95)).mean()
     assert abs(((raw > 0.05) & (raw < 0.95)).mean() - 0.9) > 0.05
     assert covered == pytest.approx(0.9, abs=0.04)
 
 
-def test_names_from_clients_are_bounded() -> None:
+def test_number_of_applications_is_bounded() -> None:
     mixture = Mixture(1)
     one = spreads_around(np.array([50.0]), 0.3)
     for number in range(1_100):

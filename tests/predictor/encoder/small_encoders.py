@@ -1,4 +1,4 @@
-"""Model folders small enough for a test to write, and what their vectors must be."""
+"""Small model folders and their expected vectors."""
 
 import json
 from pathlib import Path
@@ -59,7 +59,7 @@ def saved(folder: Path, model: PreTrainedModel) -> Path:
 
 
 def pooled_by(folder: Path, mode: str) -> None:
-    """What sentence-transformers writes beside a model."""
+    """Pooling configuration in the format of sentence-transformers."""
     modules = [
         {"type": "sentence_transformers.models.Transformer", "path": ""},
         {"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"},
@@ -70,7 +70,7 @@ def pooled_by(folder: Path, mode: str) -> None:
 
 
 def then_dense(folder: Path, layer: nn.Linear) -> None:
-    """As LaBSE has it after its pooling."""
+    """A dense layer after pooling, as in LaBSE."""
     sizes = {"in_features": layer.in_features, "out_features": layer.out_features}
     dense = sizes | {"activation_function": "torch.nn.Tanh"}
     (folder / "2_Dense").mkdir()

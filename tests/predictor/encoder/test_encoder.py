@@ -1,4 +1,4 @@
-"""The packaged sentence encoder: its vectors, its bounds, and any text at all."""
+"""The packaged sentence encoder: vectors, limits and unusual text."""
 
 import threading
 
@@ -40,8 +40,8 @@ def encoder() -> Encoder:
 
 
 def own_vectors(texts: list[str]) -> np.ndarray:
-    """[n, LAYERS, dim]; the last row as sentence-transformers computes it: the mean of the last
-    states, at unit length."""
+    """[n, LAYERS, dim]; the last row as sentence-transformers computes it: the unit mean of the
+    last states."""
     folder = find_folder(DEFAULT_NAME)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.no_padding()
@@ -56,13 +56,13 @@ def own_vectors(texts: list[str]) -> np.ndarray:
     return np.asarray(means / np.linalg.norm(means, axis=2, keepdims=True))
 
 
-def test_paraphrases_are_nearer_than_other_requests(encoder: Encoder) -> None:
+def test_paraphrases_are_more_similar_than_other_requests(encoder: Encoder) -> None:
     poem, verses, total, add_up = encoder.encode(TEXTS)[:, -1]
     assert poem @ verses > 0.5 > poem @ total
     assert total @ add_up > 0.4 > verses @ add_up
 
 
-def test_vectors_are_the_models_own_within_a_hundredth(encoder: Encoder) -> None:
+def test_int8_vectors_match_model_within_one_percent(encoder: Encoder) -> None:
     texts = [*TEXTS, "def f(x):\n    return x + 1  # what does this do?", "Wie spät ist es?"]
     ours = encoder.encode(texts)
     assert ours.dtype == np.float32
@@ -72,7 +72,7 @@ def test_vectors_are_the_models_own_within_a_hundredth(encoder: Encoder) -> None
     assert encoder.precision == ("int8" if has_int8 else "fp32")
 
 
-def test_a_text_alone_and_in_a_batch_has_the_same_vector(encoder: Encoder) -> None:
+def test_vector_does_not_depend_on_batch(encoder: Encoder) -> None:
     texts = [f"{'word ' * (3 * i)} number {i}" for i in range(40)] + ["", TEXTS[0]]
     together = encoder.encode(texts)
     alone = np.concatenate([encoder.encode([text]) for text in texts])
@@ -81,7 +81,7 @@ def test_a_text_alone_and_in_a_batch_has_the_same_vector(encoder: Encoder) -> No
 
 
 @pytest.mark.parametrize("text", ODD.values(), ids=ODD.keys())
-def test_any_text_has_a_finite_vector(encoder: Encoder, text: str) -> None:
+def test_any_text_has_finite_vector(encoder: Encoder, text: str) -> None:
     broken = encoder.broken
     vector, neighbour = encoder.encode([text, TEXTS[0]])
     assert unit(vector) or not vector.any()
@@ -89,13 +89,13 @@ def test_any_text_has_a_finite_vector(encoder: Encoder, text: str) -> None:
     assert encoder.broken == broken
 
 
-def test_a_text_without_tokens_is_zeros_and_costs_no_pass(encoder: Encoder) -> None:
+def test_empty_text_is_zeros_without_forward_pass(encoder: Encoder) -> None:
     tokens = encoder.tokens
     assert not encoder.encode(["", " \n ", "\0"]).any()
     assert encoder.tokens == tokens
 
 
-def test_a_long_text_costs_the_cap_and_no_more(encoder: Encoder) -> None:
+def test_long_text_is_capped(encoder: Encoder) -> None:
     tokens = encoder.tokens
     long = "tell me a story " * 70_000  # 1.1 MB
     vector = encoder.encode([long])[0]
@@ -103,7 +103,7 @@ def test_a_long_text_costs_the_cap_and_no_more(encoder: Encoder) -> None:
     np.testing.assert_array_equal(vector, encoder.encode([long[: encoder.head_chars]])[0])
 
 
-def test_the_cap_is_as_asked() -> None:
+def test_cap_is_configurable() -> None:
     encoder = Encoder.load(cap_tokens=16)
     same_head = ["one two three " * n for n in (10, 20)]
     first, second = encoder.encode(same_head)
@@ -111,7 +111,7 @@ def test_the_cap_is_as_asked() -> None:
     assert encoder.tokens == 32
 
 
-def test_a_pass_is_bounded_whatever_the_batch(encoder: Encoder) -> None:
+def test_forward_pass_is_bounded(encoder: Encoder) -> None:
     sizes: list[int] = []
     states = encoder._states
 
@@ -128,7 +128,7 @@ def test_a_pass_is_bounded_whatever_the_batch(encoder: Encoder) -> None:
     assert max(sizes) <= PASS_TOKENS
 
 
-def test_threads_of_pytorch_are_as_before() -> None:
+def test_pytorch_threads_are_restored() -> None:
     before = torch.get_num_threads()
     encoder = Encoder.load(threads=before + 1)
     seen: list[int] = []

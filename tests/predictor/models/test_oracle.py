@@ -1,4 +1,4 @@
-"""The oracle through the real service: what it was told is certain, all else runs to its limit."""
+"""The oracle predictor in the service: known lengths, and max_tokens for other prompts."""
 
 import json
 from pathlib import Path
@@ -28,9 +28,7 @@ def said(forecast: common_pb2.Forecast) -> tuple[str, list[float]]:
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_what_it_was_told_is_certain_and_the_rest_runs_to_its_limit(
-    way: str, tmp_path: Path
-) -> None:
+async def test_oracle_forecasts_known_lengths_and_max_otherwise(way: str, tmp_path: Path) -> None:
     file = told(
         tmp_path / "lengths.jsonl",
         row("count to ten", 31, id="passed over"),
@@ -41,7 +39,7 @@ async def test_what_it_was_told_is_certain_and_the_rest_runs_to_its_limit(
         row("写一首诗 é", 4_000),
     )
     async with predicting("oracle", way=way, oracle_file=file) as running:
-        forecasts = await running.foretell(
+        forecasts = await running.forecast(
             asked("1", "count to ten"),
             asked("2", "count to ten", "be kind"),
             asked("3", "sort: b a"),
@@ -63,15 +61,15 @@ async def test_what_it_was_told_is_certain_and_the_rest_runs_to_its_limit(
         ]
         assert not any(forecast.shared_key for forecast in forecasts)
         assert await running.observe(ended("1", 500)) == 0
-        (again,) = await running.foretell(asked("9", "count to ten"))
+        (again,) = await running.forecast(asked("9", "count to ten"))
         assert said(again) == ("oracle", [31])
         assert running.value("forecasts_total", source="oracle") == 6
 
 
-async def test_long_prompts_are_cut_as_those_of_requests_are(tmp_path: Path) -> None:
+async def test_oracle_truncates_long_prompts(tmp_path: Path) -> None:
     file = told(tmp_path / "lengths.jsonl", row("é" * 10_000, 7, instruction="ü" * 10_000))
     async with predicting("oracle", oracle_file=file, max_text_bytes=1_001) as running:
-        forecasts = await running.foretell(
+        forecasts = await running.forecast(
             asked("1", "é" * 10_000, "ü" * 10_000), asked("2", "é" * 500, "ü" * 500)
         )
     assert [said(forecast) for forecast in forecasts] == [("oracle", [7])] * 2
@@ -99,7 +97,7 @@ async def test_long_prompts_are_cut_as_those_of_requests_are(tmp_path: Path) -> 
         (b"\n \n", " has no rows"),
     ],
 )
-def test_bad_rows_end_the_start_with_a_sentence(
+def test_invalid_oracle_rows_prevent_start_with_message(
     content: bytes, sentence: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "lengths.jsonl"
@@ -113,7 +111,7 @@ def test_bad_rows_end_the_start_with_a_sentence(
     assert "\n" not in str(caught.value)
 
 
-def test_without_a_readable_file_there_is_no_oracle(tmp_path: Path) -> None:
+def test_oracle_needs_readable_file(tmp_path: Path) -> None:
     for file, sentence in (
         ("", "predictor.oracle_file: the predictor 'oracle' needs a file of JSON lines"),
         (str(tmp_path / "gone"), "gone cannot be read: No such file or directory"),
@@ -123,6 +121,6 @@ def test_without_a_readable_file_there_is_no_oracle(tmp_path: Path) -> None:
             PredictorService(PredictorConfig(model="oracle", oracle_file=file), CollectorRegistry())
 
 
-def test_only_the_oracle_opens_its_file() -> None:
+def test_only_oracle_opens_lengths_file() -> None:
     config = PredictorConfig(model="max", oracle_file="/no/such/file")
     PredictorService(config, CollectorRegistry())

@@ -1,4 +1,4 @@
-"""Nets that check each other: each is trained on all but one part, and scores that part."""
+"""Cross-fitted nets: each is trained on all parts but one and scores that part."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -7,26 +7,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.predictor.models.fitting import Rows, Tick, by_parts
+from services.predictor.models.fitting import ProgressCallback, Rows, cross_fit
 from services.predictor.models.frame import Frame
 from services.predictor.models.nets.fused import Fused
 from services.predictor.models.nets.losses import Loss
-from services.predictor.models.nets.net import Net, Preparation, View, train
+from services.predictor.models.nets.net import FeatureSelection, Net, Preparation, train
 from services.predictor.models.spread import Floats
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What to train: what the net reads, how many outputs it has, and its loss."""
+    """Inputs, number of outputs and loss of a net."""
 
-    view: View
+    view: FeatureSelection
     loss: Loss
     outputs: int = 1
 
 
 @dataclass(frozen=True)
 class Ensemble:
-    """Nets of one preparation; their scores are averaged."""
+    """Nets with the same preparation; their scores are averaged."""
 
     preparation: Preparation
     nets: tuple[Net, ...]
@@ -41,11 +41,11 @@ class Ensemble:
 
 
 def crossfit(
-    frame: Frame, targets: Floats, recipe: Recipe, seed: int, tick: Tick
+    frame: Frame, targets: Floats, recipe: Recipe, seed: int, tick: ProgressCallback
 ) -> tuple[Ensemble, Floats]:
-    """The ensemble, and for each row the score [outputs] of the net that has not seen its prompt.
+    """Returns the ensemble and out-of-fold scores [n, outputs].
 
-    The same by the seed, but for rounding. O(parts · epochs · rows).
+    Deterministic by the seed except for rounding. O(parts · epochs · rows).
     """
     preparation = Preparation.fit(frame, recipe.view)
     labels = torch.from_numpy(np.asarray(targets, np.float32))
@@ -53,18 +53,18 @@ def crossfit(
     def fit(rows: Rows) -> Net:
         torch.manual_seed(seed)
         net = Net(preparation, recipe.outputs)
-        inputs = preparation.inputs(frame.take(rows))
-        train(net, inputs, labels[torch.from_numpy(rows)], _squeezed(recipe), seed)
+        inputs = preparation.inputs(frame.select_rows(rows))
+        train(net, inputs, labels[torch.from_numpy(rows)], _single_column_loss(recipe), seed)
         return net
 
-    def say(net: Net, rows: Rows) -> Floats:
-        return net.scores(preparation.inputs(frame.take(rows)))
+    def predict(net: Net, rows: Rows) -> Floats:
+        return net.scores(preparation.inputs(frame.select_rows(rows)))
 
-    nets, unseen = by_parts(frame, seed, tick, fit, say)
+    nets, unseen = cross_fit(frame, seed, tick, fit, predict)
     return Ensemble(preparation, tuple(nets)), unseen
 
 
-def _squeezed(recipe: Recipe) -> Loss:
+def _single_column_loss(recipe: Recipe) -> Loss:
     if recipe.outputs > 1:
         return recipe.loss
 

@@ -1,4 +1,4 @@
-"""An ensemble's nets as one, for a forecast of few requests: four passes cost little over one."""
+"""Evaluates an ensemble's nets as one, so that four nets cost little more than one."""
 
 from collections.abc import Sequence
 
@@ -10,10 +10,10 @@ from services.predictor.models.nets.net import WORD_GAIN, Inputs, Net
 
 
 class Fused:
-    """The mean score of settled nets of one preparation, within rounding.
+    """Mean score of trained nets with the same preparation, equal within rounding.
 
-    First layers stand side by side, so that a batch's inputs are read once; later ones are stacked
-    and multiplied in one call.
+    First layers are concatenated, so that inputs are read once; later layers are stacked and
+    multiplied in one call.
     """
 
     def __init__(self, nets: Sequence[Net], dense: int):
@@ -48,7 +48,7 @@ class Fused:
         return ((said - self._middle) / self._deviation).mean(dim=0)
 
     def _bags(self, inputs: Inputs) -> tuple[list[Tensor], list[Tensor]]:
-        """Word and name vectors, and their straight paths: [nets, n, …] each."""
+        """Word and name vectors and their linear paths: [nets, n, …] each."""
         beside, straight = [], []
         if self._view.words:
             bag = embedding_bag(
@@ -76,6 +76,6 @@ def _linear(net: Net, at: int) -> nn.Linear:
 
 
 def _side_by_side(deep: Sequence[nn.EmbeddingBag], wide: Sequence[nn.EmbeddingBag]) -> Tensor:
-    """[places, nets · (dim + outputs)]; the first name, which is no name, is zero in all nets."""
+    """[places, nets · (dim + outputs)]; row 0, the unknown name, is zero in all nets."""
     pairs = zip(deep, wide, strict=True)
     return torch.cat([torch.cat([d.weight, w.weight], dim=1) for d, w in pairs], dim=1).detach()

@@ -1,11 +1,11 @@
-"""What nets are trained to minimise; scores [n] or [n, outputs], targets [n]."""
+"""Training losses; scores [n] or [n, outputs], targets [n]."""
 
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-LIST = 32  # papers/002 §5.1: lists of 32, labels in buckets of 10 tokens
+LIST = 32  # Learning to Rank (Fu et al., NeurIPS 2024), §5.1: lists of 32, buckets of 10 tokens
 BUCKET_TOKENS = 10
 CLASSES = 10
 
@@ -13,9 +13,10 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 def list_mle(scores: Tensor, lengths: Tensor) -> Tensor:
-    """−log P(true order), the mean over lists of 32 (papers/002 Eq. 2-3); long answers score high.
+    """−log P(true order), averaged over lists of 32 (Learning to Rank, Fu et al., NeurIPS 2024, Eq.
+    2-3); long answers score high.
 
-    Requests of one bucket count as equal; chance orders them, by the order they are drawn in.
+    Requests in one bucket are equal and stay in the order they were drawn.
     """
     lists = len(scores) // LIST
     scores, lengths = (t[: lists * LIST].view(lists, LIST) for t in (scores, lengths))
@@ -28,10 +29,11 @@ def list_mle(scores: Tensor, lengths: Tensor) -> Tensor:
 
 
 def l1(scores: Tensor, targets: Tensor) -> Tensor:
-    """Mean absolute error (the proxy models of papers/001 §2)."""
+    """Mean absolute error (the proxy models in ALISE, Zhao et al., 2024, §2)."""
     return (scores - targets).abs().mean()
 
 
 def cross_entropy(scores: Tensor, classes: Tensor) -> Tensor:
-    """S3: which tenth of the lengths it will be (papers/002 §5.1, "Classification")."""
+    """Classification by length decile (Learning to Rank, Fu et al., NeurIPS 2024, §5.1,
+    "Classification")."""
     return torch.nn.functional.cross_entropy(scores, classes.long())

@@ -1,4 +1,4 @@
-"""The nets of ranker, proxy and classify: small, over a frozen encoder's states and words."""
+"""Small nets over a frozen encoder's states and words, used by ranker, proxy and classify."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,34 +13,34 @@ from services.predictor.models.frame import Frame, sentences
 from services.predictor.models.nets.losses import LIST, Loss
 from services.predictor.models.spread import Floats
 
-Watch = Callable[[int], bool]
-"""Told the number of an epoch that is done; True stops the training."""
+EpochCallback = Callable[[int], bool]
+"""Called with the number of a finished epoch; True stops the training."""
 
 _WORD_DIM, _NAME_DIM, _HIDDEN = 64, 16, 256
-WORD_GAIN = 4.0  # brings the bag's vectors near the size of the standardised states
+WORD_GAIN = 4.0  # scales word vectors to the size of the standardised states
 _BATCH = 8 * LIST
 _RATE, _EMBEDDING_RATE, _DECAY = 2e-3, 3e-3, 0.05
 _WORD_DROPOUT, _INPUT_DROPOUT, _DROPOUT = 0.3, 0.1, 0.35
-_EXAMPLES_SEEN = 180_000  # about: few examples are seen more often
+_EXAMPLES_SEEN = 180_000  # target: smaller training sets get more epochs
 _EPOCHS = (6, 15)
 
 
 @dataclass(frozen=True)
-class View:
-    """What of a prompt a net reads."""
+class FeatureSelection:
+    """Features that a net reads."""
 
     all_layers: bool = True
     words: bool = True
     numbers: bool = True
-    names: bool = True  # of model and application
+    names: bool = True  # model and application
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """Tensors of a batch; the bag as EmbeddingBag takes it."""
+    """Tensors of a batch; the bag of words in EmbeddingBag's format."""
 
     dense: Tensor
-    names: Tensor  # [n, 2]: model, application; 0 is one not known
+    names: Tensor  # [n, 2]: model, application; 0 is unknown
     words: Tensor
     starts: Tensor
     weights: Tensor
@@ -48,17 +48,18 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Preparation:
-    """Frame → Inputs, by what was seen in fitting: known words and names, means, deviations."""
+    """Converts a Frame to Inputs with the vocabulary, names, means and deviations of the training
+    set."""
 
-    view: View
-    known: NDArray[np.int32]  # [WORD_COLUMNS]: place of a word, 0 where seen less than twice
-    idf: NDArray[np.float32]  # by place
+    view: FeatureSelection
+    known: NDArray[np.int32]  # [WORD_COLUMNS]: index of a word, 0 when seen less than twice
+    idf: NDArray[np.float32]  # by word index
     names: dict[str, int]
     middle: NDArray[np.float32]
     deviation: NDArray[np.float32]
 
     @staticmethod
-    def fit(frame: Frame, view: View) -> "Preparation":
+    def fit(frame: Frame, view: FeatureSelection) -> "Preparation":
         counts = np.bincount(frame.words, minlength=WORD_COLUMNS)
         common = counts >= 2
         known = np.where(common, np.cumsum(common), 0).astype(np.int32)
@@ -95,7 +96,7 @@ class Preparation:
 
 
 class Net(nn.Module):
-    """Deep over states, numbers, words and names; a linear path over words and names beside it."""
+    """A deep path over states, numbers, words and names plus a linear path over words and names."""
 
     middle: Tensor
     deviation: Tensor
@@ -145,14 +146,14 @@ class Net(nn.Module):
 
     @torch.inference_mode()
     def scores(self, inputs: Inputs) -> Floats:
-        """[n, outputs]; a single output has mean 0 and deviation 1 over what it was trained on,
-        as a ranking's scale is arbitrary."""
+        """[n, outputs]; a single output is standardised over the training set, as a ranking has no
+        scale."""
         scaled: Tensor = (self(inputs) - self.middle) / self.deviation
         return np.asarray(scaled.numpy(), float)
 
     @torch.inference_mode()
     def settle(self, inputs: Inputs) -> None:
-        """Ends the training."""
+        """Switches to evaluation mode and standardises the scores."""
         self.eval()
         if self.middle.numel() == 1:
             said = self(inputs)
@@ -167,10 +168,12 @@ def train(
     loss: Loss,
     seed: int,
     epochs: int = 0,
-    watch: Watch = lambda _: False,
+    watch: EpochCallback = lambda _: False,
 ) -> None:
-    """Minimises `loss` over all rows given, in so many epochs (0: by the number of rows); settles
-    the net. O(epochs · rows)."""
+    """Minimises `loss` over all rows and settles the net. O(epochs · rows).
+
+    epochs: 0 selects a number by the number of rows.
+    """
     generator = torch.Generator().manual_seed(seed)
     n = len(targets)
     epochs = epochs or int(np.clip(_EXAMPLES_SEEN // n, *_EPOCHS))
@@ -203,7 +206,7 @@ def train(
 
 def _shuffled(n: int, generator: torch.Generator) -> Iterator[Tensor]:
     order = torch.randperm(n, generator=generator)
-    if n < _BATCH:  # whole lists, some requests twice
+    if n < _BATCH:  # fill the last list with repeated requests
         order = torch.cat([order, torch.randint(n, (-n % LIST,), generator=generator)])
     tail = n % _BATCH
     if n > _BATCH and tail:
@@ -223,12 +226,12 @@ def _select(inputs: Inputs, rows: Tensor) -> Inputs:
 
 
 def _dropped(inputs: Inputs, generator: torch.Generator) -> Inputs:
-    """Some words left out, so that no single one is leant upon."""
+    """Drops random words, so that the net does not depend on single words."""
     kept = torch.rand(len(inputs.weights), generator=generator) >= _WORD_DROPOUT
     return Inputs(inputs.dense, inputs.names, inputs.words, inputs.starts, inputs.weights * kept)
 
 
-def _dense(frame: Frame, view: View) -> NDArray[np.float32]:
+def _dense(frame: Frame, view: FeatureSelection) -> NDArray[np.float32]:
     n = len(frame)
     if view.all_layers:
         parts = [frame.instruction.reshape(n, -1), frame.user_input.reshape(n, -1)]

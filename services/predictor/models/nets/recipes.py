@@ -1,25 +1,25 @@
-"""The predictors that are nets: ranker, proxy and classify."""
+"""Predictors that are nets: ranker, proxy and classify."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from services.predictor.models.fitting import Fitted, Tick
+from services.predictor.models.fitting import Fitted, ProgressCallback
 from services.predictor.models.frame import Frame
 from services.predictor.models.nets.crossfit import Ensemble, Recipe, crossfit
 from services.predictor.models.nets.losses import CLASSES, cross_entropy, l1, list_mle
-from services.predictor.models.nets.net import View
+from services.predictor.models.nets.net import FeatureSelection
 from services.predictor.models.scale import Scale
-from services.predictor.models.spread import Floats, of_samples
+from services.predictor.models.spread import Floats, from_samples
 
-RANKER = Recipe(View(), list_mle)
-PROXY = Recipe(View(all_layers=False, words=False), l1)
-CLASSIFY = Recipe(View(all_layers=False, words=False), cross_entropy, CLASSES)
+RANKER = Recipe(FeatureSelection(), list_mle)
+PROXY = Recipe(FeatureSelection(all_layers=False, words=False), l1)
+CLASSIFY = Recipe(FeatureSelection(all_layers=False, words=False), cross_entropy, CLASSES)
 
 
 @dataclass(frozen=True)
-class Scored:
-    """One score a request, and the lengths that such scores had."""
+class ScoreModel:
+    """One score per request and the lengths observed at each score."""
 
     ensemble: Ensemble
     scale: Scale
@@ -28,14 +28,15 @@ class Scored:
         return self.scale.spread(self.ensemble.scores(frame)[:, 0])
 
 
-def fit_ranker(frame: Frame, lengths: Floats, seed: int, tick: Tick) -> Fitted:
-    """Learning to rank (papers/002): ListMLE over the encoder's states and words."""
+def fit_ranker(frame: Frame, lengths: Floats, seed: int, tick: ProgressCallback) -> Fitted:
+    """Fits a ranker by ListMLE over encoder states and words (Learning to Rank, Fu et al., NeurIPS
+    2024)."""
     return _scaled(*crossfit(frame, lengths, RANKER, seed, tick), lengths)
 
 
-def fit_proxy(frame: Frame, lengths: Floats, seed: int, tick: Tick) -> Fitted:
-    """A regressor of log length on the sentence embedding, by L1; its point becomes a spread by
-    what such points came to."""
+def fit_proxy(frame: Frame, lengths: Floats, seed: int, tick: ProgressCallback) -> Fitted:
+    """Fits a regressor of log length on the sentence embedding by L1. The quantiles come from the
+    observed lengths at each score."""
     logs = np.log(np.maximum(lengths, 1))
     ensemble, unseen = crossfit(
         frame, (logs - logs.mean()) / (logs.std() + 1e-6), PROXY, seed, tick
@@ -45,37 +46,37 @@ def fit_proxy(frame: Frame, lengths: Floats, seed: int, tick: Tick) -> Fitted:
 
 def _scaled(ensemble: Ensemble, unseen: Floats, lengths: Floats) -> Fitted:
     scale = Scale.fit(unseen[:, 0], lengths)
-    return Fitted(Scored(ensemble, scale), scale.spread(unseen[:, 0]))
+    return Fitted(ScoreModel(ensemble, scale), scale.spread(unseen[:, 0]))
 
 
 @dataclass(frozen=True)
-class Classified:
-    """Probabilities of ten classes of length, and the lengths within each."""
+class ClassModel:
+    """Probabilities of ten length classes and the lengths within each."""
 
     ensemble: Ensemble
     samples: Floats  # [classes, samples]
 
     def spread(self, frame: Frame) -> Floats:
-        return self.of(self.ensemble.scores(frame))
+        return self.from_scores(self.ensemble.scores(frame))
 
-    def of(self, scores: Floats) -> Floats:
+    def from_scores(self, scores: Floats) -> Floats:
         odds = np.exp(scores - scores.max(axis=1, keepdims=True))
         shares = odds / odds.sum(axis=1, keepdims=True)
         per_class = self.samples.shape[1]
         weights = np.repeat(shares / per_class, per_class, axis=1)
         samples = np.broadcast_to(self.samples.ravel(), weights.shape)
-        return of_samples(np.asarray(samples), weights)
+        return from_samples(np.asarray(samples), weights)
 
 
-def fit_classify(frame: Frame, lengths: Floats, seed: int, tick: Tick) -> Fitted:
-    """S3's classification (papers/002 §5.1), the classes being tenths of the lengths seen."""
+def fit_classify(frame: Frame, lengths: Floats, seed: int, tick: ProgressCallback) -> Fitted:
+    """Fits a classifier of length deciles (Learning to Rank, Fu et al., NeurIPS 2024, §5.1)."""
     edges = np.quantile(lengths, np.linspace(0, 1, CLASSES + 1)[1:-1])
     classes = np.searchsorted(edges, lengths, side="right")
     ensemble, unseen = crossfit(frame, classes.astype(float), CLASSIFY, seed, tick)
     levels = (np.arange(16) + 0.5) / 16
     samples = [_within(lengths[classes == c], lengths, levels) for c in range(CLASSES)]
-    model = Classified(ensemble, np.stack(samples))
-    return Fitted(model, model.of(unseen))
+    model = ClassModel(ensemble, np.stack(samples))
+    return Fitted(model, model.from_scores(unseen))
 
 
 def _within(of_class: Floats, all_lengths: Floats, levels: Floats) -> Floats:

@@ -1,4 +1,4 @@
-"""Reading in the background: what it may cost, on which thread it runs, and who is told."""
+"""Background reading: CPU budget, threads and listeners."""
 
 import asyncio
 import threading
@@ -21,21 +21,21 @@ from services.predictor.interface import Example, Features, Options, Prompt, Que
 from services.predictor.models.fitting import Fit
 from services.predictor.models.ridge import fit_ridge, fit_words
 from services.predictor.predictors import PREDICTORS
-from services.predictor.serving.broadcast import Feed
-from services.predictor.serving.cpu_budget import Budget
-from services.predictor.serving.executor import Desk
-from services.predictor.serving.forecaster import Asked
-from services.predictor.serving.prompt_reader import BATCH, Eyes
+from services.predictor.serving.broadcast import Broadcast
+from services.predictor.serving.cpu_budget import CpuBudget
+from services.predictor.serving.executor import CpuBudgetedExecutor
+from services.predictor.serving.forecaster import ForecastQuery
+from services.predictor.serving.prompt_reader import BATCH, PromptBatchReader
 from tests.predictor.encoder.small_encoders import bert, saved
 from tests.predictor.predictor_serving import HashEncoder, asked, ended, mean, predicting
 from tests.predictor.serving_fixtures import FEATURES, PACKED
 from tests.reach import until
 
-# The budget
+# CPU budget
 
 
-def test_a_tenth_of_a_core_by_hand() -> None:
-    budget = Budget(share=0.1, saved_s=1.0, now_s=100.0)
+def test_cpu_budget_matches_worked_example() -> None:
+    budget = CpuBudget(share=0.1, saved_s=1.0, now_s=100.0)
     assert budget.wait_s(100.0) == 0
     budget.spend(0.75, 101.0)  # 1 + 0.1 - 0.75
     assert budget.wait_s(101.0) == 0
@@ -46,16 +46,16 @@ def test_a_tenth_of_a_core_by_hand() -> None:
     assert budget.spent_s == pytest.approx(1.35)
 
 
-def test_no_more_is_saved_than_may_be() -> None:
-    budget = Budget(share=0.5, saved_s=0.2, now_s=0.0)
+def test_cpu_budget_is_capped() -> None:
+    budget = CpuBudget(share=0.5, saved_s=0.2, now_s=0.0)
     budget.spend(0.0, 1_000.0)
     budget.spend(0.4, 1_000.0)
     assert budget.wait_s(1_000.0) == pytest.approx(0.4)
 
 
 @given(st.lists(st.tuples(st.floats(0, 3), st.floats(0, 1)), max_size=50))
-def test_a_whole_core_is_never_waited_for(work: list[tuple[float, float]]) -> None:
-    budget, now_s = Budget(share=1.0, saved_s=0.01, now_s=0.0), 0.0
+def test_full_share_never_waits(work: list[tuple[float, float]]) -> None:
+    budget, now_s = CpuBudget(share=1.0, saved_s=0.01, now_s=0.0), 0.0
     for took_s, share in work:
         now_s += took_s
         budget.spend(took_s * share, now_s)
@@ -63,9 +63,9 @@ def test_a_whole_core_is_never_waited_for(work: list[tuple[float, float]]) -> No
 
 
 @given(st.floats(0.01, 1), st.lists(st.floats(0, 2), min_size=1, max_size=50))
-def test_whoever_waits_spends_no_more_than_the_share(share: float, costs: list[float]) -> None:
-    """Each is run as soon as it may be, on a whole core of its own."""
-    budget, now_s = Budget(share, saved_s=1.0, now_s=0.0), 0.0
+def test_cpu_budget_bounds_spending(share: float, costs: list[float]) -> None:
+    """Work runs as soon as it may, on a full core."""
+    budget, now_s = CpuBudget(share, saved_s=1.0, now_s=0.0), 0.0
     for cost in costs:
         now_s += budget.wait_s(now_s) + cost
         budget.spend(cost, now_s)
@@ -73,11 +73,11 @@ def test_whoever_waits_spends_no_more_than_the_share(share: float, costs: list[f
     assert budget.spent_s <= 1.0 + share * now_s + 1e-6
 
 
-# The thread
+# Executor
 
 
 class Choosy:
-    """Extracts all but prompts that say they are bad."""
+    """Extracts all prompts except those marked as bad."""
 
     def extract(self, texts: Sequence[Prompt]) -> list[Features]:
         if any("bad" in prompt.user_input for prompt in texts):
@@ -85,43 +85,45 @@ class Choosy:
         return [FEATURES for _ in texts]
 
 
-def test_one_bad_prompt_fails_alone(caplog: pytest.LogCaptureFixture) -> None:
-    eyes = Eyes(Choosy(), lambda queries: [certain(9, "model") for _ in queries])
+def test_failing_prompt_does_not_affect_batch(caplog: pytest.LogCaptureFixture) -> None:
+    batch_reader = PromptBatchReader(
+        Choosy(), lambda queries: [certain(9, "model") for _ in queries]
+    )
     batch = [
-        Asked(text, Query("demo", "", 1, 9, prompt=Prompt("", text, 1)), 0.0)
+        ForecastQuery(text, Query("demo", "", 1, 9, prompt=Prompt("", text, 1)), 0.0)
         for text in ("good", "bad", "fine", "bad too")
     ]
-    readings = eyes.read(batch)
+    readings = batch_reader.read(batch)
     assert [r.missed for r in readings] == ["", "failed", "", "failed"]
     assert [r.packed for r in readings] == [PACKED, b"", PACKED, b""]
     assert [bool(r.by_model) for r in readings] == [True, False, True, False]
-    assert sum("said once" in r.getMessage() for r in caplog.records) == 1
+    assert sum("logged once" in r.getMessage() for r in caplog.records) == 1
 
 
-async def test_turns_come_one_by_one_off_the_loop_and_are_paid() -> None:
-    desk = Desk(share=1.0, saved_s=1.0)
+async def test_executor_runs_turns_serially_in_thread_and_charges_them() -> None:
+    executor = CpuBudgetedExecutor(share=1.0, saved_s=1.0)
     seen: list[str] = []
 
     def work(name: str) -> str:
         seen.append(name)
         return threading.current_thread().name
 
-    threads = await asyncio.gather(*(desk.run(partial(work, n)) for n in "abc"))
+    threads = await asyncio.gather(*(executor.run(partial(work, n)) for n in "abc"))
     with pytest.raises(ZeroDivisionError):
-        await desk.run(lambda: 1 // 0)
-    assert await desk.run(lambda: 5) == 5
-    desk.close()
+        await executor.run(lambda: 1 // 0)
+    assert await executor.run(lambda: 5) == 5
+    executor.close()
     assert seen == ["a", "b", "c"]
     assert {name.rpartition("_")[0] for name in threads} == {"foretoken-read"}
-    assert desk.budget.spent_s > 0
+    assert executor.budget.spent_s > 0
     assert not [t for t in threading.enumerate() if t.name.startswith("foretoken-read")]
 
 
-# Who is told
+# Listeners
 
 
-async def test_every_listener_is_told_and_a_slow_one_loses_the_oldest() -> None:
-    feed: Feed[int] = Feed(2)
+async def test_broadcast_drops_oldest_for_slow_listener() -> None:
+    feed: Broadcast[int] = Broadcast(2)
     feed.push(0)
     one, other = feed.listen(), feed.listen()
     first = [asyncio.ensure_future(anext(listener)) for listener in (one, other)]
@@ -137,11 +139,11 @@ async def test_every_listener_is_told_and_a_slow_one_loses_the_oldest() -> None:
     assert len(feed) == 1
 
 
-# Whole
+# Service
 
 
 def fitted(encoder: Encoder, words: Fit | None) -> ContentPredictor:
-    """Has learnt that poems are long and sums short."""
+    """Has learned that poems are long and sums short."""
     predictor = ContentPredictor("ridge", {"ridge": FittedMember(fit_ridge)}, Options(), words)
     prompts = [Prompt("", f"{what} the sea {n}", 5) for n in range(40) for what in ABOUT]
     predictor.learn(
@@ -158,25 +160,25 @@ ABOUT = {"write": 400, "sum": 4}
 
 
 @pytest.mark.parametrize(("words", "source"), [(None, "history"), (fit_words, "words")])
-async def test_a_better_forecast_comes_over_the_socket(
+async def test_improved_forecast_is_streamed(
     words: Fit | None, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encoder = Encoder.load(str(saved(tmp_path, bert())))
     monkeypatch.setitem(PREDICTORS, "ridge", lambda _: fitted(encoder, words))
     async with predicting("ridge", encoder=encoder, way="socket") as running:
-        (at_once,) = await running.foretell(asked("", "write the list"))
+        (at_once,) = await running.forecast(asked("", "write the list"))
         assert at_once.source == source
         long, short = await running.improved(asked("a", "write a poem"), asked("b", "sum the sea"))
         assert (long.source, short.source, long.shared_key) == ("ridge", "ridge", "")
         assert mean(short) < mean(long)
-        (known,) = await running.foretell(asked("c", "write a poem"))
+        (known,) = await running.forecast(asked("c", "write a poem"))
         assert known == long
         assert running.value("answered_total", stage="remembered") == 1
         assert running.value("reading_lag_seconds_count") == running.value("improved_total") == 2
 
 
 class Stuck(HashEncoder):
-    """Encodes when it is let."""
+    """Encodes only when released."""
 
     def __init__(self) -> None:
         self.go = threading.Event()
@@ -191,17 +193,17 @@ class Stuck(HashEncoder):
         return super().encode(texts)
 
 
-async def test_all_is_answered_while_the_encoder_is_busy_and_the_newest_is_read_first() -> None:
+async def test_busy_encoder_does_not_delay_answers_and_newest_is_read_first() -> None:
     encoder = Stuck()
     async with predicting("retrieval", encoder=encoder, unread_max=BATCH) as running:
         encoder.texts.clear()
         encoder.go.clear()
         encoder.began.clear()
         try:
-            await running.foretell(asked("first", "first"))
+            await running.forecast(asked("first", "first"))
             await asyncio.to_thread(encoder.began.wait, 20)
             for number in range(BATCH + 2):
-                (forecast,) = await running.foretell(asked(f"r{number}", f"prompt {number}"))
+                (forecast,) = await running.forecast(asked(f"r{number}", f"prompt {number}"))
                 assert forecast.source == "history"
             await running.observe(ended("r9", 7, reason=4))
         finally:
@@ -213,12 +215,12 @@ async def test_all_is_answered_while_the_encoder_is_busy_and_the_newest_is_read_
 
 
 @pytest.mark.parametrize("model", ["history", "max"])
-async def test_who_reads_nothing_tells_nothing(model: str) -> None:
+async def test_predictor_without_reading_sends_no_improvements(model: str) -> None:
     async with predicting(model) as running:
         stream = running.stub.Improve(predictor_pb2.ImproveRequest())
         listening = asyncio.ensure_future(anext(aiter(stream)))
         await until(lambda: running.service.listeners == 1)
-        await running.foretell(asked("a", "hello"))
+        await running.forecast(asked("a", "hello"))
         await running.observe(ended("a", 5))
         assert not listening.done()
         assert running.value("read_total", of="waiting") == 0

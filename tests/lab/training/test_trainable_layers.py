@@ -1,14 +1,14 @@
-"""Fine-tuning an encoder's upper layers: what is read is the same, and only they change."""
+"""Fine-tuning of an encoder's upper layers."""
 
 import numpy as np
 import pytest
 import torch
 from transformers import BertConfig, BertModel
 
-from lab.training.early_stopping import Course, Report
+from lab.training.early_stopping import TrainingOptions, TrainingReporter
 from lab.training.finetune import TunedRanker, fine_tune
-from lab.training.token_batches import Texts
-from lab.training.trainable_layers import Depth
+from lab.training.token_batches import TokenizedPrompts
+from lab.training.trainable_layers import PartiallyTrainedEncoder
 from services.predictor.encoder.encoder import padded
 
 
@@ -20,12 +20,12 @@ def encoder() -> BertModel:
 
 
 @pytest.mark.parametrize("layers", [1, 2])
-def test_an_encoder_in_two_parts_reads_as_it_does_whole(encoder: BertModel, layers: int) -> None:
-    depth = Depth(encoder, layers).eval()
+def test_split_encoder_equals_whole_encoder(encoder: BertModel, layers: int) -> None:
+    depth = PartiallyTrainedEncoder(encoder, layers).eval()
     texts = [[1, 5, 8, 2], [1, 4, 2]]
     ids, mask = padded(texts, 0)
     whole = encoder(input_ids=ids, attention_mask=mask).last_hidden_state
-    for _ in range(2):  # computed, then remembered
+    for _ in range(2):  # computed, then cached
         states, seen = depth(texts)
         assert seen.tolist() == mask.tolist()
         for row, text in enumerate(texts):
@@ -33,29 +33,29 @@ def test_an_encoder_in_two_parts_reads_as_it_does_whole(encoder: BertModel, laye
             assert got == pytest.approx(want, abs=5e-3)
 
 
-def untold(what: str, done: int, of: int) -> None:
-    """Nobody watches."""
+def ignore_progress(what: str, done: int, of: int) -> None:
+    """Ignores progress."""
 
 
-def unsaid(line: str) -> None:
-    """Nor listens."""
+def ignore_line(line: str) -> None:
+    """Ignores log lines."""
 
 
-def test_only_the_upper_layers_learn(encoder: BertModel) -> None:
+def test_only_upper_layers_train(encoder: BertModel) -> None:
     before = {key: value.clone() for key, value in encoder.state_dict().items()}
     rng = np.random.default_rng(0)
     asked = [rng.integers(1, 40, 6).tolist() for _ in range(128)]
     lengths = torch.tensor([float(10 * ids[0]) for ids in asked])
-    texts = Texts([[]] * 128, asked, torch.ones(128, dtype=torch.long), lengths)
+    texts = TokenizedPrompts([[]] * 128, asked, torch.ones(128, dtype=torch.long), lengths)
     ranker = TunedRanker(encoder, 1, layers=1)
-    course = Course(epochs=20, patience=1_000, layers=1)
-    tau = fine_tune(ranker, texts, texts, course, Report(untold, unsaid))
+    course = TrainingOptions(epochs=20, patience=1_000, layers=1)
+    tau = fine_tune(ranker, texts, texts, course, TrainingReporter(ignore_progress, ignore_line))
     changed = {k for k, v in encoder.state_dict().items() if not torch.equal(before[k], v)}
     assert tau > 0.2
     assert changed and all(key.startswith("encoder.layer.1.") for key in changed)
 
 
 @pytest.mark.parametrize("layers", [-1, 3])
-def test_layers_that_are_not_there_cannot_learn(encoder: BertModel, layers: int) -> None:
+def test_too_many_layers_are_rejected(encoder: BertModel, layers: int) -> None:
     with pytest.raises(ValueError, match="has 2 layers"):
-        Depth(encoder, layers)
+        PartiallyTrainedEncoder(encoder, layers)
