@@ -66,6 +66,7 @@ def complete_decision(decision: Decision, ranking: Ranking) -> Decision:
         decision,
         next_s=min(decision.next_s, ranking.next_s),
         memory=memory.with_numbers(**decision.numbers),
+        ranking=ranking,
     )
 
 

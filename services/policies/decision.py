@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from services.forecast import Floats, Ints
 from services.policies.memory import PolicyMemory
+from services.policies.order.ranking import Ranking
 
 
 class WaitReason(IntEnum):
@@ -230,3 +231,4 @@ class Decision:
     numbers: Mapping[str, float] = field(default_factory=dict)
     notes: Mapping[str, Floats] = field(default_factory=dict)
     memory: PolicyMemory = field(default_factory=PolicyMemory)
+    ranking: Ranking | None = None  # the order it follows; None before it is completed

@@ -129,7 +129,7 @@ SPOILS = (
 
 
 @pytest.mark.parametrize("spoil", SPOILS, ids=lambda spoil: spoil.__name__)
-async def test_an_answer_that_cannot_be_is_not_carried_out(
+async def test_invalid_arrangement_is_not_applied(
     spoil: Callable[[batcher_pb2.Arrangement], None],
 ) -> None:
     told = Recorder(choose("alise"), requests=12).told
@@ -140,7 +140,7 @@ async def test_an_answer_that_cannot_be_is_not_carried_out(
     assert there.by("wrong") + there.by("gone") == rounds
 
 
-async def test_nobody_admitted_by_a_batcher_is_admitted_at_home() -> None:
+async def test_scheduler_arranges_round_after_batcher_admits_nothing() -> None:
     def holds_back(answer: batcher_pb2.Arrangement) -> None:
         for portion in answer.portions:
             del portion.run[:], portion.limits[:], portion.victims[:], portion.pause[:]
@@ -156,7 +156,7 @@ def has_place(actions: list[ev.Action]) -> bool:
     return any(isinstance(action, ev.Place) for action in actions)
 
 
-async def test_an_answer_to_another_round_is_none() -> None:
+async def test_link_ignores_answer_to_another_round() -> None:
     def another(answer: batcher_pb2.Arrangement) -> None:
         answer.round += 1
 
@@ -168,7 +168,7 @@ async def test_an_answer_to_another_round_is_none() -> None:
     assert there.by("late") + there.by("gone") == rounds
 
 
-async def test_one_that_is_late_is_hung_up_on_and_asked_again_after_a_while() -> None:
+async def test_late_batcher_is_disconnected_and_asked_again_after_backoff() -> None:
     told = Recorder(choose("fcfs"), requests=12).told
     servicer = Silent()
     async with apart(servicer, "fcfs", timeout_s=0.02) as there:
@@ -178,7 +178,7 @@ async def test_one_that_is_late_is_hung_up_on_and_asked_again_after_a_while() ->
         await until(lambda: servicer.streams > 1)
 
 
-async def test_one_that_refuses_the_preset_ends_nothing() -> None:
+async def test_batcher_that_refuses_preset_does_not_end_link() -> None:
     told = Recorder(choose("fcfs"), requests=12).told
     async with reaching("socket", NAME, ADD, Refusing()) as channel:
         there = Apart(channel, choose("fcfs"))
@@ -187,7 +187,7 @@ async def test_one_that_refuses_the_preset_ends_nothing() -> None:
     assert there.by("gone") == rounds > 0
 
 
-async def test_one_that_is_not_there_is_not_waited_for() -> None:
+async def test_absent_batcher_is_not_waited_for() -> None:
     told = Recorder(choose("fcfs"), requests=12).told
     channel = connect("unix:/nobody")
     there = Apart(channel, choose("fcfs"))
@@ -197,7 +197,7 @@ async def test_one_that_is_not_there_is_not_waited_for() -> None:
     await channel.close()
 
 
-async def test_a_round_that_is_out_when_the_stream_ends_is_made_at_home() -> None:
+async def test_pending_round_is_arranged_by_scheduler_when_stream_ends() -> None:
     """The batcher dies with the question in hand."""
 
     class Dying(batcher_pb2_grpc.BatcherServicer):
@@ -213,7 +213,7 @@ async def test_a_round_that_is_out_when_the_stream_ends_is_made_at_home() -> Non
     assert there.by("gone") == rounds
 
 
-async def test_ending_the_arranger_leaves_no_timer_and_dispatches_nothing() -> None:
+async def test_cancelled_link_leaves_no_timer_and_dispatches_nothing() -> None:
     async with apart(Silent(), "fcfs", timeout_s=0.05) as there:
         there.arranger.ask(two_wait())
     await asyncio.sleep(0.1)

@@ -111,7 +111,7 @@ NAN = float("nan")
         (with_forecast(2**31, [1, 2], [0.5, 0.5]), "forecasts: row 2147483648 can't be"),
     ],
 )
-async def test_a_contest_that_cannot_be_is_refused_by_field(
+async def test_invalid_candidates_are_refused_with_field(
     message: batcher_pb2.ArrangeMessage, sentence: str
 ) -> None:
     with pytest.raises(aio.AioRpcError) as caught:
@@ -143,7 +143,7 @@ def incomplete() -> batcher_pb2.ArrangeMessage:
         (hello(params={"reserved": NAN}), "hello: preset.reserved must lie in [0, 1]"),
     ],
 )
-async def test_a_hello_that_cannot_be_is_refused(
+async def test_invalid_hello_is_refused(
     message: batcher_pb2.ArrangeMessage, sentence: str
 ) -> None:
     with pytest.raises(aio.AioRpcError) as caught:

@@ -82,7 +82,7 @@ class Recording(BatcherService):
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-async def test_a_recorded_load_is_decided_the_same_apart_and_at_home(preset: str) -> None:
+async def test_recorded_load_gives_same_decisions_in_batcher_and_in_process(preset: str) -> None:
     told = Recorder(choose(preset)).told
     preempted = any(isinstance(each, ev.Preempt) for _, _, actions in told for each in actions)
     assert preempted == (preset not in ("vs", "magnus"))  # memory ran out, or a turn was over
@@ -94,7 +94,7 @@ async def test_a_recorded_load_is_decided_the_same_apart_and_at_home(preset: str
     assert len(servicer.streams) == 1
 
 
-async def test_each_forecast_crosses_once_and_a_renewed_one_again() -> None:
+async def test_each_forecast_is_sent_once_and_again_when_renewed() -> None:
     told = Recorder(choose("past-future")).told
     servicer = Recording()
     async with apart(servicer, "past-future") as there:
@@ -106,7 +106,7 @@ async def test_each_forecast_crosses_once_and_a_renewed_one_again() -> None:
     assert len(forecasts) - len(shared) == sum(number % 3 != 0 for number in range(80))
 
 
-async def test_who_is_connected_anew_is_told_all_that_matters_again() -> None:
+async def test_new_stream_receives_all_live_forecasts() -> None:
     told = Recorder(choose("past-future")).told
     servicer = Recording(most=20)
     async with apart(servicer, "past-future") as there:
@@ -124,7 +124,7 @@ async def test_who_is_connected_anew_is_told_all_that_matters_again() -> None:
             assert set(asked.tolist()) <= known
 
 
-async def test_a_contest_is_arranged_as_the_functions_say() -> None:
+async def test_batcher_arranges_as_policies_do() -> None:
     hello = encode_hello(choose("past-future"))
     (told,) = await answer(hello, asked())
     rng = np.random.default_rng(3)
@@ -137,7 +137,7 @@ async def test_a_contest_is_arranged_as_the_functions_say() -> None:
     assert await answer(hello, asked()) == [told]
 
 
-async def test_rounds_are_timed() -> None:
+async def test_batcher_times_rounds() -> None:
     registry = CollectorRegistry()
 
     async def said() -> AsyncIterator[batcher_pb2.ArrangeMessage]:
@@ -153,7 +153,7 @@ async def test_rounds_are_timed() -> None:
     assert uncatalogued(registry, catalogue.ALL) == set()
 
 
-def test_presets_that_schedulers_make_up_are_no_labels_without_end() -> None:
+def test_unknown_preset_names_do_not_grow_labels() -> None:
     registry = CollectorRegistry()
     metrics = BatcherMetrics(registry)
     for number in range(40):
@@ -163,7 +163,7 @@ def test_presets_that_schedulers_make_up_are_no_labels_without_end() -> None:
     assert count({"preset": "other"}) == 8
 
 
-def test_a_mirrored_row_is_the_same_bits_however_small_a_weight() -> None:
+def test_mirrored_forecast_row_is_bit_identical() -> None:
     forecast = Forecast((1.0, 2.0, 3.0), (1e-18, 0.3, 0.7), 9)
     home, mirror = table(forecast), ForecastTable()
     points, weights = home.points_of(0)
@@ -185,7 +185,7 @@ def plain(asked: Candidates) -> list[Any]:
 @pytest.mark.parametrize("preset", sorted(presets()))
 @settings(max_examples=60)
 @given(snapshots(), st.integers(0, 2**32))
-def test_whatever_the_board_it_crosses_as_it_is_and_the_answer_is_taken(
+def test_any_board_round_trips_and_its_answer_is_valid(
     preset: str, snapshot: Snapshot, number: int
 ) -> None:
     chosen = choose(preset)

@@ -33,7 +33,7 @@ from tests.scheduler.served import (
 )
 
 
-async def test_a_worker_that_comes_back_has_its_cost_model_again() -> None:
+async def test_reattached_worker_gets_its_cost_model() -> None:
     async with running() as live:
         workers = live.service.state.workers
         for _ in range(2):
@@ -45,7 +45,7 @@ async def test_a_worker_that_comes_back_has_its_cost_model_again() -> None:
             await until(lambda: "w" not in workers)
 
 
-async def test_a_hundred_requests_of_one_turn_of_the_loop_make_few_rounds() -> None:
+async def test_simultaneous_requests_make_few_rounds() -> None:
     """They are forecast in one call, and one round places them all."""
     async with running() as live:
         live.texts.may.set()
@@ -64,7 +64,7 @@ async def settled(live: Live) -> None:
     await until(lambda: live.service.state.round_due_s == float("inf"))
 
 
-async def test_the_fleet_is_told_now_and_then_and_only_what_is_news() -> None:
+async def test_fleet_updates_are_periodic_and_only_on_change() -> None:
     interval_s = 0.1
     async with running(fleet_interval_s=interval_s) as live:
         gateway = live.gateway()
@@ -86,7 +86,7 @@ async def test_the_fleet_is_told_now_and_then_and_only_what_is_news() -> None:
         assert len(fleets(gateway)) == heard
 
 
-async def test_a_worker_that_comes_or_goes_is_told_at_once() -> None:
+async def test_worker_change_sends_fleet_at_once() -> None:
     async with running(fleet_interval_s=60.0) as live:
         gateway = live.gateway()
         await until(lambda: len(fleets(gateway)) == 1)
@@ -96,7 +96,7 @@ async def test_a_worker_that_comes_or_goes_is_told_at_once() -> None:
         await until(lambda: len(fleets(gateway)[-1].workers) == 0)
 
 
-async def test_who_has_the_same_name_ends_the_stream_of_the_one_before() -> None:
+async def test_duplicate_worker_name_ends_first_stream() -> None:
     async with running() as live:
         first = live.worker()
         await until(lambda: "w" in live.service.state.workers)
@@ -112,7 +112,7 @@ async def test_who_has_the_same_name_ends_the_stream_of_the_one_before() -> None
         assert live.value("workers_lost_total") == 1
 
 
-async def test_a_lost_workers_series_go() -> None:
+async def test_series_of_lost_worker_are_removed() -> None:
     async with running() as live:
         first, second = live.worker("w"), live.worker("v")
         await until(lambda: live.value("workers_attached") == 2)
@@ -124,7 +124,7 @@ async def test_a_lost_workers_series_go() -> None:
         assert not second.reading.done()
 
 
-async def test_every_metric_is_there_once_it_has_worked() -> None:
+async def test_every_metric_is_exported() -> None:
     async with running() as live:
         live.texts.may.set()
         worker, gateway = live.worker(), live.gateway()
@@ -151,7 +151,7 @@ def kept(live: Live) -> set[str]:
     return {*forecasts._texts, *forecasts._questions, *forecasts._max_tokens}
 
 
-async def test_nothing_is_kept_of_who_was_refused_cancelled_or_has_ended() -> None:
+async def test_ended_requests_leave_no_state_in_service() -> None:
     async with running() as live:
         live.texts.may.set()
         worker, gateway = live.worker(), live.gateway()
@@ -174,7 +174,7 @@ async def test_nothing_is_kept_of_who_was_refused_cancelled_or_has_ended() -> No
         assert kept(live) == set()
 
 
-async def test_one_refused_for_its_name_leaves_the_one_that_has_it_its_forecast() -> None:
+async def test_duplicate_id_leaves_forecast_of_live_request() -> None:
     """The first call is under way; what is asked meanwhile waits for the next."""
     async with running() as live:
         live.worker()
@@ -207,7 +207,7 @@ class Silent(batcher_pb2_grpc.BatcherServicer):
 
 
 @pytest.mark.parametrize("batcher", [Refusing, Silent])
-async def test_a_batcher_that_fails_ends_nothing(
+async def test_failing_batcher_does_not_stop_serving(
     batcher: type[batcher_pb2_grpc.BatcherServicer],
 ) -> None:
     add = batcher_pb2_grpc.add_BatcherServicer_to_server
@@ -215,7 +215,7 @@ async def test_a_batcher_that_fails_ends_nothing(
         await served_by(channel, ("late", "gone"))
 
 
-async def test_a_batcher_that_is_not_there_ends_nothing() -> None:
+async def test_absent_batcher_does_not_stop_serving() -> None:
     channel = connect("unix:/nobody")
     await served_by(channel, ("gone",))
     await channel.close()
@@ -240,7 +240,7 @@ async def served_by(channel: aio.Channel, whys: Sequence[str]) -> None:
         assert not live.value(series, by="batcher")
 
 
-async def test_a_scheduler_that_hands_over_refuses_and_cancels_nobody() -> None:
+async def test_hand_over_refuses_and_cancels_nothing() -> None:
     """Streams end, and a worker hears of no cancel: gateways announce theirs to the next one."""
     async with running() as live:
         live.texts.may.set()
@@ -260,7 +260,7 @@ async def test_a_scheduler_that_hands_over_refuses_and_cancels_nobody() -> None:
         assert late.ended is not None and late.ended.code() is grpc.StatusCode.UNAVAILABLE
 
 
-async def test_outcomes_are_told_before_it_winds_up() -> None:
+async def test_wind_up_delivers_outcomes() -> None:
     async with running() as live:
         live.texts.may.set()
         worker, gateway = live.worker(), live.gateway()
@@ -278,7 +278,7 @@ async def test_outcomes_are_told_before_it_winds_up() -> None:
         assert live.texts.observed == 1
 
 
-async def test_a_worker_that_says_it_leaves_gets_nobody() -> None:
+async def test_draining_worker_receives_no_requests() -> None:
     async with running() as live:
         worker = live.worker()
         await until(lambda: "w" in live.service.state.workers)

@@ -15,7 +15,13 @@ import numpy as np
 
 from services.core import Plan, QueuePosition, StaticBatch
 from services.forecast import Ints
-from services.policies.decide import arrange, complete_decision, rank_requests, select_candidates
+from services.policies.decide import (
+    arrange,
+    complete_decision,
+    decide,
+    rank_requests,
+    select_candidates,
+)
 from services.policies.decision import Decision, WaitExplanations, WaitReason, WorkerDecision
 from services.policies.memory import PolicyMemory
 from services.policies.order.ranking import Ranking
@@ -56,24 +62,42 @@ class Rounds:
         """Leading prompt blocks whose hashes the preset places by; 0 for none."""
         return CHAIN if PLACEMENTS[self.preset.place].cached else 0
 
-    def begin(self, snapshot: Snapshot) -> Candidates:
-        """Rank all requests and narrow them to the candidates of this round."""
+    def decide(self, snapshot: Snapshot) -> Decision:
+        """Decide in process; the round's number seeds the policies' random numbers."""
         self.number += 1
-        self.ranking = rank_requests(snapshot, self.preset, self.memory)
-        self.memory = self.ranking.memory
-        self.began_s = snapshot.now
-        self._outlook.update(snapshot, self.ranking)
-        return select_candidates(snapshot, self.ranking, self.preset, self.number)
+        decision = decide(snapshot, self.preset, self.memory, self._rng(), self.number)
+        assert decision.ranking is not None
+        self._ranked(snapshot, decision.ranking)
+        return decision
+
+    def select_candidates(self, snapshot: Snapshot) -> Candidates:
+        """The part of `decide` that precedes the batcher's: the candidates for it to arrange."""
+        self.number += 1
+        ranking = rank_requests(snapshot, self.preset, self.memory)
+        self.memory = ranking.memory
+        self._ranked(snapshot, ranking)
+        return select_candidates(snapshot, ranking, self.preset, self.number)
 
     def arrange(self, candidates: Candidates) -> Decision:
-        """Arrange in process; the round's number seeds the policies' random numbers."""
-        rng = np.random.default_rng(candidates.round)
-        return arrange(candidates, self._ledger.board.forecasts, self.preset, rng)
+        """The rest of `decide`, when the batcher does not answer."""
+        forecasts = self._ledger.board.forecasts
+        return self.complete(arrange(candidates, forecasts, self.preset, self._rng()))
 
-    def apply(self, arranged: Decision) -> None:
-        """Carry a decision out: move requests in the ledger and draft directives for workers."""
+    def complete(self, arranged: Decision) -> Decision:
+        """The part of `decide` that follows the batcher's."""
         assert self.ranking is not None
-        self.decision = decision = complete_decision(arranged, self.ranking)
+        return complete_decision(arranged, self.ranking)
+
+    def _ranked(self, snapshot: Snapshot, ranking: Ranking) -> None:
+        self.ranking, self.began_s = ranking, snapshot.now
+        self._outlook.update(snapshot, ranking)
+
+    def _rng(self) -> np.random.Generator:
+        return np.random.default_rng(self.number)
+
+    def apply(self, decision: Decision) -> None:
+        """Carry a decision out: move requests in the ledger and draft directives for workers."""
+        self.decision = decision
         self.memory = decision.memory
         self.next_s, self.not_before_s = decision.next_s, decision.not_before_s
         self.reasons += np.bincount(decision.explanations.reasons, minlength=len(WaitReason))

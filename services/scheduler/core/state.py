@@ -359,22 +359,25 @@ class SchedulerState:
             for job in list(self.ledger.jobs_at(late)):
                 self._end_at_deadline(job, "the deadline could not be met any more")
             snapshot = self.ledger.board.snapshot(now, snapshot.workers)
-        candidates = self.rounds.begin(snapshot)
-        if self._apart and not candidates.is_running.all():
+        if not self._apart:
+            self._carry_out(self.rounds.decide(snapshot), now)
+            return
+        candidates = self.rounds.select_candidates(snapshot)
+        if candidates.is_running.all():
+            self._carry_out(self.rounds.arrange(candidates), now)
+        else:
             self.rounds.candidates = candidates
             self.ledger.actions.append(ev.AskArrange(candidates.round))
-        else:
-            self._carry_out(self.rounds.arrange(candidates), now)
 
     def _arranged(self, event: ev.Arranged, now: float) -> None:
         candidates = self.rounds.candidates
         if candidates is None or candidates.round != event.round:
             return
         self.rounds.candidates = None
-        answered = event.portions is not None
-        self._carry_out(
-            decision_of(candidates, event) if answered else self.rounds.arrange(candidates), now
-        )
+        if event.portions is None:
+            self._carry_out(self.rounds.arrange(candidates), now)
+        else:
+            self._carry_out(self.rounds.complete(decision_of(candidates, event)), now)
 
     def _carry_out(self, decision: Decision, now: float) -> None:
         self.rounds.apply(decision)

@@ -24,7 +24,7 @@ from tests.scheduler.state_driver import (
 )
 
 
-def test_no_is_said_with_its_reason():
+def test_refusals_name_their_reason():
     s = state(max_queue=1)
     too_long = s.step(ev.Submitted(G, request("long", prompt=400, most=200)), 0.0)
     assert isinstance(too_long[0], ev.AskForecast)  # no worker yet: it may fit one to come
@@ -57,7 +57,7 @@ def test_no_is_said_with_its_reason():
         ),
     ],
 )
-def test_lengths_that_no_request_can_have_are_refused(
+def test_invalid_lengths_are_refused(
     attached: bool, prompt: int, most: int, sentence: str
 ):
     """Whether there is a worker to measure them by or not; and nothing of them stays."""
@@ -84,7 +84,7 @@ def test_lengths_that_no_request_can_have_are_refused(
     ],
 )
 @pytest.mark.parametrize("policy", ["fcfs", "conservative", "past-future", "alise", "vs"])
-def test_an_odd_request_never_raises(policy: str, odd: Request):
+def test_unusual_request_never_raises(policy: str, odd: Request):
     s = state(policy)
     told(s, worker(), 0.0)
     submitted(s, request("b"))
@@ -101,7 +101,7 @@ def test_an_odd_request_never_raises(policy: str, odd: Request):
     assert len(s.ledger.board.forecasts) == 1
 
 
-def test_a_model_that_no_worker_serves_is_refused_at_once():
+def test_unknown_model_is_refused_at_once():
     s = state()
     other = Request("b", "other", 10, 50, 0.0)
     assert told(s, ev.Submitted(G, other), 0.0) == [ev.AskForecast((other,))]  # one may come
@@ -116,7 +116,7 @@ def test_a_model_that_no_worker_serves_is_refused_at_once():
     assert refused.reject.reason is RejectReason.NO_MODEL
 
 
-def test_what_never_fits_is_told_so_though_the_queue_is_full():
+def test_too_long_takes_precedence_over_full_queue():
     """Not when to try again."""
     s = state(max_queue=1)
     told(s, worker(), 0.0)
@@ -138,14 +138,14 @@ def busy(**limits: Any) -> Any:
     return s
 
 
-def test_drain_time_counts_what_is_ahead_over_the_rate():
+def test_drain_time_is_remaining_work_over_rate():
     assert state().fleet().drain_s == 0.0
     s = busy()
     rate = 8 / s.workers["w0"].cost.step_s(0, 8, 80)
     assert s.fleet().drain_s == pytest.approx(108 * 400 / rate)
 
 
-def test_who_has_less_time_than_the_queue_takes_is_told_when_to_come_back():
+def test_deadline_before_drain_time_is_refused_with_retry_time():
     s = busy()  # some 58 s
     [refused] = s.step(ev.Submitted(G, request("late", deadline=50.0)), 1.0)
     assert refused.reject == Reject(
@@ -161,7 +161,7 @@ def test_who_has_less_time_than_the_queue_takes_is_told_when_to_come_back():
     assert isinstance(resubmitted[0], ev.AskForecast)  # it has waited already
 
 
-def test_a_refusal_looks_at_no_queue():
+def test_refusal_is_constant_time():
     """Whatever waits, it is neither walked nor snapshot: the board may even be gone."""
     s = busy(max_queue=100)
     s.ledger.board.snapshot = s.ledger.board.jobs = s.ledger.board.phase = None

@@ -74,7 +74,7 @@ RUNS = {
 }
 
 
-def test_a_worker_that_is_back_first_keeps_what_its_gateway_then_asks_for() -> None:
+def test_worker_attached_first_keeps_request_submitted_later() -> None:
     s = state()
     assert told(s, back(held("a")), 0.0) == []
     ask, resume = told(s, ev.Submitted(G, again("a")), 1.0)
@@ -86,7 +86,7 @@ def test_a_worker_that_is_back_first_keeps_what_its_gateway_then_asks_for() -> N
     assert (learn.outcome.output_tokens, finish.output_tokens, finish.preemptions) == (50, 50, 0)
 
 
-def test_a_gateway_that_is_back_first_waits_for_its_worker() -> None:
+def test_request_submitted_first_awaits_its_worker() -> None:
     s = state()
     told(s, back(name="w1"), 0.0)
     assert [type(a) for a in told(s, ev.Submitted(G, again("a")), 1.0)] == [ev.AskForecast]
@@ -98,7 +98,7 @@ def test_a_gateway_that_is_back_first_waits_for_its_worker() -> None:
     assert numbers(s, "a") == RUNS
 
 
-def test_one_that_rests_at_its_worker_waits_there_with_its_kv() -> None:
+def test_adopted_paused_request_waits_with_its_kv() -> None:
     s = state()
     told(s, back(held("a", running=False)), 0.0)
     actions = told(s, ev.Submitted(G, again("a")), 1.0)
@@ -107,7 +107,7 @@ def test_one_that_rests_at_its_worker_waits_there_with_its_kv() -> None:
     assert actions[3].plan.admit == (Grant("a", 50),)
 
 
-def test_what_nobody_asks_for_is_cancelled_in_the_end() -> None:
+def test_unclaimed_orphan_is_cancelled_after_adopt_s() -> None:
     s = state()
     told(s, back(held("a"), held("b")), 0.0)
     told(s, ev.Submitted(G, again("a")), 1.0)
@@ -119,7 +119,7 @@ def test_what_nobody_asks_for_is_cancelled_in_the_end() -> None:
     assert s.next_deadline() == inf
 
 
-def test_one_that_is_not_asked_for_where_it_is_begins_anew_and_is_cancelled_first() -> None:
+def test_orphan_at_another_worker_is_cancelled_before_request_is_placed() -> None:
     s = state()
     told(s, back(held("a")), 0.0)
     told(s, ev.Submitted(G, again("a", at="")), 1.0)
@@ -129,7 +129,7 @@ def test_one_that_is_not_asked_for_where_it_is_begins_anew_and_is_cancelled_firs
     assert s.workers["w0"].orphans == {}
 
 
-def test_one_that_never_comes_back_is_queued() -> None:
+def test_request_is_queued_when_its_worker_never_attaches() -> None:
     s = state()
     told(s, back(name="w1"), 0.0)
     told(s, ev.Submitted(G, again("a", delivered=18)), 1.0)
@@ -142,7 +142,7 @@ def test_one_that_never_comes_back_is_queued() -> None:
     assert plan.plan.admit == (Grant("a", 50),)
 
 
-def test_one_whose_worker_is_back_without_it_waits_no_longer() -> None:
+def test_request_is_queued_when_its_worker_attaches_without_it() -> None:
     s = state()
     told(s, ev.Submitted(G, again("a")), 1.0)
     told(s, ev.Forecasted((("a", certain(50)),)), 1.1)
@@ -151,7 +151,7 @@ def test_one_whose_worker_is_back_without_it_waits_no_longer() -> None:
     assert place == ev.Place(G, "a", "w0", "unix:/w0", queued_s=2.0)
 
 
-def test_a_wait_that_was_begun_anew_is_not_ended_by_the_first() -> None:
+def test_adoption_timer_of_earlier_submission_is_ignored() -> None:
     """Its gateway comes twice: its row is the same, its time is not."""
     s = state()
     told(s, back(name="w1"), 0.0)
@@ -165,7 +165,7 @@ def test_a_wait_that_was_begun_anew_is_not_ended_by_the_first() -> None:
     assert numbers(s, "a")["home"] == "w1"
 
 
-def test_one_that_runs_elsewhere_by_now_is_cancelled_where_it_was() -> None:
+def test_request_running_elsewhere_is_cancelled_at_attaching_worker() -> None:
     s = state()
     told(s, worker("w1"), 0.0)
     admitted(s, request("a"), on="w1")
@@ -179,7 +179,7 @@ def test_one_that_runs_elsewhere_by_now_is_cancelled_where_it_was() -> None:
     assert numbers(s, "a")["output"] == 0
 
 
-def test_one_that_waits_with_nothing_anywhere_is_adopted() -> None:
+def test_queued_request_without_home_is_adopted() -> None:
     s = state()
     submitted(s, request("a"))
     assert queued(s) == ["a"]
@@ -187,7 +187,7 @@ def test_one_that_waits_with_nothing_anywhere_is_adopted() -> None:
     assert numbers(s, "a") == RUNS
 
 
-def test_one_adopted_before_it_was_foreseen_is_foreseen_where_it_runs() -> None:
+def test_forecast_after_adoption_keeps_request_running() -> None:
     s = state("past-future")
     told(s, back(held("a")), 0.0)
     told(s, ev.Submitted(G, again("a")), 1.0)
@@ -197,7 +197,7 @@ def test_one_adopted_before_it_was_foreseen_is_foreseen_where_it_runs() -> None:
     assert total[s.jobs["a"].row] == 30 and numbers(s, "a")["phase"] is RequestPhase.RUNNING
 
 
-def test_a_gateway_that_comes_back_goes_on_with_what_runs() -> None:
+def test_reconnected_gateway_continues_running_request() -> None:
     """Its new stream is there before the old one falls."""
     s = state()
     told(s, worker(), 0.0)
@@ -211,7 +211,7 @@ def test_a_gateway_that_comes_back_goes_on_with_what_runs() -> None:
 
 
 @pytest.mark.parametrize("first", ["gateway", "worker"])
-def test_a_model_whose_worker_is_not_back_yet_is_not_refused(first: str) -> None:
+def test_request_naming_absent_worker_is_not_refused_for_model(first: str) -> None:
     """Two models, and the other one's worker is back first."""
     s = state()
     other, ask = back(name="w1", model="other"), ev.Submitted(G, again("a"))
@@ -227,7 +227,7 @@ def test_a_model_whose_worker_is_not_back_yet_is_not_refused(first: str) -> None
     )
 
 
-def test_what_an_orphan_did_meanwhile_is_not_forgotten() -> None:
+def test_orphan_progress_is_kept_until_adoption() -> None:
     """It got on, was evicted, or ended before anybody asked for it."""
     s = state()
     told(s, back(held("a"), held("b"), held("c")), 0.0)
@@ -247,7 +247,7 @@ def test_what_an_orphan_did_meanwhile_is_not_forgotten() -> None:
     assert (numbers(s, "c")["phase"], numbers(s, "c")["home"]) == (RequestPhase.FORECASTING, "")
 
 
-def test_orphans_keep_their_places_and_their_blocks() -> None:
+def test_orphans_keep_slots_and_blocks() -> None:
     s = state()
     view = WorkerView("w0", "unix:/w0", "demo", 160, 16, 3, 160)
     many = HeldRequest("a", 100, 50, 20, 120, 50, True, 8)
@@ -264,7 +264,7 @@ def test_orphans_keep_their_places_and_their_blocks() -> None:
 # Another worker with its name
 
 
-def test_another_worker_of_that_name_displaces_the_first_and_its_jobs_wait() -> None:
+def test_worker_with_same_name_displaces_first_and_requeues_its_jobs() -> None:
     s = state()
     told(s, worker(), 0.0)
     admitted(s, request("a"))
@@ -276,7 +276,7 @@ def test_another_worker_of_that_name_displaces_the_first_and_its_jobs_wait() -> 
     assert (plan.link, plan.plan.seq, plan.plan.admit) == ("w0#2", 1, (Grant("a", 50),))
 
 
-def test_nothing_that_a_displaced_worker_still_says_is_heard() -> None:
+def test_reports_of_displaced_worker_are_ignored() -> None:
     s = state()
     told(s, worker(), 0.0)
     admitted(s, request("a"))
@@ -287,7 +287,7 @@ def test_nothing_that_a_displaced_worker_still_says_is_heard() -> None:
     assert s.workers["w0"].link == "w0#2" and list(s.workers["w0"].running) == ["a"]
 
 
-def test_a_worker_that_is_back_before_its_old_stream_fell_keeps_what_it_has() -> None:
+def test_worker_reattached_before_old_stream_ended_keeps_requests() -> None:
     s = state()
     told(s, worker(), 0.0)
     admitted(s, request("a"))
@@ -299,7 +299,7 @@ def test_a_worker_that_is_back_before_its_old_stream_fell_keeps_what_it_has() ->
     assert numbers(s, "a") == RUNS
 
 
-def test_no_row_is_lost_to_names_that_come_back() -> None:
+def test_reused_request_ids_leak_no_rows() -> None:
     s = state()
     for turn in range(300):
         told(s, back(held("a"), link=f"#{turn}"), float(turn))

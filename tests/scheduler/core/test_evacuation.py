@@ -51,7 +51,7 @@ def two(policy: str = "fcfs") -> Any:
     return s
 
 
-def test_who_runs_is_begun_elsewhere_once_its_worker_has_stopped_it() -> None:
+def test_evacuated_request_starts_elsewhere_after_worker_confirms_stop() -> None:
     s = two()
     asked = leaving(s, 1.0)
     assert asked == [ev.SendPlan("w0", "w0#1", plans(asked)["w0"])]
@@ -66,7 +66,7 @@ def test_who_runs_is_begun_elsewhere_once_its_worker_has_stopped_it() -> None:
     assert plans(stopped)["w1"].admit == (Grant("a", 50),)
 
 
-def test_who_ends_before_it_is_stopped_has_ended() -> None:
+def test_request_that_ends_before_pause_is_finished() -> None:
     s = two()
     leaving(s, 1.0)
     ended = reported(s, 1, 1.1, finished=(Completion("a", 50, FinishReason.LENGTH),))
@@ -74,7 +74,7 @@ def test_who_ends_before_it_is_stopped_has_ended() -> None:
     assert not s.jobs
 
 
-def test_nobody_is_placed_there() -> None:
+def test_leaving_worker_receives_no_requests() -> None:
     s = two()
     leaving(s, 1.0)
     placed = [submitted(s, request(f"b{n}"), 1.1 + n) for n in range(5)]
@@ -82,7 +82,7 @@ def test_nobody_is_placed_there() -> None:
     assert found == {"w1"}
 
 
-def test_whom_nobody_else_takes_goes_on_to_its_end() -> None:
+def test_request_no_other_worker_can_run_continues() -> None:
     """With a budget for all that it may make: no round looks at it any more."""
     s = state("scls")  # slices
     told(s, worker("w0"), 0.0)
@@ -99,7 +99,7 @@ def test_whom_nobody_else_takes_goes_on_to_its_end() -> None:
     assert [grant.request_id for grant in handed["w1"].admit] == ["b"]
 
 
-def test_a_worker_of_another_model_or_too_small_takes_nobody() -> None:
+def test_evacuation_ignores_other_models_and_small_workers() -> None:
     s = state()
     told(s, worker("w0"), 0.0)
     admitted(s, request("a"))
@@ -109,7 +109,7 @@ def test_a_worker_of_another_model_or_too_small_takes_nobody() -> None:
     assert list(s.workers["w0"].running) == ["a"]
 
 
-def test_who_rests_there_begins_anew_elsewhere() -> None:
+def test_paused_request_leaves_leaving_worker_without_kv() -> None:
     """Whether it was let go for want of memory or by a round."""
     s = state()
     told(s, worker("w0"), 0.0)
@@ -123,7 +123,7 @@ def test_who_rests_there_begins_anew_elsewhere() -> None:
     assert (placed.request_id, placed.worker_id) == ("a", "w1")
 
 
-def test_what_is_adopted_there_is_handed_on() -> None:
+def test_request_adopted_at_leaving_worker_is_moved() -> None:
     s = state()
     view = WorkerView("w0", "unix:/w0", "demo", 1_000, 16, 8, 500)
     held = HeldRequest("a", 10, 50, 20, 30, 50, True, 2)
@@ -134,7 +134,7 @@ def test_what_is_adopted_there_is_handed_on() -> None:
     assert plans(told(s, ev.Submitted(G, again), 0.3))["w0"].pause == (Pause("a", Residency.DROP),)
 
 
-def test_one_that_comes_back_under_its_name_is_as_any_other() -> None:
+def test_reattached_worker_is_no_longer_leaving() -> None:
     s = two()
     leaving(s, 1.0)
     told(s, ev.WorkerLost("w0#1", "w0"), 1.1)
@@ -144,7 +144,7 @@ def test_one_that_comes_back_under_its_name_is_as_any_other() -> None:
 
 
 @pytest.mark.parametrize("policy", sorted(presets()))
-def test_under_every_preset_all_end_at_the_other(policy: str) -> None:
+def test_evacuation_finishes_all_requests_under_every_preset(policy: str) -> None:
     s = two(policy)
     for n in range(3):
         submitted(s, request(f"b{n}"), 0.2)
@@ -163,7 +163,7 @@ def test_under_every_preset_all_end_at_the_other(policy: str) -> None:
     assert s.workers["w1"].running
 
 
-def test_who_ended_before_it_read_that_it_may_go_on_is_awaited_by_nobody() -> None:
+def test_request_finished_before_extend_is_applied_is_forgotten() -> None:
     """A worker holds an admission without a prompt for a minute, and drains for as long."""
     s = state()
     told(s, worker("w0"), 0.0)

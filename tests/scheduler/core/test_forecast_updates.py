@@ -52,7 +52,7 @@ def submitted(s: Any, asked: Request, now: float, forecast: Forecast = SOME) -> 
     return foretold(first + told(s, ev.Forecasted(((asked.request_id, forecast),)), now))
 
 
-def test_one_that_runs_at_once_is_told_with_its_first_plan() -> None:
+def test_admitted_request_gets_forecast_with_first_plan() -> None:
     """Its prompt of 10 takes 0.05 + 0.1 s, and it has waited 0.5 s; alone, a token takes 0.1 s."""
     s = served()
     [word] = submitted(s, asker(arrival_s=1.5), 2.0)
@@ -61,14 +61,14 @@ def test_one_that_runs_at_once_is_told_with_its_first_plan() -> None:
     assert word.ttft_s == pytest.approx(0.5 + 0.15)
 
 
-def test_who_does_not_ask_is_told_nothing() -> None:
+def test_no_forecast_update_without_include_forecast() -> None:
     s = served()
     assert submitted(s, request("r"), 0.0) == []
     assert foretold(told(s, ev.Forecasted((("r", OTHERS),)), 0.0)) == []
     assert not s.ledger.with_forecast and not s.ledger.awaiting_promise
 
 
-def test_prompts_that_came_before_are_in_the_way_and_those_that_decode_take_their_share() -> None:
+def test_promise_counts_earlier_prefills_and_decoding_requests() -> None:
     """One decodes, and two begin with the same round: 10 and 10 + 20 tokens of prompt."""
     s = served()
     admitted(s, request("old", prompt=40))
@@ -81,7 +81,7 @@ def test_prompts_that_came_before_are_in_the_way_and_those_that_decode_take_thei
     assert a.token_s == b.token_s == pytest.approx(0.05 + 3 * 0.05)
 
 
-def test_one_that_waits_is_promised_its_turn() -> None:
+def test_promise_of_waiting_request_is_its_turn() -> None:
     """One runs, of which 15 tokens are left: 1.5 s. Then its own prompt, in a step like the
     present. Another waits, but came later."""
     s = served(places=1)
@@ -94,7 +94,7 @@ def test_one_that_waits_is_promised_its_turn() -> None:
     assert word.ttft_s == pytest.approx(0.25 + 1.5 + 0.1 + 0.1)
 
 
-def test_behind_another_its_turn_is_later_and_two_workers_share_what_is_ahead() -> None:
+def test_promise_counts_work_ahead_over_all_workers() -> None:
     """Ahead are 0.1 s of prompt and 30 tokens."""
     for workers, share in ((1, 1.0), (2, 0.5)):
         s = served(places=1)
@@ -107,7 +107,7 @@ def test_behind_another_its_turn_is_later_and_two_workers_share_what_is_ahead() 
         assert word.ttft_s == pytest.approx(2.0 + share * 3.1 + 0.1 + 0.1)
 
 
-def test_one_that_ran_before_its_forecast_came_keeps_the_promise_of_then() -> None:
+def test_promise_made_before_forecast_is_kept() -> None:
     """The forecast is late: the request runs, as if it made all that it may."""
     s = state(patience_s=0.5)
     attach(s)
@@ -121,7 +121,7 @@ def test_one_that_ran_before_its_forecast_came_keeps_the_promise_of_then() -> No
     assert (again.forecast, again.ttft_s) == (OTHERS, None)
 
 
-def test_one_that_waits_is_promised_nothing_before_its_forecast_is_known() -> None:
+def test_waiting_request_has_no_promise_before_forecast() -> None:
     """Till then it stands behind all others, as if it were the longest."""
     s = state(patience_s=0.5)
     attach(s, places=1)
@@ -133,7 +133,7 @@ def test_one_that_waits_is_promised_nothing_before_its_forecast_is_known() -> No
     assert word.ttft_s == pytest.approx(1.5 + 2.0 + 0.1 + 0.1)
 
 
-def test_a_forecast_is_told_again_when_it_is_replaced_by_another() -> None:
+def test_replaced_forecast_is_sent_again() -> None:
     s = served()
     submitted(s, asker(), 0.0)
     assert foretold(told(s, ev.Forecasted((("r", SOME),)), 0.1)) == []
@@ -141,7 +141,7 @@ def test_a_forecast_is_told_again_when_it_is_replaced_by_another() -> None:
     assert (word.forecast, word.ttft_s) == (OTHERS, None)
 
 
-def test_a_populations_forecast_is_told_anew_now_and_then() -> None:
+def test_population_forecast_is_resent_periodically() -> None:
     s = served()
 
     def of_all(longest: float, version: int) -> Forecast:
@@ -160,7 +160,7 @@ def test_a_populations_forecast_is_told_anew_now_and_then() -> None:
     assert [w.forecast for w in words] == [of_all(13, 4)] * 2
 
 
-def test_while_no_worker_has_its_model_nothing_is_known_of_its_time() -> None:
+def test_no_forecast_update_without_worker_for_model() -> None:
     s = state()
     assert submitted(s, asker(), 0.0) == []
     view = WorkerView("w0", "unix:/w0", "demo", 1_000, 16, 8, 500)
@@ -169,13 +169,13 @@ def test_while_no_worker_has_its_model_nothing_is_known_of_its_time() -> None:
     assert word.ttft_s == pytest.approx(4.0 + UNMEASURED.step_s(10, 0, 10))
 
 
-def test_one_that_goes_on_has_no_first_token_to_be_promised() -> None:
+def test_resubmitted_request_has_no_promise() -> None:
     s = served()
     [word] = submitted(s, asker(delivered_tokens=4), 0.0)
     assert (word.forecast, word.ttft_s) == (SOME, None)
 
 
-def test_a_gateway_that_is_back_is_told_again() -> None:
+def test_reconnected_gateway_receives_forecast_again() -> None:
     s = served()
     submitted(s, asker(), 0.0)
     back = asker(worker_id="w0", delivered_tokens=1)
@@ -183,7 +183,7 @@ def test_a_gateway_that_is_back_is_told_again() -> None:
     assert (word.link, word.forecast, word.ttft_s) == ("gateway#2", SOME, None)
 
 
-def test_one_whose_worker_is_lost_is_told_no_second_promise() -> None:
+def test_promise_is_not_repeated_after_worker_loss() -> None:
     s = served()
     submitted(s, asker(), 0.0)
     report(s, 1, 0.5, progress=(RequestProgress("r", 3, 12, 1),))
@@ -195,7 +195,7 @@ def test_one_whose_worker_is_lost_is_told_no_second_promise() -> None:
 
 
 @pytest.mark.parametrize("how", ["finished", "cancelled", "lost", "refused"])
-def test_nothing_is_kept_of_one_that_is_over(how: str) -> None:
+def test_ended_request_leaves_no_forecast_state(how: str) -> None:
     s = served()
     submitted(s, asker(), 0.0)
     if how == "finished":
@@ -210,7 +210,7 @@ def test_nothing_is_kept_of_one_that_is_over(how: str) -> None:
     assert not s.ledger.with_forecast and not s.ledger.awaiting_promise
 
 
-def test_a_log_of_it_reads_as_it_was_written(tmp_path: Path) -> None:
+def test_forecast_updates_round_trip_through_event_log(tmp_path: Path) -> None:
     s = served()
     path = tmp_path / "log"
     written = list(_steps(s))
@@ -229,7 +229,7 @@ def _steps(s: Any) -> Iterator[ev.Step]:
         yield s.last_step
 
 
-def test_a_promise_is_given_once_though_no_worker_has_its_model_for_a_while() -> None:
+def test_promise_is_sent_once_across_worker_absence() -> None:
     s = served(places=1)
     submitted(s, request("first"), 0.0)
     [word] = submitted(s, asker(), 0.0)

@@ -34,7 +34,7 @@ from tests.scheduler.state_driver import (
 )
 
 
-def test_a_request_from_arrival_to_its_outcome():
+def test_request_from_arrival_to_outcome():
     s = state()
     a = request("a")
     assert told(s, worker(), 0.0) == []
@@ -64,7 +64,7 @@ def test_a_report_applied_twice_changes_nothing():
     assert report(s, 1, 1.0, **done) == []
 
 
-def test_what_happens_at_once_makes_one_round():
+def test_simultaneous_events_make_one_round():
     s = state()
     told(s, worker(), 0.0)
     for name in "abc":
@@ -78,14 +78,14 @@ def test_what_happens_at_once_makes_one_round():
     assert s.rounds.number == 2  # one for the worker, one for all of them
 
 
-def test_a_round_too_many_only_looks_again():
+def test_extra_round_changes_nothing():
     s = state()
     told(s, worker(), 0.0)
     admitted(s, request("a"))
     assert s.step(ev.Round(), 0.0) == [] and s.step(ev.Round(), 0.0) == []
 
 
-def test_what_waits_is_looked_at_again_only_after_an_event():
+def test_waiting_requests_are_reconsidered_only_after_event():
     s = state()
     told(s, worker(kv_tokens=128), 0.0)
     admitted(s, request("a", prompt=60))
@@ -98,7 +98,7 @@ def test_what_waits_is_looked_at_again_only_after_an_event():
     ]
 
 
-def test_the_newest_is_evicted_first_whether_it_has_just_come_or_come_back():
+def test_newest_admission_is_first_victim():
     s = state()
     told(s, worker(), 0.0)
     for name in "ab":
@@ -110,7 +110,7 @@ def test_the_newest_is_evicted_first_whether_it_has_just_come_or_come_back():
     assert plan.plan.victims == ("c", "a", "b")
 
 
-def test_an_evicted_request_goes_in_front_and_returns_without_a_new_place():
+def test_evicted_request_resumes_first_without_placement():
     s = state()
     told(s, worker(kv_tokens=96), 0.0)
     admitted(s, request("a", prompt=30))
@@ -125,7 +125,7 @@ def test_an_evicted_request_goes_in_front_and_returns_without_a_new_place():
     ]
 
 
-def test_an_evicted_request_may_move_and_its_old_worker_forgets_it():
+def test_evicted_request_may_move_and_old_worker_cancels_it():
     s = state()
     told(s, worker(kv_tokens=96), 0.0)
     admitted(s, request("a", prompt=30))
@@ -140,7 +140,7 @@ def test_an_evicted_request_may_move_and_its_old_worker_forgets_it():
     ]
 
 
-def test_slices_are_extended_before_they_run_out():
+def test_slices_are_extended_before_exhaustion():
     s: Any = SchedulerState(choose("fcfs", {"slice": "tokens", "slice_tokens": 20}))
     told(s, worker(), 0.0)
     admitted(s, request("a"))
@@ -154,14 +154,14 @@ def test_slices_are_extended_before_they_run_out():
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "conservative", "past-future", "vs"])
-def test_a_whole_grant_is_never_extended(policy: str):
+def test_grant_of_max_tokens_is_never_extended(policy: str):
     s = state(policy)
     told(s, worker(), 0.0)
     admitted(s, request("a"))
     assert report(s, 1, 1.0, progress=(RequestProgress("a", 49, 59),)) == []
 
 
-def test_cancelling_at_every_stage_leaves_nothing():
+def test_cancel_in_every_phase_leaves_no_state():
     s = state()
     told(s, worker(), 0.0)
     cancel = ev.Cancelled(G, "a", FinishReason.CANCELLED, 0)
@@ -181,7 +181,7 @@ def test_cancelling_at_every_stage_leaves_nothing():
     assert len(s.ledger.board.forecasts) == 1  # that of who has none
 
 
-def test_another_gateway_cannot_cancel_it():
+def test_other_gateway_cannot_cancel_request():
     s = state()
     told(s, worker(), 0.0)
     admitted(s, request("a"))
@@ -189,7 +189,7 @@ def test_another_gateway_cannot_cancel_it():
     assert "a" in s.jobs
 
 
-def test_a_stop_string_is_an_outcome_to_learn_from():
+def test_stop_string_is_learned_as_outcome():
     s = state()
     told(s, worker(), 0.0)
     admitted(s, request("a"))
@@ -198,7 +198,7 @@ def test_a_stop_string_is_an_outcome_to_learn_from():
     assert plan.plan.cancel == ("a",)
 
 
-def test_a_lost_gateway_takes_its_requests_with_it():
+def test_lost_gateway_drops_its_requests():
     s = state()
     told(s, worker(kv_tokens=96), 0.0)
     admitted(s, request("a", prompt=40))
@@ -208,7 +208,7 @@ def test_a_lost_gateway_takes_its_requests_with_it():
     assert not s.jobs and not queued(s)
 
 
-def test_a_resubmission_on_a_new_stream_replaces_the_old_one():
+def test_resubmission_on_new_stream_supersedes_request():
     s = state()
     told(s, worker(), 0.0)
     admitted(s, request("a"))
@@ -219,7 +219,7 @@ def test_a_resubmission_on_a_new_stream_replaces_the_old_one():
     assert s.ledger.output(s.jobs["a"]) == 5
 
 
-def test_a_lost_worker_gives_its_requests_back():
+def test_lost_worker_requeues_its_requests():
     s = state()
     told(s, worker(), 0.0)
     admitted(s, request("a"))
@@ -229,7 +229,7 @@ def test_a_lost_worker_gives_its_requests_back():
     assert place == ev.Place(G, "a", "w1", "unix:/w1", queued_s=2.0)
 
 
-def test_one_without_a_forecast_runs_where_there_is_room_for_all_it_may_make():
+def test_request_without_forecast_runs_if_max_tokens_fit():
     """A millisecond is waited for it; then all 50 tokens are taken to come. `b` would come to 16 +
     470 tokens, where 475 may be planned: it waits for its forecast, and comes in with that."""
     s = state("past-future")
@@ -244,7 +244,7 @@ def test_one_without_a_forecast_runs_where_there_is_room_for_all_it_may_make():
     assert place.request_id == "b"
 
 
-def test_a_deadline_ends_the_waiting_and_the_running():
+def test_deadline_ends_waiting_and_running_requests():
     s = state(patience_s=10.0)
     told(s, worker(), 0.0)
     admitted(s, request("a", deadline=5.0))
@@ -259,7 +259,7 @@ def test_a_deadline_ends_the_waiting_and_the_running():
     assert s.next_deadline() == inf
 
 
-def test_a_deadline_that_can_not_be_met_any_more_is_told_early():
+def test_unreachable_deadline_ends_request_early():
     """80 tokens of prompt take 0.01 + 80 · 0.0001 s at best: with less left it ends now, not when
     the time is up."""
     s = state()
@@ -275,7 +275,7 @@ def test_a_deadline_that_can_not_be_met_any_more_is_told_early():
     assert list(s.jobs) == ["a"]
 
 
-def test_a_refresh_reaches_every_request_of_the_population_and_nobodys_cap():
+def test_refresh_updates_whole_population_within_caps():
     s = state("past-future")
     old = from_lengths([50], 2**24 - 1, "history", 1, "history/demo")
     for name, most in {"a": 100, "b": 50, "c": 7}.items():
@@ -293,7 +293,7 @@ def test_a_refresh_reaches_every_request_of_the_population_and_nobodys_cap():
     assert jobs.total[rows].tolist() == [17, 50, 6]  # nobody's population
 
 
-def test_a_better_forecast_takes_the_place_of_the_one_there_was():
+def test_improved_forecast_replaces_first():
     s = state("past-future")
     history = from_lengths([50], 2**24 - 1, "history", 1, "history/demo")
     s.step(ev.Submitted(G, request("a", most=100)), 0.0)
@@ -306,7 +306,7 @@ def test_a_better_forecast_takes_the_place_of_the_one_there_was():
     assert len(s.ledger.board.forecasts) == 1 + 1
 
 
-def test_a_worker_that_is_measured_changes_no_promise():
+def test_new_cost_model_keeps_promises():
     s = state("alise")
     told(s, worker(), 0.0)
     admitted(s, request("a"))

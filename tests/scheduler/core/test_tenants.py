@@ -30,7 +30,7 @@ from tests.scheduler.state_driver import G
         ({"user": "u" * 256}, "u" * 256),
     ],
 )
-async def test_the_tenant_is_the_salt_or_else_the_user(said: dict[str, str], tenant: str) -> None:
+async def test_tenant_is_cache_salt_else_user(said: dict[str, str], tenant: str) -> None:
     async with housing(lambda _: [5]) as house:
         chat = {"messages": [{"role": "user", "content": "1,"}], **said}
         both = ("/v1/completions", {"prompt": "1,", **said}), ("/v1/chat/completions", chat)
@@ -44,7 +44,7 @@ def on_board(weights: str = "{}") -> Any:
     return SchedulerState(choose("fcfs"), limits_of(config))
 
 
-def test_tenants_and_their_weights_stand_on_the_board() -> None:
+def test_board_holds_tenants_and_weights() -> None:
     s = on_board('{"ada": 2.5, "bob": 0.5}')
     for name, tenant in (("a", "ada"), ("b", "bob"), ("c", ""), ("d", "ada"), ("e", "eve")):
         s.step(ev.Submitted(G, Request(name, "demo", 5, 5, 0.0, tenant=tenant)), 0.0)
@@ -61,13 +61,13 @@ def test_tenants_and_their_weights_stand_on_the_board() -> None:
 
 
 @pytest.mark.parametrize("weights", ['{"a": 0}', '{"a": -1}', '{"a": "x"}', '{"a": NaN}', "[1]"])
-def test_a_weight_must_be_a_positive_number(weights: str) -> None:
+def test_tenant_weight_must_be_positive(weights: str) -> None:
     with pytest.raises(ConfigError, match="tenant_weights"):
         load(SchedulerConfig, {"tenant_weights": weights})
 
 
 @given(st.lists(st.tuples(st.booleans(), st.sampled_from("abcde")), max_size=40))
-def test_a_name_has_one_number_for_as_long_as_somebody_has_it(
+def test_tenant_number_is_stable_while_live(
     steps: list[tuple[bool, str]],
 ) -> None:
     tenants, live, numbers = Tenants({}), Counter[str](), dict[str, int]()

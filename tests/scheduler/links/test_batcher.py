@@ -30,7 +30,7 @@ def portions(s: Any, name: str, limit: int = 50, on: str = "w0") -> tuple[ev.Por
     return (ev.Portion(s.workers[on].number, (row,), (limit,), (), (row,), 0.0),)
 
 
-def test_apart_a_round_asks_and_its_answer_is_carried_out():
+def test_round_asks_batcher_and_applies_answer():
     s = state(apart=True)
     told(s, worker(), 0.0)
     assert submitted(s, request("a")) == [ev.AskArrange(2)]
@@ -40,7 +40,7 @@ def test_apart_a_round_asks_and_its_answer_is_carried_out():
     ]
 
 
-def test_apart_nobody_is_asked_while_nobody_waits():
+def test_batcher_is_not_asked_without_waiting_requests():
     s = state(apart=True)
     told(s, worker(), 0.0)
     submitted(s, request("a"))
@@ -48,7 +48,7 @@ def test_apart_nobody_is_asked_while_nobody_waits():
     assert report(s, 1, 1.0, progress=(RequestProgress("a", 16, 26),)) == []
 
 
-def test_what_comes_while_a_round_is_out_waits_for_the_next():
+def test_events_during_pending_round_wait_for_next():
     s = state(apart=True)
     told(s, worker(), 0.0)
     submitted(s, request("a"))
@@ -60,7 +60,7 @@ def test_what_comes_while_a_round_is_out_waits_for_the_next():
 
 
 @pytest.mark.parametrize("number", [1, 3, 0])
-def test_an_answer_to_another_round_is_not_taken(number: int):
+def test_state_ignores_answer_to_another_round(number: int):
     s = state(apart=True)
     told(s, worker(), 0.0)
     submitted(s, request("a"))
@@ -70,7 +70,7 @@ def test_an_answer_to_another_round_is_not_taken(number: int):
     assert s.step(ev.Arranged(2, portions(s, "a")), 1.0) == []
 
 
-def test_a_round_that_is_not_answered_is_arranged_at_home():
+def test_unanswered_round_is_arranged_in_process():
     s, home = state(apart=True), state()
     for each in (s, home):
         told(each, worker(), 0.0)
@@ -79,7 +79,7 @@ def test_a_round_that_is_not_answered_is_arranged_at_home():
     assert s.step(ev.Arranged(2, None), 0.0) == actions != []
 
 
-def test_a_row_that_is_anothers_by_now_is_left_alone():
+def test_reused_row_is_skipped():
     s = state(apart=True)
     told(s, worker(), 0.0)
     submitted(s, request("a"))
@@ -92,7 +92,7 @@ def test_a_row_that_is_anothers_by_now_is_left_alone():
     assert queued(s) == ["b"]
 
 
-def test_an_answer_about_a_worker_that_is_gone_is_not_carried_out():
+def test_decision_for_detached_worker_is_skipped():
     s = state(apart=True)
     told(s, worker(), 0.0)
     submitted(s, request("a"))

@@ -58,7 +58,7 @@ TRANSCRIPTS = {
 
 
 @pytest.mark.parametrize("name", TRANSCRIPTS)
-def test_the_breaker_turns_as_written(name: str) -> None:
+def test_breaker_transitions(name: str) -> None:
     breaker = NEW
     for line in TRANSCRIPTS[name].split("\n")[1:-1]:
         at, what, phase, wait_s = line.split()
@@ -68,6 +68,6 @@ def test_the_breaker_turns_as_written(name: str) -> None:
         assert breaker.wait_s(now) == pytest.approx(float(wait_s))
 
 
-def test_a_closed_breaker_is_asked_without_a_probe() -> None:
+def test_closed_breaker_needs_no_probe() -> None:
     assert NEW.asked() == NEW
     assert NEW.wait_s(0.0) == 0

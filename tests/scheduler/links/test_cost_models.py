@@ -47,7 +47,7 @@ def costs(owner: Owner, worker_id: str = "w") -> list[CostModel]:
     return [e.cost for e in told if e.worker_id == worker_id]
 
 
-async def test_a_restarted_estimator_is_told_the_profile_and_makes_no_prompt_free(
+async def test_restarted_estimator_receives_profile_again(
     tmp_path: Path,
 ) -> None:
     owner = Owner()
@@ -65,7 +65,7 @@ async def test_a_restarted_estimator_is_told_the_profile_and_makes_no_prompt_fre
         assert model.upload_token_s == pytest.approx(1e-5)
 
 
-async def test_timings_of_an_outage_are_told_once_the_estimator_is_there(tmp_path: Path) -> None:
+async def test_timings_are_delivered_after_outage(tmp_path: Path) -> None:
     owner = Owner()
     async with advising(owner, estimator=socket_in(tmp_path)) as advice:
         advice.cost_models.observe("w", PROFILE)
@@ -85,7 +85,7 @@ async def test_timings_of_an_outage_are_told_once_the_estimator_is_there(tmp_pat
     assert owner.value("advice_dropped_total", kind="timings") == 0
 
 
-async def test_a_worker_that_comes_back_is_watched_anew_by_its_new_profile(tmp_path: Path) -> None:
+async def test_reattached_worker_sends_new_profile(tmp_path: Path) -> None:
     owner = Owner()
     async with (
         estimator_at(socket_in(tmp_path), estimator()),
@@ -100,7 +100,7 @@ async def test_a_worker_that_comes_back_is_watched_anew_by_its_new_profile(tmp_p
     assert [c.version for c in costs(owner)] == [1, 1]
 
 
-async def test_a_batch_that_has_ended_is_learnt_from(tmp_path: Path) -> None:
+async def test_ended_batch_is_delivered(tmp_path: Path) -> None:
     """Of a worker that is here; of others there is nobody to learn."""
     config = EstimatorConfig(refit_samples=8, batch_refresh_s=1e-9)
     owner = Owner()
@@ -139,7 +139,7 @@ class _Wild(estimator_pb2_grpc.EstimatorServicer):
             yield model
 
 
-async def test_a_model_that_cannot_be_is_not_believed(tmp_path: Path) -> None:
+async def test_implausible_cost_model_is_ignored(tmp_path: Path) -> None:
     def model(version: int, prefill_token_s: float, base_s: float = 0.01) -> Any:
         return estimator_pb2.CostModel(
             version=version, base_s=base_s, prefill_token_s=prefill_token_s, decode_seq_s=0.001

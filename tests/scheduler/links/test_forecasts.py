@@ -32,7 +32,7 @@ HASTY: dict[str, Any] = {
 }
 
 
-async def test_a_predictor_that_is_there_answers_in_one_call_for_all_asked_meanwhile(
+async def test_questions_during_call_share_next_call(
     tmp_path: Path,
 ) -> None:
     owner, told = Owner(), Told()
@@ -54,7 +54,7 @@ async def test_a_predictor_that_is_there_answers_in_one_call_for_all_asked_meanw
     assert owner.value("forecast_fallbacks_total", reason="late") == 0
 
 
-async def test_a_request_starts_on_history_and_takes_the_answer_that_comes_late(
+async def test_history_answers_at_timeout_and_late_forecast_replaces_it(
     tmp_path: Path,
 ) -> None:
     owner, told = Owner(), Told()
@@ -78,7 +78,7 @@ async def test_a_request_starts_on_history_and_takes_the_answer_that_comes_late(
     assert owner.value("forecasts_replaced_total", by="late") == 2
 
 
-async def test_an_answer_that_never_comes_is_given_up_and_the_next_question_put(
+async def test_stuck_call_is_cancelled_and_next_question_sent(
     tmp_path: Path,
 ) -> None:
     owner, told = Owner(), Told()
@@ -95,7 +95,7 @@ async def test_an_answer_that_never_comes_is_given_up_and_the_next_question_put(
     assert owner.sources("a") == ["fallback"]
 
 
-async def test_while_the_predictor_is_gone_history_answers_at_once_and_then_it_is_found_again(
+async def test_open_breaker_uses_history_until_predictor_returns(
     tmp_path: Path,
 ) -> None:
     owner, told = Owner(), Told()
@@ -118,7 +118,7 @@ async def test_while_the_predictor_is_gone_history_answers_at_once_and_then_it_i
     assert owner.sources("c") == owner.sources("d") == ["fallback", "told"]
 
 
-async def test_a_predictor_too_slow_to_wait_for_still_improves_what_runs(tmp_path: Path) -> None:
+async def test_slow_predictor_still_improves_forecasts(tmp_path: Path) -> None:
     owner, told = Owner(), Told()
     async with predictor_at(socket_in(tmp_path), told):
         settings = HASTY | {"forecast_late_s": 30}
@@ -132,7 +132,7 @@ async def test_a_predictor_too_slow_to_wait_for_still_improves_what_runs(tmp_pat
     assert told.names() == [["a"], ["b"], ["c"]]
 
 
-async def test_questions_too_old_are_not_put(tmp_path: Path) -> None:
+async def test_stale_questions_are_not_sent(tmp_path: Path) -> None:
     owner, told = Owner(), Told()
     settings = PATIENT | {"forecast_late_s": 0.2, "forecast_failures_max": 1}
     settings |= {"forecast_pause_s": 1.0, "forecast_pause_max_s": 1.0}
@@ -151,7 +151,7 @@ async def test_questions_too_old_are_not_put(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("code", [grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.INTERNAL])
-async def test_what_it_refuses_history_answers_and_only_faults_of_its_own_count(
+async def test_refused_call_uses_history_without_counting_failure(
     tmp_path: Path, code: grpc.StatusCode
 ) -> None:
     owner, told = Owner(), Told()
@@ -167,7 +167,7 @@ async def test_what_it_refuses_history_answers_and_only_faults_of_its_own_count(
     assert owner.value("forecast_breaker", phase="open") == is_open
 
 
-async def test_what_is_logged_of_a_call_about_one_request_says_its_trace(tmp_path: Path) -> None:
+async def test_log_of_single_request_call_has_trace_id(tmp_path: Path) -> None:
     owner, told = Owner(), Told()
     told.refusals = [refusal(grpc.StatusCode.INTERNAL)]
     async with (
@@ -186,7 +186,7 @@ async def test_what_is_logged_of_a_call_about_one_request_says_its_trace(tmp_pat
     assert (line["request_id"], line["trace_id"]) == ("a", "ab" * 16)
 
 
-async def test_an_answer_that_is_no_distribution_is_none(tmp_path: Path) -> None:
+async def test_invalid_distribution_is_no_answer(tmp_path: Path) -> None:
     owner, told = Owner(), Told()
     told.answer = common_pb2.Forecast(points=[float("nan")])
     async with (
@@ -197,7 +197,7 @@ async def test_an_answer_that_is_no_distribution_is_none(tmp_path: Path) -> None
         await until(lambda: owner.sources("a") == ["fallback"])
 
 
-async def test_a_forecast_reaches_as_far_as_its_request_may_go(tmp_path: Path) -> None:
+async def test_forecast_is_truncated_at_max_tokens(tmp_path: Path) -> None:
     """Past its last point there is still something left to make."""
     owner, told = Owner(), Told(tokens=40)
     async with (
@@ -211,7 +211,7 @@ async def test_a_forecast_reaches_as_far_as_its_request_may_go(tmp_path: Path) -
     assert owner.forecasts("b")[0].mean() == 30
 
 
-async def test_better_forecasts_are_followed_across_a_restart(tmp_path: Path) -> None:
+async def test_improve_stream_is_reopened_after_restart(tmp_path: Path) -> None:
     def better(tokens: float, *names: str) -> predictor_pb2.ImprovedForecasts:
         forecast = common_pb2.Forecast(points=[tokens], source="better")
         return predictor_pb2.ImprovedForecasts(request_ids=names, forecasts=[forecast] * len(names))
@@ -240,7 +240,7 @@ async def test_better_forecasts_are_followed_across_a_restart(tmp_path: Path) ->
     assert owner.value("forecasts_replaced_total", by="improved") == 4
 
 
-async def test_of_a_request_that_has_ended_nothing_is_kept_or_asked(tmp_path: Path) -> None:
+async def test_ended_request_is_forgotten(tmp_path: Path) -> None:
     owner, told = Owner(), Told()
     told.free.clear()
     async with (

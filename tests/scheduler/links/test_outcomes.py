@@ -28,7 +28,7 @@ from tests.scheduler.links.link_fixtures import (
 NAMES = [f"r{i}" for i in range(5)]
 
 
-async def test_outcomes_of_an_outage_are_told_in_order_once_the_predictor_is_back(
+async def test_outcomes_are_delivered_in_order_after_outage(
     tmp_path: Path,
 ) -> None:
     owner, told = Owner(), Told()
@@ -45,7 +45,7 @@ async def test_outcomes_of_an_outage_are_told_in_order_once_the_predictor_is_bac
     assert owner.value("advice_dropped_total", kind="outcome") == 0
 
 
-async def test_what_the_predictor_refuses_for_good_holds_nothing_up(tmp_path: Path) -> None:
+async def test_permanently_refused_outcome_is_dropped(tmp_path: Path) -> None:
     owner, told = Owner(), _Choosy()
     async with (
         predictor_at(socket_in(tmp_path), told),
@@ -64,7 +64,7 @@ class _Choosy(Told):
         return await super().Observe(request, context)
 
 
-async def test_shared_forecasts_are_renewed_whole_when_the_predictor_has_learnt(
+async def test_shared_forecasts_are_refreshed_after_learning(
     tmp_path: Path,
 ) -> None:
     """Not cut at what the one request may have whose turn it was to ask."""
@@ -92,7 +92,7 @@ async def test_shared_forecasts_are_renewed_whole_when_the_predictor_has_learnt(
     assert told.names() == [["short"]] * 3
 
 
-async def test_the_real_predictor_is_asked_and_taught(tmp_path: Path) -> None:
+async def test_links_work_with_real_predictor(tmp_path: Path) -> None:
     owner = Owner()
     owner.state.shared = [request("a")]
     predictor = PredictorService(PredictorConfig(), CollectorRegistry())
@@ -112,7 +112,7 @@ async def test_the_real_predictor_is_asked_and_taught(tmp_path: Path) -> None:
     assert [f.shared_key for f in renewed.forecasts] == [first.shared_key]
 
 
-async def test_a_backlog_drops_its_oldest_and_counts_them() -> None:
+async def test_backlog_drops_and_counts_oldest() -> None:
     owner = Owner()
     backlog: Backlog[int] = Backlog(3, owner.metrics.advice_dropped.labels("outcome"))
     for number in range(5):

@@ -39,11 +39,11 @@ def normalised_s(policy: str, error: float = 0.0) -> float:
 
 
 @pytest.mark.parametrize("policy", list(presets()))
-def test_all_end(policy: str) -> None:
+def test_all_requests_end(policy: str) -> None:
     assert set(served(policy).ended_s) == {ask.name for ask in bimodal()}
 
 
-def test_the_shortest_first_beats_the_first_come() -> None:
+def test_shortest_first_beats_first_come() -> None:
     assert normalised_s("alise") < 0.2 * normalised_s("fcfs")
     assert normalised_s("alise") < 0.7 * normalised_s("alise-defer")
     assert normalised_s("alise-defer") < 0.4 * normalised_s("fcfs")
@@ -63,7 +63,7 @@ def overload() -> tuple[Ask, ...]:
     return tuple(ask for ask in bimodal(0.5, 1_500, 5.5) if ask.arrival_s < OVERLOAD_S)
 
 
-def test_overload_costs_no_throughput_and_the_order_still_matters() -> None:
+def test_overload_keeps_throughput_and_order() -> None:
     told = {policy: overloaded(policy) for policy in ("fcfs", "alise")}
     made = {policy: run.tokens_by(OVERLOAD_S) for policy, run in told.items()}
     assert sum(ask.length for ask in overload()) > 1.5 * made["fcfs"]
@@ -77,7 +77,7 @@ def test_overload_costs_no_throughput_and_the_order_still_matters() -> None:
     assert norm_s["alise"] <= norm_s["fcfs"] / 2
 
 
-def test_under_overload_the_short_go_first_to_the_end() -> None:
+def test_short_requests_stay_first_under_overload() -> None:
     """Also of what came in its last third, when many have waited for longer than ageing takes."""
     told = overloaded("alise")
     late = [ask for ask in overload() if ask.arrival_s > OVERLOAD_S * 2 / 3]
@@ -87,7 +87,7 @@ def test_under_overload_the_short_go_first_to_the_end() -> None:
     assert np.mean(short) < 0.1 * np.mean(long)
 
 
-def test_it_bears_forecasts_that_err() -> None:
+def test_scheduler_tolerates_wrong_forecasts() -> None:
     assert normalised_s("alise", error=0.5) < 1.1 * normalised_s("alise")
 
 
@@ -114,7 +114,7 @@ def test_ageing_ends_starvation(ageing_s: float, starves: bool) -> None:
     assert starves or told.longest_away_s["long"] < bound_s
 
 
-def test_what_time_alone_changes_has_its_tick() -> None:
+def test_every_timed_change_has_a_tick() -> None:
     """With nobody running nothing is reported; the state says when to look again."""
     load = Load("alise", [Ask("a", 0.0, 50, 500, 500)], 600)
     told = load.run()

@@ -56,7 +56,7 @@ def holds(preset: Preset) -> bool:
     suppress_health_check=[HealthCheck.too_slow],
 )
 @given(seed=st.integers(0, 2**32))
-def test_through_many_rounds(name: str, seed: int) -> None:
+def test_preset_properties_hold_through_many_rounds(name: str, seed: int) -> None:
     """Every round is also decided from copies, and by a batcher behind the codec: watched_fleet."""
     preset = small(name)
     fleet = Fleet(preset, seed)
@@ -179,7 +179,7 @@ BOUNDS: dict[str, Bound | None] = {
 }
 
 
-def test_every_order_says_whether_it_lets_anybody_starve() -> None:
+def test_every_order_declares_starvation_bound() -> None:
     unsaid = set(ORDERS) - set(BOUNDS)
     assert not unsaid, f"put these into BOUNDS, with what their docstrings promise: {unsaid}"
 
@@ -192,7 +192,7 @@ def crowd() -> tuple[Ask, ...]:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_who_needs_much_does_not_starve(name: str) -> None:
+def test_long_request_does_not_starve(name: str) -> None:
     preset = choose(name)
     bound = BOUNDS[preset.order]
     if bound is None or preset.arrangement != "continuous":

@@ -27,7 +27,7 @@ from services.core import (
 from services.costs import CostModel
 from services.forecast import UNCAPPED, Forecast
 from services.forecasttable import ForecastTable
-from services.policies.decide import arrange, decide
+from services.policies.decide import arrange, complete_decision, rank_requests, select_candidates
 from services.policies.decision import Decision
 from services.policies.preset import Preset
 from services.policies.snapshot import Candidates, Snapshot
@@ -104,33 +104,18 @@ class Watched(Rounds):
         self.seen: Seen | None = None
         self.count = 0
         self._batcher = Batcher(state.preset, state.ledger.board.forecasts)
-        self._copy = b""
-        self._posed: Candidates | None = None
 
-    def begin(self, snapshot: Snapshot) -> Candidates:
-        self._copy = pickle.dumps((snapshot, self.memory))
-        self._posed = super().begin(snapshot)
-        return self._posed
-
-    def arrange(self, contest: Candidates) -> Decision:
-        arranged = super().arrange(contest)
-        assert same_but_for_memory(self._batcher.arrange(contest), arranged)
-        return arranged
-
-    def apply(self, arranged: Decision) -> None:
-        super().apply(arranged)
-        assert self._posed is not None
-        snapshot, memory = pickle.loads(self._copy)
-        number = self._posed.round
-        again = decide(snapshot, self.preset, memory, np.random.default_rng(number), number)
-        assert same(again, self.decision)
-        self.seen = Seen(snapshot, self._posed, self.decision)
+    def decide(self, snapshot: Snapshot) -> Decision:
+        copy = pickle.dumps((snapshot, self.memory))
+        decision = super().decide(snapshot)
+        snapshot, memory = pickle.loads(copy)
+        ranking = rank_requests(snapshot, self.preset, memory)
+        candidates = select_candidates(snapshot, ranking, self.preset, self.number)
+        arranged = self._batcher.arrange(candidates)
+        assert same(complete_decision(arranged, ranking), decision)
+        self.seen = Seen(snapshot, candidates, decision)
         self.count += 1
-
-
-def same_but_for_memory(a: Decision, b: Decision) -> bool:
-    names = [each.name for each in fields(Decision) if each.name != "memory"]
-    return all(same(getattr(a, name), getattr(b, name)) for name in names)
+        return decision
 
 
 @dataclass

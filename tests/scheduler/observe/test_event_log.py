@@ -22,7 +22,7 @@ def written(path: Path, *times: float) -> Path:
     return path
 
 
-def test_its_first_line_is_all_that_a_state_is_made_of(tmp_path: Path) -> None:
+def test_header_rebuilds_state(tmp_path: Path) -> None:
     path = written(tmp_path / "log", 1.0, 2.0)
     assert read_head(path) == HEAD
     assert [entry.now for entry in read(path)] == [1.0, 2.0]
@@ -31,20 +31,20 @@ def test_its_first_line_is_all_that_a_state_is_made_of(tmp_path: Path) -> None:
     assert run.state.preset == HEAD.preset and run.state.limits == HEAD.limits
 
 
-def test_a_last_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
+def test_truncated_last_line_is_skipped(tmp_path: Path) -> None:
     path = written(tmp_path / "log", 1.0, 2.0)
     path.write_bytes(path.read_bytes()[:-9])
     assert [entry.now for entry in read(path)] == [1.0]
 
 
-def test_a_step_that_comes_out_otherwise_is_counted(tmp_path: Path) -> None:
+def test_differing_step_is_counted(tmp_path: Path) -> None:
     path = tmp_path / "log"
     with EventLog(path, 2**20, HEAD) as log:
         log.append(ev.Step(ev.Tick(), 1.0, [ev.AskArrange(9)], []))
     assert replay(path, 10).differing == 1
 
 
-def test_past_its_bytes_it_stops(tmp_path: Path) -> None:
+def test_event_log_stops_at_max_bytes(tmp_path: Path) -> None:
     path = tmp_path / "log"
     with EventLog(path, 1, HEAD) as log:
         log.append(ev.Step(worker(), 1.0, [], []))
@@ -75,7 +75,7 @@ def changed(path: Path, **cells: object) -> Path:
         ({"limits": {"max_age": 1}}, "cannot be replayed by this version: .*'max_age'"),
     ],
 )
-def test_what_cannot_be_replayed_is_said(
+def test_incompatible_log_is_refused_with_reason(
     tmp_path: Path, cells: dict[str, object], said: str
 ) -> None:
     path = changed(written(tmp_path / "log", 1.0), **cells)
@@ -84,14 +84,14 @@ def test_what_cannot_be_replayed_is_said(
 
 
 @pytest.mark.parametrize("text", ["", "hello\n", "[1.0, {}, []]\n", "{}\n", "\x00\xff\n"])
-def test_what_is_no_log_is_said(tmp_path: Path, text: str) -> None:
+def test_other_file_is_refused_as_event_log(tmp_path: Path, text: str) -> None:
     path = tmp_path / "log"
     path.write_text(text, "latin-1")
     with pytest.raises(ValueError, match="is not a foretoken event log: its first line is not"):
         list(read(path))
 
 
-def test_a_broken_line_is_named(tmp_path: Path) -> None:
+def test_malformed_line_is_named(tmp_path: Path) -> None:
     path = written(tmp_path / "log", 1.0)
     path.write_bytes(path.read_bytes() + b'[2.0, ["Nothing", {}], [], []]\n')
     with pytest.raises(ValueError, match=r"line 3 of .* is not a step of a scheduler"):

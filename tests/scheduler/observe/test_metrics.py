@@ -71,7 +71,7 @@ def asked(name: str, prompt: int, at: float, ttft_s: float = inf, sla: str = "ch
     return Request(name, "demo", prompt, 50, at, sla=Sla(sla, ttft_s=ttft_s))
 
 
-def test_decisions_by_reason_and_who_was_stopped_by_whom() -> None:
+def test_decisions_and_preemptions_are_counted_by_cause() -> None:
     """91 of 96 tokens may be planned: two of 30 fit, and none of 46 beside them."""
     s = Counting()
     told(s, worker(kv_tokens=96), 0.0)
@@ -99,7 +99,7 @@ def test_decisions_by_reason_and_who_was_stopped_by_whom() -> None:
     assert s.value("predicted_peak_tokens", worker="w0") is None
 
 
-def test_another_worker_of_a_name_is_a_loss_too_and_is_one_alone() -> None:
+def test_displaced_worker_counts_as_one_loss() -> None:
     s = Counting()
     told(s, worker(link="#1"), 0.0)
     told(s, worker(link="#2"), 1.0)
@@ -107,7 +107,7 @@ def test_another_worker_of_a_name_is_a_loss_too_and_is_one_alone() -> None:
     assert (s.value("workers_attached"), s.value("workers_lost_total")) == (1, 1)
 
 
-def test_who_was_refused_and_why() -> None:
+def test_refusals_are_counted_by_reason() -> None:
     s = Counting()
     told(s, worker(), 0.0)
     told(s, ev.Submitted(G, request("long", most=5_000)), 0.0)
@@ -117,7 +117,7 @@ def test_who_was_refused_and_why() -> None:
     assert s.value("scheduler_requests_refused_total", reason="queue_full") == 0
 
 
-def test_pauses_moves_and_how_old_plans_are_when_they_are_applied() -> None:
+def test_pauses_moves_and_plan_age_are_measured() -> None:
     """`a` makes way for `b` at 1.0, has stopped at 1.5, and is begun at a worker that has come."""
     s = Counting("alise", place="max_min", move_gain=1.0)
     attached(s, "w0")
@@ -153,7 +153,7 @@ def within(s: Any, sla: str) -> tuple[float, float]:
     return SLACK_S[at - 1], SLACK_S[at]
 
 
-def test_slack_when_it_has_its_first_place_and_who_could_not_make_it() -> None:
+def test_slack_at_first_placement_and_infeasible_requests() -> None:
     """One place. `a` has it 0.25 s after it came. `b` prefills for 0.1 s and has 0.05. `c` waits
     for `b`, 0.1 + 0.5 s, prefills for 0.01, and has 1; `d` waits for both, 0.6 + 0.51 s."""
     s = Counting()
@@ -176,7 +176,7 @@ def test_slack_when_it_has_its_first_place_and_who_could_not_make_it() -> None:
     assert s.by("predicted_infeasible_total", "class") == {"hasty": 1, "chat": 1}
 
 
-def test_who_goes_in_at_once_waits_for_nobody() -> None:
+def test_request_admitted_at_once_is_not_infeasible() -> None:
     """Two come together: `f` takes 0.5 + 0.5 s, and the 0.9 s that `g` has would be over."""
     s = Counting()
     attached(s, "w0", places=2)
@@ -187,7 +187,7 @@ def test_who_goes_in_at_once_waits_for_nobody() -> None:
     assert s.by("predicted_infeasible_total", "class") == {}
 
 
-def test_while_nobody_is_there_to_run_it_nothing_is_foreseen() -> None:
+def test_no_prediction_without_workers() -> None:
     """Judged once a worker has come: 0.1 s of prefill, and 0.05 left."""
     s = Counting()
     submitted(s, asked("a", 100, 0.0, ttft_s=1.0))
@@ -198,7 +198,7 @@ def test_while_nobody_is_there_to_run_it_nothing_is_foreseen() -> None:
     assert s.by("predicted_infeasible_total", "class") == {"chat": 1}
 
 
-def test_classes_that_a_gateway_makes_up_are_no_labels_without_end() -> None:
+def test_unknown_sla_classes_do_not_grow_labels() -> None:
     s = Counting()
     attached(s, "w0")
     for number in range(40):
@@ -208,7 +208,7 @@ def test_classes_that_a_gateway_makes_up_are_no_labels_without_end() -> None:
     assert len(counts) == 33 and counts["other"] == 9 and counts["class 0"] == 1
 
 
-def test_the_peak_is_what_the_last_round_foresaw() -> None:
+def test_peak_is_from_last_round() -> None:
     """Memory is promised for 10 + 50 tokens of each, four blocks; once nobody is left, for none."""
     s = Counting("conservative")
     told(s, worker(), 0.0)

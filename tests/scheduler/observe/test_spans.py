@@ -45,7 +45,7 @@ class Traced:
         ]
 
 
-def test_a_request_s_waits_and_its_forecast():
+def test_queue_and_forecast_spans_of_request():
     traced = Traced()
     assert traced.submit("a", 1.0) == ["AskForecast"]
     assert traced.spans.forecast_parent("a") == "#0"
@@ -70,7 +70,7 @@ def test_a_request_s_waits_and_its_forecast():
     assert not traced.spans._traced
 
 
-def test_one_that_never_runs_has_waited_until_its_end():
+def test_queue_span_of_request_that_never_runs_ends_with_it():
     traced = Traced()
     traced.step(worker(), 0.0)
     traced.submit("long", 1.0, most=5_000)
@@ -88,7 +88,7 @@ def test_one_that_never_runs_has_waited_until_its_end():
     assert not traced.spans._traced
 
 
-def test_one_that_comes_again_on_another_stream_ends_its_first_question():
+def test_resubmission_ends_first_forecast_span():
     traced = Traced()
     traced.submit("a", 1.0)
     again = ev.Submitted("another", request("a", at=2.0))
@@ -98,7 +98,7 @@ def test_one_that_comes_again_on_another_stream_ends_its_first_question():
     assert [(span.start_s, span.end_s) for span in spans] == [(1.0, 2.0), (2.0, 3.0)]
 
 
-def test_who_is_not_traced_leaves_nothing():
+def test_untraced_request_has_no_spans():
     traced = Traced()
     traced.submit("a", 1.0, parent="")
     traced.submit("b", 1.0, parent="p")
@@ -109,7 +109,7 @@ def test_who_is_not_traced_leaves_nothing():
     assert not off._traced
 
 
-def test_what_is_kept_is_bounded():
+def test_traced_requests_are_bounded():
     spans = SchedulerSpans(WrittenSpans())
     for number in range(MAX_TRACED + 2):
         spans.submitted(f"r{number}", "p", 0.0)
@@ -117,7 +117,7 @@ def test_what_is_kept_is_bounded():
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_told_of_again_it_goes_on_as_it_was(again: bool) -> None:
+def test_repeated_submission_keeps_trace(again: bool) -> None:
     traced = Traced()
     traced.submit("a", 1.0)
     traced.foretell("a", 1.0)

@@ -73,7 +73,7 @@ def report(r: Run, seq: int, now: float, **what: Any) -> None:
     r.step(ev.Reported("w0#1", "w0", Report(seq, 99, **what)), now)
 
 
-def test_one_that_waits_for_memory_runs_and_ends() -> None:
+def test_story_of_request_that_waits_for_memory() -> None:
     """Prompts of 90 and 70 tokens are 96 and 80 in whole blocks: 176 together, more than 152.
     Later 80 and the 16 of "c" come in together."""
     r = run()
@@ -110,7 +110,7 @@ def test_one_that_waits_for_memory_runs_and_ends() -> None:
     assert r.told("c")[2] == "0.0 waits: queue position 2, behind a request that does not fit"
 
 
-def test_evicted_lost_moved_and_left() -> None:
+def test_story_of_eviction_worker_loss_move_and_gateway_loss() -> None:
     """80 prompt tokens beside 48 and 48 are 176. At 2 s "a" has 70 tokens, five blocks, and "b",
     evicted with 68, needs as many: 160."""
     r = run()
@@ -167,7 +167,7 @@ class Telling(Driver):
         return self.run.told(name)
 
 
-def test_paused_for_another_swapped_out_and_back() -> None:
+def test_story_of_pause_and_swap() -> None:
     """One place: "short", 3 tokens, passes "long" of 400, whose KV goes to host memory. Slices
     are of 32 tokens, extended once half of one is left."""
     d = Telling(places=1)
@@ -195,7 +195,7 @@ def test_paused_for_another_swapped_out_and_back() -> None:
     ]
 
 
-def test_refused_and_who_comes_again() -> None:
+def test_story_of_refusal_and_resubmission() -> None:
     r = run(max_queue=1)
     r.submit(request("a", prompt=90, most=50), 0.0)
     r.submit(request("b", prompt=90, most=50), 0.0)
@@ -213,7 +213,7 @@ def test_refused_and_who_comes_again() -> None:
     ]
 
 
-def test_a_deadline_and_a_stop_string() -> None:
+def test_story_of_deadline_and_stop_string() -> None:
     r = run()
     r.submit(request("a", prompt=90, most=50), 0.0)
     r.submit(request("b", prompt=90, most=50, deadline=2.0), 0.0)
@@ -225,7 +225,7 @@ def test_a_deadline_and_a_stop_string() -> None:
     )
 
 
-def test_the_ring_keeps_the_last_and_a_storm_of_refusals_hides_nobody() -> None:
+def test_store_is_bounded_and_refusals_displace_no_others() -> None:
     r = run(max_queue=1)
     r.recorder = StoryRecorder(8)
     r.step(worker(), 0.0)
@@ -241,7 +241,7 @@ def test_the_ring_keeps_the_last_and_a_storm_of_refusals_hides_nobody() -> None:
     assert (r.recorder.store.kept_count, r.recorder.store.ended_count) == (10, 70)
 
 
-def test_time_at_the_gateway_comes_first() -> None:
+def test_story_begins_with_time_at_gateway() -> None:
     r = run()
     r.submit(request("a", at=10.0), 10.5)
     again = Request("b", "demo", 10, 50, 8.0, delivered_tokens=3)
@@ -259,7 +259,7 @@ def test_time_at_the_gateway_comes_first() -> None:
     assert first[2].kind == Kind.ARRIVED
 
 
-def test_a_long_story_loses_its_middle() -> None:
+def test_long_story_loses_its_middle() -> None:
     tale = OpenStory(request("a"), G, [])
     for n in range(MAX_CHAPTERS + 10):
         tale.add(Chapter(float(n), Kind.STOPPED, (n,)))
@@ -270,7 +270,7 @@ def test_a_long_story_loses_its_middle() -> None:
     assert kept == [*range(FIRST_KEPT), *range(FIRST_KEPT + 10, MAX_CHAPTERS + 10)]
 
 
-def test_a_log_tells_the_same_stories(tmp_path: Path) -> None:
+def test_replay_gives_same_stories(tmp_path: Path) -> None:
     d = Telling(places=2)
     for n, tokens in enumerate((400, 30, 120, 5)):
         d.submit(f"r{n}", tokens, float(n))
@@ -291,7 +291,7 @@ def test_a_log_tells_the_same_stories(tmp_path: Path) -> None:
         assert live.story(name, d.state) == again.recorder.story(name, again.state)
 
 
-def test_a_log_is_judged_by_reports(tmp_path: Path) -> None:
+def test_replay_judges_slas_by_reports(tmp_path: Path) -> None:
     """First token at 2 s of 1 s, placed at 0; of "b" placed at 0, 12 tokens in 1.1 s after the
     first, of 0.05 s a token."""
     r = run(kv_tokens=1_000)
@@ -336,7 +336,7 @@ def several() -> Run:
         ("77-0", ["77-0"]),
     ],
 )
-def test_what_a_client_was_told_finds_its_choices(asked: str, found: list[str]) -> None:
+def test_client_id_resolves_to_its_choices(asked: str, found: list[str]) -> None:
     r = several()
     assert [story.request_id for story in find_stories(asked, r.recorder, r.state)] == found
 
@@ -349,14 +349,14 @@ def test_what_a_client_was_told_finds_its_choices(asked: str, found: list[str]) 
         ("4fe3", Code.NOT_FOUND, "no request '4fe3' is remembered: 5 are live, and 0 of the 0"),
     ],
 )
-def test_who_is_not_found_is_said(asked: str, code: Code, said: str) -> None:
+def test_unknown_id_is_not_found(asked: str, code: Code, said: str) -> None:
     r = several()
     with pytest.raises(ServiceError, match=said) as raised:
         find_stories(asked, r.recorder, r.state)
     assert raised.value.code is code
 
 
-def test_a_beginning_of_several_names_them() -> None:
+def test_ambiguous_prefix_lists_matches() -> None:
     r = several()
     r.submit(request("4fe1ab-0"), 0.0)
     with pytest.raises(ServiceError, match="2 requests begin with '4fe1': 4fe1aa, 4fe1ab"):

@@ -17,13 +17,13 @@ from tests.scheduler.rounds.alise_driver import FRONT, Driver, G, about
     ("tokens", "level"),
     [(1, 0), (50, 0), (51, 1), (100, 1), (101, 2), (200, 2), (201, 3), (400, 3), (999, 3)],
 )
-def test_levels_end_at_the_base_and_its_doublings(tokens: int, level: int) -> None:
+def test_alise_levels_double_from_base(tokens: int, level: int) -> None:
     d = Driver(levels=4)
     d.submit("a", tokens)
     assert d.levels() == {"a": level}
 
 
-def test_prefill_of_what_is_not_held_counts() -> None:
+def test_alise_counts_prefill_of_missing_kv() -> None:
     d = Driver()
     d.step(ev.Costed("w0", CostModel(0.0, 0.002, 0.01, 0.0)), 0.0)
     d.submit("a", 30, prompt=100)
@@ -32,7 +32,7 @@ def test_prefill_of_what_is_not_held_counts() -> None:
     assert d.remaining_s("a") == about(0.2 + 0.1)
 
 
-def test_a_step_is_shared_by_those_who_run() -> None:
+def test_alise_step_time_is_shared_by_running_requests() -> None:
     """A step of 40 ms and 1 ms a sequence: four that run together take 11 ms each a token. How
     many do is followed by doublings, so that ranks hold still."""
     d = Driver(places=20, memory=1_000)
@@ -48,7 +48,7 @@ def test_a_step_is_shared_by_those_who_run() -> None:
     )
 
 
-def test_the_shortest_goes_first_and_what_is_served_comes_to_need_less() -> None:
+def test_alise_runs_shortest_first_and_served_requests_need_less() -> None:
     d = Driver(places=1, hysteresis=inf)
     for name, tokens in {"a": 400, "b": 120, "c": 30, "d": 110, "e": 90}.items():
         d.submit(name, tokens)
@@ -58,7 +58,7 @@ def test_the_shortest_goes_first_and_what_is_served_comes_to_need_less() -> None
     assert d.levels()["a"] == 1
 
 
-def test_ageing_lifts_one_queue_up_and_once() -> None:
+def test_alise_ageing_lifts_one_queue_once() -> None:
     """From where the remaining time puts it, after 10 s; then nothing more until it has waited as
     long as ageing through all queues would take, 40 s of four, and is at the front."""
     d = Driver(places=1, hysteresis=inf, ageing_s=10, levels=4)
@@ -88,7 +88,7 @@ def test_ageing_lifts_one_queue_up_and_once() -> None:
     assert (d.running, d.state.next_deadline()) == (["c"], inf)
 
 
-def test_after_200_s_of_overload_the_order_is_still_not_the_arrivals() -> None:
+def test_alise_order_differs_from_arrival_after_overload() -> None:
     """A short and a long one come every second, and the worker serves one of them a second: many
     have waited for longer than ageing takes through all queues. Only one of them stands in front;
     behind it the short ones still go first, whatever came before them."""
@@ -108,7 +108,7 @@ def test_after_200_s_of_overload_the_order_is_still_not_the_arrivals() -> None:
     assert waiting[1:] != [name for name in by_arrival if name != waiting[0]]
 
 
-def test_nobody_starves_and_the_bound_is_who_came_before() -> None:
+def test_alise_starvation_bound_is_earlier_arrivals() -> None:
     """Short ones come for ever and faster than they can be served, 8 s of waiting starve. Of the
     four long ones that came first, each is served after those before it have ended: at most
     8 s + what is served until then, a second each."""
@@ -127,7 +127,7 @@ def test_nobody_starves_and_the_bound_is_who_came_before() -> None:
     assert [served_s[name] for name in longs] == [8.5 + i + 1 for i in range(4)]
 
 
-def test_two_of_the_front_never_run_at_one_worker() -> None:
+def test_alise_runs_one_front_request_per_worker() -> None:
     """Two workers, and at each of them two long ones rest while two short ones run. Starved, the
     older one of each worker is at the front, though both of one may be older than those of the
     other; the younger one comes there when that one has ended."""
@@ -155,7 +155,7 @@ def test_two_of_the_front_never_run_at_one_worker() -> None:
         assert younger[home] in d.at_front()
 
 
-def test_of_those_without_kv_one_comes_to_the_front_when_its_seats_are_empty() -> None:
+def test_alise_front_admits_one_request_without_kv() -> None:
     """Nobody knows where it will run: so it would be two at one worker, were it let in beside
     another. And no younger one of another worker goes first meanwhile."""
     d = Driver(places=1, ageing_s=1, levels=2, hysteresis=inf)
@@ -177,7 +177,7 @@ def test_of_those_without_kv_one_comes_to_the_front_when_its_seats_are_empty() -
     assert (sorted(d.running), d.at_front()) == (["b", "c"], {"c"})
 
 
-def test_who_is_at_the_front_makes_way_for_nobody() -> None:
+def test_alise_front_request_is_not_preempted() -> None:
     d = Driver(places=1, ageing_s=1, levels=2)
     d.submit("x", 10)
     d.submit("a", 400)
@@ -189,7 +189,7 @@ def test_who_is_at_the_front_makes_way_for_nobody() -> None:
     assert (d.running, d.queued) == (["a"], ["tiny"])
 
 
-def test_a_wait_that_ended_does_not_age() -> None:
+def test_alise_ended_wait_does_not_age() -> None:
     d = Driver(places=1, hysteresis=inf)
     d.submit("a", 40)
     d.submit("b", 150)
@@ -197,7 +197,7 @@ def test_a_wait_that_ended_does_not_age() -> None:
     assert (d.running, d.state.next_deadline()) == (["b"], inf)
 
 
-def test_who_outlives_its_promise_has_it_doubled_and_moves_down_one() -> None:
+def test_alise_exceeded_promise_doubles_and_demotes() -> None:
     d = Driver()
     d.submit("a", 60)
     assert d.levels() == {"a": 1}
@@ -212,7 +212,7 @@ def test_who_outlives_its_promise_has_it_doubled_and_moves_down_one() -> None:
     assert (d.remembered("promised"), d.levels()) == ({"a": 480}, {"a": 3 + 3})
 
 
-def test_a_promise_never_passes_max_tokens() -> None:
+def test_alise_promise_is_at_most_max_tokens() -> None:
     d = Driver()
     d.submit("a", 600)
     d.progress("a", 700, 1.0)
@@ -222,7 +222,7 @@ def test_a_promise_never_passes_max_tokens() -> None:
     assert d.levels()["a"] < level
 
 
-def test_a_distribution_promises_its_mean_given_what_is_there() -> None:
+def test_alise_promise_is_conditional_mean() -> None:
     d = Driver()
     d.step(ev.Submitted(G, Request("a", "demo", 10, 1_000, 0.0, delivered_tokens=30)), 0.0)
     forecast = Forecast((20.0, 40.0, 80.0), (0.5, 0.25, 0.25), 1_000)
@@ -230,7 +230,7 @@ def test_a_distribution_promises_its_mean_given_what_is_there() -> None:
     assert d.remembered("promised") == {"a": 60}
 
 
-def test_the_oracle_preset_is_alise_with_lengths_that_are_true() -> None:
+def test_oracle_preset_is_alise_with_true_lengths() -> None:
     oracle, alise = choose("alise-oracle"), choose("alise")
     assert oracle.predictor == "oracle"
     same = {name: getattr(alise, name) for name in ("name", "predictor", "about", "source")}
@@ -250,7 +250,7 @@ def test_the_oracle_preset_is_alise_with_lengths_that_are_true() -> None:
     assert ended == ["a", "c", "b"]
 
 
-def test_a_better_forecast_is_a_new_promise() -> None:
+def test_alise_improved_forecast_is_new_promise() -> None:
     """It came late, or the predictor improved it, while the request waits."""
     d = Driver(places=1, hysteresis=inf)
     for name, tokens in {"x": 10, "a": 300, "b": 200}.items():
@@ -262,7 +262,7 @@ def test_a_better_forecast_is_a_new_promise() -> None:
 
 
 @pytest.mark.parametrize("output", [80, 81, 500, 999, 1_000])
-def test_past_the_end_of_a_distribution_the_mean_is_the_cap_and_never_negative(output: int) -> None:
+def test_mean_past_distribution_is_cap(output: int) -> None:
     """Its last point is 80: whoever is past that may go on to its max_tokens, no further."""
     d = Driver()
     d.step(ev.Submitted(G, Request("a", "demo", 10, 1_000, 0.0)), 0.0)
@@ -274,7 +274,7 @@ def test_past_the_end_of_a_distribution_the_mean_is_the_cap_and_never_negative(o
     assert d.state.drain_s >= 0 and d.remaining_s("a") > 0
 
 
-def test_the_front_stays_in_front_of_a_scheduler_that_is_old() -> None:
+def test_alise_front_holds_at_large_clock_values() -> None:
     """Tens of millions of requests later its place is the same."""
     d = Driver(places=1, ageing_s=1, levels=2, hysteresis=inf)
     d.state.ledger.board._serial = 30_000_000

@@ -48,7 +48,7 @@ def rests(gain: float) -> tuple[Any, Any]:
     return s, attach(s, "w1", 1.5)
 
 
-def test_a_move_is_a_cancel_a_grant_and_a_place() -> None:
+def test_move_is_cancel_grant_and_place() -> None:
     s, actions = rests(gain=1.0)
     job, jobs = s.jobs["a"], s.ledger.board.jobs
     plans = {a.worker_id: a.plan for a in actions if isinstance(a, ev.SendPlan)}
@@ -62,7 +62,7 @@ def test_a_move_is_a_cancel_a_grant_and_a_place() -> None:
     assert list(s.workers["w1"].running) == ["a"]
 
 
-def test_what_its_old_home_still_says_changes_nothing() -> None:
+def test_late_reports_of_old_home_are_ignored() -> None:
     s, _ = rests(gain=1.0)
     late = Report(
         3, 2, progress=(RequestProgress("a", 7, 106, 7),), evicted=(RequestProgress("a", 7, 106),)
@@ -76,14 +76,14 @@ def test_what_its_old_home_still_says_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("gain", [0.0, 3.0])
-def test_it_stays_where_moving_is_off_or_not_worth_it(gain: float) -> None:
+def test_request_stays_when_move_gain_is_too_small(gain: float) -> None:
     """29 tokens of `b`, 0.29 s, against 0.106 s of computing it anew: 2.7 times."""
     s, actions = rests(gain)
     assert not [a for a in actions if isinstance(a, ev.Place | ev.SendPlan)]
     assert s.ledger.home(s.jobs["a"]) == "w0"
 
 
-def test_who_has_not_stopped_yet_does_not_move() -> None:
+def test_unconfirmed_pause_blocks_move() -> None:
     """A free worker is there at once: it goes there when its home has said that it stopped."""
     s = paused(gain=1.0)
     job = s.jobs["a"]
@@ -98,7 +98,7 @@ def test_who_has_not_stopped_yet_does_not_move() -> None:
     assert list(s.workers["w1"].running) == ["a"]
 
 
-def test_only_the_loss_of_its_new_home_is_one() -> None:
+def test_loss_of_old_home_does_not_requeue_moved_request() -> None:
     s, _ = rests(gain=1.0)
     told(s, ev.WorkerLost("w0#1", "w0"), 2.0)
     assert s.ledger.home(s.jobs["a"]) == "w1"

@@ -42,7 +42,7 @@ def running(s: Any) -> dict[str, int]:
     return {name: len(w.running) for name, w in s.workers.items()}
 
 
-def test_two_equal_workers_share_a_burst() -> None:
+def test_equal_workers_share_burst() -> None:
     s = state()
     attach(s, "w0", 10_000)
     attach(s, "w1", 10_000)
@@ -50,7 +50,7 @@ def test_two_equal_workers_share_a_burst() -> None:
     assert running(s) == {"w0": 3, "w1": 3}
 
 
-def test_a_small_worker_beside_a_large_one_gets_its_share_not_half() -> None:
+def test_small_worker_gets_proportional_share() -> None:
     """5 k tokens beside 100 k: by memory a twentieth, of what both are far from full with."""
     s = state()
     attach(s, "small", 5_000)
@@ -63,7 +63,7 @@ def test_a_small_worker_beside_a_large_one_gets_its_share_not_half() -> None:
 
 
 @pytest.mark.parametrize("slower", [2, 4])
-def test_a_slow_worker_beside_a_fast_one_gets_its_share(slower: int) -> None:
+def test_slow_worker_gets_proportional_share(slower: int) -> None:
     s = state()
     attach(s, "fast", 20_000)
     attach(s, "slow", 20_000, cost=CostModel(COST.base_s * slower, 1e-4, 1e-4 * slower, 0.0))
@@ -72,7 +72,7 @@ def test_a_slow_worker_beside_a_fast_one_gets_its_share(slower: int) -> None:
     assert counts["slow"] == pytest.approx(60 / (1 + slower), abs=1)
 
 
-def test_a_share_counts_what_runs_already() -> None:
+def test_share_counts_running_requests() -> None:
     s = state()
     attach(s, "w0", 10_000)
     burst(s, 6)
@@ -81,7 +81,7 @@ def test_a_share_counts_what_runs_already() -> None:
     assert running(s) == {"w0": 7, "w1": 7}
 
 
-def test_a_long_queue_for_one_model_starves_no_other_models_worker() -> None:
+def test_long_queue_of_one_model_does_not_starve_another() -> None:
     """Thousands wait for `demo`, all before the one for `other`."""
     s = state(max_queue=3_000)
     attach(s, "w0", 1_024)
@@ -92,7 +92,7 @@ def test_a_long_queue_for_one_model_starves_no_other_models_worker() -> None:
     assert running(s)["w1"] == 5 and s.ledger.waiting == waiting
 
 
-def test_a_full_queue_for_one_model_is_not_full_for_another() -> None:
+def test_full_queue_of_one_model_accepts_another() -> None:
     """But for its own share of it; and how long the one takes is not the other's wait."""
     s = state(max_queue=40)
     attach(s, "w0", 1_024)
@@ -110,7 +110,7 @@ def test_a_full_queue_for_one_model_is_not_full_for_another() -> None:
     assert [door("other") for _ in range(21)] == ["in"] * 19 + ["queue_full"] * 2
 
 
-def test_a_long_one_waits_for_the_worker_that_can_hold_it_and_stops_nobody_elsewhere() -> None:
+def test_long_request_waits_for_large_worker_without_blocking_others() -> None:
     s = state()
     attach(s, "small", 512)
     attach(s, "large", 2_048)
@@ -125,7 +125,7 @@ def test_a_long_one_waits_for_the_worker_that_can_hold_it_and_stops_nobody_elsew
 # Blocks
 
 
-def test_blocks_are_given_whole() -> None:
+def test_memory_is_counted_in_whole_blocks() -> None:
     """17 tokens are two blocks: of six, 95 % of which may be planned, two such fit, not five."""
     s = state()
     attach(s, "w0", 96)
@@ -135,7 +135,7 @@ def test_blocks_are_given_whole() -> None:
     assert why(s, "c") == MemoryShort(96, 0.95 * 96)
 
 
-def test_what_several_share_is_counted_once() -> None:
+def test_shared_blocks_are_counted_once() -> None:
     """Two hold the same six of nine blocks of prompt: only then is there room for a third."""
     s = state()
     attach(s, "w0", 320)
@@ -149,7 +149,7 @@ def test_what_several_share_is_counted_once() -> None:
     assert "c" in s.workers["w0"].running
 
 
-def test_blocks_that_are_held_count_where_they_are_more_than_the_tokens() -> None:
+def test_held_blocks_beyond_tokens_are_counted() -> None:
     """As its worker says: it was given more than it has filled."""
     s = state()
     attach(s, "w0", 160)
@@ -161,7 +161,7 @@ def test_blocks_that_are_held_count_where_they_are_more_than_the_tokens() -> Non
     assert "b" in s.workers["w0"].running
 
 
-def test_usage_is_what_the_worker_reports_not_what_was_planned() -> None:
+def test_usage_is_as_reported() -> None:
     s = state()
     attach(s, "w0", 160)
     admitted(s, request("a"))

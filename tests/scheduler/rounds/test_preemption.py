@@ -20,7 +20,7 @@ from services.scheduler.core import events as ev
 from tests.scheduler.rounds.alise_driver import Driver, G, about
 
 
-def test_preempt_on_arrival() -> None:
+def test_urgent_arrival_preempts() -> None:
     """`long` fills memory; `short` comes, and takes its place until it has ended."""
     d = Driver(memory=300)
     d.submit("long", 400, prompt=100)
@@ -52,7 +52,7 @@ def test_preempt_on_arrival() -> None:
     assert not any(isinstance(told, ev.Place) and told.request_id == "long" for told in d.told)
 
 
-def test_nobody_is_paused_where_there_is_room() -> None:
+def test_no_pause_while_memory_is_free() -> None:
     d = Driver(memory=1_000)
     d.submit("long", 400, prompt=100)
     d.progress("long", 150, 1.0, prompt=100)
@@ -60,7 +60,7 @@ def test_nobody_is_paused_where_there_is_room() -> None:
     assert d.running == ["long", "short"]
 
 
-def test_nobody_is_paused_for_one_who_does_not_fit_even_so() -> None:
+def test_no_pause_if_request_does_not_fit_afterwards() -> None:
     d = Driver(memory=1_000)
     d.submit("stays", 30, prompt=500)  # level 0, like the one that comes
     d.progress("stays", 1, 1.0, prompt=500)
@@ -70,7 +70,7 @@ def test_nobody_is_paused_for_one_who_does_not_fit_even_so() -> None:
     assert (d.running, d.queued) == (["stays", "long"], ["short"])
 
 
-def test_only_as_many_are_paused_as_must_be_the_least_urgent_first() -> None:
+def test_minimal_pauses_least_urgent_first() -> None:
     d = Driver(memory=640)
     for at, name in enumerate("abc"):
         d.submit(name, 400 + 100 * at, prompt=200)
@@ -80,7 +80,7 @@ def test_only_as_many_are_paused_as_must_be_the_least_urgent_first() -> None:
     assert (d.running, d.queued) == (["a", "b", "x"], ["c"])
 
 
-def test_who_does_not_fit_pauses_nobody_but_one_before_it_may() -> None:
+def test_only_more_urgent_fitting_request_preempts() -> None:
     """`y` does not fit even in the place of both: it waits; `x` takes the place of one of them."""
     d = Driver(memory=640, hysteresis=inf)
     for at, name in enumerate("ab"):
@@ -92,7 +92,7 @@ def test_who_does_not_fit_pauses_nobody_but_one_before_it_may() -> None:
     assert (d.running, d.queued) == (["a", "x"], ["y", "b"])
 
 
-def test_who_has_only_just_come_is_not_paused() -> None:
+def test_new_admission_is_not_paused() -> None:
     """Its prompt may not even be there, and nothing would be gained by keeping its KV."""
     d = Driver(places=1)
     d.submit("long", 400)
@@ -112,7 +112,7 @@ def test_who_has_only_just_come_is_not_paused() -> None:
         (20, 400, False),
     ],
 )
-def test_hysteresis(running: int, queued: int, swapped: bool) -> None:
+def test_hysteresis_delays_preemption(running: int, queued: int, swapped: bool) -> None:
     d = Driver(places=1)
     d.submit("a", running)
     d.report(1.0, progress=(RequestProgress("a", 0, 10),))
@@ -120,7 +120,7 @@ def test_hysteresis(running: int, queued: int, swapped: bool) -> None:
     assert d.running == (["b"] if swapped else ["a"])
 
 
-def test_two_of_near_equal_need_swap_once_at_most() -> None:
+def test_near_equal_requests_swap_at_most_once() -> None:
     """Whatever happens as they take turns at one place: only ageing to the front lets the second
     in, and from there it is not sent away."""
     d = Driver(places=1, ageing_s=1)
@@ -142,7 +142,7 @@ def test_two_of_near_equal_need_swap_once_at_most() -> None:
     assert made == {"a": 500, "b": 497}
 
 
-def test_defer_makes_room_among_places_but_not_in_memory() -> None:
+def test_defer_frees_slots_but_not_memory() -> None:
     d = Driver("alise-defer", memory=300, places=2)
     d.submit("long", 400, prompt=100)
     d.progress("long", 150, 1.0, prompt=100)
@@ -158,7 +158,7 @@ def test_defer_makes_room_among_places_but_not_in_memory() -> None:
 
 
 @pytest.mark.parametrize(("policy", "next_one"), [("alise", "short"), ("alise-defer", "long")])
-def test_under_defer_the_paused_keep_their_memory(policy: str, next_one: str) -> None:
+def test_deferred_requests_keep_memory(policy: str, next_one: str) -> None:
     """`short` would go before `long`, but for the 250 tokens that `long` holds while it waits."""
     d = Driver(policy, memory=300, places=1)
     d.submit("long", 400, prompt=100)

@@ -14,7 +14,7 @@ FILLING = {"watermark": 0.95, "slice_tokens": 32}
 
 
 @pytest.mark.parametrize("name", presets())
-def test_every_row_builds_and_its_names_exist(name: str) -> None:
+def test_every_preset_builds(name: str) -> None:
     preset = choose(name)
     for stage, known in preset.stages().items():
         assert getattr(preset, stage) in known
@@ -29,11 +29,11 @@ PROMISED = """
 """
 
 
-def test_the_rows_there_are() -> None:
+def test_preset_names() -> None:
     assert set(presets()) == set(PROMISED.split())
 
 
-def test_alise_and_its_rivals_differ_in_one_choice() -> None:
+def test_alise_and_baselines_differ_in_one_choice() -> None:
     rows = {name: choose(name) for name in presets() if name.startswith("alise")}
     assert {name: row.residency for name, row in rows.items()} == {
         "alise": "swap",
@@ -75,13 +75,13 @@ def test_each_ablation_adds_one_feature() -> None:
     assert (choose("vs").params["batch_size"], choose("vsq").params["batch_size"]) == (7, 10)
 
 
-def test_an_arrangement_has_places_of_its_own() -> None:
+def test_arrangement_limits_placements() -> None:
     assert choose("vs", {"place": "max_min"}).place == "max_min"
     with pytest.raises(ValueError, match=r"unknown preset.place 'prefix_aware'"):
         choose("vs", {"place": "prefix_aware"})
 
 
-def test_choices_and_numbers_are_overridden_by_name() -> None:
+def test_choices_and_params_are_overridden_by_name() -> None:
     preset = choose("alise", {"ageing_s": "3", "watermark": "0.9", "residency": "cost"})
     assert preset.params == ALISE | FILLING | {"ageing_s": 3.0, "watermark": 0.9}
     assert preset.residency == "cost"
@@ -89,7 +89,7 @@ def test_choices_and_numbers_are_overridden_by_name() -> None:
     assert choose("alise", {"hysteresis": "inf"}).params["hysteresis"] == float("inf")
 
 
-def test_numbers_go_with_the_stage_that_takes_them() -> None:
+def test_params_follow_their_stage() -> None:
     assert choose("alise", {"order": "arrival"}).params == FILLING
     assert choose("alise", {"slice": "whole"}).params == ALISE | {"watermark": 0.95}
     assert choose("alise", {"form": "conservative"}).params == ALISE | {
@@ -100,7 +100,7 @@ def test_numbers_go_with_the_stage_that_takes_them() -> None:
     assert made.params == ALISE | FILLING | {"base_s": 2.0}
 
 
-def test_an_arrangement_has_forms_of_its_own() -> None:
+def test_arrangement_limits_forms() -> None:
     assert choose("fcfs", {"arrangement": "batch", "form": "fixed"}).params == {"batch_size": 7}
     with pytest.raises(ValueError, match=r"unknown preset.form 'aggressive'.*; known: fixed"):
         choose("fcfs", {"arrangement": "batch"})
@@ -125,12 +125,12 @@ def test_an_arrangement_has_forms_of_its_own() -> None:
         ({"slice_tokens": -1}, r"preset.slice_tokens must lie in \[1, 1.67772e\+07\], got -1"),
     ],
 )
-def test_mistakes_are_said(overrides: dict[str, object], sentence: str) -> None:
+def test_invalid_preset_is_refused_with_reason(overrides: dict[str, object], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         choose("alise", overrides)
 
 
-def test_a_row_with_a_number_that_nothing_takes_is_refused() -> None:
+def test_unused_param_is_refused() -> None:
     row = Preset(
         "x", "max", "linear", "continuous", "continuous", "arrival", "aggressive", "least_load",
         "whole", "events", "newest", "recompute",
@@ -140,6 +140,6 @@ def test_a_row_with_a_number_that_nothing_takes_is_refused() -> None:
         replace(row, params={"levels": 8})
 
 
-def test_workers_know_every_residency_that_a_preset_may_name():
+def test_workers_support_every_residency():
     """The two services don't import each other, and a plan names it."""
     assert set(RESIDENCIES) == set(WORKER_RESIDENCIES)

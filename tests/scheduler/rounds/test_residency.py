@@ -14,7 +14,7 @@ from services.scheduler.core import events as ev
 from tests.scheduler.rounds.alise_driver import FRONT, Driver, G, about
 
 
-def test_expected_waits_by_hand() -> None:
+def test_expected_waits_match_hand_computation() -> None:
     """Three run; two are paused, and one that waits has no KV yet. In the order of what they
     still take: x 0.1, y 0.3 | fresh 0.5 | p 0.6 | q 3 s; all before each add up, and ageing
     brings them to the front after 3 · 1 s."""
@@ -62,7 +62,7 @@ def test_expected_waits_by_hand() -> None:
     assert d.plans[-1].order[-2:] == (QueuePosition("p", 0.0), QueuePosition("q", about(0.6 + 0.5)))
 
 
-def test_who_rests_at_a_worker_goes_home_to_it_only() -> None:
+def test_paused_request_resumes_only_at_home() -> None:
     d = Driver(memory=300)
     d.submit("a", 400, prompt=100)
     d.progress("a", 100, 1.0, prompt=100)
@@ -79,7 +79,7 @@ def test_who_rests_at_a_worker_goes_home_to_it_only() -> None:
     assert d.plans[-1].admit == (Grant("b", 40),)
 
 
-def test_who_lost_its_kv_is_free_to_go_elsewhere() -> None:
+def test_request_without_kv_may_move() -> None:
     d = Driver(memory=300)
     d.submit("a", 400, prompt=100)
     d.progress("a", 150, 1.0, prompt=100)
@@ -96,7 +96,7 @@ def test_who_lost_its_kv_is_free_to_go_elsewhere() -> None:
     assert d.plans[-2].cancel == ("a",)
 
 
-def test_news_of_one_that_was_paused_meanwhile() -> None:
+def test_progress_of_paused_request_is_applied() -> None:
     """Reports cross plans: it ends, gets on, or is evicted before it reads that it is paused."""
     d = Driver(memory=300)
     d.submit("a", 400, prompt=100)
@@ -110,7 +110,7 @@ def test_news_of_one_that_was_paused_meanwhile() -> None:
     assert (finish.request_id, finish.preemptions, finish.queued_s) == ("a", 1, about(0.2))
 
 
-def test_an_eviction_before_a_pause_that_is_over_is_history() -> None:
+def test_outdated_eviction_is_ignored() -> None:
     d = Driver(memory=300)
     d.submit("a", 400, prompt=100)
     d.progress("a", 150, 1.0, prompt=100)
@@ -124,7 +124,7 @@ def test_an_eviction_before_a_pause_that_is_over_is_history() -> None:
     assert d.state.ledger.preemptions(d.state.jobs["a"]) == 2 and ev.Preempt(G, "a", 151) in d.told
 
 
-def test_a_lost_worker_takes_the_kv_that_rested_there() -> None:
+def test_lost_worker_loses_paused_kv() -> None:
     d = Driver(memory=300)
     d.submit("a", 400, prompt=100)
     d.progress("a", 150, 1.0, prompt=100)

@@ -52,7 +52,7 @@ def ended(name: str, tokens: int, reason: FinishReason = FinishReason.STOP) -> C
     return Completion(name, tokens, reason)
 
 
-def test_who_is_admitted_together_is_a_batch_and_its_time_is_told_when_it_is_over():
+def test_requests_admitted_together_are_one_timed_batch():
     """Prompts of 10, 30 and 20; `b` ends with 4 tokens, the others make all of their 10."""
     s = static()
     shapes = {"a": 10, "b": 30, "c": 20}
@@ -64,7 +64,7 @@ def test_who_is_admitted_together_is_a_batch_and_its_time_is_told_when_it_is_ove
     assert timed(over) == [BatchTiming(3, 30, 10, 3.5)]
 
 
-def test_the_next_turn_is_another_batch_with_longer_contexts():
+def test_next_turn_is_new_batch_with_longer_contexts():
     """At the end of the first, `a` stands at 10 + 10 tokens and `b` at 5 + 10: padded to 20."""
     s = static()
     submitted(s, request("a"), request("b", 5))
@@ -78,7 +78,7 @@ def test_the_next_turn_is_another_batch_with_longer_contexts():
     assert timed(over) == [BatchTiming(2, 20, 10, 3.0)]
 
 
-def test_whoever_is_in_a_batch_that_goes_on_begins_no_other():
+def test_member_of_running_batch_joins_no_other():
     s = static()
     submitted(s, request("a"), request("b"))
     actions = told(s, ev.Cancelled(G, "b", FinishReason.CANCELLED, 3), 1.0)
@@ -87,7 +87,7 @@ def test_whoever_is_in_a_batch_that_goes_on_begins_no_other():
     assert timed(over) == [BatchTiming(2, 10, 7, 2.0)], "as it was admitted"
 
 
-def test_a_member_that_is_cancelled_before_the_plan_has_gone_is_not_in_it():
+def test_cancelled_member_is_not_in_plan():
     s = static()
     s.step(worker("w1"), 0.0)
     batch = StaticBatch(1, ("a", "b"))
@@ -101,7 +101,7 @@ def test_a_member_that_is_cancelled_before_the_plan_has_gone_is_not_in_it():
     assert plan == Plan(1, cancel=("a", "b"))
 
 
-def test_what_was_cut_short_is_no_measure():
+def test_interrupted_batch_is_not_timed():
     s = static()
     submitted(s, request("a"), request("b"))
     report(s, 1, 1.0, evicted=made(b=3))
@@ -117,13 +117,13 @@ def test_what_was_cut_short_is_no_measure():
     assert s.workers["w0"].served == []
 
 
-def test_continuous_batches_have_no_number_and_are_not_timed():
+def test_continuous_batches_are_not_timed():
     s = static(batch_mode="continuous")
     assert plan_of(submitted(s, request("a"), request("b"))).batches == ()
     assert timed(report(s, 1, 2.0, finished=(ended("a", 9), ended("b", 9)))) == []
 
 
-def test_each_worker_has_its_own():
+def test_each_worker_has_its_own_batches():
     s = static(batch_size=1)
     view = WorkerView("w1", "unix:/w1", "demo", 1_000, 16, 8, 500)
     told(s, ev.WorkerAttached("w1#1", view), 0.0)
