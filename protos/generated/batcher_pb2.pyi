@@ -26,24 +26,24 @@ class ArrangeMessage(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     HELLO_FIELD_NUMBER: _builtins.int
-    CONTEST_FIELD_NUMBER: _builtins.int
+    CANDIDATES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___ArrangeHello:
         """first message of the stream"""
 
     @_builtins.property
-    def contest(self) -> Global___Contest: ...
+    def candidates(self) -> Global___Candidates: ...
     def __init__(
         self,
         *,
         hello: Global___ArrangeHello | None = ...,
-        contest: Global___Contest | None = ...,
+        candidates: Global___Candidates | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["contest", b"contest", "hello", b"hello", "kind", b"kind"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["candidates", b"candidates", "hello", b"hello", "kind", b"kind"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["contest", b"contest", "hello", b"hello", "kind", b"kind"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["candidates", b"candidates", "hello", b"hello", "kind", b"kind"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "contest"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "candidates"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -121,7 +121,7 @@ class ArrangeHello(_message.Message):
 Global___ArrangeHello: _TypeAlias = ArrangeHello  # noqa: Y015
 
 @_typing.final
-class Contest(_message.Message):
+class Candidates(_message.Message):
     """Arrays are little-endian bytes: 64-bit integers and floats, one byte per flag."""
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -193,7 +193,7 @@ class Contest(_message.Message):
     KEY_FIELD_NUMBER: _builtins.int
     LINE_FIELD_NUMBER: _builtins.int
     COLUMNS_FIELD_NUMBER: _builtins.int
-    SEATS_FIELD_NUMBER: _builtins.int
+    WORKERS_FIELD_NUMBER: _builtins.int
     FORECASTS_FIELD_NUMBER: _builtins.int
     CACHED_FIELD_NUMBER: _builtins.int
     NUMBERS_FIELD_NUMBER: _builtins.int
@@ -213,7 +213,7 @@ class Contest(_message.Message):
         """by field name of RequestColumns in services/policies/snapshot.py"""
 
     @_builtins.property
-    def seats(self) -> _containers.RepeatedCompositeFieldContainer[Global___Seat]: ...
+    def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerSnapshot]: ...
     @_builtins.property
     def forecasts(self) -> _containers.RepeatedCompositeFieldContainer[Global___ForecastRow]:
         """new or changed rows of the forecast table"""
@@ -236,7 +236,7 @@ class Contest(_message.Message):
         key: _builtins.bytes = ...,
         line: _builtins.bytes = ...,
         columns: _abc.Mapping[_builtins.str, _builtins.bytes] | None = ...,
-        seats: _abc.Iterable[Global___Seat] | None = ...,
+        workers: _abc.Iterable[Global___WorkerSnapshot] | None = ...,
         forecasts: _abc.Iterable[Global___ForecastRow] | None = ...,
         cached: _builtins.bytes = ...,
         numbers: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
@@ -244,11 +244,11 @@ class Contest(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "columns", b"columns", "forecasts", b"forecasts", "key", b"key", "line", b"line", "notes", b"notes", "now", b"now", "numbers", b"numbers", "round", b"round", "rows", b"rows", "runs", b"runs", "seats", b"seats"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "columns", b"columns", "forecasts", b"forecasts", "key", b"key", "line", b"line", "notes", b"notes", "now", b"now", "numbers", b"numbers", "round", b"round", "rows", b"rows", "runs", b"runs", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Contest: _TypeAlias = Contest  # noqa: Y015
+Global___Candidates: _TypeAlias = Candidates  # noqa: Y015
 
 @_typing.final
 class ForecastRow(_message.Message):
@@ -279,14 +279,14 @@ class ForecastRow(_message.Message):
 Global___ForecastRow: _TypeAlias = ForecastRow  # noqa: Y015
 
 @_typing.final
-class Seat(_message.Message):
+class WorkerSnapshot(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     NUMBER_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     KV_TOKENS_FIELD_NUMBER: _builtins.int
     BLOCK_TOKENS_FIELD_NUMBER: _builtins.int
-    PLACES_FIELD_NUMBER: _builtins.int
+    MAX_RUNNING_FIELD_NUMBER: _builtins.int
     REACH_TOKENS_FIELD_NUMBER: _builtins.int
     SHARED_BLOCKS_FIELD_NUMBER: _builtins.int
     COST_FIELD_NUMBER: _builtins.int
@@ -294,7 +294,7 @@ class Seat(_message.Message):
     model: _builtins.int
     kv_tokens: _builtins.int
     block_tokens: _builtins.int
-    places: _builtins.int
+    max_running: _builtins.int
     reach_tokens: _builtins.int
     shared_blocks: _builtins.int
     @_builtins.property
@@ -306,18 +306,18 @@ class Seat(_message.Message):
         model: _builtins.int = ...,
         kv_tokens: _builtins.int = ...,
         block_tokens: _builtins.int = ...,
-        places: _builtins.int = ...,
+        max_running: _builtins.int = ...,
         reach_tokens: _builtins.int = ...,
         shared_blocks: _builtins.int = ...,
         cost: _estimator_pb2.CostModel | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cost", b"cost"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_tokens", b"block_tokens", "cost", b"cost", "kv_tokens", b"kv_tokens", "model", b"model", "number", b"number", "places", b"places", "reach_tokens", b"reach_tokens", "shared_blocks", b"shared_blocks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_tokens", b"block_tokens", "cost", b"cost", "kv_tokens", b"kv_tokens", "max_running", b"max_running", "model", b"model", "number", b"number", "reach_tokens", b"reach_tokens", "shared_blocks", b"shared_blocks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Seat: _TypeAlias = Seat  # noqa: Y015
+Global___WorkerSnapshot: _TypeAlias = WorkerSnapshot  # noqa: Y015
 
 @_typing.final
 class Arrangement(_message.Message):
@@ -364,7 +364,7 @@ class Arrangement(_message.Message):
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     ROUND_FIELD_NUMBER: _builtins.int
-    PORTIONS_FIELD_NUMBER: _builtins.int
+    WORKERS_FIELD_NUMBER: _builtins.int
     NEXT_S_FIELD_NUMBER: _builtins.int
     NOT_BEFORE_S_FIELD_NUMBER: _builtins.int
     EXPLANATIONS_FIELD_NUMBER: _builtins.int
@@ -376,7 +376,7 @@ class Arrangement(_message.Message):
     not_before_s: _builtins.float
     """earliest time of the next round"""
     @_builtins.property
-    def portions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Portion]: ...
+    def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerDecision]: ...
     @_builtins.property
     def explanations(self) -> Global___WaitExplanations: ...
     @_builtins.property
@@ -391,7 +391,7 @@ class Arrangement(_message.Message):
         self,
         *,
         round: _builtins.int = ...,
-        portions: _abc.Iterable[Global___Portion] | None = ...,
+        workers: _abc.Iterable[Global___WorkerDecision] | None = ...,
         next_s: _builtins.float = ...,
         not_before_s: _builtins.float = ...,
         explanations: Global___WaitExplanations | None = ...,
@@ -400,7 +400,7 @@ class Arrangement(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["explanations", b"explanations"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["explanations", b"explanations", "next_s", b"next_s", "not_before_s", b"not_before_s", "notes", b"notes", "numbers", b"numbers", "portions", b"portions", "round", b"round"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["explanations", b"explanations", "next_s", b"next_s", "not_before_s", b"not_before_s", "notes", b"notes", "numbers", b"numbers", "round", b"round", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -445,7 +445,7 @@ class WaitExplanations(_message.Message):
 Global___WaitExplanations: _TypeAlias = WaitExplanations  # noqa: Y015
 
 @_typing.final
-class Portion(_message.Message):
+class WorkerDecision(_message.Message):
     """The decision for one worker; rows as in the candidates."""
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -492,4 +492,4 @@ class Portion(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Portion: _TypeAlias = Portion  # noqa: Y015
+Global___WorkerDecision: _TypeAlias = WorkerDecision  # noqa: Y015

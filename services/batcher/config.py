@@ -8,11 +8,11 @@ from services.runtime.main import ServedSettings
 
 
 class BatcherConfig(ServedSettings):
-    """Section `batcher`. The preset comes with each stream."""
+    """Section `batcher`. Each stream brings its preset."""
 
     section: ClassVar[str] = "batcher"
 
     address: str = "127.0.0.1:50054"  # host:port, or unix:/path
-    # A round is worked off in one go, so its size is bounded: 65,536 rows take some 50 ms.
+    # A round blocks the event loop, so its size is bounded: 65,536 rows take about 50 ms.
     rows_max: int = Field(default=65_536, ge=1)
     workers_max: int = Field(default=1_024, ge=1)

@@ -1,4 +1,4 @@
-"""What the batcher counts."""
+"""The batcher's metrics."""
 
 from prometheus_client import CollectorRegistry
 
@@ -8,11 +8,11 @@ from observability.metrics.names import Names
 
 
 class BatcherMetrics:
-    """Prometheus series of one batcher, in the registry given."""
+    """The Prometheus series of one batcher."""
 
     def __init__(self, registry: CollectorRegistry):
         self._round = Instruments(registry).histogram(catalogue.ROUND)
-        self._presets = Names()  # whoever connects names its own
+        self._presets = Names()  # bounded: schedulers choose their presets' names
 
-    def arranged(self, preset: str, seconds: float) -> None:
+    def observe_round(self, preset: str, seconds: float) -> None:
         self._round.labels(self._presets.of(preset)).observe(seconds)

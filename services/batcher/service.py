@@ -1,4 +1,4 @@
-"""The batcher's servicer: parse a contest, arrange it, encode what came of it."""
+"""The batcher's servicer: decodes candidates, arranges them, encodes the decision."""
 
 import time
 from collections.abc import AsyncIterator
@@ -12,13 +12,13 @@ from services.batcher.metrics import BatcherMetrics
 from services.forecasttable import ForecastTable
 from services.policies.decide import arrange
 from services.policies.preset import Preset
-from services.runtime.codecs.arrange import decode_contest, decode_hello, encode_decision
+from services.runtime.codecs.arrange import decode_candidates, decode_hello, encode_decision
 from services.runtime.errors import InvalidArgument
 
 
 class BatcherService(batcher_pb2_grpc.BatcherServicer):
-    """Arranges rounds. What a scheduler told lives as long as its stream and no longer, so that
-    any replica gives the same answer to whoever connects anew."""
+    """Arranges rounds. Its state lives as long as a stream, so any replica gives the same answer to
+    a scheduler that reconnects."""
 
     def __init__(self, config: BatcherConfig, registry: CollectorRegistry):
         self._config = config
@@ -33,25 +33,25 @@ class BatcherService(batcher_pb2_grpc.BatcherServicer):
             raise InvalidArgument("hello", "the first message of Arrange must be a hello")
         preset, table = decode_hello(first.hello), ForecastTable()
         async for message in stream:
-            if message.HasField("contest"):
-                yield self._arrange(message.contest, preset, table)
+            if message.HasField("candidates"):
+                yield self._arrange(message.candidates, preset, table)
 
     def _arrange(
-        self, message: batcher_pb2.Contest, preset: Preset, table: ForecastTable
+        self, message: batcher_pb2.Candidates, preset: Preset, table: ForecastTable
     ) -> batcher_pb2.Arrangement:
         started_s = time.perf_counter()
         self._require_bounded(message)
-        contest = decode_contest(message, table)
-        decision = arrange(contest, table, preset, np.random.default_rng(contest.round))
+        candidates = decode_candidates(message, table)
+        decision = arrange(candidates, table, preset, np.random.default_rng(candidates.round))
         answer = encode_decision(decision)
-        self._metrics.arranged(preset.name, time.perf_counter() - started_s)
+        self._metrics.observe_round(preset.name, time.perf_counter() - started_s)
         return answer
 
-    def _require_bounded(self, message: batcher_pb2.Contest) -> None:
-        for field, count, most in (
-            ("seats", len(message.seats), self._config.workers_max),
+    def _require_bounded(self, message: batcher_pb2.Candidates) -> None:
+        for field, count, limit in (
+            ("workers", len(message.workers), self._config.workers_max),
             ("rows", len(message.rows) // 8, self._config.rows_max),
             ("forecasts", len(message.forecasts), self._config.rows_max),
         ):
-            if count > most:
-                raise InvalidArgument(field, f"at most {most} a round, got {count}")
+            if count > limit:
+                raise InvalidArgument(field, f"at most {limit} per round, got {count}")

@@ -59,24 +59,24 @@ def encode_forecast_input(
 
 
 def decode_arrangement(message: batcher_pb2.Arrangement) -> ev.Arranged:
-    portions = tuple(
-        ev.Portion(
-            portion.worker,
-            tuple(portion.run),
-            tuple(portion.limits),
-            tuple(portion.pause),
-            tuple(portion.victims),
-            portion.peak_tokens,
-            portion.lockstep,
+    workers = tuple(
+        ev.WorkerDecisionRow(
+            decision.worker,
+            tuple(decision.run),
+            tuple(decision.limits),
+            tuple(decision.pause),
+            tuple(decision.victims),
+            decision.peak_tokens,
+            decision.lockstep,
         )
-        for portion in message.portions
+        for decision in message.workers
     )
     given = message.explanations
     columns = given.rows, given.reasons, given.first_values, given.second_values
     explanations = tuple(ev.WaitExplanationRow(*each) for each in zip(*columns, strict=False))
     return ev.Arranged(
         message.round,
-        portions,
+        workers,
         message.next_s,
         message.not_before_s,
         explanations,

@@ -16,7 +16,7 @@ from services.policies.preset import Preset, choose
 from services.policies.snapshot import Candidates
 from services.runtime.codecs.arrange import (
     Telling,
-    encode_contest,
+    encode_candidates,
 )
 from services.runtime.tasks import background
 from services.scheduler.core import events as ev
@@ -100,7 +100,7 @@ FORECASTS = table(Forecast((5.0, 80.0), (0.5, 0.5), 100), Forecast((1.0, 9.0), (
 
 
 def asked() -> batcher_pb2.ArrangeMessage:
-    return encode_contest(two_wait(), Telling(FORECASTS))
+    return encode_candidates(two_wait(), Telling(FORECASTS))
 
 
 async def answer(

@@ -29,7 +29,7 @@ class Silent(batcher_pb2_grpc.BatcherServicer):
     async def Arrange(self, requests: Any, context: object) -> Answers:
         self.streams += 1
         async for message in requests:
-            if message.HasField("contest"):
+            if message.HasField("candidates"):
                 await asyncio.sleep(3_600)
                 yield batcher_pb2.Arrangement()
 
@@ -53,61 +53,61 @@ class Refusing(batcher_pb2_grpc.BatcherServicer):
         yield batcher_pb2.Arrangement()
 
 
-def first_run(answer: batcher_pb2.Arrangement) -> batcher_pb2.Portion:
-    """A portion in which somebody runs; where there is none, nobody's row does."""
-    found = next((each for each in answer.portions if each.run), None)
+def first_run(answer: batcher_pb2.Arrangement) -> batcher_pb2.WorkerDecision:
+    """A decision in which somebody runs; where there is none, nobody's row does."""
+    found = next((each for each in answer.workers if each.run), None)
     if found is None:
         no_such_row(answer)
-    return found or answer.portions[0]
+    return found or answer.workers[0]
 
 
 def no_such_row(answer: batcher_pb2.Arrangement) -> None:
-    answer.portions[0].run.append(4_000_000)
-    answer.portions[0].limits.append(10)
+    answer.workers[0].run.append(4_000_000)
+    answer.workers[0].limits.append(10)
 
 
 def a_row_of_nobody(answer: batcher_pb2.Arrangement) -> None:
-    answer.portions[0].run.append(255)
-    answer.portions[0].limits.append(10)
+    answer.workers[0].run.append(255)
+    answer.workers[0].limits.append(10)
 
 
 def too_few_limits(answer: batcher_pb2.Arrangement) -> None:
-    portion = first_run(answer)
-    portion.limits.append(9)
+    decision = first_run(answer)
+    decision.limits.append(9)
 
 
 def limits_without_bound(answer: batcher_pb2.Arrangement) -> None:
-    portion = first_run(answer)
-    portion.limits[0] = 2**64 - 1
+    decision = first_run(answer)
+    decision.limits[0] = 2**64 - 1
 
 
 def limits_of_nothing(answer: batcher_pb2.Arrangement) -> None:
-    portion = first_run(answer)
-    portion.limits[0] = 0
+    decision = first_run(answer)
+    decision.limits[0] = 0
 
 
 def twice(answer: batcher_pb2.Arrangement) -> None:
-    portion = first_run(answer)
-    portion.run.append(portion.run[0])
-    portion.limits.append(portion.limits[0])
+    decision = first_run(answer)
+    decision.run.append(decision.run[0])
+    decision.limits.append(decision.limits[0])
 
 
 def pauses_all(answer: batcher_pb2.Arrangement) -> None:
-    for portion in answer.portions:
-        portion.pause.extend(portion.run or [255])
+    for decision in answer.workers:
+        decision.pause.extend(decision.run or [255])
 
 
 def strange_victims(answer: batcher_pb2.Arrangement) -> None:
-    answer.portions[0].victims.append(4_000_000)
+    answer.workers[0].victims.append(4_000_000)
 
 
 def elsewhere(answer: batcher_pb2.Arrangement) -> None:
-    for portion in answer.portions:
-        portion.worker += 1
+    for decision in answer.workers:
+        decision.worker += 1
 
 
 def no_portions(answer: batcher_pb2.Arrangement) -> None:
-    del answer.portions[:]
+    del answer.workers[:]
 
 
 def never_again(answer: batcher_pb2.Arrangement) -> None:
@@ -142,8 +142,8 @@ async def test_invalid_arrangement_is_not_applied(
 
 async def test_scheduler_arranges_round_after_batcher_admits_nothing() -> None:
     def holds_back(answer: batcher_pb2.Arrangement) -> None:
-        for portion in answer.portions:
-            del portion.run[:], portion.limits[:], portion.victims[:], portion.pause[:]
+        for decision in answer.workers:
+            del decision.run[:], decision.limits[:], decision.victims[:], decision.pause[:]
 
     told = Recorder(choose("fcfs"), requests=12).told
     async with apart(Wrong(holds_back), "fcfs") as there:
@@ -203,7 +203,7 @@ async def test_pending_round_is_arranged_by_scheduler_when_stream_ends() -> None
     class Dying(batcher_pb2_grpc.BatcherServicer):
         async def Arrange(self, requests: Any, context: Any) -> Answers:
             async for message in requests:
-                if message.HasField("contest"):
+                if message.HasField("candidates"):
                     await context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
             yield batcher_pb2.Arrangement()
 

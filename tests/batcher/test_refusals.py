@@ -26,35 +26,35 @@ def ints(*values: int) -> bytes:
 def spoilt(**fields: Any) -> batcher_pb2.ArrangeMessage:
     message = asked()
     for name, value in fields.items():
-        setattr(message.contest, name, value)
+        setattr(message.candidates, name, value)
     return message
 
 
 def with_column(name: str, value: bytes | None) -> batcher_pb2.ArrangeMessage:
     message = asked()
     if value is None:
-        del message.contest.columns[name]
+        del message.candidates.columns[name]
     else:
-        message.contest.columns[name] = value
+        message.candidates.columns[name] = value
     return message
 
 
 def with_seat(**fields: Any) -> batcher_pb2.ArrangeMessage:
     message = asked()
     for name, value in fields.items():
-        setattr(message.contest.seats[0], name, value)
+        setattr(message.candidates.workers[0], name, value)
     return message
 
 
 def with_base_s(value: float) -> batcher_pb2.ArrangeMessage:
     message = asked()
-    message.contest.seats[0].cost.base_s = value
+    message.candidates.workers[0].cost.base_s = value
     return message
 
 
 def with_second_seat() -> batcher_pb2.ArrangeMessage:
     message = asked()
-    message.contest.seats.append(message.contest.seats[0])
+    message.candidates.workers.append(message.candidates.workers[0])
     return message
 
 
@@ -63,7 +63,7 @@ def with_forecast(
 ) -> batcher_pb2.ArrangeMessage:
     message = asked()
     told = batcher_pb2.ForecastRow(row=row, points=points, weights=weights)
-    message.contest.forecasts.append(told)
+    message.candidates.forecasts.append(told)
     return message
 
 
@@ -78,7 +78,7 @@ NAN = float("nan")
         (spoilt(rows=ints(0, -1)), "rows: must lie in [0, "),
         (spoilt(rows=ints(0, 2**32)), "rows: must lie in [0, "),
         (spoilt(rows=ints(4, 4)), "rows: must differ"),
-        (spoilt(rows=ints(*range(9))), "rows: at most 8 a round, got 9"),
+        (spoilt(rows=ints(*range(9))), "rows: at most 8 per round, got 9"),
         (spoilt(runs=b"\0"), "runs: must have 2 rows, got 1"),
         (spoilt(key=floats(1)), "key: must have 2 rows, got 1"),
         (spoilt(key=b"123"), "key: is no array of 8-byte elements"),
@@ -95,10 +95,10 @@ NAN = float("nan")
         (with_column("total", floats(1, NAN)), "columns['total']: must be numbers"),
         (with_column("forecast", ints(0, 2)), "columns['forecast']: names a row that was never"),
         (with_column("forecast", ints(0, 99)), "columns['forecast']: names a row that was never"),
-        (with_seat(block_tokens=0), "seats: block_tokens must be positive"),
-        (with_seat(kv_tokens=2**60), "seats: kv_tokens must be at most"),
-        (with_second_seat(), "seats: two have one number"),
-        (with_base_s(float("inf")), "seats: cost must be finite"),
+        (with_seat(block_tokens=0), "workers: block_tokens must be positive"),
+        (with_seat(kv_tokens=2**60), "workers: kv_tokens must be at most"),
+        (with_second_seat(), "workers: two have one number"),
+        (with_base_s(float("inf")), "workers: cost must be finite"),
         (with_forecast(2, [], []), "forecasts: row 2 can't be"),
         (with_forecast(2, [2, 1], [0.5, 0.5]), "forecasts: row 2 can't be"),
         (with_forecast(2, [1, 2], [1]), "forecasts: row 2 can't be"),
@@ -143,9 +143,7 @@ def incomplete() -> batcher_pb2.ArrangeMessage:
         (hello(params={"reserved": NAN}), "hello: preset.reserved must lie in [0, 1]"),
     ],
 )
-async def test_invalid_hello_is_refused(
-    message: batcher_pb2.ArrangeMessage, sentence: str
-) -> None:
+async def test_invalid_hello_is_refused(message: batcher_pb2.ArrangeMessage, sentence: str) -> None:
     with pytest.raises(aio.AioRpcError) as caught:
         await answer(message)
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
@@ -155,9 +153,9 @@ async def test_invalid_hello_is_refused(
 async def test_too_many_workers_or_forecasts_are_refused() -> None:
     start = encode_hello(choose("fcfs"))
     for message, sentence, config in (
-        (with_second_seat(), "seats: at most 1 a round, got 2", {"workers_max": 1}),
-        (asked(), "rows: at most 1 a round, got 2", {"rows_max": 1}),
-        (with_forecast(2, [1], [1]), "forecasts: at most 2 a round, got 3", {"rows_max": 2}),
+        (with_second_seat(), "workers: at most 1 per round, got 2", {"workers_max": 1}),
+        (asked(), "rows: at most 1 per round, got 2", {"rows_max": 1}),
+        (with_forecast(2, [1], [1]), "forecasts: at most 2 per round, got 3", {"rows_max": 2}),
     ):
         with pytest.raises(aio.AioRpcError) as caught:
             await answer(start, message, **config)

@@ -25,8 +25,8 @@ from services.policies.preset import choose, presets
 from services.policies.snapshot import Candidates, RequestColumns, Snapshot
 from services.runtime.codecs.arrange import (
     Telling,
-    decode_contest,
-    encode_contest,
+    decode_candidates,
+    encode_candidates,
     encode_decision,
     encode_hello,
 )
@@ -78,7 +78,7 @@ class Recording(BatcherService):
                 return
 
     def forecasts(self, stream: int) -> list[batcher_pb2.ForecastRow]:
-        return [told for m in self.streams[stream] for told in m.contest.forecasts]
+        return [told for m in self.streams[stream] for told in m.candidates.forecasts]
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -119,8 +119,8 @@ async def test_new_stream_receives_all_live_forecasts() -> None:
     for stream in range(len(servicer.streams)):
         known: set[int] = set()
         for message in servicer.streams[stream]:
-            known |= {row.row for row in message.contest.forecasts}
-            asked = np.frombuffer(message.contest.columns["forecast"], "<i8")
+            known |= {row.row for row in message.candidates.forecasts}
+            asked = np.frombuffer(message.candidates.columns["forecast"], "<i8")
             assert set(asked.tolist()) <= known
 
 
@@ -130,10 +130,10 @@ async def test_batcher_arranges_as_policies_do() -> None:
     rng = np.random.default_rng(3)
     (share,) = arrange(two_wait(), FORECASTS, choose("past-future"), rng).workers
     assert told.round == 3
-    (portion,) = told.portions
-    assert list(portion.run) == share.run.tolist() == [0, 1]
-    assert (list(portion.limits), list(portion.victims)) == ([100, 100], share.victims.tolist())
-    assert portion.peak_tokens == share.peak_tokens
+    (decision,) = told.workers
+    assert list(decision.run) == share.run.tolist() == [0, 1]
+    assert (list(decision.limits), list(decision.victims)) == ([100, 100], share.victims.tolist())
+    assert decision.peak_tokens == share.peak_tokens
     assert await answer(hello, asked()) == [told]
 
 
@@ -157,7 +157,7 @@ def test_unknown_preset_names_do_not_grow_labels() -> None:
     registry = CollectorRegistry()
     metrics = BatcherMetrics(registry)
     for number in range(40):
-        metrics.arranged(f"preset {number}", 0.001)
+        metrics.observe_round(f"preset {number}", 0.001)
     count = partial(registry.get_sample_value, "foretoken_batcher_round_seconds_count")
     assert (count({"preset": "preset 31"}), count({"preset": "preset 32"})) == (1, None)
     assert count({"preset": "other"}) == 8
@@ -193,8 +193,10 @@ def test_any_board_round_trips_and_its_answer_is_valid(
         snapshot, rank_requests(snapshot, chosen, PolicyMemory()), chosen, number
     )
     mirror = ForecastTable(1)
-    message = encode_contest(home, Telling(snapshot.forecasts)).contest
-    there = decode_contest(batcher_pb2.Contest.FromString(message.SerializeToString()), mirror)
+    message = encode_candidates(home, Telling(snapshot.forecasts)).candidates
+    there = decode_candidates(
+        batcher_pb2.Candidates.FromString(message.SerializeToString()), mirror
+    )
     assert plain(there) == plain(home)
     decisions = [
         arrange(asked, forecasts, chosen, np.random.default_rng(number))

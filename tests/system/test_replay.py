@@ -28,7 +28,6 @@ from services.scheduler.core.events import (
     Forecasted,
     Learn,
     Place,
-    Portion,
     Preempt,
     Refuse,
     Reported,
@@ -38,6 +37,7 @@ from services.scheduler.core.events import (
     Submitted,
     Tick,
     WorkerAttached,
+    WorkerDecisionRow,
     WorkerLost,
 )
 from services.scheduler.core.state import SchedulerState
@@ -143,15 +143,19 @@ def test_a_log_of_everything_that_can_happen_replays(tmp_path: Path):
             step(Submitted("g", Request(name, "demo", 10, most, 0.0, deadline_s=9.0)))
         step(Forecasted((("b", certain(40)), ("c", certain(30)))))
         step(Round())
-        contest = state.rounds.candidates
-        assert contest is not None
-        [share] = state.rounds.arrange(contest).workers
+        candidates = state.rounds.candidates
+        assert candidates is not None
+        [share] = state.rounds.arrange(candidates).workers
         run, limits = tuple(share.run.tolist()), tuple(share.limits.tolist())
-        step(Arranged(contest.round, (Portion(share.worker, run, limits, (), run, 0.0),)))
+        step(
+            Arranged(
+                candidates.round, (WorkerDecisionRow(share.worker, run, limits, (), run, 0.0),)
+            )
+        )
         step(Submitted("g", Request("d", "demo", 10, 50, 0.0)))
         step(Forecasted((("d", certain(50)),)))
         step(Round())
-        step(Arranged(contest.round + 1, None))
+        step(Arranged(candidates.round + 1, None))
         done = (Completion("a", 50, FinishReason.LENGTH),)
         step(Reported("w0#2", "w0", Report(1, 2, finished=done)))
         step(WorkerLost("w0#2", "w0"))

@@ -1,4 +1,4 @@
-"""What a scheduler and a batcher of its own say to each other: contests and arrangements.
+"""What a scheduler and a batcher of its own say to each other: candidates and arrangements.
 
 Nothing a message says is trusted: columns are checked against one another before any is used.
 """
@@ -66,30 +66,30 @@ class Telling:
         return news
 
 
-def encode_contest(contest: Candidates, telling: Telling) -> batcher_pb2.ArrangeMessage:
-    jobs = contest.jobs
-    message = batcher_pb2.Contest(
-        round=contest.round,
-        now=contest.now,
-        rows=_ints(contest.rows),
-        runs=contest.is_running.astype(np.uint8).tobytes(),
-        key=_floats(contest.key),
-        line=_floats(contest.queue_key),
+def encode_candidates(candidates: Candidates, telling: Telling) -> batcher_pb2.ArrangeMessage:
+    jobs = candidates.jobs
+    message = batcher_pb2.Candidates(
+        round=candidates.round,
+        now=candidates.now,
+        rows=_ints(candidates.rows),
+        runs=candidates.is_running.astype(np.uint8).tobytes(),
+        key=_floats(candidates.key),
+        line=_floats(candidates.queue_key),
         columns={
             each.name: (_floats if each.name in FLOATS else _ints)(getattr(jobs, each.name))
             for each in fields(RequestColumns)
         },
-        seats=[_encode_seat(worker) for worker in contest.workers],
+        workers=[_encode_worker(worker) for worker in candidates.workers],
         forecasts=telling.news(jobs.forecast),
-        cached=_ints(contest.cached.reshape(-1)),
-        numbers=contest.numbers,
-        notes={name: _floats(column) for name, column in contest.notes.items()},
+        cached=_ints(candidates.cached.reshape(-1)),
+        numbers=candidates.numbers,
+        notes={name: _floats(column) for name, column in candidates.notes.items()},
     )
-    return batcher_pb2.ArrangeMessage(contest=message)
+    return batcher_pb2.ArrangeMessage(candidates=message)
 
 
-def decode_contest(message: batcher_pb2.Contest, table: ForecastTable) -> Candidates:
-    """A contest, its new forecasts written to the table; raises InvalidArgument."""
+def decode_candidates(message: batcher_pb2.Candidates, table: ForecastTable) -> Candidates:
+    """A candidates, its new forecasts written to the table; raises InvalidArgument."""
     if not isfinite(message.now):
         raise InvalidArgument("now", "must be finite")
     for told in message.forecasts:
@@ -107,7 +107,7 @@ def decode_contest(message: batcher_pb2.Contest, table: ForecastTable) -> Candid
     known = np.unique(columns["forecast"]).tolist()
     if not all(row < table.rows and table.edition(row) for row in known):
         raise InvalidArgument("columns['forecast']", "names a row that was never told")
-    seats = _decode_seats(message.seats)
+    workers = _decode_workers(message.workers)
     return Candidates(
         message.round,
         message.now,
@@ -116,8 +116,8 @@ def decode_contest(message: batcher_pb2.Contest, table: ForecastTable) -> Candid
         _parallel(_read_floats(message.key, "key"), count, "key"),
         _parallel(_read_floats(message.line, "line"), count, "line"),
         RequestColumns(**columns),
-        seats,
-        _read_cached(message.cached, count, len(seats)),
+        workers,
+        _read_cached(message.cached, count, len(workers)),
         dict(message.numbers),
         {
             name: _parallel(_read_floats(data, name), count, f"notes[{name!r}]")
@@ -126,7 +126,7 @@ def decode_contest(message: batcher_pb2.Contest, table: ForecastTable) -> Candid
     )
 
 
-def _read_column(message: batcher_pb2.Contest, column: str, count: int) -> np.ndarray:
+def _read_column(message: batcher_pb2.Candidates, column: str, count: int) -> np.ndarray:
     name = f"columns[{column!r}]"
     if column not in message.columns:
         raise InvalidArgument("columns", f"{column} missing")
@@ -136,18 +136,18 @@ def _read_column(message: batcher_pb2.Contest, column: str, count: int) -> np.nd
     return _parallel(_read_ints(data, name, _LEAST.get(column, 0)), count, name)
 
 
-def _read_cached(data: bytes, rows: int, seats: int) -> Ints:
+def _read_cached(data: bytes, rows: int, workers: int) -> Ints:
     cached = _read_ints(data, "cached")
-    if len(cached) not in (0, rows * seats):
-        raise InvalidArgument("cached", "must have a number for each row and seat, or none")
-    return cached.reshape((rows, seats) if len(cached) else (0, 0))
+    if len(cached) not in (0, rows * workers):
+        raise InvalidArgument("cached", "must have a number for each row and worker, or none")
+    return cached.reshape((rows, workers) if len(cached) else (0, 0))
 
 
 def encode_decision(decision: Decision) -> batcher_pb2.Arrangement:
     return batcher_pb2.Arrangement(
         round=decision.round,
-        portions=[
-            batcher_pb2.Portion(
+        workers=[
+            batcher_pb2.WorkerDecision(
                 worker=share.worker,
                 run=share.run.tolist(),
                 limits=share.limits.tolist(),
@@ -188,46 +188,46 @@ def _put(table: ForecastTable, told: batcher_pb2.ForecastRow) -> None:
     table.put(told.row, points, weights)
 
 
-def _encode_seat(worker: WorkerSnapshot) -> batcher_pb2.Seat:
-    return batcher_pb2.Seat(
+def _encode_worker(worker: WorkerSnapshot) -> batcher_pb2.WorkerSnapshot:
+    return batcher_pb2.WorkerSnapshot(
         number=worker.number,
         model=worker.model,
         kv_tokens=worker.kv_tokens,
         block_tokens=worker.block_tokens,
-        places=worker.max_running,
+        max_running=worker.max_running,
         reach_tokens=worker.reach_tokens,
         shared_blocks=worker.shared_blocks,
         cost=encode_cost_model("", worker.cost),
     )
 
 
-def _decode_seats(messages: Sequence[batcher_pb2.Seat]) -> tuple[WorkerSnapshot, ...]:
+def _decode_workers(messages: Sequence[batcher_pb2.WorkerSnapshot]) -> tuple[WorkerSnapshot, ...]:
     if len({message.number for message in messages}) < len(messages):
-        raise InvalidArgument("seats", "two have one number")
-    return tuple(_decode_seat(message) for message in messages)
+        raise InvalidArgument("workers", "two have one number")
+    return tuple(_decode_worker(message) for message in messages)
 
 
-def _decode_seat(message: batcher_pb2.Seat) -> WorkerSnapshot:
+def _decode_worker(message: batcher_pb2.WorkerSnapshot) -> WorkerSnapshot:
     if not message.block_tokens:
-        raise InvalidArgument("seats", "block_tokens must be positive")
+        raise InvalidArgument("workers", "block_tokens must be positive")
     if message.kv_tokens > MOST_KV_TOKENS:
-        raise InvalidArgument("seats", f"kv_tokens must be at most {MOST_KV_TOKENS}")
+        raise InvalidArgument("workers", f"kv_tokens must be at most {MOST_KV_TOKENS}")
     cost = message.cost
     if not all(
         isfinite(value)
         for value in (cost.base_s, cost.prefill_token_s, cost.decode_seq_s, cost.context_token_s)
     ):
-        raise InvalidArgument("seats", "cost must be finite")
+        raise InvalidArgument("workers", "cost must be finite")
     try:
         known = decode_cost_model(cost)
     except ValueError as error:
-        raise InvalidArgument("seats", str(error)) from error
+        raise InvalidArgument("workers", str(error)) from error
     return WorkerSnapshot(
         message.number,
         message.model,
         message.kv_tokens,
         message.block_tokens,
-        message.places,
+        message.max_running,
         message.reach_tokens,
         known,
         message.shared_blocks,

@@ -103,7 +103,7 @@ class Round:
     """Run a scheduling round."""
 
 
-class Portion(NamedTuple):
+class WorkerDecisionRow(NamedTuple):
     """A worker's share of a decision as plain numbers; run, pause and victims are board rows."""
 
     worker: int
@@ -127,11 +127,11 @@ class WaitExplanationRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Arranged:
-    """The batcher's arrangement of a round. `portions` is None when the batcher did not answer in
+    """The batcher's arrangement of a round. `workers` is None when the batcher did not answer in
     time or could not be asked: the scheduler then arranges the round itself."""
 
     round: int
-    portions: tuple[Portion, ...] | None
+    workers: tuple[WorkerDecisionRow, ...] | None
     next_s: float = inf
     not_before_s: float = 0.0
     explanations: tuple[WaitExplanationRow, ...] = ()

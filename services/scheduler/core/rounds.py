@@ -28,7 +28,7 @@ from services.policies.order.ranking import Ranking
 from services.policies.place.placements import PLACEMENTS
 from services.policies.preset import RESIDENCIES, Preset
 from services.policies.snapshot import CHAIN, Candidates, Snapshot
-from services.scheduler.core.events import Arranged, Portion, SendPlan, WaitExplanationRow
+from services.scheduler.core.events import Arranged, SendPlan, WaitExplanationRow, WorkerDecisionRow
 from services.scheduler.core.jobs import Draft, Job, WorkerJobs
 from services.scheduler.core.ledger import Ledger
 from services.scheduler.core.outlook import Outlook, work_ahead_s
@@ -227,7 +227,7 @@ def decision_of(candidates: Candidates, arranged: Arranged) -> Decision:
     """The decision that a batcher's answer describes."""
     return Decision(
         candidates.round,
-        tuple(_share(portion) for portion in arranged.portions or ()),
+        tuple(_share(decision) for decision in arranged.workers or ()),
         _explanations(arranged.explanations),
         rows=candidates.rows,
         serials=candidates.jobs.serial,
@@ -247,9 +247,9 @@ def _explanations(rows: Sequence[WaitExplanationRow]) -> WaitExplanations:
     )
 
 
-def _share(portion: Portion) -> WorkerDecision:
-    columns = (portion.run, portion.limits, portion.pause, portion.victims)
+def _share(decision: WorkerDecisionRow) -> WorkerDecision:
+    columns = (decision.run, decision.limits, decision.pause, decision.victims)
     run, limits, pause, victims = (np.array(column, np.int64) for column in columns)
     return WorkerDecision(
-        portion.worker, run, limits, pause, victims, portion.peak_tokens, portion.lockstep
+        decision.worker, run, limits, pause, victims, decision.peak_tokens, decision.lockstep
     )

@@ -374,7 +374,7 @@ class SchedulerState:
         if candidates is None or candidates.round != event.round:
             return
         self.rounds.candidates = None
-        if event.portions is None:
+        if event.workers is None:
             self._carry_out(self.rounds.arrange(candidates), now)
         else:
             self._carry_out(self.rounds.complete(decision_of(candidates, event)), now)

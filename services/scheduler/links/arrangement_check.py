@@ -7,7 +7,7 @@ from services.forecast import Ints
 from services.policies.decision import WaitReason
 from services.policies.interval import MAX_INTERVAL_S
 from services.policies.snapshot import Bools, Candidates, WorkerSnapshot
-from services.scheduler.core.events import Arranged, Portion
+from services.scheduler.core.events import Arranged, WorkerDecisionRow
 
 Numbers = tuple[int, ...]
 REASONS = frozenset(int(reason) for reason in WaitReason)
@@ -15,23 +15,23 @@ REASONS = frozenset(int(reason) for reason in WaitReason)
 
 def find_flaw(candidates: Candidates, arranged: Arranged) -> str:
     """A sentence about the first thing that cannot be right; empty if there is none."""
-    portions = arranged.portions or ()
+    decisions = arranged.workers or ()
     if not arranged.next_s > candidates.now:
         return f"the next round is due at {arranged.next_s:g}, not after {candidates.now:g}"
     if not arranged.not_before_s <= candidates.now + MAX_INTERVAL_S:
         return f"no round before {arranged.not_before_s:g}: longer than {MAX_INTERVAL_S:g} s"
     workers = {worker.number: worker for worker in candidates.workers}
-    if sorted(portion.worker for portion in portions) != sorted(workers):
-        return "there is not exactly one portion for each worker"
+    if sorted(decision.worker for decision in decisions) != sorted(workers):
+        return "there is not exactly one decision for each worker"
     index = _RowIndex(candidates.rows)
-    for portion in portions:
-        if flaw := _portion_flaw(portion, workers[portion.worker], candidates, index):
-            return f"worker {portion.worker}: {flaw}"
+    for decision in decisions:
+        if flaw := _decision_flaw(decision, workers[decision.worker], candidates, index):
+            return f"worker {decision.worker}: {flaw}"
     if any(len(column) != len(candidates.rows) for column in arranged.notes.values()):
         return "a notes column does not have one number for each row"
     if any(each.reason not in REASONS for each in arranged.explanations):
         return "a reason is unknown"
-    entering = [row for portion in portions for row in portion.run]
+    entering = [row for decision in decisions for row in decision.run]
     if len(set(entering)) < len(entering):
         return "a row runs twice"
     waits = arranged.next_s <= candidates.now + MAX_INTERVAL_S
@@ -61,10 +61,10 @@ class _RowIndex:
         return self._order[at] if np.array_equal(self._sorted[at], wanted) else None
 
 
-def _portion_flaw(
-    portion: Portion, worker: WorkerSnapshot, candidates: Candidates, index: _RowIndex
+def _decision_flaw(
+    decision: WorkerDecisionRow, worker: WorkerSnapshot, candidates: Candidates, index: _RowIndex
 ) -> str:
-    columns = (portion.run, portion.pause, portion.victims)
+    columns = (decision.run, decision.pause, decision.victims)
     run, pause, victims = (index.positions(rows) for rows in columns)
     if run is None or pause is None or victims is None:
         return "it names a row that is not a candidate"
@@ -75,13 +75,13 @@ def _portion_flaw(
         return "it moves or pauses a request that does not run there"
     if np.isin(pause, run).any():
         return "it pauses a request that it also runs"
-    if len(set(portion.victims)) < len(victims) or not np.isin(victims, run).all():
+    if len(set(decision.victims)) < len(victims) or not np.isin(victims, run).all():
         return "it names victims that do not run"
     if not (here | _could_run(candidates, worker))[run].all():
         return "it runs a request that the worker could not hold"
-    if len(portion.limits) != len(run):
-        return f"{len(portion.limits)} limits for {len(run)} rows"
-    limits: NDArray[np.float64] = np.array(portion.limits, float)
+    if len(decision.limits) != len(run):
+        return f"{len(decision.limits)} limits for {len(run)} rows"
+    limits: NDArray[np.float64] = np.array(decision.limits, float)
     lowest = np.minimum(jobs.cap, jobs.output + 1)[run]
     if np.any(limits < lowest) or np.any(limits > np.maximum(jobs.cap, jobs.limit)[run]):
         return "a limit is below the present output, or above max_tokens"

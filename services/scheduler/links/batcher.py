@@ -17,7 +17,7 @@ from services.forecasttable import ForecastTable
 from services.policies.preset import Preset
 from services.policies.snapshot import Candidates
 from services.runtime.backoff import Backoff
-from services.runtime.codecs.arrange import Telling, encode_contest, encode_hello
+from services.runtime.codecs.arrange import Telling, encode_candidates, encode_hello
 from services.runtime.streams import Outbox
 from services.scheduler.codec import decode_arrangement
 from services.scheduler.core.events import Arranged
@@ -71,7 +71,7 @@ class BatcherLink:
             loop.call_soon(self._fall_back, candidates, "gone")
             return
         self._timer = loop.call_later(self._timeout_s, self._late, candidates)
-        self._outbox.put(encode_contest(candidates, self._telling))
+        self._outbox.put(encode_candidates(candidates, self._telling))
 
     async def run(self) -> None:
         """Reconnect until cancelled."""

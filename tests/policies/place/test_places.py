@@ -20,8 +20,8 @@ from services.policies.preset import choose
 from services.policies.snapshot import CHAIN, NOWHERE, Snapshot
 from services.runtime.codecs.arrange import (
     Telling,
-    decode_contest,
-    encode_contest,
+    decode_candidates,
+    encode_candidates,
     encode_decision,
 )
 from services.scheduler.codec import decode_arrangement
@@ -287,8 +287,8 @@ def test_a_batcher_of_its_own_places_and_moves_the_same(
     asked = narrowed(snapshot, seed)
     preset = choose("alise", {"place": place, "move_gain": 0.01})
     mirror = ForecastTable(1)
-    message = encode_contest(asked, Telling(snapshot.forecasts)).contest
-    there = decode_contest(type(message).FromString(message.SerializeToString()), mirror)
+    message = encode_candidates(asked, Telling(snapshot.forecasts)).candidates
+    there = decode_candidates(type(message).FromString(message.SerializeToString()), mirror)
     at_home = arrange(asked, snapshot.forecasts, preset, np.random.default_rng(0))
     apart = arrange(there, mirror, preset, np.random.default_rng(0))
     assert encode_decision(apart) == encode_decision(at_home)

@@ -57,9 +57,7 @@ def test_refusals_name_their_reason():
         ),
     ],
 )
-def test_invalid_lengths_are_refused(
-    attached: bool, prompt: int, most: int, sentence: str
-):
+def test_invalid_lengths_are_refused(attached: bool, prompt: int, most: int, sentence: str):
     """Whether there is a worker to measure them by or not; and nothing of them stays."""
     s = state()
     if attached:

@@ -146,7 +146,7 @@ def check_reasons(seen: Seen) -> None:
     runs = {row for share in seen.decision.workers for row in share.run.tolist()}
     running = set(seen.snapshot.running.tolist())
     assert len(set(why.rows.tolist())) == len(why.rows)
-    assert set(why.rows.tolist()) == set(seen.contest.rows.tolist()) - running
+    assert set(why.rows.tolist()) == set(seen.candidates.rows.tolist()) - running
     of = {reason: why.rows[why.reasons == reason] for reason in WaitReason}
     assert set(of[WaitReason.ADMITTED].tolist()) == runs - running
     memory, places = why.reasons == WaitReason.MEMORY, why.reasons == WaitReason.SLOTS

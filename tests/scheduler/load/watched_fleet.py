@@ -33,9 +33,9 @@ from services.policies.preset import Preset
 from services.policies.snapshot import Candidates, Snapshot
 from services.runtime.codecs.arrange import (
     Telling,
-    decode_contest,
+    decode_candidates,
     decode_hello,
-    encode_contest,
+    encode_candidates,
     encode_decision,
     encode_hello,
 )
@@ -76,15 +76,17 @@ class Batcher:
         self._preset = decode_hello(hello.hello)
         self._telling, self._table = Telling(table), ForecastTable()
 
-    def arrange(self, contest: Candidates) -> Decision:
-        data = encode_contest(contest, self._telling).SerializeToString()
-        there = decode_contest(batcher_pb2.ArrangeMessage.FromString(data).contest, self._table)
+    def arrange(self, candidates: Candidates) -> Decision:
+        data = encode_candidates(candidates, self._telling).SerializeToString()
+        there = decode_candidates(
+            batcher_pb2.ArrangeMessage.FromString(data).candidates, self._table
+        )
         rng = np.random.default_rng(there.round)
         answer = encode_decision(arrange(there, self._table, self._preset, rng))
         back = batcher_pb2.Arrangement.FromString(answer.SerializeToString())
         arranged = decode_arrangement(back)
-        assert find_flaw(contest, arranged) == ""
-        return decision_of(contest, arranged)
+        assert find_flaw(candidates, arranged) == ""
+        return decision_of(candidates, arranged)
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,7 @@ class Seen:
     """A round: what was asked and what was said."""
 
     snapshot: Snapshot
-    contest: Candidates
+    candidates: Candidates
     decision: Decision
 
 
@@ -160,11 +162,11 @@ class Fleet:
         self.lives: dict[str, Life] = {}
         self.evictions = self.submitted = self.ended = 0
         self.seen: list[Seen] = []
-        self.seats: dict[str, Seat] = {}
+        self.workers: dict[str, Seat] = {}
         for number in range(int(self.rng.integers(1, 4))):
             kv, places = int(self.rng.choice([192, 320, 640])), int(self.rng.choice([2, 6, 12]))
             view = WorkerView(f"w{number}", f"w{number}", "demo", kv, BLOCK, places, kv)
-            self.seats[view.worker_id] = Seat(view)
+            self.workers[view.worker_id] = Seat(view)
             self._step(ev.WorkerAttached(f"w{number}#1", view))
             self._step(ev.Costed(view.worker_id, COST))
 
@@ -176,8 +178,8 @@ class Fleet:
             if tick % 20 == 0:
                 self._step(ev.Refreshed((self._shared(tick),)))
             self._round()
-            for seat in self.seats.values():
-                self._work(seat)
+            for worker in self.workers.values():
+                self._work(worker)
             self._round()
             self.now += TICK_S
             if self.submitted == REQUESTS and not self.state.jobs:
@@ -193,7 +195,7 @@ class Fleet:
     def _step(self, event: ev.Event) -> None:
         for action in self.state.step(event, self.now):
             if isinstance(action, ev.SendPlan):
-                self._apply(self.seats[action.worker_id], action)
+                self._apply(self.workers[action.worker_id], action)
             elif isinstance(action, ev.Finish):
                 self.ended += 1
             assert not isinstance(action, ev.Refuse)
@@ -225,70 +227,72 @@ class Fleet:
         points = (4.0 + version / 1_000, 25.0, float(UNCAPPED))
         return Forecast(points, (0.5, 0.4, 0.1), UNCAPPED, "history", version, "history/demo")
 
-    def _apply(self, seat: Seat, action: ev.SendPlan) -> None:
+    def _apply(self, worker: Seat, action: ev.SendPlan) -> None:
         plan = action.plan
-        assert plan.seq == seat.plan_seq + 1
-        seat.plan_seq, seat.victims = plan.seq, plan.victims
+        assert plan.seq == worker.plan_seq + 1
+        worker.plan_seq, worker.victims = plan.seq, plan.victims
         for name in plan.cancel:
-            seat.here.pop(name, None)
+            worker.here.pop(name, None)
         for pause in plan.pause:
-            seat.here[pause.request_id].runs = False
+            worker.here[pause.request_id].runs = False
             if self.preset.residency == "recompute":
-                seat.dropped.append(self._drop(seat, pause.request_id))
+                worker.dropped.append(self._drop(worker, pause.request_id))
         for grant in plan.admit:
-            here = seat.here.setdefault(grant.request_id, Here(grant.limit_tokens))
+            here = worker.here.setdefault(grant.request_id, Here(grant.limit_tokens))
             here.runs, here.limit = True, grant.limit_tokens
-            seat.dropped = [told for told in seat.dropped if told.request_id != grant.request_id]
+            worker.dropped = [
+                told for told in worker.dropped if told.request_id != grant.request_id
+            ]
         for grant in plan.extend:
-            seat.here[grant.request_id].limit = grant.limit_tokens
+            worker.here[grant.request_id].limit = grant.limit_tokens
 
-    def _work(self, seat: Seat) -> None:
+    def _work(self, worker: Seat) -> None:
         """One tick: memory is found, or made, before anything is computed."""
-        if not seat.here and not seat.dropped:
+        if not worker.here and not worker.dropped:
             return
-        evicted = seat.dropped + self._evict(seat)
-        seat.dropped = []
+        evicted = worker.dropped + self._evict(worker)
+        worker.dropped = []
         finished = []
-        for name, here in list(seat.here.items()):
+        for name, here in list(worker.here.items()):
             if here.runs:
                 life = self.lives[name]
                 life.made = max(life.made, min(life.made + TOKENS, here.limit, life.length))
                 here.held = life.request.prompt_tokens + life.made
                 if life.made == life.length:
                     finished.append(Completion(name, life.length, FinishReason.STOP))
-                    del seat.here[name]
-        used = sum(_blocks(here.held) for here in self._on_device(seat))
-        blocks = seat.view.kv_tokens // BLOCK
+                    del worker.here[name]
+        used = sum(_blocks(here.held) for here in self._on_device(worker))
+        blocks = worker.view.kv_tokens // BLOCK
         assert used <= blocks
-        seat.reports += 1
+        worker.reports += 1
         progress = tuple(
             RequestProgress(name, self.lives[name].made, here.held, _blocks(here.held))
-            for name, here in seat.here.items()
+            for name, here in worker.here.items()
             if here.runs
         )
         report = Report(
-            seat.reports, seat.plan_seq, progress, tuple(finished), tuple(evicted),
+            worker.reports, worker.plan_seq, progress, tuple(finished), tuple(evicted),
             free_blocks=blocks - used,
         )  # fmt: skip
-        name = seat.view.worker_id
+        name = worker.view.worker_id
         self._step(ev.Reported(f"{name}#1", name, report))
 
-    def _evict(self, seat: Seat) -> list[RequestProgress]:
+    def _evict(self, worker: Seat) -> list[RequestProgress]:
         """By the plan's victims, until what this tick will hold fits."""
         evicted = []
-        for name in seat.victims:
+        for name in worker.victims:
             needed = sum(
                 _blocks(self._after(name, here)) if here.runs else _blocks(here.held)
-                for name, here in seat.here.items()
+                for name, here in worker.here.items()
                 if here.runs or self._fast
             )
-            if needed <= seat.view.kv_tokens // BLOCK:
+            if needed <= worker.view.kv_tokens // BLOCK:
                 break
-            here = seat.here.get(name)
+            here = worker.here.get(name)
             if here and here.runs:
                 here.runs = False
                 keeps = self.preset.residency in ("swap", "cost")
-                evicted.append(self._progress(seat, name) if keeps else self._drop(seat, name))
+                evicted.append(self._progress(worker, name) if keeps else self._drop(worker, name))
         self.evictions += len(evicted)
         return evicted
 
@@ -296,20 +300,20 @@ class Fleet:
     def _fast(self) -> bool:
         return self.preset.residency == "defer"
 
-    def _on_device(self, seat: Seat) -> list[Here]:
-        return [here for here in seat.here.values() if here.runs or self._fast]
+    def _on_device(self, worker: Seat) -> list[Here]:
+        return [here for here in worker.here.values() if here.runs or self._fast]
 
     def _after(self, name: str, here: Here) -> int:
         """Tokens that it holds at the end of this tick."""
         life = self.lives[name]
         return life.request.prompt_tokens + max(life.made, min(life.made + TOKENS, here.limit))
 
-    def _drop(self, seat: Seat, name: str) -> RequestProgress:
-        seat.here[name].held = 0
-        return self._progress(seat, name)
+    def _drop(self, worker: Seat, name: str) -> RequestProgress:
+        worker.here[name].held = 0
+        return self._progress(worker, name)
 
-    def _progress(self, seat: Seat, name: str) -> RequestProgress:
-        return RequestProgress(name, self.lives[name].made, seat.here[name].held)
+    def _progress(self, worker: Seat, name: str) -> RequestProgress:
+        return RequestProgress(name, self.lives[name].made, worker.here[name].held)
 
 
 def _blocks(tokens: int) -> int:

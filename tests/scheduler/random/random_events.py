@@ -75,13 +75,13 @@ class RandomEvents(RuleBasedStateMachine):
                     pass
 
     def ask_batcher(self, action: ev.AskArrange) -> None:
-        """It sees the contest as it is now; when it answers is another matter."""
+        """It sees the candidates as it is now; when it answers is another matter."""
         assert self.answer is None
-        contest = self.state.rounds.candidates
-        assert contest is not None and contest.round == action.round
-        decision = self.state.rounds.arrange(contest)
-        portions = tuple(
-            ev.Portion(
+        candidates = self.state.rounds.candidates
+        assert candidates is not None and candidates.round == action.round
+        decision = self.state.rounds.arrange(candidates)
+        workers = tuple(
+            ev.WorkerDecisionRow(
                 s.worker,
                 tuple(s.run.tolist()),
                 tuple(s.limits.tolist()),
@@ -91,7 +91,7 @@ class RandomEvents(RuleBasedStateMachine):
             )
             for s in decision.workers
         )
-        self.answer = ev.Arranged(action.round, portions, decision.next_s, decision.not_before_s)
+        self.answer = ev.Arranged(action.round, workers, decision.next_s, decision.not_before_s)
 
     def check_plan(self, action: ev.SendPlan) -> None:
         """Victims are all of ours that run; the order is of these and of who rests there, each
