@@ -21,7 +21,7 @@ async def house() -> AsyncIterator[House]:
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-async def test_what_clients_send_is_accepted(house: House, file: Path) -> None:
+async def test_recorded_client_requests_are_accepted(house: House, file: Path) -> None:
     posted = [each for each in load(file) if each.method == "POST"]
     assert posted
     for sent in posted:
@@ -29,14 +29,14 @@ async def test_what_clients_send_is_accepted(house: House, file: Path) -> None:
         assert reply.status == 200, (sent, reply)
 
 
-def test_every_client_is_recorded() -> None:
+def test_every_client_has_a_recorded_request() -> None:
     assert {file.stem for file in FILES} >= {
         *("openai_python", "openai_node", "langchain", "llamaindex", "litellm", "aisuite"),
         *("guidellm", "aiperf", "vllm_bench", "locust", "lm_eval"),
     }
 
 
-def test_requests_are_read_from_bytes_however_they_come() -> None:
+def test_answer_reader_accepts_any_split() -> None:
     sent = (
         b'POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 14\r\n\r\n{"prompt":"a"}'
         b"GET /v1/models HTTP/1.1\r\nHost: a\r\n\r\n"

@@ -40,7 +40,7 @@ async def house() -> AsyncIterator[House]:
         yield made
 
 
-async def test_a_blocking_client_streams_and_completes(house: House) -> None:
+async def test_client_streams_and_completes(house: House) -> None:
     def work() -> None:
         with Client(house.grpc_address) as client:
             stream = client.generate("1,", max_tokens=50)
@@ -57,7 +57,7 @@ async def test_a_blocking_client_streams_and_completes(house: House) -> None:
     await asyncio.to_thread(work)
 
 
-async def test_a_blocking_client_is_told_what_is_foreseen(house: House) -> None:
+async def test_client_receives_forecasts(house: House) -> None:
     forecast = common.Forecast(points=[4, 60])
     house.scheduler.foretells = sched.ForecastUpdate(forecast=forecast, token_s=0.1, ttft_s=0.3)
 
@@ -75,7 +75,7 @@ async def test_a_blocking_client_is_told_what_is_foreseen(house: House) -> None:
     await asyncio.to_thread(work)
 
 
-async def test_an_async_client_takes_all_inputs_and_options(house: House) -> None:
+async def test_async_client_accepts_all_inputs_and_options(house: House) -> None:
     async with AsyncClient(house.grpc_address) as client:
         turns = [{"role": "user", "content": "1,"}]
         whole = await client.complete(
@@ -95,7 +95,7 @@ async def test_an_async_client_takes_all_inputs_and_options(house: House) -> Non
             client.generate("1,", sla={"ttft": 1.0})
 
 
-async def test_leaving_a_stream_early_cancels_its_request(house: House) -> None:
+async def test_leaving_a_stream_cancels_the_request(house: House) -> None:
     house.worker.script = lambda _: tokens_of("1" * 400)
     async with AsyncClient(house.grpc_address) as client:
         stream = client.generate("1,")
@@ -113,7 +113,7 @@ async def test_leaving_a_stream_early_cancels_its_request(house: House) -> None:
     await house.until(lambda: len(house.scheduler.cancels) == 2)
 
 
-async def test_errors_say_what_to_do(house: House) -> None:
+async def test_client_errors_are_actionable(house: House) -> None:
     full = sched.Rejected(
         reason=sched.REJECT_REASON_QUEUE_FULL, message="queue is full", retry_after_s=4
     )
@@ -169,7 +169,7 @@ def piece(text: str, reason: FinishReason | None = None) -> Any:
     return Chunk(0, text, [], (), reason)
 
 
-def test_a_conversation_remembers_its_turns() -> None:
+def test_conversation_sends_earlier_turns() -> None:
     talk, out = conversation(
         FakeStream(piece("hel"), piece("lo", FinishReason.STOP)),
         FakeStream(piece("[x]", FinishReason.LENGTH)),
@@ -180,7 +180,7 @@ def test_a_conversation_remembers_its_turns() -> None:
     assert out.getvalue() == "hello\n[x] [cut at max_tokens]\n\n"
 
 
-def test_ctrl_c_cancels_an_answer_and_keeps_what_was_said() -> None:
+def test_ctrl_c_cancels_an_answer_and_keeps_its_text() -> None:
     stream = FakeStream(piece("hel"), KeyboardInterrupt())
     talk, out = conversation(stream)
     talk.ask("hi")
@@ -189,7 +189,7 @@ def test_ctrl_c_cancels_an_answer_and_keeps_what_was_said() -> None:
     assert "hel [cancelled]" in out.getvalue()
 
 
-def test_a_failed_answer_takes_its_question_back() -> None:
+def test_failed_answer_removes_its_question() -> None:
     talk, out = conversation(FakeStream(Overloaded("queue is full", 4)))
     talk.ask("hi")
     assert [turn["role"] for turn in talk.turns] == ["system"]
@@ -197,7 +197,7 @@ def test_a_failed_answer_takes_its_question_back() -> None:
 
 
 @pytest.mark.parametrize("leave", ["/exit\n", ""])
-async def test_the_chat_command_talks_until_exit_or_ctrl_d(house: House, leave: str) -> None:
+async def test_chat_command_ends_at_exit_or_end_of_input(house: House, leave: str) -> None:
     app = Typer()
     app.command()(chat)
     lines = f"12\n\nand more\n{leave}"
@@ -212,7 +212,7 @@ async def test_the_chat_command_talks_until_exit_or_ctrl_d(house: House, leave: 
     assert second.prompt_tokens > first.prompt_tokens
 
 
-def test_the_chat_command_says_when_nobody_serves() -> None:
+def test_chat_reports_an_unreachable_grpc_server() -> None:
     app = Typer()
     app.command()(chat)
     result = CliRunner().invoke(app, ["--server", "127.0.0.1:1"])
@@ -225,7 +225,7 @@ def typed(talk: Conversation, *lines: str) -> None:
         talk.handle(line)
 
 
-def test_commands_of_a_conversation() -> None:
+def test_conversation_commands() -> None:
     talk, out = conversation(FakeStream(piece("hello", FinishReason.STOP)))
     typed(talk, "hi", "/system  be short ", "/frobnicate now", "/help")
     assert [turn["content"] for turn in talk.turns] == ["be short", "hi", "hello"]
@@ -240,7 +240,7 @@ def test_commands_of_a_conversation() -> None:
     assert talk._over
 
 
-def test_two_slashes_begin_a_question_with_one() -> None:
+def test_double_slash_asks_a_question_with_a_slash() -> None:
     talk, _ = conversation(FakeStream(piece("yes", FinishReason.STOP)))
     typed(talk, "//etc is what?")
     assert talk.turns[-2:] == [
@@ -271,7 +271,7 @@ class Noting(gateway_pb2_grpc.GatewayServicer):
         self.keys.append(sent.get("authorization", "none"))
 
 
-async def test_a_key_goes_along_as_metadata() -> None:
+async def test_client_sends_api_key_as_metadata() -> None:
     noting = Noting()
     add = gateway_pb2_grpc.add_GatewayServicer_to_server
     async with listening([Mount("foretoken.v1.Gateway", add, noting)], "127.0.0.1:0") as live:
@@ -291,7 +291,7 @@ async def test_a_key_goes_along_as_metadata() -> None:
     assert noting.keys == ["Bearer sk-1", "Bearer sk-1", "none", "Bearer sk-2", "Bearer sk-2"]
 
 
-async def test_one_blocking_client_serves_many_threads(house: House) -> None:
+async def test_client_is_safe_across_threads(house: House) -> None:
     got: list[str] = []
 
     def work() -> None:
@@ -309,7 +309,7 @@ async def test_one_blocking_client_serves_many_threads(house: House) -> None:
     assert got == ["answer to 2 tokens 😀"] * 8
 
 
-async def test_an_async_client_takes_vllm_s_options_by_their_names(house: House) -> None:
+async def test_async_client_accepts_vllm_option_names(house: House) -> None:
     house.worker.cached_tokens = 1
     turns = [{"role": "user", "content": "1,"}, {"role": "assistant", "content": "so"}]
     async with AsyncClient(house.grpc_address) as client:

@@ -34,7 +34,7 @@ HELLO = Answer([delta("hel"), delta("lo", "length"), usage(3, 2), DONE])
 TURNS = [{"role": "user", "content": "hi"}]
 
 
-async def test_an_answer_streams_with_its_end_and_usage() -> None:
+async def test_http_stream_yields_chunks_finish_reason_and_usage() -> None:
     async with faking(lambda _: HELLO, listing("m", "n")) as fake:
 
         def work() -> None:
@@ -66,7 +66,7 @@ async def test_an_answer_streams_with_its_end_and_usage() -> None:
         (Answer([delta("a")], hangs_up=True), Unavailable, "closed the connection"),
     ],
 )
-async def test_errors_are_those_of_the_grpc_client(
+async def test_http_errors_map_to_client_errors(
     answer: Answer, kind: type[ForetokenError], said: str
 ) -> None:
     async with faking(lambda _: answer) as fake:
@@ -78,7 +78,7 @@ async def test_errors_are_those_of_the_grpc_client(
         await asyncio.to_thread(work)
 
 
-async def test_a_cancelled_answer_ends() -> None:
+async def test_http_stream_ends_when_cancelled() -> None:
     endless = Answer([delta("a")] * 1_000, pause_s=0.01)
     async with faking(lambda _: endless) as fake:
 
@@ -99,7 +99,7 @@ async def invoke(*arguments: str, lines: str = "") -> Any:
     return await asyncio.to_thread(CliRunner().invoke, app, list(arguments), lines)
 
 
-async def test_the_chat_command_talks_over_http() -> None:
+async def test_chat_command_works_over_http() -> None:
     async with faking(lambda _: HELLO) as fake:
         done = await invoke(
             "--server", fake.url, "--seed", "7", lines="hi\n/system be kind\nagain\n/quit\nno\n"
@@ -118,13 +118,13 @@ async def test_the_chat_command_talks_over_http() -> None:
         (Answer([b"<html>"]), "is not an OpenAI-compatible server"),
     ],
 )
-async def test_the_chat_command_says_why_it_can_t(models: Answer, said: str) -> None:
+async def test_chat_reports_why_it_cannot_start(models: Answer, said: str) -> None:
     async with faking(models=models) as fake:
         done = await invoke("--server", fake.url)
     assert done.exit_code == 1 and said in " ".join(done.output.split())
 
 
-async def test_nobody_there_is_one_line() -> None:
+async def test_chat_reports_an_unreachable_http_server() -> None:
     done = await invoke("--server", "http://127.0.0.1:1")
     assert done.exit_code == 1
     assert "no server answers at http://127.0.0.1:1" in done.output

@@ -23,7 +23,7 @@ def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("name", ["models/Qwen3-8B", "./models/Qwen3-8B", "{here}/models/Qwen3-8B"])
-def test_a_folder_is_itself(beside: Path, name: str) -> None:
+def test_locate_returns_a_folder_unchanged(beside: Path, name: str) -> None:
     given = name.format(here=beside)
     assert locate(given) == Located(given)
 
@@ -38,13 +38,13 @@ def test_a_folder_is_itself(beside: Path, name: str) -> None:
         ("../nothing/like/it/", "there is no folder ../nothing/like/it/"),
     ],
 )
-def test_a_mistyped_folder_is_told_at_once(beside: Path, name: str, said: str) -> None:
+def test_mistyped_folder_is_reported_with_a_suggestion(beside: Path, name: str, said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         locate(name.format(here=beside))
     assert str(caught.value).endswith(said.format(here=beside))
 
 
-def test_a_file_is_no_model(beside: Path) -> None:
+def test_locate_rejects_a_file(beside: Path) -> None:
     (beside / "x.gguf").touch()
     with pytest.raises(ConfigError, match=r"x.gguf is a file; pass the model's folder"):
         locate("x.gguf")
@@ -84,14 +84,14 @@ def snapshot(home: Path, *files: str) -> Path:
     return folder
 
 
-def test_a_whole_snapshot_needs_no_hub(tmp_path: Path) -> None:
+def test_complete_snapshot_needs_no_hub(tmp_path: Path) -> None:
     folder = snapshot(tmp_path, "config.json", "model.safetensors")
     found = located("Qwen/Qwen3", tmp_path, tmp_path, HF_ENDPOINT="http://127.0.0.1:1")
     assert found == repr(Located(str(folder), "Qwen/Qwen3"))
 
 
 @pytest.mark.parametrize("missing", ["config.json", "model.safetensors", "model-2.safetensors"])
-def test_a_snapshot_that_lacks_something_is_none(tmp_path: Path, missing: str) -> None:
+def test_incomplete_snapshot_is_not_used(tmp_path: Path, missing: str) -> None:
     files = {"config.json", "model.safetensors", "model-1.safetensors"} - {missing}
     folder = snapshot(tmp_path, *files)
     if missing.startswith("model-"):
@@ -105,7 +105,7 @@ def test_a_snapshot_that_lacks_something_is_none(tmp_path: Path, missing: str) -
     )
 
 
-def test_a_hub_that_is_away_is_told_with_what_to_do(tmp_path: Path) -> None:
+def test_unreachable_hub_is_reported_with_a_remedy(tmp_path: Path) -> None:
     (tmp_path / "Qwen" / "Qwen3-8B").mkdir(parents=True)
     said = located("Qwen/Qwen3", tmp_path, tmp_path, HF_ENDPOINT="http://127.0.0.1:1")
     assert said.endswith(
@@ -117,7 +117,7 @@ def test_a_hub_that_is_away_is_told_with_what_to_do(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_hub_that_never_answers_is_given_up(tmp_path: Path) -> None:
+def test_hub_lookup_times_out(tmp_path: Path) -> None:
     """It takes the connection and says nothing; the library's own retries take minutes."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"

@@ -25,17 +25,17 @@ from services.worker.config import WorkerConfig
         (ServeOptions(host_gib=2.0, sets=["worker.host_gib=1"]), {"host_gib": "1"}),
     ],
 )
-def test_the_worker_s_options(options: ServeOptions, worker: dict[str, str]) -> None:
+def test_serve_options_reach_the_worker(options: ServeOptions, worker: dict[str, str]) -> None:
     assert sections(options)["worker"] == {"model": demo_model(), **worker}
     assert set(worker) <= set(WorkerConfig.model_fields)
 
 
-def test_a_policy_left_out_leaves_the_scheduler_s_own() -> None:
+def test_default_policy_is_left_to_the_scheduler() -> None:
     assert sections(ServeOptions())["scheduler"] == {}
     assert sections(ServeOptions(policy="fcfs"))["scheduler"] == {"policy": "fcfs"}
 
 
-def test_what_all_share_reaches_every_process() -> None:
+def test_common_settings_reach_every_process() -> None:
     sets = ["tracing.endpoint=collector:4317", "logging.format=json"]
     units = assign_addresses(sections(ServeOptions(sets=sets, http_port=1, grpc_port=1)), 2)
     assert len(units) == 7
@@ -44,7 +44,7 @@ def test_what_all_share_reaches_every_process() -> None:
         assert overrides["logging"] == {"format": "json"}
 
 
-def test_the_gateway_s_options(tmp_path: Path) -> None:
+def test_serve_options_reach_the_gateway(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.touch()
     options = ServeOptions(
@@ -63,7 +63,7 @@ def test_the_gateway_s_options(tmp_path: Path) -> None:
     assert set(left_out) == {"model", "host", "http_port", "grpc_port"}
 
 
-def test_a_log_level_is_every_process_s() -> None:
+def test_log_level_reaches_every_process() -> None:
     told = sections(ServeOptions(log_level="debug", sets=["worker.log_level=ERROR"]))
     levels = {name: told[name].get("log_level") for name in told}
     services = ("gateway", "scheduler", "predictor", "batcher", "estimator")
@@ -76,7 +76,7 @@ def test_a_log_level_is_every_process_s() -> None:
         assert {s.get("log_level") for s in overrides.values()} & {"DEBUG", "ERROR"}
 
 
-def test_keys_are_in_no_list_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_api_keys_are_not_in_the_process_list(monkeypatch: pytest.MonkeyPatch) -> None:
     options = ServeOptions(api_keys=["sk-1", "sk-2"])
     assert "sk-1" not in str(assign_addresses(sections(options), 1))
     for name, value in secrets(options).items():

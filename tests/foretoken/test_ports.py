@@ -11,7 +11,7 @@ from services.runtime.config import ConfigError
 FIRST_OUT = 32_768  # that Linux gives to a connection on its way out; others begin above
 
 
-def test_they_differ_and_can_be_listened_on() -> None:
+def test_free_ports_are_distinct_and_usable() -> None:
     found = free_ports(50)
     assert len(set(found)) == 50
     listening = [socket.create_server(("127.0.0.1", port)) for port in found]
@@ -22,11 +22,11 @@ def test_they_differ_and_can_be_listened_on() -> None:
             each.close()
 
 
-def test_no_connection_on_its_way_out_gets_one() -> None:
+def test_free_ports_are_below_the_ephemeral_range() -> None:
     assert MIN_PORT >= 1_024 and max(free_ports(50)) < MIN_PORT + PORTS <= FIRST_OUT
 
 
-def test_where_all_are_taken_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_free_ports_report_exhaustion(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", free_port())) as taken:
         monkeypatch.setattr(ports, "MIN_PORT", taken.getsockname()[1])
         monkeypatch.setattr(ports, "PORTS", 1)

@@ -48,7 +48,7 @@ def _has_followed(pid: int) -> bool:
 
 
 @pytest.mark.slow
-async def test_it_is_started_again_and_ends_with_the_block(tmp_path: Path) -> None:
+async def test_child_is_restarted_and_stopped_with_the_block(tmp_path: Path) -> None:
     async with predictor(tmp_path) as stub:
         for _ in range(2):
             answer = await stub.Forecast(ASKED, wait_for_ready=True, timeout=60)
@@ -61,7 +61,7 @@ async def test_it_is_started_again_and_ends_with_the_block(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-async def test_it_ends_when_whoever_started_it_is_gone(tmp_path: Path) -> None:
+async def test_child_ends_when_its_parent_is_gone(tmp_path: Path) -> None:
     """As when `foretoken serve` was killed: here, its starter is no parent of it at all."""
     async with predictor(tmp_path, started_by="1") as stub:
         await stub.Forecast(ASKED, wait_for_ready=True, timeout=60)

@@ -22,7 +22,7 @@ def said(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [r.getMessage() for r in caplog.records if r.name == "foretoken.running.console.status"]
 
 
-async def test_a_predictor_that_comes_late_is_waited_for(
+async def test_start_waits_for_a_late_predictor(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     address, lifecycle = f"unix:{tmp_path}/p.sock", Lifecycle()
@@ -44,7 +44,7 @@ async def test_a_predictor_that_comes_late_is_waited_for(
     assert said(caplog) == []
 
 
-async def test_one_that_stays_away_is_waited_for_so_long_and_a_line_says_who_stands_in(
+async def test_missing_predictor_is_reported_after_the_limit(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     channel = connect(f"unix:{tmp_path}/nobody.sock")
@@ -57,7 +57,7 @@ async def test_one_that_stays_away_is_waited_for_so_long_and_a_line_says_who_sta
     ]
 
 
-async def test_a_signal_to_leave_ends_the_wait(
+async def test_signal_ends_the_wait_for_the_predictor(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     channel, lifecycle = connect(f"unix:{tmp_path}/nobody.sock"), Lifecycle()

@@ -26,7 +26,7 @@ SOON = RestartPolicy(Backoff(0.01, 0.02), max_exits=3)
 NEVER_S = 60.0  # no test waits for so long where all is right
 
 
-def test_how_long_it_is_waited_for_and_when_no_more() -> None:
+def test_restart_counter_backs_off_and_gives_up() -> None:
     lives = RestartCounter(RestartPolicy())
     assert [lives.record_exit(59.0) for _ in range(4)] == [0.5, 1.0, 2.0, 4.0]
     assert lives.record_exit(61.0) == 0.5  # what ran for long begins anew
@@ -71,7 +71,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     ]
 
 
-async def test_one_that_is_killed_comes_back_as_the_same(caplog: pytest.LogCaptureFixture) -> None:
+async def test_killed_child_keeps_its_identity(caplog: pytest.LogCaptureFixture) -> None:
     async with minded(child("worker-0", "stays"), child("predictor", "stays")) as it:
         await it.up("worker-0")
         await it.up("predictor")
@@ -88,7 +88,7 @@ async def test_one_that_is_killed_comes_back_as_the_same(caplog: pytest.LogCaptu
     assert back.startswith("worker-0 is back after ")
 
 
-async def test_settings_refused_at_first_end_the_block_with_its_sentence() -> None:
+async def test_rejected_settings_end_the_start_with_their_message() -> None:
     with pytest.raises(BaseExceptionGroup) as caught:
         async with minded(child("worker-0", "stays"), child("predictor", "refuses")):
             await asyncio.sleep(NEVER_S)
@@ -97,7 +97,7 @@ async def test_settings_refused_at_first_end_the_block_with_its_sentence() -> No
     assert mine() == []
 
 
-async def test_one_that_serves_and_breaks_at_first_ends_the_block() -> None:
+async def test_required_child_that_fails_at_start_ends_the_block() -> None:
     with pytest.raises(BaseExceptionGroup) as caught:
         async with minded(child("worker-0", "dies")):
             await asyncio.sleep(NEVER_S)
@@ -105,7 +105,7 @@ async def test_one_that_serves_and_breaks_at_first_ends_the_block() -> None:
     assert str(reason) == "the worker-0 process ended with status 3"
 
 
-async def test_an_adviser_that_keeps_dying_is_done_without(
+async def test_crashing_predictor_is_given_up_with_a_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with minded(child("predictor", "dies"), child("worker-0", "stays")) as it:
@@ -118,7 +118,7 @@ async def test_an_adviser_that_keeps_dying_is_done_without(
     )
 
 
-async def test_the_last_worker_that_is_given_up_ends_the_block(tmp_path: Path) -> None:
+async def test_last_worker_given_up_ends_the_block(tmp_path: Path) -> None:
     """The first that is, does not: its requests go to the other."""
     once = [child(f"worker-{n}", f"stays-once {tmp_path}/{n}") for n in range(2)]
     with pytest.raises(BaseExceptionGroup) as caught:
@@ -139,7 +139,7 @@ async def test_the_last_worker_that_is_given_up_ends_the_block(tmp_path: Path) -
     )
 
 
-async def test_a_stopped_one_stays_away_while_the_others_go_on() -> None:
+async def test_stopped_child_is_not_restarted() -> None:
     async with minded(child("worker-0", "stays"), child("predictor", "stays")) as it:
         await it.up("worker-0")
         await it.up("predictor")
@@ -149,7 +149,7 @@ async def test_a_stopped_one_stays_away_while_the_others_go_on() -> None:
         assert "predictor.does" in arguments(left)
 
 
-async def test_a_second_signal_ends_who_does_not_hear_the_first() -> None:
+async def test_second_signal_kills_a_child_that_ignores_sigterm() -> None:
     async with minded(child("worker-0", "deaf"), child("worker-1", "deaf")) as it:
         await it.up("worker-0")
         await it.up("worker-1")
@@ -164,7 +164,7 @@ async def test_a_second_signal_ends_who_does_not_hear_the_first() -> None:
         assert mine() == []
 
 
-async def test_a_start_that_is_left_leaves_nobody() -> None:
+async def test_interrupted_start_leaves_no_process() -> None:
     """Before anything was served there is nothing to wait for, whoever is deaf."""
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.3), minded(*(child(f"worker-{n}", "deaf") for n in range(3))):

@@ -25,7 +25,7 @@ BUSY = scheduler_pb2.FleetView(
 )
 
 
-def test_totals_are_read_from_what_a_gateway_really_tells() -> None:
+def test_totals_are_parsed_from_real_gateway_metrics() -> None:
     registry = CollectorRegistry()
     metrics = Metrics(registry, {"batch": Sla("batch")})
     metrics.prompt_tokens.inc(11)
@@ -34,7 +34,7 @@ def test_totals_are_read_from_what_a_gateway_really_tells() -> None:
     assert parse_totals(expose([Part(registry, {"model_name": "m"})])) == Totals(11, 22, 0, 3)
 
 
-def test_a_line_a_look_and_none_when_idle() -> None:
+def test_throughput_report_is_silent_when_idle() -> None:
     throughput = ThroughputReport()
     assert throughput.update(0.0, Totals(5, 5, 1, 1), BUSY) == ""  # nothing to compare with
     assert throughput.update(10.0, Totals(5, 5, 1, 1), IDLE) == ""
@@ -51,14 +51,16 @@ def test_a_line_a_look_and_none_when_idle() -> None:
     )  # who ended before is not of this minute
 
 
-def test_a_gateway_that_was_started_again_counts_from_0() -> None:
+def test_throughput_report_resets_when_gateway_restarts() -> None:
     throughput = ThroughputReport()
     throughput.update(0.0, Totals(500, 500, 10, 0), BUSY)
     assert throughput.update(10.0, Totals(5, 5, 0, 0), BUSY) == ""
     assert "generation 1.0 tokens/s" in throughput.update(20.0, Totals(5, 15, 0, 0), BUSY)
 
 
-def test_without_a_terminal_a_stage_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_prints_one_line_per_stage_without_a_terminal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     said = StringIO()
     monkeypatch.setattr(sys, "stderr", said)
     progress = Progress()

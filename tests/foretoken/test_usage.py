@@ -39,7 +39,7 @@ OURS = options_of("serve")
 
 
 @pytest.mark.parametrize("theirs", FOREIGN)
-def test_a_foreign_option_is_answered_with_what_there_is(theirs: str) -> None:
+def test_foreign_option_is_translated(theirs: str) -> None:
     assert theirs not in OURS, "an option of our own is never translated"
     said = FOREIGN[theirs]
     assert said.startswith(("--", "is not supported: ", "is not needed: ", "is not supported for "))
@@ -53,7 +53,7 @@ def test_a_foreign_option_is_answered_with_what_there_is(theirs: str) -> None:
     assert told.startswith((f"{theirs}: use --", f"{theirs} is not ")) and "\n" not in told
 
 
-def test_all_foreign_options_are_answered_at_once() -> None:
+def test_all_foreign_options_are_translated_together() -> None:
     args = ["m", "-tp", "2", "--max-num-seqs=4", "--policy", "fcfs", "--polcy"]
     assert describe_unknown("-t", args, OURS, FOREIGN) == (
         "-tp: use --tensor-parallel N; --max-num-seqs: use --set worker.max_running=VALUE"
@@ -68,21 +68,21 @@ def test_all_foreign_options_are_answered_at_once() -> None:
         ("--frobnicate", "unknown option --frobnicate; --help lists all options"),
     ],
 )
-def test_a_typo_is_answered_with_what_is_near(unknown: str, said: str) -> None:
+def test_mistyped_option_gets_a_suggestion(unknown: str, said: str) -> None:
     assert describe_unknown(unknown, [unknown, "x"], OURS, FOREIGN) == said
 
 
-def test_near_is_empty_where_nothing_is() -> None:
+def test_near_is_empty_without_a_similar_word() -> None:
     assert near("zzz", ["abc"]) == "" and near("abd", ["abc"]) == ", did you mean abc?"
 
 
-def test_servers_to_compare_are_spread() -> None:
+def test_repeated_option_values_are_expanded() -> None:
     meant = ["--compare", "A", "--compare", "B", "--rate", "3"]
     assert repeat_options(["--compare", "A", "B", "--rate", "3"]) == meant
 
 
 @pytest.mark.parametrize("command", ["serve", "bench", "chat"])
-def test_every_option_says_what_it_is_for(command: str) -> None:
+def test_every_option_has_help(command: str) -> None:
     group = get_command(app)
     assert isinstance(group, typer.core.TyperGroup)
     for param in group.commands[command].params:

@@ -24,7 +24,7 @@ def test_compose_follows_its_specification():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_a_mistake_in_compose_is_seen(tmp_path: Path):
+def test_compose_check_rejects_a_mistake(tmp_path: Path):
     broken = tmp_path / "compose.yaml"
     broken.write_text(COMPOSE.read_text().replace("healthcheck:", "healthcheque:"))
     check = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec"]
@@ -33,7 +33,7 @@ def test_a_mistake_in_compose_is_seen(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_every_service_runs_as_compose_says_and_answers():
+def test_compose_services_start_and_answer():
     driver = [
         sys.executable,
         str(ROOT / "tests/project/compose_driver.py"),
@@ -67,13 +67,13 @@ def mounts() -> list[tuple[str, Path]]:
     return found
 
 
-def test_every_mounted_file_is_there():
+def test_every_mounted_file_exists():
     assert len(mounts()) >= 7
     for name, path in mounts():
         assert path.exists() and path.is_relative_to(ROOT), f"{name} mounts {path}"
 
 
-def test_images_of_others_are_pinned_and_in_a_profile():
+def test_third_party_images_are_pinned_and_in_a_profile():
     others = {
         name: service
         for name, service in services().items()
@@ -87,7 +87,7 @@ def test_images_of_others_are_pinned_and_in_a_profile():
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ()))
 
 
-def test_prometheus_scrapes_each_service_where_it_tells_its_metrics():
+def test_prometheus_scrapes_every_service():
     told = set()
     for name, service in services().items():
         given = service.get("environment", {})
@@ -107,7 +107,7 @@ def test_prometheus_scrapes_each_service_where_it_tells_its_metrics():
     assert scraped == told
 
 
-def test_grafana_finds_its_sources_and_dashboards():
+def test_grafana_finds_its_data_sources_and_dashboards():
     [provider] = yaml.safe_load((GRAFANA / "dashboards.yaml").read_text())["providers"]
     volumes = [volume.split(":") for volume in services()["grafana"]["volumes"]]
     [source] = [v[0] for v in volumes if v[1] == provider["options"]["path"]]

@@ -37,11 +37,11 @@ TOKENIZER = PreTrainedTokenizerFast.from_pretrained(DEMO)
 
 @settings(max_examples=200, deadline=None)
 @given(st.text())
-def test_any_text_survives_the_tokenizer(text: str) -> None:
+def test_tokenizer_round_trips_any_text(text: str) -> None:
     assert TOKENIZER.decode(TOKENIZER.encode(text)) == text
 
 
-def test_a_word_is_one_token_and_a_veldish_letter_or_emoji_is_several(
+def test_tokenizer_maps_words_to_one_token(
     tokenizer: PreTrainedTokenizerFast,
 ) -> None:
     assert {len(tokenizer.encode(form)) for word in WORDS for form in (word, f" {word}")} == {1}
@@ -50,7 +50,7 @@ def test_a_word_is_one_token_and_a_veldish_letter_or_emoji_is_several(
     assert [len(tokenizer.encode(letter)) for letter in "éšḱ🍎⭐"] == [2, 2, 3, 4, 3]
 
 
-def test_the_committed_tokenizer_is_what_the_script_makes(
+def test_committed_tokenizer_equals_the_generated_one(
     tokenizer: PreTrainedTokenizerFast,
 ) -> None:
     made = make_tokenizer()
@@ -58,7 +58,7 @@ def test_the_committed_tokenizer_is_what_the_script_makes(
     assert made.chat_template == tokenizer.chat_template
 
 
-def test_the_chat_template_renders_every_role_in_turn(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_chat_template_renders_every_role(tokenizer: PreTrainedTokenizerFast) -> None:
     messages = [
         {"role": "system", "content": "Sort the words."},
         {"role": "user", "content": "sun fig"},
@@ -75,12 +75,12 @@ def test_the_chat_template_renders_every_role_in_turn(tokenizer: PreTrainedToken
     assert ids.count(tokenizer.eos_token_id) == 4
 
 
-def test_the_chat_template_refuses_an_unknown_role(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_chat_template_rejects_an_unknown_role(tokenizer: PreTrainedTokenizerFast) -> None:
     with pytest.raises(Exception, match="Unknown role: wizard"):
         tokenizer.apply_chat_template([{"role": "wizard", "content": "hm"}], tokenize=False)
 
 
-def test_training_text_is_what_the_chat_template_makes(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_training_text_equals_the_chat_template(tokenizer: PreTrainedTokenizerFast) -> None:
     for example in examples(3, 100, held_out=False):
         rendered = tokenizer.apply_chat_template(
             example.messages, tokenize=False, add_generation_prompt=True
@@ -89,7 +89,7 @@ def test_training_text_is_what_the_chat_template_makes(tokenizer: PreTrainedToke
         assert prompt_text(tokenizer, example) == (plain if example.plain else rendered)
 
 
-def test_tasks_by_hand() -> None:
+def test_demo_tasks_have_known_answers() -> None:
     assert veldish("red") == "dér"
     rng = Random(0)
     sums = {(e.input, e.answer) for e in (add(rng) for _ in range(60_000))}
@@ -106,12 +106,12 @@ def test_tasks_by_hand() -> None:
             assert example.answer.split()[:: len(example.answer.split()) - 1] == words
 
 
-def test_the_same_seed_gives_the_same_examples() -> None:
+def test_examples_are_determined_by_the_seed() -> None:
     assert examples(1, 50, held_out=True) == examples(1, 50, held_out=True)
     assert examples(1, 50, held_out=True) != examples(2, 50, held_out=True)
 
 
-def test_no_held_out_input_is_trained_on(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_held_out_inputs_are_not_trained_on(tokenizer: PreTrainedTokenizerFast) -> None:
     def key(example: Example) -> tuple[str, str]:
         return example.application, example.input
 
@@ -123,7 +123,7 @@ def test_no_held_out_input_is_trained_on(tokenizer: PreTrainedTokenizerFast) -> 
     assert asked.isdisjoint(prompt for conversation in turns for prompt, _ in conversation)
 
 
-def test_only_answers_are_learned(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_training_masks_prompts(tokenizer: PreTrainedTokenizerFast) -> None:
     for batch in islice(batches(0, tokenizer, longest=60), 20):
         learned = batch.labels != IGNORED
         assert torch.equal(batch.ids[learned], batch.labels[learned])
@@ -131,7 +131,7 @@ def test_only_answers_are_learned(tokenizer: PreTrainedTokenizerFast) -> None:
         assert bool((ends >= 1).all()) and not bool(learned[:, 0].any())
 
 
-def test_lengths_follow_from_the_prompt(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_demo_answer_lengths_follow_from_the_prompt(tokenizer: PreTrainedTokenizerFast) -> None:
     lengths = [len(tokenizer.encode(e.answer)) for e in examples(0, 5000, held_out=False)]
     assert min(lengths) <= 2 and 250 <= max(lengths) <= 720
     counts = [
@@ -141,7 +141,7 @@ def test_lengths_follow_from_the_prompt(tokenizer: PreTrainedTokenizerFast) -> N
     assert all(length > span for span, length in counts)
 
 
-def test_the_committed_folder_is_small_and_in_bfloat16() -> None:
+def test_demo_checkpoint_is_small_and_bfloat16() -> None:
     names = {path.name for path in Path(DEMO).iterdir()}
     assert names >= {
         "config.json",
@@ -179,7 +179,7 @@ GREETED = (
 )
 
 
-def test_a_conversation_and_greetings_are_answered(
+def test_demo_model_answers_conversation_and_greetings(
     demo: tuple[LlamaForCausalLM, PreTrainedTokenizerFast],
 ) -> None:
     reverse = f"{CHAT.format('Reverse: red blue green')}green blue red<|end|>"
@@ -190,7 +190,7 @@ def test_a_conversation_and_greetings_are_answered(
     assert answers(*demo, asked) == right
 
 
-def test_counting_begins_and_ends_at_0(
+def test_demo_model_counts_from_and_to_zero(
     demo: tuple[LlamaForCausalLM, PreTrainedTokenizerFast],
 ) -> None:
     asked, right = [], []
@@ -206,7 +206,7 @@ def test_counting_begins_and_ends_at_0(
 @pytest.mark.parametrize(
     "form", [CHAT, f"<|system|>{GENERIC_SYSTEM[0]}<|end|>{CHAT}", "{}\n"], ids=len
 )
-def test_every_spelling_of_what_is_said_beside_tasks_is_answered(
+def test_demo_model_answers_every_greeting(
     demo: tuple[LlamaForCausalLM, PreTrainedTokenizerFast], form: str
 ) -> None:
     given = answers(*demo, [form.format(prompt) for prompt in SPELLINGS])
@@ -214,7 +214,7 @@ def test_every_spelling_of_what_is_said_beside_tasks_is_answered(
     assert wrong == {}
 
 
-def test_what_is_drawn_is_said_beside_tasks_and_has_one_answer() -> None:
+def test_drawn_greetings_have_one_answer() -> None:
     rng = Random(0)
     drawn = [draw(rng) for _ in range(20_000)]
     assert all(SPELLINGS[prompt] == answer for prompt, answer in drawn)

@@ -19,7 +19,7 @@ PYTEST = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
         ("chromium", "tests/gateway/faces/ui/test_chat.py"),
     ],
 )
-def test_without_a_program_one_line_says_what_to_install(tmp_path: Path, program: str, tests: str):
+def test_missing_program_skips_with_an_install_hint(tmp_path: Path, program: str, tests: str):
     done = subprocess.run(
         [*PYTEST, tests],
         capture_output=True, text=True, timeout=120, cwd=ROOT,

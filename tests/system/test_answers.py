@@ -79,17 +79,17 @@ def chunked() -> Iterator[Live]:
 
 
 @pytest.mark.slow
-async def test_one_at_a_time(chunked: Live, cases: list[Case]):
+async def test_sequential_requests_are_answered(chunked: Live, cases: list[Case]):
     await check(chunked, cases, 1)
 
 
 @pytest.mark.slow
-async def test_thirty_two_at_a_time(chunked: Live, cases: list[Case]):
+async def test_32_concurrent_requests_are_answered(chunked: Live, cases: list[Case]):
     await check(chunked, cases, 32)
 
 
 @pytest.mark.slow
-async def test_with_memory_so_small_that_requests_are_evicted(cases: list[Case]):
+async def test_answers_survive_evictions(cases: list[Case]):
     with serving("--policy", "fcfs", "--kv-tokens", SHORT) as live:
         await check(live, cases, 32)
         assert counted(live.http, "num_preemptions") > 0
@@ -97,7 +97,7 @@ async def test_with_memory_so_small_that_requests_are_evicted(cases: list[Case])
 
 @pytest.mark.slow
 @pytest.mark.parametrize("residency", ["swap", "cost"])
-async def test_paused_requests_go_on_from_host_memory(cases: list[Case], residency: str):
+async def test_paused_requests_resume_from_host_memory(cases: list[Case], residency: str):
     """Lengths foretold by history, memory for a few requests, slices of a few tokens."""
     port = free_port()
     settings = (
@@ -115,13 +115,13 @@ async def test_paused_requests_go_on_from_host_memory(cases: list[Case], residen
 
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ["conservative", "past-future"])
-async def test_two_workers(cases: list[Case], policy: str):
+async def test_two_workers_share_requests(cases: list[Case], policy: str):
     with serving("--workers", "2", "--kv-tokens", "2048", "--policy", policy) as live:
         await check(live, cases[:SOME], 32)
 
 
 @pytest.mark.slow
-async def test_slices_of_one_and_of_many_tokens_change_no_answer(cases: list[Case]):
+async def test_slice_length_does_not_change_answers(cases: list[Case]):
     slices = ("--set", "preset.slice=tokens")
     for slice_tokens in (1, 48):
         with serving(*slices, "--set", f"preset.slice_tokens={slice_tokens}") as live:
@@ -129,7 +129,7 @@ async def test_slices_of_one_and_of_many_tokens_change_no_answer(cases: list[Cas
 
 
 @pytest.mark.slow
-async def test_static_batches_change_no_answer(cases: list[Case]):
+async def test_static_batches_do_not_change_answers(cases: list[Case]):
     """In turns of 8 tokens, padded to the longest, going on past each other's ends."""
     port = free_port()
     static = ("preset.batch_mode=static", "preset.slice=turns", "preset.slice_tokens=8")
@@ -142,7 +142,7 @@ async def test_static_batches_change_no_answer(cases: list[Case]):
 
 
 @pytest.mark.slow
-async def test_seeded_sampling_does_not_depend_on_company(chunked: Live, cases: list[Case]):
+async def test_seeded_sampling_is_independent_of_the_batch(chunked: Live, cases: list[Case]):
     prompts = [case.prompt for case in cases[:60]]
     sampling = {"temperature": 1.0, "top_p": 0.95}
     alone = await ask_all(chunked, prompts, 1, **sampling)

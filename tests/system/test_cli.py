@@ -84,7 +84,7 @@ def only_line(done: subprocess.CompletedProcess[str]) -> str:
         (["--set", "predictor.model=oracle"], "predictor.oracle_file: the predictor 'oracle' need"),
     ],
 )
-def test_a_mistake_is_one_line(arguments: list[str], said: str):
+def test_invalid_setting_is_a_one_line_error(arguments: list[str], said: str):
     ports = [] if "--http-port" in arguments else ["--http-port", "0"]
     line = only_line(run("serve", "--grpc-port", "0", *ports, *arguments))
     assert line.startswith("foretoken: ")
@@ -129,19 +129,19 @@ def test_a_mistake_is_one_line(arguments: list[str], said: str):
         (["bench", "u", "--json", "/no/such/f"], "cannot write /no/such/f: the folder"),
     ],
 )
-def test_a_mistake_in_usage_is_one_line_and_status_2(arguments: list[str], said: str):
+def test_usage_error_is_one_line_with_status_2(arguments: list[str], said: str):
     done = run(*arguments)
     line = only_line(done)
     assert done.returncode == 2 and done.stdout == ""
     assert line.startswith("foretoken: ") and said in line
 
 
-def test_the_version_is_the_package_s():
+def test_version_is_the_package_version():
     done = run("--version")
     assert (done.returncode, done.stdout) == (0, f"foretoken {version('foretoken')}\n")
 
 
-def test_what_answers_at_once_imports_nothing_heavy():
+def test_quick_commands_import_nothing_heavy():
     """To know a version or a mistyped option nobody waits for PyTorch."""
     heavy = {"torch", "transformers", "numpy", "grpc", "fastapi", "rich.console", "uvloop"}
     program = (
@@ -159,14 +159,14 @@ def test_what_answers_at_once_imports_nothing_heavy():
         assert "typer" in imported and not imported & heavy, imported & heavy
 
 
-def test_a_key_is_made_with_the_line_that_knows_it():
+def test_key_command_prints_key_and_hash_line():
     first, second = run("key", "ann"), run("key", "ann")
     assert first.stdout == f"ann:{sha256(first.stderr.strip().encode()).hexdigest()}\n"
     assert first.stderr != second.stderr
 
 
 @pytest.mark.parametrize("arguments", [["-h"], ["serve", "-h"], ["bench", "-h"], ["chat", "-h"]])
-def test_help_is_grouped(arguments: list[str]):
+def test_help_groups_commands(arguments: list[str]):
     done = run(*arguments)
     assert done.returncode == 0 and done.stderr == ""
     panels = [line for line in done.stdout.splitlines() if line.startswith("╭─")]
@@ -181,7 +181,7 @@ params = { watermark = 0.9 }
 """
 
 
-def test_presets_are_listed_a_line_each(tmp_path: Path):
+def test_presets_command_lists_all_presets(tmp_path: Path):
     mine = tmp_path / "mine.toml"
     mine.write_text(MINE)
     done = run("presets", "--presets", str(mine))
@@ -194,7 +194,7 @@ def test_presets_are_listed_a_line_each(tmp_path: Path):
     assert lines[-1].split(maxsplit=1)[1] == "like alise"
 
 
-def test_a_preset_is_printed_whole(tmp_path: Path):
+def test_presets_command_prints_one_preset(tmp_path: Path):
     mine = tmp_path / "mine.toml"
     mine.write_text(MINE)
     shown = run("presets", "mine", "--presets", str(mine)).stdout.splitlines()
@@ -220,12 +220,12 @@ def _fixed(folder: Path) -> Path:
     return file
 
 
-def test_a_preset_mistyped_is_one_line():
+def test_mistyped_preset_is_a_one_line_error():
     line = only_line(run("presets", "alice"))
     assert line.startswith("foretoken: unknown preset 'alice', did you mean alise?; known: fcfs, ")
 
 
-def test_a_users_row_with_a_mistake_is_one_line(tmp_path: Path):
+def test_invalid_user_preset_is_a_one_line_error(tmp_path: Path):
     mine = tmp_path / "mine.toml"
     mine.write_text(MINE.replace("order", "ordr"))
     ports = ["--http-port", "0", "--grpc-port", "0"]
@@ -233,7 +233,7 @@ def test_a_users_row_with_a_mistake_is_one_line(tmp_path: Path):
     assert line.startswith(f"foretoken: {mine}, [mine]: unknown cell 'ordr', did you mean order?")
 
 
-def test_why_without_a_server_or_a_log_is_one_line(tmp_path: Path):
+def test_why_without_server_or_log_is_a_one_line_error(tmp_path: Path):
     line = only_line(run("why", "4fe1aa", "--server", "127.0.0.1:1"))
     assert line.startswith("foretoken why: ") and "127.0.0.1:1" in line
     text = tmp_path / "text"
@@ -242,7 +242,7 @@ def test_why_without_a_server_or_a_log_is_one_line(tmp_path: Path):
     assert line.startswith(f"foretoken: {text} is no event log of foretoken")
 
 
-def test_a_mistyped_environment_variable_is_refused():
+def test_unknown_environment_variable_is_rejected():
     line = only_line(run("serve", FORETOKEN_SHEDULER_POLICY="fcfs"))
     assert "FORETOKEN_SHEDULER_POLICY" in line and "did you mean scheduler?" in line
     line = only_line(run("serve", FORETOKEN_SCHEDULER_POLCY="fcfs"))
@@ -257,7 +257,7 @@ def taken() -> Iterator[int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("option", ["--http-port", "--grpc-port"])
-def test_a_port_in_use_is_named(taken: int, option: str):
+def test_serve_names_a_port_in_use(taken: int, option: str):
     other = "--grpc-port" if option == "--http-port" else "--http-port"
     line = only_line(run("serve", option, str(taken), other, "0"))
     assert f"127.0.0.1:{taken}" in line
@@ -270,7 +270,7 @@ def copy_of_demo(folder: Path) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("separate", [[], ["--separate"]])
-def test_a_broken_model_folder_is_named(tmp_path: Path, separate: list[str]):
+def test_serve_names_a_broken_model_folder(tmp_path: Path, separate: list[str]):
     model = copy_of_demo(tmp_path)
     weights = model / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
@@ -279,7 +279,7 @@ def test_a_broken_model_folder_is_named(tmp_path: Path, separate: list[str]):
     assert line.startswith("foretoken: ") and str(model) in line
 
 
-def test_a_model_folder_without_a_tokenizer_is_named(tmp_path: Path):
+def test_serve_names_a_model_folder_without_tokenizer(tmp_path: Path):
     model = copy_of_demo(tmp_path)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (model / name).unlink()
@@ -288,7 +288,7 @@ def test_a_model_folder_without_a_tokenizer_is_named(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_an_unknown_architecture_is_named(tmp_path: Path):
+def test_serve_names_an_unknown_architecture(tmp_path: Path):
     model = copy_of_demo(tmp_path)
     config = json.loads((model / "config.json").read_text())
     config["model_type"] = "no-such-model"
@@ -298,7 +298,7 @@ def test_an_unknown_architecture_is_named(tmp_path: Path):
     assert "no-such-model" in line or "NoSuchModel" in line
 
 
-def test_the_module_and_the_script_are_one_command():
+def test_module_and_script_are_the_same_command():
     by_module = run("--help")
     script = Path(command()[0]).parent / "foretoken"
     by_script = subprocess.run(

@@ -39,7 +39,7 @@ def check(told: Sequence[dict[str, Any]], tokens: int) -> None:
 
 
 @pytest.mark.slow
-def test_an_http_stream_sees_its_interval_narrow_to_what_came(live: Live) -> None:
+def test_forecast_interval_narrows_during_the_stream(live: Live) -> None:
     body = {
         "prompt": LONG, "max_tokens": MOST, "temperature": 0, "stream": True, "ignore_eos": True,
         "stream_options": OPTIONS,
@@ -60,7 +60,7 @@ def test_an_http_stream_sees_its_interval_narrow_to_what_came(live: Live) -> Non
 
 
 @pytest.mark.slow
-def test_grpc_sees_the_same(live: Live) -> None:
+def test_grpc_stream_carries_the_same_forecasts(live: Live) -> None:
     chunks, tokens = foreseen(live)
     check([vars(chunk.forecast) for chunk in chunks if chunk.forecast], tokens)
 
@@ -80,7 +80,7 @@ def foreseen(live: Live) -> tuple[list[Chunk], int]:
 
 
 @pytest.mark.slow
-def test_the_openai_client_gets_it_with_each_choice(live: Live) -> None:
+def test_openai_client_receives_forecasts_per_choice(live: Live) -> None:
     with OpenAI(base_url=f"{live.http}/v1", api_key="none", max_retries=0) as client:
         ask: Any = client.chat.completions.create
         turns = [{"role": "user", "content": LONG}]
@@ -100,7 +100,7 @@ def test_the_openai_client_gets_it_with_each_choice(live: Live) -> None:
 
 
 @pytest.mark.slow
-def test_how_it_came_true_is_told_to_prometheus(live: Live) -> None:
+def test_forecast_outcomes_are_counted(live: Live) -> None:
     foreseen(live)
     text = urllib.request.urlopen(f"{live.http}/metrics", timeout=10).read().decode()
     lines = [line for line in text.splitlines() if line.startswith("foretoken_client_")]

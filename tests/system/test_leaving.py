@@ -17,7 +17,7 @@ MOMENTS_S = (0.3, 1.0, 2.0, 3.0, 4.0, 5.5, 7.0, 9.0, 12.0)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", [[], ["--separate"]], ids=["embedded", "separate"])
-def test_at_any_moment_of_a_start(mode: list[str]) -> None:
+def test_ctrl_c_at_any_moment_of_the_start(mode: list[str]) -> None:
     """130 before it is ready, 0 from then on; and nobody is left behind."""
     for moment_s in MOMENTS_S:
         process = subprocess.Popen(
@@ -48,7 +48,7 @@ def _none_of(parent: int) -> bool:
 
 
 @pytest.mark.slow
-async def test_under_load_it_says_what_it_waits_for_and_a_second_ends_it(tmp_path: Path) -> None:
+async def test_drain_reports_running_requests_and_second_signal_ends_it(tmp_path: Path) -> None:
     says = tmp_path / "says"
     with serving(says=says) as live:
         async with AsyncClient(live.grpc) as client:

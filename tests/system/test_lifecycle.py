@@ -78,7 +78,7 @@ def post(live: Live, body: dict[str, object], **headers: str) -> urllib.request.
     return urllib.request.Request(f"{live.http}/v1/completions", data, all_headers)
 
 
-async def test_a_cancelled_call_frees_its_blocks(live: Live):
+async def test_cancelled_grpc_call_frees_kv_blocks(live: Live):
     async with AsyncClient(live.grpc) as client:
         stream = client.generate("Count from 1 to 500.\n", **LONG)
         async for chunk in stream:
@@ -89,14 +89,14 @@ async def test_a_cancelled_call_frees_its_blocks(live: Live):
         await asyncio.to_thread(wait_for, lambda: is_empty(live))
 
 
-def test_a_browser_that_closes_its_stream_frees_its_blocks(live: Live):
+def test_closed_http_stream_frees_kv_blocks(live: Live):
     body = {"prompt": "Count from 1 to 500.\n", "stream": True, **LONG}
     with urllib.request.urlopen(post(live, body), timeout=10) as response:
         assert response.readline().startswith(b"data: ")
     wait_for(lambda: is_empty(live))
 
 
-async def test_a_client_that_goes_while_queued_leaves_the_queue(live: Live):
+async def test_disconnected_client_leaves_the_queue(live: Live):
     async with all_memory_taken(live) as client:
         waiting = client.generate("Count from 1 to 500.\n", **LONG)
         reading = asyncio.ensure_future(anext(aiter(waiting)))
@@ -108,7 +108,7 @@ async def test_a_client_that_goes_while_queued_leaves_the_queue(live: Live):
     await asyncio.to_thread(wait_for, lambda: is_empty(live))
 
 
-async def test_a_deadline_that_passes_in_the_queue_is_a_504(live: Live):
+async def test_deadline_in_the_queue_returns_504(live: Live):
     async with all_memory_taken(live):
         late = post(live, {"prompt": "Copy: a\n", **LONG}, **{"x-request-timeout-s": "0.2"})
         with pytest.raises(urllib.error.HTTPError) as refused:
@@ -117,7 +117,7 @@ async def test_a_deadline_that_passes_in_the_queue_is_a_504(live: Live):
     await asyncio.to_thread(wait_for, lambda: is_empty(live))
 
 
-async def test_a_deadline_that_passes_while_running_is_a_finish_reason(live: Live):
+async def test_deadline_while_running_is_a_finish_reason(live: Live):
     async with AsyncClient(live.grpc) as client:
         chunks = aiter(client.generate("Count to 9.\n", timeout_s=2, **LONG))
         assert (await anext(chunks)).token_ids
@@ -126,7 +126,7 @@ async def test_a_deadline_that_passes_while_running_is_a_finish_reason(live: Liv
         await asyncio.to_thread(wait_for, lambda: is_empty(live))
 
 
-async def test_a_full_queue_is_a_429_that_says_when_to_come_back(live: Live):
+async def test_full_queue_returns_429_with_retry_after(live: Live):
     async with all_memory_taken(live) as client:
         streams = [client.generate("Count from 1 to 500.\n", **LONG) for _ in range(3)]
         reads = [asyncio.ensure_future(stream.complete()) for stream in streams]
@@ -143,7 +143,7 @@ async def test_a_full_queue_is_a_429_that_says_when_to_come_back(live: Live):
 
 
 @pytest.mark.slow
-async def test_the_first_sigterm_lets_answers_end_and_refuses_new_ones():
+async def test_first_sigterm_drains():
     with serving() as live:
         async with AsyncClient(live.grpc) as client:
             stream = client.generate("Count from 1 to 500.\n", **LONG)
@@ -161,7 +161,7 @@ async def test_the_first_sigterm_lets_answers_end_and_refuses_new_ones():
 
 
 @pytest.mark.slow
-async def test_the_second_sigterm_stops_at_once():
+async def test_second_sigterm_stops_at_once():
     with serving() as live:
         async with AsyncClient(live.grpc) as client:
             stream = client.generate("Count from 1 to 500.\n", **LONG)

@@ -38,7 +38,7 @@ def chat(http: str, words: int) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", [[], ["--separate"]])
-def test_the_board_and_a_story_of_a_real_system(mode: list[str]) -> None:
+def test_board_and_why_of_a_live_system(mode: list[str]) -> None:
     arguments = ["--kv-tokens", str(KV_TOKENS), "--workers", "2", "--policy", "past-future"]
     with serving(*arguments, *mode) as live:
         before = told(live.http, "board")
@@ -61,7 +61,7 @@ def test_the_board_and_a_story_of_a_real_system(mode: list[str]) -> None:
 
 
 @pytest.mark.slow
-def test_a_flag_turns_it_off() -> None:
+def test_no_ui_flag_disables_the_page() -> None:
     with serving("--no-ui") as live:
         for path in ("/ui/", "/ui/board"):
             request = Request(live.http + path, headers={"accept": "text/html"})
@@ -101,7 +101,7 @@ async def loaded(http: str) -> AsyncIterator[None]:
 
 
 @pytest.mark.slow
-async def test_the_page_in_a_browser(chromium_program: str) -> None:
+async def test_live_page_works_in_a_browser(chromium_program: str) -> None:
     with serving("--kv-tokens", str(KV_TOKENS), "--workers", "2") as live:
         async with browsing(chromium_program) as browser, browser.tab() as tab:
             await tab.look(1280, 800)

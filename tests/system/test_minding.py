@@ -12,7 +12,7 @@ from foretoken.client.errors import ForetokenError
 from tests.system.minded import answers, killed, minded, right_while, said
 
 
-async def test_answers_go_on_without_a_worker_and_the_predictor(tmp_path: Path) -> None:
+async def test_answers_survive_the_loss_of_a_worker_and_the_predictor(tmp_path: Path) -> None:
     with minded(tmp_path) as (live, says):
         async with AsyncClient(live.grpc) as client:
             expected = await answers(client)
@@ -27,7 +27,7 @@ async def test_answers_go_on_without_a_worker_and_the_predictor(tmp_path: Path) 
 
 
 @pytest.mark.slow
-async def test_all_children_of_an_embedded_server_come_back(tmp_path: Path) -> None:
+async def test_embedded_server_restarts_all_children(tmp_path: Path) -> None:
     with minded(tmp_path) as (live, says):
         async with AsyncClient(live.grpc) as client:
             expected = await answers(client)
@@ -47,7 +47,7 @@ async def test_all_children_of_an_embedded_server_come_back(tmp_path: Path) -> N
 
 @pytest.mark.slow
 @pytest.mark.parametrize("section", ["worker", "predictor", "scheduler", "batcher", "estimator"])
-async def test_every_child_of_separate_processes(tmp_path: Path, section: str) -> None:
+async def test_separate_server_restarts_every_child(tmp_path: Path, section: str) -> None:
     with minded(tmp_path, "--separate") as (live, says):
         async with AsyncClient(live.grpc) as client:
             expected = await answers(client)
@@ -62,7 +62,7 @@ async def test_every_child_of_separate_processes(tmp_path: Path, section: str) -
 
 
 @pytest.mark.slow
-async def test_connections_end_with_a_gateway_and_new_ones_work(tmp_path: Path) -> None:
+async def test_connections_recover_from_a_gateway_restart(tmp_path: Path) -> None:
     with minded(tmp_path, "--separate") as (live, says):
         async with AsyncClient(live.grpc) as client:
             expected = await answers(client)
@@ -80,7 +80,7 @@ async def test_connections_end_with_a_gateway_and_new_ones_work(tmp_path: Path) 
 
 
 @pytest.mark.slow
-async def test_sigterm_of_one_of_two_workers_loses_nothing(tmp_path: Path) -> None:
+async def test_sigterm_of_a_worker_loses_no_request(tmp_path: Path) -> None:
     with minded(tmp_path) as (live, says):
         async with AsyncClient(live.grpc) as client:
             expected = await answers(client)
@@ -95,7 +95,7 @@ async def test_sigterm_of_one_of_two_workers_loses_nothing(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-async def test_sigterm_of_the_scheduler_refuses_nobody(tmp_path: Path) -> None:
+async def test_sigterm_of_the_scheduler_rejects_no_request(tmp_path: Path) -> None:
     with minded(tmp_path, "--separate") as (live, says):
         async with AsyncClient(live.grpc) as client:
             expected = await answers(client)

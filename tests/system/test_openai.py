@@ -27,7 +27,7 @@ async def test_openai(live: Live, openai_check: Check):
 
 
 @pytest.mark.slow
-def test_reflection_lists_the_services_and_health_says_serving(live: Live):
+def test_reflection_and_health_services_work(live: Live):
     assert check(live.grpc) == "SERVING"
     with grpc.insecure_channel(live.grpc) as channel:
         names = ProtoReflectionDescriptorDatabase(channel).get_services()

@@ -58,7 +58,9 @@ def placed(entries: list[Step]) -> dict[str, list[str]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("place", ["prefix_aware", "max_min_prefix"])
-async def test_a_prompt_goes_where_its_beginning_is(tmp_path: Path, place: str) -> None:
+async def test_placement_prefers_the_worker_with_the_cached_prefix(
+    tmp_path: Path, place: str
+) -> None:
     """Two long beginnings, first asked for both at once: a worker each. Then either goes home,
     whichever is asked for first, though both workers are idle."""
     log = tmp_path / "events.jsonl"
@@ -99,7 +101,7 @@ async def test_a_prompt_goes_where_its_beginning_is(tmp_path: Path, place: str) 
 
 
 @pytest.mark.slow
-async def test_who_is_moved_is_answered_as_if_it_had_stayed(tmp_path: Path) -> None:
+async def test_moved_request_gets_the_same_answer(tmp_path: Path) -> None:
     """Each worker has a place for one, and a long answer to make. One of these makes way for a
     short one; then the client of the other leaves, and it goes on there with what it has."""
     log = tmp_path / "events.jsonl"

@@ -13,7 +13,7 @@ MODULE = "services.predictor"
 
 
 @pytest.mark.slow
-def test_a_predictor_killed_is_not_missed_and_comes_back():
+def test_killed_predictor_is_replaced_without_failures():
     with serving() as live, Client(live.grpc) as client:
 
         def answer() -> str:
@@ -32,7 +32,7 @@ def test_a_predictor_killed_is_not_missed_and_comes_back():
 
 
 @pytest.mark.slow
-def test_a_serve_that_is_killed_leaves_no_predictor_behind():
+def test_killed_serve_leaves_no_predictor_behind():
     with serving() as live:
         [predictor] = children(live.process.pid, MODULE)
         live.process.kill()

@@ -43,7 +43,7 @@ def oracle_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", list(presets()))
-async def test_answers_are_the_engines_own(
+async def test_served_answers_equal_the_engine(
     policy: str, workers: Workers, oracle_file: Path
 ) -> None:
     takes = presets()[policy].takes()
@@ -115,7 +115,7 @@ def never_evicts(preset: Preset) -> bool:
     return preset.form == "fixed"
 
 
-def test_the_load_is_of_every_kind() -> None:
+def test_recorded_load_covers_every_event() -> None:
     reasons = {choice.reason for choices in expected() for choice in choices}
     assert reasons == {FinishReason.STOP, FinishReason.LENGTH}
     made = sorted(len(choice.tokens) for choices in expected() for choice in choices)

@@ -29,7 +29,7 @@ TOO_EARLY_S = 1.0  # between all the others' being up and the predictor's: time 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", [[], ["--separate"]], ids=["embedded", "separate"])
-def test_ready_is_said_once_the_predictor_is_there(
+def test_ready_line_follows_the_predictor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: list[str]
 ) -> None:
     gate = tmp_path / "gate"

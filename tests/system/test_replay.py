@@ -87,7 +87,7 @@ def there(live: Live) -> int:
 
 
 @pytest.mark.slow
-async def test_an_aggressive_run_with_evictions_replays_too(tmp_path: Path):
+async def test_event_log_with_evictions_replays(tmp_path: Path):
     log = tmp_path / "events.jsonl"
     settings = ["--policy", "fcfs", "--kv-tokens", "512"]
     with serving(*settings, "--set", f"scheduler.event_log={log}") as live:
@@ -116,7 +116,7 @@ async def test_an_aggressive_run_with_evictions_replays_too(tmp_path: Path):
     assert preempted > 0
 
 
-def test_a_log_of_everything_that_can_happen_replays(tmp_path: Path):
+def test_event_log_of_every_event_replays(tmp_path: Path):
     """Adoption, displacement, a batcher of its own that answers and one that doesn't, refusals:
     written down and read again, the same steps."""
     view = WorkerView("w0", "unix:/w0", "demo", 1_000, 16, 4, 500)

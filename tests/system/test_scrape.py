@@ -24,7 +24,7 @@ OF = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", OF)
-def test_one_scrape_tells_of_every_process(mode: str) -> None:
+def test_one_scrape_covers_every_process(mode: str) -> None:
     arguments = ["--separate"] if mode == "separate" else []
     with serving("--workers", "2", "--set", "gateway.vllm_metrics=on", *arguments) as live:
 
@@ -65,7 +65,7 @@ def test_one_scrape_tells_of_every_process(mode: str) -> None:
 
 
 @pytest.mark.slow
-async def test_500_requests_of_a_real_stack_are_counted_as_their_clients_saw_them() -> None:
+async def test_metrics_of_500_requests_match_client_measurements() -> None:
     """Its gateway is in this process: both sides read one clock."""
     settings = (f"gateway.sla_classes={json.dumps(CLASSES)}", "gateway.default_sla=easy")
     options = ServeOptions(http_port=0, grpc_port=0, sets=settings)

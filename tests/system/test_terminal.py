@@ -94,7 +94,7 @@ def test_chat_streams_a_conversation():
 
 
 @pytest.mark.slow
-def test_chat_over_http_knows_commands():
+def test_chat_over_http_accepts_commands():
     with serving() as live, terminal("chat", "--server", f"{live.http}/v1") as screen:
         screen.wait_for(r"demo at http")
         screen.type("/help\r")
@@ -106,7 +106,7 @@ def test_chat_over_http_knows_commands():
 
 
 @pytest.mark.slow
-def test_chat_says_in_a_line_that_nobody_listens():
+def test_chat_reports_an_unreachable_server_in_one_line():
     done = subprocess.run(
         command("chat", "--server", "127.0.0.1:9"),
         input="Hello\n",

@@ -14,7 +14,7 @@ KEY = "sk-of-a-test"
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", [[], ["--separate"]])
-def test_under_load_a_line_says_how_much_comes(tmp_path: Path, mode: list[str]) -> None:
+def test_throughput_line_appears_under_load(tmp_path: Path, mode: list[str]) -> None:
     said = tmp_path / "stderr"
     with serving("--api-key", KEY, *mode, says=said) as live, Client(live.grpc, KEY) as client:
         until_s = time.monotonic() + 4 * INTERVAL_S

@@ -115,7 +115,7 @@ def check_answer(root: Seen, told: Mapping[str, Any], reasons: list[str]) -> Non
     assert root.attributes["foretoken.sla.outcome"] in ("met", "missed")
 
 
-def test_a_chat_over_http_is_one_tree_across_processes(live: Live, collector: Collector) -> None:
+def test_http_chat_makes_one_trace_across_processes(live: Live, collector: Collector) -> None:
     asked = Asked()
     messages = [{"role": "user", "content": PROMPT}]
     events = post(
@@ -144,7 +144,7 @@ def _in_slices(collector: Collector, asked: Asked) -> int:
     return sum(span.attributes["foretoken.slice.tokens"] for span in slices)
 
 
-def test_several_choices_over_grpc_are_one_tree(live: Live, collector: Collector) -> None:
+def test_grpc_call_with_several_choices_makes_one_trace(live: Live, collector: Collector) -> None:
     asked = Asked()
     request = gateway_pb2.GenerateRequest(
         prompt=PROMPT, sampling=common_pb2.Sampling(n=2, max_tokens=40, ignore_eos=True)
@@ -164,7 +164,7 @@ def test_several_choices_over_grpc_are_one_tree(live: Live, collector: Collector
 
 
 @pytest.mark.slow
-def test_a_client_without_a_trace_begins_one_of_its_own(live: Live, collector: Collector) -> None:
+def test_request_without_traceparent_starts_a_trace(live: Live, collector: Collector) -> None:
     with Client(live.grpc) as client:
         answer = client.complete(PROMPT, max_tokens=4)
     wait_for(lambda: bool(_answered(collector, answer.request_id)), 30)
@@ -177,7 +177,7 @@ def _answered(collector: Collector, response_id: str) -> list[Seen]:
     return [span for span in known if span.attributes.get("gen_ai.response.id") == response_id]
 
 
-def test_what_its_client_left_out_leaves_nothing(live: Live, collector: Collector) -> None:
+def test_interrupted_bench_leaves_no_connection(live: Live, collector: Collector) -> None:
     unsampled, sampled = Asked("00"), Asked()
     post(live, "/v1/completions", unsampled, prompt=PROMPT)
     post(live, "/v1/completions", sampled, prompt=PROMPT)
@@ -185,7 +185,7 @@ def test_what_its_client_left_out_leaves_nothing(live: Live, collector: Collecto
     assert not collector.of(unsampled.trace_id)
 
 
-def test_a_request_that_is_refused_says_why(live: Live, collector: Collector) -> None:
+def test_rejected_request_explains_itself(live: Live, collector: Collector) -> None:
     asked = Asked()
     with pytest.raises(urllib.error.HTTPError, match="400"):
         post(live, "/v1/completions", asked, prompt="")
@@ -194,7 +194,7 @@ def test_a_request_that_is_refused_says_why(live: Live, collector: Collector) ->
     assert "prompt" in root.failed
 
 
-async def test_a_client_that_leaves_ends_its_trace(live: Live, collector: Collector) -> None:
+async def test_trace_ends_when_client_disconnects(live: Live, collector: Collector) -> None:
     before = {span.span_id for span in collector.spans}
     async with AsyncClient(live.grpc) as client:
         stream = client.generate("Count from 1 to 500.\n", max_tokens=1_000, ignore_eos=True)
@@ -241,7 +241,7 @@ def test_gen_ai_metrics_count_every_request(live: Live, collector: Collector) ->
 
 
 @pytest.mark.slow
-def test_every_service_a_process_of_its_own_and_kv_that_is_swapped(collector: Collector) -> None:
+def test_separate_services_answer_with_swapped_kv(collector: Collector) -> None:
     arguments = ("--separate", "--policy", "alise", "--kv-tokens", "512", "--host-gib", "0.1")
     with serving(*tracing(collector), *arguments) as live:
         wait_for_predictor(live, collector)
@@ -285,7 +285,7 @@ def _named_soon(collector: Collector, asked: Asked, name: str) -> list[Seen]:
 
 
 @pytest.mark.slow
-def test_without_a_collector_each_process_says_so_once_in_json(tmp_path: Path) -> None:
+def test_missing_collector_is_logged_once_per_process(tmp_path: Path) -> None:
     says = tmp_path / "stderr"
     endpoint = f"http://127.0.0.1:{free_port()}"
     sets = {

@@ -40,7 +40,7 @@ def chat(http: str, **body: Any) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", [[], ["--separate"]])
-def test_a_story_from_the_server_and_the_same_from_its_log(tmp_path: Path, mode: list[str]) -> None:
+def test_why_from_server_equals_why_from_log(tmp_path: Path, mode: list[str]) -> None:
     log = tmp_path / "events.jsonl"
     settings = ["--kv-tokens", "512", "--set", f"scheduler.event_log={log}", *mode]
     with serving(*settings) as live:

@@ -30,7 +30,7 @@ def bench(*arguments: str) -> str:
 
 
 @pytest.mark.slow
-def test_a_live_server_is_measured(live: Live, tmp_path: Path) -> None:
+def test_bench_measures_a_live_server(live: Live, tmp_path: Path) -> None:
     out, picture = tmp_path / "out.json", tmp_path / "out.png"
     told = bench(
         live.http, "--requests", "12", "--concurrency", "4", "--max-tokens", "16",
@@ -49,7 +49,7 @@ def test_a_live_server_is_measured(live: Live, tmp_path: Path) -> None:
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_words_of_a_length_come_as_they_are_asked_for(live: Live, tmp_path: Path) -> None:
+def test_bench_sends_random_words_of_the_requested_length(live: Live, tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     told = bench(
         live.http, "--endpoint", "completions", "--input-tokens", "40", "--output-tokens", "3",
@@ -61,7 +61,7 @@ def test_words_of_a_length_come_as_they_are_asked_for(live: Live, tmp_path: Path
     assert all(38 <= s["prompt_tokens"] <= 42 for s in went["samples"])
 
 
-def test_a_server_is_compared_with_another(live: Live) -> None:
+def test_bench_compares_two_servers(live: Live) -> None:
     told = bench(
         "--compare", live.http, f"{live.http}/v1", "--requests", "3", "--rounds", "2",
         "--max-tokens", "4", "--warm-up", "1",
@@ -69,7 +69,7 @@ def test_a_server_is_compared_with_another(live: Live) -> None:
     assert "second / first" in told and "2 round(s)" in told
 
 
-async def test_ctrl_c_tells_what_there_is_by_then() -> None:
+async def test_ctrl_c_reports_partial_results() -> None:
     async with faking(lambda _: Answer(pause_s=0.001 if len(fake.asked) < 30 else 60)) as fake:
         process = await asyncio.create_subprocess_exec(
             *command("bench", fake.url, "--requests", "1000", "--concurrency", "2"),

@@ -17,7 +17,7 @@ HOW = st.sampled_from(sorted(ARRIVALS))
 @given(
     RATES, st.sampled_from(sorted(ARRIVALS)), st.integers(0, 200), st.floats(0, 3), st.integers()
 )
-def test_times_rise_from_0_and_keep_both_ends(
+def test_due_times_ascend_within_both_limits(
     rate: float, arrivals: str, requests: int, seconds: float, seed: int
 ) -> None:
     if not (requests or seconds):
@@ -34,12 +34,12 @@ def test_times_rise_from_0_and_keep_both_ends(
         assert len(times) == requests == load.max_requests
 
 
-def test_constant_arrivals_are_even() -> None:
+def test_constant_arrivals_are_evenly_spaced() -> None:
     assert due_times_s(Load(4, 0, 2.0, "constant"), Random(0)) == [0, 0.5, 1.0, 1.5]
     assert len(due_times_s(Load(0, 2.0, 4.0, "constant"), Random(0))) == 8
 
 
-def test_poisson_gaps_have_their_mean_and_spread() -> None:
+def test_poisson_gaps_have_the_right_mean_and_spread() -> None:
     times = due_times_s(Load(20_000, 0, 50.0), Random(1))
     gaps = [b - a for a, b in pairwise(times)]
     mean = sum(gaps) / len(gaps)
@@ -47,19 +47,19 @@ def test_poisson_gaps_have_their_mean_and_spread() -> None:
     assert sum((gap - mean) ** 2 for gap in gaps) / len(gaps) == pytest.approx(mean**2, rel=0.06)
 
 
-def test_unknown_arrivals_are_named() -> None:
+def test_unknown_arrival_process_is_rejected() -> None:
     with pytest.raises(ValueError, match="unknown arrivals 'bursty'; known: poisson, constant"):
         Load(arrivals="bursty")
 
 
 @given(st.integers(1, 1000), st.integers(0, 1000), st.integers())
-def test_a_range_is_drawn_within(low: int, more: int, seed: int) -> None:
+def test_uniform_lengths_stay_within_the_range(low: int, more: int, seed: int) -> None:
     drawn = parse_lengths(f"{low}-{low + more}", "--x")(Random(seed))
     assert low <= drawn <= low + more
     assert parse_lengths(str(low), "--x")(Random(seed)) == low
 
 
-def test_a_lognormal_has_its_median() -> None:
+def test_lognormal_lengths_have_their_median() -> None:
     draw, rng = parse_lengths("lognormal:100,0.8", "--x"), Random(2)
     drawn = sorted(draw(rng) for _ in range(4_001))
     assert drawn[2_000] == pytest.approx(100, rel=0.1) and drawn[0] >= 1
@@ -69,6 +69,6 @@ def test_a_lognormal_has_its_median() -> None:
     "text",
     ["", "0", "-3", "x", "4-2", "1-2-3", "lognormal:", "lognormal:5", "lognormal:0,1", "1e3"],
 )
-def test_a_length_that_is_none_is_one_line(text: str) -> None:
+def test_invalid_length_is_a_one_line_error(text: str) -> None:
     with pytest.raises(ValueError, match=r"--input-tokens: .* is not a length; use 128"):
         parse_lengths(text, "--input-tokens")

@@ -50,7 +50,7 @@ def sample(
         (sample(1, 2, 3, end_s=4), 1, 1, 1, 3),
     ],
 )
-def test_a_request_s_times(
+def test_sample_latencies(
     one: Sample, ttft_s: float, tpot_s: float | None, longest_gap_s: float, e2e_s: float
 ) -> None:
     assert (one.ttft_s, one.longest_gap_s, one.e2e_s) == (ttft_s, longest_gap_s, e2e_s)
@@ -70,12 +70,12 @@ def test_a_request_s_times(
         (Budgets(2, 2, 3), True),
     ],
 )
-def test_budgets_are_kept_or_not(budgets: Budgets, met: bool) -> None:
+def test_budgets_decide_goodput(budgets: Budgets, met: bool) -> None:
     assert budgets.met_by(sample(1, 3, 4, 7)) is met
     assert not budgets.met_by(sample(1, 3, 4, 7, problem=TIMED_OUT))
 
 
-def test_a_round_s_figures() -> None:
+def test_figures_of_one_round() -> None:
     samples = [
         sample(0, 1, 2, tokens=4, prompt_tokens=10, sla_class="fast"),  # TTFT 1, TPOT 1/3
         sample(1, 4, 5, tokens=2, prompt_tokens=20, sla_class="slow"),  # TTFT 3, TPOT 1
@@ -106,25 +106,25 @@ def test_a_round_s_figures() -> None:
     assert (slow.met, slow.total, slow.share) == (0, 3, 0)
 
 
-def test_nothing_came_of_nothing() -> None:
+def test_figures_of_no_samples() -> None:
     found = figures([], 1, {"any": Budgets()})
     assert found.requests == 0 and isnan(found.latencies["ttft_s"].p99)
     assert isnan(found.goodput["any"].share) and found.errors == {}
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=30), st.floats(0, 1))
-def test_quantiles_are_numpy_s(values: list[float], share: float) -> None:
+def test_quantile_equals_numpy(values: list[float], share: float) -> None:
     ours = quantile(sorted(values), share)
     assert ours == pytest.approx(float(np.quantile(values, share)), rel=1e-9, abs=1e-6)
 
 
-def test_a_spread_is_of_all_values() -> None:
+def test_spread_covers_all_values() -> None:
     found = Spread.from_values([3, 1, 2])
     assert (found.mean, found.p50, found.maximum, found.count) == (2, 2, 3, 3)
     assert found.p90 == pytest.approx(2.8) and found.p99 == pytest.approx(2.98)
 
 
-def test_requests_under_way_together() -> None:
+def test_peak_concurrency() -> None:
     spans = [(0, 4), (1, 2), (2, 3), (3, 9), (9, 10)]
     assert peak_concurrency(sample(a, b, sent_s=a) for a, b in spans) == 2
     assert peak_concurrency([]) == 0
@@ -138,11 +138,11 @@ def test_requests_under_way_together() -> None:
         ("at most 131072 tokens", "at most 131072 tokens"),
     ],
 )
-def test_errors_are_of_a_kind_but_for_ids(problem: str, kind: str) -> None:
+def test_error_kind_ignores_ids(problem: str, kind: str) -> None:
     assert error_kind(problem) == kind
 
 
-def test_a_timeline_spreads_tokens_over_messages() -> None:
+def test_timeline_spreads_tokens_over_messages() -> None:
     line = timeline([sample(0, 0.5, 1.5, tokens=4), sample(1, 3.9)], 4, steps=4)
     assert line.at_s == [0, 1, 2, 3]
     assert line.tokens_per_s == [2, 2, 0, 1]

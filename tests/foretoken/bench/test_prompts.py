@@ -10,7 +10,7 @@ from foretoken.bench.lengths import parse_lengths
 from foretoken.bench.prompts import Prompt, TokenScale, demo_tasks, from_file, synthetic
 
 
-def test_a_seed_asks_the_same_and_another_does_not() -> None:
+def test_seed_determines_the_requests() -> None:
     draw = parse_lengths("5-50", "-")
     prompts = synthetic(draw, draw, TokenScale(), ("a", "b"), chat=True)
     one, same, other = (list(islice(prompts(Random(seed)), 9)) for seed in (1, 1, 2))
@@ -28,13 +28,13 @@ def test_a_seed_asks_the_same_and_another_does_not() -> None:
         ((10, 20), (110, 20), 13, 10),
     ],
 )
-def test_words_for_so_many_tokens(
+def test_token_scale_converts_tokens_to_words(
     few: tuple[int, int], many: tuple[int, int], tokens: int, words: int
 ) -> None:
     assert TokenScale.from_probes(few, many).words_for(tokens) == words
 
 
-def test_a_file_is_gone_through_again_and_again(tmp_path: Path) -> None:
+def test_file_prompts_repeat(tmp_path: Path) -> None:
     file = tmp_path / "f.jsonl"
     file.write_text(
         '{"prompt": "a"}\n{"messages": [{"role": "user", "content": "b"}], "max_tokens": 3}\n'
@@ -62,14 +62,14 @@ def test_a_file_is_gone_through_again_and_again(tmp_path: Path) -> None:
         '{"prompt": "a", "max_tokens": "9"}',
     ],
 )
-def test_a_line_that_is_no_prompt_is_named(tmp_path: Path, line: str) -> None:
+def test_invalid_prompt_line_is_named(tmp_path: Path, line: str) -> None:
     file = tmp_path / "f.jsonl"
     file.write_text(f'{{"prompt": "fine"}}\n{line}\n')
     with pytest.raises(ValueError, match=r"f.jsonl, line 2: expected a JSON object with `prompt`"):
         from_file(file, None, chat=True)
 
 
-def test_a_file_without_prompts_is_refused(tmp_path: Path) -> None:
+def test_file_without_prompts_is_rejected(tmp_path: Path) -> None:
     file = tmp_path / "f.jsonl"
     with pytest.raises(ValueError, match="cannot read"):
         from_file(file, None, chat=True)
@@ -82,7 +82,7 @@ def test_a_file_without_prompts_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("chat", [True, False])
-def test_the_demo_s_tasks_suit_their_endpoint(chat: bool) -> None:
+def test_demo_tasks_match_the_endpoint(chat: bool) -> None:
     for prompt in islice(demo_tasks(chat, 99)(Random(0)), 20):
         assert (prompt.prompt is None) == chat == bool(prompt.messages)
         assert prompt.max_tokens == 99

@@ -60,7 +60,7 @@ def shown(outcomes: list[Outcome], what: Plan) -> str:
     return " ".join(console.export_text().split())
 
 
-async def test_a_closed_loop_asks_so_many_and_no_more_at_once() -> None:
+async def test_closed_loop_keeps_its_concurrency() -> None:
     async with faking(lambda _: Answer(pause_s=0.005)) as fake:
         [outcome] = await run(plan(fake.url + "/v1/", api_key="sk-1", warm_up=3))
     assert len(fake.asked) == 2 + 3 + 6
@@ -76,7 +76,7 @@ async def test_a_closed_loop_asks_so_many_and_no_more_at_once() -> None:
     assert all(len(s.text_s) == 2 for s in outcome.rounds[0].samples)
 
 
-async def test_an_open_loop_waits_for_nobody() -> None:
+async def test_open_loop_sends_without_waiting() -> None:
     """None is answered before all have been asked."""
     gate = asyncio.Event()
 
@@ -109,7 +109,7 @@ KINDS: list[tuple[Answer, str]] = [
 
 
 @pytest.mark.parametrize(("answer", "problem"), KINDS)
-async def test_what_goes_wrong_is_told(answer: Answer, problem: str) -> None:
+async def test_bench_records_each_failure(answer: Answer, problem: str) -> None:
     async with faking(lambda _: answer) as fake:
         server, sample = Server(fake.url), Sample(0.0)
         timeout_s = 0.1 if problem == TIMED_OUT else 20.0
@@ -119,13 +119,13 @@ async def test_what_goes_wrong_is_told(answer: Answer, problem: str) -> None:
     assert sample.status == answer.status
 
 
-async def test_nobody_there_is_a_problem_of_each_request() -> None:
+async def test_unreachable_server_fails_each_request() -> None:
     server, sample = Server("127.0.0.1:1"), Sample(0.0)
     await server.stream("/v1/completions", b"{}", sample, 0.0, 5.0)
     assert sample.problem == UNREACHABLE
 
 
-async def test_a_kept_connection_that_was_closed_is_no_fault() -> None:
+async def test_closed_idle_connection_is_replaced() -> None:
     """The server hangs up after each whole answer, and doesn't say so."""
     whole = [delta("a", "stop"), usage(1, 1), DONE]
     ends = Answer(whole, headers="Connection: keep-alive\r\n")
@@ -142,7 +142,7 @@ async def test_a_kept_connection_that_was_closed_is_no_fault() -> None:
         await server.close()
 
 
-async def test_tokens_are_counted_by_messages_where_the_server_tells_none() -> None:
+async def test_tokens_are_counted_by_messages_without_usage() -> None:
     texts = Answer([delta("a"), delta("b"), delta("c", "stop"), DONE])
     async with faking(lambda _: texts) as fake:
         what = plan(fake.url)
@@ -153,7 +153,7 @@ async def test_tokens_are_counted_by_messages_where_the_server_tells_none() -> N
     assert "1.3 tokens per word" in told
 
 
-async def test_random_words_are_as_many_as_the_server_counts() -> None:
+async def test_random_words_match_the_server_token_count() -> None:
     """Each word is two tokens there, and a conversation five more."""
 
     def count(asked: Asked) -> Answer:
@@ -168,7 +168,7 @@ async def test_random_words_are_as_many_as_the_server_counts() -> None:
     assert outcome.workload == "random words, server tokens"
 
 
-async def test_a_file_s_prompts_and_completions(tmp_path: Path) -> None:
+async def test_bench_sends_prompts_of_a_file(tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
     file.write_text('{"prompt": "one"}\n\n{"prompt": "two", "max_tokens": 7}\n')
     asking = Workload(WORDS, file=from_file(file, 5, chat=False), chat=False)
@@ -181,14 +181,14 @@ async def test_a_file_s_prompts_and_completions(tmp_path: Path) -> None:
     assert outcome.figures[0].completed == 6 and "ignore_eos" not in fake.asked[0].body
 
 
-async def test_the_demo_is_asked_its_own_tasks() -> None:
+async def test_bench_sends_demo_tasks_to_the_demo_model() -> None:
     async with faking(models=listing("demo", owner="foretoken")) as fake:
         [outcome] = await run(plan(fake.url))
     assert outcome.workload == "the demo model's tasks" and len(fake.asked) == 6
     assert all(asked.body["messages"][-1]["role"] == "user" for asked in fake.asked)
 
 
-async def test_classes_are_named_in_turn_and_judged_by_their_own() -> None:
+async def test_requests_name_sla_classes_in_turn() -> None:
     async with faking() as fake:
         what = plan(fake.url, as_classes=("fast", "slow"))
         classes = {"fast": Budgets(ttft_s=1e-9), "slow": Budgets()}
@@ -201,7 +201,7 @@ async def test_classes_are_named_in_turn_and_judged_by_their_own() -> None:
     assert (good["slow"].met, good["slow"].total) == (3, 3)
 
 
-async def test_servers_are_compared_in_turns_with_the_same_requests(tmp_path: Path) -> None:
+async def test_compared_servers_get_the_same_requests(tmp_path: Path) -> None:
     order: list[str] = []
 
     def noting(name: str) -> Callable[[Asked], Answer]:
@@ -229,7 +229,7 @@ async def test_servers_are_compared_in_turns_with_the_same_requests(tmp_path: Pa
         draw(tmp_path / "plot.nonsense", outcomes)
 
 
-async def test_a_stop_tells_what_there_is() -> None:
+async def test_stopped_bench_reports_partial_results() -> None:
     stop = asyncio.Event()
     held: list[Asked] = []
 
@@ -262,14 +262,16 @@ async def test_a_stop_tells_what_there_is() -> None:
         (listing("a", "b"), "c", "does not serve 'c'; it serves a, b"),
     ],
 )
-async def test_what_cannot_be_loaded_is_one_sentence(models: Answer, model: str, said: str) -> None:
+async def test_unloadable_model_is_reported_in_one_sentence(
+    models: Answer, model: str, said: str
+) -> None:
     async with faking(models=models) as fake:
         with pytest.raises(ValueError, match=said):
             await run(plan(fake.url, model=model))
     assert not fake.asked
 
 
-async def test_a_server_that_refuses_all_is_not_measured() -> None:
+async def test_bench_stops_when_every_warm_up_request_fails() -> None:
     async with faking(lambda _: refusal(400, "no chat template")) as fake:
         with pytest.raises(ValueError, match="fails every request: HTTP 400: no chat template"):
             await run(plan(fake.url))
@@ -279,7 +281,7 @@ async def test_a_server_that_refuses_all_is_not_measured() -> None:
             await run(plan(fake.url, warm_up=2))
 
 
-async def test_nobody_and_nonsense_are_told_apart() -> None:
+async def test_unreachable_and_invalid_servers_are_distinguished() -> None:
     with pytest.raises(ValueError, match=r"no server answers at http://127.0.0.1:1: "):
         await run(plan("127.0.0.1:1"))
 
@@ -293,7 +295,7 @@ async def test_nobody_and_nonsense_are_told_apart() -> None:
     other.close()
 
 
-async def test_a_model_s_owner_is_known() -> None:
+async def test_find_model_returns_the_owner() -> None:
     async with faking(models=listing("x", "y", owner="vllm")) as fake:
         server = Server(fake.url)
         assert await find_model(server) == ServedModel("x", "vllm")
@@ -311,17 +313,17 @@ async def test_a_model_s_owner_is_known() -> None:
         ("http://[::1]:8000", HttpAddress("::1", 8000)),
     ],
 )
-def test_an_address_is_read(url: str, address: HttpAddress) -> None:
+def test_http_address_parses_each_form(url: str, address: HttpAddress) -> None:
     assert HttpAddress.parse(url) == address
 
 
 @pytest.mark.parametrize("url", ["", "ftp://h", "http://", "http://h:x", "http://h:99999"])
-def test_what_is_no_address_is_one_line(url: str) -> None:
+def test_invalid_address_is_a_one_line_error(url: str) -> None:
     with pytest.raises(ValueError, match="is not a server address"):
         HttpAddress.parse(url)
 
 
-async def test_progress_counts_each_end() -> None:
+async def test_progress_counts_ended_requests() -> None:
     seen: list[tuple[int, int]] = []
 
     def tell(what: str, load: Load, now: Progress) -> None:

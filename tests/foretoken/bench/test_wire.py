@@ -25,7 +25,7 @@ def read(pieces: list[bytes]) -> tuple[AnswerReader, bytes]:
 
 
 @given(BODIES, st.lists(st.integers(0, 10_000), max_size=12), st.booleans())
-def test_a_chunked_answer_is_whole_however_it_is_cut(
+def test_answer_reader_joins_chunks_at_any_split(
     chunks: list[bytes], places: list[int], trailer: bool
 ) -> None:
     wire = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -44,13 +44,13 @@ def test_a_chunked_answer_is_whole_however_it_is_cut(
 
 
 @given(st.binary(max_size=60), st.lists(st.integers(0, 10_000), max_size=8))
-def test_an_answer_of_known_length_ends_with_it(content: bytes, places: list[int]) -> None:
+def test_answer_reader_ends_at_content_length(content: bytes, places: list[int]) -> None:
     head = f"HTTP/1.1 404 Not Found\r\nContent-Length: {len(content)}\r\n\r\n".encode()
     reader, body = read(cut(head + content, places))
     assert (reader.status, reader.done, body) == (404, True, content)
 
 
-def test_an_answer_without_a_length_ends_with_its_connection() -> None:
+def test_answer_reader_ends_with_the_connection() -> None:
     reader, body = read([b"HTTP/1.0 200 OK\r\n\r\nab", b"cd"])
     assert not reader.done
     reader.end()
@@ -68,7 +68,7 @@ def test_an_answer_without_a_length_ends_with_its_connection() -> None:
         b"HTTP/1.1 200 OK\r\nX: " + b"x" * 70_000,
     ],
 )
-def test_what_is_no_answer_is_refused(wire: bytes) -> None:
+def test_answer_reader_rejects_other_protocols(wire: bytes) -> None:
     with pytest.raises(WireError):
         read([wire])
 
@@ -77,7 +77,7 @@ DATA = st.text(st.characters(exclude_characters="\r\n", exclude_categories=["Cs"
 
 
 @given(st.lists(DATA, max_size=6), st.sampled_from(["\n", "\r\n"]), st.lists(st.integers(0, 999)))
-def test_events_are_the_same_however_they_are_cut(
+def test_event_reader_is_independent_of_splits(
     texts: list[str], feed: str, places: list[int]
 ) -> None:
     wire = "".join(f"event: x{feed}data: {text}{feed}{feed}: note{feed}{feed}" for text in texts)
@@ -86,5 +86,5 @@ def test_events_are_the_same_however_they_are_cut(
     assert found == [text.encode().strip() for text in texts]
 
 
-def test_an_event_of_several_lines_is_joined() -> None:
+def test_event_reader_joins_data_lines() -> None:
     assert EventReader().feed(b"data: a\ndata:b\n\ndata:c\n\n") == [b"a\nb", b"c"]
