@@ -42,7 +42,7 @@ def environment() -> dict[str, str]:
 @contextmanager
 def serving(*arguments: str, says: Path | None = None) -> Iterator[Live]:
     """`foretoken serve` on free ports with further arguments, ready, and stopped afterwards. What
-    it says on stderr goes to a file, or is told where it does not start."""
+    it prints on stderr goes to a file, or into the error if it does not start."""
     ports = ["--http-port", "0", "--grpc-port", "0"]
     with says.open("w+") if says else TemporaryFile("w+") as errors:
         process = subprocess.Popen(

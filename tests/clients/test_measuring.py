@@ -39,7 +39,7 @@ def test_guidellm(run: Run, python: Python, url: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("endpoint", ["chat", "completions"])
 def test_aiperf(run: Run, python: Python, url: str, tmp_path: Path, endpoint: str) -> None:
-    # Offline it takes no folder for a tokenizer; a hub that answers nobody keeps it from asking.
+    # Offline it accepts no folder as tokenizer; an unreachable hub makes it use the cache.
     online = {"HF_HUB_OFFLINE": "", "TRANSFORMERS_OFFLINE": "", "HF_ENDPOINT": "http://127.0.0.1:9"}
     run(
         python("measure").with_name("aiperf"), "profile", "--model", "demo", "--url", url,

@@ -1,4 +1,4 @@
-"""`python -m tests.foretoken.crashing_child --set SECTION.does=…`: a child that does as it is told.
+"""`python -m tests.foretoken.crashing_child --set SECTION.does=…`: a child with scripted behaviour.
 
 stays            until SIGTERM
 deaf             stays, and hears no SIGTERM

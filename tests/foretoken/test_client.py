@@ -68,7 +68,7 @@ async def test_client_receives_forecasts(house: House) -> None:
         first, last = chunks[0].forecast, chunks[-1].forecast
         assert first and last
         assert (first.high_tokens, first.sla_expected) == (50, True)
-        assert first.ttft_s == pytest.approx(2 * 0.3 + 0.02)  # nobody has taught it yet
+        assert first.ttft_s == pytest.approx(2 * 0.3 + 0.02)  # before any calibration
         assert last.expected_tokens == sum(len(chunk.token_ids) for chunk in chunks)
         assert all(chunk.forecast is None for chunk in plain)
 

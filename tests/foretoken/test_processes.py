@@ -1,4 +1,4 @@
-"""The predictor as a minded process: a real one comes back, and ends with whoever started it."""
+"""The predictor as a supervised process: a real one comes back, and ends with its parent."""
 
 import os
 import signal
@@ -32,8 +32,10 @@ async def predictor(
     channel = connect(address)
     own: Sections = {"predictor": {"address": address, "log_level": "WARNING"} | settings}
     try:
-        async with supervise([Child("predictor", "predictor", MODULE, own)], Lifecycle()) as minder:
-            minder.finish_start()
+        async with supervise(
+            [Child("predictor", "predictor", MODULE, own)], Lifecycle()
+        ) as supervisor:
+            supervisor.finish_start()
             yield predictor_pb2_grpc.PredictorStub(channel)
     finally:
         await channel.close()

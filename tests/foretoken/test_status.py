@@ -30,7 +30,7 @@ async def test_start_waits_for_a_late_predictor(
     channel = connect(address)
     waiting = asyncio.ensure_future(status.wait_for_predictor(channel, lifecycle, 120.0))
     try:
-        await asyncio.wait({waiting}, timeout=0.5)  # its first attempts find nobody
+        await asyncio.wait({waiting}, timeout=0.5)  # the first attempts fail
         assert not waiting.done()
         child = Child("predictor", "predictor", "services.predictor", settings)
         async with supervise([child], lifecycle):

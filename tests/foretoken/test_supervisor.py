@@ -36,7 +36,7 @@ def test_restart_counter_backs_off_and_gives_up() -> None:
 
 @dataclass
 class Minded:
-    minder: Supervisor
+    supervisor: Supervisor
     lifecycle: Lifecycle
     stages: list[tuple[str, str]] = field(default_factory=list)
 
@@ -54,15 +54,15 @@ def mine() -> list[int]:
 
 
 @asynccontextmanager
-async def minded(*those: Child) -> AsyncIterator[Minded]:
+async def supervised(*those: Child) -> AsyncIterator[Minded]:
     stages: list[tuple[str, str]] = []
     lifecycle = Lifecycle()
 
     def told(name: str, stage: str) -> None:
         stages.append((name, stage))
 
-    async with supervise(those, lifecycle, told, SOON) as minder:
-        yield Minded(minder, lifecycle, stages)
+    async with supervise(those, lifecycle, told, SOON) as supervisor:
+        yield Minded(supervisor, lifecycle, stages)
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -72,10 +72,10 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 async def test_killed_child_keeps_its_identity(caplog: pytest.LogCaptureFixture) -> None:
-    async with minded(child("worker-0", "stays"), child("predictor", "stays")) as it:
+    async with supervised(child("worker-0", "stays"), child("predictor", "stays")) as it:
         await it.up("worker-0")
         await it.up("predictor")
-        it.minder.finish_start()
+        it.supervisor.finish_start()
         [first] = [pid for pid in mine() if "worker.does" in arguments(pid)]
         os.kill(first, signal.SIGKILL)
         await it.up("worker-0", 2)
@@ -90,7 +90,7 @@ async def test_killed_child_keeps_its_identity(caplog: pytest.LogCaptureFixture)
 
 async def test_rejected_settings_end_the_start_with_their_message() -> None:
     with pytest.raises(BaseExceptionGroup) as caught:
-        async with minded(child("worker-0", "stays"), child("predictor", "refuses")):
+        async with supervised(child("worker-0", "stays"), child("predictor", "refuses")):
             await asyncio.sleep(NEVER_S)
     assert isinstance(reason := cause(caught.value), ProcessFailed)
     assert str(reason) == "it will not"
@@ -99,7 +99,7 @@ async def test_rejected_settings_end_the_start_with_their_message() -> None:
 
 async def test_required_child_that_fails_at_start_ends_the_block() -> None:
     with pytest.raises(BaseExceptionGroup) as caught:
-        async with minded(child("worker-0", "dies")):
+        async with supervised(child("worker-0", "dies")):
             await asyncio.sleep(NEVER_S)
     assert isinstance(reason := cause(caught.value), ProcessFailed)
     assert str(reason) == "the worker-0 process ended with status 3"
@@ -108,9 +108,9 @@ async def test_required_child_that_fails_at_start_ends_the_block() -> None:
 async def test_crashing_predictor_is_given_up_with_a_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async with minded(child("predictor", "dies"), child("worker-0", "stays")) as it:
+    async with supervised(child("predictor", "dies"), child("worker-0", "stays")) as it:
         await it.up("worker-0")
-        await until(lambda: it.minder.count("predictor") == 0, 30)
+        await until(lambda: it.supervisor.count("predictor") == 0, 30)
         assert len(mine()) == 1
     assert warnings(caplog)[-1] == (
         "predictor exited 3 times, each within 60 s of its start, and is not restarted; the last "
@@ -122,13 +122,13 @@ async def test_last_worker_given_up_ends_the_block(tmp_path: Path) -> None:
     """The first that is, does not: its requests go to the other."""
     once = [child(f"worker-{n}", f"stays-once {tmp_path}/{n}") for n in range(2)]
     with pytest.raises(BaseExceptionGroup) as caught:
-        async with minded(*once) as it:
+        async with supervised(*once) as it:
             await it.up("worker-0")
             await it.up("worker-1")
-            it.minder.finish_start()
+            it.supervisor.finish_start()
             first, second = mine()
             os.kill(first, signal.SIGKILL)
-            await until(lambda: it.minder.count("worker") == 1, 30)
+            await until(lambda: it.supervisor.count("worker") == 1, 30)
             assert is_alive(second)
             os.kill(second, signal.SIGKILL)
             await asyncio.sleep(NEVER_S)
@@ -140,21 +140,21 @@ async def test_last_worker_given_up_ends_the_block(tmp_path: Path) -> None:
 
 
 async def test_stopped_child_is_not_restarted() -> None:
-    async with minded(child("worker-0", "stays"), child("predictor", "stays")) as it:
+    async with supervised(child("worker-0", "stays"), child("predictor", "stays")) as it:
         await it.up("worker-0")
         await it.up("predictor")
-        it.minder.finish_start()
-        await it.minder.stop(("worker",))
+        it.supervisor.finish_start()
+        await it.supervisor.stop(("worker",))
         [left] = mine()
         assert "predictor.does" in arguments(left)
 
 
 async def test_second_signal_kills_a_child_that_ignores_sigterm() -> None:
-    async with minded(child("worker-0", "deaf"), child("worker-1", "deaf")) as it:
+    async with supervised(child("worker-0", "deaf"), child("worker-1", "deaf")) as it:
         await it.up("worker-0")
         await it.up("worker-1")
-        it.minder.finish_start()
-        stopping = asyncio.ensure_future(it.minder.stop(("worker",)))
+        it.supervisor.finish_start()
+        stopping = asyncio.ensure_future(it.supervisor.stop(("worker",)))
         await asyncio.sleep(0.1)
         assert len(mine()) == 2 and not stopping.done()
         it.lifecycle.signal()
@@ -165,9 +165,12 @@ async def test_second_signal_kills_a_child_that_ignores_sigterm() -> None:
 
 
 async def test_interrupted_start_leaves_no_process() -> None:
-    """Before anything was served there is nothing to wait for, whoever is deaf."""
+    """During the start, a child that ignores SIGTERM is killed after a short grace period."""
     with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.3), minded(*(child(f"worker-{n}", "deaf") for n in range(3))):
+        async with (
+            asyncio.timeout(0.3),
+            supervised(*(child(f"worker-{n}", "deaf") for n in range(3))),
+        ):
             await asyncio.sleep(NEVER_S)
     assert mine() == []
 

@@ -48,7 +48,7 @@ def test_throughput_report_is_silent_when_idle() -> None:
     )
     assert throughput.update(90.0, Totals(205, 2_005, 10, 2), IDLE) == (
         "prompt 1.7 tokens/s, generation 0.0 tokens/s, 0 running, 0 waiting, KV 0%"
-    )  # who ended before is not of this minute
+    )  # requests that ended before the window are not counted
 
 
 def test_throughput_report_resets_when_gateway_restarts() -> None:

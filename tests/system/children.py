@@ -29,7 +29,7 @@ def is_alive(pid: int) -> bool:
 
 
 @contextmanager
-def workers_standing_still(live: Live) -> Iterator[None]:
+def paused_workers_of(live: Live) -> Iterator[None]:
     """They compute nothing meanwhile, however fast the machine is."""
     pids = children(live.process.pid, "services.worker")
     for pid in pids:

@@ -130,7 +130,7 @@ def expected() -> tuple[tuple[Expected, ...], ...]:
 
 
 def sampling_of(ask: Ask, choice: int) -> SamplingParams:
-    """As a worker is told: choices of one prompt draw from neighbouring seeds."""
+    """The worker's seed of a choice: choices of one prompt use consecutive seeds."""
     told: dict[str, Any] = {
         key: value
         for key, value in ask.sampling.items()
@@ -148,7 +148,7 @@ def _ended(ask: Ask, tokens: list[int], reason: FinishReason) -> Expected:
 
 
 def lengths() -> list[tuple[str, str | None, int]]:
-    """What an oracle is told: a prompt, its instruction and the length of its longest choice."""
+    """An oracle entry: a prompt, its instruction and the length of its longest choice."""
     told = []
     for ask, choices in zip(asks(), expected(), strict=True):
         system = [turn["content"] for turn in ask.turns if turn["role"] == "system"]

@@ -1,4 +1,4 @@
-"""The whole system answers exactly as `transformers` does, whatever happens on the way."""
+"""The whole system answers exactly as `transformers` does, under preemption and failures."""
 
 import asyncio
 import urllib.request
@@ -98,7 +98,7 @@ async def test_answers_survive_evictions(cases: list[Case]):
 @pytest.mark.slow
 @pytest.mark.parametrize("residency", ["swap", "cost"])
 async def test_paused_requests_resume_from_host_memory(cases: list[Case], residency: str):
-    """Lengths foretold by history, memory for a few requests, slices of a few tokens."""
+    """Lengths from history, memory for a few requests, slices of a few tokens."""
     port = free_port()
     settings = (
         "predictor.model=history",

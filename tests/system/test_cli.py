@@ -142,7 +142,7 @@ def test_version_is_the_package_version():
 
 
 def test_quick_commands_import_nothing_heavy():
-    """To know a version or a mistyped option nobody waits for PyTorch."""
+    """`--version` and a mistyped option do not import PyTorch."""
     heavy = {"torch", "transformers", "numpy", "grpc", "fastapi", "rich.console", "uvloop"}
     program = (
         "import sys\n"

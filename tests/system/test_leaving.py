@@ -18,7 +18,7 @@ MOMENTS_S = (0.3, 1.0, 2.0, 3.0, 4.0, 5.5, 7.0, 9.0, 12.0)
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", [[], ["--separate"]], ids=["embedded", "separate"])
 def test_ctrl_c_at_any_moment_of_the_start(mode: list[str]) -> None:
-    """130 before it is ready, 0 from then on; and nobody is left behind."""
+    """Status 130 before it is ready, 0 afterwards; no process remains."""
     for moment_s in MOMENTS_S:
         process = subprocess.Popen(
             command("serve", "--http-port", "0", "--grpc-port", "0", *mode),

@@ -15,7 +15,7 @@ from foretoken import AsyncClient
 from foretoken.client.answers import SamplingOptions
 from foretoken.running.ports import free_port
 from tests.live import Live, serving, wait_for
-from tests.system.children import workers_standing_still
+from tests.system.children import paused_workers_of
 
 KV_TOKENS = 2_048
 WORKER_PORT = free_port()
@@ -52,7 +52,7 @@ def held_blocks() -> float:
 
 
 def is_empty(live: Live) -> bool:
-    """Nobody is left, and all memory is free, by everybody's count."""
+    """No request remains and all memory is free, according to every process."""
     of = ("scheduler_requests_waiting", "scheduler_requests_running", "num_requests_running",
           "num_requests_waiting")  # fmt: skip
     return held_blocks() == 0 and not sum(metric(live.http, f"foretoken_{name}") for name in of)
@@ -60,8 +60,8 @@ def is_empty(live: Live) -> bool:
 
 @asynccontextmanager
 async def all_memory_taken(live: Live) -> AsyncIterator[AsyncClient]:
-    """A request has been let in, and whoever comes waits: its worker stands still."""
-    with workers_standing_still(live):
+    """One request is admitted and later ones wait, because the worker is paused."""
+    with paused_workers_of(live):
         async with AsyncClient(live.grpc) as client:
             running = client.generate("Count from 1 to 500.\n", **LONG)
             reading = asyncio.ensure_future(running.complete())
@@ -121,7 +121,7 @@ async def test_deadline_while_running_is_a_finish_reason(live: Live):
     async with AsyncClient(live.grpc) as client:
         chunks = aiter(client.generate("Count to 9.\n", timeout_s=2, **LONG))
         assert (await anext(chunks)).token_ids
-        with workers_standing_still(live):
+        with paused_workers_of(live):
             assert [chunk.finish_reason async for chunk in chunks][-1] == "deadline"
         await asyncio.to_thread(wait_for, lambda: is_empty(live))
 
@@ -149,7 +149,7 @@ async def test_first_sigterm_drains():
             stream = client.generate("Count from 1 to 500.\n", **LONG)
             chunks = aiter(stream)
             await anext(chunks)
-            with workers_standing_still(live):
+            with paused_workers_of(live):
                 live.process.send_signal(signal.SIGTERM)
                 await asyncio.to_thread(wait_for, lambda: _health(live) == 503)
                 with pytest.raises(urllib.error.HTTPError) as refused:

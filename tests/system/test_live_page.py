@@ -1,4 +1,4 @@
-"""The live page on a real system: what it is told, and how it looks in headless Chromium."""
+"""The live page on a real system: its data, and how it renders in headless Chromium."""
 
 import asyncio
 import json

@@ -35,7 +35,7 @@ async def two_alike(policy: str, log: Path, *sets: str) -> AsyncIterator[Endpoin
     """The whole, its control plane in this process, no timing refitted once it is up."""
     fixed = (
         f"scheduler.event_log={log}", "estimator.refit_samples=1000000", "worker.host_gib=0",
-        "worker.profile_s=4.5",  # on a busy machine one second tells too little for a first fit
+        "worker.profile_s=4.5",  # one second is too short for a first fit on a busy machine
     )  # fmt: skip
     options = ServeOptions(policy=policy, workers=2, http_port=0, grpc_port=0, sets=[*fixed, *sets])
     async with embedded(options, Lifecycle()) as system:

@@ -13,7 +13,7 @@ from services.policies.order.registry import ORDERS
 from services.policies.preset import RESIDENCIES, Preset, presets
 from tests.reach import until
 from tests.system.mixed_load import Ask, Expected, asks, expected, lengths
-from tests.system.standing_workers import System, Workers, counted, standing, system
+from tests.system.paused_workers import System, Workers, counted, standing, system
 
 KV_TOKENS = 192  # a worker's: room for some two of the load at once, however slowly it comes
 ANSWERED_S = 120.0  # a test machine may be busy
@@ -104,7 +104,7 @@ def check_memory_was_short(live: System, uploads: float) -> None:
     if never_evicts(preset):
         assert evictions == 0
     if preset.form == "aggressive" and not RESIDENCIES[preset.residency].held_fast:
-        assert stopped > 0  # where memory is held fast, who finds none waits for it instead
+        assert stopped > 0  # with deferred residency, requests wait for memory instead
     if ORDERS[preset.order].preempts and preset.residency == "swap":
         assert uploads > 0
 

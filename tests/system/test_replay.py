@@ -43,7 +43,7 @@ from services.scheduler.core.events import (
 from services.scheduler.core.state import SchedulerState
 from services.scheduler.observe.event_log import EventLog, Head, read, read_head
 from tests.live import Live, serving, wait_for
-from tests.system.children import workers_standing_still
+from tests.system.children import paused_workers_of
 
 
 def again(log: Path) -> SchedulerState:
@@ -92,7 +92,7 @@ async def test_event_log_with_evictions_replays(tmp_path: Path):
     settings = ["--policy", "fcfs", "--kv-tokens", "512"]
     with serving(*settings, "--set", f"scheduler.event_log={log}") as live:
         async with AsyncClient(live.grpc) as client:
-            with workers_standing_still(live):  # until all are there: most are let in at once
+            with paused_workers_of(live):  # until all are there: most are let in at once
                 asks = [
                     asyncio.ensure_future(
                         client.complete(

@@ -1,4 +1,4 @@
-"""One scrape of a running system tells of every process in it; and its counts are its clients'."""
+"""One scrape covers every process, and its counts match the clients' measurements."""
 
 import json
 import re

@@ -105,7 +105,7 @@ def named(collector: Collector, asked: Asked, name: str) -> list[Seen]:
 
 
 def check_answer(root: Seen, told: Mapping[str, Any], reasons: list[str]) -> None:
-    """The span says what its client was told."""
+    """The span records the forecast that the client received."""
     assert root.attributes["gen_ai.provider.name"] == "foretoken"
     assert root.attributes["gen_ai.request.model"] == "demo"
     assert root.attributes["gen_ai.response.model"] == "demo"

@@ -11,7 +11,7 @@ import pytest
 from foretoken import Client
 from tests.live import ROOT, command, environment, serving
 
-LONG = "Count from 1 to 150.\n"  # it takes longer than a forecast may, which else nobody tells
+LONG = "Count from 1 to 150.\n"  # runs longer than the forecast timeout
 
 
 def why(*arguments: str) -> subprocess.CompletedProcess[str]:

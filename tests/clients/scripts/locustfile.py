@@ -1,4 +1,4 @@
-"""Users of locust who ask for counts and check every answer, ASKED times each; then all is over."""
+"""Locust users that request counts and check every answer, ASKED times each."""
 
 from locust import HttpUser, constant
 from locust.contrib.fasthttp import FastHttpUser

@@ -24,7 +24,7 @@ def test_seed_determines_the_requests() -> None:
         ((10, 25), (110, 225), 105, 50),  # 2 a word, 5 around
         ((10, 10), (110, 110), 64, 64),
         ((10, 25), (110, 225), 3, 1),  # less than what is around: one word
-        ((10, 0), (110, 0), 13, 10),  # tells none: 1.3 a word
+        ((10, 0), (110, 0), 13, 10),  # no usage: 1.3 tokens per word
         ((10, 20), (110, 20), 13, 10),
     ],
 )

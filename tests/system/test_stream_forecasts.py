@@ -1,4 +1,4 @@
-"""The real stack tells its clients what it foresees: intervals narrow to what came."""
+"""Streams of the real stack carry forecasts whose intervals narrow to the answer length."""
 
 import json
 import urllib.request
@@ -11,7 +11,7 @@ from openai import OpenAI
 from foretoken import Client
 from foretoken.client.answers import Chunk
 from tests.live import Live, serving
-from tests.system.children import workers_standing_still
+from tests.system.children import paused_workers_of
 
 LONG = "Count from 1 to 90.\n"
 MOST = 300
@@ -26,7 +26,7 @@ def live(request: pytest.FixtureRequest) -> Iterator[Live]:
 
 
 def check(told: Sequence[dict[str, Any]], tokens: int) -> None:
-    """What was told in the course of one answer of so many tokens."""
+    """The forecasts of one answer, and its token count."""
     assert len(told) > 3
     for seen in told:
         assert 0 <= seen["low_tokens"] <= seen["expected_tokens"] <= seen["high_tokens"] <= MOST
@@ -48,7 +48,7 @@ def test_forecast_interval_narrows_during_the_stream(live: Live) -> None:
     request = urllib.request.Request(
         f"{live.http}/v1/completions", json.dumps(body).encode(), headers
     )
-    with workers_standing_still(live):  # until what is foreseen is there: it is told at once
+    with paused_workers_of(live):  # until the forecast exists, so that the first chunk carries it
         response = urllib.request.urlopen(request, timeout=60)
         first = response.readline().decode()
     with response:
@@ -66,13 +66,13 @@ def test_grpc_stream_carries_the_same_forecasts(live: Live) -> None:
 
 
 def foreseen(live: Live) -> tuple[list[Chunk], int]:
-    """An answer that is told of before it begins, and its tokens."""
+    """An answer whose forecast precedes its first token, and its token count."""
     with Client(live.grpc) as client:
         stream = client.generate(
             LONG, max_tokens=MOST, temperature=0, sla="batch", include_forecast=True
         )
         chunks = iter(stream)
-        with workers_standing_still(live):
+        with paused_workers_of(live):
             first = next(chunks)
         rest = list(chunks)
     assert stream.usage
@@ -84,7 +84,7 @@ def test_openai_client_receives_forecasts_per_choice(live: Live) -> None:
     with OpenAI(base_url=f"{live.http}/v1", api_key="none", max_retries=0) as client:
         ask: Any = client.chat.completions.create
         turns = [{"role": "user", "content": LONG}]
-        with workers_standing_still(live):
+        with paused_workers_of(live):
             chunks = iter(ask(
                 model="demo", messages=turns, n=2, max_tokens=MOST, seed=3, stream=True,
                 stream_options=OPTIONS,
