@@ -23,7 +23,7 @@ from services.scheduler.core import events as ev
 from services.scheduler.core.state import SchedulerState
 from services.scheduler.links.batcher import BatcherLink
 from services.scheduler.observe.metrics import SchedulerMetrics
-from tests.batcher.recorded_load import Told
+from tests.batcher.recorded_load import FakePredictor
 from tests.policies.made_snapshots import contest, jobs, seat, table
 from tests.reach import reaching, until
 
@@ -70,7 +70,7 @@ class Apart:
         rest = [action for action in actions if not isinstance(action, ev.AskArrange)]
         return rest + self.state.step(arranged, now)
 
-    async def same_as(self, told: list[Told]) -> int:
+    async def same_as(self, told: list[FakePredictor]) -> int:
         """Whether all is done as it was there; how many rounds were asked about."""
         for event, now, actions in told:
             assert await self.step(event, now) == actions

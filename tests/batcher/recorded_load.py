@@ -17,7 +17,7 @@ STEP_S = 0.05
 TOKENS_A_STEP = 8
 KV_TOKENS = {"w0": 320, "w1": 640, "w2": 320}
 MODELS = {"w0": "demo", "w1": "demo", "w2": "other"}
-Told = tuple[ev.Event, float, list[ev.Action]]
+FakePredictor = tuple[ev.Event, float, list[ev.Action]]
 
 
 @dataclass
@@ -41,12 +41,12 @@ class Worker:
 
 
 class Recorder:
-    """`requests` of two models whose lengths are foreseen, a third of them as one population whose
+    """`requests` of two models whose lengths are expected, a third of them as one population whose
     forecast is renewed now and then."""
 
     def __init__(self, preset: Preset, requests: int = 80, seed: int = 0):
         self.state = SchedulerState(preset)
-        self.told: list[Told] = []
+        self.told: list[FakePredictor] = []
         self.now = 0.0
         self.rng = np.random.default_rng(seed)
         self.workers = {name: Worker(name) for name in KV_TOKENS}
@@ -95,8 +95,8 @@ class Recorder:
         self.requests[name] = request, length
         self.step(ev.Submitted("g#1", request))
         # No two are alike, so that each is known by its points.
-        foreseen = Forecast((length + 0.25 + number / 1_000, 190.0), (0.8, 0.2), most, "retrieval")
-        forecast = self._shared(0) if number % 3 == 0 else foreseen
+        expected = Forecast((length + 0.25 + number / 1_000, 190.0), (0.8, 0.2), most, "retrieval")
+        forecast = self._shared(0) if number % 3 == 0 else expected
         self.step(ev.Forecasted(((name, forecast),)))
 
     def _shared(self, version: int) -> Forecast:

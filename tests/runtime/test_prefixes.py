@@ -30,7 +30,7 @@ from services.scheduler.core import events as ev
 from services.scheduler.core.jobs import PrefixIndex
 from services.scheduler.core.state import SchedulerState
 from services.worker.kv.prefixes import CachedPrefixes
-from tests.scheduler.state_driver import G, told
+from tests.scheduler.state_driver import G, run_step
 from tests.worker.requests.worker_transcript import Transcript
 
 KEYS = [number.to_bytes(16, "little") for number in range(1, 9)]
@@ -232,7 +232,7 @@ def served(place: str) -> Any:
     s: Any = SchedulerState(choose("fcfs", {"place": place}))
     for name in ("w0", "w1"):
         view = WorkerView(name, f"unix:/{name}", "demo", 10_000, 16, 8, 5_000)
-        told(s, ev.WorkerAttached(f"{name}#1", view), 0.0)
+        run_step(s, ev.WorkerAttached(f"{name}#1", view), 0.0)
     return s
 
 
@@ -241,7 +241,9 @@ def test_only_who_places_by_prefixes_asks_for_them(place: str, asks: int) -> Non
     s: Any = SchedulerState(choose("fcfs", {"place": place}))
     view = WorkerView("w0", "unix:/w0", "demo", 10_000, 16, 8, 5_000)
     plans = [
-        a.plan for a in told(s, ev.WorkerAttached("w0#1", view), 0.0) if isinstance(a, ev.SendPlan)
+        a.plan
+        for a in run_step(s, ev.WorkerAttached("w0#1", view), 0.0)
+        if isinstance(a, ev.SendPlan)
     ]
     assert [plan.prefix_blocks for plan in plans] == ([asks] if asks else [])
     assert s.fleet().prefix_blocks == asks
@@ -257,7 +259,7 @@ def test_a_request_goes_where_its_beginning_is() -> None:
     def goes(name: str) -> str:
         asked = Request(name, "demo", 500, 10, 1.0, prefix_hashes=chain)
         s.step(ev.Submitted(G, asked), 1.0)
-        actions = told(s, ev.Forecasted(((name, certain(10)),)), 1.0)
+        actions = run_step(s, ev.Forecasted(((name, certain(10)),)), 1.0)
         [place] = [a.worker_id for a in actions if isinstance(a, ev.Place)]
         s.step(ev.Cancelled(G, name, FinishReason.CANCELLED, 0), 1.0)
         return str(place)

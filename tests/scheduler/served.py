@@ -167,7 +167,7 @@ def cancelled(name: str) -> scheduler_pb2.SubmitMessage:
     return scheduler_pb2.SubmitMessage(cancel=scheduler_pb2.CancelRequest(request_id=name))
 
 
-def told(stream: Stream, kind: str) -> list[str]:
+def run_step(stream: Stream, kind: str) -> list[str]:
     """Requests of which it heard this, in order."""
     events = [each.request for each in stream.heard if each.HasField("request")]
     return [event.request_id for event in events if event.HasField(kind)]

@@ -1,4 +1,4 @@
-"""A scheduler's state as transcripts speak to it: what a test says, and all that comes of it."""
+"""Helpers to drive a scheduler's state: each returns the actions of a step."""
 
 from math import inf
 from typing import Any
@@ -28,12 +28,12 @@ def request(name: str, prompt: int = 10, most: int = 50, at: float = 0.0, deadli
 
 
 def state(policy: str = "fcfs", apart: bool = False, **limits: Any) -> Any:
-    """Untyped, so that a transcript may say what each action must be by comparing it."""
+    """Untyped, so that tests can compare actions by their fields."""
     return SchedulerState(choose(policy), Limits(**limits), apart)
 
 
-def told(s: Any, event: ev.Event, now: float) -> Any:
-    """A step, and the round that it calls for; the actions of both."""
+def run_step(s: Any, event: ev.Event, now: float) -> Any:
+    """A step and, if due, a round; returns the actions of both."""
     actions = s.step(event, now)
     return actions + s.step(ev.Round(), now) if s.round_due_s <= now else actions
 
@@ -41,7 +41,7 @@ def told(s: Any, event: ev.Event, now: float) -> Any:
 def submitted(s: Any, asked: Request, now: float = 0.0) -> Any:
     """Submit and forecast at once; the actions of the second step and its round."""
     s.step(ev.Submitted(G, asked), now)
-    return told(s, ev.Forecasted(((asked.request_id, certain(asked.max_tokens)),)), now)
+    return run_step(s, ev.Forecasted(((asked.request_id, certain(asked.max_tokens)),)), now)
 
 
 def admitted(s: Any, asked: Request, now: float = 0.0, on: str = "w0") -> None:
@@ -55,16 +55,16 @@ def waits(s: Any, asked: Request, now: float = 0.0) -> None:
 
 
 def queued(s: Any) -> list[str]:
-    """In the order of their rows."""
+    """Queued requests in the order of their rows."""
     return [n for n, job in s.jobs.items() if s.ledger.phase(job) is RequestPhase.QUEUED]
 
 
 def report(s: Any, seq: int, now: float, on: str = "w0", **what: Any) -> Any:
-    """By a worker that has read all its plans, unless it is said which was the last."""
+    """A report of a worker that has applied all its plans, unless applied_plan_seq is given."""
     what = {"applied_plan_seq": s.workers[on].plan_seq} | what
-    return told(s, ev.Reported(f"{on}#1", on, Report(seq, **what)), now)
+    return run_step(s, ev.Reported(f"{on}#1", on, Report(seq, **what)), now)
 
 
 def why(s: Any, name: str) -> Any:
-    """Why it waits, by the last round."""
+    """Its wait explanation from the last round."""
     return s.rounds.decision.explanations.for_row(s.jobs[name].row)

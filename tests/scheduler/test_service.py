@@ -27,9 +27,9 @@ from tests.scheduler.served import (
     Stream,
     cancelled,
     fleets,
+    run_step,
     running,
     submitted,
-    told,
 )
 
 
@@ -132,7 +132,7 @@ async def test_every_metric_is_exported() -> None:
         hasty = submitted("r")
         hasty.request.sla.CopyFrom(common_pb2.Sla(name="hasty", ttft_s=1e-6))
         gateway.say(hasty)
-        await until(lambda: told(gateway, "placed") == ["r"])
+        await until(lambda: run_step(gateway, "placed") == ["r"])
         report = scheduler_pb2.Report(seq=1, applied_plan_seq=1)
         worker.say(scheduler_pb2.WorkerMessage(report=report))
         await until(lambda: live.value("scheduler_plan_age_seconds_count") == 1)
@@ -157,11 +157,11 @@ async def test_ended_requests_leave_no_state_in_service() -> None:
         worker, gateway = live.worker(), live.gateway()
         await until(lambda: bool(gateway.heard) and "w" in live.service.state.workers)
         gateway.say(submitted("no model", model="unknown"))
-        await until(lambda: told(gateway, "rejected") == ["no model"])
+        await until(lambda: run_step(gateway, "rejected") == ["no model"])
         assert kept(live) == set()
         gateway.say(submitted("r0"))
         gateway.say(submitted("r1"))
-        await until(lambda: len(told(gateway, "placed")) == 2)
+        await until(lambda: len(run_step(gateway, "placed")) == 2)
         assert kept(live) == {"r0", "r1"}
         gateway.say(cancelled("r0"))
         await until(lambda: kept(live) == {"r1"})
@@ -170,7 +170,7 @@ async def test_ended_requests_leave_no_state_in_service() -> None:
         )
         report = scheduler_pb2.Report(seq=1, applied_plan_seq=1, finished=[done])
         worker.say(scheduler_pb2.WorkerMessage(report=report))
-        await until(lambda: told(gateway, "finished") == ["r1"])
+        await until(lambda: run_step(gateway, "finished") == ["r1"])
         assert kept(live) == set()
 
 
@@ -184,9 +184,9 @@ async def test_duplicate_id_leaves_forecast_of_live_request() -> None:
         await until(lambda: live.texts.heard == ["first"])
         gateway.say(submitted("twin"))
         gateway.say(submitted("twin"))
-        await until(lambda: told(gateway, "rejected") == ["twin"])
+        await until(lambda: run_step(gateway, "rejected") == ["twin"])
         live.texts.may.set()
-        await until(lambda: told(gateway, "placed") == ["first", "twin"])
+        await until(lambda: run_step(gateway, "placed") == ["first", "twin"])
         assert live.texts.heard == ["first", "twin"]
 
 
@@ -222,7 +222,7 @@ async def test_absent_batcher_does_not_stop_serving() -> None:
 
 
 def has_placed(gateway: Stream, count: int) -> bool:
-    return len(told(gateway, "placed")) == count
+    return len(run_step(gateway, "placed")) == count
 
 
 async def served_by(channel: aio.Channel, whys: Sequence[str]) -> None:
@@ -248,13 +248,13 @@ async def test_hand_over_refuses_and_cancels_nothing() -> None:
         await until(lambda: "w" in live.service.state.workers)
         for name in ("a", "b"):
             gateway.say(submitted(name))
-        await until(lambda: len(told(gateway, "placed")) == 2)
+        await until(lambda: len(run_step(gateway, "placed")) == 2)
         await live.service.hand_over()
         async with asyncio.timeout(10):
             await asyncio.gather(worker.reading, gateway.reading)
         assert (worker.ended, gateway.ended) == (None, None)
         assert not [plan for plan in worker.heard if plan.cancel]
-        assert not told(gateway, "rejected") and not told(gateway, "finished")
+        assert not run_step(gateway, "rejected") and not run_step(gateway, "finished")
         late = live.gateway()
         await late.reading
         assert late.ended is not None and late.ended.code() is grpc.StatusCode.UNAVAILABLE
@@ -266,7 +266,7 @@ async def test_wind_up_delivers_outcomes() -> None:
         worker, gateway = live.worker(), live.gateway()
         await until(lambda: "w" in live.service.state.workers)
         gateway.say(submitted("a"))
-        await until(lambda: told(gateway, "placed") == ["a"])
+        await until(lambda: run_step(gateway, "placed") == ["a"])
         winding = asyncio.ensure_future(live.service.wind_up())
         done = scheduler_pb2.FinishedRequest(
             request_id="a", output_tokens=9, reason=common_pb2.FINISH_REASON_STOP

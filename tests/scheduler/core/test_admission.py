@@ -17,9 +17,9 @@ from tests.scheduler.state_driver import (
     admitted,
     report,
     request,
+    run_step,
     state,
     submitted,
-    told,
     worker,
 )
 
@@ -28,7 +28,7 @@ def test_refusals_name_their_reason():
     s = state(max_queue=1)
     too_long = s.step(ev.Submitted(G, request("long", prompt=400, most=200)), 0.0)
     assert isinstance(too_long[0], ev.AskForecast)  # no worker yet: it may fit one to come
-    [refused] = told(s, worker(), 0.0)
+    [refused] = run_step(s, worker(), 0.0)
     assert refused.reject == Reject(
         RejectReason.TOO_LONG,
         "prompt (400) + max_tokens (200) = 600 tokens, "
@@ -61,8 +61,8 @@ def test_invalid_lengths_are_refused(attached: bool, prompt: int, most: int, sen
     """Whether there is a worker to measure them by or not; and nothing of them stays."""
     s = state()
     if attached:
-        told(s, worker(), 0.0)
-    assert told(s, ev.Submitted(G, request("a", prompt, most)), 0.0) == [
+        run_step(s, worker(), 0.0)
+    assert run_step(s, ev.Submitted(G, request("a", prompt, most)), 0.0) == [
         ev.Refuse(G, "a", Reject(RejectReason.TOO_LONG, sentence))
     ]
     assert not s.jobs and s.round_due_s == inf
@@ -84,7 +84,7 @@ def test_invalid_lengths_are_refused(attached: bool, prompt: int, most: int, sen
 @pytest.mark.parametrize("policy", ["fcfs", "conservative", "past-future", "alise", "vs"])
 def test_unusual_request_never_raises(policy: str, odd: Request):
     s = state(policy)
-    told(s, worker(), 0.0)
+    run_step(s, worker(), 0.0)
     submitted(s, request("b"))
     actions = submitted(s, odd, 1.0)
     report(
@@ -93,8 +93,8 @@ def test_unusual_request_never_raises(policy: str, odd: Request):
         2.0,
         progress=(RequestProgress(odd.request_id, 3, 13, 1), RequestProgress("b", 2, 12, 1)),
     )
-    told(s, ev.Tick(), 100.0)
-    told(s, ev.GatewayLost(G), 101.0)
+    run_step(s, ev.Tick(), 100.0)
+    run_step(s, ev.GatewayLost(G), 101.0)
     assert not s.jobs and isinstance(actions, list)
     assert len(s.ledger.board.forecasts) == 1
 
@@ -102,8 +102,8 @@ def test_unusual_request_never_raises(policy: str, odd: Request):
 def test_unknown_model_is_refused_at_once():
     s = state()
     other = Request("b", "other", 10, 50, 0.0)
-    assert told(s, ev.Submitted(G, other), 0.0) == [ev.AskForecast((other,))]  # one may come
-    assert told(s, worker(), 0.0) == [
+    assert run_step(s, ev.Submitted(G, other), 0.0) == [ev.AskForecast((other,))]  # one may come
+    assert run_step(s, worker(), 0.0) == [
         ev.Refuse(
             G,
             "b",
@@ -117,7 +117,7 @@ def test_unknown_model_is_refused_at_once():
 def test_too_long_takes_precedence_over_full_queue():
     """Not when to try again."""
     s = state(max_queue=1)
-    told(s, worker(), 0.0)
+    run_step(s, worker(), 0.0)
     s.step(ev.Submitted(G, request("a")), 0.0)
     [refused] = s.step(ev.Submitted(G, request("long", prompt=400, most=200)), 0.0)
     assert (refused.reject.reason, refused.reject.retry_after_s) == (RejectReason.TOO_LONG, 0.0)
@@ -128,7 +128,7 @@ def test_too_long_takes_precedence_over_full_queue():
 def busy(**limits: Any) -> Any:
     """8 run, 100 wait; all may make 400 tokens."""
     s = state(**limits)
-    told(s, worker(), 0.0)
+    run_step(s, worker(), 0.0)
     for name in "abcdefgh":
         admitted(s, request(name, most=400))
     for i in range(100):

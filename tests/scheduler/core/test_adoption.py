@@ -26,9 +26,9 @@ from tests.scheduler.state_driver import (
     queued,
     report,
     request,
+    run_step,
     state,
     submitted,
-    told,
     waits,
     worker,
 )
@@ -76,11 +76,11 @@ RUNS = {
 
 def test_worker_attached_first_keeps_request_submitted_later() -> None:
     s = state()
-    assert told(s, back(held("a")), 0.0) == []
-    ask, resume = told(s, ev.Submitted(G, again("a")), 1.0)
+    assert run_step(s, back(held("a")), 0.0) == []
+    ask, resume = run_step(s, ev.Submitted(G, again("a")), 1.0)
     assert (type(ask), resume) == (ev.AskForecast, ev.Resume(G, "a", held_tokens=30))
     assert numbers(s, "a") == RUNS
-    assert told(s, ev.Forecasted((("a", certain(50)),)), 1.1) == []  # nothing is planned anew
+    assert run_step(s, ev.Forecasted((("a", certain(50)),)), 1.1) == []  # nothing is planned anew
     assert report(s, 1, 2.0, progress=(RequestProgress("a", 30, 40, 3),)) == []
     learn, finish = report(s, 2, 3.0, finished=(Completion("a", 50, FinishReason.LENGTH),))
     assert (learn.outcome.output_tokens, finish.output_tokens, finish.preemptions) == (50, 50, 0)
@@ -88,20 +88,20 @@ def test_worker_attached_first_keeps_request_submitted_later() -> None:
 
 def test_request_submitted_first_awaits_its_worker() -> None:
     s = state()
-    told(s, back(name="w1"), 0.0)
-    assert [type(a) for a in told(s, ev.Submitted(G, again("a")), 1.0)] == [ev.AskForecast]
-    told(s, ev.Forecasted((("a", certain(50)),)), 1.1)
+    run_step(s, back(name="w1"), 0.0)
+    assert [type(a) for a in run_step(s, ev.Submitted(G, again("a")), 1.0)] == [ev.AskForecast]
+    run_step(s, ev.Forecasted((("a", certain(50)),)), 1.1)
     assert numbers(s, "a")["phase"] is RequestPhase.AWAITING_WORKER  # w1 is not attached
-    assert told(s, back(held("a")), 5.0) == [ev.Resume(G, "a", held_tokens=30)]
+    assert run_step(s, back(held("a")), 5.0) == [ev.Resume(G, "a", held_tokens=30)]
     assert numbers(s, "a") == RUNS
-    assert told(s, ev.Tick(), 1.0 + ADOPT_S) == []
+    assert run_step(s, ev.Tick(), 1.0 + ADOPT_S) == []
     assert numbers(s, "a") == RUNS
 
 
 def test_adopted_paused_request_waits_with_its_kv() -> None:
     s = state()
-    told(s, back(held("a", running=False)), 0.0)
-    actions = told(s, ev.Submitted(G, again("a")), 1.0)
+    run_step(s, back(held("a", running=False)), 0.0)
+    actions = run_step(s, ev.Submitted(G, again("a")), 1.0)
     assert [type(a) for a in actions] == [ev.AskForecast, ev.Preempt, ev.Resume, ev.SendPlan]
     assert actions[1:3] == [ev.Preempt(G, "a", 20), ev.Resume(G, "a", held_tokens=30)]
     assert actions[3].plan.admit == (Grant("a", 50),)
@@ -109,11 +109,11 @@ def test_adopted_paused_request_waits_with_its_kv() -> None:
 
 def test_unclaimed_orphan_is_cancelled_after_adopt_s() -> None:
     s = state()
-    told(s, back(held("a"), held("b")), 0.0)
-    told(s, ev.Submitted(G, again("a")), 1.0)
-    assert told(s, ev.Tick(), ADOPT_S - 0.1) == []
+    run_step(s, back(held("a"), held("b")), 0.0)
+    run_step(s, ev.Submitted(G, again("a")), 1.0)
+    assert run_step(s, ev.Tick(), ADOPT_S - 0.1) == []
     assert s.next_deadline() == ADOPT_S
-    [plan] = told(s, ev.Tick(), ADOPT_S)
+    [plan] = run_step(s, ev.Tick(), ADOPT_S)
     assert plan.plan.cancel == ("b",)
     assert numbers(s, "a") == RUNS
     assert s.next_deadline() == inf
@@ -121,9 +121,9 @@ def test_unclaimed_orphan_is_cancelled_after_adopt_s() -> None:
 
 def test_orphan_at_another_worker_is_cancelled_before_request_is_placed() -> None:
     s = state()
-    told(s, back(held("a")), 0.0)
-    told(s, ev.Submitted(G, again("a", at="")), 1.0)
-    place, plan = told(s, ev.Forecasted((("a", certain(50)),)), 1.1)
+    run_step(s, back(held("a")), 0.0)
+    run_step(s, ev.Submitted(G, again("a", at="")), 1.0)
+    place, plan = run_step(s, ev.Forecasted((("a", certain(50)),)), 1.1)
     assert (type(place), place.worker_id) == (ev.Place, "w0")
     assert (plan.plan.cancel, plan.plan.admit) == (("a",), (Grant("a", 50),))
     assert s.workers["w0"].orphans == {}
@@ -131,12 +131,12 @@ def test_orphan_at_another_worker_is_cancelled_before_request_is_placed() -> Non
 
 def test_request_is_queued_when_its_worker_never_attaches() -> None:
     s = state()
-    told(s, back(name="w1"), 0.0)
-    told(s, ev.Submitted(G, again("a", delivered=18)), 1.0)
-    told(s, ev.Forecasted((("a", certain(50)),)), 1.1)
+    run_step(s, back(name="w1"), 0.0)
+    run_step(s, ev.Submitted(G, again("a", delivered=18)), 1.0)
+    run_step(s, ev.Forecasted((("a", certain(50)),)), 1.1)
     assert s.next_deadline() == 1.0 + ADOPT_S
-    assert told(s, ev.Tick(), ADOPT_S + 0.9) == []
-    preempt, place, plan = told(s, ev.Tick(), ADOPT_S + 1.0)
+    assert run_step(s, ev.Tick(), ADOPT_S + 0.9) == []
+    preempt, place, plan = run_step(s, ev.Tick(), ADOPT_S + 1.0)
     assert preempt == ev.Preempt(G, "a", 18)  # so that the prompt is sent there
     assert place == ev.Place(G, "a", "w1", "unix:/w1", queued_s=ADOPT_S + 1.0)
     assert plan.plan.admit == (Grant("a", 50),)
@@ -144,9 +144,9 @@ def test_request_is_queued_when_its_worker_never_attaches() -> None:
 
 def test_request_is_queued_when_its_worker_attaches_without_it() -> None:
     s = state()
-    told(s, ev.Submitted(G, again("a")), 1.0)
-    told(s, ev.Forecasted((("a", certain(50)),)), 1.1)
-    [preempt, place, _] = told(s, back(), 2.0)
+    run_step(s, ev.Submitted(G, again("a")), 1.0)
+    run_step(s, ev.Forecasted((("a", certain(50)),)), 1.1)
+    [preempt, place, _] = run_step(s, back(), 2.0)
     assert preempt == ev.Preempt(G, "a", 18)
     assert place == ev.Place(G, "a", "w0", "unix:/w0", queued_s=2.0)
 
@@ -154,22 +154,22 @@ def test_request_is_queued_when_its_worker_attaches_without_it() -> None:
 def test_adoption_timer_of_earlier_submission_is_ignored() -> None:
     """Its gateway comes twice: its row is the same, its time is not."""
     s = state()
-    told(s, back(name="w1"), 0.0)
-    told(s, ev.Submitted(G, again("a")), 0.0)
+    run_step(s, back(name="w1"), 0.0)
+    run_step(s, ev.Submitted(G, again("a")), 0.0)
     row = s.jobs["a"].row
-    told(s, ev.Submitted("gateway#2", again("a")), 8.0)
+    run_step(s, ev.Submitted("gateway#2", again("a")), 8.0)
     assert s.jobs["a"].row == row
-    told(s, ev.Tick(), ADOPT_S)
+    run_step(s, ev.Tick(), ADOPT_S)
     assert numbers(s, "a")["phase"] is RequestPhase.AWAITING_WORKER
-    told(s, ev.Tick(), ADOPT_S + 8.0)
+    run_step(s, ev.Tick(), ADOPT_S + 8.0)
     assert numbers(s, "a")["home"] == "w1"
 
 
 def test_request_running_elsewhere_is_cancelled_at_attaching_worker() -> None:
     s = state()
-    told(s, worker("w1"), 0.0)
+    run_step(s, worker("w1"), 0.0)
     admitted(s, request("a"), on="w1")
-    [plan] = told(s, back(held("a")), 1.0)
+    [plan] = run_step(s, back(held("a")), 1.0)
     assert (plan.worker_id, plan.plan.cancel) == ("w0", ("a",))
     assert numbers(s, "a")["home"] == "w1"
     assert (
@@ -183,30 +183,30 @@ def test_queued_request_without_home_is_adopted() -> None:
     s = state()
     submitted(s, request("a"))
     assert queued(s) == ["a"]
-    assert told(s, back(held("a")), 1.0) == [ev.Resume(G, "a", held_tokens=30)]
+    assert run_step(s, back(held("a")), 1.0) == [ev.Resume(G, "a", held_tokens=30)]
     assert numbers(s, "a") == RUNS
 
 
 def test_forecast_after_adoption_keeps_request_running() -> None:
     s = state("past-future")
-    told(s, back(held("a")), 0.0)
-    told(s, ev.Submitted(G, again("a")), 1.0)
+    run_step(s, back(held("a")), 0.0)
+    run_step(s, ev.Submitted(G, again("a")), 1.0)
     total = s.ledger.board.jobs.total
     assert total[s.jobs["a"].row] == 50  # the most it may make
-    told(s, ev.Forecasted((("a", certain(30)),)), 1.1)
+    run_step(s, ev.Forecasted((("a", certain(30)),)), 1.1)
     assert total[s.jobs["a"].row] == 30 and numbers(s, "a")["phase"] is RequestPhase.RUNNING
 
 
 def test_reconnected_gateway_continues_running_request() -> None:
     """Its new stream is there before the old one falls."""
     s = state()
-    told(s, worker(), 0.0)
+    run_step(s, worker(), 0.0)
     admitted(s, request("a"))
     report(s, 1, 1.0, progress=(RequestProgress("a", 20, 30, 2),))
-    assert told(s, ev.Submitted("gateway#2", again("a")), 2.0) == [
+    assert run_step(s, ev.Submitted("gateway#2", again("a")), 2.0) == [
         ev.Resume("gateway#2", "a", held_tokens=30)
     ]
-    assert told(s, ev.GatewayLost(G), 3.0) == []
+    assert run_step(s, ev.GatewayLost(G), 3.0) == []
     assert numbers(s, "a") == RUNS
 
 
@@ -216,10 +216,10 @@ def test_request_naming_absent_worker_is_not_refused_for_model(first: str) -> No
     s = state()
     other, ask = back(name="w1", model="other"), ev.Submitted(G, again("a"))
     for event in (ask, other) if first == "gateway" else (other, ask):
-        assert not any(isinstance(a, ev.Refuse) for a in told(s, event, 0.0))
-    assert told(s, back(held("a")), 5.0) == [ev.Resume(G, "a", held_tokens=30)]
-    told(s, ev.Submitted(G, again("b", at="w9", model="gone")), 5.0)
-    [_, refused] = told(s, ev.Tick(), 5.0 + ADOPT_S)
+        assert not any(isinstance(a, ev.Refuse) for a in run_step(s, event, 0.0))
+    assert run_step(s, back(held("a")), 5.0) == [ev.Resume(G, "a", held_tokens=30)]
+    run_step(s, ev.Submitted(G, again("b", at="w9", model="gone")), 5.0)
+    [_, refused] = run_step(s, ev.Tick(), 5.0 + ADOPT_S)
     assert refused == ev.Refuse(
         G,
         "b",
@@ -230,7 +230,7 @@ def test_request_naming_absent_worker_is_not_refused_for_model(first: str) -> No
 def test_orphan_progress_is_kept_until_adoption() -> None:
     """It got on, was evicted, or ended before anybody asked for it."""
     s = state()
-    told(s, back(held("a"), held("b"), held("c")), 0.0)
+    run_step(s, back(held("a"), held("b"), held("c")), 0.0)
     report(
         s,
         1,
@@ -251,13 +251,13 @@ def test_orphans_keep_slots_and_blocks() -> None:
     s = state()
     view = WorkerView("w0", "unix:/w0", "demo", 160, 16, 3, 160)
     many = HeldRequest("a", 100, 50, 20, 120, 50, True, 8)
-    told(s, ev.WorkerAttached("w0#1", view, (many, held("b"))), 0.0)
+    run_step(s, ev.WorkerAttached("w0#1", view, (many, held("b"))), 0.0)
     waits(s, request("x", prompt=20))  # ten blocks there are, all with the orphans
     report(s, 1, 1.0, finished=(Completion("a", 30, FinishReason.STOP),))
     assert list(s.workers["w0"].running) == ["x"]
     admitted(s, request("y"), 1.0)
     waits(s, request("z"), 1.0)  # three places, one of them the orphan's
-    told(s, ev.Tick(), ADOPT_S)
+    run_step(s, ev.Tick(), ADOPT_S)
     assert list(s.workers["w0"].running) == ["x", "y", "z"]
 
 
@@ -266,10 +266,10 @@ def test_orphans_keep_slots_and_blocks() -> None:
 
 def test_worker_with_same_name_displaces_first_and_requeues_its_jobs() -> None:
     s = state()
-    told(s, worker(), 0.0)
+    run_step(s, worker(), 0.0)
     admitted(s, request("a"))
     report(s, 1, 1.0, progress=(RequestProgress("a", 9, 19),))
-    displace, preempt, place, plan = told(s, worker(link="#2"), 2.0)
+    displace, preempt, place, plan = run_step(s, worker(link="#2"), 2.0)
     assert displace == ev.Displace("w0#1", "w0")
     assert preempt == ev.Preempt(G, "a", 9)
     assert place == ev.Place(G, "a", "w0", "unix:/w0", queued_s=0.0)
@@ -278,20 +278,20 @@ def test_worker_with_same_name_displaces_first_and_requeues_its_jobs() -> None:
 
 def test_reports_of_displaced_worker_are_ignored() -> None:
     s = state()
-    told(s, worker(), 0.0)
+    run_step(s, worker(), 0.0)
     admitted(s, request("a"))
-    told(s, worker(link="#2"), 1.0)
+    run_step(s, worker(link="#2"), 1.0)
     done = (Completion("a", 30, FinishReason.STOP),)
     assert report(s, 1, 1.5, finished=done) == []
-    assert told(s, ev.WorkerLost("w0#1", "w0"), 2.0) == []
+    assert run_step(s, ev.WorkerLost("w0#1", "w0"), 2.0) == []
     assert s.workers["w0"].link == "w0#2" and list(s.workers["w0"].running) == ["a"]
 
 
 def test_worker_reattached_before_old_stream_ended_keeps_requests() -> None:
     s = state()
-    told(s, worker(), 0.0)
+    run_step(s, worker(), 0.0)
     admitted(s, request("a"))
-    assert told(s, back(held("a"), link="#2"), 1.0) == [
+    assert run_step(s, back(held("a"), link="#2"), 1.0) == [
         ev.Displace("w0#1", "w0"),
         ev.Preempt(G, "a", 0),
         ev.Resume(G, "a", held_tokens=30),
@@ -302,9 +302,9 @@ def test_worker_reattached_before_old_stream_ended_keeps_requests() -> None:
 def test_reused_request_ids_leak_no_rows() -> None:
     s = state()
     for turn in range(300):
-        told(s, back(held("a"), link=f"#{turn}"), float(turn))
-        told(s, ev.Submitted(G, again("a")), float(turn))
-        told(s, ev.Forecasted((("a", certain(50)),)), float(turn))
-        told(s, ev.Cancelled(G, "a", FinishReason.CANCELLED, 0), float(turn))
+        run_step(s, back(held("a"), link=f"#{turn}"), float(turn))
+        run_step(s, ev.Submitted(G, again("a")), float(turn))
+        run_step(s, ev.Forecasted((("a", certain(50)),)), float(turn))
+        run_step(s, ev.Cancelled(G, "a", FinishReason.CANCELLED, 0), float(turn))
     board = s.ledger.board
     assert len(board.phase) == 256 and not board.phase.any() and len(board.forecasts) == 1

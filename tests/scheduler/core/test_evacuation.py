@@ -24,15 +24,15 @@ from tests.scheduler.state_driver import (
     admitted,
     queued,
     request,
+    run_step,
     state,
     submitted,
-    told,
     worker,
 )
 
 
 def leaving(s: Any, now: float, name: str = "w0", link: str = "#1") -> Any:
-    return told(s, ev.WorkerDraining(name + link, name, 30.0), now)
+    return run_step(s, ev.WorkerDraining(name + link, name, 30.0), now)
 
 
 def plans(actions: Any) -> dict[str, Plan]:
@@ -40,14 +40,14 @@ def plans(actions: Any) -> dict[str, Plan]:
 
 
 def reported(s: Any, applied: int, now: float, seq: int = 1, **what: Any) -> Any:
-    return told(s, ev.Reported("w0#1", "w0", Report(seq, applied, **what)), now)
+    return run_step(s, ev.Reported("w0#1", "w0", Report(seq, applied, **what)), now)
 
 
 def two(policy: str = "fcfs") -> Any:
     s = state(policy)
-    told(s, worker("w0"), 0.0)
+    run_step(s, worker("w0"), 0.0)
     admitted(s, request("a"))
-    told(s, worker("w1"), 0.1)
+    run_step(s, worker("w1"), 0.1)
     return s
 
 
@@ -57,7 +57,7 @@ def test_evacuated_request_starts_elsewhere_after_worker_confirms_stop() -> None
     assert asked == [ev.SendPlan("w0", "w0#1", plans(asked)["w0"])]
     assert plans(asked)["w0"].pause == (Pause("a", Residency.DROP),)
     assert queued(s) == ["a"]
-    assert plans(told(s, ev.Tick(), 1.1)) == {}  # not begun while it may still end there
+    assert plans(run_step(s, ev.Tick(), 1.1)) == {}  # not begun while it may still end there
     stopped = reported(s, 2, 1.2, progress=(RequestProgress("a", 7, 0, 0),))
     assert [type(action) for action in stopped[:2]] == [ev.Preempt, ev.Place]
     assert stopped[0].output_tokens == 7
@@ -85,26 +85,26 @@ def test_leaving_worker_receives_no_requests() -> None:
 def test_request_no_other_worker_can_run_continues() -> None:
     """With a budget for all that it may make: no round looks at it any more."""
     s = state("scls")  # slices
-    told(s, worker("w0"), 0.0)
+    run_step(s, worker("w0"), 0.0)
     admitted(s, request("a", most=400))
     limit = int(s.ledger.board.jobs.limit[s.jobs["a"].row])
     assert limit < 400
     assert plans(leaving(s, 1.0))["w0"].extend == (Grant("a", 400),)
-    assert plans(told(s, ev.Tick(), 1.1)) == {}
+    assert plans(run_step(s, ev.Tick(), 1.1)) == {}
     assert list(s.workers["w0"].running) == ["a"]
     waits = submitted(s, request("b"), 1.2)
     assert plans(waits) == {} and queued(s) == ["b"]
-    handed = plans(told(s, worker("w1"), 2.0))
+    handed = plans(run_step(s, worker("w1"), 2.0))
     assert handed["w0"].pause == (Pause("a", Residency.DROP),)
     assert [grant.request_id for grant in handed["w1"].admit] == ["b"]
 
 
 def test_evacuation_ignores_other_models_and_small_workers() -> None:
     s = state()
-    told(s, worker("w0"), 0.0)
+    run_step(s, worker("w0"), 0.0)
     admitted(s, request("a"))
-    told(s, ev.WorkerAttached("w1#1", WorkerView("w1", "w1", "other", 1_000, 16, 8, 500)), 0.1)
-    told(s, ev.WorkerAttached("w2#1", WorkerView("w2", "w2", "demo", 1_000, 16, 8, 59)), 0.1)
+    run_step(s, ev.WorkerAttached("w1#1", WorkerView("w1", "w1", "other", 1_000, 16, 8, 500)), 0.1)
+    run_step(s, ev.WorkerAttached("w2#1", WorkerView("w2", "w2", "demo", 1_000, 16, 8, 59)), 0.1)
     assert plans(leaving(s, 1.0)) == {}
     assert list(s.workers["w0"].running) == ["a"]
 
@@ -112,7 +112,7 @@ def test_evacuation_ignores_other_models_and_small_workers() -> None:
 def test_paused_request_leaves_leaving_worker_without_kv() -> None:
     """Whether it was let go for want of memory or by a round."""
     s = state()
-    told(s, worker("w0"), 0.0)
+    run_step(s, worker("w0"), 0.0)
     admitted(s, request("a"))
     s.step(ev.Reported("w0#1", "w0", Report(1, 1, evicted=(RequestProgress("a", 20, 30, 0),))), 0.5)
     s.step(worker("w1"), 0.5)
@@ -127,18 +127,20 @@ def test_request_adopted_at_leaving_worker_is_moved() -> None:
     s = state()
     view = WorkerView("w0", "unix:/w0", "demo", 1_000, 16, 8, 500)
     held = HeldRequest("a", 10, 50, 20, 30, 50, True, 2)
-    told(s, ev.WorkerAttached("w0#1", view, (held,)), 0.0)
-    told(s, worker("w1"), 0.1)
+    run_step(s, ev.WorkerAttached("w0#1", view, (held,)), 0.0)
+    run_step(s, worker("w1"), 0.1)
     leaving(s, 0.2)
     again = Request("a", "demo", 10, 50, 0.0, delivered_tokens=18, worker_id="w0")
-    assert plans(told(s, ev.Submitted(G, again), 0.3))["w0"].pause == (Pause("a", Residency.DROP),)
+    assert plans(run_step(s, ev.Submitted(G, again), 0.3))["w0"].pause == (
+        Pause("a", Residency.DROP),
+    )
 
 
 def test_reattached_worker_is_no_longer_leaving() -> None:
     s = two()
     leaving(s, 1.0)
-    told(s, ev.WorkerLost("w0#1", "w0"), 1.1)
-    told(s, worker("w0", link="#2"), 1.2)
+    run_step(s, ev.WorkerLost("w0#1", "w0"), 1.1)
+    run_step(s, worker("w0", link="#2"), 1.2)
     assert leaving(s, 1.3) == []  # said by the stream that is gone
     assert not s.workers["w0"].leaving and len(s.ledger.worker_snapshots()) == 2
 
@@ -166,7 +168,7 @@ def test_evacuation_finishes_all_requests_under_every_preset(policy: str) -> Non
 def test_request_finished_before_extend_is_applied_is_forgotten() -> None:
     """A worker holds an admission without a prompt for a minute, and drains for as long."""
     s = state()
-    told(s, worker("w0"), 0.0)
+    run_step(s, worker("w0"), 0.0)
     admitted(s, request("a"))
     reported(s, 1, 0.5, evicted=(RequestProgress("a", 20, 30, 0),))  # admitted again, by plan 2
     assert s.workers["w0"].plan_seq == 2

@@ -1,4 +1,4 @@
-"""Transcripts: what those whose clients ask are told is foreseen of them, and when.
+"""Transcripts: what those whose clients ask are told is expected of them, and when.
 
 The worker's step takes 0.05 s, and 0.05 s a sequence that decodes; a token of a prompt 0.01 s.
 """
@@ -18,7 +18,7 @@ from services.scheduler.core.admission import Limits
 from services.scheduler.core.forecast_updates import RESEND_S
 from services.scheduler.core.ledger import UNMEASURED
 from services.scheduler.observe.event_log import EventLog, Head, read
-from tests.scheduler.state_driver import G, admitted, queued, report, request, state, told
+from tests.scheduler.state_driver import G, admitted, queued, report, request, run_step, state
 
 COST = CostModel(0.05, 0.01, 0.05, 0.0)
 SOME = Forecast((10.0, 30.0), (0.5, 0.5), 50, "retrieval")
@@ -27,8 +27,8 @@ OTHERS = Forecast((20.0, 40.0), (0.5, 0.5), 50, "retrieval")
 
 def attach(s: Any, now: float = 0.0, name: str = "w0", places: int = 8, model: str = "demo") -> Any:
     view = WorkerView(name, f"unix:/{name}", model, 1_000, 16, places, 500)
-    told(s, ev.WorkerAttached(f"{name}#1", view), now)
-    return told(s, ev.Costed(name, COST), now)
+    run_step(s, ev.WorkerAttached(f"{name}#1", view), now)
+    return run_step(s, ev.Costed(name, COST), now)
 
 
 def served(places: int = 8) -> Any:
@@ -49,7 +49,7 @@ def foretold(actions: Any) -> Any:
 def submitted(s: Any, asked: Request, now: float, forecast: Forecast = SOME) -> Any:
     """Submit, forecast and plan; what is foretold."""
     first = s.step(ev.Submitted(G, asked), now)
-    return foretold(first + told(s, ev.Forecasted(((asked.request_id, forecast),)), now))
+    return foretold(first + run_step(s, ev.Forecasted(((asked.request_id, forecast),)), now))
 
 
 def test_admitted_request_gets_forecast_with_first_plan() -> None:
@@ -64,7 +64,7 @@ def test_admitted_request_gets_forecast_with_first_plan() -> None:
 def test_no_forecast_update_without_include_forecast() -> None:
     s = served()
     assert submitted(s, request("r"), 0.0) == []
-    assert foretold(told(s, ev.Forecasted((("r", OTHERS),)), 0.0)) == []
+    assert foretold(run_step(s, ev.Forecasted((("r", OTHERS),)), 0.0)) == []
     assert not s.ledger.with_forecast and not s.ledger.awaiting_promise
 
 
@@ -75,7 +75,7 @@ def test_promise_counts_earlier_prefills_and_decoding_requests() -> None:
     report(s, 1, 0.0, progress=(RequestProgress("old", 5, 44, 3),))
     for asked in (asker("a"), asker("b", prompt_tokens=20)):
         s.step(ev.Submitted(G, asked), 0.0)
-    a, b = foretold(told(s, ev.Forecasted((("a", SOME), ("b", SOME))), 0.0))
+    a, b = foretold(run_step(s, ev.Forecasted((("a", SOME), ("b", SOME))), 0.0))
     assert a.ttft_s == pytest.approx(0.05 + 0.05 + 10 * 0.01)
     assert b.ttft_s == pytest.approx(0.05 + 0.05 + 30 * 0.01)
     assert a.token_s == b.token_s == pytest.approx(0.05 + 3 * 0.05)
@@ -111,13 +111,13 @@ def test_promise_made_before_forecast_is_kept() -> None:
     """The forecast is late: the request runs, as if it made all that it may."""
     s = state(patience_s=0.5)
     attach(s)
-    told(s, ev.Submitted(G, asker()), 0.0)
-    assert foretold(told(s, ev.Tick(), 1.0)) == []
+    run_step(s, ev.Submitted(G, asker()), 0.0)
+    assert foretold(run_step(s, ev.Tick(), 1.0)) == []
     assert list(s.workers["w0"].running) == ["r"]
     report(s, 1, 1.3, progress=(RequestProgress("r", 2, 11, 1),))
-    [word] = foretold(told(s, ev.Forecasted((("r", SOME),)), 1.4))
+    [word] = foretold(run_step(s, ev.Forecasted((("r", SOME),)), 1.4))
     assert word.ttft_s == pytest.approx(1.0 + 0.15)
-    [again] = foretold(told(s, ev.Forecasted((("r", OTHERS),)), 1.5))
+    [again] = foretold(run_step(s, ev.Forecasted((("r", OTHERS),)), 1.5))
     assert (again.forecast, again.ttft_s) == (OTHERS, None)
 
 
@@ -126,18 +126,18 @@ def test_waiting_request_has_no_promise_before_forecast() -> None:
     s = state(patience_s=0.5)
     attach(s, places=1)
     submitted(s, request("runs"), 0.0, certain(20))
-    told(s, ev.Submitted(G, asker()), 0.0)
-    assert foretold(told(s, ev.Tick(), 1.0)) == []
+    run_step(s, ev.Submitted(G, asker()), 0.0)
+    assert foretold(run_step(s, ev.Tick(), 1.0)) == []
     assert queued(s) == ["r"]
-    [word] = foretold(told(s, ev.Forecasted((("r", SOME),)), 1.5))
+    [word] = foretold(run_step(s, ev.Forecasted((("r", SOME),)), 1.5))
     assert word.ttft_s == pytest.approx(1.5 + 2.0 + 0.1 + 0.1)
 
 
 def test_replaced_forecast_is_sent_again() -> None:
     s = served()
     submitted(s, asker(), 0.0)
-    assert foretold(told(s, ev.Forecasted((("r", SOME),)), 0.1)) == []
-    [word] = foretold(told(s, ev.Forecasted((("r", OTHERS), ("gone", SOME))), 0.2))
+    assert foretold(run_step(s, ev.Forecasted((("r", SOME),)), 0.1)) == []
+    [word] = foretold(run_step(s, ev.Forecasted((("r", OTHERS), ("gone", SOME))), 0.2))
     assert (word.forecast, word.ttft_s) == (OTHERS, None)
 
 
@@ -150,13 +150,13 @@ def test_population_forecast_is_resent_periodically() -> None:
     for name in ("a", "b"):
         submitted(s, asker(name), 0.0, of_all(10, 1))
     submitted(s, asker("own"), 0.0)
-    words = foretold(told(s, ev.Refreshed((of_all(11, 2),)), 1.0))
+    words = foretold(run_step(s, ev.Refreshed((of_all(11, 2),)), 1.0))
     assert [(w.request_id, w.forecast) for w in words] == [
         ("a", of_all(11, 2)),
         ("b", of_all(11, 2)),
     ]
-    assert foretold(told(s, ev.Refreshed((of_all(12, 3),)), 1.0 + RESEND_S / 2)) == []
-    words = foretold(told(s, ev.Refreshed((of_all(13, 4),)), 1.0 + RESEND_S))
+    assert foretold(run_step(s, ev.Refreshed((of_all(12, 3),)), 1.0 + RESEND_S / 2)) == []
+    words = foretold(run_step(s, ev.Refreshed((of_all(13, 4),)), 1.0 + RESEND_S))
     assert [w.forecast for w in words] == [of_all(13, 4)] * 2
 
 
@@ -164,7 +164,7 @@ def test_no_forecast_update_without_worker_for_model() -> None:
     s = state()
     assert submitted(s, asker(), 0.0) == []
     view = WorkerView("w0", "unix:/w0", "demo", 1_000, 16, 8, 500)
-    [word] = foretold(told(s, ev.WorkerAttached("w0#1", view), 4.0))
+    [word] = foretold(run_step(s, ev.WorkerAttached("w0#1", view), 4.0))
     assert word.token_s == pytest.approx(UNMEASURED.step_s(0, 1, 10))
     assert word.ttft_s == pytest.approx(4.0 + UNMEASURED.step_s(10, 0, 10))
 
@@ -187,10 +187,10 @@ def test_promise_is_not_repeated_after_worker_loss() -> None:
     s = served()
     submitted(s, asker(), 0.0)
     report(s, 1, 0.5, progress=(RequestProgress("r", 3, 12, 1),))
-    told(s, ev.WorkerLost("w0#1", "w0"), 1.0)
-    assert foretold(told(s, ev.Forecasted((("r", OTHERS),)), 1.0)) == []  # nobody could run it
+    run_step(s, ev.WorkerLost("w0#1", "w0"), 1.0)
+    assert foretold(run_step(s, ev.Forecasted((("r", OTHERS),)), 1.0)) == []  # nobody could run it
     view = WorkerView("w0", "unix:/w0", "demo", 1_000, 16, 8, 500)
-    [word] = foretold(told(s, ev.WorkerAttached("w0#2", view), 2.0))
+    [word] = foretold(run_step(s, ev.WorkerAttached("w0#2", view), 2.0))
     assert (word.forecast, word.ttft_s) == (OTHERS, None)
 
 
@@ -201,11 +201,11 @@ def test_ended_request_leaves_no_forecast_state(how: str) -> None:
     if how == "finished":
         report(s, 1, 1.0, finished=(Completion("r", 10, FinishReason.STOP),))
     elif how == "cancelled":
-        told(s, ev.Cancelled(G, "r", FinishReason.CANCELLED, 3), 1.0)
+        run_step(s, ev.Cancelled(G, "r", FinishReason.CANCELLED, 3), 1.0)
     elif how == "lost":
-        told(s, ev.GatewayLost(G), 1.0)
+        run_step(s, ev.GatewayLost(G), 1.0)
     else:
-        told(s, ev.Cancelled(G, "r", FinishReason.CANCELLED, 3), 1.0)
+        run_step(s, ev.Cancelled(G, "r", FinishReason.CANCELLED, 3), 1.0)
         assert submitted(s, asker("long", max_tokens=10_000), 1.0) == []
     assert not s.ledger.with_forecast and not s.ledger.awaiting_promise
 
@@ -234,8 +234,10 @@ def test_promise_is_sent_once_across_worker_absence() -> None:
     submitted(s, request("first"), 0.0)
     [word] = submitted(s, asker(), 0.0)
     assert word.ttft_s is not None
-    told(s, ev.WorkerLost("w0#1", "w0"), 1.0)
-    assert foretold(told(s, ev.Forecasted((("r", OTHERS),)), 1.0)) == []  # nobody could say when
+    run_step(s, ev.WorkerLost("w0#1", "w0"), 1.0)
+    assert (
+        foretold(run_step(s, ev.Forecasted((("r", OTHERS),)), 1.0)) == []
+    )  # nobody could say when
     view = WorkerView("w1", "unix:/w1", "demo", 1_000, 16, 8, 500)
-    words = foretold(told(s, ev.WorkerAttached("w1#1", view), 2.0))
+    words = foretold(run_step(s, ev.WorkerAttached("w1#1", view), 2.0))
     assert [(w.forecast, w.ttft_s) for w in words] == [(OTHERS, None)]

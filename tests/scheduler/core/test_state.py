@@ -26,8 +26,8 @@ from tests.scheduler.state_driver import (
     queued,
     report,
     request,
+    run_step,
     state,
-    told,
     waits,
     why,
     worker,
@@ -37,7 +37,7 @@ from tests.scheduler.state_driver import (
 def test_request_from_arrival_to_outcome():
     s = state()
     a = request("a")
-    assert told(s, worker(), 0.0) == []
+    assert run_step(s, worker(), 0.0) == []
     assert s.step(ev.Submitted(G, a), 1.0) == [ev.AskForecast((a,))]
     assert s.round_due_s == inf
     assert s.step(ev.Forecasted((("a", certain(50)),)), 1.5) == []
@@ -57,7 +57,7 @@ def test_request_from_arrival_to_outcome():
 
 def test_a_report_applied_twice_changes_nothing():
     s = state()
-    told(s, worker(), 0.0)
+    run_step(s, worker(), 0.0)
     admitted(s, request("a"))
     done: Any = {"finished": (Completion("a", 30, FinishReason.STOP),)}
     assert len(report(s, 1, 1.0, **done)) == 2
@@ -66,7 +66,7 @@ def test_a_report_applied_twice_changes_nothing():
 
 def test_simultaneous_events_make_one_round():
     s = state()
-    told(s, worker(), 0.0)
+    run_step(s, worker(), 0.0)
     for name in "abc":
         s.step(ev.Submitted(G, request(name)), 1.0)
         assert s.step(ev.Forecasted(((name, certain(50)),)), 1.0) == []
@@ -80,14 +80,14 @@ def test_simultaneous_events_make_one_round():
 
 def test_extra_round_changes_nothing():
     s = state()
-    told(s, worker(), 0.0)
+    run_step(s, worker(), 0.0)
     admitted(s, request("a"))
     assert s.step(ev.Round(), 0.0) == [] and s.step(ev.Round(), 0.0) == []
 
 
 def test_waiting_requests_are_reconsidered_only_after_event():
     s = state()
-    told(s, worker(kv_tokens=128), 0.0)
+    run_step(s, worker(kv_tokens=128), 0.0)
     admitted(s, request("a", prompt=60))
     waits(s, request("b", prompt=60))
     assert why(s, "b") == MemoryShort(64 + 64, 0.95 * 128)
@@ -100,7 +100,7 @@ def test_waiting_requests_are_reconsidered_only_after_event():
 
 def test_newest_admission_is_first_victim():
     s = state()
-    told(s, worker(), 0.0)
+    run_step(s, worker(), 0.0)
     for name in "ab":
         admitted(s, request(name))
     s.step(ev.Submitted(G, request("c", at=1.0)), 1.0)
@@ -112,7 +112,7 @@ def test_newest_admission_is_first_victim():
 
 def test_evicted_request_resumes_first_without_placement():
     s = state()
-    told(s, worker(kv_tokens=96), 0.0)
+    run_step(s, worker(kv_tokens=96), 0.0)
     admitted(s, request("a", prompt=30))
     admitted(s, request("b", prompt=30, at=1.0), 1.0)
     waits(s, request("c", prompt=46, at=2.0), 2.0)
@@ -127,10 +127,10 @@ def test_evicted_request_resumes_first_without_placement():
 
 def test_evicted_request_may_move_and_old_worker_cancels_it():
     s = state()
-    told(s, worker(kv_tokens=96), 0.0)
+    run_step(s, worker(kv_tokens=96), 0.0)
     admitted(s, request("a", prompt=30))
     admitted(s, request("b", prompt=30))
-    told(s, worker("w1"), 1.0)
+    run_step(s, worker("w1"), 1.0)
     [preempt, place, *plans] = report(s, 1, 2.0, evicted=(RequestProgress("a", 20, 0),))
     assert preempt == ev.Preempt(G, "a", 20)
     assert place == ev.Place(G, "a", "w1", "unix:/w1", queued_s=0.0)
@@ -142,7 +142,7 @@ def test_evicted_request_may_move_and_old_worker_cancels_it():
 
 def test_slices_are_extended_before_exhaustion():
     s: Any = SchedulerState(choose("fcfs", {"slice": "tokens", "slice_tokens": 20}))
-    told(s, worker(), 0.0)
+    run_step(s, worker(), 0.0)
     admitted(s, request("a"))
     assert s.ledger.board.jobs.limit[s.jobs["a"].row] == 20
     assert report(s, 1, 1.0, progress=(RequestProgress("a", 9, 19),)) == []
@@ -156,26 +156,28 @@ def test_slices_are_extended_before_exhaustion():
 @pytest.mark.parametrize("policy", ["fcfs", "conservative", "past-future", "vs"])
 def test_grant_of_max_tokens_is_never_extended(policy: str):
     s = state(policy)
-    told(s, worker(), 0.0)
+    run_step(s, worker(), 0.0)
     admitted(s, request("a"))
     assert report(s, 1, 1.0, progress=(RequestProgress("a", 49, 59),)) == []
 
 
 def test_cancel_in_every_phase_leaves_no_state():
     s = state()
-    told(s, worker(), 0.0)
+    run_step(s, worker(), 0.0)
     cancel = ev.Cancelled(G, "a", FinishReason.CANCELLED, 0)
     s.step(ev.Submitted(G, request("a")), 0.0)
-    assert told(s, cancel, 0.0) == []  # while forecast
-    assert told(s, ev.Forecasted((("a", certain(50)),)), 0.0) == []
+    assert run_step(s, cancel, 0.0) == []  # while forecast
+    assert run_step(s, ev.Forecasted((("a", certain(50)),)), 0.0) == []
     s.step(ev.Submitted(G, request("a")), 0.0)
     s.step(ev.Forecasted((("a", certain(50)),)), 0.0)
-    assert told(s, cancel, 0.0) == []  # while queued
+    assert run_step(s, cancel, 0.0) == []  # while queued
     admitted(s, request("a"))
-    assert told(s, cancel, 0.0) == [ev.SendPlan("w0", "w0#1", Plan(2, cancel=("a",)))]  # running
+    assert run_step(s, cancel, 0.0) == [
+        ev.SendPlan("w0", "w0#1", Plan(2, cancel=("a",)))
+    ]  # running
     admitted(s, request("a"))
     s.step(ev.Reported("w0#1", "w0", Report(1, 0, evicted=(RequestProgress("a", 4, 0),))), 1.0)
-    [plan] = told(s, cancel, 1.0)  # evicted, its tokens still at the worker
+    [plan] = run_step(s, cancel, 1.0)  # evicted, its tokens still at the worker
     assert plan.plan.cancel == ("a",)
     assert not s.jobs and not queued(s) and not s.workers["w0"].running
     assert len(s.ledger.board.forecasts) == 1  # that of who has none
@@ -183,49 +185,49 @@ def test_cancel_in_every_phase_leaves_no_state():
 
 def test_other_gateway_cannot_cancel_request():
     s = state()
-    told(s, worker(), 0.0)
+    run_step(s, worker(), 0.0)
     admitted(s, request("a"))
-    assert told(s, ev.Cancelled("other#1", "a", FinishReason.CANCELLED, 0), 0.0) == []
+    assert run_step(s, ev.Cancelled("other#1", "a", FinishReason.CANCELLED, 0), 0.0) == []
     assert "a" in s.jobs
 
 
 def test_stop_string_is_learned_as_outcome():
     s = state()
-    told(s, worker(), 0.0)
+    run_step(s, worker(), 0.0)
     admitted(s, request("a"))
-    learn, plan = told(s, ev.Cancelled(G, "a", FinishReason.STOP, 7), 2.0)
+    learn, plan = run_step(s, ev.Cancelled(G, "a", FinishReason.STOP, 7), 2.0)
     assert learn.outcome.output_tokens == 7 and learn.outcome.reason is FinishReason.STOP
     assert plan.plan.cancel == ("a",)
 
 
 def test_lost_gateway_drops_its_requests():
     s = state()
-    told(s, worker(kv_tokens=96), 0.0)
+    run_step(s, worker(kv_tokens=96), 0.0)
     admitted(s, request("a", prompt=40))
     waits(s, request("b", prompt=40, most=20))
-    [plan] = told(s, ev.GatewayLost(G), 1.0)
+    [plan] = run_step(s, ev.GatewayLost(G), 1.0)
     assert plan.plan == Plan(2, cancel=("a",))
     assert not s.jobs and not queued(s)
 
 
 def test_resubmission_on_new_stream_supersedes_request():
     s = state()
-    told(s, worker(), 0.0)
+    run_step(s, worker(), 0.0)
     admitted(s, request("a"))
     again = Request("a", "demo", 10, 50, 0.0, delivered_tokens=5)
-    ask, plan = told(s, ev.Submitted("gateway#2", again), 1.0)
+    ask, plan = run_step(s, ev.Submitted("gateway#2", again), 1.0)
     assert ask == ev.AskForecast((again,)) and plan.plan.cancel == ("a",)
-    assert told(s, ev.GatewayLost(G), 1.0) == []
+    assert run_step(s, ev.GatewayLost(G), 1.0) == []
     assert s.ledger.output(s.jobs["a"]) == 5
 
 
 def test_lost_worker_requeues_its_requests():
     s = state()
-    told(s, worker(), 0.0)
+    run_step(s, worker(), 0.0)
     admitted(s, request("a"))
     report(s, 1, 1.0, progress=(RequestProgress("a", 9, 19),))
-    assert told(s, ev.WorkerLost("w0#1", "w0"), 2.0) == [ev.Preempt(G, "a", 9)]
-    place, _ = told(s, worker("w1"), 4.0)
+    assert run_step(s, ev.WorkerLost("w0#1", "w0"), 2.0) == [ev.Preempt(G, "a", 9)]
+    place, _ = run_step(s, worker("w1"), 4.0)
     assert place == ev.Place(G, "a", "w1", "unix:/w1", queued_s=2.0)
 
 
@@ -233,28 +235,28 @@ def test_request_without_forecast_runs_if_max_tokens_fit():
     """A millisecond is waited for it; then all 50 tokens are taken to come. `b` would come to 16 +
     470 tokens, where 475 may be planned: it waits for its forecast, and comes in with that."""
     s = state("past-future")
-    told(s, worker(kv_tokens=500), 0.0)
-    assert told(s, ev.Submitted(G, request("a")), 1.0) == [ev.AskForecast((request("a"),))]
+    run_step(s, worker(kv_tokens=500), 0.0)
+    assert run_step(s, ev.Submitted(G, request("a")), 1.0) == [ev.AskForecast((request("a"),))]
     assert s.next_deadline() == 1.001
-    place, plan = told(s, ev.Tick(), 1.001)
+    place, plan = run_step(s, ev.Tick(), 1.001)
     assert (place.request_id, plan.plan.admit) == ("a", (Grant("a", 50),))
-    told(s, ev.Submitted(G, request("b", most=470)), 2.0)
-    assert told(s, ev.Tick(), 2.001) == []
-    place, _ = told(s, ev.Forecasted((("b", certain(40)),)), 2.02)
+    run_step(s, ev.Submitted(G, request("b", most=470)), 2.0)
+    assert run_step(s, ev.Tick(), 2.001) == []
+    place, _ = run_step(s, ev.Forecasted((("b", certain(40)),)), 2.02)
     assert place.request_id == "b"
 
 
 def test_deadline_ends_waiting_and_running_requests():
     s = state(patience_s=10.0)
-    told(s, worker(), 0.0)
+    run_step(s, worker(), 0.0)
     admitted(s, request("a", deadline=5.0))
     s.step(ev.Submitted(G, request("b", at=1.0, deadline=4.0)), 1.0)
     assert s.next_deadline() == 4.0
-    assert told(s, ev.Tick(), 3.9) == []
-    assert told(s, ev.Tick(), 4.0) == [
+    assert run_step(s, ev.Tick(), 3.9) == []
+    assert run_step(s, ev.Tick(), 4.0) == [
         ev.Finish(G, "b", FinishReason.DEADLINE, 0, 0, 3.0, "the deadline passed")
     ]
-    finish, plan = told(s, ev.Tick(), 5.0)
+    finish, plan = run_step(s, ev.Tick(), 5.0)
     assert finish.reason is FinishReason.DEADLINE and plan.plan.cancel == ("a",)
     assert s.next_deadline() == inf
 
@@ -263,7 +265,7 @@ def test_unreachable_deadline_ends_request_early():
     """80 tokens of prompt take 0.01 + 80 · 0.0001 s at best: with less left it ends now, not when
     the time is up."""
     s = state()
-    told(s, worker(kv_tokens=128), 0.0)
+    run_step(s, worker(kv_tokens=128), 0.0)
     admitted(s, request("a", prompt=60))
     waits(s, request("b", prompt=80, most=40, deadline=4.0))
     assert report(s, 1, 3.9, progress=(RequestProgress("a", 1, 61),)) == []
@@ -308,7 +310,7 @@ def test_improved_forecast_replaces_first():
 
 def test_new_cost_model_keeps_promises():
     s = state("alise")
-    told(s, worker(), 0.0)
+    run_step(s, worker(), 0.0)
     admitted(s, request("a"))
     before = s.rounds.memory.ranks.values["promised"].tolist()
     cost = s.workers["w0"].cost

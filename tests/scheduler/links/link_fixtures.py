@@ -1,4 +1,4 @@
-"""PeerServices with an owner that keeps what it is told, and a predictor that does as it is bid."""
+"""PeerServices with an owner that records events, and a scripted predictor."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -53,7 +53,7 @@ class Owner:
         return self.registry.get_sample_value(f"foretoken_{name}", labels) or 0.0
 
     def forecasts(self, request_id: str) -> list[Forecast]:
-        """All that were told of it, the first first."""
+        """All forecasts of a request, in order."""
         told = [e for e in self.events if isinstance(e, ev.Forecasted)]
         return [f for e in told for name, f in e.forecasts if name == request_id]
 
@@ -64,8 +64,8 @@ class Owner:
         return self.sources(request_id) == sources
 
 
-class Told(predictor_pb2_grpc.PredictorServicer):
-    """Forecasts `tokens` for everyone, once `free` is set, and keeps what it is asked and told."""
+class FakePredictor(predictor_pb2_grpc.PredictorServicer):
+    """Forecasts `tokens` for every request once `free` is set, and records calls and outcomes."""
 
     def __init__(self, tokens: float = 40.0, shared_key: str = "") -> None:
         self.free = asyncio.Event()

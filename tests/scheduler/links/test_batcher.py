@@ -17,9 +17,9 @@ from tests.scheduler.state_driver import (
     queued,
     report,
     request,
+    run_step,
     state,
     submitted,
-    told,
     worker,
 )
 
@@ -32,7 +32,7 @@ def workers(s: Any, name: str, limit: int = 50, on: str = "w0") -> tuple[ev.Work
 
 def test_round_asks_batcher_and_applies_answer():
     s = state(apart=True)
-    told(s, worker(), 0.0)
+    run_step(s, worker(), 0.0)
     assert submitted(s, request("a")) == [ev.AskArrange(2)]
     assert s.step(ev.Arranged(2, workers(s, "a")), 0.5) == [
         ev.Place(G, "a", "w0", "unix:/w0", queued_s=0.5),
@@ -42,7 +42,7 @@ def test_round_asks_batcher_and_applies_answer():
 
 def test_batcher_is_not_asked_without_waiting_requests():
     s = state(apart=True)
-    told(s, worker(), 0.0)
+    run_step(s, worker(), 0.0)
     submitted(s, request("a"))
     s.step(ev.Arranged(2, workers(s, "a")), 0.0)
     assert report(s, 1, 1.0, progress=(RequestProgress("a", 16, 26),)) == []
@@ -50,7 +50,7 @@ def test_batcher_is_not_asked_without_waiting_requests():
 
 def test_events_during_pending_round_wait_for_next():
     s = state(apart=True)
-    told(s, worker(), 0.0)
+    run_step(s, worker(), 0.0)
     submitted(s, request("a"))
     assert submitted(s, request("b", at=1.0), 1.0) == []
     assert (s.round_due_s, s.step(ev.Round(), 1.0)) == (inf, [])
@@ -62,7 +62,7 @@ def test_events_during_pending_round_wait_for_next():
 @pytest.mark.parametrize("number", [1, 3, 0])
 def test_state_ignores_answer_to_another_round(number: int):
     s = state(apart=True)
-    told(s, worker(), 0.0)
+    run_step(s, worker(), 0.0)
     submitted(s, request("a"))
     assert s.step(ev.Arranged(number, workers(s, "a")), 1.0) == []
     assert s.rounds.candidates.round == 2
@@ -73,7 +73,7 @@ def test_state_ignores_answer_to_another_round(number: int):
 def test_unanswered_round_is_arranged_in_process():
     s, home = state(apart=True), state()
     for each in (s, home):
-        told(each, worker(), 0.0)
+        run_step(each, worker(), 0.0)
     actions = submitted(home, request("a"))
     submitted(s, request("a"))
     assert s.step(ev.Arranged(2, None), 0.0) == actions != []
@@ -81,7 +81,7 @@ def test_unanswered_round_is_arranged_in_process():
 
 def test_reused_row_is_skipped():
     s = state(apart=True)
-    told(s, worker(), 0.0)
+    run_step(s, worker(), 0.0)
     submitted(s, request("a"))
     answer = workers(s, "a")
     row = s.jobs["a"].row
@@ -94,7 +94,7 @@ def test_reused_row_is_skipped():
 
 def test_decision_for_detached_worker_is_skipped():
     s = state(apart=True)
-    told(s, worker(), 0.0)
+    run_step(s, worker(), 0.0)
     submitted(s, request("a"))
     answer = workers(s, "a")
     s.step(ev.WorkerLost("w0#1", "w0"), 0.5)

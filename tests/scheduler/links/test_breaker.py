@@ -38,7 +38,7 @@ TRANSCRIPTS = {
         5.5 answered closed    0
         5.6 failed   closed    0
     """,
-    "a late answer says that it lives: the next probe is soon, and still nobody waits": """
+    "a late answer shows that it is up: the next probe is soon, and no request waits": """
         0.0 failed   closed    0
         0.1 late     closed    0
         0.2 failed   closed    0

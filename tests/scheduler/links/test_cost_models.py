@@ -101,7 +101,7 @@ async def test_reattached_worker_sends_new_profile(tmp_path: Path) -> None:
 
 
 async def test_ended_batch_is_delivered(tmp_path: Path) -> None:
-    """Of a worker that is here; of others there is nobody to learn."""
+    """Only timings of attached workers are delivered."""
     config = EstimatorConfig(refit_samples=8, batch_refresh_s=1e-9)
     owner = Owner()
     async with (

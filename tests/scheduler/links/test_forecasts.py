@@ -14,8 +14,8 @@ from tests.observability.lines import lines_of
 from tests.reach import until
 from tests.scheduler.links.link_fixtures import (
     PATIENT,
+    FakePredictor,
     Owner,
-    Told,
     advising,
     asking,
     learning,
@@ -35,7 +35,7 @@ HASTY: dict[str, Any] = {
 async def test_questions_during_call_share_next_call(
     tmp_path: Path,
 ) -> None:
-    owner, told = Owner(), Told()
+    owner, told = Owner(), FakePredictor()
     async with (
         predictor_at(socket_in(tmp_path), told),
         advising(owner, socket_in(tmp_path), **PATIENT) as advice,
@@ -57,7 +57,7 @@ async def test_questions_during_call_share_next_call(
 async def test_history_answers_at_timeout_and_late_forecast_replaces_it(
     tmp_path: Path,
 ) -> None:
-    owner, told = Owner(), Told()
+    owner, told = Owner(), FakePredictor()
     told.free.clear()
     async with (
         predictor_at(socket_in(tmp_path), told),
@@ -81,7 +81,7 @@ async def test_history_answers_at_timeout_and_late_forecast_replaces_it(
 async def test_stuck_call_is_cancelled_and_next_question_sent(
     tmp_path: Path,
 ) -> None:
-    owner, told = Owner(), Told()
+    owner, told = Owner(), FakePredictor()
     told.free.clear()
     async with (
         predictor_at(socket_in(tmp_path), told),
@@ -98,7 +98,7 @@ async def test_stuck_call_is_cancelled_and_next_question_sent(
 async def test_open_breaker_uses_history_until_predictor_returns(
     tmp_path: Path,
 ) -> None:
-    owner, told = Owner(), Told()
+    owner, told = Owner(), FakePredictor()
     settings = PATIENT | HASTY | {"forecast_pause_s": 2.0, "forecast_pause_max_s": 2.0}
     async with advising(owner, socket_in(tmp_path), **settings) as advice:
         for name in ("a", "b"):
@@ -119,7 +119,7 @@ async def test_open_breaker_uses_history_until_predictor_returns(
 
 
 async def test_slow_predictor_still_improves_forecasts(tmp_path: Path) -> None:
-    owner, told = Owner(), Told()
+    owner, told = Owner(), FakePredictor()
     async with predictor_at(socket_in(tmp_path), told):
         settings = HASTY | {"forecast_late_s": 30}
         async with advising(owner, socket_in(tmp_path), **settings) as advice:
@@ -133,7 +133,7 @@ async def test_slow_predictor_still_improves_forecasts(tmp_path: Path) -> None:
 
 
 async def test_stale_questions_are_not_sent(tmp_path: Path) -> None:
-    owner, told = Owner(), Told()
+    owner, told = Owner(), FakePredictor()
     settings = PATIENT | {"forecast_late_s": 0.2, "forecast_failures_max": 1}
     settings |= {"forecast_pause_s": 1.0, "forecast_pause_max_s": 1.0}
     async with advising(owner, socket_in(tmp_path), **settings) as advice:
@@ -154,7 +154,7 @@ async def test_stale_questions_are_not_sent(tmp_path: Path) -> None:
 async def test_refused_call_uses_history_without_counting_failure(
     tmp_path: Path, code: grpc.StatusCode
 ) -> None:
-    owner, told = Owner(), Told()
+    owner, told = Owner(), FakePredictor()
     told.refusals = [refusal(code)]
     settings = PATIENT | {"forecast_failures_max": 1}
     async with (
@@ -168,7 +168,7 @@ async def test_refused_call_uses_history_without_counting_failure(
 
 
 async def test_log_of_single_request_call_has_trace_id(tmp_path: Path) -> None:
-    owner, told = Owner(), Told()
+    owner, told = Owner(), FakePredictor()
     told.refusals = [refusal(grpc.StatusCode.INTERNAL)]
     async with (
         predictor_at(socket_in(tmp_path), told),
@@ -187,7 +187,7 @@ async def test_log_of_single_request_call_has_trace_id(tmp_path: Path) -> None:
 
 
 async def test_invalid_distribution_is_no_answer(tmp_path: Path) -> None:
-    owner, told = Owner(), Told()
+    owner, told = Owner(), FakePredictor()
     told.answer = common_pb2.Forecast(points=[float("nan")])
     async with (
         predictor_at(socket_in(tmp_path), told),
@@ -199,7 +199,7 @@ async def test_invalid_distribution_is_no_answer(tmp_path: Path) -> None:
 
 async def test_forecast_is_truncated_at_max_tokens(tmp_path: Path) -> None:
     """Past its last point there is still something left to make."""
-    owner, told = Owner(), Told(tokens=40)
+    owner, told = Owner(), FakePredictor(tokens=40)
     async with (
         predictor_at(socket_in(tmp_path), told),
         advising(owner, socket_in(tmp_path), **PATIENT) as advice,
@@ -216,7 +216,7 @@ async def test_improve_stream_is_reopened_after_restart(tmp_path: Path) -> None:
         forecast = common_pb2.Forecast(points=[tokens], source="better")
         return predictor_pb2.ImprovedForecasts(request_ids=names, forecasts=[forecast] * len(names))
 
-    owner, first, second = Owner(), Told(), Told()
+    owner, first, second = Owner(), FakePredictor(), FakePredictor()
     async with advising(owner, socket_in(tmp_path), **PATIENT) as advice:
         async with predictor_at(socket_in(tmp_path), first):
             advice.forecasts.ask(asking("a", "b"))
@@ -241,7 +241,7 @@ async def test_improve_stream_is_reopened_after_restart(tmp_path: Path) -> None:
 
 
 async def test_ended_request_is_forgotten(tmp_path: Path) -> None:
-    owner, told = Owner(), Told()
+    owner, told = Owner(), FakePredictor()
     told.free.clear()
     async with (
         predictor_at(socket_in(tmp_path), told),

@@ -1,4 +1,4 @@
-"""What is told to the predictor, and what it makes newer by it."""
+"""Outcomes sent to the predictor, and the forecasts refreshed by them."""
 
 import asyncio
 from pathlib import Path
@@ -14,8 +14,8 @@ from services.scheduler.links.delivery import Backlog
 from tests.reach import until
 from tests.scheduler.links.link_fixtures import (
     PATIENT,
+    FakePredictor,
     Owner,
-    Told,
     advising,
     asking,
     learning,
@@ -31,7 +31,7 @@ NAMES = [f"r{i}" for i in range(5)]
 async def test_outcomes_are_delivered_in_order_after_outage(
     tmp_path: Path,
 ) -> None:
-    owner, told = Owner(), Told()
+    owner, told = Owner(), FakePredictor()
     async with advising(owner, socket_in(tmp_path), refresh_interval_s=0.01) as advice:
         for learn in learning(NAMES[:2]):
             advice.learn(learn)
@@ -57,7 +57,7 @@ async def test_permanently_refused_outcome_is_dropped(tmp_path: Path) -> None:
         await until(lambda: told.outcomes == ["good"])
 
 
-class _Choosy(Told):
+class _Choosy(FakePredictor):
     async def Observe(self, request, context):
         if request.outcomes[0].request_id == "bad":
             raise refusal(grpc.StatusCode.INVALID_ARGUMENT)
@@ -68,7 +68,7 @@ async def test_shared_forecasts_are_refreshed_after_learning(
     tmp_path: Path,
 ) -> None:
     """Not cut at what the one request may have whose turn it was to ask."""
-    owner, told = Owner(), Told(tokens=40, shared_key="demo")
+    owner, told = Owner(), FakePredictor(tokens=40, shared_key="demo")
     owner.state.shared = [request("short", max_tokens=16)]
     settings = PATIENT | {"refresh_interval_s": 0.01}
     async with (

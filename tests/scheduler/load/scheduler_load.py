@@ -22,7 +22,7 @@ class Ask:
     arrival_s: float
     prompt: int
     length: int
-    foreseen: float
+    expected: float
 
 
 @dataclass
@@ -37,7 +37,7 @@ class Here:
 
 
 @dataclass
-class Told:
+class FakePredictor:
     """What became of the load."""
 
     ended_s: dict[str, float] = field(default_factory=dict)
@@ -53,8 +53,8 @@ class Told:
 
 class Load:
     """One worker with so much memory; rounds take no time and come after all that happens. Under
-    `swap` KV rests elsewhere and comes back for nothing; else who is evicted loses it, and under
-    `recompute` who is paused too."""
+    `swap` KV moves to host memory and back at no cost; else an evicted request loses it, and under
+    `recompute` a paused one, too."""
 
     def __init__(
         self, policy: str, asks: list[Ask], kv_tokens: int, places: int = 64, **choices: object
@@ -66,7 +66,7 @@ class Load:
         self.now = 0.0
         self.here: dict[str, Here] = {}
         self.victims: tuple[str, ...] = ()
-        self.told = Told()
+        self.told = FakePredictor()
         self.last_s: dict[str, float] = {}
         self._report_seq = self._plan_seq = 0
         self._planned = False
@@ -75,7 +75,7 @@ class Load:
         self._step(ev.WorkerAttached("w#1", view))
         self._step(ev.Costed("w", COST))
 
-    def run(self) -> Told:
+    def run(self) -> FakePredictor:
         """Until all have ended."""
         due, steps = list(self.asks), 0
         while due or self.state.jobs:
@@ -96,8 +96,8 @@ class Load:
         most = min(1_024, self.kv_tokens - ask.prompt)
         request = Request(ask.name, "demo", ask.prompt, most, ask.arrival_s)
         self._step(ev.Submitted("g#1", request))
-        foreseen = Forecast((ask.foreseen,), (1.0,), 1_024, "oracle")
-        self._step(ev.Forecasted(((ask.name, foreseen),)))
+        expected = Forecast((ask.expected,), (1.0,), 1_024, "oracle")
+        self._step(ev.Forecasted(((ask.name, expected),)))
 
     def _step(self, event: ev.Event) -> None:
         actions = self.state.step(event, self.now)
@@ -131,7 +131,7 @@ class Load:
         self._planned = True
 
     def _work(self, running: list[Here], report: bool) -> None:
-        """One step: what has no KV is computed, and everybody makes a token."""
+        """One step: missing KV is computed, and every running request generates a token."""
         missing = sum(h.ask.prompt + h.made - h.held for h in running)
         self.now += COST.step_s(missing, len(running), 0)
         self.told.steps.append((self.now, len(running)))

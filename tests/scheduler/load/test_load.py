@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from services.policies.preset import presets
-from tests.scheduler.load.scheduler_load import Ask, Load, Told
+from tests.scheduler.load.scheduler_load import Ask, FakePredictor, Load
 
 MEMORY = 3_000  # a quarter of what the load would hold if all of it ran
 LEVELS = 8
@@ -14,7 +14,7 @@ LEVELS = 8
 
 @cache
 def bimodal(error: float = 0.0, requests: int = 200, rate: float = 8.0) -> tuple[Ask, ...]:
-    """Four of five answers are short, the fifth twenty times as long; foreseen with an error."""
+    """Four of five answers are short, the fifth twenty times as long; expected with an error."""
     rng = np.random.default_rng(0)
     arrivals = np.cumsum(rng.exponential(1 / rate, requests))
     return tuple(_ask(f"r{i}", float(at), error, rng) for i, at in enumerate(arrivals))
@@ -23,12 +23,12 @@ def bimodal(error: float = 0.0, requests: int = 200, rate: float = 8.0) -> tuple
 def _ask(name: str, arrival_s: float, error: float, rng: np.random.Generator) -> Ask:
     low, high = (10, 40) if rng.random() < 0.8 else (200, 800)
     length = int(rng.integers(low, high))
-    foreseen = float(np.clip(length * np.exp(error * rng.normal()), 1, 1_000))
-    return Ask(name, arrival_s, int(rng.integers(20, 100)), length, foreseen)
+    expected = float(np.clip(length * np.exp(error * rng.normal()), 1, 1_000))
+    return Ask(name, arrival_s, int(rng.integers(20, 100)), length, expected)
 
 
 @cache
-def served(policy: str, error: float = 0.0) -> Told:
+def served(policy: str, error: float = 0.0) -> FakePredictor:
     return Load(policy, list(bimodal(error)), MEMORY).run()
 
 
@@ -53,7 +53,7 @@ OVERLOAD_S = 200.0
 
 
 @cache
-def overloaded(policy: str) -> Told:
+def overloaded(policy: str) -> FakePredictor:
     return Load(policy, list(overload()), MEMORY).run()
 
 
@@ -94,8 +94,8 @@ def test_scheduler_tolerates_wrong_forecasts() -> None:
 @pytest.mark.parametrize("policy", ["alise", "alise-recompute"])
 @pytest.mark.parametrize("error", [0.0, 0.5])
 def test_no_thrash_after_preemption(policy: str, error: float) -> None:
-    """Each is paused for somebody who enters, so that there are fewer pauses than requests; and
-    most of those who could run out of memory are paused before they do."""
+    """Each pause admits another request, so there are fewer pauses than requests; and
+    most requests are paused before memory runs out."""
     told = served(policy, error)
     assert 0 < sum(told.preemptions.values()) < 0.5 * len(bimodal())
     assert max(told.preemptions.values()) < 20
@@ -115,7 +115,7 @@ def test_ageing_ends_starvation(ageing_s: float, starves: bool) -> None:
 
 
 def test_every_timed_change_has_a_tick() -> None:
-    """With nobody running nothing is reported; the state says when to look again."""
+    """Without running requests there are no reports; the state names the time of the next round."""
     load = Load("alise", [Ask("a", 0.0, 50, 500, 500)], 600)
     told = load.run()
     assert told.ended_s["a"] > 0 and load.state.next_deadline() == float("inf")

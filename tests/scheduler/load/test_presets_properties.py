@@ -32,7 +32,7 @@ BY_RULE = {
 # Places that give a worker its turn, whether or not it has room and another is idle.
 BY_TURN = {name for name, place in PLACEMENTS.items() if place.by_turn}
 
-# Forms whose decisions hold what they grant, whatever comes: nobody is ever evicted.
+# Forms that never overcommit memory: no request is ever evicted.
 HOLDS: dict[str, Callable[[Params], bool]] = {
     "conservative": lambda params: params["overcommit"] <= 1,
     "fixed": lambda _: True,
@@ -86,7 +86,7 @@ def check(preset: Preset, seen: Seen) -> None:
 def check_pauses(
     preset: Preset, jobs: RequestColumns, here: set[int], share: WorkerDecision
 ) -> None:
-    """Only those that run there; to make room for somebody, or because their slice has ended."""
+    """Pauses only running requests, to make room for others or because their slice is exhausted."""
     paused = set(share.pause.tolist())
     assert paused <= here and not paused & set(share.run.tolist())
     if SLICES[preset.slice].returns:
@@ -114,8 +114,8 @@ def check_room(
 
 
 def check_idle(preset: Preset, seen: Seen, worker: WorkerSnapshot, runs: set[int]) -> None:
-    """Nobody waits whom an idle worker could take, but by a rule of the row; and then not for
-    ever: somebody runs, whose end is an event, or time alone calls for the next round."""
+    """No request waits that an idle worker could run, except by a preset rule, and then not for
+    ever: a running request will end, or the next round has a time."""
     jobs = seen.snapshot.jobs
     able = [
         row
@@ -141,7 +141,7 @@ def could_run(jobs: RequestColumns, row: int, worker: WorkerSnapshot) -> bool:
 
 
 def check_reasons(seen: Seen) -> None:
-    """Everybody looked at is told why, and the numbers say so."""
+    """Every considered request has an explanation with consistent numbers."""
     why = seen.decision.explanations
     runs = {row for share in seen.decision.workers for row in share.run.tolist()}
     running = set(seen.snapshot.running.tolist())
@@ -158,14 +158,14 @@ def check_reasons(seen: Seen) -> None:
 
 AGEING_S = 1.0
 SHORT_S = 27.0  # for so long more short ones come than can be served
-SERVED_S = 2.0  # until who must be served first has been, and the one that waits has its turn
+SERVED_S = 2.0  # until the requests ahead are served and the waiting one has its turn
 Bound = Callable[[Params], float]
 
-# How long one who needs much may wait, by its order's own word: seconds beyond SERVED_S, or None
+# The order's declared bound on a long request's wait: seconds beyond SERVED_S, or None
 # where it makes no promise. A new order must say.
 BOUNDS: dict[str, Bound | None] = {
     "arrival": lambda _: 0.0,
-    "fifo": None,  # behind whoever came meanwhile, after every slice
+    "fifo": None,  # after every slice, behind requests that arrived meanwhile
     "alise": lambda params: params["levels"] * params["ageing_s"],
     "srtf": lambda params: params["ageing_s"],
     "gittins": lambda params: params["ageing_s"],
@@ -203,7 +203,7 @@ def test_long_request_does_not_starve(name: str) -> None:
     assert told.longest_away_s["long"] < bound(load.state.preset.params) + SERVED_S
 
 
-# Batches that stay open take whoever suits them, so whoever came before may stand in a later one.
+# Open batches take any request that fits, so an earlier one may be in a later batch.
 IN_ORDER = [
     name
     for name in ALL
@@ -213,7 +213,7 @@ IN_ORDER = [
 
 @pytest.mark.parametrize("name", IN_ORDER)
 def test_first_come_first_served(name: str) -> None:
-    """On one worker nobody's first token comes before that of who came earlier."""
+    """On one worker, first tokens come in order of arrival."""
     asks = crowd()[:200]
     told = Load(name, list(asks), 600, places=8).run()
     first = [told.first_s[ask.name] for ask in sorted(asks, key=lambda ask: ask.arrival_s)]

@@ -3,7 +3,7 @@
 Each round is decided three times over: by the scheduler, by `decide` from a copy of the snapshot
 and of the memory, and by a batcher's copy of the functions behind the codec. Workers make so many
 tokens a tick, evict when blocks run out, and keep or drop KV as the preset's residency says; static
-batches they run as if nobody waited for anybody, which is the worker's affair and not the round's.
+batches they run without lockstep, which concerns the worker and not the round.
 """
 
 import pickle

@@ -1,4 +1,4 @@
-"""An event log says what was run; what is no log, or another's, is told clearly."""
+"""Event logs: header, steps, and errors for files that cannot be replayed."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the scheduler counts, as transcripts with the numbers worked by hand."""
+"""The scheduler's metrics, as transcripts with hand-computed numbers."""
 
 from math import inf
 from typing import Any
@@ -26,13 +26,13 @@ from tests.scheduler.state_driver import (
     admitted,
     report,
     request,
+    run_step,
     submitted,
-    told,
     waits,
     worker,
 )
 
-# A prompt's token takes 1 ms, one made 10 ms, whoever runs beside it.
+# A prompt token takes 1 ms and an output token 10 ms, whatever the batch size.
 COST = CostModel(base_s=0.0, prefill_token_s=0.001, decode_seq_s=0.01, context_token_s=0.0)
 
 
@@ -64,7 +64,7 @@ class Counting(SchedulerState):
 def attached(s: Any, name: str, places: int = 1, now: float = 0.0) -> Any:
     view = WorkerView(name, f"unix:/{name}", "demo", 2_000, 16, places, 900)
     s.step(ev.WorkerAttached(f"{name}#1", view), now)
-    return told(s, ev.Costed(name, COST), now)
+    return run_step(s, ev.Costed(name, COST), now)
 
 
 def asked(name: str, prompt: int, at: float, ttft_s: float = inf, sla: str = "chat") -> Request:
@@ -74,7 +74,7 @@ def asked(name: str, prompt: int, at: float, ttft_s: float = inf, sla: str = "ch
 def test_decisions_and_preemptions_are_counted_by_cause() -> None:
     """91 of 96 tokens may be planned: two of 30 fit, and none of 46 beside them."""
     s = Counting()
-    told(s, worker(kv_tokens=96), 0.0)
+    run_step(s, worker(kv_tokens=96), 0.0)
     admitted(s, request("a", prompt=30))
     admitted(s, request("b", prompt=30, at=1.0), 1.0)
     waits(s, request("c", prompt=46, at=2.0), 2.0)
@@ -92,7 +92,7 @@ def test_decisions_and_preemptions_are_counted_by_cause() -> None:
     report(s, 2, 4.0, finished=(Completion("a", 50, FinishReason.LENGTH),))
     assert s.by("scheduler_requests_waiting_for", "reason") == {"memory": 1}  # `b` is back
     assert s.by("scheduler_admissions_total", "worker") == {"w0": 3}
-    told(s, ev.WorkerLost("w0#1", "w0"), 5.0)
+    run_step(s, ev.WorkerLost("w0#1", "w0"), 5.0)
     assert s.by("num_preemptions_total", "cause") == {"evicted": 1, "lost": 1}
     assert (s.value("workers_attached"), s.value("workers_lost_total")) == (0, 1)
     assert s.value("scheduler_admissions_total", worker="w0") is None
@@ -101,18 +101,18 @@ def test_decisions_and_preemptions_are_counted_by_cause() -> None:
 
 def test_displaced_worker_counts_as_one_loss() -> None:
     s = Counting()
-    told(s, worker(link="#1"), 0.0)
-    told(s, worker(link="#2"), 1.0)
-    told(s, ev.WorkerLost("w0#1", "w0"), 2.0)
+    run_step(s, worker(link="#1"), 0.0)
+    run_step(s, worker(link="#2"), 1.0)
+    run_step(s, ev.WorkerLost("w0#1", "w0"), 2.0)
     assert (s.value("workers_attached"), s.value("workers_lost_total")) == (1, 1)
 
 
 def test_refusals_are_counted_by_reason() -> None:
     s = Counting()
-    told(s, worker(), 0.0)
-    told(s, ev.Submitted(G, request("long", most=5_000)), 0.0)
+    run_step(s, worker(), 0.0)
+    run_step(s, ev.Submitted(G, request("long", most=5_000)), 0.0)
     admitted(s, request("a"))
-    told(s, ev.Submitted(G, request("a")), 0.0)
+    run_step(s, ev.Submitted(G, request("a")), 0.0)
     assert s.by("scheduler_requests_refused_total", "reason") == {"too_long": 1, "duplicate": 1}
     assert s.value("scheduler_requests_refused_total", reason="queue_full") == 0
 
@@ -122,14 +122,14 @@ def test_pauses_moves_and_plan_age_are_measured() -> None:
     s = Counting("alise", place="max_min", move_gain=1.0)
     attached(s, "w0")
     submitted(s, Request("a", "demo", 100, 700, 0.0), 0.0)
-    told(
+    run_step(
         s, ev.Reported("w0#1", "w0", Report(1, 1, progress=(RequestProgress("a", 5, 104, 7),))), 0.5
     )
     submitted(s, Request("b", "demo", 10, 30, 1.0), 1.0)
     here = (RequestProgress("a", 6, 105, 7), RequestProgress("b", 1, 10, 1))
-    told(s, ev.Reported("w0#1", "w0", Report(2, 1, progress=here, free_blocks=117)), 1.2)
+    run_step(s, ev.Reported("w0#1", "w0", Report(2, 1, progress=here, free_blocks=117)), 1.2)
     assert s.value("scheduler_plan_age_seconds_count") == 1
-    told(s, ev.Reported("w0#1", "w0", Report(3, 2, progress=here, free_blocks=117)), 1.5)
+    run_step(s, ev.Reported("w0#1", "w0", Report(3, 2, progress=here, free_blocks=117)), 1.5)
     assert s.value("scheduler_moves_total") == 0
     attached(s, "w1", now=1.5)
     assert s.by("num_preemptions_total", "cause") == {"paused": 1}
@@ -138,8 +138,8 @@ def test_pauses_moves_and_plan_age_are_measured() -> None:
     assert s.value("scheduler_plan_age_seconds_count") == 2
     assert s.value("scheduler_plan_age_seconds_sum") == 0.5 + 0.5
 
-    told(s, ev.WorkerLost("w0#1", "w0"), 2.0)
-    told(s, ev.Reported("w0#1", "w0", Report(4, 9)), 3.0)  # of a stream that has ended
+    run_step(s, ev.WorkerLost("w0#1", "w0"), 2.0)
+    run_step(s, ev.Reported("w0#1", "w0", Report(4, 9)), 3.0)  # of a stream that has ended
     assert s.value("scheduler_plan_age_seconds_count") == 2
 
 
@@ -169,7 +169,7 @@ def test_slack_at_first_placement_and_infeasible_requests() -> None:
 
     report(s, 1, 2.0, finished=(Completion("a", 50, FinishReason.LENGTH),))  # `b` is next
     assert within(s, "hasty") == (-2.0, -1.0)  # 0.5 + 0.05 - 2 s
-    told(s, ev.WorkerLost("w0#1", "w0"), 3.0)
+    run_step(s, ev.WorkerLost("w0#1", "w0"), 3.0)
     attached(s, "w1", now=4.0)  # it stands in front, and has a place again
     assert s.by("scheduler_admissions_total", "worker") == {"w1": 1}
     assert s.value("slack_at_admission_seconds_count", **{"class": "hasty"}) == 1
@@ -182,7 +182,7 @@ def test_request_admitted_at_once_is_not_infeasible() -> None:
     attached(s, "w0", places=2)
     for each in (asked("f", 500, 0.0), asked("g", 10, 0.0, ttft_s=0.9)):
         s.step(ev.Submitted(G, each), 0.0)
-    told(s, ev.Forecasted((("f", certain(50)), ("g", certain(50)))), 0.0)
+    run_step(s, ev.Forecasted((("f", certain(50)), ("g", certain(50)))), 0.0)
     assert len(s.workers["w0"].running) == 2
     assert s.by("predicted_infeasible_total", "class") == {}
 
@@ -194,7 +194,7 @@ def test_no_prediction_without_workers() -> None:
     assert s.by("predicted_infeasible_total", "class") == {}
     view = WorkerView("w0", "unix:/w0", "demo", 2_000, 16, 1, 900)
     s.step(ev.WorkerAttached("w0#1", view), 0.95)
-    told(s, ev.Costed("w0", COST), 0.95)
+    run_step(s, ev.Costed("w0", COST), 0.95)
     assert s.by("predicted_infeasible_total", "class") == {"chat": 1}
 
 
@@ -209,9 +209,9 @@ def test_unknown_sla_classes_do_not_grow_labels() -> None:
 
 
 def test_peak_is_from_last_round() -> None:
-    """Memory is promised for 10 + 50 tokens of each, four blocks; once nobody is left, for none."""
+    """Memory for 10 + 50 tokens of each, four blocks; none once no request is left."""
     s = Counting("conservative")
-    told(s, worker(), 0.0)
+    run_step(s, worker(), 0.0)
     admitted(s, request("a"))
     assert s.value("predicted_peak_tokens", worker="w0") == 64
     admitted(s, request("b"))

@@ -1,4 +1,4 @@
-"""Queues and forecasts of traced requests, from what a real state does."""
+"""Queue and forecast spans of traced requests, with a real state."""
 
 import pytest
 
@@ -12,7 +12,7 @@ from tests.scheduler.state_driver import G, request, state, worker
 
 
 class Traced:
-    """A state whose steps are told to spans, as the service does."""
+    """A state whose steps the spans observe, as in the service."""
 
     def __init__(self) -> None:
         self.state = state()
@@ -28,7 +28,7 @@ class Traced:
         self.spans.submitted(name, parent, now)
         return self.step(ev.Submitted(G, request(name, at=now, **asked)), now)
 
-    def foretell(self, name: str, now: float) -> None:
+    def send_forecast(self, name: str, now: float) -> None:
         self.step(ev.Forecasted(((name, certain(20)),)), now)
 
     @property
@@ -49,9 +49,9 @@ def test_queue_and_forecast_spans_of_request():
     traced = Traced()
     assert traced.submit("a", 1.0) == ["AskForecast"]
     assert traced.spans.forecast_parent("a") == "#0"
-    traced.foretell("a", 1.5)
+    traced.send_forecast("a", 1.5)
     assert traced.spans.forecast_parent("a") == ""  # what is asked from here on is no part of it
-    traced.foretell("a", 1.75)  # a better one changes nothing
+    traced.send_forecast("a", 1.75)  # a better one changes nothing
     traced.step(worker(), 3.0)
     assert "Place" in traced.step(ev.Round(), 3.0)
     evicted = Report(1, 1, evicted=(RequestProgress("a", 5, 0),))
@@ -93,7 +93,7 @@ def test_resubmission_ends_first_forecast_span():
     traced.submit("a", 1.0)
     again = ev.Submitted("another", request("a", at=2.0))
     assert "AskForecast" in traced.step(again, 2.0)
-    traced.foretell("a", 3.0)
+    traced.send_forecast("a", 3.0)
     spans = [span for span in traced.written.all if span.name == "forecast"]
     assert [(span.start_s, span.end_s) for span in spans] == [(1.0, 2.0), (2.0, 3.0)]
 
@@ -120,7 +120,7 @@ def test_traced_requests_are_bounded():
 def test_repeated_submission_keeps_trace(again: bool) -> None:
     traced = Traced()
     traced.submit("a", 1.0)
-    traced.foretell("a", 1.0)
+    traced.send_forecast("a", 1.0)
     if again:
         traced.spans.submitted("a", "p", 2.0)
     traced.step(worker(), 3.0)

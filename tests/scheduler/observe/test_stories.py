@@ -1,4 +1,4 @@
-"""Stories as transcripts: what is told of requests that waited, ran, were preempted and ended."""
+"""Stories of requests that wait, run, are preempted and end, as transcripts."""
 
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from services.scheduler.observe.story_recorder import StoryRecorder
 from tests.scheduler.rounds.alise_driver import Driver
 from tests.scheduler.state_driver import G, request, state, worker
 
-FORESEEN_30 = "forecast by history: 30 output tokens expected, median 30, 90th percentile 30"
+EXPECTED_30 = "forecast by history: 30 output tokens expected, median 30, 90th percentile 30"
 
 
 class Run:
@@ -85,7 +85,7 @@ def test_story_of_request_that_waits_for_memory() -> None:
     assert r.told("b") == [
         "0.5 arrived with 70 prompt tokens and max_tokens 60; SLA interactive "
         "(TTFT 1 s, TPOT 0.05 s); deadline in 19.5 s",
-        f"0.5 {FORESEEN_30}",
+        f"0.5 {EXPECTED_30}",
         "0.5 waits: needs 176 KV tokens in all, limit 152 [2 to 1.0]",
         "1.0 position 1 of 1 in the queue",
     ]
@@ -151,7 +151,7 @@ def test_story_of_eviction_worker_loss_move_and_gateway_loss() -> None:
 
 
 class Telling(Driver):
-    """ALISE's driver, and the stories of what it is told."""
+    """ALISE's driver with a story recorder."""
 
     def __init__(self, **choices: Any):
         self.run: Run | None = None

@@ -8,7 +8,7 @@ from services.scheduler.core import events as ev
 
 @dataclass
 class DumbWorker:
-    """What a worker holds if it does just what plans say: who runs, and who was paused or evicted
+    """A worker that follows its plans exactly: its running requests, and those paused or evicted
     and is still there."""
 
     link: str = ""  # empty while it is away

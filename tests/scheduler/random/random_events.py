@@ -50,7 +50,7 @@ class RandomEvents(RuleBasedStateMachine):
         self.forecasts: dict[str, str] = {}  # of each, its population; or none
         self.answer: ev.Arranged | None = None  # what the batcher will say of the round that is out
         self.stale: ev.Arranged | None = None
-        self.foretold: set[str] = set()
+        self.forecast_sent: set[str] = set()
 
     def step(self, event: ev.Event, takes_s: float = 0.1) -> None:
         self.now += takes_s
@@ -128,8 +128,8 @@ class RandomEvents(RuleBasedStateMachine):
         assert 0 < action.token_s < inf
         if action.ttft_s is not None:
             assert 0 < action.ttft_s < inf
-            assert action.request_id not in self.foretold
-        self.foretold.add(action.request_id)
+            assert action.request_id not in self.forecast_sent
+        self.forecast_sent.add(action.request_id)
 
     def at(self, worker: str) -> set[str]:
         ledger = self.state.ledger
@@ -168,7 +168,7 @@ class RandomEvents(RuleBasedStateMachine):
     def send(self, link: str, request: Request) -> None:
         name = request.request_id
         self.live.add(name)
-        self.foretold.discard(name)  # to the scheduler one told of again is another
+        self.forecast_sent.discard(name)  # the scheduler treats a resubmission as a new request
         self.most[name], self.asked[name] = request.max_tokens, request
         self.forecasts.pop(name, None)
         self.step(ev.Submitted(link, request))
@@ -177,16 +177,16 @@ class RandomEvents(RuleBasedStateMachine):
     @rule(shared=st.booleans(), tokens=st.sampled_from([1, 30, 300]))
     def forecast(self, shared: bool, tokens: int) -> None:
         names, self.unforecast = self.unforecast, []
-        self.foresee(names, shared, tokens)
+        self.add_forecast(names, shared, tokens)
 
     @precondition(lambda self: self.live)
     @rule(data=st.data(), shared=st.booleans(), tokens=st.sampled_from([1, 30, 300]))
     def improve(self, data: st.DataObject, shared: bool, tokens: int) -> None:
-        """A better forecast, at any time; also of who has ended."""
+        """An improved forecast at any time, also for ended requests."""
         name = data.draw(st.sampled_from(sorted(self.live)))
-        self.foresee([name, "gone"], shared, tokens)
+        self.add_forecast([name, "gone"], shared, tokens)
 
-    def foresee(self, names: list[str], shared: bool, tokens: int) -> None:
+    def add_forecast(self, names: list[str], shared: bool, tokens: int) -> None:
         made = self.history(40) if shared else certain(tokens)
         self.forecasts |= dict.fromkeys(names, made.shared_key)
         self.step(ev.Forecasted(tuple((name, made) for name in names)))
@@ -321,7 +321,7 @@ class RandomEvents(RuleBasedStateMachine):
         self.send(link, request)
 
     def busy(self, paused: bool = False) -> dict[str, list[str]]:
-        """Of each worker that is there, who runs, or was paused."""
+        """The running and paused requests of each attached worker."""
         all_of = {
             name: sorted(worker.paused if paused else worker.running)
             for name, worker in self.workers.items()

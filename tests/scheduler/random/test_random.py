@@ -41,11 +41,11 @@ class SchedulerMachine(RandomEvents):
     def forecasts_in_use_are_those_of_the_living(self) -> None:
         keys = [key for name, key in self.forecasts.items() if name in self.live]
         distinct = sum(key == "" for key in keys) + (SHARED in keys)
-        assert len(self.state.ledger.board.forecasts) == distinct + 1  # and who has none
+        assert len(self.state.ledger.board.forecasts) == distinct + 1  # and the unknown forecast
 
     @invariant()
     def workers_run_what_the_scheduler_believes(self) -> None:
-        """But for what it was told of and nobody has asked for yet, and what is cancelled with the
+        """Except for unclaimed orphans, and for what is cancelled with the
         next round's plan."""
         assert {n for n, w in self.workers.items() if w.link} == set(self.state.workers)
         for name, worker in self.state.workers.items():
@@ -76,7 +76,7 @@ class SchedulerMachine(RandomEvents):
         assert set(ledger.with_forecast) == asking >= set(ledger.awaiting_promise)
         known = {name for name in asking if self.state.jobs[name].forecast}
         assert known == {name for name in asking if name in self.forecasts}
-        assert known - set(ledger.awaiting_promise) <= self.foretold
+        assert known - set(ledger.awaiting_promise) <= self.forecast_sent
 
     @invariant()
     def bounds_hold(self) -> None:
@@ -89,7 +89,7 @@ class SchedulerMachine(RandomEvents):
 
     @invariant()
     def who_is_paused_waits_at_its_home(self) -> None:
-        """What a worker keeps of a request is kept for it: its home is there."""
+        """A worker that holds KV of a request is its home."""
         ledger = self.state.ledger
         for name, worker in self.state.workers.items():
             ours = self.workers[name].paused & set(self.state.jobs)

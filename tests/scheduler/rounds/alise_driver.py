@@ -16,8 +16,8 @@ from services.scheduler.core import events as ev
 from services.scheduler.core.state import SchedulerState
 
 G = "gateway#1"
-FRONT = -1  # the level of who is at the front
-# A token takes 10 ms of a worker's time, whoever runs beside it; nothing else takes any. So with
+FRONT = -1  # the level of the request at the front
+# A token takes 10 ms of a worker's time at any batch size; nothing else takes time. So with
 # base_s 0.5 the levels end at 50, 100, 200, 400 … tokens.
 COST = CostModel(0.0, 0.0, 0.01, 0.0, offload_token_s=0.001, upload_token_s=0.002)
 
@@ -58,7 +58,7 @@ class Driver:
         self.told += [action for action in actions if not isinstance(action, ev.SendPlan)]
 
     def submit(self, name: str, tokens: int, now: float = 0.0, prompt: int = 10) -> None:
-        """A request that is foreseen to make so many tokens, and may make 1,000."""
+        """A request with this expected output and max_tokens 1,000."""
         request = Request(name, "demo", prompt, 1_000, now)
         self.step(ev.Submitted(G, request), now)
         forecast = Forecast((float(tokens),), (1.0,), 1_000, "retrieval")
@@ -113,7 +113,7 @@ class Driver:
 
     @property
     def queued(self) -> list[str]:
-        """Those who wait, in the order of the line."""
+        """Waiting requests in queue order."""
         ranking = self.ranked()
         rows = ranking.queued[np.argsort(ranking.key[: ranking.split], kind="stable")]
         return list(self.state.ledger.names(rows.tolist()))

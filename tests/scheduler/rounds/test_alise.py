@@ -245,7 +245,7 @@ def test_oracle_preset_is_alise_with_true_lengths() -> None:
         ended.append(name)
         tokens = {"a": 70, "b": 40, "c": 10}[name]
         d.progress(name, tokens - 1, 1.0)
-        assert d.levels()[name] == 0  # nobody is ever taken to be longer than it is
+        assert d.levels()[name] == 0  # no request is expected to be longer than it is
         d.report(1.0, finished=(Completion(name, tokens, FinishReason.LENGTH),))
     assert ended == ["a", "c", "b"]
 
@@ -263,7 +263,7 @@ def test_alise_improved_forecast_is_new_promise() -> None:
 
 @pytest.mark.parametrize("output", [80, 81, 500, 999, 1_000])
 def test_mean_past_distribution_is_cap(output: int) -> None:
-    """Its last point is 80: whoever is past that may go on to its max_tokens, no further."""
+    """Its last point is 80: a request past it may continue to max_tokens."""
     d = Driver()
     d.step(ev.Submitted(G, Request("a", "demo", 10, 1_000, 0.0)), 0.0)
     d.step(ev.Forecasted((("a", Forecast((40.0, 80.0), (0.5, 0.5), 80)),)), 0.0)

@@ -11,7 +11,7 @@ from services.policies.snapshot import NOWHERE
 from services.scheduler.core import events as ev
 from services.scheduler.core.phases import RequestPhase
 from services.scheduler.core.state import SchedulerState
-from tests.scheduler.state_driver import G, submitted, told
+from tests.scheduler.state_driver import G, run_step, submitted
 
 COST = CostModel(base_s=0.0, prefill_token_s=0.001, decode_seq_s=0.01, context_token_s=0.0)
 
@@ -20,7 +20,7 @@ def attach(s: Any, name: str, now: float = 0.0) -> Any:
     """With a place for one."""
     view = WorkerView(name, f"unix:/{name}", "demo", 2_000, 16, 1, 900)
     s.step(ev.WorkerAttached(f"{name}#1", view), now)
-    return told(s, ev.Costed(name, COST), now)
+    return run_step(s, ev.Costed(name, COST), now)
 
 
 def paused(gain: float) -> Any:
@@ -28,7 +28,7 @@ def paused(gain: float) -> Any:
     s = SchedulerState(choose("alise", {"place": "max_min", "move_gain": gain}))
     attach(s, "w0")
     submitted(s, Request("a", "demo", 100, 700, 0.0), 0.0)
-    told(
+    run_step(
         s, ev.Reported("w0#1", "w0", Report(1, 1, progress=(RequestProgress("a", 5, 104, 7),))), 0.5
     )
     submitted(s, Request("b", "demo", 10, 30, 1.0), 1.0)
@@ -38,7 +38,7 @@ def paused(gain: float) -> Any:
 
 def stopped(s: Any) -> Any:
     here = (RequestProgress("a", 6, 105, 7), RequestProgress("b", 1, 10, 1))
-    return told(s, ev.Reported("w0#1", "w0", Report(2, 2, progress=here, free_blocks=117)), 1.5)
+    return run_step(s, ev.Reported("w0#1", "w0", Report(2, 2, progress=here, free_blocks=117)), 1.5)
 
 
 def rests(gain: float) -> tuple[Any, Any]:
@@ -67,11 +67,11 @@ def test_late_reports_of_old_home_are_ignored() -> None:
     late = Report(
         3, 2, progress=(RequestProgress("a", 7, 106, 7),), evicted=(RequestProgress("a", 7, 106),)
     )
-    told(s, ev.Reported("w0#1", "w0", late), 2.0)
+    run_step(s, ev.Reported("w0#1", "w0", late), 2.0)
     job = s.jobs["a"]
     assert (s.ledger.home(job), s.ledger.held(job), s.ledger.output(job)) == ("w1", 0, 6)
     here = Report(1, 1, progress=(RequestProgress("a", 9, 108, 7),))
-    told(s, ev.Reported("w1#1", "w1", here), 3.0)
+    run_step(s, ev.Reported("w1#1", "w1", here), 3.0)
     assert (s.ledger.held(job), s.ledger.output(job)) == (108, 9)
 
 
@@ -84,7 +84,7 @@ def test_request_stays_when_move_gain_is_too_small(gain: float) -> None:
 
 
 def test_unconfirmed_pause_blocks_move() -> None:
-    """A free worker is there at once: it goes there when its home has said that it stopped."""
+    """A worker is free: the request moves there once its home confirms the pause."""
     s = paused(gain=1.0)
     job = s.jobs["a"]
     attach(s, "w1", 1.0)
@@ -100,8 +100,8 @@ def test_unconfirmed_pause_blocks_move() -> None:
 
 def test_loss_of_old_home_does_not_requeue_moved_request() -> None:
     s, _ = rests(gain=1.0)
-    told(s, ev.WorkerLost("w0#1", "w0"), 2.0)
+    run_step(s, ev.WorkerLost("w0#1", "w0"), 2.0)
     assert s.ledger.home(s.jobs["a"]) == "w1"
-    told(s, ev.WorkerLost("w1#1", "w1"), 3.0)
+    run_step(s, ev.WorkerLost("w1#1", "w1"), 3.0)
     job = s.jobs["a"]
     assert s.ledger.board.jobs.home[job.row] == NOWHERE and s.ledger.output(job) == 6

@@ -14,9 +14,9 @@ from tests.scheduler.state_driver import (
     admitted,
     report,
     request,
+    run_step,
     state,
     submitted,
-    told,
     waits,
     why,
 )
@@ -26,7 +26,7 @@ COST = CostModel(0.01, 1e-4, 1e-4, 0.0)
 
 def attach(s: Any, name: str, kv_tokens: int, model: str = "demo", cost: CostModel = COST) -> None:
     view = WorkerView(name, f"unix:/{name}", model, kv_tokens, 16, 256, 4_096)
-    told(s, ev.WorkerAttached(f"{name}#1", view), 0.0)
+    run_step(s, ev.WorkerAttached(f"{name}#1", view), 0.0)
     s.step(ev.Costed(name, cost), 0.0)
 
 
@@ -35,7 +35,7 @@ def burst(s: Any, count: int, model: str = "demo", prompt: int = 100, most: int 
     names = [f"{model}{len(s.jobs) + i}" for i in range(count)]
     for name in names:
         s.step(ev.Submitted(G, Request(name, model, prompt, most, 0.0)), 0.0)
-    told(s, ev.Forecasted(tuple((name, certain(most)) for name in names)), 0.0)
+    run_step(s, ev.Forecasted(tuple((name, certain(most)) for name in names)), 0.0)
 
 
 def running(s: Any) -> dict[str, int]:
@@ -156,7 +156,7 @@ def test_held_blocks_beyond_tokens_are_counted() -> None:
     admitted(s, request("a"))
     report(s, 1, 1.0, progress=(RequestProgress("a", 1, 11, 7),), free_blocks=3)
     waits(s, request("b", prompt=40), 1.0)
-    assert why(s, "b").a == 7 * 16 + 3 * 16
+    assert why(s, "b").needed_tokens == 7 * 16 + 3 * 16
     report(s, 2, 2.0, progress=(RequestProgress("a", 2, 12, 1),), free_blocks=9)
     assert "b" in s.workers["w0"].running
 

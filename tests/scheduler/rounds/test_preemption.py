@@ -1,4 +1,4 @@
-"""Who is paused for whom under ALISE, as transcripts and hand-worked tables."""
+"""Preemption under ALISE, as transcripts and hand-computed tables."""
 
 from math import inf
 

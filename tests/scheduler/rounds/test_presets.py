@@ -58,7 +58,7 @@ def test_each_ablation_adds_one_feature() -> None:
     """papers/003 §5.4 and papers/004 §IV-C."""
     ladder = ["sls", "so", "pm", "ab", "lb", "scls"]
     assert [differs(*pair) for pair in pairwise(ladder)] == [
-        {"slice", "order"},  # the unfinished stand behind who came meanwhile
+        {"slice", "order"},  # unfinished requests go behind later arrivals
         {"form", "interval"},
         {"batch_size"},
         {"place"},

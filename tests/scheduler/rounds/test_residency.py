@@ -46,7 +46,7 @@ def test_expected_waits_match_hand_computation() -> None:
         QueuePosition("p", about(0.9)),
         QueuePosition("q", about(1.5)),
     )
-    for name in "xy":  # who doubles what it was to make is after all these
+    for name in "xy":  # doubling its expected length puts it behind all these
         d.progress(name, 300, 1.0)
     d.plans.clear()
     d.report(2.9, progress=(RequestProgress("z", 60, 70),))

@@ -1,4 +1,4 @@
-"""Static batches at the scheduler: who is told to be in one, and what is measured of it."""
+"""Static batches in the scheduler: their members and their timing."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ from services.forecast import certain
 from services.policies.preset import choose
 from services.scheduler.core import events as ev
 from services.scheduler.core.state import SchedulerState
-from tests.scheduler.state_driver import G, report, request, told, worker
+from tests.scheduler.state_driver import G, report, request, run_step, worker
 
 
 def static(batch_size: int = 3, **cells: Any) -> Any:
@@ -24,14 +24,16 @@ def static(batch_size: int = 3, **cells: Any) -> Any:
     given = {"batch_mode": "static", "slice": "turns", "slice_tokens": 10}
     preset = choose("vs", given | {"batch_size": batch_size} | cells)
     s: Any = SchedulerState(preset)
-    told(s, worker(), 0.0)
+    run_step(s, worker(), 0.0)
     return s
 
 
 def submitted(s: Any, *asked: Any, now: float = 0.0) -> Any:
     for each in asked:
         s.step(ev.Submitted(G, each), now)
-    return told(s, ev.Forecasted(tuple((r.request_id, certain(r.max_tokens)) for r in asked)), now)
+    return run_step(
+        s, ev.Forecasted(tuple((r.request_id, certain(r.max_tokens)) for r in asked)), now
+    )
 
 
 def plan_of(actions: Any) -> Plan:
@@ -71,7 +73,7 @@ def test_next_turn_is_new_batch_with_longer_contexts():
     stops = plan_of(report(s, 1, 1.0, progress=made(a=10, b=10)))
     assert stops.admit == () and [pause.request_id for pause in stops.pause] == ["a", "b"]
     assert 1.0 < s.next_deadline() < 1.001  # both are in the pool then
-    plan = plan_of(told(s, ev.Tick(), 1.5))
+    plan = plan_of(run_step(s, ev.Tick(), 1.5))
     assert plan.admit == (Grant("a", 20), Grant("b", 20))
     assert plan.batches == (StaticBatch(2, ("a", "b")),)
     over = report(s, 2, 4.5, progress=made(b=20), finished=(ended("a", 17),))
@@ -81,7 +83,7 @@ def test_next_turn_is_new_batch_with_longer_contexts():
 def test_member_of_running_batch_joins_no_other():
     s = static()
     submitted(s, request("a"), request("b"))
-    actions = told(s, ev.Cancelled(G, "b", FinishReason.CANCELLED, 3), 1.0)
+    actions = run_step(s, ev.Cancelled(G, "b", FinishReason.CANCELLED, 3), 1.0)
     assert plan_of(actions) == Plan(2, cancel=("b",), victims=("a",))
     over = report(s, 1, 2.0, finished=(ended("a", 7),))
     assert timed(over) == [BatchTiming(2, 10, 7, 2.0)], "as it was admitted"
@@ -112,7 +114,7 @@ def test_interrupted_batch_is_not_timed():
     assert timed(report(s, 1, 2.0, finished=(ended("a", 9), error))) == []
     s = static()
     submitted(s, request("a"))
-    told(s, ev.Cancelled(G, "a", FinishReason.CANCELLED, 0), 1.0)
+    run_step(s, ev.Cancelled(G, "a", FinishReason.CANCELLED, 0), 1.0)
     assert timed(report(s, 1, 2.0)) == []
     assert s.workers["w0"].served == []
 
@@ -126,7 +128,7 @@ def test_continuous_batches_are_not_timed():
 def test_each_worker_has_its_own_batches():
     s = static(batch_size=1)
     view = WorkerView("w1", "unix:/w1", "demo", 1_000, 16, 8, 500)
-    told(s, ev.WorkerAttached("w1#1", view), 0.0)
+    run_step(s, ev.WorkerAttached("w1#1", view), 0.0)
     actions = submitted(s, request("a"), request("b", 20))
     plans = {a.worker_id: a.plan.batches for a in actions if isinstance(a, ev.SendPlan)}
     assert sorted(plans.values(), key=str) == [(StaticBatch(1, ("a",)),), (StaticBatch(2, ("b",)),)]
