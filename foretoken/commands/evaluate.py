@@ -51,8 +51,8 @@ def evaluate(
     what = Evaluation(
         train, data, predictor or (), encoder, cache, rows, max_tokens, online, ladder, seed, beside
     )
-    with _progress() as tell:
-        findings = run(what, _open_encoder, tell)
+    with _progress() as progress:
+        findings = run(what, _open_encoder, progress)
     _show(findings, json, plot or (json.with_suffix(".png") if json else None))
 
 
@@ -81,10 +81,10 @@ def _progress() -> "Iterator[ReportProgress]":
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("reading rows", total=None)
 
-        def tell(what: str, done: int, of: int) -> None:
+        def progress(what: str, done: int, of: int) -> None:
             bar.update(task, description=what, completed=done, total=of or None)
 
-        yield tell
+        yield progress
 
 
 def _show(findings: "Findings", json: Path | None, plot: Path | None) -> None:

@@ -102,7 +102,7 @@ def _reporting(look: Callable[[], None]) -> "Iterator[TrainingReporter]":
         task = bar.add_task("reading rows", total=None)
         current = ""
 
-        def tell(what: str, done: int, of: int) -> None:
+        def progress(what: str, done: int, of: int) -> None:
             nonlocal current
             look()
             if what.partition(",")[0] != current:  # a new task restarts the time estimate
@@ -110,7 +110,7 @@ def _reporting(look: Callable[[], None]) -> "Iterator[TrainingReporter]":
                 bar.reset(task)
             bar.update(task, description=what, completed=done, total=of or None)
 
-        yield TrainingReporter(tell, console.print)
+        yield TrainingReporter(progress, console.print)
 
 
 def _show(artefact: "Artefact", out: Path) -> None:

@@ -18,14 +18,14 @@ def prompt_of(row: Row) -> Prompt:
 
 
 def extract_all(
-    prompts: Sequence[Prompt], extractor: FeatureExtractor, tell: ReportProgress
+    prompts: Sequence[Prompt], extractor: FeatureExtractor, progress: ReportProgress
 ) -> list[Features]:
     """Returns the features of each prompt. Equal prompts are extracted once, in batches of similar
     length."""
     unique = sorted(set(prompts), key=lambda p: (len(p.user_input), p.user_input))
     known: dict[Prompt, Features] = {}
     for start in range(0, len(unique), BATCH):
-        tell("reading prompts", start, len(unique))
+        progress("reading prompts", start, len(unique))
         batch = unique[start : start + BATCH]
         known.update(zip(batch, extractor.extract(batch), strict=True))
     return [known[prompt] for prompt in prompts]

@@ -53,7 +53,7 @@ class Evaluation:
     earlier: Path | None = None
 
 
-def evaluate(evaluation: Evaluation, open_encoder: Open, tell: ReportProgress) -> Findings:
+def evaluate(evaluation: Evaluation, open_encoder: Open, progress: ReportProgress) -> Findings:
     """Evaluates the predictors. Raises ValueError for invalid input. The encoder is opened only if
     a predictor reads prompts."""
     names = _require_known([*dict.fromkeys(evaluation.predictors)] or [*PREDICTORS])
@@ -62,12 +62,14 @@ def evaluate(evaluation: Evaluation, open_encoder: Open, tell: ReportProgress) -
     fresh = open_encoder(evaluation.encoder) if set(names) - PROMPTLESS else None
     store = open_store(evaluation.cache, evaluation.encoder) if fresh else None
     material = prepare(
-        rows, fresh() if fresh else None, store, evaluation.max_tokens, evaluation.seed, tell
+        rows, fresh() if fresh else None, store, evaluation.max_tokens, evaluation.seed, progress
     )
     return Findings(
-        judgements=_judged(evaluation, names, material, fresh, tell),
+        judgements=_judged(evaluation, names, material, fresh, progress),
         draws=draws_agree(rows.judged),
-        ladders=_ladders(material, evaluation.seed, tell) if fresh and evaluation.ladder else {},
+        ladders=_ladders(material, evaluation.seed, progress)
+        if fresh and evaluation.ladder
+        else {},
         earlier=earlier,
     )
 
@@ -85,7 +87,7 @@ def _judged(
     names: Sequence[str],
     material: PreparedData,
     fresh: MakeExtractor | None,
-    tell: ReportProgress,
+    progress: ReportProgress,
 ) -> list[Judgement]:
     bench = PredictorEvaluator(
         material.train,
@@ -94,21 +96,21 @@ def _judged(
         evaluation.online,
         evaluation.seed,
         fresh,
-        tell,
+        progress,
     )
     found: list[Judgement] = []
     for name in names:
-        made = partial(build, name, Options())
-        found += bench.judge_oracle() if name == ORACLE else bench.judge(name, made)
+        make = partial(build, name, Options())
+        found += bench.judge_oracle() if name == ORACLE else bench.judge(name, make)
     return found
 
 
-def _ladders(material: PreparedData, seed: int, tell: ReportProgress) -> dict[str, Ladder]:
+def _ladders(material: PreparedData, seed: int, progress: ReportProgress) -> dict[str, Ladder]:
     """Ladder of each data set and of its tasks; the key "" holds all sets together.
 
     Tasks are sampled to similar sizes, as in the paper.
     """
-    tell("Magnus' ladder", 0, 0)
+    progress("Magnus' ladder", 0, 0)
     trained = sample_rows_per_task(material.rows.train, MAX_TRAIN_ROWS_PER_TASK, seed)
     all_judged = [row for part in material.sets for row in part.rows]
     judged = sample_rows_per_task(all_judged, MAX_TEST_ROWS_PER_TASK, seed)

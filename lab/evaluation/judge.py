@@ -73,7 +73,7 @@ class PredictorEvaluator:
     online_outcomes: int
     seed: int
     fresh: MakeExtractor | None
-    tell: ReportProgress
+    progress: ReportProgress
 
     def judge(self, name: str, make: Make) -> Iterator[Judgement]:
         """Yields one judgement per data set. All sets are forecast before any is learned from.
@@ -101,25 +101,25 @@ class PredictorEvaluator:
     def _taught(self, name: str, make: Make) -> Predictor:
         predictor = make()
         for done, chunk in _chunks(self.train, TEACH_BATCH):
-            self.tell(f"{name}: learning", done, len(self.train))
+            self.progress(f"{name}: learning", done, len(self.train))
             predictor.learn(chunk)
         self._fit(name, predictor)
         return predictor
 
     def _fit(self, name: str, predictor: Predictor) -> None:
         if isinstance(predictor, Refits):
-            predictor.fit(lambda share: self.tell(f"{name}: fitting", round(100 * share), 100))
+            predictor.fit(lambda share: self.progress(f"{name}: fitting", round(100 * share), 100))
 
     def _judged(self, name: str, predictor: Predictor, part: JudgedSet) -> tuple[Scores, Timing]:
         scores = self._scored(f"{name}: {part.name}", predictor, part.examples)
-        self.tell(f"{name}: timing", 0, 0)
+        self.progress(f"{name}: timing", 0, 0)
         fresh = None if name in PROMPTLESS else self.fresh
         return scores, time_forecasts(predictor, part.rows, self.max_tokens, fresh)
 
     def _scored(self, what: str, predictor: Predictor, examples: Sequence[Example]) -> Scores:
         forecasts: list[Forecast] = []
         for done, chunk in _chunks(examples, BATCH):
-            self.tell(what, done, len(examples))
+            self.progress(what, done, len(examples))
             forecasts += forecast_within(predictor, chunk)
         return score(forecasts, _lengths(examples))
 
@@ -139,7 +139,7 @@ class PredictorEvaluator:
     def _teach_online(self, name: str, predictor: Predictor, lessons: Sequence[Example]) -> None:
         """Learns as the service does: outcomes in small batches with a fit every 250."""
         for done, chunk in _chunks(lessons, ONLINE_CHUNK):
-            self.tell(f"{name}: learning online", done, len(lessons))
+            self.progress(f"{name}: learning online", done, len(lessons))
             predictor.learn(chunk)
             learnt = done + len(chunk)
             if learnt % ONLINE_REFIT == 0 or learnt == len(lessons):

@@ -77,17 +77,17 @@ def user_input_tokens(row: Row) -> int:
 def ladder_forecasts(train: Requests, test: Requests, seed: int = 0) -> Forecasts:
     """Forecasts of the test rows by each method, in the order of the table."""
     length, test_length = (r.user_input_tokens[:, None] for r in (train, test))
-    told, test_told = (
+    inst, test_inst = (
         np.hstack([fold_vectors(r.instruction, INSTRUCTION_VALUES), r.user_input_tokens[:, None]])
         for r in (train, test)
     )
-    meant, test_meant = (fold_vectors(r.user_input, USER_INPUT_VALUES) for r in (train, test))
+    usin, test_usin = (fold_vectors(r.user_input, USER_INPUT_VALUES) for r in (train, test))
     forest = _Forest(train.output_tokens, seed)
     return {
         "UILO": test.user_input_tokens,
         "RAFT": _forest_per_task(train.tasks, test.tasks, length, test_length, forest),
-        "INST": forest.forecast(told, test_told),
-        "USIN": forest.forecast(np.hstack([told, meant]), np.hstack([test_told, test_meant])),
+        "INST": forest.forecast(inst, test_inst),
+        "USIN": forest.forecast(np.hstack([inst, usin]), np.hstack([test_inst, test_usin])),
     }
 
 

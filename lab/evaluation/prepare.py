@@ -48,13 +48,13 @@ def prepare(
     store: FeatureStore | None,
     max_tokens: int,
     seed: int,
-    tell: ReportProgress,
+    progress: ReportProgress,
 ) -> PreparedData:
     """Extracts the features of all rows; none without an extractor.
 
     Training rows are shuffled, because a service receives outcomes in mixed order.
     """
-    known = _features(rows, extractor, store, tell) if extractor else {}
+    known = _features(rows, extractor, store, progress) if extractor else {}
     order = np.random.default_rng(seed).permutation(len(rows.train))
     train = examples_of([rows.train[i] for i in order], known, max_tokens)
     sets = [
@@ -65,10 +65,10 @@ def prepare(
 
 
 def _features(
-    rows: Split, extractor: FeatureExtractor, store: FeatureStore | None, tell: ReportProgress
+    rows: Split, extractor: FeatureExtractor, store: FeatureStore | None, progress: ReportProgress
 ) -> FeaturesByPrompt:
     def make(prompts: Sequence[Prompt]) -> list[Features]:
-        return extract_all(prompts, extractor, tell)
+        return extract_all(prompts, extractor, progress)
 
     known: dict[Prompt, Features] = {}
     for prompts in _prompts_by_set(rows):

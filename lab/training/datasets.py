@@ -76,12 +76,12 @@ def _part(prompt: str, tenths: int) -> str:
 
 
 def read_features(
-    parts: RowSplit, extractor: FeatureExtractor, tell: ReportProgress
+    parts: RowSplit, extractor: FeatureExtractor, progress: ReportProgress
 ) -> FeaturesByPrompt:
     """Returns features of every prompt, each read once."""
     rows = [*parts.train, *parts.held, *parts.judged]
     prompts = list({prompt_of(row) for row in rows})
-    return dict(zip(prompts, extract_all(prompts, extractor, tell), strict=True))
+    return dict(zip(prompts, extract_all(prompts, extractor, progress), strict=True))
 
 
 def training_set(rows: Sequence[Row], features: FeaturesByPrompt) -> TrainingSet | None:

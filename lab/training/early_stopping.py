@@ -20,7 +20,7 @@ class Note(Protocol):
 class TrainingReporter:
     """Callbacks for progress and log lines."""
 
-    tell: ReportProgress
+    progress: ReportProgress
     note: Note
 
 

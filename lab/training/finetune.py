@@ -96,7 +96,7 @@ def fine_tune(
     title = "fine-tuning"
     for step, rows in enumerate(_batches(train_on, generator, steps), start=1):
         _step(ranker, train_on.select(rows), optimizer, schedule)
-        report.tell(title, step, steps)
+        report.progress(title, step, steps)
         if step % every == 0 or step == steps:
             tau = _held_out_tau(ranker, tried)
             title = f"fine-tuning, tau {tau:.3f}"

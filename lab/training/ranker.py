@@ -37,7 +37,7 @@ def fit(
     nets_done: list[Net] = []
 
     def tick(share: float) -> None:
-        report.tell("ranker", round(share * PARTS), PARTS)
+        report.progress("ranker", round(share * PARTS), PARTS)
 
     def fit_part(rows: Rows) -> Net:
         torch.manual_seed(course.seed)
@@ -54,8 +54,8 @@ def fit(
     def predict(net: Net, rows: Rows) -> Floats:
         return net.scores(preparation.inputs(frame.select_rows(rows)))
 
-    nets, unseen = cross_fit(frame, course.seed, tick, fit_part, predict)
-    return _calibrated(Ensemble(preparation, tuple(nets)), unseen[:, 0], train_on)
+    nets, out_of_fold = cross_fit(frame, course.seed, tick, fit_part, predict)
+    return _calibrated(Ensemble(preparation, tuple(nets)), out_of_fold[:, 0], train_on)
 
 
 def recalibrate(model: ScoreModel, by: TrainingSet) -> Trained:
@@ -63,11 +63,14 @@ def recalibrate(model: ScoreModel, by: TrainingSet) -> Trained:
     return _calibrated(model.ensemble, model.ensemble.scores(by.frame)[:, 0], by)
 
 
-def _calibrated(ensemble: Ensemble, unseen: Floats, by: TrainingSet) -> Trained:
-    scale = Scale.fit(unseen, by.lengths)
+def _calibrated(ensemble: Ensemble, out_of_fold: Floats, by: TrainingSet) -> Trained:
+    scale = Scale.fit(out_of_fold, by.lengths)
     last = slice(-WINDOW, None)
     return ScoreModel(ensemble, scale), Calibration(
-        scale.spread(unseen[last]), by.frame.applications[last], by.lengths[last], len(unseen)
+        scale.spread(out_of_fold[last]),
+        by.frame.applications[last],
+        by.lengths[last],
+        len(out_of_fold),
     )
 
 
@@ -79,7 +82,7 @@ def _epoch_callback(
     net: Net,
     best: BestWeights,
     held_inputs: tuple[Inputs, Floats] | None,
-    tell: Callable[[int, float], None],
+    progress: Callable[[int, float], None],
 ) -> EpochCallback:
     """Evaluates the net on held-out prompts after each epoch; never stops without any."""
 
@@ -89,16 +92,16 @@ def _epoch_callback(
         net.eval()
         tau = tau_b(net.scores(held_inputs[0])[:, 0], held_inputs[1])
         net.train()
-        tell(epoch, tau)
+        progress(epoch, tau)
         return best.offer(tau)
 
     return watch
 
 
 def _epoch_reporter(report: TrainingReporter, part: int) -> Callable[[int, float], None]:
-    def tell(epoch: int, tau: float) -> None:
-        said = f"ranker, net {part + 1} of {PARTS}, epoch {epoch + 1}: tau {tau:.3f}"
-        report.tell(said, part, PARTS)
-        report.note(said)
+    def progress(epoch: int, tau: float) -> None:
+        line = f"ranker, net {part + 1} of {PARTS}, epoch {epoch + 1}: tau {tau:.3f}"
+        report.progress(line, part, PARTS)
+        report.note(line)
 
-    return tell
+    return progress

@@ -58,7 +58,7 @@ def populations_of(rows: Sequence[Row]) -> dict[Population, int]:
 
 
 def read_texts(
-    rows: Sequence[Row], known: dict[Population, int], encoder: Encoder, tell: ReportProgress
+    rows: Sequence[Row], known: dict[Population, int], encoder: Encoder, progress: ReportProgress
 ) -> TokenizedPrompts:
     """Tokenizes rows with the encoder's tokenizer and truncation."""
     empty = len(encoder.token_ids(""))
@@ -74,7 +74,7 @@ def read_texts(
     instructions, user_inputs = [], []
     for i, row in enumerate(rows):
         if i % 256 == 0:
-            tell("reading prompts", i, len(rows))
+            progress("reading prompts", i, len(rows))
         prompt = prompt_of(row)
         instruction, user_input = split_prompt(prompt.instruction, prompt.user_input)
         instructions.append(ids(instruction))

@@ -67,7 +67,7 @@ def train_ranker(training: Training, report: TrainingReporter) -> Artefact:
             inside = folder / INSIDE
             tune_encoder(training.encoder, encoder, parts, inside, training.course, report)
             encoder = Encoder.load(str(inside), threads=training.threads)
-        known = read_features(parts, Extractor(encoder), report.tell)
+        known = read_features(parts, Extractor(encoder), report.progress)
         model, calibration = _fit(training, parts, known, report)
         manifest = _manifest(training, folder, parts, _metrics(model, parts, known))
         write(folder, model, calibration, manifest)

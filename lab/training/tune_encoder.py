@@ -30,7 +30,7 @@ def tune_encoder(
     as served, so that training reads the tokens that serving reads."""
     known = populations_of(parts.train)
     train_on, held = (
-        read_texts(rows, known, encoder, report.tell) for rows in (parts.train, parts.held)
+        read_texts(rows, known, encoder, report.progress) for rows in (parts.train, parts.held)
     )
     torch.manual_seed(course.seed)
     source = find_folder(name)

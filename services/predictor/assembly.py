@@ -54,7 +54,7 @@ class ReadingMode:
 WORDS = ReadingMode(NO_ENCODER, at_once=True, examples=4_000, interval_s=5.0, here=True)
 
 
-def _manner(config: PredictorConfig) -> ReadingMode:
+def _reading_mode(config: PredictorConfig) -> ReadingMode:
     own = ReadingMode(config.encoder, False, config.examples, config.refit_interval_s, False)
     if config.model not in ENCODERLESS:
         return own
@@ -96,9 +96,9 @@ def assemble(
     Loads the sentence encoder when the predictor reads prompts and none is given, which takes
     seconds. Raises ValueError for an unusable predictor, encoder or log.
     """
-    manner = _manner(config)
-    options = _options(config, manner)
-    predictor, reads = _build(config, options, manner)
+    mode = _reading_mode(config)
+    options = _options(config, mode)
+    predictor, reads = _build(config, options, mode)
     extractor = Extractor(encoder or _load(reads, config), config.cache_entries) if reads else None
     forecaster = _forecaster(predictor, options)
     pending, writer = PendingForecasts(config.pending_max), secrets.token_hex(4)
@@ -111,7 +111,7 @@ def assemble(
         extractor is not None,
         log.keep_text,
         changed,
-        extractor if manner.at_once else None,
+        extractor if mode.at_once else None,
     )
     content = None
     if (
@@ -122,7 +122,7 @@ def assemble(
         reader = PromptReadingLoop(
             PromptBatchReader(extractor, forecaster.read), two_stage, executor
         )
-        refitter = _refitter(predictor, config, manner, metrics, executor)
+        refitter = _refitter(predictor, config, mode, metrics, executor)
         content = Content(reader, refitter, executor)
     learning = OutcomeLearner(
         forecaster,
@@ -143,25 +143,25 @@ def assemble(
     )
 
 
-def _options(config: PredictorConfig, manner: ReadingMode) -> Options:
+def _options(config: PredictorConfig, mode: ReadingMode) -> Options:
     return Options(
         window=config.window,
         application_min=config.application_min,
         populations_max=config.populations_max,
-        examples=manner.examples,
+        examples=mode.examples,
         neighbours_window=config.neighbours_window,
         similarity_min=config.similarity_min,
         lengths=partial(read_lengths, config.oracle_file, config.max_text_bytes),
     )
 
 
-def _build(config: PredictorConfig, options: Options, manner: ReadingMode) -> tuple[Predictor, str]:
+def _build(config: PredictorConfig, options: Options, mode: ReadingMode) -> tuple[Predictor, str]:
     """Returns the predictor and the name of its encoder; the name is empty when it reads no
     prompts."""
     if config.artefact and (found := _pretrained(config, options)):
         return found
     predictor = build(config.model, options)
-    return predictor, manner.encoder if isinstance(predictor, ContentPredictor) else ""
+    return predictor, mode.encoder if isinstance(predictor, ContentPredictor) else ""
 
 
 def _pretrained(config: PredictorConfig, options: Options) -> tuple[ContentPredictor, str] | None:
@@ -192,19 +192,19 @@ def _forecaster(predictor: Predictor, options: Options) -> Forecaster:
 def _refitter(
     predictor: ContentPredictor,
     config: PredictorConfig,
-    manner: ReadingMode,
+    mode: ReadingMode,
     metrics: PredictorMetrics,
     executor: CpuBudgetedExecutor,
 ) -> Refitter:
     apart = partial(run_in_process, timeout_s=config.refit_timeout_s)
     pace = RefitSchedule(
-        manner.interval_s,
+        mode.interval_s,
         config.refit_examples_min,
         config.refit_new_min,
         config.refit_new_share,
         config.seed,
     )
-    run = partial(run_on_executor, executor) if manner.here else apart
+    run = partial(run_on_executor, executor) if mode.here else apart
     return Refitter(predictor, pace, run, partial(_count_refit, metrics), executor)
 
 

@@ -100,7 +100,7 @@ class PredictorService(predictor_pb2_grpc.PredictorServicer):
         with self._metrics.forecast_seconds.time(), concerning(*_log_context(request.inputs)):
             answers = self._answer([self._decode_query(message) for message in request.inputs])
         self._spans.answered(request.inputs, answers, since_s, time.monotonic())
-        given = [answer.made.given for answer in answers]
+        given = [answer.pair.given for answer in answers]
         for source, count in Counter(forecast.source for forecast in given).items():
             self._metrics.forecasts.labels(source).inc(count)
         for stage, count in Counter(answer.stage for answer in answers).items():
@@ -156,8 +156,8 @@ class PredictorService(predictor_pb2_grpc.PredictorServicer):
         self._metrics.read.labels("ended").inc(read.ended)
         for reason, count in Counter(read.missed).items():
             self._metrics.fallbacks.labels(reason).inc(count)
-        for late, packed in read.late:
-            self._put_row(self._parts.outcomes.late(late, packed))
+        for ended, packed in read.ended_features:
+            self._put_row(self._parts.outcomes.late_row(ended, packed))
         if read.better:
             self._improvements.push(_improvements(read))
             self._metrics.improved.inc(len(read.better))

@@ -32,11 +32,11 @@ class PredictorSpans:
                 continue
             about: dict[str, Value] = {
                 REQUEST_ID: message.request_id,
-                "foretoken.forecast.source": answer.made.given.source,
+                "foretoken.forecast.source": answer.pair.given.source,
                 "foretoken.forecast.stage": answer.stage,
                 "foretoken.forecast.batch": len(inputs),
             }
-            self._spans.record("foretell", message.traceparent, since_s, now_s, about)
+            self._spans.record("predict", message.traceparent, since_s, now_s, about)
             self._unread[message.request_id] = message.traceparent
             if len(self._unread) > MAX_UNREAD_SPANS:
                 self._unread.popitem(last=False)

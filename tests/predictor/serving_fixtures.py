@@ -57,7 +57,7 @@ class ForecasterHarness:
         prompt = Prompt("", text or name, 3)
         query = Query("demo", "", 3, 99, prompt=prompt)
         [answer] = self.two_stage.answer([ForecastQuery(name, query, 1.0)])
-        return answer.stage, answer.made.given.source
+        return answer.stage, answer.pair.given.source
 
     def end(self, name: str, reason: FinishReason = FinishReason.STOP) -> None:
         outcome = Outcome(name, "demo", "", 3, 7, 99, reason, 1.0, 0)
@@ -68,7 +68,8 @@ class ForecasterHarness:
 
     def read(self, batch: Sequence[ForecastQuery]) -> ReadingResult:
         said = [
-            PromptReading(FEATURES, PACKED, None if a.late else certain(9, "model")) for a in batch
+            PromptReading(FEATURES, PACKED, None if a.ended_request else certain(9, "model"))
+            for a in batch
         ]
         self.two_stage.read(batch, said)
         return self.told[-1]

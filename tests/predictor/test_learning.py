@@ -87,7 +87,7 @@ def test_log_row_has_features_but_no_text() -> None:
     prompt = Prompt("be brief", "hello", 5, (7,))
     row = encode(OUTCOME, PendingForecast(MADE, pack(FEATURES)), "minilm", "w1", 1.5e9)
     record = decode(row, BY)
-    assert (record.writer, record.foretold_mean) == ("w1", 30)
+    assert (record.writer, record.forecast_mean) == ("w1", 30)
     example = record.example
     assert (example.output_tokens, example.reason) == (34, FinishReason.STOP)
     query = example.query

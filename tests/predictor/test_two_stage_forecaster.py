@@ -43,7 +43,7 @@ def test_history_answers_then_reading_improves_once() -> None:
     read = machine.read(machine.next_batch())
     assert read.better == (("a", certain(9, "model")),) and read.since_s == (1.0,)
     waiting = machine.pending.pop("a")
-    assert waiting and waiting.packed == PACKED and waiting.made.by_model == certain(9, "model")
+    assert waiting and waiting.packed == PACKED and waiting.pair.by_model == certain(9, "model")
     assert machine.next_batch() == []
 
 
@@ -98,7 +98,7 @@ def test_ended_request_is_read_last_without_improvement() -> None:
     assert names(batch) == ["c", "a"]
     read = machine.read(batch)
     assert read.better == () and (read.waiting, read.ended) == (0, 2)
-    assert [(late.outcome.request_id, packed) for late, packed in read.late] == [
+    assert [(ended.outcome.request_id, packed) for ended, packed in read.ended_features] == [
         ("c", PACKED),
         ("a", PACKED),
     ]
@@ -113,7 +113,7 @@ def test_request_ending_during_reading_is_learned() -> None:
     machine.end("b", FinishReason.CANCELLED)
     read = machine.read(batch)
     assert read.better == ()
-    assert [late.outcome.request_id for late, _ in read.late] == ["a"]
+    assert [ended.outcome.request_id for ended, _ in read.ended_features] == ["a"]
 
 
 def test_evicted_request_is_not_read() -> None:
@@ -129,8 +129,8 @@ def test_set_aside_model_is_scored_but_not_used() -> None:
     assert machine.guarded.compare([1.0] * MIN_OUTCOMES)
     assert machine.read(machine.next_batch()).better == ()
     waiting = machine.pending.pop("a")
-    assert waiting and waiting.made.by_model == certain(9, "model")
-    assert waiting.made.given.source == "history"
+    assert waiting and waiting.pair.by_model == certain(9, "model")
+    assert waiting.pair.given.source == "history"
 
 
 def test_unreadable_prompt_is_counted_and_keeps_answer() -> None:
@@ -139,4 +139,4 @@ def test_unreadable_prompt_is_counted_and_keeps_answer() -> None:
     machine.two_stage.read(machine.next_batch(), [PromptReading(missed="failed")])
     assert (machine.told[-1].better, machine.told[-1].missed) == ((), ("failed",))
     waiting = machine.pending.pop("a")
-    assert waiting and waiting.made.given.source == "history"
+    assert waiting and waiting.pair.given.source == "history"

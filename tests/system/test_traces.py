@@ -20,7 +20,7 @@ from tests.live import Live, serving, wait_for
 from tests.observability.tracing.otlp import Collector, Seen, collecting
 
 PARTS = {"tokenize", "stream", "queue", "forecast", "slice"}
-WITH_PREDICTOR = PARTS | {"foretell"}  # where the request lives until the question is put
+WITH_PREDICTOR = PARTS | {"predict"}  # where the request lives until the question is put
 LONG = {"max_tokens": 400, "ignore_eos": True}
 SERVICES = {f"foretoken-{name}" for name in ("gateway", "scheduler", "predictor", "worker")}
 PROMPT = "Count from 1 to 20.\n"
@@ -63,7 +63,7 @@ def wait_for_predictor(live: Live, collector: Collector) -> None:
 
 
 def _foretold(collector: Collector) -> list[Seen]:
-    return [span for span in collector.spans if span.name == "foretell"]
+    return [span for span in collector.spans if span.name == "predict"]
 
 
 class Asked:
@@ -132,7 +132,7 @@ def test_http_chat_makes_one_trace_across_processes(live: Live, collector: Colle
     assert events[0]["id"] == f"chatcmpl-{root.attributes['gen_ai.response.id']}"
     parents = {span.name: span.parent_id for span in collector.of(asked.trace_id)}
     [forecast] = named(collector, asked, "forecast")
-    assert parents.pop("foretell") == forecast.span_id
+    assert parents.pop("predict") == forecast.span_id
     del parents[root.name]
     assert {name: parent for name, parent in parents.items() if parent != root.span_id} == {}
     made = root.attributes["gen_ai.usage.output_tokens"]

@@ -135,10 +135,12 @@ def staged(out: Path) -> Iterator[Path]:
 def write(folder: Path, model: ScoreModel, calibration: Calibration, manifest: Manifest) -> None:
     """Writes the ranker and its manifest into a staged folder."""
     tensors, of_model = to_tensors(model)
-    unseen, of_calibration = calibration_to_tensors(calibration)
+    out_of_fold, of_calibration = calibration_to_tensors(calibration)
     path = folder / _RANKER
     # save_file would make a file that other users cannot read.
-    path.write_bytes(save(tensors | unseen, {"model": of_model, "calibration": of_calibration}))
+    path.write_bytes(
+        save(tensors | out_of_fold, {"model": of_model, "calibration": of_calibration})
+    )
     whole = manifest.model_copy(update={"ranker_sha256": digest(path)})
     (folder / FILE).write_text(whole.model_dump_json(indent=2) + "\n", encoding="utf-8")
 

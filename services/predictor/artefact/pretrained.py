@@ -58,8 +58,8 @@ class Rescaling:
         def predict(scale: Scale, rows: Rows) -> Floats:
             return scale.spread(scores[rows])
 
-        _, unseen = cross_fit(frame, seed, tick, fit, predict)
-        return Fitted(ScoreModel(self.ensemble, Scale.fit(scores, lengths)), unseen)
+        _, out_of_fold = cross_fit(frame, seed, tick, fit, predict)
+        return Fitted(ScoreModel(self.ensemble, Scale.fit(scores, lengths)), out_of_fold)
 
 
 def trained_member(model: ScoreModel) -> FittedMember:

@@ -66,8 +66,8 @@ class Refitted:
     ) -> "Refitted":
         """Weighs the models on the last examples; 1 to 2 s for 8,000."""
         mixture = Mixture(len(fitted))
-        unseen = [each.unseen[-_JUDGED:] for each in fitted.values()]
-        mixture.start(unseen, applications[-_JUDGED:], lengths[-_JUDGED:])
+        out_of_fold = [each.out_of_fold[-_JUDGED:] for each in fitted.values()]
+        mixture.start(out_of_fold, applications[-_JUDGED:], lengths[-_JUDGED:])
         models = {name: each.model for name, each in fitted.items()}
         return Refitted(models, mixture, len(lengths))
 
@@ -97,17 +97,19 @@ class ContentPredictor:
         self._new = 0
         self._ready: tuple[str, ...] = ()
         self._mixture = Mixture(0)
-        self._recall = QuantileCache()
+        self._cache = QuantileCache()
 
     def forecast(self, batch: Sequence[Query]) -> list[Forecast]:
         read = [i for i, query in enumerate(batch) if self._ready and query.features is not None]
         forecast = self._history.forecast(batch)
         if read:
             queries = [batch[i] for i in read]
-            spreads = self._recall.spreads(queries, self._ask)
+            spreads = self._cache.spreads(queries, self._ask)
             spread = self._mixture.combine(spreads, tuple(q.application for q in queries))
-            for i, made in zip(read, forecasts(spread, self._name, self.version), strict=True):
-                forecast[i] = made
+            for i, forecast_of_row in zip(
+                read, forecasts(spread, self._name, self.version), strict=True
+            ):
+                forecast[i] = forecast_of_row
         return forecast
 
     def by_words(self, batch: Sequence[Query]) -> list[Forecast | None]:
@@ -116,19 +118,19 @@ class ContentPredictor:
         At most MAX_PROMPTS_BY_WORDS prompts, 0.1 ms each. It only reads state that no other method
         changes, so it may run while another method runs in a different thread.
         """
-        model, told = self._by_words, [None] * len(batch)
+        model, empty = self._by_words, [None] * len(batch)
         rows = [i for i, query in enumerate(batch) if query.prompt][:MAX_PROMPTS_BY_WORDS]
         if model is None or not rows:
-            return [*told]
+            return [*empty]
         spread = model.spread(_unread([batch[i] for i in rows]))
-        made = dict(zip(rows, forecasts(spread, WORDS, self.version), strict=True))
-        return [made.get(i) for i in range(len(batch))]
+        forecast_of_row = dict(zip(rows, forecasts(spread, WORDS, self.version), strict=True))
+        return [forecast_of_row.get(i) for i in range(len(batch))]
 
     @property
     def edition(self) -> int:
         """Increases when the forecast of a known prompt may change: after a fit and after enough
         outcomes."""
-        return self._recall.edition
+        return self._cache.edition
 
     def learn(self, examples: Sequence[Example]) -> int:
         fit = [e for e in examples if e.reason in LEARNABLE_REASONS and e.output_tokens > 0]
@@ -159,12 +161,12 @@ class ContentPredictor:
         self._mixture = refitted.mixture
         if refitted.by_words:
             self._by_words = refitted.by_words
-        self._recall.forget()
+        self._cache.forget()
         self.version += 1
 
     def forget(self) -> None:
         """Clears the cache, so that the next forecast asks the members again."""
-        self._recall.forget()
+        self._cache.forget()
 
     def fit(self, tick: ProgressCallback = ignore_progress) -> None:
         """Refits synchronously, for benchmarks and tests."""
@@ -185,11 +187,11 @@ class ContentPredictor:
         frame = Frame.from_queries(queries)
         if self._ready:
             lengths = np.array([float(example.output_tokens) for example in examples])
-            said = self._recall.spreads(queries, self._ask)
-            self._mixture.observe(said, frame.applications, lengths)
+            spreads = self._cache.spreads(queries, self._ask)
+            self._mixture.observe(spreads, frame.applications, lengths)
         for member in self._members.values():
             member.learn(frame, examples)
-        self._recall.learnt(len(examples))
+        self._cache.learnt(len(examples))
         self._examples.extend(examples)
         self._new += len(examples)
 

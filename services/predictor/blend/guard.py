@@ -138,8 +138,8 @@ class GuardedForecaster:
 
     def read(self, batch: Sequence[Query]) -> list[Forecast | None]:
         """The model's forecasts of queries with features; None when it has none."""
-        said = self._model.forecast(batch)
-        return [None if forecast.source == HISTORY else forecast for forecast in said]
+        forecasts = self._model.forecast(batch)
+        return [None if forecast.source == HISTORY else forecast for forecast in forecasts]
 
     def choose(self, by_model: Forecast, by_history: Forecast) -> ForecastPair:
         """Pairs both forecasts and selects the one to give."""

@@ -21,31 +21,31 @@ class QuantileCache:
 
     def __init__(self) -> None:
         self.edition = 0  # increases when the cache is cleared
-        self._said: LRUCache[Key, Floats] = LRUCache(MAX_PROMPTS)
-        self._learnt = 0
+        self._quantiles: LRUCache[Key, Floats] = LRUCache(MAX_PROMPTS)
+        self._outcomes = 0
 
     def spreads(
         self, queries: Sequence[Query], ask: Callable[[Sequence[Query]], list[Floats]]
     ) -> list[Floats]:
         """[n, 64] per member: cached rows, and one call of `ask` for the others."""
         keys = [_key(query) for query in queries]
-        new = {k: q for k, q in zip(keys, queries, strict=True) if k not in self._said}
-        said = {key: self._said[key] for key in keys if key in self._said}
+        new = {k: q for k, q in zip(keys, queries, strict=True) if k not in self._quantiles}
+        cached = {key: self._quantiles[key] for key in keys if key in self._quantiles}
         if new:
             rows = np.stack(ask(list(new.values())), axis=1)
-            said |= zip(new, rows, strict=True)
-        self._said.update(said)
-        return list(np.stack([said[key] for key in keys], axis=1))
+            cached |= zip(new, rows, strict=True)
+        self._quantiles.update(cached)
+        return list(np.stack([cached[key] for key in keys], axis=1))
 
     def learnt(self, outcomes: int) -> None:
-        self._learnt += outcomes
-        if self._learnt >= MAX_OUTCOMES_BEHIND:
+        self._outcomes += outcomes
+        if self._outcomes >= MAX_OUTCOMES_BEHIND:
             self.forget()
 
     def forget(self) -> None:
         self.edition += 1
-        self._said.clear()
-        self._learnt = 0
+        self._quantiles.clear()
+        self._outcomes = 0
 
 
 def _key(query: Query) -> Key:

@@ -126,7 +126,7 @@ class OutcomeLearner:
     def _apply_rule(self, record: Record) -> Example:
         example = record.example
         if example.query.features is None or self._rule(
-            record.foretold_mean, example.output_tokens
+            record.forecast_mean, example.output_tokens
         ):
             return example
         return without_features(example)

@@ -52,21 +52,21 @@ class OutcomeRecorder:
             self._on_end(outcome, waiting, finished_at_s)
         return bool(excess) and self._forecaster.compare(excess)
 
-    def late(self, late: EndedRequest, packed: bytes) -> Row:
+    def late_row(self, ended: EndedRequest, packed: bytes) -> Row:
         """Returns the second row of an outcome whose prompt was read after the request ended."""
-        waiting = replace(late.waiting, packed=packed, prompt=None)
+        waiting = replace(ended.waiting, packed=packed, prompt=None)
         return encode(
-            late.outcome, waiting, self._encoder, self._writer, late.finished_at_s, READ_LATE
+            ended.outcome, waiting, self._encoder, self._writer, ended.finished_at_s, READ_LATE
         )
 
     def _judge(self, outcome: Outcome, waiting: PendingForecast) -> list[float]:
         """Returns the model's loss minus history's, empty when no model made a forecast."""
-        made, tokens, most = waiting.made, outcome.output_tokens, outcome.max_tokens
+        pair, tokens, most = waiting.pair, outcome.output_tokens, outcome.max_tokens
         self.judged += 1
-        judged = judge(made.given, tokens, most)
+        judged = judge(pair.given, tokens, most)
         self.scorecard.add([judged])
-        self._on_scored(made.given.source, judged)
-        if made.by_model is None:
+        self._on_scored(pair.given.source, judged)
+        if pair.by_model is None:
             return []
-        model, history = (judge(f, tokens, most) for f in (made.by_model, made.by_history))
+        model, history = (judge(f, tokens, most) for f in (pair.by_model, pair.by_history))
         return [model.pinball_tokens - history.pinball_tokens]

@@ -32,11 +32,11 @@ class EncodedBy:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A decoded row. `foretold_mean` is 0 when no model read the prompt."""
+    """A decoded row. `forecast_mean` is 0 when no model read the prompt."""
 
     example: Example
     writer: str
-    foretold_mean: float
+    forecast_mean: float
 
 
 def encode(
@@ -61,8 +61,8 @@ def encode(
     )
     if waiting and waiting.packed:
         record.encoder, record.features = encoder, waiting.packed
-    if waiting and waiting.made.by_model:
-        record.foretold_mean = waiting.made.by_model.mean()
+    if waiting and waiting.pair.by_model:
+        record.foretold_mean = waiting.pair.by_model.mean()
     if waiting and waiting.prompt:
         record.text.CopyFrom(_text(waiting.prompt))
     return Row(kind, VERSION, record.SerializeToString())

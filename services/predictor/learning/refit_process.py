@@ -62,7 +62,7 @@ async def _run(folder: Path, timeout_s: float) -> None:
     )
     try:
         async with asyncio.timeout(timeout_s):
-            _, said = await process.communicate()
+            _, stderr = await process.communicate()
     except TimeoutError:
         raise FitFailed(f"the fit took longer than {timeout_s:g} s") from None
     finally:
@@ -70,7 +70,7 @@ async def _run(folder: Path, timeout_s: float) -> None:
             process.kill()
             await process.wait()
     if process.returncode:
-        last = (said.decode(errors="replace").strip().splitlines() or ["no output"])[-1]
+        last = (stderr.decode(errors="replace").strip().splitlines() or ["no output"])[-1]
         raise FitFailed(f"the fit process ended with status {process.returncode}: {last[:300]}")
 
 

@@ -37,7 +37,7 @@ class Fitted:
     """A model and its out-of-fold quantiles for each training row."""
 
     model: Model
-    unseen: Floats
+    out_of_fold: Floats
 
 
 Fit = Callable[[Frame, Floats, int, ProgressCallback], Fitted]
@@ -57,15 +57,15 @@ def cross_fit(
     Rows of one prompt are in the same part. Together the models form the predictor.
     """
     models: list[T] = []
-    said: list[tuple[Rows, Floats]] = []
+    outputs: list[tuple[Rows, Floats]] = []
     for others, rows in _folds(frame, seed):
         models.append(fit(others))
-        said.append((rows, predict(models[-1], rows)))
+        outputs.append((rows, predict(models[-1], rows)))
         tick(len(models) / PARTS)
-    unseen = np.empty((len(frame), said[0][1].shape[1]))
-    for rows, of_part in said:
-        unseen[rows] = of_part
-    return models, unseen
+    out_of_fold = np.empty((len(frame), outputs[0][1].shape[1]))
+    for rows, of_part in outputs:
+        out_of_fold[rows] = of_part
+    return models, out_of_fold
 
 
 def _folds(frame: Frame, seed: int) -> Iterator[tuple[Rows, Rows]]:

@@ -107,10 +107,10 @@ def magnus_columns(frame: Frame) -> NDArray[np.float32]:
 class Forest:
     """Magnus' forest."""
 
-    forest_: QuantileForest
+    fitted: QuantileForest
 
     def spread(self, frame: Frame) -> Floats:
-        return self.forest_.spread(magnus_columns(frame))
+        return self.fitted.spread(magnus_columns(frame))
 
 
 def fit_forest(frame: Frame, lengths: Floats, seed: int, tick: ProgressCallback) -> Fitted:
@@ -123,8 +123,8 @@ def fit_forest(frame: Frame, lengths: Floats, seed: int, tick: ProgressCallback)
         )
         return grow(forest, columns[rows], lengths[rows], lengths[rows])
 
-    forest_, unseen = cross_fit(frame, seed, tick, fit, lambda g, rows: g.spread(columns[rows]))
-    return Fitted(Forest(_merge(forest_)), unseen)
+    fitted, out_of_fold = cross_fit(frame, seed, tick, fit, lambda g, rows: g.spread(columns[rows]))
+    return Fitted(Forest(_merge(fitted)), out_of_fold)
 
 
 @dataclass(frozen=True)
@@ -160,10 +160,10 @@ class Trees:
     """Extra-trees on the principal axes."""
 
     axes: Axes
-    forest_: QuantileForest
+    fitted: QuantileForest
 
     def spread(self, frame: Frame) -> Floats:
-        return self.forest_.spread(self.axes.columns(frame))
+        return self.fitted.spread(self.axes.columns(frame))
 
 
 def fit_trees(frame: Frame, lengths: Floats, seed: int, tick: ProgressCallback) -> Fitted:
@@ -178,8 +178,8 @@ def fit_trees(frame: Frame, lengths: Floats, seed: int, tick: ProgressCallback) 
         )
         return grow(forest, columns[rows], ranks(lengths[rows]), lengths[rows])
 
-    forest_, unseen = cross_fit(frame, seed, tick, fit, lambda g, rows: g.spread(columns[rows]))
-    return Fitted(Trees(axes, _merge(forest_)), unseen)
+    fitted, out_of_fold = cross_fit(frame, seed, tick, fit, lambda g, rows: g.spread(columns[rows]))
+    return Fitted(Trees(axes, _merge(fitted)), out_of_fold)
 
 
 def ranks(lengths: Floats) -> Floats:
@@ -195,8 +195,8 @@ def _states(frame: Frame) -> NDArray[np.float32]:
     )
 
 
-def _merge(forest_: list[QuantileForest]) -> QuantileForest:
+def _merge(fitted: list[QuantileForest]) -> QuantileForest:
     return QuantileForest(
-        tuple(tree for g in forest_ for tree in g.trees),
-        tuple(samples for g in forest_ for samples in g.samples),
+        tuple(tree for g in fitted for tree in g.trees),
+        tuple(samples for g in fitted for samples in g.samples),
     )

@@ -122,22 +122,22 @@ class RetrievalMember:
     ):
         self.fit = RetrievalFit(window, threshold, to_quantiles)
         self._to_quantiles = to_quantiles
-        self._memory = EmbeddingIndex(window)
+        self._lengths_index = EmbeddingIndex(window)
         self._threshold = threshold
         self._fallback: Model | None = None
 
     @property
     def ready(self) -> bool:
-        return len(self._memory) > 0
+        return len(self._lengths_index) > 0
 
     def adopt(self, model: Model) -> None:
         self._fallback = model
 
     def learn(self, frame: Frame, examples: Sequence[Example]) -> None:
-        self._memory.add(vectors(frame), [e.output_tokens for e in examples])
+        self._lengths_index.add(vectors(frame), [e.output_tokens for e in examples])
 
     def spread(self, frame: Frame) -> Floats:
-        found = self._memory.find(vectors(frame))
+        found = self._lengths_index.find(vectors(frame))
         if self._fallback is None or (found.best >= self._threshold).all():
             return self._to_quantiles(found)
         return _neighbours_or_fallback(
@@ -158,18 +158,18 @@ class RetrievalFit:
         columns = vectors(frame)
 
         def fit(rows: Rows) -> EmbeddingIndex:
-            memory = EmbeddingIndex(self.window)
-            memory.add(columns[rows], lengths[rows].tolist())
-            return memory
+            index = EmbeddingIndex(self.window)
+            index.add(columns[rows], lengths[rows].tolist())
+            return index
 
-        def say(memory: EmbeddingIndex, rows: Rows) -> Floats:
-            found = memory.find(columns[rows])
+        def predict(index: EmbeddingIndex, rows: Rows) -> Floats:
+            found = index.find(columns[rows])
             return _neighbours_or_fallback(
-                found, self.to_quantiles, fallback.unseen[rows], self.threshold
+                found, self.to_quantiles, fallback.out_of_fold[rows], self.threshold
             )
 
-        _, unseen = cross_fit(frame, seed, ignore_progress, fit, say)
-        return Fitted(fallback.model, unseen)
+        _, out_of_fold = cross_fit(frame, seed, ignore_progress, fit, predict)
+        return Fitted(fallback.model, out_of_fold)
 
 
 def _neighbours_or_fallback(

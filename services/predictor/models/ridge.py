@@ -110,9 +110,9 @@ def _fit(
         ridge = Ridge(alpha=_PENALTY, solver="lsqr", tol=1e-3)
         return np.asarray(ridge.fit(matrix[rows], ranks(lengths[rows]) - 0.5).coef_, float)
 
-    slopes, unseen = cross_fit(
+    slopes, out_of_fold = cross_fit(
         frame, seed, tick, fit, lambda slope, rows: np.asarray(matrix[rows] @ slope)[:, None]
     )
-    scale = Scale.fit(unseen[:, 0], lengths)
+    scale = Scale.fit(out_of_fold[:, 0], lengths)
     linear = LinearModel(design, np.mean(slopes, axis=0), scale)
-    return Fitted(linear, scale.spread(unseen[:, 0]))
+    return Fitted(linear, scale.spread(out_of_fold[:, 0]))

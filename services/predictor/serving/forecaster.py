@@ -29,12 +29,12 @@ class EndedRequest:
 
 @dataclass(frozen=True, slots=True)
 class ForecastQuery:
-    """A request to forecast. With `late`, the request has ended and is only learned from."""
+    """A request to forecast. With `ended_request`, the request has ended and is only learned from."""
 
     request_id: str
     query: Query
     at_s: float
-    late: EndedRequest | None = None
+    ended_request: EndedRequest | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class ReadingResult:
 
     waiting, ended: prompts read of requests that were waiting at the start, and of ended ones.
     better: improved forecasts of waiting requests; since_s: when each was requested.
-    late: ended requests with their packed features.
+    ended_features: ended requests with their packed features.
     missed: names of the steps that failed.
     """
 
@@ -66,7 +66,7 @@ class ReadingResult:
     ended: int
     better: tuple[tuple[str, Forecast], ...]
     since_s: tuple[float, ...]
-    late: tuple[tuple[EndedRequest, bytes], ...]
+    ended_features: tuple[tuple[EndedRequest, bytes], ...]
     missed: tuple[str, ...]
 
 
@@ -74,7 +74,7 @@ class ReadingResult:
 class ImmediateForecast:
     """The forecast answered at once and the stage that produced it."""
 
-    made: ForecastPair
+    pair: ForecastPair
     stage: str
 
 
@@ -112,15 +112,15 @@ class TwoStageForecaster:
         improve."""
         if self._at_once:
             return self._read_and_answer(batch, self._at_once)
-        seen = [self._seen(asked.query) for asked in batch]
+        seen = [self._seen(request.query) for request in batch]
         others = iter(
             self._forecaster.forecast(
-                [asked.query for asked, s in zip(batch, seen, strict=True) if not s]
+                [request.query for request, s in zip(batch, seen, strict=True) if not s]
             )
         )
         return [
-            self._answer_from_cache(asked, s) if s else self._answer_unread(asked, next(others))
-            for asked, s in zip(batch, seen, strict=True)
+            self._answer_from_cache(request, s) if s else self._answer_unread(request, next(others))
+            for request, s in zip(batch, seen, strict=True)
         ]
 
     def end(self, outcome: Outcome, waiting: PendingForecast | None, finished_at_s: float) -> None:
@@ -128,42 +128,42 @@ class TwoStageForecaster:
         prompts of running requests."""
         name = outcome.request_id
         fit = outcome.reason in LEARNABLE_REASONS and outcome.output_tokens > 0
-        late = EndedRequest(outcome, waiting, finished_at_s) if waiting and fit else None
+        ended_request = EndedRequest(outcome, waiting, finished_at_s) if waiting and fit else None
         if name in self._in_progress:
-            self._in_progress[name] = late
-        elif (asked := self.unread.pop(name)) and late:
-            self.ended.put(name, replace(asked, late=late))
+            self._in_progress[name] = ended_request
+        elif (request := self.unread.pop(name)) and ended_request:
+            self.ended.put(name, replace(request, ended_request=ended_request))
 
     def next_batch(self, limit: int) -> list[ForecastQuery]:
         """Returns the newest waiting prompts, else the newest of ended requests."""
         batch = self.unread.pop_newest(limit) or self.ended.pop_newest(limit)
-        self._in_progress = {asked.request_id: asked.late for asked in batch}
+        self._in_progress = {request.request_id: request.ended_request for request in batch}
         return batch
 
     def read(self, batch: Sequence[ForecastQuery], readings: Sequence[PromptReading]) -> None:
         """Applies the readings of the batch from `next_batch`."""
         better: list[tuple[str, Forecast]] = []
         since_s: list[float] = []
-        late: list[tuple[EndedRequest, bytes]] = []
-        for asked, reading in zip(batch, readings, strict=True):
-            ended = self._in_progress.pop(asked.request_id)
+        ended_features: list[tuple[EndedRequest, bytes]] = []
+        for request, reading in zip(batch, readings, strict=True):
+            ended = self._in_progress.pop(request.request_id)
             if reading.by_model:
                 seen = CachedForecast(reading.by_model, reading.packed, self._forecaster.edition)
-                self._remembered.put(asked.query, seen)
+                self._remembered.put(request.query, seen)
             if ended and reading.packed:
-                late.append((ended, reading.packed))
-            elif (made := self._improved(asked, reading)) and made.given is made.by_model:
-                better.append((asked.request_id, made.given))
-                since_s.append(asked.at_s)
+                ended_features.append((ended, reading.packed))
+            elif (pair := self._improved(request, reading)) and pair.given is pair.by_model:
+                better.append((request.request_id, pair.given))
+                since_s.append(request.at_s)
         missed = tuple(reading.missed for reading in readings if reading.missed)
-        ended_before = sum(asked.late is not None for asked in batch)
+        ended_before = sum(request.ended_request is not None for request in batch)
         self._changed(
             ReadingResult(
                 len(batch) - ended_before,
                 ended_before,
                 tuple(better),
                 tuple(since_s),
-                tuple(late),
+                tuple(ended_features),
                 missed,
             )
         )
@@ -171,61 +171,61 @@ class TwoStageForecaster:
     def _read_and_answer(
         self, batch: Sequence[ForecastQuery], reader: FeatureExtractor
     ) -> list[ImmediateForecast]:
-        rows = [i for i, asked in enumerate(batch) if asked.query.prompt]
-        features = reader.extract([p for asked in batch if (p := asked.query.prompt)])
-        queries = [asked.query for asked in batch]
+        rows = [i for i, request in enumerate(batch) if request.query.prompt]
+        features = reader.extract([p for request in batch if (p := request.query.prompt)])
+        queries = [request.query for request in batch]
         packed = [b""] * len(batch)
         for i, read in zip(rows, features, strict=True):
             queries[i], packed[i] = replace(queries[i], features=read), pack(read)
-        made = self._forecaster.forecast(queries)
-        for asked, each, bytes_ in zip(batch, made, packed, strict=True):
-            self._add_pending(asked, PendingForecast(each, bytes_, self._kept(asked)))
-        return [ImmediateForecast(each, WORDS if each.by_model else PLAIN) for each in made]
+        pair = self._forecaster.forecast(queries)
+        for request, each, bytes_ in zip(batch, pair, packed, strict=True):
+            self._add_pending(request, PendingForecast(each, bytes_, self._kept(request)))
+        return [ImmediateForecast(each, WORDS if each.by_model else PLAIN) for each in pair]
 
     def _seen(self, query: Query) -> CachedForecast | None:
         return self._remembered.get(query) if self._reads else None
 
-    def _answer_from_cache(self, asked: ForecastQuery, seen: CachedForecast) -> ImmediateForecast:
+    def _answer_from_cache(self, request: ForecastQuery, seen: CachedForecast) -> ImmediateForecast:
         """Answers from the cache; queues the prompt again if the models have changed since."""
-        [by_history] = self._forecaster.by_history([asked.query])
-        made = self._forecaster.choose(seen.by_model, by_history)
+        [by_history] = self._forecaster.by_history([request.query])
+        pair = self._forecaster.choose(seen.by_model, by_history)
         if seen.edition == self._forecaster.edition:
-            self._add_pending(asked, PendingForecast(made, seen.packed, self._kept(asked)))
+            self._add_pending(request, PendingForecast(pair, seen.packed, self._kept(request)))
         else:
-            self._add_pending(asked, PendingForecast(made, b"", self._kept(asked)))
-            self._queue_unread(asked)
-        return ImmediateForecast(made, REMEMBERED)
+            self._add_pending(request, PendingForecast(pair, b"", self._kept(request)))
+            self._queue_unread(request)
+        return ImmediateForecast(pair, REMEMBERED)
 
-    def _answer_unread(self, asked: ForecastQuery, made: ForecastPair) -> ImmediateForecast:
-        self._add_pending(asked, PendingForecast(made, b"", self._kept(asked)))
-        self._queue_unread(asked)
-        return ImmediateForecast(made, WORDS if made.by_model else PLAIN)
+    def _answer_unread(self, request: ForecastQuery, pair: ForecastPair) -> ImmediateForecast:
+        self._add_pending(request, PendingForecast(pair, b"", self._kept(request)))
+        self._queue_unread(request)
+        return ImmediateForecast(pair, WORDS if pair.by_model else PLAIN)
 
-    def _add_pending(self, asked: ForecastQuery, waiting: PendingForecast) -> None:
-        self._pending.put(asked.request_id, waiting)
+    def _add_pending(self, request: ForecastQuery, waiting: PendingForecast) -> None:
+        self._pending.put(request.request_id, waiting)
 
-    def _queue_unread(self, asked: ForecastQuery) -> None:
+    def _queue_unread(self, request: ForecastQuery) -> None:
         """Queues the prompt if there is text that was not read for this request yet."""
-        name = asked.request_id
+        name = request.request_id
         waiting = self._pending.get(name)
         if (
             self._reads
-            and asked.query.prompt
+            and request.query.prompt
             and waiting
             and not waiting.packed
             and name not in self._in_progress
         ):
-            self.unread.put(name, asked)
+            self.unread.put(name, request)
 
-    def _improved(self, asked: ForecastQuery, reading: PromptReading) -> ForecastPair | None:
-        waiting = self._pending.get(asked.request_id)
+    def _improved(self, request: ForecastQuery, reading: PromptReading) -> ForecastPair | None:
+        waiting = self._pending.get(request.request_id)
         if waiting is None or not reading.packed:
             return None
-        made = waiting.made
+        pair = waiting.pair
         if reading.by_model:
-            made = self._forecaster.choose(reading.by_model, made.by_history)
-        self._pending.amend(asked.request_id, replace(waiting, made=made, packed=reading.packed))
-        return made if reading.by_model else None
+            pair = self._forecaster.choose(reading.by_model, pair.by_history)
+        self._pending.amend(request.request_id, replace(waiting, pair=pair, packed=reading.packed))
+        return pair if reading.by_model else None
 
-    def _kept(self, asked: ForecastQuery) -> Prompt | None:
-        return asked.query.prompt if self._keeps_text else None
+    def _kept(self, request: ForecastQuery) -> Prompt | None:
+        return request.query.prompt if self._keeps_text else None

@@ -15,7 +15,7 @@ class PendingForecast:
     stored.
     """
 
-    made: ForecastPair
+    pair: ForecastPair
     packed: bytes = b""
     prompt: Prompt | None = None
 

@@ -45,7 +45,7 @@ class PromptBatchReader:
 
     def read(self, batch: Sequence[ForecastQuery]) -> list[PromptReading]:
         """Returns one reading per query, in order."""
-        extracted = self._extract([asked.query.prompt or NO_PROMPT for asked in batch])
+        extracted = self._extract([request.query.prompt or NO_PROMPT for request in batch])
         readings = [
             each if isinstance(each, PromptReading) else self._pack(each) for each in extracted
         ]
@@ -69,7 +69,7 @@ class PromptBatchReader:
         self, batch: Sequence[ForecastQuery], readings: Sequence[PromptReading]
     ) -> list[PromptReading]:
         """Adds forecasts, except for ended requests, which are only learned from."""
-        rows = [i for i, r in enumerate(readings) if r.features and not batch[i].late]
+        rows = [i for i, r in enumerate(readings) if r.features and not batch[i].ended_request]
         queries = [replace(batch[i].query, features=readings[i].features) for i in rows]
         results = list(readings)
         try:

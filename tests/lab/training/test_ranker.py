@@ -300,7 +300,7 @@ def test_fine_tuning_learns_order_and_keeps_best_weights(tiny: Path):
     lines: list[str] = []
     told: list[tuple[int, int]] = []
 
-    def tell(what: str, done: int, of: int) -> None:
+    def progress(what: str, done: int, of: int) -> None:
         assert what.startswith("fine-tuning")
         told.append((done, of))
 
@@ -309,7 +309,7 @@ def test_fine_tuning_learns_order_and_keeps_best_weights(tiny: Path):
         texts,
         stop,
         TrainingOptions(epochs=8, patience=100),
-        TrainingReporter(tell, lines.append),
+        TrainingReporter(progress, lines.append),
     )
     assert tau > 0.4 > untrained + 0.2  # the kind alone gives 0.67
     assert any(

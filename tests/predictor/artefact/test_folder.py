@@ -90,7 +90,7 @@ def save_to(out: Path, fitted: Fitted, encoder: str = "some-encoder") -> None:
         if encoder == INSIDE:
             (folder / INSIDE).mkdir()
             (folder / INSIDE / "model.safetensors").write_bytes(b"weights")
-        calibration = Calibration(fitted.unseen, frame.applications, lengths, len(lengths))
+        calibration = Calibration(fitted.out_of_fold, frame.applications, lengths, len(lengths))
         artefact.write(folder, fitted.model, calibration, manifest(encoder, folder / INSIDE))
 
 
@@ -112,7 +112,7 @@ def test_artefact_round_trips(written: Path, fitted: Fitted):
     made = load(written)
     asked, _ = columns(examples(50, 1))
     np.testing.assert_allclose(made.model.spread(asked), fitted.model.spread(asked), rtol=1e-3)
-    np.testing.assert_allclose(made.calibration.spread, fitted.unseen, rtol=1e-6)
+    np.testing.assert_allclose(made.calibration.spread, fitted.out_of_fold, rtol=1e-6)
     assert (made.encoder, made.manifest.seed) == ("some-encoder", 7)
     assert {path.name for path in written.iterdir()} == {"manifest.json", "ranker.safetensors"}
 
@@ -144,7 +144,7 @@ def test_training_without_held_out_prompts_equals_fit_ranker(fitted: Fitted):
     model, calibration = ranker.fit(TrainingSet(frame, lengths), None, TrainingOptions(), report)
     asked, _ = columns(examples(50, 1))
     np.testing.assert_allclose(model.spread(asked), fitted.model.spread(asked), rtol=1e-3)
-    np.testing.assert_array_equal(calibration.spread, fitted.unseen)
+    np.testing.assert_array_equal(calibration.spread, fitted.out_of_fold)
     assert lines == []
 
 
@@ -333,5 +333,7 @@ def test_rescaling_is_picklable(written: Path):
     frame, lengths = columns(examples(100, 5))
     rescaling = Rescaling(load(written).model.ensemble)
     other = pickle.loads(pickle.dumps(rescaling))
-    ours, theirs = (fit(frame, lengths, 0, lambda _: None).unseen for fit in (rescaling, other))
+    ours, theirs = (
+        fit(frame, lengths, 0, lambda _: None).out_of_fold for fit in (rescaling, other)
+    )
     np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-5)

@@ -52,7 +52,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     out = tmp_path_factory.mktemp("trained") / "ranker"
     with artefact.staged(out) as folder:
-        calibration = Calibration(fitted.unseen, frame.applications, lengths, len(lengths))
+        calibration = Calibration(fitted.out_of_fold, frame.applications, lengths, len(lengths))
         artefact.write(folder, fitted.model, calibration, manifest)
     return out
 

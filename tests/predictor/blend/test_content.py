@@ -192,4 +192,4 @@ def test_word_model_fits_without_warning() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         fitted = ridge.fit_words(frame, lengths(train), 0, ignore_progress)
-    assert kendalltau(fitted.unseen.mean(axis=1), lengths(train)).statistic > 0.1
+    assert kendalltau(fitted.out_of_fold.mean(axis=1), lengths(train)).statistic > 0.1

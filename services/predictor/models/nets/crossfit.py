@@ -60,8 +60,8 @@ def crossfit(
     def predict(net: Net, rows: Rows) -> Floats:
         return net.scores(preparation.inputs(frame.select_rows(rows)))
 
-    nets, unseen = cross_fit(frame, seed, tick, fit, predict)
-    return Ensemble(preparation, tuple(nets)), unseen
+    nets, out_of_fold = cross_fit(frame, seed, tick, fit, predict)
+    return Ensemble(preparation, tuple(nets)), out_of_fold
 
 
 def _single_column_loss(recipe: Recipe) -> Loss:

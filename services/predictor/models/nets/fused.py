@@ -42,10 +42,10 @@ class Fused:
         if beside:
             hidden = hidden + torch.bmm(torch.cat(beside, dim=2), self._rest)
         hidden = gelu(torch.baddbmm(self._second_bias, gelu(hidden), self._second))
-        said = torch.baddbmm(self._last_bias, hidden, self._last)
+        scores_by_net = torch.baddbmm(self._last_bias, hidden, self._last)
         for path in straight:
-            said = said + path
-        return ((said - self._middle) / self._deviation).mean(dim=0)
+            scores_by_net = scores_by_net + path
+        return ((scores_by_net - self._middle) / self._deviation).mean(dim=0)
 
     def _bags(self, inputs: Inputs) -> tuple[list[Tensor], list[Tensor]]:
         """Word and name vectors and their linear paths: [nets, n, …] each."""

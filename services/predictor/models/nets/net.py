@@ -156,9 +156,9 @@ class Net(nn.Module):
         """Switches to evaluation mode and standardises the scores."""
         self.eval()
         if self.middle.numel() == 1:
-            said = self(inputs)
-            self.middle.copy_(said.mean(dim=0))
-            self.deviation.copy_(said.std(dim=0) + 1e-6)
+            raw = self(inputs)
+            self.middle.copy_(raw.mean(dim=0))
+            self.deviation.copy_(raw.std(dim=0) + 1e-6)
 
 
 def train(

@@ -38,15 +38,15 @@ def fit_proxy(frame: Frame, lengths: Floats, seed: int, tick: ProgressCallback) 
     """Fits a regressor of log length on the sentence embedding by L1. The quantiles come from the
     observed lengths at each score."""
     logs = np.log(np.maximum(lengths, 1))
-    ensemble, unseen = crossfit(
+    ensemble, out_of_fold = crossfit(
         frame, (logs - logs.mean()) / (logs.std() + 1e-6), PROXY, seed, tick
     )
-    return _scaled(ensemble, unseen, lengths)
+    return _scaled(ensemble, out_of_fold, lengths)
 
 
-def _scaled(ensemble: Ensemble, unseen: Floats, lengths: Floats) -> Fitted:
-    scale = Scale.fit(unseen[:, 0], lengths)
-    return Fitted(ScoreModel(ensemble, scale), scale.spread(unseen[:, 0]))
+def _scaled(ensemble: Ensemble, out_of_fold: Floats, lengths: Floats) -> Fitted:
+    scale = Scale.fit(out_of_fold[:, 0], lengths)
+    return Fitted(ScoreModel(ensemble, scale), scale.spread(out_of_fold[:, 0]))
 
 
 @dataclass(frozen=True)
@@ -72,11 +72,11 @@ def fit_classify(frame: Frame, lengths: Floats, seed: int, tick: ProgressCallbac
     """Fits a classifier of length deciles (Learning to Rank, Fu et al., NeurIPS 2024, §5.1)."""
     edges = np.quantile(lengths, np.linspace(0, 1, CLASSES + 1)[1:-1])
     classes = np.searchsorted(edges, lengths, side="right")
-    ensemble, unseen = crossfit(frame, classes.astype(float), CLASSIFY, seed, tick)
+    ensemble, out_of_fold = crossfit(frame, classes.astype(float), CLASSIFY, seed, tick)
     levels = (np.arange(16) + 0.5) / 16
     samples = [_within(lengths[classes == c], lengths, levels) for c in range(CLASSES)]
     model = ClassModel(ensemble, np.stack(samples))
-    return Fitted(model, model.from_scores(unseen))
+    return Fitted(model, model.from_scores(out_of_fold))
 
 
 def _within(of_class: Floats, all_lengths: Floats, levels: Floats) -> Floats:
