@@ -29,7 +29,7 @@ class EndedRequest:
 
 @dataclass(frozen=True, slots=True)
 class ForecastQuery:
-    """A request to forecast. With `ended_request`, the request has ended and is only learned from."""
+    """A request to forecast; with `ended_request`, an ended request that is only learned from."""
 
     request_id: str
     query: Query
