@@ -1,32 +1,32 @@
-"""The nouns every part speaks: frozen values, no behaviour beyond their own arithmetic.
+"""Value types that all services share. Frozen; the only behaviour is arithmetic on their fields.
 
-Seconds, tokens, bytes; the unit is the last word of a name. Times are readings of the owner's
+Units are seconds, tokens and bytes; the unit ends the name. Times are readings of the owner's
 monotonic clock and are never compared across processes.
 
-GLOSSARY, one name for one thing everywhere:
+GLOSSARY, one word per thing:
 
-  request    what a client asked for; a *job* is the scheduler's record of it, a *sequence* the
-             worker's, a *session* the gateway's
-  prompt, output, context   tokens given, tokens made, both together
-  held       tokens in KV, on the device or at rest in host memory; `blocks` of the device alone
-  cap        the most output a request may ever have (its max_tokens); `limit` what it may have made
-             before it stops by itself (a *slice* beyond what is there)
-  board      the scheduler's columns, a row a job; a *snapshot* is the board frozen for a round
-  round      one decision: who runs next, where, for how many tokens, and why not the others
-  order      ranks everybody; a *key* ascends by urgency, the *line* of a worker is that order with
-             those who run moved ahead of whoever may not take their place
-  contest    those who run or could; a *share* is one worker's part of the decision about them
-  preempt    to stop one who runs: *paused* by a plan, *evicted* by its worker; it then *rests*
-             where its KV does, and is *resumed*
-  adopt      to take over a request that a worker has from before
-  home       the worker that has a request's tokens; who rests is *moved* when another is to have it
-  replica    one copy of a model, a worker's; its *ranks* are the processes it runs over, of which
+  request    what a client asks for; the scheduler's record of it is a *job*, the worker's a
+             *sequence*, the gateway's a *session*
+  prompt, output, context   input tokens, generated tokens, and their sum
+  held       tokens in KV, on the device or in host memory; `blocks` counts device blocks only
+  cap        the most output tokens a request may have (its max_tokens); `limit` is the output at
+             which it stops for now, the end of its *slice*
+  board      the scheduler's columns, one row per job; a *snapshot* is the board frozen for a round
+  round      one decision: which requests run next, where, for how many tokens, and why others wait
+  order      ranks all requests; a *key* ascends by urgency, a *queue key* also says which running
+             requests a waiting one may preempt
+  candidates requests that run or could run, in order; a *worker decision* is one worker's part of
+             the decision about them
+  preempt    to stop a running request: *paused* by a plan or *evicted* by its worker; it is later
+             *resumed*
+  adopt      to take over a request that a worker already holds
+  home       the worker that holds a request's tokens; a paused request may be *moved* to another
+  replica    one copy of a model, served by one worker; its *ranks* are the processes it spans, and
              rank 0 is the worker itself
-  tenant     whose a request is: its cache salt, or else its user
-  prefix     a text's first full blocks, each named by a *hash* of all up to its end
-  forecast   a distribution over a request's output tokens, conditioned on what is there
-  observability   what is told of all this to whoever looks on: metrics, logs, and a request's
-             *trace*, made of *spans*
+  tenant     owner of a request: its cache salt, or else its user
+  prefix     the first full blocks of a text, each named by a *hash* of everything up to its end
+  forecast   a distribution over a request's output tokens, conditioned on those generated
+  observability   metrics, logs, and a request's *trace*, made of *spans*
   TTFT, TPOT, MTPOT   time to the first token, mean time per token after it, longest gap
 """
 
@@ -63,7 +63,7 @@ class Residency(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """No, with the sentence its user reads; `retry_after_s` 0 means do not retry."""
+    """A refusal. `message` is shown to the user; `retry_after_s` 0 means do not retry."""
 
     reason: RejectReason
     message: str
@@ -72,7 +72,7 @@ class Reject:
 
 @dataclass(frozen=True, slots=True)
 class Sla:
-    """Latency budgets; infinite where none was given."""
+    """Latency budgets; infinite where none is set."""
 
     name: str = "default"
     ttft_s: float = inf
@@ -84,12 +84,11 @@ class Sla:
 class Request:
     """A prompt to serve, as the control plane sees it: lengths and budgets, no text.
 
-    `delivered_tokens` are output tokens its client already has; they count towards
-    `max_tokens` and must be held in KV like the prompt. `worker_id` is where it is already, as
-    its gateway knows it; empty for one that has been placed nowhere. `prefix_hashes` name the
-    first blocks of its prompt where placing reads them; `tenant` is whose it is. Where
-    `include_forecast`, its client is told what is foreseen of it. Lower `priority` goes before
-    higher, whatever the policy says within one.
+    `delivered_tokens` are output tokens that the client already has; they count towards
+    `max_tokens` and must be in KV like the prompt. `worker_id` is the worker that holds the request
+    according to its gateway, empty if none does. `prefix_hashes` name the first blocks of the
+    prompt where the placement uses them. With `include_forecast`, forecasts are sent to the client.
+    A lower `priority` runs first; the policy orders requests within one.
     """
 
     request_id: str
@@ -110,7 +109,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class WorkerView:
-    """What a worker said of itself when it attached."""
+    """A worker as it described itself when it attached."""
 
     worker_id: str
     address: str
@@ -120,18 +119,18 @@ class WorkerView:
     max_running: int
     max_context_tokens: int
     kv_bytes_per_token: int = 0
-    host_tokens: int = 0  # KV tokens that host memory takes beside them
-    start: str = ""  # what its start took, for people to read
+    host_tokens: int = 0  # KV tokens that fit into host memory as well
+    start: str = ""  # durations of its start, for display
 
     @property
     def reach_tokens(self) -> int:
-        """The longest prompt + output one request can have here."""
+        """The longest prompt + output that one request can have on this worker."""
         return min(self.kv_tokens, self.max_context_tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """A budget: the request may hold `limit_tokens` output tokens in all, and stops there."""
+    """A budget: the request stops at `limit_tokens` output tokens in all."""
 
     request_id: str
     limit_tokens: int
@@ -145,7 +144,7 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class QueuePosition:
-    """A request as a plan ranks it; `wait_s` until it is expected to run, 0 while it does."""
+    """A request in a plan's order; `wait_s` is the expected time until it runs, 0 while it runs."""
 
     request_id: str
     wait_s: float
@@ -153,9 +152,9 @@ class QueuePosition:
 
 @dataclass(frozen=True, slots=True)
 class StaticBatch:
-    """Requests that begin together, the shorter padded to the longest, and none of which leaves
-    before all have ended or made what they may (papers/003 §2.2). Numbers, from 1 on, are never
-    given twice by one scheduler."""
+    """Requests that start together, padded to the longest prompt; none leaves before all have
+    finished or reached their limit (SCLS (Cheng et al., 2024), §2.2). A scheduler numbers its
+    batches from 1 and never reuses a number."""
 
     number: int
     members: tuple[str, ...]
@@ -163,16 +162,15 @@ class StaticBatch:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Absolute directives to one worker; requests not named go on as they were.
+    """Absolute directives to one worker; requests that it does not name continue unchanged.
 
     Applying a plan twice changes nothing: a worker skips any `seq` it has seen.
-    `victims` are evicted in this order, first to last, when memory runs out; running requests
-    that it does not name are evicted after it, the newest admitted first.
-    `order` ranks the requests that run or have KV there, most urgent first, for the worker's
-    residency policy (`residency` names it; empty: recompute) to place their KV by, at `costs`.
-    `batches` are made of requests that the same plan admits or extends.
-    Where `prefix_blocks` is positive, reports say from now on which of the first so many blocks of
-    texts are cached.
+    `victims` is the eviction order when memory runs out; running requests that it does not name
+    are evicted after them, the newest admission first. `order` ranks the requests that run or have
+    KV on the worker, most urgent first; the worker's residency policy (`residency`; empty:
+    recompute) places their KV by it, at `costs`. `batches` consist of requests that the same plan
+    admits or extends. If `prefix_blocks` is positive, later reports say which of the first
+    `prefix_blocks` blocks of texts are cached.
     """
 
     seq: int
@@ -194,12 +192,12 @@ class RequestProgress:
     request_id: str
     output_tokens: int
     held_tokens: int
-    blocks: int = 0  # of the device, shared ones included
+    blocks: int = 0  # device blocks, including shared ones
 
 
 @dataclass(frozen=True, slots=True)
 class HeldRequest:
-    """A request that a worker has from before its scheduler, to be adopted."""
+    """A request that a worker held before its scheduler started, to be adopted."""
 
     request_id: str
     prompt_tokens: int
@@ -222,13 +220,13 @@ class Completion:
 class Report:
     """What happened at a worker since its last report. Applying one twice changes nothing.
 
-    `evicted` hold the KV that rests in host memory, 0 tokens where it was dropped. `free_blocks`
-    of the device are held by nobody; `shared_blocks` counts how often one is held beyond its
-    first holder. `progress` names whoever holds other blocks than was last said of it, so that at
-    each report the blocks last said of all who are here - `shared_blocks` + `free_blocks` are the
-    device's; who finished or was cancelled by `applied_plan_seq` holds none. `prefixes_added` and
-    `prefixes_gone` are hashes of blocks that can be shared by now, and can't any more, of those
-    that a plan has asked for; bounded, the rest comes with the next report.
+    An `evicted` entry's held tokens are its KV in host memory, 0 if it was dropped. `shared_blocks`
+    counts the holders of device blocks beyond the first. `progress` has every request whose
+    blocks changed since they were last reported, so the last reported blocks of resident requests -
+    `shared_blocks` + `free_blocks` are the device's blocks; requests that finished or were
+    cancelled by `applied_plan_seq` hold none. `prefixes_added` and `prefixes_gone` are hashes of blocks, among
+    those a plan asked for, that became or ceased to be shareable; bounded per report, the rest
+    follows in the next one.
     """
 
     seq: int
@@ -246,7 +244,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A finished request, as something to learn from."""
+    """A finished request, as training data for forecasts."""
 
     request_id: str
     model: str

@@ -1,7 +1,6 @@
-"""When what happened to a request, whether its SLA was kept, and which stage broke it. Pure.
+"""The timeline of a request, whether it met its SLA, and the stage that missed it. Pure.
 
-The gateway judges by the tokens it was sent; the scheduler, and who replays its log, by what
-workers report.
+The gateway judges by the tokens it receives; the scheduler's log replay judges by worker reports.
 """
 
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from services.core import FinishReason, Sla
 
 
 class SlaMissCause(StrEnum):
-    """Which stage broke the agreement."""
+    """The stage that missed the SLA; NONE if it was met."""
 
     NONE = ""
     REJECTED = "rejected"
@@ -26,7 +25,7 @@ class SlaMissCause(StrEnum):
 
 @dataclass(slots=True)
 class RequestTimeline:
-    """When what happened to one choice, on its owner's clock."""
+    """Event times of one choice, on the owner's clock."""
 
     arrival_s: float
     placed_s: float = inf
@@ -36,17 +35,16 @@ class RequestTimeline:
     tokens: int = 0
     longest_gap_s: float = 0.0
     preempted_gap_s: float = 0.0  # longest gap with a preemption inside
-    preempted_s: float = 0.0  # time between tokens around preemptions, in all
-    swap_in_gap_s: float = 0.0  # of the longest such gap, what followed its admission again
-    swap_in_s: float = 0.0  # the same of all such gaps; only where its KV had been kept
+    preempted_s: float = 0.0  # total of gaps with a preemption inside
+    swap_in_gap_s: float = 0.0  # part of that longest gap after readmission
+    swap_in_s: float = 0.0  # the same over all such gaps; only where KV was kept
     away: bool = False  # preempted since the last token
-    swap_in_since_s: float = inf  # since when it waits for its KV to come back
+    swap_in_since_s: float = inf  # when the current swap-in started
     rejected: bool = False
-    gap_s: float | None = None  # before the last tokens; None for the first
+    gap_s: float | None = None  # gap before the latest tokens; None for the first
 
     def on_tokens(self, count: int, now_s: float, gaps: int = 1) -> None:
-        """`count` tokens came at once; or, where only that is known, with so many equal gaps
-        since the last of before."""
+        """`count` tokens arrived at once, or over `gaps` equal gaps if only their end is known."""
         if not self.tokens:
             self.first_token_s = self.last_token_s = now_s
             self.tokens = count
@@ -63,11 +61,11 @@ class RequestTimeline:
             self._on_back(gap_s, now_s)
 
     def on_preempted(self) -> None:
-        """No token comes until it is placed or resumed."""
+        """No token arrives until the request is placed or resumed."""
         self.away, self.swap_in_since_s = True, inf
 
     def on_resumed(self, kv_kept: bool, now_s: float) -> None:
-        """Admitted again where it was: its KV comes back, or is computed again."""
+        """Readmitted on its worker: its KV is swapped in or recomputed."""
         self.away, self.swap_in_since_s = True, now_s if kv_kept else inf
 
     def _on_back(self, gap_s: float, now_s: float) -> None:
@@ -80,7 +78,7 @@ class RequestTimeline:
 
     @property
     def ttft_s(self) -> float:
-        """Time to the first token, or to the end if none came."""
+        """Time to the first token, or to the end if there was none."""
         return min(self.first_token_s, self.ended_s) - self.arrival_s
 
     @property
@@ -98,73 +96,80 @@ class RequestTimeline:
         return self.decode_s / (self.tokens - 1) if self.tokens > 1 else 0.0
 
 
-def judge_sla(sla: Sla, line: RequestTimeline, reason: FinishReason) -> SlaMissCause:
-    """NONE when the agreement was kept, else the stage that broke it first.
+def judge_sla(sla: Sla, timeline: RequestTimeline, reason: FinishReason) -> SlaMissCause:
+    """NONE when the SLA was met, else the stage that missed it first.
 
-    A TTFT miss is laid to the longer of queueing and prefill; a gap or pace miss to preemption
-    where, without it, the budget would have held, and then to the longer of its two waits: to be
-    admitted again, and for its KV to come back from host memory. The client is to blame where it
-    left. One that takes its tokens slowly is not: at its socket that looks like a gateway that is
-    slow to write them, and we don't excuse ourselves by what may be our own doing.
+    A TTFT miss is attributed to the longer of queueing and prefill. A gap or TPOT miss is
+    attributed to preemption if the budget would have held without it, and then to the longer of
+    readmission and swap-in. A client that disconnects is CLIENT. A client that reads slowly is not:
+    its socket cannot be told apart from a gateway that writes slowly.
     """
-    if line.rejected:
+    if timeline.rejected:
         return SlaMissCause.REJECTED
-    if line.ttft_s > sla.ttft_s:
-        return SlaMissCause.QUEUED if line.queued_s * 2 >= line.ttft_s else SlaMissCause.PREFILL
-    if line.longest_gap_s > sla.mtpot_s:
-        preempted = line.preempted_gap_s > sla.mtpot_s
+    if timeline.ttft_s > sla.ttft_s:
         return (
-            _of_absence(line.swap_in_gap_s, line.preempted_gap_s)
+            SlaMissCause.QUEUED
+            if timeline.queued_s * 2 >= timeline.ttft_s
+            else SlaMissCause.PREFILL
+        )
+    if timeline.longest_gap_s > sla.mtpot_s:
+        preempted = timeline.preempted_gap_s > sla.mtpot_s
+        return (
+            _preemption_cause(timeline.swap_in_gap_s, timeline.preempted_gap_s)
             if preempted
             else SlaMissCause.DECODE
         )
-    if line.tpot_s > sla.tpot_s:
-        steps = max(1, line.tokens - 1)
-        unbroken_s = (line.decode_s - line.preempted_s) / steps
+    if timeline.tpot_s > sla.tpot_s:
+        steps = max(1, timeline.tokens - 1)
+        unbroken_s = (timeline.decode_s - timeline.preempted_s) / steps
         unbroken = unbroken_s <= sla.tpot_s
-        return _of_absence(line.swap_in_s, line.preempted_s) if unbroken else SlaMissCause.DECODE
-    return _of_ending(line, reason)
+        return (
+            _preemption_cause(timeline.swap_in_s, timeline.preempted_s)
+            if unbroken
+            else SlaMissCause.DECODE
+        )
+    return _ending_cause(timeline, reason)
 
 
-def _of_absence(swap_in_s: float, away_s: float) -> SlaMissCause:
+def _preemption_cause(swap_in_s: float, away_s: float) -> SlaMissCause:
     return SlaMissCause.SWAP_IN if swap_in_s * 2 > away_s else SlaMissCause.PREEMPTED
 
 
-def _of_ending(line: RequestTimeline, reason: FinishReason) -> SlaMissCause:
+def _ending_cause(timeline: RequestTimeline, reason: FinishReason) -> SlaMissCause:
     if reason in (FinishReason.STOP, FinishReason.LENGTH):
         return SlaMissCause.NONE
     if reason is FinishReason.CANCELLED:
         return SlaMissCause.CLIENT
-    if line.tokens and line.away:
-        swap_in_s = max(0.0, line.ended_s - line.swap_in_since_s)
-        return _of_absence(swap_in_s, line.ended_s - line.last_token_s)
-    if line.tokens:
+    if timeline.tokens and timeline.away:
+        swap_in_s = max(0.0, timeline.ended_s - timeline.swap_in_since_s)
+        return _preemption_cause(swap_in_s, timeline.ended_s - timeline.last_token_s)
+    if timeline.tokens:
         return SlaMissCause.DECODE
-    return SlaMissCause.QUEUED if line.placed_s == inf else SlaMissCause.PREFILL
+    return SlaMissCause.QUEUED if timeline.placed_s == inf else SlaMissCause.PREFILL
 
 
 BECAUSE = {
-    SlaMissCause.REJECTED: "it was refused",
-    SlaMissCause.QUEUED: "it waited too long to be placed",
-    SlaMissCause.PREFILL: "its prompt was worked on for too long",
+    SlaMissCause.REJECTED: "it was rejected",
+    SlaMissCause.QUEUED: "it waited too long in the queue",
+    SlaMissCause.PREFILL: "its prefill took too long",
     SlaMissCause.PREEMPTED: "it was preempted for too long",
-    SlaMissCause.SWAP_IN: "its KV took too long to come back from host memory",
-    SlaMissCause.DECODE: "its tokens came too slowly, or not to their end",
-    SlaMissCause.CLIENT: "its client left",
+    SlaMissCause.SWAP_IN: "its KV took too long to swap in from host memory",
+    SlaMissCause.DECODE: "decoding was too slow or did not finish",
+    SlaMissCause.CLIENT: "its client disconnected",
 }
 
 
-def explain_sla(sla: Sla, line: RequestTimeline, reason: FinishReason) -> str:
-    """The verdict in words, with what was measured beside the budgets that there are."""
-    cause = judge_sla(sla, line, reason)
+def explain_sla(sla: Sla, timeline: RequestTimeline, reason: FinishReason) -> str:
+    """The judgement as a sentence, with measured values and their budgets."""
+    cause = judge_sla(sla, timeline, reason)
     missed = f"SLA {sla.name} missed ({cause}): {BECAUSE.get(cause, '')}"
     said = missed if cause else f"SLA {sla.name} met"
-    if not line.tokens:
+    if not timeline.tokens:
         return said
-    parts = [("first token after", line.ttft_s, sla.ttft_s)]
-    if line.tokens > 1:
-        parts.append(("mean gap", line.tpot_s, sla.tpot_s))
-        parts.append(("longest gap", line.longest_gap_s, sla.mtpot_s))
+    parts = [("first token after", timeline.ttft_s, sla.ttft_s)]
+    if timeline.tokens > 1:
+        parts.append(("mean gap", timeline.tpot_s, sla.tpot_s))
+        parts.append(("longest gap", timeline.longest_gap_s, sla.mtpot_s))
     measured = (
         f"{what} {took_s:.3f} s" + (f" of {budget_s:g} s" if budget_s < inf else "")
         for what, took_s, budget_s in parts

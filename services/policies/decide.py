@@ -1,14 +1,14 @@
-"""One decision a round: who runs next, where, and for how many tokens.
+"""One decision per round: which requests run next, where, and for how many tokens.
 
-`decide` is a pure function of a frozen snapshot: order ranks everybody who waits or runs, within
-levels of priority, `narrow` keeps those who run or could, and `arrange` says what becomes of them,
-by the preset's arrangement:
+`decide` is a pure function of a frozen snapshot: the order ranks all requests within their
+priority, `select_candidates` keeps those that run or could run, and `arrange` decides about them by
+the preset's arrangement:
 
-  continuous   order → place → form: each worker's line, its running in it with the rest, is
-               filled while memory lasts
+  continuous   order → place → form: each worker's queue, running requests included, is filled
+               while memory lasts
   batch        order → form → place: the pool is cut into batches, then given to workers
 
-`arrange` needs a Contest alone, so that a batcher of its own can do it with the same result.
+`arrange` needs only the Candidates and forecasts, so a separate batcher gives the same result.
 """
 
 from collections.abc import Callable
@@ -42,15 +42,15 @@ def decide(
     rng: np.random.Generator,
     number: int = 0,
 ) -> Decision:
-    """The round's decision, with the memory for the next one. Equal inputs, equal decisions."""
+    """The round's decision, with the memory for the next round. Deterministic in its inputs."""
     ranking = rank_requests(snapshot, preset, memory)
-    contest = select_candidates(snapshot, ranking, preset, number)
-    return complete_decision(arrange(contest, snapshot.forecasts, preset, rng), ranking)
+    candidates = select_candidates(snapshot, ranking, preset, number)
+    return complete_decision(arrange(candidates, snapshot.forecasts, preset, rng), ranking)
 
 
 def rank_requests(snapshot: Snapshot, preset: Preset, memory: PolicyMemory) -> Ranking:
-    """Everybody in order, lower priorities first, once the form has learnt from what came of its
-    decisions."""
+    """All requests in order, lower priority numbers first; the form's feedback updates the memory
+    before."""
     reflect = REFLECTIONS.get(preset.form)
     if reflect:
         memory = reflect(snapshot, preset.params, memory)
@@ -59,8 +59,7 @@ def rank_requests(snapshot: Snapshot, preset: Preset, memory: PolicyMemory) -> R
 
 
 def complete_decision(decision: Decision, ranking: Ranking) -> Decision:
-    """What the order adds to an arrangement, when it next moves somebody; and the memory of
-    both."""
+    """The decision with the order's next event time, and the memory of both."""
     memory = ranking.memory.with_notes(decision.rows, decision.serials, decision.notes)
     return replace(
         decision,
@@ -73,10 +72,13 @@ def complete_decision(decision: Decision, ranking: Ranking) -> Decision:
 def select_candidates(
     snapshot: Snapshot, ranking: Ranking, preset: Preset, number: int
 ) -> Candidates:
-    """Those who run or could, in order. Who is cut into batches is everybody; else the running,
-    and of those who wait the most urgent, as far as places and memory could reach: of each model,
-    and of each length that only some of its workers can hold, so that a long queue for one never
-    starves another's workers. O(waiting), vectorised; only those that are kept are sorted."""
+    """Requests that run or could run, in order.
+
+    A batch arrangement considers all requests. A continuous one considers the running requests and
+    the most urgent waiting ones that slots and memory could admit, separately for each model and
+    each length class of its workers, so that a long queue of one never starves another's workers.
+    O(waiting), vectorised; only the kept requests are sorted.
+    """
     arrangement = ARRANGEMENTS[preset.arrangement]
     split = ranking.split
     picked = np.arange(0 if arrangement.pools else split, len(ranking.rows))
@@ -104,13 +106,13 @@ def select_candidates(
         line,
         jobs,
         snapshot.workers,
-        cached_tokens(snapshot, rows, jobs) if _looks_at_cached(preset) else _NO_CACHED,
+        cached_tokens(snapshot, rows, jobs) if _uses_cached(preset) else _NO_CACHED,
         memory.numbers,
         dict(zip(arrangement.notes, notes, strict=True)),
     )
 
 
-def _looks_at_cached(preset: Preset) -> bool:
+def _uses_cached(preset: Preset) -> bool:
     return PLACEMENTS_BY_ARRANGEMENT[preset.arrangement][preset.place].cached
 
 
@@ -118,7 +120,7 @@ _NO_CACHED: Ints = np.zeros((0, 0), np.int64)
 
 
 def _heads(snapshot: Snapshot, ranking: Ranking) -> list[Ints]:
-    """Positions among the queued: a head for each kind of worker that could take them."""
+    """Positions among the queued: a queue head for each kind of worker."""
     jobs, queued = snapshot.jobs, ranking.queued
     home, held = jobs.home[queued], jobs.held[queued]
     model, reach = jobs.model[queued], jobs.prompt[queued] + jobs.cap[queued]
@@ -141,8 +143,8 @@ def _heads(snapshot: Snapshot, ranking: Ranking) -> list[Ints]:
 def _head(
     snapshot: Snapshot, ranking: Ranking, at: Ints, workers: tuple[WorkerSnapshot, ...]
 ) -> Ints:
-    """The most urgent of these, no more than have places, or would fit if they never grew; and
-    one beyond, which says why it waits."""
+    """The most urgent of these that slots and memory could admit if none grew, and one more, whose
+    explanation says what is short."""
     most = sum(worker.max_running for worker in workers) + 1
     at = _first(at, ranking.key[at], snapshot.jobs.serial[ranking.queued[at]], most)
     rows = ranking.queued[at]
@@ -154,7 +156,7 @@ def _head(
 
 
 def _first(at: Ints, key: Floats, serial: Ints, most: int) -> Ints:
-    """So many of these, by key and among equals by serial, in no order. O(rows)."""
+    """The `most` smallest by (key, serial), unsorted. O(rows)."""
     if len(at) <= most:
         return at
     last = np.partition(key, most - 1)[most - 1]
@@ -166,16 +168,15 @@ def _first(at: Ints, key: Floats, serial: Ints, most: int) -> Ints:
 
 
 def arrange(
-    contest: Candidates, forecasts: ForecastTable, preset: Preset, rng: np.random.Generator
+    candidates: Candidates, forecasts: ForecastTable, preset: Preset, rng: np.random.Generator
 ) -> Decision:
-    """What becomes of those who run or could."""
-    return ARRANGEMENTS[preset.arrangement].arrange(contest, forecasts, preset, rng)
+    """The decision about the candidates."""
+    return ARRANGEMENTS[preset.arrangement].arrange(candidates, forecasts, preset, rng)
 
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
-    """`notes` name what it remembers of jobs; `pools`: whether everybody who waits is looked at,
-    however many could run."""
+    """`notes` are the columns it remembers; `pools`: it considers all waiting requests."""
 
     arrange: Callable[[Candidates, ForecastTable, Preset, np.random.Generator], Decision]
     notes: tuple[str, ...] = ()

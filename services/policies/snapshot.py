@@ -1,4 +1,4 @@
-"""What a round sees: every job and worker as columns, frozen for as long as it decides."""
+"""Inputs of a round: all requests and workers as frozen columns."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -12,24 +12,24 @@ from services.forecast import Floats, Ints
 from services.forecasttable import ForecastTable
 
 Bools = NDArray[np.bool_]
-NOWHERE = -1  # the home of a job that no worker has
-CHAIN = 32  # hashes of a prompt's first blocks that a job is placed by
-USUAL_TOKENS = 512  # what a request is taken to hold where workers are compared
+NOWHERE = -1  # home of a request that no worker holds
+CHAIN = 32  # prefix hashes per request used for placement
+USUAL_TOKENS = 512  # KV tokens assumed per request when workers are compared
 
 _NO_INTS: Ints = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
 class RequestColumns:
-    """One row a live job; lengths in tokens, times in seconds of the scheduler's clock.
+    """One row per live request; lengths in tokens, times in seconds of the scheduler's clock.
 
-    `home` is the worker that has its tokens, or NOWHERE; `held` what it has in KV there, on the
-    device or at rest, and `blocks` what it holds of the device; `limit` the output it may make by
-    itself; `cap` the most it may ever make. `total` is E[L | L > output], never over the cap.
-    `admitted` counts admissions: who runs for longer has the smaller number. `preemptions` count
-    every time it was stopped, `evictions` those for want of memory. `since_s` is when it came to
-    wait, `first_s` when its first token was heard of, infinite before. `tenant` is whose it is,
-    `weight` that one's share beside others'. Lower `priority` goes before higher.
+    `home` is the worker that holds its tokens, or NOWHERE. `held` is its KV there, on the device or
+    in host memory; `blocks` its device blocks. `limit` is the output at which it stops for now,
+    `cap` the most it may ever have. `total` is E[L | L > output], at most the cap. `admitted`
+    counts admissions: a longer-running request has the smaller number. `preemptions` counts all
+    stops, `evictions` those for lack of memory. `since_s` is when it started to wait, `first_s` when
+    its first token was reported (infinite before). `weight` is its tenant's share of the fleet. A
+    lower `priority` goes first.
     """
 
     serial: Ints
@@ -58,7 +58,7 @@ class RequestColumns:
     weight: Floats
 
     def select(self, rows: Ints) -> "RequestColumns":
-        """These rows, copied."""
+        """A copy of these rows."""
         return RequestColumns(*(getattr(self, each.name)[rows] for each in fields(self)))
 
     def __len__(self) -> int:
@@ -66,7 +66,7 @@ class RequestColumns:
 
     @property
     def context(self) -> Ints:
-        """What must be in KV for a job to go on."""
+        """Tokens that must be in KV for the request to continue."""
         return self.prompt + self.output
 
     @property
@@ -76,7 +76,7 @@ class RequestColumns:
 
     @property
     def slice_exhausted(self) -> Bools:
-        """Those whose slice has ended, but not their answer."""
+        """Requests at the end of their slice but not of their answer."""
         spent: Bools = (self.output >= self.limit) & (self.limit < self.cap)
         return spent
 
@@ -86,9 +86,8 @@ FLOATS = frozenset(name for name, kind in get_type_hints(RequestColumns).items()
 
 @dataclass(frozen=True, slots=True)
 class WorkerSnapshot:
-    """A worker as a round sees it. `number` is what a job's `home` names; `shared_blocks` counts
-    how often a block is held beyond its first holder; `prefixes` are the hashes, ascending, of the
-    prompts' blocks that it said it has cached."""
+    """A worker in a round. `number` is the value of a request's `home`; `shared_blocks` counts
+    holders of blocks beyond the first; `prefixes` are the ascending hashes of its cached blocks."""
 
     number: int
     model: int
@@ -102,31 +101,32 @@ class WorkerSnapshot:
 
     @property
     def room_tokens(self) -> int:
-        """KV tokens, where what several share is counted with each of them."""
+        """KV tokens, with shared blocks counted once per holder."""
         return self.kv_tokens + self.shared_blocks * self.block_tokens
 
     @property
     def full_seqs(self) -> int:
-        """As many as run there when its memory is full."""
+        """Requests that run when its memory is full."""
         return max(1, min(self.max_running, self.kv_tokens // USUAL_TOKENS))
 
     @property
     def full_speed(self) -> float:
-        """Tokens a second with as many running as its memory takes: what a slow worker, or a
-        small one, counts for beside others."""
+        """Tokens per second with full memory: the worker's weight among others."""
         return self.cost.decode_tokens_per_s(self.full_seqs, USUAL_TOKENS)
 
     def whole_blocks(self, tokens: Ints) -> Ints:
-        """So many tokens take this much, for blocks are given whole."""
+        """Tokens rounded up to whole blocks."""
         return -(-tokens // self.block_tokens) * self.block_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The board at one moment. `queued` and `running` are rows of `jobs`; other rows are free,
-    or have no forecast yet. `chains`, (rows, CHAIN), are the hashes of a prompt's first blocks,
-    0 where there is none; empty where nobody has any. `evictions` and `endings` count all so far.
-    Nobody may write to the columns."""
+    """The board at one moment; its columns are read-only.
+
+    `queued` and `running` are rows of `jobs`; other rows are free or have no forecast yet.
+    `chains`, (rows, CHAIN), are the prefix hashes of each prompt, 0 where there is none; empty if no request
+    has any. `evictions` and `endings` are totals so far.
+    """
 
     now: float
     jobs: RequestColumns
@@ -141,14 +141,13 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Those who run or could, a row each: what a round comes down to once they are in order.
+    """Requests that run or could run, in order of urgency: the input of an arrangement.
 
-    Rows are compact here: `rows` says which of the board's they are. `runs` are those that run
-    now; `key` ascends by urgency, and `line` is the same but for those that run, whom it moves
-    ahead of whoever may not take their place. `cached`, (rows, workers), are the prompt tokens
-    that each would find at each worker, where the preset places by them. `numbers` and `notes`
-    are what the policies remember of the whole, and what the arrangement noted of these jobs.
-    Self-contained but for the forecasts, so that another process can decide it.
+    `rows` are their board rows; the other columns are parallel to it. `key` ascends by urgency.
+    `queue_key` is the key, except that a running request has a smaller one to precede the requests
+    that may not preempt it. `cached`, (rows, workers), are prompt tokens cached at each worker, if
+    the placement uses them. `numbers` and `notes` are what policies and the arrangement remember.
+    Apart from the forecasts it is self-contained, so another process can arrange it.
     """
 
     round: int
@@ -164,10 +163,10 @@ class Candidates:
     notes: Mapping[str, Floats] = field(default_factory=dict)
 
     def noted(self, name: str) -> Floats:
-        """A column of what was noted; 0 of those not seen."""
+        """A noted column; 0 for requests without a note."""
         return self.notes.get(name, np.zeros(len(self.rows)))
 
     def is_paused_with_kv(self) -> Bools:
-        """Those that wait with KV at their home."""
+        """Waiting requests with KV on their home worker."""
         resting: Bools = ~self.is_running & (self.jobs.home != NOWHERE) & (self.jobs.held > 0)
         return resting

@@ -30,12 +30,12 @@ def test_sentences() -> None:
     )
     late = explain_sla(SLA, line(12.0), FinishReason.STOP)
     assert late == (
-        "SLA interactive missed (prefill): its prompt was worked on for too long; "
+        "SLA interactive missed (prefill): its prefill took too long; "
         "first token after 2.000 s of 1 s"
     )
     nothing = RequestTimeline(10.0, ended_s=11.0)
     assert explain_sla(Sla(), nothing, FinishReason.CANCELLED) == (
-        "SLA default missed (client): its client left"
+        "SLA default missed (client): its client disconnected"
     )
 
 

@@ -308,10 +308,10 @@ def test_replay_judges_slas_by_reports(tmp_path: Path) -> None:
             log.append(step)
     assert replay(path, 100).judge.verdicts == {
         "a": "by its worker's reports, without delivery to the client, "
-        "SLA interactive missed (prefill): its prompt was worked on for too long; "
+        "SLA interactive missed (prefill): its prefill took too long; "
         "first token after 2.000 s of 1 s",
         "b": "by its worker's reports, without delivery to the client, "
-        "SLA interactive missed (decode): its tokens came too slowly, or not to their end; "
+        "SLA interactive missed (decode): decoding was too slow or did not finish; "
         "first token after 0.900 s of 1 s, mean gap 0.100 s of 0.05 s, longest gap 0.100 s",
     }
 
