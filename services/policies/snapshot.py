@@ -27,9 +27,9 @@ class RequestColumns:
     in host memory; `blocks` its device blocks. `limit` is the output at which it stops for now,
     `cap` the most it may ever have. `total` is E[L | L > output], at most the cap. `admitted`
     counts admissions: a longer-running request has the smaller number. `preemptions` counts all
-    stops, `evictions` those for lack of memory. `since_s` is when it started to wait, `first_s` when
-    its first token was reported (infinite before). `weight` is its tenant's share of the fleet. A
-    lower `priority` goes first.
+    stops, `evictions` those for lack of memory. `since_s` is when it started to wait. `first_s` is
+    when its first token was reported, infinite before. `weight` is its tenant's share of the fleet.
+    A lower `priority` goes first.
     """
 
     serial: Ints
@@ -124,8 +124,8 @@ class Snapshot:
     """The board at one moment; its columns are read-only.
 
     `queued` and `running` are rows of `jobs`; other rows are free or have no forecast yet.
-    `chains`, (rows, CHAIN), are the prefix hashes of each prompt, 0 where there is none; empty if no request
-    has any. `evictions` and `endings` are totals so far.
+    `chains`, (rows, CHAIN), are the prefix hashes of each prompt, 0 where there is none, and empty
+    if no request has any. `evictions` and `endings` are totals so far.
     """
 
     now: float
