@@ -5,8 +5,8 @@ import asyncio
 from prometheus_client import CollectorRegistry
 
 from gateway.config import GatewayConfig
+from gateway.faces.app import build_app
 from gateway.faces.grpc.service import mount
-from gateway.faces.http.app import build_app
 from gateway.faces.http.serve import bind_http, serve_http
 from gateway.gateway import Gateway
 from observability.tracing import Tracing

@@ -207,7 +207,7 @@ def _logprobs(items: Iterable[common_pb2.TokenLogprob]) -> list[Logprob]:
     ]
 
 
-def _forecast(message: gateway_pb2.Foreseen) -> Forecast:
+def _forecast(message: gateway_pb2.ClientForecast) -> Forecast:
     return Forecast(
         message.expected_tokens,
         message.low_tokens,

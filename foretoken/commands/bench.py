@@ -340,7 +340,7 @@ def _classes(given: Sequence[str], named: Sequence[str]) -> "Mapping[str, Budget
     """Return the budgets by class: those given, else the gateway's. Raises UsageError."""
     from foretoken.bench.measures import Budgets
     from gateway.config import SLA_CLASSES
-    from gateway.requests.sla import BUDGETS, SlaError, parse_header
+    from gateway.types.sla_classes import BUDGETS, SlaError, parse_header
 
     known = {name: Budgets(c.ttft_s, c.tpot_s, c.mtpot_s) for name, c in SLA_CLASSES.items()}
     classes = {}

@@ -15,7 +15,7 @@ def key(
 
     The line holds a hash; the key cannot be recovered from it.
     """
-    from gateway.admission.keys import NAME, hash_key, new_key
+    from gateway.types.api_keys import NAME, hash_key, new_key
 
     if not NAME.fullmatch(name):
         raise UsageError(

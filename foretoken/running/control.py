@@ -57,7 +57,7 @@ def build_control_plane(
         channel,
         connect,
         CollectorRegistry(),
-        beside=[Part(registry)],
+        other_parts=[Part(registry)],
         spans=tracing.service(front.section),
     )
     scheduler_mount = Mount(

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 CONTROL_MODULES = (
     "foretoken.running.control",
-    "gateway.faces.http.app",
+    "gateway.faces.app",
     "gateway.faces.http.serve",
     "gateway.faces.grpc.service",
 )
@@ -83,8 +83,8 @@ async def embedded(
         report("importing the control plane")
         await run_in_daemon_thread(_import_control)
         from foretoken.running.control import build_control_plane  # imported above, in a thread
+        from gateway.faces.app import build_app
         from gateway.faces.grpc.service import mount
-        from gateway.faces.http.app import build_app
         from gateway.faces.http.serve import serving_http
 
         report("building the control plane")

@@ -1,70 +1,70 @@
-"""What the gateway knows of the workers: the scheduler's last FleetView. Pure."""
+"""The gateway's view of the workers: the scheduler's last FleetView. Pure."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from gateway.requests.parser import Generation, Reach
+from gateway.types.generation import ContextLimit, GenerationRequest
 from protos.generated import scheduler_pb2
 from services.runtime.prefix import encode_hashes, prompt_hashes
 
-MOST_BLOCKS = 256  # of a prompt that are hashed, whatever is asked for: a quarter of a millisecond
+MAX_PREFIX_BLOCKS = 256  # hashed per prompt, whatever the scheduler requests: about 0.25 ms
+NO_LIMIT_TOKENS = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """Workers in service, and how full they and their queue were when the scheduler last told."""
+    """The workers in service, and the load as of the scheduler's last report."""
 
     addresses: Collection[str] = ()
-    reach: Reach | None = None  # None while there is no worker
+    context_limit: ContextLimit | None = None  # None without a worker
     running: int = 0
     queued: int = 0
-    drain_s: float = 0.0
-    block_tokens: int = 0  # of every worker's cache; 0 where they differ, or none says so
-    prefix_blocks: int = 0  # of a prompt whose hashes help the scheduler to place it
-    told_s: float = 0.0  # on the gateway's clock
+    drain_s: float = 0.0  # until the queue is empty, estimated
+    block_tokens: int = 0  # of every worker's cache; 0 if they differ or are unknown
+    prefix_blocks: int = 0  # prompt blocks whose hashes the scheduler uses for placement
+    reported_s: float = 0.0  # on the gateway's clock
 
-    def hashes_of(self, generation: Generation) -> bytes:
-        """How a prompt begins, as the scheduler asks to be told: empty where it does not."""
+    def prefix_hashes(self, request: GenerationRequest) -> bytes:
+        """Hashes of the prompt's first blocks; empty if the scheduler does not use them."""
         if not (self.prefix_blocks and self.block_tokens):
             return b""
-        salt, most = generation.cache_salt, min(self.prefix_blocks, MOST_BLOCKS)
-        return encode_hashes(prompt_hashes(generation.prompt_ids, most, self.block_tokens, salt))
+        blocks = min(self.prefix_blocks, MAX_PREFIX_BLOCKS)
+        return encode_hashes(
+            prompt_hashes(request.prompt_ids, blocks, self.block_tokens, request.cache_salt)
+        )
 
-    def reach_or(self, context_tokens: int) -> Reach:
-        """The fleet's reach; without one, the model's own, else nothing bounds a request yet."""
-        return self.reach or Reach(context_tokens or 2**31 - 1, "the model")
+    def context_limit_or(self, context_tokens: int) -> ContextLimit:
+        """The fleet's limit; without workers the model's `context_tokens`, or none for 0."""
+        return self.context_limit or ContextLimit(context_tokens or NO_LIMIT_TOKENS, "the model")
 
     def drain_left_s(self, now_s: float) -> float:
-        """Until the queue is empty. It wears off: a queue of which nothing more is told must not
-        refuse requests for ever."""
-        return max(0.0, self.drain_s - max(0.0, now_s - self.told_s))
+        """Seconds until the queue is empty. Decreases with the report's age, so that an outdated
+        report does not refuse requests forever."""
+        return max(0.0, self.drain_s - max(0.0, now_s - self.reported_s))
 
     @property
     def backed_up(self) -> bool:
-        """Whether more wait than run. Fewer may only be waiting for the next round, and then the
-        time until all is done says little about when they start."""
+        """Whether more requests wait than run. Fewer may only wait for the next round, so that the
+        drain time says little about when they start."""
         return self.queued > self.running
 
 
 def read_fleet(view: scheduler_pb2.FleetView, now_s: float) -> Fleet:
-    """The longest request that some worker can hold, and whether its cache or model bounds it."""
+    """The fleet of a report. Its context limit is that of the worker with the longest one."""
     blocks = {worker.block_tokens for worker in view.workers}
-    reaches = [
-        Reach(worker.kv_tokens, "the cache")
+    limits = [
+        ContextLimit(worker.kv_tokens, "the cache")
         if worker.kv_tokens < worker.max_context_tokens
-        else Reach(worker.max_context_tokens, "the model")
+        else ContextLimit(worker.max_context_tokens, "the model")
         for worker in view.workers
     ]
-    longest = max(reaches, key=lambda reach: reach.tokens, default=None)
-    addresses = frozenset(worker.address for worker in view.workers)
-    running = sum(worker.running for worker in view.workers)
     return Fleet(
-        addresses,
-        longest,
-        running,
-        view.queued,
-        view.drain_s,
-        blocks.pop() if len(blocks) == 1 else 0,
-        view.prefix_blocks,
-        now_s,
+        addresses=frozenset(worker.address for worker in view.workers),
+        context_limit=max(limits, key=lambda limit: limit.tokens, default=None),
+        running=sum(worker.running for worker in view.workers),
+        queued=view.queued,
+        drain_s=view.drain_s,
+        block_tokens=blocks.pop() if len(blocks) == 1 else 0,
+        prefix_blocks=view.prefix_blocks,
+        reported_s=now_s,
     )

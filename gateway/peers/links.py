@@ -1,4 +1,4 @@
-"""The gateway's streams to others: open, greet, reconnect with backoff; every queue bounded."""
+"""The gateway's streams to its peers: open, greet, reconnect with backoff; every queue bounded."""
 
 import asyncio
 import logging
@@ -29,11 +29,10 @@ Dial = Callable[[Outbox[Up]], OpenStream[Down]]
 
 
 class Link(Generic[Up, Down]):
-    """One stream, kept open for as long as `run` is: whenever it breaks, it is opened anew.
+    """One stream that is reopened whenever it breaks, while `run` runs.
 
-    `on_open` gives the first messages of each opening; what was queued before is dropped, since
-    its owner says again there what still counts. `on_lost` is told of the end of each.
-    `on_message` must not raise for bad content.
+    `on_open` returns the first messages of each stream. Messages queued before are dropped; the
+    owner repeats in `on_open` what still matters. `on_lost` is called at the end of each stream.
     """
 
     def __init__(
@@ -47,9 +46,9 @@ class Link(Generic[Up, Down]):
         limit: int,
         close: Callable[[], Awaitable[None]] | None = None,
     ):
-        """`close` is run at the end, for what the link owns."""
+        """`close` releases what the link owns; `run` calls it at its end."""
         self.name = name
-        self._lost_since_s: float | None = time.monotonic()  # None once heard of
+        self._lost_since_s: float | None = time.monotonic()  # None once a message arrived
         self._close = close
         self._dial, self._on_open = dial, on_open
         self._on_message, self._on_lost = on_message, on_lost
@@ -58,24 +57,24 @@ class Link(Generic[Up, Down]):
         self._overflow = asyncio.Event()
 
     def lost_s(self, now_s: float) -> float:
-        """For how long it has not been heard of since it broke; 0 while connected."""
+        """Seconds since the stream broke; 0 while connected."""
         return 0.0 if self._lost_since_s is None else now_s - self._lost_since_s
 
     def send(self, message: Up) -> bool:
-        """Queue a message on the open stream; False when there is none. A peer that lets its
-        queue overflow is treated as lost."""
+        """Queues a message; False without an open stream. A peer whose queue overflows counts as
+        lost."""
         if self._outbox is None:
             return False
         self._outbox.put(message)
         if not self._outbox.overflowed:
             return True
-        log.warning("%s takes no more messages; opening the stream anew", self.name)
+        log.warning("the queue to %s is full; reopening the stream", self.name)
         self._outbox = None
         self._overflow.set()
         return False
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Runs until cancelled."""
         try:
             await self._keep_open()
         finally:
@@ -119,14 +118,14 @@ class Link(Generic[Up, Down]):
                 try:
                     self._on_message(message)
                 except Exception:
-                    log.exception("a message of %s was not understood", self.name)
+                    log.exception("cannot process a message of %s", self.name)
             log.info("%s closed the stream", self.name)
         except aio.AioRpcError as error:
             log.info("%s is not reachable: %s", self.name, error.details())
 
 
 class WorkerLinks(Generic[Up, Down]):
-    """One link a worker address, opened on first use, dropped when the fleet no longer has it."""
+    """One link per worker address, opened on first use and closed when the fleet drops it."""
 
     def __init__(self, make: Callable[[str], Link[Up, Down]]):
         self._make = make
@@ -134,16 +133,16 @@ class WorkerLinks(Generic[Up, Down]):
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._group: asyncio.TaskGroup | None = None
 
-    def serve_in(self, group: asyncio.TaskGroup | None) -> None:
-        """The task group that owns all links; None when it is gone."""
+    def use_group(self, group: asyncio.TaskGroup | None) -> None:
+        """Sets the task group that owns all links; None drops them."""
         self._group = group
         if group is None:
             self._links.clear()
             self._tasks.clear()
 
     def send(self, address: str, message: Up) -> bool:
-        """Queue on the open stream to `address`; False when it has yet to be opened (again),
-        which then begins with what its `on_open` says."""
+        """Queues a message to `address`; False if the stream is not open yet. It then begins with
+        the messages of `on_open`."""
         link = self._links.get(address)
         if link is not None:
             return link.send(message)
@@ -153,6 +152,7 @@ class WorkerLinks(Generic[Up, Down]):
         return False
 
     def keep_only(self, addresses: Iterable[str]) -> None:
+        """Closes the links to all other addresses."""
         for address in self._links.keys() - set(addresses):
             del self._links[address]
             self._tasks.pop(address).cancel()

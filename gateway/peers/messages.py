@@ -1,16 +1,14 @@
-"""What the gateway says to scheduler and workers, and how it reads their answers. Pure."""
+"""Messages to the scheduler and the workers, and the reading of theirs. Pure."""
 
-from gateway.requests.errors import ContextOverflow
-from gateway.requests.parser import Generation
-from gateway.requests.sampling import Sampling
-from gateway.sessions.foresight import Foretold
+from gateway.types.errors import MIN_RETRY_S, ContextOverflow
+from gateway.types.forecasts import SchedulerForecast
+from gateway.types.generation import GenerationRequest, Sampling
 from protos.generated import common_pb2, scheduler_pb2, worker_pb2
 from services.core import FinishReason
 from services.runtime.codecs.common import decode_forecast, encode_reason, encode_sla
 from services.runtime.errors import Code, ServiceError
 
 OVERLOADED = (scheduler_pb2.REJECT_REASON_QUEUE_FULL, scheduler_pb2.REJECT_REASON_TOO_LATE)
-MIN_RETRY_S = 1.0  # what a refused client is told at least, where no estimate came
 
 
 def submit_hello(gateway_id: str) -> scheduler_pb2.SubmitMessage:
@@ -23,38 +21,38 @@ def worker_hello(gateway_id: str) -> worker_pb2.WorkerInput:
 
 def new_request(
     wire_id: str,
-    generation: Generation,
+    request: GenerationRequest,
     delivered_tokens: int,
     now_s: float,
     worker_id: str = "",
     prefix_hashes: bytes = b"",
 ) -> scheduler_pb2.SubmitMessage:
-    """A request with its true age, whether it is new, resubmitted or, with the worker that has
-    it, only told of again."""
-    request = scheduler_pb2.NewRequest(
+    """A submission with the request's true age. With `worker_id`, it announces a request that this
+    worker still runs."""
+    message = scheduler_pb2.NewRequest(
         request_id=wire_id,
-        model=generation.model,
-        application=generation.application,
-        prompt_tokens=generation.prompt_tokens,
+        model=request.model,
+        application=request.application,
+        prompt_tokens=request.prompt_tokens,
         delivered_tokens=delivered_tokens,
-        max_tokens=generation.sampling.max_tokens,
-        sla=encode_sla(generation.sla),
-        age_s=now_s - generation.arrival_s,
+        max_tokens=request.sampling.max_tokens,
+        sla=encode_sla(request.sla),
+        age_s=now_s - request.arrival_s,
         text=common_pb2.PromptText(
-            instruction=generation.instruction,
-            user_input=generation.user_input,
-            answer_tokens=generation.answer_tokens,
+            instruction=request.instruction,
+            user_input=request.user_input,
+            answer_tokens=request.answer_tokens,
         ),
         worker_id=worker_id,
         prefix_hashes=prefix_hashes,
-        tenant=generation.tenant,
-        include_forecast=generation.include_forecast,
-        traceparent=generation.traceparent,
-        priority=generation.priority,
+        tenant=request.tenant,
+        include_forecast=request.include_forecast,
+        traceparent=request.traceparent,
+        priority=request.priority,
     )
-    if generation.deadline_s < float("inf"):
-        request.deadline_in_s = max(0.0, generation.deadline_s - now_s)
-    return scheduler_pb2.SubmitMessage(request=request)
+    if request.deadline_s < float("inf"):
+        message.deadline_in_s = max(0.0, request.deadline_s - now_s)
+    return scheduler_pb2.SubmitMessage(request=message)
 
 
 def cancel(wire_id: str, reason: FinishReason, output_tokens: int) -> scheduler_pb2.SubmitMessage:
@@ -67,27 +65,27 @@ def cancel(wire_id: str, reason: FinishReason, output_tokens: int) -> scheduler_
 
 def prompt(
     wire_id: str,
-    generation: Generation,
+    request: GenerationRequest,
     choice: int,
     delivered: list[int],
     scored: bool = False,
 ) -> worker_pb2.WorkerInput:
-    """The prompt of one choice, with the output it has so far behind it; `scored`: its log-
-    probabilities, where they were asked for, are known."""
+    """The prompt of one choice, followed by its output so far. `scored`: the prompt's
+    log-probabilities are known already."""
     return worker_pb2.WorkerInput(
         prompt=worker_pb2.Prompt(
             request_id=wire_id,
-            token_ids=[*generation.prompt_ids, *delivered],
-            prompt_tokens=generation.prompt_tokens,
-            max_tokens=generation.sampling.max_tokens,
-            sampling=_resolved(generation.sampling, choice, scored),
-            cache_salt=generation.cache_salt,
-            traceparent=generation.traceparent,
+            token_ids=[*request.prompt_ids, *delivered],
+            prompt_tokens=request.prompt_tokens,
+            max_tokens=request.sampling.max_tokens,
+            sampling=_encode_sampling(request.sampling, choice, scored),
+            cache_salt=request.cache_salt,
+            traceparent=request.traceparent,
         )
     )
 
 
-def _resolved(sampling: Sampling, choice: int, scored: bool) -> common_pb2.Sampling:
+def _encode_sampling(sampling: Sampling, choice: int, scored: bool) -> common_pb2.Sampling:
     return common_pb2.Sampling(
         temperature=sampling.temperature,
         top_p=sampling.top_p,
@@ -110,18 +108,18 @@ def _resolved(sampling: Sampling, choice: int, scored: bool) -> common_pb2.Sampl
     )
 
 
-def foretold(message: scheduler_pb2.ForecastUpdate) -> Foretold:
-    """The scheduler's word on what is to come; raises ValueError where it can't be."""
+def read_forecast(message: scheduler_pb2.ForecastUpdate) -> SchedulerForecast:
+    """Raises ValueError for impossible values."""
     ttft_s = message.ttft_s if message.HasField("ttft_s") else None
-    return Foretold(decode_forecast(message.forecast), message.token_s, ttft_s)
+    return SchedulerForecast(decode_forecast(message.forecast), message.token_s, ttft_s)
 
 
-def rejection(rejected: scheduler_pb2.Rejected, drain_s: float) -> ServiceError:
-    """The scheduler's no, as its client reads it."""
+def read_rejection(rejected: scheduler_pb2.Rejected, drain_s: float) -> ServiceError:
+    """The error for the client of a rejected request."""
     message = rejected.message or "the scheduler refused the request"
     if rejected.reason == scheduler_pb2.REJECT_REASON_TOO_LONG:
-        told = f"This model's maximum context length is exceeded: {message}"
-        return ContextOverflow("max_tokens", told)
+        sentence = f"This model's maximum context length is exceeded: {message}"
+        return ContextOverflow("max_tokens", sentence)
     if rejected.reason == scheduler_pb2.REJECT_REASON_NO_MODEL:
         return ServiceError(Code.NOT_FOUND, message)
     retry_after_s = rejected.retry_after_s or max(MIN_RETRY_S, drain_s)

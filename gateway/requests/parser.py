@@ -1,20 +1,14 @@
-"""Checks a ClientRequest and resolves it to a `Generation`, or raises an error naming a field."""
+"""Checks a ClientRequest and resolves it to a GenerationRequest, or names the faulty field."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from math import inf
 from typing import Any
 
 from gateway.config import GatewayConfig
-from gateway.requests import sla as slas
-from gateway.requests.client_request import ClientRequest, Conversation
-from gateway.requests.errors import ContextOverflow, UnknownModel
 from gateway.requests.prompts import tokenize_prompt, truncate_prompt
 from gateway.requests.sampling import (
     MAX_STOP_TOKENS,
     RANGES,
     SWITCHES,
-    Sampling,
     find_bad_word_fault,
     find_bias_fault,
     find_id_fault,
@@ -22,6 +16,10 @@ from gateway.requests.sampling import (
     find_stop_fault,
 )
 from gateway.requests.text import Text
+from gateway.types import sla_classes as slas
+from gateway.types.client_request import ClientRequest, Conversation
+from gateway.types.errors import ContextOverflow, UnknownModel
+from gateway.types.generation import ContextLimit, GenerationRequest, RequestArrival, Sampling
 from services.core import Sla
 from services.runtime.errors import InvalidArgument
 
@@ -38,57 +36,8 @@ TOKEN_FIELDS: Mapping[str, Callable[[Any, int], str | None]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Reach:
-    """The longest prompt and answer that some worker can hold, and what sets that limit."""
-
-    tokens: int
-    bound: str
-
-
-@dataclass(frozen=True, slots=True)
-class Generation:
-    """One prompt to answer, checked and resolved."""
-
-    model: str
-    prompt_ids: Sequence[int] = field(repr=False)
-    sampling: Sampling
-    sla: Sla
-    arrival_s: float
-    deadline_s: float = inf
-    application: str = ""
-    instruction: str = field(default="", repr=False)
-    user_input: str = field(default="", repr=False)
-    answer_tokens: tuple[int, ...] = ()  # of the conversation's earlier answers, approximate
-    cache_salt: str = field(default="", repr=False)  # requests with one salt share prefixes
-    user: str = field(default="", repr=False)
-    include_forecast: bool = False  # the client receives forecasts of each choice
-    priority: int = 0  # lower runs first
-    request_id: str = ""  # the client's name for it; empty: none
-    scores_only: bool = False  # the answer's one token is discarded
-    traceparent: str = ""  # empty: not traced
-
-    @property
-    def tenant(self) -> str:
-        """The tenant for fair sharing: the salt if there is one, else the user."""
-        return self.cache_salt or self.user
-
-    @property
-    def prompt_tokens(self) -> int:
-        return len(self.prompt_ids)
-
-
-@dataclass(frozen=True, slots=True)
-class Clock:
-    """Arrival time and timeout of a request, and its SLA class as far as known on arrival."""
-
-    arrival_s: float
-    timeout_s: float = inf
-    sla_class: str = ""  # as the client named it; empty: the default
-
-
 class Parser:
-    """Checks requests against a model's tokenizer, the config's limits and the fleet's reach."""
+    """Checks requests against a model's tokenizer, the config's limits and the fleet's limit."""
 
     def __init__(
         self,
@@ -104,7 +53,9 @@ class Parser:
         self._draw_seed = draw_seed
         self._slas = config.slas
 
-    def parse(self, request: ClientRequest, reach: Reach, clock: Clock) -> Generation:
+    def parse(
+        self, request: ClientRequest, limit: ContextLimit, arrival: RequestArrival
+    ) -> GenerationRequest:
         """Raises InvalidArgument naming the field, or UnknownModel. Safe in any thread."""
         self.check_model(request.model)
         _check_names(request)
@@ -113,17 +64,17 @@ class Parser:
         prompt_ids = self.tokenize(request)
         wanted = 1 if request.scores_only else request.sampling.get("max_tokens")
         if request.truncate_prompt_tokens is not None:
-            room = reach.tokens - (wanted or 1)
+            room = limit.tokens - (wanted or 1)
             prompt_ids = truncate_prompt(prompt_ids, request.truncate_prompt_tokens, room)
-        sampling = self._resolve_sampling(request.sampling, wanted, len(prompt_ids), reach)
+        sampling = self._resolve_sampling(request.sampling, wanted, len(prompt_ids), limit)
         instruction, user_input = _select_predictor_text(request, self._config.max_text_bytes)
-        return Generation(
+        return GenerationRequest(
             self._config.model_name,
             prompt_ids,
             sampling,
             sla,
-            clock.arrival_s,
-            clock.arrival_s + clock.timeout_s,
+            arrival.arrival_s,
+            arrival.arrival_s + arrival.timeout_s,
             request.application,
             instruction,
             user_input,
@@ -169,12 +120,12 @@ class Parser:
                 raise InvalidArgument(name, fault)
 
     def _resolve_sampling(
-        self, given: Mapping[str, Any], wanted: int | None, prompt_tokens: int, reach: Reach
+        self, given: Mapping[str, Any], wanted: int | None, prompt_tokens: int, limit: ContextLimit
     ) -> Sampling:
-        room = reach.tokens - prompt_tokens
+        room = limit.tokens - prompt_tokens
         max_tokens = max(1, room) if wanted is None else wanted
         if max_tokens > room:
-            raise ContextOverflow.counted(prompt_tokens, max_tokens, reach.tokens, reach.bound)
+            raise ContextOverflow.counted(prompt_tokens, max_tokens, limit.tokens, limit.bound)
         plain = {name: given[name] for name in (*RANGES, *SWITCHES) if name in given}
         seed = given["seed"] if "seed" in given else self._draw_seed()
         fields: dict[str, Any] = {**self._defaults, **plain}

@@ -4,8 +4,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import assert_never
 
-from gateway.requests.client_request import ClientRequest, Conversation, TokenIds
 from gateway.requests.text import TemplateError, Text
+from gateway.types.client_request import ClientRequest, Conversation, TokenIds
 from services.runtime.errors import InvalidArgument
 
 ROLES = ("system", "user", "assistant")

@@ -11,7 +11,7 @@ from contextvars import Context, copy_context
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from gateway.admission.door import Bar, Refused
+from gateway.types.errors import RefusalReason, RequestRefused
 
 T = TypeVar("T")
 
@@ -63,7 +63,7 @@ class ReadingPool:
 
     async def run(self, work: Callable[[], T], size_bytes: int = 0) -> T:
         """The result of `work`, which must not use objects of the event loop. Raises what `work`
-        raises, or Refused if too many jobs wait."""
+        raises, or RequestRefused if too many jobs wait."""
         done = asyncio.get_running_loop().create_future()
         with self._change:
             self._check(size_bytes)
@@ -97,7 +97,7 @@ class ReadingPool:
         full = behind >= self._max_waiting
         if full or (behind > 0 and self._waiting_bytes + size_bytes > self._max_waiting_bytes):
             message = f"{behind} prompts of {self._waiting_bytes} bytes wait for tokenization"
-            raise Refused(Bar.READING, message, behind * TYPICAL_READ_S)
+            raise RequestRefused(RefusalReason.READING, message, behind * TYPICAL_READ_S)
 
     def _start(self) -> None:
         self._started += 1

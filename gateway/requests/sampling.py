@@ -1,7 +1,7 @@
-"""Sampling parameters and the checks of each field. Pure."""
+"""Checks of sampling parameters, field by field. Pure."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import isfinite
 
 MAX_STOPS = 16
@@ -11,40 +11,6 @@ MAX_BIASES = 300  # OpenAI's limit
 MAX_BIAS = 100.0
 MAX_BAD_WORDS = 128
 MAX_BAD_WORD_CHARS = 256
-SEED_SPAN = 2**64  # seeds are int64
-
-
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """Resolved sampling parameters: every field has a value, including the seed."""
-
-    seed: int
-    max_tokens: int
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    stop: tuple[str, ...] = ()
-    min_tokens: int = 0
-    ignore_eos: bool = False
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logprobs: int | None = None
-    n: int = 1
-    stop_token_ids: frozenset[int] = frozenset()
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
-    allowed_token_ids: Sequence[int] = ()
-    bad_tokens: Sequence[Sequence[int]] = ()  # never the last token after the others
-    prompt_logprobs: int | None = None
-    include_stop_str_in_output: bool = False
-    skip_special_tokens: bool = True
-    spaces_between_special_tokens: bool = True
-
-    def choice_seed(self, choice: int) -> int:
-        """The seed of one choice: consecutive choices have consecutive seeds, wrapped to int64."""
-        half = SEED_SPAN // 2
-        return (self.seed + choice + half) % SEED_SPAN - half
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,9 @@ from collections.abc import Iterable
 
 from tokenizers import Tokenizer
 
-from gateway.requests.client_request import TOKEN_ID_BYTES, ClientRequest, Conversation
-from gateway.requests.errors import ContextOverflow
-from gateway.requests.parser import Reach
+from gateway.types.client_request import TOKEN_ID_BYTES, ClientRequest, Conversation
+from gateway.types.errors import ContextOverflow
+from gateway.types.generation import ContextLimit
 
 # Tokenizer parts that drop no text. With any other part, one token may represent any amount.
 LOSSLESS = frozenset(("Sequence", "Prepend", "NFC", "Split", "Regex", "String", "ByteLevel",
@@ -24,18 +24,18 @@ class PromptSizeLimit:
     def __init__(self, tokenizer: Tokenizer):
         self.longest_token_bytes = longest_token_bytes(tokenizer)
 
-    def check(self, request: ClientRequest, size_bytes: int, reach: Reach) -> None:
-        """Raises ContextOverflow if `size_bytes` cannot fit into the reach's tokens. O(1)."""
+    def check(self, request: ClientRequest, size_bytes: int, limit: ContextLimit) -> None:
+        """Raises ContextOverflow if `size_bytes` cannot fit into the limit. O(1)."""
         given_ids = isinstance(request.prompt, list)
         longest = TOKEN_ID_BYTES if given_ids else self.longest_token_bytes
         truncated = request.truncate_prompt_tokens is not None
-        if not longest or size_bytes <= longest * reach.tokens or truncated:
+        if not longest or size_bytes <= longest * limit.tokens or truncated:
             return
         raise ContextOverflow(
             "messages" if isinstance(request.prompt, Conversation) else "prompt",
-            f"This model's maximum context length is {reach.tokens} tokens. However, {size_bytes} "
+            f"This model's maximum context length is {limit.tokens} tokens. However, {size_bytes} "
             f"bytes are at least {-(-size_bytes // longest)} tokens. Please reduce the length of "
-            f"the messages or completion. ({reach.tokens} tokens are what {reach.bound} can hold.)",
+            f"the messages or completion. ({limit.tokens} tokens are what {limit.bound} can hold.)",
         )
 
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 from tokenizers import Tokenizer
 
 from gateway.requests.incremental import Detokenizer
-from gateway.requests.sampling import Sampling
+from gateway.types.generation import Sampling
 from services.runtime.config import ConfigError
 
 PLAIN_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")

@@ -1,69 +1,102 @@
-"""Delivery: when a client took what it was sent of one choice, beside when it came, and what became
-of it. Pure."""
+"""Tokens from workers to clients, and the outcome of each delivered choice."""
 
-from collections import deque
-from dataclasses import dataclass
-from typing import Self
-
-from services.core import FinishReason, Sla
-from services.sla import RequestTimeline, SlaMissCause, judge_sla
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """A choice of which its client has all that it will ever have, judged once: whoever counts or
-    tells of it afterwards tells the same."""
-
-    sla: Sla
-    line: RequestTimeline
-    reason: FinishReason
-    cause: SlaMissCause  # NONE where its SLA was kept
-
-    @classmethod
-    def judged(cls, sla: Sla, line: RequestTimeline, reason: FinishReason) -> Self:
-        return cls(sla, line, reason, judge_sla(sla, line, reason))
+from gateway.config import GatewayConfig
+from gateway.sessions.call import ClientCall, LiveChoice
+from gateway.sessions.outcome_history import OutcomeHistory
+from gateway.sessions.recovery import Recovery
+from gateway.sessions.session import FeedResult
+from gateway.sessions.submit import Submitter
+from gateway.sessions.table import PeerState, SessionTable
+from gateway.telemetry.forecast_metrics import ForecastMetrics
+from gateway.telemetry.metrics import Metrics
+from gateway.types.outcome import ChoiceOutcome, ResubmitCause
+from protos.generated import worker_pb2
+from services.core import FinishReason
+from services.runtime.codecs.common import decode_reason
+from services.runtime.errors import Code, ServiceError
 
 
-class Delivery:
-    """The timeline as the client's socket has it.
+class DeliveryHandler:
+    """Feeds workers' tokens to sessions, and owns the client calls (`CallOwner`)."""
 
-    A request is away between two tokens, wherever their client is by then: the gap before the
-    message that brings the later one is what its client saw of it.
-    """
+    def __init__(
+        self,
+        config: GatewayConfig,
+        table: SessionTable,
+        peers: PeerState,
+        submitter: Submitter,
+        recovery: Recovery,
+        metrics: Metrics,
+    ):
+        self.history = OutcomeHistory(config.verdicts_kept)
+        self._config, self._table, self._peers = config, table, peers
+        self._submitter, self._recovery, self._metrics = submitter, recovery, metrics
+        self._forecast_metrics = ForecastMetrics(metrics.registry)
 
-    __slots__ = ("_back", "line")
+    # From workers
 
-    def __init__(self, arrival_s: float):
-        self.line = RequestTimeline(arrival_s)
-        self._back: deque[tuple[int, float]] = deque()
+    def on_tokens(self, address: str, batch: worker_pb2.TokenBatch, now_s: float) -> None:
+        """Feeds one message of a worker. O(tokens): a lookup, a slice and a decode each."""
+        self._peers.active_streams.add(address)
+        total = 0
+        for tokens in batch.requests:
+            live = self._table.get(tokens.request_id)
+            if live is not None:
+                total += self._feed(live, tokens, now_s)
+        self._metrics.generation_tokens.inc(total)
 
-    def on_back(self, at: int, swap_in_s: float) -> None:
-        """Token `at` has come, the first since the request was away; so much of the wait for it
-        went to its KV's way back from host memory."""
-        self._back.append((at, swap_in_s))
+    def _feed(self, live: LiveChoice, tokens: worker_pb2.RequestTokens, now_s: float) -> int:
+        """The number of new tokens."""
+        session = live.session
+        had = len(session.output)
+        reason = decode_reason(tokens.finish_reason) if tokens.finish_reason else None
+        if reason is FinishReason.ERROR:
+            if live.submission.announced:
+                self._submitter.cancel(live)
+            message = tokens.message or "the worker failed; retrying is safe"
+            self._table.end(live, reason, now_s, ServiceError(Code.INTERNAL, message))
+            return 0
+        if not had:
+            session.add_prompt_info(tokens.cached_tokens, tokens.prompt_logprobs)
+        result = session.feed(tokens.offset, tokens.token_ids, tokens.logprobs, reason, now_s)
+        if result is FeedResult.GAP:
+            self._recovery.resubmit(live, ResubmitCause.GAP, now_s)
+        elif result is FeedResult.END:
+            if live.submission.announced or (session.stopped_by_text and reason is None):
+                stopped = session.reason is FinishReason.STOP
+                self._submitter.cancel(
+                    live, FinishReason.STOP if stopped else FinishReason.CANCELLED
+                )
+            self._table.remove(live)
+        if result is not FeedResult.NONE:
+            live.call.notify(session, now_s)
+        new = len(session.output) - had
+        if new and live.call.whole and session.timeline.gap_s is not None:
+            self.on_gap(session.timeline.gap_s, new)
+        return new
 
-    def on_sent(self, tokens: int, now_s: float) -> None:
-        """The client has taken the next tokens, at least one."""
-        line = self.line
-        end, swap_in_s = line.tokens + tokens, 0.0
-        while self._back and self._back[0][0] < end:
-            line.on_preempted()
-            swap_in_s += self._back.popleft()[1]
-        if swap_in_s:
-            line.on_resumed(True, now_s - swap_in_s)
-        line.on_tokens(tokens, now_s)
+    # From client calls
 
-    def of(self, came: RequestTimeline) -> RequestTimeline:
-        """The whole timeline: with what only that of the tokens as they came can tell."""
-        line = self.line
-        line.placed_s, line.rejected = came.placed_s, came.rejected
-        line.away, line.swap_in_since_s = came.away, came.swap_in_since_s
-        return line
+    def message_interval_s(self) -> float:
+        """Seconds between two messages of one call, so that all calls together stay within
+        `max_messages_per_s`."""
+        return min(self._config.max_pause_s, len(self._table) / self._config.max_messages_per_s)
 
+    def release(self, call: ClientCall, now_s: float) -> None:
+        """The client has everything or is gone: cancels what still runs."""
+        for live in call.choices:
+            if not live.session.over:
+                self._submitter.cancel(live)
+                self._table.end(live, FinishReason.CANCELLED, now_s)
 
-def unsent(reason: FinishReason | None, broken: FinishReason | None) -> FinishReason:
-    """Why a choice is over whose client was not given its end, of a call that `broken` has ended;
-    None: its client has left."""
-    if reason in (FinishReason.ERROR, FinishReason.DEADLINE):
-        return reason
-    return broken or FinishReason.CANCELLED
+    def on_gap(self, gap_s: float, tokens: int) -> None:
+        self._metrics.gaps.observe(gap_s / tokens, tokens)
+
+    def on_delivered(self, live: LiveChoice, outcome: ChoiceOutcome) -> None:
+        self.history.add(live.submission.wire_id, outcome)
+        self._metrics.on_delivered(outcome)
+        if tracker := live.session.forecast_tracker:
+            if tracker.opening is not None:
+                kept = tracker.is_promise_kept(outcome.timeline)
+                self._forecast_metrics.on_delivered(tracker.opening, kept, outcome)
+            tracker.teach(outcome.timeline)

@@ -1,57 +1,160 @@
-"""Where a live choice stands with scheduler and workers, and which of its tokens are due. Pure."""
+"""Where choices run: the scheduler's events, and the prompts sent to workers."""
 
-from dataclasses import dataclass
-from enum import StrEnum
+from collections.abc import Callable
 
+from gateway.peers import messages
+from gateway.peers.fleet import read_fleet
+from gateway.sessions.call import LiveChoice
+from gateway.sessions.recovery import Recovery
+from gateway.sessions.submission import PendingEnd
+from gateway.sessions.submit import Submitter
+from gateway.sessions.table import PeerState, SessionTable
+from gateway.telemetry.metrics import Metrics
+from gateway.types.outcome import ResubmitCause
+from protos.generated import scheduler_pb2, worker_pb2
 from services.core import FinishReason
+from services.runtime.codecs.common import decode_reason
+from services.runtime.errors import Code, ServiceError
 
-MAX_TURN_S = 0.5  # of a wait: what one look at it counts for at most
-
-
-class Cause(StrEnum):
-    """Why a request is submitted again."""
-
-    SCHEDULER = "scheduler"  # lost, before the request was placed or with its worker
-    WORKER = "worker"  # its stream broke behind the prompt
-    GAP = "gap"  # tokens before those that came are missing
-    LATE = "late"  # those that are due never came
-
-    @property
-    def confirmed(self) -> bool:
-        """Whether a part was seen to be lost, rather than taken for lost."""
-        return self in (Cause.SCHEDULER, Cause.WORKER)
+SendToWorker = Callable[[str, worker_pb2.WorkerInput], bool]  # whether the message was queued
 
 
-@dataclass(slots=True)
-class Due:
-    """An end that the scheduler has told of, while its tokens are still on their way.
+class PlacementHandler:
+    """Applies the scheduler's events to the session table, and sends each placed choice's prompt
+    to its worker."""
 
-    Only time in which somebody listened counts as waiting: an event loop that was busy for five
-    seconds has not seen that nothing came.
-    """
+    def __init__(
+        self,
+        table: SessionTable,
+        peers: PeerState,
+        submitter: Submitter,
+        recovery: Recovery,
+        metrics: Metrics,
+        send: SendToWorker,
+    ):
+        self._table, self._peers, self._submitter = table, peers, submitter
+        self._recovery, self._metrics, self._send = recovery, metrics, send
 
-    tokens: int  # of output, in all
-    reason: FinishReason
-    waited_s: float = 0.0
-    quiet_s: float = 0.0  # of it at the end, with nothing from that worker for anybody
+    # The scheduler's stream
 
-    def listen(self, turn_s: float, heard: bool) -> None:
-        """`turn_s` more have passed; `heard`: its worker's stream brought something."""
-        turn_s = min(turn_s, MAX_TURN_S)
-        self.waited_s += turn_s
-        self.quiet_s = 0.0 if heard else self.quiet_s + turn_s
+    def on_scheduler_lost(self) -> None:
+        """The stream has ended. Until the next one is answered, workers may still deliver tokens
+        of earlier submissions."""
+        self._peers.scheduler_connected = False
+
+    def on_event(self, event: scheduler_pb2.SchedulerEvent, now_s: float) -> None:
+        if event.WhichOneof("kind") == "fleet":
+            self._peers.fleet = read_fleet(event.fleet, now_s)
+            if not self._peers.scheduler_connected:
+                self._on_connected(now_s)
+            return
+        request = event.request
+        live = self._table.get(request.request_id)
+        if live is not None and request.HasField("forecast_update"):
+            self._on_forecast(live, request.forecast_update, now_s)
+        elif live is None and request.HasField("placed"):
+            self._submitter.cancel_unknown(request.request_id)
+        elif live is not None:
+            announced, live.submission.announced = live.submission.announced, False
+            self._on_request_event(live, request, announced, now_s)
+
+    def _on_connected(self, now_s: float) -> None:
+        """A new stream to a scheduler that may have restarted: announces choices that still run,
+        resubmits the others, and submits those that wait."""
+        self._peers.scheduler_connected = True
+        waiting = self._table.waiting()
+        for live in self._table.submitted():
+            if not self._peers.holds(live.submission):
+                self._recovery.resubmit(live, ResubmitCause.SCHEDULER, now_s)
+            elif live.submission.pending_end is None:
+                self._metrics.announcements.inc()
+                self._submitter.announce(live, now_s)
+        for live in waiting:
+            self._submitter.submit(live, now_s)
+
+    def _on_forecast(
+        self, live: LiveChoice, update: scheduler_pb2.ForecastUpdate, now_s: float
+    ) -> None:
+        if tracker := live.session.forecast_tracker:
+            tracker.update(messages.read_forecast(update))
+            if tracker.is_news:
+                live.call.notify(live.session, now_s)
+
+    def _on_request_event(
+        self, live: LiveChoice, event: scheduler_pb2.RequestEvent, announced: bool, now_s: float
+    ) -> None:
+        timeline, submission = live.session.timeline, live.submission
+        match event.WhichOneof("kind"):
+            case "placed":
+                self._on_placed(live, event.placed, announced, now_s)
+            case "preempted":
+                timeline.on_preempted()
+                submission.running = False
+            case "resumed":
+                if not submission.running:
+                    timeline.on_resumed(event.resumed.held_tokens > 0, now_s)
+                submission.running = True
+            case "rejected":
+                timeline.rejected = True
+                drain_s = self._peers.fleet.drain_left_s(now_s)
+                refusal = messages.read_rejection(event.rejected, drain_s)
+                self._table.end(live, FinishReason.ERROR, now_s, refusal)
+            case "finished":
+                self._on_finished(live, event.finished, now_s)
+
+    def _on_placed(
+        self, live: LiveChoice, placed: scheduler_pb2.Placed, announced: bool, now_s: float
+    ) -> None:
+        submission, address = live.submission, placed.worker_address
+        continues = (
+            announced
+            and submission.running
+            and submission.address == address
+            and self._peers.holds(submission)
+        )
+        submission.worker_id, submission.address = placed.worker_id, address
+        submission.running = True
+        timeline = live.session.timeline
+        timeline.placed_s = min(timeline.placed_s, now_s)
+        if not continues:
+            submission.prompted = self._send(address, _prompt_message(live))
+
+    def _on_finished(
+        self, live: LiveChoice, finished: scheduler_pb2.Finished, now_s: float
+    ) -> None:
+        reason = decode_reason(finished.reason) or FinishReason.ERROR
+        if reason in (FinishReason.STOP, FinishReason.LENGTH):  # tokens may be on their way
+            live.submission.pending_end = PendingEnd(finished.output_tokens, reason)
+        elif reason is FinishReason.DEADLINE:
+            self._table.end(live, reason, now_s)
+        else:
+            message = finished.message or f"the request ended with {reason.value}"
+            code = Code.INTERNAL if reason is FinishReason.ERROR else Code.UNAVAILABLE
+            self._table.end(live, reason, now_s, ServiceError(code, message))
+
+    # The workers' streams
+
+    def on_worker_stream(self, address: str, now_s: float) -> list[worker_pb2.WorkerInput]:
+        """A new stream to the worker opens; returns the prompts to send first. A choice prompted
+        on an earlier stream may have lost tokens and is resubmitted."""
+        self._peers.open_streams.add(address)
+        for live in self._table.placed_at(address):
+            if live.submission.prompted:
+                self._recovery.resubmit(live, ResubmitCause.WORKER, now_s)
+        waiting = self._table.placed_at(address)
+        for live in waiting:
+            live.submission.prompted = True
+        return [_prompt_message(live) for live in waiting]
+
+    def on_worker_lost(self, address: str) -> None:
+        """The stream has ended. Its choices wait for the next stream, or for the scheduler to
+        place them elsewhere."""
+        self._peers.open_streams.discard(address)
 
 
-@dataclass(slots=True)
-class Placement:
-    """One submission of a choice. Owned by the pipeline."""
-
-    wire_id: str = ""  # empty: not submitted
-    attempts: int = 0  # submissions of the choice so far, this one included
-    had_tokens: int = 0  # output tokens when it was submitted
-    worker_id: str = ""  # that it was last placed on
-    address: str = ""  # of that worker
-    prompted: bool = False  # whether its prompt went out to it
-    running: bool = False
-    announced: bool = False  # to a scheduler that has not said yet what it makes of it
-    due: Due | None = None
+def _prompt_message(live: LiveChoice) -> worker_pb2.WorkerInput:
+    session = live.session
+    scored = bool(session.prompt_logprobs)
+    return messages.prompt(
+        live.submission.wire_id, live.request, live.choice, session.output, scored
+    )

@@ -1,4 +1,4 @@
-"""One live choice: what its client has been sent, what comes next, and when it is over. Pure."""
+"""One live choice: its output, the text to send next, and its end. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -6,8 +6,9 @@ from enum import Enum, auto
 from typing import Protocol
 
 from gateway.requests.incremental import Detokenizer, StopMatcher
-from gateway.sessions.delivery import Delivery
-from gateway.sessions.foresight import Foreseen, Foresight
+from gateway.sessions.client_timeline import ClientTimeline
+from gateway.sessions.forecast_tracker import ForecastTracker
+from gateway.types.forecasts import ClientForecast
 from services.core import FinishReason
 from services.sla import RequestTimeline
 
@@ -15,7 +16,7 @@ STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 
 
 class Logprob(Protocol):
-    """A token's log-probability and its likeliest rivals, as the worker sends it."""
+    """A token's log-probability and its most likely alternatives, as the worker sends them."""
 
     @property
     def token_id(self) -> int: ...
@@ -27,12 +28,12 @@ class Logprob(Protocol):
     def top_logprobs(self) -> Sequence[float]: ...
 
 
-class News(Enum):
-    """What fed tokens meant."""
+class FeedResult(Enum):
+    """The effect of fed tokens."""
 
-    NONE = auto()  # nothing the client has not got
+    NONE = auto()  # all were known
     TOKENS = auto()
-    GAP = auto()  # tokens before these were lost: resubmit
+    GAP = auto()  # earlier tokens were lost: resubmit
     END = auto()
 
 
@@ -45,12 +46,12 @@ class ChoiceChunk:
     token_ids: Sequence[int]
     logprobs: Sequence[Logprob]
     reason: FinishReason | None = None
-    forecast: Foreseen | None = None  # where its client asks, and it is known
-    prompt_logprobs: Sequence[Logprob] = ()  # with its first tokens, where asked for
+    forecast: ClientForecast | None = None  # if requested and known
+    prompt_logprobs: Sequence[Logprob] = ()  # with the first tokens, if requested
 
     @property
-    def of_the_prompt(self) -> "ChoiceChunk":
-        """The same without what was drawn."""
+    def without_output(self) -> "ChoiceChunk":
+        """The same chunk without generated tokens, for requests that only score the prompt."""
         reason = self.reason and (LENGTH if self.reason is STOP else self.reason)
         return replace(self, text="", token_ids=(), logprobs=(), reason=reason)
 
@@ -58,9 +59,9 @@ class ChoiceChunk:
 class Session:
     """The state of one choice from its arrival to its end.
 
-    Tokens are taken by offset: repeats change nothing and a gap is reported, never bridged, so
-    that any number of placements of the request makes one answer. `output` is what a new
-    placement continues from; it never passes `max_tokens`, which bounds what waits for a client.
+    Tokens are accepted by offset: repeats have no effect, and a gap is reported, never bridged. Any
+    number of placements of the request therefore produces one answer. `output` is what a new
+    placement continues from. It never exceeds `max_tokens`, which bounds what waits for a client.
     """
 
     def __init__(
@@ -71,30 +72,30 @@ class Session:
         detokenizer: Detokenizer,
         stops: Sequence[str] = (),
         min_tokens: int = 0,
-        foresight: Foresight | None = None,
+        forecast_tracker: ForecastTracker | None = None,
         include_stops: bool = False,
     ):
-        """`foresight`: where its client asks what is foreseen of it; `include_stops`: the stop
-        string that ends it is part of its text."""
+        """`forecast_tracker`: given if the client requests forecasts. `include_stops`: the text
+        includes the stop string that ends it."""
         self.index = index
         self.output: list[int] = []
-        self.line = RequestTimeline(arrival_s)  # of its tokens as they came
-        self.delivery = Delivery(arrival_s)
-        self.foresight = foresight
+        self.timeline = RequestTimeline(arrival_s)  # of tokens as they arrive from the worker
+        self.client_timeline = ClientTimeline(arrival_s)
+        self.forecast_tracker = forecast_tracker
         self.reason: FinishReason | None = None
         self.failure: Exception | None = None
         self.stopped_by_text = False
-        self.cached_tokens = 0  # of its prompt, whose KV was there already
-        self.prompt_logprobs: Sequence[Logprob] = ()  # where asked for, with its first token
+        self.cached_tokens = 0  # prompt tokens whose KV was in the prefix cache
+        self.prompt_logprobs: Sequence[Logprob] = ()
         self._max_tokens = max_tokens
         self._min_tokens = min_tokens
         self._detokenizer = detokenizer
         self._matcher = StopMatcher(stops, include_stops) if stops else None
         self._text: list[str] = []
         self._logprobs: list[Logprob] = []
-        self._taken_tokens = 0
-        self._decoded_tokens = 0  # where no stop string is looked for
-        self._end_taken = False
+        self._sent_tokens = 0  # in chunks so far
+        self._decoded_tokens = 0  # only without stop strings
+        self._end_sent = False
 
     @property
     def over(self) -> bool:
@@ -102,16 +103,16 @@ class Session:
 
     @property
     def full(self) -> bool:
-        """Whether every token it may have is there."""
+        """Whether the output has `max_tokens`."""
         return len(self.output) >= self._max_tokens
 
     @property
     def started(self) -> bool:
-        """Whether the client has been given anything."""
-        return self._taken_tokens > 0
+        """Whether a chunk had tokens."""
+        return self._sent_tokens > 0
 
-    def learn(self, cached_tokens: int, prompt_logprobs: Sequence[Logprob]) -> None:
-        """What came with its first tokens of its prompt."""
+    def add_prompt_info(self, cached_tokens: int, prompt_logprobs: Sequence[Logprob]) -> None:
+        """What the worker reports of the prompt with the first tokens."""
         self.cached_tokens = max(self.cached_tokens, cached_tokens)
         self.prompt_logprobs = prompt_logprobs or self.prompt_logprobs
 
@@ -122,66 +123,70 @@ class Session:
         logprobs: Sequence[Logprob],
         reason: FinishReason | None,
         now_s: float,
-    ) -> News:
-        """Take tokens `[offset, offset + len)` of the answer and, with a reason, its end."""
+    ) -> FeedResult:
+        """Accepts tokens `[offset, offset + len)` of the output and, with a reason, its end."""
         have = len(self.output)
         if self.over:
-            return News.NONE
+            return FeedResult.NONE
         if offset > have:
-            return News.GAP
+            return FeedResult.GAP
         repeated = have - offset
-        fresh = token_ids[repeated : repeated + self._max_tokens - have]
-        if fresh:
-            if self.line.away and have:
-                self.delivery.on_back(have, max(0.0, now_s - self.line.swap_in_since_s))
-            self._accept(fresh, logprobs[repeated : repeated + len(fresh)])
-            self.line.on_tokens(len(self.output) - have, now_s)
+        new = token_ids[repeated : repeated + self._max_tokens - have]
+        if new:
+            if self.timeline.away and have:
+                swap_in_s = max(0.0, now_s - self.timeline.swap_in_since_s)
+                self.client_timeline.on_resumed(have, swap_in_s)
+            self._accept(new, logprobs[repeated : repeated + len(new)])
+            self.timeline.on_tokens(len(self.output) - have, now_s)
         stale = repeated > len(token_ids) and reason is not FinishReason.ERROR
         if reason is not None and not self.over and not stale:
             self.end(reason, now_s)
         if self.over:
-            self.line.ended_s = now_s
-            return News.END
-        return News.TOKENS if fresh else News.NONE
+            self.timeline.ended_s = now_s
+            return FeedResult.END
+        return FeedResult.TOKENS if new else FeedResult.NONE
 
     def end(self, reason: FinishReason, now_s: float, failure: Exception | None = None) -> None:
-        """The answer is complete as it stands; with a failure, it is broken."""
+        """The output is complete as it is; with a failure, it is broken."""
         if self.over:
             return
         self.reason, self.failure = reason, failure
-        self.line.ended_s = now_s
+        self.timeline.ended_s = now_s
         if failure is None and not self.stopped_by_text:
             self._flush_text()
 
-    def take(self, now_s: float = 0.0) -> ChoiceChunk | None:
-        """All that is sendable, once; None while nothing has become text, and after the end. What
-        is foreseen as of `now_s` goes beside it, and the first time, before any token, alone."""
+    def pop_chunk(self, now_s: float = 0.0) -> ChoiceChunk | None:
+        """Everything sendable, once; None without new text, and after the end.
+
+        The chunk has the forecast as of `now_s`. The first forecast makes a chunk of its own before
+        any token.
+        """
         if self._matcher is None and not self.over:
-            self._add_text(self._detokenize())
-        sight = self.foresight
-        alone = sight is not None and sight.is_news and not self.output
-        if self._end_taken or not (self._text or self.over or alone):
+            self._append_text(self._detokenize())
+        tracker = self.forecast_tracker
+        only_forecast = tracker is not None and tracker.is_news and not self.output
+        if self._end_sent or not (self._text or self.over or only_forecast):
             return None
-        self._end_taken = self.over
+        self._end_sent = self.over
         chunk = ChoiceChunk(
             self.index,
             "".join(self._text),
-            self.output[self._taken_tokens :],
+            self.output[self._sent_tokens :],
             self._logprobs,
             self.reason,
-            sight.at(len(self.output), self.over, now_s) if sight else None,
-            () if self._taken_tokens else self.prompt_logprobs,
+            tracker.next_chunk(len(self.output), self.over, now_s) if tracker else None,
+            () if self._sent_tokens else self.prompt_logprobs,
         )
-        self._taken_tokens = len(self.output)
+        self._sent_tokens = len(self.output)
         self._text, self._logprobs = [], []
         return chunk
 
-    def _accept(self, fresh: Sequence[int], logprobs: Sequence[Logprob]) -> None:
-        if self._matcher is None:  # decoded when taken: once for all that has accumulated
-            self.output += fresh
+    def _accept(self, new: Sequence[int], logprobs: Sequence[Logprob]) -> None:
+        if self._matcher is None:  # pop_chunk decodes all accumulated tokens at once
+            self.output += new
             self._logprobs += logprobs
             return
-        for at, token in enumerate(fresh):  # one by one: the stop's token ends the answer
+        for at, token in enumerate(new):  # one by one: the token with the stop ends the answer
             self.output.append(token)
             self._logprobs += logprobs[at : at + 1]
             if self._found_stop(self._detokenizer.feed((token,))):
@@ -193,28 +198,28 @@ class Session:
         if self._matcher is None or not text:
             return False
         if len(self.output) <= self._min_tokens:
-            self._add_text(text)
+            self._append_text(text)
             return False
         safe, found = self._matcher.feed(text)
-        self._add_text(safe)
+        self._append_text(safe)
         return found
 
     def _flush_text(self) -> None:
         stopped = self.reason is STOP
         if self._matcher is None:
-            self._add_text(self._detokenize() + self._detokenizer.flush(stopped))
+            self._append_text(self._detokenize() + self._detokenizer.flush(stopped))
             return
         rest = self._detokenizer.flush(stopped)
         safe, self.stopped_by_text = self._matcher.feed(rest)
-        self._add_text(safe + self._matcher.flush())
+        self._append_text(safe + self._matcher.flush())
         if self.stopped_by_text:
             self.reason = STOP
 
     def _detokenize(self) -> str:
-        fresh = self.output[self._decoded_tokens :]
+        new = self.output[self._decoded_tokens :]
         self._decoded_tokens = len(self.output)
-        return self._detokenizer.feed(fresh) if fresh else ""
+        return self._detokenizer.feed(new) if new else ""
 
-    def _add_text(self, text: str) -> None:
+    def _append_text(self, text: str) -> None:
         if text:
             self._text.append(text)

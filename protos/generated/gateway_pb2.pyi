@@ -193,7 +193,7 @@ class Usage(_message.Message):
 Global___Usage: _TypeAlias = Usage  # noqa: Y015
 
 @_typing.final
-class Foreseen(_message.Message):
+class ClientForecast(_message.Message):
     """What is foreseen of a choice, given what of it has been sent with this message:
     tokens sent <= low <= expected <= high <= max_tokens.
     """
@@ -241,7 +241,7 @@ class Foreseen(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__ttft_s) -> _WhichOneofReturnType__ttft_s | None: ...
 
-Global___Foreseen: _TypeAlias = Foreseen  # noqa: Y015
+Global___ClientForecast: _TypeAlias = ClientForecast  # noqa: Y015
 
 @_typing.final
 class GenerateResponse(_message.Message):
@@ -271,7 +271,7 @@ class GenerateResponse(_message.Message):
     @_builtins.property
     def usage(self) -> Global___Usage: ...
     @_builtins.property
-    def forecast(self) -> Global___Foreseen:
+    def forecast(self) -> Global___ClientForecast:
         """Where asked for and known. A choice may have a message with nothing else before its first text."""
 
     @_builtins.property
@@ -288,7 +288,7 @@ class GenerateResponse(_message.Message):
         logprobs: _abc.Iterable[_common_pb2.TokenLogprob] | None = ...,
         finish_reason: _common_pb2.FinishReason.ValueType = ...,
         usage: Global___Usage | None = ...,
-        forecast: Global___Foreseen | None = ...,
+        forecast: Global___ClientForecast | None = ...,
         prompt_logprobs: _abc.Iterable[_common_pb2.TokenLogprob] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["forecast", b"forecast", "usage", b"usage"]  # noqa: Y015

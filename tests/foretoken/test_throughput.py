@@ -8,8 +8,8 @@ from prometheus_client import CollectorRegistry
 
 from foretoken.running.console.progress import Progress
 from foretoken.running.console.throughput import ThroughputReport, Totals, parse_totals
-from gateway.admission.door import Bar
-from gateway.observed.metrics import Metrics
+from gateway.telemetry.metrics import Metrics
+from gateway.types.errors import RefusalReason
 from observability.exposition import Part, expose
 from protos.generated import scheduler_pb2
 from services.core import Sla
@@ -30,7 +30,7 @@ def test_totals_are_parsed_from_real_gateway_metrics() -> None:
     metrics = Metrics(registry, {"batch": Sla("batch")})
     metrics.prompt_tokens.inc(11)
     metrics.generation_tokens.inc(22)
-    metrics.on_refused(Bar.QUEUE, "batch", 3)
+    metrics.on_refused(RefusalReason.QUEUE, "batch", 3)
     assert parse_totals(expose([Part(registry, {"model_name": "m"})])) == Totals(11, 22, 0, 3)
 
 

@@ -15,8 +15,8 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from gateway.config import GatewayConfig
+from gateway.faces.app import build_app
 from gateway.faces.grpc.service import mount
-from gateway.faces.http.app import build_app
 from gateway.faces.http.serve import serving_http
 from gateway.gateway import Gateway
 from gateway.requests.text import Text

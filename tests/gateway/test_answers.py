@@ -3,7 +3,8 @@
 from gateway.config import GatewayConfig
 from gateway.faces.grpc.decode import decode_request
 from gateway.peers.messages import new_request
-from gateway.requests.parser import MAX_ANSWERS, Clock, Parser, Reach
+from gateway.requests.parser import MAX_ANSWERS, Parser
+from gateway.types.generation import ContextLimit, RequestArrival
 from protos.generated import gateway_pb2
 from tests.gateway.gateway_fakes import demo_folder, demo_text
 
@@ -13,7 +14,9 @@ def told(*turns: tuple[str, str]) -> tuple[list[int], int]:
     messages = [gateway_pb2.ChatMessage(role=role, content=content) for role, content in turns]
     request = gateway_pb2.GenerateRequest(chat=gateway_pb2.Chat(messages=messages))
     parser = Parser(GatewayConfig(model=demo_folder()), demo_text(), lambda: 0)
-    generation = parser.parse(decode_request(request), Reach(10_000, "the cache"), Clock(0.0))
+    generation = parser.parse(
+        decode_request(request), ContextLimit(10_000, "the cache"), RequestArrival(0.0)
+    )
     text = new_request("r", generation, 0, 0.0).request.text
     return list(text.answer_tokens), generation.prompt_tokens
 
@@ -30,7 +33,9 @@ def test_a_first_question_and_a_raw_prompt_have_no_answers() -> None:
     assert told(("user", "hello"))[0] == []
     parser = Parser(GatewayConfig(model=demo_folder()), demo_text(), lambda: 0)
     raw = gateway_pb2.GenerateRequest(prompt="hello")
-    generation = parser.parse(decode_request(raw), Reach(10_000, "the cache"), Clock(0.0))
+    generation = parser.parse(
+        decode_request(raw), ContextLimit(10_000, "the cache"), RequestArrival(0.0)
+    )
     assert generation.answer_tokens == ()
 
 

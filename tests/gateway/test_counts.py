@@ -164,7 +164,7 @@ async def test_tokens_that_are_taken_late_count_against_the_sla_whoever_is_slow(
 ) -> None:
     request = gateway_pb2.GenerateRequest(prompt="1,", sla=common.Sla(mtpot_s=MTPOT["mtpot_s"]))
     call = house.gateway.open(
-        [await house.gateway.parse(decode_request(request), house.gateway.admit())]
+        [await house.gateway.intake.parse(decode_request(request), house.gateway.intake.admit())]
     )
 
     async def read() -> None:
@@ -175,7 +175,7 @@ async def test_tokens_that_are_taken_late_count_against_the_sla_whoever_is_slow(
 
     reading = asyncio.ensure_future(read())
     name = await begun(house)
-    await house.until(lambda: call.lives[0].session.delivery.line.tokens > 0)
+    await house.until(lambda: call.choices[0].session.client_timeline.timeline.tokens > 0)
     house.worker.send(name, 2, IDS[2:], STOP)
     await reading
     assert verdicts(house) == {("custom", "missed", "decode"): 1}
@@ -247,7 +247,7 @@ async def test_no_word_of_a_clients_becomes_a_label(house: House) -> None:
     for (name, *_), number in verdicts(house).items():
         booked[name] += int(number)
     assert booked == {"custom": 1, "batch": 1, "standard": 2}
-    assert set(house.gateway.recent.by_class(time.monotonic())) == set(booked)
+    assert set(house.gateway.sla_window.by_class(time.monotonic())) == set(booked)
     assert {request.sla.name for request in house.scheduler.requests} == set(booked)
 
 

@@ -77,7 +77,11 @@ async def test_an_http_client_that_hangs_up_cancels(house: House, stream: bool) 
 async def test_a_writer_that_does_not_come_back_is_let_go() -> None:
     async with housing(client_stall_s=0.2) as house:
         call = house.gateway.open(
-            [await house.gateway.parse(decode_request(REQUEST), house.gateway.admit())]
+            [
+                await house.gateway.intake.parse(
+                    decode_request(REQUEST), house.gateway.intake.admit()
+                )
+            ]
         )
         chunks = call.chunks()
 
@@ -88,7 +92,7 @@ async def test_a_writer_that_does_not_come_back_is_let_go() -> None:
         writer = asyncio.ensure_future(write())
         name = await first_prompt(house)
         house.worker.send(name, 0, IDS[:2])
-        await house.until(lambda: call.owner is not None and call.taken_s > 0)
+        await house.until(lambda: call.writer is not None and call.taken_s > 0)
         house.worker.send(name, 2, IDS[2:4])
         await house.until(lambda: bool(house.scheduler.cancels))
         with pytest.raises(asyncio.CancelledError):

@@ -5,10 +5,11 @@ from math import inf
 import pytest
 from prometheus_client import CollectorRegistry
 
-from gateway.observed.forecast_metrics import ForecastMetrics
-from gateway.sessions.delivery import Ended
-from gateway.sessions.foresight import Foresight, Foretold
-from gateway.sessions.promises import Promises
+from gateway.sessions.forecast_tracker import ForecastTracker
+from gateway.sessions.ttft_promises import TtftPromises
+from gateway.telemetry.forecast_metrics import ForecastMetrics
+from gateway.types.forecasts import SchedulerForecast
+from gateway.types.outcome import ChoiceOutcome
 from services.core import FinishReason, Sla
 from services.forecast import UNCAPPED, Forecast
 from services.sla import RequestTimeline
@@ -23,16 +24,18 @@ def counted(
     """Of one that arrived at 0 and was told 0.5 s, so promised its first token by 1.02 s: what is
     counted, by labels, when it ends after `tokens`, the first of which came at `first_s`."""
     registry = CollectorRegistry()
-    sight = Foresight(sla, 100, 0.0, Promises())
-    sight.hear(Foretold(HALVES, 0.1, 0.5))
+    sight = ForecastTracker(sla, 100, 0.0, TtftPromises())
+    sight.update(SchedulerForecast(HALVES, 0.1, 0.5))
     if told_at is not None:
-        sight.at(told_at, False, 0.1)
+        sight.next_chunk(told_at, False, 0.1)
     line = RequestTimeline(0.0, placed_s=0.0)
     if tokens:
         line.on_tokens(1, first_s)
         line.on_tokens(tokens - 1, first_s + 1.0)
     line.ended_s = first_s + 1.0
-    ForecastMetrics(registry).on_settled(sight, Ended.judged(sla, line, reason))
+    outcome, metrics = ChoiceOutcome.judged(sla, line, reason), ForecastMetrics(registry)
+    if sight.opening is not None:
+        metrics.on_delivered(sight.opening, sight.is_promise_kept(line), outcome)
     return {
         " ".join(f"{name}={of}" for name, of in sample.labels.items()): sample.value
         for family in registry.collect()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from foretoken import AsyncClient, Chunk, Forecast
-from gateway.sessions.promises import LEAST
+from gateway.sessions.ttft_promises import MIN_ERRORS
 from protos.generated import common_pb2 as common
 from protos.generated import scheduler_pb2 as sched
 from tests.gateway.gateway_fakes import House
@@ -102,7 +102,7 @@ def openings(house: House) -> list[Any]:
 
 
 def sights(house: House) -> list[Any]:
-    return [live.session.foresight for live in house.gateway._pipeline._roster]
+    return [live.session.forecast_tracker for live in house.gateway.sessions.table]
 
 
 def text_of(events: list[Any]) -> str:
@@ -192,7 +192,7 @@ async def test_after_a_loss_it_goes_on_from_what_was_delivered(
     again = house.scheduler.requests[-1]
     assert (again.delivered_tokens, again.include_forecast) == (3, True)
     house.scheduler.tell(again.request_id, forecast_update=foretold(3, 9, 20, ttft_s=None))
-    await house.until(lambda: sights(house)[0]._told.forecast.points == (3, 9, 20))
+    await house.until(lambda: sights(house)[0]._forecast.forecast.points == (3, 9, 20))
     house.worker.send(again.request_id, 3, IDS[3:4])
     resumed = (await anext(chunks)).forecast
     assert lengths(resumed) == (9, 14.5, 20)
@@ -222,7 +222,7 @@ async def test_how_it_came_true_is_counted_once(house: House, client: AsyncClien
 async def test_what_comes_teaches_what_is_promised(house: House, client: AsyncClient) -> None:
     """Told 500 s each, and answered at once."""
     promised_s: list[float] = []
-    for _ in range(LEAST + 1):
+    for _ in range(MIN_ERRORS + 1):
         house.worker.prompts.clear()
         chunks = aiter(client.generate("1,", max_tokens=50, include_forecast=True))
         first = asyncio.ensure_future(anext(chunks))
@@ -233,7 +233,7 @@ async def test_what_comes_teaches_what_is_promised(house: House, client: AsyncCl
         promised_s.append(forecast.ttft_s)
         house.worker.send(name, 0, IDS, STOP)
         await collected(chunks)
-    assert promised_s[:-1] == [pytest.approx(1000.02)] * LEAST
+    assert promised_s[:-1] == [pytest.approx(1000.02)] * MIN_ERRORS
     assert promised_s[-1] < 400
 
 

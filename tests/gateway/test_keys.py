@@ -8,19 +8,19 @@ from pathlib import Path
 import pytest
 
 from gateway.admission.keyring import Keyring
-from gateway.admission.keys import (
+from gateway.config import GatewayConfig
+from gateway.types.api_keys import (
     KeyFault,
     NamedHash,
     Unauthenticated,
-    bearer,
+    find_name,
     hash_key,
+    mask_key,
     name_keys,
-    name_of,
     new_key,
+    parse_bearer,
     read_key_file,
-    shown,
 )
-from gateway.config import GatewayConfig
 from services.runtime.config import ConfigError, load
 
 HASH = sha256(b"secret").hexdigest()
@@ -41,7 +41,7 @@ def test_a_hash_is_sha256_in_hex() -> None:
     [("", "****"), ("short", "****"), ("elevenchars", "****"), ("sk-0123456789abcd", "****abcd")],
 )
 def test_at_most_the_end_of_a_key_is_shown(key: str, told: str) -> None:
-    assert shown(key) == told
+    assert mask_key(key) == told
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_at_most_the_end_of_a_key_is_shown(key: str, told: str) -> None:
     ],
 )  # fmt: skip
 def test_the_key_of_a_header(header: str, key: str) -> None:
-    assert bearer(header) == key
+    assert parse_bearer(header) == key
 
 
 def test_a_file_of_keys() -> None:
@@ -67,8 +67,8 @@ def test_a_file_of_keys() -> None:
         (f"\n:{HASH}", "line 2: must be name:hash"),
         (f"al ice:{HASH}", "line 1: must be name:hash"),
         (f"{'a' * 65}:{HASH}", "line 1: must be name:hash"),
-        ("alice:secret", "line 1: what follows alice: must be 64 hex digits"),
-        (f"alice:{HASH[:-1]}g", "line 1: what follows alice: must be 64 hex digits"),
+        ("alice:secret", "line 1: the hash of alice must be 64 hex digits"),
+        (f"alice:{HASH[:-1]}g", "line 1: the hash of alice must be 64 hex digits"),
     ],
 )
 def test_a_line_that_is_none(text: str, fault: str) -> None:
@@ -80,7 +80,7 @@ def test_a_line_that_is_none(text: str, fault: str) -> None:
 def test_keys_of_the_config_are_named_by_themselves() -> None:
     kept = name_keys(["secret", "other"])
     assert [each.name for each in kept] == [f"key-{HASH[:8]}", f"key-{hash_key('other')[:8]}"]
-    assert (name_of("secret", kept), name_of("Secret", kept)) == (f"key-{HASH[:8]}", "")
+    assert (find_name("secret", kept), find_name("Secret", kept)) == (f"key-{HASH[:8]}", "")
     assert HASH not in repr(kept)
 
 
@@ -91,7 +91,7 @@ def test_a_key_that_is_a_slip_is_refused_and_not_told(key: str) -> None:
     assert "secret" not in str(caught.value)
 
 
-class Clock:
+class RequestArrival:
     now_s = 0.0
 
     def __call__(self) -> float:
@@ -100,7 +100,7 @@ class Clock:
 
 def test_without_keys_nobody_needs_one() -> None:
     ring = Keyring()
-    assert (ring.wanted, ring.check(""), ring.check("any")) == (False, "", "")
+    assert (ring.required, ring.check(""), ring.check("any")) == (False, "", "")
 
 
 def test_a_wrong_key_is_told_by_its_end_alone() -> None:
@@ -122,7 +122,7 @@ def write(path: Path, text: str, at_s: int) -> None:
 def test_a_file_that_changes_is_read_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path, clock = tmp_path / "keys", Clock()
+    path, clock = tmp_path / "keys", RequestArrival()
     write(path, f"alice:{HASH}", 1)
     ring = Keyring(["own-key"], str(path), clock)
     own = f"key-{hash_key('own-key')[:8]}"
@@ -145,7 +145,7 @@ def test_a_file_that_changes_is_read_again(
 def test_a_file_that_is_broken_later_changes_nothing_and_is_told_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path, clock = tmp_path / "keys", Clock()
+    path, clock = tmp_path / "keys", RequestArrival()
     write(path, f"alice:{HASH}", 1)
     ring = Keyring([], str(path), clock)
     write(path, "nonsense", 2)
@@ -169,7 +169,7 @@ def test_a_file_that_is_broken_later_changes_nothing_and_is_told_once(
     [
         (None, "cannot be read: No such file"),
         (b"nonsense", "line 1: must"),
-        (b"\xff", "is no text"),
+        (b"\xff", "is not a text file"),
     ],
 )
 def test_a_bad_file_at_the_start_is_one_line(
@@ -187,7 +187,7 @@ def test_a_file_without_keys_lets_nobody_in(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_text("# none yet\n")
     ring = Keyring([], str(path))
-    assert ring.wanted
+    assert ring.required
     with pytest.raises(Unauthenticated):
         ring.check("any")
 

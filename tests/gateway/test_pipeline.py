@@ -7,11 +7,10 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from gateway.config import GatewayConfig
-from gateway.observed.metrics import Metrics
-from gateway.pipeline import Pipeline
-from gateway.requests.parser import Generation
-from gateway.requests.sampling import Sampling
 from gateway.sessions.call import ClientCall
+from gateway.sessions.sessions import Sessions
+from gateway.telemetry.metrics import Metrics
+from gateway.types.generation import GenerationRequest, Sampling
 from protos.generated import common_pb2 as common
 from protos.generated import scheduler_pb2 as sched
 from protos.generated import worker_pb2
@@ -28,7 +27,7 @@ class Wires:
     """A pipeline, what it has sent, and the moment as it was last told. A worker's stream is
     open where `open` says."""
 
-    pipeline: Pipeline = field(init=False)
+    sessions: Sessions = field(init=False)
     told: list[sched.SubmitMessage] = field(default_factory=list)
     prompts: list[tuple[str, worker_pb2.Prompt]] = field(default_factory=list)
     now_s: float = field(default_factory=time.monotonic)
@@ -38,12 +37,12 @@ class Wires:
         config = GatewayConfig(
             model=demo_folder(), retry_share=0.0, retry_floor_per_s=0.1, late_wait_s=60.0
         )
-        self.pipeline = Pipeline(
+        self.sessions = Sessions(
             config, demo_text(), Metrics(self.registry), self.told.append, self._prompt
         )
         self.connect()
         for address in (HERE, THERE):
-            self.pipeline.on_worker_stream(address)
+            self.sessions.placement.on_worker_stream(address, time.monotonic())
 
     def _prompt(self, address: str, message: worker_pb2.WorkerInput) -> bool:
         self.prompts.append((address, message.prompt))
@@ -51,23 +50,25 @@ class Wires:
 
     def connect(self) -> None:
         """The scheduler's stream opens (anew)."""
-        self.pipeline.on_scheduler_lost()
-        self.pipeline.on_event(sched.SchedulerEvent(fleet=sched.FleetView()))
+        self.sessions.placement.on_scheduler_lost()
+        self.sessions.placement.on_event(
+            sched.SchedulerEvent(fleet=sched.FleetView()), time.monotonic()
+        )
 
     def reopen(self, address: str) -> None:
         """The worker's stream breaks and opens again."""
-        self.pipeline.on_worker_lost(address)
-        for message in self.pipeline.on_worker_stream(address):
+        self.sessions.placement.on_worker_lost(address)
+        for message in self.sessions.placement.on_worker_stream(address, time.monotonic()):
             self.prompts.append((address, message.prompt))
 
     def ask(self, max_tokens: int = 50, include_forecast: bool = False) -> tuple[ClientCall, str]:
         """A request that is placed at HERE, and its id."""
         sampling = Sampling(seed=1, max_tokens=max_tokens)
         sla = Sla("standard")
-        generation = Generation(
+        generation = GenerationRequest(
             "demo", (1, 2), sampling, sla, time.monotonic(), include_forecast=include_forecast
         )
-        call = self.pipeline.open([generation])
+        call = self.sessions.open([generation])
         name = self.told[-1].request.request_id
         self.say(name, placed=sched.Placed(worker_id="h", worker_address=HERE))
         return call, name
@@ -75,7 +76,7 @@ class Wires:
     def say(self, name: str, **event: Any) -> None:
         """The scheduler's word."""
         request = sched.RequestEvent(request_id=name, **event)
-        self.pipeline.on_event(sched.SchedulerEvent(request=request))
+        self.sessions.placement.on_event(sched.SchedulerEvent(request=request), time.monotonic())
 
     def bring(
         self, name: str, offset: int, ids: list[int],
@@ -85,7 +86,9 @@ class Wires:
         tokens = worker_pb2.RequestTokens(
             request_id=name, offset=offset, token_ids=ids, finish_reason=reason
         )
-        self.pipeline.on_tokens(HERE, worker_pb2.TokenBatch(requests=[tokens]))
+        self.sessions.delivery.on_tokens(
+            HERE, worker_pb2.TokenBatch(requests=[tokens]), time.monotonic()
+        )
 
     def listen(self, for_s: float, others: bool = False) -> None:
         """Sweeps, a tenth of a second apart; `others`: HERE brings somebody else's tokens."""
@@ -93,7 +96,7 @@ class Wires:
             self.now_s += SWEEP_S
             if others:
                 self.bring("another", 0, [1])
-            self.pipeline.sweep(self.now_s, 0.0)
+            self.sessions.recovery.sweep(self.now_s, 0.0)
 
     def heard(self) -> list[str]:
         """What the scheduler was told since this was last asked, a line each."""
@@ -118,7 +121,7 @@ def _line(message: sched.SubmitMessage) -> str:
 
 
 def over(call: ClientCall) -> tuple[list[int], FinishReason | None]:
-    (live,) = call.lives
+    (live,) = call.choices
     return live.session.output, live.session.reason
 
 
@@ -199,7 +202,7 @@ async def test_an_answer_whose_tokens_are_all_there_needs_no_more_word() -> None
 async def test_a_lost_worker_of_any_size_is_made_good_once_and_again_after_a_token() -> None:
     wires = Wires()  # with a budget of one retry
     names = [wires.ask()[1] for _ in range(300)]
-    assert wires.pipeline.live == len(names)
+    assert len(wires.sessions.table) == len(names)
     wires.heard()
     wires.reopen(HERE)
     assert sum(line == "request ~1 with 0" for line in wires.heard()) == len(names)
@@ -211,7 +214,7 @@ async def test_a_lost_worker_of_any_size_is_made_good_once_and_again_after_a_tok
     lines = wires.heard()
     assert sum(line == "request ~2 with 1" for line in lines) == 200
     assert sum(line == "request ~2 with 0" for line in lines) == 1  # the budget's
-    assert wires.pipeline.live == 201
+    assert len(wires.sessions.table) == 201
 
 
 async def test_a_finished_request_is_not_told_of_again() -> None:
@@ -279,13 +282,13 @@ async def test_a_prompt_is_scored_once_however_often_it_goes_out() -> None:
     """Where its scores are known before its stream breaks, cached KV serves the second time."""
     t = Wires()
     sampling = Sampling(seed=1, max_tokens=9, prompt_logprobs=0)
-    asked = Generation("demo", (1, 2), sampling, Sla("standard"), time.monotonic())
-    t.pipeline.open([asked])
+    asked = GenerationRequest("demo", (1, 2), sampling, Sla("standard"), time.monotonic())
+    t.sessions.open([asked])
     name = t.told[-1].request.request_id
     t.say(name, placed=sched.Placed(worker_id="h", worker_address=HERE))
     scores = [common.TokenLogprob(token_id=2, logprob=-1.0)]
     tokens = worker_pb2.RequestTokens(request_id=name, token_ids=[40], prompt_logprobs=scores)
-    t.pipeline.on_tokens(HERE, worker_pb2.TokenBatch(requests=[tokens]))
+    t.sessions.delivery.on_tokens(HERE, worker_pb2.TokenBatch(requests=[tokens]), time.monotonic())
     t.reopen(HERE)
     again = t.told[-1].request.request_id
     t.say(again, placed=sched.Placed(worker_id="h", worker_address=HERE))

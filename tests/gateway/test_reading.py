@@ -81,7 +81,7 @@ async def test_one_thread_reads_in_order_and_a_full_queue_is_429(slow: Slow) -> 
         first = ask(house, "slow")
         await house.until(slow.begun.is_set)
         second = ask(house, "second")
-        pool = house.gateway._reading
+        pool = house.gateway.intake._reading
         await house.until(lambda: pool.waiting == 1)
         refused = await ask(house, "third")
         assert (refused.status, refused.json["error"]["code"]) == (429, "queue_full")
@@ -105,7 +105,7 @@ async def leave(house: House, prompt: str) -> asyncio.StreamWriter:
 
 async def test_who_hangs_up_while_its_text_waits_frees_its_place(slow: Slow) -> None:
     async with housing(answer, reading_threads=1) as house:
-        pool = house.gateway._reading
+        pool = house.gateway.intake._reading
         first = ask(house, "slow")
         await house.until(slow.begun.is_set)
         writer = await leave(house, "gone")

@@ -149,13 +149,14 @@ async def test_a_span_says_what_metrics_say_of_what_its_client_has(
 ) -> None:
     """The worker is quick. What its client takes late is late, and what it never takes it left."""
     gateway = silent.gateway
-    trace = gateway.traces.begin("chat", {}, {})
+    trace = gateway.tracer.begin("chat", {}, {})
     request = gateway_pb2.GenerateRequest(prompt="1,", sla=common.Sla(ttft_s=ttft_s))
     call = gateway.open(
-        [await gateway.parse(decode_request(request), gateway.admit(), trace)], trace=trace
+        [await gateway.intake.parse(decode_request(request), gateway.intake.admit(), trace)],
+        trace=trace,
     )
     silent.worker.send(await first_prompt(silent), 0, IDS, common.FINISH_REASON_STOP)
-    await silent.until(lambda: call.lives[0].session.over)
+    await silent.until(lambda: call.choices[0].session.over)
     await asyncio.sleep(0.1)
     if taken:
         assert len([chunk async for chunk in call.chunks()]) == 1

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.peers.fleet import MOST_BLOCKS, read_fleet
-from gateway.requests.parser import Generation
-from gateway.requests.sampling import Sampling
+from gateway.peers.fleet import MAX_PREFIX_BLOCKS, read_fleet
+from gateway.types.generation import GenerationRequest, Sampling
 from protos.generated import scheduler_pb2 as sched
 from services.core import FinishReason, Grant, Plan, Report, Request, Sla, WorkerView
 from services.forecast import certain
@@ -43,9 +42,11 @@ def fleet(*block_tokens: int, asks: int = CHAIN) -> Any:
     return read_fleet(sched.FleetView(workers=workers, prefix_blocks=asks), 0.0)
 
 
-def generation(tokens: Iterable[int], salt: str = "", user: str = "") -> Generation:
+def generation(tokens: Iterable[int], salt: str = "", user: str = "") -> GenerationRequest:
     sampling = Sampling(seed=1, max_tokens=9)
-    return Generation("demo", tuple(tokens), sampling, Sla(), 0.0, cache_salt=salt, user=user)
+    return GenerationRequest(
+        "demo", tuple(tokens), sampling, Sla(), 0.0, cache_salt=salt, user=user
+    )
 
 
 def sharing() -> Transcript:
@@ -68,27 +69,27 @@ def test_a_gateways_hashes_are_the_workers_keys() -> None:
     t.plan()
     report = t.state.report()
     assert report is not None and len(report.prefixes_added) == 3
-    asked = fleet(4).hashes_of(generation(range(1, 13), "mine"))
+    asked = fleet(4).prefix_hashes(generation(range(1, 13), "mine"))
     assert decode_hashes(asked, CHAIN) == report.prefixes_added[:2]
-    longer = fleet(4).hashes_of(generation(range(1, 14), "mine"))
+    longer = fleet(4).prefix_hashes(generation(range(1, 14), "mine"))
     assert decode_hashes(longer, CHAIN) == report.prefixes_added
-    other = fleet(4).hashes_of(generation(range(1, 14), "yours"))
+    other = fleet(4).prefix_hashes(generation(range(1, 14), "yours"))
     assert not set(decode_hashes(other, CHAIN)) & set(report.prefixes_added)
 
 
 def test_a_gateway_hashes_only_what_is_asked_for() -> None:
     asked = generation(range(5_000))
-    assert len(fleet(16).hashes_of(asked)) == 8 * CHAIN
-    assert len(fleet(16, asks=10**6).hashes_of(asked)) == 8 * MOST_BLOCKS
-    assert fleet(16, asks=0).hashes_of(asked) == b""
+    assert len(fleet(16).prefix_hashes(asked)) == 8 * CHAIN
+    assert len(fleet(16, asks=10**6).prefix_hashes(asked)) == 8 * MAX_PREFIX_BLOCKS
+    assert fleet(16, asks=0).prefix_hashes(asked) == b""
     assert (
-        fleet(16, 32).hashes_of(asked)
-        == fleet(0, 0).hashes_of(asked)
-        == fleet().hashes_of(asked)
+        fleet(16, 32).prefix_hashes(asked)
+        == fleet(0, 0).prefix_hashes(asked)
+        == fleet().prefix_hashes(asked)
         == b""
     )
-    assert fleet(16, 16).hashes_of(asked) == fleet(16).hashes_of(asked)
-    assert fleet(16).hashes_of(generation(range(16))) == b""
+    assert fleet(16, 16).prefix_hashes(asked) == fleet(16).prefix_hashes(asked)
+    assert fleet(16).prefix_hashes(generation(range(16))) == b""
 
 
 @given(st.lists(st.integers(0, 2**32 - 1), max_size=40), st.integers(1, 9), st.integers(0, 9))

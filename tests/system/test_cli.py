@@ -239,7 +239,7 @@ def test_why_without_server_or_log_is_a_one_line_error(tmp_path: Path):
     text = tmp_path / "text"
     text.write_text("nothing\n")
     line = only_line(run("why", "4fe1aa", "--log", str(text)))
-    assert line.startswith(f"foretoken: {text} is no event log of foretoken")
+    assert line.startswith(f"foretoken: {text} is not a foretoken event log")
 
 
 def test_unknown_environment_variable_is_rejected():

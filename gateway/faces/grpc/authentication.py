@@ -7,8 +7,8 @@ from typing import Any
 from grpc import aio
 
 from gateway.admission.keyring import Keyring
-from gateway.admission.keys import Unauthenticated
 from gateway.faces.grpc.metadata import read_key, read_metadata, set_caller
+from gateway.types.api_keys import Unauthenticated
 from services.runtime.errors import guard, wrapped
 from services.runtime.observed.scrape import TELEMETRY
 
@@ -32,7 +32,7 @@ class KeyInterceptor(aio.ServerInterceptor):
 
     async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
         handler, method = await continuation(handler_call_details), handler_call_details.method
-        if handler is None or not self._keyring.wanted or method.startswith(OPEN_SERVICES):
+        if handler is None or not self._keyring.required or method.startswith(OPEN_SERVICES):
             return handler
         metadata = dict(handler_call_details.invocation_metadata or ())
         try:

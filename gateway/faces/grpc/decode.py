@@ -5,10 +5,10 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from gateway.requests.client_request import ClientRequest, Conversation, Prompt
 from gateway.requests.prompts import parse_template_kwargs
 from gateway.requests.sampling import RANGES, SWITCHES
-from gateway.requests.sla import BUDGETS, OTHER
+from gateway.types.client_request import ClientRequest, Conversation, Prompt
+from gateway.types.sla_classes import BUDGETS, OTHER
 from protos.generated import common_pb2, gateway_pb2
 
 OPTIONAL_FIELDS = (*RANGES, *SWITCHES, "seed")

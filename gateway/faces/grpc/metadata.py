@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from math import inf
 from typing import Any, cast
 
-from gateway.admission.caller import REQUEST_ID, introduce
-from gateway.admission.keys import bearer
+from gateway.admission.caller import REQUEST_ID, bind_caller
 from gateway.requests.timeout import TIMEOUT_KEY, parse_timeout
+from gateway.types.api_keys import parse_bearer
 
 DEADLINE_MARGIN_S = 0.05  # before a gRPC deadline, so that the answer so far still arrives
 AUTHORIZATION = "authorization"
@@ -19,13 +19,13 @@ def read_metadata(context: Any) -> Mapping[str, str]:
 
 def read_key(metadata: Mapping[str, str]) -> str:
     """The API key, or an empty string."""
-    return bearer(metadata.get(AUTHORIZATION, ""))
+    return parse_bearer(metadata.get(AUTHORIZATION, ""))
 
 
 async def set_caller(context: Any, metadata: Mapping[str, str], key_name: str) -> None:
     """Sets the caller of the present task and sends the request id as initial metadata."""
-    calling = introduce(metadata.get(REQUEST_ID, ""), key_name)
-    await context.send_initial_metadata(((REQUEST_ID, calling.request_id),))
+    caller = bind_caller(metadata.get(REQUEST_ID, ""), key_name)
+    await context.send_initial_metadata(((REQUEST_ID, caller.request_id),))
 
 
 def read_timeout(context: Any, metadata: Mapping[str, str]) -> float:

@@ -7,12 +7,12 @@ from typing import Any, cast
 from gateway.faces.grpc.authentication import KeyInterceptor
 from gateway.faces.grpc.decode import decode_request, read_sla_class
 from gateway.faces.grpc.metadata import read_key, read_metadata, read_timeout, set_caller
+from gateway.faces.grpc.registration import add_to_server
 from gateway.gateway import Gateway
-from gateway.observed.traces import Trace
-from gateway.registration import add_to_server
+from gateway.request_tracing import RequestTrace
 from gateway.sessions.call import ClientCall
-from gateway.sessions.foresight import Foreseen
 from gateway.sessions.session import ChoiceChunk
+from gateway.types.forecasts import ClientForecast
 from observability import genai
 from protos.generated import gateway_pb2, gateway_pb2_grpc, scheduler_pb2
 from services.runtime.codecs.common import encode_reason
@@ -36,21 +36,25 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
         if request is None:
             raise InvalidArgument("", "the message is not a valid GenerateRequest")
         chat = request.WhichOneof("input") == "chat"
-        trace = self._gateway.traces.begin(
+        trace = self._gateway.tracer.begin(
             genai.CHAT if chat else genai.TEXT_COMPLETION, metadata, RPC
         )
-        with trace.failing():
+        with trace.ends_on_error():
             choices = max(1, min(request.sampling.n, self._gateway.config.max_choices))
             sla_class = read_sla_class(request.sla)
-            clock = self._gateway.admit(read_timeout(context, metadata), choices, sla_class)
-            await self._gateway.take_turn(sla_class)
-            generation = await self._gateway.parse(decode_request(request), clock, trace)
-            call = self._gateway.open([generation], trace=trace)
+            arrival = self._gateway.intake.admit(
+                read_timeout(context, metadata), choices, sla_class
+            )
+            await self._gateway.intake.wait_for_turn(sla_class)
+            generation_request = await self._gateway.intake.parse(
+                decode_request(request), arrival, trace
+            )
+            call = self._gateway.open([generation_request], trace=trace)
             context.add_done_callback(lambda _: _close(call, trace))
             async with aclosing(call.chunks()) as chunks:
                 async for chunk in chunks:
                     yield _encode_chunk(call, chunk)
-                    trace.delivered()
+                    trace.on_chunk_sent()
             yield gateway_pb2.GenerateResponse(
                 request_id=call.answer_id,
                 usage=gateway_pb2.Usage(
@@ -90,7 +94,7 @@ def mount(gateway: Gateway) -> Mount:
     return Mount(SERVICE_NAME, add_to_server, GatewayService(gateway), [keys])
 
 
-def _close(call: ClientCall, trace: Trace) -> None:
+def _close(call: ClientCall, trace: RequestTrace) -> None:
     call.close()
     trace.end()
 
@@ -108,8 +112,8 @@ def _encode_chunk(call: ClientCall, chunk: ChoiceChunk) -> gateway_pb2.GenerateR
     )
 
 
-def _encode_forecast(forecast: Foreseen) -> gateway_pb2.Foreseen:
-    return gateway_pb2.Foreseen(
+def _encode_forecast(forecast: ClientForecast) -> gateway_pb2.ClientForecast:
+    return gateway_pb2.ClientForecast(
         expected_tokens=forecast.expected_tokens,
         low_tokens=forecast.low_tokens,
         high_tokens=forecast.high_tokens,

@@ -14,8 +14,8 @@ from gateway.faces.http.errors import BodyTooLarge, BodyTooSlow, ClientDisconnec
 from gateway.faces.http.schema import Json
 from gateway.gateway import Gateway
 from gateway.requests.reading_pool import LARGE_BYTES
-from gateway.requests.sla import SlaError, parse_header
 from gateway.requests.timeout import TIMEOUT_KEY, parse_timeout
+from gateway.types.sla_classes import SlaError, parse_header
 from services.runtime.errors import InvalidArgument
 
 SLA_HEADER = "x-foretoken-sla"
@@ -52,10 +52,10 @@ async def read_and_decode(
     """The decoded body, once the tokenization queue admits it; a large body is decoded in a thread.
     Raises what `read_bytes` and `decode` raise, and ServiceError."""
     raw = await read_bytes(request, gateway.config)
-    await gateway.take_turn(sla_class)
+    await gateway.intake.wait_for_turn(sla_class)
     if len(raw) <= LARGE_BYTES:
         return decode(raw)
-    decoding = gateway.read(partial(decode, raw), len(raw), sla_class)
+    decoding = gateway.intake.read(partial(decode, raw), len(raw), sla_class)
     return await run_until_disconnect(request.receive, decoding)
 
 

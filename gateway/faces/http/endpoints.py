@@ -56,7 +56,7 @@ def _add_models(app: FastAPI, gateway: Gateway) -> None:
 
     @app.get("/v1/models/{name:path}", summary="One served model")
     async def model(name: str) -> dict[str, object]:
-        gateway.check_model(name)
+        gateway.intake.check_model(name)
         return model_card()
 
 
@@ -100,7 +100,7 @@ def _add_status(app: FastAPI, gateway: Gateway) -> None:
 
     @app.get("/metrics", summary="Metrics in Prometheus' text format")
     async def metrics() -> Response:
-        return Response(await gateway.scrapes.text(), media_type=CONTENT_TYPE)
+        return Response(await gateway.aggregator.text(), media_type=CONTENT_TYPE)
 
 
 def describe_body(

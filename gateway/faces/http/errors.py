@@ -6,8 +6,8 @@ from math import ceil
 
 from fastapi.responses import JSONResponse
 
-from gateway.admission.keys import Unauthenticated
-from gateway.requests.errors import ContextOverflow
+from gateway.types.api_keys import Unauthenticated
+from gateway.types.errors import ContextOverflow
 from services.runtime.errors import Code, InvalidArgument, ServiceError
 
 

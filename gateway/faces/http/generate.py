@@ -25,11 +25,11 @@ from gateway.faces.http.body import (
 from gateway.faces.http.errors import ClientDisconnected
 from gateway.faces.http.schema import Body, ChatBody, CompletionBody, read_body
 from gateway.gateway import Gateway
-from gateway.observed.traces import Trace
-from gateway.requests.client_request import ClientRequest
-from gateway.requests.parser import Clock, Generation
+from gateway.request_tracing import RequestTrace
 from gateway.sessions.call import ClientCall
 from gateway.sessions.session import ChoiceChunk
+from gateway.types.client_request import ClientRequest
+from gateway.types.generation import GenerationRequest, RequestArrival
 from observability import genai
 from services.runtime.errors import InvalidArgument
 
@@ -62,7 +62,7 @@ class WholeAnswer(JSONResponse):
 async def complete(gateway: Gateway, request: Request) -> Response:
     """`POST /v1/completions`."""
     trace = _begin_trace(gateway, request, genai.TEXT_COMPLETION)
-    with trace.failing():
+    with trace.ends_on_error():
         decoded = await _decode(gateway, request, CompletionBody)
 
         def select_format(call: ClientCall) -> AnswerFormat:
@@ -74,7 +74,7 @@ async def complete(gateway: Gateway, request: Request) -> Response:
 async def chat(gateway: Gateway, request: Request) -> Response:
     """`POST /v1/chat/completions`."""
     trace = _begin_trace(gateway, request, genai.CHAT)
-    with trace.failing():
+    with trace.ends_on_error():
         decoded = await _decode(gateway, request, ChatBody)
 
         def select_format(call: ClientCall) -> AnswerFormat:
@@ -83,16 +83,16 @@ async def chat(gateway: Gateway, request: Request) -> Response:
         return await _answer(gateway, request, decoded, select_format, trace)
 
 
-def _begin_trace(gateway: Gateway, request: Request, operation: str) -> Trace:
+def _begin_trace(gateway: Gateway, request: Request, operation: str) -> RequestTrace:
     attributes = {"http.request.method": request.method, "url.path": request.scope["path"]}
-    return gateway.traces.begin(operation, request.headers, attributes)
+    return gateway.tracer.begin(operation, request.headers, attributes)
 
 
 @dataclass(frozen=True, slots=True)
 class _Decoded(Generic[BodyT]):
     """A decoded body with its arrival, one request per prompt, and its size."""
 
-    clock: Clock
+    arrival: RequestArrival
     body: BodyT
     requests: Sequence[ClientRequest]
     size_bytes: int  # an upper bound for the prompts' bytes
@@ -100,11 +100,11 @@ class _Decoded(Generic[BodyT]):
 
 async def _decode(gateway: Gateway, request: Request, kind: type[BodyT]) -> _Decoded[BodyT]:
     sla_class = request.headers.get(SLA_HEADER, "").strip()
-    clock = gateway.admit(read_timeout(request), sla_class=sla_class)
+    arrival = gateway.intake.admit(read_timeout(request), sla_class=sla_class)
 
     def decode(raw: bytes) -> _Decoded[BodyT]:
         body = read_body(kind, parse_json(raw))
-        return _Decoded(clock, body, body.client_requests(), len(raw))
+        return _Decoded(arrival, body, body.client_requests(), len(raw))
 
     return await read_and_decode(gateway, request, decode, sla_class)
 
@@ -114,18 +114,18 @@ async def _answer(
     request: Request,
     decoded: _Decoded[BodyT],
     select_format: Callable[[ClientCall], AnswerFormat],
-    trace: Trace,
+    trace: RequestTrace,
 ) -> Response:
     body = decoded.body
-    gateway.check_model(body.model)
+    gateway.intake.check_model(body.model)
     ignored = gateway.unknown_fields.handle(body.unknown, body.fields.keys())
     headers = {IGNORED_HEADER: ignored} if ignored else {}
-    parsing = _parse_all(gateway, request, decoded.clock, decoded.requests, trace)
-    if gateway.reads_at_once(decoded.size_bytes):
-        generations = await parsing
+    parsing = _parse_all(gateway, request, decoded.arrival, decoded.requests, trace)
+    if gateway.intake.reads_quickly(decoded.size_bytes):
+        generation_requests = await parsing
     else:
-        generations = await run_until_disconnect(request.receive, parsing)
-    call = gateway.open(generations, whole=not body.stream, trace=trace)
+        generation_requests = await run_until_disconnect(request.receive, parsing)
+    call = gateway.open(generation_requests, whole=not body.stream, trace=trace)
 
     def on_end() -> None:
         call.close()
@@ -166,30 +166,30 @@ def _encode_whole(
 async def _parse_all(
     gateway: Gateway,
     request: Request,
-    clock: Clock,
+    arrival: RequestArrival,
     requests: Sequence[ClientRequest],
-    trace: Trace,
-) -> list[Generation]:
+    trace: RequestTrace,
+) -> list[GenerationRequest]:
     (sla_class, budgets), application = read_sla(request), read_application(request)
     max_choices = gateway.config.max_choices
     choices = sum(each.choices for each in requests)
     if choices > max_choices:
         field = "n" if len(requests) == 1 else "prompt"
         raise InvalidArgument(field, f"at most {max_choices} prompts x n choices in one request")
-    gateway.check_room(choices, clock)
+    gateway.intake.check_room(choices, arrival)
     complete_requests = [
         replace(each, sla_class=sla_class, sla_budgets=budgets, application=application)
         for each in requests
     ]
-    return [await gateway.parse(each, clock, trace) for each in complete_requests]
+    return [await gateway.intake.parse(each, arrival, trace) for each in complete_requests]
 
 
-async def _collect_chunks(call: ClientCall, trace: Trace) -> list[list[ChoiceChunk]]:
+async def _collect_chunks(call: ClientCall, trace: RequestTrace) -> list[list[ChoiceChunk]]:
     """The chunks of each choice, once all choices have ended."""
-    choices: list[list[ChoiceChunk]] = [[] for _ in call.lives]
+    choices: list[list[ChoiceChunk]] = [[] for _ in call.choices]
     async for chunk in call.chunks():
         choices[chunk.index].append(chunk)
-        trace.delivered()
+        trace.on_chunk_sent()
     return choices
 
 
@@ -199,12 +199,12 @@ async def _encode(body: Body, encode: Callable[[], T]) -> T:
 
 
 async def _write_events(
-    call: ClientCall, writer: ChunkWriter, body: Body, trace: Trace
+    call: ClientCall, writer: ChunkWriter, body: Body, trace: RequestTrace
 ) -> AsyncGenerator[bytes]:
-    with trace.failing():
+    with trace.ends_on_error():
         async with aclosing(call.chunks()) as chunks:
             async for chunk in chunks:
                 yield await _encode(body, partial(writer.encode_chunk, chunk))
-                trace.delivered()
+                trace.on_chunk_sent()
     if body.stream_options.include_usage:
         yield writer.encode_usage(call)

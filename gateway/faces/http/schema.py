@@ -10,11 +10,7 @@ from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
-from gateway.faces.http.dialect.content import (
-    decode_messages,
-    find_unknown_fields,
-    split_prompts,
-)
+from gateway.faces.http.dialect.content import decode_messages, find_unknown_fields, split_prompts
 from gateway.faces.http.dialect.fields import (
     ALIASES,
     CHAT_FIELDS,
@@ -22,8 +18,8 @@ from gateway.faces.http.dialect.fields import (
     FieldRule,
     Handling,
 )
-from gateway.requests.client_request import ClientRequest, Conversation, Prompt
 from gateway.requests.prompts import check_template_size
+from gateway.types.client_request import ClientRequest, Conversation, Prompt
 from services.runtime.errors import InvalidArgument
 
 Json = Mapping[str, object]

@@ -12,7 +12,7 @@ from gateway.faces.http.answers.sse import run_until_disconnect
 from gateway.faces.http.body import parse_json, read_and_decode
 from gateway.faces.http.schema import ChatBody, CompletionBody, Json, read_body, validate_model
 from gateway.gateway import Gateway
-from gateway.requests.client_request import ClientRequest
+from gateway.types.client_request import ClientRequest
 from services.runtime.errors import InvalidArgument
 
 OWN_FIELDS = frozenset(("return_token_strs",))  # not fields of a completion or chat
@@ -41,8 +41,8 @@ async def tokenize(gateway: Gateway, request: Request) -> JSONResponse:
     """`POST /tokenize`: the tokens of a prompt or conversation of any length."""
     body, client_request, unknown = await read_and_decode(gateway, request, _decode_tokenize)
     gateway.unknown_fields.handle(unknown, TokenizeBody.model_fields.keys())
-    gateway.check_model(body.model)
-    tokens = await run_until_disconnect(request.receive, gateway.tokenize(client_request))
+    gateway.intake.check_model(body.model)
+    tokens = await run_until_disconnect(request.receive, gateway.intake.tokenize(client_request))
     answer: dict[str, object] = {
         "count": len(tokens),
         "max_model_len": gateway.max_context_tokens,
@@ -51,20 +51,20 @@ async def tokenize(gateway: Gateway, request: Request) -> JSONResponse:
     }
     if body.return_token_strs:
         spelling = partial(_lookup_strings, gateway, tokens)
-        answer["token_strs"] = await gateway.read(spelling, TOKEN_BYTES * len(tokens))
+        answer["token_strs"] = await gateway.intake.read(spelling, TOKEN_BYTES * len(tokens))
     return JSONResponse(answer)
 
 
 async def detokenize(gateway: Gateway, request: Request) -> JSONResponse:
     """`POST /detokenize`: the text of tokens, including special tokens."""
     body = await read_and_decode(gateway, request, _decode_detokenize)
-    gateway.check_model(body.model)
+    gateway.intake.check_model(body.model)
     size = gateway.text.vocabulary_tokens
     if body.tokens and max(body.tokens) >= size:
         fault = f"token id {max(body.tokens)} is outside the vocabulary of {size}"
         raise InvalidArgument("tokens", fault)
     decoding = partial(_decode_text, gateway, body.tokens)
-    work = gateway.read(decoding, TOKEN_BYTES * len(body.tokens))
+    work = gateway.intake.read(decoding, TOKEN_BYTES * len(body.tokens))
     return JSONResponse({"prompt": await run_until_disconnect(request.receive, work)})
 
 

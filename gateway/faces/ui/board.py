@@ -9,7 +9,7 @@ from functools import cache
 from math import isfinite
 
 from gateway.gateway import Gateway
-from gateway.sessions.recent import WINDOW_S
+from gateway.sessions.sla_window import WINDOW_S
 from protos.generated import scheduler_pb2
 from services.policies.preset_table import load_presets
 from services.runtime.errors import ServiceError
@@ -46,14 +46,14 @@ class Board:
 
     async def _query(self) -> None:
         try:
-            self._view = await self._gateway.ask_fleet()
+            self._view = await self._gateway.get_fleet()
             self._answered_s = time.monotonic()
         except ServiceError:
             pass  # the age of the last answer grows
 
     def _snapshot(self, now_s: float) -> Json:
         gateway, view = self._gateway, self._view
-        classes = gateway.recent.by_class(now_s)
+        classes = gateway.sla_window.by_class(now_s)
         workers = sorted(view.workers, key=lambda worker: worker.worker_id)
         return {
             "ready": gateway.ready,

@@ -8,46 +8,46 @@ from math import inf
 import pytest
 
 from foretoken import AsyncClient, Overloaded
-from gateway.admission.door import Bar, Door, Refused
-from gateway.admission.turnstile import CALM_TURNS, Turnstile
+from gateway.admission.admission_control import AdmissionControl
+from gateway.admission.tokenization_queue import CALM_TURNS, TokenizationQueue
 from gateway.peers.fleet import Fleet
-from gateway.peers.messages import MIN_RETRY_S
 from gateway.requests.text import Text
+from gateway.types.errors import MIN_RETRY_S, RefusalReason, RequestRefused
 from protos.generated.worker_pb2 import Prompt
 from tests.gateway.gateway_fakes import House, housing
 from tests.gateway.gateway_fixtures import IDS, WORDS
 
-DOOR = Door(max_sessions=10, max_queued=100)
+DOOR = AdmissionControl(max_sessions=10, max_queued=100)
 
 
 @pytest.mark.parametrize(
     ("wanted", "timeout_s", "running", "queued", "drain_s", "age_s", "bar", "retry_after_s"),
     [
         (5, inf, 0, 0, 0.0, 0.0, None, 0.0),
-        (6, inf, 0, 0, 0.0, 0.0, Bar.SESSIONS, 1.0),
-        (6, inf, 3, 5, 7.0, 2.0, Bar.SESSIONS, 5.0),
+        (6, inf, 0, 0, 0.0, 0.0, RefusalReason.SESSIONS, 1.0),
+        (6, inf, 3, 5, 7.0, 2.0, RefusalReason.SESSIONS, 5.0),
         (1, inf, 3, 99, 50.0, 0.0, None, 0.0),
-        (1, inf, 3, 100, 50.0, 0.0, Bar.QUEUE, 50.0),
-        (1, inf, 3, 100, 50.0, 20.0, Bar.QUEUE, 30.0),
+        (1, inf, 3, 100, 50.0, 0.0, RefusalReason.QUEUE, 50.0),
+        (1, inf, 3, 100, 50.0, 20.0, RefusalReason.QUEUE, 30.0),
         (1, inf, 3, 100, 50.0, 50.0, None, 0.0),  # what was told has worn off
         (1, 8.0, 3, 9, 7.9, 0.0, None, 0.0),
-        (1, 8.0, 3, 9, 20.0, 0.0, Bar.DEADLINE, 12.0),
-        (1, 8.0, 3, 9, 20.0, 11.5, Bar.DEADLINE, 1.0),
+        (1, 8.0, 3, 9, 20.0, 0.0, RefusalReason.DEADLINE, 12.0),
+        (1, 8.0, 3, 9, 20.0, 11.5, RefusalReason.DEADLINE, 1.0),
         (1, 8.0, 3, 9, 20.0, 12.0, None, 0.0),
         (1, 8.0, 3, 3, 20.0, 0.0, None, 0.0),  # the places that fall free next may be enough
-        (1, 8.0, 3, 4, 20.0, 0.0, Bar.DEADLINE, 12.0),
+        (1, 8.0, 3, 4, 20.0, 0.0, RefusalReason.DEADLINE, 12.0),
         (1, 8.0, 0, 0, 20.0, 0.0, None, 0.0),
-        (1, -0.1, 3, 9, 20.0, 0.0, Bar.DEADLINE, 20.0),
+        (1, -0.1, 3, 9, 20.0, 0.0, RefusalReason.DEADLINE, 20.0),
         (1, -0.1, 3, 9, 0.0, 0.0, None, 0.0),  # too late by itself, not by the queue: a 504
     ],
 )
 def test_the_door(
     wanted: int, timeout_s: float, running: int, queued: int, drain_s: float, age_s: float,
-    bar: Bar | None, retry_after_s: float,
+    bar: RefusalReason | None, retry_after_s: float,
 ) -> None:  # fmt: skip
-    fleet = Fleet(running=running, queued=queued, drain_s=drain_s, told_s=1000.0)
-    refused = DOOR.refusal(5, wanted, timeout_s, fleet, 1000.0 + age_s)
-    assert (refused.bar if refused else None) == bar
+    fleet = Fleet(running=running, queued=queued, drain_s=drain_s, reported_s=1000.0)
+    refused = DOOR.find_refusal(5, wanted, timeout_s, fleet, 1000.0 + age_s)
+    assert (refused.reason if refused else None) == bar
     assert (refused.retry_after_s if refused else 0.0) == pytest.approx(retry_after_s)
 
 
@@ -144,19 +144,19 @@ async def turns(count: int) -> None:
 
 
 async def test_one_at_a_time_comes_in_at_once() -> None:
-    turnstile = Turnstile(max_waiting=8, hold_s=1000.0, burst_s=0.0)
+    turnstile = TokenizationQueue(max_waiting=8, hold_s=1000.0, burst_s=0.0)
     for _ in range(5):
-        assert passes(turnstile.enter())
+        assert passes(turnstile.wait_for_turn())
         await turns(CALM_TURNS + 1)
 
 
 async def test_many_come_in_one_by_one_in_their_order() -> None:
-    turnstile = Turnstile(max_waiting=8, hold_s=1000.0, burst_s=0.0)
+    turnstile = TokenizationQueue(max_waiting=8, hold_s=1000.0, burst_s=0.0)
     came: list[tuple[int, int]] = []  # who, in which turn
     now = 0
 
     async def arrive(who: int) -> None:
-        await turnstile.enter()
+        await turnstile.wait_for_turn()
         came.append((who, now))
 
     async with asyncio.TaskGroup() as group:
@@ -172,9 +172,9 @@ async def test_many_come_in_one_by_one_in_their_order() -> None:
 
 @pytest.mark.parametrize(("hold_s", "comes"), [(1000.0, False), (1e-9, True)])
 async def test_tokens_go_first_but_not_for_ever(hold_s: float, comes: bool) -> None:
-    turnstile = Turnstile(max_waiting=8, hold_s=hold_s, burst_s=0.0)
-    await turnstile.enter()
-    waiting = asyncio.ensure_future(turnstile.enter())
+    turnstile = TokenizationQueue(max_waiting=8, hold_s=hold_s, burst_s=0.0)
+    await turnstile.wait_for_turn()
+    waiting = asyncio.ensure_future(turnstile.wait_for_turn())
     for _ in range(10 * CALM_TURNS):
         turnstile.on_tokens()
         await asyncio.sleep(0)
@@ -184,9 +184,9 @@ async def test_tokens_go_first_but_not_for_ever(hold_s: float, comes: bool) -> N
 
 
 async def test_short_prompts_come_in_together_and_tokens_follow_them() -> None:
-    turnstile = Turnstile(max_waiting=8, hold_s=1000.0, burst_s=1000.0)
-    await turnstile.enter()
-    waiting = [asyncio.ensure_future(turnstile.enter()) for _ in range(5)]
+    turnstile = TokenizationQueue(max_waiting=8, hold_s=1000.0, burst_s=1000.0)
+    await turnstile.wait_for_turn()
+    waiting = [asyncio.ensure_future(turnstile.wait_for_turn()) for _ in range(5)]
     for _ in range(8):  # one a turn, though tokens come all the time
         turnstile.on_tokens()
         await asyncio.sleep(0)
@@ -194,28 +194,28 @@ async def test_short_prompts_come_in_together_and_tokens_follow_them() -> None:
 
 
 async def test_one_too_many_is_told_how_long_the_next_has_waited() -> None:
-    turnstile = Turnstile(max_waiting=2, hold_s=1000.0, burst_s=0.0)
-    await turnstile.enter()
+    turnstile = TokenizationQueue(max_waiting=2, hold_s=1000.0, burst_s=0.0)
+    await turnstile.wait_for_turn()
     loop = asyncio.get_running_loop()
-    waiting = asyncio.ensure_future(turnstile.enter())
+    waiting = asyncio.ensure_future(turnstile.wait_for_turn())
     began_s = loop.time()
     while loop.time() < began_s + MIN_RETRY_S + 0.1:
         turnstile.on_tokens()
         await asyncio.sleep(0)
     turnstile.check()  # there is room for another
-    last = asyncio.ensure_future(turnstile.enter())
+    last = asyncio.ensure_future(turnstile.wait_for_turn())
     turnstile.on_tokens()
     await asyncio.sleep(0)
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(RequestRefused) as refused:
         turnstile.check()
     assert MIN_RETRY_S + 0.1 <= (refused.value.retry_after_s or 0) <= loop.time() - began_s + 0.1
     await asyncio.gather(waiting, last)
 
 
 async def test_who_leaves_is_passed_over() -> None:
-    turnstile = Turnstile(max_waiting=8, hold_s=1000.0, burst_s=0.0)
-    await turnstile.enter()
-    first, second = (asyncio.ensure_future(turnstile.enter()) for _ in range(2))
+    turnstile = TokenizationQueue(max_waiting=8, hold_s=1000.0, burst_s=0.0)
+    await turnstile.wait_for_turn()
+    first, second = (asyncio.ensure_future(turnstile.wait_for_turn()) for _ in range(2))
     await asyncio.sleep(0)
     first.cancel()
     await turns(CALM_TURNS + 2)
@@ -225,13 +225,13 @@ async def test_who_leaves_is_passed_over() -> None:
 async def test_those_who_wait_to_be_read_are_bounded(read: list[str]) -> None:
     async with housing(words, max_arriving=1) as house:
         gateway = house.gateway
-        await gateway.take_turn()
-        waiting = asyncio.ensure_future(gateway.take_turn())
+        await gateway.intake.wait_for_turn()
+        waiting = asyncio.ensure_future(gateway.intake.wait_for_turn())
         await asyncio.sleep(0)
-        with pytest.raises(Refused, match="1 requests wait to be read; retry later"):
-            gateway.admit()
-        with pytest.raises(Refused):
-            await gateway.take_turn()
+        with pytest.raises(RequestRefused, match="1 requests wait for tokenization; retry later"):
+            gateway.intake.admit()
+        with pytest.raises(RequestRefused):
+            await gateway.intake.wait_for_turn()
         await waiting
         assert refusals(house, "arriving") == 2
         assert (await house.http("POST", "/v1/completions", {"prompt": "1,"})).status == 200

@@ -2,13 +2,13 @@
 
 import pytest
 
-from gateway.admission.retries import WINDOW_S, RetryBudget
+from gateway.admission.retry_budget import WINDOW_S, RetryBudget
 
 T = 1000.0  # any time will do
 
 
 def taken(budget: RetryBudget, tries: int, now_s: float) -> int:
-    return sum(budget.take(now_s) for _ in range(tries))
+    return sum(budget.try_spend(now_s) for _ in range(tries))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from grpc import aio
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from gateway.config import GatewayConfig
-from gateway.peers.scrapes import Scrapes
+from gateway.peers.metrics_aggregator import MetricsAggregator
 from observability.exposition import Part
 from protos.generated import telemetry_pb2, telemetry_pb2_grpc
 from services.runtime.channel import connect
@@ -46,18 +46,20 @@ def counted(name: str, worker: str) -> Part:
 
 
 @asynccontextmanager
-async def scraping(peers: Sequence[str], wait_s: float = NOT_IN_TIME_S) -> AsyncIterator[Scrapes]:
+async def scraping(
+    peers: Sequence[str], wait_s: float = NOT_IN_TIME_S
+) -> AsyncIterator[MetricsAggregator]:
     config = GatewayConfig(metrics_peers=tuple(peers), metrics_wait_s=wait_s)
     registry = CollectorRegistry()
     missing = Gauge("missing", "Peers.", registry=registry)
-    scrapes = Scrapes(config, [Part(registry)], connect, missing)
+    scrapes = MetricsAggregator(config, [Part(registry)], connect, missing)
     try:
         yield scrapes
     finally:
         await scrapes.close()
 
 
-async def told_of(scrapes: Scrapes, expected: list[str]) -> None:
+async def told_of(scrapes: MetricsAggregator, expected: list[str]) -> None:
     """Return once it tells that; a peer that has come back is not found at once."""
     async with asyncio.timeout(NOT_IN_TIME_S):
         while samples(await scrapes.text()) != expected:  # noqa: ASYNC110
@@ -71,7 +73,7 @@ def samples(text: str) -> list[str]:
 async def test_everybody_is_told_of_and_who_is_away_is_counted_and_logged_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "gateway.peers.scrapes")
+    caplog.set_level(logging.INFO, "gateway.peers.metrics_aggregator")
     first, second = (f"unix:{tmp_path}/{name}.sock" for name in "ab")
     async with (
         listening([], first, [counted("x", "0")]),
@@ -80,12 +82,12 @@ async def test_everybody_is_told_of_and_who_is_away_is_counted_and_logged_once(
         alone = ["missing 1.0", 'x_total{worker="0"} 1.0']
         assert samples(await scrapes.text()) == alone
         assert samples(await scrapes.text()) == alone
-        assert [f"metrics of {second} are left out" in line for line in caplog.messages] == [True]
+        assert [f"/metrics omits {second}" in line for line in caplog.messages] == [True]
         async with listening([], second, [counted("x", "1"), counted("y", "1")]):
             both = ["missing 0.0", *alone[1:], 'x_total{worker="1"} 1.0', 'y_total{worker="1"} 1.0']
             await told_of(scrapes, both)
         [back] = caplog.records[1:]
-        assert back.getMessage() == f"metrics of {second} are back"
+        assert back.getMessage() == f"/metrics includes {second} again"
         assert back.levelname == "INFO"
 
 

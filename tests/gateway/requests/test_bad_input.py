@@ -404,7 +404,7 @@ async def test_internal_error_reveals_no_details(
     def broken(*_: object) -> None:
         raise RuntimeError("secret detail")
 
-    monkeypatch.setattr(house.gateway, "parse", broken)
+    monkeypatch.setattr(house.gateway.intake, "parse", broken)
     reply = await house.http("POST", "/v1/completions", {"prompt": "1,"})
     assert reply.status == 500
     assert json.loads(reply.text)["error"]["type"] == "server_error"

@@ -9,8 +9,8 @@ import pytest
 from gateway.config import GatewayConfig
 from gateway.faces.grpc.decode import decode_request
 from gateway.requests.defaults import sampling_defaults
-from gateway.requests.parser import Clock, Parser, Reach
-from gateway.requests.sampling import Sampling
+from gateway.requests.parser import Parser
+from gateway.types.generation import ContextLimit, RequestArrival, Sampling
 from protos.generated import common_pb2, gateway_pb2
 from services.runtime.config import ConfigError
 from tests.gateway.gateway_fakes import demo_folder, demo_text
@@ -27,7 +27,9 @@ def resolved(defaults: dict[str, float], **given: Any) -> Sampling:
     parser = Parser(GatewayConfig(model=demo_folder()), demo_text(), lambda: 7, defaults)
     sampling = common_pb2.Sampling(**given)
     request = gateway_pb2.GenerateRequest(prompt="hello", sampling=sampling)
-    return parser.parse(decode_request(request), Reach(10_000, "the cache"), Clock(0.0)).sampling
+    return parser.parse(
+        decode_request(request), ContextLimit(10_000, "the cache"), RequestArrival(0.0)
+    ).sampling
 
 
 def test_request_fields_override_the_model_s_sampling_defaults(tmp_path):

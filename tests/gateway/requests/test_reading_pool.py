@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from gateway.admission.door import Bar, Refused
 from gateway.requests.reading_pool import LARGE_BYTES, ReadingPool
+from gateway.types.errors import RefusalReason, RequestRefused
 from tests.reach import until
 
 LARGE = LARGE_BYTES + 1
@@ -107,9 +107,11 @@ async def test_reading_pool_refuses_a_job_above_the_queue_limit(jobs: BlockingJo
     pool = ReadingPool(1, 2, 100)
     running = [begin(pool, jobs, name) for name in "abc"]
     await until(lambda: pool.waiting == 2)
-    with pytest.raises(Refused, match="2 prompts of 2 bytes wait for tokenization") as caught:
+    with pytest.raises(
+        RequestRefused, match="2 prompts of 2 bytes wait for tokenization"
+    ) as caught:
         await pool.run(jobs.work("d"))
-    assert (caught.value.bar, caught.value.retry_after_s) == (Bar.READING, 1.0)
+    assert (caught.value.reason, caught.value.retry_after_s) == (RefusalReason.READING, 1.0)
     jobs.release()
     await asyncio.gather(*running)
     assert await pool.run(jobs.work("d")) == "D"
@@ -124,7 +126,7 @@ async def test_reading_pool_limits_waiting_bytes_except_for_the_first_job(
     await until(lambda: jobs.begun == ["a"])
     running.append(begin(pool, jobs, "b", 1000))
     await until(lambda: pool.waiting == 1)
-    with pytest.raises(Refused, match="1 prompts of 1000 bytes wait"):
+    with pytest.raises(RequestRefused, match="1 prompts of 1000 bytes wait"):
         await pool.run(jobs.work("c"), 1)
     jobs.release()
     await asyncio.gather(*running)

@@ -5,17 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 
-from gateway.requests.client_request import (
-    ClientRequest,
-    Conversation,
-    count_prompt_bytes,
-)
-from gateway.requests.parser import Reach
 from gateway.requests.size import PromptSizeLimit, longest_token_bytes
+from gateway.types.client_request import ClientRequest, Conversation, count_prompt_bytes
+from gateway.types.generation import ContextLimit
 from services.runtime.errors import InvalidArgument
 from tests.gateway.gateway_fakes import demo_text
 
-REACH = Reach(10, "the cache")
+REACH = ContextLimit(10, "the cache")
 
 
 def make_tokenizer(**parts: object) -> Tokenizer:

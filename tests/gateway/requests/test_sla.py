@@ -5,7 +5,7 @@ from math import inf, nan
 import pytest
 
 from gateway.config import SLA_CLASSES, GatewayConfig, SlaClass
-from gateway.requests.sla import SlaError, parse_header, resolve
+from gateway.types.sla_classes import SlaError, parse_header, resolve
 from services.core import FinishReason, Sla
 from services.sla import RequestTimeline, SlaMissCause, judge_sla
 
@@ -46,7 +46,7 @@ def test_bad_sla_header_is_an_error(header: str, complaint: str) -> None:
 
 
 def test_config_refuses_a_class_named_custom() -> None:
-    with pytest.raises(ValueError, match="'custom' are those with budgets of their own"):
+    with pytest.raises(ValueError, match="'custom' is reserved for requests with explicit"):
         GatewayConfig(sla_classes={"custom": SlaClass(), "standard": SlaClass()})
 
 

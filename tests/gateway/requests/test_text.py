@@ -12,8 +12,8 @@ from tokenizers import Tokenizer
 from tokenizers import models as tokenizer_models
 
 from gateway.requests.incremental import Detokenizer, StopMatcher
-from gateway.requests.sampling import Sampling
 from gateway.requests.text import TemplateError, Text
+from gateway.types.generation import Sampling
 from models.tokenizer import make_tokenizer
 from services.runtime.config import ConfigError
 from tests.gateway.gateway_fakes import demo_folder, demo_text, tokens_of

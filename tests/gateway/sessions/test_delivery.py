@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.sessions.delivery import Delivery, unsent
+from gateway.sessions.client_timeline import ClientTimeline, find_undelivered_reason
 from services.core import FinishReason, Sla
 from services.sla import RequestTimeline, SlaMissCause, judge_sla
 
@@ -19,22 +19,22 @@ def came(away: bool = False, placed_s: float = 0.1, rejected: bool = False) -> R
     return RequestTimeline(0.0, placed_s=placed_s, away=away, rejected=rejected)
 
 
-def judged(delivery: Delivery, reason: FinishReason = STOP) -> SlaMissCause:
-    line = delivery.of(came())
+def judged(delivery: ClientTimeline, reason: FinishReason = STOP) -> SlaMissCause:
+    line = delivery.complete(came())
     line.ended_s = max(line.last_token_s, 0.0)
     return judge_sla(SLA, line, reason)
 
 
-def sent(*messages: tuple[int, float]) -> Delivery:
+def sent(*messages: tuple[int, float]) -> ClientTimeline:
     """Messages by tokens, and when they were taken."""
-    delivery = Delivery(0.0)
+    delivery = ClientTimeline(0.0)
     for tokens, taken_s in messages:
         delivery.on_sent(tokens, taken_s)
     return delivery
 
 
 def test_times_are_those_of_taking() -> None:
-    line = sent((1, 0.3), (4, 0.45), (2, 0.9)).of(came())
+    line = sent((1, 0.3), (4, 0.45), (2, 0.9)).complete(came())
     assert (line.tokens, line.ttft_s) == (7, 0.3)
     assert line.decode_s == pytest.approx(0.6)
     assert line.longest_gap_s == pytest.approx(0.45)
@@ -52,7 +52,7 @@ def test_times_are_those_of_taking() -> None:
     ],
 )
 def test_what_is_taken_late_is_ours_whoever_was_slow(
-    delivery: Delivery, expected: SlaMissCause
+    delivery: ClientTimeline, expected: SlaMissCause
 ) -> None:
     """A client that does not read, and a gateway that does not write, look the same."""
     assert judged(delivery) is expected
@@ -75,34 +75,34 @@ def test_the_gap_before_the_token_that_came_back_is_the_absence(
     """Three tokens go out, then, 0.6 s later, three more; it was away before token `back`."""
     delivery = sent((1, 0.1), (2, 0.15))
     if back == 2:
-        delivery = Delivery(0.0)
+        delivery = ClientTimeline(0.0)
         delivery.on_sent(1, 0.1)
-        delivery.on_back(back, swap_in_s)
+        delivery.on_resumed(back, swap_in_s)
         delivery.on_sent(2, 0.15)
     else:
-        delivery.on_back(back, swap_in_s)
+        delivery.on_resumed(back, swap_in_s)
     delivery.on_sent(3, 0.75)
     assert judged(delivery) is expected
 
 
 def test_two_absences_within_one_message_are_one() -> None:
     delivery = sent((1, 0.1))
-    delivery.on_back(1, 0.2)
-    delivery.on_back(2, 0.2)
+    delivery.on_resumed(1, 0.2)
+    delivery.on_resumed(2, 0.2)
     delivery.on_sent(2, 0.8)
-    line = delivery.of(came())
+    line = delivery.complete(came())
     assert (line.preempted_gap_s, line.swap_in_gap_s) == pytest.approx((0.7, 0.4))
 
 
 def test_an_end_without_its_tokens_is_laid_to_what_it_waited_for() -> None:
     delivery = sent((1, 0.1))
-    line = delivery.of(came(away=True))
+    line = delivery.complete(came(away=True))
     line.ended_s = 5.0
     assert judge_sla(SLA, line, FinishReason.DEADLINE) is SlaMissCause.PREEMPTED
-    nothing = Delivery(0.0).of(came(placed_s=inf))
+    nothing = ClientTimeline(0.0).complete(came(placed_s=inf))
     nothing.ended_s = 0.5
     assert judge_sla(SLA, nothing, FinishReason.DEADLINE) is SlaMissCause.QUEUED
-    refused = Delivery(0.0).of(came(rejected=True))
+    refused = ClientTimeline(0.0).complete(came(rejected=True))
     assert judge_sla(SLA, refused, FinishReason.ERROR) is SlaMissCause.REJECTED
 
 
@@ -111,7 +111,7 @@ def test_an_end_without_its_tokens_is_laid_to_what_it_waited_for() -> None:
 def test_who_was_not_given_its_end(
     reason: FinishReason | None, broken: FinishReason | None
 ) -> None:
-    told = unsent(reason, broken)
+    told = find_undelivered_reason(reason, broken)
     if reason in (FinishReason.ERROR, FinishReason.DEADLINE):
         assert told is reason
     else:  # whatever had come: its client left before it had it, or the call broke
@@ -130,16 +130,16 @@ def test_any_messages_as_one_reckons_them_afterwards(
     messages: list[tuple[int, float, bool]],
 ) -> None:
     """(tokens, how long until taken, whether away before its last token)"""
-    delivery, now_s, at = Delivery(0.0), 0.0, 0
+    delivery, now_s, at = ClientTimeline(0.0), 0.0, 0
     took: list[tuple[float, bool]] = []
     for tokens, wait_s, away in messages:
         now_s += wait_s
         if away and at + tokens > 1:
-            delivery.on_back(at + tokens - 1, 0.0)
+            delivery.on_resumed(at + tokens - 1, 0.0)
         delivery.on_sent(tokens, now_s)
         took.append((now_s, away and at + tokens > 1))
         at += tokens
-    line = delivery.of(came())
+    line = delivery.complete(came())
     gaps = [(later[0] - before[0], later[1]) for before, later in pairwise(took)]
     assert line.tokens == at
     assert line.ttft_s == took[0][0]

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.sessions.foresight import Foreseen, Foresight, Foretold
-from gateway.sessions.promises import LEAST, Promises
+from gateway.sessions.forecast_tracker import ForecastTracker
+from gateway.sessions.ttft_promises import MIN_ERRORS, TtftPromises
+from gateway.types.forecasts import ClientForecast, SchedulerForecast
 from services.core import Sla
 from services.forecast import UNCAPPED, Forecast, certain
 from services.sla import RequestTimeline
@@ -24,17 +25,19 @@ def foresight(
     ttft_s: float | None = 0.5,
     most: int = 100,
     sla: Sla = BATCH,
-    promises: Promises | None = None,
-) -> Foresight:
+    promises: TtftPromises | None = None,
+) -> ForecastTracker:
     """Of one that arrived at 10 s and was foretold at once; what is told is twice promised, and
     20 ms, unless some have come."""
-    sight = Foresight(sla, most, 10.0, promises or Promises())
-    sight.hear(Foretold(forecast, token_s, ttft_s))
+    sight = ForecastTracker(sla, most, 10.0, promises or TtftPromises())
+    sight.update(SchedulerForecast(forecast, token_s, ttft_s))
     return sight
 
 
-def seen(sight: Foresight, sent: int, now_s: float = 10.0, over: bool = False) -> Foreseen:
-    told = sight.at(sent, over, now_s)
+def seen(
+    sight: ForecastTracker, sent: int, now_s: float = 10.0, over: bool = False
+) -> ClientForecast:
+    told = sight.next_chunk(sent, over, now_s)
     assert told is not None
     return told
 
@@ -76,7 +79,7 @@ def test_the_end_is_reckoned_from_the_promise_and_then_from_the_streams_own_pace
     assert seen(sight, 26, 11.8).end_s == pytest.approx((70 - 26) * 0.075)
     # 32 in 1.6 s more: 48 gaps of 2.4 s and 16 of 1.6 s.
     assert seen(sight, 58, 13.4).end_s == pytest.approx((100 - 58) * 4.0 / 64)
-    assert seen(sight, 70, 14.0, over=True) == Foreseen(70.0, 70, 70, 0.0)
+    assert seen(sight, 70, 14.0, over=True) == ClientForecast(70.0, 70, 70, 0.0)
 
 
 def test_the_promise_is_told_until_tokens_are_there() -> None:
@@ -87,10 +90,10 @@ def test_the_promise_is_told_until_tokens_are_there() -> None:
 
 
 def test_a_forecast_that_comes_late_brings_its_promise_with_it() -> None:
-    sight = Foresight(Sla(), 100, 10.0, Promises())
+    sight = ForecastTracker(Sla(), 100, 10.0, TtftPromises())
     assert not sight.is_news
-    assert sight.at(3, False, 10.6) is None
-    sight.hear(Foretold(QUARTERS, 0.1, 0.5))
+    assert sight.next_chunk(3, False, 10.6) is None
+    sight.update(SchedulerForecast(QUARTERS, 0.1, 0.5))
     assert sight.is_news
     # Four gaps in 0.4 s beside 16 of 0.1 s.
     late = seen(sight, 7, 11.0)
@@ -100,15 +103,15 @@ def test_a_forecast_that_comes_late_brings_its_promise_with_it() -> None:
 
 
 def test_nothing_foretold_is_nothing_told_even_at_the_end() -> None:
-    sight = Foresight(Sla(), 100, 10.0, Promises())
-    assert sight.at(5, True, 11.0) is None
+    sight = ForecastTracker(Sla(), 100, 10.0, TtftPromises())
+    assert sight.next_chunk(5, True, 11.0) is None
     assert sight.opening is None
 
 
 def test_what_is_foretold_anew_replaces_the_forecast_and_the_pace_but_not_the_promise() -> None:
     sight = foresight(ttft_s=0.5)
     seen(sight, 0)
-    sight.hear(Foretold(certain(30), 0.2, 2.0))
+    sight.update(SchedulerForecast(certain(30), 0.2, 2.0))
     told = seen(sight, 0, 10.0)
     assert (told.low_tokens, told.expected_tokens, told.high_tokens) == (30, 30.0, 30)
     assert told.ttft_s == pytest.approx(1.02)
@@ -136,7 +139,7 @@ def test_one_resumed_has_no_promise() -> None:
     sight = foresight(ttft_s=None)
     told = seen(sight, 12)
     assert (told.ttft_s, told.sla_expected) == (None, None)
-    assert sight.kept(came(0.1)) is None
+    assert sight.is_promise_kept(came(0.1)) is None
 
 
 def came(ttft_s: float, tokens: int = 5) -> RequestTimeline:
@@ -160,34 +163,34 @@ def test_a_promise_of_1_02_s_is_kept_by_the_first_token_that_goes_out_by_then(
     line: RequestTimeline, kept: bool | None
 ) -> None:
     sight = foresight()
-    assert sight.kept(line) is None  # nothing told yet, nothing to keep
+    assert sight.is_promise_kept(line) is None  # nothing told yet, nothing to keep
     seen(sight, 0)
-    assert sight.kept(line) is kept
+    assert sight.is_promise_kept(line) is kept
 
 
 @pytest.mark.parametrize("first_s", [0.1, 3.0])
 def test_a_promise_that_is_told_with_the_first_token_is_none(first_s: float) -> None:
-    promises = Promises()
-    for _ in range(LEAST):
+    promises = TtftPromises()
+    for _ in range(MIN_ERRORS):
         sight = foresight(promises=promises)
         assert seen(sight, 1).ttft_s == pytest.approx(1.02)
-        assert sight.kept(came(first_s)) is None
+        assert sight.is_promise_kept(came(first_s)) is None
         sight.teach(came(first_s))
 
 
 def test_a_forecast_before_the_promise_changes_nothing_of_it() -> None:
     sight = foresight(ttft_s=None)
     seen(sight, 0)
-    sight.hear(Foretold(QUARTERS, 0.1, 0.5))
-    assert sight.kept(came(0.9)) is None
+    sight.update(SchedulerForecast(QUARTERS, 0.1, 0.5))
+    assert sight.is_promise_kept(came(0.9)) is None
     seen(sight, 0)
-    assert (sight.kept(came(0.9)), sight.kept(came(1.1))) == (True, False)
+    assert (sight.is_promise_kept(came(0.9)), sight.is_promise_kept(came(1.1))) == (True, False)
 
 
 def test_the_next_are_promised_and_judged_by_what_came() -> None:
-    """Foretold 0.48 s each: with 20 ms on both sides 0.5, 0.75 s came of 1.5 times as much."""
-    promises, sla = Promises(), Sla("c", 0.8)
-    for _ in range(LEAST):
+    """0.48 s expected each: with 20 ms on both sides 0.5, 0.75 s came of 1.5 times as much."""
+    promises, sla = TtftPromises(), Sla("c", 0.8)
+    for _ in range(MIN_ERRORS):
         sight = foresight(ttft_s=0.48, sla=sla, promises=promises)
         told = seen(sight, 0)
         assert told.ttft_s == pytest.approx(0.98) and told.sla_expected is False
@@ -200,8 +203,8 @@ def test_the_next_are_promised_and_judged_by_what_came() -> None:
 
 
 def test_only_promises_that_were_told_and_put_to_the_test_teach() -> None:
-    promises = Promises()
-    for _ in range(LEAST):
+    promises = TtftPromises()
+    for _ in range(MIN_ERRORS):
         foresight(promises=promises).teach(came(9.0))  # never told
         sight = foresight(promises=promises)
         seen(sight, 0)
@@ -212,7 +215,7 @@ def test_only_promises_that_were_told_and_put_to_the_test_teach() -> None:
 @pytest.mark.parametrize(("token_s", "ttft_s"), [(inf, 0.1), (-1.0, 0.1), (0.1, inf), (0.1, -0.1)])
 def test_times_that_cannot_be_are_refused(token_s: float, ttft_s: float) -> None:
     with pytest.raises(ValueError, match="finite and not negative"):
-        Foretold(QUARTERS, token_s, ttft_s)
+        SchedulerForecast(QUARTERS, token_s, ttft_s)
 
 
 @given(
@@ -237,7 +240,7 @@ def test_whatever_is_foretold_is_told_in_order_and_ends_as_it_ended(
     sent, now_s = 0, 10.0
     for at, (tokens, takes_s) in enumerate(steps):
         if at == replaced_at:
-            sight.hear(Foretold(second, token_s, None))
+            sight.update(SchedulerForecast(second, token_s, None))
         sent, now_s = min(most, sent + tokens), now_s + takes_s
         told = seen(sight, sent, now_s)
         assert sent <= told.low_tokens <= told.expected_tokens <= told.high_tokens <= most

@@ -1,5 +1,5 @@
-"""Promises of a first token: tables by hand, a dumb oracle, and the share that is kept in worlds
-whose errors are made here."""
+"""Promises of a first token: hand-worked tables, a simple oracle, and the share kept in simulated
+worlds."""
 
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.sessions.promises import FLOOR_S, GAIN, LEAST, SHARE, WINDOW, Promises
+from gateway.sessions.ttft_promises import FLOOR_S, GAIN, MIN_ERRORS, SHARE, WINDOW, TtftPromises
 
 SEEDS = (1, 2, 3)
 
 
-def taught(told_s: float, came_s: Iterable[float]) -> Promises:
+def taught(told_s: float, came_s: Iterable[float]) -> TtftPromises:
     """Each promised as is due by then."""
-    promises = Promises()
+    promises = TtftPromises()
     for each_s in came_s:
-        promises.learn(told_s, promises.of(told_s), each_s)
+        promises.learn(told_s, promises.promise(told_s), each_s)
     return promises
 
 
@@ -28,15 +28,15 @@ def taught(told_s: float, came_s: Iterable[float]) -> Promises:
 def test_before_enough_came_it_is_twice_what_is_told_and_20_ms(
     told_s: float, promised_s: float
 ) -> None:
-    assert Promises().of(told_s) == pytest.approx(promised_s)
-    assert taught(1.0, [9.0] * (LEAST - 1)).of(told_s) == pytest.approx(promised_s)
+    assert TtftPromises().promise(told_s) == pytest.approx(promised_s)
+    assert taught(1.0, [9.0] * (MIN_ERRORS - 1)).promise(told_s) == pytest.approx(promised_s)
 
 
-def lasting(kept: int = 0, missed: int = 0) -> Promises:
+def lasting(kept: int = 0, missed: int = 0) -> TtftPromises:
     """Told 1 s each, the last 256 came after 1 to 256 s, in an order of no account; nine in ten had
     been promised enough, and then so many more were, and so many were not."""
-    promises, came_s = Promises(), cycle(range(WINDOW))
-    enough = [True] * LEAST + ([True] * 9 + [False]) * 24 + [True] * kept + [False] * missed
+    promises, came_s = TtftPromises(), cycle(range(WINDOW))
+    enough = [True] * MIN_ERRORS + ([True] * 9 + [False]) * 24 + [True] * kept + [False] * missed
     for each in enough:
         promises.learn(1.0, inf if each else 0.0, 1.0 + next(came_s) * 7 % WINDOW)
     return promises
@@ -44,8 +44,8 @@ def lasting(kept: int = 0, missed: int = 0) -> Promises:
 
 def test_of_the_first_twenty_all_but_one_would_have_kept_it() -> None:
     """0.9 x 21, rounded up: the 19th."""
-    assert taught(1.0, range(1, 21)).of(1.0) == pytest.approx(19)
-    assert taught(1.0, range(20, 0, -1)).of(1.0) == pytest.approx(19)
+    assert taught(1.0, range(1, 21)).promise(1.0) == pytest.approx(19)
+    assert taught(1.0, range(20, 0, -1)).promise(1.0) == pytest.approx(19)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_of_the_first_twenty_all_but_one_would_have_kept_it() -> None:
 def test_of_the_last_256_so_many_would_have_kept_it_by_whether_promises_were(
     kept: int, missed: int, place: int
 ) -> None:
-    assert lasting(kept, missed).of(1.0) == pytest.approx(place)
+    assert lasting(kept, missed).promise(1.0) == pytest.approx(place)
 
 
 @pytest.mark.parametrize(
@@ -71,41 +71,41 @@ def test_of_the_last_256_so_many_would_have_kept_it_by_whether_promises_were(
 )
 def test_an_error_is_a_factor_with_20_ms_on_both_sides(told_s: float, promised_s: float) -> None:
     """0.1 s came after 0.3 s, as it were."""
-    assert taught(0.08, [0.28] * LEAST).of(told_s) == pytest.approx(promised_s)
+    assert taught(0.08, [0.28] * MIN_ERRORS).promise(told_s) == pytest.approx(promised_s)
 
 
 def test_what_comes_sooner_than_told_is_promised_sooner_but_never_before_it_arrives() -> None:
-    promises = taught(0.98, [0.23] * LEAST)
-    assert promises.of(1.98) == pytest.approx(0.48)
-    assert promises.of(0.0) == 0.0
+    promises = taught(0.98, [0.23] * MIN_ERRORS)
+    assert promises.promise(1.98) == pytest.approx(0.48)
+    assert promises.promise(0.0) == 0.0
 
 
 def test_what_came_a_window_ago_is_forgotten() -> None:
     promises = taught(1.0, [9.0] * WINDOW)
     for _ in range(WINDOW):
-        assert promises.of(1.0) == pytest.approx(9.0)
+        assert promises.promise(1.0) == pytest.approx(9.0)
         promises.learn(1.0, 0.0, 2.0)  # all missed: the largest that is known
-    assert promises.of(1.0) == pytest.approx(2.0)
+    assert promises.promise(1.0) == pytest.approx(2.0)
 
 
 SECONDS = st.floats(0, 1e4)
 
 
-@given(st.lists(st.tuples(SECONDS, SECONDS), max_size=3 * LEAST), SECONDS, st.integers(1, 6))
+@given(st.lists(st.tuples(SECONDS, SECONDS), max_size=3 * MIN_ERRORS), SECONDS, st.integers(1, 6))
 def test_it_is_as_if_all_that_came_were_sorted_anew_each_time(
     past: list[tuple[float, float]], next_s: float, times: int
 ) -> None:
-    promises, last, level = Promises(), deque[float](maxlen=WINDOW), SHARE
+    promises, last, level = TtftPromises(), deque[float](maxlen=WINDOW), SHARE
     for told_s, came_s in past * times:
-        promised_s = promises.of(told_s)
-        if len(last) >= LEAST:
+        promised_s = promises.promise(told_s)
+        if len(last) >= MIN_ERRORS:
             level = min(1.0, max(0.5, level + GAIN * (SHARE - (came_s <= promised_s))))
         promises.learn(told_s, promised_s, came_s)
         last.append((came_s + FLOOR_S) / (told_s + FLOOR_S))
     factor = 2.0
-    if len(last) >= LEAST:
+    if len(last) >= MIN_ERRORS:
         factor = sorted(last)[min(len(last), ceil((len(last) + 1) * level)) - 1]
-    assert promises.of(next_s) == max(0.0, factor * (next_s + FLOOR_S) - FLOOR_S)
+    assert promises.promise(next_s) == max(0.0, factor * (next_s + FLOOR_S) - FLOOR_S)
 
 
 World = Callable[[np.random.Generator, int], tuple[float, float]]  # at a moment: told and came
@@ -143,12 +143,12 @@ def worsening(chance: np.random.Generator, at: int) -> tuple[float, float]:
 
 def kept_share(world: World, seed: int, count: int = 4000, within: int = 30) -> float:
     """Of so many promises; what came of them is known in no order, with so many always open."""
-    chance, promises = np.random.default_rng(seed), Promises()
+    chance, promises = np.random.default_rng(seed), TtftPromises()
     settling: list[tuple[float, float, float]] = []
     kept = 0
     for at in range(count):
         told_s, came_s = world(chance, at)
-        promised_s = promises.of(told_s)
+        promised_s = promises.promise(told_s)
         kept += came_s <= promised_s
         settling.append((told_s, promised_s, came_s))
         if len(settling) > within:

@@ -3,33 +3,33 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.sessions.recent import WINDOW_S, Kept, Recent
+from gateway.sessions.sla_window import WINDOW_S, SlaCounts, SlaWindow
 from services.sla import SlaMissCause
 
 
 def test_a_minute_by_hand() -> None:
-    recent = Recent()
+    recent = SlaWindow()
     recent.add("interactive", SlaMissCause.NONE, 40, 100.2)
     recent.add("interactive", SlaMissCause.QUEUED, 7, 100.9)
     recent.add("batch", SlaMissCause.REJECTED, 0, 100.9, choices=3)
     recent.add("interactive", SlaMissCause.QUEUED, 0, 130.0)
     recent.add("batch", SlaMissCause.NONE, 300, 159.99)
     assert recent.by_class(159.99) == {
-        "interactive": Kept(met=1, missed={"queued": 2}, tokens=47, good_tokens=40),
-        "batch": Kept(met=1, missed={"rejected": 3}, tokens=300, good_tokens=300),
+        "interactive": SlaCounts(met=1, missed={"queued": 2}, tokens=47, good_tokens=40),
+        "batch": SlaCounts(met=1, missed={"rejected": 3}, tokens=300, good_tokens=300),
     }
     assert recent.by_class(160.0) == {  # second 100 is over the edge, whole
-        "interactive": Kept(missed={"queued": 1}),
-        "batch": Kept(met=1, tokens=300, good_tokens=300),
+        "interactive": SlaCounts(missed={"queued": 1}),
+        "batch": SlaCounts(met=1, tokens=300, good_tokens=300),
     }
     assert recent.by_class(1e6) == {}
 
 
 def test_an_end_told_late_counts_in_the_last_second() -> None:
-    recent = Recent()
+    recent = SlaWindow()
     recent.add("a", SlaMissCause.NONE, 1, 20.0)
     recent.add("a", SlaMissCause.NONE, 1, 19.5)
-    assert recent.by_class(79.9) == {"a": Kept(met=2, tokens=2, good_tokens=2)}
+    assert recent.by_class(79.9) == {"a": SlaCounts(met=2, tokens=2, good_tokens=2)}
     assert recent.by_class(80.0) == {}
 
 
@@ -48,17 +48,17 @@ ENDS = st.lists(
 def test_sums_are_those_of_counting_anew(
     ends: list[tuple[str, SlaMissCause, int, float]], wait_s: float
 ) -> None:
-    recent, told, now_s = Recent(), [], 5.0
+    recent, told, now_s = SlaWindow(), [], 5.0
     for name, cause, tokens, since_s in ends:
         now_s += since_s
         recent.add(name, cause, tokens, now_s)
         told.append((name, cause, tokens, int(now_s)))
     now_s += wait_s
-    expected: dict[str, Kept] = {}
+    expected: dict[str, SlaCounts] = {}
     for name, cause, tokens, second in told:
         if second <= int(now_s) - WINDOW_S:
             continue
-        kept = expected.setdefault(name, Kept())
+        kept = expected.setdefault(name, SlaCounts())
         kept.tokens += tokens
         if cause is SlaMissCause.NONE:
             kept.met += 1

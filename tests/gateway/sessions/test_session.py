@@ -7,11 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.requests.parser import Generation
-from gateway.requests.sampling import Sampling
-from gateway.sessions.call import ClientCall, Live
-from gateway.sessions.delivery import Ended
-from gateway.sessions.session import News, Session
+from gateway.sessions.call import ClientCall, LiveChoice
+from gateway.sessions.session import FeedResult, Session
+from gateway.types.generation import GenerationRequest, Sampling
+from gateway.types.outcome import ChoiceOutcome
 from protos.generated.common_pb2 import TokenLogprob
 from services.core import FinishReason, Sla
 from tests.gateway.gateway_fakes import demo_text, tokens_of
@@ -24,31 +23,31 @@ def session(max_tokens: int = 100, stops: Sequence[str] = (), min_tokens: int = 
 class Quiet:
     """An owner that keeps no pace and writes nothing down."""
 
-    def pace_s(self) -> float:
+    def message_interval_s(self) -> float:
         return 0.0
 
-    def release(self, call: ClientCall) -> None: ...
+    def release(self, call: ClientCall, now_s: float) -> None: ...
 
     def on_gap(self, gap_s: float, tokens: int) -> None: ...
 
-    def on_settled(self, live: Live, ended: Ended) -> None: ...
+    def on_delivered(self, live: LiveChoice, outcome: ChoiceOutcome) -> None: ...
 
 
 def read(live: Session) -> str:
-    chunk = live.take()
+    chunk = live.pop_chunk()
     return chunk.text if chunk else ""
 
 
 def test_repeats_change_nothing_and_a_gap_is_told() -> None:
     live = session()
     a, b, c, d = ids = tokens_of("1234")
-    assert live.feed(0, [a, b], (), None, 1.0) is News.TOKENS
-    assert live.feed(0, [a, b], (), None, 2.0) is News.NONE
-    assert live.feed(1, [b, c], (), None, 3.0) is News.TOKENS
-    assert live.feed(4, [d], (), None, 4.0) is News.GAP
-    assert live.feed(3, [d], (), FinishReason.STOP, 5.0) is News.END
-    assert live.feed(4, [d], (), None, 6.0) is News.NONE
-    chunk = live.take()
+    assert live.feed(0, [a, b], (), None, 1.0) is FeedResult.TOKENS
+    assert live.feed(0, [a, b], (), None, 2.0) is FeedResult.NONE
+    assert live.feed(1, [b, c], (), None, 3.0) is FeedResult.TOKENS
+    assert live.feed(4, [d], (), None, 4.0) is FeedResult.GAP
+    assert live.feed(3, [d], (), FinishReason.STOP, 5.0) is FeedResult.END
+    assert live.feed(4, [d], (), None, 6.0) is FeedResult.NONE
+    chunk = live.pop_chunk()
     assert chunk is not None
     assert (chunk.text, list(chunk.token_ids), chunk.reason) == ("1234", ids, FinishReason.STOP)
 
@@ -57,16 +56,16 @@ def test_the_end_is_told_once() -> None:
     """News of a choice that ended may come to its writer after it has taken the end."""
     live = session()
     live.feed(0, tokens_of("12"), (), FinishReason.STOP, 1.0)
-    assert live.take() is not None
-    assert live.take() is None
+    assert live.pop_chunk() is not None
+    assert live.pop_chunk() is None
 
 
 async def test_a_choice_that_ends_while_another_is_written_ends_the_call_for_itself_alone() -> None:
     """Both have news; the second ends before its turn, and so is in the news once more."""
     call = ClientCall("c", 0, Quiet())
     a, b = (Session(at, 100, 0.0, demo_text().detokenizer()) for at in (0, 1))
-    asked = Generation("demo", (1, 2), Sampling(seed=1, max_tokens=100), Sla(), 0.0)
-    call.lives += [Live(each, asked, at, call) for at, each in enumerate((a, b))]
+    asked = GenerationRequest("demo", (1, 2), Sampling(seed=1, max_tokens=100), Sla(), 0.0)
+    call.choices += [LiveChoice(each, asked, at, call) for at, each in enumerate((a, b))]
 
     def feed(live: Session, offset: int, text: str, reason: FinishReason | None = None) -> None:
         live.feed(offset, tokens_of(text), (), reason, 1.0)
@@ -92,7 +91,7 @@ def test_logprobs_follow_their_tokens_through_repeats() -> None:
     logprobs = [TokenLogprob(token_id=i, logprob=-at) for at, i in enumerate(ids)]
     live.feed(0, ids[:2], logprobs[:2], None, 1.0)
     live.feed(0, ids, logprobs, FinishReason.LENGTH, 2.0)
-    chunk = live.take()
+    chunk = live.pop_chunk()
     assert chunk is not None
     assert [p.token_id for p in chunk.logprobs] == ids
 
@@ -106,14 +105,14 @@ def test_nothing_beyond_max_tokens_is_kept() -> None:
 def test_a_late_end_of_an_earlier_placement_does_not_end_it() -> None:
     live = session()
     live.feed(0, tokens_of("1234"), (), None, 1.0)
-    assert live.feed(1, tokens_of("2"), (), FinishReason.LENGTH, 2.0) is News.NONE
+    assert live.feed(1, tokens_of("2"), (), FinishReason.LENGTH, 2.0) is FeedResult.NONE
     assert not live.over
 
 
 def test_a_stop_string_ends_at_the_token_that_completes_it() -> None:
     live = session(stops=["34"])
     ids = tokens_of("123456")
-    assert live.feed(0, ids, (), None, 1.0) is News.END
+    assert live.feed(0, ids, (), None, 1.0) is FeedResult.END
     assert live.stopped_by_text
     assert live.output == ids[:4]
     assert read(live) == "12"
@@ -121,8 +120,8 @@ def test_a_stop_string_ends_at_the_token_that_completes_it() -> None:
 
 def test_a_stop_string_is_not_looked_for_before_min_tokens() -> None:
     live = session(stops=["2"], min_tokens=4)
-    assert live.feed(0, tokens_of("1212"), (), None, 1.0) is News.TOKENS
-    assert live.feed(4, tokens_of("12"), (), None, 2.0) is News.END
+    assert live.feed(0, tokens_of("1212"), (), None, 1.0) is FeedResult.TOKENS
+    assert live.feed(4, tokens_of("12"), (), None, 2.0) is FeedResult.END
     assert read(live) == "12121"
 
 
@@ -149,8 +148,8 @@ def test_any_overlapping_deliveries_make_one_answer(
     for offset, count, take in [*deliveries, (0, len(ids), True)]:
         before = len(live.output)
         news = live.feed(offset, ids[offset : offset + count], (), None, 1.0)
-        assert (news is News.GAP) == (offset > before)
-        chunk = live.take() if take else None
+        assert (news is FeedResult.GAP) == (offset > before)
+        chunk = live.pop_chunk() if take else None
         if chunk:
             got += chunk.text
             sent += chunk.token_ids
@@ -158,7 +157,7 @@ def test_any_overlapping_deliveries_make_one_answer(
     if "zz" in text and stops:
         assert got + read(live) == text[: text.index("zz")]
         return
-    last = live.take()
+    last = live.pop_chunk()
     assert last is not None
     assert (got + last.text, [*sent, *last.token_ids]) == (text, ids)
 
@@ -169,7 +168,7 @@ def test_every_end_is_the_end(reason: FinishReason) -> None:
     live.feed(0, tokens_of("1"), (), None, 1.0)
     live.end(reason, 2.0)
     live.end(FinishReason.ERROR, 3.0, RuntimeError())
-    assert (live.reason, live.failure, live.line.ended_s) == (reason, None, 2.0)
+    assert (live.reason, live.failure, live.timeline.ended_s) == (reason, None, 2.0)
 
 
 END, USER = (demo_text().encode(f"<|{name}|>")[0] for name in ("end", "user"))
@@ -214,14 +213,14 @@ def test_what_is_told_of_the_prompt_comes_with_the_first_tokens_alone() -> None:
     live = session()
     ids = tokens_of("12")
     scores = [TokenLogprob(token_id=7, logprob=-1.0)]
-    live.learn(3, scores)
-    live.learn(0, ())
+    live.add_prompt_info(3, scores)
+    live.add_prompt_info(0, ())
     live.feed(0, ids[:1], (), None, 1.0)
-    first = live.take()
+    first = live.pop_chunk()
     live.feed(1, ids[1:], (), FinishReason.STOP, 2.0)
-    second = live.take()
+    second = live.pop_chunk()
     assert first and second
     assert (list(first.prompt_logprobs), list(second.prompt_logprobs)) == (scores, [])
     assert live.cached_tokens == 3
-    bare = second.of_the_prompt
+    bare = second.without_output
     assert (bare.text, bare.token_ids, bare.reason) == ("", (), FinishReason.LENGTH)

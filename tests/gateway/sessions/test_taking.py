@@ -6,11 +6,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from gateway.requests.parser import Generation
-from gateway.requests.sampling import Sampling
-from gateway.sessions.call import ClientCall, Live
-from gateway.sessions.delivery import Ended
+from gateway.sessions.call import ClientCall, LiveChoice
 from gateway.sessions.session import Session
+from gateway.types.generation import GenerationRequest, Sampling
+from gateway.types.outcome import ChoiceOutcome
 from services.core import FinishReason, Sla
 from services.runtime.errors import Code, ServiceError
 from services.sla import RequestTimeline
@@ -31,27 +30,29 @@ class Desk:
 
     def __post_init__(self) -> None:
         self.call = ClientCall("c", 0, self, self.whole)
-        generation = Generation("demo", (1, 2), Sampling(seed=1, max_tokens=100), Sla(), now_s())
+        generation = GenerationRequest(
+            "demo", (1, 2), Sampling(seed=1, max_tokens=100), Sla(), now_s()
+        )
         for at in (0, 1):
             session = Session(at, 100, generation.arrival_s, demo_text().detokenizer())
-            self.call.lives.append(Live(session, generation, at, self.call))
+            self.call.choices.append(LiveChoice(session, generation, at, self.call))
 
-    def pace_s(self) -> float:
+    def message_interval_s(self) -> float:
         return 0.0
 
-    def release(self, call: ClientCall) -> None:
-        for live in call.lives:
-            live.session.end(CANCELLED, now_s())
+    def release(self, call: ClientCall, now_s: float) -> None:
+        for live in call.choices:
+            live.session.end(CANCELLED, now_s)
 
     def on_gap(self, gap_s: float, tokens: int) -> None:
         self.gaps.append((gap_s, tokens))
 
-    def on_settled(self, live: Live, ended: Ended) -> None:
-        assert live.ended is ended
-        self.settled.append((live.session.index, ended.line, ended.reason))
+    def on_delivered(self, live: LiveChoice, outcome: ChoiceOutcome) -> None:
+        assert live.outcome is outcome
+        self.settled.append((live.session.index, outcome.timeline, outcome.reason))
 
     def feed(self, choice: int, text: str, reason: FinishReason | None = None) -> None:
-        session = self.call.lives[choice].session
+        session = self.call.choices[choice].session
         session.feed(len(session.output), tokens_of(text), (), reason, now_s())
         self.call.notify(session, now_s())
 
@@ -70,7 +71,7 @@ async def test_tokens_count_when_the_writer_comes_back() -> None:
     chunks = desk.call.chunks()
     desk.feed(0, "1")
     await anext(chunks)
-    line = desk.call.lives[0].session.delivery.line
+    line = desk.call.choices[0].session.client_timeline.timeline
     assert line.tokens == 0  # it is being written
     desk.feed(0, "2")
     desk.feed(0, "3", STOP)
@@ -117,8 +118,8 @@ async def test_a_call_that_breaks_breaks_for_all_of_its_choices(
     rejected: bool, reason: FinishReason, expected: str
 ) -> None:
     desk = Desk()
-    first = desk.call.lives[0].session
-    first.line.rejected = rejected
+    first = desk.call.choices[0].session
+    first.timeline.rejected = rejected
     failure = ServiceError(Code.UNAVAILABLE, "gone") if reason is ERROR else None
     first.end(reason, now_s(), failure)
     desk.call.notify(first, now_s())

@@ -1,7 +1,7 @@
 """What a gateway adds to a story: the verdict by what the client was sent."""
 
-from gateway.sessions.delivery import Ended
-from gateway.sessions.verdicts import Verdicts
+from gateway.sessions.outcome_history import OutcomeHistory
+from gateway.types.outcome import ChoiceOutcome
 from protos.generated import scheduler_pb2
 from services.core import FinishReason, Sla
 from services.sla import RequestTimeline, explain_sla
@@ -40,11 +40,11 @@ def test_sentences() -> None:
 
 
 def test_it_is_the_last_chapter_of_who_ended_here() -> None:
-    verdicts = Verdicts(10)
-    verdicts.keep("a-0", Ended.judged(SLA, line(10.5), FinishReason.STOP))
+    history = OutcomeHistory(10)
+    history.add("a-0", ChoiceOutcome.judged(SLA, line(10.5), FinishReason.STOP))
     mine, other = story("a-0"), story("b-0")
-    verdicts.judge(mine)
-    verdicts.judge(other)
+    history.add_verdict(mine)
+    history.add_verdict(other)
     assert [chapter.kind for chapter in mine.chapters] == ["placed", "judged"]
     assert mine.chapters[-1].text.startswith("as its client saw it, SLA interactive met; first")
     assert mine.chapters[-1].at_s == 0.5
@@ -52,10 +52,10 @@ def test_it_is_the_last_chapter_of_who_ended_here() -> None:
 
 
 def test_the_oldest_is_forgotten() -> None:
-    verdicts = Verdicts(2)
+    history = OutcomeHistory(2)
     for name in ("a-0", "b-0", "c-0"):
-        verdicts.keep(name, Ended.judged(SLA, line(10.5), FinishReason.STOP))
+        history.add(name, ChoiceOutcome.judged(SLA, line(10.5), FinishReason.STOP))
     told = [story(name) for name in ("a-0", "b-0", "c-0")]
     for each in told:
-        verdicts.judge(each)
+        history.add_verdict(each)
     assert [len(each.chapters) for each in told] == [1, 2, 2]

@@ -12,9 +12,9 @@ from functools import cache
 from prometheus_client import CollectorRegistry
 
 from gateway.config import SLA_CLASSES
-from gateway.observed.forecast_metrics import ForecastMetrics
-from gateway.observed.metrics import MET, MISSED, Metrics
-from gateway.requests.sla import OTHER
+from gateway.telemetry.forecast_metrics import ForecastMetrics
+from gateway.telemetry.metrics import MET, MISSED, Metrics
+from gateway.types.sla_classes import OTHER
 from observability.metrics import gateway, predictor, scheduler
 from observability.metrics.catalogue import CATALOGUE
 from observability.metrics.metric import Metric

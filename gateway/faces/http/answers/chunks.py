@@ -6,8 +6,8 @@ from gateway.faces.http.answers.formats import AnswerFormat
 from gateway.faces.http.answers.logprobs import Entry
 from gateway.faces.http.schema import StreamOptions
 from gateway.sessions.call import ClientCall
-from gateway.sessions.foresight import Foreseen
 from gateway.sessions.session import ChoiceChunk
+from gateway.types.forecasts import ClientForecast
 
 
 def encode_usage(call: ClientCall) -> Entry:
@@ -51,11 +51,11 @@ class ChunkWriter:
     def _encode_running_usage(self, chunk: ChoiceChunk, sent_tokens: dict[int, int]) -> Entry:
         """Counts of the chunk's choice alone, as vLLM reports them."""
         sent_tokens[chunk.index] = sent_tokens.get(chunk.index, 0) + len(chunk.token_ids)
-        prompt_tokens = self._call.lives[chunk.index].generation.prompt_tokens
+        prompt_tokens = self._call.choices[chunk.index].request.prompt_tokens
         return _encode_counts(prompt_tokens, sent_tokens[chunk.index])
 
 
-def encode_forecast(forecast: Foreseen) -> dict[str, float | bool]:
+def encode_forecast(forecast: ClientForecast) -> dict[str, float | bool]:
     """Rounded to a tenth of a token and of a millisecond, without unknown fields."""
     fields: dict[str, float | bool] = {
         "expected_tokens": round(forecast.expected_tokens, 1),

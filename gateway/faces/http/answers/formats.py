@@ -83,7 +83,7 @@ class ChatFormat:
 
     def whole_extras(self, choices: Sequence[Sequence[ChoiceChunk]]) -> Entry:
         extras: Entry = {}
-        ids = self._call.lives[0].generation.prompt_ids
+        ids = self._call.choices[0].request.prompt_ids
         if self._body.return_token_ids:
             extras["prompt_token_ids"] = list(ids)
         if self._body.prompt_logprobs is not None:
@@ -95,7 +95,7 @@ class ChatFormat:
         if self._prompt_ids_sent:
             return NO_EXTRAS
         self._prompt_ids_sent = True
-        return {"prompt_token_ids": list(self._call.lives[0].generation.prompt_ids)}
+        return {"prompt_token_ids": list(self._call.choices[0].request.prompt_ids)}
 
     def _encode_logprobs(self, logprobs: Sequence[Logprob]) -> Entry | None:
         return encode_chat_logprobs(self._text, logprobs) if self._body.logprobs else None
@@ -157,7 +157,7 @@ class CompletionFormat:
             return None
         columns = self._columns.get(chunk.index)
         if columns is None:
-            sampling = self._call.lives[chunk.index].generation.sampling
+            sampling = self._call.choices[chunk.index].request.sampling
             columns = LogprobColumns(self._text, sampling, self._body.logprobs)
             self._columns[chunk.index] = columns
         if not echo:
@@ -167,7 +167,7 @@ class CompletionFormat:
         return join_columns(prompt, columns.encode_answer(chunk.logprobs))
 
     def _prompt_ids(self, index: int) -> Sequence[int]:
-        return self._call.lives[index].generation.prompt_ids
+        return self._call.choices[index].request.prompt_ids
 
     def _prompt_text(self, index: int) -> str:
         """The prompt as the client sent it; a prompt of token ids is decoded."""

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 
-from gateway.requests.sampling import Sampling
 from gateway.requests.text import Text
 from gateway.sessions.session import Logprob
+from gateway.types.generation import Sampling
 from services.runtime.errors import Code, ServiceError
 
 Entry = dict[str, object]

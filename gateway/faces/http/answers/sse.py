@@ -10,12 +10,7 @@ from typing import Any, TypeVar
 from fastapi import Response
 from starlette.types import Receive, Scope, Send
 
-from gateway.faces.http.errors import (
-    ClientDisconnected,
-    error_body,
-    error_response,
-    internal_error,
-)
+from gateway.faces.http.errors import ClientDisconnected, error_body, error_response, internal_error
 from services.runtime.errors import ServiceError
 
 log = logging.getLogger(__name__)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from gateway.faces.http.dialect.fields import MESSAGE, Handling
-from gateway.requests.client_request import TokenIds
+from gateway.types.client_request import TokenIds
 from services.runtime.errors import InvalidArgument
 
 PROMPT_KINDS = "a string, a list of strings, a list of token ids, or a list of such lists"

@@ -6,10 +6,10 @@ from collections.abc import Container
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.admission.caller import caller, introduce
+from gateway.admission.caller import bind_caller, current_caller
 from gateway.admission.keyring import Keyring
-from gateway.admission.keys import Unauthenticated, bearer
 from gateway.faces.http.errors import error_response
+from gateway.types.api_keys import Unauthenticated, parse_bearer
 
 log = logging.getLogger(__name__)
 
@@ -24,12 +24,14 @@ class KeyAuthentication:
         respond = self._app
         if (
             scope["type"] == "http"
-            and self._keyring.wanted
+            and self._keyring.required
             and scope["path"] not in self._open_paths
         ):
             try:
-                name = self._keyring.check(bearer(Headers(scope=scope).get("authorization", "")))
-                introduce(caller().request_id, name)
+                name = self._keyring.check(
+                    parse_bearer(Headers(scope=scope).get("authorization", ""))
+                )
+                bind_caller(current_caller().request_id, name)
             except Unauthenticated as refusal:
                 if refusal.given:
                     host, *_ = scope.get("client") or ("an unknown client",)

@@ -6,7 +6,7 @@ import logging
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.admission.caller import REQUEST_ID, introduce
+from gateway.admission.caller import REQUEST_ID, bind_caller
 from gateway.faces.http.answers.sse import encode_event
 from gateway.faces.http.errors import error_body, error_response
 from services.runtime.errors import Code, ServiceError
@@ -31,7 +31,7 @@ class RequestGuard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        calling = introduce(Headers(scope=scope).get(REQUEST_ID, ""))
+        calling = bind_caller(Headers(scope=scope).get(REQUEST_ID, ""))
         header = (REQUEST_ID.encode(), calling.request_id.encode())
         started: Message | None = None
         ended = False

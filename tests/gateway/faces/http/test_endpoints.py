@@ -15,7 +15,7 @@ from tests.gateway.gateway_fakes import House, demo_text, housing, tokens_of
 from tests.gateway.gateway_fixtures import STOP
 
 PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/models", "/tokenize", "/detokenize", "/")
-DOCS = files("gateway.faces.http.docs").joinpath("static")
+DOCS = files("gateway.faces.docs").joinpath("static")
 CHAT = [{"role": "user", "content": "sort the words"}]
 
 

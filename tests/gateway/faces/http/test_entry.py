@@ -74,13 +74,13 @@ async def test_log_lines_and_span_carry_request_id_and_key_name(
     content: list[tuple[str, ...]] = []
     spans = WrittenSpans()
     async with housing(lambda _: tokens_of("1"), spans=spans, api_keys=(KEY,)) as house:
-        parse = house.gateway._parser.parse
+        parse = house.gateway.intake._parser.parse
 
         def parsing(*given: Any) -> Any:
             content.append(logs._about.get())
             return parse(*given)
 
-        monkeypatch.setattr(house.gateway._parser, "parse", parsing)
+        monkeypatch.setattr(house.gateway.intake._parser, "parse", parsing)
         headers = {**WITH_KEY, "x-request-id": "mine"}
         assert (await house.http("POST", "/v1/completions", BODY, headers)).status == 200
         request = house.scheduler.requests[0]
@@ -160,7 +160,7 @@ async def test_open_paths_need_no_key(locked: House) -> None:
 
 
 async def test_key_file_is_reloaded(tmp_path: Path) -> None:
-    from gateway.admission.keys import hash_key
+    from gateway.types.api_keys import hash_key
 
     path = tmp_path / "keys"
     path.write_text(f"ann:{hash_key(KEY)}\n")
@@ -168,7 +168,7 @@ async def test_key_file_is_reloaded(tmp_path: Path) -> None:
         assert (await house.http("POST", "/v1/completions", BODY, WITH_KEY)).status == 200
         assert house.scheduler.requests[0].tenant == "ann"
         path.write_text(f"bob:{hash_key(OTHER)} # the only key\n")
-        house.gateway.keyring._looked_s -= 2
+        house.gateway.keyring._checked_s -= 2
         assert (await house.http("POST", "/v1/completions", BODY, WITH_KEY)).status == 401
 
 
@@ -295,7 +295,7 @@ async def test_cors_wildcard_has_no_credentials() -> None:
     "origin", ["page.example", "https://page.example/", "https://", "", "null"]
 )
 def test_invalid_cors_origin_is_a_config_error(origin: str) -> None:
-    with pytest.raises(ConfigError, match=r"gateway\.cors_origins: .* is no origin"):
+    with pytest.raises(ConfigError, match=r"gateway\.cors_origins: .* is not an origin"):
         load(GatewayConfig, {"cors_origins": f"https://page.example,{origin}"})
 
 

@@ -213,7 +213,7 @@ async def test_story_ends_with_the_gateway_s_sla_result(house: House) -> None:
     body = {"prompt": "1,", "max_tokens": 5}
     reply = await house.http("POST", "/v1/completions", body, {"x-foretoken-sla": "batch"})
     choice = reply.json["id"].removeprefix("cmpl-") + "-0"
-    placed = sched.Chapter(at_s=0.25, kind="placed", text="admitted", times=3, until_s=0.5)
+    placed = sched.Chapter(at_s=0.0, kind="placed", text="admitted", times=3, until_s=0.5)
     house.scheduler.stories["some-id"] = sched.Story(request_id=choice, chapters=[placed])
     reply = await house.http("GET", "/ui/why/some-id")
     assert (reply.status, reply.headers["cache-control"]) == (200, "no-store")
@@ -221,7 +221,7 @@ async def test_story_ends_with_the_gateway_s_sla_result(house: House) -> None:
     assert (story["request_id"], story["live"]) == (choice, False)
     first, last = story["chapters"]
     assert first == {
-        "at_s": 0.25, "kind": "placed", "text": "admitted", "times": 3, "until_s": 0.5,
+        "at_s": 0.0, "kind": "placed", "text": "admitted", "times": 3, "until_s": 0.5,
     }  # fmt: skip
     assert last["kind"] == "judged"
     assert last["text"].startswith("as its client saw it, SLA batch met; first token after ")

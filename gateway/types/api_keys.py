@@ -1,4 +1,4 @@
-"""API keys: kept as hashes, each with a name. Pure, but that a new key is drawn."""
+"""API keys, stored as hashes with names. Pure, except that `new_key` is random."""
 
 import hmac
 import re
@@ -10,24 +10,25 @@ from hashlib import sha256
 from services.runtime.errors import Code, ServiceError
 
 PREFIX = "ft-"
-KEY_BYTES = 32  # drawn at random: nobody guesses it, so that a plain hash keeps it
+KEY_BYTES = 32  # random: long enough that a plain hash protects the key
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 HASH = re.compile(r"[0-9a-f]{64}")
-SHOWN_CHARS = 4  # of a wrong key, so that its owner knows which it was
-LEAST_CHARS = 12  # of one that is shown at all
+SHOWN_CHARS = 4  # of a wrong key, so that its owner recognizes it
+MIN_SHOWN_KEY_CHARS = 12  # shorter keys are masked completely
 
 
 class KeyFault(ValueError):
-    """What is wrong with a key or a file of them; says where, and never the key."""
+    """What is wrong with a key or a key file; names the place, never the key."""
 
 
 class Unauthenticated(ServiceError):
-    """No key, or none that is good here; worded as OpenAI words it."""
+    """The request has no key or an unknown one. The wording is OpenAI's."""
 
     def __init__(self, given: str):
-        """`given`: the key that came, empty where none did."""
+        """`given`: the received key, empty without one."""
         message = (
-            f"Incorrect API key provided: {shown(given)}. Ask whoever runs this server for a key."
+            f"Incorrect API key provided: {mask_key(given)}. Ask the operator of this server for a "
+            "key."
             if given
             else "You didn't provide an API key. You need to provide your API key in an "
             "Authorization header using Bearer auth (i.e. Authorization: Bearer YOUR_KEY)."
@@ -37,49 +38,49 @@ class Unauthenticated(ServiceError):
 
 
 def new_key() -> str:
-    """A key to hand out; what is kept of it is its hash."""
+    """A random key for a client. Only its hash is stored."""
     return PREFIX + secrets.token_urlsafe(KEY_BYTES)
 
 
 def hash_key(key: str) -> str:
-    """64 hex digits, as a file of keys has them."""
+    """64 hex digits, as in a key file."""
     return sha256(key.encode(errors="surrogateescape")).hexdigest()
 
 
-def shown(key: str) -> str:
-    """What may be told of a key: its last characters, of a long one."""
-    return "*" * 4 + (key[-SHOWN_CHARS:] if len(key) >= LEAST_CHARS else "")
+def mask_key(key: str) -> str:
+    """The key without all but its last characters."""
+    return "*" * 4 + (key[-SHOWN_CHARS:] if len(key) >= MIN_SHOWN_KEY_CHARS else "")
 
 
 @dataclass(frozen=True, slots=True)
 class NamedHash:
-    """A key as it is kept. Several may have one name: the old and the new, while one is changed."""
+    """A stored key. Several may share a name, such as the old and the new key of a rotation."""
 
     name: str
     hash: str = field(repr=False)
 
 
 def read_key_file(text: str) -> Sequence[NamedHash]:
-    """Of lines `name:sha256hex`; what follows a `#` is a comment. Raises KeyFault."""
+    """Parses lines `name:sha256hex`; a `#` begins a comment. Raises KeyFault."""
     lines = (line.partition("#")[0].strip() for line in text.splitlines())
     return [_read_line(at, line) for at, line in enumerate(lines, 1) if line]
 
 
 def name_keys(keys: Iterable[str]) -> Sequence[NamedHash]:
-    """Keys that were given as they are, named by their hashes' beginning, so that the name of one
-    depends on no other. Raises KeyFault."""
-    kept = []
+    """Hashes plain keys and names each by the beginning of its hash, so that a key's name does not
+    depend on other keys. Raises KeyFault."""
+    named = []
     for key in keys:
         if not key.strip() or key != key.strip():
             raise KeyFault("an API key is empty, or begins or ends with a blank")
         digest = hash_key(key)
-        kept.append(NamedHash(f"key-{digest[:8]}", digest))
-    return kept
+        named.append(NamedHash(f"key-{digest[:8]}", digest))
+    return named
 
 
-def name_of(key: str, known: Iterable[NamedHash]) -> str:
-    """Whose key it is, empty where it is nobody's. Looks at all that are known, however early one
-    fits, and takes the same time for each."""
+def find_name(key: str, known: Iterable[NamedHash]) -> str:
+    """The name of a key, empty for an unknown one. Compares with every known key, so that the time
+    does not depend on the match."""
     digest, found = hash_key(key), ""
     for each in known:
         if hmac.compare_digest(digest, each.hash):
@@ -87,8 +88,8 @@ def name_of(key: str, known: Iterable[NamedHash]) -> str:
     return found
 
 
-def bearer(authorization: str) -> str:
-    """The key within an Authorization header; empty where there is none."""
+def parse_bearer(authorization: str) -> str:
+    """The key in an Authorization header; empty without one."""
     scheme, _, key = authorization.partition(" ")
     return key.strip() if scheme.lower() == "bearer" else ""
 
@@ -98,5 +99,5 @@ def _read_line(at: int, line: str) -> NamedHash:
     if not (colon and NAME.fullmatch(name)):
         raise KeyFault(f"line {at}: must be name:hash, a name of letters, digits, '.', '_' and '-'")
     if not HASH.fullmatch(digest.lower()):
-        raise KeyFault(f"line {at}: what follows {name}: must be 64 hex digits, a key's SHA-256")
+        raise KeyFault(f"line {at}: the hash of {name} must be 64 hex digits, the key's SHA-256")
     return NamedHash(name, digest.lower())

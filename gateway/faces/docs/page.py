@@ -5,7 +5,7 @@ from fastapi import FastAPI, Request, Response
 from gateway.faces.ui.files import INDEX, page_files
 from gateway.faces.ui.routes import send_file
 
-FILES = page_files("gateway.faces.http.docs", "static")
+FILES = page_files("gateway.faces.docs", "static")
 DOCS_PATHS = frozenset(("/docs", *(f"/docs/{name}" for name in FILES)))
 
 

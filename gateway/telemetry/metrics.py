@@ -1,14 +1,13 @@
-"""What Prometheus reads of the gateway, by the catalogue: requests as their clients saw them."""
+"""The gateway's Prometheus metrics: requests as their clients see them."""
 
 from collections.abc import Callable, Mapping
 from math import inf
 
 from prometheus_client import CollectorRegistry
 
-from gateway.admission.door import Bar
-from gateway.requests.sla import OTHER
-from gateway.sessions.delivery import Ended
-from gateway.sessions.placement import Cause as Lost
+from gateway.types.errors import RefusalReason
+from gateway.types.outcome import ChoiceOutcome, ResubmitCause
+from gateway.types.sla_classes import OTHER
 from observability.metrics import gateway as catalogue
 from observability.metrics.instruments import Instruments
 from services.core import FinishReason, Sla
@@ -19,11 +18,11 @@ MET, MISSED = "met", "missed"
 
 
 class Metrics:
-    """All of the gateway's instruments in one registry. What an event loop counts for every token
-    or request is counted without locks."""
+    """All instruments of one gateway in one registry. What the event loop updates per token or
+    request uses instruments without locks."""
 
     def __init__(self, registry: CollectorRegistry, slas: Mapping[str, Sla] | None = None):
-        """`slas`: the classes that a request can name, which alone become labels."""
+        """`slas`: the classes that a request can name; only these become labels."""
         make = Instruments(registry)
         self.registry = registry
         self.gaps = make.lean(catalogue.GAP).labels()
@@ -46,53 +45,54 @@ class Metrics:
         self._success = make.counter(catalogue.SUCCESS)
         self._sla = make.counter(catalogue.SLA)
         self._goodput_tokens = make.counter(catalogue.GOODPUT_TOKENS)
-        self._begin()
+        self._create_series()
 
-    def _begin(self) -> None:
-        """What has labels begins at 0: the first of a kind is an increase, too."""
+    def _create_series(self) -> None:
+        """Creates labelled series at 0, so that Prometheus sees the first event as an increase."""
         for reason in (*(reason.value for reason in FinishReason), REJECTED):
             self._success.labels(reason)
         for name in (*self._slas, OTHER):
             self._goodput_tokens.labels(name)
             for by_class in (self._ttft, self._tpot, self._mtpot, self._e2e):
                 by_class.labels(name)
-            for cause in SlaMissCause:
-                self._sla.labels(name, MISSED if cause else MET, cause.value)
-        for lost in Lost:
-            self.resubmissions.labels(lost.value)
-        for bar in Bar:
-            self.refusals.labels(bar.value)
+            for miss_cause in SlaMissCause:
+                self._sla.labels(name, MISSED if miss_cause else MET, miss_cause.value)
+        for resubmit_cause in ResubmitCause:
+            self.resubmissions.labels(resubmit_cause.value)
+        for refusal in RefusalReason:
+            self.refusals.labels(refusal.value)
 
     def watch(self, running: Callable[[], int], waiting: Callable[[], int]) -> None:
-        """The gauges, read when Prometheus asks."""
+        """Sets the functions that the gauges call at each scrape."""
         self._running.set_function(running)
         self._waiting.set_function(waiting)
 
-    def known(self, asked: str) -> str:
-        """The class of that name, where there is one: no word of a client's."""
-        return asked if asked in self._slas else OTHER
+    def class_label(self, name: str) -> str:
+        """`name` if it is a configured class, else OTHER: clients cannot create labels."""
+        return name if name in self._slas else OTHER
 
-    def on_refused(self, bar: Bar, name: str, choices: int) -> None:
-        """So many choices of a class were refused before they were let in."""
-        self.refusals.labels(bar.value).inc()
+    def on_refused(self, reason: RefusalReason, name: str, choices: int) -> None:
+        """Choices of a class were refused before admission."""
+        self.refusals.labels(reason.value).inc()
         self._sla.labels(name, MISSED, SlaMissCause.REJECTED.value).inc(choices)
 
-    def on_settled(self, ended: Ended) -> None:
-        """A choice is over, and its client has all of it that it will ever have."""
-        line, cause, name = ended.line, ended.cause, self.known(ended.sla.name)
-        self._success.labels(REJECTED if line.rejected else ended.reason.value).inc()
+    def on_delivered(self, outcome: ChoiceOutcome) -> None:
+        """The delivery of a choice is complete."""
+        timeline, cause = outcome.timeline, outcome.cause
+        name = self.class_label(outcome.sla.name)
+        self._success.labels(REJECTED if timeline.rejected else outcome.reason.value).inc()
         self._sla.labels(name, MISSED if cause else MET, cause.value).inc()
         if not cause:
-            self._goodput_tokens.labels(name).inc(line.tokens)
-        if line.rejected:
+            self._goodput_tokens.labels(name).inc(timeline.tokens)
+        if timeline.rejected:
             return
-        self._e2e.labels(name).observe(line.ended_s - line.arrival_s)
-        self._queue.observe(line.queued_s)
-        if line.tokens:
-            self._ttft.labels(name).observe(line.ttft_s)
-            self._decode.observe(line.decode_s)
-            if line.placed_s < inf:
-                self._prefill.observe(line.first_token_s - line.placed_s)
-        if line.tokens > 1:
-            self._tpot.labels(name).observe(line.tpot_s)
-            self._mtpot.labels(name).observe(line.longest_gap_s)
+        self._e2e.labels(name).observe(timeline.ended_s - timeline.arrival_s)
+        self._queue.observe(timeline.queued_s)
+        if timeline.tokens:
+            self._ttft.labels(name).observe(timeline.ttft_s)
+            self._decode.observe(timeline.decode_s)
+            if timeline.placed_s < inf:
+                self._prefill.observe(timeline.first_token_s - timeline.placed_s)
+        if timeline.tokens > 1:
+            self._tpot.labels(name).observe(timeline.tpot_s)
+            self._mtpot.labels(name).observe(timeline.longest_gap_s)

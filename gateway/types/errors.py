@@ -1,6 +1,10 @@
-"""Request errors that clients distinguish from other invalid arguments."""
+"""Errors that clients distinguish from other invalid arguments, and refusals under load."""
+
+from enum import StrEnum
 
 from services.runtime.errors import Code, InvalidArgument, ServiceError
+
+MIN_RETRY_S = 1.0  # the least retry time sent to a refused client
 
 
 class UnknownModel(ServiceError):
@@ -34,3 +38,22 @@ class ContextOverflow(InvalidArgument):
             f"{answer_tokens} in the completion). Please reduce the length of the messages or "
             f"completion. ({max_tokens} tokens are what {bound} can hold.)",
         )
+
+
+class RefusalReason(StrEnum):
+    """The limit that a refused request exceeds; a metric label."""
+
+    SESSIONS = "sessions"
+    QUEUE = "queue"
+    DEADLINE = "deadline"
+    ARRIVING = "arriving"
+    READING = "reading"
+
+
+class RequestRefused(ServiceError):
+    """The gateway is too busy for one more request."""
+
+    def __init__(self, reason: RefusalReason, message: str, retry_after_s: float):
+        retry_after_s = max(MIN_RETRY_S, retry_after_s)
+        super().__init__(Code.RESOURCE_EXHAUSTED, f"{message}; retry later", retry_after_s)
+        self.reason = reason

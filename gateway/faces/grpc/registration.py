@@ -1,5 +1,4 @@
-"""How the gateway's service is registered: as generated, but that a request which does not parse is
-the servicer's to refuse."""
+"""Registers the gateway's service so that unparsable requests reach the servicer."""
 
 from typing import Any, cast
 
@@ -9,15 +8,15 @@ from google.protobuf.message import DecodeError
 from protos.generated import gateway_pb2, gateway_pb2_grpc
 
 
-class Registrar:
-    """Takes the generated registration; a request that does not parse is the servicer's to
-    refuse, since the library would call it an internal error."""
+class LenientRegistrar:
+    """Replaces the request deserializer of `Generate` during registration. grpc reports a request
+    that does not parse as an internal error; the servicer reports it as INVALID_ARGUMENT."""
 
     def __init__(self, server: Any):
         self._server = server
 
     def add_generic_rpc_handlers(self, handlers: Any) -> None:
-        """Made below, from the handlers as they are changed there."""
+        """Does nothing: `add_registered_method_handlers` registers the changed handlers."""
 
     def add_registered_method_handlers(self, service: str, handlers: dict[str, Any]) -> None:
         lenient = handlers["Generate"]._replace(request_deserializer=_parse_or_none)
@@ -29,7 +28,7 @@ class Registrar:
 
 
 def add_to_server(servicer: Any, server: Any) -> None:
-    gateway_pb2_grpc.add_GatewayServicer_to_server(servicer, cast(Any, Registrar(server)))
+    gateway_pb2_grpc.add_GatewayServicer_to_server(servicer, cast(Any, LenientRegistrar(server)))
 
 
 def _parse_or_none(data: bytes) -> gateway_pb2.GenerateRequest | None:

@@ -1,15 +1,15 @@
-"""How much work may be done again: a share of the traffic, so that retries never feed on
-themselves (gRPC's and Finagle's retry budget). Pure."""
+"""A budget for repeated work, as a share of the traffic, so that retries never feed on themselves
+(as gRPC's retry throttling and Finagle's retry budget). Pure."""
 
 from collections import Counter
 
 WINDOW_S = 10.0
-SLICE_S = 0.5  # what was counted leaves the window a slice at a time
+SLICE_S = 0.5  # counts leave the window one slice at a time
 
 
 class RetryBudget:
-    """Over the last `WINDOW_S`: `share` of the requests submitted, and `floor_per_s` beside it,
-    so that a small system's few are not lost with their one worker."""
+    """Over the last `WINDOW_S`: `share` of the submitted requests plus `floor_per_s`, so that a
+    small system can recover from the loss of its only worker."""
 
     def __init__(self, share: float, floor_per_s: float):
         self._share = share
@@ -17,11 +17,11 @@ class RetryBudget:
         self._submitted, self._retried = Counter[int](), Counter[int]()
 
     def on_submitted(self, now_s: float) -> None:
-        """A request went out for the first time. O(slices)."""
+        """A request was submitted for the first time. O(slices)."""
         _count(self._submitted, now_s)
 
-    def take(self, now_s: float) -> bool:
-        """Whether there is room for one more retry, which is then taken. O(slices)."""
+    def try_spend(self, now_s: float) -> bool:
+        """Spends one retry if the budget has room; returns whether it had. O(slices)."""
         allowed = self._floor + self._share * _total(self._submitted, now_s)
         if _total(self._retried, now_s) + 1 > allowed:
             return False

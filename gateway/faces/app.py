@@ -8,18 +8,13 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
-from gateway.faces.http.docs.page import DOCS_PATHS, add_docs
+from gateway.faces.docs.page import DOCS_PATHS, add_docs
 from gateway.faces.http.endpoints import add_endpoints, describe_body, list_endpoints
 from gateway.faces.http.entry.authentication import KeyAuthentication
 from gateway.faces.http.entry.cors import Cors
 from gateway.faces.http.entry.head_method import HeadMethod
 from gateway.faces.http.entry.request_guard import RequestGuard
-from gateway.faces.http.errors import (
-    ClientDisconnected,
-    error_body,
-    error_response,
-    internal_error,
-)
+from gateway.faces.http.errors import ClientDisconnected, error_body, error_response, internal_error
 from gateway.faces.http.generate import chat, complete
 from gateway.faces.http.schema import ChatBody, CompletionBody
 from gateway.faces.http.unserved import MAX_PATH_CHARS, suggest_endpoint

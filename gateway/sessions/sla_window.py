@@ -1,4 +1,4 @@
-"""How the SLAs of the last minute were kept, by class, counted second by second. Pure."""
+"""SLA outcomes of the last minute by class, counted per second. Pure."""
 
 from collections import Counter, deque
 from dataclasses import dataclass, field
@@ -9,13 +9,13 @@ WINDOW_S = 60
 
 
 @dataclass(slots=True)
-class Kept:
-    """Of one SLA class: requests by how they ended, and the tokens that they were given."""
+class SlaCounts:
+    """Ended requests of one SLA class and their delivered tokens."""
 
     met: int = 0
-    missed: dict[str, int] = field(default_factory=dict)  # by the cause
+    missed: dict[str, int] = field(default_factory=dict)  # by cause
     tokens: int = 0
-    good_tokens: int = 0  # of those whose SLA was kept
+    good_tokens: int = 0  # of requests that met their SLA
 
     def add(self, cause: SlaMissCause, requests: int, tokens: int) -> None:
         self.tokens += tokens
@@ -38,11 +38,11 @@ class Second:
     tokens: Counter[Key] = field(default_factory=Counter)
 
 
-class Recent:
-    """Verdicts of the last WINDOW_S seconds, to the second.
+class SlaWindow:
+    """Outcomes of the last WINDOW_S seconds.
 
-    Adding one is O(1) and telling them O(classes x causes), however many there were: sums are
-    kept, and a second that is over the edge is taken off them whole.
+    Adding one is O(1), reading is O(classes x causes): sums are kept, and an expired second is
+    subtracted from them.
     """
 
     def __init__(self) -> None:
@@ -53,8 +53,8 @@ class Recent:
     def add(
         self, name: str, cause: SlaMissCause, tokens: int, now_s: float, choices: int = 1
     ) -> None:
-        """Choices of SLA class `name` have ended with so many tokens delivered, all together."""
-        self._forget(now_s)
+        """Choices of SLA class `name` have ended, with `tokens` delivered in total."""
+        self._expire(now_s)
         if not self._seconds or self._seconds[-1].at_s < int(now_s):
             self._seconds.append(Second(int(now_s)))
         last, key = self._seconds[-1], (name, cause)
@@ -63,16 +63,16 @@ class Recent:
         for counts in (last.tokens, self._tokens):
             counts[key] += tokens
 
-    def by_class(self, now_s: float) -> dict[str, Kept]:
-        """Classes of which something ended, each with what became of its requests."""
-        self._forget(now_s)
-        kept: dict[str, Kept] = {}
+    def by_class(self, now_s: float) -> dict[str, SlaCounts]:
+        """The counts of each class that has any."""
+        self._expire(now_s)
+        by_class: dict[str, SlaCounts] = {}
         for (name, cause), requests in self._requests.items():
-            kept.setdefault(name, Kept()).add(cause, requests, self._tokens[name, cause])
-        return kept
+            by_class.setdefault(name, SlaCounts()).add(cause, requests, self._tokens[name, cause])
+        return by_class
 
-    def _forget(self, now_s: float) -> None:
+    def _expire(self, now_s: float) -> None:
         while self._seconds and self._seconds[0].at_s <= int(now_s) - WINDOW_S:
-            gone = self._seconds.popleft()
-            self._requests -= gone.requests  # drops what comes to zero
-            self._tokens -= gone.tokens
+            expired = self._seconds.popleft()
+            self._requests -= expired.requests  # drops counts of zero
+            self._tokens -= expired.tokens

@@ -1,0 +1,166 @@
+"""The intake of a request, from its arrival to a checked `GenerationRequest`.
+
+Each step either continues or raises a ServiceError: admission before anything is read, the wait for
+tokenization, then parsing and tokenization in threads.
+"""
+
+import secrets
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from math import inf
+from typing import TypeVar
+
+from gateway.admission.admission_control import AdmissionControl
+from gateway.admission.caller import current_caller
+from gateway.admission.tokenization_queue import TokenizationQueue
+from gateway.config import GatewayConfig
+from gateway.request_tracing import NO_TRACE, RequestTrace
+from gateway.requests.defaults import sampling_defaults
+from gateway.requests.parser import Parser
+from gateway.requests.reading_pool import LARGE_BYTES, ReadingPool
+from gateway.requests.size import PromptSizeLimit
+from gateway.requests.text import Text
+from gateway.sessions.sessions import Sessions
+from gateway.telemetry.metrics import Metrics
+from gateway.types.client_request import ClientRequest, count_prompt_bytes
+from gateway.types.errors import RequestRefused
+from gateway.types.generation import ContextLimit, GenerationRequest, RequestArrival
+from services.runtime.errors import Code, ServiceError
+from services.sla import SlaMissCause
+
+T = TypeVar("T")
+
+
+class RequestIntake:
+    """Admits, parses and tokenizes requests. Counts every refusal."""
+
+    def __init__(self, config: GatewayConfig, text: Text, sessions: Sessions, metrics: Metrics):
+        self.draining = False
+        self._config, self._text = config, text
+        self._sessions, self._metrics = sessions, metrics
+        defaults = sampling_defaults(config.model) if config.generation_config == "auto" else {}
+        self._parser = Parser(config, text, lambda: secrets.randbits(63), defaults)
+        self._size_limit = PromptSizeLimit(text.backend)
+        self._reading = ReadingPool(
+            config.reading_threads, config.max_reading, config.max_reading_bytes
+        )
+        self._queue = TokenizationQueue(
+            config.max_arriving, config.arriving_hold_s, config.arriving_burst_s
+        )
+        self._admission = AdmissionControl(config.max_sessions, config.max_queued)
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for tokenization."""
+        return self._queue.waiting + self._reading.waiting
+
+    @property
+    def context_limit(self) -> ContextLimit:
+        """The longest prompt and answer that the fleet can hold."""
+        return self._sessions.peers.fleet.context_limit_or(self._text.context_tokens)
+
+    def on_tokens(self) -> None:
+        """Tokens were received in this turn of the event loop."""
+        self._queue.on_tokens()
+
+    def close(self) -> None:
+        self._reading.close()
+
+    # Admission
+
+    def admit(
+        self, timeout_s: float = inf, choices: int = 1, sla_class: str = ""
+    ) -> RequestArrival:
+        """Admits a request of which nothing else has been read; its time runs from here. Raises
+        ServiceError if it would be refused anyway. O(1)."""
+        now_s = time.monotonic()
+        self.check_draining()
+        timeout_s = min(timeout_s, self._config.default_deadline_s)
+        arrival = RequestArrival(now_s, timeout_s, sla_class)
+        with self._counting_refusals(sla_class, choices):
+            self._queue.check()
+        self.check_room(choices, arrival)
+        return arrival
+
+    def check_room(self, choices: int, arrival: RequestArrival) -> None:
+        """Raises ServiceError if so many choices would be refused now. O(1)."""
+        self._check_room(choices, arrival.arrival_s + arrival.timeout_s, arrival.sla_class)
+
+    def check_requests(self, requests: Sequence[GenerationRequest]) -> None:
+        """Raises ServiceError if all choices of parsed requests would be refused now."""
+        self.check_draining()
+        choices = sum(request.sampling.n for request in requests)
+        deadline_s = min((request.deadline_s for request in requests), default=inf)
+        self._check_room(choices, deadline_s, requests[0].sla.name)
+
+    def check_draining(self) -> None:
+        if self.draining:
+            raise ServiceError(Code.UNAVAILABLE, "shutting down; retry elsewhere", 1.0)
+
+    async def wait_for_turn(self, sla_class: str = "") -> None:
+        """Returns once tokens that wait to be received leave time for a new request. Raises
+        ServiceError."""
+        with self._counting_refusals(sla_class):
+            await self._queue.wait_for_turn()
+
+    # Parsing
+
+    async def parse(
+        self, request: ClientRequest, arrival: RequestArrival, trace: RequestTrace = NO_TRACE
+    ) -> GenerationRequest:
+        """Raises ServiceError; for a client's mistake InvalidArgument, naming the field."""
+        since_s = time.monotonic()
+        limit = self.context_limit
+        size_bytes = count_prompt_bytes(request.prompt)
+        self._size_limit.check(request, size_bytes, limit)
+        parsing = partial(self._parser.parse, request, limit, arrival)
+        parsed = await self.read(parsing, size_bytes, arrival.sla_class)
+        if key_name := current_caller().key:
+            parsed = replace(parsed, user=parsed.user or key_name)
+        if trace is NO_TRACE:
+            return parsed
+        trace.on_tokenized(since_s, parsed.prompt_tokens)
+        return replace(parsed, traceparent=trace.traceparent)
+
+    async def tokenize(self, request: ClientRequest) -> Sequence[int]:
+        """The tokens of a prompt or conversation of any length. Raises ServiceError."""
+        size_bytes = count_prompt_bytes(request.prompt)
+        return await self.read(partial(self._parser.tokenize, request), size_bytes)
+
+    def check_model(self, name: str) -> None:
+        """Raises UnknownModel unless `name` is empty or the served model."""
+        self._parser.check_model(name)
+
+    def reads_quickly(self, size_bytes: int) -> bool:
+        """Whether texts of this size are read before their client could disconnect."""
+        return size_bytes <= LARGE_BYTES and self._reading.free
+
+    async def read(self, work: Callable[[], T], size_bytes: int, sla_class: str = "") -> T:
+        """The result of `work` on a text of this size. Runs in a thread unless the text is below
+        `read_at_once_bytes`. Raises ServiceError."""
+        if size_bytes <= self._config.read_at_once_bytes:
+            return work()
+        with self._counting_refusals(sla_class):
+            return await self._reading.run(work, size_bytes)
+
+    def _check_room(self, choices: int, deadline_s: float, sla_class: str) -> None:
+        now_s = time.monotonic()
+        fleet, live = self._sessions.peers.fleet, len(self._sessions.table)
+        with self._counting_refusals(sla_class, choices):
+            refusal = self._admission.find_refusal(live, choices, deadline_s - now_s, fleet, now_s)
+            if refusal is not None:
+                raise refusal
+
+    @contextmanager
+    def _counting_refusals(self, sla_class: str, choices: int = 1) -> Iterator[None]:
+        try:
+            yield
+        except RequestRefused as refusal:
+            name = self._metrics.class_label(sla_class or self._config.default_sla)
+            self._metrics.on_refused(refusal.reason, name, choices)
+            window = self._sessions.delivery.history.sla_window
+            window.add(name, SlaMissCause.REJECTED, 0, time.monotonic(), choices)
+            raise

@@ -1,0 +1,84 @@
+"""The gateway's `/metrics`: of its own process and of its peers."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from grpc import aio
+from prometheus_client import Gauge
+
+from gateway.config import GatewayConfig
+from observability.exposition import Part, expose, merge, with_aliases
+from observability.metrics.vllm import ALIASES
+from protos.generated import telemetry_pb2
+from protos.generated.telemetry_pb2_grpc import TelemetryStub
+
+log = logging.getLogger(__name__)
+
+
+class Peer:
+    """A process that serves its metrics over gRPC. Its loss and its return are logged once each."""
+
+    def __init__(self, address: str, connect: Callable[[str], aio.Channel]):
+        self._address, self._connect = address, connect
+        self._channel: aio.Channel | None = None  # created on the event loop that uses it
+        self._missing = False
+
+    async def scrape(self, timeout_s: float) -> str | None:
+        """Its metrics as text; None without an answer within `timeout_s`."""
+        if self._channel is None:
+            self._channel = self._connect(self._address)
+        stub = TelemetryStub(self._channel)
+        try:
+            answer = await stub.Scrape(telemetry_pb2.ScrapeRequest(), timeout=timeout_s)
+        except aio.AioRpcError as error:
+            if not self._missing:
+                reason = error.details() or error.code().name
+                log.warning("/metrics omits %s, which does not answer: %s", self._address, reason)
+            self._missing = True
+            return None
+        if self._missing:
+            log.info("/metrics includes %s again", self._address)
+        self._missing = False
+        return answer.text
+
+    async def close(self) -> None:
+        if self._channel is not None:
+            channel, self._channel = self._channel, None
+            await channel.close()
+
+
+class MetricsAggregator:
+    """Merges the metrics of all peers, which are scraped concurrently. A late or missing peer is
+    omitted and counted in `missing`: a scrape takes at most `metrics_wait_s`."""
+
+    def __init__(
+        self,
+        config: GatewayConfig,
+        parts: Sequence[Part],
+        connect: Callable[[str], aio.Channel],
+        missing: Gauge,
+    ):
+        self._timeout_s, self._vllm = config.metrics_wait_s, config.vllm_metrics
+        self._parts, self._missing = parts, missing
+        self._peers = [Peer(address, connect) for address in config.metrics_peers]
+        self._scrape: asyncio.Task[str] | None = None
+
+    async def text(self) -> str:
+        """Concurrent calls share one scrape."""
+        if self._scrape is None or self._scrape.done():
+            self._scrape = asyncio.create_task(self._scrape_all())
+        return await asyncio.shield(self._scrape)
+
+    async def close(self) -> None:
+        if self._scrape is not None:
+            self._scrape.cancel()
+            await asyncio.gather(self._scrape, return_exceptions=True)
+        for peer in self._peers:
+            await peer.close()
+
+    async def _scrape_all(self) -> str:
+        texts = await asyncio.gather(*(peer.scrape(self._timeout_s) for peer in self._peers))
+        self._missing.set(texts.count(None))
+        merged = merge([expose(self._parts), *(text for text in texts if text is not None)])
+        return with_aliases(merged, ALIASES) if self._vllm else merged

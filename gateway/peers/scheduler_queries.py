@@ -1,0 +1,42 @@
+"""Unary queries to the scheduler: the story of a request, and the fleet."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from grpc import aio
+
+from protos.generated import scheduler_pb2
+from protos.generated.scheduler_pb2_grpc import SchedulerStub
+from services.runtime.errors import ServiceError
+from services.runtime.observed.tracing import outgoing
+
+WHY_TIMEOUT_S = 10.0
+FLEET_TIMEOUT_S = 2.0
+
+
+class SchedulerQueries:
+    """Raises the scheduler's errors as ServiceError."""
+
+    def __init__(self, channel: aio.Channel):
+        self._stub = SchedulerStub(channel)
+
+    async def get_stories(self, request_id: str) -> scheduler_pb2.WhyResponse:
+        """The stories of a request by any of its ids."""
+        request = scheduler_pb2.WhyRequest(request_id=request_id)
+        with _service_errors():
+            return await self._stub.Why(request, timeout=WHY_TIMEOUT_S, metadata=outgoing())
+
+    async def get_fleet(self) -> scheduler_pb2.FleetView:
+        """Workers and queue as of now. The Submit stream reports them only when they affect
+        requests."""
+        with _service_errors():
+            request = scheduler_pb2.GetFleetRequest()
+            return await self._stub.GetFleet(request, timeout=FLEET_TIMEOUT_S)
+
+
+@contextmanager
+def _service_errors() -> Iterator[None]:
+    try:
+        yield
+    except aio.AioRpcError as error:
+        raise ServiceError(error.code(), error.details() or error.code().name) from None

@@ -1,0 +1,91 @@
+"""`GenerationRequest`: one checked and resolved prompt, the request type of the whole gateway."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
+
+from services.core import Sla
+
+SEED_SPAN = 2**64  # seeds are int64
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """Resolved sampling parameters: every field has a value, including the seed."""
+
+    seed: int
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    stop: tuple[str, ...] = ()
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logprobs: int | None = None
+    n: int = 1
+    stop_token_ids: frozenset[int] = frozenset()
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    allowed_token_ids: Sequence[int] = ()
+    bad_tokens: Sequence[Sequence[int]] = ()  # never the last token after the others
+    prompt_logprobs: int | None = None
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+
+    def choice_seed(self, choice: int) -> int:
+        """The seed of one choice: consecutive choices have consecutive seeds, wrapped to int64."""
+        half = SEED_SPAN // 2
+        return (self.seed + choice + half) % SEED_SPAN - half
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One prompt to answer, checked and resolved."""
+
+    model: str
+    prompt_ids: Sequence[int] = field(repr=False)
+    sampling: Sampling
+    sla: Sla
+    arrival_s: float
+    deadline_s: float = inf
+    application: str = ""
+    instruction: str = field(default="", repr=False)
+    user_input: str = field(default="", repr=False)
+    answer_tokens: tuple[int, ...] = ()  # of the conversation's earlier answers, approximate
+    cache_salt: str = field(default="", repr=False)  # requests with one salt share prefixes
+    user: str = field(default="", repr=False)
+    include_forecast: bool = False  # the client receives forecasts of each choice
+    priority: int = 0  # lower runs first
+    request_id: str = ""  # the client's name for it; empty: none
+    scores_only: bool = False  # the answer's one token is discarded
+    traceparent: str = ""  # empty: not traced
+
+    @property
+    def tenant(self) -> str:
+        """The tenant for fair sharing: the salt if there is one, else the user."""
+        return self.cache_salt or self.user
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.prompt_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestArrival:
+    """Arrival time and timeout of a request, and its SLA class as far as known on arrival."""
+
+    arrival_s: float
+    timeout_s: float = inf
+    sla_class: str = ""  # as the client named it; empty: the default
+
+
+@dataclass(frozen=True, slots=True)
+class ContextLimit:
+    """The longest prompt and answer that some worker can hold, and what sets that limit."""
+
+    tokens: int
+    bound: str
