@@ -30,7 +30,7 @@ from tests.gateway.gateway_fixtures import house as house
 REQUEST = gateway_pb2.GenerateRequest(prompt="1,")
 
 
-async def test_a_client_that_cancels_cancels_down_to_the_scheduler(
+async def test_client_cancellation_reaches_the_scheduler(
     house: House, client: AsyncClient
 ) -> None:
     stream = client.generate("1,")
@@ -48,7 +48,7 @@ async def test_a_client_that_cancels_cancels_down_to_the_scheduler(
     assert house.gateway.live == 0
 
 
-async def test_a_client_that_vanishes_while_queued_cancels_too(house: House) -> None:
+async def test_disconnect_while_queued_cancels(house: House) -> None:
     house.scheduler.place = False
     async with AsyncClient(house.grpc_address) as client:
         reading = asyncio.ensure_future(client.complete("1,", n=3))
@@ -59,7 +59,7 @@ async def test_a_client_that_vanishes_while_queued_cancels_too(house: House) -> 
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_an_http_client_that_hangs_up_cancels(house: House, stream: bool) -> None:
+async def test_http_disconnect_cancels(house: House, stream: bool) -> None:
     host, port = house.http_url.removeprefix("http://").split(":")
     _, writer = await asyncio.open_connection(host, int(port))
     body = b'{"prompt": "1,", "stream": %s}' % (b"true" if stream else b"false")
@@ -74,7 +74,7 @@ async def test_an_http_client_that_hangs_up_cancels(house: House, stream: bool) 
     assert house.gateway.live == 0
 
 
-async def test_a_writer_that_does_not_come_back_is_let_go() -> None:
+async def test_stalled_client_is_disconnected() -> None:
     async with housing(client_stall_s=0.2) as house:
         call = house.gateway.open(
             [
@@ -115,7 +115,7 @@ async def test_a_writer_that_does_not_come_back_is_let_go() -> None:
         (sched.REJECT_REASON_NO_MODEL, InvalidRequest, "1000 wait", 0.0),
     ],
 )
-async def test_refusals(
+async def test_scheduler_rejection_becomes_a_status(
     house: House, client: AsyncClient, refusal: sched.RejectReason.ValueType,
     kind: type[Exception], complaint: str, retry_after_s: float,
 ) -> None:  # fmt: skip
@@ -160,7 +160,7 @@ async def test_draining_refuses_new_requests_and_waits_for_old_ones(
     await draining
 
 
-async def test_bytes_that_are_no_request_are_the_clients_mistake(house: House) -> None:
+async def test_unparsable_message_is_invalid_argument(house: House) -> None:
     async with connect(house.grpc_address) as channel:
         call: Any = channel.unary_stream("/foretoken.v1.Gateway/Generate")
         for raw in (b"\x12\x02\xff\xfe", b"\xff"):
@@ -171,7 +171,7 @@ async def test_bytes_that_are_no_request_are_the_clients_mistake(house: House) -
     assert not house.scheduler.requests
 
 
-async def test_a_deadline_before_the_first_token_is_an_error(
+async def test_deadline_before_the_first_token_is_an_error(
     house: House, client: AsyncClient
 ) -> None:
     finished = sched.Finished(reason=common.FINISH_REASON_DEADLINE)
@@ -180,7 +180,7 @@ async def test_a_deadline_before_the_first_token_is_an_error(
         await client.complete("1,", timeout_s=30)
 
 
-async def test_a_deadline_amid_an_answer_keeps_what_there_is(
+async def test_deadline_within_an_answer_keeps_its_tokens(
     house: House, client: AsyncClient
 ) -> None:
     asking = asyncio.ensure_future(client.complete("1,", timeout_s=30))
@@ -192,14 +192,14 @@ async def test_a_deadline_amid_an_answer_keeps_what_there_is(
     assert (answer.text, answer.finish_reason) == ("on", FinishReason.DEADLINE)
 
 
-async def test_a_deadline_is_kept_though_nobody_says_so(house: House, client: AsyncClient) -> None:
+async def test_gateway_enforces_a_deadline_without_the_scheduler(house: House, client: AsyncClient) -> None:
     house.scheduler.place = False
     with pytest.raises(DeadlineExceeded):
         await client.complete("1,", timeout_s=1)
     await house.until(lambda: bool(house.scheduler.cancels))
 
 
-async def test_a_plain_grpc_deadline_reaches_the_scheduler(house: House) -> None:
+async def test_grpc_deadline_reaches_the_scheduler(house: House) -> None:
     house.scheduler.place = False
     async with connect(house.grpc_address) as channel:
         stub = gateway_pb2_grpc.GatewayStub(channel)
@@ -210,7 +210,7 @@ async def test_a_plain_grpc_deadline_reaches_the_scheduler(house: House) -> None
     assert 10 < house.scheduler.requests[0].deadline_in_s < 20 * 1.02
 
 
-async def test_a_workers_failure_is_told(house: House, client: AsyncClient) -> None:
+async def test_worker_failure_reaches_the_client(house: House, client: AsyncClient) -> None:
     asking = asyncio.ensure_future(client.complete("1,"))
     name = await first_prompt(house)
     house.worker.send(name, 0, (), common.FINISH_REASON_ERROR, "out of luck")

@@ -14,7 +14,7 @@ from tests.gateway.gateway_fakes import House
 from tests.gateway.gateway_fixtures import IDS, STOP, WORDS, first_prompt
 from tests.gateway.gateway_fixtures import client as client
 from tests.gateway.gateway_fixtures import house as house
-from tests.gateway.test_pipeline import HERE, Wires
+from tests.gateway.sessions.test_sessions import HERE, Wires
 
 ASKS = {"stream": True, "stream_options": {"include_forecast": True}}
 PATHS = {
@@ -37,7 +37,7 @@ def lengths(seen: Forecast | None) -> tuple[float, ...] | None:
     return (seen.low_tokens, round(seen.expected_tokens, 6), seen.high_tokens) if seen else None
 
 
-async def test_grpc_is_told_before_any_token_beside_each_and_how_it_ended(
+async def test_grpc_forecasts_come_before_tokens_with_each_chunk_and_at_the_end(
     house: House, client: AsyncClient
 ) -> None:
     chunks = aiter(client.generate("1,", max_tokens=50, include_forecast=True))
@@ -63,7 +63,7 @@ async def test_grpc_is_told_before_any_token_beside_each_and_how_it_ended(
     assert "".join(chunk.text for chunk in [begun, *rest]) == WORDS
 
 
-async def test_an_sla_that_cannot_hold_is_said_at_once(house: House, client: AsyncClient) -> None:
+async def test_unreachable_sla_is_reported_at_once(house: House, client: AsyncClient) -> None:
     """By what is promised, not by what is told."""
     chunks = aiter(client.generate("1,", sla={"ttft_s": 0.5}, include_forecast=True))
     first = asyncio.ensure_future(anext(chunks))
@@ -73,7 +73,7 @@ async def test_an_sla_that_cannot_hold_is_said_at_once(house: House, client: Asy
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_http_spells_it_beside_the_choice(house: House, path: str) -> None:
+async def test_http_chunk_has_the_forecast_beside_the_choice(house: House, path: str) -> None:
     asking = asyncio.ensure_future(house.http("POST", path, {**PATHS[path], **ASKS}))
     name = await first_prompt(house)
     house.scheduler.tell(name, forecast_update=foretold(10, 35))
@@ -110,7 +110,7 @@ def text_of(events: list[Any]) -> str:
     return "".join(c["text"] if "text" in c else c["delta"]["content"] for c in choices)
 
 
-async def test_usage_comes_after_it(house: House) -> None:
+async def test_usage_comes_after_forecasts(house: House) -> None:
     options = {"include_forecast": True, "include_usage": True}
     body = {**PATHS["/v1/completions"], "stream": True, "stream_options": options}
     asking = asyncio.ensure_future(house.http("POST", "/v1/completions", body))
@@ -124,7 +124,7 @@ async def test_usage_comes_after_it(house: House) -> None:
     assert last["usage"]["completion_tokens"] == len(IDS)
 
 
-async def test_each_choice_has_its_own(house: House, client: AsyncClient) -> None:
+async def test_each_choice_has_its_own_forecast(house: House, client: AsyncClient) -> None:
     chunks = client.generate("1,", n=2, max_tokens=50, include_forecast=True)
     reading = asyncio.ensure_future(collected(chunks))
     await house.until(lambda: len(house.worker.prompts) == 2)
@@ -145,7 +145,7 @@ async def collected(stream: Any) -> list[Chunk]:
     return [chunk async for chunk in stream]
 
 
-async def test_who_does_not_ask_is_told_nothing(house: House, client: AsyncClient) -> None:
+async def test_request_without_forecasts_receives_none(house: House, client: AsyncClient) -> None:
     """Not even by a scheduler that says it all the same."""
     reading = asyncio.ensure_future(collected(client.generate("1,")))
     name = await first_prompt(house)
@@ -155,7 +155,7 @@ async def test_who_does_not_ask_is_told_nothing(house: House, client: AsyncClien
     assert [chunk.forecast for chunk in await reading] == [None]
 
 
-async def test_while_nothing_is_known_there_is_no_field(house: House) -> None:
+async def test_chunk_without_a_known_forecast_has_no_field(house: House) -> None:
     body = {**PATHS["/v1/completions"], **ASKS}
     asking = asyncio.ensure_future(house.http("POST", "/v1/completions", body))
     name = await first_prompt(house)
@@ -165,7 +165,7 @@ async def test_while_nothing_is_known_there_is_no_field(house: House) -> None:
     assert all("forecast" not in event for event in events)
 
 
-async def test_a_word_that_cannot_be_is_let_be(house: House, client: AsyncClient) -> None:
+async def test_impossible_forecast_is_ignored(house: House, client: AsyncClient) -> None:
     reading = asyncio.ensure_future(collected(client.generate("1,", include_forecast=True)))
     name = await first_prompt(house)
     for bad in (foretold(), foretold(3, 2), foretold(float("nan")), foretold(5, ttft_s=-1.0)):
@@ -177,7 +177,7 @@ async def test_a_word_that_cannot_be_is_let_be(house: House, client: AsyncClient
     assert all(chunk.forecast is None for chunk in chunks)
 
 
-async def test_after_a_loss_it_goes_on_from_what_was_delivered(
+async def test_forecast_continues_from_delivered_tokens_after_a_loss(
     house: House, client: AsyncClient
 ) -> None:
     chunks = aiter(client.generate("1,", max_tokens=50, include_forecast=True))
@@ -202,7 +202,7 @@ async def test_after_a_loss_it_goes_on_from_what_was_delivered(
     assert lengths(rest[-1].forecast) == (len(IDS),) * 3
 
 
-async def test_how_it_came_true_is_counted_once(house: House, client: AsyncClient) -> None:
+async def test_forecast_outcome_is_counted_once(house: House, client: AsyncClient) -> None:
     for points in ((1, 50), (40, 50)):
         house.worker.prompts.clear()
         reading = asyncio.ensure_future(
@@ -219,7 +219,7 @@ async def test_how_it_came_true_is_counted_once(house: House, client: AsyncClien
     assert counted(house, "sla_forecasts", foreseen="broken", outcome="met") == 2
 
 
-async def test_what_comes_teaches_what_is_promised(house: House, client: AsyncClient) -> None:
+async def test_outcomes_calibrate_promises(house: House, client: AsyncClient) -> None:
     """Told 500 s each, and answered at once."""
     promised_s: list[float] = []
     for _ in range(MIN_ERRORS + 1):
@@ -242,7 +242,7 @@ def counted(house: House, name: str, **labels: str) -> float | None:
     return registry.get_sample_value(f"foretoken_client_{name}_total", labels)
 
 
-async def test_a_scheduler_that_foretells_has_not_said_yet_where_it_stands() -> None:
+async def test_forecast_does_not_answer_an_announcement() -> None:
     """A new one is told of what goes on; its word on the length is no word on the place."""
     wires = Wires()
     _, name = wires.ask(include_forecast=True)

@@ -49,26 +49,26 @@ async def start(**settings: object) -> Process:
         ("default_sla", "gold", "names no class of sla_classes: interactive, standard, batch"),
     ],
 )
-def test_mistakes_in_config_are_one_line(key: str, value: str, complaint: str) -> None:
+def test_config_mistake_is_a_one_line_error(key: str, value: str, complaint: str) -> None:
     with pytest.raises(ConfigError) as caught:
         Text(load(GatewayConfig, {key: value}).model)
     assert complaint in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_the_grpc_address_is_that_of_host_and_port() -> None:
+def test_grpc_address_is_built_from_host_and_port() -> None:
     assert load(GatewayConfig, {"host": "::1", "grpc_port": "7"}).address == "[::1]:7"
     assert load(GatewayConfig, {"grpc_port": "7"}).address == "127.0.0.1:7"
     assert load(GatewayConfig, {"address": "unix:/tmp/x"}).address == "unix:/tmp/x"
 
 
-def test_the_models_name_is_its_folders(tmp_path: Path) -> None:
+def test_model_name_defaults_to_its_folder(tmp_path: Path) -> None:
     assert load(GatewayConfig, {"model": str(tmp_path)}).model_name == tmp_path.name
     assert load(GatewayConfig, {"model": "org/name"}).model_name == "org/name"
     assert load(GatewayConfig, {"served_model_name": "best"}).model_name == "best"
 
 
-async def test_a_port_in_use_is_one_line_and_status_2() -> None:
+async def test_port_in_use_is_a_one_line_error_with_status_2() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -115,7 +115,7 @@ async def first_token(client: AsyncClient, worker: FakeWorker) -> "asyncio.Task[
     return asking
 
 
-async def test_the_first_sigterm_lets_answers_finish() -> None:
+async def test_first_sigterm_drains() -> None:
     async with running() as (process, client, worker, asking):
         process.send_signal(signal.SIGTERM)
         with pytest.raises(Unavailable):
@@ -129,7 +129,7 @@ async def test_the_first_sigterm_lets_answers_finish() -> None:
         assert await process.wait() == 0
 
 
-async def test_the_second_sigterm_ends_it_at_once() -> None:
+async def test_second_sigterm_stops_at_once() -> None:
     async with running() as (process, _, _, asking):
         process.send_signal(signal.SIGTERM)
         await asyncio.sleep(0.3)

@@ -14,7 +14,7 @@ from tests.gateway.gateway_fixtures import client as client
 from tests.gateway.gateway_fixtures import house as house
 
 
-async def test_an_evicted_request_goes_on_where_it_was(house: House, client: AsyncClient) -> None:
+async def test_evicted_request_continues_where_it_was(house: House, client: AsyncClient) -> None:
     asking = asyncio.ensure_future(client.complete("1,"))
     name = await first_prompt(house)
     house.worker.send(name, 0, IDS[:3])
@@ -28,7 +28,7 @@ async def test_an_evicted_request_goes_on_where_it_was(house: House, client: Asy
     assert (await asking).text == WORDS
 
 
-async def test_a_request_swapped_in_goes_on_by_itself_and_its_gap_is_laid_to_the_swap(
+async def test_swapped_in_request_continues_and_its_gap_is_a_swap_in(
     house: House, client: AsyncClient
 ) -> None:
     asking = asyncio.ensure_future(client.complete("1,", sla={"mtpot_s": 0.1}))
@@ -52,7 +52,7 @@ def gauge(house: House, of: str) -> float | None:
     return house.gateway.metrics.registry.get_sample_value(f"foretoken_num_requests_{of}")
 
 
-async def test_every_submission_of_a_request_has_its_cache_salt(
+async def test_every_submission_has_the_cache_salt(
     house: House, client: AsyncClient
 ) -> None:
     asking = asyncio.ensure_future(client.complete("1,", n=2, cache_salt="tenant a"))
@@ -67,7 +67,7 @@ async def test_every_submission_of_a_request_has_its_cache_salt(
         assert sorted(p.cache_salt for p in prompts) == ["", "tenant a", "tenant a"]
 
 
-async def test_lost_tokens_make_a_new_attempt(house: House, client: AsyncClient) -> None:
+async def test_lost_tokens_are_resubmitted(house: House, client: AsyncClient) -> None:
     asking = asyncio.ensure_future(client.complete("1,"))
     name = await first_prompt(house)
     house.worker.send(name, 0, IDS[:2])
@@ -82,7 +82,7 @@ async def test_lost_tokens_make_a_new_attempt(house: House, client: AsyncClient)
     assert (await asking).text == WORDS
 
 
-async def test_a_broken_worker_stream_makes_a_new_attempt_on_the_next(
+async def test_broken_worker_stream_resubmits_on_the_next_stream(
     house: House, client: AsyncClient
 ) -> None:
     asking = asyncio.ensure_future(client.complete("1,"))
@@ -100,7 +100,7 @@ async def test_a_broken_worker_stream_makes_a_new_attempt_on_the_next(
     assert house.worker.opened == 2
 
 
-async def test_a_lost_workers_requests_go_on_elsewhere() -> None:
+async def test_lost_worker_s_requests_continue_elsewhere() -> None:
     async with housing() as house, AsyncClient(house.grpc_address) as client:
         asking = asyncio.ensure_future(client.complete("1,"))
         name = await first_prompt(house)
@@ -117,7 +117,7 @@ async def test_a_lost_workers_requests_go_on_elsewhere() -> None:
             assert (await asking).text == WORDS
 
 
-async def test_the_scheduler_may_place_a_lost_workers_request_first() -> None:
+async def test_scheduler_may_place_a_lost_worker_s_request_first() -> None:
     async with housing(connect_backoff_s=5) as house, AsyncClient(house.grpc_address) as client:
         asking = asyncio.ensure_future(client.complete("1,"))
         name = await first_prompt(house)
@@ -131,7 +131,7 @@ async def test_the_scheduler_may_place_a_lost_workers_request_first() -> None:
         assert len(house.scheduler.requests) == 1
 
 
-async def test_an_answer_that_lacks_only_its_end_is_not_asked_for_again(
+async def test_answer_that_lacks_only_its_end_is_not_resubmitted(
     house: House, client: AsyncClient
 ) -> None:
     asking = asyncio.ensure_future(client.complete("1,", max_tokens=3))
@@ -143,7 +143,7 @@ async def test_an_answer_that_lacks_only_its_end_is_not_asked_for_again(
     assert len(house.scheduler.requests) == 1
 
 
-async def test_an_end_whose_tokens_never_come_is_asked_for_again() -> None:
+async def test_end_without_its_tokens_is_resubmitted() -> None:
     async with housing(finish_wait_s=0.1) as house, AsyncClient(house.grpc_address) as client:
         asking = asyncio.ensure_future(client.complete("1,"))
         name = await first_prompt(house)
@@ -154,7 +154,7 @@ async def test_an_end_whose_tokens_never_come_is_asked_for_again() -> None:
         assert (await asking).text == WORDS
 
 
-async def test_what_a_scheduler_that_returns_is_told(house: House, client: AsyncClient) -> None:
+async def test_returning_scheduler_receives_announcements(house: House, client: AsyncClient) -> None:
     """Who is placed on a live worker goes on there under its id; who is not is submitted anew."""
     asking = [asyncio.ensure_future(client.complete("1,")) for _ in range(2)]
     await house.until(lambda: len(house.worker.prompts) == 2)
@@ -188,7 +188,7 @@ async def test_what_a_scheduler_that_returns_is_told(house: House, client: Async
     assert resubmissions(house, "scheduler") == 1
 
 
-async def test_a_scheduler_that_returns_may_place_a_request_elsewhere() -> None:
+async def test_returning_scheduler_may_move_a_request() -> None:
     async with housing() as house, AsyncClient(house.grpc_address) as client:
         asking = asyncio.ensure_future(client.complete("1,"))
         name = await first_prompt(house)
@@ -208,7 +208,7 @@ async def test_a_scheduler_that_returns_may_place_a_request_elsewhere() -> None:
             assert (await asking).text == WORDS
 
 
-async def test_a_lost_worker_is_made_good_though_the_scheduler_was_lost_too(
+async def test_worker_and_scheduler_lost_together_are_recovered(
     house: House, client: AsyncClient
 ) -> None:
     asking = asyncio.ensure_future(client.complete("1,"))
@@ -234,7 +234,7 @@ def resubmissions(house: House, cause: str) -> float | None:
     return registry.get_sample_value("foretoken_resubmissions_total", {"cause": cause})
 
 
-async def test_repeated_loss_without_a_token_has_a_budget() -> None:
+async def test_repeated_loss_without_progress_spends_the_retry_budget() -> None:
     made = housing(retry_share=0.0, retry_floor_per_s=0.2)  # two in ten seconds
     async with made as house, AsyncClient(house.grpc_address) as client:
         asking = asyncio.ensure_future(client.complete("1,"))
@@ -247,7 +247,7 @@ async def test_repeated_loss_without_a_token_has_a_budget() -> None:
         assert resubmissions(house, "worker") == 3  # the first is free
 
 
-async def test_a_loss_behind_new_tokens_is_made_good_without_a_budget() -> None:
+async def test_loss_after_progress_needs_no_retry_budget() -> None:
     made = housing(retry_share=0.0, retry_floor_per_s=0.0)
     async with made as house, AsyncClient(house.grpc_address) as client:
         asking = asyncio.ensure_future(client.complete("1,"))
@@ -260,7 +260,7 @@ async def test_a_loss_behind_new_tokens_is_made_good_without_a_budget() -> None:
         assert (await asking).text == WORDS
 
 
-async def test_a_request_may_finish_while_the_scheduler_is_away(
+async def test_request_finishes_while_the_scheduler_is_lost(
     house: House, client: AsyncClient
 ) -> None:
     asking = asyncio.ensure_future(client.complete("1,"))
@@ -270,7 +270,7 @@ async def test_a_request_may_finish_while_the_scheduler_is_away(
     assert (await asking).text == WORDS
 
 
-async def test_a_scheduler_gone_for_long_fails_the_request() -> None:
+async def test_long_scheduler_loss_fails_the_request() -> None:
     async with housing(scheduler_wait_s=0.2) as house, AsyncClient(house.grpc_address) as client:
         asking = asyncio.ensure_future(client.complete("1,"))
         await first_prompt(house)
@@ -279,7 +279,7 @@ async def test_a_scheduler_gone_for_long_fails_the_request() -> None:
             await asking
 
 
-async def test_a_restarted_scheduler_serves_who_waited() -> None:
+async def test_restarted_scheduler_serves_waiting_requests() -> None:
     async with housing() as house, AsyncClient(house.grpc_address) as client:
         port = house.scheduler_server.port
         await house.scheduler_server.stop(0)

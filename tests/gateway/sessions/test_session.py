@@ -38,7 +38,7 @@ def read(live: Session) -> str:
     return chunk.text if chunk else ""
 
 
-def test_repeats_change_nothing_and_a_gap_is_told() -> None:
+def test_session_ignores_repeats_and_reports_gaps() -> None:
     live = session()
     a, b, c, d = ids = tokens_of("1234")
     assert live.feed(0, [a, b], (), None, 1.0) is FeedResult.TOKENS
@@ -52,7 +52,7 @@ def test_repeats_change_nothing_and_a_gap_is_told() -> None:
     assert (chunk.text, list(chunk.token_ids), chunk.reason) == ("1234", ids, FinishReason.STOP)
 
 
-def test_the_end_is_told_once() -> None:
+def test_session_sends_its_end_once() -> None:
     """News of a choice that ended may come to its writer after it has taken the end."""
     live = session()
     live.feed(0, tokens_of("12"), (), FinishReason.STOP, 1.0)
@@ -60,7 +60,7 @@ def test_the_end_is_told_once() -> None:
     assert live.pop_chunk() is None
 
 
-async def test_a_choice_that_ends_while_another_is_written_ends_the_call_for_itself_alone() -> None:
+async def test_choice_that_ends_while_another_is_sent_ends_alone() -> None:
     """Both have news; the second ends before its turn, and so is in the news once more."""
     call = ClientCall("c", 0, Quiet())
     a, b = (Session(at, 100, 0.0, demo_text().detokenizer()) for at in (0, 1))
@@ -96,20 +96,20 @@ def test_logprobs_follow_their_tokens_through_repeats() -> None:
     assert [p.token_id for p in chunk.logprobs] == ids
 
 
-def test_nothing_beyond_max_tokens_is_kept() -> None:
+def test_session_drops_tokens_beyond_max_tokens() -> None:
     live = session(max_tokens=2)
     live.feed(0, tokens_of("12345"), (), FinishReason.LENGTH, 1.0)
     assert read(live) == "12"
 
 
-def test_a_late_end_of_an_earlier_placement_does_not_end_it() -> None:
+def test_stale_end_of_an_earlier_placement_is_ignored() -> None:
     live = session()
     live.feed(0, tokens_of("1234"), (), None, 1.0)
     assert live.feed(1, tokens_of("2"), (), FinishReason.LENGTH, 2.0) is FeedResult.NONE
     assert not live.over
 
 
-def test_a_stop_string_ends_at_the_token_that_completes_it() -> None:
+def test_stop_string_ends_at_the_completing_token() -> None:
     live = session(stops=["34"])
     ids = tokens_of("123456")
     assert live.feed(0, ids, (), None, 1.0) is FeedResult.END
@@ -118,14 +118,14 @@ def test_a_stop_string_ends_at_the_token_that_completes_it() -> None:
     assert read(live) == "12"
 
 
-def test_a_stop_string_is_not_looked_for_before_min_tokens() -> None:
+def test_stop_string_is_ignored_before_min_tokens() -> None:
     live = session(stops=["2"], min_tokens=4)
     assert live.feed(0, tokens_of("1212"), (), None, 1.0) is FeedResult.TOKENS
     assert live.feed(4, tokens_of("12"), (), None, 2.0) is FeedResult.END
     assert read(live) == "12121"
 
 
-def test_what_was_held_back_comes_when_the_answer_ends() -> None:
+def test_withheld_text_is_sent_at_the_end() -> None:
     live = session(stops=["345"])
     live.feed(0, tokens_of("1234"), (), None, 1.0)
     assert read(live) == "12"
@@ -138,7 +138,7 @@ def test_what_was_held_back_comes_when_the_answer_ends() -> None:
     st.lists(st.tuples(st.integers(0, 30), st.integers(0, 6), st.booleans()), max_size=40),
     st.sampled_from([(), ("zz",)]),
 )
-def test_any_overlapping_deliveries_make_one_answer(
+def test_overlapping_deliveries_make_one_answer(
     text: str, deliveries: list[tuple[int, int, bool]], stops: tuple[str, ...]
 ) -> None:
     """Tokens in any pieces, repeated or out of place; at the end all of them once more."""
@@ -163,7 +163,7 @@ def test_any_overlapping_deliveries_make_one_answer(
 
 
 @pytest.mark.parametrize("reason", list(FinishReason))
-def test_every_end_is_the_end(reason: FinishReason) -> None:
+def test_every_finish_reason_ends_the_session(reason: FinishReason) -> None:
     live = session()
     live.feed(0, tokens_of("1"), (), None, 1.0)
     live.end(reason, 2.0)
@@ -182,7 +182,7 @@ END, USER = (demo_text().encode(f"<|{name}|>")[0] for name in ("end", "user"))
     st.booleans(),
     st.sampled_from([FinishReason.STOP, FinishReason.LENGTH]),
 )
-def test_whatever_is_asked_of_its_end_pieces_make_the_whole(
+def test_chunks_join_to_the_whole_text(
     ids: list[int], deliveries: list[tuple[int, int, bool]], stops: tuple[str, ...],
     skips: bool, includes: bool, reason: FinishReason,
 ) -> None:  # fmt: skip
@@ -209,7 +209,7 @@ def test_whatever_is_asked_of_its_end_pieces_make_the_whole(
     assert got + read(live) == whole
 
 
-def test_what_is_told_of_the_prompt_comes_with_the_first_tokens_alone() -> None:
+def test_prompt_info_comes_with_the_first_tokens_only() -> None:
     live = session()
     ids = tokens_of("12")
     scores = [TokenLogprob(token_id=7, logprob=-1.0)]

@@ -59,7 +59,7 @@ async def house() -> AsyncIterator[House]:
         yield made
 
 
-async def test_a_text_that_lasts_holds_nobody_up(house: House, slow: Slow) -> None:
+async def test_slow_text_does_not_delay_others(house: House, slow: Slow) -> None:
     async with AsyncClient(house.grpc_address) as client:
         stream = client.generate("stream", max_tokens=300)
         chunks = aiter(stream)
@@ -103,7 +103,7 @@ async def leave(house: House, prompt: str) -> asyncio.StreamWriter:
     return writer
 
 
-async def test_who_hangs_up_while_its_text_waits_frees_its_place(slow: Slow) -> None:
+async def test_disconnect_while_waiting_frees_the_place(slow: Slow) -> None:
     async with housing(answer, reading_threads=1) as house:
         pool = house.gateway.intake._reading
         first = ask(house, "slow")
@@ -124,7 +124,7 @@ async def test_who_hangs_up_while_its_text_waits_frees_its_place(slow: Slow) -> 
         assert slow.read == ["slow"]
 
 
-async def test_what_is_too_long_by_its_bytes_is_not_read(house: House, slow: Slow) -> None:
+async def test_prompt_too_long_by_bytes_is_not_tokenized(house: House, slow: Slow) -> None:
     long = "1," * LARGE_BYTES
     for path, body, field_name in (
         ("/v1/completions", {"prompt": long}, "prompt"),
@@ -138,7 +138,7 @@ async def test_what_is_too_long_by_its_bytes_is_not_read(house: House, slow: Slo
     assert long[:8] not in slow.read
 
 
-async def test_short_texts_may_be_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_short_texts_can_be_read_on_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[int, bool]] = []
     encode = Text.encode
 
@@ -154,7 +154,7 @@ async def test_short_texts_may_be_read_at_once(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.slow
-async def test_streams_go_on_while_long_texts_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_streams_continue_while_long_texts_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four prompts of 1 MiB and eight streams: each of these gets tokens while each of those is
     tokenized. On the event loop none would: tokenizing one is one call."""
     events: list[tuple[str, int]] = []

@@ -23,7 +23,7 @@ def taken(budget: RetryBudget, tries: int, now_s: float) -> int:
         (0.0, 0.3, 1000, 3),
     ],
 )
-def test_what_is_allowed_at_once(
+def test_retry_budget_allows_a_share_and_a_floor(
     share: float, floor_per_s: float, submitted: int, allowed: int
 ) -> None:
     budget = RetryBudget(share, floor_per_s)
@@ -32,7 +32,7 @@ def test_what_is_allowed_at_once(
     assert taken(budget, 500, T) == allowed
 
 
-def test_the_window_moves_on() -> None:
+def test_retry_budget_window_moves_on() -> None:
     budget = RetryBudget(0.5, 0.1)  # one, and one more for every two submitted
     for at in range(4):
         budget.on_submitted(T + at)
@@ -46,7 +46,7 @@ def test_the_window_moves_on() -> None:
     assert taken(budget, 9, T + 1000 * WINDOW_S) == 1
 
 
-def test_it_remembers_a_window_and_no_more() -> None:
+def test_retry_budget_memory_is_bounded() -> None:
     budget = RetryBudget(0.2, 10.0)
     for at in range(100_000):
         budget.on_submitted(T + at * 0.01)

@@ -41,7 +41,7 @@ DOOR = AdmissionControl(max_sessions=10, max_queued=100)
         (1, -0.1, 3, 9, 0.0, 0.0, None, 0.0),  # too late by itself, not by the queue: a 504
     ],
 )
-def test_the_door(
+def test_admission_control_table(
     wanted: int, timeout_s: float, running: int, queued: int, drain_s: float, age_s: float,
     bar: RefusalReason | None, retry_after_s: float,
 ) -> None:  # fmt: skip
@@ -74,7 +74,7 @@ def words(prompt: Prompt) -> list[int]:
     return IDS
 
 
-async def test_who_cannot_be_in_time_is_refused_unread(read: list[str]) -> None:
+async def test_request_that_would_miss_its_deadline_is_refused_unread(read: list[str]) -> None:
     made = housing(words, queue=(70, 1000.0))
     async with made as house, AsyncClient(house.grpc_address) as client:
         with pytest.raises(Overloaded, match=r"^70 requests wait, about \d+\.\d s") as caught:
@@ -97,7 +97,7 @@ async def test_who_cannot_be_in_time_is_refused_unread(read: list[str]) -> None:
     assert read == ["1,", "2,"]
 
 
-async def test_the_deadline_that_the_config_gives_counts_as_well(read: list[str]) -> None:
+async def test_default_deadline_counts_for_admission(read: list[str]) -> None:
     made = housing(words, queue=(70, 1000.0), default_deadline_s=10)
     async with made as house, AsyncClient(house.grpc_address) as client:
         with pytest.raises(Overloaded, match=r"this one may take (10\.0|\d\.\d) s; retry later"):
@@ -105,7 +105,7 @@ async def test_the_deadline_that_the_config_gives_counts_as_well(read: list[str]
     assert read == []
 
 
-async def test_a_long_queue_is_not_made_longer(read: list[str]) -> None:
+async def test_full_scheduler_queue_refuses_requests(read: list[str]) -> None:
     made = housing(words, queue=(70, 1000.0), max_queued=70)
     async with made as house, AsyncClient(house.grpc_address) as client:
         with pytest.raises(Overloaded, match="70 requests wait already; retry later"):
@@ -114,7 +114,7 @@ async def test_a_long_queue_is_not_made_longer(read: list[str]) -> None:
     assert read == []
 
 
-async def test_full_places_refuse_unread(read: list[str]) -> None:
+async def test_full_session_table_refuses_unread(read: list[str]) -> None:
     async with housing(max_sessions=4) as house, AsyncClient(house.grpc_address) as client:
         asking = asyncio.ensure_future(client.complete("1,", n=2))
         await house.until(lambda: len(house.worker.prompts) == 2)
@@ -143,14 +143,14 @@ async def turns(count: int) -> None:
         await asyncio.sleep(0)
 
 
-async def test_one_at_a_time_comes_in_at_once() -> None:
+async def test_tokenization_queue_admits_a_single_request_at_once() -> None:
     turnstile = TokenizationQueue(max_waiting=8, hold_s=1000.0, burst_s=0.0)
     for _ in range(5):
         assert passes(turnstile.wait_for_turn())
         await turns(CALM_TURNS + 1)
 
 
-async def test_many_come_in_one_by_one_in_their_order() -> None:
+async def test_tokenization_queue_admits_one_by_one_in_order() -> None:
     turnstile = TokenizationQueue(max_waiting=8, hold_s=1000.0, burst_s=0.0)
     came: list[tuple[int, int]] = []  # who, in which turn
     now = 0
@@ -171,7 +171,7 @@ async def test_many_come_in_one_by_one_in_their_order() -> None:
 
 
 @pytest.mark.parametrize(("hold_s", "comes"), [(1000.0, False), (1e-9, True)])
-async def test_tokens_go_first_but_not_for_ever(hold_s: float, comes: bool) -> None:
+async def test_tokenization_queue_lets_tokens_go_first_for_a_bounded_time(hold_s: float, comes: bool) -> None:
     turnstile = TokenizationQueue(max_waiting=8, hold_s=hold_s, burst_s=0.0)
     await turnstile.wait_for_turn()
     waiting = asyncio.ensure_future(turnstile.wait_for_turn())
@@ -183,7 +183,7 @@ async def test_tokens_go_first_but_not_for_ever(hold_s: float, comes: bool) -> N
     assert waiting.done()
 
 
-async def test_short_prompts_come_in_together_and_tokens_follow_them() -> None:
+async def test_tokenization_queue_admits_a_burst_of_short_prompts() -> None:
     turnstile = TokenizationQueue(max_waiting=8, hold_s=1000.0, burst_s=1000.0)
     await turnstile.wait_for_turn()
     waiting = [asyncio.ensure_future(turnstile.wait_for_turn()) for _ in range(5)]
@@ -193,7 +193,7 @@ async def test_short_prompts_come_in_together_and_tokens_follow_them() -> None:
     assert all(each.done() for each in waiting)
 
 
-async def test_one_too_many_is_told_how_long_the_next_has_waited() -> None:
+async def test_full_tokenization_queue_has_a_retry_time() -> None:
     turnstile = TokenizationQueue(max_waiting=2, hold_s=1000.0, burst_s=0.0)
     await turnstile.wait_for_turn()
     loop = asyncio.get_running_loop()
@@ -212,7 +212,7 @@ async def test_one_too_many_is_told_how_long_the_next_has_waited() -> None:
     await asyncio.gather(waiting, last)
 
 
-async def test_who_leaves_is_passed_over() -> None:
+async def test_tokenization_queue_skips_cancelled_request() -> None:
     turnstile = TokenizationQueue(max_waiting=8, hold_s=1000.0, burst_s=0.0)
     await turnstile.wait_for_turn()
     first, second = (asyncio.ensure_future(turnstile.wait_for_turn()) for _ in range(2))
@@ -222,7 +222,7 @@ async def test_who_leaves_is_passed_over() -> None:
     assert (first.cancelled(), second.done()) == (True, True)
 
 
-async def test_those_who_wait_to_be_read_are_bounded(read: list[str]) -> None:
+async def test_waiting_requests_are_bounded(read: list[str]) -> None:
     async with housing(words, max_arriving=1) as house:
         gateway = house.gateway
         await gateway.intake.wait_for_turn()

@@ -39,7 +39,7 @@ async def over(house: House, written: WrittenSpans) -> Written:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_answer_s_span_and_metrics(stream: bool, written: WrittenSpans) -> None:
+async def test_span_and_metrics_of_an_answer(stream: bool, written: WrittenSpans) -> None:
     async with housing(lambda _: tokens_of("abc"), spans=written) as house:
         headers = {"traceparent": CLIENT}
         reply = await house.http("POST", "/v1/completions", {**BODY, "stream": stream}, headers)
@@ -71,7 +71,7 @@ REFUSALS: list[tuple[dict[str, Any], dict[str, str], str]] = [
 
 
 @pytest.mark.parametrize(("body", "headers", "kind"), REFUSALS)
-async def test_a_refusal_says_why_and_no_client_s_word_becomes_a_label(
+async def test_refused_request_s_span_has_the_reason_and_no_client_text(
     body: dict[str, Any], headers: dict[str, str], kind: str,
     silent: House, written: WrittenSpans,
 ) -> None:  # fmt: skip
@@ -90,7 +90,7 @@ async def test_a_refusal_says_why_and_no_client_s_word_becomes_a_label(
     )  # fmt: skip
 
 
-async def test_what_the_scheduler_refuses_is_its_error(
+async def test_scheduler_rejection_is_the_span_s_error(
     silent: House, written: WrittenSpans
 ) -> None:
     refused = sched.Rejected(reason=sched.REJECT_REASON_QUEUE_FULL, message="full")
@@ -102,7 +102,7 @@ async def test_what_the_scheduler_refuses_is_its_error(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_deadline_before_the_first_token_is_an_error(
+async def test_span_of_a_missed_deadline_has_an_error(
     stream: bool, written: WrittenSpans
 ) -> None:
     async with housing(place=False, spans=written) as house:
@@ -113,7 +113,7 @@ async def test_a_deadline_before_the_first_token_is_an_error(
     assert request.attributes["error.type"] == "DEADLINE_EXCEEDED"
 
 
-async def test_a_failure_amid_a_stream_is_its_error(silent: House, written: WrittenSpans) -> None:
+async def test_span_of_a_broken_stream_has_the_failure(silent: House, written: WrittenSpans) -> None:
     asking = asyncio.ensure_future(silent.http("POST", "/v1/completions", {**BODY, "stream": True}))
     name = await first_prompt(silent)
     silent.worker.send(name, 0, IDS[:1])
@@ -126,7 +126,7 @@ async def test_a_failure_amid_a_stream_is_its_error(silent: House, written: Writ
     assert request.attributes["failed"] == "the device is gone"
 
 
-async def test_a_client_that_leaves_has_cancelled(silent: House, written: WrittenSpans) -> None:
+async def test_span_of_a_disconnected_client_is_cancelled(silent: House, written: WrittenSpans) -> None:
     async with AsyncClient(silent.grpc_address) as client:
         stream = client.generate("1,", max_tokens=9)
         reading = asyncio.ensure_future(stream.complete())
@@ -144,7 +144,7 @@ async def test_a_client_that_leaves_has_cancelled(silent: House, written: Writte
 @pytest.mark.parametrize(
     ("taken", "ttft_s", "cause"), [(True, 0.1, "prefill"), (False, 60.0, "client")]
 )
-async def test_a_span_says_what_metrics_say_of_what_its_client_has(
+async def test_span_agrees_with_metrics_on_delivered_tokens(
     taken: bool, ttft_s: float, cause: str, silent: House, written: WrittenSpans
 ) -> None:
     """The worker is quick. What its client takes late is late, and what it never takes it left."""

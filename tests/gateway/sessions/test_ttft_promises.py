@@ -25,7 +25,7 @@ def taught(told_s: float, came_s: Iterable[float]) -> TtftPromises:
 
 
 @pytest.mark.parametrize(("told_s", "promised_s"), [(0.0, 0.02), (0.01, 0.04), (1.0, 2.02)])
-def test_before_enough_came_it_is_twice_what_is_told_and_20_ms(
+def test_uncalibrated_promise_is_twice_the_expectation_plus_20_ms(
     told_s: float, promised_s: float
 ) -> None:
     assert TtftPromises().promise(told_s) == pytest.approx(promised_s)
@@ -42,7 +42,7 @@ def lasting(kept: int = 0, missed: int = 0) -> TtftPromises:
     return promises
 
 
-def test_of_the_first_twenty_all_but_one_would_have_kept_it() -> None:
+def test_promise_after_twenty_errors_covers_all_but_one() -> None:
     """0.9 x 21, rounded up: the 19th."""
     assert taught(1.0, range(1, 21)).promise(1.0) == pytest.approx(19)
     assert taught(1.0, range(20, 0, -1)).promise(1.0) == pytest.approx(19)
@@ -59,7 +59,7 @@ def test_of_the_first_twenty_all_but_one_would_have_kept_it() -> None:
         (2000, 0, 129),  # 0.5 x 257 = 128.5, and no lower
     ],
 )
-def test_of_the_last_256_so_many_would_have_kept_it_by_whether_promises_were(
+def test_promise_covers_a_level_of_the_window_that_follows_kept_promises(
     kept: int, missed: int, place: int
 ) -> None:
     assert lasting(kept, missed).promise(1.0) == pytest.approx(place)
@@ -69,18 +69,18 @@ def test_of_the_last_256_so_many_would_have_kept_it_by_whether_promises_were(
     ("told_s", "promised_s"),
     [(0.0, 0.04), (0.08, 0.28), (0.98, 2.98), (9.98, 29.98)],
 )
-def test_an_error_is_a_factor_with_20_ms_on_both_sides(told_s: float, promised_s: float) -> None:
+def test_error_is_a_ratio_with_20_ms_on_both_sides(told_s: float, promised_s: float) -> None:
     """0.1 s came after 0.3 s, as it were."""
     assert taught(0.08, [0.28] * MIN_ERRORS).promise(told_s) == pytest.approx(promised_s)
 
 
-def test_what_comes_sooner_than_told_is_promised_sooner_but_never_before_it_arrives() -> None:
+def test_early_tokens_make_promises_earlier_but_never_negative() -> None:
     promises = taught(0.98, [0.23] * MIN_ERRORS)
     assert promises.promise(1.98) == pytest.approx(0.48)
     assert promises.promise(0.0) == 0.0
 
 
-def test_what_came_a_window_ago_is_forgotten() -> None:
+def test_errors_leave_the_window() -> None:
     promises = taught(1.0, [9.0] * WINDOW)
     for _ in range(WINDOW):
         assert promises.promise(1.0) == pytest.approx(9.0)
@@ -92,7 +92,7 @@ SECONDS = st.floats(0, 1e4)
 
 
 @given(st.lists(st.tuples(SECONDS, SECONDS), max_size=3 * MIN_ERRORS), SECONDS, st.integers(1, 6))
-def test_it_is_as_if_all_that_came_were_sorted_anew_each_time(
+def test_margin_equals_a_freshly_sorted_window(
     past: list[tuple[float, float]], next_s: float, times: int
 ) -> None:
     promises, last, level = TtftPromises(), deque[float](maxlen=WINDOW), SHARE
@@ -158,12 +158,12 @@ def kept_share(world: World, seed: int, count: int = 4000, within: int = 30) -> 
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("world", [noisy, hopping, early, in_waves, worsening])
-def test_nine_in_ten_are_kept(world: World, seed: int) -> None:
+def test_about_nine_in_ten_promises_are_kept(world: World, seed: int) -> None:
     assert kept_share(world, seed) == pytest.approx(SHARE, abs=0.01)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_what_is_told_would_not_have_been_kept(seed: int) -> None:
+def test_plain_expectations_would_be_kept_less_often(seed: int) -> None:
     """The worlds above are no easy ones."""
     chance = np.random.default_rng(seed)
     pairs = [noisy(chance, at) for at in range(1000)]

@@ -37,7 +37,7 @@ def repeat(prompt: Prompt) -> Sequence[int]:
     return tokens_of("1") * prompt.max_tokens
 
 
-async def test_500_requests_are_counted_as_their_clients_saw_them() -> None:
+async def test_metrics_agree_with_500_clients() -> None:
     async with housing(
         repeat, sla_classes=CLASSES, default_sla="easy",
         max_messages_per_s=0.01, max_pause_s=MESSAGES_S,
@@ -131,7 +131,7 @@ async def begun(house: House) -> str:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-async def test_a_miss_is_booked_to_what_caused_it(
+async def test_sla_miss_is_counted_by_cause(
     house: House,
     force: Callable[[House], Awaitable[None]],
     budgets: dict[str, float],
@@ -148,7 +148,7 @@ async def test_a_miss_is_booked_to_what_caused_it(
     assert verdicts(house) == {("custom", "missed", cause): 1}
 
 
-async def test_a_client_that_leaves_has_missed_it_by_itself(house: House) -> None:
+async def test_disconnected_client_is_a_miss_by_the_client(house: House) -> None:
     async with AsyncClient(house.grpc_address) as client:
         stream = client.generate("1,")
         reading = asyncio.ensure_future(stream.complete())
@@ -159,7 +159,7 @@ async def test_a_client_that_leaves_has_missed_it_by_itself(house: House) -> Non
     assert verdicts(house) == {("standard", "missed", "client"): 1}
 
 
-async def test_tokens_that_are_taken_late_count_against_the_sla_whoever_is_slow(
+async def test_slow_client_counts_against_the_sla(
     house: House,
 ) -> None:
     request = gateway_pb2.GenerateRequest(prompt="1,", sla=common.Sla(mtpot_s=MTPOT["mtpot_s"]))
@@ -198,7 +198,7 @@ async def test_tokens_of_one_message_share_its_gap(house: House, way: str) -> No
     )
 
 
-async def test_who_is_refused_at_the_door_has_missed_it() -> None:
+async def test_refused_request_counts_as_a_miss() -> None:
     async with housing(max_sessions=1) as small, AsyncClient(small.grpc_address) as client:
         asking = asyncio.ensure_future(client.complete("1,"))
         name = await first_prompt(small)
@@ -218,7 +218,7 @@ async def test_who_is_refused_at_the_door_has_missed_it() -> None:
         }
 
 
-async def test_no_word_of_a_clients_becomes_a_label(house: House) -> None:
+async def test_client_text_does_not_become_a_label(house: House) -> None:
     house.worker.script = repeat
     evil = 'evil"} 1\\'
     bodies: list[tuple[dict[str, object], dict[str, str]]] = [
@@ -251,14 +251,14 @@ async def test_no_word_of_a_clients_becomes_a_label(house: House) -> None:
     assert {request.sla.name for request in house.scheduler.requests} == set(booked)
 
 
-async def test_every_metric_of_the_gateways_is_there_with_its_type(house: House) -> None:
+async def test_every_catalogued_metric_is_exported_with_its_type(house: House) -> None:
     text = (await house.http("GET", "/metrics")).text
     told = dict(re.findall(r"^# TYPE (\w+) (\w+)$", text, re.MULTILINE))
     expected = {metric.family: metric.kind.value for metric in catalogue.ALL}
     assert told == expected
 
 
-async def test_histograms_of_each_class_begin_at_nought(house: House) -> None:
+async def test_class_histograms_start_at_zero(house: House) -> None:
     value = house.gateway.metrics.registry.get_sample_value
     for metric in (catalogue.TTFT, catalogue.TPOT, catalogue.MTPOT, catalogue.E2E):
         for name in ("interactive", "standard", "batch", "custom"):

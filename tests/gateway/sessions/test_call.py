@@ -66,7 +66,7 @@ def now_s() -> float:
     return time.monotonic()
 
 
-async def test_tokens_count_when_the_writer_comes_back() -> None:
+async def test_tokens_count_as_delivered_when_the_writer_returns() -> None:
     desk = Desk()
     chunks = desk.call.chunks()
     desk.feed(0, "1")
@@ -90,7 +90,7 @@ async def test_tokens_count_when_the_writer_comes_back() -> None:
     assert desk.ends == [(0, 3, STOP), (1, 1, STOP)]
 
 
-async def test_a_client_that_leaves_has_what_it_took() -> None:
+async def test_disconnected_client_has_only_the_delivered_tokens() -> None:
     desk = Desk()
     chunks = desk.call.chunks()
     for text in "12":
@@ -103,7 +103,7 @@ async def test_a_client_that_leaves_has_what_it_took() -> None:
     assert desk.ends == [(0, 1, CANCELLED), (1, 0, CANCELLED)]
 
 
-async def test_a_call_that_nobody_began_to_read_is_settled_by_its_end() -> None:
+async def test_unread_call_is_completed_by_its_end() -> None:
     desk = Desk()
     desk.feed(0, "1", STOP)
     desk.call.close()
@@ -114,7 +114,7 @@ async def test_a_call_that_nobody_began_to_read_is_settled_by_its_end() -> None:
     ("rejected", "reason", "expected"),
     [(False, ERROR, ERROR), (True, ERROR, ERROR), (False, FinishReason.DEADLINE, "deadline")],
 )
-async def test_a_call_that_breaks_breaks_for_all_of_its_choices(
+async def test_broken_call_breaks_all_its_choices(
     rejected: bool, reason: FinishReason, expected: str
 ) -> None:
     desk = Desk()
@@ -129,7 +129,7 @@ async def test_a_call_that_breaks_breaks_for_all_of_its_choices(
     assert [line.rejected for _, line, _ in desk.settled] == [rejected] * 2
 
 
-async def test_a_whole_answers_tokens_count_as_they_come_and_its_end_when_it_is_sent() -> None:
+async def test_whole_answer_counts_tokens_on_arrival_and_its_end_when_sent() -> None:
     desk = Desk(whole=True)
     for choice in (0, 1):
         desk.feed(choice, "1")

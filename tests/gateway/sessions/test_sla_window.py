@@ -7,7 +7,7 @@ from gateway.sessions.sla_window import WINDOW_S, SlaCounts, SlaWindow
 from services.sla import SlaMissCause
 
 
-def test_a_minute_by_hand() -> None:
+def test_sla_window_over_a_minute() -> None:
     recent = SlaWindow()
     recent.add("interactive", SlaMissCause.NONE, 40, 100.2)
     recent.add("interactive", SlaMissCause.QUEUED, 7, 100.9)
@@ -25,7 +25,7 @@ def test_a_minute_by_hand() -> None:
     assert recent.by_class(1e6) == {}
 
 
-def test_an_end_told_late_counts_in_the_last_second() -> None:
+def test_late_outcome_counts_in_the_last_second() -> None:
     recent = SlaWindow()
     recent.add("a", SlaMissCause.NONE, 1, 20.0)
     recent.add("a", SlaMissCause.NONE, 1, 19.5)
@@ -45,7 +45,7 @@ ENDS = st.lists(
 
 
 @given(ENDS, st.floats(0, 90))
-def test_sums_are_those_of_counting_anew(
+def test_sums_equal_a_recount(
     ends: list[tuple[str, SlaMissCause, int, float]], wait_s: float
 ) -> None:
     recent, told, now_s = SlaWindow(), [], 5.0

@@ -9,7 +9,7 @@ from gateway.requests.text import Text
 from services.runtime.config import ConfigError
 
 
-def test_a_file_s_template_renders_conversations(tmp_path: Path) -> None:
+def test_configured_chat_template_renders_conversations(tmp_path: Path) -> None:
     file = tmp_path / "t.jinja"
     file.write_text("{% for m in messages %}{{ m.content }}!{% endfor %}")
     text = Text(demo_model(), str(file))
@@ -18,6 +18,6 @@ def test_a_file_s_template_renders_conversations(tmp_path: Path) -> None:
     assert text.encode_chat(turns) != Text(demo_model()).encode_chat(turns)
 
 
-def test_a_template_that_cannot_be_read_is_named() -> None:
+def test_unreadable_chat_template_is_a_config_error() -> None:
     with pytest.raises(ConfigError, match=r"gateway.chat_template: /no/such cannot be read"):
         Text(demo_model(), "/no/such")

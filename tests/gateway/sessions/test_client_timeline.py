@@ -33,7 +33,7 @@ def sent(*messages: tuple[int, float]) -> ClientTimeline:
     return delivery
 
 
-def test_times_are_those_of_taking() -> None:
+def test_timeline_has_the_times_of_delivery() -> None:
     line = sent((1, 0.3), (4, 0.45), (2, 0.9)).complete(came())
     assert (line.tokens, line.ttft_s) == (7, 0.3)
     assert line.decode_s == pytest.approx(0.6)
@@ -51,7 +51,7 @@ def test_times_are_those_of_taking() -> None:
         (sent((1, 0.2), (1, 0.4), (1, 0.6)), SlaMissCause.DECODE),  # 0.2 apart, of the allowed 0.1
     ],
 )
-def test_what_is_taken_late_is_ours_whoever_was_slow(
+def test_late_delivery_counts_whatever_its_cause(
     delivery: ClientTimeline, expected: SlaMissCause
 ) -> None:
     """A client that does not read, and a gateway that does not write, look the same."""
@@ -69,7 +69,7 @@ def test_what_is_taken_late_is_ours_whoever_was_slow(
         (4, 0.5, SlaMissCause.SWAP_IN),  # a message waited for what was kept back, or for its turn
     ],
 )
-def test_the_gap_before_the_token_that_came_back_is_the_absence(
+def test_gap_of_a_preemption_is_the_one_before_the_resumed_token(
     back: int, swap_in_s: float, expected: SlaMissCause
 ) -> None:
     """Three tokens go out, then, 0.6 s later, three more; it was away before token `back`."""
@@ -85,7 +85,7 @@ def test_the_gap_before_the_token_that_came_back_is_the_absence(
     assert judged(delivery) is expected
 
 
-def test_two_absences_within_one_message_are_one() -> None:
+def test_two_preemptions_within_one_message_count_as_one() -> None:
     delivery = sent((1, 0.1))
     delivery.on_resumed(1, 0.2)
     delivery.on_resumed(2, 0.2)
@@ -94,7 +94,7 @@ def test_two_absences_within_one_message_are_one() -> None:
     assert (line.preempted_gap_s, line.swap_in_gap_s) == pytest.approx((0.7, 0.4))
 
 
-def test_an_end_without_its_tokens_is_laid_to_what_it_waited_for() -> None:
+def test_end_without_tokens_has_the_cause_of_its_wait() -> None:
     delivery = sent((1, 0.1))
     line = delivery.complete(came(away=True))
     line.ended_s = 5.0
@@ -108,7 +108,7 @@ def test_an_end_without_its_tokens_is_laid_to_what_it_waited_for() -> None:
 
 @pytest.mark.parametrize("reason", [None, *FinishReason])
 @pytest.mark.parametrize("broken", [None, FinishReason.ERROR, FinishReason.DEADLINE])
-def test_who_was_not_given_its_end(
+def test_undelivered_end_has_the_call_s_reason(
     reason: FinishReason | None, broken: FinishReason | None
 ) -> None:
     told = find_undelivered_reason(reason, broken)
@@ -126,7 +126,7 @@ MESSAGES = st.lists(
 
 
 @given(MESSAGES)
-def test_any_messages_as_one_reckons_them_afterwards(
+def test_timeline_equals_a_recount_of_all_messages(
     messages: list[tuple[int, float, bool]],
 ) -> None:
     """(tokens, how long until taken, whether away before its last token)"""

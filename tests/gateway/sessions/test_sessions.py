@@ -129,7 +129,7 @@ def ended(tokens: int) -> sched.Finished:
     return sched.Finished(reason=STOP, output_tokens=tokens)
 
 
-async def test_late_tokens_are_waited_for_while_their_stream_brings_others() -> None:
+async def test_recovery_waits_for_late_tokens_while_the_stream_is_active() -> None:
     wires = Wires()
     call, name = wires.ask()
     wires.bring(name, 0, IDS[:2])
@@ -141,7 +141,7 @@ async def test_late_tokens_are_waited_for_while_their_stream_brings_others() -> 
     assert wires.heard() == []
 
 
-async def test_five_seconds_in_which_nobody_listened_are_no_silence() -> None:
+async def test_recovery_ignores_time_in_which_the_loop_was_blocked() -> None:
     wires = Wires()
     call, name = wires.ask()
     wires.listen(0.1)
@@ -153,7 +153,7 @@ async def test_five_seconds_in_which_nobody_listened_are_no_silence() -> None:
     assert wires.heard() == ["request ~0 with 0"]
 
 
-async def test_a_stream_that_brings_nothing_while_tokens_are_due_is_given_up() -> None:
+async def test_recovery_resubmits_when_the_stream_is_silent() -> None:
     wires = Wires()
     _, name = wires.ask()
     wires.bring(name, 0, IDS[:2])
@@ -168,7 +168,7 @@ async def test_a_stream_that_brings_nothing_while_tokens_are_due_is_given_up() -
     assert wires.resubmitted("late") == 1
 
 
-async def test_nobody_is_waited_for_for_ever() -> None:
+async def test_recovery_bounds_the_wait_for_late_tokens() -> None:
     wires = Wires()
     _, name = wires.ask()
     wires.say(name, finished=ended(len(IDS)))
@@ -178,7 +178,7 @@ async def test_nobody_is_waited_for_for_ever() -> None:
     assert wires.heard() == ["cancel CANCELLED at 0", "request ~1 with 0"]
 
 
-async def test_due_tokens_of_a_stream_that_was_opened_anew_are_lost() -> None:
+async def test_reopened_stream_loses_pending_tokens() -> None:
     wires = Wires()
     _, name = wires.ask()
     wires.say(name, finished=ended(len(IDS)))
@@ -189,7 +189,7 @@ async def test_due_tokens_of_a_stream_that_was_opened_anew_are_lost() -> None:
     assert wires.resubmitted("worker") == 1
 
 
-async def test_an_answer_whose_tokens_are_all_there_needs_no_more_word() -> None:
+async def test_complete_answer_ends_without_the_worker_s_end() -> None:
     wires = Wires()
     call, name = wires.ask()
     wires.bring(name, 0, IDS)
@@ -199,7 +199,7 @@ async def test_an_answer_whose_tokens_are_all_there_needs_no_more_word() -> None
     assert wires.heard() == ["request ~0 with 0"]
 
 
-async def test_a_lost_worker_of_any_size_is_made_good_once_and_again_after_a_token() -> None:
+async def test_lost_worker_s_requests_are_resubmitted_once_and_again_after_progress() -> None:
     wires = Wires()  # with a budget of one retry
     names = [wires.ask()[1] for _ in range(300)]
     assert len(wires.sessions.table) == len(names)
@@ -217,7 +217,7 @@ async def test_a_lost_worker_of_any_size_is_made_good_once_and_again_after_a_tok
     assert len(wires.sessions.table) == 201
 
 
-async def test_a_finished_request_is_not_told_of_again() -> None:
+async def test_finished_request_is_not_announced() -> None:
     wires = Wires()
     call, name = wires.ask()
     wires.say(name, finished=ended(len(IDS)))
@@ -228,7 +228,7 @@ async def test_a_finished_request_is_not_told_of_again() -> None:
     assert over(call) == (IDS, FinishReason.STOP)
 
 
-async def test_a_scheduler_that_has_not_answered_yet_is_told_of_the_end() -> None:
+async def test_announced_request_is_cancelled_at_its_end() -> None:
     """Else it would wait for its worker to say that it has what is over."""
     wires = Wires()
     (_, first), (_, second), (call, third) = (wires.ask() for _ in range(3))
@@ -244,7 +244,7 @@ async def test_a_scheduler_that_has_not_answered_yet_is_told_of_the_end() -> Non
     assert (over(call), wires.heard()) == ((IDS, FinishReason.STOP), [])
 
 
-async def test_an_adopted_request_gets_its_prompt_anew_when_it_is_placed_after_a_pause() -> None:
+async def test_adopted_request_is_prompted_again_after_a_pause() -> None:
     wires = Wires()
     _, name = wires.ask()
     here = sched.Placed(worker_id="h", worker_address=HERE)
@@ -257,7 +257,7 @@ async def test_an_adopted_request_gets_its_prompt_anew_when_it_is_placed_after_a
     assert [list(prompt.token_ids) for _, prompt in wires.prompts] == [[1, 2], [1, 2, *IDS[:2]]]
 
 
-async def test_a_paused_request_that_is_placed_by_a_new_scheduler_gets_its_prompt() -> None:
+async def test_paused_request_is_prompted_when_a_new_scheduler_places_it() -> None:
     wires = Wires()
     _, name = wires.ask()
     wires.say(name, preempted=sched.Preempted())
@@ -266,7 +266,7 @@ async def test_a_paused_request_that_is_placed_by_a_new_scheduler_gets_its_promp
     assert [prompt.request_id for _, prompt in wires.prompts] == [name, name]
 
 
-async def test_a_stream_opened_anew_before_the_answer_makes_a_new_submission() -> None:
+async def test_reopened_stream_before_the_scheduler_s_answer_resubmits() -> None:
     wires = Wires()
     _, name = wires.ask()
     wires.connect()
@@ -278,7 +278,7 @@ async def test_a_stream_opened_anew_before_the_answer_makes_a_new_submission() -
     assert len(wires.prompts) == 1
 
 
-async def test_a_prompt_is_scored_once_however_often_it_goes_out() -> None:
+async def test_prompt_is_scored_once_over_all_placements() -> None:
     """Where its scores are known before its stream breaks, cached KV serves the second time."""
     t = Wires()
     sampling = Sampling(seed=1, max_tokens=9, prompt_logprobs=0)

@@ -54,7 +54,7 @@ def counted(
         (15, 1.5, 0.9, ("yes", "no", "broken", "missed")),
     ],
 )
-def test_what_was_told_first_is_held_against_what_came(
+def test_first_forecast_is_compared_with_the_outcome(
     tokens: int, first_s: float, budget_s: float, expected: tuple[str, ...]
 ) -> None:
     covered, kept, foreseen, outcome = expected
@@ -65,30 +65,30 @@ def test_what_was_told_first_is_held_against_what_came(
     }
 
 
-def test_a_client_that_leaves_says_nothing_of_length_or_sla() -> None:
+def test_disconnected_client_counts_for_neither_length_nor_sla() -> None:
     assert counted(15, 0.5, Sla("c", inf), CANCELLED) == {"kept=yes": 1.0}
 
 
-def test_what_never_began_breaks_its_sla_and_its_promise() -> None:
+def test_answer_without_tokens_breaks_sla_and_promise() -> None:
     assert counted(0, 5.0, Sla("c", 2.0), FinishReason.DEADLINE) == {
         "kept=no": 1.0,
         "foreseen=held outcome=missed": 1.0,
     }
 
 
-def test_of_what_ended_before_its_first_token_was_due_no_promise_is_judged() -> None:
+def test_promise_is_not_counted_if_the_choice_ended_before_it() -> None:
     """It ended after 1.01 s."""
     assert counted(0, 0.01, Sla("c", 2.0), FinishReason.DEADLINE) == {
         "foreseen=held outcome=missed": 1.0
     }
 
 
-def test_what_is_told_with_the_first_token_is_no_promise() -> None:
+def test_promise_sent_with_the_first_token_is_not_counted() -> None:
     assert counted(10, 0.1, Sla("c", 2.0), told_at=1) == {
         "covered=yes": 1.0,
         "foreseen=held outcome=met": 1.0,
     }
 
 
-def test_nothing_told_is_nothing_counted() -> None:
+def test_choice_without_forecast_is_not_counted() -> None:
     assert counted(15, 0.5, Sla(), told_at=None) == {}

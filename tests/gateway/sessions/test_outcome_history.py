@@ -22,7 +22,7 @@ def story(name: str) -> scheduler_pb2.Story:
     return scheduler_pb2.Story(request_id=name, chapters=[placed])
 
 
-def test_sentences() -> None:
+def test_sla_explanation_sentences() -> None:
     kept = explain_sla(SLA, line(10.5, 10.54, 10.58), FinishReason.STOP)
     assert kept == (
         "SLA interactive met; first token after 0.500 s of 1 s, mean gap 0.040 s of 0.05 s, "
@@ -39,7 +39,7 @@ def test_sentences() -> None:
     )
 
 
-def test_it_is_the_last_chapter_of_who_ended_here() -> None:
+def test_verdict_is_the_last_chapter_of_a_local_story() -> None:
     history = OutcomeHistory(10)
     history.add("a-0", ChoiceOutcome.judged(SLA, line(10.5), FinishReason.STOP))
     mine, other = story("a-0"), story("b-0")
@@ -51,7 +51,7 @@ def test_it_is_the_last_chapter_of_who_ended_here() -> None:
     assert other == story("b-0")
 
 
-def test_the_oldest_is_forgotten() -> None:
+def test_oldest_outcome_is_dropped() -> None:
     history = OutcomeHistory(2)
     for name in ("a-0", "b-0", "c-0"):
         history.add(name, ChoiceOutcome.judged(SLA, line(10.5), FinishReason.STOP))

@@ -12,7 +12,7 @@ from tests.gateway.gateway_fixtures import client as client
 from tests.gateway.gateway_fixtures import house as house
 
 
-async def test_what_scheduler_and_worker_are_told(house: House, client: AsyncClient) -> None:
+async def test_scheduler_and_worker_receive_the_request(house: House, client: AsyncClient) -> None:
     asking = asyncio.ensure_future(
         client.complete(
             messages=[{"role": "system", "content": "be kind"}, {"role": "user", "content": "1,"}],
@@ -40,7 +40,7 @@ async def test_what_scheduler_and_worker_are_told(house: House, client: AsyncCli
     assert not house.scheduler.cancels
 
 
-async def test_a_seed_is_drawn_where_none_was_given(house: House, client: AsyncClient) -> None:
+async def test_missing_seed_is_drawn(house: House, client: AsyncClient) -> None:
     asking = [asyncio.ensure_future(client.complete("1,", n=2)) for _ in range(2)]
     await house.until(lambda: len(house.worker.prompts) == 4)
     for prompt in house.worker.prompts:
@@ -64,7 +64,7 @@ async def test_repeated_tokens_are_delivered_once(house: House, client: AsyncCli
     assert (answer.text, answer.choices[0].token_ids) == (WORDS, IDS)
 
 
-async def test_a_stop_string_across_tokens_ends_the_request(
+async def test_stop_string_across_tokens_ends_the_request(
     house: House, client: AsyncClient
 ) -> None:
     stream = client.generate("1,", stop=["two th", "never"])
@@ -80,7 +80,7 @@ async def test_a_stop_string_across_tokens_ends_the_request(
     assert cancel.output_tokens == answer.usage.completion_tokens < len(IDS)
 
 
-async def test_the_schedulers_end_waits_for_the_tokens(house: House, client: AsyncClient) -> None:
+async def test_reported_end_waits_for_the_tokens(house: House, client: AsyncClient) -> None:
     asking = asyncio.ensure_future(client.complete("1,"))
     name = await first_prompt(house)
     ended = sched.Finished(reason=LENGTH, output_tokens=len(IDS))
@@ -90,7 +90,7 @@ async def test_the_schedulers_end_waits_for_the_tokens(house: House, client: Asy
     assert (answer.text, answer.finish_reason) == (WORDS, FinishReason.LENGTH)
 
 
-async def test_a_scheduler_in_the_same_process_is_as_good() -> None:
+async def test_scheduler_in_the_same_process() -> None:
     async with housing(in_process=True) as house, AsyncClient(house.grpc_address) as client:
         asking = asyncio.ensure_future(client.complete("1,"))
         name = await first_prompt(house)
@@ -106,7 +106,7 @@ async def test_a_scheduler_in_the_same_process_is_as_good() -> None:
         await reading
 
 
-async def test_an_unplaced_requests_default_length_is_what_fits(
+async def test_default_max_tokens_is_what_fits_the_context(
     house: House, client: AsyncClient
 ) -> None:
     asking = asyncio.ensure_future(client.complete("1,"))

@@ -70,7 +70,7 @@ def samples(text: str) -> list[str]:
     return [line for line in text.splitlines() if not line.startswith("#")]
 
 
-async def test_everybody_is_told_of_and_who_is_away_is_counted_and_logged_once(
+async def test_metrics_of_all_peers_are_merged_and_a_missing_one_is_logged_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "gateway.peers.metrics_aggregator")
@@ -91,7 +91,7 @@ async def test_everybody_is_told_of_and_who_is_away_is_counted_and_logged_once(
         assert back.levelname == "INFO"
 
 
-async def test_a_peer_that_hangs_is_waited_for_no_longer_than_told() -> None:
+async def test_scrape_of_a_hanging_peer_times_out() -> None:
     slow = Slow()
     async with served(slow) as address, scraping([address], 0.2) as scrapes:
         began_s = time.monotonic()
@@ -101,7 +101,7 @@ async def test_a_peer_that_hangs_is_waited_for_no_longer_than_told() -> None:
         await told_of(scrapes, ["missing 0.0", "slow 1.0"])
 
 
-async def test_many_who_ask_at_once_ask_a_peer_once_and_one_who_leaves_takes_nothing() -> None:
+async def test_concurrent_scrapes_share_one_query_per_peer() -> None:
     slow = Slow()
     async with served(slow) as address, scraping([address]) as scrapes:
         asking = [asyncio.create_task(scrapes.text()) for _ in range(50)]
@@ -126,7 +126,7 @@ async def served(slow: Slow) -> AsyncIterator[str]:
         await server.stop(0)
 
 
-async def test_the_gateways_own_page_has_its_peers_and_vllms_names_where_asked(
+async def test_metrics_page_has_peers_and_vllm_aliases_if_configured(
     tmp_path: Path,
 ) -> None:
     address = f"unix:{tmp_path}/w.sock"

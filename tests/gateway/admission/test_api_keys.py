@@ -26,13 +26,13 @@ from services.runtime.config import ConfigError, load
 HASH = sha256(b"secret").hexdigest()
 
 
-def test_a_new_key_is_like_no_other_and_long() -> None:
+def test_new_key_is_random_and_long() -> None:
     keys = {new_key() for _ in range(100)}
     assert len(keys) == 100
     assert all(key.startswith("ft-") and len(key) == 46 for key in keys)
 
 
-def test_a_hash_is_sha256_in_hex() -> None:
+def test_key_hash_is_sha256_in_hex() -> None:
     assert hash_key("secret") == HASH
 
 
@@ -40,7 +40,7 @@ def test_a_hash_is_sha256_in_hex() -> None:
     ("key", "told"),
     [("", "****"), ("short", "****"), ("elevenchars", "****"), ("sk-0123456789abcd", "****abcd")],
 )
-def test_at_most_the_end_of_a_key_is_shown(key: str, told: str) -> None:
+def test_masked_key_shows_at_most_its_end(key: str, told: str) -> None:
     assert mask_key(key) == told
 
 
@@ -51,11 +51,11 @@ def test_at_most_the_end_of_a_key_is_shown(key: str, told: str) -> None:
         ("Basic abc", ""), ("", ""), ("Bearer", ""), ("Bearer ", ""),
     ],
 )  # fmt: skip
-def test_the_key_of_a_header(header: str, key: str) -> None:
+def test_bearer_key_is_parsed(header: str, key: str) -> None:
     assert parse_bearer(header) == key
 
 
-def test_a_file_of_keys() -> None:
+def test_key_file_is_parsed() -> None:
     text = f"# ours\n\nalice:{HASH}\nbob : {HASH.upper()}  # until May\n"
     assert read_key_file(text) == [NamedHash("alice", HASH), NamedHash("bob", HASH)]
 
@@ -71,13 +71,13 @@ def test_a_file_of_keys() -> None:
         (f"alice:{HASH[:-1]}g", "line 1: the hash of alice must be 64 hex digits"),
     ],
 )
-def test_a_line_that_is_none(text: str, fault: str) -> None:
+def test_invalid_key_file_line_is_an_error(text: str, fault: str) -> None:
     with pytest.raises(KeyFault, match=f"^{fault}") as caught:
         read_key_file(text)
     assert HASH not in str(caught.value) and "secret" not in str(caught.value)
 
 
-def test_keys_of_the_config_are_named_by_themselves() -> None:
+def test_configured_keys_are_named_by_their_hash() -> None:
     kept = name_keys(["secret", "other"])
     assert [each.name for each in kept] == [f"key-{HASH[:8]}", f"key-{hash_key('other')[:8]}"]
     assert (find_name("secret", kept), find_name("Secret", kept)) == (f"key-{HASH[:8]}", "")
@@ -85,7 +85,7 @@ def test_keys_of_the_config_are_named_by_themselves() -> None:
 
 
 @pytest.mark.parametrize("key", ["", " ", " secret", "secret\n"])
-def test_a_key_that_is_a_slip_is_refused_and_not_told(key: str) -> None:
+def test_invalid_configured_key_is_an_error_without_the_key(key: str) -> None:
     with pytest.raises(ConfigError, match=r"^gateway\.api_keys: an API key is empty, or") as caught:
         Keyring(["good", key])
     assert "secret" not in str(caught.value)
@@ -98,12 +98,12 @@ class RequestArrival:
         return self.now_s
 
 
-def test_without_keys_nobody_needs_one() -> None:
+def test_keyring_without_keys_accepts_every_request() -> None:
     ring = Keyring()
     assert (ring.required, ring.check(""), ring.check("any")) == (False, "", "")
 
 
-def test_a_wrong_key_is_told_by_its_end_alone() -> None:
+def test_wrong_key_error_shows_only_its_end() -> None:
     ring = Keyring(["secret"])
     for key, message in (
         ("", "You didn't provide an API key"),
@@ -119,7 +119,7 @@ def write(path: Path, text: str, at_s: int) -> None:
     os.utime(path, (at_s, at_s))
 
 
-def test_a_file_that_changes_is_read_again(
+def test_changed_key_file_is_read_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path, clock = tmp_path / "keys", RequestArrival()
@@ -142,7 +142,7 @@ def test_a_file_that_changes_is_read_again(
     assert not [each for each in caplog.records if each.levelno >= logging.WARNING]
 
 
-def test_a_file_that_is_broken_later_changes_nothing_and_is_told_once(
+def test_broken_key_file_keeps_the_keys_and_warns_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path, clock = tmp_path / "keys", RequestArrival()
@@ -172,7 +172,7 @@ def test_a_file_that_is_broken_later_changes_nothing_and_is_told_once(
         (b"\xff", "is not a text file"),
     ],
 )
-def test_a_bad_file_at_the_start_is_one_line(
+def test_bad_key_file_at_start_is_a_config_error(
     content: bytes | None, fault: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "keys"
@@ -183,7 +183,7 @@ def test_a_bad_file_at_the_start_is_one_line(
     assert "\n" not in str(caught.value)
 
 
-def test_a_file_without_keys_lets_nobody_in(tmp_path: Path) -> None:
+def test_empty_key_file_refuses_every_request(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_text("# none yet\n")
     ring = Keyring([], str(path))
@@ -192,7 +192,7 @@ def test_a_file_without_keys_lets_nobody_in(tmp_path: Path) -> None:
         ring.check("any")
 
 
-def test_the_config_tells_before_anything_starts(tmp_path: Path) -> None:
+def test_config_validates_keys_and_file(tmp_path: Path) -> None:
     for given, line in (
         ({"api_keys": '["", "secret"]'}, "gateway.api_keys: Value error, an API key is empty"),
         ({"api_keys": ""}, "gateway.api_keys: Value error, an API key is empty"),

@@ -21,7 +21,7 @@ def told(*turns: tuple[str, str]) -> tuple[list[int], int]:
     return list(text.answer_tokens), generation.prompt_tokens
 
 
-def test_answers_are_told_in_order_by_their_share_of_the_prompt() -> None:
+def test_answer_tokens_are_estimated_by_share_of_the_prompt() -> None:
     answers, prompt_tokens = told(
         ("system", "s" * 10), ("user", "u" * 20), ("assistant", "a" * 40), ("user", "v" * 10),
         ("assistant", ""), ("user", "w" * 20),
@@ -29,7 +29,7 @@ def test_answers_are_told_in_order_by_their_share_of_the_prompt() -> None:
     assert answers == [round(40 / 100 * prompt_tokens), 0]
 
 
-def test_a_first_question_and_a_raw_prompt_have_no_answers() -> None:
+def test_first_question_and_raw_prompt_have_no_answer_tokens() -> None:
     assert told(("user", "hello"))[0] == []
     parser = Parser(GatewayConfig(model=demo_folder()), demo_text(), lambda: 0)
     raw = gateway_pb2.GenerateRequest(prompt="hello")
@@ -39,7 +39,7 @@ def test_a_first_question_and_a_raw_prompt_have_no_answers() -> None:
     assert generation.answer_tokens == ()
 
 
-def test_of_a_long_conversation_the_last_answers_are_told() -> None:
+def test_answer_tokens_are_limited_to_the_last_answers() -> None:
     turns = [("user", "q"), ("assistant", "a" * 50)] * 39
     answers, _ = told(*turns, ("user", "q"), ("assistant", "a" * 500), ("user", "q"))
     assert len(answers) == MAX_ANSWERS == 32

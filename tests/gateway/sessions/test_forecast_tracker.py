@@ -60,7 +60,7 @@ def seen(
         (Forecast((2.4, 7.6), (0.5, 0.5), UNCAPPED), 9, 2, 2, 5, 8),
     ],
 )
-def test_lengths_are_those_that_are_left(
+def test_lengths_are_conditioned_on_the_sent_tokens(
     forecast: Forecast, most: int, sent: int, low: int, expected: float, high: int
 ) -> None:
     told = seen(foresight(forecast, most=most), sent)
@@ -68,7 +68,7 @@ def test_lengths_are_those_that_are_left(
     assert told.expected_tokens == pytest.approx(expected)
 
 
-def test_the_end_is_reckoned_from_the_promise_and_then_from_the_streams_own_pace() -> None:
+def test_end_is_estimated_from_the_promise_then_from_the_stream_s_pace() -> None:
     """Arrived at 10.0, foretold: the first token at 10.5, 0.1 s a token."""
     sight = foresight()
     assert seen(sight, 0, 10.0).end_s == pytest.approx(0.5 + 41.5 * 0.1)
@@ -82,14 +82,14 @@ def test_the_end_is_reckoned_from_the_promise_and_then_from_the_streams_own_pace
     assert seen(sight, 70, 14.0, over=True) == ClientForecast(70.0, 70, 70, 0.0)
 
 
-def test_the_promise_is_told_until_tokens_are_there() -> None:
+def test_promise_is_sent_until_the_first_tokens() -> None:
     sight = foresight(sla=Sla("interactive", 1.1, 0.1, 0.5))
     told = [seen(sight, sent) for sent in (0, 0, 3, 4)]
     assert [each.ttft_s for each in told] == [pytest.approx(1.02)] * 3 + [None]
     assert [each.sla_expected for each in told] == [True, True, True, None]
 
 
-def test_a_forecast_that_comes_late_brings_its_promise_with_it() -> None:
+def test_late_forecast_has_its_promise() -> None:
     sight = ForecastTracker(Sla(), 100, 10.0, TtftPromises())
     assert not sight.is_news
     assert sight.next_chunk(3, False, 10.6) is None
@@ -102,13 +102,13 @@ def test_a_forecast_that_comes_late_brings_its_promise_with_it() -> None:
     assert seen(sight, 8, 11.1).ttft_s is None
 
 
-def test_nothing_foretold_is_nothing_told_even_at_the_end() -> None:
+def test_without_a_forecast_nothing_is_sent() -> None:
     sight = ForecastTracker(Sla(), 100, 10.0, TtftPromises())
     assert sight.next_chunk(5, True, 11.0) is None
     assert sight.opening is None
 
 
-def test_what_is_foretold_anew_replaces_the_forecast_and_the_pace_but_not_the_promise() -> None:
+def test_new_forecast_replaces_length_and_pace_but_not_the_promise() -> None:
     sight = foresight(ttft_s=0.5)
     seen(sight, 0)
     sight.update(SchedulerForecast(certain(30), 0.2, 2.0))
@@ -129,13 +129,13 @@ def test_what_is_foretold_anew_replaces_the_forecast_and_the_pace_but_not_the_pr
         (Sla("c", inf, inf, 0.099), False),
     ],
 )
-def test_an_sla_is_expected_to_hold_where_promise_and_pace_are_in_its_budgets(
+def test_sla_is_expected_if_promise_and_pace_are_within_budgets(
     sla: Sla, expected: bool
 ) -> None:
     assert seen(foresight(sla=sla), 0).sla_expected is expected
 
 
-def test_one_resumed_has_no_promise() -> None:
+def test_resumed_request_has_no_promise() -> None:
     sight = foresight(ttft_s=None)
     told = seen(sight, 12)
     assert (told.ttft_s, told.sla_expected) == (None, None)
@@ -159,7 +159,7 @@ def came(ttft_s: float, tokens: int = 5) -> RequestTimeline:
         (came(1.1, tokens=0), False),
     ],
 )
-def test_a_promise_of_1_02_s_is_kept_by_the_first_token_that_goes_out_by_then(
+def test_promise_is_kept_by_a_first_token_sent_in_time(
     line: RequestTimeline, kept: bool | None
 ) -> None:
     sight = foresight()
@@ -169,7 +169,7 @@ def test_a_promise_of_1_02_s_is_kept_by_the_first_token_that_goes_out_by_then(
 
 
 @pytest.mark.parametrize("first_s", [0.1, 3.0])
-def test_a_promise_that_is_told_with_the_first_token_is_none(first_s: float) -> None:
+def test_promise_sent_with_the_first_token_does_not_count(first_s: float) -> None:
     promises = TtftPromises()
     for _ in range(MIN_ERRORS):
         sight = foresight(promises=promises)
@@ -178,7 +178,7 @@ def test_a_promise_that_is_told_with_the_first_token_is_none(first_s: float) -> 
         sight.teach(came(first_s))
 
 
-def test_a_forecast_before_the_promise_changes_nothing_of_it() -> None:
+def test_forecast_without_ttft_leaves_the_promise() -> None:
     sight = foresight(ttft_s=None)
     seen(sight, 0)
     sight.update(SchedulerForecast(QUARTERS, 0.1, 0.5))
@@ -187,7 +187,7 @@ def test_a_forecast_before_the_promise_changes_nothing_of_it() -> None:
     assert (sight.is_promise_kept(came(0.9)), sight.is_promise_kept(came(1.1))) == (True, False)
 
 
-def test_the_next_are_promised_and_judged_by_what_came() -> None:
+def test_later_promises_are_calibrated_by_outcomes() -> None:
     """0.48 s expected each: with 20 ms on both sides 0.5, 0.75 s came of 1.5 times as much."""
     promises, sla = TtftPromises(), Sla("c", 0.8)
     for _ in range(MIN_ERRORS):
@@ -202,7 +202,7 @@ def test_the_next_are_promised_and_judged_by_what_came() -> None:
     assert longer.end_s == pytest.approx(1.98 + 41.5 * 0.1)  # the end is no promise
 
 
-def test_only_promises_that_were_told_and_put_to_the_test_teach() -> None:
+def test_only_tested_promises_calibrate() -> None:
     promises = TtftPromises()
     for _ in range(MIN_ERRORS):
         foresight(promises=promises).teach(came(9.0))  # never told
@@ -213,7 +213,7 @@ def test_only_promises_that_were_told_and_put_to_the_test_teach() -> None:
 
 
 @pytest.mark.parametrize(("token_s", "ttft_s"), [(inf, 0.1), (-1.0, 0.1), (0.1, inf), (0.1, -0.1)])
-def test_times_that_cannot_be_are_refused(token_s: float, ttft_s: float) -> None:
+def test_impossible_times_are_refused(token_s: float, ttft_s: float) -> None:
     with pytest.raises(ValueError, match="finite and not negative"):
         SchedulerForecast(QUARTERS, token_s, ttft_s)
 
@@ -227,7 +227,7 @@ def test_times_that_cannot_be_are_refused(token_s: float, ttft_s: float) -> None
     steps=st.lists(st.tuples(st.integers(0, 60), st.floats(0, 5)), max_size=20),
     replaced_at=st.integers(0, 20),
 )
-def test_whatever_is_foretold_is_told_in_order_and_ends_as_it_ended(
+def test_forecasts_are_ordered_and_end_at_the_actual_length(
     first: Forecast,
     second: Forecast,
     most: int,
@@ -249,7 +249,7 @@ def test_whatever_is_foretold_is_told_in_order_and_ends_as_it_ended(
 
 
 @given(forecast=forecasts(), most=st.integers(1, 500))
-def test_what_is_left_of_a_forecast_only_shrinks_from_below(forecast: Forecast, most: int) -> None:
+def test_lower_bound_never_decreases(forecast: Forecast, most: int) -> None:
     """With every token the shorter lengths are out of the question."""
     sight = foresight(forecast, most=most)
     told = [seen(sight, sent) for sent in range(most)]
