@@ -30,9 +30,7 @@ from tests.gateway.gateway_fixtures import house as house
 REQUEST = gateway_pb2.GenerateRequest(prompt="1,")
 
 
-async def test_client_cancellation_reaches_the_scheduler(
-    house: House, client: AsyncClient
-) -> None:
+async def test_client_cancellation_reaches_the_scheduler(house: House, client: AsyncClient) -> None:
     stream = client.generate("1,")
     reading = asyncio.ensure_future(stream.complete())
     name = await first_prompt(house)
@@ -192,7 +190,9 @@ async def test_deadline_within_an_answer_keeps_its_tokens(
     assert (answer.text, answer.finish_reason) == ("on", FinishReason.DEADLINE)
 
 
-async def test_gateway_enforces_a_deadline_without_the_scheduler(house: House, client: AsyncClient) -> None:
+async def test_gateway_enforces_a_deadline_without_the_scheduler(
+    house: House, client: AsyncClient
+) -> None:
     house.scheduler.place = False
     with pytest.raises(DeadlineExceeded):
         await client.complete("1,", timeout_s=1)

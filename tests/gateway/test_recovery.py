@@ -52,9 +52,7 @@ def gauge(house: House, of: str) -> float | None:
     return house.gateway.metrics.registry.get_sample_value(f"foretoken_num_requests_{of}")
 
 
-async def test_every_submission_has_the_cache_salt(
-    house: House, client: AsyncClient
-) -> None:
+async def test_every_submission_has_the_cache_salt(house: House, client: AsyncClient) -> None:
     asking = asyncio.ensure_future(client.complete("1,", n=2, cache_salt="tenant a"))
     other = asyncio.ensure_future(client.complete("1,"))
     await house.until(lambda: len(house.worker.prompts) == 3)
@@ -154,7 +152,9 @@ async def test_end_without_its_tokens_is_resubmitted() -> None:
         assert (await asking).text == WORDS
 
 
-async def test_returning_scheduler_receives_announcements(house: House, client: AsyncClient) -> None:
+async def test_returning_scheduler_receives_announcements(
+    house: House, client: AsyncClient
+) -> None:
     """Who is placed on a live worker goes on there under its id; who is not is submitted anew."""
     asking = [asyncio.ensure_future(client.complete("1,")) for _ in range(2)]
     await house.until(lambda: len(house.worker.prompts) == 2)

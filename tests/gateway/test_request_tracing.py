@@ -102,9 +102,7 @@ async def test_scheduler_rejection_is_the_span_s_error(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_span_of_a_missed_deadline_has_an_error(
-    stream: bool, written: WrittenSpans
-) -> None:
+async def test_span_of_a_missed_deadline_has_an_error(stream: bool, written: WrittenSpans) -> None:
     async with housing(place=False, spans=written) as house:
         headers = {"x-request-timeout-s": "1"}
         reply = await house.http("POST", "/v1/completions", {**BODY, "stream": stream}, headers)
@@ -113,7 +111,9 @@ async def test_span_of_a_missed_deadline_has_an_error(
     assert request.attributes["error.type"] == "DEADLINE_EXCEEDED"
 
 
-async def test_span_of_a_broken_stream_has_the_failure(silent: House, written: WrittenSpans) -> None:
+async def test_span_of_a_broken_stream_has_the_failure(
+    silent: House, written: WrittenSpans
+) -> None:
     asking = asyncio.ensure_future(silent.http("POST", "/v1/completions", {**BODY, "stream": True}))
     name = await first_prompt(silent)
     silent.worker.send(name, 0, IDS[:1])
@@ -126,7 +126,9 @@ async def test_span_of_a_broken_stream_has_the_failure(silent: House, written: W
     assert request.attributes["failed"] == "the device is gone"
 
 
-async def test_span_of_a_disconnected_client_is_cancelled(silent: House, written: WrittenSpans) -> None:
+async def test_span_of_a_disconnected_client_is_cancelled(
+    silent: House, written: WrittenSpans
+) -> None:
     async with AsyncClient(silent.grpc_address) as client:
         stream = client.generate("1,", max_tokens=9)
         reading = asyncio.ensure_future(stream.complete())

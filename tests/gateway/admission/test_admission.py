@@ -171,7 +171,9 @@ async def test_tokenization_queue_admits_one_by_one_in_order() -> None:
 
 
 @pytest.mark.parametrize(("hold_s", "comes"), [(1000.0, False), (1e-9, True)])
-async def test_tokenization_queue_lets_tokens_go_first_for_a_bounded_time(hold_s: float, comes: bool) -> None:
+async def test_tokenization_queue_lets_tokens_go_first_for_a_bounded_time(
+    hold_s: float, comes: bool
+) -> None:
     turnstile = TokenizationQueue(max_waiting=8, hold_s=hold_s, burst_s=0.0)
     await turnstile.wait_for_turn()
     waiting = asyncio.ensure_future(turnstile.wait_for_turn())

@@ -119,9 +119,7 @@ def write(path: Path, text: str, at_s: int) -> None:
     os.utime(path, (at_s, at_s))
 
 
-def test_changed_key_file_is_read_again(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_changed_key_file_is_read_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path, clock = tmp_path / "keys", RequestArrival()
     write(path, f"alice:{HASH}", 1)
     ring = Keyring(["own-key"], str(path), clock)

@@ -129,9 +129,7 @@ def test_new_forecast_replaces_length_and_pace_but_not_the_promise() -> None:
         (Sla("c", inf, inf, 0.099), False),
     ],
 )
-def test_sla_is_expected_if_promise_and_pace_are_within_budgets(
-    sla: Sla, expected: bool
-) -> None:
+def test_sla_is_expected_if_promise_and_pace_are_within_budgets(sla: Sla, expected: bool) -> None:
     assert seen(foresight(sla=sla), 0).sla_expected is expected
 
 
