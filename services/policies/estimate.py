@@ -1,7 +1,7 @@
-"""How long whole batches take, by a worker's cost model: what forms and orders batches asks.
+"""Serving times of whole batches by a worker's cost model, for forming and ordering batches.
 
-Each answers for many batches at once: columns in, a column out. A batch is static, so all of it
-is padded to its longest prompt and stays until its last token (papers/003 §4.2, papers/004 §III).
+Each function answers for many batches at once: columns in, a column out. A batch is static: all of
+it is padded to its longest prompt and stays until its last token (SCLS, §4.2; Magnus, §III).
 """
 
 from collections.abc import Callable
@@ -15,23 +15,23 @@ Estimate = Callable[[CostModel, Floats, Floats, Floats], Floats]
 """(cost, seqs, length, steps) → seconds to prefill each batch of `seqs` prompts, padded to `length`
 tokens, and to make `steps` new tokens of each. The columns broadcast; none may be negative."""
 
-REACH = 0.5  # of a doubling, all three together: within it a batch is like another
-TIED = 1e-9  # of a distance squared: as near as the k-th, but for rounding
-CHUNK = 1_024  # batches whose distances are held at once: 2 MB with 256 neighbours
+REACH = 0.5  # in doublings, over all three features: batches within this distance are alike
+TIED = 1e-9  # tolerance of a squared distance for ties with the k-th neighbour
+CHUNK = 1_024  # batches whose distances are computed at once: 2 MB with 256 neighbours
 
 
 def linear(cost: CostModel, seqs: Floats, length: Floats, steps: Floats) -> Floats:
-    """SCLS' T_serve (papers/003 Eq. 1-4), in closed form. O(batches)."""
+    """SCLS' T_serve (Eq. 1–4), in closed form. O(batches)."""
     return cost.serve_s(seqs, length, steps)
 
 
 def knn(cost: CostModel, seqs: Floats, length: Floats, steps: Floats) -> Floats:
-    """Magnus' KNN regression (papers/004 §III-D): the mean time of the k served batches most like
-    it by size, length and generated tokens.
+    """Magnus' KNN regression (§III-D): the mean time of the k most similar served batches by size,
+    length and generated tokens.
 
-    Likeness is distance in doublings, so that no unit outweighs another (the paper does not say).
-    A place among the k that no batch within REACH takes is the linear model's: with nothing
-    served yet all are, and the answer is `linear`'s. O(batches · neighbours).
+    Similarity is distance in doublings, so that no unit dominates (the paper does not specify it).
+    A missing neighbour within REACH is replaced by the linear model: without served batches the
+    result is `linear`. O(batches · neighbours).
     """
     columns = np.broadcast_arrays(*(np.asarray(c, float) for c in (seqs, length, steps)))
     told = linear(cost, *columns)
@@ -47,7 +47,7 @@ def knn(cost: CostModel, seqs: Floats, length: Floats, steps: Floats) -> Floats:
 
 
 def _asked(neighbours: Neighbours, asked: Floats, told: Floats) -> Floats:
-    """The mean over each one's k places, or more where several are as near as the k-th."""
+    """The mean over each one's k neighbours, or more if several tie with the k-th."""
     served, seconds = np.log2(1 + neighbours.columns[:3]), neighbours.columns[3]
     mine = np.log2(1 + asked)
     # |a − b|² = |a|² + |b|² − 2·a·b, the last by one product of matrices.

@@ -9,44 +9,43 @@ from services.forecast import Floats
 from services.policies.parameters import Param, Params
 from services.policies.snapshot import Candidates
 
-MAX_INTERVAL_S = 600.0  # nobody who comes waits longer than this for a round
+MAX_INTERVAL_S = 600.0  # the longest wait for a round
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """`wait_s` says, of the seconds each worker has still to do, after how many the next round may
-    start; where batches are formed, the next forming. `ahead`: batches are formed then, before
-    there are workers for them, and else as soon as a worker has nothing to do."""
+    """`wait_s` computes, from each worker's remaining seconds, when the next round may start, or
+    the next forming where batches are formed. `ahead`: batches form at that time, before workers
+    are free; otherwise as soon as a worker is idle."""
 
     wait_s: Callable[[Floats, Params], float]
     params: dict[str, Param] = field(default_factory=dict)
     ahead: bool = False
 
-    def ends(self, contest: Candidates, params: Params) -> float:
-        """By the clock of the contest, when the next round may start."""
-        return contest.now + self.wait_s(running_s(contest), params)
+    def ends(self, candidates: Candidates, params: Params) -> float:
+        """When the next round may start, on the snapshot's clock."""
+        return candidates.now + self.wait_s(running_s(candidates), params)
 
 
-def running_s(contest: Candidates) -> Floats:
-    """Seconds of what runs at each worker: the tokens still to come, at its full speed."""
-    jobs, runs = contest.jobs, contest.is_running
+def running_s(candidates: Candidates) -> Floats:
+    """Seconds of the running requests at each worker: the remaining tokens at full speed."""
+    jobs, runs = candidates.jobs, candidates.is_running
     return np.array(
         [
             float(np.sum(jobs.expected_remaining[runs & (jobs.home == worker.number)]))
             / worker.full_speed
-            for worker in contest.workers
+            for worker in candidates.workers
         ]
     )
 
 
 def events(loads_s: Floats, params: Params) -> float:
-    """As soon as anything happens; what happens at once makes one round."""
+    """As soon as an event happens; simultaneous events make one round."""
     return 0.0
 
 
 def load(loads_s: Floats, params: Params) -> float:
-    """SCLS: max(λ · the seconds of the least loaded worker, Γ) (papers/003 Eq. 12), and
-    `LONGEST_S` at most."""
+    """SCLS: max(λ · seconds of the least loaded worker, Γ) (Eq. 12), and at most `LONGEST_S`."""
     least_s = float(loads_s.min()) if len(loads_s) else 0.0
     wait_s = max(params["interval_share"] * least_s, params["interval_s"])
     return min(wait_s, MAX_INTERVAL_S)

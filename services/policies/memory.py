@@ -1,4 +1,4 @@
-"""What policies remember from one round to the next: frozen, so that a replay is exact."""
+"""Policy memory between rounds: frozen, so that a replay is exact."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,17 +10,17 @@ from services.forecast import Floats, Ints
 
 @dataclass(frozen=True)
 class MemoryColumns:
-    """Columns of jobs, one value a board row.
+    """Columns with one value per board row.
 
-    A row is reused by later jobs: `serials` says whose values stand in it, and whoever else asks
-    reads 0. Never changed: `of` and `merged` return others.
+    Rows are reused: `serials` names the request whose values a row holds; any other request reads
+    0. Immutable: `exactly` and `merged` return copies.
     """
 
     values: Mapping[str, Floats] = field(default_factory=dict)
     serials: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def recall(self, names: Sequence[str], rows: Ints, serials: Ints) -> list[Floats]:
-        """What is remembered of these jobs, a column a name; 0 of those not seen. Copies."""
+        """The stored values of these requests, one column per name; 0 for unseen ones. Copies."""
         size = len(self.serials)
         if not size or not len(rows):
             return [np.zeros(len(rows)) for _ in names]
@@ -34,8 +34,8 @@ class MemoryColumns:
         ]
 
     @staticmethod
-    def of(rows: Ints, serials: Ints, values: Mapping[str, Floats]) -> "MemoryColumns":
-        """These values of exactly these jobs; of others nothing is kept. O(board rows)."""
+    def exactly(rows: Ints, serials: Ints, values: Mapping[str, Floats]) -> "MemoryColumns":
+        """Values for exactly these requests; all others are dropped. O(board rows)."""
         size = int(rows.max()) + 1 if len(rows) else 0
         owners = np.full(size, -1, np.int64)
         owners[rows] = serials
@@ -43,7 +43,7 @@ class MemoryColumns:
         return MemoryColumns(kept, owners)
 
     def merged(self, rows: Ints, serials: Ints, values: Mapping[str, Floats]) -> "MemoryColumns":
-        """These values of these jobs beside what is known of others. O(board rows)."""
+        """Values for these requests, in addition to those of others. O(board rows)."""
         if not len(rows) or not values:
             return self
         size = max(len(self.serials), int(rows.max()) + 1)
@@ -60,8 +60,8 @@ class MemoryColumns:
 
 @dataclass(frozen=True)
 class PolicyMemory:
-    """Numbers of the whole; what the order remembers of each job that waits or runs (`ranks`),
-    and what the arrangement noted of those it saw (`notes`)."""
+    """Global numbers, the order's columns for each queued or running request (`ranks`), and the
+    arrangement's columns (`notes`)."""
 
     numbers: Mapping[str, float] = field(default_factory=dict)
     ranks: MemoryColumns = field(default_factory=MemoryColumns)
@@ -71,15 +71,15 @@ class PolicyMemory:
         return self.numbers.get(name, default)
 
     def recall(self, names: Sequence[str], rows: Ints, serials: Ints) -> list[Floats]:
-        """Of the order's columns."""
+        """The order's columns."""
         return self.ranks.recall(names, rows, serials)
 
     def with_numbers(self, **numbers: float) -> "PolicyMemory":
         return replace(self, numbers={**self.numbers, **numbers})
 
     def with_columns(self, rows: Ints, serials: Ints, **columns: Floats) -> "PolicyMemory":
-        """With these as the order's columns."""
-        return replace(self, ranks=MemoryColumns.of(rows, serials, columns))
+        """A copy with these as the order's columns."""
+        return replace(self, ranks=MemoryColumns.exactly(rows, serials, columns))
 
     def with_notes(self, rows: Ints, serials: Ints, notes: Mapping[str, Floats]) -> "PolicyMemory":
         return replace(self, notes=self.notes.merged(rows, serials, notes))

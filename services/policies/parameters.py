@@ -1,4 +1,4 @@
-"""Numbers that a policy takes, and the bounds between which they make sense."""
+"""Policy parameters and their bounds."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ Params = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Param:
-    """A number, or one of `names`, which is then a number too: its place among them."""
+    """A number, or one of `names`, represented by its index."""
 
     default: float
     least: float
@@ -20,12 +20,12 @@ class Param:
 
 
 def named(*names: str) -> Param:
-    """One of these; the first unless another is given."""
+    """A choice among names; the first is the default."""
     return Param(0, 0, len(names) - 1, names)
 
 
 def resolve(what: str, known: Mapping[str, Param], given: Params) -> dict[str, float]:
-    """All of `known`, defaults filled in.
+    """All of `known`, with defaults filled in.
 
     Raises ValueError, with the known names or the bounds, for an unknown name or a value out of
     bounds (NaN included).

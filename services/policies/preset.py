@@ -1,4 +1,4 @@
-"""Presets: what each policy chooses, as data."""
+"""Presets: each policy's choices, as data."""
 
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
@@ -24,9 +24,9 @@ DEFAULT = "foretoken"
 
 @dataclass(frozen=True)
 class Residence:
-    """What a worker's residency policy means to who plans: whether KV of those that don't run
-    may be kept, whether it then keeps its device memory (`held_fast`), and what becomes of it at
-    once when one is `paused`."""
+    """What a worker's residency policy means for planning: whether requests that do not run keep
+    KV, whether it keeps its device memory (`held_fast`), and what happens to it when a request
+    is `paused`."""
 
     keeps: bool
     held_fast: bool = False
@@ -41,7 +41,7 @@ RESIDENCIES = {
     "cost": Residence(keeps=True),
 }
 
-# What each arrangement forms by, with the numbers of each.
+# The forms of each arrangement, with their parameters.
 FORMS_BY_ARRANGEMENT: dict[str, dict[str, dict[str, Param]]] = {
     "continuous": {name: form.params for name, form in FORMS.items()},
     "batch": {name: cut.params for name, cut in CUTS.items()},
@@ -50,16 +50,15 @@ PLACEMENTS_BY_ARRANGEMENT: dict[str, Mapping[str, Placement | BatchPlacement]] =
     "continuous": PLACEMENTS,
     "batch": BATCH_PLACEMENTS,
 }
-# Continuous: whoever has ended leaves, and others may join. Static: a batch begins together, padded
-# to its longest, and nobody leaves before all have ended or made their slice.
+# Continuous: an ended request leaves and others join. Static: a batch starts together, padded to
+# its longest prompt, and no request leaves before all have ended or used up their slice.
 BATCH_MODES = ("continuous", "static")
 
 
 @dataclass(frozen=True)
 class Preset:
-    """One row of presets.toml: a choice for every stage, and the numbers those choices take
-    (all of them, once made: what is left out has its default). `about` says what it is in a line,
-    `source` where it is from."""
+    """One row of presets.toml: a choice for every stage, and the parameters of those choices,
+    defaults filled in. `about` describes it in one line; `source` cites its origin."""
 
     name: str
     predictor: str
@@ -87,7 +86,7 @@ class Preset:
                 raise ValueError(sentence.format(preset=self, **_ALTERNATIVES))
 
     def stages(self) -> dict[str, Iterable[str]]:
-        """What each choice may be, given the arrangement."""
+        """The possible choices of each stage for an arrangement."""
         return {
             "estimator": ESTIMATES,
             "batch_mode": BATCH_MODES,
@@ -101,7 +100,7 @@ class Preset:
         }
 
     def numbers(self) -> dict[str, dict[str, Param]]:
-        """What these choices take, by stage."""
+        """The parameters of these choices, by stage."""
         return {
             "order": ORDERS[self.order].params,
             "form": FORMS_BY_ARRANGEMENT[self.arrangement][self.form],
@@ -111,12 +110,12 @@ class Preset:
         }
 
     def takes(self) -> dict[str, Param]:
-        """The numbers that these choices take."""
+        """The parameters of these choices."""
         return {name: param for stage in self.numbers().values() for name, param in stage.items()}
 
     @property
     def keeps_kv(self) -> bool:
-        """Whether a request that does not run may have KV, so that plans must rank them."""
+        """Whether a request that does not run may have KV, so that plans must rank it."""
         return RESIDENCIES[self.residency].keeps or ORDERS[self.order].preempts
 
     @property
@@ -124,18 +123,18 @@ class Preset:
         return self.batch_mode == "static"
 
 
-# What can't work together: whether a row breaks the rule, and the sentence that says what would.
+# Combinations that cannot work: a test for each, and the sentence that names a working choice.
 RULES: list[tuple[Callable[[Preset], bool], str]] = [
     (
         lambda preset: preset.static and preset.arrangement != "batch",
-        "preset.batch_mode=static can't be with preset.arrangement={preset.arrangement}, where "
-        "others join who runs: set preset.arrangement=batch too, or batch_mode=continuous",
+        "preset.batch_mode=static needs preset.arrangement=batch, since with {preset.arrangement} "
+        "requests join running ones: set preset.arrangement=batch too, or batch_mode=continuous",
     ),
     (
         lambda preset: preset.arrangement == "batch" and ORDERS[preset.order].preempts,
-        "preset.order={preset.order} pauses who runs, and with preset.arrangement=batch a batch is "
-        "left alone until it has ended: set preset.arrangement=continuous, or one of the orders "
-        "that pause nobody: {patient}",
+        "preset.order={preset.order} preempts running requests, but with preset.arrangement=batch "
+        "a batch runs until it has ended: set preset.arrangement=continuous, or an order that does "
+        "not preempt: {patient}",
     ),
 ]
 _ALTERNATIVES = {"patient": ", ".join(name for name, order in ORDERS.items() if not order.preempts)}
@@ -152,7 +151,7 @@ def presets() -> dict[str, Preset]:
 
 
 def read_row(name: str, row: Mapping[str, Any]) -> Preset:
-    """A table of presets.toml. Raises ValueError for what is unknown in it."""
+    """Parses a table of presets.toml. Raises ValueError for anything unknown in it."""
     bare = Preset(name, **{key: value for key, value in row.items() if key != "params"})
     takes = bare.takes()
     given = row.get("params", {})
@@ -165,11 +164,11 @@ def choose(
     overrides: Mapping[str, Any] | None = None,
     known: Mapping[str, Preset] | None = None,
 ) -> Preset:
-    """The named preset with some cells replaced, a choice or a number by its own name. Numbers
-    that another choice does not take fall away with the old one.
+    """The named preset with some cells replaced: a choice, or a parameter by its own name.
+    Parameters that a new choice does not take are dropped with the old one.
 
-    `known` are the rows to choose from, those that come with foretoken unless given. Raises
-    ValueError that lists what is known.
+    `known` are the rows to choose from, by default those that ship with foretoken. Raises
+    ValueError that lists the known names.
     """
     known = presets() if known is None else known
     require_known("policy", name, known)
@@ -188,7 +187,7 @@ def choose(
 
 
 def _numbers() -> dict[str, str]:
-    """Every number there is, with the choices that take it."""
+    """Every parameter, with the choices that take it."""
     stages = {
         "order": {name: order.params for name, order in ORDERS.items()},
         "form": {

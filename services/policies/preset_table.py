@@ -1,8 +1,8 @@
-"""The rows there are: those that come with foretoken, and a user's own beside them.
+"""The shipped presets and a user's own.
 
-A user's TOML has rows as presets.toml does. One may say `like = "alise"` to begin from a row that
-ships or stands above it, and give only what differs. A name that is taken is refused: what a log
-or a metric calls `alise` is always the same.
+A user's TOML has rows like presets.toml. A row may say `like = "alise"` to start from a shipped
+row, or one above it, and give only the differences. An existing name is refused: in logs and
+metrics `alise` always means the same.
 """
 
 import tomllib
@@ -20,15 +20,15 @@ CELLS = ("like", *CHOICES, "params", *TEXTS)
 
 @dataclass(frozen=True)
 class PresetRow:
-    """`given` are the numbers that it says itself; the others of its params are defaults."""
+    """`given` are the parameters that the row itself sets; its others are defaults."""
 
     preset: Preset
     given: frozenset[str]
 
 
 def load_preset_rows(file: str = "") -> dict[str, PresetRow]:
-    """All of them by name, those of the user's file last. Raises ValueError, which names the row,
-    for a mistake in it, and for a file that can't be read."""
+    """All rows by name, those of the user's file last. Raises ValueError, which names the row, for
+    a mistake in it, and for an unreadable file."""
     known = _shipped()
     if not file:
         return known

@@ -1,4 +1,4 @@
-"""How many tokens one who runs may make before it is looked at again."""
+"""How many tokens a running request may make before it is reconsidered."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,25 +12,24 @@ from services.policies.snapshot import Candidates, WorkerSnapshot
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """`limits` says, of those who run next at a worker (positions in the contest, the most urgent
-    first), the output each may have made before it stops by itself. `returns`: whoever has made
-    it goes back to the pool, and stands in the line as those who wait do."""
+    """`limits` returns, for the requests that run next at a worker (candidate positions, the most
+    urgent first), the output at which each stops by itself. `returns`: a request at its limit goes
+    back to the pool and queues like waiting ones."""
 
     limits: Callable[[Candidates, WorkerSnapshot, Ints, Params], Ints]
     params: dict[str, Param] = field(default_factory=dict)
     returns: bool = False
 
 
-def whole(contest: Candidates, worker: WorkerSnapshot, at: Ints, params: Params) -> Ints:
-    """All that was asked for: sequence-level scheduling."""
-    return contest.jobs.cap[at]
+def whole(candidates: Candidates, worker: WorkerSnapshot, at: Ints, params: Params) -> Ints:
+    """The whole answer: sequence-level scheduling."""
+    return candidates.jobs.cap[at]
 
 
-def tokens(contest: Candidates, worker: WorkerSnapshot, at: Ints, params: Params) -> Ints:
-    """`slice_tokens` beyond what is there (ALGORITHMS 4). Who runs and has half a slice left
-    goes on with what it has; the next half is granted in good time, so that planning never
-    stalls the device."""
-    jobs, runs = contest.jobs, contest.is_running[at]
+def tokens(candidates: Candidates, worker: WorkerSnapshot, at: Ints, params: Params) -> Ints:
+    """`slice_tokens` beyond the current output. A running request with half a slice left keeps its
+    limit; the next half is granted early enough that planning never stalls the device."""
+    jobs, runs = candidates.jobs, candidates.is_running[at]
     output, limit, cap = jobs.output[at], jobs.limit[at], jobs.cap[at]
     slice_tokens = int(params["slice_tokens"])
     fresh = np.minimum(cap, output + slice_tokens)
@@ -38,23 +37,25 @@ def tokens(contest: Candidates, worker: WorkerSnapshot, at: Ints, params: Params
     return np.where(enough, limit, np.maximum(fresh, np.where(runs, limit, 0)))
 
 
-def turns(contest: Candidates, worker: WorkerSnapshot, at: Ints, params: Params) -> Ints:
-    """`slice_tokens`, and nothing more before they are made: then back to the pool, with whatever
-    has arrived meanwhile (papers/003 §4.1)."""
-    jobs = contest.jobs
+def turns(candidates: Candidates, worker: WorkerSnapshot, at: Ints, params: Params) -> Ints:
+    """`slice_tokens`, with no extension before they are used up: then back to the pool, with the
+    requests that arrived meanwhile (SCLS, §4.1)."""
+    jobs = candidates.jobs
     output, limit, cap = jobs.output[at], jobs.limit[at], jobs.cap[at]
     fresh = np.minimum(cap, output + int(params["slice_tokens"]))
-    return np.where(contest.is_running[at] & (output < limit), limit, fresh)
+    return np.where(candidates.is_running[at] & (output < limit), limit, fresh)
 
 
-def promised(contest: Candidates, worker: WorkerSnapshot, at: Ints, params: Params) -> Ints:
-    """As many as can be made before the first token of somebody who waits here or anywhere is due,
-    `slice_tokens` at least: so a worker comes back by itself before a promise is broken, though no
-    plan should reach it. All that was asked for while nobody waits for a first token that is due.
-    Who runs is not told a number that hardly differs from what it has."""
-    jobs, runs = contest.jobs, contest.is_running[at]
+def promised(candidates: Candidates, worker: WorkerSnapshot, at: Ints, params: Params) -> Ints:
+    """As many tokens as can be made before the first token of any waiting request is due, at least
+    `slice_tokens`: a worker thus stops in time even if no plan reaches it. The whole answer while
+    no waiting request has a first token due. A running request is not sent a limit that hardly
+    differs from its own."""
+    jobs, runs = candidates.jobs, candidates.is_running[at]
     output, limit, cap = jobs.output[at], jobs.limit[at], jobs.cap[at]
-    due_s = (jobs.arrival_s + jobs.ttft_s - contest.now)[~contest.is_running & (jobs.output == 0)]
+    due_s = (jobs.arrival_s + jobs.ttft_s - candidates.now)[
+        ~candidates.is_running & (jobs.output == 0)
+    ]
     least_s = float(np.min(due_s[due_s > 0], initial=np.inf))
     if np.isinf(least_s):
         return cap

@@ -1,4 +1,4 @@
-"""Who is evicted first when a worker's memory runs out, of those who run next."""
+"""Which of the running requests is evicted first when a worker's memory runs out."""
 
 from collections.abc import Callable
 
@@ -9,7 +9,7 @@ from services.policies.snapshot import Bools, RequestColumns
 
 
 def newest(jobs: RequestColumns, runs: Bools, key: Floats) -> Ints:
-    """The latest admitted first (papers/000 §2.4): who enters now, and of these the last."""
+    """The latest admitted first (Past-Future, §2.4); of newly admitted ones the last."""
     admitted = np.where(runs, jobs.admitted, 0)
     entering = np.where(runs, 0, np.arange(1, len(runs) + 1))
     return np.lexsort((-admitted, -entering))
@@ -21,8 +21,8 @@ def least_urgent(jobs: RequestColumns, runs: Bools, key: Floats) -> Ints:
 
 
 def relief(jobs: RequestColumns, runs: Bools, key: Floats) -> Ints:
-    """Whose going relieves the most first: the expected final footprint times the tokens still
-    expected (ALGORITHMS §6); among equals the one that came last."""
+    """The largest relief first: the expected final footprint times the expected remaining tokens;
+    the latest admitted among equals."""
     relieved = (jobs.context + jobs.expected_remaining) * jobs.expected_remaining
     return np.lexsort((-jobs.serial, -relieved))
 

@@ -73,7 +73,7 @@ def jobs(count: int, **columns: Sequence[float] | Ints | Floats) -> RequestColum
     return RequestColumns(*made)
 
 
-def contest(
+def candidates(
     of: RequestColumns,
     runs: Sequence[bool],
     *workers: WorkerSnapshot,

@@ -63,7 +63,10 @@ def test_a_row_may_stand_by_itself(tmp_path: Path) -> None:
         ('[x]\nlike = "fcfs"\nparams = 3', "params takes a table, got 3"),
         ('[x]\nlike = "fcfs"\nparams = { watermark = 2 }', "watermark must lie in"),
         ('[x]\nlike = "fcfs"\nparams = { levels = 2 }', "levels is a number of preset.order=alise"),
-        ('[x]\nlike = "fcfs"\nbatch_mode = "static"', "batch_mode=static can't be with"),
+        (
+            '[x]\nlike = "fcfs"\nbatch_mode = "static"',
+            "batch_mode=static needs preset.arrangement=batch",
+        ),
         ('[x]\norder = "arrival"', 'has no predictor, .*; give all, or like = "ROW"'),
         ("x = 3", r"\[x\]: is no row; a row is a table"),
         ("[x", "is no TOML: "),

@@ -19,7 +19,7 @@ from services.policies.preset import choose
 from services.policies.slice import SLICES
 from services.policies.snapshot import NOWHERE, Candidates, RequestColumns, Snapshot, WorkerSnapshot
 from services.policies.victim import VICTIMS
-from tests.policies.made_snapshots import COST, contest, jobs, ranking, seat, snapshots, table
+from tests.policies.made_snapshots import COST, candidates, jobs, ranking, seat, snapshots, table
 
 FCFS = choose("fcfs")
 
@@ -142,7 +142,7 @@ def test_least_load_deals_to_who_is_through_the_soonest(snapshot: Snapshot, seed
 
 
 def dealt(place: str, count: int, *workers: WorkerSnapshot, number: int = 0) -> Counter[int]:
-    asked = contest(jobs(count), [False] * count, *workers, number=number)
+    asked = candidates(jobs(count), [False] * count, *workers, number=number)
     return Counter(PLACEMENTS[place].deal(asked, {}).tolist())
 
 
@@ -179,7 +179,7 @@ def test_turns_go_round_whoever_comes_and_however_many() -> None:
 
 
 def granted(name: str, made: RequestColumns, runs: Sequence[bool], size: int) -> list[int]:
-    asked = contest(made, runs, seat())
+    asked = candidates(made, runs, seat())
     at = np.arange(len(made))
     limits = SLICES[name].limits(asked, seat(), at, {"slice_tokens": size})
     return [int(limit) for limit in limits]
@@ -243,7 +243,7 @@ def test_intervals_by_hand() -> None:
     """Who runs still makes 40 tokens at one worker and 400 at the other."""
     first = seat(1)
     made = jobs(3, home=[1, 2, NOWHERE], total=[40.0, 400.0, 50.0])
-    asked = contest(made, [True, True, False], first, seat(2), now=7.0)
+    asked = candidates(made, [True, True, False], first, seat(2), now=7.0)
     assert INTERVALS["events"].ends(asked, {}) == 7
     load_s = 40 / first.full_speed
     given_params = {"interval_share": 0.5, "interval_s": 0.01}
@@ -254,7 +254,7 @@ def test_intervals_by_hand() -> None:
 
 def test_nobody_who_comes_waits_for_a_round_for_longer_than_ten_minutes() -> None:
     made = jobs(1, home=[1], total=[1e7])
-    asked = contest(made, [True], seat(1))
+    asked = candidates(made, [True], seat(1))
     assert INTERVALS["load"].ends(asked, {"interval_share": 1.0, "interval_s": 3.0}) == 600
 
 

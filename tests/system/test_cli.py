@@ -62,14 +62,14 @@ def only_line(done: subprocess.CompletedProcess[str]) -> str:
         (["--set", "preset.form=magic"], "unknown preset.form 'magic'; known: aggressive,"),
         (
             ["--set", "preset.batch_mode=static"],
-            "preset.batch_mode=static can't be with preset.arrangement=continuous, where others "
-            "join who runs: set preset.arrangement=batch too, or batch_mode=continuous",
+            "preset.batch_mode=static needs preset.arrangement=batch, since with continuous "
+            "requests join running ones: set preset.arrangement=batch too, or batch_mode=continuous",
         ),
         (
             ["--policy", "vs", "--set", "preset.order=alise"],
-            "preset.order=alise pauses who runs, and with preset.arrangement=batch a batch is left "
-            "alone until it has ended: set preset.arrangement=continuous, or one of the orders "
-            "that pause nobody: arrival",
+            "preset.order=alise preempts running requests, but with preset.arrangement=batch a "
+            "batch runs until it has ended: set preset.arrangement=continuous, or an order that "
+            "does not preempt: arrival",
         ),
         (["--presets", "/no/such.toml"], "cannot read presets from /no/such.toml: No such file"),
         (["--set", "predictor.model=magic"], "magic"),

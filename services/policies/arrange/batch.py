@@ -150,7 +150,7 @@ def _next_s(batch_round: BatchRound, state: BatchState, timing: _Timing) -> floa
 
 
 def _explanations(batch_round: BatchRound, state: BatchState, timing: _Timing) -> WaitExplanations:
-    """Of every waiting request."""
+    """The explanation of every waiting request."""
     candidates = batch_round.candidates
     reasons = np.full(len(candidates.rows), WaitReason.NO_WORKER, np.int64)
     first, second = np.zeros(len(reasons)), np.zeros(len(reasons))

@@ -178,7 +178,7 @@ def _cut_for_kind(batch_round: BatchRound, state: BatchState, same: list[int]) -
     by_member = batch_round.batch_key is None
     for level in split_by_priority(pool, batch_round.priority):
         if batch_round.cut.in_order and by_member:
-            level = level[: len(same) * room.places]
+            level = level[: len(same) * room.slots]
         params = batch_round.preset.params
         labels = batch_round.cut.cut(batch_round.sizes, level, known, room, params)
         batches = Batches.group(level, labels, batch_round.sizes)

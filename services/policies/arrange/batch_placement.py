@@ -1,4 +1,4 @@
-"""Which worker a batch waits for, where it is bound to one: the places of the batch arrangement."""
+"""Which worker a formed batch waits for, in placements that bind batches to workers."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ the next one's turn) → the worker of each batch, by its place among them, or U
 
 @dataclass(frozen=True, slots=True)
 class BatchPlacement:
-    """`assign`: batches wait for a worker each; None: whoever has nothing to do takes the next."""
+    """`assign` binds each batch to a worker; None: any idle worker takes the next batch."""
 
     assign: Assign | None = None
     params: dict[str, Param] = field(default_factory=dict)
@@ -26,7 +26,7 @@ class BatchPlacement:
 
 
 def round_robin(loads_s: Floats, serve_s: Floats, able: Bools, last: int) -> Ints:
-    """In turns, of those that could take it, whatever they have to do. O(batches · workers)."""
+    """In turns among the workers that can serve it, whatever their load. O(batches · workers)."""
     count = len(loads_s)
     seats = np.full(able.shape[1], UNASSIGNED, np.int64)
     for batch in range(able.shape[1]):
@@ -38,9 +38,8 @@ def round_robin(loads_s: Floats, serve_s: Floats, able: Bools, last: int) -> Int
 
 
 def max_min(loads_s: Floats, serve_s: Floats, able: Bools, last: int) -> Ints:
-    """The longest first, to the least loaded of those that could take it, whose load it then is
-    (papers/003 §4.5, Eq. 11). How long it is, is what the first of them takes for it.
-    O(batches · workers)."""
+    """The longest first, to the least loaded worker that can serve it, which then has its load
+    (SCLS, §4.5, Eq. 11). Its length is its time on the first of them. O(batches · workers)."""
     loads = loads_s.tolist()
     seats = np.full(able.shape[1], UNASSIGNED, np.int64)
     longest = serve_s[able.argmax(axis=0), np.arange(able.shape[1])]

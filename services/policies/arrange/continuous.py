@@ -1,5 +1,5 @@
-"""Order → place → form: each worker's line, its running in it with the rest, is filled while
-memory lasts."""
+"""Order → place → form: fills each worker's queue, running requests included, while memory
+lasts."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -11,7 +11,7 @@ from services.forecasttable import ForecastTable
 from services.policies.arrange.results import explain_all, worker_decision
 from services.policies.decision import Decision, WaitExplanations, WaitReason
 from services.policies.form.demand import WorkerQueue
-from services.policies.form.fill import Filled, fill, fill_places
+from services.policies.form.fill import Filled, fill, fill_slots
 from services.policies.form.registry import FORMS
 from services.policies.interval import INTERVALS
 from services.policies.place.eligibility import takes
@@ -23,7 +23,7 @@ from services.policies.snapshot import NOWHERE, Bools, Candidates, WorkerSnapsho
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """A worker's line, in order, and what filling made of it, parallel to it."""
+    """A worker's queue, in order, and the result of filling it, parallel to it."""
 
     worker: WorkerSnapshot
     at: Ints
@@ -36,64 +36,66 @@ class _Line:
 
 
 def arrange_continuous(
-    contest: Candidates, forecasts: ForecastTable, preset: Preset, rng: np.random.Generator
+    candidates: Candidates, forecasts: ForecastTable, preset: Preset, rng: np.random.Generator
 ) -> Decision:
-    """Every worker's share of those who run or could."""
+    """Every worker's share of the candidates."""
 
     def line_of(worker: WorkerSnapshot, at: Ints) -> _Line:
-        at = at[np.lexsort((~contest.is_running[at], contest.queue_key[at]))]
-        runs = contest.is_running[at]
+        at = at[np.lexsort((~candidates.is_running[at], candidates.queue_key[at]))]
+        runs = candidates.is_running[at]
         if not runs.all() or (len(at) and FORMS[preset.form].renews):
-            return _Line(worker, at, _filled(contest, worker, at, forecasts, preset, rng))
+            return _Line(worker, at, _filled(candidates, worker, at, forecasts, preset, rng))
         nothing = np.zeros(len(at))
         return _Line(worker, at, Filled(runs, np.zeros(len(at), np.int64), nothing, nothing, 0.0))
 
     place = PLACEMENTS[preset.place]
-    dealt = place.deal(contest, preset.params)
-    lines = [line_of(worker, np.flatnonzero(dealt == worker.number)) for worker in contest.workers]
+    dealt = place.deal(candidates, preset.params)
+    lines = [
+        line_of(worker, np.flatnonzero(dealt == worker.number)) for worker in candidates.workers
+    ]
     if not place.by_turn:
-        dealt = _dealt_to_idle(contest, dealt, lines, line_of)
+        dealt = _dealt_to_idle(candidates, dealt, lines, line_of)
     shares, told = (
         [],
-        [explain_all(contest, np.flatnonzero(dealt == NOWHERE), WaitReason.NO_WORKER)],
+        [explain_all(candidates, np.flatnonzero(dealt == NOWHERE), WaitReason.NO_WORKER)],
     )
     for line in lines:
-        filled, waits = line.filled, ~contest.is_running[line.at]
-        rows = contest.rows[line.at[waits]]
+        filled, waits = line.filled, ~candidates.is_running[line.at]
+        rows = candidates.rows[line.at[waits]]
         told.append(WaitExplanations(rows, filled.reasons[waits], filled.a[waits], filled.b[waits]))
         shares.append(
-            worker_decision(contest, line.worker, preset, line.at, filled.run, filled.peak)
+            worker_decision(candidates, line.worker, preset, line.at, filled.run, filled.peak)
         )
-    not_before_s = INTERVALS[preset.interval].ends(contest, preset.params)
+    not_before_s = INTERVALS[preset.interval].ends(candidates, preset.params)
     return Decision(
-        contest.round,
+        candidates.round,
         tuple(shares),
         WaitExplanations.concatenate(told),
-        contest.rows,
-        contest.jobs.serial,
-        not_before_s if not_before_s > contest.now else np.inf,
+        candidates.rows,
+        candidates.jobs.serial,
+        not_before_s if not_before_s > candidates.now else np.inf,
         not_before_s,
     )
 
 
 def _dealt_to_idle(
-    contest: Candidates,
+    candidates: Candidates,
     dealt: Ints,
     lines: list[_Line],
     line_of: Callable[[WorkerSnapshot, Ints], _Line],
 ) -> Ints:
-    """A worker that would do nothing takes whom it can of those that don't come in where they were
-    dealt: a slow one at once is sooner than a quick one later. Changes `lines`; returns who is
-    dealt where now. O(waiting), where somebody waits beside an idle worker."""
-    dealt, free = dealt.copy(), ~contest.is_running & ~contest.is_paused_with_kv()
+    """Gives idle workers the requests that are not admitted where they were dealt: an immediate
+    start on a slow worker beats a later one on a fast one. Changes `lines`; returns the new
+    dealing. O(waiting), if a request waits beside an idle worker."""
+    dealt, free = dealt.copy(), ~candidates.is_running & ~candidates.is_paused_with_kv()
     for line in lines:
         free[line.at[line.filled.run]] = False
     for i, idle in enumerate(lines):
         if idle.filled.run.any() or not free.any():
             continue
         spare = np.flatnonzero(free & (dealt != idle.worker.number))
-        spare = spare[takes(contest, idle.worker, spare)]
-        spare = spare[np.argsort(contest.queue_key[spare], kind="stable")][
+        spare = spare[takes(candidates, idle.worker, spare)]
+        spare = spare[np.argsort(candidates.queue_key[spare], kind="stable")][
             : idle.worker.max_running
         ]
         if not len(spare):
@@ -111,22 +113,22 @@ def _dealt_to_idle(
 
 
 def _filled(
-    contest: Candidates,
+    candidates: Candidates,
     worker: WorkerSnapshot,
     at: Ints,
     forecasts: ForecastTable,
     preset: Preset,
     rng: np.random.Generator,
 ) -> Filled:
-    jobs, runs = contest.jobs.select(at), contest.is_running[at]
-    here = jobs.home == worker.number  # what one who moves holds elsewhere counts for nothing
+    jobs, runs = candidates.jobs.select(at), candidates.is_running[at]
+    here = jobs.home == worker.number  # a moving request's KV elsewhere does not count here
     jobs = replace(jobs, held=np.where(here, jobs.held, 0), blocks=np.where(here, jobs.blocks, 0))
-    limits = SLICES[preset.slice].limits(contest, worker, at, preset.params)
-    queue = WorkerQueue(jobs, runs, limits, worker, forecasts, contest.numbers)
+    limits = SLICES[preset.slice].limits(candidates, worker, at, preset.params)
+    queue = WorkerQueue(jobs, runs, limits, worker, forecasts, candidates.numbers)
     demand = FORMS[preset.form].demand(queue, preset.params, rng)
     first = int(np.argmin(runs))
     alone = bool(jobs.prompt[first] + jobs.cap[first] <= worker.kv_tokens)
     if RESIDENCIES[preset.residency].held_fast:
-        holds = runs | (contest.is_paused_with_kv()[at] & here)
-        return fill_places(runs, holds, demand, worker.max_running, alone)
+        holds = runs | (candidates.is_paused_with_kv()[at] & here)
+        return fill_slots(runs, holds, demand, worker.max_running, alone)
     return fill(runs, demand, worker.max_running, alone)

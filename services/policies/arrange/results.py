@@ -1,4 +1,4 @@
-"""What both arrangements say: a worker's share, and why the others wait."""
+"""Results common to both arrangements: a worker's decision, and why other requests wait."""
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from services.policies.victim import VICTIMS
 
 
 def worker_decision(
-    contest: Candidates,
+    candidates: Candidates,
     worker: WorkerSnapshot,
     preset: Preset,
     line: Ints,
@@ -19,23 +19,25 @@ def worker_decision(
     peak: float,
     lockstep: bool = False,
 ) -> WorkerDecision:
-    """`line` may stand in any order, `run` says who of it runs next; who runs is told the most
-    urgent first. Victims are those of the highest priority number first."""
-    next_ones = np.sort(line[run])  # contests are sorted by urgency
-    jobs = contest.jobs.select(next_ones)
-    runs = contest.is_running[next_ones]
-    limits = SLICES[preset.slice].limits(contest, worker, next_ones, preset.params)
-    evict = VICTIMS[preset.victim](jobs, runs, contest.key[next_ones])
+    """`line` may be in any order, `run` marks which of it run next; the decision lists them most
+    urgent first. Victims of the highest priority value come first."""
+    next_ones = np.sort(line[run])  # candidates are sorted by urgency
+    jobs = candidates.jobs.select(next_ones)
+    runs = candidates.is_running[next_ones]
+    limits = SLICES[preset.slice].limits(candidates, worker, next_ones, preset.params)
+    evict = VICTIMS[preset.victim](jobs, runs, candidates.key[next_ones])
     evict = evict[np.argsort(-jobs.priority[evict], kind="stable")]
-    paused = line[contest.is_running[line] & ~run]
-    rows = contest.rows
+    paused = line[candidates.is_running[line] & ~run]
+    rows = candidates.rows
     victims = rows[next_ones[evict]]
     return WorkerDecision(
         worker.number, rows[next_ones], limits, rows[paused], victims, peak, lockstep
     )
 
 
-def explain_all(contest: Candidates, at: Ints, reason: WaitReason) -> WaitExplanations:
-    """The same of all of these positions, with no numbers to it."""
+def explain_all(candidates: Candidates, at: Ints, reason: WaitReason) -> WaitExplanations:
+    """The same explanation, without numbers, for all of these positions."""
     nothing: Floats = np.zeros(len(at))
-    return WaitExplanations(contest.rows[at], np.full(len(at), reason, np.int64), nothing, nothing)
+    return WaitExplanations(
+        candidates.rows[at], np.full(len(at), reason, np.int64), nothing, nothing
+    )

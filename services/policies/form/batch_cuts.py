@@ -1,4 +1,4 @@
-"""Cutting the pool of those who wait into batches that a worker could take whole."""
+"""Cuts the pool of queued requests into batches that a worker could serve whole."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -30,7 +30,7 @@ class Cut:
     in_order: bool = False
 
     def room(self, worker: WorkerSnapshot, params: Params) -> Room:
-        """What one batch may take of it."""
+        """The capacity of one batch: a share of the worker's KV."""
         return Room.for_worker(worker, params.get("zeta", 1.0), int(params["batch_size"]))
 
 

@@ -1,8 +1,9 @@
-"""The curve rule: at no time to come may the memory foreseen pass what there is, but by chance.
+"""The curve rule: at no future time may the forecast memory exceed the capacity, except with a
+small probability.
 
-Lengths are independent given their forecasts, so what a batch holds t tokens from now has a mean
-and a variance that add up over its members. Both are tabulated at a few times; no length is drawn
-and nobody is sorted (ALGORITHMS §6).
+Lengths are independent given their forecasts. The memory of a batch t tokens from now therefore
+has a mean and a variance that add up over its members. Both are tabulated at a few times;
+nothing is sampled or sorted.
 """
 
 from dataclasses import dataclass
@@ -16,20 +17,19 @@ from services.policies.memory import PolicyMemory
 from services.policies.parameters import Param, Params
 from services.policies.snapshot import Bools, Snapshot
 
-TIMES = 16  # when the curve is looked at, beside now
-POOLED = 512  # possible ends that these are chosen from
-FINEST = 64  # of each job
-GOLDEN = 0.6180339887  # multiples of it are spread evenly, however many
+TIMES = 16  # evaluation times of the curve, in addition to now
+POOLED = 512  # candidate end times from which these are chosen
+FINEST = 64  # quantiles per job
+GOLDEN = 0.6180339887  # its multiples modulo 1 are evenly spread, for any number
 LARGEST_Z = 8.0
 Z, SEEN_EVICTIONS, SEEN_ENDINGS = "curve_z", "curve_evictions", "curve_endings"
-STEP = 0.1  # standard deviations by which an eviction moves z
+STEP = 0.1  # change of z per eviction, in standard deviations
 
 
 @dataclass(frozen=True, slots=True)
 class Curve(Demand):
-    """`moments`, (2, times, jobs), are the mean and the variance of what each holds at each time,
-    the first being now; max over the times of Σ mean + z · √(Σ variance) must fit.
-    O(times · jobs)."""
+    """`moments`, (2, times, jobs), are the mean and the variance of each job's memory at each time,
+    the first being now. max over times of Σ mean + z · √(Σ variance) must fit. O(times · jobs)."""
 
     moments: Floats
     z: float
@@ -41,7 +41,7 @@ class Curve(Demand):
         return min(most, max(0, fit)), lambda count: float(needs[count])
 
     def able(self, kept: Ints, later: Ints) -> Bools:
-        """Exact."""
+        """Exact for this demand."""
         moments = _sum(self.moments, kept) + self.moments.take(later, axis=2)
         fits: Bools = self._highest(moments) <= self.limit
         return fits
@@ -58,7 +58,7 @@ def _sum(moments: Floats, rows: Ints) -> Floats:
 
 
 def _running_sums(moments: Floats, stay: Ints, next_ones: Ints) -> Floats:
-    """The sums of those who stay, alone and with the first of the next ones, the first two …"""
+    """Sums of the kept jobs alone, with the first later one, the first two, and so on."""
     sums = np.empty((*moments.shape[:2], 1 + len(next_ones)))
     sums[:, :, :1] = _sum(moments, stay)
     sums[:, :, 1:] = moments.take(next_ones, axis=2)
@@ -66,13 +66,13 @@ def _running_sums(moments: Floats, stay: Ints, next_ones: Ints) -> Floats:
 
 
 def curve(queue: WorkerQueue, params: Params, rng: np.random.Generator) -> Demand:
-    """max_t E(t) + z · sd(t) fits in (1 − `reserved`) · capacity, with E = Σ m_i p_i and
-    sd² = Σ m_i² p_i (1 − p_i).
+    """max_t E(t) + z · sd(t) fits in (1 − `reserved`) · capacity, with E = Σ m_i p_i and sd² = Σ
+    m_i² p_i (1 − p_i).
 
-    m_i(t) is what a job holds while it makes its t-th token from now, in whole blocks, and p_i(t)
-    the chance that it comes to make it: with certain lengths the curve's top is Past-Future's M*.
-    Everybody is taken to make a token a step. z is `z`, or where feedback has moved it to.
-    O(times · jobs).
+    m_i(t) is a job's memory while it makes its t-th token from now, in whole blocks, and p_i(t)
+    the probability that it makes that token. With known lengths the maximum is Past-Future's M*.
+    Every job is assumed to make one token per step. z is `z`, as adjusted by feedback. O(times ·
+    jobs).
     """
     jobs, worker = queue.jobs, queue.worker
     held = needed(queue)
@@ -93,9 +93,9 @@ def curve(queue: WorkerQueue, params: Params, rng: np.random.Generator) -> Deman
 
 
 def _times(output: Ints, after: After) -> Ints:
-    """When to look, in tokens from now, ascending from 1: the curve falls only where answers may
-    end, so just at such ends, evenly among those that were asked for and at the last one. Each job
-    is asked for its own quantiles, so that many jobs say more together than one by one."""
+    """Evaluation times in tokens from now, ascending from 1. The curve only falls where answers may
+    end, so the times are spread evenly over possible ends, and include the last one. Each job
+    contributes its own quantiles, so that many jobs together cover more ends."""
     count = len(output)
     if not count:
         return np.ones(1, np.int64)
@@ -112,12 +112,14 @@ def _times(output: Ints, after: After) -> Ints:
 
 
 def feedback(snapshot: Snapshot, params: Params, memory: PolicyMemory) -> PolicyMemory:
-    """z moved by what has come of it: up by STEP for every eviction, down by STEP ·
-    `eviction_share` for every request that has ended, so that it comes to rest where evictions are
-    that share of endings (Robbins–Monro with a constant step, which follows a load that drifts).
-    What ends while nobody waits says nothing of z, and moves it nowhere: a quiet hour must not end
-    in a burst of evictions. Between 0, where needs still rise with everybody who comes in, and
-    LARGEST_Z: a share that is passed by neither is not reached."""
+    """z adjusted by outcomes: up by STEP per eviction, down by STEP · `eviction_share` per
+    completed request.
+
+    It settles where evictions are that share of completions (Robbins–Monro with a constant step,
+    which follows a drifting load). Completions while no request waits leave z unchanged: an idle
+    hour must not end in a burst of evictions. z stays between 0, where the demand still rises
+    with each job, and LARGEST_Z.
+    """
     asked = params["eviction_share"]
     evictions = snapshot.evictions - memory.number(SEEN_EVICTIONS)
     endings = snapshot.endings - memory.number(SEEN_ENDINGS)

@@ -1,4 +1,4 @@
-"""What running together asks of a worker: how many of a queue fit, and what a form is."""
+"""The memory that a worker's queue demands, and the `Form` that computes it."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -13,47 +13,46 @@ from services.policies.memory import PolicyMemory
 from services.policies.parameters import Param, Params
 from services.policies.snapshot import Bools, RequestColumns, Snapshot, WorkerSnapshot
 
-ANY = 2**31  # places: as many as the worker has
+ANY = 2**31  # slots: as many as the worker has
 Need = Callable[[int], float]
 
 
 @dataclass(frozen=True, slots=True)
 class Demand(ABC):
-    """Of the jobs of a queue, parallel to it: the tokens each holds by now, and how many tokens may
-    be planned in all. No more than `places` run together. `due`: who of those that run comes to
-    ask for more than it was granted, and goes on only if that fits; None: nobody, who runs
-    was granted all it may need.
+    """The memory of a queue's jobs, parallel to it: tokens held now, and the tokens that may be
+    planned in total. At most `slots` jobs run together.
 
-    A demand must rise: whoever is added, those who run need no less.
+    `due` marks running jobs that request more than they were granted and continue only if it fits;
+    None: every running job was granted all it may need. A demand must be monotonic: adding a job
+    never lowers the need of others.
     """
 
     held: Floats
     limit: float
-    places: int = field(default=ANY, kw_only=True)
+    slots: int = field(default=ANY, kw_only=True)
     due: Bools | None = field(default=None, kw_only=True)
 
     @abstractmethod
     def longest(self, order: Ints, base: int, most: int) -> tuple[int, Need]:
-        """How many of `order` beyond its first `base` fit, `most` at most; and the tokens of KV
-        that the first so many beyond them need, as far as one beyond those who fit."""
+        """How many of `order` beyond its first `base` fit, at most `most`, and the KV tokens needed
+        with each number of them, up to one beyond those that fit."""
 
     def able(self, kept: Ints, later: Ints) -> Bools:
-        """False for those of `later` that would not fit, one alone, beside `kept`. True may be
-        too hopeful: `longest` decides."""
+        """False for those of `later` that would not fit beside `kept`, each alone. True may be
+        optimistic: `longest` decides."""
         fits: Bools = self.held[later] <= self.limit - float(np.sum(self.held[kept]))
         return fits
 
     def refusal(self, order: Ints, need: float) -> tuple[WaitReason, float, float]:
-        """Why the last of `order` does not fit behind those before it, who need `need` tokens of
-        KV with it; and the reason's two numbers."""
+        """Why the last of `order` does not fit behind the others, where all together need `need` KV
+        tokens, and the two numbers of the reason."""
         return WaitReason.MEMORY, need, self.limit
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerQueue:
-    """One worker's queue, as a form sees it: its jobs in order, those that run marked. `limits` are
-    the output that each may have made before it stops by itself, if it runs next; `numbers` what
-    the policies remember of the whole."""
+    """One worker's queue: its jobs in order, with running ones marked. `limits` are the outputs at
+    which each stops if it runs next. `numbers` are what the policies remember."""
 
     jobs: RequestColumns
     runs: Bools
@@ -65,9 +64,9 @@ class WorkerQueue:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What a queue asks of memory. `reflect`, where a form learns from what came of its decisions,
-    brings the memory's numbers up to date before each round. `renews`: who runs may have to
-    find room anew though nobody waits, so that some may be paused with nobody in their place."""
+    """The memory that a queue demands. `reflect`, for a form that learns from its outcomes, updates
+    the memory's numbers before each round. `renews`: running jobs may have to find memory again
+    although none waits, so that some may be paused without a replacement."""
 
     demand: Callable[[WorkerQueue, Params, np.random.Generator], Demand]
     params: dict[str, Param] = field(default_factory=dict)
@@ -76,7 +75,7 @@ class Form:
 
 
 def needed(queue: WorkerQueue) -> Floats:
-    """What each holds, or must hold to go on, in whole blocks."""
+    """Tokens that each job holds, or must hold to continue, in whole blocks."""
     jobs, worker = queue.jobs, queue.worker
     held = np.maximum(worker.whole_blocks(jobs.context), jobs.blocks * worker.block_tokens)
     return held.astype(float)

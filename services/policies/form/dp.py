@@ -1,4 +1,4 @@
-"""SCLS' serving-time-oriented batching (papers/003 §4.4, Algorithm 1)."""
+"""SCLS' serving-time-oriented batching (Cheng et al., 2024, §4.4, Algorithm 1)."""
 
 import numpy as np
 
@@ -9,13 +9,13 @@ from services.policies.parameters import Params
 
 
 def dp(sizes: Sizes, at: Ints, known: Batches, room: Room, params: Params) -> Ints:
-    """The batches of least total serving time (Eq. 10): sorted by length, T[i] = min over j ≤ i, as
-    far as it fits, of T[j − 1] + T_serve(i − j + 1, L_i, S); of equals the smaller last batch. `S`
-    is the most that anybody here may make in its slice.
+    """The batches of least total serving time (SCLS, Eq. 10).
 
-    Times are by Eq. 1–4 whatever the preset's estimator, for they are asked of every window; they
-    are affine in the size, so that a row's windows are one product. O(n · N_max), vectorised over
-    the windows.
+    Requests are sorted by length. T[i] = min over j ≤ i, as far as the batch fits, of T[j − 1] +
+    T_serve(i − j + 1, L_i, S). Ties prefer the smaller last batch. `S` is the largest output of any
+    request in its slice. Times are those of Eq. 1–4 whatever the preset's estimator, because every
+    window needs one; they are affine in the size, so that a row of windows is one product. O(n ·
+    N_max), vectorised over the windows.
     """
     count = len(at)
     order = np.lexsort((at, sizes.length[at]))
@@ -26,7 +26,7 @@ def dp(sizes: Sizes, at: Ints, known: Batches, room: Room, params: Params) -> In
     more_s, base_s = (two_s - one_s).tolist(), (2 * one_s - two_s).tolist()
     most = room.most(sizes.length[at[order]], int(steps.max(initial=1))).tolist()
     counts = np.arange(1.0, max(most, default=1) + 1)
-    total_s = np.zeros(count + 1)  # of the first so many
+    total_s = np.zeros(count + 1)  # of the first i requests
     size = [0] * count
     for i in range(count):
         width = min(most[i], i + 1)

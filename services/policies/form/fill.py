@@ -1,13 +1,13 @@
-"""One worker's line, filled while memory and places last: who of it runs next.
+"""Fills one worker's queue while memory and slots last: which of its requests run next.
 
-The running stand in the line with those who wait. Those ahead of everybody who waits stay,
-whatever memory says. Behind them the line is taken in order until one does not fit; nobody who
-waits passes that one, but who runs behind it goes on if there is still room beside those who came
-in and those who run before it. So somebody is paused only where one who stood ahead of it came in
-and took its room: that is all there is to preemption.
+Running requests stand in the queue with waiting ones. Those ahead of every waiting request stay,
+whatever the memory. Behind them the queue is taken in order until one does not fit. No waiting
+request passes that one, but a running request behind it continues if there is room beside the
+admitted requests and the running ones before it. A request is therefore paused only if one ahead of
+it was admitted and took its memory: preemption needs no other rule.
 
-Where a form asks of the running too that what they are granted next fits (`Demand.due`), those that
-are due for it don't simply stay: they are taken in their turn, and paused where there is no room.
+Where a form requires that a running request's next grant fits (`Demand.due`), such requests do not
+simply stay: they are taken in order, and paused without room.
 """
 
 from dataclasses import dataclass
@@ -22,8 +22,8 @@ from services.policies.snapshot import Bools
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """Parallel to the line: who runs next; and of each who waits, why, and its numbers. `peak`
-    is the memory foreseen, in tokens."""
+    """Parallel to the queue: which requests run next, and the reason and its numbers for each
+    waiting one. `peak` is the forecast memory in tokens."""
 
     run: Bools
     reasons: Ints
@@ -32,16 +32,16 @@ class Filled:
     peak: float
 
 
-_NOBODY = (WaitReason.BLOCKED, 0.0, 0.0)  # there is nobody to tell
+_NOT_EXPLAINED = (WaitReason.BLOCKED, 0.0, 0.0)  # no request to explain
 
 
-def fill(runs: Bools, demand: Demand, places: int, alone: bool) -> Filled:
-    """`runs` says who of the line does now. `alone`: on an idle worker the first comes in though
-    it passes the policy's limit, for no later round would find more room for it."""
-    count, places = len(runs), min(places, demand.places)
+def fill(runs: Bools, demand: Demand, slots: int, alone: bool) -> Filled:
+    """`runs` marks the requests that run now. `alone`: on an idle worker the first request is
+    admitted even above the policy's limit, because no later round would find more room for it."""
+    count, slots = len(runs), min(slots, demand.slots)
     stays = runs if demand.due is None else runs & ~demand.due
     base = int(np.argmin(stays)) if not stays.all() else count
-    reach = max(0, min(count, places) - base)
+    reach = max(0, min(count, slots) - base)
     fits, need = demand.longest(np.arange(count), base, reach)
     if fits < reach and base + fits == 0 and not stays.any() and (alone or runs[0]):
         fits = 1
@@ -50,49 +50,51 @@ def fill(runs: Bools, demand: Demand, places: int, alone: bool) -> Filled:
     run = runs.copy()
     if len(entering) or stays is not runs:
         run[:front] = True
-        run[front:] = _behind(runs, demand, front, places)
+        run[front:] = _behind(runs, demand, front, slots)
     waits = np.flatnonzero(~runs[front:]) + front
     if fits < reach:
-        # Where the one that does not fit runs so far, those who wait are only behind it.
+        # Running requests up to the one that does not fit stay; waiting ones are only behind it.
         waits = waits[waits == front]
-        stopped = demand.refusal(np.arange(front + 1), need(fits + 1)) if len(waits) else _NOBODY
+        stopped = (
+            demand.refusal(np.arange(front + 1), need(fits + 1)) if len(waits) else _NOT_EXPLAINED
+        )
     else:
-        stopped = (WaitReason.SLOTS, float(np.count_nonzero(run)), float(places))
+        stopped = (WaitReason.SLOTS, float(np.count_nonzero(run)), float(slots))
     peak = _peak(demand, run) if run[front:].any() else need(fits)
     return _told(run, entering, waits, peak, demand.limit, stopped)
 
 
-def fill_places(runs: Bools, holds: Bools, demand: Demand, places: int, alone: bool) -> Filled:
-    """The same where a paused job's KV keeps its device memory (ALISE's strawman Defer): pausing
-    makes room among the places only. All who hold KV keep it; memory must be found for those who
-    have none yet, in their order, and the places go down the line."""
-    fresh, places = np.flatnonzero(~holds), min(places, demand.places)
+def fill_slots(runs: Bools, holds: Bools, demand: Demand, slots: int, alone: bool) -> Filled:
+    """The same where a paused request's KV keeps its device memory (ALISE's strawman Defer).
+    Pausing frees only slots. Every request with KV keeps it; requests without need memory, in
+    their order; then slots are given down the queue."""
+    fresh, slots = np.flatnonzero(~holds), min(slots, demand.slots)
     order = np.concatenate([np.flatnonzero(holds), fresh])
     base = len(order) - len(fresh)
-    fits, need = demand.longest(order, base, min(len(fresh), places))
-    if fits == 0 and alone and not holds.any() and places > 0:
+    fits, need = demand.longest(order, base, min(len(fresh), slots))
+    if fits == 0 and alone and not holds.any() and slots > 0:
         fits = min(1, len(fresh))
     able = holds.copy()
     able[fresh[:fits]] = True
-    run = able & (np.cumsum(able) <= places)
+    run = able & (np.cumsum(able) <= slots)
     entering = np.flatnonzero(run & ~runs)
     waits = np.flatnonzero(~run & ~runs)
-    if fits < min(len(fresh), places) and len(waits) and waits[0] == fresh[fits]:
+    if fits < min(len(fresh), slots) and len(waits) and waits[0] == fresh[fits]:
         stopped = demand.refusal(order[: base + fits + 1], need(fits + 1))
     else:
-        stopped = (WaitReason.SLOTS, float(np.count_nonzero(run)), float(places))
+        stopped = (WaitReason.SLOTS, float(np.count_nonzero(run)), float(slots))
     return _told(run, entering, waits, need(fits), demand.limit, stopped)
 
 
-def _behind(runs: Bools, demand: Demand, front: int, places: int) -> Bools:
-    """Who of those behind the first `front` goes on: in order, everyone that runs and for whom
-    there is still room beside those who came in."""
+def _behind(runs: Bools, demand: Demand, front: int, slots: int) -> Bools:
+    """Running requests behind the first `front` that continue: in order, each for which there is
+    room beside the admitted ones."""
     kept, later = np.arange(front), np.flatnonzero(runs[front:]) + front
-    while len(later) and len(kept) < places:
+    while len(later) and len(kept) < slots:
         order = np.concatenate([kept, later])
-        more, _ = demand.longest(order, len(kept), min(len(later), places - len(kept)))
+        more, _ = demand.longest(order, len(kept), min(len(later), slots - len(kept)))
         kept, later = order[: len(kept) + more], later[more + 1 :]
-        # Who could not stay in any case is not asked about one by one.
+        # Requests that could not stay in any case are not checked one by one.
         later = later[demand.able(kept, later)]
     goes_on = np.zeros(len(runs), bool)
     goes_on[kept] = True
@@ -100,7 +102,7 @@ def _behind(runs: Bools, demand: Demand, front: int, places: int) -> Bools:
 
 
 def _peak(demand: Demand, run: Bools) -> float:
-    """What these need together."""
+    """Tokens that these need together."""
     rows = np.flatnonzero(run)
     return demand.longest(rows, len(rows), 0)[1](0)
 

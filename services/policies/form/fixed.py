@@ -1,4 +1,4 @@
-"""Batches of a fixed number, in order (SLS of papers/003 §2.4, VS of papers/004 §II-E)."""
+"""Batches of a fixed size, in order (SLS in SCLS, §2.4; VS in Magnus, §II-E)."""
 
 import numpy as np
 
@@ -8,12 +8,12 @@ from services.policies.parameters import Params
 
 
 def fixed(sizes: Sizes, at: Ints, known: Batches, room: Room, params: Params) -> Ints:
-    """So many each, first come first served. The number must be one whose worst case fits
-    (papers/004 Eq. 1); where it does not, a batch ends earlier. O(rows)."""
+    """Batches of `batch_size`, first come, first served. The size must be one whose worst case fits
+    (Magnus, Eq. 1); otherwise a batch ends early. O(rows)."""
     labels = np.zeros(len(at), np.int64)
     start = label = 0
     while start < len(at):
-        window = at[start : start + max(1, room.places)]
+        window = at[start : start + max(1, room.slots)]
         length = np.maximum.accumulate(sizes.length[window])
         makes = np.maximum.accumulate(sizes.makes[window])
         fits = room.holds(np.arange(1, len(window) + 1), length, makes)

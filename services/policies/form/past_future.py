@@ -1,4 +1,4 @@
-"""Past-Future (papers/000): the peak of memory still to come, over drawn lengths."""
+"""Past-Future's rule (Gong et al., ASPLOS 2025): the future memory peak, over sampled lengths."""
 
 from dataclasses import dataclass
 from math import ceil
@@ -10,22 +10,22 @@ from services.policies.form.demand import Demand, Need, WorkerQueue, needed
 from services.policies.form.peak import PrefixPeaks, Statistic, largest, mean
 from services.policies.parameters import Param, Params, named
 
-ENOUGH_DRAWS = 200  # lengths of running requests drawn in all before one more scenario adds little
+ENOUGH_DRAWS = 200  # sampled lengths of running requests above which another scenario adds little
 MOST_SCENARIOS = 5
 STATISTICS: dict[str, Statistic] = {"mean": mean, "largest": largest}
 
 
 @dataclass(frozen=True, slots=True)
 class Peaks(Demand):
-    """`remaining` (scenarios, jobs) are the tokens that each will still make; their peaks, taken
-    together by the statistic, must fit."""
+    """`remaining` (scenarios, jobs) are the tokens that each job will still make. The statistic of
+    the scenarios' peaks must fit."""
 
     remaining: Floats
     statistic: Statistic = mean
 
     def longest(self, order: Ints, base: int, most: int) -> tuple[int, Need]:
-        # No more are looked at than could fit if they never grew, or than the one that comes in
-        # whatever it needs, and one that says why it waits.
+        # Considers only as many requests as could fit without growth, or the one that is admitted
+        # regardless, and one more to explain.
         held = np.cumsum(self.held[order])
         most = min(most, max(0, int(np.searchsorted(held, self.limit, side="right")) - base))
         order = order[: base + max(1, most) + 1]
@@ -34,13 +34,13 @@ class Peaks(Demand):
 
 
 def past_future(queue: WorkerQueue, params: Params, rng: np.random.Generator) -> Demand:
-    """The future peak M* fits in (1 − `reserved`) · capacity: Past-Future's Algorithm 1
-    (papers/000 §3; `reserved` 0.03 to 0.10).
+    """The future peak M* fits in (1 − `reserved`) · capacity (Past-Future, §3, Algorithm 1;
+    `reserved` 0.03 to 0.10).
 
-    Everyone gets a length drawn anew from L | L > generated, `draws` times. One draw of a small
-    batch says little, so that the paper repeats it there, without saying how often: 0 draws until
-    jobs × scenarios reach 200, at most 5 times. Nor does it say which of the peaks decides:
-    `statistic`, their mean or the largest.
+    Each length is sampled from L | L > generated, `draws` times. One sample of a small batch
+    says little; the paper repeats it there without giving a number: 0 samples until jobs ×
+    scenarios reach 200, at most 5 times. The paper does not say which of the peaks decides:
+    `statistic` is their mean or the largest.
     """
     jobs = queue.jobs
     enough = min(MOST_SCENARIOS, ceil(ENOUGH_DRAWS / max(1, len(jobs))))

@@ -1,4 +1,4 @@
-"""The memory a batch will need at most, given how long each answer still gets."""
+"""The largest memory that a batch will need, given each request's remaining length."""
 
 from collections.abc import Callable
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from services.forecast import Floats, Ints
 
-Statistic = Callable[[Floats], float]  # of the peaks of several scenarios
+Statistic = Callable[[Floats], float]  # over the peaks of several scenarios
 
 
 def mean(peaks: Floats) -> float:
@@ -18,11 +18,11 @@ def largest(peaks: Floats) -> float:
 
 
 def peak_tokens(held: Ints | Floats, remaining: Ints | Floats) -> float:
-    """M* of papers/000 Eq. 2–4: the most tokens held while all requests run to their end.
+    """M* of Past-Future, Eq. 2–4: the most tokens held while all requests run to their end.
 
-    Sorted by remaining tokens, descending, the batch holds Σ_{j≤i} held_j + i·remaining_i when
-    the i-th ends, those after it having ended before; the peak is the largest of these. 0 for no
-    request. O(n log n).
+    Sorted by remaining tokens, descending, the batch holds Σ_{j≤i} held_j + i·remaining_i when the
+    i-th ends, after all later ones have ended; the peak is the largest of these. 0 without
+    requests. O(n log n).
     """
     if len(held) == 0:
         return 0.0
@@ -32,11 +32,11 @@ def peak_tokens(held: Ints | Floats, remaining: Ints | Floats) -> float:
 
 
 class PrefixPeaks:
-    """M* of some requests that run and the first k of others that queue, over scenarios whose peaks
-    a statistic takes together; it must rise with each of them.
+    """M* of running requests plus the first k queued ones, as a statistic over scenarios; it must
+    rise with each scenario's peak.
 
     `held` is (n,) and `remaining` (scenarios, n), the running first. Sorted once; each prefix is
-    then one masked pass, O(scenarios · n), remembered.
+    then one masked pass, O(scenarios · n), and cached.
     """
 
     def __init__(self, running: int, held: Floats, remaining: Floats, statistic: Statistic = mean):
@@ -48,16 +48,16 @@ class PrefixPeaks:
         self._known: dict[int, float] = {}
 
     def __call__(self, queued: int) -> float:
-        """The peak with the first `queued` admitted; rises with it."""
+        """The peak with the first `queued` admitted; monotonic in it."""
         if queued not in self._known:
             self._known[queued] = self._peak(queued)
         return self._known[queued]
 
     def longest(self, most: int, limit: float) -> int:
-        """The largest k ≤ `most` whose peak is within the limit; 0 if there is none.
+        """The largest k ≤ `most` whose peak is within the limit; 0 without one.
 
-        Peaks are close to linear in k, so interpolation finds the neighbourhood and halving,
-        every other step, keeps the worst case logarithmic: about five passes over the rows.
+        Peaks are close to linear in k. Interpolation finds the neighbourhood; halving at every
+        other step keeps the worst case logarithmic: about five passes over the rows.
         """
         if most == 0 or self(most) <= limit:
             return most
@@ -75,6 +75,6 @@ class PrefixPeaks:
     def _peak(self, queued: int) -> float:
         among = self._order < self._running + queued
         total = np.cumsum(self._held * among, axis=1) + np.cumsum(among, axis=1) * self._remaining
-        # A row outside the prefix may keep its total: it is at most that of the prefix's member
-        # before it, which holds as many and runs no shorter, or 0 when there is none before.
+        # A row outside the prefix may keep its total: it is at most that of the last member before
+        # it, which holds as much and runs at least as long, or 0 without one.
         return self._statistic(total.max(axis=1, initial=0.0))

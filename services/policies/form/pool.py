@@ -1,4 +1,5 @@
-"""Those who wait as columns, and the batches they are put into: what every cut speaks."""
+"""The pool of queued requests as columns, and the batches made of it: the vocabulary of all
+cuts."""
 
 from dataclasses import dataclass
 
@@ -11,9 +12,8 @@ from services.policies.snapshot import Bools, WorkerSnapshot
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Of every row of a contest, in tokens: `length`, what is prefilled of it (its prompt and the
-    output that is there); `makes`, the most output that a batch must hold for it; `expected`, what
-    it is expected to make of that."""
+    """Tokens of every candidate: `length`, the prefill (prompt and existing output); `makes`, the
+    largest output that a batch must hold for it; `expected`, its expected output within that."""
 
     length: Ints
     makes: Ints
@@ -22,37 +22,37 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What one batch may take of a worker: `tokens` of KV, all of it padded to the longest, in
-    whole blocks; and `places`."""
+    """The capacity of one batch: `tokens` of KV, all padded to the longest request, in whole
+    blocks; and `slots`."""
 
     tokens: float
-    places: int
+    slots: int
     block_tokens: int
     cost: CostModel
 
     @staticmethod
     def for_worker(worker: WorkerSnapshot, share: float, most: int) -> "Room":
-        """A share of its KV, and so many at once if it has the places."""
-        places = min(worker.max_running, most)
-        return Room(share * worker.kv_tokens, places, worker.block_tokens, worker.cost)
+        """A share of the worker's KV, and its number of slots if limited."""
+        slots = min(worker.max_running, most)
+        return Room(share * worker.kv_tokens, slots, worker.block_tokens, worker.cost)
 
     def most(self, length: Ints, makes: int) -> Ints:
-        """How many of such a length and such a make at once: N_max (papers/003 Eq. 8), one at
-        least."""
+        """N_max (SCLS, Eq. 8): how many requests of this length and output fit together; at least
+        one."""
         many: Ints = (self.tokens // self._blocks(length + makes)).astype(np.int64)
-        return np.clip(many, 1, max(1, self.places))
+        return np.clip(many, 1, max(1, self.slots))
 
     def holds(self, size: Ints, length: Ints, makes: Ints) -> Bools:
-        """(length + makes) · size ≤ tokens (papers/003 Eq. 5 and 9, papers/004 Eq. 5). One alone is
-        taken whatever it needs: no other batch would hold it."""
+        """(length + makes) · size ≤ tokens (SCLS, Eq. 5 and 9; Magnus, Eq. 5). A single request
+        always fits, because no other batch would hold it."""
         enough = size * self._blocks(length + makes) <= self.tokens
-        fits: Bools = ((size == 1) | enough) & (size <= self.places)
+        fits: Bools = ((size == 1) | enough) & (size <= self.slots)
         return fits
 
     def takes(self, size: int, length: int, makes: int) -> bool:
-        """The same of one batch."""
+        """Whether one batch fits."""
         each = -(-(length + makes) // self.block_tokens) * self.block_tokens
-        return size <= self.places and (size == 1 or size * each <= self.tokens)
+        return size <= self.slots and (size == 1 or size * each <= self.tokens)
 
     def _blocks(self, tokens: Ints) -> Ints:
         return -(-tokens // self.block_tokens) * self.block_tokens
@@ -60,8 +60,8 @@ class Room:
 
 @dataclass(frozen=True)
 class Batches:
-    """Batches side by side, ascending by id: the contest's positions that are in each, the most
-    urgent first, with the columns that the paper's formulas take."""
+    """Batches in columns, ascending by id: the candidate positions of each, the most urgent first,
+    with the columns of the papers' formulas."""
 
     ids: Ints
     members: Ints
@@ -73,7 +73,7 @@ class Batches:
 
     @staticmethod
     def group(at: Ints, ids: Ints, sizes: Sizes) -> "Batches":
-        """`ids`, parallel to the positions `at`, say who is in which. O(n log n)."""
+        """`ids`, parallel to the positions `at`, name each one's batch. O(n log n)."""
         order = np.lexsort((at, ids))
         members, sorted_ids = at[order], ids[order]
         starts = np.flatnonzero(np.diff(sorted_ids, prepend=-1))
@@ -89,16 +89,16 @@ class Batches:
         return len(self.ids)
 
     def members_of(self, nth: int) -> Ints:
-        """The positions in it, the most urgent first."""
+        """The positions in a batch, the most urgent first."""
         start = int(self.starts[nth])
         return self.members[start : start + int(self.size[nth])]
 
     def first_values(self, column: Ints) -> Ints:
-        """Of each batch the value of its most urgent member."""
+        """For each batch, the value of its most urgent member."""
         return column[self.members[self.starts]]
 
     def min_values(self, column: Floats) -> Floats:
-        """Of each batch the least of its members'."""
+        """For each batch, the least value of its members."""
         if not len(self):
             return column[:0]
         least: Floats = np.minimum.reduceat(column[self.members], self.starts)

@@ -1,4 +1,4 @@
-"""The forms there are, for the continuous arrangement: who of a line may run together."""
+"""All forms of the continuous arrangement: which requests of a queue may run together."""
 
 from services.policies.form.curve import PARAMS as CURVE_PARAMS
 from services.policies.form.curve import curve, feedback

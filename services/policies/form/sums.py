@@ -1,4 +1,4 @@
-"""Forms that add up: each job counts for a fixed number of tokens, and their sum must fit."""
+"""Forms that add up: each job counts with a fixed number of tokens, and the sum must fit."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from services.policies.parameters import Param, Params
 
 @dataclass(frozen=True, slots=True)
 class Sums(Demand):
-    """Nobody grows beyond what it is counted for. O(jobs)."""
+    """A job never needs more than it counts for. O(jobs)."""
 
     def longest(self, order: Ints, base: int, most: int) -> tuple[int, Need]:
         totals = np.cumsum(self.held[order])
@@ -21,31 +21,32 @@ class Sums(Demand):
 
 
 def aggressive(queue: WorkerQueue, params: Params, rng: np.random.Generator) -> Demand:
-    """What is held now fits under `watermark` · capacity; outputs are not foreseen at all
-    (vLLM's way; papers/000 §2, which tries 0.90 to 0.99)."""
+    """The memory held now fits under `watermark` · capacity; outputs are not forecast (vLLM's way;
+    Past-Future, §2, which evaluates 0.90 to 0.99)."""
     return Sums(needed(queue), params["watermark"] * queue.worker.room_tokens)
 
 
 def conservative(queue: WorkerQueue, params: Params, rng: np.random.Generator) -> Demand:
     """The worst case fits in `overcommit` · capacity: Σ (prompt + max_tokens) (TGI's and
-    FastGen's way; papers/000 §2). At 1 nobody is ever evicted; the paper also tries 1.25, 1.5."""
+    FastGen's way; Past-Future, §2). At 1 no request is ever evicted; the paper also evaluates
+    1.25 and 1.5."""
     return Sums(_worst(queue), params["overcommit"] * queue.worker.room_tokens)
 
 
 def fixed(queue: WorkerQueue, params: Params, rng: np.random.Generator) -> Demand:
-    """At most `batch_size` run together, and the worst case of all of them fits: nobody is ever
-    evicted (ORCA's max batch size over memory reserved for max_tokens; Magnus' baseline CCB, which
-    takes 7, papers/004 §IV-A)."""
-    return Sums(_worst(queue), queue.worker.room_tokens, places=int(params["batch_size"]))
+    """At most `batch_size` requests run together, and their worst case fits: none is ever evicted
+    (ORCA's maximum batch size with memory reserved for max_tokens; Magnus' baseline CCB with 7,
+    §IV-A)."""
+    return Sums(_worst(queue), queue.worker.room_tokens, slots=int(params["batch_size"]))
 
 
 def sliced(queue: WorkerQueue, params: Params, rng: np.random.Generator) -> Demand:
-    """What a slice can need at most fits in `zeta` · capacity: Σ (context + slice) (SCLS,
-    papers/003 Eq. 7–9, without the padding of its static batches).
+    """The largest need of a slice fits in `zeta` · capacity: Σ (context + slice) (SCLS, Eq. 7–9,
+    without the padding of its static batches).
 
-    Whoever is inside its slice counts for as far as that goes. Whoever comes to the next one must
-    find room for it again, so that nobody is evicted inside a slice. (Under `defer` the paused keep
-    their memory, so there that holds only of who comes in.)
+    A request within its slice counts up to the slice's end. At the next slice it must find memory
+    again, so that none is evicted within a slice. (Under `defer` paused requests keep their memory,
+    so that this holds only for newly admitted ones.)
     """
     jobs, worker = queue.jobs, queue.worker
     reach = worker.whole_blocks(jobs.prompt + np.maximum(queue.limits, jobs.output)).astype(float)

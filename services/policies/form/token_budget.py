@@ -1,4 +1,5 @@
-"""Forming by the tokens of a step: decodes first, then as much of prompts as there is room for."""
+"""Forming by the tokens of a step: decodes first, then as much of the prompts as the budget
+allows."""
 
 from dataclasses import dataclass
 
@@ -14,10 +15,11 @@ from services.policies.snapshot import Bools
 
 @dataclass(frozen=True, slots=True)
 class Steps(Demand):
-    """Beside memory: `cost`, the tokens that each adds to the next steps, and the `budget` of one.
+    """In addition to memory: `cost`, the tokens that each request adds to the next steps, and the
+    `budget` of one step.
 
-    Whoever comes in finds a token's room at least: the last one's prompt is cut into chunks of what
-    is left, so that a prompt longer than the budget need not wait for an idle worker. O(jobs).
+    An admitted request finds room for at least one token: the last prompt is split into chunks of
+    what is left, so that a prompt longer than the budget need not wait for an idle worker. O(jobs).
     """
 
     cost: Floats
@@ -40,10 +42,10 @@ class Steps(Demand):
 
 
 def token_budget(queue: WorkerQueue, params: Params, rng: np.random.Generator) -> Demand:
-    """A step has at most `budget_tokens` tokens, one for each that decodes and the rest for
-    prompts, in order; and what is held fits under `watermark` · capacity (vLLM's
-    max_num_batched_tokens; the stall-free batching of Sarathi-Serve, OSDI 2024, Algorithm 3).
-    Workers do the chunking; this keeps from them whom a step has no token for."""
+    """A step has at most `budget_tokens` tokens: one per decode and the rest for prompts, in order.
+    The held memory fits under `watermark` · capacity (vLLM's max_num_batched_tokens; stall-free
+    batching, Sarathi-Serve, OSDI 2024, Algorithm 3). Workers split the prompts; this rule withholds
+    requests for which a step has no token."""
     jobs, worker = queue.jobs, queue.worker
     cost = np.maximum(jobs.context - jobs.held, 1).astype(float)
     return Steps(

@@ -1,4 +1,4 @@
-"""Magnus' WMA-directed adaptive batching (papers/004 §III-C, Algorithm 1)."""
+"""Magnus' WMA-directed adaptive batching (Cheng et al., ICWS 2024, §III-C, Algorithm 1)."""
 
 import numpy as np
 
@@ -8,29 +8,31 @@ from services.policies.parameters import Params
 
 
 def own(length: Ints, makes: Ints) -> Floats:
-    """What of a batch's wasted memory access is a member's own, and is less the longer it is:
-    G·L + G·(G − 1)/2."""
+    """The part of a batch's wasted memory access that belongs to one member and decreases with its
+    length: G·L + G·(G − 1)/2."""
     made = makes.astype(float)
     saved: Floats = made * length + made * (made - 1) / 2
     return saved
 
 
 def wma(length: Floats | Ints, makes: Floats | Ints, least_own: Floats) -> Floats:
-    """Of batches, how often KV is read in vain for the worst off of their members (Eq. 2–4):
+    """Wasted memory access: how often KV is read in vain for the worst-off member of each batch
+    (Magnus, Eq. 2–4):
 
         max_p  G(p)·(L(B) − L(p)) + Σ_{g=G(p)}^{G(B)} (g + L(B))
 
-    Summed up, what is of p in it is −G(p)·L(p) − G(p)·(G(p) − 1)/2, so that the worst off is who
-    has the least `own`; the rest is (L(B) + G(B)/2)·(G(B) + 1). O(batches).
+    Expanded, the terms of p are −G(p)·L(p) − G(p)·(G(p) − 1)/2, so that the worst-off member has
+    the least `own`; the rest is (L(B) + G(B)/2)·(G(B) + 1). O(batches).
     """
     wasted: Floats = (length + makes / 2) * (makes + 1.0) - least_own
     return wasted
 
 
 def insert(sizes: Sizes, at: Ints, known: Batches, room: Room, params: Params) -> Ints:
-    """Each, in order, joins the batch whose WMA stays least, if that is below `wma_max` and the
-    batch still fits; else it begins another. The answer is the place of its batch among the
-    `known`, and beyond them among the new. O(rows · batches), vectorised over the batches."""
+    """Inserts each request, in order, into the batch with the least resulting WMA, if that is below
+    `wma_max` and the batch still fits; otherwise it begins a new batch. The label is the batch's
+    index among the `known` ones, and beyond them among the new ones. O(rows · batches), vectorised
+    over the batches."""
     open_ = _Open(len(known) + len(at), room)
     owns = own(sizes.length, sizes.makes)
     sized = known.size.tolist(), known.length.tolist(), known.makes.tolist()
@@ -49,14 +51,14 @@ def insert(sizes: Sizes, at: Ints, known: Batches, room: Room, params: Params) -
 
 
 class _Open:
-    """Batches that may still be added to, as columns with room for `most`."""
+    """Batches that still accept requests, as columns with capacity for `most`."""
 
     def __init__(self, most: int, room: Room):
         self._room = room
         self._count = 0
         self._size = [0] * most
         self._length, self._makes, self._own = (np.zeros(most) for _ in range(3))
-        self._full = np.zeros(most)  # infinite for one that takes nobody, however short
+        self._full = np.zeros(most)  # infinite for a batch that accepts none
 
     def begin(self, size: int, length: int, makes: int, mine: float) -> int:
         into = self._count
@@ -75,7 +77,8 @@ class _Open:
             self._full[into] = np.inf
 
     def best(self, length: int, makes: int, mine: float, most: float) -> int | None:
-        """The one whose WMA with this stays least, if below `most`; the first of equals."""
+        """The batch with the least WMA including this request, if below `most`; the first of
+        equals."""
         known = slice(self._count)
         longer = np.maximum(self._length[known], length)
         more = np.maximum(self._makes[known], makes)

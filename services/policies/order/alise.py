@@ -1,13 +1,14 @@
 """ALISE's priority queues: shortest remaining time first, with ageing and demotion.
 
-papers/001 §3.1, "Preemptive Scheduling". Level i holds what still takes at most base·2^i seconds,
-the last level all the rest; within a level the shorter goes first. Who outlives its promised
-length L̂ has L̂ doubled and moves down one. Who has waited `ageing_s` moves up one, once: ageing
-that went on would bring everybody to the top of a system that stays overloaded, and the order
-would be arrival's again.
+ALISE (Zhao et al., 2024), §3.1, "Preemptive Scheduling". Level i holds requests with at most
+base·2^i seconds remaining, and the last level all others. Within a level, the shorter request goes
+first. A request that outlives its promised length L̂ has L̂ doubled and moves down one level. A
+request that has waited `ageing_s` moves up one level, once: repeated ageing would bring every
+request of an overloaded system to the top, and the order would become arrival order.
 
-One queue up ends nobody's starvation, so who has waited for as long as ageing through every queue
-would take (`levels` · `ageing_s`) comes to the front, one a worker at a time (starving.py).
+One level up does not prevent starvation. A request that has waited as long as ageing through every
+level would take (`levels` · `ageing_s`) moves to the front, one per worker at a time
+(starvation.py).
 """
 
 from math import inf
@@ -22,7 +23,7 @@ from services.policies.order.starvation import at_front, starving
 from services.policies.parameters import Param, Params
 from services.policies.snapshot import Snapshot
 
-LEVEL = CLASS  # keys of one queue lie within it
+LEVEL = CLASS  # keys of one level stay within it
 COLUMNS = ("promised", "foreseen", "demoted", "lifted")
 
 PARAMS = {
@@ -34,11 +35,12 @@ PARAMS = {
 
 
 def alise(snapshot: Snapshot, params: Params, memory: PolicyMemory) -> Ranking:
-    """The order, and what it remembers of each job: its L̂, and how far it was moved.
+    """The ALISE order. The memory holds each request's L̂ and its level moves.
 
-    O(jobs), vectorised. A running job is passed in the line by one of a better level that needs
-    less time by a share of `hysteresis`, so that near-equal ones do not trade places; infinite:
-    by nobody. One that has nothing in KV yet has only just come, and is not passed either.
+    O(jobs), vectorised. A queued request passes a running one if its level is better and it needs
+    less time by the share `hysteresis`, so that near-equal requests do not trade places. With
+    infinite hysteresis none passes. A running request without KV has just been admitted and is not
+    passed either.
     """
     rows = np.concatenate([snapshot.queued, snapshot.running])
     jobs, split = snapshot.jobs, len(snapshot.queued)
@@ -46,8 +48,8 @@ def alise(snapshot: Snapshot, params: Params, memory: PolicyMemory) -> Ranking:
     pace, memory = keep_pace(snapshot, memory)
     promised, foreseen, demoted, lifted = memory.recall(COLUMNS, rows, serials)
 
-    told_anew = foreseen != jobs.forecast[rows] + 1  # a better forecast is a new promise
-    promised = np.where(told_anew, np.minimum(cap, jobs.total[rows]), promised)
+    forecast_changed = foreseen != jobs.forecast[rows] + 1  # a better forecast replaces the promise
+    promised = np.where(forecast_changed, np.minimum(cap, jobs.total[rows]), promised)
     promised, demoted, lifted = _outlived(output, cap, promised, demoted, lifted)
     waited_s = snapshot.now - jobs.since_s[rows]
     waited_s[split:] = -inf
@@ -73,7 +75,7 @@ def alise(snapshot: Snapshot, params: Params, memory: PolicyMemory) -> Ranking:
 def _outlived(
     output: Ints, cap: Ints, promised: Floats, demoted: Floats, lifted: Floats
 ) -> tuple[Floats, Floats, Floats]:
-    """L̂ doubled as often as it was outlived, one queue down each time, from where it belongs."""
+    """Doubles L̂ for as long as it is outlived, and moves the request down one level each time."""
     while True:
         late = (promised <= output) & (promised < cap)
         if not late.any():
@@ -84,7 +86,7 @@ def _outlived(
 
 
 def _levels(remaining_s: Floats, moved: Floats, params: Params) -> Floats:
-    """The queue that a remaining time belongs to, moved; never out of the queues there are."""
+    """The level of each remaining time, shifted by `moved` and clipped to the existing levels."""
     own = np.ceil(np.log2(np.maximum(remaining_s / params["base_s"], 1e-9)))
     last = params["levels"] - 1
     return np.clip(np.clip(own, 0, last) + moved, 0, last)
@@ -93,8 +95,8 @@ def _levels(remaining_s: Floats, moved: Floats, params: Params) -> Floats:
 def _passed(
     levels: Floats, remaining_s: Floats, moved: Floats, split: int, params: Params
 ) -> Floats:
-    """Whoever is ahead of where a running job would stand if it needed less by the hysteresis,
-    and of a better level than it has, stands ahead of it."""
+    """The key below which a queued request passes each running one: the running request's key if it
+    needed less time by the hysteresis, but never within its own level."""
     if np.isinf(params["hysteresis"]):
         return np.full(len(levels) - split, -inf)
     shorter_s = remaining_s[split:] / (1 + params["hysteresis"])

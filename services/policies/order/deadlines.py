@@ -1,12 +1,12 @@
-"""Orders by SLA: the earliest deadline first, or the least slack. Both preempt.
+"""Orders by SLA: earliest deadline first, and least slack first. Both preempt.
 
-A request has no deadline but those it was given: its first token is due `ttft_s` after arrival;
-each later one `tpot_s` after the one before, counted from the first, as a request is judged by its
-mean; all of it by `deadline_s`. (A gap budget, `mtpot_s`, would need the time of the last token,
-which the board does not have.)
+Deadlines come only from the SLA. The first token is due `ttft_s` after arrival. Each later token is
+due `tpot_s` after the one before, counted from the first, because a request is judged by its mean.
+The end is due at `deadline_s`. A gap budget, `mtpot_s`, would need the time of the last token,
+which the board does not have.
 
-Neither promises that nobody starves: whoever has no deadline waits for all who have one, by
-arrival.
+Neither order prevents starvation: requests without a deadline wait for all requests with one, in
+order of arrival.
 """
 
 from math import inf
@@ -20,12 +20,14 @@ from services.policies.order.ranking import CLASS, Ranking, fresh, next_of, stea
 from services.policies.parameters import Param, Params
 from services.policies.snapshot import Bools, RequestColumns, Snapshot
 
-# Who runs counts as due, or short of time, so much sooner; infinite: nobody makes way.
+# A running request counts as due earlier, or shorter of time, by this much. Infinite: no request is
+# preempted.
 PARAMS = {"hysteresis_s": Param(0.5, 0.0, inf)}
 
 
 def edf(snapshot: Snapshot, params: Params, memory: PolicyMemory) -> Ranking:
-    """By the next deadline, passed ones included: of the first token, then of the next. O(jobs)."""
+    """By the next deadline, including missed ones: of the first token, then of each next one.
+    O(jobs)."""
     rows = np.concatenate([snapshot.queued, snapshot.running])
     pace, memory = keep_pace(snapshot, memory)
     due_s = next_deadline_s(snapshot.jobs, rows) - snapshot.now
@@ -33,28 +35,30 @@ def edf(snapshot: Snapshot, params: Params, memory: PolicyMemory) -> Ranking:
 
 
 def slack(snapshot: Snapshot, params: Params, memory: PolicyMemory) -> Ranking:
-    """By the least slack, the time to a deadline without the time still needed, while there is any;
-    who can't meet its SLA any more goes behind, with those who have none, by arrival. O(jobs)."""
+    """By the least slack: the time to the deadline minus the time still needed. Requests whose SLA
+    is already missed follow, with those without an SLA, by arrival. O(jobs)."""
     rows = np.concatenate([snapshot.queued, snapshot.running])
     pace, memory = keep_pace(snapshot, memory)
     spare_s = slack_s(snapshot, rows, pace)
     first = np.isfinite(spare_s) & (spare_s > 0)
     waits = np.arange(len(rows)) < len(snapshot.queued)
-    next_s = next_of(snapshot.now, spare_s[first & waits])  # then it is lost, and falls behind
+    next_s = next_of(snapshot.now, spare_s[first & waits])  # at zero slack the SLA is missed
     return _ranking(snapshot, params, memory, pace, rows, spare_s, first, next_s)
 
 
 def next_deadline_s(jobs: RequestColumns, rows: Ints) -> Floats:
-    """When each is next due, infinite where nothing is."""
+    """The next deadline of each request; infinite without one."""
     first_s, due_s = _first_s(jobs, rows)
     next_s = first_s + np.maximum(jobs.output[rows], 1) * jobs.tpot_s[rows]
     return np.minimum(np.where(np.isfinite(first_s), next_s, due_s), jobs.deadline_s[rows])
 
 
 def slack_s(snapshot: Snapshot, rows: Ints, pace: Pace) -> Floats:
-    """The least, over what each was promised, of the time left to keep it without the time that it
-    takes on the clock; below 0 where it can't be kept any more, infinite where nothing was
-    promised. The mean time per token is judged at the end, so what was made early may be spent."""
+    """The least slack over a request's budgets: time left minus time needed on the clock.
+
+    Negative if a budget cannot be met, infinite without budgets. The mean time per token is judged
+    at the end, so earlier tokens may have used less of it.
+    """
     jobs, now = snapshot.jobs, snapshot.now
     step_s = pace.step_s(snapshot)
     total = jobs.total[rows]
@@ -62,15 +66,17 @@ def slack_s(snapshot: Snapshot, rows: Ints, pace: Pace) -> Floats:
     ends_s = now + pace.on_clock_s(jobs, rows, total - jobs.output[rows], step_s)
     starts_s = now + pace.on_clock_s(jobs, rows, np.ones(len(rows)), step_s)
     paced_s = first_s + np.maximum(total - 1, 1) * jobs.tpot_s[rows] - ends_s
-    paced_s[first_s > due_s] = -inf  # its first token was late
+    paced_s[first_s > due_s] = -inf  # the first token was late
     spare_s = np.where(np.isfinite(first_s), paced_s, due_s - starts_s)
     return np.minimum(spare_s, jobs.deadline_s[rows] - ends_s)
 
 
 def _first_s(jobs: RequestColumns, rows: Ints) -> tuple[Floats, Floats]:
-    """When the first token came, infinite before, and when it was due. One that came before this
-    scheduler knew of the request is taken to have come when it was due, or with the request where
-    that was never."""
+    """Times of the first token, infinite before it, and its deadlines.
+
+    A first token from before this scheduler knew the request counts as sent at its deadline, or at
+    arrival without a deadline.
+    """
     first_s, due_s = jobs.first_s[rows], jobs.arrival_s[rows] + jobs.ttft_s[rows]
     unheard = np.isinf(first_s) & (jobs.output[rows] > 0)
     first_s[unheard] = np.where(np.isfinite(due_s), due_s, jobs.arrival_s[rows])[unheard]
@@ -87,8 +93,8 @@ def _ranking(
     first: Bools,
     next_s: float,
 ) -> Ranking:
-    """Those of `first` by `due_s`, then the others by arrival, among whom nobody makes way for
-    another."""
+    """Requests of `first` by `due_s`, then the others by arrival. The others do not preempt each
+    other."""
     jobs, split = snapshot.jobs, len(snapshot.queued)
     age_s = np.minimum(snapshot.now - jobs.arrival_s[rows], CLASS)
     near_s = np.clip(due_s, -CLASS / 2, CLASS / 2)

@@ -1,4 +1,4 @@
-"""No tenant takes more than its weight while others wait."""
+"""Limits each tenant to its weighted share while others wait."""
 
 import numpy as np
 
@@ -7,12 +7,13 @@ from services.policies.snapshot import Bools, Snapshot
 
 
 def over_share(snapshot: Snapshot, rows: Ints, split: int, key: Floats) -> Bools:
-    """Of these rows (those before `split` wait), who waits of a tenant that has its share.
+    """Which of the queued `rows` (those before `split`) belong to a tenant that already has its
+    share.
 
-    While more than one tenant wants something, each is due its weight's share of the fleet's KV
-    memory, where a request counts with prompt and expected output. What runs counts first, then
-    those that wait in the order of their key; who lies beyond the share is over. A tenant alone,
-    or one whose others don't wait, has no bound. O(jobs log jobs).
+    While more than one tenant has requests, each tenant's share of the fleet's KV memory is
+    proportional to its weight. A request counts with its prompt and expected output. Running
+    requests count first, then queued ones by key; those beyond the share are over it. A tenant
+    alone, or one whose competitors have nothing queued, has no limit. O(jobs log jobs).
     """
     jobs = snapshot.jobs
     tenant = jobs.tenant[rows]
@@ -33,7 +34,7 @@ def over_share(snapshot: Snapshot, rows: Ints, split: int, key: Floats) -> Bools
     beyond = used[of] + upto - before[of] > due[of]
     waiting = np.bincount(of, minlength=len(names)) > 0
     within = np.bincount(of, ~beyond, len(names)) > 0
-    # Behind whom? Of others that wait, somebody must be within its share.
+    # A request is only over its share if another tenant waits within its own.
     others = np.count_nonzero(waiting & within) - (waiting & within).astype(int)
     over[at] = beyond & (others[of] > 0)
     return over

@@ -1,9 +1,8 @@
-"""What jobs have done since the last round, in engine iterations.
+"""What requests did since the last round, in engine iterations.
 
-The papers count and decide once an iteration. Rounds come less often, as slices end and requests
-come and go, so what came between two rounds is counted at the second: who ran has made a token an
-iteration, and made what KV it lacked in one more; who waited has seen as many iterations go by as
-fit into the time at the fleet's pace.
+The papers count and decide once per iteration. Rounds are less frequent, so the work between two
+rounds is counted at the second. A request that ran made one token per iteration, and its missing KV
+in one more. A waiting request saw as many iterations as fit into the time at the fleet's pace.
 """
 
 from dataclasses import dataclass
@@ -21,9 +20,9 @@ ROUND_S = "ranked_s"
 
 @dataclass(frozen=True, slots=True)
 class IterationProgress:
-    """Since the last round, parallel to the rows it was asked of: `tokens` made and KV `prefilled`,
-    whether a job `ran`, and the `waited_s` of those who wait now. `seen`: it was there before;
-    of who was not, only the waiting counts."""
+    """Progress since the last round, parallel to the requested rows: `tokens` generated, KV tokens
+    `prefilled`, whether the request `ran`, and the `waited_s` of queued requests. `seen` tells
+    whether the request existed at the last round; of new ones only the waiting counts."""
 
     seen: Bools
     ran: Bools
@@ -40,8 +39,8 @@ class IterationProgress:
 def progress(
     snapshot: Snapshot, memory: PolicyMemory, rows: Ints, split: int
 ) -> tuple[IterationProgress, PolicyMemory]:
-    """Of these, of whom those before `split` wait; and the memory of when it was asked. Its
-    columns are for the caller to remember. O(jobs)."""
+    """Progress of `rows`, queued before `split`, and the updated memory. The caller stores the
+    result's columns. O(jobs)."""
     jobs = snapshot.jobs
     output, held = jobs.output[rows], jobs.held[rows]
     made, had = memory.recall((MADE, HELD), rows, jobs.serial[rows])
@@ -60,5 +59,5 @@ def progress(
 
 
 def served_s(done: IterationProgress, pace: Pace, step_s: float) -> Floats:
-    """The time on the clock in which they ran since the last round."""
+    """Clock time during which each request ran since the last round."""
     return done.tokens * step_s + done.prefilled * pace.prefill_token_s

@@ -1,15 +1,16 @@
-"""Skip-join multi-level feedback queues: who has run for long makes way, whatever it was foretold.
+"""Skip-join multi-level feedback queues: a request that has run for long makes way, whatever its
+forecast.
 
-FastServe's order, a baseline of papers/002 (§5.1, appendix A). Queue i serves a job for at most
-base·growth^i seconds, then moves it to the end of the next; the better queue goes first, within
-one whoever came to it first, and only a better queue's job takes the place of one that runs, who
-so goes on when it is moved down beside others (the baseline's code puts it before those, too). As a
-prompt is prefilled in one piece, a job joins the first queue that could serve that within its
-quantum, and skips those before (skip-join).
+FastServe's order, a baseline in ALISE's and in the learning-to-rank paper (Fu et al., NeurIPS 2024,
+§5.1 and appendix A). Queue i serves a request for at most base·growth^i seconds and then moves it
+to the end of the next. Better queues go first; within a queue, the order is that of joining. Only a
+request of a better queue preempts a running one, so that a request moved down continues beside its
+new peers. (The baseline's code lets those go first.) A prompt is prefilled in one piece, so that a
+request joins the first queue whose quantum covers its prefill (skip-join).
 
-Off unless asked for, as in that baseline: who has waited for `ageing_s` at a stretch comes to the
-end of the first queue. Those who came there before it have a quantum of it each, whoever comes
-later stands behind: with k before it, its turn comes after at most k·base seconds of service.
+Ageing is off by default, as in that baseline: a request that has waited `ageing_s` without a break
+joins the end of the first queue. Each request before it there has one quantum, so that with k
+before it, its turn comes after at most k·base seconds of service.
 """
 
 from math import inf
@@ -35,7 +36,7 @@ PARAMS = {
 
 
 def mlfq(snapshot: Snapshot, params: Params, memory: PolicyMemory) -> Ranking:
-    """By queue, then by when it was joined. O(jobs · queues) at most, O(jobs) as a rule."""
+    """By queue, then by the time of joining it. O(jobs · queues) at most, O(jobs) usually."""
     rows = np.concatenate([snapshot.queued, snapshot.running])
     jobs, split, now = snapshot.jobs, len(snapshot.queued), snapshot.now
     serials = jobs.serial[rows]
@@ -57,7 +58,7 @@ def mlfq(snapshot: Snapshot, params: Params, memory: PolicyMemory) -> Ranking:
 
     key = queue * CLASS + CLASS / 2 - np.minimum(now - entered_s, CLASS / 4)
     line = steady(key, queue[split:] * CLASS, fresh(snapshot))
-    lift_s = np.full(len(rows), inf)  # to the end of a queue is not to the front
+    lift_s = np.full(len(rows), inf)  # the end of a queue is not the front
     columns = dict(zip(COLUMNS, (queue, used_s, entered_s), strict=True))
     memory = memory.with_columns(rows, serials, **columns, **done.columns)
     remaining_s = pace.remaining_s(jobs, rows, jobs.total[rows] - jobs.output[rows])
@@ -66,7 +67,7 @@ def mlfq(snapshot: Snapshot, params: Params, memory: PolicyMemory) -> Ranking:
 
 
 def _joins(first_s: Floats, params: Params) -> Floats:
-    """The first queue whose quantum takes the first iteration; the last where none does."""
+    """The first queue whose quantum covers the first iteration; the last queue if none does."""
     own = np.ceil(np.log(first_s / params["base_quantum_s"]) / np.log(params["growth"]) - 1e-9)
     joins: Floats = np.clip(own, 0, params["queues"] - 1)
     return joins
@@ -75,7 +76,7 @@ def _joins(first_s: Floats, params: Params) -> Floats:
 def _demoted(
     queue: Floats, used_s: Floats, entered_s: Floats, now: float, params: Params
 ) -> tuple[Floats, Floats, Floats]:
-    """One queue down for each quantum that was outlived; what was used beyond counts there."""
+    """Moves down one queue per exhausted quantum; excess service counts in the next queue."""
     while True:
         quantum_s = params["base_quantum_s"] * params["growth"] ** queue
         out = (used_s > quantum_s) & (queue < params["queues"] - 1)

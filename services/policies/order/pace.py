@@ -1,4 +1,4 @@
-"""How long tokens take: a request's share of the fleet's time, by its workers' cost models."""
+"""Time per token: a request's share of the fleet's time, by the workers' cost models."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,10 +16,10 @@ SEQS = "pace_seqs"
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Seconds of one worker that a request takes while `seqs` share each step.
+    """Worker seconds of a request while `seqs` requests share each step.
 
-    ALISE's `T = s·T0 + n·(α·s + β)` (papers/001 Eq. 3–5), where β is a share of the step: what
-    all of a batch still take then adds up to the time in which the batch can make it.
+    ALISE's `T = s·T0 + n·(α·s + β)` (Zhao et al., 2024, Eq. 3–5) with β as a share of the step: the
+    remaining times of a batch add up to the time in which the batch finishes.
     """
 
     seqs: float
@@ -28,7 +28,8 @@ class Pace:
     context_token_s: float
 
     def remaining_s(self, jobs: RequestColumns, rows: Ints, tokens: Floats) -> Floats:
-        """To make so many tokens more (one at least), and what KV of theirs is missing first."""
+        """Worker seconds for `tokens` more tokens (at least one), including the prefill of missing
+        KV."""
         context = jobs.prompt[rows] + jobs.output[rows]
         tokens = np.maximum(tokens, 1.0)
         decode_s = tokens * (self.token_s + self.context_token_s * (context + tokens / 2))
@@ -38,8 +39,8 @@ class Pace:
     def spread_s(
         self, jobs: RequestColumns, rows: Ints, forecasts: ForecastTable
     ) -> tuple[Floats, Floats]:
-        """The same to each length that is foreseen, given what is there, and the masses of those;
-        both (rows, 64). O(rows · 64)."""
+        """The same for each forecast length beyond the current output, and their masses; both have
+        shape (rows, 64). O(rows · 64)."""
         points, masses = forecasts.conditioned(
             jobs.forecast[rows], jobs.output[rows], jobs.cap[rows]
         )
@@ -53,28 +54,28 @@ class Pace:
         return seconds, masses
 
     def _missing_s(self, jobs: RequestColumns, rows: Ints) -> Floats:
-        """To make what KV is missing."""
+        """Worker seconds to prefill the missing KV."""
         context = jobs.prompt[rows] + jobs.output[rows]
         missing_s: Floats = np.maximum(context - jobs.held[rows], 0) * self.prefill_token_s
         return missing_s
 
     def step_s(self, snapshot: Snapshot) -> float:
-        """Seconds on the clock of one step in which `seqs` make a token each, of as much context as
-        those have who run, or all who wait where nobody does."""
+        """Clock seconds of one step of `seqs` decodes, with the mean context of the running
+        requests, or of the queued ones if none runs."""
         rows = snapshot.running if len(snapshot.running) else snapshot.queued
         jobs = snapshot.jobs
         context = float(np.mean(jobs.prompt[rows] + jobs.output[rows])) if len(rows) else 0.0
         return max(1e-6, self.seqs * (self.token_s + self.context_token_s * context))
 
     def on_clock_s(self, jobs: RequestColumns, rows: Ints, tokens: Floats, step_s: float) -> Floats:
-        """Until so many tokens more (one at least) are made, from when it runs: a step each, and
-        what KV is missing first."""
+        """Clock seconds from the start of running until `tokens` more (at least one) are made: one
+        step each, and the prefill of missing KV first."""
         on_clock_s: Floats = np.maximum(tokens, 1.0) * step_s + self._missing_s(jobs, rows)
         return on_clock_s
 
 
 def pace_of(costs: Sequence[CostModel], seqs: float) -> Pace:
-    """The mean over the workers' models, each running `seqs` at once."""
+    """The mean over the workers' models, each running `seqs` requests at once."""
     count, seqs = max(1, len(costs)), max(1.0, seqs)
     return Pace(
         seqs,
@@ -85,8 +86,8 @@ def pace_of(costs: Sequence[CostModel], seqs: float) -> Pace:
 
 
 def keep_pace(snapshot: Snapshot, memory: PolicyMemory) -> tuple[Pace, PolicyMemory]:
-    """The fleet's pace by now. How many run at once is followed by doublings only, so that ranks
-    hold still while a batch breathes."""
+    """The fleet's current pace. The number of concurrent requests is tracked in powers of two, so
+    that ranks stay stable while a batch fluctuates."""
     seqs = max(1.0, len(snapshot.running) / max(1, len(snapshot.workers)))
     known = memory.number(SEQS)
     if not seqs / 2 <= known <= 2 * seqs:

@@ -1,5 +1,4 @@
-"""Levels of priority, in front of whatever an order says: one place for all orders and
-arrangements."""
+"""Priority levels, applied before any order, for all orders and arrangements."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,18 +10,20 @@ from services.policies.order.ranking import Ranking
 
 
 def rank_by_priority(ranking: Ranking, priority: Ints) -> Ranking:
-    """The same ranking with everybody of a lower priority ahead of everybody of a higher one, and
-    within one exactly as it was; `priority` is the jobs' column. Who makes way for nobody still
-    does not. Where all are equal, it is the ranking itself: one comparison a job, no copy.
+    """The same ranking with every request of a lower priority value ahead of every higher one.
+    Within a level nothing changes. `priority` is the board's column. Requests that cannot be
+    preempted remain so. With equal priorities it returns the ranking itself: one comparison per
+    job, no copy.
 
-    Waiting alone brings nobody of a later level to the front. O(jobs log jobs) where levels differ.
+    Waiting does not lift a request over a better level. O(jobs log jobs) if levels differ.
     """
     level = priority[ranking.rows]
     if not len(level) or not np.any(level != level[0]):
         return ranking
     nth = np.unique(level, return_inverse=True)[1]
     both = np.concatenate([ranking.key, ranking.queue_key])
-    place = np.unique(both, return_inverse=True)[1].astype(float)  # keys and lines are compared
+    # keys and queue keys are compared with each other
+    place = np.unique(both, return_inverse=True)[1].astype(float)
     key = place[: len(level)] + nth * float(len(both))
     line = place[len(level) :] + nth * float(len(both))
     return replace(
@@ -34,7 +35,7 @@ def rank_by_priority(ranking: Ranking, priority: Ints) -> Ranking:
 
 
 def split_by_priority(at: Ints, priority: Ints) -> Iterator[Ints]:
-    """These positions by their priority, the lower first, in their order within one."""
+    """The positions of each priority, lowest first, in their given order."""
     level = priority[at]
     for each in np.unique(level).tolist():
         yield at[level == each]

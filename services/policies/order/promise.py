@@ -1,20 +1,19 @@
-"""foretoken's own order: what was promised first, and of that the shortest first.
+"""foretoken's own order: requests whose SLA is at risk first, then the shortest first.
 
 Four classes, each by size (`by`: Gittins' index, the mean, or the mean and its tail):
 
-  pressed   wait with a gap, or an end, that can be kept but is due in less than `return_s`;
-            and those who would miss their first token behind all the shorter ones, yet can still
-            have it: so many as take no more than `pressed_share` of the time that those who are
-            pushed back can spare
-  kept      their SLA can be met, or nothing was promised
-  lost      their SLA can't be met any more: behind all whose can, never dropped
-  over      a tenant's that has its weight's share already, while another's wait (fair.py)
+  pressed   queued with a gap or an end that can be met but is due in less than `return_s`; and
+            requests that would miss their first token behind all shorter ones but can still meet
+            it, as many as take no more than `pressed_share` of the slack of the delayed ones
+  kept      the SLA can be met, or there is none
+  lost      the SLA is already missed: behind all others, never dropped
+  over      requests of a tenant above its share while others wait (fairness.py)
 
-Who runs lends its place to one that is smaller by a share of `hysteresis`, if its SLA lets it pause
-for more than `lend_s`: it comes back, pressed, before a gap or its end is late. Nobody else whose
-SLA can be met makes way: to be paused is what would break it. Whoever has waited for `ageing_s`
-comes to the front, one a worker at a time (starving.py): that bounds every wait, of the lost and of
-long ones too.
+A running request lends its slot to one that is smaller by the share `hysteresis` if its SLA allows
+a pause of more than `lend_s`. It returns, pressed, before its gap or end is late. No other request
+whose SLA can be met is preempted, because a pause would break it. A request that has waited
+`ageing_s` moves to the front, one per worker at a time (starvation.py). That bounds every wait,
+including those of lost and of long requests.
 """
 
 from math import inf
@@ -38,19 +37,23 @@ PARAMS = {
     **TAIL_PARAMS,
     **HYSTERESIS,
     "by": named(*SIZES),
-    # Who runs makes way if its SLA lets it pause for longer; infinite: nobody who can keep it does.
+    # A running request can be preempted if its SLA allows a longer pause. Infinite: none with a
+    # reachable SLA is.
     "lend_s": Param(0.5, 0.0, inf),
-    # Who was paused comes back when so long is left; less than `lend_s`, or it goes at once again.
+    # A paused request returns when this much of its slack is left. Below `lend_s`, otherwise it is
+    # paused again at once.
     "return_s": Param(0.25, 0.0, 1e6),
-    # Of what those who are on time can spare, so much at once goes to who would be late.
+    # The share of the slack of requests on time that may go at once to requests that would be late.
     "pressed_share": Param(0.25, 0.0, 1.0),
-    # Who would be late is pressed when it has so little time left: till then, others may end.
+    # A request that would be late becomes pressed when this much time is left; before, others may
+    # end.
     "pressed_s": Param(1.0, 0.0, 1e6),
 }
 
 
 def promise(snapshot: Snapshot, params: Params, memory: PolicyMemory) -> Ranking:
-    """O(jobs log jobs), vectorised, and O(64) for each whose size changed."""
+    """The promise order. O(jobs log jobs), vectorised, and O(64) for each request whose size
+    changed."""
     rows = np.concatenate([snapshot.queued, snapshot.running])
     split, jobs = len(snapshot.queued), snapshot.jobs
     pace, memory = keep_pace(snapshot, memory)
@@ -63,7 +66,7 @@ def promise(snapshot: Snapshot, params: Params, memory: PolicyMemory) -> Ranking
     size_s, kept = _sizes(snapshot, params, memory, pace, rows, stays, remaining_s)
     in_time = spare_s[:split] > 0
     classes = np.where(spare_s > 0, KEPT, LOST)
-    turns_s = spare_s[:split][in_time]  # then they are lost, which time alone brings about
+    turns_s = spare_s[:split][in_time]  # the SLA is missed at that time, without any other event
     next_s = next_of(snapshot.now, turns_s)
     lent = (jobs.output[rows[:split]] > 0) & in_time
     back_s = spare_s[:split] - params["return_s"]
@@ -95,8 +98,8 @@ def _sizes(
     stays: Bools,
     remaining_s: Floats,
 ) -> tuple[Floats, dict[str, Floats]]:
-    """How large each is, and what is to be remembered of it. Who runs and `stays` makes tokens, so
-    its size is never the same twice, and nobody is compared with it: its mean will do."""
+    """The size of each request, and the columns to remember. A running request that `stays` changes
+    its size with each token and is compared with none, so its mean suffices."""
     asked = np.concatenate([np.ones(len(rows) - len(stays), bool), ~stays])
     size = SIZES[list(SIZES)[int(params["by"])]]
     sized_s, known = size(snapshot, params, memory, pace, rows[asked])
@@ -108,8 +111,8 @@ def _sizes(
 
 
 def _gap_s(snapshot: Snapshot, rows: Ints, split: int) -> Floats:
-    """Time left until the gap since the last token breaks its budget, of those who wait with some
-    made; a paused one made its last about when it came to wait."""
+    """Time until the gap since the last token exceeds its budget, for queued requests with output.
+    A paused request made its last token about when it entered the queue."""
     jobs = snapshot.jobs
     left_s = jobs.since_s[rows] + jobs.mtpot_s[rows] - snapshot.now
     begun = jobs.output[rows] > 0
@@ -119,7 +122,7 @@ def _gap_s(snapshot: Snapshot, rows: Ints, split: int) -> Floats:
 
 
 def _ahead_s(size_s: Floats, takes_s: Floats, among: Bools) -> Floats:
-    """Of these, the time that all the smaller ones of them take the fleet; 0 of the others."""
+    """For requests of `among`, the fleet time of all smaller ones of them; 0 for the others."""
     at = np.flatnonzero(among)
     at = at[np.argsort(size_s[at], kind="stable")]
     ahead_s = np.zeros(len(size_s))
@@ -128,9 +131,9 @@ def _ahead_s(size_s: Floats, takes_s: Floats, among: Bools) -> Floats:
 
 
 def _pressed(ahead_s: Floats, takes_s: Floats, spare_s: Floats, params: Params) -> Ints:
-    """Of those who wait, who would be late behind the smaller ones, and has `pressed_s` left: the
-    quickest of them, as many as take no more than the share of what the least patient of those on
-    time can spare."""
+    """Queued requests that would be late behind smaller ones and have at most `pressed_s` left: the
+    quickest of them, as many as take no more than the allowed share of the least slack among
+    requests on time."""
     on_time = spare_s > ahead_s
     at = np.flatnonzero((spare_s > 0) & ~on_time & (spare_s <= params["pressed_s"]))
     at = at[np.argsort(takes_s[at], kind="stable")]

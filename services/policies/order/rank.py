@@ -1,21 +1,21 @@
-"""Learning to rank's order: short first by a score given once, with starvation prevention.
+"""Learning to rank's order: shortest first by a score given once, with starvation prevention.
 
-papers/002: waiting, running and swapped together are ordered by rank each iteration, what fits is
-taken from the top, and the rest preempted. A score is of the prompt alone, on arrival: here the
-mean of the forecast before anything is made. (A better forecast of the same prompt, which comes
-later because nobody waits for one, is that score; what the answer has come to by then changes
-nothing, for ranking again gained nothing: appendix, Tab. 9.)
+Learning to Rank (Fu et al., NeurIPS 2024), Alg. 1: waiting, running and swapped requests are ranked
+together in each iteration; what fits is taken from the top, and the rest is preempted. A score
+depends on the prompt alone: here the mean of the forecast before any output. A better forecast of
+the same prompt, which arrives later because no request waits for one, replaces the score. The
+output so far does not change it: ranking again gained nothing (appendix, Tab. 9).
 
-Starvation prevention is what the authors' public code does (its text is missing from our copy): a
-request not run in an iteration adds 1 to its count, which a run sets back; at `threshold` it is
-promoted above all ranks, the count begins anew, and it gets a `quantum` of iterations; each that it
-runs costs one; at 0 it is demoted to its rank.
+Starvation prevention follows the authors' public code. A request that does not run in an iteration
+increments its count, and a run resets it. At `threshold` the request is promoted above all ranks,
+its count restarts, and it gets a `quantum` of iterations. Each iteration it runs costs one; at 0 it
+is demoted to its rank.
 
-Among the promoted the code goes by rank again. Where more starve than run, those of the lowest rank
-then starve for good: each of the others is demoted after its quantum, and promoted again before
-them. `promoted = "oldest"`, our own, takes those first who were promoted first: with k ahead of it,
-a promoted request runs after at most k quanta, of as many as run at once at a time. (As a round
-may come later than a quantum ends, a quantum is no shorter than the time between two rounds.)
+Among promoted requests the code ranks by score again. If more requests starve than run, those of
+the lowest rank starve forever: each other is demoted after its quantum and promoted again before
+them. `promoted = "oldest"`, our own, serves those first that were promoted first: with k ahead of
+it, a promoted request runs after at most k quanta, divided by the number of slots. A quantum is at
+least the time between two rounds.
 """
 
 from math import inf
@@ -39,9 +39,9 @@ from services.policies.snapshot import Bools, Snapshot
 
 COLUMNS = ("score", "foreseen", "idle", "quantum", "promoted_s")
 OLDEST = 0.0
-ROUNDING = 1e-6  # of an iteration
+ROUNDING = 1e-6  # in iterations
 
-# In iterations: the numbers of the authors' fairness runs ("starv200-period10").
+# In iterations: the values of the authors' fairness runs ("starv200-period10").
 PARAMS = {
     "threshold": Param(200, 1, 1e9),
     "quantum": Param(10, 1, 1e9),
@@ -51,8 +51,8 @@ PARAMS = {
 
 
 def rank(snapshot: Snapshot, params: Params, memory: PolicyMemory) -> Ranking:
-    """The promoted, then all others by score. A running job is passed by one whose score is less
-    by a share of `hysteresis`, or who is promoted where it is not. O(jobs)."""
+    """Promoted requests, then all others by score. A queued request passes a running one if its
+    score is less by the share `hysteresis`, or if it is promoted and the other is not. O(jobs)."""
     rows = np.concatenate([snapshot.queued, snapshot.running])
     jobs, split, now = snapshot.jobs, len(snapshot.queued), snapshot.now
     serials = jobs.serial[rows]
@@ -62,9 +62,11 @@ def rank(snapshot: Snapshot, params: Params, memory: PolicyMemory) -> Ranking:
     score, foreseen, idle, quantum, promoted_s = memory.recall(COLUMNS, rows, serials)
 
     forecast, cap = jobs.forecast[rows], jobs.cap[rows]
-    told_anew = foreseen != forecast + 1
-    score[told_anew] = snapshot.forecasts.mean(
-        forecast[told_anew], np.zeros(int(told_anew.sum()), np.int64), cap[told_anew]
+    forecast_changed = foreseen != forecast + 1
+    score[forecast_changed] = snapshot.forecasts.mean(
+        forecast[forecast_changed],
+        np.zeros(int(forecast_changed.sum()), np.int64),
+        cap[forecast_changed],
     )
     idle = np.where(done.ran, 0.0, idle) + done.waited_s / step_s
     quantum = np.maximum(quantum - done.iterations, 0.0)
@@ -78,7 +80,7 @@ def rank(snapshot: Snapshot, params: Params, memory: PolicyMemory) -> Ranking:
     line = steady(key, passed[split:], fresh(snapshot) | np.isinf(params["hysteresis"]))
     due_s = (params["threshold"] - idle) * step_s
     next_s = next_of(now, due_s[:split])
-    crowded = bool(promoted[:split].any())  # time alone brings nobody before those
+    crowded = bool(promoted[:split].any())  # waiting does not lift a request over promoted ones
     lift_s = np.full(len(rows), inf) if crowded else due_s
     columns = (score, forecast + 1.0, idle, quantum, promoted_s)
     memory = memory.with_columns(
@@ -89,7 +91,7 @@ def rank(snapshot: Snapshot, params: Params, memory: PolicyMemory) -> Ranking:
 
 
 def _keys(score: Floats, promoted: Bools, age_s: Floats, params: Params) -> tuple[Floats, Floats]:
-    """Keys, and where each would be passed while it runs."""
+    """Keys, and the key below which a queued request passes each one while it runs."""
     passed = score / (1.0 + params["hysteresis"])
     if params["promoted"] == OLDEST:
         first = -CLASS - np.minimum(age_s, CLASS)

@@ -1,4 +1,4 @@
-"""What an order says of every job that waits or runs."""
+"""`Ranking`: the result of an order for every queued or running request."""
 
 from dataclasses import dataclass
 from math import inf
@@ -10,23 +10,23 @@ from services.policies.memory import PolicyMemory
 from services.policies.parameters import Param
 from services.policies.snapshot import Bools, Snapshot
 
-CLASS = 1e7  # keys of one class of urgency lie within so much, in seconds longer than anybody waits
+CLASS = 1e7  # keys of one urgency class span less than this, in seconds longer than any wait
 
-TICK_S = 1e-6  # a round that time calls for is not missed by rounding
+TICK_S = 1e-6  # tolerance, so that rounding does not postpone a timed round
 
-# Who makes way must need more by this share; infinite: nobody makes way.
+# A running request must need more by this share to be preempted. Infinite: none is.
 HYSTERESIS = {"hysteresis": Param(0.25, 0.0, inf)}
 
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """Parallel to `rows`: the queued of the snapshot, then its running (from `split` on).
+    """Parallel to `rows`: the snapshot's queued requests, then its running ones (from `split` on).
 
-    `key` ascends by urgency. `line` is where a job stands in the line for a worker: its key, but
-    for those that run, who stand ahead of whoever may not take their place; so standing lower in
-    the line than one who does not fit without you is all there is to preemption. `remaining_s`
-    is the fleet's time a job still takes, `lift_s` the time until waiting alone brings it to the
-    front, and `next_s` when waiting alone next moves anybody.
+    `key` ascends by urgency. `queue_key` is the position in the line for a worker: the key, except
+    that running requests stand ahead of those that may not preempt them. Preemption follows from
+    it: a request is preempted if one ahead of it in the line does not fit otherwise. `remaining_s`
+    is the fleet time a request still needs. `lift_s` is the time until waiting alone brings it to
+    the front, and `next_s` the time of the next change by waiting alone.
     """
 
     rows: Ints
@@ -44,16 +44,18 @@ class Ranking:
 
 
 def sticky(key: Floats, split: int) -> Floats:
-    """The line in which nobody who runs makes way."""
+    """Queue keys with which no running request is preempted."""
     line = key.copy()
     line[split:] = -np.inf
     return line
 
 
 def steady(key: Floats, passed: Floats, stays: Bools) -> Floats:
-    """The line in which near-equal jobs do not trade places, as each trade costs a swap: only
-    those ahead of where a running job would be passed (`passed`, parallel to the running) stand
-    ahead of it. Those that `stays` says make way for nobody."""
+    """Queue keys with which near-equal requests do not trade places, since each trade costs a swap.
+
+    Only requests with a key below `passed` (parallel to the running ones) stand ahead of a running
+    request. Requests of `stays` are not preempted.
+    """
     line = key.copy()
     split = len(key) - len(passed)
     line[split:] = np.where(stays, -inf, np.minimum(passed, key[split:]))
@@ -61,13 +63,13 @@ def steady(key: Floats, passed: Floats, stays: Bools) -> Floats:
 
 
 def fresh(snapshot: Snapshot) -> Bools:
-    """Of the running: who has nothing in KV yet has only just come, and is passed by nobody."""
+    """Running requests without KV, which were just admitted and are not preempted."""
     none: Bools = snapshot.jobs.held[snapshot.running] == 0
     return none
 
 
 def next_of(now: float, due_s: Floats) -> float:
-    """When the first of these is due, of those that are not due yet; infinite without one."""
+    """The earliest future time of these; infinite without one."""
     later = now + due_s
     later = later[later > now]
     return float(later.min()) if len(later) else inf

@@ -1,12 +1,13 @@
-"""Shortest first, by what a forecast says of the time a request still takes: its mean (`srtf`),
-the whole of it (`gittins`), or its mean and its tail (`tail`). All preempt; keys are seconds.
+"""Shortest first by the forecast remaining time: its mean (`srtf`), its distribution (`gittins`),
+or its mean and tail (`tail`). All preempt; keys are seconds.
 
-When lengths are uncertain, the shortest mean is not the best order (ALGORITHMS §6): a job that is
-probably short but may be very long should get its chance first, and lose its place once it has
-outlived it. That is what Gittins' index says. The other way round, an expectation inflated by its
-tail is careful of whoever may block the line for long (arXiv 2604.00499).
+With uncertain lengths, the shortest mean is not the best order. A request that is probably short
+but may be very long should get its chance first and lose its slot once it has outlived it:
+Gittins' index. Conversely, an expectation inflated by its tail avoids requests that may block
+the line for long (arXiv 2604.00499).
 
-None of the three alone keeps who needs long from starving, so all age alike: starving.py.
+None of the three prevents the starvation of long requests, so all use the same ageing:
+starvation.py.
 """
 
 from collections.abc import Callable
@@ -23,11 +24,11 @@ from services.policies.snapshot import Snapshot
 
 SIZE = "size_s"
 MADE_OF = ("edition", "forecast", "output", "held", "token_s", "context_token_s", "missing_token_s")
-BLOCK = 256  # rows at once, so that what they need stays in a core's cache
-_NO_CHANCE = 1e-300  # seconds over it are more than any
+BLOCK = 256  # rows at once, so that the intermediate arrays fit in a core's cache
+_NO_CHANCE = 1e-300  # probabilities below count as zero
 
 PARAMS = {**AGEING, **HYSTERESIS}
-# How much of what the tail takes beyond the mean counts, and how large a share of the mass it is.
+# The weight of the tail beyond the mean, and the share of mass that is the tail.
 TAIL_PARAMS = {
     "tail_weight": Param(0.5, 0.0, 100.0),
     "tail_share": Param(0.1, 1e-3, 1.0),
@@ -42,7 +43,7 @@ Size = Callable[[Snapshot, Params, PolicyMemory, Pace, Ints], tuple[Floats, dict
 def mean_s(
     snapshot: Snapshot, params: Params, memory: PolicyMemory, pace: Pace, rows: Ints
 ) -> tuple[Floats, dict[str, Floats]]:
-    """The mean remaining time, given what is there. O(jobs)."""
+    """The mean remaining time, given the current output. O(jobs)."""
     jobs = snapshot.jobs
     return pace.remaining_s(jobs, rows, jobs.total[rows] - jobs.output[rows]), {}
 
@@ -50,8 +51,8 @@ def mean_s(
 def gittins_s(
     snapshot: Snapshot, params: Params, memory: PolicyMemory, pace: Pace, rows: Ints
 ) -> tuple[Floats, dict[str, Floats]]:
-    """Gittins' index, the best chance to end a second there is, which is here its reciprocal: the
-    seconds an end costs at best. O(jobs), and O(64) for each that changed."""
+    """The reciprocal of Gittins' index: the least expected seconds per completion. O(jobs), and
+    O(64) for each request that changed."""
     sized = _sized(snapshot, memory, pace, rows, seconds_an_end)
     return sized[SIZE], sized
 
@@ -59,8 +60,8 @@ def gittins_s(
 def tail_s(
     snapshot: Snapshot, params: Params, memory: PolicyMemory, pace: Pace, rows: Ints
 ) -> tuple[Floats, dict[str, Floats]]:
-    """Mean + `tail_weight` · (CVaR − mean), CVaR the mean of the longest `tail_share` of what may
-    come. O(jobs), and O(64) for each that changed."""
+    """Mean + `tail_weight` · (CVaR − mean), where CVaR is the mean of the longest `tail_share`.
+    O(jobs), and O(64) for each request that changed."""
 
     def inflated_s(seconds: Floats, masses: Floats) -> Floats:
         mean_s = np.einsum("ij,ij->i", masses, seconds)
@@ -97,11 +98,11 @@ def _sized(
     rows: Ints,
     size: Callable[[Floats, Floats], Floats],
 ) -> dict[str, Floats]:
-    """`size` of each row's seconds and their masses, and what it was made of: it is made again
-    only where that has changed, for time changes nothing in it."""
+    """`size` of each row's remaining times and masses, cached with its inputs: computed again only
+    if an input has changed."""
     jobs = snapshot.jobs
     made_of = (
-        snapshot.forecasts.editions(jobs.forecast[rows]) + 1,  # 0 is who was not seen
+        snapshot.forecasts.editions(jobs.forecast[rows]) + 1,  # 0 stands for an unseen request
         jobs.forecast[rows],
         jobs.output[rows],
         jobs.held[rows],
@@ -121,9 +122,11 @@ def _sized(
 
 
 def seconds_an_end(seconds: Floats, masses: Floats) -> Floats:
-    """min over d of E[min(S, d)] / P(S ≤ d), d among the positive, ascending seconds of each row,
-    where it is attained, for between two of them P stays as it is: the reciprocal of the Gittins
-    index."""
+    """min over d of E[min(S, d)] / P(S ≤ d), the reciprocal of the Gittins index.
+
+    d ranges over each row's positive, ascending seconds: between two of them P does not change, so
+    that the minimum is at one of them.
+    """
     chance = np.cumsum(masses, axis=1)
     spent = np.cumsum(masses * seconds, axis=1)
     spent += seconds * (1.0 - chance)
@@ -133,8 +136,8 @@ def seconds_an_end(seconds: Floats, masses: Floats) -> Floats:
 
 
 def mean_of_longest(seconds: Floats, masses: Floats, share: float) -> Floats:
-    """The mean of the longest `share` of each row's mass (CVaR), a point's mass cut where need be;
-    0 < share ≤ 1."""
+    """The mean of the longest `share` of each row's mass (CVaR), splitting a point's mass if
+    needed; 0 < share ≤ 1."""
     chance = np.cumsum(masses, axis=1)
     beyond = np.minimum(np.maximum(chance - (1.0 - share), 0.0), masses)
     mean: Floats = np.einsum("ij,ij->i", beyond, seconds) / share
@@ -142,8 +145,8 @@ def mean_of_longest(seconds: Floats, masses: Floats, share: float) -> Floats:
 
 
 def _ranking(snapshot: Snapshot, params: Params, memory: PolicyMemory, size: Size) -> Ranking:
-    """By size, but for who has starved; a running job is passed by one that is smaller by a share
-    of `hysteresis`."""
+    """By size, except for starved requests. A queued request passes a running one if it is smaller
+    by the share `hysteresis`."""
     rows = np.concatenate([snapshot.queued, snapshot.running])
     pace, memory = keep_pace(snapshot, memory)
     size_s, kept = size(snapshot, params, memory, pace, rows)

@@ -1,11 +1,11 @@
-"""Bounded ageing: whoever has waited for too long comes to the front, the oldest first.
+"""Bounded ageing: a request that has waited too long moves to the front, the oldest first.
 
-Ageing that brought everybody to the top of a system that stays overloaded would make the order
-arrival's again. So who has waited for `ageing_s` at a stretch is starved, until it has ended, and
-may go to the FRONT, the oldest first, one a worker at a time. That bound overload can't exhaust: it
-costs the others one place, and whoever is starved comes there in the end: behind k older ones after
-k of them have been served. Who is at the FRONT stays until it has ended or lost its KV, and makes
-way for nobody.
+Ageing that lifts every request of an overloaded system would turn the order into arrival order.
+Instead, a request that has waited `ageing_s` without a break is starved until it ends, and may move
+to the FRONT: the oldest first, one per worker at a time. Overload cannot exhaust that bound: it
+costs the others one slot per worker, and a starved request with k older ones reaches the front
+after k of them have been served. A request at the FRONT stays there until it has ended or lost its
+KV, and is not preempted.
 """
 
 from collections.abc import Sequence
@@ -22,14 +22,15 @@ from services.policies.snapshot import Bools, RequestColumns, Snapshot, WorkerSn
 
 STARVED, FRONT = "starved", "front"
 
-# Who has waited for so long comes to the front; infinite: nobody does, and the long may starve.
+# A request that has waited this long moves to the front. Infinite: none does, and long requests may
+# starve.
 AGEING = {"ageing_s": Param(60.0, 1e-3, inf)}
 
 
 @dataclass(frozen=True, slots=True)
 class Starving:
-    """Who is `starved`, who is at the `front`, the time until each gets there, and when waiting
-    alone next starves anybody; parallel to the rows it was asked of."""
+    """Which requests are `starved`, which are at the `front`, the time until each gets there, and
+    when waiting alone next starves a request; parallel to the requested rows."""
 
     starved: Bools
     front: Bools
@@ -38,15 +39,15 @@ class Starving:
 
     @property
     def columns(self) -> dict[str, Floats]:
-        """What is to be remembered of it."""
+        """The columns to remember."""
         return {STARVED: self.starved.astype(float), FRONT: self.front.astype(float)}
 
 
 def starving(
     snapshot: Snapshot, rows: Ints, split: int, memory: PolicyMemory, starved_s: float
 ) -> Starving:
-    """Of these, of whom those before `split` wait, once who waited `starved_s` is starved.
-    O(jobs), and O(jobs · workers) while anybody starves."""
+    """State of `rows`, queued before `split`, where a wait of `starved_s` makes a request starved.
+    O(jobs), and O(jobs · workers) while any is starved."""
     jobs = snapshot.jobs
     was_starved, was_front = memory.recall((STARVED, FRONT), rows, jobs.serial[rows])
     waited_s = snapshot.now - jobs.since_s[rows]
@@ -55,7 +56,7 @@ def starving(
     front = was_front > 0
     if starved.any():
         front = _to_front(front, starved, jobs.select(rows), split, snapshot.workers)
-    crowded = bool((starved & ~front)[:split].any())  # time alone brings nobody to the front
+    crowded = bool((starved & ~front)[:split].any())  # waiting alone brings no request to the front
     lift_s = np.where(front, 0.0, inf if crowded else np.maximum(0.0, starved_s - waited_s))
     waits = ~front[:split]
     next_s = next_of(snapshot.now, starved_s - waited_s[:split][waits])
@@ -63,7 +64,7 @@ def starving(
 
 
 def at_front(key: Floats, front: Bools, age_s: Floats) -> Floats:
-    """Keys of which those at the front come before all others, the oldest first."""
+    """Keys that put requests at the front before all others, the oldest first."""
     return np.where(front, -CLASS / 2 - np.minimum(age_s, CLASS / 4), key)
 
 
@@ -74,10 +75,13 @@ def _to_front(
     split: int,
     workers: Sequence[WorkerSnapshot],
 ) -> Bools:
-    """Who runs at the front, or rests, keeps its worker's seat. The others go to the starved, the
-    oldest first: each worker's to one that rests there; and as nobody knows yet where one without
-    KV will be placed, that one comes in when all seats of its model are empty. It is not passed by
-    younger ones meanwhile. O(jobs · workers)."""
+    """Fills each worker's seat at the front. A request that runs there, or rests there, keeps its
+    seat.
+
+    Free seats go to the oldest starved requests, each to one whose KV is on that worker. A request
+    without KV can be placed anywhere, so that it enters only when all seats of its model are empty;
+    younger ones do not pass it meanwhile. O(jobs · workers).
+    """
     placed = jobs.held > 0
     placed[split:] = True
     front = front & placed

@@ -1,4 +1,4 @@
-"""What a job would find computed already, at each worker."""
+"""Prompt tokens of each request that each worker has in its prefix cache."""
 
 import numpy as np
 
@@ -7,11 +7,11 @@ from services.policies.snapshot import Bools, RequestColumns, Snapshot
 
 
 def cached_tokens(snapshot: Snapshot, rows: Ints, jobs: RequestColumns) -> Ints:
-    """Prompt tokens that each of these would find cached at each worker, (rows, workers): as many
-    of a prompt's first blocks as are there without a gap.
+    """Cached prompt tokens, (rows, workers): as many of a prompt's first blocks as are cached
+    without a gap.
 
-    Each different hash is looked up once, in order, which is several times as fast:
-    O(rows · CHAIN · (log (rows · CHAIN) + workers) + hashes · log blocks · workers).
+    Each distinct hash is looked up once, in order, which is several times as fast: O(rows ·
+    CHAIN · (log (rows · CHAIN) + workers) + hashes · log blocks · workers).
     """
     found = np.zeros((len(rows), len(snapshot.workers)), np.int64)
     if not len(snapshot.chains):
@@ -31,6 +31,6 @@ def cached_tokens(snapshot: Snapshot, rows: Ints, jobs: RequestColumns) -> Ints:
 
 
 def _leading(there: Bools) -> Ints:
-    """How many of each row are true before the first that is not."""
+    """The number of leading true values of each row."""
     leading: Ints = np.where(there.all(axis=1), there.shape[1], np.argmin(there, axis=1))
     return leading

@@ -1,4 +1,4 @@
-"""Who may be dealt where: models, lengths and places."""
+"""Which worker may serve which request: models, lengths and slots."""
 
 from collections.abc import Sequence
 
@@ -8,40 +8,40 @@ from services.forecast import Ints
 from services.policies.snapshot import NOWHERE, Bools, Candidates, WorkerSnapshot
 
 
-def settled(contest: Candidates) -> Ints:
-    """The worker of everyone who has one: who runs, or waits with KV there. Else NOWHERE."""
-    fixed = contest.is_running | contest.is_paused_with_kv()
-    return np.where(fixed, contest.jobs.home, NOWHERE)
+def settled(candidates: Candidates) -> Ints:
+    """The worker of each request that runs or waits with KV there; else NOWHERE."""
+    fixed = candidates.is_running | candidates.is_paused_with_kv()
+    return np.where(fixed, candidates.jobs.home, NOWHERE)
 
 
-def takes(contest: Candidates, worker: WorkerSnapshot, rows: Ints) -> Bools:
-    """Who has its model, and could make all it may there."""
-    jobs = contest.jobs
+def takes(candidates: Candidates, worker: WorkerSnapshot, rows: Ints) -> Bools:
+    """Whether a worker has the request's model and can hold its longest answer."""
+    jobs = candidates.jobs
     reach = jobs.prompt[rows] + jobs.cap[rows]
     able: Bools = (jobs.model[rows] == worker.model) & (reach <= worker.reach_tokens)
     return able
 
 
-def free_places(contest: Candidates, worker: WorkerSnapshot) -> int:
-    """Free ones, and those whose holders the first who waits may pass."""
-    here = contest.is_running & (contest.jobs.home == worker.number)
-    first = contest.queue_key[~contest.is_running].min()
-    stay = int(np.count_nonzero(contest.queue_key[here] <= first))
+def free_slots(candidates: Candidates, worker: WorkerSnapshot) -> int:
+    """Free slots, and those whose holders the first waiting request may preempt."""
+    here = candidates.is_running & (candidates.jobs.home == worker.number)
+    first = candidates.queue_key[~candidates.is_running].min()
+    stay = int(np.count_nonzero(candidates.queue_key[here] <= first))
     return max(0, worker.max_running - stay)
 
 
 def seated(
-    contest: Candidates, workers: Sequence[WorkerSnapshot], free: Sequence[int], fresh: Ints
+    candidates: Candidates, workers: Sequence[WorkerSnapshot], free: Sequence[int], fresh: Ints
 ) -> tuple[Ints, Ints]:
-    """The most urgent of `fresh`, as many as places can be found for, in their order; and how hard
-    each is to seat: whoever fits fewer workers has the greater number. Dealt by falling numbers,
-    each to any worker that takes it and has a place, all of them find one.
+    """The most urgent of `fresh` for which slots exist, in their order, and how constrained each
+    is: a request that fits fewer workers has the greater number. Dealt by falling number, each
+    to any eligible worker with a slot, all of them find one.
 
-    Workers that take a length take all shorter ones, so a length's workers lie one within the
-    other: all can be seated if, for each of these sets, no more need it than it has places (Hall).
-    O(fresh · lengths that workers differ by).
+    A worker that takes a length takes all shorter ones, so that the sets of workers by length
+    are nested. All requests can be seated if, for each of these sets, no more need it than it
+    has slots (Hall's theorem). O(fresh · lengths that workers differ by).
     """
-    jobs = contest.jobs
+    jobs = candidates.jobs
     grades = np.zeros(len(fresh), np.int64)
     chosen = np.zeros(len(fresh), bool)
     for model in {worker.model for worker in workers}:
@@ -60,7 +60,7 @@ def seated(
 
 
 def _fitting(grades: list[int], room: list[int]) -> list[int]:
-    """Positions that can be seated, the first first; `room[g]` is for grades of g or more."""
+    """Positions that can be seated, the first first; `room[g]` is for grades of at least g."""
     room, fitting = list(room), []
     for at, grade in enumerate(grades):
         if min(room[: grade + 1]) > 0:

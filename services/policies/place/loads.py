@@ -1,4 +1,4 @@
-"""How much a worker has to do, and how much more a job would give it."""
+"""The load of each worker, and the load that each request would add."""
 
 from dataclasses import dataclass
 
@@ -10,63 +10,62 @@ from services.policies.snapshot import Candidates, WorkerSnapshot
 
 @dataclass(frozen=True, slots=True)
 class Loads:
-    """`there` is each worker's load; `adds` (rows, workers) what each row of the contest would add
-    to it, and `scores` what is weighed beside the load when one is picked for it: the lower the
-    better."""
+    """`there` is each worker's load; `adds` (rows, workers) the load of each request there;
+    `scores` the value compared beside the load when a worker is picked: the lower the better."""
 
     there: Floats
     adds: Floats
     scores: Floats
 
 
-def by_tokens(contest: Candidates) -> Loads:
-    """In tokens that jobs hold and are still to make, over the worker's speed with its memory full:
-    a small worker beside a large one, or a slow one beside a fast one, gets its share, not half."""
-    jobs = contest.jobs
+def by_tokens(candidates: Candidates) -> Loads:
+    """In tokens held and still to make, over the worker's speed with full memory: a small or slow
+    worker gets its share beside a large or fast one."""
+    jobs = candidates.jobs
     tokens = jobs.context + jobs.expected_remaining
-    speeds = np.array([worker.full_speed for worker in contest.workers])
-    there = np.array([np.sum(tokens[jobs.home == worker.number]) for worker in contest.workers])
+    speeds = np.array([worker.full_speed for worker in candidates.workers])
+    there = np.array([np.sum(tokens[jobs.home == worker.number]) for worker in candidates.workers])
     adds = tokens[:, None] / speeds
     return Loads(there / speeds, adds, np.zeros_like(adds))
 
 
-def by_seconds(contest: Candidates, at: Ints) -> Loads:
-    """In seconds of the worker's device, by its cost model; `at` says who is there."""
-    adds = works_s(contest)
-    return Loads(_sums(contest, at, adds), adds, np.zeros_like(adds))
+def by_seconds(candidates: Candidates, at: Ints) -> Loads:
+    """In seconds of the worker's device, by its cost model; `at` names the requests there."""
+    adds = works_s(candidates)
+    return Loads(_sums(candidates, at, adds), adds, np.zeros_like(adds))
 
 
-def by_seconds_saved(contest: Candidates, at: Ints, weight: float) -> Loads:
-    """The same, where what is cached needs no prefill; beside the load counts what a job adds, less
-    the prefill that it saves times `weight`: at 1 it goes where it would be through the soonest,
-    above that rather where its prefix is."""
-    whole, adds = works_s(contest), works_s(contest, contest.cached)
-    return Loads(_sums(contest, at, adds), adds, whole - weight * (whole - adds))
+def by_seconds_saved(candidates: Candidates, at: Ints, weight: float) -> Loads:
+    """The same, without prefill of cached tokens. Beside the load counts what a request adds, minus
+    the saved prefill times `weight`: at 1 it goes where it would finish first, above that
+    increasingly to its prefix."""
+    whole, adds = works_s(candidates), works_s(candidates, candidates.cached)
+    return Loads(_sums(candidates, at, adds), adds, whole - weight * (whole - adds))
 
 
-def works_s(contest: Candidates, cached: Ints | None = None) -> Floats:
-    """What each job still takes of each worker, (rows, workers), with so much of it cached."""
-    works = np.empty((len(contest.rows), len(contest.workers)))
-    for i, worker in enumerate(contest.workers):
+def works_s(candidates: Candidates, cached: Ints | None = None) -> Floats:
+    """Seconds that each request still needs at each worker, (rows, workers), with that much of it
+    cached."""
+    works = np.empty((len(candidates.rows), len(candidates.workers)))
+    for i, worker in enumerate(candidates.workers):
         there = cached[:, i] if cached is not None and cached.size else 0
-        works[:, i] = work_s(contest, worker, there)
+        works[:, i] = work_s(candidates, worker, there)
     return works
 
 
-def _sums(contest: Candidates, at: Ints, adds: Floats) -> Floats:
-    sums = [np.sum(adds[at == worker.number, i]) for i, worker in enumerate(contest.workers)]
+def _sums(candidates: Candidates, at: Ints, adds: Floats) -> Floats:
+    sums = [np.sum(adds[at == worker.number, i]) for i, worker in enumerate(candidates.workers)]
     return np.array(sums)
 
 
-def work_s(contest: Candidates, worker: WorkerSnapshot, cached: Ints | int = 0) -> Floats:
-    """What each job still takes of this worker's device: its KV computed, as far as it is neither
-    held nor `cached` here, and its tokens made, while as many run beside it as memory takes.
+def work_s(candidates: Candidates, worker: WorkerSnapshot, cached: Ints | int = 0) -> Floats:
+    """Seconds that each request still needs on this worker's device: prefill of KV that is neither
+    held nor `cached` there, and its tokens, while as many run beside it as memory allows.
 
-    A sequence's share of SCLS' T_serve (papers/003 Eq. 2) with n running: r tokens beyond a context
-    of c take r·(base/n + seq) + context·Σ_{k ≤ r} (c + k), the sum being r·(c + r/2) but for a half
-    a token.
+    A sequence's share of SCLS' T_serve (Eq. 2) with n running: r tokens beyond a context of c take
+    r·(base/n + seq) + context·Σ_{k ≤ r} (c + k), where the sum is r·(c + r/2) up to half a token.
     """
-    jobs, cost = contest.jobs, worker.cost
+    jobs, cost = candidates.jobs, worker.cost
     held = np.where(jobs.home == worker.number, jobs.held, 0)
     left = jobs.expected_remaining
     reads = left * (jobs.context + left / 2)

@@ -1,4 +1,4 @@
-"""Which worker a waiting job stands in line for: filter, score, pick."""
+"""Which worker a waiting request queues for: filter, score, pick."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,9 +14,8 @@ from services.policies.snapshot import Candidates
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """`deal` says the number of the worker for every row of a contest, or NOWHERE. `cached`:
-    whether it looks at what each would find cached. `by_turn`: whether it keeps to its turns though
-    another worker is idle."""
+    """`deal` returns the worker number of every candidate, or NOWHERE. `cached`: it uses prefix
+    caches. `by_turn`: it keeps its turns although another worker is idle."""
 
     deal: Callable[[Candidates, Params], Ints]
     params: dict[str, Param] = field(default_factory=dict)
@@ -24,40 +23,40 @@ class Placement:
     by_turn: bool = False
 
 
-def least_load(contest: Candidates, params: Params) -> Ints:
-    """Those who wait, in order, each to the worker that would be through the soonest, by tokens
-    over its speed."""
-    return deal(contest, settled(contest), by_tokens(contest))
+def least_load(candidates: Candidates, params: Params) -> Ints:
+    """Waiting requests in order, each to the worker that would finish first, by tokens over its
+    speed."""
+    return deal(candidates, settled(candidates), by_tokens(candidates))
 
 
-def round_robin(contest: Candidates, params: Params) -> Ints:
-    """In turns, whatever they have to do. Each round begins one further on, so that who comes
-    alone does not always find the same one first."""
-    return deal(contest, settled(contest), by_tokens(contest), next_in_turn)
+def round_robin(candidates: Candidates, params: Params) -> Ints:
+    """In turns, whatever the loads. Each round begins one further on, so that requests that arrive
+    alone do not always get the same worker."""
+    return deal(candidates, settled(candidates), by_tokens(candidates), next_in_turn)
 
 
-def max_min(contest: Candidates, params: Params) -> Ints:
-    """SCLS' offloading (papers/003 §4.4): the longest estimated first, each to the worker with the
-    least load. The paper adds an estimate at dispatch and takes it away at completion; here the
-    load is what everyone there still takes, reckoned anew each round. Who gets a place at all is
-    the order's affair: the longest are dealt first among those."""
-    at = moved(contest, params["move_gain"])
-    return deal(contest, at, by_seconds(contest, at), longest_first=True)
+def max_min(candidates: Candidates, params: Params) -> Ints:
+    """SCLS' offloading (Cheng et al., 2024, §4.4): the longest estimate first, each to the least
+    loaded worker. The paper adds an estimate at dispatch and removes it at completion; here the
+    load is computed from the remaining work in each round. The order decides which requests get a
+    slot; among those the longest are dealt first."""
+    at = moved(candidates, params["move_gain"])
+    return deal(candidates, at, by_seconds(candidates, at), longest_first=True)
 
 
-def prefix_aware(contest: Candidates, params: Params) -> Ints:
-    """Those who wait, in order, each to where the load with it, less `prefix_weight` times the
-    prefill that its cached beginning saves, is least."""
-    at = moved(contest, params["move_gain"])
-    loads = by_seconds_saved(contest, at, params["prefix_weight"])
-    return deal(contest, at, loads)
+def prefix_aware(candidates: Candidates, params: Params) -> Ints:
+    """Waiting requests in order, each to the worker with the least load including it, minus
+    `prefix_weight` times the prefill that its cached prefix saves."""
+    at = moved(candidates, params["move_gain"])
+    loads = by_seconds_saved(candidates, at, params["prefix_weight"])
+    return deal(candidates, at, loads)
 
 
-def max_min_prefix(contest: Candidates, params: Params) -> Ints:
-    """The longest first, each to where `prefix_aware` would have it."""
-    at = moved(contest, params["move_gain"])
-    loads = by_seconds_saved(contest, at, params["prefix_weight"])
-    return deal(contest, at, loads, longest_first=True)
+def max_min_prefix(candidates: Candidates, params: Params) -> Ints:
+    """The longest first, each to the worker that `prefix_aware` prefers."""
+    at = moved(candidates, params["move_gain"])
+    loads = by_seconds_saved(candidates, at, params["prefix_weight"])
+    return deal(candidates, at, loads, longest_first=True)
 
 
 PREFIX = MOVE_GAIN | {"prefix_weight": Param(1.0, 0.0, 1e3)}

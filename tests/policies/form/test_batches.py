@@ -30,17 +30,17 @@ def cut(
     form: str,
     rows: Sequence[Row],
     tokens: int = 1_000,
-    places: int = 99,
+    slots: int = 99,
     block_tokens: int = 1,
     cost: CostModel = COST,
     known: Sequence[Sequence[int]] = (),
     **params: float,
 ) -> list[list[int]]:
-    """The batches that there are then, by their places; `known` have those rows already."""
+    """The batches that there are then, by their slots; `known` have those rows already."""
     made, waits = sizes(rows), [n for n in range(len(rows)) if not any(n in b for b in known)]
     at = np.array([row for batch in known for row in batch], np.int64)
     ids = np.array([nth for nth, batch in enumerate(known) for _ in batch], np.int64)
-    room = Room(tokens, places, block_tokens, cost)
+    room = Room(tokens, slots, block_tokens, cost)
     given_params = resolve(form, CUTS[form].params, params)
     labels = CUTS[form].cut(
         made, np.array(waits, np.int64), Batches.group(at, ids, made), room, given_params
@@ -63,10 +63,10 @@ def padded(rows: Sequence[Row], batch: Sequence[int], block: int = 1) -> int:
 
 def test_fixed_batches_by_hand() -> None:
     six = [(10, 10)] * 6
-    assert cut("fixed", six, places=4) == [[0, 1, 2, 3], [4, 5]]
-    assert cut("fixed", six, 50, places=4) == [[0, 1], [2, 3], [4, 5]]
+    assert cut("fixed", six, slots=4) == [[0, 1, 2, 3], [4, 5]]
+    assert cut("fixed", six, 50, slots=4) == [[0, 1], [2, 3], [4, 5]]
     # 20 tokens are two blocks of 16: 64 hold two of 32
-    assert cut("fixed", six, 64, places=4, block_tokens=16) == [[0, 1], [2, 3], [4, 5]]
+    assert cut("fixed", six, 64, slots=4, block_tokens=16) == [[0, 1], [2, 3], [4, 5]]
     assert cut("fixed", [(10, 10), (90, 9), (10, 10)], 100) == [[0], [1], [2]]
     # padded to 10 + 90 each, though they would need 20 + 91 one by one
     assert cut("fixed", [(10, 10), (1, 90)], 199) == [[0], [1]]
@@ -76,14 +76,14 @@ def test_fixed_batches_by_hand() -> None:
 
 @given(rows_of, st.integers(80, 300), st.integers(1, 6), st.sampled_from([1, 16]))
 def test_fixed_batches_are_whole_in_order_and_fit(
-    rows: list[Row], tokens: int, places: int, block: int
+    rows: list[Row], tokens: int, slots: int, block: int
 ) -> None:
-    batches = cut("fixed", rows, tokens, places, block)
+    batches = cut("fixed", rows, tokens, slots, block)
     assert [row for batch in batches for row in batch] == list(range(len(rows)))
     for batch, after in pairwise([*batches, []]):
-        assert len(batch) <= places
+        assert len(batch) <= slots
         assert len(batch) == 1 or padded(rows, batch, block) <= tokens
-        if after and len(batch) < places:
+        if after and len(batch) < slots:
             assert padded(rows, [*batch, after[0]], block) > tokens
 
 
@@ -154,17 +154,17 @@ def fits(lengths: Sequence[int], batch: Sequence[int], steps: int, tokens: int) 
     st.integers(500, 8_000), st.integers(1, 10),
 )  # fmt: skip
 def test_no_way_of_cutting_the_sorted_takes_less(
-    lengths: list[int], steps: int, tokens: int, places: int
+    lengths: list[int], steps: int, tokens: int, slots: int
 ) -> None:
     """Every one of the 2^(n−1) ways, n ≤ 10."""
-    batches = cut("dp", [(length, steps) for length in lengths], tokens, places)
+    batches = cut("dp", [(length, steps) for length in lengths], tokens, slots)
     ascending = sorted(lengths)
     assert sorted(n for batch in batches for n in batch) == list(range(len(lengths)))
-    assert all(len(b) <= places and fits(lengths, b, steps, tokens) for b in batches)
+    assert all(len(b) <= slots and fits(lengths, b, steps, tokens) for b in batches)
     least = min(
         serves_s(ascending, way, steps)
         for way in contiguous(len(lengths))
-        if all(len(b) <= places and fits(ascending, b, steps, tokens) for b in way)
+        if all(len(b) <= slots and fits(ascending, b, steps, tokens) for b in way)
     )
     assert serves_s(lengths, batches, steps) == pytest.approx(least)
 
@@ -229,7 +229,7 @@ def test_wasted_memory_access_is_what_is_read_in_vain(batch: list[Row]) -> None:
 
 
 def literal_insert(
-    rows: Sequence[Row], known: list[list[int]], tokens: int, most: float, places: int
+    rows: Sequence[Row], known: list[list[int]], tokens: int, most: float, slots: int
 ) -> list[list[int]]:
     """Algorithm 1, line by line."""
     queue = [list(batch) for batch in known]
@@ -239,7 +239,7 @@ def literal_insert(
         least, into = float("inf"), None
         for batch in queue:
             joined = [*batch, row]
-            fit = padded(rows, joined) <= tokens and len(joined) <= places
+            fit = padded(rows, joined) <= tokens and len(joined) <= slots
             reads = wasted([rows[n] for n in joined])
             if fit and reads < least:
                 least, into = reads, batch
@@ -256,12 +256,12 @@ def literal_insert(
     st.integers(0, 4),
 )  # fmt: skip
 def test_each_joins_the_batch_in_which_least_is_wasted(
-    rows: list[Row], tokens: int, most: int, places: int, there: int
+    rows: list[Row], tokens: int, most: int, slots: int, there: int
 ) -> None:
     """Beside batches that were there before: of one, however large it is, or two by two."""
     known = [[n] for n in range(min(there, len(rows)))]
-    found = cut("wma", rows, tokens, places, known=known, wma_max=most)
-    assert found == literal_insert(rows, known, tokens, most, places)
+    found = cut("wma", rows, tokens, slots, known=known, wma_max=most)
+    assert found == literal_insert(rows, known, tokens, most, slots)
 
 
 def test_an_insertion_transcript() -> None:

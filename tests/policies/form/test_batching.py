@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from services.costs import CostModel
 from services.policies.arrange.batch_placement import UNASSIGNED, max_min, round_robin
 from services.policies.decision import WaitReason
-from services.policies.order.hrrn import by_ratio
+from services.policies.order.waiting import by_ratio
 from services.policies.preset import PLACEMENTS_BY_ARRANGEMENT, choose, presets
 from services.policies.snapshot import WorkerSnapshot
 from tests.policies.form.batch_fleet import Fleet
@@ -21,8 +21,8 @@ BATCHED = [name for name, row in presets().items() if row.arrangement == "batch"
 COST = CostModel(base_s=0.5, prefill_token_s=0.1, decode_seq_s=0.0, context_token_s=0.0)
 
 
-def seats(count: int, kv_tokens: int = 10_000, places: int = 99) -> tuple[WorkerSnapshot, ...]:
-    return tuple(seat(number, kv_tokens, places, cost=COST) for number in range(1, count + 1))
+def seats(count: int, kv_tokens: int = 10_000, slots: int = 99) -> tuple[WorkerSnapshot, ...]:
+    return tuple(seat(number, kv_tokens, slots, cost=COST) for number in range(1, count + 1))
 
 
 def begun(fleet: Fleet) -> list[tuple[float, int, list[int]]]:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.policies.decision import WaitReason
-from services.policies.form.fill import Filled, fill, fill_places
+from services.policies.form.fill import Filled, fill, fill_slots
 from services.policies.form.past_future import Peaks
 from services.policies.form.peak import peak_tokens
 from services.policies.form.sums import Sums
@@ -17,16 +17,16 @@ W, R = False, True  # who waits, who runs
 
 
 def filled(
-    line: Sequence[tuple[bool, float]], limit: float, places: int = 99, alone: bool = False
+    line: Sequence[tuple[bool, float]], limit: float, slots: int = 99, alone: bool = False
 ) -> Filled:
     runs = np.array([runs for runs, _ in line], bool)
-    return fill(runs, Sums(np.array([held for _, held in line], float), limit), places, alone)
+    return fill(runs, Sums(np.array([held for _, held in line], float), limit), slots, alone)
 
 
 def who(
-    line: Sequence[tuple[bool, float]], limit: float, places: int = 99, alone: bool = False
+    line: Sequence[tuple[bool, float]], limit: float, slots: int = 99, alone: bool = False
 ) -> list[int]:
-    found: list[int] = np.flatnonzero(filled(line, limit, places, alone).run).tolist()
+    found: list[int] = np.flatnonzero(filled(line, limit, slots, alone).run).tolist()
     return found
 
 
@@ -54,16 +54,16 @@ def test_nobody_who_waits_passes_one_that_does_not_fit() -> None:
 
 def test_places_go_down_the_line() -> None:
     line = [(W, 1), (R, 1), (W, 1), (R, 1), (R, 1)]
-    assert who(line, 99, places=3) == [0, 1, 2]
-    assert who(line, 99, places=4) == [0, 1, 2, 3]
-    assert who([(R, 1), (R, 1), (W, 1)], 99, places=1) == [0, 1]
+    assert who(line, 99, slots=3) == [0, 1, 2]
+    assert who(line, 99, slots=4) == [0, 1, 2, 3]
+    assert who([(R, 1), (R, 1), (W, 1)], 99, slots=1) == [0, 1]
 
 
 def test_the_first_comes_to_an_idle_worker_whatever_the_policy_says() -> None:
     assert who([(W, 101), (W, 1)], 100, alone=True) == [0]
     assert who([(W, 101), (W, 1)], 100) == []
     assert who([(W, 101), (R, 1)], 100, alone=True) == [1]
-    assert who([(W, 101)], 100, alone=True, places=0) == []
+    assert who([(W, 101)], 100, alone=True, slots=0) == []
 
 
 def test_everybody_who_waits_is_told_why() -> None:
@@ -78,7 +78,7 @@ def test_everybody_who_waits_is_told_why() -> None:
     assert told.reasons[:3].tolist() == [WaitReason.ADMITTED, WaitReason.MEMORY, WaitReason.BLOCKED]
     assert (told.a[1], told.b[1]) == (110, 100)
     assert (told.a[0], told.peak) == (70, 70)
-    told = filled([(R, 1), (W, 1), (W, 1), (W, 1)], 100, places=2)
+    told = filled([(R, 1), (W, 1), (W, 1), (W, 1)], 100, slots=2)
     assert told.reasons[1:].tolist() == [WaitReason.ADMITTED, WaitReason.SLOTS, WaitReason.BLOCKED]
     assert (told.a[2], told.b[2]) == (2, 2)
 
@@ -98,7 +98,7 @@ def literal(
     runs: list[bool],
     need: Need,
     limit: float,
-    places: int,
+    slots: int,
     alone: bool,
     due: list[bool] | None = None,
 ) -> Literal:
@@ -109,8 +109,8 @@ def literal(
     run = list(range(ahead))  # "those ahead of everybody who waits stay, whatever memory says"
     stop, by_places = None, False
     for i in range(ahead, count):  # "the line is taken in order until one does not fit"
-        exempt = i == 0 and (alone or runs[0]) and not any(stays) and places > 0
-        by_places = len(run) >= places
+        exempt = i == 0 and (alone or runs[0]) and not any(stays) and slots > 0
+        by_places = len(run) >= slots
         if by_places or (need([*run, i]) > limit and not exempt):
             stop = i
             break
@@ -118,7 +118,7 @@ def literal(
     came = any(not runs[i] for i in run)
     behind = [i for i in range(count) if runs[i] and i not in run]
     for i in behind:  # "who runs behind it goes on if there is still room beside …"
-        fits = len(run) < places and need([*run, i]) <= limit
+        fits = len(run) < slots and need([*run, i]) <= limit
         # "paused only where one who stood ahead of it came in", or who is due finds no room
         if not (came or due) or fits:
             run.append(i)
@@ -131,7 +131,7 @@ lines = st.lists(st.tuples(st.booleans(), st.integers(1, 40), st.integers(0, 30)
 @settings(max_examples=500)
 @given(lines, st.integers(0, 250), st.integers(0, 13), st.booleans(), st.booleans())
 def test_fill_does_what_its_promise_says(
-    line: list[tuple[bool, int, int]], limit: int, places: int, alone: bool, foreseen: bool
+    line: list[tuple[bool, int, int]], limit: int, slots: int, alone: bool, foreseen: bool
 ) -> None:
     runs = [runs for runs, _, _ in line]
     held = np.array([held for _, held, _ in line], float)
@@ -142,8 +142,8 @@ def test_fill_does_what_its_promise_says(
 
     given_runs = np.array(runs, bool)
     demand = Peaks(held, limit, left[None]) if foreseen else Sums(held, limit)
-    told = fill(given_runs, demand, places, alone)
-    expected = literal(runs, need, limit, places, alone)
+    told = fill(given_runs, demand, slots, alone)
+    expected = literal(runs, need, limit, slots, alone)
     assert np.flatnonzero(told.run).tolist() == expected.run
     assert told.peak == need(expected.run)
     assert given_runs.tolist() == runs
@@ -155,7 +155,7 @@ def test_fill_does_what_its_promise_says(
         if i in expected.run:
             assert why == (WaitReason.ADMITTED, need(expected.run), limit)
         elif expected.by_places and i == left_out[0]:
-            assert why == (WaitReason.SLOTS, len(expected.run), places)
+            assert why == (WaitReason.SLOTS, len(expected.run), slots)
         elif i == expected.stop:
             assert why == (WaitReason.MEMORY, need(list(range(i + 1))), limit)
         else:
@@ -172,13 +172,13 @@ def test_fill_does_what_its_promise_says(
     st.booleans(),
 )
 def test_fill_keeps_its_promise_to_those_who_are_due(
-    line: list[tuple[bool, bool, int]], limit: int, places: int, alone: bool
+    line: list[tuple[bool, bool, int]], limit: int, slots: int, alone: bool
 ) -> None:
     runs = [runs for runs, _, _ in line]
     due = [runs and asks for runs, asks, _ in line]
     held = np.array([held for _, _, held in line], float)
-    told = fill(np.array(runs), Sums(held, limit, due=np.array(due)), places, alone)
-    expected = literal(runs, lambda rows: float(held[rows].sum()), limit, places, alone, due)
+    told = fill(np.array(runs), Sums(held, limit, due=np.array(due)), slots, alone)
+    expected = literal(runs, lambda rows: float(held[rows].sum()), limit, slots, alone, due)
     assert np.flatnonzero(told.run).tolist() == expected.run
     assert told.peak == held[expected.run].sum()
     waits = [i for i in range(len(line)) if not runs[i] and not told.run[i]]
@@ -186,10 +186,10 @@ def test_fill_keeps_its_promise_to_those_who_are_due(
 
 
 def literal_places(
-    line: list[tuple[bool, bool, int]], limit: float, places: int, alone: bool
+    line: list[tuple[bool, bool, int]], limit: float, slots: int, alone: bool
 ) -> list[int]:
-    """The docstring of fill_places: all who hold KV keep it; memory for the others in their
-    order; the places down the line."""
+    """The docstring of fill_slots: all who hold KV keep it; memory for the others in their
+    order; the slots down the line."""
     total = sum(held for runs, rests, held in line if runs or rests)
     able, fresh, full = [], 0, False
     for i, (runs, rests, held) in enumerate(line):
@@ -197,11 +197,11 @@ def literal_places(
             able.append(i)
             continue
         first = alone and fresh == 0 and not any(runs or rests for runs, rests, _ in line)
-        full |= fresh >= places or (total + held > limit and not first)
+        full |= fresh >= slots or (total + held > limit and not first)
         if not full:
             total, fresh = total + held, fresh + 1
             able.append(i)
-    return able[:places]
+    return able[:slots]
 
 
 @settings(max_examples=300)
@@ -211,15 +211,15 @@ def literal_places(
     st.integers(0, 13),
     st.booleans(),
 )
-def test_fill_places_does_what_its_promise_says(
-    line: list[tuple[bool, bool, int]], limit: int, places: int, alone: bool
+def test_fill_slots_does_what_its_promise_says(
+    line: list[tuple[bool, bool, int]], limit: int, slots: int, alone: bool
 ) -> None:
     runs = np.array([runs for runs, _, _ in line], bool)
     holds = np.array([runs or rests for runs, rests, _ in line], bool)
     held = np.array([held for _, _, held in line], float)
-    told = fill_places(runs, holds, Sums(held, limit), places, alone)
+    told = fill_slots(runs, holds, Sums(held, limit), slots, alone)
     run = np.flatnonzero(told.run).tolist()
-    assert run == literal_places(line, limit, places, alone)
+    assert run == literal_places(line, limit, slots, alone)
     waits = np.flatnonzero(~told.run & ~runs).tolist()
     assert all(told.reasons[i] == WaitReason.ADMITTED for i in run if not runs[i])
     assert all(told.reasons[i] == WaitReason.BLOCKED for i in waits[1:])
@@ -230,13 +230,13 @@ def test_fill_places_does_what_its_promise_says(
         assert need > limit
     elif waits:
         assert told.reasons[waits[0]] == WaitReason.SLOTS
-        assert len(run) == places
+        assert len(run) == slots
 
 
 def test_where_paused_kv_keeps_the_device_who_waits_for_a_place_is_told_so() -> None:
     """The first rests and could run again; the second would not fit."""
     runs, holds = np.array([R, W, W]), np.array([True, True, False])
-    told = fill_places(runs, holds, Sums(np.array([40.0, 40.0, 40.0]), 100), 1, alone=False)
+    told = fill_slots(runs, holds, Sums(np.array([40.0, 40.0, 40.0]), 100), 1, alone=False)
     assert told.run.tolist() == [True, False, False]
     assert told.reasons[1:].tolist() == [WaitReason.SLOTS, WaitReason.BLOCKED]
     assert (told.a[1], told.b[1]) == (1, 1)

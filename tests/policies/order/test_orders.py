@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from services.policies.memory import PolicyMemory
 from services.policies.order.alise import LEVEL, alise
-from services.policies.order.arrival import AGES, arrival
 from services.policies.order.pace import SEQS, keep_pace
+from services.policies.order.waiting import MAX_AGE_S, arrival
 from services.policies.snapshot import Snapshot
 from tests.policies.made_snapshots import COST, jobs, seat, snapshots, table
 
@@ -42,7 +42,7 @@ def test_arrival_ranks_by_arrival_and_nobody_who_runs_makes_way(snapshot: Snapsh
     assert found.split == len(snapshot.queued)
     seqs = seqs_of(snapshot, 0.0)
     for at, row in enumerate(rows):
-        evicted = AGES if jobs.preemptions[row] else 0.0
+        evicted = MAX_AGE_S if jobs.preemptions[row] else 0.0
         assert found.key[at] == pytest.approx(jobs.arrival_s[row] - 100 - evicted)
         assert found.queue_key[at] == (found.key[at] if at < found.split else -inf)
         left = max(0.0, float(jobs.total[row]) - int(jobs.output[row]))

@@ -6,7 +6,7 @@ from services.costs import CostModel
 from services.policies.decide import arrange
 from services.policies.place.migration import moved
 from services.policies.preset import choose
-from tests.policies.made_snapshots import contest, jobs, seat
+from tests.policies.made_snapshots import candidates, jobs, seat
 from tests.policies.made_snapshots import table as forecasts
 from tests.policies.place.contests import with_cached
 
@@ -19,7 +19,7 @@ def one_rests(home_s: float, gain: float, **rest: float) -> int:
         2, home=[1, 1], held=[99, 99], prompt=[90, 90], output=[10, 10],
         total=[10 + 100 * (home_s - 0.001), 20], cap=[700, 100],
     )  # fmt: skip
-    asked = contest(
+    asked = candidates(
         made, [True, False], seat(1, 1_000, places=1, cost=cost), seat(2, 1_000, cost=cost)
     )
     return int(moved(asked, gain)[1])
@@ -42,7 +42,7 @@ def test_who_need_not_wait_at_home_stays() -> None:
 
     def goes(kv_tokens: int) -> int:
         home = seat(1, kv_tokens, cost=cost)
-        return int(moved(contest(made, runs, home, seat(2, 1_000, cost=cost)), 1.0)[1])
+        return int(moved(candidates(made, runs, home, seat(2, 1_000, cost=cost)), 1.0)[1])
 
     assert [goes(700), goes(699)] == [1, 2]  # 90 + 500 and 90 + 20
 
@@ -58,7 +58,7 @@ def test_nobody_moves_to_where_there_is_no_room() -> None:
     def goes(kv_tokens: int = 1_000, places: int = 9, model: int = 0, reach: int = 1_000) -> int:
         home = seat(1, 1_000, places=1, cost=cost)
         there = seat(2, kv_tokens, places, model=model, reach_tokens=reach, cost=cost)
-        return int(moved(contest(made, [True, False, True], home, there), 1.0)[1])
+        return int(moved(candidates(made, [True, False, True], home, there), 1.0)[1])
 
     assert goes() == 2
     assert [goes(kv_tokens=161), goes(places=1), goes(model=1), goes(reach=189)] == [1] * 4
@@ -73,7 +73,7 @@ def test_the_second_to_move_counts_the_first() -> None:
     )  # fmt: skip
     home = seat(1, 1_000, places=1, cost=cost)
     for places, expected in ((1, [1, 2, 1]), (2, [1, 2, 2])):
-        asked = contest(made, [True, False, False], home, seat(2, 1_000, places, cost=cost))
+        asked = candidates(made, [True, False, False], home, seat(2, 1_000, places, cost=cost))
         assert moved(asked, 1.0).tolist() == expected
 
 
@@ -85,7 +85,7 @@ def test_a_cached_beginning_makes_moving_cheaper() -> None:
         cap=[700, 100],
     )  # fmt: skip
     two = seat(1, 1_000, places=1, cost=cost), seat(2, 1_000, cost=cost)
-    asked = contest(made, [True, False], *two)
+    asked = candidates(made, [True, False], *two)
     assert moved(asked, 1.0).tolist() == [1, 1]
     assert moved(with_cached(asked, [[0, 0], [0, 80]]), 1.0).tolist() == [1, 2]
 
@@ -99,6 +99,6 @@ def test_what_one_who_moves_holds_elsewhere_is_no_block_here() -> None:
     )  # fmt: skip
     preset = choose("alise", {"place": "max_min", "move_gain": 1.0, "watermark": 1.0})
     home = seat(1, 1_000, places=1, block_tokens=16, cost=cost)
-    asked = contest(made, [True, False], home, seat(2, 112, block_tokens=16, cost=cost))
+    asked = candidates(made, [True, False], home, seat(2, 112, block_tokens=16, cost=cost))
     decision = arrange(asked, forecasts(), preset, np.random.default_rng(0))
     assert [share.run.tolist() for share in decision.workers] == [[0], [1]]

@@ -13,7 +13,7 @@ from services.costs import CostModel
 from services.forecasttable import ForecastTable
 from services.policies.decide import arrange
 from services.policies.place.cached import cached_tokens
-from services.policies.place.eligibility import free_places, seated, settled, takes
+from services.policies.place.eligibility import free_slots, seated, settled, takes
 from services.policies.place.loads import by_seconds, work_s
 from services.policies.place.placements import PLACEMENTS
 from services.policies.preset import choose
@@ -26,7 +26,7 @@ from services.runtime.codecs.arrange import (
 )
 from services.scheduler.codec import decode_arrangement
 from services.scheduler.links.arrangement_check import find_flaw
-from tests.policies.made_snapshots import contest, jobs, seat, snapshots
+from tests.policies.made_snapshots import candidates, jobs, seat, snapshots
 from tests.policies.made_snapshots import table as forecasts
 from tests.policies.place.contests import narrowed, placed, with_cached
 
@@ -40,7 +40,7 @@ def test_work_by_hand() -> None:
     """2,048 tokens of KV: 4 run at 512 each. 100 of prompt and 20 made, 30 still expected:
     120 · 1 ms of prefill, 30 · (10/4 + 2) ms of steps, 30 · (120 + 15) · 10 µs of context."""
     made = jobs(2, prompt=[100, 100], output=[20, 20], total=[50, 50], home=[1, 2], held=[0, 119])
-    asked = contest(made, [False, False], seat(2, 2_048, cost=COST))
+    asked = candidates(made, [False, False], seat(2, 2_048, cost=COST))
     here, there = 0.120 + 0.135 + 0.0405, 0.001 + 0.135 + 0.0405
     assert work_s(asked, asked.workers[0]) == pytest.approx([here, there])
 
@@ -50,7 +50,7 @@ def test_a_share_of_serving_all_is_a_batch_of_that_many_served() -> None:
     token's context a sequence and step."""
     made = jobs(1, prompt=[200], total=[64])
     worker = seat(1, 2_048, cost=COST)
-    [mine] = work_s(contest(made, [False], worker), worker)
+    [mine] = work_s(candidates(made, [False], worker), worker)
     n, served = worker.full_seqs, COST.serve_s(worker.full_seqs, 200, 64)
     own_step = COST.base_s + COST.context_token_s * n * 200
     half = COST.context_token_s * n * 64 / 2
@@ -84,7 +84,7 @@ def test_max_min_is_its_definition(totals: list[int], loaded: list[int]) -> None
     held = [9] * running + [0] * len(totals)
     made = jobs(count, total=lengths, cap=[500] * count, home=home, held=held)
     workers = [seat(i + 1, 4_096, cost=COST) for i in range(running)]
-    asked = contest(made, [row < running for row in range(count)], *workers)
+    asked = candidates(made, [row < running for row in range(count)], *workers)
     work = np.stack([work_s(asked, worker) for worker in workers], axis=1)
     there = [float(work[i, i]) for i in range(running)]
     found = placed("max_min", asked)[running:]
@@ -96,7 +96,7 @@ def test_max_min_is_near_the_best_there_is(totals: list[int], machines: int) -> 
     """Longest first ends no later than 4/3 − 1/(3m) of the best of all deals (Graham 1969)."""
     made = jobs(len(totals), total=totals, cap=[500] * len(totals))
     workers = [seat(i + 1, 4_096, cost=COST) for i in range(machines)]
-    asked = contest(made, [False] * len(totals), *workers)
+    asked = candidates(made, [False] * len(totals), *workers)
     work = work_s(asked, workers[0])
 
     def ends_s(deal: Sequence[int]) -> float:
@@ -112,14 +112,14 @@ def test_max_min_by_hand() -> None:
     totals = [30, 40, 30, 70, 50]
     made = jobs(5, total=totals, prompt=[1] * 5)
     two = [seat(number, 4_096, cost=CostModel(0.0, 0.0, 0.01, 0.0)) for number in (1, 2)]
-    found = placed("max_min", contest(made, [False] * 5, *two))
+    found = placed("max_min", candidates(made, [False] * 5, *two))
     assert found == [1, 2, 2, 1, 2]
 
 
 def test_who_gets_a_place_is_the_orders_affair() -> None:
     """Two places: the two most urgent get them, though the third is the longest."""
     made = jobs(4, total=[10, 20, 90, 30])
-    found = placed("max_min", contest(made, [False] * 4, seat(1, places=1), seat(2, places=1)))
+    found = placed("max_min", candidates(made, [False] * 4, seat(1, places=1), seat(2, places=1)))
     assert found == [2, 1, NOWHERE, NOWHERE]
 
 
@@ -127,7 +127,7 @@ def test_a_short_one_leaves_the_large_worker_to_who_needs_it() -> None:
     """The long-winded one comes first by estimate, and fits both; the other only the second."""
     made = jobs(2, prompt=[10, 10], cap=[50, 500], total=[50, 5])
     small, large = seat(1, 100, places=1), seat(2, 1_000, places=1)
-    asked = contest(made, [False, False], small, large)
+    asked = candidates(made, [False, False], small, large)
     assert placed("max_min", asked) == [1, 2]
     assert placed("max_min_prefix", asked) == [1, 2]
 
@@ -144,7 +144,7 @@ def test_seated_are_the_most_urgent_that_places_can_be_found_for(data: st.DataOb
     workers = [seat(i + 1, reach, free[i], model=models[i]) for i, reach in enumerate(reaches)]
     count = len(lengths)
     made = jobs(count, prompt=[5] * count, cap=[n - 5 for n in lengths], model=wanted)
-    asked = contest(made, [False] * count, *workers)
+    asked = candidates(made, [False] * count, *workers)
     can = [set(np.flatnonzero(takes(asked, w, np.arange(count))).tolist()) for w in workers]
 
     def sits(rows: list[int]) -> bool:
@@ -179,7 +179,7 @@ def test_prefix_credit_by_hand() -> None:
             2, prompt=[100, 1], output=[0, 9], held=[0, 10], home=[NOWHERE, 2],
             total=[10, 9 + 100 * more_s], cap=[100, 100],
         )  # fmt: skip
-        asked = contest(made, [False, True], seat(1, cost=cost), seat(2, cost=cost))
+        asked = candidates(made, [False, True], seat(1, cost=cost), seat(2, cost=cost))
         assert by_seconds(asked, settled(asked)).there.tolist() == pytest.approx([0, more_s])
         cached = with_cached(asked, [[0, 80], [0, 0]])
         return placed("prefix_aware", cached, prefix_weight=weight)[0]
@@ -189,7 +189,7 @@ def test_prefix_credit_by_hand() -> None:
 
 def test_with_nothing_cached_the_least_loaded_is_taken() -> None:
     made = jobs(6)
-    asked = contest(made, [False] * 6, seat(1), seat(2))
+    asked = candidates(made, [False] * 6, seat(1), seat(2))
     assert Counter(placed("prefix_aware", asked)) == {1: 3, 2: 3}
 
 
@@ -197,7 +197,7 @@ def test_what_is_saved_is_no_load() -> None:
     """Two alike, both cached at the first: 10 ms each there, against 90 ms elsewhere."""
     cost = CostModel(0.0, 0.001, 0.0, 0.0)
     made = jobs(2, prompt=[90, 90], total=[0, 0])
-    asked = contest(made, [False, False], seat(1, cost=cost), seat(2, cost=cost))
+    asked = candidates(made, [False, False], seat(1, cost=cost), seat(2, cost=cost))
     for place in ("prefix_aware", "max_min_prefix"):
         assert placed(place, with_cached(asked, [[80, 0], [80, 0]])) == [1, 1]
     unlike = with_cached(asked, [[80, 0], [0, 0]])
@@ -255,7 +255,7 @@ def test_nobody_is_dealt_to_who_cant_take_it_or_has_no_place(
             dealt = np.flatnonzero(~asked.is_running & ~stays & (at == number))
             assert takes(asked, worker, dealt).all()
             if fresh.any():
-                assert np.count_nonzero(fresh & (at == number)) <= free_places(asked, worker)
+                assert np.count_nonzero(fresh & (at == number)) <= free_slots(asked, worker)
         assert set(at.tolist()) <= {*workers, NOWHERE}
         assert (at[rests] != NOWHERE).all()
 
@@ -273,7 +273,7 @@ def test_nobody_waits_for_a_place_while_one_that_takes_it_is_free(
         fresh = ~asked.is_running & ~asked.is_paused_with_kv()
         for worker in asked.workers:
             dealt = np.count_nonzero(fresh & (at == worker.number))
-            if dealt < free_places(asked, worker):
+            if dealt < free_slots(asked, worker):
                 left = np.flatnonzero(at == NOWHERE)
                 assert not takes(asked, worker, left).any()
 
