@@ -63,7 +63,7 @@ def only_line(done: subprocess.CompletedProcess[str]) -> str:
         (
             ["--set", "preset.batch_mode=static"],
             "preset.batch_mode=static needs preset.arrangement=batch, since with continuous "
-            "requests join running ones: set preset.arrangement=batch too, or batch_mode=continuous",
+            "requests join running ones: set preset.arrangement=batch too, or ",
         ),
         (
             ["--policy", "vs", "--set", "preset.order=alise"],
