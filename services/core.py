@@ -121,6 +121,7 @@ class WorkerView:
     kv_bytes_per_token: int = 0
     host_tokens: int = 0  # KV tokens that fit into host memory as well
     start: str = ""  # durations of its start, for display
+    placement: str = ""  # dtype and device of its model, for display
 
     @property
     def reach_tokens(self) -> int:

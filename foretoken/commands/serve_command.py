@@ -53,7 +53,7 @@ def serve(
         str,
         typer.Option(
             metavar="NAME",
-            help="auto, fastest, float32, bfloat16 or float16.",
+            help="auto, float32, bfloat16 or float16.",
             rich_help_panel=MODEL,
             show_default="auto",
         ),

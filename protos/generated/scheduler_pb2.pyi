@@ -635,6 +635,7 @@ class WorkerInfo(_message.Message):
     HELD_TOKENS_FIELD_NUMBER: _builtins.int
     BLOCK_TOKENS_FIELD_NUMBER: _builtins.int
     START_FIELD_NUMBER: _builtins.int
+    PLACEMENT_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     address: _builtins.str
     model: _builtins.str
@@ -645,6 +646,8 @@ class WorkerInfo(_message.Message):
     block_tokens: _builtins.int
     start: _builtins.str
     """human-readable duration of its start"""
+    placement: _builtins.str
+    """human-readable dtype and device, and why that dtype"""
     def __init__(
         self,
         *,
@@ -657,10 +660,11 @@ class WorkerInfo(_message.Message):
         held_tokens: _builtins.int = ...,
         block_tokens: _builtins.int = ...,
         start: _builtins.str = ...,
+        placement: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "block_tokens", b"block_tokens", "held_tokens", b"held_tokens", "kv_tokens", b"kv_tokens", "max_context_tokens", b"max_context_tokens", "model", b"model", "running", b"running", "start", b"start", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "block_tokens", b"block_tokens", "held_tokens", b"held_tokens", "kv_tokens", b"kv_tokens", "max_context_tokens", b"max_context_tokens", "model", b"model", "placement", b"placement", "running", b"running", "start", b"start", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -737,6 +741,7 @@ class WorkerHello(_message.Message):
     SWAPS_FIELD_NUMBER: _builtins.int
     HELD_FIELD_NUMBER: _builtins.int
     START_FIELD_NUMBER: _builtins.int
+    PLACEMENT_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     address: _builtins.str
     """where gateways reach Worker.Stream"""
@@ -750,6 +755,8 @@ class WorkerHello(_message.Message):
     """KV tokens that fit in host memory, in addition to kv_tokens"""
     start: _builtins.str
     """human-readable duration of its start"""
+    placement: _builtins.str
+    """human-readable dtype and device, and why that dtype"""
     @_builtins.property
     def profile(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.StepTiming]:
         """measured at start"""
@@ -778,10 +785,11 @@ class WorkerHello(_message.Message):
         swaps: _abc.Iterable[_common_pb2.SwapTiming] | None = ...,
         held: _abc.Iterable[Global___HeldRequest] | None = ...,
         start: _builtins.str = ...,
+        placement: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "block_tokens", b"block_tokens", "held", b"held", "host_tokens", b"host_tokens", "kv_bytes_per_token", b"kv_bytes_per_token", "kv_tokens", b"kv_tokens", "max_context_tokens", b"max_context_tokens", "max_running", b"max_running", "model", b"model", "profile", b"profile", "start", b"start", "swaps", b"swaps", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "block_tokens", b"block_tokens", "held", b"held", "host_tokens", b"host_tokens", "kv_bytes_per_token", b"kv_bytes_per_token", "kv_tokens", b"kv_tokens", "max_context_tokens", b"max_context_tokens", "max_running", b"max_running", "model", b"model", "placement", b"placement", "profile", b"profile", "start", b"start", "swaps", b"swaps", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -160,6 +160,7 @@ def encode_fleet(fleet: ev.Fleet) -> scheduler_pb2.FleetView:
                 held_tokens=status.held_tokens,
                 block_tokens=status.view.block_tokens,
                 start=status.view.start,
+                placement=status.view.placement,
             )
             for status in fleet.workers
         ],

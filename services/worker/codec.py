@@ -102,4 +102,5 @@ def encode_hello(
         profile=[encode_timing(timing) for timing in profile],
         swaps=[encode_swap(swap) for swap in swaps],
         start=start,
+        placement=engine.model.placement,
     )

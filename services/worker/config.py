@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from services.runtime.main import ServedSettings
 
 KernelSet = Literal["auto", "torch", "numba", "triton"]
-DtypeName = Literal["auto", "fastest", "float32", "bfloat16", "float16"]
+DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 
 
 class EngineConfig(BaseModel):
@@ -21,8 +21,8 @@ class EngineConfig(BaseModel):
 
     model: str = "models/demo"  # a folder or a Hugging Face id
     device: str = "auto"  # auto, cpu, cuda, or cuda:1 and so on
-    # auto: on a CPU float32, else the checkpoint's own. fastest: on a CPU bfloat16 where the
-    # checkpoint is that and it measures faster at start, which two workers need not find alike.
+    # auto: the checkpoint's dtype where the device has the instructions for it (bfloat16 on a CPU:
+    # AVX512-BF16 or AMX), else float32.
     dtype: DtypeName = "auto"
     # 0: one for a tiny model, else its share of the cores.
     torch_threads: int = Field(default=0, ge=0)

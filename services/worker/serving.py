@@ -38,10 +38,10 @@ def build(config: WorkerConfig, registry: CollectorRegistry, laps: Laps, tracing
     laps.lap("profile")
     hello = encode_hello(config, engine, timings, swaps, str(laps))
     log.info(
-        "%s: %d KV tokens on %s, %s; up in %.1f s: %s",
+        "%s: %s, %d KV tokens, %s; up in %.1f s: %s",
         config.model_name,
+        engine.model.placement,
         hello.kv_tokens,
-        engine.model.device,
         engine.model.forward_name,
         process_age_s(),
         laps,

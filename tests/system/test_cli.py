@@ -45,7 +45,10 @@ def only_line(done: subprocess.CompletedProcess[str]) -> str:
         (["--policy", "fcsf"], "unknown policy 'fcsf', did you mean fcfs?; known: fcfs, "),
         (["--model", "/no/such"], "no folder /no/such"),
         (["--unknown-fields", "warn"], "gateway.unknown_fields: Input should be 'ignore' or 'ref"),
-        (["--dtype", "fp8"], "worker.dtype: Input should be 'auto', 'fastest', 'float32'"),
+        (
+            ["--dtype", "fp8"],
+            "worker.dtype: Input should be 'auto', 'float32', 'bfloat16' or 'float16'",
+        ),
         (["--device", "gpu"], "worker.device: "),
         (["--set", "scheduler.polcy=fcfs"], "unknown config key scheduler.polcy, did you mean po"),
         (["--set", "sheduler.policy=fcfs"], "unknown config section 'sheduler', did you mean sc"),

@@ -98,7 +98,7 @@ def ready_line(fleet: scheduler_pb2.FleetView, http: str, grpc: str) -> str:
     first = fleet.workers[0]
     took = f"started in {process_age_s():.1f} s (a worker's {first.start})"
     return (
-        f"foretoken is ready: {first.model} on {len(fleet.workers)} worker(s) with "
+        f"foretoken is ready: {first.model}, {first.placement}, {len(fleet.workers)} worker(s) with "
         f"{first.kv_tokens} KV tokens each, policy {fleet.policy}, {took}, HTTP {http}, gRPC {grpc}"
     )
 

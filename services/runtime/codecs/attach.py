@@ -50,6 +50,7 @@ def decode_worker_hello(message: scheduler_pb2.WorkerHello) -> WorkerView:
         kv_bytes_per_token=message.kv_bytes_per_token,
         host_tokens=message.host_tokens,
         start=message.start[:START_CHARS],
+        placement=message.placement[:START_CHARS],
     )
 
 

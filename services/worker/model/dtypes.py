@@ -1,44 +1,59 @@
-"""In which numbers a model computes on a CPU: float32, unless it is asked for what is faster here.
+"""The dtype in which a model computes.
 
-`auto` is not measured: two starts, or two workers of one model, could come out otherwise, and their
-answers differ. Who asks for `fastest` says that this may be.
+`auto` follows vLLM's convention: the checkpoint's dtype where the device has the instructions for
+it, else float32. The choice depends on the device's capabilities and never on a timing, so that two
+workers on the same kind of machine give the same answers.
 """
 
-from time import perf_counter
+from dataclasses import dataclass
 
 import torch
 from transformers import AutoConfig
 
-SIZE = 1_024  # of the matrix that is multiplied: 4 MiB in float32, more than a core's own cache
-ROWS = (1, 64)  # streams, alone and many
-REPEATS = 5
-GAIN = 1.2  # bfloat16 must be faster by that, for both: its answers are a little less exact
+FLOAT32 = "float32"
 
 
-def dtype_of(name: str, device: torch.device, asked: str) -> str:
-    """What `from_pretrained` is to load; its `auto` is the checkpoint's own. `fastest` of a CPU is
-    bfloat16 where the checkpoint is that, so that nothing is rounded, and it measures faster."""
-    if asked not in ("auto", "fastest"):
-        return asked
-    if device.type != "cpu":
-        return "auto"
-    if asked == "auto":
-        return "float32"
-    own = AutoConfig.from_pretrained(name).get_text_config().dtype
-    return "bfloat16" if own is torch.bfloat16 and bfloat16_gains() else "float32"
+@dataclass(frozen=True, slots=True)
+class DtypeChoice:
+    """A dtype by name, and why it was chosen, for the ready line and the log."""
+
+    dtype: str
+    reason: str
 
 
-def bfloat16_gains() -> bool:
-    """Whether bfloat16 is faster here, at one row and at many. Takes some 10 ms."""
-    return all(_took_s(torch.float32, rows) > GAIN * _took_s(torch.bfloat16, rows) for rows in ROWS)
+def choose_dtype(name: str, device: torch.device, requested: str) -> DtypeChoice:
+    """The dtype to load model `name` with. `requested` is a dtype's name, or `auto`."""
+    if requested != "auto":
+        return DtypeChoice(requested, "configured")
+    checkpoint = AutoConfig.from_pretrained(name).get_text_config().dtype
+    if checkpoint is None:
+        return DtypeChoice(FLOAT32, "the checkpoint declares no dtype")
+    own = str(checkpoint).removeprefix("torch.")
+    if checkpoint is torch.float32:
+        return DtypeChoice(FLOAT32, "the checkpoint's")
+    if checkpoint is torch.bfloat16:
+        if device.type == "cuda":
+            supported, instructions = cuda_has_bfloat16(device), "the GPU's bfloat16"
+        else:
+            instructions = cpu_bfloat16_instructions()
+            supported = bool(instructions)
+        if supported:
+            return DtypeChoice(own, f"the checkpoint's; {instructions}")
+        missing = "a newer GPU" if device.type == "cuda" else "AVX512-BF16 or AMX"
+        return DtypeChoice(FLOAT32, f"the checkpoint's {own} needs {missing}")
+    if device.type == "cuda":
+        return DtypeChoice(own, "the checkpoint's")
+    return DtypeChoice(FLOAT32, f"no CPU instructions for the checkpoint's {own}")
 
 
-def _took_s(dtype: torch.dtype, rows: int) -> float:
-    """The shortest of some, the first of which prepares the library."""
-    x, weights = torch.ones(rows, SIZE, dtype=dtype), torch.ones(SIZE, SIZE, dtype=dtype)
-    shortest_s = float("inf")
-    for _ in range(1 + REPEATS):
-        began_s = perf_counter()
-        torch.nn.functional.linear(x, weights)
-        shortest_s = min(shortest_s, perf_counter() - began_s)
-    return shortest_s
+def cpu_bfloat16_instructions() -> str:
+    """The processor's instructions for bfloat16 products; empty without any."""
+    if torch.cpu._is_amx_tile_supported():
+        return "AMX"
+    return "AVX512-BF16" if torch.cpu._is_avx512_bf16_supported() else ""
+
+
+def cuda_has_bfloat16(device: torch.device) -> bool:
+    """Whether the GPU computes bfloat16 without emulation."""
+    with torch.cuda.device(device):
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))

@@ -24,7 +24,7 @@ from transformers import (
 from services.worker.kernels.interface import AttentionKernels, AttentionOptions, AttentionStep
 from services.worker.kv.cache import KVCache
 from services.worker.model.compiled import INDUCTOR, Backend, CompiledForward
-from services.worker.model.dtypes import dtype_of
+from services.worker.model.dtypes import choose_dtype
 from services.worker.model.fused import FusedForward
 from services.worker.model.fused_layouts import layout_of
 from services.worker.model.layer_ops import layer_ops_for
@@ -109,6 +109,7 @@ class PagedModel:
         self.module = module.requires_grad_(False).to(device)
         self.device = device
         self.dtype: torch.dtype = module.dtype
+        self.dtype_reason = "configured"  # why it computes in this dtype
         config = module.config.get_text_config()
         limit = getattr(config, "max_position_embeddings", None)
         self.max_context_tokens: int = limit or UNBOUNDED_TOKENS
@@ -121,6 +122,12 @@ class PagedModel:
         self.heads = [probe.heads[layer] for layer in sorted(probe.heads)]
         if fuse:
             self._fused, self.forward_name = self._fuse(ranks)
+
+    @property
+    def placement(self) -> str:
+        """Dtype and device, and why that dtype, for the log and the ready line."""
+        dtype = str(self.dtype).removeprefix("torch.")
+        return f"{dtype} on {self.device} ({self.dtype_reason})"
 
     @torch.inference_mode()
     def forward(
@@ -283,20 +290,22 @@ def load_model(
     """
     with refused_in_a_sentence(name):
         require_folder(name)
-        dtype = dtype_of(name, device, dtype)
+        choice = choose_dtype(name, device, dtype)
         ranks = part.ranks if part else None
         if ranks is None or device.type == "cuda":  # of a CPU they share what was looked at before
-            require_room(name, device, dtype, parts=ranks.size if ranks else 1)
+            require_room(name, device, choice.dtype, parts=ranks.size if ranks else 1)
         with loading_told():
             module, loaded = AutoModelForCausalLM.from_pretrained(
-                name, dtype=dtype, attn_implementation="eager", output_loading_info=True
+                name, dtype=choice.dtype, attn_implementation="eager", output_loading_info=True
             )
         if missing := sorted(loaded["missing_keys"]):
             raise ValueError(f"{len(missing)} weights are not in its files, as {missing[0]}")
         if part is not None:
             part.cut(module)
         settle(module)
-        return PagedModel(module, device, fuse, ranks)
+        model = PagedModel(module, device, fuse, ranks)
+        model.dtype_reason = choice.reason
+        return model
 
 
 @contextmanager

@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 import torch
 from huggingface_hub import HfApi, try_to_load_from_cache
 from safetensors import safe_open
-from transformers import AutoConfig
 from transformers.utils import logging as transformers_logging
 
 from services.worker.machine import free_host_bytes
@@ -47,8 +46,6 @@ def require_room(
     can't be reckoned (other formats, a Hub that doesn't answer) nothing is said.
     """
     elements = stored_elements(name, hub or HfApi())
-    if dtype == "auto" and elements:
-        dtype = str(AutoConfig.from_pretrained(name).dtype).removeprefix("torch.")
     needed, free = needed_bytes(elements, dtype) // parts, _free_bytes(device)
     if needed <= free:
         return

@@ -9,7 +9,7 @@ from services.worker.config import EngineConfig
 from services.worker.engine.engine import Engine
 from services.worker.engine.ranks import rank_device
 from services.worker.machine import device_of
-from services.worker.model.dtypes import dtype_of
+from services.worker.model.dtypes import choose_dtype
 from services.worker.model.paged import refused_in_a_sentence, require_folder
 from services.worker.model.weights import require_room
 from services.worker.parallel.cut import NO_PLAN, require_heads
@@ -24,11 +24,13 @@ def load_engine(config: EngineConfig, lap: Callable[[str], None] = lambda _: Non
     or split, or doesn't fit."""
     if config.tensor_parallel == 1:
         return Engine.load(config, lap)
-    config = settled(config)
+    requested, config = config.dtype, settled(config)
     ranks = Leader(config, rank_device(config, 0))
     try:
         engine = Engine.load(config, lap, ranks)
         ranks.ready()
+        device = engine.model.device
+        engine.model.dtype_reason = choose_dtype(config.model, device, requested).reason
     except Exception as error:
         # Of a collective that broke, the reason is elsewhere.
         broken = isinstance(error, RuntimeError) or isinstance(error.__cause__, RuntimeError)
@@ -64,7 +66,7 @@ def settled(config: EngineConfig) -> EngineConfig:
         if not model.base_model_tp_plan:
             raise ValueError(NO_PLAN.format(model.model_type))
         require_heads(model, model.base_model_tp_plan, size)
-        dtype = dtype_of(config.model, device, config.dtype)
+        dtype = choose_dtype(config.model, device, config.dtype).dtype
         if device.type == "cpu":
             require_room(config.model, device, dtype)
     kind = "auto" if device.type == "cuda" else "cpu"  # each rank takes its own

@@ -1,4 +1,4 @@
-"""In which numbers a model computes where nobody says."""
+"""The dtype that `auto` chooses, by checkpoint and by the device's capabilities."""
 
 from pathlib import Path
 
@@ -7,48 +7,81 @@ import torch
 from transformers import LlamaConfig
 
 from services.worker.model import dtypes
-from services.worker.model.dtypes import bfloat16_gains, dtype_of
+from services.worker.model.dtypes import DtypeChoice, choose_dtype
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
-def folder(at: Path, dtype: torch.dtype) -> str:
+def folder(at: Path, dtype: torch.dtype | None) -> str:
     LlamaConfig(hidden_size=32, dtype=dtype).save_pretrained(at)
     return str(at)
 
 
 @pytest.mark.parametrize(
-    ("own", "gains", "chosen"),
+    ("checkpoint", "instructions", "expected"),
     [
-        (torch.bfloat16, True, "bfloat16"),
-        (torch.bfloat16, False, "float32"),
-        (torch.float32, True, "float32"),  # nothing is rounded that was not
-        (torch.float16, True, "float32"),
+        (torch.bfloat16, "AMX", DtypeChoice("bfloat16", "the checkpoint's; AMX")),
+        (torch.bfloat16, "AVX512-BF16", DtypeChoice("bfloat16", "the checkpoint's; AVX512-BF16")),
+        (
+            torch.bfloat16,
+            "",
+            DtypeChoice("float32", "the checkpoint's bfloat16 needs AVX512-BF16 or AMX"),
+        ),
+        (torch.float32, "AMX", DtypeChoice("float32", "the checkpoint's")),
+        (
+            torch.float16,
+            "AMX",
+            DtypeChoice("float32", "no CPU instructions for the checkpoint's float16"),
+        ),
+        (None, "AMX", DtypeChoice("float32", "the checkpoint declares no dtype")),
     ],
 )
-def test_the_fastest_is_bfloat16_where_weights_are_and_it_gains(
-    own, gains, chosen, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(dtypes, "bfloat16_gains", lambda: gains)
-    assert dtype_of(folder(tmp_path, own), CPU, "fastest") == chosen
+def test_auto_dtype_on_a_cpu_follows_checkpoint_and_capability(
+    checkpoint: torch.dtype | None,
+    instructions: str,
+    expected: DtypeChoice,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(dtypes, "cpu_bfloat16_instructions", lambda: instructions)
+    assert choose_dtype(folder(tmp_path, checkpoint), CPU, "auto") == expected
 
 
-def test_a_cpu_computes_in_float32_whatever_is_faster(tmp_path, monkeypatch):
-    """Workers of one model answer alike, and so does one that is started again."""
-    monkeypatch.setattr(dtypes, "bfloat16_gains", lambda: True)
-    assert dtype_of(folder(tmp_path, torch.bfloat16), CPU, "auto") == "float32"
+@pytest.mark.parametrize(
+    ("checkpoint", "has_bfloat16", "expected"),
+    [
+        (torch.bfloat16, True, DtypeChoice("bfloat16", "the checkpoint's; the GPU's bfloat16")),
+        (
+            torch.bfloat16,
+            False,
+            DtypeChoice("float32", "the checkpoint's bfloat16 needs a newer GPU"),
+        ),
+        (torch.float16, False, DtypeChoice("float16", "the checkpoint's")),
+        (torch.float32, True, DtypeChoice("float32", "the checkpoint's")),
+    ],
+)
+def test_auto_dtype_on_a_gpu_follows_checkpoint_and_capability(
+    checkpoint: torch.dtype,
+    has_bfloat16: bool,
+    expected: DtypeChoice,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(dtypes, "cuda_has_bfloat16", lambda _: has_bfloat16)
+    assert choose_dtype(folder(tmp_path, checkpoint), CUDA, "auto") == expected
 
 
-def test_what_is_asked_for_is_taken_and_a_gpu_takes_the_checkpoint_s_own(tmp_path):
+def test_configured_dtype_is_used_on_any_device(tmp_path: Path) -> None:
     name = folder(tmp_path, torch.bfloat16)
-    assert dtype_of(name, CPU, "float32") == "float32"
-    assert dtype_of(name, CUDA, "auto") == dtype_of(name, CUDA, "fastest") == "auto"
+    for device in (CPU, CUDA):
+        assert choose_dtype(name, device, "float16") == DtypeChoice("float16", "configured")
 
 
-def test_it_is_measured(monkeypatch):
-    """By a clock that says what a product in either takes."""
-    took_s = {torch.float32: 1.0, torch.bfloat16: 0.9}
-    monkeypatch.setattr(dtypes, "_took_s", lambda dtype, _: took_s[dtype])
-    assert not bfloat16_gains()  # by less than is asked for
-    took_s[torch.bfloat16] = 0.5
-    assert bfloat16_gains()
+def test_cpu_capability_is_that_of_the_processor() -> None:
+    flags = Path("/proc/cpuinfo")
+    if not flags.exists():
+        pytest.skip("reads the processor's flags from /proc/cpuinfo")
+    listed = flags.read_text().split()
+    named = {"AMX": "amx_tile", "AVX512-BF16": "avx512_bf16"}
+    chosen = dtypes.cpu_bfloat16_instructions()
+    assert not chosen or named[chosen] in listed

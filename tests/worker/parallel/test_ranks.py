@@ -228,14 +228,14 @@ def test_each_rank_takes_a_gpu_of_its_own(folders, device, monkeypatch):
         return settled(EngineConfig(device=device, **how))
 
     assert [rank_device(of(1), rank).index for rank in range(2)] == [2, 3]
-    assert of(1).dtype == "auto"
+    assert of(1).dtype == "float32"
     assert (of(1).overlap, of(1).cuda_graphs, of(1).compile) == ("off",) * 3
     with pytest.raises(ValueError, match="takes GPUs 4 to 5, but this machine has 4"):
         of(2)
 
 
 def test_what_ranks_could_find_otherwise_is_settled_before(folders):
-    config = EngineConfig(model=folders["llama"], device="auto", dtype="fastest", tensor_parallel=2)
+    config = EngineConfig(model=folders["llama"], device="auto", dtype="auto", tensor_parallel=2)
     assert (settled(config).device, settled(config).dtype) == ("cpu", "float32")
 
 
