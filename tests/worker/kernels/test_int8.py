@@ -178,7 +178,7 @@ class Quality:
 @pytest.fixture(scope="module")
 def demo() -> PagedModel:
     torch.set_num_threads(1)
-    return load_model(str(DEMO), CPU)
+    return load_model(str(DEMO), CPU, "float32")
 
 
 @pytest.fixture(scope="module")
