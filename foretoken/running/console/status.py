@@ -97,9 +97,10 @@ async def wait_for_predictor(
 def ready_line(fleet: scheduler_pb2.FleetView, http: str, grpc: str) -> str:
     first = fleet.workers[0]
     took = f"started in {process_age_s():.1f} s (a worker's {first.start})"
+    workers = f"{len(fleet.workers)} worker(s) with {first.kv_tokens} KV tokens each"
     return (
-        f"foretoken is ready: {first.model}, {first.placement}, {len(fleet.workers)} worker(s) with "
-        f"{first.kv_tokens} KV tokens each, policy {fleet.policy}, {took}, HTTP {http}, gRPC {grpc}"
+        f"foretoken is ready: {first.model}, {first.placement}, {workers}, policy {fleet.policy}, "
+        f"{took}, HTTP {http}, gRPC {grpc}"
     )
 
 
