@@ -24,8 +24,8 @@ from services.estimator.state import EstimatorState
 from services.policies.estimate import ESTIMATES
 from services.worker.compiled_code import keep_what_numba_compiles
 from services.worker.config import EngineConfig
-from services.worker.engine.engine import Engine
 from services.worker.engine.profile import profile
+from services.worker.engine.step import Engine
 from services.worker.requests.prompt import Prompt, SamplingParams
 
 WORKER = "w0"
@@ -102,7 +102,7 @@ class Sliced:
         extend = tuple(Grant(n, made + steps) for n, (_, made) in staying.items())
         self._plan += 1
         plan = Plan(self._plan, admit=tuple(grants), extend=extend, cancel=leaving)
-        self.engine.apply(plan, 0.0)
+        self.engine.state.apply_plan(plan, 0.0)
         drawn = Slice(tuple(prompts), tuple(p + m for p, m in staying.values()), steps)
         self._made = {n: (p, m + steps) for n, (p, m) in staying.items()}
         self._made |= {g.request_id: (p, steps) for g, p in zip(grants, prompts, strict=True)}
@@ -112,7 +112,7 @@ class Sliced:
         timings = []
         while result := self.engine.step():
             timings += result.timings
-        self.engine.report()
+        self.engine.state.report()
         return timings
 
     def _may_stay(self, prompt: int, made: int) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from services.core import Grant, Plan
 from services.worker.config import DtypeName, EngineConfig
-from services.worker.engine.engine import Engine
+from services.worker.engine.step import Engine
 from services.worker.requests.prompt import Prompt, SamplingParams
 
 Prompts = Sequence[Sequence[int]]
@@ -25,7 +25,7 @@ class BareEngine:
         self._names += len(names)
         self._plans += 1
         admit = tuple(Grant(name, output_tokens) for name in names)
-        self.engine.apply(Plan(self._plans, admit=admit), 0.0)
+        self.engine.state.apply_plan(Plan(self._plans, admit=admit), 0.0)
         for name, prompt in zip(names, prompts, strict=True):
             sampling = SamplingParams(temperature=0.0, ignore_eos=True)
             self.engine.add(Prompt(name, tuple(prompt), len(prompt), output_tokens, sampling), 0.0)
@@ -38,7 +38,7 @@ class BareEngine:
         while (result := self.engine.step()) is not None:
             made += len(result.tokens)
         elapsed = time.perf_counter() - began
-        self.engine.report()
+        self.engine.state.report()
         if made != output_tokens * len(prompts):
             raise RuntimeError(f"the engine made {made} tokens, not all that were asked for")
         return made / elapsed

@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks.engine.bare_engine import BareEngine
 from benchmarks.engine.cases import DTYPES, Case, kv_tokens
 from benchmarks.engine.prompts import prompts
-from services.worker.engine.engine import Engine
+from services.worker.engine.step import Engine
 from services.worker.requests.batch import StepResult
 
 STEP = "the loop"

@@ -10,8 +10,8 @@ from benchmarks.engine.shapes import SHAPES
 from benchmarks.gpu.timing import Measurement, times_s
 from benchmarks.harness.report import Figure, figure
 from services.worker.config import EngineConfig
-from services.worker.engine.engine import Engine
 from services.worker.engine.graphs.check import RandomRows
+from services.worker.engine.step import Engine
 from services.worker.model.paged import PagedModel
 from services.worker.requests.batch import StepBatch
 

@@ -17,6 +17,13 @@ from services.core import HeldRequest, Report
 from services.runtime.codecs.attach import decode_plan, encode_held, encode_report
 from services.runtime.streams import Outbox
 from services.worker.config import WorkerConfig
+from services.worker.engine.mailbox import (
+    ApplyPlan,
+    AttachScheduler,
+    DetachScheduler,
+    Reset,
+    ReturnReports,
+)
 from services.worker.engine.runner import EngineRunner
 from services.worker.spans import WorkerSpans
 
@@ -124,8 +131,8 @@ class Attachment:
                 welcome = True
                 plan = decode_plan(message)
                 self._spans.planned(plan, time.monotonic())
-                self._runner.apply(plan)
-                await self._runner.ready()
+                self._runner.send(ApplyPlan(plan))
+                await self._runner.wait_for_room()
         except aio.AioRpcError as error:
             self._give_up_if_refused(error, welcome)
             # Who is first at a start has nothing to complain of yet.
@@ -149,7 +156,7 @@ class Attachment:
             self._giving_up.cancel()
         self._upstream = upstream
         self._ended.clear()
-        self._runner.attach(partial(self._greet, upstream))
+        self._runner.send(AttachScheduler(partial(self._greet, upstream)))
 
     def _greet(self, upstream: UpStream, held: Sequence[HeldRequest]) -> None:
         self._greeted = True
@@ -158,15 +165,15 @@ class Attachment:
             upstream.say_draining(self._config.drain_s)
 
     def _end(self) -> None:
-        self._runner.detach(self._gone)
+        self._runner.send(DetachScheduler(self._gone))
         self._seen_s = time.monotonic()
         later = asyncio.get_running_loop().call_later
-        self._giving_up = later(self._config.orphan_hold_s, self._runner.reset)
+        self._giving_up = later(self._config.orphan_hold_s, self._runner.send, Reset())
 
     def _gone(self) -> None:
         """All reports meant for the stream that ended have come: give back those still here."""
         if self._upstream:
-            self._runner.untold(self._upstream.unsent)
+            self._runner.send(ReturnReports(tuple(self._upstream.unsent)))
         self._upstream = None
         self._ended.set()
 

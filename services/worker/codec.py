@@ -7,7 +7,7 @@ from protos.generated import common_pb2, scheduler_pb2, worker_pb2
 from services.costs import StepTiming, SwapTiming
 from services.runtime.codecs.common import encode_reason, encode_swap, encode_timing
 from services.worker.config import WorkerConfig
-from services.worker.engine.engine import Engine
+from services.worker.engine.step import Engine
 from services.worker.requests.batch import NewToken, TokenLogprobs
 from services.worker.requests.prompt import Prompt, SamplingParams
 from services.worker.requests.scores import Opening

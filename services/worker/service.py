@@ -9,6 +9,7 @@ from protos.generated import worker_pb2, worker_pb2_grpc
 from services.runtime.errors import Code, InvalidArgument, ServiceError
 from services.runtime.streams import duplex
 from services.worker.codec import decode_prompt
+from services.worker.engine.mailbox import AddPrompt, CloseStream, OpenStream, RefuseRequest
 from services.worker.engine.runner import EngineRunner
 from services.worker.outbox import TokenOutbox
 from services.worker.requests.batch import NewToken
@@ -39,7 +40,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             raise InvalidArgument("hello", "the first message of Stream must be a hello")
         origin = f"{first.hello.gateway_id}#{next(self._streams)}"
         outbox = self._outboxes[origin] = TokenOutbox(self._outbox_tokens)
-        self._runner.opened(origin)
+        self._runner.send(OpenStream(origin))
         try:
             async for batch in duplex(self._read(origin, requests), outbox):
                 yield batch
@@ -47,24 +48,24 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
                 raise ServiceError(Code.RESOURCE_EXHAUSTED, OVERFLOW)
         finally:
             del self._outboxes[origin]
-            self._runner.closed(origin)
+            self._runner.send(CloseStream(origin))
 
     async def _read(self, origin: str, requests: AsyncIterator[worker_pb2.WorkerInput]) -> None:
         async for message in requests:
             if message.HasField("prompt"):
                 self._receive(message.prompt, origin)
-                await self._runner.ready()
+                await self._runner.wait_for_room()
 
     def _receive(self, message: worker_pb2.Prompt, origin: str) -> None:
         try:
             prompt = decode_prompt(message, origin)
         except ValueError as error:
-            self._runner.refuse(message.request_id)
+            self._runner.send(RefuseRequest(message.request_id))
             self._outboxes[origin].add_error(message.request_id, 0, str(error))
             return
         made = len(prompt.token_ids) - prompt.prompt_tokens
         self._spans.received(prompt.request_id, prompt.traceparent, made, time.monotonic())
-        self._runner.receive(prompt)
+        self._runner.send(AddPrompt(prompt))
 
     def _post(self, tokens: list[NewToken]) -> None:
         self._spans.tokens(tokens, time.monotonic())

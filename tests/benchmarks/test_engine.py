@@ -282,7 +282,7 @@ def test_the_engine_has_every_phase():
     stopwatch = Stopwatch()
     assert watch(engine, stopwatch) == []
     engine.add(Prompt("a", (5, 6, 7), 3, 4), 0.0)
-    engine.apply(Plan(1, admit=(Grant("a", 4),)), 0.0)
+    engine.state.apply_plan(Plan(1, admit=(Grant("a", 4),)), 0.0)
     while engine.step():
         pass
     spent = stopwatch.take()

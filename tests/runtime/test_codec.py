@@ -139,7 +139,19 @@ def test_slas(sla: Sla) -> None:
     assert codec.decode_sla(codec.encode_sla(sla)) == sla
 
 
-VIEW = WorkerView("w", "unix:/w", "demo", 6_400, 16, 32, 2_048, 512, 25_600, "imports 2.5 s")
+VIEW = WorkerView(
+    "w",
+    "unix:/w",
+    "demo",
+    6_400,
+    16,
+    32,
+    2_048,
+    512,
+    25_600,
+    "imports 2.5 s",
+    "float32 on cpu (configured)",
+)
 ALL_SET: dict[str, Plan | Report | CostModel | Outcome] = {
     "plan": Plan(
         3, (Grant("a", 9),), (Grant("b", 8),), (Pause("c", Residency.OFFLOAD),), ("d",), ("e",),
@@ -189,7 +201,7 @@ def test_a_worker_s_hello() -> None:
     hello = scheduler_pb2.WorkerHello(
         worker_id="w", address="unix:/w", model="demo", kv_tokens=6_400, block_tokens=16,
         max_running=32, max_context_tokens=2_048, kv_bytes_per_token=512, host_tokens=25_600,
-        start="imports 2.5 s",
+        start="imports 2.5 s", placement="float32 on cpu (configured)",
     )  # fmt: skip
     assert all(getattr(VIEW, name) for name in VIEW.__dataclass_fields__)
     assert attach_codec.decode_worker_hello(hello) == VIEW

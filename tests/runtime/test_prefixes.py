@@ -184,7 +184,7 @@ def test_a_worker_tells_nothing_until_a_plan_asks() -> None:
     t.state.attach()
     anew = t.state.report()
     assert anew is not None and anew.prefixes_added == ()
-    t.state.apply(Plan(1, prefix_blocks=1), 0.0)
+    t.state.apply_plan(Plan(1, prefix_blocks=1), 0.0)
     shallow = t.state.report()
     assert shallow is not None and shallow.prefixes_added == first.prefixes_added[:1]
 

@@ -18,7 +18,7 @@ from gateway.requests.text import Text
 from models.tasks import Example, examples
 from services.core import FinishReason
 from services.worker.config import EngineConfig
-from services.worker.engine.engine import Engine
+from services.worker.engine.step import Engine
 from services.worker.requests.prompt import SamplingParams
 from tests.worker.worker_fixtures import Feeder
 

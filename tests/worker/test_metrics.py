@@ -9,8 +9,8 @@ from prometheus_client import CollectorRegistry
 from observability.metrics import worker as catalogue
 from services.core import Pause, Report, Residency
 from services.costs import Direction
-from services.worker.engine.engine import Engine
 from services.worker.engine.phase_clock import Phase, PhaseClock
+from services.worker.engine.step import Engine
 from services.worker.metrics import COUNTED, WorkerMetrics
 from services.worker.requests.batch import StepResult
 from tests.observability.metrics.seen import uncatalogued, unseen

@@ -12,7 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from protos.generated import common_pb2, worker_pb2, worker_pb2_grpc
 from services.core import Grant, HeldRequest, StaticBatch
 from services.runtime.codecs.attach import decode_held
-from services.worker.engine.engine import Engine
+from services.worker.engine.step import Engine
 from tests.observability.lines import lines_of
 from tests.worker.worker_fixtures import generate, prompt_tokens, reference
 from tests.worker.worker_serving import KV_TOKENS, Prompt, running, until
@@ -219,7 +219,10 @@ async def test_plans_with_an_unknown_residency_are_carried_out_and_logged_once(f
         world.scheduler.plan(extend=(Grant("r", 10),), residency="levitate")
         await until(lambda: "r" in gateway.ended)
     said = [r.getMessage() for r in caplog.records if "levitate" in r.getMessage()]
-    assert said == ["plans ask for residency 'levitate', unknown here: recompute it is"]
+    assert said == [
+        "the scheduler's plans name the residency policy 'levitate', which this worker does not "
+        "have; it uses recompute"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -259,7 +262,7 @@ async def test_a_broken_step_ends_its_requests_and_the_next_ones_run(folder, mon
     monkeypatch.setattr(Engine, "run", break_on_seven)
     async with running(folder) as world:
         gateway = world.gateway()
-        with lines_of("services.worker.engine.thread") as lines:
+        with lines_of("services.worker.engine.loop") as lines:
             for request_id, tokens in (("broken", (5, 7, 5)), ("whole", (5, 6, 5))):
                 traced = f"00-{'ab' * 16}-{'cd' * 8}-01"
                 gateway.send(request_id, tokens, 3, traced, ignore_eos=True)

@@ -33,7 +33,7 @@ from transformers import (
 
 from services.core import FinishReason, Grant, Plan, Report
 from services.worker.config import EngineConfig
-from services.worker.engine.engine import Engine
+from services.worker.engine.step import Engine
 from services.worker.model.paged import PagedModel
 from services.worker.requests.batch import NewToken, StepResult
 from services.worker.requests.prompt import GREEDY, Prompt, SamplingParams
@@ -161,7 +161,7 @@ class Feeder:
 
     def plan(self, **directives: Any) -> None:
         self._seq += 1
-        self.engine.apply(Plan(self._seq, **directives), 0.0)
+        self.engine.state.apply_plan(Plan(self._seq, **directives), 0.0)
 
     def _grant(self, request_id: str, so_far: int = 0) -> Grant:
         most = self._max_tokens[request_id]
@@ -178,7 +178,7 @@ class Feeder:
             self.output[token.request_id].append(token.token_id)
             self.drawn[token.request_id].append(token)
         self.engine.state.check_integrity()
-        if report := self.engine.report():
+        if report := self.engine.state.report():
             self.on_report(report)
             self._read(report)
         return result is not None

@@ -1,64 +1,147 @@
-"""Between the event loop and the engine's thread: calls for the other side to make, in order."""
+"""Between the event loop and the engine's thread: typed commands one way, calls the other."""
 
 import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
+
+from services.core import HeldRequest, Plan, Report
+from services.worker.requests.prompt import Prompt
 
 Call = Callable[[], None]
 
-UNHEARD_MAX = 4_096  # a step posts a few; the engine waits for a loop that is so far behind
+MAX_UNDELIVERED = 4_096  # calls to the event loop; the engine then waits for it
+
+
+@dataclass(frozen=True, slots=True)
+class OpenStream:
+    """A gateway's stream opens: prompts arrive on it, and their tokens are read."""
+
+    origin: str
+
+
+@dataclass(frozen=True, slots=True)
+class CloseStream:
+    """A gateway's stream is closed: its tokens are lost. Without a scheduler, which would cancel
+    its requests, they are dropped."""
+
+    origin: str
+
+
+@dataclass(frozen=True, slots=True)
+class AddPrompt:
+    """A prompt arrives. If it can never run here, it ends with an error."""
+
+    prompt: Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class RefuseRequest:
+    """A request's prompt is invalid."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyPlan:
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True)
+class AttachScheduler:
+    """A scheduler attaches. `on_attached` receives the held requests, for adoption; reports follow,
+    beginning with what happened without a scheduler."""
+
+    on_attached: Callable[[tuple[HeldRequest, ...]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class DetachScheduler:
+    """The scheduler is gone; no report follows `on_detached`. Requests continue within their
+    budgets, and events are kept for the next scheduler."""
+
+    on_detached: Call
+
+
+@dataclass(frozen=True, slots=True)
+class ReturnReports:
+    """These reports were not sent: their contents go into the next one."""
+
+    reports: tuple[Report, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """Drop all requests: no scheduler has adopted them."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueryDrained:
+    """Answers whether no request runs or is about to, after all earlier commands."""
+
+    answer: Callable[[bool], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """End the thread after the current step."""
+
+
+GatewayCommand = OpenStream | CloseStream | AddPrompt | RefuseRequest
+SchedulerCommand = ApplyPlan | AttachScheduler | DetachScheduler | ReturnReports | Reset
+Command = GatewayCommand | SchedulerCommand | QueryDrained | Stop
 
 
 class Inbox:
-    """Calls for the engine's thread. `put` from any thread, `take` from the engine's alone."""
+    """Commands for the engine's thread. Any thread may `put`; only the engine's may `take_all`."""
 
     def __init__(self) -> None:
-        self._calls: deque[Call] = deque()
-        self._some = threading.Condition()
+        self._commands: deque[Command] = deque()
+        self._changed = threading.Condition()
 
     def __len__(self) -> int:
-        return len(self._calls)
+        return len(self._commands)
 
-    def put(self, call: Call) -> None:
-        with self._some:
-            self._calls.append(call)
-            self._some.notify()
+    def put(self, command: Command) -> None:
+        with self._changed:
+            self._commands.append(command)
+            self._changed.notify()
 
-    def take(self, wait_s: float) -> list[Call]:
-        """All there are; where there are none, those that come within `wait_s`."""
-        if not self._calls and not wait_s:
+    def take_all(self, wait_s: float) -> list[Command]:
+        """All commands; if there are none, those that arrive within `wait_s`."""
+        if not self._commands and not wait_s:
             return []
-        with self._some:
-            if not self._calls:
-                self._some.wait(wait_s)
-            calls = list(self._calls)
-            self._calls.clear()
-        return calls
+        with self._changed:
+            if not self._commands:
+                self._changed.wait(wait_s)
+            commands = list(self._commands)
+            self._commands.clear()
+        return commands
 
 
 class Outbox:
-    """Calls for the event loop, which makes all there are in one turn.
+    """Calls for the event loop, which makes all pending ones in one turn.
 
-    `post` is the engine's thread's; it waits while UNHEARD_MAX are not made yet.
+    The engine's thread posts; it waits while MAX_UNDELIVERED calls are pending.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop):
         self._loop = loop
         self._calls: deque[Call] = deque()
-        self._woken = False  # the loop, since it last looked
-        self._room = threading.Semaphore(UNHEARD_MAX)
+        self._wake_pending = False
+        self._room = threading.Semaphore(MAX_UNDELIVERED)
 
     def post(self, call: Call) -> None:
         self._room.acquire()
         self._calls.append(call)
-        if not self._woken:
-            self._woken = True
+        if not self._wake_pending:
+            self._wake_pending = True
             self._loop.call_soon_threadsafe(self.deliver)
 
     def deliver(self) -> None:
-        """Make all that wait, in order."""
-        self._woken = False  # before looking: what is posted from here on wakes the loop again
+        """Makes all pending calls, in order."""
+        self._wake_pending = False  # first: a call posted from here on wakes the loop again
         while self._calls:
             call = self._calls.popleft()
             self._room.release()

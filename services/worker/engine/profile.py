@@ -6,7 +6,7 @@ from time import perf_counter
 
 from services.core import Grant, Pause, Plan, Residency
 from services.costs import StepTiming, SwapTiming
-from services.worker.engine.engine import Engine
+from services.worker.engine.step import Engine
 from services.worker.requests.prompt import Prompt, SamplingParams
 
 # (sequences, prompt tokens each): prefills of several lengths and decodes over several contexts.
@@ -53,16 +53,16 @@ def _time_swaps(engine: Engine, tokens: int) -> tuple[SwapTiming, ...]:
     name = "profile"
     output = _output_tokens(engine, 1, tokens)
     engine.add(Prompt(name, (0,) * tokens, tokens, output, SAMPLING), 0.0)
-    engine.apply(Plan(1, admit=(Grant(name, 1),)), 0.0)
+    engine.state.apply_plan(Plan(1, admit=(Grant(name, 1),)), 0.0)
     while engine.step():
         pass
     for turn in range(ROUNDS):
-        engine.apply(Plan(2 * turn + 2, pause=(Pause(name, Residency.OFFLOAD),)), 0.0)
+        engine.state.apply_plan(Plan(2 * turn + 2, pause=(Pause(name, Residency.OFFLOAD),)), 0.0)
         engine.step()
         engine.state.pool.forget_published()  # or it would find itself there
-        engine.apply(Plan(2 * turn + 3, prefetch=(name,)), 0.0)
+        engine.state.apply_plan(Plan(2 * turn + 3, prefetch=(name,)), 0.0)
         engine.step()
-    report = engine.report()
+    report = engine.state.report()
     engine.reset()
     return report.swaps if report else ()
 
@@ -89,7 +89,7 @@ def _time_steps(engine: Engine, seqs: int, tokens: int, until_s: float) -> list[
         same = (0,) * tokens
         prompt = Prompt(request_id, same, tokens, output, SAMPLING, cache_salt=request_id)
         engine.add(prompt, 0.0)
-    engine.apply(Plan(1, admit=tuple(Grant(i, output) for i in ids)), 0.0)
+    engine.state.apply_plan(Plan(1, admit=tuple(Grant(i, output) for i in ids)), 0.0)
     timings = []
     while perf_counter() < until_s and (result := engine.step()):
         timings += result.timings

@@ -20,8 +20,8 @@ import transformers
 
 from services.runtime.observed.logs import log_as
 from services.worker.config import EngineConfig
-from services.worker.engine.engine import Engine
 from services.worker.engine.ranks import Moving, rank_device
+from services.worker.engine.step import Engine
 from services.worker.kv.moves import Moves
 from services.worker.model.part import Part
 from services.worker.parallel.cut import Cut

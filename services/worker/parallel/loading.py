@@ -6,8 +6,8 @@ import torch
 from transformers import AutoConfig
 
 from services.worker.config import EngineConfig
-from services.worker.engine.engine import Engine
 from services.worker.engine.ranks import rank_device
+from services.worker.engine.step import Engine
 from services.worker.machine import device_of
 from services.worker.model.dtypes import choose_dtype
 from services.worker.model.paged import refused_in_a_sentence, require_folder

@@ -1,8 +1,9 @@
 """WorkerState: what plans, prompts and drawn tokens do to a worker. Pure, sans-I/O.
 
-The loop: plans and prompts change who runs (`apply`, `receive`) → `compose` one step → the engine
-computes it → `commit` what it drew, or `fail` → `report`. Schedulers come and go (`attach`):
-without one there are no plans and no reports, and whoever is here goes on inside the budget it has.
+The cycle: plans and prompts change the running requests (`apply_plan`, `receive`) → `compose` one
+step → the engine computes it → `commit` its tokens, or `fail` → `report`. Schedulers come and go
+(`attach`). Without one there are no plans and no reports, and requests continue within their
+budgets.
 
 One step may be in flight: `advance` says that it was launched, and the next one can be composed.
 Between `compose` and `advance` (or `commit`, where nothing is composed ahead) nothing is called but
@@ -95,7 +96,7 @@ class WorkerState:
         self._reporter.begin(self.sequences, blocks)
         return tuple(s.held(blocks.get(s.request_id, 0)) for s in self.sequences.values())
 
-    def untold(self, reports: Iterable[Report]) -> None:
+    def return_reports(self, reports: Iterable[Report]) -> None:
         """These were not sent: what they say of endings and evictions goes into the next. A step in
         flight has no part in it: nothing was reported of it."""
         unsent = list(reports)
@@ -136,7 +137,7 @@ class WorkerState:
             self._lockstep.came(self.sequences[request_id])
         return None
 
-    def apply(self, plan: Plan, now: float) -> None:
+    def apply_plan(self, plan: Plan, now: float) -> None:
         """Carry out a plan; one whose seq was applied before changes nothing.
 
         Budgets count the token in flight. Who is paused or offloaded takes along what that step

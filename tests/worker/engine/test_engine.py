@@ -9,8 +9,8 @@ import torch
 from services.core import Grant, Plan
 from services.costs import Direction
 from services.worker.config import EngineConfig
-from services.worker.engine.engine import Engine
 from services.worker.engine.profile import profile, profile_swaps
+from services.worker.engine.step import Engine
 from services.worker.requests.prompt import Prompt, SamplingParams
 from tests.worker.worker_fixtures import Feeder, engine_of, generate, prompt_tokens, reference
 
@@ -34,7 +34,7 @@ def test_while_the_same_sequences_decode_the_batch_is_moved_on_in_place():
     engine = engine_of("llama", block_tokens=4)
     for request_id in ("a", "b"):
         engine.add(Prompt(request_id, prompt_tokens(1, 6), 6, 50, ENDLESS), 0.0)
-    engine.apply(Plan(1, admit=(Grant("a", 50), Grant("b", 20))), 0.0)
+    engine.state.apply_plan(Plan(1, admit=(Grant("a", 50), Grant("b", 20))), 0.0)
     engine.step()
     engine.step()
     batches = []
@@ -52,7 +52,7 @@ def test_the_profile_covers_prefill_and_decode_and_leaves_nothing_behind():
     assert all(timing.elapsed_s > 0 for timing in timings)
     assert {timing.decode_seqs for timing in timings if not timing.prefill_tokens} >= {1, 4, 16, 64}
     assert max(timing.prefill_tokens for timing in timings) == 128
-    assert engine.state.idle and engine.report() is None
+    assert engine.state.idle and engine.state.report() is None
     feeder = Feeder(engine)
     feeder.add("r", prompt_tokens(1, 5), 4, ENDLESS)
     assert len(feeder.run()["r"]) == 4
@@ -64,7 +64,7 @@ def test_the_profile_swaps_whole_requests_there_and_back_and_leaves_nothing_behi
     there_and_back = [(Direction.OFFLOAD, 64), (Direction.UPLOAD, 64)]
     assert [(swap.direction, swap.tokens) for swap in swaps] == 2 * there_and_back
     assert all(0 < swap.quantize_s < swap.elapsed_s for swap in swaps)
-    assert engine.state.idle and engine.report() is None
+    assert engine.state.idle and engine.state.report() is None
     assert profile_swaps(engine_of("llama"), 20.0) == [], "there is no host memory to swap to"
 
 
@@ -73,7 +73,7 @@ def test_a_profile_ends_with_its_time_and_leaves_nothing_behind():
     engine = engine_of("llama", host_gib=0.01)
     assert profile(engine, limit_s=0.0) == []
     assert profile_swaps(engine, limit_s=0.0) == []
-    assert engine.state.idle and engine.report() is None
+    assert engine.state.idle and engine.state.report() is None
 
 
 def test_a_cache_that_does_not_fit_says_what_would(tmp_path):
@@ -102,7 +102,7 @@ def test_numba_s_start_leaves_pytorch_its_threads(tmp_path):
     reference("llama").save_pretrained(tmp_path)
     load = (
         "import torch; from services.worker.config import EngineConfig; "
-        "from services.worker.engine.engine import Engine; "
+        "from services.worker.engine.step import Engine; "
         f"Engine.load(EngineConfig(model={str(tmp_path)!r}, kernels='numba', kv_tokens=64)); "
         "print(torch.get_num_threads())"
     )

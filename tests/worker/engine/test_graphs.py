@@ -18,9 +18,9 @@ from transformers import (
 
 from services.worker.config import EngineConfig
 from services.worker.engine import assembly
-from services.worker.engine.engine import Engine
 from services.worker.engine.graphs import decode_graphs
 from services.worker.engine.graphs.sizes import fitting, graphs_wanted, order_of, sizes_of
+from services.worker.engine.step import Engine
 from services.worker.model import paged
 from services.worker.model.layer_ops import TorchLayerOps
 from services.worker.requests.prompt import SamplingParams

@@ -11,9 +11,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from foretoken.running.options import demo_model
 from services.core import FinishReason, Grant, Plan, StaticBatch
 from services.worker.config import EngineConfig
-from services.worker.engine.engine import Engine, StepFailed
 from services.worker.engine.inputs import StepInputs
 from services.worker.engine.sampling.drawn import Drawn
+from services.worker.engine.step import Engine, StepFailed
 from services.worker.engine.step_clock import StepClock
 from services.worker.kv.device_streams import ImmediateStreams, Lane
 from services.worker.requests.batch import DecodeRows, StepBatch
@@ -112,7 +112,7 @@ def test_while_the_same_rows_decode_nothing_is_composed_or_gathered(monkeypatch)
     engine = engine_of("llama", block_tokens=4, overlap="on")
     for request_id in ("a", "b"):
         engine.add(Prompt(request_id, prompt_tokens(1, 6), 6, 50, ENDLESS), 0.0)
-    engine.apply(Plan(1, admit=(Grant("a", 50), Grant("b", 20))), 0.0)
+    engine.state.apply_plan(Plan(1, admit=(Grant("a", 50), Grant("b", 20))), 0.0)
     batches: list[StepBatch] = []
     fed: list[bool] = []
     prepare = engine._inputs.prepare
@@ -220,7 +220,7 @@ def test_a_poisoned_request_ends_alone_with_a_step_in_flight(late, monkeypatch):
         except StepFailed as failure:
             failed.extend(sequence.request_id for sequence in failure.sequences)
             engine.state.check_integrity()
-            if report := engine.report():
+            if report := engine.state.report():
                 feeder._read(report)
             return True
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from services.core import FinishReason, Grant, Plan, StaticBatch
 from services.worker.config import EngineConfig
-from services.worker.engine.engine import Engine, StepFailed
+from services.worker.engine.step import Engine, StepFailed
 from services.worker.requests.batch import StepBatch
 from services.worker.requests.limits import Limits
 from services.worker.requests.prompt import GREEDY, Prompt, SamplingParams
@@ -171,7 +171,7 @@ def test_whoever_is_good_ends_as_if_nobody_were_bad(
         state.receive(Prompt(name, tuple(range(length)), length, 9, ENDLESS), 0.0)
     grants = tuple(Grant(name, 9) for name in names)
     batches = (StaticBatch(1, tuple(names)),) if static else ()
-    state.apply(Plan(1, admit=grants, batches=batches), 0.0)
+    state.apply_plan(Plan(1, admit=grants, batches=batches), 0.0)
 
     def poisoned(batch: StepBatch) -> bool:
         here = [s for s in batch.sequences if s.request_id in output]
@@ -195,7 +195,7 @@ def test_whoever_is_good_ends_as_if_nobody_were_bad(
         report = state.report()
         ended |= {f.request_id: f.reason for f in report.finished} if report else {}
         again = tuple(Grant(p.request_id, 9) for p in report.evicted) if report else ()
-        state.apply(Plan(seq, admit=again), 0.0)
+        state.apply_plan(Plan(seq, admit=again), 0.0)
     assert ended == {
         r: FinishReason.ERROR if int(r[1:]) in bad else FinishReason.LENGTH for r in names
     }
@@ -240,7 +240,7 @@ class Enduring(Feeder):
             return super().step()
         except StepFailed:
             self.engine.state.check_integrity()
-            if report := self.engine.report():
+            if report := self.engine.state.report():
                 self._read(report)
             return True
 
@@ -342,7 +342,7 @@ def test_out_of_memory_of_one_that_is_alone_is_its_end(monkeypatch):
 def test_whether_the_device_works_is_tried_without_a_trace(monkeypatch):
     engine = engine_of("llama", block_tokens=1, kv_tokens=8)
     engine.add(Prompt("r", prompt_tokens(1, 3), 3, 4, GREEDY), 0.0)
-    engine.apply(Plan(1, admit=(Grant("r", 4),)), 0.0)
+    engine.state.apply_plan(Plan(1, admit=(Grant("r", 4),)), 0.0)
     engine.step()
     free = engine.state.pool.free_blocks
     assert engine.works() and engine.state.pool.free_blocks == free

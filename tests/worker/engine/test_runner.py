@@ -11,11 +11,18 @@ from prometheus_client import CollectorRegistry
 
 from services.core import Completion, FinishReason, Grant, Pause, Plan, Report, Residency
 from services.runtime.tasks import background
-from services.worker.engine import mailbox
+from services.worker.engine import loop, mailbox
 from services.worker.engine import runner as runner_module
-from services.worker.engine import thread as module
-from services.worker.engine.engine import Engine
+from services.worker.engine.mailbox import (
+    AddPrompt,
+    ApplyPlan,
+    AttachScheduler,
+    DetachScheduler,
+    RefuseRequest,
+    ReturnReports,
+)
 from services.worker.engine.runner import EngineRunner
+from services.worker.engine.step import Engine
 from services.worker.metrics import WorkerMetrics
 from services.worker.requests.batch import NewToken
 from services.worker.requests.prompt import Prompt, SamplingParams
@@ -38,7 +45,7 @@ class Heard:
         self.runner.on_error = self._error
         self.runner.on_report = self._report
         self._seq = 0
-        self.runner.attach(lambda _: None)
+        self.runner.send(AttachScheduler(lambda _: None))
 
     def _error(self, prompt: Prompt, offset: int, why: str) -> None:
         self.errors[prompt.request_id] = (offset, why)
@@ -49,10 +56,10 @@ class Heard:
     def begin(self, *requests: tuple[str, tuple[int, ...], int]) -> None:
         """All at once."""
         for name, tokens, most in requests:
-            self.runner.receive(Prompt(name, tokens, len(tokens), most, ENDLESS))
+            self.runner.send(AddPrompt(Prompt(name, tokens, len(tokens), most, ENDLESS)))
         grants = tuple(Grant(name, most) for name, _, most in requests)
         self._seq += 1
-        self.runner.apply(Plan(self._seq, admit=grants))
+        self.runner.send(ApplyPlan(Plan(self._seq, admit=grants)))
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -88,9 +95,9 @@ async def test_one_bad_request_is_told_why_and_its_neighbours_never_hear_of_it(p
 
 
 async def test_many_choices_of_a_bad_prompt_do_not_end_the_process(poisoned):
-    """More than FAILURES_MAX fail alone, one after the other; the device is none the worse."""
+    """More than MAX_FAILURES fail alone, one after the other; the device is none the worse."""
     heard = Heard()
-    bad = [(f"bad{i}", (5, 7), 3) for i in range(2 * module.FAILURES_MAX)]
+    bad = [(f"bad{i}", (5, 7), 3) for i in range(2 * loop.MAX_FAILURES)]
     async with background(heard.runner.run()):
         heard.begin(*bad)
         await until(lambda: len(heard.errors) == len(bad))
@@ -116,15 +123,15 @@ async def test_where_nothing_can_be_computed_the_process_ends_and_most_can_go_el
 
 async def test_halves_that_waited_too_long_are_given_up_while_others_run(monkeypatch):
     """A prompt nobody admits and an admission without a prompt, both too old at once."""
-    monkeypatch.setattr(module, "EXPIRE_S", 0.0)
+    monkeypatch.setattr(loop, "EXPIRE_INTERVAL_S", 0.0)
     heard = Heard()
     state = heard.engine.state
     heard.begin(("busy", prompt_tokens(1, 5), 200))
     state.pending.held_s = -1.0
     async with background(heard.runner.run()):
         await until(lambda: heard.tokens)
-        heard.runner.receive(Prompt("orphan", (5, 6), 2, 3, ENDLESS))
-        heard.runner.apply(Plan(2, admit=(Grant("nobody", 3),)))
+        heard.runner.send(AddPrompt(Prompt("orphan", (5, 6), 2, 3, ENDLESS)))
+        heard.runner.send(ApplyPlan(Plan(2, admit=(Grant("nobody", 3),))))
         await until(lambda: "nobody" in heard.finished)
         assert not state.pending.prompts and not state.pending.admissions
         assert "busy" in state.running, "it was given up by a busy worker"
@@ -132,10 +139,10 @@ async def test_halves_that_waited_too_long_are_given_up_while_others_run(monkeyp
 
 
 async def test_nothing_is_given_up_before_its_time(monkeypatch):
-    monkeypatch.setattr(module, "EXPIRE_S", 0.0)
+    monkeypatch.setattr(loop, "EXPIRE_INTERVAL_S", 0.0)
     heard = Heard()
     async with background(heard.runner.run()):
-        heard.runner.receive(Prompt("early", (5, 6), 2, 3, ENDLESS))
+        heard.runner.send(AddPrompt(Prompt("early", (5, 6), 2, 3, ENDLESS)))
         heard.begin(("busy", prompt_tokens(1, 5), 20))
         await until(lambda: "busy" in heard.finished)
     assert "early" in heard.engine.state.pending.prompts
@@ -168,7 +175,7 @@ async def test_what_arrives_during_a_step_is_all_in_the_next_and_nobody_waits_fo
         await until(gate.inside.is_set)
         many = [(f"r{i}", (5, 6, i), 2) for i in range(8, 72)]
         heard.begin(*many)
-        await asyncio.wait_for(heard.runner.ready(), 5)
+        await asyncio.wait_for(heard.runner.wait_for_room(), 5)
         assert len(gate.steps) == 1, "the step is still held"
         gate.open.set()
         await until(lambda: len(heard.finished) == 65)
@@ -176,16 +183,16 @@ async def test_what_arrives_during_a_step_is_all_in_the_next_and_nobody_waits_fo
 
 
 async def test_a_reader_waits_when_the_engine_has_too_much_to_take(monkeypatch):
-    monkeypatch.setattr(runner_module, "UNTAKEN_MAX", 3)
+    monkeypatch.setattr(runner_module, "MAX_WAITING_COMMANDS", 3)
     gate, heard = Gate(monkeypatch), Heard()
     async with background(heard.runner.run()):
         heard.begin(("first", (5, 6), 2))
         await until(gate.inside.is_set)
-        heard.runner.refuse("one")
-        await asyncio.wait_for(heard.runner.ready(), 5)
+        heard.runner.send(RefuseRequest("one"))
+        await asyncio.wait_for(heard.runner.wait_for_room(), 5)
         for name in ("two", "three"):
-            heard.runner.refuse(name)
-        waiting = asyncio.ensure_future(heard.runner.ready())
+            heard.runner.send(RefuseRequest(name))
+        waiting = asyncio.ensure_future(heard.runner.wait_for_room())
         await asyncio.sleep(0.05)
         assert not waiting.done()
         gate.open.set()
@@ -201,17 +208,17 @@ async def test_reports_end_before_the_listener_is_gone_and_what_was_not_sent_com
     async with background(heard.runner.run()):
         heard.begin(("a", (5, 6), 2))
         await until(lambda: "a" in order)
-        heard.runner.detach(lambda: order.append("gone"))
-        heard.runner.refuse("b")
-        heard.runner.untold([unsent])
-        heard.runner.attach(lambda held: order.append(f"greeted by {len(held)}"))
+        heard.runner.send(DetachScheduler(lambda: order.append("gone")))
+        heard.runner.send(RefuseRequest("b"))
+        heard.runner.send(ReturnReports((unsent,)))
+        heard.runner.send(AttachScheduler(lambda held: order.append(f"greeted by {len(held)}")))
         await until(lambda: "b" in order)
     assert order == ["a", "gone", "greeted by 0", "lost", "b"]
 
 
 async def test_the_engine_waits_for_a_loop_that_does_not_listen(monkeypatch):
     """Nothing piles up without end: what is not heard yet is bounded, and nothing of it is lost."""
-    monkeypatch.setattr(mailbox, "UNHEARD_MAX", 2)
+    monkeypatch.setattr(mailbox, "MAX_UNDELIVERED", 2)
     gate, heard = Gate(monkeypatch), Heard()
     gate.open.set()
     async with background(heard.runner.run()):
@@ -236,11 +243,11 @@ async def test_draining_waits_for_the_last_and_for_what_is_still_in_the_inbox():
 async def test_draining_waits_for_no_prompt_whose_plan_never_came_and_for_nobody_who_rests():
     heard = Heard()
     async with background(heard.runner.run()):
-        heard.runner.receive(Prompt("unplanned", (5, 6), 2, 9, ENDLESS))
-        heard.runner.receive(Prompt("rests", (5, 6), 2, 50, ENDLESS))
-        heard.runner.apply(Plan(1, admit=(Grant("rests", 3),)))
+        heard.runner.send(AddPrompt(Prompt("unplanned", (5, 6), 2, 9, ENDLESS)))
+        heard.runner.send(AddPrompt(Prompt("rests", (5, 6), 2, 50, ENDLESS)))
+        heard.runner.send(ApplyPlan(Plan(1, admit=(Grant("rests", 3),))))
         await until(lambda: len(heard.tokens) == 3)
-        heard.runner.apply(Plan(2, pause=(Pause("rests", Residency.KEEP),)))
+        heard.runner.send(ApplyPlan(Plan(2, pause=(Pause("rests", Residency.KEEP),))))
         await asyncio.wait_for(heard.runner.drain(), 20)
         assert heard.engine.state.pending.prompts and heard.engine.state.sequences
 
@@ -258,3 +265,12 @@ async def test_cancelling_lets_the_step_under_way_end_and_leaves_no_thread(monke
         await running
     assert len(gate.steps) == 1
     assert not [thread for thread in threading.enumerate() if thread.name == "engine"]
+
+
+async def test_idle_worker_checks_its_integrity(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An inconsistent state ends the engine, once nothing runs."""
+    monkeypatch.setattr(loop, "EXPIRE_INTERVAL_S", 0.01)
+    heard = Heard()
+    heard.engine.state.pool.grow("unknown", 16)
+    with pytest.raises(AssertionError):
+        await asyncio.wait_for(heard.runner.run(), 20)

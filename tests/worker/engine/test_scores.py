@@ -12,8 +12,8 @@ from foretoken.running.options import demo_model
 from gateway.requests.text import Text
 from services.core import Grant, Pause, Residency
 from services.worker.config import EngineConfig
-from services.worker.engine.engine import Engine
 from services.worker.engine.sampling import scored
+from services.worker.engine.step import Engine
 from services.worker.requests.prompt import Prompt, SamplingParams
 from services.worker.requests.scores import Opening, PromptLogprobs
 from tests.worker.worker_fixtures import MODELS, Feeder, engine_of, prompt_tokens, reference

@@ -112,7 +112,7 @@ def test_an_engine_takes_what_is_free_step_by_step():
     engine, machine = engine_of("llama"), Machine()
     engine._cores = machine.spare(2, 2)
     engine.add(Prompt("r", prompt_tokens(1, 9), 9, 4), 0.0)
-    engine.apply(Plan(1, admit=(Grant("r", 4),)), 0.0)
+    engine.state.apply_plan(Plan(1, admit=(Grant("r", 4),)), 0.0)
     seen: list[int] = []
 
     def run() -> None:  # in a thread of its own, whose number of PyTorch's threads is its own

@@ -8,7 +8,7 @@ import torch
 from services.core import Grant, Plan, Report
 from services.costs import StepTiming
 from services.worker.engine import step_clock
-from services.worker.engine.engine import Engine
+from services.worker.engine.step import Engine
 from services.worker.engine.step_clock import StepClock
 from services.worker.kv.device_streams import ImmediateStreams, Lane
 from services.worker.requests.batch import NO_INTS, DecodeRows, PrefillChunk, StepBatch
@@ -48,7 +48,7 @@ class OnDevice:
     def step(self) -> list[StepTiming]:
         result = self.engine.step()
         assert result is not None
-        if report := self.engine.report():
+        if report := self.engine.state.report():
             self.reports.append(report)
         return result.timings
 
@@ -58,7 +58,7 @@ def test_a_step_that_draws_nothing_is_timed_by_its_events(monkeypatch):
     another; each is told with a later step, and to the scheduler, too."""
     device = OnDevice(monkeypatch)
     device.engine.add(Prompt("r", prompt_tokens(1, 40), 40, 9, ENDLESS), 0.0)
-    device.engine.apply(Plan(1, admit=(Grant("r", 9),)), 0.0)
+    device.engine.state.apply_plan(Plan(1, admit=(Grant("r", 9),)), 0.0)
     assert device.step() == []
     assert device.step() == [], "it was not waited for"
     chunks = [StepTiming(16, 0, 16, 17.0), StepTiming(16, 0, 32, 17.0)]
@@ -73,7 +73,7 @@ def test_a_step_that_draws_nothing_is_timed_by_its_events(monkeypatch):
 def test_on_a_cpu_a_step_s_time_comes_with_it():
     engine = engine_of("llama")
     engine.add(Prompt("r", prompt_tokens(1, 5), 5, 2, ENDLESS), 0.0)
-    engine.apply(Plan(1, admit=(Grant("r", 2),)), 0.0)
+    engine.state.apply_plan(Plan(1, admit=(Grant("r", 2),)), 0.0)
     first, second = engine.step(), engine.step()
     assert first is not None and second is not None
     shapes = [(t.prefill_tokens, t.decode_seqs, t.context_tokens) for t in first.timings]

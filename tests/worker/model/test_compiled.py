@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx
 
 from services.worker.config import EngineConfig
-from services.worker.engine.engine import Engine
+from services.worker.engine.step import Engine
 from services.worker.model.compiled import (
     CompiledForward,
     is_wanted,

@@ -9,7 +9,7 @@ from transformers import MambaConfig, MambaForCausalLM
 
 from services.core import FinishReason
 from services.worker.config import EngineConfig
-from services.worker.engine.engine import Engine
+from services.worker.engine.step import Engine
 from services.worker.model.paged import load_model
 from services.worker.requests.prompt import SamplingParams
 from tests.worker.worker_fixtures import (

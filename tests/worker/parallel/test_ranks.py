@@ -13,8 +13,8 @@ import torch
 
 from services.core import FinishReason, Grant, Pause, Residency
 from services.worker.config import EngineConfig
-from services.worker.engine.engine import Engine
 from services.worker.engine.ranks import RanksApart, rank_device
+from services.worker.engine.step import Engine
 from services.worker.parallel import leader
 from services.worker.parallel.loading import load_engine, settled
 from services.worker.requests.prompt import SamplingParams

@@ -114,7 +114,7 @@ class LockstepMachine(RuleBasedStateMachine):
         to_tell = {r for r in paused - {*plan.cancel} if self.state.running[r].ended}
         self._part(*paused)
         self.account.cancelled(*plan.cancel)
-        self.state.apply(plan, 0.0)
+        self.state.apply_plan(plan, 0.0)
         late = self.state.take_late()
         assert {token.request_id for token in late} == to_tell, "told who is paused, nobody else"
         self._tell(late)  # whom the plan names again begins anew, and has not ended
@@ -294,7 +294,7 @@ def test_waste_is_what_the_papers_count(shapes, limit):
         state.receive(prompts[-1], 0.0)
     names = tuple(prompt.request_id for prompt in prompts)
     grants = tuple(Grant(name, limit) for name in names)
-    state.apply(Plan(1, admit=grants, batches=(StaticBatch(1, names),)), 0.0)
+    state.apply_plan(Plan(1, admit=grants, batches=(StaticBatch(1, names),)), 0.0)
     while batch := state.compose():
         state.commit(batch, device.run(batch), [])
     lengths = [length_of(prompt) for prompt in prompts]

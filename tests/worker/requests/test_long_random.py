@@ -163,7 +163,7 @@ class LongLife:
 
     def apply(self, **directives) -> None:
         self.seq += 1
-        self.state.apply(Plan(self.seq, **directives), 0.0)
+        self.state.apply_plan(Plan(self.seq, **directives), 0.0)
 
     def plan(self) -> None:
         draw = self.random

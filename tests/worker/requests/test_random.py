@@ -150,9 +150,9 @@ class WorkerMachine(RuleBasedStateMachine):
             residency=residency,
             costs=KVCosts(0.6, token_s, token_s),
         )
-        self.state.apply(plan, 0.0)
+        self.state.apply_plan(plan, 0.0)
         before = self._snapshot()
-        self.state.apply(plan, 0.0)
+        self.state.apply_plan(plan, 0.0)
         assert self._snapshot() == before
         for request_id in set(cancel) - self.owed:
             self.prompts.pop(request_id, None)
@@ -274,7 +274,7 @@ class WorkerMachine(RuleBasedStateMachine):
     def a_scheduler_goes_and_another_comes(self, unsent, times, left):
         """The last report may not have reached it; without it, gateways may leave too."""
         report = self.state.report() if unsent else None
-        self.state.untold([report] if report else [])
+        self.state.return_reports([report] if report else [])
         self._forget_unread()
         self.steps(times)
         for gateway in left:
@@ -334,7 +334,7 @@ class WorkerMachine(RuleBasedStateMachine):
             self.seq += 1
             admit = tuple(Grant(k, 14) for k in idle)
             extend = tuple(Grant(k, 14) for k in self.prompts)
-            self.state.apply(Plan(self.seq, admit=admit, extend=extend), 0.0)
+            self.state.apply_plan(Plan(self.seq, admit=admit, extend=extend), 0.0)
             self.victims, self.residency = (), ""
             self._step()
             self._arrive(list(self.device.pending))

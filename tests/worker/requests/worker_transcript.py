@@ -71,7 +71,7 @@ class Transcript:
             for name, value in directives.items()
         }
         plan = Plan(self._seq, **told)
-        self.state.apply(plan, now=0.0)
+        self.state.apply_plan(plan, now=0.0)
         self.account.cancelled(*(r for r in plan.cancel if r not in self.state.sequences))
         self.state.check_integrity()
 
@@ -81,7 +81,7 @@ class Transcript:
     def goes(self, *unsent: Report) -> None:
         """The scheduler is gone, and these reports never reached it."""
         self.listened = False
-        self.state.untold(unsent)
+        self.state.return_reports(unsent)
 
     def attach(self) -> None:
         """Another scheduler comes, whose plans are numbered from 1 on."""

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from services.core import HeldRequest, Plan, Report
 from services.worker.config import EngineConfig
 from services.worker.engine.assembly import assemble
 from services.worker.engine.graphs.decode_graphs import DecodeGraphs
@@ -139,22 +138,12 @@ class Engine:
             return f"{field} must lie in [0, {size})"
         return self.state.receive(prompt, now)
 
-    def apply(self, plan: Plan, now: float) -> None:
-        self.state.apply(plan, now)
-
     def reset(self) -> None:
         """Forget all requests, and what is on its way for them; a step in flight is nobody's."""
         self._launched = None
         self.state.reset()
         self._swapper.reset()
         self._sampler.clear()
-
-    def attach(self) -> tuple[HeldRequest, ...]:
-        """A scheduler comes; returns who is here, to be adopted."""
-        return self.state.attach()
-
-    def report(self) -> Report | None:
-        return self.state.report()
 
     def step(self) -> StepResult | None:
         """One iteration: its result; None when nothing can run.
