@@ -10,7 +10,7 @@ from services.runtime.startup import Laps, importing, teller
 from services.worker.compiled_code import keep_what_numba_compiles
 from services.worker.config import WorkerConfig
 
-# What begins when a part of the start has ended.
+# The activity that follows each finished part of the start.
 FOLLOWING = {
     "model": "making the cache and kernels",
     "compiling": "making the cache and kernels",
@@ -20,9 +20,9 @@ FOLLOWING = {
 
 
 def build(config: WorkerConfig, registry: CollectorRegistry, tracing: Tracing = OFF) -> Unit:
-    """Load and profile the model, then serve it. Raises ValueError when it can't be served.
+    """Loads and profiles the model, then serves it. Raises ValueError if it cannot be served.
 
-    PyTorch and transformers are imported here, once the config was found good.
+    PyTorch and transformers are imported here, after the configuration has been validated.
     """
     tell = teller(config.started_by)
     tell("importing PyTorch")
@@ -36,7 +36,7 @@ def build(config: WorkerConfig, registry: CollectorRegistry, tracing: Tracing = 
 
 
 def _megabytes(model: str) -> str:
-    """Of its weights, where they lie in a folder."""
+    """The size of its weights, if they are in a folder."""
     size = sum(path.stat().st_size for path in Path(model).glob("*.safetensors"))
     return f", {size / 1e6:.1f} MB" if size else ""
 

@@ -1,4 +1,5 @@
-"""The worker's stream to the scheduler: dial, say hello, report, take plans; and dial again."""
+"""The worker's Attach stream to the scheduler: connect, send a hello, report, receive plans,
+reconnect."""
 
 import asyncio
 import logging
@@ -31,13 +32,14 @@ log = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 0.1
 DETACH_S = 1.0  # for the last reports to be written and the scheduler to end the stream
-EARLY_S = 15.0  # in which a scheduler that starts beside this worker is there
-# The answers to a hello that will be no better next time.
+EARLY_S = 15.0  # a scheduler that starts beside this worker is available within this time
+# Statuses that refuse this hello for good.
 REFUSALS = (StatusCode.INVALID_ARGUMENT, StatusCode.FAILED_PRECONDITION)
 
 
 class UpStream:
-    """The way up of one stream: a hello, then reports. `unsent` are those still here at its end."""
+    """The outgoing side of one stream: a hello, then reports. `unsent` are the reports not yet
+    written."""
 
     def __init__(self, limit: int):
         self.unsent: deque[Report] = deque()
@@ -51,7 +53,7 @@ class UpStream:
         self._outbox.put(scheduler_pb2.WorkerMessage(draining=message))
 
     def close(self) -> None:
-        """End the way up once all is written."""
+        """Ends the outgoing side once everything is written."""
         self._outbox.close()
 
     def report(self, report: Report) -> None:
@@ -61,14 +63,14 @@ class UpStream:
 
     async def __aiter__(self) -> AsyncIterator[scheduler_pb2.WorkerMessage]:
         async for message in self._outbox:
-            yield message  # goes on once it is written
+            yield message  # resumes once it is written
             if message.HasField("report"):
                 self.unsent.popleft()
 
 
 class Attachment:
-    """Keeps one Attach stream up. Between two, the worker goes on with what it has, for
-    `orphan_hold_s` at most; the next hello names it all, to be adopted."""
+    """Keeps one Attach stream open. Between two streams the worker continues its requests, for at
+    most `orphan_hold_s`; the next hello lists them for adoption."""
 
     def __init__(
         self,
@@ -83,19 +85,20 @@ class Attachment:
         self._runner = runner
         self._hello = hello
         self._spans = spans or WorkerSpans(NO_SPANS)
-        self._upstream: UpStream | None = None  # until the engine knows that it has ended
+        self._upstream: UpStream | None = None  # until the engine has processed its end
         self._ended = asyncio.Event()
         self._ended.set()
-        self._greeted = False  # once, by a scheduler
+        self._greeted = False  # a scheduler has accepted this worker once
         self._leaving = self._left = False
         self._seen_s = 0.0
-        self._giving_up: asyncio.TimerHandle | None = None  # on what is here
+        # resets the engine if no scheduler returns
+        self._giving_up: asyncio.TimerHandle | None = None
         runner.on_report = self._report
 
     async def run(self) -> None:
-        """Until cancelled, or drained. Raises ValueError, a sentence, when there is no coming back:
-        the scheduler has another worker of this name or refuses this one, or it is gone for long
-        and config asks to end then."""
+        """Runs until cancelled or drained. Raises ValueError with a sentence if there is no point
+        in reconnecting: the scheduler has another worker of this name or refuses this one, or it
+        is gone for `orphaned_s` and the configuration says to exit then."""
         self._seen_s = time.monotonic()
         pause_s = FIRST_PAUSE_S
         while not self._left:
@@ -105,8 +108,8 @@ class Attachment:
             await asyncio.sleep(pause_s)
 
     async def drain(self) -> None:
-        """Say that this worker leaves, go on until nobody runs here any more, and detach with all
-        reports told. The scheduler takes from it what others can go on with."""
+        """Announces that this worker leaves, waits until no request runs, and detaches with all
+        reports sent. The scheduler moves what other workers can continue."""
         self._leaving = True
         if self._upstream:
             self._upstream.say_draining(self._config.drain_s)
@@ -119,7 +122,7 @@ class Attachment:
                     await self._ended.wait()
 
     async def _attach(self) -> bool:
-        """One stream from hello to its end; whether it stood at all."""
+        """One stream from hello to its end; returns whether it was established."""
         await self._ended.wait()
         upstream = UpStream(self._config.outbox_reports)
         call = self._stub.Attach(aiter(upstream))
@@ -135,7 +138,7 @@ class Attachment:
                 await self._runner.wait_for_room()
         except aio.AioRpcError as error:
             self._give_up_if_refused(error, welcome)
-            # Who is first at a start has nothing to complain of yet.
+            # A scheduler that is still starting is no reason for a warning.
             early = not self._greeted and time.monotonic() - self._seen_s < EARLY_S
             level = logging.DEBUG if early or self._leaving else logging.WARNING
             log.log(level, "scheduler at %s: %s", self._config.scheduler_address, error.details())
@@ -151,7 +154,7 @@ class Attachment:
         return attached
 
     def _begin(self, upstream: UpStream) -> None:
-        """Hello, and at once what happened since the last stream: plans come after both."""
+        """Sends the hello and the events since the last stream; plans follow both."""
         if self._giving_up:
             self._giving_up.cancel()
         self._upstream = upstream
@@ -171,7 +174,8 @@ class Attachment:
         self._giving_up = later(self._config.orphan_hold_s, self._runner.send, Reset())
 
     def _gone(self) -> None:
-        """All reports meant for the stream that ended have come: give back those still here."""
+        """All reports for the ended stream have been collected: returns the unsent ones to the
+        engine."""
         if self._upstream:
             self._runner.send(ReturnReports(tuple(self._upstream.unsent)))
         self._upstream = None
@@ -200,8 +204,8 @@ class Attachment:
 
 
 def _ends_our_task(call: aio.StreamStreamCall[Any, Any]) -> bool:
-    """Whether reading was cancelled because our own task is to end, and not because grpc cancelled
-    the call: it does when the other side ends a stream in the middle of a write."""
+    """Whether reading was cancelled because this task ends, and not because grpc cancelled the
+    call, which it does if the other side ends the stream during a write."""
     task = asyncio.current_task()
     return not call.cancelled() or bool(task and task.cancelling())
 
@@ -209,7 +213,7 @@ def _ends_our_task(call: aio.StreamStreamCall[Any, Any]) -> bool:
 def _holding(
     hello: scheduler_pb2.WorkerHello, held: Sequence[HeldRequest]
 ) -> scheduler_pb2.WorkerHello:
-    """The same hello, said by a worker that holds these."""
+    """The hello of a worker that holds these requests."""
     said = scheduler_pb2.WorkerHello()
     said.CopyFrom(hello)
     said.held.extend(encode_held(request) for request in held)

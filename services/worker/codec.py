@@ -1,4 +1,5 @@
-"""Between the worker's nouns and its messages. Decoding raises ValueError on bad values."""
+"""Translates between the worker's types and its messages. Decoding raises ValueError for bad
+values."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -27,7 +28,7 @@ def decode_prompt(message: worker_pb2.Prompt, origin: str) -> Prompt:
 
 
 def _decode_sampling(message: common_pb2.Sampling) -> SamplingParams:
-    """Fields that are set; what is left out keeps its default."""
+    """The fields that are set; missing ones keep their defaults."""
     known = SamplingParams.__dataclass_fields__
     given = {
         field.name: _SEVERAL[field.name](value) if field.name in _SEVERAL else value
@@ -37,7 +38,7 @@ def _decode_sampling(message: common_pb2.Sampling) -> SamplingParams:
     return SamplingParams(**given)
 
 
-# Fields of several values; tuples, as whoever has them may not change them.
+# Fields with several values, as immutable tuples.
 _SEVERAL: Mapping[str, Callable[[Any], Any]] = {
     "stop_token_ids": tuple,
     "logit_bias": lambda bias: tuple(sorted(bias.items())),
@@ -47,7 +48,7 @@ _SEVERAL: Mapping[str, Callable[[Any], Any]] = {
 
 
 def extend_tokens(message: worker_pb2.RequestTokens, token: NewToken) -> None:
-    """Append a token that follows those already in the message."""
+    """Appends a token that follows those already in the message."""
     if token.opening is not None and not message.token_ids:
         _begin(message, token.opening)
     message.token_ids.append(token.token_id)
@@ -77,7 +78,7 @@ def _encode_logprobs(token_id: int, logprobs: TokenLogprobs) -> common_pb2.Token
 
 
 def encode_error(message: str) -> worker_pb2.RequestTokens:
-    """The end of a request whose other fields are there already."""
+    """The error fields of a message whose other fields are already set."""
     return worker_pb2.RequestTokens(finish_reason=common_pb2.FINISH_REASON_ERROR, message=message)
 
 

@@ -1,4 +1,4 @@
-"""Where code that was compiled here is kept from one start to the next."""
+"""Where compiled code is kept between starts."""
 
 import os
 import time
@@ -8,25 +8,24 @@ from pathlib import Path
 from shutil import rmtree
 
 KERNELS = Path(__file__).parent / "kernels" / "cpu"
-UNUSED_S = 30 * 86_400.0  # after which what a state of the kernels was compiled to goes
+UNUSED_S = 30 * 86_400.0  # compiled code of kernels unused for this long is removed
 
 
 def cache_folder(name: str) -> str:
-    """Of the user; made by whoever writes to it."""
+    """The user's cache folder; writers create it."""
     given = os.environ.get("XDG_CACHE_HOME")
     folder = Path(given) if given else Path("~/.cache").expanduser()
     return str(folder / "foretoken" / name)
 
 
 def keep_what_numba_compiles() -> None:
-    """In the user's cache folder, unless Numba was told another (NUMBA_CACHE_DIR): beside the code
-    it could perhaps not be written. Numba looks when a kernel is defined, so this is called before
-    the first is imported.
+    """Points Numba at the user's cache folder, unless NUMBA_CACHE_DIR is set: the folder of the
+    code may not be writable. Numba reads the setting when a kernel is defined, so this is called
+    before the first import of one.
 
-    Numba compiles anew what has changed in a kernel's own file, and knows nothing of those it is
-    made of: each state of the kernels has a folder of its own, and those that nobody has begun with
-    for long are removed. Who names another folder, or does without this, empties it when they
-    change.
+    Numba recompiles when a kernel's own file changes, but not when a file that it uses does.
+    Each version of the kernels therefore has a folder of its own, and folders unused for long
+    are removed. With NUMBA_CACHE_DIR the user empties the folder when kernels change.
     """
     if "NUMBA_CACHE_DIR" in os.environ:
         return
@@ -35,7 +34,7 @@ def keep_what_numba_compiles() -> None:
         digest.update(file.read_bytes())
     folder = Path(cache_folder("numba")) / digest.hexdigest()
     os.environ["NUMBA_CACHE_DIR"] = str(folder)
-    with suppress(OSError):  # not there yet, or not to be written
+    with suppress(OSError):  # missing, or not writable
         os.utime(folder)
         _remove_unused(folder.parent)
 

@@ -1,4 +1,4 @@
-"""Settings of a worker, with their defaults and reasons."""
+"""Settings of a worker."""
 
 import re
 import socket
@@ -15,53 +15,53 @@ DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 
 
 class EngineConfig(BaseModel):
-    """What an engine is asked to be. No torch here, so that a mistake in it is told at once."""
+    """Settings of an engine. Imports no torch, so that mistakes are reported at once."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    model: str = "models/demo"  # a folder or a Hugging Face id
-    device: str = "auto"  # auto, cpu, cuda, or cuda:1 and so on
+    model: str = "models/demo"  # a folder or a Hugging Face hub name
+    device: str = "auto"  # auto, cpu, cuda or cuda:N
     # auto: the checkpoint's dtype where the device has the instructions for it (bfloat16 on a CPU:
     # AVX512-BF16 or AMX), else float32.
     dtype: DtypeName = "auto"
-    # 0: one for a tiny model, else its share of the cores.
+    # 0: one thread for a tiny model, else the worker's share of the cores.
     torch_threads: int = Field(default=0, ge=0)
-    # Its number among the workers of this machine, from 0, which `foretoken serve` tells: of `auto`
-    # each takes the GPU of that number, or its share of the cores.
+    # The worker's number on this machine, from 0; `foretoken serve` sets it. With device auto, each
+    # worker takes the GPU of its number, or its share of the cores.
     local_rank: int = Field(default=0, ge=0)
     local_workers: int = Field(default=1, ge=1)
-    # Processes that one replica runs over, each with its part of the weights and of the KV heads: a
-    # GPU each, or its share of the cores; `torch_threads` is of each.
+    # Processes of one replica, each with a part of the weights and of the KV heads: a GPU each, or
+    # a share of the cores; `torch_threads` applies to each.
     tensor_parallel: int = Field(default=1, ge=1, le=64)
-    # auto: a forward of fewer calls where the model's layout has one and it is seen at start to
-    # give what transformers' gives. off: to compare, or should it ever be in doubt.
+    # auto: a forward with fewer calls if the model's layout has one and its results agree with
+    # those of transformers at start. off: transformers' forward.
     fused_forward: Literal["auto", "off"] = "auto"
-    # The fused forward through torch.compile. auto: on a GPU, where Triton is there. on: on a CPU
-    # too, which needs a C++ compiler. As `fused_forward`, only where it is seen to give the same.
+    # The fused forward through torch.compile. auto: on a GPU with Triton. on: also on a CPU, which
+    # needs a C++ compiler. Used only if its results agree, as `fused_forward`.
     compile: Literal["auto", "on", "off"] = "auto"
-    # While the device computes a step, the next one is composed and launched. auto: on CUDA; on a
-    # CPU there is nothing to win, as a step is computed by the time it is launched.
+    # Compose and launch the next step while the device computes. auto: on CUDA. On a CPU it gains
+    # nothing, because a step is computed when it is launched.
     overlap: Literal["auto", "on", "off"] = "auto"
-    kv_tokens: int = Field(default=0, ge=0)  # 0: what memory allows
+    kv_tokens: int = Field(default=0, ge=0)  # 0: what fits
     block_tokens: int = Field(default=16, ge=1, le=256)
     max_running: int = Field(default=256, ge=1)
-    # One step's tokens: long enough to fill the device, short enough for decodes to wait on; 0: as
-    # the device has it, 512 on a CPU and 2,048 on a GPU.
+    # Tokens of one step: enough to fill the device, few enough for decodes to wait for. 0: 512 on a
+    # CPU, 2,048 on a GPU.
     max_batch_tokens: int = Field(default=0, ge=0)
-    # Of prompt and answer together, where it shall be less than the model takes; 0: as it takes.
+    # Limits prompt and answer together; 0: the model's limit.
     max_context_tokens: int = Field(default=0, ge=0)
-    # INT8 KV on the device doubles the tokens it holds, at a small loss of quality.
+    # INT8 KV on the device doubles the tokens that fit, at a small loss of quality.
     kv_dtype: Literal["auto", "int8"] = "auto"
-    # KV that rests in host memory: bit for bit, or INT8, of a bfloat16 cache 0.63 of its bytes in
-    # blocks of 16 tokens and 0.56 in blocks of 32. On a CPU quantizing costs more than it saves.
+    # KV in host memory: exact, or INT8 with 0.63 of a bfloat16 cache's bytes at 16 tokens per block
+    # and 0.56 at 32. On a CPU quantizing costs more than it saves.
     swap_dtype: Literal["native", "int8"] = "native"
-    # Host memory for KV that waits; unset: up to 4 GiB of what is free; 0: none.
+    # Host memory for KV of paused requests; unset: up to 4 GiB of what is free; 0: none.
     host_gib: float | None = Field(default=None, ge=0)
-    prefix_sharing: bool = True  # requests that begin alike compute that once
-    # Triton's on CUDA; on a CPU Numba's in float32 and bfloat16; PyTorch's anywhere else.
+    prefix_sharing: bool = True  # requests with a common prefix compute it once
+    # auto: Triton on CUDA; Numba on a CPU in float32 and bfloat16; else PyTorch.
     kernels: KernelSet = "auto"
-    # Decode steps as CUDA graphs by batch size, each launched at once. auto: where Triton's kernels
-    # run on a GPU; on: refused elsewhere; off: to compare, or should it ever be in doubt.
+    # Decode steps as CUDA graphs by batch size. auto: with Triton kernels on a GPU; on: an error
+    # elsewhere; off: eager mode.
     cuda_graphs: Literal["auto", "on", "off"] = "auto"
     gpu_memory_utilization: float = Field(default=0.85, gt=0, le=1)
     report_every_steps: int = Field(default=16, ge=1)
@@ -81,20 +81,20 @@ class WorkerConfig(ServedSettings, EngineConfig):
 
     worker_id: str = Field(default_factory=socket.gethostname, min_length=1)
     address: str = "127.0.0.1:50061"  # host:port, or unix:/path
-    advertise: str = ""  # where gateways reach `address`; empty: it is what they dial
+    advertise: str = ""  # where gateways reach `address`; empty: the same
     scheduler_address: str = "127.0.0.1:50052"
-    served_model_name: str = ""  # empty: the folder's name, or the id
-    # Time given to measuring steps at start, and as much again to swaps: under 10 s in all. In half
-    # a second a small model's cost is told as well as in two; a slow one's is learnt as it serves.
+    served_model_name: str = ""  # empty: the folder's or hub name
+    # Time to measure steps at start, and as much again for swaps. Half a second suffices for a
+    # small model's costs; those of a slow one are also learned while serving.
     profile_s: float = Field(default=0.5, ge=0, le=4.5)
-    # Tokens waiting for one gateway to read; beyond, its stream is cut and it starts anew.
+    # Tokens that wait for one gateway; above, its stream is closed and reopened.
     outbox_tokens: int = Field(default=262_144, ge=1)
-    outbox_reports: int = Field(default=4_096, ge=1)  # as above, for the scheduler
+    outbox_reports: int = Field(default=4_096, ge=1)  # the same for the scheduler
     reconnect_s: float = Field(default=2.0, gt=0)  # the longest pause between two attempts
-    # Without a scheduler, requests here wait so long to be adopted: one that restarts is back in
-    # seconds, and whoever waited longer has long been begun elsewhere.
+    # Without a scheduler, requests wait this long for adoption. A restarted scheduler is back
+    # within seconds; later, requests have been restarted elsewhere.
     orphan_hold_s: float = Field(default=30.0, gt=0)
-    exit_when_orphaned: bool = False  # end when the scheduler is gone for `orphaned_s`
+    exit_when_orphaned: bool = False  # exit when the scheduler is gone for `orphaned_s`
     orphaned_s: float = Field(default=10.0, gt=0)
 
     @property

@@ -1,5 +1,5 @@
-"""What of a machine a worker may take, where others run beside it: a GPU of its own, its share of
-the cores, and the host memory that is free."""
+"""The worker's share of a machine: a GPU of its own, its share of the cores, and the free host
+memory."""
 
 import os
 from math import inf
@@ -7,19 +7,19 @@ from pathlib import Path
 
 import torch
 
-# Of a step, by kind of device: so many fill it, and more only make decodes wait. Of GPUs it was not
-# measured; there prefill of some billion parameters is bound by arithmetic from about there on.
+# Tokens of one step by device type: this many fill it, and more only delay decodes. The GPU value
+# is an estimate: prefill of a few billion parameters is compute-bound from about there on.
 BATCH_TOKENS = {"cpu": 512, "cuda": 2_048}
-# Of parameters: below, handing work to another thread costs more than doing it.
+# Below this number of parameters, handing work to another thread costs more than doing it.
 TINY_PARAMETERS = 20_000_000
 CGROUP = Path("/sys/fs/cgroup")
 
 
 def device_of(name: str, rank: int) -> torch.device:
-    """What `worker.device` names for the worker of this number on its machine: of `auto`, the GPU
-    of that number where there are GPUs, else the CPU.
+    """The device of a worker by its number on the machine: with `auto` the GPU of that number if
+    there are GPUs, else the CPU.
 
-    Raises ValueError, a sentence, for a GPU that is not there.
+    Raises ValueError with a sentence for a GPU that does not exist.
     """
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "auto" and count:
@@ -36,7 +36,7 @@ def device_of(name: str, rank: int) -> torch.device:
 
 
 def threads_of(parameters: int, device: torch.device, local_workers: int) -> int:
-    """How many threads PyTorch is to use; 0: as it does by itself."""
+    """The number of PyTorch threads; 0: PyTorch's default."""
     if device.type != "cpu":
         return 0
     if parameters < TINY_PARAMETERS:
@@ -49,18 +49,18 @@ def share_of_cores(local_workers: int) -> int:
 
 
 def cores() -> int:
-    """Of this process."""
+    """Cores available to this process."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def batch_tokens_of(configured: int, device: torch.device) -> int:
-    """Of one step: as configured, or as this kind of device has it."""
+    """Tokens of one step: as configured, or the device type's default."""
     return configured or BATCH_TOKENS[device.type]
 
 
 def free_host_bytes() -> int:
-    """What this process may still take, file caches given up: of the machine, or of its container
-    where that is less."""
+    """Bytes that this process can still allocate, including file caches: of the machine, or of its
+    container if that is less."""
     return int(min(_free_machine_bytes(), _free_container_bytes(CGROUP)))
 
 
@@ -73,7 +73,7 @@ def _free_machine_bytes() -> int:
 
 
 def _free_container_bytes(cgroup: Path) -> float:
-    """By the control group's (v2) own account; infinite where none is kept or no limit set."""
+    """By the control group (v2); infinite without a limit or accounting."""
     try:
         limit = (cgroup / "memory.max").read_text().strip()
         used = int((cgroup / "memory.current").read_text())

@@ -1,4 +1,5 @@
-"""What a worker counts: what its engine counts anyway is read off it, steps are counted here."""
+"""The worker's Prometheus metrics: engine counters are read at each scrape, steps are counted
+here."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -16,7 +17,7 @@ from services.worker.requests.batch import StepResult
 from services.worker.requests.counters import Counters
 from services.worker.requests.state import WorkerState
 
-# Each field of Counters that is a metric of its own.
+# Fields of Counters that are metrics.
 COUNTED: Mapping[str, Metric] = {
     "offloads": catalogue.OFFLOADS,
     "offloaded_tokens": catalogue.OFFLOADED_TOKENS,
@@ -34,7 +35,7 @@ COUNTED: Mapping[str, Metric] = {
 
 
 class Counted(Protocol):
-    """What of an engine is counted."""
+    """The counters of an engine."""
 
     @property
     def state(self) -> WorkerState: ...
@@ -42,12 +43,12 @@ class Counted(Protocol):
     def phases(self) -> PhaseClock: ...
     @property
     def rest_block_bytes(self) -> int:
-        """Of a block at rest in host memory, on all ranks."""
+        """Bytes of a block in host memory, on all ranks."""
 
 
 class WorkerMetrics:
-    """Prometheus series of one worker, in the registry given. What was done before, as its profile,
-    is not counted."""
+    """Prometheus metrics of one worker in the given registry. Work before its creation, such as the
+    profile, is not counted."""
 
     def __init__(self, registry: CollectorRegistry, engine: Counted):
         make = Instruments(registry)
@@ -64,7 +65,7 @@ class WorkerMetrics:
         _read_phases(make, engine.phases)
 
     def told(self, tokens: int) -> None:
-        """So many were told whose static batch was over between two steps."""
+        """Tokens of requests whose static batch ended between two steps."""
         self._decoded.inc(tokens)
 
     def stepped(self, result: StepResult) -> None:
@@ -84,7 +85,7 @@ class WorkerMetrics:
 
 
 def _read_memory(make: Instruments, state: WorkerState) -> None:
-    """Of the pools that the state has by then: a reset makes new ones."""
+    """Reads the state's current pools: a reset creates new ones."""
     make.reading(catalogue.RUNNING, lambda: len(state.running))
     make.reading(catalogue.RESTING, lambda: state.host.owner_count)
     make.reading(catalogue.USAGE, lambda: state.pool.usage)
@@ -94,7 +95,8 @@ def _read_memory(make: Instruments, state: WorkerState) -> None:
 
 
 def _blocks(state: WorkerState) -> Mapping[str, float]:
-    """Those of the device add up to its pool, those of the host to its."""
+    """Block counts by state; those of the device add up to its pool, those of the host to its
+    pool."""
     pool, host = state.pool, state.host
     free, cached, host_free = pool.blank_blocks, pool.cached_blocks, host.free_blocks
     return {

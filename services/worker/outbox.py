@@ -1,5 +1,5 @@
-"""Tokens on their way to one gateway: one message a step, or of several steps where these are short
-or the gateway reads slowly."""
+"""Tokens for one gateway: one message per step, or one for several steps if these are short or the
+gateway reads slowly."""
 
 import asyncio
 import time
@@ -12,30 +12,31 @@ from services.worker.codec import encode_error, extend_tokens
 from services.worker.requests.batch import NewToken
 from services.worker.requests.scores import SCORES_BYTES, PromptLogprobs, encoded_bytes
 
-BATCHES_MAX = 8  # one waits, but scored prompts may fill one after the other
-# A message costs both sides as much as the tokens of a few steps; a gateway of many streams writes
-# to none of them more often than this.
-PAUSE_S = 0.000_25  # after a message, for each request in it
+MAX_BATCHES = 8  # one waits usually; scored prompts may fill several
+# A message costs both sides as much as the tokens of a few steps. A gateway with many streams
+# writes to none of them more often than this.
+PAUSE_S = 0.000_25  # after a message, per request in it
 LONGEST_PAUSE_S = 0.02
 
 
 class TokenOutbox(Outbox[worker_pb2.TokenBatch]):
-    """One batch waits at a time; what comes before the writer takes it is merged into it. Where it
-    is full of scored prompts, another waits behind it.
+    """Merges tokens into one waiting batch until the writer takes it. A batch full of scored
+    prompts is followed by another.
 
-    The writer takes one at once that begins or ends an answer, others a while after the last.
+    The writer takes a batch with the beginning or end of an answer at once, others after a
+    pause.
 
-    A gateway that lets more than `limit_tokens` pile up, or BATCHES_MAX, is cut off.
+    A gateway with more than `limit_tokens` or MAX_BATCHES waiting is disconnected.
     """
 
     def __init__(self, limit_tokens: int):
-        super().__init__(limit=BATCHES_MAX)
+        super().__init__(limit=MAX_BATCHES)
         self._limit_tokens = limit_tokens
         self._waiting_tokens = 0
-        self._batch: worker_pb2.TokenBatch | None = None  # which takes more
-        self._scored_bytes = 0  # in it
-        self._waiting: dict[str, worker_pb2.RequestTokens] = {}  # the batch's, by request
-        self._urgent = asyncio.Event()  # something of what waits
+        self._batch: worker_pb2.TokenBatch | None = None  # the batch that accepts more
+        self._scored_bytes = 0  # in that batch
+        self._waiting: dict[str, worker_pb2.RequestTokens] = {}  # its messages by request
+        self._urgent = asyncio.Event()  # whether it begins or ends an answer
         self._next_s = 0.0
 
     def add(self, token: NewToken) -> None:
@@ -52,7 +53,7 @@ class TokenOutbox(Outbox[worker_pb2.TokenBatch]):
             self.close()
 
     def add_error(self, request_id: str, offset: int, why: str) -> None:
-        """End a request; its tokens that wait go first."""
+        """Ends a request; its waiting tokens go first."""
         self._message(request_id, offset).MergeFrom(encode_error(why))
         self._urgent.set()
 
@@ -61,7 +62,8 @@ class TokenOutbox(Outbox[worker_pb2.TokenBatch]):
         self._urgent.set()
 
     def _scored(self, scores: PromptLogprobs) -> None:
-        """A batch of many takes no more: with those of one prompt more it would still be sent."""
+        """Closes a batch with many scores, so that the next prompt's scores do not make it too
+        large to send."""
         self._scored_bytes += encoded_bytes(*scores.top.shape)
         if self._scored_bytes >= SCORES_BYTES:
             self._close_batch()
@@ -74,7 +76,7 @@ class TokenOutbox(Outbox[worker_pb2.TokenBatch]):
             self._batch = worker_pb2.TokenBatch()
             self.put(self._batch)
         message = self._waiting.get(request_id)
-        # What follows on nothing that waits belongs to a later stay of the request here.
+        # A token that does not follow the waiting ones belongs to a later placement of the request.
         if message is None or message.offset + len(message.token_ids) != offset:
             message = self._batch.requests.add(request_id=request_id, offset=offset)
             self._waiting[request_id] = message
@@ -83,7 +85,7 @@ class TokenOutbox(Outbox[worker_pb2.TokenBatch]):
     async def __aiter__(self) -> AsyncIterator[worker_pb2.TokenBatch]:
         async for batch in super().__aiter__():
             await self._until_due()
-            if batch is self._batch:  # none waits behind it
+            if batch is self._batch:  # no other batch waits behind it
                 self._close_batch()
                 self._waiting_tokens = 0
                 self._urgent.clear()

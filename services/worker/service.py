@@ -1,4 +1,4 @@
-"""The worker's servicer: prompts in from gateways, tokens out to them."""
+"""The worker's gRPC service: prompts from gateways, tokens to them."""
 
 import time
 from collections.abc import AsyncIterator
@@ -20,8 +20,8 @@ OVERFLOW = "too many tokens were waiting to be read; connect again and resubmit"
 
 
 class WorkerService(worker_pb2_grpc.WorkerServicer):
-    """Routes tokens to the stream their prompt came on; those of a stream that ended are lost,
-    as its gateway will resubmit and the scheduler, or without one the runner, ends them."""
+    """Sends tokens on the stream of their prompt. Tokens of a closed stream are lost: its gateway
+    resubmits the requests, and the scheduler, or without one the engine, ends them here."""
 
     def __init__(self, runner: EngineRunner, outbox_tokens: int, spans: WorkerSpans | None = None):
         self._runner = runner

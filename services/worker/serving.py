@@ -1,4 +1,4 @@
-"""Config → a worker's parts, wired to one another: the engine, its runner, and both streams."""
+"""Assembles a worker from its configuration: the engine, its runner, and both streams."""
 
 import asyncio
 import logging
@@ -25,11 +25,11 @@ from services.worker.spans import WorkerSpans
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 1.0  # how often an idle worker looks whether its ranks are there
+LOOK_S = 1.0  # between two checks of an idle worker's ranks
 
 
 def build(config: WorkerConfig, registry: CollectorRegistry, laps: Laps, tracing: Tracing) -> Unit:
-    """Raises ValueError, one sentence, when the model can't be served."""
+    """Raises ValueError with a sentence if the model cannot be served."""
     transformers.utils.logging.disable_progress_bar()
     engine = load_engine(config, laps.lap)
     limit_s = config.profile_s
@@ -67,7 +67,7 @@ def build(config: WorkerConfig, registry: CollectorRegistry, laps: Laps, tracing
 
 
 async def _minded(ranks: Ranks) -> None:
-    """Raises RanksApart once one is gone, be the engine idle."""
+    """Raises RanksApart once a rank is gone, even if the engine is idle."""
     while True:
         ranks.check()
         await asyncio.sleep(LOOK_S)

@@ -1,9 +1,8 @@
-"""What happened here to traced requests, as spans: from the plans, tokens and reports that pass.
+"""Spans of traced requests on this worker, from the plans, tokens and reports that pass.
 
-A `slice` lasts from when a budget is what the request runs on until it is made, or the request is
-paused, evicted or over; a `swap` is its KV on the way to host memory or back. The worker's state
-knows nothing of this. All of it runs on the event loop, and costs a look at a dict where nobody is
-traced.
+A `slice` span lasts from the start of a budget until it is used up, or the request is paused,
+evicted or ended. A `swap` span is the transfer of its KV to host memory or back. The worker's state
+is not involved. All of it runs on the event loop; without traced requests it costs a dict lookup.
 """
 
 from collections import OrderedDict, deque
@@ -15,33 +14,35 @@ from observability.tracing import REQUEST_ID, Spans, Value
 from services.core import Plan, Report
 from services.worker.requests.batch import NewToken
 
-MOST_TRACED = 8_192  # as many as prompts are held; the oldest makes room
-MOST_AHEAD = 64  # budgets that one request has before it; more widen the last
+MOST_TRACED = 8_192  # as many as prompts are held; the oldest is dropped
+MOST_AHEAD = 64  # budgets of one request ahead; further ones extend the last
 FIRST_TOKEN = "first_token"
 
 
 @dataclass(slots=True)
 class _Stay:
-    """A traced request here."""
+    """A traced request on this worker."""
 
     parent: str
-    made: int  # output tokens in all
-    limits: deque[int] = field(default_factory=deque)  # granted and not made yet, ascending
-    since_s: float = inf  # when the slice under way began; infinite while none is
-    first_s: float = inf  # when its first token came
-    had: int = 0  # output tokens when it began
+    made: int  # output tokens in total
+    limits: deque[int] = field(default_factory=deque)  # granted and not used up, ascending
+    since_s: float = inf  # beginning of the current slice; infinite without one
+    first_s: float = inf  # time of its first token
+    had: int = 0  # output tokens at its beginning
 
 
 class WorkerSpans:
-    """Told of what happens as it happens; makes spans of it."""
+    """Makes spans of the worker's events."""
 
     def __init__(self, spans: Spans):
         self._spans = spans
         self._stays: OrderedDict[str, _Stay] = OrderedDict()
-        self._admitted: OrderedDict[str, tuple[int, float]] = OrderedDict()  # before their prompts
+        # admissions before their prompts
+        self._admitted: OrderedDict[str, tuple[int, float]] = OrderedDict()
 
     def received(self, request_id: str, parent: str, made: int, now_s: float) -> None:
-        """Its prompt has come, with so many tokens of output; plan and prompt in either order."""
+        """A prompt has arrived, with `made` output tokens; plan and prompt arrive in either
+        order."""
         if not self._spans.on:
             return
         limit, since_s = self._admitted.pop(request_id, (0, now_s))
@@ -54,7 +55,7 @@ class WorkerSpans:
             self._grant(stay, limit, since_s)
 
     def planned(self, plan: Plan, now_s: float) -> None:
-        """A plan has come. O(its directives)."""
+        """A plan has arrived. O(its directives)."""
         if not self._spans.on:
             return
         for grant in plan.admit:
@@ -73,7 +74,7 @@ class WorkerSpans:
             self._over(request_id, "cancelled", now_s)
 
     def tokens(self, tokens: Iterable[NewToken], now_s: float) -> None:
-        """A step has made them. O(tokens) where anybody is traced."""
+        """A step has made these tokens. O(tokens) while any request is traced."""
         if not self._stays:
             return
         for token in tokens:
@@ -91,7 +92,7 @@ class WorkerSpans:
                     self._begin_slice(stay, now_s)
 
     def reported(self, report: Report, now_s: float) -> None:
-        """The scheduler is told of it. O(the report) where anybody is traced."""
+        """A report is sent. O(the report) while any request is traced."""
         if not self._stays:
             return
         for evicted in report.evicted:
@@ -136,7 +137,7 @@ class WorkerSpans:
         stay.since_s = inf
 
     def _stop(self, request_id: str, why: str, now_s: float) -> None:
-        """It runs no longer, and is here still."""
+        """The request stops running but stays on this worker."""
         if stay := self._stays.get(request_id):
             self._end_slice(request_id, stay, why, now_s)
             stay.limits.clear()

@@ -5,7 +5,7 @@ import asyncio
 from protos.generated import common_pb2
 from services.core import FinishReason
 from services.runtime.channel import MAX_MESSAGE_BYTES
-from services.worker.outbox import BATCHES_MAX, TokenOutbox
+from services.worker.outbox import MAX_BATCHES, TokenOutbox
 from services.worker.requests.batch import NewToken
 from services.worker.requests.scores import SCORES_BYTES, Opening, PromptLogprobs, encoded_bytes
 
@@ -126,7 +126,7 @@ async def test_scored_prompts_never_make_a_message_too_large():
 async def test_a_gateway_that_reads_no_scored_prompt_is_cut_off(monkeypatch):
     monkeypatch.setattr("services.worker.outbox.SCORES_BYTES", 100)
     outbox, opening = TokenOutbox(limit_tokens=1_000), Opening(0, scored(9, 0))
-    for number in range(3 * BATCHES_MAX):
+    for number in range(3 * MAX_BATCHES):
         outbox.add(NewToken("g", f"r{number}", 0, 5, None, None, opening))
     batches = [batch async for batch in outbox]
-    assert outbox.overflowed and len(batches) == BATCHES_MAX
+    assert outbox.overflowed and len(batches) == MAX_BATCHES

@@ -1,4 +1,4 @@
-"""What an engine is put together of, sized to the machine: memory in two pools, and kernels."""
+"""Assembles an engine's parts, sized to the machine: the two KV pools and the kernels."""
 
 from dataclasses import dataclass, replace
 
@@ -25,16 +25,16 @@ from services.worker.model.paged import PagedModel
 from services.worker.model.rope import settle_rope
 from services.worker.requests.limits import Limits
 
-# Of logits that score prompts in one step, in the model's own numbers: 500 to 900 tokens of a
-# vocabulary of 150,000. On a GPU a full batch's are set aside in any case.
+# Bytes of the logits that score prompts in one step, in the model's dtype: 500 to 900 tokens of a
+# vocabulary of 150,000. On a GPU the logits of a full batch are reserved in any case.
 SCORED_BYTES = 256 * 2**20
-HOST_BLOCKS = 8  # resting for each on the device, where no size is set: more would wait for ever
+HOST_BLOCKS = 8  # host blocks per device block, without a configured size; more would wait too long
 
 
 @dataclass(frozen=True)
 class Parts:
-    """Limits of the state, and all that is allocated within them; `graphs` where decode steps are
-    to be recorded."""
+    """The limits of the state, and everything allocated within them. `graphs` is set if decode
+    steps are recorded."""
 
     limits: Limits
     cache: KVCache
@@ -48,7 +48,7 @@ class Parts:
 
 def assemble(model: PagedModel, config: EngineConfig, ranks: Ranks = ALONE) -> Parts:
     """Raises ValueError, one sentence that says what to change, for a rope that depends on the
-    batch, and for what the attention or this machine's memory has no room for."""
+    batch, and if the attention or the machine's memory does not fit."""
     limit = model.max_context_tokens
     context_tokens = min(limit, config.max_context_tokens or limit)
     settle_rope(model.module, context_tokens)
@@ -73,13 +73,13 @@ def assemble(model: PagedModel, config: EngineConfig, ranks: Ranks = ALONE) -> P
     sizes = sizes_of(_most_rows(model, config)) if recorder else []
     set_aside = graphs_bytes(model, sizes)
     limits = _limits(model, config, layout, token_bytes, context_tokens, set_aside, ranks)
-    # A block beyond the pool's is nobody's: what pads recorded steps writes there.
+    # One block beyond the pool: the padding of recorded steps writes there.
     blocks = limits.kv_blocks + bool(recorder)
     cache = KVCache.allocate(
         model.shapes, blocks, config.block_tokens, model.dtype, model.device, int8
     )
     host = _host(model, config, layout, limits.host_blocks, ranks.size > 1)
-    if ranks.size > 1:  # what one has no room for, none may count on
+    if ranks.size > 1:  # all ranks use the smallest size of any rank
         limits = replace(limits, host_blocks=ranks.least(host.capacity))
     streams = streams_for(model.device)
     swapper = _swapper(cache, copies, layout, host, streams)
@@ -91,19 +91,19 @@ def assemble(model: PagedModel, config: EngineConfig, ranks: Ranks = ALONE) -> P
 
 
 def recorder_for(config: EngineConfig, device: torch.device) -> Recorder | None:
-    """What records decode steps, where they are to be."""
+    """The recorder of decode steps, if they are recorded."""
     return CudaRecorder(device) if graphs_wanted(config, device) else None
 
 
 def _most_rows(model: PagedModel, config: EngineConfig) -> int:
-    """That a step decodes, memory aside."""
+    """Rows of a decode step, apart from memory."""
     return min(config.max_running, batch_tokens_of(config.max_batch_tokens, model.device))
 
 
 def _graphs(
     model: PagedModel, cache: KVCache, limits: Limits, recorder: Recorder, set_aside: int
 ) -> GraphParts:
-    """Every row has a block of its own, so there are no more rows than blocks."""
+    """Every row has at least one block, so that there are no more rows than blocks."""
     rows = min(limits.max_running, limits.max_batch_tokens, limits.kv_blocks)
     row_blocks = min(-(-limits.reach_tokens // limits.block_tokens), ROW_BLOCKS_MAX)
     return GraphParts(
@@ -150,9 +150,9 @@ def _limits(
 def _host(
     model: PagedModel, config: EngineConfig, layout: RecordLayout, blocks: int, shared: bool
 ) -> HostCache:
-    """Made at start where it is pinned, which takes too long to do between two steps, or `shared`
-    with other ranks, which must have as much. A size that was set must be had; of the default,
-    what there is."""
+    """Allocated at start if it is pinned, which takes too long between two steps, or `shared` with
+    other ranks, which must have the same size. A configured size must be available; a default size
+    is reduced to what is free."""
     pinned = model.device.type == "cuda"
     host = HostCache(blocks, layout.record_bytes, free_host_bytes, pinned)
     if (pinned or shared) and config.host_gib is not None:

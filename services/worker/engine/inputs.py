@@ -1,4 +1,4 @@
-"""A batch as tensors: what the model reads, in the order of the packed row."""
+"""A batch as tensors: the model's inputs, in the order of the packed row."""
 
 from dataclasses import dataclass
 
@@ -12,8 +12,8 @@ from services.worker.requests.batch import DecodeRows, Ints, PrefillChunk, StepB
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """`tokens`, `positions`, `slots` [Σ tokens]; `rows` whose logits are asked for: those that draw
-    a token, then those that score one of a prompt. None when all draw."""
+    """`tokens`, `positions`, `slots` [Σ tokens]; `rows` whose logits are needed: those that draw a
+    token, then those that score a prompt's token. None if all draw."""
 
     tokens: Tensor
     positions: Tensor
@@ -22,8 +22,8 @@ class Inputs:
 
 
 class StepInputs:
-    """Builds them, waiting for nothing; on a CPU, the tensors of a batch that only moved on are
-    views of its arrays."""
+    """Builds inputs without waiting. On a CPU, the tensors of a batch that only advanced are views
+    of its arrays."""
 
     def __init__(self, device: torch.device):
         self._device = device
@@ -64,8 +64,9 @@ class StepInputs:
         )
 
     def _fed(self, tokens: Tensor, fed: Ints, drawn: Tensor) -> Tensor:
-        """`tokens`, but of the rows that are fed what was drawn; while the same rows decode, that
-        as it is. Decode rows come first, so that a row's token has the row's place."""
+        """`tokens`, with those of the step in flight for the rows that read them; while the same
+        rows decode, that tensor itself. Decode rows come first, so that a row's token has the
+        row's index."""
         if len(tokens) == len(fed) == len(drawn) and np.array_equal(fed, np.arange(len(fed))):
             return drawn
         places = np.flatnonzero(fed >= 0)

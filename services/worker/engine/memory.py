@@ -1,4 +1,4 @@
-"""How much KV a machine holds: on the device, and resting in host memory."""
+"""How much KV fits: on the device, and in host memory."""
 
 from collections.abc import Sequence
 
@@ -12,20 +12,20 @@ from services.worker.kv.capacity import KVMemory
 from services.worker.machine import batch_tokens_of, free_host_bytes
 from services.worker.model.paged import PagedModel
 
-CPU_KV_TOKENS = 65_536  # more than the requests one CPU decodes at a useful pace
-FREE_SHARE = 0.25  # of the host memory that is free, where no size is set: the host has other work
-HOST_BYTES = 4 * 2**30  # as much rests where no size is set, and memory allows
+CPU_KV_TOKENS = 65_536  # more than the requests that one CPU decodes at a useful pace
+FREE_SHARE = 0.25  # of the free host memory, without a configured size
+HOST_BYTES = 4 * 2**30  # upper limit without a configured size
 STAGING_BYTES = {"cuda": 128 * 2**20, "cpu": 16 * 2**20}  # 5 ms of a PCIe 4.0 link; a CPU's caches
-DIRECTIONS = 2  # staging goes both ways
-# What the driver keeps of a recorded step: some hundred kernels of some KiB, a guess on the safe
-# side that was not measured. And partial results of attention, which all steps share.
+DIRECTIONS = 2  # staging exists in both directions
+# Memory that the driver keeps of a recorded step, some hundred kernels of a few KiB: a conservative
+# guess, not measured. Partial results of attention are shared by all steps.
 GRAPH_BYTES = 8 * 2**20
 PARTIALS_BYTES = 32 * 2**20
 
 
 def kv_blocks(model: PagedModel, settings: EngineConfig, graphs_bytes: int = 0) -> int:
-    """Blocks to allocate: as configured, or what is free, `graphs_bytes` set aside. Raises
-    ValueError if that is too few."""
+    """Blocks to allocate: as configured, or what is free after `graphs_bytes`. Raises ValueError if
+    that is too few."""
     token_bytes = bytes_per_token(model.shapes, model.dtype, settings.kv_dtype == "int8")
     memory = kv_memory(model, settings, token_bytes, graphs_bytes)
     tokens = settings.kv_tokens or _default_tokens(model, memory.tokens)
@@ -45,11 +45,11 @@ def kv_blocks(model: PagedModel, settings: EngineConfig, graphs_bytes: int = 0) 
 def host_blocks(
     settings: EngineConfig, record_bytes: int, kv_bytes: int = 0, most_blocks: int | None = None
 ) -> int:
-    """Blocks of `record_bytes` that may rest in host memory; `most_blocks` where no size is set.
-    Of several ranks, this one's part of each.
+    """Blocks of `record_bytes` for host memory; `most_blocks` without a configured size. With
+    several ranks, this rank's part of each.
 
-    `kv_bytes` of it are promised already: a CPU's own KV cache, which takes what it is given
-    only once it is written. Raises ValueError where the pool set is larger than what is free.
+    `kv_bytes` of the free memory are reserved: a CPU's own KV cache, which takes its memory only
+    when written. Raises ValueError if the configured pool is larger than the free memory.
     """
     free_bytes = _free_host_bytes(settings) - kv_bytes
     if settings.host_gib is None:
@@ -64,12 +64,12 @@ def host_blocks(
 
 
 def _free_host_bytes(settings: EngineConfig) -> int:
-    """This rank's share: all of them ask before any takes it."""
+    """This rank's share: all ranks ask before any allocates."""
     return free_host_bytes() // settings.tensor_parallel
 
 
 def staging_bytes(device: torch.device) -> int:
-    """Of one direction's staging ring."""
+    """Bytes of one direction's staging ring."""
     return STAGING_BYTES[device.type]
 
 
@@ -82,8 +82,10 @@ def _default_tokens(model: PagedModel, fitting: int) -> int:
 def kv_memory(
     model: PagedModel, settings: EngineConfig, token_bytes: int, graphs_bytes: int = 0
 ) -> KVMemory:
-    """Of the device as it is now, the model loaded. On a GPU the engine's part is measured."""
-    if model.device.type == "cpu":  # what is free is without the model, and steps need little
+    """KV memory of the device as of now, with the model loaded. On a GPU the engine's part is
+    measured."""
+    # the free memory excludes the model already, and steps need little
+    if model.device.type == "cpu":
         return KVMemory(_free_host_bytes(settings), 0, 0, token_bytes)
     free, total = torch.cuda.mem_get_info(model.device)
     staging = DIRECTIONS * staging_bytes(model.device)
@@ -96,8 +98,8 @@ def kv_memory(
 
 
 def graphs_bytes(model: PagedModel, sizes: Sequence[int]) -> int:
-    """What decode steps take that are recorded for so many rows each: what the largest computes in,
-    its inputs and logits, and what the driver keeps of every one. On a CPU it is little."""
+    """Memory of decode steps recorded for these row counts: the workspace of the largest, its
+    inputs and logits, and what the driver keeps of each. Little on a CPU."""
     if model.device.type == "cpu" or not sizes:
         return 0
     rows = max(sizes)
@@ -112,7 +114,7 @@ def _peak_bytes(model: PagedModel, settings: EngineConfig) -> int:
 
 
 def _forward_bytes(model: PagedModel, tokens: int) -> int:
-    """Measured on one forward of so many tokens, their logits too."""
+    """Measured with one forward of this many tokens, including their logits."""
     torch.cuda.reset_peak_memory_stats(model.device)
     before = torch.cuda.memory_allocated(model.device)
     model.forward_alone(min(tokens, model.max_context_tokens))

@@ -1,9 +1,9 @@
-"""PhaseClock: what the engine's thread does with its time, phase by phase.
+"""PhaseClock: how the engine's thread spends its time, by phase.
 
-A look at the clock wherever a phase begins, and nothing else: 2 µs a step and half a µs a layer of
-a CPU's time, and nobody waits for a device. On a CPU a layer's attention is told apart from the
-rest of the model. On a GPU both are only launched here, and the time goes by in waiting for what
-they draw: all of that is `model`, and `sampling` is the time to launch it.
+It reads the clock at the beginning of each phase: 2 µs per step and 0.5 µs per layer on a CPU,
+without waiting for the device. On a CPU, attention is separate from the rest of the model. On a GPU
+both are only launched here, and the time passes while waiting for the drawn tokens: all of it
+counts as `model`, and `sampling` is the time to launch it.
 """
 
 from dataclasses import dataclass
@@ -25,8 +25,8 @@ class Phase(IntEnum):
 
 
 class PhaseClock:
-    """Steps, each from `begin` to `end`; one that is not ended counts for nothing. `seconds` are
-    those of all so far, by Phase; any thread may read them."""
+    """Steps, each from `begin` to `end`; one without an end does not count. `seconds` are the
+    totals by Phase; any thread may read them."""
 
     def __init__(self) -> None:
         self.seconds = [0.0] * len(Phase)
@@ -40,7 +40,7 @@ class PhaseClock:
         self._since_s = perf_counter()
 
     def enter(self, phase: Phase) -> None:
-        """From now on it is this phase's time, until another's."""
+        """Ends the current phase and begins this one."""
         now = perf_counter()
         self._step[self._phase] += now - self._since_s
         self._phase, self._since_s = phase, now
@@ -53,7 +53,7 @@ class PhaseClock:
 
 @dataclass(frozen=True, slots=True)
 class TimedAttention:
-    """An AttentionStep whose time is attention's, within the model's."""
+    """An AttentionStep whose time counts as attention, within the model's."""
 
     step: AttentionStep
     clock: PhaseClock

@@ -1,5 +1,5 @@
-"""How long steps and swaps take here: what the estimator's first cost model of this worker is
-fitted to."""
+"""Measures steps and swaps at start: the data for the estimator's first cost model of this
+worker."""
 
 from math import inf
 from time import perf_counter
@@ -9,21 +9,21 @@ from services.costs import StepTiming, SwapTiming
 from services.worker.engine.step import Engine
 from services.worker.requests.prompt import Prompt, SamplingParams
 
-# (sequences, prompt tokens each): prefills of several lengths and decodes over several contexts.
-# What tells most in the least time comes first, for the time may end anywhere.
+# (sequences, prompt tokens each): prefills of several lengths and decodes over several contexts,
+# the most informative first, because time may run out at any point.
 SHAPES = ((1, 16), (4, 16), (16, 16), (1, 256), (64, 16), (8, 128), (1, 1024), (32, 128), (16, 512))
 DECODES = 4
-SWAPS = (64, 512)  # tokens: what is set up lazily is paid for by little, the rate told by much
-ROUNDS = 2  # there and back, of each
+SWAPS = (64, 512)  # tokens: a small one to initialise, a large one for the rate
+ROUNDS = 2  # round trips of each
 SAMPLING = SamplingParams(temperature=0.0, ignore_eos=True)
 
 
 def profile(engine: Engine, limit_s: float) -> list[StepTiming]:
-    """Time steps of every shape that fits, for `limit_s` seconds and the step that goes beyond
-    them; leaves the engine empty.
+    """Times steps of every shape that fits, for `limit_s` seconds plus one step. Leaves the engine
+    empty.
 
-    The first shape runs once before, unmeasured and outside the limit: it pays for what is set
-    up lazily, and kernels may have to be compiled.
+    The first shape runs once before, unmeasured and outside the limit, for lazy initialisation and
+    kernel compilation.
     """
     shapes = [shape for shape in SHAPES if _fits(engine, *shape)]
     timings: list[StepTiming] = []
@@ -36,7 +36,7 @@ def profile(engine: Engine, limit_s: float) -> list[StepTiming]:
 
 
 def profile_swaps(engine: Engine, limit_s: float) -> list[SwapTiming]:
-    """Time requests' way to host memory and back, none computed after `limit_s` seconds; leaves
+    """Times round trips of requests to host memory, starting none after `limit_s` seconds. Leaves
     the engine empty."""
     timings: list[SwapTiming] = []
     until_s = perf_counter() + limit_s
@@ -49,7 +49,7 @@ def profile_swaps(engine: Engine, limit_s: float) -> list[SwapTiming]:
 
 
 def _time_swaps(engine: Engine, tokens: int) -> tuple[SwapTiming, ...]:
-    """One request's prompt is computed once, and goes there and back `ROUNDS` times."""
+    """Computes one prompt once and swaps it out and in `ROUNDS` times."""
     name = "profile"
     output = _output_tokens(engine, 1, tokens)
     engine.add(Prompt(name, (0,) * tokens, tokens, output, SAMPLING), 0.0)
@@ -59,7 +59,7 @@ def _time_swaps(engine: Engine, tokens: int) -> tuple[SwapTiming, ...]:
     for turn in range(ROUNDS):
         engine.state.apply_plan(Plan(2 * turn + 2, pause=(Pause(name, Residency.OFFLOAD),)), 0.0)
         engine.step()
-        engine.state.pool.forget_published()  # or it would find itself there
+        engine.state.pool.forget_published()  # otherwise the next prompt would find its prefix
         engine.state.apply_plan(Plan(2 * turn + 3, prefetch=(name,)), 0.0)
         engine.step()
     report = engine.state.report()
@@ -77,12 +77,12 @@ def _fits(engine: Engine, seqs: int, tokens: int) -> bool:
 
 
 def _output_tokens(engine: Engine, seqs: int, tokens: int) -> int:
-    """Enough that the first still decodes, for a few steps, when the last is prefilled."""
+    """Enough that the first request still decodes a few steps when the last is prefilled."""
     return DECODES + 2 * -(-seqs * tokens // engine.state.limits.max_batch_tokens)
 
 
 def _time_steps(engine: Engine, seqs: int, tokens: int, until_s: float) -> list[StepTiming]:
-    """Steps of so many alike, until they have ended or time has."""
+    """Steps of equal requests, until they have ended or time is up."""
     ids = [f"profile-{i}" for i in range(seqs)]
     output = _output_tokens(engine, seqs, tokens)
     for request_id in ids:

@@ -1,8 +1,8 @@
-"""What an engine knows of a replica that runs over several processes: almost nothing.
+"""The engine's interface to a replica that spans several processes.
 
-Every rank is an engine over its own part of the model, and of the heads whose KV it keeps. Rank 0
-is the worker: it alone decides, draws and answers. The others repeat what it has computed or
-moved, in the same order, by block ids that are the same on all of them.
+Every rank is an engine over its part of the model and of the KV heads. Rank 0 is the worker: it
+alone decides, draws and answers. The other ranks repeat its steps and moves in the same order, with
+the same block ids.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -19,12 +19,12 @@ from services.worker.requests.batch import StepBatch
 
 
 class RanksApart(ValueError):
-    """The ranks no longer do the same, for one of them failed or is gone: the replica is lost.
-    The message is a sentence for the user."""
+    """The ranks have diverged, because one failed or is gone: the replica is lost. The message is a
+    sentence for the user."""
 
 
 class Moving(Protocol):
-    """What the engine asks of its swapper; see there."""
+    """The engine's view of its swapper; see there."""
 
     @property
     def busy(self) -> bool: ...
@@ -36,33 +36,34 @@ class Moving(Protocol):
 
 
 class Ranks(Protocol):
-    """One rank's side."""
+    """One rank's side of the replica."""
 
     rank: int
     size: int
 
     @property
     def part(self) -> Part | None:
-        """Of the model; None where that is all of it."""
+        """This rank's part of the model; None for the whole model."""
 
     def least(self, number: int) -> int:
-        """The smallest that any rank has. All ask, and wait for one another."""
+        """The smallest value of any rank. All ranks call it and wait for each other."""
 
     def moving(self, swapper: Moving) -> Moving:
-        """The swapper whose moves the others carry out too. Called once."""
+        """The swapper whose moves the other ranks repeat. Called once."""
 
     def together(self, batch: StepBatch) -> AbstractContextManager[None]:
-        """Within, this batch runs on all ranks. Raises RanksApart where it fails on one."""
+        """Within the context, this batch runs on all ranks. Raises RanksApart if it fails on
+        one."""
 
     def check(self) -> None:
-        """Raises RanksApart once a rank is gone. Costs nothing."""
+        """Raises RanksApart if a rank is gone. O(1)."""
 
     def close(self) -> None:
-        """End the others. Again: nothing."""
+        """Ends the other ranks. Idempotent."""
 
 
 class Alone:
-    """The only rank there is."""
+    """The only rank of a replica in one process."""
 
     rank, size = 0, 1
     part = None
@@ -88,8 +89,9 @@ ALONE = Alone()
 
 
 def rank_device(config: EngineConfig, rank: int) -> torch.device:
-    """A GPU each, those of one worker side by side; or the CPU. It is made this process's own:
-    what names no device, as a kernel's launch, is then on it. Raises ValueError, a sentence."""
+    """One GPU per rank, adjacent for the ranks of one worker; or the CPU. Sets the process's
+    current device, so that kernel launches without a device use it. Raises ValueError with a
+    sentence."""
     device = device_of(config.device, config.local_rank * config.tensor_parallel + rank)
     if device.index is not None:
         torch.cuda.set_device(device)

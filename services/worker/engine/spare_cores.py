@@ -1,7 +1,8 @@
-"""SpareCores: how many of PyTorch's threads a tiny model's step is worth, by what others leave.
+"""SpareCores: how many PyTorch threads a tiny model's step gets, by the cores that others leave
+free.
 
-On an idle machine a second thread makes a step of any size shorter (5 to 12 %, prefill 20 %).
-Beside others it makes it twice as long: all threads wait for the one whose core is taken.
+On an idle machine a second thread shortens a step of any size (5 to 12 %, prefill 20 %). Beside
+other load it doubles the step: all threads wait for the one whose core is taken.
 """
 
 import os
@@ -14,19 +15,20 @@ import torch
 from services.worker.machine import TINY_PARAMETERS, cores, share_of_cores
 
 TINY_THREADS = 2  # more were not measured for tiny models
-LOOK_S = 0.25  # how often: of a core's time, kept in hundredths of a second, 4 % are seen
-STALE_S = 1.0  # what an engine that had nothing to do for so long missed says nothing of now
-# Of a core: so much of the one that is asked for may be others', as on any machine.
+# between two measurements; system counts have a resolution of 10 ms, here 4 % of a core
+LOOK_S = 0.25
+STALE_S = 1.0  # after a longer idle time the last measurement is outdated
+# Of a core: other processes may use this much of a core that counts as free.
 OTHERS_SHARE = 0.2
 STAT = Path("/proc/stat")
-IDLE = (3, 4)  # of its fields behind the name: idle, and waiting for a disk
-GUEST = 8  # from here on what was counted before
+IDLE = (3, 4)  # fields after the name: idle, and waiting for a disk
+GUEST = 8  # fields from here on are included in earlier ones
 
 
 class SpareCores:
-    """Of `all_cores`, those free of others, at most `most`; one until it has looked, and wherever
-    the system does not tell. `busy_s` are seconds of all cores since some moment, `own_s` this
-    process's."""
+    """Of `all_cores`, the number without other load, at most `most`; one before the first
+    measurement, and where the system has no counts. `busy_s` are the busy seconds of all cores,
+    `own_s` this process's."""
 
     def __init__(
         self,
@@ -42,7 +44,7 @@ class SpareCores:
         self._threads = 1
 
     def threads(self) -> int:
-        """Costs a look at the clock, and four times a second one at the system's counts (20 µs)."""
+        """Reads the clock, and four times a second the system's counts (20 µs)."""
         if self._looked is None:
             return 1
         since_s, others_s = self._looked
@@ -60,19 +62,19 @@ class SpareCores:
         return self._threads
 
     def take(self) -> None:
-        """PyTorch computes with so many from here on, in the thread that calls."""
+        """Sets the number of PyTorch threads of the calling thread."""
         if torch.get_num_threads() != self.threads():
             torch.set_num_threads(self._threads)
 
     def _look(self) -> tuple[float, float] | None:
-        """When, and the seconds of cores that others have had."""
+        """Time of the measurement, and core seconds that others have used."""
         busy_s = self._busy_s()
         return None if busy_s is None else (self._clock(), busy_s - self._own_s())
 
 
 def spare_cores_for(parameters: int, local_workers: int) -> SpareCores | None:
-    """For a model so small that its steps pay for another thread only while that one's core is
-    free; None for a larger one, and where each worker has but a core."""
+    """For a model so small that another thread only pays on a free core; None for a larger one, and
+    if each worker has one core."""
     most = min(TINY_THREADS, share_of_cores(local_workers))
     if parameters >= TINY_PARAMETERS or most < 2:
         return None
@@ -80,8 +82,8 @@ def spare_cores_for(parameters: int, local_workers: int) -> SpareCores | None:
 
 
 def machine_busy_s() -> float | None:
-    """Seconds of all cores since the start, what a hypervisor took too; None where no system
-    tells."""
+    """Busy seconds of all cores since boot, including what a hypervisor took; None if the system
+    does not tell."""
     try:
         fields = STAT.read_text().partition("\n")[0].split()[1:]
     except OSError:

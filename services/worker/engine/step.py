@@ -1,9 +1,9 @@
-"""Engine: state, model and cache. The loop is `step`: settle → compose → run → draw → commit.
+"""Engine: state, model and cache. One `step`: settle → compose → run → draw → commit.
 
-With `overlap`, step N + 1 is composed and launched before N is committed: while the device
-computes, it never waits for the host. What N drew, N + 1 reads on the device. All that is done to
-blocks is issued on one stream: those that N's commit frees may be given away at once, though N + 1
-may still write to them, as what a new owner stores there comes behind.
+With `overlap`, step N + 1 is composed and launched before N is committed, so that the device never
+waits for the host. N + 1 reads the tokens of N on the device. All operations on blocks are issued
+on one stream: blocks that N's commit frees can be reused at once, although N + 1 may still write to
+them, because a new owner's writes come later on the stream.
 """
 
 from collections.abc import Callable
@@ -36,14 +36,14 @@ from services.worker.requests.sequence import Sequence
 from services.worker.requests.state import WorkerState
 
 OUT_OF_MEMORY = (torch.OutOfMemoryError, MemoryError)
-_PROBE = Prompt("\0probe", (0, 0), 2, 1)  # no request is called like this
+_PROBE = Prompt("\0probe", (0, 0), 2, 1)  # not a possible request id
 
 
 class StepFailed(Exception):
-    """A step broke, and nothing of it counts; `__cause__` says why.
+    """A step failed and has no effect; `__cause__` is the error.
 
-    `sequences` ended by it: one that was in it alone, or none, as those in it are tried in parts
-    from now on, or one of them was evicted.
+    `sequences` are those that it ended: one that was alone in the step; or none, because its
+    sequences are computed in parts from now on, or one of them was evicted.
     """
 
     def __init__(self, what: str, sequences: list[Sequence]):
@@ -53,8 +53,8 @@ class StepFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """A step on its way, whose tokens the device knows; and what its prompts were scored, if any
-    ask."""
+    """A launched step whose tokens are on the device, and the scores of its prompts, if
+    requested."""
 
     batch: StepBatch
     drawn: Drawn
@@ -62,8 +62,8 @@ class Launched:
 
 
 class Engine:
-    """One model replica. One thread's at a time: plans and prompts go in between two steps. A step
-    may be in flight then: all of this is right with it, and it counts as work."""
+    """One model replica, used by one thread at a time. Plans and prompts are applied between two
+    steps, also while a step is in flight, which counts as work."""
 
     def __init__(self, model: PagedModel, config: EngineConfig, ranks: Ranks = ALONE):
         parts = assemble(model, config, ranks)
@@ -78,7 +78,7 @@ class Engine:
         self._step: AttentionStep = PagedStep(parts.cache, parts.kernels)
         self._inputs = StepInputs(model.device)
         on_cuda = model.device.type == "cuda"
-        if not on_cuda:  # there it is launched, and not computed, by the time it returns
+        if not on_cuda:  # on a GPU it is launched, not computed, when it returns
             self._step = TimedAttention(self._step, self.phases)
         self._overlap = config.overlap == "on" or (config.overlap == "auto" and on_cuda)
         self._launched: Launched | None = None
@@ -87,7 +87,7 @@ class Engine:
         if parts.graphs:
             self._graphs = DecodeGraphs.record(parts.graphs, self.run)
         self._sampler = parts.sampler
-        self._cores: SpareCores | None = None  # where a step's threads go by what is free
+        self._cores: SpareCores | None = None  # set if the number of threads follows the free cores
 
     @classmethod
     def load(
@@ -96,12 +96,13 @@ class Engine:
         lap: Callable[[str], None] = lambda _: None,
         ranks: Ranks = ALONE,
     ) -> "Engine":
-        """Of one process, or this rank's part. Raises ValueError, one sentence, when the model
-        can't be loaded or doesn't fit. `lap` is told what has just been done."""
+        """The engine of one process, or of this rank's part. Raises ValueError with a sentence if
+        the model cannot be loaded or does not fit. `lap` receives the name of each finished
+        phase."""
         assert config.tensor_parallel == ranks.size, "several are loaded by parallel.loading"
         device = rank_device(config, ranks.rank)
         require_compiler(config.compile, device)
-        graphs_wanted(config, device)  # or says so before weights are read
+        graphs_wanted(config, device)  # raises before weights are read
 
         def settle(module: PreTrainedModel) -> None:
             parameters = module.num_parameters()
@@ -124,13 +125,13 @@ class Engine:
         return engine
 
     def enter_thread(self) -> None:
-        """Called first by the thread that is to step: PyTorch keeps these by thread."""
+        """Called first by the thread that steps: PyTorch keeps these settings per thread."""
         torch.set_num_threads(torch.get_num_threads())
         if self.model.device.type == "cuda":
             torch.cuda.set_device(self.model.device)
 
     def add(self, prompt: Prompt, now: float) -> str | None:
-        """Take a prompt; returns why it can never run here, if so."""
+        """Adds a prompt. Returns why it can never run here, else None."""
         size = self.model.vocab_size
         known = min(prompt.token_ids) >= 0 and max(prompt.token_ids) < size
         if field := prompt.sampling.beyond(size) if known else "token_ids":
@@ -139,20 +140,20 @@ class Engine:
         return self.state.receive(prompt, now)
 
     def reset(self) -> None:
-        """Forget all requests, and what is on its way for them; a step in flight is nobody's."""
+        """Drops all requests and pending moves; the step in flight has no effect."""
         self._launched = None
         self.state.reset()
         self._swapper.reset()
         self._sampler.clear()
 
     def step(self) -> StepResult | None:
-        """One iteration: its result; None when nothing can run.
+        """Computes one step and returns its result; None if nothing can run.
 
-        With `overlap`, another has been launched behind it, which the next call commits: whatever
-        comes before that call counts in the step that it launches in turn.
+        With `overlap`, the next step has been launched, and the next call commits it: commands
+        before that call affect the step that it launches in turn.
 
-        Raises StepFailed when the computation breaks; the next step is then another. Raises
-        RanksApart when there is no next one.
+        Raises StepFailed if the computation fails; the next call computes a different step. Raises
+        RanksApart if there is no next one.
         """
         self.phases.begin()
         self._launched = self._launched or self._launch()
@@ -168,7 +169,7 @@ class Engine:
         return result
 
     def _launch(self) -> Launched | None:
-        """The next step, with nothing in flight."""
+        """Launches the next step with nothing in flight."""
         batch = self._compose()
         while batch is None and self._swapper.busy:
             self.phases.enter(Phase.SWAP)
@@ -184,8 +185,8 @@ class Engine:
             raise self._failed(batch, error) from error
 
     def _launch_behind(self, launched: Launched) -> Launched | None:
-        """The step behind it, where that depends on nothing that the host does not know yet. One
-        that breaks is tried again with nothing in flight."""
+        """Launches the step after `launched`, if it depends on nothing that the host does not know
+        yet. A failed launch is repeated with nothing in flight."""
         if not self.state.in_flight:
             self.state.advance(launched.batch)
         batch = self._compose()
@@ -199,7 +200,7 @@ class Engine:
             return None
 
     def _compose(self) -> StepBatch | None:
-        """The next batch. What it needs moved is issued before whatever is computed from here."""
+        """The next batch. The moves that it needs are issued before its computation."""
         self.phases.enter(Phase.COMPOSE)
         self.state.arrived(self._swapper.settle())
         self.state.swapped(self._swapper.take_timings())
@@ -224,8 +225,8 @@ class Engine:
         return Launched(batch, drawn, scored)
 
     def _land(self, landing: Launched) -> StepResult:
-        """Wait for it, and commit it. Times are the device's: a step begins behind the one before,
-        and neither waits for the host nor for what is launched behind it."""
+        """Waits for a step and commits it. Times are the device's: a step begins after the one
+        before, and waits neither for the host nor for later launches."""
         self.phases.enter(Phase.MODEL)
         try:
             tokens, logprobs = landing.drawn.take()
@@ -237,14 +238,14 @@ class Engine:
 
     def _failed(self, batch: StepBatch, error: Exception) -> StepFailed:
         rows = len(batch.sequences)
-        clear_frames(error.__traceback__)  # what it computed so far takes memory
+        clear_frames(error.__traceback__)  # releases the memory of its tensors
         if isinstance(error, OUT_OF_MEMORY) and self.state.out_of_memory(batch):
             return StepFailed(f"a step of {rows} rows found no memory; one gave way", [])
         return StepFailed(f"a step of {rows} rows failed", self.state.fail(batch))
 
     def works(self) -> bool:
-        """Whether anything can be computed: a token of nobody's prefilled, and one decoded. When
-        a request fails alone, this tells it from a device that is broken."""
+        """Whether the device can compute anything: prefills a probe token and decodes one.
+        Distinguishes a request that fails alone from a broken device."""
         pool, probe = self.state.pool, Sequence.start(_PROBE, 0)
         try:
             if not pool.grow(probe.request_id, len(probe.tokens)):
@@ -262,8 +263,8 @@ class Engine:
         return True
 
     def run(self, batch: StepBatch) -> Tensor:
-        """Logits [sampling rows, then scoring ones, vocabulary] of the batch, its KV stored; until
-        the next run."""
+        """Logits [sampling rows, then scoring rows, vocabulary] of the batch, valid until the next
+        run. Stores its KV."""
         in_flight = self._launched.drawn.tokens if self._launched else None
         with self.ranks.together(batch):
             with torch.inference_mode():

@@ -1,8 +1,8 @@
-"""StepClock: how long steps took their device, read from the events around them.
+"""StepClock: how long steps took on their device, by the events around them.
 
-A host that only launches a step is done long before the device: a prefill that draws nothing would
-look like nothing. So the time is between two events on the compute lane, and is told once the later
-one is seen to have passed. On a CPU that is at once.
+A host that launches a step finishes long before the device: a prefill that draws nothing would seem
+to take no time. The time is therefore measured between two events on the compute stream, and
+reported once the later one has passed. On a CPU that is immediate.
 """
 
 from collections import deque
@@ -12,12 +12,13 @@ from services.costs import StepTiming
 from services.worker.kv.device_streams import Event, Lane, Streams
 from services.worker.requests.batch import StepBatch
 
-MAX_PENDING = 1_024  # steps not read yet; nobody asks for them when more are, so the oldest goes
+MAX_PENDING = 1_024  # unread steps; the oldest is dropped when more accumulate
 
 
 @dataclass(frozen=True, slots=True)
 class StepWatch:
-    """A step under way: what ran, as its batch was, which is moved on when it is over."""
+    """A step in progress: a copy of its batch's composition, since the batch advances when it is
+    over."""
 
     prefill_tokens: int
     decode_seqs: int
@@ -26,14 +27,14 @@ class StepWatch:
 
 
 class StepClock:
-    """Steps from `begin` to `end`, until they are over. O(1) a step; it waits for nothing."""
+    """Times steps from `begin` to `end`. O(1) per step, without waiting."""
 
     def __init__(self, streams: Streams):
         self._streams = streams
         self._pending: deque[tuple[StepWatch, Event]] = deque(maxlen=MAX_PENDING)
 
     def begin(self, batch: StepBatch) -> StepWatch:
-        """Nothing of it was issued yet. One that breaks is not ended."""
+        """Call before anything of the step is issued. A failed step has no end."""
         return StepWatch(
             batch.prefill_tokens,
             len(batch.decodes),
@@ -42,11 +43,11 @@ class StepClock:
         )
 
     def end(self, watch: StepWatch) -> None:
-        """All of it was issued."""
+        """Call after everything of the step was issued."""
         self._pending.append((watch, self._streams.record(Lane.COMPUTE)))
 
     def take(self) -> list[StepTiming]:
-        """Those over since the last call, in their order, without waiting for the others."""
+        """Steps completed since the last call, in order, without waiting for others."""
         timings = []
         while self._pending and self._pending[0][1].query():
             watch, end = self._pending.popleft()

@@ -1,4 +1,4 @@
-"""StepBatch: what one engine iteration computes, as plain numpy arrays."""
+"""StepBatch: the computation of one engine iteration, as plain numpy arrays."""
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
@@ -19,16 +19,16 @@ NO_INTS = np.zeros(0, np.int64)
 
 @dataclass(slots=True)
 class PrefillChunk:
-    """Tokens [start, end) of a sequence's prompt (or of what it recomputes) in this step."""
+    """Tokens [start, end) of a sequence's prompt, or of what it recomputes, in this step."""
 
     sequence: Sequence
     start: int
     end: int
     table: Ints  # blocks that hold [0, end)
-    # Whether it ends at the newest token, so that the next one can be drawn. That one may have its
-    # place in `tokens` before this chunk is committed.
+    # Whether the chunk ends at the newest token, so that the next one can be drawn. That one may
+    # have a placeholder in `tokens` before this chunk is committed.
     samples: bool = field(init=False)
-    # Of its first so many tokens, logits say how likely the prompt's next one was.
+    # The number of its first tokens whose logits score the prompt's next token.
     scored: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
@@ -42,12 +42,12 @@ class PrefillChunk:
 
 
 class DecodeRows:
-    """The decoding half of a batch: one token a row, rows in falling order of context length.
+    """The decoding half of a batch: one token per row, in falling order of context length.
 
-    Kept between steps: while the same sequences decode, `advance` moves every array on by one
-    position instead of building it. `tables` is padded with block 0, which masks hide. `fed` is
-    None when `tokens` says what each row reads; while a step is in flight, it is the row of that
-    step which draws it, or -1 where `tokens` does say it.
+    Kept between steps: while the same sequences decode, `advance` increments every array instead of
+    rebuilding it. `tables` is padded with block 0, which masks hide. `fed` is None if `tokens` has
+    every row's input. While a step is in flight, it is the row of that step that draws the input,
+    or -1 if `tokens` has it.
     """
 
     def __init__(self, sequences: Seq[Sequence], tables: Seq[Seq[int]], block_tokens: int):
@@ -59,13 +59,13 @@ class DecodeRows:
         self.fed = np.array(drawing, np.int64) if max(drawing, default=-1) >= 0 else None
         self.positions = np.array([s.computed for s in self.sequences], np.int64)
         width = max((len(table) for table in tables), default=0)
-        # Room for a while, so that growing by a block is rarely a new array.
+        # Spare room, so that an additional block rarely needs a new array.
         self.tables = np.zeros((len(order), width + 8), np.int64)
         for row, i in enumerate(order):
             self.tables[row, : len(tables[i])] = tables[i]
         self.slots = self._slots()
         self._each = np.arange(len(order))
-        self.version = 0  # grows whenever `tables` changes
+        self.version = 0  # incremented whenever `tables` changes
 
     def __len__(self) -> int:
         return len(self.sequences)
@@ -77,19 +77,19 @@ class DecodeRows:
         return blocks * self.block_tokens + self.positions % self.block_tokens
 
     def advance(self) -> Ints:
-        """Go on to what each row draws; returns the rows that now need one more block."""
+        """Advances each row to its drawn token; returns the rows that now need another block."""
         self.fed = self._each
         self.positions += 1
         self.slots += 1
         return np.flatnonzero(self.positions % self.block_tokens == 0)
 
     def learn(self, drawn: Seq[int]) -> None:
-        """What each row drew in the step that it has gone on from."""
+        """Stores the tokens that each row drew in the step that it has advanced from."""
         self.tokens[:] = drawn
         self.fed = None
 
     def set_block(self, row: int, block: int) -> None:
-        """The block at the row's current position."""
+        """Sets the block at the row's current position."""
         index = int(self.positions[row]) // self.block_tokens
         if index >= self.tables.shape[1]:
             wider = np.zeros((len(self), 2 * self.tables.shape[1]), np.int64)
@@ -104,9 +104,9 @@ class DecodeRows:
 class StepBatch:
     """Decode rows first, then prefill chunks in order of admission.
 
-    `sampling` are the sequences that draw a token, in the order of the rows of logits: all
-    decode rows, then the chunks that end their sequence. Behind them come the rows that score a
-    prompt, chunk by chunk.
+    `sampling` are the sequences that draw a token, in the order of the rows of logits: all decode
+    rows, then the chunks that complete their sequence. The rows that score a prompt follow, chunk
+    by chunk.
     """
 
     decodes: DecodeRows
@@ -114,7 +114,7 @@ class StepBatch:
 
     @property
     def sequences(self) -> list[Sequence]:
-        """Whoever is in it, padding too."""
+        """All sequences of the batch, including padding."""
         return [*self.decodes.sequences, *(chunk.sequence for chunk in self.chunks)]
 
     @property
@@ -139,7 +139,8 @@ class StepBatch:
 
 
 class TokenLogprobs(NamedTuple):
-    """Natural-log probabilities of the raw distribution: of the token drawn, and the likeliest."""
+    """Natural-log probabilities of the raw distribution: of the drawn token, and of the most likely
+    ones."""
 
     chosen: float
     top_ids: tuple[int, ...] = ()
@@ -147,8 +148,8 @@ class TokenLogprobs(NamedTuple):
 
 
 class NewToken(NamedTuple):
-    """One token drawn in a step. `offset` counts the request's output tokens from 0,
-    `origin` is its prompt's. `opening` comes with the first since the request came."""
+    """One drawn token. `offset` counts the request's output tokens from 0; `origin` is its
+    prompt's. `opening` comes with the first token since the request arrived."""
 
     origin: str
     request_id: str
@@ -161,9 +162,9 @@ class NewToken(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step gave: at most one token a sequence, in batch order; and what steps took whose
-    time is known by now; on a CPU that is this one, on a GPU some wait for the next. `swaps` are
-    copies that were over by then, and not by the step before."""
+    """The result of a step: at most one token per sequence, in batch order, and the timings known
+    by now: on a CPU its own, on a GPU some arrive later. `swaps` are copies completed since the
+    previous step."""
 
     tokens: list[NewToken]
     timings: list[StepTiming]

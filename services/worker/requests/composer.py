@@ -1,4 +1,4 @@
-"""Composer: which tokens run in the next iteration, and the memory they need."""
+"""Composer: which tokens the next iteration computes, and the memory they need."""
 
 from collections.abc import Iterable
 from itertools import islice
@@ -17,18 +17,19 @@ from services.worker.requests.suspects import Suspects
 class Composer:
     """Decodes first, then prefill chunks up to `max_batch_tokens`, in order of admission.
 
-    When memory is out, a decode evicts anybody; a prefill or the return of KV from host memory
-    evicts only those behind it, so that the eldest always gets on. Where nobody may be evicted
-    (residency defer) a decode waits; if all wait, one gives way. While the same sequences
-    decode, the last batch is moved on by one token instead of composing another: a step then
-    costs only its new blocks. Where there are static batches, `lockstep` says who may run, and
-    padding comes behind all other prefill.
+    When memory runs out, a decode may evict any request. A prefill, or the return of KV from host
+    memory, evicts only later ones, so that the oldest always progresses. Where eviction is not
+    allowed (residency defer) a decode waits; if all wait, one is evicted. While the same sequences
+    decode, the last batch advances by one token instead of being composed again: a step then costs
+    only its new blocks. With static batches, `lockstep` decides which requests may run, and padding
+    follows all other prefill.
 
-    Of prompts that begin alike (the choices of one request) the eldest prefills, and the others
-    wait a step for its blocks. Where a step has failed, `suspects` says what part is tried next.
+    Of prompts with a common beginning (the choices of one request) the oldest prefills, and the
+    others wait one step for its blocks. After a failed step, `suspects` decides which part is tried
+    next.
 
-    Behind a step in flight nobody is evicted and nobody gives way: what that step ends frees
-    memory, too. Where somebody would have to, there is no next step before that one is committed.
+    While a step is in flight, nothing is evicted: the end of that step frees memory, too. If an
+    eviction were needed, no further step is composed before that one is committed.
     """
 
     def __init__(
@@ -47,16 +48,16 @@ class Composer:
         self._max_running = limits.max_running
         self._max_batch_tokens = limits.max_batch_tokens
         self._max_scored_tokens = limits.max_scored_tokens
-        self._steady: StepBatch | None = None  # the last batch, moved on
-        self._needy = np.zeros(0, np.int64)  # its rows that need one more block
-        self._version = 0  # of the kv, before it was composed
+        self._steady: StepBatch | None = None  # the last batch, advanced
+        self._needy = np.zeros(0, np.int64)  # its rows that need another block
+        self._version = 0  # of the KV state, before composition
         self._ahead_of: StepBatch | None = None  # the step in flight
-        self._must_wait = False  # for that, as somebody would have to leave
-        self._left_waiting = False  # for that somebody who is in no batch
+        self._must_wait = False  # an eviction is needed, which has to wait for it
+        self._left_waiting = False  # a request outside the batch waits for it
 
     def compose(self, ahead_of: StepBatch | None = None) -> StepBatch | None:
-        """The next step with its memory, or None when nothing can run; nothing can before the
-        step `ahead_of` it is committed, where there is one."""
+        """The next step with its memory, or None if nothing can run, or not before the step
+        `ahead_of` it is committed."""
         if (
             self._steady
             and self._version == self._kv.version
@@ -66,34 +67,35 @@ class Composer:
         self._steady = None
         self._ahead_of = ahead_of
         self._left_waiting = False
-        self._version = self._kv.version  # who leaves for this one may leave a place to another
+        # an eviction for this step may free a slot for another request
+        self._version = self._kv.version
         return self._compose_ahead() if ahead_of else self._compose_surely()
 
     def advanced(self, batch: StepBatch) -> None:
-        """Move the batch on, if the next one can be the same: nobody came or went, and nobody waits
-        for what is known once the step before it is committed."""
+        """Advances the batch if the next one can be the same: no request came, left, or waits for
+        the commit."""
         same = not self._left_waiting and self._version == self._kv.version
         if same and not batch.chunks:
             self._steady = batch
             self._needy = batch.decodes.advance()
 
     def committed(self, batch: StepBatch, sampled: list[int]) -> None:
-        """Its rows, moved on, may read what they drew from the host again."""
+        """The advanced rows may read their tokens from the host again."""
         if batch is self._steady:
             batch.decodes.learn(sampled)
 
     def _compose_ahead(self) -> StepBatch | None:
-        """Of those whose next token does not depend on what the step in flight draws, or can read
-        it on the device."""
+        """A batch of requests whose next token does not depend on the step in flight, or can read
+        its tokens on the device."""
         self._must_wait = False
         self._left_waiting = any(s.waits for s in self._kv.running.values())
         batch = self._compose()
         return None if self._must_wait else batch
 
     def _compose_surely(self) -> StepBatch | None:
-        """Whatever has to be given up for it."""
+        """A batch with whatever evictions it needs."""
         batch = self._compose()
-        while batch is None and self._suspects:  # of this part nobody can run
+        while batch is None and self._suspects:  # no request of this part can run
             self._suspects.pass_part()
             batch = self._compose()
         if batch is None and self._lockstep.active and self._lockstep.hurry():
@@ -109,14 +111,14 @@ class Composer:
         decodes = self._compose_decodes([s for s in runnable if s.is_decode])
         room = self._max_batch_tokens - len(decodes)
         chunks = self._compose_chunks([s for s in runnable if not s.is_decode], room)
-        decodes = [s for s in decodes if _may_run(s)]  # not evicted since
+        decodes = [s for s in decodes if _may_run(s)]  # not evicted meanwhile
         if not decodes and not chunks:
             return None
         tables = [self._pool.table(s.request_id) for s in decodes]
         return StepBatch(DecodeRows(decodes, tables, self._pool.block_tokens), chunks)
 
     def _runnable(self) -> list[Sequence]:
-        """Those that the next step may run, memory permitting."""
+        """Requests that the next step may run, memory permitting."""
         running = self._kv.running.values()
         if self._lockstep.active:
             runnable = self._lockstep.runnable(running, self._max_running)
@@ -126,7 +128,7 @@ class Composer:
         return self._suspects.narrow(runnable)
 
     def _grow_rows(self, rows: DecodeRows) -> bool:
-        """Give each row that begins a block that block; False when memory is out."""
+        """Gives a new block to each row that needs one; False when memory runs out."""
         for row in self._needy.tolist():
             sequence = rows.sequences[row]
             if not self._pool.grow(sequence.request_id, len(sequence.tokens)):
@@ -135,14 +137,14 @@ class Composer:
         return True
 
     def _compose_decodes(self, sequences: list[Sequence]) -> list[Sequence]:
-        """Those that get room; one may evict another that was given room before it."""
+        """Decodes with memory; one may evict another that got memory before it."""
         first = sequences[: self._max_batch_tokens]
         placed = [s for s in first if _may_run(s) and self._make_room(s)]
         return [s for s in placed if _may_run(s)]
 
     def _make_room(self, sequence: Sequence) -> bool:
-        """Room for a decode, evicting as needed; False when the victim was itself. For a token
-        that nobody reads, nobody leaves."""
+        """Makes room for a decode, evicting if needed; False if it was evicted itself. A token that
+        is not delivered evicts nothing."""
         while not self._pool.grow(sequence.request_id, len(sequence.tokens)):
             if sequence.ended:
                 return False
@@ -174,7 +176,7 @@ class Composer:
             self._kv.adopt_prefix(sequence)
             end = self._reachable(sequence, sequence.computed + most)
             if end <= sequence.computed:
-                return chunks  # those behind it must not take what it waits for
+                return chunks  # later chunks must not take the blocks it waits for
             self._pool.grow(sequence.request_id, end)
             table = np.array(self._pool.table(sequence.request_id), np.int64)
             chunks.append(PrefillChunk(sequence, sequence.computed, end, table))
@@ -184,8 +186,8 @@ class Composer:
         return chunks + self._lockstep.pad_chunks(room) if pads else chunks
 
     def _can_wait(self, sequence: Sequence, chunks: list[PrefillChunk]) -> bool:
-        """Whether another is computing what it begins with, in this step or in the one in flight,
-        which publishes nothing before it is committed."""
+        """Whether another request is computing its beginning, in this step or in the one in flight,
+        which publishes blocks only at its commit."""
         landing = self._ahead_of.chunks if self._ahead_of else ()
         if not chunks and not landing:
             return False
@@ -194,12 +196,12 @@ class Composer:
         return waits
 
     def _bring_back(self, sequence: Sequence) -> bool:
-        """Begin the return of its KV, evicting those behind it as needed."""
+        """Begins the return of its KV, evicting later requests if needed."""
         length = len(sequence.tokens)
         return self._reachable(sequence, length) == length and self._kv.bring_back(sequence)
 
     def _reachable(self, sequence: Sequence, end: int) -> int:
-        """How far a prefill gets, evicting those behind it as needed."""
+        """How far a prefill can get, evicting later requests if needed."""
         end = min(end, len(sequence.tokens))
         while end > self._pool.reach(sequence.request_id):
             if self._lockstep.active and self._lockstep.give_way():
@@ -215,7 +217,7 @@ class Composer:
 
 
 def _may_run(sequence: Sequence) -> bool:
-    """It was not evicted since, nor stopped as one that has ended."""
+    """Whether it was neither evicted nor stopped meanwhile."""
     return sequence.phase is Phase.RUNNING and sequence.within_budget
 
 

@@ -1,4 +1,5 @@
-"""Evictor: who leaves the device when its memory is out, and how; as the last plan orders."""
+"""Evictor: which requests leave the device when memory runs out, and how, as the last plan
+orders."""
 
 from collections.abc import Iterable, Iterator
 
@@ -9,11 +10,12 @@ from services.worker.requests.lockstep import Lockstep
 from services.worker.requests.reporting import Reporter
 from services.worker.requests.sequence import Phase, Sequence
 
-AHEAD_TOKENS = 32  # of a request's growth, kept free for it: a plan comes well before they are made
+# of a request's growth, kept free for a prefetch: a plan comes before they are generated
+AHEAD_TOKENS = 32
 
 
 class Evictor:
-    """Carries the plan's residency policy out on the kv, and reports who left."""
+    """Applies the plan's residency policy to the KV, and reports evictions."""
 
     def __init__(self, kv: KVManager, reporter: Reporter, lockstep: Lockstep):
         self._kv = kv
@@ -23,11 +25,11 @@ class Evictor:
         self._leave = RESIDENCIES[DEFAULT]
 
     def planned(self, plan: Plan) -> None:
-        """Follow this plan from now on; by the default, where its policy is unknown here."""
+        """Follows this plan from now on; the default policy if it names an unknown one."""
         leave = RESIDENCIES.get(plan.residency, RESIDENCIES[DEFAULT])
         if leave is not self._leave:
             self._leave = leave
-            self._kv.touch()  # who waits for memory may get it now
+            self._kv.touch()  # requests that wait for memory may get it now
         self._plan = plan
         if plan.order:
             pools = self._kv
@@ -61,17 +63,17 @@ class Evictor:
             self.prefetch(request_id)
 
     def prefetch(self, request_id: str) -> None:
-        """Bring KV back ahead of need, if nobody has to leave for it."""
+        """Brings KV back ahead of need, if that evicts nothing."""
         sequence = self._kv.sequences.get(request_id)
         if sequence and sequence.resting and not sequence.arriving:
             self._kv.bring_back(sequence)
 
     def may_leave(self, sequence: Sequence) -> bool:
-        """Whether the policy lets it be evicted."""
+        """Whether the policy allows its eviction."""
         return self._way_out(sequence) is not Residency.KEEP
 
     def evict(self, sequence: Sequence) -> bool:
-        """Make it leave at once; False where the policy lets nobody leave."""
+        """Evicts it at once; False if the policy evicts nothing."""
         how = self._way_out(sequence)
         if how is Residency.KEEP:
             return False
@@ -80,12 +82,12 @@ class Evictor:
 
     def _way_out(self, sequence: Sequence) -> Residency:
         if sequence.resting:
-            return Residency.OFFLOAD  # it was on its way back, and rests still
+            return Residency.OFFLOAD  # it was returning, and its host copy still exists
         return evict(sequence.held_tokens, self._plan.costs, self._leave)
 
     def give_way(self) -> bool:
-        """When nothing can run for want of memory: what nobody reads goes, or the first victim
-        leaves, whatever the policy; False if nobody holds any."""
+        """Called when nothing can run for lack of memory: frees undelivered work, or evicts the
+        first victim, whatever the policy; False if no request holds memory."""
         if self._lockstep.active and self._lockstep.give_way():
             return True
         victim = next((s for s in self._eviction_order() if self._holds(s)), None)
@@ -95,8 +97,8 @@ class Evictor:
         return True
 
     def relieve(self, rows: list[Sequence]) -> bool:
-        """A step of these found no memory to be computed in: what nobody reads goes, or the newest
-        of them leaves, whatever the policy; False where there is only one."""
+        """A step of these rows had no memory to compute in: frees undelivered work, or evicts the
+        newest of them, whatever the policy; False if there is only one."""
         if self._lockstep.active and self._lockstep.give_way():
             return True
         if len(rows) < 2:
@@ -114,11 +116,11 @@ class Evictor:
         self._reporter.evicted(sequence)
 
     def victims_for(self, sequence: Sequence, decoding: bool) -> Iterator[Sequence]:
-        """Who may be evicted for it, first to last: the paused, the last in the plan's order
-        before others; then those that run, as the plan orders victims; then the newest.
+        """Candidates for eviction in order: paused requests, the last of the plan's order first;
+        running ones, in the plan's victim order; then the newest.
 
-        A decode may evict anybody, itself included; a prefill those admitted after it, and
-        paused ones.
+        A decode may evict any request, itself included; a prefill may evict later ones and paused
+        ones.
         """
         for holder in self._eviction_order():
             behind = holder.phase is Phase.PAUSED or holder.serial > sequence.serial

@@ -1,18 +1,18 @@
-"""The step in flight: launched, and not committed. Its tokens are on the device, and unknown here.
+"""The step in flight: launched and not committed. Its tokens are on the device, and unknown here.
 
-Everybody in it goes on as if its token were known: that one has its place and its length, and the
-KV that the step stores counts, as whatever is issued to the device from now on comes behind it.
-What depends on the token's value waits. It is neither told nor reported, no key of a shared block
-is made of it, and whoever it ends has not ended. Meanwhile anything may happen:
+Each of its requests continues as if its token were known: the token counts for the length, and the
+KV that the step stores counts, because whatever is issued to the device from now on comes after it.
+What depends on the token's value waits: the token is neither sent nor reported, it is not part of a
+shared block's key, and a request that it ends has not ended. Meanwhile any of these may happen:
 
-    cancelled, forgotten, submitted anew     it is drawn in vain, and counted as stray. A Sequence
-                                             is known by its identity: another may have its name
-    paused, evicted, offloaded               it comes all the same, and the scheduler is told.
-                                             Admitted again before, one whose KV was dropped waits
-    ended by it, and in the step behind it   that row is stray, too. What it stores lies behind all
-                                             that is published, in blocks that may be given away at
-                                             once: a new owner's writes are issued later
-    its step breaks                          everybody is where it was before
+    cancelled, dropped, resubmitted          its token is discarded and counted as stray. A Sequence
+                                             is compared by identity: another may have its name
+    paused, evicted, offloaded               its token still arrives and is reported. If it is
+                                             admitted before and its KV was dropped, it waits
+    ended by it, and in the next step        that row is stray, too. Its writes lie behind all
+                                             published blocks, in blocks that can be reused at once:
+                                             a new owner's writes are issued later
+    the step fails                           every request is where it was before
 """
 
 from collections.abc import Iterable
@@ -38,8 +38,8 @@ class InFlight:
         return self._batch
 
     def launch(self, batch: StepBatch) -> bool:
-        """It is in flight; whether somebody has all the tokens now that it may have. Who has gone
-        since it was composed stands in it for nothing. O(rows)."""
+        """Marks the step as in flight; returns whether some request now has all tokens it may have.
+        Requests that left after composition are ignored. O(rows)."""
         assert self._batch is None, "a step is in flight"
         self._batch = batch
         for chunk in batch.chunks:
@@ -53,7 +53,7 @@ class InFlight:
         return used_up
 
     def land(self, batch: StepBatch, scores: Iterable[PromptLogprobs] = ()) -> None:
-        """It is computed, and its tokens are there to be learnt; `scores` of `batch.scored`."""
+        """The step is computed, and its tokens can be stored; `scores` of `batch.scored`."""
         assert self._batch is batch, "another step is in flight"
         self._batch = None
         for chunk, part in zip(batch.scored, scores, strict=True):
@@ -61,9 +61,9 @@ class InFlight:
                 chunk.sequence.scores.fill(chunk.start, part)
 
     def unwind(self) -> list[Sequence]:
-        """It broke: whoever stood in it is where it was before, or, if its KV was moved since, has
-        none. Returns those of the latter who wait. Nothing was published, so nobody else has any of
-        it. Nothing happens where no step is in flight."""
+        """The step failed: its requests are where they were before, or without KV if it was moved
+        meanwhile. Returns those of the latter that wait. Nothing was published, so that no other
+        request has any of it. No effect without a step in flight."""
         batch, self._batch = self._batch, None
         if batch is None:
             return []

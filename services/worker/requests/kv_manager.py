@@ -1,7 +1,7 @@
-"""KVManager: who is at this worker, in which phase, and where its KV is.
+"""KVManager: the requests of this worker, their phases, and where their KV is.
 
-Owns both pools' blocks. An offload frees its device blocks, an upload takes them, at once; the
-copying itself follows in the order of `take_moves`, before the step is computed.
+Owns the blocks of both pools. An offload frees its device blocks, and an upload takes them, at
+once. The copies follow in the order of `take_moves`, before the step is computed.
 """
 
 from collections.abc import Iterable
@@ -19,7 +19,8 @@ from services.worker.requests.sequence import UNKNOWN, Phase, Sequence
 
 
 class KVManager:
-    """All sequences and blocks of one replica. `version` grows whenever who may run changes."""
+    """All sequences and blocks of one replica. `version` changes whenever the set of runnable
+    requests may."""
 
     def __init__(
         self,
@@ -34,18 +35,18 @@ class KVManager:
         self.counters = counters
         self.sequences: dict[str, Sequence] = {}
         self.running: dict[str, Sequence] = {}  # phase RUNNING, in order of admission
-        self.pads: dict[str, Sequence] = {}  # of static batches, by the member that each pads
+        self.pads: dict[str, Sequence] = {}  # padding of static batches, by the padded member
         self.version = 0
         self._sharing = sharing
         self._exact_swaps = exact_swaps
         self._admissions = 0
-        self._moves = 0  # the serial of the last
+        self._moves = 0  # serial of the last move
         self._started: list[Move] = []
         self._recalled: list[int] = []
         self._arriving: dict[int, Sequence] = {}
 
     def is_here(self, sequence: Sequence) -> bool:
-        """Whether it has not gone. Another of its name may be here instead."""
+        """Whether this very sequence is still here, not another one with its name."""
         return self.sequences.get(sequence.request_id) is sequence
 
     # Phases
@@ -56,13 +57,13 @@ class KVManager:
         self.run(sequence)
 
     def park(self, prompt: Prompt) -> None:
-        """Keep it until it is admitted, without a budget."""
+        """Keeps a prompt without a budget until it is admitted."""
         delivered_tokens = len(prompt.token_ids) - prompt.prompt_tokens
         sequence = self.sequences[prompt.request_id] = Sequence.start(prompt, delivered_tokens)
         sequence.phase = Phase.PARKED
 
     def run(self, sequence: Sequence) -> None:
-        """Admit, or admit again: it is now the newest."""
+        """Admits, or admits again: it is now the newest."""
         self._admissions += 1
         sequence.serial = self._admissions
         sequence.phase = Phase.RUNNING
@@ -70,23 +71,23 @@ class KVManager:
         self.version += 1
 
     def pause(self, sequence: Sequence) -> None:
-        """Out of the running, its KV where it is."""
+        """Stops it from running and keeps its KV where it is."""
         del self.running[sequence.request_id]
         rests = sequence.resting and not sequence.arriving
         sequence.phase = Phase.PARKED if rests else Phase.PAUSED
         self.version += 1
 
     def forget(self, request_id: str) -> None:
-        """Free everything of a request; an unknown one is fine.
+        """Frees everything of a request; ignores an unknown one.
 
-        Its blocks may be given away at once, though a step in flight still writes to them: whatever
-        another owner does with them is issued behind that step, on the same stream. And it writes
-        behind what is published.
+        Its blocks can be reused at once although a step in flight may still write to them: a new
+        owner's operations are issued after that step on the same stream, and the writes lie behind
+        published blocks.
         """
         if sequence := self.sequences.pop(request_id, None):
             self.running.pop(request_id, None)
             if sequence.drawing >= 0:
-                sequence.drawing = -1  # nobody asks any more
+                sequence.drawing = -1  # its draw is discarded
                 self.counters.stray_rows += 1
             self._recall(sequence)
             self.pool.release(request_id)
@@ -94,40 +95,39 @@ class KVManager:
             self.version += 1
 
     def set_limit(self, sequence: Sequence, limit_tokens: int) -> None:
-        """Its budget from now on."""
+        """Sets its budget."""
         before = sequence.within_budget
         sequence.limit_length = sequence.prompt_tokens + limit_tokens
         if sequence.within_budget != before:
             self.version += 1
 
     def touch(self) -> None:
-        """Who may run has changed."""
+        """The set of runnable requests may have changed."""
         self.version += 1
 
     def forgo(self, sequence: Sequence) -> None:
-        """Compute nothing more of one that runs: its KV is needed no more, nor a budget."""
+        """Stops computing a running request, and frees its KV and budget."""
         self.pool.release(sequence.request_id)
         sequence.computed = sequence.published = sequence.limit_length = 0
         self.version += 1
 
     def unwind(self, sequence: Sequence, computed: int) -> Sequence | None:
-        """A step that it stood in broke: of its KV no more than the first `computed` tokens count,
-        wherever it has gone since. Returns it where it waits and has to be computed again.
+        """A step with it failed: only the KV of its first `computed` tokens is valid, wherever it
+        is now. Returns the request if it waits and must be recomputed.
 
-        What others computed of it counts in any case: that is published.
+        Blocks that other requests computed remain valid: they are published.
         """
         if sequence.resting:
             return self.lost(sequence.request_id)
         size = self.pool.block_tokens
         if not sequence.exact:
-            computed -= computed % size  # a block that was quantized was so as a whole
+            computed -= computed % size  # a quantized block is valid only as a whole
         sequence.computed = max(min(sequence.computed, computed), sequence.published * size)
         self.version += 1
         return None
 
     def blocks(self) -> dict[str, int]:
-        """How many of the device's blocks each request has, its padding's and shared ones
-        included. O(holders)."""
+        """Device blocks of each request, including its padding's and shared ones. O(holders)."""
         blocks = self.pool.held()
         for request_id, pad in self.pads.items():
             if own := blocks.pop(pad.request_id, 0):
@@ -137,7 +137,7 @@ class KVManager:
     # Leaving the device and coming back
 
     def leave(self, sequence: Sequence, how: Residency) -> None:
-        """Take its device blocks; by OFFLOAD its KV rests in host memory, where there is room."""
+        """Frees its device blocks; with OFFLOAD its KV moves to host memory, if there is room."""
         self.running.pop(sequence.request_id, None)
         self.version += 1
         self._recall(sequence)
@@ -166,8 +166,8 @@ class KVManager:
         return True
 
     def bring_back(self, sequence: Sequence) -> bool:
-        """Begin the upload of KV that rests, with room for its next token; False, with nothing
-        changed, if memory is out."""
+        """Begins the upload of resting KV, with room for its next token; False, with nothing
+        changed, if memory runs out."""
         if self.pool.blocks_for(len(sequence.tokens)) > self.pool.free_blocks:
             return False
         shared = self._share(sequence, sequence.resting // self.pool.block_tokens)
@@ -181,7 +181,7 @@ class KVManager:
         return True
 
     def arrived(self, serial: int) -> None:
-        """An upload is over; one recalled meanwhile is no news."""
+        """An upload is complete; ignores one that was revoked meanwhile."""
         sequence = self._arriving.pop(serial, None)
         if sequence is None:
             return
@@ -192,8 +192,8 @@ class KVManager:
         self.version += 1
 
     def lost(self, request_id: str) -> Sequence | None:
-        """What should rest in host memory does not: it is computed again. Returns the request if
-        it waits; one that runs begins again by itself."""
+        """Its KV could not be stored in host memory and is recomputed. Returns the request if it
+        waits; a running one restarts by itself."""
         sequence = self.sequences.get(request_id)
         if sequence is None or not sequence.resting:
             return None
@@ -214,7 +214,7 @@ class KVManager:
             sequence.arriving = 0
 
     def _move(self, sequence: Sequence, direction: Direction, first: int, tokens: int) -> int:
-        """Order a copy of the blocks from `first` on that hold `tokens`; returns its serial."""
+        """Orders a copy of the blocks from `first` on that hold `tokens`; returns its serial."""
         self._moves += 1
         request_id, last = sequence.request_id, self.pool.blocks_for(tokens)
         move = Move(
@@ -229,7 +229,7 @@ class KVManager:
         return self._moves
 
     def take_moves(self) -> Moves:
-        """What is to be copied since the last call, in order."""
+        """The copies ordered since the last call, in order."""
         moves = Moves(tuple(self._started), tuple(self._recalled))
         self._started.clear()
         self._recalled.clear()
@@ -238,7 +238,7 @@ class KVManager:
     # Shared prefixes
 
     def adopt_prefix(self, sequence: Sequence) -> None:
-        """Take what others have computed of its beginning; at least one token is left to do."""
+        """Adopts cached blocks of its beginning; at least one token is left to compute."""
         if not self._may_adopt(sequence):
             return
         blocks = self._share(sequence, (len(sequence.tokens) - 1) // self.pool.block_tokens)
@@ -252,35 +252,34 @@ class KVManager:
     def can_wait(
         self, sequence: Sequence, elders: Iterable[Sequence], landing: Iterable[Sequence] = ()
     ) -> bool:
-        """Whether one of these, who all get on in this step or have in the one in flight
-        (`landing`), is computing at least half of what it would compute: blocks that it adopts
-        once they are there. A prompt of one such block is computed sooner than waited for.
-        O(elders)."""
+        """Whether one of `elders`, which all progress in this step or in the one in flight
+        (`landing`), is computing at least half of its missing blocks, so that it adopts them later.
+        A prompt of a single such block does not wait. O(elders)."""
         if not self._may_adopt(sequence):
             return False
         size, length = self.pool.block_tokens, len(sequence.tokens)
         keys = self._keys_of(sequence, (length - 1) // size)
         first = self.pool.known(keys)
         left = length - first * size
-        last = first + -(-left // (2 * size))  # of the blocks that would be worth it
+        last = first + -(-left // (2 * size))  # the blocks that justify a wait
         if len(keys) < max(2, last):
             return False
         computed = (s for s in landing if s.computed >= last * size and self.is_here(s))
         return any(
             elder.exact
-            and elder.published <= first  # what it has computed behind that, it will publish
+            and elder.published <= first  # it will publish the blocks behind that
             and elder.keys[last - 1 : last] == keys[last - 1 : last]
             for elder in chain(elders, computed)
         )
 
     def publish_all(self, chunks: Iterable[PrefillChunk]) -> None:
-        """These are computed: let others find the blocks of who is still here."""
+        """Publishes the computed blocks of requests that are still here."""
         for chunk in chunks:
             if self.is_here(chunk.sequence):
                 self.publish(chunk.sequence)
 
     def publish(self, sequence: Sequence) -> None:
-        """Let others find the blocks that it has filled."""
+        """Publishes the blocks that it has filled."""
         full = sequence.computed // self.pool.block_tokens
         if full == sequence.published or not (self._sharing and sequence.exact):
             return
@@ -295,12 +294,12 @@ class KVManager:
         return self.pool.share(sequence.request_id, self._keys_of(sequence, blocks))
 
     def _may_adopt(self, sequence: Sequence) -> bool:
-        """Whether it has nothing on the device yet, and needs no logits of what is found."""
+        """Whether it has nothing on the device yet, and needs no logits of cached tokens."""
         has = sequence.computed or self.pool.table(sequence.request_id)
         return self._sharing and not has and sequence.scores is None
 
     def _keys_of(self, sequence: Sequence, blocks: int) -> list[bytes]:
-        """Of its first full blocks; each is hashed once in its life."""
+        """Keys of its first full blocks; each is hashed once."""
         salt = sequence.prompt.cache_salt
         extend_keys(sequence.keys, sequence.tokens, blocks, self.pool.block_tokens, salt)
         return sequence.keys[:blocks]
@@ -308,7 +307,7 @@ class KVManager:
     # Whole
 
     def check_integrity(self) -> None:
-        """Blocks, phases and moves agree with each other. Raises AssertionError."""
+        """Blocks, phases and moves agree. Raises AssertionError."""
         self.pool.check_integrity()
         self.host.check_integrity()
         serials = [s.serial for s in self.running.values()]

@@ -1,4 +1,4 @@
-"""The worker's shape, as its state knows it."""
+"""The limits of a worker."""
 
 from dataclasses import dataclass, field
 
@@ -7,8 +7,8 @@ from services.worker.requests.prompt import Prompt
 
 @dataclass(frozen=True)
 class Limits:
-    """`kv_blocks * block_tokens` is all the KV there is on the device, `host_blocks` what rests
-    beside it; `exact_swaps` says that it comes back bit for bit."""
+    """`kv_blocks * block_tokens` is the device's KV, `host_blocks` the host's. `exact_swaps`: KV
+    returns from the host bit for bit."""
 
     kv_blocks: int
     block_tokens: int = 16
@@ -20,11 +20,11 @@ class Limits:
     host_blocks: int = 0  # of the same size, in host memory; 0: none
     exact_swaps: bool = True
     prefix_sharing: bool = True
-    max_scored_tokens: int = 256  # of prompts in one step, each of which has a row of logits
+    max_scored_tokens: int = 256  # of prompts in one step; each needs a row of logits
 
     @property
     def reach_tokens(self) -> int:
-        """The longest prompt + output one request can have here."""
+        """The longest prompt + output of one request."""
         return min(self.kv_blocks * self.block_tokens, self.max_context_tokens)
 
     def refusal(self, prompt: Prompt) -> str:

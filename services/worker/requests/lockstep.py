@@ -1,21 +1,22 @@
-"""Static batches: who begins together, pays for padding, and leaves together (papers/003 §2.4).
+"""Static batches: members begin together, are padded to the longest, and leave together (SCLS,
+Cheng et al., 2024, §2.4).
 
-    gathering  until the prompts of all who are expected are here; nothing of them is computed
-    prefill    all contexts, and padding for each that is shorter than the longest; nobody decodes
-    decode     one token each a step. Who has ended goes on: its tokens are invalid, nobody reads
-               them. Who has made what it may rests until the others have, too
-    over       nobody has anything left to make: ends are told, and whoever did not end is a
-               sequence like any other, its budget used up
+    gathering  until the prompts of all expected members are here; nothing is computed
+    prefill    all contexts, and padding for shorter ones; none decodes
+    decode     one token per member and step. An ended member continues: its tokens are invalid and
+               not sent. A member that has used up its budget waits for the others
+    over       no member has anything left to generate: ends are sent, and a member that did not
+               end becomes an ordinary request with its budget used up
 
-Padding belongs to the member it pads: its blocks are that member's, its KV is read by nobody and
-found by nobody, and it goes when the member leaves or the batch is over. What nobody reads is paid
-for with time and memory that are there: when memory is out, padding gives way first, then what
-ended members hold, and only then somebody who still has tokens to make.
+Padding belongs to its member: its blocks are that member's, its KV is neither read nor shared,
+and it is freed when the member leaves or the batch is over. Invalid work only uses spare time
+and memory: when memory runs out, padding is dropped first, then the KV of ended members, and
+only then a member that still generates is evicted.
 
-A step that breaks is computed in parts (suspects.py): nobody of a batch gets further than one step
-ahead of the others, and its padding is left out.
+A failed step is computed in parts (suspects.py): no member gets more than one step ahead of the
+others, and the padding is omitted.
 
-Pure, over the kv. While there is no batch, nothing here is asked anything.
+Pure, over the KV manager. Inactive without batches.
 """
 
 from collections.abc import Container, Iterable, Iterator
@@ -31,7 +32,7 @@ from services.worker.requests.kv_manager import KVManager
 from services.worker.requests.prompt import Prompt
 from services.worker.requests.sequence import Phase, Sequence
 
-Row = tuple[int, Sequence, int]  # of a step's draws: its place, who drew, what
+Row = tuple[int, Sequence, int]  # a draw of a step: its row, the sequence, the token
 
 
 class Stage(Enum):
@@ -42,8 +43,8 @@ class Stage(Enum):
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """`awaited` are members whose prompts are not here, `last` the tokens that members ended
-    with, kept until it is over."""
+    """`awaited` are members without a prompt yet; `last` the final tokens of ended members, kept
+    until the batch is over."""
 
     number: int
     members: dict[str, Sequence] = field(default_factory=dict)
@@ -53,7 +54,7 @@ class Batch:
 
     @property
     def is_over(self) -> bool:
-        """Nobody has anything left to make, nor to be told."""
+        """No member has anything left to generate or to send."""
         members = self.members.values()
         return not any((s.within_budget or s.drawing >= 0) and not s.ended for s in members)
 
@@ -63,7 +64,7 @@ class Batch:
 
 
 class Lockstep:
-    """All static batches of one replica. `reach_tokens` is where even invalid tokens end."""
+    """All static batches of one replica. Even invalid tokens end at `reach_tokens`."""
 
     def __init__(self, kv: KVManager, counters: Counters, reach_tokens: int):
         self._kv = kv
@@ -71,7 +72,8 @@ class Lockstep:
         self._reach_tokens = reach_tokens
         self._batches: dict[int, Batch] = {}
         self._of: dict[str, Batch] = {}  # by member
-        self._changed: dict[int, Batch] = {}  # where somebody came, left, ended or used up
+        # batches whose members came, left, ended or used up their budgets
+        self._changed: dict[int, Batch] = {}
 
     @property
     def active(self) -> bool:
@@ -81,8 +83,8 @@ class Lockstep:
     # Who is in which batch
 
     def gather(self, batch: StaticBatch, expected: Container[str]) -> None:
-        """Begin a batch of those who run, and of those `expected` to. One that was named before
-        changes nothing; whoever still stands in another leaves that."""
+        """Begins a batch of running members and of those in `expected`. A known batch number has no
+        effect; a member of another batch leaves that."""
         if batch.number in self._batches:
             return
         gathered = Batch(batch.number)
@@ -99,15 +101,15 @@ class Lockstep:
         self._kv.touch()
 
     def came(self, sequence: Sequence) -> None:
-        """A request is here: it may have been expected."""
+        """A request has arrived; it may be an awaited member."""
         if batch := self._of.get(sequence.request_id):
             batch.awaited.discard(sequence.request_id)
             batch.members[sequence.request_id] = sequence
             self._changed[batch.number] = batch
 
     def leave(self, request_id: str) -> NewToken | None:
-        """It is in no batch any more; the token that it ended with, where it had ended. Nothing
-        happens to a request that is in none."""
+        """Removes a request from its batch; returns its final token if it had ended. No effect on a
+        request outside batches."""
         batch = self._of.pop(request_id, None)
         if batch is None:
             return None
@@ -119,8 +121,8 @@ class Lockstep:
         return batch.last.pop(request_id, None)
 
     def settle(self) -> list[Batch]:
-        """Let begin who has everybody; returns the batches that are over, forgotten here.
-        O(members) of the batches in which something has happened since the last call."""
+        """Begins complete batches; removes and returns those that are over. O(members) of the
+        batches that changed since the last call."""
         over = []
         for number, batch in self._changed.items():
             if number not in self._batches or batch.awaited:
@@ -134,7 +136,7 @@ class Lockstep:
         return over
 
     def dissolve(self) -> list[Batch]:
-        """End all batches as they are; returns them."""
+        """Ends all batches as they are; returns them."""
         batches = list(self._batches.values())
         for batch in batches:
             self._forget(batch)
@@ -159,14 +161,14 @@ class Lockstep:
     # What a step may compute
 
     def advance(self) -> None:
-        """Let decode who has prefilled all. O(members) of those who have not."""
+        """Moves fully prefilled batches to the decode stage. O(members) of prefilling batches."""
         for batch in self._prefilling():
             if batch.is_prefilled and not any(True for _ in self._unpaid(batch)):
                 batch.stage = Stage.DECODE
 
     def hurry(self) -> bool:
-        """Nothing can run: a batch that prefills for want of memory decodes first, as far as its
-        members are; False if there is none."""
+        """Called when nothing can run: batches that lack memory for prefill decode early, as far as
+        they are; False without any."""
         stuck = [
             batch
             for batch in self._prefilling()
@@ -179,8 +181,8 @@ class Lockstep:
         return bool(stuck)
 
     def runnable(self, running: Iterable[Sequence], places: int) -> list[Sequence]:
-        """Who may be in the next step, in order of admission; ended members behind all others.
-        Whoever has nothing to make takes no place. O(running)."""
+        """Requests that may be in the next step, in order of admission, ended members last. A
+        request with nothing to generate takes no slot. O(running)."""
         making: list[Sequence] = []
         ended: list[Sequence] = []
         for sequence in running:
@@ -195,7 +197,7 @@ class Lockstep:
         return batch.stage is Stage.PREFILL and not sequence.is_decode
 
     def pad_chunks(self, room: int) -> list[PrefillChunk]:
-        """Padding for what is left of a step; memory is taken where it is free."""
+        """Padding for the rest of a step; it uses only free memory."""
         pool, chunks = self._kv.pool, []
         for pad in [pad for batch in self._prefilling() for pad in self._unpaid(batch)]:
             if room <= 0:
@@ -212,7 +214,7 @@ class Lockstep:
         return chunks
 
     def paid(self, chunks: Iterable[PrefillChunk]) -> None:
-        """These were computed: count what was padding."""
+        """Counts the padding among these computed chunks."""
         self._counters.padding_tokens += sum(chunk.tokens for chunk in self.padding_in(chunks))
 
     def padding_in(self, chunks: Iterable[PrefillChunk]) -> list[PrefillChunk]:
@@ -221,7 +223,7 @@ class Lockstep:
         return [chunk for chunk in chunks if chunk.sequence in pads]
 
     def leave_out(self, pad: Sequence) -> None:
-        """Compute nothing more of this padding."""
+        """Stops computing this padding."""
         self._cut(pad, pad.computed)
 
     def _prefilling(self) -> list[Batch]:
@@ -235,7 +237,7 @@ class Lockstep:
                 yield pad
 
     def _cut(self, pad: Sequence, end: int) -> None:
-        """Go no further with it than that."""
+        """Truncates padding."""
         self._counters.padding_left_out_tokens += len(pad.tokens) - 1 - end
         del pad.tokens[end + 1 :]
 
@@ -246,8 +248,8 @@ class Lockstep:
     # Memory
 
     def give_way(self) -> bool:
-        """Memory is out: free some that nobody reads, the newest batch's first; False if there is
-        none. O(members)."""
+        """Called when memory runs out: frees padding or ended members, the newest batch's first;
+        False without any. O(members)."""
         for request_id, batch in reversed(self._of.items()):
             pad = self._kv.pads.get(request_id)
             if pad and self._kv.pool.table(pad.request_id):
@@ -261,13 +263,13 @@ class Lockstep:
         return False
 
     def stop(self, sequence: Sequence) -> None:
-        """Compute nothing more of one that has ended."""
+        """Stops computing an ended member."""
         self._kv.forgo(sequence)
 
     # Ends
 
     def end(self, sequence: Sequence, reason: FinishReason) -> bool:
-        """It has ended; whether it goes on with its batch, untold."""
+        """A request has ended; returns whether it continues with its batch, with its end unsent."""
         batch = self._of.get(sequence.request_id)
         if batch is None:
             return False
@@ -279,14 +281,15 @@ class Lockstep:
         return True
 
     def rebudgeted(self, sequence: Sequence) -> bool:
-        """Its budget is used up, or another; whether it is told with its batch's end."""
+        """Its budget was used up or changed; returns whether that is reported at its batch's
+        end."""
         batch = self._of.get(sequence.request_id)
         if batch:
             self._changed[batch.number] = batch
         return batch is not None
 
     def discard(self, rows: Iterable[Row]) -> Iterator[Row]:
-        """Those of a step's draws that somebody reads; the others are taken here."""
+        """The valid draws of a step; stores the invalid ones."""
         for row, sequence, token in rows:
             if not sequence.ended:
                 yield row, sequence, token
@@ -298,7 +301,7 @@ class Lockstep:
                 self._kv.touch()
 
     def withhold(self, tokens: list[NewToken]) -> list[NewToken]:
-        """Those that are told now: the last of a member waits for its batch's end."""
+        """Tokens to send now: a member's last token waits for its batch's end."""
         told = []
         for token in tokens:
             batch = self._of.get(token.request_id) if token.finish else None
@@ -327,10 +330,10 @@ class Lockstep:
 
 
 def _padding(request_id: str, tokens: int) -> Sequence:
-    """So many tokens of nobody: one more stands behind them, so that none is ever drawn. No
-    request is called as it is: names of requests end in a number (gateway/sessions/roster.py)."""
+    """A padding sequence; it has one token more, so that it never draws. Its id is not a possible
+    request id: those end in a number (gateway/sessions/table.py)."""
     length = tokens + 1
     prompt = Prompt(f"{request_id}\0padding", (0,) * length, length, 1)
     pad = Sequence.start(prompt, 0)
-    pad.exact = False  # nobody finds it
+    pad.exact = False  # never shared
     return pad

@@ -1,7 +1,7 @@
-"""Prompts and admissions that wait for their other half.
+"""Prompts and admissions that wait for each other.
 
-A prompt comes from a gateway, its admission from the scheduler, on different streams: either may
-be first. Both waits are bounded in number and in time.
+A prompt comes from a gateway and its admission from the scheduler, on different streams, in any
+order. Both waits are bounded in number and time.
 """
 
 from collections.abc import Container
@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 
 from services.worker.requests.prompt import Prompt
 
-HELD_MAX = 8_192  # each; twice the scheduler's queue
-HELD_S = 60.0  # the other half is normally milliseconds away
+HELD_MAX = 8_192  # of each kind; twice the scheduler's queue
+HELD_S = 60.0  # the other half normally arrives within milliseconds
 
 
 @dataclass
 class PendingRequests:
-    """Hands a request out once both halves are there."""
+    """Returns a request once both its prompt and its admission are here."""
 
     held_max: int = HELD_MAX
     held_s: float = HELD_S
@@ -26,7 +26,7 @@ class PendingRequests:
         return bool(self.prompts or self.admissions)
 
     def prompt(self, prompt: Prompt, now: float) -> int | None:
-        """The limit of its admission, if that is here; else the prompt is held."""
+        """The limit of its admission, if that is here; else holds the prompt."""
         admission = self.admissions.pop(prompt.request_id, None)
         if admission:
             return admission[0]
@@ -34,7 +34,7 @@ class PendingRequests:
         return None
 
     def admit(self, request_id: str, limit_tokens: int, now: float) -> Prompt | None:
-        """The admitted prompt, if it is here; else the admission is held."""
+        """The admitted prompt, if it is here; else holds the admission."""
         held = self.prompts.pop(request_id, None)
         if held:
             return held[0]
@@ -47,7 +47,7 @@ class PendingRequests:
             self.admissions[request_id] = (limit_tokens, since)
 
     def take_prompts(self) -> list[Prompt]:
-        """The prompts that are held, handed out; admissions that found none are forgotten."""
+        """Removes and returns the held prompts; drops admissions without a prompt."""
         prompts = [prompt for prompt, _ in self.prompts.values()]
         self.prompts.clear()
         self.admissions.clear()
@@ -58,7 +58,7 @@ class PendingRequests:
         self.admissions.pop(request_id, None)
 
     def expire(self, now: float) -> list[str]:
-        """Let go of what waited too long or is too much; returns the admissions let go."""
+        """Drops what has waited too long or exceeds the limit; returns the dropped admissions."""
         while self._over(self.prompts, now):
             del self.prompts[next(iter(self.prompts))]
         lost = []
@@ -75,6 +75,6 @@ class PendingRequests:
         return len(held) > self.held_max or now - since > self.held_s
 
     def check_integrity(self, here: Container[str]) -> None:
-        """Nobody is in two places. Raises AssertionError."""
+        """No request is held twice. Raises AssertionError."""
         assert not set(self.prompts) & set(self.admissions)
         assert not [request_id for request_id in self.prompts if request_id in here]

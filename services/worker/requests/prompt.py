@@ -1,4 +1,4 @@
-"""What a gateway sends a worker: a prompt and how to draw its tokens."""
+"""A prompt as a gateway sends it, and how to draw its tokens."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -7,21 +7,21 @@ from services.worker.requests.scores import SCORES_BYTES, encoded_bytes
 
 MAX_LOGPROBS = 20
 MAX_BIAS = 100.0
-# A batch that changes looks at each of them: far more than anybody names. What is allowed may be
-# most of a vocabulary, and is looked at as arrays.
+# Ids that a request may name; each is examined when a batch changes. Allowed tokens may be most of
+# a vocabulary and are handled as arrays.
 MAX_NAMED = 4_096
 MAX_BAD_TOKENS, LONGEST_BAD = 1_024, 64  # sequences, and tokens of one: a batch's are a table
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the next token is drawn, resolved: every field has its final value.
+    """Resolved sampling parameters: every field has its final value.
 
     Off is `top_k=0`, `top_p=1`, `min_p=0`, `repetition_penalty=1`, other penalties 0,
-    `logprobs=None`, an empty tuple. `stop_token_ids` end an answer, with `ignore_eos` too;
-    `logit_bias` holds an id and what is added to its logit; `allowed_token_ids`, if any, are all
-    that may be drawn; of each sequence of `bad_tokens` the last is not drawn behind the others,
-    where these are output. Raises ValueError, naming the field, for a value out of range.
+    `logprobs=None`, an empty tuple. `stop_token_ids` end an answer even with `ignore_eos`.
+    `logit_bias` holds ids and what is added to their logits. `allowed_token_ids`, if any, are the
+    only tokens that may be drawn. Of each sequence of `bad_tokens` the last is not drawn after the
+    others, if these are output. Raises ValueError, naming the field, for a value out of range.
     """
 
     temperature: float = 1.0
@@ -44,7 +44,7 @@ class SamplingParams:
     def __post_init__(self) -> None:
         for field, lowest, highest in _RANGES:
             value = getattr(self, field)
-            if not lowest <= value <= highest:  # a NaN fails as well
+            if not lowest <= value <= highest:  # fails for NaN, too
                 raise ValueError(f"{field} must lie in [{lowest:g}, {highest:g}], got {value}")
         for field in ("logprobs", "prompt_logprobs"):
             asked = getattr(self, field)
@@ -76,12 +76,11 @@ class SamplingParams:
 
     @property
     def masked(self) -> bool:
-        """Whether some of its tokens are likelier or unlikelier by name."""
+        """Whether some tokens have biases or masks."""
         return bool(self.logit_bias or self.allowed_token_ids or self.bad_tokens)
 
     def beyond(self, vocab_size: int) -> str:
-        """The first field that names a token which the vocabulary has not; empty where none does.
-        O(ids)."""
+        """The first field with a token outside the vocabulary; empty without one. O(ids)."""
         for field, ids in self._named():
             if not all(0 <= token < vocab_size for token in ids):
                 return field
@@ -114,9 +113,10 @@ GREEDY = SamplingParams(temperature=0.0)
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """The first `prompt_tokens` of `token_ids` are the prompt, the rest output already delivered.
+    """The first `prompt_tokens` of `token_ids` are the prompt, the rest is output already
+    delivered.
 
-    Raises ValueError where the lengths contradict each other.
+    Raises ValueError if the lengths contradict each other.
     """
 
     request_id: str
@@ -124,9 +124,9 @@ class Prompt:
     prompt_tokens: int
     max_tokens: int
     sampling: SamplingParams = GREEDY
-    origin: str = ""  # the gateway stream it came on, which its tokens go to
-    cache_salt: str = ""  # only prompts of the same salt share cached prefixes
-    traceparent: str = ""  # what it is traced under; its log lines say the trace
+    origin: str = ""  # the gateway stream of the prompt, on which its tokens are sent
+    cache_salt: str = ""  # only prompts with the same salt share cached prefixes
+    traceparent: str = ""  # of the request's trace; empty: not traced
 
     def __post_init__(self) -> None:
         if not 1 <= self.prompt_tokens <= len(self.token_ids):
@@ -150,5 +150,5 @@ class Prompt:
 
     @property
     def total_tokens(self) -> int:
-        """Prompt and output at its longest."""
+        """Prompt and longest output."""
         return self.prompt_tokens + self.max_tokens

@@ -1,4 +1,4 @@
-"""What a worker has to tell the scheduler, collected between reports."""
+"""Collects what the worker reports to the scheduler."""
 
 from collections import deque
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping
@@ -8,15 +8,15 @@ from services.costs import StepTiming, SwapTiming
 from services.worker.requests.kv_manager import KVManager
 from services.worker.requests.sequence import Sequence
 
-TIMINGS_MAX = 64  # a report carries the latest; the estimator needs samples, not a ledger
-NEW_SWAPS_MAX = 1_024  # between two steps; of more, the latest count
-FINISHED_MAX = 16_384  # while nobody is told: all prompts and requests there may be, and more
+TIMINGS_MAX = 64  # a report has the latest; the estimator needs samples, not all
+NEW_SWAPS_MAX = 1_024  # between two steps; of more, the latest are kept
+FINISHED_MAX = 16_384  # without a scheduler: more than all prompts and requests together
 
 
 class Reporter:
-    """Events at once; everybody's progress every `every_steps` steps and after each plan.
+    """Events at once; the progress of all requests every `every_steps` steps and after each plan.
 
-    While no report is taken it collects, each request once, so that the next one tells all.
+    Between reports it collects, each request once, so that the next report is complete.
     """
 
     def __init__(self, every_steps: int):
@@ -27,16 +27,16 @@ class Reporter:
         self._finished: deque[Completion] = deque(maxlen=FINISHED_MAX)
         self._evicted: dict[str, Sequence] = {}
         self._told: dict[str, Sequence] = {}
-        self._blocks: dict[str, int] = {}  # of each that has any, as it was told last
+        self._blocks: dict[str, int] = {}  # of each request with blocks, as last reported
         self._timings: deque[StepTiming] = deque(maxlen=TIMINGS_MAX)
         self._swaps: deque[SwapTiming] = deque(maxlen=TIMINGS_MAX)
         self._new_swaps: deque[SwapTiming] = deque(maxlen=NEW_SWAPS_MAX)
         self._everybody = False
 
     def begin(self, here: Container[str], blocks: dict[str, int]) -> None:
-        """A new listener, who knows who is here and has so many blocks. It is told of everybody at
-        once, and of endings that nobody was told, but for an earlier stay of who is here again.
-        Plans and reports are numbered anew."""
+        """A new scheduler, which receives the held requests and their block counts. The next report
+        has the progress of all, and unreported ends, except those of earlier placements of held
+        requests. Plans and reports are numbered from 1 again."""
         self._seq = self.applied_plan_seq = 0
         untold = [ended for ended in self._finished if ended.request_id not in here]
         self._finished = deque(untold, FINISHED_MAX)
@@ -44,8 +44,8 @@ class Reporter:
         self._everybody = True
 
     def stepped(self, timings: Iterable[StepTiming]) -> tuple[SwapTiming, ...]:
-        """A step is over; `timings` came to be known, its own or of earlier ones. Returns
-        copies that were over by then, and not by the step before."""
+        """A step is over; `timings` became known, of it or of earlier ones. Returns the copies
+        completed since the previous step."""
         self._steps += 1
         self._timings.extend(timings)
         swaps = tuple(self._new_swaps)
@@ -53,7 +53,7 @@ class Reporter:
         return swaps
 
     def swapped(self, timings: Collection[SwapTiming]) -> None:
-        """These copies are over."""
+        """These copies are complete."""
         self._swaps.extend(timings)
         self._new_swaps.extend(timings)
 
@@ -66,7 +66,7 @@ class Reporter:
         self._finished.append(Completion(request_id, output_tokens, reason))
 
     def untold(self, finished: Iterable[Completion]) -> None:
-        """These stood in reports that were not sent."""
+        """These ends were in reports that were not sent."""
         later = list(self._finished)
         self._finished.clear()
         self._finished.extend((*finished, *later))
@@ -76,16 +76,16 @@ class Reporter:
         self._evicted[sequence.request_id] = sequence
 
     def tell(self, sequence: Sequence) -> None:
-        """Its progress in the next report: its slice ended, or it was paused."""
+        """Includes its progress in the next report: its slice ended, or it was paused."""
         self._told[sequence.request_id] = sequence
 
     def forget(self, request_id: str) -> None:
-        """Say nothing more of a request that is gone."""
+        """Reports nothing more of a request that is gone."""
         self._told.pop(request_id, None)
         self._evicted.pop(request_id, None)
 
     def take(self, kv: KVManager) -> Report | None:
-        """The next report, if there is anything to say. O(holders of blocks)."""
+        """The next report, if there is anything to report. O(holders of blocks)."""
         everybody = self._everybody or self._steps >= self._every_steps
         if not (everybody or self._finished or self._evicted or self._told):
             return None
@@ -113,7 +113,7 @@ class Reporter:
         return report
 
     def _changed(self, blocks: Mapping[str, int]) -> Iterator[str]:
-        """Who has more or fewer blocks than it was told to have."""
+        """Requests whose block count differs from the last reported one."""
         yield from (r for r, count in blocks.items() if self._blocks.get(r) != count)
         yield from (r for r in self._blocks if r not in blocks)
 

@@ -1,12 +1,11 @@
-"""How likely a prompt's own tokens were, and what else is told with a request's first token."""
+"""Log-probabilities of prompt tokens, and what else accompanies a request's first token."""
 
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-# Of one prompt's in a message, with its first token: a quarter of what a message may be, so that a
-# few fit.
+# Bytes of one prompt's scores in a message: a quarter of the message limit, so that a few fit.
 SCORES_BYTES = 4 * 2**20
 
 Ids = NDArray[np.int64]
@@ -14,8 +13,8 @@ Logs = NDArray[np.float32]
 
 
 class PromptLogprobs(NamedTuple):
-    """Of some of a prompt's tokens, in order, each given those before it: natural-log
-    probabilities of the raw distribution, and the k likeliest in its place.
+    """Scores of consecutive prompt tokens, each given those before it: natural-log probabilities of
+    the raw distribution, and the k most likely tokens at each position.
 
     ids, chosen [tokens]; top_ids, top [tokens, k].
     """
@@ -27,16 +26,16 @@ class PromptLogprobs(NamedTuple):
 
     @classmethod
     def room(cls, tokens: int, k: int) -> "PromptLogprobs":
-        """For so many tokens, to be filled in."""
+        """Empty scores for this many tokens."""
         return cls(
             np.zeros(tokens, np.int64),
             np.zeros(tokens, np.float32),
             np.zeros((tokens, k), np.int64),
-            np.full((tokens, k), -np.inf, np.float32),  # where the vocabulary is smaller still
+            np.full((tokens, k), -np.inf, np.float32),  # if the vocabulary is smaller than k
         )
 
     def fill(self, start: int, part: "PromptLogprobs") -> None:
-        """In place, from row `start` on; of the part's likeliest as many as there is room for."""
+        """Fills rows from `start` on, with as many alternatives as there is room for."""
         rows = slice(start, start + len(part.ids))
         self.ids[rows], self.chosen[rows] = part.ids, part.chosen
         k = min(self.top.shape[1], part.top.shape[1])
@@ -44,13 +43,13 @@ class PromptLogprobs(NamedTuple):
 
 
 def encoded_bytes(tokens: int, k: int) -> int:
-    """Of the scores of so many tokens, with k of the likeliest each, as a message; at most."""
+    """An upper bound of the message size of this many scores with k alternatives each."""
     return tokens * (16 + 7 * k)
 
 
 class Opening(NamedTuple):
-    """`cached_tokens` of the prompt were computed already when it was admitted. `prompt_logprobs`
-    are of all its tokens but the first, where they were asked for."""
+    """`cached_tokens` of the prompt were in the prefix cache at admission. `prompt_logprobs` are
+    those of all its tokens but the first, if requested."""
 
     cached_tokens: int = 0
     prompt_logprobs: PromptLogprobs | None = None

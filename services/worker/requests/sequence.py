@@ -11,33 +11,33 @@ UNKNOWN = -1  # a token that a step in flight is drawing
 
 
 class Phase(Enum):
-    """Only RUNNING ones are composed. Blocks of the device are held in RUNNING and PAUSED."""
+    """Only RUNNING sequences are composed. RUNNING and PAUSED ones hold device blocks."""
 
     RUNNING = "running"
     PAUSED = "paused"  # keeps its KV, or gets it back, until admitted again
-    PARKED = "parked"  # its KV rests in host memory, or is to be computed again
+    PARKED = "parked"  # its KV is in host memory, or is recomputed later
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
     """`tokens` are prompt and output; the KV of the first `computed` of them is in the cache.
 
-    Or it rests in host memory, of the first `resting` of them: never both. While it is on its
-    way back, `arriving` is that move's serial, and it rests still.
+    Or the KV of the first `resting` of them is in host memory, never both. While it returns,
+    `arriving` is that move's serial, and `resting` stays.
 
-    While a step that it draws in is in flight, its last token is UNKNOWN, and only that: it has its
-    place and its length, and nothing may depend on its value.
+    While a step in flight draws its next token, its last token is UNKNOWN, and only that one: it
+    counts for the length, and nothing may depend on its value.
 
-    Where its prompt is to be scored, all KV of that is computed here, chunk by chunk, and `scores`
-    are those of the first `computed` tokens; they are told with the first token that it draws.
+    If its prompt is scored, its KV is computed here completely, chunk by chunk, and `scores` are
+    those of the first `computed` tokens; they are sent with its first drawn token.
     """
 
     prompt: Prompt
     tokens: list[int]
     request_id: str
     prompt_tokens: int
-    max_length: int  # prompt and output at their longest
-    min_length: int  # no end of sequence counts before this many tokens
+    max_length: int  # longest prompt and output
+    min_length: int  # end-of-sequence tokens do not count before this length
     limit_length: int  # the plan's budget, as a length
     ends_on_eos: bool
     stop_ids: frozenset[int]
@@ -46,15 +46,15 @@ class Sequence:
     arriving: int = 0
     serial: int = 0  # order of admission
     keys: list[bytes] = field(default_factory=list)  # of its first full blocks
-    published: int = 0  # how many of its blocks are, or need not be
-    exact: bool = True  # its KV is as the model computed it, not quantized on the way
+    published: int = 0  # number of its blocks that are published, or need not be
+    exact: bool = True  # its KV is as computed, never quantized
     phase: Phase = Phase.RUNNING
-    ended: FinishReason | None = None  # but its static batch goes on, and it with it
-    untold: int = 0  # tokens at its end: then the last, and the invalid ones behind it
-    drawing: int = -1  # the row of the step in flight that draws its last token; -1: that is known
-    scores: PromptLogprobs | None = None  # until they are told
-    cached: int | None = None  # prompt tokens found when it was looked for them first
-    opened: bool = False  # it has drawn a token since it came
+    ended: FinishReason | None = None  # ended, but it continues with its static batch
+    untold: int = 0  # last tokens not sent yet: the last valid one, and invalid ones after it
+    drawing: int = -1  # the row of the step in flight that draws its last token; -1: known
+    scores: PromptLogprobs | None = None  # until they are sent
+    cached: int | None = None  # prompt tokens found at the first lookup in the prefix cache
+    opened: bool = False  # it has drawn a token since it arrived
 
     @classmethod
     def start(cls, prompt: Prompt, limit_tokens: int) -> "Sequence":
@@ -72,26 +72,26 @@ class Sequence:
         )
 
     def advance(self, row: int) -> bool:
-        """This row of a step draws its next token: go on as if that were known. Whether it may get
-        another behind it."""
+        """This row of a step draws its next token: continues as if it were known. Returns whether
+        it may get another one after it."""
         self.computed = length = len(self.tokens)
         self.tokens.append(UNKNOWN)
         self.drawing = row
         return length + 1 < self.limit_length and length + 1 < self.max_length
 
     def learn(self, token: int) -> int:
-        """What was drawn; returns the length."""
+        """Stores the drawn token; returns the length."""
         self.tokens[-1] = token
         self.drawing = -1
         return len(self.tokens)
 
     def unlearn(self) -> None:
-        """Nothing was drawn after all."""
+        """Undoes `advance`: nothing was drawn."""
         self.tokens.pop()
         self.drawing = -1
 
     def finish_of(self, token: int, eos_ids: frozenset[int]) -> FinishReason | None:
-        """How it ends by this token, its newest; None if it goes on."""
+        """Why its newest token ends it; None if it continues."""
         length = len(self.tokens)
         ends = token in self.stop_ids or (token in eos_ids and self.ends_on_eos)
         if ends and length > self.min_length:
@@ -99,50 +99,50 @@ class Sequence:
         return FinishReason.LENGTH if length >= self.max_length else None
 
     def open(self) -> Opening:
-        """It has drawn its first token: what is told with that, once."""
+        """What is sent with its first drawn token, once."""
         self.opened = True
         opening, self.scores = Opening(self.cached or 0, self.scores), None
         return opening
 
     @property
     def output_tokens(self) -> int:
-        """Those that are known."""
+        """Known output tokens."""
         return len(self.tokens) - self.prompt_tokens - self.untold - (self.drawing >= 0)
 
     @property
     def within_budget(self) -> bool:
-        """Whether it may get a token more: it would end by its length before it is told so."""
+        """Whether it may get another token before its length ends it."""
         length = len(self.tokens)
         return length < self.limit_length and length < self.max_length
 
     @property
     def waits(self) -> bool:
-        """It can go on only once its last token is known. As a decode row it reads that on the
-        device; what was evicted or rests is computed, or brought back, from known tokens."""
+        """Whether it can continue only once its last token is known. A decode row reads that on the
+        device; evicted or resting KV is recomputed or brought back from known tokens."""
         return self.drawing >= 0 and not self.is_decode
 
     @property
     def held_tokens(self) -> int:
-        """Tokens whose KV is kept, wherever."""
+        """Tokens whose KV is kept anywhere."""
         return self.computed or self.resting
 
     @property
     def is_decode(self) -> bool:
-        """All but its newest token is in the cache. One that has nothing there is a prefill, be
-        it of a single token: it must not evict its elders for its first block."""
+        """All but its newest token are in the cache. A sequence without KV is a prefill even if it
+        has a single token: it must not evict older ones for its first block."""
         return 0 < self.computed == len(self.tokens) - 1
 
     @property
     def told_tokens(self) -> int:
-        """Of those, what a scheduler is told: never the newest token that it knows of."""
+        """Held tokens as reported to the scheduler: never including the newest known token."""
         return min(self.held_tokens, self.prompt_tokens + self.output_tokens + self.untold - 1)
 
     def progress(self, blocks: int) -> RequestProgress:
-        """How far it is; it has so many blocks of the device."""
+        """Its progress with this many device blocks."""
         return RequestProgress(self.request_id, self.output_tokens, self.told_tokens, blocks)
 
     def held(self, blocks: int) -> HeldRequest:
-        """All that a scheduler which never heard of it has to know."""
+        """Everything that a scheduler needs to adopt it."""
         return HeldRequest(
             self.request_id,
             self.prompt_tokens,
@@ -156,7 +156,7 @@ class Sequence:
 
 
 def _room(prompt: Prompt) -> PromptLogprobs | None:
-    """For the scores of its prompt. One that has output already was told them."""
+    """Room for the prompt's scores. A request with output has received them already."""
     asked = prompt.sampling.prompt_logprobs
     if asked is None or len(prompt.token_ids) > prompt.prompt_tokens:
         return None

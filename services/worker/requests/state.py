@@ -1,13 +1,13 @@
-"""WorkerState: what plans, prompts and drawn tokens do to a worker. Pure, sans-I/O.
+"""WorkerState: the effects of plans, prompts and drawn tokens on a worker. Pure, without I/O.
 
 The cycle: plans and prompts change the running requests (`apply_plan`, `receive`) → `compose` one
 step → the engine computes it → `commit` its tokens, or `fail` → `report`. Schedulers come and go
 (`attach`). Without one there are no plans and no reports, and requests continue within their
 budgets.
 
-One step may be in flight: `advance` says that it was launched, and the next one can be composed.
-Between `compose` and `advance` (or `commit`, where nothing is composed ahead) nothing is called but
-to commit the step in flight; between `advance` and `commit` anything may come (see flight.py).
+One step may be in flight: `advance` marks it as launched, and the next one can be composed. Between
+`compose` and `advance` (or `commit`, if nothing is composed ahead) the only permitted call commits
+the step in flight; between `advance` and `commit` any call is permitted (see flight.py).
 """
 
 from collections.abc import Collection, Container, Iterable, Mapping
@@ -41,7 +41,7 @@ class WorkerState:
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything, as if nobody had ever been here; what is in flight is nobody's."""
+        """Drops everything; the step in flight has no effect."""
         limits = self.limits
         self.pool = BlockPool(limits.kv_blocks, limits.block_tokens)
         self.host = BlockPool(limits.host_blocks, limits.block_tokens)
@@ -56,36 +56,36 @@ class WorkerState:
         self._composer = Composer(self._kv, self._evictor, self._lockstep, self._suspects, limits)
         self._owed_cancels: set[str] = set()
         self._flight = InFlight(self._kv)
-        self._late: list[NewToken] = []  # to be told, of batches that are over
+        self._late: list[NewToken] = []  # last tokens to send, of static batches that are over
 
     @property
     def sequences(self) -> Mapping[str, Sequence]:
-        """Who is here. The last token of one that draws in a step in flight is unknown."""
+        """All requests here. The last token of one that draws in a step in flight is unknown."""
         return self._kv.sequences
 
     @property
     def running(self) -> Mapping[str, Sequence]:
-        """Those that may run, in order of admission."""
+        """Requests that may run, in order of admission."""
         return self._kv.running
 
     @property
     def idle(self) -> bool:
-        """Nobody is here, nobody is expected, and nothing is computed."""
+        """No request is here or expected, and no step is in flight."""
         return not (self.sequences or self._flight or self.pending)
 
     @property
     def in_flight(self) -> bool:
-        """Whether a step was launched that is not committed."""
+        """Whether a step was launched and not committed."""
         return bool(self._flight)
 
     # Schedulers
 
     def attach(self) -> tuple[HeldRequest, ...]:
-        """A scheduler comes that may know nobody here. Returns all there are: it adopts them by
-        its plans, or cancels them. What is in flight is not in it: it is told as any step's.
+        """A scheduler attaches. Returns all requests here, which it adopts by plans or cancels. The
+        step in flight is not included; it is reported like any other.
 
-        Plans and reports are numbered from 1 on. Prompts not admitted yet are kept without a
-        budget; what else the last scheduler left half done is forgotten, its static batches too.
+        Plans and reports are numbered from 1. Prompts without an admission are kept without a
+        budget. Unfinished business of the previous scheduler is dropped, including static batches.
         """
         self._owed_cancels.clear()
         self._let_go(self._lockstep.dissolve())
@@ -97,8 +97,8 @@ class WorkerState:
         return tuple(s.held(blocks.get(s.request_id, 0)) for s in self.sequences.values())
 
     def return_reports(self, reports: Iterable[Report]) -> None:
-        """These were not sent: what they say of endings and evictions goes into the next. A step in
-        flight has no part in it: nothing was reported of it."""
+        """These reports were not sent: their ends and evictions go into the next one. The step in
+        flight was in none of them."""
         unsent = list(reports)
         self._reporter.untold(ended for report in unsent for ended in report.finished)
         for progress in (left for report in unsent for left in report.evicted):
@@ -107,7 +107,7 @@ class WorkerState:
                 self._reporter.evicted(sequence)
 
     def keep_only(self, origins: Container[str]) -> None:
-        """Forget whoever came on another gateway stream than these: nobody reads its tokens."""
+        """Drops requests of other gateway streams than these: their tokens cannot be delivered."""
         here = [s.prompt for s in self.sequences.values()]
         expected = [prompt for prompt, _ in self.pending.prompts.values()]
         for prompt in (*here, *expected):
@@ -118,13 +118,14 @@ class WorkerState:
     # Prompts and plans
 
     def receive(self, prompt: Prompt, now: float) -> str | None:
-        """Take a prompt, before or after the plan that admits it. Returns why it can never run
-        here, if so; it is then reported as an ERROR. One that is here already begins anew from the
-        tokens that it says were delivered: what its first stay has in flight is not for it.
-        """
+        """Accepts a prompt, before or after the plan that admits it. Returns why it can never run
+        here, in which case it is reported as an ERROR. A request that is here already restarts from
+        the tokens that the prompt says were delivered; the step in flight of its earlier placement
+        has no effect on it."""
         request_id = prompt.request_id
         if request_id in self.sequences:
-            # Placed elsewhere, and here again: the cancel of its first stay is still on its way.
+            # Placed elsewhere and here again: the cancel of its earlier placement is still on its
+            # way.
             self._forget(request_id)
             if len(self._owed_cancels) < HELD_MAX:
                 self._owed_cancels.add(request_id)
@@ -138,10 +139,10 @@ class WorkerState:
         return None
 
     def apply_plan(self, plan: Plan, now: float) -> None:
-        """Carry out a plan; one whose seq was applied before changes nothing.
+        """Applies a plan. A plan whose seq was applied before changes nothing.
 
-        Budgets count the token in flight. Who is paused or offloaded takes along what that step
-        stores of it, and gets its token later. A new static batch begins behind that step.
+        Budgets include the token in flight. A paused or offloaded request keeps the KV that the
+        step in flight stores, and gets its token later. A new static batch begins after that step.
         """
         if plan.seq <= self._reporter.applied_plan_seq:
             return
@@ -163,7 +164,7 @@ class WorkerState:
         self._reporter.planned(plan.seq)
 
     def cancel(self, request_id: str) -> None:
-        """Free everything of a request, in flight or not; an unknown one is fine."""
+        """Frees everything of a request, in flight or not; ignores an unknown one."""
         if request_id in self._owed_cancels:
             self._owed_cancels.remove(request_id)
             return
@@ -171,22 +172,22 @@ class WorkerState:
         self.pending.forget(request_id)
 
     def refuse(self, request_id: str) -> None:
-        """Report a request that cannot begin as an ERROR; an earlier stay of it ends, too."""
+        """Reports a request that cannot begin as an ERROR; ends an earlier placement of it, too."""
         self._forget(request_id)
         self.pending.forget(request_id)
         self._reporter.finished(request_id, 0, FinishReason.ERROR)
 
     def fail(self, batch: StepBatch) -> list[Sequence]:
-        """The step broke, and nothing of it counts, in flight or not. Who stood alone in it ends as
-        ERROR, and is returned; several are tried in halves from now on, without their padding. One
-        that had ended before computes no more, and is told its own end when its static batch is
-        over. Nor does anything count that was launched behind it."""
+        """The step failed and has no effect, nor has a step launched after it. A request alone in
+        it ends with ERROR and is returned. Several are computed in halves from now on, without
+        their padding. A member that had ended computes no more, and its own end is sent when its
+        static batch is over."""
         self._unwind()
         rows = [s for s in batch.sequences if self._kv.is_here(s)]
         self._kv.touch()
         for chunk in self._lockstep.padding_in(batch.chunks):
             self._lockstep.leave_out(chunk.sequence)
-        if len(batch.sequences) > 1:  # one of them may have gone since
+        if len(batch.sequences) > 1:  # one of them may have gone meanwhile
             self._suspects.split(rows)
             return []
         self._suspects.pass_part()
@@ -199,22 +200,22 @@ class WorkerState:
         return [s for s in rows if not s.ended]
 
     def out_of_memory(self, batch: StepBatch) -> bool:
-        """The device has no memory to compute it in, and nothing of it counts, in flight or not;
-        somebody gives way. False where one stood alone, who would need as much again."""
+        """The device has no memory for the step, which has no effect; one request is evicted. False
+        if one was alone in it, which would need as much again."""
         self._unwind()
         rows = [s for s in batch.sequences if self.running.get(s.request_id) is s and not s.ended]
         self._kv.touch()
         return self._evictor.relieve(rows)
 
     def expire(self, now: float) -> None:
-        """Give up on halves that waited too long for their other half."""
+        """Drops prompts and admissions that waited too long for each other."""
         for request_id in self.pending.expire(now):
             self._lockstep.leave(request_id)
             self._reporter.finished(request_id, 0, FinishReason.ERROR)
 
     def report(self) -> Report | None:
-        """What happened since the last report, if anything that the scheduler must know. A token in
-        flight is not counted, the blocks that it takes are."""
+        """What happened since the last report, if the scheduler must know anything. A token in
+        flight does not count, but its blocks do."""
         return self._reporter.take(self._kv)
 
     def _admit(self, grant: Grant, now: float) -> None:
@@ -230,7 +231,7 @@ class WorkerState:
         self._lockstep.rebudgeted(sequence)
         if sequence.phase is not Phase.RUNNING:
             self._kv.run(sequence)
-            self._reporter.forget(grant.request_id)  # that it had left is no news any more
+            self._reporter.forget(grant.request_id)  # its eviction is outdated
 
     def _extend(self, grant: Grant) -> None:
         self.pending.extend(grant.request_id, grant.limit_tokens)
@@ -267,17 +268,17 @@ class WorkerState:
     # Static batches
 
     def take_late(self) -> list[NewToken]:
-        """Last tokens of requests whose static batch was over between two steps."""
+        """Last tokens of requests whose static batch ended between two steps."""
         late, self._late = self._late, []
         return late
 
     def _settle(self) -> None:
-        """Static batches begin and end."""
+        """Begins and ends static batches."""
         if self._lockstep.active:
             self._let_go(self._lockstep.settle())
 
     def _let_go(self, batches: Iterable[Batch]) -> None:
-        """Tell how their members have ended, or that they have used up their budgets."""
+        """Sends the ends of members, and reports those that used up their budgets."""
         for batch in batches:
             for request_id, sequence in batch.members.items():
                 if last := batch.last.get(request_id):
@@ -294,16 +295,16 @@ class WorkerState:
     # Copies between the pools
 
     def take_moves(self) -> Moves:
-        """What must be copied before the composed step is computed, in order."""
+        """The copies that must be issued before the composed step, in order."""
         return self._kv.take_moves()
 
     def arrived(self, serials: Iterable[int]) -> None:
-        """These uploads are over. Who left behind a step in flight may stand in the next one."""
+        """These uploads are complete. A request that waited for one may be in the next step."""
         for serial in serials:
             self._kv.arrived(serial)
 
     def lost(self, request_ids: Iterable[str]) -> None:
-        """Host memory could not take these; they are computed again once their tokens are known."""
+        """Host memory could not take these; they are recomputed once their tokens are known."""
         for request_id in request_ids:
             if sequence := self._kv.lost(request_id):
                 self._reporter.evicted(sequence)
@@ -314,27 +315,27 @@ class WorkerState:
     # One iteration
 
     def compose(self) -> StepBatch | None:
-        """The next step with its memory, or None when nothing can run. Behind a step in flight rows
-        may read what that draws (`DecodeRows.fed`); None, too, where it depends on how that one
-        ends, as it does where memory is out and with static batches: commit, then compose.
-        """
+        """The next step with its memory, or None if nothing can run. After a step in flight, rows
+        may read its tokens (`DecodeRows.fed`). None also if the step depends on the end of that
+        one, as with exhausted memory and static batches: commit, then compose."""
         if self._flight:
             alone = self._lockstep.active or self._suspects
             return None if alone else self._composer.compose(self._flight.batch)
         self._settle()
         batch = self._composer.compose()
         if batch is None:
-            self._settle()  # who was evicted may have been the last that its batch waited for
+            self._settle()  # an evicted request may have been the last that its batch waited for
         return batch
 
     def withdraw(self) -> None:
-        """The step composed last was not launched: compose another, for kernels to begin anew."""
+        """The last composed step was not launched: compose another, so that kernels start
+        afresh."""
         self._kv.touch()
 
     def advance(self, batch: StepBatch) -> None:
-        """The step composed last was launched: go on as if it were computed. O(rows)."""
+        """The last composed step was launched: continues as if it were computed. O(rows)."""
         used_up = self._flight.launch(batch)
-        if used_up and not self._lockstep.active:  # who ends there may go on with its batch
+        if used_up and not self._lockstep.active:  # an ended member may continue with its batch
             self._kv.touch()
         self._composer.advanced(batch)
 
@@ -346,10 +347,10 @@ class WorkerState:
         logprobs: Mapping[int, TokenLogprobs] | None = None,
         scores: Iterable[PromptLogprobs] = (),
     ) -> StepResult:
-        """Take the tokens drawn, one for each of `batch.sampling`; `logprobs` by its index; and
-        `scores`, one for each of `batch.scored`. `timings` are of steps whose time is known by now.
-        What it returns is to be told: no invalid tokens, nor those of who has gone while the step
-        was in flight, and the last ones of static batches only once these are over."""
+        """Stores the drawn tokens, one for each of `batch.sampling`; `logprobs` by index; `scores`,
+        one for each of `batch.scored`. `timings` are of steps whose time is known by now. Returns
+        what is sent: no invalid tokens, none of requests that left during the step, and the last
+        tokens of static batches only once these are over."""
         if not self._flight:
             self.advance(batch)
         self._flight.land(batch, scores)
@@ -383,7 +384,7 @@ class WorkerState:
         elif sequence.phase is not Phase.RUNNING or not sequence.within_budget:
             if not self._lockstep.rebudgeted(sequence):
                 self._reporter.tell(sequence)
-            if self._lockstep.active:  # else it was known ahead
+            if self._lockstep.active:  # otherwise it was known ahead
                 self._kv.touch()
         prompt, offset = sequence.prompt, length - 1 - sequence.prompt_tokens
         opening = None if sequence.opened else sequence.open()
@@ -394,7 +395,7 @@ class WorkerState:
             self._reporter.evicted(sequence)
 
     def check_integrity(self) -> None:
-        """All that is kept twice agrees. Raises AssertionError."""
+        """All redundant state agrees. Raises AssertionError."""
         self._kv.check_integrity()
         self._lockstep.check_integrity()
         self._flight.check_integrity()

@@ -1,19 +1,19 @@
-"""Suspects: who stood in a step that broke, tried in parts until what broke it is alone.
+"""Suspects: the requests of a failed step, computed in parts until the faulty one is alone.
 
-A step of n rows that fails is computed in parts instead: its elder half, then its newer half, and
-a half that fails again in its own halves. Every row is in one part, so each gets on by one step
-while all parts are tried, and nobody else runs meanwhile: whoever computes together (a static
-batch) is together again behind it. One culprit costs log2(n) + 1 failed tries, k of them at most
-k times that, and all tries together compute no more than log2(n) + 1 steps would.
+A failed step of n rows is computed in parts instead: its older half, then its newer half, and a
+half that fails again in its own halves. Every row is in one part, so that each advances one step
+while all parts are tried, and no other request runs meanwhile: a static batch stays in lockstep.
+One faulty request costs log2(n) + 1 failed attempts, k of them at most k times that, and all
+attempts together compute at most log2(n) + 1 steps.
 
-Pure; while nothing has failed, nothing here is asked anything.
+Pure; inactive until a step fails.
 """
 
 from services.worker.requests.sequence import Sequence
 
 
 class Suspects:
-    """The parts not computed yet, the next to be tried last. Bounded by the rows of one step."""
+    """The parts not computed yet, the next one last. Bounded by the rows of one step."""
 
     def __init__(self) -> None:
         self._parts: list[frozenset[Sequence]] = []
@@ -22,19 +22,19 @@ class Suspects:
         return bool(self._parts)
 
     def split(self, rows: list[Sequence]) -> None:
-        """A step of these, or the part that they were, has failed: its halves take its place."""
+        """A step of these rows, or of the current part, has failed: its halves replace it."""
         self.pass_part()
         by_age = sorted(rows, key=lambda s: s.serial)
         half = (len(rows) + 1) // 2
         self._parts += [frozenset(by_age[half:]), frozenset(by_age[:half])]
 
     def pass_part(self) -> None:
-        """The part that was to be tried is over: computed, ended, or split."""
+        """The current part is done: computed, ended, or split."""
         if self._parts:
             self._parts.pop()
 
     def narrow(self, sequences: list[Sequence]) -> list[Sequence]:
-        """Those of the part to be tried next; all, where nobody is suspected."""
+        """Those of the current part; all rows without suspects."""
         if not self._parts:
             return sequences
         part = self._parts[-1]

@@ -1,4 +1,4 @@
-"""Whether a recorded step gives what the engine gives: over random tokens, blocks and contexts."""
+"""Compares recorded steps with eager ones over random tokens, blocks and contexts."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,15 +14,15 @@ from services.worker.requests.batch import DecodeRows, StepBatch
 from services.worker.requests.prompt import Prompt
 from services.worker.requests.sequence import Sequence
 
-CONTEXT_TOKENS = 8_192  # at most: all rows together read no more than a step of such a size does
-SHARED_BLOCKS = 256  # beside a block of each row's own, what contexts are made of
-ROWS_AT_ONCE = 16  # compared in float32: logits are large
+CONTEXT_TOKENS = 8_192  # at most: all rows together read no more than a step of this context
+SHARED_BLOCKS = 256  # the contexts' blocks, besides one block per row
+ROWS_AT_ONCE = 16  # compared in float32 at once: logits are large
 INT8_SCALE = 0.02
 
 
 class RandomRows:
-    """Batches of decodes over `blocks` blocks, with contexts of up to `reach_tokens`. Short ones
-    are as frequent as long ones."""
+    """Decode batches over `blocks` blocks with contexts up to `reach_tokens`, short ones as
+    frequent as long ones."""
 
     def __init__(self, blocks: int, block_tokens: int, reach_tokens: int, vocabulary: int):
         self._blocks = blocks
@@ -32,7 +32,7 @@ class RandomRows:
         self._rng = np.random.default_rng(0)
 
     def batch(self, rows: int) -> StepBatch:
-        """Each row writes into a block of its own, and reads whichever others; O(tokens)."""
+        """Each row writes into a block of its own and reads any others. O(tokens)."""
         longest = np.log(self._reach_tokens)
         lengths = np.exp(self._rng.uniform(0, longest, rows)).astype(int)
         tables = []
@@ -46,21 +46,21 @@ class RandomRows:
 
 
 def _sequence(token: int, computed: int) -> Sequence:
-    """Only its newest token counts here, so it has no others."""
+    """Only its newest token matters, so it has no others."""
     sequence = Sequence.start(Prompt("\0check", (token,), 1, 1), 1)
     sequence.computed = computed
     return sequence
 
 
 def checked_blocks(max_rows: int, blocks: int) -> int:
-    """How many of the first blocks take part."""
+    """The number of first blocks that take part."""
     return min(blocks, max_rows + SHARED_BLOCKS)
 
 
 @contextmanager
 def random_contexts(cache: KVCache, blocks: int) -> Iterator[None]:
-    """Numbers in the first `blocks` blocks, and zeros again behind it: as nobody was here yet, a
-    row that reads another's blocks would see no difference."""
+    """Random values in the first `blocks` blocks within the context, zeros afterwards. In an empty
+    cache, a row that reads another's blocks would go unnoticed."""
     first = [(layer.data[:, :blocks], layer.scales) for layer in cache.layers]
     generator = torch.Generator(cache.layers[0].data.device).manual_seed(0)
     try:
@@ -79,10 +79,10 @@ def random_contexts(cache: KVCache, blocks: int) -> Iterator[None]:
 
 
 def difference(recorded: Tensor, eager: Tensor) -> str:
-    """How two [rows, vocabulary] of logits differ, beyond rounding; empty where they don't."""
+    """How two [rows, vocabulary] tensors of logits differ beyond rounding; empty if they agree."""
     most = SHIFT_MAX if eager.dtype is torch.float32 else SHIFT_MAX_HALF
     parts = [slice(i, i + ROWS_AT_ONCE) for i in range(0, len(eager), ROWS_AT_ONCE)]
     shifts = [shift_of(recorded[part], eager[part]) for part in parts]
-    if all(shift <= most for shift in shifts):  # NaN is no less
+    if all(shift <= most for shift in shifts):  # true for NaN, too
         return ""
     return f"it moves logits by {max(shifts):.2%} of their size"

@@ -1,9 +1,9 @@
-"""Decode steps recorded by batch size, and played again: one launch of the host's for a whole step.
+"""Decode steps recorded by batch size and replayed: one launch for a whole step.
 
-A decode step of a small batch is some hundred kernels of a few microseconds each: the host takes
-longer to launch them than a GPU to run them. So the steps of every size are recorded at start. A
-batch runs as the next larger size; the rows behind its own are padding: token 0 at position 0, in a
-block of the cache that the pool has not, attending to itself.
+A decode step of a small batch is some hundred kernels of a few microseconds each, which the host
+launches more slowly than a GPU runs them. Steps of every size are therefore recorded at start. A
+batch runs at the next larger size. Its padding rows are token 0 at position 0, in a cache block
+outside the pool, attending to themselves.
 """
 
 import logging
@@ -29,15 +29,15 @@ from services.worker.kv.cache import KVCache
 from services.worker.model.paged import PagedModel, PagedStep
 from services.worker.requests.batch import DecodeRows, StepBatch
 
-RECORD_S = 15.0  # none is begun after it: a start is not to take minutes
+RECORD_S = 15.0  # no recording begins later, to bound the start
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class GraphParts:
-    """What steps are recorded with. `pad_block` of the cache is nobody's; `blocks` are the
-    pool's; `limit_bytes` of the device are set aside for all of it."""
+    """What recording needs. `pad_block` of the cache is outside the pool; `blocks` is the pool's
+    size; `limit_bytes` of device memory are reserved for all recordings."""
 
     model: PagedModel
     cache: KVCache
@@ -51,8 +51,8 @@ class GraphParts:
 
 @dataclass
 class _Buffers:
-    """What a recorded step reads and writes, for as many rows as there may be. From `used` on,
-    rows are padding. Logits are the same for all sizes: of each its own would be too many."""
+    """Inputs and outputs of a recorded step, for the largest number of rows. Rows from `used` on
+    are padding. All sizes share the logits, which would be too large per size."""
 
     tokens: Tensor
     positions: Tensor
@@ -63,13 +63,13 @@ class _Buffers:
 
     @classmethod
     def of(cls, rows: int, pad_slot: int, like: Tensor) -> "_Buffers":
-        """`like` [·, vocabulary]: logits as the model gives them."""
+        """`like` [·, vocabulary]: logits as the model returns them."""
         zeros = partial(torch.zeros, rows, dtype=torch.long, device=like.device)
         logits = torch.empty(rows, like.shape[-1], dtype=like.dtype, device=like.device)
         return cls(zeros(), zeros(), zeros().fill_(pad_slot), logits, pad_slot)
 
     def take(self, inputs: Inputs) -> None:
-        """The batch's own, the others' place padded: a copy in one launch, and seldom three."""
+        """Copies the batch's inputs and pads the rest: one launch, rarely three."""
         rows = len(inputs.tokens)
         into = [self.tokens[:rows], self.positions[:rows], self.slots[:rows]]
         torch._foreach_copy_(into, [inputs.tokens, inputs.positions, inputs.slots])
@@ -82,7 +82,7 @@ class _Buffers:
 
 @dataclass
 class DecodeGraphs:
-    """The recorded steps. `run` is for the batches that it `takes`, on the thread that computes."""
+    """The recorded steps. `run` requires that `takes` is true, on the thread that computes."""
 
     parts: GraphParts
     buffers: _Buffers
@@ -91,8 +91,8 @@ class DecodeGraphs:
 
     @classmethod
     def record(cls, parts: GraphParts, eager: Callable[[StepBatch], Tensor]) -> "DecodeGraphs":
-        """Of every size whose logits are `eager`'s, within the time and memory there is. Logs
-        what came of it, and warns where a size is left aside."""
+        """Records every size whose logits agree with `eager`'s, within the available time and
+        memory. Logs the result, and warns about omitted sizes."""
         most, block_tokens = parts.sizes[-1], parts.cache.block_tokens
         blocks = checked_blocks(most, parts.blocks)
         reach = min(parts.attention.row_tokens, parts.model.max_context_tokens)
@@ -103,12 +103,13 @@ class DecodeGraphs:
         with torch.inference_mode(), random_contexts(parts.cache, blocks):
             for tried, size in enumerate(order_of(parts.sizes)):
                 took_s = perf_counter() - begun_s
-                took_bytes = parts.recorder.used_bytes() - begun_bytes  # below 0: caches emptied
+                # negative if caches were emptied
+                took_bytes = parts.recorder.used_bytes() - begun_bytes
                 if tried and (took_s > RECORD_S or took_bytes > parts.limit_bytes):
                     break
                 try:
                     graphs._add(size, rows.batch(size), eager)
-                except Exception as error:  # whatever the driver, Triton or the model say
+                except Exception as error:  # any error of the driver, Triton or the model
                     why = " ".join(str(error).split()) or type(error).__name__
                     log.warning("decode steps of %d rows cannot be recorded: %s", size, why)
                     break
@@ -116,14 +117,14 @@ class DecodeGraphs:
         return graphs
 
     def takes(self, batch: StepBatch) -> bool:
-        """Whether it is of decodes alone, no more and no longer than were recorded."""
+        """Whether a batch has only decodes, and no more or longer ones than were recorded."""
         rows = batch.decodes
         if batch.chunks or len(rows) >= len(self._fitting) or self._fitting[len(rows)] is None:
             return False
         return int(rows.positions.max()) < self.parts.attention.row_tokens
 
     def run(self, batch: StepBatch, inputs: Inputs) -> Tensor:
-        """Logits [rows, vocabulary], until the next run."""
+        """Logits [rows, vocabulary], valid until the next run."""
         size = self._fitting[len(batch.decodes)]
         assert size is not None, "a batch that it does not take"
         self._play(batch, inputs, size, self._replays[size])
@@ -138,8 +139,8 @@ class DecodeGraphs:
         replay()
 
     def _add(self, size: int, batch: StepBatch, eager: Callable[[StepBatch], Tensor]) -> None:
-        """Record a step of padding alone, and see what it gives of `batch`. Of as many rows: a
-        GEMM of fewer rounds otherwise, which in half precision may look like a fault."""
+        """Records a step of padding and compares its result on `batch`, which has as many rows: a
+        GEMM of fewer rows rounds differently, which half precision could mistake for a fault."""
         parts, made = self.parts, StepInputs(self.parts.model.device)
         nobody = StepBatch(DecodeRows([], [], parts.cache.block_tokens), [])
         self.buffers.take(made.prepare(nobody))
@@ -155,7 +156,7 @@ class DecodeGraphs:
         self._fitting = fitting(list(self._replays), max(self._replays))
 
     def _compute(self, size: int) -> None:
-        """What is recorded."""
+        """The recorded computation."""
         parts, buffers = self.parts, self.buffers
         positions = buffers.positions[:size]
         parts.attention.begin(positions)

@@ -1,29 +1,29 @@
-"""Recording what a call launches, to launch it again at once."""
+"""Records the launches of a call, to repeat them at once."""
 
 from collections.abc import Callable
 from typing import Protocol
 
 import torch
 
-WARM_UPS = 2  # kernels compile in the first; libraries set up what they need by the second
+WARM_UPS = 2  # kernels compile in the first; libraries are initialised by the second
 
 
 class Recorder(Protocol):
-    """Records calls that read and write only memory that stays where it is."""
+    """Records calls that only use memory at fixed addresses."""
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Call `work`, once or more, and return what does the same again: all that it launched,
-        on the same memory, without calling it."""
+        """Calls `work` at least once and returns a function that repeats its launches on the same
+        memory."""
 
     def used_bytes(self) -> int:
-        """Of the device's memory, by anybody."""
+        """Device memory in use by all processes."""
 
 
 class CudaRecorder:
-    """CUDA graphs. Never run on a GPU yet: written by PyTorch's documentation of them.
+    """CUDA graphs, written from PyTorch's documentation and never run on a GPU.
 
-    All are recorded on one side stream into one pool of memory: what one of them needed while it
-    ran, the next may use, as no two run at a time. What outlives a run is to lie elsewhere.
+    All graphs are recorded on one side stream into one memory pool: temporary memory of one graph
+    is reused by the next, because no two run at a time. Results must live outside the pool.
     """
 
     def __init__(self, device: torch.device):
@@ -40,7 +40,7 @@ class CudaRecorder:
                     work()
             compute.wait_stream(self._stream)
             graph = torch.cuda.CUDAGraph()
-            # What other threads ask of the driver meanwhile is none of the recording's business.
+            # Driver calls of other threads are not part of the recording.
             with torch.cuda.graph(
                 graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
             ):

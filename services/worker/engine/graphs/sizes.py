@@ -1,4 +1,5 @@
-"""Of how many rows decode steps are recorded, and in which order; and where they are at all."""
+"""The row counts for which decode steps are recorded, their order, and where graphs are
+available."""
 
 import torch
 
@@ -6,14 +7,14 @@ from services.worker.config import EngineConfig
 from services.worker.kernels.choose import runs_triton
 
 SMALL = (1, 2, 4)
-# Rows from one size to the next: at most an eighth of a step is padding, and 7 rows below 128.
+# Rows between two sizes: at most an eighth of a step is padding, and 7 rows below 128.
 STEP_ROWS = 8
-# Of a row's table: 262,144 tokens in blocks of 16. Batches with a longer one run as they did.
+# Blocks per row: 262,144 tokens in blocks of 16. Batches with longer rows run eagerly.
 ROW_BLOCKS_MAX = 16_384
 
 
 def graphs_wanted(config: EngineConfig, device: torch.device) -> bool:
-    """Raises ValueError, one sentence, where graphs are asked for and there can be none."""
+    """Raises ValueError with a sentence if graphs are configured but unavailable."""
     possible = device.type == "cuda" and runs_triton(device, config.kernels)
     if config.cuda_graphs == "on" and device.type != "cuda":
         raise ValueError(
@@ -28,7 +29,7 @@ def graphs_wanted(config: EngineConfig, device: torch.device) -> bool:
 
 
 def sizes_of(max_rows: int) -> list[int]:
-    """Rising: 1, 2, 4, then every 8 rows to 128, every 16 to 256, and so on; `max_rows` last."""
+    """Ascending: 1, 2, 4, then every 8 rows to 128, every 16 to 256, and so on; `max_rows` last."""
     sizes, size = [*SMALL], STEP_ROWS
     while size < max_rows:
         sizes.append(size)
@@ -37,13 +38,13 @@ def sizes_of(max_rows: int) -> list[int]:
 
 
 def order_of(sizes: list[int]) -> list[int]:
-    """In which to record them: the largest first, since the others fit into its memory; then, in
-    case time or memory ends, a coarse scale before what is in between."""
+    """The recording order: the largest first, because the others fit into its memory; then a coarse
+    scale before the sizes in between, in case time or memory runs out."""
     largest, powers = sizes[-1:], [size for size in sizes[:-1] if size & (size - 1) == 0]
     between = [size for size in sizes[:-1] if size & (size - 1)]
     return [*largest, *reversed(powers), *reversed(between)]
 
 
 def fitting(sizes: list[int], max_rows: int) -> list[int | None]:
-    """By number of rows from 0 to `max_rows`: the least of `sizes` that takes them, if any does."""
+    """For each number of rows from 0 to `max_rows`, the smallest of `sizes` that holds them."""
     return [next((s for s in sorted(sizes) if s >= n > 0), None) for n in range(max_rows + 1)]

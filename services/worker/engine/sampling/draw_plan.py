@@ -1,7 +1,7 @@
-"""DrawPlan: how the rows of a batch are drawn, as tensors that are made when the batch changes.
+"""DrawPlan: how the rows of a batch draw, as tensors that are rebuilt when the batch changes.
 
-What a row needs is decided by its own parameters alone. While the same sequences draw, a step
-makes no tensor of them and copies nothing to the device: positions move on there.
+A row's plan depends only on its own parameters. While the same sequences draw, a step builds no
+tensors and copies nothing to the device: positions advance there.
 """
 
 from collections.abc import Iterable
@@ -23,11 +23,11 @@ from services.worker.requests.prompt import SamplingParams
 from services.worker.requests.sequence import Sequence
 
 NO_TOP_K = 2**31 - 1
-NO_TOP_P = 2.0  # above all sums: these may end a little above 1
+NO_TOP_P = 2.0  # above every sum of probabilities, which may slightly exceed 1
 ALL_BITS = 2**64 - 1
-NUMBERS_AHEAD = 32  # of a row, made at once: as many calls as one takes
+NUMBERS_AHEAD = 32  # random numbers generated at once per row: the cost is the same as for one
 NOTHING = torch.zeros(0)
-# Of a row's numbers, by column.
+# Columns of a row's parameters.
 TEMPERATURE, TOP_P, MIN_P, REPETITION, PRESENCE, FREQUENCY = range(6)
 
 Numbers = NDArray[np.float64]
@@ -36,7 +36,8 @@ Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Penalized:
-    """Rows of the batch, `seen` their rows among SeenTokens, and columns [rows, 1]."""
+    """Rows of the batch with penalties; `seen` are their rows in SeenTokens, and the parameters are
+    columns [rows, 1]."""
 
     rows: Rows
     seen: Ints
@@ -46,11 +47,11 @@ class Penalized:
     frequency: Tensor
 
     def change(self, logits: Tensor, ids: Tensor, times: Tensor) -> None:
-        """In place, the tokens seen and no others: repetition is over prompt and output (Keskar et
-        al. 2019, §4.1), presence and frequency over output."""
+        """Penalizes the logits of seen tokens in place. Repetition counts prompt and output (Keskar
+        et al., "CTRL", 2019, §4.1), presence and frequency only output."""
         mine = self.rows.of(logits)
         x = mine.gather(-1, ids)
-        # Exact, for one of the two is 0; a choice between them is slower, as it guesses wrong.
+        # Exact, because one of the two terms is 0; a conditional is slower.
         x = x.clamp(min=0) / self.repetition + x.clamp(max=0) * self.repetition
         x = x - self.presence * times.clamp(max=1) - self.frequency * times
         mine.scatter_(-1, ids, x)
@@ -60,14 +61,14 @@ class Penalized:
 
 @dataclass(frozen=True, slots=True)
 class Random:
-    """Rows that draw in one way: among all tokens where `filters` is None."""
+    """Rows that draw the same way; among all tokens if `filters` is None."""
 
     rows: Rows
-    temperature: Tensor | None  # [rows, 1]; None where all are 1
+    temperature: Tensor | None  # [rows, 1]; None if all are 1
     filters: Filters | None
 
     def draw(self, logits: Tensor, uniform: Tensor, draws: Draws) -> Tensor:
-        """A token for each of these rows, of the whole batch's `logits` and `uniform`."""
+        """A token for each of these rows, from the batch's `logits` and `uniform` numbers."""
         logits = self.rows.of(logits)
         if self.temperature is not None:
             logits = logits / self.temperature
@@ -79,15 +80,15 @@ class Random:
 
 @dataclass(slots=True)
 class DrawPlan:
-    """`lengths`, on the host, are the tokens each sequence has; `positions` of the tokens to draw
-    among their outputs', and `keys` of the generator, [rows]; `numbers` [NUMBERS_AHEAD, rows] are
-    its next, of which `taken` have been used."""
+    """`lengths`, on the host, are the tokens of each sequence. `positions` [rows] are the output
+    positions of the tokens to draw, and `keys` [rows] the generator's keys. `numbers`
+    [NUMBERS_AHEAD, rows] are the next random numbers, of which `taken` are used."""
 
     sequences: list[Sequence]
     lengths: Ints
     positions: Tensor
     keys: Tensor
-    greedy: bool  # some rows are
+    greedy: bool  # some rows are greedy
     random: list[Random]
     penalized: Penalized | None
     masks: TokenMasks | None
@@ -107,7 +108,7 @@ class DrawPlan:
         return self.numbers[self.taken - 1]
 
     def advance(self, drawn: Tensor) -> None:
-        """To the tokens after those just `drawn`."""
+        """Advances past the tokens just `drawn`."""
         if self.masks:
             self.masks.advance(drawn)
         self.positions.add_(1)
@@ -115,7 +116,7 @@ class DrawPlan:
 
 
 class Planner:
-    """Makes plans, O(rows) each."""
+    """Makes plans. O(rows) each."""
 
     def __init__(self, device: torch.device, eos_ids: Iterable[int], seen: SeenTokens):
         self._device = device
@@ -123,8 +124,8 @@ class Planner:
         self._seen = seen
 
     def plan(self, sequences: list[Sequence], lengths: Ints, newest: Tensor) -> DrawPlan:
-        """`newest` are the tokens of the last step. Raises ValueError where a token that a penalty
-        counts, or that a bad one may follow, is not known and was not drawn here."""
+        """`newest` are the tokens of the last step. Raises ValueError if a penalty or a bad word
+        depends on a token that is neither known nor drawn here."""
         all_of = [sequence.prompt.sampling for sequence in sequences]
         numbers = np.array([_numbers(s) for s in all_of])
         top_k = np.array([s.top_k or NO_TOP_K for s in all_of], np.int64)
@@ -143,7 +144,7 @@ class Planner:
         )
 
     def _random(self, numbers: Numbers, top_k: Ints) -> list[Random]:
-        """Those that set a top_k stand apart: fewer of their tokens need to be looked at."""
+        """Rows with top_k form a group of their own, because fewer of their tokens are examined."""
         random = numbers[:, TEMPERATURE] > 0
         limited = top_k < NO_TOP_K
         filtered = limited | (numbers[:, TOP_P] < 1) | (numbers[:, MIN_P] > 0)
@@ -203,7 +204,7 @@ class Planner:
 
 
 def _numbers(sampling: SamplingParams) -> tuple[float, ...]:
-    """By column, as named above."""
+    """Parameters by the columns named above."""
     return (
         sampling.temperature,
         sampling.top_p if sampling.top_p < 1 else NO_TOP_P,

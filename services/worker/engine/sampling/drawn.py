@@ -1,4 +1,4 @@
-"""Drawn: what a step drew, on the device at once and on the host when it is asked for."""
+"""Drawn: the tokens of a step, at once on the device and on the host on request."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from services.worker.requests.prompt import MAX_LOGPROBS
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Some rows of a batch; `index` is None where it is all of them."""
+    """Some rows of a batch; `index` is None for all rows."""
 
     index: Tensor | None
 
@@ -22,15 +22,15 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Who asks for logprobs: which rows, and how many of the likeliest each."""
+    """Rows that request logprobs, and the number of alternatives each."""
 
     rows: list[int]
     tops: list[int]
     where: Rows
 
     def of(self, logits: Tensor, tokens: Tensor) -> list[Tensor]:
-        """From the whole batch's logits, raw logprobs: of the token drawn, of the likeliest, and
-        which these are. As many for every row: ties are then the same in any company."""
+        """Raw logprobs from the batch's logits: of the drawn token, and of the most likely ones
+        with their ids. The same number for every row, so that ties do not depend on other rows."""
         raw = self.where.of(logits).float().log_softmax(-1)
         chosen = raw.gather(-1, self.where.of(tokens)[:, None])[:, 0]
         width = min(MAX_LOGPROBS, raw.shape[-1]) if any(self.tops) else 0
@@ -39,10 +39,10 @@ class Asked:
 
 
 class Drawn:
-    """`tokens` [rows], int64, is on the device: the next step can read it there.
+    """`tokens` [rows], int64, is on the device, where the next step can read it.
 
-    The way to the host begins here. A copy that is asked for later would wait for whatever was
-    launched in between, the next step first.
+    The copy to the host begins here. A copy begun later would wait for everything launched in
+    between, first of all the next step.
     """
 
     def __init__(
@@ -52,16 +52,16 @@ class Drawn:
         asked: Asked | None = None,
         told: Sequence[Tensor] = (),
     ):
-        """`told` is what was `asked` of these tokens, if anything was."""
+        """`told` are the requested logprobs of these tokens, if any."""
         self.tokens = tokens
         self._asked = asked
-        # From CUDA, into pinned memory.
+        # From CUDA into pinned memory.
         self._copies = [x.to("cpu", non_blocking=True) for x in (tokens, *told)]
         self._there = streams.record(Lane.COMPUTE)
 
     def take(self) -> tuple[list[int], dict[int, TokenLogprobs]]:
-        """A token a row, and logprobs of the rows that ask. Waits for the device: the only place
-        of a step that does."""
+        """One token per row, and logprobs of the rows that requested them. Waits for the device:
+        the only place in a step that does."""
         self._there.synchronize()
         tokens, *told = (x.tolist() for x in self._copies)
         if self._asked is None:

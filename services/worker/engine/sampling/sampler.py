@@ -1,10 +1,10 @@
-"""Sampler: one token a row of logits, a pure function of (seed, position, logits), whatever else is
-in the batch.
+"""Sampler: draws one token per row of logits, a pure function of (seed, position, logits), whatever
+else is in the batch.
 
-A sequence that was evicted, moved or resumed draws what it would have drawn. Filters follow the
-field: tokens masked by name, penalties, then temperature, top_k, top_p among what top_k left, min_p
-relative to the likeliest. Nothing here waits for the device, and what the host must know of earlier
-draws is only how many there were.
+A sequence that was evicted, moved or resumed therefore draws the same tokens. The order of filters
+is: tokens masked by name, penalties, temperature, top_k, top_p among the tokens that top_k left,
+min_p relative to the most likely token. Nothing here waits for the device. Of earlier draws the
+host needs only their number.
 """
 
 from collections.abc import Iterable
@@ -23,7 +23,7 @@ from services.worker.requests.sequence import Sequence
 
 
 def is_plain(sampling: SamplingParams) -> bool:
-    """Whether a row is nothing but an argmax, from its first token to its last."""
+    """Whether a row is a plain argmax, from its first token to its last."""
     return (
         sampling.temperature == 0
         and not sampling.penalized
@@ -49,12 +49,12 @@ class Sampler:
         self._planner = Planner(device, ends, self.seen)
         self._draws = draws
         self._streams = streams
-        self._plain: list[Sequence] = []  # the last batch that was nothing but an argmax
-        self._plan: DrawPlan | None = None  # of the last that was more
+        self._plain: list[Sequence] = []  # the last batch with only plain rows
+        self._plan: DrawPlan | None = None  # of the last batch with other rows
         self._newest = NOTHING  # tokens of the last step
 
     def clear(self) -> None:
-        """Forget all requests."""
+        """Drops all requests."""
         self._plain, self._plan, self._newest = [], None, NOTHING
         self.seen.clear()
 
@@ -62,14 +62,15 @@ class Sampler:
     def draw(self, sequences: list[Sequence], logits: Tensor) -> Drawn:
         """A token for each of `sequences`, from its row of `logits` [rows, vocabulary], which are
         not modified. It counts as seen at once: a step may be drawn before the host knows the
-        tokens of the one before. Each such token has its place at the end of its sequence's
-        `tokens`, negative until it is known. Raises ValueError where it was not drawn here.
-        """
+        tokens of the previous one. Each such token has a placeholder at the end of its
+        sequence's `tokens`, negative until it is known. Raises ValueError if it was not drawn
+        here."""
         if self._is_plain(sequences):
             self._newest = self._draws.likeliest(logits)
             return Drawn(self._newest, self._streams)
         plan = self._plan_for(sequences)
-        self._plan = None  # should what follows fail, for then the device may be half a step ahead
+        # in case of an error below, after which the device may be half a step ahead
+        self._plan = None
         tokens = self._draw(plan, logits)
         told = plan.asked.of(logits, tokens) if plan.asked else []
         plan.advance(tokens)
@@ -85,7 +86,7 @@ class Sampler:
         return True
 
     def _plan_for(self, sequences: list[Sequence]) -> DrawPlan:
-        """The last one, where the same sequences go on from where it is."""
+        """The last plan, if the same sequences continue from it."""
         lengths = np.array([len(sequence.tokens) for sequence in sequences], np.int64)
         if self._plan is not None and self._plan.suits(sequences, lengths):
             return self._plan
@@ -110,7 +111,7 @@ class Sampler:
         return tokens
 
     def _choose(self, plan: DrawPlan, logits: Tensor) -> Tensor:
-        """Greedily, and then over it who is not."""
+        """Greedy rows first, then the others overwrite theirs."""
         if plan.greedy:
             tokens = self._draws.likeliest(logits)
         else:

@@ -1,5 +1,5 @@
-"""Scored: how likely a prompt's own tokens were, of the rows of a step that ask; on its way to the
-host from the beginning, as what is drawn is."""
+"""Scored: log-probabilities of prompt tokens, for rows that request them, copied to the host like
+drawn tokens."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -13,13 +13,13 @@ from services.worker.requests.batch import PrefillChunk
 from services.worker.requests.prompt import MAX_LOGPROBS
 from services.worker.requests.scores import Ids, PromptLogprobs
 
-SLICE = 256  # rows whose float32 probabilities are there at once
+SLICE = 256  # rows whose float32 probabilities exist at once
 
 
 class Scored(NamedTuple):
-    """Of chunks, in order, `ids` of the tokens scored; and in `copies`, on the host once the step's
-    tokens are: their logprobs, the likeliest and those of these. As many for every row: ties are
-    then the same in any company."""
+    """`ids` are the scored tokens of the chunks, in order. `copies` arrive on the host with the
+    step's tokens: their logprobs, the most likely ids and their logprobs. The same number for
+    every row, so that ties do not depend on other rows."""
 
     ids: Sequence[Ids]
     copies: Sequence[Tensor]
@@ -27,7 +27,7 @@ class Scored(NamedTuple):
     @classmethod
     @torch.inference_mode()
     def of(cls, chunks: Sequence[PrefillChunk], logits: Tensor) -> "Scored":
-        """From their logits [Σ scored, vocabulary], a slice at a time. Waits for nothing."""
+        """From their logits [Σ scored, vocabulary], a slice at a time. Does not wait."""
         ids = [_scored(chunk) for chunk in chunks]
         wanted = to_device(np.concatenate(ids), logits.device)[:, None]
         asked = any(_asked(chunk) for chunk in chunks)
@@ -40,7 +40,7 @@ class Scored(NamedTuple):
         return cls(ids, [x.to("cpu", non_blocking=True) for x in columns])
 
     def take(self) -> list[PromptLogprobs]:
-        """Once the tokens that were drawn behind it were taken."""
+        """Call after the drawn tokens of the step were taken."""
         ends = np.cumsum([len(ids) for ids in self.ids])[:-1]
         chosen, top_ids, top = (np.split(x.numpy(), ends) for x in self.copies)
         return [

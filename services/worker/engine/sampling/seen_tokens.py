@@ -1,12 +1,12 @@
 """SeenTokens: which tokens each penalized request has seen, and how often in its output.
 
-Kept on the device and counted there, so that the host need not know a token to count it. Of each
-request only the distinct tokens are kept, not a table over the vocabulary: a penalty reads and
-writes those logits and no others.
+Kept and counted on the device, so that the host need not know a token to count it. Of each request
+only the distinct tokens are kept, not a table over the vocabulary: a penalty reads and writes only
+those logits.
 
-A request's row is a cache of what its `tokens` say. It is built again where it isn't as long as
-they are (evicted, moved, resumed, a step that failed), and a row that no step of late has drawn
-from is given to another request when there is none free: nobody has to say who has gone.
+A request's row is a cache of its `tokens`. It is rebuilt if its length differs (after an eviction,
+a move, a resumption or a failed step). A row that was not used recently is reassigned when none is
+free, so that the end of a request needs no notification.
 """
 
 from collections import OrderedDict
@@ -21,42 +21,42 @@ from services.worker.requests.batch import Ints
 from services.worker.requests.sequence import Sequence
 
 FEWEST_ROWS = 8
-STEP = 64  # columns are looked at in such multiples: shapes stay the same for as many tokens
+STEP = 64  # columns are read in multiples of this, so that shapes stay stable
 
 
 class SeenTokens:
-    """One row a request: its distinct tokens, in the order in which they came to be known."""
+    """One row per request: its distinct tokens, in the order in which they were first seen."""
 
     def __init__(self, device: torch.device, vocab_size: int):
         self._device = device
         self._vocab_size = vocab_size
-        self._rows: OrderedDict[Sequence, int] = OrderedDict()  # the least recently drawn first
-        self._lengths = np.zeros(0, np.int64)  # tokens counted; -1: the row is in no known state
-        self._distinct = np.zeros(0, np.int64)  # at most
+        self._rows: OrderedDict[Sequence, int] = OrderedDict()  # least recently used first
+        self._lengths = np.zeros(0, np.int64)  # tokens counted; -1: unknown state
+        self._distinct = np.zeros(0, np.int64)  # an upper bound
         self._ids = torch.zeros(0, STEP, dtype=torch.long, device=device)
         self._times = torch.zeros(0, STEP, device=device)
         self._used = torch.zeros(0, dtype=torch.long, device=device)
         self._columns = torch.arange(STEP, device=device)
 
     def __len__(self) -> int:
-        """Requests that have a row."""
+        """Number of requests with a row."""
         return len(self._rows)
 
     @property
     def capacity(self) -> int:
-        """Rows there are: fewer than twice the most requests that one step drew for."""
+        """Number of rows: fewer than twice the largest number that one step used."""
         return len(self._lengths)
 
     def clear(self) -> None:
-        """Forget all requests."""
+        """Drops all requests."""
         self._rows.clear()
         self._lengths[:] = -1
 
     def rows_of(self, sequences: Seq[Sequence]) -> Ints:
-        """The rows of a step's sequences. O(1) for one that is as long as it was left, O(its
-        tokens) for another.
+        """The rows of a step's sequences. O(1) for one whose length is unchanged, O(its tokens) for
+        another.
 
-        Raises ValueError where such a one's tokens are not all known.
+        Raises ValueError if such a one's tokens are not all known.
         """
         for sequence in sequences:
             if sequence in self._rows:
@@ -70,8 +70,8 @@ class SeenTokens:
         return rows
 
     def look(self, rows: Ints, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Tokens and how often each was in the output [rows, columns], float; `index` is `rows`
-        on the device. Columns that a row doesn't need repeat its first: all can be written."""
+        """Tokens and their counts in the output [rows, columns], float; `index` is `rows` on the
+        device. Unused columns repeat the row's first, so that all can be written."""
         most = int(self._distinct[rows].max())
         width = -(-most // STEP) * STEP
         here = self._columns[:width] < self._used.index_select(0, index)[:, None]
@@ -80,15 +80,14 @@ class SeenTokens:
         return torch.where(here, ids, ids[:, :1]), torch.where(here, times, times[:, :1])
 
     def count(self, rows: Ints, index: Tensor, ids: Tensor, times: Tensor, drawn: Tensor) -> None:
-        """Each row has seen the token drawn [rows], too; `ids` and `times` as `look` just gave
-        them."""
+        """Adds the drawn token [rows] to each row; `ids` and `times` are those of the last read."""
         lengths = self._lengths[rows] + 1
-        self._lengths[rows] = -1  # should one of these calls fail
+        self._lengths[rows] = -1  # in case one of these calls fails
         self._make_columns(int(self._distinct[rows].max()) + 1)
         again = ids == drawn[:, None]
         self._times[:, : ids.shape[1]].index_copy_(0, index, times + again)
         place = self._used.index_select(0, index)
-        # Behind the last, where it means nothing if the token was seen before.
+        # After the last column, where it has no effect if the token was seen before.
         self._ids[index, place] = drawn
         self._times[index, place] = torch.ones_like(place, dtype=self._times.dtype)
         self._used.index_add_(0, index, (~again.any(-1)).long())
@@ -96,8 +95,8 @@ class SeenTokens:
         self._lengths[rows] = lengths
 
     def _row(self, sequence: Sequence) -> int:
-        """Its row, or one that is free, or that of whoever drew least recently. That is nobody of
-        this step: there are as many rows, and its sequences stand at the end."""
+        """Its row, a free one, or the least recently used one. That is never of this step: there
+        are as many rows as it needs, and its sequences are the most recent."""
         row = self._rows.get(sequence)
         if row is None:
             count = len(self._rows)
@@ -129,7 +128,7 @@ class SeenTokens:
         self._used = torch.cat([self._used, self._used.new_zeros(more)])
 
     def _make_columns(self, distinct: int) -> None:
-        """Room for so many tokens a row, and for one that is written behind them."""
+        """Makes room for this many tokens per row, plus one that is written after them."""
         rows, width = self._ids.shape
         if distinct < width:
             return

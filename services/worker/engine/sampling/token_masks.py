@@ -1,9 +1,9 @@
-"""TokenMasks: which tokens a row may draw at all, by name: its bias, its allowed and bad tokens,
-and ends that would come too early.
+"""TokenMasks: which tokens a row may draw, by name: its bias, allowed and bad tokens, and early
+ends.
 
-As in vLLM it comes before penalties, temperature and filters. Tokens outside the allowed ones are
-never drawn; whatever else is shut is drawn only where nothing else is left, as where the end is all
-that is allowed and would come too early. Rows that ask for none of it cost nothing.
+As in vLLM, masks apply before penalties, temperature and filters. Tokens outside the allowed
+ones are never drawn. Other masked tokens are drawn only if nothing else is left, such as when
+the end is the only allowed token and comes too early. Rows without masks cost nothing.
 """
 
 from collections.abc import Callable, Iterable
@@ -17,7 +17,7 @@ from torch import Tensor
 from services.worker.engine.sampling.drawn import Rows
 from services.worker.requests.sequence import Sequence
 
-# Below all logits, and not infinite: where all that is allowed is shut, it is still a choice of it.
+# Below all logits but finite: if all allowed tokens are masked, one of them is still drawn.
 SHUT = -1e30
 NO_TOKEN, ANY_TOKEN = -1, -2
 
@@ -26,7 +26,8 @@ ToDevice = Callable[[NDArray[np.generic]], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """Places among a batch's logits: `rows` and `ids`, [cells]. Each once, or written alike."""
+    """Positions in a batch's logits: `rows` and `ids`, [cells]; unique, or written with equal
+    values."""
 
     rows: Tensor
     ids: Tensor
@@ -43,7 +44,7 @@ class Cells:
         logits[self.rows, self.ids] = x
 
     def shut(self, logits: Tensor, which: Tensor) -> None:
-        """Those of `which` [cells]; what is not allowed stays so."""
+        """Masks those of `which` [cells]; tokens that are not allowed stay so."""
         x = self.read(logits)
         self.write(logits, torch.where(which, x.clamp(max=SHUT), x))
 
@@ -59,7 +60,7 @@ class Biased:
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """Rows that may draw what is in their `cells` alone."""
+    """Rows that may only draw the tokens of their `cells`."""
 
     rows: Tensor
     cells: Cells
@@ -72,7 +73,7 @@ class Allowed:
 
 @dataclass(frozen=True, slots=True)
 class Early:
-    """`cells` would end their row: shut while its position is below `min_tokens` [cells]."""
+    """`cells` would end their row: masked while its position is below `min_tokens` [cells]."""
 
     cells: Cells
     min_tokens: Tensor
@@ -84,10 +85,10 @@ class Early:
 
 @dataclass(slots=True)
 class Banned:
-    """Sequences of tokens whose last is shut behind the others. `tail` [rows, longest] are the last
-    output tokens of `rows`, kept on the device: the host need not know the newest. `behind`
-    [sequences, longest] is what comes before each one's last token, `of` the row of `tail` that it
-    is of, and `ends` which of the cells its last token is: several may share one."""
+    """Token sequences whose last token is masked after the others. `tail` [rows, longest] are the
+    last output tokens of `rows`, kept on the device, so that the host need not know the newest.
+    `behind` [sequences, longest] precedes each one's last token, `of` is its row of `tail`, and
+    `ends` the cell of its last token, which several may share."""
 
     rows: Rows
     tail: Tensor
@@ -103,14 +104,14 @@ class Banned:
         self.cells.shut(logits, shut)
 
     def advance(self, drawn: Tensor) -> None:
-        """Each of the batch's rows has drawn a token."""
+        """Each row of the batch has drawn a token."""
         newest = self.rows.of(drawn)[:, None]
         self.tail = torch.cat([self.tail, newest], -1)[:, 1:]
 
 
 @dataclass(frozen=True, slots=True)
 class TokenMasks:
-    """What a batch's rows ask of it, in the order in which it is done."""
+    """The masks of a batch's rows, in the order of application."""
 
     biased: Biased | None
     allowed: Allowed | None
@@ -118,7 +119,7 @@ class TokenMasks:
     banned: Banned | None
 
     def change(self, logits: Tensor, positions: Tensor) -> None:
-        """In place. `positions` [rows] of the tokens to draw among their outputs'."""
+        """In place. `positions` [rows] are the output positions of the tokens to draw."""
         if self.biased:
             self.biased.change(logits)
         if self.allowed:
@@ -136,10 +137,10 @@ class TokenMasks:
 def masks_of(
     sequences: list[Sequence], eos_ids: Iterable[int], newest: Tensor, send: ToDevice
 ) -> TokenMasks | None:
-    """None where no row asks. `newest` are the tokens of the step in flight: where a sequence's
-    last is not known, it is the one in its row `drawing` there. O(rows + ids they name).
+    """None if no row has masks. `newest` are the tokens of the step in flight: if a sequence's last
+    token is unknown, it is the one in its row `drawing`. O(rows + named ids).
 
-    Raises ValueError where a token that matters was not drawn here.
+    Raises ValueError if a relevant token was not drawn here.
     """
     if not any(s.prompt.sampling.masked or s.prompt.sampling.min_tokens for s in sequences):
         return None
