@@ -1,4 +1,5 @@
-"""Contests for tests of placement: a random one narrowed, and what each finds cached."""
+"""Helpers for placement tests: candidates from a random snapshot, and their cached prefix
+lengths."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,7 +19,7 @@ def placed(place: str, asked: Candidates, **params: float) -> list[int]:
 
 
 def narrowed(snapshot: Snapshot, seed: int) -> Candidates:
-    """All of it, in a random order; and what each would find cached at each worker."""
+    """All rows of the snapshot in random order, with a random cached prefix per row and worker."""
     rng = np.random.default_rng(seed)
     count = len(snapshot.queued) + len(snapshot.running)
     ranked = ranking(snapshot, rng.permutation(count).astype(float))

@@ -1,4 +1,4 @@
-"""Who rests at one worker and is better off at another: by hand."""
+"""Migration of paused requests to a better worker: worked examples."""
 
 import numpy as np
 
@@ -11,9 +11,10 @@ from tests.policies.made_snapshots import table as forecasts
 from tests.policies.place.contests import with_cached
 
 
-def one_rests(home_s: float, gain: float, **rest: float) -> int:
-    """A job that rests at the first of two workers, where another runs with so much left; the
-    second is idle. Its context of 100 takes 0.1 s to make anew. Memory for one of them."""
+def paused_request_moves_to(home_s: float, gain: float, **rest: float) -> int:
+    """Return the worker chosen for a request paused at worker 1. Another request runs at worker 1
+    for `home_s` more seconds, and worker 2 is idle. Recomputing the context of 100 tokens takes
+    0.1 s. Worker 1 has memory for one of the two requests."""
     cost = CostModel(0.0, 0.001, 0.01, 0.0)
     made = jobs(
         2, home=[1, 1], held=[99, 99], prompt=[90, 90], output=[10, 10],
@@ -25,14 +26,14 @@ def one_rests(home_s: float, gain: float, **rest: float) -> int:
     return int(moved(asked, gain)[1])
 
 
-def test_who_rests_moves_where_the_wait_saved_exceeds_the_recompute() -> None:
-    assert [one_rests(0.11, 1.0), one_rests(0.09, 1.0)] == [2, 1]
-    assert [one_rests(0.31, 3.0), one_rests(0.29, 3.0)] == [2, 1]
-    assert one_rests(5.0, 0.0) == 1
+def test_paused_request_moves_if_saved_wait_exceeds_recompute() -> None:
+    assert [paused_request_moves_to(0.11, 1.0), paused_request_moves_to(0.09, 1.0)] == [2, 1]
+    assert [paused_request_moves_to(0.31, 3.0), paused_request_moves_to(0.29, 3.0)] == [2, 1]
+    assert paused_request_moves_to(5.0, 0.0) == 1
 
 
-def test_who_need_not_wait_at_home_stays() -> None:
-    """There is a place for it and memory for both, whatever they make."""
+def test_paused_request_stays_if_it_fits_at_home() -> None:
+    """Worker 1 has a free slot and memory for both requests, whatever their output."""
     cost = CostModel(0.0, 0.001, 0.01, 0.0)
     made = jobs(
         2, home=[1, 1], held=[99, 99], prompt=[90, 90], output=[10, 10], total=[500, 20],
@@ -47,8 +48,9 @@ def test_who_need_not_wait_at_home_stays() -> None:
     assert [goes(700), goes(699)] == [1, 2]  # 90 + 500 and 90 + 20
 
 
-def test_nobody_moves_to_where_there_is_no_room() -> None:
-    """Neither a place, nor memory, nor its model, nor its length: it waits where it is."""
+def test_paused_request_stays_if_other_worker_cannot_take_it() -> None:
+    """Worker 2 lacks a slot, memory, the model or the context length: the request stays at worker
+    1."""
     cost = CostModel(0.0, 0.001, 0.01, 0.0)
     made = jobs(
         3, home=[1, 1, 2], held=[99, 99, 50], prompt=[90, 90, 50], output=[10, 10, 1],
@@ -64,8 +66,8 @@ def test_nobody_moves_to_where_there_is_no_room() -> None:
     assert [goes(kv_tokens=161), goes(places=1), goes(model=1), goes(reach=189)] == [1] * 4
 
 
-def test_the_second_to_move_counts_the_first() -> None:
-    """Two rest behind a long one; the first takes the place that there is elsewhere."""
+def test_move_counts_earlier_moves_of_round() -> None:
+    """Two requests are paused behind a long one; the first takes the only free slot of worker 2."""
     cost = CostModel(0.0, 0.001, 0.01, 0.0)
     made = jobs(
         3, home=[1] * 3, held=[99] * 3, prompt=[90] * 3, output=[10] * 3, total=[500, 20, 20],
@@ -77,8 +79,9 @@ def test_the_second_to_move_counts_the_first() -> None:
         assert moved(asked, 1.0).tolist() == expected
 
 
-def test_a_cached_beginning_makes_moving_cheaper() -> None:
-    """0.1 s to compute, 0.09 s of wait to be saved: but 80 of its prompt are there."""
+def test_cached_prefix_makes_move_cheaper() -> None:
+    """Recomputing takes 0.1 s and moving saves 0.09 s, but 80 prompt tokens are cached at worker
+    2."""
     cost = CostModel(0.0, 0.001, 0.01, 0.0)
     made = jobs(
         2, home=[1, 1], held=[99, 99], prompt=[90, 90], output=[10, 10], total=[18.9, 20],
@@ -90,8 +93,9 @@ def test_a_cached_beginning_makes_moving_cheaper() -> None:
     assert moved(with_cached(asked, [[0, 0], [0, 80]]), 1.0).tolist() == [1, 2]
 
 
-def test_what_one_who_moves_holds_elsewhere_is_no_block_here() -> None:
-    """It has 60 blocks of 16 at home, for 101 tokens; where it goes there are 7, which will do."""
+def test_moved_request_needs_blocks_for_its_tokens_only() -> None:
+    """The paused request holds 60 blocks of 16 at worker 1 for 101 tokens. Worker 2 has 7 blocks,
+    which are enough."""
     cost = CostModel(0.0, 0.001, 0.01, 0.0)
     made = jobs(
         2, home=[1, 1], held=[99, 99], prompt=[90, 90], output=[10, 11], blocks=[7, 60],

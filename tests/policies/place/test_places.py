@@ -1,4 +1,4 @@
-"""Placement by hand, by its definitions, and within its bounds."""
+"""Placement: worked examples, reference implementations and bounds."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -36,18 +36,19 @@ COST = CostModel(base_s=0.01, prefill_token_s=0.001, decode_seq_s=0.002, context
 # Work, in seconds
 
 
-def test_work_by_hand() -> None:
-    """2,048 tokens of KV: 4 run at 512 each. 100 of prompt and 20 made, 30 still expected:
-    120 · 1 ms of prefill, 30 · (10/4 + 2) ms of steps, 30 · (120 + 15) · 10 µs of context."""
+def test_work_s_matches_worked_example() -> None:
+    """2,048 tokens of KV: 4 requests run at 512 each. The prompt has 100 tokens, 20 are generated,
+    and 30 more are expected: 120 · 1 ms of prefill, 30 · (10/4 + 2) ms of steps and 30 · (120 +
+    15) · 10 µs of context."""
     made = jobs(2, prompt=[100, 100], output=[20, 20], total=[50, 50], home=[1, 2], held=[0, 119])
     asked = candidates(made, [False, False], seat(2, 2_048, cost=COST))
     here, there = 0.120 + 0.135 + 0.0405, 0.001 + 0.135 + 0.0405
     assert work_s(asked, asked.workers[0]) == pytest.approx([here, there])
 
 
-def test_a_share_of_serving_all_is_a_batch_of_that_many_served() -> None:
-    """`work_s` times n is SCLS' T_serve of n such, but for the prefill's own step and half a
-    token's context a sequence and step."""
+def test_work_s_times_batch_size_is_scls_serve_time() -> None:
+    """`work_s` times n is the T_serve of SCLS for n such requests, except for the step of the
+    prefill itself and half a token of context per sequence and step."""
     made = jobs(1, prompt=[200], total=[64])
     worker = seat(1, 2_048, cost=COST)
     [mine] = work_s(candidates(made, [False], worker), worker)
@@ -61,7 +62,7 @@ def test_a_share_of_serving_all_is_a_batch_of_that_many_served() -> None:
 
 
 def literal_max_min(work: list[list[float]], there: list[float]) -> list[int]:
-    """SCLS §4.4: of those left take the longest, give it to the least loaded, until none is."""
+    """SCLS §4.4: repeatedly assign the longest remaining request to the least loaded worker."""
     left, loads, chosen = set(range(len(work))), list(there), [0] * len(work)
     while left:
         longest = min(left, key=lambda row: (-min(work[row]), row))
@@ -76,8 +77,8 @@ def literal_max_min(work: list[list[float]], there: list[float]) -> list[int]:
     st.lists(st.integers(1, 400), min_size=1, max_size=7),
     st.lists(st.integers(0, 500), min_size=2, max_size=3),
 )
-def test_max_min_is_its_definition(totals: list[int], loaded: list[int]) -> None:
-    """Workers begin with one that runs there each; places for all."""
+def test_max_min_matches_reference_implementation(totals: list[int], loaded: list[int]) -> None:
+    """Each worker starts with one running request; there are slots for all requests."""
     lengths = [*loaded, *totals]
     count, running = len(lengths), len(loaded)
     home = [*range(1, running + 1), *[NOWHERE] * len(totals)]
@@ -92,8 +93,9 @@ def test_max_min_is_its_definition(totals: list[int], loaded: list[int]) -> None
 
 
 @given(st.lists(st.integers(1, 400), min_size=1, max_size=7), st.integers(2, 3))
-def test_max_min_is_near_the_best_there_is(totals: list[int], machines: int) -> None:
-    """Longest first ends no later than 4/3 − 1/(3m) of the best of all deals (Graham 1969)."""
+def test_max_min_is_within_graham_bound_of_optimum(totals: list[int], machines: int) -> None:
+    """Longest-first ends no later than 4/3 − 1/(3m) of the optimum over all assignments (Graham
+    1969)."""
     made = jobs(len(totals), total=totals, cap=[500] * len(totals))
     workers = [seat(i + 1, 4_096, cost=COST) for i in range(machines)]
     asked = candidates(made, [False] * len(totals), *workers)
@@ -106,9 +108,9 @@ def test_max_min_is_near_the_best_there_is(totals: list[int], machines: int) -> 
     assert ends_s(placed("max_min", asked)) <= (4 / 3 - 1 / (3 * machines)) * best + 1e-9
 
 
-def test_max_min_by_hand() -> None:
-    """Five of 7, 5, 4, 3 and 3 (tens of tokens) on two: 7 | 5, then 4 beside 5, 3 beside 7, and
-    the last 3 beside 5 + 4 or 7 + 3: 9 against 10."""
+def test_max_min_matches_worked_example() -> None:
+    """Lengths 7, 5, 4, 3 and 3 (tens of tokens) on two workers: 7 | 5, then 4 joins 5 and 3 joins
+    7. The last 3 joins 5 + 4 (load 9), not 7 + 3 (load 10)."""
     totals = [30, 40, 30, 70, 50]
     made = jobs(5, total=totals, prompt=[1] * 5)
     two = [seat(number, 4_096, cost=CostModel(0.0, 0.0, 0.01, 0.0)) for number in (1, 2)]
@@ -116,15 +118,16 @@ def test_max_min_by_hand() -> None:
     assert found == [1, 2, 2, 1, 2]
 
 
-def test_who_gets_a_place_is_the_orders_affair() -> None:
-    """Two places: the two most urgent get them, though the third is the longest."""
+def test_slots_go_to_most_urgent_requests() -> None:
+    """There are two slots: the two most urgent requests get them, though the third is the
+    longest."""
     made = jobs(4, total=[10, 20, 90, 30])
     found = placed("max_min", candidates(made, [False] * 4, seat(1, places=1), seat(2, places=1)))
     assert found == [2, 1, NOWHERE, NOWHERE]
 
 
-def test_a_short_one_leaves_the_large_worker_to_who_needs_it() -> None:
-    """The long-winded one comes first by estimate, and fits both; the other only the second."""
+def test_large_worker_is_left_to_request_that_fits_nowhere_else() -> None:
+    """The longer request is assigned first and fits both workers; the other fits only worker 2."""
     made = jobs(2, prompt=[10, 10], cap=[50, 500], total=[50, 5])
     small, large = seat(1, 100, places=1), seat(2, 1_000, places=1)
     asked = candidates(made, [False, False], small, large)
@@ -134,8 +137,9 @@ def test_a_short_one_leaves_the_large_worker_to_who_needs_it() -> None:
 
 @settings(max_examples=200)
 @given(st.data())
-def test_seated_are_the_most_urgent_that_places_can_be_found_for(data: st.DataObject) -> None:
-    """Against trying every assignment: each, in order, if it can sit with those taken before."""
+def test_seated_matches_search_over_all_assignments(data: st.DataObject) -> None:
+    """Compare with all assignments: a request is seated if it fits beside those seated before
+    it."""
     reaches = data.draw(st.lists(st.sampled_from([20, 50, 90]), min_size=1, max_size=3))
     free = [data.draw(st.integers(0, 2)) for _ in reaches]
     models = [data.draw(st.integers(0, 1)) for _ in reaches]
@@ -168,10 +172,10 @@ def test_seated_are_the_most_urgent_that_places_can_be_found_for(data: st.DataOb
 # Prefixes
 
 
-def test_prefix_credit_by_hand() -> None:
-    """A prompt of 100 that the second worker has 80 of, at 1 ms a token; 10 tokens to make at
-    10 ms. Where the second has 79 ms more to do the prefix wins by 1 ms, at 81 ms it loses by 1;
-    and at twice the weight it wins until 160 ms."""
+def test_prefix_credit_matches_worked_example() -> None:
+    """Worker 2 has 80 of 100 prompt tokens cached, at 1 ms a token; 10 output tokens take 10 ms
+    each. With 79 ms more load at worker 2 the cached prefix wins by 1 ms; with 81 ms it loses by
+    1 ms. With twice the weight it wins up to 160 ms."""
     cost = CostModel(0.0, 0.001, 0.01, 0.0)
 
     def chosen(more_s: float, weight: float = 1.0) -> int:
@@ -187,14 +191,14 @@ def test_prefix_credit_by_hand() -> None:
     assert [chosen(0.079), chosen(0.081), chosen(0.159, 2.0), chosen(0.161, 2.0)] == [2, 1, 2, 1]
 
 
-def test_with_nothing_cached_the_least_loaded_is_taken() -> None:
+def test_prefix_aware_balances_load_without_cached_prefixes() -> None:
     made = jobs(6)
     asked = candidates(made, [False] * 6, seat(1), seat(2))
     assert Counter(placed("prefix_aware", asked)) == {1: 3, 2: 3}
 
 
-def test_what_is_saved_is_no_load() -> None:
-    """Two alike, both cached at the first: 10 ms each there, against 90 ms elsewhere."""
+def test_cached_prefix_reduces_load() -> None:
+    """Two equal requests, both cached at worker 1: each takes 10 ms there and 90 ms at worker 2."""
     cost = CostModel(0.0, 0.001, 0.0, 0.0)
     made = jobs(2, prompt=[90, 90], total=[0, 0])
     asked = candidates(made, [False, False], seat(1, cost=cost), seat(2, cost=cost))
@@ -206,10 +210,10 @@ def test_what_is_saved_is_no_load() -> None:
 
 
 @given(st.lists(st.lists(st.integers(1, 6), max_size=4), min_size=1, max_size=5), st.data())
-def test_cached_is_what_is_there_without_a_gap(
+def test_cached_tokens_stop_at_first_missing_block(
     chains: list[list[int]], data: st.DataObject
 ) -> None:
-    """Blocks of 16; the prompts are 60 tokens. A 0 in a chain is nobody's block."""
+    """Blocks have 16 tokens and prompts 60. A 0 in a chain is an unknown block."""
     count = len(chains)
     workers = [
         seat(i + 1, block_tokens=16, prefixes=[*data.draw(st.sets(st.integers(0, 6)))])
@@ -232,12 +236,12 @@ def test_cached_is_what_is_there_without_a_gap(
             assert found[row, column] == min(60, 16 * blocks)
 
 
-# Whatever comes
+# Random snapshots
 
 
 @settings(max_examples=150)
 @given(snapshots(), st.integers(0, 2**32), st.sampled_from([0.0, 1.0, 2.0]))
-def test_nobody_is_dealt_to_who_cant_take_it_or_has_no_place(
+def test_placement_respects_worker_limits_and_free_slots(
     snapshot: Snapshot, seed: int, gain: float
 ) -> None:
     asked = narrowed(snapshot, seed)
@@ -262,9 +266,7 @@ def test_nobody_is_dealt_to_who_cant_take_it_or_has_no_place(
 
 @settings(max_examples=150)
 @given(snapshots(), st.integers(0, 2**32))
-def test_nobody_waits_for_a_place_while_one_that_takes_it_is_free(
-    snapshot: Snapshot, seed: int
-) -> None:
+def test_placement_leaves_no_usable_slot_free(snapshot: Snapshot, seed: int) -> None:
     asked = narrowed(snapshot, seed)
     if asked.is_running.all():
         return
@@ -280,10 +282,9 @@ def test_nobody_waits_for_a_place_while_one_that_takes_it_is_free(
 
 @settings(max_examples=60)
 @given(snapshots(), st.integers(0, 2**32), st.sampled_from(["max_min", "max_min_prefix"]))
-def test_a_batcher_of_its_own_places_and_moves_the_same(
-    snapshot: Snapshot, seed: int, place: str
-) -> None:
-    """And what it says is no flaw: who runs is moved by nobody, who rests may be."""
+def test_batcher_places_and_moves_as_in_process(snapshot: Snapshot, seed: int, place: str) -> None:
+    """The batcher's answer also passes the check: no running request moves, but a paused one
+    may."""
     asked = narrowed(snapshot, seed)
     preset = choose("alise", {"place": place, "move_gain": 0.01})
     mirror = ForecastTable(1)
