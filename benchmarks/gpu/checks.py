@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from services.worker.kernels.cuda.attention import TritonAttention
-from services.worker.kernels.cuda.fixed import FixedDecodes
+from services.worker.kernels.cuda.recordable import RecordableDecodes
 from services.worker.kernels.interface import AttentionOptions
 from services.worker.kv.cache import KVLayer
 from services.worker.requests.batch import DecodeRows, PrefillChunk, StepBatch
@@ -216,7 +216,7 @@ def run_fixed(
         scales = torch.nn.functional.pad(scales, (0, 0, 0, 0, 0, 1))
     layer = to(KVLayer(data, scales), device)
     width = layout.batch.decodes.tables.shape[1]
-    kernels = FixedDecodes(case.block_tokens, device, size + 2, width, processors)
+    kernels = RecordableDecodes(case.block_tokens, device, size + 2, width, processors)
     slots = torch.full((size,), layout.blocks * case.block_tokens)
     slots[:rows] = layout.new
     positions = torch.zeros(size, dtype=torch.long)

@@ -25,9 +25,9 @@ from services.worker.kernels.cuda.blocks import TritonBlocks
 from services.worker.kv.cache import KVLayer, KVShape
 from services.worker.kv.device_streams import CudaStreams, Lane
 from services.worker.kv.host_cache import HostCache
-from services.worker.kv.moves import Move, Moves
 from services.worker.kv.staging import RecordLayout, RingSize
 from services.worker.kv.swapper import Swapper
+from services.worker.kv.transfers import KVTransfer, TransferPlan
 from services.worker.machine import free_host_bytes
 from services.worker.requests.batch import StepBatch
 
@@ -51,8 +51,8 @@ class Rig:
         blocks = tuple(range(tokens // BLOCK_TOKENS))
         device_blocks = tuple(self.order[: len(blocks)])
         self.moves += 1
-        move = Move(self.moves, "r", direction, device_blocks, blocks, tokens)
-        if self.swapper.start(Moves((move,))):
+        move = KVTransfer(self.moves, "r", direction, device_blocks, blocks, tokens)
+        if self.swapper.start(TransferPlan((move,))):
             raise RuntimeError("the host pool could not be had")
 
     def finish(self) -> None:

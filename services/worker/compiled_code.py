@@ -30,7 +30,7 @@ def keep_what_numba_compiles() -> None:
     if "NUMBA_CACHE_DIR" in os.environ:
         return
     digest = blake2b(digest_size=8)
-    for file in sorted(KERNELS.glob("*.py")):
+    for file in sorted(KERNELS.rglob("*.py")):
         digest.update(file.read_bytes())
     folder = Path(cache_folder("numba")) / digest.hexdigest()
     os.environ["NUMBA_CACHE_DIR"] = str(folder)

@@ -146,7 +146,7 @@ def test_who_listens_knows_what_is_there(steps: list[tuple[str, int]]) -> None:
             cached.ask(number)
             known, asked = set(), number
         elif what == "take":
-            added, gone = cached.take_news()
+            added, gone = cached.pop_changes()
             assert not known & set(added) and known >= set(gone)
             known = (known - set(gone)) | set(added)
             assert known == {hash_of(KEYS[n]) for n in here if n < asked}
@@ -158,11 +158,11 @@ def test_news_are_bounded_and_the_rest_comes_later() -> None:
     for key in keys:
         cached.add(key, 0)
     cached.ask(1)
-    told = [cached.take_news() for _ in range(6)]
+    told = [cached.pop_changes() for _ in range(6)]
     assert [len(added) for added, _ in told] == [MOST_NEWS] * 4 + [0, 0]
     for key in keys[:5_000]:
         cached.remove(key)
-    told = [cached.take_news() for _ in range(3)]
+    told = [cached.pop_changes() for _ in range(3)]
     assert [(len(a), len(g)) for a, g in told] == [(1_000, 4_096), (0, 904), (0, 0)]
     assert told[0][0] == tuple(hash_of(key) for key in keys[MOST_TOLD:])
 

@@ -12,8 +12,8 @@ from services.worker.engine.memory import graphs_bytes, host_blocks, kv_blocks, 
 from services.worker.engine.ranks import ALONE, Ranks
 from services.worker.engine.sampling.sampler import Sampler
 from services.worker.engine.step_clock import StepClock
-from services.worker.kernels.choose import draws_for, fixed_for, kernels_for
 from services.worker.kernels.interface import AttentionKernels
+from services.worker.kernels.selection import kernels_for, recordable_for, sampling_for
 from services.worker.kv.cache import KVCache, bytes_per_token
 from services.worker.kv.copies import BlockCopies
 from services.worker.kv.device_streams import Streams, streams_for
@@ -22,7 +22,7 @@ from services.worker.kv.staging import RecordLayout, RingSize
 from services.worker.kv.swapper import Swapper
 from services.worker.machine import batch_tokens_of, free_host_bytes, share_of_cores
 from services.worker.model.paged import PagedModel
-from services.worker.model.rope import settle_rope
+from services.worker.model.rope import freeze_rope
 from services.worker.requests.limits import Limits
 
 # Bytes of the logits that score prompts in one step, in the model's dtype: 500 to 900 tokens of a
@@ -51,7 +51,7 @@ def assemble(model: PagedModel, config: EngineConfig, ranks: Ranks = ALONE) -> P
     batch, and if the attention or the machine's memory does not fit."""
     limit = model.max_context_tokens
     context_tokens = min(limit, config.max_context_tokens or limit)
-    settle_rope(model.module, context_tokens)
+    freeze_rope(model.module, context_tokens)
     int8 = config.kv_dtype == "int8"
     kernels, copies = kernels_for(
         model.device,
@@ -84,7 +84,7 @@ def assemble(model: PagedModel, config: EngineConfig, ranks: Ranks = ALONE) -> P
     streams = streams_for(model.device)
     swapper = _swapper(cache, copies, layout, host, streams)
     graphs = _graphs(model, cache, limits, recorder, set_aside) if recorder else None
-    draws = draws_for(model.device, config.kernels)
+    draws = sampling_for(model.device, config.kernels)
     sampler = Sampler(model.device, model.vocab_size, model.eos_ids, draws, streams)
     clock = StepClock(streams)
     return Parts(limits, cache, kernels, swapper, clock, graphs, sampler, token_bytes)
@@ -109,7 +109,7 @@ def _graphs(
     return GraphParts(
         model=model,
         cache=cache,
-        attention=fixed_for(model.device, limits.block_tokens, rows, row_blocks),
+        attention=recordable_for(model.device, limits.block_tokens, rows, row_blocks),
         recorder=recorder,
         sizes=sizes_of(rows),
         pad_block=limits.kv_blocks,

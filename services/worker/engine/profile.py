@@ -59,7 +59,7 @@ def _time_swaps(engine: Engine, tokens: int) -> tuple[SwapTiming, ...]:
     for turn in range(ROUNDS):
         engine.state.apply_plan(Plan(2 * turn + 2, pause=(Pause(name, Residency.OFFLOAD),)), 0.0)
         engine.step()
-        engine.state.pool.forget_published()  # otherwise the next prompt would find its prefix
+        engine.state.pool.unpublish_all()  # otherwise the next prompt would find its prefix
         engine.state.apply_plan(Plan(2 * turn + 3, prefetch=(name,)), 0.0)
         engine.step()
     report = engine.state.report()

@@ -12,9 +12,9 @@ import torch
 
 from services.costs import SwapTiming
 from services.worker.config import EngineConfig
-from services.worker.kv.moves import Moves
+from services.worker.kv.transfers import TransferPlan
 from services.worker.machine import device_of
-from services.worker.model.part import Part
+from services.worker.model.sharding import ModelSharder
 from services.worker.requests.batch import StepBatch
 
 
@@ -28,7 +28,7 @@ class Moving(Protocol):
 
     @property
     def busy(self) -> bool: ...
-    def start(self, moves: Moves) -> list[str]: ...
+    def start(self, moves: TransferPlan) -> list[str]: ...
     def settle(self) -> list[int]: ...
     def wait(self) -> None: ...
     def reset(self) -> None: ...
@@ -42,7 +42,7 @@ class Ranks(Protocol):
     size: int
 
     @property
-    def part(self) -> Part | None:
+    def part(self) -> ModelSharder | None:
         """This rank's part of the model; None for the whole model."""
 
     def least(self, number: int) -> int:

@@ -25,7 +25,7 @@ from services.worker.engine.ranks import ALONE, Ranks, RanksApart, rank_device
 from services.worker.engine.sampling.drawn import Drawn
 from services.worker.engine.sampling.scored import Scored
 from services.worker.engine.spare_cores import SpareCores, spare_cores_for
-from services.worker.kernels.cpu.cached import how_built
+from services.worker.kernels.cpu.kernel_cache import kernel_source
 from services.worker.kernels.interface import AttentionStep
 from services.worker.machine import threads_of
 from services.worker.model.compiled import is_wanted, require_compiler
@@ -121,7 +121,7 @@ class Engine:
         if not config.torch_threads and device.type == "cpu":
             sharing = config.local_workers * ranks.size
             engine._cores = spare_cores_for(model.module.num_parameters(), sharing)
-        lap(f"kernels {how_built()}".rstrip())
+        lap(f"kernels {kernel_source()}".rstrip())
         return engine
 
     def enter_thread(self) -> None:

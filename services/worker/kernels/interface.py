@@ -34,14 +34,14 @@ class Filters:
     widest: int | None
 
 
-class Draws(Protocol):
+class SamplingKernels(Protocol):
     """Chooses a token a row."""
 
-    def likeliest(self, logits: Tensor) -> Tensor:
+    def argmax(self, logits: Tensor) -> Tensor:
         """Index of each row's largest of logits [rows, vocabulary], the first of equals; a
         NaN is larger than all numbers. [rows], int64."""
 
-    def filtered(self, probs: Tensor, filters: Filters, uniform: Tensor) -> Tensor:
+    def sample_filtered(self, probs: Tensor, filters: Filters, uniform: Tensor) -> Tensor:
         """Drawn among those that filters leave of probs [rows, vocabulary], float32, whose rows sum
         to 1: in falling order, equals by index, the first token kept whose running sum passes
         uniform × the sum of those kept; [rows], int64. The likeliest always stays. uniform [rows],
@@ -84,7 +84,7 @@ class AttentionKernels(Protocol):
         """
 
 
-class FixedAttention(AttentionKernels, Protocol):
+class RecordableAttention(AttentionKernels, Protocol):
     """AttentionKernels of decodes alone whose launches can be recorded once and played again.
 
     `prepare` is the host's part of each step: it brings to the device what changed of a batch of

@@ -131,7 +131,7 @@ class BlockPool:
             self._keys[block] = key
             self.cached.add(key, index)
 
-    def forget_published(self) -> None:
+    def unpublish_all(self) -> None:
         """Let nobody find anything any more; those who hold it keep it."""
         for key in self._by_key:
             self.cached.remove(key)

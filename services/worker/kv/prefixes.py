@@ -47,7 +47,7 @@ class CachedPrefixes:
         elif depth < self._asked_blocks:
             self._gone[name] = None
 
-    def take_news(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def pop_changes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """What came and what went since the last call, each at most MOST_NEWS; of what is here no
         more than MOST_TOLD is told at a time."""
         gone = _take(self._gone, MOST_NEWS)

@@ -25,7 +25,7 @@ class Resident:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class PoolRoom:
     """What the pools can hold: the device's in all, of the host's what is free."""
 
     device_blocks: int
@@ -33,14 +33,14 @@ class Room:
 
 
 @dataclass(frozen=True, slots=True)
-class Placing:
+class ResidencyPlan:
     """What is to be moved: `offload`, then `prefetch`, each in this order."""
 
     offload: tuple[str, ...] = ()
     prefetch: tuple[str, ...] = ()
 
 
-Leave = Callable[[int, float, KVCosts], Residency]  # tokens of KV, expected wait, costs
+EvictionRule = Callable[[int, float, KVCosts], Residency]  # tokens of KV, expected wait, costs
 
 
 def recompute(tokens: int, wait_s: float, costs: KVCosts) -> Residency:
@@ -65,7 +65,7 @@ def cost(tokens: int, wait_s: float, costs: KVCosts) -> Residency:
     return swap(tokens, wait_s, costs)
 
 
-RESIDENCIES: dict[str, Leave] = {
+RESIDENCIES: dict[str, EvictionRule] = {
     "recompute": recompute,
     "drop": recompute,  # for want of memory; who is paused loses it at once, by the plan
     "swap": swap,
@@ -75,7 +75,9 @@ RESIDENCIES: dict[str, Leave] = {
 DEFAULT = "recompute"
 
 
-def place(residents: Iterable[Resident], room: Room, costs: KVCosts, leave: Leave) -> Placing:
+def plan_residency(
+    residents: Iterable[Resident], room: PoolRoom, costs: KVCosts, leave: EvictionRule
+) -> ResidencyPlan:
     """ALISE's walk: the first that fit stay on the device or return to it, ahead of need; the
     rest are offloaded, the longest waits first, as far as the host has room. What a policy would
     drop is not: it may be wanted before its memory is. Those that run are not touched: when they
@@ -90,10 +92,12 @@ def place(residents: Iterable[Resident], room: Room, costs: KVCosts, leave: Leav
             beyond.append(resident)
         elif fits and not resident.on_device and resident.tokens:
             prefetch.append(resident.request_id)
-    return Placing(tuple(_offloads(beyond, room, costs, leave)), tuple(prefetch))
+    return ResidencyPlan(tuple(_offloads(beyond, room, costs, leave)), tuple(prefetch))
 
 
-def _offloads(beyond: list[Resident], room: Room, costs: KVCosts, leave: Leave) -> Iterable[str]:
+def _offloads(
+    beyond: list[Resident], room: PoolRoom, costs: KVCosts, leave: EvictionRule
+) -> Iterable[str]:
     host_free_tokens = room.host_free_tokens
     for resident in sorted(beyond, key=lambda r: -r.wait_s):
         how = leave(resident.tokens, resident.wait_s, costs)
@@ -102,6 +106,6 @@ def _offloads(beyond: list[Resident], room: Room, costs: KVCosts, leave: Leave) 
             yield resident.request_id
 
 
-def evict(tokens: int, costs: KVCosts, leave: Leave) -> Residency:
+def choose_eviction(tokens: int, costs: KVCosts, leave: EvictionRule) -> Residency:
     """How a request leaves that must go at once, its wait unknown."""
     return leave(tokens, inf, costs)

@@ -1,4 +1,4 @@
-"""SwapClock: what moves cost, read from the events around their parts."""
+"""SwapTimer: what moves cost, read from the events around their parts."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ MAX_PENDING = 1024  # moves not read yet; nobody asks for them when more are, so
 
 
 @dataclass(frozen=True, slots=True)
-class Watch:
+class TransferTimer:
     """One move's parts, each between two events of one lane: what it waited for in between is
     no cost of its own, and the parts are what another move has to wait for."""
 
@@ -23,28 +23,28 @@ class Watch:
         self.spans.append((lane, start, end))
 
 
-class SwapClock:
+class SwapTimer:
     """Moves whose parts are all issued, until their last one is over. O(parts) a move."""
 
     def __init__(self, streams: Streams):
         self._streams = streams
-        self._pending: deque[Watch] = deque(maxlen=MAX_PENDING)
+        self._pending: deque[TransferTimer] = deque(maxlen=MAX_PENDING)
 
-    def follow(self, watch: Watch) -> None:
+    def follow(self, watch: TransferTimer) -> None:
         """Its last part was issued. Moves of nothing tell nothing."""
         if watch.tokens:
             self._pending.append(watch)
 
     def take(self) -> list[SwapTiming]:
         """Those over since the last call, without waiting for the others."""
-        over: list[Watch] = []
+        over: list[TransferTimer] = []
         pending = list(self._pending)
         self._pending.clear()
         for watch in pending:
             (over if watch.spans[-1][2].query() else self._pending).append(watch)
         return [self._timing(watch) for watch in over]
 
-    def _timing(self, watch: Watch) -> SwapTiming:
+    def _timing(self, watch: TransferTimer) -> SwapTiming:
         parts = [(lane, self._streams.elapsed_s(start, end)) for lane, start, end in watch.spans]
         compute_s = sum(seconds for lane, seconds in parts if lane is Lane.COMPUTE)
         elapsed_s = sum(seconds for _, seconds in parts)

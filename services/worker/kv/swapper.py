@@ -30,19 +30,19 @@ from services.worker.kv.cache import KVLayer
 from services.worker.kv.copies import BlockCopies
 from services.worker.kv.device_streams import Event, Lane, Streams, to_device
 from services.worker.kv.host_cache import HostCache
-from services.worker.kv.moves import Move, Moves
 from services.worker.kv.staging import RecordLayout, RingSize, Slot, StagingRing
-from services.worker.kv.swap_clock import SwapClock, Watch
+from services.worker.kv.swap_clock import SwapTimer, TransferTimer
+from services.worker.kv.transfers import KVTransfer, TransferPlan
 
 
 @dataclass(frozen=True, slots=True)
 class CopyChunk:
     """What fits into a slot: blocks [first, end) of a move."""
 
-    move: Move
+    move: KVTransfer
     first: int
     end: int
-    watch: Watch
+    watch: TransferTimer
 
     @property
     def device_blocks(self) -> Sequence[int]:
@@ -93,7 +93,7 @@ class Swapper:
         self._incoming = StagingRing(layout, ring, streams, self._device)
         self._waiting: deque[CopyChunk] = deque()  # for a slot; at most the device's blocks
         self._uploads: deque[Upload] = deque()  # in order of arrival; at most the slots
-        self._clock = SwapClock(streams)
+        self._clock = SwapTimer(streams)
 
     @property
     def block_bytes(self) -> int:
@@ -105,7 +105,7 @@ class Swapper:
         """Whether uploads are under way: call `settle` until they are not."""
         return bool(self._uploads or self._waiting)
 
-    def start(self, moves: Moves) -> list[str]:
+    def start(self, moves: TransferPlan) -> list[str]:
         """Recall, then issue each move in order; waits for nothing.
 
         What is computed from now on may overwrite the blocks of an offload. It must leave those
@@ -158,11 +158,11 @@ class Swapper:
         """Of the moves finished since the last call; the device's time, waits left out."""
         return self._clock.take()
 
-    def _offload(self, move: Move) -> bool:
+    def _offload(self, move: KVTransfer) -> bool:
         """False, with nothing issued, where host memory can't be had."""
         if not self._host.ensure(max(move.host_blocks) + 1):
             return False
-        watch = Watch(move.direction, move.tokens, move.request_id)
+        watch = TransferTimer(move.direction, move.tokens, move.request_id)
         for chunk in self._chunks(move, watch):
             slot = self._outgoing.turn()
             self._gather(chunk, slot)
@@ -170,12 +170,12 @@ class Swapper:
         self._clock.follow(watch)
         return True
 
-    def _upload(self, move: Move) -> None:
-        watch = Watch(move.direction, move.tokens, move.request_id)
+    def _upload(self, move: KVTransfer) -> None:
+        watch = TransferTimer(move.direction, move.tokens, move.request_id)
         self._waiting.extend(self._chunks(move, watch))
         self._fill()
 
-    def _chunks(self, move: Move, watch: Watch) -> Iterator[CopyChunk]:
+    def _chunks(self, move: KVTransfer, watch: TransferTimer) -> Iterator[CopyChunk]:
         """At least one, so that a move of nothing (all of it was shared) settles like others."""
         blocks = -(-move.tokens // self._block_tokens)
         if not blocks == len(move.device_blocks) == len(move.host_blocks):

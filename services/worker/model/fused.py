@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from services.worker.kernels.interface import AttentionOptions, AttentionStep
 from services.worker.model.fused_layouts import Layout
 from services.worker.model.layer_ops import LayerOps
-from services.worker.model.part import Exchange
+from services.worker.model.sharding import Collectives
 
 # Of a table of rotations: a long context's (131,072 positions of 128 numbers, bfloat16) just fits.
 # Beyond it a step computes its own, once for all layers.
@@ -40,7 +40,7 @@ class Linear:
 
     weight: Tensor
     bias: Tensor | None
-    ranks: Exchange | None = None
+    ranks: Collectives | None = None
 
     def of(self, ops: LayerOps, x: Tensor) -> Tensor:
         return ops.product(x, self.weight, self.bias)
@@ -138,7 +138,7 @@ class FusedForward:
         layout: Layout,
         positions: int,
         ops: LayerOps,
-        ranks: Exchange | None = None,
+        ranks: Collectives | None = None,
     ):
         self._ops = ops
         decoder = module.model
@@ -179,7 +179,7 @@ class FusedForward:
         logits = self._head.of(ops, ops.norm(hidden, self._norm.weight, self._norm.eps))
         if self._ranks is None or logits.shape[-1] == self._vocabulary:
             return logits
-        return self._ranks.side_by_side(logits)
+        return self._ranks.all_gather(logits)
 
 
 def joined(linears: Sequence[nn.Linear]) -> Linear:
@@ -216,7 +216,7 @@ def _head_weight(head: nn.Linear) -> Tensor:
     return weight.contiguous() if small else weight
 
 
-def _layer_of(layer: Any, layout: Layout, ranks: Exchange | None) -> Layer:
+def _layer_of(layer: Any, layout: Layout, ranks: Collectives | None) -> Layer:
     attention, mlp = layer.self_attn, layer.mlp
     head_dim: int = attention.head_dim
     qkv = joined([getattr(attention, name) for name in layout.qkv])

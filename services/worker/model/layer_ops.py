@@ -65,8 +65,8 @@ def layer_ops_for(device: torch.device, dtype: torch.dtype) -> LayerOps:
     if device.type != "cpu" or dtype not in (torch.float32, torch.bfloat16):
         return TorchLayerOps()
     # A GPU's worker needs no Numba.
-    from services.worker.kernels.cpu.cores import wide_vectors
     from services.worker.kernels.cpu.layer_ops import NumbaLayerOps
+    from services.worker.kernels.cpu.threads import wide_vectors
 
     ops = NumbaLayerOps(dtype, wide_vectors())
     ops.warm()

@@ -28,18 +28,18 @@ from services.worker.model.dtypes import choose_dtype
 from services.worker.model.fused import FusedForward
 from services.worker.model.fused_layouts import layout_of
 from services.worker.model.layer_ops import layer_ops_for
-from services.worker.model.part import Exchange, Part
-from services.worker.model.probe import Probe, shift_of, stretch_tokens, stretches
-from services.worker.model.weights import loading_told, require_room
+from services.worker.model.probe import Probe, probe_sequences, probe_tokens, relative_shift
+from services.worker.model.sharding import Collectives, ModelSharder
+from services.worker.model.weights import logged_loading, require_room
 
 ATTENTION = "foretoken_paged"
-SENTENCE_MAX = 300  # characters of what another library says went wrong
+MAX_ERROR_CHARS = 300  # characters of what another library says went wrong
 UNBOUNDED_TOKENS = 2**31 - 1  # positions of a model that names no limit
 INT8_PROBE_TOKENS = 32
-INT8_SHIFT_MAX = 0.1  # of the logits' own size; models that take INT8 well stay near 0.01
+MAX_INT8_SHIFT = 0.1  # of the logits' own size; models that take INT8 well stay near 0.01
 # Of logits, by another forward: deep models in float32 stay below 1e-4. In half precision two right
 # ways to round may be a tenth apart where attention is sharp; a wrong one is further.
-SHIFT_MAX, SHIFT_MAX_HALF = 1e-3, 0.15
+MAX_SHIFT, MAX_SHIFT_HALF = 1e-3, 0.15
 THEIR_FORWARD = "transformers' forward"
 
 WholeForward = Callable[[Tensor, Tensor, AttentionStep], Tensor]  # logits of all tokens
@@ -100,7 +100,7 @@ class PagedModel:
         module: PreTrainedModel,
         device: torch.device,
         fuse: bool = True,
-        ranks: Exchange | None = None,
+        ranks: Collectives | None = None,
     ):
         # No mask function with it: then transformers makes no masks, for which it would look at the
         # positions each step, and wait for the device. Who sees whom is the kernels' business.
@@ -162,7 +162,7 @@ class PagedModel:
         own = self.forward(spread, tokens, Probe(), None).float()
         moved = self.forward(spread, tokens, Probe(int8=True), None).float() - own
         shift = float(moved.norm() / (own - own.mean(-1, keepdim=True)).norm())
-        if not shift <= INT8_SHIFT_MAX:
+        if not shift <= MAX_INT8_SHIFT:
             raise ValueError(
                 f"kv_dtype int8 moves this model's logits by {shift:.0%} of their size, so its "
                 "answers would suffer: set kv_dtype to auto"
@@ -211,13 +211,13 @@ class PagedModel:
         try:
             why = self._mismatch(compiled.prepare) or self._mismatch_alone(compiled.prepare)
         except Exception as error:  # whatever a compiler says
-            why = f"it fails: {' '.join(str(error).split())[:SENTENCE_MAX]}"
+            why = f"it fails: {' '.join(str(error).split())[:MAX_ERROR_CHARS]}"
         if why:
             log.warning("the compiled forward is left aside, the fused one runs: %s", why)
             return
         self._fused, self.forward_name = compiled, f"{self.forward_name}, compiled"
 
-    def _fuse(self, ranks: Exchange | None) -> tuple[FusedForward | None, str]:
+    def _fuse(self, ranks: Collectives | None) -> tuple[FusedForward | None, str]:
         """The fused forward, where the model's layout has one and it is right; and which runs."""
         try:
             layout = layout_of(self.module, cut=ranks is not None)
@@ -227,7 +227,7 @@ class PagedModel:
             fused = FusedForward(self.module, layout, self.max_context_tokens, ops, ranks)
             why = self._mismatch(lambda tokens, at, step: fused(tokens, at, step, None))
         except (TypeError, AttributeError, ValueError, RuntimeError) as error:
-            why = f"it fails: {' '.join(str(error).split())[:SENTENCE_MAX]}"
+            why = f"it fails: {' '.join(str(error).split())[:MAX_ERROR_CHARS]}"
         if why:
             log.warning("the fused forward is left aside, transformers' runs: %s", why)
             return None, f"{THEIR_FORWARD} (the fused one is left aside)"
@@ -244,8 +244,10 @@ class PagedModel:
         windows = [options.window for options in known.options.values()]
         numbers = sum(known.heads[i] * shape.head_dim for i, shape in known.shapes.items())
         limit = self.max_context_tokens
-        tokens = stretch_tokens(self.module.num_parameters(), numbers, windows, limit)
-        ids, positions = (x.to(self.device) for x in stretches(tokens, self.vocab_size, limit))
+        tokens = probe_tokens(self.module.num_parameters(), numbers, windows, limit)
+        ids, positions = (
+            x.to(self.device) for x in probe_sequences(tokens, self.vocab_size, limit)
+        )
         noted = Probe(sequences=len(ids))
         ours = forward(ids.flatten(), positions.flatten(), noted)
         if noted.options != known.options:
@@ -260,8 +262,8 @@ class PagedModel:
         return self._moved(ours, self._own(token[None], None)[0])
 
     def _moved(self, ours: Tensor, own: Tensor) -> str:
-        shift = shift_of(ours, own)
-        if not shift <= (SHIFT_MAX if self.dtype is torch.float32 else SHIFT_MAX_HALF):
+        shift = relative_shift(ours, own)
+        if not shift <= (MAX_SHIFT if self.dtype is torch.float32 else MAX_SHIFT_HALF):
             return f"it moves logits by {shift:.2%} of their size"
         return ""
 
@@ -281,20 +283,20 @@ def load_model(
     dtype: str = "auto",
     fuse: bool = True,
     settle: Callable[[PreTrainedModel], None] = lambda _: None,
-    part: Part | None = None,
+    part: ModelSharder | None = None,
 ) -> PagedModel:
     """Load a folder or a Hub id. `dtype`: see dtypes.py. `settle` is called before anything runs;
     `part` of it is loaded.
 
     Raises ValueError, one sentence, when there is no such model or it cannot run here.
     """
-    with refused_in_a_sentence(name):
+    with explained_load_errors(name):
         require_folder(name)
         choice = choose_dtype(name, device, dtype)
         ranks = part.ranks if part else None
         if ranks is None or device.type == "cuda":  # of a CPU they share what was looked at before
             require_room(name, device, choice.dtype, parts=ranks.size if ranks else 1)
-        with loading_told():
+        with logged_loading():
             module, loaded = AutoModelForCausalLM.from_pretrained(
                 name, dtype=choice.dtype, attn_implementation="eager", output_loading_info=True
             )
@@ -309,12 +311,12 @@ def load_model(
 
 
 @contextmanager
-def refused_in_a_sentence(name: str) -> Iterator[None]:
+def explained_load_errors(name: str) -> Iterator[None]:
     """What goes wrong within is a ValueError that names the model."""
     try:
         yield
     except Exception as error:  # whatever transformers, safetensors or json say of a bad folder
-        why = " ".join(str(error).split())[:SENTENCE_MAX] or type(error).__name__
+        why = " ".join(str(error).split())[:MAX_ERROR_CHARS] or type(error).__name__
         raise ValueError(f"cannot load model {name!r}: {why}") from error
 
 

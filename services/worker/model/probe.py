@@ -11,9 +11,9 @@ from services.worker.kernels.interface import AttentionOptions
 from services.worker.kernels.reference.paging import quantize
 from services.worker.kv.cache import KVShape
 
-STRETCH_TOKENS = 8  # two of them cost a model of 0.6 B parameters most of a second on one core
+PROBE_TOKENS = 8  # two of them cost a model of 0.6 B parameters most of a second on one core
 # Multiplications that looking beyond a window may take: a quarter of a second of two slow cores.
-WORK_MAX = 2e10
+MAX_PROBE_WORK = 2e10
 
 
 @dataclass(frozen=True)
@@ -57,18 +57,18 @@ def _through_int8(x: Tensor) -> Tensor:
     return (codes * scales.unsqueeze(-1)).to(x.dtype)
 
 
-def stretch_tokens(
+def probe_tokens(
     parameters: int, numbers: int, windows: Iterable[int | None], max_context_tokens: int
 ) -> int:
     """How long the two sequences of a comparison are: beyond every window where that is cheap
     enough, else short. `numbers`: of all layers' queries, by which attention is reckoned."""
-    beyond = STRETCH_TOKENS + max((window or 0 for window in windows), default=0)
+    beyond = PROBE_TOKENS + max((window or 0 for window in windows), default=0)
     work = 2 * beyond * (parameters + 2 * beyond * numbers)
-    tokens = beyond if work <= WORK_MAX else STRETCH_TOKENS
+    tokens = beyond if work <= MAX_PROBE_WORK else PROBE_TOKENS
     return min(tokens, max_context_tokens)
 
 
-def stretches(tokens: int, vocabulary: int, max_context_tokens: int) -> tuple[Tensor, Tensor]:
+def probe_sequences(tokens: int, vocabulary: int, max_context_tokens: int) -> tuple[Tensor, Tensor]:
     """Random tokens, the same at each call, and positions [2, tokens]: at a context's beginning
     and at its end."""
     generator = torch.Generator().manual_seed(0)
@@ -77,7 +77,7 @@ def stretches(tokens: int, vocabulary: int, max_context_tokens: int) -> tuple[Te
     return ids, starts + torch.arange(tokens)
 
 
-def shift_of(ours: Tensor, own: Tensor) -> float:
+def relative_shift(ours: Tensor, own: Tensor) -> float:
     """Of logits […, rows, vocabulary]: the most that a row moved, as a share of its own size.
     What is common to a row's logits counts for nothing, as in a softmax."""
     ours, own = (x.float() - x.float().mean(-1, keepdim=True) for x in (ours, own))

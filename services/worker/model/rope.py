@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 STILL = "default"  # transformers leaves frequencies of this type as they were made
 
 
-def settle_rope(module: PreTrainedModel, context_tokens: int) -> None:
+def freeze_rope(module: PreTrainedModel, context_tokens: int) -> None:
     """Fix the rotation of a model that serves sequences of at most `context_tokens`.
 
     Raises ValueError, one sentence that says what to change, where its frequencies would depend

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-TELL_EVERY_S = 2.0  # what loads in less is not spoken of
+LOG_INTERVAL_S = 2.0  # what loads in less is not spoken of
 GIB = 2**30
 
 # Bytes of an element, by safetensors' names. Only the first are converted when loaded.
@@ -116,7 +116,7 @@ def _free_bytes(device: torch.device) -> int:
 
 
 @contextmanager
-def loading_told() -> Iterator[None]:
+def logged_loading() -> Iterator[None]:
     """Within, transformers' progress bars are lines of the log, of what takes long."""
     before = transformers_logging.set_tqdm_hook(_bar)
     try:
@@ -135,10 +135,10 @@ def _bar(
 
 
 def told(items: Collection[T], label: str, clock: Callable[[], float] = monotonic) -> Iterator[T]:
-    """The items as they are; a line of the log each `TELL_EVERY_S` says how many are done."""
+    """The items as they are; a line of the log each `LOG_INTERVAL_S` says how many are done."""
     began_s = said_s = clock()
     for done, item in enumerate(items):
-        if (now_s := clock()) - said_s >= TELL_EVERY_S:
+        if (now_s := clock()) - said_s >= LOG_INTERVAL_S:
             log.info("%s: %d%% in %.0f s", label, 100 * done // len(items), now_s - began_s)
             said_s = now_s
         yield item

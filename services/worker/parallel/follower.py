@@ -22,31 +22,31 @@ from services.runtime.observed.logs import log_as
 from services.worker.config import EngineConfig
 from services.worker.engine.ranks import Moving, rank_device
 from services.worker.engine.step import Engine
-from services.worker.kv.moves import Moves
-from services.worker.model.part import Part
-from services.worker.parallel.cut import Cut
-from services.worker.parallel.group import Group, find_store
-from services.worker.parallel.messages import BatchReader, Kind, Words, read_moves
+from services.worker.kv.transfers import TransferPlan
+from services.worker.model.sharding import ModelSharder
+from services.worker.parallel.group import RankGroup, find_store
+from services.worker.parallel.messages import BatchReader, MessageKind, Words, read_moves
+from services.worker.parallel.tensor_sharding import TensorSharder
 from services.worker.requests.batch import StepBatch
 
 log = logging.getLogger(__name__)
 
-PARTING_S = 1.0  # between the end of rank 0 as a collective sees it and as its socket does
+EXIT_GRACE_S = 1.0  # between the end of rank 0 as a collective sees it and as its socket does
 
 
-class Following:
+class FollowerRanks:
     """`Ranks` of another than rank 0."""
 
-    def __init__(self, rank: int, group: Group, control: Connection):
+    def __init__(self, rank: int, group: RankGroup, control: Connection):
         self.rank = rank
         self.size = group.size
         self.swapper: Moving
-        self.part: Part = Cut(group, partial(self.least, 0))
+        self.part: ModelSharder = TensorSharder(group, partial(self.least, 0))
         self._control = control
         self._nothing = nullcontext()
 
     def least(self, number: int) -> int:
-        say(self._control, number=number)
+        send_json(self._control, number=number)
         return int(json.loads(self._control.recv_bytes())["number"])
 
     def moving(self, swapper: Moving) -> Moving:
@@ -63,7 +63,7 @@ class Following:
         pass
 
 
-def say(control: Connection, **what: int | str) -> None:
+def send_json(control: Connection, **what: int | str) -> None:
     control.send_bytes(json.dumps(what).encode())
 
 
@@ -71,18 +71,18 @@ def follow(control: Connection) -> None:
     """Until rank 0 says that it is over, or is gone."""
     hello = json.loads(control.recv_bytes())
     config = EngineConfig(**hello["config"])
-    say(control, number=0)
+    send_json(control, number=0)
     rank, size = hello["rank"], config.tensor_parallel
     device = rank_device(config, rank)
-    group = Group.join(rank, size, find_store(hello["port"], size), device)
-    ranks = Following(rank, group, control)
+    group = RankGroup.join(rank, size, find_store(hello["port"], size), device)
+    ranks = FollowerRanks(rank, group, control)
     engine = Engine.load(config, ranks=ranks)
-    say(control, number=0)
-    Repeating(engine, ranks.swapper).run(control)
+    send_json(control, number=0)
+    FollowerLoop(engine, ranks.swapper).run(control)
     group.leave()
 
 
-class Repeating:
+class FollowerLoop:
     """Does what rank 0 did, one message after the other. What is issued to the device is not
     waited for."""
 
@@ -96,20 +96,20 @@ class Repeating:
         """Until it is over."""
         while True:
             message: Words = np.frombuffer(control.recv_bytes(), np.int64)
-            match Kind(message[0]):
-                case Kind.RUN:
+            match MessageKind(message[0]):
+                case MessageKind.RUN:
                     self._engine.run(self._batches.read(message))
-                case Kind.MOVE:
+                case MessageKind.MOVE:
                     self._move(read_moves(message))
-                case Kind.SETTLE:
+                case MessageKind.SETTLE:
                     self._settle(set(message[1:].tolist()))
-                case Kind.RESET:
+                case MessageKind.RESET:
                     self._arrived.clear()
                     self._swapper.reset()
-                case Kind.END:
+                case MessageKind.END:
                     return
 
-    def _move(self, moves: Moves) -> None:
+    def _move(self, moves: TransferPlan) -> None:
         self._arrived.difference_update(moves.recalled)
         if self._swapper.start(moves):
             raise RuntimeError("host memory has no room for an offload that rank 0 had room for")
@@ -142,11 +142,11 @@ def main() -> None:
     except Exception as error:
         why = " ".join(str(error).split()) or type(error).__name__
         if not isinstance(error, ValueError):
-            time.sleep(PARTING_S)
+            time.sleep(EXIT_GRACE_S)
             log.exception("a rank of this worker failed")
-            say(control, broken=why)
+            send_json(control, broken=why)
         else:
-            say(control, error=why)
+            send_json(control, error=why)
         os._exit(2)
     os._exit(0)  # nothing is left to tidy up, and Python takes seconds to unload PyTorch
 

@@ -1,4 +1,4 @@
-"""Group: the ranks of a replica as they compute together. Tensors go through it, control does not.
+"""RankGroup: collective operations between the ranks of a replica. Carries tensors, not control messages.
 
 gloo on a CPU, NCCL on GPUs. Sums come out alike on every rank, bit for bit, so that what all ranks
 compute on is the same.
@@ -24,14 +24,14 @@ LOOPBACK = {"linux": "lo", "darwin": "lo0"}
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class RankGroup:
     """This process's place in it."""
 
     rank: int
     size: int
 
     @classmethod
-    def join(cls, rank: int, size: int, store: Store, device: torch.device) -> "Group":
+    def join(cls, rank: int, size: int, store: Store, device: torch.device) -> "RankGroup":
         """Returns once all have joined. A process can be in one group at a time."""
         if device.type == "cpu" and sys.platform in LOOPBACK:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK[sys.platform])
@@ -60,7 +60,7 @@ class Group:
         dist.all_reduce(x)
         return x
 
-    def side_by_side(self, x: Tensor) -> Tensor:
+    def all_gather(self, x: Tensor) -> Tensor:
         """All ranks' x […, n], in the order of ranks: […, size · n]."""
         rows = x.flatten(0, -2).contiguous()
         parts = rows.new_empty((self.size * len(rows), rows.shape[1]))

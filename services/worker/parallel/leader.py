@@ -23,25 +23,31 @@ import torch
 from services.costs import SwapTiming
 from services.worker.config import EngineConfig
 from services.worker.engine.ranks import Moving, RanksApart
-from services.worker.kv.moves import Moves
-from services.worker.model.part import Part
-from services.worker.parallel.cut import Cut
-from services.worker.parallel.group import Group, open_store
-from services.worker.parallel.messages import BatchWriter, Kind, Words, words, write_moves
+from services.worker.kv.transfers import TransferPlan
+from services.worker.model.sharding import ModelSharder
+from services.worker.parallel.group import RankGroup, open_store
+from services.worker.parallel.messages import (
+    BatchWriter,
+    MessageKind,
+    Words,
+    encode_message,
+    write_moves,
+)
+from services.worker.parallel.tensor_sharding import TensorSharder
 from services.worker.requests.batch import StepBatch
 
 log = logging.getLogger(__name__)
 
 MODULE = "services.worker.parallel.follower"
-OF_ENGINE = set(EngineConfig.model_fields)
+ENGINE_FIELDS = set(EngineConfig.model_fields)
 # How long after a step failed it may take until a rank's end is seen: then that is the reason.
-SEEN_S = 2.0
+DETECT_S = 2.0
 # How long one that was told to end may take, and this process once a rank is lost: it may stand in
 # a collective that nobody else is in.
 END_S = 10.0
 
 
-class Follower:
+class FollowerProcess:
     """One of the others: its process, and the socket to it."""
 
     def __init__(self, rank: int, size: int):
@@ -56,14 +62,14 @@ class Follower:
             )
         self.control = Connection(ours.detach())
 
-    def tell(self, message: bytes | memoryview) -> None:
+    def send(self, message: bytes | memoryview) -> None:
         """Raises RanksApart where nobody hears it."""
         try:
             self.control.send_bytes(message)
         except OSError:
-            raise RanksApart(self.last_words() or f"{self.name} no longer answers") from None
+            raise RanksApart(self.exit_reason() or f"{self.name} no longer answers") from None
 
-    def hear(self) -> int:
+    def receive_number(self) -> int:
         """Its next number. Raises RanksApart, by its own words if it left any, at its end."""
         try:
             said = json.loads(self.control.recv_bytes())
@@ -78,7 +84,7 @@ class Follower:
     def end(self) -> None:
         """Let it end by itself, which one that stands in a collective does not."""
         with suppress(OSError):  # it has ended
-            self.control.send_bytes(words(Kind.END).data.cast("B"))
+            self.control.send_bytes(encode_message(MessageKind.END).data.cast("B"))
 
     def stop(self) -> None:
         """Returns once it is gone: it ends with the socket, at the latest."""
@@ -89,11 +95,11 @@ class Follower:
             self.process.kill()
             self.process.wait()
 
-    def last_words(self) -> str:
+    def exit_reason(self) -> str:
         """Why it ended, or is about to; empty where it says nothing for a while and lives."""
         try:
-            while self.control.poll(SEEN_S):
-                self.hear()
+            while self.control.poll(DETECT_S):
+                self.receive_number()
         except RanksApart as apart:
             return str(apart)
         except OSError:  # closed here, meanwhile
@@ -121,48 +127,48 @@ class Leader:
         self._seen = Event()
         self._closed = Event()
         self._writer = BatchWriter()
-        self._followers = [Follower(rank, self.size) for rank in range(1, self.size)]
-        self._group: Group | None = None
+        self._followers = [FollowerProcess(rank, self.size) for rank in range(1, self.size)]
+        self._group: RankGroup | None = None
         self._loaded = False
         try:
             self._group = self._joined(config, device)
         except BaseException:
             self.close()
             raise
-        self.part: Part = Cut(self._group, partial(self.least, 0))
+        self.part: ModelSharder = TensorSharder(self._group, partial(self.least, 0))
 
-    def _joined(self, config: EngineConfig, device: torch.device) -> Group:
+    def _joined(self, config: EngineConfig, device: torch.device) -> RankGroup:
         self._store = open_store(self.size)
         for rank, follower in enumerate(self._followers, 1):
             hello = {
                 "rank": rank,
                 "port": self._store.port,
-                "config": config.model_dump(include=OF_ENGINE),
+                "config": config.model_dump(include=ENGINE_FIELDS),
             }
-            follower.tell(json.dumps(hello).encode())
+            follower.send(json.dumps(hello).encode())
         for follower in self._followers:
-            follower.hear()  # it is there
-        return Group.join(0, self.size, self._store, device)
+            follower.receive_number()  # it is there
+        return RankGroup.join(0, self.size, self._store, device)
 
     def ready(self) -> None:
         """All are loaded. From now on their ends are watched for."""
         for follower in self._followers:
-            follower.hear()
+            follower.receive_number()
         self._loaded = True
-        Thread(target=self._mind, name="ranks", daemon=True).start()
+        Thread(target=self._watch_followers, name="ranks", daemon=True).start()
 
     def least(self, number: int) -> int:
-        least = min(number, *(follower.hear() for follower in self._followers))
-        self._tell_all(json.dumps({"number": least}).encode())
+        least = min(number, *(follower.receive_number() for follower in self._followers))
+        self._send_all(json.dumps({"number": least}).encode())
         return least
 
-    def moving(self, swapper: Moving) -> "Mirrored":
-        return Mirrored(swapper, self.tell)
+    def moving(self, swapper: Moving) -> "MirroredSwapper":
+        return MirroredSwapper(swapper, self.send)
 
     @contextmanager
     def together(self, batch: StepBatch) -> Iterator[None]:
         self.check()
-        self.tell(self._writer.write(batch))
+        self.send(self._writer.write(batch))
         try:
             yield
         except Exception as error:
@@ -171,8 +177,8 @@ class Leader:
     def apart(self, error: Exception) -> RanksApart:
         """Why a step failed: whoever is gone, or what failed here, in the midst of the others."""
         if not self._loaded:
-            self.lost = next(filter(None, (f.last_words() for f in self._followers)), "")
-        self._seen.wait(SEEN_S * self._loaded)
+            self.lost = next(filter(None, (f.exit_reason() for f in self._followers)), "")
+        self._seen.wait(DETECT_S * self._loaded)
         here = f"rank 0 of {self.size} failed: {' '.join(str(error).split())}"
         return RanksApart(self.lost or here)
 
@@ -180,12 +186,12 @@ class Leader:
         if self.lost:
             raise RanksApart(self.lost)
 
-    def tell(self, message: Words) -> None:
-        self._tell_all(message.data.cast("B"))
+    def send(self, message: Words) -> None:
+        self._send_all(message.data.cast("B"))
 
-    def _tell_all(self, message: bytes | memoryview) -> None:
+    def _send_all(self, message: bytes | memoryview) -> None:
         for follower in self._followers:
-            follower.tell(message)
+            follower.send(message)
 
     def close(self) -> None:
         if self._closed.is_set():
@@ -198,7 +204,7 @@ class Leader:
         for follower in self._followers:
             follower.stop()
 
-    def _mind(self) -> None:
+    def _watch_followers(self) -> None:
         """Wait for one to end, in a thread of its own."""
         ends = select.poll()
         by_number = {follower.control.fileno(): follower for follower in self._followers}
@@ -207,39 +213,39 @@ class Leader:
         ((number, _), *_) = ends.poll()
         if self._closed.is_set():
             return
-        self.lost = by_number[number].last_words()
+        self.lost = by_number[number].exit_reason()
         self._seen.set()
         if not self._closed.wait(END_S):
             log.critical("%s, and rank 0 stands still", self.lost)
             os._exit(2)
 
 
-class Mirrored:
+class MirroredSwapper:
     """A swapper whose moves all ranks carry out. What has arrived here they wait for."""
 
-    def __init__(self, swapper: Moving, tell: Callable[[Words], None]):
+    def __init__(self, swapper: Moving, send: Callable[[Words], None]):
         self._swapper = swapper
-        self._tell = tell
+        self._send = send
 
     @property
     def busy(self) -> bool:
         return self._swapper.busy
 
-    def start(self, moves: Moves) -> list[str]:
-        self._tell(write_moves(moves))
+    def start(self, moves: TransferPlan) -> list[str]:
+        self._send(write_moves(moves))
         return self._swapper.start(moves)
 
     def settle(self) -> list[int]:
         settled = self._swapper.settle()
         if settled:
-            self._tell(words(Kind.SETTLE, settled))
+            self._send(encode_message(MessageKind.SETTLE, settled))
         return settled
 
     def wait(self) -> None:
         self._swapper.wait()
 
     def reset(self) -> None:
-        self._tell(words(Kind.RESET))
+        self._send(encode_message(MessageKind.RESET))
         self._swapper.reset()
 
     def take_timings(self) -> list[SwapTiming]:

@@ -10,13 +10,13 @@ from services.worker.engine.ranks import rank_device
 from services.worker.engine.step import Engine
 from services.worker.machine import device_of
 from services.worker.model.dtypes import choose_dtype
-from services.worker.model.paged import refused_in_a_sentence, require_folder
+from services.worker.model.paged import explained_load_errors, require_folder
 from services.worker.model.weights import require_room
-from services.worker.parallel.cut import NO_PLAN, require_heads
 from services.worker.parallel.leader import Leader
+from services.worker.parallel.tensor_sharding import NO_PLAN, require_even_heads
 
 # Followers know neither what was drawn nor a recorded or compiled step.
-OF_ONE_PROCESS = ("overlap", "cuda_graphs", "compile")
+SINGLE_PROCESS_OPTIONS = ("overlap", "cuda_graphs", "compile")
 
 
 def load_engine(config: EngineConfig, lap: Callable[[str], None] = lambda _: None) -> Engine:
@@ -44,7 +44,7 @@ def settled(config: EngineConfig) -> EngineConfig:
     """What every rank is to find the same. Raises ValueError, one sentence, for what can be known
     not to work before any is started."""
     size = config.tensor_parallel
-    for name in OF_ONE_PROCESS:
+    for name in SINGLE_PROCESS_OPTIONS:
         if getattr(config, name) == "on":
             raise ValueError(f"{name} is on, which tensor_parallel {size} has not: set it to auto")
     if ":" in config.device:
@@ -60,15 +60,15 @@ def settled(config: EngineConfig) -> EngineConfig:
             f"has {gpus}: set it lower, or start fewer workers"
         )
     device = device_of(config.device, first)  # says so where cuda is asked for and there is none
-    with refused_in_a_sentence(config.model):
+    with explained_load_errors(config.model):
         require_folder(config.model)
         model = AutoConfig.from_pretrained(config.model).get_text_config()
         if not model.base_model_tp_plan:
             raise ValueError(NO_PLAN.format(model.model_type))
-        require_heads(model, model.base_model_tp_plan, size)
+        require_even_heads(model, model.base_model_tp_plan, size)
         dtype = choose_dtype(config.model, device, config.dtype).dtype
         if device.type == "cpu":
             require_room(config.model, device, dtype)
     kind = "auto" if device.type == "cuda" else "cpu"  # each rank takes its own
-    off = dict.fromkeys(OF_ONE_PROCESS, "off")
+    off = dict.fromkeys(SINGLE_PROCESS_OPTIONS, "off")
     return config.model_copy(update={**off, "device": kind, "dtype": dtype})

@@ -13,7 +13,7 @@ from typing import TypeAlias
 import numpy as np
 
 from services.costs import Direction
-from services.worker.kv.moves import Move, Moves
+from services.worker.kv.transfers import KVTransfer, TransferPlan
 from services.worker.requests.batch import NO_INTS, DecodeRows, Ints, PrefillChunk, StepBatch
 from services.worker.requests.prompt import Prompt
 from services.worker.requests.sequence import Sequence
@@ -21,7 +21,7 @@ from services.worker.requests.sequence import Sequence
 Words: TypeAlias = Ints
 
 
-class Kind(IntEnum):
+class MessageKind(IntEnum):
     """The first word of a message."""
 
     RUN = 1  # a batch
@@ -39,7 +39,7 @@ CHUNK = 5  # its start, end, whether it samples, how many tokens it scores, bloc
 MOVE = 4  # its serial, direction, tokens, blocks
 
 
-def words(kind: Kind, numbers: Seq[int] = ()) -> Words:
+def encode_message(kind: MessageKind, numbers: Seq[int] = ()) -> Words:
     return np.array([kind, *numbers], np.int64)
 
 
@@ -57,7 +57,7 @@ class BatchWriter:
             width = int(rows.positions[0]) // rows.block_tokens + 1 if len(rows) else 0
             tables = rows.tables[:, :width].ravel()
         self._rows, self._version = rows, rows.version
-        head = np.array([Kind.RUN, len(rows), known, width, len(batch.chunks)], np.int64)
+        head = np.array([MessageKind.RUN, len(rows), known, width, len(batch.chunks)], np.int64)
         chunks = (part for chunk in batch.chunks for part in _chunk_words(chunk))
         return np.concatenate([head, rows.tokens, rows.positions, rows.slots, tables, *chunks])
 
@@ -126,24 +126,26 @@ def _set_tables(rows: DecodeRows, tables: Ints) -> None:
     rows.version += 1
 
 
-def write_moves(moves: Moves) -> Words:
+def write_moves(moves: TransferPlan) -> Words:
     numbers = [len(moves.recalled), *moves.recalled]
     for move in moves.started:
         numbers += (move.serial, DIRECTIONS.index(move.direction), move.tokens)
         numbers += (len(move.device_blocks), *move.device_blocks, *move.host_blocks)
-    return words(Kind.MOVE, numbers)
+    return encode_message(MessageKind.MOVE, numbers)
 
 
-def read_moves(message: Words) -> Moves:
+def read_moves(message: Words) -> TransferPlan:
     recalled = int(message[1])
     left = message[2:].tolist()
-    return Moves(tuple(_moves(left[recalled:])), tuple(left[:recalled]))
+    return TransferPlan(tuple(_moves(left[recalled:])), tuple(left[:recalled]))
 
 
-def _moves(left: list[int]) -> Iterator[Move]:
+def _moves(left: list[int]) -> Iterator[KVTransfer]:
     while left:
         serial, direction, tokens, blocks = left[:MOVE]
         device, host = left[MOVE : MOVE + blocks], left[MOVE + blocks : MOVE + 2 * blocks]
         left = left[MOVE + 2 * blocks :]
         # By its serial: a request may be on its way twice.
-        yield Move(serial, str(serial), DIRECTIONS[direction], tuple(device), tuple(host), tokens)
+        yield KVTransfer(
+            serial, str(serial), DIRECTIONS[direction], tuple(device), tuple(host), tokens
+        )

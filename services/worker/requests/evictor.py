@@ -4,7 +4,15 @@ orders."""
 from collections.abc import Iterable, Iterator
 
 from services.core import Plan, Residency
-from services.worker.kv.residency import DEFAULT, RESIDENCIES, Placing, Resident, Room, evict, place
+from services.worker.kv.residency import (
+    DEFAULT,
+    RESIDENCIES,
+    PoolRoom,
+    ResidencyPlan,
+    Resident,
+    choose_eviction,
+    plan_residency,
+)
 from services.worker.requests.kv_manager import KVManager
 from services.worker.requests.lockstep import Lockstep
 from services.worker.requests.reporting import Reporter
@@ -33,8 +41,8 @@ class Evictor:
         self._plan = plan
         if plan.order:
             pools = self._kv
-            room = Room(pools.pool.blocks, pools.host.free_tokens)
-            self._carry_out(place(self._residents(), room, plan.costs, self._leave))
+            room = PoolRoom(pools.pool.blocks, pools.host.free_tokens)
+            self._carry_out(plan_residency(self._residents(), room, plan.costs, self._leave))
 
     def _residents(self) -> Iterator[Resident]:
         for standing in self._plan.order:
@@ -56,7 +64,7 @@ class Evictor:
             pool.blocks_for(tokens + ahead),
         )
 
-    def _carry_out(self, placing: Placing) -> None:
+    def _carry_out(self, placing: ResidencyPlan) -> None:
         for request_id in placing.offload:
             self._kv.leave(self._kv.sequences[request_id], Residency.OFFLOAD)
         for request_id in placing.prefetch:
@@ -83,7 +91,7 @@ class Evictor:
     def _way_out(self, sequence: Sequence) -> Residency:
         if sequence.resting:
             return Residency.OFFLOAD  # it was returning, and its host copy still exists
-        return evict(sequence.held_tokens, self._plan.costs, self._leave)
+        return choose_eviction(sequence.held_tokens, self._plan.costs, self._leave)
 
     def give_way(self) -> bool:
         """Called when nothing can run for lack of memory: frees undelivered work, or evicts the

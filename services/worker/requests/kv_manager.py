@@ -11,7 +11,7 @@ from services.core import Residency
 from services.costs import Direction
 from services.runtime.prefix import extend_keys
 from services.worker.kv.blocks import BlockPool
-from services.worker.kv.moves import Move, Moves
+from services.worker.kv.transfers import KVTransfer, TransferPlan
 from services.worker.requests.batch import PrefillChunk
 from services.worker.requests.counters import Counters
 from services.worker.requests.prompt import Prompt
@@ -41,7 +41,7 @@ class KVManager:
         self._exact_swaps = exact_swaps
         self._admissions = 0
         self._moves = 0  # serial of the last move
-        self._started: list[Move] = []
+        self._started: list[KVTransfer] = []
         self._recalled: list[int] = []
         self._arriving: dict[int, Sequence] = {}
 
@@ -217,7 +217,7 @@ class KVManager:
         """Orders a copy of the blocks from `first` on that hold `tokens`; returns its serial."""
         self._moves += 1
         request_id, last = sequence.request_id, self.pool.blocks_for(tokens)
-        move = Move(
+        move = KVTransfer(
             self._moves,
             request_id,
             direction,
@@ -228,9 +228,9 @@ class KVManager:
         self._started.append(move)
         return self._moves
 
-    def take_moves(self) -> Moves:
+    def take_moves(self) -> TransferPlan:
         """The copies ordered since the last call, in order."""
-        moves = Moves(tuple(self._started), tuple(self._recalled))
+        moves = TransferPlan(tuple(self._started), tuple(self._recalled))
         self._started.clear()
         self._recalled.clear()
         return moves

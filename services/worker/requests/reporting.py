@@ -94,7 +94,7 @@ class Reporter:
         about = dict(kv.running) if everybody else {}
         about |= self._told
         about |= {r: sequences[r] for r in self._changed(blocks) if r in sequences}
-        added, gone = pool.cached.take_news()
+        added, gone = pool.cached.pop_changes()
         report = Report(
             seq=self._seq,
             applied_plan_seq=self.applied_plan_seq,

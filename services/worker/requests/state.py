@@ -15,7 +15,7 @@ from collections.abc import Collection, Container, Iterable, Mapping
 from services.core import FinishReason, Grant, HeldRequest, Pause, Plan, Report, Residency
 from services.costs import StepTiming, SwapTiming
 from services.worker.kv.blocks import BlockPool
-from services.worker.kv.moves import Moves
+from services.worker.kv.transfers import TransferPlan
 from services.worker.requests.batch import NewToken, StepBatch, StepResult, TokenLogprobs
 from services.worker.requests.composer import Composer
 from services.worker.requests.counters import Counters
@@ -294,7 +294,7 @@ class WorkerState:
 
     # Copies between the pools
 
-    def take_moves(self) -> Moves:
+    def take_moves(self) -> TransferPlan:
         """The copies that must be issued before the composed step, in order."""
         return self._kv.take_moves()
 

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from services.worker.engine.sampling.sampler import Sampler
-from services.worker.kernels.choose import draws_for
-from services.worker.kernels.interface import Draws
-from services.worker.kernels.reference.draws import TorchDraws
+from services.worker.kernels.interface import SamplingKernels
+from services.worker.kernels.reference.sampling import TorchSampling
+from services.worker.kernels.selection import sampling_for
 from services.worker.kv.device_streams import ImmediateStreams
 from services.worker.requests.batch import TokenLogprobs
 from services.worker.requests.prompt import Prompt, SamplingParams
@@ -20,7 +20,7 @@ from services.worker.requests.sequence import Sequence as Row
 from tests.worker.worker_fixtures import EOS
 
 CPU = torch.device("cpu")
-WAYS: dict[str, Draws] = {"numba": draws_for(CPU), "torch": TorchDraws()}
+WAYS: dict[str, SamplingKernels] = {"numba": sampling_for(CPU), "torch": TorchSampling()}
 SHUT = -1e30
 EDGE = 1e-7  # of the mass: so near to a token's edge either side is right
 

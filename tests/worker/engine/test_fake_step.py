@@ -16,7 +16,7 @@ from services.worker.engine.inputs import StepInputs
 from services.worker.engine.sampling.sampler import Sampler
 from services.worker.engine.sampling.scored import Scored
 from services.worker.kernels.interface import AttentionOptions
-from services.worker.kernels.reference.draws import TorchDraws
+from services.worker.kernels.reference.sampling import TorchSampling
 from services.worker.kv.device_streams import ImmediateStreams
 from services.worker.model import paged
 from services.worker.model.layer_ops import TorchLayerOps
@@ -97,7 +97,7 @@ def test_a_whole_step_reads_nothing_on_the_host(name: str):
     new = row_of(replace(EVERYTHING, prompt_logprobs=2), (7, 8, 9), 3)
     batch = StepBatch(decodes, [PrefillChunk(new, 0, 3, decodes.tables[0])])
     with FakeTensorMode(allow_non_fake_inputs=True):
-        sampler = Sampler(model.device, VOCABULARY, {EOS}, TorchDraws(), ImmediateStreams())
+        sampler = Sampler(model.device, VOCABULARY, {EOS}, TorchSampling(), ImmediateStreams())
         inputs = StepInputs(model.device).prepare(batch)
         logits = model.forward(inputs.tokens, inputs.positions, Blind(), inputs.rows)
         drawing = batch.sampling
@@ -121,7 +121,7 @@ def test_a_whole_step_reads_nothing_on_the_host(name: str):
 @pytest.mark.parametrize("sampling", KINDS, ids=str)
 def test_a_batch_of_one_kind_reads_nothing_on_the_host(sampling: SamplingParams):
     with FakeTensorMode(allow_non_fake_inputs=True):
-        sampler = Sampler(torch.device("cpu"), 5_000, {EOS}, TorchDraws(), ImmediateStreams())
+        sampler = Sampler(torch.device("cpu"), 5_000, {EOS}, TorchSampling(), ImmediateStreams())
         rows = [decoding(sampling) for _ in range(3)]
         for _ in range(3):
             assert sampler.draw(rows, torch.randn(3, 5_000)).tokens.shape == (3,)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from services.worker.kernels.interface import Filters
-from services.worker.kernels.reference.draws import stream_keys, uniforms
+from services.worker.kernels.reference.sampling import stream_keys, uniforms
 from services.worker.requests.prompt import SamplingParams
 from tests.worker.engine.sampling_oracle import WAYS, penalized, right, row_of, sample, uniform
 from tests.worker.worker_fixtures import EOS, Feeder, engine_of, prompt_tokens
@@ -289,7 +289,9 @@ def test_numba_orders_one_bin_and_draws_what_a_sort_does(seed, size, spread, set
         int(top_k.max()) if "top_k" in set_filters else None,
     )
     uniform = torch.tensor(rng.random(rows))
-    drawn = {name: way.filtered(probs, filters, uniform).tolist() for name, way in WAYS.items()}
+    drawn = {
+        name: way.sample_filtered(probs, filters, uniform).tolist() for name, way in WAYS.items()
+    }
     assert drawn["numba"] == drawn["torch"]
 
 
@@ -330,7 +332,7 @@ def test_the_likeliest_is_the_first_of_the_largest(seed, rows, size, step, dtype
     logits[0, torch.rand(size, generator=generator) < 0.01] = torch.nan
     expected = [row.index(max(row)) for row in logits.nan_to_num(torch.inf).tolist()]
     for way in WAYS.values():
-        assert way.likeliest(logits).tolist() == expected
+        assert way.argmax(logits).tolist() == expected
 
 
 @pytest.mark.parametrize("size", [SIZE, 700])

@@ -49,7 +49,7 @@ def test_answers_equal_generate_through_chunks_and_swaps(swap_dtype):
         feeder.step()
     feeder.plan(pause=tuple(Pause(name, Residency.OFFLOAD) for name in ("r1", "r2")))
     feeder.step()
-    feeder.engine.state.pool.forget_published()
+    feeder.engine.state.pool.unpublish_all()
     feeder.plan(admit=tuple(feeder._grant(name) for name in ("r2", "r1")))
     assert feeder.run() == answers(PROMPTS)
     assert feeder.engine.state.counters.uploads == 2

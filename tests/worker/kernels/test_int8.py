@@ -17,8 +17,8 @@ from models.batches import prompt_text
 from models.evaluate import held_out_examples
 from models.train import DEMO
 from services.worker.engine.inputs import StepInputs
-from services.worker.kernels.choose import kernels_for
 from services.worker.kernels.reference.paging import quantize
+from services.worker.kernels.selection import kernels_for
 from services.worker.kv.cache import KVCache, KVShape, bytes_per_token
 from services.worker.kv.copies import BlockCopies
 from services.worker.kv.staging import RecordLayout

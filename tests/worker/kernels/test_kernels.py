@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from services.worker.kernels.cpu import attention as numba_attention
-from services.worker.kernels.cpu import chunk_loops
+from services.worker.kernels.cpu import prefill_loops
 from services.worker.kernels.cpu.attention import NumbaAttention
-from services.worker.kernels.cpu.cores import numba_threads
+from services.worker.kernels.cpu.threads import numba_threads
 from services.worker.kernels.interface import AttentionKernels, AttentionOptions
 from services.worker.kernels.reference import attention as torch_attention
 from services.worker.kernels.reference.attention import TorchAttention
@@ -195,8 +195,8 @@ def test_attention_in_place_is_dense_attention(thread_work, rows_max, tiles, int
         return NumbaAttention(block, torch.float32, tiles=tiles)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(numba_attention, "ROWS_MAX", rows_max)
-        patch.setattr(numba_attention, "ROWS_MAX_BEFORE_TORCH", rows_max)
+        patch.setattr(numba_attention, "MAX_ROW_TOKENS", rows_max)
+        patch.setattr(numba_attention, "MAX_ROW_TOKENS_BEFORE_TORCH", rows_max)
         patch.setattr(numba_attention, "THREAD_WORK", thread_work)
         patch.setattr(torch, "get_num_threads", lambda: 2)
         answer = attend(case, seed, int8, make)
@@ -218,8 +218,8 @@ def test_long_chunks_over_many_tiles(threads, options, group, int8, monkeypatch)
         taken.append(given[-1])
         attend_chunk(*given)
 
-    attend_chunk = chunk_loops.attend
-    monkeypatch.setattr(chunk_loops, "attend", told)
+    attend_chunk = prefill_loops.attend
+    monkeypatch.setattr(prefill_loops, "attend", told)
     case = Case([(0, 300), (130, 200), (3, 1), (63, 65)], (2 * group, 2), options, 16, 24)
     answer = attend(case, 7, int8, lambda block: NumbaAttention(block, torch.float32, tiles=True))
     torch.testing.assert_close(answer.got, answer.stored, rtol=0, atol=2e-5)

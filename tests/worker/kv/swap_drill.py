@@ -14,9 +14,9 @@ from services.worker.kernels.reference.blocks import TorchBlocks
 from services.worker.kv.cache import KVCache, KVLayer, KVShape
 from services.worker.kv.device_streams import Lane
 from services.worker.kv.host_cache import HostCache
-from services.worker.kv.moves import Move, Moves
 from services.worker.kv.staging import RecordLayout, RingSize
 from services.worker.kv.swapper import Swapper
+from services.worker.kv.transfers import KVTransfer, TransferPlan
 from tests.worker.kv.deferred_streams import DeferredCopies, DeferredStreams, Missing
 
 BLOCK, DEVICE_BLOCKS, HOST_BLOCKS, MOST_BLOCKS = 4, 10, 9, 5
@@ -116,13 +116,13 @@ class Drill:
         self.settle()
         if self.chance.random() < 0.02:
             self.reset()
-        self.started: list[Move] = []
+        self.started: list[KVTransfer] = []
         self.recalled: list[int] = []
         self.fresh: list[str] = []
         actions = [self.begin, self.offload, self.offload, self.upload, self.upload]
         for action in self.chance.choices([*actions, self.recall, self.drop], k=4):
             action()
-        assert not self.swapper.start(Moves(tuple(self.started), tuple(self.recalled)))
+        assert not self.swapper.start(TransferPlan(tuple(self.started), tuple(self.recalled)))
         self.compute()
         self.streams.pass_time()
 
@@ -197,7 +197,7 @@ class Drill:
         self.serials += 1
         host_blocks = tuple(self.resting[name])
         self.started.append(
-            Move(self.serials, name, direction, tuple(blocks), host_blocks, self.tokens[name])
+            KVTransfer(self.serials, name, direction, tuple(blocks), host_blocks, self.tokens[name])
         )
 
     # What the model's kernels do
@@ -231,7 +231,7 @@ class Drill:
                 self.free += self.here.pop(name)
             self.started = []
             self.upload()
-            self.swapper.start(Moves(tuple(self.started)))
+            self.swapper.start(TransferPlan(tuple(self.started)))
             while self.swapper.busy:
                 self.swapper.wait()
                 self.settle()

@@ -4,7 +4,14 @@ import pytest
 
 from services.core import Residency
 from services.costs import KVCosts
-from services.worker.kv.residency import RESIDENCIES, Placing, Resident, Room, evict, place
+from services.worker.kv.residency import (
+    RESIDENCIES,
+    PoolRoom,
+    ResidencyPlan,
+    Resident,
+    choose_eviction,
+    plan_residency,
+)
 
 FREE = KVCosts()
 
@@ -42,26 +49,29 @@ QUEUE = [
 def test_the_first_that_fit_stay_or_return_and_the_longest_waits_leave_first(
     device, host, offload, prefetch
 ):
-    placing = place(QUEUE, Room(device, 8 * host), FREE, RESIDENCIES["swap"])
-    assert placing == Placing(tuple(offload.split()), tuple(prefetch.split()))
+    placing = plan_residency(QUEUE, PoolRoom(device, 8 * host), FREE, RESIDENCIES["swap"])
+    assert placing == ResidencyPlan(tuple(offload.split()), tuple(prefetch.split()))
 
 
 def test_who_runs_is_left_alone_even_where_nothing_fits():
     running = [at("a", 0, 5, runs=True), at("b", 0, 5, runs=True)]
-    assert place(running, Room(3, 99), FREE, RESIDENCIES["swap"]) == Placing()
+    assert plan_residency(running, PoolRoom(3, 99), FREE, RESIDENCIES["swap"]) == ResidencyPlan()
 
 
 @pytest.mark.parametrize("residency", ["recompute", "defer"])
 def test_what_would_be_dropped_or_deferred_stays_until_its_memory_is_wanted(residency):
-    assert place(QUEUE, Room(6, 99), FREE, RESIDENCIES[residency]).offload == ()
+    assert plan_residency(QUEUE, PoolRoom(6, 99), FREE, RESIDENCIES[residency]).offload == ()
 
 
 def test_a_swap_longer_than_the_wait_is_not_started():
     """One second a token there and back: `soon` (24 tokens) waits 2 s, the others less than 16."""
     costs = KVCosts(9.0, 0.5, 0.5)
-    assert place(QUEUE, Room(6, 99), costs, RESIDENCIES["swap"]).offload == ()
+    assert plan_residency(QUEUE, PoolRoom(6, 99), costs, RESIDENCIES["swap"]).offload == ()
     costs = KVCosts(9.0, 0.2, 0.2)  # 6.4 s for `late` and `last`, 9.6 s for `soon`
-    assert place(QUEUE, Room(6, 99), costs, RESIDENCIES["swap"]).offload == ("late", "last")
+    assert plan_residency(QUEUE, PoolRoom(6, 99), costs, RESIDENCIES["swap"]).offload == (
+        "late",
+        "last",
+    )
 
 
 @pytest.mark.parametrize(
@@ -76,4 +86,4 @@ def test_a_swap_longer_than_the_wait_is_not_started():
     ],
 )
 def test_how_a_victim_leaves(residency, costs, how):
-    assert evict(100, costs, RESIDENCIES[residency]) is how
+    assert choose_eviction(100, costs, RESIDENCIES[residency]) is how

@@ -15,9 +15,9 @@ from services.worker.kv.cache import KVLayer
 from services.worker.kv.copies import StagedLayer
 from services.worker.kv.device_streams import ImmediateStreams
 from services.worker.kv.host_cache import HostCache
-from services.worker.kv.moves import Move, Moves
 from services.worker.kv.staging import RecordLayout, RingSize
 from services.worker.kv.swapper import Swapper
+from services.worker.kv.transfers import KVTransfer, TransferPlan
 from tests.worker.kv.deferred_streams import DeferredCopies, DeferredStreams, Missing
 from tests.worker.kv.swap_drill import (
     BLOCK,
@@ -76,8 +76,8 @@ class Bench:
         write(self.layers, blocks, content)
         return content
 
-    def start(self, *moves: Move, recalled: tuple[int, ...] = ()) -> list[str]:
-        return self.swapper.start(Moves(moves, recalled))
+    def start(self, *moves: KVTransfer, recalled: tuple[int, ...] = ()) -> list[str]:
+        return self.swapper.start(TransferPlan(moves, recalled))
 
     def finish(self) -> list[int]:
         """Serials of the uploads, all settled."""
@@ -106,16 +106,16 @@ def host_for(layout: RecordLayout) -> HostCache:
     return HostCache(12, layout.record_bytes, lambda: PLENTY)
 
 
-def move(serial, direction, device, host, tokens=None) -> Move:
+def move(serial, direction, device, host, tokens=None) -> KVTransfer:
     tokens = len(device) * BLOCK if tokens is None else tokens
-    return Move(serial, f"r{serial}", direction, tuple(device), tuple(host), tokens)
+    return KVTransfer(serial, f"r{serial}", direction, tuple(device), tuple(host), tokens)
 
 
-def offload(serial, device, host, tokens=None) -> Move:
+def offload(serial, device, host, tokens=None) -> KVTransfer:
     return move(serial, Direction.OFFLOAD, device, host, tokens)
 
 
-def upload(serial, device, host, tokens=None) -> Move:
+def upload(serial, device, host, tokens=None) -> KVTransfer:
     return move(serial, Direction.UPLOAD, device, host, tokens)
 
 
@@ -227,11 +227,11 @@ def test_a_kernel_that_fails_takes_no_slot_with_it():
     bench, host = Bench(), host_for(NATIVE)
     swapper = Swapper(bench.layers, FailsOnce(), NATIVE, host, ImmediateStreams(), RingSize(1, 1))
     content = bench.put([0, 1], seed=1)
-    swapper.start(Moves((offload(1, [0, 1], [0, 1]), upload(2, [4, 5], [0, 1]))))
+    swapper.start(TransferPlan((offload(1, [0, 1], [0, 1]), upload(2, [4, 5], [0, 1]))))
     with pytest.raises(torch.OutOfMemoryError):
         swapper.settle()
     swapper.reset()
-    swapper.start(Moves((upload(3, [4, 5], [0, 1]),)))
+    swapper.start(TransferPlan((upload(3, [4, 5], [0, 1]),)))
     assert swapper.settle() == [3]
     assert holds(bench.layers, [4, 5], content, 2 * BLOCK)
 
@@ -266,11 +266,11 @@ def test_an_offload_that_host_memory_cannot_take_is_lost_and_the_others_go_on():
         bench.layers, TorchBlocks(), NATIVE, small, ImmediateStreams(), RingSize(1, 1)
     )
     content = bench.put([0, 1], seed=1)
-    again = Move(9, "r2", Direction.UPLOAD, (7,), (2,), BLOCK)
-    moves = Moves((offload(1, [0, 1], [0, 1]), offload(2, [2], [2]), again))
+    again = KVTransfer(9, "r2", Direction.UPLOAD, (7,), (2,), BLOCK)
+    moves = TransferPlan((offload(1, [0, 1], [0, 1]), offload(2, [2], [2]), again))
     assert swapper.start(moves) == ["r2"]
     assert not swapper.busy, "what is lost does not come back"
-    swapper.start(Moves((upload(3, [4, 5], [0, 1]),)))
+    swapper.start(TransferPlan((upload(3, [4, 5], [0, 1]),)))
     assert swapper.settle() == [3]
     assert holds(bench.layers, [4, 5], content, 2 * BLOCK)
 

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from services.worker.kernels.interface import AttentionOptions
 from services.worker.model.fused import FusedForward
 from services.worker.model.layer_ops import TorchLayerOps
-from services.worker.model.probe import STRETCH_TOKENS, Probe, stretch_tokens
+from services.worker.model.probe import PROBE_TOKENS, Probe, probe_tokens
 from tests.worker.model.fused_models import (
     FAMILIES,
     LIMIT,
@@ -133,12 +133,12 @@ def test_the_check_looks_beyond_windows_where_that_is_affordable():
     """A model of 1.4 M parameters and 5 layers of 128 numbers: two sequences of 1,032 tokens take
     2 · 1,032 · (1.4e6 + 2 · 1,032 · 640) = 5.6e9 multiplications, of 4,104 they take 5.5e10."""
     assert 2 * 1032 * (1.4e6 + 2 * 1032 * 640) < 2e10 < 2 * 4104 * (1.4e6 + 2 * 4104 * 640)
-    demo = partial(stretch_tokens, 1_400_000, 640)
+    demo = partial(probe_tokens, 1_400_000, 640)
     assert demo([None, 1024], 2048) == 1032
-    assert demo([4096, 1024], 8192) == STRETCH_TOKENS == 8
+    assert demo([4096, 1024], 8192) == PROBE_TOKENS == 8
     assert demo([None], 2048) == 8
     assert demo([1024], 600) == 600
-    assert stretch_tokens(600_000_000, 28 * 2048, [512], 40_960) == 8
+    assert probe_tokens(600_000_000, 28 * 2048, [512], 40_960) == 8
 
 
 def test_what_layers_ask_of_attention_is_noted():

@@ -12,7 +12,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from services.worker.model.rope import settle_rope
+from services.worker.model.rope import freeze_rope
 from services.worker.requests.prompt import SamplingParams
 from tests.worker.worker_fixtures import GROUPED, Feeder, make_engine, prompt_tokens, reference
 
@@ -102,9 +102,9 @@ def test_longrope_that_was_never_extended_needs_no_cap():
 
 
 def test_dynamic_is_refused_where_sequences_pass_its_bound():
-    settle_rope(llama("dynamic"), LIMIT)
+    freeze_rope(llama("dynamic"), LIMIT)
     with pytest.raises(ValueError, match=f"its dynamic rope .* at most {LIMIT}"):
-        settle_rope(llama("dynamic"), LIMIT + 1)
+        freeze_rope(llama("dynamic"), LIMIT + 1)
 
 
 @pytest.mark.parametrize("rope", ["dynamic", "longrope"])
@@ -120,7 +120,7 @@ def test_a_settled_rope_is_not_turned_by_any_position(rope):
 
     assert turns(llama(rope))
     settled = llama(rope)
-    settle_rope(settled, ORIGINAL)
+    freeze_rope(settled, ORIGINAL)
     assert not turns(settled)
 
 
@@ -133,6 +133,6 @@ def test_the_cap_is_of_prompt_and_answer_together():
 
 def test_ropes_that_never_turn_and_models_without_any_stay_as_they_are():
     module = llama("yarn")
-    settle_rope(module, 10 * LIMIT)
+    freeze_rope(module, 10 * LIMIT)
     assert module.model.rotary_emb.rope_type == "yarn"
-    settle_rope(reference("gpt2"), 10 * LIMIT)
+    freeze_rope(reference("gpt2"), 10 * LIMIT)

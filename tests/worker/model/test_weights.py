@@ -18,7 +18,7 @@ from transformers.utils import logging as transformers_logging
 from services.worker.model import weights
 from services.worker.model.paged import load_model
 from services.worker.model.weights import (
-    loading_told,
+    logged_loading,
     needed_bytes,
     require_room,
     stored_elements,
@@ -184,7 +184,7 @@ def test_slow_loading_is_told_every_two_seconds(caplog):
 @pytest.mark.parametrize("every_s", [0.0, 60.0])
 def test_loading_is_told_in_the_log_and_not_drawn(tmp_path, caplog, capsys, monkeypatch, every_s):
     reference("llama").save_pretrained(tmp_path)
-    monkeypatch.setattr(weights, "TELL_EVERY_S", every_s)
+    monkeypatch.setattr(weights, "LOG_INTERVAL_S", every_s)
     caplog.set_level(logging.INFO)
     capsys.readouterr()
     load_model(str(tmp_path), CPU)
@@ -194,5 +194,5 @@ def test_loading_is_told_in_the_log_and_not_drawn(tmp_path, caplog, capsys, monk
 
 
 def test_bars_of_unknown_length_stay_what_they_are():
-    with loading_told():
+    with logged_loading():
         assert list(transformers_logging.tqdm(iter("abc"), desc="x", disable=True)) == list("abc")

@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 
 from services.costs import Direction
 from services.worker.engine.inputs import StepInputs
-from services.worker.kv.moves import Move, Moves
+from services.worker.kv.transfers import KVTransfer, TransferPlan
 from services.worker.parallel.messages import (
     BatchReader,
     BatchWriter,
-    Kind,
+    MessageKind,
     Words,
+    encode_message,
     read_moves,
-    words,
     write_moves,
 )
 from services.worker.requests.batch import DecodeRows, PrefillChunk, StepBatch
@@ -139,9 +139,9 @@ blocks = st.lists(st.integers(0, 2**40), max_size=5)
     recalled=st.lists(st.integers(1, 99), max_size=3),
 )
 def test_moves_arrive_as_they_were_but_for_whose_they_are(moves, recalled):
-    sent = Moves(
+    sent = TransferPlan(
         tuple(
-            Move(n, "whoever", way, tuple(b), tuple(1 + x for x in b), tokens)
+            KVTransfer(n, "whoever", way, tuple(b), tuple(1 + x for x in b), tokens)
             for n, way, b, tokens in moves
         ),
         tuple(recalled),
@@ -156,5 +156,9 @@ def test_moves_arrive_as_they_were_but_for_whose_they_are(moves, recalled):
 
 def test_every_message_says_what_it_is():
     batch = StepBatch(DecodeRows([], [], 4), [])
-    kinds = [BatchWriter().write(batch)[0], write_moves(Moves())[0], words(Kind.SETTLE, [3])[0]]
-    assert kinds == [Kind.RUN, Kind.MOVE, Kind.SETTLE]
+    kinds = [
+        BatchWriter().write(batch)[0],
+        write_moves(TransferPlan())[0],
+        encode_message(MessageKind.SETTLE, [3])[0],
+    ]
+    assert kinds == [MessageKind.RUN, MessageKind.MOVE, MessageKind.SETTLE]

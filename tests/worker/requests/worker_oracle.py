@@ -5,7 +5,7 @@ from zlib import crc32
 import numpy as np
 
 from services.costs import Direction
-from services.worker.kv.moves import Move, Moves
+from services.worker.kv.transfers import KVTransfer, TransferPlan
 from services.worker.requests.batch import PrefillChunk, StepBatch
 from services.worker.requests.prompt import MAX_LOGPROBS, Prompt
 from services.worker.requests.scores import Opening, PromptLogprobs
@@ -65,10 +65,10 @@ class DumbDevice:
         self._block_tokens = block_tokens
         self._memory: dict[int, Written] = {}
         self._host: dict[int, Written] = {}
-        self.pending: dict[int, Move] = {}
+        self.pending: dict[int, KVTransfer] = {}
         self.drawn: list[int] = []  # in the last step, for the one behind it to read
 
-    def carry_out(self, moves: Moves) -> None:
+    def carry_out(self, moves: TransferPlan) -> None:
         for serial in moves.recalled:
             self.pending.pop(serial, None)
         for move in moves.started:
@@ -90,7 +90,7 @@ class DumbDevice:
         from_blocks: tuple[int, ...],
         target: dict[int, Written],
         to_blocks: tuple[int, ...],
-        move: Move,
+        move: KVTransfer,
     ) -> None:
         for position in range(move.tokens):
             written = source[self._slot(from_blocks, position)]

@@ -6,7 +6,7 @@ from typing import Any
 
 from services.core import Grant, HeldRequest, Plan, QueuePosition, Report, RequestProgress
 from services.costs import Direction
-from services.worker.kv.moves import Moves
+from services.worker.kv.transfers import TransferPlan
 from services.worker.requests.batch import NewToken, StepBatch
 from services.worker.requests.limits import Limits
 from services.worker.requests.prompt import Prompt, SamplingParams
@@ -111,7 +111,7 @@ class Transcript:
             self.state.check_integrity()
             self._report()
 
-    def _carry_out(self, moves: Moves) -> None:
+    def _carry_out(self, moves: TransferPlan) -> None:
         self.device.carry_out(moves)
         self.lines += [f"  recalled {serial}" for serial in moves.recalled]
         for move in moves.started:

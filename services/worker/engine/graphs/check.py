@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from services.worker.kv.cache import KVCache
-from services.worker.model.paged import SHIFT_MAX, SHIFT_MAX_HALF
-from services.worker.model.probe import shift_of
+from services.worker.model.paged import MAX_SHIFT, MAX_SHIFT_HALF
+from services.worker.model.probe import relative_shift
 from services.worker.requests.batch import DecodeRows, StepBatch
 from services.worker.requests.prompt import Prompt
 from services.worker.requests.sequence import Sequence
@@ -80,9 +80,9 @@ def random_contexts(cache: KVCache, blocks: int) -> Iterator[None]:
 
 def difference(recorded: Tensor, eager: Tensor) -> str:
     """How two [rows, vocabulary] tensors of logits differ beyond rounding; empty if they agree."""
-    most = SHIFT_MAX if eager.dtype is torch.float32 else SHIFT_MAX_HALF
+    most = MAX_SHIFT if eager.dtype is torch.float32 else MAX_SHIFT_HALF
     parts = [slice(i, i + ROWS_AT_ONCE) for i in range(0, len(eager), ROWS_AT_ONCE)]
-    shifts = [shift_of(recorded[part], eager[part]) for part in parts]
+    shifts = [relative_shift(recorded[part], eager[part]) for part in parts]
     if all(shift <= most for shift in shifts):  # true for NaN, too
         return ""
     return f"it moves logits by {max(shifts):.2%} of their size"

@@ -24,7 +24,7 @@ from services.worker.engine.graphs.check import (
 from services.worker.engine.graphs.recorder import Recorder
 from services.worker.engine.graphs.sizes import fitting, order_of
 from services.worker.engine.inputs import Inputs, StepInputs
-from services.worker.kernels.interface import FixedAttention
+from services.worker.kernels.interface import RecordableAttention
 from services.worker.kv.cache import KVCache
 from services.worker.model.paged import PagedModel, PagedStep
 from services.worker.requests.batch import DecodeRows, StepBatch
@@ -41,7 +41,7 @@ class GraphParts:
 
     model: PagedModel
     cache: KVCache
-    attention: FixedAttention
+    attention: RecordableAttention
     recorder: Recorder
     sizes: list[int]
     pad_block: int

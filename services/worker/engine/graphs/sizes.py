@@ -4,7 +4,7 @@ available."""
 import torch
 
 from services.worker.config import EngineConfig
-from services.worker.kernels.choose import runs_triton
+from services.worker.kernels.selection import runs_triton
 
 SMALL = (1, 2, 4)
 # Rows between two sizes: at most an eighth of a step is padding, and 7 rows below 128.

@@ -15,8 +15,8 @@ from torch import Tensor
 from services.worker.engine.sampling.drawn import Asked, Rows
 from services.worker.engine.sampling.seen_tokens import SeenTokens
 from services.worker.engine.sampling.token_masks import TokenMasks, masks_of
-from services.worker.kernels.interface import Draws, Filters
-from services.worker.kernels.reference.draws import draw, stream_keys, uniforms
+from services.worker.kernels.interface import Filters, SamplingKernels
+from services.worker.kernels.reference.sampling import draw, stream_keys, uniforms
 from services.worker.kv.device_streams import to_device
 from services.worker.requests.batch import Ints
 from services.worker.requests.prompt import SamplingParams
@@ -67,7 +67,7 @@ class Random:
     temperature: Tensor | None  # [rows, 1]; None if all are 1
     filters: Filters | None
 
-    def draw(self, logits: Tensor, uniform: Tensor, draws: Draws) -> Tensor:
+    def draw(self, logits: Tensor, uniform: Tensor, draws: SamplingKernels) -> Tensor:
         """A token for each of these rows, from the batch's `logits` and `uniform` numbers."""
         logits = self.rows.of(logits)
         if self.temperature is not None:
@@ -75,7 +75,7 @@ class Random:
         probs = logits.softmax(-1)
         if self.filters is None:
             return draw(probs, self.rows.of(uniform))
-        return draws.filtered(probs, self.filters, self.rows.of(uniform))
+        return draws.sample_filtered(probs, self.filters, self.rows.of(uniform))
 
 
 @dataclass(slots=True)

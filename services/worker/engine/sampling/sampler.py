@@ -16,7 +16,7 @@ from torch import Tensor
 from services.worker.engine.sampling.draw_plan import NOTHING, DrawPlan, Planner
 from services.worker.engine.sampling.drawn import Drawn
 from services.worker.engine.sampling.seen_tokens import SeenTokens
-from services.worker.kernels.interface import Draws
+from services.worker.kernels.interface import SamplingKernels
 from services.worker.kv.device_streams import Streams
 from services.worker.requests.prompt import SamplingParams
 from services.worker.requests.sequence import Sequence
@@ -34,14 +34,14 @@ def is_plain(sampling: SamplingParams) -> bool:
 
 
 class Sampler:
-    """Draws for one model's batches. Not thread-safe."""
+    """SamplingKernels for one model's batches. Not thread-safe."""
 
     def __init__(
         self,
         device: torch.device,
         vocab_size: int,
         eos_ids: Iterable[int],
-        draws: Draws,
+        draws: SamplingKernels,
         streams: Streams,
     ):
         self.seen = SeenTokens(device, vocab_size)
@@ -66,7 +66,7 @@ class Sampler:
         sequence's `tokens`, negative until it is known. Raises ValueError if it was not drawn
         here."""
         if self._is_plain(sequences):
-            self._newest = self._draws.likeliest(logits)
+            self._newest = self._draws.argmax(logits)
             return Drawn(self._newest, self._streams)
         plan = self._plan_for(sequences)
         # in case of an error below, after which the device may be half a step ahead
@@ -113,7 +113,7 @@ class Sampler:
     def _choose(self, plan: DrawPlan, logits: Tensor) -> Tensor:
         """Greedy rows first, then the others overwrite theirs."""
         if plan.greedy:
-            tokens = self._draws.likeliest(logits)
+            tokens = self._draws.argmax(logits)
         else:
             tokens = torch.empty(len(logits), dtype=torch.long, device=logits.device)
         if not plan.random:

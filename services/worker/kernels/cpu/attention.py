@@ -1,7 +1,7 @@
 """Paged attention on a CPU, in place: no context is gathered (loops.py).
 
 Decode rows and short chunks of prompts are rows of one call a layer: each token is a query with a
-table and a position of its own. A chunk of many tokens is a product of matrices: chunk_loops.py,
+table and a position of its own. A chunk of many tokens is a product of matrices: prefill_loops.py,
 where vectors are wide, else PyTorch's own attention, by the reference.
 """
 
@@ -15,18 +15,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from services.worker.kernels.cpu import chunk_loops, loops
-from services.worker.kernels.cpu.cores import numba_threads, wide_vectors
-from services.worker.kernels.cpu.lanes import LANES
-from services.worker.kernels.cpu.stored import Numbers, numbers_of
+from services.worker.kernels.cpu import decode_loops, prefill_loops
+from services.worker.kernels.cpu.codegen.vectors import LANES
+from services.worker.kernels.cpu.number_formats import Numbers, as_numpy
+from services.worker.kernels.cpu.threads import numba_threads, wide_vectors
 from services.worker.kernels.interface import AttentionOptions
 from services.worker.kernels.reference.attention import ChunkGroup, TorchAttention
 from services.worker.kernels.reference.paging import LARGEST_SCALE, TINY
 from services.worker.kv.cache import KVLayer
 from services.worker.requests.batch import DecodeRows, Ints, PrefillChunk, StepBatch
 
-# A chunk of more tokens is a product of matrices (measured): by chunk_loops.py, or by PyTorch.
-ROWS_MAX, ROWS_MAX_BEFORE_TORCH = 7, 48
+# A chunk of more tokens is a product of matrices (measured): by prefill_loops.py, or by PyTorch.
+MAX_ROW_TOKENS, MAX_ROW_TOKENS_BEFORE_TORCH = 7, 48
 # Of a layer's products, from how many on another thread pays for being woken.
 THREAD_WORK = 250_000
 SCALE_BOUNDS = (np.float32(TINY), np.float32(LARGEST_SCALE))
@@ -115,7 +115,7 @@ class NumbaAttention:
         """The chunks whose tokens are rows, with the packed tokens before them; the others are
         noted."""
         short, first = [], len(batch.decodes)
-        most = ROWS_MAX if self._tiles else ROWS_MAX_BEFORE_TORCH
+        most = MAX_ROW_TOKENS if self._tiles else MAX_ROW_TOKENS_BEFORE_TORCH
         for chunk in batch.chunks:
             if chunk.tokens <= most:
                 short.append((first, chunk))
@@ -129,11 +129,11 @@ class NumbaAttention:
 
     def store(self, layer: KVLayer, k: Tensor, v: Tensor) -> None:
         data, scales = self._views(layer)
-        for side, x in enumerate(numbers_of(given.contiguous()) for given in (k, v)):
+        for side, x in enumerate(as_numpy(given.contiguous()) for given in (k, v)):
             if layer.scales is None:
-                loops.store(data[side], self._slots, x)
+                decode_loops.store(data[side], self._slots, x)
             else:
-                loops.store_int8(data[side], scales[side], self._slots, x, *SCALE_BOUNDS)
+                decode_loops.store_int8(data[side], scales[side], self._slots, x, *SCALE_BOUNDS)
 
     def attend(
         self, layer: KVLayer, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
@@ -166,7 +166,7 @@ class NumbaAttention:
     ) -> None:
         rows = self._rows
         tile = math.gcd(layer.data.shape[3], LANES)
-        attend = loops.attention(q.shape[2], tile, threads > 1)
+        attend = decode_loops.attention(q.shape[2], tile, threads > 1)
         if threads > 1:
             numba.set_num_threads(threads)  # kept by the thread that calls
         attend(
@@ -192,7 +192,7 @@ class NumbaAttention:
         numba.set_num_threads(threads)  # kept by the thread that calls
         data, scales = self._views(layer)
         scale, window, softcap = _numbers(options)
-        chunk_loops.attend(
+        prefill_loops.attend(
             data,
             scales,
             span.table,
@@ -218,7 +218,7 @@ class NumbaAttention:
         key = layer.data.data_ptr()
         if key not in self._layers:
             scales = NO_SCALES if layer.scales is None else layer.scales.numpy()
-            self._layers[key] = (numbers_of(layer.data), scales)
+            self._layers[key] = (as_numpy(layer.data), scales)
         return self._layers[key]
 
 

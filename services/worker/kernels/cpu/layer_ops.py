@@ -6,12 +6,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.worker.kernels.cpu import row_loops as loops
-from services.worker.kernels.cpu.cores import numba_threads
-from services.worker.kernels.cpu.products import product
-from services.worker.kernels.cpu.stored import numbers_of
+from services.worker.kernels.cpu import elementwise_loops as loops
+from services.worker.kernels.cpu.matmul import product
+from services.worker.kernels.cpu.number_formats import as_numpy
+from services.worker.kernels.cpu.threads import numba_threads
 
-ROWS_MIN = 2  # in float32: of one row a library's call costs less
+MIN_ROWS = 2  # in float32: of one row a library's call costs less
 # Of a product in bfloat16, from how many on a library is faster, as processors multiply in pairs.
 PAIRED_WORK = 1_300_000
 THREAD_WORK = 500_000  # of a product, from how many on another thread pays for being woken
@@ -24,7 +24,7 @@ class NumbaLayerOps:
         """`multiplies`: whether small products are computed here, as where vectors are wide."""
         self._dtype, self._multiplies = dtype, multiplies
         self._threads = numba_threads()
-        self._no_norm = numbers_of(torch.zeros(0, 0, dtype=dtype))
+        self._no_norm = as_numpy(torch.zeros(0, 0, dtype=dtype))
 
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         if not self._is_ours(x, weight):
@@ -43,21 +43,21 @@ class NumbaLayerOps:
 
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         out = torch.empty_like(x)
-        loops.norm(numbers_of(x), numbers_of(weight), np.float32(eps), numbers_of(out))
+        loops.norm(as_numpy(x), as_numpy(weight), np.float32(eps), as_numpy(out))
         return out
 
     def turn(
         self, qkv: Tensor, heads: int, norm: Tensor | None, eps: float, cos: Tensor, sin: Tensor
     ) -> Tensor:
-        weight = self._no_norm if norm is None else numbers_of(norm)
-        turns = numbers_of(cos[:, 0]), numbers_of(sin[:, 0])
+        weight = self._no_norm if norm is None else as_numpy(norm)
+        turns = as_numpy(cos[:, 0]), as_numpy(sin[:, 0])
         turn = loops.turn(qkv.shape[-1], cos.shape[-1] // 2, norm is not None)
-        turn(numbers_of(qkv), heads, weight, np.float32(eps), *turns)
+        turn(as_numpy(qkv), heads, weight, np.float32(eps), *turns)
         return qkv[:, :heads]
 
     def gated(self, gate_up: Tensor) -> Tensor:
         out = torch.empty(len(gate_up), gate_up.shape[1] // 2, dtype=self._dtype)
-        loops.gated(numbers_of(gate_up), numbers_of(out))
+        loops.gated(as_numpy(gate_up), as_numpy(out))
         return out
 
     def warm(self) -> None:
@@ -76,7 +76,7 @@ class NumbaLayerOps:
             return False
         if self._dtype is torch.bfloat16:
             return len(x) * weight.numel() <= PAIRED_WORK
-        return len(x) >= ROWS_MIN
+        return len(x) >= MIN_ROWS
 
     def _multiply(self, x: Tensor, weight: Tensor, out: Tensor, added: bool) -> None:
         threads = 1
@@ -89,4 +89,4 @@ class NumbaLayerOps:
 
 def multiply(x: Tensor, weight: Tensor, out: Tensor, added: bool, many: bool) -> None:
     """products.py's `product`, of tensors."""
-    product(many)(numbers_of(x), numbers_of(weight), added, numbers_of(out))
+    product(many)(as_numpy(x), as_numpy(weight), added, as_numpy(out))

@@ -13,9 +13,9 @@ from services.worker.kernels.cuda.device import (
 )
 from services.worker.kernels.cuda.prefill import prefill
 from services.worker.kernels.cuda.rows import RowsAttention
-from services.worker.kernels.cuda.sizes import Tiles, power_of_two, prefill_tiles
 from services.worker.kernels.cuda.store import store
-from services.worker.kernels.cuda.work import tiles_of
+from services.worker.kernels.cuda.tile_sizes import Tiles, power_of_two, prefill_tiles
+from services.worker.kernels.cuda.work_split import tiles_of
 from services.worker.kernels.interface import AttentionOptions
 from services.worker.kv.cache import KVLayer
 from services.worker.requests.batch import PrefillChunk, StepBatch

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from services.worker.kernels.cuda.copies import copy, dequantize, quantize
 from services.worker.kernels.cuda.device import TYPES, require_runnable
-from services.worker.kernels.cuda.sizes import power_of_two
+from services.worker.kernels.cuda.tile_sizes import power_of_two
 from services.worker.kv.cache import KVLayer
 from services.worker.kv.copies import StagedLayer
 

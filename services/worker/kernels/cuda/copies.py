@@ -8,7 +8,7 @@ A program takes one (block, keys or values, head): BLOCK_TOKENS by HEAD_DIM numb
 import triton
 import triton.language as tl
 
-from services.worker.kernels.cuda.numbers import narrow, narrow_up, nearest, widen
+from services.worker.kernels.cuda.rounding import narrow, narrow_up, nearest, widen
 
 # Where a range in float32 could overflow, it is computed of halves.
 WIDE = tl.constexpr(1e38)

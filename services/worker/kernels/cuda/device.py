@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from services.worker.kernels.cuda.tiles import walk
-from services.worker.kernels.cuda.work import Words
+from services.worker.kernels.cuda.work_split import Words
 from services.worker.kv.cache import KVLayer
 
 # Under TRITON_INTERPRET=1 kernels are no JIT functions, and run on the CPU.

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from services.worker.kernels.cuda.decode import append_blocks, decode, join
 from services.worker.kernels.cuda.device import Paged, products, send
-from services.worker.kernels.cuda.sizes import Tiles, decode_tiles, power_of_two
-from services.worker.kernels.cuda.work import items_of, splits_of
+from services.worker.kernels.cuda.tile_sizes import Tiles, decode_tiles, power_of_two
+from services.worker.kernels.cuda.work_split import items_of, splits_of
 from services.worker.kernels.interface import AttentionOptions
 from services.worker.requests.batch import DecodeRows, Ints
 

@@ -5,7 +5,7 @@
 import triton
 import triton.language as tl
 
-from services.worker.kernels.cuda.numbers import nearest
+from services.worker.kernels.cuda.rounding import nearest
 
 # Below TINY a scale would have lost precision itself; 127 times LARGEST is still finite.
 TINY = tl.constexpr(1.1754943508222875e-38)

@@ -16,7 +16,7 @@ _BELOW_HALF = np.uint32(0x7FFF)  # of a bfloat16's last bit
 _NO_SIGN, _INFINITY, _NAN = np.uint32(0x7FFFFFFF), np.uint32(0x7F800000), np.int16(0x7FC0)
 
 
-def numbers_of(x: Tensor) -> Numbers:
+def as_numpy(x: Tensor) -> Numbers:
     """The same memory; the bits of bfloat16."""
     return (x.view(torch.int16) if x.dtype is torch.bfloat16 else x).numpy()
 

@@ -6,7 +6,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 
-class Exchange(Protocol):
+class Collectives(Protocol):
     """Between ranks. All of them call, in the same order."""
 
     @property
@@ -16,15 +16,15 @@ class Exchange(Protocol):
     def sum(self, x: Tensor) -> Tensor:
         """Of all ranks' x, contiguous, in place; the same on each, bit for bit."""
 
-    def side_by_side(self, x: Tensor) -> Tensor:
+    def all_gather(self, x: Tensor) -> Tensor:
         """All ranks' x […, n], in the order of ranks: […, size · n]."""
 
 
-class Part(Protocol):
+class ModelSharder(Protocol):
     """What of a model is this rank's."""
 
     @property
-    def ranks(self) -> Exchange: ...
+    def ranks(self) -> Collectives: ...
 
     def cut(self, module: PreTrainedModel) -> None:
         """Leaves this rank's part of a model that was loaded whole; its forward still gives what

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 from numba import njit, prange
 
-from services.worker.kernels.cpu.cached import cached
+from services.worker.kernels.cpu.codegen.vectors import LANES
+from services.worker.kernels.cpu.decode_loops import cap
 from services.worker.kernels.cpu.exponential import exponential
-from services.worker.kernels.cpu.lanes import LANES
-from services.worker.kernels.cpu.loops import cap
-from services.worker.kernels.cpu.products import WIDE, columns
-from services.worker.kernels.cpu.stored import real
+from services.worker.kernels.cpu.kernel_cache import cached
+from services.worker.kernels.cpu.matmul import WIDE, columns
+from services.worker.kernels.cpu.number_formats import real
 
 QUERIES = 192  # of a tile, of all heads that share keys: with its scores, within a core's own cache
 KEYS = 64  # of a tile

@@ -13,17 +13,17 @@ from typing import Any
 import numpy as np
 from numba import njit, prange
 
-from services.worker.kernels.cpu.block_ops import (
+from services.worker.kernels.cpu.codegen.attention_ops import (
     LINE_BYTES,
     prefetch,
     raise_to_weights,
     score,
     weigh,
 )
-from services.worker.kernels.cpu.cached import cached
+from services.worker.kernels.cpu.codegen.vectors import LANES
 from services.worker.kernels.cpu.exponential import tanh
-from services.worker.kernels.cpu.lanes import LANES
-from services.worker.kernels.cpu.stored import real
+from services.worker.kernels.cpu.kernel_cache import cached
+from services.worker.kernels.cpu.number_formats import real
 
 AHEAD = 3  # blocks that are on their way from memory while another is computed with
 _ZERO, _ONE = np.float32(0.0), np.float32(1.0)

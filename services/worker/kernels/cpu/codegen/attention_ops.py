@@ -12,7 +12,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from services.worker.kernels.cpu import exponential
-from services.worker.kernels.cpu.lanes import (
+from services.worker.kernels.cpu.codegen.vectors import (
     BYTE,
     FLOATS,
     INT32,
@@ -20,7 +20,7 @@ from services.worker.kernels.cpu.lanes import (
     LANES,
     Code,
     builds,
-    parts_of,
+    vector_parts,
 )
 
 LINE_BYTES = 64
@@ -54,7 +54,7 @@ def _scoring(typing_context: Any, dim: Any, tile: Any, count: Any, keys: Any, to
 
     def build(code: Code) -> None:
         token, first, at = (code.number(argument) for argument in (4, 7, 8))
-        parts = parts_of(dims)
+        parts = vector_parts(dims)
         rows = [code.plus(first, n) for n in range(counts)]
         of_queries = [[code.load(code.place(5, row, begin)) for begin, _ in parts] for row in rows]
 
@@ -96,7 +96,7 @@ def _weighing(typing_context: Any, dim: Any, tile: Any, count: Any, values: Any,
 
     def build(code: Code) -> None:
         token, first, at = (code.number(argument) for argument in (4, 7, 8))
-        parts = parts_of(dims)
+        parts = vector_parts(dims)
         rows = [code.plus(first, n) for n in range(counts)]
         places = [[code.place(6, row, begin) for begin, _ in parts] for row in rows]
         totals = [[code.load(place) for place in each] for each in places]

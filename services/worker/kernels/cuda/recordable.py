@@ -25,7 +25,7 @@ from services.worker.kernels.cuda.rows import (
     partials_of,
     room_of,
 )
-from services.worker.kernels.cuda.work import items_of, spare_splits, splits_of
+from services.worker.kernels.cuda.work_split import items_of, spare_splits, splits_of
 from services.worker.kernels.interface import AttentionOptions
 from services.worker.kv.cache import KVLayer
 from services.worker.requests.batch import NO_INTS, DecodeRows, Ints, StepBatch
@@ -44,8 +44,8 @@ class _Plan:
     sent: Ints = field(default_factory=lambda: NO_INTS)
 
 
-class FixedDecodes:
-    """FixedAttention on a CUDA device; on the CPU under TRITON_INTERPRET=1.
+class RecordableDecodes:
+    """RecordableAttention on a CUDA device; on the CPU under TRITON_INTERPRET=1.
 
     For up to `max_rows` rows of `row_blocks` blocks. `processors` is how many multiprocessors to
     fill, by default all.

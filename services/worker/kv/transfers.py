@@ -1,4 +1,4 @@
-"""Moves: what the state wants copied between the pools, as values the swapper carries out."""
+"""KV transfers between the device and host pools, as values that the swapper carries out."""
 
 from dataclasses import dataclass
 
@@ -6,7 +6,7 @@ from services.costs import Direction
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class KVTransfer:
     """One request's KV on its way: device_blocks[i] ↔ host_blocks[i], `tokens` of them filled.
 
     Logically an offload is over once it is ordered: the device blocks may be reused by whatever
@@ -23,11 +23,11 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True)
-class Moves:
+class TransferPlan:
     """`recalled` uploads are given up, by serial, before any of `started`: their device blocks
     have another owner now and must not be written any more."""
 
-    started: tuple[Move, ...] = ()
+    started: tuple[KVTransfer, ...] = ()
     recalled: tuple[int, ...] = ()
 
     def __bool__(self) -> bool:

@@ -6,7 +6,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from services.worker.kernels.cpu.lanes import FLOAT, Code, builds, parts_of
+from services.worker.kernels.cpu.codegen.vectors import FLOAT, Code, builds, vector_parts
 
 
 def _turning(typing_context: Any, dim: Any, half: Any, normed: Any, x: Any, row: Any, head: Any,
@@ -17,9 +17,9 @@ def _turning(typing_context: Any, dim: Any, half: Any, normed: Any, x: Any, row:
 
     def build(code: Code) -> None:
         row, head = code.number(4), code.number(5)
-        low = parts_of(halves)
+        low = vector_parts(halves)
         high = [(halves + begin, size) for begin, size in low]
-        rest = [(2 * halves + begin, size) for begin, size in parts_of(dims - 2 * halves)]
+        rest = [(2 * halves + begin, size) for begin, size in vector_parts(dims - 2 * halves)]
         pieces = [*low, *high, *rest]
         places = [code.place(3, row, head, begin) for begin, _ in pieces]
         numbers = [code.load(place, size) for place, (_, size) in zip(places, pieces, strict=True)]
@@ -65,4 +65,4 @@ def _rotated(
     return made
 
 
-turn_head: Any = intrinsic(prefer_literal=True)(_turning)
+rotate_head: Any = intrinsic(prefer_literal=True)(_turning)

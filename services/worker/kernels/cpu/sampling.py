@@ -14,7 +14,7 @@ import torch
 from numba import njit
 from torch import Tensor
 
-from services.worker.kernels.cpu.cached import cached
+from services.worker.kernels.cpu.kernel_cache import cached
 from services.worker.kernels.interface import Filters
 
 _SHIFT = 19  # of a float32: what is left is its exponent and four bits of its fraction
@@ -24,14 +24,14 @@ _ID_BITS = 32
 _ZERO = np.float32(0.0)
 
 
-class CpuDraws:
-    """Draws on a CPU. The likeliest by numpy: PyTorch's own goes number by number there, fifteen to
-    thirty times as long."""
+class CpuSampling:
+    """SamplingKernels on a CPU. `argmax` uses numpy: PyTorch's CPU argmax is scalar, 15 to 30 times
+    slower."""
 
-    def likeliest(self, logits: Tensor) -> Tensor:
+    def argmax(self, logits: Tensor) -> Tensor:
         return torch.from_numpy(logits.float().numpy().argmax(-1))
 
-    def filtered(self, probs: Tensor, filters: Filters, uniform: Tensor) -> Tensor:
+    def sample_filtered(self, probs: Tensor, filters: Filters, uniform: Tensor) -> Tensor:
         tokens = torch.empty(len(probs), dtype=torch.int64)
         _draw(
             probs.contiguous().numpy(),
@@ -46,7 +46,7 @@ class CpuDraws:
     def warm(self) -> None:
         """Compile what draws, or load it from disk, so that no step waits for it."""
         one = torch.ones(1, dtype=torch.float64)
-        self.filtered(one[None].float(), Filters(one.long(), one, one.float(), 1), one - 1)
+        self.sample_filtered(one[None].float(), Filters(one.long(), one, one.float(), 1), one - 1)
 
 
 @njit(inline="always")

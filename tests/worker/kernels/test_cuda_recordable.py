@@ -19,8 +19,8 @@ from benchmarks.gpu.checks import (
     run_fixed,
     store_faults,
 )
-from services.worker.kernels.cuda.fixed import FixedDecodes
-from services.worker.kernels.cuda.work import spare_splits, splits_of
+from services.worker.kernels.cuda.recordable import RecordableDecodes
+from services.worker.kernels.cuda.work_split import spare_splits, splits_of
 from services.worker.kernels.interface import AttentionOptions
 from services.worker.kv.cache import KVLayer
 from services.worker.requests.batch import DecodeRows, StepBatch
@@ -94,7 +94,7 @@ class Growing:
         self.out = torch.zeros_like(self.q)
         self.positions = torch.zeros(size, dtype=torch.long)
         self.slots = torch.full((size,), self.pad_block * self.block)
-        self.kernels = FixedDecodes(self.block, CPU, size, 40, processors=2)
+        self.kernels = RecordableDecodes(self.block, CPU, size, 40, processors=2)
         self.kernels.prepare(StepBatch(DecodeRows([], [], self.block), []), self.slots)
         self.replay = TapeRecorder().record(self.work)
         self.begin(lengths)

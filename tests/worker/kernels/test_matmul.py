@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from services.worker.kernels.cpu import layer_ops
-from services.worker.kernels.cpu.cores import numba_threads
 from services.worker.kernels.cpu.layer_ops import NumbaLayerOps, multiply
+from services.worker.kernels.cpu.threads import numba_threads
 from services.worker.model.layer_ops import TorchLayerOps
 
 OURS, THEIRS = NumbaLayerOps(torch.float32), TorchLayerOps()

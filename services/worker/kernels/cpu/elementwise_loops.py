@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from services.worker.kernels.cpu.cached import cached
+from services.worker.kernels.cpu.codegen.rotary_ops import rotate_head
 from services.worker.kernels.cpu.exponential import exponential
-from services.worker.kernels.cpu.stored import real, stored
-from services.worker.kernels.cpu.turn_op import turn_head
+from services.worker.kernels.cpu.kernel_cache import cached
+from services.worker.kernels.cpu.number_formats import real, stored
 
 _ZERO, _ONE = np.float32(0.0), np.float32(1.0)
 
@@ -47,7 +47,7 @@ def turn(dim: int, half: int, normed: bool) -> Any:
         then rotated by cos and sin [rows, 2 · half]."""
         for row in range(x.shape[0]):
             for head in range(heads):
-                turn_head(dim, half, norms, x, row, head, weight, eps, cos, sin)
+                rotate_head(dim, half, norms, x, row, head, weight, eps, cos, sin)
 
     return cached(njit(turning, fastmath=True, nogil=True, cache=True))
 

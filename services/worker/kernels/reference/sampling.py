@@ -58,13 +58,13 @@ def draw(weights: Tensor, uniform: Tensor) -> Tensor:
     return (block[:, 0] * BLOCK + _passed(inside, target)).clamp_(max=size - 1)
 
 
-class TorchDraws:
-    """Draws on any device."""
+class TorchSampling:
+    """SamplingKernels on any device."""
 
-    def likeliest(self, logits: Tensor) -> Tensor:
+    def argmax(self, logits: Tensor) -> Tensor:
         return logits.argmax(-1)
 
-    def filtered(self, probs: Tensor, filters: Filters, uniform: Tensor) -> Tensor:
+    def sample_filtered(self, probs: Tensor, filters: Filters, uniform: Tensor) -> Tensor:
         """Where all rows set a top_k, only so many of the likeliest are put in order; without one,
         how many are enough is known on the device alone, and all are."""
         size, widest = probs.shape[-1], filters.widest

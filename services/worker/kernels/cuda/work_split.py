@@ -13,7 +13,7 @@ Words = NDArray[np.int32]
 # time, the last round, which runs half empty, costs no more than a sixteenth.
 BLOCKS_PER_PROCESSOR = 16
 # Fewer tiles than this in a split, and joining it costs more than what it hides.
-LEAST_TILES = 4
+MIN_TILES = 4
 
 
 def splits_of(lengths: Ints, window: int | None, tile: int, heads: int, processors: int) -> Ints:
@@ -24,7 +24,7 @@ def splits_of(lengths: Ints, window: int | None, tile: int, heads: int, processo
     hidden = np.zeros_like(lengths) if window is None else np.maximum(lengths - window, 0)
     tiles = -(-lengths // tile) - hidden // tile
     wanted = BLOCKS_PER_PROCESSOR * processors
-    each = max(LEAST_TILES, -(-int(tiles.sum()) * heads // wanted))
+    each = max(MIN_TILES, -(-int(tiles.sum()) * heads // wanted))
     return np.asarray(-(-tiles // each))
 
 

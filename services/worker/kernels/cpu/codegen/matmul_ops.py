@@ -7,7 +7,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from services.worker.kernels.cpu.lanes import FLOATS, LANES, Code, builds
+from services.worker.kernels.cpu.codegen.vectors import FLOATS, LANES, Code, builds
 
 Load = Callable[[Any], Any]
 Store = Callable[[Any, Any], None]

@@ -4,10 +4,10 @@ the dtype, PyTorch's anywhere else."""
 import torch
 
 from services.worker.config import KernelSet
-from services.worker.kernels.interface import AttentionKernels, Draws, FixedAttention
+from services.worker.kernels.interface import AttentionKernels, RecordableAttention, SamplingKernels
 from services.worker.kernels.reference.attention import TorchAttention
 from services.worker.kernels.reference.blocks import TorchBlocks
-from services.worker.kernels.reference.draws import TorchDraws
+from services.worker.kernels.reference.sampling import TorchSampling
 from services.worker.kv.cache import KVCache, KVShape, bytes_per_token
 from services.worker.kv.copies import BlockCopies
 
@@ -53,23 +53,23 @@ def runs_triton(device: torch.device, chosen: KernelSet) -> bool:
     return chosen == "triton" or (chosen == "auto" and device.type == "cuda")
 
 
-def fixed_for(
+def recordable_for(
     device: torch.device, block_tokens: int, max_rows: int, row_blocks: int
-) -> FixedAttention:
+) -> RecordableAttention:
     """Attention of up to `max_rows` decodes of `row_blocks` blocks that can be recorded: Triton's,
     where `runs_triton`."""
-    from services.worker.kernels.cuda.fixed import FixedDecodes
+    from services.worker.kernels.cuda.recordable import RecordableDecodes
 
-    return FixedDecodes(block_tokens, device, max_rows, row_blocks)
+    return RecordableDecodes(block_tokens, device, max_rows, row_blocks)
 
 
-def draws_for(device: torch.device, chosen: KernelSet = "auto") -> Draws:
+def sampling_for(device: torch.device, chosen: KernelSet = "auto") -> SamplingKernels:
     """On a CPU numpy's and Numba's, compiled here so that no step waits for it; else PyTorch's."""
     if device.type != "cpu" or chosen == "torch":
-        return TorchDraws()
-    from services.worker.kernels.cpu.draws import CpuDraws
+        return TorchSampling()
+    from services.worker.kernels.cpu.sampling import CpuSampling
 
-    draws = CpuDraws()
+    draws = CpuSampling()
     draws.warm()
     return draws
 
@@ -120,7 +120,7 @@ def _triton(
     heads: list[int],
 ) -> Kernels:
     """Imported here, so that a machine without a GPU needs no Triton."""
-    from services.worker.kernels.cuda.sizes import require_supported
+    from services.worker.kernels.cuda.tile_sizes import require_supported
 
     for queries, shape in zip(heads, shapes, strict=True):
         require_supported(queries, shape.kv_heads, shape.head_dim, dtype)

@@ -16,7 +16,7 @@ def cached(kernel: T) -> T:
     return kernel
 
 
-def how_built() -> str:
+def kernel_source() -> str:
     """Of all that this process has called: "compiled" where any was not on disk, else "loaded";
     empty where none was called."""
     stats = [kernel.stats for kernel in _kernels]

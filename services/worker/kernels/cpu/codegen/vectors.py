@@ -194,6 +194,6 @@ def builds(build: Callable[[Code], None]) -> Built:
     return code
 
 
-def parts_of(dim: int) -> list[tuple[int, int]]:
+def vector_parts(dim: int) -> list[tuple[int, int]]:
     """A vector of `dim` numbers in pieces of sixteen lanes: where each begins, and its numbers."""
     return [(first, min(LANES, dim - first)) for first in range(0, dim, LANES)]

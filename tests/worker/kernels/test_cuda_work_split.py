@@ -5,13 +5,13 @@ import pytest
 import torch
 
 from benchmarks.gpu.checks import Case, layout_of
-from services.worker.kernels.cuda.sizes import (
+from services.worker.kernels.cuda.tile_sizes import (
     decode_tiles,
     power_of_two,
     prefill_tiles,
     require_supported,
 )
-from services.worker.kernels.cuda.work import items_of, splits_of, tiles_of
+from services.worker.kernels.cuda.work_split import items_of, splits_of, tiles_of
 
 
 def test_a_long_sequence_alone_fills_the_device():

@@ -15,8 +15,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from services.worker.model.paged import PagedModel
 from services.worker.model.probe import Probe
-from services.worker.parallel.cut import Cut, require_heads
-from services.worker.parallel.group import Group
+from services.worker.parallel.group import RankGroup
+from services.worker.parallel.tensor_sharding import TensorSharder, require_even_heads
 from tests.worker.worker_fixtures import GROUPED, MODELS, SIZES, reference
 
 CPU = torch.device("cpu")
@@ -32,7 +32,7 @@ class Threads:
 
 
 @dataclass(frozen=True)
-class ThreadGroup(Group):
+class ThreadGroup(RankGroup):
     threads: Threads
 
     def _all(self, x: Tensor) -> list[Tensor]:
@@ -45,7 +45,7 @@ class ThreadGroup(Group):
     def sum(self, x: Tensor) -> Tensor:
         return x.copy_(torch.stack(self._all(x)).sum(0))
 
-    def side_by_side(self, x: Tensor) -> Tensor:
+    def all_gather(self, x: Tensor) -> Tensor:
         return torch.cat(self._all(x), -1)
 
 
@@ -64,7 +64,7 @@ def cut_and_run(
     module: PreTrainedModel, fuse: bool, group: ThreadGroup
 ) -> tuple[Tensor, PagedModel]:
     part = deepcopy(module)
-    Cut(group).cut(part)
+    TensorSharder(group).cut(part)
     model = PagedModel(part, CPU, fuse, group)
     return logits_of(model), model
 
@@ -155,7 +155,7 @@ def test_a_plan_that_is_not_known_here_is_refused(change, sentence):
     module = llama()
     change(module)
     with pytest.raises(ValueError, match=sentence):
-        Cut(ThreadGroup(0, 2, Threads(2))).cut(module)
+        TensorSharder(ThreadGroup(0, 2, Threads(2))).cut(module)
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_ranks_have_as_many_heads_each(heads, kv_heads, size, fits):
     config = LlamaConfig(**{**SIZES, "num_attention_heads": heads, "num_key_value_heads": kv_heads})
     plan = config.base_model_tp_plan or {}
     if fits:
-        require_heads(config, plan, size)
+        require_even_heads(config, plan, size)
         return
     with pytest.raises(ValueError, match=f"can't be split evenly over {size} ranks"):
-        require_heads(config, plan, size)
+        require_even_heads(config, plan, size)

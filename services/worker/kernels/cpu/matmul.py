@@ -11,10 +11,10 @@ from typing import Any
 
 from numba import njit, prange
 
-from services.worker.kernels.cpu.cached import cached
-from services.worker.kernels.cpu.lanes import LANES
-from services.worker.kernels.cpu.product_op import multiply, multiply_some
-from services.worker.kernels.cpu.stored import reals
+from services.worker.kernels.cpu.codegen.matmul_ops import multiply, multiply_some
+from services.worker.kernels.cpu.codegen.vectors import LANES
+from services.worker.kernels.cpu.kernel_cache import cached
+from services.worker.kernels.cpu.number_formats import reals
 
 ROWS, PAIR = 6, 2  # of a tile: WIDE sums of each, and a row's weights, are what registers hold
 WIDE = 4 * LANES

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from services.worker import compiled_code
-from services.worker.kernels.choose import kernels_for
 from services.worker.kernels.cpu.attention import NumbaAttention
-from services.worker.kernels.cpu.cores import wide_vectors
+from services.worker.kernels.cpu.threads import wide_vectors
 from services.worker.kernels.reference.attention import TorchAttention
 from services.worker.kernels.reference.blocks import TorchBlocks
+from services.worker.kernels.selection import kernels_for
 from services.worker.kv.cache import KVShape
 
 BLOCK = 4
@@ -31,7 +31,7 @@ def choose(
 def test_a_cpu_gets_numba_and_never_imports_triton():
     code = (
         "import sys, torch; from services.worker.kv.cache import KVShape;"
-        "from services.worker.kernels.choose import kernels_for;"
+        "from services.worker.kernels.selection import kernels_for;"
         "kernels_for(torch.device('cpu'), 4, torch.float32, [KVShape(2, 8)], [2]);"
         "sys.exit('services.worker.kernels.cuda.attention' in sys.modules)"
     )
@@ -43,7 +43,7 @@ def test_a_cpu_gets_numba_and_never_imports_triton():
 
 KERNELS = (
     "kernels_for(cpu, 4, torch.float32, [KVShape(2, 8)]);",
-    "draws_for(cpu);",
+    "sampling_for(cpu);",
     "layer_ops_for(cpu, torch.float32);",
 )
 
@@ -54,10 +54,10 @@ def built(*used: str, **environment: str) -> str:
         "from services.worker.compiled_code import keep_what_numba_compiles;"
         "keep_what_numba_compiles();"
         "import sys, torch; from services.worker.kv.cache import KVShape;"
-        "from services.worker.kernels.choose import draws_for, kernels_for;"
-        "from services.worker.kernels.cpu.cached import how_built;"
+        "from services.worker.kernels.selection import sampling_for, kernels_for;"
+        "from services.worker.kernels.cpu.kernel_cache import kernel_source;"
         "from services.worker.model.layer_ops import layer_ops_for;"
-        "cpu = torch.device('cpu');" + "".join(used) + "print(how_built())"
+        "cpu = torch.device('cpu');" + "".join(used) + "print(kernel_source())"
     )
     process = subprocess.run(
         [sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True
@@ -73,8 +73,8 @@ def test_what_was_compiled_is_kept_in_the_users_folder_and_loaded_next_time(tmp_
     for count in (1, 2, 3):
         assert built(*KERNELS[:count], **given) == "compiled"
     assert built(*KERNELS, **given) == "loaded"
-    wide = ("chunk_loops", "products") if wide_vectors() else ()
-    for module in ("loops", "draws", "row_loops", *wide):
+    wide = ("prefill_loops", "matmul") if wide_vectors() else ()
+    for module in ("decode_loops", "sampling", "elementwise_loops", *wide):
         assert list((tmp_path / "foretoken/numba").glob(f"*/*/{module}.*.nbi"))
 
 
@@ -110,7 +110,7 @@ def test_what_one_thread_has_on_disk_is_not_loaded_for_many(tmp_path):
     """Compiled one after the other, neither takes the other's place."""
     code = (
         "import torch; from services.worker.kv.cache import KVLayer;"
-        "from services.worker.kernels.cpu import loops;"
+        "from services.worker.kernels.cpu import decode_loops as loops;"
         "from services.worker.kernels.cpu.attention import NumbaAttention;"
         "layer = KVLayer(torch.zeros(2, 1, 1, 4, 8));"
         "NumbaAttention(4, torch.float32, threads=2).warm(layer, torch.float32);"
@@ -128,7 +128,7 @@ def test_what_one_thread_has_on_disk_is_not_loaded_for_many(tmp_path):
 def test_without_numba_nothing_is_said_to_be_built():
     of_torch = "kernels_for(cpu, 4, torch.float32, [KVShape(2, 8)], chosen='torch');"
     no_numba = "assert 'numba' not in sys.modules;"
-    assert built(of_torch, "draws_for(cpu, 'torch');", no_numba, **os.environ) == ""
+    assert built(of_torch, "sampling_for(cpu, 'torch');", no_numba, **os.environ) == ""
 
 
 def test_numba_is_refused_what_it_does_not_take():

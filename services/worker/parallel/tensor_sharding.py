@@ -15,18 +15,18 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from services.worker.parallel.group import Group
+from services.worker.parallel.group import RankGroup
 
 LAYER_NUMBER = re.compile(r"\.\d+(?=\.|$)")
 # What a rank's share of must be whole heads.
 HEADS = ("q_proj", "k_proj", "v_proj", "query_key_value")
 
 
-class Cut:
+class TensorSharder:
     """Cuts a model once; tied weights stay tied. `meet` returns once all ranks have called it: one
     may take long to read its files, and in a collective nobody would wait so long for it."""
 
-    def __init__(self, group: Group, meet: Callable[[], object] = lambda: None):
+    def __init__(self, group: RankGroup, meet: Callable[[], object] = lambda: None):
         self.ranks = self._group = group
         self._meet = meet
         self._parts: dict[tuple[int, int], nn.Parameter] = {}
@@ -35,8 +35,8 @@ class Cut:
     def cut(self, module: PreTrainedModel) -> None:
         """Raises ValueError, a sentence, where the model has no plan or one not known here. What is
         cut is copied, so that nothing keeps the whole of it in memory."""
-        plan = plan_of(module)
-        require_heads(module.config.get_text_config(), plan, self._group.size)
+        plan = sharding_plan(module)
+        require_even_heads(module.config.get_text_config(), plan, self._group.size)
         modules = dict(module.named_modules())
         for name, part in modules.items():
             if (style := plan.get(_anywhere(name))) is not None:
@@ -93,7 +93,7 @@ class Cut:
         return self._group.sum(output)
 
     def _gathered(self, _: nn.Module, inputs: object, output: Tensor) -> Tensor:
-        return self._group.side_by_side(output)
+        return self._group.all_gather(output)
 
     def _take(self, part: nn.Module, name: str, dim: int) -> None:
         whole: nn.Parameter | None = getattr(part, name)
@@ -112,7 +112,7 @@ class Cut:
 class _Lookup:
     """One rank's rows of an embedding: the ids that are others' are zero rows, and then a sum."""
 
-    def __init__(self, group: Group, first: int, rows: int):
+    def __init__(self, group: RankGroup, first: int, rows: int):
         self._group = group
         self._first = first
         self._rows = rows
@@ -127,17 +127,17 @@ class _Lookup:
         return self._group.sum(found.masked_fill_(self._others.unsqueeze(-1), 0))
 
 
-Style = Callable[[Cut, Any], None]
+Style = Callable[[TensorSharder, Any], None]
 STYLES: Mapping[str, Style] = {
-    "colwise": Cut.colwise,
-    "rowwise": Cut.rowwise,
-    "rowwise_rep": Cut.rowwise,
-    "colwise_gather_output": Cut.colwise_gather,
-    "colwise_rep": Cut.colwise_gather,
-    "rowwise_split_input": Cut.rowwise_split,
-    "embedding_rowwise": Cut.embedding,
-    "replicated_with_grad_allreduce": Cut.whole,
-    "replicate": Cut.whole,
+    "colwise": TensorSharder.colwise,
+    "rowwise": TensorSharder.rowwise,
+    "rowwise_rep": TensorSharder.rowwise,
+    "colwise_gather_output": TensorSharder.colwise_gather,
+    "colwise_rep": TensorSharder.colwise_gather,
+    "rowwise_split_input": TensorSharder.rowwise_split,
+    "embedding_rowwise": TensorSharder.embedding,
+    "replicated_with_grad_allreduce": TensorSharder.whole,
+    "replicate": TensorSharder.whole,
 }
 LINEAR = frozenset(
     ("colwise", "rowwise", "rowwise_rep", "colwise_gather_output", "colwise_rep",
@@ -148,7 +148,7 @@ LINEAR = frozenset(
 NO_PLAN = "transformers has no tp_plan for {}: set tensor_parallel to 1"
 
 
-def plan_of(module: PreTrainedModel) -> Mapping[str, str]:
+def sharding_plan(module: PreTrainedModel) -> Mapping[str, str]:
     """The style of each of its modules, numbers of layers as `*`. Raises ValueError, a sentence."""
     plan: Mapping[str, str] = module.tp_plan or {}
     kind = type(module).__name__
@@ -171,7 +171,7 @@ def plan_of(module: PreTrainedModel) -> Mapping[str, str]:
     return used
 
 
-def require_heads(config: PreTrainedConfig, plan: Mapping[str, str], size: int) -> None:
+def require_even_heads(config: PreTrainedConfig, plan: Mapping[str, str], size: int) -> None:
     """Raises ValueError, a sentence, where ranks can't have as many heads each."""
     by_rank = any(
         style == "colwise" and name.rpartition(".")[2] in HEADS for name, style in plan.items()
