@@ -1,4 +1,4 @@
-"""RankGroup: collective operations between the ranks of a replica. Carries tensors, not control messages.
+"""RankGroup: collective operations between the ranks of a replica. Carries tensors only.
 
 gloo on a CPU, NCCL on GPUs. Sums come out alike on every rank, bit for bit, so that what all ranks
 compute on is the same.
