@@ -1,5 +1,5 @@
-"""Workers that serve batches a token a tick, for tests of the batch arrangement over rounds: they
-do what decisions say, and what they are told is checked."""
+"""Workers that generate one token per tick, for tests of the batch arrangement over several rounds.
+They execute decisions and check that each instruction is valid."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ from tests.policies.made_snapshots import jobs, table
 
 @dataclass
 class Asked:
-    """A request; `length` is the output it makes, `foreseen` what is forecast of it."""
+    """A request: `length` is its actual output length, `foreseen` the forecast one."""
 
     prompt: int
     length: int
@@ -36,8 +36,8 @@ class Asked:
 
 @dataclass(frozen=True)
 class Begun:
-    """A batch as it was begun; of its members what was prefilled, and the output beyond it that
-    they might make, and were expected to."""
+    """A batch at its start. Of each member: the prefilled tokens (`lengths`), and the output that
+    its limit allows (`makes`) and that is expected (`expected`)."""
 
     now: float
     worker: int
@@ -48,13 +48,13 @@ class Begun:
     expected: tuple[int, ...]
 
     def tokens(self, makes: tuple[int, ...], block: int) -> int:
-        """Of KV, all padded to the longest."""
+        """KV tokens of the batch, padded to its longest member."""
         return len(self.rows) * -(-(max(self.lengths) + max(makes)) // block) * block
 
 
 @dataclass
 class Fleet:
-    """`told` are the batches in the order in which they were begun."""
+    """`told` lists the batches in the order of their start."""
 
     preset: str
     workers: tuple[WorkerSnapshot, ...]
@@ -73,7 +73,8 @@ class Fleet:
     def ask(
         self, *requests: tuple[int, int], cap: int = 1_000, foreseen: int | None = None
     ) -> None:
-        """(prompt, length) of each; foreseen exactly unless it is said."""
+        """Submit a request for each (prompt, length); the forecast is exact unless `foreseen` is
+        given."""
         for prompt, length in requests:
             expected = length if foreseen is None else foreseen
             one = Asked(prompt, length, max(cap, length), expected, self.now, since_s=self.now)
@@ -92,7 +93,7 @@ class Fleet:
         )
 
     def round(self) -> Decision:
-        """Decide and do it; whoever is told to begin must be waiting."""
+        """Decide and execute one round; only waiting requests may start."""
         self.rounds += 1
         alive = [row for row, each in enumerate(self.asked) if not each.over]
         runs = [row for row in alive if self.asked[row].runs]
@@ -151,15 +152,15 @@ class Fleet:
         self.asked[row].preemptions += 1
 
     def rounds_until_settled(self) -> None:
-        """A round, and those that it asks for at once."""
+        """Run a round and the immediate rounds it requests."""
         for _ in range(4):
             if self.round().next_s > self.now + 1e-6:
                 return
         raise AssertionError("a round asks for the next one for ever")
 
     def tick(self) -> None:
-        """Everybody who runs makes a token; in a static batch nobody leaves before all have ended
-        or made what they may."""
+        """Each running request generates a token. In a static batch no request leaves before all
+        members have ended or reached their limits."""
         self.now += self.tick_s
         for worker in self.workers:
             batch = [each for each in self.asked if each.runs and each.home == worker.number]
@@ -172,7 +173,7 @@ class Fleet:
                     each.over, each.runs = True, False
 
     def run(self, ticks: int) -> None:
-        """A round before each tick."""
+        """Run a round before each tick."""
         for _ in range(ticks):
             self.rounds_until_settled()
             self.tick()

@@ -1,4 +1,4 @@
-"""Cutting the pool into batches: by number, by serving time, by wasted memory access."""
+"""Cutting the pool into batches: by fixed size, by serving time and by wasted memory access."""
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -15,7 +15,7 @@ from services.policies.form.pool import Batches, Room, Sizes
 from services.policies.form.wma import own, wma
 from services.policies.parameters import resolve
 
-Row = tuple[int, int]  # the tokens that are prefilled of it, and those that it may make
+Row = tuple[int, int]  # prefilled tokens and permitted output tokens
 NOBODY: Ints = np.zeros(0, np.int64)
 COST = CostModel(base_s=0.01, prefill_token_s=1e-4, decode_seq_s=1e-3, context_token_s=1e-5)
 rows_of = st.lists(st.tuples(st.integers(1, 60), st.integers(1, 60)), max_size=30)
@@ -36,7 +36,8 @@ def cut(
     known: Sequence[Sequence[int]] = (),
     **params: float,
 ) -> list[list[int]]:
-    """The batches that there are then, by their slots; `known` have those rows already."""
+    """Return the batches after the cut as lists of rows; `known` batches contain their rows
+    already."""
     made, waits = sizes(rows), [n for n in range(len(rows)) if not any(n in b for b in known)]
     at = np.array([row for batch in known for row in batch], np.int64)
     ids = np.array([nth for nth, batch in enumerate(known) for _ in batch], np.int64)
@@ -53,29 +54,29 @@ def cut(
 
 
 def padded(rows: Sequence[Row], batch: Sequence[int], block: int = 1) -> int:
-    """KV tokens of a batch, all of it padded to the longest, in whole blocks."""
+    """KV tokens of a batch padded to its longest member, in whole blocks."""
     each = max(rows[n][0] for n in batch) + max(rows[n][1] for n in batch)
     return len(batch) * -(-each // block) * block
 
 
-# Of a fixed number
+# Fixed size
 
 
-def test_fixed_batches_by_hand() -> None:
+def test_fixed_cut_matches_worked_example() -> None:
     six = [(10, 10)] * 6
     assert cut("fixed", six, slots=4) == [[0, 1, 2, 3], [4, 5]]
     assert cut("fixed", six, 50, slots=4) == [[0, 1], [2, 3], [4, 5]]
-    # 20 tokens are two blocks of 16: 64 hold two of 32
+    # 20 tokens need two blocks of 16, so 64 tokens hold two requests of 32
     assert cut("fixed", six, 64, slots=4, block_tokens=16) == [[0, 1], [2, 3], [4, 5]]
     assert cut("fixed", [(10, 10), (90, 9), (10, 10)], 100) == [[0], [1], [2]]
-    # padded to 10 + 90 each, though they would need 20 + 91 one by one
+    # each is padded to 10 + 90; unpadded they would need 20 + 91
     assert cut("fixed", [(10, 10), (1, 90)], 199) == [[0], [1]]
     assert cut("fixed", [(10, 10), (1, 90)], 200) == [[0, 1]]
     assert cut("fixed", []) == []
 
 
 @given(rows_of, st.integers(80, 300), st.integers(1, 6), st.sampled_from([1, 16]))
-def test_fixed_batches_are_whole_in_order_and_fit(
+def test_fixed_cut_is_ordered_maximal_and_fits_memory(
     rows: list[Row], tokens: int, slots: int, block: int
 ) -> None:
     batches = cut("fixed", rows, tokens, slots, block)
@@ -90,13 +91,14 @@ def test_fixed_batches_are_whole_in_order_and_fit(
 # By serving time
 
 
-def test_the_papers_example_is_cut_in_two() -> None:
-    """Fig. 11: 15 of 10 tokens and one of 1,024, slices of 128. Together all are padded to 1,024;
-    apart it takes less. With these costs (seconds, N·L tokens read a step):
+def test_dp_cut_matches_paper_example() -> None:
+    """Fig. 11: 15 requests of 10 tokens and one of 1,024, in slices of 128. Together all are padded
+    to 1,024; two batches take less time. With these costs (seconds; N·L tokens are read per
+    step):
 
-    together 16·1024·1.1e-4 + 0.01 + 128·(0.01 + 0.016) + 1e-5·16·(128·1024 + 128·129/2)  = 27.4
-    apart    15·10·1.1e-4   + 0.01 + 128·(0.01 + 0.015) + 1e-5·15·(128·10 + 128·129/2)    = 4.7
-           + 1024·1.1e-4    + 0.01 + 128·(0.01 + 0.001) + 1e-5·(128·1024 + 128·129/2)     = 2.9
+      together 16·1024·1.1e-4 + 0.01 + 128·(0.01 + 0.016) + 1e-5·16·(128·1024 + 128·129/2)  = 27.4
+      apart    15·10·1.1e-4   + 0.01 + 128·(0.01 + 0.015) + 1e-5·15·(128·10 + 128·129/2)    = 4.7
+             + 1024·1.1e-4    + 0.01 + 128·(0.01 + 0.001) + 1e-5·(128·1024 + 128·129/2)     = 2.9
     """
     rows = [(10, 128)] * 15 + [(1_024, 128)]
     batches = cut("dp", rows, 100_000)
@@ -109,10 +111,10 @@ def test_the_papers_example_is_cut_in_two() -> None:
     assert (round(together, 1), round(apart, 1)) == (27.4, 7.6)
 
 
-def test_three_lengths_by_hand() -> None:
-    """With T(N, L) = 1 + 0.1·N·L for a single step that costs nothing more: {1, 2, 9} is
-    1 + 2.7 = 3.7 together; {1, 2} and {9} 1.4 + 1.9 = 3.3; {1}, {2, 9} 1.1 + 2.8 = 3.9; each alone
-    1.1 + 1.2 + 1.9 = 4.2. Where 20 tokens are all there is, (9 + 1)·3 do not fit."""
+def test_dp_cut_of_three_lengths_matches_worked_example() -> None:
+    """T(N, L) = 1 + 0.1·N·L for one step without further cost. {1, 2, 9} takes 1 + 2.7 = 3.7; {1,
+    2} and {9} take 1.4 + 1.9 = 3.3; {1} and {2, 9} take 1.1 + 2.8 = 3.9; three batches take 1.1
+    + 1.2 + 1.9 = 4.2. With 20 tokens of memory, (9 + 1)·3 do not fit."""
     steps = CostModel(base_s=0.5, prefill_token_s=0.1, decode_seq_s=0.0, context_token_s=0.0)
     rows = [(9, 1), (1, 1), (2, 1)]
     assert cut("dp", rows, cost=steps) == [[1, 2], [0]]
@@ -122,7 +124,7 @@ def test_three_lengths_by_hand() -> None:
 
 
 def contiguous(count: int) -> Iterator[list[range]]:
-    """All ways to cut so many in a row."""
+    """Return all partitions of a sequence of this length into contiguous ranges."""
     if not count:
         yield []
     for last in range(1, count + 1):
@@ -153,10 +155,10 @@ def fits(lengths: Sequence[int], batch: Sequence[int], steps: int, tokens: int) 
     st.lists(st.integers(1, 900), min_size=1, max_size=10), st.integers(1, 128),
     st.integers(500, 8_000), st.integers(1, 10),
 )  # fmt: skip
-def test_no_way_of_cutting_the_sorted_takes_less(
+def test_dp_cut_is_optimal_over_contiguous_cuts(
     lengths: list[int], steps: int, tokens: int, slots: int
 ) -> None:
-    """Every one of the 2^(n−1) ways, n ≤ 10."""
+    """Compare with all 2^(n−1) contiguous cuts, n ≤ 10."""
     batches = cut("dp", [(length, steps) for length in lengths], tokens, slots)
     ascending = sorted(lengths)
     assert sorted(n for batch in batches for n in batch) == list(range(len(lengths)))
@@ -174,9 +176,9 @@ def test_no_way_of_cutting_the_sorted_takes_less(
     st.lists(st.integers(1, 900), min_size=1, max_size=6), st.integers(1, 128),
     st.integers(500, 8_000),
 )  # fmt: skip
-def test_nor_does_any_other_way_at_all(lengths: list[int], steps: int, tokens: int) -> None:
-    """All set partitions, n ≤ 6: batches of neighbours by length are among the best, as the paper
-    takes for granted, for a batch's time and memory rise with its longest."""
+def test_dp_cut_is_optimal_over_all_partitions(lengths: list[int], steps: int, tokens: int) -> None:
+    """Compare with all set partitions, n ≤ 6. Batches of adjacent lengths are among the best, as
+    the paper assumes, because time and memory of a batch grow with its longest member."""
     batches = cut("dp", [(length, steps) for length in lengths], tokens)
     least = min(
         serves_s(lengths, way, steps)
@@ -190,8 +192,8 @@ def test_nor_does_any_other_way_at_all(lengths: list[int], steps: int, tokens: i
 
 
 def wasted(batch: Sequence[Row]) -> int:
-    """Step by step (papers/004 Fig. 9): until a request has ended, its pad tokens are read in
-    every iteration; from its last token on, the padded request and all that was made so far."""
+    """Simulate step by step (papers/004 Fig. 9). Until a request ends, every iteration reads its
+    pad tokens; from its last token on, it reads the padded request and all generated tokens."""
     longest, steps = max(length for length, _ in batch), max(made for _, made in batch)
     worst = 0
     for length, made in batch:
@@ -205,7 +207,7 @@ def wasted(batch: Sequence[Row]) -> int:
     return worst
 
 
-def test_wasted_memory_access_by_hand() -> None:
+def test_wma_matches_worked_example() -> None:
     """Requests of L = 10, G = 3 and L = 4, G = 2; L(B) = 10, G(B) = 3.
 
     first   gen 3·(10 − 10) = 0;  wait g = 3: 3 + 10 = 13                     → 13
@@ -221,7 +223,7 @@ def test_wasted_memory_access_by_hand() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(1, 80), st.integers(1, 80)), min_size=1, max_size=8))
-def test_wasted_memory_access_is_what_is_read_in_vain(batch: list[Row]) -> None:
+def test_wma_matches_simulation(batch: list[Row]) -> None:
     made = sizes(batch)
     least = own(made.length, made.makes).min(keepdims=True)
     found = wma(made.length.max(keepdims=True), made.makes.max(keepdims=True), least)
@@ -255,22 +257,25 @@ def literal_insert(
     rows_of, st.integers(100, 2_000), st.sampled_from([0, 300, 2_000, 50_000]), st.integers(1, 9),
     st.integers(0, 4),
 )  # fmt: skip
-def test_each_joins_the_batch_in_which_least_is_wasted(
+def test_wma_cut_matches_reference_implementation(
     rows: list[Row], tokens: int, most: int, slots: int, there: int
 ) -> None:
-    """Beside batches that were there before: of one, however large it is, or two by two."""
+    """Existing batches have one member each and may already exceed the limits."""
     known = [[n] for n in range(min(there, len(rows)))]
     found = cut("wma", rows, tokens, slots, known=known, wma_max=most)
     assert found == literal_insert(rows, known, tokens, most, slots)
 
 
-def test_an_insertion_transcript() -> None:
-    """Φ = 2,000. Short and long ones in turns; of (L, G):
+def test_wma_cut_transcript() -> None:
+    """Φ = 2,000. Requests (L, G) in arrival order:
 
-    (10, 10)  begins A;  (100, 40) with A: pads 10·90 and Σ_{g=10}^{40} (g + 100) = 900 + 3,875:
-    begins B;  (12, 9) with A: of itself Σ_{g=9}^{10} (g + 12) = 43, of (10, 10) 10·2 + 22 = 42:
-    joins A;  (90, 38) with B: of itself 38·10 + Σ_{g=38}^{40} (g + 100) = 380 + 417 = 797: joins B.
-    With Θ = 60 tokens A would take nobody else: 3·(12 + 10) = 66."""
+      (10, 10) starts batch A.
+      (100, 40) with A pads 10·90 and waits Σ_{g=10}^{40} (g + 100): 900 + 3,875. It starts batch B.
+      (12, 9) with A wastes Σ_{g=9}^{10} (g + 12) = 43, and (10, 10) 10·2 + 22 = 42. It joins A.
+      (90, 38) with B wastes 38·10 + Σ_{g=38}^{40} (g + 100) = 380 + 417 = 797. It joins B.
+
+    With Θ = 60 tokens A is full: 3·(12 + 10) = 66.
+    """
     rows = [(10, 10), (100, 40), (12, 9), (90, 38), (10, 10)]
     assert cut("wma", rows[:4], wma_max=2_000) == [[0, 2], [1, 3]]
     assert wasted([rows[0], rows[1]]) == 900 + 3_875

@@ -1,4 +1,4 @@
-"""Batches over rounds: who is sent where and when, what comes back, and what is never lost."""
+"""Batches over several rounds: assignment, start times, returning requests and completeness."""
 
 from collections.abc import Mapping
 from itertools import product
@@ -29,15 +29,17 @@ def begun(fleet: Fleet) -> list[tuple[float, int, list[int]]]:
     return [(each.now, each.worker, sorted(each.rows)) for each in fleet.told]
 
 
-# Binding
+# Assignment to workers
 
 
-def test_the_longest_goes_to_the_least_loaded() -> None:
-    """Loads 5 and 0; batches of 3, 4 and 2 s: 4 → second (4), 3 → second (7), 2 → first (7)."""
+def test_max_min_gives_longest_batch_to_least_loaded_worker() -> None:
+    """Loads 5 and 0, batches of 3, 4 and 2 s: 4 → worker 2 (4), 3 → worker 2 (7), 2 → worker 1
+    (7)."""
     same = np.array([[3.0, 4.0, 2.0]] * 2)
     able = np.ones((2, 3), bool)
     assert max_min(np.array([5.0, 0.0]), same, able, -1).tolist() == [1, 1, 0]
-    able[1, 1] = False  # the second can't take the longest: 4 → first (9), then 3 and 2 → second
+    # worker 2 cannot take the longest: 4 → worker 1 (9), then 3 and 2 → worker 2
+    able[1, 1] = False
     assert max_min(np.array([5.0, 0.0]), same, able, -1).tolist() == [1, 0, 1]
     able[:, 0] = False
     assert max_min(np.array([5.0, 0.0]), same, able, -1).tolist() == [UNASSIGNED, 0, 1]
@@ -47,8 +49,8 @@ def test_the_longest_goes_to_the_least_loaded() -> None:
     st.lists(st.integers(0, 30), min_size=1, max_size=4),
     st.lists(st.integers(1, 30), max_size=8), st.integers(0, 2**32),
 )  # fmt: skip
-def test_max_min_is_what_it_is_defined_as(loads: list[int], takes: list[int], seed: int) -> None:
-    """Each in turn, the longest first, to whoever has the least then of those that could."""
+def test_max_min_matches_its_definition(loads: list[int], takes: list[int], seed: int) -> None:
+    """Each batch, longest first, goes to the least loaded worker that can take it."""
     able = np.random.default_rng(seed).random((len(loads), len(takes))) < 0.8
     found = max_min(np.array(loads, float), np.array([takes] * len(loads), float), able, 0)
     now = list(loads)
@@ -61,8 +63,8 @@ def test_max_min_is_what_it_is_defined_as(loads: list[int], takes: list[int], se
             assert found[batch] == UNASSIGNED
 
 
-def test_max_min_is_within_four_thirds_of_the_best_there_is() -> None:
-    """What the longest first is known for (Graham 1969), against every placing."""
+def test_max_min_is_within_four_thirds_of_optimum() -> None:
+    """Graham's bound for longest-first (1969), checked against every assignment."""
     rng = np.random.default_rng(3)
     for _ in range(30):
         takes = rng.integers(1, 40, 6)
@@ -78,7 +80,7 @@ def test_max_min_is_within_four_thirds_of_the_best_there_is() -> None:
         assert made <= min(spans) * 4 / 3
 
 
-def test_turns_go_on_where_they_were() -> None:
+def test_round_robin_continues_after_last_worker() -> None:
     able = np.ones((3, 4), bool)
     nothing = np.zeros(3), np.zeros((3, 4))
     assert round_robin(*nothing, able, -1).tolist() == [0, 1, 2, 0]
@@ -87,12 +89,12 @@ def test_turns_go_on_where_they_were() -> None:
     assert round_robin(*nothing, able, 0).tolist() == [1, 0, 1, 0]
 
 
-# Over rounds
+# Several rounds
 
 
-def test_sequence_level_by_hand() -> None:
-    """Two workers, two at once; requests in turns to workers. The second's first batch takes three
-    ticks for its longer member, and 5, whose turn it is there, waits though the first is idle."""
+def test_sls_transcript() -> None:
+    """Two workers run two requests at once, and requests alternate between them. The first batch of
+    worker 2 takes three ticks; request 5 waits for worker 2 though worker 1 is idle."""
     fleet = Fleet("sls", seats(2), {"batch_size": 2})
     fleet.ask((4, 1), (4, 3), (4, 1), (4, 1), (4, 1), (4, 1))
     fleet.run(6)
@@ -100,15 +102,16 @@ def test_sequence_level_by_hand() -> None:
     assert fleet.over
 
 
-def test_whoever_idles_takes_the_next() -> None:
+def test_idle_worker_takes_next_batch() -> None:
     fleet = Fleet("vs", seats(2), {"batch_size": 2})
     fleet.ask((4, 1), (4, 3), (4, 1), (4, 1), (4, 1), (4, 1))
     fleet.run(5)
     assert begun(fleet) == [(0, 1, [0, 1]), (0, 2, [2, 3]), (1, 2, [4, 5])]
 
 
-def test_slices_send_the_unfinished_behind_who_came_meanwhile() -> None:
-    """Slices of 2, two at once. 0 needs 5 tokens and has made 2 when 2 and 3 have come."""
+def test_unfinished_requests_queue_behind_later_arrivals() -> None:
+    """Slices have 2 tokens and batches two members. Request 0 needs 5 tokens; requests 2 and 3
+    arrive when it has 2."""
     fleet = Fleet("so", seats(1), {"batch_size": 2, "slice_tokens": 2})
     fleet.ask((4, 5), (4, 1))
     fleet.run(1)
@@ -119,8 +122,9 @@ def test_slices_send_the_unfinished_behind_who_came_meanwhile() -> None:
     assert fleet.over and fleet.asked[0].preemptions == 2
 
 
-def test_who_comes_back_is_cut_together_with_who_waits() -> None:
-    """Both halves of the second batch: the round in which they come back cuts nothing yet."""
+def test_returned_and_waiting_requests_are_batched_together() -> None:
+    """The round that returns the unfinished requests cuts no batch; the next round batches all
+    three."""
     fleet = Fleet("so", seats(1), {"batch_size": 3, "slice_tokens": 1})
     fleet.ask((4, 2), (4, 2))
     fleet.run(1)
@@ -131,14 +135,14 @@ def test_who_comes_back_is_cut_together_with_who_waits() -> None:
     assert sorted(fleet.round().workers[0].run.tolist()) == [0, 1, 2]
 
 
-def test_an_interval_transcript() -> None:
-    """One step of N prompts of L takes 1 + 0.1·N·L s, a slice of one token. Γ = 2, λ = 0.5.
+def test_interval_transcript() -> None:
+    """One step of N prompts of L takes 1 + 0.1·N·L s, and a slice has one token. Γ = 2, λ = 0.5.
 
-    t = 0   nothing has been formed: {0} and {1} apart are 1 + 0.1·40 = 5 s and 1 + 0.1·10 = 2 s,
-            together 1 + 0.1·2·40 = 9 s: two batches, one for each worker; T = max(0.5·2, 2) = 2 s
-    t = 1   2 has come: it waits until 2, though a worker should idle
-    t = 2   it is formed, of 1 + 0.1·20 = 3 s, for the second worker, which has ended: loads 5 and 3
-            (the first still runs, for the test says so), so T = max(1.5, 2)
+    t = 0   {0} and {1} take 1 + 0.1·40 = 5 s and 1 + 0.1·10 = 2 s apart, 1 + 0.1·2·40 = 9 s
+            together: two batches, one per worker; T = max(0.5·2, 2) = 2 s
+    t = 1   request 2 arrives and waits until t = 2, though worker 2 is idle
+    t = 2   request 2 forms a batch of 1 + 0.1·20 = 3 s for worker 2: loads 5 and 3 (the test keeps
+            request 0 running), so T = max(1.5, 2)
     """
     fleet = Fleet("scls", seats(2), {"slice_tokens": 1, "interval_s": 2.0, "interval_share": 0.5})
     fleet.ask((40, 1), (10, 1))
@@ -156,11 +160,11 @@ def test_an_interval_transcript() -> None:
     last = fleet.round()
     assert begun(fleet)[2:] == [(2, 2, [2])]
     assert last.numbers["batch_until_s"] == 4.0
-    assert last.not_before_s == 2.0  # rounds are not put off, only forming is
+    assert last.not_before_s == 2.0  # the interval delays forming, not rounds
 
 
-def test_the_interval_follows_the_least_load() -> None:
-    """Two batches of 5 s for each: T = 0.5 · 10 = 5 s."""
+def test_interval_follows_smallest_load() -> None:
+    """Each worker has two batches of 5 s: T = 0.5 · 10 = 5 s."""
     fleet = Fleet("scls", seats(2), {"slice_tokens": 1, "interval_s": 2.0, "batch_size": 1})
     fleet.ask((40, 1), (40, 1), (40, 1), (40, 1))
     decision = fleet.round()
@@ -175,14 +179,14 @@ def test_the_interval_follows_the_least_load() -> None:
     ]
 
 
-def test_bound_batches_are_sent_whatever_the_interval() -> None:
+def test_assigned_batches_start_during_interval() -> None:
     fleet = Fleet("lb", seats(1), {"slice_tokens": 1, "interval_s": 50.0, "batch_size": 1})
     fleet.ask((40, 1), (10, 1), (20, 1))
     fleet.run(4)
     assert begun(fleet) == [(0, 1, [0]), (1, 1, [1]), (2, 1, [2])]
 
 
-def test_where_all_is_idle_the_interval_keeps_nobody_waiting() -> None:
+def test_interval_ends_when_all_workers_are_idle() -> None:
     fleet = Fleet("scls", seats(1), {"slice_tokens": 9, "interval_s": 50.0})
     fleet.ask((4, 1))
     fleet.run(1)
@@ -191,25 +195,26 @@ def test_where_all_is_idle_the_interval_keeps_nobody_waiting() -> None:
     assert begun(fleet) == [(0, 1, [0]), (1, 1, [1])]
 
 
-def test_batches_of_a_lost_worker_go_to_another() -> None:
+def test_batches_of_lost_worker_go_to_another() -> None:
     fleet = Fleet("lb", seats(2), {"slice_tokens": 1, "interval_s": 50.0, "batch_size": 1})
     fleet.ask((40, 1), (40, 1), (10, 1), (10, 1))
     fleet.round()
     assert begun(fleet) == [(0, 1, [0]), (0, 2, [1])]
     fleet.workers = fleet.workers[:1]
     fleet.evict(1)
-    fleet.asked[1].evictions = 0  # its worker is gone: that is no want of memory
+    fleet.asked[1].evictions = 0  # a lost worker is no eviction for memory
     fleet.run(60)
     assert fleet.over
     assert [worker for _, worker, _ in begun(fleet)[2:]] == [1, 1, 1]
 
 
-def test_the_highest_response_ratio_goes_next() -> None:
-    """T = 1 + 0.1·N·L + 0.5·(G − 1) s. When the worker idles at t = 4:
+def test_batch_with_highest_response_ratio_is_next() -> None:
+    """T = 1 + 0.1·N·L + 0.5·(G − 1) s. The worker becomes idle at t = 4:
 
-    {1}: came at 0, (90, 1): serves in 10 s: (4 + 10)/10 = 1.4
-    {2}: came at 2, (10, 1): serves in 2 s: (2 + 2)/2 = 2
-    At t = 5: {1} 1.5 against {3}, (10, 1) that has just come: (0 + 2)/2 = 1.
+      {1}: arrived at 0, (90, 1), serves in 10 s: (4 + 10)/10 = 1.4
+      {2}: arrived at 2, (10, 1), serves in 2 s: (2 + 2)/2 = 2
+
+    At t = 5, {1} has 1.5 and {3}, (10, 1), has just arrived: (0 + 2)/2 = 1.
     """
     fleet = Fleet("magnus", seats(1), {"wma_max": 1, "estimator": "linear"})
     fleet.ask((4, 4))
@@ -224,7 +229,7 @@ def test_the_highest_response_ratio_goes_next() -> None:
     assert by_ratio(np.array([4.0, 2.0]), np.array([10.0, 2.0])).tolist() == [-1.4, -2.0]
 
 
-def test_open_batches_take_who_comes_until_they_are_sent() -> None:
+def test_open_batch_takes_arrivals_until_sent() -> None:
     fleet = Fleet("abp", seats(1))
     fleet.ask((10, 3))
     fleet.run(1)
@@ -238,10 +243,10 @@ def test_open_batches_take_who_comes_until_they_are_sent() -> None:
     assert begun(fleet) == [(0, 1, [0]), (3, 1, [1, 2]), (6, 1, [3])]
 
 
-def test_a_batch_that_ran_out_of_memory_is_halved_and_closed() -> None:
-    """Four together; 2 is evicted: the others stop too, and {2, 0} and {1, 3} come one after the
-    other, for who was evicted is first in line. 4, which would have gone well with them, makes a
-    batch of its own."""
+def test_batch_is_halved_and_closed_after_eviction() -> None:
+    """Of a batch of four, request 2 is evicted: the others stop too. {2, 0} and {1, 3} run one
+    after the other, because an evicted request is first in line. Request 4 would fit but gets
+    its own batch."""
     fleet = Fleet("abp", seats(1))
     fleet.ask(*[(10, 9)] * 4, foreseen=3)
     fleet.run(2)
@@ -255,7 +260,7 @@ def test_a_batch_that_ran_out_of_memory_is_halved_and_closed() -> None:
     assert fleet.over
 
 
-def test_one_alone_that_was_evicted_runs_again() -> None:
+def test_evicted_batch_of_one_runs_again() -> None:
     fleet = Fleet("magnus", seats(1))
     fleet.ask((10, 9))
     fleet.run(2)
@@ -264,8 +269,9 @@ def test_one_alone_that_was_evicted_runs_again() -> None:
     assert fleet.over and begun(fleet) == [(0, 1, [0]), (2, 1, [0])]
 
 
-def test_a_small_worker_takes_of_a_batch_what_it_can_hold() -> None:
-    """The batch is cut for the large one, which is busy: 3 of 5 padded to 14 fit 0.7 · 64."""
+def test_small_worker_takes_part_of_batch_that_fits() -> None:
+    """The batch is cut for the large, busy worker; of 5 requests padded to 14, 3 fit 0.7 · 64
+    tokens."""
     workers = (seat(1, 64, 9, cost=COST), seat(2, 10_000, 9, cost=COST))
     fleet = Fleet("abp", workers)
     fleet.ask((900, 50))
@@ -275,7 +281,7 @@ def test_a_small_worker_takes_of_a_batch_what_it_can_hold() -> None:
     assert begun(fleet)[:3] == [(0, 2, [0]), (1, 1, [1, 2, 3]), (5, 1, [4, 5])]
 
 
-def test_static_batches_say_so_when_they_begin() -> None:
+def test_static_batch_starts_in_lockstep() -> None:
     for mode, lockstep in (("static", True), ("continuous", False)):
         fleet = Fleet("vs", seats(1), {"batch_mode": mode})
         fleet.ask((4, 2))
@@ -283,7 +289,7 @@ def test_static_batches_say_so_when_they_begin() -> None:
         assert [share.lockstep for share in fleet.round().workers] == [False]
 
 
-def test_who_has_ended_leaves_a_continuous_batch_and_nobody_joins_it() -> None:
+def test_continuous_batch_releases_ended_requests_and_admits_none() -> None:
     fleet = Fleet("vs", seats(1), {"batch_mode": "continuous", "batch_size": 2})
     fleet.ask((4, 1), (4, 3), (4, 1))
     fleet.run(1)
@@ -292,7 +298,7 @@ def test_who_has_ended_leaves_a_continuous_batch_and_nobody_joins_it() -> None:
     assert begun(fleet) == [(0, 1, [0, 1]), (3, 1, [2])]
 
 
-# Whatever happens
+# Random loads
 
 changes = st.fixed_dictionaries({
     "batch_mode": st.sampled_from(["static", "continuous"]),
@@ -307,11 +313,11 @@ changes = st.fixed_dictionaries({
     changes, st.sampled_from(["whole", "turns"]), st.sampled_from(["arrival", "hrrn", "fifo"]),
     st.integers(0, 2**32),
 )  # fmt: skip
-def test_all_are_served_nobody_twice_at_once_and_what_runs_fits(
+def test_batching_serves_every_request_within_memory(
     form: str, choices: Mapping[str, str], slices: str, order: str, seed: int
 ) -> None:
-    """Any choices together, with evictions and a worker that comes and goes. Batches fit as they
-    were planned: padded to the longest, with what each may make, or is foreseen to."""
+    """Random choices, with evictions and a worker that leaves and returns. Each batch fits as
+    planned: padded to the longest, with the permitted output (or for `wma` the forecast output)."""
     rng = np.random.default_rng(seed)
     given_row = {**choices, "slice": slices, "order": order, "form": form}
     if slices == "turns":
@@ -329,7 +335,8 @@ def test_all_are_served_nobody_twice_at_once_and_what_runs_fits(
         if tick in (6, 9):
             for row in [n for n, each in enumerate(fleet.asked) if each.runs and each.home == 3]:
                 fleet.evict(row)
-                fleet.asked[row].evictions -= tick == 6  # first the worker goes, then its memory
+                # at tick 6 the worker leaves, at tick 9 memory runs out
+                fleet.asked[row].evictions -= tick == 6
         if tick < 30:
             fleet.workers = workers[:2] if 6 <= tick < 8 else workers
         fleet.rounds_until_settled()
@@ -352,7 +359,7 @@ def test_all_are_served_nobody_twice_at_once_and_what_runs_fits(
 
 
 @pytest.mark.parametrize("preset", BATCHED)
-def test_every_row_serves_all_it_is_asked(preset: str) -> None:
+def test_batch_preset_serves_every_request(preset: str) -> None:
     quick = {"interval_s": 2.0} if choose(preset).interval == "load" else {}
     fleet = Fleet(preset, seats(2, 3_000, 20), quick)
     rng = np.random.default_rng(1)
@@ -366,15 +373,16 @@ def test_every_row_serves_all_it_is_asked(preset: str) -> None:
     assert {each.worker for each in fleet.told} == {1, 2}
 
 
-def test_who_fits_nowhere_is_told_so() -> None:
+def test_request_too_long_for_every_worker_waits_with_reason() -> None:
     fleet = Fleet("scls", seats(1, kv_tokens=100))
     fleet.ask((90, 20))
     told = fleet.round().explanations.for_row(0)
     assert told is not None and told.reason is WaitReason.NO_WORKER
 
 
-def test_what_one_small_worker_leaves_of_a_batch_another_takes_at_once() -> None:
-    """Cut for the large one, which is busy: of three that fit one by one, two go in one round."""
+def test_small_workers_share_batch_in_one_round() -> None:
+    """The batch is cut for the large, busy worker; of three requests, two start on the small
+    workers in one round."""
     small = [seat(number, 20, 9, cost=COST) for number in (1, 2)]
     fleet = Fleet("abp", (*small, seat(3, 10_000, 9, cost=COST)))
     fleet.ask((900, 50))

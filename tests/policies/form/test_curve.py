@@ -1,4 +1,4 @@
-"""The curve rule: by hand, against every future there is, and its feedback as a transcript."""
+"""The curve rule: worked examples, enumeration of all futures, and a feedback transcript."""
 
 from collections.abc import Sequence
 from itertools import product, takewhile
@@ -37,7 +37,7 @@ def curve(
 
 
 def needs(demand: Curve, base: int = 0) -> list[float]:
-    """Of every prefix beyond the base."""
+    """Return the need of every prefix beyond the base."""
     count = len(demand.held)
     need = demand.longest(np.arange(count), base, count - base)[1]
     return [need(k) for k in range(count - base + 1)]
@@ -46,12 +46,12 @@ def needs(demand: Curve, base: int = 0) -> list[float]:
 TWO_OR_SIX = Forecast((2.0, 6.0), (0.5, 0.5), 6)
 
 
-def test_two_that_make_two_tokens_or_six_by_hand() -> None:
-    """Prompts of 10. Now they hold 10 each; while they make their 1st and 2nd token, 11 and 12;
-    then half of the time nothing, half of the time 13 … 16.
+def test_curve_of_two_lengths_matches_worked_example() -> None:
+    """Prompts have 10 tokens and outputs 2 or 6, each with probability ½. A request holds 10 tokens
+    now, 11 and 12 at its first two tokens, then nothing or 13 … 16.
 
-    One: at 2, E = 12 and sd = 0; at 6, E = 8 and sd = √(16² · ½ · ½) = 8. With z = 1 the top is
-    16, with z = 0 it is 12. Two: at 2, 24; at 6, 16 + z · √(2 · 64) = 16 + 11.31 z.
+    One request: at 2, E = 12 and sd = 0; at 6, E = 8 and sd = √(16² · ½ · ½) = 8. The maximum is 16
+    with z = 1 and 12 with z = 0. Two requests: at 2, 24; at 6, 16 + z · √(2 · 64) = 16 + 11.31 z.
     """
     made = jobs(2, prompt=[10, 10], cap=[6, 6])
     assert needs(curve(made, [TWO_OR_SIX])) == pytest.approx([0, 16, 16 + sqrt(128)])
@@ -60,9 +60,9 @@ def test_two_that_make_two_tokens_or_six_by_hand() -> None:
     assert needs(curve(made, [TWO_OR_SIX], z=2)) == pytest.approx([0, 24, 16 + 2 * sqrt(128)])
 
 
-def test_whoever_has_outlived_two_tokens_makes_six() -> None:
-    """After 2 tokens, 4 more are certain: 10 + 2 + 4. Beyond its forecast, its cap is; past its
-    cap, nothing more comes."""
+def test_curve_conditions_lengths_on_generated_tokens() -> None:
+    """After 2 tokens, 4 more are certain: 10 + 2 + 4. Beyond its forecast a request is expected to
+    reach its cap; beyond its cap nothing remains."""
     made = jobs(1, prompt=[10], output=[2], cap=[9])
     assert needs(curve(made, [TWO_OR_SIX])) == [0, 16]
     assert needs(curve(jobs(1, prompt=[10], output=[6], cap=[9]), [TWO_OR_SIX])) == [0, 19]
@@ -70,20 +70,21 @@ def test_whoever_has_outlived_two_tokens_makes_six() -> None:
     assert needs(curve(jobs(1, prompt=[10], cap=[4]), [TWO_OR_SIX])) == pytest.approx([0, 14])
 
 
-def test_blocks_are_given_whole() -> None:
-    """10 + 6 tokens are one block of 16; 11 + 6 are two, and one that holds three has three."""
+def test_curve_counts_whole_blocks() -> None:
+    """10 + 6 tokens need one block of 16, 11 + 6 need two; a request that holds three blocks counts
+    three."""
     one = {"prompt": [10], "cap": [6]}
     assert needs(curve(jobs(1, **one), [certain(6)], block=16)) == [0, 16]
     assert needs(curve(jobs(1, prompt=[11], cap=[6]), [certain(6)], block=16)) == [0, 32]
     assert needs(curve(jobs(1, **one, blocks=[3]), [certain(6)], block=16)) == [0, 48]
 
 
-def test_what_is_reserved_is_not_planned() -> None:
+def test_curve_limit_excludes_reserved_memory() -> None:
     demand = demanded("curve", jobs(1), seat(kv_tokens=200), table(certain(9)), {"reserved": 0.1})
     assert demand.limit == 180
 
 
-# Against every future there is
+# Enumeration of all futures
 
 lengths = st.lists(st.integers(1, 9), min_size=1, max_size=3, unique=True)
 few = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 4), lengths), min_size=1, max_size=4)
@@ -95,10 +96,11 @@ def forecast_of(support: Sequence[int]) -> Forecast:
 
 @settings(max_examples=150)
 @given(few, st.sampled_from([0.0, 1.0, 2.5]))
-def test_the_curve_is_that_of_all_futures_enumerated(
+def test_curve_matches_enumeration_of_all_futures(
     rows: list[tuple[int, int, list[int]]], z: float
 ) -> None:
-    """Mean and deviation of the tokens held at each time, over the product of all lengths."""
+    """Compare mean and deviation of the held tokens at each time, over the product of all
+    lengths."""
     ends = [
         [length - g for length in sorted(support) if length > g] or [max(0, 9 - g)]
         for _, g, support in rows
@@ -135,7 +137,7 @@ certain_rows = st.lists(
 
 @settings(max_examples=200)
 @given(certain_rows, st.sampled_from([0.0, 3.0]))
-def test_with_certain_lengths_its_top_is_past_futures_peak(
+def test_curve_with_certain_lengths_equals_past_future_peak(
     rows: list[tuple[int, int, int]], z: float
 ) -> None:
     prompt, output, left = np.array(rows, np.int64).reshape(-1, 3).T
@@ -151,10 +153,11 @@ def test_with_certain_lengths_its_top_is_past_futures_peak(
     st.integers(1, 40), st.sampled_from([0.0, 1.5]), st.integers(0, 2**32), st.integers(1, 30_000),
     st.sampled_from([1, 16]), st.data(),
 )  # fmt: skip
-def test_the_longest_prefix_is_what_a_scan_finds_and_needs_rise(
+def test_curve_longest_prefix_matches_linear_scan(
     count: int, z: float, seed: int, kv: int, block: int, data: st.DataObject
 ) -> None:
-    """Of any order of some of a line; and of who could be added alone."""
+    """Compare with a linear scan over random orders of random subsets, and with each row added
+    alone."""
     rng = np.random.default_rng(seed)
     forecasts = [from_lengths(rng.integers(1, 800, 80).tolist(), 900, "h"), certain(60)]
     made = jobs(
@@ -199,8 +202,9 @@ def seen(evictions: int, endings: int, waiting: int = 1) -> Snapshot:
     )
 
 
-def test_feedback_as_a_transcript() -> None:
-    """Every eviction is 0.1 up, every ending 0.1 · 0.05 = 0.005 down; nothing counts twice."""
+def test_feedback_transcript() -> None:
+    """Each eviction raises z by 0.1, each ending lowers it by 0.1 · 0.05 = 0.005; each counts
+    once."""
     given_params = {"z": 1.0, "reserved": 0.0, "eviction_share": 0.05}
     memory, zs = PolicyMemory(), []
     for evictions, endings in [(0, 0), (1, 0), (1, 20), (1, 20), (4, 40), (99, 40), (99, 4_000)]:
@@ -209,8 +213,8 @@ def test_feedback_as_a_transcript() -> None:
     assert zs == pytest.approx([-1.0, 1.1, 1.0, 1.0, 1.2, LARGEST_Z, 0.0])
 
 
-def test_what_ends_while_nobody_waits_lowers_no_z() -> None:
-    """1,000 endings are seen, and left out; the next 20 are 0.1 down, and an eviction counts."""
+def test_endings_without_waiting_requests_leave_z_unchanged() -> None:
+    """1,000 endings do not count; the next 20 lower z by 0.1, and an eviction raises it."""
     given_params = {"z": 1.0, "reserved": 0.0, "eviction_share": 0.05}
     memory, zs = PolicyMemory(), []
     for evictions, endings, waiting in [(0, 1_000, 0), (0, 1_020, 1), (1, 1_020, 0)]:
@@ -219,12 +223,12 @@ def test_what_ends_while_nobody_waits_lowers_no_z() -> None:
     assert zs == pytest.approx([1.0, 0.9, 1.0])
 
 
-def test_asked_for_no_share_z_stays_what_it_is() -> None:
+def test_feedback_is_off_without_eviction_share() -> None:
     memory = PolicyMemory()
     assert feedback(seen(9, 9), {"z": 1.0, "eviction_share": 0.0}, memory) is memory
 
 
-def test_the_curve_uses_the_z_that_feedback_found() -> None:
+def test_curve_uses_z_of_feedback() -> None:
     made, worker, forecasts = jobs(1), seat(), table(certain(9))
     for share, z in ((0.05, 3.5), (0.0, 1.0)):
         asked = {"z": 1.0, "eviction_share": share}
@@ -234,9 +238,9 @@ def test_the_curve_uses_the_z_that_feedback_found() -> None:
 
 
 def evicted_share(params: dict[str, float], endings: int, seed: int) -> float:
-    """A worker that always has somebody waiting: everybody grows by 8 tokens between rounds, the
-    newest is evicted when memory runs out, and comes first again. Lengths are as foreseen, up to
-    90. Of the second half of the endings."""
+    """Simulate a worker whose queue is never empty and return the share of evictions over the
+    second half of the endings. Each request grows by 8 tokens between rounds. When memory runs
+    out, the newest is evicted and becomes first in line. Lengths follow the forecast, up to 90."""
     rng = np.random.default_rng(seed)
     forecasts = table(from_lengths(range(1, 91), 100, "h"))
     asked = resolve("curve", FORMS["curve"].params, params)
@@ -270,13 +274,13 @@ def evicted_share(params: dict[str, float], endings: int, seed: int) -> float:
 
 @pytest.mark.parametrize("share", [0.02, 0.04])
 @pytest.mark.parametrize("start", [0.0, 4.0])
-def test_evictions_come_to_the_share_asked_for(share: float, start: float) -> None:
-    """From a z that is far too small or too large: within a third of it over 2,000 endings. (More
-    than 6 % are not to be had here: so many there are at z = 0.)"""
+def test_feedback_reaches_eviction_share(share: float, start: float) -> None:
+    """From a z far too small or too large, the share is within a third over 2,000 endings. (At z =
+    0 the share is 6 %, so larger shares are not reachable here.)"""
     found = evicted_share({"z": start, "eviction_share": share}, 4_000, 1)
     assert found == pytest.approx(share, rel=1 / 3)
 
 
-def test_a_larger_z_evicts_less() -> None:
+def test_larger_z_evicts_less() -> None:
     shares = [evicted_share(FIXED_Z | {"z": z}, 1_500, 1) for z in (0.0, 1.0, 3.0)]
     assert shares[0] > 2 * shares[1] > 4 * shares[2]

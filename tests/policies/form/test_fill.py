@@ -1,4 +1,4 @@
-"""Filling a worker's line: by hand, and against what its promise says, taken literally."""
+"""Filling a worker from its line: worked examples and reference implementations."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from services.policies.form.past_future import Peaks
 from services.policies.form.peak import peak_tokens
 from services.policies.form.sums import Sums
 
-W, R = False, True  # who waits, who runs
+W, R = False, True  # waits, runs
 
 
 def filled(
@@ -23,50 +23,50 @@ def filled(
     return fill(runs, Sums(np.array([held for _, held in line], float), limit), slots, alone)
 
 
-def who(
+def rows_run(
     line: Sequence[tuple[bool, float]], limit: float, slots: int = 99, alone: bool = False
 ) -> list[int]:
     found: list[int] = np.flatnonzero(filled(line, limit, slots, alone).run).tolist()
     return found
 
 
-def test_who_runs_ahead_of_all_stays_whatever_memory_says() -> None:
-    assert who([(R, 90), (R, 90), (W, 1)], 100) == [0, 1]
+def test_fill_keeps_most_urgent_running_requests_without_memory_check() -> None:
+    assert rows_run([(R, 90), (R, 90), (W, 1)], 100) == [0, 1]
 
 
-def test_one_ahead_comes_in_and_takes_the_room_of_the_last() -> None:
-    assert who([(W, 40), (R, 40), (R, 40)], 100) == [0, 1]
-    assert who([(R, 40), (W, 40), (R, 40)], 100) == [0, 1]
-    assert who([(W, 40), (R, 70), (R, 20)], 100) == [0, 2]
-    assert who([(W, 101), (R, 70), (R, 20)], 100) == [1, 2]
+def test_fill_admits_more_urgent_request_in_place_of_least_urgent() -> None:
+    assert rows_run([(W, 40), (R, 40), (R, 40)], 100) == [0, 1]
+    assert rows_run([(R, 40), (W, 40), (R, 40)], 100) == [0, 1]
+    assert rows_run([(W, 40), (R, 70), (R, 20)], 100) == [0, 2]
+    assert rows_run([(W, 101), (R, 70), (R, 20)], 100) == [1, 2]
 
 
-def test_who_runs_behind_one_that_does_not_fit_goes_on() -> None:
-    assert who([(W, 50), (W, 60), (R, 40)], 100) == [0, 2]
-    assert who([(W, 60), (R, 50), (R, 45), (R, 40)], 100) == [0, 3]
-    assert who([(W, 60), (R, 50), (R, 10), (R, 20), (R, 15)], 100) == [0, 2, 3]
+def test_fill_keeps_running_request_behind_one_that_does_not_fit() -> None:
+    assert rows_run([(W, 50), (W, 60), (R, 40)], 100) == [0, 2]
+    assert rows_run([(W, 60), (R, 50), (R, 45), (R, 40)], 100) == [0, 3]
+    assert rows_run([(W, 60), (R, 50), (R, 10), (R, 20), (R, 15)], 100) == [0, 2, 3]
 
 
-def test_nobody_who_waits_passes_one_that_does_not_fit() -> None:
-    assert who([(W, 50), (W, 60), (W, 1)], 100) == [0]
-    assert who([(W, 60), (R, 50), (W, 10)], 100) == [0]
+def test_fill_admits_no_request_behind_one_that_does_not_fit() -> None:
+    assert rows_run([(W, 50), (W, 60), (W, 1)], 100) == [0]
+    assert rows_run([(W, 60), (R, 50), (W, 10)], 100) == [0]
 
 
-def test_places_go_down_the_line() -> None:
+def test_fill_assigns_slots_in_line_order() -> None:
     line = [(W, 1), (R, 1), (W, 1), (R, 1), (R, 1)]
-    assert who(line, 99, slots=3) == [0, 1, 2]
-    assert who(line, 99, slots=4) == [0, 1, 2, 3]
-    assert who([(R, 1), (R, 1), (W, 1)], 99, slots=1) == [0, 1]
+    assert rows_run(line, 99, slots=3) == [0, 1, 2]
+    assert rows_run(line, 99, slots=4) == [0, 1, 2, 3]
+    assert rows_run([(R, 1), (R, 1), (W, 1)], 99, slots=1) == [0, 1]
 
 
-def test_the_first_comes_to_an_idle_worker_whatever_the_policy_says() -> None:
-    assert who([(W, 101), (W, 1)], 100, alone=True) == [0]
-    assert who([(W, 101), (W, 1)], 100) == []
-    assert who([(W, 101), (R, 1)], 100, alone=True) == [1]
-    assert who([(W, 101)], 100, alone=True, slots=0) == []
+def test_fill_admits_first_request_alone_on_idle_worker() -> None:
+    assert rows_run([(W, 101), (W, 1)], 100, alone=True) == [0]
+    assert rows_run([(W, 101), (W, 1)], 100) == []
+    assert rows_run([(W, 101), (R, 1)], 100, alone=True) == [1]
+    assert rows_run([(W, 101)], 100, alone=True, slots=0) == []
 
 
-def test_everybody_who_waits_is_told_why() -> None:
+def test_fill_gives_each_waiting_request_a_reason() -> None:
     told = filled([(W, 50), (R, 60), (W, 10), (W, 20)], 100)
     assert told.reasons[[0, 2, 3]].tolist() == [
         WaitReason.ADMITTED,
@@ -83,14 +83,14 @@ def test_everybody_who_waits_is_told_why() -> None:
     assert (told.a[2], told.b[2]) == (2, 2)
 
 
-# Literally
+# Reference implementations
 
 Need = Callable[[list[int]], float]
 
 
 class Literal(NamedTuple):
     run: list[int]
-    stop: int | None  # who was the first that did not come in or go on
+    stop: int | None  # the first request that is neither admitted nor kept
     by_places: bool
 
 
@@ -102,13 +102,14 @@ def literal(
     alone: bool,
     due: list[bool] | None = None,
 ) -> Literal:
-    """The docstring of fill.py, a sentence a line."""
+    """The docstring of fill.py, one sentence per line."""
     count = len(runs)
     stays = [runs[i] and not (due and due[i]) for i in range(count)]
     ahead = stays.index(False) if False in stays else count
-    run = list(range(ahead))  # "those ahead of everybody who waits stay, whatever memory says"
+    # running requests ahead of all waiting ones stay, whatever the memory limit
+    run = list(range(ahead))
     stop, by_places = None, False
-    for i in range(ahead, count):  # "the line is taken in order until one does not fit"
+    for i in range(ahead, count):  # the line is taken in order until one does not fit
         exempt = i == 0 and (alone or runs[0]) and not any(stays) and slots > 0
         by_places = len(run) >= slots
         if by_places or (need([*run, i]) > limit and not exempt):
@@ -117,9 +118,10 @@ def literal(
         run.append(i)
     came = any(not runs[i] for i in run)
     behind = [i for i in range(count) if runs[i] and i not in run]
-    for i in behind:  # "who runs behind it goes on if there is still room beside …"
+    for i in behind:  # a running request behind it continues if there is still room
         fits = len(run) < slots and need([*run, i]) <= limit
-        # "paused only where one who stood ahead of it came in", or who is due finds no room
+        # a running request is paused only if one ahead of it was admitted, or if its slice is
+        # exhausted
         if not (came or due) or fits:
             run.append(i)
     return Literal(sorted(run), stop, by_places)
@@ -130,7 +132,7 @@ lines = st.lists(st.tuples(st.booleans(), st.integers(1, 40), st.integers(0, 30)
 
 @settings(max_examples=500)
 @given(lines, st.integers(0, 250), st.integers(0, 13), st.booleans(), st.booleans())
-def test_fill_does_what_its_promise_says(
+def test_fill_matches_reference_implementation(
     line: list[tuple[bool, int, int]], limit: int, slots: int, alone: bool, foreseen: bool
 ) -> None:
     runs = [runs for runs, _, _ in line]
@@ -171,7 +173,7 @@ def test_fill_does_what_its_promise_says(
     st.integers(0, 13),
     st.booleans(),
 )
-def test_fill_keeps_its_promise_to_those_who_are_due(
+def test_fill_matches_reference_implementation_with_exhausted_slices(
     line: list[tuple[bool, bool, int]], limit: int, slots: int, alone: bool
 ) -> None:
     runs = [runs for runs, _, _ in line]
@@ -188,8 +190,8 @@ def test_fill_keeps_its_promise_to_those_who_are_due(
 def literal_places(
     line: list[tuple[bool, bool, int]], limit: float, slots: int, alone: bool
 ) -> list[int]:
-    """The docstring of fill_slots: all who hold KV keep it; memory for the others in their
-    order; the slots down the line."""
+    """The docstring of fill_slots: every request with KV keeps it; the others get memory in line
+    order; slots are assigned in line order."""
     total = sum(held for runs, rests, held in line if runs or rests)
     able, fresh, full = [], 0, False
     for i, (runs, rests, held) in enumerate(line):
@@ -211,7 +213,7 @@ def literal_places(
     st.integers(0, 13),
     st.booleans(),
 )
-def test_fill_slots_does_what_its_promise_says(
+def test_fill_slots_matches_reference_implementation(
     line: list[tuple[bool, bool, int]], limit: int, slots: int, alone: bool
 ) -> None:
     runs = np.array([runs for runs, _, _ in line], bool)
@@ -233,8 +235,8 @@ def test_fill_slots_does_what_its_promise_says(
         assert len(run) == slots
 
 
-def test_where_paused_kv_keeps_the_device_who_waits_for_a_place_is_told_so() -> None:
-    """The first rests and could run again; the second would not fit."""
+def test_fill_slots_blames_slots_while_paused_kv_stays_on_device() -> None:
+    """The first waiting request is paused with KV and could run again; the second does not fit."""
     runs, holds = np.array([R, W, W]), np.array([True, True, False])
     told = fill_slots(runs, holds, Sums(np.array([40.0, 40.0, 40.0]), 100), 1, alone=False)
     assert told.run.tolist() == [True, False, False]

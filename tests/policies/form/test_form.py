@@ -1,4 +1,4 @@
-"""Forming policies: hand-worked tables, and the paper's example."""
+"""Forming policies: worked examples, and the example of the Past-Future paper."""
 
 from collections.abc import Sequence
 
@@ -16,8 +16,9 @@ from services.policies.parameters import resolve
 from services.policies.preset import choose
 from tests.policies.made_snapshots import Row, demanded, formed, jobs, seat, table
 
-# The paper's example (papers/000 Fig. 6): capacity 21, two run, one waits. Admitted at t, memory
-# would reach 22 at t+2; at t+1 it fits; at t+2 the first has ended and even the worst case fits.
+# The paper's example (papers/000 Fig. 6): capacity 21, two requests run, one waits. Admitted at t,
+# memory would reach 22 at t+2; at t+1 it fits; at t+2 the first request has ended and even the
+# worst case fits.
 
 CAPACITY = 21
 AT_T: tuple[list[Row], list[Row]] = ([(2, 3, 5), (4, 3, 6)], [(4, 0, 3)])
@@ -35,12 +36,14 @@ AT_T2: tuple[list[Row], list[Row]] = ([(4, 5, 6)], [(4, 0, 3)])
         ("curve", {"reserved": 0.0, "z": 2.0}, [0, 1, 1]),
     ],
 )
-def test_figure_6(form: str, params: dict[str, float], admitted: list[int]) -> None:
+def test_forms_match_past_future_figure_6(
+    form: str, params: dict[str, float], admitted: list[int]
+) -> None:
     moments = (AT_T, AT_T1, AT_T2)
     assert [formed(form, CAPACITY, *moment, params)[0] for moment in moments] == admitted
 
 
-def test_figure_6_peaks() -> None:
+def test_peaks_match_past_future_figure_6() -> None:
     admitted_at_t = np.array([[5, 2], [7, 3], [4, 3]])
     assert peak_tokens(admitted_at_t[:, 0], admitted_at_t[:, 1]) == 22
     assert formed("past_future", CAPACITY, *AT_T1, {"reserved": 0})[1].peak == 21
@@ -52,27 +55,28 @@ def test_figure_6_peaks() -> None:
 @pytest.mark.parametrize(
     ("form", "params", "admit", "peak"),
     [
-        # Held: 10 run; the queue holds 10, 20, 30, 40 more.
+        # Held: the running request 10; the queue adds 10, 20, 30, 40.
         ("aggressive", {"watermark": 0.4}, 2, 40),
         ("aggressive", {"watermark": 0.39}, 1, 20),
         ("aggressive", {}, 3, 70),
         ("aggressive", {"watermark": 1.0}, 3, 70),
-        # Prompt + max: 14 run; the queue would come to 30, 24, 34, 44.
+        # Prompt + cap: the running request 14; the queue adds 30, 24, 34, 44.
         ("conservative", {"overcommit": 0.44}, 1, 44),
         ("conservative", {"overcommit": 0.43}, 0, 14),
         ("conservative", {}, 2, 68),
         ("conservative", {"overcommit": 1.5}, 4, 146),
-        # Remaining: 4 run; then 20, 4, 4, 4. With the first two: max(30, 48, 44 + 12 …).
+        # Remaining: the running request 4; then 20, 4, 4, 4. With the first two: max(30, 48, 44 +
+        # 12 …).
         ("past_future", {"reserved": 0.5}, 1, 30),
         ("past_future", {"reserved": 0.48}, 2, 52),
         ("past_future", {}, 3, 86),
         ("past_future", {"reserved": 0.0}, 3, 86),
         ("past_future", {"reserved": 0.48, "draws": 7, "statistic": 1}, 2, 52),
-        # Nothing is uncertain here, so z has nothing to widen.
+        # Lengths are certain here, so z has no effect.
         ("curve", {"reserved": 0.5, "z": 3.0}, 1, 30),
         ("curve", {"reserved": 0.48}, 2, 52),
         ("curve", {}, 3, 86),
-        # The worst case as above, and three or two at most with the one that runs.
+        # The worst case as above, at most three admissions beside the running request.
         ("fixed", {"batch_size": 4}, 2, 68),
         # Slices are whole: the worst case again, of 0.9 or 0.43 of memory.
         ("sliced", {}, 2, 68),
@@ -80,7 +84,9 @@ def test_figure_6_peaks() -> None:
         ("token_budget", {}, 3, 70),
     ],
 )
-def test_hand_worked_table(form: str, params: dict[str, float], admit: int, peak: float) -> None:
+def test_forms_match_worked_examples(
+    form: str, params: dict[str, float], admit: int, peak: float
+) -> None:
     queue = [(10, 0, 20), (20, 0, 4), (30, 0, 4), (40, 0, 4)]
     came, filled = formed(form, 100, [(10, 0, 4)], queue, params)
     assert (came, filled.peak) == (admit, peak)
@@ -89,12 +95,12 @@ def test_hand_worked_table(form: str, params: dict[str, float], admit: int, peak
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_every_form_stops_at_the_first_that_does_not_fit(form: str) -> None:
+def test_form_stops_at_first_request_that_does_not_fit(form: str) -> None:
     assert formed(form, 100, [(5, 0, 5)], [(5, 0, 5), (900, 0, 5), (5, 0, 5)])[0] == 1
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_every_form_keeps_to_the_places(form: str) -> None:
+def test_form_respects_slots(form: str) -> None:
     admit, filled = formed(form, 1_000, [(1, 0, 1)] * 3, [(1, 0, 1)] * 5, most=5)
     assert admit == 2
     assert (filled.reasons[5], filled.a[5], filled.b[5]) == (WaitReason.SLOTS, 5, 5)
@@ -113,7 +119,7 @@ TIGHT: dict[str, dict[str, float]] = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_an_idle_worker_takes_what_fits_alone(form: str) -> None:
+def test_idle_worker_admits_request_that_fits_alone(form: str) -> None:
     longest, longer = (90, 0, 10), (90, 0, 11)
     tight = TIGHT[form]
     assert formed(form, 100, [], [longest, longest], tight)[0] == 1
@@ -132,22 +138,21 @@ def test_an_idle_worker_takes_what_fits_alone(form: str) -> None:
         ("sliced", 140),
     ],
 )
-def test_behind_one_that_came_in_alone_the_next_is_told_what_both_need(
-    form: str, needed: float
-) -> None:
-    """Each holds 60 and makes 10: who waits is told of both, not of the one that runs."""
+def test_memory_reason_counts_request_admitted_alone(form: str, needed: float) -> None:
+    """Each request holds 60 tokens and generates 10; the reason counts both, not only the admitted
+    one."""
     _, filled = formed(form, 100, [], [(60, 0, 10), (60, 0, 10)], TIGHT[form])
     assert (filled.reasons[1], filled.a[1]) == (WaitReason.MEMORY, needed)
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_nobody_waits_means_nothing_to_decide(form: str) -> None:
+def test_form_keeps_running_requests_when_queue_is_empty(form: str) -> None:
     assert formed(form, 100, [], [])[0] == 0
     assert formed(form, 100, [(5, 1, 9)], [])[1].run.tolist() == [True]
 
 
-def test_resumed_requests_hold_what_they_had_generated() -> None:
-    """An evicted request comes back with its tokens: they are recomputed, so they count."""
+def test_resumed_requests_count_generated_tokens() -> None:
+    """An evicted request recomputes its generated tokens, so they count."""
     queue = [(10, 30, 50), (10, 30, 50)]
     assert formed("aggressive", 100, [(10, 0, 4)], queue)[1].peak == 90
     assert formed("conservative", 150, [(10, 0, 4)], queue)[1].peak == 134
@@ -155,13 +160,13 @@ def test_resumed_requests_hold_what_they_had_generated() -> None:
 
 
 def held(form: str, **columns: Sequence[int]) -> list[float]:
-    """What each of a line holds, in blocks of 16."""
+    """Return the tokens each request holds, in blocks of 16."""
     count = len(next(iter(columns.values())))
     made, worker = jobs(count, **columns), seat(block_tokens=16)
     return list(demanded(form, made, worker, table(certain(99)), {}).held)
 
 
-def test_memory_is_counted_in_whole_blocks_and_by_the_workers_word() -> None:
+def test_forms_count_whole_blocks_and_reported_blocks() -> None:
     line = {"prompt": [16, 17, 5], "output": [0, 0, 3], "cap": [16, 16, 4]}
     assert held("aggressive", **line) == [16, 32, 16]
     assert held("aggressive", **line, blocks=[3, 1, 0]) == [48, 32, 16]
@@ -185,7 +190,7 @@ def test_memory_is_counted_in_whole_blocks_and_by_the_workers_word() -> None:
         ("curve", 1.0),
     ],
 )
-def test_what_is_shared_is_there_for_each_that_holds_it(form: str, limit: float) -> None:
+def test_shared_blocks_raise_limit(form: str, limit: float) -> None:
     worker = seat(kv_tokens=1_000, block_tokens=10, shared_blocks=20)
     demand = demanded(form, jobs(1), worker, table(certain(9)), {})
     assert demand.limit == pytest.approx(limit * 1_200)
@@ -194,7 +199,7 @@ def test_what_is_shared_is_there_for_each_that_holds_it(form: str, limit: float)
 def planned(
     forecast: Forecast, prompt: int, output: int, cap: int, count: int, seed: int = 0
 ) -> Demand:
-    """Past-Future's demand of so many that are alike."""
+    """Return the demand of Past-Future for `count` equal requests."""
     plain = {"prompt": [prompt] * count, "output": [output] * count, "cap": [cap] * count}
     made = jobs(count, **plain)
     return demanded("past_future", made, seat(), table(forecast), {"reserved": 0.05}, seed)
@@ -205,39 +210,40 @@ def peak(demand: Demand) -> float:
     return demand.longest(np.arange(count), count, 0)[1](0)
 
 
-def test_a_length_passed_means_max_tokens() -> None:
-    """L̂ of a running request that outlived the forecast is its max_tokens."""
+def test_request_beyond_forecast_is_expected_to_reach_max_tokens() -> None:
+    """L̂ of a running request beyond its forecast is its max_tokens."""
     assert peak(planned(Forecast((5.0, 8.0), (0.5, 0.5), 8), 10, 8, 100, 1)) == 110
 
 
-def test_past_its_cap_nothing_remains() -> None:
+def test_request_beyond_cap_has_no_remaining_tokens() -> None:
     assert peak(planned(certain(8), 10, 30, 20, 1)) == 40
 
 
-def test_past_future_is_reproducible_and_follows_its_seed() -> None:
+def test_past_future_is_determined_by_seed() -> None:
     forecast = Forecast((10.0, 500.0), (0.5, 0.5), 500)
     again = [peak(planned(forecast, 10, 0, 500, 20, seed)) for seed in (1, 1, 2, 3, 4)]
     assert again[0] == again[1]
     assert len(set(again)) > 1
 
 
-def test_nobody_comes_in_while_the_running_alone_are_too_many() -> None:
-    """The queued add nothing to the peak: they end before the running one reaches it."""
+def test_past_future_admits_nothing_while_running_peak_exceeds_limit() -> None:
+    """The queued requests do not raise the peak: they end before the running one reaches it."""
     running, queued = [(10, 8, 1_024)], [(5, 0, 3)] * 2
     assert formed("past_future", 1_000, running, queued)[0] == 0
 
 
-def test_small_batches_are_drawn_several_times() -> None:
-    """One running request, half of the time 10 and half 500 long: a mean of draws, not one."""
+def test_past_future_averages_several_draws_for_small_batches() -> None:
+    """One running request has length 10 or 500, each with probability ½; the peak is the mean of 5
+    draws."""
     forecast = Forecast((10.0, 500.0), (0.5, 0.5), 500)
     peaks = [peak(planned(forecast, 10, 0, 500, 1, seed)) for seed in range(1_000)]
     assert set(peaks) <= {20 + 490 * k / 5 for k in range(6)}
     assert np.mean(peaks) == pytest.approx(265, abs=20)
 
 
-def test_how_often_lengths_are_drawn_and_which_peak_decides() -> None:
-    """One request, half of the time 10 and half 500 long: of 64 draws one is long, but for a chance
-    of 2⁻⁶⁴; by the largest it needs 510, and their mean is what it was."""
+def test_past_future_applies_draws_and_statistic() -> None:
+    """One request has length 10 or 500, each with probability ½. Of 64 draws at least one is long,
+    except with probability 2⁻⁶⁴: the largest needs 510, the mean is unchanged."""
     made, worker = jobs(1, prompt=[10], cap=[500]), seat()
     forecasts = table(Forecast((10.0, 500.0), (0.5, 0.5), 500))
     often = {"draws": 64}
@@ -251,8 +257,9 @@ def test_how_often_lengths_are_drawn_and_which_peak_decides() -> None:
     assert (row.params["statistic"], row.params["draws"]) == (1, 3)
 
 
-def test_no_more_run_than_a_batch_has() -> None:
-    """One runs; of four that wait two come in, and the next is told of a batch of three."""
+def test_fixed_form_respects_batch_size() -> None:
+    """One request runs; of four waiting, two are admitted, and the next reports a batch of
+    three."""
     came, told = formed("fixed", 1_000, [(5, 0, 5)], [(5, 0, 5)] * 4, {"batch_size": 3})
     assert came == 2
     assert (told.reasons[3], told.a[3], told.b[3]) == (WaitReason.SLOTS, 3, 3)
@@ -260,10 +267,10 @@ def test_no_more_run_than_a_batch_has() -> None:
     assert formed("fixed", 25, [(5, 0, 5)], [(5, 0, 5)] * 4, {"batch_size": 3})[0] == 1
 
 
-def test_a_step_has_so_many_tokens() -> None:
-    """Two decode, at 1 token each, and one is 30 short of its prompt: 32 of 50 tokens. A prompt of
-    60 gets the 18 that are left for its first chunk; for the next one no token is left: with it 97
-    are to be computed."""
+def test_token_budget_limits_tokens_per_step() -> None:
+    """Two requests decode at 1 token each, and one has 30 prompt tokens left: 32 of 50 tokens. A
+    prompt of 60 gets the remaining 18 for its first chunk. None is left for the next, which would
+    raise the total to 97."""
     made = jobs(
         5,
         prompt=[20, 20, 40, 60, 5],
@@ -287,7 +294,7 @@ def test_a_step_has_so_many_tokens() -> None:
     assert (told.reasons[3], told.a[3], told.b[3]) == (WaitReason.MEMORY, held, 0.95 * 150)
 
 
-def test_parameters_have_defaults_bounds_and_names() -> None:
+def test_form_parameters_have_defaults_bounds_and_names() -> None:
     past_future = {"reserved": 0.05, "draws": 0, "statistic": 0}
     assert resolve("f", FORMS["past_future"].params, {}) == past_future
     assert resolve("f", FORMS["conservative"].params, {"overcommit": 1.25}) == {"overcommit": 1.25}

@@ -1,4 +1,4 @@
-"""Forming policies against dumb oracles: futures simulated token by token, and linear scans."""
+"""Forming policies against simple oracles: token-by-token simulation and linear scans."""
 
 from collections.abc import Sequence
 from itertools import takewhile
@@ -20,7 +20,8 @@ held_and_left = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_
 
 
 def simulate(requests: Sequence[tuple[int, int]]) -> int:
-    """Grow everybody by a token a step, free who has ended, remember the most that was held."""
+    """Grow each request by a token per step, free ended ones, and return the peak of held
+    tokens."""
     alive, most = list(requests), sum(held for held, _ in requests)
     while alive := [(held, left) for held, left in alive if left > 0]:
         alive = [(held + 1, left - 1) for held, left in alive]
@@ -30,14 +31,14 @@ def simulate(requests: Sequence[tuple[int, int]]) -> int:
 
 @settings(max_examples=300)
 @given(held_and_left)
-def test_peak_equals_a_simulated_future(requests: list[tuple[int, int]]) -> None:
+def test_peak_matches_simulation(requests: list[tuple[int, int]]) -> None:
     held, left = np.array(requests, np.int64).reshape(-1, 2).T
     assert peak_tokens(held, left) == simulate(requests)
 
 
 @settings(max_examples=200)
 @given(held_and_left, held_and_left, st.integers(0, 2**32))
-def test_prefix_peaks_equal_the_mean_of_simulated_futures(
+def test_prefix_peaks_match_mean_of_simulations(
     running: list[tuple[int, int]], queued: list[tuple[int, int]], seed: int
 ) -> None:
     rows = [*running, *queued]
@@ -72,7 +73,7 @@ row = st.tuples(st.integers(1, 40), st.integers(0, 20), st.integers(1, 60)).map(
     st.integers(1, 30),
     st.sampled_from([0.0, 0.05, 0.3]),
 )
-def test_past_future_admits_what_a_linear_scan_admits(
+def test_past_future_matches_linear_scan(
     kv_tokens: int, running: list[Row], queued: list[Row], most: int, reserved: float
 ) -> None:
     limit = (1 - reserved) * kv_tokens
@@ -97,10 +98,11 @@ def test_past_future_admits_what_a_linear_scan_admits(
     st.sampled_from([mean, largest]),
     st.data(),
 )
-def test_the_longest_that_fits_is_what_a_scan_finds(
+def test_longest_prefix_matches_linear_scan(
     holds: list[int], limit: int, seed: int | None, statistic: Statistic, data: st.DataObject
 ) -> None:
-    """Of any order of some of a line, behind any that are in already; with and without draws."""
+    """Check random orders of random subsets behind a random base, with and without drawn
+    lengths."""
     order: Ints = np.array(data.draw(st.permutations(range(len(holds)))), np.int64)
     order = order[: data.draw(st.integers(0, len(holds)))]
     base = data.draw(st.integers(0, len(order)))
@@ -123,10 +125,10 @@ def test_the_longest_that_fits_is_what_a_scan_finds(
 
 @settings(max_examples=100)
 @given(st.integers(200, 20_000), st.integers(0, 20), st.integers(0, 200), st.integers(0, 2**32))
-def test_search_agrees_with_a_scan_over_drawn_futures(
+def test_past_future_search_matches_linear_scan_with_drawn_lengths(
     kv_tokens: int, running: int, queued: int, seed: int
 ) -> None:
-    """With uncertain lengths the peaks rise in uneven steps; the search must not be misled."""
+    """With uncertain lengths the peaks rise in uneven steps, which must not mislead the search."""
     rng = np.random.default_rng(seed)
     count = running + queued
     made = jobs(
