@@ -1,4 +1,4 @@
-"""What work costs, as it was measured and as it is foretold: steps, swaps, and whole batches."""
+"""Costs of work, measured and modelled: steps, swaps, and whole batches."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -10,11 +10,11 @@ import numpy as np
 
 from services.forecast import Floats
 
-Number = TypeVar("Number", float, Floats)  # one, or a column of them
+Number = TypeVar("Number", float, Floats)  # one number, or a column of them
 
 
 class Direction(StrEnum):
-    """Which way KV is copied between device and host memory."""
+    """The direction of KV copies between device and host memory."""
 
     OFFLOAD = "offload"
     UPLOAD = "upload"
@@ -22,7 +22,7 @@ class Direction(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StepTiming:
-    """One engine iteration as measured: what ran and how long it took."""
+    """One measured engine iteration: what ran and how long it took."""
 
     prefill_tokens: int
     decode_seqs: int
@@ -32,22 +32,22 @@ class StepTiming:
 
 @dataclass(frozen=True, slots=True)
 class SwapTiming:
-    """One request's KV copied between device and host memory, as measured, quantizing included.
+    """One measured KV copy of a request between device and host memory, including quantization.
 
-    `quantize_s` is the part that the device computes: gathering blocks and, where they rest as
-    INT8, quantizing them, or back. The rest is the link's, beside which the model runs on.
+    `quantize_s` is the device's part: gathering blocks and, for INT8 in host memory, quantizing
+    them, or the reverse. The rest is the link's time, during which the model runs.
     """
 
     direction: Direction
     tokens: int
     elapsed_s: float
     quantize_s: float = 0.0
-    request_id: str = field(default="", compare=False)  # whose, where it was measured
+    request_id: str = field(default="", compare=False)  # the request, if known
 
 
 @dataclass(frozen=True, slots=True)
 class KVCosts:
-    """Seconds a token of KV costs to make again, or to move; 0 where nothing was measured yet."""
+    """Seconds per KV token to recompute or to move; 0 if not measured yet."""
 
     recompute_token_s: float = 0.0
     offload_token_s: float = 0.0
@@ -57,7 +57,7 @@ class KVCosts:
         return tokens * self.recompute_token_s
 
     def swap_s(self, tokens: int) -> float:
-        """There and back."""
+        """Round trip."""
         return tokens * (self.offload_token_s + self.upload_token_s)
 
 
@@ -66,8 +66,8 @@ UNMEASURED_KV = KVCosts()
 
 @dataclass(frozen=True, slots=True)
 class BatchTiming:
-    """One static batch as served: its size, its padded prompt length, the most output that one of
-    it got, and the time from its first step to its last (papers/004 §III-D)."""
+    """One served static batch: its size, its padded prompt length, its longest output, and the time
+    from its first step to its last (Magnus, Cheng et al., ICWS 2024, §III-D)."""
 
     seqs: int
     length_tokens: int
@@ -77,17 +77,17 @@ class BatchTiming:
 
 @dataclass(frozen=True)
 class Neighbours:
-    """Batches as they were served, for who estimates another from those most like it.
+    """Served batches, to estimate others from the most similar ones.
 
-    `rows` are sequences, length, generated tokens and seconds of each, one after the other, as
-    they are sent. Raises ValueError for more than MOST batches, for one that can't be, and for a
-    `k` that is no count.
+    `rows` are sequences, length, generated tokens and seconds of each, concatenated as in the
+    message. Raises ValueError for more than MOST batches, for an impossible one, and for a `k`
+    below 1.
     """
 
     MOST: ClassVar[int] = 256
 
     rows: tuple[float, ...] = ()
-    k: int = 5  # how many are asked; papers/004 leaves it open, 5 is the usual
+    k: int = 5  # neighbours of an estimate; Magnus leaves it open, 5 is usual
 
     def __post_init__(self) -> None:
         if len(self.rows) % 4 or len(self) > self.MOST or not 1 <= self.k <= self.MOST:
@@ -113,20 +113,18 @@ class Neighbours:
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """Seconds of one packed engine step, linear in what runs in it, and of batches by likeness.
+    """Seconds of one packed engine step, linear in its contents, and of batches by similarity.
 
-    The continuous-batching form of SCLS' estimator (papers/003 §4.2): with no padding the
-    batch×length terms of Eq. 3-4 collapse into token counts. A static batch padded to L is N·L
-    tokens, so that the same coefficients say both: p1 = prefill + context token, d1 = context
-    token, d2 = sequence, p4 = d4 = base. p2, p3 and d3 are 0: no step here costs more for the
-    number of prompts or for a length beyond the tokens they make.
-    `error_p50` and `error_p90` are of a step, relative: out of sample over the latest
-    `error_steps`, each told by the model as it was served before it was learnt from; where
-    `error_steps` is 0, too few have come yet, and they are the fit's own over its `samples`.
-    `offload_token_s` and `upload_token_s` are seconds a token of KV takes to host memory and
-    back, 0 until a swap was measured, and `quantize_token_s` what the device computes of both
-    together: gathering, quantizing where KV rests as INT8, and back. `neighbours` are what
-    Magnus' estimator asks (papers/004).
+    The continuous-batching form of SCLS' estimator (Cheng et al., 2024, §4.2): without padding the
+    batch×length terms of Eq. 3-4 become token counts. A static batch padded to L is N·L tokens, so
+    the same coefficients describe both: p1 = prefill + context token, d1 = context token, d2 =
+    sequence, p4 = d4 = base. p2, p3 and d3 are 0: no step costs extra for the number of prompts or
+    for a length beyond its tokens. `error_p50` and `error_p90` are relative errors of a step: out
+    of sample over the latest `error_steps`, each predicted by the model as served before it was
+    learned from; if `error_steps` is 0, they are those of the fit over its `samples`.
+    `offload_token_s` and `upload_token_s` are seconds per KV token to host memory and back, 0 until
+    a swap was measured. `quantize_token_s` is the device's part of both together. `neighbours` are
+    the data of Magnus' estimator.
     """
 
     base_s: float
@@ -153,14 +151,15 @@ class CostModel:
         )
 
     def prefill_s(self, prompt_tokens: int) -> float:
-        """A prompt alone in one step."""
+        """Seconds of one prompt alone in a step."""
         return self.step_s(prompt_tokens, 0, prompt_tokens)
 
     def serve_s(self, seqs: Number, length_tokens: Number, steps: Number) -> Number:
-        """`seqs` prompts padded to that length prefilled together, then so many steps of them all.
+        """Seconds of `seqs` prompts padded to this length, prefilled together, then this many steps
+        of all.
 
-        SCLS' T_serve (papers/003 Eq. 1-4) in closed form: the k-th step reads N·(L + k) tokens,
-        whose sum over k = 1..S is N·(S·L + S·(S + 1)/2). O(1), or once for whole columns.
+        SCLS' T_serve (Eq. 1-4) in closed form: the k-th step reads N·(L + k) tokens, whose sum
+        over k = 1..S is N·(S·L + S·(S + 1)/2). O(1), or vectorised over columns.
         """
         prompts = seqs * length_tokens
         prefill_s = self.base_s + (self.prefill_token_s + self.context_token_s) * prompts
@@ -173,5 +172,5 @@ class CostModel:
         return KVCosts(self.prefill_token_s, self.offload_token_s, self.upload_token_s)
 
     def decode_tokens_per_s(self, seqs: int, mean_context_tokens: float) -> float:
-        """Tokens a second while `seqs` sequences decode together."""
+        """Tokens per second while `seqs` sequences decode together."""
         return seqs / max(1e-9, self.step_s(0, seqs, seqs * mean_context_tokens))

@@ -1,9 +1,9 @@
 """Forecast: one request's output length as a distribution, and its arithmetic.
 
-Everything conditions on progress: given `g` tokens generated so far, the total length L is
-distributed as L | L > g. Where the forecast has nothing beyond `g`, the answer is the request's
-`max_tokens` (Past-Future, papers/000 §3.2). No answer ever passes `max_tokens`, but that none is
-below `g`: a request that is past its cap has nothing left, and never less.
+Everything conditions on progress: given `g` generated tokens, the total length L is distributed as
+L | L > g. If the forecast has nothing beyond `g`, the answer is the request's `max_tokens`
+(Past-Future, Gong et al., ASPLOS 2025, §3.2). No result exceeds `max_tokens` or is below `g`: a
+request past its cap has nothing left.
 """
 
 from bisect import bisect_right
@@ -17,10 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 MAX_POINTS = 64
-MAX_FORECAST_TOKENS = (
-    2**24 - 1
-)  # longer than any context there is; keeps a table's arithmetic exact
-UNCAPPED = MAX_FORECAST_TOKENS  # max_tokens of a forecast of no particular request
+MAX_FORECAST_TOKENS = 2**24 - 1  # longer than any context; keeps a table's arithmetic exact
+UNCAPPED = MAX_FORECAST_TOKENS  # max_tokens of a shared forecast
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -31,12 +29,12 @@ _Float = TypeVar("_Float", np.float32, np.float64)
 class Forecast:
     """Weighted support points (ascending, at most 64) over total output tokens.
 
-    `shared_key` names the population whose forecast this is: all requests of that key have the
-    same one, and a refresh replaces it for all. Empty for a forecast made from the prompt. A
-    shared one is UNCAPPED, as each of them has a cap of its own: mass on UNCAPPED lies on the
-    `max_tokens` of whoever reads it, who gives it (`most`, `truncated`, a table's caps).
+    `shared_key` names the population of the forecast: all requests with that key share it, and a
+    refresh replaces it for all. Empty for a forecast made from the prompt. A shared forecast is
+    UNCAPPED, because each request has its own cap: mass on UNCAPPED stands for the reader's
+    `max_tokens`, which the reader supplies (`most`, `truncated`, a table's caps).
 
-    Raises ValueError when points are unordered, not positive, too many, or weights don't fit.
+    Raises ValueError if points are unordered, not positive, too many, or do not match the weights.
     """
 
     points: tuple[float, ...]
@@ -64,7 +62,7 @@ class Forecast:
 
     @cached_property
     def _tail_means(self) -> tuple[float, ...]:
-        """E[L | L ≥ point] a point, never outside the points it is a mean of by rounding."""
+        """E[L | L ≥ point] per point, clipped against rounding errors."""
         backwards = list(zip(self.points[::-1], self.weights[::-1], strict=True))
         moments = accumulate(point * weight for point, weight in backwards)
         masses = accumulate(weight for _, weight in backwards)
@@ -134,14 +132,14 @@ class Forecast:
 
 
 def certain(tokens: int, source: str = "max") -> Forecast:
-    """All mass on one length."""
+    """A forecast with all mass on one length."""
     return Forecast((float(tokens),), (1.0,), tokens, source)
 
 
 def from_lengths(
     lengths: Sequence[float], max_tokens: int, source: str, version: int = 0, shared_key: str = ""
 ) -> Forecast:
-    """The empirical distribution of `lengths`, as `from_masses` keeps it."""
+    """The empirical distribution of `lengths`, compressed as in `from_masses`."""
     values, counts = np.unique(
         np.clip(np.asarray(lengths, float), 1, max_tokens), return_counts=True
     )
@@ -150,12 +148,12 @@ def from_lengths(
 
 
 def from_masses(values: Floats, masses: Floats, longest: float, like: Forecast) -> Forecast:
-    """Ascending lengths and their masses, all positive, with the mass `longest` on `max_tokens`
-    beside them; all else as in `like`. Exact up to 64 points.
+    """A forecast of ascending lengths with positive masses, and the mass `longest` on `max_tokens`;
+    other fields as in `like`. Exact up to 64 points.
 
-    Beyond that, neighbours are merged into groups of near-equal mass, each kept at its mean, but
-    with the top eighth of the mass spread over a quarter of the points: conditioning on progress
-    lives in the tail. What lies on `max_tokens` is merged with nothing.
+    Beyond that, neighbours are merged into groups of nearly equal mass, each at its mean. The top
+    eighth of the mass gets a quarter of the points, because conditioning on progress needs the
+    tail. Mass on `max_tokens` is not merged.
     """
     room = MAX_POINTS - (longest > 0)
     if len(values) > room:
@@ -167,7 +165,7 @@ def from_masses(values: Floats, masses: Floats, longest: float, like: Forecast) 
 
 
 def _merge(values: Floats, weights: Floats, most: int) -> tuple[Floats, Floats]:
-    """As many groups at most, of the same mass in all."""
+    """At most this many groups of equal total mass."""
     tail, total = MAX_POINTS // 4, weights.sum()
     body_edges = np.linspace(0, 0.875, most - tail + 1)[1:]
     edges = np.concatenate([body_edges, np.linspace(0.875, 1, tail + 1)[1:-1]])

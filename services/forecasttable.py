@@ -1,4 +1,4 @@
-"""Forecasts of many requests as rows of arrays: conditioned, sampled and asked all at once."""
+"""Forecasts of many requests as rows of arrays: conditioned, sampled and queried together."""
 
 from collections.abc import Sequence
 from typing import TypeVar
@@ -14,20 +14,21 @@ _Float = TypeVar("_Float", np.float32, np.float64)
 class ForecastTable:
     """Forecasts interned as rows of arrays, to condition and sample whole batches at once.
 
-    A row holds one forecast for as long as anybody uses it (`intern` and `release` count);
-    `which` names rows, `generated` and `caps` (each request's max_tokens) are parallel to it.
-    Every look-up is one branchless binary search over 64 points for all rows together, six
-    steps of a few numpy calls: no Python loop, and a forecast is tabulated once in its life.
+    A row holds one forecast while it is in use (`intern` and `release` count references). `which`
+    names rows; `generated` and `caps` (each request's max_tokens) are parallel to it. Every lookup
+    is one branchless binary search over 64 points for all rows together, six steps of a few numpy
+    calls, without a Python loop. A forecast is tabulated once.
     """
 
     def __init__(self, rows: int = 64):
         self._points = np.full((rows, MAX_POINTS), np.inf)
-        # The first whole token from which on each is reached: exact, and half the size to search.
+        # The first whole token from which each point is reached: exact, and half the size to
+        # search.
         self._reached = np.full((rows, MAX_POINTS), np.inf, np.float32)
         self._longest = np.full(rows, np.inf)
         self._weights = np.zeros((rows, MAX_POINTS))
         self._cdf = np.full((rows, MAX_POINTS), _NEVER)
-        # Mass and moment of the points from each one on; nothing is beyond the last.
+        # Mass and moment from each point on; zero after the last.
         self._mass = np.zeros((rows, MAX_POINTS + 1))
         self._moment = np.zeros((rows, MAX_POINTS + 1))
         self._uses = [0] * rows
@@ -42,19 +43,19 @@ class ForecastTable:
 
     @property
     def rows(self) -> int:
-        """Rows there are, used or not."""
+        """All rows, used or free."""
         return len(self._uses)
 
     def edition(self, row: int) -> int:
-        """How often a row was written: who mirrors the table compares."""
+        """How often a row was written, for mirrors of the table."""
         return int(self._editions[row])
 
     def editions(self, which: Ints) -> Ints:
         return self._editions[which]
 
     def intern(self, forecast: Forecast) -> int:
-        """The row of this forecast. A population that many requests share has one row, which
-        `renew` rewrites for all of them."""
+        """The row of this forecast. A population shared by many requests has one row, which `renew`
+        rewrites for all."""
         key = forecast.shared_key
         row = self._shared.get(key) if key else None
         if row is None:
@@ -66,14 +67,14 @@ class ForecastTable:
         return row
 
     def renew(self, forecast: Forecast) -> int | None:
-        """Write a population's newer forecast over the one there is; the row, None without one."""
+        """Replaces a population's forecast; returns its row, None without one."""
         row = self._shared.get(forecast.shared_key)
         if row is not None:
             self.put(row, forecast.points, forecast.weights)
         return row
 
     def release(self, row: int) -> None:
-        """One user less; the last one frees the row."""
+        """Drops a reference; the last one frees the row."""
         self._uses[row] -= 1
         if not self._uses[row]:
             self._shared.pop(self._names.pop(row, ""), None)
@@ -82,7 +83,7 @@ class ForecastTable:
     def put(
         self, row: int, points: Sequence[float] | Floats, weights: Sequence[float] | Floats
     ) -> None:
-        """Write a row, as a mirror of another table does; `intern` does so by itself."""
+        """Writes a row, as a mirror of another table does; `intern` does so itself."""
         while row >= len(self._uses):
             self._grow()
         self._editions[row] += 1
@@ -103,12 +104,13 @@ class ForecastTable:
         moment[:n] = np.cumsum(moment[:n][::-1])[::-1]
 
     def points_of(self, row: int) -> tuple[Floats, Floats]:
-        """A row's points and their weights as they were put: a mirror's row is the same bits."""
+        """A row's points and weights exactly as written, so that a mirror's row is
+        bit-identical."""
         n = int(np.count_nonzero(self._points[row] < np.inf))
         return self._points[row, :n].copy(), self._weights[row, :n].copy()
 
     def mean(self, which: Ints, generated: Ints, caps: Ints) -> Floats:
-        """E[min(L, cap) | L > generated] a row; the cap where nothing is longer."""
+        """E[min(L, cap) | L > generated] per row; the cap if nothing is longer."""
         first = self._count_upto(which, generated)
         last = np.maximum(self._count_upto(which, caps), first)
         left, over = self._mass[which, first], self._mass[which, last]
@@ -120,22 +122,22 @@ class ForecastTable:
     def sample(
         self, rng: np.random.Generator, which: Ints, generated: Ints, caps: Ints, times: int = 1
     ) -> Floats:
-        """Draws of min(L, cap) | L > generated, (times, rows); the cap where nothing is longer."""
+        """Draws of min(L, cap) | L > generated, (times, rows); the cap if nothing is longer."""
         return self.quantiles(1.0 - rng.random((times, len(which))), which, generated, caps)
 
     def quantiles(self, shares: Floats, which: Ints, generated: Ints, caps: Ints) -> Floats:
         """The smallest l with P(min(L, cap) ≤ l | L > generated) ≥ share, (shares, rows); the cap
-        where nothing is longer."""
+        if nothing is longer."""
         return self.after(which, generated, caps).quantiles(shares)
 
     def after(self, which: Ints, generated: Ints, caps: Ints) -> "After":
-        """What is still to come of each, to be asked several things."""
+        """The remaining distribution of each, for several queries."""
         return After(self, which, generated, caps)
 
     def conditioned(self, which: Ints, generated: Ints, caps: Ints) -> tuple[Floats, Floats]:
-        """min(L, cap) | L > generated as points and their masses, both (rows, 64), the points
-        ascending and no mass on those up to `generated`; all of it on the cap, in the last column,
-        where nothing is longer. O(rows · 64)."""
+        """min(L, cap) | L > generated as points and their masses, both (rows, 64): ascending
+        points, no mass on those up to `generated`; all mass on the cap, in the last column, if
+        nothing is longer. O(rows · 64)."""
         first = self._count_upto(which, generated)
         left = self._mass[which, first]
         points = np.minimum(self._points[which], caps[:, None])
@@ -146,12 +148,12 @@ class ForecastTable:
         return points, masses
 
     def survival(self, which: Ints, generated: Ints, caps: Ints, tokens: Ints) -> Floats:
-        """P(min(L, cap) > generated + tokens | L > generated), (tokens, rows): that so many more
-        are made and that more are to come; never where the cap is reached. O(tokens · rows)."""
+        """P(min(L, cap) > generated + tokens | L > generated), (tokens, rows): that this many more
+        tokens are generated and at least one more follows; 0 from the cap on. O(tokens · rows)."""
         return self.after(which, generated, caps).survival(tokens)
 
     def _count_upto(self, which: Ints, tokens: Ints) -> Ints:
-        """How many points of its row are <= tokens."""
+        """How many points of each row are <= tokens."""
         return _search(self._reached, which, (tokens + 1).astype(np.float32))
 
     def _take(self) -> int:
@@ -160,7 +162,7 @@ class ForecastTable:
         return self._free.pop()
 
     def _grow(self) -> None:
-        """Twice as many rows; what is there is copied once."""
+        """Doubles the rows; copies the existing ones once."""
         rows = len(self._uses)
         fresh = ForecastTable(rows)
         for name in _ARRAYS:
@@ -170,8 +172,8 @@ class ForecastTable:
 
 
 class After:
-    """Rows of a table given their progress, L | L > generated. Where each stands in its row is
-    looked up once, whatever is asked then."""
+    """Rows of a table given their progress, L | L > generated. The position in each row is looked
+    up once for all queries."""
 
     def __init__(self, table: ForecastTable, which: Ints, generated: Ints, caps: Ints):
         self._table, self._which, self._generated, self._caps = table, which, generated, caps
@@ -180,7 +182,7 @@ class After:
         self._known = self._left > _NOTHING
 
     def quantiles(self, shares: Floats) -> Floats:
-        """As of the table, (shares, rows)."""
+        """As in the table, (shares, rows)."""
         table, which = self._table, self._which
         target = 1.0 - self._left * (1.0 - shares)
         column = np.maximum(_search(table._cdf, which, target - 1e-12), self._first)
@@ -193,7 +195,7 @@ class After:
         return np.minimum(np.where(self._known, last, self._caps), self._caps)
 
     def survival(self, tokens: Ints) -> Floats:
-        """As of the table, (tokens, rows). O(tokens · rows)."""
+        """As in the table, (tokens, rows). O(tokens · rows)."""
         table, which = self._table, self._which
         ahead = tokens[:, None].astype(np.float32)
         column = _search(table._reached, which, (self._generated + 1).astype(np.float32) + ahead)
@@ -214,7 +216,7 @@ def _search(table: NDArray[_Float], which: Ints, target: NDArray[_Float]) -> Int
     found, below = np.empty(target.shape, table.dtype), np.empty(target.shape, bool)
     steps = below.view(np.int8)
     for step in _STEPS:
-        # Nothing is out of bounds; without the check numpy reads twice as fast.
+        # No index is out of bounds; without the check numpy reads twice as fast.
         flat[step - 1 :].take(at, out=found, mode="clip")
         np.less(found, target, out=below)
         steps *= np.int8(step)
@@ -227,7 +229,7 @@ _ARRAYS = (
     "_points", "_reached", "_longest", "_weights", "_cdf", "_mass", "_moment", "_editions"
 )  # fmt: skip
 _COLUMNS = np.arange(MAX_POINTS)
-_NEVER = 2.0  # more than any share of mass
-_NOTHING = 1e-12  # mass that is rounding
+_NEVER = 2.0  # above every share of mass
+_NOTHING = 1e-12  # mass below this is rounding
 _ROUNDING = 2.0**-40  # of a point; tokens are far coarser than this
 _STEPS = (32, 16, 8, 4, 2, 1, 1)  # all 64 points

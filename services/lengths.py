@@ -1,4 +1,4 @@
-"""What the answers that have ended tell of the length of the next one."""
+"""The length distribution of the next answer, from the answers that have ended."""
 
 from collections import deque
 
@@ -7,24 +7,24 @@ import numpy as np
 from services.core import FinishReason
 from services.forecast import UNCAPPED, Forecast, from_masses
 
-WINDOW = 1_000  # Past-Future's w (papers/000 §3.2)
-LEARNABLE_REASONS = frozenset({FinishReason.STOP, FinishReason.LENGTH})  # the others were cut short
+WINDOW = 1_000  # Past-Future's w (Gong et al., ASPLOS 2025, §3.2)
+# other answers were cut short
+LEARNABLE_REASONS = frozenset({FinishReason.STOP, FinishReason.LENGTH})
 PRIOR = 1.0
 
 
 class LengthWindow:
-    """The last `window` output lengths of one population, and the forecast that they make.
+    """The last `window` output lengths of one population, and their forecast.
 
     **The start.** The paper's window begins with w entries of `max_tokens`, which answers replace
-    one by one: safe, but for the first thousand answers a forecast that says nothing else. Here
-    the empty part of the window counts as `prior` entries in all, for as long as there is room for
-    them. With one, the next answer runs to its request's own `max_tokens` with probability
-    1 / (n + 1) after n answers, which is how likely the next of n + 1 that come in any order is to
-    be the longest: certain before there is any, a half after the first, and gone with a full
-    window, as in the paper.
+    one by one: safe, but for the first thousand answers the forecast says little else. Here the
+    empty part of the window counts as `prior` entries in total, while there is room for them. With
+    one, the next answer runs to its request's own `max_tokens` with probability 1 / (n + 1) after n
+    answers: the probability that the next of n + 1 exchangeable answers is the longest. It is 1
+    before the first answer, a half after it, and 0 with a full window, as in the paper.
 
     **Answers cut at their `max_tokens`** are known to be longer, not how long. Their share goes to
-    the longer ones (Kaplan-Meier), and where nothing longer ended, to each request's own cap.
+    the longer ones (Kaplan-Meier), and if nothing longer ended, to each request's own cap.
 
     A forecast costs O(window · log window) once after each new outcome, O(1) until the next.
     """
@@ -39,13 +39,14 @@ class LengthWindow:
         return len(self._tokens)
 
     def add(self, tokens: int, reason: FinishReason, max_tokens: int) -> None:
-        """An answer that has ended, of one token at least."""
+        """Adds an ended answer of at least one token."""
         self._tokens.append(tokens)
         self._cut.append(reason is FinishReason.LENGTH and tokens >= max_tokens)
         self._forecast = None
 
     def forecast(self, source: str, version: int = 0, shared_key: str = "") -> Forecast:
-        """UNCAPPED. Of the source, version and key first asked for since the last `add`."""
+        """An UNCAPPED forecast, with the source, version and key of the first call since the last
+        `add`."""
         if self._forecast is None:
             empty = Forecast((float(UNCAPPED),), (1.0,), UNCAPPED, source, version, shared_key)
             self._forecast = self._estimate(empty) if self._tokens else empty

@@ -99,6 +99,12 @@ class WorkerSnapshot:
     shared_blocks: int = 0
     prefixes: Ints = field(default_factory=lambda: _NO_INTS, compare=False)
 
+    def can_run(self, model: Ints, longest: Ints) -> Bools:
+        """Which requests of these models and greatest lengths (prompt + cap) this worker can run
+        to their end, whatever else it runs."""
+        able: Bools = (model == self.model) & (longest <= self.reach_tokens)
+        return able
+
     @property
     def room_tokens(self) -> int:
         """KV tokens, with shared blocks counted once per holder."""

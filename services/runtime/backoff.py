@@ -1,11 +1,11 @@
-"""How long to wait before the next try."""
+"""Exponential backoff."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Waits between attempts: doubling from the first to the longest."""
+    """Delays between attempts: doubling from the first to the longest."""
 
     first_s: float
     longest_s: float

@@ -1,7 +1,7 @@
-"""Ways to another service: over a socket, or to a servicer in this very process.
+"""Channels to other services: over a socket, or to a servicer in the same process.
 
-Both give the generated stubs what they expect, so a caller never knows which it has. In process,
-messages are handed over as they are: neither side may change one after passing it on.
+Both offer the interface that generated stubs expect, so that callers do not distinguish them. In
+process, messages are passed by reference: neither side may change one after passing it on.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ OPTIONS: Sequence[tuple[str, Any]] = (
 )
 
 Handler = Callable[[Any, Any], AsyncIterator[Any]]
-_END = object()  # behind the last response
+_END = object()  # follows the last response
 
 
 def connect(address: str) -> aio.Channel:
@@ -39,13 +39,13 @@ def connect(address: str) -> aio.Channel:
 
 
 class InProcessServer:
-    """Takes servicers as a grpc server does; `channel()` reaches them without a socket."""
+    """Registers servicers like a gRPC server; `channel()` reaches them without a socket."""
 
     def __init__(self) -> None:
         self._handlers: dict[str, Any] = {}
 
     def add_generic_rpc_handlers(self, handlers: Sequence[Any]) -> None:
-        """Part of the generated registration; the registered handlers below say it all."""
+        """Part of the generated registration; the registered handlers below suffice."""
 
     def add_registered_method_handlers(self, service: str, handlers: dict[str, Any]) -> None:
         self._handlers |= {f"/{service}/{name}": guard(h) for name, h in handlers.items()}
@@ -55,7 +55,7 @@ class InProcessServer:
 
 
 class _InProcessChannel:
-    """Looks a method up when it is called: stubs may be made before what they call."""
+    """Looks up a method when it is called: stubs may be created before the servicers."""
 
     def __init__(self, handlers: dict[str, Any]):
         self._handlers = handlers
@@ -75,20 +75,21 @@ class _InProcessChannel:
         return lambda *a, **k: _Call(method, self._handlers[method].stream_stream, *a, **k)
 
     async def close(self, grace: float | None = None) -> None:
-        """Nothing is open."""
+        """Does nothing: there is no connection."""
 
 
 class _Call:
-    """A response stream: iterate it, or cancel it from anywhere; dropped, it cancels itself.
+    """A response stream: iterate it, or cancel it from anywhere; it cancels itself when dropped.
 
-    As behind a socket, the handler runs in a task of its own, here one response ahead of the
-    reader, and reading from a cancelled call raises CancelledError without cancelling the reader.
+    As behind a socket, the handler runs in a task of its own, here at most one response ahead of
+    the reader. Reading from a cancelled call raises CancelledError without cancelling the reader.
     """
 
     def __init__(
         self, method: str, handler: Handler, request: Any, timeout: float | None = None, **_: Any
     ):
-        self._responses: asyncio.Queue[Any] = asyncio.Queue()  # bounded by `_room`, but for the end
+        # bounded by `_room`, except for the end
+        self._responses: asyncio.Queue[Any] = asyncio.Queue()
         self._room = asyncio.Semaphore(1)
         self._handler = asyncio.ensure_future(
             _run(method, handler(request, _Context()), timeout, self._responses, self._room)
@@ -136,12 +137,12 @@ async def _run(
 def _end(outbox: asyncio.Queue[Any], handler: asyncio.Future[None]) -> None:
     outbox.put_nowait(_END)
     if not handler.cancelled():
-        handler.exception()  # seen, even when nobody reads to the end
+        handler.exception()  # retrieved, in case no reader reads to the end
 
 
 @contextmanager
 def _statuses(method: str, timeout: float | None) -> Iterator[None]:
-    """What a caller behind a socket would see of an abort or of time that ran out."""
+    """Raises the status that a caller behind a socket would see after an abort or a deadline."""
     try:
         yield
     except _Aborted as aborted:
@@ -152,7 +153,7 @@ def _statuses(method: str, timeout: float | None) -> Iterator[None]:
 
 
 class _Aborted(aio.AbortError):
-    """How a servicer's `abort` leaves it in process."""
+    """Raised by a servicer's `abort` in process."""
 
     def __init__(self, code: grpc.StatusCode, details: str, trailers: Any):
         super().__init__(details)
@@ -160,7 +161,7 @@ class _Aborted(aio.AbortError):
 
 
 class _Context:
-    """What our servicers ask of a ServicerContext, without a connection."""
+    """The part of ServicerContext that our servicers use, without a connection."""
 
     async def abort(
         self, code: grpc.StatusCode, details: str = "", trailing_metadata: Any = ()

@@ -1,8 +1,8 @@
-"""Configuration: frozen, validated once, an unknown key is an error.
+"""Configuration: frozen, validated once; an unknown key is an error.
 
-A service's settings come, strongest first, from `--set section.key=value`, from the environment
-(`FORETOKEN_<SECTION>_<KEY>`, and a few by a shorter name), and from the defaults beside their
-reasons in its config.py.
+A setting comes, in order of precedence, from `--set section.key=value`, from the environment
+(`FORETOKEN_<SECTION>_<KEY>`, and a few short names), and from the default in the service's
+config.py.
 """
 
 import json
@@ -17,7 +17,7 @@ ENV_PREFIX = "FORETOKEN_"
 COMMON = ("tracing", "logging")  # sections that every process reads
 SECTIONS = ("gateway", "scheduler", "predictor", "batcher", "estimator", "worker", "log", *COMMON)
 
-# Variables by a name that people expect, of two the later wins: the section and key they stand for.
+# Short environment variables and the section and key that each sets; the later of two wins.
 SHORT_NAMES = {
     "FORETOKEN_API_KEYS": ("gateway", "api_keys"),
     "FORETOKEN_API_KEY": ("gateway", "api_keys"),
@@ -29,11 +29,11 @@ class ConfigError(ValueError):
 
 
 class Settings(BaseModel):
-    """Base of every service's config; `section` is its name in `--set` and the environment, and
-    `secret` are the keys whose values no error shows.
+    """Base of every service's configuration. `section` is its name in `--set` and the environment;
+    the values of `secret` keys never appear in errors.
 
-    Not pydantic-settings: that ignores a variable with our prefix that no field has, and a typo
-    must not pass in silence.
+    Not pydantic-settings, which ignores variables with our prefix but no field: a typo must be
+    an error.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -45,7 +45,7 @@ SettingsT = TypeVar("SettingsT", bound=Settings)
 
 
 def load(kind: type[SettingsT], overrides: Mapping[str, str] | None = None) -> SettingsT:
-    """Build a section from overrides and the environment; raises ConfigError on any mistake."""
+    """Builds a section from overrides and the environment. Raises ConfigError."""
     given = {**_from_environment(kind), **(overrides or {})}
     for key in given:
         _require_known(kind.section, key, kind.model_fields)
@@ -55,13 +55,15 @@ def load(kind: type[SettingsT], overrides: Mapping[str, str] | None = None) -> S
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
-        hidden = not first["loc"] or first["loc"][0] in kind.secret  # no place: of all at once
+        # without a location the error concerns all fields
+        hidden = not first["loc"] or first["loc"][0] in kind.secret
         got = "" if hidden else f" (got {first['input']!r})"
         raise ConfigError(f"{kind.section}.{key}: {first['msg']}{got}") from None
 
 
 def parse_sets(items: Iterable[str], sections: Iterable[str]) -> dict[str, dict[str, str]]:
-    """`section.key=value` strings by section; every section named is present, maybe empty."""
+    """Groups `section.key=value` strings by section; every named section is present, even if
+    empty."""
     parsed: dict[str, dict[str, str]] = {section: {} for section in sections}
     for item in items:
         name, equals, value = item.partition("=")
@@ -74,7 +76,7 @@ def parse_sets(items: Iterable[str], sections: Iterable[str]) -> dict[str, dict[
 
 
 def check_environment() -> None:
-    """Refuse FORETOKEN_ variables that belong to no section: a typo must not pass in silence."""
+    """Raises ConfigError for FORETOKEN_ variables of no section: a typo must be an error."""
     for name in os.environ:
         section = name.removeprefix(ENV_PREFIX).partition("_")[0].lower()
         if name.startswith(ENV_PREFIX) and section not in SECTIONS and name not in SHORT_NAMES:
@@ -109,7 +111,7 @@ def _hint(name: str, known: Iterable[str]) -> str:
 
 
 def _decode(key: str, value: str) -> Any:
-    """Lists and tables are written as JSON; everything else pydantic reads from the string."""
+    """Lists and tables are parsed as JSON; pydantic parses everything else from the string."""
     try:
         return json.loads(value) if value[:1] in ("{", "[") else value
     except json.JSONDecodeError as error:

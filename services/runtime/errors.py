@@ -1,4 +1,4 @@
-"""Broken things, said once: what a servicer raises becomes a status with a usable sentence."""
+"""Errors: exceptions of servicers become a status with a sentence that a user can act on."""
 
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -14,7 +14,7 @@ Code = grpc.StatusCode
 
 
 class ServiceError(Exception):
-    """An answer other than the one asked for. `message` is shown to the caller as it stands."""
+    """A status other than OK. `message` is shown to the caller."""
 
     def __init__(self, code: grpc.StatusCode, message: str, retry_after_s: float = 0.0):
         super().__init__(message)
@@ -24,7 +24,7 @@ class ServiceError(Exception):
 
 
 class InvalidArgument(ServiceError):
-    """The caller's mistake; names the field."""
+    """A mistake of the caller; names the field."""
 
     def __init__(self, field: str, message: str):
         super().__init__(Code.INVALID_ARGUMENT, f"{field}: {message}" if field else message)
@@ -32,24 +32,26 @@ class InvalidArgument(ServiceError):
 
 
 class GaveUp(Exception):
-    """The process can't go on, by no mistake of its user's: one sentence, and status 1."""
+    """The process cannot continue, without a mistake of its user: one sentence, and exit status
+    1."""
 
 
 class ErrorInterceptor(aio.ServerInterceptor):
-    """The one place where exceptions leave a server: known ones as they say, others INTERNAL."""
+    """The only place where exceptions leave a server: known ones with their status, others as
+    INTERNAL."""
 
     async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
         return guard(await continuation(handler_call_details))
 
 
 def guard(handler: Any) -> Any:
-    """The same method handler, with what it raises turned into a status."""
+    """The method handler with exceptions turned into a status."""
     return wrapped(handler, _guard_unary, _guard_stream)
 
 
 def wrapped(handler: Any, unary: Callable[[Any], Any], stream: Callable[[Any], Any]) -> Any:
-    """The same method handler around what `unary`, or where it streams its responses `stream`,
-    makes of its behaviour; none of none."""
+    """The method handler with its behaviour replaced by the result of `unary`, or of `stream` if it
+    streams its responses; None stays None."""
     if handler is None:
         return None
     kind = (handler.request_streaming, handler.response_streaming)
@@ -67,7 +69,7 @@ def _guard_unary(inner: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitabl
     async def call(request: Any, context: Any) -> Any:
         try:
             return await inner(request, context)
-        except aio.BaseError:  # an abort, or the server's end: the call has its answer
+        except aio.BaseError:  # an abort, or the server's end: the call is answered
             raise
         except Exception as error:
             return await _abort(context, error)

@@ -1,4 +1,4 @@
-"""`python -m services.runtime.healthcheck ADDRESS`: status 0 when the server there is serving."""
+"""`python -m services.runtime.healthcheck ADDRESS`: exits with 0 if the server is serving."""
 
 import sys
 
@@ -9,7 +9,7 @@ TIMEOUT_S = 4.0
 
 
 def check(address: str) -> str:
-    """What the server says of itself: SERVING, NOT_SERVING, or why it can't be asked."""
+    """The server's status: SERVING, NOT_SERVING, or why it cannot be queried."""
     with grpc.insecure_channel(address) as channel:
         ask = channel.unary_unary(
             "/grpc.health.v1.Health/Check",

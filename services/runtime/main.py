@@ -1,4 +1,4 @@
-"""A service as a process: read config, build, serve, drain, leave. Every `__main__` ends here."""
+"""Runs a service as a process: read the configuration, build, serve, drain, exit."""
 
 import asyncio
 import logging
@@ -39,7 +39,7 @@ PARENT_LOOK_S = 1.0
 
 @dataclass(frozen=True)
 class Unit:
-    """A service ready to be served: what it mounts, its background work, and how it drains."""
+    """A service ready to serve: its mounts, its background work, and how it drains."""
 
     mounts: Sequence[Mount]
     run: Callable[[], Coroutine[Any, Any, None]]
@@ -47,25 +47,26 @@ class Unit:
 
 
 async def nothing() -> None:
-    """The background work, or the drain, of a service that has none."""
+    """The background work, or the drain, of a service without one."""
 
 
 class ServedSettings(Settings):
     """Settings of a service that runs under `run_service`."""
 
     address: str
-    socket: str = ""  # a file where gRPC is served beside the address; its rights say who may ask
-    metrics_port: int = 0  # 0: no /metrics of its own
-    metrics_host: str = "127.0.0.1"  # where that is; metrics are for those who run it
+    socket: str = ""  # a Unix socket where gRPC is also served; file permissions control access
+    metrics_port: int = 0  # 0: no HTTP /metrics
+    metrics_host: str = "127.0.0.1"  # of that port; metrics are for operators
     log_level: str = "INFO"
-    # Id of the process that minds this one: its end is ours too, and it is told stages of our
-    # start, as marked lines on stderr; 0: none does.
+    # Process id of the supervisor, set by it: this process exits when the supervisor does, and
+    # reports the stages of its start as marked lines on stderr. 0: none.
     started_by: int = 0
-    drain_s: float = 30.0  # what a first SIGTERM leaves what is running; a second takes it back
+    # time for running requests after the first SIGTERM; a second one exits at once
+    drain_s: float = 30.0
 
     @property
     def metric_labels(self) -> Mapping[str, str]:
-        """Labels of all that the process counts, as the catalogue names them for its service."""
+        """Labels of all the process's metrics, by the names in its catalogue."""
         return {}
 
 
@@ -77,15 +78,16 @@ Sets = Mapping[str, Mapping[str, str]]  # section → key → value
 def run_service(
     kind: type[ConfigT], build: Callable[[ConfigT, CollectorRegistry, Tracing], Unit]
 ) -> None:
-    """The whole life of a service process. A mistake in config ends it with one line, status 2."""
+    """Runs a service process to its end. A configuration mistake ends it with one line and status
+    2."""
     run_process(kind, [], lambda config, _: partial(build, config))
 
 
 def run_process(
     kind: type[ConfigT], shared: Sequence[str], prepare: Callable[[ConfigT, Sets], Build]
 ) -> None:
-    """As `run_service`, for a service that reads sections it shares with others: `prepare` gets
-    what was set of each."""
+    """Like `run_service`, for a service that shares sections with others: `prepare` receives the
+    settings of each."""
     try:
         check_environment()
         sets = parse_sets(_sets(sys.argv[1:]), [kind.section, *COMMON, *shared])
@@ -100,8 +102,8 @@ def run_process(
 
 
 def end_at_once(status: int = 0) -> NoReturn:
-    """End the process once all of its own was closed: to take down a million objects of PyTorch's,
-    which the system frees anyway, takes a second of a busy core."""
+    """Ends the process after its resources are closed, without freeing PyTorch's million objects,
+    which takes a second of a busy core and which the system frees anyway."""
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -109,8 +111,8 @@ def end_at_once(status: int = 0) -> NoReturn:
 
 
 def leave(name: str, error: Exception) -> NoReturn:
-    """End the process: a user's mistake as one line and status 2, one that gave up as one line and
-    status 1, anything else as it is. After all that the log still had to say."""
+    """Ends the process: a user's mistake with one line and status 2, GaveUp with one line and
+    status 1, any other error as it is. Flushes the log first."""
     logging.shutdown()
     reason = cause(error)
     if not isinstance(reason, (ValueError, GaveUp)):
@@ -120,14 +122,14 @@ def leave(name: str, error: Exception) -> NoReturn:
 
 
 def _sets(argv: Sequence[str]) -> list[str]:
-    """`--set section.key=value` pairs, the only option a service takes."""
+    """`--set section.key=value` pairs, the only option of a service."""
     if len(argv) % 2 or any(flag != "--set" for flag in argv[::2]):
         raise ConfigError("usage: [--set section.key=value]...")
     return list(argv[1::2])
 
 
 async def serve(config: ServedSettings, build: Build, tracing: Tracing) -> None:
-    """Serve until the first signal, then drain until done, the limit, or the second."""
+    """Serves until the first signal, then drains until done, the limit, or the second signal."""
     registry = CollectorRegistry()
     unit = build(registry, tracing)
     parts = [Part(registry, config.metric_labels)]
@@ -158,8 +160,8 @@ async def serve(config: ServedSettings, build: Build, tracing: Tracing) -> None:
 
 
 async def _outlive_not(parent: int) -> None:
-    """Raises ValueError once the parent is gone, however it went."""
+    """Raises ValueError once the parent process is gone."""
     while True:
         await asyncio.sleep(PARENT_LOOK_S)
         if os.getppid() != parent:
-            raise ValueError("whoever started it is gone")
+            raise ValueError("the supervising process is gone")

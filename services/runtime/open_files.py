@@ -1,13 +1,13 @@
-"""How many files a process may have open: each connection is one."""
+"""The limit of open files; each connection needs one."""
 
 import resource
 
-ENOUGH = 65_536  # where the system's own bound is a billion, some programs look at each
+ENOUGH = 65_536  # a bound, because some programs iterate over all descriptors up to the limit
 
 
 def allow_open_files() -> None:
-    """As many as the system lets us, up to ENOUGH, for this process and those it starts: the usual
-    1,024 are fewer than the requests that wait under overload."""
+    """Raises the soft limit to the hard one, up to ENOUGH, for this process and its children: the
+    usual 1,024 are fewer than the requests that wait under overload."""
     allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = ENOUGH if most == resource.RLIM_INFINITY else min(most, ENOUGH)
     if allowed != resource.RLIM_INFINITY and allowed < wanted:
@@ -15,6 +15,6 @@ def allow_open_files() -> None:
 
 
 def open_files_allowed() -> int:
-    """At once, by this process."""
+    """The current soft limit of this process."""
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return ENOUGH if allowed == resource.RLIM_INFINITY else allowed

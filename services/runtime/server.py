@@ -1,4 +1,4 @@
-"""A gRPC server as all services run it: health, metrics, reflection, bounds, a two-stage stop."""
+"""A gRPC server as all services run it: health, metrics, reflection, limits, a two-stage stop."""
 
 import asyncio
 import logging
@@ -23,19 +23,20 @@ from services.runtime.observed.scrape import TELEMETRY, TelemetryService
 
 log = logging.getLogger(__name__)
 
-DRAIN_S = 30.0  # what a first SIGTERM gives running requests; a second takes it back
+DRAIN_S = 30.0  # time for running requests after the first SIGTERM; a second one stops at once
 SERVER_OPTIONS: Sequence[tuple[str, Any]] = (
     ("grpc.so_reuseport", 0),  # a port in use must be an error
-    # Our clients' keep-alive pings come every 20 s, calls or none; by default that is abuse.
+    # Our clients send keep-alive pings every 20 s, even without calls; by default that counts as
+    # abuse.
     ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
 )
-MAX_CONCURRENT_RPCS = 8_192  # streams a server holds at once; more get RESOURCE_EXHAUSTED
+MAX_CONCURRENT_RPCS = 8_192  # concurrent streams of a server; more get RESOURCE_EXHAUSTED
 
 
 @dataclass(frozen=True)
 class Mount:
-    """A servicer, the generated function that registers it under its full name, and what every
-    call of a server that serves it passes first, whomever it is for."""
+    """A servicer, the generated function that registers it under its full name, and the
+    interceptors of every call of its server."""
 
     name: str
     add: Callable[[Any, Any], None]
@@ -45,7 +46,7 @@ class Mount:
 
 @dataclass
 class Lifecycle:
-    """First SIGTERM or SIGINT: drain. Second: stop now. Tests set the events themselves."""
+    """First SIGTERM or SIGINT: drain. Second: stop now. Tests set the events directly."""
 
     draining: asyncio.Event = field(default_factory=asyncio.Event)
     aborting: asyncio.Event = field(default_factory=asyncio.Event)
@@ -62,7 +63,7 @@ class Lifecycle:
             loop.add_signal_handler(number, self.signal, number)
 
     async def drain(self, work: Awaitable[None], limit_s: float) -> bool:
-        """Wait for `work`, up to the limit or a second signal; whether it was finished."""
+        """Waits for `work`, up to the limit or a second signal; returns whether it finished."""
         task = asyncio.ensure_future(work)
         abort = asyncio.ensure_future(self.aborting.wait())
         try:
@@ -75,8 +76,8 @@ class Lifecycle:
 
 
 class Server:
-    """Serves mounts on its addresses; `set_serving` is what health checks see, and `parts` are what
-    this process counts."""
+    """Serves mounts on its addresses. `set_serving` sets the health status; `parts` are the
+    process's metrics."""
 
     def __init__(
         self,
@@ -101,8 +102,8 @@ class Server:
         self.port = 0
 
     async def start(self, *addresses: str) -> None:
-        """Listen and report healthy; `port` is the last one's. Raises ConfigError when an address
-        can't be had."""
+        """Listens and reports healthy; `port` is that of the last address. Raises ConfigError if an
+        address is not available."""
         for address in addresses:
             _require_free(address)
             try:
@@ -112,7 +113,9 @@ class Server:
         starting = asyncio.ensure_future(self._server.start())
         try:
             await asyncio.shield(starting)
-        finally:  # gRPC breaks where it is cancelled or stopped amid it, which takes one turn
+        # gRPC breaks if it is cancelled or stopped during its start, which takes one turn of the
+        # loop
+        finally:
             await starting
         await self.set_serving(True)
 
@@ -134,8 +137,8 @@ async def listening(
     interceptors: Sequence[aio.ServerInterceptor] = (),
     beside: Sequence[str] = (),
 ) -> AsyncIterator[Server]:
-    """A running server, on other addresses beside its own, too; on leaving it stops at once, after
-    whatever drain its owner did."""
+    """A running server, on additional addresses, too; stops at once at the end of the block, after
+    any drain by its owner."""
     server = Server(mounts, parts, interceptors)
     try:
         await server.start(*beside, address)
@@ -146,7 +149,7 @@ async def listening(
 
 
 def _require_free(address: str) -> None:
-    """Raise ConfigError for an address in use: gRPC itself would say so on stderr, at length."""
+    """Raises ConfigError for an address in use: gRPC itself reports it verbosely on stderr."""
     if address.startswith("unix:"):
         return _clear_stale_socket(Path(address.removeprefix("unix:")))
     host, _, port = address.rpartition(":")
@@ -160,7 +163,8 @@ def _require_free(address: str) -> None:
 
 
 def _clear_stale_socket(path: Path) -> None:
-    """A socket file whose owner was killed would refuse the bind; one that answers is in use."""
+    """Removes a socket file whose owner was killed, which would prevent binding; one that answers
+    is in use."""
     if not path.exists():
         return
     with socket.socket(socket.AF_UNIX) as probe:

@@ -1,4 +1,4 @@
-"""What a process does at its start alone: import what takes seconds, and say how long it took."""
+"""What only a process's start needs: importing large packages, and timing its parts."""
 
 import atexit
 import gc
@@ -10,18 +10,18 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
-# Begins a line on stderr that is for whoever started this process: a stage of its start, or UP.
+# Begins a line on stderr for the supervisor: a stage of the start, or UP.
 STAGE_MARK = "\x1e"
 UP = "up"
-STARTTIME = 19  # of /proc/self/stat's fields behind the name: ticks from boot to the start
+STARTTIME = 19  # field of /proc/self/stat after the name: start time in ticks since boot
 
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """No garbage is collected within, for imports make none, and what they make stays.
+    """Disables garbage collection within: imports create no garbage, and their objects stay.
 
-    To look through a million new objects again and again takes a sixth of an import of PyTorch
-    and transformers; looked through later, with requests waiting, it would take a step's time.
+    Scanning a million new objects repeatedly takes a sixth of the import of PyTorch and
+    transformers; scanned later, it would delay a step.
     """
     _thaw_at_exit()
     was_on = gc.isenabled()
@@ -36,7 +36,7 @@ def importing() -> Iterator[None]:
 
 @cache
 def _thaw_at_exit() -> None:
-    """At the end all is taken down as ever; asked for once, however often was imported."""
+    """Unfreezes objects at exit, registered once."""
     atexit.register(gc.unfreeze)
 
 
@@ -44,8 +44,8 @@ Tell = Callable[[str], None]
 
 
 def teller(started_by: int) -> Tell:
-    """Tells stages to the process that started this one, so that it can say what it waits for;
-    nobody where none did."""
+    """A function that reports stages to the supervisor of this process; without one it does
+    nothing."""
     return _tell if started_by else lambda _: None
 
 
@@ -54,8 +54,9 @@ def _tell(stage: str) -> None:
 
 
 class Laps:
-    """How long the parts of a start take, each from the end of the one before. `tell` hears what
-    begins when a part has ended, by the first word of its name, as `following` says."""
+    """Durations of a start's parts, each from the end of the previous one. `tell` receives the
+    activity that follows a finished part, looked up in `following` by the first word of its
+    name."""
 
     def __init__(
         self,
@@ -69,7 +70,7 @@ class Laps:
         self._tell, self._following = tell, following or {}
 
     def lap(self, name: str) -> None:
-        """`name` ends now."""
+        """Ends the part `name`."""
         now_s = self._clock()
         self._laps.append((name, now_s - self._since_s))
         self._since_s = now_s
@@ -81,7 +82,7 @@ class Laps:
 
 
 def process_age_s() -> float:
-    """Seconds since this process was started; 0 where the system doesn't tell."""
+    """Seconds since this process was started; 0 if the system does not tell."""
     try:
         fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -1,4 +1,4 @@
-"""Bidirectional streams in our servicers: read in one task, answer from a bounded outbox."""
+"""Bidirectional streams in servicers: one task reads, and a bounded outbox answers."""
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
@@ -8,7 +8,7 @@ T = TypeVar("T")
 
 
 class Outbox(Generic[T]):
-    """Messages waiting to be written to one peer. A peer that reads too slowly is cut off."""
+    """Messages waiting to be written to one peer. A peer that reads too slowly is disconnected."""
 
     def __init__(self, limit: int):
         self._queue: asyncio.Queue[T | None] = asyncio.Queue()
@@ -23,7 +23,7 @@ class Outbox(Generic[T]):
             self._queue.put_nowait(message)
 
     def close(self) -> None:
-        """End the stream once what is queued has been written."""
+        """Ends the stream once the queued messages are written."""
         self._queue.put_nowait(None)
 
     async def __aiter__(self) -> AsyncIterator[T]:
@@ -32,7 +32,7 @@ class Outbox(Generic[T]):
 
 
 async def duplex(read: Coroutine[Any, Any, None], outbox: Outbox[T]) -> AsyncIterator[T]:
-    """Yield the outbox while `read` runs; both end together. What `read` raises is raised."""
+    """Yields the outbox while `read` runs; both end together. Raises what `read` raises."""
     reader = asyncio.create_task(read)
     reader.add_done_callback(lambda _: outbox.close())
     try:

@@ -8,8 +8,8 @@ from typing import Any
 
 @asynccontextmanager
 async def background(*work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Run `work` beside the block. What fails ends the block with its error; leaving the block
-    cancels the rest and waits for it."""
+    """Runs `work` during the block. Its failure ends the block with its error; leaving the block
+    cancels it and waits for it."""
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(each) for each in work]
         try:
@@ -20,8 +20,8 @@ async def background(*work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
 
 
 async def to_its_end(cleanup: Coroutine[Any, Any, None]) -> None:
-    """Run a cleanup whole, however often who waits for it is cancelled meanwhile; that is told once
-    it is done. The cleanup must be bounded by itself."""
+    """Runs a cleanup completely, however often the waiting task is cancelled; the cancellation is
+    raised afterwards. The cleanup must be bounded by itself."""
     task, cancelled = asyncio.ensure_future(cleanup), False
     while not task.done():
         try:

@@ -1,4 +1,4 @@
-"""Which foretoken this is: the one place that asks the installed package."""
+"""The version of foretoken: the only place that queries the installed package."""
 
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -6,7 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 @cache
 def foretoken_version() -> str:
-    """As in `pyproject.toml` when it was installed; `unknown` where it is run without that."""
+    """As in `pyproject.toml` at installation; `unknown` without an installed package."""
     try:
         return version("foretoken")
     except PackageNotFoundError:

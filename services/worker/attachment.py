@@ -15,6 +15,7 @@ from grpc import StatusCode, aio
 from observability.tracing import NO_SPANS
 from protos.generated import scheduler_pb2, scheduler_pb2_grpc
 from services.core import HeldRequest, Report
+from services.runtime.backoff import Backoff
 from services.runtime.codecs.attach import decode_plan, encode_held, encode_report
 from services.runtime.streams import Outbox
 from services.worker.config import WorkerConfig
@@ -100,12 +101,11 @@ class Attachment:
         in reconnecting: the scheduler has another worker of this name or refuses this one, or it
         is gone for `orphaned_s` and the configuration says to exit then."""
         self._seen_s = time.monotonic()
-        pause_s = FIRST_PAUSE_S
+        pauses, failures = Backoff(FIRST_PAUSE_S, self._config.reconnect_s), 0
         while not self._left:
-            attached = await self._attach()
+            failures = 0 if await self._attach() else failures + 1
             self._give_up_if_orphaned()
-            pause_s = FIRST_PAUSE_S if attached else min(2 * pause_s, self._config.reconnect_s)
-            await asyncio.sleep(pause_s)
+            await asyncio.sleep(pauses.after_s(failures))
 
     async def drain(self) -> None:
         """Announces that this worker leaves, waits until no request runs, and detaches with all

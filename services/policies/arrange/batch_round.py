@@ -153,9 +153,7 @@ def by_urgency(batch_round: BatchRound, batches: Batches, worker: WorkerSnapshot
 
 def _able(candidates: Candidates, worker: WorkerSnapshot) -> Bools:
     jobs = candidates.jobs
-    reach = jobs.prompt + jobs.cap
-    able: Bools = (jobs.model == worker.model) & (reach <= worker.reach_tokens)
-    return able & (worker.max_running > 0)
+    return worker.can_run(jobs.model, jobs.prompt + jobs.cap) & (worker.max_running > 0)
 
 
 def _sizes(candidates: Candidates, preset: Preset, uses_forecast: bool) -> Sizes:

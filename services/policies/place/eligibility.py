@@ -17,9 +17,7 @@ def settled(candidates: Candidates) -> Ints:
 def takes(candidates: Candidates, worker: WorkerSnapshot, rows: Ints) -> Bools:
     """Whether a worker has the request's model and can hold its longest answer."""
     jobs = candidates.jobs
-    reach = jobs.prompt[rows] + jobs.cap[rows]
-    able: Bools = (jobs.model[rows] == worker.model) & (reach <= worker.reach_tokens)
-    return able
+    return worker.can_run(jobs.model[rows], jobs.prompt[rows] + jobs.cap[rows])
 
 
 def free_slots(candidates: Candidates, worker: WorkerSnapshot) -> int:

@@ -1,6 +1,6 @@
-"""What a scheduler and a batcher of its own say to each other: candidates and arrangements.
+"""Messages between a scheduler and its batcher: candidates and arrangements.
 
-Nothing a message says is trusted: columns are checked against one another before any is used.
+Messages are validated: columns are checked against each other before any is used.
 """
 
 from collections.abc import Sequence
@@ -18,11 +18,11 @@ from services.policies.snapshot import FLOATS, Candidates, RequestColumns, Worke
 from services.runtime.codecs.common import decode_cost_model, encode_cost_model
 from services.runtime.errors import InvalidArgument
 
-MOST_FORECASTS = 262_144  # rows of a mirrored table, 2.6 kB each: some 64 queues of the default
-MOST = 2**32 - 1  # what a row, or a number of tokens or blocks may be; sums of all stay exact
+MOST_FORECASTS = 262_144  # rows of a mirrored table, 2.6 kB each: about 64 default queues
+MOST = 2**32 - 1  # the largest row, token or block number; sums of all stay exact
 MOST_KV_TOKENS = 2**40
-SUMS_TO = 2e-6  # so near to 1: what a Forecast asks of itself, summed in another order
-_LEAST = {"home": -1, "priority": -(2**31)}  # of a column of integers; of the others 0
+SUMS_TO = 2e-6  # tolerance for a sum of 1: that of Forecast, for another order of summation
+_LEAST = {"home": -1, "priority": -(2**31)}  # the least value of an integer column; 0 for others
 
 
 def encode_hello(preset: Preset) -> batcher_pb2.ArrangeMessage:
@@ -32,7 +32,7 @@ def encode_hello(preset: Preset) -> batcher_pb2.ArrangeMessage:
 
 
 def decode_hello(message: batcher_pb2.ArrangeHello) -> Preset:
-    """Raises InvalidArgument where a choice or a number is unknown here."""
+    """Raises InvalidArgument for an unknown choice or parameter."""
     missing = [name for name in CHOICES if name not in message.choices]
     if missing:
         raise InvalidArgument("hello.choices", f"{', '.join(missing)} missing")
@@ -44,14 +44,14 @@ def decode_hello(message: batcher_pb2.ArrangeHello) -> Preset:
 
 
 class Telling:
-    """What one stream's other end has been told of a forecast table: each row once."""
+    """Which rows of a forecast table one stream's peer has received: each row is sent once."""
 
     def __init__(self, table: ForecastTable):
         self._table = table
         self._told: dict[int, int] = {}
 
     def news(self, rows: Ints) -> list[batcher_pb2.ForecastRow]:
-        """Those of these rows that are not there as they are now."""
+        """Rows that the peer does not have in their current version."""
         news = []
         for row in np.unique(rows).tolist():
             edition = self._table.edition(row)
@@ -89,7 +89,7 @@ def encode_candidates(candidates: Candidates, telling: Telling) -> batcher_pb2.A
 
 
 def decode_candidates(message: batcher_pb2.Candidates, table: ForecastTable) -> Candidates:
-    """A candidates, its new forecasts written to the table; raises InvalidArgument."""
+    """Candidates, with their new forecasts written to the table. Raises InvalidArgument."""
     if not isfinite(message.now):
         raise InvalidArgument("now", "must be finite")
     for told in message.forecasts:

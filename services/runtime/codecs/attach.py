@@ -1,5 +1,5 @@
-"""What a scheduler and its workers say to each other: hello, plans, reports. Decoding trusts
-nothing: what is unknown is read as the safe case, and times that cannot be sorted by as 0."""
+"""Messages between the scheduler and its workers: hello, plans, reports. Decoding tolerates bad
+values: unknown enums become the safe case, and times that cannot be sorted become 0."""
 
 from math import isfinite
 
@@ -35,7 +35,7 @@ _RESIDENCY_TO_PROTO: dict[Residency, scheduler_pb2.Residency.ValueType] = {
     Residency.DROP: scheduler_pb2.RESIDENCY_DROP,
 }
 _RESIDENCY_FROM_PROTO = {value: key for key, value in _RESIDENCY_TO_PROTO.items()}
-START_CHARS = 300  # kept of what a worker says of its start
+START_CHARS = 300  # kept of a worker's description of itself
 
 
 def decode_worker_hello(message: scheduler_pb2.WorkerHello) -> WorkerView:
@@ -55,7 +55,7 @@ def decode_worker_hello(message: scheduler_pb2.WorkerHello) -> WorkerView:
 
 
 def decode_held(message: scheduler_pb2.WorkerHello) -> tuple[HeldRequest, ...]:
-    """What the worker has from before its stream."""
+    """The requests that the worker holds from before its stream."""
     return tuple(
         HeldRequest(
             held.request_id,
@@ -72,7 +72,7 @@ def decode_held(message: scheduler_pb2.WorkerHello) -> tuple[HeldRequest, ...]:
 
 
 def decode_drain_s(message: scheduler_pb2.WorkerDraining) -> float:
-    """How long a worker that is leaving goes on."""
+    """How long a leaving worker continues."""
     return message.drain_s if isfinite(message.drain_s) and message.drain_s > 0 else 0.0
 
 
@@ -154,7 +154,7 @@ def _decode_costs(message: scheduler_pb2.KVCosts) -> KVCosts:
 
 
 def _not_negative(seconds: float) -> float:
-    """0 for a NaN too: a worker sorts by these."""
+    """0 for negative numbers and NaN: workers sort by these."""
     return max(0.0, seconds)
 
 

@@ -1,4 +1,4 @@
-"""Between the nouns and their messages. Decoding trusts nothing: bad values raise ValueError."""
+"""Translates between core types and messages. Decoding raises ValueError for bad values."""
 
 from collections.abc import Iterable
 from math import inf, isfinite
@@ -57,8 +57,8 @@ def encode_forecast(forecast: Forecast) -> common_pb2.Forecast:
 
 
 def decode_forecast(message: common_pb2.Forecast, max_tokens: int = UNCAPPED) -> Forecast:
-    """The forecast, cut at its request's `max_tokens` if given; raises ValueError where it is no
-    distribution. A shared one is of many requests, and is cut by whoever reads it."""
+    """The forecast, truncated at its request's `max_tokens` if given. Raises ValueError if it is
+    not a distribution. A shared forecast belongs to many requests, and each reader truncates it."""
     points = tuple(message.points)
     weights = tuple(message.weights) or (1 / max(1, len(points)),) * len(points)
     if not all(isfinite(p) for p in (*points, *weights)):
@@ -94,7 +94,7 @@ def encode_swap(swap: SwapTiming) -> common_pb2.SwapTiming:
 
 
 def decode_swaps(messages: Iterable[common_pb2.SwapTiming]) -> tuple[SwapTiming, ...]:
-    """In order, without those of a direction that is not known here."""
+    """In order, without those of unknown directions."""
     known = ((_DIRECTION_FROM_PROTO.get(m.direction), m) for m in messages)
     return tuple(SwapTiming(way, m.tokens, m.elapsed_s, m.quantize_s) for way, m in known if way)
 
@@ -136,7 +136,7 @@ def encode_cost_model(worker_id: str, model: CostModel) -> estimator_pb2.CostMod
 
 
 def decode_cost_model(message: estimator_pb2.CostModel) -> CostModel:
-    """Raises ValueError where its neighbours can't be; its times are judged by who uses them."""
+    """Raises ValueError for impossible neighbours; the user of its times validates those."""
     return CostModel(
         base_s=message.base_s,
         prefill_token_s=message.prefill_token_s,

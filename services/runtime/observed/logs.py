@@ -1,4 +1,4 @@
-"""Settings of what a process logs, shared by all of them."""
+"""Logging settings of all processes."""
 
 from collections.abc import Mapping
 from typing import ClassVar
@@ -14,13 +14,12 @@ class LoggingConfig(Settings):
 
     section: ClassVar[str] = "logging"
 
-    format: LineFormat = "text"  # or json: an object a line
-    # A warning that repeats is said once in so long, with its count: 1,000 equal lines a minute
-    # were seen of one peer that was away.
+    format: LineFormat = "text"  # or json: one object per line
+    # A repeated warning is logged once per this time, with its count.
     repeat_s: float = Field(default=REPEAT_S, gt=0)
 
 
 def log_as(service: str, level: str, overrides: Mapping[str, str] | None = None) -> None:
-    """Set up what this process logs. Raises ConfigError."""
+    """Configures this process's logging. Raises ConfigError."""
     config = load(LoggingConfig, overrides)
     set_up_logging(service, level, config.format, config.repeat_s)

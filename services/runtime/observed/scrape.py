@@ -1,5 +1,5 @@
-"""What a process has counted, told to who asks: over gRPC by every server, and over HTTP at a port
-of its own where one is set."""
+"""Exposes a process's metrics: over gRPC on every server, and over HTTP on a port of its own if
+configured."""
 
 import asyncio
 import logging
@@ -14,11 +14,11 @@ from services.runtime.config import ConfigError
 log = logging.getLogger(__name__)
 
 TELEMETRY = "foretoken.v1.Telemetry"
-READ_S = 10.0  # for a request to be there, and for its answer to be taken
+READ_S = 10.0  # to receive a request, and to send its answer
 
 
 class TelemetryService(telemetry_pb2_grpc.TelemetryServicer):
-    """Tells what `parts` count. Gauges are read on the event loop that serves."""
+    """Serves the metrics of `parts`. Gauges are read on the event loop that serves."""
 
     def __init__(self, parts: Sequence[Part]):
         self._parts = parts
@@ -31,9 +31,10 @@ class TelemetryService(telemetry_pb2_grpc.TelemetryServicer):
 
 @asynccontextmanager
 async def metrics_over_http(host: str, port: int, parts: Sequence[Part]) -> AsyncIterator[int]:
-    """`GET /metrics` beside the block, on this event loop; yields the port, which 0 lets it choose.
+    """Serves `GET /metrics` during the block, on this event loop; yields the port, which is chosen
+    for 0.
 
-    Raises ConfigError when it can't listen there.
+    Raises ConfigError if it cannot listen.
     """
     try:
         server = await asyncio.start_server(_answering(lambda: expose(parts)), host, port)
@@ -50,7 +51,7 @@ Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, A
 
 
 def _answering(tell: Callable[[], str]) -> Answer:
-    """One request a connection: a scraper comes every few seconds, and nobody else does."""
+    """One request per connection: scrapes are seconds apart."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -59,7 +60,7 @@ def _answering(tell: Callable[[], str]) -> Answer:
                 writer.write(_response(head, tell))
                 await writer.drain()
         except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            log.debug("whoever asked for metrics has gone, or sent no request")
+            log.debug("a metrics client disconnected or sent no request")
         finally:
             writer.close()
 

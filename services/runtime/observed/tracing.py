@@ -1,7 +1,7 @@
-"""Settings of tracing, shared by all processes, and the unary calls that belong to a trace.
+"""Tracing settings of all processes, and traces of unary calls.
 
-Requests travel on streams that live as long as their processes: their messages carry what they are
-traced under. Calls of their own, as `Why`, carry it in their metadata, and are spans of their own.
+Requests travel on streams that live as long as their processes, so their messages carry the trace
+context. Unary calls such as `Why` carry it in their metadata and are spans of their own.
 """
 
 import time
@@ -29,17 +29,19 @@ class TracingConfig(Settings):
 
     section: ClassVar[str] = "tracing"
 
-    # Of an OTLP collector over gRPC: host:port, http://host:port or https://host:port. Empty: off.
+    # OTLP collector over gRPC: host:port, http://host:port or https://host:port. Empty: off.
     endpoint: str = ""
-    # Of the requests that come without a decision of their client's; those with one keep it, as
-    # W3C's trace context has it.
+    # Share of the requests without a sampling decision of their client; others keep theirs (W3C
+    # Trace Context).
     sample: float = Field(default=1.0, ge=0, le=1)
-    # False: the share holds for those too, and a client's flag decides nothing; its trace id stays.
+    # False: the share applies to all requests, and a client's flag has no effect; its trace id
+    # stays.
     trust_clients: bool = True
-    # Spans that wait to be sent, some 2 kB each; then the oldest go. A request makes about ten.
+    # Spans waiting to be sent, about 2 kB each; the oldest are dropped above. A request makes about
+    # ten.
     queue_spans: int = Field(default=4_096, ge=1)
-    delay_s: float = Field(default=2.0, gt=0)  # that a span waits for others to be sent with
-    timeout_s: float = Field(default=5.0, gt=0)  # to send once, with retries; then it is dropped
+    delay_s: float = Field(default=2.0, gt=0)  # that a span waits for others to be sent together
+    timeout_s: float = Field(default=5.0, gt=0)  # for one export with retries; then it is dropped
     metrics_interval_s: float = Field(default=15.0, gt=0)  # of gen_ai.server.* metrics
 
     def open(self) -> Tracing:
@@ -57,24 +59,24 @@ class TracingConfig(Settings):
 
 
 def tracing_of(overrides: Mapping[str, str] | None = None) -> Tracing:
-    """As a process is told to; raises ConfigError. Whoever opens it closes it."""
+    """The process's tracing. Raises ConfigError. The caller closes it."""
     return load(TracingConfig, overrides).open()
 
 
 def outgoing() -> tuple[tuple[str, str], ...]:
-    """Metadata for calls to others on behalf of the call that this task serves."""
+    """Metadata for calls to other services on behalf of the call that this task serves."""
     calling = _calling.get()
     return ((TRACEPARENT, calling),) if calling else ()
 
 
 def interceptors(spans: Spans) -> Sequence[aio.ServerInterceptor]:
-    """What a server needs beside its servicers; nothing while tracing is off."""
+    """The server interceptors for tracing; none while it is off."""
     return (TracedCalls(spans),) if spans.on else ()
 
 
 class TracedCalls(aio.ServerInterceptor):
-    """A span for each unary call that comes with a trace. One that comes without, as polls and
-    health checks do, costs a look at its metadata."""
+    """A span for each unary call with a trace context. Calls without one, such as polls and health
+    checks, cost one metadata lookup."""
 
     def __init__(self, spans: Spans):
         self._spans = spans
@@ -95,7 +97,7 @@ class TracedCalls(aio.ServerInterceptor):
     def _traced(self, inner: Call, method: str, parent: str) -> Call:
         async def call(request: Any, context: Any) -> Any:
             attributes = {"rpc.system": "grpc", "rpc.method": method}
-            known = {TRACEPARENT: parent}  # a client's perhaps: it is sampled as a client's is
+            known = {TRACEPARENT: parent}  # possibly of a client: sampled like a client's
             span = self._spans.take_in(method.strip("/"), known, time.monotonic(), attributes)
             _calling.set(span.traceparent)
             about(trace_id=span.trace_id)

@@ -1,6 +1,7 @@
-"""The outcome log: what finished, kept in order, bounded, and followed by whoever learns from it.
+"""The outcome log: finished requests in order, bounded, and followed by the services that learn
+from it.
 
-A service builds a `Journal` over `open_log(...)`, puts rows, and is handed every row kept.
+A service builds a `Journal` over `open_log(...)`, puts rows, and receives every row of the log.
 """
 
 from services.runtime.outcomelog.interface import Entry, LogUnavailable, OutcomeLog, Row

@@ -8,7 +8,7 @@ from services.runtime.config import Settings
 from services.runtime.outcomelog.interface import OutcomeLog
 from services.runtime.outcomelog.opening import open_log
 
-# In memory a row is read once, right after it was written: a few pages are enough.
+# In memory a row is read once, right after it was written: a few pages suffice.
 MEMORY_ROWS = 1_024
 
 
@@ -17,15 +17,15 @@ class LogConfig(Settings):
 
     section: ClassVar[str] = "log"
 
-    # Empty: in memory, nothing survives a restart. A file: SQLite, shared by this host's processes.
+    # Empty: in memory, lost at a restart. A file: SQLite, shared by the processes of this host.
     # redis://[user:password@]host[:port][/database]: shared by the replicas of a cluster.
     path: str = ""
-    # More than any learner keeps, so a restart forgets nothing. A row with a prompt's features is
-    # about 5 kB: some 250 MB.
+    # More than any learner keeps, so that a restart loses nothing. A row with a prompt's features
+    # is about 5 kB: 250 MB in total.
     rows_max: int = Field(default=50_000, ge=1)
-    # Embeddings and lengths are enough to learn from; prompts are nobody else's business.
+    # Embeddings and lengths suffice to learn from. Prompts are private.
     keep_text: bool = False
 
     def open(self) -> OutcomeLog:
-        """Raises ValueError, in a sentence for the user, where no log can be."""
+        """Raises ValueError with a sentence for the user if the log cannot be opened."""
         return open_log(self.path, self.rows_max if self.path else MEMORY_ROWS)

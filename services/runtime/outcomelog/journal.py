@@ -1,4 +1,5 @@
-"""A service's hand on the outcome log: rows go in and come back, and serving never waits."""
+"""A service's access to the outcome log: rows are written and delivered without ever blocking
+serving."""
 
 import asyncio
 import logging
@@ -6,30 +7,32 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
+from services.runtime.backoff import Backoff
 from services.runtime.outcomelog.interface import Entry, LogUnavailable, OutcomeLog, Row
 
 log = logging.getLogger(__name__)
 
-# Rows that wait to be written: ten seconds at 1,000 outcomes/s, or a long outage at fewer.
+# Rows waiting to be written: ten seconds at 1,000 outcomes/s, or a long outage at lower rates.
 QUEUE_MAX = 10_000
-# Learners wait for tens of outcomes; a second is early enough, and one look a second costs nothing.
+# Learners need tens of outcomes; one poll per second is frequent enough and costs nothing.
 POLL_S = 1.0
-FLUSH_S = 5.0  # a full queue takes about 2 s to write; a log that is gone must not hold up a stop
-BATCH_ROWS = 256  # a transaction's cost is spread over these; so many waiting are written at once
-PAGE_ROWS = 256  # read and delivered in one go, between which the event loop serves
-PAYLOAD_BYTES_MAX = 64 * 2**10  # an embedding is under 4 KiB; bounds a batch or a page by 16 MiB
+FLUSH_S = 5.0  # a full queue takes about 2 s to write; an unavailable log must not delay a stop
+# a transaction's cost is spread over these; as many waiting rows are written at once
+BATCH_ROWS = 256
+PAGE_ROWS = 256  # read and delivered at once, between turns of the event loop
+PAYLOAD_BYTES_MAX = 64 * 2**10  # an embedding is under 4 KiB; bounds a batch or a page to 16 MiB
 VERSION_MAX = 2**31 - 1
 KIND_CHARS_MAX = 64
-RETRY_FIRST_S, RETRY_MOST_S = 0.1, 5.0
+RETRIES = Backoff(0.1, 5.0)
 
 
 class Journal:
-    """Writes what is put, follows the log, and outlives the log's absence.
+    """Writes rows, follows the log, and survives its unavailability.
 
-    `deliver` gets every row kept in the log, of this process and of others, once and in log order,
-    beginning with what was kept before: only kinds named in `version_max`, and of these only
-    versions up to the one given. It is called on the event loop. `run` must run for any of this;
-    all else is called from its event loop. Owns `log` and closes it.
+    `deliver` receives every row of the log, of this process and of others, once and in log order,
+    beginning with the stored ones: only kinds named in `version_max`, and only versions up to the
+    given one. It is called on the event loop. `run` must run for any of this; all other methods are
+    called from its event loop. Owns `log` and closes it.
     """
 
     def __init__(
@@ -42,32 +45,32 @@ class Journal:
         poll_s: float = POLL_S,
         flush_s: float = FLUSH_S,
     ):
-        self.replayed = asyncio.Event()  # what was kept has been delivered once through
-        self.written = 0  # rows, as all the counts below
-        self.dropped = 0  # never written: the queue was full, the row unfit, or the log gone
+        self.replayed = asyncio.Event()  # set when all stored rows have been delivered
+        self.written = 0  # rows, like all counts below
+        self.dropped = 0  # never written: the queue was full, the row unfit, or the log unavailable
         self.delivered = 0
         self.undeliverable = 0  # `deliver` raised
         self.from_future = 0  # written by a newer foretoken
-        self.unavailable = False  # the log, at the last try
+        self.unavailable = False  # the log, at the last attempt
         self._log = outcomes
         self._deliver = deliver
         self._version_max = version_max
         self._poll_s, self._flush_s = poll_s, flush_s
         self._queue: deque[Row] = deque(maxlen=queue_max)
         self._batch: list[Row] = []  # taken from the queue, and not known to be written
-        self._tried = False  # whether that batch was; the log may have it
+        self._tried = False  # whether that batch was attempted, so that the log may have it
         self._wake = asyncio.Event()
         self._position = ""
-        self._dropped_before = 0  # when the log went away
+        self._dropped_before = 0  # when the log became unavailable
         self._unfit_said = False
 
     @property
     def pending(self) -> int:
-        """Rows put and not yet written."""
+        """Rows not yet written."""
         return len(self._queue) + len(self._batch)
 
     def put(self, row: Row) -> None:
-        """Queue a row. Never waits and never raises: when the queue is full the oldest goes."""
+        """Queues a row. Never waits or raises: a full queue drops its oldest row."""
         if not _fits(row):
             return self._drop_unfit(row)
         self.dropped += len(self._queue) == self._queue.maxlen
@@ -77,26 +80,26 @@ class Journal:
         return None
 
     async def run(self) -> None:
-        """Write and follow until cancelled; then write what is left, and close the log."""
-        pause_s = RETRY_FIRST_S
+        """Writes and follows until cancelled; then writes the rest and closes the log."""
+        failures = 0
         try:
             while True:
                 try:
                     more = await self._step()
                 except LogUnavailable as error:
                     self._gone(error)
-                    await asyncio.sleep(pause_s)
-                    pause_s = min(2 * pause_s, RETRY_MOST_S)
+                    await asyncio.sleep(RETRIES.after_s(failures))
+                    failures += 1
                 else:
                     self._here()
-                    pause_s = RETRY_FIRST_S
+                    failures = 0
                     await (asyncio.sleep(0) if more else self._idle())
         finally:
             await self._finish()
 
     async def _step(self) -> bool:
-        """Read a page, write a batch; whether there may be more. Reading comes first: a full disk
-        stops the writing alone."""
+        """Reads a page and writes a batch; returns whether there may be more. Reading comes first:
+        a full disk only stops writing."""
         read = await self._read()
         return await self._write() or read
 
@@ -149,7 +152,7 @@ class Journal:
             return
         try:
             self._deliver(rows)
-        except Exception:  # one bad row in the log must not end the service at every start
+        except Exception:  # one bad row must not end the service at every start
             if not self.undeliverable:
                 log.exception("outcomes from the log could not be used; this is said once")
             self.undeliverable += len(rows)

@@ -1,7 +1,8 @@
-"""The SQLite file under an outcome log: opened, checked, and moved aside when it is no good.
+"""The SQLite file of an outcome log: opened, checked, and moved aside if it is unusable.
 
-Several processes share the file. Whoever opens or replaces it holds `<name>.lock` meanwhile, so
-that two which find it corrupt do not both move it: the second would move the first one's new file.
+Several processes share the file. A process that opens or replaces it holds `<name>.lock` meanwhile.
+Otherwise two that find it corrupt would both move it, and the second would move the first one's new
+file.
 """
 
 import fcntl
@@ -19,12 +20,12 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-SCHEMA = 1  # `PRAGMA user_version` of the files this code writes
-BUSY_S = 2.0  # another process's write takes milliseconds; past this something holds the lock
-ASIDE_MAX = 8  # files kept aside, of either sort; then the one moved first makes room
+SCHEMA = 1  # `PRAGMA user_version` of the files that this code writes
+BUSY_S = 2.0  # another process's write takes milliseconds; longer means that a lock is held
+ASIDE_MAX = 8  # files kept aside, of either kind; the oldest is removed above
 _CORRUPT = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 _SIDECARS = ("-wal", "-shm")
-# The checks keep what another program may insert from reaching a reader as the wrong type.
+# The checks keep rows that another program inserts from reaching a reader with wrong types.
 _TABLE = """
     CREATE TABLE outcomes (
         position INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -36,11 +37,11 @@ _TABLE = """
 
 
 class NotALog(ValueError):
-    """The file belongs to another program, and is left as it is."""
+    """The file belongs to another program and is left unchanged."""
 
 
 class _Unfit(Exception):
-    """The file must make way: how it is named aside, and why."""
+    """The file must be moved aside: under which name, and why."""
 
     def __init__(self, label: str, reason: str):
         super().__init__(reason)
@@ -48,16 +49,16 @@ class _Unfit(Exception):
 
 
 class LogFile:
-    """A connection to a sound log at `path`, whatever lies there. Used by one thread at a time."""
+    """A connection to a sound log at `path`. Used by one thread at a time."""
 
     def __init__(self, path: Path):
         self.path = path.expanduser().absolute()
         self._connection: sqlite3.Connection | None = None
-        self._identity: tuple[int, int] | None = None  # of the file that is open
+        self._identity: tuple[int, int] | None = None  # of the open file
 
     def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """What `work` returns. It is called again, on a fresh file, when it meets corruption, so
-        it must leave nothing done when it raises. Raises LogUnavailable."""
+        """The result of `work`, which is repeated on a fresh file if it meets corruption and must
+        therefore have no effect when it raises. Raises LogUnavailable."""
         try:
             try:
                 return work(self._connected())
@@ -77,7 +78,7 @@ class LogFile:
                 connection.close()
 
     def _connected(self) -> sqlite3.Connection:
-        """The connection, a new one if another process has replaced the file."""
+        """The connection; a new one if another process has replaced the file."""
         if self._connection is not None and _identity(self.path) != self._identity:
             log.info("the outcome log %s was replaced, opening the new one", self.path)
             self.close()
@@ -95,7 +96,7 @@ class LogFile:
         return self._connection
 
     def _replace(self, error: sqlite3.DatabaseError) -> None:
-        """Move the file that is open aside, unless another process was quicker."""
+        """Moves the open file aside, unless another process has done so."""
         corrupt = self._identity
         self.close()
         with _locked(self.path):
@@ -104,7 +105,7 @@ class LogFile:
 
 
 def _open(path: Path) -> sqlite3.Connection:
-    """A connection to a checked file with the table in it. Raises _Unfit, NotALog, sqlite3.Error.
+    """A connection to a checked file with the table. Raises _Unfit, NotALog, sqlite3.Error.
 
     The check reads the whole file: about 0.1 s for 50,000 rows of 1.5 kB.
     """
@@ -115,7 +116,7 @@ def _open(path: Path) -> sqlite3.Connection:
         _prepare(connection, path)
     except sqlite3.DatabaseError as error:
         connection.close()
-        if _is_corrupt(error) or _code(error) == sqlite3.SQLITE_ERROR:  # no such table, or column
+        if _is_corrupt(error) or _code(error) == sqlite3.SQLITE_ERROR:  # missing table or column
             raise _Unfit("corrupt", str(error)) from error
         raise
     except Exception:
@@ -131,7 +132,7 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
     if not version and connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
         raise NotALog(f"{path} is a database of another program; name another file")
     connection.execute("PRAGMA journal_mode = WAL")
-    connection.execute("PRAGMA synchronous = NORMAL")  # a power cut may cost the last rows, no more
+    connection.execute("PRAGMA synchronous = NORMAL")  # a power failure may lose the last rows
     if not version:
         _create(connection)
     connection.execute("SELECT position, kind, version, payload FROM outcomes LIMIT 0")
@@ -141,8 +142,8 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def _create(connection: sqlite3.Connection) -> None:
-    """Positions start at the time in microseconds: behind those of any file that was here before,
-    so that whoever follows the log goes on without missing a row."""
+    """Positions start at the time in microseconds, after those of any earlier file, so that
+    followers of the log miss no row."""
     with connection:
         connection.execute("BEGIN IMMEDIATE")
         connection.execute(_TABLE)
@@ -152,7 +153,7 @@ def _create(connection: sqlite3.Connection) -> None:
 
 
 def _move_aside(path: Path, unfit: _Unfit) -> None:
-    """Rename the file with its -wal and -shm. They go first: one left behind would be replayed
+    """Renames the file with its -wal and -shm. Those go first: one left behind would be replayed
     into the fresh file."""
     names = [path.with_name(f"{path.name}.{unfit.label}-{n}") for n in range(1, ASIDE_MAX + 1)]
     aside = min(names, key=lambda name: name.stat().st_ctime_ns if name.exists() else 0)
@@ -167,7 +168,7 @@ def _move_aside(path: Path, unfit: _Unfit) -> None:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Alone among the processes that open or replace the file. Raises OSError."""
+    """Excludes other processes that open or replace the file. Raises OSError."""
     with Path(f"{path}.lock").open("a") as file:
         until = time.monotonic() + BUSY_S
         while True:
@@ -182,7 +183,8 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """Which file lies there. By stat alone: opening and closing it would drop SQLite's locks."""
+    """The identity of the file at the path. By stat alone: opening and closing it would drop
+    SQLite's locks."""
     try:
         found = path.stat()
     except FileNotFoundError:
@@ -195,5 +197,5 @@ def _is_corrupt(error: sqlite3.Error) -> bool:
 
 
 def _code(error: sqlite3.Error) -> int:
-    """The primary result code; -1 for what SQLite did not raise itself."""
+    """The primary result code; -1 for errors that SQLite did not raise."""
     return getattr(error, "sqlite_errorcode", -1) & 0xFF

@@ -1,4 +1,4 @@
-"""The outcome log of a service that was given no place to keep one."""
+"""The in-memory outcome log."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ from services.runtime.outcomelog.interface import Entry, Row
 
 
 class MemoryLog:
-    """Keeps the newest rows for as long as the process lives; nothing survives it."""
+    """Keeps the newest rows while the process lives."""
 
     def __init__(self, rows_max: int):
         self._rows: dict[int, Row] = {}  # by position, without gaps
@@ -14,7 +14,7 @@ class MemoryLog:
         self._rows_max = rows_max
 
     async def append(self, rows: Sequence[Row], again: bool = False) -> None:
-        if again:  # nothing here fails half way: the first try kept them
+        if again:  # an append here cannot fail half-way: the first attempt stored them
             return
         for row in rows:
             self._rows[self._next] = row
@@ -31,4 +31,4 @@ class MemoryLog:
         ]
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Does nothing."""

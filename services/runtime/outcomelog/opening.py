@@ -1,4 +1,4 @@
-"""Which outcome log a setting means."""
+"""Opens the outcome log that a setting names."""
 
 from collections.abc import Callable
 
@@ -12,7 +12,7 @@ STREAM = "foretoken:outcomes"
 def open_log(where: str, rows_max: int, stream: str = STREAM) -> OutcomeLog:
     """`redis://…` or `rediss://…`: `stream` on that Redis; empty: in memory; else an SQLite file.
 
-    Raises ValueError, in a sentence for the user, for a place where no log can be.
+    Raises ValueError, with a sentence for the user, if no log can be opened there.
     """
     if rows_max < 1:
         raise ValueError(f"an outcome log keeps at least 1 row, not {rows_max}")
@@ -28,7 +28,7 @@ def open_log(where: str, rows_max: int, stream: str = STREAM) -> OutcomeLog:
 
 
 def _redis(url: str, stream: str, rows_max: int) -> OutcomeLog:
-    from services.runtime.outcomelog.stream import RedisLog  # 0.15 s, not paid without Redis
+    from services.runtime.outcomelog.stream import RedisLog  # takes 0.15 s, only with Redis
 
     return RedisLog(url, stream, rows_max)
 

@@ -1,4 +1,4 @@
-"""The outcome log in one SQLite file, shared by the processes of one host."""
+"""The outcome log in an SQLite file, shared by the processes of one host."""
 
 import asyncio
 import errno
@@ -14,8 +14,8 @@ from services.runtime.outcomelog.logfile import LogFile, NotALog
 
 T = TypeVar("T")
 
-_SPARE = 16  # a sixteenth of the bound more lies in the file, so that one append in many trims
-_MISTAKES = {  # what trying again won't mend
+_SPARE = 16  # a sixteenth above the bound may be stored, so that only one append in many trims
+_MISTAKES = {  # errors that a retry does not fix
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST,
     errno.ENOENT, errno.ENAMETOOLONG,
 }  # fmt: skip
@@ -37,15 +37,16 @@ class SqliteLog:
         self._file = file
         self._rows_max = rows_max
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="outcome-log")
-        self._batch = 0  # counts appends; a repeated one keeps its number
-        self._kept = -1  # the last batch that was committed; the thread's
+        self._batch = 0  # number of the append; a repeated one keeps it
+        self._kept = -1  # the last committed batch; used by the thread
 
     @classmethod
     def open(cls, path: Path | str, rows_max: int) -> Self:
-        """The log at `path`, made if missing, with its directory; what is unusable is moved aside.
+        """The log at `path`, created with its directory if missing; an unusable file is moved
+        aside.
 
-        Blocks for a moment. Raises ValueError where nobody can write, or when the file is another
-        program's. A file that is locked or a disk that is full is left to the first use.
+        Blocks briefly. Raises ValueError if the path is not writable or the file belongs to
+        another program. A locked file or a full disk only shows at the first use.
         """
         file = LogFile(Path(path))
         try:
@@ -73,7 +74,8 @@ class SqliteLog:
         return await loop.run_in_executor(self._thread, self._file.run, work)
 
     def _append(self, batch: int, rows: Sequence[Row], connection: sqlite3.Connection) -> None:
-        """One transaction. Positions have no gaps, so their ends tell how many rows there are."""
+        """One transaction. Positions have no gaps, so the first and last tell the number of
+        rows."""
         if batch == self._kept:
             return
         with connection:
@@ -90,7 +92,7 @@ class SqliteLog:
 
 
 def _nothing(connection: sqlite3.Connection) -> None:
-    """Running it opens the file."""
+    """Opens the file."""
 
 
 def _is_mistake(cause: BaseException | None) -> bool:

@@ -1,4 +1,4 @@
-"""The outcome log as a Redis stream, where the services are replicated over several hosts."""
+"""The outcome log as a Redis stream, for services replicated over several hosts."""
 
 import asyncio
 import logging
@@ -20,10 +20,11 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 Fields = dict[bytes, bytes] | None
 
-CONNECT_S = 1.0  # Redis lies in the same network; longer means it is gone
-ANSWER_S = 4.0  # bounds a call whole: name look-up, connecting, some MiB, and one repeat
-WRITER_S = 7 * 86_400  # how long a batch may be repeated without being kept twice
-# Atomic: the rows and the number of their batch are kept together, so a repeat can tell.
+CONNECT_S = 1.0  # Redis is in the same network; longer means that it is gone
+ANSWER_S = 4.0  # bounds a whole call: name lookup, connecting, a few MiB, and one repetition
+WRITER_S = 7 * 86_400  # how long a batch may be repeated without being stored twice
+# Atomic: the rows are stored together with the number of their batch, so that a repetition is
+# recognized.
 _APPEND = """
 if redis.call('GET', KEYS[2]) == ARGV[1] then return 0 end
 for i = 4, #ARGV, 3 do
@@ -36,22 +37,22 @@ return 1
 
 
 class RedisLog:
-    """One stream, trimmed by Redis to about `rows_max` entries, a little over.
+    """One stream, trimmed by Redis to approximately `rows_max` entries.
 
-    A user needs EVAL, XADD, XRANGE, GET and SET on `<stream>` and `{<stream>}:writer:*`. The
-    connection is made, and made again, when it is needed: a Redis that is gone is LogUnavailable
-    within ANSWER_S, one that is back simply works. The password is in no message.
+    A Redis user needs EVAL, XADD, XRANGE, GET and SET on `<stream>` and `{<stream>}:writer:*`.
+    Connections are made on demand: a lost Redis is LogUnavailable within ANSWER_S, and a returned
+    one works at once. The password appears in no message.
     """
 
     def __init__(self, url: str, stream: str, rows_max: int):
-        """Connects to nothing yet. Raises ValueError for a URL that is none."""
+        """Does not connect yet. Raises ValueError for an invalid URL."""
         self._redis, address = _client(url)
         self._name = f"the outcome log {stream} on {address}"
         self._stream = stream
         self._rows_max = rows_max
-        # In a cluster both keys must lie on one node: braces say which part is hashed.
+        # In a cluster both keys must be on one node: braces mark the hashed part.
         self._writer = f"{{{stream}}}:writer:{secrets.token_hex(8)}"
-        self._batch = 0  # counts appends; a repeated one keeps its number
+        self._batch = 0  # number of the append; a repeated one keeps it
         self._foreign_said = False
 
     async def append(self, rows: Sequence[Row], again: bool = False) -> None:
@@ -62,7 +63,7 @@ class RedisLog:
         await self._ask(self._redis.eval(_APPEND, len(keys), *keys, *cast(Any, arguments)))
 
     async def read(self, after: str, limit: int) -> list[Entry]:
-        """Foreign entries are skipped, so it asks on until the page is full or the stream ends."""
+        """Foreign entries are skipped; it reads on until the page is full or the stream ends."""
         entries: list[Entry] = []
         while (wanted := limit - len(entries)) > 0:
             found = await self._range(after, wanted)
@@ -111,7 +112,7 @@ class RedisLog:
 
 
 def _client(url: str) -> tuple[Redis, str]:
-    """A client that connects later, and its address as it may be shown."""
+    """A client that connects on demand, and its address without the password."""
     try:
         client = Redis.from_url(
             url,
@@ -119,10 +120,10 @@ def _client(url: str) -> tuple[Redis, str]:
             retry=Retry(NoBackoff(), 1),  # a connection that died while idle is not an outage
         )
         pool = client.connection_pool
-        # ANSWER_S bounds the calls. With a timeout of its own the client writes under
-        # asyncio.wait_for, which before Python 3.12 may lose a cancellation.
+        # ANSWER_S bounds the calls. With its own timeout the client writes under asyncio.wait_for,
+        # which may lose a cancellation before Python 3.12.
         pool.connection_kwargs["socket_timeout"] = None
-        # Never connected; made because it refuses options it doesn't know.
+        # Never connected; created because it refuses unknown options.
         connection = cast(Connection, pool.connection_class(**pool.connection_kwargs))
         connection.host.encode("idna")
         return (
@@ -130,7 +131,7 @@ def _client(url: str) -> tuple[Redis, str]:
             f"{urlsplit(url).scheme}://{connection.host}:{connection.port}/{connection.db}",
         )
     except (ValueError, TypeError, AttributeError):
-        # What went wrong may quote the URL, and with it the password.
+        # The original error may quote the URL with the password.
         raise ValueError(
             "the outcome log's Redis URL is not of the form "
             "redis[s]://[user:password@]host[:port][/database]; "
@@ -139,7 +140,7 @@ def _client(url: str) -> tuple[Redis, str]:
 
 
 def _position(stream_id: bytes) -> str:
-    """`milliseconds-sequence` with zeros in front, which orders as a string."""
+    """`milliseconds-sequence` with leading zeros, which orders as a string."""
     milliseconds, _, sequence = stream_id.decode().partition("-")
     return f"{int(milliseconds):020d}-{int(sequence):020d}"
 
