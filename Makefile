@@ -59,7 +59,7 @@ proto-check: proto
 
 # The reference page of all metrics is made from their catalogue; metrics-check fails where it is not.
 metrics: setup
-	$(BIN)/python -m observability.metrics.page
+	$(BIN)/python -m observability.catalogue_page
 
 metrics-check: metrics
 	git diff --exit-code -- observability/METRICS.md

@@ -150,12 +150,3 @@ class Exporting:
     timeout_s: float = 5.0  # of sending once, retries included
     metrics_interval_s: float = 15.0
     trust_clients: bool = True  # whether a client's decision holds; else its request is as others
-
-
-def open_tracing(to: Exporting) -> Tracing:
-    """`OFF` without an endpoint. A collector needn't be there yet."""
-    if not to.endpoint:
-        return OFF
-    from observability.otel import OtelTracing
-
-    return OtelTracing(to)

@@ -24,7 +24,7 @@ from observability.metrics import gateway as g
 from observability.metrics import predictor as p
 from observability.metrics import scheduler as s
 from observability.prometheus.limits import COST_ERROR, COVERAGE_90, FORECAST_DRIFT
-from observability.promql import share
+from observability.prometheus.promql import share
 
 ERRORS = up_to(0.5, 1)
 COSTS_OFF = up_to(0.1, COST_ERROR)

@@ -23,8 +23,8 @@ from observability.metrics import estimator as e
 from observability.metrics import scheduler as s
 from observability.metrics import worker as w
 from observability.prometheus.limits import EVICTIONS_PER_ADMISSION, SWAPPING_SHARE
+from observability.prometheus.promql import OneOf, ratio, share
 from observability.prometheus.records import EVICTED, SWAPPING
-from observability.promql import OneOf, ratio, share
 
 USED = up_to(0.9, 0.98)
 ON_DEVICE = {"state": OneOf(("held", "cached", "free"))}

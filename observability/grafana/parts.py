@@ -26,7 +26,7 @@ from grafana_foundation_sdk.models.common import (
 from grafana_foundation_sdk.models.dashboard import DataSourceRef, Threshold
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
-from observability.promql import Queries
+from observability.prometheus.promql import Queries
 
 CHOSEN = {"model_name": "$model", "class": "$class", "worker": "$worker"}
 Q = Queries("$__rate_interval", CHOSEN)

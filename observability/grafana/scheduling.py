@@ -24,8 +24,8 @@ from observability.metrics import gateway as g
 from observability.metrics import scheduler as s
 from observability.metrics import worker as w
 from observability.prometheus.limits import REFUSED_SHARE
+from observability.prometheus.promql import ratio
 from observability.prometheus.records import REFUSED
-from observability.promql import ratio
 
 
 def _queue() -> Section:

@@ -26,8 +26,8 @@ from observability.grafana.parts import (
 from observability.metrics import gateway as g
 from observability.metrics.metric import Metric
 from observability.prometheus.limits import BURNS, OBJECTIVE
+from observability.prometheus.promql import rest, share
 from observability.prometheus.records import BURN_RATES, MISSED, STAYED
-from observability.promql import rest, share
 
 # Bad from five times the misses on that the objective allows.
 KEPT = at_least(OBJECTIVE, round(1 - 5 * (1 - OBJECTIVE), 6))

@@ -20,7 +20,7 @@ from observability.grafana.parts import (
 )
 from observability.metrics import scheduler as s
 from observability.metrics import worker as w
-from observability.promql import share
+from observability.prometheus.promql import share
 
 STEP = up_to(0.05, 0.2)
 WASTED = up_to(0.05, 0.3)

@@ -6,7 +6,7 @@ what is compared can be looked at while it does not fire.
 
 from dataclasses import dataclass
 
-from observability.metrics import estimator, predictor, scheduler
+from observability.metrics import estimator, gateway, predictor, scheduler
 from observability.prometheus import limits
 from observability.prometheus.limits import BURNS, Burn
 from observability.prometheus.records import (
@@ -19,16 +19,29 @@ from observability.prometheus.records import (
 )
 
 PAGE, TICKET = "page", "ticket"
-# `up` is Prometheus' own: 1 while a target answers.
-NEEDED = "foretoken-(gateway|scheduler)"  # the jobs without which nothing is served
-UP_BESIDE = f'up{{job=~"foretoken.*", job!~"{NEEDED}"}}'
-# Who is no target at all has no `up`. The scheduler may have no job of its own: `foretoken serve`
-# tells of it at its gateway, so it is missed by what it counts.
-NO_GATEWAY = '0 * absent(up{job="foretoken-gateway"})'
-NO_SCHEDULER = (
-    f'label_replace(0 * absent({scheduler.WORKERS.family}), "job", "foretoken-scheduler", "", "")'
-)
-UP_NEEDED = f'(up{{job=~"{NEEDED}"}} or on (job) {NO_GATEWAY} or on (job) {NO_SCHEDULER})'
+# `up` is Prometheus' own metric: 1 while a target answers.
+#
+# A target serves requests if its job has the usual name, or if it exposed metrics of a gateway or a
+# scheduler within the last hour: job names are the user's choice.
+NEEDED = "foretoken-(gateway|scheduler)"
+GATEWAY, SCHEDULER = gateway.RUNNING.family, scheduler.WORKERS.family
+SEEN = f"(last_over_time({GATEWAY}[1h]) or last_over_time({SCHEDULER}[1h]))"
+UP_SERVING = f'(up{{job=~"{NEEDED}"}} or (up and on (job, instance) {SEEN}))'
+UP_BESIDE = f'(up{{job=~"foretoken.*", job!~"{NEEDED}"}} unless on (job, instance) {SEEN})'
+
+
+def _missing(component: str, present: str, family: str) -> str:
+    """0 with a job label if no target is the component's. A target that is down counts as present:
+    it fires by its `up`."""
+    down = f"(up == 0 and on (job, instance) last_over_time({family}[1h]))"
+    found = f"{present} or {down}"
+    return f'label_replace(0 * absent({found}), "job", "foretoken-{component}", "", "")'
+
+
+# The scheduler may have no target of its own: `foretoken serve` exposes its metrics at the gateway.
+NO_GATEWAY = _missing("gateway", f'up{{job="foretoken-gateway"}} or {GATEWAY}', GATEWAY)
+NO_SCHEDULER = _missing("scheduler", SCHEDULER, SCHEDULER)
+UP_NEEDED = f"({UP_SERVING} or on (job) {NO_GATEWAY} or on (job) {NO_SCHEDULER})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +153,7 @@ NEEDED_DOWN = Alert(
 1. Is the process up? Its health: `python -m services.runtime.healthcheck HOST:PORT`. Its log says \
 why it ended.
 2. It is, and serves: metrics_port and metrics_host of its section, and the target in \
-prometheus.yml. The gateway's job is to be called foretoken-gateway.
+prometheus.yml.
 3. The scheduler of `foretoken serve` is told of by the gateway's /metrics: is \
 foretoken_metrics_peers_missing above 0?
 4. Start it again. Gateways and workers find a new scheduler by themselves and tell it what runs.

@@ -5,7 +5,16 @@ A request whose client left (cause `client`) broke its own SLA and counts neithe
 
 from observability.metrics import gateway, scheduler, worker
 from observability.prometheus.limits import BURNS, OBJECTIVE, WINDOWS
-from observability.promql import OneOf, Queries, Record, Unlike, Where, added, ratio, share
+from observability.prometheus.promql import (
+    OneOf,
+    Queries,
+    Record,
+    Unlike,
+    Where,
+    added,
+    ratio,
+    share,
+)
 
 RULES = Queries("5m")
 CLASS = ("model_name", "class")

@@ -14,7 +14,8 @@ from grpc import aio
 from pydantic import Field
 
 from observability.logs import about
-from observability.tracing import Exporting, Spans, Tracing, open_tracing
+from observability.tracing import Exporting, Spans, Tracing
+from observability.tracing_setup import open_tracing
 from services.runtime.config import Settings, load
 
 TRACEPARENT, TRACESTATE = "traceparent", "tracestate"

@@ -11,7 +11,7 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 from observability.grafana import build
 from observability.grafana.board import CHOICES
 from observability.metrics.catalogue import CATALOGUE
-from observability.promql import labels_of
+from observability.prometheus.promql import labels_of
 from tests.observability.grafana.typed import flaws
 from tests.observability.prometheus.queries import VARIABLE, dashboards, of_panels, panels
 

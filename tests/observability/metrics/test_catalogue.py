@@ -6,9 +6,9 @@ from collections import Counter
 import pytest
 
 from gateway.config import GatewayConfig
+from observability.catalogue_page import PAGE, page
 from observability.metrics.catalogue import CATALOGUE, PROCESS_LABELS
 from observability.metrics.metric import Kind, Metric
-from observability.metrics.page import PAGE, page
 from observability.metrics.vllm import ALIASES, SAME
 from services.batcher.config import BatcherConfig
 from services.estimator.config import EstimatorConfig

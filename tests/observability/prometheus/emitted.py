@@ -18,7 +18,7 @@ from gateway.types.sla_classes import OTHER
 from observability.metrics import gateway, predictor, scheduler
 from observability.metrics.catalogue import CATALOGUE
 from observability.metrics.metric import Metric
-from observability.promql import labels_of
+from observability.prometheus.promql import labels_of
 from services.costs import CostModel
 from services.estimator.metrics import EstimatorMetrics
 from services.policies.preset import DEFAULT, choose

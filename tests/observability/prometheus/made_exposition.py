@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, star
 
 from observability.metrics.catalogue import CATALOGUE
 from observability.metrics.metric import PREFIX, Kind, Metric
-from observability.promql import labels_of
+from observability.prometheus.promql import labels_of
 from tests.observability.prometheus.emitted import values
 
 TICK_S = 0.2

@@ -4,7 +4,16 @@ import pytest
 
 from observability.metrics import gateway, scheduler, worker
 from observability.metrics.metric import counter
-from observability.promql import OneOf, Queries, Record, Unlike, added, ratio, rest, share
+from observability.prometheus.promql import (
+    OneOf,
+    Queries,
+    Record,
+    Unlike,
+    added,
+    ratio,
+    rest,
+    share,
+)
 
 Q = Queries("5m", {"class": "$class", "worker": "$worker"})
 PLAIN = Queries("1m")

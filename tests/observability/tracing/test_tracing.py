@@ -18,7 +18,8 @@ from foretoken.running.ports import free_port
 from observability.collector import EXPORTERS, QUEUES, Outage
 from observability.genai import REQUEST_DURATION
 from observability.otel import OtelTracing, unix_ns
-from observability.tracing import NO_SPAN, NO_SPANS, OFF, Exporting, open_tracing
+from observability.tracing import NO_SPAN, NO_SPANS, OFF, Exporting
+from observability.tracing_setup import open_tracing
 from services.runtime.config import check_environment, load
 from services.runtime.observed.logs import LoggingConfig
 from services.runtime.observed.tracing import TracingConfig

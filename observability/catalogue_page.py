@@ -1,4 +1,4 @@
-"""`python -m observability.metrics.page` writes METRICS.md, the reference page of the catalogue."""
+"""`python -m observability.catalogue_page` writes METRICS.md, the reference of all metrics."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,7 +8,7 @@ from observability.metrics.catalogue import CATALOGUE, PROCESS_LABELS
 from observability.metrics.metric import PREFIX, Metric
 from observability.metrics.vllm import ALIASES
 
-PAGE = Path(__file__).parents[1] / "METRICS.md"
+PAGE = Path(__file__).parent / "METRICS.md"
 HEAD = """\
 # Metrics
 
