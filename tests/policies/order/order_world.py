@@ -1,5 +1,5 @@
-"""A world of one worker in which every step takes a second and every job a token a step; rounds
-are the real ones, one a step."""
+"""One worker on which every step takes a second and each running request generates one token per
+step. Each step runs one real round."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ SECOND = CostModel(1.0, 0.0, 0.0, 0.0)
 
 @dataclass
 class Job:
-    """It makes `length` tokens, of which its forecast need not know."""
+    """A request that generates `length` tokens; its forecast may differ."""
 
     name: str
     length: int
@@ -36,7 +36,7 @@ class Job:
 
 
 class World:
-    """`ran` says who ran in each step that has been."""
+    """`ran` lists the names of the requests that ran in each step."""
 
     def __init__(self, preset: str, places: int = 1, **cells: Any):
         self.preset = choose(preset, cells)
@@ -49,7 +49,7 @@ class World:
         self._serial = 0
 
     def come(self, name: str, length: int, forecast: Forecast | None = None) -> Job:
-        """Now. What is foreseen is its length, where nothing else is."""
+        """Submit a request now; the forecast defaults to the actual length."""
         self._serial += 1
         job = Job(name, length, forecast or certain(length), self.now, self._serial)
         job.which, job.since_s = self.forecasts.intern(job.forecast), self.now
@@ -83,7 +83,7 @@ class World:
         return Snapshot(self.now, of, queued, running, (self.worker,), self.forecasts)
 
     def step(self) -> None:
-        """A round, then a second of what it says."""
+        """Run a round and one second of its decision."""
         self.round += 1
         rng = np.random.default_rng(0)
         decision = decide(self.snapshot(), self.preset, self.memory, rng, self.round)
@@ -118,12 +118,12 @@ class World:
             self.step()
 
     def turns(self) -> str:
-        """Who ran, a word a step; '-' where nobody did."""
+        """The requests that ran, one word per step; '-' for an idle step."""
         return " ".join("".join(sorted(names)) or "-" for names in self.ran)
 
 
 def stream(world: World, every: int, length: int) -> Callable[[int], None]:
-    """One of this length comes every so many steps."""
+    """Submit a request of this length every `every` steps."""
 
     def before(step: int) -> None:
         if step % every == 0:
@@ -139,8 +139,8 @@ def a_turn_later(
     most_tokens: int,
     waits_s: Sequence[float],
 ) -> Snapshot:
-    """The turn of that number, drawn: some rows have new jobs, some have made fewer tokens than
-    `most_tokens`, and the KV of some is gone."""
+    """Return a random successor of the snapshot: some rows have new requests, some have up to
+    `most_tokens` more tokens, and some lost their KV."""
     old = snapshot.jobs
     count = len(old)
     anew = rng.random(count) < 0.1

@@ -1,4 +1,4 @@
-"""What every order keeps to."""
+"""Properties of every order."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ ALL = sorted(ORDERS)
 
 
 def with_budgets(snapshot: Snapshot, seed: int) -> Snapshot:
-    """Some have budgets, some are late."""
+    """Give random rows budgets, some of them already exceeded."""
     rng = np.random.default_rng(seed)
     old = snapshot.jobs
     count = len(old)
@@ -38,7 +38,7 @@ def with_budgets(snapshot: Snapshot, seed: int) -> Snapshot:
 
 
 def later(snapshot: Snapshot, seed: int) -> Snapshot:
-    """Answers have grown, KV came and went, some rows are other jobs'."""
+    """Return a successor: outputs grow, KV comes and goes, and some rows have new requests."""
     rng = np.random.default_rng(seed)
     old = snapshot.jobs
     count = len(old)
@@ -66,7 +66,7 @@ def ranked(order: Order, snapshot: Snapshot, memory: PolicyMemory) -> Ranking:
 @pytest.mark.parametrize("name", ALL)
 @settings(max_examples=60)
 @given(snapshot=snapshots(), seeds=st.lists(st.integers(0, 2**32), min_size=1, max_size=4))
-def test_every_ranking_is_one_and_the_same_from_the_same(
+def test_order_is_deterministic_and_complete(
     name: str, snapshot: Snapshot, seeds: list[int]
 ) -> None:
     order, memory = ORDERS[name], PolicyMemory()
@@ -95,9 +95,8 @@ def test_every_ranking_is_one_and_the_same_from_the_same(
 @pytest.mark.parametrize("name", ALL)
 @settings(max_examples=30)
 @given(snapshot=snapshots(), seed=st.integers(0, 2**32))
-def test_nothing_is_remembered_of_who_has_gone(name: str, snapshot: Snapshot, seed: int) -> None:
-    """Half of the rows are freed, and later others' jobs; those are ranked as if the board were
-    new to all but those who stayed."""
+def test_order_forgets_removed_requests(name: str, snapshot: Snapshot, seed: int) -> None:
+    """Half of the rows are freed; the memory then names only the remaining requests."""
     order = ORDERS[name]
     memory = ranked(order, snapshot, PolicyMemory()).memory
     stay = np.random.default_rng(seed).random(len(snapshot.jobs)) < 0.5
@@ -112,8 +111,8 @@ def test_nothing_is_remembered_of_who_has_gone(name: str, snapshot: Snapshot, se
     assert left in (set(), set(fewer.jobs.serial[here].tolist()))
 
 
-def test_orders_batch_keyes() -> None:
-    """Only HRRN has a key of its own for a batch: (8 + 2) / 2 = 5 before (8 + 4) / 4 = 3."""
+def test_only_hrrn_has_batch_key() -> None:
+    """Only HRRN has a batch key: (8 + 2) / 2 = 5 before (8 + 4) / 4 = 3."""
     assert [name for name in ALL if ORDERS[name].batch_key] == ["hrrn"]
     batch_key = ORDERS["hrrn"].batch_key
     assert batch_key is not None

@@ -1,4 +1,4 @@
-"""Earliest deadline and least slack: by hand, and a job at a time."""
+"""Earliest deadline and least slack: worked examples and reference implementations."""
 
 from dataclasses import replace
 from math import inf, isfinite, isinf
@@ -19,11 +19,11 @@ from tests.policies.order.test_all import with_budgets
 
 EDF, SLACK = ORDERS["edf"].rank, ORDERS["slack"].rank
 PARAMS = {"hysteresis_s": 0.5}
-STEP = CostModel(1.0, 0.125, 0.0, 0.0)  # a step takes a second, a prompt of 8 another
+STEP = CostModel(1.0, 0.125, 0.0, 0.0)  # a step takes a second, and so does a prompt of 8 tokens
 
 
 def board(now: float, running: int = 0, **columns: list[float]) -> Snapshot:
-    """All prompts have 8 tokens and all answers 10; none of the waiting has KV."""
+    """All prompts have 8 tokens and all outputs 10; waiting requests have no KV."""
     count = len(next(iter(columns.values())))
     split = count - running
     plain: dict[str, list[float]] = {
@@ -38,9 +38,10 @@ def board(now: float, running: int = 0, **columns: list[float]) -> Snapshot:
     )
 
 
-def test_the_earliest_deadline_is_of_the_next_token() -> None:
-    """At 20 s: due at 25 for its first token; at 10 + 3 · 4 = 22 for its fourth; at 21 in all;
-    at 15, and late; and two that were promised nothing, of which the second came first."""
+def test_edf_ranks_by_deadline_of_next_token() -> None:
+    """The time is 20 s. Deadlines: 25 for the first token; 10 + 3 · 4 = 22 for the fourth; 21 for
+    the end; 15, already missed. Two requests have no deadline, and the second of them arrived
+    first."""
     found = EDF(
         board(
             20.0,
@@ -59,10 +60,10 @@ def test_the_earliest_deadline_is_of_the_next_token() -> None:
     assert found.key[4:].tolist() == [2 * CLASS - 11, 2 * CLASS - 12]
 
 
-def test_the_least_slack_first_and_those_that_are_lost_behind() -> None:
-    """At 20 s a first token takes 2 s, a whole answer 11 s. First tokens due at 25 and 23: 3 and
-    1 s of slack; one due at 21 is lost. All of it due at 32: 1.5 s would be 32.5. One without a
-    promise came before the lost one."""
+def test_slack_ranks_least_slack_first_and_lost_requests_last() -> None:
+    """The time is 20 s; a first token takes 2 s and a whole output 11 s. First tokens due at 25 and
+    23 leave 3 and 1 s of slack, and one due at 21 is lost. An end due at 32.5 leaves 1.5 s. A
+    request without deadline arrived before the lost one."""
     found = SLACK(
         board(
             20.0,
@@ -75,13 +76,13 @@ def test_the_least_slack_first_and_those_that_are_lost_behind() -> None:
     )
     assert found.key[[0, 1, 3]].tolist() == [3, 1, 1.5]
     assert np.argsort(found.key).tolist() == [1, 3, 0, 4, 2]
-    assert found.next_s == 21  # then the second is lost
+    assert found.next_s == 21  # the time at which the second request is lost
 
 
-def test_pace_is_judged_at_the_end() -> None:
-    """The first token came at 10 s, in time; the tenth is due 9 · 2 = 18 s later, at 28. At 20 s it
-    has 4 and needs 6 s: 2 s of slack. With 7 it needs 3 s: 5 s. Where the first one was late
-    nothing is left to keep."""
+def test_slack_judges_pace_at_last_token() -> None:
+    """The first token was in time at 10 s, so the tenth is due 9 · 2 = 18 s later, at 28. At 20 s,
+    4 tokens leave 6 s of work and 2 s of slack; 7 tokens leave 3 s of work and 5 s of slack. A
+    request whose first token was late has no deadline left."""
     columns: dict[str, list[float]] = {
         "arrival_s": [5.0] * 3,
         "ttft_s": [6.0, 6.0, 4.0],
@@ -95,16 +96,17 @@ def test_pace_is_judged_at_the_end() -> None:
     assert found.queue_key.tolist() == pytest.approx([1.5, 4.5, CLASS])
 
 
-def test_a_first_token_that_came_before_its_scheduler_was_in_time() -> None:
-    """4 tokens were delivered before; the first is taken to have come when it was due, at 11 s, so
-    the tenth is due at 29. Its 12 tokens of context have to be made again: 1.5 s, and 6 s."""
+def test_slack_assumes_earlier_first_token_was_in_time() -> None:
+    """4 tokens were delivered before this scheduler started. The first counts as delivered when
+    due, at 11 s, so the tenth is due at 29. Recomputing 12 tokens of context takes 1.5 s, the
+    rest 6 s."""
     found = SLACK(
         board(20.0, arrival_s=[5.0], ttft_s=[6.0], tpot_s=[2.0], output=[4]), PARAMS, PolicyMemory()
     )
     assert found.key.tolist() == pytest.approx([29 - 20 - 7.5])
 
 
-def test_nobody_is_passed_by_less_than_the_hysteresis_or_without_a_promise() -> None:
+def test_edf_preempts_only_beyond_hysteresis_and_with_deadline() -> None:
     columns: dict[str, list[float]] = {
         "arrival_s": [0.0, 0.0, 0.0, 0.0, 4.0],
         "deadline_s": [7.75, 7.25, inf, 8.0, inf],
@@ -134,7 +136,7 @@ def literal_edf(snapshot: Snapshot, row: int) -> float:
 
 
 def literal_slack(snapshot: Snapshot, row: int) -> float:
-    """Every second of a step is shared by all that run on a worker."""
+    """The requests running on a worker share each second of a step."""
     of, now = snapshot.jobs, snapshot.now
     missing = max(0, int(of.prompt[row] + of.output[row] - of.held[row]))
     total = float(of.total[row])
@@ -151,7 +153,7 @@ def literal_slack(snapshot: Snapshot, row: int) -> float:
 
 @settings(max_examples=200)
 @given(snapshots(), st.integers(0, 2**32))
-def test_orders_are_those_of_a_job_at_a_time(snapshot: Snapshot, seed: int) -> None:
+def test_edf_and_slack_match_reference_implementation(snapshot: Snapshot, seed: int) -> None:
     snapshot = with_budgets(snapshot, seed)
     workers = tuple(replace(worker, cost=STEP) for worker in snapshot.workers)
     snapshot = replace(snapshot, workers=workers)

@@ -1,4 +1,4 @@
-"""Priority goes in front of every order, and costs nothing where all are equal."""
+"""Priority precedes every order and changes nothing if all priorities are equal."""
 
 import pickle
 from dataclasses import replace
@@ -31,18 +31,24 @@ def made(key: list[float], line: list[float], split: int) -> Ranking:
 
 
 def standing(ranking: Ranking) -> list[int]:
-    """Rows in the line's order, who runs before who is equal."""
+    """Rows in line order; on equal keys running requests precede waiting ones."""
     runs = np.arange(len(ranking.rows)) >= ranking.split
     return [int(row) for row in ranking.rows[np.lexsort((~runs, ranking.queue_key))]]
 
 
 TABLE = [
-    # key of all, line of those that run (the last two), priorities, the line by then
-    ("lower goes first, whatever the key", [3, 1, 2, 9], [2, 9], [0, 1, 0, 0], [2, 0, 3, 1]),
-    ("one that waits passes one that runs", [5, 6, 1, 2], [1, 2], [-1, 0, 0, 0], [0, 2, 3, 1]),
-    ("who makes way for nobody stays", [5, 6, 1, 2], [-INF, -INF], [-9, 0, 3, 3], [2, 3, 0, 1]),
+    # keys of all, line keys of the running (the last two), priorities, expected line
+    ("lower priority number goes first", [3, 1, 2, 9], [2, 9], [0, 1, 0, 0], [2, 0, 3, 1]),
+    ("waiting request precedes running one", [5, 6, 1, 2], [1, 2], [-1, 0, 0, 0], [0, 2, 3, 1]),
     (
-        "infinite keys are ranked too",
+        "request that is never preempted stays first",
+        [5, 6, 1, 2],
+        [-INF, -INF],
+        [-9, 0, 3, 3],
+        [2, 3, 0, 1],
+    ),
+    (
+        "infinite keys are ranked",
         [INF, INF, INF, 2],
         [INF, 2],
         [2, 1, 1, 1],
@@ -53,28 +59,30 @@ TABLE = [
 
 @pytest.mark.parametrize(("key", "runs", "priority", "line"), [t[1:] for t in TABLE],
                          ids=[t[0] for t in TABLE])  # fmt: skip
-def test_the_line(key: list[float], runs: list[float], priority: list[int], line: list[int]):
+def test_priority_precedes_order(
+    key: list[float], runs: list[float], priority: list[int], line: list[int]
+):
     ranking = made(key, [*key[:2], *runs], 2)
     assert standing(rank_by_priority(ranking, np.array(priority))) == line
 
 
-def test_equal_priorities_are_the_same_ranking():
+def test_equal_priorities_leave_ranking_unchanged():
     ranking = made([3, 1], [3, 1], 2)
     assert rank_by_priority(ranking, np.array([7, 7])) is ranking
     assert rank_by_priority(made([], [], 0), np.zeros(0, np.int64)).rows.tolist() == []
 
 
-def test_waiting_brings_only_the_first_level_to_the_front():
+def test_ageing_applies_only_to_first_priority_level():
     ranking = replace(made([3, 1], [3, 1], 2), lift_s=np.array([4.0, 5.0]))
     assert rank_by_priority(ranking, np.array([1, 0])).lift_s.tolist() == [INF, 5.0]
 
 
-def test_positions_by_level_keep_their_order():
+def test_split_by_priority_keeps_order_within_level():
     found = split_by_priority(np.array([4, 1, 3, 0]), np.array([5, -1, 9, -1, 5]))
     assert [each.tolist() for each in found] == [[1, 3], [4, 0]]
 
 
-def test_the_board_has_it():
+def test_board_stores_priority():
     board = Board()
     row = board.add(Request("a", "m", 1, 1, 0.0, priority=-(2**31)))
     assert board.jobs.priority[row] == -(2**31)
@@ -93,7 +101,7 @@ def decided(snapshot: Snapshot, preset: str, seed: int) -> Decision:
 @pytest.mark.parametrize("preset", ALL)
 @settings(max_examples=25)
 @given(snapshots(), st.integers(-(2**31), 2**31 - 1), st.integers(0, 99))
-def test_with_equal_priorities_nothing_is_decided_otherwise(
+def test_equal_priorities_leave_decision_unchanged(
     preset: str, snapshot: Snapshot, level: int, seed: int
 ) -> None:
     same = prioritized(snapshot, np.full(len(snapshot.jobs), level))
@@ -106,10 +114,10 @@ def test_with_equal_priorities_nothing_is_decided_otherwise(
 @settings(max_examples=40)
 @given(st.lists(st.tuples(st.integers(0, 2), st.booleans(), st.integers(0, 30)), min_size=1,
                 max_size=16), st.integers(1, 6), st.integers(0, 99))  # fmt: skip
-def test_nobody_is_admitted_past_one_of_a_lower_number_that_fits(
+def test_admission_follows_priority(
     preset: str, rows: list[tuple[int, bool, int]], places: int, seed: int
 ) -> None:
-    """Memory is there for all, so that whoever waits fits as soon as there is a place."""
+    """There is memory for all, so a waiting request fits once a slot is free."""
     count = len(rows)
     priority, runs, waited_s = (np.array(column) for column in zip(*rows, strict=True))
     runs &= np.cumsum(runs) <= places

@@ -1,4 +1,5 @@
-"""Feedback queues and response ratios: by hand, and literally, over many rounds."""
+"""Feedback queues and response ratios: worked examples and reference implementations over
+rounds."""
 
 from dataclasses import dataclass, replace
 from math import inf
@@ -19,7 +20,7 @@ from tests.policies.order.order_world import World, a_turn_later, stream
 
 MLFQ, HRRN = ORDERS["mlfq"].rank, ORDERS["hrrn"].rank
 PARAMS = {"base_quantum_s": 1.0, "growth": 2.0, "queues": 5.0, "ageing_s": 40.0}
-STEP = CostModel(0.25, 0.125, 0.0, 0.0)  # a step takes 0.25 s, a prompt's token 0.125 s
+STEP = CostModel(0.25, 0.125, 0.0, 0.0)  # a step takes 0.25 s, a prompt token 0.125 s
 
 
 @dataclass
@@ -32,7 +33,7 @@ class Known:
 
 
 class Literal:
-    """The docstring of mlfq.py, a job at a time."""
+    """The docstring of mlfq.py, one request at a time."""
 
     def __init__(self) -> None:
         self.known: dict[int, Known] = {}
@@ -73,7 +74,9 @@ class Literal:
 
 @settings(max_examples=150)
 @given(snapshots(), st.lists(st.integers(0, 2**32), min_size=1, max_size=6))
-def test_rounds_are_the_queues_of_a_job_at_a_time(snapshot: Snapshot, seeds: list[int]) -> None:
+def test_mlfq_matches_reference_implementation_over_rounds(
+    snapshot: Snapshot, seeds: list[int]
+) -> None:
     literal, memory = Literal(), PolicyMemory()
     workers = tuple(replace(worker, cost=STEP) for worker in snapshot.workers)
     snapshot = replace(snapshot, workers=workers)
@@ -94,20 +97,20 @@ def test_rounds_are_the_queues_of_a_job_at_a_time(snapshot: Snapshot, seeds: lis
         snapshot = replace(snapshot, jobs=replace(snapshot.jobs, arrival_s=arrival_s))
 
 
-def test_a_prompt_joins_the_first_queue_that_takes_it_in_one_piece() -> None:
-    """Quanta of 1, 2, 4, 8 and 16 s; 2 tokens take 0.5 s, 6 a second, 7 more, 62 8 s, 999 more
-    than any quantum."""
+def test_mlfq_prompt_joins_first_queue_that_covers_its_prefill() -> None:
+    """Quanta are 1, 2, 4, 8 and 16 s. Prefill and first step take 0.5 s for 2 tokens, 1 s for 6,
+    more than 1 s for 7, 8 s for 62, and more than any quantum for 999."""
     of = jobs(5, prompt=[2, 6, 7, 62, 999])
     worker = replace(seat(), cost=STEP)
     snapshot = Snapshot(0.0, of, np.arange(5), np.arange(0), (worker,), table(certain(50)))
     assert np.floor(MLFQ(snapshot, PARAMS, PolicyMemory()).key / CLASS).tolist() == [0, 0, 1, 3, 4]
 
 
-def test_a_transcript_of_three() -> None:
-    """A second a token; quanta of 2, 4 and 8 s, outlived by a token more. a runs for 3 s and is
-    moved to the second queue; b for 3; c ends in its first. a has used a second there already and
-    is out after 4 more, with 7 in all; b likewise, but then nobody of a better queue takes its
-    place, and it ends before a does."""
+def test_mlfq_transcript_of_three_requests() -> None:
+    """A token takes a second; quanta are 2, 4 and 8 s, and each is exceeded by one token. a and b
+    run for 3 s each and move to the second queue; c ends in the first. a has used one second
+    there and moves down after 4 more, at 7 tokens. b does the same, but then no request of a
+    better queue preempts it, so it ends before a."""
     world = World("mlfq", base_quantum_s=2, growth=2, queues=3)
     world.come("a", 8)
     world.come("b", 8)
@@ -116,7 +119,7 @@ def test_a_transcript_of_three() -> None:
     assert world.turns() == " ".join("aaa" + "bbb" + "cc" + "aaaa" + "bbbb" + "b" + "a")
 
 
-def test_whoever_comes_takes_the_place_of_who_has_run_for_long() -> None:
+def test_mlfq_arrival_preempts_demoted_request() -> None:
     world = World("mlfq", base_quantum_s=2, growth=2, queues=3)
     world.come("a", 8)
     world.go(4)
@@ -126,16 +129,17 @@ def test_whoever_comes_takes_the_place_of_who_has_run_for_long() -> None:
 
 
 def ended(ageing_s: float) -> bool:
-    """Jobs of 2 s come every second; one needs 6 s, quanta are of 2 s and 4 s."""
+    """Return whether x ends. Requests of 2 s arrive every second, x needs 6 s, and quanta are 2 and
+    4 s."""
     world = World("mlfq", base_quantum_s=2, growth=2, queues=8, ageing_s=ageing_s)
     world.come("x", 6)
     world.go(150, stream(world, 1, 2))
     return "x" in world.ended
 
 
-def test_overload_starves_who_needs_long_unless_it_ages() -> None:
-    """x runs for 3 s, and is then in the second queue for good. Ageing brings it to the end of the
-    first after 20 s, behind 20 jobs of 2 s: 40 s, then it runs for 3 s more and has ended."""
+def test_mlfq_ageing_ends_starvation_under_overload() -> None:
+    """x runs for 3 s and then stays in the second queue. Ageing moves it to the end of the first
+    after 20 s, behind 20 requests of 2 s; after 40 s it runs for its last 3 s."""
     assert not ended(inf)
     assert ended(20.0)
 
@@ -156,17 +160,17 @@ def literal_ratio(snapshot: Snapshot, row: int) -> float:
 
 @settings(max_examples=100)
 @given(snapshots())
-def test_hrrn_is_the_ratio_and_nobody_who_runs_makes_way(snapshot: Snapshot) -> None:
+def test_hrrn_ranks_by_response_ratio_without_preemption(snapshot: Snapshot) -> None:
     found = HRRN(snapshot, {}, PolicyMemory())
     expected = [-literal_ratio(snapshot, row) for row in found.rows.tolist()]
     assert found.key.tolist() == pytest.approx(expected)
     assert (found.queue_key[found.split :] == -inf).all()
 
 
-def test_a_transcript_of_response_ratios() -> None:
-    """One place, a token a second. a runs to 5 s. Then b, of 4 s, has waited 5: (5 + 4) / 4 = 2.25;
-    c, of 1 s, came at 4 s: (1 + 1) / 1 = 2. b runs to 9 s; c has then waited 5 s: 6, and d, of
-    10 s, which came first of all, 9 s: 1.9. Shortest first would have taken c before b."""
+def test_hrrn_transcript() -> None:
+    """One slot, one token per second. a runs until 5 s. Then b, of 4 s, has waited 5: (5 + 4) / 4 =
+    2.25; c, of 1 s, arrived at 4 s: (1 + 1) / 1 = 2. b runs until 9 s; c has then waited 5 s: 6. d,
+    of 10 s, arrived first and has waited 9 s: 1.9. Shortest first would run c before b."""
     world = World("hrrn")
     world.come("a", 5)
     world.go(1)

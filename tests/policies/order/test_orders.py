@@ -1,4 +1,4 @@
-"""Orders against plain arithmetic, a job at a time."""
+"""Orders against plain arithmetic, one request at a time."""
 
 from dataclasses import dataclass, replace
 from math import ceil, inf, log2
@@ -19,13 +19,13 @@ PARAMS = {"levels": 4.0, "base_s": 0.05, "ageing_s": 10.0, "hysteresis": 0.25}
 
 
 def seqs_of(snapshot: Snapshot, known: float) -> float:
-    """How many run at once a worker, followed by doublings."""
+    """The number of running requests per worker, followed by doublings."""
     seqs = max(1.0, len(snapshot.running) / len(snapshot.workers))
     return known if seqs / 2 <= known <= 2 * seqs else seqs
 
 
 def takes_s(snapshot: Snapshot, row: int, tokens: float, seqs: float) -> float:
-    """All workers cost alike here."""
+    """All workers have the same costs here."""
     jobs = snapshot.jobs
     missing = max(0, int(jobs.prompt[row] + jobs.output[row] - jobs.held[row]))
     decode_s = max(1.0, tokens) * (COST.base_s / seqs + COST.decode_seq_s)
@@ -34,7 +34,7 @@ def takes_s(snapshot: Snapshot, row: int, tokens: float, seqs: float) -> float:
 
 @settings(max_examples=150)
 @given(snapshots())
-def test_arrival_ranks_by_arrival_and_nobody_who_runs_makes_way(snapshot: Snapshot) -> None:
+def test_arrival_order_ranks_by_arrival_without_preemption(snapshot: Snapshot) -> None:
     jobs = snapshot.jobs
     found = arrival(snapshot, {}, PolicyMemory())
     rows = [*snapshot.queued.tolist(), *snapshot.running.tolist()]
@@ -53,7 +53,7 @@ def test_arrival_ranks_by_arrival_and_nobody_who_runs_makes_way(snapshot: Snapsh
 
 @dataclass
 class Known:
-    """What ALISE remembers of a job."""
+    """What ALISE remembers of a request."""
 
     promised: float = 0.0
     demoted: int = 0
@@ -75,7 +75,7 @@ def near_edge(remaining_s: float) -> bool:
 
 
 class Literal:
-    """The docstring of alise.py, a job at a time, from round to round."""
+    """The docstring of alise.py, one request at a time, over several rounds."""
 
     def __init__(self) -> None:
         self.known: dict[int, Known] = {}
@@ -83,7 +83,7 @@ class Literal:
         self.seqs = 0.0
 
     def rank(self, snapshot: Snapshot) -> dict[int, tuple[float, float, float]]:
-        """Of each row its key, its place in the line, and its remaining time."""
+        """Return the key, the line key and the remaining time of each row."""
         jobs, now = snapshot.jobs, snapshot.now
         queued = snapshot.queued.tolist()
         rows = [*queued, *snapshot.running.tolist()]
@@ -105,8 +105,9 @@ class Literal:
         return {row: self._rank(snapshot, row, known[row], row in queued) for row in rows}
 
     def _seat(self, snapshot: Snapshot, known: dict[int, Known], queued: list[int]) -> None:
-        """One seat a worker: who is there, or rests there, keeps it; else the oldest that rests
-        there, unless an older one has no KV anywhere, which waits until its model has no other."""
+        """Assign one seat per worker. A request that runs or is paused there keeps it; otherwise
+        the oldest one paused there gets it, unless an older one has no KV anywhere. That one
+        waits until no seat of its model is taken."""
         jobs = snapshot.jobs
         placed = {row: row not in queued or bool(jobs.held[row] > 0) for row in known}
         for row, job in known.items():
@@ -154,11 +155,11 @@ class Literal:
 
 @settings(max_examples=150)
 @given(snapshots(), st.lists(st.integers(0, 2**32), min_size=1, max_size=4))
-def test_alise_order_equals_its_scalar_oracle_over_rounds(
+def test_alise_matches_reference_implementation_over_rounds(
     snapshot: Snapshot, seeds: list[int]
 ) -> None:
-    """Outputs grow, time passes, and some rows are reused. Both sides round alike but on the edge
-    of a level, so such examples are discarded."""
+    """Outputs grow, time passes, and some rows are reused. Both sides round alike except at the
+    edge of a level, so such examples are discarded."""
     literal, memory = Literal(), PolicyMemory()
     for number, seed in enumerate(seeds, 1):
         found = alise(snapshot, PARAMS, memory)
@@ -200,8 +201,8 @@ def levels(snapshot: Snapshot, memory: PolicyMemory) -> tuple[list[float], Polic
     return np.floor(found.key / LEVEL).tolist(), found.memory, found.next_s
 
 
-def test_ageing_lifts_once_by_one_and_starvation_one_a_worker() -> None:
-    """Three wait from the start, each of the second queue; after 40 s they starve."""
+def test_alise_ageing_lifts_one_level_and_starvation_seats_one_per_worker() -> None:
+    """Three requests of the second queue wait from the start; after 40 s they are starved."""
     at, memory, next_s = levels(waiting(0.0, [0.0, 0.0, 0.0]), PolicyMemory())
     own = at[0]
     assert (at, next_s) == ([own] * 3, 10.0)
@@ -213,11 +214,11 @@ def test_ageing_lifts_once_by_one_and_starvation_one_a_worker() -> None:
     assert (at, next_s) == ([-1, own - 1, own - 1], inf)
     at, memory, _ = levels(waiting(400.0, [0.0, 0.0, 0.0]), memory)
     assert at == [-1, own - 1, own - 1]
-    # Without KV it is nowhere yet: the next one waits until its place is known.
+    # The seated request has no KV and no worker yet, so the next one waits until it is placed.
     assert levels(waiting(400.0, [0.0, 0.0, 0.0], workers=2), memory)[0] == [-1, own - 1, own - 1]
 
 
-def test_how_many_run_at_once_is_followed_by_doublings() -> None:
+def test_pace_follows_running_count_by_doublings() -> None:
     memory = PolicyMemory()
     seen = []
     for running in (8, 12, 16, 17, 9, 8, 1):

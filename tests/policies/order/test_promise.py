@@ -1,4 +1,4 @@
-"""What was promised first: classes, who is pressed, who is over its share."""
+"""The promise order: classes, pressed requests and tenant shares."""
 
 from collections.abc import Mapping, Sequence
 
@@ -17,7 +17,7 @@ from services.policies.parameters import resolve
 from services.policies.snapshot import Snapshot
 from tests.policies.made_snapshots import jobs, seat, snapshots, table
 
-# A step takes 10 ms however many are in it, a prompt next to nothing.
+# A step takes 10 ms for any number of requests; prefill takes almost no time.
 COST = CostModel(0.01, 1e-9, 0.0, 0.0)
 NOW = 100.0
 
@@ -25,7 +25,7 @@ NOW = 100.0
 def board(
     lengths: Sequence[int], split: int, **columns: Sequence[float] | Ints | Floats
 ) -> Snapshot:
-    """Jobs of known lengths; those before `split` wait, the others run at the only worker."""
+    """Requests of known lengths; those before `split` wait, the others run on the only worker."""
     count = len(lengths)
     runs = np.arange(count) >= split
     plain: dict[str, Sequence[float] | Ints | Floats] = {
@@ -49,33 +49,34 @@ def ranked(snapshot: Snapshot, memory: PolicyMemory | None = None, **params: flo
 
 
 def line(ranking: Ranking) -> list[int]:
-    """Rows, the most urgent first."""
+    """Rows, most urgent first."""
     order = np.lexsort((ranking.rows, ranking.key))
     return [int(row) for row in ranking.rows[order]]
 
 
-def test_nothing_promised_means_the_shortest_first() -> None:
+def test_promise_without_sla_ranks_shortest_first() -> None:
     assert line(ranked(board([50, 20, 90], 3))) == [1, 0, 2]
 
 
-def test_who_cannot_be_in_time_any_more_goes_behind() -> None:
-    """The shortest of all came 6 s ago and was to begin within 5: it is late whatever happens."""
+def test_promise_ranks_lost_request_last() -> None:
+    """The shortest request arrived 6 s ago with a TTFT of 5 s, so it is lost."""
     snapshot = board([5, 90], 2, arrival_s=[NOW - 6, NOW], ttft_s=[5.0, 5.0])
     assert line(ranked(snapshot)) == [1, 0]
 
 
-def test_who_would_be_late_behind_the_shorter_ones_goes_first() -> None:
-    """One runs at a time, 10 ms a token. The shorter two take 0.4 and 0.6 s together before the
-    long one, which has 0.5 s left and takes 0.9; they have 2 s each, so can spare 2 - 0 and
-    2 - 0.4 of it."""
+def test_promise_ranks_pressed_request_first() -> None:
+    """One request runs at a time at 10 ms a token. The two shorter ones take 0.4 and 0.6 s before
+    the long one, which takes 0.9 s and has 0.5 s left. They have 2 s each, so their slack is 2 -
+    0 and 2 - 0.4."""
     snapshot = board([40, 60, 90], 3, arrival_s=[NOW - 3, NOW - 3, NOW - 4.5], ttft_s=[5.0] * 3)
     assert line(ranked(snapshot)) == [2, 0, 1]
     assert line(ranked(snapshot, pressed_share=0.5)) == [0, 1, 2]  # 0.9 of 0.8 s
-    assert line(ranked(snapshot, pressed_s=0.3)) == [0, 1, 2]  # it has more left than that
+    assert line(ranked(snapshot, pressed_s=0.3)) == [0, 1, 2]  # the 0.5 s left exceed pressed_s
 
 
-def test_of_those_who_are_pressed_the_quickest_go_as_far_as_time_can_be_spared() -> None:
-    """What is on time can spare 1.6 s: 70 and 80 tokens take 1.5, and 90 more would be too much."""
+def test_promise_presses_quickest_requests_within_available_slack() -> None:
+    """The kept request has 1.6 s of slack: 70 and 80 tokens take 1.5 s, and 90 more would exceed
+    it."""
     come = [NOW - 3.4, NOW - 4.9, NOW - 4.9, NOW - 4.9]
     snapshot = board([10, 80, 90, 70], 4, arrival_s=come, ttft_s=[5.0] * 4)
     assert line(ranked(snapshot)) == [3, 1, 0, 2]
@@ -84,15 +85,14 @@ def test_of_those_who_are_pressed_the_quickest_go_as_far_as_time_can_be_spared()
 @pytest.mark.parametrize(
     ("mtpot_s", "tpot_s", "lends"),
     [
-        (1.5, 0.02, True),  # 900 tokens at 10 ms of 20: silent for 1.5 s, it is in time still
-        (0.4, 0.02, False),  # its gap would be too long
-        (1.5, 0.0103, False),  # 0.3 ms a token to spare are 0.27 s in all
+        (1.5, 0.02, True),  # 900 tokens at 10 ms of 20: still in time after a pause of 1.5 s
+        (0.4, 0.02, False),  # the gap would be too long
+        (1.5, 0.0103, False),  # 0.3 ms a token leave 0.27 s of slack in all
     ],
 )
-def test_who_runs_lends_its_place_where_its_promise_lets_it(
-    mtpot_s: float, tpot_s: float, lends: bool
-) -> None:
-    """A short one waits; beside the one that can keep its promise runs one whose pace is lost."""
+def test_promise_lends_slot_if_sla_allows_pause(mtpot_s: float, tpot_s: float, lends: bool) -> None:
+    """A short request waits. One running request can keep its SLA, the other has already missed its
+    pace."""
     snapshot = board(
         [5, 900, 900], 1, output=[0, 10, 10], first_s=[np.inf, NOW - 0.1, NOW - 100.0],
         tpot_s=[tpot_s] * 3, ttft_s=[5.0] * 3, mtpot_s=[mtpot_s] * 3,
@@ -103,9 +103,9 @@ def test_who_runs_lends_its_place_where_its_promise_lets_it(
     assert max(by_row[0], by_row[1]) < by_row[2]
 
 
-def test_who_lent_its_place_is_back_before_its_gap_is_too_long() -> None:
-    """It stopped a second ago and may be silent for 1.5: with half a second left it waits behind
-    the shorter one, and time alone brings it back when 0.25 are left."""
+def test_promise_returns_lent_slot_before_gap_is_late() -> None:
+    """The request stopped a second ago with an MTPOT of 1.5 s. With 0.5 s left it waits behind the
+    shorter one; it returns when 0.25 s are left."""
 
     def paused(now: float) -> Snapshot:
         return board(
@@ -120,8 +120,9 @@ def test_who_lent_its_place_is_back_before_its_gap_is_too_long() -> None:
     assert line(ranked(paused(NOW - 0.26), pressed_share=0.0, return_s=0.25)) == [1, 0]
 
 
-def test_who_would_be_silent_for_too_long_is_pressed_ahead_of_shorter_ones() -> None:
-    """It stopped a second ago and may be silent for 1.2: pressed. With 0.9 it is lost already."""
+def test_promise_presses_request_whose_gap_is_due() -> None:
+    """The request stopped a second ago: with an MTPOT of 1.05 s it is pressed, with 0.9 s it is
+    lost."""
 
     def paused(mtpot_s: float) -> Snapshot:
         return board(
@@ -130,18 +131,20 @@ def test_who_would_be_silent_for_too_long_is_pressed_ahead_of_shorter_ones() -> 
             arrival_s=[NOW, NOW - 4], ttft_s=[5.0] * 2, tpot_s=[0.1] * 2,
         )  # fmt: skip
 
-    # 10 tokens take 0.1 s, the gap has 0.2 s left, and 2 s of what the other can spare are free.
+    # 10 tokens take 0.1 s, 0.05 s are left until the gap is late, and the other request has enough
+    # slack.
     assert line(ranked(paused(1.05))) == [1, 0]
     assert line(ranked(paused(0.9))) == [0, 1]
 
 
-def test_time_calls_for_a_round_when_somebody_is_pressed_or_lost() -> None:
+def test_promise_requests_round_when_request_becomes_pressed() -> None:
     snapshot = board([10, 10], 2, arrival_s=[NOW, NOW - 2], ttft_s=[5.0, 5.0])
     found = ranked(snapshot)
-    assert found.next_s == pytest.approx(NOW + 3.0 - 0.01 - 1.0)  # a step, and a second before
+    # one step, and pressed_s of 1 s before
+    assert found.next_s == pytest.approx(NOW + 3.0 - 0.01 - 1.0)
 
 
-def test_whoever_waited_long_enough_comes_to_the_front() -> None:
+def test_promise_ageing_moves_request_to_front() -> None:
     snapshot = board([5, 900], 2, since_s=[NOW, NOW - 61], arrival_s=[NOW, NOW - 61])
     assert line(ranked(snapshot, ageing_s=60.0)) == [1, 0]
     assert line(ranked(snapshot, ageing_s=62.0)) == [0, 1]
@@ -151,7 +154,8 @@ def test_whoever_waited_long_enough_comes_to_the_front() -> None:
 
 
 def over(tokens: Mapping[int, Sequence[tuple[int, int]]], room: int, **weights: float) -> list[int]:
-    """Rows over their share; `tokens` by tenant: (prompt, expected) of each that waits."""
+    """Return the rows over their share; `tokens` maps each tenant to (prompt, expected) per waiting
+    request."""
     rows = [(name, *each) for name, some in tokens.items() for each in some]
     tenant, prompt, total = np.array(rows).reshape(-1, 3).T
     weight = [weights.get(f"t{name}", 1.0) for name in tenant]
@@ -161,25 +165,26 @@ def over(tokens: Mapping[int, Sequence[tuple[int, int]]], room: int, **weights: 
     return np.flatnonzero(over_share(snapshot, every, len(rows), every.astype(float))).tolist()
 
 
-def test_each_tenant_has_its_weights_share_of_memory() -> None:
-    """Of 100 tokens two tenants are due 50 each: two of the first's four fit, all of the second."""
+def test_tenant_share_is_proportional_to_weight() -> None:
+    """Each of two tenants has a share of 50 of 100 tokens: two of four requests of the first
+    fit."""
     assert over({1: [(10, 10)] * 4, 2: [(10, 10)]}, 100) == [2, 3]
-    # With three times the weight 75: three fit.
+    # With three times the weight the share is 75: three fit.
     assert over({1: [(10, 10)] * 4, 2: [(10, 10)]}, 100, t1=3.0) == [3]
 
 
-def test_a_tenant_alone_has_no_bound() -> None:
+def test_single_tenant_has_no_share_limit() -> None:
     assert over({1: [(10, 10)] * 9}, 100) == []
 
 
-def test_nobody_is_put_behind_one_that_is_beyond_its_own_share() -> None:
+def test_tenants_all_above_share_are_not_limited() -> None:
     assert over({1: [(10, 50)], 2: [(10, 50)]}, 100) == []
 
 
 @settings(max_examples=100)
 @given(snapshots(), st.integers(0, 1_000))
-def test_a_tenant_within_its_share_is_never_over(snapshot: Snapshot, seed: int) -> None:
-    """Literally: what runs, and what waits ahead of it, counted one by one."""
+def test_over_share_matches_reference_implementation(snapshot: Snapshot, seed: int) -> None:
+    """Count running requests, then waiting ones in order, one at a time."""
     rng = np.random.default_rng(seed)
     count = len(snapshot.jobs)
     tenant = rng.integers(0, 3, count)
@@ -208,8 +213,9 @@ def test_a_tenant_within_its_share_is_never_over(snapshot: Snapshot, seed: int) 
         assert found[i] == (is_beyond and others)
 
 
-def test_who_is_over_its_share_goes_behind_whoever_is_lost() -> None:
-    """The first tenant's are shorter, but fill their half of memory with the first of them."""
+def test_promise_ranks_request_over_share_behind_lost_request() -> None:
+    """The requests of tenant 1 are shorter, but the first of them already fills half of the
+    memory."""
     snapshot = board(
         [4_000, 4_001, 4_500], 3, tenant=[1, 1, 2], ttft_s=[5.0] * 3,
         arrival_s=[NOW, NOW, NOW - 6],

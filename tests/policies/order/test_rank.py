@@ -1,4 +1,4 @@
-"""Learning to rank's order: the authors' loop, literally, and what it promises of starvation."""
+"""The learning-to-rank order: the authors' loop as reference, and its bound on starvation."""
 
 from dataclasses import dataclass, replace
 from math import inf
@@ -20,12 +20,12 @@ from tests.policies.order.order_world import World, a_turn_later, stream
 RANK = ORDERS["rank"].rank
 OLDEST, BY_RANK = 0.0, 1.0
 PARAMS = {"threshold": 20.0, "quantum": 5.0, "promoted": OLDEST, "hysteresis": 0.25}
-STEP = CostModel(0.5, 0.0, 0.0, 0.0)  # half a second a step, however many run
+STEP = CostModel(0.5, 0.0, 0.0, 0.0)  # half a second per step, for any number of running requests
 
 
 @dataclass
 class Known:
-    """What the authors' code keeps of a request: `idle`, `runs` and `pri`."""
+    """The fields of a request in the authors' code: `idle`, `runs` and `pri`."""
 
     score: float
     which: int
@@ -38,19 +38,19 @@ class Known:
 
 
 def mean_of(snapshot: Snapshot, row: int) -> float:
-    """Of the whole answer, cut at its cap."""
+    """Mean of the whole output, limited to the cap."""
     points, weights = snapshot.forecasts.points_of(int(snapshot.jobs.forecast[row]))
     return float(np.sum(np.minimum(points, snapshot.jobs.cap[row]) * weights))
 
 
 class Literal:
-    """The docstring of rank.py, a job at a time."""
+    """The docstring of rank.py, one request at a time."""
 
     def __init__(self) -> None:
         self.known: dict[int, Known] = {}
 
     def rank(self, snapshot: Snapshot, by_rank: bool) -> dict[int, tuple[float, float]]:
-        """Of each row its key and its place in the line."""
+        """Return the key and the line key of each row."""
         made, now = snapshot.jobs, snapshot.now
         running = snapshot.running.tolist()
         rows = [*snapshot.queued.tolist(), *running]
@@ -95,7 +95,9 @@ class Literal:
 @pytest.mark.parametrize("among", [OLDEST, BY_RANK])
 @settings(max_examples=100)
 @given(snapshot=snapshots(), seeds=st.lists(st.integers(0, 2**32), min_size=1, max_size=6))
-def test_rounds_are_the_authors_loop(among: float, snapshot: Snapshot, seeds: list[int]) -> None:
+def test_rank_matches_authors_loop_over_rounds(
+    among: float, snapshot: Snapshot, seeds: list[int]
+) -> None:
     literal, memory = Literal(), PolicyMemory()
     workers = tuple(replace(worker, cost=STEP) for worker in snapshot.workers)
     snapshot = replace(snapshot, workers=workers)
@@ -115,8 +117,9 @@ def test_rounds_are_the_authors_loop(among: float, snapshot: Snapshot, seeds: li
         snapshot = replace(snapshot, jobs=replace(snapshot.jobs, forecast=forecast))
 
 
-def test_a_score_is_of_the_prompt_alone_until_a_better_forecast_comes() -> None:
-    """Mean (10 + 90) / 2 = 50, however much is made; cut at 70 tokens: (10 + 70) / 2 = 40."""
+def test_rank_score_ignores_output_until_better_forecast() -> None:
+    """The mean (10 + 90) / 2 = 50 does not depend on the output; with a cap of 70: (10 + 70) / 2 =
+    40."""
     halves = Forecast((10.0, 90.0), (0.5, 0.5), 100)
     interned = table(halves, Forecast((30.0,), (1.0,), 100))
     of = jobs(3, output=[0, 20, 0], held=[0, 30, 0], cap=[100, 100, 70], forecast=[0, 0, 0])
@@ -127,8 +130,8 @@ def test_a_score_is_of_the_prompt_alone_until_a_better_forecast_comes() -> None:
     assert RANK(told, PARAMS, found.memory).key.tolist() == [50, 40, 30]
 
 
-def test_time_alone_promotes_when_it_was_said_to() -> None:
-    """20 iterations of half a second after it came to wait, at 3 s; then nothing moves it."""
+def test_rank_promotes_at_announced_time() -> None:
+    """The request is promoted 20 iterations of 0.5 s after it was queued at 3 s."""
     of = jobs(1, since_s=[3.0], arrival_s=[3.0])
     worker = replace(seat(), cost=STEP)
     first = Snapshot(
@@ -142,7 +145,7 @@ def test_time_alone_promotes_when_it_was_said_to() -> None:
     assert found.key.tolist() == [-CLASS]
 
 
-def test_who_stands_behind_the_promoted_cannot_say_when_it_comes_to_the_front() -> None:
+def test_rank_gives_no_lift_time_behind_promoted_request() -> None:
     of = jobs(2, since_s=[0.0, 8.0], arrival_s=[0.0, 8.0])
     worker = replace(seat(), cost=STEP)
     interned = table(Forecast((9.0,), (1.0,), 100))
@@ -151,12 +154,12 @@ def test_who_stands_behind_the_promoted_cannot_say_when_it_comes_to_the_front() 
     assert RANK(replace(snapshot, now=10.0), PARAMS, PolicyMemory()).lift_s.tolist() == [inf, inf]
 
 
-# In a world of one place, a token a second.
+# One slot, one token per second
 
 
-def test_a_starved_one_runs_for_its_quantum_and_waits_again() -> None:
-    """Jobs of 2 s come every 2 s. y waits for 6, runs for 3, of which the first is its prompt's
-    and counts with its token for two; so for 2 s in all, then waits again."""
+def test_rank_promoted_request_runs_for_its_quantum() -> None:
+    """Requests of 2 s arrive every 2 s. y waits for 6 s and runs for 3 iterations. Its prefill
+    counts as one, so it runs for 2 s before it waits again."""
     world = World("ltr", threshold=6, quantum=3)
     world.come("y", 50)
     world.go(30, stream(world, 2, 2))
@@ -168,8 +171,8 @@ def test_a_starved_one_runs_for_its_quantum_and_waits_again() -> None:
 
 
 def starved_in(promoted: str) -> set[str]:
-    """Nine that need 100 s each and one that needs 101; a quantum of 4 iterations is due to each
-    every 10, more than one place has. Who has not run in 120 s?"""
+    """Return the requests that do not run within 120 s. Nine need 100 s each and z needs 101. Each
+    is due a quantum of 4 iterations every 10, which exceeds one slot."""
     world = World("ltr", threshold=10, quantum=4, promoted=promoted)
     for name in "abcdefghi":
         world.come(name, 100)
@@ -178,13 +181,13 @@ def starved_in(promoted: str) -> set[str]:
     return set("abcdefghiz") - set().union(*world.ran)
 
 
-def test_where_more_starve_than_run_the_oldest_first_starves_nobody() -> None:
-    """Each is promoted after 10 s at the latest, and has at most nine quanta of 4 before it."""
+def test_rank_oldest_first_promotion_prevents_starvation() -> None:
+    """Each request is promoted after at most 10 s, with at most nine quanta of 4 before it."""
     assert "z" in starved_in("rank")
     assert starved_in("oldest") == set()
 
 
-def test_of_two_scores_alike_the_one_that_runs_goes_on() -> None:
+def test_rank_keeps_running_request_on_equal_score() -> None:
     world = World("ltr", places=1)
     world.come("b", 9)
     world.go(3)

@@ -1,4 +1,4 @@
-"""srtf, gittins and tail: by hand, against brute force, and their bound on starvation."""
+"""srtf, gittins and tail: worked examples, brute force, and their bound on starvation."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -35,7 +35,7 @@ def ranked(
     running: int = 0,
     **params: float,
 ) -> Ranking:
-    """A token takes a second. Who has made some has its 10 tokens of prompt in KV, too."""
+    """A token takes a second. A request with output has its 10 prompt tokens in KV."""
     made = np.zeros(len(forecasts), np.int64) if output is None else np.array(output)
     interned = table(*forecasts)
     which, cap = np.arange(len(forecasts)), np.array([f.max_tokens for f in forecasts])
@@ -55,31 +55,31 @@ def ranked(
     return ORDERS[name].rank(snapshot, PLAIN | params, PolicyMemory())
 
 
-# By hand. Whoever has no KV yet needs 10 · 0.5 = 5 s for its prompt first.
+# Worked examples. A request without KV needs 10 · 0.5 = 5 s for its prompt.
 
 PROBABLY_SHORT = forecast({1: 0.75, 101: 0.25})  # mean 0.75 · 1 + 0.25 · 101 = 26
 SURELY = forecast({20: 1.0})
 
 
-def test_the_mean_takes_the_sure_one_and_gittins_the_probably_short_one() -> None:
-    """srtf: 26 + 5 s against 20 + 5 s. Gittins: to stop after the first token, at 1 + 5 s, takes
-    6 s of everybody and ends 3 of 4: 6 / 0.75 = 8 s an end; to go on, 31 s an end; 25 s for the
-    other."""
+def test_srtf_ranks_by_mean_and_gittins_by_index() -> None:
+    """srtf: 26 + 5 s against 20 + 5 s. Gittins: stopping after the first token takes 6 s and ends 3
+    of 4 requests, 6 / 0.75 = 8 s per end; continuing costs 31 s per end; the other request costs
+    25 s."""
     assert ranked("srtf", [PROBABLY_SHORT, SURELY]).key.tolist() == [31, 25]
     assert ranked("gittins", [PROBABLY_SHORT, SURELY]).key.tolist() == [8, 25]
 
 
-def test_who_has_outlived_its_chance_loses_its_place() -> None:
-    """After a token the first one still needs 100 s for sure, and 99 after two."""
+def test_gittins_index_grows_when_request_outlives_short_length() -> None:
+    """After one token the first request needs 100 s, after two tokens 99 s."""
     found = ranked("gittins", [PROBABLY_SHORT, SURELY], output=[1, 0])
     assert found.key.tolist() == [100, 25]
     assert ranked("gittins", [PROBABLY_SHORT], output=[2]).key.tolist() == [99]
 
 
-def test_the_tail_inflates_the_mean() -> None:
-    """The longest fifth of the first is all 101 tokens: 106 s, 75 more than the mean; half of that
-    is added. The other has no tail. With a share of a half, the longest half is half 101 and half
-    1: 0.5 · 106 + 0.5 · 6 = 56 s, and all of that counts."""
+def test_tail_adds_weighted_tail_to_mean() -> None:
+    """The longest fifth of the first request is 101 tokens: 106 s, 75 more than the mean, of which
+    half is added. The other has no tail. With a share of ½ the longest half is half 101 and half 1
+    tokens: 0.5 · 106 + 0.5 · 6 = 56 s, with full weight."""
     found = ranked("tail", [PROBABLY_SHORT, SURELY])
     assert found.key.tolist() == pytest.approx([31 + 0.5 * (106 - 31), 25])
     half = ranked("tail", [PROBABLY_SHORT], tail_share=0.5, tail_weight=1.0)
@@ -89,14 +89,15 @@ def test_the_tail_inflates_the_mean() -> None:
 
 
 @pytest.mark.parametrize("name", ["srtf", "gittins", "tail"])
-def test_lengths_end_at_the_cap(name: str) -> None:
-    """Where nothing longer is foreseen than what is there, all 40 tokens that are allowed."""
+def test_shortest_orders_limit_lengths_to_cap(name: str) -> None:
+    """A request at the end of its forecast is expected to generate all 40 remaining permitted
+    tokens."""
     beyond = ranked(name, [forecast({5: 1.0}, cap=45)], output=[5])
     assert beyond.key.tolist() == pytest.approx([40])
 
 
-def test_near_equal_ones_do_not_trade_places() -> None:
-    """Who runs has 20 s to go: passed by whoever needs less than 20 / 1.25 = 16 s."""
+def test_srtf_hysteresis_protects_running_request() -> None:
+    """The running request needs 20 s, so requests below 20 / 1.25 = 16 s precede it."""
     others = [certain(11), certain(10), certain(40)]
     found = ranked("srtf", [*others[:2], others[2]], output=[0, 0, 20], running=1)
     assert found.key.tolist() == [16, 15, 20]
@@ -104,14 +105,14 @@ def test_near_equal_ones_do_not_trade_places() -> None:
     never = ranked("srtf", others, output=[0, 0, 20], running=1, hysteresis=np.inf)
     assert never.queue_key.tolist() == [16, 15, -np.inf]
     come = ranked("srtf", others, output=[0, 0, 0], running=1)
-    assert come.queue_key[2] == -np.inf  # it has only just come
+    assert come.queue_key[2] == -np.inf  # it was admitted in this round
 
 
-# Against brute force
+# Brute force
 
 
 def brute_gittins(points: list[tuple[float, float]]) -> float:
-    """The least E[min(S, d)] / P(S ≤ d) over many d, the points among them."""
+    """Minimum of E[min(S, d)] / P(S ≤ d) over many d, including the points."""
     last = max(second for second, _ in points)
     tried = {second for second, _ in points} | {last * i / 40 for i in range(1, 41)}
     best = np.inf
@@ -132,7 +133,7 @@ def brute_tail(points: list[tuple[float, float]], weight: float, share: float) -
 
 
 def remaining(snapshot: Snapshot, row: int) -> list[tuple[float, float]]:
-    """Of a job: seconds to each length beyond what it has, and their masses."""
+    """Return the seconds to each possible length of the request, with probabilities."""
     made = snapshot.jobs
     pace, _ = keep_pace(snapshot, PolicyMemory())
     points, weights = snapshot.forecasts.points_of(int(made.forecast[row]))
@@ -152,8 +153,8 @@ def remaining(snapshot: Snapshot, row: int) -> list[tuple[float, float]]:
 
 @settings(max_examples=150)
 @given(snapshots(), st.data())
-def test_keys_are_what_brute_force_says(snapshot: Snapshot, data: st.DataObject) -> None:
-    """With forecasts of their own, and costs that grow with context."""
+def test_gittins_and_tail_match_brute_force(snapshot: Snapshot, data: st.DataObject) -> None:
+    """Random forecasts, and costs that grow with context."""
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
     own = ForecastTable(2)
     for _ in range(len(snapshot.jobs)):
@@ -178,10 +179,8 @@ def test_keys_are_what_brute_force_says(snapshot: Snapshot, data: st.DataObject)
 
 @settings(max_examples=100)
 @given(snapshots(), st.lists(st.integers(0, 2**32), min_size=1, max_size=4))
-def test_what_is_remembered_is_what_would_be_made_again(
-    snapshot: Snapshot, seeds: list[int]
-) -> None:
-    """Answers grow, KV comes and goes, and a shared forecast is renewed."""
+def test_cached_index_equals_recomputed_index(snapshot: Snapshot, seeds: list[int]) -> None:
+    """Outputs grow, KV comes and goes, and a shared forecast is updated."""
     forecasts = snapshot.forecasts
     memory = {name: PolicyMemory() for name in ("gittins", "tail")}
     for seed in seeds:
@@ -200,8 +199,8 @@ def test_what_is_remembered_is_what_would_be_made_again(
 
 
 @given(st.lists(st.tuples(st.floats(0.1, 50), st.floats(0.01, 1)), min_size=1, max_size=12))
-def test_rows_beside_rows_with_less_in_them(points: list[tuple[float, float]]) -> None:
-    """No mass before the first that counts, and the rest of a row on its last point."""
+def test_index_functions_ignore_padding(points: list[tuple[float, float]]) -> None:
+    """A row is padded with zero mass before its first point, and with its last point at the end."""
     ordered = sorted(dict(points).items())
     mass = sum(weight for _, weight in ordered)
     seconds = np.array([[0.05, *(s for s, _ in ordered), ordered[-1][0]]])
@@ -211,12 +210,12 @@ def test_rows_beside_rows_with_less_in_them(points: list[tuple[float, float]]) -
     assert mean_of_longest(seconds, masses, 0.25)[0] == pytest.approx(brute_tail(plain, 1.0, 0.25))
 
 
-# Starvation. In a world of one place, jobs of 2 s come every second; three need 5 s.
+# Starvation. One slot; requests of 2 s arrive every second, and three need 5 s.
 
 
-def longs_begin_by(name: str, ageing_s: float) -> list[bool]:
-    """Whether each has ended by `ageing_s` and what those before it take: 30 s, and 5 s each, and
-    a token of whoever had just come."""
+def long_requests_end_within_bound(name: str, ageing_s: float) -> list[bool]:
+    """Whether each request ended within `ageing_s` plus the work before it: 30 s, 5 s per request,
+    and one token of a running request."""
     world = World(name, ageing_s=ageing_s)
     for each in "xyz":
         world.come(each, 5)
@@ -225,15 +224,15 @@ def longs_begin_by(name: str, ageing_s: float) -> list[bool]:
 
 
 @pytest.mark.parametrize("name", ["srtf", "gittins", "tail"])
-def test_overload_starves_nobody_beyond_its_bound(name: str) -> None:
-    assert longs_begin_by(name, 30.0) == [True] * 3
-    assert longs_begin_by(name, np.inf) == [False] * 3
+def test_ageing_bounds_starvation_under_overload(name: str) -> None:
+    assert long_requests_end_within_bound(name, 30.0) == [True] * 3
+    assert long_requests_end_within_bound(name, np.inf) == [False] * 3
 
 
 @pytest.mark.parametrize("name", ["srtf", "gittins", "tail"])
-def test_a_burst_is_served_shortest_first_but_for_who_has_starved(name: str) -> None:
-    """a, b and c need 9, 6 and 3 s; a starves at 8 s, with b in its last second but one, and b is
-    passed as well: who has starved makes way for nobody."""
+def test_starved_request_precedes_shortest_first(name: str) -> None:
+    """a, b and c need 9, 6 and 3 s. a is starved at 8 s and preempts b before its last second; a
+    starved request is not preempted."""
     plain = World(name, hysteresis=0.0)
     for job, length in (("a", 9), ("b", 6), ("c", 3)):
         plain.come(job, length)
