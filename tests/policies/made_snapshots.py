@@ -1,4 +1,4 @@
-"""Snapshots made up for tests of policies: whatever is not said of a job or a worker is plain."""
+"""Generated snapshots for policy tests; unspecified columns have plain defaults."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -49,7 +49,7 @@ def seat(
 
 
 def jobs(count: int, **columns: Sequence[float] | Ints | Floats) -> RequestColumns:
-    """So many; nobody may write to them."""
+    """Return `count` requests with read-only columns."""
     plain: dict[str, Sequence[float] | Ints | Floats] = {
         "serial": np.arange(1, count + 1),
         "home": np.full(count, NOWHERE),
@@ -80,7 +80,7 @@ def candidates(
     number: int = 1,
     now: float = 0.0,
 ) -> Candidates:
-    """Their keys are their places; who runs makes way for nobody."""
+    """Candidates whose keys are their positions; running requests are not preempted."""
     key = np.arange(len(of), dtype=float)
     running = np.array(runs, bool)
     line = np.where(running, -np.inf, key)
@@ -88,7 +88,7 @@ def candidates(
 
 
 def ranking(snapshot: Snapshot, key: Floats) -> Ranking:
-    """Of a snapshot's queued and running, in that order."""
+    """A ranking of the snapshot's queued and running requests, in that order."""
     rows = np.concatenate([snapshot.queued, snapshot.running])
     nothing = np.zeros(len(rows))
     split = len(snapshot.queued)
@@ -113,7 +113,7 @@ def demanded(
     numbers: Mapping[str, float] | None = None,
     limits: Sequence[int] | Ints | None = None,
 ) -> Demand:
-    """What a line asks of memory; nobody runs, and slices are whole, unless it is said."""
+    """Return the demand of a worker queue; by default no request runs and slices are whole."""
     running = np.zeros(len(made), bool) if runs is None else np.array(runs, bool)
     granted = made.cap if limits is None else np.array(limits, np.int64)
     queue = WorkerQueue(made, running, granted, worker, forecasts, numbers or {})
@@ -130,7 +130,7 @@ def formed(
     most: int = 99,
     seed: int = 0,
 ) -> tuple[int, Filled]:
-    """How many of those who wait come in, where all lengths are known; and all that is said."""
+    """Return the number of admitted requests and the whole result; all lengths are certain."""
     rows = [*running, *queued]
     forecasts = table(*(certain(length) for _, _, length in rows))
     prompt, output, cap = np.array(rows, np.int64).reshape(-1, 3).T
@@ -154,8 +154,8 @@ def formed(
 
 @st.composite
 def snapshots(draw: st.DrawFn) -> Snapshot:
-    """Boards with free rows, several workers and models, who runs, rests and waits; what runs is
-    within its worker's places. Nobody may write to it."""
+    """Random snapshots with free rows, several workers and models, and waiting, running and paused
+    requests; running requests respect the slots of their worker. Columns are read-only."""
     kinds = st.tuples(
         st.sampled_from([64, 200, 1_000]), st.integers(1, 4), st.integers(0, 1),
         st.sampled_from([1, 16]), st.booleans(),
@@ -178,7 +178,7 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
             w for w in workers
             if w.model == model[row] and prompt[row] + cap[row] <= w.reach_tokens
         ]  # fmt: skip
-        phase[row] = rng.choice([0, 1, 1, 2, 3])  # free, waits, runs, rests
+        phase[row] = rng.choice([0, 1, 1, 2, 3])  # free, waiting, running, paused
         if phase[row] == 2:
             able = [w for w in able if np.sum((home == w.number) & (phase == 2)) < w.max_running]
         if phase[row] >= 2 and able:

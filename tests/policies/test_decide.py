@@ -1,4 +1,4 @@
-"""What every row of presets.toml promises, whatever the board looks like."""
+"""Properties of every row of presets.toml on random snapshots."""
 
 import pickle
 from dataclasses import fields
@@ -25,7 +25,7 @@ ALL = sorted(presets())
 
 
 def frozen(memory: PolicyMemory) -> PolicyMemory:
-    """The same, and nobody may write to it."""
+    """Make all columns of the memory read-only."""
     for columns in (memory.ranks, memory.notes):
         for column in (columns.serials, *columns.values.values()):
             column.flags.writeable = False
@@ -37,7 +37,8 @@ def decided(snapshot: Snapshot, preset: str, memory: PolicyMemory, seed: int) ->
 
 
 def could_run(snapshot: Snapshot, row: int, number: int, stays: bool) -> bool:
-    """A worker that nobody runs at could take this one; if it `stays`, from its own alone."""
+    """Whether the worker, if idle, could take the request; with `stays`, a paused one only at
+    home."""
     jobs = snapshot.jobs
     worker = next(w for w in snapshot.workers if w.number == number)
     rests = jobs.home[row] != NOWHERE and jobs.held[row] > 0
@@ -47,10 +48,10 @@ def could_run(snapshot: Snapshot, row: int, number: int, stays: bool) -> bool:
 
 
 def conserves(preset: Preset) -> bool:
-    """Whether no worker has nothing to do while somebody waits whom it could take: not where
-    batches wait for one worker, or for their time (papers/003 §4.5, 4.6), or for who comes back;
-    nor where who waits is dealt in turns, whatever there is to do: it may be a full worker's turn,
-    and the next round begins with another."""
+    """Whether the preset keeps no worker idle while a request waits that it could take. Exceptions
+    are batches that wait for one worker, for their interval (papers/003 §4.5, 4.6) or for
+    returning requests, and placement in turns: the turn may fall on a full worker, and the next
+    round begins with another."""
     if preset.arrangement == "continuous":
         return not PLACEMENTS[preset.place].by_turn
     waits = BATCH_PLACEMENTS[preset.place].assign or INTERVALS[preset.interval].ahead
@@ -77,8 +78,8 @@ def check(snapshot: Snapshot, decision: Decision, preset: Preset) -> None:
         returns = {
             row for row in here if SLICES[preset.slice].returns and jobs.slice_exhausted[row]
         }
-        renews = stays and FORMS[preset.form].renews  # paused for want of room at a slice's end
-        assert renews or not paused - returns or run - here  # nobody is paused for nothing
+        renews = stays and FORMS[preset.form].renews  # paused without room at the end of a slice
+        assert renews or not paused - returns or run - here  # each pause admits another request
         assert sorted(share.victims.tolist()) == sorted(run)
         cap, output = jobs.cap[share.run], jobs.output[share.run]
         assert (share.limits <= np.maximum(cap, jobs.limit[share.run])).all()
@@ -101,10 +102,8 @@ def check(snapshot: Snapshot, decision: Decision, preset: Preset) -> None:
 @pytest.mark.parametrize("preset", ALL)
 @settings(max_examples=60)
 @given(snapshots(), st.integers(0, 2**32))
-def test_whatever_the_board_every_decision_can_be_carried_out(
-    preset: str, snapshot: Snapshot, seed: int
-) -> None:
-    """Columns are read-only, and so is the memory: who writes to them raises."""
+def test_decision_is_valid_and_deterministic(preset: str, snapshot: Snapshot, seed: int) -> None:
+    """Columns and memory are read-only, so that a write raises."""
     before = pickle.dumps(snapshot)
     first = decided(snapshot, preset, PolicyMemory(), seed)
     check(snapshot, first, choose(preset))
@@ -118,10 +117,10 @@ def test_whatever_the_board_every_decision_can_be_carried_out(
 @pytest.mark.parametrize("form", FORMS)
 @settings(max_examples=60)
 @given(snapshots(), st.integers(0, 2**32), st.sampled_from(["swap", "defer"]))
-def test_every_form_goes_with_slices_and_an_order_that_preempts(
+def test_form_is_valid_with_slices_and_preemption(
     form: str, snapshot: Snapshot, seed: int, residency: str
 ) -> None:
-    """And so does `relief`."""
+    """Includes the `relief` victim order."""
     cells = {"form": form, "victim": "relief", "residency": residency}
     for base in ("alise", "fcfs"):
         chosen = choose(base, cells | ({"slice": "turns"} if base == "fcfs" else {}))
@@ -130,16 +129,16 @@ def test_every_form_goes_with_slices_and_an_order_that_preempts(
 
 
 @pytest.mark.parametrize("preset", ALL)
-def test_nobody_there_is_no_mistake(preset: str) -> None:
-    nobody = Snapshot(0.0, jobs(0), np.arange(0), np.arange(0), (), table())
-    decision = decided(nobody, preset, PolicyMemory(), 0)
+def test_decision_is_empty_without_workers(preset: str) -> None:
+    empty = Snapshot(0.0, jobs(0), np.arange(0), np.arange(0), (), table())
+    decision = decided(empty, preset, PolicyMemory(), 0)
     assert (decision.workers, len(decision.explanations.rows)) == ((), 0)
     three = Snapshot(0.0, jobs(3), np.arange(3), np.arange(0), (), table())
     assert decided(three, preset, PolicyMemory(), 0).workers == ()
 
 
 def one_each(*lengths: int) -> Snapshot:
-    """A small worker beside a large one, both idle; requests of these lengths wait."""
+    """A small and a large worker, both idle; requests of these lengths wait."""
     count = len(lengths)
     made = jobs(count, prompt=[10] * count, cap=[length - 10 for length in lengths])
     workers = (seat(1, 100, 4), seat(2, 5_000, 4))
@@ -147,7 +146,7 @@ def one_each(*lengths: int) -> Snapshot:
 
 
 @pytest.mark.parametrize("preset", ALL)
-def test_who_fits_only_the_large_worker_is_not_passed_over_for_the_small_one(preset: str) -> None:
+def test_request_that_fits_only_large_worker_runs_there(preset: str) -> None:
     snapshot = one_each(4_000, 50)
     shares = {
         s.worker: s.run.tolist() for s in decided(snapshot, preset, PolicyMemory(), 0).workers
@@ -161,8 +160,8 @@ SLOW = CostModel(0.4, 0.0, 0.04, 0.0)
 
 
 @pytest.mark.parametrize("preset", [name for name in ALL if conserves(choose(name))])
-def test_an_idle_worker_takes_whom_a_quicker_one_has_no_room_for(preset: str) -> None:
-    """Each of three would be through sooner at the quick one, which holds one of them."""
+def test_slow_idle_worker_takes_request_that_full_fast_worker_cannot(preset: str) -> None:
+    """Each of three requests would end sooner on the fast worker, which holds only one of them."""
     made = jobs(3, prompt=[60] * 3, cap=[30] * 3, total=[30.0] * 3)
     workers = (seat(1, 100, 4, cost=QUICK), seat(2, 100, 4, cost=SLOW))
     snapshot = Snapshot(0.0, made, np.arange(3), np.arange(0), workers, table())
@@ -173,8 +172,8 @@ def test_an_idle_worker_takes_whom_a_quicker_one_has_no_room_for(preset: str) ->
     assert told is not None and told.reason is not WaitReason.ADMITTED
 
 
-def test_a_batch_is_cut_for_the_worker_that_takes_it() -> None:
-    """The second has more memory, but no context for so long a request."""
+def test_batch_respects_context_length_of_its_worker() -> None:
+    """Worker 2 has more memory but too short a context length for the first request."""
     made = jobs(2, prompt=[10, 10], cap=[890, 90])
     workers = (seat(1, 1_000, 4), seat(2, 2_000, 4, reach_tokens=500))
     snapshot = Snapshot(0.0, made, np.arange(2), np.arange(0), workers, table())
@@ -183,7 +182,7 @@ def test_a_batch_is_cut_for_the_worker_that_takes_it() -> None:
     assert sorted(row for share in shares for row in share.run.tolist()) == [0, 1]
 
 
-def test_every_reason_reads_as_a_sentence() -> None:
+def test_wait_reasons_have_explanations() -> None:
     assert EXPLANATIONS.keys() == set(WaitReason)
     rows, reasons = np.array([4, 2]), np.array([WaitReason.MEMORY, WaitReason.BLOCKED])
     whys = WaitExplanations(rows, reasons, np.array([120.0, 3.0]), np.array([100.0, 0.0]))

@@ -1,4 +1,4 @@
-"""How long batches take: sums by hand, and neighbours against a plain search."""
+"""Estimated batch durations: worked examples, and nearest neighbours against brute force."""
 
 from math import hypot, inf, log2, nan
 
@@ -22,15 +22,15 @@ def with_batches(*batches: BatchTiming, k: int = 5) -> CostModel:
     return CostModel(0.01, 0.0002, 0.001, 0.00001, neighbours=Neighbours.of(batches, k))
 
 
-def test_a_slice_by_hand() -> None:
-    """2 prompts of 10, 3 steps. Prefill: 0.01 + 20·0.0002 + 20·0.00001 = 0.0142. A step costs
-    0.01 + 2·0.001 = 0.012, and reads 2·11, 2·12, 2·13 = 72 tokens in all: 0.036 + 0.00072."""
+def test_linear_estimate_matches_worked_example() -> None:
+    """Two prompts of 10 tokens, 3 steps. Prefill: 0.01 + 20·0.0002 + 20·0.00001 = 0.0142. A step
+    costs 0.01 + 2·0.001 = 0.012 and reads 2·11, 2·12, 2·13 = 72 tokens in all: 0.036 + 0.00072."""
     [seconds] = linear(COST, column(2), column(10), column(3))
     assert seconds == pytest.approx(0.0142 + 0.036 + 0.00072)
 
 
 @given(st.integers(1, 64), st.integers(0, 4_096), st.integers(0, 300))
-def test_the_closed_form_is_the_sum_of_its_steps(seqs: int, length: int, steps: int) -> None:
+def test_linear_estimate_equals_sum_of_steps(seqs: int, length: int, steps: int) -> None:
     """papers/003 Eq. 2, step by step."""
     summed = COST.step_s(seqs * length, 0, seqs * length) + sum(
         COST.step_s(0, seqs, seqs * (length + k)) for k in range(1, steps + 1)
@@ -39,9 +39,9 @@ def test_the_closed_form_is_the_sum_of_its_steps(seqs: int, length: int, steps: 
     assert linear(COST, column(seqs), column(length), column(steps)) == pytest.approx([summed])
 
 
-def test_scls_eight_coefficients_are_these_four() -> None:
-    """Eq. 3: p1·N·L + p2·N + p3·L + p4, and Eq. 4: d1·N·l + d2·N + d3·l + d4, by hand for
-    N = 4, L = 100: p1 = 0.0002 + 0.00001, p4 = 0.01; d1 = 0.00001, d2 = 0.001, d4 = 0.01."""
+def test_cost_model_covers_scls_coefficients() -> None:
+    """Eq. 3: p1·N·L + p2·N + p3·L + p4, and Eq. 4: d1·N·l + d2·N + d3·l + d4, for N = 4, L = 100:
+    p1 = 0.0002 + 0.00001, p4 = 0.01; d1 = 0.00001, d2 = 0.001, d4 = 0.01."""
     prefill_s = 0.00021 * 4 * 100 + 0.01
     tau_s = [0.00001 * 4 * length + 0.001 * 4 + 0.01 for length in (101, 102)]
     assert COST.serve_s(4, 100, 0) == pytest.approx(prefill_s)
@@ -49,10 +49,10 @@ def test_scls_eight_coefficients_are_these_four() -> None:
 
 
 @given(st.integers(1, 2_000), st.integers(0, 2_000))
-def test_alise_is_its_special_case(prompt: int, made: int) -> None:
-    """papers/001: T = s·T0 + n·(α·s + β), one request of s prompt tokens for n more. With T0 a
-    token's prefill, α a context token and β a step and its sequence, what is left of ours is
-    the prefill's own step, and that the context grows by n·(n+1)/2 while ALISE's stands."""
+def test_cost_model_covers_alise_estimate(prompt: int, made: int) -> None:
+    """papers/001: T = s·T0 + n·(α·s + β) for one request of s prompt tokens and n output tokens. T0
+    is the prefill of a token, α a context token, β a step and its sequence. Our model adds the
+    step of the prefill and the growth of the context by n·(n+1)/2, which ALISE keeps constant."""
     t0 = COST.prefill_token_s + COST.context_token_s
     alpha, beta = COST.context_token_s, COST.base_s + COST.decode_seq_s
     alise_s = prompt * t0 + made * (alpha * prompt + beta)
@@ -60,7 +60,7 @@ def test_alise_is_its_special_case(prompt: int, made: int) -> None:
     assert COST.serve_s(1, prompt, made) == pytest.approx(alise_s + COST.base_s + grown)
 
 
-def test_columns_are_answered_at_once_and_broadcast() -> None:
+def test_estimators_broadcast_columns() -> None:
     seqs = np.arange(1.0, 4.0)
     for estimate in ESTIMATES.values():
         told = estimate(COST, seqs, column(50), column(16))
@@ -68,13 +68,13 @@ def test_columns_are_answered_at_once_and_broadcast() -> None:
         assert estimate(COST, column(), column(), column()).shape == (0,)
 
 
-def test_without_batches_knn_is_linear() -> None:
+def test_knn_without_batches_equals_linear() -> None:
     asked = column(1, 8), column(10, 500), column(3, 128)
     assert knn(COST, *asked) == pytest.approx(linear(COST, *asked))
 
 
-def test_the_nearest_are_asked_by_hand() -> None:
-    """k = 2 of three like batches of 7 × 127 tokens, log2(1 + x) = 3, 7 and 5, 5.04, 5.17."""
+def test_knn_averages_nearest_batches() -> None:
+    """k = 2 of three batches of 7 × 127 tokens; log2(1 + x) = 3, 7 and 5, 5.04, 5.17."""
     served = [
         BatchTiming(7, 127, 31, 4.0),
         BatchTiming(7, 127, 32, 5.0),
@@ -84,8 +84,8 @@ def test_the_nearest_are_asked_by_hand() -> None:
     assert seconds == pytest.approx((4.0 + 5.0) / 2)
 
 
-def test_as_near_as_the_last_asked_is_asked_too() -> None:
-    """k = 2 of three that are the very same: all count, whichever order they are kept in."""
+def test_knn_includes_ties_of_last_neighbour() -> None:
+    """k = 2 of three equal batches: all three count, in any order."""
     alike = [BatchTiming(7, 127, 31, seconds) for seconds in (1.0, 2.0, 6.0)]
     further = BatchTiming(7, 127, 35, 100.0)
     for served in ([*alike, further], [further, *alike[::-1]]):
@@ -93,8 +93,9 @@ def test_as_near_as_the_last_asked_is_asked_too() -> None:
         assert seconds == pytest.approx(3.0)
 
 
-def test_a_place_that_nobody_near_takes_is_the_linear_models() -> None:
-    """Two like it, one of which is 16 times as long: 3 of 4 places are the model's."""
+def test_knn_fills_missing_neighbours_with_linear_estimate() -> None:
+    """One of two batches is 16 times as long and too far: 3 of 4 neighbours are the linear
+    estimate."""
     cost = with_batches(BatchTiming(4, 100, 50, 8.0), BatchTiming(4, 1_600, 50, 80.0), k=4)
     own = cost.serve_s(4, 100, 50)
     assert knn(cost, column(4), column(100), column(50)) == pytest.approx([(8.0 + 3 * own) / 4])
@@ -117,10 +118,10 @@ BATCHES = st.builds(
     st.integers(1, 7),
     st.lists(st.tuples(*[st.integers(1, 2_000)] * 3), min_size=1, max_size=4),
 )
-def test_knn_against_a_plain_search(
+def test_knn_matches_brute_force(
     served: list[BatchTiming], k: int, asked: list[tuple[int, int, int]]
 ) -> None:
-    """Square roots in place of products of matrices."""
+    """The reference uses square roots instead of matrix products."""
     cost = with_batches(*served, k=k)
     told = knn(cost, *np.array(asked, float).T)
     for batch, seconds in zip(asked, told, strict=True):
@@ -141,7 +142,7 @@ def _distance(asked: tuple[int, int, int], served: BatchTiming) -> float:
     return hypot(*apart)
 
 
-def test_more_batches_than_one_chunk_are_the_same_as_one_by_one() -> None:
+def test_knn_in_chunks_equals_knn_one_by_one() -> None:
     cost = with_batches(*(BatchTiming(n, 100, 50, n / 3) for n in range(1, 20)))
     seqs = np.tile(np.arange(1.0, 20.0), CHUNK // 8)
     told = knn(cost, seqs, column(100), column(50))
@@ -149,7 +150,7 @@ def test_more_batches_than_one_chunk_are_the_same_as_one_by_one() -> None:
     assert told == pytest.approx(np.tile(alone, CHUNK // 8))
 
 
-def test_neighbours_that_cannot_be_are_none() -> None:
+def test_invalid_neighbours_are_rejected() -> None:
     batch = BatchTiming(1, 1, 1, 1.0)
     assert len(Neighbours.of([batch] * 256)) == 256
     for rows, k in [((1.0,) * 4 * 257, 5), ((1.0,) * 5, 5), ((), 0), ((), 257)]:

@@ -1,4 +1,4 @@
-"""Forms that promise that nobody is evicted, on a dumb worker that grows token by token."""
+"""Forms that guarantee that no request is evicted, on a worker that grows token by token."""
 
 from dataclasses import dataclass
 
@@ -44,7 +44,7 @@ class Ask:
 
 @dataclass
 class Dumb:
-    """One worker; whoever is paused loses its KV. `most` is the most that was ever held."""
+    """One worker; a paused request loses its KV. `most` is the peak of held tokens."""
 
     worker: WorkerSnapshot
     asks: list[Ask]
@@ -95,7 +95,7 @@ class Dumb:
         return decision.memory
 
     def step(self) -> None:
-        """A token each; nobody passes its limit, and who has ended leaves."""
+        """Each running request generates a token within its limit; ended requests leave."""
         here = [ask for ask in self.asks if ask.runs]
         for ask in here:
             ask.output = min(ask.output + 1, ask.limit)
@@ -114,10 +114,10 @@ asked = st.lists(
 @pytest.mark.parametrize("name", FIRM)
 @settings(max_examples=50)
 @given(asked, st.sampled_from([1, 16]), st.sampled_from([112, 160, 320]), st.integers(1, 9))
-def test_nobody_is_evicted_and_all_end(
+def test_firm_forms_never_exceed_memory(
     name: str, rows: list[tuple[int, int, int]], block: int, kv_tokens: int, stride: int
 ) -> None:
-    """Decided every so many tokens. 112 tokens are enough for each of them alone."""
+    """A round runs every `stride` tokens. Each request alone fits 112 tokens."""
     preset = choose("fcfs", FIRM[name])
     asks = [Ask(prompt, length, length + spare) for prompt, length, spare in rows]
     dumb, memory = Dumb(seat(1, kv_tokens, 8, block_tokens=block), asks), PolicyMemory()
@@ -131,8 +131,8 @@ def test_nobody_is_evicted_and_all_end(
     assert dumb.most <= kv_tokens
 
 
-def test_outputs_that_nobody_foresees_do_run_out_of_memory() -> None:
-    """The dumb worker can tell: prompts alone fit."""
+def test_growing_worker_detects_overcommitted_memory() -> None:
+    """Only the prompts fit, so the worker exceeds its memory."""
     dumb = Dumb(seat(1, 112, 8), [Ask(10, 40, 40) for _ in range(8)])
     dumb.carry_out(choose("fcfs"), PolicyMemory())
     for _ in range(40):
@@ -141,24 +141,25 @@ def test_outputs_that_nobody_foresees_do_run_out_of_memory() -> None:
 
 
 @pytest.mark.parametrize("name", FIRM)
-def test_the_scheduler_keeps_the_promise_under_load(name: str) -> None:
-    """Four of five answers are short, the fifth twenty times as long; a quarter of what would run
-    without a limit fits."""
+def test_scheduler_with_firm_form_never_evicts_under_load(name: str) -> None:
+    """Four of five outputs are short, the fifth twenty times as long. A quarter of the requests
+    that would run without a limit fit."""
     told = Load("fcfs", list(bimodal(requests=80)), 3_000, 64, **FIRM[name]).run()
     assert (len(told.ended_s), told.evictions) == (80, 0)
 
 
-def test_without_a_promise_the_same_load_evicts() -> None:
+def test_scheduler_with_default_form_evicts_under_same_load() -> None:
     assert Load("fcfs", list(bimodal(requests=80)), 3_000).run().evictions > 0
 
 
-# Slices by hand
+# Slices: worked examples
 
 
-def test_who_comes_to_its_next_slice_must_find_room_again() -> None:
-    """Slices of 8 in memory for 90 of 100. The first is inside its slice: it counts for 10 + 12.
-    The second is through, and asks for 20 + 8 + 8: 58. The third is too: 20 + 10 + 8 would make 96.
-    The fourth waits, and would take 9; nobody passes."""
+def test_sliced_form_requires_room_for_next_slice() -> None:
+    """Slices have 8 tokens, and 90 of 100 tokens of memory are usable. Request 1 is within its
+    slice and counts 10 + 12. Request 2 has exhausted its slice and needs 20 + 8 + 8: 58 in all.
+    Request 3 would need 20 + 10 + 8: 96 in all. Request 4 waits and needs 9, but must not pass
+    request 3."""
     made = jobs(
         4,
         home=[1, 1, 1, NOWHERE],
@@ -186,16 +187,18 @@ def due(held: list[float], limit: float, asks: list[bool], runs: list[bool]) -> 
     return [int(i) for i in np.flatnonzero(run)]
 
 
-def test_who_is_due_is_paused_where_there_is_no_room() -> None:
-    """Behind one that does not fit, whoever runs goes on if there is room; nobody who waits."""
+def test_fill_pauses_exhausted_slice_without_room() -> None:
+    """Behind a request that does not fit, a running request continues if there is room; a waiting
+    one is not admitted."""
     all_three, last = [True] * 3, [False, False, True]
     assert due([40, 40, 40], 100, all_three, all_three) == [0, 1]
     assert due([40, 70, 40], 100, all_three, all_three) == [0, 2]
     assert due([40, 70, 40], 100, [True, True, False], [True, True, False]) == [0]
     assert due([40, 40, 40], 100, last, all_three) == [0, 1]
-    assert due([80, 80, 80], 100, last, all_three) == [0, 1]  # these were granted what they have
+    # the first two are within their slices
+    assert due([80, 80, 80], 100, last, all_three) == [0, 1]
 
 
-def test_a_worker_that_would_be_left_idle_keeps_the_first() -> None:
+def test_fill_keeps_first_request_of_otherwise_idle_worker() -> None:
     assert due([101, 50], 100, [True, True], [True, True]) == [0]
     assert due([101, 50], 100, [False, True], [True, True]) == [0]

@@ -1,4 +1,4 @@
-"""A user's own presets: rows beside those that come with foretoken, checked as these are."""
+"""User presets: rows in addition to the built-in ones, with the same checks."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ def read(folder: Path, text: str) -> str:
     return str(file)
 
 
-def test_every_row_says_what_it_is_in_a_line_and_where_it_is_from() -> None:
+def test_preset_has_about_and_source() -> None:
     for name, row in load_preset_rows().items():
         preset = row.preset
         assert preset == presets()[name]
@@ -26,8 +26,8 @@ def test_every_row_says_what_it_is_in_a_line_and_where_it_is_from() -> None:
         assert row.given <= set(preset.params)
 
 
-def test_a_row_like_another_keeps_what_it_does_not_say(tmp_path: Path) -> None:
-    """A number that only the old choice takes falls away with it, as with --set."""
+def test_user_preset_inherits_from_like(tmp_path: Path) -> None:
+    """A parameter used only by a replaced choice is dropped, as with --set."""
     file = read(
         tmp_path,
         '[mine]\nlike = "alise"\nresidency = "cost"\nparams = { ageing_s = 3 }\n'
@@ -45,7 +45,7 @@ def test_a_row_like_another_keeps_what_it_does_not_say(tmp_path: Path) -> None:
     assert choose("plain", {"watermark": 0.5}, load_presets(file)).params["watermark"] == 0.5
 
 
-def test_a_row_may_stand_by_itself(tmp_path: Path) -> None:
+def test_user_preset_may_be_complete(tmp_path: Path) -> None:
     preset = load_presets(read(tmp_path, f"[mine]\n{WHOLE}\n"))["mine"]
     assert preset.params == {"watermark": 0.95} and preset.order == "arrival"
     assert not load_preset_rows(read(tmp_path, f"[mine]\n{WHOLE}\n"))["mine"].given
@@ -72,13 +72,15 @@ def test_a_row_may_stand_by_itself(tmp_path: Path) -> None:
         ("[x", "is no TOML: "),
     ],
 )
-def test_a_mistake_in_a_row_names_it(tmp_path: Path, text: str, sentence: str) -> None:
+def test_invalid_user_preset_is_rejected_with_row_name(
+    tmp_path: Path, text: str, sentence: str
+) -> None:
     file = read(tmp_path, text)
     with pytest.raises(ValueError, match=sentence) as raised:
         load_preset_rows(file)
     assert str(raised.value).startswith(file)
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_missing_preset_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"cannot read presets from .*none.toml: No such file"):
         load_preset_rows(str(tmp_path / "none.toml"))

@@ -1,4 +1,4 @@
-"""The stages beside forming: who is looked at, where, for how long, when again, and memory."""
+"""The stages other than forming: candidates, placement, slices, victims, intervals and memory."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -23,12 +23,13 @@ from tests.policies.made_snapshots import COST, candidates, jobs, ranking, seat,
 
 FCFS = choose("fcfs")
 
-# Narrowing: the head of each line, as if everybody had been sorted
+# Candidates: the head of each line
 
 
 def literal_narrow(snapshot: Snapshot, key: dict[int, float]) -> set[int]:
-    """Rows: all that run; of those who rest at a worker, and of each model and length that only
-    some of its workers can hold, the most urgent."""
+    """Return the rows of all running requests, and the most urgent of each line. A line holds the
+    requests paused at one worker, or those of one model and length that only some of its workers
+    can hold."""
     jobs = snapshot.jobs
 
     def head(rows: list[int], workers: list[WorkerSnapshot]) -> list[int]:
@@ -67,8 +68,8 @@ def literal_narrow(snapshot: Snapshot, key: dict[int, float]) -> set[int]:
 
 @settings(max_examples=300)
 @given(snapshots(), st.integers(0, 2**32))
-def test_narrow_keeps_the_head_of_each_line(snapshot: Snapshot, seed: int) -> None:
-    """Keys are few, so that many are equal: then the older goes first."""
+def test_candidates_match_reference_implementation(snapshot: Snapshot, seed: int) -> None:
+    """Few distinct keys make many of them equal: the older request goes first."""
     count = len(snapshot.queued) + len(snapshot.running)
     keys = np.random.default_rng(seed).integers(0, 3, count).astype(float)
     ranked = ranking(snapshot, keys)
@@ -83,7 +84,7 @@ def test_narrow_keeps_the_head_of_each_line(snapshot: Snapshot, seed: int) -> No
     assert found.jobs.serial.tolist() == serial[expected].tolist()
 
 
-def test_of_a_thousand_equals_the_oldest_are_looked_at() -> None:
+def test_candidates_are_oldest_on_equal_keys() -> None:
     serial = np.random.default_rng(0).permutation(1_000)
     snapshot = Snapshot(
         0.0, jobs(1_000, serial=serial), np.arange(1_000), np.arange(0), (seat(places=9),), table()
@@ -92,12 +93,12 @@ def test_of_a_thousand_equals_the_oldest_are_looked_at() -> None:
     assert found.jobs.serial.tolist() == list(range(10))
 
 
-def test_without_workers_nobody_who_waits_is_looked_at() -> None:
+def test_candidates_are_empty_without_workers() -> None:
     snapshot = Snapshot(0.0, jobs(3), np.arange(3), np.arange(0), (), table())
     assert len(select_candidates(snapshot, ranking(snapshot, np.zeros(3)), FCFS, 1).rows) == 0
 
 
-# Places
+# Placement
 
 
 def literal_least_load(asked: Candidates) -> list[int]:
@@ -134,7 +135,7 @@ def literal_least_load(asked: Candidates) -> list[int]:
 
 @settings(max_examples=300)
 @given(snapshots(), st.integers(0, 2**32))
-def test_least_load_deals_to_who_is_through_the_soonest(snapshot: Snapshot, seed: int) -> None:
+def test_least_load_matches_reference_implementation(snapshot: Snapshot, seed: int) -> None:
     count = len(snapshot.queued) + len(snapshot.running)
     key = np.random.default_rng(seed).permutation(count).astype(float)
     found = select_candidates(snapshot, ranking(snapshot, key), FCFS, 1)
@@ -146,7 +147,7 @@ def dealt(place: str, count: int, *workers: WorkerSnapshot, number: int = 0) -> 
     return Counter(PLACEMENTS[place].deal(asked, {}).tolist())
 
 
-def test_a_small_worker_gets_its_share_and_not_half() -> None:
+def test_least_load_gives_small_worker_proportional_share() -> None:
     small, large = seat(1, 5_120, 256), seat(2, 102_400, 256)
     shares = dealt("least_load", 105, small, large)
     assert shares[1] + shares[2] == 105
@@ -155,20 +156,20 @@ def test_a_small_worker_gets_its_share_and_not_half() -> None:
     )
 
 
-def test_a_slow_worker_gets_its_share_and_not_half() -> None:
+def test_least_load_gives_slow_worker_proportional_share() -> None:
     slow = replace(seat(1), cost=CostModel(0.04, 0.0, 0.004, 0.0))
     shares = dealt("least_load", 100, slow, replace(seat(2), cost=COST))
     assert shares == {1: 20, 2: 80}
 
 
-def test_no_more_are_dealt_than_there_are_places() -> None:
+def test_least_load_respects_slots() -> None:
     assert dealt("least_load", 10, seat(1, places=2), seat(2, places=3)) == {
         1: 2, 2: 3, NOWHERE: 5,
     }  # fmt: skip
     assert dealt("least_load", 10, seat(1, places=2)) == {1: 2, NOWHERE: 8}
 
 
-def test_turns_go_round_whoever_comes_and_however_many() -> None:
+def test_round_robin_continues_across_rounds() -> None:
     three = [seat(number) for number in (1, 2, 3)]
     assert dealt("round_robin", 9, *three) == {1: 3, 2: 3, 3: 3}
     alone = [dealt("round_robin", 1, *three, number=number) for number in range(6)]
@@ -185,8 +186,8 @@ def granted(name: str, made: RequestColumns, runs: Sequence[bool], size: int) ->
     return [int(limit) for limit in limits]
 
 
-def test_slices_by_hand() -> None:
-    """A slice of 32; of those who run, who has more than half of one left goes on with it."""
+def test_slices_match_worked_example() -> None:
+    """A slice has 32 tokens; a running request with more than half a slice left keeps its limit."""
     made = jobs(
         6,
         output=[0, 10, 20, 84, 90, 50],
@@ -199,13 +200,13 @@ def test_slices_by_hand() -> None:
     assert granted("turns", made, runs, 32) == [32, 32, 32, 100, 100, 60]
 
 
-def test_whoever_has_made_its_turn_gets_another() -> None:
+def test_exhausted_turn_is_followed_by_another() -> None:
     made = jobs(3, output=[32, 31, 90], limit=[32, 32, 90], cap=[100, 100, 100])
     assert granted("turns", made, [True] * 3, 32) == [64, 32, 100]
 
 
 @given(st.data())
-def test_a_slice_grants_a_token_and_never_takes_back(data: st.DataObject) -> None:
+def test_slice_grants_at_least_one_token_and_never_shrinks(data: st.DataObject) -> None:
     cap = data.draw(st.integers(1, 500))
     output = data.draw(st.integers(0, cap - 1))
     limit = data.draw(st.integers(output, cap))
@@ -217,7 +218,7 @@ def test_a_slice_grants_a_token_and_never_takes_back(data: st.DataObject) -> Non
     assert not runs or least >= limit
 
 
-def test_victims_by_hand() -> None:
+def test_victim_orders_match_worked_example() -> None:
     made = jobs(4, admitted=[3, 1, 4, 2], serial=[1, 2, 3, 4])
     key = np.array([0.0, 5.0, 5.0, 1.0])
     all_run, two_enter = np.ones(4, bool), np.array([True, False, True, False])
@@ -226,9 +227,9 @@ def test_victims_by_hand() -> None:
     assert VICTIMS["least_urgent"](made, all_run, key).tolist() == [2, 1, 3, 0]
 
 
-def test_relief_by_hand() -> None:
-    """Final footprint times what is left: (10+50)·40 = 2,400; (100+50)·20 = 3,000;
-    (10+90)·30 = 3,000, and that one came later; (500+5)·0 = 0, though it holds the most."""
+def test_relief_victims_match_worked_example() -> None:
+    """Final footprint times remaining tokens: (10+50)·40 = 2,400; (100+50)·20 = 3,000; (10+90)·30 =
+    3,000, which arrived later; (500+5)·0 = 0, though it holds the most."""
     made = jobs(
         4,
         prompt=[10, 100, 10, 500],
@@ -239,8 +240,8 @@ def test_relief_by_hand() -> None:
     assert VICTIMS["relief"](made, np.ones(4, bool), np.zeros(4)).tolist() == [2, 1, 0, 3]
 
 
-def test_intervals_by_hand() -> None:
-    """Who runs still makes 40 tokens at one worker and 400 at the other."""
+def test_intervals_match_worked_example() -> None:
+    """The running requests have 40 tokens left at worker 1 and 400 at worker 2."""
     first = seat(1)
     made = jobs(3, home=[1, 2, NOWHERE], total=[40.0, 400.0, 50.0])
     asked = candidates(made, [True, True, False], first, seat(2), now=7.0)
@@ -252,7 +253,7 @@ def test_intervals_by_hand() -> None:
     assert INTERVALS["load"].ends(replace(asked, workers=()), given_params) == 7.01
 
 
-def test_nobody_who_comes_waits_for_a_round_for_longer_than_ten_minutes() -> None:
+def test_load_interval_is_at_most_ten_minutes() -> None:
     made = jobs(1, home=[1], total=[1e7])
     asked = candidates(made, [True], seat(1))
     assert INTERVALS["load"].ends(asked, {"interval_share": 1.0, "interval_s": 3.0}) == 600
@@ -270,7 +271,7 @@ def recalled(memory: PolicyMemory, name: str, rows: Ints, serials: Ints) -> Floa
     return values
 
 
-def test_memory_is_of_a_job_and_not_of_its_row() -> None:
+def test_memory_belongs_to_request_not_row() -> None:
     first = PolicyMemory().with_columns(ints(0, 3), ints(10, 11), a=np.array([1.5, 2.5]))
     assert recalled(first, "a", ints(0, 3), ints(10, 11)).tolist() == [1.5, 2.5]
     assert recalled(first, "a", ints(0, 3), ints(12, 11)).tolist() == [0, 2.5]
@@ -279,7 +280,7 @@ def test_memory_is_of_a_job_and_not_of_its_row() -> None:
     assert recalled(first, "a", ints(), ints()).tolist() == []
 
 
-def test_the_next_memory_keeps_nothing_of_others_and_leaves_the_last_as_it_was() -> None:
+def test_next_memory_replaces_columns_without_changing_previous() -> None:
     first = PolicyMemory().with_numbers(n=1.0).with_columns(ints(0, 3), ints(10, 11), a=np.ones(2))
     later = first.with_numbers(n=2.0).with_columns(ints(1), ints(12), b=np.array([7.0]))
     assert (first.number("n"), later.number("n"), later.number("m", 9.0)) == (1, 2, 9)
@@ -292,8 +293,8 @@ def test_the_next_memory_keeps_nothing_of_others_and_leaves_the_last_as_it_was()
 
 
 @given(st.lists(st.dictionaries(st.integers(0, 6), st.integers(1, 9)), min_size=1, max_size=6))
-def test_memory_says_what_a_dictionary_says(rounds: list[dict[int, int]]) -> None:
-    """Rows to serials, a round each; what is remembered of a serial is ten times its number."""
+def test_memory_matches_dictionary(rounds: list[dict[int, int]]) -> None:
+    """Each round maps rows to serials; the stored value is ten times the serial."""
     memory = PolicyMemory()
     known: dict[tuple[int, int], int] = {}
     for owners in rounds:
@@ -305,10 +306,10 @@ def test_memory_says_what_a_dictionary_says(rounds: list[dict[int, int]]) -> Non
 
 
 @given(st.lists(st.dictionaries(st.integers(0, 6), st.integers(1, 9)), min_size=1, max_size=6))
-def test_notes_are_kept_of_those_that_were_not_looked_at(rounds: list[dict[int, int]]) -> None:
-    """A column each round, named by whether it is odd; the other column of a job stays too."""
+def test_notes_of_other_requests_are_kept(rounds: list[dict[int, int]]) -> None:
+    """Each round writes one of two columns; the other column of a request stays."""
     memory = PolicyMemory()
-    known: dict[tuple[str, int], tuple[int, int]] = {}  # by row: whose, and its number
+    known: dict[tuple[str, int], tuple[int, int]] = {}  # by column and row: serial and value
     for nth, owners in enumerate(rounds):
         rows, serials = ints(*owners), ints(*owners.values())
         name = "ab"[nth % 2]
