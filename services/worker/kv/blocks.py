@@ -1,11 +1,11 @@
-"""BlockPool: who holds which block of the KV cache, on the device or in host memory.
+"""BlockPool: ownership of the KV cache blocks of one pool, on the device or in host memory.
 
 A block is `block_tokens` consecutive positions of one sequence, in every layer. It is in one of
-three states: *free*; *held* by one owner or, once it is full and published, by several who share
-it; or *cached*: held by nobody, its content still findable by its key, taken as if it were free
-when no block is, the longest unused first. Only the end of a table that is not full is ever
-written, and only full blocks are shared, so nothing is copied on write. Nothing here touches the
-cache's memory.
+three states: *free*; *held* by one owner or, once it is full and published, shared by several
+owners; or *cached*: without an owner, its content still found by its key. Cached blocks are reused
+in LRU order when no block is free. Only the last, partly filled block of a table is written, and
+only full blocks are shared, so there is no copy-on-write. This module never accesses the cache's
+memory.
 """
 
 from collections import Counter, OrderedDict
@@ -15,33 +15,35 @@ from services.worker.kv.prefixes import CachedPrefixes
 
 
 class BlockPool:
-    """Hands out block numbers 0 … blocks-1. All operations are O(blocks moved)."""
+    """Allocates block numbers 0 … blocks-1. All operations are O(blocks changed)."""
 
     def __init__(self, blocks: int, block_tokens: int):
         self.blocks = blocks
         self.block_tokens = block_tokens
-        self._free = list(range(blocks - 1, -1, -1))  # the last freed is the warmest in caches
-        self._cached: OrderedDict[int, None] = OrderedDict()  # the longest unused first
+        self._free = list(
+            range(blocks - 1, -1, -1)
+        )  # LIFO: the last freed block is likeliest to be in a CPU cache
+        self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
         self._tables: dict[str, list[int]] = {}
         self._holders = [0] * blocks
-        self.shared_blocks = 0  # how often a block is held beyond its first holder, in all
+        self.shared_blocks = 0  # references beyond the first, summed over all blocks
         self._by_key: dict[bytes, int] = {}
         self._keys: dict[int, bytes] = {}
         self.cached = CachedPrefixes()
 
     @property
     def free_blocks(self) -> int:
-        """Blocks nobody holds."""
+        """Blocks without an owner, cached ones included."""
         return len(self._free) + len(self._cached)
 
     @property
     def blank_blocks(self) -> int:
-        """Of these, the ones whose content nobody could find."""
+        """Free blocks whose content is not published."""
         return len(self._free)
 
     @property
     def cached_blocks(self) -> int:
-        """And those whose content is found by its key."""
+        """Free blocks whose content is still found by its key."""
         return len(self._cached)
 
     @property
@@ -50,35 +52,35 @@ class BlockPool:
 
     @property
     def usage(self) -> float:
-        """Share of the blocks that somebody holds, 0 where there are none."""
+        """Fraction of the blocks that have an owner; 0 for an empty pool."""
         return 1 - self.free_blocks / self.blocks if self.blocks else 0.0
 
     def blocks_for(self, tokens: int) -> int:
-        """How many blocks hold that many tokens."""
+        """Returns the number of blocks that hold `tokens`."""
         return -(-tokens // self.block_tokens)
 
     def table(self, owner: str) -> list[int]:
-        """The owner's blocks in order of position; the caller does not change it."""
+        """Returns the owner's blocks in order of position. Callers must not modify the list."""
         return self._tables.get(owner, [])
 
     def reach(self, owner: str) -> int:
-        """Tokens that fit into what the owner has and what is free."""
+        """Returns how many tokens fit into the owner's blocks plus all free blocks."""
         return (len(self.table(owner)) + self.free_blocks) * self.block_tokens
 
     @property
     def owner_count(self) -> int:
-        """How many owners hold blocks: of any thread to ask, nothing is walked over."""
+        """Number of owners. Any thread may read it."""
         return len(self._tables)
 
     def owners(self) -> list[str]:
         return list(self._tables)
 
     def held(self) -> dict[str, int]:
-        """How many blocks each owner has, shared ones included. O(owners)."""
+        """Returns the number of blocks of each owner, including shared ones. O(owners)."""
         return {owner: len(table) for owner, table in self._tables.items()}
 
     def grow(self, owner: str, tokens: int) -> bool:
-        """Give `owner` room for `tokens` in all; False, with nothing changed, if memory is out."""
+        """Extends the owner's table to `tokens`. Returns False, unchanged, if blocks are short."""
         table = self._tables.get(owner)
         missing = self.blocks_for(tokens) - (len(table) if table else 0)
         if missing > self.free_blocks:
@@ -86,25 +88,25 @@ class BlockPool:
         if missing > 0:
             if table is None:
                 table = self._tables[owner] = []
-            table.extend(self._take() for _ in range(missing))
+            table.extend(self._allocate() for _ in range(missing))
         return True
 
     def release(self, owner: str) -> None:
-        """Let go of all blocks of `owner`; nothing happens when it has none.
+        """Releases all blocks of `owner`, if it has any.
 
-        The last block is let go first, so that the beginning of a text is found for longest.
+        Releases the last block first, so that the beginning of a text stays cached longest.
         """
         for block in reversed(self._tables.pop(owner, [])):
             self._holders[block] -= 1
             if self._holders[block] == 0:
-                self._let_go(block)
+                self._free_block(block)
             else:
                 self.shared_blocks -= 1
 
     def share(self, owner: str, keys: Sequence[bytes]) -> int:
-        """Hold the published blocks of the longest prefix of `keys`; returns how many.
+        """Gives `owner` the published blocks of the longest prefix of `keys`. Returns their number.
 
-        Only for an owner that holds nothing yet.
+        The owner must hold no blocks yet.
         """
         assert owner not in self._tables, f"{owner} holds blocks already"
         shared = [self._by_key[key] for key in keys[: self.known(keys)]]
@@ -117,13 +119,13 @@ class BlockPool:
         return len(shared)
 
     def known(self, keys: Sequence[bytes]) -> int:
-        """How many of the first of them are published."""
+        """Returns the length of the longest prefix of `keys` whose blocks are all published."""
         return next((i for i, key in enumerate(keys) if key not in self._by_key), len(keys))
 
     def publish(self, owner: str, index: int, key: bytes) -> None:
-        """Make the owner's block `index`, full and never written again, findable by `key`.
+        """Registers the owner's block `index`, which must be full, under `key`.
 
-        Where another block has that key already, this one stays its owner's alone.
+        A block whose key is already registered to another block stays private to its owner.
         """
         block = self._tables[owner][index]
         if key not in self._by_key and block not in self._keys:
@@ -132,7 +134,7 @@ class BlockPool:
             self.cached.add(key, index)
 
     def unpublish_all(self) -> None:
-        """Let nobody find anything any more; those who hold it keep it."""
+        """Removes all keys. Owners keep their blocks."""
         for key in self._by_key:
             self.cached.remove(key)
         self._by_key.clear()
@@ -140,7 +142,7 @@ class BlockPool:
         self._free.extend(self._cached)
         self._cached.clear()
 
-    def _take(self) -> int:
+    def _allocate(self) -> int:
         block = self._free.pop() if self._free else self._reuse()
         self._holders[block] = 1
         return block
@@ -152,26 +154,30 @@ class BlockPool:
         self.cached.remove(key)
         return block
 
-    def _let_go(self, block: int) -> None:
+    def _free_block(self, block: int) -> None:
         if block in self._keys:
             self._cached[block] = None
         else:
             self._free.append(block)
 
     def check_integrity(self) -> None:
-        """Every block is in one state and held as often as tables say. Raises AssertionError."""
+        """Raises AssertionError unless each block is in one state and all reference counts match."""
         held = Counter(block for table in self._tables.values() for block in table)
         states = Counter([*self._free, *self._cached, *held])
-        assert all(self._tables.values()), "an owner is listed with no blocks"
+        assert all(self._tables.values()), "an owner has no blocks"
         assert sorted(states) == list(range(self.blocks)), "a block is lost or out of range"
         assert states.total() == self.blocks, "a block is in two states"
-        assert all(self._holders[b] == held[b] for b in range(self.blocks)), "a wrong count"
+        assert all(self._holders[b] == held[b] for b in range(self.blocks)), (
+            "a reference count is wrong"
+        )
         assert all(len(set(table)) == len(table) for table in self._tables.values())
         assert {b: k for k, b in self._by_key.items()} == self._keys, "keys disagree"
-        assert set(self._cached) <= set(self._keys), "cached, but not to be found"
+        assert set(self._cached) <= set(self._keys), "a cached block has no key"
         self.cached.check_integrity(self._by_key)
-        assert not set(self._free) & set(self._keys), "free, yet to be found"
+        assert not set(self._free) & set(self._keys), "a free block has a key"
         shared = {block for block, count in held.items() if count > 1}
-        assert shared <= set(self._keys), "shared, but never published"
+        assert shared <= set(self._keys), "a shared block is not published"
         in_use = sum(self.held().values()) - self.shared_blocks
-        assert in_use + self.free_blocks == self.blocks, "the account of blocks is wrong"
+        assert in_use + self.free_blocks == self.blocks, (
+            "the number of used and free blocks is wrong"
+        )

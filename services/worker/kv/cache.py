@@ -1,4 +1,4 @@
-"""KVCache: the memory behind the blocks, one tensor a layer, native or INT8."""
+"""KVCache: the memory of the KV blocks, one tensor per layer, in the native dtype or INT8."""
 
 import mmap
 from contextlib import suppress
@@ -14,7 +14,7 @@ HUGE_PAGE_BYTES = 2 * 2**20
 
 @dataclass(frozen=True)
 class KVShape:
-    """Keys and values of one token in one layer."""
+    """Shape of the keys, and of the values, of one token in one layer."""
 
     kv_heads: int
     head_dim: int
@@ -35,9 +35,9 @@ class KVLayer:
 
 @dataclass(frozen=True)
 class KVCache:
-    """All layers' blocks.
+    """The blocks of all layers.
 
-    Zeroed once, because what a mask hides is still multiplied (by 0) and must be finite.
+    Zeroed once: masked positions are still multiplied (by 0), so their values must be finite.
     """
 
     layers: list[KVLayer]
@@ -53,7 +53,7 @@ class KVCache:
         device: torch.device,
         int8: bool = False,
     ) -> "KVCache":
-        """`dtype` is the model's; with `int8`, blocks hold bytes and scales instead."""
+        """Allocates zeroed blocks in `dtype`, or in int8 with float32 scales if `int8`."""
         layers = []
         for shape in shapes:
             size = (2, blocks, shape.kv_heads, block_tokens)
@@ -64,19 +64,20 @@ class KVCache:
 
 
 def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """On a CPU that can, in huge pages: blocks lie scattered, and of a cache in small pages each
-    read began with a walk through the page table, a quarter of attention's time."""
+    """Returns zeros, on a CPU in huge pages where the system has them.
+
+    Blocks are scattered: with small pages, page-table walks took a quarter of attention's time."""
     count = prod(size) * dtype.itemsize
     if device.type != "cpu" or count < HUGE_PAGE_BYTES or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.zeros(size, dtype=dtype, device=device)
-    memory = mmap.mmap(-1, count)  # zeroed, and taken when it is first written to
-    with suppress(OSError):  # a kernel without them has small ones
+    memory = mmap.mmap(-1, count)  # zeroed; physical pages are allocated on first write
+    with suppress(OSError):  # kernels without huge pages use small ones
         memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=dtype).view(size)
 
 
 def bytes_per_token(shapes: list[KVShape], dtype: torch.dtype, int8: bool = False) -> int:
-    """Device bytes of one token's keys and values in all layers, scales included."""
+    """Returns the device bytes of one token's keys and values in all layers, including scales."""
     return sum(2 * s.kv_heads * _head_bytes(s.head_dim, dtype, int8) for s in shapes)
 
 

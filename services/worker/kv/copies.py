@@ -1,4 +1,4 @@
-"""Between scattered blocks and a contiguous staging buffer: what kernels offer the swapper."""
+"""Interface of the kernels that copy between scattered KV blocks and a staging buffer."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -10,10 +10,10 @@ from services.worker.kv.cache import KVLayer
 
 @dataclass(frozen=True, slots=True)
 class StagedLayer:
-    """One layer of `n` blocks on their way, as strided views of a staging buffer.
+    """One layer of `n` blocks in transfer, as strided views of a staging buffer.
 
-    `data` is [n, 2, kv_heads, block_tokens, head_dim]. Beside it, one of three:
-    neither (the cache's native dtype, bit for bit); `scales` [n, 2, kv_heads, block_tokens]
+    `data` is [n, 2, kv_heads, block_tokens, head_dim]. It is accompanied by
+    nothing (the cache's native dtype, bit for bit); `scales` [n, 2, kv_heads, block_tokens]
     float32 (an INT8 cache's bytes and scales, bit for bit); or `ranges`
     [n, 2, kv_heads, 2, head_dim] of the native dtype (data is int8, quantized at rest: λ, then
     the minimum, per block, head and channel).
@@ -25,18 +25,18 @@ class StagedLayer:
 
 
 class BlockCopies(Protocol):
-    """Between scattered blocks of a layer and a contiguous staging buffer on the same device.
+    """Copies between scattered blocks of a layer and a contiguous staging buffer on one device.
 
-    At rest INT8 is asymmetric per (block, head, channel) over the block's filled tokens:
+    INT8 in host memory is asymmetric per (block, head, channel) over the block's filled tokens:
     x = λ·(x_q + 128) + min, λ = (max − min)/255 rounded up to the native dtype. This is
-    ALISE's formula (papers/001, Eq. 8; ALGORITHMS 2) with z = −128 − min/λ left unrounded, so
-    that min comes back exactly and λ = 0 (a constant channel) needs no case of its own.
+    ALISE's formula (Zhao et al., 2024, Eq. 8) with z = −128 − min/λ left unrounded, so
+    that min comes back exactly and λ = 0 (a constant channel) needs no special case.
     Computed in float32; finite input never gives inf or NaN.
     """
 
     def gather(self, layer: KVLayer, blocks: Tensor, filled: Tensor, out: StagedLayer) -> None:
-        """Copy `blocks` [n] out; `filled` [n] tokens of each count (1 … block_tokens), whatever
-        lies behind them must not widen a range."""
+        """Copies `blocks` [n] to `out`. `filled` [n] is the number of valid tokens of each block
+        (1 … block_tokens); positions after them must not affect a quantization range."""
 
     def scatter(self, layer: KVLayer, blocks: Tensor, staged: StagedLayer) -> None:
-        """Copy them back into `blocks` [n], dequantized if they were quantized at rest."""
+        """Copies `staged` into `blocks` [n], dequantizing it if it is quantized."""

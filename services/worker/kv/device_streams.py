@@ -1,5 +1,4 @@
-"""Streams: the two queues of work on a device, and the events that order one after the other; and
-the way of the host's numbers to its compute."""
+"""Streams: the compute and copy lanes of a device, the events that order them, and `to_device`."""
 
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -13,48 +12,47 @@ from torch import Tensor
 
 
 class Lane(Enum):
-    """`COMPUTE` is whatever stream the engine computes on; `COPY` copies to and from the host."""
+    """`COMPUTE` is the engine's current stream; `COPY` transfers to and from the host."""
 
     COMPUTE = auto()
     COPY = auto()
 
 
 class Event(Protocol):
-    """A point in a lane. It has passed once all that was issued there before it is done."""
+    """A point in a lane. It has passed once all work issued before it is done."""
 
     def query(self) -> bool:
-        """Whether it has passed, without waiting."""
+        """Whether it has passed; does not wait."""
 
     def synchronize(self) -> None:
-        """Return once it has passed."""
+        """Blocks until it has passed."""
 
 
 class Streams(Protocol):
-    """Each lane is in order; nothing orders one after the other but `wait` and an event seen
-    to have passed.
+    """Each lane runs in order; only `wait`, or a passed event, orders one after the other.
 
-    Compute is issued by calling it. The tensors of `copy` must outlive it: no allocator knows
-    of the copy lane, so memory that is freed may have a new owner before the copy is done.
+    Tensors given to `copy` must outlive it: the allocator does not track the copy lane, so
+    freed memory may be reused before the copy is done.
     """
 
     def copy(self, into: Tensor, source: Tensor) -> None:
-        """Issue a copy on the copy lane; both contiguous, the host's side pinned on CUDA."""
+        """Issues a copy on the copy lane. Both contiguous, host memory pinned on CUDA."""
 
     def record(self, lane: Lane) -> Event:
-        """An event after all that was issued on `lane`."""
+        """Returns an event after all work issued on `lane`."""
 
     def wait(self, lane: Lane, event: Event) -> None:
-        """Nothing issued on `lane` from now on runs before `event` has passed. Returns at once."""
+        """Orders later work on `lane` after `event`. Returns at once."""
 
     def elapsed_s(self, start: Event, end: Event) -> float:
-        """Between two events of one lane that have passed."""
+        """Returns the seconds between two passed events of one lane."""
 
 
 class CudaStreams:
-    """Compute is the calling thread's current stream, copies run on one of their own.
+    """Compute is the calling thread's current stream; copies run on a dedicated stream.
 
-    torch.cuda.Stream does not synchronize with the default stream, so the events here are all
-    the ordering there is.
+    torch.cuda.Stream does not synchronize with the default stream, so these events are the
+    only ordering.
     """
 
     def __init__(self, device: torch.device):
@@ -87,7 +85,7 @@ def _cuda(event: Event) -> torch.cuda.Event:
 
 @dataclass(frozen=True, slots=True)
 class Instant:
-    """An event where everything is done when it is issued: it has passed already."""
+    """An event on a device without asynchronous work: it has always passed."""
 
     at_s: float
 
@@ -99,7 +97,7 @@ class Instant:
 
 
 class ImmediateStreams:
-    """The CPU: one thread, so both lanes are done with whatever they were given."""
+    """CPU lanes: work completes when issued."""
 
     def copy(self, into: Tensor, source: Tensor) -> None:
         into.copy_(source)
@@ -120,11 +118,10 @@ def streams_for(device: torch.device) -> Streams:
 
 
 def to_device(array: NDArray[np.generic], device: torch.device) -> Tensor:
-    """A copy for use on the compute lane that waits for nothing. On a CPU it is the array itself.
+    """Returns a copy for the compute lane without blocking. On a CPU it shares the array.
 
-    From pageable memory it would wait for the step that is computed there. Pinned memory that is
-    given up is not handed out again before the copies that were issued from it are done.
-    `kernels.cuda.device.send` is of several arrays at once.
+    A copy from pageable memory would wait for the running step. PyTorch does not reuse freed pinned
+    memory before copies issued from it are done. `kernels.cuda.device.send` copies several arrays.
     """
     here = torch.from_numpy(array)
     if device.type == "cuda":

@@ -1,4 +1,4 @@
-"""HostCache: the host memory that blocks rest in, one record a block."""
+"""HostCache: host memory for offloaded blocks, one record per block."""
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
@@ -11,11 +11,11 @@ SLAB_BYTES = 64 * 2**20
 
 
 class HostMemoryError(ValueError):
-    """Host memory that was asked for at start is not to be had; the message says what to change."""
+    """The configured host memory cannot be allocated; the message says what to change."""
 
 
 def host_blocks(kv_host_bytes: int, record_bytes: int, free_bytes: int) -> int:
-    """How many blocks a host pool of that size takes. Raises HostMemoryError if it can't be."""
+    """Returns the number of blocks of a host pool. Raises HostMemoryError if invalid."""
     if kv_host_bytes > free_bytes:
         raise HostMemoryError(
             f"the host pool of {kv_host_bytes / 2**30:.2f} GiB is larger than the "
@@ -32,8 +32,8 @@ def host_blocks(kv_host_bytes: int, record_bytes: int, free_bytes: int) -> int:
 class HostCache:
     """Room for up to `blocks` records of `record_bytes`, allocated in slabs as it is needed.
 
-    A slab that `free_bytes` has no room for, or the system refuses, is not made: the pool stays
-    as large as it is for good, since asking at every step would stall decoding each time.
+    If a slab exceeds `free_bytes()` or the system refuses it, the pool never grows again: another
+    attempt at every step would stall decoding.
     """
 
     def __init__(
@@ -47,24 +47,24 @@ class HostCache:
         self.blocks = blocks
         self.record_bytes = record_bytes
         self.capacity = 0  # blocks that exist
-        self.refused = ""  # why there are no more, once that is so
+        self.refused = ""  # why the pool stopped growing; empty before
         self._free_bytes = free_bytes
         self._pinned = pinned
         self._slab_blocks = max(1, slab_bytes // record_bytes)
         self._slabs: list[Tensor] = []
 
     def ensure(self, blocks: int) -> bool:
-        """Whether blocks 0 … blocks-1 exist, now that it was tried.
+        """Grows the pool to `blocks` if possible. Returns whether blocks 0 … blocks-1 exist.
 
-        False is an answer, not an error: what doesn't fit is recomputed. Pinning a slab takes
-        milliseconds; where they matter, `require` has all of it made at start.
+        KV that does not fit is recomputed. Pinning a slab takes milliseconds; `require` allocates
+        the whole pool at start.
         """
         while self.capacity < min(blocks, self.blocks) and not self.refused:
             self._grow()
         return blocks <= self.capacity
 
     def require(self) -> None:
-        """Make all of it now. Raises HostMemoryError where that fails."""
+        """Allocates the whole pool. Raises HostMemoryError on failure."""
         if not self.ensure(self.blocks):
             raise HostMemoryError(
                 f"the host pool should have {self.blocks * self.record_bytes / 2**30:.2f} GiB, "
@@ -73,18 +73,18 @@ class HostCache:
             )
 
     def runs(self, blocks: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
-        """`blocks`, cut where the next is not the one behind it in memory: the position of each
-        run's first block, and the run's records, contiguous. O(len(blocks)).
+        """Yields the runs of `blocks` that are contiguous in memory: index of the first block, and
+        the run's records. O(len(blocks)).
 
         Raises IndexError for a block that does not exist.
         """
         if not blocks:
             return
-        cuts = [0, *(i for i in range(1, len(blocks)) if self._apart(blocks, i)), len(blocks)]
+        cuts = [0, *(i for i in range(1, len(blocks)) if self._starts_run(blocks, i)), len(blocks)]
         for first, end in pairwise(cuts):
             yield first, self._records(blocks[first], end - first)
 
-    def _apart(self, blocks: Sequence[int], i: int) -> bool:
+    def _starts_run(self, blocks: Sequence[int], i: int) -> bool:
         return blocks[i] != blocks[i - 1] + 1 or blocks[i] % self._slab_blocks == 0
 
     def _records(self, block: int, count: int) -> Tensor:
@@ -94,16 +94,16 @@ class HostCache:
         return self._slabs[slab][row : row + count]
 
     def _grow(self) -> None:
-        """One slab more, or the reason why not in `refused`."""
+        """Adds a slab, or sets `refused` to the reason for the failure."""
         wanted = min(self._slab_blocks, self.blocks - self.capacity)
         if wanted * self.record_bytes > self._free_bytes():
-            # Linux would promise the memory all the same, and kill the process once it is used.
+            # Linux overcommits: it would grant the memory and kill the process on use.
             self.refused = "no more host memory is free"
             return
         try:
             shape = (wanted, self.record_bytes)
             self._slabs.append(torch.empty(shape, dtype=torch.uint8, pin_memory=self._pinned))
-        except RuntimeError as error:  # PyTorch's, on CUDA too, when memory is out
+        except RuntimeError as error:  # raised by PyTorch on exhausted memory, also on CUDA
             self.refused = str(error).partition("\n")[0] or type(error).__name__
         else:
             self.capacity += wanted

@@ -1,4 +1,4 @@
-"""Which blocks of this worker's cache can be shared, as its scheduler is told: hashes, and news."""
+"""CachedPrefixes: hashes of the shareable blocks of a worker, reported as changes."""
 
 from collections.abc import Iterable
 
@@ -6,67 +6,72 @@ from services.runtime.prefix import MOST_NEWS, MOST_TOLD, hash_of
 
 
 class CachedPrefixes:
-    """What is published in a pool, and what of it a scheduler has heard.
+    """Published blocks of a pool, and which of them the scheduler has received.
 
-    Nothing is told until it is asked for: `ask` says how many blocks of each text matter. Bounded
-    by the pool: a hash is here, or was told to be and is gone. Each change is O(1).
+    Reports nothing until `ask` sets how many blocks of each text are reported. Bounded by the
+    pool: a hash is published, or was reported and is removed. Each change is O(1).
     """
 
     def __init__(self) -> None:
-        self._depths: dict[int, int] = {}  # all that is published, and how deep in its text
-        self._asked_blocks = 0
-        self._added: dict[int, None] = {}  # untold, in the order of coming
-        self._gone: dict[int, None] = {}  # told before
-        self._told = 0
+        self._depths: dict[int, int] = {}  # hash of each published block → its index in its text
+        self._report_blocks = 0
+        self._added: dict[int, None] = {}  # not yet reported, in order of publication
+        self._gone: dict[int, None] = {}  # reported, then removed; removal not yet reported
+        self._reported = 0
 
     def ask(self, blocks: int) -> None:
-        """A plan asks for the first `blocks` of each text. Asked anew, all is told anew; 0 is what
-        a new scheduler has asked for so far."""
-        if blocks == self._asked_blocks:
+        """Sets how many leading blocks of each text are reported. A change restarts the report
+        from the beginning; 0 is the initial value for a new scheduler."""
+        if blocks == self._report_blocks:
             return
-        self._asked_blocks = blocks
+        self._report_blocks = blocks
         self._added = {key: None for key, depth in self._depths.items() if depth < blocks}
         self._gone = {}
-        self._told = 0
+        self._reported = 0
 
     def add(self, key: bytes, depth: int) -> None:
-        """The block of that key, the `depth`-th of its text from 0 on, can be shared."""
+        """Adds the published block `key`, the `depth`-th of its text, counted from 0."""
         name = hash_of(key)
         self._depths[name] = depth
         if name in self._gone:
             del self._gone[name]
-        elif depth < self._asked_blocks:
+        elif depth < self._report_blocks:
             self._added[name] = None
 
     def remove(self, key: bytes) -> None:
-        """It can't be any more."""
+        """Removes a block that is no longer published."""
         name = hash_of(key)
-        depth = self._depths.pop(name, self._asked_blocks)
+        depth = self._depths.pop(name, self._report_blocks)
         if name in self._added:
             del self._added[name]
-        elif depth < self._asked_blocks:
+        elif depth < self._report_blocks:
             self._gone[name] = None
 
     def pop_changes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """What came and what went since the last call, each at most MOST_NEWS; of what is here no
-        more than MOST_TOLD is told at a time."""
-        gone = _take(self._gone, MOST_NEWS)
-        self._told -= len(gone)
-        added = _take(self._added, min(MOST_NEWS, MOST_TOLD - self._told))
-        self._told += len(added)
+        """Returns the hashes added and removed since the last call, at most MOST_NEWS each.
+
+        At most MOST_TOLD published blocks are known to the scheduler at a time."""
+        gone = _pop_first(self._gone, MOST_NEWS)
+        self._reported -= len(gone)
+        added = _pop_first(self._added, min(MOST_NEWS, MOST_TOLD - self._reported))
+        self._reported += len(added)
         return added, gone
 
     def check_integrity(self, published: Iterable[bytes]) -> None:
-        """It is about what is published, and nothing is told twice. Raises AssertionError."""
-        assert set(self._depths) == {hash_of(key) for key in published}, "not what is published"
-        assert set(self._added) <= set(self._depths), "to be told, but not there"
-        assert not set(self._gone) & set(self._depths), "to be told that it is gone, but there"
-        asked = sum(depth < self._asked_blocks for depth in self._depths.values())
-        assert self._told == asked - len(self._added) + len(self._gone), "a wrong count"
+        """Raises AssertionError unless hashes and report state match `published`."""
+        assert set(self._depths) == {hash_of(key) for key in published}, (
+            "hashes differ from the published keys"
+        )
+        assert set(self._added) <= set(self._depths), "an unreported block is not published"
+        assert not set(self._gone) & set(self._depths), "a removed block is still published"
+        asked = sum(depth < self._report_blocks for depth in self._depths.values())
+        assert self._reported == asked - len(self._added) + len(self._gone), (
+            "the count of reported blocks is wrong"
+        )
 
 
-def _take(news: dict[int, None], most: int) -> tuple[int, ...]:
-    taken = tuple(name for name, _ in zip(news, range(most), strict=False))
-    for name in taken:
-        del news[name]
-    return taken
+def _pop_first(changes: dict[int, None], count: int) -> tuple[int, ...]:
+    popped = tuple(name for name, _ in zip(changes, range(count), strict=False))
+    for name in popped:
+        del changes[name]
+    return popped

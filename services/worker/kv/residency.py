@@ -1,7 +1,7 @@
-"""Where KV stays when a device can't hold all of it: ALISE's Algorithm 2 (papers/001 §3.3).
+"""KV residency when device memory is short: ALISE (Zhao et al., 2024), §3.3, Alg. 2.
 
-Pure: residents and pools in, moves out. A policy says how one request leaves the device; the walk
-over all of them, most urgent first, is the same for every policy.
+Pure: takes resident requests and pool sizes, returns transfers. An eviction rule decides how one
+request leaves the device; the walk over all requests, most urgent first, is the same for each rule.
 """
 
 from collections.abc import Callable, Iterable
@@ -14,19 +14,19 @@ from services.costs import KVCosts
 
 @dataclass(frozen=True, slots=True)
 class Resident:
-    """A request here, as residency sees it. Blocks are of the device unless said otherwise."""
+    """A resident request. Block counts are device blocks."""
 
     request_id: str
-    wait_s: float  # until it is expected to run
+    wait_s: float  # expected time until it runs
     runs: bool  # admitted: it may be in the next step
-    on_device: bool  # its KV is there
-    tokens: int  # of KV, wherever it is
-    need_blocks: int  # to hold that and what it makes until its next slice
+    on_device: bool  # its KV is on the device
+    tokens: int  # tokens of KV, in either pool
+    need_blocks: int  # for its KV and its output until its next slice
 
 
 @dataclass(frozen=True, slots=True)
 class PoolRoom:
-    """What the pools can hold: the device's in all, of the host's what is free."""
+    """Capacity of the device pool, and free tokens of the host pool."""
 
     device_blocks: int
     host_free_tokens: int
@@ -34,32 +34,34 @@ class PoolRoom:
 
 @dataclass(frozen=True, slots=True)
 class ResidencyPlan:
-    """What is to be moved: `offload`, then `prefetch`, each in this order."""
+    """Requests to offload, then to prefetch, each in this order."""
 
     offload: tuple[str, ...] = ()
     prefetch: tuple[str, ...] = ()
 
 
-EvictionRule = Callable[[int, float, KVCosts], Residency]  # tokens of KV, expected wait, costs
+EvictionRule = Callable[
+    [int, float, KVCosts], Residency
+]  # (tokens of KV, expected wait in s, costs)
 
 
 def recompute(tokens: int, wait_s: float, costs: KVCosts) -> Residency:
-    """Drop it; it is prefilled again when its turn comes."""
+    """Drops the KV; it is recomputed when the request runs again."""
     return Residency.DROP
 
 
 def defer(tokens: int, wait_s: float, costs: KVCosts) -> Residency:
-    """Nobody leaves for memory: who comes later waits until there is room."""
+    """Keeps the KV; later requests wait until memory is free."""
     return Residency.KEEP
 
 
 def swap(tokens: int, wait_s: float, costs: KVCosts) -> Residency:
-    """To host memory, unless it would be wanted back before it is there and back."""
+    """Offloads to host memory unless the request runs before the round trip completes."""
     return Residency.OFFLOAD if costs.swap_s(tokens) <= wait_s else Residency.KEEP
 
 
 def cost(tokens: int, wait_s: float, costs: KVCosts) -> Residency:
-    """Whichever is cheaper for this request now: to swap it, or to compute it again."""
+    """Swaps or recomputes, whichever is cheaper for this request."""
     if costs.recompute_s(tokens) < costs.swap_s(tokens):
         return Residency.DROP
     return swap(tokens, wait_s, costs)
@@ -67,7 +69,7 @@ def cost(tokens: int, wait_s: float, costs: KVCosts) -> Residency:
 
 RESIDENCIES: dict[str, EvictionRule] = {
     "recompute": recompute,
-    "drop": recompute,  # for want of memory; who is paused loses it at once, by the plan
+    "drop": recompute,  # when memory is short; the plan itself drops the KV of paused requests
     "swap": swap,
     "defer": defer,
     "cost": cost,
@@ -78,10 +80,12 @@ DEFAULT = "recompute"
 def plan_residency(
     residents: Iterable[Resident], room: PoolRoom, costs: KVCosts, leave: EvictionRule
 ) -> ResidencyPlan:
-    """ALISE's walk: the first that fit stay on the device or return to it, ahead of need; the
-    rest are offloaded, the longest waits first, as far as the host has room. What a policy would
-    drop is not: it may be wanted before its memory is. Those that run are not touched: when they
-    outgrow memory, the step they are in decides. O(residents)."""
+    """Returns the transfers of ALISE's walk. O(residents).
+
+    The first requests that fit stay on the device or are prefetched; the others are offloaded,
+    longest wait first, while the host has room. Requests that the rule would drop keep their KV,
+    because they may run before the memory is needed. Running requests are not moved: if they
+    outgrow memory, the step composer evicts."""
     left = room.device_blocks
     prefetch: list[str] = []
     beyond: list[Resident] = []
@@ -100,12 +104,12 @@ def _offloads(
 ) -> Iterable[str]:
     host_free_tokens = room.host_free_tokens
     for resident in sorted(beyond, key=lambda r: -r.wait_s):
-        how = leave(resident.tokens, resident.wait_s, costs)
-        if how is Residency.OFFLOAD and resident.tokens <= host_free_tokens:
+        action = leave(resident.tokens, resident.wait_s, costs)
+        if action is Residency.OFFLOAD and resident.tokens <= host_free_tokens:
             host_free_tokens -= resident.tokens
             yield resident.request_id
 
 
 def choose_eviction(tokens: int, costs: KVCosts, leave: EvictionRule) -> Residency:
-    """How a request leaves that must go at once, its wait unknown."""
+    """Returns how a request leaves that must be evicted now, with unknown wait."""
     return leave(tokens, inf, costs)

@@ -1,4 +1,4 @@
-"""Staging: how a block rests in host memory, and the device's buffers it passes through."""
+"""Record layout of a block in host memory, and the staging buffers on the device."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -35,10 +35,10 @@ class Segment:
 
 @dataclass(frozen=True)
 class RecordLayout:
-    """One block in host memory, a record: layer after layer its data and what scales it.
+    """Layout of one block in host memory (a record): data and scales, layer by layer.
 
-    An INT8 cache (`kv_int8`) rests as it is, float32 scales beside it; a native one as it is,
-    or with `swap_int8` quantized, its ranges in `dtype` beside it. Every segment, and so every
+    An INT8 cache (`kv_int8`) is stored unchanged with its float32 scales; a native one unchanged,
+    or with `swap_int8` quantized with its ranges in `dtype`. Every segment, and so every
     record, starts at a multiple of 16 bytes.
     """
 
@@ -50,7 +50,7 @@ class RecordLayout:
 
     @property
     def exact(self) -> bool:
-        """Whether what rests comes back bit for bit."""
+        """Whether a round trip through host memory preserves every bit."""
         return self.kv_int8 or not self.swap_int8
 
     @property
@@ -59,7 +59,7 @@ class RecordLayout:
         return _aligned(last.offset_bytes + last.data_bytes)
 
     def layer_views(self, records: Tensor) -> list[StagedLayer]:
-        """Each layer of `records` [n, record_bytes] uint8, as views; n may be anything."""
+        """Returns views of each layer of `records` [n, record_bytes] uint8."""
         return [self._staged([s.view(records) for s in layer]) for layer in self._segments()]
 
     def _staged(self, tensors: list[Tensor]) -> StagedLayer:
@@ -94,15 +94,15 @@ def _aligned(size_bytes: int) -> int:
 
 @dataclass(slots=True)
 class Slot:
-    """Room for a few records on the device. Whoever takes it makes its lane wait for `reusable`:
-    what was last done with it on the other lane."""
+    """Buffer for a few records on the device. A new user makes its lane wait for `reusable`, the
+    last use of the slot on the other lane."""
 
     records: Tensor
     layers: list[StagedLayer]
     reusable: Event
 
     def first(self, blocks: int) -> list[StagedLayer]:
-        """The views of its first `blocks` records."""
+        """Returns views of the first `blocks` records."""
         if blocks == len(self.records):
             return self.layers
         return [_cut(layer, blocks) for layer in self.layers]
@@ -118,10 +118,10 @@ def _cut(layer: StagedLayer, blocks: int) -> StagedLayer:
 
 @dataclass(frozen=True, slots=True)
 class RingSize:
-    """`slots` of `slot_blocks` each, once for either direction.
+    """`slots` buffers of `slot_blocks` each, allocated once per direction.
 
-    Two slots let one be copied while the other is filled; all of them together are what can be
-    offloaded before compute has to wait for the copies.
+    Two slots let one be copied while the other is filled. Their total size is what can be
+    offloaded before compute waits for copies.
     """
 
     slots: int
@@ -129,34 +129,34 @@ class RingSize:
 
     @classmethod
     def within(cls, staging_bytes: int, record_bytes: int, slots: int = 4) -> "RingSize":
-        """The ring of one direction that fits, of one block a slot if nothing does."""
+        """Returns the largest ring within `staging_bytes`, with at least one block per slot."""
         return cls(slots, max(1, staging_bytes // (slots * record_bytes)))
 
 
 class StagingRing:
-    """Slots in turn, allocated once: no memory is recycled under a pending copy."""
+    """Slots in round-robin order, allocated once: no memory is freed under a pending copy."""
 
     def __init__(
         self, layout: RecordLayout, size: RingSize, streams: Streams, device: torch.device
     ):
         shape = (size.slots, size.slot_blocks, layout.record_bytes)
         memory = torch.empty(shape, dtype=torch.uint8, device=device)
-        # The allocator may have taken this memory from compute that still runs.
+        # The allocator may have recycled memory that running compute still uses.
         born = streams.record(Lane.COMPUTE)
         self._free = deque(Slot(r, layout.layer_views(r), born) for r in memory.unbind())
 
     def __bool__(self) -> bool:
-        """Whether a slot can be taken."""
+        """Whether a slot is free."""
         return bool(self._free)
 
-    def take(self) -> Slot:
-        """The slot that was given back first. Raises IndexError where none is free."""
+    def pop(self) -> Slot:
+        """Removes and returns the slot freed longest ago. Raises IndexError if none is free."""
         return self._free.popleft()
 
-    def turn(self) -> Slot:
-        """The next slot, which stays in turn: for work that is issued whole."""
+    def rotate(self) -> Slot:
+        """Returns the next slot and keeps it in the ring: for transfers issued in one go."""
         self._free.rotate(-1)
         return self._free[-1]
 
-    def give(self, slot: Slot) -> None:
+    def push(self, slot: Slot) -> None:
         self._free.append(slot)

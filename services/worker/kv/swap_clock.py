@@ -1,4 +1,4 @@
-"""SwapTimer: what moves cost, read from the events around their parts."""
+"""SwapTimer: device time of KV transfers, measured by events around their parts."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from services.costs import Direction, SwapTiming
 from services.worker.kv.device_streams import Event, Lane, Streams
 
-MAX_PENDING = 1024  # moves not read yet; nobody asks for them when more are, so the oldest goes
+MAX_PENDING = 1024  # unread transfers; the oldest are dropped beyond this
 
 
 @dataclass(frozen=True, slots=True)
 class TransferTimer:
-    """One move's parts, each between two events of one lane: what it waited for in between is
-    no cost of its own, and the parts are what another move has to wait for."""
+    """Parts of one transfer, each between two events of one lane. Waits between the parts do not
+    count as cost."""
 
     direction: Direction
     tokens: int
@@ -24,28 +24,28 @@ class TransferTimer:
 
 
 class SwapTimer:
-    """Moves whose parts are all issued, until their last one is over. O(parts) a move."""
+    """Issued transfers whose last part has not completed. O(parts) per transfer."""
 
     def __init__(self, streams: Streams):
         self._streams = streams
         self._pending: deque[TransferTimer] = deque(maxlen=MAX_PENDING)
 
-    def follow(self, watch: TransferTimer) -> None:
-        """Its last part was issued. Moves of nothing tell nothing."""
-        if watch.tokens:
-            self._pending.append(watch)
+    def add(self, timer: TransferTimer) -> None:
+        """Adds a fully issued transfer. Empty transfers have no timing."""
+        if timer.tokens:
+            self._pending.append(timer)
 
-    def take(self) -> list[SwapTiming]:
-        """Those over since the last call, without waiting for the others."""
-        over: list[TransferTimer] = []
+    def pop_finished(self) -> list[SwapTiming]:
+        """Returns the transfers completed since the last call; does not wait for the others."""
+        finished: list[TransferTimer] = []
         pending = list(self._pending)
         self._pending.clear()
-        for watch in pending:
-            (over if watch.spans[-1][2].query() else self._pending).append(watch)
-        return [self._timing(watch) for watch in over]
+        for timer in pending:
+            (finished if timer.spans[-1][2].query() else self._pending).append(timer)
+        return [self._timing(timer) for timer in finished]
 
-    def _timing(self, watch: TransferTimer) -> SwapTiming:
-        parts = [(lane, self._streams.elapsed_s(start, end)) for lane, start, end in watch.spans]
+    def _timing(self, timer: TransferTimer) -> SwapTiming:
+        parts = [(lane, self._streams.elapsed_s(start, end)) for lane, start, end in timer.spans]
         compute_s = sum(seconds for lane, seconds in parts if lane is Lane.COMPUTE)
         elapsed_s = sum(seconds for _, seconds in parts)
-        return SwapTiming(watch.direction, watch.tokens, elapsed_s, compute_s, watch.request_id)
+        return SwapTiming(timer.direction, timer.tokens, elapsed_s, compute_s, timer.request_id)

@@ -1,14 +1,14 @@
-"""Swapper: carries out moves between the device's blocks and host memory, beside compute.
+"""Swapper: transfers KV between device blocks and host memory, concurrently with compute.
 
 An offload is gather (compute: blocks → slot), then copy (copy lane: slot → host). An upload is
 copy (host → slot), then, once that has arrived, scatter (compute: slot → blocks). Longer ones go
-through the staging slots chunk by chunk. What is touched by which lane, and what orders it:
+through the staging slots chunk by chunk. Which lane accesses what, and what orders the accesses:
 
     device blocks   compute only: gathers, scatters and the model's kernels, in order of issue.
-                    So a block may be given away as soon as its gather is issued, and read as
-                    soon as its scatter is. A recalled upload's scatter is never issued.
-    host blocks     the copy lane only, in order of issue. Those of an upload stay its own until
-                    it has settled or is recalled: its later chunks are not issued at once.
+                    So a block may be reallocated once its gather is issued, and read once
+                    its scatter is issued. A recalled upload's scatter is never issued.
+    host blocks     the copy lane only, in order of issue. An upload keeps its host blocks until it
+                    settles or is recalled, since its later chunks are issued later.
     outgoing slots  compute writes, copy reads: copy waits for the gather (event `gathered`),
                     the next gather for the copy (`slot.reusable`).
     incoming slots  copy writes, compute reads: the scatter is issued once the copy was seen to
@@ -37,7 +37,7 @@ from services.worker.kv.transfers import KVTransfer, TransferPlan
 
 @dataclass(frozen=True, slots=True)
 class CopyChunk:
-    """What fits into a slot: blocks [first, end) of a move."""
+    """Part of a transfer that fits into one slot: its blocks [first, end)."""
 
     move: KVTransfer
     first: int
@@ -59,7 +59,7 @@ class CopyChunk:
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """An upload's chunk on its way into `slot`; there once `arrived` has passed."""
+    """A chunk of an upload, being copied to `slot`; complete once `arrived` has passed."""
 
     chunk: CopyChunk
     slot: Slot
@@ -67,10 +67,10 @@ class Upload:
 
 
 class Swapper:
-    """Moves between `layers` and `host`. Called by the engine's thread, between two steps.
+    """Transfers KV between `layers` and `host`. Called by the engine's thread between two steps.
 
-    All but index tensors and events is allocated at construction. A move costs O(its blocks)
-    and a kernel for each layer and chunk, and a copy for each run of host blocks.
+    Allocates everything but index tensors and events at construction. A transfer costs O(blocks),
+    one kernel per layer and chunk, and one copy per run of contiguous host blocks.
     """
 
     def __init__(
@@ -91,32 +91,33 @@ class Swapper:
         self._device = layers[0].data.device
         self._outgoing = StagingRing(layout, ring, streams, self._device)
         self._incoming = StagingRing(layout, ring, streams, self._device)
-        self._waiting: deque[CopyChunk] = deque()  # for a slot; at most the device's blocks
-        self._uploads: deque[Upload] = deque()  # in order of arrival; at most the slots
-        self._clock = SwapTimer(streams)
+        self._waiting: deque[CopyChunk] = (
+            deque()
+        )  # waiting for a slot; bounded by the device's blocks
+        self._uploads: deque[Upload] = deque()  # in order of arrival; bounded by the slots
+        self._timer = SwapTimer(streams)
 
     @property
     def block_bytes(self) -> int:
-        """Of a block at rest."""
+        """Bytes of one block in host memory."""
         return self._host.record_bytes
 
     @property
     def busy(self) -> bool:
-        """Whether uploads are under way: call `settle` until they are not."""
+        """Whether uploads are in progress; call `settle` until this is False."""
         return bool(self._uploads or self._waiting)
 
     def start(self, moves: TransferPlan) -> list[str]:
-        """Recall, then issue each move in order; waits for nothing.
+        """Cancels the recalled uploads, then issues each transfer in order. Does not block.
 
-        What is computed from now on may overwrite the blocks of an offload. It must leave those
-        of an upload alone until `settle` has named it, and its host blocks too. An upload that
-        is recalled in the same breath never starts. Returns the requests whose offload host
-        memory could not take: their KV is lost. Raises ValueError for a move whose blocks and
-        tokens don't match.
+        Later compute may overwrite the device blocks of an offload. It must not access the device
+        or host blocks of an upload until `settle` returns its serial. An upload that the same plan
+        recalls never starts. Returns the requests whose offload found no host memory: their KV is
+        lost. Raises ValueError for a transfer whose blocks and tokens don't match.
         """
         recalled = frozenset(moves.recalled)
         if recalled:
-            self._forget(recalled)
+            self._cancel(recalled)
         lost: list[str] = []
         for move in moves.started:
             if move.serial in recalled or move.request_id in lost:
@@ -128,10 +129,10 @@ class Swapper:
         return lost
 
     def settle(self) -> list[int]:
-        """Scatter what has arrived, without waiting for more. Serials of the uploads that may
-        be read by whatever is computed from now on, in the order they were started.
+        """Scatters arrived chunks; does not wait for others. Returns the serials of the completed
+        uploads, whose blocks later compute may read, in the order they were started.
 
-        If a kernel raises, no upload under way can be relied on any more: `reset`.
+        If a kernel raises, no upload in progress is valid any more: call `reset`.
         """
         settled = []
         while self._uploads and self._uploads[0].arrived.query():
@@ -143,31 +144,31 @@ class Swapper:
         return settled
 
     def wait(self) -> None:
-        """Return once `settle` can get on; at once when no upload is under way."""
+        """Blocks until `settle` can make progress; returns at once without uploads."""
         if self._uploads:
             self._uploads[0].arrived.synchronize()
 
     def reset(self) -> None:
-        """Give up all uploads: nothing more is written to their blocks."""
+        """Cancels all uploads: nothing more is written to their blocks."""
         for upload in self._uploads:
-            self._incoming.give(upload.slot)
+            self._incoming.push(upload.slot)
         self._uploads.clear()
         self._waiting.clear()
 
     def take_timings(self) -> list[SwapTiming]:
-        """Of the moves finished since the last call; the device's time, waits left out."""
-        return self._clock.take()
+        """Returns the device time of the transfers finished since the last call, without waits."""
+        return self._timer.pop_finished()
 
     def _offload(self, move: KVTransfer) -> bool:
-        """False, with nothing issued, where host memory can't be had."""
+        """Returns False, with nothing issued, if host memory cannot be allocated."""
         if not self._host.ensure(max(move.host_blocks) + 1):
             return False
         watch = TransferTimer(move.direction, move.tokens, move.request_id)
         for chunk in self._chunks(move, watch):
-            slot = self._outgoing.turn()
+            slot = self._outgoing.rotate()
             self._gather(chunk, slot)
             self._to_host(chunk, slot)
-        self._clock.follow(watch)
+        self._timer.add(watch)
         return True
 
     def _upload(self, move: KVTransfer) -> None:
@@ -176,7 +177,7 @@ class Swapper:
         self._fill()
 
     def _chunks(self, move: KVTransfer, watch: TransferTimer) -> Iterator[CopyChunk]:
-        """At least one, so that a move of nothing (all of it was shared) settles like others."""
+        """Yields at least one chunk, so that an empty transfer (all blocks shared) settles, too."""
         blocks = -(-move.tokens // self._block_tokens)
         if not blocks == len(move.device_blocks) == len(move.host_blocks):
             raise ValueError(
@@ -187,7 +188,7 @@ class Swapper:
             yield CopyChunk(move, first, min(first + self._slot_blocks, blocks), watch)
 
     def _gather(self, chunk: CopyChunk, slot: Slot) -> None:
-        """Blocks → slot, on compute; the copy lane goes on once that is done."""
+        """Copies blocks to the slot on the compute lane; the copy lane waits for it."""
         self._streams.wait(Lane.COMPUTE, slot.reusable)
         started = self._streams.record(Lane.COMPUTE)
         blocks, filled = self._index(chunk.device_blocks, self._filled(chunk))
@@ -205,9 +206,9 @@ class Swapper:
         chunk.watch.add(Lane.COPY, started, slot.reusable)
 
     def _fill(self) -> None:
-        """Send waiting uploads on as far as there are slots."""
+        """Issues waiting chunks while slots are free."""
         while self._waiting and self._incoming:
-            self._uploads.append(self._from_host(self._waiting.popleft(), self._incoming.take()))
+            self._uploads.append(self._from_host(self._waiting.popleft(), self._incoming.pop()))
 
     def _from_host(self, chunk: CopyChunk, slot: Slot) -> Upload:
         self._streams.wait(Lane.COPY, slot.reusable)
@@ -219,16 +220,16 @@ class Swapper:
         return Upload(chunk, slot, arrived)
 
     def _scatter(self, chunk: CopyChunk, slot: Slot) -> None:
-        """Slot → blocks, on compute; its copy has passed."""
+        """Copies the slot to its blocks on the compute lane, after its upload arrived."""
         started = self._streams.record(Lane.COMPUTE)
         try:
             self._scatter_layers(chunk.device_blocks, slot)
-        finally:  # the slot is in the ring again whatever happens
+        finally:  # return the slot to the ring even on an error
             slot.reusable = self._streams.record(Lane.COMPUTE)
-            self._incoming.give(slot)
+            self._incoming.push(slot)
         chunk.watch.add(Lane.COMPUTE, started, slot.reusable)
         if chunk.is_last:
-            self._clock.follow(chunk.watch)
+            self._timer.add(chunk.watch)
 
     def _scatter_layers(self, device_blocks: Sequence[int], slot: Slot) -> None:
         if not device_blocks:
@@ -237,19 +238,19 @@ class Swapper:
         for layer, staged in zip(self._layers, slot.first(len(blocks)), strict=True):
             self._copies.scatter(layer, blocks, staged)
 
-    def _forget(self, serials: Container[int]) -> None:
-        """Give up these uploads as far as they are under way; their slots are free at once."""
+    def _cancel(self, serials: Container[int]) -> None:
+        """Cancels these uploads if in progress; frees their slots at once."""
         self._waiting = deque(c for c in self._waiting if c.move.serial not in serials)
         uploads, self._uploads = self._uploads, deque()
         for upload in uploads:
             if upload.chunk.move.serial in serials:
-                self._incoming.give(upload.slot)
+                self._incoming.push(upload.slot)
             else:
                 self._uploads.append(upload)
         self._fill()
 
     def _filled(self, chunk: CopyChunk) -> list[int]:
-        """Tokens in each block."""
+        """Returns the number of tokens in each block of the chunk."""
         tokens, size = chunk.move.tokens, self._block_tokens
         return [min(size, tokens - i * size) for i in range(chunk.first, chunk.end)]
 

@@ -7,11 +7,11 @@ from services.costs import Direction
 
 @dataclass(frozen=True, slots=True)
 class KVTransfer:
-    """One request's KV on its way: device_blocks[i] ↔ host_blocks[i], `tokens` of them filled.
+    """Transfer of one request's KV: device_blocks[i] ↔ host_blocks[i], `tokens` of them filled.
 
-    Logically an offload is over once it is ordered: the device blocks may be reused by whatever
-    is computed later, the host blocks read by any later move. An upload is over when the swapper
-    says that it arrived; until then nothing reads its device blocks.
+    An offload counts as complete once issued: later compute may reuse its device blocks, and later
+    transfers may read its host blocks. An upload is complete when the swapper reports its arrival;
+    until then nothing reads its device blocks.
     """
 
     serial: int
@@ -24,8 +24,9 @@ class KVTransfer:
 
 @dataclass(frozen=True, slots=True)
 class TransferPlan:
-    """`recalled` uploads are given up, by serial, before any of `started`: their device blocks
-    have another owner now and must not be written any more."""
+    """Transfers to start, after cancelling the uploads `recalled` (by serial).
+
+    The device blocks of a recalled upload have a new owner and must not be written any more."""
 
     started: tuple[KVTransfer, ...] = ()
     recalled: tuple[int, ...] = ()
