@@ -161,7 +161,7 @@ class BlockPool:
             self._free.append(block)
 
     def check_integrity(self) -> None:
-        """Raises AssertionError unless each block is in one state and all reference counts match."""
+        """Raises AssertionError unless block states and reference counts match."""
         held = Counter(block for table in self._tables.values() for block in table)
         states = Counter([*self._free, *self._cached, *held])
         assert all(self._tables.values()), "an owner has no blocks"

@@ -1,4 +1,4 @@
-"""A model of which this process has a part, as one of several ranks."""
+"""Interfaces for a model that is sharded over several ranks."""
 
 from typing import Protocol
 
@@ -7,25 +7,25 @@ from transformers import PreTrainedModel
 
 
 class Collectives(Protocol):
-    """Between ranks. All of them call, in the same order."""
+    """Collective operations. All ranks call them in the same order."""
 
     @property
     def size(self) -> int:
-        """How many they are."""
+        """Number of ranks."""
 
     def sum(self, x: Tensor) -> Tensor:
-        """Of all ranks' x, contiguous, in place; the same on each, bit for bit."""
+        """Sums x over all ranks in place; x is contiguous. Bit-identical on all ranks."""
 
     def all_gather(self, x: Tensor) -> Tensor:
-        """All ranks' x […, n], in the order of ranks: […, size · n]."""
+        """Concatenates x […, n] of all ranks in rank order: […, size · n]."""
 
 
 class ModelSharder(Protocol):
-    """What of a model is this rank's."""
+    """Keeps this rank's shard of a model."""
 
     @property
     def ranks(self) -> Collectives: ...
 
     def cut(self, module: PreTrainedModel) -> None:
-        """Leaves this rank's part of a model that was loaded whole; its forward still gives what
-        the whole gives. Raises ValueError, a sentence, where it can't be split."""
+        """Shards a fully loaded model in place; its forward still returns the results of the whole
+        model. Raises ValueError, one sentence, if it cannot be split."""

@@ -1,7 +1,7 @@
-"""`python -m services.worker.parallel.follower NUMBER`: a rank that repeats what rank 0 does.
+"""`python -m services.worker.parallel.follower FD`: a rank that repeats the steps of rank 0.
 
-Started by rank 0 alone, which is at the other end of the socket of that number. It ends with it,
-however that goes, and says why where it ends by itself.
+Rank 0 starts it and holds the other end of the control socket FD. The process ends when rank 0
+does, and reports the reason if it fails by itself.
 """
 
 import json
@@ -31,11 +31,11 @@ from services.worker.requests.batch import StepBatch
 
 log = logging.getLogger(__name__)
 
-EXIT_GRACE_S = 1.0  # between the end of rank 0 as a collective sees it and as its socket does
+EXIT_GRACE_S = 1.0  # a collective may notice the end of rank 0 before its socket does
 
 
 class FollowerRanks:
-    """`Ranks` of another than rank 0."""
+    """`Ranks` on a rank other than 0."""
 
     def __init__(self, rank: int, group: RankGroup, control: Connection):
         self.rank = rank
@@ -68,7 +68,7 @@ def send_json(control: Connection, **what: int | str) -> None:
 
 
 def follow(control: Connection) -> None:
-    """Until rank 0 says that it is over, or is gone."""
+    """Loads this rank's engine and runs it until rank 0 ends."""
     hello = json.loads(control.recv_bytes())
     config = EngineConfig(**hello["config"])
     send_json(control, number=0)
@@ -83,17 +83,16 @@ def follow(control: Connection) -> None:
 
 
 class FollowerLoop:
-    """Does what rank 0 did, one message after the other. What is issued to the device is not
-    waited for."""
+    """Repeats the steps of rank 0 in message order. Does not wait for the device."""
 
     def __init__(self, engine: Engine, swapper: Moving):
         self._engine = engine
         self._swapper = swapper
         self._batches = BatchReader(engine.state.limits.block_tokens)
-        self._arrived: set[int] = set()  # uploads that are here, and not yet at rank 0
+        self._arrived: set[int] = set()  # uploads complete here, but not yet on rank 0
 
     def run(self, control: Connection) -> None:
-        """Until it is over."""
+        """Handles messages until END."""
         while True:
             message: Words = np.frombuffer(control.recv_bytes(), np.int64)
             match MessageKind(message[0]):
@@ -115,16 +114,15 @@ class FollowerLoop:
             raise RuntimeError("host memory has no room for an offload that rank 0 had room for")
 
     def _settle(self, serials: set[int]) -> None:
-        """These have arrived at rank 0: from here on they have here, too."""
+        """Waits until the uploads that are complete on rank 0 are complete here."""
         while not serials <= self._arrived:
             self._swapper.wait()
             self._arrived.update(self._swapper.settle())
         self._arrived -= serials
 
 
-def end_with(control: Connection) -> None:
-    """End once rank 0 is gone, wherever this process stands then: it may be a collective that
-    nobody else is in."""
+def exit_with(control: Connection) -> None:
+    """Exits when rank 0 ends, even if this process waits in a collective without other ranks."""
     hang_up = select.poll()
     hang_up.register(control.fileno(), 0)
     hang_up.poll()
@@ -133,8 +131,8 @@ def end_with(control: Connection) -> None:
 
 def main() -> None:
     control = Connection(int(sys.argv[1]))
-    Thread(target=end_with, args=(control,), daemon=True).start()
-    log_as("worker", "ERROR")  # rank 0 says the rest
+    Thread(target=exit_with, args=(control,), daemon=True).start()
+    log_as("worker", "ERROR")  # rank 0 logs everything below
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     try:
@@ -148,7 +146,7 @@ def main() -> None:
         else:
             send_json(control, error=why)
         os._exit(2)
-    os._exit(0)  # nothing is left to tidy up, and Python takes seconds to unload PyTorch
+    os._exit(0)  # nothing to clean up; unloading PyTorch takes seconds
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """RankGroup: collective operations between the ranks of a replica. Carries tensors only.
 
-gloo on a CPU, NCCL on GPUs. Sums come out alike on every rank, bit for bit, so that what all ranks
-compute on is the same.
+Backends: gloo on a CPU, NCCL on GPUs. Sums are bit-identical on all ranks, so that all ranks
+continue with the same values.
 """
 
 import os
@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]  # at run time only
 
 HOST = "127.0.0.1"  # the ranks of a replica are on one machine
-# How long a collective waits for the slowest: a kernel may be compiled meanwhile. Whoever is gone
-# is noticed sooner.
+# Limit of a collective: the slowest rank may compile a kernel meanwhile. The control sockets detect
+# the end of a rank sooner.
 TIMEOUT = timedelta(seconds=120)
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 LOOPBACK = {"linux": "lo", "darwin": "lo0"}
@@ -25,14 +25,14 @@ LOOPBACK = {"linux": "lo", "darwin": "lo0"}
 
 @dataclass(frozen=True, slots=True)
 class RankGroup:
-    """This process's place in it."""
+    """Rank of this process, and the number of ranks."""
 
     rank: int
     size: int
 
     @classmethod
     def join(cls, rank: int, size: int, store: Store, device: torch.device) -> "RankGroup":
-        """Returns once all have joined. A process can be in one group at a time."""
+        """Joins the group; returns once all ranks have. A process is in one group at a time."""
         if device.type == "cpu" and sys.platform in LOOPBACK:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK[sys.platform])
         dist.init_process_group(
@@ -46,22 +46,22 @@ class RankGroup:
         return cls(rank, size)
 
     def leave(self, whole: bool = True) -> None:
-        """Where it is not `whole` any more, NCCL would wait for who is gone: the process ends soon,
-        and its part with it."""
+        """Leaves the group. With `whole` False a rank is lost: NCCL would wait for it, so the group
+        is left to the end of the process."""
         if dist.is_initialized() and (whole or dist.get_backend() == "gloo"):
             dist.destroy_process_group()
 
     def bounds(self, count: int) -> tuple[int, int]:
-        """This rank's of so many: [first, end)."""
+        """Returns this rank's range of `count` items: [first, end)."""
         return count * self.rank // self.size, count * (self.rank + 1) // self.size
 
     def sum(self, x: Tensor) -> Tensor:
-        """Of all ranks' x, contiguous, in place."""
+        """Sums x over all ranks in place; x is contiguous."""
         dist.all_reduce(x)
         return x
 
     def all_gather(self, x: Tensor) -> Tensor:
-        """All ranks' x […, n], in the order of ranks: […, size · n]."""
+        """Concatenates x […, n] of all ranks in rank order: […, size · n]."""
         rows = x.flatten(0, -2).contiguous()
         parts = rows.new_empty((self.size * len(rows), rows.shape[1]))
         dist.all_gather(list(parts.chunk(self.size)), rows)
@@ -69,7 +69,7 @@ class RankGroup:
 
 
 def open_store(size: int) -> TCPStore:
-    """Where ranks find each other: at a free port that only this machine reaches."""
+    """Opens the rendezvous store on a free loopback port."""
     with socket.create_server((HOST, 0)) as listening:
         port = listening.getsockname()[1]
         return TCPStore(

@@ -1,8 +1,8 @@
-"""Rank 0's side: it starts the others, tells them what to repeat, and minds them.
+"""Leader: rank 0 starts the other ranks, sends them the steps to repeat, and watches them.
 
-Each follower is a process of its own, tied to this one by a socket. Control goes over that: a
-message a step, and one for moves. Tensors go through the group. Whoever is gone is known by its
-end of the socket, on either side, however it went.
+Each follower is a separate process with a control socket to this one: one message per step, and
+one per transfer plan. Tensors go through the group. Either side detects the end of the other by
+the closed socket.
 """
 
 import json
@@ -40,15 +40,15 @@ log = logging.getLogger(__name__)
 
 MODULE = "services.worker.parallel.follower"
 ENGINE_FIELDS = set(EngineConfig.model_fields)
-# How long after a step failed it may take until a rank's end is seen: then that is the reason.
+# After a failed step, how long to wait for a rank to end, which then is the reason.
 DETECT_S = 2.0
-# How long one that was told to end may take, and this process once a rank is lost: it may stand in
-# a collective that nobody else is in.
+# Time limit for a follower to exit, and for this process after the loss of a rank: it may wait
+# in a collective without other ranks.
 END_S = 10.0
 
 
 class FollowerProcess:
-    """One of the others: its process, and the socket to it."""
+    """Process of a rank, and the control socket to it."""
 
     def __init__(self, rank: int, size: int):
         self.name = f"rank {rank} of this worker's {size}"
@@ -58,19 +58,19 @@ class FollowerProcess:
                 [sys.executable, "-m", MODULE, str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
-                start_new_session=True,  # whoever stops a worker signals rank 0 alone
+                start_new_session=True,  # a signal to the worker reaches rank 0 only
             )
         self.control = Connection(ours.detach())
 
     def send(self, message: bytes | memoryview) -> None:
-        """Raises RanksApart where nobody hears it."""
+        """Sends a message. Raises RanksApart if the rank has ended."""
         try:
             self.control.send_bytes(message)
         except OSError:
             raise RanksApart(self.exit_reason() or f"{self.name} no longer answers") from None
 
     def receive_number(self) -> int:
-        """Its next number. Raises RanksApart, by its own words if it left any, at its end."""
+        """Returns its next number. Raises RanksApart, with its reported reason, if it has ended."""
         try:
             said = json.loads(self.control.recv_bytes())
         except (EOFError, OSError):
@@ -82,12 +82,12 @@ class FollowerProcess:
         return int(said["number"])
 
     def end(self) -> None:
-        """Let it end by itself, which one that stands in a collective does not."""
+        """Asks it to exit; it cannot while it waits in a collective."""
         with suppress(OSError):  # it has ended
             self.control.send_bytes(encode_message(MessageKind.END).data.cast("B"))
 
     def stop(self) -> None:
-        """Returns once it is gone: it ends with the socket, at the latest."""
+        """Closes the socket and waits for its exit; kills it after END_S."""
         self.control.close()
         try:
             self.process.wait(END_S)
@@ -96,7 +96,7 @@ class FollowerProcess:
             self.process.wait()
 
     def exit_reason(self) -> str:
-        """Why it ended, or is about to; empty where it says nothing for a while and lives."""
+        """Returns why it ended or is about to; empty if it is alive and silent for DETECT_S."""
         try:
             while self.control.poll(DETECT_S):
                 self.receive_number()
@@ -116,14 +116,14 @@ class FollowerProcess:
 
 
 class Leader:
-    """`Ranks` of rank 0."""
+    """`Ranks` on rank 0."""
 
     rank = 0
 
     def __init__(self, config: EngineConfig, device: torch.device):
-        """Starts the others, and returns once they have joined. Raises RanksApart."""
+        """Starts the other ranks and waits until they have joined. Raises RanksApart."""
         self.size = config.tensor_parallel
-        self.lost = ""  # a sentence, once a rank is
+        self.lost = ""  # reason, once a rank is lost
         self._seen = Event()
         self._closed = Event()
         self._writer = BatchWriter()
@@ -147,11 +147,11 @@ class Leader:
             }
             follower.send(json.dumps(hello).encode())
         for follower in self._followers:
-            follower.receive_number()  # it is there
+            follower.receive_number()  # the process has started
         return RankGroup.join(0, self.size, self._store, device)
 
     def ready(self) -> None:
-        """All are loaded. From now on their ends are watched for."""
+        """Waits until all ranks are loaded, then watches for their end."""
         for follower in self._followers:
             follower.receive_number()
         self._loaded = True
@@ -175,7 +175,7 @@ class Leader:
             raise self.apart(error) from error
 
     def apart(self, error: Exception) -> RanksApart:
-        """Why a step failed: whoever is gone, or what failed here, in the midst of the others."""
+        """Returns why a step failed: a lost rank, or the error on this rank."""
         if not self._loaded:
             self.lost = next(filter(None, (f.exit_reason() for f in self._followers)), "")
         self._seen.wait(DETECT_S * self._loaded)
@@ -205,23 +205,23 @@ class Leader:
             follower.stop()
 
     def _watch_followers(self) -> None:
-        """Wait for one to end, in a thread of its own."""
+        """Waits in its own thread until a rank ends."""
         ends = select.poll()
         by_number = {follower.control.fileno(): follower for follower in self._followers}
         for number in by_number:
-            ends.register(number, 0)  # hang-ups are told without being asked for
+            ends.register(number, 0)  # POLLHUP is always reported
         ((number, _), *_) = ends.poll()
         if self._closed.is_set():
             return
         self.lost = by_number[number].exit_reason()
         self._seen.set()
         if not self._closed.wait(END_S):
-            log.critical("%s, and rank 0 stands still", self.lost)
+            log.critical("%s, and rank 0 does not respond; the worker exits", self.lost)
             os._exit(2)
 
 
 class MirroredSwapper:
-    """A swapper whose moves all ranks carry out. What has arrived here they wait for."""
+    """A swapper whose transfers all ranks repeat. Followers wait for uploads complete here."""
 
     def __init__(self, swapper: Moving, send: Callable[[Words], None]):
         self._swapper = swapper

@@ -1,4 +1,4 @@
-"""An engine as its config asks for it: of one process, or rank 0 of several."""
+"""Loads an engine in one process, or as rank 0 of several."""
 
 from collections.abc import Callable
 
@@ -15,13 +15,13 @@ from services.worker.model.weights import require_room
 from services.worker.parallel.leader import Leader
 from services.worker.parallel.tensor_sharding import NO_PLAN, require_even_heads
 
-# Followers know neither what was drawn nor a recorded or compiled step.
+# Followers have neither the sampled tokens nor recorded or compiled steps.
 SINGLE_PROCESS_OPTIONS = ("overlap", "cuda_graphs", "compile")
 
 
 def load_engine(config: EngineConfig, lap: Callable[[str], None] = lambda _: None) -> Engine:
-    """Its `ranks` are to be closed. Raises ValueError, one sentence, when the model can't be loaded
-    or split, or doesn't fit."""
+    """Loads the engine; the caller closes its `ranks`. Raises ValueError, a sentence, if the model
+    cannot be loaded or split, or does not fit."""
     if config.tensor_parallel == 1:
         return Engine.load(config, lap)
     requested, config = config.dtype, settled(config)
@@ -32,7 +32,7 @@ def load_engine(config: EngineConfig, lap: Callable[[str], None] = lambda _: Non
         device = engine.model.device
         engine.model.dtype_reason = choose_dtype(config.model, device, requested).reason
     except Exception as error:
-        # Of a collective that broke, the reason is elsewhere.
+        # A broken collective is a symptom: the reason is on another rank.
         broken = isinstance(error, RuntimeError) or isinstance(error.__cause__, RuntimeError)
         reason = ranks.apart(error) if broken else error
         ranks.close()
@@ -41,12 +41,14 @@ def load_engine(config: EngineConfig, lap: Callable[[str], None] = lambda _: Non
 
 
 def settled(config: EngineConfig) -> EngineConfig:
-    """What every rank is to find the same. Raises ValueError, one sentence, for what can be known
-    not to work before any is started."""
+    """Returns the configuration that all ranks share. Raises ValueError, one sentence, if it cannot
+    work; checked before any rank starts."""
     size = config.tensor_parallel
     for name in SINGLE_PROCESS_OPTIONS:
         if getattr(config, name) == "on":
-            raise ValueError(f"{name} is on, which tensor_parallel {size} has not: set it to auto")
+            raise ValueError(
+                f"{name} is on, but tensor_parallel {size} does not support it: set it to auto"
+            )
     if ":" in config.device:
         raise ValueError(
             f"device {config.device} is one GPU, but tensor_parallel {size} takes {size}: set "
@@ -59,7 +61,7 @@ def settled(config: EngineConfig) -> EngineConfig:
             f"tensor_parallel {size} takes GPUs {first} to {first + size - 1}, but this machine "
             f"has {gpus}: set it lower, or start fewer workers"
         )
-    device = device_of(config.device, first)  # says so where cuda is asked for and there is none
+    device = device_of(config.device, first)  # raises ValueError if cuda is configured and missing
     with explained_load_errors(config.model):
         require_folder(config.model)
         model = AutoConfig.from_pretrained(config.model).get_text_config()
@@ -69,6 +71,6 @@ def settled(config: EngineConfig) -> EngineConfig:
         dtype = choose_dtype(config.model, device, config.dtype).dtype
         if device.type == "cpu":
             require_room(config.model, device, dtype)
-    kind = "auto" if device.type == "cuda" else "cpu"  # each rank takes its own
+    kind = "auto" if device.type == "cuda" else "cpu"  # each rank uses its own GPU
     off = dict.fromkeys(SINGLE_PROCESS_OPTIONS, "off")
     return config.model_copy(update={**off, "device": kind, "dtype": dtype})

@@ -1,8 +1,8 @@
-"""What rank 0 tells the others, as 64-bit integers: a batch to run, moves to carry out.
+"""Control messages of rank 0, encoded as 64-bit integers: batches to run, transfers to start.
 
-A batch travels as what forwards and kernels read of it. While the same rows decode, their tables
-are sent only when one has grown, and only as wide as the longest; so a step of 64 rows takes some
-kilobytes. Building a message costs O(what it holds).
+A batch message holds what forwards and kernels read. While the same rows decode, their block tables
+are sent only when one has grown, and only as wide as the longest: a step of 64 rows takes a few
+kilobytes. Encoding is linear in the message size.
 """
 
 from collections.abc import Iterator
@@ -26,17 +26,17 @@ class MessageKind(IntEnum):
 
     RUN = 1  # a batch
     MOVE = 2  # moves
-    SETTLE = 3  # serials of the uploads that may be read from now on
-    RESET = 4  # no upload is under way any more
+    SETTLE = 3  # serials of completed uploads
+    RESET = 4  # all uploads are cancelled
     END = 5
 
 
 DIRECTIONS = tuple(Direction)
-# Words before what follows them. Of a batch: its kind, how many rows, whether they are those of the
-# last batch, how wide the tables are that follow (0: as they were), how many chunks.
+# Header sizes in words. A batch: kind, rows, whether they are the last batch's rows, width of the
+# tables that follow (0: unchanged), chunks.
 HEAD = 5
-CHUNK = 5  # its start, end, whether it samples, how many tokens it scores, blocks
-MOVE = 4  # its serial, direction, tokens, blocks
+CHUNK = 5  # start, end, whether it samples, scored tokens, blocks
+MOVE = 4  # serial, direction, tokens, blocks
 
 
 def encode_message(kind: MessageKind, numbers: Seq[int] = ()) -> Words:
@@ -44,7 +44,7 @@ def encode_message(kind: MessageKind, numbers: Seq[int] = ()) -> Words:
 
 
 class BatchWriter:
-    """Writes batches, one after the other, for one `BatchReader`."""
+    """Encodes batches for one `BatchReader`."""
 
     def __init__(self) -> None:
         self._rows: DecodeRows | None = None
@@ -70,7 +70,7 @@ def _chunk_words(chunk: PrefillChunk) -> Iterator[Ints]:
 
 
 class BatchReader:
-    """Makes batches that run as those that were written; who is in them stays unknown."""
+    """Decodes batches that compute the same as the encoded ones, without request identities."""
 
     def __init__(self, block_tokens: int):
         self._block_tokens = block_tokens
@@ -95,7 +95,7 @@ class BatchReader:
             start, end, samples, scored, blocks = left[:CHUNK].tolist()
             table, left = left[CHUNK : CHUNK + blocks].copy(), left[CHUNK + blocks :]
             tokens, left = left[: end - start].tolist(), left[end - start :]
-            # Of what lies before and behind it only the length counts.
+            # Only the number of tokens before and after the chunk matters.
             sequence = _sequence([0] * start + tokens + [0] * (not samples))
             chunk = PrefillChunk(sequence, start, end, table)
             chunk.scored = scored
@@ -103,7 +103,7 @@ class BatchReader:
 
 
 def _decode_rows(tokens: Ints, positions: Ints, tables: Ints, block_tokens: int) -> DecodeRows:
-    """Rows fall in length already, so they stay in their order."""
+    """Rows are already sorted by falling length, so their order is kept."""
     sequences = []
     for token, position in zip(tokens.tolist(), positions.tolist(), strict=True):
         sequence = _sequence([token])
@@ -117,8 +117,7 @@ def _sequence(tokens: list[int]) -> Sequence:
 
 
 def _set_tables(rows: DecodeRows, tables: Ints) -> None:
-    """In place as long as there is room, as whoever grew them did: kernels look at which array it
-    is."""
+    """Sets the tables in place while they fit, as on rank 0: kernels compare array identity."""
     wide = tables.shape[1]
     if wide > rows.tables.shape[1]:
         rows.tables = np.zeros((len(rows), 2 * wide), np.int64)
@@ -145,7 +144,7 @@ def _moves(left: list[int]) -> Iterator[KVTransfer]:
         serial, direction, tokens, blocks = left[:MOVE]
         device, host = left[MOVE : MOVE + blocks], left[MOVE + blocks : MOVE + 2 * blocks]
         left = left[MOVE + 2 * blocks :]
-        # By its serial: a request may be on its way twice.
+        # Identified by its serial: one request may have two transfers.
         yield KVTransfer(
             serial, str(serial), DIRECTIONS[direction], tuple(device), tuple(host), tokens
         )

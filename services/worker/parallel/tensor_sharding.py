@@ -1,10 +1,10 @@
-"""A rank's part of a model, by the plan that transformers has for it.
+"""TensorSharder: keeps one rank's shard of a model, by transformers' tensor-parallel plan.
 
 `tp_plan` names a style for each linear map: "colwise" gives a rank some of its outputs, "rowwise"
 some of its inputs, so that all ranks' results add up. transformers' own classes for these need
-`accelerate` to load a model and wrap every weight in a DTensor; the plan is followed here with
-plain slices and a hook where ranks have to exchange something, and every module runs as it is.
-Heads are outputs of q, k and v: attention, and the KV it keeps, is by rank without being told.
+`accelerate` to load a model and wrap every weight in a DTensor. This module uses plain slices, and
+hooks where ranks exchange tensors; modules run unchanged. Heads are outputs of q, k and v, so
+attention and its KV are sharded by head without further code.
 """
 
 import re
@@ -18,23 +18,23 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from services.worker.parallel.group import RankGroup
 
 LAYER_NUMBER = re.compile(r"\.\d+(?=\.|$)")
-# What a rank's share of must be whole heads.
+# Linear maps whose shards must be whole heads.
 HEADS = ("q_proj", "k_proj", "v_proj", "query_key_value")
 
 
 class TensorSharder:
-    """Cuts a model once; tied weights stay tied. `meet` returns once all ranks have called it: one
-    may take long to read its files, and in a collective nobody would wait so long for it."""
+    """Shards a model once; tied weights stay tied. `meet` is a barrier of all ranks: one may read
+    its files for longer than the timeout of a collective."""
 
     def __init__(self, group: RankGroup, meet: Callable[[], object] = lambda: None):
         self.ranks = self._group = group
         self._meet = meet
         self._parts: dict[tuple[int, int], nn.Parameter] = {}
-        self._wholes: list[nn.Parameter] = []  # kept until it is done, so that ids stay their own
+        self._wholes: list[nn.Parameter] = []  # kept alive until done, so that ids stay unique
 
     def cut(self, module: PreTrainedModel) -> None:
-        """Raises ValueError, a sentence, where the model has no plan or one not known here. What is
-        cut is copied, so that nothing keeps the whole of it in memory."""
+        """Shards `module` in place. Shards are copies, so that the whole weights are freed. Raises
+        ValueError, one sentence, if the model has no plan or an unsupported one."""
         plan = sharding_plan(module)
         require_even_heads(module.config.get_text_config(), plan, self._group.size)
         modules = dict(module.named_modules())
@@ -46,14 +46,14 @@ class TensorSharder:
         self._meet()
 
     def colwise(self, linear: nn.Linear) -> None:
-        """Outputs [first, end)."""
+        """Keeps outputs [first, end)."""
         first, end = self._group.bounds(linear.out_features)
         self._take(linear, "weight", 0)
         self._take(linear, "bias", 0)
         linear.out_features = end - first
 
     def rowwise(self, linear: nn.Linear) -> None:
-        """Inputs [first, end); results are summed, with the bias of rank 0."""
+        """Keeps inputs [first, end); sums results over ranks, with the bias on rank 0."""
         first, end = self._group.bounds(linear.in_features)
         self._take(linear, "weight", 1)
         if self._group.rank:
@@ -62,21 +62,21 @@ class TensorSharder:
         linear.register_forward_hook(self._summed)
 
     def colwise_gather(self, linear: nn.Linear) -> None:
-        """Each computes some outputs, and gets all. Where they don't come out even, all of them."""
+        """Computes a shard of the outputs and gathers all; replicated if they do not divide."""
         if linear.out_features % self._group.size:
             return
         self.colwise(linear)
         linear.register_forward_hook(self._gathered)
 
     def rowwise_split(self, linear: nn.Linear) -> None:
-        """As rowwise, of an input that every rank has whole."""
+        """Like rowwise, for an input that every rank has in full."""
         first, end = self._group.bounds(linear.in_features)
         linear.register_forward_pre_hook(lambda _, inputs: (inputs[0][..., first:end],))
         self.rowwise(linear)
 
     def embedding(self, table: nn.Embedding) -> None:
-        """Rows [first, end) of the vocabulary: of the others this rank adds nothing. Where it does
-        not come out even, all of it, as its head then."""
+        """Keeps rows [first, end) of the vocabulary and sums over ranks. Replicated, like its head,
+        if the vocabulary does not divide."""
         if table.num_embeddings % self._group.size:
             return
         first, end = self._group.bounds(table.num_embeddings)
@@ -87,7 +87,7 @@ class TensorSharder:
         table.register_forward_hook(lookup.after)
 
     def whole(self, part: nn.Module) -> None:
-        """Every rank has all of it."""
+        """Replicates the module."""
 
     def _summed(self, _: nn.Module, inputs: object, output: Tensor) -> Tensor:
         return self._group.sum(output)
@@ -110,7 +110,7 @@ class TensorSharder:
 
 
 class _Lookup:
-    """One rank's rows of an embedding: the ids that are others' are zero rows, and then a sum."""
+    """Lookup in one rank's rows of an embedding: zero for other ids, then summed over ranks."""
 
     def __init__(self, group: RankGroup, first: int, rows: int):
         self._group = group
@@ -149,30 +149,32 @@ NO_PLAN = "transformers has no tp_plan for {}: set tensor_parallel to 1"
 
 
 def sharding_plan(module: PreTrainedModel) -> Mapping[str, str]:
-    """The style of each of its modules, numbers of layers as `*`. Raises ValueError, a sentence."""
+    """Returns the style by module name, layer numbers as `*`. Raises ValueError, one sentence."""
     plan: Mapping[str, str] = module.tp_plan or {}
     kind = type(module).__name__
     used: dict[str, str] = {}
-    strange: set[str] = set()
+    unsupported: set[str] = set()
     for name, part in module.named_modules():
         if (style := plan.get(_anywhere(name))) is None:
             continue
         used[_anywhere(name)] = style
         if style not in STYLES or (style in LINEAR and type(part) is not nn.Linear):
-            strange.add(style)
-    strange |= {plan[n] for name, _ in module.named_parameters() if (n := _anywhere(name)) in plan}
+            unsupported.add(style)
+    unsupported |= {
+        plan[n] for name, _ in module.named_parameters() if (n := _anywhere(name)) in plan
+    }
     if not LINEAR & set(used.values()):
         raise ValueError(NO_PLAN.format(kind))
-    if strange:
+    if unsupported:
         raise ValueError(
-            f"the tp_plan of {kind} splits parts as {', '.join(sorted(strange))}, which is not "
-            "known here: set tensor_parallel to 1"
+            f"the tp_plan of {kind} splits parts as {', '.join(sorted(unsupported))}, which is not "
+            "supported: set tensor_parallel to 1"
         )
     return used
 
 
 def require_even_heads(config: PreTrainedConfig, plan: Mapping[str, str], size: int) -> None:
-    """Raises ValueError, a sentence, where ranks can't have as many heads each."""
+    """Raises ValueError, one sentence, if the heads do not divide evenly over the ranks."""
     by_rank = any(
         style == "colwise" and name.rpartition(".")[2] in HEADS for name, style in plan.items()
     )
@@ -188,5 +190,5 @@ def require_even_heads(config: PreTrainedConfig, plan: Mapping[str, str], size: 
 
 
 def _anywhere(name: str) -> str:
-    """A module's name in any layer."""
+    """Returns a module's name with layer numbers as `*`."""
     return LAYER_NUMBER.sub(".*", name)

@@ -178,7 +178,7 @@ def test_a_step_that_fails_on_one_rank_ends_all(folders, monkeypatch):
         ("llama", 4, {}, "4 attention heads and 2 key-value heads can't be split evenly over 4"),
         ("llama", 3, {}, "set tensor_parallel to a number that divides both"),
         *(
-            ("llama", 2, {name: "on"}, f"{name} is on, which tensor_parallel 2 has not: set it to")
+            ("llama", 2, {name: "on"}, f"{name} is on, but tensor_parallel 2 does not support it")
             for name in ("overlap", "cuda_graphs", "compile")
         ),
         ("llama", 2, {"device": "cuda:1"}, "device cuda:1 is one GPU, but tensor_parallel 2 takes"),

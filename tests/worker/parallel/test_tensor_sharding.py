@@ -147,7 +147,7 @@ def ask_for_experts(module: PreTrainedModel) -> None:
     ("change", "sentence"),
     [
         (replace_a_map, "the tp_plan of LlamaForCausalLM splits parts as colwise, which is not"),
-        (ask_for_experts, "splits parts as moe_tp_experts, which is not known here"),
+        (ask_for_experts, "splits parts as moe_tp_experts, which is not supported"),
         (lambda module: module._tp_plan.clear(), "no tp_plan for LlamaForCausalLM: set tensor_par"),
     ],
 )
