@@ -38,7 +38,7 @@ def served(config: Mapping[str, Any], registry: CollectorRegistry | None = None)
 
 
 class Apart:
-    """A state whose rounds an BatcherLink has arranged, and that is told a recorded load."""
+    """A state whose rounds a BatcherLink arranges, driven by a recorded load."""
 
     def __init__(self, channel: aio.Channel, preset: Preset, timeout_s: float = PATIENT_S):
         self.state = SchedulerState(preset, apart=True)
@@ -53,10 +53,10 @@ class Apart:
             self.arranged.put_nowait,
         )
 
-    def by(self, who: str) -> int:
-        """Rounds that were arranged by this one, or at home because of this."""
+    def by(self, how: str) -> int:
+        """The number of rounds arranged by the batcher, or in process for the given reason."""
         series = "foretoken_scheduler_rounds_arranged_total"
-        return int(self.registry.get_sample_value(series, {"by": who}) or 0)
+        return int(self.registry.get_sample_value(series, {"by": how}) or 0)
 
     async def step(self, event: ev.Event, now: float) -> list[ev.Action]:
         actions = self.state.step(event, now)
@@ -71,10 +71,10 @@ class Apart:
         return rest + self.state.step(arranged, now)
 
     async def same_as(self, told: list[FakePredictor]) -> int:
-        """Whether all is done as it was there; how many rounds were asked about."""
+        """Check that the outcome equals the recorded one; return the number of arranged rounds."""
         for event, now, actions in told:
             assert await self.step(event, now) == actions
-        return sum(self.by(who) for who in ("batcher", "late", "gone", "wrong"))
+        return sum(self.by(how) for how in ("batcher", "late", "gone", "wrong"))
 
 
 @asynccontextmanager
@@ -88,7 +88,7 @@ async def apart(
             yield made
 
 
-# Two who wait, and what the service answers to those who ask about them
+# Two waiting requests, and the service's answers about them
 
 
 def two_wait() -> Candidates:

@@ -1,5 +1,5 @@
-"""A load as a list of events, recorded from a scheduler that arranges its rounds itself, and told
-again to one whose rounds somebody else arranges."""
+"""A load as a list of events, recorded from a scheduler that arranges its rounds itself and
+replayed to one whose rounds a batcher arranges."""
 
 from dataclasses import dataclass, field
 

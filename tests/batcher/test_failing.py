@@ -1,4 +1,4 @@
-"""A batcher that fails, in whichever way: the load is served all the same."""
+"""Failing batchers: the load is served in every case."""
 
 import asyncio
 from collections.abc import Callable
@@ -54,7 +54,7 @@ class Refusing(batcher_pb2_grpc.BatcherServicer):
 
 
 def first_run(answer: batcher_pb2.Arrangement) -> batcher_pb2.WorkerDecision:
-    """A decision in which somebody runs; where there is none, nobody's row does."""
+    """A decision in which a request runs; without one, an unknown row runs."""
     found = next((each for each in answer.workers if each.run), None)
     if found is None:
         no_such_row(answer)
@@ -66,7 +66,7 @@ def no_such_row(answer: batcher_pb2.Arrangement) -> None:
     answer.workers[0].limits.append(10)
 
 
-def a_row_of_nobody(answer: batcher_pb2.Arrangement) -> None:
+def free_row(answer: batcher_pb2.Arrangement) -> None:
     answer.workers[0].run.append(255)
     answer.workers[0].limits.append(10)
 
@@ -123,7 +123,7 @@ def time_gone_by(answer: batcher_pb2.Arrangement) -> None:
 
 
 SPOILS = (
-    no_such_row, a_row_of_nobody, too_few_limits, limits_without_bound, limits_of_nothing, twice,
+    no_such_row, free_row, too_few_limits, limits_without_bound, limits_of_nothing, twice,
     pauses_all, strange_victims, elsewhere, no_portions, never_again, no_time, time_gone_by,
 )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""What the batcher says to what it can't understand: a status, and the field's name."""
+"""Invalid messages to the batcher: the status and the named field."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The separate batcher, on a real socket: the same decisions as at home, whatever becomes of it."""
+"""The separate batcher on a real socket makes the same decisions as the in-process one."""
 
 from collections import Counter
 from collections.abc import AsyncIterator

@@ -188,7 +188,7 @@ async def test_worker_metrics_exist_while_watched(way: str) -> None:
     registry = CollectorRegistry()
 
     def told() -> dict[str, float | None]:
-        """The error of whoever there is."""
+        """The 0.9 quantile of the error, per worker."""
         return {
             sample.labels["worker"]: sample.value
             for family in registry.collect()

@@ -1,4 +1,4 @@
-"""Who is let in, and what those are told who are not."""
+"""Admission: accepted and refused requests, and the reasons for refusal."""
 
 from math import inf
 from typing import Any
@@ -58,7 +58,7 @@ def test_refusals_name_their_reason():
     ],
 )
 def test_invalid_lengths_are_refused(attached: bool, prompt: int, most: int, sentence: str):
-    """Whether there is a worker to measure them by or not; and nothing of them stays."""
+    """Invalid lengths are refused with and without a worker, and leave no state."""
     s = state()
     if attached:
         run_step(s, worker(), 0.0)
@@ -115,7 +115,7 @@ def test_unknown_model_is_refused_at_once():
 
 
 def test_too_long_takes_precedence_over_full_queue():
-    """Not when to try again."""
+    """The refusal names no retry time."""
     s = state(max_queue=1)
     run_step(s, worker(), 0.0)
     s.step(ev.Submitted(G, request("a")), 0.0)
@@ -126,7 +126,7 @@ def test_too_long_takes_precedence_over_full_queue():
 
 
 def busy(**limits: Any) -> Any:
-    """8 run, 100 wait; all may make 400 tokens."""
+    """8 requests run and 100 wait; each may generate 400 tokens."""
     s = state(**limits)
     run_step(s, worker(), 0.0)
     for name in "abcdefgh":
@@ -160,7 +160,7 @@ def test_deadline_before_drain_time_is_refused_with_retry_time():
 
 
 def test_refusal_is_constant_time():
-    """Whatever waits, it is neither walked nor snapshot: the board may even be gone."""
+    """The check neither walks the queue nor takes a snapshot: it works without a board."""
     s = busy(max_queue=100)
     s.ledger.board.snapshot = s.ledger.board.jobs = s.ledger.board.phase = None
     for asked, reason in [

@@ -1,5 +1,5 @@
-"""What workers and gateways have from before: a scheduler that was restarted, a worker that comes
-back, another with its name."""
+"""State that workers and gateways bring along: a restarted scheduler, a returning worker, and a
+worker with an existing name."""
 
 from math import inf
 from typing import Any
@@ -37,18 +37,18 @@ ADOPT_S = 10.0
 
 
 def held(name: str, running: bool = True, output: int = 20) -> HeldRequest:
-    """As its worker has it: a prompt of 10, so many made of 50, all in KV."""
+    """A request as reported by its worker: a prompt of 10, `generated` of 50 tokens, all in KV."""
     return HeldRequest(name, 10, 50, output, 10 + output, 50, running, 2)
 
 
 def back(*has: HeldRequest, name: str = "w0", link: str = "#1", model: str = "demo") -> Any:
-    """A worker that comes with what it has."""
+    """Attach a worker that reports existing requests."""
     view = WorkerView(name, f"unix:/{name}", model, 1_000, 16, 8, 500)
     return ev.WorkerAttached(name + link, view, has)
 
 
 def again(name: str, at: str = "w0", delivered: int = 18, model: str = "demo") -> Request:
-    """As its gateway announces it to a scheduler that is new."""
+    """Submit a request as a gateway announces it to a restarted scheduler."""
     return Request(name, model, 10, 50, 0.0, delivered_tokens=delivered, worker_id=at)
 
 
@@ -152,7 +152,7 @@ def test_request_is_queued_when_its_worker_attaches_without_it() -> None:
 
 
 def test_adoption_timer_of_earlier_submission_is_ignored() -> None:
-    """Its gateway comes twice: its row is the same, its time is not."""
+    """The gateway submits the request twice: the row stays, the time changes."""
     s = state()
     run_step(s, back(name="w1"), 0.0)
     run_step(s, ev.Submitted(G, again("a")), 0.0)
@@ -198,7 +198,7 @@ def test_forecast_after_adoption_keeps_request_running() -> None:
 
 
 def test_reconnected_gateway_continues_running_request() -> None:
-    """Its new stream is there before the old one falls."""
+    """The new stream attaches before the old one ends."""
     s = state()
     run_step(s, worker(), 0.0)
     admitted(s, request("a"))
@@ -212,7 +212,7 @@ def test_reconnected_gateway_continues_running_request() -> None:
 
 @pytest.mark.parametrize("first", ["gateway", "worker"])
 def test_request_naming_absent_worker_is_not_refused_for_model(first: str) -> None:
-    """Two models, and the other one's worker is back first."""
+    """There are two models, and the worker of the other model attaches first."""
     s = state()
     other, ask = back(name="w1", model="other"), ev.Submitted(G, again("a"))
     for event in (ask, other) if first == "gateway" else (other, ask):
@@ -228,7 +228,7 @@ def test_request_naming_absent_worker_is_not_refused_for_model(first: str) -> No
 
 
 def test_orphan_progress_is_kept_until_adoption() -> None:
-    """It got on, was evicted, or ended before anybody asked for it."""
+    """The orphan continued, was evicted or ended before a gateway claimed it."""
     s = state()
     run_step(s, back(held("a"), held("b"), held("c")), 0.0)
     report(
@@ -261,7 +261,7 @@ def test_orphans_keep_slots_and_blocks() -> None:
     assert list(s.workers["w0"].running) == ["x", "y", "z"]
 
 
-# Another worker with its name
+# Another worker with the same name
 
 
 def test_worker_with_same_name_displaces_first_and_requeues_its_jobs() -> None:

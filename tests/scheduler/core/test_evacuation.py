@@ -1,4 +1,4 @@
-"""A worker that leaves: nobody is placed there, and what it has goes to the others."""
+"""Evacuation: a leaving worker receives no requests, and its requests move to other workers."""
 
 from typing import Any
 
@@ -83,7 +83,7 @@ def test_leaving_worker_receives_no_requests() -> None:
 
 
 def test_request_no_other_worker_can_run_continues() -> None:
-    """With a budget for all that it may make: no round looks at it any more."""
+    """The request has a grant for all its tokens, so that no round considers it."""
     s = state("scls")  # slices
     run_step(s, worker("w0"), 0.0)
     admitted(s, request("a", most=400))
@@ -110,7 +110,7 @@ def test_evacuation_ignores_other_models_and_small_workers() -> None:
 
 
 def test_paused_request_leaves_leaving_worker_without_kv() -> None:
-    """Whether it was let go for want of memory or by a round."""
+    """Whether memory or a round stopped the request."""
     s = state()
     run_step(s, worker("w0"), 0.0)
     admitted(s, request("a"))

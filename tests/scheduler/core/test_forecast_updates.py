@@ -1,6 +1,6 @@
-"""Transcripts: what those whose clients ask are told is expected of them, and when.
+"""Transcripts of forecast updates: their contents and times.
 
-The worker's step takes 0.05 s, and 0.05 s a sequence that decodes; a token of a prompt 0.01 s.
+A step takes 0.05 s plus 0.05 s per decoding sequence; a prompt token takes 0.01 s.
 """
 
 from collections.abc import Iterator
@@ -188,7 +188,8 @@ def test_promise_is_not_repeated_after_worker_loss() -> None:
     submitted(s, asker(), 0.0)
     report(s, 1, 0.5, progress=(RequestProgress("r", 3, 12, 1),))
     run_step(s, ev.WorkerLost("w0#1", "w0"), 1.0)
-    assert foretold(run_step(s, ev.Forecasted((("r", OTHERS),)), 1.0)) == []  # nobody could run it
+    # no worker could run it
+    assert foretold(run_step(s, ev.Forecasted((("r", OTHERS),)), 1.0)) == []
     view = WorkerView("w0", "unix:/w0", "demo", 1_000, 16, 8, 500)
     [word] = foretold(run_step(s, ev.WorkerAttached("w0#2", view), 2.0))
     assert (word.forecast, word.ttft_s) == (OTHERS, None)
@@ -237,7 +238,7 @@ def test_promise_is_sent_once_across_worker_absence() -> None:
     run_step(s, ev.WorkerLost("w0#1", "w0"), 1.0)
     assert (
         foretold(run_step(s, ev.Forecasted((("r", OTHERS),)), 1.0)) == []
-    )  # nobody could say when
+    )  # no worker, so no promise
     view = WorkerView("w1", "unix:/w1", "demo", 1_000, 16, 8, 500)
     words = foretold(run_step(s, ev.WorkerAttached("w1#1", view), 2.0))
     assert [(w.forecast, w.ttft_s) for w in words] == [(OTHERS, None)]

@@ -55,7 +55,7 @@ def test_request_from_arrival_to_outcome():
     assert not s.jobs and not s.workers["w0"].running
 
 
-def test_a_report_applied_twice_changes_nothing():
+def test_report_is_idempotent():
     s = state()
     run_step(s, worker(), 0.0)
     admitted(s, request("a"))
@@ -180,7 +180,7 @@ def test_cancel_in_every_phase_leaves_no_state():
     [plan] = run_step(s, cancel, 1.0)  # evicted, its tokens still at the worker
     assert plan.plan.cancel == ("a",)
     assert not s.jobs and not queued(s) and not s.workers["w0"].running
-    assert len(s.ledger.board.forecasts) == 1  # that of who has none
+    assert len(s.ledger.board.forecasts) == 1  # that of the unknown forecast
 
 
 def test_other_gateway_cannot_cancel_request():
@@ -292,7 +292,7 @@ def test_refresh_updates_whole_population_within_caps():
     assert jobs.total[rows].tolist() == [17, 50, 6]
     assert jobs.cap[rows].tolist() == [100, 50, 7]
     s.step(ev.Refreshed((from_lengths([9], 2**24 - 1, "history", 1, "history/other"),)), 1.0)
-    assert jobs.total[rows].tolist() == [17, 50, 6]  # nobody's population
+    assert jobs.total[rows].tolist() == [17, 50, 6]  # not of a population
 
 
 def test_improved_forecast_replaces_first():

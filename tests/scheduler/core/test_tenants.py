@@ -1,4 +1,4 @@
-"""Whose a request is, from its client to the board."""
+"""The tenant of a request, from client to board."""
 
 from collections import Counter
 from typing import Any

@@ -25,7 +25,7 @@ from tests.scheduler.state_driver import (
 
 
 def workers(s: Any, name: str, limit: int = 50, on: str = "w0") -> tuple[ev.WorkerDecisionRow, ...]:
-    """That this one is to run there."""
+    """Decide that this request runs on that worker."""
     row = s.jobs[name].row
     return (ev.WorkerDecisionRow(s.workers[on].number, (row,), (limit,), (), (row,), 0.0),)
 

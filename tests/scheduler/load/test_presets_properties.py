@@ -22,7 +22,8 @@ from tests.scheduler.load.watched_fleet import REQUESTS, Fleet, Seen, due_within
 ALL = list(presets())
 SMALL = {"slice_tokens": 8, "interval_s": 0.1}  # for answers of some 20 tokens
 
-# Who waits by a rule of its own: for its worker, or for the interval's time.
+# Reasons of requests that wait by a rule of the preset: for a worker or for the end of the
+# interval.
 BY_RULE = {
     WaitReason[name]
     for name in ("ASSIGNED", "CUT_SCHEDULED", "IN_BATCH", "CUT_ON_IDLE")
@@ -101,8 +102,8 @@ def check_room(
     here: set[int],
     share: WorkerDecision,
 ) -> None:
-    """Who enters finds room for what is there now; where a form promises it, for all that is
-    granted."""
+    """An admitted request finds room for its current tokens; where a form guarantees it, for its
+    whole grant."""
     assert len(share.run) <= worker.max_running
     if len(share.run) < 2 or not set(share.run.tolist()) - here:
         return
@@ -154,7 +155,7 @@ def check_reasons(seen: Seen) -> None:
     assert (why.first_values[places] >= why.second_values[places]).all()
 
 
-# Nobody starves, where an order promises it
+# Starvation, where an order declares a bound
 
 AGEING_S = 1.0
 SHORT_S = 27.0  # for so long more short ones come than can be served

@@ -94,9 +94,9 @@ class RandomEvents(RuleBasedStateMachine):
         self.answer = ev.Arranged(action.round, workers, decision.next_s, decision.not_before_s)
 
     def check_plan(self, action: ev.SendPlan) -> None:
-        """Victims are all of ours that run; the order is of these and of who rests there, each
-        once and with a wait that can be. A round that was out meanwhile knows no newcomers; and
-        whose deadline came with the round is cancelled by the next plan."""
+        """Victims are all running requests of this worker; the line holds these and the paused
+        ones, each once with a valid wait. A pending round does not know later arrivals, and a
+        request whose deadline arrived with the round is cancelled by the next plan."""
         worker = self.state.workers[action.worker_id]
         gone = set(worker.draft.cancel)
         order = [s.request_id for s in action.plan.order if s.request_id not in gone]
@@ -119,7 +119,8 @@ class RandomEvents(RuleBasedStateMachine):
         assert all(0 <= wait < inf for wait in waits.values())
 
     def check_foretold(self, action: ev.SendForecast) -> None:
-        """Who asks alone, once a forecast is known; its first token is promised at most once."""
+        """Only requests with include_forecast receive updates, once a forecast is known; the first
+        token is promised at most once."""
         job = self.state.jobs.get(action.request_id)
         if job is None:
             return  # its deadline came with the same step

@@ -92,7 +92,7 @@ class Driver:
         return {name: float(known[self.row(name)]) for name in self.state.jobs}
 
     def ranked(self) -> Ranking:
-        """Everybody's rank as it is now."""
+        """The rank of every request now."""
         state = self.state
         snapshot = state.ledger.board.snapshot(self.now, state.ledger.worker_snapshots())
         return rank_requests(snapshot, state.preset, state.rounds.memory)

@@ -128,9 +128,9 @@ def test_alise_starvation_bound_is_earlier_arrivals() -> None:
 
 
 def test_alise_runs_one_front_request_per_worker() -> None:
-    """Two workers, and at each of them two long ones rest while two short ones run. Starved, the
-    older one of each worker is at the front, though both of one may be older than those of the
-    other; the younger one comes there when that one has ended."""
+    """Two workers; at each, two long requests are paused while two short ones run. Once starved,
+    the older request of each worker is at the front, even if both of one worker are older than
+    those of the other. The younger one follows when the older has ended."""
     d = Driver(places=2, ageing_s=1, levels=2)
     d.attach("w1", places=2)
     for at, name in enumerate(("a", "b", "c", "d")):
@@ -156,8 +156,8 @@ def test_alise_runs_one_front_request_per_worker() -> None:
 
 
 def test_alise_front_admits_one_request_without_kv() -> None:
-    """Nobody knows where it will run: so it would be two at one worker, were it let in beside
-    another. And no younger one of another worker goes first meanwhile."""
+    """The worker of the request is not known yet. Admitted beside another front request, it could
+    make two at one worker. Meanwhile no younger request of another worker goes first."""
     d = Driver(places=1, ageing_s=1, levels=2, hysteresis=inf)
     d.attach("w1", places=1)
     for name in ("x", "y"):
