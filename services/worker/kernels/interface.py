@@ -1,5 +1,4 @@
-"""What a set of kernels offers, to attend and to draw: PyTorch's runs anywhere, the others
-take the same calls."""
+"""Interfaces of attention and sampling kernels. The PyTorch reference runs on any device."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -35,7 +34,7 @@ class Filters:
 
 
 class SamplingKernels(Protocol):
-    """Chooses a token a row."""
+    """Chooses one token per row."""
 
     def argmax(self, logits: Tensor) -> Tensor:
         """Index of each row's largest of logits [rows, vocabulary], the first of equals; a

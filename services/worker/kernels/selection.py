@@ -1,5 +1,5 @@
-"""Which kernels serve a model here: by default Triton's on CUDA, Numba's on a CPU where it knows
-the dtype, PyTorch's anywhere else."""
+"""Selects the kernels for a model: by default Triton on CUDA, Numba on a CPU for float32 and
+bfloat16, PyTorch elsewhere."""
 
 import torch
 

@@ -28,7 +28,7 @@ from services.worker.model.sharding import Collectives
 ROTARY_TABLE_BYTES = 64 * 2**20
 # Of a weight that a CPU reads fastest when it lies input by input (measured, one thread, float32
 # and bfloat16: up to twice as fast for 1 to 64 rows): a core's own cache holds it, and products of
-# it are computed here where they can be (kernels/cpu/products.py).
+# it are computed here where they can be (kernels/cpu/matmul.py).
 BY_INPUT_NUMBERS = 2**19
 
 

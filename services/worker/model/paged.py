@@ -2,7 +2,7 @@
 
 The model runs on a packed row [1, Σ tokens]; every layer's attention is handed to a `PagedStep`.
 Through transformers' modules, unchanged, it travels as a keyword argument of their forward; common
-layouts have a fused forward of ours, which runs once it has been seen to give the same.
+layouts have a fused forward, used after a check that it gives the same logits.
 """
 
 import logging
@@ -33,7 +33,7 @@ from services.worker.model.sharding import Collectives, ModelSharder
 from services.worker.model.weights import logged_loading, require_room
 
 ATTENTION = "foretoken_paged"
-MAX_ERROR_CHARS = 300  # characters of what another library says went wrong
+MAX_ERROR_CHARS = 300  # of an error message from another library
 UNBOUNDED_TOKENS = 2**31 - 1  # positions of a model that names no limit
 INT8_PROBE_TOKENS = 32
 MAX_INT8_SHIFT = 0.1  # of the logits' own size; models that take INT8 well stay near 0.01
@@ -103,7 +103,7 @@ class PagedModel:
         ranks: Collectives | None = None,
     ):
         # No mask function with it: then transformers makes no masks, for which it would look at the
-        # positions each step, and wait for the device. Who sees whom is the kernels' business.
+        # positions each step, and wait for the device. The kernels apply causality and windows.
         AttentionInterface.register(ATTENTION, paged_attention)
         module.train(False)
         self.module = module.requires_grad_(False).to(device)
@@ -312,7 +312,7 @@ def load_model(
 
 @contextmanager
 def explained_load_errors(name: str) -> Iterator[None]:
-    """What goes wrong within is a ValueError that names the model."""
+    """Context that turns any error into a ValueError that names the model."""
     try:
         yield
     except Exception as error:  # whatever transformers, safetensors or json say of a bad folder
@@ -321,7 +321,7 @@ def explained_load_errors(name: str) -> Iterator[None]:
 
 
 def require_folder(name: str) -> None:
-    """Refuse what can only be meant as a folder and is none, or is one without a model."""
+    """Raises ValueError if the name is a path without a folder, or a folder without a model."""
     folder = Path(name)
     if folder.is_dir() and not (folder / "config.json").exists():
         raise ValueError("the folder has no config.json")

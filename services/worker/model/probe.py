@@ -1,5 +1,5 @@
-"""Whether a forward is the model's own: attention that is plain and takes notes, and what is
-compared with what."""
+"""Checks that a forward equals the model's own: plain attention that records its calls, and the
+comparison of logits."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -12,16 +12,16 @@ from services.worker.kernels.reference.paging import quantize
 from services.worker.kv.cache import KVShape
 
 PROBE_TOKENS = 8  # two of them cost a model of 0.6 B parameters most of a second on one core
-# Multiplications that looking beyond a window may take: a quarter of a second of two slow cores.
+# Multiplications allowed to probe beyond a window: 0.25 s on two slow cores.
 MAX_PROBE_WORK = 2e10
 
 
 @dataclass(frozen=True)
 class Probe:
-    """Plain causal attention, which notes what each layer stores and how it attends.
+    """Plain causal attention that records what each layer stores and how it attends.
 
-    The packed row is `sequences` of one length, one behind the other. With `int8`, keys and
-    values are as an INT8 cache gives them back.
+    The packed row holds `sequences` of equal length. With `int8`, keys and values take a round
+    trip through INT8.
     """
 
     sequences: int = 1
@@ -60,8 +60,8 @@ def _through_int8(x: Tensor) -> Tensor:
 def probe_tokens(
     parameters: int, numbers: int, windows: Iterable[int | None], max_context_tokens: int
 ) -> int:
-    """How long the two sequences of a comparison are: beyond every window where that is cheap
-    enough, else short. `numbers`: of all layers' queries, by which attention is reckoned."""
+    """Returns the length of the two probe sequences: beyond every window if that is cheap enough,
+    else short. `numbers` counts the query elements of all layers, for the cost of attention."""
     beyond = PROBE_TOKENS + max((window or 0 for window in windows), default=0)
     work = 2 * beyond * (parameters + 2 * beyond * numbers)
     tokens = beyond if work <= MAX_PROBE_WORK else PROBE_TOKENS
@@ -69,8 +69,8 @@ def probe_tokens(
 
 
 def probe_sequences(tokens: int, vocabulary: int, max_context_tokens: int) -> tuple[Tensor, Tensor]:
-    """Random tokens, the same at each call, and positions [2, tokens]: at a context's beginning
-    and at its end."""
+    """Returns constant random tokens and positions [2, tokens]: the start of a context and its
+    end."""
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(vocabulary, (2, tokens), generator=generator)
     starts = torch.tensor([[0], [max_context_tokens - tokens]])
@@ -78,7 +78,7 @@ def probe_sequences(tokens: int, vocabulary: int, max_context_tokens: int) -> tu
 
 
 def relative_shift(ours: Tensor, own: Tensor) -> float:
-    """Of logits […, rows, vocabulary]: the most that a row moved, as a share of its own size.
-    What is common to a row's logits counts for nothing, as in a softmax."""
+    """Returns the largest relative difference of a row of logits […, rows, vocabulary]. The mean of
+    a row is ignored, as in a softmax."""
     ours, own = (x.float() - x.float().mean(-1, keepdim=True) for x in (ours, own))
     return float(((ours - own).norm(dim=-1) / own.norm(dim=-1)).max())

@@ -1,4 +1,4 @@
-"""A model's weights before and while they are loaded: is there room for them, and how far is it.
+"""Memory check before a model's weights are loaded, and progress while they are.
 
 transformers maps safetensors files into memory. A CPU computes on the mapped pages where the files
 hold the dtype that is asked for, and on one converted copy elsewhere; a GPU gets each tensor
@@ -26,10 +26,10 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-LOG_INTERVAL_S = 2.0  # what loads in less is not spoken of
+LOG_INTERVAL_S = 2.0  # faster loads log nothing
 GIB = 2**30
 
-# Bytes of an element, by safetensors' names. Only the first are converted when loaded.
+# Bytes per element by safetensors name. Only FLOATS are converted on load.
 FLOATS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 OTHERS = {"I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2, "I8": 1, "U8": 1, "BOOL": 1,
           "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1}  # fmt: skip
@@ -39,11 +39,11 @@ DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}
 def require_room(
     name: str, device: torch.device, dtype: str, hub: HfApi | None = None, parts: int = 1
 ) -> None:
-    """Raises ValueError where the weights of a folder or Hub id, or one of so many parts of them,
-    need more memory than is free.
+    """Raises ValueError if the weights of a folder or Hub id, or one of `parts` equal shards, need
+    more memory than is free.
 
-    Reckoned from the files' headers, before any of it is loaded, or fetched from the Hub. Of what
-    can't be reckoned (other formats, a Hub that doesn't answer) nothing is said.
+    Computed from the files' headers, before anything is loaded or fetched. Passes if the size is
+    unknown (other formats, an unreachable Hub).
     """
     elements = stored_elements(name, hub or HfApi())
     needed, free = needed_bytes(elements, dtype) // parts, _free_bytes(device)
@@ -65,14 +65,14 @@ def require_room(
 
 
 def needed_bytes(elements: Mapping[str, int], dtype: str) -> int:
-    """Of so many elements by stored type, loaded as `dtype`; as they are where it names none."""
+    """Returns the bytes of `elements` (count by stored type) loaded as `dtype`, or as stored."""
     target = DTYPES.get(dtype)
     floats = sum((target or size) * elements.get(kind, 0) for kind, size in FLOATS.items())
     return floats + sum(size * elements.get(kind, 0) for kind, size in OTHERS.items())
 
 
 def stored_elements(name: str, hub: HfApi) -> Mapping[str, int]:
-    """How many elements of each type a model's files hold; empty where that isn't known."""
+    """Returns the number of elements by type in a model's files; empty if unknown."""
     if Path(name).is_dir():
         return _elements(_weight_files(Path(name)))
     cached = try_to_load_from_cache(name, "config.json")
@@ -81,7 +81,7 @@ def stored_elements(name: str, hub: HfApi) -> Mapping[str, int]:
 
 
 def _weight_files(folder: Path) -> Sequence[Path]:
-    """The safetensors files that transformers would load; none where there aren't all of them."""
+    """Returns the safetensors files that transformers would load; empty if any is missing."""
     if (whole := folder / "model.safetensors").exists():
         return [whole]
     if not (index := folder / "model.safetensors.index.json").exists():
@@ -104,7 +104,7 @@ def _elements(files: Sequence[Path]) -> Mapping[str, int]:
 def _hub_elements(name: str, hub: HfApi) -> Mapping[str, int]:
     try:
         counts = hub.get_safetensors_metadata(name).parameter_count
-    except Exception:  # loading says what is wrong with a name, a Hub or a network
+    except Exception:  # loading reports a wrong name, Hub or network error
         return {}
     elements = {str(kind): count for kind, count in counts.items()}
     log.info("%s comes from the Hub: %.1f GiB", name, needed_bytes(elements, "") / GIB)
@@ -117,7 +117,7 @@ def _free_bytes(device: torch.device) -> int:
 
 @contextmanager
 def logged_loading() -> Iterator[None]:
-    """Within, transformers' progress bars are lines of the log, of what takes long."""
+    """Context in which slow transformers progress bars are written to the log."""
     before = transformers_logging.set_tqdm_hook(_bar)
     try:
         yield
@@ -129,13 +129,15 @@ def _bar(
     factory: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Iterator[Any]:
     if args and isinstance(args[0], Collection):
-        return told(args[0], kwargs.get("desc") or "Loading")
+        return logged_progress(args[0], kwargs.get("desc") or "Loading")
     bar: Iterator[Any] = factory(*args, **kwargs)
     return bar
 
 
-def told(items: Collection[T], label: str, clock: Callable[[], float] = monotonic) -> Iterator[T]:
-    """The items as they are; a line of the log each `LOG_INTERVAL_S` says how many are done."""
+def logged_progress(
+    items: Collection[T], label: str, clock: Callable[[], float] = monotonic
+) -> Iterator[T]:
+    """Yields the items; logs the progress every `LOG_INTERVAL_S`."""
     began_s = said_s = clock()
     for done, item in enumerate(items):
         if (now_s := clock()) - said_s >= LOG_INTERVAL_S:

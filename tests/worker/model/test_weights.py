@@ -1,4 +1,4 @@
-"""Weights: what they take is reckoned before they are loaded, once, and slow loading is told."""
+"""Model weights: one memory check before loading, and logged progress of slow loads."""
 
 import json
 import logging
@@ -19,10 +19,10 @@ from services.worker.model import weights
 from services.worker.model.paged import load_model
 from services.worker.model.weights import (
     logged_loading,
+    logged_progress,
     needed_bytes,
     require_room,
     stored_elements,
-    told,
 )
 from tests.worker.worker_fixtures import reference
 
@@ -169,7 +169,7 @@ def test_slow_loading_is_told_every_two_seconds(caplog):
     """Six items, one a second: said at 2, 4 and 6 s, when 1, 3 and 5 are done, and at the end."""
     caplog.set_level(logging.INFO)
     ticks = iter(range(100))
-    assert list(told("abcdef", "Loading weights", lambda: next(ticks))) == list("abcdef")
+    assert list(logged_progress("abcdef", "Loading weights", lambda: next(ticks))) == list("abcdef")
     assert [record.message for record in caplog.records] == [
         "Loading weights: 16% in 2 s",
         "Loading weights: 50% in 4 s",
@@ -177,7 +177,7 @@ def test_slow_loading_is_told_every_two_seconds(caplog):
         "Loading weights: done in 7 s",
     ]
     caplog.clear()
-    assert list(told("abcdef", "Loading weights", lambda: 0.0)) == list("abcdef")
+    assert list(logged_progress("abcdef", "Loading weights", lambda: 0.0)) == list("abcdef")
     assert not caplog.records
 
 

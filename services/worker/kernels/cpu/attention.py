@@ -1,4 +1,4 @@
-"""Paged attention on a CPU, in place: no context is gathered (loops.py).
+"""Paged attention on a CPU, in place: no context is gathered (decode_loops.py).
 
 Decode rows and short chunks of prompts are rows of one call a layer: each token is a query with a
 table and a position of its own. A chunk of many tokens is a product of matrices: prefill_loops.py,

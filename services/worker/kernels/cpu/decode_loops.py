@@ -1,8 +1,7 @@
 """Attention that reads blocks where they lie, and what stores into them, compiled by Numba.
 
-Plain loops over numpy views of a layer, O(context · head_dim) a row and head; block_ops.py has what
-is done with a block's keys and values. The scores of one row and KV head are all the memory they
-need.
+Plain loops over numpy views of a layer, O(context · head_dim) per row and head. attention_ops.py
+processes the keys and values of one block. Memory: the scores of one row and KV head.
 
 Stored numbers are float32, int8, or int16: the bits of a bfloat16.
 """

@@ -1,7 +1,7 @@
 """Norms, rotations and gates of a few rows, each one pass over them, compiled by Numba.
 
 PyTorch computes each as up to seven calls on a CPU: of a small model, half a step went there. Of
-float32, or of bfloat16's bits (stored.py): computed with in float32, and rounded once.
+float32, or of bfloat16's bits (number_formats.py): computed with in float32, and rounded once.
 
 Slices are taken first and then counted through from 0, and no divisor is looked at: else LLVM
 can't lay a loop out in vectors.

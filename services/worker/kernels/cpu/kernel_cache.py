@@ -1,6 +1,6 @@
-"""The kernels that Numba keeps on disk from one start to the next, and how they came about here.
+"""Registry of the Numba kernels cached on disk: whether this process compiled or loaded them.
 
-No Numba is imported here: a process may ask that has no use for it.
+Does not import Numba, so that processes without Numba kernels can query it.
 """
 
 from typing import Any, TypeVar
@@ -11,14 +11,14 @@ _kernels: list[Any] = []  # Numba's dispatchers, which have no types
 
 
 def cached(kernel: T) -> T:
-    """Marks one that is compiled with `cache=True`."""
+    """Registers a kernel compiled with `cache=True`."""
     _kernels.append(kernel)
     return kernel
 
 
 def kernel_source() -> str:
-    """Of all that this process has called: "compiled" where any was not on disk, else "loaded";
-    empty where none was called."""
+    """Returns "compiled" if any called kernel was not on disk, else "loaded"; empty if none was
+    called."""
     stats = [kernel.stats for kernel in _kernels]
     if any(each.cache_misses for each in stats):
         return "compiled"

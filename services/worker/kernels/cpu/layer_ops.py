@@ -1,5 +1,4 @@
-"""What a decoder layer does beside attention, on a CPU: products.py and row_loops.py for a step's
-rows."""
+"""Decoder layer operations besides attention on a CPU, by matmul.py and elementwise_loops.py."""
 
 import numba
 import numpy as np
@@ -71,7 +70,7 @@ class NumbaLayerOps:
         self.gated(none)
 
     def _is_ours(self, x: Tensor, weight: Tensor) -> bool:
-        """Whether products.py is faster: of a matrix that lies input by input, as small ones do."""
+        """Whether matmul.py is faster: of a matrix that lies input by input, as small ones do."""
         if not self._multiplies or not weight.is_contiguous():
             return False
         if self._dtype is torch.bfloat16:
@@ -88,5 +87,5 @@ class NumbaLayerOps:
 
 
 def multiply(x: Tensor, weight: Tensor, out: Tensor, added: bool, many: bool) -> None:
-    """products.py's `product`, of tensors."""
+    """matmul.py's `product`, of tensors."""
     product(many)(as_numpy(x), as_numpy(weight), added, as_numpy(out))

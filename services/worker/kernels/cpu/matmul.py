@@ -71,6 +71,6 @@ def product(many: bool) -> Any:
                     at = outputs - some
                     _last_columns(some, added, numbers, first, last, weight, at, out)
 
-    # loops.py says why it has a name of its own.
+    # decode_loops.py says why it has a name of its own.
     multiplying.__qualname__ += "_by_many" if many else "_by_one"
     return cached(njit(multiplying, nogil=True, cache=True, error_model="numpy", parallel=many))

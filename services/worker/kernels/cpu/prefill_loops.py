@@ -1,6 +1,6 @@
 """Attention of a prompt's chunk over its context and itself, in place, compiled by Numba.
 
-Tiles of queries against tiles of keys, of each a product (product_op.py), with the largest score
+Tiles of queries against tiles of keys, of each a product (matmul_ops.py), with the largest score
 and the sum of weights carried along, so that no score is kept longer than its tile. Queries lie
 side by side in the lanes: what is done for each is done for sixteen at once, and keys and values
 are read as they are stored.

@@ -1,4 +1,4 @@
-"""What attention over a block of keys and values is made of (lanes.py says how).
+"""What attention over a block of keys and values is made of (codegen/vectors.py says how).
 
 Left to itself Numba sums the lanes of a dot product for each key alone. Here the sums of sixteen
 keys are folded into one vector together, which takes 45 operations where one by one they take 128;

@@ -1,4 +1,4 @@
-"""A product of some rows with a matrix, a tile of it in registers (lanes.py says how)."""
+"""A product of some rows with a matrix, a tile of it in registers (codegen/vectors.py says how)."""
 
 from collections.abc import Callable
 from typing import Any
