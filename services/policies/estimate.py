@@ -34,24 +34,26 @@ def knn(cost: CostModel, seqs: Floats, length: Floats, steps: Floats) -> Floats:
     result is `linear`. O(batches · neighbours).
     """
     columns = np.broadcast_arrays(*(np.asarray(c, float) for c in (seqs, length, steps)))
-    told = linear(cost, *columns)
+    linear_s = linear(cost, *columns)
     if not cost.neighbours:
-        return told
-    asked = np.stack([c.ravel() for c in columns])
-    flat = told.ravel()
+        return linear_s
+    queries = np.stack([c.ravel() for c in columns])
+    flat = linear_s.ravel()
     parts = [
-        _asked(cost.neighbours, asked[:, at : at + CHUNK], flat[at : at + CHUNK])
+        _knn_mean(cost.neighbours, queries[:, at : at + CHUNK], flat[at : at + CHUNK])
         for at in range(0, flat.size, CHUNK)
     ]
-    return np.concatenate(parts).reshape(told.shape) if parts else told
+    return np.concatenate(parts).reshape(linear_s.shape) if parts else linear_s
 
 
-def _asked(neighbours: Neighbours, asked: Floats, told: Floats) -> Floats:
+def _knn_mean(neighbours: Neighbours, queries: Floats, linear_s: Floats) -> Floats:
     """The mean over each one's k neighbours, or more if several tie with the k-th."""
     served, seconds = np.log2(1 + neighbours.columns[:3]), neighbours.columns[3]
-    mine = np.log2(1 + asked)
+    features = np.log2(1 + queries)
     # |a − b|² = |a|² + |b|² − 2·a·b, the last by one product of matrices.
-    distance = (mine**2).sum(axis=0)[:, None] + (served**2).sum(axis=0) - 2 * mine.T @ served
+    distance = (
+        (features**2).sum(axis=0)[:, None] + (served**2).sum(axis=0) - 2 * features.T @ served
+    )
     near = distance <= REACH**2
     crowded = np.flatnonzero(near.sum(axis=1) > neighbours.k)
     kth = min(neighbours.k, len(seconds)) - 1
@@ -59,7 +61,7 @@ def _asked(neighbours: Neighbours, asked: Floats, told: Floats) -> Floats:
     near[crowded] &= distance[crowded] <= last + TIED
     count = near.sum(axis=1)
     elsewhere = np.maximum(neighbours.k - count, 0)
-    answer: Floats = (near @ seconds + elsewhere * told) / (count + elsewhere)
+    answer: Floats = (near @ seconds + elsewhere * linear_s) / (count + elsewhere)
     return answer
 
 

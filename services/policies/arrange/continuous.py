@@ -55,14 +55,16 @@ def arrange_continuous(
     ]
     if not place.by_turn:
         dealt = _dealt_to_idle(candidates, dealt, lines, line_of)
-    shares, told = (
+    shares, explanations = (
         [],
         [explain_all(candidates, np.flatnonzero(dealt == NOWHERE), WaitReason.NO_WORKER)],
     )
     for line in lines:
         filled, waits = line.filled, ~candidates.is_running[line.at]
         rows = candidates.rows[line.at[waits]]
-        told.append(WaitExplanations(rows, filled.reasons[waits], filled.a[waits], filled.b[waits]))
+        explanations.append(
+            WaitExplanations(rows, filled.reasons[waits], filled.a[waits], filled.b[waits])
+        )
         shares.append(
             worker_decision(candidates, line.worker, preset, line.at, filled.run, filled.peak)
         )
@@ -70,7 +72,7 @@ def arrange_continuous(
     return Decision(
         candidates.round,
         tuple(shares),
-        WaitExplanations.concatenate(told),
+        WaitExplanations.concatenate(explanations),
         candidates.rows,
         candidates.jobs.serial,
         not_before_s if not_before_s > candidates.now else np.inf,

@@ -9,7 +9,7 @@ from services.policies.form.pool import Batches, Room, Sizes
 from services.policies.parameters import Param, Params
 from services.policies.snapshot import WorkerSnapshot
 
-MOST = 4_096
+MAX_BATCH_SIZE = 4_096
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +35,15 @@ class Cut:
 
 
 CUTS: dict[str, Cut] = {
-    "fixed": Cut(fixed.fixed, {"batch_size": Param(7, 1, MOST)}, in_order=True),
-    "dp": Cut(dp.dp, {"batch_size": Param(MOST, 1, MOST), "zeta": Param(0.9, 0.01, 1.0)}),
+    "fixed": Cut(fixed.fixed, {"batch_size": Param(7, 1, MAX_BATCH_SIZE)}, in_order=True),
+    "dp": Cut(
+        dp.dp,
+        {"batch_size": Param(MAX_BATCH_SIZE, 1, MAX_BATCH_SIZE), "zeta": Param(0.9, 0.01, 1.0)},
+    ),
     "wma": Cut(
         wma.insert,
         {
-            "batch_size": Param(MOST, 1, MOST),
+            "batch_size": Param(MAX_BATCH_SIZE, 1, MAX_BATCH_SIZE),
             "zeta": Param(0.7, 0.01, 1.0),
             "wma_max": Param(50_000, 0, 2**53),
         },

@@ -120,12 +120,12 @@ def feedback(snapshot: Snapshot, params: Params, memory: PolicyMemory) -> Policy
     hour must not end in a burst of evictions. z stays between 0, where the demand still rises
     with each job, and LARGEST_Z.
     """
-    asked = params["eviction_share"]
+    target = params["eviction_share"]
     evictions = snapshot.evictions - memory.number(SEEN_EVICTIONS)
     endings = snapshot.endings - memory.number(SEEN_ENDINGS)
-    if not asked or not (evictions or endings):
+    if not target or not (evictions or endings):
         return memory
-    down = asked * endings if len(snapshot.queued) else 0.0
+    down = target * endings if len(snapshot.queued) else 0.0
     z = memory.number(Z, params["z"]) + STEP * (evictions - down)
     seen = {SEEN_EVICTIONS: float(snapshot.evictions), SEEN_ENDINGS: float(snapshot.endings)}
     return memory.with_numbers(**{Z: min(max(z, 0.0), LARGEST_Z)}, **seen)

@@ -61,7 +61,7 @@ def fill(runs: Bools, demand: Demand, slots: int, alone: bool) -> Filled:
     else:
         stopped = (WaitReason.SLOTS, float(np.count_nonzero(run)), float(slots))
     peak = _peak(demand, run) if run[front:].any() else need(fits)
-    return _told(run, entering, waits, peak, demand.limit, stopped)
+    return _explain_filled(run, entering, waits, peak, demand.limit, stopped)
 
 
 def fill_slots(runs: Bools, holds: Bools, demand: Demand, slots: int, alone: bool) -> Filled:
@@ -83,7 +83,7 @@ def fill_slots(runs: Bools, holds: Bools, demand: Demand, slots: int, alone: boo
         stopped = demand.refusal(order[: base + fits + 1], need(fits + 1))
     else:
         stopped = (WaitReason.SLOTS, float(np.count_nonzero(run)), float(slots))
-    return _told(run, entering, waits, need(fits), demand.limit, stopped)
+    return _explain_filled(run, entering, waits, need(fits), demand.limit, stopped)
 
 
 def _behind(runs: Bools, demand: Demand, front: int, slots: int) -> Bools:
@@ -107,7 +107,7 @@ def _peak(demand: Demand, run: Bools) -> float:
     return demand.longest(rows, len(rows), 0)[1](0)
 
 
-def _told(
+def _explain_filled(
     run: Bools,
     entering: Ints,
     waits: Ints,

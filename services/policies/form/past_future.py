@@ -11,7 +11,7 @@ from services.policies.form.peak import PrefixPeaks, Statistic, largest, mean
 from services.policies.parameters import Param, Params, named
 
 ENOUGH_DRAWS = 200  # sampled lengths of running requests above which another scenario adds little
-MOST_SCENARIOS = 5
+MAX_SCENARIOS = 5
 STATISTICS: dict[str, Statistic] = {"mean": mean, "largest": largest}
 
 
@@ -43,7 +43,7 @@ def past_future(queue: WorkerQueue, params: Params, rng: np.random.Generator) ->
     `statistic` is their mean or the largest.
     """
     jobs = queue.jobs
-    enough = min(MOST_SCENARIOS, ceil(ENOUGH_DRAWS / max(1, len(jobs))))
+    enough = min(MAX_SCENARIOS, ceil(ENOUGH_DRAWS / max(1, len(jobs))))
     scenarios = int(params["draws"]) or enough
     lengths = queue.forecasts.sample(rng, jobs.forecast, jobs.output, jobs.cap, scenarios)
     remaining = np.maximum(lengths - jobs.output, 0.0)

@@ -24,7 +24,7 @@ from services.policies.parameters import Param, Params
 from services.policies.snapshot import Snapshot
 
 LEVEL = CLASS  # keys of one level stay within it
-COLUMNS = ("promised", "foreseen", "demoted", "lifted")
+COLUMNS = ("promised", "forecast_row", "demoted", "lifted")
 
 PARAMS = {
     "levels": Param(8, 1, 32),
@@ -46,9 +46,11 @@ def alise(snapshot: Snapshot, params: Params, memory: PolicyMemory) -> Ranking:
     jobs, split = snapshot.jobs, len(snapshot.queued)
     serials, output, cap = jobs.serial[rows], jobs.output[rows], jobs.cap[rows]
     pace, memory = keep_pace(snapshot, memory)
-    promised, foreseen, demoted, lifted = memory.recall(COLUMNS, rows, serials)
+    promised, forecast_row, demoted, lifted = memory.recall(COLUMNS, rows, serials)
 
-    forecast_changed = foreseen != jobs.forecast[rows] + 1  # a better forecast replaces the promise
+    forecast_changed = (
+        forecast_row != jobs.forecast[rows] + 1
+    )  # a better forecast replaces the promise
     promised = np.where(forecast_changed, np.minimum(cap, jobs.total[rows]), promised)
     promised, demoted, lifted = _outlived(output, cap, promised, demoted, lifted)
     waited_s = snapshot.now - jobs.since_s[rows]

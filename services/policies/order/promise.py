@@ -100,13 +100,13 @@ def _sizes(
 ) -> tuple[Floats, dict[str, Floats]]:
     """The size of each request, and the columns to remember. A running request that `stays` changes
     its size with each token and is compared with none, so its mean suffices."""
-    asked = np.concatenate([np.ones(len(rows) - len(stays), bool), ~stays])
+    compared = np.concatenate([np.ones(len(rows) - len(stays), bool), ~stays])
     size = SIZES[list(SIZES)[int(params["by"])]]
-    sized_s, known = size(snapshot, params, memory, pace, rows[asked])
+    sized_s, known = size(snapshot, params, memory, pace, rows[compared])
     size_s, kept = remaining_s.copy(), {name: np.zeros(len(rows)) for name in known}
-    size_s[asked] = sized_s
+    size_s[compared] = sized_s
     for name, column in known.items():
-        kept[name][asked] = column
+        kept[name][compared] = column
     return size_s, kept
 
 

@@ -37,7 +37,7 @@ from services.policies.order.ranking import (
 from services.policies.parameters import Param, Params, named
 from services.policies.snapshot import Bools, Snapshot
 
-COLUMNS = ("score", "foreseen", "idle", "quantum", "promoted_s")
+COLUMNS = ("score", "forecast_row", "idle", "quantum", "promoted_s")
 OLDEST = 0.0
 ROUNDING = 1e-6  # in iterations
 
@@ -59,10 +59,10 @@ def rank(snapshot: Snapshot, params: Params, memory: PolicyMemory) -> Ranking:
     pace, memory = keep_pace(snapshot, memory)
     step_s = pace.step_s(snapshot)
     done, memory = progress(snapshot, memory, rows, split)
-    score, foreseen, idle, quantum, promoted_s = memory.recall(COLUMNS, rows, serials)
+    score, forecast_row, idle, quantum, promoted_s = memory.recall(COLUMNS, rows, serials)
 
     forecast, cap = jobs.forecast[rows], jobs.cap[rows]
-    forecast_changed = foreseen != forecast + 1
+    forecast_changed = forecast_row != forecast + 1
     score[forecast_changed] = snapshot.forecasts.mean(
         forecast[forecast_changed],
         np.zeros(int(forecast_changed.sum()), np.int64),
