@@ -23,7 +23,7 @@ from services.scheduler.core import events as ev
 from services.scheduler.core.state import SchedulerState
 from services.scheduler.links.batcher import BatcherLink
 from services.scheduler.observe.metrics import SchedulerMetrics
-from tests.batcher.recorded_load import FakePredictor
+from tests.batcher.recorded_load import RecordedStep
 from tests.policies.made_snapshots import candidates, jobs, seat, table
 from tests.reach import reaching, until
 
@@ -38,7 +38,7 @@ def served(config: Mapping[str, Any], registry: CollectorRegistry | None = None)
 
 
 class Apart:
-    """A state whose rounds a BatcherLink arranges, driven by a recorded load."""
+    """A state whose rounds a BatcherLink arranges, for replaying a recorded load."""
 
     def __init__(self, channel: aio.Channel, preset: Preset, timeout_s: float = PATIENT_S):
         self.state = SchedulerState(preset, apart=True)
@@ -53,15 +53,15 @@ class Apart:
             self.arranged.put_nowait,
         )
 
-    def by(self, how: str) -> int:
-        """The number of rounds arranged by the batcher, or in process for the given reason."""
+    def by(self, origin: str) -> int:
+        """Rounds arranged by the batcher, or in process for this reason."""
         series = "foretoken_scheduler_rounds_arranged_total"
-        return int(self.registry.get_sample_value(series, {"by": how}) or 0)
+        return int(self.registry.get_sample_value(series, {"by": origin}) or 0)
 
     async def step(self, event: ev.Event, now: float) -> list[ev.Action]:
         actions = self.state.step(event, now)
-        asked = [action for action in actions if isinstance(action, ev.AskArrange)]
-        if not asked:
+        requests = [action for action in actions if isinstance(action, ev.AskArrange)]
+        if not requests:
             return actions
         assert self.state.rounds.candidates is not None
         self.arranger.ask(self.state.rounds.candidates)
@@ -70,11 +70,11 @@ class Apart:
         rest = [action for action in actions if not isinstance(action, ev.AskArrange)]
         return rest + self.state.step(arranged, now)
 
-    async def same_as(self, told: list[FakePredictor]) -> int:
-        """Check that the outcome equals the recorded one; return the number of arranged rounds."""
-        for event, now, actions in told:
+    async def same_as(self, recorded: list[RecordedStep]) -> int:
+        """Asserts that the replay gives the same actions; returns the number of rounds sent."""
+        for event, now, actions in recorded:
             assert await self.step(event, now) == actions
-        return sum(self.by(how) for how in ("batcher", "late", "gone", "wrong"))
+        return sum(self.by(origin) for origin in ("batcher", "late", "gone", "wrong"))
 
 
 @asynccontextmanager
@@ -88,7 +88,7 @@ async def apart(
             yield made
 
 
-# Two waiting requests, and the service's answers about them
+# Two waiting requests, and the service's answer about them
 
 
 def two_wait() -> Candidates:
@@ -99,7 +99,7 @@ def two_wait() -> Candidates:
 FORECASTS = table(Forecast((5.0, 80.0), (0.5, 0.5), 100), Forecast((1.0, 9.0), (0.9, 0.1), 100))
 
 
-def asked() -> batcher_pb2.ArrangeMessage:
+def waiting_request() -> batcher_pb2.ArrangeMessage:
     return encode_candidates(two_wait(), Telling(FORECASTS))
 
 

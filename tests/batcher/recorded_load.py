@@ -1,5 +1,5 @@
-"""A load as a list of events, recorded from a scheduler that arranges its rounds itself and
-replayed to one whose rounds a batcher arranges."""
+"""A load as a list of events, recorded from a scheduler that arranges rounds in process, to replay
+on one whose rounds a batcher arranges."""
 
 from dataclasses import dataclass, field
 
@@ -17,7 +17,7 @@ STEP_S = 0.05
 TOKENS_A_STEP = 8
 KV_TOKENS = {"w0": 320, "w1": 640, "w2": 320}
 MODELS = {"w0": "demo", "w1": "demo", "w2": "other"}
-FakePredictor = tuple[ev.Event, float, list[ev.Action]]
+RecordedStep = tuple[ev.Event, float, list[ev.Action]]
 
 
 @dataclass
@@ -31,7 +31,7 @@ class Here:
 
 @dataclass
 class Worker:
-    """Does what plans say, a report a step; evicts by its victims when memory is short."""
+    """Follows its plans with one report per step; evicts its victims when memory is short."""
 
     name: str
     here: dict[str, Here] = field(default_factory=dict)
@@ -41,12 +41,12 @@ class Worker:
 
 
 class Recorder:
-    """`requests` of two models whose lengths are expected, a third of them as one population whose
-    forecast is renewed now and then."""
+    """Requests of two models with known forecasts; a third share one population, whose forecast
+    is refreshed from time to time."""
 
     def __init__(self, preset: Preset, requests: int = 80, seed: int = 0):
         self.state = SchedulerState(preset)
-        self.told: list[FakePredictor] = []
+        self.recorded: list[RecordedStep] = []
         self.now = 0.0
         self.rng = np.random.default_rng(seed)
         self.workers = {name: Worker(name) for name in KV_TOKENS}
@@ -78,7 +78,7 @@ class Recorder:
 
     def step(self, event: ev.Event) -> None:
         actions = self.state.step(event, self.now)
-        self.told.append((event, self.now, actions))
+        self.recorded.append((event, self.now, actions))
         for action in actions:
             if isinstance(action, ev.SendPlan):
                 self._apply(action)

@@ -21,7 +21,7 @@ from tests.reach import reaching, until
 
 
 class Silent(batcher_pb2_grpc.BatcherServicer):
-    """Takes what it is told, and sleeps."""
+    """Takes what it is recorded, and sleeps."""
 
     def __init__(self) -> None:
         self.streams = 0
@@ -54,7 +54,7 @@ class Refusing(batcher_pb2_grpc.BatcherServicer):
 
 
 def first_run(answer: batcher_pb2.Arrangement) -> batcher_pb2.WorkerDecision:
-    """A decision in which a request runs; without one, an unknown row runs."""
+    """A decision that runs a request; without one it runs a row that is free."""
     found = next((each for each in answer.workers if each.run), None)
     if found is None:
         no_such_row(answer)
@@ -132,9 +132,9 @@ SPOILS = (
 async def test_invalid_arrangement_is_not_applied(
     spoil: Callable[[batcher_pb2.Arrangement], None],
 ) -> None:
-    told = Recorder(choose("alise"), requests=12).told
+    recorded = Recorder(choose("alise"), requests=12).recorded
     async with apart(Wrong(spoil), "alise") as there:
-        rounds = await there.same_as(told)
+        rounds = await there.same_as(recorded)
     assert there.by("wrong") >= 1
     assert there.by("batcher") == 0
     assert there.by("wrong") + there.by("gone") == rounds
@@ -145,10 +145,10 @@ async def test_scheduler_arranges_round_after_batcher_admits_nothing() -> None:
         for decision in answer.workers:
             del decision.run[:], decision.limits[:], decision.victims[:], decision.pause[:]
 
-    told = Recorder(choose("fcfs"), requests=12).told
+    recorded = Recorder(choose("fcfs"), requests=12).recorded
     async with apart(Wrong(holds_back), "fcfs") as there:
-        first = next(i for i, (_, _, actions) in enumerate(told) if has_place(actions))
-        await there.same_as(told[: first + 1])
+        first = next(i for i, (_, _, actions) in enumerate(recorded) if has_place(actions))
+        await there.same_as(recorded[: first + 1])
     assert there.by("wrong") == 1
 
 
@@ -160,39 +160,39 @@ async def test_link_ignores_answer_to_another_round() -> None:
     def another(answer: batcher_pb2.Arrangement) -> None:
         answer.round += 1
 
-    told = Recorder(choose("fcfs"), requests=12).told
+    recorded = Recorder(choose("fcfs"), requests=12).recorded
     async with apart(Wrong(another), "fcfs", timeout_s=0.05) as there:
-        rounds = await there.same_as(told)
+        rounds = await there.same_as(recorded)
     assert there.by("batcher") == 0
     assert there.by("late") >= 1
     assert there.by("late") + there.by("gone") == rounds
 
 
 async def test_late_batcher_is_disconnected_and_asked_again_after_backoff() -> None:
-    told = Recorder(choose("fcfs"), requests=12).told
+    recorded = Recorder(choose("fcfs"), requests=12).recorded
     servicer = Silent()
     async with apart(servicer, "fcfs", timeout_s=0.02) as there:
-        rounds = await there.same_as(told)
+        rounds = await there.same_as(recorded)
         assert there.by("late") + there.by("gone") == rounds
         assert there.by("late") >= 1
         await until(lambda: servicer.streams > 1)
 
 
 async def test_batcher_that_refuses_preset_does_not_end_link() -> None:
-    told = Recorder(choose("fcfs"), requests=12).told
+    recorded = Recorder(choose("fcfs"), requests=12).recorded
     async with reaching("socket", NAME, ADD, Refusing()) as channel:
         there = Apart(channel, choose("fcfs"))
         async with background(there.arranger.run()):
-            rounds = await there.same_as(told)
+            rounds = await there.same_as(recorded)
     assert there.by("gone") == rounds > 0
 
 
 async def test_absent_batcher_is_not_waited_for() -> None:
-    told = Recorder(choose("fcfs"), requests=12).told
-    channel = connect("unix:/nobody")
+    recorded = Recorder(choose("fcfs"), requests=12).recorded
+    channel = connect("unix:/absent")
     there = Apart(channel, choose("fcfs"))
     async with background(there.arranger.run()):
-        rounds = await there.same_as(told)
+        rounds = await there.same_as(recorded)
     assert there.by("gone") == rounds > 0
     await channel.close()
 
@@ -207,9 +207,9 @@ async def test_pending_round_is_arranged_by_scheduler_when_stream_ends() -> None
                     await context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
             yield batcher_pb2.Arrangement()
 
-    told = Recorder(choose("fcfs"), requests=12).told
+    recorded = Recorder(choose("fcfs"), requests=12).recorded
     async with apart(Dying(), "fcfs") as there:
-        rounds = await there.same_as(told)
+        rounds = await there.same_as(recorded)
     assert there.by("gone") == rounds
 
 

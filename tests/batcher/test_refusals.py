@@ -12,7 +12,7 @@ from services.policies.preset import choose
 from services.runtime.codecs.arrange import (
     encode_hello,
 )
-from tests.batcher.arranging import answer, asked
+from tests.batcher.arranging import answer, waiting_request
 
 
 def floats(*values: float) -> bytes:
@@ -24,14 +24,14 @@ def ints(*values: int) -> bytes:
 
 
 def spoilt(**fields: Any) -> batcher_pb2.ArrangeMessage:
-    message = asked()
+    message = waiting_request()
     for name, value in fields.items():
         setattr(message.candidates, name, value)
     return message
 
 
 def with_column(name: str, value: bytes | None) -> batcher_pb2.ArrangeMessage:
-    message = asked()
+    message = waiting_request()
     if value is None:
         del message.candidates.columns[name]
     else:
@@ -40,20 +40,20 @@ def with_column(name: str, value: bytes | None) -> batcher_pb2.ArrangeMessage:
 
 
 def with_seat(**fields: Any) -> batcher_pb2.ArrangeMessage:
-    message = asked()
+    message = waiting_request()
     for name, value in fields.items():
         setattr(message.candidates.workers[0], name, value)
     return message
 
 
 def with_base_s(value: float) -> batcher_pb2.ArrangeMessage:
-    message = asked()
+    message = waiting_request()
     message.candidates.workers[0].cost.base_s = value
     return message
 
 
 def with_second_seat() -> batcher_pb2.ArrangeMessage:
-    message = asked()
+    message = waiting_request()
     message.candidates.workers.append(message.candidates.workers[0])
     return message
 
@@ -61,9 +61,9 @@ def with_second_seat() -> batcher_pb2.ArrangeMessage:
 def with_forecast(
     row: int, points: list[float], weights: list[float]
 ) -> batcher_pb2.ArrangeMessage:
-    message = asked()
-    told = batcher_pb2.ForecastRow(row=row, points=points, weights=weights)
-    message.candidates.forecasts.append(told)
+    message = waiting_request()
+    forecast_row = batcher_pb2.ForecastRow(row=row, points=points, weights=weights)
+    message.candidates.forecasts.append(forecast_row)
     return message
 
 
@@ -136,7 +136,7 @@ def incomplete() -> batcher_pb2.ArrangeMessage:
 @pytest.mark.parametrize(
     ("message", "sentence"),
     [
-        (asked(), "hello: the first message of Arrange must be a hello"),
+        (waiting_request(), "hello: the first message of Arrange must be a hello"),
         (incomplete(), "hello.choices: order missing"),
         (hello(choices={"form": "fifo"}), "hello: unknown preset.form 'fifo'"),
         (hello(params={"watermark": 1.0}), "hello: preset has no parameter 'watermark'"),
@@ -154,7 +154,7 @@ async def test_too_many_workers_or_forecasts_are_refused() -> None:
     start = encode_hello(choose("fcfs"))
     for message, sentence, config in (
         (with_second_seat(), "workers: at most 1 per round, got 2", {"workers_max": 1}),
-        (asked(), "rows: at most 1 per round, got 2", {"rows_max": 1}),
+        (waiting_request(), "rows: at most 1 per round, got 2", {"rows_max": 1}),
         (with_forecast(2, [1], [1]), "forecasts: at most 2 per round, got 3", {"rows_max": 2}),
     ):
         with pytest.raises(aio.AioRpcError) as caught:

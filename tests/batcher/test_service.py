@@ -41,9 +41,9 @@ from tests.batcher.arranging import (
     Answers,
     answer,
     apart,
-    asked,
     served,
     two_wait,
+    waiting_request,
 )
 from tests.batcher.recorded_load import Recorder
 from tests.observability.metrics.seen import uncatalogued, unseen
@@ -54,7 +54,7 @@ PRESETS = ("fcfs", "past-future", "alise", "vs", "so", "scls", "magnus")
 
 
 class Recording(BatcherService):
-    """Keeps what each stream said; hangs up after `most` answers, if so told."""
+    """Keeps the messages of each stream; ends it after `most` answers if given."""
 
     def __init__(self, most: int = 10**9) -> None:
         super().__init__(BatcherConfig(), CollectorRegistry())
@@ -78,39 +78,39 @@ class Recording(BatcherService):
                 return
 
     def forecasts(self, stream: int) -> list[batcher_pb2.ForecastRow]:
-        return [told for m in self.streams[stream] for told in m.candidates.forecasts]
+        return [recorded for m in self.streams[stream] for recorded in m.candidates.forecasts]
 
 
 @pytest.mark.parametrize("preset", PRESETS)
 async def test_recorded_load_gives_same_decisions_in_batcher_and_in_process(preset: str) -> None:
-    told = Recorder(choose(preset)).told
-    preempted = any(isinstance(each, ev.Preempt) for _, _, actions in told for each in actions)
+    recorded = Recorder(choose(preset)).recorded
+    preempted = any(isinstance(each, ev.Preempt) for _, _, actions in recorded for each in actions)
     assert preempted == (preset not in ("vs", "magnus"))  # memory ran out, or a turn was over
     servicer = Recording()
     async with apart(servicer, preset) as there:
-        rounds = await there.same_as(told)
+        rounds = await there.same_as(recorded)
     assert rounds > 50
     assert there.by("batcher") == rounds
     assert len(servicer.streams) == 1
 
 
 async def test_each_forecast_is_sent_once_and_again_when_renewed() -> None:
-    told = Recorder(choose("past-future")).told
+    recorded = Recorder(choose("past-future")).recorded
     servicer = Recording()
     async with apart(servicer, "past-future") as there:
-        await there.same_as(told)
+        await there.same_as(recorded)
     forecasts = servicer.forecasts(0)
-    assert max(Counter(tuple(told.points) for told in forecasts).values()) == 1
-    shared = [told for told in forecasts if len(told.points) == 3]
-    assert 1 < len(shared) <= sum(isinstance(event, ev.Refreshed) for event, _, _ in told) + 1
+    assert max(Counter(tuple(recorded.points) for recorded in forecasts).values()) == 1
+    shared = [recorded for recorded in forecasts if len(recorded.points) == 3]
+    assert 1 < len(shared) <= sum(isinstance(event, ev.Refreshed) for event, _, _ in recorded) + 1
     assert len(forecasts) - len(shared) == sum(number % 3 != 0 for number in range(80))
 
 
 async def test_new_stream_receives_all_live_forecasts() -> None:
-    told = Recorder(choose("past-future")).told
+    recorded = Recorder(choose("past-future")).recorded
     servicer = Recording(most=20)
     async with apart(servicer, "past-future") as there:
-        for event, now, actions in told:
+        for event, now, actions in recorded:
             if not there.arranger.connected:
                 await until(lambda: there.arranger.connected)
             assert await there.step(event, now) == actions
@@ -126,15 +126,15 @@ async def test_new_stream_receives_all_live_forecasts() -> None:
 
 async def test_batcher_arranges_as_policies_do() -> None:
     hello = encode_hello(choose("past-future"))
-    (told,) = await answer(hello, asked())
+    (recorded,) = await answer(hello, waiting_request())
     rng = np.random.default_rng(3)
     (share,) = arrange(two_wait(), FORECASTS, choose("past-future"), rng).workers
-    assert told.round == 3
-    (decision,) = told.workers
+    assert recorded.round == 3
+    (decision,) = recorded.workers
     assert list(decision.run) == share.run.tolist() == [0, 1]
     assert (list(decision.limits), list(decision.victims)) == ([100, 100], share.victims.tolist())
     assert decision.peak_tokens == share.peak_tokens
-    assert await answer(hello, asked()) == [told]
+    assert await answer(hello, waiting_request()) == [recorded]
 
 
 async def test_batcher_times_rounds() -> None:
@@ -142,7 +142,7 @@ async def test_batcher_times_rounds() -> None:
 
     async def said() -> AsyncIterator[batcher_pb2.ArrangeMessage]:
         yield encode_hello(choose("fcfs"))
-        yield asked()
+        yield waiting_request()
 
     async with reaching("socket", NAME, ADD, served({}, registry)) as channel:
         stub = batcher_pb2_grpc.BatcherStub(channel)

@@ -24,7 +24,7 @@ def batch(seconds: float, seqs: int = 4, length: int = 100, generated: int = 50)
     return BatchTiming(seqs, length, generated, seconds)
 
 
-def told(batches: BatchMemory, now: float) -> bool:
+def is_updated(batches: BatchMemory, now: float) -> bool:
     return batches.refresh(COST, now)
 
 
@@ -36,7 +36,7 @@ def test_magnus_rule_matches_worked_example() -> None:
     batches = BatchMemory(BatchLearning())
     for seconds in (9.4, 9.6, 5.4):
         assert batches.add(batch(seconds), 0.0)
-    assert told(batches, 120.0)
+    assert is_updated(batches, 120.0)
     assert batches.neighbours == Neighbours.of([batch(9.6), batch(5.4)])
 
 
@@ -44,21 +44,21 @@ def test_long_batch_needs_relative_error() -> None:
     """20 times the tokens: 0.5 + 1000·0.14 = 140.5 s; 167 s is off by 26.5 s but only 15.9 %."""
     batches = BatchMemory(BatchLearning())
     batches.add(batch(167.0, generated=1_000), 0.0)
-    assert not told(batches, 120.0)
+    assert not is_updated(batches, 120.0)
     assert not batches.neighbours
 
 
 def test_refresh_transcript() -> None:
     batches = BatchMemory(BatchLearning(refresh_s=120.0))
-    assert not told(batches, 500.0), "nothing waits"
+    assert not is_updated(batches, 500.0), "nothing waits"
     batches.add(batch(20.0), 1_000.0)
     batches.add(batch(21.0), 1_100.0)
-    assert not told(batches, 1_119.0)
-    assert told(batches, 1_120.0)
-    assert not told(batches, 1_121.0), "all were told"
+    assert not is_updated(batches, 1_119.0)
+    assert is_updated(batches, 1_120.0)
+    assert not is_updated(batches, 1_121.0), "no batch is new"
     batches.add(batch(22.0), 1_125.0)
-    assert not told(batches, 1_244.0)
-    assert told(batches, 1_245.0)
+    assert not is_updated(batches, 1_244.0)
+    assert is_updated(batches, 1_245.0)
     assert list(batches.neighbours.columns[3]) == [20.0, 21.0, 22.0]
 
 
@@ -66,11 +66,11 @@ def test_batch_memory_is_bounded() -> None:
     batches = BatchMemory(BatchLearning(neighbours=3))
     for seconds in range(20, 25):
         batches.add(batch(float(seconds)), 0.0)
-    assert told(batches, 120.0)
+    assert is_updated(batches, 120.0)
     assert list(batches.neighbours.columns[3]) == [22.0, 23.0, 24.0]
     for seconds in range(BatchMemory.WAITING + 5):
         batches.add(batch(100.0 + seconds), 200.0)
-    assert told(batches, 400.0)
+    assert is_updated(batches, 400.0)
     assert len(batches.errors) == Errors.WINDOW
 
 
@@ -84,7 +84,7 @@ def test_batch_memory_is_bounded() -> None:
 def test_invalid_batch_is_rejected(junk: BatchTiming) -> None:
     batches = BatchMemory(BatchLearning())
     assert not batches.add(junk, 0.0)
-    assert not told(batches, 1e9)
+    assert not is_updated(batches, 1e9)
 
 
 def learnt_state() -> EstimatorState:
@@ -152,7 +152,7 @@ def test_step_error_precedes_learning() -> None:
     state = learnt_state()
     model = state.model("w")
     assert model is not None
-    assert model.error_steps == 0, "none was told yet: it is the fit's own"
+    assert model.error_steps == 0, "no batch was learned from yet"
     assert model.error_p90 < 1e-3
     slower = [StepTiming(s.prefill_tokens, s.decode_seqs, s.context_tokens, 2 * s.elapsed_s)
               for s in STEPS]  # fmt: skip

@@ -95,7 +95,7 @@ DECODED = [(0, n, n * length) for n in (1, 4, 16) for length in (20, 300)]
         ("prompts of one size: their slope and the base are one", [(64, 0, 64), *DECODED]),
         ("no decode step", READ),
         ("every context 16 tokens a sequence", [*READ, (0, 1, 16), (0, 4, 64), (0, 16, 256)]),
-        ("no context was ever told", [(p, d, 0) for p, d, _ in READ + DECODED]),
+        ("no context was reported", [(p, d, 0) for p, d, _ in READ + DECODED]),
     ],
 )
 def test_underdetermined_samples_give_no_model(why: str, steps: list[tuple[int, int, int]]) -> None:

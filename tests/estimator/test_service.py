@@ -179,16 +179,16 @@ async def test_error_covers_estimates_before_learning() -> None:
         await stub.Observe(slower)
         steps = sum(1 for t in slower.timings if t.prefill_tokens or t.decode_seqs)
         assert value("foretoken_estimator_error_steps", one) == steps
-        told = value("foretoken_estimator_relative_error", median)
-        assert told == pytest.approx(0.5, rel=0.01)
+        median_error = value("foretoken_estimator_relative_error", median)
+        assert median_error == pytest.approx(0.5, rel=0.01)
 
 
 @pytest.mark.parametrize("way", WAYS)
 async def test_worker_metrics_exist_while_watched(way: str) -> None:
     registry = CollectorRegistry()
 
-    def told() -> dict[str, float | None]:
-        """The 0.9 quantile of the error, per worker."""
+    def errors() -> dict[str, float | None]:
+        """The error of each worker with a series."""
         return {
             sample.labels["worker"]: sample.value
             for family in registry.collect()
@@ -201,24 +201,24 @@ async def test_worker_metrics_exist_while_watched(way: str) -> None:
         watching = {name: asyncio.ensure_future(_watch(stub, name)) for name in ("w0", "w1")}
         for name in watching:
             await stub.Observe(timings(20, name))
-        await until(lambda: told().keys() == {"w0", "w1"})
+        await until(lambda: errors().keys() == {"w0", "w1"})
         uneven = timings(20, "w1")
         for number, timing in enumerate(uneven.timings):
             timing.elapsed_s *= 1 + number % 3
-        error = told()["w0"]
+        error = errors()["w0"]
         await stub.Observe(uneven)
-        assert told()["w0"] == error  # the fit of another worker does not matter
-        assert (told()["w1"] or 0) > 0.1
+        assert errors()["w0"] == error  # the fit of another worker does not matter
+        assert (errors()["w1"] or 0) > 0.1
 
         watching["w1"].cancel()
-        await until(lambda: told().keys() == {"w0"})
+        await until(lambda: errors().keys() == {"w0"})
         await stub.Observe(timings(20, "w1"))  # timings in flight when the watcher left
-        assert told() == {"w0": error}
+        assert errors() == {"w0": error}
         again = asyncio.ensure_future(_watch(stub, "w1"))
-        await until(lambda: told().keys() == {"w0", "w1"})
+        await until(lambda: errors().keys() == {"w0", "w1"})
         for task in (again, watching["w0"]):
             task.cancel()
-        await until(lambda: not told())
+        await until(lambda: not errors())
 
 
 def test_number_of_workers_in_metrics_is_bounded() -> None:

@@ -216,7 +216,7 @@ async def test_failing_batcher_does_not_stop_serving(
 
 
 async def test_absent_batcher_does_not_stop_serving() -> None:
-    channel = connect("unix:/nobody")
+    channel = connect("unix:/absent")
     await served_by(channel, ("gone",))
     await channel.close()
 

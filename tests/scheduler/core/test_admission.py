@@ -1,4 +1,4 @@
-"""Admission: accepted and refused requests, and the reasons for refusal."""
+"""Admission and the reasons of refusals."""
 
 from math import inf
 from typing import Any

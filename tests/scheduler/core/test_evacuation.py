@@ -1,4 +1,4 @@
-"""Evacuation: a leaving worker receives no requests, and its requests move to other workers."""
+"""Evacuation of a leaving worker: nothing is placed there, its requests move to the others."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Transcripts of forecast updates: their contents and times.
+"""Transcripts of forecast updates: what a client that includes forecasts receives, and when.
 
 A step takes 0.05 s plus 0.05 s per decoding sequence; a prompt token takes 0.01 s.
 """
@@ -42,14 +42,16 @@ def asker(name: str = "r", **fields: Any) -> Request:
     return asked
 
 
-def foretold(actions: Any) -> Any:
+def forecast_updates(actions: Any) -> Any:
     return [action for action in actions if isinstance(action, ev.SendForecast)]
 
 
 def submitted(s: Any, asked: Request, now: float, forecast: Forecast = SOME) -> Any:
-    """Submit, forecast and plan; what is foretold."""
+    """Submits, forecasts and plans; returns the forecast updates."""
     first = s.step(ev.Submitted(G, asked), now)
-    return foretold(first + run_step(s, ev.Forecasted(((asked.request_id, forecast),)), now))
+    return forecast_updates(
+        first + run_step(s, ev.Forecasted(((asked.request_id, forecast),)), now)
+    )
 
 
 def test_admitted_request_gets_forecast_with_first_plan() -> None:
@@ -64,7 +66,7 @@ def test_admitted_request_gets_forecast_with_first_plan() -> None:
 def test_no_forecast_update_without_include_forecast() -> None:
     s = served()
     assert submitted(s, request("r"), 0.0) == []
-    assert foretold(run_step(s, ev.Forecasted((("r", OTHERS),)), 0.0)) == []
+    assert forecast_updates(run_step(s, ev.Forecasted((("r", OTHERS),)), 0.0)) == []
     assert not s.ledger.with_forecast and not s.ledger.awaiting_promise
 
 
@@ -75,7 +77,7 @@ def test_promise_counts_earlier_prefills_and_decoding_requests() -> None:
     report(s, 1, 0.0, progress=(RequestProgress("old", 5, 44, 3),))
     for asked in (asker("a"), asker("b", prompt_tokens=20)):
         s.step(ev.Submitted(G, asked), 0.0)
-    a, b = foretold(run_step(s, ev.Forecasted((("a", SOME), ("b", SOME))), 0.0))
+    a, b = forecast_updates(run_step(s, ev.Forecasted((("a", SOME), ("b", SOME))), 0.0))
     assert a.ttft_s == pytest.approx(0.05 + 0.05 + 10 * 0.01)
     assert b.ttft_s == pytest.approx(0.05 + 0.05 + 30 * 0.01)
     assert a.token_s == b.token_s == pytest.approx(0.05 + 3 * 0.05)
@@ -112,12 +114,12 @@ def test_promise_made_before_forecast_is_kept() -> None:
     s = state(patience_s=0.5)
     attach(s)
     run_step(s, ev.Submitted(G, asker()), 0.0)
-    assert foretold(run_step(s, ev.Tick(), 1.0)) == []
+    assert forecast_updates(run_step(s, ev.Tick(), 1.0)) == []
     assert list(s.workers["w0"].running) == ["r"]
     report(s, 1, 1.3, progress=(RequestProgress("r", 2, 11, 1),))
-    [word] = foretold(run_step(s, ev.Forecasted((("r", SOME),)), 1.4))
+    [word] = forecast_updates(run_step(s, ev.Forecasted((("r", SOME),)), 1.4))
     assert word.ttft_s == pytest.approx(1.0 + 0.15)
-    [again] = foretold(run_step(s, ev.Forecasted((("r", OTHERS),)), 1.5))
+    [again] = forecast_updates(run_step(s, ev.Forecasted((("r", OTHERS),)), 1.5))
     assert (again.forecast, again.ttft_s) == (OTHERS, None)
 
 
@@ -127,17 +129,17 @@ def test_waiting_request_has_no_promise_before_forecast() -> None:
     attach(s, places=1)
     submitted(s, request("runs"), 0.0, certain(20))
     run_step(s, ev.Submitted(G, asker()), 0.0)
-    assert foretold(run_step(s, ev.Tick(), 1.0)) == []
+    assert forecast_updates(run_step(s, ev.Tick(), 1.0)) == []
     assert queued(s) == ["r"]
-    [word] = foretold(run_step(s, ev.Forecasted((("r", SOME),)), 1.5))
+    [word] = forecast_updates(run_step(s, ev.Forecasted((("r", SOME),)), 1.5))
     assert word.ttft_s == pytest.approx(1.5 + 2.0 + 0.1 + 0.1)
 
 
 def test_replaced_forecast_is_sent_again() -> None:
     s = served()
     submitted(s, asker(), 0.0)
-    assert foretold(run_step(s, ev.Forecasted((("r", SOME),)), 0.1)) == []
-    [word] = foretold(run_step(s, ev.Forecasted((("r", OTHERS), ("gone", SOME))), 0.2))
+    assert forecast_updates(run_step(s, ev.Forecasted((("r", SOME),)), 0.1)) == []
+    [word] = forecast_updates(run_step(s, ev.Forecasted((("r", OTHERS), ("gone", SOME))), 0.2))
     assert (word.forecast, word.ttft_s) == (OTHERS, None)
 
 
@@ -150,13 +152,13 @@ def test_population_forecast_is_resent_periodically() -> None:
     for name in ("a", "b"):
         submitted(s, asker(name), 0.0, of_all(10, 1))
     submitted(s, asker("own"), 0.0)
-    words = foretold(run_step(s, ev.Refreshed((of_all(11, 2),)), 1.0))
+    words = forecast_updates(run_step(s, ev.Refreshed((of_all(11, 2),)), 1.0))
     assert [(w.request_id, w.forecast) for w in words] == [
         ("a", of_all(11, 2)),
         ("b", of_all(11, 2)),
     ]
-    assert foretold(run_step(s, ev.Refreshed((of_all(12, 3),)), 1.0 + RESEND_S / 2)) == []
-    words = foretold(run_step(s, ev.Refreshed((of_all(13, 4),)), 1.0 + RESEND_S))
+    assert forecast_updates(run_step(s, ev.Refreshed((of_all(12, 3),)), 1.0 + RESEND_S / 2)) == []
+    words = forecast_updates(run_step(s, ev.Refreshed((of_all(13, 4),)), 1.0 + RESEND_S))
     assert [w.forecast for w in words] == [of_all(13, 4)] * 2
 
 
@@ -164,7 +166,7 @@ def test_no_forecast_update_without_worker_for_model() -> None:
     s = state()
     assert submitted(s, asker(), 0.0) == []
     view = WorkerView("w0", "unix:/w0", "demo", 1_000, 16, 8, 500)
-    [word] = foretold(run_step(s, ev.WorkerAttached("w0#1", view), 4.0))
+    [word] = forecast_updates(run_step(s, ev.WorkerAttached("w0#1", view), 4.0))
     assert word.token_s == pytest.approx(UNMEASURED.step_s(0, 1, 10))
     assert word.ttft_s == pytest.approx(4.0 + UNMEASURED.step_s(10, 0, 10))
 
@@ -179,7 +181,7 @@ def test_reconnected_gateway_receives_forecast_again() -> None:
     s = served()
     submitted(s, asker(), 0.0)
     back = asker(worker_id="w0", delivered_tokens=1)
-    [word] = foretold(s.step(ev.Submitted("gateway#2", back), 1.0))
+    [word] = forecast_updates(s.step(ev.Submitted("gateway#2", back), 1.0))
     assert (word.link, word.forecast, word.ttft_s) == ("gateway#2", SOME, None)
 
 
@@ -188,10 +190,11 @@ def test_promise_is_not_repeated_after_worker_loss() -> None:
     submitted(s, asker(), 0.0)
     report(s, 1, 0.5, progress=(RequestProgress("r", 3, 12, 1),))
     run_step(s, ev.WorkerLost("w0#1", "w0"), 1.0)
-    # no worker could run it
-    assert foretold(run_step(s, ev.Forecasted((("r", OTHERS),)), 1.0)) == []
+    assert (
+        forecast_updates(run_step(s, ev.Forecasted((("r", OTHERS),)), 1.0)) == []
+    )  # no worker could run it
     view = WorkerView("w0", "unix:/w0", "demo", 1_000, 16, 8, 500)
-    [word] = foretold(run_step(s, ev.WorkerAttached("w0#2", view), 2.0))
+    [word] = forecast_updates(run_step(s, ev.WorkerAttached("w0#2", view), 2.0))
     assert (word.forecast, word.ttft_s) == (OTHERS, None)
 
 
@@ -237,8 +240,8 @@ def test_promise_is_sent_once_across_worker_absence() -> None:
     assert word.ttft_s is not None
     run_step(s, ev.WorkerLost("w0#1", "w0"), 1.0)
     assert (
-        foretold(run_step(s, ev.Forecasted((("r", OTHERS),)), 1.0)) == []
-    )  # no worker, so no promise
+        forecast_updates(run_step(s, ev.Forecasted((("r", OTHERS),)), 1.0)) == []
+    )  # without an expected time
     view = WorkerView("w1", "unix:/w1", "demo", 1_000, 16, 8, 500)
-    words = foretold(run_step(s, ev.WorkerAttached("w1#1", view), 2.0))
+    words = forecast_updates(run_step(s, ev.WorkerAttached("w1#1", view), 2.0))
     assert [(w.forecast, w.ttft_s) for w in words] == [(OTHERS, None)]

@@ -180,7 +180,7 @@ def test_cancel_in_every_phase_leaves_no_state():
     [plan] = run_step(s, cancel, 1.0)  # evicted, its tokens still at the worker
     assert plan.plan.cancel == ("a",)
     assert not s.jobs and not queued(s) and not s.workers["w0"].running
-    assert len(s.ledger.board.forecasts) == 1  # that of the unknown forecast
+    assert len(s.ledger.board.forecasts) == 1  # the one of requests without a forecast
 
 
 def test_other_gateway_cannot_cancel_request():
@@ -292,7 +292,7 @@ def test_refresh_updates_whole_population_within_caps():
     assert jobs.total[rows].tolist() == [17, 50, 6]
     assert jobs.cap[rows].tolist() == [100, 50, 7]
     s.step(ev.Refreshed((from_lengths([9], 2**24 - 1, "history", 1, "history/other"),)), 1.0)
-    assert jobs.total[rows].tolist() == [17, 50, 6]  # not of a population
+    assert jobs.total[rows].tolist() == [17, 50, 6]  # no population
 
 
 def test_improved_forecast_replaces_first():

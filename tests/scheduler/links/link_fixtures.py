@@ -54,8 +54,8 @@ class Owner:
 
     def forecasts(self, request_id: str) -> list[Forecast]:
         """All forecasts of a request, in order."""
-        told = [e for e in self.events if isinstance(e, ev.Forecasted)]
-        return [f for e in told for name, f in e.forecasts if name == request_id]
+        forecasted = [e for e in self.events if isinstance(e, ev.Forecasted)]
+        return [f for e in forecasted for name, f in e.forecasts if name == request_id]
 
     def sources(self, request_id: str) -> list[str]:
         return [f.source for f in self.forecasts(request_id)]
@@ -70,7 +70,7 @@ class FakePredictor(predictor_pb2_grpc.PredictorServicer):
     def __init__(self, tokens: float = 40.0, shared_key: str = "") -> None:
         self.free = asyncio.Event()
         self.free.set()
-        self.answer = common_pb2.Forecast(points=[tokens], source="told", shared_key=shared_key)
+        self.answer = common_pb2.Forecast(points=[tokens], source="model", shared_key=shared_key)
         self.calls: list[list[predictor_pb2.ForecastInput]] = []
         self.outcomes: list[str] = []
         self.version = 0

@@ -43,8 +43,8 @@ def estimator() -> EstimatorService:
 
 
 def costs(owner: Owner, worker_id: str = "w") -> list[CostModel]:
-    told = [e for e in owner.events if isinstance(e, ev.Costed)]
-    return [e.cost for e in told if e.worker_id == worker_id]
+    costed = [e for e in owner.events if isinstance(e, ev.Costed)]
+    return [e.cost for e in costed if e.worker_id == worker_id]
 
 
 async def test_restarted_estimator_receives_profile_again(

@@ -35,32 +35,32 @@ HASTY: dict[str, Any] = {
 async def test_questions_during_call_share_next_call(
     tmp_path: Path,
 ) -> None:
-    owner, told = Owner(), FakePredictor()
+    owner, predictor = Owner(), FakePredictor()
     async with (
-        predictor_at(socket_in(tmp_path), told),
+        predictor_at(socket_in(tmp_path), predictor),
         advising(owner, socket_in(tmp_path), **PATIENT) as advice,
     ):
-        told.free.clear()
+        predictor.free.clear()
         advice.forecasts.keep_text("a", common_pb2.PromptText(user_input="hello"))
         advice.forecasts.ask(asking("a"))
-        await until(lambda: len(told.calls) == 1)
+        await until(lambda: len(predictor.calls) == 1)
         for name in ("b", "c"):
             advice.forecasts.ask(asking(name))
-        told.free.set()
+        predictor.free.set()
         await until(lambda: len(owner.events) == 2)
-    assert told.names() == [["a"], ["b", "c"]]
-    assert told.calls[0][0].text.user_input == "hello"
-    assert [owner.sources(name) for name in "abc"] == [["told"]] * 3
+    assert predictor.names() == [["a"], ["b", "c"]]
+    assert predictor.calls[0][0].text.user_input == "hello"
+    assert [owner.sources(name) for name in "abc"] == [["model"]] * 3
     assert owner.value("forecast_fallbacks_total", reason="late") == 0
 
 
 async def test_history_answers_at_timeout_and_late_forecast_replaces_it(
     tmp_path: Path,
 ) -> None:
-    owner, told = Owner(), FakePredictor()
-    told.free.clear()
+    owner, predictor = Owner(), FakePredictor()
+    predictor.free.clear()
     async with (
-        predictor_at(socket_in(tmp_path), told),
+        predictor_at(socket_in(tmp_path), predictor),
         advising(owner, socket_in(tmp_path), forecast_late_s=30) as advice,
     ):
         for learn in learning(["old"]):
@@ -69,11 +69,11 @@ async def test_history_answers_at_timeout_and_late_forecast_replaces_it(
         await until(lambda: owner.sources("a") == ["fallback"])
         advice.forecasts.ask(asking("b"))  # nor does it wait for the call that hangs
         await until(lambda: owner.sources("b") == ["fallback"])
-        told.free.set()
-        await until(lambda: owner.sources("b") == ["fallback", "told"])
-    assert owner.sources("a") == ["fallback", "told"]
+        predictor.free.set()
+        await until(lambda: owner.sources("b") == ["fallback", "model"])
+    assert owner.sources("a") == ["fallback", "model"]
     assert owner.forecasts("a")[1].mean() == 40
-    assert told.names() == [["a"], ["b"]]
+    assert predictor.names() == [["a"], ["b"]]
     assert owner.value("forecast_fallbacks_total", reason="late") == 2
     assert owner.value("forecasts_replaced_total", by="late") == 2
 
@@ -81,24 +81,24 @@ async def test_history_answers_at_timeout_and_late_forecast_replaces_it(
 async def test_stuck_call_is_cancelled_and_next_question_sent(
     tmp_path: Path,
 ) -> None:
-    owner, told = Owner(), FakePredictor()
-    told.free.clear()
+    owner, predictor = Owner(), FakePredictor()
+    predictor.free.clear()
     async with (
-        predictor_at(socket_in(tmp_path), told),
+        predictor_at(socket_in(tmp_path), predictor),
         advising(owner, socket_in(tmp_path), forecast_late_s=0.2) as advice,
     ):
         advice.forecasts.ask(asking("a"))
         await until(lambda: owner.sources("a") == ["fallback"])
         advice.forecasts.ask(asking("b"))
-        await until(lambda: len(told.calls) == 2)
-    assert told.names() == [["a"], ["b"]]
+        await until(lambda: len(predictor.calls) == 2)
+    assert predictor.names() == [["a"], ["b"]]
     assert owner.sources("a") == ["fallback"]
 
 
 async def test_open_breaker_uses_history_until_predictor_returns(
     tmp_path: Path,
 ) -> None:
-    owner, told = Owner(), FakePredictor()
+    owner, predictor = Owner(), FakePredictor()
     settings = PATIENT | HASTY | {"forecast_pause_s": 2.0, "forecast_pause_max_s": 2.0}
     async with advising(owner, socket_in(tmp_path), **settings) as advice:
         for name in ("a", "b"):
@@ -110,43 +110,43 @@ async def test_open_breaker_uses_history_until_predictor_returns(
         await until(lambda: owner.sources("d") == ["fallback"])
         assert owner.value("forecast_fallbacks_total", reason="open") == 2
 
-        async with predictor_at(socket_in(tmp_path), told):
+        async with predictor_at(socket_in(tmp_path), predictor):
             await until(lambda: owner.value("forecast_breaker", phase="closed") == 1)
             advice.forecasts.ask(asking("e"))
-            await until(lambda: owner.sources("e") == ["told"])
-    assert told.names() == [["c", "d"], ["e"]]  # those asked in the pause are in the probe
-    assert owner.sources("c") == owner.sources("d") == ["fallback", "told"]
+            await until(lambda: owner.sources("e") == ["model"])
+    assert predictor.names() == [["c", "d"], ["e"]]  # those asked in the pause are in the probe
+    assert owner.sources("c") == owner.sources("d") == ["fallback", "model"]
 
 
 async def test_slow_predictor_still_improves_forecasts(tmp_path: Path) -> None:
-    owner, told = Owner(), FakePredictor()
-    async with predictor_at(socket_in(tmp_path), told):
+    owner, predictor = Owner(), FakePredictor()
+    async with predictor_at(socket_in(tmp_path), predictor):
         settings = HASTY | {"forecast_late_s": 30}
         async with advising(owner, socket_in(tmp_path), **settings) as advice:
             for name in ("a", "b", "c"):
-                told.free.clear()
+                predictor.free.clear()
                 advice.forecasts.ask(asking(name))
                 await until(partial(owner.has, name, ["fallback"]))
-                told.free.set()
-                await until(partial(owner.has, name, ["fallback", "told"]))
-    assert told.names() == [["a"], ["b"], ["c"]]
+                predictor.free.set()
+                await until(partial(owner.has, name, ["fallback", "model"]))
+    assert predictor.names() == [["a"], ["b"], ["c"]]
 
 
 async def test_stale_questions_are_not_sent(tmp_path: Path) -> None:
-    owner, told = Owner(), FakePredictor()
+    owner, predictor = Owner(), FakePredictor()
     settings = PATIENT | {"forecast_late_s": 0.2, "forecast_failures_max": 1}
     settings |= {"forecast_pause_s": 1.0, "forecast_pause_max_s": 1.0}
     async with advising(owner, socket_in(tmp_path), **settings) as advice:
         for name in ("fails", "is too old"):
             advice.forecasts.ask(asking(name))
             await until(partial(owner.has, name, ["fallback"]))
-        async with predictor_at(socket_in(tmp_path), told):
+        async with predictor_at(socket_in(tmp_path), predictor):
             for number in count():
                 advice.forecasts.ask(asking(f"new {number}"))
                 await asyncio.sleep(0.02)
-                if told.calls:
+                if predictor.calls:
                     break
-    assert all(name.startswith("new") for name in told.names()[0])
+    assert all(name.startswith("new") for name in predictor.names()[0])
     assert owner.sources("is too old") == ["fallback"]
 
 
@@ -154,11 +154,11 @@ async def test_stale_questions_are_not_sent(tmp_path: Path) -> None:
 async def test_refused_call_uses_history_without_counting_failure(
     tmp_path: Path, code: grpc.StatusCode
 ) -> None:
-    owner, told = Owner(), FakePredictor()
-    told.refusals = [refusal(code)]
+    owner, predictor = Owner(), FakePredictor()
+    predictor.refusals = [refusal(code)]
     settings = PATIENT | {"forecast_failures_max": 1}
     async with (
-        predictor_at(socket_in(tmp_path), told),
+        predictor_at(socket_in(tmp_path), predictor),
         advising(owner, socket_in(tmp_path), **settings) as advice,
     ):
         advice.forecasts.ask(asking("a"))
@@ -168,10 +168,10 @@ async def test_refused_call_uses_history_without_counting_failure(
 
 
 async def test_log_of_single_request_call_has_trace_id(tmp_path: Path) -> None:
-    owner, told = Owner(), FakePredictor()
-    told.refusals = [refusal(grpc.StatusCode.INTERNAL)]
+    owner, predictor = Owner(), FakePredictor()
+    predictor.refusals = [refusal(grpc.StatusCode.INTERNAL)]
     async with (
-        predictor_at(socket_in(tmp_path), told),
+        predictor_at(socket_in(tmp_path), predictor),
         advising(
             owner,
             socket_in(tmp_path),
@@ -187,10 +187,10 @@ async def test_log_of_single_request_call_has_trace_id(tmp_path: Path) -> None:
 
 
 async def test_invalid_distribution_is_no_answer(tmp_path: Path) -> None:
-    owner, told = Owner(), FakePredictor()
-    told.answer = common_pb2.Forecast(points=[float("nan")])
+    owner, predictor = Owner(), FakePredictor()
+    predictor.answer = common_pb2.Forecast(points=[float("nan")])
     async with (
-        predictor_at(socket_in(tmp_path), told),
+        predictor_at(socket_in(tmp_path), predictor),
         advising(owner, socket_in(tmp_path), **PATIENT) as advice,
     ):
         advice.forecasts.ask(asking("a"))
@@ -199,9 +199,9 @@ async def test_invalid_distribution_is_no_answer(tmp_path: Path) -> None:
 
 async def test_forecast_is_truncated_at_max_tokens(tmp_path: Path) -> None:
     """Past its last point there is still something left to make."""
-    owner, told = Owner(), FakePredictor(tokens=40)
+    owner, predictor = Owner(), FakePredictor(tokens=40)
     async with (
-        predictor_at(socket_in(tmp_path), told),
+        predictor_at(socket_in(tmp_path), predictor),
         advising(owner, socket_in(tmp_path), **PATIENT) as advice,
     ):
         advice.forecasts.ask((request("a", 100), request("b", 30)))
@@ -220,42 +220,42 @@ async def test_improve_stream_is_reopened_after_restart(tmp_path: Path) -> None:
     async with advising(owner, socket_in(tmp_path), **PATIENT) as advice:
         async with predictor_at(socket_in(tmp_path), first):
             advice.forecasts.ask(asking("a", "b"))
-            await until(lambda: owner.sources("a") == ["told"] and bool(first.followers))
+            await until(lambda: owner.sources("a") == ["model"] and bool(first.followers))
             first.followers[0].put_nowait(better(150, "unknown", "a"))
-            await until(lambda: owner.sources("a") == ["told", "better"])
+            await until(lambda: owner.sources("a") == ["model", "better"])
             first.followers[0].put_nowait(better(float("nan"), "a"))
             first.followers[0].put_nowait(better(20, "a"))
             await until(lambda: len(owner.sources("a")) == 3)
         async with predictor_at(socket_in(tmp_path), second):
             await until(lambda: bool(second.followers), 20)
             second.followers[0].put_nowait(better(15, "b"))
-            await until(lambda: owner.sources("b") == ["told", "better"])
+            await until(lambda: owner.sources("b") == ["model", "better"])
             advice.forecasts.forget("b")
             second.followers[0].put_nowait(better(14, "b"))
             second.followers[0].put_nowait(better(14, "a"))
             await until(lambda: len(owner.sources("a")) == 4)
     assert [f.mean() for f in owner.forecasts("a")] == [40, 100, 20, 14]
     assert owner.sources("unknown") == []
-    assert owner.sources("b") == ["told", "better"]
+    assert owner.sources("b") == ["model", "better"]
     assert owner.value("forecasts_replaced_total", by="improved") == 4
 
 
 async def test_ended_request_is_forgotten(tmp_path: Path) -> None:
-    owner, told = Owner(), FakePredictor()
-    told.free.clear()
+    owner, predictor = Owner(), FakePredictor()
+    predictor.free.clear()
     async with (
-        predictor_at(socket_in(tmp_path), told),
+        predictor_at(socket_in(tmp_path), predictor),
         advising(owner, socket_in(tmp_path), **PATIENT) as advice,
     ):
         for name in ("a", "b", "c"):
             advice.forecasts.keep_text(name, common_pb2.PromptText(user_input=name))
         advice.forecasts.forget("a")  # refused at the door
         advice.forecasts.ask(asking("a"))
-        await until(lambda: len(told.calls) == 1)
+        await until(lambda: len(predictor.calls) == 1)
         advice.forecasts.ask(asking("b", "c"))
         advice.forecasts.forget("b")  # cancelled while its question waits
-        told.free.set()
-        await until(lambda: owner.sources("c") == ["told"])
-    assert told.names() == [["a"], ["c"]]
-    assert not told.calls[0][0].HasField("text")
+        predictor.free.set()
+        await until(lambda: owner.sources("c") == ["model"])
+    assert predictor.names() == [["a"], ["c"]]
+    assert not predictor.calls[0][0].HasField("text")
     assert owner.sources("b") == []

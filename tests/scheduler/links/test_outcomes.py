@@ -31,30 +31,30 @@ NAMES = [f"r{i}" for i in range(5)]
 async def test_outcomes_are_delivered_in_order_after_outage(
     tmp_path: Path,
 ) -> None:
-    owner, told = Owner(), FakePredictor()
+    owner, predictor = Owner(), FakePredictor()
     async with advising(owner, socket_in(tmp_path), refresh_interval_s=0.01) as advice:
         for learn in learning(NAMES[:2]):
             advice.learn(learn)
             await asyncio.sleep(0.05)  # the first is tried, and fails, before the second comes
-        async with predictor_at(socket_in(tmp_path), told):
-            await until(lambda: told.outcomes == NAMES[:2])
+        async with predictor_at(socket_in(tmp_path), predictor):
+            await until(lambda: predictor.outcomes == NAMES[:2])
         for learn in learning(NAMES[2:]):
             advice.learn(learn)
-        async with predictor_at(socket_in(tmp_path), told):
-            await until(lambda: told.outcomes == NAMES)
+        async with predictor_at(socket_in(tmp_path), predictor):
+            await until(lambda: predictor.outcomes == NAMES)
     assert owner.value("advice_dropped_total", kind="outcome") == 0
 
 
 async def test_permanently_refused_outcome_is_dropped(tmp_path: Path) -> None:
-    owner, told = Owner(), _Choosy()
+    owner, predictor = Owner(), _Choosy()
     async with (
-        predictor_at(socket_in(tmp_path), told),
+        predictor_at(socket_in(tmp_path), predictor),
         advising(owner, socket_in(tmp_path), refresh_interval_s=0.01) as advice,
     ):
         for learn in learning(["bad", "good"]):
             advice.learn(learn)
             await asyncio.sleep(0.05)
-        await until(lambda: told.outcomes == ["good"])
+        await until(lambda: predictor.outcomes == ["good"])
 
 
 class _Choosy(FakePredictor):
@@ -68,28 +68,28 @@ async def test_shared_forecasts_are_refreshed_after_learning(
     tmp_path: Path,
 ) -> None:
     """Not cut at what the one request may have whose turn it was to ask."""
-    owner, told = Owner(), FakePredictor(tokens=40, shared_key="demo")
+    owner, predictor = Owner(), FakePredictor(tokens=40, shared_key="demo")
     owner.state.shared = [request("short", max_tokens=16)]
     settings = PATIENT | {"refresh_interval_s": 0.01}
     async with (
-        predictor_at(socket_in(tmp_path), told),
+        predictor_at(socket_in(tmp_path), predictor),
         advising(owner, socket_in(tmp_path), **settings) as advice,
     ):
-        told.version = 1
+        predictor.version = 1
         advice.learn(*learning(["a"]))
         await until(lambda: len(owner.events) == 1)
         advice.learn(*learning(["b"]))  # teaches nothing new
-        await until(lambda: told.outcomes == ["a", "b"])
-        told.version = 2
-        told.refusals = [refusal(grpc.StatusCode.INTERNAL)]
+        await until(lambda: predictor.outcomes == ["a", "b"])
+        predictor.version = 2
+        predictor.refusals = [refusal(grpc.StatusCode.INTERNAL)]
         advice.learn(*learning(["c"]))  # learnt, but the renewal fails: it is tried again
-        await until(lambda: not told.refusals)
+        await until(lambda: not predictor.refusals)
         advice.learn(*learning(["d"]))
         await until(lambda: len(owner.events) == 2)
     for event in owner.events:
         assert isinstance(event, ev.Refreshed)
         assert [(f.shared_key, f.mean()) for f in event.forecasts] == [("demo", 40)]
-    assert told.names() == [["short"]] * 3
+    assert predictor.names() == [["short"]] * 3
 
 
 async def test_links_work_with_real_predictor(tmp_path: Path) -> None:

@@ -37,8 +37,8 @@ class Here:
 
 
 @dataclass
-class FakePredictor:
-    """What became of the load."""
+class LoadResult:
+    """Outcome of a simulated load."""
 
     ended_s: dict[str, float] = field(default_factory=dict)
     first_s: dict[str, float] = field(default_factory=dict)
@@ -52,9 +52,9 @@ class FakePredictor:
 
 
 class Load:
-    """One worker with so much memory; rounds take no time and come after all that happens. Under
-    `swap` KV moves to host memory and back at no cost; else an evicted request loses it, and under
-    `recompute` a paused one, too."""
+    """One simulated worker. Rounds take no time and follow every event. Under `swap` KV moves to
+    host memory and back at no cost; otherwise an evicted request loses it, and under `recompute`
+    a paused one, too."""
 
     def __init__(
         self, policy: str, asks: list[Ask], kv_tokens: int, places: int = 64, **choices: object
@@ -66,7 +66,7 @@ class Load:
         self.now = 0.0
         self.here: dict[str, Here] = {}
         self.victims: tuple[str, ...] = ()
-        self.told = FakePredictor()
+        self.result = LoadResult()
         self.last_s: dict[str, float] = {}
         self._report_seq = self._plan_seq = 0
         self._planned = False
@@ -75,8 +75,8 @@ class Load:
         self._step(ev.WorkerAttached("w#1", view))
         self._step(ev.Costed("w", COST))
 
-    def run(self) -> FakePredictor:
-        """Until all have ended."""
+    def run(self) -> LoadResult:
+        """Runs until all requests have ended."""
         due, steps = list(self.asks), 0
         while due or self.state.jobs:
             while due and due[0].arrival_s <= self.now:
@@ -90,7 +90,7 @@ class Load:
                 continue
             steps += 1
             self._work(running, steps % REPORT_STEPS == 0)
-        return self.told
+        return self.result
 
     def _submit(self, ask: Ask) -> None:
         most = min(1_024, self.kv_tokens - ask.prompt)
@@ -108,7 +108,7 @@ class Load:
                 case ev.SendPlan():
                     self._apply(action)
                 case ev.Preempt():
-                    self.told.preemptions[action.request_id] += 1
+                    self.result.preemptions[action.request_id] += 1
                 case _:
                     pass
 
@@ -134,7 +134,7 @@ class Load:
         """One step: missing KV is computed, and every running request generates a token."""
         missing = sum(h.ask.prompt + h.made - h.held for h in running)
         self.now += COST.step_s(missing, len(running), 0)
-        self.told.steps.append((self.now, len(running)))
+        self.result.steps.append((self.now, len(running)))
         ended = []
         sliced = False
         for here in running:
@@ -142,12 +142,14 @@ class Load:
             here.held = here.ask.prompt + here.made
             name = here.ask.name
             away_s = self.now - self.last_s.get(name, here.ask.arrival_s)
-            self.told.longest_away_s[name] = max(self.told.longest_away_s.get(name, 0.0), away_s)
+            self.result.longest_away_s[name] = max(
+                self.result.longest_away_s.get(name, 0.0), away_s
+            )
             self.last_s[name] = self.now
-            self.told.first_s.setdefault(name, self.now)
+            self.result.first_s.setdefault(name, self.now)
             if here.made == here.ask.length:
                 ended.append(Completion(name, here.made, FinishReason.STOP))
-                self.told.ended_s[name] = self.now
+                self.result.ended_s[name] = self.now
                 del self.here[name]
             sliced |= here.made == here.limit
         evicted = [*self._dropped, *self._evict()]
@@ -168,7 +170,7 @@ class Load:
                 evicted.append(
                     RequestProgress(name, here.made, here.held) if rests else self._drop(name)
                 )
-        self.told.evictions += len(evicted)
+        self.result.evictions += len(evicted)
         return evicted
 
     def _drop(self, name: str) -> RequestProgress:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from services.policies.preset import presets
-from tests.scheduler.load.scheduler_load import Ask, FakePredictor, Load
+from tests.scheduler.load.scheduler_load import Ask, Load, LoadResult
 
 MEMORY = 3_000  # a quarter of what the load would hold if all of it ran
 LEVELS = 8
@@ -28,7 +28,7 @@ def _ask(name: str, arrival_s: float, error: float, rng: np.random.Generator) ->
 
 
 @cache
-def served(policy: str, error: float = 0.0) -> FakePredictor:
+def served(policy: str, error: float = 0.0) -> LoadResult:
     return Load(policy, list(bimodal(error)), MEMORY).run()
 
 
@@ -53,7 +53,7 @@ OVERLOAD_S = 200.0
 
 
 @cache
-def overloaded(policy: str) -> FakePredictor:
+def overloaded(policy: str) -> LoadResult:
     return Load(policy, list(overload()), MEMORY).run()
 
 
@@ -64,24 +64,24 @@ def overload() -> tuple[Ask, ...]:
 
 
 def test_overload_keeps_throughput_and_order() -> None:
-    told = {policy: overloaded(policy) for policy in ("fcfs", "alise")}
-    made = {policy: run.tokens_by(OVERLOAD_S) for policy, run in told.items()}
+    results = {policy: overloaded(policy) for policy in ("fcfs", "alise")}
+    made = {policy: run.tokens_by(OVERLOAD_S) for policy, run in results.items()}
     assert sum(ask.length for ask in overload()) > 1.5 * made["fcfs"]
     assert made["alise"] >= 0.95 * made["fcfs"]
-    took_s = {policy: max(run.ended_s.values()) for policy, run in told.items()}
+    took_s = {policy: max(run.ended_s.values()) for policy, run in results.items()}
     assert took_s["alise"] <= took_s["fcfs"] / 0.95
     norm_s = {
         policy: np.mean([(run.ended_s[a.name] - a.arrival_s) / a.length for a in overload()])
-        for policy, run in told.items()
+        for policy, run in results.items()
     }
     assert norm_s["alise"] <= norm_s["fcfs"] / 2
 
 
 def test_short_requests_stay_first_under_overload() -> None:
     """Also of what came in its last third, when many have waited for longer than ageing takes."""
-    told = overloaded("alise")
+    results = overloaded("alise")
     late = [ask for ask in overload() if ask.arrival_s > OVERLOAD_S * 2 / 3]
-    waited_s = {ask.name: told.ended_s[ask.name] - ask.arrival_s for ask in late}
+    waited_s = {ask.name: results.ended_s[ask.name] - ask.arrival_s for ask in late}
     short = [waited_s[ask.name] for ask in late if ask.length < 100]
     long = [waited_s[ask.name] for ask in late if ask.length >= 100]
     assert np.mean(short) < 0.1 * np.mean(long)
@@ -96,10 +96,10 @@ def test_scheduler_tolerates_wrong_forecasts() -> None:
 def test_no_thrash_after_preemption(policy: str, error: float) -> None:
     """Each pause admits another request, so there are fewer pauses than requests; and
     most requests are paused before memory runs out."""
-    told = served(policy, error)
-    assert 0 < sum(told.preemptions.values()) < 0.5 * len(bimodal())
-    assert max(told.preemptions.values()) < 20
-    assert told.evictions < served("fcfs", error).evictions
+    results = served(policy, error)
+    assert 0 < sum(results.preemptions.values()) < 0.5 * len(bimodal())
+    assert max(results.preemptions.values()) < 20
+    assert results.evictions < served("fcfs", error).evictions
 
 
 @pytest.mark.parametrize(("ageing_s", "starves"), [(1.0, False), (1e6, True)])
@@ -108,14 +108,14 @@ def test_ageing_ends_starvation(ageing_s: float, starves: bool) -> None:
     waits longer than ageing takes to bring it to the front."""
     long = Ask("long", 0.05, 50, 500, 500)
     short = [Ask(f"s{i}", i * 0.045, 50, 20, 20) for i in range(600)]
-    told = Load("alise", [long, *short], 600, ageing_s=ageing_s, places=8).run()
+    results = Load("alise", [long, *short], 600, ageing_s=ageing_s, places=8).run()
     bound_s = (LEVELS + 1) * ageing_s
-    assert (told.longest_away_s["long"] > 15) == starves
-    assert starves or told.longest_away_s["long"] < bound_s
+    assert (results.longest_away_s["long"] > 15) == starves
+    assert starves or results.longest_away_s["long"] < bound_s
 
 
 def test_every_timed_change_has_a_tick() -> None:
     """Without running requests there are no reports; the state names the time of the next round."""
     load = Load("alise", [Ask("a", 0.0, 50, 500, 500)], 600)
-    told = load.run()
-    assert told.ended_s["a"] > 0 and load.state.next_deadline() == float("inf")
+    results = load.run()
+    assert results.ended_s["a"] > 0 and load.state.next_deadline() == float("inf")

@@ -22,8 +22,7 @@ from tests.scheduler.load.watched_fleet import REQUESTS, Fleet, Seen, due_within
 ALL = list(presets())
 SMALL = {"slice_tokens": 8, "interval_s": 0.1}  # for answers of some 20 tokens
 
-# Reasons of requests that wait by a rule of the preset: for a worker or for the end of the
-# interval.
+# Reasons to wait for a worker or for the batch interval.
 BY_RULE = {
     WaitReason[name]
     for name in ("ASSIGNED", "CUT_SCHEDULED", "IN_BATCH", "CUT_ON_IDLE")
@@ -102,8 +101,8 @@ def check_room(
     here: set[int],
     share: WorkerDecision,
 ) -> None:
-    """An admitted request finds room for its current tokens; where a form guarantees it, for its
-    whole grant."""
+    """An admitted request fits beside the current contexts, and with a safe form beside all
+    that is granted."""
     assert len(share.run) <= worker.max_running
     if len(share.run) < 2 or not set(share.run.tolist()) - here:
         return
@@ -125,9 +124,9 @@ def check_idle(preset: Preset, seen: Seen, worker: WorkerSnapshot, runs: set[int
     ]
     if not able or preset.place in BY_TURN:
         return
-    told = {row: seen.decision.explanations.for_row(row) for row in able}
+    outcome = {row: seen.decision.explanations.for_row(row) for row in able}
     assert preset.arrangement == "batch" and all(
-        why and why.reason in BY_RULE for why in told.values()
+        why and why.reason in BY_RULE for why in outcome.values()
     )
     soon = due_within(seen.decision, seen.snapshot.now, MAX_INTERVAL_S)
     assert runs or soon or seen.decision.not_before_s <= seen.snapshot.now + MAX_INTERVAL_S
@@ -155,7 +154,7 @@ def check_reasons(seen: Seen) -> None:
     assert (why.first_values[places] >= why.second_values[places]).all()
 
 
-# Starvation, where an order declares a bound
+# Starvation bounds
 
 AGEING_S = 1.0
 SHORT_S = 27.0  # for so long more short ones come than can be served
@@ -187,7 +186,7 @@ def test_every_order_declares_starvation_bound() -> None:
 
 @cache
 def crowd() -> tuple[Ask, ...]:
-    """One that is long comes early; of those that are short there are more than can be served."""
+    """A long request arrives early; the short ones exceed the capacity."""
     long = Ask("long", 0.05, 50, 500, 500)
     return (long, *(Ask(f"s{i}", i * 0.045, 50, 20, 20) for i in range(round(SHORT_S / 0.045))))
 
@@ -200,8 +199,8 @@ def test_long_request_does_not_starve(name: str) -> None:
         pytest.skip(f"{preset.order} in {preset.arrangement} promises nothing")
     ageing = {"ageing_s": AGEING_S} if "ageing_s" in preset.takes() else {}
     load = Load(name, list(crowd()), 600, places=8, **ageing)
-    told = load.run()
-    assert told.longest_away_s["long"] < bound(load.state.preset.params) + SERVED_S
+    outcome = load.run()
+    assert outcome.longest_away_s["long"] < bound(load.state.preset.params) + SERVED_S
 
 
 # Open batches take any request that fits, so an earlier one may be in a later batch.
@@ -216,6 +215,6 @@ IN_ORDER = [
 def test_first_come_first_served(name: str) -> None:
     """On one worker, first tokens come in order of arrival."""
     asks = crowd()[:200]
-    told = Load(name, list(asks), 600, places=8).run()
-    first = [told.first_s[ask.name] for ask in sorted(asks, key=lambda ask: ask.arrival_s)]
+    outcome = Load(name, list(asks), 600, places=8).run()
+    first = [outcome.first_s[ask.name] for ask in sorted(asks, key=lambda ask: ask.arrival_s)]
     assert first == sorted(first)

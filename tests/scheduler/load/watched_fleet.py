@@ -241,7 +241,7 @@ class Fleet:
             here = worker.here.setdefault(grant.request_id, Here(grant.limit_tokens))
             here.runs, here.limit = True, grant.limit_tokens
             worker.dropped = [
-                told for told in worker.dropped if told.request_id != grant.request_id
+                drop for drop in worker.dropped if drop.request_id != grant.request_id
             ]
         for grant in plan.extend:
             worker.here[grant.request_id].limit = grant.limit_tokens

@@ -57,8 +57,8 @@ class Counting(SchedulerState):
         """All series of it that are not 0, by their label."""
         families = {family.name: family for family in self.registry.collect()}
         samples = families[f"foretoken_{name.removesuffix('_total')}"].samples
-        told = {s.labels[label]: s.value for s in samples if not s.name.endswith("_created")}
-        return {value: number for value, number in told.items() if number}
+        values = {s.labels[label]: s.value for s in samples if not s.name.endswith("_created")}
+        return {value: number for value, number in values.items() if number}
 
 
 def attached(s: Any, name: str, places: int = 1, now: float = 0.0) -> Any:

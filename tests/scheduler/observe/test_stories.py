@@ -50,7 +50,7 @@ class Run:
         forecast = certain(tokens or asked.max_tokens, "history")
         self.step(ev.Forecasted(((asked.request_id, forecast),)), now)
 
-    def told(self, name: str) -> list[str]:
+    def sentences(self, name: str) -> list[str]:
         """Its story as `foretoken why` prints it, but for the words between time and sentence."""
         story = self.recorder.story(name, self.state)
         assert story is not None
@@ -82,7 +82,7 @@ def test_story_of_request_that_waits_for_memory() -> None:
     asked = Request("b", "demo", 70, 60, 10.0, deadline_s=30.0, sla=sla)
     r.submit(asked, 10.5, tokens=30)
     report(r, 1, 11.0, progress=(RequestProgress("a", 1, 91, 6),))
-    assert r.told("b") == [
+    assert r.sentences("b") == [
         "0.5 arrived with 70 prompt tokens and max_tokens 60; SLA interactive "
         "(TTFT 1 s, TPOT 0.05 s); deadline in 19.5 s",
         f"0.5 {EXPECTED_30}",
@@ -93,21 +93,21 @@ def test_story_of_request_that_waits_for_memory() -> None:
     report(r, 2, 12.0, finished=(Completion("a", 20, FinishReason.STOP),))
     report(r, 3, 12.5, progress=(RequestProgress("b", 1, 71, 5),))
     report(r, 4, 13.0, finished=(Completion("b", 60, FinishReason.LENGTH),))
-    assert r.told("a") == [
+    assert r.sentences("a") == [
         "0.0 arrived with 90 prompt tokens and max_tokens 50; SLA default",
         "0.0 forecast by history: 20 output tokens expected, median 20, 90th percentile 20",
         "0.0 admitted at w0, budget 50 output tokens: forecast peak 96 KV tokens of 152",
         "1.0 w0 reports the first output tokens: 1",
         "2.0 ended (stop) with 20 output tokens, queued 0.000 s",
     ]
-    assert r.told("b")[2:] == [
+    assert r.sentences("b")[2:] == [
         "0.5 waits: needs 176 KV tokens in all, limit 152 [3 to 1.0]",
         "2.0 admitted at w0, budget 60 output tokens: forecast peak 96 KV tokens of 152",
         "2.5 w0 reports the first output tokens: 1",
         "3.0 ended (length) with 60 output tokens, queued 2.000 s",
     ]
-    assert r.told("c")[0].endswith("SLA default; 1 other request waits")
-    assert r.told("c")[2] == "0.0 waits: queue position 2, behind a request that does not fit"
+    assert r.sentences("c")[0].endswith("SLA default; 1 other request waits")
+    assert r.sentences("c")[2] == "0.0 waits: queue position 2, behind a request that does not fit"
 
 
 def test_story_of_eviction_worker_loss_move_and_gateway_loss() -> None:
@@ -127,7 +127,7 @@ def test_story_of_eviction_worker_loss_move_and_gateway_loss() -> None:
     r.step(ev.GatewayLost(G), 7.0)
     full = "waits: needs 160 KV tokens in all, limit 152"
     room = "budget 90 output tokens: forecast peak 80 KV tokens of 152"
-    assert r.told("b")[3:] == [
+    assert r.sentences("b")[3:] == [
         "1.0 w0 reports the first output tokens: 18",
         "2.0 evicted by w0 after 28 output tokens: memory ran out; KV dropped",
         f"2.0 {full}",
@@ -137,7 +137,7 @@ def test_story_of_eviction_worker_loss_move_and_gateway_loss() -> None:
         f"6.0 moved from w0 to w1, KV recomputed, {room}",
         "7.0 ended because the gateway's stream ended",
     ]
-    assert r.told("c")[2:] == [
+    assert r.sentences("c")[2:] == [
         "0.2 waits: needs 176 KV tokens in all, limit 152 [2 to 1.0]",
         "2.0 waits: queue position 2, behind a request that does not fit",
         f"3.0 {full}",
@@ -162,9 +162,9 @@ class Telling(Driver):
         self.now = now = max(now, self.now)
         self.run.step(event, now)
 
-    def tells(self, name: str) -> list[str]:
+    def sentences_of(self, name: str) -> list[str]:
         assert self.run
-        return self.run.told(name)
+        return self.run.sentences(name)
 
 
 def test_story_of_pause_and_swap() -> None:
@@ -181,7 +181,7 @@ def test_story_of_pause_and_swap() -> None:
     d.report(5.0, progress=(RequestProgress("long", 45, 55, 0),))
     d.report(6.0, finished=(Completion("short", 3, FinishReason.STOP),))
     d.report(7.0, progress=(RequestProgress("long", 46, 56, 56),))
-    assert d.tells("long")[2:] == [
+    assert d.sentences_of("long")[2:] == [
         "0.0 admitted at w0, budget 32 output tokens: forecast peak 10 KV tokens of 300",
         "1.0 w0 reports the first output tokens: 20",
         "1.0 slice extended, budget 72 output tokens [2 to 2.0]",
@@ -203,9 +203,9 @@ def test_story_of_refusal_and_resubmission() -> None:
     r.step(ev.Submitted(G, request("a")), 0.2)  # a name in use: another's story stays as it is
     again = Request("b", "demo", 90, 50, 0.0, delivered_tokens=7)
     r.step(ev.Submitted("gateway#2", again), 0.3)
-    assert r.told("c")[1:] == ["0.1 refused: 1 requests are waiting; try again in 1 s"]
-    assert r.told("a")[0].startswith("0.0 arrived with 90") and len(r.told("a")) == 3
-    assert r.told("b")[0].endswith("submitted again after 7 delivered output tokens")
+    assert r.sentences("c")[1:] == ["0.1 refused: 1 requests are waiting; try again in 1 s"]
+    assert r.sentences("a")[0].startswith("0.0 arrived with 90") and len(r.sentences("a")) == 3
+    assert r.sentences("b")[0].endswith("submitted again after 7 delivered output tokens")
     assert [story.live for story in (r.recorder.story(n, r.state) for n in "abc") if story] == [
         True,
         True,
@@ -219,8 +219,8 @@ def test_story_of_deadline_and_stop_string() -> None:
     r.submit(request("b", prompt=90, most=50, deadline=2.0), 0.0)
     r.step(ev.Cancelled(G, "a", FinishReason.STOP, 4), 1.0)
     r.step(ev.Tick(), 2.0)
-    assert r.told("a")[-1] == "1.0 ended by a stop string with 4 output tokens"
-    assert r.told("b")[-1] == (
+    assert r.sentences("a")[-1] == "1.0 ended by a stop string with 4 output tokens"
+    assert r.sentences("b")[-1] == (
         "2.0 ended (deadline) with 0 output tokens, queued 1.000 s: the deadline passed"
     )
 
@@ -263,10 +263,10 @@ def test_long_story_loses_its_middle() -> None:
     tale = OpenStory(request("a"), G, [])
     for n in range(MAX_CHAPTERS + 10):
         tale.add(Chapter(float(n), Kind.STOPPED, (n,)))
-    told = list(tale.written())
-    assert len(told) == MAX_CHAPTERS + 1
-    assert told[FIRST_KEPT].text == "… 10 chapters omitted"
-    kept = [chapter.values[0] for chapter in told if chapter.kind == Kind.STOPPED]
+    sentences = list(tale.written())
+    assert len(sentences) == MAX_CHAPTERS + 1
+    assert sentences[FIRST_KEPT].text == "… 10 chapters omitted"
+    kept = [chapter.values[0] for chapter in sentences if chapter.kind == Kind.STOPPED]
     assert kept == [*range(FIRST_KEPT), *range(FIRST_KEPT + 10, MAX_CHAPTERS + 10)]
 
 

@@ -1,4 +1,4 @@
-"""All that may happen to a scheduler, in any order: what random tests of it are made of."""
+"""Random scheduler events in any order, as a hypothesis state machine."""
 
 from collections import Counter
 from dataclasses import replace
@@ -39,16 +39,16 @@ class RandomEvents(RuleBasedStateMachine):
         self.live: set[str] = set()
         self.ended: Counter[str] = Counter()
         self.workers = {"w0": DumbWorker(), "w1": DumbWorker()}
-        self.to_announce: dict[str, str] = {}  # by a gateway whose scheduler is new: where it was
-        self.calm = 0  # steps since a loss: losses are rare, or nothing would ever come of a run
-        self.begin_anew()
+        self.to_announce: dict[str, str] = {}  # after a scheduler restart: request to its worker
+        self.calm = 0  # steps since a loss; losses are rare so that requests make progress
+        self.reset()
 
-    def begin_anew(self) -> None:
+    def reset(self) -> None:
         self.state = SchedulerState(choose(self.policy), LIMITS, self.apart)
         self.recorder = StoryRecorder(8)
         self.unforecast: list[str] = []
-        self.forecasts: dict[str, str] = {}  # of each, its population; or none
-        self.answer: ev.Arranged | None = None  # what the batcher will say of the round that is out
+        self.forecasts: dict[str, str] = {}  # request to its population, if any
+        self.answer: ev.Arranged | None = None  # the batcher's answer to the pending round
         self.stale: ev.Arranged | None = None
         self.forecast_sent: set[str] = set()
 
@@ -67,7 +67,7 @@ class RandomEvents(RuleBasedStateMachine):
                     self.workers[action.worker_id].apply(action, self.most)
                     self.check_plan(action)
                 case ev.SendForecast():
-                    self.check_foretold(action)
+                    self.check_forecast_update(action)
                 case ev.Finish() | ev.Refuse():
                     self.ended[action.request_id] += 1
                     self.live.discard(action.request_id)
@@ -94,9 +94,9 @@ class RandomEvents(RuleBasedStateMachine):
         self.answer = ev.Arranged(action.round, workers, decision.next_s, decision.not_before_s)
 
     def check_plan(self, action: ev.SendPlan) -> None:
-        """Victims are all running requests of this worker; the line holds these and the paused
-        ones, each once with a valid wait. A pending round does not know later arrivals, and a
-        request whose deadline arrived with the round is cancelled by the next plan."""
+        """Victims are all our running requests. The order lists these and the paused ones there,
+        each once and with a valid wait. A pending round does not include later arrivals; the next
+        plan cancels a request whose deadline passed with the round."""
         worker = self.state.workers[action.worker_id]
         gone = set(worker.draft.cancel)
         order = [s.request_id for s in action.plan.order if s.request_id not in gone]
@@ -118,9 +118,8 @@ class RandomEvents(RuleBasedStateMachine):
         assert all(waits[name] == 0.0 for name in ours & set(waits))
         assert all(0 <= wait < inf for wait in waits.values())
 
-    def check_foretold(self, action: ev.SendForecast) -> None:
-        """Only requests with include_forecast receive updates, once a forecast is known; the first
-        token is promised at most once."""
+    def check_forecast_update(self, action: ev.SendForecast) -> None:
+        """Only requests with a forecast get updates; a TTFT promise comes at most once."""
         job = self.state.jobs.get(action.request_id)
         if job is None:
             return  # its deadline came with the same step
@@ -291,13 +290,13 @@ class RandomEvents(RuleBasedStateMachine):
     @precondition(lambda self: self.calm > 10)
     @rule(back=st.sampled_from([(), ("w0",), ("w0", "w1")]))
     def restart(self, back: tuple[str, ...]) -> None:
-        """The scheduler is new and knows nothing: its workers and gateways know. Some are back at
-        once, the others when they come."""
+        """A restarted scheduler has no state; workers and gateways have. Some workers attach at
+        once, the others later."""
         self.calm = 0
         jobs, ledger = self.state.jobs, self.state.ledger
         self.to_announce = {name: ledger.home(job) for name, job in jobs.items()}
         self.live.clear()
-        self.begin_anew()
+        self.reset()
         for worker in self.workers.values():
             worker.link = ""
         for name in back:
@@ -306,7 +305,7 @@ class RandomEvents(RuleBasedStateMachine):
     @precondition(lambda self: self.to_announce)
     @rule(data=st.data(), link=st.sampled_from(LINKS), delivered=st.integers(0, 2))
     def announce(self, data: st.DataObject, link: str, delivered: int) -> None:
-        """A gateway tells of one again, and where it has it from."""
+        """A gateway submits a request again and names its worker."""
         name = data.draw(st.sampled_from(sorted(self.to_announce)))
         home, old = self.to_announce.pop(name), self.asked[name]
         request = Request(
@@ -341,7 +340,7 @@ class RandomEvents(RuleBasedStateMachine):
         busy = self.busy()
         worker = data.draw(st.sampled_from(sorted(busy)))
         name = data.draw(st.sampled_from(busy[worker]))
-        told: dict[str, Any] = {
+        reports: dict[str, Any] = {
             "progress": RequestProgress(name, output, 10, 1),
             "finished": Completion(name, output, FinishReason.STOP),
             "evicted": RequestProgress(name, output, held),
@@ -350,13 +349,13 @@ class RandomEvents(RuleBasedStateMachine):
             self.workers[worker].running.discard(name)
         if what == "evicted":
             self.workers[worker].paused.add(name)
-        news: Any = {what: (told[what],)}
-        self.tell(worker, **news)
+        report: Any = {what: (reports[what],)}
+        self.tell(worker, **report)
 
     @precondition(lambda self: self.busy())
     @rule(output=st.integers(0, 40), tokens=st.sampled_from([1, 60]))
     def serve(self, output: int, tokens: int) -> None:
-        """All that run get on, and all that is asked is answered."""
+        """All running requests make progress; pending forecasts and rounds are answered."""
         if self.unforecast:
             self.forecast(shared=False, tokens=tokens)
         for worker, names in self.busy().items():
@@ -369,14 +368,14 @@ class RandomEvents(RuleBasedStateMachine):
     @precondition(lambda self: self.busy(paused=True))
     @rule(data=st.data(), late=st.booleans(), held=st.sampled_from([0, 10]))
     def report_paused(self, data: st.DataObject, late: bool, held: int) -> None:
-        """Of one that does not run there any more: a last token of it, or that its KV was
-        dropped or taken to host memory; perhaps by a worker that has not read of its pause."""
+        """Reports about a paused request: a last token, or KV dropped or moved to host memory;
+        `late` by a worker that has not applied the pause."""
         paused = self.busy(paused=True)
         worker = data.draw(st.sampled_from(sorted(paused)))
         name = data.draw(st.sampled_from(paused[worker]))
         what = data.draw(st.sampled_from(["progress", "evicted"]))
-        news: Any = {what: (RequestProgress(name, 2, held),)}
-        self.tell(worker, late, **news)
+        report: Any = {what: (RequestProgress(name, 2, held),)}
+        self.tell(worker, late, **report)
 
     def tell(self, name: str, late: bool = False, **what: Any) -> None:
         worker = self.workers[name]

@@ -36,7 +36,7 @@ class Driver:
         preset = choose(policy, {"base_s": 0.5, "watermark": self.watermark} | choices)
         self.state: Any = SchedulerState(preset)
         self.plans: list[Plan] = []
-        self.told: list[ev.Action] = []
+        self.sent: list[ev.Action] = []
         self.reports = 0
         self.now = 0.0
         self.attach("w0", memory, places)
@@ -50,12 +50,12 @@ class Driver:
         self.step(ev.Costed(name, COST), 0.0)
 
     def step(self, event: ev.Event, now: float) -> None:
-        self.now = now = max(now, self.now)  # a test may tell of one after the other
+        self.now = now = max(now, self.now)  # tests may pass times out of order
         actions = self.state.step(event, now)
         if self.state.round_due_s <= now:
             actions += self.state.step(ev.Round(), now)
         self.plans += [action.plan for action in actions if isinstance(action, ev.SendPlan)]
-        self.told += [action for action in actions if not isinstance(action, ev.SendPlan)]
+        self.sent += [action for action in actions if not isinstance(action, ev.SendPlan)]
 
     def submit(self, name: str, tokens: int, now: float = 0.0, prompt: int = 10) -> None:
         """A request with this expected output and max_tokens 1,000."""
@@ -92,7 +92,7 @@ class Driver:
         return {name: float(known[self.row(name)]) for name in self.state.jobs}
 
     def ranked(self) -> Ranking:
-        """The rank of every request now."""
+        """The current rank of every request."""
         state = self.state
         snapshot = state.ledger.board.snapshot(self.now, state.ledger.worker_snapshots())
         return rank_requests(snapshot, state.preset, state.rounds.memory)

@@ -156,8 +156,8 @@ def test_alise_runs_one_front_request_per_worker() -> None:
 
 
 def test_alise_front_admits_one_request_without_kv() -> None:
-    """The worker of the request is not known yet. Admitted beside another front request, it could
-    make two at one worker. Meanwhile no younger request of another worker goes first."""
+    """A front request without KV has no worker yet: beside another, one worker could get two.
+    No younger request of another worker overtakes it."""
     d = Driver(places=1, ageing_s=1, levels=2, hysteresis=inf)
     d.attach("w1", places=1)
     for name in ("x", "y"):

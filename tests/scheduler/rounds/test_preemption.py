@@ -41,15 +41,15 @@ def test_urgent_arrival_preempts() -> None:
     ledger, job = d.state.ledger, d.state.jobs["long"]
     assert (ledger.home(job), ledger.held(job), ledger.preemptions(job)) == ("w0", 250, 1)
 
-    d.told.clear()
+    d.sent.clear()
     d.report(2.1, applied=2)
-    assert d.told == []  # the worker has not carried it out yet
+    assert d.sent == []  # the worker has not carried it out yet
     d.report(2.2, applied=3)
-    assert d.told == [ev.Preempt(G, "long", 150)]
+    assert d.sent == [ev.Preempt(G, "long", 150)]
     d.report(3.0, finished=(Completion("short", 20, FinishReason.STOP),))
     assert d.running == ["long"]
     assert d.plans[-1].admit == (Grant("long", 182),)
-    assert not any(isinstance(told, ev.Place) and told.request_id == "long" for told in d.told)
+    assert not any(isinstance(sent, ev.Place) and sent.request_id == "long" for sent in d.sent)
 
 
 def test_no_pause_while_memory_is_free() -> None:

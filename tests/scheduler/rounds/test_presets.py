@@ -55,7 +55,7 @@ def differs(one: str, other: str) -> set[str]:
 
 
 def test_each_ablation_adds_one_feature() -> None:
-    """papers/003 §5.4 and papers/004 §IV-C."""
+    """SCLS (Cheng et al., 2024), §5.4, and Magnus (Cheng et al., ICWS 2024), §IV-C."""
     ladder = ["sls", "so", "pm", "ab", "lb", "scls"]
     assert [differs(*pair) for pair in pairwise(ladder)] == [
         {"slice", "order"},  # unfinished requests go behind later arrivals

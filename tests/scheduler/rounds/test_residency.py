@@ -70,7 +70,7 @@ def test_paused_request_resumes_only_at_home() -> None:
     d.report(
         2.0, evicted=(RequestProgress("b", 8, 98),), progress=(RequestProgress("a", 150, 250),)
     )
-    assert ev.Preempt(G, "b", 8) in d.told
+    assert ev.Preempt(G, "b", 8) in d.sent
     d.attach("w1")
     d.report(3.0, on="w1")
     assert (d.running, d.queued) == (["a"], ["b"])  # w1 is free, but b's KV is at w0
@@ -86,10 +86,10 @@ def test_request_without_kv_may_move() -> None:
     d.submit("b", 20, 2.0, prompt=100)
     assert d.queued == ["a"]
     d.attach("w1")
-    d.told.clear()
+    d.sent.clear()
     d.report(3.0, applied=2, evicted=(RequestProgress("a", 152, 0),))
     assert list(d.state.workers["w1"].running) == ["a"]
-    assert d.told == [
+    assert d.sent == [
         ev.Preempt(G, "a", 152),
         ev.Place(G, "a", "w1", "unix:/w1", about(1.0)),
     ]
@@ -106,7 +106,7 @@ def test_progress_of_paused_request_is_applied() -> None:
     assert d.state.ledger.output(d.state.jobs["a"]) == 153
     d.report(2.2, applied=2, finished=(Completion("a", 154, FinishReason.STOP),))
     assert d.queued == [] and "a" not in d.state.jobs
-    [finish] = [told for told in d.told if isinstance(told, ev.Finish)]
+    [finish] = [sent for sent in d.sent if isinstance(sent, ev.Finish)]
     assert (finish.request_id, finish.preemptions, finish.queued_s) == ("a", 1, about(0.2))
 
 
@@ -117,11 +117,11 @@ def test_outdated_eviction_is_ignored() -> None:
     d.submit("b", 20, 2.0, prompt=100)  # plan 3 pauses a
     d.step(ev.Cancelled(G, "b", FinishReason.CANCELLED, 0), 2.0)  # plan 4 lets it run again
     assert d.running == ["a"]
-    d.told.clear()
+    d.sent.clear()
     d.report(2.1, applied=2, evicted=(RequestProgress("a", 151, 0),))
-    assert d.running == ["a"] and d.told == []
+    assert d.running == ["a"] and d.sent == []
     d.report(2.2, applied=d.plans[-1].seq, evicted=(RequestProgress("a", 151, 0),))
-    assert d.state.ledger.preemptions(d.state.jobs["a"]) == 2 and ev.Preempt(G, "a", 151) in d.told
+    assert d.state.ledger.preemptions(d.state.jobs["a"]) == 2 and ev.Preempt(G, "a", 151) in d.sent
 
 
 def test_lost_worker_loses_paused_kv() -> None:
@@ -129,9 +129,9 @@ def test_lost_worker_loses_paused_kv() -> None:
     d.submit("a", 400, prompt=100)
     d.progress("a", 150, 1.0, prompt=100)
     d.submit("b", 20, 2.0, prompt=100)
-    d.told.clear()
+    d.sent.clear()
     d.step(ev.WorkerLost("w0#1", "w0"), 3.0)
-    assert d.told == [ev.Preempt(G, "b", 0), ev.Preempt(G, "a", 150)]
+    assert d.sent == [ev.Preempt(G, "b", 0), ev.Preempt(G, "a", 150)]
     assert d.homes() == {"a": ("", 0), "b": ("", 0)}
     d.attach("w1", memory=1_000)
     assert sorted(d.running) == ["a", "b"]
