@@ -59,7 +59,7 @@ def _buckets() -> Iterator[str]:
         yield f"- {name}: {', '.join(f'{bound:g}' for bound in buckets)}\n"
 
 
-# The lists of buckets by what they are called.
+# The bucket lists by name.
 SCALES = {
     value: name
     for name, value in vars(scales).items()

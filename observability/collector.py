@@ -1,4 +1,4 @@
-"""Outage: a collector that is away is told of once, not once a batch."""
+"""Outage: reports the loss of a collector once, not once per batch."""
 
 import logging
 import threading
@@ -6,25 +6,25 @@ from collections.abc import Callable
 
 log = logging.getLogger(__name__)
 
-EXPORTERS = "opentelemetry.exporter.otlp.proto.grpc.exporter"  # says each try that failed
-QUEUES = "opentelemetry.sdk._shared_internal"  # says what a full queue drops, and bugs
+EXPORTERS = "opentelemetry.exporter.otlp.proto.grpc.exporter"  # logs each failed attempt
+QUEUES = "opentelemetry.sdk._shared_internal"  # logs what a full queue drops, and bugs
 _QUEUE_FULL = "Queue full"
 
 Hears = Callable[[logging.LogRecord], bool]
 
 
 class _Ears:
-    """A filter of one logger that all outages of the process share: of several filters, the first
-    that drops a record would keep it from the others."""
+    """One filter per logger for all outages of the process: of several filters, the first that
+    drops a record would hide it from the others."""
 
     def __init__(self, name: str):
         self._logger = logging.getLogger(name)
-        self._hear: tuple[Hears, ...] = ()  # replaced, never changed: others may be looking
+        self._hear: tuple[Hears, ...] = ()  # replaced, never modified: other threads may read it
         self._lock = threading.Lock()
 
     def add(self, hear: Hears) -> None:
         with self._lock:
-            if not self._hear:  # first of all: the library's own drops what resembles the last
+            if not self._hear:  # inserted first: the library's own filter drops similar records
                 self._logger.filters.insert(0, self._filter)
             self._hear = (*self._hear, hear)
 
@@ -35,7 +35,7 @@ class _Ears:
                 self._logger.removeFilter(self._filter)
 
     def _filter(self, record: logging.LogRecord) -> bool:
-        """Whether it is logged: nobody has taken it for their own. All are asked."""
+        """Whether the record is logged: no outage has claimed it. All are asked."""
         return [hear(record) for hear in self._hear].count(False) == 0
 
 
@@ -43,18 +43,19 @@ _EXPORTERS, _QUEUES = _Ears(EXPORTERS), _Ears(QUEUES)
 
 
 class Outage:
-    """Whether what is sent arrives, by signal (traces, metrics). Told from the threads that send.
+    """Whether exports arrive, by signal (traces, metrics). Called from the exporting threads.
 
-    While it lives, what the library says of it is heard here and not logged; `close` ends that.
+    While it exists, the library's log records about exports are consumed here instead of being
+    logged; `close` ends that.
     """
 
     def __init__(self, endpoint: str):
         self._endpoint = endpoint
         self._failing: set[str] = set()
         self._why = "no answer"
-        self._overran = False  # the queue, since something arrived
+        self._overran = False  # the queue overflowed since the last success
         self._lock = threading.Lock()
-        self._address = endpoint.rpartition("://")[2]  # as the library names it
+        self._address = endpoint.rpartition("://")[2]  # as in the library's messages
         _EXPORTERS.add(self._exporters)
         _QUEUES.add(self._queues)
 
@@ -63,7 +64,7 @@ class Outage:
         return bool(self._failing)
 
     def sent(self, signal: str, arrived: bool) -> None:
-        """What became of a batch."""
+        """Records the result of a batch."""
         with self._lock:
             before = self.on
             (self._failing.discard if arrived else self._failing.add)(signal)

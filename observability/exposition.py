@@ -1,7 +1,8 @@
-"""Exposition: what a process has counted as Prometheus reads it, and several processes' as one.
+"""Exposition: a process's metrics in Prometheus' text format, and the merged text of several
+processes.
 
-Counters, gauges and histograms, as the catalogue has them; no `_created` series. A family's lines
-stand together under one HELP and one TYPE, in text format 0.0.4.
+Counters, gauges and histograms of the catalogue; no `_created` series. A family's lines are
+adjacent under one HELP and one TYPE, in text format 0.0.4.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,22 +20,23 @@ _HELP = str.maketrans({"\\": r"\\", "\n": r"\n"})
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A registry, and the labels that all of its series get; a series' own go before them."""
+    """A registry, and the labels that all of its series get; a series' own labels take
+    precedence."""
 
     registry: CollectorRegistry
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
 def expose(parts: Iterable[Part]) -> str:
-    """All that the parts of one process count. O(series); gauges are read where it is called."""
+    """The text of a process's metrics. O(series); gauges are read in the calling thread."""
     return merge("\n".join(_lines(part)) for part in parts)
 
 
 def merge(texts: Iterable[str]) -> str:
-    """Several processes' texts as one: a family once, with everybody's series in it.
+    """The texts of several processes as one: each family once, with all series.
 
-    Of a series that two have the first is kept, and of a family its first HELP and TYPE. Lines that
-    say nothing are left out. O(lines).
+    Of duplicate series the first is kept, and of a family its first HELP and TYPE. Empty lines are
+    dropped. O(lines).
     """
     families: dict[str, _Family] = {}
     for text in texts:
@@ -43,10 +45,10 @@ def merge(texts: Iterable[str]) -> str:
 
 
 def with_aliases(text: str, names: Mapping[str, str]) -> str:
-    """The text, and behind it the families that `names` has, once more under the name there.
+    """The text, followed by the families in `names` under their other names.
 
-    Names are of series without what their kind adds: `_total`, `_bucket`, `_sum` and `_count` are
-    kept. The text must be as `merge` makes it.
+    Names omit the suffixes `_total`, `_bucket`, `_sum` and `_count`, which are kept. The text must
+    be an output of `merge`.
     """
     added, old, new = [], "", ""
     for line in text.split("\n"):
@@ -83,7 +85,7 @@ def _take(text: str, families: dict[str, _Family]) -> None:
     for line in text.split("\n"):
         if line.startswith(("# HELP ", "# TYPE ")):
             _, kind, name, *rest = line.split(" ", 3)
-            if not (name and rest):  # of nothing, or says nothing
+            if not (name and rest):  # neither HELP nor TYPE
                 continue
             family = families.setdefault(name, _Family())
             if kind == "HELP":
@@ -92,7 +94,7 @@ def _take(text: str, families: dict[str, _Family]) -> None:
                 family.kind = family.kind or line
         elif line and line[0] != "#":
             series, _, value = line.rpartition(" ")
-            if not (name and series.startswith(name)):  # nobody of ours: a family of its own
+            if not (name and series.startswith(name)):  # a series without a declared family
                 name = series.partition("{")[0]
                 family = families.setdefault(name, _Family()) if name else _Family()
             family.series.setdefault(series, value)

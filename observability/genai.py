@@ -1,6 +1,6 @@
-"""Names of OpenTelemetry's conventions for generative AI, as far as a server can tell them.
+"""Names of OpenTelemetry's conventions for generative AI, as far as a server knows their values.
 
-Written here, since the package that has them calls its own copy unstable and on the move.
+Defined here because the package that has them calls its copy unstable.
 """
 
 from observability.tracing import Measure
@@ -26,7 +26,7 @@ INPUT_TOKENS = "gen_ai.usage.input_tokens"
 OUTPUT_TOKENS = "gen_ai.usage.output_tokens"
 ERROR_TYPE = "error.type"
 
-# Buckets are those that the conventions ask for; our own metrics resolve more.
+# The buckets that the conventions require; our own metrics have a higher resolution.
 REQUEST_DURATION = Measure(
     "gen_ai.server.request.duration",
     "Generative AI server request duration such as time-to-last byte or last output token.",

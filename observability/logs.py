@@ -1,8 +1,8 @@
-"""Logs: one line a record, for people or as JSON. A warning that repeats is said once, and then
-with its count.
+"""Logs: one line per record, as text or JSON. A repeated warning is logged once, and then with its
+count.
 
-Lines carry the request and the trace that they are about, where that is known: told by `about` for
-the rest of the task that serves it, or given with one record as `extra={"request_id": …}`.
+Lines carry the request and the trace that they concern, if known: set by `about` for the rest of
+the task that serves it, or given with one record as `extra={"request_id": …}`.
 """
 
 import json
@@ -22,36 +22,36 @@ from typing import Literal, TextIO
 LineFormat = Literal["text", "json"]
 
 REPEAT_S = 60.0
-MOST_REMEMBERED = 512  # warnings; format string, words, last line and traceback: 3 MB at most
-MOST_CHARS = 1_000  # of each that are compared, and kept
+MAX_REMEMBERED = 512  # warnings; format string, words, last line and traceback: 3 MB at most
+MAX_CHARS = 1_000  # of each that are compared and kept
 MOST_TRACE_CHARS = 3_000
-MOST_ALIKE = 16  # warnings of one format string that are told apart by their words
+MAX_ALIKE = 16  # warnings of one format string that are distinguished by their words
 CONTEXT = ("request_id", "trace_id", "x_request_id", "key")
 NOTHING_KNOWN = ("",) * len(CONTEXT)
 TRACE_ID_DIGITS = 32
-REPEATED = "repeated"  # of a record: how many more like it its line stands for
+REPEATED = "repeated"  # record attribute: how many similar records its line stands for
 
 _PLAIN = logging.Formatter()
 _about: ContextVar[tuple[str, ...]] = ContextVar("about", default=NOTHING_KNOWN)
 
 
 def about(request_id: str = "", trace_id: str = "") -> None:
-    """What this task logs from here on is about that request, or trace; what is left out stays."""
+    """This task's later log lines concern that request or trace; omitted values stay."""
     request_before, trace_before, *others = _about.get()
     _about.set((request_id or request_before, trace_id or trace_before, *others))
 
 
 def about_anew(x_request_id: str, key: str) -> None:
-    """What this task logs from here on is about what a client calls so, who has the key of that
-    name; nothing of what was known before is."""
+    """This task's later log lines concern the request with this client id and key name; earlier
+    values are cleared."""
     _about.set(("", "", x_request_id, key))
 
 
 @contextmanager
 def concerning(request_id: str, traceparent: str) -> Iterator[None]:
-    """What is logged within is about that request, served under that traceparent, and what comes
-    after is not. For loops that serve many; nothing may be begun within that outlives it, as tasks
-    and timers keep what they were begun under."""
+    """Log lines within the block concern that request, served under that traceparent. For loops
+    that serve many requests; no task or timer that outlives the block may be started within,
+    because it would keep the context."""
     token = _about.set(_about.get())
     about(request_id, trace_id_of(traceparent))
     try:
@@ -61,7 +61,7 @@ def concerning(request_id: str, traceparent: str) -> Iterator[None]:
 
 
 def trace_id_of(traceparent: str) -> str:
-    """32 hex digits of a W3C traceparent; empty where it is none."""
+    """The 32 hex digits of a W3C traceparent; empty if it is invalid."""
     parts = traceparent.split("-")
     return parts[1] if len(parts) >= 4 and len(parts[1]) == TRACE_ID_DIGITS else ""
 
@@ -69,7 +69,7 @@ def trace_id_of(traceparent: str) -> str:
 def set_up_logging(
     service: str, level: str = "INFO", lines: LineFormat = "text", repeat_s: float = REPEAT_S
 ) -> None:
-    """All that this process logs goes to stderr, in the service's name."""
+    """Sends all log records of this process to stderr, under the service's name."""
     handler = LogHandler(sys.stderr, Repeats(repeat_s))
     handler.setFormatter(JsonLines(service) if lines == "json" else TextLines(service))
     logging.basicConfig(level=level, handlers=[handler], force=True)
@@ -77,43 +77,43 @@ def set_up_logging(
 
 @dataclass(slots=True)
 class _Said:
-    """A warning since it was said last."""
+    """A warning since it was last logged."""
 
     at_s: float
-    trace: str  # of the first, the end of it
+    trace: str  # of the first record, its end
     more: int = 0
     last: logging.LogRecord | None = None
 
 
 class Repeats:
-    """Which records are said, and how many more like it each stands for.
+    """Decides which records are logged, and how many similar ones each stands for.
 
-    A warning or worse is like another of the same logger, level and words, as far as they are
-    compared; one with an exception, of the same format string and exception, raised in the same
-    line. The first is said; those that follow within `every_s` are counted, and the last of them
-    is said with the count, and with the first one's traceback, once that time is over: with the
-    next record, or by who asks what is `due`. Of one format string MOST_ALIKE are told apart, and
-    what else comes of it is like one another. What a line says and what it stands for add up to
-    all there were. O(1) a record, beside its words and an exception's depth.
+    Warnings are similar if they have the same logger, level and words, as far as these are
+    compared; with an exception, the same format string and exception, raised at the same line. The
+    first is logged. Those that follow within `every_s` are counted, and the last of them is logged
+    with the count, and with the first one's traceback, when that time is over: with the next
+    record, or when `due` is called. Of one format string MAX_ALIKE are distinguished; any others
+    count as similar. Logged lines and counts add up to all records. O(1) per record, besides its
+    words and an exception's depth.
     """
 
-    def __init__(self, every_s: float = REPEAT_S, most: int = MOST_REMEMBERED):
+    def __init__(self, every_s: float = REPEAT_S, most: int = MAX_REMEMBERED):
         self._every_s = every_s
         self._most = most
         self._said: OrderedDict[_Likeness, _Said] = OrderedDict()  # oldest first
-        self._alike: Counter[_Template] = Counter()  # of what is remembered
-        self._unsaid = 0  # of what is remembered, those with more to say
+        self._alike: Counter[_Template] = Counter()  # of the remembered warnings
+        self._unsaid = 0  # remembered warnings with an unlogged count
 
     @property
     def due_s(self) -> float:
-        """When something is due, as records tell the time; infinite while nothing is unsaid.
-        O(what is remembered) otherwise."""
+        """When something is due, on the records' clock; infinite without unlogged counts.
+        O(remembered) otherwise."""
         if not self._unsaid:
             return inf
         return next(said.at_s for said in self._said.values() if said.more) + self._every_s
 
     def take(self, record: logging.LogRecord) -> list[logging.LogRecord]:
-        """What is to be said now that this has come."""
+        """The records to log now that this one has arrived."""
         if record.levelno < logging.WARNING:
             return [*self.due(record.created), record]
         key = self._likeness(record)
@@ -133,7 +133,7 @@ class Repeats:
         return [*due, record]
 
     def due(self, now_s: float) -> list[logging.LogRecord]:
-        """Summaries of those whose time is over. One that was said again is due once more."""
+        """Summaries whose time is over. One that is logged again becomes due again."""
         due: list[logging.LogRecord] = []
         while self._said:
             key, said = next(iter(self._said.items()))
@@ -146,13 +146,13 @@ class Repeats:
         return due
 
     def rest(self) -> list[logging.LogRecord]:
-        """What is still unsaid; nothing is remembered any more."""
+        """All unlogged summaries; forgets everything."""
         return [record for key in [*self._said] for record in _summed(self._forget(key))]
 
     def _likeness(self, record: logging.LogRecord) -> "_Likeness":
-        template = record.name, record.levelno, str(record.msg)[:MOST_CHARS]
+        template = record.name, record.levelno, str(record.msg)[:MAX_CHARS]
         key = (*template, _words(record))
-        if key in self._said or self._alike[template] < MOST_ALIKE:
+        if key in self._said or self._alike[template] < MAX_ALIKE:
             return key
         return (*template, "")
 
@@ -170,14 +170,14 @@ class Repeats:
 
 
 _Template = tuple[str, int, str]  # logger, level, format string
-_Likeness = tuple[str, int, str, str]  # with the words; none for what is not told apart
+_Likeness = tuple[str, int, str, str]  # with the words; empty for those that are not distinguished
 
 
 def _words(record: logging.LogRecord) -> str:
-    """What tells a record from others of its format string."""
+    """What distinguishes a record from others with its format string."""
     kind, _, frames = record.exc_info or (None, None, None)
     if kind is None:
-        return record.getMessage()[:MOST_CHARS]
+        return record.getMessage()[:MAX_CHARS]
     if frames is None:
         return kind.__name__
     while frames.tb_next:
@@ -186,15 +186,15 @@ def _words(record: logging.LogRecord) -> str:
 
 
 def _trace(record: logging.LogRecord) -> str:
-    """Its traceback, written down with it as formatters do; empty where it has none."""
+    """Its traceback, stored in it as formatters do; empty without one."""
     if record.exc_info and record.exc_info[0] and not record.exc_text:
         record.exc_text = _PLAIN.formatException(record.exc_info)
     return record.exc_text or ""
 
 
 def _kept(record: logging.LogRecord, trace: str) -> logging.LogRecord:
-    """The record as words alone: neither its arguments nor a traceback's frames are held."""
-    words = {"msg": record.getMessage()[:MOST_CHARS], "args": None, "exc_info": None}
+    """The record as plain text, without references to arguments or frames."""
+    words = {"msg": record.getMessage()[:MAX_CHARS], "args": None, "exc_info": None}
     kept = {**record.__dict__, **words, "exc_text": trace or None, "stack_info": None}
     return logging.makeLogRecord(kept)
 
@@ -207,13 +207,12 @@ def _summed(said: _Said) -> list[logging.LogRecord]:
 
 
 class LogHandler(logging.StreamHandler[TextIO]):
-    """Says what `Repeats` lets through, what is due by a timer of its own, and at its end what is
-    left."""
+    """Logs what `Repeats` lets through, due summaries by its own timer, and the rest at its end."""
 
     def __init__(self, stream: TextIO, repeats: Repeats):
         super().__init__(stream)
         self._repeats = repeats
-        self._timer: threading.Timer | None = None  # while something is unsaid
+        self._timer: threading.Timer | None = None  # while a summary is pending
 
     def emit(self, record: logging.LogRecord) -> None:
         for name, known in zip(CONTEXT, _about.get(), strict=True):
@@ -221,7 +220,7 @@ class LogHandler(logging.StreamHandler[TextIO]):
                 setattr(record, name, known)
         try:
             said = self._repeats.take(record)
-        except Exception:  # a format string that its arguments don't fit
+        except Exception:  # a format string that does not match its arguments
             self.handleError(record)
             return
         self._say(said)
@@ -245,13 +244,13 @@ class LogHandler(logging.StreamHandler[TextIO]):
             self._timer.daemon = True
             try:
                 self._timer.start()
-            except RuntimeError:  # the process ends, and its end says the rest
+            except RuntimeError:  # the process exits, and its end logs the rest
                 self._timer = None
 
     def _say_due(self) -> None:
         self.acquire()
         try:
-            if self._timer is not None:  # else it was closed meanwhile
+            if self._timer is not None:  # otherwise it was closed meanwhile
                 self._timer = None
                 self._say(self._repeats.due(time.time()))
         finally:
@@ -259,7 +258,7 @@ class LogHandler(logging.StreamHandler[TextIO]):
 
 
 class TextLines(logging.Formatter):
-    """For people: time, service, level, logger, message, and what it is about."""
+    """Text: time, service, level, logger, message, and its context."""
 
     def __init__(self, service: str):
         super().__init__(f"%(asctime)s {service} %(levelname)s %(name)s: %(message)s")
@@ -273,7 +272,7 @@ class TextLines(logging.Formatter):
 
 
 class JsonLines(logging.Formatter):
-    """For programs: an object a line; what isn't known is left out."""
+    """JSON: one object per line; unknown fields are omitted."""
 
     def __init__(self, service: str):
         super().__init__()
@@ -297,5 +296,5 @@ class JsonLines(logging.Formatter):
 
 
 def _repeated(record: logging.LogRecord) -> int:
-    """How many more like it the line stands for."""
+    """How many similar records the line stands for."""
     return int(getattr(record, REPEATED, 0))

@@ -1,7 +1,7 @@
-"""Spans and metrics made with OpenTelemetry's SDK and sent by OTLP. Imported where tracing is on.
+"""Spans and metrics with OpenTelemetry's SDK, exported by OTLP. Imported only when tracing is on.
 
-Everything belongs to the `OtelTracing` that made it: nothing is installed for the process, so that
-several may live in one. What waits to be sent is bounded, and sent by threads of its own.
+Everything belongs to the `OtelTracing` that created it; nothing is installed globally, so that
+several may coexist in one process. Queues are bounded and exported by threads of their own.
 """
 
 import logging
@@ -53,21 +53,21 @@ log = logging.getLogger(__name__)
 
 SCOPE = "foretoken"
 NAMESPACE = "foretoken"
-BATCH_SPANS = 512  # in one message: some 200 kB
-CLOSE_S = 2.0  # what the last spans get to be sent in
-MOST_PARENTS = 1_024  # remembered as they were parsed; 1 kB each
+BATCH_SPANS = 512  # in one message: about 200 kB
+CLOSE_S = 2.0  # to export the last spans
+MAX_PARENTS = 1_024  # parsed parents to cache; 1 kB each
 
 _W3C = TraceContextTextMapPropagator()
 
 
 def unix_ns(at_s: float) -> int:
-    """A reading of the monotonic clock on the one that collectors know."""
+    """A reading of the monotonic clock as Unix time."""
     return time.time_ns() + round((at_s - time.monotonic()) * 1e9)
 
 
-@lru_cache(MOST_PARENTS)
+@lru_cache(MAX_PARENTS)
 def _within(parent: str) -> Context | None:
-    """None where it is no traceparent. The parts of a request are begun under the same one."""
+    """None for an invalid traceparent. The spans of a request share one."""
     context = _W3C.extract({"traceparent": parent})
     return context if get_current_span(context).get_span_context().is_valid else None
 
@@ -88,12 +88,12 @@ class OtelTracing:
             schedule_delay_millis=to.delay_s * 1e3,
             max_export_batch_size=min(BATCH_SPANS, to.queue_spans),
         )
-        self._lock = threading.Lock()  # what follows only grows, from whichever thread
+        self._lock = threading.Lock()  # guards the fields below, which only grow
         self._services: dict[str, Spans] = {}
         self._metrics: list[tuple[MeterProvider, _MetricExporter]] = []
 
     def service(self, name: str) -> Spans:
-        """Each is a resource of its own, however many share the process."""
+        """Each service is a resource of its own, even in one process."""
         with self._lock:
             if name not in self._services:
                 self._services[name] = self._make(name)
@@ -104,7 +104,7 @@ class OtelTracing:
         flushing = threading.Thread(target=self._flush, daemon=True, name="last-spans")
         flushing.start()
         flushing.join(CLOSE_S)
-        if flushing.is_alive():  # what it still sends is cut off
+        if flushing.is_alive():  # its remaining exports are aborted
             self._spans.shutdown()
             for _, exporter in tuple(self._metrics):
                 exporter.shutdown()
@@ -134,11 +134,11 @@ class OtelTracing:
             self._processor.shutdown()
             for provider, _ in tuple(self._metrics):
                 provider.shutdown(CLOSE_S * 1e3)
-        except Exception as error:  # it raises where a reader could not send
+        except Exception as error:  # raised if a reader could not export
             log.info("the last spans or metrics were not sent: %s", error)
 
     def _meter(self, resource: Resource) -> Meter:
-        """Made for who measures something, with a thread that sends it now and then."""
+        """Created on the first measurement, with a thread that exports periodically."""
         exporter = _MetricExporter(self._endpoint, self._to.timeout_s, self._outage)
         reader = PeriodicExportingMetricReader(exporter, self._to.metrics_interval_s * 1e3)
         provider = MeterProvider([reader], resource, shutdown_on_exit=False)
@@ -153,10 +153,11 @@ class OtelSpans:
     on = True
 
     def __init__(self, inside: Tracer, clients: Tracer, meter: Callable[[], Meter]):
-        """`clients`: the tracer that decides of clients' requests; `inside`, of all below."""
+        """`clients`: the tracer that samples clients' requests; `inside`: the tracer of all other
+        spans."""
         self._inside, self._clients = inside, clients
         self._make_meter = meter
-        self._making = threading.Lock()  # the meter, and its histograms
+        self._making = threading.Lock()  # guards the creation of the meter and its histograms
         self._meter: Meter | None = None
         self._histograms: dict[str, Histogram] = {}
 
@@ -184,7 +185,7 @@ class OtelSpans:
         histogram.record(seconds, attributes)
 
     def _make(self, measure: Measure) -> Histogram:
-        """Once each, whoever else asks meanwhile."""
+        """Creates each histogram once, from any thread."""
         with self._making:
             if made := self._histograms.get(measure.name):
                 return made
@@ -236,11 +237,12 @@ class OtelSpan:
         self._span.set_status(Status(StatusCode.ERROR, why))
 
     def end(self, at_s: float) -> None:
-        self._span.end(max(self._start_ns, unix_ns(at_s)))  # two readings are some ns apart
+        # two clock readings may differ by a few ns
+        self._span.end(max(self._start_ns, unix_ns(at_s)))
 
 
 class _SpanExporter(OTLPSpanExporter):
-    """Tells of an outage what became of each batch."""
+    """Reports the result of each batch to an Outage."""
 
     def __init__(self, endpoint: str, timeout_s: float, outage: Outage):
         super().__init__(endpoint=endpoint, timeout=timeout_s)
@@ -253,7 +255,7 @@ class _SpanExporter(OTLPSpanExporter):
 
 
 class _MetricExporter(OTLPMetricExporter):
-    """The same of metrics."""
+    """The same for metrics."""
 
     def __init__(self, endpoint: str, timeout_s: float, outage: Outage):
         super().__init__(endpoint=endpoint, timeout=timeout_s)

@@ -1,9 +1,9 @@
-"""Spans as services make them: what happened to one request, from when until when, and within what.
+"""Spans: what happened to one request, from when to when, and its parent.
 
-A span's place is told by a W3C `traceparent`: a string that headers and messages carry, empty where
-nobody records it, because tracing is off or the request was not sampled. What is begun under an
-empty one is `NO_SPAN` and costs nothing; nothing of OpenTelemetry is imported until it is on.
-Times are readings of the process's monotonic clock.
+A span's context is a W3C `traceparent`: a string that headers and messages carry, empty if it is
+not recorded, because tracing is off or the request was not sampled. A span under an empty one is
+`NO_SPAN` and costs nothing. OpenTelemetry is imported only when tracing is on. Times are readings
+of the process's monotonic clock.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,26 +14,26 @@ Value = str | int | float | bool | Sequence[str]
 Attributes = Mapping[str, Value]
 
 NOTHING: Attributes = {}
-REQUEST_ID = "foretoken.request.id"  # of one choice's submission, as scheduler and workers know it
+REQUEST_ID = "foretoken.request.id"  # of one choice's submission, as in scheduler and workers
 
 
 class Span(Protocol):
-    """Something under way; ended once. What comes after its end changes nothing."""
+    """An open span, ended once. Later calls have no effect."""
 
     @property
     def traceparent(self) -> str:
-        """What its children are begun under; empty where it isn't recorded."""
+        """The context of its children; empty if it is not recorded."""
         ...
 
     @property
     def trace_id(self) -> str:
-        """32 hex digits, of one that isn't sampled too; empty where tracing is off."""
+        """32 hex digits, also of an unsampled one; empty while tracing is off."""
         ...
 
     def put(self, attributes: Attributes) -> None: ...
 
     def mark(self, name: str, at_s: float) -> None:
-        """Something happened within it."""
+        """Adds an event."""
         ...
 
     def fail(self, why: str) -> None: ...
@@ -43,7 +43,7 @@ class Span(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A histogram of seconds, as OpenTelemetry's conventions name it."""
+    """A histogram of seconds, named as in OpenTelemetry's conventions."""
 
     name: str
     help: str
@@ -51,45 +51,45 @@ class Measure:
 
 
 class Spans(Protocol):
-    """One service's, in one process. Safe to use from every thread."""
+    """The spans of one service in one process. Thread-safe."""
 
     @property
     def on(self) -> bool:
-        """Whether it is worth the asking."""
+        """Whether spans are recorded."""
         ...
 
     def take_in(
         self, name: str, carrier: Mapping[str, str], start_s: float, attributes: Attributes
     ) -> Span:
-        """A client's request: under the `traceparent` and `tracestate` of the carrier where these
-        are there and sound, else the first span of a trace of its own. Whether it is sampled is
-        the client's to say where it said so and is trusted, else the share's."""
+        """The span of a client's request: under the `traceparent` and `tracestate` of the carrier
+        if these are valid, else the root of a new trace. The client's sampling decision applies
+        if present and trusted, else the configured share."""
         ...
 
     def begin(
         self, name: str, parent: str, start_s: float, attributes: Attributes = NOTHING
     ) -> Span:
-        """NO_SPAN where the parent is empty or none."""
+        """NO_SPAN for an empty or invalid parent."""
         ...
 
     def record(
         self, name: str, parent: str, start_s: float, end_s: float, attributes: Attributes = NOTHING
     ) -> None:
-        """One that is over already."""
+        """Records a span that is already over."""
         ...
 
     def measure(self, measure: Measure, seconds: float, attributes: Attributes) -> None:
-        """Count one into a metric, sampled or not."""
+        """Adds a measurement to a metric, whether sampled or not."""
         ...
 
 
 class Tracing(Protocol):
-    """Of one process: where the spans of its services go."""
+    """The tracing of one process, with the spans of its services."""
 
     def service(self, name: str) -> Spans: ...
 
     def close(self) -> None:
-        """Send what waits, for a bounded time."""
+        """Exports what is queued, for a bounded time."""
         ...
 
 
@@ -141,12 +141,12 @@ OFF: Tracing = _Off()
 
 @dataclass(frozen=True, slots=True)
 class Exporting:
-    """Where to, how many of the requests that bring no decision of their own, and the bounds."""
+    """The exporter's settings: endpoint, sampling share, and limits."""
 
-    endpoint: str  # of a collector that speaks OTLP over gRPC: host:port, http:// or https://
-    sample: float = 1.0  # share
-    queue_spans: int = 4_096  # that wait to be sent; beyond it the oldest go
-    delay_s: float = 2.0  # that a span waits at most, for others to be sent with
-    timeout_s: float = 5.0  # of sending once, retries included
+    endpoint: str  # of an OTLP collector over gRPC: host:port, http:// or https://
+    sample: float = 1.0  # share of requests without a client's decision
+    queue_spans: int = 4_096  # waiting to be exported; the oldest are dropped above
+    delay_s: float = 2.0  # the longest wait for other spans to export together
+    timeout_s: float = 5.0  # for one export with retries
     metrics_interval_s: float = 15.0
-    trust_clients: bool = True  # whether a client's decision holds; else its request is as others
+    trust_clients: bool = True  # whether a client's sampling decision applies

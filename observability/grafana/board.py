@@ -1,4 +1,4 @@
-"""A dashboard: rows of panels beneath what can be chosen at its top."""
+"""A dashboard: rows of panels below its variables."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from observability.metrics import gateway, worker
 
 TAG = "foretoken"
 ALL = VariableOption(selected=True, text=["All"], value=["$__all"])
-# What can be chosen: its name in queries, what people read, and where its values come from.
+# The variables: name in queries, label, and the query for the values.
 CHOICES = (
     ("model", "Model", Q.values_of(gateway.RUNNING, "model_name")),
     ("class", "SLA class", Q.values_of(gateway.SLA, "class")),
@@ -68,15 +68,14 @@ def board(name: str, description: str, *sections: Section) -> model.Dashboard:
 
 
 def _plain(board: model.Dashboard) -> model.Dashboard:
-    """Without what all variables say for intervals alone: Grafana's schema has it of no other."""
+    """Removes what Grafana's schema only knows for interval variables."""
     for variable in board.templating.list_val or ():
         variable.auto = variable.auto_min = variable.auto_count = None
     return board
 
 
 def _choice(name: str, label: str, query: str) -> QueryVariable:
-    """All of them, until somebody chooses some. All is any value, none too, so that a series
-    without the label stays."""
+    """All values by default. "All" matches any value, including a missing label."""
     return (
         QueryVariable(name)
         .label(label)

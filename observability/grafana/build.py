@@ -17,7 +17,7 @@ MAKERS = {
 
 
 def files() -> dict[str, str]:
-    """What is written, by name."""
+    """The content of each file by name."""
     encoder = JSONEncoder(sort_keys=True, indent=2, ensure_ascii=False)
     return {f"{name}.json": encoder.encode(make()) + "\n" for name, make in MAKERS.items()}
 

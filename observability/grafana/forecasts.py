@@ -1,4 +1,4 @@
-"""Forecasts: how good they are, who makes them, what stands in, and the cost model beside them."""
+"""Forecasts: accuracy, source, fallbacks, and the cost model."""
 
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
@@ -37,45 +37,44 @@ def _now() -> Section:
         (
             now(
                 "Tau",
-                "Kendall's tau-b of forecast means and lengths: 1 orders all requests rightly, 0 "
-                "none.",
+                "Kendall's tau-b of forecast means and lengths: 1 is a perfect order, 0 a random "
+                "one.",
                 COUNT,
                 Line("tau", Q.gauge(p.TAU, how="min")),
                 at_least(0.5, 0.2),
             ),
             now(
                 "Coverage of 90 %",
-                "Share of the last outcomes inside the interval that should have 90 %.",
+                "Share of the last outcomes inside the 90 % interval.",
                 SHARE,
                 Line("coverage", Q.gauge(p.COVERAGE, how="min", where={"interval": "90"})),
                 at_least(0.86, COVERAGE_90),
             ),
             now(
                 "Drift",
-                "How differently the last 250 outcomes lay in their forecasts (Kolmogorov-Smirnov "
-                "distance).",
+                "Kolmogorov-Smirnov distance between the forecast levels of the last 250 outcomes "
+                "and of those before.",
                 COUNT,
                 Line("drift", Q.gauge(p.DRIFT, how="max")),
                 up_to(0.12, FORECAST_DRIFT),
             ),
             now(
-                "Outcomes behind it",
-                "Outcomes that tau, coverage and drift are taken over.",
+                "Outcomes",
+                "Outcomes in tau, coverage and drift.",
                 COUNT,
                 Line("outcomes", Q.gauge(p.SCORED, how="min")),
                 at_least(500, 50),
             ),
             now(
                 "Set aside",
-                "1 while the model does worse than history, and history's forecasts are given.",
+                "1 while the model is worse than history, so that history's forecasts are used.",
                 COUNT,
                 Line("set aside", Q.gauge(p.SET_ASIDE, how="max")),
                 up_to(0.5, 2),
             ),
             now(
                 "Cost model's error",
-                "Half of the steps differ by less from what was told of them before, at the worker "
-                "that is foretold worst.",
+                "Median relative error of step estimates, at the worker with the largest.",
                 SHARE,
                 Line("median", Q.gauge(e.ERROR, how="max", where={"quantile": "0.5"})),
                 COSTS_OFF,
@@ -86,7 +85,7 @@ def _now() -> Section:
 
 def _quality() -> Section:
     return Section(
-        "How good they are",
+        "Accuracy",
         (
             plot(
                 "Tau",
@@ -98,8 +97,8 @@ def _quality() -> Section:
             ),
             plot(
                 "Coverage",
-                "Share of the last outcomes inside the central intervals of 50 and 90 %: as their "
-                "names say where forecasts are honest.",
+                "Share of the last outcomes inside the central 50 % and 90 % intervals: equal to "
+                "these if forecasts are calibrated.",
                 SHARE,
                 *(
                     Line(
@@ -113,16 +112,16 @@ def _quality() -> Section:
             ),
             plot(
                 "Drift",
-                "Kolmogorov-Smirnov distance of where the last 250 outcomes lay in their forecasts "
-                "from where those before lay.",
+                "Kolmogorov-Smirnov distance between the forecast levels of the last 250 outcomes "
+                "and of those before.",
                 COUNT,
                 Line("drift", Q.gauge(p.DRIFT, how="max")),
                 limits=up_to(0.12, FORECAST_DRIFT),
             ),
             plot(
                 "Error by source",
-                "Distance of a forecast's mean from the length that came, over that length: the "
-                "half with least, and nine tenths.",
+                "Distance of a forecast's mean from the true length, relative to it: median and "
+                "90th percentile.",
                 SHARE,
                 Line("half, {{source}}", Q.quantile(0.5, p.ERROR, "source")),
                 Line("nine tenths, {{source}}", Q.quantile(0.9, p.ERROR, "source")),
@@ -130,7 +129,7 @@ def _quality() -> Section:
             ),
             plot(
                 "Mean error by source",
-                "The same, its mean.",
+                "Mean of the same.",
                 SHARE,
                 Line("{{source}}", Q.mean(p.ERROR, "source")),
                 limits=ERRORS,
@@ -152,28 +151,27 @@ def _clients() -> Section:
     )
     kept = share(Q.rate(g.PROMISED_TTFT, where={"kept": "yes"}), Q.rate(g.PROMISED_TTFT))
     return Section(
-        "What clients were told",
+        "Forecasts sent to clients",
         (
             plot(
-                "Lengths within the interval told",
-                "Share of the requests that asked, whose length came to lie within the 90 % "
-                "interval told at the start.",
+                "Lengths within the sent interval",
+                "Share of requests with forecasts whose length was within the first 90 % interval.",
                 SHARE,
                 Line("within", covered),
                 limits=at_least(0.86, COVERAGE_90),
                 top=1,
             ),
             plot(
-                "First tokens by when they were promised",
-                "Share of the requests that asked, whose first token came by then.",
+                "Promised first tokens",
+                "Share of promised first tokens that were sent in time.",
                 SHARE,
                 Line("kept", kept),
                 limits=at_least(0.5, 0.4),
                 top=1,
             ),
             plot(
-                "SLA verdicts foreseen, and what came",
-                "Requests that asked, by what was foreseen and what came.",
+                "SLA forecasts and outcomes",
+                "Requests with forecasts, by forecast and outcome.",
                 REQUESTS_S,
                 Line(
                     "foreseen {{foreseen}}, {{outcome}}",
@@ -187,7 +185,7 @@ def _clients() -> Section:
 
 def _sources() -> Section:
     return Section(
-        "Who makes them, and what stands in",
+        "Sources and fallbacks",
         (
             plot(
                 "Forecasts by source",
@@ -197,40 +195,40 @@ def _sources() -> Section:
                 stacked=True,
             ),
             plot(
-                "Answered by what was known",
-                "The prompt as read before, its words, or nothing of it.",
+                "Immediate forecasts by input",
+                "A cached reading of the prompt, its words, or nothing of it.",
                 EVENTS_S,
                 Line("{{stage}}", Q.rate(p.ANSWERED, "stage")),
                 stacked=True,
             ),
             plot(
-                "The scheduler's own history stood in",
-                "The predictor's forecast came late, its call failed, or it is not asked for a "
-                "while (open).",
+                "Fallbacks to the scheduler's history",
+                "The predictor's forecast was late, its call failed, or the circuit breaker is "
+                "open.",
                 EVENTS_S,
                 Line("{{reason}}", Q.rate(s.FALLBACKS, "reason")),
                 limits=SELDOM,
                 stacked=True,
             ),
             plot(
-                "The predictor's model stood aside",
-                "Prompts that a model was to read or foretell and did not, by the reason.",
+                "Prompts without the model",
+                "Prompts that the model could not read or forecast, by reason.",
                 EVENTS_S,
                 Line("{{reason}}", Q.rate(p.FALLBACKS, "reason")),
                 limits=SELDOM,
                 stacked=True,
             ),
             plot(
-                "Replaced by better ones",
-                "Forecasts that a late answer replaced, or one improved by reading the prompt; and "
-                "those the predictor told.",
+                "Replaced forecasts",
+                "Forecasts replaced by a late answer or by an improved one; and improved forecasts "
+                "sent by the predictor.",
                 EVENTS_S,
                 Line("{{by}}", Q.rate(s.REPLACED, "by")),
                 Line("told", Q.rate(p.IMPROVED)),
             ),
             plot(
-                "Is the predictor asked?",
-                "The scheduler's breaker: closed (asked), half open (tried), open (not asked).",
+                "Circuit breaker",
+                "State of the predictor's circuit breaker: closed, half open or open.",
                 COUNT,
                 Line("{{phase}}", Q.gauge(s.BREAKER, "phase", how="max")),
                 top=1,
@@ -245,31 +243,30 @@ def _costs() -> Section:
         (
             plot(
                 "Error of a step's time",
-                "Each told before it was learnt from: the half with least, and nine tenths. The "
-                "worker that is foretold worst.",
+                "Before learning from the step: median and 90th percentile, at the worker with the "
+                "largest error.",
                 SHARE,
                 Line("{{quantile}}", Q.gauge(e.ERROR, "quantile", how="max")),
                 limits=COSTS_OFF,
             ),
             plot(
                 "Error of a whole batch's time",
-                "Told by its neighbours before it was learnt from. The worker that is foretold "
-                "worst.",
+                "By nearest neighbours, before learning from the batch, at the worker with the "
+                "largest error.",
                 SHARE,
                 Line("{{quantile}}", Q.gauge(e.BATCH_ERROR, "quantile", how="max")),
                 limits=COSTS_OFF,
             ),
             plot(
                 "Steps behind the error",
-                "Of the worker with fewest. 0: too few came yet, and its error is of the fit "
-                "itself.",
+                "At the worker with the fewest. 0: too few yet, and the error is that of the fit.",
                 COUNT,
                 Line("steps", Q.gauge(e.ERROR_STEPS, how="min")),
                 limits=at_least(100, 1),
             ),
             plot(
                 "Timings",
-                "Of steps, swaps and whole batches that came, by whether they could be used.",
+                "Received timings of steps, swaps and batches, by whether they were usable.",
                 EVENTS_S,
                 Line("steps, {{used}}", Q.rate(e.SAMPLES, "used")),
                 Line("swaps, {{used}}", Q.rate(e.SWAPS, "used")),
@@ -277,14 +274,14 @@ def _costs() -> Section:
             ),
             plot(
                 "Fits",
-                "Cost models fitted, and who watches for new ones.",
+                "Fitted cost models, and their watchers.",
                 COUNT,
                 Line("fits a second", Q.rate(e.REFITS)),
                 Line("watchers", Q.gauge(e.WATCHERS)),
             ),
             plot(
-                "Time to take in timings",
-                "A fit included.",
+                "Time to process timings",
+                "Including a fit.",
                 SECONDS,
                 *(Line(f"p{q}", Q.quantile(q / 100, e.OBSERVE)) for q in (50, 99)),
                 limits=up_to(0.02, 0.2),
@@ -294,10 +291,10 @@ def _costs() -> Section:
 
 
 def dashboard() -> Dashboard:
-    """Tau, coverage, drift, fallback, error by source, what clients were told, and costs."""
+    """Tau, coverage, drift, fallbacks, error by source, forecasts sent to clients, and costs."""
     return board(
         "Forecasts",
-        "How good forecasts are, who makes them, what stands in, and the cost model beside them.",
+        "Accuracy and sources of forecasts, fallbacks, and the cost model.",
         _now(),
         _quality(),
         _clients(),

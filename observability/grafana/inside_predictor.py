@@ -1,4 +1,4 @@
-"""The predictor from inside: what it reads, learns and costs, and its log of outcomes."""
+"""The predictor's reading, learning, cost, and outcome log."""
 
 from observability.grafana.board import Section
 from observability.grafana.parts import (
@@ -19,7 +19,7 @@ from observability.metrics import predictor as p
 
 def predictor() -> Section:
     return Section(
-        "The predictor at work",
+        "Predictor",
         (
             plot(
                 "Time to forecast",
@@ -29,15 +29,15 @@ def predictor() -> Section:
                 limits=up_to(0.01, 0.05),
             ),
             plot(
-                "Time to the better forecast",
-                "From a request until its prompt was read.",
+                "Time to the improved forecast",
+                "From a request to its improved forecast.",
                 SECONDS,
                 *(Line(f"p{q}", Q.quantile(q / 100, p.READING_LAG)) for q in (50, 99)),
                 limits=up_to(0.5, 2),
             ),
             plot(
                 "Prompts to read",
-                "Waiting, of live requests and of those that have ended.",
+                "Queued, of live and of ended requests.",
                 COUNT,
                 Line("live", Q.gauge(p.UNREAD)),
                 Line("ended", Q.gauge(p.UNREAD_ENDED)),
@@ -45,7 +45,7 @@ def predictor() -> Section:
             ),
             plot(
                 "Prompts read",
-                "Of requests that wait for their outcome, and of those that have ended.",
+                "Of live and of ended requests.",
                 EVENTS_S,
                 Line("{{of}}", Q.rate(p.READ, "of")),
                 stacked=True,
@@ -58,9 +58,9 @@ def predictor() -> Section:
                 limits=up_to(0.5, 0.9),
             ),
             plot(
-                "Lost on the way",
-                "Prompts never read, better forecasts that a listener was too slow for, features "
-                "gone before their outcome.",
+                "Dropped",
+                "Prompts dropped from queues, improved forecasts dropped for slow listeners, and "
+                "requests dropped before their outcome.",
                 EVENTS_S,
                 Line("prompts", Q.rate(p.UNREAD_DROPPED)),
                 Line("better forecasts", Q.rate(p.IMPROVED_DROPPED)),
@@ -69,14 +69,14 @@ def predictor() -> Section:
             ),
             plot(
                 "Outcomes seen",
-                "Finished requests, by whether they were learnt.",
+                "Finished requests, by whether they were learned from.",
                 EVENTS_S,
                 Line("learnt: {{learnt}}", Q.rate(p.OUTCOMES, "learnt")),
                 stacked=True,
             ),
             plot(
                 "Fits by result",
-                "Fits that ended.",
+                "Finished fits.",
                 EVENTS_S,
                 Line("{{result}}", Q.rate(p.REFITS, "result")),
             ),
@@ -89,15 +89,14 @@ def predictor() -> Section:
             ),
             plot(
                 "Age of the model",
-                "Since the last fit was adopted; nothing before the first.",
+                "Since the last fit was adopted; empty before the first.",
                 SECONDS,
                 Line("age", Q.gauge(p.MODEL_AGE, how="max")),
                 limits=up_to(86_400, 604_800),
             ),
             plot(
-                "What it has learnt from",
-                "Outcomes learnt with their prompt's features, fits adopted, and requests whose "
-                "outcome is awaited.",
+                "Learned outcomes",
+                "Outcomes learned with prompts, adopted fits, and requests without an outcome yet.",
                 COUNT,
                 Line("examples", Q.gauge(p.EXAMPLES, how="max")),
                 Line("fits adopted", Q.gauge(p.MODEL_VERSION, how="max")),
@@ -105,7 +104,7 @@ def predictor() -> Section:
             ),
             plot(
                 "Listeners",
-                "Streams that better forecasts are told to: one a scheduler.",
+                "Streams that receive improved forecasts: one per scheduler.",
                 COUNT,
                 Line("listeners", Q.gauge(p.LISTENERS)),
                 limits=at_least(1, 0.5),
@@ -126,16 +125,15 @@ def outcome_log() -> Section:
                 Line("read", Q.rate(p.LOG_DELIVERED)),
             ),
             plot(
-                "To be written",
-                "Outcomes that are not in the log yet.",
+                "Pending",
+                "Outcomes waiting to be written.",
                 COUNT,
                 Line("to be written", Q.gauge(p.LOG_PENDING)),
                 limits=up_to(256, 4_096),
             ),
             plot(
                 "Lost",
-                "Outcomes never written, rows that could not be used, and rows of a newer "
-                "foretoken.",
+                "Outcomes dropped instead of written, unusable rows, and rows of a newer version.",
                 EVENTS_S,
                 Line("never written", Q.rate(p.LOG_DROPPED)),
                 Line("unreadable", Q.rate(p.LOG_UNREADABLE)),
@@ -144,7 +142,7 @@ def outcome_log() -> Section:
             ),
             plot(
                 "Unavailable",
-                "1 while the log cannot be used.",
+                "1 while the log is unavailable.",
                 COUNT,
                 Line("unavailable", Q.gauge(p.LOG_UNAVAILABLE, how="max")),
                 limits=NEVER,

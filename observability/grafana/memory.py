@@ -1,4 +1,4 @@
-"""Memory: KV on the device and in host memory, what was foreseen of it, and what moves."""
+"""Memory: KV on the device and in host memory, its forecast, and its moves."""
 
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
@@ -29,7 +29,7 @@ from observability.prometheus.records import EVICTED, SWAPPING
 USED = up_to(0.9, 0.98)
 ON_DEVICE = {"state": OneOf(("held", "cached", "free"))}
 IN_HOST = {"state": OneOf(("resting", "host_free"))}
-# Tokens that a worker's held blocks take.
+# Tokens in a worker's held blocks.
 HELD_TOKENS = (
     f"{Q.gauge(w.BLOCKS, 'worker', where={'state': 'held'})} "
     f"* on (worker) {Q.gauge(w.BLOCK_TOKENS, 'worker', how='max')}"
@@ -43,42 +43,41 @@ def _now() -> Section:
         (
             now(
                 "Fullest device",
-                "Share of the KV blocks that somebody holds, at the fullest worker.",
+                "Share of KV blocks held by requests, at the fullest worker.",
                 SHARE,
                 Line("device", Q.gauge(w.USAGE, how="max")),
                 USED,
             ),
             now(
                 "Fullest host memory",
-                "The same of host memory.",
+                "Share of host blocks in use, at the fullest worker.",
                 SHARE,
                 Line("host", Q.gauge(w.HOST_USAGE, how="max")),
                 USED,
             ),
             now(
                 "Resting",
-                "Requests whose KV rests in host memory.",
+                "Requests with KV in host memory.",
                 COUNT,
                 Line("resting", Q.gauge(w.RESTING)),
             ),
             now(
-                "Evictions an admission",
-                "Requests stopped for want of memory for each that is admitted, at the worst "
-                "worker, over 5 minutes.",
+                "Evictions per admission",
+                "Requests evicted per admission, at the worst worker, over 5 minutes.",
                 COUNT,
                 Line("evictions", Q.recorded(EVICTED)),
                 up_to(0.01, EVICTIONS_PER_ADMISSION),
             ),
             now(
                 "Time spent swapping",
-                "Of each second, at the worst worker, over 5 minutes.",
+                "Share of time, at the worst worker, over 5 minutes.",
                 SHARE,
                 Line("swapping", Q.recorded(SWAPPING)),
                 up_to(0.1, SWAPPING_SHARE),
             ),
             now(
-                "Prefixes found",
-                "Share of the tokens of prefills whose KV was there already.",
+                "Prefix cache hits",
+                "Share of prefill tokens found in the prefix cache.",
                 SHARE,
                 Line("found", HITS),
                 at_least(0.1, 0),
@@ -89,25 +88,25 @@ def _now() -> Section:
 
 def _blocks() -> Section:
     return Section(
-        "Blocks, as workers count them",
+        "Blocks",
         (
             plot(
                 "Blocks on the device",
-                "Held by somebody, by nobody but found by their prefix (cached), or free.",
+                "Held by requests, kept for prefix sharing (cached), or free.",
                 COUNT,
                 Line("{{state}}", Q.gauge(w.BLOCKS, "state", where=ON_DEVICE)),
                 stacked=True,
             ),
             plot(
                 "Blocks in host memory",
-                "Used by who rests, or free.",
+                "Used or free.",
                 COUNT,
                 Line("{{state}}", Q.gauge(w.BLOCKS, "state", where=IN_HOST)),
                 stacked=True,
             ),
             plot(
                 "Held by worker",
-                "Share of the device's KV blocks that somebody holds, and of host memory's.",
+                "Share of KV blocks held by requests, on the device and in host memory.",
                 SHARE,
                 Line("{{worker}}", Q.gauge(w.USAGE, "worker", how="max")),
                 Line("{{worker}}, host", Q.gauge(w.HOST_USAGE, "worker", how="max")),
@@ -115,17 +114,17 @@ def _blocks() -> Section:
                 top=1,
             ),
             plot(
-                "Predicted peak and what is held",
-                "The most KV tokens that each worker is foreseen to hold, beside what it holds: "
-                "held ones above their prediction mean that forecasts were too low.",
+                "Forecast peak and held tokens",
+                "Forecast peak of each worker's KV tokens, and the held ones: above the forecast, "
+                "forecasts are too low.",
                 TOKENS,
                 Line("{{worker}}, predicted peak", Q.gauge(s.PEAK, "worker", how="max")),
                 Line("{{worker}}, held", HELD_TOKENS),
                 width=12,
             ),
             plot(
-                "Held of the predicted peak",
-                "Above 1, more is held than was foreseen at most.",
+                "Held share of the forecast peak",
+                "Above 1, more is held than the forecast peak.",
                 SHARE,
                 Line("{{worker}}", ratio(HELD_TOKENS, Q.gauge(s.PEAK, "worker", how="max"))),
                 limits=up_to(1, 1.1),
@@ -141,13 +140,13 @@ def _swap() -> Section:
         (
             plot(
                 "Bytes copied",
-                "KV between device and host, each way.",
+                "KV between device and host, by direction.",
                 BYTES_S,
                 Line("{{direction}}", Q.rate(w.SWAP_BYTES, "direction")),
             ),
             plot(
                 "Time of a copy",
-                "Of one request's KV, each way.",
+                "Of one request's KV, by direction.",
                 SECONDS,
                 Line("half, {{direction}}", Q.quantile(0.5, w.SWAP, "direction")),
                 Line("99 %, {{direction}}", Q.quantile(0.99, w.SWAP, "direction")),
@@ -155,32 +154,32 @@ def _swap() -> Section:
             ),
             plot(
                 "Time spent copying",
-                "Seconds of each second, by worker, over 5 minutes.",
+                "Share of time by worker, over 5 minutes.",
                 SHARE,
                 Line("{{worker}}", Q.recorded(SWAPPING, "worker")),
                 limits=up_to(0.1, SWAPPING_SHARE),
             ),
             plot(
                 "Requests moved",
-                "Requests whose KV went to host memory, and came back.",
+                "Requests whose KV moved to host memory, and back.",
                 REQUESTS_S,
                 Line("offloaded", Q.rate(w.OFFLOADS)),
                 Line("uploaded", Q.rate(w.UPLOADS)),
             ),
             plot(
                 "Tokens moved",
-                "Tokens of KV that went to host memory, and came back.",
+                "KV tokens moved to host memory, and back.",
                 TOKENS_S,
                 Line("offloaded", Q.rate(w.OFFLOADED_TOKENS)),
                 Line("uploaded", Q.rate(w.UPLOADED_TOKENS)),
             ),
             plot(
-                "A token's way, foreseen and taken",
-                "Seconds a token of KV takes each way: by the cost model, what the device itself "
-                "spends of it (gathering, quantizing), and as copies took.",
+                "Transfer time per token, estimated and actual",
+                "Seconds per KV token: by the cost model, the device's part (gather, "
+                "quantizing), and as measured.",
                 SECONDS,
-                Line("{{direction}}, foreseen", Q.gauge(e.SWAP_TOKEN, "direction", how="max")),
-                Line("device's own, foreseen", Q.gauge(e.QUANTIZE_TOKEN, how="max")),
+                Line("{{direction}}, estimated", Q.gauge(e.SWAP_TOKEN, "direction", how="max")),
+                Line("device's own, estimated", Q.gauge(e.QUANTIZE_TOKEN, how="max")),
                 Line("offload, taken", _taken("offload")),
                 Line("upload, taken", _taken("upload")),
             ),
@@ -195,29 +194,27 @@ def _taken(direction: str) -> str:
 
 def _pressure() -> Section:
     return Section(
-        "Want of memory, and prefixes",
+        "Evictions and prefixes",
         (
             plot(
-                "Evictions by what became of their KV",
-                "Requests that workers stopped for want of memory: offloaded, or dropped and "
-                "computed again.",
+                "Evictions by KV",
+                "Requests evicted for lack of memory: KV offloaded, or dropped and recomputed.",
                 REQUESTS_S,
                 Line("{{kv}}", Q.rate(w.EVICTIONS, "kv")),
                 limits=SELDOM,
                 stacked=True,
             ),
             plot(
-                "KV let go",
-                "Requests whose KV was dropped, and those of them that host memory had no room "
-                "for.",
+                "KV dropped",
+                "Requests whose KV was dropped, in total and because host memory was full.",
                 REQUESTS_S,
                 Line("dropped", Q.rate(w.DROPPED)),
                 Line("host memory full", Q.rate(w.HOST_FULL)),
                 limits=SELDOM,
             ),
             plot(
-                "Prefixes found",
-                "Share of the tokens of prefills whose KV was there already, by worker.",
+                "Prefix cache hits",
+                "Share of prefill tokens found in the prefix cache, by worker.",
                 SHARE,
                 Line(
                     "{{worker}}",
@@ -231,10 +228,10 @@ def _pressure() -> Section:
 
 
 def dashboard() -> Dashboard:
-    """Device and host blocks, predicted peak against actual, and swap."""
+    """Device and host blocks, forecast peak against actual, and swap."""
     return board(
         "Memory",
-        "KV on the device and in host memory, what was foreseen of it, and what moves.",
+        "KV on the device and in host memory, its forecast, and its moves.",
         _now(),
         _blocks(),
         _swap(),

@@ -1,7 +1,7 @@
-"""What dashboards are put together from: panels of four kinds, and their queries.
+"""Building blocks of dashboards: panels of four kinds, and their queries.
 
-Every panel has a unit, a description and thresholds, since none can be made without. Queries are
-over what is chosen at the top of the dashboard.
+Every panel has a unit, a description and thresholds. Queries are filtered by the dashboard's
+variables.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ from observability.prometheus.promql import Queries
 
 CHOSEN = {"model_name": "$model", "class": "$class", "worker": "$worker"}
 Q = Queries("$__rate_interval", CHOSEN)
-WHOLE = "$__range"  # the time that the dashboard shows
+WHOLE = "$__range"  # the time range of the dashboard
 SOURCE = DataSourceRef(type_val="prometheus", uid="${source}")
 
 SECONDS, SHARE, COUNT = units.Seconds, units.PercentUnit, units.Short
@@ -43,8 +43,8 @@ HEIGHT = 8
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Colours by value, the first from the bottom up. `judges`: they tell good from bad, and are
-    drawn as lines."""
+    """Colours by value, the first from the bottom up. `judges`: the limits separate good from bad
+    and are drawn as lines."""
 
     steps: tuple[tuple[float | None, str], ...]
     judges: bool = True
@@ -60,15 +60,15 @@ def at_least(good: float, bearable: float) -> Limits:
     return Limits(((None, "red"), (bearable, "yellow"), (good, "green")))
 
 
-# There is no good or bad, only something or nothing.
+# Activity is neither good nor bad.
 ACTIVITY = Limits(((None, "text"), (0.001, "green")), judges=False)
-NEVER = Limits(((None, "green"), (0.001, "red")), judges=False)  # nothing of it should happen
-SELDOM = up_to(0.001, 1)  # some of it is no harm
+NEVER = Limits(((None, "green"), (0.001, "red")), judges=False)  # any occurrence is bad
+SELDOM = up_to(0.001, 1)  # occasional occurrences are harmless
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A query, and what its series are called: text with {{label}}."""
+    """A query, and the name of its series: text with {{label}}."""
 
     legend: str
     expr: str
@@ -88,7 +88,7 @@ def plot(
     width: int = 8,
     top: float | None = None,
 ) -> Panel:
-    """Lines over time; `top` where the axis shall end there."""
+    """Lines over time; `top` is the upper end of the axis, if set."""
     drawn = GraphThresholdsStyleMode.DASHED if limits.judges else GraphThresholdsStyleMode.OFF
     stacking = StackingMode.NORMAL if stacked else StackingMode.NONE
     panel = _dressed(timeseries.Panel(), title, description, unit, limits, width)
@@ -120,8 +120,8 @@ def now(
     named: bool = False,
     whole: bool = False,
 ) -> Panel:
-    """The last value, large, with its past behind it; `named`: its series' name instead; `whole`:
-    one value, over the whole time shown."""
+    """The last value, large, above its history; `named`: the series' name instead of the value;
+    `whole`: one value over the whole time range."""
     panel = _dressed(stat.Panel(), title, description, unit, limits, width, height=4)
     panel.graph_mode(BigValueGraphMode.NONE if named or whole else BigValueGraphMode.AREA)
     panel.color_mode(BigValueColorMode.VALUE)
@@ -133,7 +133,7 @@ def now(
 def bars(
     title: str, description: str, unit: str, *lines: Line, limits: Limits = ACTIVITY, width: int = 8
 ) -> Panel:
-    """A bar a series, over the whole time shown."""
+    """One bar per series, over the whole time range."""
     panel = _dressed(bargauge.Panel(), title, description, unit, limits, width)
     panel.orientation(VizOrientation.HORIZONTAL)
     panel.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
@@ -143,7 +143,7 @@ def bars(
 def heat(
     title: str, description: str, unit: str, expr: str, limits: Limits = ACTIVITY, width: int = 8
 ) -> Panel:
-    """How a histogram's values are spread, over time."""
+    """The distribution of a histogram's values over time."""
     panel = _dressed(heatmap.Panel(), title, description, unit, limits, width)
     panel.y_axis(heatmap.YAxisConfig().unit(unit))
     panel.color(heatmap.HeatmapColorOptions().scheme("Oranges").steps(64))

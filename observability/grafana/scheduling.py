@@ -1,4 +1,4 @@
-"""Scheduling: who waits and for what, how rounds are made, and where requests go."""
+"""Scheduling: the queue and its reasons, rounds, and placement."""
 
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
@@ -34,7 +34,7 @@ def _queue() -> Section:
         (
             now(
                 "Preset",
-                "The row of policies that decides.",
+                "The active preset.",
                 COUNT,
                 Line("{{preset}}", f"{Q.gauge(s.PRESET, 'preset', how='max')} == 1"),
                 named=True,
@@ -48,7 +48,7 @@ def _queue() -> Section:
             ),
             now(
                 "Admitted",
-                "Requests that have a place at a worker.",
+                "Requests admitted to a worker.",
                 COUNT,
                 Line("admitted", Q.gauge(s.RUNNING)),
             ),
@@ -60,61 +60,60 @@ def _queue() -> Section:
                 at_least(1, 0.5),
             ),
             now(
-                "Turned away",
-                "Share of what clients asked for that was refused because too much waited, over 5 "
-                "minutes.",
+                "Refused",
+                "Share of requests refused because queues were full, over 5 minutes.",
                 SHARE,
                 Line("turned away", Q.recorded(REFUSED)),
                 up_to(0.001, REFUSED_SHARE),
             ),
             now(
-                "Foreseen too late",
-                "Requests whose TTFT budget was foreseen not to hold when they came.",
+                "Expected TTFT misses",
+                "Requests expected to miss their TTFT budget.",
                 REQUESTS_S,
                 Line("too late", Q.rate(s.INFEASIBLE)),
                 SELDOM,
             ),
             plot(
                 "Queue",
-                "Requests that wait, and that have a place.",
+                "Waiting and admitted requests.",
                 COUNT,
                 Line("waiting", Q.gauge(s.WAITING)),
                 Line("admitted", Q.gauge(s.RUNNING)),
                 limits=up_to(100, 1_000),
             ),
             plot(
-                "What they wait for",
-                "Requests in the queue that the last round looked at, by the reason it gave.",
+                "Wait reasons",
+                "Queued requests considered by the last round, by reason.",
                 COUNT,
                 Line("{{reason}}", Q.gauge(s.WAITING_FOR, "reason")),
                 stacked=True,
             ),
             plot(
                 "Decisions",
-                "Waiting requests that rounds looked at, by what was said of them.",
+                "Waiting requests considered by rounds, by decision.",
                 EVENTS_S,
                 Line("{{reason}}", Q.rate(s.DECISIONS, "reason")),
                 stacked=True,
             ),
             plot(
-                "Time to a place",
-                "From arrival to placement, as gateways saw it.",
+                "Queue time",
+                "From arrival to placement, as gateways measure it.",
                 SECONDS,
                 *(Line(f"p{p}", Q.quantile(p / 100, g.QUEUE)) for p in (50, 90, 99)),
                 limits=up_to(0.5, 2.5),
             ),
             plot(
                 "TTFT budget left at admission",
-                "The half, and the tenth with least, have this much of their TTFT budget left when "
-                "they get a place. Below 0 it was over.",
+                "Median and 10th percentile of the TTFT budget left at admission. Negative: "
+                "exceeded.",
                 SECONDS,
                 Line("half, {{class}}", Q.quantile(0.5, s.SLACK, "class")),
                 Line("a tenth, {{class}}", Q.quantile(0.1, s.SLACK, "class")),
                 limits=at_least(0.1, 0),
             ),
             plot(
-                "Foreseen too late by class",
-                "Requests whose TTFT budget was foreseen not to hold when a round first saw them.",
+                "Expected TTFT misses by class",
+                "Requests expected to miss their TTFT budget when a round first considered them.",
                 REQUESTS_S,
                 Line("{{class}}", Q.rate(s.INFEASIBLE, "class")),
                 limits=SELDOM,
@@ -136,23 +135,22 @@ def _rounds() -> Section:
                 limits=up_to(0.005, 0.05),
             ),
             plot(
-                "Rounds and their share of the time",
-                "Seconds a second spent in rounds; events gather meanwhile, and "
-                "scheduler.round_share bounds it.",
+                "Share of time in rounds",
+                "Share of time spent in rounds, bounded by scheduler.round_share.",
                 SHARE,
                 Line("share of the process", Q.summed(s.ROUND)),
                 limits=up_to(0.1, 0.5),
             ),
             plot(
                 "Age of a plan when applied",
-                "From a plan's round until its worker said it was applied.",
+                "From a plan's round to the worker's report that it was applied.",
                 SECONDS,
                 *(Line(f"p{p}", Q.quantile(p / 100, s.PLAN_AGE)) for p in (50, 99)),
                 limits=up_to(0.05, 0.5),
             ),
             plot(
-                "Rounds by who arranged them",
-                "A batcher of its own, or the scheduler because that was late, gone or wrong.",
+                "Rounds by arranger",
+                "The batcher, or the scheduler because the batcher was late, unavailable or wrong.",
                 EVENTS_S,
                 Line("{{by}}", Q.rate(s.ARRANGED, "by")),
                 stacked=True,
@@ -160,7 +158,7 @@ def _rounds() -> Section:
             ),
             plot(
                 "The batcher's time of a round",
-                "To parse, arrange and answer; only where the batcher is a process of its own.",
+                "To parse, arrange and answer; only with a separate batcher.",
                 SECONDS,
                 *(Line(f"p{p}", Q.quantile(p / 100, b.ROUND)) for p in (50, 99)),
                 limits=up_to(0.005, 0.05),
@@ -168,15 +166,15 @@ def _rounds() -> Section:
             ),
             heat(
                 "Times of rounds",
-                "How the times of rounds are spread.",
+                "Distribution of round times.",
                 SECONDS,
                 Q.buckets(s.ROUND),
                 up_to(0.005, 0.05),
                 width=6,
             ),
             plot(
-                "Advice that never arrived",
-                "Outcomes and timings not told because too many waited for a service that is away.",
+                "Dropped outcomes and timings",
+                "Outcomes and timings dropped because too many waited for an unavailable service.",
                 EVENTS_S,
                 Line("{{kind}}", Q.rate(s.ADVICE_DROPPED, "kind")),
                 limits=NEVER,
@@ -192,44 +190,44 @@ def _preemption() -> Section:
         (
             plot(
                 "Preemptions by cause",
-                "Requests stopped before their end: by a plan (paused), by their worker for want "
-                "of memory (evicted), or with it (lost).",
+                "Preempted requests: by a plan (paused), for lack of memory (evicted), or with the "
+                "worker (lost).",
                 REQUESTS_S,
                 Line("{{cause}}", Q.rate(s.PREEMPTIONS, "cause")),
                 limits=SELDOM,
                 stacked=True,
             ),
             plot(
-                "Preemptions an admission",
-                "How often a request that gets a place is stopped again.",
+                "Preemptions per admission",
+                "How often an admitted request is preempted.",
                 COUNT,
                 Line("stops", ratio(Q.rate(s.PREEMPTIONS), Q.rate(s.ADMITTED))),
                 limits=up_to(0.5, 2),
             ),
             plot(
                 "Moves",
-                "Requests whose KV rested at one worker and that were begun at another.",
+                "Requests with KV on one worker that were admitted at another.",
                 REQUESTS_S,
                 Line("moved", Q.rate(s.MOVES)),
                 limits=SELDOM,
             ),
             plot(
                 "Admissions by worker",
-                "Requests given a place.",
+                "Admitted requests.",
                 REQUESTS_S,
                 Line("{{worker}}", Q.rate(s.ADMITTED, "worker")),
                 stacked=True,
             ),
             plot(
                 "Running by worker",
-                "Requests admitted and not finished, as workers count them.",
+                "Requests admitted and not finished, as workers report them.",
                 COUNT,
                 Line("{{worker}}", Q.gauge(w.RUNNING, "worker")),
             ),
             plot(
                 "Balance of memory",
-                "The fullest worker's KV, the mean, and the emptiest's: far apart, placing is "
-                "unbalanced.",
+                "KV usage of the fullest worker, the mean, and of the emptiest: far apart means "
+                "unbalanced placement.",
                 SHARE,
                 *(Line(name, Q.gauge(w.USAGE, how=how)) for name, how in _SPREAD),
                 limits=up_to(0.9, 0.98),
@@ -248,7 +246,7 @@ def _refusals() -> Section:
         (
             plot(
                 "Refused by the scheduler",
-                "By the reason.",
+                "By reason.",
                 REQUESTS_S,
                 Line("{{reason}}", Q.rate(s.REFUSED, "reason")),
                 limits=SELDOM,
@@ -256,8 +254,8 @@ def _refusals() -> Section:
             ),
             plot(
                 "Refused unread by gateways",
-                "By what stood in the way: live choices, the queue, a deadline that can't be met, "
-                "or too many arriving at once.",
+                "By limit: live choices, the queue, an unreachable deadline, or too many arrivals "
+                "at once.",
                 REQUESTS_S,
                 Line("{{bar}}", Q.rate(g.REFUSALS, "bar")),
                 limits=SELDOM,
@@ -265,16 +263,15 @@ def _refusals() -> Section:
             ),
             plot(
                 "Workers",
-                "Attached now, and how often one's stream ended in the last 15 minutes.",
+                "Attached workers, and streams ended in the last 15 minutes.",
                 COUNT,
                 Line("attached", Q.gauge(s.WORKERS)),
                 Line("lost", Q.increase(s.WORKERS_LOST, window="15m")),
                 limits=at_least(1, 0.5),
             ),
             plot(
-                "Processes not heard of",
-                "Peers whose metrics the gateway's last scrape did not get in time: what they "
-                "count is missing from all panels.",
+                "Missing processes",
+                "Peers missing in the gateway's last scrape: all panels lack their metrics.",
                 COUNT,
                 Line("missing", Q.gauge(g.PEERS_MISSING, how="max")),
                 limits=up_to(0.5, 1),

@@ -1,4 +1,4 @@
-"""SLA: is what was agreed kept, and if not, what breaks it?"""
+"""SLA: attainment, and the causes of misses."""
 
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
@@ -29,15 +29,15 @@ from observability.prometheus.limits import BURNS, OBJECTIVE
 from observability.prometheus.promql import rest, share
 from observability.prometheus.records import BURN_RATES, MISSED, STAYED
 
-# Bad from five times the misses on that the objective allows.
+# Bad from five times the misses that the objective allows.
 KEPT = at_least(OBJECTIVE, round(1 - 5 * (1 - OBJECTIVE), 6))
 BURNING = up_to(1, BURNS[0].times)
-# Budgets of the classes `interactive` and `standard`, where nothing else is set.
+# The default budgets of the classes `interactive` and `standard`.
 TTFT, TPOT, MTPOT = up_to(1, 5), up_to(0.05, 0.1), up_to(0.5, 1.5)
 
 
 def percentiles(title: str, what: str, metric: Metric, limits: Limits, width: int = 8) -> Panel:
-    """The 50th, 90th and 99th of a histogram in seconds."""
+    """The 50th, 90th and 99th percentile of a histogram in seconds."""
     lines = (Line(f"p{share}", Q.quantile(share / 100, metric)) for share in (50, 90, 99))
     return plot(title, what, SECONDS, *lines, limits=limits, width=width)
 
@@ -55,9 +55,9 @@ def _now() -> Section:
         "At a glance",
         (
             now(
-                "SLAs kept",
-                "Share of the requests of the time shown whose SLA was kept; those whose client "
-                "left count neither way.",
+                "SLA attainment",
+                "Share of requests that met their SLA over the time range, without disconnected "
+                "clients.",
                 SHARE,
                 Line("kept", kept),
                 KEPT,
@@ -65,21 +65,21 @@ def _now() -> Section:
             ),
             now(
                 "Budget burn, 1 h",
-                "How many times too fast the worst class uses up the misses that 30 days allow. "
-                "1: the budget lasts exactly.",
+                "How many times too fast the worst class spends the error budget of 30 days. 1: it "
+                "lasts exactly.",
                 COUNT,
                 Line("burn", Q.recorded(BURN_RATES["1h"])),
                 BURNING,
             ),
             now(
                 "Goodput",
-                "Output tokens of requests whose SLA was kept.",
+                "Output tokens of requests that met their SLA.",
                 TOKENS_S,
                 Line("goodput", Q.rate(g.GOODPUT_TOKENS)),
             ),
             now(
-                "Tokens of use",
-                "Share of all output tokens that were of requests whose SLA was kept.",
+                "Goodput share",
+                "Share of output tokens whose requests met their SLA.",
                 SHARE,
                 Line("of use", share(Q.rate(g.GOODPUT_TOKENS), Q.rate(g.GENERATION_TOKENS))),
                 at_least(0.95, 0.8),
@@ -106,8 +106,8 @@ def _attainment() -> Section:
         "Attainment",
         (
             plot(
-                "SLAs kept by class",
-                "Share of requests that kept their SLA, of those whose client stayed.",
+                "SLA attainment by class",
+                "Share of requests that met their SLA, without disconnected clients.",
                 SHARE,
                 Line(
                     "{{class}}",
@@ -120,8 +120,8 @@ def _attainment() -> Section:
             ),
             plot(
                 "Misses by cause",
-                "Which stage broke the SLA: refused, waiting for a place, prefill, preemption, KV "
-                "coming back, decode, or the client who left.",
+                "The stage that missed the SLA: refusal, queue, prefill, preemption, swap-in, "
+                "decode, or a disconnected client.",
                 REQUESTS_S,
                 Line("{{cause}}", Q.rate(g.SLA, "cause", where={"outcome": "missed"})),
                 limits=SELDOM,
@@ -129,7 +129,7 @@ def _attainment() -> Section:
             ),
             bars(
                 "Misses by class and cause",
-                "Of the time shown.",
+                "Over the time range.",
                 COUNT,
                 Line(
                     "{{class}}: {{cause}}",
@@ -139,7 +139,7 @@ def _attainment() -> Section:
             ),
             plot(
                 "Budget burn by class",
-                "How many times too fast each class uses up 30 days' misses, over an hour. Pages "
+                "How many times too fast each class spends its 30-day budget, over an hour. Pages "
                 f"come at {BURNS[0].times:g} if the last 5 minutes are as bad.",
                 COUNT,
                 Line("{{class}}", Q.recorded(BURN_RATES["1h"], "class")),
@@ -148,7 +148,7 @@ def _attainment() -> Section:
             ),
             plot(
                 "Budget burn by window",
-                "The worst class over each window that alerts look at.",
+                "The worst class over each alert window.",
                 COUNT,
                 *(Line(window, Q.recorded(burn)) for window, burn in BURN_RATES.items()),
                 limits=BURNING,
@@ -160,31 +160,25 @@ def _attainment() -> Section:
 
 def _latency() -> Section:
     return Section(
-        "Latency, as clients' sockets saw it",
+        "Latency at the clients' sockets",
         (
             percentiles(
-                "Time to first token", "From arrival to the first token, sent.", g.TTFT, TTFT
+                "Time to first token", "From arrival to the first token sent.", g.TTFT, TTFT
             ),
-            percentiles(
-                "Time per output token", "A request's mean after its first token.", g.TPOT, TPOT
-            ),
-            percentiles(
-                "Longest gap (MTPOT)", "A request's longest wait for more tokens.", g.MTPOT, MTPOT
-            ),
+            percentiles("Time per output token", "Mean after the first token.", g.TPOT, TPOT),
+            percentiles("Longest gap (MTPOT)", "Longest gap between messages.", g.MTPOT, MTPOT),
             _p99_by_class("TTFT p99 by class", "99 % of requests are faster.", g.TTFT, TTFT),
             _p99_by_class("TPOT p99 by class", "99 % of requests are faster.", g.TPOT, TPOT),
             _p99_by_class("MTPOT p99 by class", "99 % of requests are faster.", g.MTPOT, MTPOT),
             heat(
                 "Time between tokens",
-                "Each token after a request's first message: the gap before its message, over the "
-                "message's tokens.",
+                "Per token after the first: the gap before a message divided by its tokens.",
                 SECONDS,
                 Q.buckets(g.GAP),
             ),
             plot(
-                "Where the time goes",
-                "Mean seconds of a request until its place, from there to its first token, and "
-                "from there to its last.",
+                "Time by stage",
+                "Mean seconds in the queue, in prefill, and in decode.",
                 SECONDS,
                 Line("queue", Q.mean(g.QUEUE)),
                 Line("prefill", Q.mean(g.PREFILL)),
@@ -203,24 +197,23 @@ def _traffic() -> Section:
         (
             plot(
                 "Tokens",
-                "Output tokens that reached gateways, those of them whose request kept its SLA, "
-                "and prompt tokens taken in.",
+                "Output tokens, those of requests that met their SLA, and prompt tokens.",
                 TOKENS_S,
                 Line("output", Q.rate(g.GENERATION_TOKENS)),
                 Line("goodput", Q.rate(g.GOODPUT_TOKENS)),
                 Line("prompt", Q.rate(g.PROMPT_TOKENS)),
             ),
             plot(
-                "Requests by ending",
-                "Requests that ended, by why.",
+                "Requests by finish reason",
+                "Ended requests, by reason.",
                 REQUESTS_S,
                 Line("{{finished_reason}}", Q.rate(g.SUCCESS, "finished_reason")),
                 stacked=True,
             ),
             plot(
-                "Begun again",
-                "Requests submitted again because a part of them was lost (by what), and those a "
-                "new scheduler was told of while they went on.",
+                "Resubmissions",
+                "Requests submitted again, by what was lost, and running requests announced to a "
+                "new scheduler.",
                 REQUESTS_S,
                 Line("lost: {{cause}}", Q.rate(g.RESUBMISSIONS, "cause")),
                 Line("announced", Q.rate(g.ANNOUNCEMENTS)),
@@ -234,7 +227,7 @@ def dashboard() -> Dashboard:
     """Goodput, attainment by class, misses by cause, and latencies."""
     return board(
         "SLA",
-        "Are SLAs kept, and what breaks them.",
+        "SLA attainment, and the causes of misses.",
         _now(),
         _attainment(),
         _latency(),

@@ -1,4 +1,4 @@
-"""What the batcher counts."""
+"""Metrics of the batcher."""
 
 from observability.metrics.metric import ROUND_S, histogram
 

@@ -1,7 +1,7 @@
-"""CATALOGUE: every metric that foretoken has, by the service that counts it.
+"""CATALOGUE: every metric of foretoken, by the service that exports it.
 
-One name is one service's: where several count the same thing from where they stand, each says so in
-its name, and one scrape of everything adds nothing up twice.
+A name belongs to one service: where several measure the same thing, the name says which, so that
+one scrape of all services counts nothing twice.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ CATALOGUE: Mapping[str, tuple[Metric, ...]] = {
     "batcher": batcher.ALL,
     "worker": worker.ALL,
 }
-# Labels that all series of a service have beside their own: of its process, not of what is counted.
+# Labels of all series of a service, from its process.
 PROCESS_LABELS: Mapping[str, tuple[str, ...]] = {
     "gateway": ("model_name",),
     "worker": ("model_name", "worker"),

@@ -1,4 +1,4 @@
-"""Instruments: what counts a catalogued metric, in a registry."""
+"""Instruments: create the instruments of catalogued metrics in a registry."""
 
 from collections.abc import Iterable
 from typing import TypeVar
@@ -13,9 +13,9 @@ Made = TypeVar("Made", Counter, Histogram)
 
 
 class Instruments:
-    """Makes them in one registry. Each raises ValueError where the metric is of another kind, or
-    there already. Values `known` of a metric's only label are there from the start, at 0: so that a
-    rate counts the first of each."""
+    """Creates instruments in one registry. Each method raises ValueError if the metric is of
+    another kind or already created. Values `known` of a metric's only label start at 0, so that
+    a rate includes the first event of each."""
 
     def __init__(self, registry: CollectorRegistry):
         self._registry = registry
@@ -37,12 +37,12 @@ class Instruments:
         return _there(histogram, known)
 
     def lean(self, metric: Metric) -> LeanHistogram:
-        """A histogram that one thread counts, many times a second."""
+        """A histogram updated by one thread, many times a second."""
         _named(metric, Kind.HISTOGRAM)
         return LeanHistogram(metric, self._registry)
 
     def reading(self, metric: Metric, look: Look) -> None:
-        """A counter or a gauge of numbers that are kept anyway: `look` is asked at each scrape."""
+        """A counter or gauge of existing numbers: `look` is called at each scrape."""
         self._registry.register(Reading(metric, look))
 
 

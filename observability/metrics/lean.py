@@ -1,4 +1,4 @@
-"""LeanHistogram: a catalogued histogram for the path of every token, counted by one thread."""
+"""LeanHistogram: a histogram for the path of every token, updated by one thread."""
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ from observability.metrics.metric import Metric
 
 
 class Cells:
-    """One series' buckets. An observation takes no lock: one thread counts."""
+    """One series' buckets. An observation takes no lock, because one thread updates it."""
 
     __slots__ = ("_bounds", "counts", "sum")
 
@@ -23,13 +23,13 @@ class Cells:
         self.sum = 0.0
 
     def observe(self, value: float, times: int = 1) -> None:
-        """So many of that value. O(log buckets)."""
+        """Counts a value `times` times. O(log buckets)."""
         self.counts[bisect_left(self._bounds, value)] += times
         self.sum += value * times
 
 
 class LeanHistogram(Collector):
-    """Series by label values, each made when it is first asked for: whoever asks bounds them."""
+    """Series by label values, each created on first use: the caller bounds their number."""
 
     def __init__(self, metric: Metric, registry: CollectorRegistry):
         self._metric = metric
@@ -63,6 +63,6 @@ class LeanHistogram(Collector):
 
 
 def spelled(number: float) -> str:
-    """As Prometheus' text has it."""
+    """As Prometheus' text format writes it."""
     text: str = floatToGoString(number)  # type: ignore[no-untyped-call]  # prometheus_client gives it none
     return text

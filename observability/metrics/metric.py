@@ -1,7 +1,7 @@
-"""Metric: a series as it is catalogued, once, before anybody counts it.
+"""Metric: a series in the catalogue, independent of its instrument.
 
-Names have no prefix here: all begin with `foretoken_`. They follow vLLM's where it has them, end in
-their unit, and a counter's gets `_total` where it is exposed.
+Names omit the prefix `foretoken_`. They follow vLLM's if it has them, end in their unit, and a
+counter's gets `_total` in the exposition.
 """
 
 from dataclasses import dataclass
@@ -9,8 +9,8 @@ from enum import StrEnum
 
 PREFIX = "foretoken_"
 
-# Two to three bounds an octave at most: a quantile is read off linearly between two bounds and is
-# wrong by as much as the bucket is wide, here up to the double where a bound is twice the last.
+# Two to three bounds per octave at most: a quantile is interpolated between two bounds, and its
+# error is at most the bucket's width, here up to a factor of two.
 LATENCY_S = (
     0.001, 0.002, 0.004, 0.006, 0.01, 0.02, 0.04, 0.06, 0.1, 0.2, 0.4, 0.6,
     1, 2, 4, 6, 10, 20, 40, 60, 120, 300, 600,
@@ -28,7 +28,7 @@ RATIO = (0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 4, 8)
 
 
 class Kind(StrEnum):
-    """As Prometheus tells types."""
+    """Prometheus' metric types."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -37,9 +37,8 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """`help` says what it counts, one sentence; `labels` are its own, each with few values that are
-    known beforehand: never a request's id, and never a client's words. `vllm`: what the same is
-    called there, where its name isn't the same."""
+    """`help` describes it in one sentence. `labels` have few values, known in advance: never a
+    request id or a client's text. `vllm` is vLLM's name if it differs."""
 
     name: str
     kind: Kind
@@ -50,7 +49,7 @@ class Metric:
 
     @property
     def family(self) -> str:
-        """The name behind `# TYPE`."""
+        """The name after `# TYPE`."""
         return PREFIX + self.name + ("_total" if self.kind is Kind.COUNTER else "")
 
 

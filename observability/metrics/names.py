@@ -1,12 +1,12 @@
-"""Names: label values that others choose, and few of them."""
+"""Names: a bounded set of label values that others choose."""
 
 OTHER = "other"
 MOST_CHARS = 64
 
 
 class Names:
-    """The first so many that come keep their name; all that come later, and any that is long, are
-    `other`: whatever is sent, there are no more series than that."""
+    """The first values keep their names; later ones, and long ones, become `other`, so that the
+    number of series is bounded."""
 
     def __init__(self, most: int = 32):
         self._most = most

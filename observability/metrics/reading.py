@@ -1,7 +1,7 @@
-"""Reading: a metric whose numbers somebody keeps anyway, looked at when they are asked for.
+"""Reading: a metric of numbers that exist anyway, read at each scrape.
 
-Nothing is done for it meanwhile. Whoever keeps the numbers may be another thread, in the middle of
-changing them: so what is read is single numbers, and sizes, and nothing is walked over.
+It costs nothing in between. The numbers may be changing in another thread, so only single numbers
+and sizes are read, and nothing is iterated.
 """
 
 import logging
@@ -19,11 +19,11 @@ Look = Callable[[], float | Mapping[str, float] | None]
 
 
 class Reading(Collector):
-    """One metric, a counter or a gauge. One that can't be read is left out, and all others of its
-    scrape are told."""
+    """One metric, a counter or a gauge. One that cannot be read is omitted from its scrape; all
+    others are exported."""
 
     def __init__(self, metric: Metric, look: Look):
-        """Raises ValueError for a histogram, and for a metric of several labels."""
+        """Raises ValueError for a histogram, and for a metric with several labels."""
         if metric.kind is Kind.HISTOGRAM or len(metric.labels) > 1:
             raise ValueError(f"{metric.name}: a number, or one a value of one label, can be read")
         self._metric = metric

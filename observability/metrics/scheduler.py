@@ -1,5 +1,4 @@
-"""What the scheduler counts: its queue, its rounds, and what it decided. Of workers it knows
-reports alone: what they hold, they count themselves."""
+"""Metrics of the scheduler: its queue, rounds and decisions. Workers export their own memory."""
 
 from observability.metrics.metric import ROUND_S, SLACK_S, counter, gauge, histogram
 
@@ -7,70 +6,69 @@ WAITING = gauge("scheduler_requests_waiting", "Requests in the queue.")
 RUNNING = gauge("scheduler_requests_running", "Requests admitted to a worker.")
 WAITING_FOR = gauge(
     "scheduler_requests_waiting_for",
-    "Requests in the queue that the last round looked at, by what they wait for.",
+    "Queued requests considered by the last round, by what they wait for.",
     "reason",
 )  # fmt: skip
 DECISIONS = counter(
-    "scheduler_decisions", "Waiting requests that a round looked at, by what it said.", "reason"
+    "scheduler_decisions", "Waiting requests considered by rounds, by decision.", "reason"
 )
-ADMITTED = counter("scheduler_admissions", "Requests given a place, by worker.", "worker")
-MOVES = counter(
-    "scheduler_moves", "Requests whose KV rested at one worker and that were begun at another."
-)
+ADMITTED = counter("scheduler_admissions", "Admitted requests, by worker.", "worker")
+MOVES = counter("scheduler_moves", "Requests with KV on one worker that were admitted at another.")
 PREEMPTIONS = counter(
-    "num_preemptions", "Requests that stopped before their end, by who stopped them: a plan "
-    "(paused), their worker for want of memory (evicted), or its loss (lost).",
+    "num_preemptions", "Preempted requests, by cause: a plan (paused), lack of memory at the "
+    "worker (evicted), or its loss (lost).",
     "cause",
 )  # fmt: skip
-REFUSED = counter("scheduler_requests_refused", "Requests refused, by the reason.", "reason")
+REFUSED = counter("scheduler_requests_refused", "Refused requests, by reason.", "reason")
 SLACK = histogram(
     "slack_at_admission_seconds",
-    "What was left of a request's TTFT budget at its first place; below 0: it was over.",
+    "TTFT budget left at the first admission; negative if it was exceeded.",
     "class", buckets=SLACK_S,
 )  # fmt: skip
 INFEASIBLE = counter(
     "predicted_infeasible",
-    "Requests whose TTFT budget was foreseen not to hold when a round first looked at them, for "
-    "what stood before them in the queue and their own prefill.",
+    "Requests expected to miss their TTFT budget when a round first considered them, by the queue "
+    "ahead of them and their own prefill.",
     "class",
 )  # fmt: skip
 PEAK = gauge(
     "predicted_peak_tokens",
-    "Most KV tokens that a worker is foreseen to hold, by the last round that foresaw it.",
+    "Forecast peak of a worker's KV tokens, by the last round that computed it.",
     "worker",
 )  # fmt: skip
-WORKERS = gauge("workers_attached", "Workers attached now.")
-WORKERS_LOST = counter("workers_lost", "Times a worker's stream ended.")
-PRESET = gauge("scheduler_preset", "1 for the preset that decides.", "preset")
-ROUND = histogram("scheduler_round_seconds", "Time a round took in this process.", buckets=ROUND_S)
+WORKERS = gauge("workers_attached", "Attached workers.")
+WORKERS_LOST = counter("workers_lost", "Ended worker streams.")
+PRESET = gauge("scheduler_preset", "1 for the active preset.", "preset")
+ROUND = histogram("scheduler_round_seconds", "Time of a round in this process.", buckets=ROUND_S)
 PLAN_AGE = histogram(
-    "scheduler_plan_age_seconds", "From a plan's round until its worker said it was applied."
+    "scheduler_plan_age_seconds",
+    "Time from a plan's round to the worker's report that it was applied.",
 )
 ARRANGED = counter(
     "scheduler_rounds_arranged",
-    "Rounds by who arranged them: a batcher of its own, or this process because that was late or "
-    "gone, or its answer wrong.",
+    "Rounds by where they were arranged: in a separate batcher, or in this process because the "
+    "batcher was late, unavailable or wrong.",
     "by",
 )  # fmt: skip
 FALLBACKS = counter(
     "forecast_fallbacks",
-    "Forecasts made from the scheduler's own history: the predictor's came late, its call failed, "
-    "or it is not asked for a while (open).",
+    "Forecasts from the scheduler's history, because the predictor's was late, its call failed, "
+    "or the circuit breaker is open.",
     "reason",
 )  # fmt: skip
 REPLACED = counter(
     "forecasts_replaced",
-    "Forecasts replaced by better ones: a late answer, or one the predictor improved.",
+    "Forecasts replaced by better ones: a late answer, or an improved forecast.",
     "by",
 )  # fmt: skip
 BREAKER = gauge(
     "forecast_breaker",
-    "Whether the predictor is asked (closed), not asked (open), or tried (half_open).",
+    "State of the predictor's circuit breaker: closed, open or half_open.",
     "phase",
 )  # fmt: skip
 ADVICE_DROPPED = counter(
     "advice_dropped",
-    "Outcomes and timings never told because too many waited for a service that is away.",
+    "Outcomes and timings dropped because too many waited for an unavailable service.",
     "kind",
 )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""What vLLM calls the same, for dashboards and queries that were made for it."""
+"""vLLM's names of the same metrics, for dashboards and queries made for vLLM."""
 
 from collections.abc import Mapping
 
@@ -6,7 +6,7 @@ from observability.metrics.catalogue import CATALOGUE
 from observability.metrics.metric import PREFIX
 
 VLLM_PREFIX = "vllm:"
-# vLLM's own names of what we count under the same name, without prefix and `_total`.
+# vLLM's names that equal ours, without prefix and `_total`.
 SAME = frozenset(
     (
         "time_to_first_token_seconds", "inter_token_latency_seconds",
@@ -18,7 +18,7 @@ SAME = frozenset(
     )
 )  # fmt: skip
 
-# Each of our names that has one there, both with their prefix.
+# Our names with their vLLM names, both with prefix.
 ALIASES: Mapping[str, str] = {
     PREFIX + metric.name: VLLM_PREFIX + (metric.vllm or metric.name)
     for metrics in CATALOGUE.values()

@@ -1,71 +1,68 @@
-"""What a worker counts: its steps, its memory, and what it moved. Every series has `model_name` and
-`worker`."""
+"""Metrics of a worker: steps, memory and KV moves. Every series has `model_name` and `worker`."""
 
 from observability.metrics.metric import LATENCY_S, STEP_S, TOKENS, counter, gauge, histogram
 
-RUNNING = gauge("worker_requests_running", "Requests admitted here and not finished.")
+RUNNING = gauge("worker_requests_running", "Requests admitted to the worker and not finished.")
 RESTING = gauge(
     "worker_requests_resting",
-    "Requests whose KV rests in host memory.",
+    "Requests with KV in host memory.",
     vllm="num_requests_swapped",
 )
 STEP = histogram("worker_step_seconds", "Time of an engine step.", buckets=STEP_S)
-BATCH_TOKENS = histogram("worker_batch_tokens", "Tokens computed by a step.", buckets=TOKENS)
-BUSY = counter(
-    "worker_busy_seconds", "Time of the engine's thread in steps; the rest of it was idle."
-)
+BATCH_TOKENS = histogram("worker_batch_tokens", "Tokens per step.", buckets=TOKENS)
+BUSY = counter("worker_busy_seconds", "Time of the engine's thread in steps; otherwise it is idle.")
 PHASES = counter(
     "worker_phase_seconds",
-    "Of that, by phase: compose, swap (nothing runs before KV is back from host memory), model, "
-    "attention, sampling, commit. On a GPU attention and sampling are told with the model, whose "
-    "time is that of waiting for all three.",
+    "Busy time by phase: compose, swap (waiting for KV from host memory), model, attention, "
+    "sampling, commit. On a GPU the model phase includes attention and sampling.",
     "phase",
 )  # fmt: skip
-DECODED = counter("worker_generated_tokens", "Tokens drawn.")
-PREFILLED = counter("worker_prefilled_tokens", "Tokens prefilled, recomputed ones too.")
+DECODED = counter("worker_generated_tokens", "Generated tokens.")
+PREFILLED = counter("worker_prefilled_tokens", "Prefilled tokens, including recomputed ones.")
 PADDING = counter("worker_padding_tokens", "Tokens prefilled as padding of static batches.")
 PADDING_LEFT_OUT = counter(
     "worker_padding_left_out_tokens",
-    "Padding of static batches that memory had no room for, or that broke a step.",
+    "Padding of static batches omitted for lack of memory or after a failed step.",
 )
 INVALID = counter(
     "worker_invalid_tokens",
-    "Tokens drawn after a request's end, while its static batch went on.",
+    "Tokens generated after a request's end, while its static batch continued.",
 )
 STRAY = counter(
     "worker_stray_rows",
-    "Rows computed a step ahead for requests that had ended or gone by then.",
+    "Rows computed a step ahead for requests that had already ended.",
 )
-USAGE = gauge("kv_cache_usage_perc", "Share of the device's KV blocks that somebody holds, 0 to 1.")
+USAGE = gauge("kv_cache_usage_perc", "Share of the device's KV blocks held by requests, 0 to 1.")
 HOST_USAGE = gauge(
-    "host_kv_cache_usage_perc", "The same of host memory.", vllm="cpu_cache_usage_perc"
+    "host_kv_cache_usage_perc",
+    "Share of the host's KV blocks in use, 0 to 1.",
+    vllm="cpu_cache_usage_perc",
 )
 BLOCKS = gauge(
     "kv_blocks",
-    "KV blocks by state: on the device held by somebody (held), by nobody but found by their "
-    "prefix (cached) or free, in host memory used (resting) or free (host_free).",
+    "KV blocks by state: on the device held by requests (held), kept for prefix sharing (cached) "
+    "or free; in host memory used (resting) or free (host_free).",
     "state",
 )  # fmt: skip
-BLOCK_TOKENS = gauge("kv_block_tokens", "Tokens that a KV block takes.")
+BLOCK_TOKENS = gauge("kv_block_tokens", "Tokens per KV block.")
 EVICTIONS = counter(
     "worker_evictions",
-    "Requests that left the device for want of memory, by what became of their KV: offloaded or "
-    "dropped.",
+    "Requests evicted for lack of memory, by what happened to their KV: offloaded or dropped.",
     "kv",
 )  # fmt: skip
-OFFLOADS = counter("kv_offloads", "Requests whose KV went to host memory.")
-OFFLOADED_TOKENS = counter("kv_offloaded_tokens", "Tokens of KV that went to host memory.")
-UPLOADS = counter("kv_uploads", "Requests whose KV came back from host memory.")
-UPLOADED_TOKENS = counter("kv_uploaded_tokens", "Tokens of KV that came back from host memory.")
-DROPPED = counter("kv_dropped", "Requests whose KV was let go, to be computed again.")
-HOST_FULL = counter("kv_host_full", "Of those, the ones that host memory had no room for.")
-SWAP_BYTES = counter("kv_swap_bytes", "Bytes of KV copied between device and host.", "direction")
+OFFLOADS = counter("kv_offloads", "Requests whose KV moved to host memory.")
+OFFLOADED_TOKENS = counter("kv_offloaded_tokens", "KV tokens moved to host memory.")
+UPLOADS = counter("kv_uploads", "Requests whose KV returned from host memory.")
+UPLOADED_TOKENS = counter("kv_uploaded_tokens", "KV tokens returned from host memory.")
+DROPPED = counter("kv_dropped", "Requests whose KV was dropped, to be recomputed.")
+HOST_FULL = counter("kv_host_full", "Requests whose KV was dropped because host memory was full.")
+SWAP_BYTES = counter("kv_swap_bytes", "KV bytes copied between device and host.", "direction")
 SWAP = histogram(
     "kv_swap_seconds", "Time to copy one request's KV between device and host.", "direction",
     buckets=LATENCY_S,
 )  # fmt: skip
-PREFIX_QUERIES = counter("prefix_cache_queries", "Tokens of prefills looked up.")
-PREFIX_HITS = counter("prefix_cache_hits", "Of those, the ones whose KV was there already.")
+PREFIX_QUERIES = counter("prefix_cache_queries", "Prefill tokens looked up in the prefix cache.")
+PREFIX_HITS = counter("prefix_cache_hits", "Prefill tokens found in the prefix cache.")
 
 ALL = (
     RUNNING, RESTING, STEP, BATCH_TOKENS, BUSY, PHASES, DECODED, PREFILLED, PADDING,

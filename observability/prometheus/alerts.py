@@ -1,7 +1,7 @@
-"""What somebody is called for, each with what to do.
+"""Alerts, each with its runbook.
 
-An alert's parts are joined by `and`; each is a value beside the limit it is held against, so that
-what is compared can be looked at while it does not fire.
+An alert's parts are joined by `and`. Each part is a value and its limit, so that the value can be
+inspected while the alert does not fire.
 """
 
 from dataclasses import dataclass
@@ -46,7 +46,7 @@ UP_NEEDED = f"({UP_SERVING} or on (job) {NO_GATEWAY} or on (job) {NO_SCHEDULER})
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A value, how it is compared, and with what."""
+    """A value, a comparison operator, and the limit."""
 
     value: str
     is_: str
@@ -58,7 +58,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """Fires when all parts have held for so long. `runbook` says what to look at, in order."""
+    """Fires when all parts have been true for `hold`. `runbook` lists what to check, in order."""
 
     name: str
     parts: tuple[Part, ...]
@@ -84,23 +84,23 @@ def _burn(burn: Burn) -> Alert:
         "0m" if burn.severity == PAGE else "15m",
         burn.severity,
         "SLA class {{ $labels.class }} of {{ $labels.model_name }} misses its objective",
-        f"Over {burn.short} and {burn.long} its error budget goes {{{{ $value | humanize }}}} "
-        f"times as fast as 30 days allow. At {burn.times:g} times, {burn.spent} of it are gone "
+        f"Over {burn.short} and {burn.long} its error budget burns {{{{ $value | humanize }}}} "
+        f"times as fast as 30 days allow. At {burn.times:g} times, {burn.spent} of it are spent "
         f"after {burn.long}.",
         _SLA_RUNBOOK,
     )
 
 
 _SLA_RUNBOOK = """\
-1. Dashboard SLA, misses by cause. It says which stage broke the agreement.
-2. rejected, queued: more is asked for than is served. Dashboard Scheduling: queue, refusals, \
-workers attached. Add workers, or let fewer clients ask at once.
-3. prefill: prompts are long, or prefills wait on one another. Dashboard Workers: batch tokens, \
-step time. Lower worker.max_batch_tokens where decodes suffer, raise it where prefills do.
-4. preempted, swap-in: too much was placed. See ForetokenKvEvicting and ForetokenKvSwapping.
+1. Dashboard SLA, misses by cause: which stage causes the misses?
+2. rejected, queued: demand exceeds capacity. Dashboard Scheduling: queue, refusals, workers \
+attached. Add workers or limit the clients' concurrency.
+3. prefill: prompts are long, or prefills wait for each other. Dashboard Workers: batch tokens, \
+step time. Lower worker.max_batch_tokens if decodes are slow, raise it if prefills are.
+4. preempted, swap-in: workers are overcommitted. See ForetokenKvEvicting and ForetokenKvSwapping.
 5. decode: steps are too slow for the class's TPOT. Dashboard Workers: step time against batch. \
-Fewer at once (worker.max_running), or a class with a wider budget.
-6. One request: `foretoken why ID` tells its story.
+Lower worker.max_running, or use a class with a larger budget.
+6. For a single request, `foretoken why ID` shows its history.
 """
 
 WORKER_LOST = Alert(
@@ -115,14 +115,14 @@ WORKER_LOST = Alert(
     ),
     "1m",
     TICKET,
-    "A worker is gone",
-    "{{ $value }} fewer workers are attached than within the last 15 minutes. What they had is "
-    "resubmitted elsewhere from where it was; capacity is less.",
+    "A worker is lost",
+    "{{ $value }} fewer workers are attached than within the last 15 minutes. Their requests "
+    "continue on other workers; capacity is reduced.",
     """\
-1. Was it meant (scaled down, deployed)? Then this ends by itself after 15 minutes.
-2. The worker's log and exit status: out of memory, a lost GPU, a failed step say so there.
-3. It runs, but is not attached: the scheduler's address, and the network between them.
-4. Until it is back: dashboard Scheduling, queue and refusals; dashboard Workers, who is left.
+1. Was it intended (scale-down, deployment)? Then the alert ends after 15 minutes.
+2. Check the worker's log and exit status for lack of memory, a lost GPU or a failed step.
+3. It runs but is not attached: check the scheduler's address and the network.
+4. Until it is back: dashboard Scheduling, queue and refusals; dashboard Workers, remaining workers.
 """,
 )
 NO_WORKER = Alert(
@@ -132,13 +132,13 @@ NO_WORKER = Alert(
     PAGE,
     "No worker is attached: nothing is served",
     "The scheduler has had no worker for a minute; every request waits or is refused. Without a "
-    "scheduler it is ForetokenServingDown that fires.",
+    "scheduler, ForetokenServingDown fires instead.",
     """\
-1. Are worker processes running? Their logs say what they wait for; loading a large model takes \
-minutes.
-2. Do they reach the scheduler (worker.scheduler_address)? They try again every few seconds.
-3. All lost at once: the host, the driver, or a request that breaks the step of whoever takes it. \
-The log names the requests of a step that failed.
+1. Are worker processes running? Their logs show the stage of the start; loading a large model \
+takes minutes.
+2. Do they reach the scheduler (worker.scheduler_address)? They retry every few seconds.
+3. All lost at once: check the host, the driver, and the logs for a request that fails the step of \
+every worker. The log names the requests of a failed step.
 """,
 )
 NEEDED_DOWN = Alert(
@@ -146,17 +146,17 @@ NEEDED_DOWN = Alert(
     (Part(UP_NEEDED, "==", 0),),
     "1m",
     PAGE,
-    "{{ $labels.job }} does not answer, without which nothing is served",
-    "For a minute its metrics could not be read, or it is not looked for at all. Without a gateway "
-    "nobody is answered there; without the scheduler nothing new is placed, and what runs goes on.",
+    "{{ $labels.job }} is down; it is required for serving",
+    "Its metrics could not be scraped for a minute, or it has no scrape target. Without a gateway, "
+    "no client is answered there. Without the scheduler, running requests continue, and no new "
+    "request is placed.",
     """\
-1. Is the process up? Its health: `python -m services.runtime.healthcheck HOST:PORT`. Its log says \
-why it ended.
-2. It is, and serves: metrics_port and metrics_host of its section, and the target in \
+1. Is the process running? Check `python -m services.runtime.healthcheck HOST:PORT` and its log.
+2. It runs and serves: check metrics_port and metrics_host of its section, and the target in \
 prometheus.yml.
-3. The scheduler of `foretoken serve` is told of by the gateway's /metrics: is \
+3. The gateway's /metrics includes the scheduler of `foretoken serve`: is \
 foretoken_metrics_peers_missing above 0?
-4. Start it again. Gateways and workers find a new scheduler by themselves and tell it what runs.
+4. Restart it. Gateways and workers reconnect to a new scheduler and announce running requests.
 """,
 )
 PROCESS_DOWN = Alert(
@@ -164,14 +164,14 @@ PROCESS_DOWN = Alert(
     (Part(UP_BESIDE, "==", 0),),
     "2m",
     TICKET,
-    "{{ $labels.job }} at {{ $labels.instance }} does not answer",
-    "Its metrics could not be read for 2 minutes. What a worker had goes on elsewhere; predictor, "
-    "batcher and estimator are stood in for, at some cost in foresight.",
+    "{{ $labels.job }} at {{ $labels.instance }} is down",
+    "Its metrics could not be scraped for 2 minutes. A worker's requests continue elsewhere. "
+    "Without predictor, batcher or estimator, the scheduler uses less accurate fallbacks.",
     """\
-1. Is the process up? Its health: `python -m services.runtime.healthcheck HOST:PORT`.
-2. It is, and serves: metrics_port and metrics_host of its section, and the target in \
+1. Is the process running? Check `python -m services.runtime.healthcheck HOST:PORT`.
+2. It runs and serves: check metrics_port and metrics_host of its section, and the target in \
 prometheus.yml.
-3. It was removed on purpose: take it out of prometheus.yml.
+3. It was removed intentionally: remove it from prometheus.yml.
 """,
 )
 QUEUE_SATURATED = Alert(
@@ -179,15 +179,14 @@ QUEUE_SATURATED = Alert(
     (Part(REFUSED.name, ">", limits.REFUSED_SHARE),),
     "5m",
     PAGE,
-    "{{ $value | humanizePercentage }} of requests are turned away: too much waits",
-    "Gateways and scheduler refuse because queues are full or would not be served in time. What "
-    "is taken in is served as before; the rest is told when to retry.",
+    "{{ $value | humanizePercentage }} of requests are refused: queues are full",
+    "Gateways and scheduler refuse requests that exceed the queues or would miss their deadlines. "
+    "Accepted requests are served as before; refused ones receive a Retry-After.",
     """\
-1. Dashboard Scheduling, refusals by what stood in the way: which bound is it?
-2. Is it more than usual that comes, or less than usual that is served (workers attached, step \
-time, evictions)?
-3. More comes: add workers. One tenant alone: scheduler.tenant_weights.
-4. Clients should heed Retry-After; the retries of those who don't are refused at no cost.
+1. Dashboard Scheduling, refusals by limit: which limit is reached?
+2. Is the demand higher than usual, or the capacity lower (workers attached, step time, evictions)?
+3. Higher demand: add workers. From a single tenant: set scheduler.tenant_weights.
+4. Clients should honour Retry-After; early retries are refused at no cost.
 """,
 )
 FORECAST_DRIFT = Alert(
@@ -198,16 +197,16 @@ FORECAST_DRIFT = Alert(
     ),
     "15m",
     TICKET,
-    "Forecasts have come to be wrong in another way than before",
-    "Where the last 250 lengths lay in their forecasts differs by {{ $value | humanize }} "
-    "(Kolmogorov-Smirnov) from where those before lay: the traffic or the model has changed.",
+    "Forecast errors have changed",
+    "The forecast levels of the last 250 lengths differ by {{ $value | humanize }} "
+    "(Kolmogorov-Smirnov) from those before: the traffic or the model has changed.",
     """\
-1. Dashboard Forecasts: coverage, tau and error by source. Has coverage fallen with it?
-2. Was a model, a system prompt or a client changed? Then the next fits learn it: see fits and \
-model age.
-3. Fits are refused or don't come (fits by result, the log's state): mend that first.
-4. Where the model does worse than history, history is served by itself (set aside): nothing \
-breaks, order and placing are less well informed.
+1. Dashboard Forecasts: coverage, tau and error by source. Has coverage fallen, too?
+2. Was a model, a system prompt or a client changed? The next fits learn it: check fits and model \
+age.
+3. Fits are rejected or missing (fits by result, state of the log): fix that first.
+4. While the model is worse than history, history's forecasts are used (set aside): serving \
+continues with a less informed order and placement.
 """,
 )
 FORECAST_COVERAGE = Alert(
@@ -222,14 +221,13 @@ FORECAST_COVERAGE = Alert(
     ),
     "15m",
     TICKET,
-    "Forecasts promise more than they hold",
-    "Only {{ $value | humanizePercentage }} of lengths lie within the interval that should have "
-    "90 % of them: memory is planned too tightly, and requests get evicted.",
+    "Forecast intervals are too narrow",
+    "Only {{ $value | humanizePercentage }} of lengths lie within the 90 % interval: memory is "
+    "planned too tightly, and requests are evicted.",
     """\
-1. Dashboard Memory: predicted peak against actual, evictions. Is it felt yet?
-2. Dashboard Forecasts: which source is off (error by source)? Fallbacks: is the predictor asked \
-at all?
-3. As for ForetokenForecastDrift: what changed, and do fits come?
+1. Dashboard Memory: forecast peak against actual, evictions. Is there an effect yet?
+2. Dashboard Forecasts: which source is wrong (error by source)? Is the predictor used (fallbacks)?
+3. As for ForetokenForecastDrift: what changed, and are there fits?
 """,
 )
 COST_MODEL_DRIFT = Alert(
@@ -244,15 +242,15 @@ COST_MODEL_DRIFT = Alert(
     ),
     "15m",
     TICKET,
-    "Steps of worker {{ $labels.worker }} take other times than its cost model says",
-    "Half of the steps differ by more than {{ $value | humanizePercentage }} from what was told "
-    "of them before. TTFTs are foreseen wrongly, and slices and admission with them.",
+    "Steps of worker {{ $labels.worker }} deviate from its cost model",
+    "Half of the steps differ by more than {{ $value | humanizePercentage }} from their estimates. "
+    "Expected TTFTs are wrong, and so are slices and admission.",
     """\
 1. Dashboard Workers: has step time changed without the batch? A throttled or shared device, \
 another process on its cores.
-2. Dashboard Forecasts, cost model: do timings come and are they used? Is it fitted anew?
-3. Models are a worker's own. One worker alone: look at its device. All at once: at what changed \
-everywhere, the model served or its settings.
+2. Dashboard Forecasts, cost model: do timings arrive, are they used, and are there new fits?
+3. Each worker has its own cost model. One worker: check its device. All workers: check what \
+changed everywhere, such as the model or its settings.
 """,
 )
 KV_EVICTING = Alert(
@@ -260,14 +258,14 @@ KV_EVICTING = Alert(
     (Part(EVICTED.name, ">", limits.EVICTIONS_PER_ADMISSION),),
     "5m",
     TICKET,
-    "Worker {{ $labels.worker }} evicts what was placed on it",
-    "{{ $value | humanize }} requests are stopped for want of memory for each that is admitted: "
-    "memory was planned too tightly, and work is done twice.",
+    "Worker {{ $labels.worker }} evicts requests",
+    "{{ $value | humanize }} requests are evicted for each admission: memory is too tight, "
+    "and work is repeated.",
     """\
-1. Dashboard Memory: predicted peak against actual. The actual is above: forecasts are too low \
-(see ForetokenForecastCoverage).
-2. It is not: does another preset plan for mean lengths alone? Dashboard Scheduling, preset.
-3. Host memory full (KV let go)? Raise worker.host_gib, so that work is moved and not lost.
+1. Dashboard Memory: is the actual peak above the forecast? Then forecasts are too low (see \
+ForetokenForecastCoverage).
+2. Otherwise: does the preset plan for mean lengths only? Dashboard Scheduling, preset.
+3. Is host memory full (KV dropped)? Raise worker.host_gib, so that KV is moved instead of dropped.
 4. More KV: worker.kv_dtype=int8, worker.gpu_memory_utilization, or another worker.
 """,
 )
@@ -276,16 +274,16 @@ KV_SWAPPING = Alert(
     (Part(SWAPPING.name, ">", limits.SWAPPING_SHARE),),
     "5m",
     TICKET,
-    "Worker {{ $labels.worker }} spends its time moving KV",
-    "{{ $value | humanize }} seconds of each second go into copying KV between device and host.",
+    "Worker {{ $labels.worker }} spends most of its time moving KV",
+    "It copies KV between device and host for {{ $value | humanize }} of each second.",
     """\
-1. Dashboard Scheduling, preemptions: paused by a plan, or evicted by the worker? Evicted: see \
+1. Dashboard Scheduling, preemptions: paused by plans, or evicted by the worker? Evicted: see \
 ForetokenKvEvicting.
-2. Paused: the order changes its mind too often. Longer slices, or an order by fewer levels \
+2. Paused: the order changes too often. Use longer slices, or an order with fewer levels \
 (`--set preset.slice=…`).
-3. Dashboard Memory: seconds a token against what the cost model says. Slower than it says: is \
-host memory pinned, is the bus shared?
-4. Computing again may be cheaper than moving: `--set preset.residency=…`.
+3. Dashboard Memory: seconds per token. If slower than the cost model: is host memory pinned, is \
+the bus shared?
+4. Recomputing may be cheaper than moving: `--set preset.residency=…`.
 """,
 )
 

@@ -17,7 +17,7 @@ AIMED = (
 
 
 class _Dumper(yaml.SafeDumper):
-    """Texts of several lines as blocks, so that a runbook reads as one."""
+    """Writes multi-line texts as blocks, so that a runbook is readable."""
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
@@ -58,7 +58,7 @@ def _alert(alert: Alert) -> dict[str, Any]:
 
 
 def files() -> dict[str, str]:
-    """What is written, by name."""
+    """The content of each file by name."""
     return {
         "rules.yml": MADE + AIMED + _dump(rules()),
         "alerts.yml": MADE + _dump(alerts()),

@@ -1,8 +1,8 @@
-"""Queries in PromQL, written from the catalogue's constants.
+"""PromQL queries, built from the catalogue's constants.
 
-A metric, a label or a kind that the catalogue does not have is a ValueError here, when dashboards
-and rules are built, and not an empty panel when somebody needs it. Sums are over whatever is not
-named in `by`: processes, and where they were scraped, never are.
+A metric, label or kind that is not in the catalogue is a ValueError when dashboards and rules are
+built, instead of an empty panel. Sums aggregate over everything that is not named in `by`, always
+including processes and scrape targets.
 """
 
 from collections.abc import Mapping
@@ -16,14 +16,14 @@ _SERVICE = {metric: service for service, metrics in CATALOGUE.items() for metric
 
 @dataclass(frozen=True, slots=True)
 class Unlike:
-    """Matches series whose label is anything else."""
+    """Matches series whose label has any other value."""
 
     value: str
 
 
 @dataclass(frozen=True, slots=True)
 class OneOf:
-    """Matches series whose label is one of these."""
+    """Matches series whose label has one of these values."""
 
     values: tuple[str, ...]
 
@@ -34,7 +34,7 @@ ANY: Where = {}
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A series that a recording rule makes: its name, its labels, and how."""
+    """A series of a recording rule: its name, its labels, and its expression."""
 
     name: str
     labels: tuple[str, ...]
@@ -43,51 +43,51 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Queries:
-    """Writes queries over `window`. `filters` (label → regular expression) are set on every series
-    that has such a label."""
+    """Builds queries over `window`. `filters` (label → regular expression) apply to every series
+    with such a label."""
 
     window: str
     filters: Mapping[str, str] = field(default_factory=dict)
 
     def gauge(self, metric: Metric, *by: str, how: str = "sum", where: Where = ANY) -> str:
-        """A gauge as it is, aggregated by `how`: sum, max, min, avg, count."""
+        """A gauge aggregated by `how`: sum, max, min, avg, count."""
         _require(metric, Kind.GAUGE)
         return self._aggregate(how, by, metric, self._select(metric, "", where))
 
     def rate(self, metric: Metric, *by: str, where: Where = ANY, window: str = "") -> str:
-        """What a counter grew by a second."""
+        """A counter's increase per second."""
         return self._over("rate", metric, by, where, window)
 
     def increase(self, metric: Metric, *by: str, where: Where = ANY, window: str = "") -> str:
-        """What a counter grew by in the window."""
+        """A counter's increase in the window."""
         return self._over("increase", metric, by, where, window)
 
     def observed(self, metric: Metric, *by: str, where: Where = ANY) -> str:
-        """How many values a histogram took a second."""
+        """Observations of a histogram per second."""
         return self._part(metric, "_count", by, where)
 
     def summed(self, metric: Metric, *by: str, where: Where = ANY) -> str:
-        """What a histogram's values of a second come to."""
+        """Sum of a histogram's observations per second."""
         return self._part(metric, "_sum", by, where)
 
     def mean(self, metric: Metric, *by: str, where: Where = ANY) -> str:
-        """Of a histogram's values in the window; nothing where there were none."""
+        """Mean of a histogram's observations in the window; empty without any."""
         return ratio(self.summed(metric, *by, where=where), self.observed(metric, *by, where=where))
 
     def quantile(self, share: float, metric: Metric, *by: str, where: Where = ANY) -> str:
-        """Of a histogram's values in the window, between the bounds of its buckets."""
+        """Quantile of a histogram's observations in the window, interpolated within its buckets."""
         return f"histogram_quantile({share:g}, {self._part(metric, '_bucket', ('le', *by), where)})"
 
     def buckets(self, metric: Metric, where: Where = ANY) -> str:
-        """A histogram as it was in the window, for a heatmap."""
+        """A histogram's buckets in the window, for a heatmap."""
         return self._part(metric, "_bucket", ("le",), where)
 
     def recorded(self, record: Record, *by: str, how: str = "max") -> str:
-        """What a rule recorded."""
+        """The series of a recording rule."""
         return self._aggregate(how, by, record, record.name + self._matchers(record, ANY))
 
     def values_of(self, metric: Metric, label: str) -> str:
-        """Grafana's query for all values of a label, whatever is chosen elsewhere."""
+        """Grafana's query for all values of a label, independent of other variables."""
         _require_labels(metric, (label,))
         suffix = "_count" if metric.kind is Kind.HISTOGRAM else ""
         return f"label_values({metric.family}{suffix}, {label})"
@@ -121,8 +121,8 @@ class Queries:
 
 
 def labels_of(series: Metric | Record) -> tuple[str, ...]:
-    """All labels of a series, those of its process too. Raises ValueError for a metric that is not
-    in the catalogue."""
+    """All labels of a series, including those of its process. Raises ValueError for a metric that
+    is not in the catalogue."""
     if isinstance(series, Record):
         return series.labels
     if series not in _SERVICE:
@@ -131,22 +131,22 @@ def labels_of(series: Metric | Record) -> tuple[str, ...]:
 
 
 def ratio(part: str, whole: str) -> str:
-    """One over the other; nothing where the other is 0."""
+    """The ratio of two queries; empty where the denominator is 0."""
     return f"{part} / ({whole} > 0)"
 
 
 def share(part: str, whole: str) -> str:
-    """A part of the whole, 0 where no series of the part is there yet. Both by the same labels."""
+    """A part of a whole, 0 while the part has no series. Both have the same labels."""
     return f"({part} or 0 * {whole}) / ({whole} > 0)"
 
 
 def rest(part: str, whole: str) -> str:
-    """What the part leaves of the whole."""
+    """The whole minus the part."""
     return f"1 - {share(part, whole)}"
 
 
 def added(*parts: str) -> str:
-    """The sum of what is there: a series that is not counts as 0. Without labels."""
+    """The sum of existing series; a missing one counts as 0. Without labels."""
     return f"({' + '.join(f'({part} or vector(0))' for part in parts)})"
 
 

@@ -1,6 +1,6 @@
-"""What recording rules keep: attainment over the windows that alerts and dashboards look at.
+"""Recording rules: attainment over the windows that alerts and dashboards use.
 
-A request whose client left (cause `client`) broke its own SLA and counts neither way.
+A request whose client disconnected (cause `client`) counts neither as met nor as missed.
 """
 
 from observability.metrics import gateway, scheduler, worker
@@ -20,7 +20,7 @@ RULES = Queries("5m")
 CLASS = ("model_name", "class")
 STAYED: Where = {"cause": Unlike("client")}
 MISSED: Where = {"outcome": "missed", **STAYED}
-# Reasons to refuse that say: too much waits. The others are the request's own.
+# Reasons for refusals under load. The others are mistakes of the request.
 FULL = OneOf(("queue_full", "too_late"))
 
 AIM = Record("foretoken:sla_objective:ratio", (), f"vector({OBJECTIVE:g})")

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from observability.logs import (
-    MOST_ALIKE,
+    MAX_ALIKE,
     JsonLines,
     LogHandler,
     Repeats,
@@ -218,11 +218,11 @@ def test_other_words_are_another_warning(
 
 def test_of_one_format_string_so_many_are_told_apart() -> None:
     repeats, lines = Repeats(EVERY_S), []
-    for number in range(MOST_ALIKE + 5):
+    for number in range(MAX_ALIKE + 5):
         made = record(0, "gone: %s", number)
         made.args = (number,)
         lines += repeats.take(made)
-    assert len(lines) == MOST_ALIKE + 1  # the one beyond stands for those like it
+    assert len(lines) == MAX_ALIKE + 1  # the one beyond stands for those like it
     assert [each.__dict__["repeated"] for each in repeats.rest()] == [3]
     assert not repeats._alike
 
