@@ -112,7 +112,9 @@ def text() -> Text:
 @cache
 def expected() -> tuple[tuple[Expected, ...], ...]:
     """Of each request its choices, by an engine that has memory for all of them."""
-    config = EngineConfig(model=demo_model(), kv_tokens=65_536, host_gib=0, prefix_sharing=False)
+    config = EngineConfig(
+        model=demo_model(), dtype="float32", kv_tokens=65_536, host_gib=0, prefix_sharing=False
+    )
     feeder = Feeder(Engine.load(config))
     for number, ask in enumerate(asks()):
         prompt = text().encode_chat(ask.turns)

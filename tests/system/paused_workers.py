@@ -119,6 +119,7 @@ def _start(
         "scheduler_address": workers.scheduler,
         "metrics_port": port,
         "model": demo_model(),
+        "dtype": "float32",  # answers equal the engine's, whatever the batch
         "kv_tokens": kv_tokens,
     }
     sets = {key: str(value) for key, value in given.items()}

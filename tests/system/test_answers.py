@@ -74,7 +74,7 @@ async def check(live: Live, cases: list[Case], concurrency: int) -> None:
 @pytest.fixture(scope="module")
 def chunked() -> Iterator[Live]:
     """One worker whose prompts enter in chunks of at most 24 tokens."""
-    with serving("--set", "worker.max_batch_tokens=24") as live:
+    with serving("--dtype", "float32", "--set", "worker.max_batch_tokens=24") as live:
         yield live
 
 
@@ -90,7 +90,7 @@ async def test_32_concurrent_requests_are_answered(chunked: Live, cases: list[Ca
 
 @pytest.mark.slow
 async def test_answers_survive_evictions(cases: list[Case]):
-    with serving("--policy", "fcfs", "--kv-tokens", SHORT) as live:
+    with serving("--dtype", "float32", "--policy", "fcfs", "--kv-tokens", SHORT) as live:
         await check(live, cases, 32)
         assert counted(live.http, "num_preemptions") > 0
 
@@ -108,7 +108,7 @@ async def test_paused_requests_resume_from_host_memory(cases: list[Case], reside
         f"worker.metrics_port={port}",
     )
     chosen = [word for setting in settings for word in ("--set", setting)]
-    with serving("--policy", "alise", "--kv-tokens", SHORT, *chosen) as live:
+    with serving("--dtype", "float32", "--policy", "alise", "--kv-tokens", SHORT, *chosen) as live:
         await check(live, cases[:SOME], 48)
         assert counted(f"http://127.0.0.1:{port}", "kv_uploads") > 0
 
@@ -116,7 +116,9 @@ async def test_paused_requests_resume_from_host_memory(cases: list[Case], reside
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ["conservative", "past-future"])
 async def test_two_workers_share_requests(cases: list[Case], policy: str):
-    with serving("--workers", "2", "--kv-tokens", "2048", "--policy", policy) as live:
+    with serving(
+        "--dtype", "float32", "--workers", "2", "--kv-tokens", "2048", "--policy", policy
+    ) as live:
         await check(live, cases[:SOME], 32)
 
 
@@ -124,7 +126,9 @@ async def test_two_workers_share_requests(cases: list[Case], policy: str):
 async def test_slice_length_does_not_change_answers(cases: list[Case]):
     slices = ("--set", "preset.slice=tokens")
     for slice_tokens in (1, 48):
-        with serving(*slices, "--set", f"preset.slice_tokens={slice_tokens}") as live:
+        with serving(
+            "--dtype", "float32", *slices, "--set", f"preset.slice_tokens={slice_tokens}"
+        ) as live:
             await check(live, cases[:40], 8)
 
 
@@ -135,7 +139,7 @@ async def test_static_batches_do_not_change_answers(cases: list[Case]):
     static = ("preset.batch_mode=static", "preset.slice=turns", "preset.slice_tokens=8")
     settings = (*static, f"worker.metrics_port={port}")
     chosen = [word for setting in settings for word in ("--set", setting)]
-    with serving("--policy", "vs", *chosen) as live:
+    with serving("--dtype", "float32", "--policy", "vs", *chosen) as live:
         await check(live, cases[:40], 16)
         for wasted in ("padding", "invalid"):
             assert counted(f"http://127.0.0.1:{port}", f"worker_{wasted}_tokens") > 0

@@ -86,7 +86,12 @@ def test_a_static_batch_may_come_while_a_step_is_in_flight():
 def test_a_load_of_every_kind_is_answered_as_without():
     """Seeded and penalized draws, stops and common beginnings, in memory for a few of them."""
     config = EngineConfig(
-        model=demo_model(), device="cpu", kv_tokens=1024, max_running=24, overlap="on"
+        model=demo_model(),
+        device="cpu",
+        dtype="float32",
+        kv_tokens=1024,
+        max_running=24,
+        overlap="on",
     )
     feeder = Feeder(Engine.load(config), slice_tokens=24)
     for number, ask in enumerate(asks()):
