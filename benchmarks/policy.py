@@ -1,16 +1,17 @@
-"""What a round costs: the snapshot, the decision and the plans, with a forecast of its own for
-every request.
+"""The cost of a round: the snapshot, the decision and the plans, with a separate forecast for every
+request.
 
     python -m benchmarks.policy [--presets a,b,c] [--turns N] [--json FILE] [--quick]
 
-A row a preset. Times are medians over the rounds, with the 99th percentile; where the median is
-over its reach (1 ms at 64 running and 1,000 queued, 3 ms at 256 + 10,000, 10 ms at 1,024 + 10,000;
-20 ms at 64 + 1,000 where the whole pool is cut into batches) it is marked. Of three presets the
-same round also arranged by a batcher in a process of its own, over a socket of this machine: asked,
-encoded, answered and carried out. The report is what a worker's progress costs a request in it.
+One row per preset. Times are medians over the rounds, with the 99th percentile; a median above its
+target (1 ms at 64 running and 1,000 queued, 3 ms at 256 + 10,000, 10 ms at 1,024 + 10,000; 20 ms at
+64 + 1,000 if the whole pool is cut into batches) is marked. For three presets the same round is
+also arranged by a batcher process over a socket of this machine, including encoding and applying.
+The report column is the cost of a worker's report per request.
 
-Where a preset cuts the pool into batches, the rounds measured are those that cost: the batch that
-ran has ended, and all who wait are cut anew. `running` in the record is how many ran after it.
+For presets that cut the pool into batches, the measured rounds are the expensive ones: the running
+batch has ended, and all waiting requests are cut again. `running` in the record is the number
+running afterwards.
 """
 
 import asyncio
@@ -99,7 +100,7 @@ def _size(running: int, queued: int) -> str:
 
 
 def _measured(policy: str, running: int, queued: int, turns: int) -> dict[str, float]:
-    """Of one preset at one size. `over_reach`: its median is over what was set out."""
+    """One preset at one size. `over_reach`: its median is above the target."""
     busy, took = measure(policy, running, queued, turns)
     batches = choose(policy).arrangement == "batch"
     reach_ms = (BATCH_REACHES_MS if batches else REACHES_MS).get((running, queued), inf)
@@ -150,7 +151,7 @@ async def _apart(policy: str, running: int, queued: int, turns: int) -> dict[str
 
 
 def _later(state: SchedulerState, now: float) -> list[ev.Action]:
-    """The round is made by who asks for this."""
+    """Defers the round to the caller."""
     return []
 
 

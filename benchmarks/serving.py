@@ -1,11 +1,11 @@
-"""`python -m benchmarks.serving`: what serving costs over the bare engine, and a peer beside it.
+"""`python -m benchmarks.serving`: the overhead of serving over the bare engine, and a peer.
 
-In one run, on one machine, with one model (models/demo, fp32, greedy, end of sequence ignored):
-tokens a second of (a) the bare engine loop, (b) the whole system through gRPC, (c) through HTTP
-with server-sent events, (d) transformers' own continuous batching, by number of streams; the time
-to first token that everything around the engine adds when idle; and the pure policy time of a
-planning round at 64 running and 1,000 queued. The rounds of repeats interleave (a) to (d), so that
-a machine that slows down slows all of them.
+One run on one machine with one model (models/demo, fp32, greedy, end of sequence ignored): tokens
+per second of (a) the bare engine loop, (b) the whole system through gRPC, (c) through HTTP with
+server-sent events, (d) transformers' continuous batching, by number of streams; the time to first
+token that everything around the engine adds when idle; and the policy time of a planning round at
+64 running and 1,000 queued. Rounds alternate (a) to (d), so that a machine that slows down slows
+all of them.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ def prompts(count: int) -> list[list[int]]:
 
 
 async def measure(settings: Options) -> dict[str, dict[int, Figure]]:
-    """Tokens a second of every kind by stream count, and TTFTs under "engine"/"grpc"."""
+    """Tokens per second of every system by number of streams, and TTFTs under "engine"/"grpc"."""
     streams = (1, 8) if settings.quick else (1, 8, 32, 64)
     output_tokens = 32 if settings.quick else 256
     repeats = 1 if settings.quick else 5

@@ -34,7 +34,7 @@ class Muon(torch.optim.Optimizer):
         super().__init__(matrices, {"lr": 0.0, "momentum": momentum, "weight_decay": weight_decay})
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]  # nobody gives it a closure
+    def step(self, closure: None = None) -> None:  # type: ignore[override]  # never called with a closure
         """One update of every matrix; the step's size does not depend on the gradient's."""
         for group in self.param_groups:
             alike: dict[tuple[int, int], list[torch.nn.Parameter]] = defaultdict(list)

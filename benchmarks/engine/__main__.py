@@ -1,35 +1,34 @@
-"""Tokens a second of the engine and of what stands around it, and of its peers, side by side.
+"""Tokens per second of the engine, of the system around it, and of its peers.
 
     python -m benchmarks.engine [--peer-python PYTHON] [--json FILE] [--quick] [--profile]
         [--streams 1,8,32,64] [--models demo,qwen3-0.6b] [--contexts 160,1500]
         [--dtypes fp32,bf16] [--systems engine,grpc,http,transformers,vllm,vllm_http]
         [--patience S]
 
-In one run, on one machine, greedily, end of sequence ignored, all streams at once: the bare engine
-loop (`engine_tok_s`), the whole system through gRPC (`grpc_tok_s`) and through HTTP with
+One run on one machine: greedy, end of sequence ignored, all streams at once. It measures the bare
+engine loop (`engine_tok_s`), the whole system through gRPC (`grpc_tok_s`) and through HTTP with
 server-sent events (`http_tok_s`), transformers' continuous batching (`transformers_tok_s`), and
-vLLM's own loop (`vllm_tok_s`: `LLM.generate` without a tokenizer, as ours is without a server),
-where `--peer-python` names a Python that has it; where `--systems` names it, its server beside ours
-(`vllm_http_tok_s`; one copy of the weights more in memory). A model and dtype at a time they all
-stand ready, bare loops in processes of their own, threads as each chooses (transformers: as the
-engine for so small a model); measurements take turns, every other round backwards, so that a
-machine that slows down slows all of them. No prompt comes twice, so nobody finds it in a cache.
-Medians of 5 rounds (`--quick`: 2, of few and short answers). A peer that can't run here is told,
-with the reason.
+vLLM's own loop (`vllm_tok_s`: `LLM.generate` without a tokenizer, as ours is without a server) if
+`--peer-python` names a Python with vLLM. `--systems vllm_http` adds vLLM's server
+(`vllm_http_tok_s`; another copy of the weights in memory). For one model and dtype at a time all
+systems are loaded, bare loops in processes of their own, with the threads that each chooses
+(transformers: the engine's, for so small a model). Measurements alternate, every other round in
+reverse order, so that a machine that slows down slows all of them. No prompt occurs twice, so that
+prefix caches do not help. Results are medians of 5 rounds (`--quick`: 2 rounds of few and short
+answers). A peer that cannot run is reported with the reason.
 
-Contexts: 160 is met on average by 32 prompt + 256 output tokens, 1500 are 1,500 + 64. Models: demo
-(models/demo) and Qwen3-0.6B's shape with random weights, made in a temporary folder, which is slow
-on two cores: its answers have 16 tokens at most and its rounds are 3. How long all takes is told
-first; what would take a system longer than `--patience` seconds (90), by estimate, is left out and
-told.
+Contexts: 160 is the mean context of 32 prompt + 256 output tokens; 1500 is 1,500 + 64. Models: demo
+(models/demo) and Qwen3-0.6B's shape with random weights, created in a temporary folder, which is
+slow on two cores: its answers have at most 16 tokens and it runs 3 rounds. The estimated duration
+is printed first. Measurements that would take a system longer than `--patience` seconds (90) are
+omitted and listed.
 
-`prefill_tok_s`: prompt tokens a second of answers of one token. `decode_tok_s`: tokens after the
-first over the time that they add to that. Both of engine and vllm. `cold_start_s`: from the start
-of `foretoken serve` (of vLLM's process) to ready. All keys by dtype, model, streams and context.
+`prefill_tok_s`: prompt tokens per second of answers of one token. `decode_tok_s`: tokens after the
+first divided by the additional time. Both for engine and vllm. `cold_start_s`: from the start of
+`foretoken serve` (of vLLM's process) to ready. Keys are dtype, model, streams and context.
 
-`--profile` measures none of this: it prints where a decode step's time goes, at the
-most streams: phases of the engine, and PyTorch's calls; of the demo model at 160, unless others are
-named.
+`--profile` measures none of this: it prints the time of a decode step by the engine's phases and by
+PyTorch's calls, at the largest number of streams, by default of the demo model at 160.
 """
 
 import asyncio
@@ -62,7 +61,7 @@ from services.worker.compiled_code import keep_what_numba_compiles
 
 PATIENCE_S = 90.0
 WARM_STREAMS, WARM_TOKENS = 8, 8
-Missing = dict[Key, str]  # why, by system, dtype and model
+Missing = dict[Key, str]  # the reason, by system, dtype and model
 
 
 def main() -> None:
@@ -98,7 +97,7 @@ def _measure(given: Namespace, asked: Asked, folders: dict[str, str]) -> None:
 
 
 async def measure(asked: Asked, folders: dict[str, str], taken: Taken) -> Missing:
-    """Fills `taken`; returns who was missing and why."""
+    """Fills `taken`; returns the missing systems and why."""
     missing: Missing = {}
     seeds = count()
     for model in asked.models:
@@ -119,7 +118,7 @@ async def measure(asked: Asked, folders: dict[str, str], taken: Taken) -> Missin
 async def _rounds(
     asked: Asked, model: Model, dtype: str, found: Standing, seeds: Iterator[int], taken: Taken
 ) -> None:
-    """Every system in turn, case by case; every other round backwards."""
+    """All systems in turn, case by case; every other round in reverse order."""
     for number in range(asked.repeats(model)):
         _say(f"{model.name} {dtype}: round {number + 1} of {asked.repeats(model)}")
         for case in asked.cases(model):
@@ -138,7 +137,7 @@ def _serve(asked: Asked, model: Model, dtype: str, folder: str) -> Serve:
 
 
 async def _warm(found: Standing, serve: Serve, seeds: Iterator[int]) -> None:
-    """Lazy imports, first pages."""
+    """Triggers lazy imports and first page faults."""
     for name in list(found.rates):
         some = prompts(min(WARM_STREAMS, serve.streams), 32, next(seeds))
         await found.measure(name, some, WARM_TOKENS)

@@ -1,4 +1,4 @@
-"""A measured thing in a process of its own, so that its threads and its memory are its own."""
+"""Runs a measured system in a process of its own, with its own threads and memory."""
 
 import asyncio
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ class Measured(Protocol):
 
 
 class Apart:
-    """Made there of `kind(*arguments)` by `begin`; what it raises is raised here."""
+    """`begin` creates it there as `kind(*arguments)`; its exceptions are raised here."""
 
     def __init__(self, kind: type[Measured], *arguments: object, threads: int = 0):
         self._made_of = (kind, arguments, threads)
@@ -36,7 +36,7 @@ class Apart:
         self._pool.shutdown(cancel_futures=True)
 
 
-_made: list[Measured] = []  # the one of this process
+_made: list[Measured] = []  # the instance of this process
 
 
 def _make(kind: type[Measured], arguments: tuple[object, ...], threads: int) -> None:

@@ -12,7 +12,7 @@ Prompts = Sequence[Sequence[int]]
 
 
 class BareEngine:
-    """One engine, used again and again; every call leaves it empty."""
+    """One engine for many calls; every call leaves it empty."""
 
     def __init__(self, folder: str, kv_tokens: int, dtype: DtypeName = "auto"):
         self.engine = Engine.load(EngineConfig(model=folder, kv_tokens=kv_tokens, dtype=dtype))
@@ -20,7 +20,7 @@ class BareEngine:
         self._names = 0
 
     def start(self, prompts: Prompts, output_tokens: int) -> None:
-        """From here on every step of the engine is theirs, until all have so many tokens."""
+        """All further steps of the engine are theirs, until each has this many tokens."""
         names = [f"r{self._names + i}" for i in range(len(prompts))]
         self._names += len(names)
         self._plans += 1
@@ -31,7 +31,7 @@ class BareEngine:
             self.engine.add(Prompt(name, tuple(prompt), len(prompt), output_tokens, sampling), 0.0)
 
     def tokens_per_s(self, prompts: Prompts, output_tokens: int) -> float:
-        """All prompts at once, each answered greedily with so many tokens."""
+        """All prompts at once, each answered greedily with this many tokens."""
         began = time.perf_counter()
         self.start(prompts, output_tokens)
         made = 0
@@ -44,7 +44,7 @@ class BareEngine:
         return made / elapsed
 
     def ttft_s(self, prompt: Sequence[int]) -> float:
-        """From a prompt to its first token, alone."""
+        """From a single prompt to its first token."""
         began = time.perf_counter()
         self.start([prompt], 1)
         while self.engine.step() is not None:

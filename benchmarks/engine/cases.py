@@ -1,4 +1,4 @@
-"""What is measured: models, contexts, streams; how long that takes, and what is left out for it."""
+"""The cases: models, contexts, streams; their estimated durations, and which are omitted."""
 
 import re
 from argparse import Namespace
@@ -8,23 +8,23 @@ from math import ceil
 
 from services.worker.config import DtypeName
 
-LONE = ("engine", "vllm")  # bare loops, whose prefill is measured by itself
+LONE = ("engine", "vllm")  # bare loops, whose prefill is measured separately
 SYSTEMS = ("engine", "grpc", "http", "transformers", "vllm", "vllm_http")
 DEFAULT_SYSTEMS = SYSTEMS[:-1]  # two of vLLM's processes hold the weights twice
-PEER_SYSTEMS = ("vllm", "vllm_http")  # which need --peer-python
+PEER_SYSTEMS = ("vllm", "vllm_http")  # need --peer-python
 DTYPES: Mapping[str, DtypeName] = {"fp32": "float32", "bf16": "bfloat16"}
-CONTEXTS = {160: (32, 256), 1_500: (1_500, 64)}  # prompt and output tokens; 160 is met on average
+CONTEXTS = {160: (32, 256), 1_500: (1_500, 64)}  # prompt and output tokens
 STREAMS = (1, 8, 32, 64)
 QUICK_STREAMS = (1, 8)
 QUICK_OUTPUT_TOKENS = 32
 QUICK_REPEATS = 2
 BLOCK_TOKENS = 32  # the smallest block of vLLM's CPU kernels; a multiple of ours
-ROOM = 1.5  # KV over what a case holds at its end, so that nobody waits for memory
+ROOM = 1.5  # KV above what a case holds at its end, so that no request waits for memory
 LEAST_KV_TOKENS = 8_192
 START_S = {
     "engine": 5.0,
     "grpc": 12.0,
-    "http": 0.0,  # the system that grpc asks
+    "http": 0.0,  # included in the system of grpc
     "transformers": 5.0,
     "vllm": 60.0,
     "vllm_http": 60.0,
@@ -34,7 +34,7 @@ TOKENS = re.compile(r"\d{1,9}")
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds on two cores, about, for the estimate alone."""
+    """Approximate seconds on two cores, only for the estimate."""
 
     prompt_token_s: float
     step_s: float
@@ -44,8 +44,8 @@ class Costs:
 
 @dataclass(frozen=True)
 class Model:
-    """`reach`: engine over vLLM. `threads` for who does not choose them by itself; 0: PyTorch's
-    default."""
+    """`reach`: the target of engine over vLLM. `threads` for systems that do not choose; 0:
+    PyTorch's default."""
 
     name: str
     output_tokens: int  # at most
@@ -64,7 +64,7 @@ MODELS = {
 
 @dataclass(frozen=True)
 class Case:
-    """So many alike at once. `context` is its name: a key of CONTEXTS."""
+    """This many equal requests at once. `context` is a key of CONTEXTS."""
 
     context: int
     streams: int
@@ -73,7 +73,7 @@ class Case:
 
     @property
     def length_tokens(self) -> int:
-        """Of one at its end, in whole blocks."""
+        """Length of one request at its end, in whole blocks."""
         return BLOCK_TOKENS * ceil((self.prompt_tokens + self.output_tokens) / BLOCK_TOKENS)
 
     @property
@@ -83,8 +83,8 @@ class Case:
 
 @dataclass(frozen=True)
 class Asked:
-    """What one run measures. `systems` in the order of SYSTEMS, without vLLM's where `peer_python`
-    is empty. A measurement that would take a system longer than `patience_s` is left out."""
+    """What one run measures. `systems` in the order of SYSTEMS, without vLLM's if `peer_python` is
+    empty. Measurements estimated above `patience_s` are omitted."""
 
     models: tuple[Model, ...]
     systems: tuple[str, ...]
@@ -102,7 +102,7 @@ class Asked:
         return 1 if self.quick else model.starts
 
     def cases(self, model: Model) -> list[Case]:
-        """Those that somebody has the time for, in order of context, then streams."""
+        """Cases that at least one system can measure in time, in order of context, then streams."""
         return [
             case
             for case in self._every(model)
@@ -121,27 +121,27 @@ class Asked:
         return takes_s(model, case, system) <= self.patience_s
 
     def left_out(self) -> list[str]:
-        """A line for each case that patience ends before, and who is not measured in it."""
+        """One line per case with omitted systems."""
         lines = []
         for model in self.models:
             for case in self._every(model):
                 late = [s for s in self.systems if not self.has_time(model, case, s)]
-                who = "everybody" if len(late) == len(self.systems) else ", ".join(late)
+                omitted = "all systems" if len(late) == len(self.systems) else ", ".join(late)
                 if late:
                     where = f"{model.name}, context {case.context}, {case.streams} streams"
-                    lines.append(f"{where}: {who}")
+                    lines.append(f"{where}: {omitted}")
         return lines
 
 
 def kv_tokens(cases: list[Case]) -> int:
-    """KV that leaves each of them room, in whole blocks."""
+    """KV with room for all requests, in whole blocks."""
     most = max(case.kv_tokens for case in cases)
     return BLOCK_TOKENS * ceil(max(ROOM * most, LEAST_KV_TOKENS) / BLOCK_TOKENS)
 
 
 def takes_s(model: Model, case: Case, system: str) -> float:
-    """One measurement, about. transformers attends over everybody's KV for every row, and so gets
-    slower with all there is (1.6 times ours at 8 streams of 160, 4 times at 64)."""
+    """Approximate duration of one measurement. transformers attends over all requests' KV for every
+    row, and slows down with their number (1.6 times ours at 8 streams of 160, 4 times at 64)."""
     costs, streams = model.costs, case.streams
     mean_tokens = case.prompt_tokens + case.output_tokens / 2
     step_s = costs.step_s + streams * (costs.row_s + mean_tokens * costs.context_token_s)
@@ -151,7 +151,7 @@ def takes_s(model: Model, case: Case, system: str) -> float:
 
 
 def run_takes_s(asked: Asked) -> float:
-    """All of it, about."""
+    """Approximate duration of the run."""
     total_s = 0.0
     for model in asked.models:
         by_case = sum(
@@ -167,7 +167,7 @@ def run_takes_s(asked: Asked) -> float:
 
 
 def asked_of(given: Namespace) -> Asked:
-    """Raises SystemExit, a sentence, for what is not there to be measured."""
+    """Raises SystemExit with a sentence for anything that cannot be measured."""
     quick = bool(given.quick)
     small = quick or given.profile
     models = _named("--models", given.models or ("demo" if small else ",".join(MODELS)), MODELS)

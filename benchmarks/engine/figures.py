@@ -1,7 +1,7 @@
-"""What was measured, and what it says: figures by key, tables, and reaches.
+"""Measured figures by key, tables, and targets.
 
-A key is a path: what, dtype, model, streams, context; `prefill_tok_s`, `decode_tok_s` and
-`cold_start_s` name the system after what.
+A key is a path: figure, dtype, model, streams, context; `prefill_tok_s`, `decode_tok_s` and
+`cold_start_s` have the system after the figure.
 """
 
 from collections import defaultdict
@@ -13,7 +13,7 @@ from benchmarks.engine.cases import LONE, SYSTEMS, Asked, Case, Model
 from benchmarks.harness.report import figure, show
 
 Key = tuple[str, ...]
-GRPC_REACH = 0.9  # of the engine, at the most streams
+GRPC_REACH = 0.9  # of the engine, at the largest number of streams
 PREFILL_REACH = 1.0  # of vLLM's
 COLD_START_S = 6.0
 PARTS = ("prefill_tok_s", "decode_tok_s")
@@ -29,7 +29,7 @@ class Taken:
         self.values[path].append(value)
 
     def median(self, path: Key) -> float | None:
-        """None where it was not measured."""
+        """None if it was not measured."""
         return median(self.values[path]) if path in self.values else None
 
     def medians(self) -> dict[str, Any]:
@@ -40,7 +40,7 @@ class Taken:
 
 
 def nested(flat: Mapping[Key, object]) -> dict[str, Any]:
-    """One dictionary a step of the paths."""
+    """One dictionary per level of the paths."""
     root: dict[str, Any] = {}
     for path, value in flat.items():
         at = root
@@ -55,7 +55,7 @@ def path_of(what: Key, dtype: str, model: Model, case: Case) -> Key:
 
 
 def kinds() -> list[Key]:
-    """Rows of a table: whole answers a system, then the parts of the bare loops."""
+    """Rows of a table: whole answers by system, then the parts of the bare loops."""
     whole = [(f"{system}_tok_s",) for system in SYSTEMS]
     return [*whole, *((part, system) for part in PARTS for system in LONE)]
 
@@ -87,7 +87,8 @@ def _table(taken: Taken, asked: Asked, model: Model, dtype: str, context: int) -
 
 
 def reaches(taken: Taken, asked: Asked) -> list[str]:
-    """A line each, with the ratio and what it should be; none for what was not measured."""
+    """One line per target, with the ratio and the target; none for figures that were not
+    measured."""
     lines: list[str] = []
     for model in asked.models:
         for dtype in asked.dtypes:
@@ -128,8 +129,8 @@ def _of_cases(taken: Taken, cases: Sequence[Case], model: Model, dtype: str) -> 
 
 
 def decode_tok_s(case: Case, whole_tok_s: float, prefill_tok_s: float) -> float | None:
-    """Tokens after the first over the time that they add to the prefill's; None where noise
-    leaves no time, or there is no second token."""
+    """Tokens after the first divided by the time that they add to the prefill; None if noise leaves
+    no time, or without a second token."""
     whole_s = case.streams * case.output_tokens / whole_tok_s
     prefill_s = case.streams * case.prompt_tokens / prefill_tok_s
     later = case.streams * (case.output_tokens - 1)

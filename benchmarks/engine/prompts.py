@@ -1,4 +1,4 @@
-"""Prompts of the measurements."""
+"""Prompts of the benchmarks."""
 
 import numpy as np
 
@@ -6,8 +6,7 @@ ORDINARY = range(40, 240)  # token ids of the demo model that are words
 
 
 def prompts(count: int, tokens: int, seed: int) -> list[list[int]]:
-    """So many of so many tokens, no two alike, nor of another seed: who shares common beginnings
-    finds none."""
+    """Different prompts of this length; another seed has no common prompts or prefixes."""
     rng = np.random.default_rng(seed)
     drawn = rng.integers(ORDINARY.start, ORDINARY.stop, (count, tokens))
     made: list[list[int]] = drawn.tolist()

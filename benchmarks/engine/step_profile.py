@@ -1,4 +1,4 @@
-"""Where one decode step's time goes: the engine's own phases, and PyTorch's calls."""
+"""Where the time of a decode step goes: the engine's phases, and PyTorch's calls."""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -18,7 +18,7 @@ from services.worker.engine.step import Engine
 from services.worker.requests.batch import StepResult
 
 STEP = "the loop"
-PHASES: dict[str, tuple[str, ...]] = {  # methods, by their way from an engine
+PHASES: dict[str, tuple[str, ...]] = {  # methods, by their path from an engine
     STEP: ("step",),
     "compose": ("_compose",),
     "inputs": ("_inputs.prepare",),
@@ -28,13 +28,13 @@ PHASES: dict[str, tuple[str, ...]] = {  # methods, by their way from an engine
     "draw": ("_draw",),
     "commit": ("state.commit",),
 }
-CHUNK_TOKENS = 256  # a step prefills at least so many
+CHUNK_TOKENS = 256  # a step prefills at least this many
 CALLS = 25  # rows of PyTorch's table
-THREADS = torch.get_num_threads()  # before any engine chose its own
+THREADS = torch.get_num_threads()  # before any engine changed it
 
 
 class Stopwatch:
-    """Time by phase, each without the phases inside it. `clock` gives seconds."""
+    """Time by phase, without nested phases. `clock` returns seconds."""
 
     def __init__(self, clock: Callable[[], float] = perf_counter):
         self._clock = clock
@@ -56,12 +56,12 @@ class Stopwatch:
         return within
 
     def take(self) -> dict[str, float]:
-        """What was spent since the last time, by phase."""
+        """Time since the last call, by phase."""
         taken, self.spent_s = dict(self.spent_s), defaultdict(float)
         return taken
 
     def _turn(self) -> None:
-        """Until now it was the innermost phase's."""
+        """Charges the time until now to the innermost phase."""
         now_s = self._clock()
         if self._open:
             self.spent_s[self._open[-1]] += now_s - self._since_s
@@ -69,7 +69,7 @@ class Stopwatch:
 
 
 def watch(engine: Engine, stopwatch: Stopwatch) -> list[str]:
-    """Time the engine's phases from now on; returns those that it does not have."""
+    """Times the engine's phases from now on; returns the missing ones."""
     missing: dict[str, None] = {}
     for phase, ways in PHASES.items():
         for way in ways:
@@ -86,8 +86,8 @@ def watch(engine: Engine, stopwatch: Stopwatch) -> list[str]:
 
 @dataclass(frozen=True)
 class Profile:
-    """Of a decode step of `rows` over `context_tokens` on average. `phases_ms`: medians over
-    `steps`; `calls`: PyTorch's own table of one step."""
+    """A decode step of `rows` over `context_tokens` on average. `phases_ms`: medians over `steps`;
+    `calls`: PyTorch's table of one step."""
 
     rows: int
     context_tokens: float
@@ -103,7 +103,7 @@ class Profile:
 
 
 def profile_step(folder: str, dtype: str, case: Case) -> Profile:
-    """Of a case in the middle of its answers."""
+    """Profiles a case in the middle of its answers."""
     torch.set_num_threads(THREADS)
     steps = max(1, case.output_tokens // 4)
     filling = -(-case.streams * case.prompt_tokens // CHUNK_TOKENS)
@@ -145,12 +145,12 @@ def _step(engine: Engine) -> StepResult:
 
 
 def _all_decode(result: StepResult, rows: int) -> bool:
-    """Whether a step drew a token for everybody that was nobody's first."""
+    """Whether a step drew a token for every request, and none was a first token."""
     return len(result.tokens) == rows and all(token.offset > 0 for token in result.tokens)
 
 
 def _calls(engine: Engine) -> str:
-    """The second of two profiled steps, since the first pays for the profiler's own start."""
+    """The second of two profiled steps, because the first includes the profiler's start."""
     for _ in range(2):
         with profile(activities=[ProfilerActivity.CPU]) as profiled:
             _step(engine)

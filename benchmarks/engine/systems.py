@@ -1,4 +1,4 @@
-"""All who are measured, standing at once with the same model: ours three ways, and two peers."""
+"""All measured systems, loaded at once with the same model: ours three ways, and two peers."""
 
 import asyncio
 import time
@@ -20,14 +20,14 @@ from benchmarks.harness.system import system, vllm
 
 ELEMENT_BYTES = {"fp32": 4, "bf16": 2}
 AFTER_S = {"vllm": 1.5, "vllm_http": 1.5}  # processes that poll for a second after the last message
-SERVED = {"grpc", "http"}  # ways into the same system
+SERVED = {"grpc", "http"}  # interfaces of the same system
 Rate = Callable[[Sequence[Sequence[int]], int], Awaitable[float]]  # prompts, output tokens
 
 
 @dataclass(frozen=True)
 class Serve:
-    """What everybody serves. `kv_tokens` of memory each, sequences up to `length_tokens`, `streams`
-    at most at once; `threads` for who does not choose them by itself."""
+    """The settings of all systems: `kv_tokens` of memory each, sequences up to `length_tokens`, at
+    most `streams` at once; `threads` for systems that do not choose."""
 
     folder: str
     dtype: str
@@ -56,8 +56,8 @@ class Serve:
 
 @dataclass
 class Standing:
-    """`rates`: tokens a second, all prompts at once. `missing`: peers that are not there, or broke,
-    and why. `cold_start_s`: from the start of a process to ready."""
+    """`rates`: tokens per second, all prompts at once. `missing`: peers that are unavailable or
+    failed, and why. `cold_start_s`: from the start of a process to ready."""
 
     rates: dict[str, Rate] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
@@ -66,8 +66,8 @@ class Standing:
     async def measure(
         self, name: str, prompts: Sequence[Sequence[int]], output_tokens: int
     ) -> float | None:
-        """None for who is missing; a peer that breaks is missing from then on. Returns once whoever
-        was measured leaves the cores to the next."""
+        """None for a missing system; a peer that fails is missing from then on. Returns once the
+        measured system leaves the cores idle."""
         if name not in self.rates:
             return None
         try:
@@ -86,7 +86,7 @@ class Standing:
 
 
 def starts_s(serve: Serve, times: int) -> list[float]:
-    """Cold starts of the whole system, to ready; none where it is not measured."""
+    """Cold starts of the whole system; none if it is not measured."""
     taken: list[float] = []
     if not SERVED & set(serve.systems):
         return taken
@@ -99,7 +99,7 @@ def starts_s(serve: Serve, times: int) -> list[float]:
 
 @asynccontextmanager
 async def standing(serve: Serve) -> AsyncIterator[Standing]:
-    """Ready, one after the other, so that none starts beside another."""
+    """Starts the systems one after the other."""
     found = Standing()
     async with AsyncExitStack() as stack:
         if "engine" in serve.systems:

@@ -1,8 +1,8 @@
 """vLLM's bare loop, `LLM.generate`, run by a Python that has vLLM: `python vllm_loop.py JSON`.
 
-JSON are arguments of `LLM`. A line of JSON in, {"prompts": [[ids]], "output_tokens": n}, is a line
-out, {"tokens": made, "elapsed_s": s}; the first line out says that it is ready. Nothing else of
-this project is imported, and whatever vLLM prints goes to stderr.
+JSON are the arguments of `LLM`. Each input line {"prompts": [[ids]], "output_tokens": n} is
+answered by {"tokens": made, "elapsed_s": s}; the first output line reports readiness. Imports
+nothing else of this project; vLLM's own output goes to stderr.
 """
 
 import json
@@ -13,7 +13,7 @@ from importlib import import_module
 
 
 def main() -> None:
-    del sys.path[0]  # this folder: its names are none of vLLM's
+    del sys.path[0]  # this folder, whose names would shadow vLLM's
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     vllm = import_module("vllm")

@@ -12,7 +12,7 @@ from services.worker.kv.cache import KVLayer
 from services.worker.kv.copies import StagedLayer
 
 BLOCKS, BLOCK_TOKENS = 9, 16
-GUARD = 3  # blocks of staging on either side, which nobody may write
+GUARD = 3  # staging blocks on either side that must stay unwritten
 
 
 @dataclass(frozen=True)

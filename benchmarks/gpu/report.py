@@ -30,7 +30,7 @@ from benchmarks.harness.report import show, write
 
 
 def faults(device: torch.device, seed: int, quick: bool) -> Iterator[str]:
-    """Of every kernel, with fresh inputs, in words."""
+    """Faults of every kernel with random inputs, as sentences."""
     for case in CASES[:4] if quick else CASES:
         for typed in in_types(case):
             yield from _step_faults(run_step(typed, seed, device))
@@ -93,10 +93,11 @@ def about() -> dict[str, Any]:
 
 
 def measure(quick: bool, path: Path | None, faults_found: int) -> int:
-    """Time, show and write everything; 0 where nothing was wrong and every reach was reached.
+    """Times, prints and writes everything; returns 0 if there are no faults and all targets are
+    reached.
 
-    What a device has no memory for is left out. With --quick the sizes are too small for a reach
-    to mean anything, so none counts.
+    Cases that do not fit the device's memory are omitted. With --quick the sizes are too small for
+    targets, which then do not count.
     """
     torch.manual_seed(0)
     lines = []

@@ -43,8 +43,8 @@ def make_engine(model: PagedModel, graphs: bool) -> Engine:
 
 
 def step_s(engine: Engine, batch: StepBatch, repeats: int) -> Figure:
-    """Of one step and the tokens it draws, the host's launches included where the device waits for
-    them; the host reads the tokens after each, as an engine does."""
+    """Of one step and the tokens it draws, including the host's launches where the device waits for
+    them; the host reads the tokens after each step, as an engine does."""
 
     def step() -> Tensor:
         tokens = engine.run(batch).argmax(-1)
@@ -55,7 +55,7 @@ def step_s(engine: Engine, batch: StepBatch, repeats: int) -> Figure:
 
 
 def step_lines(quick: bool, repeats: int) -> Iterator[Measurement]:
-    """What a graph gains; nothing is asked of it yet, for it was measured nowhere."""
+    """The gain of graphs, without a target, because it was never measured."""
     model = make_model(quick)
     rows = RandomRows(BLOCKS, 16, CONTEXT_TOKENS, model.vocab_size)
     batches = [rows.batch(n) for n in (ROWS[:2] if quick else ROWS)]

@@ -123,7 +123,7 @@ def _overlap(
     batch: int, context: int, layers: int, tokens: int, swap_int8: bool, repeats: int
 ) -> Measurement:
     rows, blocks = rows_of(batch, context)
-    spare = tokens // BLOCK_TOKENS  # what is swapped, which nobody attends to meanwhile
+    spare = tokens // BLOCK_TOKENS  # swapped blocks that no step attends to
     rig = make_rig(layers, blocks + spare, tokens, swap_int8)
     rig.order = list(range(blocks, blocks + spare))
     attention = kernels()

@@ -30,7 +30,7 @@ class GrpcClient:
         return made
 
     async def ttft_s(self, prompt: Sequence[int]) -> float:
-        """Until the first token is here."""
+        """Time until the first token arrives."""
         began = time.perf_counter()
         call = self._stub.Generate(_request(prompt, 1))
         async for response in call:
@@ -42,7 +42,7 @@ class GrpcClient:
         return elapsed
 
     async def token_times_s(self, prompt: Sequence[int], output_tokens: int) -> list[float]:
-        """When each token of the answer was here, by the monotonic clock."""
+        """Arrival time of each token, on the monotonic clock."""
         times: list[float] = []
         async for response in self._stub.Generate(_request(prompt, output_tokens)):
             times += [time.perf_counter()] * len(response.token_ids)

@@ -1,9 +1,9 @@
-"""A load of chat prompts for the demo model whose answers are of every length.
+"""A load of chat prompts for the demo model with answers of very different lengths.
 
-As in the real loads that have been published, most answers are short and a few are long: lengths
-follow a lognormal as far as the demo model's answers reach (360 tokens), and the prompt alone tells
-which it will be ("Write star 90 times."). No two prompts of a load are alike, so that to foresee
-one is to generalise from others. The same arguments make the same load.
+As in published traces, most answers are short and a few are long: lengths are lognormal up to the
+demo model's limit (360 tokens), and the prompt alone determines the length ("Write star 90
+times."). No two prompts are equal, so that forecasting one means to generalise from others. The
+same arguments produce the same load.
 """
 
 import json
@@ -25,7 +25,7 @@ MAX_TOKENS = 1_024
 
 @dataclass(frozen=True)
 class Due:
-    """A request of an open loop: when it is sent, whatever became of those before it."""
+    """A request of an open loop: sent at its time, whatever happened to earlier ones."""
 
     at_s: float
     body: bytes  # of POST /v1/chat/completions
@@ -49,8 +49,8 @@ def at_once(some: list[bytes]) -> list[Due]:
 
 
 def write_lengths(path: Path) -> None:
-    """What an oracle is told of every prompt of the pool (`predictor.oracle_file`): the length of
-    its right answer. The demo model's is as long for 99 of 100."""
+    """Writes the length of the right answer of every prompt of the pool, for an oracle
+    (`predictor.oracle_file`). The demo model's answer has it for 99 of 100."""
     pool, lengths, _ = _pool()
     told = (
         {"instruction": e.system or "", "prompt": e.user, "output_tokens": tokens}

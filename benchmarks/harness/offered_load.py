@@ -1,4 +1,4 @@
-"""An offered load: requests that come when they come, and what their clients saw."""
+"""An offered load: requests with arrival times, and what their clients saw."""
 
 import asyncio
 import time
@@ -32,7 +32,7 @@ class Seen:
 
     @property
     def normalised_latency_s(self) -> float:
-        """End to end, a token (ALISE's measure)."""
+        """End-to-end time per token (ALISE's measure)."""
         return self.token_s[-1] / len(self.token_s)
 
     @property
@@ -55,7 +55,7 @@ def bimodal(requests: int, rate: float, seed: int) -> list[Asked]:
 
 
 async def offer(load: Sequence[Asked], token_times: TokenTimes) -> tuple[list[Seen], float]:
-    """Ask each at its time, whatever the others do; returns what was seen and how long all took."""
+    """Sends each request at its time; returns the observations and the total duration."""
     began = time.perf_counter()
 
     async def one(asked: Asked) -> Seen:

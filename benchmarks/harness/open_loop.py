@@ -1,4 +1,4 @@
-"""An open loop over HTTP: requests are sent when they are due, and their streams watched."""
+"""An open loop over HTTP: sends requests when they are due, and records their streams."""
 
 import asyncio
 import time
@@ -15,11 +15,11 @@ REFUSED = "429"
 
 @dataclass(frozen=True)
 class Answer:
-    """What became of a request, in seconds from the beginning of the load.
+    """The result of a request, in seconds from the beginning of the load.
 
-    gap_s: the longest between two arrivals of text.
-    problem: empty where the whole answer came; else an HTTP status, the message of an error event,
-    or one of the reasons above; times and tokens then tell nothing.
+    gap_s: the longest gap between two arrivals of text. problem: empty if the whole answer arrived;
+    else an HTTP status, the message of an error event, or one of the reasons above; times and
+    tokens are then meaningless.
     """
 
     due_s: float
@@ -40,13 +40,13 @@ class Answer:
 
     @property
     def normalised_latency_s(self) -> float:
-        """End to end, a token (ALISE's measure)."""
+        """End-to-end time per token (ALISE's measure)."""
         return (self.last_s - self.due_s) / self.tokens
 
 
 async def drive(url: str, load: Sequence[Due], bound_s: float) -> list[Answer]:
-    """What became of each, in the load's order. Who is not back `bound_s` after the last was sent
-    is hung up on."""
+    """The result of each request, in the load's order. Requests without an end `bound_s` after the
+    last was sent are disconnected."""
     server = Server(url)
     began = time.perf_counter()
     asked, samples = [], [Sample(due.at_s) for due in load]

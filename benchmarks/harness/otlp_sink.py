@@ -1,5 +1,5 @@
-"""`python -m benchmarks.harness.otlp_sink`: a collector that drops what it gets. Its address is the
-line it prints; it ends by a signal."""
+"""`python -m benchmarks.harness.otlp_sink`: a collector that drops what it receives. It prints its
+address and ends by a signal."""
 
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any

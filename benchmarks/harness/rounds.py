@@ -1,4 +1,4 @@
-"""A scheduler's state kept busy: rounds with so many running and so many waiting, at will."""
+"""Keeps a scheduler's state busy: rounds with a given number of running and waiting requests."""
 
 import time
 from collections.abc import Callable
@@ -26,7 +26,7 @@ Answer = Callable[[SchedulerState, float], list[ev.Action]]
 
 @dataclass
 class Took:
-    """Milliseconds of each round, and microseconds of each report a request in it."""
+    """Milliseconds of each round, and microseconds of each report per request in it."""
 
     rounds_ms: list[float] = field(default_factory=list)
     report_us: list[float] = field(default_factory=list)
@@ -38,10 +38,10 @@ def at_home(state: SchedulerState, now: float) -> list[ev.Action]:
 
 
 class Busy:
-    """Every request has a forecast of its own with 64 points. Memory is for those that run, so
-    that those that wait do. Between two rounds some end, as many come, and all others make a
-    report's tokens. Where the pool is cut into batches all end, and nobody stands in one yet: a
-    round in which nothing is cut costs next to nothing."""
+    """Every request has a forecast of its own with 64 points, and memory suffices for the running
+    ones only. Between two rounds some requests end, as many arrive, and all others generate a
+    report's tokens. With presets that cut the pool into batches all running requests end, since a
+    round that cuts nothing costs almost nothing."""
 
     def __init__(self, policy: str, running: int, queued: int, apart: bool = False):
         self._rng = np.random.default_rng(0)

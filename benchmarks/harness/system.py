@@ -1,4 +1,4 @@
-"""The whole system, as users run it, and vLLM on the CPU as a peer; what both have counted."""
+"""The whole system as users run it, vLLM on the CPU as a peer, and the metrics of both."""
 
 import os
 import re
@@ -87,7 +87,7 @@ def counted(url: str) -> dict[str, float]:
 
 @contextmanager
 def running(command: list[str], **options: Any) -> Iterator[subprocess.Popen[str]]:
-    """Its processes have ended, one way or another, when this is left."""
+    """Ends its processes at the end of the block."""
     with subprocess.Popen(command, text=True, start_new_session=True, **options) as process:
         try:
             yield process

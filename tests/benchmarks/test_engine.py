@@ -148,7 +148,7 @@ def test_what_takes_too_long_is_left_out_and_told():
     assert [case.streams for case in some.cases(QWEN)] == [1]
     assert some.left_out() == [
         "demo, context 1500, 64 streams: transformers",
-        "qwen3-0.6b, context 1500, 64 streams: everybody",
+        "qwen3-0.6b, context 1500, 64 streams: all systems",
     ]
     patient = asked_of(asked(streams="1,64", contexts="1500", patience=1e6))
     assert patient.left_out() == []

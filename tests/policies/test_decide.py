@@ -49,7 +49,7 @@ def could_run(snapshot: Snapshot, row: int, number: int, stays: bool) -> bool:
 
 def conserves(preset: Preset) -> bool:
     """Whether the preset keeps no worker idle while a request waits that it could take. Exceptions
-    are batches that wait for one worker, for their interval (papers/003 §4.5, 4.6) or for
+    are batches that wait for one worker, for their interval (SCLS, §4.5, 4.6) or for
     returning requests, and placement in turns: the turn may fall on a full worker, and the next
     round begins with another."""
     if preset.arrangement == "continuous":

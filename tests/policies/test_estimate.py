@@ -31,7 +31,7 @@ def test_linear_estimate_matches_worked_example() -> None:
 
 @given(st.integers(1, 64), st.integers(0, 4_096), st.integers(0, 300))
 def test_linear_estimate_equals_sum_of_steps(seqs: int, length: int, steps: int) -> None:
-    """papers/003 Eq. 2, step by step."""
+    """SCLS, Eq. 2, step by step."""
     summed = COST.step_s(seqs * length, 0, seqs * length) + sum(
         COST.step_s(0, seqs, seqs * (length + k)) for k in range(1, steps + 1)
     )
@@ -50,7 +50,7 @@ def test_cost_model_covers_scls_coefficients() -> None:
 
 @given(st.integers(1, 2_000), st.integers(0, 2_000))
 def test_cost_model_covers_alise_estimate(prompt: int, made: int) -> None:
-    """papers/001: T = s·T0 + n·(α·s + β) for one request of s prompt tokens and n output tokens. T0
+    """ALISE: T = s·T0 + n·(α·s + β) for one request of s prompt tokens and n output tokens. T0
     is the prefill of a token, α a context token, β a step and its sequence. Our model adds the
     step of the prefill and the growth of the context by n·(n+1)/2, which ALISE keeps constant."""
     t0 = COST.prefill_token_s + COST.context_token_s

@@ -318,7 +318,7 @@ class KVManager:
             assert (sequence.phase is Phase.RUNNING) == (request_id in self.running)
         pads = {pad.request_id for pad in self.pads.values()}
         for owner in (*self.pool.owners(), *self.host.owners()):
-            assert owner in self.sequences or owner in pads, "blocks of who is not here"
+            assert owner in self.sequences or owner in pads, "blocks of an absent request"
         assert self.pads.keys() <= self.running.keys(), "padding of one that does not run"
 
     def _check(self, sequence: Sequence) -> None:

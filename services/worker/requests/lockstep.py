@@ -315,7 +315,7 @@ class Lockstep:
         """Batches, members and padding agree. Raises AssertionError."""
         members = {r: b for b in self._batches.values() for r in (*b.members, *b.awaited)}
         assert members == self._of, "a member is in two batches, or in none"
-        assert self._kv.pads.keys() <= members.keys(), "padding of nobody's"
+        assert self._kv.pads.keys() <= members.keys(), "padding without a member"
         for pad in self._kv.pads.values():
             assert pad.computed < len(pad.tokens), "padding that draws"
             assert pad.computed <= self._kv.pool.reach(pad.request_id), "without a block"

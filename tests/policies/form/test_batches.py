@@ -192,7 +192,7 @@ def test_dp_cut_is_optimal_over_all_partitions(lengths: list[int], steps: int, t
 
 
 def wasted(batch: Sequence[Row]) -> int:
-    """Simulate step by step (papers/004 Fig. 9). Until a request ends, every iteration reads its
+    """Simulate step by step (Magnus, Fig. 9). Until a request ends, every iteration reads its
     pad tokens; from its last token on, it reads the padded request and all generated tokens."""
     longest, steps = max(length for length, _ in batch), max(made for _, made in batch)
     worst = 0

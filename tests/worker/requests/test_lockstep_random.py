@@ -282,7 +282,7 @@ TestLockstep.settings = settings(max_examples=80, stateful_step_count=30, deadli
 )
 @settings(deadline=None)
 def test_waste_is_what_the_papers_count(shapes, limit):
-    """papers/003 §2.4: padding up to the longest prompt, and every member draws as many tokens as
+    """SCLS, §2.4: padding up to the longest prompt, and every member draws as many tokens as
     the one that draws most. With memory and steps for all, whatever else is true."""
     state = WorkerState(Limits(200, BLOCK, 8, 10**4, eos_ids=frozenset([EOS])))
     device = DumbDevice(BLOCK)

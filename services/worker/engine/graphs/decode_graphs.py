@@ -142,9 +142,9 @@ class DecodeGraphs:
         """Records a step of padding and compares its result on `batch`, which has as many rows: a
         GEMM of fewer rows rounds differently, which half precision could mistake for a fault."""
         parts, made = self.parts, StepInputs(self.parts.model.device)
-        nobody = StepBatch(DecodeRows([], [], parts.cache.block_tokens), [])
-        self.buffers.take(made.prepare(nobody))
-        parts.attention.prepare(nobody, self.buffers.slots[:size])
+        empty = StepBatch(DecodeRows([], [], parts.cache.block_tokens), [])
+        self.buffers.take(made.prepare(empty))
+        parts.attention.prepare(empty, self.buffers.slots[:size])
         replay = parts.recorder.record(partial(self._compute, size))
         wanted = eager(batch)
         self._play(batch, made.prepare(batch), size, replay)
