@@ -16,7 +16,7 @@ from services.policies.parameters import resolve
 from services.policies.preset import choose
 from tests.policies.made_snapshots import Row, demanded, formed, jobs, seat, table
 
-# The paper's example (Past-Future, Fig. 6): capacity 21, two requests run, one waits. Admitted at t,
+# Past-Future, Fig. 6: capacity 21, two requests run, one waits. Admitted at t,
 # memory would reach 22 at t+2; at t+1 it fits; at t+2 the first request has ended and even the
 # worst case fits.
 
