@@ -11,7 +11,8 @@ from services.worker.requests.batch import StepBatch
 
 @dataclass(frozen=True, slots=True)
 class AttentionOptions:
-    """How a layer attends. `window` counts the query's own position; None sees everything."""
+    """A layer's attention options. `window` includes the query's own position; None is
+    unlimited."""
 
     scale: float
     window: int | None = None
@@ -20,11 +21,11 @@ class AttentionOptions:
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """What may be drawn, by row [rows]: of the `top_k` likeliest, those before whom less than
-    `top_p` of their sum lies, and which have at least `min_p` of the likeliest's share.
+    """Sampling filters by row [rows]: among the `top_k` most likely tokens, those preceded by less
+    than `top_p` of their sum, with at least `min_p` of the most likely token's probability.
 
-    Off is a top_k (int64) of the vocabulary or more, a top_p (float64) of 2, a min_p (float32) of
-    0. `widest` is the largest top_k, None where a row sets none: the host's own, as those are not.
+    Off is a top_k (int64) of at least the vocabulary, a top_p (float64) of 2, a min_p (float32) of
+    0. `widest` is the largest top_k, known to the host; None if no row sets one.
     """
 
     top_k: Tensor
@@ -37,18 +38,18 @@ class SamplingKernels(Protocol):
     """Chooses one token per row."""
 
     def argmax(self, logits: Tensor) -> Tensor:
-        """Index of each row's largest of logits [rows, vocabulary], the first of equals; a
-        NaN is larger than all numbers. [rows], int64."""
+        """Index of each row's largest of logits [rows, vocabulary], the first of equals; NaN counts
+        as largest. [rows], int64."""
 
     def sample_filtered(self, probs: Tensor, filters: Filters, uniform: Tensor) -> Tensor:
-        """Drawn among those that filters leave of probs [rows, vocabulary], float32, whose rows sum
-        to 1: in falling order, equals by index, the first token kept whose running sum passes
-        uniform × the sum of those kept; [rows], int64. The likeliest always stays. uniform [rows],
-        float64, in [0, 1)."""
+        """A draw among the tokens that the filters leave of probs [rows, vocabulary], float32,
+        whose rows sum to 1: in falling order, equals by index, the first kept token whose
+        running sum exceeds uniform × the sum of the kept ones; [rows], int64. The most likely
+        token is always kept. uniform [rows], float64, in [0, 1)."""
 
 
 class AttentionStep(Protocol):
-    """One forward's attention, called once a layer."""
+    """The attention of one forward, called once per layer."""
 
     def attend(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
@@ -58,14 +59,14 @@ class AttentionStep(Protocol):
 
 
 class AttentionKernels(Protocol):
-    """Store and attend over one layer's blocks, native or INT8.
+    """Stores and attends over one layer's blocks, native or INT8.
 
-    `prepare` is called once a step and may keep what it builds while the batch is the same
-    object; `store` and `attend` are called once a layer, in this order.
+    `prepare` is called once per step and may reuse its results while the batch is the same object;
+    `store` and `attend` are called once per layer, in this order.
     """
 
     def prepare(self, batch: StepBatch, slots: Tensor) -> None:
-        """Index whatever `attend` needs; `slots` [Σ tokens] is where each token is stored:
+        """Builds the indices that `attend` needs; `slots` [Σ tokens] is where each token is stored:
         block · block_tokens + offset."""
 
     def store(self, layer: KVLayer, k: Tensor, v: Tensor) -> None:
@@ -84,15 +85,16 @@ class AttentionKernels(Protocol):
 
 
 class RecordableAttention(AttentionKernels, Protocol):
-    """AttentionKernels of decodes alone whose launches can be recorded once and played again.
+    """AttentionKernels for decodes only, whose launches can be recorded once and replayed.
 
-    `prepare` is the host's part of each step: it brings to the device what changed of a batch of
-    rows, and is not recorded. `slots` may be longer than the batch: the rows behind it are padding
-    at position 0, each attending to its own token alone. `begin`, `store` and `attend` are
-    recorded: they read nothing but memory that stays where it is, `slots` too.
+    `prepare` is the host's part of each step: it copies changes of the batch to the device and is
+    not recorded. `slots` may be longer than the batch: the rows behind it are padding at position
+    0, each attending to its own token. `begin`, `store` and `attend` are recorded: they read only
+    memory at fixed addresses, including `slots`.
     """
 
     row_tokens: int  # the longest context of a row
 
     def begin(self, positions: Tensor) -> None:
-        """Once a forward, first: where the rows are, padding too, by `positions` and the slots."""
+        """Called first in each forward: locates the rows, including padding, by `positions` and the
+        slots."""

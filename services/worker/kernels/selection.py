@@ -26,13 +26,13 @@ def kernels_for(
     threads: int = 0,
 ) -> Kernels:
     """Attention and block copies for a model's layers: `shapes` of KV, `heads` of queries (by
-    default as many as of keys). `int8`: the cache itself is INT8. `threads` that attention may
-    take on a CPU where its work is worth them; 0: PyTorch's.
+    default as many as of keys). `int8`: the cache itself is INT8. `threads` is the limit for
+    attention on a CPU; 0: PyTorch's.
 
-    Raises ValueError, one sentence that says what to change, where no kernel takes a head size or
-    dtype, or INT8 would save nothing. Windows and soft-caps are no such case, for INT8 is only
-    how keys and values are stored; a model whose keys lose too much in it is found by
-    `PagedModel.require_int8`.
+    Raises ValueError, with a sentence that says what to change, if no kernel supports a head
+    size or dtype, or INT8 would save nothing. INT8 supports windows and soft-caps, because it
+    only changes how keys and values are stored; `PagedModel.require_int8` detects models that
+    lose too much.
     """
     if dtype not in DTYPES:
         raise ValueError(

@@ -1,10 +1,11 @@
-"""The fused forward through `torch.compile`: what lies between two attentions is one kernel or few.
+"""The fused forward through `torch.compile`: the code between two attentions becomes one or a few
+kernels.
 
-Attention stays as it is, called between the pieces, so it needs no operator of its own, and what
-is compiled does not grow with the model: all layers share one piece. There are three (before the
-first attention, between two, behind the last), each for one row and for many, whose number is
-left open. So there are six graphs, all made by `verify`'s two calls; nothing is compiled later,
-for what fits none of them runs as it would uncompiled.
+Attention stays as it is, called between the compiled pieces, so that it needs no custom operator,
+and compile time does not grow with the model: all layers share one piece. There are three pieces
+(before the first attention, between two, after the last), each for one row and for many, with a
+dynamic number of rows. All six graphs are created by `verify`'s two calls. Nothing is compiled
+later: inputs that fit no graph run eagerly.
 """
 
 import os
@@ -27,26 +28,28 @@ CompileName = Literal["auto", "on", "off"]
 Backend = str | Callable[..., Any]
 
 INDUCTOR = "inductor"
-OPS = TorchLayerOps()  # a compiler sees through these alone
+OPS = TorchLayerOps()  # the only ops that a compiler can trace
 FOREVER = "eager_on_recompile"  # a step never waits for a compiler
 
 
 def require_compiler(asked: CompileName, device: torch.device) -> None:
-    """Raises ValueError, one sentence that says what to do, where it is `on` and can't be."""
+    """Raises ValueError, with a sentence that says what to do, if compilation is `on` but
+    impossible."""
     if asked == "on" and (missing := missing_compiler(device)):
         raise ValueError(f"compile is on, but {missing}; or set compile to auto")
 
 
 def is_wanted(asked: CompileName, device: torch.device) -> bool:
-    """`auto` compiles on GPUs alone. A CPU's forward is bound by GEMMs and attention, which stay
-    what they are, and a compiler would take longer than all else of a start."""
+    """`auto` compiles only on GPUs. On a CPU the time is in GEMMs and attention, which are not
+    compiled, and the compiler would take longer than the rest of the start."""
     if asked == "auto":
         return device.type == "cuda" and not missing_compiler(device)
     return asked == "on"
 
 
 def missing_compiler(device: torch.device) -> str:
-    """What PyTorch's compiler needs for this device and does not find; empty where all is there."""
+    """What PyTorch's compiler needs for this device and does not find; empty if nothing is
+    missing."""
     if device.type == "cuda":
         return "" if find_spec("triton") else "Triton is not installed: install the package triton"
     command = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
@@ -56,8 +59,8 @@ def missing_compiler(device: torch.device) -> str:
 
 
 class CompiledForward:
-    """As FusedForward, whose weights it shares. Compiled when first called, for as many rows as
-    `opening` says; then called within `settled`."""
+    """Like FusedForward, whose weights it shares. Compiled at the first call, for the rows that
+    `opening` declares; later calls run within `settled`."""
 
     def __init__(self, fused: FusedForward, backend: Backend = INDUCTOR):
         # Inductor's own default is a temporary folder.
@@ -75,8 +78,8 @@ class CompiledForward:
             return self._run(tokens, positions, step, rows)
 
     def prepare(self, tokens: Tensor, positions: Tensor, step: AttentionStep) -> Tensor:
-        """The same, of all tokens, and compiled: for their number alone if there is one, else for
-        any of two or more."""
+        """The same for all tokens, compiled: for this number only if it is one, else for any number
+        from two on."""
         return self._run(tokens, positions, step, None, opens=len(tokens) > 1)
 
     def _run(
@@ -89,7 +92,7 @@ class CompiledForward:
     ) -> Tensor:
         opened = _opened if opens else _as_they_are
         fused, layers = self._fused, self._fused.layers
-        # Looked up uncompiled: whoever made the numbers, what comes of them is alike.
+        # Indexed outside the graph: the result does not depend on how the numbers were made.
         hidden, cos, sin = fused.embed(tokens, positions)
         q, k, v = self._begin(layers[0], *opened(hidden, cos, sin))
         for layer, after in pairwise(layers):
@@ -103,7 +106,7 @@ class CompiledForward:
 
 
 def _attended(step: AttentionStep, layer: Layer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """[Σ tokens, heads · head_dim], contiguous: another order would be another graph."""
+    """[Σ tokens, heads · head_dim], contiguous: another layout would be another graph."""
     return step.attend(layer.index, q, k, v, layer.options).flatten(1).contiguous()
 
 
@@ -128,8 +131,8 @@ def _as_they_are(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def _opened(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Marked, so that a graph of them takes any number of rows from two on. Raises where one is
-    made that does not."""
+    """Marks the row dimension as dynamic, so that the graph takes any number of rows from two on.
+    Raises if a graph does not."""
     for tensor in tensors:
         torch._dynamo.mark_dynamic(tensor, 0)
     return tensors

@@ -1,10 +1,10 @@
-"""A forward of our own for the decoder layout that Llama, Qwen2, Qwen3, Mistral and Phi-3 share.
+"""A fused forward for the decoder layout that Llama, Qwen2, Qwen3, Mistral and Phi-3 share.
 
 Per layer: one GEMM for queries, keys and values, one for gate and up; residual sums inside the
-GEMMs; norm, rotation and gate by one call each (layer_ops.py); behind the last layer's attention
-only the rows whose logits are asked for. Weights are the module's own. Where several are laid side
-by side, the module's parameters become views of the whole: but for a small head and norms of heads
-nothing is kept twice, and transformers' forward still runs. No call waits for the device, and no
+GEMMs; norm, rotation and gate by one call each (layer_ops.py); after the last layer's attention
+only the rows whose logits are needed. Weights are the module's own. Where several are joined, the
+module's parameters become views of the joined one: except for a small output head and head norms
+nothing is stored twice, and transformers' forward still runs. No call waits for the device, and no
 shape depends on data.
 """
 
@@ -23,20 +23,20 @@ from services.worker.model.fused_layouts import Layout
 from services.worker.model.layer_ops import LayerOps
 from services.worker.model.sharding import Collectives
 
-# Of a table of rotations: a long context's (131,072 positions of 128 numbers, bfloat16) just fits.
-# Beyond it a step computes its own, once for all layers.
+# Bytes of a table of rotations: that of a long context (131,072 positions of 128 numbers, bfloat16)
+# just fits. Above it each step computes its rotations, once for all layers.
 ROTARY_TABLE_BYTES = 64 * 2**20
-# Of a weight that a CPU reads fastest when it lies input by input (measured, one thread, float32
-# and bfloat16: up to twice as fast for 1 to 64 rows): a core's own cache holds it, and products of
-# it are computed here where they can be (kernels/cpu/matmul.py).
+# Size of a weight that a CPU reads fastest in input-major layout (measured with one thread in
+# float32 and bfloat16: up to twice as fast for 1 to 64 rows): it fits in a core's cache, and its
+# products are computed by kernels/cpu/matmul.py if possible.
 BY_INPUT_NUMBERS = 2**19
 
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """x · weight + bias, for x [rows, in]; `weight` [in, out] is a view of the module's own, but a
-    small head's.
-    With `ranks`, each has some of the inputs, and what is added is all their sum."""
+    """x · weight + bias, for x [rows, in]; `weight` [in, out] is a view of the module's own, except
+    for a small output head. With `ranks`, each rank has some of the inputs, and the results of all
+    ranks are summed."""
 
     weight: Tensor
     bias: Tensor | None
@@ -46,7 +46,7 @@ class Linear:
         return ops.product(x, self.weight, self.bias)
 
     def add_to(self, ops: LayerOps, total: Tensor, x: Tensor) -> None:
-        """total += of(x), summed by the GEMM itself."""
+        """total += product(x), summed by the GEMM itself."""
         if self.ranks is not None:
             total.add_(self.ranks.sum(self.of(ops, x)))
             return
@@ -64,10 +64,10 @@ class Norm:
 
 
 class Rotary:
-    """cos and sin of every position, by the module's own frequencies and scaling.
+    """cos and sin of every position, with the module's own frequencies and scaling.
 
-    The first half of each sin is negative: rotate_half(x) · sin is then x, its halves swapped,
-    times this.
+    The first half of each sin is negated: rotate_half(x) · sin is then x with swapped halves, times
+    this.
     """
 
     def __init__(self, rotary: Any, positions: int, dtype: torch.dtype):
@@ -80,7 +80,7 @@ class Rotary:
             self._table = self._turns(torch.arange(positions, device=self._frequencies.device))
 
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """[Σ tokens, 1, dimensions that turn], cos and sin."""
+        """[Σ tokens, 1, rotated dimensions], cos and sin."""
         if self._table is None:
             turns = self._turns(positions)
         else:
@@ -114,7 +114,7 @@ class Layer:
     def project(
         self, ops: LayerOps, hidden: Tensor, cos: Tensor, sin: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """q, k, v [Σ tokens, heads, head_dim], strided: slices of one product."""
+        """q, k, v [Σ tokens, heads, head_dim], as strided slices of one product."""
         normed = ops.norm(hidden, self.attention_norm.weight, self.attention_norm.eps)
         qkv = self.qkv.of(ops, normed).view(len(hidden), -1, self.head_dim)
         weight, eps = (self.head_norm.weight, self.head_norm.eps) if self.head_norm else (None, 0.0)
@@ -122,15 +122,16 @@ class Layer:
         return turned[:, : self.heads], turned[:, self.heads :], qkv[:, -self.kv_heads :]
 
     def finish(self, ops: LayerOps, hidden: Tensor, attended: Tensor) -> None:
-        """Add to `hidden` what attention [Σ tokens, heads · head_dim] and the MLP give."""
+        """Adds the output projection of attention [Σ tokens, heads · head_dim] and the MLP to
+        `hidden`."""
         self.output.add_to(ops, hidden, attended)
         normed = ops.norm(hidden, self.mlp_norm.weight, self.mlp_norm.eps)
         self.down.add_to(ops, hidden, ops.gated(self.gate_up.of(ops, normed)))
 
 
 class FusedForward:
-    """`module`'s forward, computed with few calls. Rotations of `positions` are kept at hand.
-    `ranks`, where the module is one of their parts."""
+    """`module`'s forward with few calls. Rotations are precomputed for `positions`. `ranks` is set
+    if the module is one rank's part."""
 
     def __init__(
         self,
@@ -142,7 +143,7 @@ class FusedForward:
     ):
         self._ops = ops
         decoder = module.model
-        # The module where it is cut: looking up is then more than that.
+        # The module itself if it is split over ranks, where a lookup needs communication.
         self._embed: Callable[[Tensor], Tensor] = decoder.embed_tokens
         if ranks is None:
             self._embed = partial(embedding, weight=decoder.embed_tokens.weight)
@@ -171,11 +172,11 @@ class FusedForward:
         return self.logits(ops, hidden)
 
     def embed(self, tokens: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The residual stream's beginning, and rotations: cos and sin."""
+        """The initial residual stream, and the rotations cos and sin."""
         return self._embed(tokens), *self._rotary.at(positions)
 
     def logits(self, ops: LayerOps, hidden: Tensor) -> Tensor:
-        """Of rows that have passed all layers."""
+        """Logits of rows that have passed all layers."""
         logits = self._head.of(ops, ops.norm(hidden, self._norm.weight, self._norm.eps))
         if self._ranks is None or logits.shape[-1] == self._vocabulary:
             return logits
@@ -183,16 +184,17 @@ class FusedForward:
 
 
 def joined(linears: Sequence[nn.Linear]) -> Linear:
-    """What the `linears` of one input give, side by side, as one map.
+    """The joined linear map of several `linears` with the same input.
 
-    Their parameters are moved into it and become views of it. Peak memory is one such map more.
+    Their parameters move into it and become views of it. Peak memory is one additional map of this
+    size.
     """
     biased = linears[0].bias is not None
     return Linear(_moved(linears, "weight").t(), _moved(linears, "bias") if biased else None)
 
 
 def _moved(linears: Sequence[nn.Linear], name: str) -> Tensor:
-    """[out, in], or [out] of a bias."""
+    """[out, in], or [out] for a bias."""
     parts: list[Tensor] = [getattr(linear, name).detach() for linear in linears]
     numbers = sum(part.numel() for part in parts)
     by_input = parts[0].device.type == "cpu" and numbers <= BY_INPUT_NUMBERS
@@ -210,7 +212,8 @@ def _moved(linears: Sequence[nn.Linear], name: str) -> Tensor:
 
 
 def _head_weight(head: nn.Linear) -> Tensor:
-    """[in, out]. It may be the embedding, too, which is read by rows: a small one is kept twice."""
+    """[in, out]. If it is also the embedding, which is read by rows, a small one is stored
+    twice."""
     weight = head.weight.detach().t()
     small = weight.device.type == "cpu" and weight.numel() <= BY_INPUT_NUMBERS
     return weight.contiguous() if small else weight
@@ -220,7 +223,7 @@ def _layer_of(layer: Any, layout: Layout, ranks: Collectives | None) -> Layer:
     attention, mlp = layer.self_attn, layer.mlp
     head_dim: int = attention.head_dim
     qkv = joined([getattr(attention, name) for name in layout.qkv])
-    heads: int = attention.o_proj.in_features // head_dim  # here, of several ranks
+    heads: int = attention.o_proj.in_features // head_dim  # of this rank
     kv_heads = (qkv.weight.shape[1] // head_dim - heads) // 2
     fused = Layer(
         index=attention.layer_idx,
@@ -237,7 +240,7 @@ def _layer_of(layer: Any, layout: Layout, ranks: Collectives | None) -> Layer:
         down=replace(joined([mlp.down_proj]), ranks=ranks),
     )
     if fused.qkv.weight.device.type == "cuda":
-        torch.cuda.empty_cache()  # the parts just given up fit nothing that comes, and would stay
+        torch.cuda.empty_cache()  # the freed parts fit no later allocation and would stay cached
     return fused
 
 
@@ -246,7 +249,7 @@ def _norm_of(norm: Any) -> Norm:
 
 
 def _head_norm_of(attention: Any, heads: int, kv_heads: int) -> Norm:
-    """A few numbers a head, kept twice so that queries and keys are normed in one call."""
+    """A few numbers per head, stored twice so that queries and keys are normalised in one call."""
     q, k = attention.q_norm, attention.k_norm
     weight = torch.cat([q.weight.expand(heads, -1), k.weight.expand(kv_heads, -1)]).detach()
     return Norm(weight, q.variance_epsilon)

@@ -1,8 +1,8 @@
-"""Which models share the decoder layout that the fused forward computes, and where theirs differ.
+"""The model families whose decoder layout the fused forward computes, and their differences.
 
-A model belongs here only while every one of its modules is exactly of a class that is known:
-whatever replaces one (an adapter, a quantised linear map, another activation) brings a class of
-its own, and the model runs through transformers' forward as any other does.
+A model qualifies only if every one of its modules is exactly of a known class. A replacement (an
+adapter, a quantised linear map, another activation) has a class of its own, and the model then runs
+through transformers' forward.
 """
 
 from collections.abc import Callable
@@ -19,11 +19,11 @@ PARTS = ("ForCausalLM", "Model", "DecoderLayer", "Attention", "MLP", "RMSNorm", 
 COMMON: frozenset[type] = frozenset(
     (nn.ModuleList, nn.Linear, nn.Embedding, nn.Dropout, nn.SiLU, SiLUActivation)
 )
-# Rope whose frequencies stay as they are however long a sequence becomes. "dynamic" and "longrope"
-# change them with the longest of a batch.
+# Rope whose frequencies do not depend on the sequence length. "dynamic" and "longrope" change them
+# with the longest sequence of a batch.
 STEADY_ROPE = frozenset(("default", "linear", "llama3", "yarn"))
 
-Window = Callable[[Any], int | None]  # of an attention module: what it hands to its attention
+Window = Callable[[Any], int | None]  # of an attention module: its sliding window
 
 
 def _none(_: Any) -> None:
@@ -32,8 +32,8 @@ def _none(_: Any) -> None:
 
 @dataclass(frozen=True)
 class Layout:
-    """A family: classes `prefix` + PARTS of transformers' `source`; names of linear maps that read
-    the same input; the window of an attention module; whether heads have norms of their own."""
+    """A family: classes `prefix` + PARTS of transformers' `source`; names of linear maps with the
+    same input; the attention window; whether heads have norms of their own."""
 
     source: str
     prefix: str
@@ -73,8 +73,8 @@ LAYOUTS = {
 
 
 def layout_of(module: PreTrainedModel, cut: bool = False) -> Layout | str:
-    """The module's layout, or why it has none of these: a few words on the model, "it …". One that
-    is `cut` over ranks has hooks, which its fused forward knows of."""
+    """The module's layout, or why it has none: a phrase about the model, "it …". A module that is
+    `cut` over ranks has hooks, which its fused forward handles."""
     name = type(module).__name__
     layout = LAYOUTS.get(name)
     if layout is None:

@@ -1,4 +1,4 @@
-"""What a decoder layer does beside attention, in plain PyTorch."""
+"""Decoder layer operations besides attention, in plain PyTorch."""
 
 from typing import Protocol
 
@@ -23,17 +23,16 @@ class LayerOps(Protocol):
     def turn(
         self, qkv: Tensor, heads: int, norm: Tensor | None, eps: float, cos: Tensor, sin: Tensor
     ) -> Tensor:
-        """The first `heads` of qkv [rows, all heads, head_dim] (queries, then keys), each head
-        normed by norm [heads, head_dim] where there is one, and rotated: the dimensions of
-        cos and sin [rows, 1, turning], the first half of each sin negative. May be done in place.
-        """
+        """Rotates the first `heads` of qkv [rows, all heads, head_dim] (queries, then keys), after
+        each head's norm by norm [heads, head_dim] if given: the dimensions of cos and sin [rows, 1,
+        rotated], with the first half of each sin negated. May work in place."""
 
     def gated(self, gate_up: Tensor) -> Tensor:
-        """silu(gate) · up of gate_up [rows, 2 · width]. May be done in place."""
+        """silu(gate) · up of gate_up [rows, 2 · width]. May work in place."""
 
 
 class TorchLayerOps:
-    """LayerOps anywhere and in any dtype."""
+    """LayerOps for any device and dtype."""
 
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return torch.mm(x, weight) if bias is None else torch.addmm(bias, x, weight)
@@ -61,7 +60,7 @@ class TorchLayerOps:
 
 
 def layer_ops_for(device: torch.device, dtype: torch.dtype) -> LayerOps:
-    """Numba's on a CPU in float32 and bfloat16, compiled or loaded now; PyTorch's anywhere else."""
+    """Numba's on a CPU in float32 and bfloat16, compiled or loaded now; else PyTorch's."""
     if device.type != "cpu" or dtype not in (torch.float32, torch.bfloat16):
         return TorchLayerOps()
     # A GPU's worker needs no Numba.

@@ -1,8 +1,8 @@
-"""Any causal LM that transformers loads, attending into paged blocks.
+"""Any causal LM that transformers loads, with attention over paged blocks.
 
-The model runs on a packed row [1, Σ tokens]; every layer's attention is handed to a `PagedStep`.
-Through transformers' modules, unchanged, it travels as a keyword argument of their forward; common
-layouts have a fused forward, used after a check that it gives the same logits.
+The model runs on a packed row [1, Σ tokens]; every layer's attention is delegated to a `PagedStep`,
+which passes through transformers' unchanged modules as a keyword argument of their forward. Common
+layouts have a fused forward, used if its logits agree at start.
 """
 
 import logging
@@ -34,11 +34,12 @@ from services.worker.model.weights import logged_loading, require_room
 
 ATTENTION = "foretoken_paged"
 MAX_ERROR_CHARS = 300  # of an error message from another library
-UNBOUNDED_TOKENS = 2**31 - 1  # positions of a model that names no limit
+UNBOUNDED_TOKENS = 2**31 - 1  # positions of a model without a limit
 INT8_PROBE_TOKENS = 32
-MAX_INT8_SHIFT = 0.1  # of the logits' own size; models that take INT8 well stay near 0.01
-# Of logits, by another forward: deep models in float32 stay below 1e-4. In half precision two right
-# ways to round may be a tenth apart where attention is sharp; a wrong one is further.
+MAX_INT8_SHIFT = 0.1  # relative to the logits' size; models that tolerate INT8 stay near 0.01
+# Relative difference of logits between two forwards: deep models in float32 stay below 1e-4. In
+# half precision two correct roundings may differ by a tenth where attention is sharp; a wrong
+# forward differs more.
 MAX_SHIFT, MAX_SHIFT_HALF = 1e-3, 0.15
 THEIR_FORWARD = "transformers' forward"
 
@@ -85,15 +86,15 @@ def paged_attention(
     return foretoken.attend(cast(int, module.layer_idx), q, k, v, options)[None], None
 
 
-@lru_cache(maxsize=64)  # called once a layer and step, with as many values as kinds of layer
+@lru_cache(maxsize=64)  # called once per layer and step, with one value per kind of layer
 def _options(scale: float, window: int | None, softcap: float | None) -> AttentionOptions:
     return AttentionOptions(scale, window, softcap)
 
 
 class PagedModel:
     """A loaded model. `shapes` are its layers' KV, `heads` their query heads; `eos_ids` end a
-    sequence; `forward_name` says in a few words which forward runs. With `fuse`, ours does where
-    it is the model's own. `ranks`, where the module is one of their parts."""
+    sequence; `forward_name` describes the forward in use. With `fuse`, the fused forward is used if
+    it agrees with the model's own. `ranks` is set if the module is one rank's part."""
 
     def __init__(
         self,
@@ -102,8 +103,8 @@ class PagedModel:
         fuse: bool = True,
         ranks: Collectives | None = None,
     ):
-        # No mask function with it: then transformers makes no masks, for which it would look at the
-        # positions each step, and wait for the device. The kernels apply causality and windows.
+        # Registered without a mask function, so that transformers makes no masks, which would read
+        # positions in each step and wait for the device. The kernels apply causality and windows.
         AttentionInterface.register(ATTENTION, paged_attention)
         module.train(False)
         self.module = module.requires_grad_(False).to(device)
@@ -152,10 +153,10 @@ class PagedModel:
         self.forward(row, positions, Probe(), None)
 
     def require_int8(self) -> None:
-        """Raises ValueError where the model's attention does not survive INT8 keys and values.
+        """Raises ValueError if the model's attention does not tolerate INT8 keys and values.
 
-        Scales cover a head's channels together, so a model with a few channels far larger than
-        the rest (as large biases of keys make them) loses the rest. That shows on any tokens.
+        A scale covers a head's channels together, so that a model with a few much larger channels
+        (such as from large key biases) loses the others. That shows on any tokens.
         """
         tokens = torch.arange(INT8_PROBE_TOKENS, device=self.device)
         spread = tokens * max(1, self.vocab_size // INT8_PROBE_TOKENS) % self.vocab_size
@@ -169,7 +170,8 @@ class PagedModel:
             )
 
     def _probe(self, layers: int) -> Probe:
-        """Run a few tokens to see each layer's KV, and that the result is the model's own.
+        """Runs a few tokens to find each layer's KV shape, and to check that the result is the
+        model's own.
 
         Raises ValueError for a model whose attention cannot be replaced.
         """
@@ -201,16 +203,16 @@ class PagedModel:
         return logits
 
     def compile_forward(self, backend: Backend = INDUCTOR) -> None:
-        """Put the fused forward through torch.compile, which takes seconds, and a compiler; where
-        it comes out otherwise or not at all, or there is none, a warning says so and what ran
-        runs on. Threads must be as they will be: a graph is made for their number."""
+        """Compiles the fused forward, which takes seconds and a compiler. If that fails, or the
+        results differ, a warning says so and the eager forward stays. The number of threads must be
+        final, because a graph is made for it."""
         if not isinstance(self._fused, FusedForward):
             log.warning("nothing is compiled: %s runs", self.forward_name)
             return
         compiled = CompiledForward(self._fused, backend)
         try:
             why = self._mismatch(compiled.prepare) or self._mismatch_alone(compiled.prepare)
-        except Exception as error:  # whatever a compiler says
+        except Exception as error:  # any error of the compiler
             why = f"it fails: {' '.join(str(error).split())[:MAX_ERROR_CHARS]}"
         if why:
             log.warning("the compiled forward is left aside, the fused one runs: %s", why)
@@ -218,7 +220,8 @@ class PagedModel:
         self._fused, self.forward_name = compiled, f"{self.forward_name}, compiled"
 
     def _fuse(self, ranks: Collectives | None) -> tuple[FusedForward | None, str]:
-        """The fused forward, where the model's layout has one and it is right; and which runs."""
+        """The fused forward, if the model's layout has one and it agrees, and a description of the
+        forward in use."""
         try:
             layout = layout_of(self.module, cut=ranks is not None)
             if isinstance(layout, str):
@@ -235,10 +238,10 @@ class PagedModel:
 
     @torch.inference_mode()
     def _mismatch(self, forward: WholeForward) -> str:
-        """How it differs from transformers' forward; empty where it doesn't.
+        """How it differs from transformers' forward; empty if it agrees.
 
-        Logits are compared over two sequences, from both ends of the context. What a layer asks of
-        attention is compared too: a window that is too long to look beyond at start shows there.
+        Compares logits over two sequences, from both ends of the context, and each layer's
+        attention arguments: a wrong window that is too long to matter at start shows there.
         """
         known = self._noted
         windows = [options.window for options in known.options.values()]
@@ -256,7 +259,7 @@ class PagedModel:
 
     @torch.inference_mode()
     def _mismatch_alone(self, forward: WholeForward) -> str:
-        """The same of one token, which a compiler makes another graph for."""
+        """The same for one token, which has a graph of its own."""
         token = torch.ones(1, dtype=torch.long, device=self.device)
         ours = forward(token, token - 1, Probe())
         return self._moved(ours, self._own(token[None], None)[0])
@@ -285,16 +288,17 @@ def load_model(
     settle: Callable[[PreTrainedModel], None] = lambda _: None,
     part: ModelSharder | None = None,
 ) -> PagedModel:
-    """Load a folder or a Hub id. `dtype`: see dtypes.py. `settle` is called before anything runs;
-    `part` of it is loaded.
+    """Loads a folder or a hub model. `dtype`: see dtypes.py. `settle` is called before anything
+    runs; `part` selects a rank's part.
 
-    Raises ValueError, one sentence, when there is no such model or it cannot run here.
+    Raises ValueError with a sentence if there is no such model or it cannot run here.
     """
     with explained_load_errors(name):
         require_folder(name)
         choice = choose_dtype(name, device, dtype)
         ranks = part.ranks if part else None
-        if ranks is None or device.type == "cuda":  # of a CPU they share what was looked at before
+        # ranks on a CPU share host memory, which was checked before
+        if ranks is None or device.type == "cuda":
             require_room(name, device, choice.dtype, parts=ranks.size if ranks else 1)
         with logged_loading():
             module, loaded = AutoModelForCausalLM.from_pretrained(
@@ -315,7 +319,7 @@ def explained_load_errors(name: str) -> Iterator[None]:
     """Context that turns any error into a ValueError that names the model."""
     try:
         yield
-    except Exception as error:  # whatever transformers, safetensors or json say of a bad folder
+    except Exception as error:  # any error of transformers, safetensors or json about a bad folder
         why = " ".join(str(error).split())[:MAX_ERROR_CHARS] or type(error).__name__
         raise ValueError(f"cannot load model {name!r}: {why}") from error
 

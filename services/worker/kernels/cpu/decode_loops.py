@@ -115,9 +115,9 @@ def _weigh_block(
 
 @cache
 def attention(dim: int, tile: int, many: bool) -> Any:
-    """Attention by one thread or by many, over rows × KV heads. For heads of `dim` numbers and
-    blocks of a multiple of `tile` tokens, a power of two up to LANES; compiled with them as
-    constants, so that loops over them are laid out."""
+    """Attention with one thread or many, over rows × KV heads, for heads of `dim` numbers and
+    blocks of a multiple of `tile` tokens, a power of two up to LANES. Both are compile-time
+    constants, so that loops over them are unrolled."""
     filled = -(-dim // LANES) * LANES
 
     def attend(
@@ -147,7 +147,7 @@ def attention(dim: int, tile: int, many: bool) -> Any:
             table, place, head = tables[owners[row]], places[row], kv_head * group
             end = positions[row] + 1
             start = max(0, end - window) if window > 0 else 0
-            lead = start // tile * tile  # whole tiles are scored, and what is not seen put aside
+            lead = start // tile * tile  # whole tiles are scored, and invisible positions discarded
             scores = np.empty((group, -(-(end - lead) // LANES) * LANES), np.float32)
             queries = np.zeros((group, filled), np.float32)
             for g in range(group):
@@ -178,10 +178,10 @@ def attention(dim: int, tile: int, many: bool) -> Any:
                 for i in range(dim):
                     out[place, head + g, i] = made[g, i] * share
 
-    # On disk Numba knows a function by this name and its code, and not by how it is compiled: what
-    # one thread has would be loaded for many.
+    # Numba's disk cache identifies a function by this name and its code, not by its compile
+    # options: without it, the single-threaded code would be loaded for many threads.
     attend.__qualname__ += "_by_many" if many else "_by_one"
-    # A row that is no number may divide by 0: that spoils it alone, and is no error of the batch.
+    # A row with NaN may divide by 0, which affects that row alone and is no error of the batch.
     compiled = njit(
         attend, fastmath=True, error_model="numpy", nogil=True, cache=True, parallel=many
     )

@@ -1,10 +1,10 @@
 """Norms, rotations and gates of a few rows, each one pass over them, compiled by Numba.
 
-PyTorch computes each as up to seven calls on a CPU: of a small model, half a step went there. Of
-float32, or of bfloat16's bits (number_formats.py): computed with in float32, and rounded once.
+On a CPU PyTorch computes each with up to seven calls, half a step of a small model. Inputs are
+float32, or bfloat16's bits (number_formats.py), which are computed in float32 and rounded once.
 
-Slices are taken first and then counted through from 0, and no divisor is looked at: else LLVM
-can't lay a loop out in vectors.
+Slices are taken first and then indexed from 0, and divisors are not checked: otherwise LLVM cannot
+vectorise the loops.
 """
 
 from functools import cache
@@ -38,13 +38,13 @@ def norm(x: Any, weight: Any, eps: Any, out: Any) -> None:
 
 @cache
 def turn(dim: int, half: int, normed: bool) -> Any:
-    """For heads of `dim` numbers of which twice `half` turn; `normed` where they are normed first.
-    Constants of what is compiled, as a head is too few numbers for a loop that knows neither."""
+    """For heads of `dim` numbers of which 2 · `half` are rotated; `normed` if they are normalised
+    first. Compile-time constants, because a head is too short for a loop without known bounds."""
     norms = int(normed)  # a constant, as intrinsics take them
 
     def turning(x: Any, heads: int, weight: Any, eps: Any, cos: Any, sin: Any) -> None:
-        """The first `heads` of x [rows, all heads, dim], in place: normed by weight [heads, dim],
-        then rotated by cos and sin [rows, 2 · half]."""
+        """Rotates the first `heads` of x [rows, all heads, dim] in place: normalised by weight
+        [heads, dim], then rotated by cos and sin [rows, 2 · half]."""
         for row in range(x.shape[0]):
             for head in range(heads):
                 rotate_head(dim, half, norms, x, row, head, weight, eps, cos, sin)

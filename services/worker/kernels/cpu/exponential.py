@@ -1,7 +1,7 @@
-"""e^x where x ≤ 0, of one number and of sixteen: Numba calls the C library's one at a time.
+"""e^x for x ≤ 0, for one number and for sixteen: Numba calls the C library's for one at a time.
 
-2^y by its exponent's bits and a polynomial, within 2e-6 of it for x ≥ −30, and the nearer to 0 the
-closer; below 1e-38 it is that.
+2^y from its exponent bits and a polynomial, within 2e-6 for x ≥ −30, and more exact near 0;
+constant below 1e-38.
 """
 
 from typing import Any

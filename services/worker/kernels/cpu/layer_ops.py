@@ -1,4 +1,4 @@
-"""Decoder layer operations besides attention on a CPU, by matmul.py and elementwise_loops.py."""
+"""Decoder layer operations besides attention on a CPU, with matmul.py and elementwise_loops.py."""
 
 import numba
 import numpy as np
@@ -10,17 +10,17 @@ from services.worker.kernels.cpu.matmul import product
 from services.worker.kernels.cpu.number_formats import as_numpy
 from services.worker.kernels.cpu.threads import numba_threads
 
-MIN_ROWS = 2  # in float32: of one row a library's call costs less
-# Of a product in bfloat16, from how many on a library is faster, as processors multiply in pairs.
+MIN_ROWS = 2  # in float32; for one row a library call costs less
+# Multiplications in bfloat16 from which a library is faster, because processors multiply pairs.
 PAIRED_WORK = 1_300_000
-THREAD_WORK = 500_000  # of a product, from how many on another thread pays for being woken
+THREAD_WORK = 500_000  # Multiplications from which waking another thread pays.
 
 
 class NumbaLayerOps:
     """LayerOps of the fused forward on a CPU, for float32 and bfloat16."""
 
     def __init__(self, dtype: torch.dtype, multiplies: bool = True):
-        """`multiplies`: whether small products are computed here, as where vectors are wide."""
+        """`multiplies`: whether small products are computed here, which needs wide vectors."""
         self._dtype, self._multiplies = dtype, multiplies
         self._threads = numba_threads()
         self._no_norm = as_numpy(torch.zeros(0, 0, dtype=dtype))
@@ -60,9 +60,8 @@ class NumbaLayerOps:
         return out
 
     def warm(self) -> None:
-        """Compile products, norms and gates, or load them from disk, so that no step waits for it.
-        Rotations are compiled for a model's heads: by its first forward, which is the check at
-        start."""
+        """Compiles products, norms and gates, or loads them from disk, so that no step waits for
+        it. Rotations are compiled for a model's heads by its first forward, the check at start."""
         none, weight = torch.zeros(0, 2, dtype=self._dtype), torch.zeros(2, 2, dtype=self._dtype)
         for many in (False, True) if self._multiplies else ():
             multiply(none, weight, none.clone(), False, many)
@@ -70,7 +69,7 @@ class NumbaLayerOps:
         self.gated(none)
 
     def _is_ours(self, x: Tensor, weight: Tensor) -> bool:
-        """Whether matmul.py is faster: of a matrix that lies input by input, as small ones do."""
+        """Whether matmul.py is faster: for a matrix in input-major layout, as small ones are."""
         if not self._multiplies or not weight.is_contiguous():
             return False
         if self._dtype is torch.bfloat16:
@@ -82,10 +81,10 @@ class NumbaLayerOps:
         if len(x) * weight.numel() > THREAD_WORK:
             threads = min(self._threads, torch.get_num_threads())
         if threads > 1:
-            numba.set_num_threads(threads)  # kept by the thread that calls
+            numba.set_num_threads(threads)  # a setting of the calling thread
         multiply(x.contiguous(), weight, out, added, threads > 1)
 
 
 def multiply(x: Tensor, weight: Tensor, out: Tensor, added: bool, many: bool) -> None:
-    """matmul.py's `product`, of tensors."""
+    """matmul.py's `product` on tensors."""
     product(many)(as_numpy(x), as_numpy(weight), added, as_numpy(out))

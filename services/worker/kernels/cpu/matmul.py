@@ -1,9 +1,9 @@
 """Products of a step's rows with a small matrix, compiled by Numba.
 
-A matrix that stays in a core's own cache, and rows that are few: libraries spend more time on
-preparing that than on computing it, and some know nothing of a processor's vectors. Measured where
-a library computes in halves of them: twice its speed in float32 for whatever rows; in bfloat16,
-which processors multiply in pairs, three times for one row and even at some forty.
+For a matrix that fits in a core's cache and few rows, libraries spend more time on preparation than
+on computing, and some do not use the processor's full vectors. Measured on such a processor: twice
+the library's speed in float32 for any number of rows; in bfloat16, which processors multiply in
+pairs, three times for one row and equal at about forty.
 """
 
 from functools import cache

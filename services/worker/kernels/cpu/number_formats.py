@@ -1,5 +1,5 @@
-"""Numbers as memory holds them and as they are computed with: float32, int8, or a bfloat16, of
-which numpy knows the bits alone, as int16."""
+"""Numbers as stored and as computed: float32, int8, or bfloat16, whose bits numpy only knows as
+int16."""
 
 from typing import Any
 
@@ -22,17 +22,18 @@ def as_numpy(x: Tensor) -> Numbers:
 
 
 def real(x: Any) -> Any:
-    """A stored number as float32; for code that Numba compiles, as is what follows."""
+    """A stored number as float32; for code that Numba compiles, like the functions below."""
     raise NotImplementedError
 
 
 def stored(x: Any, like: Any) -> Any:
-    """A float32 as numbers like that one are stored; bfloat16 rounded to nearest, ties to even."""
+    """A float32 in the stored format of the other argument; bfloat16 rounds to nearest, ties to
+    even."""
     raise NotImplementedError
 
 
 def reals(x: Any) -> Any:
-    """Stored numbers [rows, ·] as float32: themselves, or a copy of bfloat16's."""
+    """Stored numbers [rows, ·] as float32: unchanged, or a converted copy for bfloat16."""
     raise NotImplementedError
 
 

@@ -1,9 +1,8 @@
 """Attention of a prompt's chunk over its context and itself, in place, compiled by Numba.
 
-Tiles of queries against tiles of keys, of each a product (matmul_ops.py), with the largest score
-and the sum of weights carried along, so that no score is kept longer than its tile. Queries lie
-side by side in the lanes: what is done for each is done for sixteen at once, and keys and values
-are read as they are stored.
+Tiles of queries against tiles of keys, each a matrix product (matmul_ops.py), with running maxima
+and sums of weights, so that scores live only as long as their tile. Queries lie side by side in the
+vector lanes: sixteen are processed at once, and keys and values are read in their stored layout.
 """
 
 from typing import Any
@@ -18,10 +17,10 @@ from services.worker.kernels.cpu.kernel_cache import cached
 from services.worker.kernels.cpu.matmul import WIDE, columns
 from services.worker.kernels.cpu.number_formats import real
 
-QUERIES = 192  # of a tile, of all heads that share keys: with its scores, within a core's own cache
+QUERIES = 192  # of a tile, over all heads that share keys: with its scores, within a core's cache
 KEYS = 64  # of a tile
 _ZERO, _ONE = np.float32(0.0), np.float32(1.0)
-_NEVER = np.float32(-1e30)  # the score of a place that a query does not see
+_NEVER = np.float32(-1e30)  # the score of an invisible position
 
 
 @njit(inline="always")
@@ -93,7 +92,8 @@ def _scale(made: Any, by: Any) -> None:
 
 @njit(inline="always", fastmath=True)
 def _hide(scores: Any, first: int, seen_from: Any, seen_to: Any) -> None:
-    """Of keys from position `first` on those that a query does not see: [seen_from, seen_to)."""
+    """Masks the keys from position `first` on outside each query's visible range [seen_from,
+    seen_to)."""
     for n in range(scores.shape[0]):
         line, position = scores[n], np.int32(first + n)
         for j in range(len(line)):
@@ -103,7 +103,7 @@ def _hide(scores: Any, first: int, seen_from: Any, seen_to: Any) -> None:
 
 @njit(inline="always", fastmath=True)
 def _weigh(scores: Any, tops: Any, sums: Any, before: Any) -> None:
-    """Scores to weights, relative to the largest so far; `before`: what earlier ones count by."""
+    """Turns scores into weights relative to the running maximum; `before` rescales earlier ones."""
     wide = len(tops)
     for j in range(wide):
         before[j] = tops[j]
@@ -183,8 +183,8 @@ def attend(
     softcap: Any,
     threads: int,
 ) -> None:
-    """out[place : place + end − start]: the queries there of positions [start, end), causally.
-    Tiles are dealt to `threads`, as many as Numba was told to take.
+    """out[place : place + end − start]: the queries at positions [start, end), causally. Tiles are
+    distributed over `threads`, Numba's current number.
 
     data [2, blocks, kv_heads, block_tokens, dim]; scales [2, blocks, kv_heads, block_tokens] of an
     INT8 layer, else empty; table [blocks]; q and out [Σ tokens, heads, dim], float32. window and
@@ -195,7 +195,8 @@ def attend(
     tasks = -(-(end - start) // most) * kv_heads
     each = -(-tasks // threads)
     for number in prange(each * threads):
-        # A thread has consecutive numbers: later tiles see more, and are dealt out in turn.
+        # A thread has consecutive task numbers; later tiles see more context, so they are dealt out
+        # in turn.
         task = number % each * threads + number // each
         if task < tasks:
             first, kv_head = start + task // kv_heads * most, task % kv_heads

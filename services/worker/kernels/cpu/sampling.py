@@ -1,10 +1,9 @@
-"""Drawing on a CPU: the likeliest, and among what top_k, top_p and min_p leave, without a sort,
-compiled by Numba.
+"""Sampling on a CPU: the most likely token, and draws within top_k, top_p and min_p, without a
+sort, compiled by Numba.
 
-The tokens of a row fall into bins by their numbers' leading bits, 16 bins to a power of two: a bin
-is wholly before the next in falling order. The filters end inside one bin, and the token drawn lies
-in one; only these are put in order, whatever the shape of the distribution. Twice or three times
-O(vocabulary) a row, each a plain read.
+The tokens of a row fall into bins by the leading bits of their probabilities, 16 bins per power
+of two, in falling order. The filters end inside one bin, and the drawn token lies in one; only
+these bins are sorted, whatever the distribution. Two or three passes of O(vocabulary) per row.
 """
 
 from typing import Any
@@ -44,7 +43,7 @@ class CpuSampling:
         return tokens
 
     def warm(self) -> None:
-        """Compile what draws, or load it from disk, so that no step waits for it."""
+        """Compiles the sampling kernels, or loads them from disk, so that no step waits for it."""
         one = torch.ones(1, dtype=torch.float64)
         self.sample_filtered(one[None].float(), Filters(one.long(), one, one.float(), 1), one - 1)
 

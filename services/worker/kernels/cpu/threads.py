@@ -1,4 +1,4 @@
-"""What Numba's kernels may take of this machine."""
+"""The threads and vector width available to Numba's kernels."""
 
 from functools import cache
 
@@ -9,8 +9,8 @@ from llvmlite import binding
 
 @cache
 def numba_threads() -> int:
-    """How many Numba has, whatever a thread was told to take later. Asked first, it starts them, by
-    an OpenMP call that PyTorch's number of threads in this thread follows: it is put back."""
+    """Numba's number of threads, whatever a thread's current setting. The first call starts them,
+    with an OpenMP call that changes PyTorch's number of threads in this thread; it is restored."""
     threads = torch.get_num_threads()
     started: int = numba.get_num_threads()
     torch.set_num_threads(threads)
@@ -18,5 +18,5 @@ def numba_threads() -> int:
 
 
 def wide_vectors() -> bool:
-    """Whether a register holds sixteen float32, and there are 32 of them, as tiles are cut for."""
+    """Whether a register holds sixteen float32 and there are 32 of them, as the tiles assume."""
     return bool(binding.get_host_cpu_features().get("avx512f"))

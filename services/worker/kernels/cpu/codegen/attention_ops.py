@@ -1,8 +1,8 @@
-"""What attention over a block of keys and values is made of (codegen/vectors.py says how).
+"""Vector code of attention over a block of keys and values (see codegen/vectors.py).
 
-Left to itself Numba sums the lanes of a dot product for each key alone. Here the sums of sixteen
-keys are folded into one vector together, which takes 45 operations where one by one they take 128;
-and each key and value is read once for two queries.
+Numba alone sums the lanes of a dot product for each key separately. Here the sums of sixteen keys
+are folded into one vector together, with 45 operations instead of 128, and each key and value is
+read once for two queries.
 """
 
 from typing import Any

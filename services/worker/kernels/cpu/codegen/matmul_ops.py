@@ -1,4 +1,4 @@
-"""A product of some rows with a matrix, a tile of it in registers (codegen/vectors.py says how)."""
+"""A product of some rows with a matrix tile in registers (see codegen/vectors.py)."""
 
 from collections.abc import Callable
 from typing import Any

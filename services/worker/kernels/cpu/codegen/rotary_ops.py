@@ -1,4 +1,4 @@
-"""A head's norm and rotation, in registers from its numbers' load to their store (vectors.py)."""
+"""A head's norm and rotation, in registers from load to store (see codegen/vectors.py)."""
 
 from typing import Any
 

@@ -1,11 +1,10 @@
-"""Sixteen numbers at a time: code in LLVM's vectors, for what Numba's own loops are slow at.
+"""Sixteen numbers at a time: code in LLVM's vectors, where Numba's own loops are slow.
 
-An intrinsic is a function of Python that builds code when Numba compiles a kernel that calls it;
-what its docstring promises is what that code does. Sizes are constants of what is compiled, so that
-all is laid out. A vector that a processor hasn't as wide is cut in two by LLVM.
+An intrinsic is a Python function that generates code when Numba compiles a kernel that calls it;
+its docstring describes that code. Sizes are compile-time constants, so that everything is unrolled.
+LLVM splits vectors that are wider than the processor's.
 
-Stored numbers are float32, int8, or int16: the bits of a bfloat16. They are computed with as
-float32.
+Stored numbers are float32, int8, or int16 for the bits of a bfloat16; they are computed in float32.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +23,7 @@ FUSED = ("contract",)  # a product and a sum in one rounding, where there is suc
 
 
 class Code:
-    """What is being built: a call of an intrinsic, with the values of its arguments."""
+    """The code under construction: a call of an intrinsic, with the values of its arguments."""
 
     def __init__(self, context: Any, builder: Any, signature: Any, values: Sequence[Any]):
         self.builder = builder
