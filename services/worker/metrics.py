@@ -14,7 +14,7 @@ from observability.metrics.metric import Metric
 from services.costs import Direction, SwapTiming
 from services.worker.engine.phase_clock import Phase, PhaseClock
 from services.worker.requests.batch import StepResult
-from services.worker.requests.counters import Counters
+from services.worker.requests.limits import Counters
 from services.worker.requests.state import WorkerState
 
 # Fields of Counters that are metrics.

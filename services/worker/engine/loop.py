@@ -173,7 +173,15 @@ class EngineLoop:
         now = time.monotonic()
         if self._engine.state.idle and now >= self._check_at_s:
             self._check_at_s = now + INTEGRITY_INTERVAL_S
+            self._check_integrity()
+
+    def _check_integrity(self) -> None:
+        """Raises AssertionError, which ends the process: a defect of the worker."""
+        try:
             self._engine.state.check_integrity()
+        except AssertionError as error:
+            log.error("the worker's state is inconsistent (%s); the process ends", error)
+            raise
 
     def _expire(self) -> None:
         """Drops prompts and admissions that waited too long. Usually costs one clock read."""

@@ -1,7 +1,6 @@
 """Composer: which tokens the next iteration computes, and the memory they need."""
 
 from collections.abc import Iterable
-from itertools import islice
 
 import numpy as np
 
@@ -9,8 +8,8 @@ from services.worker.requests.batch import DecodeRows, PrefillChunk, StepBatch
 from services.worker.requests.evictor import Evictor
 from services.worker.requests.kv_manager import KVManager
 from services.worker.requests.limits import Limits
-from services.worker.requests.lockstep import Lockstep
 from services.worker.requests.sequence import Phase, Sequence
+from services.worker.requests.static_batching import StaticBatching
 from services.worker.requests.suspects import Suspects
 
 
@@ -21,7 +20,7 @@ class Composer:
     memory, evicts only later ones, so that the oldest always progresses. Where eviction is not
     allowed (residency defer) a decode waits; if all wait, one is evicted. While the same sequences
     decode, the last batch advances by one token instead of being composed again: a step then costs
-    only its new blocks. With static batches, `lockstep` decides which requests may run, and padding
+    only its new blocks. The batching in use decides which requests may run. Padding
     follows all other prefill.
 
     Of prompts with a common beginning (the choices of one request) the oldest prefills, and the
@@ -36,13 +35,13 @@ class Composer:
         self,
         kv: KVManager,
         evictor: Evictor,
-        lockstep: Lockstep,
+        static: StaticBatching,
         suspects: Suspects,
         limits: Limits,
     ):
         self._kv = kv
         self._evictor = evictor
-        self._lockstep = lockstep
+        self._static = static
         self._suspects = suspects
         self._pool = kv.pool
         self._max_running = limits.max_running
@@ -98,15 +97,14 @@ class Composer:
         while batch is None and self._suspects:  # no request of this part can run
             self._suspects.pass_part()
             batch = self._compose()
-        if batch is None and self._lockstep.active and self._lockstep.hurry():
+        if batch is None and self._static.current.force_progress():
             batch = self._compose()
         while batch is None and self._runnable() and self._evictor.give_way():
             batch = self._compose()
         return batch
 
     def _compose(self) -> StepBatch | None:
-        if self._lockstep.active:
-            self._lockstep.advance()
+        self._static.current.begin_step()
         runnable = self._runnable()
         decodes = self._compose_decodes([s for s in runnable if s.is_decode])
         room = self._max_batch_tokens - len(decodes)
@@ -120,12 +118,7 @@ class Composer:
     def _runnable(self) -> list[Sequence]:
         """Requests that the next step may run, memory permitting."""
         running = self._kv.running.values()
-        if self._lockstep.active:
-            runnable = self._lockstep.runnable(running, self._max_running)
-        else:
-            first = islice(running, self._max_running)
-            runnable = [s for s in first if s.within_budget and not s.arriving and not s.waits]
-        return self._suspects.narrow(runnable)
+        return self._suspects.narrow(self._static.current.select(running, self._max_running))
 
     def _grow_rows(self, rows: DecodeRows) -> bool:
         """Gives a new block to each row that needs one; False when memory runs out."""
@@ -151,7 +144,7 @@ class Composer:
             if self._ahead_of:
                 self._must_wait = True
                 return False
-            if self._lockstep.active and self._lockstep.give_way():
+            if self._static.current.give_way():
                 continue
             victim = next(self._evictor.victims_for(sequence, decoding=True))
             if not self._evictor.evict(victim) or victim is sequence:
@@ -182,8 +175,7 @@ class Composer:
             chunks.append(PrefillChunk(sequence, sequence.computed, end, table))
             room -= chunks[-1].tokens
             to_score -= chunks[-1].scored
-        pads = self._lockstep.active and not self._suspects
-        return chunks + self._lockstep.pad_chunks(room) if pads else chunks
+        return chunks if self._suspects else chunks + self._static.current.pad_chunks(room)
 
     def _can_wait(self, sequence: Sequence, chunks: list[PrefillChunk]) -> bool:
         """Whether another request is computing its beginning, in this step or in the one in flight,
@@ -204,7 +196,7 @@ class Composer:
         """How far a prefill can get, evicting later requests if needed."""
         end = min(end, len(sequence.tokens))
         while end > self._pool.reach(sequence.request_id):
-            if self._lockstep.active and self._lockstep.give_way():
+            if self._static.current.give_way():
                 continue
             victim = next(self._evictor.victims_for(sequence, decoding=False), None)
             if victim is None or not self._evictor.may_leave(victim):

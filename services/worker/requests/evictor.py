@@ -14,9 +14,9 @@ from services.worker.kv.residency import (
     plan_residency,
 )
 from services.worker.requests.kv_manager import KVManager
-from services.worker.requests.lockstep import Lockstep
 from services.worker.requests.reporting import Reporter
 from services.worker.requests.sequence import Phase, Sequence
+from services.worker.requests.static_batching import StaticBatching
 
 # of a request's growth, kept free for a prefetch: a plan comes before they are generated
 AHEAD_TOKENS = 32
@@ -25,10 +25,10 @@ AHEAD_TOKENS = 32
 class Evictor:
     """Applies the plan's residency policy to the KV, and reports evictions."""
 
-    def __init__(self, kv: KVManager, reporter: Reporter, lockstep: Lockstep):
+    def __init__(self, kv: KVManager, reporter: Reporter, static: StaticBatching):
         self._kv = kv
         self._reporter = reporter
-        self._lockstep = lockstep
+        self._static = static
         self._plan = Plan(0)
         self._leave = RESIDENCIES[DEFAULT]
 
@@ -96,7 +96,7 @@ class Evictor:
     def give_way(self) -> bool:
         """Called when nothing can run for lack of memory: frees undelivered work, or evicts the
         first victim, whatever the policy; False if no request holds memory."""
-        if self._lockstep.active and self._lockstep.give_way():
+        if self._static.current.give_way():
             return True
         victim = next((s for s in self._eviction_order() if self._holds(s)), None)
         if victim is None:
@@ -107,7 +107,7 @@ class Evictor:
     def relieve(self, rows: list[Sequence]) -> bool:
         """A step of these rows had no memory to compute in: frees undelivered work, or evicts the
         newest of them, whatever the policy; False if there is only one."""
-        if self._lockstep.active and self._lockstep.give_way():
+        if self._static.current.give_way():
             return True
         if len(rows) < 2:
             return False
@@ -117,7 +117,7 @@ class Evictor:
         return True
 
     def _evict(self, sequence: Sequence, how: Residency) -> None:
-        self._lockstep.leave(sequence.request_id)
+        self._static.leave(sequence.request_id)
         self._kv.leave(sequence, how)
         self._kv.counters.evicted_offloaded += sequence.resting > 0
         self._kv.counters.evicted_dropped += not sequence.resting

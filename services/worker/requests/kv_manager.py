@@ -13,7 +13,7 @@ from services.runtime.prefix import extend_keys
 from services.worker.kv.blocks import BlockPool
 from services.worker.kv.transfers import KVTransfer, TransferPlan
 from services.worker.requests.batch import PrefillChunk
-from services.worker.requests.counters import Counters
+from services.worker.requests.limits import Counters
 from services.worker.requests.prompt import Prompt
 from services.worker.requests.sequence import UNKNOWN, Phase, Sequence
 

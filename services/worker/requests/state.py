@@ -17,18 +17,18 @@ from services.costs import StepTiming, SwapTiming
 from services.worker.kv.blocks import BlockPool
 from services.worker.kv.transfers import TransferPlan
 from services.worker.requests.batch import NewToken, StepBatch, StepResult, TokenLogprobs
+from services.worker.requests.batching import Batching
 from services.worker.requests.composer import Composer
-from services.worker.requests.counters import Counters
 from services.worker.requests.evictor import Evictor
 from services.worker.requests.flight import InFlight
 from services.worker.requests.kv_manager import KVManager
-from services.worker.requests.limits import Limits
-from services.worker.requests.lockstep import Batch, Lockstep
+from services.worker.requests.limits import Counters, Limits
 from services.worker.requests.pending import HELD_MAX, PendingRequests
 from services.worker.requests.prompt import Prompt
 from services.worker.requests.reporting import Reporter
 from services.worker.requests.scores import PromptLogprobs
 from services.worker.requests.sequence import Phase, Sequence
+from services.worker.requests.static_batching import Batch, StaticBatching
 from services.worker.requests.suspects import Suspects
 
 
@@ -50,10 +50,10 @@ class WorkerState:
             self.pool, self.host, self.counters, limits.prefix_sharing, limits.exact_swaps
         )
         self._reporter = Reporter(limits.report_every_steps)
-        self._lockstep = Lockstep(self._kv, self.counters, limits.reach_tokens)
-        self._evictor = Evictor(self._kv, self._reporter, self._lockstep)
+        self._static = StaticBatching(self._kv, self.counters, limits.reach_tokens)
+        self._evictor = Evictor(self._kv, self._reporter, self._static)
         self._suspects = Suspects()
-        self._composer = Composer(self._kv, self._evictor, self._lockstep, self._suspects, limits)
+        self._composer = Composer(self._kv, self._evictor, self._static, self._suspects, limits)
         self._owed_cancels: set[str] = set()
         self._flight = InFlight(self._kv)
         self._late: list[NewToken] = []  # last tokens to send, of static batches that are over
@@ -78,8 +78,6 @@ class WorkerState:
         """Whether a step was launched and not committed."""
         return bool(self._flight)
 
-    # Schedulers
-
     def attach(self) -> tuple[HeldRequest, ...]:
         """A scheduler attaches. Returns all requests here, which it adopts by plans or cancels. The
         step in flight is not included; it is reported like any other.
@@ -88,7 +86,7 @@ class WorkerState:
         budget. Unfinished business of the previous scheduler is dropped, including static batches.
         """
         self._owed_cancels.clear()
-        self._let_go(self._lockstep.dissolve())
+        self._let_go(self._static.dissolve())
         for prompt in self.pending.take_prompts():
             self._kv.park(prompt)
         self.pool.cached.ask(0)
@@ -135,7 +133,7 @@ class WorkerState:
         limit_tokens = self.pending.prompt(prompt, now)
         if limit_tokens is not None:
             self._kv.start(prompt, limit_tokens)
-            self._lockstep.came(self.sequences[request_id])
+            self._static.came(self.sequences[request_id])
         return None
 
     def apply_plan(self, plan: Plan, now: float) -> None:
@@ -157,7 +155,7 @@ class WorkerState:
         for request_id in plan.prefetch:
             self._evictor.prefetch(request_id)
         for batch in plan.batches:
-            self._lockstep.gather(batch, self.pending.admissions)
+            self._static.gather(batch, self.pending.admissions)
         if plan.prefix_blocks:
             self.pool.cached.ask(plan.prefix_blocks)
         self._evictor.planned(plan)
@@ -185,15 +183,15 @@ class WorkerState:
         self._unwind()
         rows = [s for s in batch.sequences if self._kv.is_here(s)]
         self._kv.touch()
-        for chunk in self._lockstep.padding_in(batch.chunks):
-            self._lockstep.leave_out(chunk.sequence)
+        for chunk in self._static.padding_in(batch.chunks):
+            self._static.leave_out(chunk.sequence)
         if len(batch.sequences) > 1:  # one of them may have gone meanwhile
             self._suspects.split(rows)
             return []
         self._suspects.pass_part()
         for sequence in rows:
             if sequence.ended:
-                self._lockstep.stop(sequence)
+                self._static.stop(sequence)
             else:
                 self._finish(sequence, FinishReason.ERROR)
         self._settle()
@@ -210,7 +208,7 @@ class WorkerState:
     def expire(self, now: float) -> None:
         """Drops prompts and admissions that waited too long for each other."""
         for request_id in self.pending.expire(now):
-            self._lockstep.leave(request_id)
+            self._static.leave(request_id)
             self._reporter.finished(request_id, 0, FinishReason.ERROR)
 
     def report(self) -> Report | None:
@@ -228,7 +226,7 @@ class WorkerState:
         if sequence.ended:
             return
         self._kv.set_limit(sequence, grant.limit_tokens)
-        self._lockstep.rebudgeted(sequence)
+        self._static.on_budget_changed(sequence)
         if sequence.phase is not Phase.RUNNING:
             self._kv.run(sequence)
             self._reporter.forget(grant.request_id)  # its eviction is outdated
@@ -245,7 +243,7 @@ class WorkerState:
         sequence = self.sequences.get(pause.request_id)
         if sequence is None or sequence.phase is Phase.PARKED:
             return
-        last = self._lockstep.leave(pause.request_id)
+        last = self._static.leave(pause.request_id)
         if last:
             self._end_late(sequence, last)
             return
@@ -256,7 +254,7 @@ class WorkerState:
             self._kv.pause(sequence)
 
     def _forget(self, request_id: str) -> None:
-        self._lockstep.leave(request_id)
+        self._static.leave(request_id)
         self._kv.forget(request_id)
         self._reporter.forget(request_id)
 
@@ -265,8 +263,6 @@ class WorkerState:
         self._owed_cancels.discard(sequence.request_id)
         self._reporter.finished(sequence.request_id, sequence.output_tokens, reason)
 
-    # Static batches
-
     def take_late(self) -> list[NewToken]:
         """Last tokens of requests whose static batch ended between two steps."""
         late, self._late = self._late, []
@@ -274,8 +270,8 @@ class WorkerState:
 
     def _settle(self) -> None:
         """Begins and ends static batches."""
-        if self._lockstep.active:
-            self._let_go(self._lockstep.settle())
+        if self._static.active:
+            self._let_go(self._static.settle())
 
     def _let_go(self, batches: Iterable[Batch]) -> None:
         """Sends the ends of members, and reports those that used up their budgets."""
@@ -291,8 +287,6 @@ class WorkerState:
         sequence.untold -= 1
         self._late.append(last)
         self._finish(sequence, sequence.ended)
-
-    # Copies between the pools
 
     def take_moves(self) -> TransferPlan:
         """The copies that must be issued before the composed step, in order."""
@@ -319,7 +313,7 @@ class WorkerState:
         may read its tokens (`DecodeRows.fed`). None also if the step depends on the end of that
         one, as with exhausted memory and static batches: commit, then compose."""
         if self._flight:
-            alone = self._lockstep.active or self._suspects
+            alone = not self._static.current.ends_known_ahead or self._suspects
             return None if alone else self._composer.compose(self._flight.batch)
         self._settle()
         batch = self._composer.compose()
@@ -335,7 +329,7 @@ class WorkerState:
     def advance(self, batch: StepBatch) -> None:
         """The last composed step was launched: continues as if it were computed. O(rows)."""
         used_up = self._flight.launch(batch)
-        if used_up and not self._lockstep.active:  # an ended member may continue with its batch
+        if used_up and self._static.current.ends_known_ahead:
             self._kv.touch()
         self._composer.advanced(batch)
 
@@ -354,17 +348,16 @@ class WorkerState:
         if not self._flight:
             self.advance(batch)
         self._flight.land(batch, scores)
-        in_batches = self._lockstep.active
+        batching = self._static.current
         self._kv.publish_all(batch.chunks)
         rows = zip(range(len(sampled)), batch.sampling, sampled, strict=True)
         tokens = [
-            self._take(sequence, token, logprobs.get(row) if logprobs else None)
-            for row, sequence, token in (self._lockstep.discard(rows) if in_batches else rows)
+            self._take(batching, sequence, token, logprobs.get(row) if logprobs else None)
+            for row, sequence, token in batching.accept_draws(rows)
             if sequence.drawing >= 0
         ]
-        if in_batches:
-            self._lockstep.paid(batch.chunks)
-            tokens = self._lockstep.withhold(tokens)
+        tokens = batching.release_tokens(batch.chunks, tokens)
+        if not batching.ends_known_ahead:
             self._settle()
             tokens += self.take_late()
         if self._suspects:
@@ -373,18 +366,20 @@ class WorkerState:
         self._composer.committed(batch, sampled)
         return StepResult(tokens, timings, self._reporter.stepped(timings))
 
-    def _take(self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None) -> NewToken:
+    def _take(
+        self, batching: Batching, sequence: Sequence, token: int, logprobs: TokenLogprobs | None
+    ) -> NewToken:
         length = sequence.learn(token)
         if sequence.computed % self.limits.block_tokens == 0:
             self._kv.publish(sequence)
         finish = sequence.finish_of(token, self.limits.eos_ids)
         if finish:
-            if not self._lockstep.end(sequence, finish):
+            if not batching.end(sequence, finish):
                 self._finish(sequence, finish)
         elif sequence.phase is not Phase.RUNNING or not sequence.within_budget:
-            if not self._lockstep.rebudgeted(sequence):
+            if not batching.on_budget_changed(sequence):
                 self._reporter.tell(sequence)
-            if self._lockstep.active:  # otherwise it was known ahead
+            if not batching.ends_known_ahead:
                 self._kv.touch()
         prompt, offset = sequence.prompt, length - 1 - sequence.prompt_tokens
         opening = None if sequence.opened else sequence.open()
@@ -397,6 +392,6 @@ class WorkerState:
     def check_integrity(self) -> None:
         """All redundant state agrees. Raises AssertionError."""
         self._kv.check_integrity()
-        self._lockstep.check_integrity()
+        self._static.check_integrity()
         self._flight.check_integrity()
         self.pending.check_integrity(self.sequences)

@@ -27,12 +27,11 @@ import numpy as np
 
 from services.core import FinishReason, StaticBatch
 from services.worker.requests.batch import NewToken, PrefillChunk
-from services.worker.requests.counters import Counters
+from services.worker.requests.batching import Batching, ContinuousBatching, Draw
 from services.worker.requests.kv_manager import KVManager
+from services.worker.requests.limits import Counters
 from services.worker.requests.prompt import Prompt
 from services.worker.requests.sequence import Phase, Sequence
-
-Row = tuple[int, Sequence, int]  # a draw of a step: its row, the sequence, the token
 
 
 class Stage(Enum):
@@ -63,12 +62,13 @@ class Batch:
         return not any(s.within_budget and not s.is_decode for s in self.members.values())
 
 
-class Lockstep:
+class StaticBatching:
     """All static batches of one replica. Even invalid tokens end at `reach_tokens`."""
 
     def __init__(self, kv: KVManager, counters: Counters, reach_tokens: int):
         self._kv = kv
         self._counters = counters
+        self._continuous = ContinuousBatching()
         self._reach_tokens = reach_tokens
         self._batches: dict[int, Batch] = {}
         self._of: dict[str, Batch] = {}  # by member
@@ -79,6 +79,16 @@ class Lockstep:
     def active(self) -> bool:
         """Whether there is any batch."""
         return bool(self._batches)
+
+    @property
+    def current(self) -> Batching:
+        """The batching in use: this while there is a static batch, else continuous batching."""
+        return self if self._batches else self._continuous
+
+    @property
+    def ends_known_ahead(self) -> bool:
+        """False: an ended member may continue with its batch."""
+        return False
 
     # Who is in which batch
 
@@ -160,13 +170,13 @@ class Lockstep:
 
     # What a step may compute
 
-    def advance(self) -> None:
+    def begin_step(self) -> None:
         """Moves fully prefilled batches to the decode stage. O(members) of prefilling batches."""
         for batch in self._prefilling():
             if batch.is_prefilled and not any(True for _ in self._unpaid(batch)):
                 batch.stage = Stage.DECODE
 
-    def hurry(self) -> bool:
+    def force_progress(self) -> bool:
         """Called when nothing can run: batches that lack memory for prefill decode early, as far as
         they are; False without any."""
         stuck = [
@@ -180,7 +190,7 @@ class Lockstep:
             batch.stage = Stage.DECODE
         return bool(stuck)
 
-    def runnable(self, running: Iterable[Sequence], places: int) -> list[Sequence]:
+    def select(self, running: Iterable[Sequence], slots: int) -> list[Sequence]:
         """Requests that may be in the next step, in order of admission, ended members last. A
         request with nothing to generate takes no slot. O(running)."""
         making: list[Sequence] = []
@@ -188,7 +198,7 @@ class Lockstep:
         for sequence in running:
             if sequence.within_budget and not sequence.arriving and self._may_run(sequence):
                 (ended if sequence.ended else making).append(sequence)
-        return (making + ended)[:places]
+        return (making + ended)[:slots]
 
     def _may_run(self, sequence: Sequence) -> bool:
         batch = self._of.get(sequence.request_id)
@@ -212,10 +222,6 @@ class Lockstep:
                 chunks.append(PrefillChunk(pad, pad.computed, end, table))
                 room -= chunks[-1].tokens
         return chunks
-
-    def paid(self, chunks: Iterable[PrefillChunk]) -> None:
-        """Counts the padding among these computed chunks."""
-        self._counters.padding_tokens += sum(chunk.tokens for chunk in self.padding_in(chunks))
 
     def padding_in(self, chunks: Iterable[PrefillChunk]) -> list[PrefillChunk]:
         """Those of them that are padding."""
@@ -280,7 +286,7 @@ class Lockstep:
             self._kv.touch()
         return True
 
-    def rebudgeted(self, sequence: Sequence) -> bool:
+    def on_budget_changed(self, sequence: Sequence) -> bool:
         """Its budget was used up or changed; returns whether that is reported at its batch's
         end."""
         batch = self._of.get(sequence.request_id)
@@ -288,9 +294,9 @@ class Lockstep:
             self._changed[batch.number] = batch
         return batch is not None
 
-    def discard(self, rows: Iterable[Row]) -> Iterator[Row]:
+    def accept_draws(self, draws: Iterable[Draw]) -> Iterator[Draw]:
         """The valid draws of a step; stores the invalid ones."""
-        for row, sequence, token in rows:
+        for row, sequence, token in draws:
             if not sequence.ended:
                 yield row, sequence, token
                 continue
@@ -300,16 +306,19 @@ class Lockstep:
             if not sequence.within_budget:
                 self._kv.touch()
 
-    def withhold(self, tokens: list[NewToken]) -> list[NewToken]:
-        """Tokens to send now: a member's last token waits for its batch's end."""
-        told = []
+    def release_tokens(
+        self, chunks: Iterable[PrefillChunk], tokens: list[NewToken]
+    ) -> list[NewToken]:
+        """Counts the computed padding. A member's last token waits for its batch's end."""
+        self._counters.padding_tokens += sum(chunk.tokens for chunk in self.padding_in(chunks))
+        released = []
         for token in tokens:
             batch = self._of.get(token.request_id) if token.finish else None
             if batch:
                 batch.last[token.request_id] = token
             else:
-                told.append(token)
-        return told
+                released.append(token)
+        return released
 
     def check_integrity(self) -> None:
         """Batches, members and padding agree. Raises AssertionError."""

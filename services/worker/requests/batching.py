@@ -1,0 +1,98 @@
+"""How running requests form steps: the interface of continuous and static batching.
+
+`StaticBatching` (static_batching.py) applies while a static batch exists, and also runs requests
+outside of it. Otherwise `ContinuousBatching` applies. `StaticBatching.current` is the one in use.
+"""
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Protocol
+
+from services.core import FinishReason
+from services.worker.requests.batch import NewToken, PrefillChunk
+from services.worker.requests.sequence import Sequence
+
+Draw = tuple[int, Sequence, int]  # a draw of a step: its row, the sequence, the token
+
+
+class Batching(Protocol):
+    """Decides which running requests are in a step, and what happens at their ends."""
+
+    @property
+    def ends_known_ahead(self) -> bool:
+        """Whether the end of a budget is known before its last token. Only then can a step be
+        composed while another one is in flight."""
+        ...
+
+    def begin_step(self) -> None:
+        """Called before each composition."""
+        ...
+
+    def select(self, running: Iterable[Sequence], slots: int) -> list[Sequence]:
+        """Requests that may be in the next step, at most `slots`, in order of admission."""
+        ...
+
+    def pad_chunks(self, room: int) -> list[PrefillChunk]:
+        """Padding for the rest of a step."""
+        ...
+
+    def force_progress(self) -> bool:
+        """Called when nothing can run; returns whether something may run now."""
+        ...
+
+    def give_way(self) -> bool:
+        """Called when memory runs out: frees work that is not delivered; False without any."""
+        ...
+
+    def accept_draws(self, draws: Iterable[Draw]) -> Iterator[Draw]:
+        """The valid draws of a step."""
+        ...
+
+    def release_tokens(
+        self, chunks: Iterable[PrefillChunk], tokens: list[NewToken]
+    ) -> list[NewToken]:
+        """The tokens of a step that are sent now; `chunks` were computed in it."""
+        ...
+
+    def end(self, sequence: Sequence, reason: FinishReason) -> bool:
+        """A request has ended; returns whether it continues in its batch, with its end unsent."""
+        ...
+
+    def on_budget_changed(self, sequence: Sequence) -> bool:
+        """A budget was used up or changed; returns whether that is reported later."""
+        ...
+
+
+class ContinuousBatching:
+    """Requests join and leave at every step. O(running) per step."""
+
+    ends_known_ahead = True
+
+    def begin_step(self) -> None: ...
+
+    def select(self, running: Iterable[Sequence], slots: int) -> list[Sequence]:
+        first = islice(running, slots)
+        return [each for each in first if each.within_budget and not (each.arriving or each.waits)]
+
+    def pad_chunks(self, room: int) -> list[PrefillChunk]:
+        return []
+
+    def force_progress(self) -> bool:
+        return False
+
+    def give_way(self) -> bool:
+        return False
+
+    def accept_draws(self, draws: Iterable[Draw]) -> Iterator[Draw]:
+        return iter(draws)
+
+    def release_tokens(
+        self, chunks: Iterable[PrefillChunk], tokens: list[NewToken]
+    ) -> list[NewToken]:
+        return tokens
+
+    def end(self, sequence: Sequence, reason: FinishReason) -> bool:
+        return False
+
+    def on_budget_changed(self, sequence: Sequence) -> bool:
+        return False
