@@ -47,7 +47,7 @@ def asked(**given: object) -> Namespace:
 # --- what is asked for
 
 
-def test_by_default_everything_and_quick_a_little():
+def test_default_measures_everything_and_quick_a_part():
     everything = asked_of(asked())
     assert [model.name for model in everything.models] == ["demo", "qwen3-0.6b"]
     assert (everything.dtypes, everything.contexts) == (("fp32", "bf16"), (160, 1500))
@@ -59,14 +59,14 @@ def test_by_default_everything_and_quick_a_little():
     assert quick.cases(DEMO) == [Case(160, 1, 32, 32), Case(160, 8, 32, 32)]
 
 
-def test_vllm_is_measured_where_a_python_is_named():
+def test_peer_python_adds_vllm():
     assert asked_of(asked(peer_python="python")).systems == SYSTEMS[:-1]
     every = asked(peer_python="python", systems=",".join(SYSTEMS))
     assert asked_of(every).systems == SYSTEMS
     assert asked_of(asked()).systems == ("engine", "grpc", "http", "transformers")
 
 
-def test_only_the_systems_that_are_named():
+def test_systems_option_selects_systems():
     two = asked_of(asked(peer_python="python", systems="vllm,engine"))
     assert two.systems == ("engine", "vllm")
     assert run_takes_s(two) < run_takes_s(asked_of(asked(peer_python="python")))
@@ -74,7 +74,7 @@ def test_only_the_systems_that_are_named():
     assert [case.streams for case in slow.cases(DEMO)] == [1]
 
 
-def test_short_and_long_cases_and_a_large_models_short_answers():
+def test_cases_by_context_and_model():
     some = asked_of(asked(streams="64,1,64"))
     assert some.cases(DEMO) == [
         Case(160, 1, 32, 256), Case(160, 64, 32, 256), Case(1500, 1, 1500, 64),
@@ -83,7 +83,7 @@ def test_short_and_long_cases_and_a_large_models_short_answers():
     assert {case.output_tokens for case in some.cases(QWEN)} == {16}
 
 
-def test_a_profile_is_of_the_demo_model_unless_another_is_named():
+def test_profile_defaults_to_the_demo_model():
     assert asked_of(asked(profile=True)).models == (DEMO,)
     assert asked_of(asked(profile=True)).streams[-1] == 64
     assert asked_of(asked(profile=True, models="qwen3-0.6b")).models == (QWEN,)
@@ -104,13 +104,13 @@ def test_a_profile_is_of_the_demo_model_unless_another_is_named():
         ({"patience": 0.1}, "no measurement of demo takes less than 0.1 s: raise --patience"),
     ],
 )
-def test_a_mistake_is_a_sentence(given: dict[str, object], sentence: str):
+def test_invalid_option_is_a_sentence(given: dict[str, object], sentence: str):
     with pytest.raises(SystemExit, match=sentence):
         asked_of(asked(**given))
 
 
 @pytest.mark.slow
-def test_so_is_one_of_the_command():
+def test_invalid_command_line_is_a_sentence():
     command = [sys.executable, "-m", "benchmarks.engine", "--peer-python", "/no/such/python"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 1
@@ -120,7 +120,7 @@ def test_so_is_one_of_the_command():
 # --- how long it takes
 
 
-def test_the_estimate_by_hand():
+def test_duration_estimate_table():
     """A step of 64 rows over 160 tokens: 4 ms + 64 · (0.1 ms + 160 · 0.8 µs) = 18.592 ms; 256 of
     them after 64 · 32 prompt tokens of 0.1 ms. transformers: 1.5 + 64 · 160 / 4,000 = 4.06 times.
     """
@@ -131,7 +131,7 @@ def test_the_estimate_by_hand():
     )
 
 
-def test_a_runs_time_is_its_starts_and_its_rounds():
+def test_run_duration_is_starts_plus_rounds():
     """Bare loops prefill once more, for half as long again; 5 + 12 + 5 s to start once."""
     some = asked_of(asked(quick=True, dtypes="fp32", streams="1"))
     [case] = some.cases(DEMO)
@@ -141,7 +141,7 @@ def test_a_runs_time_is_its_starts_and_its_rounds():
     assert run_takes_s(both) == pytest.approx(2 * run_takes_s(some))
 
 
-def test_what_takes_too_long_is_left_out_and_told():
+def test_measurements_above_patience_are_omitted_and_listed():
     """64 prompts of 1,500 tokens take the demo model seconds, the large one 19 minutes."""
     some = asked_of(asked(streams="1,64", contexts="1500"))
     assert [case.streams for case in some.cases(DEMO)] == [1, 64]
@@ -154,7 +154,7 @@ def test_what_takes_too_long_is_left_out_and_told():
     assert patient.left_out() == []
 
 
-def test_there_is_room_for_all_at_their_ends():
+def test_kv_has_room_for_all_requests():
     assert Case(160, 64, 32, 256).kv_tokens == 64 * 288
     assert Case(1500, 1, 1500, 64).length_tokens == 1_568  # 49 blocks of 32
     assert kv_tokens([Case(160, 1, 32, 256), Case(1500, 64, 1500, 64)]) == 64 * 1_568 * 3 // 2
@@ -164,7 +164,7 @@ def test_there_is_room_for_all_at_their_ends():
 # --- figures
 
 
-def test_medians_by_key_and_their_repeats():
+def test_medians_by_key():
     taken = Taken()
     case = Case(160, 8, 32, 256)
     for value in (5.0, 1.0, 3.0):
@@ -183,7 +183,7 @@ def test_nested_keys():
     assert nested({("a", "b"): 1, ("a", "c"): 2, ("d",): 3}) == {"a": {"b": 1, "c": 2}, "d": 3}
 
 
-def test_tokens_after_the_first_over_the_time_they_add():
+def test_decode_rate_excludes_the_first_token():
     """2 streams of 4 + 11: whole 22 / 5.5 = 4 s, prefill 8 / 4 = 2 s, so 20 tokens in 2 s."""
     assert decode_tok_s(Case(160, 2, 4, 11), 5.5, 4.0) == pytest.approx(10)
     assert decode_tok_s(Case(160, 2, 4, 11), 5.5, 2.0) is None  # prefill alone took as long
@@ -202,7 +202,7 @@ def figures_of(engine: float, vllm: float, grpc: float) -> Taken:
     return taken
 
 
-def test_every_reach_is_a_line_and_what_misses_says_so():
+def test_each_target_has_a_line():
     some = asked_of(asked(models="demo", dtypes="fp32", contexts="160", streams="8,64"))
     assert reaches(figures_of(engine=1300, vllm=1000, grpc=1000), some) == [
         "demo fp32, context 160: engine/vLLM at 8 streams: 1.30 (reach 1.25)",
@@ -214,7 +214,7 @@ def test_every_reach_is_a_line_and_what_misses_says_so():
     assert reaches(Taken(), some) == []
 
 
-def test_a_table_has_who_was_measured(capsys):
+def test_table_lists_measured_systems(capsys):
     some = asked_of(asked(models="demo", dtypes="fp32", contexts="160", streams="8,64"))
     tables(figures_of(engine=1300, vllm=1000, grpc=1000), some)
     shown = capsys.readouterr().out
@@ -225,14 +225,14 @@ def test_a_table_has_who_was_measured(capsys):
 # --- the load and the models
 
 
-def test_no_prompt_comes_twice():
+def test_prompts_are_unique():
     some = [tuple(p) for seed in range(20) for p in prompts(64, 32, seed)]
     assert len(set(some)) == len(some) and {len(p) for p in some} == {32}
     assert prompts(2, 5, seed=3) == prompts(2, 5, seed=3)
 
 
 @pytest.mark.slow
-def test_a_shape_with_random_weights_is_served_with_a_word_for_every_id(tmp_path: Path):
+def test_random_weights_model_has_a_word_per_id(tmp_path: Path):
     small = SHAPES["qwen3-0.6b"] | {
         "vocab_size": 2_000, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
@@ -246,12 +246,12 @@ def test_a_shape_with_random_weights_is_served_with_a_word_for_every_id(tmp_path
     assert tokenizer.encode("write star") == demo_text().encode("write star")
 
 
-def test_words_are_added_where_there_are_none():
+def test_tokenizer_is_widened():
     few = {"added_tokens": [{"id": 0}], "model": {"vocab": {"a": 1}, "merges": []}}
     assert widened(few, 4)["model"]["vocab"] == {"a": 1, "<2>": 2, "<3>": 3}
 
 
-def test_the_large_shape_has_its_parameters():
+def test_large_shape_has_its_parameter_count():
     """Embeddings; a layer: q and o, k and v, three of the MLP."""
     of = SHAPES["qwen3-0.6b"]
     hidden, inner = of["hidden_size"], of["num_attention_heads"] * of["head_dim"]
@@ -264,7 +264,7 @@ def test_the_large_shape_has_its_parameters():
 # --- a profile
 
 
-def test_a_phase_has_its_time_without_those_inside_it():
+def test_phase_time_excludes_nested_phases():
     """The clock at each turn: a begins at 0, b at 1, ends at 4, a ends at 9."""
     clock = iter([0.0, 1.0, 4.0, 9.0, 10.0, 12.0])
     stopwatch = Stopwatch(lambda: next(clock))
@@ -289,14 +289,14 @@ def test_the_engine_has_every_phase():
     assert set(spent) == set(PHASES) and min(spent.values()) > 0
 
 
-def test_a_phase_that_an_engine_has_not_is_told():
+def test_missing_phase_is_reported():
     engine = engine_of("llama")
     del engine._kernels
     assert watch(engine, Stopwatch()) == ["prepare", "attention"]
 
 
 @pytest.mark.slow
-def test_a_step_of_everybody_is_profiled():
+def test_full_decode_step_is_profiled():
     found = profile_step(demo_model(), "fp32", Case(160, 3, 32, 16))
     assert (found.rows, found.steps, found.missing) == (3, 4, ())
     assert list(found.phases_ms) == list(PHASES) and found.phases_ms[STEP] > 0
@@ -308,19 +308,19 @@ def test_a_step_of_everybody_is_profiled():
 
 
 @pytest.mark.slow
-async def test_a_thing_apart_says_why_it_can_not_be_made(tmp_path: Path):
+async def test_separate_process_reports_its_error(tmp_path: Path):
     why = "the folder has no config.json"
     with Apart(BareEngine, str(tmp_path), 256) as engine, pytest.raises(ValueError, match=why):
         await engine.begin()
 
 
-async def test_a_python_without_vllm_is_told():
+async def test_python_without_vllm_is_reported():
     async with vllm_loop(sys.executable, demo_model(), "float32", 8_192, 1, 320) as loop:
         with pytest.raises(RuntimeError, match=r"vLLM ended: .*No module named 'vllm'"):
             await loop.ready()
 
 
-async def test_a_peer_that_breaks_is_missing_and_the_engine_may_not():
+async def test_failing_peer_is_missing_and_a_failing_engine_raises():
     async def breaks(asked: object, output_tokens: int) -> float:
         raise RuntimeError("no\n kernels")
 
@@ -334,7 +334,7 @@ async def test_a_peer_that_breaks_is_missing_and_the_engine_may_not():
 
 
 @pytest.mark.slow
-def test_a_small_run_of_all(tmp_path: Path):
+def test_small_run_of_all_systems(tmp_path: Path):
     path = tmp_path / "figures.json"
     arguments = ["--quick", "--dtypes", "fp32", "--streams", "2", "--json", str(path)]
     done = subprocess.run(

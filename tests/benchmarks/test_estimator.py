@@ -8,7 +8,7 @@ from services.costs import CostModel
 COST = CostModel(0.01, 0.0002, 0.001, 0.00001)
 
 
-def test_a_slice_of_mixed_prompts_by_hand() -> None:
+def test_slice_prediction_table() -> None:
     """Prompts of 10 and 30, and one of 50 in KV already, 4 steps. Prefill: 0.01 + 40·0.00021 =
     0.0184. Each step costs 0.01 + 3·0.001 = 0.013, and they read 4·90 + 3·(1+2+3+4) = 390."""
     mixed = Slice((10, 30), (50,), 4)
@@ -19,7 +19,7 @@ def test_a_slice_of_mixed_prompts_by_hand() -> None:
     assert mixed.timing(COST, 2.0).elapsed_s == pytest.approx(2.0 + 50 * 0.00021)
 
 
-def test_the_engine_serves_the_slices_that_were_drawn() -> None:
+def test_engine_serves_the_drawn_slices() -> None:
     """The prefill makes a prompt's first token, those who stayed need a step for each."""
     sliced = Sliced("models/demo", seed=3)
     stayed = 0

@@ -16,14 +16,14 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-def test_without_a_device_it_says_so():
+def test_missing_device_is_reported():
     done = run("benchmarks.gpu")
     assert done.returncode == 1
     assert "no CUDA device is at hand" in done.stderr and "Traceback" not in done.stderr
 
 
 @pytest.mark.slow
-def test_the_checks_run_in_the_interpreter():
+def test_kernel_checks_run_in_the_interpreter():
     done = run("benchmarks.gpu", "--interpret", "--quick")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "0 faults" in done.stdout

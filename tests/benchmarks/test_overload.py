@@ -49,7 +49,7 @@ HANGS = OK + ROLE
 # --- the load
 
 
-def test_the_same_seed_is_the_same_load_and_no_two_prompts_are_alike():
+def test_seed_determines_a_load_of_unique_prompts():
     some = bodies(500, seed=4)
     assert some == bodies(500, seed=4) != bodies(500, seed=5)
     assert len({str(json.loads(body)["messages"]) for body in some}) == 500
@@ -72,7 +72,7 @@ def test_arrivals_come_in_order_at_the_rate_asked_for():
     assert due == sorted(due) and 18 < due[-1] < 22
 
 
-def test_an_oracle_knows_every_prompt_of_the_load(tmp_path: Path):
+def test_oracle_has_every_prompt_of_the_load(tmp_path: Path):
     """By the texts that a gateway passes on: the length of the right answer."""
     path = tmp_path / "lengths.jsonl"
     write_lengths(path)
@@ -95,7 +95,7 @@ def asked(**given: object) -> Namespace:
     return Namespace(**plain | {"peer_python": ""} | given)
 
 
-def test_all_presets_or_some_and_the_peer_last():
+def test_systems_are_presets_then_the_peer():
     assert names_of(asked()) == list(SYSTEMS)
     assert names_of(asked(presets="all")) == list(presets())
     assert names_of(asked(presets="all,alise-blend"))[-1] == "alise-blend"
@@ -115,7 +115,7 @@ def test_factors_rounds_and_seconds():
             sizes_of(asked(factors=wrong))
 
 
-def test_how_long_it_takes_is_said():
+def test_duration_is_printed():
     """20 s to begin and settle, 100 requests at 80/s; then 6 s, and 6 + 12 s, as 3 times the load
     takes 3 times as long."""
     sizes = replace(QUICK, lasts_s={0.9: 6, 3.0: 6})
@@ -165,12 +165,12 @@ async def test_every_way_an_answer_ends(answer: bytes, problem: str):
     assert problem or 0 < seen.first_s <= seen.last_s
 
 
-async def test_a_server_that_is_not_there():
+async def test_unreachable_server_is_an_error():
     [seen] = await drive(f"http://127.0.0.1:{free_port()}", at_once([b"{}"]), bound_s=0.5)
     assert seen.problem == UNREACHABLE
 
 
-async def test_who_hangs_holds_up_nobody_and_answers_keep_the_loads_order():
+async def test_hanging_request_does_not_delay_others():
     load = [Due(0.0, b"{}"), Due(0.2, b"{}")]
     async with answering(HANGS, WHOLE) as url:
         first, second = await drive(url, load, bound_s=0.5)
@@ -210,7 +210,7 @@ def test_figures():
     assert found["tok_s"] == pytest.approx((2 * 10.5 + 11 + 2) / 8)
 
 
-def test_who_is_best_and_nobody_who_is_told():
+def test_best_preset_excludes_oracles():
     assert is_told("alise-oracle") and not is_told("alise")
     figures = {
         "fcfs": (0.9, 0.5), "alise": (0.3, 0.4), "past-future": (0.6, 0.7), "alise-blend": (nan, 0),
@@ -227,13 +227,13 @@ def test_who_is_best_and_nobody_who_is_told():
     )
 
 
-def test_nobody_came_back():
+def test_figures_without_answers():
     found = figures_of([Answer(0, 0, 0, 0, TIMED_OUT)], lasts_s=10)
     assert isnan(found["norm_latency_s"]) and isnan(found["ttft_p50_s"])
     assert (found["tok_s"], found["goodput_share"], found["errors"]) == (0, 0, 1)
 
 
-def test_errors_are_counted_by_what_they_say():
+def test_errors_are_counted_by_message():
     answers = [
         Answer(0, 0, 0, 0, f"request {name} gave up after 8 attempts") for name in ("1a2b", "3-c4")
     ]

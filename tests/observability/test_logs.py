@@ -69,7 +69,7 @@ TABLE = [
 ]
 
 
-def test_a_warning_that_repeats_is_said_once_and_then_with_its_count():
+def test_repeated_warning_is_logged_once_then_with_its_count():
     repeats = Repeats(EVERY_S)
     for number, (each, expected) in enumerate(TABLE):
         assert said(repeats.take(each)) == expected, f"row {number}"
@@ -77,7 +77,7 @@ def test_a_warning_that_repeats_is_said_once_and_then_with_its_count():
     assert repeats.rest() == []
 
 
-def test_an_exception_of_another_kind_is_another():
+def test_other_exception_is_a_different_warning():
     repeats = Repeats(EVERY_S)
     for error in (KeyError("a"), ValueError("b")):
         broken = record(0, "request failed", level=ERROR)
@@ -98,7 +98,7 @@ def test_an_exception_of_another_kind_is_another():
     ),
     st.integers(1, 4),
 )
-def test_nothing_is_lost_and_little_is_remembered(
+def test_counts_are_complete_and_memory_is_bounded(
     coming: list[tuple[float, int, int]], most: int
 ) -> None:
     repeats, now_s, lines = Repeats(EVERY_S, most), 0.0, []
@@ -119,7 +119,7 @@ def logged(formatter: logging.Formatter) -> tuple[logging.Logger, LogHandler, io
     return logger, handler, stream
 
 
-def test_a_json_line_says_all_that_is_known():
+def test_json_line_has_all_known_fields():
     logger, handler, stream = logged(JsonLines("worker"))
     logger.info("up in %.1f s: %s", 1.25, "Zürich\nand more")
     logger.warning("late", extra={"request_id": "r-1", "trace_id": "ab" * 16})
@@ -141,7 +141,7 @@ def test_a_json_line_says_all_that_is_known():
     assert (more["message"], more["repeated"], more["request_id"]) == ("late", 3, "r-2")
 
 
-def test_a_text_line_reads_as_ever_and_says_what_it_is_about():
+def test_text_line_has_its_context():
     logger, handler, stream = logged(TextLines("gateway"))
     logger.info("listening on %s", "x")
     for request_id in ("1", "2", "3"):
@@ -153,7 +153,7 @@ def test_a_text_line_reads_as_ever_and_says_what_it_is_about():
     assert third.endswith(": slow (and 1 more like it) [request_id=3]")
 
 
-async def test_lines_carry_what_their_task_is_about():
+async def test_log_lines_carry_the_task_s_context():
     logger, _, stream = logged(JsonLines("gateway"))
     about(trace_id="cd" * 16)
     about(request_id="call-7")
@@ -164,7 +164,7 @@ async def test_lines_carry_what_their_task_is_about():
     assert other["request_id"] == "call-8"
 
 
-async def test_another_task_knows_nothing_of_it():
+async def test_log_context_is_per_task():
     logger, _, stream = logged(JsonLines("gateway"))
     logger.info("outside")
     assert "request_id" not in json.loads(stream.getvalue())
@@ -179,7 +179,7 @@ for number in range(1_000):
 """
 
 
-def test_what_is_left_is_said_at_the_end_of_the_process():
+def test_pending_counts_are_logged_at_exit():
     command = [sys.executable, "-c", REPEATING]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     first, last = (json.loads(line) for line in ended.stderr.splitlines())
@@ -188,7 +188,7 @@ def test_what_is_left_is_said_at_the_end_of_the_process():
 
 
 @pytest.mark.parametrize("lines", ["xml", ""])
-def test_a_format_there_is_not_is_one_line(lines: str) -> None:
+def test_unknown_log_format_is_a_one_line_error(lines: str) -> None:
     command = [sys.executable, "-m", "services.batcher", "--set", f"logging.format={lines}"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 2
@@ -205,7 +205,7 @@ def test_a_format_there_is_not_is_one_line(lines: str) -> None:
         ("gone: %s", (("o" * 2_000,), ("o" * 2_000 + "!",)), False),  # so far they are compared
     ],
 )
-def test_other_words_are_another_warning(
+def test_other_words_are_a_different_warning(
     template: str, others: tuple[tuple[object, ...], ...], apart: bool
 ) -> None:
     repeats, lines = Repeats(EVERY_S), []
@@ -216,7 +216,7 @@ def test_other_words_are_another_warning(
     assert len(lines) == (2 if apart else 1)
 
 
-def test_of_one_format_string_so_many_are_told_apart() -> None:
+def test_distinguished_warnings_per_format_are_bounded() -> None:
     repeats, lines = Repeats(EVERY_S), []
     for number in range(MAX_ALIKE + 5):
         made = record(0, "gone: %s", number)
@@ -240,7 +240,7 @@ def broken(at_s: float, name: str) -> logging.LogRecord:
     return made
 
 
-def test_exceptions_raised_elsewhere_are_others_and_keep_their_traceback() -> None:
+def test_exceptions_from_other_lines_are_different_warnings() -> None:
     repeats = Repeats(EVERY_S)
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
@@ -257,7 +257,7 @@ def test_exceptions_raised_elsewhere_are_others_and_keep_their_traceback() -> No
     assert "KeyError: 'one'" in json.loads(stream.getvalue().splitlines()[-1])["exception"]
 
 
-def test_the_count_waits_for_no_other_line() -> None:
+def test_count_is_logged_without_another_record() -> None:
     stream = io.StringIO()
     handler = LogHandler(stream, Repeats(0.3))
     handler.setFormatter(TextLines("worker"))
@@ -271,7 +271,7 @@ def test_the_count_waits_for_no_other_line() -> None:
     handler.close()
 
 
-def test_a_record_whose_arguments_do_not_fit_breaks_nobody(
+def test_malformed_record_does_not_break_logging(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     logger, handler, stream = logged(TextLines("worker"))
@@ -282,7 +282,7 @@ def test_a_record_whose_arguments_do_not_fit_breaks_nobody(
     assert stream.getvalue().count("\n") == 1
 
 
-def test_what_is_within_is_about_one_request_and_what_follows_is_not() -> None:
+def test_log_context_ends_with_its_block() -> None:
     logger, _, stream = logged(JsonLines("scheduler"))
     with concerning("r-1", f"00-{'ab' * 16}-{'cd' * 8}-01"):
         logger.info("inside")
@@ -296,5 +296,5 @@ def test_what_is_within_is_about_one_request_and_what_follows_is_not() -> None:
 
 
 @pytest.mark.parametrize("traceparent", ["", "nonsense", "00-ab-cd-01", "#1"])
-def test_what_is_no_traceparent_has_no_trace(traceparent: str) -> None:
+def test_invalid_traceparent_has_no_trace_id(traceparent: str) -> None:
     assert trace_id_of(traceparent) == ""

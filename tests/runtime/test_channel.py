@@ -85,7 +85,7 @@ STATUSES = [
 
 @both_ways
 @pytest.mark.parametrize(("script", "code", "sentence"), STATUSES)
-async def test_what_is_raised_becomes_a_status_and_nothing_leaks(
+async def test_exception_becomes_a_status_without_details(
     way: str, script: Callable[[Any], Awaitable[None]], code: str, sentence: str
 ) -> None:
     async with reaching(way, NAME, ADD, Scripted(script)) as channel:
@@ -103,7 +103,7 @@ async def test_what_is_raised_becomes_a_status_and_nothing_leaks(
 
 
 @both_ways
-async def test_the_time_to_retry_travels_as_a_trailer(way: str) -> None:
+async def test_retry_time_is_a_trailer(way: str) -> None:
     async with reaching(way, NAME, ADD, Scripted(raising(BUSY))) as channel:
         with pytest.raises(aio.AioRpcError) as caught:
             await estimator_pb2_grpc.EstimatorStub(channel).GetCostModel(ASK)
@@ -125,7 +125,7 @@ async def test_unexpected_errors_are_logged_once(
 
 
 @both_ways
-async def test_time_that_runs_out_ends_the_call_on_both_sides(way: str) -> None:
+async def test_deadline_ends_the_call_on_both_sides(way: str) -> None:
     servicer = Scripted(endless)
     async with reaching(way, NAME, ADD, servicer) as channel:
         stub = estimator_pb2_grpc.EstimatorStub(channel)
@@ -139,7 +139,7 @@ async def test_time_that_runs_out_ends_the_call_on_both_sides(way: str) -> None:
 
 
 @both_ways
-async def test_a_cancelled_stream_is_cleaned_up_and_its_reader_lives_on(way: str) -> None:
+async def test_cancelled_stream_is_cleaned_up(way: str) -> None:
     servicer = Scripted(endless)
     async with reaching(way, NAME, ADD, servicer) as channel:
         call = estimator_pb2_grpc.EstimatorStub(channel).WatchCostModel(ASK)
@@ -154,7 +154,7 @@ async def test_a_cancelled_stream_is_cleaned_up_and_its_reader_lives_on(way: str
 
 
 @both_ways
-async def test_cancelling_after_leaving_the_loop_harms_nobody(way: str) -> None:
+async def test_cancel_after_the_loop_has_no_effect(way: str) -> None:
     servicer = Scripted(endless)
     async with reaching(way, NAME, ADD, servicer) as channel:
         call = estimator_pb2_grpc.EstimatorStub(channel).WatchCostModel(ASK)
@@ -166,7 +166,7 @@ async def test_cancelling_after_leaving_the_loop_harms_nobody(way: str) -> None:
 
 
 @both_ways
-async def test_a_reader_that_is_cancelled_takes_its_call_along(way: str) -> None:
+async def test_cancelled_reader_cancels_its_call(way: str) -> None:
     servicer = Scripted(endless)
     async with reaching(way, NAME, ADD, servicer) as channel:
         stub = estimator_pb2_grpc.EstimatorStub(channel)
@@ -183,7 +183,7 @@ async def test_a_reader_that_is_cancelled_takes_its_call_along(way: str) -> None
         await until(lambda: not servicer.open)
 
 
-async def test_a_call_in_process_that_nobody_holds_is_closed() -> None:
+async def test_unreferenced_in_process_call_is_closed() -> None:
     """Behind a socket it ends with its channel; here there is none."""
     servicer = Scripted(endless)
     async with reaching("in-process", NAME, ADD, servicer) as channel:

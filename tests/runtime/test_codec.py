@@ -105,37 +105,37 @@ OUTCOMES = st.builds(Outcome, NAMES, NAMES, NAMES, UINT32, UINT32, UINT32, REASO
 
 
 @given(PLANS)
-def test_plans(plan: Plan) -> None:
+def test_plan_round_trip(plan: Plan) -> None:
     sent = scheduler_pb2.Plan.FromString(attach_codec.encode_plan(plan).SerializeToString())
     assert attach_codec.decode_plan(sent) == plan
 
 
 @given(REPORTS)
-def test_reports(report: Report) -> None:
+def test_report_round_trip(report: Report) -> None:
     sent = scheduler_pb2.Report.FromString(attach_codec.encode_report(report).SerializeToString())
     assert attach_codec.decode_report(sent) == report
 
 
 @given(HELD)
-def test_what_a_worker_holds(held: tuple[HeldRequest, ...]) -> None:
+def test_held_requests_round_trip(held: tuple[HeldRequest, ...]) -> None:
     hello = scheduler_pb2.WorkerHello(held=[attach_codec.encode_held(request) for request in held])
     sent = scheduler_pb2.WorkerHello.FromString(hello.SerializeToString())
     assert attach_codec.decode_held(sent) == held
 
 
 @given(NAMES, COSTS)
-def test_cost_models(worker_id: str, model: CostModel) -> None:
+def test_cost_model_round_trip(worker_id: str, model: CostModel) -> None:
     message = codec.encode_cost_model(worker_id, model)
     assert (message.worker_id, codec.decode_cost_model(message)) == (worker_id, model)
 
 
 @given(OUTCOMES)
-def test_outcomes(outcome: Outcome) -> None:
+def test_outcome_round_trip(outcome: Outcome) -> None:
     assert codec.decode_outcome(codec.encode_outcome(outcome)) == outcome
 
 
 @given(st.builds(Sla, NAMES.filter(bool), SECONDS, SECONDS, SECONDS))
-def test_slas(sla: Sla) -> None:
+def test_sla_round_trip(sla: Sla) -> None:
     assert codec.decode_sla(codec.encode_sla(sla)) == sla
 
 
@@ -173,7 +173,7 @@ ALL_SET: dict[str, Plan | Report | CostModel | Outcome] = {
 }  # fmt: skip
 
 
-def test_no_field_of_a_noun_is_left_at_home() -> None:
+def test_every_field_is_encoded() -> None:
     """Each example sets every field; so a field added to a noun and not here fails."""
     for made in ALL_SET.values():
         assert all(getattr(made, name) for name in made.__dataclass_fields__), made
@@ -188,7 +188,7 @@ def test_no_field_of_a_noun_is_left_at_home() -> None:
     assert codec.decode_outcome(codec.encode_outcome(outcome)) == outcome
 
 
-def test_a_batch_s_timing_and_neighbours_that_cannot_be() -> None:
+def test_impossible_batch_timing_and_neighbours_are_errors() -> None:
     batch = BatchTiming(7, 300, 128, 4.5)
     assert codec.decode_batch(codec.encode_batch(batch)) == batch
     assert codec.decode_cost_model(estimator_pb2.CostModel()).neighbours == Neighbours()
@@ -197,7 +197,7 @@ def test_a_batch_s_timing_and_neighbours_that_cannot_be() -> None:
             codec.decode_cost_model(estimator_pb2.CostModel(neighbours=rows))
 
 
-def test_a_worker_s_hello() -> None:
+def test_worker_hello_round_trip() -> None:
     hello = scheduler_pb2.WorkerHello(
         worker_id="w", address="unix:/w", model="demo", kv_tokens=6_400, block_tokens=16,
         max_running=32, max_context_tokens=2_048, kv_bytes_per_token=512, host_tokens=25_600,
@@ -209,7 +209,7 @@ def test_a_worker_s_hello() -> None:
     assert len(attach_codec.decode_worker_hello(hello).start) == attach_codec.START_CHARS
 
 
-def test_a_prompt_with_all_its_fields() -> None:
+def test_prompt_round_trip() -> None:
     sampling = common_pb2.Sampling(temperature=0.5, seed=7, logprobs=0, max_tokens=9, n=1)
     message = worker_pb2.Prompt(
         request_id="r", token_ids=[1, 2, 3], prompt_tokens=2, max_tokens=9, sampling=sampling,
@@ -219,7 +219,7 @@ def test_a_prompt_with_all_its_fields() -> None:
     assert decode_prompt(message, "g#1") == Prompt("r", (1, 2, 3), 2, 9, drawn, "g#1", "tenant")
 
 
-def test_tokens_that_a_prompt_names() -> None:
+def test_prompt_token_fields_are_validated() -> None:
     sampling = common_pb2.Sampling(
         stop_token_ids=[9, 8], logit_bias={7: -1.5, 3: 2.0}, allowed_token_ids=[3, 7, 9],
         bad_tokens=[common_pb2.TokenIds(ids=[3]), common_pb2.TokenIds(ids=[7, 3])],
@@ -238,7 +238,7 @@ def test_tokens_that_a_prompt_names() -> None:
         decode_prompt(message, "")
 
 
-def test_a_prompt_whose_scores_are_no_message_is_refused() -> None:
+def test_prompt_scores_too_large_for_a_message_are_refused() -> None:
     sampling = common_pb2.Sampling(prompt_logprobs=20)
     message = worker_pb2.Prompt(
         token_ids=range(30_000), prompt_tokens=30_000, max_tokens=1, sampling=sampling
@@ -250,7 +250,7 @@ def test_a_prompt_whose_scores_are_no_message_is_refused() -> None:
     assert decode_prompt(message, "").sampling.prompt_logprobs == 1
 
 
-def test_swaps_of_no_known_direction_are_left_out() -> None:
+def test_swaps_of_unknown_direction_are_dropped() -> None:
     message = scheduler_pb2.Report(
         swaps=[
             common_pb2.SwapTiming(tokens=5, elapsed_s=1.0),
@@ -261,7 +261,7 @@ def test_swaps_of_no_known_direction_are_left_out() -> None:
 
 
 @pytest.mark.parametrize("bad", [nan, -1.0, -inf])
-def test_waits_and_costs_can_be_sorted_by_whatever_comes(bad: float) -> None:
+def test_unsortable_waits_and_costs_become_zero(bad: float) -> None:
     message = scheduler_pb2.Plan(
         order=[scheduler_pb2.Standing(request_id="a", wait_s=bad)],
         costs=scheduler_pb2.KVCosts(recompute_token_s=bad, offload_token_s=bad, upload_token_s=bad),
@@ -270,7 +270,7 @@ def test_waits_and_costs_can_be_sorted_by_whatever_comes(bad: float) -> None:
     assert (plan.order, plan.costs) == ((QueuePosition("a", 0.0),), KVCosts())
 
 
-def test_a_plan_of_an_older_scheduler_orders_nothing() -> None:
+def test_plan_of_an_older_scheduler_has_no_order() -> None:
     plan = attach_codec.decode_plan(scheduler_pb2.Plan(seq=1))
     assert (plan.order, plan.residency, plan.costs) == ((), "", KVCosts())
 
@@ -305,14 +305,14 @@ def test_a_plan_of_an_older_scheduler_orders_nothing() -> None:
         ),
     ],
 )  # fmt: skip
-def test_what_gateways_are_told_of_their_requests(
+def test_gateway_events_are_encoded(
     action: ev.Place | ev.Preempt | ev.Resume | ev.Finish | ev.Refuse, event: dict[str, Any]
 ) -> None:
     expected = scheduler_pb2.RequestEvent(request_id="r", **event)
     assert encode_request_event(action) == scheduler_pb2.SchedulerEvent(request=expected)
 
 
-def test_a_forecast_takes_its_request_s_cap_and_a_shared_one_none() -> None:
+def test_forecast_is_truncated_unless_shared() -> None:
     """A request of 1,024 tokens is past the last point of what was foretold of it."""
     own = Forecast((10.0, 24.0), (0.5, 0.5), 1_024, "ridge", 3)
     back = codec.decode_forecast(codec.encode_forecast(own), 1_024)

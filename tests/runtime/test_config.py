@@ -26,7 +26,7 @@ def test_overrides_beat_the_environment_beats_defaults(monkeypatch: pytest.Monke
     assert load(Sample, {"params": '{"reserved": 0.1}'}).params == {"reserved": 0.1}
 
 
-def test_variables_without_our_prefix_are_not_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_without_the_prefix_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ADDRESS", "elsewhere:1")
     monkeypatch.setenv("WINDOW", "nonsense")
     assert load(Sample) == Sample()
@@ -50,20 +50,22 @@ def test_config_is_frozen() -> None:
         ({"params": "{reserved"}, "batcher.params"),
     ],
 )
-def test_a_wrong_value_is_one_line_naming_the_key(overrides: dict[str, str], line: str) -> None:
+def test_wrong_value_is_a_one_line_error_naming_the_key(
+    overrides: dict[str, str], line: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
         load(Sample, overrides)
     assert line in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_an_unknown_variable_of_a_section_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_variable_of_a_section_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORETOKEN_BATCHER_WINDWO", "5")
     with pytest.raises(ConfigError, match=r"unknown config key batcher\.windwo, did you mean wind"):
         load(Sample)
 
 
-def test_a_variable_of_no_section_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variable_without_a_section_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORETOKEN_BATCHERS_WINDOW", "5")
     with pytest.raises(ConfigError, match=r"FORETOKEN_BATCHERS_WINDOW .*did you mean batcher\?"):
         check_environment()
@@ -78,12 +80,12 @@ def test_sets_are_parsed_by_section() -> None:
 
 
 @pytest.mark.parametrize("item", ["batcher.window", "window=5", "=5", "batcher.=5", ""])
-def test_a_set_of_another_form_is_refused(item: str) -> None:
+def test_malformed_set_is_an_error(item: str) -> None:
     with pytest.raises(ConfigError, match=r"--set takes section\.key=value"):
         parse_sets([item], ["batcher"])
 
 
-def test_a_set_of_an_unknown_section_is_refused() -> None:
+def test_set_of_an_unknown_section_is_an_error() -> None:
     with pytest.raises(ConfigError, match="'batchr', did you mean batcher"):
         parse_sets(["batchr.window=5"], ["batcher", "worker"])
 
@@ -101,7 +103,7 @@ def test_a_set_of_an_unknown_section_is_refused() -> None:
         ("batcher", ["--sets"], "usage: [--set section.key=value]..."),
     ],
 )
-def test_a_service_ends_with_one_line_on_a_mistake(
+def test_service_exits_with_one_line_on_a_config_error(
     service: str, arguments: list[str], line: str
 ) -> None:
     command = [sys.executable, "-m", f"services.{service}", *arguments]
@@ -127,13 +129,13 @@ class Secretive(Settings):
 
 
 @pytest.mark.parametrize("given", [{"api_keys": '["hidden", 5]'}, {"port": "7"}])
-def test_no_mistake_shows_a_secret(given: dict[str, str]) -> None:
+def test_errors_do_not_show_secrets(given: dict[str, str]) -> None:
     with pytest.raises(ConfigError) as caught:
         load(Secretive, {"api_keys": '["hidden"]', **given})
     assert "hidden" not in str(caught.value) and "got" not in str(caught.value)
 
 
-def test_a_short_name_stands_for_a_key_and_the_long_one_wins(
+def test_short_environment_name_yields_to_the_long_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("FORETOKEN_API_KEYS", '["a"]')

@@ -25,12 +25,12 @@ def ended(error: str) -> tuple[int, list[str]]:
     return process.returncode, process.stderr.splitlines()
 
 
-def test_the_sentence_it_ends_with_comes_after_warnings_that_were_held_back():
+def test_final_sentence_follows_pending_warnings():
     status, (first, again, sentence) = ended("ValueError('refused for good')")
     assert first.endswith("scheduler away") and again.endswith("scheduler away")
     assert (status, sentence) == (2, "foretoken worker: refused for good")
 
 
-def test_what_is_no_mistake_of_the_users_is_a_traceback():
+def test_unexpected_error_is_a_traceback():
     status, lines = ended("RuntimeError('broken')")
     assert status == 1 and lines[-1] == "RuntimeError: broken"

@@ -26,11 +26,11 @@ def after(soft: int, hard: int) -> list[int]:
     return [int(word) for word in process.stdout.split()]
 
 
-def test_as_many_as_the_system_lets_us() -> None:
+def test_open_files_are_raised_to_the_hard_limit() -> None:
     wanted = ENOUGH if HARD == resource.RLIM_INFINITY else min(HARD, ENOUGH)
     assert after(256, HARD) == [wanted, HARD, wanted]
 
 
-def test_no_more_than_may_be_and_never_fewer() -> None:
+def test_open_file_limit_is_bounded_and_never_lowered() -> None:
     assert after(256, 512) == [512, 512, 512]
     assert after(512, 512) == [512, 512, 512]

@@ -59,7 +59,7 @@ def sharing() -> Transcript:
 # Keys
 
 
-def test_a_gateways_hashes_are_the_workers_keys() -> None:
+def test_gateway_hashes_equal_worker_keys() -> None:
     """What a gateway says of a prompt is what a worker with the same blocks says it has cached,
     but for the block of its last token, which is computed whatever is there."""
     t = sharing()
@@ -77,7 +77,7 @@ def test_a_gateways_hashes_are_the_workers_keys() -> None:
     assert not set(decode_hashes(other, CHAIN)) & set(report.prefixes_added)
 
 
-def test_a_gateway_hashes_only_what_is_asked_for() -> None:
+def test_gateway_hashes_only_requested_blocks() -> None:
     asked = generation(range(5_000))
     assert len(fleet(16).prefix_hashes(asked)) == 8 * CHAIN
     assert len(fleet(16, asks=10**6).prefix_hashes(asked)) == 8 * MAX_PREFIX_BLOCKS
@@ -93,7 +93,7 @@ def test_a_gateway_hashes_only_what_is_asked_for() -> None:
 
 
 @given(st.lists(st.integers(0, 2**32 - 1), max_size=40), st.integers(1, 9), st.integers(0, 9))
-def test_hashes_are_those_of_the_first_full_blocks(
+def test_hashes_cover_the_first_full_blocks(
     tokens: list[int], block_tokens: int, most: int
 ) -> None:
     keys: list[bytes] = []
@@ -105,12 +105,12 @@ def test_hashes_are_those_of_the_first_full_blocks(
 
 
 @given(st.lists(st.integers(-(2**63), 2**63 - 1).filter(bool), max_size=9))
-def test_hashes_there_and_back(hashes: list[int]) -> None:
+def test_hashes_round_trip(hashes: list[int]) -> None:
     assert decode_hashes(encode_hashes(hashes), 9) == tuple(hashes)
     assert decode_hashes(encode_hashes(hashes), 3) == tuple(hashes[:3])
 
 
-def test_what_cant_be_hashes_is_none() -> None:
+def test_invalid_hashes_decode_to_none() -> None:
     assert hash_of(bytes(16)) == 1
     assert decode_hashes(b"1234567", 9) == decode_hashes(encode_hashes([5, 0]), 9) == ()
 
@@ -129,7 +129,7 @@ def test_what_cant_be_hashes_is_none() -> None:
         max_size=60,
     )
 )
-def test_who_listens_knows_what_is_there(steps: list[tuple[str, int]]) -> None:
+def test_reported_prefixes_equal_the_cached_ones(steps: list[tuple[str, int]]) -> None:
     """Key n is n deep. After each taking, what was told adds up to what is cached, as deep as was
     asked for; and nobody is told what it was told already."""
     cached, here, known, asked = CachedPrefixes(), set[int](), set[int](), 0
@@ -152,7 +152,7 @@ def test_who_listens_knows_what_is_there(steps: list[tuple[str, int]]) -> None:
             assert known == {hash_of(KEYS[n]) for n in here if n < asked}
 
 
-def test_news_are_bounded_and_the_rest_comes_later() -> None:
+def test_prefix_changes_are_reported_in_bounded_parts() -> None:
     cached = CachedPrefixes()
     keys = [number.to_bytes(16, "little") for number in range(1, MOST_TOLD + 1_001)]
     for key in keys:
@@ -167,7 +167,7 @@ def test_news_are_bounded_and_the_rest_comes_later() -> None:
     assert told[0][0] == tuple(hash_of(key) for key in keys[MOST_TOLD:])
 
 
-def test_a_worker_tells_nothing_until_a_plan_asks() -> None:
+def test_worker_reports_prefixes_only_on_request() -> None:
     t = sharing()
     t.prompt("a", 9)
     t.admit(a=9)
@@ -189,7 +189,7 @@ def test_a_worker_tells_nothing_until_a_plan_asks() -> None:
     assert shallow is not None and shallow.prefixes_added == first.prefixes_added[:1]
 
 
-def test_what_is_overwritten_is_told_to_be_gone() -> None:
+def test_overwritten_prefix_is_reported_gone() -> None:
     """Sixteen blocks of four; the second request needs them all."""
     t = sharing()
     t.prompt("a", 9, max_tokens=1)
@@ -210,7 +210,7 @@ def test_what_is_overwritten_is_told_to_be_gone() -> None:
 # On the board
 
 
-def test_the_board_keeps_what_was_told_sorted_and_bounded() -> None:
+def test_board_keeps_prefixes_sorted_and_bounded() -> None:
     known = PrefixIndex()
     assert known.sorted.tolist() == []
     known.update(Report(1, 0, prefixes_added=(5, -7, 3)))
@@ -220,7 +220,7 @@ def test_the_board_keeps_what_was_told_sorted_and_bounded() -> None:
     assert len(known.sorted) == MOST_TOLD
 
 
-def test_a_request_brings_no_more_hashes_than_a_chain() -> None:
+def test_request_hashes_are_limited_to_a_chain() -> None:
     most = encode_hashes(range(1, 2 * CHAIN))
     message = sched.NewRequest(request_id="a", prefix_hashes=most, tenant="t" * 300)
     request = decode_request(message, 0.0)
@@ -238,7 +238,7 @@ def served(place: str) -> Any:
 
 
 @pytest.mark.parametrize(("place", "asks"), [("least_load", 0), ("prefix_aware", CHAIN)])
-def test_only_who_places_by_prefixes_asks_for_them(place: str, asks: int) -> None:
+def test_only_prefix_placements_request_hashes(place: str, asks: int) -> None:
     s: Any = SchedulerState(choose("fcfs", {"place": place}))
     view = WorkerView("w0", "unix:/w0", "demo", 10_000, 16, 8, 5_000)
     plans = [
@@ -250,7 +250,7 @@ def test_only_who_places_by_prefixes_asks_for_them(place: str, asks: int) -> Non
     assert s.fleet().prefix_blocks == asks
 
 
-def test_a_request_goes_where_its_beginning_is() -> None:
+def test_request_is_placed_at_its_prefix() -> None:
     """The second worker has the first 30 blocks of its prompt; the first comes first otherwise.
     Once that worker has lost the first of them, no more than a lost beginning counts."""
     s = served("prefix_aware")
@@ -270,7 +270,7 @@ def test_a_request_goes_where_its_beginning_is() -> None:
     assert goes("b") == "w0"
 
 
-def test_chains_stand_on_the_board_and_leave_with_their_request() -> None:
+def test_chains_leave_the_board_with_their_request() -> None:
     s = served("prefix_aware")
     for name, chain in (("a", (5, 6)), ("b", ())):
         s.step(ev.Submitted(G, Request(name, "demo", 50, 10, 1.0, prefix_hashes=chain)), 1.0)

@@ -56,14 +56,14 @@ async def ask(port: int, method: str, path: str) -> tuple[int, str | None, str]:
     return await asyncio.to_thread(exchange)
 
 
-async def test_every_server_tells_what_its_process_counts() -> None:
+async def test_every_server_exposes_its_metrics() -> None:
     async with listening([], "127.0.0.1:0", parts()) as server:
         assert await scrape(f"127.0.0.1:{server.port}") == TEXT
     async with listening([], "127.0.0.1:0") as server:
         assert await scrape(f"127.0.0.1:{server.port}") == ""
 
 
-async def test_the_same_is_told_over_http(port: int) -> None:
+async def test_metrics_over_http_equal_grpc(port: int) -> None:
     for path in ("/metrics", "/metrics?name[]=a"):
         assert await ask(port, "GET", path) == (200, CONTENT_TYPE, TEXT)
     assert (await ask(port, "GET", "/"))[0] == 404
@@ -71,20 +71,20 @@ async def test_the_same_is_told_over_http(port: int) -> None:
 
 
 @pytest.mark.parametrize("said", [b"", b"\r\n\r\n", b"GET\r\n\r\n", b"\xff" * 200_000, b"GET /met"])
-async def test_who_sends_no_request_disturbs_nobody(port: int, said: bytes) -> None:
+async def test_silent_connection_does_not_block_scrapes(port: int, said: bytes) -> None:
     _, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(said)
     assert await ask(port, "GET", "/metrics") == (200, CONTENT_TYPE, TEXT)
     writer.close()
 
 
-async def test_a_port_in_use_is_one_line(port: int) -> None:
+async def test_metrics_port_in_use_is_a_one_line_error(port: int) -> None:
     with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port} for metrics: "):
         async with metrics_over_http("127.0.0.1", port, []):
             pass
 
 
-async def test_a_service_process_tells_both_ways_and_over_http_on_loopback_alone(
+async def test_service_process_exposes_metrics_on_loopback_only(
     tmp_path: Path,
 ) -> None:
     address, port = f"unix:{tmp_path / 's.sock'}", free_port()

@@ -68,7 +68,7 @@ async def test_health_answers_for_the_server_and_each_service() -> None:
         await channel.close()
 
 
-async def test_one_that_is_cancelled_at_any_moment_of_its_start_ends_quietly() -> None:
+async def test_server_cancelled_during_its_start_ends_quietly() -> None:
     """Turn by turn of the loop, until it has started."""
     complaints: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, about: complaints.append(about))
@@ -94,7 +94,7 @@ async def test_one_that_is_cancelled_at_any_moment_of_its_start_ends_quietly() -
 
 
 @pytest.mark.slow
-async def test_an_idle_client_that_pings_is_not_cut_off() -> None:
+async def test_idle_client_with_pings_stays_connected() -> None:
     """By default a server takes three pings within five idle minutes for abuse."""
     often = {**dict(OPTIONS), "grpc.keepalive_time_ms": 1_200}
     async with listening(mounts(), "127.0.0.1:0") as server:
@@ -119,14 +119,14 @@ async def test_reflection_lists_the_services() -> None:
     assert "grpc.health.v1.Health" in names
 
 
-async def test_a_port_in_use_is_one_line() -> None:
+async def test_grpc_port_in_use_is_a_one_line_error() -> None:
     async with listening(mounts(), "127.0.0.1:0") as server:
         with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{server.port}"):
             async with listening(mounts(), f"127.0.0.1:{server.port}"):
                 pass
 
 
-async def test_a_unix_socket_in_use_is_refused_and_a_stale_one_replaced(tmp_path: Path) -> None:
+async def test_used_unix_socket_is_refused_and_a_stale_one_replaced(tmp_path: Path) -> None:
     address = f"unix:{tmp_path / 's.sock'}"
     async with listening(mounts(), address):
         channel = connect(address)
@@ -174,7 +174,7 @@ class _ReadsOn(batcher_pb2_grpc.BatcherServicer):
             self.ended.set()
 
 
-async def test_a_call_that_outlasts_its_server_is_no_failed_request(
+async def test_call_that_outlasts_its_server_is_not_a_failure(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     late = _ReadsOn()
@@ -193,7 +193,7 @@ async def test_a_call_that_outlasts_its_server_is_no_failed_request(
 
 
 @pytest.mark.parametrize("service", ["predictor", "estimator", "batcher"])
-async def test_a_service_process_serves_and_leaves_on_sigterm(service: str, tmp_path: Path) -> None:
+async def test_service_process_exits_on_sigterm(service: str, tmp_path: Path) -> None:
     address = f"unix:{tmp_path / 's.sock'}"
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", f"services.{service}", "--set", f"{service}.address={address}"

@@ -17,7 +17,7 @@ def thawed():
     gc.enable()
 
 
-def test_no_garbage_is_collected_while_importing_and_what_came_is_never_looked_at_again():
+def test_importing_disables_collection_and_freezes_objects():
     frozen = gc.get_freeze_count()
     with importing():
         assert not gc.isenabled()
@@ -26,20 +26,20 @@ def test_no_garbage_is_collected_while_importing_and_what_came_is_never_looked_a
     assert gc.get_freeze_count() >= frozen + len(kept)
 
 
-def test_collection_goes_on_after_an_import_that_fails():
+def test_failed_import_restores_collection():
     with pytest.raises(ImportError), importing():
         raise ImportError
     assert gc.isenabled()
 
 
-def test_where_it_was_off_it_stays_off():
+def test_importing_keeps_disabled_collection_disabled():
     gc.disable()
     with importing():
         pass
     assert not gc.isenabled()
 
 
-def test_what_was_frozen_is_thawed_at_the_end_and_to_import_this_module_asks_for_nothing():
+def test_frozen_objects_are_thawed_at_exit():
     told = run(
         "import atexit\n"
         "counts = [atexit._ncallbacks()]\n"
@@ -54,7 +54,7 @@ def test_what_was_frozen_is_thawed_at_the_end_and_to_import_this_module_asks_for
     assert after == [before, before + 1, before + 1, before + 1]
 
 
-def test_laps_are_told_in_order_each_from_the_end_of_the_one_before():
+def test_laps_are_reported_in_order():
     now = iter([10.0, 12.5, 12.54, 15.5])
     laps = Laps(lambda: next(now))
     for name in ("imports", "model", "kernels loaded"):
@@ -63,7 +63,7 @@ def test_laps_are_told_in_order_each_from_the_end_of_the_one_before():
     assert str(Laps()) == ""
 
 
-def test_a_process_knows_its_age():
+def test_process_age():
     began_s = time.monotonic()
     told = run("from services.runtime.startup import process_age_s; print(process_age_s())")
     tick_s = 0.02
@@ -78,7 +78,7 @@ def test_a_process_knows_its_age():
         ("foretoken.running.embedded", {"fastapi", "scipy", "transformers", "gateway.gateway"}),
     ],
 )
-def test_what_takes_seconds_is_imported_once_settings_were_found_good(module: str, later: set[str]):
+def test_heavy_imports_follow_config_validation(module: str, later: set[str]):
     imported = run(f"import sys, {module}; print(*sys.modules)").split()
     assert module in imported
     assert not later & set(imported)

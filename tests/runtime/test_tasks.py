@@ -7,7 +7,7 @@ import pytest
 from services.runtime.tasks import to_its_end
 
 
-async def test_a_cleanup_ends_though_its_task_is_cancelled_twice() -> None:
+async def test_cleanup_completes_despite_two_cancellations() -> None:
     began, may, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def cleanup() -> None:
@@ -33,7 +33,7 @@ async def test_a_cleanup_ends_though_its_task_is_cancelled_twice() -> None:
     assert ended.is_set()
 
 
-async def test_what_a_cleanup_raises_is_raised() -> None:
+async def test_cleanup_error_is_raised() -> None:
     async def breaks() -> None:
         raise ValueError("it broke")
 

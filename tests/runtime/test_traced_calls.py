@@ -24,7 +24,7 @@ class Details:
 
 
 @pytest.mark.parametrize("traced", [True, False])
-async def test_a_call_within_a_trace_says_so_in_all_it_does(traced: bool) -> None:
+async def test_traced_call_propagates_its_context(traced: bool) -> None:
     stream, spans = io.StringIO(), WrittenSpans()
     called: list[tuple[str, str]] = []
     handler = LogHandler(stream, Repeats())
@@ -54,5 +54,5 @@ async def test_a_call_within_a_trace_says_so_in_all_it_does(traced: bool) -> Non
     assert line["trace_id"] == span.trace_id
 
 
-def test_off_there_is_nothing_to_intercept() -> None:
+def test_disabled_tracing_has_no_interceptors() -> None:
     assert interceptors(NO_SPANS) == ()

@@ -21,7 +21,7 @@ GRAFANAS_OWN = {"$__rate_interval", "$__range"}
 register_default_plugins()
 
 
-def test_what_is_committed_is_what_the_code_makes():
+def test_committed_dashboards_are_current():
     made = build.files()
     assert sorted(made) == NAMES == sorted(dashboards())
     for name, text in made.items():
@@ -47,12 +47,12 @@ def kept(ours: object, theirs: object) -> bool:
     return ours == theirs
 
 
-def test_grafanas_models_take_all_of_it(board: dict[str, Any]):
+def test_dashboards_fit_grafana_s_models(board: dict[str, Any]):
     assert kept(board, back(board))
     assert list(flaws(Dashboard.from_json(board))) == []
 
 
-def test_a_mistake_in_a_dashboard_is_seen(board: dict[str, Any]):
+def test_model_check_detects_a_mistake(board: dict[str, Any]):
     panel = panels(board)[0]
     panel["fieldConfig"]["defaults"]["thresholds"]["steps"][0]["value"] = "none"
     assert any("steps[0].value" in flaw for flaw in flaws(Dashboard.from_json(board)))
@@ -60,7 +60,7 @@ def test_a_mistake_in_a_dashboard_is_seen(board: dict[str, Any]):
     assert not kept(board, back(board))
 
 
-def test_every_panel_says_what_it_shows_in_which_unit_and_what_is_good(board: dict[str, Any]):
+def test_every_panel_has_description_unit_and_thresholds(board: dict[str, Any]):
     for panel in panels(board):
         title, defaults = panel["title"], panel["fieldConfig"]["defaults"]
         assert panel["description"].endswith("."), title
@@ -72,7 +72,7 @@ def test_every_panel_says_what_it_shows_in_which_unit_and_what_is_good(board: di
         assert len(set(refs)) == len(refs), title
 
 
-def test_panels_are_told_apart_and_do_not_overlap(board: dict[str, Any]):
+def test_panels_are_unique_and_do_not_overlap(board: dict[str, Any]):
     ids = [panel["id"] for panel in board["panels"]]
     assert len(set(ids)) == len(ids)
     taken: set[tuple[int, int]] = set()
@@ -87,28 +87,28 @@ def test_panels_are_told_apart_and_do_not_overlap(board: dict[str, Any]):
         taken |= cells
 
 
-def test_source_model_class_and_worker_can_be_chosen(board: dict[str, Any]):
+def test_dashboards_have_the_four_variables(board: dict[str, Any]):
     chosen = board["templating"]["list"]
     assert [each["name"] for each in chosen] == ["source", *(name for name, _, _ in CHOICES)]
     assert {panel["datasource"]["uid"] for panel in panels(board)} == {"${source}"}
     assert chosen[0]["query"] == "prometheus"
 
 
-def test_queries_name_what_is_catalogued_and_no_unknown_variable():
+def test_queries_use_catalogued_names_and_known_variables():
     known = GRAFANAS_OWN | {f"${name}" for name, _, _ in CHOICES}
     for asked in of_panels():
         assert asked.metrics(), asked.where  # KeyError for a name that nobody counts
         assert set(VARIABLE.findall(asked.expr)) <= known, asked.where
 
 
-def test_a_series_that_has_the_label_heeds_the_choice():
+def test_queries_filter_by_variables():
     for asked in of_panels():
         for metric in asked.metrics():
             if metric.family in asked.expr and "class" in labels_of(metric):
                 assert '$class"' in asked.expr, asked.where
 
 
-def test_whatever_is_counted_is_shown():
+def test_every_metric_has_a_panel():
     shown = {metric for asked in of_panels() for metric in asked.metrics()}
     hidden = {m.name for metrics in CATALOGUE.values() for m in metrics} - {m.name for m in shown}
     assert hidden == set()

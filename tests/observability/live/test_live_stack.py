@@ -87,20 +87,20 @@ def exposition(live: Live) -> str:
         return str(answer.read().decode())
 
 
-def test_all_that_is_catalogued_is_seen_with_its_type(loaded: Loaded):
+def test_live_stack_exports_every_metric_with_its_type(loaded: Loaded):
     assert mistyped(loaded.prometheus, loaded.counted) == {}
 
 
-def test_all_happens_but_what_is_excused(loaded: Loaded):
+def test_live_load_changes_every_metric_except_listed_ones(loaded: Loaded):
     silent = quiet(exposition(loaded.live))
     assert {metric.name for metric in silent - loaded.excused} == set()
 
 
-def test_every_query_returns_data(loaded: Loaded):
+def test_live_queries_return_data(loaded: Loaded):
     assert without_data(loaded.prometheus, answerable(loaded.excused)) == []
 
 
-def test_labels_have_the_values_that_are_known_of_them(loaded: Loaded):
+def test_live_labels_have_known_values(loaded: Loaded):
     known = values()
     unknown = {
         (metric.name, label, value)
@@ -110,12 +110,12 @@ def test_labels_have_the_values_that_are_known_of_them(loaded: Loaded):
     assert unknown == set()
 
 
-def test_rules_and_choices_are_of_use(loaded: Loaded):
+def test_live_rules_and_variables_have_values(loaded: Loaded):
     assert complaints(loaded.prometheus) == []
     assert choices_without_values(loaded.prometheus) == []
 
 
-def test_nothing_has_two_meanings_or_a_created_series(loaded: Loaded):
+def test_live_families_are_unique_without_created_series(loaded: Loaded):
     text = exposition(loaded.live)
     declared = [line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")]
     assert len(declared) == len(set(declared))

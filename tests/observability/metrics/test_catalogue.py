@@ -25,7 +25,7 @@ CONFIGS: tuple[type[ServedSettings], ...] = (
 
 
 @pytest.mark.parametrize("metric", EVERY, ids=lambda metric: metric.name)
-def test_every_metric(metric: Metric) -> None:
+def test_every_metric_follows_the_naming_rules(metric: Metric) -> None:
     assert re.fullmatch(r"[a-z][a-z0-9_]*", metric.name)
     assert not metric.name.endswith(("_total", "_count", "_sum", "_bucket", "_created"))
     assert metric.help.endswith(".") and "|" not in metric.help and "\n" not in metric.help
@@ -35,11 +35,11 @@ def test_every_metric(metric: Metric) -> None:
     assert bool(metric.buckets) == (metric.kind is Kind.HISTOGRAM)
 
 
-def test_a_name_is_one_services() -> None:
+def test_metric_names_are_unique_to_a_service() -> None:
     assert [name for name, n in Counter(metric.name for metric in EVERY).items() if n > 1] == []
 
 
-def test_the_labels_of_a_process_are_those_of_its_config() -> None:
+def test_process_labels_equal_the_config_s() -> None:
     for kind in CONFIGS:
         labels = load(kind, {"address": "unix:/none"}).metric_labels
         assert tuple(labels) == PROCESS_LABELS.get(kind.section, ())
@@ -49,14 +49,14 @@ def test_the_labels_of_a_process_are_those_of_its_config() -> None:
             assert not set(metric.labels).intersection(PROCESS_LABELS.get(service, ()))
 
 
-def test_every_name_of_vllms_is_somebodys_and_nobody_elses() -> None:
+def test_vllm_names_map_to_one_metric() -> None:
     assert len(set(ALIASES.values())) == len(ALIASES)
     assert {metric.name for metric in EVERY} >= SAME
     times = [metric for metric in EVERY if metric.name in SAME and metric.buckets]
     assert all(metric.buckets[0] <= 0.001 for metric in times)
 
 
-def test_the_page_is_made_of_it() -> None:
+def test_reference_page_is_current() -> None:
     assert PAGE.read_text() == page(), "make metrics"
     told = set(re.findall(r"^\| `(\w+)`", page(), re.MULTILINE))
     assert told == {metric.family for metric in EVERY}

@@ -40,7 +40,7 @@ def named(name: str, **labels: str) -> Series:
     return name, frozenset(labels.items())
 
 
-def test_a_process_is_told_as_it_counts_with_the_labels_of_its_parts() -> None:
+def test_exposition_has_values_and_process_labels() -> None:
     registry, other = CollectorRegistry(), CollectorRegistry()
     Counter("a", "Counted \\ in\nlines.", ["kind"], registry=registry).labels(NASTY).inc(3)
     Gauge("b", "Beside.", registry=other).set(-0.5)
@@ -60,14 +60,14 @@ def test_a_process_is_told_as_it_counts_with_the_labels_of_its_parts() -> None:
     assert text.endswith("\n") and "_created" not in text
 
 
-def test_a_series_own_label_stands_before_its_process() -> None:
+def test_series_label_overrides_the_process_label() -> None:
     registry = CollectorRegistry()
     Gauge("a", "Of somebody.", ["worker"], registry=registry).labels("theirs").set(1)
     text = expose([Part(registry, {"worker": "mine"})])
     assert read(text) == {named("a", worker="theirs"): 1}
 
 
-def test_two_that_count_the_same_share_its_head() -> None:
+def test_equal_families_share_their_header() -> None:
     one, two = CollectorRegistry(), CollectorRegistry()
     Counter("a", "As one says.", registry=one).inc(1)
     Gauge("z", "In between.", registry=one).set(1)
@@ -81,7 +81,7 @@ def test_two_that_count_the_same_share_its_head() -> None:
     )
 
 
-def test_a_text_that_is_none_of_ours_changes_nothing_of_ours() -> None:
+def test_foreign_text_does_not_change_our_families() -> None:
     ours = "# HELP a A.\n# TYPE a gauge\na 1.0\n"
     other = "b 2.0\n# a word\nnonsense\n\n# TYPE a gauge\na 7.0\nc_x 3.0\n# HELP \n# TYPE d\n"
     text = merge([ours, other])
@@ -100,7 +100,7 @@ def test_a_text_that_is_none_of_ours_changes_nothing_of_ours() -> None:
         max_size=5,
     )
 )
-def test_all_of_everybody_is_there_once_and_families_stand_together(
+def test_merge_keeps_each_series_once_with_adjacent_families(
     processes: list[dict[tuple[str, str], float]],
 ) -> None:
     expected: dict[Series, float] = {}
@@ -125,7 +125,7 @@ def registry_of(process: Mapping[tuple[str, str], float]) -> CollectorRegistry:
     return registry
 
 
-def test_what_vllm_counts_too_is_there_once_more_under_its_name() -> None:
+def test_vllm_aliases_are_added() -> None:
     registry = CollectorRegistry()
     make = Instruments(registry)
     make.lean(catalogue.TTFT).labels("batch").observe(0.3)

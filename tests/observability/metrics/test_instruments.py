@@ -23,7 +23,7 @@ def lines(registry: CollectorRegistry, name: str) -> list[str]:
     return [x for x in text.splitlines() if name in x and "_created" not in x and "HELP" not in x]
 
 
-def test_a_number_is_read_when_it_is_asked_for() -> None:
+def test_reading_calls_its_function_at_each_scrape() -> None:
     registry, eaten = CollectorRegistry(), 3
     Instruments(registry).reading(APPLES, lambda: eaten)
     assert lines(registry, "apples") == [
@@ -34,7 +34,7 @@ def test_a_number_is_read_when_it_is_asked_for() -> None:
     assert registry.get_sample_value("foretoken_apples_total") == 5
 
 
-def test_what_is_not_known_yet_has_no_series() -> None:
+def test_unknown_value_has_no_series() -> None:
     registry, known = CollectorRegistry(), list[float]()
     Instruments(registry).reading(APPLES, lambda: known[0] if known else None)
     assert lines(registry, "apples") == ["# TYPE foretoken_apples_total counter"]
@@ -42,7 +42,7 @@ def test_what_is_not_known_yet_has_no_series() -> None:
     assert registry.get_sample_value("foretoken_apples_total") == 0
 
 
-def test_numbers_by_a_label_come_and_go_with_who_has_them() -> None:
+def test_labelled_reading_follows_its_keys() -> None:
     registry, shelves = CollectorRegistry(), {"top": 1.5, "low": 0.0}
     Instruments(registry).reading(ROOM, lambda: shelves)
     assert lines(registry, "room") == [
@@ -54,7 +54,7 @@ def test_numbers_by_a_label_come_and_go_with_who_has_them() -> None:
     assert registry.get_sample_value("foretoken_room", {"shelf": "top"}) is None
 
 
-def test_what_cannot_be_read_is_left_out_and_nothing_else(
+def test_failing_reading_is_omitted_alone(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     registry, shelves = CollectorRegistry(), dict[str, float]()
@@ -68,7 +68,7 @@ def test_what_cannot_be_read_is_left_out_and_nothing_else(
     assert [record.message for record in caplog.records] == ["foretoken_room could not be read"]
 
 
-def test_label_values_known_beforehand_are_there_at_nought() -> None:
+def test_known_label_values_start_at_zero() -> None:
     registry = CollectorRegistry()
     make = Instruments(registry)
     make.counter(BY_KIND, "red", "green").labels("red").inc()
@@ -89,7 +89,7 @@ def test_label_values_known_beforehand_are_there_at_nought() -> None:
         lambda make: make.reading(TWO, lambda: 1.0),
     ],
 )
-def test_another_kind_than_it_was_catalogued_as_is_refused(
+def test_wrong_instrument_kind_is_an_error(
     make: Callable[[Instruments], object],
 ) -> None:
     with pytest.raises(ValueError):
@@ -97,14 +97,14 @@ def test_another_kind_than_it_was_catalogued_as_is_refused(
 
 
 @pytest.mark.parametrize("metric", [APPLES, ROOM])
-def test_what_is_read_is_there_once(metric: Metric) -> None:
+def test_reading_is_registered_once(metric: Metric) -> None:
     registry = CollectorRegistry()
     registry.register(Reading(metric, lambda: {}))
     with pytest.raises(ValueError, match="Duplicated"):
         Instruments(registry).reading(metric, lambda: {})
 
 
-def test_of_names_that_others_choose_the_first_are_kept() -> None:
+def test_names_keeps_the_first_values() -> None:
     names = Names(2)
     assert [names.of(name) for name in ("a", "b", "c", "a", "d", "b")] == [
         "a", "b", OTHER, "a", OTHER, "b",

@@ -15,7 +15,7 @@ VALUES = st.sampled_from((*GAP_S, 0.0, 0.00049, 0.7, 40.1, 1e9)) | st.floats(0, 
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), VALUES, st.integers(1, 3))))
-def test_it_tells_what_the_library_tells(seen: list[tuple[str, float, int]]) -> None:
+def test_lean_histogram_equals_the_library_s(seen: list[tuple[str, float, int]]) -> None:
     ours, theirs = CollectorRegistry(), CollectorRegistry()
     lean, full = Instruments(ours).lean(TIMED), Instruments(theirs).histogram(TIMED)
     plain, fully = Instruments(ours).lean(PLAIN), Instruments(theirs).histogram(PLAIN)
@@ -39,7 +39,7 @@ def lines(registry: CollectorRegistry) -> list[tuple[str, float]]:
     )
 
 
-def test_what_is_not_as_catalogued_is_refused() -> None:
+def test_lean_histogram_refuses_other_kinds() -> None:
     registry = CollectorRegistry()
     make = Instruments(registry)
     timed = make.lean(TIMED)

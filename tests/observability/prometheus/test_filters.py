@@ -14,7 +14,7 @@ def not_emitted(asked: Asked) -> list[tuple[str, str, str]]:
     ]
 
 
-def test_what_is_filtered_by_is_emitted():
+def test_filter_values_are_emitted_by_services():
     asked = every_query()
     assert {each.where: bad for each in asked if (bad := not_emitted(each))} == {}
     seen = {(metric.name, label) for each in asked for metric, label, _ in each.filters()}
@@ -22,7 +22,7 @@ def test_what_is_filtered_by_is_emitted():
     assert known <= seen
 
 
-def test_a_value_that_nobody_emits_is_seen():
+def test_filter_check_detects_an_unknown_value():
     expr = (
         'sum(rate(foretoken_scheduler_requests_refused_total{reason=~"queue_full|full"}[5m])) / '
         'sum(foretoken_kv_swap_seconds_sum{worker=~"$worker", direction!="download"})'
@@ -33,7 +33,7 @@ def test_a_value_that_nobody_emits_is_seen():
     ]
 
 
-def test_values_are_the_services_own():
+def test_filter_values_equal_the_services_enums():
     found = values()
     assert found[gateway.SLA, "outcome"] == {"met", "missed"}
     assert found[worker.EVICTIONS, "kv"] == {"offloaded", "dropped"}

@@ -30,29 +30,29 @@ def made(prometheus_program: str, tmp_path_factory: pytest.TempPathFactory) -> I
 
 
 @pytest.mark.slow
-def test_all_that_is_catalogued_is_seen_with_its_type(made: Prometheus):
+def test_prometheus_sees_every_metric_with_its_type(made: Prometheus):
     assert mistyped(made, ALL) == {}
 
 
 @pytest.mark.slow
-def test_every_query_returns_data(made: Prometheus):
+def test_prometheus_queries_return_data(made: Prometheus):
     assert without_data(made, every_query()) == []
 
 
 @pytest.mark.slow
-def test_rules_are_evaluated_and_choices_have_values(made: Prometheus):
+def test_prometheus_evaluates_rules_and_variables(made: Prometheus):
     assert complaints(made) == []
     assert choices_without_values(made) == []
 
 
 @pytest.mark.slow
-def test_what_does_not_exist_gives_no_data(made: Prometheus):
+def test_unknown_metric_returns_no_data(made: Prometheus):
     assert made.samples("sum(foretoken_made_up_total)") == []
     with pytest.raises(AssertionError, match="parse error"):
         made.samples("sum(")
 
 
-def test_what_has_counted_nothing_is_told_from_what_has():
+def test_zero_is_distinguished_from_missing():
     text = (
         "# TYPE foretoken_goodput_tokens_total counter\n"
         'foretoken_goodput_tokens_total{class="batch"} 0.0\n'

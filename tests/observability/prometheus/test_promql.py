@@ -66,7 +66,7 @@ PLAIN = Queries("1m")
         (added("a", "b"), "((a or vector(0)) + (b or vector(0)))"),
     ],
 )
-def test_what_is_written(written: str, said: str):
+def test_promql_expressions(written: str, said: str):
     assert written == said
 
 
@@ -87,7 +87,7 @@ NOT_CATALOGUED = counter("made_up", "Nobody counts it.")
         (lambda: Q.recorded(Record("a:b", ("class",), "1"), "worker"), "has no label 'worker'"),
     ],
 )
-def test_a_mistake_fails_the_build(mistake, said: str):
+def test_promql_mistake_fails_the_build(mistake, said: str):
     with pytest.raises(ValueError) as refused:
         mistake()
     assert said in str(refused.value)

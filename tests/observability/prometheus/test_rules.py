@@ -29,26 +29,26 @@ def run(program: str, *arguments: str | Path) -> subprocess.CompletedProcess[str
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
-def test_what_is_committed_is_what_the_code_makes():
+def test_committed_rules_are_current():
     for name, text in build.files().items():
         assert (build.FOLDER / name).read_text() == text, f"{name}: run `make dashboards`"
 
 
-def test_names_are_of_the_catalogue_or_recorded():
+def test_rule_names_are_catalogued_or_recorded():
     for asked in (*of_records(), *of_alerts()):
         assert asked.metrics() or "vector(" in asked.expr or "up{" in asked.expr, asked.where
     for rule in rules("alerts.yml"):
         Asked(rule["alert"], rule["expr"]).metrics()
 
 
-def test_a_recorded_series_comes_after_what_it_is_made_of():
+def test_recorded_series_follow_their_inputs():
     seen: set[str] = set()
     for name, expr in RECORDED.items():
         assert {used for used in NAMED.findall(expr) if used in RECORDED} <= seen, name
         seen.add(name)
 
 
-def test_every_alert_says_what_to_do():
+def test_every_alert_has_a_runbook():
     for rule in rules("alerts.yml"):
         said = rule["annotations"]
         assert said["summary"] and said["description"].endswith("."), rule["alert"]
@@ -56,7 +56,7 @@ def test_every_alert_says_what_to_do():
         assert rule["labels"]["severity"] in ("page", "ticket")
 
 
-def test_budgets_of_the_burn_rates_by_hand():
+def test_burn_rate_budgets_table():
     """times x long window / 30 days is what the description says is spent."""
     hours = {"1h": 1, "6h": 6, "1d": 24, "3d": 72}
     for burn in BURNS:
@@ -64,7 +64,7 @@ def test_budgets_of_the_burn_rates_by_hand():
         assert burn.times * (1 - OBJECTIVE) < 1, "missing everything would not fire it"
 
 
-def test_promtool_takes_the_rules_and_the_configuration(promtool_program: str, tmp_path: Path):
+def test_promtool_accepts_rules_and_configuration(promtool_program: str, tmp_path: Path):
     for name in ("rules.yml", "alerts.yml"):
         done = run(promtool_program, "check", "rules", build.FOLDER / name)
         assert done.returncode == 0, done.stdout + done.stderr
@@ -88,7 +88,7 @@ def test_promtool_parses_every_query(promtool_program: str, tmp_path: Path):
     assert f"{len(asked)} rules found" in done.stdout
 
 
-def test_alerts_fire_and_stay_silent_as_their_tests_say(promtool_program: str):
+def test_promtool_unit_tests_pass(promtool_program: str):
     done = run(promtool_program, "test", "rules", TESTS)
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -96,7 +96,7 @@ def test_alerts_fire_and_stay_silent_as_their_tests_say(promtool_program: str):
 FIRING = re.compile(r'ALERTS\{alertname="(\w+)", ?alertstate="firing"\}')
 
 
-def test_each_alert_is_tested_to_fire_and_to_stay_silent():
+def test_each_alert_has_a_firing_and_a_silent_case():
     fires: dict[str, set[bool]] = {alert.name: set() for alert in ALERTS}
     for case in yaml.safe_load(TESTS.read_text())["tests"]:
         for expected in case["promql_expr_test"]:
@@ -106,7 +106,7 @@ def test_each_alert_is_tested_to_fire_and_to_stay_silent():
     assert all(seen == {True, False} for seen in fires.values()), fires
 
 
-def test_the_unit_tests_can_fail(promtool_program: str, tmp_path: Path):
+def test_promtool_unit_tests_can_fail(promtool_program: str, tmp_path: Path):
     for name in ("rules.yml", "alerts.yml"):
         shutil.copy(build.FOLDER / name, tmp_path)
     broken = (tmp_path / "alerts.yml").read_text().replace("> 14.4", "> 1000")

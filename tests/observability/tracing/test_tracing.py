@@ -44,7 +44,7 @@ def tracing_to(address: str, **settings: float) -> OtelTracing:
     return made
 
 
-def test_a_client_s_trace_is_kept_and_parts_hang_below_it(collector: Collector) -> None:
+def test_client_trace_is_continued(collector: Collector) -> None:
     now_s = time.monotonic()
     with closing(tracing_to(collector.address)) as tracing:
         gateway, worker = tracing.service("gateway"), tracing.service("worker")
@@ -67,7 +67,7 @@ def test_a_client_s_trace_is_kept_and_parts_hang_below_it(collector: Collector) 
     assert request.traceparent.startswith(f"00-{TRACE}-{chat.span_id}-")
 
 
-def test_what_a_client_decided_holds_whatever_the_share(collector: Collector) -> None:
+def test_client_sampling_decision_overrides_the_share(collector: Collector) -> None:
     with closing(tracing_to(collector.address, sample=0.0)) as tracing:
         spans = tracing.service("gateway")
         for carrier in ({}, {"traceparent": UNSAMPLED}, {"traceparent": "nonsense"}):
@@ -84,7 +84,7 @@ def test_what_a_client_decided_holds_whatever_the_share(collector: Collector) ->
 
 
 @pytest.mark.parametrize(("sample", "kept"), [(0.0, []), (1.0, ["in", "out"])])
-def test_a_client_that_is_not_trusted_decides_nothing_and_keeps_its_trace(
+def test_untrusted_client_keeps_its_trace_id_only(
     sample: float, kept: list[str], collector: Collector
 ) -> None:
     with closing(tracing_to(collector.address, sample=sample, trust_clients=False)) as tracing:
@@ -98,7 +98,7 @@ def test_a_client_that_is_not_trusted_decides_nothing_and_keeps_its_trace(
     assert len(collector.of(TRACE)) == len(collector.spans) == 2 * len(kept)
 
 
-def test_about_the_share_asked_for_is_sampled(collector: Collector) -> None:
+def test_configured_share_is_sampled(collector: Collector) -> None:
     with closing(tracing_to(collector.address, sample=0.25)) as tracing:
         spans = tracing.service("gateway")
         for _ in range(1_000):
@@ -107,13 +107,13 @@ def test_about_the_share_asked_for_is_sampled(collector: Collector) -> None:
 
 
 @pytest.mark.parametrize("parent", ["", "nonsense", "00-" + "0" * 32 + "-" + "0" * 16 + "-01"])
-def test_under_no_parent_there_is_no_span(parent: str, collector: Collector) -> None:
+def test_empty_parent_has_no_span(parent: str, collector: Collector) -> None:
     with closing(tracing_to(collector.address)) as tracing:
         assert tracing.service("worker").begin("slice", parent, 0.0) is NO_SPAN
     assert not collector.spans
 
 
-def test_metrics_count_what_is_not_sampled_too(collector: Collector) -> None:
+def test_metrics_include_unsampled_requests(collector: Collector) -> None:
     with closing(tracing_to(collector.address, sample=0.0)) as tracing:
         for seconds in (0.03, 0.5, 0.5, 700.0):
             told = {"gen_ai.request.model": "demo"}
@@ -126,7 +126,7 @@ def test_metrics_count_what_is_not_sampled_too(collector: Collector) -> None:
     assert point.bucket_counts[-1] == 1
 
 
-def test_a_metric_is_made_once_however_many_threads_begin_at_once(collector: Collector) -> None:
+def test_metric_is_created_once_across_threads(collector: Collector) -> None:
     threads, each = 8, 50
     with closing(tracing_to(collector.address)) as tracing:
         together = threading.Barrier(threads)
@@ -144,7 +144,7 @@ def test_a_metric_is_made_once_however_many_threads_begin_at_once(collector: Col
     assert point.count == threads * each
 
 
-def test_several_live_in_one_process(collector: Collector) -> None:
+def test_several_tracings_coexist(collector: Collector) -> None:
     with (
         collecting() as other,
         closing(tracing_to(collector.address)) as one,
@@ -161,7 +161,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
 
 
-async def test_without_a_collector_requests_are_served_and_one_line_says_so(
+async def test_missing_collector_is_logged_once_and_requests_are_served(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     address = f"127.0.0.1:{free_port()}"
@@ -183,7 +183,7 @@ async def test_without_a_collector_requests_are_served_and_one_line_says_so(
     assert "UNAVAILABLE" in line
 
 
-def test_a_collector_that_comes_back_gets_what_is_new(caplog: pytest.LogCaptureFixture) -> None:
+def test_returned_collector_receives_new_spans(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     outage = Outage("http://x")
     for signal, arrived in (
@@ -200,7 +200,7 @@ def test_a_collector_that_comes_back_gets_what_is_new(caplog: pytest.LogCaptureF
     ]
 
 
-def test_spans_that_come_too_fast_are_told_of_once_some_arrived(
+def test_dropped_spans_are_logged_after_recovery(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     queues = logging.getLogger(QUEUES)
@@ -216,7 +216,7 @@ def test_spans_that_come_too_fast_are_told_of_once_some_arrived(
     assert len(caplog.records) == 2
 
 
-def test_each_of_two_hears_what_is_said_of_its_own_collector(
+def test_two_tracings_log_their_own_collector(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     exporters, queues = logging.getLogger(EXPORTERS), logging.getLogger(QUEUES)
@@ -239,7 +239,7 @@ def test_each_of_two_hears_what_is_said_of_its_own_collector(
     assert len(caplog.records) == 5
 
 
-def test_off_makes_nothing() -> None:
+def test_disabled_tracing_creates_nothing() -> None:
     assert open_tracing(Exporting("")) is OFF
     assert TracingConfig().open() is OFF
     assert OFF.service("gateway") is NO_SPANS and not NO_SPANS.on
@@ -258,19 +258,19 @@ print([name for name in sys.modules if name.startswith(ours)])
 """
 
 
-def test_off_imports_no_sdk() -> None:
+def test_disabled_tracing_imports_no_sdk() -> None:
     command = [sys.executable, "-c", OFF_IMPORTS]
     said = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     assert said.stdout.strip() == "[]"
 
 
 @pytest.mark.parametrize(("key", "value"), [("sample", 1.5), ("sample", -0.1), ("queue_spans", 0)])
-def test_settings_that_cannot_be_are_refused(key: str, value: float) -> None:
+def test_invalid_tracing_settings_are_errors(key: str, value: float) -> None:
     with pytest.raises(ValidationError, match=key):
         TracingConfig.model_validate({key: value})
 
 
-def test_settings_come_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tracing_settings_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORETOKEN_TRACING_ENDPOINT", "collector:4317")
     monkeypatch.setenv("FORETOKEN_TRACING_SAMPLE", "0.25")
     monkeypatch.setenv("FORETOKEN_LOGGING_FORMAT", "json")

@@ -26,7 +26,7 @@ from tests.runtime.outcomelog.outcome_rows import (
 )
 
 
-async def test_a_journal_replays_then_follows(tmp_path):
+async def test_journal_replays_then_follows(tmp_path):
     async with opened(tmp_path / "log") as log:
         await log.append(rows(0, 1, 2))
     got: list[Row] = []
@@ -40,7 +40,7 @@ async def test_a_journal_replays_then_follows(tmp_path):
         assert (journal.written, journal.dropped, journal.pending) == (1, 0, 0)
 
 
-async def test_a_long_log_is_replayed_page_by_page(tmp_path):
+async def test_journal_replays_a_long_log_page_by_page(tmp_path):
     async with opened(tmp_path / "log", 5_000) as log:
         await log.append(rows(*range(2_000)))
     got: list[Row] = []
@@ -49,7 +49,7 @@ async def test_a_long_log_is_replayed_page_by_page(tmp_path):
         assert numbers(got) == list(range(2_000))
 
 
-async def test_stopping_writes_what_is_queued(tmp_path):
+async def test_journal_writes_queued_rows_on_stop(tmp_path):
     count = 3 * BATCH_ROWS
     async with journaling(open_log(str(tmp_path / "log"), 5_000), [], poll_s=600.0) as journal:
         await asyncio.wait_for(journal.replayed.wait(), 10)
@@ -59,7 +59,7 @@ async def test_stopping_writes_what_is_queued(tmp_path):
     assert await kept(tmp_path / "log") == list(range(count))
 
 
-async def test_stopping_while_the_file_is_locked_gives_up_and_says_what_is_lost(tmp_path, caplog):
+async def test_stop_with_a_locked_file_reports_lost_rows(tmp_path, caplog):
     path = tmp_path / "log"
     async with journaling(open_log(str(path), 100), [], flush_s=0.1) as journal:
         await asyncio.wait_for(journal.replayed.wait(), 10)
@@ -72,7 +72,7 @@ async def test_stopping_while_the_file_is_locked_gives_up_and_says_what_is_lost(
     assert warnings(caplog) == ["stopping with 1 outcomes not written: out of time"]
 
 
-async def test_versions_from_the_future_are_counted_and_said_once(caplog):
+async def test_newer_versions_are_counted_and_logged_once(caplog):
     log = open_log("", 100)
     await log.append([row(0), row(1, version=3), row(2, version=2), row(3, version=4)])
     await log.append([row(4, "another service's", 9)])
@@ -85,7 +85,7 @@ async def test_versions_from_the_future_are_counted_and_said_once(caplog):
     assert "written by a newer foretoken (done version 3, known is 2)" in said
 
 
-async def test_a_full_queue_drops_the_oldest_and_counts():
+async def test_full_queue_drops_the_oldest_row():
     log = open_log("", 100)
     journal = Journal(log, lambda _: None, {}, queue_max=5)
     for number in range(8):
@@ -107,7 +107,7 @@ UNFIT = [
 ]
 
 
-async def test_a_row_that_no_log_takes_is_dropped_alone(tmp_path, caplog):
+async def test_unfit_row_is_dropped_alone(tmp_path, caplog):
     got: list[Row] = []
     async with journaling(open_log(str(tmp_path / "log"), 100), got) as journal:
         for unfit in UNFIT:
@@ -119,7 +119,7 @@ async def test_a_row_that_no_log_takes_is_dropped_alone(tmp_path, caplog):
     assert len(warnings(caplog)) == 1
 
 
-async def test_a_receiver_that_fails_does_not_end_the_service(caplog):
+async def test_failing_receiver_does_not_end_the_service(caplog):
     got: list[Row] = []
 
     def receive(found: list[Row]) -> None:
@@ -140,7 +140,7 @@ async def test_a_receiver_that_fails_does_not_end_the_service(caplog):
     await asyncio.wait({task})
 
 
-async def test_while_the_log_is_away_rows_wait_and_serving_goes_on(tmp_path, caplog):
+async def test_rows_wait_while_the_log_is_unavailable(tmp_path, caplog):
     """The directory turns into a file, and back: no process can use the log meanwhile."""
     caplog.set_level(logging.INFO)
     home, path = tmp_path / "home", tmp_path / "home" / "log"
@@ -173,7 +173,7 @@ bursts = st.lists(
 @pytest.mark.parametrize("where", ["", "log"], ids=["memory", "sqlite"])
 @settings(max_examples=20, deadline=None)
 @given(bursts=bursts)
-def test_every_row_reaches_every_journal_once_and_in_one_order(where, bursts):
+def test_every_journal_receives_every_row_once_in_one_order(where, bursts):
     """The oracle: two lists of what was put. Each journal must have merged them the same way."""
     with tempfile.TemporaryDirectory() as directory:
         asyncio.run(_two_journals(where and str(Path(directory, where)), bursts))

@@ -50,7 +50,7 @@ async def log(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[O
         yield log
 
 
-async def test_what_is_appended_is_read_in_order_behind_any_position(log):
+async def test_appended_rows_are_read_in_order_from_any_position(log):
     await log.append(rows(0, 1, 2))
     await log.append(rows(3, 4))
     entries = await log.read("", 100)
@@ -61,17 +61,17 @@ async def test_what_is_appended_is_read_in_order_behind_any_position(log):
     assert await log.read(positions[-1], 2) == []
 
 
-async def test_an_empty_log_has_nothing_to_read(log):
+async def test_empty_log_has_no_entries(log):
     assert await log.read("", 10) == []
 
 
-async def test_a_row_comes_back_as_it_was_put(log):
+async def test_row_is_read_as_written(log):
     odd = Row("timing", 7, bytes(range(256)))
     await log.append([odd, Row("done", 0, b"")])
     assert [entry.row for entry in await log.read("", 10)] == [odd, Row("done", 0, b"")]
 
 
-async def test_a_full_log_forgets_the_oldest_and_positions_of_the_forgotten_stay_good(log):
+async def test_full_log_drops_the_oldest_and_keeps_positions_valid(log):
     await log.append(rows(0))
     (first,) = await log.read("", 1)
     for number in range(1, 100):
@@ -80,12 +80,12 @@ async def test_a_full_log_forgets_the_oldest_and_positions_of_the_forgotten_stay
     assert numbers(await log.read(first.position, 3)) == [68, 69, 70]
 
 
-async def test_more_rows_at_once_than_the_log_keeps_leave_the_newest(log):
+async def test_append_above_the_bound_keeps_the_newest(log):
     await log.append(rows(*range(100)))
     assert numbers(await log.read("", 1_000)) == list(range(68, 100))
 
 
-async def test_a_repeated_append_is_kept_once(log):
+async def test_repeated_append_is_stored_once(log):
     await log.append(rows(0, 1))
     await log.append(rows(0, 1), again=True)
     await log.append(rows(2))
@@ -95,7 +95,7 @@ async def test_a_repeated_append_is_kept_once(log):
 # --- the file
 
 
-async def test_the_file_survives_a_restart(tmp_path):
+async def test_file_survives_a_restart(tmp_path):
     path = tmp_path / "deep" / "down" / "log"
     async with opened(path) as log:
         await log.append([row(1), row(2, "timing", 9)])
@@ -106,7 +106,7 @@ async def test_the_file_survives_a_restart(tmp_path):
         assert numbers(await log.read(before[-1].position, 10)) == [3]
 
 
-async def test_the_file_holds_little_more_than_the_bound(tmp_path):
+async def test_file_size_stays_near_the_bound(tmp_path):
     async with opened(tmp_path / "log", 160) as log:
         for number in range(1_000):
             await log.append(rows(number))
@@ -115,7 +115,7 @@ async def test_the_file_holds_little_more_than_the_bound(tmp_path):
     file.close()
 
 
-async def test_a_cancelled_append_can_be_repeated(tmp_path):
+async def test_cancelled_append_can_be_repeated(tmp_path):
     async with opened(tmp_path / "log") as log:
         first = asyncio.create_task(log.append(rows(1, 2)))
         await asyncio.sleep(0)
@@ -150,7 +150,7 @@ def no_table(path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [garbage, cut, bad_pages, no_table])
-async def test_a_corrupt_file_is_moved_aside_and_a_fresh_one_begun(tmp_path, caplog, damage):
+async def test_corrupt_file_is_moved_aside(tmp_path, caplog, damage):
     path = tmp_path / "log"
     await make_log(path)
     damage(path)
@@ -166,7 +166,7 @@ async def test_a_corrupt_file_is_moved_aside_and_a_fresh_one_begun(tmp_path, cap
     assert str(aside) in said
 
 
-async def test_every_corrupt_file_gets_a_name_of_its_own_up_to_a_bound(tmp_path):
+async def test_corrupt_files_have_distinct_names_up_to_a_bound(tmp_path):
     path = tmp_path / "log"
     for number in range(10):
         path.write_bytes(GARBAGE + bytes([number]))
@@ -178,7 +178,7 @@ async def test_every_corrupt_file_gets_a_name_of_its_own_up_to_a_bound(tmp_path)
     assert (tmp_path / "log.corrupt-2").read_bytes()[-1] == 9  # the oldest made room
 
 
-async def test_corruption_met_later_is_moved_aside_and_the_append_is_kept(tmp_path, caplog):
+async def test_later_corruption_is_moved_aside_and_the_append_is_kept(tmp_path, caplog):
     path = tmp_path / "log"
     await make_log(path)
     async with opened(path) as log:
@@ -190,7 +190,7 @@ async def test_corruption_met_later_is_moved_aside_and_the_append_is_kept(tmp_pa
     assert (tmp_path / "log.corrupt-1").exists()
 
 
-async def test_a_follower_goes_on_behind_its_position_when_the_file_is_made_anew(tmp_path, caplog):
+async def test_follower_continues_after_the_file_is_recreated(tmp_path, caplog):
     path = tmp_path / "log"
     await make_log(path)
     async with opened(path) as log, opened(path) as other:
@@ -204,7 +204,7 @@ async def test_a_follower_goes_on_behind_its_position_when_the_file_is_made_anew
     assert {each.name for each in tmp_path.iterdir()} == {"log", "log.lock"} | aside
 
 
-async def test_of_two_that_find_a_file_corrupt_at_once_one_moves_it(tmp_path, caplog):
+async def test_only_one_of_two_processes_moves_a_corrupt_file(tmp_path, caplog):
     path = tmp_path / "log"
     await make_log(path)
     files = [LogFile(path), LogFile(path)]
@@ -228,7 +228,7 @@ async def test_of_two_that_find_a_file_corrupt_at_once_one_moves_it(tmp_path, ca
     assert not (tmp_path / "log.corrupt-2").exists()
 
 
-async def test_a_deleted_file_is_made_anew(tmp_path):
+async def test_deleted_file_is_recreated(tmp_path):
     path = tmp_path / "sub" / "log"
     async with opened(path) as log:
         await log.append(rows(1))
@@ -239,7 +239,7 @@ async def test_a_deleted_file_is_made_anew(tmp_path):
         assert numbers(await log.read("", 10)) == [2]
 
 
-async def test_a_schema_from_the_future_is_moved_aside(tmp_path, caplog):
+async def test_newer_schema_is_moved_aside(tmp_path, caplog):
     path = tmp_path / "log"
     with sqlite3.connect(path) as file:
         file.execute("PRAGMA user_version = 99")
@@ -256,7 +256,7 @@ async def test_a_schema_from_the_future_is_moved_aside(tmp_path, caplog):
     )
 
 
-async def test_another_program_s_database_is_refused_and_left_alone(tmp_path):
+async def test_other_program_s_database_is_refused_unchanged(tmp_path):
     path = tmp_path / "app.db"
     with sqlite3.connect(path) as file:
         file.execute("CREATE TABLE customers (name TEXT)")
@@ -295,7 +295,7 @@ def is_a_directory(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("place", [locked_directory, under_a_file, is_a_directory])
-def test_a_place_that_cannot_be_written_is_refused_with_a_sentence(tmp_path, place):
+def test_unwritable_path_is_an_error(tmp_path, place):
     path = place(tmp_path)
     with unprivileged(), pytest.raises(ValueError, match="name a file in a directory") as refused:
         open_log(str(path), 10)
@@ -306,12 +306,12 @@ def test_a_place_that_cannot_be_written_is_refused_with_a_sentence(tmp_path, pla
     ("where", "rows_max", "message"),
     [("postgres://host/db", 10, "redis://, rediss://; postgres:// is not"), ("", 0, "at least 1")],
 )
-def test_a_setting_that_means_no_log_is_refused(where, rows_max, message):
+def test_invalid_log_setting_is_an_error(where, rows_max, message):
     with pytest.raises(ValueError, match=message):
         open_log(where, rows_max)
 
 
-async def test_a_file_locked_too_long_is_unavailable_and_then_works_again(tmp_path):
+async def test_locked_file_is_unavailable_until_released(tmp_path):
     path = tmp_path / "log"
     async with opened(path) as log:
         await log.append(rows(1))
@@ -350,7 +350,7 @@ asyncio.run(main())
 """
 
 
-def test_a_disk_without_room_is_unavailable_and_nothing_is_half_written(tmp_path):
+def test_full_disk_is_unavailable_without_partial_writes(tmp_path):
     output, _ = elsewhere(FULL_DISK, tmp_path / "log").communicate(timeout=60)
     refused, before, after = output.splitlines()
     assert refused.startswith(f"refused: the outcome log {tmp_path / 'log'} cannot be used")
@@ -382,7 +382,7 @@ asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])))
 
 
 @pytest.mark.parametrize("before", [b"", GARBAGE], ids=["fresh", "corrupt"])
-def test_two_processes_share_a_file_and_see_the_same_order(tmp_path, before):
+def test_two_processes_see_the_same_order(tmp_path, before):
     path = tmp_path / "log"
     if before:
         path.write_bytes(before)

@@ -88,7 +88,7 @@ async def opened(port: int, rows_max: int = 1_000) -> AsyncIterator[OutcomeLog]:
 # --- the log alone
 
 
-async def test_what_is_appended_is_read_in_order_behind_any_position(server):
+async def test_redis_rows_are_read_in_order_from_any_position(server):
     async with opened(server.port) as log:
         assert await log.read("", 10) == []
         await log.append(rows(*range(12)))
@@ -102,7 +102,7 @@ async def test_what_is_appended_is_read_in_order_behind_any_position(server):
         assert await log.read(positions[-1], 2) == []
 
 
-async def test_the_stream_is_bounded_to_a_little_more_than_asked(server):
+async def test_redis_stream_stays_near_the_bound(server):
     async with opened(server.port, 500) as log:
         for first in range(0, 5_000, 50):
             await log.append(rows(*range(first, first + 50)))
@@ -111,7 +111,7 @@ async def test_the_stream_is_bounded_to_a_little_more_than_asked(server):
     assert 500 <= len(left) <= 700
 
 
-async def test_two_logs_on_one_stream_see_each_other(server):
+async def test_two_logs_share_one_stream(server):
     async with opened(server.port) as one, opened(server.port) as other:
         await one.append(rows(0))
         await other.append(rows(1))
@@ -119,7 +119,7 @@ async def test_two_logs_on_one_stream_see_each_other(server):
         assert numbers(await other.read("", 10)) == [0, 1, 2]
 
 
-async def test_foreign_entries_are_passed_over_and_said_once(server, caplog):
+async def test_foreign_entries_are_skipped_and_logged_once(server, caplog):
     async with opened(server.port) as log:
         await log.append(rows(0))
         for _ in range(5):
@@ -134,14 +134,14 @@ async def test_foreign_entries_are_passed_over_and_said_once(server, caplog):
     assert f"{STREAM} on redis://127.0.0.1:{server.port}/0 holds entries that are no" in said
 
 
-async def test_a_key_of_another_type_is_unavailable_and_named(server):
+async def test_key_of_another_type_is_unavailable(server):
     server.client.set(STREAM, "a string")
     async with opened(server.port) as log:
         with pytest.raises(LogUnavailable, match=f"{STREAM} .*WRONGTYPE"):
             await log.read("", 1)
 
 
-async def test_a_wrong_password_is_unavailable_and_not_shown(server):
+async def test_wrong_password_is_unavailable_and_not_shown(server):
     log = open_log(url(server.port).replace(PASSWORD, "another-secret"), 10)
     with pytest.raises(LogUnavailable, match=f"on redis://127.0.0.1:{server.port}/0 ") as refused:
         await log.append(rows(1))
@@ -149,7 +149,7 @@ async def test_a_wrong_password_is_unavailable_and_not_shown(server):
     await log.close()
 
 
-async def test_a_call_can_be_cancelled_at_any_moment_and_the_next_works(server):
+async def test_cancelled_call_does_not_break_the_next(server):
     async def endless(log: OutcomeLog) -> None:
         while True:
             await log.read("", 10)
@@ -167,7 +167,7 @@ async def test_a_call_can_be_cancelled_at_any_moment_and_the_next_works(server):
         assert numbers(await log.read("", 10)) == [0]
 
 
-async def test_a_redis_that_is_gone_is_unavailable_and_one_that_is_back_works(server):
+async def test_redis_is_unavailable_until_it_returns(server):
     async with opened(server.port) as log:
         await log.append(rows(0))
         server.kill()
@@ -189,7 +189,7 @@ async def test_a_redis_that_is_gone_is_unavailable_and_one_that_is_back_works(se
         f"redis://:{PASSWORD}@host:99999",
     ],
 )
-def test_a_url_that_is_none_is_refused_without_quoting_it(wrong):
+def test_invalid_url_is_an_error_without_quoting_it(wrong):
     with pytest.raises(ValueError, match="Redis URL is not of the form") as refused:
         open_log(wrong, 10)
     assert PASSWORD not in str(refused.value)
@@ -242,7 +242,7 @@ class FragileLink:
 
 
 @pytest.mark.parametrize("cuts", [1, 2, 3, 6])
-async def test_an_append_whose_answer_was_lost_is_kept_once(server, cuts):
+async def test_append_with_a_lost_answer_is_stored_once(server, cuts):
     async with FragileLink().to(server.port) as line, opened(line.port) as log:
         await log.append(rows(0))
         line.cuts = cuts
@@ -261,7 +261,7 @@ async def _persist(log: OutcomeLog, batch: list[Row]) -> None:
     raise AssertionError("the log stayed away")
 
 
-async def test_a_redis_that_says_nothing_is_unavailable(server):
+async def test_silent_redis_is_unavailable(server):
     async with FragileLink().to(server.port) as line, opened(line.port) as log:
         await log.append(rows(0))
         line.silent = True
@@ -272,7 +272,7 @@ async def test_a_redis_that_says_nothing_is_unavailable(server):
         assert numbers(await log.read("", 10)) == [0, 1]
 
 
-async def test_a_journal_over_a_bad_line_writes_and_delivers_once(server):
+async def test_journal_over_a_bad_connection_delivers_once(server):
     got: list[Row] = []
     async with (
         FragileLink().to(server.port) as line,
@@ -291,7 +291,7 @@ async def test_a_journal_over_a_bad_line_writes_and_delivers_once(server):
 # --- the journal
 
 
-async def test_redis_killed_and_back_loses_nothing_and_serving_goes_on(server, caplog):
+async def test_restarted_redis_loses_no_rows(server, caplog):
     """Rows before, during and after an outage: each delivered once, in order, to both replicas."""
     got: list[Row] = []
     seen: list[Row] = []
@@ -316,7 +316,7 @@ async def test_redis_killed_and_back_loses_nothing_and_serving_goes_on(server, c
     assert all(str(server.port) in text for level, text in said if level == "WARNING")
 
 
-async def test_a_restarted_service_replays_what_redis_kept(server):
+async def test_restarted_service_replays_the_stream(server):
     async with opened(server.port) as log:
         await log.append(rows(*range(1_000)))
     server.kill()
@@ -327,7 +327,7 @@ async def test_a_restarted_service_replays_what_redis_kept(server):
         assert numbers(got) == list(range(1_000))
 
 
-async def test_stopping_writes_what_is_queued(server):
+async def test_redis_journal_writes_queued_rows_on_stop(server):
     async with journaling(open_log(url(server.port), 5_000), [], poll_s=600.0) as journal:
         await asyncio.wait_for(journal.replayed.wait(), 10)
         for number in range(700):
@@ -335,7 +335,7 @@ async def test_stopping_writes_what_is_queued(server):
     assert server.kept() == list(range(700))
 
 
-async def test_stopping_without_redis_says_what_is_lost(server, caplog):
+async def test_stop_without_redis_reports_lost_rows(server, caplog):
     async with journaling(open_log(url(server.port), 100), []) as journal:
         await asyncio.wait_for(journal.replayed.wait(), 10)
         server.kill()
