@@ -67,7 +67,7 @@ def metered() -> tuple[Metered, Restless, list[StepResult], list[Report]]:
     return metered, feeder, results, reports
 
 
-def test_what_the_state_counts_is_told(metered) -> None:
+def test_state_counters_are_exported(metered) -> None:
     told, feeder, _, _ = metered
     counters = feeder.engine.state.counters
     for field, metric in COUNTED.items():
@@ -87,7 +87,7 @@ def test_blocks_end_as_cached_or_free(metered) -> None:
     assert told.value("worker_requests_running") == told.value("worker_requests_resting") == 0
 
 
-def test_swaps_are_counted_by_what_was_copied_and_how_long_it_took(metered) -> None:
+def test_swaps_are_counted_with_bytes_and_time(metered) -> None:
     told, feeder, results, _ = metered
     swaps = [swap for result in results for swap in result.swaps]
     for direction in Direction:
@@ -103,13 +103,13 @@ def test_swaps_are_counted_by_what_was_copied_and_how_long_it_took(metered) -> N
     assert offloads == feeder.engine.state.counters.offloads
 
 
-def test_every_swap_is_told_once_to_the_metrics_as_to_the_scheduler(metered) -> None:
+def test_every_swap_is_counted_once_in_metrics_and_reports(metered) -> None:
     _, _, results, reports = metered
     counted = [swap for result in results for swap in result.swaps]
     assert counted == [swap for report in reports for swap in report.swaps]
 
 
-def test_tokens_of_steps_add_up(metered) -> None:
+def test_step_tokens_add_up(metered) -> None:
     told, feeder, results, _ = metered
     timings = [timing for result in results for timing in result.timings]
     tokens = sum(t.prefill_tokens + t.decode_seqs for t in timings)
@@ -135,7 +135,7 @@ def test_phases_add_up_to_the_time_in_steps(metered) -> None:
 # Transcripts
 
 
-def test_who_leaves_for_memory_without_a_host_pool_is_dropped() -> None:
+def test_eviction_without_host_memory_is_dropped() -> None:
     """As in the state's own: the newest leaves in the fourth step."""
     t = Transcript(kv_tokens=16)
     t.prompt("old", 6, max_tokens=7)
@@ -147,7 +147,7 @@ def test_who_leaves_for_memory_without_a_host_pool_is_dropped() -> None:
     assert (t.state.counters.evicted_offloaded, t.state.counters.evicted_dropped) == (0, 1)
 
 
-def test_who_leaves_for_memory_where_there_is_a_host_pool_is_offloaded() -> None:
+def test_eviction_with_host_memory_is_offloaded() -> None:
     t = Transcript(kv_tokens=16, host_blocks=4)
     t.prompt("old", 6, max_tokens=7)
     t.prompt("new", 5, max_tokens=7)
@@ -157,7 +157,7 @@ def test_who_leaves_for_memory_where_there_is_a_host_pool_is_offloaded() -> None
     assert (t.state.counters.evicted_offloaded, t.state.counters.evicted_dropped) == (1, 0)
 
 
-def test_a_pause_by_plan_is_no_eviction() -> None:
+def test_planned_pause_is_not_an_eviction() -> None:
     t = Transcript(kv_tokens=16)
     t.prompt("a", 6, max_tokens=7)
     t.admit(a=9)
@@ -180,7 +180,7 @@ class Clock:
         return self.now_s
 
 
-def test_a_phase_is_what_lies_between_its_beginning_and_the_nexts(monkeypatch) -> None:
+def test_phase_lasts_until_the_next_one_begins(monkeypatch) -> None:
     time = Clock()
     monkeypatch.setattr("services.worker.engine.phase_clock.perf_counter", time)
     phases = PhaseClock()
@@ -202,7 +202,7 @@ def test_a_phase_is_what_lies_between_its_beginning_and_the_nexts(monkeypatch) -
     assert told == {"COMPOSE": 2.0, "MODEL": 20.0, "ATTENTION": 8.0, "COMMIT": 32.0}
 
 
-def test_what_was_computed_before_is_not_counted() -> None:
+def test_work_before_the_start_is_not_counted() -> None:
     """As its profile at start is."""
     feeder = Feeder(engine_of("llama"))
     feeder.add("before", prompt_tokens(1, 9), 4)
@@ -229,7 +229,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-async def test_every_metric_is_there_once_it_has_worked(folder: Path) -> None:
+async def test_every_metric_exists_after_work(folder: Path) -> None:
     async with running(folder) as world:
         gateway = world.gateway()
         gateway.send("r", prompt_tokens(1, 40), 20, ignore_eos=True)

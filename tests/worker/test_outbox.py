@@ -10,7 +10,7 @@ from services.worker.requests.batch import NewToken
 from services.worker.requests.scores import SCORES_BYTES, Opening, PromptLogprobs, encoded_bytes
 
 
-async def test_what_a_slow_gateway_has_not_read_is_one_message():
+async def test_unread_tokens_of_a_slow_gateway_are_one_message():
     outbox = TokenOutbox(limit_tokens=100)
     for offset in range(3):
         for request_id in ("a", "b"):
@@ -28,7 +28,7 @@ async def test_what_a_slow_gateway_has_not_read_is_one_message():
     assert [m.request_id for m in (await anext(messages)).requests] == ["c"]
 
 
-async def test_a_request_that_comes_again_while_its_old_tokens_wait_keeps_its_offsets():
+async def test_returning_request_keeps_offsets_while_old_tokens_wait():
     outbox = TokenOutbox(limit_tokens=100)
     for offset, token in ((0, 10), (1, 11), (5, 15), (6, 16)):  # cancelled at 2, prompted with 5
         outbox.add(NewToken("g", "a", offset, token, None, None))
@@ -37,7 +37,7 @@ async def test_a_request_that_comes_again_while_its_old_tokens_wait_keeps_its_of
     assert told == [("a", 0, [10, 11]), ("a", 5, [15, 16])]
 
 
-async def test_short_steps_share_a_message_but_beginnings_and_ends_go_at_once(monkeypatch):
+async def test_short_steps_share_a_message_except_beginnings_and_ends(monkeypatch):
     for name in ("PAUSE_S", "LONGEST_PAUSE_S"):
         monkeypatch.setattr(f"services.worker.outbox.{name}", 3_600.0)
     outbox = TokenOutbox(limit_tokens=100)
@@ -66,7 +66,7 @@ async def test_short_steps_share_a_message_but_beginnings_and_ends_go_at_once(mo
     assert await taken() == [("c", 1)]
 
 
-async def test_the_middle_of_an_answer_waits_no_longer_than_the_pause():
+async def test_middle_tokens_wait_at_most_the_pause():
     outbox = TokenOutbox(limit_tokens=100)
     messages = aiter(outbox)
     for offset in range(3):
@@ -74,7 +74,7 @@ async def test_the_middle_of_an_answer_waits_no_longer_than_the_pause():
         await asyncio.wait_for(anext(messages), 10)
 
 
-async def test_a_gateway_that_does_not_read_is_cut_off():
+async def test_gateway_that_does_not_read_is_disconnected():
     outbox = TokenOutbox(limit_tokens=5)
     for offset in range(50):
         outbox.add(NewToken("g", "a", offset, 1, None, None))
@@ -91,7 +91,7 @@ def scored(tokens: int, k: int) -> PromptLogprobs:
     return scores
 
 
-async def test_a_request_s_first_message_says_what_was_found_and_how_likely_it_was():
+async def test_first_message_has_cached_tokens_and_prompt_scores():
     outbox = TokenOutbox(limit_tokens=100)
     outbox.add(NewToken("g", "a", 0, 5, None, None, Opening(3, scored(2, 1))))
     outbox.add(NewToken("g", "a", 1, 6, None, None))
@@ -104,7 +104,7 @@ async def test_a_request_s_first_message_says_what_was_found_and_how_likely_it_w
     assert (list(b.token_ids), b.cached_tokens, list(b.prompt_logprobs)) == ([5], 4, [])
 
 
-async def test_scored_prompts_never_make_a_message_too_large():
+async def test_scored_prompts_stay_within_the_message_limit():
     """Each as large as may be. What comes behind one is merged, and all comes in order."""
     tokens = SCORES_BYTES // encoded_bytes(1, 20)
     outbox, opening = TokenOutbox(limit_tokens=100), Opening(0, scored(tokens, 20))
@@ -123,7 +123,7 @@ async def test_scored_prompts_never_make_a_message_too_large():
     assert told == {"x": [*range(5)], **{f"r{number}": [0, 1] for number in range(5)}}
 
 
-async def test_a_gateway_that_reads_no_scored_prompt_is_cut_off(monkeypatch):
+async def test_gateway_that_reads_no_scored_prompts_is_disconnected(monkeypatch):
     monkeypatch.setattr("services.worker.outbox.SCORES_BYTES", 100)
     outbox, opening = TokenOutbox(limit_tokens=1_000), Opening(0, scored(9, 0))
     for number in range(3 * MAX_BATCHES):

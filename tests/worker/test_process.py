@@ -73,14 +73,14 @@ async def attached(
     ],
     ids=("model", "key", "range", "device"),
 )
-async def test_a_wrong_setting_is_one_line_and_status_2(settings, sentence):
+async def test_wrong_setting_is_a_one_line_error_with_status_2(settings, sentence):
     process = await start(**settings)
     _, errors = await process.communicate()
     assert process.returncode == 2
     assert errors.decode().count("\n") == 1 and sentence in errors.decode()
 
 
-async def test_the_first_sigterm_lets_requests_finish(folder):
+async def test_first_sigterm_drains_requests(folder):
     async with attached(folder) as (process, scheduler, gateway):
         reading = asyncio.create_task(gateway.read())
         gateway.send("r", prompt_tokens(1, 5), 200, ignore_eos=True)
@@ -96,7 +96,7 @@ async def test_the_first_sigterm_lets_requests_finish(folder):
 
 
 @pytest.mark.slow
-async def test_sigterm_hands_back_what_the_scheduler_takes(folder):
+async def test_sigterm_returns_requests_that_the_scheduler_moves(folder):
     async with attached(folder) as (process, scheduler, gateway):
         reading = asyncio.create_task(gateway.read())
         gateway.send("r", prompt_tokens(1, 5), 200, ignore_eos=True)
@@ -111,7 +111,7 @@ async def test_sigterm_hands_back_what_the_scheduler_takes(folder):
 
 
 @pytest.mark.slow
-async def test_the_second_sigterm_stops_at_once(folder):
+async def test_second_sigterm_stops_at_once(folder):
     async with attached(folder) as (process, scheduler, gateway):
         reading = asyncio.create_task(gateway.read())
         gateway.send("r", prompt_tokens(1, 5), 200, ignore_eos=True)
@@ -125,7 +125,7 @@ async def test_the_second_sigterm_stops_at_once(folder):
         await asyncio.gather(reading, return_exceptions=True)
 
 
-async def test_a_scheduler_that_restarts_finds_its_requests_and_their_kv_where_they_were(folder):
+async def test_restarted_scheduler_adopts_requests_with_their_kv(folder):
     async with attached(folder) as (process, first, gateway):
         reading = asyncio.create_task(gateway.read())
         gateway.send("r", prompt_tokens(1, 5), 60, ignore_eos=True)
@@ -151,7 +151,7 @@ async def test_a_scheduler_that_restarts_finds_its_requests_and_their_kv_where_t
 
 
 @pytest.mark.slow
-async def test_without_a_scheduler_requests_go_on_and_their_end_is_told_to_the_next(folder):
+async def test_requests_continue_without_a_scheduler_and_ends_are_reported_later(folder):
     async with attached(folder) as (process, first, gateway):
         reading = asyncio.create_task(gateway.read())
         gateway.send("r", prompt_tokens(1, 5), 200, ignore_eos=True)
@@ -171,7 +171,7 @@ async def test_without_a_scheduler_requests_go_on_and_their_end_is_told_to_the_n
 
 
 @pytest.mark.slow
-async def test_what_no_scheduler_comes_for_is_dropped(folder):
+async def test_unadopted_requests_are_dropped(folder):
     async with attached(folder, orphan_hold_s=0.2) as (process, first, gateway):
         reading = asyncio.create_task(gateway.read())
         gateway.send("r", prompt_tokens(1, 5), 60, ignore_eos=True)
@@ -206,7 +206,7 @@ async def refuse_each(scheduler: RecordingScheduler, code: Code) -> None:
         (Code.FAILED_PRECONDITION, False),
     ],
 )
-async def test_a_worker_that_is_displaced_or_refused_ends_with_the_sentence(folder, code, planned):
+async def test_displaced_or_refused_worker_exits_with_the_reason(folder, code, planned):
     async with attached(folder) as (process, scheduler, _):
         if planned:
             scheduler.plan()
@@ -219,7 +219,7 @@ async def test_a_worker_that_is_displaced_or_refused_ends_with_the_sentence(fold
 
 
 @pytest.mark.slow
-async def test_a_stream_that_breaks_later_is_dialled_again(folder):
+async def test_broken_stream_is_reconnected(folder):
     async with attached(folder) as (_, scheduler, _):
         scheduler.plan()
         await until(lambda: scheduler.reports and scheduler.reports[-1].applied_plan_seq)
@@ -228,7 +228,7 @@ async def test_a_stream_that_breaks_later_is_dialled_again(folder):
 
 
 @pytest.mark.slow
-async def test_an_orphan_that_was_told_to_ends(folder):
+async def test_orphaned_worker_exits_if_configured(folder):
     orphan = {"exit_when_orphaned": True, "orphaned_s": 0.2}
     async with attached(folder, **orphan) as (process, scheduler, _):
         await scheduler.stop()

@@ -25,7 +25,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-async def test_the_worker_introduces_itself(folder):
+async def test_worker_sends_its_hello(folder):
     async with running(folder) as world:
         hello = world.scheduler.hellos[0]
         stub = cast(Any, health_pb2_grpc.HealthStub(world.channel))
@@ -63,7 +63,7 @@ async def test_tokens_stream_and_the_end_is_reported_to_both_sides(folder):
     assert sum(len(report.timings) for report in world.scheduler.reports) >= 12
 
 
-async def test_tokens_by_name_and_scored_prompts(folder):
+async def test_named_tokens_and_scored_prompts(folder):
     """What is asked by a message is done, and told by one; an id that is none is a sentence."""
     tokens = prompt_tokens(1, 40)
     async with running(folder) as world:
@@ -96,7 +96,7 @@ async def test_tokens_by_name_and_scored_prompts(folder):
     assert refused.message == "logit_bias must lie in [0, 96)"
 
 
-async def test_a_cancel_ends_a_running_request_at_once_and_frees_its_blocks(folder):
+async def test_cancel_ends_a_running_request_and_frees_its_blocks(folder):
     async with running(folder) as world:
         gateway = world.gateway()
         gateway.send("r", prompt_tokens(1, 5), 240, ignore_eos=True)
@@ -112,7 +112,7 @@ async def test_a_cancel_ends_a_running_request_at_once_and_frees_its_blocks(fold
     assert not gateway.ended.keys() - {"next"}
 
 
-async def test_a_health_check_is_answered_while_the_engine_is_busy(folder):
+async def test_health_check_is_answered_while_the_engine_is_busy(folder):
     async with running(folder) as world:
         gateway = world.gateway()
         gateway.send("r", prompt_tokens(1, 5), 240, ignore_eos=True)
@@ -124,7 +124,7 @@ async def test_a_health_check_is_answered_while_the_engine_is_busy(folder):
         await until(lambda: "r" in gateway.ended)
 
 
-async def test_one_gateway_leaving_does_not_touch_the_other(folder):
+async def test_closed_gateway_stream_does_not_affect_another(folder):
     async with running(folder) as world:
         leaver, stayer = world.gateway("leaver"), world.gateway("stayer")
         leaver.send("a", prompt_tokens(1, 5), 200, ignore_eos=True)
@@ -138,7 +138,7 @@ async def test_one_gateway_leaving_does_not_touch_the_other(folder):
     assert len(stayer.tokens["b"]) == 200 and not stayer.tokens.keys() - {"b"}
 
 
-async def test_after_losing_the_scheduler_it_says_hello_again_and_names_what_it_holds(folder):
+async def test_worker_reattaches_with_a_hello_that_lists_held_requests(folder):
     async with running(folder) as world:
         gateway = world.gateway()
         gateway.send("r", prompt_tokens(1, 5), 200, ignore_eos=True)
@@ -159,7 +159,7 @@ async def test_after_losing_the_scheduler_it_says_hello_again_and_names_what_it_
         assert len(gateway.tokens["r"]) == 20 and not gateway.tokens["early"]
 
 
-async def test_who_ended_is_told_when_the_last_of_its_static_batch_is_cancelled(folder):
+async def test_ended_member_is_reported_when_the_last_of_its_batch_is_cancelled(folder):
     """The end comes between two steps, and nothing is left to compute."""
     async with running(folder) as world:
         gateway = world.gateway()
@@ -176,7 +176,7 @@ async def test_who_ended_is_told_when_the_last_of_its_static_batch_is_cancelled(
         assert world.scheduler.reports[-1].free_blocks == KV_TOKENS // 16
 
 
-async def test_a_prompt_that_comes_again_begins_anew_once_its_first_stay_is_cancelled(folder):
+async def test_returning_prompt_restarts_after_the_cancel_of_its_first_placement(folder):
     """The next scheduler places anew what its worker holds: prompt and cancel race."""
     async with running(folder) as world:
         gateway = world.gateway()
@@ -196,7 +196,7 @@ async def test_a_prompt_that_comes_again_begins_anew_once_its_first_stay_is_canc
     assert len(gateway.tokens["r"]) == 12
 
 
-async def test_without_a_scheduler_a_gateway_that_leaves_takes_its_requests_along(folder):
+async def test_closed_gateway_s_requests_are_dropped_without_a_scheduler(folder):
     async with running(folder) as world:
         leaver, stayer = world.gateway("leaver"), world.gateway("stayer")
         leaver.send("a", prompt_tokens(1, 5), 200, ignore_eos=True)
@@ -211,7 +211,7 @@ async def test_without_a_scheduler_a_gateway_that_leaves_takes_its_requests_alon
     assert [request.request_id for request in held] == ["b"]
 
 
-async def test_plans_with_an_unknown_residency_are_carried_out_and_logged_once(folder, caplog):
+async def test_plans_with_an_unknown_residency_are_applied_and_logged_once(folder, caplog):
     async with running(folder) as world:
         gateway = world.gateway()
         gateway.send("r", prompt_tokens(1, 5), 10, ignore_eos=True)
@@ -238,7 +238,7 @@ async def test_plans_with_an_unknown_residency_are_carried_out_and_logged_once(f
     ],
     ids=("token", "length", "reach", "nothing", "empty", "nan"),
 )  # fmt: skip
-async def test_a_prompt_that_cannot_run_ends_alone_with_a_sentence(folder, prompt, sentence):
+async def test_prompt_that_cannot_run_ends_alone_with_a_sentence(folder, prompt, sentence):
     async with running(folder) as world:
         gateway = world.gateway()
         prompt.request_id = "bad"
@@ -251,7 +251,7 @@ async def test_a_prompt_that_cannot_run_ends_alone_with_a_sentence(folder, promp
     assert world.scheduler.finished["bad"] == common_pb2.FINISH_REASON_ERROR
 
 
-async def test_a_broken_step_ends_its_requests_and_the_next_ones_run(folder, monkeypatch):
+async def test_failed_step_ends_its_requests_and_later_ones_run(folder, monkeypatch):
     run = Engine.run
 
     def break_on_seven(engine: Engine, batch: Any) -> Any:
@@ -277,7 +277,7 @@ async def test_a_broken_step_ends_its_requests_and_the_next_ones_run(folder, mon
     assert world.scheduler.finished["broken"] == common_pb2.FINISH_REASON_ERROR
 
 
-async def test_a_model_that_keeps_failing_ends_the_process(folder, monkeypatch):
+async def test_model_that_keeps_failing_ends_the_process(folder, monkeypatch):
     def fail(engine: Engine, batch: Any) -> Any:
         raise RuntimeError("always")
 
@@ -292,7 +292,7 @@ async def test_a_model_that_keeps_failing_ends_the_process(folder, monkeypatch):
     assert "3 steps in a row failed" in repr(failed.value)
 
 
-async def test_a_stream_must_begin_with_a_hello(folder):
+async def test_stream_without_a_hello_is_an_error(folder):
     async with running(folder) as world:
         call = worker_pb2_grpc.WorkerStub(world.channel).Stream(
             iter([worker_pb2.WorkerInput(prompt=Prompt(request_id="r"))])

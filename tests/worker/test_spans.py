@@ -66,7 +66,7 @@ class Told:
         ]
 
 
-def test_budgets_one_behind_the_other_are_slices():
+def test_consecutive_budgets_are_slices():
     told = Told()
     told.spans.received("r", "p", 0, 0.0)
     told.spans.planned(admit("r", 2), 1.0)
@@ -85,7 +85,7 @@ def test_budgets_one_behind_the_other_are_slices():
 
 
 @pytest.mark.parametrize("plan_first", [False, True])
-def test_plan_and_prompt_come_in_either_order(plan_first: bool) -> None:
+def test_span_needs_plan_and_prompt_in_any_order(plan_first: bool) -> None:
     told = Told()
     if plan_first:
         told.spans.planned(admit("r", 9), 1.0)
@@ -97,7 +97,7 @@ def test_plan_and_prompt_come_in_either_order(plan_first: bool) -> None:
     assert told.slices == [(1.0, 3.0, 1, 9, "length")]
 
 
-def test_one_that_comes_with_tokens_goes_on_behind_them():
+def test_resumed_request_s_span_continues_after_its_tokens():
     told = Told()
     told.spans.received("r", "p", 5, 0.0)
     told.spans.planned(admit("r", 8), 1.0)
@@ -106,7 +106,7 @@ def test_one_that_comes_with_tokens_goes_on_behind_them():
     assert told.written.all[0].marks == []  # its first token was made elsewhere
 
 
-def test_who_is_paused_evicted_or_cancelled_ends_a_slice():
+def test_pause_eviction_or_cancel_ends_a_slice():
     told = Told()
     told.spans.received("r", "p", 0, 0.0)
     told.spans.planned(admit("r", 99), 1.0)
@@ -126,7 +126,7 @@ def test_who_is_paused_evicted_or_cancelled_ends_a_slice():
     ]
 
 
-def test_one_that_a_report_alone_says_is_over_is_over():
+def test_end_known_only_from_a_report_ends_the_span():
     told = Told()
     told.spans.received("r", "p", 0, 0.0)
     told.spans.planned(admit("r", 9), 1.0)
@@ -136,7 +136,7 @@ def test_one_that_a_report_alone_says_is_over_is_over():
     assert told.slices == [(1.0, 2.0, 0, 9, "error")]
 
 
-def test_a_swap_is_its_request_s():
+def test_swap_span_belongs_to_its_request():
     told = Told()
     told.spans.received("r", "p", 0, 0.0)
     swaps = (
@@ -151,7 +151,7 @@ def test_a_swap_is_its_request_s():
     ] == [("swap", "p", 9.75, 10.0, "offload"), ("swap", "p", 9.5, 10.0, "upload")]
 
 
-def test_who_is_not_traced_leaves_nothing():
+def test_untraced_request_leaves_nothing():
     told = Told()
     told.spans.received("r", "", 0, 0.0)
     told.spans.planned(admit("r", 2), 1.0)
@@ -164,7 +164,7 @@ def test_who_is_not_traced_leaves_nothing():
     assert not off._stays and not off._admitted
 
 
-def test_what_is_kept_is_bounded():
+def test_traced_requests_are_bounded():
     told = Told()
     for number in range(MOST_TRACED + 3):
         told.spans.planned(admit(f"early{number}", 2), 0.0)

@@ -17,7 +17,7 @@ from tests.worker.worker_fixtures import Feeder, engine_of, generate, prompt_tok
 ENDLESS = SamplingParams(temperature=0, ignore_eos=True)
 
 
-def test_a_long_answer_grows_its_table_block_by_block():
+def test_engine_grows_a_long_answer_s_table_block_by_block():
     """230 tokens in blocks of 2, among neighbours that come and go."""
     feeder = Feeder(engine_of("gpt2", block_tokens=2))
     feeder.add("long", prompt_tokens(5, 3), 230, ENDLESS)
@@ -30,7 +30,7 @@ def test_a_long_answer_grows_its_table_block_by_block():
     assert feeder.run()["long"][: len(answer)] == answer
 
 
-def test_while_the_same_sequences_decode_the_batch_is_moved_on_in_place():
+def test_batch_advances_in_place_while_the_same_sequences_decode():
     engine = engine_of("llama", block_tokens=4)
     for request_id in ("a", "b"):
         engine.add(Prompt(request_id, prompt_tokens(1, 6), 6, 50, ENDLESS), 0.0)
@@ -46,7 +46,7 @@ def test_while_the_same_sequences_decode_the_batch_is_moved_on_in_place():
     assert batches[19] is not batches[0]
 
 
-def test_the_profile_covers_prefill_and_decode_and_leaves_nothing_behind():
+def test_profile_covers_prefill_and_decode_and_leaves_no_trace():
     engine = engine_of("llama", max_batch_tokens=128, kv_tokens=8192)
     timings = profile(engine, limit_s=20.0)
     assert all(timing.elapsed_s > 0 for timing in timings)
@@ -58,7 +58,7 @@ def test_the_profile_covers_prefill_and_decode_and_leaves_nothing_behind():
     assert len(feeder.run()["r"]) == 4
 
 
-def test_the_profile_swaps_whole_requests_there_and_back_and_leaves_nothing_behind():
+def test_profile_swaps_whole_requests_and_leaves_no_trace():
     engine = engine_of("llama", host_gib=0.01)
     swaps = profile_swaps(engine, 20.0)
     there_and_back = [(Direction.OFFLOAD, 64), (Direction.UPLOAD, 64)]
@@ -68,7 +68,7 @@ def test_the_profile_swaps_whole_requests_there_and_back_and_leaves_nothing_behi
     assert profile_swaps(engine_of("llama"), 20.0) == [], "there is no host memory to swap to"
 
 
-def test_a_profile_ends_with_its_time_and_leaves_nothing_behind():
+def test_profile_ends_with_its_time_and_leaves_no_trace():
     """None is left for the first measured step; warming up comes before the clock starts."""
     engine = engine_of("llama", host_gib=0.01)
     assert profile(engine, limit_s=0.0) == []
@@ -76,7 +76,7 @@ def test_a_profile_ends_with_its_time_and_leaves_nothing_behind():
     assert engine.state.idle and engine.state.report() is None
 
 
-def test_a_cache_that_does_not_fit_says_what_would(tmp_path):
+def test_cache_that_does_not_fit_is_an_error_with_a_size_that_does(tmp_path):
     reference("llama").save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"kv_tokens 10000000000000 need .* tokens fit"):
         Engine.load(EngineConfig(model=str(tmp_path), kv_tokens=10**13))
@@ -84,20 +84,20 @@ def test_a_cache_that_does_not_fit_says_what_would(tmp_path):
         Engine.load(EngineConfig(model=str(tmp_path), kv_tokens=15))
 
 
-def test_the_default_cache_is_bounded(tmp_path):
+def test_default_cache_is_bounded(tmp_path):
     reference("llama").save_pretrained(tmp_path)
     engine = Engine.load(EngineConfig(model=str(tmp_path), device="cpu"))
     assert 0 < engine.state.pool.blocks * 16 <= 65_536
 
 
-def test_a_gpu_that_is_not_there_is_one_sentence(tmp_path, monkeypatch):
+def test_missing_gpu_is_a_one_sentence_error(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ValueError, match="PyTorch finds 0 CUDA GPUs here"):
         Engine.load(EngineConfig(model=str(tmp_path), device="cuda"))
 
 
 @pytest.mark.slow
-def test_numba_s_start_leaves_pytorch_its_threads(tmp_path):
+def test_numba_start_leaves_pytorch_s_threads(tmp_path):
     """In a process of its own, where Numba has not begun: its threads are OpenMP's as well."""
     reference("llama").save_pretrained(tmp_path)
     load = (

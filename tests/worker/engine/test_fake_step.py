@@ -44,7 +44,7 @@ def rows_as_a_gpu_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_decode_step_reads_nothing_on_the_host(name: str):
+def test_decode_step_reads_nothing_on_the_host(name: str):
     model = PagedModel(deepcopy(reference(name)), torch.device("cpu"))
     with FakeTensorMode(allow_non_fake_inputs=True):
         tokens, positions = torch.zeros(5, dtype=torch.long), torch.arange(5)
@@ -88,7 +88,7 @@ def fake_model(name: str) -> PagedModel:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_whole_step_reads_nothing_on_the_host(name: str):
+def test_whole_step_reads_nothing_on_the_host(name: str):
     """All kinds of rows decode, and one ends its prompt, which is scored; the next step reads their
     tokens where they are, and the host has not heard of them. As a GPU runs it, its kernels
     apart."""
@@ -119,7 +119,7 @@ def test_a_whole_step_reads_nothing_on_the_host(name: str):
 
 
 @pytest.mark.parametrize("sampling", KINDS, ids=str)
-def test_a_batch_of_one_kind_reads_nothing_on_the_host(sampling: SamplingParams):
+def test_batch_of_one_kind_reads_nothing_on_the_host(sampling: SamplingParams):
     with FakeTensorMode(allow_non_fake_inputs=True):
         sampler = Sampler(torch.device("cpu"), 5_000, {EOS}, TorchSampling(), ImmediateStreams())
         rows = [decoding(sampling) for _ in range(3)]
@@ -128,6 +128,6 @@ def test_a_batch_of_one_kind_reads_nothing_on_the_host(sampling: SamplingParams)
             going_on(rows)
 
 
-def test_what_reads_on_the_host_is_found():
+def test_host_read_is_detected():
     with FakeTensorMode(), pytest.raises(DataDependentOutputException):
         bool(torch.arange(5).max() > 3)

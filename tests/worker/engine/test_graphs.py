@@ -81,16 +81,16 @@ def answers(engine: Engine, lengths: tuple[int, ...], new_tokens: int = 3) -> di
         (512, [1, 2, 4, *range(8, 129, 8), *range(144, 257, 16), *range(288, 513, 32)]),
     ],
 )
-def test_sizes(max_rows, sizes):
+def test_graph_sizes_table(max_rows, sizes):
     assert sizes_of(max_rows) == sizes
 
 
-def test_the_largest_comes_first_and_a_coarse_scale_before_the_rest():
+def test_graphs_are_recorded_largest_first_then_coarse():
     assert order_of([1, 2, 4, 8, 16, 24, 32, 40]) == [40, 32, 16, 8, 4, 2, 1, 24]
     assert order_of([1]) == [1]
 
 
-def test_a_batch_runs_as_the_next_larger_size():
+def test_batch_runs_at_the_next_larger_graph_size():
     assert fitting([4, 2, 7], 7) == [None, 2, 2, 4, 4, 7, 7, 7]
 
 
@@ -108,7 +108,7 @@ def test_a_batch_runs_as_the_next_larger_size():
         (CPU, "triton", "on", "cuda_graphs on needs a CUDA device, and this worker runs on cpu"),
     ],
 )
-def test_where_graphs_are_wanted(device, kernels, setting, wanted):
+def test_graphs_are_used_where_configured_and_possible(device, kernels, setting, wanted):
     config = EngineConfig(kernels=kernels, cuda_graphs=setting)
     if isinstance(wanted, bool):
         assert graphs_wanted(config, device) is wanted
@@ -117,7 +117,7 @@ def test_where_graphs_are_wanted(device, kernels, setting, wanted):
             graphs_wanted(config, device)
 
 
-def test_on_a_cpu_they_are_refused_before_weights_are_read():
+def test_graphs_on_a_cpu_are_refused_before_weights_are_read():
     with pytest.raises(ValueError, match="needs a CUDA device"):
         Engine.load(EngineConfig(model="/nowhere", device="cpu", cuda_graphs="on"))
 
@@ -135,7 +135,7 @@ def test_on_a_cpu_they_are_refused_before_weights_are_read():
     ],
     ids=["fused", "a window, transformers' forward", "INT8"],
 )
-def test_recorded_steps_answer_as_the_engine_does(settings, monkeypatch):
+def test_recorded_steps_equal_eager_steps(settings, monkeypatch):
     """Batches of 1, 2, 3 (padded to 4) and 4 decode, joined by prefills and left by who ends."""
     lengths = (3, 18, 7, 11)
     eager = make_engine(
@@ -151,7 +151,7 @@ def test_recorded_steps_answer_as_the_engine_does(settings, monkeypatch):
     assert engine.works()
 
 
-def test_padding_stays_in_a_block_of_nobody(monkeypatch):
+def test_graph_padding_stays_in_its_own_block(monkeypatch):
     engine = recorded_by(TapeRecorder(), monkeypatch)
     graphs = engine._graphs
     assert graphs is not None
@@ -171,7 +171,7 @@ def test_padding_stays_in_a_block_of_nobody(monkeypatch):
     assert int(written[0].sum()) == 1 + 3 * 2  # three rows of 3 + 6 − 1 tokens
 
 
-def test_contexts_beyond_the_recorded_tables_run_as_they_did(monkeypatch):
+def test_contexts_beyond_the_recorded_tables_run_eagerly(monkeypatch):
     monkeypatch.setattr(assembly, "ROW_BLOCKS_MAX", 3)
     recorder = TapeRecorder()
     engine = recorded_by(recorder, monkeypatch, max_running=1)
@@ -210,7 +210,7 @@ class Faulty(TapeRecorder):
         return self.recorded * self.each_bytes
 
 
-def test_a_size_that_differs_is_left_aside_and_a_larger_one_serves(monkeypatch, caplog):
+def test_deviating_graph_size_is_omitted(monkeypatch, caplog):
     """The second and third do nothing, so that the logits of another batch stay."""
     recorder = Faulty(wrong=1)
     engine = recorded_by(recorder, monkeypatch)
@@ -223,7 +223,7 @@ def test_a_size_that_differs_is_left_aside_and_a_larger_one_serves(monkeypatch, 
     assert recorder.played == played + 7  # one row, as four
 
 
-def test_where_nothing_can_be_recorded_the_engine_runs_as_it_did(monkeypatch, caplog):
+def test_engine_without_recordings_runs_eagerly(monkeypatch, caplog):
     engine = recorded_by(Faulty(broken=0), monkeypatch)
     assert caplog.messages == [
         "decode steps of 4 rows cannot be recorded: operation not permitted when stream is "
@@ -235,7 +235,7 @@ def test_where_nothing_can_be_recorded_the_engine_runs_as_it_did(monkeypatch, ca
     assert feeder.run() == answers_of_one(9, 4)
 
 
-def test_a_forward_that_waits_for_the_device_is_not_recorded(monkeypatch, caplog):
+def test_forward_that_waits_for_the_device_is_not_recorded(monkeypatch, caplog):
     forward = LlamaForCausalLM.forward
 
     def waiting(self: Any, input_ids: Any, **given: Any) -> Any:
@@ -248,7 +248,7 @@ def test_a_forward_that_waits_for_the_device_is_not_recorded(monkeypatch, caplog
 
 
 @pytest.mark.parametrize("bound", ["time", "memory"])
-def test_recording_ends_with_its_time_or_memory(bound, monkeypatch, caplog):
+def test_recording_is_bounded_in_time_and_memory(bound, monkeypatch, caplog):
     caplog.set_level(logging.INFO)
     recorder = Faulty(each_bytes=3 << 20 if bound == "memory" else 0)
     engine = recorded_by(recorder, monkeypatch, limit_s=-1.0 if bound == "time" else inf)

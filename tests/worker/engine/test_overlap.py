@@ -50,7 +50,7 @@ def rows_of(*drawing: int) -> DecodeRows:
         ((0, 1, 2), [100, 101, 102]),
     ],
 )
-def test_rows_read_where_their_token_was_drawn(drawing, tokens):
+def test_rows_read_tokens_on_the_device(drawing, tokens):
     """Of rows that are fed, those come first: they are a token longer."""
     drawn = torch.tensor([100, 101, 102])
     inputs = StepInputs(torch.device("cpu")).prepare(StepBatch(rows_of(*drawing), []), drawn)
@@ -58,7 +58,7 @@ def test_rows_read_where_their_token_was_drawn(drawing, tokens):
     assert (inputs.tokens is drawn) == (drawing == (0, 1, 2)), "nothing is gathered in vain"
 
 
-def test_what_is_fed_is_read_by_nobody_on_the_host():
+def test_fed_tokens_are_not_read_on_the_host():
     """Any look at a value would raise."""
     with FakeTensorMode(allow_non_fake_inputs=True):
         drawn = torch.zeros(3, dtype=torch.long)
@@ -69,7 +69,7 @@ def test_what_is_fed_is_read_by_nobody_on_the_host():
 # The engine
 
 
-def test_a_static_batch_may_come_while_a_step_is_in_flight():
+def test_static_batch_may_arrive_while_a_step_is_in_flight():
     """Of three that decode already; what they answer stays the same."""
     cases = clear_cases("llama", LENGTHS, 24)
     feeder = Feeder(engine_of("llama", overlap="on"))
@@ -83,7 +83,7 @@ def test_a_static_batch_may_come_while_a_step_is_in_flight():
 
 
 @pytest.mark.slow
-def test_a_load_of_every_kind_is_answered_as_without():
+def test_overlapped_answers_equal_sequential_ones_under_mixed_load():
     """Seeded and penalized draws, stops and common beginnings, in memory for a few of them."""
     config = EngineConfig(
         model=demo_model(),
@@ -112,7 +112,7 @@ def test_a_load_of_every_kind_is_answered_as_without():
     assert counters.stray_rows > 0 and counters.prefix_hit_tokens > 0 and feeder.evictions > 0
 
 
-def test_while_the_same_rows_decode_nothing_is_composed_or_gathered(monkeypatch):
+def test_steady_decode_composes_and_gathers_nothing(monkeypatch):
     """One batch, moved on in place, that reads the tensor that was drawn as it is."""
     engine = engine_of("llama", block_tokens=4, overlap="on")
     for request_id in ("a", "b"):
@@ -163,7 +163,7 @@ class Ordered(ImmediateStreams):
 
 
 @pytest.mark.parametrize("overlap", ["off", "on"])
-def test_a_steps_time_is_its_own_however_many_are_in_flight(overlap):
+def test_step_time_is_its_own_with_several_in_flight(overlap):
     """From its start to its end on the device, the next event, be the next step launched or not
     before its tokens are taken."""
     feeder = Feeder(engine_of("llama", overlap=overlap))
@@ -204,7 +204,7 @@ class Late:
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_a_poisoned_request_ends_alone_with_a_step_in_flight(late, monkeypatch):
+def test_poisoned_request_ends_alone_with_a_step_in_flight(late, monkeypatch):
     """It comes while five others decode and one prefills behind it; a token that one of them draws
     breaks another step later on."""
     cases = clear_cases("llama", (9, 14, 22, 5, 18), 24)
@@ -252,7 +252,7 @@ def _breaks_at_once(breaking: Late, init: Any) -> Any:
     return breaks
 
 
-def test_reset_forgets_what_is_in_flight():
+def test_reset_drops_the_step_in_flight():
     engine = engine_of("llama", overlap="on")
     feeder = Feeder(engine)
     feeder.add("a", prompt_tokens(1, 5), 20, ENDLESS)
@@ -267,7 +267,7 @@ def test_reset_forgets_what_is_in_flight():
     assert again.run() == alone.run()
 
 
-def test_one_that_counts_what_it_draws_is_drawn_ahead_as_well():
+def test_penalized_request_is_drawn_ahead():
     """What the step in flight draws is counted on the device; the answers are those of one step at
     a time."""
     how = SamplingParams(temperature=0, ignore_eos=True, repetition_penalty=1.3)
@@ -286,7 +286,7 @@ def test_one_that_counts_what_it_draws_is_drawn_ahead_as_well():
     assert not any(flights[0]) and all(flights[1][:20])
 
 
-def test_it_is_off_on_a_cpu_unless_told():
+def test_overlap_is_off_on_a_cpu_by_default():
     assert not engine_of("llama")._overlap
     assert engine_of("llama", overlap="on")._overlap
     assert not engine_of("llama", overlap="off")._overlap

@@ -37,7 +37,7 @@ def sequences(count: int) -> list[Sequence]:
     return made
 
 
-def test_parts_are_halves_the_elder_first():
+def test_suspects_are_split_in_halves_older_first():
     """Of five: three and two; the three break again, as two and one."""
     rows = sequences(5)
     suspects = Suspects()
@@ -53,7 +53,7 @@ def test_parts_are_halves_the_elder_first():
 
 
 @given(rows=st.integers(2, 100), data=st.data())
-def test_every_row_is_computed_once_and_culprits_are_found_in_logarithmic_time(rows, data):
+def test_suspects_compute_every_row_once_and_find_faults_in_logarithmic_time(rows, data):
     """k culprits of n: at most k (⌈log2 n⌉ + 1) failed tries, and of each row as many."""
     everybody = sequences(rows)
     bad = set(data.draw(st.sets(st.sampled_from(everybody), min_size=1)))
@@ -84,7 +84,7 @@ def test_every_row_is_computed_once_and_culprits_are_found_in_logarithmic_time(r
 # The state
 
 
-def test_a_prefill_that_breaks_a_step_ends_alone_and_is_found_by_nobody():
+def test_faulty_prefill_ends_alone_and_is_not_shared():
     """What a step that breaks has stored is not shared: `c` begins as `b` does, whose first block
     nobody computed; `a` is of another tenant."""
     t = Transcript(prefix_sharing=True, max_batch_tokens=32)
@@ -106,7 +106,7 @@ def test_a_prefill_that_breaks_a_step_ends_alone_and_is_found_by_nobody():
     """)
 
 
-def test_who_comes_while_parts_are_tried_waits_for_them():
+def test_new_request_waits_while_suspects_are_tried():
     t = Transcript()
     for name in "ab":
         t.prompt(name, 1)
@@ -126,7 +126,7 @@ def test_who_comes_while_parts_are_tried_waits_for_them():
     """)
 
 
-def test_out_of_memory_evicts_the_newest_and_says_so():
+def test_out_of_memory_evicts_the_newest_request():
     """Even where plans let nobody leave; one that is alone can't make way for itself."""
     t = Transcript()
     for name in "abc":
@@ -156,7 +156,7 @@ def test_out_of_memory_evicts_the_newest_and_says_so():
     early=st.booleans(),
 )
 @settings(deadline=None)
-def test_whoever_is_good_ends_as_if_nobody_were_bad(
+def test_healthy_requests_end_as_without_faulty_ones(
     lengths, bad, static, room, blocks, overlap, early
 ):
     """`bad` requests break every step they are in once they have so many tokens of output: when it
@@ -290,7 +290,7 @@ def served(
 
 @pytest.mark.parametrize("static", [False, True])
 @pytest.mark.parametrize("bad", [(0,), (17,), (31,), (3, 20), (8, 9)])
-def test_a_poisoned_prompt_among_good_ones_ends_alone(good, bad, static, monkeypatch):
+def test_poisoned_prompt_ends_alone(good, bad, static, monkeypatch):
     feeder = Enduring(demo())
     model = Breaking(feeder.engine, monkeypatch)
     assert served(feeder, good, *bad, static=static) == {n: out for n, (_, out) in good.items()}
@@ -301,7 +301,7 @@ def test_a_poisoned_prompt_among_good_ones_ends_alone(good, bad, static, monkeyp
     assert model.raised <= len(bad) * (ceil(log2(ROWS + 1)) + 2)
 
 
-def test_a_token_that_breaks_decoding_ends_whoever_drew_it(good, monkeypatch):
+def test_token_that_breaks_decoding_ends_its_requests(good, monkeypatch):
     """Each good answer's tokens, and one that only one of them draws, in the middle of it."""
     name, at = next(
         (name, at)
@@ -320,7 +320,7 @@ def test_a_token_that_breaks_decoding_ends_whoever_drew_it(good, monkeypatch):
 
 
 @pytest.mark.parametrize("residency", ["recompute", "swap", "defer"])
-def test_out_of_memory_costs_an_eviction_and_no_answer(good, residency, monkeypatch):
+def test_out_of_memory_costs_an_eviction_but_no_answer(good, residency, monkeypatch):
     """At the first prefill, and among decodes; the newest leaves, and is admitted again."""
     feeder = Enduring(demo(host_gib=0.05))
     feeder.residency = residency
@@ -331,7 +331,7 @@ def test_out_of_memory_costs_an_eviction_and_no_answer(good, residency, monkeypa
     assert feeder.engine.state.counters.offloads == (1 if residency == "swap" else 0)
 
 
-def test_out_of_memory_of_one_that_is_alone_is_its_end(monkeypatch):
+def test_out_of_memory_of_a_single_request_ends_it(monkeypatch):
     feeder = Enduring(engine_of("llama"))
     Breaking(feeder.engine, monkeypatch).out_of_memory_at.add(2)
     feeder.add("r", prompt_tokens(1, 5), 9, ENDLESS)
@@ -339,7 +339,7 @@ def test_out_of_memory_of_one_that_is_alone_is_its_end(monkeypatch):
     assert feeder.finished == {"r": FinishReason.ERROR} and not feeder.evictions
 
 
-def test_whether_the_device_works_is_tried_without_a_trace(monkeypatch):
+def test_device_probe_leaves_no_trace(monkeypatch):
     engine = engine_of("llama", block_tokens=1, kv_tokens=8)
     engine.add(Prompt("r", prompt_tokens(1, 3), 3, 4, GREEDY), 0.0)
     engine.state.apply_plan(Plan(1, admit=(Grant("r", 4),)), 0.0)

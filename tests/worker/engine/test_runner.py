@@ -81,7 +81,7 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Engine, "run", run_or_break)
 
 
-async def test_one_bad_request_is_told_why_and_its_neighbours_never_hear_of_it(poisoned):
+async def test_faulty_request_gets_an_error_and_others_continue(poisoned):
     heard = Heard()
     async with background(heard.runner.run()):
         heard.begin(("a", (5, 6), 3), ("b", (5, 7), 3), ("c", (5, 8), 3))
@@ -94,7 +94,7 @@ async def test_one_bad_request_is_told_why_and_its_neighbours_never_hear_of_it(p
     assert sorted(told) == [(name, offset) for name in "ac" for offset in range(3)]
 
 
-async def test_many_choices_of_a_bad_prompt_do_not_end_the_process(poisoned):
+async def test_many_choices_of_a_faulty_prompt_do_not_end_the_process(poisoned):
     """More than MAX_FAILURES fail alone, one after the other; the device is none the worse."""
     heard = Heard()
     bad = [(f"bad{i}", (5, 7), 3) for i in range(2 * loop.MAX_FAILURES)]
@@ -106,7 +106,7 @@ async def test_many_choices_of_a_bad_prompt_do_not_end_the_process(poisoned):
     assert heard.finished["good"] is FinishReason.LENGTH
 
 
-async def test_where_nothing_can_be_computed_the_process_ends_and_most_can_go_elsewhere(
+async def test_broken_device_ends_the_process(
     monkeypatch,
 ):
     def fail(engine: Engine, batch: Any) -> Any:
@@ -121,7 +121,7 @@ async def test_where_nothing_can_be_computed_the_process_ends_and_most_can_go_el
     assert len(heard.errors) == 3, "the others are begun again by whoever sent them"
 
 
-async def test_halves_that_waited_too_long_are_given_up_while_others_run(monkeypatch):
+async def test_expired_prompts_and_admissions_are_dropped_while_others_run(monkeypatch):
     """A prompt nobody admits and an admission without a prompt, both too old at once."""
     monkeypatch.setattr(loop, "EXPIRE_INTERVAL_S", 0.0)
     heard = Heard()
@@ -138,7 +138,7 @@ async def test_halves_that_waited_too_long_are_given_up_while_others_run(monkeyp
     assert heard.finished == {"nobody": FinishReason.ERROR}
 
 
-async def test_nothing_is_given_up_before_its_time(monkeypatch):
+async def test_waiting_prompts_are_kept_until_they_expire(monkeypatch):
     monkeypatch.setattr(loop, "EXPIRE_INTERVAL_S", 0.0)
     heard = Heard()
     async with background(heard.runner.run()):
@@ -166,7 +166,7 @@ class Gate:
         monkeypatch.setattr(Engine, "run", held)
 
 
-async def test_what_arrives_during_a_step_is_all_in_the_next_and_nobody_waits_for_it(monkeypatch):
+async def test_commands_during_a_step_take_effect_in_the_next_one(monkeypatch):
     """64 prompts and their plan, while a step is held: the loop goes on, and the next step has
     them all."""
     gate, heard = Gate(monkeypatch), Heard()
@@ -182,7 +182,7 @@ async def test_what_arrives_during_a_step_is_all_in_the_next_and_nobody_waits_fo
     assert gate.steps[1] == {"first"} | {name for name, _, _ in many}
 
 
-async def test_a_reader_waits_when_the_engine_has_too_much_to_take(monkeypatch):
+async def test_reader_waits_while_the_inbox_is_full(monkeypatch):
     monkeypatch.setattr(runner_module, "MAX_WAITING_COMMANDS", 3)
     gate, heard = Gate(monkeypatch), Heard()
     async with background(heard.runner.run()):
@@ -200,7 +200,7 @@ async def test_a_reader_waits_when_the_engine_has_too_much_to_take(monkeypatch):
         await until(lambda: "three" in heard.finished)
 
 
-async def test_reports_end_before_the_listener_is_gone_and_what_was_not_sent_comes_again():
+async def test_reports_stop_before_detach_and_returned_ones_are_sent_again():
     heard = Heard()
     order: list[str] = []
     heard.runner.on_report = lambda report: order.extend(f.request_id for f in report.finished)
@@ -216,7 +216,7 @@ async def test_reports_end_before_the_listener_is_gone_and_what_was_not_sent_com
     assert order == ["a", "gone", "greeted by 0", "lost", "b"]
 
 
-async def test_the_engine_waits_for_a_loop_that_does_not_listen(monkeypatch):
+async def test_engine_waits_for_a_blocked_event_loop(monkeypatch):
     """Nothing piles up without end: what is not heard yet is bounded, and nothing of it is lost."""
     monkeypatch.setattr(mailbox, "MAX_UNDELIVERED", 2)
     gate, heard = Gate(monkeypatch), Heard()
@@ -231,7 +231,7 @@ async def test_the_engine_waits_for_a_loop_that_does_not_listen(monkeypatch):
     assert [token.offset for token in heard.tokens] == list(range(50))
 
 
-async def test_draining_waits_for_the_last_and_for_what_is_still_in_the_inbox():
+async def test_drain_waits_for_the_last_request_and_the_inbox():
     heard = Heard()
     async with background(heard.runner.run()):
         heard.begin(("a", (5, 6), 30))
@@ -240,7 +240,7 @@ async def test_draining_waits_for_the_last_and_for_what_is_still_in_the_inbox():
         await asyncio.wait_for(heard.runner.drain(), 20)
 
 
-async def test_draining_waits_for_no_prompt_whose_plan_never_came_and_for_nobody_who_rests():
+async def test_drain_ignores_prompts_without_a_plan_and_paused_requests():
     heard = Heard()
     async with background(heard.runner.run()):
         heard.runner.send(AddPrompt(Prompt("unplanned", (5, 6), 2, 9, ENDLESS)))
@@ -252,7 +252,7 @@ async def test_draining_waits_for_no_prompt_whose_plan_never_came_and_for_nobody
         assert heard.engine.state.pending.prompts and heard.engine.state.sequences
 
 
-async def test_cancelling_lets_the_step_under_way_end_and_leaves_no_thread(monkeypatch):
+async def test_cancelled_runner_finishes_its_step_and_its_thread(monkeypatch):
     gate, heard = Gate(monkeypatch), Heard()
     running = asyncio.ensure_future(heard.runner.run())
     heard.begin(("a", (5, 6), 50))

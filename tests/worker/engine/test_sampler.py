@@ -90,7 +90,7 @@ EVENTS = st.tuples(
     st.lists(EVENTS, min_size=1, max_size=12),
     st.sampled_from(list(WAYS)),
 )
-def test_any_order_of_steps_draws_what_each_request_would_alone(starts, events, way):
+def test_draws_do_not_depend_on_the_order_of_steps(starts, events, way):
     """Rows come and go and change places, steps fail, requests move: a token is as it is defined,
     of the request's own tokens."""
     rows = [row_of(sampling, tokens) for sampling, tokens in starts]
@@ -108,7 +108,7 @@ def test_any_order_of_steps_draws_what_each_request_would_alone(starts, events, 
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_token_counts_before_the_host_knows_it(way):
+def test_token_counts_as_seen_before_the_host_knows_it(way):
     """Two steps in flight: the second is drawn while the first's tokens are on the device."""
     parameters = [replace(EVERYTHING, seed=seed, logprobs=None) for seed in range(3)]
     parameters[1] = SamplingParams(temperature=1.0, seed=4)
@@ -130,7 +130,7 @@ def test_a_token_counts_before_the_host_knows_it(way):
         drawn = following
 
 
-def test_the_host_waits_for_what_was_drawn_and_not_for_what_is_launched_behind():
+def test_host_waits_for_the_draw_and_not_for_later_launches():
     """One event tells, behind the copies to the host."""
     streams = DeferredStreams(Random(0), haste=(0.0,))
     sampler = Sampler(CPU, SIZE, [EOS], WAYS["numba"], streams)
@@ -143,14 +143,14 @@ def test_the_host_waits_for_what_was_drawn_and_not_for_what_is_launched_behind()
     assert done == ["this step"]
 
 
-def test_a_token_drawn_elsewhere_is_not_made_up():
+def test_unknown_token_of_another_sampler_is_an_error():
     row = row_of(SamplingParams(temperature=0, presence_penalty=1.0))
     row.tokens.append(-1)
     with pytest.raises(ValueError, match="newest token of r was not drawn here"):
         sampler_of().draw([row], logits_of(0, 1))
 
 
-def test_a_draw_that_breaks_half_way_counts_nothing(monkeypatch):
+def test_failed_draw_counts_nothing(monkeypatch):
     """The device may have counted a token that nobody was told: it is counted again from the
     request's own."""
     size = 8
@@ -175,7 +175,7 @@ def _raise(*_: Any) -> Any:
     raise MemoryError
 
 
-def test_a_steady_batch_makes_no_index_and_copies_nothing(monkeypatch):
+def test_steady_batch_builds_no_index_and_copies_nothing(monkeypatch):
     made: list[int] = []
     tensor = Planner._tensor
 
@@ -210,7 +210,7 @@ def test_a_steady_batch_makes_no_index_and_copies_nothing(monkeypatch):
     assert step(rows) == (True, [])
 
 
-def test_rows_of_seen_tokens_are_as_many_as_a_step_needs_and_given_on():
+def test_seen_token_rows_are_bounded_and_reused():
     sampler = sampler_of()
     penalized = SamplingParams(temperature=0, frequency_penalty=1.0)
     assert sampler.seen.capacity == 0
@@ -231,7 +231,7 @@ def test_rows_of_seen_tokens_are_as_many_as_a_step_needs_and_given_on():
     assert len(sampler.seen) == 0
 
 
-def test_requests_without_penalties_leave_nothing_behind():
+def test_requests_without_penalties_use_no_row():
     sampler = sampler_of()
     for number in range(20):
         row = row_of(SamplingParams(seed=number, top_p=0.9, logprobs=2, min_tokens=3))
@@ -239,7 +239,7 @@ def test_requests_without_penalties_leave_nothing_behind():
     assert sampler.seen.capacity == 0
 
 
-def test_a_request_may_have_seen_every_token():
+def test_request_may_have_seen_every_token():
     """Columns are as many as there are distinct tokens, however long the answer."""
     size = STEP + 1
     row = row_of(SamplingParams(temperature=0, presence_penalty=2.0, frequency_penalty=2.0), (0,))
@@ -253,7 +253,7 @@ def test_a_request_may_have_seen_every_token():
     assert counts.min() == counts.max() == 3
 
 
-def test_logprobs_are_those_of_the_rows_that_ask():
+def test_logprobs_are_those_of_the_requesting_rows():
     rows = [row_of(replace(GREEDY, logprobs=n)) for n in (None, 0, 20, None, 2)]
     logits = logits_of(3, 5)
     tokens, logprobs = sampler_of().draw(rows, logits).take()
@@ -268,7 +268,7 @@ def test_logprobs_are_those_of_the_rows_that_ask():
 
 
 @pytest.mark.parametrize("overlap", ["off", "on"])
-def test_answers_with_everything_on_are_the_same_evicted_and_resumed(overlap):
+def test_answers_with_all_options_survive_eviction_and_resumption(overlap):
     """Little memory: requests are evicted in the middle of their answers, and computed again in
     other company. Or in a static batch, paying for padding."""
     some: dict[str, Any] = {
@@ -303,5 +303,5 @@ def test_answers_with_everything_on_are_the_same_evicted_and_resumed(overlap):
 
 
 @pytest.mark.parametrize("size", [12, SIZE])
-def test_a_step_that_ends_no_prompt_draws_nothing(size):
+def test_step_that_completes_no_prompt_draws_nothing(size):
     assert sampler_of(size).draw([], torch.zeros(0, size)).take() == ([], {})

@@ -71,7 +71,7 @@ def allowed(
     st.sampled_from([0.11, 0.37, 0.73, 0.93, 1.0]),
     st.sampled_from([0.0, 0.013, 0.21]),
 )
-def test_nothing_outside_the_filters_is_drawn(integers, temperature, top_k, top_p, min_p):
+def test_filtered_tokens_are_never_drawn(integers, temperature, top_k, top_p, min_p):
     logits = [n / 8 for n in integers]
     drawn = many(logits, 300, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     support = allowed(logits, temperature, top_k, top_p, min_p)
@@ -120,7 +120,7 @@ def test_uniforms_are_uniform_and_differ_by_seed_and_position():
 
 
 @given(st.lists(st.tuples(st.integers(-(2**63), 2**64 - 1), st.integers(0, 2**31)), min_size=1))
-def test_uniforms_in_signed_numbers_are_those_in_unsigned_ones(pairs):
+def test_uniforms_in_signed_arithmetic_equal_unsigned(pairs):
     seeds, positions = zip(*pairs, strict=True)
     assert numbers(seeds, positions).tolist() == uniform(seeds, positions).tolist()
 
@@ -153,7 +153,7 @@ ROWS = st.lists(
 
 @settings(deadline=None)
 @given(ROWS)
-def test_a_row_does_not_see_its_neighbours(rows):
+def test_row_does_not_depend_on_its_neighbours(rows):
     logits = torch.tensor([row[0] for row in rows])
     draws = [row_of(sampling, tokens) for _, sampling, tokens in rows]
     before = logits.clone()
@@ -165,7 +165,7 @@ def test_a_row_does_not_see_its_neighbours(rows):
         assert own.get(0) == logprobs.get(row)
 
 
-def test_penalties_are_the_plain_formulas():
+def test_penalties_follow_their_formulas():
     """Prompt (1, 2), output (2, 3, 3): repetition sees {1, 2, 3}, the others 2 once and 3 twice."""
     tokens, logits = (1, 2, 2, 3, 3), [0.0, 2.0, 2.0, 2.0, -1.0, 1.4]
     cases: list[tuple[dict[str, Any], list[float]]] = [
@@ -183,7 +183,7 @@ def test_penalties_are_the_plain_formulas():
     assert negative == 1  # −1 becomes −2
 
 
-def test_min_tokens_keeps_the_end_away():
+def test_min_tokens_masks_the_end():
     logits = [9.0] + [0.0] * (SIZE - 1)
     for temperature in (0.0, 1.0):
         sampling = SamplingParams(temperature=temperature, min_tokens=2)
@@ -213,12 +213,12 @@ def test_logprobs_are_of_the_raw_distribution(logits, top):
      ("bad_tokens", ((1,), ())), ("bad_tokens", ((1,) * 65,)), ("bad_tokens", ((1,),) * 1_025),
      ("stop_token_ids", (1,) * 4_097), ("logit_bias", tuple((i, 1.0) for i in range(4_097)))],
 )  # fmt: skip
-def test_bad_values_name_their_field(field, value):
+def test_invalid_parameters_name_their_field(field, value):
     with pytest.raises(ValueError, match=field):
         SamplingParams(**{field: value})
 
 
-def test_seeded_answers_are_the_same_at_any_concurrency():
+def test_seeded_answers_do_not_depend_on_concurrency():
     requests = {
         f"r{i}": (prompt_tokens(i, 4 + 3 * i), SamplingParams(seed=i, top_p=(1.0, 0.8)[i % 2]))
         for i in range(10)
@@ -253,7 +253,7 @@ SPREADS = st.tuples(st.sampled_from([0.0, 0.1, 2.0, 6.0, 40.0]), st.sampled_from
 
 @settings(deadline=None, max_examples=80)
 @given(st.integers(0, 10**6), st.lists(st.tuples(SPREADS, FILTERED), min_size=1, max_size=4))
-def test_draws_are_those_of_a_full_sort(seed, rows):
+def test_draws_equal_those_of_a_full_sort(seed, rows):
     rng = np.random.default_rng(seed)
 
     def logits_of(spread: float, step: float) -> Any:
@@ -277,7 +277,7 @@ def test_draws_are_those_of_a_full_sort(seed, rows):
     st.sampled_from([0.3, 2.0, 8.0]),
     st.sets(st.sampled_from(["top_k", "top_p", "min_p"]), min_size=1),
 )
-def test_numba_orders_one_bin_and_draws_what_a_sort_does(seed, size, spread, set_filters):
+def test_numba_sorts_one_bin_and_draws_as_a_sort_does(seed, size, spread, set_filters):
     """Hundreds of rows at once, each of its own parameters."""
     rng, rows = np.random.default_rng(seed), 300
     probs = torch.tensor(rng.normal(scale=spread, size=(rows, size))).float().softmax(-1)
@@ -295,7 +295,7 @@ def test_numba_orders_one_bin_and_draws_what_a_sort_does(seed, size, spread, set
     assert drawn["numba"] == drawn["torch"]
 
 
-def test_pytorch_sorts_all_only_for_rows_that_set_no_top_k(monkeypatch):
+def test_pytorch_sorts_fully_only_for_rows_without_top_k(monkeypatch):
     """Whether it does is known without looking at a number."""
     sorted_rows: list[int] = []
     sort = Tensor.sort
@@ -324,7 +324,7 @@ def test_pytorch_sorts_all_only_for_rows_that_set_no_top_k(monkeypatch):
     st.sampled_from([0.0, 0.5, 3.0]),
     st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
 )
-def test_the_likeliest_is_the_first_of_the_largest(seed, rows, size, step, dtype):
+def test_argmax_is_the_first_of_the_largest(seed, rows, size, step, dtype):
     """With equals and without, and of numbers that are none the first."""
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(rows, size, generator=generator)
@@ -338,7 +338,7 @@ def test_the_likeliest_is_the_first_of_the_largest(seed, rows, size, step, dtype
 @pytest.mark.parametrize("size", [SIZE, 700])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("parameters", [{}, {"top_p": 0.5}, {"top_k": 3}, {"min_p": 0.5}], ids=str)
-def test_numbers_that_are_none_still_draw_a_token(size, way, parameters):
+def test_nan_logits_still_draw_a_token(size, way, parameters):
     """A model that has gone astray: its answer means nothing, but breaks no other request."""
     logits = torch.full((2, size), torch.nan)
     logits[1] = 0.0
@@ -351,7 +351,7 @@ def test_numbers_that_are_none_still_draw_a_token(size, way, parameters):
 @pytest.mark.parametrize("number", [0.0, 1 - 2.0**-53])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("size", [SIZE, 700])
-def test_no_uniform_number_draws_what_has_no_weight(monkeypatch, number, way, size):
+def test_zero_probability_is_never_drawn(monkeypatch, number, way, size):
     """The smallest and the largest there are; the ends of the row can't be drawn."""
     monkeypatch.setattr(
         "services.worker.engine.sampling.draw_plan.uniforms",
@@ -378,7 +378,7 @@ SEEN = st.lists(st.integers(0, SIZE - 1), min_size=1, max_size=9)
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(LOGITS, PENALTIES, SEEN, st.integers(1, 9)), min_size=1, max_size=5))
-def test_penalties_of_many_rows_are_those_of_each(rows):
+def test_penalties_of_many_rows_equal_those_of_each(rows):
     """A greedy draw takes the first of the largest logits, penalized token by token."""
     draws = [row_of(s, seen, min(prompt, len(seen))) for _, s, seen, prompt in rows]
     logits = torch.tensor([row[0] for row in rows])

@@ -50,7 +50,7 @@ def check(scores: PromptLogprobs, raw: torch.Tensor, tokens: Sequence[int], k: i
 
 @pytest.mark.parametrize("fused", ["auto", "off"])
 @pytest.mark.parametrize("name", MODELS)
-def test_scores_are_the_models_own(name, fused):
+def test_prompt_scores_equal_the_model_s(name, fused):
     """Cut into chunks, beside one that decodes, one that asks for none and one that asks for all of
     20; by our forward where the model has one, and by transformers'."""
     feeder = Feeder(engine_of(name, max_batch_tokens=9, fused_forward=fused))
@@ -83,7 +83,7 @@ def demo() -> tuple[Any, list[int], torch.Tensor]:
 
 @pytest.mark.parametrize("overlap", ["off", "on"])
 @pytest.mark.parametrize("batch_tokens", [7, 16, 64, 512])
-def test_the_demo_models_are_transformers_own(batch_tokens, overlap):
+def test_demo_model_scores_equal_transformers(batch_tokens, overlap):
     _, tokens, raw = demo()
     config = EngineConfig(
         model=demo_model(), device="cpu", dtype="float32", kv_tokens=2048, host_gib=0,
@@ -103,7 +103,7 @@ LENGTHS = (30, 11, 24, 17, 40, 9)
 
 @pytest.mark.parametrize("overlap", ["off", "on"])
 @pytest.mark.parametrize("settings", [{}, {"host_gib": 0.01}], ids=str)
-def test_who_is_evicted_before_its_first_token_is_scored_anew(overlap, settings):
+def test_evicted_prompt_is_scored_again_before_its_first_token(overlap, settings):
     """Memory for a few of them: KV is dropped, or rests with what is scored so far."""
     shape = {"kv_tokens": 96, "block_tokens": 4, "max_batch_tokens": 11, **settings}
     feeder = Feeder(engine_of("llama", overlap=overlap, **shape), slice_tokens=5)
@@ -127,7 +127,7 @@ def test_who_is_evicted_before_its_first_token_is_scored_anew(overlap, settings)
         check(told(feeder, f"r{number}"), right(reference("llama"), tokens), tokens, 4)
 
 
-def test_a_scored_prompt_takes_nothing_from_the_cache_and_gives_to_it():
+def test_scored_prompt_publishes_to_the_cache_but_does_not_read_it():
     tokens = prompt_tokens(1, 40)
     feeder = Feeder(engine_of("llama", block_tokens=4))
 
@@ -146,7 +146,7 @@ def test_a_scored_prompt_takes_nothing_from_the_cache_and_gives_to_it():
     assert feeder.output["scored"] == feeder.output["finds"] == feeder.output["scored again"]
 
 
-def test_one_with_output_delivered_was_told_before():
+def test_scores_are_not_sent_again_with_delivered_output():
     """And no more of it is found than its prompt, though its output was computed here, too."""
     feeder = Feeder(engine_of("llama", block_tokens=4))
     tokens = prompt_tokens(1, 10)
@@ -162,7 +162,7 @@ def test_one_with_output_delivered_was_told_before():
     assert drawn[0].opening == Opening(cached_tokens=10)
 
 
-def test_logits_of_a_step_are_bounded_and_looked_at_in_slices(monkeypatch):
+def test_scoring_logits_are_bounded_and_sliced(monkeypatch):
     """Five tokens a step are scored, though there is room for more; others fill it."""
     feeder = Feeder(engine_of("llama", max_batch_tokens=32))
     feeder.engine.state._composer._max_scored_tokens = 5

@@ -17,7 +17,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Non
 
 @pytest.mark.parametrize("gpus", [2], indirect=True)
 @pytest.mark.usefixtures("gpus")
-def test_each_worker_has_the_gpu_of_its_number():
+def test_each_worker_gets_the_gpu_of_its_number():
     assert [device_of("auto", rank) for rank in (0, 1)] == [
         torch.device("cuda", 0),
         torch.device("cuda", 1),
@@ -29,7 +29,7 @@ def test_each_worker_has_the_gpu_of_its_number():
 
 @pytest.mark.parametrize("gpus", [2], indirect=True)
 @pytest.mark.usefixtures("gpus")
-def test_a_worker_too_many_is_refused_with_what_to_do():
+def test_worker_without_a_gpu_of_its_own_is_refused():
     with pytest.raises(ValueError, match=r"worker 2 has no GPU .* at most 2 workers, or share one"):
         device_of("auto", 2)
     with pytest.raises(ValueError, match="device is cuda:2, but PyTorch finds 2 CUDA GPUs here"):
@@ -38,13 +38,13 @@ def test_a_worker_too_many_is_refused_with_what_to_do():
 
 @pytest.mark.parametrize("gpus", [0], indirect=True)
 @pytest.mark.usefixtures("gpus")
-def test_without_a_gpu_it_is_the_cpu():
+def test_auto_device_without_a_gpu_is_the_cpu():
     assert device_of("auto", 3) == CPU
     with pytest.raises(ValueError, match="device is cuda, but PyTorch finds 0 CUDA GPUs here"):
         device_of("cuda", 0)
 
 
-def test_cores_are_shared_but_by_tiny_models():
+def test_cores_are_shared_except_by_tiny_models():
     assert threads_of(1_000, CPU, 1) == 1
     assert threads_of(10**9, CPU, 1) == 0  # all, as PyTorch takes them
     assert threads_of(10**9, CPU, 2) == max(1, cores() // 2)

@@ -54,7 +54,7 @@ class Machine:
         (4, 3, 1.0, 1.5, 2),
     ],
 )
-def test_as_many_as_others_leave(
+def test_threads_follow_free_cores(
     all_cores: int, most: int, own: float, others: float, threads: int
 ):
     machine = Machine()
@@ -63,7 +63,7 @@ def test_as_many_as_others_leave(
     assert spare.threads() == threads
 
 
-def test_one_until_it_has_looked_and_as_before_between_two_looks():
+def test_threads_stay_between_two_measurements():
     machine = Machine()
     spare = machine.spare(2, 2)
     assert spare.threads() == 1
@@ -75,7 +75,7 @@ def test_one_until_it_has_looked_and_as_before_between_two_looks():
     assert spare.threads() == 1
 
 
-def test_what_an_idle_engine_missed_says_nothing():
+def test_measurement_after_idle_time_is_discarded():
     machine = Machine()
     spare = machine.spare(2, 2)
     machine.pass_by(LOOK_S, 1.0, 0.0)
@@ -86,14 +86,14 @@ def test_what_an_idle_engine_missed_says_nothing():
     assert spare.threads() == 1
 
 
-def test_one_where_the_system_does_not_tell():
+def test_unknown_system_counts_give_one_thread():
     machine = Machine(all_s=None)
     spare = machine.spare(2, 2)
     machine.now_s += LOOK_S
     assert spare.threads() == 1
 
 
-def test_what_linux_tells_grows_with_what_is_done():
+def test_linux_core_counts_grow_with_work():
     before = machine_busy_s()
     assert before is not None
     total = 0
@@ -102,13 +102,13 @@ def test_what_linux_tells_grows_with_what_is_done():
     assert now is not None and total
 
 
-def test_only_tiny_models_with_a_core_to_spare_look():
+def test_only_tiny_models_with_spare_cores_measure():
     assert spare_cores_for(TINY_PARAMETERS, 1) is None
     assert spare_cores_for(1_000, cores()) is None
     assert (spare_cores_for(1_000, 1) is None) is (cores() < 2)
 
 
-def test_an_engine_takes_what_is_free_step_by_step():
+def test_engine_adjusts_threads_at_each_step():
     engine, machine = engine_of("llama"), Machine()
     engine._cores = machine.spare(2, 2)
     engine.add(Prompt("r", prompt_tokens(1, 9), 9, 4), 0.0)

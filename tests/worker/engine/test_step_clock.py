@@ -53,7 +53,7 @@ class OnDevice:
         return result.timings
 
 
-def test_a_step_that_draws_nothing_is_timed_by_its_events(monkeypatch):
+def test_step_without_draws_is_timed_by_its_events(monkeypatch):
     """40 tokens in chunks of 16, 16 and 8: the first two only launch. A work takes 1 s, an event
     another; each is told with a later step, and to the scheduler, too."""
     device = OnDevice(monkeypatch)
@@ -70,7 +70,7 @@ def test_a_step_that_draws_nothing_is_timed_by_its_events(monkeypatch):
     assert [timing.prefill_tokens for timing in told] == [16, 16, 8, 0] and told[:2] == chunks
 
 
-def test_on_a_cpu_a_step_s_time_comes_with_it():
+def test_step_time_is_immediate_on_a_cpu():
     engine = engine_of("llama")
     engine.add(Prompt("r", prompt_tokens(1, 5), 5, 2, ENDLESS), 0.0)
     engine.state.apply_plan(Plan(1, admit=(Grant("r", 2),)), 0.0)
@@ -86,7 +86,7 @@ def prefill(tokens: int) -> StepBatch:
     return StepBatch(DecodeRows([], [], 4), [chunk])
 
 
-def test_a_step_that_breaks_has_no_time():
+def test_failed_step_has_no_time():
     clock = StepClock(ImmediateStreams())
     clock.begin(prefill(3))
     assert clock.take() == []
@@ -94,7 +94,7 @@ def test_a_step_that_breaks_has_no_time():
     assert [t.prefill_tokens for t in clock.take()] == [3]
 
 
-def test_of_steps_that_nobody_asks_for_the_latest_are_kept(monkeypatch):
+def test_unread_step_times_are_bounded(monkeypatch):
     monkeypatch.setattr(step_clock, "MAX_PENDING", 2)
     streams = slow_device()
     clock = StepClock(streams)

@@ -55,13 +55,13 @@ def draws(output: tuple[int, ...] = (), **how: Any) -> int:
         (3, (1, 2), {"bad_tokens": ((0,),), "repetition_penalty": 1.25, "logit_bias": ((3, 2.1),)}),
     ],
 )
-def test_worked_by_hand(token, output, how):
+def test_token_masks_table(token, output, how):
     assert draws(output, **how) == token
 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("how", [{}, {"top_k": 3}, {"top_p": 0.9}, {"temperature": 1e-4}], ids=str)
-def test_chance_draws_no_other_either(way, how):
+def test_masked_tokens_are_never_sampled(way, how):
     """Of 300 tokens two are allowed, and one of these is shut; then both are."""
     logits = torch.zeros(50, 300)
     for bad, drawn in (((7,),), {250}), (((7,), (250,)), {7, 250}):
@@ -72,7 +72,7 @@ def test_chance_draws_no_other_either(way, how):
         assert set(sample(logits, rows, way=way)[0]) == drawn
 
 
-def test_logprobs_are_told_as_if_nothing_was_masked():
+def test_logprobs_ignore_masks():
     how: dict[str, Any] = {
         "logit_bias": ((5, 9.0),),
         "bad_tokens": ((0,),),
@@ -95,7 +95,7 @@ def test_logprobs_are_told_as_if_nothing_was_masked():
         (False, {"bad_tokens": ((3,),)}),
     ],
 )
-def test_only_masks_are_more_than_an_argmax(plain, how):
+def test_only_masks_prevent_plain_argmax(plain, how):
     assert is_plain(SamplingParams(temperature=0, **how)) is plain
 
 
@@ -111,7 +111,7 @@ BAD = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=4).map(tuple), m
     ), min_size=2, max_size=10),
     st.sampled_from(list(WAYS)),
 )  # fmt: skip
-def test_what_is_bad_follows_tokens_that_only_the_device_knows(bads, batches, way):
+def test_bad_words_follow_tokens_known_only_on_the_device(bads, batches, way):
     """One step ahead of the host, in batches that change: each reads the one before's tokens."""
     sampler = Sampler(CPU, SIZE, [EOS], WAYS[way], ImmediateStreams())
     rows = [row_of(SamplingParams(seed=i, bad_tokens=bad)) for i, bad in enumerate(bads)]
@@ -141,7 +141,7 @@ def learn(flights: list[Any]) -> None:
         row.drawing = -1
 
 
-def test_a_newest_token_of_elsewhere_is_not_made_up():
+def test_mask_with_an_unknown_foreign_token_is_an_error():
     row = row_of(SamplingParams(bad_tokens=((1, 2),)))
     row.tokens.append(-1)
     sampler = Sampler(CPU, SIZE, [EOS], WAYS["numba"], ImmediateStreams())
@@ -149,7 +149,7 @@ def test_a_newest_token_of_elsewhere_is_not_made_up():
         sampler.draw([row], torch.zeros(1, SIZE))
 
 
-def test_a_steady_batch_sends_nothing_to_the_device(monkeypatch):
+def test_steady_masked_batch_copies_nothing(monkeypatch):
     sent: list[int] = []
     tensor = Planner._tensor
 
@@ -180,7 +180,7 @@ def test_a_steady_batch_sends_nothing_to_the_device(monkeypatch):
         ("bad_tokens", ((1,), (2, 10**9))),
     ],
 )
-def test_ids_beyond_the_vocabulary_name_their_field(field, ids):
+def test_out_of_vocabulary_ids_name_their_field(field, ids):
     """No request may break a step that others stand in."""
     engine = engine_of("llama")
     prompt = Prompt("r", (1, 2), 2, 3, SamplingParams(**{field: ids}))

@@ -40,21 +40,21 @@ def seed():
 @pytest.mark.parametrize(
     "case", [c for case in CASES for c in in_types(case)], ids=lambda c: c.name
 )
-def test_a_step_stores_and_attends(case: Case, seed):
+def test_step_stores_and_attends(case: Case, seed):
     outcome = run_step(case, seed, CPU)
     assert store_faults(outcome) == []
     assert attention_error(outcome) < BOUNDS[case.dtype]
 
 
 @pytest.mark.parametrize("processors", [1, 3, 400])
-def test_splits_change_nothing(processors, seed):
+def test_splits_do_not_change_results(processors, seed):
     """One split a row, a few, or as many as its tiles allow."""
     case = Case("splits", ((1100, 1), (300, 1), (2, 1)), 4, 2, 32)
     outcome = run_step(case, seed, CPU, processors)
     assert attention_error(outcome) < BOUNDS[torch.float32]
 
 
-def test_the_checks_notice_a_wrong_answer(seed):
+def test_checks_detect_a_wrong_result(seed):
     outcome = run_step(CASES[0], seed, CPU)
     outcome.out[0, 0, 0] += 0.01
     assert attention_error(outcome) > BOUNDS[torch.float32]
@@ -68,7 +68,7 @@ def sequence_of(length: int) -> Sequence:
     return sequence
 
 
-def test_rows_that_go_on_decoding(seed):
+def test_continued_decode_rows(seed):
     """The same rows, step after step: tables on the device follow them from block to block, into
     a table that had to grow, and past a step that was never prepared."""
     generator = torch.Generator().manual_seed(seed)
@@ -104,7 +104,7 @@ def test_rows_that_go_on_decoding(seed):
             rows.set_block(int(row), free.pop())
 
 
-def test_a_prepared_step_serves_every_layer(seed):
+def test_prepared_step_serves_every_layer(seed):
     """Layers of other heads, windows and soft-caps attend from one `prepare`."""
     case = Case("", ((300, 1), (40, 1), (0, 20), (60, 9)), 4, 2, 32)
     generator = torch.Generator().manual_seed(seed)
@@ -129,7 +129,7 @@ def test_a_prepared_step_serves_every_layer(seed):
             row += count
 
 
-def test_int8_takes_zeros_denormals_and_the_largest():
+def test_int8_handles_zeros_denormals_and_the_largest():
     k = torch.zeros(4, 1, 32)
     k[1, 0, 3] = 1e-42
     k[2] = 3.4e38 * torch.tensor([1.0, -1.0]).repeat(16)

@@ -30,29 +30,29 @@ def seed():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("kv_heads", "head_dim"), [(2, 32), (1, 80)])
-def test_a_round_trip_is_bit_for_bit(kv_heads, head_dim, dtype, seed):
+def test_block_round_trip_is_bit_exact(kv_heads, head_dim, dtype, seed):
     case = CopyCase("", kv_heads, head_dim, dtype)
     assert round_trip_faults(case, seed, CPU, int8=False) == []
 
 
 @pytest.mark.parametrize(("kv_heads", "head_dim"), [(2, 32), (1, 80)])
-def test_a_round_trip_of_live_int8_is_bit_for_bit(kv_heads, head_dim, seed):
+def test_live_int8_block_round_trip_is_bit_exact(kv_heads, head_dim, seed):
     case = CopyCase("", kv_heads, head_dim, torch.float32)
     assert round_trip_faults(case, seed, CPU, int8=True) == []
 
 
 @pytest.mark.parametrize("case", copy_cases(1, 32), ids=lambda c: c.name)
-def test_at_rest_every_value_is_within_half_a_step(case, seed):
+def test_quantized_blocks_are_within_half_a_step(case, seed):
     assert at_rest_faults(case, seed, CPU) == []
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-def test_at_rest_a_head_of_80_and_two_heads(dtype, seed):
+def test_quantized_blocks_with_a_head_of_80_and_two_heads(dtype, seed):
     assert at_rest_faults(CopyCase("", 2, 80, dtype, filled=(16, 5)), seed, CPU) == []
 
 
 @pytest.mark.parametrize("case", copy_cases(1, 32), ids=lambda c: c.name)
-def test_at_rest_it_is_what_pytorch_makes(case, seed):
+def test_quantized_blocks_equal_pytorch_s(case, seed):
     """Codes and ranges to the bit, so that one may write what the other reads."""
     layer = make_layer(case, torch.Generator().manual_seed(seed))
     blocks, filled = torch.tensor([5, 2]), torch.tensor([16, 9])
@@ -70,7 +70,7 @@ def test_at_rest_it_is_what_pytorch_makes(case, seed):
     assert torch.equal(theirs.data, ours.data)
 
 
-def test_no_blocks_are_no_work():
+def test_no_blocks_launch_nothing():
     layer = make_layer(CopyCase("", 1, 32, torch.float32), torch.Generator().manual_seed(0))
     nothing, before = torch.zeros(0, dtype=torch.int64), layer.data.clone()
     staged = StagedLayer(torch.zeros(0, 2, 1, 16, 32))

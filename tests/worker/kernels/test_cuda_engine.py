@@ -56,7 +56,7 @@ def test_answers_equal_generate_through_chunks_and_swaps(swap_dtype):
 
 
 @pytest.mark.slow
-def test_an_int8_cache_answers_as_it_does_on_the_pytorch_kernels():
+def test_int8_cache_answers_equal_the_pytorch_kernels():
     output = {}
     for kernels in ("torch", "triton"):
         settings = {"kernels": kernels, "block_tokens": 4, "max_batch_tokens": 16}

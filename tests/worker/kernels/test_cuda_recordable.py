@@ -41,7 +41,7 @@ def seed():
 
 
 @pytest.mark.parametrize("case", DECODES, ids=lambda c: c.name)
-def test_decodes_among_padding(case: Case, seed):
+def test_recorded_decodes_with_padding(case: Case, seed):
     """Where idle thread blocks went on, they would divide by no splits."""
     with np.errstate(divide="raise"):
         outcome = run_fixed(case, seed, CPU, padding=seed % 4)
@@ -50,13 +50,13 @@ def test_decodes_among_padding(case: Case, seed):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_decodes_in_half_precision(dtype, seed):
+def test_recorded_decodes_in_half_precision(dtype, seed):
     case = Case("", ((90, 1), (31, 1), (500, 1)), 4, 2, 64, dtype)
     assert attention_error(run_fixed(case, seed, CPU, padding=2)) < BOUNDS[dtype]
 
 
 @pytest.mark.parametrize("processors", [1, 3, 40])
-def test_splits_change_nothing(processors, seed):
+def test_splits_do_not_change_recorded_results(processors, seed):
     case = Case("splits", ((1100, 1), (300, 1), (2, 1)), 4, 2, 32)
     assert attention_error(run_fixed(case, seed, CPU, 1, processors)) < BOUNDS[torch.float32]
 
@@ -68,7 +68,7 @@ def test_splits_change_nothing(processors, seed):
     st.integers(1, 64),
     st.integers(1, 200),
 )
-def test_a_recorded_grid_has_room_for_every_batch(lengths, window, tile, heads, processors):
+def test_recorded_grid_fits_every_batch(lengths, window, tile, heads, processors):
     splits = splits_of(np.array(lengths), window, tile, heads, processors)
     assert splits.sum() <= len(lengths) + spare_splits(heads, processors)
 
@@ -148,7 +148,7 @@ class Growing:
 
 
 @pytest.mark.parametrize("window", [None, 9])
-def test_what_was_recorded_of_nobody_serves_rows_that_grow_and_change(window, seed):
+def test_recording_of_padding_serves_growing_and_changing_rows(window, seed):
     """From block to block, past a table that had to grow, past steps that ran otherwise, and then
     for fewer rows, longer ones, and as many as there may be."""
     growing = Growing([19, 7, 1], 4, window, seed)
@@ -160,7 +160,7 @@ def test_what_was_recorded_of_nobody_serves_rows_that_grow_and_change(window, se
             growing.step()
 
 
-def test_the_work_is_cut_anew_for_every_batch():
+def test_work_is_split_again_for_every_batch():
     """However it is cut the answer is the same, but one thread block would take a long row. Two
     rows of 4,000 and 10 tokens, one of 700, none; 2 heads on 2 processors, tiles of 32."""
     growing = Growing([2], 3, None, 0)
@@ -178,7 +178,7 @@ def test_the_work_is_cut_anew_for_every_batch():
         assert plan.ranges.view(-1, 2)[:, 1].tolist() == counts
 
 
-def test_a_number_of_the_host_s_stays_as_it_was_recorded():
+def test_host_number_is_frozen_in_a_recording():
     """The tape keeps what a graph keeps: this is how a wrong step would show."""
     host, x, y = [1.0], torch.ones(2), torch.zeros(2)
 
@@ -192,6 +192,6 @@ def test_a_number_of_the_host_s_stays_as_it_was_recorded():
     assert y.tolist() == [3.0, 3.0]
 
 
-def test_what_waits_for_the_device_cannot_be_recorded():
+def test_waiting_call_cannot_be_recorded():
     with pytest.raises(AssertionError, match="the host waits"):
         TapeRecorder().record(lambda: print(torch.ones(1).item()))

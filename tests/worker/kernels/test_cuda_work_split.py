@@ -14,7 +14,7 @@ from services.worker.kernels.cuda.tile_sizes import (
 from services.worker.kernels.cuda.work_split import items_of, splits_of, tiles_of
 
 
-def test_a_long_sequence_alone_fills_the_device():
+def test_single_long_sequence_fills_the_device():
     splits = splits_of(np.array([1_000_000]), None, 64, 8, 132)
     assert splits[0] * 8 >= 132 * 8
 
@@ -23,23 +23,23 @@ def test_short_rows_are_not_split():
     assert splits_of(np.array([200, 64, 1]), None, 64, 1, 132).tolist() == [1, 1, 1]
 
 
-def test_a_full_batch_is_split_no_more_than_it_need_be():
+def test_full_batch_is_split_only_as_needed():
     splits = splits_of(np.full(512, 2048), None, 64, 8, 132)
     assert splits.tolist() == [4] * 512 or splits.sum() * 8 <= 2 * 16 * 132
 
 
-def test_what_a_window_hides_is_no_work():
+def test_positions_hidden_by_a_window_are_no_work():
     lengths = np.array([100_000, 500])
     assert splits_of(lengths, 256, 64, 8, 132).max() <= 2
 
 
-def test_items_name_each_split_once():
+def test_work_items_name_each_split_once():
     items, ranges = items_of(np.array([3, 1, 2]))
     assert items.tolist() == [[0, 0, 3], [0, 1, 3], [0, 2, 3], [1, 0, 1], [2, 0, 2], [2, 1, 2]]
     assert ranges.tolist() == [[0, 3], [3, 1], [4, 2]]
 
 
-def test_tiles_of_chunks_cover_every_query_once_longest_context_first():
+def test_chunk_tiles_cover_every_query_once_longest_context_first():
     case = Case("", ((5, 1), (0, 21), (50, 9), (3, 40)), 4, 2, 32)
     layout = layout_of(case, torch.Generator().manual_seed(1))
     chunks = layout.batch.chunks
@@ -66,7 +66,7 @@ def test_tiles_of_chunks_cover_every_query_once_longest_context_first():
         (1024, 1, 64, torch.float16, "256 at most"),
     ],
 )
-def test_what_is_not_supported_is_said_in_a_sentence(heads, kv_heads, head_dim, dtype, says):
+def test_unsupported_shape_is_a_sentence(heads, kv_heads, head_dim, dtype, says):
     with pytest.raises(ValueError, match=says):
         require_supported(heads, kv_heads, head_dim, dtype)
 

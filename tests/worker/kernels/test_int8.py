@@ -56,7 +56,7 @@ def check_row(row: Tensor) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @settings(deadline=None, max_examples=200)
 @given(data=st.data())
-def test_live_every_number_comes_back_within_half_a_step(dtype, data):
+def test_live_int8_is_within_half_a_step(dtype, data):
     info = torch.finfo(dtype)
     sizes = [info.smallest_normal * info.eps, info.smallest_normal, 1e-3, 1.0, 300.0, info.max]
     numbers = st.tuples(st.sampled_from(sizes), st.floats(-1, 1, width=32))
@@ -65,7 +65,7 @@ def test_live_every_number_comes_back_within_half_a_step(dtype, data):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_live_constant_zero_denormal_and_huge_rows(dtype):
+def test_live_int8_constant_zero_denormal_and_huge_rows(dtype):
     info = torch.finfo(dtype)
     rows = (0.0, info.smallest_normal * info.eps, -info.smallest_normal, 0.1, info.max, info.min)
     for constant in rows:
@@ -76,7 +76,7 @@ def test_live_constant_zero_denormal_and_huge_rows(dtype):
     assert scales.tolist() == [1, 0, pytest.approx(3 / 127)]
 
 
-def test_a_token_takes_a_byte_a_number_and_a_scale_a_head():
+def test_int8_token_takes_a_byte_per_number_and_a_scale_per_head():
     shapes = [KVShape(2, 64), KVShape(4, 32)]
     assert bytes_per_token(shapes, torch.bfloat16) == 2 * 2 * (2 * 64 + 4 * 32)
     assert bytes_per_token(shapes, torch.bfloat16, int8=True) == 2 * (2 * 68 + 4 * 36)
@@ -87,12 +87,12 @@ def test_a_token_takes_a_byte_a_number_and_a_scale_a_head():
         assert held == 3 * BLOCK * bytes_per_token(shapes, torch.bfloat16, int8)
 
 
-def test_windows_and_softcaps_take_int8():
+def test_windows_and_softcaps_support_int8():
     for name in ("llama", "gemma2", "mistral"):
         PagedModel(deepcopy(reference(name)), CPU).require_int8()
 
 
-def test_a_model_whose_keys_lose_too_much_is_refused():
+def test_model_that_int8_harms_is_refused():
     """As Qwen2's large biases of a few key channels do, only more so."""
     module = deepcopy(reference("qwen2"))
     for layer in module.model.layers:
@@ -204,7 +204,7 @@ def native(demo: PagedModel, conversations: list[Conversation]) -> Quality:
     return Quality.of(Reader(demo), conversations)
 
 
-def test_what_is_compared_with_is_the_model_as_transformers_runs_it(demo, conversations):
+def test_int8_baseline_equals_transformers(demo, conversations):
     tokens = max(conversations, key=lambda c: len(c.tokens)).tokens
     module = AutoModelForCausalLM.from_pretrained(DEMO, dtype=torch.float32)
     with torch.inference_mode():
@@ -213,7 +213,7 @@ def test_what_is_compared_with_is_the_model_as_transformers_runs_it(demo, conver
 
 
 @pytest.mark.parametrize("reader", [{"kv_int8": True}, {"rests": True}], ids=["live", "at rest"])
-def test_the_demo_model_reads_as_well_in_int8(reader, demo, conversations, native):
+def test_demo_model_quality_in_int8(reader, demo, conversations, native):
     quality = Quality.of(Reader(demo, **reader), conversations)
     change = quality.perplexity / native.perplexity - 1
     of_answers = quality.answers / native.answers - 1

@@ -173,7 +173,7 @@ def shaped(case: Case, shape: tuple[int, int]) -> Case:
 )
 @settings(deadline=None, max_examples=40)
 @given(case=CASES, seed=st.integers(0, 99))
-def test_attention_is_dense_attention(padding, group_tokens, int8, case, seed):
+def test_attention_equals_dense_attention(padding, group_tokens, int8, case, seed):
     """However padding and size cut decodes into groups: none, some, all."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch_attention, "PADDING_TOKENS", padding)
@@ -188,7 +188,7 @@ def test_attention_is_dense_attention(padding, group_tokens, int8, case, seed):
 @pytest.mark.parametrize("thread_work", [0, 2**40])
 @settings(deadline=None, max_examples=20)
 @given(case=st.builds(shaped, CASES, st.sampled_from(SHAPES)), seed=st.integers(0, 99))
-def test_attention_in_place_is_dense_attention(thread_work, rows_max, tiles, int8, case, seed):
+def test_in_place_attention_equals_dense_attention(thread_work, rows_max, tiles, int8, case, seed):
     """On one thread and on two, whichever chunks are rows, products here, or PyTorch's."""
 
     def make(block: int) -> AttentionKernels:
@@ -228,7 +228,7 @@ def test_long_chunks_over_many_tiles(threads, options, group, int8, monkeypatch)
 
 
 @pytest.mark.parametrize("int8", [False, True])
-def test_long_chunks_of_bfloat16(int8):
+def test_long_chunks_in_bfloat16(int8):
     """Against the same numbers in float32: all that is lost is in the answer's own rounding."""
     tokens, block, dim = 150, 16, 24
     generator = torch.Generator().manual_seed(5)
@@ -252,7 +252,7 @@ def test_long_chunks_of_bfloat16(int8):
     torch.testing.assert_close(got[1], expected, rtol=0, atol=0.1 if int8 else 2e-5)
 
 
-def test_scores_far_apart_and_queries_that_are_no_numbers():
+def test_extreme_scores_and_nan_queries():
     """Weights are relative to the largest score, wherever that comes; no query spoils another."""
     tokens, block = 200, 16
     generator = torch.Generator().manual_seed(1)
@@ -271,7 +271,7 @@ def test_scores_far_apart_and_queries_that_are_no_numbers():
     assert torch.equal(spoilt[others], got[others])
 
 
-def test_attention_in_place_follows_rows_that_move_on():
+def test_in_place_attention_follows_advancing_rows():
     """The same batch, a token later each, over the end of a block and of the tables' width."""
     steps, kv_heads = 45, 2
     layer = layer_of(torch.randn(2, 64, kv_heads, BLOCK, DIM), int8=False)
@@ -325,7 +325,7 @@ def test_bfloat16_is_read_in_place(int8, shape):
 @pytest.mark.parametrize("softcap", [None, 2.0])
 @pytest.mark.parametrize("window", [None, 5])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_what_was_never_stored_is_not_read(shape, window, softcap):
+def test_unwritten_memory_is_not_read(shape, window, softcap):
     """Memory that holds no numbers beyond each row's last token, and before its window."""
     block, dim = shape
     options = AttentionOptions(0.3, window, softcap)
@@ -350,7 +350,7 @@ def test_what_was_never_stored_is_not_read(shape, window, softcap):
 
 @pytest.mark.parametrize("softcap", [None, 2.0])
 @pytest.mark.parametrize("none", [torch.nan, torch.inf])
-def test_a_row_that_is_no_number_spoils_no_other(none, softcap):
+def test_nan_row_does_not_affect_others(none, softcap):
     rows = DecodeRows([sequence_of(9), sequence_of(8), sequence_of(2)], [[4, 1, 3], [5, 2], [0]], 4)
     layer = layer_of(torch.randn(2, 6, 2, BLOCK, DIM), int8=False)
     q, kv = torch.randn(3, 4, DIM), torch.randn(2, 3, 2, DIM)
@@ -366,7 +366,7 @@ def test_a_row_that_is_no_number_spoils_no_other(none, softcap):
 
 @pytest.mark.parametrize("softcap", [None, 2.0])
 @pytest.mark.parametrize("window", [None, 16])
-def test_int8_is_near_what_was_given(window, softcap):
+def test_int8_attention_is_near_the_exact_result(window, softcap):
     options = AttentionOptions(DIM**-0.5, window, softcap)
     answer = attend(Case([(30, 1), (0, 9), (25, 1), (12, 7)], (4, 2), options), 0, int8=True)
     moved = (answer.got - answer.given).norm() / answer.given.norm()

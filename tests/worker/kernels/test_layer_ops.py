@@ -32,9 +32,7 @@ def test_norm(seed, rows, width, size):
 
 @settings(deadline=None)
 @given(SEEDS, st.integers(1, 9), st.integers(1, 5), HEADS, st.booleans())
-def test_turn_with_and_without_norms_and_with_dimensions_that_stay(
-    seed, rows, heads, shape, normed
-):
+def test_rotation_with_and_without_norms_and_partial_dimensions(seed, rows, heads, shape, normed):
     dim, half = shape
     qkv = numbers(seed, rows, heads + 2, dim)
     weight = numbers(seed + 1, heads, dim) if normed else None
@@ -48,7 +46,7 @@ def test_turn_with_and_without_norms_and_with_dimensions_that_stay(
 
 
 @given(SEEDS, st.integers(0, 9), st.integers(1, 70), st.sampled_from([1.0, 30.0, 1e4]))
-def test_gated(seed, rows, width, size):
+def test_gated_activation(seed, rows, width, size):
     """Far from 0 as well: silu(−1e4) is 0 and silu(1e4) is 1e4."""
     gate_up = numbers(seed, rows, 2 * width)
     gate_up[:, :width] *= size
@@ -71,7 +69,7 @@ def test_bfloat16_is_computed_in_float32_and_rounded_once(seed, rows, width, sha
     assert_rounded(HALVES.turn(qkv, 2, head_norm, 1e-6, cos, sin), turned)
 
 
-def test_no_number_stays_none_in_bfloat16():
+def test_nan_stays_nan_in_bfloat16():
     x = torch.tensor([[torch.nan, 1.0], [torch.inf, 1.0]], dtype=torch.bfloat16)
     x.view(torch.int16)[0, 0] = 0x7FFF  # of all kinds the one that rounding up would make −0
     ones = torch.ones(2, dtype=torch.bfloat16)
@@ -92,5 +90,5 @@ def assert_rounded(ours: Tensor, exact: Tensor) -> None:
     [("cpu", torch.float32, NumbaLayerOps), ("cpu", torch.bfloat16, NumbaLayerOps),
      ("cpu", torch.float16, TorchLayerOps), ("cuda", torch.float32, TorchLayerOps)],
 )  # fmt: skip
-def test_which_serve(device, dtype, kind):
+def test_layer_ops_selection(device, dtype, kind):
     assert type(layer_ops_for(torch.device(device), dtype)) is kind

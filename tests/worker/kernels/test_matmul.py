@@ -23,7 +23,7 @@ def numbers(seed: int, *shape: int) -> Tensor:
 
 @settings(deadline=None)
 @given(SEEDS, ROWS, st.integers(1, 70), COLUMNS, st.booleans(), st.booleans())
-def test_any_shape(seed, rows, numbers_in, columns, added, many):
+def test_matmul_of_any_shape(seed, rows, numbers_in, columns, added, many):
     x, weight = numbers(seed, rows, numbers_in), numbers(seed + 1, numbers_in, columns)
     before = numbers(seed + 2, rows, columns)
     out = before.clone()
@@ -34,7 +34,7 @@ def test_any_shape(seed, rows, numbers_in, columns, added, many):
 
 @settings(deadline=None)
 @given(SEEDS, ROWS, st.integers(1, 70), COLUMNS, st.booleans(), st.booleans())
-def test_bfloat16_is_summed_in_float32_and_rounded_once(
+def test_bfloat16_matmul_sums_in_float32_and_rounds_once(
     seed, rows, numbers_in, columns, added, many
 ):
     x, weight = (
@@ -49,13 +49,13 @@ def test_bfloat16_is_summed_in_float32_and_rounded_once(
     torch.testing.assert_close(out.double(), exact, rtol=2**-8, atol=1e-5)
 
 
-def test_what_was_in_memory_that_is_not_added_does_not_matter():
+def test_matmul_ignores_previous_output_unless_added():
     x, weight, out = numbers(1, 3, 5), numbers(2, 5, 21), torch.full((3, 21), torch.nan)
     multiply(x, weight, out, added=False, many=False)
     torch.testing.assert_close(out, x @ weight)
 
 
-def test_nothing_beside_the_rows_and_columns_is_written():
+def test_matmul_writes_only_its_rows_and_columns():
     x, weight, room = numbers(1, 5, 8), numbers(2, 8, 27), torch.full((9, 37), -1.0)
     multiply(x, weight, room[2:7, 3:30], added=False, many=False)
     torch.testing.assert_close(room[2:7, 3:30], x @ weight)
@@ -65,7 +65,7 @@ def test_nothing_beside_the_rows_and_columns_is_written():
 
 @pytest.mark.parametrize("rows", [0, 1, 2, 7, 300])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_layers_products_whoever_computes_them(rows, dtype):
+def test_layer_products_equal_the_library_s(rows, dtype):
     ours = NumbaLayerOps(dtype)
     x, weight = numbers(1, rows, 96).to(dtype), numbers(2, 96, 130).to(dtype)
     bias, total = numbers(3, 130).to(dtype), numbers(4, rows, 130).to(dtype)
@@ -91,7 +91,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
     return asked
 
 
-def test_a_matrix_that_lies_otherwise_and_a_lesser_machine_are_the_librarys(asked):
+def test_other_layouts_and_processors_use_the_library(asked):
     x = numbers(1, 4, 32)
     OURS.product(x, numbers(2, 64, 32).t(), None)
     NumbaLayerOps(torch.float32, multiplies=False).product(x, numbers(2, 32, 64), None)
@@ -100,7 +100,7 @@ def test_a_matrix_that_lies_otherwise_and_a_lesser_machine_are_the_librarys(aske
     assert asked == [(4, False)]
 
 
-def test_one_row_of_float32_and_many_of_bfloat16_are_the_librarys(asked):
+def test_single_float32_row_and_many_bfloat16_rows_use_the_library(asked):
     weight = numbers(1, 100, 100)
     for rows in (1, 2, 131):
         OURS.product(numbers(2, rows, 100), weight, None)
@@ -110,7 +110,7 @@ def test_one_row_of_float32_and_many_of_bfloat16_are_the_librarys(asked):
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_another_thread_helps_with_large_products(asked, threads, monkeypatch):
+def test_large_products_use_another_thread(asked, threads, monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     for rows in (5, 6):
         OURS.product(numbers(1, rows, 256), numbers(2, 256, 390), None)

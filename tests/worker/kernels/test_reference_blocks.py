@@ -122,7 +122,7 @@ def tensor_of(pools: list[list[float]], n: int, dtype: torch.dtype) -> Tensor:
 @pytest.mark.parametrize("dtype", DTYPES)
 @settings(deadline=None, max_examples=150)
 @given(data=st.data())
-def test_at_rest_every_number_comes_back_within_half_a_step(dtype, data):
+def test_quantized_numbers_are_within_half_a_step(dtype, data):
     pools = data.draw(st.lists(spread(dtype), min_size=1, max_size=9))
     filled = data.draw(st.lists(st.integers(1, TOKENS), min_size=1, max_size=3))
     values = tensor_of(pools, len(filled), dtype)
@@ -139,7 +139,7 @@ def test_at_rest_every_number_comes_back_within_half_a_step(dtype, data):
     garbage=st.sampled_from([float("nan"), float("inf"), -float("inf"), 60_000, -60_000]),
 )
 @example(pools=[[0.0]], filled=[1, 4], garbage=float("nan"))
-def test_what_lies_behind_the_filled_tokens_changes_nothing(dtype, pools, filled, garbage):
+def test_memory_behind_filled_tokens_has_no_effect(dtype, pools, filled, garbage):
     values = tensor_of(pools, len(filled), dtype)
     expected, _ = through_rest(values, filled)
     behind = torch.arange(TOKENS).view(-1, 1) >= torch.tensor(filled).view(-1, 1, 1, 1, 1)
@@ -150,7 +150,7 @@ def test_what_lies_behind_the_filled_tokens_changes_nothing(dtype, pools, filled
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_zeros_and_constant_channels_come_back_exactly(dtype):
+def test_zero_and_constant_channels_are_exact(dtype):
     info = torch.finfo(dtype)
     denormal = info.smallest_normal * info.eps * 3
     for constant in (0.0, denormal, -denormal, info.smallest_normal, 0.1, -7.0, info.max, info.min):
@@ -161,7 +161,7 @@ def test_zeros_and_constant_channels_come_back_exactly(dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_256_evenly_spaced_numbers_come_back_exactly(dtype):
+def test_256_evenly_spaced_numbers_are_exact(dtype):
     """Worked by hand: λ = 1/8, from −16 up; what the middle of two steps becomes is even."""
     layer = KVLayer(torch.zeros(2, 1, 1, 256, 1, dtype=dtype))
     layer.data[:] = (torch.arange(256) / 8 - 16).view(-1, 1)
@@ -180,7 +180,7 @@ def test_256_evenly_spaced_numbers_come_back_exactly(dtype):
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.int8])
 @settings(deadline=None, max_examples=30)
 @given(seed=st.integers(0, 99), n=st.integers(1, 5))
-def test_native_and_live_int8_blocks_come_back_bit_for_bit(dtype, seed, n):
+def test_native_and_live_int8_blocks_are_bit_exact(dtype, seed, n):
     """Any bits at all, NaN's payload included; blocks not named stay as they are."""
     generator = torch.Generator().manual_seed(seed)
 

@@ -28,7 +28,7 @@ def choose(
     return kernels_for(cpu, BLOCK, dtype, [KVShape(2, head_dim)], [4], int8)
 
 
-def test_a_cpu_gets_numba_and_never_imports_triton():
+def test_cpu_selects_numba_without_importing_triton():
     code = (
         "import sys, torch; from services.worker.kv.cache import KVShape;"
         "from services.worker.kernels.selection import kernels_for;"
@@ -66,7 +66,7 @@ def built(*used: str, **environment: str) -> str:
 
 
 @pytest.mark.slow
-def test_what_was_compiled_is_kept_in_the_users_folder_and_loaded_next_time(tmp_path):
+def test_compiled_kernels_are_cached_and_loaded_next_time(tmp_path):
     """Whichever of the kernels it is: one more than is known there has to be compiled."""
     given = {name: x for name, x in os.environ.items() if name != "NUMBA_CACHE_DIR"}
     given["XDG_CACHE_HOME"] = str(tmp_path)
@@ -78,7 +78,7 @@ def test_what_was_compiled_is_kept_in_the_users_folder_and_loaded_next_time(tmp_
         assert list((tmp_path / "foretoken/numba").glob(f"*/*/{module}.*.nbi"))
 
 
-def test_each_state_of_the_kernels_has_a_folder_of_its_own(tmp_path, monkeypatch):
+def test_each_kernel_version_has_its_own_cache_folder(tmp_path, monkeypatch):
     """Numba's own stamp is of the file a kernel is in, and not of those it calls."""
     monkeypatch.setattr(compiled_code, "KERNELS", tmp_path)
     folders = []
@@ -93,7 +93,7 @@ def test_each_state_of_the_kernels_has_a_folder_of_its_own(tmp_path, monkeypatch
     assert os.environ["NUMBA_CACHE_DIR"] == "mine"
 
 
-def test_states_of_the_kernels_that_nobody_used_for_long_are_removed(tmp_path, monkeypatch):
+def test_unused_kernel_caches_are_removed(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
     compiled_code.keep_what_numba_compiles()
@@ -106,7 +106,7 @@ def test_states_of_the_kernels_that_nobody_used_for_long_are_removed(tmp_path, m
     assert {each.name for each in kept.iterdir()} == {"new", ours.name}
 
 
-def test_what_one_thread_has_on_disk_is_not_loaded_for_many(tmp_path):
+def test_single_threaded_cache_is_not_loaded_for_many_threads(tmp_path):
     """Compiled one after the other, neither takes the other's place."""
     code = (
         "import torch; from services.worker.kv.cache import KVLayer;"
@@ -125,19 +125,19 @@ def test_what_one_thread_has_on_disk_is_not_loaded_for_many(tmp_path):
         assert process.stdout.strip() == expected
 
 
-def test_without_numba_nothing_is_said_to_be_built():
+def test_kernel_source_is_empty_without_numba():
     of_torch = "kernels_for(cpu, 4, torch.float32, [KVShape(2, 8)], chosen='torch');"
     no_numba = "assert 'numba' not in sys.modules;"
     assert built(of_torch, "sampling_for(cpu, 'torch');", no_numba, **os.environ) == ""
 
 
-def test_numba_is_refused_what_it_does_not_take():
+def test_numba_refuses_unsupported_models():
     with pytest.raises(ValueError, match=r"not on cpu in torch\.float16: set kernels to auto"):
         kernels_for(CPU, BLOCK, torch.float16, [KVShape(2, 32)], chosen="numba")
 
 
 @pytest.mark.slow
-def test_what_no_kernel_takes_is_refused_with_what_to_change():
+def test_unsupported_model_is_refused_with_what_to_change():
     with pytest.raises(
         ValueError, match=r"not in torch\.float64: set the worker's dtype to one of"
     ):
@@ -156,6 +156,6 @@ def test_what_no_kernel_takes_is_refused_with_what_to_change():
         (torch.bfloat16, 64, 3, "3 query heads for 2 key heads: set worker.kernels to torch"),
     ],
 )
-def test_what_triton_does_not_take_is_refused(dtype, head_dim, heads, what):
+def test_triton_refuses_unsupported_models(dtype, head_dim, heads, what):
     with pytest.raises(ValueError, match=what):
         kernels_for(torch.device("cuda"), 16, dtype, [KVShape(2, head_dim)], [heads])

@@ -47,7 +47,7 @@ def free(monkeypatch):
     return set_free
 
 
-def test_an_a100_by_hand() -> None:
+def test_a100_memory_table() -> None:
     """80 GiB less 26 of LLaMA2-13B's parameters and 4 of the engine leave 50. Its KV takes 2 · 40
     layers · 40 heads · 128 · 2 bytes = 819,200 a token: 65,536 tokens."""
     memory = KVMemory(80 * GIB, 26 * GIB, 4 * GIB, 2 * 40 * 40 * 128 * 2)
@@ -55,13 +55,13 @@ def test_an_a100_by_hand() -> None:
     assert memory.tokens == 65_536
 
 
-def test_without_room_there_are_no_tokens() -> None:
+def test_no_memory_gives_no_tokens() -> None:
     memory = KVMemory(8 * GIB, 7 * GIB, 2 * GIB, 1_000)
     assert memory.available_bytes == -GIB
     assert memory.tokens == 0
 
 
-def test_blocks_are_as_set_whatever_they_hold(model, free):
+def test_configured_blocks_are_used(model, free):
     free(1000 * NATIVE_BYTES)
     assert kv_blocks(model, EngineConfig(kv_tokens=160)) == 10
     assert kv_blocks(model, EngineConfig(kv_tokens=160, kv_dtype="int8")) == 10
@@ -89,14 +89,14 @@ def test_too_many_tokens_are_refused_with_how_many_fit(model, free):
         kv_blocks(model, EngineConfig(kv_tokens=15))
 
 
-def test_the_host_pool_is_as_large_as_set(free):
+def test_configured_host_pool_is_used(free):
     free(2 * GIB)
     assert host_blocks(EngineConfig(host_gib=0), RECORD_BYTES) == 0
     assert host_blocks(EngineConfig(host_gib=0.5), RECORD_BYTES) == GIB // 2 // RECORD_BYTES
     assert host_blocks(EngineConfig(host_gib=2), RECORD_BYTES) == 2 * GIB // RECORD_BYTES
 
 
-def test_the_host_pool_left_open_is_a_share_of_what_is_free(free):
+def test_default_host_pool_is_a_share_of_free_memory(free):
     free(2 * GIB)
     assert host_blocks(EngineConfig(), RECORD_BYTES) == GIB // 2 // RECORD_BYTES
     assert host_blocks(EngineConfig(), RECORD_BYTES, kv_bytes=GIB) == GIB // 4 // RECORD_BYTES
@@ -105,7 +105,7 @@ def test_the_host_pool_left_open_is_a_share_of_what_is_free(free):
     assert host_blocks(EngineConfig(), RECORD_BYTES) == HOST_BYTES // RECORD_BYTES
 
 
-def test_a_host_pool_larger_than_what_is_free_is_refused_with_how_much_is(free):
+def test_host_pool_above_free_memory_is_refused(free):
     free(2 * GIB)
     with pytest.raises(ValueError, match=r"host_gib 2.5: .*2.50 GiB.* 2.00 GiB .*free: make it"):
         host_blocks(EngineConfig(host_gib=2.5), RECORD_BYTES)
@@ -115,7 +115,7 @@ def test_a_host_pool_larger_than_what_is_free_is_refused_with_how_much_is(free):
         host_blocks(EngineConfig(host_gib=1e-6), RECORD_BYTES)
 
 
-def test_what_is_free_is_the_containers_where_that_is_less(tmp_path: Path, monkeypatch):
+def test_container_limit_bounds_free_memory(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(machine, "CGROUP", tmp_path)
     free_bytes = free_host_bytes()
     assert free_bytes > 0
@@ -127,11 +127,11 @@ def test_what_is_free_is_the_containers_where_that_is_less(tmp_path: Path, monke
     assert free_host_bytes() == 8_000_000 - 5_000_000 + 300_000 < free_bytes
 
 
-def test_staging_is_small_beside_what_passes_through_it():
+def test_staging_is_small():
     assert staging_bytes(torch.device("cpu")) < staging_bytes(torch.device("cuda", 0)) < GIB
 
 
-def test_the_memory_model_is_what_the_blocks_are_made_by(model, free):
+def test_memory_model_equals_the_allocated_blocks(model, free):
     """On a CPU what is free is without the model."""
     free(1000 * NATIVE_BYTES + 7)
     memory_of = kv_memory(model, EngineConfig(), NATIVE_BYTES)
@@ -140,7 +140,7 @@ def test_the_memory_model_is_what_the_blocks_are_made_by(model, free):
     assert kv_blocks(model, EngineConfig(kv_tokens=memory_of.tokens)) == 1000 // 16
 
 
-def test_a_gpu_s_memory_model_by_hand(model, monkeypatch):
+def test_gpu_memory_model_table(model, monkeypatch):
     """85 of 100 GiB are ours, 30 are taken, and 2 are the engine's beside its staging."""
     monkeypatch.setattr(model, "device", torch.device("cuda", 0))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (70 * GIB, 100 * GIB))
@@ -153,7 +153,7 @@ def test_a_gpu_s_memory_model_by_hand(model, monkeypatch):
     assert less.available_bytes == 50 * GIB - staging
 
 
-def test_what_recorded_steps_take_by_hand(model, monkeypatch):
+def test_recorded_steps_memory_table(model, monkeypatch):
     """Of 8 rows: a forward of 8, and of each 96 logits in float32 and a table of 16,384 blocks."""
     assert graphs_bytes(model, [1, 8]) == 0, "a CPU has none"
     monkeypatch.setattr(model, "device", torch.device("cuda", 0))

@@ -46,24 +46,24 @@ QUEUE = [
         (6, 0, "", ""),
     ],
 )
-def test_the_first_that_fit_stay_or_return_and_the_longest_waits_leave_first(
+def test_first_fitting_requests_stay_or_return_and_longest_waits_leave_first(
     device, host, offload, prefetch
 ):
     placing = plan_residency(QUEUE, PoolRoom(device, 8 * host), FREE, RESIDENCIES["swap"])
     assert placing == ResidencyPlan(tuple(offload.split()), tuple(prefetch.split()))
 
 
-def test_who_runs_is_left_alone_even_where_nothing_fits():
+def test_running_requests_keep_their_kv_without_room():
     running = [at("a", 0, 5, runs=True), at("b", 0, 5, runs=True)]
     assert plan_residency(running, PoolRoom(3, 99), FREE, RESIDENCIES["swap"]) == ResidencyPlan()
 
 
 @pytest.mark.parametrize("residency", ["recompute", "defer"])
-def test_what_would_be_dropped_or_deferred_stays_until_its_memory_is_wanted(residency):
+def test_dropped_or_deferred_kv_stays_until_needed(residency):
     assert plan_residency(QUEUE, PoolRoom(6, 99), FREE, RESIDENCIES[residency]).offload == ()
 
 
-def test_a_swap_longer_than_the_wait_is_not_started():
+def test_swap_longer_than_the_wait_is_not_started():
     """One second a token there and back: `soon` (24 tokens) waits 2 s, the others less than 16."""
     costs = KVCosts(9.0, 0.5, 0.5)
     assert plan_residency(QUEUE, PoolRoom(6, 99), costs, RESIDENCIES["swap"]).offload == ()
@@ -85,5 +85,5 @@ def test_a_swap_longer_than_the_wait_is_not_started():
         ("cost", FREE, Residency.OFFLOAD),
     ],
 )
-def test_how_a_victim_leaves(residency, costs, how):
+def test_victim_eviction_table(residency, costs, how):
     assert choose_eviction(100, costs, RESIDENCIES[residency]) is how

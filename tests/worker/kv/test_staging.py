@@ -27,7 +27,7 @@ SMALL = (KVShape(1, 5), KVShape(3, 7))
         (True, True, [32 + 32, 128 + 80]),  # quantized already
     ],
 )
-def test_a_record_is_as_large_as_its_parts_each_aligned(kv_int8, swap_int8, layer_bytes):
+def test_record_size_is_the_sum_of_aligned_parts(kv_int8, swap_int8, layer_bytes):
     layout = RecordLayout(SMALL, 3, torch.bfloat16, kv_int8, swap_int8)
     assert layout.record_bytes == sum(layer_bytes)
     records = torch.zeros(2, layout.record_bytes, dtype=torch.uint8)
@@ -45,7 +45,7 @@ def test_a_record_is_as_large_as_its_parts_each_aligned(kv_int8, swap_int8, laye
 
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
-def test_the_parts_of_a_record_do_not_overlap(layout):
+def test_record_parts_do_not_overlap(layout):
     records = torch.zeros(3, layout.record_bytes, dtype=torch.uint8)
     parts = [
         part
@@ -59,7 +59,7 @@ def test_the_parts_of_a_record_do_not_overlap(layout):
     assert not records[0].any() and not records[2].any()
 
 
-def test_a_ring_takes_what_its_bytes_allow_and_never_less_than_a_block_a_slot():
+def test_ring_uses_its_bytes_and_at_least_one_block_per_slot():
     assert RingSize.within(1000, record_bytes=100, slots=4) == RingSize(4, 2)
     assert RingSize.within(10, record_bytes=100, slots=4) == RingSize(4, 1)
 
@@ -91,7 +91,7 @@ def test_host_blocks_are_copied_in_runs_within_a_slab(blocks, runs):
     assert all(records.is_contiguous() for _, records in host.runs(blocks))
 
 
-def test_host_memory_is_taken_slab_by_slab_as_it_is_needed():
+def test_host_memory_is_allocated_slab_by_slab():
     host = host_of(slab_records=3)
     assert host.capacity == 0
     assert host.ensure(1) and host.capacity == 3
@@ -102,7 +102,7 @@ def test_host_memory_is_taken_slab_by_slab_as_it_is_needed():
         list(host.runs([7, 8]))
 
 
-def test_where_no_memory_is_free_the_host_pool_stays_as_it_is():
+def test_host_pool_stops_growing_without_free_memory():
     free_bytes = [48, 40, PLENTY]
     host = HostCache(8, 16, lambda: free_bytes.pop(0), slab_bytes=48)
     assert not host.ensure(6)
@@ -114,13 +114,13 @@ def test_where_no_memory_is_free_the_host_pool_stays_as_it_is():
         host.require()
 
 
-def test_memory_that_the_system_refuses_is_no_error_at_run_time():
+def test_refused_memory_is_not_an_error_at_run_time():
     host = HostCache(2, 2**60, lambda: 2**61)
     assert not host.ensure(1)
     assert host.refused
 
 
-def test_the_size_of_the_host_pool_is_checked_at_start():
+def test_host_pool_size_is_checked_at_start():
     assert host_blocks(0, 100, 10**6) == 0
     assert host_blocks(1050, 100, 10**6) == 10
     with pytest.raises(HostMemoryError, match=r"2.00 GiB is larger than the 1.00 GiB"):

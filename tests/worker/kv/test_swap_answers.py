@@ -88,7 +88,7 @@ def serve(cases, seed: int, residency: str, cancels: int = 0, **settings: object
 @pytest.mark.parametrize("overlap", ["off", "on"])
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("residency", RESIDENCIES)
-def test_answers_are_the_same_however_kv_moves(cases, residency, seed, overlap):
+def test_answers_do_not_depend_on_kv_moves(cases, residency, seed, overlap):
     feeder = serve(cases, seed, residency, host_gib=0.01, overlap=overlap)
     assert dict(feeder.output) == {name: answer for name, (_, answer) in cases.items()}
     counters = feeder.engine.state.counters
@@ -97,7 +97,7 @@ def test_answers_are_the_same_however_kv_moves(cases, residency, seed, overlap):
 
 @pytest.mark.parametrize("overlap", ["off", "on"])
 @pytest.mark.parametrize("seed", range(8))
-def test_cancels_at_any_point_of_a_swap_leave_no_trace(cases, seed, overlap):
+def test_cancel_at_any_point_of_a_swap_leaves_no_trace(cases, seed, overlap):
     feeder = serve(cases, seed, "swap", cancels=5, host_gib=0.01, overlap=overlap)
     assert len(feeder.cancelled) == 5
     for name, (_, answer) in cases.items():
@@ -106,7 +106,7 @@ def test_cancels_at_any_point_of_a_swap_leave_no_trace(cases, seed, overlap):
         assert name in feeder.cancelled or got == answer
 
 
-def test_a_host_of_a_few_blocks_sends_the_rest_to_be_computed_again(cases):
+def test_small_host_pool_recomputes_the_rest(cases):
     """One block of llama's here at rest is 2 layers · 2 · 2 heads · 4 tokens · 8 floats."""
     few = 8 * 2 * 2 * 2 * 4 * 8 * 4 / 2**30
     feeder = serve(cases, 0, "swap", host_gib=few)
@@ -116,7 +116,7 @@ def test_a_host_of_a_few_blocks_sends_the_rest_to_be_computed_again(cases):
     assert counters.host_full > 0 and counters.offloads > 0
 
 
-def test_host_memory_refused_at_run_time_means_recompute(cases, monkeypatch):
+def test_refused_host_memory_at_run_time_means_recompute(cases, monkeypatch):
     """Enough was free at start; when the first slab is wanted, others have taken it."""
     monkeypatch.setattr("services.worker.engine.assembly.free_host_bytes", lambda: 0)
     feeder = serve(cases, 0, "swap", host_gib=0.01)
@@ -126,7 +126,7 @@ def test_host_memory_refused_at_run_time_means_recompute(cases, monkeypatch):
 
 
 @pytest.mark.parametrize("sharing", [True, False])
-def test_answers_are_the_same_with_shared_prefixes_and_without(sharing):
+def test_answers_do_not_depend_on_shared_prefixes(sharing):
     """Six prompts with the same first 17 tokens, four whole blocks of them."""
     cases = clear_cases("llama", (17,), NEW_TOKENS)
     prefix = cases["r0"][0]

@@ -42,7 +42,7 @@ TWO_OF_TWO = RingSize(2, 2)
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 2**32))
-def test_every_byte_survives_whatever_the_device_puts_off(layout, seed):
+def test_swapper_preserves_every_byte_with_deferred_streams(layout, seed):
     drill = Drill(seed, layout)
     assert drill.run() == []
     assert len(timings := drill.swapper.take_timings()) == drill.finished
@@ -50,7 +50,7 @@ def test_every_byte_survives_whatever_the_device_puts_off(layout, seed):
 
 
 @pytest.mark.parametrize("missing", Missing)
-def test_a_missing_wait_corrupts(missing):
+def test_missing_wait_corrupts(missing):
     """Or the test above would prove nothing."""
     assert any(Drill(seed, NATIVE, missing).run() for seed in range(60))
 
@@ -120,7 +120,7 @@ def upload(serial, device, host, tokens=None) -> KVTransfer:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
-def test_a_request_longer_than_the_ring_with_a_block_half_full(layout):
+def test_request_longer_than_the_ring_with_a_partial_block(layout):
     bench = Bench(layout, RingSize(1, 2))
     tokens = 4 * BLOCK + 1
     content = bench.put([3, 1, 4, 0, 5], seed=1)
@@ -134,7 +134,7 @@ def test_a_request_longer_than_the_ring_with_a_block_half_full(layout):
         assert holds(bench.layers, [9, 8, 2, 6, 7], content, tokens)
 
 
-def test_uploads_settle_in_order_and_only_once_they_are_whole():
+def test_uploads_settle_in_order_when_complete():
     bench = LazyBench(ring=RingSize(1, 1))
     bench.put([0, 1, 2], seed=1)
     bench.start(offload(1, [0, 1], [0, 1]), offload(2, [2], [2]))
@@ -149,7 +149,7 @@ def test_uploads_settle_in_order_and_only_once_they_are_whole():
 
 
 @pytest.mark.parametrize("settled_chunks", [0, 1])
-def test_a_recalled_upload_is_never_scattered_again(settled_chunks):
+def test_recalled_upload_is_not_scattered(settled_chunks):
     bench = LazyBench(ring=RingSize(2, 1))
     bench.put([0, 1, 2], seed=1)
     bench.start(offload(1, [0, 1, 2], [0, 1, 2]))
@@ -164,7 +164,7 @@ def test_a_recalled_upload_is_never_scattered_again(settled_chunks):
     assert holds(bench.layers, [4, 5, 6], owner, 3 * BLOCK)
 
 
-def test_an_upload_recalled_before_it_started_never_starts():
+def test_upload_recalled_before_its_start_never_starts():
     bench = Bench()
     bench.put([0], seed=1)
     owner = bench.put([4], seed=2)
@@ -173,7 +173,7 @@ def test_an_upload_recalled_before_it_started_never_starts():
     assert holds(bench.layers, [4], owner, BLOCK)
 
 
-def test_a_recall_of_what_has_settled_or_never_was_changes_nothing():
+def test_recall_of_a_settled_or_unknown_upload_changes_nothing():
     bench = Bench()
     content = bench.put([0], seed=1)
     bench.start(offload(1, [0], [0]), upload(2, [4], [0]))
@@ -182,7 +182,7 @@ def test_a_recall_of_what_has_settled_or_never_was_changes_nothing():
     assert holds(bench.layers, [4], content, BLOCK)
 
 
-def test_after_a_reset_no_upload_arrives_and_the_next_ones_do():
+def test_reset_drops_uploads_and_later_ones_arrive():
     bench = LazyBench(ring=RingSize(2, 1))
     content = bench.put([0, 1, 2], seed=1)
     bench.start(offload(1, [0, 1, 2], [0, 1, 2]), upload(2, [4, 5, 6], [0, 1, 2]))
@@ -198,7 +198,7 @@ def test_after_a_reset_no_upload_arrives_and_the_next_ones_do():
     assert holds(bench.layers, [7, 8, 9], content, 3 * BLOCK)
 
 
-def test_an_upload_of_nothing_settles_like_others():
+def test_empty_upload_settles():
     bench = Bench()
     bench.start(upload(1, [], [], tokens=0))
     assert bench.swapper.busy
@@ -206,7 +206,7 @@ def test_an_upload_of_nothing_settles_like_others():
     assert bench.swapper.take_timings() == []
 
 
-def test_a_move_whose_numbers_do_not_match_is_refused():
+def test_mismatched_transfer_is_refused():
     with pytest.raises(ValueError, match="offload 1 of 5 tokens: 1 device blocks, 1 host blocks"):
         Bench().start(offload(1, [0], [0], tokens=BLOCK + 1))
 
@@ -223,7 +223,7 @@ class FailsOnce(TorchBlocks):
         super().scatter(layer, blocks, staged)
 
 
-def test_a_kernel_that_fails_takes_no_slot_with_it():
+def test_failing_kernel_keeps_its_slot():
     bench, host = Bench(), host_for(NATIVE)
     swapper = Swapper(bench.layers, FailsOnce(), NATIVE, host, ImmediateStreams(), RingSize(1, 1))
     content = bench.put([0, 1], seed=1)
@@ -236,7 +236,7 @@ def test_a_kernel_that_fails_takes_no_slot_with_it():
     assert holds(bench.layers, [4, 5], content, 2 * BLOCK)
 
 
-def test_timings_tell_moves_that_are_over_once():
+def test_timings_report_completed_transfers_once():
     bench = Bench()
     bench.put([0, 1, 2], seed=1)
     bench.start(offload(1, [0, 1, 2], [0, 1, 2], tokens=9))
@@ -259,7 +259,7 @@ def test_timings_wait_for_the_copy():
     assert [t.tokens for t in bench.swapper.take_timings()] == [BLOCK]
 
 
-def test_an_offload_that_host_memory_cannot_take_is_lost_and_the_others_go_on():
+def test_offload_without_host_memory_is_lost_and_others_continue():
     bench = Bench()
     small = HostCache(8, NATIVE.record_bytes, _once(), slab_bytes=2 * NATIVE.record_bytes)
     swapper = Swapper(

@@ -26,7 +26,7 @@ def crowded(residency: str, host_blocks: int = 8, **directives: Any) -> Transcri
     return t
 
 
-def test_a_victim_rests_in_host_memory_and_goes_on_where_it_was():
+def test_victim_moves_to_host_memory_and_continues():
     t = crowded("swap")
     t.step()
     t.reads("""
@@ -50,7 +50,7 @@ def test_a_victim_rests_in_host_memory_and_goes_on_where_it_was():
     assert (t.state.counters.offloaded_tokens, t.state.counters.uploaded_tokens) == (6, 6)
 
 
-def test_without_room_in_host_memory_it_is_computed_again_and_counted():
+def test_victim_without_host_room_is_recomputed_and_counted():
     t = crowded("swap", host_blocks=1)
     t.step()
     t.reads("""
@@ -71,14 +71,14 @@ def test_recompute_never_swaps():
 
 
 @pytest.mark.parametrize(("token_s", "line"), [(0.4, "(6 rest)"), (0.6, "")])
-def test_cost_takes_the_cheaper_way(token_s, line):
+def test_cost_policy_takes_the_cheaper_way(token_s, line):
     """There and back costs twice `token_s` a token, computing it again one second."""
     t = crowded("cost", costs=KVCosts(1.0, token_s, token_s))
     t.step()
     assert t.lines[-1].endswith(f"evicted new:2 {line}".strip())
 
 
-def test_defer_lets_nobody_leave_and_who_lacks_memory_waits():
+def test_defer_evicts_nothing_and_requests_wait_for_memory():
     t = Transcript(kv_tokens=16, host_blocks=8)
     t.prompt("old", 6, max_tokens=8)
     t.prompt("new", 5, max_tokens=4)
@@ -95,7 +95,7 @@ def test_defer_lets_nobody_leave_and_who_lacks_memory_waits():
     """)
 
 
-def test_defer_gives_way_where_nobody_could_ever_run():
+def test_defer_evicts_if_nothing_could_ever_run():
     """Both need a third block of three; one must let go, or both would wait for ever."""
     t = Transcript(kv_tokens=12)
     for name in "ab":
@@ -109,7 +109,7 @@ def test_defer_gives_way_where_nobody_could_ever_run():
     assert any("finished a:8 length" in line for line in t.lines)
 
 
-def test_the_walk_offloads_who_does_not_fit_and_brings_back_who_is_next():
+def test_residency_plan_offloads_waiting_and_returns_next_requests():
     """Ten blocks, and each will need four until its slice ends: `c` does not fit."""
     t = Transcript(kv_tokens=40, host_blocks=8)
     for name in "abc":
@@ -136,7 +136,7 @@ def test_the_walk_offloads_who_does_not_fit_and_brings_back_who_is_next():
     """)
 
 
-def test_a_swap_longer_than_the_wait_is_not_started():
+def test_long_swap_is_not_started_for_a_short_wait():
     for wait_s, moved in ((10.0, False), (20.0, True)):
         t = Transcript(kv_tokens=16, host_blocks=8)
         for name in "ab":
@@ -148,7 +148,7 @@ def test_a_swap_longer_than_the_wait_is_not_started():
         assert bool(t.state.take_moves()) == moved
 
 
-def test_a_pause_may_say_where_the_kv_goes():
+def test_pause_may_name_the_residency():
     t = Transcript(host_blocks=8)
     t.prompt("a", 6, max_tokens=8)
     t.admit(a=8)
@@ -173,7 +173,7 @@ def test_a_pause_may_say_where_the_kv_goes():
     """)
 
 
-def test_who_is_paused_before_its_kv_is_back_keeps_it_at_rest():
+def test_request_paused_during_its_upload_keeps_its_host_copy():
     """Admitted, but for lack of memory its upload never began, or has not ended."""
     for kv_tokens, recalled in ((8, ()), (64, (2,))):
         t = Transcript(kv_tokens=kv_tokens, host_blocks=8)
@@ -194,7 +194,7 @@ def test_who_is_paused_before_its_kv_is_back_keeps_it_at_rest():
 
 
 @pytest.mark.parametrize("stage", ["offloaded", "uploading", "arrived"])
-def test_a_cancel_at_any_point_of_a_swap_frees_both_pools(stage):
+def test_cancel_at_any_point_of_a_swap_frees_both_pools(stage):
     t = Transcript(host_blocks=8)
     t.prompt("a", 6, max_tokens=8)
     t.admit(a=8)
@@ -213,7 +213,7 @@ def test_a_cancel_at_any_point_of_a_swap_frees_both_pools(stage):
     assert t.state.idle
 
 
-def test_a_lost_host_block_is_computed_again():
+def test_lost_host_block_is_recomputed():
     t = Transcript(host_blocks=8)
     t.prompt("a", 6, max_tokens=8)
     t.admit(a=8)
@@ -234,7 +234,7 @@ def test_a_lost_host_block_is_computed_again():
     assert t.state.counters.host_full == 1
 
 
-def test_a_common_prefix_is_computed_once_and_its_blocks_are_shared():
+def test_common_prefix_is_computed_once_and_shared():
     t = Transcript(prefix_sharing=True, max_batch_tokens=16)
     t.prompt("a", 10)
     t.admit(a=9)
@@ -252,7 +252,7 @@ def test_a_common_prefix_is_computed_once_and_its_blocks_are_shared():
     assert (t.state.counters.prefix_asked_tokens, t.state.counters.prefix_hit_tokens) == (21, 8)
 
 
-def test_a_whole_prompt_that_is_known_still_computes_its_last_token():
+def test_fully_cached_prompt_computes_its_last_token():
     t = Transcript(prefix_sharing=True)
     for name in "ab":
         t.prompt(name, 8)
@@ -261,7 +261,7 @@ def test_a_whole_prompt_that_is_known_still_computes_its_last_token():
     assert [line for line in t.lines if "->" in line] == ["a[0:8] -> a+0", "b[4:8] -> b+0"]
 
 
-def test_salts_keep_tenants_apart():
+def test_salts_separate_tenants():
     t = Transcript(prefix_sharing=True)
     for name, salt in (("a", "x"), ("b", "y"), ("c", "x")):
         t.prompt(name, 8, salt=salt)
@@ -271,7 +271,7 @@ def test_salts_keep_tenants_apart():
     assert runs == ["a[0:8] -> a+0", "b[0:8] -> b+0", "c[4:8] -> c+0"]
 
 
-def test_what_has_ended_is_found_until_its_blocks_are_needed():
+def test_ended_request_s_blocks_are_found_until_reused():
     t = Transcript(kv_tokens=16, prefix_sharing=True)
     t.prompt("a", 8, max_tokens=1)
     t.admit(a=1)
@@ -290,7 +290,7 @@ def test_what_has_ended_is_found_until_its_blocks_are_needed():
     assert runs == ["a[0:8]", "b[4:8]", "c[0:8]", "c[8:15]", "d[0:8]"]
 
 
-def test_an_upload_takes_only_what_is_not_there_already():
+def test_upload_takes_only_missing_blocks():
     t = Transcript(kv_tokens=64, prefix_sharing=True, host_blocks=8)
     t.prompt("a", 10, max_tokens=12)
     t.admit(a=9)
@@ -303,7 +303,7 @@ def test_an_upload_takes_only_what_is_not_there_already():
     assert t.lines[0] == "  a: 2 in 1 blocks back as 2", "two of three blocks are still cached"
 
 
-def test_kv_that_was_quantized_on_its_way_is_not_shared():
+def test_quantized_kv_is_not_shared():
     t = Transcript(prefix_sharing=True, host_blocks=8, exact_swaps=False, max_batch_tokens=16)
     t.prompt("a", 6, max_tokens=20)
     t.admit(a=20)

@@ -103,11 +103,11 @@ def test_six_graphs_are_made_at_start_and_none_later(name: str):
 @pytest.mark.slow
 @with_compiler
 @pytest.mark.parametrize("name", ["llama", "qwen3"])
-def test_what_is_compiled_gives_the_same(name: str):
+def test_compiled_forward_equals_eager(name: str):
     agree(*compiled(name, "inductor"))
 
 
-def test_every_step_of_an_engine_runs_compiled():
+def test_every_engine_step_runs_compiled():
     """Prefills and decodes, one row and several, on a thread of their own as a worker's do."""
     recorder = Recorder()
     model, _ = compiled("llama", recorder)
@@ -132,7 +132,7 @@ def test_every_step_of_an_engine_runs_compiled():
     assert recorder.runs == steps * (LAYERS + 1)
 
 
-def test_rows_that_fit_no_graph_run_uncompiled_and_none_is_made_for_them():
+def test_rows_without_a_graph_run_eagerly():
     """As where nobody's logits are asked for: no graph has no rows."""
     recorder = Recorder()
     model, _ = compiled("llama", recorder)
@@ -172,7 +172,7 @@ def breaks_alone(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., 
         (breaks_alone, "it fails: .*no such instruction"),
     ],
 )
-def test_a_compiler_that_fails_or_errs_is_left_aside(backend: Any, told: str, caplog):
+def test_failing_or_wrong_compiler_is_not_used(backend: Any, told: str, caplog):
     model = model_of("llama")
     fused = model._fused
     model.compile_forward(backend)
@@ -184,7 +184,7 @@ def test_a_compiler_that_fails_or_errs_is_left_aside(backend: Any, told: str, ca
     assert re.match(expect, record.getMessage())
 
 
-def test_a_model_without_a_fused_forward_has_nothing_to_compile(caplog):
+def test_model_without_fused_forward_is_not_compiled(caplog):
     model = model_of("gpt2")
     model.compile_forward(broken)
     assert model.forward_name == "transformers' forward (GPT2LMHeadModel has another layout)"
@@ -193,7 +193,7 @@ def test_a_model_without_a_fused_forward_has_nothing_to_compile(caplog):
     ]
 
 
-def test_on_without_a_compiler_is_refused_before_anything_is_loaded(monkeypatch, tmp_path):
+def test_compile_on_without_a_compiler_is_refused_before_loading(monkeypatch, tmp_path):
     monkeypatch.setenv("CXX", "/no/such/compiler")
     said = r"compile is on, but there is no C\+\+ compiler /no/such/compiler here: .* to auto"
     with pytest.raises(ValueError, match=said):
@@ -204,7 +204,7 @@ def test_on_without_a_compiler_is_refused_before_anything_is_loaded(monkeypatch,
         require_compiler(asked, CPU)
 
 
-def test_auto_compiles_on_gpus_where_triton_is(monkeypatch):
+def test_auto_compiles_on_gpus_with_triton(monkeypatch):
     gpu = torch.device("cuda")
     assert not is_wanted("auto", CPU)
     assert is_wanted("on", CPU) and is_wanted("on", gpu)

@@ -30,7 +30,7 @@ from tests.worker.worker_fixtures import (
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_it_is_transformers_forward(name: str):
+def test_fused_forward_equals_transformers(name: str):
     """At both ends of the context, beyond every window."""
     module = made(FAMILIES[name])
     model = fused(module)
@@ -42,7 +42,7 @@ def test_it_is_transformers_forward(name: str):
 
 
 @pytest.mark.parametrize("name", ["llama, biased", "qwen2, slides", "qwen3", "phi3, turns half"])
-def test_in_bfloat16_it_is_as_near_the_exact_answer(name: str):
+def test_fused_bfloat16_is_as_near_the_exact_result(name: str):
     """Both forwards round; ours is no further from float32 than a little more than theirs."""
     module = made(FAMILIES[name], torch.bfloat16)
     ids, positions = random_tokens()
@@ -53,7 +53,7 @@ def test_in_bfloat16_it_is_as_near_the_exact_answer(name: str):
 
 
 @pytest.mark.parametrize("rows", [[], [39], [3, 17, 39], list(range(TOKENS))])
-def test_logits_of_the_rows_that_are_asked_for(rows: list[int]):
+def test_fused_forward_returns_requested_rows(rows: list[int]):
     model = fused(made(FAMILIES["qwen2, slides"]))
     ids, positions = random_tokens()
     every = model.forward(ids, positions, Probe(), None)
@@ -62,7 +62,7 @@ def test_logits_of_the_rows_that_are_asked_for(rows: list[int]):
     torch.testing.assert_close(some, every[rows], rtol=1e-5, atol=1e-5)
 
 
-def test_neighbours_in_a_row_change_nothing():
+def test_fused_rows_do_not_affect_each_other():
     """Packed with another sequence, at other positions."""
     model = fused(made(FAMILIES["llama, yarn"]))
     ids, positions = random_tokens()
@@ -74,7 +74,7 @@ def test_neighbours_in_a_row_change_nothing():
 
 
 @pytest.mark.parametrize("limit", [LIMIT, 2**24])
-def test_rotations_are_right_with_a_table_and_without(limit: int):
+def test_rotations_with_and_without_a_table(limit: int):
     """A context too long for a table; float32 tells its positions apart no better than ours do."""
     module = made(partial(llama, max_position_embeddings=limit))
     model = fused(module)
@@ -91,7 +91,7 @@ def memory(module: nn.Module) -> int:
 
 
 @pytest.mark.parametrize("name", ["llama, tied", "llama, biased", "qwen3", "phi3"])
-def test_weights_are_shared_and_transformers_forward_still_runs(name: str):
+def test_fused_weights_are_shared_with_transformers(name: str):
     module = made(FAMILIES[name])
     model = fused(module)
     moved = model.module
@@ -109,7 +109,7 @@ def test_weights_are_shared_and_transformers_forward_still_runs(name: str):
     )
 
 
-def test_q_k_and_v_lie_in_one_tensor():
+def test_q_k_and_v_are_one_tensor():
     attention = fused(made(FAMILIES["qwen2"])).module.model.layers[0].self_attn
     for name in ("weight", "bias"):
         parts = [getattr(m, name) for m in (attention.q_proj, attention.k_proj, attention.v_proj)]
@@ -118,7 +118,7 @@ def test_q_k_and_v_lie_in_one_tensor():
         assert parts[0].untyped_storage().nbytes() == sum(part.nbytes for part in parts)
 
 
-def test_a_bfloat16_engine_decodes():
+def test_bfloat16_engine_decodes():
     """Through the paged kernels, whose queries are now slices of a wider row."""
     engine = make_engine(made(FAMILIES["qwen3, slides"], torch.bfloat16))
     assert engine.model.forward_name == "fused forward"
@@ -129,7 +129,7 @@ def test_a_bfloat16_engine_decodes():
     assert all(1 <= len(answer) <= 12 for answer in output.values())
 
 
-def test_the_check_looks_beyond_windows_where_that_is_affordable():
+def test_fused_check_covers_windows_where_affordable():
     """A model of 1.4 M parameters and 5 layers of 128 numbers: two sequences of 1,032 tokens take
     2 · 1,032 · (1.4e6 + 2 · 1,032 · 640) = 5.6e9 multiplications, of 4,104 they take 5.5e10."""
     assert 2 * 1032 * (1.4e6 + 2 * 1032 * 640) < 2e10 < 2 * 4104 * (1.4e6 + 2 * 4104 * 640)
@@ -141,7 +141,7 @@ def test_the_check_looks_beyond_windows_where_that_is_affordable():
     assert probe_tokens(600_000_000, 28 * 2048, [512], 40_960) == 8
 
 
-def test_what_layers_ask_of_attention_is_noted():
+def test_layer_attention_arguments_are_recorded():
     noted = Probe()
     ids, positions = random_tokens()
     fused(made(FAMILIES["qwen2, slides"])).forward(ids, positions, noted, None)
@@ -149,7 +149,7 @@ def test_what_layers_ask_of_attention_is_noted():
     assert [noted.options[layer] for layer in range(4)] == [whole, slides, whole, slides]
 
 
-def test_no_call_waits_for_the_device(monkeypatch: pytest.MonkeyPatch):
+def test_fused_forward_does_not_wait_for_the_device(monkeypatch: pytest.MonkeyPatch):
     """A fake tensor has no numbers: whatever asks for one raises. With the row operations that a
     GPU has; Numba's read all numbers."""
     monkeypatch.setattr("services.worker.model.paged.layer_ops_for", lambda *_: TorchLayerOps())
@@ -162,7 +162,7 @@ def test_no_call_waits_for_the_device(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.parametrize("numbers", [0, 2**19])
-def test_weights_lie_as_a_cpu_reads_them_fastest(numbers: int, monkeypatch):
+def test_weight_layout_suits_the_cpu(numbers: int, monkeypatch):
     """Small ones input by input; large ones stay, and both give the same."""
     monkeypatch.setattr("services.worker.model.fused.BY_INPUT_NUMBERS", numbers)
     module = made(FAMILIES["llama, tied"])

@@ -76,7 +76,7 @@ def another_shape(module: Any) -> None:
         (another_shape, "it fails"),
     ],
 )
-def test_a_model_that_is_not_what_it_says_keeps_its_own_forward(lie: Any, told: str, caplog):
+def test_modified_model_keeps_its_own_forward(lie: Any, told: str, caplog):
     module = made(llama)
     lie(module)
     ids, positions = random_tokens(start=150)
@@ -157,13 +157,13 @@ LONGROPE = {
         (partial(phi3, rope_parameters=LONGROPE), r"its rope \(longrope\) depends on length"),
     ],
 )
-def test_other_models_run_as_they_did(make: Any, why: str, caplog):
+def test_other_architectures_keep_their_forward(make: Any, why: str, caplog):
     model = PagedModel(deepcopy(make().eval()), CPU)
     assert not warnings(caplog)
     assert re.fullmatch(rf"transformers' forward \({why}\)", model.forward_name)
 
 
-def test_it_can_be_set_off():
+def test_fused_forward_can_be_disabled():
     assert PagedModel(deepcopy(reference("llama")), CPU, fuse=False).forward_name == (
         "transformers' forward"
     )

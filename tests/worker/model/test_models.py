@@ -52,7 +52,7 @@ def test_answers_equal_generate(name: str):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_logits_equal_the_models_own(name: str):
+def test_logits_equal_the_model_s(name: str):
     """Log-probabilities of every step, against one forward over the whole answer."""
     feeder = Feeder(engine_of(name, max_batch_tokens=7))
     asked = SamplingParams(temperature=0, logprobs=3, ignore_eos=True)
@@ -69,7 +69,7 @@ def test_logits_equal_the_models_own(name: str):
         torch.testing.assert_close(got, expected, rtol=0, atol=2e-4)
 
 
-def test_a_missing_or_broken_folder_is_one_sentence(tmp_path):
+def test_missing_or_broken_folder_is_one_sentence(tmp_path):
     device = torch.device("cpu")
     with pytest.raises(ValueError, match=r"cannot load model .*nowhere': there is no such folder"):
         load_model(str(tmp_path / "nowhere"), device)
@@ -84,7 +84,7 @@ def test_a_missing_or_broken_folder_is_one_sentence(tmp_path):
         load_model(str(tmp_path), device)
 
 
-def test_a_cut_weights_file_is_one_sentence(tmp_path):
+def test_truncated_weights_file_is_one_sentence(tmp_path):
     reference("llama").save_pretrained(tmp_path)
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
@@ -93,7 +93,7 @@ def test_a_cut_weights_file_is_one_sentence(tmp_path):
     assert "\n" not in str(broken.value)
 
 
-def test_missing_weights_are_not_made_up(tmp_path):
+def test_missing_weights_are_an_error(tmp_path):
     reference("llama").save_pretrained(tmp_path)
     weights = load_file(tmp_path / "model.safetensors")
     del weights["model.norm.weight"]
@@ -102,14 +102,14 @@ def test_missing_weights_are_not_made_up(tmp_path):
         load_model(str(tmp_path), torch.device("cpu"))
 
 
-def test_a_model_without_attention_is_refused(tmp_path):
+def test_model_without_attention_is_refused(tmp_path):
     config = MambaConfig(vocab_size=32, hidden_size=16, num_hidden_layers=1, state_size=4)
     MambaForCausalLM(config).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="cannot load model"):
         load_model(str(tmp_path), torch.device("cpu"))
 
 
-def test_a_saved_model_loads_with_its_limits(tmp_path):
+def test_saved_model_loads_with_its_limits(tmp_path):
     reference("llama").save_pretrained(tmp_path)
     model = load_model(str(tmp_path), torch.device("cpu"))
     assert (model.dtype, model.max_context_tokens) == (torch.float32, 256)
@@ -117,7 +117,7 @@ def test_a_saved_model_loads_with_its_limits(tmp_path):
     assert [(s.kv_heads, s.head_dim) for s in model.shapes] == [(2, 8), (2, 8)]
 
 
-def test_every_end_that_a_generation_config_names_is_one(tmp_path):
+def test_every_end_of_a_generation_config_counts(tmp_path):
     """Its eos ids stand before the model config's; the answer ends at whichever comes first."""
     tokens, answer = clear_cases("llama", (5,), NEW_TOKENS)["r0"]
     late, early = answer[len(answer) // 2], answer[len(answer) // 4]

@@ -67,7 +67,7 @@ def logprobs(feeder: Feeder, request_id: str) -> torch.Tensor:
         (gemma3, "longrope", ORIGINAL),
     ],
 )
-def test_answers_are_the_same_beside_a_long_neighbour(make, rope, longest):
+def test_answers_do_not_depend_on_a_long_neighbour(make, rope, longest):
     short, new_tokens = prompt_tokens(1, 9), 12
     alone = Feeder(make_engine(make(rope), max_context_tokens=longest))
     alone.add("short", short, new_tokens, ASKED)
@@ -83,7 +83,7 @@ def test_answers_are_the_same_beside_a_long_neighbour(make, rope, longest):
 
 
 @pytest.mark.parametrize("make", [llama, gemma3])
-def test_longrope_is_refused_with_what_would_work(make):
+def test_longrope_is_refused_with_an_alternative(make):
     sentence = (
         f"its longrope rope turns all requests of a batch by the length of the longest, once that "
         f"passes {ORIGINAL} tokens, .*: set max_context_tokens to at most {ORIGINAL}"
@@ -95,20 +95,20 @@ def test_longrope_is_refused_with_what_would_work(make):
     assert engine.state.limits.reach_tokens == ORIGINAL
 
 
-def test_longrope_that_was_never_extended_needs_no_cap():
+def test_longrope_without_extension_needs_no_cap():
     module = llama("longrope")
     module.config.rope_parameters["original_max_position_embeddings"] = LIMIT
     assert make_engine(module).state.limits.reach_tokens == LIMIT
 
 
-def test_dynamic_is_refused_where_sequences_pass_its_bound():
+def test_dynamic_rope_is_refused_above_its_bound():
     freeze_rope(llama("dynamic"), LIMIT)
     with pytest.raises(ValueError, match=f"its dynamic rope .* at most {LIMIT}"):
         freeze_rope(llama("dynamic"), LIMIT + 1)
 
 
 @pytest.mark.parametrize("rope", ["dynamic", "longrope"])
-def test_a_settled_rope_is_not_turned_by_any_position(rope):
+def test_frozen_rope_does_not_depend_on_positions(rope):
     """What transformers does to a neighbour, and that it no longer does."""
     near = torch.arange(5)
     beside = torch.cat([near, torch.tensor([2 * LIMIT])])
@@ -124,14 +124,14 @@ def test_a_settled_rope_is_not_turned_by_any_position(rope):
     assert not turns(settled)
 
 
-def test_the_cap_is_of_prompt_and_answer_together():
+def test_context_cap_is_prompt_plus_answer():
     assert make_engine(llama("yarn")).state.limits.reach_tokens == LIMIT
     engine = make_engine(llama("yarn"), max_context_tokens=40)
     assert engine.state.limits.reach_tokens == 40
     assert make_engine(llama("yarn"), max_context_tokens=9_999).state.limits.reach_tokens == LIMIT
 
 
-def test_ropes_that_never_turn_and_models_without_any_stay_as_they_are():
+def test_static_rope_and_models_without_rope_are_unchanged():
     module = llama("yarn")
     freeze_rope(module, 10 * LIMIT)
     assert module.model.rotary_emb.rope_type == "yarn"

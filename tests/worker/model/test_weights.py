@@ -54,7 +54,7 @@ def free(monkeypatch: pytest.MonkeyPatch):
     return set_free
 
 
-def test_a_model_larger_than_memory_is_refused_before_it_is_read(folder):
+def test_model_larger_than_memory_is_refused_before_reading(folder):
     claim(folder / "model.safetensors", 2**39)
     sentence = r"cannot load model .*: its weights take 2048\.0 GiB as float32, but only "
     with pytest.raises(ValueError, match=sentence) as no:
@@ -63,7 +63,7 @@ def test_a_model_larger_than_memory_is_refused_before_it_is_read(folder):
     assert "\n" not in str(no.value)
 
 
-def test_half_the_precision_is_proposed_where_that_fits(folder, free):
+def test_half_precision_is_proposed_if_it_fits(folder, free):
     """6 Gi of elements: 12 GiB as stored and as bfloat16, 24 GiB as float32."""
     claim(folder / "model.safetensors", 6 * 2**30)
     free(24)
@@ -93,7 +93,7 @@ def test_all_files_of_an_index_count(folder, free):
     require_room(str(folder), CPU, "float16")
 
 
-def test_bytes_are_of_the_dtype_loaded_and_only_floats_are_converted():
+def test_bytes_are_of_the_loaded_dtype_and_only_floats_are_converted():
     elements = {"F32": 10, "BF16": 100, "U8": 1_000, "F8_E4M3": 10_000, "made-up": 10**9}
     assert needed_bytes(elements, "float32") == 40 + 400 + 11_000
     assert needed_bytes(elements, "bfloat16") == 20 + 200 + 11_000
@@ -101,7 +101,7 @@ def test_bytes_are_of_the_dtype_loaded_and_only_floats_are_converted():
     assert needed_bytes({}, "float32") == 0
 
 
-def test_what_is_no_safetensors_is_left_to_loading(folder, free):
+def test_other_formats_are_left_to_loading(folder, free):
     free(0)
     require_room(str(folder), CPU, "float32")
     (folder / "pytorch_model.bin").write_bytes(b"0" * 100)
@@ -134,7 +134,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HfApi]:
         server.shutdown()
 
 
-def test_a_model_of_the_hub_is_refused_before_it_is_fetched(hub, free, caplog):
+def test_hub_model_is_refused_before_download(hub, free, caplog):
     caplog.set_level(logging.INFO)
     free(12)
     require_room("made/small", CPU, "float32", hub)
@@ -156,7 +156,7 @@ def file_at(tensor: Tensor) -> str:
 
 
 @pytest.mark.skipif(not MAPS.exists(), reason="no /proc")
-def test_weights_are_mapped_from_their_file_and_copied_only_to_convert(tmp_path):
+def test_weights_are_memory_mapped_and_copied_only_to_convert(tmp_path):
     reference("llama").save_pretrained(tmp_path)
     stored = load_model(str(tmp_path), CPU).module.get_input_embeddings().weight
     assert file_at(stored) == str(tmp_path / "model.safetensors")
@@ -165,7 +165,7 @@ def test_weights_are_mapped_from_their_file_and_copied_only_to_convert(tmp_path)
     assert torch.equal(converted, stored.to(torch.bfloat16))
 
 
-def test_slow_loading_is_told_every_two_seconds(caplog):
+def test_slow_loading_is_logged_every_two_seconds(caplog):
     """Six items, one a second: said at 2, 4 and 6 s, when 1, 3 and 5 are done, and at the end."""
     caplog.set_level(logging.INFO)
     ticks = iter(range(100))
@@ -182,7 +182,7 @@ def test_slow_loading_is_told_every_two_seconds(caplog):
 
 
 @pytest.mark.parametrize("every_s", [0.0, 60.0])
-def test_loading_is_told_in_the_log_and_not_drawn(tmp_path, caplog, capsys, monkeypatch, every_s):
+def test_loading_is_logged_instead_of_drawn(tmp_path, caplog, capsys, monkeypatch, every_s):
     reference("llama").save_pretrained(tmp_path)
     monkeypatch.setattr(weights, "LOG_INTERVAL_S", every_s)
     caplog.set_level(logging.INFO)
@@ -193,6 +193,6 @@ def test_loading_is_told_in_the_log_and_not_drawn(tmp_path, caplog, capsys, monk
     assert transformers_logging.set_tqdm_hook(None) is None
 
 
-def test_bars_of_unknown_length_stay_what_they_are():
+def test_progress_bars_of_unknown_length_are_unchanged():
     with logged_loading():
         assert list(transformers_logging.tqdm(iter("abc"), desc="x", disable=True)) == list("abc")

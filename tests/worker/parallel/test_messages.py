@@ -63,7 +63,7 @@ def seen(batch: StepBatch) -> list[Any]:
     ),
     steps=st.integers(1, 12),
 )
-def test_a_batch_that_was_told_runs_as_it_would_here(lengths, chunks, steps):
+def test_sent_batch_runs_as_the_original(lengths, chunks, steps):
     """Rows that decode on for a few steps, each getting blocks as it needs them, some of the steps
     with chunks beside them; then others."""
     writer, reader, block = BatchWriter(), BatchReader(BLOCK_TOKENS), iter(range(1, 10**6))
@@ -96,7 +96,7 @@ def test_a_batch_that_was_told_runs_as_it_would_here(lengths, chunks, steps):
             rows.learn([7 + step] * len(rows))
 
 
-def test_while_the_same_rows_decode_a_message_is_a_few_numbers_a_row():
+def test_steady_decode_message_is_a_few_numbers_per_row():
     """64 rows of 24 blocks: their tables cross once, and when one of them has grown."""
     writer = BatchWriter()
     rows = DecodeRows([sequence(95, 94)] * 64, [list(range(24))] * 64, BLOCK_TOKENS)
@@ -109,7 +109,7 @@ def test_while_the_same_rows_decode_a_message_is_a_few_numbers_a_row():
     assert sizes == [5 + 64 * (3 + 24), 5 + 64 * 3, 5 + 64 * (3 + 25)]
 
 
-def test_an_engine_that_reads_what_another_is_told_computes_the_same():
+def test_follower_engine_computes_the_same():
     """The other has the same weights, and never hears of a request."""
     told, reader = engine_of("llama"), BatchReader(16)
     teller, writer = engine_of("llama"), BatchWriter()
@@ -138,7 +138,7 @@ blocks = st.lists(st.integers(0, 2**40), max_size=5)
     ),
     recalled=st.lists(st.integers(1, 99), max_size=3),
 )
-def test_moves_arrive_as_they_were_but_for_whose_they_are(moves, recalled):
+def test_transfers_round_trip_without_owners(moves, recalled):
     sent = TransferPlan(
         tuple(
             KVTransfer(n, "whoever", way, tuple(b), tuple(1 + x for x in b), tokens)
@@ -154,7 +154,7 @@ def test_moves_arrive_as_they_were_but_for_whose_they_are(moves, recalled):
     assert [m.request_id for m in read.started] == [str(m.serial) for m in sent.started]
 
 
-def test_every_message_says_what_it_is():
+def test_every_message_has_its_kind():
     batch = StepBatch(DecodeRows([], [], 4), [])
     kinds = [
         BatchWriter().write(batch)[0],

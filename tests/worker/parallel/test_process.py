@@ -27,7 +27,7 @@ def follower_of(pid: int) -> int:
 
 
 @pytest.mark.slow
-async def test_it_serves_and_a_sigterm_ends_both(folder):
+async def test_tensor_parallel_worker_serves_and_sigterm_ends_all_ranks(folder):
     ((tokens, answer),) = clear_cases("llama", lengths=[20], new_tokens=12).values()
     async with attached(folder, tensor_parallel=2) as (process, scheduler, gateway):
         reading = asyncio.create_task(gateway.read())
@@ -44,7 +44,7 @@ async def test_it_serves_and_a_sigterm_ends_both(folder):
 
 
 @pytest.mark.slow
-async def test_one_that_is_killed_takes_the_other_along(folder):
+async def test_killed_rank_0_ends_the_follower(folder):
     """Killed itself, rank 0 can tell nobody."""
     async with attached(folder, tensor_parallel=2) as (process, _, _):
         follower = follower_of(process.pid)
@@ -54,7 +54,7 @@ async def test_one_that_is_killed_takes_the_other_along(folder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("busy", [True, False])
-async def test_a_follower_that_is_killed_ends_the_worker_with_a_sentence(folder, busy):
+async def test_killed_follower_ends_the_worker_with_a_sentence(folder, busy):
     async with attached(folder, tensor_parallel=2) as (process, scheduler, gateway):
         reading = asyncio.create_task(gateway.read())
         if busy:
@@ -69,7 +69,7 @@ async def test_a_follower_that_is_killed_ends_the_worker_with_a_sentence(folder,
     assert said == "foretoken worker: rank 1 of this worker's 2 ended with signal 9"
 
 
-async def test_what_cannot_be_split_is_one_line_and_status_2(folder):
+async def test_unsplittable_model_is_a_one_line_error(folder):
     process = await start(model=folder, device="cpu", tensor_parallel=4)
     _, errors = await process.communicate()
     assert process.returncode == 2 and errors.decode().count("\n") == 1

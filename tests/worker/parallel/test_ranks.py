@@ -115,7 +115,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "settings"), CASES)
-def test_two_answer_token_for_token_as_one(folders, name, settings):
+def test_two_ranks_answer_as_one(folders, name, settings):
     with engine_over(1, folders[name], **settings) as engine:
         alone = {  # whose sums are taken in another order
             name: (*exact, pytest.approx(scored, abs=CLEAR))
@@ -158,7 +158,7 @@ def test_ranks_end_together(folders):
 
 
 @pytest.mark.slow
-def test_a_step_that_fails_on_one_rank_ends_all(folders, monkeypatch):
+def test_failed_step_on_one_rank_ends_all(folders, monkeypatch):
     """It fails in the midst of what the other waits for; so nothing can be tried again."""
     with engine_over(2, folders["llama"]) as engine:
 
@@ -204,20 +204,20 @@ def test_a_step_that_fails_on_one_rank_ends_all(folders, monkeypatch):
         ),
     ],
 )
-def test_what_cannot_be_is_one_sentence(folders, name, size, settings, sentence):
+def test_impossible_rank_settings_are_one_sentence(folders, name, size, settings, sentence):
     with pytest.raises(ValueError) as refused, engine_over(size, folders[name], **settings):
         pass
     assert sentence in str(refused.value) and "\n" not in str(refused.value)
     assert not children(os.getpid(), leader.MODULE)
 
 
-def test_a_folder_that_is_none_is_told_as_it_always_is(tmp_path: Path):
+def test_missing_folder_has_the_usual_error(tmp_path: Path):
     with pytest.raises(ValueError, match="there is no such folder"):
         load_engine(EngineConfig(model=str(tmp_path / "none"), device="cpu", tensor_parallel=2))
 
 
 @pytest.mark.parametrize("device", ["auto", "cuda"])
-def test_each_rank_takes_a_gpu_of_its_own(folders, device, monkeypatch):
+def test_each_rank_gets_its_own_gpu(folders, device, monkeypatch):
     """Of four: worker 1 has the latter two. What the workers before it may take is not asked."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
@@ -234,13 +234,13 @@ def test_each_rank_takes_a_gpu_of_its_own(folders, device, monkeypatch):
         of(2)
 
 
-def test_what_ranks_could_find_otherwise_is_settled_before(folders):
+def test_device_and_dtype_are_settled_before_ranks_start(folders):
     config = EngineConfig(model=folders["llama"], device="auto", dtype="auto", tensor_parallel=2)
     assert (settled(config).device, settled(config).dtype) == ("cpu", "float32")
 
 
 @pytest.mark.slow
-def test_rank_0_that_stands_still_is_ended_where_another_is_gone(folders, monkeypatch):
+def test_blocked_rank_0_is_ended_after_the_loss_of_another(folders, monkeypatch):
     """As it does on a GPU, in a collective that nobody else is in."""
     ended: list[int] = []
     with engine_over(2, folders["llama"]):

@@ -83,7 +83,7 @@ def check(
 
 
 @pytest.mark.parametrize("name", PLANNED)
-def test_two_ranks_give_what_the_whole_gives(name):
+def test_two_ranks_compute_the_whole_result(name):
     """Phi-3 has its q, k and v in one map, which transformers gives every rank whole."""
     heads = {"pythia": 2, "phi3": 2}.get(name, 1)
     models = check(reference(name), 2, heads)
@@ -93,7 +93,7 @@ def test_two_ranks_give_what_the_whole_gives(name):
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "mistral", "phi3"])
-def test_the_fused_forward_runs_on_parts_too(name):
+def test_fused_forward_runs_on_shards(name):
     """As each rank saw at start: it is taken where it gives what transformers' gives."""
     for model in check(reference(name), 2, 2 if name == "phi3" else 1, fuse=True):
         apart = "transformers' forward (its heads stay together)"
@@ -105,7 +105,7 @@ def llama(**settings: Any) -> LlamaForCausalLM:
     return LlamaForCausalLM(LlamaConfig(**{**GROUPED, **settings})).eval()
 
 
-def test_four_ranks_with_biases_that_count_once():
+def test_four_ranks_add_biases_once():
     biased = llama(num_key_value_heads=4, attention_bias=True, mlp_bias=True)
     with torch.no_grad():
         for name, weight in biased.named_parameters():
@@ -116,7 +116,7 @@ def test_four_ranks_with_biases_that_count_once():
 
 
 @pytest.mark.parametrize("fuse", [False, True])
-def test_what_does_not_come_out_even(fuse):
+def test_uneven_split_is_an_error(fuse):
     """A vocabulary of 97 stays whole, with its tied head; an MLP of 61 is 30 and 31 wide."""
     uneven = llama(vocab_size=97, intermediate_size=61, tie_word_embeddings=True)
     first, second = check(uneven, 2, 1, fuse)
@@ -125,7 +125,7 @@ def test_what_does_not_come_out_even(fuse):
 
 
 @pytest.mark.parametrize("fuse", [False, True])
-def test_a_tied_head_stays_tied(fuse):
+def test_tied_head_stays_tied(fuse):
     for model in check(llama(tie_word_embeddings=True), 2, 1, fuse):
         assert model.module.lm_head.weight is model.module.model.embed_tokens.weight
         assert model.module.lm_head.weight.shape[0] == 48
@@ -151,7 +151,7 @@ def ask_for_experts(module: PreTrainedModel) -> None:
         (lambda module: module._tp_plan.clear(), "no tp_plan for LlamaForCausalLM: set tensor_par"),
     ],
 )
-def test_a_plan_that_is_not_known_here_is_refused(change, sentence):
+def test_unknown_parallel_plan_is_refused(change, sentence):
     module = llama()
     change(module)
     with pytest.raises(ValueError, match=sentence):
@@ -162,7 +162,7 @@ def test_a_plan_that_is_not_known_here_is_refused(change, sentence):
     ("heads", "kv_heads", "size", "fits"),
     [(4, 2, 2, True), (4, 2, 4, False), (4, None, 4, True), (8, 8, 3, False), (8, 1, 2, False)],
 )
-def test_ranks_have_as_many_heads_each(heads, kv_heads, size, fits):
+def test_ranks_have_equal_head_counts(heads, kv_heads, size, fits):
     config = LlamaConfig(**{**SIZES, "num_attention_heads": heads, "num_key_value_heads": kv_heads})
     plan = config.base_model_tp_plan or {}
     if fits:

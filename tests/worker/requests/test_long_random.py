@@ -253,7 +253,7 @@ class LongLife:
 @pytest.mark.slow
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("seed", range(SEEDS // 2))
-def test_a_long_life_is_whole_at_every_step(seed, overlap):
+def test_long_random_life_keeps_integrity(seed, overlap):
     life = LongLife(seed, overlap)
     life.live(STEPS)
     life.end()

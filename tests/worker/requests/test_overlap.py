@@ -61,7 +61,7 @@ class Ahead(Transcript):
         return self.state.counters.stray_rows
 
 
-def test_a_decode_goes_on_from_what_is_not_known_yet():
+def test_decode_continues_from_an_unknown_token():
     """One by its budget, the other by its length, stand in no step behind their last."""
     t = Ahead()
     t.prompt("a", 3, max_tokens=3)
@@ -79,7 +79,7 @@ def test_a_decode_goes_on_from_what_is_not_known_yet():
     assert t.strays == 0
 
 
-def test_an_end_in_flight_drops_the_row_behind_it():
+def test_end_in_flight_drops_the_next_row():
     """Nothing of that row is told, shared or kept, and its neighbour goes on."""
     t = Ahead(prefix_sharing=True)
     t.prompt("a", 3, ignore_eos=False)
@@ -100,7 +100,7 @@ def test_an_end_in_flight_drops_the_row_behind_it():
     """)
 
 
-def test_what_comes_while_a_step_is_in_flight_is_in_the_next_one():
+def test_commands_during_a_step_in_flight_apply_to_the_next():
     t = Ahead(kv_tokens=512, max_batch_tokens=256)
     t.prompt("old", 3)
     t.admit(old=9)
@@ -115,7 +115,7 @@ def test_what_comes_while_a_step_is_in_flight_is_in_the_next_one():
 
 
 @pytest.mark.parametrize("residency", Residency)
-def test_who_is_paused_with_a_token_in_flight_still_gets_it(residency):
+def test_request_paused_with_a_token_in_flight_still_gets_it(residency):
     """The scheduler is told of it. Admitted again before it is known, it waits for it, unless its
     KV has stayed: then it goes on."""
     t = Ahead(host_blocks=8)
@@ -139,7 +139,7 @@ def test_who_is_paused_with_a_token_in_flight_still_gets_it(residency):
     assert [token for token in told if token[0] == "a"][:4] == ["a+0", "a+1", "a+2", "a+3"]
 
 
-def test_who_is_paused_while_its_token_is_in_flight_is_told_of_once_it_is_there():
+def test_pause_with_a_token_in_flight_is_reported_after_it():
     t = Ahead()
     t.prompt("a", 3)
     t.admit(a=9)
@@ -155,7 +155,7 @@ def test_who_is_paused_while_its_token_is_in_flight_is_told_of_once_it_is_there(
     """)
 
 
-def test_who_is_cancelled_and_comes_again_gets_nothing_of_its_first_stay():
+def test_cancelled_and_resubmitted_request_gets_nothing_of_its_first_placement():
     """Known by identity: the same name is another request."""
     t = Ahead()
     t.prompt("a", 3)
@@ -176,7 +176,7 @@ def test_who_is_cancelled_and_comes_again_gets_nothing_of_its_first_stay():
     """)
 
 
-def test_blocks_are_found_once_what_filled_them_is_known():
+def test_blocks_are_published_once_their_tokens_are_known():
     """`b` begins as `a` does and waits for its block: not one step, but until it is committed. The
     block that a token in flight fills has no key before."""
     t = Ahead(prefix_sharing=True, max_batch_tokens=32)
@@ -195,7 +195,7 @@ def test_blocks_are_found_once_what_filled_them_is_known():
     """)
 
 
-def test_where_memory_is_out_the_step_in_flight_is_waited_for():
+def test_exhausted_memory_waits_for_the_step_in_flight():
     """What it ends may be all that is needed: `a` ends in it, as `b` and `c` need a block each."""
     t = Ahead(kv_tokens=24, max_batch_tokens=32)
     t.prompt("a", 4, max_tokens=4)
@@ -214,7 +214,7 @@ def test_where_memory_is_out_the_step_in_flight_is_waited_for():
     """)
 
 
-def test_a_static_batch_is_computed_a_step_at_a_time():
+def test_static_batch_is_computed_one_step_at_a_time():
     """What is in flight when it comes is committed first, and it goes on from there."""
     t = Ahead()
     t.prompt("a", 3)
@@ -234,7 +234,7 @@ def test_a_static_batch_is_computed_a_step_at_a_time():
     """)
 
 
-def test_a_step_that_broke_in_flight_takes_the_one_behind_it_with_it():
+def test_failed_step_in_flight_takes_the_next_one_along():
     """`b` breaks it; `c`, paused to host memory meanwhile, has to be computed again."""
     t = Ahead(host_blocks=8)
     for name in "abc":
@@ -264,7 +264,7 @@ def test_a_step_that_broke_in_flight_takes_the_one_behind_it_with_it():
     """)
 
 
-def test_who_is_left_of_a_step_that_broke_in_flight_need_not_have_broken_it():
+def test_survivors_of_a_failed_step_in_flight_are_not_blamed():
     """`a`, which did, is cancelled before it is known: `b` goes on."""
     t = Ahead()
     t.prompt("a", 2)
@@ -284,7 +284,7 @@ def test_who_is_left_of_a_step_that_broke_in_flight_need_not_have_broken_it():
     """)
 
 
-def test_a_step_that_could_not_be_launched_is_composed_anew():
+def test_step_that_could_not_be_launched_is_composed_again():
     """Whatever kernels keep of the batch that they failed on."""
     t = Ahead()
     t.prompt("a", 2)
@@ -300,7 +300,7 @@ def test_a_step_that_could_not_be_launched_is_composed_anew():
     assert again.decodes.positions.tolist() == behind.decodes.positions.tolist() == [4]
 
 
-def test_a_step_in_flight_is_work_even_if_nobody_is_left_in_it():
+def test_step_in_flight_without_requests_counts_as_work():
     t = Ahead()
     t.prompt("a", 3)
     t.admit(a=9)
@@ -311,7 +311,7 @@ def test_a_step_in_flight_is_work_even_if_nobody_is_left_in_it():
     assert t.state.idle and t.lines[-2:] != ["nothing runs"]
 
 
-def test_a_scheduler_that_comes_is_told_what_is_known():
+def test_attaching_scheduler_sees_known_tokens_only():
     t = Ahead()
     t.prompt("a", 3)
     t.admit(a=9)

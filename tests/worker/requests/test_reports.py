@@ -4,7 +4,7 @@ from services.core import Grant, Pause, Residency
 from tests.worker.requests.worker_transcript import Transcript
 
 
-def test_a_scheduler_that_comes_finds_everybody_and_hears_what_nobody_was_told():
+def test_attaching_scheduler_receives_all_requests_and_unreported_events():
     """`done` ends and `new` is evicted while nobody listens; `early` was never admitted, and the
     admission of `late` has not found its prompt: it is forgotten."""
     t = Transcript(kv_tokens=24)
@@ -46,7 +46,7 @@ def test_a_scheduler_that_comes_finds_everybody_and_hears_what_nobody_was_told()
     """)
 
 
-def test_endings_and_evictions_in_a_report_that_was_not_sent_are_told_again():
+def test_unsent_report_s_ends_and_evictions_are_reported_again():
     t = Transcript(kv_tokens=16)
     t.prompt("old", 6, max_tokens=4)
     t.prompt("new", 5, max_tokens=7)
@@ -67,7 +67,7 @@ def test_endings_and_evictions_in_a_report_that_was_not_sent_are_told_again():
     """)
 
 
-def test_without_a_scheduler_those_whose_gateway_left_are_forgotten():
+def test_requests_of_closed_gateways_are_dropped_without_a_scheduler():
     t = Transcript()
     t.prompt("a", 4)
     t.prompt("unplanned", 4)
@@ -85,7 +85,7 @@ def test_without_a_scheduler_those_whose_gateway_left_are_forgotten():
     """)
 
 
-def test_every_report_says_who_holds_which_blocks():
+def test_every_report_has_block_holders():
     """`b` shares the first two of `a`; both are told when they grow, and while they rest."""
     t = Transcript(prefix_sharing=True, max_batch_tokens=16)
     t.prompt("a", 10)
@@ -116,7 +116,7 @@ def test_every_report_says_who_holds_which_blocks():
     """)
 
 
-def test_progress_is_reported_every_so_many_steps():
+def test_progress_is_reported_periodically():
     t = Transcript(report_every_steps=3)
     t.prompt("a", 1, max_tokens=20)
     t.admit(a=20)

@@ -6,7 +6,7 @@ from tests.worker.requests.worker_oracle import EOS
 from tests.worker.requests.worker_transcript import Transcript
 
 
-def test_a_prompt_is_admitted_prefilled_in_chunks_decoded_and_finished():
+def test_prompt_is_admitted_prefilled_in_chunks_decoded_and_finished():
     t = Transcript()
     t.prompt("a", 13, max_tokens=3)
     t.step()
@@ -24,7 +24,7 @@ def test_a_prompt_is_admitted_prefilled_in_chunks_decoded_and_finished():
     """)
 
 
-def test_the_plan_may_come_before_the_prompt():
+def test_plan_may_precede_the_prompt():
     t = Transcript()
     t.admit(a=9)
     t.step()
@@ -37,7 +37,7 @@ def test_the_plan_may_come_before_the_prompt():
     """)
 
 
-def test_decodes_come_first_and_prefill_fills_what_is_left_of_the_step():
+def test_decodes_come_first_and_prefill_fills_the_step():
     t = Transcript()
     for name, length in (("a", 2), ("b", 10), ("c", 4)):
         t.prompt(name, length)
@@ -68,7 +68,7 @@ def test_end_of_sequence_stops_unless_ignored_or_too_early():
     """)
 
 
-def test_a_budget_reached_waits_with_its_memory_until_extended():
+def test_request_at_its_budget_keeps_its_memory_until_extended():
     t = Transcript()
     t.prompt("a", 4)
     t.admit(a=2)
@@ -87,7 +87,7 @@ def test_a_budget_reached_waits_with_its_memory_until_extended():
     """)
 
 
-def test_the_newest_is_evicted_when_memory_runs_out_and_recomputed_when_admitted_again():
+def test_newest_request_is_evicted_and_recomputed_on_readmission():
     t = Transcript(kv_tokens=16)
     t.prompt("old", 6, max_tokens=7)
     t.prompt("new", 5, max_tokens=7)
@@ -115,7 +115,7 @@ def test_the_newest_is_evicted_when_memory_runs_out_and_recomputed_when_admitted
     """)
 
 
-def test_the_plan_says_who_goes_first():
+def test_plan_orders_victims():
     t = Transcript(kv_tokens=12)
     for name in "abc":
         t.prompt(name, 3, max_tokens=6)
@@ -131,7 +131,7 @@ def test_the_plan_says_who_goes_first():
     """)
 
 
-def test_a_prefill_evicts_only_those_behind_it():
+def test_prefill_evicts_only_later_requests():
     """`b` needs a second block: it takes those of `c`, admitted after it, never that of `a`."""
     t = Transcript(kv_tokens=16, max_batch_tokens=6)
     t.prompt("c", 4)
@@ -152,7 +152,7 @@ def test_a_prefill_evicts_only_those_behind_it():
     """)
 
 
-def test_a_prefill_waits_for_the_memory_of_its_elders():
+def test_prefill_waits_for_memory_of_older_requests():
     t = Transcript(kv_tokens=12)
     t.prompt("a", 6, max_tokens=3)
     t.prompt("b", 7, max_tokens=2)
@@ -168,7 +168,7 @@ def test_a_prefill_waits_for_the_memory_of_its_elders():
     """)
 
 
-def test_pausing_keeps_or_drops_the_memory():
+def test_pause_keeps_or_drops_memory():
     t = Transcript()
     for name in ("kept", "gone", "off"):
         t.prompt(name, 2)
@@ -189,7 +189,7 @@ def test_pausing_keeps_or_drops_the_memory():
     """)
 
 
-def test_a_cancel_frees_everything_at_every_stage():
+def test_cancel_frees_everything_at_every_stage():
     t = Transcript()
     for name in ("unplanned", "prefilling", "decoding", "paused", "waiting"):
         t.prompt(name, 2 if name != "prefilling" else 30)
@@ -207,7 +207,7 @@ def test_a_cancel_frees_everything_at_every_stage():
     """)
 
 
-def test_a_plan_applied_twice_changes_nothing():
+def test_plan_applied_twice_changes_nothing():
     t = Transcript()
     t.prompt("a", 4)
     t.admit(a=1)
@@ -225,7 +225,7 @@ def test_a_plan_applied_twice_changes_nothing():
     """)
 
 
-def test_a_request_that_can_never_fit_is_refused_with_both_numbers():
+def test_request_that_can_never_fit_is_refused_with_both_numbers():
     t = Transcript(kv_tokens=16)
     t.prompt("a", 10, max_tokens=7)
     t.reads("""
@@ -234,7 +234,7 @@ def test_a_request_that_can_never_fit_is_refused_with_both_numbers():
     """)
 
 
-def test_a_prompt_that_overtakes_the_cancel_of_its_first_stay_is_kept():
+def test_prompt_that_overtakes_the_cancel_of_its_first_placement_is_kept():
     """Moved away and back: the gateway's new prompt may be faster than the scheduler's cancel."""
     t = Transcript()
     t.prompt("a", 4)
@@ -252,7 +252,7 @@ def test_a_prompt_that_overtakes_the_cancel_of_its_first_stay_is_kept():
     """)
 
 
-def test_delivered_output_is_prefilled_and_generation_goes_on_behind_it():
+def test_delivered_output_is_prefilled_and_continued():
     t = Transcript()
     resumed = Prompt("a", (1, 2, 3, 4, 5), 3, 4, SamplingParams(temperature=0, ignore_eos=True))
     t.state.receive(resumed, now=0.0)
@@ -266,7 +266,7 @@ def test_delivered_output_is_prefilled_and_generation_goes_on_behind_it():
     """)
 
 
-def test_a_prompt_of_one_token_waits_for_its_first_block_as_any_other():
+def test_one_token_prompt_waits_for_its_first_block():
     t = Transcript(kv_tokens=8)
     t.prompt("elder", 6, max_tokens=2)
     t.admit(elder=2)
@@ -284,7 +284,7 @@ def test_a_prompt_of_one_token_waits_for_its_first_block_as_any_other():
     """)
 
 
-def test_a_plan_with_an_unknown_residency_means_recompute():
+def test_unknown_residency_means_recompute():
     t = Transcript(kv_tokens=16, host_blocks=8)
     t.prompt("old", 6, max_tokens=7)
     t.prompt("new", 5, max_tokens=7)
@@ -300,7 +300,7 @@ def test_a_plan_with_an_unknown_residency_means_recompute():
     """)
 
 
-def test_a_half_that_waits_too_long_is_let_go():
+def test_unmatched_prompt_or_admission_expires():
     t = Transcript()
     t.prompt("prompt only", 4)
     t.admit(plan_only=9)

@@ -44,14 +44,14 @@ def ran(t: Transcript) -> str:
     return next(line for line in t.lines if line[0] != " ").partition(" -> ")[0]
 
 
-def test_a_twin_waits_a_step_and_who_is_behind_it_does_not():
+def test_equal_prompt_waits_one_step_without_delaying_others():
     """`b` and `d` find two blocks of three: their last token is always computed."""
     t = twins(12, 12, 6, 12, salts="  s ")
     assert ran(t) == "a[0:12] c[0:6]"
     assert ran(t) == "a@12 c@6 b[8:12] d[8:12]"
 
 
-def test_only_for_half_of_what_it_would_compute():
+def test_prompt_waits_only_for_half_of_its_work():
     """Two blocks of 4 are half of 16 tokens, and less than half of 17; for one nobody waits."""
     assert ran(twins(12, 16)) == "a[0:12]"
     assert ran(twins(12, 17, max_batch_tokens=64)) == "a[0:12] b[0:17]"
@@ -59,14 +59,14 @@ def test_only_for_half_of_what_it_would_compute():
     assert ran(twins(9, 9)) == "a[0:9]"
 
 
-def test_a_longer_twin_waits_for_what_is_left_of_it():
+def test_longer_equal_prompt_waits_for_the_rest():
     """`a` of 20 in steps of 8 goes first as it did; then `b`, too, has all but its end."""
     t = twins(20, 20, max_batch_tokens=8)
     assert [ran(t) for _ in range(3)] == ["a[0:8]", "a[8:16]", "a[16:20] b[16:20]"]
 
 
 @pytest.mark.parametrize("residency", [None, *Residency])
-def test_nobody_waits_for_one_that_does_not_get_on(residency):
+def test_prompt_does_not_wait_for_a_stalled_one(residency):
     """`a` is cancelled or paused half way; `b` finds what was computed, and computes the rest."""
     t = twins(14, 14, 14, max_batch_tokens=8, host_blocks=8)
     assert ran(t) == "a[0:8]"
@@ -79,7 +79,7 @@ def test_nobody_waits_for_one_that_does_not_get_on(residency):
 
 
 @pytest.mark.parametrize(("exact", "second"), [(True, ""), (False, " b[8:10]")])
-def test_nobody_waits_for_what_will_not_be_shared(exact, second):
+def test_prompt_does_not_wait_for_unshareable_blocks(exact, second):
     """`a` has been to host memory and back: if that is not exact, nobody adopts it."""
     t = twins(14, max_batch_tokens=8, host_blocks=8, exact_swaps=exact)
     assert ran(t) == "a[0:8]"

@@ -5,7 +5,7 @@ from tests.worker.requests.worker_oracle import EOS
 from tests.worker.requests.worker_transcript import Transcript
 
 
-def test_padding_goes_as_far_as_memory_does():
+def test_padding_is_limited_by_memory():
     """16 tokens of KV: contexts of 1 and 9 take 4 blocks, so none is free for 8 of padding."""
     t = Transcript(kv_tokens=16)
     t.prompt("a", 1, max_tokens=2)
@@ -24,7 +24,7 @@ def test_padding_goes_as_far_as_memory_does():
     assert wasted(t) == (0, 8, 1)
 
 
-def test_when_memory_is_out_padding_gives_way_and_then_what_the_ended_hold():
+def test_padding_then_ended_members_give_way_when_memory_runs_out():
     """24 tokens of KV in 6 blocks. `a` (1 token) is padded by 7 to `b`'s 8: of 1 + 2 + 2 blocks
     one is left, which `b`'s 9th token takes. `a` has ended: for its 5th nobody leaves, it waits.
     For `b`'s 13th the padding does, and there is one more block for `a`. For `b`'s 17th `a` lets
@@ -58,7 +58,7 @@ def test_when_memory_is_out_padding_gives_way_and_then_what_the_ended_hold():
     assert wasted(t) == (7, 0, 7)
 
 
-def test_an_evicted_member_leaves_its_batch():
+def test_evicted_member_leaves_its_batch():
     """16 tokens of KV, two that want 14 each: the newest leaves, and its mate ends without it."""
     t = Transcript(kv_tokens=16)
     for name in "ab":
@@ -78,7 +78,7 @@ def test_an_evicted_member_leaves_its_batch():
     assert t.lines[-2:] == ["a@12 -> a+7=length", "  report plan 1, free 4: finished a:8 length"]
 
 
-def test_who_breaks_a_step_ends_alone_and_its_mates_stay_together():
+def test_faulty_member_ends_alone_and_others_stay_in_lockstep():
     """The step of three is tried in parts: `a`, which has ended, and `b`; each alone; then `c`."""
     t = Transcript()
     for name in "abc":
@@ -105,7 +105,7 @@ def test_who_breaks_a_step_ends_alone_and_its_mates_stay_together():
     """)
 
 
-def test_who_has_ended_and_breaks_a_step_computes_no_more_and_is_told_its_own_end():
+def test_faulty_ended_member_stops_and_its_own_end_is_sent():
     t = Transcript()
     for name in "ab":
         t.prompt(name, 1, ignore_eos=False)
@@ -123,7 +123,7 @@ def test_who_has_ended_and_breaks_a_step_computes_no_more_and_is_told_its_own_en
     """)
 
 
-def test_padding_is_left_out_of_what_broke():
+def test_padding_is_omitted_after_a_failed_step():
     """7 tokens of it, of which none is computed before `a` and `b` are tried by themselves."""
     t = Transcript(max_batch_tokens=32)
     t.prompt("a", 1)

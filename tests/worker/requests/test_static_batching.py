@@ -7,7 +7,7 @@ from tests.worker.requests.worker_oracle import EOS
 from tests.worker.requests.worker_transcript import Transcript
 
 
-def test_nobody_begins_before_all_prompts_are_here():
+def test_static_batch_waits_for_all_prompts():
     t = Transcript()
     t.prompt("a", 2)
     together(t, a=2, b=2)
@@ -24,7 +24,7 @@ def test_nobody_begins_before_all_prompts_are_here():
     assert wasted(t) == (0, 0, 0)
 
 
-def test_padding_is_computed_in_prefill_and_held_until_the_batch_is_over():
+def test_padding_is_prefilled_and_held_until_the_batch_is_over():
     """Contexts of 2, 5 and 9: 7 + 4 tokens of padding, in 2 + 1 blocks beside the 1 + 2 + 3 of
     their own. 8 tokens a step: 16 of prompts and 11 of padding are four steps, and nobody decodes
     before. All have made their two tokens in the fifth; then all blocks of padding are free."""
@@ -47,7 +47,7 @@ def test_padding_is_computed_in_prefill_and_held_until_the_batch_is_over():
     assert t.state.pool.held() == {"a": 1, "b": 2, "c": 3}
 
 
-def test_who_has_ended_goes_on_untold_until_the_last_one_has():
+def test_ended_member_continues_unsent_until_the_last_one_ends():
     """`a` stops at its second token and `b` has all it asked for with its third; `c` makes five.
     So `a` draws 3 invalid tokens and `b` 2, and of what they end with nobody hears before; nor
     does a plan for an ended one change anything."""
@@ -74,7 +74,7 @@ def test_who_has_ended_goes_on_untold_until_the_last_one_has():
     assert wasted(t) == (0, 0, 5)
 
 
-def test_a_batch_of_which_all_have_ended_is_over():
+def test_batch_is_over_when_all_members_have_ended():
     t = Transcript()
     t.prompt("a", 2, max_tokens=1)
     t.prompt("b", 4, max_tokens=2)
@@ -91,7 +91,7 @@ def test_a_batch_of_which_all_have_ended_is_over():
     assert wasted(t) == (2, 0, 1)
 
 
-def test_who_has_made_what_it_may_rests_until_the_others_have():
+def test_member_at_its_budget_waits_for_the_others():
     """And may be told to go on meanwhile: the batch is over when that is used up, too."""
     t = Transcript()
     for name in "ab":
@@ -110,7 +110,7 @@ def test_who_has_made_what_it_may_rests_until_the_others_have():
     """)
 
 
-def test_after_its_end_members_are_ordinary_or_begin_another():
+def test_members_are_ordinary_or_begin_another_batch_afterwards():
     t = Transcript()
     for name in "ab":
         t.prompt(name, 3)
@@ -133,7 +133,7 @@ def test_after_its_end_members_are_ordinary_or_begin_another():
     """)
 
 
-def test_a_cancelled_member_goes_at_once_and_nobody_waits_for_it():
+def test_cancelled_member_leaves_at_once():
     t = Transcript()
     for name in "ab":
         t.prompt(name, 1, ignore_eos=False)
@@ -155,7 +155,7 @@ def test_a_cancelled_member_goes_at_once_and_nobody_waits_for_it():
     assert t.state.take_late() == [] and t.state.idle
 
 
-def test_who_ended_and_is_cancelled_before_it_was_told_says_nothing_more():
+def test_ended_member_cancelled_before_its_end_is_sent_reports_nothing():
     t = Transcript()
     for name in "ab":
         t.prompt(name, 1, ignore_eos=False)
@@ -174,7 +174,7 @@ def test_who_ended_and_is_cancelled_before_it_was_told_says_nothing_more():
     assert t.state.take_late() == []
 
 
-def test_a_member_that_is_refused_or_does_not_come_is_not_waited_for():
+def test_refused_or_missing_member_is_not_awaited():
     t = Transcript(kv_tokens=16)
     t.prompt("a", 1)
     together(t, a=1, b=1, c=1)
@@ -191,7 +191,7 @@ def test_a_member_that_is_refused_or_does_not_come_is_not_waited_for():
     """)
 
 
-def test_a_paused_member_leaves_its_batch_and_one_that_ended_is_told_so():
+def test_paused_member_leaves_its_batch_and_an_ended_one_is_reported():
     t = Transcript()
     for name in "abc":
         t.prompt(name, 1, ignore_eos=False)
@@ -209,7 +209,7 @@ def test_a_paused_member_leaves_its_batch_and_one_that_ended_is_told_so():
     """)
 
 
-def test_the_end_that_a_pause_tells_is_not_of_the_batch_that_names_it_again():
+def test_end_reported_by_a_pause_is_not_of_a_later_batch():
     """`b` has ended, untold. A plan that does not know it yet pauses it, and has it begin another
     batch with `a`: its end is told by that pause, and `a`, taken out of the first batch, waits in
     the second for one who begins anew. It never does: given up, it is waited for no more."""
@@ -238,7 +238,7 @@ def test_the_end_that_a_pause_tells_is_not_of_the_batch_that_names_it_again():
     """)
 
 
-def test_batches_end_with_the_scheduler_that_made_them():
+def test_batches_end_with_their_scheduler():
     t = Transcript()
     for name in "ab":
         t.prompt(name, 1 if name == "a" else 5, ignore_eos=False)
@@ -261,7 +261,7 @@ def test_batches_end_with_the_scheduler_that_made_them():
     assert [(token.request_id, token.offset) for token in t.state.take_late()] == [("a", 0)]
 
 
-def test_what_is_no_member_changes_nothing():
+def test_non_member_changes_nothing():
     """Of nobody, of one who is in an earlier one, and a number told twice."""
     t = Transcript()
     t.prompt("a", 1)

@@ -281,7 +281,7 @@ TestLockstep.settings = settings(max_examples=80, stateful_step_count=30, deadli
     limit=st.integers(1, 20),
 )
 @settings(deadline=None)
-def test_waste_is_what_the_papers_count(shapes, limit):
+def test_waste_equals_the_papers_count(shapes, limit):
     """SCLS, §2.4: padding up to the longest prompt, and every member draws as many tokens as
     the one that draws most. With memory and steps for all, whatever else is true."""
     state = WorkerState(Limits(200, BLOCK, 8, 10**4, eos_ids=frozenset([EOS])))
@@ -332,7 +332,7 @@ class Together(Feeder):
 
 
 @pytest.mark.parametrize(("name", "kv_tokens"), [("llama", 512), ("llama", 64), ("gpt2", 96)])
-def test_answers_are_those_of_requests_served_alone(name, kv_tokens):
+def test_static_answers_equal_those_of_single_requests(name, kv_tokens):
     """Of several lengths, in slices of 5, padded and beyond ends; with memory for all and not."""
     cases = clear_cases(name, lengths=[3, 30, 11, 18], new_tokens=12)
     cases = {r: (tokens, output[: 3 + 3 * int(r[1:])]) for r, (tokens, output) in cases.items()}
